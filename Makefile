@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# The front door. CMake and Ninja do the work (CMakePresets.json); `make help` lists what there is.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+DEMO_PROMPT := Explain what a key-value cache is to a curious twelve-year-old.
+
+.PHONY: all help deps demo models test check format soak bench install \
+        uninstall clean debug asan tsan
+
+all: build/build.ninja ## build/kvasir and the libraries, release
+	@cmake --build build
+
+build/build.ninja: CMakePresets.json
+	@command -v cmake ninja pkg-config >/dev/null || \
+	    { echo 'cmake, ninja or pkg-config is missing: run `make deps` first' >&2; exit 1; }
+	@cmake --preset release >/dev/null
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+deps: ## Debian packages for building, testing and the demo, where missing
+	@tools/deps.sh all
+
+models: ## fetch the demo model (99 MB) into models/
+	@tools/fetch-model.sh
+
+demo: ## from nothing to an answer: dependencies, build, model, generate
+	@tools/deps.sh demo
+	@$(MAKE) --no-print-directory all
+	@tools/fetch-model.sh
+	build/kvasir generate -m $(DEMO_MODEL) -p '$(DEMO_PROMPT)' --kv-bits 8,4
+
+test: ## everything CI runs (.ci/run), below 30 minutes on 2 cores
+	@tools/test.sh
+
+check: ## rules on the text of the tree: layers, format, headers, sizes
+	@tools/check.sh
+
+format: ## clang-format over the whole tree
+	@tools/check.sh --files-c | xargs clang-format -i
+
+soak: ## long tests; the log goes to bench/results/
+	@tools/soak.sh
+
+bench: ## speed beside other programs; results go to bench/results/
+	@tools/bench.sh
+
+install: all ## into PREFIX (default /usr/local), below DESTDIR
+	@DESTDIR='$(DESTDIR)' cmake --install build --prefix '$(PREFIX)'
+
+uninstall: all ## removes what `make install` with the same PREFIX and DESTDIR puts there
+	@DESTDIR='$(DESTDIR)' tools/uninstall.sh build '$(PREFIX)'
+
+debug: ## build-debug/: for a debugger
+	@cmake --preset debug && cmake --build build-debug
+
+asan: ## build-asan/, and the tests that are fast enough there
+	@tools/test.sh asan
+
+tsan: ## build-tsan/, and the tests that use threads
+	@tools/test.sh tsan
+
+clean: ## removes all build folders; models stay
+	rm -rf build build-*

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir.h: the whole public interface of libkvasir.
+ *
+ * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Four
+ * objects:
+ *
+ *   kvasir_model     a checkpoint (GGUF file or safetensors folder), memory-mapped; immutable, may
+ *                    be shared
+ *   kvasir_context   threads, kernels and the pages of one cache for one model; used by one thread
+ *                    at a time
+ *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
+ *   kvasir_sampler   picks the next token from logits
+ *
+ * A program in ten lines (examples: src/cli/generate.c):
+ *
+ *     kvasir_model_open(path, &model, &err);
+ *     kvasir_context_options opt = kvasir_context_defaults();
+ *     kvasir_context_create(model, &opt, &ctx, &err);
+ *     kvasir_seq_create(ctx, &seq, &err);
+ *     kvasir_tokenize(model, text, strlen(text), KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err);
+ *     kvasir_eval_options last = {.last_logits = logits};
+ *     kvasir_seq_eval(seq, ids, n, &last, &err);
+ *     while ((id = kvasir_sampler_pick(sampler, logits)) != end) {
+ *         kvasir_sampler_accept(sampler, id);
+ *         kvasir_seq_eval(seq, &id, 1, &last, &err);
+ *     }
+ *
+ * Rules that hold everywhere. Functions that can fail return a kvasir_status, 0 is good, and fill
+ * the struct kvasir_error they are given (NULL is allowed). A failed call changes nothing but its
+ * error. Arguments are borrowed for the call. What a `create` or `open` returned is given back with
+ * its `destroy` or `close`, where NULL is allowed; a model outlives its contexts, a context its
+ * sequences. Strings are UTF-8, sizes are bytes, positions count tokens from 0.
+ */
+#ifndef KVASIR_H
+#define KVASIR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KVASIR_API __attribute__((visibility("default")))
+#else
+#define KVASIR_API
+#endif
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+/* Numbers are frozen: never reused, never renumbered. */
+#define KVASIR_STATUS_MAP(X)                                                                       \
+    X(OK, 0, "ok")                                                                                 \
+    X(ERR_ARGUMENT, 1, "invalid argument")                                                         \
+    X(ERR_MEMORY, 2, "out of memory")                                                              \
+    X(ERR_IO, 3, "input or output failed")                                                         \
+    X(ERR_FORMAT, 4, "damaged or malformed file")                                                  \
+    X(ERR_UNSUPPORTED, 5, "not supported")                                                         \
+    X(ERR_BUDGET, 6, "cache budget exceeded")                                                      \
+    X(ERR_CONTEXT, 7, "context length exceeded")                                                   \
+    X(ERR_TEXT, 8, "invalid text")                                                                 \
+    X(ERR_TEMPLATE, 9, "chat template failed")                                                     \
+    X(ERR_CANCELLED, 10, "cancelled")
+
+typedef enum kvasir_status {
+#define KVASIR_STATUS_ENUM(name, number, text) KVASIR_##name = number,
+    KVASIR_STATUS_MAP(KVASIR_STATUS_ENUM)
+#undef KVASIR_STATUS_ENUM
+} kvasir_status;
+
+/* What went wrong, where. text is one line, static inside the struct, nothing to free. */
+typedef struct kvasir_error {
+    kvasir_status code;
+    int64_t offset; /* byte offset in the file that text names; -1 where there is none */
+    char text[512];
+} kvasir_error;
+
+KVASIR_API const char *kvasir_status_text(kvasir_status status);
+KVASIR_API const char *kvasir_version(void);
+/* Gives back memory that a function below says to free. */
+KVASIR_API void kvasir_free(void *p);
+
+/* ---- model -------------------------------------------------------------------------------- */
+
+typedef struct kvasir_model kvasir_model;
+
+/* path: a GGUF file, or a folder with config.json and *.safetensors. Weights stay mapped. */
+KVASIR_API kvasir_status kvasir_model_open(const char *path, kvasir_model **out, kvasir_error *err);
+KVASIR_API void kvasir_model_close(kvasir_model *model);
+
+/* Strings belong to the model. */
+typedef struct kvasir_model_info {
+    const char *arch, *name, *format; /* "llama", "SmolLM2 135M", "GGUF v3" */
+    const char *tokenizer;            /* "gpt2 (smollm)"; NULL: the checkpoint holds none */
+    const char *weight_types;         /* "Q4_1 210, F32 61, Q8_0 1": tensors of each type */
+    uint32_t layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab;
+    uint32_t ctx_train; /* trained context; 0: unknown */
+    uint32_t window;    /* sliding window; 0: none */
+    uint64_t parameters, weight_bytes;
+    bool has_chat_template;
+} kvasir_model_info;
+KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_info *info);
+
+/* Exact cache bytes of one token in all layers, K and V, for formats as in kvasir_context_options
+ * (kv_bits "8,4", kv_group_size "64" or NULL). */
+KVASIR_API kvasir_status kvasir_model_kv_bytes(const kvasir_model *model, const char *kv_bits,
+                                               const char *kv_group_size, uint64_t *bytes,
+                                               kvasir_error *err);
+
+/* ---- text --------------------------------------------------------------------------------- */
+
+enum {
+    KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
+    KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
+};
+/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8;
+ * KVASIR_ERR_UNSUPPORTED where the checkpoint has no tokenizer that this build reads. */
+KVASIR_API kvasir_status kvasir_tokenize(const kvasir_model *model, const char *text, size_t len,
+                                         unsigned flags, int32_t **ids, size_t *n,
+                                         kvasir_error *err);
+/* True for tokens that end an answer. False for all when there is no tokenizer. */
+KVASIR_API bool kvasir_token_is_end(const kvasir_model *model, int32_t id);
+
+/* Tokens to text, whole characters only: bytes are held until their character is complete. */
+typedef struct kvasir_detok kvasir_detok;
+KVASIR_API kvasir_status kvasir_detok_create(const kvasir_model *model, kvasir_detok **out,
+                                             kvasir_error *err);
+KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
+/* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
+ * nothing. */
+KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, const char **text,
+                                           size_t *len, kvasir_error *err);
+/* The rest at the end of an answer; an unfinished character is U+FFFD. */
+KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
+                                             kvasir_error *err);
+
+typedef struct kvasir_message {
+    const char *role, *content; /* "system", "user", "assistant" */
+} kvasir_message;
+/* Renders messages with the model's own chat template, ready for the answer. *out: kvasir_free. */
+KVASIR_API kvasir_status kvasir_chat_render(const kvasir_model *model,
+                                            const kvasir_message *messages, size_t n, char **out,
+                                            size_t *len, kvasir_error *err);
+
+/* ---- context ------------------------------------------------------------------------------ */
+
+typedef struct kvasir_context kvasir_context;
+
+typedef struct kvasir_context_options {
+    const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
+    /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim */
+    const char *kv_group_size;
+    uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
+    /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
+    uint32_t max_kv_size;
+    uint32_t kv_keep;       /* < max_kv_size */
+    uint32_t ctx;           /* most tokens of a sequence; 0: from the model and free memory */
+    uint64_t cache_bytes;   /* budget of all pages; 0: from ctx and free memory */
+    uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
+    int threads;            /* 0: one per core */
+    const char *cpu_tier;   /* "auto", "ref", "avx2" */
+    int act_bits;           /* 8 or 16: rounding of activations in quantized products */
+} kvasir_context_options;
+/* kv_bits "8,4", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all else 0. */
+KVASIR_API kvasir_context_options kvasir_context_defaults(void);
+
+/* The model is borrowed for the context's life. Errors of an option name its command line flag. */
+KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
+                                               const kvasir_context_options *options,
+                                               kvasir_context **out, kvasir_error *err);
+KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequences */
+
+typedef struct kvasir_context_info {
+    uint32_t ctx;
+    uint64_t cache_bytes;          /* budget */
+    uint64_t kv_bytes_per_token;   /* in the context's format */
+    uint64_t kv_bytes_per_token16; /* the same token at 16 bits */
+    char kv_format[64];            /* "K 8 g64, V 4 g64" */
+    const char *cpu_tier;
+    int threads, act_bits;
+    uint64_t used_bytes, peak_bytes; /* pages in use, now and at most */
+    char notes[1024]; /* lines for the user: flags without effect, what a flag costs, warnings */
+} kvasir_context_info;
+KVASIR_API void kvasir_context_get_info(const kvasir_context *ctx, kvasir_context_info *info);
+
+/* ---- sequence ----------------------------------------------------------------------------- */
+
+typedef struct kvasir_seq kvasir_seq;
+
+KVASIR_API kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out,
+                                           kvasir_error *err);
+KVASIR_API void kvasir_seq_destroy(kvasir_seq *seq);
+/* The same tokens in a new sequence: pages are shared, only a partly filled one is copied. */
+KVASIR_API kvasir_status kvasir_seq_fork(kvasir_seq *seq, kvasir_seq **out, kvasir_error *err);
+KVASIR_API uint32_t kvasir_seq_length(const kvasir_seq *seq);
+KVASIR_API const int32_t *kvasir_seq_tokens(const kvasir_seq *seq); /* [length] */
+KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages */
+/* Forgets everything from `length` on. Fails, naming the longest length that works, where rotation
+ * or a window has dropped a page that position `length` sees. 0 always works. */
+KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, kvasir_error *err);
+
+/* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
+ * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */
+typedef bool kvasir_logits_fn(void *user, size_t first, size_t rows, const float *logits);
+/* After each step: done of total tokens. False ends the call with KVASIR_ERR_CANCELLED. */
+typedef bool kvasir_progress_fn(void *user, size_t done, size_t total);
+
+typedef struct kvasir_eval_options {
+    float *last_logits;              /* [vocab], of the last token; NULL: not wanted */
+    kvasir_logits_fn *on_logits;     /* all tokens' logits, step by step; NULL: not wanted */
+    kvasir_progress_fn *on_progress; /* NULL: none */
+    void *user;
+} kvasir_eval_options;
+/* Appends n tokens (n > 0) and runs the model over them. KVASIR_ERR_CONTEXT past ctx (without
+ * max_kv_size) and KVASIR_ERR_BUDGET, naming budget and need, come before any work. After
+ * KVASIR_ERR_CANCELLED the sequence holds the steps that were done. options may be NULL. */
+KVASIR_API kvasir_status kvasir_seq_eval(kvasir_seq *seq, const int32_t *tokens, size_t n,
+                                         const kvasir_eval_options *options, kvasir_error *err);
+
+typedef enum kvasir_kv_part { KVASIR_PART_K, KVASIR_PART_V } kvasir_kv_part;
+/* Reads stored rows back: n tokens from `first` of one layer and KV head as float [n][head_dim], K
+ * after RoPE. Fails where a page was dropped. */
+KVASIR_API kvasir_status kvasir_seq_read_kv(const kvasir_seq *seq, kvasir_kv_part part,
+                                            uint32_t layer, uint32_t kv_head, uint32_t first,
+                                            uint32_t n, float *rows, kvasir_error *err);
+
+/* ---- sampling ----------------------------------------------------------------------------- */
+
+/* In mlx-lm's order: repetition penalty; then temp 0 picks the largest, else top_p, min_p, top_k,
+ * temperature, draw. */
+typedef struct kvasir_sampling {
+    float temp;               /* 0: greedy */
+    float top_p;              /* 0 or 1: off */
+    float min_p;              /* 0: off */
+    int32_t top_k;            /* 0: off */
+    float repetition_penalty; /* 0 or 1: off; over the last repetition_context tokens */
+    uint32_t repetition_context;
+    uint64_t seed;
+} kvasir_sampling;
+KVASIR_API kvasir_sampling kvasir_sampling_defaults(void); /* greedy; context 20 */
+
+typedef struct kvasir_sampler kvasir_sampler;
+KVASIR_API kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
+                                               kvasir_sampler **out, kvasir_error *err);
+KVASIR_API void kvasir_sampler_destroy(kvasir_sampler *sampler);
+KVASIR_API int32_t kvasir_sampler_pick(kvasir_sampler *sampler, const float *logits); /* [vocab] */
+KVASIR_API void kvasir_sampler_accept(kvasir_sampler *sampler, int32_t id); /* prompt tokens too */
+
+/* ---- measuring ---------------------------------------------------------------------------- */
+
+typedef struct kvasir_kv_bench_options {
+    uint32_t layers, seq_len, heads, head_dim; /* K and V [layers][heads][seq_len][head_dim] */
+    const char *const *formats;                /* as kv_bits, single: "8", "4" ... */
+    size_t n_formats;
+    const char *kv_group_size;
+    uint64_t seed; /* of the normal data */
+    /* not NULL: its K and V instead; layers, heads, head_dim, seq_len follow */
+    const kvasir_seq *seq;
+} kvasir_kv_bench_options;
+typedef struct kvasir_kv_bench_row {
+    char format[32];
+    uint64_t bytes, bytes16; /* of the whole cache; at true 16 bits */
+    double mean_error, max_error;
+    double encode_seconds, decode_seconds; /* for all layers, summed */
+    double encode_gb_s, decode_gb_s;       /* float32 bytes in, out */
+} kvasir_kv_bench_row;
+typedef void kvasir_kv_bench_fn(void *user, const kvasir_kv_bench_row *row);
+/* Calls fn once per format. Memory: one layer at a time. */
+KVASIR_API kvasir_status kvasir_kv_bench(const kvasir_kv_bench_options *options,
+                                         kvasir_kv_bench_fn *fn, void *user, kvasir_error *err);
+
+/* KL divergence of q from p, sum p (ln p - ln q) in nats, and -ln p[target], -ln q[target], from
+ * logits [vocab]. */
+typedef struct kvasir_divergence {
+    double kl, nll_p, nll_q;
+    bool same_top;
+} kvasir_divergence;
+KVASIR_API kvasir_divergence kvasir_compare_logits(const float *p, const float *q, uint32_t vocab,
+                                                   int32_t target);
+/* -ln p(target) */
+KVASIR_API double kvasir_nll(const float *logits, uint32_t vocab, int32_t target);
+
+KVASIR_API uint64_t kvasir_memory_available(void); /* bytes: MemAvailable and the control group */
+KVASIR_API uint64_t kvasir_memory_peak(void);      /* this process's peak resident bytes */
+KVASIR_API const char *kvasir_cpu_name(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* backend/: the contract between the engine and a device.
+ *
+ * A step of the model is a list of operations enqueued on a backend: each call below records (or,
+ * on the CPU, runs) one operation and returns nothing. Nothing comes back to the host until
+ * backend_read. So a GPU fits behind the same calls: they become kernel launches of one stream or
+ * nodes of one graph. Everything an operation needs is in its arguments: plain data, no callbacks,
+ * no pointers into the cache's own structures.
+ *
+ * Invariants every backend keeps (I1 of DESIGN.md):
+ *   B1  The result of a row depends on that row, its weights and the cache bytes it sees: never on
+ *       the other rows of the step, on how a prompt was cut into steps, on the number of threads.
+ *   B2  K and V of new tokens are stored before any attention of that layer runs, and attention
+ *       reads them back from their pages: a token sees itself as stored.
+ *   B3  What a query at position p sees depends on p only: positions < keep and those in
+ *       (p - span, p].
+ *   B4  Attention reduces over runs of 512 tokens at absolute positions, merged in order of
+ *       position.
+ *
+ * Buffers are device memory from backend_alloc; on the CPU they are ordinary pointers. Matrices are
+ * row-major, a row is a token. `float *x [rows][dim]` is dense.
+ */
+#ifndef KVASIR_BACKEND_H
+#define KVASIR_BACKEND_H
+
+#include "base/base.h"
+#include "quant/quant.h"
+
+struct backend;
+
+enum {
+    /* attention run: maxima, sums and weights are computed per run, runs merged in order */
+    RUN_TOKENS = 512,
+    PAGE_ADDR_UNIT = 4096, /* a page's address counts these from the arena's base */
+    HEAD_DIM_MAX = 256,
+    GQA_MAX = 16, /* query heads a KV head may serve */
+};
+
+/* ---- plain data that cache/ hands to the backend --------------------------------------------- */
+
+/* How one page is cut: [layer][kv head][K tile | V tile]. One per
+ * (layer group, K format, V format). */
+struct page_layout {
+    struct tile_layout k, v;
+    uint32_t kv_heads, layers;
+    uint32_t head_bytes;  /* k.bytes + v.bytes */
+    uint32_t layer_bytes; /* head_bytes * kv_heads */
+    size_t page_bytes;    /* layer_bytes * layers, rounded up to PAGE_ADDR_UNIT */
+};
+
+void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
+                      struct kv_format k, struct kv_format v);
+
+/* One entry of a sequence's page table. */
+struct kv_page {
+    uint32_t addr;   /* arena base + addr * PAGE_ADDR_UNIT */
+    uint16_t layout; /* index into kv_view.layouts: the format belongs to the page */
+    uint16_t reserved;
+};
+
+/* One sequence in one layer group, as a step sees it. Pages of positions no query of this step or
+ * later can see may be gone: the table holds page numbers [0, kept_pages) and then
+ * [base_page, base_page + n - kept_pages).
+ *
+ *     number:   0 .. kept-1 |  (dropped)  | base_page ................ newest
+ *     pages[]:  0 .. kept-1 |               kept ..................... n-1
+ */
+struct kv_view {
+    const uint8_t *arena;
+    const struct page_layout *layouts; /* of this layer group; all have its heads and head_dim */
+    const struct kv_page *pages;
+    uint32_t n_pages;
+    uint32_t kept_pages, base_page;
+    /* visibility, see B3; span is UINT32_MAX where everything before p is seen */
+    uint32_t keep, span;
+};
+
+/* Index into view->pages of page `number`, or UINT32_MAX when it was dropped or never taken. */
+static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
+    uint32_t i = number < v->kept_pages   ? number
+                 : number >= v->base_page ? v->kept_pages + (number - v->base_page)
+                                          : UINT32_MAX;
+    return i < v->n_pages ? i : UINT32_MAX;
+}
+
+/* The rows of a step that belong to one sequence: rows [row, row + rows) are positions
+ * [pos, pos + rows). */
+struct batch_seq {
+    uint32_t row, rows;
+    uint32_t pos;
+};
+
+/* A step: any number of sequences of any lengths, no padding. */
+struct batch {
+    uint32_t rows;
+    const int32_t *tokens; /* [rows] */
+    const uint32_t *pos;   /* [rows] */
+    uint32_t n_seqs;
+    const struct batch_seq *seqs; /* [n_seqs] */
+    const struct kv_view *views;  /* [layer group][n_seqs] */
+    uint32_t n_logit_rows;
+    const uint32_t *logit_rows; /* [n_logit_rows], rising */
+};
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+/* A matrix [n][k] (n outputs, each a row of k inputs) in a checkpoint's own format, mapped or
+ * resident. */
+struct weight {
+    const void *data;
+    enum weight_type type;
+    uint32_t n, k;
+};
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+struct backend_options {
+    int threads;        /* 0: one per core */
+    enum cpu_tier tier; /* at most this one; CPU_TIER_COUNT: the best this machine has */
+    /* 8 or 16: planes that activations are rounded to before a product with quantized weights */
+    int act_bits;
+};
+
+kvasir_status backend_cpu_create(struct backend **out, const struct backend_options *opt,
+                                 kvasir_error *err) MUST_CHECK;
+void backend_destroy(struct backend *b);
+const char *backend_tier(const struct backend *b);
+int backend_threads(const struct backend *b);
+/* Scratch for steps of up to max_rows rows, product inputs up to max_dim wide, heads of head_dim:
+ * called once at start-up, so that no operation allocates (I6). */
+kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
+                              uint32_t head_dim, kvasir_error *err) MUST_CHECK;
+
+void *backend_alloc(struct backend *b, size_t bytes) MUST_CHECK;
+void backend_free(struct backend *b, void *p);
+/* Waits for everything enqueued and copies to host memory. */
+void backend_read(struct backend *b, void *host, const void *device, size_t bytes);
+
+/* The arena that pages live in: address space now, memory when a page is first touched. */
+void *backend_arena_reserve(struct backend *b, size_t bytes) MUST_CHECK;
+void backend_arena_unreserve(struct backend *b, void *arena, size_t bytes);
+/* gives memory back; reads as zeros after */
+void backend_arena_release(struct backend *b, void *at, size_t bytes);
+void backend_arena_zero(struct backend *b, void *at, size_t bytes);
+void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes);
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
+/* y[row] = weight row tokens[row], in float32. */
+void op_embed(struct backend *b, const struct weight *w, const int32_t *tokens, uint32_t rows,
+              float *y);
+/* y = x / sqrt(mean(x^2) + eps) * gain, over each `dim` values; x is [rows][dim]; y may be x. gain
+ * is [dim] float32. */
+void op_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows, uint32_t dim,
+                 float eps, float *y);
+/* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x [rows][k],
+ * y[i] [rows][w[i]->n]. Activations are rounded once for all of them where a weight's type asks for
+ * it. count <= 4. */
+void op_product(struct backend *b, const float *x, uint32_t rows, const struct weight *const *w,
+                const float *const *bias, float *const *y, uint32_t count);
+/* cos, sin of pos[row] * inv_freq[i] as float32, [rows][n]; inv_freq is host memory, [n]. */
+void op_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
+                   uint32_t n, float scale, float *cos_out, float *sin_out);
+/* Rotates x [rows][heads][head_dim] in place: the first 2*n dims of each head. Pairs are (i, i + n)
+ * in the result; `adjacent` says that the input holds them as (2i, 2i+1), as GGUF's llama arch
+ * orders the rows of wq and wk. */
+void op_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
+             const float *cos_in, const float *sin_in, uint32_t n, bool adjacent);
+/* Encodes K and V of every row of the batch into its page. k, v: [rows][kv_heads][head_dim]. layer
+ * counts inside the group; views is this group's [n_seqs]. */
+void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                 uint32_t layer, const float *k, const float *v);
+/* out[row][head] = softmax(scale * q . K) V over what the row sees.
+ * q, out: [rows][heads][head_dim]. */
+void op_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                  uint32_t layer, const float *q, uint32_t heads, float scale, float *out);
+/* y = silu(gate) * up, elementwise over n values; y may be gate. */
+void op_silu_mul(struct backend *b, const float *gate, const float *up, size_t n, float *y);
+/* x += y */
+void op_add(struct backend *b, float *x, const float *y, size_t n);
+/* y[i] = x[index[i]], rows of dim. */
+void op_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
+                    uint32_t dim, float *y);
+
+#endif

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Storing K and V, and attention over pages.
+ *
+ * For one KV head, a block of query rows (a few tokens x the query heads that share the KV head)
+ * goes over the tokens in runs of 512 at absolute positions; each run is eight tiles of up to eight
+ * pages:
+ *
+ *      pages        | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ...
+ *      runs         |            run 0              |   run 1 ...
+ *      per run      1. scores of each tile a row of the block sees        score_tile, codes as
+ *      stored
+ *                   2. -INFINITY where a row does not see a token         by position, never by
+ *                   column
+ *                   3. maximum, exp, sum                                  softmax_run
+ *                   4. weighted values of the same tiles                  value_tile, codes as
+ *                   stored
+ *      then         runs are folded in order of position                  fold
+ *
+ * Two ways to spread this over threads give the same bits, because the fold is the same chain:
+ *   whole   an item is a block with all its runs (prefill: there are many blocks)
+ *   split   an item is some consecutive runs of a block; their partial results are kept apart and
+ *           folded afterwards (decode: one block a head, many runs)
+ *
+ * No buffer here grows with the context: scores are one run's, partials are merged in waves.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/cpu_internal.h"
+
+/* ---- storing --------------------------------------------------------------------------------- */
+
+struct store_job {
+    const struct backend *b;
+    const struct batch *batch;
+    const struct kv_view *views;
+    uint32_t layer;
+    const float *k, *v;
+};
+
+static uint32_t pages_touched(const struct batch_seq *s) {
+    return (s->pos + s->rows - 1) / TILE_TOKENS - s->pos / TILE_TOKENS + 1;
+}
+
+static uint8_t *head_tiles(const struct kv_view *v, const struct kv_page *page, uint32_t layer,
+                           uint32_t head) {
+    const struct page_layout *l = &v->layouts[page->layout];
+    return (uint8_t *)v->arena + (size_t)page->addr * PAGE_ADDR_UNIT +
+           (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes;
+}
+
+/* An item is all rows that fall into one page, for one head: tokens of a tile share bytes of
+ * sub-byte codes, so no two threads may write one tile. */
+static void store_item(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const struct store_job *j = ctx;
+    uint32_t heads = j->views[0].layouts[0].kv_heads;
+    uint32_t head = (uint32_t)(item % heads), page_index = (uint32_t)(item / heads), s = 0;
+    while (page_index >= pages_touched(&j->batch->seqs[s]))
+        page_index -= pages_touched(&j->batch->seqs[s++]);
+    const struct batch_seq *seq = &j->batch->seqs[s];
+    const struct kv_view *view = &j->views[s];
+    uint32_t number = seq->pos / TILE_TOKENS + page_index;
+    const struct kv_page *page = &view->pages[kv_view_index(view, number)];
+    const struct page_layout *l = &view->layouts[page->layout];
+    uint8_t *tiles = head_tiles(view, page, j->layer, head);
+    uint32_t first = number * TILE_TOKENS > seq->pos ? number * TILE_TOKENS : seq->pos;
+    uint32_t end = (number + 1) * TILE_TOKENS < seq->pos + seq->rows ? (number + 1) * TILE_TOKENS
+                                                                     : seq->pos + seq->rows;
+    for (uint32_t p = first; p < end; p++) {
+        size_t at = ((size_t)(seq->row + p - seq->pos) * heads + head) * l->k.head_dim;
+        j->b->kernels.encode_row(&l->k, tiles, p % TILE_TOKENS, j->k + at);
+        j->b->kernels.encode_row(&l->v, tiles + l->k.bytes, p % TILE_TOKENS, j->v + at);
+    }
+}
+
+void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                 uint32_t layer, const float *k, const float *v) {
+    struct store_job j = {b, batch, views, layer, k, v};
+    size_t pages = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++)
+        pages += pages_touched(&batch->seqs[s]);
+    thread_pool_run(b->pool, pages * views[0].layouts[0].kv_heads, store_item, &j);
+}
+
+/* ---- one run of one block -------------------------------------------------------------------- */
+
+struct attention_job {
+    struct backend *b;
+    const struct batch *batch;
+    const struct kv_view *views;
+    uint32_t layer, heads, kv_heads, gqa, head_dim;
+    uint32_t block_tokens; /* tokens of a block; a power of two, so blocks never cross a page */
+    const float *q;
+    float scale;
+    float *out;
+    /* split mode */
+    uint32_t n_blocks;      /* blocks of all sequences and KV heads */
+    uint32_t slot_rows;     /* most rows of a block */
+    uint32_t runs_per_item; /* consecutive runs of a block that one item computes */
+    uint32_t items_per_block;
+    uint32_t wave_first, wave_runs; /* of each block's seen runs, these are under way */
+};
+
+/* A block of query rows: tokens at positions [pos, pos + tokens) of one sequence, one KV head. */
+struct block {
+    const struct kv_view *view;
+    uint32_t row, pos, tokens; /* row: of the step */
+    uint32_t head;             /* KV head */
+    uint32_t rows;             /* tokens * gqa */
+};
+
+/* Lowest position behind the kept ones that a query at p sees. */
+static uint32_t window_start(const struct kv_view *v, uint32_t p) {
+    return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
+}
+
+/* True if some row of the block sees some position of [first, end). */
+static bool block_sees(const struct block *b, uint32_t first, uint32_t end) {
+    if (first >= b->pos + b->tokens)
+        return false;
+    return first < b->view->keep || end > window_start(b->view, b->pos);
+}
+
+static uint32_t blocks_of(const struct attention_job *j, const struct batch_seq *s) {
+    uint32_t t = j->block_tokens;
+    return (s->pos + s->rows - 1) / t - s->pos / t + 1;
+}
+
+static void block_find(const struct attention_job *j, size_t index, struct block *out) {
+    uint32_t head = (uint32_t)(index % j->kv_heads), n = (uint32_t)(index / j->kv_heads), s = 0;
+    while (n >= blocks_of(j, &j->batch->seqs[s]))
+        n -= blocks_of(j, &j->batch->seqs[s++]);
+    const struct batch_seq *seq = &j->batch->seqs[s];
+    uint32_t t = j->block_tokens, number = seq->pos / t + n;
+    uint32_t first = number * t > seq->pos ? number * t : seq->pos;
+    uint32_t last = (number + 1) * t - 1 < seq->pos + seq->rows - 1 ? (number + 1) * t - 1
+                                                                    : seq->pos + seq->rows - 1;
+    *out = (struct block){.view = &j->views[s],
+                          .row = seq->row + first - seq->pos,
+                          .pos = first,
+                          .tokens = last - first + 1,
+                          .head = head,
+                          .rows = (last - first + 1) * j->gqa};
+}
+
+/* Rows are (token, query head of the group), token first. */
+static const float *query_at(const struct attention_job *j, const struct block *b, uint32_t token) {
+    return j->q + ((size_t)(b->row + token) * j->heads + b->head * j->gqa) * j->head_dim;
+}
+
+static void block_pack(const struct attention_job *j, const struct block *b,
+                       struct worker_scratch *s) {
+    size_t dim = j->head_dim;
+    for (uint32_t t = 0; t < b->tokens; t++) {
+        size_t r = (size_t)t * j->gqa;
+        struct query_rows part = {.rows = j->gqa,
+                                  .dim = j->head_dim,
+                                  .f32 = s->queries.f32 + r * dim,
+                                  .codes = s->queries.codes + r * dim,
+                                  .sum32 = s->queries.sum32 + r * (dim / 32),
+                                  .scale = s->queries.scale + r};
+        j->b->kernels.query_pack(query_at(j, b, t), dim, j->scale, &part);
+    }
+    s->queries.rows = b->rows;
+}
+
+static void fill_masked(float *scores, uint32_t first, uint32_t end) {
+    for (uint32_t i = first; i < end; i++)
+        scores[i] = -INFINITY;
+}
+
+static uint32_t clamp_to_run(uint32_t position, uint32_t run_start, uint32_t n) {
+    if (position <= run_start)
+        return 0;
+    return position - run_start < n ? position - run_start : n;
+}
+
+/* Masks what the query at p does not see of the n tokens from run_start on: behind p, and between
+ * the kept ones and the window. */
+static void mask_row(const struct kv_view *v, uint32_t p, uint32_t run_start, uint32_t n,
+                     float *scores) {
+    fill_masked(scores, clamp_to_run(v->keep, run_start, n),
+                clamp_to_run(window_start(v, p), run_start, n));
+    fill_masked(scores, clamp_to_run(p + 1, run_start, n), n);
+}
+
+/* Scores, softmax and values of one run; partial results into part [rows] and out [rows][dim]. */
+static void block_run(const struct attention_job *j, const struct block *b, uint32_t run,
+                      struct worker_scratch *s, struct partial *part, float *out) {
+    const struct kernels *k = &j->b->kernels;
+    uint32_t run_start = run * RUN_TOKENS, last = b->pos + b->tokens - 1;
+    uint32_t n = last - run_start + 1 < RUN_TOKENS
+                     ? (uint32_t)round_up(last - run_start + 1, TILE_TOKENS)
+                     : RUN_TOKENS;
+    const uint8_t *tiles[RUN_TOKENS / TILE_TOKENS];
+    const struct page_layout *layouts[RUN_TOKENS / TILE_TOKENS];
+    for (uint32_t t = 0; t < n / TILE_TOKENS; t++) {
+        uint32_t start = run_start + t * TILE_TOKENS;
+        tiles[t] = NULL;
+        if (block_sees(b, start, start + TILE_TOKENS)) {
+            uint32_t index = kv_view_index(b->view, start / TILE_TOKENS);
+            const struct kv_page *page = &b->view->pages[index];
+            layouts[t] = &b->view->layouts[page->layout];
+            tiles[t] = head_tiles(b->view, page, j->layer, b->head);
+            const struct tile_layout *l = &layouts[t]->k;
+            score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
+            score(l, tiles[t], &s->queries, s->scores + (size_t)t * TILE_TOKENS, RUN_TOKENS);
+        } else {
+            for (uint32_t r = 0; r < b->rows; r++)
+                fill_masked(s->scores + (size_t)r * RUN_TOKENS, t * TILE_TOKENS,
+                            (t + 1) * TILE_TOKENS);
+        }
+    }
+    for (uint32_t r = 0; r < b->rows; r++) {
+        float *scores = s->scores + (size_t)r * RUN_TOKENS;
+        mask_row(b->view, b->pos + r / j->gqa, run_start, n, scores);
+        k->softmax_run(scores, n, &part[r].max, &part[r].sum);
+    }
+    memset(out, 0, (size_t)b->rows * j->head_dim * sizeof *out);
+    for (uint32_t t = 0; t < n / TILE_TOKENS; t++) {
+        if (!tiles[t])
+            continue;
+        const struct tile_layout *l = &layouts[t]->v;
+        value_tile_fn *value = kv_format_exact(l->format) ? k->value_exact : k->value_affine;
+        value(l, tiles[t] + layouts[t]->k.bytes, s->scores + (size_t)t * TILE_TOKENS, RUN_TOKENS,
+              b->rows, out, j->head_dim);
+    }
+}
+
+/* ---- folding runs in order of position ------------------------------------------------------- */
+
+static void fold(struct partial *all, float *all_out, const struct partial *run,
+                 const float *run_out, uint32_t rows, uint32_t dim) {
+    for (uint32_t r = 0; r < rows; r++, all_out += dim, run_out += dim) {
+        if (run[r].max == -INFINITY)
+            continue;
+        if (all[r].max == -INFINITY) {
+            all[r] = run[r];
+            memcpy(all_out, run_out, dim * sizeof *all_out);
+            continue;
+        }
+        float max = all[r].max > run[r].max ? all[r].max : run[r].max;
+        float a = m_expf(all[r].max - max), c = m_expf(run[r].max - max);
+        for (uint32_t i = 0; i < dim; i++)
+            all_out[i] = all_out[i] * a + run_out[i] * c;
+        all[r].sum = all[r].sum * a + run[r].sum * c;
+        all[r].max = max;
+    }
+}
+
+static void fold_start(struct partial *all, uint32_t rows) {
+    for (uint32_t r = 0; r < rows; r++)
+        all[r] = (struct partial){.max = -INFINITY, .sum = 0};
+}
+
+static void block_finish(const struct attention_job *j, const struct block *b,
+                         const struct partial *all, const float *all_out) {
+    uint32_t dim = j->head_dim;
+    for (uint32_t r = 0; r < b->rows; r++) {
+        float *out =
+            j->out +
+            ((size_t)(b->row + r / j->gqa) * j->heads + b->head * j->gqa + r % j->gqa) * dim;
+        for (uint32_t i = 0; i < dim; i++)
+            out[i] = all_out[(size_t)r * dim + i] / all[r].sum;
+    }
+}
+
+/* The runs that a span of positions [pos, last] sees, in order: those with kept positions, then
+ * those from the window's start on. */
+static uint32_t kept_runs(const struct kv_view *v) {
+    return v->keep ? (v->keep - 1) / RUN_TOKENS + 1 : 0;
+}
+
+static uint32_t window_run(const struct kv_view *v, uint32_t pos) {
+    uint32_t first = window_start(v, pos) / RUN_TOKENS, kept = kept_runs(v);
+    return first > kept ? first : kept;
+}
+
+static uint32_t seen_runs(const struct kv_view *v, uint32_t pos, uint32_t last) {
+    uint32_t end = last / RUN_TOKENS + 1, kept = kept_runs(v), first = window_run(v, pos);
+    return (kept < end ? kept : end) + (end > first ? end - first : 0);
+}
+
+static uint32_t block_runs(const struct block *b) {
+    return seen_runs(b->view, b->pos, b->pos + b->tokens - 1);
+}
+
+static uint32_t nth_run(const struct block *b, uint32_t n) {
+    uint32_t kept = kept_runs(b->view);
+    return n < kept ? n : window_run(b->view, b->pos) + (n - kept);
+}
+
+/* ---- whole mode ------------------------------------------------------------------------------ */
+
+static void whole_item(void *ctx, size_t item, int worker) {
+    const struct attention_job *j = ctx;
+    struct worker_scratch *s = &j->b->scratch[worker];
+    struct block b;
+    block_find(j, item, &b);
+    block_pack(j, &b, s);
+    fold_start(s->all, b.rows);
+    for (uint32_t i = 0; i < block_runs(&b); i++) {
+        block_run(j, &b, nth_run(&b, i), s, s->run, s->run_out);
+        fold(s->all, s->all_out, s->run, s->run_out, b.rows, j->head_dim);
+    }
+    block_finish(j, &b, s->all, s->all_out);
+}
+
+/* ---- split mode ------------------------------------------------------------------------------ */
+
+/* Partials are [block][slot][row]: slot 0 is what the block's runs have folded to so far, slot
+ * 1 + i is the run that is number wave_first + i of those it sees. */
+static size_t partial_at(const struct attention_job *j, size_t block, uint32_t slot) {
+    return (block * (1 + j->wave_runs) + slot) * j->slot_rows;
+}
+
+static void split_item(void *ctx, size_t item, int worker) {
+    const struct attention_job *j = ctx;
+    struct worker_scratch *s = &j->b->scratch[worker];
+    size_t block = item / j->items_per_block;
+    uint32_t first = (uint32_t)(item % j->items_per_block) * j->runs_per_item;
+    struct block b;
+    block_find(j, block, &b);
+    block_pack(j, &b, s);
+    for (uint32_t i = first; i < first + j->runs_per_item && i < j->wave_runs; i++) {
+        size_t at = partial_at(j, block, 1 + i);
+        uint32_t n = j->wave_first + i;
+        if (n < block_runs(&b))
+            block_run(j, &b, nth_run(&b, n), s, j->b->partials + at,
+                      j->b->partial_out + at * j->head_dim);
+        else
+            fold_start(j->b->partials + at, b.rows);
+    }
+}
+
+static void split_fold(void *ctx, size_t block, int worker) {
+    (void)worker;
+    const struct attention_job *j = ctx;
+    struct block b;
+    block_find(j, block, &b);
+    size_t dim = j->head_dim, all = partial_at(j, block, 0);
+    if (j->wave_first == 0)
+        fold_start(j->b->partials + all, b.rows);
+    for (uint32_t i = 0; i < j->wave_runs; i++) {
+        size_t at = partial_at(j, block, 1 + i);
+        fold(j->b->partials + all, j->b->partial_out + all * dim, j->b->partials + at,
+             j->b->partial_out + at * dim, b.rows, j->head_dim);
+    }
+    uint32_t end = j->wave_first + j->wave_runs;
+    if (end >= block_runs(&b) && j->wave_first < block_runs(&b))
+        block_finish(j, &b, j->b->partials + all, j->b->partial_out + all * dim);
+}
+
+/* Runs that fit in a wave: every block keeps its fold and wave_runs partials. op_attention chose
+ * split mode only where at least one fits. */
+static uint32_t wave_limit(const struct attention_job *j) {
+    return PARTIAL_ROWS / (j->n_blocks * j->slot_rows) - 1;
+}
+
+static void run_split(struct attention_job *j, uint32_t runs) {
+    uint32_t limit = wave_limit(j), threads = (uint32_t)j->b->threads;
+    /* The slots of a wave are laid out by wave_runs: keep it the same for all waves. */
+    j->wave_runs = runs < limit ? runs : limit;
+    j->items_per_block = (4 * threads + j->n_blocks - 1) / j->n_blocks;
+    if (j->items_per_block > j->wave_runs)
+        j->items_per_block = j->wave_runs;
+    j->runs_per_item = (j->wave_runs + j->items_per_block - 1) / j->items_per_block;
+    for (j->wave_first = 0; j->wave_first < runs; j->wave_first += j->wave_runs) {
+        thread_pool_run(j->b->pool, (size_t)j->n_blocks * j->items_per_block, split_item, j);
+        thread_pool_run(j->b->pool, j->n_blocks, split_fold, j);
+    }
+}
+
+void op_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                  uint32_t layer, const float *q, uint32_t heads, float scale, float *out) {
+    const struct page_layout *l = &views[0].layouts[0];
+    struct attention_job j = {.b = b,
+                              .batch = batch,
+                              .views = views,
+                              .layer = layer,
+                              .heads = heads,
+                              .kv_heads = l->kv_heads,
+                              .gqa = heads / l->kv_heads,
+                              .head_dim = l->k.head_dim,
+                              .block_tokens = TILE_TOKENS,
+                              .q = q,
+                              .scale = scale,
+                              .out = out};
+    while (j.block_tokens * j.gqa > BLOCK_ROWS)
+        j.block_tokens /= 2;
+    uint32_t runs = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const struct batch_seq *seq = &batch->seqs[s];
+        uint32_t seq_runs = seen_runs(&views[s], seq->pos, seq->pos + seq->rows - 1);
+        j.n_blocks += blocks_of(&j, seq) * j.kv_heads;
+        runs = seq_runs > runs ? seq_runs : runs;
+        uint32_t rows = (seq->rows < j.block_tokens ? seq->rows : j.block_tokens) * j.gqa;
+        j.slot_rows = rows > j.slot_rows ? rows : j.slot_rows;
+    }
+    if (j.n_blocks >= 4 * (uint32_t)b->threads || runs == 1 ||
+        2 * j.n_blocks * j.slot_rows > PARTIAL_ROWS)
+        thread_pool_run(b->pool, j.n_blocks, whole_item, &j);
+    else
+        run_split(&j, runs);
+}

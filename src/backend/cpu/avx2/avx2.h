@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* avx2/: the kernels of the AVX2 + FMA + F16C tier (no VNNI, no AVX-512). Files of this folder are
+ * the only ones compiled with -mavx2 -mfma -mf16c, and nothing of them runs before cpu_tier_detect
+ * said that it may.
+ *
+ *   query.c        query_pack, softmax_run
+ *   affine.c       score and value over tiles of codes, any bits
+ *   exact.c        score and value over f16, bf16 and f32 tiles
+ *   encode.c       encode_row
+ *   product_quant.c, product_float.c
+ *                  act_pack and the matrix products; product.h is theirs
+ *   elementwise.c  rms_norm, rope, silu_mul, add
+ *   init.c         puts all of them into the table
+ *
+ * What holds in every file:
+ *   - Intrinsics only, so that a compiler neither contracts nor reorders float arithmetic: bits of a row are the same
+ *     from gcc and clang, and do not depend on the rows beside it.
+ *   - A kernel reads and writes only what its shape says (kcheck puts guard pages behind every buffer).
+ *   - The 16-bit codes of queries and probabilities lie in the order 0 2 1 3 inside each run of four, because the words
+ *     of a vector of bytes are (v & 0x00ff), elements 0 and 2 of each 32-bit lane, and (v >> 8), elements 1 and 3.
+ */
+#ifndef KVASIR_CPU_AVX2_H
+#define KVASIR_CPU_AVX2_H
+
+#include "backend/cpu/kernels.h"
+
+query_pack_fn avx2_query_pack;
+softmax_run_fn avx2_softmax_run;
+score_tile_fn avx2_score_affine, avx2_score_exact;
+value_tile_fn avx2_value_affine, avx2_value_exact;
+encode_row_fn avx2_encode_row;
+
+act_pack_fn avx2_act_pack;
+product_fn avx2_product_f32, avx2_product_f16, avx2_product_bf16;
+product_fn avx2_product_q4_0, avx2_product_q4_1, avx2_product_q8_0;
+rms_norm_fn avx2_rms_norm;
+rope_fn avx2_rope;
+silu_mul_fn avx2_silu_mul;
+add_fn avx2_add;
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The AVX2 tier's entries of the kernel table. Owns nothing, decides nothing: whether the machine
+ * has the tier is kernels_select's question. Entries that this tier does not name keep what ref/
+ * put there.
+ */
+#include "backend/cpu/avx2/avx2.h"
+
+void kernels_init_avx2(struct kernels *k) {
+    k->tier = CPU_TIER_AVX2;
+    k->query_pack = avx2_query_pack;
+    k->score_affine = avx2_score_affine;
+    k->score_exact = avx2_score_exact;
+    k->value_affine = avx2_value_affine;
+    k->value_exact = avx2_value_exact;
+    k->softmax_run = avx2_softmax_run;
+    k->encode_row = avx2_encode_row;
+    k->act_pack = avx2_act_pack;
+    k->product[weight_slot(WEIGHT_F32)] = avx2_product_f32;
+    k->product[weight_slot(WEIGHT_F16)] = avx2_product_f16;
+    k->product[weight_slot(WEIGHT_BF16)] = avx2_product_bf16;
+    k->product[weight_slot(WEIGHT_Q4_0)] = avx2_product_q4_0;
+    k->product[weight_slot(WEIGHT_Q4_1)] = avx2_product_q4_1;
+    k->product[weight_slot(WEIGHT_Q8_0)] = avx2_product_q8_0;
+    k->rms_norm = avx2_rms_norm;
+    k->rope = avx2_rope;
+    k->silu_mul = avx2_silu_mul;
+    k->add = avx2_add;
+}

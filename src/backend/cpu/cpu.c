@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU backend: its life, its memory, and the operations that are a loop over rows.
+ *
+ * Enqueueing runs the operation at once: work is cut into items (rows, ranges of outputs, runs of a
+ * head) that a pool of threads takes one by one, and every item is computed by one kernel call
+ * sequence that does not know which thread it is on. So results do not depend on the number of
+ * threads (B1). Products live in product.c, attention in attention.c.
+ */
+#include <string.h>
+
+#include "backend/cpu/cpu_internal.h"
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+kvasir_status backend_cpu_create(struct backend **out, const struct backend_options *opt,
+                                 kvasir_error *err) {
+    if (opt->act_bits != 8 && opt->act_bits != 16)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--act-bits %d: must be 8 or 16", opt->act_bits);
+    if (opt->threads < 0 || opt->threads > 1024)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--threads %d: must be 0 (one per core) to 1024",
+                    opt->threads);
+    struct backend *b = mem_calloc(1, sizeof *b);
+    if (!b)
+        return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
+    b->threads = opt->threads ? opt->threads : cpu_count();
+    b->act_bits = opt->act_bits;
+    kernels_select(&b->kernels, opt->tier);
+    kvasir_status status = thread_pool_create(&b->pool, b->threads, err);
+    if (status == KVASIR_OK) {
+        b->scratch = mem_calloc((size_t)b->threads, sizeof *b->scratch);
+        if (!b->scratch)
+            status = fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
+    }
+    if (status != KVASIR_OK) {
+        backend_destroy(b);
+        return status;
+    }
+    *out = b;
+    return KVASIR_OK;
+}
+
+static void scratch_free(struct backend *b) {
+    mem_free(b->act.codes);
+    mem_free(b->act.scale);
+    mem_free(b->act.sum);
+    mem_free(b->partials);
+    mem_free(b->partial_out);
+    for (int i = 0; b->scratch && i < b->threads; i++)
+        mem_free(b->scratch[i].memory);
+}
+
+void backend_destroy(struct backend *b) {
+    if (!b)
+        return;
+    thread_pool_destroy(b->pool);
+    scratch_free(b);
+    mem_free(b->scratch);
+    mem_free(b);
+}
+
+const char *backend_tier(const struct backend *b) {
+    return cpu_tier_name(b->kernels.tier);
+}
+int backend_threads(const struct backend *b) {
+    return b->threads;
+}
+
+/* Takes `bytes` from a region that starts at *at, keeping 64-byte alignment. */
+static void *cut(uint8_t **at, size_t bytes) {
+    void *p = *at;
+    *at += round_up(bytes, 64);
+    return p;
+}
+
+static bool worker_scratch_init(struct worker_scratch *s, uint32_t head_dim, uint32_t max_dim) {
+    size_t row_floats = (size_t)BLOCK_ROWS * head_dim;
+    size_t sizes[] = {row_floats * sizeof(float),
+                      row_floats * sizeof(int16_t),
+                      (size_t)BLOCK_ROWS * (head_dim / 32 + 1) * sizeof(int32_t),
+                      BLOCK_ROWS * sizeof(float),
+                      (size_t)BLOCK_ROWS * RUN_TOKENS * sizeof(float),
+                      BLOCK_ROWS * sizeof(struct partial),
+                      BLOCK_ROWS * sizeof(struct partial),
+                      row_floats * sizeof(float),
+                      row_floats * sizeof(float),
+                      product_scratch_bytes(max_dim)};
+    size_t total = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        total += round_up(sizes[i], 64);
+    s->memory = mem_alloc_aligned(total);
+    if (!s->memory)
+        return false;
+    uint8_t *at = s->memory;
+    s->queries = (struct query_rows){.dim = head_dim};
+    s->queries.f32 = cut(&at, sizes[0]);
+    s->queries.codes = cut(&at, sizes[1]);
+    s->queries.sum32 = cut(&at, sizes[2]);
+    s->queries.scale = cut(&at, sizes[3]);
+    s->scores = cut(&at, sizes[4]);
+    s->run = cut(&at, sizes[5]);
+    s->all = cut(&at, sizes[6]);
+    s->run_out = cut(&at, sizes[7]);
+    s->all_out = cut(&at, sizes[8]);
+    s->panel = cut(&at, sizes[9]);
+    return true;
+}
+
+kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
+                              uint32_t head_dim, kvasir_error *err) {
+    b->max_rows = max_rows;
+    b->max_dim = max_dim;
+    b->head_dim = head_dim;
+    b->act.bits = b->act_bits;
+    b->act.codes = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(int16_t));
+    b->act.scale = mem_alloc_aligned((size_t)max_rows * (max_dim / 32 + 1) * sizeof(float));
+    b->act.sum = mem_alloc_aligned((size_t)max_rows * (max_dim / 32 + 1) * sizeof(float));
+    b->partials = mem_alloc_aligned(PARTIAL_ROWS * sizeof *b->partials);
+    b->partial_out = mem_alloc_aligned((size_t)PARTIAL_ROWS * head_dim * sizeof(float));
+    bool good = b->act.codes && b->act.scale && b->act.sum && b->partials && b->partial_out;
+    for (int i = 0; good && i < b->threads; i++)
+        good = worker_scratch_init(&b->scratch[i], head_dim, max_dim);
+    if (!good)
+        return fail(err, KVASIR_ERR_MEMORY, "scratch for steps of %u rows: out of memory",
+                    max_rows);
+    return KVASIR_OK;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+void *backend_alloc(struct backend *b, size_t bytes) {
+    (void)b;
+    return mem_alloc_aligned(bytes);
+}
+
+void backend_free(struct backend *b, void *p) {
+    (void)b;
+    mem_free(p);
+}
+
+void backend_read(struct backend *b, void *host, const void *device, size_t bytes) {
+    (void)b;
+    memcpy(host, device, bytes);
+}
+
+void *backend_arena_reserve(struct backend *b, size_t bytes) {
+    (void)b;
+    return mem_reserve(bytes);
+}
+
+void backend_arena_unreserve(struct backend *b, void *arena, size_t bytes) {
+    (void)b;
+    mem_unreserve(arena, bytes);
+}
+
+void backend_arena_release(struct backend *b, void *at, size_t bytes) {
+    (void)b;
+    mem_release(at, bytes);
+}
+
+void backend_arena_zero(struct backend *b, void *at, size_t bytes) {
+    (void)b;
+    memset(at, 0, bytes);
+}
+
+void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes) {
+    (void)b;
+    memcpy(to, from, bytes);
+}
+
+/* ---- loops over rows ------------------------------------------------------------------------- */
+
+/* A row of these operations takes well under a microsecond: a worker gets this many at a time, and
+ * a decode step of a few rows is not worth waking anyone for. */
+enum { ROWS_PER_ITEM = 8 };
+
+struct row_job {
+    const struct backend *b;
+    const float *x, *y;
+    float *out;
+    uint32_t rows, dim;
+    union {
+        struct {
+            const float *gain;
+            float eps;
+        } norm;
+        struct {
+            const float *cos_in, *sin_in;
+            uint32_t heads, head_dim, n;
+            bool adjacent;
+        } rope;
+        struct {
+            const uint32_t *pos;
+            const double *inv_freq;
+            float *cos_out, *sin_out;
+            float scale;
+        } table;
+        struct {
+            const struct weight *w;
+            const int32_t *tokens;
+        } embed;
+        struct {
+            size_t n;
+        } flat;
+    };
+    void (*row)(const struct row_job *j, uint32_t row);
+};
+
+static void rows_item(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const struct row_job *j = ctx;
+    uint32_t first = (uint32_t)item * ROWS_PER_ITEM, end = first + ROWS_PER_ITEM;
+    for (uint32_t r = first; r < end && r < j->rows; r++)
+        j->row(j, r);
+}
+
+static void run_rows(struct backend *b, struct row_job *j) {
+    j->b = b;
+    thread_pool_run(b->pool, (j->rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, rows_item, j);
+}
+
+static void embed_row(const struct row_job *j, uint32_t r) {
+    const struct weight *w = j->embed.w;
+    const struct weight_traits *t = weight_traits_of(w->type);
+    const uint8_t *row =
+        (const uint8_t *)w->data + (size_t)j->embed.tokens[r] * weight_row_bytes(t, w->k);
+    t->decode(row, w->k, j->out + (size_t)r * w->k);
+}
+
+void op_embed(struct backend *b, const struct weight *w, const int32_t *tokens, uint32_t rows,
+              float *y) {
+    struct row_job j = {.out = y, .rows = rows, .embed = {w, tokens}, .row = embed_row};
+    run_rows(b, &j);
+}
+
+static void norm_row(const struct row_job *j, uint32_t r) {
+    size_t at = (size_t)r * j->dim;
+    j->b->kernels.rms_norm(j->x + at, j->norm.gain, j->dim, j->norm.eps, j->out + at);
+}
+
+void op_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows, uint32_t dim,
+                 float eps, float *y) {
+    struct row_job j = {
+        .x = x, .out = y, .rows = rows, .dim = dim, .norm = {gain, eps}, .row = norm_row};
+    run_rows(b, &j);
+}
+
+static void rope_table_row(const struct row_job *j, uint32_t r) {
+    for (uint32_t i = 0; i < j->dim; i++) {
+        double s, c;
+        m_sincos((double)j->table.pos[r] * j->table.inv_freq[i], &s, &c);
+        j->table.sin_out[(size_t)r * j->dim + i] = (float)s * j->table.scale;
+        j->table.cos_out[(size_t)r * j->dim + i] = (float)c * j->table.scale;
+    }
+}
+
+void op_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
+                   uint32_t n, float scale, float *cos_out, float *sin_out) {
+    struct row_job j = {.rows = rows,
+                        .dim = n,
+                        .table = {pos, inv_freq, cos_out, sin_out, scale},
+                        .row = rope_table_row};
+    run_rows(b, &j);
+}
+
+static void rope_row(const struct row_job *j, uint32_t r) {
+    const float *c = j->rope.cos_in + (size_t)r * j->rope.n;
+    const float *s = j->rope.sin_in + (size_t)r * j->rope.n;
+    float *x = j->out + (size_t)r * j->rope.heads * j->rope.head_dim;
+    for (uint32_t h = 0; h < j->rope.heads; h++)
+        j->b->kernels.rope(x + (size_t)h * j->rope.head_dim, j->rope.n, c, s, j->rope.adjacent);
+}
+
+void op_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
+             const float *cos_in, const float *sin_in, uint32_t n, bool adjacent) {
+    struct row_job j = {.out = x,
+                        .rows = rows,
+                        .rope = {cos_in, sin_in, heads, head_dim, n, adjacent},
+                        .row = rope_row};
+    run_rows(b, &j);
+}
+
+/* Elementwise operations take a flat range as rows of this many values. */
+enum { FLAT_DIM = 1024 };
+
+static uint32_t flat_rows(size_t n) {
+    return (uint32_t)((n + FLAT_DIM - 1) / FLAT_DIM);
+}
+
+static size_t flat_count(const struct row_job *j, uint32_t r) {
+    size_t left = j->flat.n - (size_t)r * FLAT_DIM;
+    return left < FLAT_DIM ? left : FLAT_DIM;
+}
+
+static void silu_mul_row(const struct row_job *j, uint32_t r) {
+    size_t at = (size_t)r * FLAT_DIM;
+    j->b->kernels.silu_mul(j->x + at, j->y + at, flat_count(j, r), j->out + at);
+}
+
+void op_silu_mul(struct backend *b, const float *gate, const float *up, size_t n, float *y) {
+    struct row_job j = {
+        .x = gate, .y = up, .out = y, .rows = flat_rows(n), .flat = {n}, .row = silu_mul_row};
+    run_rows(b, &j);
+}
+
+static void add_row(const struct row_job *j, uint32_t r) {
+    size_t at = (size_t)r * FLAT_DIM;
+    j->b->kernels.add(j->out + at, j->y + at, flat_count(j, r));
+}
+
+void op_add(struct backend *b, float *x, const float *y, size_t n) {
+    struct row_job j = {.y = y, .out = x, .rows = flat_rows(n), .flat = {n}, .row = add_row};
+    run_rows(b, &j);
+}
+
+void op_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
+                    uint32_t dim, float *y) {
+    (void)b;
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(y + (size_t)i * dim, x + (size_t)index[i] * dim, dim * sizeof *y);
+}

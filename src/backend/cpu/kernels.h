@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU kernels: one typedef per signature, one table of pointers. ref/ fills the whole table;
+ * each tier overrides what it does better (a tier is chosen once, at run time). A kernel is pure:
+ * no allocation, no threads, no errors, no globals; shapes are checked by its caller.
+ *
+ * One arithmetic (the same for 1 query row and for 512, in every tier; DESIGN section 3):
+ *   integer sums are exact in s32, so their order is free;
+ *   float sums have one fixed order per tier that does not depend on the number of rows. ref/ sums
+ *   in double.
+ *
+ * kcheck runs every kernel of every tier against ref/.
+ */
+#ifndef KVASIR_CPU_KERNELS_H
+#define KVASIR_CPU_KERNELS_H
+
+#include "backend/backend.h"
+
+/* Queries and probabilities are rounded to 15 bits: code = rint(x * (ACT16_MAX / max|x|)). Two s8
+ * planes (code = 128 * hi + lo) or one s16 hold it. Products with 8-bit codes over <= 128 terms
+ * stay below 2^30. */
+enum { ACT16_MAX = 16256 };
+
+/* A vector whose largest magnitude is below this may count as zero: scale and codes 0. (ACT16_MAX /
+ * 1e-35 would overflow float32.) One that holds NaN or Inf has a scale that is not finite: what is
+ * made of it must not look plausible. */
+#define ACT_TINY 1e-30f
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* Query rows of one KV head, packed by query_pack for the score kernels: all pages, whatever their
+ * format, read what they need of it. A row is (token, query head); its scale 1/sqrt(head_dim) is
+ * already in q. Buffers hold `rows` rows:
+ *   f32    [row][dim]    the query itself (for exact pages)
+ *   codes  [row][dim]    s16 codes; order inside each run of 4 dims is the tier's own business
+ *   sum32  [row][dim/32] exact sums of the codes of 32 consecutive dims
+ *   scale  [row]         q ~ scale * code; 0 for an all-zero row (codes are 0 then) */
+struct query_rows {
+    uint32_t rows, dim;
+    float *f32;
+    int16_t *codes;
+    int32_t *sum32;
+    float *scale;
+};
+/* q: row i is at q + i * q_stride floats. dim is a multiple of 4 (sum32 is filled for dim / 32
+ * whole runs). */
+typedef void query_pack_fn(const float *q, size_t q_stride, float q_scale, struct query_rows *out);
+
+/* scores[row * stride + t] = q_row . K_t for the 64 tokens of one tile. Affine:
+ *     sum over groups g, in order, of  s[g][t] * (scale * dot_g)  +  b[g][t] * (scale * sum_g),
+ *     dot and sum exact s32
+ * Masked or never written tokens get whatever falls out (finite where the tile is): the caller
+ * masks. */
+typedef void score_tile_fn(const struct tile_layout *l, const void *tile,
+                           const struct query_rows *q, float *scores, size_t stride);
+
+/* p[0..n) -> exp(p - max), *max_out, *sum_out; n a multiple of 64; masked scores are -INFINITY and
+ * become exactly 0. If all are masked: *max_out -INFINITY, *sum_out 0, p all 0. */
+typedef void softmax_run_fn(float *p, uint32_t n, float *max_out, float *sum_out);
+
+/* out[row * out_stride + d] += sum_t p[row * p_stride + t] * V_t[d] for the 64 tokens of one tile;
+ * tokens whose p is 0 add nothing even if their slot holds NaN. Affine, per row and group g:
+ *     w_t = p_t * s[g][t], rounded to 15 bits with one scale (max|w| / ACT16_MAX) per tile and
+ *     group; dot exact s32;
+ *     out_d += scale * dot_d + sum_t p_t * b[g][t] */
+typedef void value_tile_fn(const struct tile_layout *l, const void *tile, const float *p,
+                           size_t p_stride, uint32_t rows, float *out, size_t out_stride);
+
+/* tile_encode_row, byte for byte. */
+typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t token, const float *x);
+
+/* ---- matrix products ------------------------------------------------------------------------- */
+
+/* Activations of a product. For quantized weights they are rounded per block of 32 of a row: one s8
+ * plane (act_bits 8, code = rint(x * 127 / max|x|)) or 15 bits (act_bits 16, ACT16_MAX). scale and
+ * sum are [row][k/32]; sum = scale * (exact sum of the block's codes), as float. codes [row][k] are
+ * s8 or s16, in natural order or the tier's own inside a block. For F32, F16 and BF16 weights only
+ * x is used. */
+struct act_rows {
+    const float *x; /* [row][k] */
+    uint32_t rows, k;
+    int bits; /* 8 or 16 */
+    void *codes;
+    float *scale, *sum;
+};
+/* Fills codes, scale and sum of row i from x. k is a multiple of 32. */
+typedef void act_pack_fn(struct act_rows *a, uint32_t row);
+
+/* y[row * y_stride + (j - n0)] = x_row . w_j for outputs j in [n0, n1). Quantized types, blocks b
+ * of 32 in order:
+ *     Q8_0  acc += (d_b * scale_b) * dot_b                Q4_0  dot over (code - 8)
+ *     Q4_1  acc += (d_b * scale_b) * dot_b + m_b * sum_b
+ * with dot exact in s32 and one float32 accumulator per output (double in ref/). Float types:
+ * float32 products summed in one fixed order of the tier. Bits of an output do not depend on
+ * a->rows, n0 or n1. scratch: PRODUCT_SCRATCH bytes for a panel of weights, 64-byte aligned,
+ * private to the caller. */
+typedef void product_fn(const struct weight *w, uint32_t n0, uint32_t n1, const struct act_rows *a,
+                        float *y, size_t y_stride, void *scratch);
+enum { PRODUCT_PANEL = 16 }; /* work items are cut at multiples of this many outputs */
+/* Bytes of scratch a product with k inputs may use. */
+static inline size_t product_scratch_bytes(uint32_t k) {
+    return (size_t)k * PRODUCT_PANEL * 4 + 4096;
+}
+
+/* ---- elementwise ----------------------------------------------------------------------------- */
+
+/* one row; y may be x */
+typedef void rms_norm_fn(const float *x, const float *gain, uint32_t dim, float eps, float *y);
+/* one head */
+typedef void rope_fn(float *head, uint32_t n, const float *cos_in, const float *sin_in,
+                     bool adjacent);
+typedef void silu_mul_fn(const float *gate, const float *up, size_t n, float *y);
+typedef void add_fn(float *x, const float *y, size_t n);
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+enum { WEIGHT_SLOTS = 6 };
+int weight_slot(enum weight_type t); /* 0..WEIGHT_SLOTS-1: F32 F16 BF16 Q4_0 Q4_1 Q8_0 */
+
+struct kernels {
+    enum cpu_tier tier;
+    query_pack_fn *query_pack;
+    score_tile_fn *score_affine, *score_exact; /* by the page's K format; any bits */
+    value_tile_fn *value_affine, *value_exact;
+    softmax_run_fn *softmax_run;
+    encode_row_fn *encode_row;
+    act_pack_fn *act_pack;
+    product_fn *product[WEIGHT_SLOTS];
+    rms_norm_fn *rms_norm;
+    rope_fn *rope;
+    silu_mul_fn *silu_mul;
+    add_fn *add;
+};
+
+/* ref/ fills the table; kernels_init_avx2 overrides. Call in rising order of tiers. */
+void kernels_init_ref(struct kernels *k);
+void kernels_init_avx2(struct kernels *k);
+/* The table for a tier (capped by what the machine has; CPU_TIER_COUNT asks for the best). */
+void kernels_select(struct kernels *k, enum cpu_tier tier);
+
+#endif

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ref/attention.c: attention over one tile, in the arithmetic of kernels.h.
+ *
+ *     score_*    lane = token   scores[row][t]  = q_row . K_t
+ *     softmax    one run        p = exp(score - max)
+ *     value_*    lane = dim     out[row][d]    += sum_t p[row][t] * V_t[d]
+ *
+ * Affine tiles are never dequantized: codes meet integer queries and integer weights, scale and
+ * bias are applied to the exact sums. Each row is worked on by itself, so its bits cannot depend on
+ * its neighbours.
+ */
+#include <string.h>
+
+#include "backend/cpu/ref/ref.h"
+
+enum { GROUPS_MAX = HEAD_DIM_MAX / 32 };
+
+void query_pack_ref(const float *q, size_t q_stride, float q_scale, struct query_rows *out) {
+    uint32_t dim = out->dim, runs = dim / 32;
+    for (uint32_t row = 0; row < out->rows; row++) {
+        float *f32 = out->f32 + (size_t)row * dim;
+        int16_t *codes = out->codes + (size_t)row * dim;
+        for (uint32_t i = 0; i < dim; i++)
+            f32[i] = q[row * q_stride + i] * q_scale;
+        struct rounding r = rounding_of(magnitude(f32, dim), ACT16_MAX);
+        for (uint32_t i = 0; i < dim; i++)
+            codes[i] = (int16_t)to_code(f32[i], r);
+        for (uint32_t run = 0; run < runs; run++) {
+            int32_t sum = 0;
+            for (uint32_t i = 0; i < 32; i++)
+                sum += codes[run * 32 + i];
+            out->sum32[(size_t)row * runs + run] = sum;
+        }
+        out->scale[row] = r.scale;
+    }
+}
+
+/* One row against one token: codes [dim], s and b [groups]. */
+static double score_one(const struct tile_layout *l, const struct query_rows *q, uint32_t row,
+                        const uint8_t *codes, const float *s, const float *b) {
+    uint32_t group = l->format.group, runs = group / 32;
+    const int16_t *q_codes = q->codes + (size_t)row * q->dim;
+    const int32_t *sum32 = q->sum32 + (size_t)row * (q->dim / 32);
+    double acc = 0, q_scale = q->scale[row];
+    for (uint32_t g = 0; g < l->groups; g++) {
+        int32_t dot = 0, sum = 0;
+        for (uint32_t i = g * group; i < (g + 1) * group; i++)
+            dot += q_codes[i] * codes[i];
+        for (uint32_t i = g * runs; i < (g + 1) * runs; i++)
+            sum += sum32[i];
+        acc += (double)s[g] * (q_scale * dot) + (double)b[g] * (q_scale * sum);
+    }
+    return acc;
+}
+
+void score_affine_ref(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                      float *scores, size_t stride) {
+    uint8_t codes[HEAD_DIM_MAX];
+    float s[GROUPS_MAX], b[GROUPS_MAX];
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        tile_get_row(l, tile, t, codes, s, b);
+        for (uint32_t row = 0; row < q->rows; row++)
+            scores[row * stride + t] = (float)score_one(l, q, row, codes, s, b);
+    }
+}
+
+void score_exact_ref(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                     float *scores, size_t stride) {
+    float k[HEAD_DIM_MAX];
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        tile_decode_row(l, tile, t, k);
+        for (uint32_t row = 0; row < q->rows; row++) {
+            const float *x = q->f32 + (size_t)row * q->dim;
+            double acc = 0;
+            for (uint32_t i = 0; i < q->dim; i++)
+                acc += (double)x[i] * k[i];
+            scores[row * stride + t] = (float)acc;
+        }
+    }
+}
+
+void softmax_run_ref(float *p, uint32_t n, float *max_out, float *sum_out) {
+    float max = -INFINITY;
+    for (uint32_t i = 0; i < n; i++)
+        if (p[i] > max)
+            max = p[i];
+    *max_out = max;
+    if (max == -INFINITY) {
+        memset(p, 0, n * sizeof *p);
+        *sum_out = 0;
+        return;
+    }
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float x = p[i] - max;
+        p[i] = x == -INFINITY ? 0.0f : (float)m_exp(x);
+        sum += p[i];
+    }
+    *sum_out = (float)sum;
+}
+
+/* Weights of one row for one group of dims: w_t = p_t * s_t as codes [64]; returns their scale.
+ * *bias = sum p_t b_t. Tokens whose p is 0 are skipped, whatever their slots hold. s, b: [64]. */
+static float weigh(const float *p, const float *s, const float *b, int32_t *codes, double *bias) {
+    float w[TILE_TOKENS];
+    *bias = 0;
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        w[t] = p[t] == 0 ? 0 : p[t] * s[t];
+        if (p[t] != 0)
+            *bias += (double)p[t] * b[t];
+    }
+    struct rounding r = rounding_of(magnitude(w, TILE_TOKENS), ACT16_MAX);
+    for (uint32_t t = 0; t < TILE_TOKENS; t++)
+        codes[t] = to_code(w[t], r);
+    return r.scale;
+}
+
+void value_affine_ref(const struct tile_layout *l, const void *tile, const float *p,
+                      size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
+    uint8_t codes[TILE_TOKENS][HEAD_DIM_MAX];
+    float s[GROUPS_MAX][TILE_TOKENS], b[GROUPS_MAX][TILE_TOKENS];
+    uint32_t group = l->format.group;
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        float st[GROUPS_MAX], bt[GROUPS_MAX];
+        tile_get_row(l, tile, t, codes[t], st, bt);
+        for (uint32_t g = 0; g < l->groups; g++) {
+            s[g][t] = st[g];
+            b[g][t] = bt[g];
+        }
+    }
+    for (uint32_t row = 0; row < rows; row++)
+        for (uint32_t g = 0; g < l->groups; g++) {
+            int32_t w[TILE_TOKENS], dot[HEAD_DIM_MAX] = {0};
+            double bias, scale = weigh(p + row * p_stride, s[g], b[g], w, &bias);
+            for (uint32_t t = 0; t < TILE_TOKENS; t++)
+                for (uint32_t i = 0; i < group; i++)
+                    dot[i] += w[t] * codes[t][g * group + i];
+            float *o = out + row * out_stride + g * group;
+            for (uint32_t i = 0; i < group; i++)
+                o[i] = (float)(o[i] + (scale * dot[i] + bias));
+        }
+}
+
+void value_exact_ref(const struct tile_layout *l, const void *tile, const float *p, size_t p_stride,
+                     uint32_t rows, float *out, size_t out_stride) {
+    float v[TILE_TOKENS][HEAD_DIM_MAX];
+    for (uint32_t t = 0; t < TILE_TOKENS; t++)
+        tile_decode_row(l, tile, t, v[t]);
+    for (uint32_t row = 0; row < rows; row++) {
+        double acc[HEAD_DIM_MAX] = {0};
+        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+            double weight = p[row * p_stride + t];
+            for (uint32_t i = 0; weight != 0 && i < l->head_dim; i++)
+                acc[i] += weight * v[t][i];
+        }
+        float *o = out + row * out_stride;
+        for (uint32_t i = 0; i < l->head_dim; i++)
+            o[i] = (float)(o[i] + acc[i]);
+    }
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ref/encode.c: storing a token, by the definition itself, and the table of this tier. */
+#include "backend/cpu/ref/ref.h"
+
+void encode_row_ref(const struct tile_layout *l, void *tile, uint32_t token, const float *x) {
+    tile_encode_row(l, tile, token, x);
+}
+
+void kernels_init_ref(struct kernels *k) {
+    *k = (struct kernels){
+        .tier = CPU_TIER_REF,
+        .query_pack = query_pack_ref,
+        .score_affine = score_affine_ref,
+        .score_exact = score_exact_ref,
+        .value_affine = value_affine_ref,
+        .value_exact = value_exact_ref,
+        .softmax_run = softmax_run_ref,
+        .encode_row = encode_row_ref,
+        .act_pack = act_pack_ref,
+        .rms_norm = rms_norm_ref,
+        .rope = rope_ref,
+        .silu_mul = silu_mul_ref,
+        .add = add_ref,
+    };
+    k->product[weight_slot(WEIGHT_F32)] = product_float_ref;
+    k->product[weight_slot(WEIGHT_F16)] = product_float_ref;
+    k->product[weight_slot(WEIGHT_BF16)] = product_float_ref;
+    k->product[weight_slot(WEIGHT_Q4_0)] = product_quant_ref;
+    k->product[weight_slot(WEIGHT_Q4_1)] = product_quant_ref;
+    k->product[weight_slot(WEIGHT_Q8_0)] = product_quant_ref;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ref.h: what the files of ref/ share: their kernels, and how a value becomes a code.
+ *
+ * ref/ is the arithmetic of kernels.h written down: integer dots exact, float sums in double, one
+ * rounding at the end. It knows no storage order (tiles are read through quant/) and is not meant
+ * to be fast.
+ */
+#ifndef KVASIR_CPU_REF_H
+#define KVASIR_CPU_REF_H
+
+#include <math.h>
+
+#include "backend/cpu/kernels.h"
+
+query_pack_fn query_pack_ref;
+score_tile_fn score_affine_ref, score_exact_ref;
+value_tile_fn value_affine_ref, value_exact_ref;
+softmax_run_fn softmax_run_ref;
+encode_row_fn encode_row_ref;
+act_pack_fn act_pack_ref;
+product_fn product_float_ref, product_quant_ref;
+rms_norm_fn rms_norm_ref;
+rope_fn rope_ref;
+silu_mul_fn silu_mul_ref;
+add_fn add_ref;
+
+/* max|x|; NaN where x holds one. */
+static inline float magnitude(const float *x, uint32_t n) {
+    float m = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (isnan(x[i]))
+            return x[i];
+        m = fmaxf(m, fabsf(x[i]));
+    }
+    return m;
+}
+
+/* How a vector of magnitude m becomes codes of at most code_max: x ~ scale * code, code = rint(x *
+ * per_unit). Both are 0 below ACT_TINY. A vector that holds NaN or Inf has the scale NaN, so that
+ * what is made of it is NaN and not something plausible. */
+struct rounding {
+    float scale, per_unit;
+};
+
+static inline struct rounding rounding_of(float m, int code_max) {
+    if (!isfinite(m))
+        return (struct rounding){NAN, 0};
+    if (m < ACT_TINY)
+        return (struct rounding){0, 0};
+    return (struct rounding){m / (float)code_max, (float)code_max / m};
+}
+
+static inline int to_code(float x, struct rounding r) {
+    return r.per_unit == 0 ? 0 : (int)rintf(x * r.per_unit);
+}
+
+#endif

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* page_layout.c: how a page is cut. The same on every backend, so that moving a page is a copy.
+ *
+ *     page:  | layer 0                                           | layer 1 ... | to 4 KiB |
+ *            | head 0: K tile | V tile | head 1: K tile | V tile |
+ */
+#include "backend/backend.h"
+
+void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
+                      struct kv_format k, struct kv_format v) {
+    tile_layout_init(&l->k, TILE_K, k, head_dim);
+    tile_layout_init(&l->v, TILE_V, v, head_dim);
+    l->kv_heads = kv_heads;
+    l->layers = layers;
+    l->head_bytes = l->k.bytes + l->v.bytes;
+    l->layer_bytes = l->head_bytes * kv_heads;
+    l->page_bytes = round_up((size_t)l->layer_bytes * layers, PAGE_ADDR_UNIT);
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base/: what every folder stands on. Status and errors, memory, files, clock, threads, CPU
+ * features and machine limits, and the few functions of libm that we do not take from libm.
+ *
+ * This is the only folder (beside cli/) that may print, read the environment or touch malloc. It
+ * knows nothing of models or caches. All functions are safe to call from any thread unless they say
+ * otherwise.
+ */
+#ifndef KVASIR_BASE_H
+#define KVASIR_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvasir.h" /* the status enum and kvasir_error are public */
+
+/* ---- status and errors (status.c) ------------------------------------------------------------ */
+
+/* Forwards a failure: `TRY(f(x));` returns f's status from the current function unless it is
+ * KVASIR_OK. Functions that own something use TRY_GOTO with their one `done:` label and a variable
+ * `status`. */
+#define TRY(expr)                                                                                  \
+    do {                                                                                           \
+        kvasir_status try_status_ = (expr);                                                        \
+        if (try_status_ != KVASIR_OK)                                                              \
+            return try_status_;                                                                    \
+    } while (0)
+#define TRY_GOTO(expr)                                                                             \
+    do {                                                                                           \
+        status = (expr);                                                                           \
+        if (status != KVASIR_OK)                                                                   \
+            goto done;                                                                             \
+    } while (0)
+
+#define MUST_CHECK        __attribute__((warn_unused_result))
+#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
+
+/* Fills *err (may be NULL) and returns `code`, so that a failing line reads `return fail(err, CODE,
+ * "why %d", x);`. Offset is -1 (none); fail_at names a byte offset in the file at hand. Text is one
+ * line without a full stop. */
+kvasir_status fail(kvasir_error *err, kvasir_status code, const char *format, ...)
+    PRINTF_LIKE(3, 4);
+kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
+                      ...) PRINTF_LIKE(4, 5);
+/* Puts "prefix: " in front of an error's text (a reader's caller adds the file's name). Returns
+ * err's code. */
+kvasir_status fail_prefix(kvasir_error *err, const char *prefix);
+
+/* ---- memory (memory.c) ----------------------------------------------------------------------- */
+
+/* malloc family. NULL only when the system refuses; count * size is checked for overflow.
+ * mem_free(NULL) is a no-op. */
+void *mem_alloc(size_t bytes) MUST_CHECK;
+void *mem_calloc(size_t count, size_t size) MUST_CHECK;
+void *mem_realloc(void *p, size_t count, size_t size) MUST_CHECK;
+/* 64-byte aligned, zeroed; free with mem_free. Room for reads of up to 64 bytes behind the end. */
+void *mem_alloc_aligned(size_t bytes) MUST_CHECK;
+char *mem_strdup(const char *text) MUST_CHECK;
+char *mem_strndup(const char *text, size_t n) MUST_CHECK;
+void mem_free(void *p);
+
+/* *out = a * b (a + b); false on overflow. */
+static inline bool mul_size(size_t a, size_t b, size_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline bool add_size(size_t a, size_t b, size_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
+static inline size_t round_up(size_t n, size_t unit) {
+    return (n + unit - 1) / unit * unit;
+}
+
+/* A growing byte buffer; always NUL-terminated once something was appended. Zero-initialised is
+ * empty. Appends return false when memory ran out (the buffer stays as it was). */
+struct text_buf {
+    char *data;
+    size_t len, cap;
+};
+bool text_append(struct text_buf *b, const char *data, size_t n) MUST_CHECK;
+bool text_printf(struct text_buf *b, const char *format, ...) PRINTF_LIKE(2, 3) MUST_CHECK;
+void text_free(struct text_buf *b);
+
+/* ---- address space for pages (memory.c) ------------------------------------------------------ */
+
+/* Reserves address space without memory behind it; touching it takes memory; mem_release gives the
+ * memory of a range back (contents become zero). Sizes and offsets are multiples of 4096. NULL when
+ * the system refuses. */
+void *mem_reserve(size_t bytes) MUST_CHECK;
+void mem_release(void *at, size_t bytes);
+void mem_unreserve(void *base, size_t bytes);
+
+/* ---- files (file.c) -------------------------------------------------------------------------- */
+
+/* A whole file mapped read-only. An empty file is an error (KVASIR_ERR_FORMAT), a folder or
+ * unreadable one too. */
+struct file_map {
+    const uint8_t *data;
+    size_t size;
+};
+kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *err) MUST_CHECK;
+void file_map_close(struct file_map *m);
+/* Reads a whole file (or standard input where path is "-") into a fresh NUL-terminated string,
+ * *size bytes long. */
+kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
+                            kvasir_error *err) MUST_CHECK;
+bool file_is_dir(const char *path);
+
+/* ---- clock, machine (machine.c) -------------------------------------------------------------- */
+
+double clock_seconds(void); /* monotonic */
+int cpu_count(void);        /* cores this process may run on */
+/* Bytes that can still be taken: the smaller of MemAvailable and what the cgroup leaves. 0 if
+ * unknown. */
+uint64_t memory_available_bytes(void);
+uint64_t memory_resident_peak_bytes(void);
+
+/* Instruction-set tiers in rising order; detected with cpuid and xgetbv (the OS must save the
+ * registers). */
+enum cpu_tier { CPU_TIER_REF, CPU_TIER_AVX2, CPU_TIER_COUNT };
+enum cpu_tier cpu_tier_detect(void);
+const char *cpu_tier_name(enum cpu_tier tier);
+const char *cpu_model_name(void);
+
+/* ---- threads (threads.c) --------------------------------------------------------------------- */
+
+/* A pool made once. thread_pool_run calls fn(ctx, item, worker) for every item in [0, items)
+ * exactly once and returns when all are done; the caller works too (worker 0). Items are handed out
+ * one by one in rising order; which worker gets which must not matter to the result. No allocation,
+ * no lock while there is work: idle workers spin briefly, then park on a futex. Not re-entrant: one
+ * run at a time. */
+struct thread_pool;
+typedef void thread_fn(void *ctx, size_t item, int worker);
+kvasir_status thread_pool_create(struct thread_pool **out, int threads,
+                                 kvasir_error *err) MUST_CHECK;
+void thread_pool_destroy(struct thread_pool *pool);
+int thread_pool_size(const struct thread_pool *pool);
+void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void *ctx);
+
+/* ---- elementary functions that are the same on every machine (math.c) ------------------------ */
+
+/* libm's exp, sin, cos ... differ between machines and versions; bits of ours do not (no FMA, no
+ * tables of the system). Errors: m_expf < 2 ulp on [-104, 88] (0 below, +inf above); the double
+ * functions < 2 ulp, m_sincos for
+ * |x| < 2^30. */
+float m_expf(float x);
+double m_exp(double x);
+double m_log(double x);
+double m_pow(double base, double exponent); /* base > 0 */
+void m_sincos(double x, double *sin_out, double *cos_out);
+float m_sqrtf(float x);
+double m_sqrt(double x);
+
+#endif

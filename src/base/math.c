@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* exp, log, sin and cos that have the same bits on every machine: only +, -, *, / and conversions
+ * of IEEE doubles, in the order written (the build sets -ffp-contract=off), polynomials after an
+ * exact argument reduction.
+ *
+ * Left out: speed. The hot exponentials are vectors inside backend/cpu's tiers; these serve tables,
+ * merges and sampling.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/base.h"
+
+static double from_bits(uint64_t u) {
+    double d;
+    memcpy(&d, &u, sizeof d);
+    return d;
+}
+
+static uint64_t to_bits(double d) {
+    uint64_t u;
+    memcpy(&u, &d, sizeof u);
+    return u;
+}
+
+/* ln 2 as a sum: the first part has 21 trailing zero bits, so k * LN2_HIGH is exact for |k| < 2^20.
+ * */
+static const double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
+
+/* x = k ln2 + r, |r| <= ln2/2; e^r by its Taylor series: the term left out is r^14/14! < 5e-18. */
+double m_exp(double x) {
+    if (x != x)
+        return x;
+    if (x > 709.782712893384)
+        return (double)INFINITY;
+    if (x < -745.2)
+        return 0.0;
+    double k = rint(x * 1.4426950408889634);
+    double r = (x - k * LN2_HIGH) - k * LN2_LOW;
+    double p = 1.0 / 6227020800.0; /* 1/13! */
+    static const double inverse_factorial[] = {
+        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+        1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
+    for (size_t i = 0; i < sizeof inverse_factorial / sizeof *inverse_factorial; i++)
+        p = p * r + inverse_factorial[i];
+    double e = 1.0 + (r + r * r * p);
+    int n = (int)k;
+    /* Two factors: results below 2^-1022 are rounded once, into a subnormal. */
+    int half = n / 2;
+    return e * from_bits((uint64_t)(half + 1023) << 52) *
+           from_bits((uint64_t)(n - half + 1023) << 52);
+}
+
+float m_expf(float x) {
+    return (float)m_exp((double)x);
+}
+
+/* x = 2^k m, m in [sqrt(1/2), sqrt 2); ln m = 2 artanh s, s = (m-1)/(m+1), |s| < 0.172; next term
+ * s^23/23 < 2e-19. */
+double m_log(double x) {
+    if (!(x > 0))
+        return x == 0 ? -(double)INFINITY : (double)NAN;
+    if (x > 1.7976931348623157e308)
+        return x;
+    int k = 0;
+    if (x < 2.2250738585072014e-308) {
+        x *= 18014398509481984.0; /* 2^54 */
+        k = -54;
+    }
+    uint64_t u = to_bits(x);
+    k += (int)(u >> 52) - 1023;
+    double m = from_bits((u & 0xfffffffffffffULL) | 0x3ff0000000000000ULL);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        k++;
+    }
+    double s = (m - 1.0) / (m + 1.0), z = s * s;
+    double p = 1.0 / 21.0;
+    for (int i = 19; i >= 3; i -= 2)
+        p = p * z + 1.0 / i;
+    return k * LN2_HIGH + (2.0 * s + (2.0 * s * z * p + k * LN2_LOW));
+}
+
+double m_pow(double base, double exponent) {
+    return m_exp(exponent * m_log(base));
+}
+
+/* |x| = mantissa * 2^-shift. In units of a quarter turn it is mantissa * (2/pi) * 2^-shift: 2/pi to
+ * 128 bits makes the 64 bits behind the point exact enough for every |x| < 2^30. Returns the
+ * quarter turns mod 4 and the rest in [-pi/4, pi/4]. */
+static unsigned reduce_quarter(double x, double *rest) {
+    static const uint64_t two_over_pi_high = 0xa2f9836e4e441529ULL,
+                          two_over_pi_low = 0xfc2757d1f534ddc0ULL;
+    uint64_t u = to_bits(x);
+    uint64_t mantissa = (u & 0xfffffffffffffULL) | 0x10000000000000ULL;
+    int shift = 1075 - (int)(u >> 52); /* 23 .. 53 for x in [0.5, 2^30) */
+    unsigned __int128 low = (unsigned __int128)mantissa * two_over_pi_low;
+    unsigned __int128 high = (unsigned __int128)mantissa * two_over_pi_high + (uint64_t)(low >> 64);
+    /* x * 2/pi = (high * 2^64 + low part) * 2^-(128 + shift): the point stands at bit 64 + shift of
+     * `high`. */
+    unsigned __int128 turns = high >> shift; /* point at bit 64 */
+    unsigned quarter = (unsigned)(turns >> 64);
+    int64_t fraction = (int64_t)(uint64_t)turns; /* >= 1/2 turns negative: round to nearest */
+    if (fraction < 0)
+        quarter++;
+    *rest = (double)fraction * 5.421010862427522e-20 * 1.5707963267948966;
+    return quarter & 3;
+}
+
+void m_sincos(double x, double *sin_out, double *cos_out) {
+    double a = x < 0 ? -x : x, r = a;
+    unsigned quarter = a < 0.5 ? 0 : reduce_quarter(a, &r);
+    double z = r * r;
+    /* Taylor: next terms r^19/19! < 1e-19 and r^20/20! < 4e-21 at pi/4. */
+    double s = 1.0 / 355687428096000.0, c = -1.0 / 6402373705728000.0;
+    static const double sine[] = {
+        -1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0,
+        -1.0 / 5040.0,          1.0 / 120.0,        -1.0 / 6.0};
+    static const double cosine[] = {
+        1.0 / 20922789888000.0, -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0,
+        1.0 / 40320.0,          -1.0 / 720.0,         1.0 / 24.0};
+    for (size_t i = 0; i < sizeof sine / sizeof *sine; i++) {
+        s = s * z + sine[i];
+        c = c * z + cosine[i];
+    }
+    s = r + r * z * s;
+    c = 1.0 - (0.5 * z - z * z * c);
+    double sines[4] = {s, c, -s, -c}, cosines[4] = {c, -s, -c, s};
+    *sin_out = x < 0 ? -sines[quarter] : sines[quarter];
+    *cos_out = cosines[quarter];
+}
+
+/* The square root is one correctly rounded instruction everywhere. */
+double m_sqrt(double x) {
+    return __builtin_sqrt(x);
+}
+float m_sqrtf(float x) {
+    return __builtin_sqrtf(x);
+}

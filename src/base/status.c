@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Filling kvasir_error. One line of text, no allocation: an error can always be reported. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+
+const char *kvasir_status_text(kvasir_status status) {
+    switch (status) {
+#define STATUS_CASE(name, number, text)                                                            \
+    case KVASIR_##name:                                                                            \
+        return text;
+        KVASIR_STATUS_MAP(STATUS_CASE)
+#undef STATUS_CASE
+    }
+    return "unknown status";
+}
+
+static void fill(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
+                 va_list args) {
+    if (!err)
+        return;
+    err->code = code;
+    err->offset = offset;
+    vsnprintf(err->text, sizeof err->text, format, args);
+    /* Text may quote names out of a file: an error stays one line whatever they hold. */
+    for (char *p = err->text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+}
+
+kvasir_status fail(kvasir_error *err, kvasir_status code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fill(err, code, -1, format, args);
+    va_end(args);
+    return code;
+}
+
+kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
+                      ...) {
+    va_list args;
+    va_start(args, format);
+    fill(err, code, offset, format, args);
+    va_end(args);
+    return code;
+}
+
+kvasir_status fail_prefix(kvasir_error *err, const char *prefix) {
+    if (!err)
+        return KVASIR_ERR_FORMAT;
+    char text[sizeof err->text];
+    memcpy(text, err->text, sizeof text);
+    int n = snprintf(err->text, sizeof err->text, "%s: ", prefix);
+    if (n > 0 && (size_t)n < sizeof err->text)
+        snprintf(err->text + n, sizeof err->text - (size_t)n, "%s", text);
+    return err->code;
+}

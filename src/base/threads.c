@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A pool of threads made once.
+ *
+ *   run:   the caller writes (fn, ctx, items), sets `next` to 0 and raises `epoch`; workers see
+ *          the new epoch, take items by incrementing `next`, and count themselves out of `busy`;
+ *          the caller works as worker 0 and waits for busy == 0.
+ *   idle:  a worker spins for a while (a decode step issues hundreds of runs, microseconds apart),
+ *          then parks on a futex over `epoch`. `sleepers` tells whether a wake-up call is needed.
+ *
+ * Invariants
+ *   T1  fn, ctx, items are written only while busy == 0 and read only by workers that saw the epoch
+ *       that follows.
+ *   T2  The increment of epoch releases, its load acquires, busy likewise on the way back: all
+ *       writes of a run are seen by the next.
+ *   T3  `next` may run past `items` by at most the number of workers: it never wraps.
+ */
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+/* Some 20 to 60 microseconds of spinning: longer than the serial gaps between two runs of a step,
+ * short against the time slice that a neighbour on the same core would lose. */
+enum { SPIN_ROUNDS = 2000, PAUSES_PER_ROUND = 8 };
+
+struct worker {
+    struct thread_pool *pool;
+    pthread_t thread;
+    int index;
+};
+
+struct thread_pool {
+    int threads;
+    struct worker *workers; /* [threads - 1] */
+    thread_fn *fn;
+    void *ctx;
+    size_t items;
+    _Alignas(64) atomic_size_t next;
+    _Alignas(64) atomic_uint epoch; /* futex word */
+    _Alignas(64) atomic_int busy;
+    atomic_int sleepers;
+    atomic_bool stop;
+};
+
+static void cpu_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+static void futex_wait(atomic_uint *word, unsigned value) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void futex_wake_all(atomic_uint *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+}
+
+static void work(struct thread_pool *p, int worker) {
+    for (;;) {
+        size_t item = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
+        if (item >= p->items)
+            return;
+        p->fn(p->ctx, item, worker);
+    }
+}
+
+/* Waits until the epoch differs from `seen`; returns the new one. */
+static unsigned wait_epoch(struct thread_pool *p, unsigned seen) {
+    for (int i = 0; i < SPIN_ROUNDS; i++) {
+        unsigned now = atomic_load_explicit(&p->epoch, memory_order_acquire);
+        if (now != seen)
+            return now;
+        for (int j = 0; j < PAUSES_PER_ROUND; j++)
+            cpu_pause();
+    }
+    atomic_fetch_add(&p->sleepers, 1);
+    unsigned now;
+    while ((now = atomic_load(&p->epoch)) == seen)
+        futex_wait(&p->epoch, seen);
+    atomic_fetch_sub(&p->sleepers, 1);
+    return now;
+}
+
+static void *worker_main(void *arg) {
+    struct worker *w = arg;
+    struct thread_pool *p = w->pool;
+    unsigned seen = 0;
+    for (;;) {
+        seen = wait_epoch(p, seen);
+        if (atomic_load_explicit(&p->stop, memory_order_relaxed))
+            return NULL;
+        work(p, w->index);
+        atomic_fetch_sub_explicit(&p->busy, 1, memory_order_release);
+    }
+}
+
+static void raise_epoch(struct thread_pool *p) {
+    atomic_fetch_add(&p->epoch, 1); /* sequentially consistent against `sleepers` */
+    if (atomic_load(&p->sleepers) > 0)
+        futex_wake_all(&p->epoch);
+}
+
+kvasir_status thread_pool_create(struct thread_pool **out, int threads, kvasir_error *err) {
+    struct thread_pool *p = mem_alloc_aligned(sizeof *p);
+    if (!p)
+        return fail(err, KVASIR_ERR_MEMORY, "thread pool: out of memory");
+    p->threads = 1;
+    p->workers = mem_calloc((size_t)threads, sizeof *p->workers);
+    if (!p->workers) {
+        thread_pool_destroy(p);
+        return fail(err, KVASIR_ERR_MEMORY, "thread pool: out of memory");
+    }
+    for (int i = 1; i < threads; i++) {
+        struct worker *w = &p->workers[i - 1];
+        *w = (struct worker){.pool = p, .index = i};
+        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
+            thread_pool_destroy(p);
+            return fail(err, KVASIR_ERR_MEMORY, "cannot start thread %d of %d", i + 1, threads);
+        }
+        p->threads++;
+    }
+    *out = p;
+    return KVASIR_OK;
+}
+
+void thread_pool_destroy(struct thread_pool *p) {
+    if (!p)
+        return;
+    atomic_store(&p->stop, true);
+    raise_epoch(p);
+    for (int i = 1; i < p->threads; i++)
+        pthread_join(p->workers[i - 1].thread, NULL);
+    mem_free(p->workers);
+    mem_free(p);
+}
+
+int thread_pool_size(const struct thread_pool *p) {
+    return p->threads;
+}
+
+void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *ctx) {
+    if (items <= 1 || p->threads == 1) {
+        for (size_t i = 0; i < items; i++)
+            fn(ctx, i, 0);
+        return;
+    }
+    p->fn = fn;
+    p->ctx = ctx;
+    p->items = items;
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->busy, p->threads - 1, memory_order_relaxed);
+    raise_epoch(p);
+    work(p, 0);
+    /* The others finish within one item's time: spinning is right, but give the core away when it
+     * is shared. */
+    for (int i = 0; atomic_load_explicit(&p->busy, memory_order_acquire) != 0; i++) {
+        if (i > SPIN_ROUNDS) {
+            sched_yield();
+            i = 0;
+        }
+        cpu_pause();
+    }
+}

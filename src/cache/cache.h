@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cache/: THE HEART. Pages, and sequences that are lists of pages. Start here, then pool.c, then
+ * seq.c.
+ *
+ * A page holds 64 consecutive tokens of one sequence for one layer group, all layers and heads of
+ * it, K and V, in the format they were encoded to when they were produced. It is one contiguous
+ * extent of the arena and never moves.
+ *
+ *     sequence A  tokens  0 ...... 63 | 64 ..... 127 | 128 .... 150
+ *        table            [ page 7  ]   [ page 2   ]   [ page 9   ]  <- open: private to A
+ *                              |             |
+ *     sequence B (fork)   [ page 7  ]   [ page 2   ]   [ page 4   ]  <- its copy of the open page
+ *
+ *      arena    |  0  |  1  |  2  |  3  | ...   a page's address is a 32-bit number of 4 KiB units
+ *      page 7   [layer 0: head 0: K tile | V tile, head 1: K | V][layer 1: ...] ...
+ *
+ * Invariants (tests/unit/test_cache.c and tests/sim/ try to break them)
+ *   C1  A page's bytes are written only while exactly one sequence holds it and only at positions
+ *       that sequence has prepared and not yet committed. A full, shared page is never written.
+ *   C2  A page's reference count is the number of page tables it stands in; at 0 it goes back to
+ *       the pool at once.
+ *   C3  Bytes in use never exceed the budget: a take that would is refused before anything changes.
+ *   C4  Which positions a query at p sees is a function of p alone (keep, span): never of the
+ *       table's history. A table holds every page that position `length` or a later one can see.
+ *   C5  A failed call leaves the sequence as it was.
+ *   C6  A taken page is all zeros: a slot that was never written reads as zero and is never NaN.
+ *   C7  Pages of one sequence may have different formats; the format is a function of the page's
+ *       number (quantized-kv-start) and belongs to the page.
+ *
+ * Everything here runs on the one thread that owns the cache. Nothing allocates after seq_create
+ * and seq_reserve.
+ */
+#ifndef KVASIR_CACHE_H
+#define KVASIR_CACHE_H
+
+#include "backend/backend.h"
+
+/* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */
+
+struct kv_pool;
+/* budget_bytes: the most that pages in use may add up to. Address space is reserved for it, memory
+ * taken page by page. */
+kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv_pool **out,
+                             kvasir_error *err) MUST_CHECK;
+void kv_pool_destroy(struct kv_pool *p); /* all pages must have been given back */
+
+struct kv_pool_stats {
+    uint64_t budget_bytes;
+    uint64_t used_bytes, peak_bytes;  /* pages in use, each rounded up to 4 KiB */
+    uint64_t pages_used, pages_taken; /* now; ever */
+};
+struct kv_pool_stats kv_pool_stats(const struct kv_pool *p);
+
+/* ---- cache (cache.c): what all sequences of a context have in common ------------------------- */
+
+struct kv_cache_options {
+    /* group 0: settled per head size (kv_format_settle) with group_k, group_v */
+    struct kv_format k, v;
+    uint32_t group_k, group_v; /* 0: the default */
+    uint32_t quantized_start;  /* the first this many tokens, rounded up to pages, stay f16 */
+    uint32_t max_size;         /* rotation: most tokens a query sees; 0: all */
+    uint32_t keep;             /* first tokens that are always seen when rotating; < max_size */
+    uint64_t budget_bytes;
+};
+
+/* The layer group as the cache sees it. */
+struct kv_shape {
+    uint32_t layers, kv_heads, head_dim;
+    /* 0: none. A window group keeps its own bound; rotation does not apply to it */
+    uint32_t window;
+};
+
+struct kv_cache;
+kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,
+                              const struct kv_cache_options *opt, struct kv_cache **out,
+                              kvasir_error *err) MUST_CHECK;
+void kv_cache_destroy(struct kv_cache *c);
+struct kv_pool *kv_cache_pool(struct kv_cache *c);
+/* Bytes 64 tokens cost: all groups, at the quantized format (start false) or at the exact
+ * start's. */
+uint64_t kv_cache_page_bytes(const struct kv_cache *c, bool start);
+/* The settled formats. */
+void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v);
+
+/* ---- sequence (seq.c) ------------------------------------------------------------------------ */
+
+/* Life of positions:
+ *
+ *      [0 ........ length) committed    [length .. prepared) may be written by the step under way
+ *
+ *      seq_prepare(n)  takes the pages that n more tokens need (all or none), makes the open page
+ *                      private
+ *      ... the step encodes K and V into them ...
+ *      seq_commit(n)   the tokens are part of the sequence; pages that no later query sees go back
+ *      seq_trim(len)   forgets the tail; also undoes a prepare
+ */
+struct kv_seq;
+kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
+void seq_destroy(struct kv_seq *s);
+/* A new sequence with the same tokens; full pages are shared, an open page is copied at the next
+ * prepare of either. */
+kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
+
+uint32_t seq_length(const struct kv_seq *s);
+const int32_t *seq_tokens(const struct kv_seq *s); /* [length] */
+
+/* Room for tokens up to `length` in the sequence's own tables (not pages), so that later steps do
+ * not allocate. */
+kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
+/* The most bytes that growing from now to `length` in steps of `step` tokens will need at any time,
+ * beyond what the sequence holds: what a caller checks against the budget before any work. */
+uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step);
+/* KVASIR_ERR_BUDGET names budget, use and need. */
+kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) MUST_CHECK;
+void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
+/* Forgets everything from `length` on. Fails (KVASIR_ERR_ARGUMENT, naming the longest length that
+ * works) when a page that position `length` sees was dropped by rotation or a window. 0 always
+ * works. */
+kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
+/* Bytes of pages in this sequence's tables (shared ones count in full). */
+uint64_t seq_bytes(const struct kv_seq *s);
+/* The group's pages as a step sees them. Valid until the sequence's next call. */
+void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
+/* Reads one stored row back, decoded: row [head_dim]. layer counts inside the group. Slow: for
+ * tests and tools. */
+kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                       uint32_t head, uint32_t position, float *row, kvasir_error *err) MUST_CHECK;
+
+#endif

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The page pool: one arena of address space, one budget of bytes, reference counts.
+ *
+ *   arena   | unit 0 | unit 1 | unit 2 | unit 3 | unit 4 | ...        a unit is 2 MiB
+ *             `---- superblock ----'   `- superblock -'                 (1 or more units, one
+ *             class)
+ *               page page page  slack    page page ...
+ *
+ * Pages of one size (a class) are cut from superblocks of just so many units that at most 1/16 of
+ * the block is slack; the slack is never touched, so it costs address space and no memory. A
+ * superblock whose last page goes back is released to the system as a whole.
+ *
+ * All bookkeeping is in two flat tables beside the arena, reserved like it: their memory comes when
+ * it is touched, so nothing is allocated after creation and nothing is paid for an empty budget.
+ *
+ *   slots[addr]    4 KiB unit -> references of the page that starts there, or the next free page
+ *   blocks[unit]   2 MiB unit -> superblock that starts there
+ *
+ * Invariants
+ *   P1  used_bytes is the sum of page_bytes over pages with references, and <= budget_bytes.
+ *   P2  A block is in its class's list exactly when it has a page to give.
+ *   P3  Pages at or behind `fresh` in a block were never taken since the block was made: they are
+ *       zero because the system gave them so. Recycled ones are zeroed when taken.
+ *
+ * Left out: eviction. Nothing here decides what to give back.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "cache/cache_internal.h"
+
+#define UNIT_BYTES ((size_t)2 << 20)
+enum { ADDR_PER_UNIT = (2 << 20) / PAGE_ADDR_UNIT };
+#define NO_BLOCK UINT32_MAX
+#define NO_PAGE  UINT32_MAX
+
+struct slot {
+    uint32_t refs;
+    uint32_t next_free; /* address of the next free page of the block; only while refs is 0 */
+};
+
+struct block {
+    uint32_t units; /* 0: no block starts at this unit */
+    uint32_t owner; /* first unit of the block that this unit belongs to, + 1; 0: free unit */
+    uint32_t class_index;
+    uint32_t used;       /* pages with references */
+    uint32_t fresh;      /* pages ever taken since the block was made */
+    uint32_t free_head;  /* address of a recycled page, or NO_PAGE */
+    uint32_t prev, next; /* list of blocks of the class that have a page to give */
+};
+
+struct page_class {
+    size_t page_bytes;
+    uint32_t addr_step; /* page_bytes / PAGE_ADDR_UNIT */
+    uint32_t units;     /* of a superblock */
+    uint32_t pages;     /* in a superblock */
+    uint32_t first;     /* block with a page to give, or NO_BLOCK */
+};
+
+struct kv_pool {
+    struct backend *backend;
+    uint8_t *arena;
+    uint32_t n_units;
+    uint32_t unit_hint;   /* no free unit lies before it */
+    struct slot *slots;   /* [n_units * ADDR_PER_UNIT] */
+    struct block *blocks; /* [n_units] */
+    struct page_class classes[PAGE_CLASSES_MAX];
+    uint32_t n_classes;
+    struct kv_pool_stats stats;
+};
+
+/* Address space for a budget: superblocks that are partly empty pin space that other classes cannot
+ * use, so there is four times as much of it as of budget. It costs nothing until touched. */
+static uint64_t space_units(uint64_t budget_bytes) {
+    uint64_t units = budget_bytes / UNIT_BYTES + 1;
+    return 4 * units + 64;
+}
+
+kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv_pool **out,
+                             kvasir_error *err) {
+    uint64_t units = space_units(budget_bytes);
+    if (units * ADDR_PER_UNIT >= UINT32_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "cache budget of %" PRIu64 " MiB is more than pages can be addressed in",
+                    budget_bytes >> 20);
+    struct kv_pool *p = mem_calloc(1, sizeof *p);
+    if (!p)
+        return fail(err, KVASIR_ERR_MEMORY, "page pool: out of memory");
+    p->backend = b;
+    p->n_units = (uint32_t)units;
+    p->stats.budget_bytes = budget_bytes;
+    p->arena = backend_arena_reserve(b, p->n_units * UNIT_BYTES);
+    p->slots = mem_reserve((size_t)p->n_units * ADDR_PER_UNIT * sizeof *p->slots);
+    p->blocks = mem_reserve(round_up(p->n_units * sizeof *p->blocks, 4096));
+    if (!p->arena || !p->slots || !p->blocks) {
+        kv_pool_destroy(p);
+        return fail(err, KVASIR_ERR_MEMORY,
+                    "cannot reserve address space for a cache of %" PRIu64 " MiB",
+                    budget_bytes >> 20);
+    }
+    *out = p;
+    return KVASIR_OK;
+}
+
+void kv_pool_destroy(struct kv_pool *p) {
+    if (!p)
+        return;
+    if (p->arena)
+        backend_arena_unreserve(p->backend, p->arena, p->n_units * UNIT_BYTES);
+    mem_unreserve(p->slots, (size_t)p->n_units * ADDR_PER_UNIT * sizeof *p->slots);
+    mem_unreserve(p->blocks, round_up(p->n_units * sizeof *p->blocks, 4096));
+    mem_free(p);
+}
+
+struct kv_pool_stats kv_pool_stats(const struct kv_pool *p) {
+    return p->stats;
+}
+uint8_t *pool_arena(const struct kv_pool *p) {
+    return p->arena;
+}
+
+kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_index,
+                         kvasir_error *err) {
+    for (uint32_t i = 0; i < p->n_classes; i++) {
+        if (p->classes[i].page_bytes == page_bytes) {
+            *class_index = i;
+            return KVASIR_OK;
+        }
+    }
+    if (p->n_classes == PAGE_CLASSES_MAX)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d page sizes", PAGE_CLASSES_MAX);
+    size_t units = round_up(page_bytes, UNIT_BYTES) / UNIT_BYTES;
+    while (units * UNIT_BYTES % page_bytes > units * UNIT_BYTES / 16)
+        units++;
+    p->classes[p->n_classes] = (struct page_class){
+        .page_bytes = page_bytes,
+        .addr_step = (uint32_t)(page_bytes / PAGE_ADDR_UNIT),
+        .units = (uint32_t)units,
+        .pages = (uint32_t)(units * UNIT_BYTES / page_bytes),
+        .first = NO_BLOCK,
+    };
+    *class_index = p->n_classes++;
+    return KVASIR_OK;
+}
+
+/* ---- superblocks ----------------------------------------------------------------------------- */
+
+static void list_push(struct kv_pool *p, struct page_class *c, uint32_t unit) {
+    struct block *b = &p->blocks[unit];
+    b->prev = NO_BLOCK;
+    b->next = c->first;
+    if (c->first != NO_BLOCK)
+        p->blocks[c->first].prev = unit;
+    c->first = unit;
+}
+
+static void list_remove(struct kv_pool *p, struct page_class *c, uint32_t unit) {
+    struct block *b = &p->blocks[unit];
+    if (b->prev != NO_BLOCK)
+        p->blocks[b->prev].next = b->next;
+    else
+        c->first = b->next;
+    if (b->next != NO_BLOCK)
+        p->blocks[b->next].prev = b->prev;
+}
+
+/* First run of free units that is long enough, or NO_BLOCK. */
+static uint32_t find_units(struct kv_pool *p, uint32_t count) {
+    uint32_t run = 0;
+    bool seen_free = false;
+    for (uint32_t u = p->unit_hint; u < p->n_units; u++) {
+        bool free_unit = p->blocks[u].owner == 0;
+        if (free_unit && !seen_free) {
+            seen_free = true;
+            p->unit_hint = u;
+        }
+        run = free_unit ? run + 1 : 0;
+        if (run == count)
+            return u + 1 - count;
+    }
+    return NO_BLOCK;
+}
+
+static uint32_t block_make(struct kv_pool *p, uint32_t class_index) {
+    struct page_class *c = &p->classes[class_index];
+    uint32_t unit = find_units(p, c->units);
+    if (unit == NO_BLOCK)
+        return NO_BLOCK;
+    for (uint32_t i = 0; i < c->units; i++)
+        p->blocks[unit + i].owner = unit + 1;
+    struct block *b = &p->blocks[unit];
+    b->units = c->units;
+    b->class_index = class_index;
+    b->used = b->fresh = 0;
+    b->free_head = NO_PAGE;
+    list_push(p, c, unit);
+    return unit;
+}
+
+/* The block's memory goes back to the system and reads as zeros when it is taken again. */
+static void block_release(struct kv_pool *p, uint32_t unit) {
+    struct block *b = &p->blocks[unit];
+    uint32_t units = b->units;
+    list_remove(p, &p->classes[b->class_index], unit);
+    backend_arena_release(p->backend, p->arena + unit * UNIT_BYTES, units * UNIT_BYTES);
+    for (uint32_t i = 0; i < units; i++)
+        p->blocks[unit + i] = (struct block){0};
+    if (unit < p->unit_hint)
+        p->unit_hint = unit;
+}
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+static uint8_t *page_bytes_at(const struct kv_pool *p, uint32_t addr) {
+    return p->arena + (size_t)addr * PAGE_ADDR_UNIT;
+}
+
+static uint32_t block_of(const struct kv_pool *p, uint32_t addr) {
+    return p->blocks[addr / ADDR_PER_UNIT].owner - 1;
+}
+
+kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_error *err) {
+    if (need <= p->stats.budget_bytes - p->stats.used_bytes)
+        return KVASIR_OK;
+    return fail(err, KVASIR_ERR_BUDGET,
+                "cache budget is %" PRIu64 " bytes, %" PRIu64 " in use, %" PRIu64 " more needed",
+                p->stats.budget_bytes, p->stats.used_bytes, need);
+}
+
+kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
+                        kvasir_error *err) {
+    struct page_class *c = &p->classes[class_index];
+    TRY(pool_check_room(p, c->page_bytes, err));
+    uint32_t unit = c->first;
+    if (unit == NO_BLOCK)
+        unit = block_make(p, class_index);
+    if (unit == NO_BLOCK)
+        return fail(err, KVASIR_ERR_BUDGET,
+                    "no address space is left for a page of %zu bytes: the cache's %" PRIu64
+                    " bytes in use are scattered over it",
+                    c->page_bytes, p->stats.used_bytes);
+    struct block *b = &p->blocks[unit];
+    if (b->free_head != NO_PAGE) {
+        *addr = b->free_head;
+        b->free_head = p->slots[*addr].next_free;
+        backend_arena_zero(p->backend, page_bytes_at(p, *addr), c->page_bytes);
+    } else {
+        *addr = unit * ADDR_PER_UNIT + b->fresh++ * c->addr_step;
+    }
+    p->slots[*addr].refs = 1;
+    if (++b->used == c->pages)
+        list_remove(p, c, unit);
+    p->stats.pages_used++;
+    p->stats.pages_taken++;
+    p->stats.used_bytes += c->page_bytes;
+    if (p->stats.used_bytes > p->stats.peak_bytes)
+        p->stats.peak_bytes = p->stats.used_bytes;
+    return KVASIR_OK;
+}
+
+void page_ref(struct kv_pool *p, uint32_t addr) {
+    p->slots[addr].refs++;
+}
+
+bool page_shared(const struct kv_pool *p, uint32_t addr) {
+    return p->slots[addr].refs > 1;
+}
+
+void page_unref(struct kv_pool *p, uint32_t addr) {
+    if (--p->slots[addr].refs > 0)
+        return;
+    uint32_t unit = block_of(p, addr);
+    struct block *b = &p->blocks[unit];
+    struct page_class *c = &p->classes[b->class_index];
+    p->slots[addr].next_free = b->free_head;
+    b->free_head = addr;
+    if (b->used-- == c->pages)
+        list_push(p, c, unit);
+    p->stats.pages_used--;
+    p->stats.used_bytes -= c->page_bytes;
+    if (b->used == 0)
+        block_release(p, unit);
+}
+
+void page_copy(struct kv_pool *p, uint32_t to, uint32_t from) {
+    size_t bytes = p->classes[p->blocks[block_of(p, from)].class_index].page_bytes;
+    backend_arena_copy(p->backend, page_bytes_at(p, to), page_bytes_at(p, from), bytes);
+}

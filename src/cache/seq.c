@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A sequence: token ids, and one page table per layer group.
+ *
+ * A table with kept pages (rotation, keep = 4, so one kept page) after a long run:
+ *
+ *      number     0     1  2  3  4     5      6      7
+ *               [kept]  (dropped)    [page] [page] [open]
+ *      index      0                    1      2      3          base_page = 5, n = 4
+ *
+ * Which numbers stand in the table is a function of `length` (and of `prepared` during a step):
+ *
+ *      pages [0, kept)  and  pages [first_seen(length), last page of prepared]
+ *
+ * where first_seen(p) is the page of the lowest position that a query at p sees behind the kept
+ * ones. Append moves the right end, rotation and windows the left one, trim moves the right end
+ * back. No byte of a page moves for any of it.
+ *
+ * Invariants beside C1-C7 of cache.h
+ *   S1  length <= prepared; prepared > length only between seq_prepare and seq_commit or seq_trim.
+ *   S2  Entries of a table are in rising page number, each holds one reference.
+ *   S3  The page of position `length`, while it is partly filled, is private to the sequence from
+ *       the prepare on: seq_prepare copies it if anyone else holds it.
+ */
+#include <string.h>
+
+#include "cache/cache_internal.h"
+
+struct table {
+    struct kv_page *pages; /* [cap] */
+    uint32_t n, cap;
+    uint32_t base_page; /* number of the first entry behind the kept ones */
+};
+
+struct kv_seq {
+    struct kv_cache *cache;
+    int32_t *tokens; /* [token_cap] */
+    uint32_t token_cap;
+    uint32_t length, prepared;
+    struct table tables[CACHE_GROUPS_MAX];
+};
+
+/* ---- which pages a table holds: functions of positions alone ----------------------------------
+ * */
+
+static uint32_t pages_for(uint32_t tokens) {
+    return (tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+/* Number of the first page behind the kept ones that a query at position p, or a later one, sees.
+ * */
+static uint32_t first_seen(const struct kv_group *g, uint32_t p) {
+    uint32_t first = g->span == UINT32_MAX || p < g->span ? 0 : (p + 1 - g->span) / TILE_TOKENS;
+    return first > g->kept_pages ? first : g->kept_pages;
+}
+
+/* Bytes of the pages that a table holds when the next query is at `length` and positions below
+ * `prepared` have pages. */
+static uint64_t table_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
+                            uint32_t prepared) {
+    const struct kv_group *g = &c->groups[group];
+    uint32_t end = pages_for(prepared);
+    uint32_t kept = g->kept_pages < end ? g->kept_pages : end;
+    uint32_t first = first_seen(g, length) < end ? first_seen(g, length) : end;
+    if (first < kept)
+        first = kept;
+    uint32_t count = kept + (end - first);
+    uint32_t start_kept = kept < c->start_pages ? kept : c->start_pages;
+    uint32_t start_end = end < c->start_pages ? end : c->start_pages;
+    uint32_t start = start_kept + (start_end > first ? start_end - first : 0);
+    return (uint64_t)start * c->layouts[group][1].page_bytes +
+           (uint64_t)(count - start) * c->layouts[group][0].page_bytes;
+}
+
+static uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        bytes += table_bytes(c, g, length, prepared);
+    return bytes;
+}
+
+/* Entry of the open page (the one that position `length` falls into when partly filled), or -1. */
+static int64_t open_entry(const struct kv_seq *s, uint32_t group) {
+    if (s->length % TILE_TOKENS == 0)
+        return -1;
+    const struct table *t = &s->tables[group];
+    uint32_t number = s->length / TILE_TOKENS, kept = s->cache->groups[group].kept_pages;
+    return number < kept ? (int64_t)number : (int64_t)kept + (number - t->base_page);
+}
+
+static bool open_is_shared(const struct kv_seq *s, uint32_t group) {
+    int64_t i = open_entry(s, group);
+    return i >= 0 && page_shared(s->cache->pool, s->tables[group].pages[i].addr);
+}
+
+/* What making the open pages private will cost. */
+static uint64_t copy_bytes(const struct kv_seq *s) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        if (open_is_shared(s, g))
+            bytes += s->cache->layouts[g][layout_of(s->cache, s->length / TILE_TOKENS)].page_bytes;
+    return bytes;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *err) {
+    struct kv_seq *s = mem_calloc(1, sizeof *s);
+    if (!s)
+        return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
+    s->cache = c;
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        s->tables[g].base_page = c->groups[g].kept_pages;
+    c->sequences++;
+    *out = s;
+    return KVASIR_OK;
+}
+
+static void table_truncate(struct kv_seq *s, uint32_t group, uint32_t n) {
+    struct table *t = &s->tables[group];
+    while (t->n > n)
+        page_unref(s->cache->pool, t->pages[--t->n].addr);
+}
+
+void seq_destroy(struct kv_seq *s) {
+    if (!s)
+        return;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        table_truncate(s, g, 0);
+        mem_free(s->tables[g].pages);
+    }
+    s->cache->sequences--;
+    mem_free(s->tokens);
+    mem_free(s);
+}
+
+static kvasir_status table_room(struct table *t, uint32_t n, kvasir_error *err) {
+    if (n <= t->cap)
+        return KVASIR_OK;
+    uint32_t cap = t->cap ? t->cap : 16;
+    while (cap < n)
+        cap *= 2;
+    struct kv_page *pages = mem_realloc(t->pages, cap, sizeof *pages);
+    if (!pages)
+        return fail(err, KVASIR_ERR_MEMORY, "page table of %u entries: out of memory", cap);
+    t->pages = pages;
+    t->cap = cap;
+    return KVASIR_OK;
+}
+
+static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error *err) {
+    if (length <= s->token_cap)
+        return KVASIR_OK;
+    uint64_t cap = s->token_cap ? s->token_cap : 256;
+    while (cap < length)
+        cap *= 2;
+    if (cap > UINT32_MAX)
+        cap = UINT32_MAX;
+    int32_t *tokens = mem_realloc(s->tokens, (size_t)cap, sizeof *tokens);
+    if (!tokens)
+        return fail(err, KVASIR_ERR_MEMORY, "%u tokens: out of memory", length);
+    s->tokens = tokens;
+    s->token_cap = (uint32_t)cap;
+    return KVASIR_OK;
+}
+
+kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) {
+    TRY(token_room(s, length, err));
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        /* A bounded table never grows past its span; the step's own pages come on top (prepare). */
+        const struct kv_group *group = &s->cache->groups[g];
+        uint64_t n = pages_for(length);
+        if (group->span != UINT32_MAX && n > group->kept_pages + pages_for(group->span) + 2u)
+            n = group->kept_pages + pages_for(group->span) + 2u;
+        TRY(table_room(&s->tables[g], (uint32_t)n, err));
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) {
+    struct kv_seq *f = NULL;
+    TRY(seq_create(s->cache, &f, err));
+    kvasir_status status;
+    TRY_GOTO(token_room(f, s->length, err));
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
+    f->length = f->prepared = s->length;
+    if (s->length)
+        memcpy(f->tokens, s->tokens, s->length * sizeof *s->tokens);
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        const struct table *from = &s->tables[g];
+        struct table *to = &f->tables[g];
+        to->n = from->n;
+        to->base_page = from->base_page;
+        for (uint32_t i = 0; i < from->n; i++) {
+            to->pages[i] = from->pages[i];
+            page_ref(s->cache->pool, to->pages[i].addr);
+        }
+    }
+    *out = f;
+    return KVASIR_OK;
+done:
+    seq_destroy(f);
+    return status;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+uint32_t seq_length(const struct kv_seq *s) {
+    return s->length;
+}
+const int32_t *seq_tokens(const struct kv_seq *s) {
+    return s->tokens;
+}
+
+uint64_t seq_bytes(const struct kv_seq *s) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n; i++)
+            bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
+    return bytes;
+}
+
+void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
+    const struct kv_group *g = &s->cache->groups[group];
+    const struct table *t = &s->tables[group];
+    *view = (struct kv_view){
+        .arena = pool_arena(s->cache->pool),
+        .layouts = s->cache->layouts[group],
+        .pages = t->pages,
+        .n_pages = t->n,
+        .kept_pages = g->kept_pages,
+        .base_page = t->base_page,
+        .keep = g->keep,
+        .span = g->span,
+    };
+}
+
+kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                       uint32_t head, uint32_t position, float *row, kvasir_error *err) {
+    struct kv_view view;
+    seq_view(s, group, &view);
+    uint32_t i = kv_view_index(&view, position / TILE_TOKENS);
+    if (position >= s->length || i == UINT32_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "position %u is not in the cache", position);
+    const struct page_layout *l = &view.layouts[view.pages[i].layout];
+    const uint8_t *tile = view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
+                          (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes;
+    const struct tile_layout *tl = part == TILE_K ? &l->k : &l->v;
+    if (part == TILE_V)
+        tile += l->k.bytes;
+    void *copy = mem_alloc(tl->bytes);
+    if (!copy)
+        return fail(err, KVASIR_ERR_MEMORY, "reading the cache: out of memory");
+    backend_read(s->cache->backend, copy, tile, tl->bytes);
+    tile_decode_row(tl, copy, position % TILE_TOKENS, row);
+    mem_free(copy);
+    return KVASIR_OK;
+}
+
+/* ---- growing --------------------------------------------------------------------------------- */
+
+uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step) {
+    const struct kv_cache *c = s->cache;
+    uint64_t held = all_bytes(c, s->length, s->length), most = 0;
+    for (uint32_t at = s->length; at < length;) {
+        uint32_t next = length - at > step ? at + step : length;
+        uint64_t bytes = all_bytes(c, at, next);
+        if (bytes > most)
+            most = bytes;
+        at = next;
+    }
+    return (most > held ? most - held : 0) + copy_bytes(s);
+}
+
+/* Takes a page for `number` at the table's end. */
+static kvasir_status table_push(struct kv_seq *s, uint32_t group, uint32_t number,
+                                kvasir_error *err) {
+    struct kv_cache *c = s->cache;
+    struct table *t = &s->tables[group];
+    uint32_t layout = layout_of(c, number), addr;
+    TRY(table_room(t, t->n + 1, err));
+    TRY(page_take(c->pool, c->groups[group].page_class[layout], &addr, err));
+    t->pages[t->n++] = (struct kv_page){.addr = addr, .layout = (uint16_t)layout};
+    return KVASIR_OK;
+}
+
+/* S3: a private copy of the open page. The original stays with whoever else holds it. */
+static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error *err) {
+    if (!open_is_shared(s, group))
+        return KVASIR_OK;
+    struct kv_cache *c = s->cache;
+    struct kv_page *page = &s->tables[group].pages[open_entry(s, group)];
+    uint32_t addr;
+    TRY(page_take(c->pool, c->groups[group].page_class[page->layout], &addr, err));
+    page_copy(c->pool, addr, page->addr);
+    page_unref(c->pool, page->addr);
+    page->addr = addr;
+    return KVASIR_OK;
+}
+
+kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
+    struct kv_cache *c = s->cache;
+    uint32_t end;
+    if (__builtin_add_overflow(s->length, n, &end) || end > UINT32_MAX - TILE_TOKENS)
+        return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
+    /* All or none: what is needed is known before anything is taken. */
+    uint64_t need = all_bytes(c, s->length, end) - all_bytes(c, s->length, s->length);
+    TRY(pool_check_room(c->pool, need + copy_bytes(s), err));
+    TRY(token_room(s, end, err));
+    kvasir_status status;
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        TRY_GOTO(open_unshare(s, g, err));
+        for (uint32_t number = pages_for(s->length); number < pages_for(end); number++)
+            TRY_GOTO(table_push(s, g, number, err));
+    }
+    s->prepared = end;
+    return KVASIR_OK;
+done:
+    /* An unshared open page stays so: it holds the same bytes. */
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const struct table *t = &s->tables[g];
+        uint32_t kept = c->groups[g].kept_pages, pages = pages_for(s->length);
+        uint32_t n_before = pages <= kept ? pages : kept + (pages - t->base_page);
+        table_truncate(s, g, n_before);
+    }
+    return status;
+}
+
+/* Gives back the pages behind the kept ones that no query from `length` on sees. */
+static void drop_unseen(struct kv_seq *s, uint32_t group) {
+    const struct kv_group *g = &s->cache->groups[group];
+    struct table *t = &s->tables[group];
+    uint32_t first = first_seen(g, s->length), drop = 0;
+    while (t->base_page + drop < first && g->kept_pages + drop < t->n)
+        page_unref(s->cache->pool, t->pages[g->kept_pages + drop++].addr);
+    if (!drop)
+        return;
+    t->n -= drop;
+    t->base_page += drop;
+    memmove(&t->pages[g->kept_pages], &t->pages[g->kept_pages + drop],
+            (t->n - g->kept_pages) * sizeof *t->pages);
+}
+
+void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
+    memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
+    s->length += n;
+    s->prepared = s->length;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        drop_unseen(s, g);
+}
+
+/* ---- shrinking ------------------------------------------------------------------------------- */
+
+/* True if every page that a query at `length` sees behind it is still in the group's table. */
+static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
+    const struct kv_group *g = &s->cache->groups[group];
+    return pages_for(length) <= g->kept_pages ||
+           first_seen(g, length) >= s->tables[group].base_page;
+}
+
+static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        if (!can_trim(s, g, length))
+            return false;
+    return true;
+}
+
+kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) {
+    if (length > s->length)
+        return fail(err, KVASIR_ERR_ARGUMENT, "cannot trim %u tokens to %u", s->length, length);
+    if (!can_trim_all(s, length)) {
+        uint32_t below = length, above = length;
+        while (!can_trim_all(s, below))
+            below--;
+        while (!can_trim_all(s, above))
+            above++;
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "cannot trim to %u tokens: pages that the next one sees were dropped; %u or "
+                    "less, or %u or more, works",
+                    length, below, above);
+    }
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        uint32_t kept = s->cache->groups[g].kept_pages, pages = pages_for(length);
+        struct table *t = &s->tables[g];
+        table_truncate(s, g, pages <= kept ? pages : kept + (pages - t->base_page));
+        if (pages <= kept)
+            t->base_page = kept;
+    }
+    s->length = s->prepared = length;
+    return KVASIR_OK;
+}

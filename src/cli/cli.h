@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
+ *
+ *   main.c                                 finds the command; the only place that decides an exit
+ *   generate.c  perplexity.c  bench_kv_cache.c  info.c        the commands
+ *   options.c   one table per command: reading flags, --help and defaults
+ *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
+ *   files.c     text in; files out that appear only when complete; safetensors
+ *   prompt.c    from a user's prompt to token ids
+ *   stream.c    the answer on its way out: stop texts, whole writes
+ *   interrupt.c Ctrl-C
+ *
+ * Standard output carries results only, everything else goes to standard error. A command returns
+ * an exit code; what it opened it closes itself. Exit codes are part of the interface.
+ */
+#ifndef KVASIR_CLI_H
+#define KVASIR_CLI_H
+
+#include <kvasir.h>
+
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+enum exit_code {
+    EXIT_GOOD = 0,
+    EXIT_RUN = 1,          /* the run failed: files, memory, budget, damaged input */
+    EXIT_USAGE = 2,        /* the command line asks for something that cannot be */
+    EXIT_INTERRUPTED = 130 /* Ctrl-C ended the run early (128 + SIGINT, as shells have it) */
+};
+
+#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
+
+/* The commands; argv[0] is the command's name. */
+int generate_main(int argc, char **argv);
+int perplexity_main(int argc, char **argv);
+int bench_kv_cache_main(int argc, char **argv);
+int info_main(int argc, char **argv);
+
+/* ---- options (options.c) --------------------------------------------------------------------- */
+
+enum option_kind {
+    OPTION_FLAG,  /* bool */
+    OPTION_TEXT,  /* const char * */
+    OPTION_TEXTS, /* struct text_list; the flag is given once per text */
+    OPTION_WORDS, /* struct text_list; all words up to the next flag */
+    OPTION_U32,
+    OPTION_I32,
+    OPTION_INT,
+    OPTION_U64,
+    OPTION_FLOAT,
+};
+
+enum { TEXT_LIST_MAX = 32 };
+struct text_list {
+    const char *items[TEXT_LIST_MAX];
+    size_t n;
+};
+
+/* One row: a flag, the field of the command's argument struct it sets, its default, its help. */
+struct option {
+    const char *name;  /* "--max-tokens"; "MODEL" without dashes: the command's one operand */
+    const char *alias; /* "-n"; NULL */
+    const char *value; /* how help calls its value; NULL for a flag */
+    size_t offset;     /* of the field */
+    /* default, read as if typed; NULL: what the struct holds (the library's own default) */
+    const char *initial;
+    const char *shown; /* default as help tells it; NULL: the value itself; "": none */
+    double min, max;   /* of numbers */
+    const char *help;
+    enum option_kind kind;
+    bool required;
+};
+
+struct command {
+    const char *name, *summary, *usage;
+    const struct option *options; /* [n_options] */
+    size_t n_options;
+    const char *details; /* paragraphs under the flags in --help; NULL: none */
+};
+
+/* Reads argv[1 ..] into args, a struct whose fields the library's own defaults may have filled.
+ * False: help was printed or a line about an error; *exit_code says what to return. */
+bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code);
+
+/* The flags of every command that runs a model over a cache. */
+struct cache_args {
+    kvasir_context_options options;
+    uint64_t cache_mib;
+};
+struct cache_args cache_args_defaults(void);
+/* options with the budget in bytes */
+kvasir_context_options cache_args_options(const struct cache_args *a);
+
+/* clang-format off */
+#define MODEL_OPTION(type)                                                                         \
+    {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,    \
+     .offset = offsetof(type, model), .shown = "",                                                 \
+     .help = "a GGUF file, or a folder with config.json and safetensors"}
+
+#define CACHE_OPTIONS(type)                                                                        \
+    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT,                                     \
+     .offset = offsetof(type, cache.options.kv_bits),                                              \
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or one for both"},                     \
+    {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT,                                 \
+     .offset = offsetof(type, cache.options.kv_group_size),                                        \
+     .shown = "the largest of 64, 32 that divides the head size",                                  \
+     .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},                  \
+    {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
+     .offset = offsetof(type, cache.options.quantized_kv_start),                                   \
+     .help = "the first N tokens (rounded up to pages of 64) stay f16"},                           \
+    {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
+     .offset = offsetof(type, cache.options.max_kv_size), .shown = "0, all",                       \
+     .help = "rotate: a token sees at most N tokens, the first --kv-keep and the newest"},         \
+    {.name = "--kv-keep", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                     \
+     .offset = offsetof(type, cache.options.kv_keep),                                              \
+     .help = "first tokens that rotation never drops"},                                            \
+    {.name = "--ctx", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                         \
+     .offset = offsetof(type, cache.options.ctx), .shown = "from the model and free memory",       \
+     .help = "most tokens of a sequence"},                                                         \
+    {.name = "--cache-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                       \
+     .offset = offsetof(type, cache.cache_mib), .shown = "from --ctx and free memory",             \
+     .help = "budget of all pages of the cache in MiB"},                                           \
+    {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, .min = 1, .max = 4096,           \
+     .offset = offsetof(type, cache.options.prefill_chunk),                                        \
+     .help = "tokens of the prompt that one step evaluates at most"},                              \
+    {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
+     .offset = offsetof(type, cache.options.threads), .shown = "one per core",                     \
+     .help = "threads to compute with"},                                                           \
+    {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT,                                   \
+     .offset = offsetof(type, cache.options.cpu_tier),                                             \
+     .help = "cap on the instructions used: auto, ref, avx2"},                                     \
+    {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
+     .offset = offsetof(type, cache.options.act_bits),                                             \
+     .help = "rounding of activations before quantized products: 8, or 16 for near float32"}
+/* clang-format on */
+
+/* ---- output (output.c) ----------------------------------------------------------------------- */
+
+/* One line on standard error, "kvasir COMMAND: ...". Both return the exit code of that kind. */
+int usage_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3);
+int run_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3);
+/* A failed call of the library: EXIT_USAGE where an argument was wrong or a flag cannot be honoured
+ * (the text begins with the flag), else EXIT_RUN. */
+int library_error(const struct command *c, const kvasir_error *err);
+
+/* "10.8 MiB". buf holds at least 24 bytes; returns buf. */
+char *human_bytes(double bytes, char *buf);
+/* a / b; 0 where b is 0 */
+double ratio(double a, double b);
+
+void put_text(json_t *object, const char *key, const char *text); /* null for NULL */
+void put_whole(json_t *object, const char *key, uint64_t value);
+void put_real(json_t *object, const char *key, double value); /* null for NaN and infinities */
+void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n);
+/* One object on one line of standard output, then frees it. */
+int json_print(const struct command *c, json_t *object);
+/* Flushes standard output; EXIT_RUN with a line where that failed. */
+int finish_output(const struct command *c);
+
+double now_seconds(void); /* monotonic */
+
+/* Progress on standard error: a line that rewrites itself on a terminal, else a line every few
+ * seconds. Nothing for what is done quickly. */
+struct progress {
+    const char *what; /* "prompt"; NULL: quiet */
+    double start, last;
+    bool terminal, shown;
+};
+void progress_start(struct progress *p, const char *what);
+void progress_step(struct progress *p, size_t done, size_t total, const char *unit);
+void progress_end(struct progress *p); /* clears the line of a terminal */
+
+/* The model, the cache it will use and the library's notes, on standard error. */
+void print_model_line(const kvasir_model_info *m);
+void print_context_facts(const kvasir_context_info *info);
+/* The JSON keys of the same facts. */
+void put_context_facts(json_t *object, const kvasir_context_info *info);
+
+/* ---- files (files.c) ------------------------------------------------------------------------- */
+
+/* A whole file, or standard input for "-", as a fresh NUL-terminated string of *len bytes. `flag`
+ * names the flag in errors. */
+int read_text(const struct command *c, const char *flag, const char *path, char **text,
+              size_t *len);
+
+/* A file that is either complete or not there: written as PATH.tmp, renamed by out_commit. What is
+ * no regular file (a pipe, /dev/null) is written directly. Zero-initialised is closed. */
+struct out_file {
+    FILE *f;
+    const char *flag; /* "--logits", for errors */
+    char *path, *tmp; /* tmp NULL: written directly */
+};
+int out_open(const struct command *c, struct out_file *o, const char *flag, const char *path);
+/* EXIT_RUN with a line where the disk of an open file has fewer than `bytes` left. */
+int out_check_room(const struct command *c, const struct out_file *o, uint64_t bytes);
+int out_write(const struct command *c, struct out_file *o, const void *data, size_t bytes);
+int out_commit(const struct command *c, struct out_file *o);
+void out_abandon(struct out_file *o); /* removes what was written; a closed file is fine */
+
+enum { TENSOR_RANK_MAX = 3 };
+struct tensor_entry {
+    const char *name, *dtype; /* "logits", "F32" */
+    uint64_t dims[TENSOR_RANK_MAX];
+    unsigned rank;
+};
+/* The header of a safetensors file whose tensors' data follow in this order. All dtypes here take 4
+ * bytes. metadata may be NULL; it is borrowed. */
+int safetensors_begin(const struct command *c, struct out_file *o, const struct tensor_entry *t,
+                      size_t n, json_t *metadata);
+/* The header of a file opened for reading, checked against the file's size: *data_start is where
+ * tensor data begin, *header (json_decref) the parsed object. */
+int safetensors_read_header(const struct command *c, FILE *f, const char *path, json_t **header,
+                            uint64_t *data_start);
+/* Finds a tensor and checks dtype (4 bytes each), rank and extent; *offset counts from the start of
+ * the file. dims is [rank]. */
+int safetensors_find(const struct command *c, const char *path, json_t *header, uint64_t data_start,
+                     const char *name, const char *dtype, unsigned rank, uint64_t *dims,
+                     uint64_t *offset);
+
+/* ---- Ctrl-C (interrupt.c) -------------------------------------------------------------------- */
+
+/* From now on the first Ctrl-C makes interrupted() true; the second one kills as usual. */
+void catch_interrupt(void);
+bool interrupted(void);
+
+/* ---- prompt (prompt.c) ----------------------------------------------------------------------- */
+
+struct prompt_args {
+    const char *text, *file, *tokens, *system;
+    bool raw;
+};
+struct prompt {
+    char *text; /* NULL with --tokens */
+    size_t len;
+    const int32_t *ids; /* [n]: one of the next two */
+    size_t n;
+    int32_t *typed;   /* from --tokens */
+    int32_t *encoded; /* from the tokenizer; kvasir_free */
+};
+/* Checks the flags against each other and reads the text: everything that needs no model. */
+int prompt_read(const struct command *c, const struct prompt_args *a, struct prompt *p);
+/* Fills ids: chat template, tokenizer, or the typed ids checked against the vocabulary. */
+int prompt_encode(const struct command *c, const struct prompt_args *a, const kvasir_model *model,
+                  const kvasir_model_info *info, struct prompt *p);
+void prompt_free(struct prompt *p);
+
+/* ---- stream (stream.c) ----------------------------------------------------------------------- */
+
+/* The text of an answer. Bytes that could begin a stop text are held back until it is clear that
+ * they do not.
+ *
+ *     text:  | shown already | may begin a stop text |
+ *            0               sent                    len
+ */
+struct stream {
+    const struct text_list *stops; /* borrowed */
+    FILE *to;                      /* NULL: only collected */
+    char *text;                    /* [cap], all of the answer so far */
+    size_t len, cap, sent;
+    bool stopped;    /* a stop text came: text ends before it */
+    int write_error; /* errno of a failed write, 0 */
+};
+/* False when there is nothing more to do: a stop text came, a write or an allocation failed. */
+bool stream_push(struct stream *s, const char *text, size_t len);
+bool stream_finish(struct stream *s); /* shows what was held back */
+void stream_free(struct stream *s);
+
+#endif

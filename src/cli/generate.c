@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate.c: `kvasir generate`, a prompt and its answer.
+ *
+ *     flags, prompt text, --logits file   everything that can be wrong without a model
+ *         |
+ *     model -> token ids -> context, sequence, sampler
+ *         |
+ *     prompt evaluated  (--logits rows streamed out)
+ *         |
+ *     pick -> end token? -> text, stop text? -> enough? -> evaluate that token -> pick ...
+ *         |
+ *     summary on standard error, or one JSON object on standard output
+ *
+ * The answer ends for one of the reasons of enum finish. Ctrl-C is one of them: it is looked at
+ * between steps, and a second one kills the program as usual. What is counted: `answer` holds the
+ * tokens that were chosen, an end token not among them; decode steps are evaluations of one token,
+ * so one fewer than tokens when the length ended the answer.
+ *
+ * Left out: several turns, several prompts.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum finish { FINISH_LENGTH, FINISH_END, FINISH_STOP, FINISH_CONTEXT, FINISH_INTERRUPTED };
+static const char *const FINISH_NAMES[] = {"length", "end", "stop", "context", "interrupted"};
+
+struct generate_args {
+    const char *model, *logits;
+    struct prompt_args prompt;
+    uint32_t max_tokens;
+    kvasir_sampling sampling;
+    const char *seed;
+    struct text_list stop;
+    struct cache_args cache;
+    bool ignore_eos, json, quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct generate_args, field)
+static const struct option OPTIONS[] = {
+    MODEL_OPTION(struct generate_args),
+    {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
+     .help = "the prompt"},
+    {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
+     .shown = "standard input", .help = "the prompt is this file's text; - is standard input"},
+    {.name = "--tokens", .value = "IDS", .kind = OPTION_TEXT, ROW(prompt.tokens),
+     .help = "the prompt as token ids: 1,2,3"},
+    {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.system),
+     .help = "system message before the prompt"},
+    {.name = "--raw", .kind = OPTION_FLAG, ROW(prompt.raw),
+     .help = "the prompt as it is, without the model's chat template"},
+    {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
+     .initial = "256", .max = UINT32_MAX,
+     .help = "longest answer; 0 evaluates the prompt only"},
+    {.name = "--temp", .value = "T", .kind = OPTION_FLOAT, ROW(sampling.temp), .max = 1000,
+     .help = "temperature; 0 always takes the likeliest token"},
+    {.name = "--top-p", .value = "P", .kind = OPTION_FLOAT, ROW(sampling.top_p), .max = 1,
+     .shown = "0, off", .help = "draw from the likeliest tokens that make up probability P"},
+    {.name = "--top-k", .value = "K", .kind = OPTION_I32, ROW(sampling.top_k), .max = INT32_MAX,
+     .shown = "0, off", .help = "draw from the K likeliest tokens"},
+    {.name = "--min-p", .value = "P", .kind = OPTION_FLOAT, ROW(sampling.min_p), .max = 1,
+     .shown = "0, off", .help = "draw from tokens at least P times as likely as the likeliest"},
+    {.name = "--repetition-penalty", .value = "X", .kind = OPTION_FLOAT,
+     ROW(sampling.repetition_penalty), .max = 1000, .shown = "0, off",
+     .help = "divide the logits of the last 20 tokens by X (multiply negative ones)"},
+    {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed),
+     .shown = "random, printed", .help = "the same seed draws the same tokens"},
+    {.name = "--stop", .value = "TEXT", .kind = OPTION_TEXTS, ROW(stop),
+     .help = "end the answer before this text; may be given several times"},
+    {.name = "--ignore-eos", .kind = OPTION_FLAG, ROW(ignore_eos),
+     .help = "end tokens do not end the answer"},
+    CACHE_OPTIONS(struct generate_args),
+    {.name = "--logits", .value = "FILE", .kind = OPTION_TEXT, ROW(logits),
+     .help = "write the prompt's logits: safetensors, \"logits\" F32 [tokens, vocab]"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json),
+     .help = "one JSON object with text, ids and figures instead of the text"},
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "nothing but errors on standard error"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "generate",
+    .summary = "Answers a prompt over a quantized KV cache.",
+    .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] [flags]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+    .details = "The prompt comes from standard input when no flag gives it. Ctrl-C ends the answer "
+               "(exit code 130),\na second one the program. Exit codes: 0 good, 1 the run failed, "
+               "2 wrong usage.",
+};
+
+struct run {
+    const struct generate_args *a;
+    struct prompt prompt;
+    struct out_file logits_file;
+    kvasir_model *model;
+    kvasir_model_info info;
+    kvasir_context *ctx;
+    kvasir_seq *seq;
+    kvasir_sampler *sampler;
+    kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, ids are printed */
+    uint64_t seed;
+    float *logits;   /* [vocab] of the newest token */
+    int32_t *answer; /* [answer_n] */
+    size_t answer_n, answer_cap;
+    uint32_t limit; /* of answer_n */
+    enum finish finish, at_limit;
+    struct stream stream;
+    struct progress progress;
+    bool write_failed; /* --logits: the line was printed */
+    double prompt_seconds, decode_seconds;
+    uint64_t steps; /* evaluations of one token */
+};
+
+/* ---- before the model ------------------------------------------------------------------------ */
+
+static int read_seed(struct run *r) {
+    const char *text = r->a->seed;
+    if (!text) {
+        /* 53 bits: a JSON reader that keeps numbers as doubles gets the seed back exactly. */
+        if (getrandom(&r->seed, sizeof r->seed, 0) != (ssize_t)sizeof r->seed)
+            r->seed = (uint64_t)(now_seconds() * 1e9);
+        r->seed >>= 11;
+        return EXIT_GOOD;
+    }
+    errno = 0;
+    r->seed = strtoull(text, NULL, 10);
+    if (*text == 0 || strspn(text, "0123456789") != strlen(text) || errno ||
+        r->seed > INT64_MAX) /* the largest that JSON output can tell */
+        return usage_error(&COMMAND, "--seed: \"%.60s\" is not a whole number below 2^63", text);
+    return EXIT_GOOD;
+}
+
+static int check_stops(const struct text_list *stop) {
+    for (size_t i = 0; i < stop->n; i++) {
+        if (!*stop->items[i])
+            return usage_error(&COMMAND, "--stop: the text is empty");
+        if (((unsigned char)stop->items[i][0] & 0xc0) == 0x80)
+            return usage_error(&COMMAND, "--stop: the text is not UTF-8 at byte 0");
+    }
+    return EXIT_GOOD;
+}
+
+static int prepare(struct run *r) {
+    int code = read_seed(r);
+    if (!code)
+        code = check_stops(&r->a->stop);
+    if (!code)
+        code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
+    if (!code && r->a->logits)
+        code = out_open(&COMMAND, &r->logits_file, "--logits", r->a->logits);
+    return code;
+}
+
+/* ---- set-up ---------------------------------------------------------------------------------- */
+
+static int open_model(struct run *r) {
+    kvasir_error err;
+    if (kvasir_model_open(r->a->model, &r->model, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_model_get_info(r->model, &r->info);
+    kvasir_status status = kvasir_detok_create(r->model, &r->detok, &err);
+    if (status && status != KVASIR_ERR_UNSUPPORTED)
+        return library_error(&COMMAND, &err);
+    if (!r->detok && r->a->stop.n)
+        return usage_error(&COMMAND, "--stop: this model has no tokenizer to make text with");
+    return prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
+}
+
+static int open_context(struct run *r) {
+    kvasir_error err;
+    kvasir_sampling sampling = r->a->sampling;
+    sampling.seed = r->seed;
+    kvasir_context_options options = cache_args_options(&r->a->cache);
+    if (kvasir_sampler_create(&sampling, r->info.vocab, &r->sampler, &err) ||
+        kvasir_context_create(r->model, &options, &r->ctx, &err) ||
+        kvasir_seq_create(r->ctx, &r->seq, &err))
+        return library_error(&COMMAND, &err);
+    r->logits = malloc(r->info.vocab * sizeof *r->logits);
+    if (!r->logits)
+        return run_error(&COMMAND, "out of memory");
+    for (size_t i = 0; i < r->prompt.n; i++)
+        kvasir_sampler_accept(r->sampler, r->prompt.ids[i]);
+    return EXIT_GOOD;
+}
+
+/* The context may end the answer before -n does: its last place is for the last token but one, the
+ * last need not be evaluated. A prompt that does not fit is refused by the evaluation. */
+static void settle_limit(struct run *r) {
+    kvasir_context_info info;
+    kvasir_context_get_info(r->ctx, &info);
+    if (!r->a->quiet) {
+        print_model_line(&r->info);
+        print_context_facts(&info);
+        if (r->a->sampling.temp > 0)
+            fprintf(stderr, "seed:   %llu\n", (unsigned long long)r->seed);
+    }
+    r->limit = r->a->max_tokens;
+    r->at_limit = FINISH_LENGTH;
+    if (r->a->cache.options.max_kv_size || r->prompt.n > info.ctx)
+        return;
+    uint64_t room = (uint64_t)info.ctx - r->prompt.n + 1;
+    if (room < r->limit) {
+        r->limit = (uint32_t)room;
+        r->at_limit = FINISH_CONTEXT;
+        if (!r->a->quiet)
+            fprintf(stderr, "note:   the context ends the answer after %u tokens\n", r->limit);
+    }
+}
+
+/* ---- prompt ---------------------------------------------------------------------------------- */
+
+static bool write_logits(void *user, size_t first, size_t rows, const float *logits) {
+    struct run *r = user;
+    (void)first; /* rising, without gaps */
+    r->write_failed =
+        out_write(&COMMAND, &r->logits_file, logits, rows * r->info.vocab * sizeof *logits) != 0;
+    return !r->write_failed && !interrupted();
+}
+
+static bool show_progress(void *user, size_t done, size_t total) {
+    struct run *r = user;
+    progress_step(&r->progress, done, total, "tokens");
+    return !interrupted();
+}
+
+static int run_prompt(struct run *r) {
+    kvasir_eval_options eval = {.last_logits = r->logits, .on_progress = show_progress, .user = r};
+    if (r->logits_file.f) {
+        struct tensor_entry t = {"logits", "F32", {r->prompt.n, r->info.vocab}, 2};
+        int code = safetensors_begin(&COMMAND, &r->logits_file, &t, 1, NULL);
+        if (code)
+            return code;
+        eval.on_logits = write_logits;
+    }
+    kvasir_error err;
+    progress_start(&r->progress, r->a->quiet ? NULL : "prompt");
+    double start = now_seconds();
+    kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);
+    r->prompt_seconds = now_seconds() - start;
+    progress_end(&r->progress);
+    if (r->write_failed)
+        return EXIT_RUN;
+    if (status == KVASIR_ERR_CANCELLED)
+        return EXIT_GOOD; /* the interrupt ends the answer before it begins */
+    if (status)
+        return library_error(&COMMAND, &err);
+    return r->logits_file.f ? out_commit(&COMMAND, &r->logits_file) : EXIT_GOOD;
+}
+
+/* ---- answer ---------------------------------------------------------------------------------- */
+
+static int keep_id(struct run *r, int32_t id) {
+    if (r->answer_n == r->answer_cap) {
+        size_t cap = r->answer_cap ? 2 * r->answer_cap : 256;
+        int32_t *grown = realloc(r->answer, cap * sizeof *grown);
+        if (!grown)
+            return run_error(&COMMAND, "out of memory");
+        r->answer = grown;
+        r->answer_cap = cap;
+    }
+    r->answer[r->answer_n++] = id;
+    return EXIT_GOOD;
+}
+
+static int check_stream(const struct run *r) {
+    if (!r->stream.write_error)
+        return EXIT_GOOD;
+    return run_error(&COMMAND, "standard output: %s", strerror(r->stream.write_error));
+}
+
+static int show_token(struct run *r, int32_t id) {
+    char number[16];
+    const char *text = number;
+    size_t len;
+    kvasir_error err;
+    if (!r->detok)
+        len = (size_t)snprintf(number, sizeof number, "%s%d", r->answer_n > 1 ? " " : "", id);
+    else if (kvasir_detok_push(r->detok, id, &text, &len, &err))
+        return library_error(&COMMAND, &err);
+    stream_push(&r->stream, text, len);
+    return check_stream(r);
+}
+
+static int run_answer(struct run *r) {
+    double start = now_seconds();
+    int code = EXIT_GOOD;
+    r->finish = r->at_limit;
+    while (!code && r->answer_n < r->limit) {
+        int32_t id = kvasir_sampler_pick(r->sampler, r->logits);
+        kvasir_sampler_accept(r->sampler, id);
+        if (interrupted() || (!r->a->ignore_eos && kvasir_token_is_end(r->model, id))) {
+            r->finish = interrupted() ? FINISH_INTERRUPTED : FINISH_END;
+            break;
+        }
+        code = keep_id(r, id);
+        if (!code)
+            code = show_token(r, id);
+        if (r->stream.stopped) {
+            r->finish = FINISH_STOP;
+            break;
+        }
+        if (code || r->answer_n == r->limit)
+            break;
+        kvasir_error err;
+        kvasir_eval_options last = {.last_logits = r->logits};
+        if (kvasir_seq_eval(r->seq, &id, 1, &last, &err))
+            code = library_error(&COMMAND, &err);
+        else
+            r->steps++;
+    }
+    r->decode_seconds = now_seconds() - start;
+    return code;
+}
+
+/* The held-back rest, and a line end so that a shell's prompt starts on its own line. */
+static int end_text(struct run *r) {
+    const char *text = "";
+    size_t len = 0;
+    kvasir_error err;
+    if (r->detok && !r->stream.stopped && kvasir_detok_finish(r->detok, &text, &len, &err))
+        return library_error(&COMMAND, &err);
+    if (!r->stream.stopped && stream_push(&r->stream, text, len))
+        stream_finish(&r->stream);
+    if (r->stream.stopped)
+        r->finish = FINISH_STOP;
+    int code = check_stream(r);
+    if (code || !r->stream.to)
+        return code;
+    if (r->stream.len > 0 && r->stream.text[r->stream.len - 1] != '\n')
+        putchar('\n');
+    return finish_output(&COMMAND);
+}
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+/* Rotation holds fewer tokens than were evaluated: only what is held is compared with 16 bits. */
+static uint64_t tokens_held(const struct run *r) {
+    uint32_t length = kvasir_seq_length(r->seq), most = r->a->cache.options.max_kv_size;
+    return most && most < length ? most : length;
+}
+
+/* Fewer than the prompt has where Ctrl-C came in the middle of it. */
+static size_t prompt_evaluated(const struct run *r) {
+    uint32_t length = kvasir_seq_length(r->seq);
+    return length < r->prompt.n ? length : r->prompt.n;
+}
+
+static void print_summary(const struct run *r, const kvasir_context_info *info) {
+    uint64_t used = kvasir_seq_bytes(r->seq), held = tokens_held(r);
+    char bytes[24], bytes16[24], peak[24];
+    size_t evaluated = prompt_evaluated(r);
+    fprintf(stderr, "\nprompt: %zu tokens in %.2f s, %.1f tokens/s\n", evaluated, r->prompt_seconds,
+            ratio((double)evaluated, r->prompt_seconds));
+    fprintf(stderr, "answer: %zu tokens in %.2f s, %.1f tokens/s (ended by: %s)\n", r->answer_n,
+            r->decode_seconds, ratio((double)r->steps, r->decode_seconds), FINISH_NAMES[r->finish]);
+    double used16 = (double)(held * info->kv_bytes_per_token16);
+    fprintf(stderr, "cache:  %llu tokens in %s of pages; at 16 bits %s, %.2fx; peak memory %s\n",
+            (unsigned long long)held, human_bytes((double)used, bytes),
+            human_bytes(used16, bytes16), ratio(used16, (double)used),
+            human_bytes((double)kvasir_memory_peak(), peak));
+}
+
+static int print_json(const struct run *r, const kvasir_context_info *info) {
+    json_t *o = json_object();
+    uint64_t used = kvasir_seq_bytes(r->seq), used16 = tokens_held(r) * info->kv_bytes_per_token16;
+    json_t *text =
+        r->detok ? json_stringn(r->stream.text ? r->stream.text : "", r->stream.len) : NULL;
+    json_object_set_new(o, "text", text ? text : json_null());
+    put_ids(o, "ids", r->answer, r->answer_n);
+    put_ids(o, "prompt_ids", r->prompt.ids, r->prompt.n);
+    put_text(o, "finish", FINISH_NAMES[r->finish]);
+    put_whole(o, "prompt_tokens", r->prompt.n);
+    put_real(o, "prompt_seconds", r->prompt_seconds);
+    put_real(o, "prompt_tokens_per_second", ratio((double)prompt_evaluated(r), r->prompt_seconds));
+    put_whole(o, "decode_steps", r->steps);
+    put_real(o, "decode_seconds", r->decode_seconds);
+    put_real(o, "decode_tokens_per_second", ratio((double)r->steps, r->decode_seconds));
+    put_whole(o, "cache_tokens", tokens_held(r));
+    put_whole(o, "cache_bytes", used);
+    put_whole(o, "cache_bytes_16bit", used16);
+    put_real(o, "cache_ratio", ratio((double)used16, (double)used));
+    put_whole(o, "memory_peak_bytes", kvasir_memory_peak());
+    put_whole(o, "seed", r->seed);
+    put_context_facts(o, info);
+    return json_print(&COMMAND, o);
+}
+
+static int report(const struct run *r) {
+    kvasir_context_info info;
+    kvasir_context_get_info(r->ctx, &info);
+    if (!r->a->quiet)
+        print_summary(r, &info);
+    return r->a->json ? print_json(r, &info) : EXIT_GOOD;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static int generate(struct run *r) {
+    int code = prepare(r);
+    if (!code)
+        code = open_model(r);
+    if (!code)
+        code = open_context(r);
+    if (code)
+        return code;
+    settle_limit(r);
+    r->stream = (struct stream){.stops = &r->a->stop, .to = r->a->json ? NULL : stdout};
+    catch_interrupt();
+    code = run_prompt(r);
+    if (code)
+        return code;
+    if (interrupted())
+        r->finish = FINISH_INTERRUPTED;
+    else
+        code = run_answer(r);
+    /* An error in the middle leaves the text so far standing, complete as far as it goes. */
+    int end_code = r->stream.write_error ? code : end_text(r);
+    code = code ? code : end_code;
+    if (!code)
+        code = report(r);
+    return !code && r->finish == FINISH_INTERRUPTED ? EXIT_INTERRUPTED : code;
+}
+
+int generate_main(int argc, char **argv) {
+    struct generate_args a = {.sampling = kvasir_sampling_defaults(),
+                              .cache = cache_args_defaults()};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    struct run r = {.a = &a};
+    code = generate(&r);
+    out_abandon(&r.logits_file);
+    stream_free(&r.stream);
+    free(r.answer);
+    free(r.logits);
+    kvasir_detok_destroy(r.detok);
+    kvasir_sampler_destroy(r.sampler);
+    kvasir_seq_destroy(r.seq);
+    kvasir_context_destroy(r.ctx);
+    kvasir_model_close(r.model);
+    prompt_free(&r.prompt);
+    return code;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* info.c: `kvasir info`, what a checkpoint holds and what a token of its KV cache costs in every
+ * format. Opens the files, runs nothing.
+ */
+#include "cli.h"
+
+#include <string.h>
+
+struct info_args {
+    const char *model;
+    bool json;
+};
+
+/* clang-format off */
+static const struct option OPTIONS[] = {
+    {.name = "MODEL", .kind = OPTION_TEXT, .offset = offsetof(struct info_args, model),
+     .required = true, .help = "a GGUF file, or a folder with config.json and safetensors"},
+    {.name = "--json", .kind = OPTION_FLAG, .offset = offsetof(struct info_args, json),
+     .help = "one JSON object"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "info",
+    .summary = "Tells what a model file holds and what its KV cache costs.",
+    .usage = "MODEL [--json]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+};
+
+static const char *const FORMATS[] = {"f32", "f16", "bf16", "8", "6", "5", "4", "3", "2", "8,4"};
+static const char *const GROUPS[] = {"64", "32"};
+
+/* Exact formats have no groups. */
+static bool has_groups(const char *format) {
+    return !strchr(format, 'f');
+}
+
+/* False where the group does not divide the head size. */
+static bool token_bytes(const kvasir_model *m, const char *format, const char *group,
+                        uint64_t *bytes) {
+    return kvasir_model_kv_bytes(m, format, has_groups(format) ? group : NULL, bytes, NULL) ==
+           KVASIR_OK;
+}
+
+static void print_formats(const kvasir_model *m, const kvasir_model_info *i) {
+    uint64_t bytes, bytes16 = 0;
+    token_bytes(m, "f16", NULL, &bytes16);
+    printf("\nKV cache    %14s %8s%s\n", "bytes a token", "saving",
+           i->ctx_train ? "   at the trained context" : "");
+    for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++)
+        for (size_t g = 0; g < sizeof GROUPS / sizeof *GROUPS; g++) {
+            char name[24], total[24];
+            if (!has_groups(FORMATS[f]) && g > 0)
+                break;
+            if (!token_bytes(m, FORMATS[f], GROUPS[g], &bytes))
+                continue;
+            snprintf(name, sizeof name, "%s%s%s", FORMATS[f], has_groups(FORMATS[f]) ? " g" : "",
+                     has_groups(FORMATS[f]) ? GROUPS[g] : "");
+            printf("  %-9s %14llu %7.2fx", name, (unsigned long long)bytes,
+                   ratio((double)bytes16, (double)bytes));
+            if (i->ctx_train)
+                printf("   %s", human_bytes((double)bytes * i->ctx_train, total));
+            printf("\n");
+        }
+}
+
+static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
+    char bytes[24];
+    printf("name        %s\n", i->name && *i->name ? i->name : "-");
+    printf("file        %s, architecture %s\n", i->format, i->arch);
+    printf("parameters  %.1f M, weights %s (%s)\n", (double)i->parameters / 1e6,
+           human_bytes((double)i->weight_bytes, bytes), i->weight_types);
+    printf("layers      %u of width %u, feed-forward %u\n", i->layers, i->dim, i->ffn_dim);
+    printf("attention   %u heads, %u KV heads of %u\n", i->heads, i->kv_heads, i->head_dim);
+    printf("vocabulary  %u\n", i->vocab);
+    printf("tokenizer   %s\n", i->tokenizer ? i->tokenizer : "none that this version reads");
+    printf("template    %s\n", i->has_chat_template ? "yes" : "no");
+    if (i->ctx_train)
+        printf("context     %u tokens trained\n", i->ctx_train);
+    if (i->window)
+        printf("window      %u tokens\n", i->window);
+    print_formats(m, i);
+    return finish_output(&COMMAND);
+}
+
+static json_t *formats_json(const kvasir_model *m) {
+    json_t *list = json_array();
+    uint64_t bytes, bytes16 = 0;
+    token_bytes(m, "f16", NULL, &bytes16);
+    for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++)
+        for (size_t g = 0; g < sizeof GROUPS / sizeof *GROUPS; g++) {
+            bool groups = has_groups(FORMATS[f]);
+            if ((!groups && g > 0) || !token_bytes(m, FORMATS[f], GROUPS[g], &bytes))
+                continue;
+            json_t *o = json_object();
+            put_text(o, "kv_bits", FORMATS[f]);
+            put_text(o, "kv_group_size", groups ? GROUPS[g] : NULL);
+            put_whole(o, "bytes_per_token", bytes);
+            put_real(o, "ratio", ratio((double)bytes16, (double)bytes));
+            json_array_append_new(list, o);
+        }
+    return list;
+}
+
+static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
+    json_t *o = json_object();
+    put_text(o, "arch", i->arch);
+    put_text(o, "name", i->name);
+    put_text(o, "format", i->format);
+    put_text(o, "tokenizer", i->tokenizer);
+    put_text(o, "weight_types", i->weight_types);
+    const struct {
+        const char *key;
+        uint64_t value;
+    } numbers[] = {{"layers", i->layers},
+                   {"dim", i->dim},
+                   {"ffn_dim", i->ffn_dim},
+                   {"heads", i->heads},
+                   {"kv_heads", i->kv_heads},
+                   {"head_dim", i->head_dim},
+                   {"vocab", i->vocab},
+                   {"ctx_train", i->ctx_train},
+                   {"window", i->window},
+                   {"parameters", i->parameters},
+                   {"weight_bytes", i->weight_bytes}};
+    for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
+        put_whole(o, numbers[k].key, numbers[k].value);
+    json_object_set_new(o, "has_chat_template", json_boolean(i->has_chat_template));
+    json_object_set_new(o, "kv_formats", formats_json(m));
+    return json_print(&COMMAND, o);
+}
+
+int info_main(int argc, char **argv) {
+    struct info_args a = {0};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    kvasir_model *model;
+    kvasir_error err;
+    if (kvasir_model_open(a.model, &model, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_model_info info;
+    kvasir_model_get_info(model, &info);
+    code = a.json ? print_json(model, &info) : print_text(model, &info);
+    kvasir_model_close(model);
+    return code;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* interrupt.c: Ctrl-C asks a command to end cleanly, a second one kills the program.
+ *
+ * The handler only sets a flag, which commands look at between steps, and is gone after its first
+ * call. A parent that had the signal ignored (nohup, a script's background job) keeps its wish.
+ */
+#include "cli.h"
+
+#include <signal.h>
+
+static volatile sig_atomic_t came;
+
+static void on_interrupt(int signal_number) {
+    (void)signal_number;
+    came = 1;
+}
+
+void catch_interrupt(void) {
+    struct sigaction old, new = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&new.sa_mask);
+    if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        sigaction(SIGINT, &new, NULL);
+}
+
+bool interrupted(void) {
+    return came != 0;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* main.c: the program `kvasir`. Finds the command, runs it, turns its result into the exit code.
+ *
+ * A reader that closes our standard output (head, a pager) is an error of the write, reported like
+ * a full disk, not a signal.
+ */
+#include "cli.h"
+
+#include <signal.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+} COMMANDS[] = {
+    {"generate", "answer a prompt", generate_main},
+    {"perplexity", "measure a model's loss on a text, and its distance from another run",
+     perplexity_main},
+    {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
+    {"info", "tell what a model file holds and what its cache costs", info_main},
+};
+enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
+
+static void print_usage(FILE *to) {
+    fprintf(to, "usage: kvasir COMMAND [flags]\n\n"
+                "Runs language models over a KV cache that is quantized end to end.\n\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        fprintf(to, "  %-16s%s\n", COMMANDS[i].name, COMMANDS[i].help);
+    fprintf(to, "\nkvasir COMMAND --help tells a command's flags; kvasir --version the version.\n");
+}
+
+static int unknown_command(const char *name) {
+    char names[128] = "";
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        strcat(names, i ? ", " : "");
+        strcat(names, COMMANDS[i].name);
+    }
+    return usage_error(NULL, "unknown command \"%.60s\": it is one of %s", name, names);
+}
+
+int main(int argc, char **argv) {
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_USAGE;
+    }
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (strcmp(argv[1], COMMANDS[i].name) == 0)
+            return COMMANDS[i].run(argc - 1, argv + 1);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+        print_usage(stdout);
+    else if (strcmp(argv[1], "--version") == 0)
+        printf("kvasir %s\n", kvasir_version());
+    else
+        return unknown_command(argv[1]);
+    return finish_output(NULL);
+}

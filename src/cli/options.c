@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.c: reads a command line by a table of rows (struct option in cli.h) and prints the same
+ * table as --help, defaults included.
+ *
+ *     "--flag value", "--flag=value", "-f value", a flag without value, one operand, "--" before an
+ *     operand that begins with a dash
+ *
+ * A row's default is text read like a typed value, or what the argument struct held before (so that
+ * the library's own defaults are written once, in the library). An error is one line that names the
+ * flag as it was typed, exit code 2.
+ *
+ * Left out: abbreviations, joined short flags.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static void *field(const struct option *o, void *args) {
+    return (char *)args + o->offset;
+}
+
+static int bad_number(const struct command *c, const struct option *o, const char *flag,
+                      const char *text) {
+    return usage_error(c, "%s: \"%.60s\" is not a %snumber", flag, text,
+                       o->kind == OPTION_FLOAT ? "" : "whole ");
+}
+
+static int out_of_range(const struct command *c, const struct option *o, const char *flag,
+                        const char *text) {
+    return usage_error(c, "%s: %.60s is out of range, it goes from %.10g to %.20g", flag, text,
+                       o->min, o->max);
+}
+
+static int read_whole(const struct command *c, const struct option *o, const char *flag,
+                      const char *text, void *args) {
+    bool negative = *text == '-';
+    const char *digits = text + negative;
+    if (*digits == 0 || strspn(digits, "0123456789") != strlen(digits))
+        return bad_number(c, o, flag, text);
+    errno = 0;
+    unsigned long long n = strtoull(digits, NULL, 10);
+    if (errno || (negative && n != 0) || (double)n < o->min || (double)n > o->max)
+        return out_of_range(c, o, flag, text);
+    if (o->kind == OPTION_U64)
+        *(uint64_t *)field(o, args) = n;
+    else if (o->kind == OPTION_U32)
+        *(uint32_t *)field(o, args) = (uint32_t)n;
+    else if (o->kind == OPTION_I32)
+        *(int32_t *)field(o, args) = (int32_t)n;
+    else
+        *(int *)field(o, args) = (int)n;
+    return EXIT_GOOD;
+}
+
+static int read_float(const struct command *c, const struct option *o, const char *flag,
+                      const char *text, void *args) {
+    char *end;
+    double x = strtod(text, &end);
+    if (*text == 0 || *end || strspn(text, "0123456789.eE+-") != strlen(text))
+        return bad_number(c, o, flag, text);
+    if (!(x >= o->min && x <= o->max))
+        return out_of_range(c, o, flag, text);
+    *(float *)field(o, args) = (float)x;
+    return EXIT_GOOD;
+}
+
+static int append_text(const struct command *c, const char *flag, const char *text,
+                       struct text_list *list) {
+    if (list->n == TEXT_LIST_MAX)
+        return usage_error(c, "%s: more than %d values", flag, TEXT_LIST_MAX);
+    list->items[list->n++] = text;
+    return EXIT_GOOD;
+}
+
+static int read_value(const struct command *c, const struct option *o, const char *flag,
+                      const char *text, void *args) {
+    switch (o->kind) {
+    case OPTION_FLAG:
+        *(bool *)field(o, args) = true;
+        return EXIT_GOOD;
+    case OPTION_TEXT:
+        *(const char **)field(o, args) = text;
+        return EXIT_GOOD;
+    case OPTION_TEXTS:
+    case OPTION_WORDS:
+        return append_text(c, flag, text, field(o, args));
+    case OPTION_FLOAT:
+        return read_float(c, o, flag, text, args);
+    case OPTION_U32:
+    case OPTION_I32:
+    case OPTION_INT:
+    case OPTION_U64:
+        return read_whole(c, o, flag, text, args);
+    }
+    return EXIT_USAGE;
+}
+
+/* ---- help ------------------------------------------------------------------------------------ */
+
+/* The value a field holds, for "[default]"; "" where there is nothing to tell. */
+static const char *default_text(const struct option *o, void *args, char buf[64]) {
+    if (o->shown || o->initial)
+        return o->shown ? o->shown : o->initial;
+    const void *p = field(o, args);
+    buf[0] = 0;
+    if (o->kind == OPTION_TEXT && *(const char *const *)p)
+        return *(const char *const *)p;
+    if (o->kind == OPTION_U32)
+        snprintf(buf, 64, "%u", *(const uint32_t *)p);
+    else if (o->kind == OPTION_I32)
+        snprintf(buf, 64, "%d", *(const int32_t *)p);
+    else if (o->kind == OPTION_INT)
+        snprintf(buf, 64, "%d", *(const int *)p);
+    else if (o->kind == OPTION_U64)
+        snprintf(buf, 64, "%llu", (unsigned long long)*(const uint64_t *)p);
+    else if (o->kind == OPTION_FLOAT)
+        snprintf(buf, 64, "%g", (double)*(const float *)p);
+    return buf;
+}
+
+enum { HELP_COLUMN = 30, HELP_WIDTH = 100 };
+
+/* Prints words from HELP_COLUMN on, where the cursor is; lines end before HELP_WIDTH. */
+static void print_wrapped(const char *text) {
+    size_t column = HELP_COLUMN;
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        if (column > HELP_COLUMN && column + 1 + n > HELP_WIDTH) {
+            printf("\n%*s", HELP_COLUMN, "");
+            column = HELP_COLUMN;
+        }
+        column += (size_t)printf("%s%.*s", column > HELP_COLUMN ? " " : "", (int)n, text);
+        text += n + (text[n] == ' ');
+    }
+    printf("\n");
+}
+
+static void print_row(const struct option *o, void *args) {
+    char left[80], buf[64], right[400];
+    snprintf(left, sizeof left, "  %s%s%s%s%s", o->alias ? o->alias : "", o->alias ? ", " : "",
+             o->name, o->value ? " " : "", o->value ? o->value : "");
+    const char *initial = default_text(o, args, buf);
+    snprintf(right, sizeof right, *initial ? "%s [%s]" : "%s", o->help, initial);
+    printf("%-*s", HELP_COLUMN, left);
+    print_wrapped(right);
+}
+
+static void print_help(const struct command *c, void *args) {
+    printf("usage: kvasir %s %s\n\n%s\n\n", c->name, c->usage, c->summary);
+    for (size_t i = 0; i < c->n_options; i++)
+        print_row(&c->options[i], args);
+    printf("%-*s%s\n", HELP_COLUMN, "  -h, --help", "this text");
+    if (c->details)
+        printf("\n%s\n", c->details);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static bool is_flag(const struct option *o) {
+    return o->name[0] == '-';
+}
+
+/* The row of "--name" or of the part before '=' in "--name=value"; *value is behind the '=', or
+ * NULL. */
+static const struct option *find_flag(const struct command *c, const char *word,
+                                      const char **value) {
+    const char *equals = strncmp(word, "--", 2) == 0 ? strchr(word, '=') : NULL;
+    size_t n = equals ? (size_t)(equals - word) : strlen(word);
+    *value = equals ? equals + 1 : NULL;
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *o = &c->options[i];
+        if (is_flag(o) && strlen(o->name) == n && memcmp(o->name, word, n) == 0)
+            return o;
+        if (o->alias && strcmp(o->alias, word) == 0)
+            return o;
+    }
+    return NULL;
+}
+
+static int read_operand(const struct command *c, const char *word, void *args) {
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *o = &c->options[i];
+        if (is_flag(o))
+            continue;
+        if (*(const char **)field(o, args))
+            return usage_error(c, "one %s only, then came \"%.60s\"", o->name, word);
+        return read_value(c, o, o->name, word, args);
+    }
+    return usage_error(c, "unexpected argument \"%.60s\"; see kvasir %s --help", word, c->name);
+}
+
+static int set_defaults(const struct command *c, void *args) {
+    int code = EXIT_GOOD;
+    for (size_t i = 0; i < c->n_options && !code; i++)
+        if (c->options[i].initial)
+            code = read_value(c, &c->options[i], c->options[i].name, c->options[i].initial, args);
+    return code;
+}
+
+static int check_required(const struct command *c, void *args) {
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *o = &c->options[i];
+        if (o->required && !*(const char **)field(o, args))
+            return usage_error(c, "%s: missing; see kvasir %s --help",
+                               o->alias ? o->alias : o->name, c->name);
+    }
+    return EXIT_GOOD;
+}
+
+/* One flag with its values, which start at argv[*at] behind it. */
+static int read_flag(const struct command *c, const struct option *o, const char *word,
+                     const char *value, int argc, char **argv, int *at, void *args) {
+    char flag[64];
+    snprintf(flag, sizeof flag, "%.*s", (int)(value ? value - 1 - word : (long)strlen(word)), word);
+    if (o->kind == OPTION_FLAG)
+        return value ? usage_error(c, "%s: takes no value", flag)
+                     : read_value(c, o, flag, NULL, args);
+    const char *unused;
+    if (!value) {
+        /* A flag of ours is not a value: "-m --json" forgot the model. "--prompt=--json" says so
+         * where it is meant. */
+        if (*at == argc || find_flag(c, argv[*at], &unused))
+            return usage_error(c, "%s: needs a value", flag);
+        value = argv[(*at)++];
+    }
+    int code = read_value(c, o, flag, value, args);
+    while (o->kind == OPTION_WORDS && !code && *at < argc && argv[*at][0] != '-')
+        code = read_value(c, o, flag, argv[(*at)++], args);
+    return code;
+}
+
+bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code) {
+    int code = set_defaults(c, args);
+    for (int at = 1; at < argc && !code; at++)
+        if (strcmp(argv[at], "--help") == 0 || strcmp(argv[at], "-h") == 0) {
+            print_help(c, args); /* first of all: nothing typed has replaced a default yet */
+            *exit_code = finish_output(c);
+            return false;
+        }
+    for (int at = 1; at < argc && !code;) {
+        const char *word = argv[at++], *value;
+        const struct option *o = find_flag(c, word, &value);
+        if (strcmp(word, "--") == 0 && at < argc)
+            code = read_operand(c, argv[at++], args);
+        else if (o)
+            code = read_flag(c, o, word, value, argc, argv, &at, args);
+        else if (word[0] == '-' && word[1] != 0)
+            code = usage_error(c, "unknown flag \"%.60s\"; see kvasir %s --help", word, c->name);
+        else
+            code = read_operand(c, word, args);
+    }
+    if (!code)
+        code = check_required(c, args);
+    *exit_code = code;
+    return code == EXIT_GOOD;
+}
+
+/* ---- flags of the cache ---------------------------------------------------------------------- */
+
+struct cache_args cache_args_defaults(void) {
+    return (struct cache_args){.options = kvasir_context_defaults()};
+}
+
+kvasir_context_options cache_args_options(const struct cache_args *a) {
+    kvasir_context_options options = a->options;
+    options.cache_bytes = a->cache_mib << 20;
+    return options;
+}

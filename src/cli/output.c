@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* output.c: what all commands print the same way. Error lines, bytes for people, JSON, progress,
+ * and the facts about a model and its cache that stand at the head of a run.
+ *
+ * Results go to standard output, all else to standard error. An error is one line whatever the
+ * names in it hold.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static void error_line(const struct command *c, const char *format, va_list args) {
+    char text[1024];
+    vsnprintf(text, sizeof text, format, args);
+    for (char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+    fflush(stdout);
+    fprintf(stderr, "kvasir%s%s: %s\n", c ? " " : "", c ? c->name : "", text);
+}
+
+int usage_error(const struct command *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    error_line(c, format, args);
+    va_end(args);
+    return EXIT_USAGE;
+}
+
+int run_error(const struct command *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    error_line(c, format, args);
+    va_end(args);
+    return EXIT_RUN;
+}
+
+int library_error(const struct command *c, const kvasir_error *err) {
+    if (err->code == KVASIR_ERR_ARGUMENT || strncmp(err->text, "--", 2) == 0)
+        return usage_error(c, "%s", err->text);
+    if (err->offset >= 0)
+        return run_error(c, "%s (at byte %lld)", err->text, (long long)err->offset);
+    return run_error(c, "%s", err->text);
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+char *human_bytes(double bytes, char *buf) {
+    static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    size_t unit = 0;
+    while (bytes >= 1024 && unit + 1 < sizeof UNITS / sizeof *UNITS) {
+        bytes /= 1024;
+        unit++;
+    }
+    snprintf(buf, 24, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, UNITS[unit]);
+    return buf;
+}
+
+double ratio(double a, double b) {
+    return b > 0 ? a / b : 0;
+}
+
+double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+void put_text(json_t *object, const char *key, const char *text) {
+    json_t *string = text ? json_string(text) : NULL; /* NULL too where text is not UTF-8 */
+    json_object_set_new(object, key, string ? string : json_null());
+}
+
+void put_whole(json_t *object, const char *key, uint64_t value) {
+    json_object_set_new(object, key, json_integer((json_int_t)value));
+}
+
+void put_real(json_t *object, const char *key, double value) {
+    json_object_set_new(object, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n) {
+    json_t *array = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(array, json_integer(ids[i]));
+    json_object_set_new(object, key, array);
+}
+
+int json_print(const struct command *c, json_t *object) {
+    char *text = json_dumps(object, JSON_REAL_PRECISION(12));
+    json_decref(object);
+    if (!text)
+        return run_error(c, "out of memory for the JSON result");
+    puts(text);
+    free(text);
+    return finish_output(c);
+}
+
+int finish_output(const struct command *c) {
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return run_error(c, "standard output: %s", strerror(errno));
+    return EXIT_GOOD;
+}
+
+/* ---- progress -------------------------------------------------------------------------------- */
+
+/* A person wonders after a second; a log wants few lines. */
+static const double FIRST_SECONDS = 1, TERMINAL_SECONDS = 0.1, LOG_SECONDS = 5;
+
+void progress_start(struct progress *p, const char *what) {
+    double now = now_seconds();
+    *p = (struct progress){
+        .what = what, .start = now, .last = now, .terminal = isatty(STDERR_FILENO) != 0};
+}
+
+void progress_step(struct progress *p, size_t done, size_t total, const char *unit) {
+    double now = now_seconds();
+    if (!p->what || now - p->start < FIRST_SECONDS ||
+        now - p->last < (p->terminal ? TERMINAL_SECONDS : LOG_SECONDS))
+        return;
+    p->last = now;
+    p->shown = true;
+    fprintf(stderr, "%s%s: %zu of %zu %s, %.1f a second%s", p->terminal ? "\r" : "", p->what, done,
+            total, unit, (double)done / (now - p->start), p->terminal ? "   " : "\n");
+}
+
+void progress_end(struct progress *p) {
+    if (p->terminal && p->shown)
+        fprintf(stderr, "\r%70s\r", "");
+    p->shown = false;
+}
+
+/* ---- facts ----------------------------------------------------------------------------------- */
+
+void print_model_line(const kvasir_model_info *m) {
+    char weights[24];
+    fprintf(stderr, "model:  %s (%s, %s), %.1f M parameters, weights %s\n",
+            m->name && *m->name ? m->name : "without a name", m->arch, m->format,
+            (double)m->parameters / 1e6, human_bytes((double)m->weight_bytes, weights));
+}
+
+/* The library's notes are lines of their own. */
+static void print_notes(const char *notes) {
+    while (*notes) {
+        size_t n = strcspn(notes, "\n");
+        if (n)
+            fprintf(stderr, "note:   %.*s\n", (int)n, notes);
+        notes += n + (notes[n] == '\n');
+    }
+}
+
+void print_context_facts(const kvasir_context_info *i) {
+    char token[24], token16[24], budget[24];
+    fprintf(stderr, "cache:  %s, %s a token (16-bit: %s, %.2fx); up to %u tokens, budget %s\n",
+            i->kv_format, human_bytes((double)i->kv_bytes_per_token, token),
+            human_bytes((double)i->kv_bytes_per_token16, token16),
+            ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), i->ctx,
+            human_bytes((double)i->cache_bytes, budget));
+    fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", kvasir_cpu_name(),
+            i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
+    print_notes(i->notes);
+}
+
+void put_context_facts(json_t *object, const kvasir_context_info *i) {
+    put_text(object, "kv_format", i->kv_format);
+    put_whole(object, "kv_bytes_per_token", i->kv_bytes_per_token);
+    put_whole(object, "kv_bytes_per_token_16bit", i->kv_bytes_per_token16);
+    put_whole(object, "ctx", i->ctx);
+    put_whole(object, "cache_budget_bytes", i->cache_bytes);
+    put_text(object, "cpu_tier", i->cpu_tier);
+    put_whole(object, "threads", (uint64_t)i->threads);
+    put_whole(object, "act_bits", (uint64_t)i->act_bits);
+    put_text(object, "notes", i->notes);
+}

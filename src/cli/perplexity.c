@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* perplexity.c: `kvasir perplexity`, how well a model predicts a text when it reads everything
+ * through its cache, and how far that is from another run.
+ *
+ *     the text's ids, tokenized at once:   | w ids | w ids | ...   no overlap, from the start
+ *     (a vocabulary that adds BOS:     BOS | w - 1 | BOS | w - 1 | ...)
+ *
+ *     one window:      id0   id1   id2  ...  id(w-2)   id(w-1)
+ *                        \     \     \          \
+ *     predictions:       nll0  nll1  nll2 ...  nll(w-2)          w - 1 of them, id(w-1) is not run
+ *
+ * Each window is a fresh sequence; a token attends to stored bytes only, its own included.
+ *
+ * A base file (--save-base) is safetensors: "ids" I32 [windows, w], "logits" F32 [windows, w-1,
+ * vocab], in the order they were computed. It may be many GB: it is written and read row by row.
+ * A run against it (--base) must cut the same windows of the same ids; it may cut fewer.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct perplexity_args {
+    const char *model, *file, *save_base, *base, *nll;
+    uint32_t window, windows;
+    struct cache_args cache;
+    bool json, quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct perplexity_args, field)
+static const struct option OPTIONS[] = {
+    MODEL_OPTION(struct perplexity_args),
+    {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
+     .required = true, .help = "the text, read as bytes; - is standard input"},
+    {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(window), .initial = "1024",
+     .min = 2, .max = 1 << 24, .help = "tokens of a window"},
+    {.name = "--windows", .value = "N", .kind = OPTION_U32, ROW(windows), .initial = "16",
+     .max = 1 << 24, .help = "windows from the start of the text; 0: all that it has"},
+    CACHE_OPTIONS(struct perplexity_args),
+    {.name = "--save-base", .value = "FILE", .kind = OPTION_TEXT, ROW(save_base),
+     .help = "write all logits, to compare other runs with"},
+    {.name = "--base", .value = "FILE", .kind = OPTION_TEXT, ROW(base),
+     .help = "report the KL divergence from the run that saved FILE"},
+    {.name = "--nll", .value = "FILE", .kind = OPTION_TEXT, ROW(nll),
+     .help = "write each token's loss: safetensors, \"nll\" F32 [windows, window-1]"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "nothing but errors on standard error"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "perplexity",
+    .summary = "Measures a model's loss on a text, through its quantized KV cache.",
+    .usage = "-m MODEL -f TEXT [flags]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+};
+
+struct base_file {
+    FILE *f;
+    uint64_t windows;      /* in the file */
+    uint64_t ids_offset;   /* [windows][window] int32 */
+    uint64_t logit_offset; /* [windows][window-1][vocab] float */
+    float *row;            /* [vocab] */
+    int32_t *ids;          /* [window] */
+};
+
+struct run {
+    const struct perplexity_args *a;
+    kvasir_model *model;
+    kvasir_model_info info;
+    kvasir_context *ctx;
+    int32_t *text_ids; /* [n_text_ids], kvasir_free */
+    size_t n_text_ids;
+    int32_t bos; /* -1: windows have none */
+    uint32_t windows;
+    int32_t *ids;      /* [window], the window under way */
+    uint32_t n_window; /* its number */
+    size_t done;       /* predictions so far: nll, kl [windows * (window - 1)] */
+    double *nll, *kl;  /* kl NULL without --base */
+    uint64_t same_top;
+    struct out_file base_out, nll_out;
+    struct base_file base;
+    struct progress progress;
+    int code; /* of a failure inside a callback; its line was printed */
+};
+
+/* ---- the text -------------------------------------------------------------------------------- */
+
+/* Whether the vocabulary puts a BOS in front: what it adds before the ids of some text. */
+static int find_bos(struct run *r) {
+    int32_t *plain = NULL, *special = NULL;
+    size_t n_plain = 0, n_special = 0;
+    kvasir_error err;
+    int code = EXIT_GOOD;
+    r->bos = -1;
+    if (kvasir_tokenize(r->model, "a", 1, 0, &plain, &n_plain, &err) ||
+        kvasir_tokenize(r->model, "a", 1, KVASIR_TOKENIZE_ADD_SPECIAL, &special, &n_special, &err))
+        code = library_error(&COMMAND, &err);
+    else if (n_special > n_plain && n_plain > 0 && special[0] != plain[0])
+        r->bos = special[0];
+    kvasir_free(plain);
+    kvasir_free(special);
+    return code;
+}
+
+static int read_ids(struct run *r) {
+    char *text = NULL;
+    size_t len;
+    int code = read_text(&COMMAND, "-f", r->a->file, &text, &len);
+    if (!code && len == 0)
+        code = run_error(&COMMAND, "-f: %s: the text is empty", r->a->file);
+    kvasir_error err;
+    if (!code && kvasir_tokenize(r->model, text, len, 0, &r->text_ids, &r->n_text_ids, &err)) {
+        code = library_error(&COMMAND, &err);
+    }
+    free(text);
+    return code ? code : find_bos(r);
+}
+
+static uint32_t ids_per_window(const struct run *r) {
+    return r->bos >= 0 ? r->a->window - 1 : r->a->window;
+}
+
+static int settle_windows(struct run *r) {
+    size_t there = r->n_text_ids / ids_per_window(r);
+    if (there == 0)
+        return run_error(&COMMAND, "-f: %s has %zu tokens, one window needs %u", r->a->file,
+                         r->n_text_ids, ids_per_window(r));
+    r->windows = r->a->windows && r->a->windows < there ? r->a->windows : (uint32_t)there;
+    if (r->windows < r->a->windows && !r->a->quiet)
+        fprintf(stderr, "note:   the text has %u windows of %u tokens, not %u\n", r->windows,
+                r->a->window, r->a->windows);
+    size_t n = (size_t)r->windows * (r->a->window - 1);
+    r->ids = malloc(r->a->window * sizeof *r->ids);
+    r->nll = malloc(n * sizeof *r->nll);
+    r->kl = r->a->base ? malloc(n * sizeof *r->kl) : NULL;
+    if (!r->ids || !r->nll || (r->a->base && !r->kl))
+        return run_error(&COMMAND, "out of memory for %zu predictions", n);
+    return EXIT_GOOD;
+}
+
+static void take_window(struct run *r, uint32_t number, int32_t *ids) {
+    uint32_t n = ids_per_window(r), at = 0;
+    if (r->bos >= 0)
+        ids[at++] = r->bos;
+    memcpy(ids + at, r->text_ids + (size_t)number * n, n * sizeof *ids);
+}
+
+/* ---- the base file --------------------------------------------------------------------------- */
+
+static int start_base_out(struct run *r) {
+    const struct tensor_entry t[] = {
+        {"ids", "I32", {r->windows, r->a->window}, 2},
+        {"logits", "F32", {r->windows, r->a->window - 1, r->info.vocab}, 3}};
+    json_t *metadata = json_pack("{s:s, s:s}", "writer", "kvasir perplexity --save-base", "kv_bits",
+                                 r->a->cache.options.kv_bits);
+    int code = safetensors_begin(&COMMAND, &r->base_out, t, 2, metadata);
+    json_decref(metadata);
+    for (uint32_t w = 0; w < r->windows && !code; w++) {
+        take_window(r, w, r->ids);
+        code = out_write(&COMMAND, &r->base_out, r->ids, r->a->window * sizeof *r->ids);
+    }
+    return code;
+}
+
+static int read_base_at(struct run *r, uint64_t offset, void *data, size_t bytes) {
+    errno = 0;
+    if (fseeko(r->base.f, (off_t)offset, SEEK_SET) == 0 &&
+        fread(data, 1, bytes, r->base.f) == bytes)
+        return EXIT_GOOD;
+    return run_error(&COMMAND, "--base: %s: cannot read at byte %llu: %s", r->a->base,
+                     (unsigned long long)offset, errno ? strerror(errno) : "the file ends");
+}
+
+static int check_base_shape(struct run *r, const uint64_t ids[2], const uint64_t logits[3]) {
+    if (ids[1] != r->a->window)
+        return usage_error(&COMMAND, "--base: %s has windows of %llu tokens, --window is %u",
+                           r->a->base, (unsigned long long)ids[1], r->a->window);
+    if (logits[2] != r->info.vocab)
+        return usage_error(&COMMAND, "--base: %s has a vocabulary of %llu, the model %u",
+                           r->a->base, (unsigned long long)logits[2], r->info.vocab);
+    if (logits[0] != ids[0] || logits[1] != ids[1] - 1)
+        return run_error(&COMMAND, "--base: %s: its ids and logits do not fit each other",
+                         r->a->base);
+    if (ids[0] < r->windows)
+        return usage_error(&COMMAND, "--base: %s has %llu windows, this run has %u (--windows)",
+                           r->a->base, (unsigned long long)ids[0], r->windows);
+    return EXIT_GOOD;
+}
+
+static int check_base_ids(struct run *r) {
+    int code = EXIT_GOOD;
+    for (uint32_t w = 0; w < r->windows && !code; w++) {
+        size_t bytes = r->a->window * sizeof *r->ids;
+        take_window(r, w, r->ids);
+        code = read_base_at(r, r->base.ids_offset + w * bytes, r->base.ids, bytes);
+        if (!code && memcmp(r->ids, r->base.ids, bytes) != 0)
+            code = usage_error(&COMMAND,
+                               "--base: %s was saved for another text or tokenizer: window %u "
+                               "differs",
+                               r->a->base, w);
+    }
+    return code;
+}
+
+static int open_base(struct run *r) {
+    struct base_file *b = &r->base;
+    b->f = fopen(r->a->base, "rb");
+    if (!b->f)
+        return run_error(&COMMAND, "--base: %s: %s", r->a->base, strerror(errno));
+    b->row = malloc(r->info.vocab * sizeof *b->row);
+    b->ids = malloc(r->a->window * sizeof *b->ids);
+    if (!b->row || !b->ids)
+        return run_error(&COMMAND, "out of memory");
+    json_t *header = NULL;
+    uint64_t data, ids[2], logits[3];
+    int code = safetensors_read_header(&COMMAND, b->f, r->a->base, &header, &data);
+    if (code)
+        return code;
+    code =
+        safetensors_find(&COMMAND, r->a->base, header, data, "ids", "I32", 2, ids, &b->ids_offset);
+    if (!code)
+        code = safetensors_find(&COMMAND, r->a->base, header, data, "logits", "F32", 3, logits,
+                                &b->logit_offset);
+    json_decref(header);
+    if (!code)
+        code = check_base_shape(r, ids, logits);
+    if (!code)
+        code = check_base_ids(r);
+    return code;
+}
+
+/* ---- a window -------------------------------------------------------------------------------- */
+
+static int compare_row(struct run *r, const float *logits, int32_t target) {
+    size_t bytes = r->info.vocab * sizeof *logits;
+    int code = read_base_at(r, r->base.logit_offset + r->done * bytes, r->base.row, bytes);
+    if (code)
+        return code;
+    kvasir_divergence d = kvasir_compare_logits(r->base.row, logits, r->info.vocab, target);
+    r->nll[r->done] = d.nll_q;
+    r->kl[r->done] = d.kl;
+    r->same_top += d.same_top;
+    return EXIT_GOOD;
+}
+
+static bool take_logits(void *user, size_t first, size_t rows, const float *logits) {
+    struct run *r = user;
+    size_t vocab = r->info.vocab;
+    for (size_t i = 0; i < rows && !r->code; i++) {
+        const float *row = logits + i * vocab;
+        int32_t target = r->ids[first + i + 1];
+        if (r->a->base)
+            r->code = compare_row(r, row, target);
+        else
+            r->nll[r->done] = kvasir_nll(row, r->info.vocab, target);
+        if (!r->code && r->base_out.f)
+            r->code = out_write(&COMMAND, &r->base_out, row, vocab * sizeof *row);
+        r->done++;
+    }
+    return !r->code && !interrupted();
+}
+
+static bool show_progress(void *user, size_t done, size_t total) {
+    struct run *r = user;
+    progress_step(&r->progress, done, total, "tokens");
+    return !interrupted();
+}
+
+static double mean_of(const double *x, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += x[i];
+    return sum / (double)n;
+}
+
+static void print_window(const struct run *r, double seconds) {
+    size_t n = r->a->window - 1;
+    double here = mean_of(r->nll + r->done - n, n), all = mean_of(r->nll, r->done);
+    fprintf(stderr, "window %u of %u: ppl %.4f, so far %.4f", r->n_window + 1, r->windows,
+            exp(here), exp(all));
+    if (r->kl)
+        fprintf(stderr, ", KL %.6f", mean_of(r->kl, r->done));
+    fprintf(stderr, ", %.1f s\n", seconds);
+}
+
+static int run_window(struct run *r, uint32_t number) {
+    kvasir_seq *seq;
+    kvasir_error err;
+    if (kvasir_seq_create(r->ctx, &seq, &err))
+        return library_error(&COMMAND, &err);
+    r->n_window = number;
+    take_window(r, number, r->ids);
+    char what[32];
+    snprintf(what, sizeof what, "window %u of %u", number + 1, r->windows);
+    progress_start(&r->progress, r->a->quiet ? NULL : what);
+    double start = now_seconds();
+    kvasir_eval_options eval = {.on_logits = take_logits, .on_progress = show_progress, .user = r};
+    kvasir_status status = kvasir_seq_eval(seq, r->ids, r->a->window - 1, &eval, &err);
+    progress_end(&r->progress);
+    kvasir_seq_destroy(seq);
+    if (r->code)
+        return r->code;
+    if (interrupted()) {
+        run_error(&COMMAND, "interrupted: nothing was written");
+        return EXIT_INTERRUPTED;
+    }
+    if (status)
+        return library_error(&COMMAND, &err);
+    if (!r->a->quiet)
+        print_window(r, now_seconds() - start);
+    return EXIT_GOOD;
+}
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Linear between the two nearest ranks, as numpy has it; sorted [n]. */
+static double quantile(const double *sorted, size_t n, double q) {
+    double at = q * (double)(n - 1);
+    size_t low = (size_t)at, high = low + 1 < n ? low + 1 : low;
+    return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
+}
+
+struct figures {
+    double nll_mean, nll_error; /* error: standard error of the mean */
+    double kl_mean, kl_median, kl_p99, kl_p999, kl_max, same_top;
+    uint64_t token_bytes, token_bytes16;
+};
+
+static struct figures figures_of(struct run *r) {
+    size_t n = r->done;
+    kvasir_context_info info;
+    kvasir_context_get_info(r->ctx, &info);
+    struct figures f = {.nll_mean = mean_of(r->nll, n),
+                        .token_bytes = info.kv_bytes_per_token,
+                        .token_bytes16 = info.kv_bytes_per_token16};
+    double squares = 0;
+    for (size_t i = 0; i < n; i++)
+        squares += (r->nll[i] - f.nll_mean) * (r->nll[i] - f.nll_mean);
+    f.nll_error = n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : 0;
+    if (!r->kl)
+        return f;
+    f.kl_mean = mean_of(r->kl, n);
+    qsort(r->kl, n, sizeof *r->kl, compare_doubles);
+    f.kl_median = quantile(r->kl, n, 0.5);
+    f.kl_p99 = quantile(r->kl, n, 0.99);
+    f.kl_p999 = quantile(r->kl, n, 0.999);
+    f.kl_max = r->kl[n - 1];
+    f.same_top = (double)r->same_top / (double)n;
+    return f;
+}
+
+static int print_json(const struct run *r, const struct figures *f) {
+    json_t *o = json_object();
+    put_real(o, "ppl", exp(f->nll_mean));
+    put_real(o, "nll_mean", f->nll_mean);
+    put_whole(o, "tokens", r->done);
+    put_whole(o, "kv_bytes_per_token", f->token_bytes);
+    if (r->kl) {
+        put_real(o, "kld_mean", f->kl_mean);
+        put_real(o, "kld_median", f->kl_median);
+        put_real(o, "kld_p99", f->kl_p99);
+        put_real(o, "kld_p999", f->kl_p999);
+        put_real(o, "kld_max", f->kl_max);
+        put_real(o, "same_top", f->same_top);
+    }
+    return json_print(&COMMAND, o);
+}
+
+static int print_text(const struct run *r, const struct figures *f) {
+    double ppl = exp(f->nll_mean);
+    printf("perplexity   %.4f +- %.4f over %zu predictions\n", ppl, ppl * f->nll_error, r->done);
+    printf("mean loss    %.6f nats\n", f->nll_mean);
+    printf("cache        %llu bytes a token (16-bit: %llu, %.2fx)\n",
+           (unsigned long long)f->token_bytes, (unsigned long long)f->token_bytes16,
+           ratio((double)f->token_bytes16, (double)f->token_bytes));
+    if (r->kl) {
+        printf("KL from base mean %.6g, median %.6g, 99 %% %.6g, 99.9 %% %.6g, max %.6g\n",
+               f->kl_mean, f->kl_median, f->kl_p99, f->kl_p999, f->kl_max);
+        printf("same top     %.2f %%\n", 100 * f->same_top);
+    }
+    return finish_output(&COMMAND);
+}
+
+static int write_nll(struct run *r) {
+    const struct tensor_entry t = {"nll", "F32", {r->windows, r->a->window - 1}, 2};
+    int code = safetensors_begin(&COMMAND, &r->nll_out, &t, 1, NULL);
+    for (size_t i = 0; i < r->done && !code; i++) {
+        float x = (float)r->nll[i];
+        code = out_write(&COMMAND, &r->nll_out, &x, sizeof x);
+    }
+    return code ? code : out_commit(&COMMAND, &r->nll_out);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static int open_outputs(struct run *r) {
+    if (r->a->base && r->a->save_base)
+        return usage_error(&COMMAND, "--base and --save-base: give one of them");
+    int code = EXIT_GOOD;
+    if (r->a->save_base)
+        code = out_open(&COMMAND, &r->base_out, "--save-base", r->a->save_base);
+    if (!code && r->a->nll)
+        code = out_open(&COMMAND, &r->nll_out, "--nll", r->a->nll);
+    return code;
+}
+
+static int open_all(struct run *r) {
+    kvasir_error err;
+    if (kvasir_model_open(r->a->model, &r->model, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_model_get_info(r->model, &r->info);
+    int code = read_ids(r);
+    if (!code)
+        code = settle_windows(r);
+    if (code)
+        return code;
+    kvasir_context_options options = cache_args_options(&r->a->cache);
+    if (kvasir_context_create(r->model, &options, &r->ctx, &err))
+        return library_error(&COMMAND, &err);
+    if (!r->a->quiet) {
+        kvasir_context_info info;
+        kvasir_context_get_info(r->ctx, &info);
+        print_model_line(&r->info);
+        print_context_facts(&info);
+    }
+    if (r->a->base)
+        return open_base(r);
+    return r->base_out.f ? start_base_out(r) : EXIT_GOOD;
+}
+
+static int perplexity(struct run *r) {
+    catch_interrupt();
+    int code = open_outputs(r);
+    if (!code)
+        code = open_all(r);
+    for (uint32_t w = 0; w < r->windows && !code; w++)
+        code = run_window(r, w);
+    if (!code && r->base_out.f)
+        code = out_commit(&COMMAND, &r->base_out);
+    if (!code && r->nll_out.f)
+        code = write_nll(r);
+    if (code)
+        return code;
+    struct figures f = figures_of(r);
+    return r->a->json ? print_json(r, &f) : print_text(r, &f);
+}
+
+int perplexity_main(int argc, char **argv) {
+    struct perplexity_args a = {.cache = cache_args_defaults()};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    struct run r = {.a = &a};
+    code = perplexity(&r);
+    out_abandon(&r.base_out);
+    out_abandon(&r.nll_out);
+    if (r.base.f)
+        fclose(r.base.f);
+    free(r.base.row);
+    free(r.base.ids);
+    free(r.ids);
+    free(r.nll);
+    free(r.kl);
+    kvasir_free(r.text_ids);
+    kvasir_context_destroy(r.ctx);
+    kvasir_model_close(r.model);
+    return code;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_context: one backend, one cache and the buffers of a step, all made here, so that steps
+ * allocate nothing. */
+#include <stdio.h>
+
+#include "engine/engine.h"
+
+kvasir_status kvasir_context_create(const kvasir_model *model,
+                                    const kvasir_context_options *options, kvasir_context **out,
+                                    kvasir_error *err) {
+    struct kvasir_context *c = mem_calloc(1, sizeof *c);
+    if (!c)
+        return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
+    c->model = model;
+    kvasir_status status;
+    TRY_GOTO(options_settle(model, options, &c->options, err));
+    TRY_GOTO(backend_cpu_create(&c->backend, &c->options.backend, err));
+    struct kv_shape shapes[KV_GROUPS_MAX];
+    c->n_groups = model_kv_groups(model->model, shapes);
+    TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
+    uint32_t rows = c->options.prefill_chunk;
+    TRY_GOTO(model_run_create(model->model, c->backend, rows, LOGIT_ROWS_MAX, &c->run, err));
+    c->pos = mem_calloc(rows, sizeof *c->pos);
+    c->logit_rows = mem_calloc(rows, sizeof *c->logit_rows);
+    size_t vocab = model_config(model->model)->vocab;
+    c->logits = mem_alloc_aligned(LOGIT_ROWS_MAX * vocab * sizeof *c->logits);
+    if (!c->pos || !c->logit_rows || !c->logits) {
+        status = fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
+        goto done;
+    }
+    *out = c;
+    return KVASIR_OK;
+done:
+    kvasir_context_destroy(c);
+    return status;
+}
+
+void kvasir_context_destroy(kvasir_context *c) {
+    if (!c)
+        return;
+    mem_free(c->pos);
+    mem_free(c->logit_rows);
+    mem_free(c->logits);
+    model_run_destroy(c->run);
+    kv_cache_destroy(c->cache);
+    backend_destroy(c->backend);
+    mem_free(c);
+}
+
+void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info) {
+    struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
+    *info = (kvasir_context_info){
+        .ctx = c->options.ctx,
+        .cache_bytes = pool.budget_bytes,
+        .kv_bytes_per_token = c->options.kv_bytes_per_token,
+        .kv_bytes_per_token16 = c->options.kv_bytes_per_token16,
+        .cpu_tier = backend_tier(c->backend),
+        .threads = backend_threads(c->backend),
+        .act_bits = c->options.backend.act_bits,
+        .used_bytes = pool.used_bytes,
+        .peak_bytes = pool.peak_bytes,
+    };
+    struct kv_format k, v;
+    char k_name[24], v_name[24];
+    kv_cache_formats(c->cache, &k, &v);
+    snprintf(info->kv_format, sizeof info->kv_format, "K %s, V %s", kv_format_name(k, k_name),
+             kv_format_name(v, v_name));
+    snprintf(info->notes, sizeof info->notes, "%s", c->options.notes);
+}

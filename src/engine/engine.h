@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/: the public objects of kvasir.h over model/, cache/, backend/ and text/.
+ *
+ *   model_api.c    kvasir_model: checkpoint, tokenizer, chat template
+ *   options.c      kvasir_context_options settled: formats, context length, budget, notes
+ *   context.c      kvasir_context: backend, cache, the buffers of a step
+ *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
+ *   sampler.c      kvasir_sampler
+ *   measure.c      losses, divergences, bench-kv-cache
+ *
+ * One thread owns a context and everything made from it.
+ */
+#ifndef KVASIR_ENGINE_H
+#define KVASIR_ENGINE_H
+
+#include "cache/cache.h"
+#include "model/model.h"
+
+struct kvasir_model {
+    struct model *model;
+    struct tokenizer *tokenizer; /* NULL: none; why stands in tokenizer_error */
+    kvasir_error tokenizer_error;
+    struct template *template; /* NULL: none; why stands in template_error */
+    kvasir_error template_error;
+    char tokenizer_name[64], weight_types[160];
+    uint64_t parameters;
+};
+
+/* Options after parsing and defaults (options.c). */
+struct settled {
+    struct kv_cache_options cache;
+    struct backend_options backend;
+    uint32_t ctx;
+    uint32_t prefill_chunk;
+    uint64_t kv_bytes_per_token, kv_bytes_per_token16;
+    char notes[sizeof(((kvasir_context_info *)0)->notes)];
+};
+kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
+                             struct settled *out, kvasir_error *err) MUST_CHECK;
+/* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. */
+kvasir_status engine_parse_groups(const char *text, uint32_t *k, uint32_t *v,
+                                  kvasir_error *err) MUST_CHECK;
+/* "64" or "64,32" (K,V); NULL gives 0, 0: the default. Errors name `flag`. */
+kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
+                                   kvasir_error *err) MUST_CHECK;
+
+/* Rows of a step whose logits are wanted, at most: bounds their buffer (64 x vocabulary floats). */
+enum { LOGIT_ROWS_MAX = 64 };
+
+struct kvasir_context {
+    const struct kvasir_model *model;
+    struct settled options;
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct model_run *run;
+    uint32_t n_groups;
+    /* The step under way, [prefill_chunk]; positions and logit rows are filled per step. */
+    uint32_t *pos, *logit_rows;
+    float *logits; /* [LOGIT_ROWS_MAX][vocab], host memory */
+};
+
+struct kvasir_seq {
+    struct kvasir_context *ctx;
+    struct kv_seq *seq;
+};
+/* What kvasir_seq_read_kv can read of it. */
+void engine_seq_shape(const struct kvasir_seq *seq, uint32_t *layers, uint32_t *kv_heads,
+                      uint32_t *head_dim, uint32_t *length);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* measure.c: how far one distribution is from another, and what a cache format costs in bytes,
+ * error and time. Owns nothing; pure functions of their arguments.
+ *
+ * kvasir_kv_bench walks a cache tile by tile and holds one tile of float rows at a time, however
+ * long and wide the cache is:
+ *
+ *     for each layer, part (K, V), head, page of 64 tokens:
+ *
+ *         rows [64][head_dim] -+-> tile in format 0 -> rows back -> |error|, seconds
+ *         (normal numbers, or  +-> tile in format 1 -> ...
+ *          K, V of a sequence) +-> ...
+ *
+ * Encode and decode are quant/'s tile_encode_row and tile_decode_row: scalar, one thread, the
+ * definition of the formats. Errors and bytes are therefore exactly those of every tier; the times
+ * are those of the definition, and an upper bound for a tier. How fast the tiers are is what
+ * `kcheck --bench` prints.
+ *
+ * Left out: errors of attention over the tiles (perplexity measures what becomes of them).
+ */
+#include <math.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* ---- distributions --------------------------------------------------------------------------- */
+
+static uint32_t argmax(const float *x, uint32_t n) {
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < n; i++)
+        if (x[i] > x[best])
+            best = i;
+    return best;
+}
+
+static double nll_of(double max, double sum, float logit) {
+    return max + m_log(sum) - (double)logit;
+}
+
+double kvasir_nll(const float *logits, uint32_t vocab, int32_t target) {
+    if (target < 0 || (uint32_t)target >= vocab)
+        return (double)NAN;
+    double max = (double)logits[argmax(logits, vocab)], sum = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        sum += m_exp((double)logits[i] - max);
+    return nll_of(max, sum, logits[target]);
+}
+
+/* With e_i = exp(p_i - max p), S = sum e: KL = sum e_i (p_i - q_i) / S - (ln S_p - ln S_q), each ln
+ * including its maximum. One pass once the maxima are known. */
+kvasir_divergence kvasir_compare_logits(const float *p, const float *q, uint32_t vocab,
+                                        int32_t target) {
+    uint32_t top_p = argmax(p, vocab), top_q = argmax(q, vocab);
+    double max_p = (double)p[top_p], max_q = (double)q[top_q];
+    double sum_p = 0, sum_q = 0, cross = 0;
+    for (uint32_t i = 0; i < vocab; i++) {
+        double e = m_exp((double)p[i] - max_p);
+        sum_p += e;
+        sum_q += m_exp((double)q[i] - max_q);
+        if (e > 0) /* 0 (ln 0 - ln q) is 0 */
+            cross += e * ((double)p[i] - (double)q[i]);
+    }
+    double kl = cross / sum_p - (max_p + m_log(sum_p)) + (max_q + m_log(sum_q));
+    bool in_range = target >= 0 && (uint32_t)target < vocab;
+    return (kvasir_divergence){
+        .kl = kl < 0 ? 0 : kl, /* rounding of equal distributions */
+        .nll_p = in_range ? nll_of(max_p, sum_p, p[target]) : (double)NAN,
+        .nll_q = in_range ? nll_of(max_q, sum_q, q[target]) : (double)NAN,
+        .same_top = top_p == top_q,
+    };
+}
+
+/* ---- normal numbers -------------------------------------------------------------------------- */
+
+/* One stream for a whole cache, in the order [layer][K, V][head][token][dim]: the data are a
+ * function of the seed and the shape, not of the formats. */
+struct normal_stream {
+    uint64_t state;
+    bool has_spare;
+    double spare;
+};
+
+/* SplitMix64. */
+static uint64_t next_bits(struct normal_stream *s) {
+    uint64_t x = s->state += 0x9e3779b97f4a7c15ULL;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
+    return x ^ x >> 31;
+}
+
+/* Marsaglia's polar method: no sine or cosine, two numbers from each point in the unit circle. */
+static float next_normal(struct normal_stream *s) {
+    if (s->has_spare) {
+        s->has_spare = false;
+        return (float)s->spare;
+    }
+    double x, y, r;
+    do {
+        x = (double)(int64_t)(next_bits(s) >> 11) * 0x1p-52 - 1;
+        y = (double)(int64_t)(next_bits(s) >> 11) * 0x1p-52 - 1;
+        r = x * x + y * y;
+    } while (r >= 1 || r == 0);
+    double scale = m_sqrt(-2 * m_log(r) / r);
+    s->has_spare = true;
+    s->spare = y * scale;
+    return (float)(x * scale);
+}
+
+/* ---- the bench ------------------------------------------------------------------------------- */
+
+/* No cache of any model comes near these; they keep every product below 2^64. */
+enum {
+    LAYERS_MAX = 1024,
+    HEADS_MAX = 1024,
+    TOKENS_MAX = 1 << 24,
+    DIM_MAX = 4096,
+    FORMATS_MAX = 64
+};
+
+struct candidate {
+    struct tile_layout layouts[2]; /* K, V */
+    kvasir_kv_bench_row row;
+    double error_sum; /* of |x - stored x| */
+};
+
+struct bench {
+    uint32_t layers, seq_len, heads, head_dim;
+    const kvasir_seq *seq; /* NULL: normal numbers */
+    struct normal_stream normal;
+    struct candidate *candidates; /* [n_candidates] */
+    size_t n_candidates;
+    float *rows, *back; /* [64][head_dim] */
+    uint8_t *tile;      /* of the widest format */
+};
+
+static kvasir_status take_shape(struct bench *b, const kvasir_kv_bench_options *o,
+                                kvasir_error *err) {
+    b->seq = o->seq;
+    b->normal.state = o->seed;
+    b->layers = o->layers;
+    b->seq_len = o->seq_len;
+    b->heads = o->heads;
+    b->head_dim = o->head_dim;
+    if (o->seq) {
+        const struct model_config *model = model_config(o->seq->ctx->model->model);
+        b->layers = model->layers;
+        b->seq_len = kvasir_seq_length(o->seq);
+        b->heads = model->kv_heads;
+        b->head_dim = model->head_dim;
+    }
+    const struct {
+        const char *flag;
+        uint32_t value, max;
+    } bounds[] = {{"--layers", b->layers, LAYERS_MAX},
+                  {"--seq-len", b->seq_len, TOKENS_MAX},
+                  {"--heads", b->heads, HEADS_MAX},
+                  {"--head-dim", b->head_dim, DIM_MAX}};
+    for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
+        if (bounds[i].value == 0 || bounds[i].value > bounds[i].max)
+            return fail(err, KVASIR_ERR_ARGUMENT, "%s: %u is not between 1 and %u", bounds[i].flag,
+                        bounds[i].value, bounds[i].max);
+    if (o->n_formats == 0 || o->n_formats > FORMATS_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--bits: %zu formats, not between 1 and %d",
+                    o->n_formats, FORMATS_MAX);
+    return KVASIR_OK;
+}
+
+static kvasir_status take_format(struct bench *b, struct candidate *c, const char *text,
+                                 const char *group_text, kvasir_error *err) {
+    struct kv_format formats[2];
+    uint32_t groups[2];
+    TRY(options_parse_groups("--group-size", group_text, &groups[0], &groups[1], err));
+    if (kv_format_parse_pair(text, &formats[0], &formats[1], err) != KVASIR_OK)
+        return fail_prefix(err, "--bits");
+    for (int part = 0; part < 2; part++) {
+        if (kv_format_settle(&formats[part], b->head_dim, groups[part], err) != KVASIR_OK)
+            return fail_prefix(err, "--group-size");
+        tile_layout_init(&c->layouts[part], part == 0 ? TILE_K : TILE_V, formats[part],
+                         b->head_dim);
+    }
+    strncpy(c->row.format, text, sizeof c->row.format - 1);
+    uint64_t rows = (uint64_t)b->layers * b->heads * b->seq_len;
+    c->row.bytes = rows * ((c->layouts[0].bytes + c->layouts[1].bytes) / TILE_TOKENS);
+    c->row.bytes16 = rows * b->head_dim * 2 * 2;
+    return KVASIR_OK;
+}
+
+static kvasir_status fill_rows(struct bench *b, uint32_t layer, int part, uint32_t head,
+                               uint32_t first, uint32_t n, kvasir_error *err) {
+    if (b->seq)
+        return kvasir_seq_read_kv(b->seq, part == 0 ? KVASIR_PART_K : KVASIR_PART_V, layer, head,
+                                  first, n, b->rows, err);
+    for (size_t i = 0; i < (size_t)n * b->head_dim; i++)
+        b->rows[i] = next_normal(&b->normal);
+    return KVASIR_OK;
+}
+
+static void measure_tile(struct bench *b, struct candidate *c, int part, uint32_t n) {
+    const struct tile_layout *l = &c->layouts[part];
+    memset(b->tile, 0, l->bytes);
+    double start = clock_seconds();
+    for (uint32_t t = 0; t < n; t++)
+        tile_encode_row(l, b->tile, t, b->rows + (size_t)t * b->head_dim);
+    double encoded = clock_seconds();
+    for (uint32_t t = 0; t < n; t++)
+        tile_decode_row(l, b->tile, t, b->back + (size_t)t * b->head_dim);
+    double decoded = clock_seconds();
+    c->row.encode_seconds += encoded - start;
+    c->row.decode_seconds += decoded - encoded;
+    double sum = 0, max = c->row.max_error;
+    for (size_t i = 0; i < (size_t)n * b->head_dim; i++) {
+        double error = fabs((double)b->rows[i] - (double)b->back[i]);
+        sum += error;
+        max = error > max ? error : max;
+    }
+    c->error_sum += sum;
+    c->row.max_error = max;
+}
+
+static kvasir_status measure_layer(struct bench *b, uint32_t layer, kvasir_error *err) {
+    for (int part = 0; part < 2; part++)
+        for (uint32_t head = 0; head < b->heads; head++)
+            for (uint32_t first = 0; first < b->seq_len; first += TILE_TOKENS) {
+                uint32_t left = b->seq_len - first, n = left < TILE_TOKENS ? left : TILE_TOKENS;
+                TRY(fill_rows(b, layer, part, head, first, n, err));
+                for (size_t i = 0; i < b->n_candidates; i++)
+                    measure_tile(b, &b->candidates[i], part, n);
+            }
+    return KVASIR_OK;
+}
+
+static void finish_row(const struct bench *b, struct candidate *c) {
+    double values = 2.0 * b->layers * b->heads * b->seq_len * b->head_dim;
+    c->row.mean_error = c->error_sum / values;
+    if (c->row.encode_seconds > 0)
+        c->row.encode_gb_s = values * 4 / 1e9 / c->row.encode_seconds;
+    if (c->row.decode_seconds > 0)
+        c->row.decode_gb_s = values * 4 / 1e9 / c->row.decode_seconds;
+}
+
+static kvasir_status allocate(struct bench *b, size_t n_formats, kvasir_error *err) {
+    size_t tile_floats = (size_t)TILE_TOKENS * b->head_dim;
+    b->n_candidates = n_formats;
+    b->candidates = mem_calloc(n_formats, sizeof *b->candidates);
+    b->rows = mem_calloc(tile_floats, sizeof *b->rows);
+    b->back = mem_calloc(tile_floats, sizeof *b->back);
+    b->tile = mem_alloc_aligned(tile_floats * sizeof(float)); /* no format is wider than f32 */
+    if (!b->candidates || !b->rows || !b->back || !b->tile)
+        return fail(err, KVASIR_ERR_MEMORY, "bench-kv-cache: out of memory");
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_kv_bench(const kvasir_kv_bench_options *options, kvasir_kv_bench_fn *fn,
+                              void *user, kvasir_error *err) {
+    struct bench b = {0};
+    kvasir_status status;
+    TRY_GOTO(take_shape(&b, options, err));
+    TRY_GOTO(allocate(&b, options->n_formats, err));
+    for (size_t i = 0; i < b.n_candidates; i++)
+        TRY_GOTO(
+            take_format(&b, &b.candidates[i], options->formats[i], options->kv_group_size, err));
+    for (uint32_t layer = 0; layer < b.layers; layer++)
+        TRY_GOTO(measure_layer(&b, layer, err));
+    for (size_t i = 0; i < b.n_candidates; i++) {
+        finish_row(&b, &b.candidates[i]);
+        fn(user, &b.candidates[i].row);
+    }
+done:
+    mem_free(b.candidates);
+    mem_free(b.rows);
+    mem_free(b.back);
+    mem_free(b.tile);
+    return status;
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_seq: tokens evaluated step by step.
+ *
+ * Everything that can refuse a call (context length, budget, token ids) is checked before the first
+ * step, so that a refused call has changed nothing. A step prepares pages, runs the model over its
+ * rows, and commits them. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out, kvasir_error *err) {
+    struct kvasir_seq *s = mem_calloc(1, sizeof *s);
+    if (!s)
+        return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
+    s->ctx = ctx;
+    kvasir_status status = seq_create(ctx->cache, &s->seq, err);
+    if (status != KVASIR_OK) {
+        mem_free(s);
+        return status;
+    }
+    *out = s;
+    return KVASIR_OK;
+}
+
+void kvasir_seq_destroy(kvasir_seq *s) {
+    if (!s)
+        return;
+    seq_destroy(s->seq);
+    mem_free(s);
+}
+
+kvasir_status kvasir_seq_fork(kvasir_seq *s, kvasir_seq **out, kvasir_error *err) {
+    struct kvasir_seq *f = mem_calloc(1, sizeof *f);
+    if (!f)
+        return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
+    f->ctx = s->ctx;
+    kvasir_status status = seq_fork(s->seq, &f->seq, err);
+    if (status != KVASIR_OK) {
+        mem_free(f);
+        return status;
+    }
+    *out = f;
+    return KVASIR_OK;
+}
+
+uint32_t kvasir_seq_length(const kvasir_seq *s) {
+    return seq_length(s->seq);
+}
+const int32_t *kvasir_seq_tokens(const kvasir_seq *s) {
+    return seq_tokens(s->seq);
+}
+uint64_t kvasir_seq_bytes(const kvasir_seq *s) {
+    return seq_bytes(s->seq);
+}
+
+kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, kvasir_error *err) {
+    return seq_trim(s->seq, length, err);
+}
+
+/* ---- evaluation ------------------------------------------------------------------------------ */
+
+static kvasir_status check_tokens(const struct kvasir_context *c, const int32_t *tokens, size_t n,
+                                  kvasir_error *err) {
+    uint32_t vocab = model_config(c->model->model)->vocab;
+    if (n == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "no tokens to evaluate");
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocab)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "token %" PRId32 " at place %zu is not in the vocabulary of %u", tokens[i],
+                        i, vocab);
+    return KVASIR_OK;
+}
+
+static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t step,
+                                kvasir_error *err) {
+    const struct kvasir_context *c = s->ctx;
+    uint64_t end = seq_length(s->seq) + (uint64_t)n;
+    if (end > c->options.ctx && !c->options.cache.max_size)
+        return fail(err, KVASIR_ERR_CONTEXT,
+                    "%" PRIu64 " tokens do not fit the context of %u: raise --ctx, or let the "
+                    "cache rotate with --max-kv-size",
+                    end, c->options.ctx);
+    if (end > UINT32_MAX - TILE_TOKENS)
+        return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
+    struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
+    uint64_t need = seq_need_bytes(s->seq, (uint32_t)end, step);
+    if (need > pool.budget_bytes - pool.used_bytes)
+        return fail(err, KVASIR_ERR_BUDGET,
+                    "%" PRIu64 " tokens need %" PRIu64 " bytes of cache: the budget is %" PRIu64
+                    ", of which %" PRIu64 " are in use (--cache-mb)",
+                    end, need, pool.budget_bytes, pool.used_bytes);
+    return seq_reserve(s->seq, (uint32_t)end, err);
+}
+
+/* Runs one step over n tokens, logits of the last `wanted` rows into c->logits. */
+static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t n, uint32_t wanted,
+                          kvasir_error *err) {
+    struct kvasir_context *c = s->ctx;
+    TRY(seq_prepare(s->seq, n, err));
+    uint32_t first = seq_length(s->seq);
+    struct kv_view views[KV_GROUPS_MAX];
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        seq_view(s->seq, g, &views[g]);
+    for (uint32_t i = 0; i < n; i++)
+        c->pos[i] = first + i;
+    for (uint32_t i = 0; i < wanted; i++)
+        c->logit_rows[i] = n - wanted + i;
+    struct batch_seq rows = {.row = 0, .rows = n, .pos = first};
+    struct batch batch = {.rows = n,
+                          .tokens = tokens,
+                          .pos = c->pos,
+                          .n_seqs = 1,
+                          .seqs = &rows,
+                          .views = views,
+                          .n_logit_rows = wanted,
+                          .logit_rows = c->logit_rows};
+    const float *logits = model_forward(c->run, &batch);
+    seq_commit(s->seq, tokens, n);
+    if (wanted)
+        backend_read(c->backend, c->logits, logits,
+                     (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits);
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
+                              const kvasir_eval_options *options, kvasir_error *err) {
+    static const kvasir_eval_options none = {0};
+    const kvasir_eval_options *o = options ? options : &none;
+    struct kvasir_context *c = s->ctx;
+    uint32_t most = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
+    if (o->on_logits && most > LOGIT_ROWS_MAX)
+        most = LOGIT_ROWS_MAX;
+    TRY(check_tokens(c, tokens, n, err));
+    TRY(check_room(s, n, most, err));
+    for (size_t done = 0; done < n;) {
+        uint32_t rows = n - done < most ? (uint32_t)(n - done) : most;
+        bool last = done + rows == n;
+        uint32_t wanted = o->on_logits ? rows : last && o->last_logits ? 1 : 0;
+        TRY(step(s, tokens + done, rows, wanted, err));
+        if (o->on_logits && !o->on_logits(o->user, done, rows, c->logits))
+            return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
+        if (last && o->last_logits)
+            memcpy(o->last_logits, c->logits + (size_t)(wanted - 1) * vocab, vocab * sizeof(float));
+        done += rows;
+        if (o->on_progress && !o->on_progress(o->user, done, n) && !last)
+            return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
+    }
+    return KVASIR_OK;
+}
+
+void engine_seq_shape(const struct kvasir_seq *s, uint32_t *layers, uint32_t *kv_heads,
+                      uint32_t *head_dim, uint32_t *length) {
+    const struct model_config *c = model_config(s->ctx->model->model);
+    *layers = c->layers;
+    *kv_heads = c->kv_heads;
+    *head_dim = c->head_dim;
+    *length = seq_length(s->seq);
+}
+
+kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint32_t layer,
+                                 uint32_t kv_head, uint32_t first, uint32_t n, float *rows,
+                                 kvasir_error *err) {
+    const struct model_config *config = model_config(s->ctx->model->model);
+    if (layer >= config->layers || kv_head >= config->kv_heads)
+        return fail(err, KVASIR_ERR_ARGUMENT, "layer %u, head %u: the model has %u and %u", layer,
+                    kv_head, config->layers, config->kv_heads);
+    enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;
+    for (uint32_t i = 0; i < n; i++)
+        TRY(seq_read(s->seq, 0, kind, layer, kv_head, first + i,
+                     rows + (size_t)i * config->head_dim, err));
+    return KVASIR_OK;
+}

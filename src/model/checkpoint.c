@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A checkpoint: files mapped read-only and one table of their tensors. gguf.c and safetensors.c
+ * fill it; whoever reads it need not know which did.
+ *
+ *     checkpoint_open(path)
+ *        folder -> safetensors_open   config.json, *.safetensors
+ *        file   -> gguf_open          "GGUF" in front
+ *
+ *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]
+ *                   ^              ^                ^
+ *     tensors  { name, type, dims, data } ...           sorted by name, so that find can bisect
+ *
+ * Invariants
+ *   K1  Every tensor's data lies whole inside one map, holds exactly its shape times its type, and
+ *       shares no byte with another tensor's. Its data is aligned for its type. Readers see to it
+ *       before they call checkpoint_add_take.
+ *   K2  Names are Hugging Face's, unique, and free of control bytes.
+ *   K3  Memory besides the maps stays within a small multiple of the files' size: tables grow as
+ *       entries are read, never by a count that a file claims.
+ *   K4  After checkpoint_open nothing changes; any thread may read.
+ *
+ * Left out: writing checkpoints; a file that shrinks while it is mapped (the kernel raises SIGBUS,
+ * as for every mmap).
+ */
+#include <stdlib.h>
+
+#include "model/model_internal.h"
+
+kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file_map *map,
+                             kvasir_error *err) {
+    struct file_map *maps = mem_realloc(c->maps, c->n_maps + 1, sizeof *maps);
+    if (!maps)
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    c->maps = maps;
+    TRY(file_map_open(map, path, err));
+    c->maps[c->n_maps++] = *map;
+    return KVASIR_OK;
+}
+
+kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
+                                  const struct checkpoint_tensor *tensor, kvasir_error *err) {
+    if (!name)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
+    if (c->n_tensors == c->cap_tensors) {
+        size_t cap = c->cap_tensors ? c->cap_tensors * 2 : 256;
+        struct checkpoint_tensor *tensors = mem_realloc(c->tensors, cap, sizeof *tensors);
+        if (!tensors) {
+            mem_free(name);
+            return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", cap);
+        }
+        c->tensors = tensors;
+        c->cap_tensors = cap;
+    }
+    struct checkpoint_tensor *t = &c->tensors[c->n_tensors++];
+    *t = *tensor;
+    t->name = name;
+    return KVASIR_OK;
+}
+
+static int compare_names(const void *a, const void *b) {
+    const struct checkpoint_tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) {
+    if (c->n_tensors == 0)
+        return fail(err, KVASIR_ERR_FORMAT, "holds no tensors");
+    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, compare_names);
+    for (size_t i = 1; i < c->n_tensors; i++)
+        if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
+            return fail(err, KVASIR_ERR_FORMAT, "tensor %s stands there twice", c->tensors[i].name);
+    return KVASIR_OK;
+}
+
+static int compare_addresses(const void *a, const void *b) {
+    const struct checkpoint_tensor *x = *(const struct checkpoint_tensor *const *)a;
+    const struct checkpoint_tensor *y = *(const struct checkpoint_tensor *const *)b;
+    uintptr_t p = (uintptr_t)x->data, q = (uintptr_t)y->data;
+    if (p != q)
+        return p < q ? -1 : 1;
+    /* An empty tensor may begin where the next one does: it comes first. */
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+const struct checkpoint_tensor **checkpoint_by_address(const struct checkpoint *c, size_t first) {
+    size_t n = c->n_tensors - first;
+    const struct checkpoint_tensor **order = mem_calloc(n, sizeof(void *));
+    if (!order)
+        return NULL;
+    for (size_t i = 0; i < n; i++)
+        order[i] = &c->tensors[first + i];
+    qsort(order, n, sizeof(void *), compare_addresses);
+    return order;
+}
+
+bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims, size_t *bytes) {
+    const struct weight_traits *traits = weight_traits_of(type);
+    uint64_t fastest = n_dims ? dims[n_dims - 1] : 1;
+    size_t total;
+    if (fastest % traits->block_values != 0 ||
+        !mul_size(fastest / traits->block_values, traits->block_bytes, &total))
+        return false;
+    for (uint32_t i = 0; i + 1 < n_dims; i++)
+        if (!mul_size(total, dims[i], &total))
+            return false;
+    *bytes = total;
+    return true;
+}
+
+size_t weight_type_alignment(enum weight_type type) {
+    return type == WEIGHT_F32 ? 4 : 2; /* quantized blocks hold 16-bit scales */
+}
+
+bool name_is_clean(const char *name, size_t len) {
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
+            return false;
+    return len > 0;
+}
+
+kvasir_status checkpoint_open(const char *path, struct checkpoint **out, kvasir_error *err) {
+    *out = NULL;
+    struct checkpoint *c = mem_calloc(1, sizeof *c);
+    if (!c)
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    kvasir_status status =
+        file_is_dir(path) ? safetensors_open(c, path, err) : gguf_open(c, path, err);
+    if (status != KVASIR_OK) {
+        checkpoint_close(c);
+        return status;
+    }
+    *out = c;
+    return KVASIR_OK;
+}
+
+void checkpoint_close(struct checkpoint *c) {
+    if (!c)
+        return;
+    for (size_t i = 0; i < c->n_tensors; i++)
+        mem_free((char *)c->tensors[i].name);
+    mem_free(c->tensors);
+    mem_free((char *)c->tokenizer.model);
+    mem_free((char *)c->tokenizer.pre);
+    mem_free((struct text_span *)c->tokenizer.pieces);
+    mem_free((uint8_t *)c->tokenizer.kinds);
+    mem_free((struct text_span *)c->tokenizer.merges);
+    mem_free(c->chat_template);
+    for (size_t i = 0; i < c->n_maps; i++)
+        file_map_close(&c->maps[i]);
+    mem_free(c->maps);
+    mem_free(c);
+}
+
+const struct model_config *checkpoint_config(const struct checkpoint *c) {
+    return &c->config;
+}
+
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name) {
+    struct checkpoint_tensor key = {.name = name};
+    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, compare_names);
+}
+
+size_t checkpoint_tensor_count(const struct checkpoint *c) {
+    return c->n_tensors;
+}
+
+const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c, size_t i) {
+    return i < c->n_tensors ? &c->tensors[i] : NULL;
+}
+
+const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c) {
+    return c->has_tokenizer ? &c->tokenizer : NULL;
+}
+
+const char *checkpoint_chat_template(const struct checkpoint *c) {
+    return c->chat_template;
+}
+
+const char *checkpoint_format(const struct checkpoint *c) {
+    return c->format;
+}

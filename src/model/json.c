@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* JSON out of files that nobody vouches for: config.json, the safetensors header and index.
+ *
+ * jansson parses. It recurses for nested values and, unless told, lets the last of two equal keys
+ * win; so nesting is counted here first (a header of 100 MB of '[' costs one scan, not a stack),
+ * and duplicates are refused, since two readers could take different ones. The getters check type
+ * and range and name the field: no number of a file goes on unchecked.
+ */
+#include <math.h>
+
+#include "model/model_internal.h"
+
+/* The deepest text we read is config.json (rope_parameters inside the document: 3); 32 leaves room
+ * for vendors' own. */
+enum { JSON_DEPTH_MAX = 32 };
+
+static bool depth_is_bounded(const char *text, size_t len, size_t *at) {
+    unsigned depth = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < len; i++) {
+        char ch = text[i];
+        if (in_string) {
+            if (ch == '\\')
+                i++;
+            else if (ch == '"')
+                in_string = false;
+        } else if (ch == '"') {
+            in_string = true;
+        } else if ((ch == '{' || ch == '[') && ++depth > JSON_DEPTH_MAX) {
+            *at = i;
+            return false;
+        } else if ((ch == '}' || ch == ']') && depth > 0) {
+            depth--;
+        }
+    }
+    return true;
+}
+
+kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
+                         kvasir_error *err) {
+    size_t deep;
+    if (!depth_is_bounded(text, len, &deep))
+        return fail_at(err, KVASIR_ERR_FORMAT, at + (int64_t)deep,
+                       "JSON is nested deeper than %d levels", JSON_DEPTH_MAX);
+    json_error_t problem;
+    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES, &problem);
+    if (!*out)
+        return fail_at(err, KVASIR_ERR_FORMAT, at + problem.position,
+                       "JSON does not parse: line %d, column %d: %s", problem.line, problem.column,
+                       problem.text);
+    return KVASIR_OK;
+}
+
+const char *json_kind(const json_t *value) {
+    if (!value)
+        return "nothing";
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a real number";
+    case JSON_TRUE:
+        return "true";
+    case JSON_FALSE:
+        return "false";
+    case JSON_NULL:
+        return "null";
+    }
+    return "nothing";
+}
+
+/* *value stays NULL where the field is missing and need not be there. */
+static kvasir_status field(const struct json_scope *s, const char *key, bool required,
+                           const json_t **value) {
+    *value = json_object_get(s->object, key);
+    if (json_is_null(*value))
+        *value = NULL;
+    if (!*value && required)
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s is missing", s->prefix, key);
+    return KVASIR_OK;
+}
+
+kvasir_status json_get_u32(const struct json_scope *s, const char *key, bool required, uint32_t min,
+                           uint32_t max, uint32_t *out) {
+    const json_t *value;
+    TRY(field(s, key, required, &value));
+    if (!value)
+        return KVASIR_OK;
+    if (!json_is_integer(value))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s must be an integer, found %s", s->prefix,
+                    key, json_kind(value));
+    json_int_t n = json_integer_value(value);
+    if (n < (json_int_t)min || n > (json_int_t)max)
+        return fail(s->err, KVASIR_ERR_FORMAT,
+                    "field %s%s is %" JSON_INTEGER_FORMAT ", must be from %u to %u", s->prefix, key,
+                    n, min, max);
+    *out = (uint32_t)n;
+    return KVASIR_OK;
+}
+
+kvasir_status json_get_double(const struct json_scope *s, const char *key, bool required,
+                              double *out) {
+    const json_t *value;
+    TRY(field(s, key, required, &value));
+    if (!value)
+        return KVASIR_OK;
+    if (!json_is_number(value))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s must be a number, found %s", s->prefix,
+                    key, json_kind(value));
+    double x = json_number_value(value);
+    if (!isfinite(x) || x <= 0)
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s is %g, must be above 0", s->prefix, key,
+                    x);
+    *out = x;
+    return KVASIR_OK;
+}
+
+kvasir_status json_get_bool(const struct json_scope *s, const char *key, bool *out) {
+    const json_t *value;
+    TRY(field(s, key, false, &value));
+    if (!value)
+        return KVASIR_OK;
+    if (!json_is_boolean(value))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s must be true or false, found %s",
+                    s->prefix, key, json_kind(value));
+    *out = json_is_true(value);
+    return KVASIR_OK;
+}
+
+kvasir_status json_get_string(const struct json_scope *s, const char *key, bool required,
+                              const char **out) {
+    const json_t *value;
+    TRY(field(s, key, required, &value));
+    if (!value)
+        return KVASIR_OK;
+    if (!json_is_string(value))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s must be a string, found %s", s->prefix,
+                    key, json_kind(value));
+    *out = json_string_value(value);
+    return KVASIR_OK;
+}

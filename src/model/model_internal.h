@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of model/ share. Nobody outside model/ (but its unit tests) includes this.
+ *
+ *     checkpoint.c   struct checkpoint: the table that both readers fill, sorted by name
+ *       gguf.c         a GGUF file cut into values and tensors
+ *         gguf_model.c   what those values mean: configuration, vocabulary, tensor names
+ *       safetensors.c  a folder: tensors of one or several files
+ *         config.c       its config.json
+ *         json.c         JSON with bounds
+ *     load.c         struct model: tensors bound to their places
+ *     llama.c        struct model_run: the forward
+ */
+#ifndef KVASIR_MODEL_INTERNAL_H
+#define KVASIR_MODEL_INTERNAL_H
+
+#include <string.h>
+
+#include "model/model.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are read where they lie");
+
+/* Bounds on what a configuration may say. Far above every model there is, and low enough that no
+ * product of two of them leaves 64 bits and none leaves the 32 bits of struct weight. */
+enum {
+    LAYERS_MAX = 4096,
+    HEADS_MAX = 4096,
+    DIM_MAX = 1 << 20,
+    FFN_MAX = 1 << 22,
+    VOCAB_MAX = 1 << 24,
+    CTX_MAX = 1 << 30,
+    HEAD_DIM_UNIT = 4, /* what tiles ask for; quantized pages want more (kv_format_settle) */
+};
+
+/* ---- checkpoint (checkpoint.c) --------------------------------------------------------------- */
+
+struct checkpoint {
+    const char *format;
+    struct model_config config;
+    struct file_map *maps; /* [n_maps] */
+    size_t n_maps;
+    struct checkpoint_tensor *tensors; /* [n_tensors], rising by name once sealed; names owned */
+    size_t n_tensors, cap_tensors;
+    bool has_tokenizer;
+    struct tokenizer_spec tokenizer; /* its pointers are owned, the text of its spans is mapped */
+    char *chat_template;
+};
+
+/* Maps one more file; *map stays valid until the checkpoint closes. */
+kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file_map *map,
+                             kvasir_error *err) MUST_CHECK;
+/* Appends a tensor; takes name, also on failure (from mem_*; NULL means that memory ran out). */
+kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
+                                  const struct checkpoint_tensor *tensor,
+                                  kvasir_error *err) MUST_CHECK;
+/* Sorts by name; a name that stands twice is an error. */
+kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) MUST_CHECK;
+/* Pointers to tensors [first, n_tensors) in rising order of data; mem_free. NULL: no memory. */
+const struct checkpoint_tensor **checkpoint_by_address(const struct checkpoint *c,
+                                                       size_t first) MUST_CHECK;
+
+/* *bytes of n_dims dims (slowest first) of a type: false where a product overflows or the fastest
+ * dim is no whole number of blocks. */
+bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims,
+                  size_t *bytes) MUST_CHECK;
+/* What the data of a type must be aligned to so that kernels may load its numbers. */
+size_t weight_type_alignment(enum weight_type type);
+/* Bytes below 0x20 (and DEL) in a name would break one-line messages and logs: readers refuse such
+ * names. */
+bool name_is_clean(const char *name, size_t len);
+
+/* ---- readers --------------------------------------------------------------------------------- */
+
+kvasir_status gguf_open(struct checkpoint *c, const char *path, kvasir_error *err) MUST_CHECK;
+kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
+                               kvasir_error *err) MUST_CHECK;
+/* Text of a config.json; errors name the field. */
+kvasir_status config_parse(const char *text, size_t len, struct model_config *out,
+                           kvasir_error *err) MUST_CHECK;
+
+/* ---- GGUF as values (gguf.c) ----------------------------------------------------------------- */
+
+/* Numbers are the file's. */
+enum gguf_type {
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
+    GGUF_TYPES
+};
+
+/* One metadata entry. Strings: data is `count` bytes of text. Arrays: data is the first of `count`
+ * elements of type elem. */
+struct gguf_value {
+    struct text_span key;
+    uint32_t type, elem; /* enum gguf_type */
+    uint64_t count;
+    const uint8_t *data;
+    int64_t offset; /* of data in the file, for errors */
+};
+
+struct gguf {
+    struct file_map map;
+    struct gguf_value *values; /* [n_values], rising by key */
+    size_t n_values, cap_values;
+};
+
+/* NULL: no such key. */
+const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
+/* Value of `key`, checked for type and range. Where the key is missing *out stays as it was, unless
+ * `required`. Doubles must be finite and above 0: all that we read are. */
+kvasir_status gguf_get_u32(const struct gguf *g, const char *key, bool required, uint32_t min,
+                           uint32_t max, uint32_t *out, kvasir_error *err) MUST_CHECK;
+kvasir_status gguf_get_double(const struct gguf *g, const char *key, bool required, double *out,
+                              kvasir_error *err) MUST_CHECK;
+kvasir_status gguf_get_bool(const struct gguf *g, const char *key, bool *out,
+                            kvasir_error *err) MUST_CHECK;
+kvasir_status gguf_get_string(const struct gguf *g, const char *key, bool required,
+                              struct text_span *out, kvasir_error *err) MUST_CHECK;
+/* An array of strings as fresh spans into the mapping; *spans NULL and *n 0 where the key is
+ * missing. */
+kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct text_span **spans,
+                               size_t *n, kvasir_error *err) MUST_CHECK;
+
+/* ---- GGUF as a model (gguf_model.c) ---------------------------------------------------------- */
+
+kvasir_status gguf_read_config(const struct gguf *g, struct model_config *out,
+                               kvasir_error *err) MUST_CHECK;
+kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,
+                                  kvasir_error *err) MUST_CHECK;
+/* Hugging Face's name for a tensor of a GGUF file (its own name where there is none); mem_free;
+ * NULL: no memory. */
+char *gguf_tensor_name(const char *name, size_t len);
+
+/* ---- JSON (json.c) --------------------------------------------------------------------------- */
+
+/* jansson with duplicates refused and nesting bounded before a parser sees it. `at` is where the
+ * text stands in its file. */
+kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
+                         kvasir_error *err) MUST_CHECK;
+/* Field `key` of an object; `prefix` ("" or "rope_scaling.") stands before it in errors. null
+ * counts as missing. Where it is missing *out stays as it was, unless `required`. Doubles must be
+ * finite and above 0: all that we read are. */
+struct json_scope {
+    const json_t *object;
+    const char *prefix;
+    kvasir_error *err;
+};
+kvasir_status json_get_u32(const struct json_scope *s, const char *key, bool required, uint32_t min,
+                           uint32_t max, uint32_t *out) MUST_CHECK;
+kvasir_status json_get_double(const struct json_scope *s, const char *key, bool required,
+                              double *out) MUST_CHECK;
+kvasir_status json_get_bool(const struct json_scope *s, const char *key, bool *out) MUST_CHECK;
+/* *out borrowed from the document. */
+kvasir_status json_get_string(const struct json_scope *s, const char *key, bool required,
+                              const char **out) MUST_CHECK;
+const char *json_kind(const json_t *value); /* "a string", "null" ... for errors */
+
+/* ---- model (load.c) -------------------------------------------------------------------------- */
+
+struct layer_weights {
+    float *attn_norm; /* [dim] */
+    struct weight q, k, v, o;
+    float *q_bias, *k_bias, *v_bias; /* [heads * head_dim], [kv_heads * head_dim] x 2; NULL: none */
+    float *q_norm, *k_norm;          /* [head_dim]; NULL: none */
+    float *ffn_norm;                 /* [dim] */
+    struct weight gate, up, down;
+};
+
+struct model {
+    struct checkpoint *checkpoint;
+    struct model_config config;
+    struct weight embed; /* [vocab][dim] */
+    struct weight head;  /* [vocab][dim]; the embedding where tied */
+    float *final_norm;   /* [dim] */
+    float *rope_factors; /* [rope.dims / 2], inv_freq is divided by them; NULL: none */
+    struct layer_weights *layers;
+    uint64_t weight_bytes;
+};
+
+#endif

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quant/: number formats. The functions here are the *definition* of every format that Kvasir
+ * stores or reads: slow, scalar, exact. The tiers of backend/cpu do the same faster and are checked
+ * against these byte for byte.
+ *
+ * Two kinds of numbers live here:
+ *   cache formats   struct kv_format: how the K or the V of 64 tokens of one layer and head is
+ *                   stored (a tile)
+ *   weight types    enum weight_type: blocks of a checkpoint, read where they are mapped
+ */
+#ifndef KVASIR_QUANT_H
+#define KVASIR_QUANT_H
+
+#include "base/base.h"
+
+/* ---- 16-bit floats (half.c; inline because every tier's scalar tail needs them) -------------- */
+
+/* Numbers are in files: frozen. */
+enum scalar_type { SCALAR_F16 = 0, SCALAR_BF16 = 1, SCALAR_F32 = 2 };
+
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f); /* nearest even; subnormals kept; NaN stays NaN */
+float bf16_to_f32(uint16_t h);
+uint16_t f32_to_bf16(float f); /* nearest even */
+size_t scalar_bytes(enum scalar_type t);
+float scalar_round(enum scalar_type t, float x);                   /* T(x) as float */
+float scalar_load(enum scalar_type t, const void *p, size_t i);    /* element i of an array of T */
+void scalar_store(enum scalar_type t, void *p, size_t i, float x); /* rounds to T */
+
+/* ---- cache formats (format.c) ---------------------------------------------------------------- */
+
+/* Storage order and arithmetic version: part of every file and fingerprint. Raise it when either
+ * changes. */
+#define KV_ORDER_VERSION      1
+#define KV_ARITHMETIC_VERSION 1
+
+/* bits 32 or 16: exact, group 0, scalar F32, or F16 / BF16.
+ * bits 8 6 5 4 3 2: affine, per token and group of `group` consecutive dims: value = scale * code +
+ * bias, with scale and bias stored as `scalar` (the arithmetic of mx.quantize, mode affine; see
+ * affine.c). */
+struct kv_format {
+    uint8_t bits;
+    uint8_t scalar; /* enum scalar_type */
+    uint16_t group;
+};
+
+static inline bool kv_format_exact(struct kv_format f) {
+    return f.bits >= 16;
+}
+bool kv_format_equal(struct kv_format a, struct kv_format b);
+/* "f32" "f16" "bf16" "8" "6" "5" "4" "3" "2", or "K,V" of two of them. Groups and scalar type of
+ * affine formats are left 0 / F16. err names what is allowed. */
+kvasir_status kv_format_parse_pair(const char *text, struct kv_format *k, struct kv_format *v,
+                                   kvasir_error *err) MUST_CHECK;
+/* Settles the group for a head size: group 0 takes the largest of 64, 32 that divides head_dim; one
+ * that does not divide is an error that names those that do. Exact formats get group 0. */
+kvasir_status kv_format_settle(struct kv_format *f, uint32_t head_dim, uint32_t group,
+                               kvasir_error *err) MUST_CHECK;
+/* "f16", "8 g64", "4 g32 bf16": for people. buf holds at least 24 bytes; returns buf. */
+char *kv_format_name(struct kv_format f, char *buf);
+/* Exact bytes that one token of one head costs (codes, scales, biases). x 8 bits: head_dim * 8 may
+ * not divide: returns bytes times 64 tokens. */
+uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim);
+
+/* ---- tiles (tile.c): the one storage order --------------------------------------------------- */
+
+/* A tile holds 64 tokens x head_dim of K or of V. Both are the same thing turned by 90 degrees: a
+ * matrix with LANES and a REDUCTION axis, along which four consecutive elements sit side by side:
+ *
+ *                 K tile (scores reduce over dims)         V tile (outputs reduce over tokens)
+ *     lanes       64 tokens                                head_dim dims
+ *     reduction   head_dim dims                            64 tokens
+ *
+ *     element (r, lane)  ->  index  (r/4) * 4*lanes + lane*4 + r%4
+ *
+ *     row r/4 = 0:   | lane 0: r0 r1 r2 r3 | lane 1: r0 r1 r2 r3 | lane 2 ...   <- 4*lanes elements
+ *     row r/4 = 1:   | lane 0: r4 r5 r6 r7 | lane 1: r4 r5 r6 r7 | ...
+ *
+ * so K is [dim/4][token][4 dims] and V is [token/4][dim][4 tokens]: a SIMD load holds four products
+ * for each of its lanes and nothing is ever summed across lanes. 16- and 32-bit elements and 8-bit
+ * codes are stored just so.
+ *
+ * Codes of other widths are split into planes of 4, 2 and 1 bits (6 = 4 low + 2 high, 5 = 4 + 1,
+ * 3 = 2 + 1). A plane of w bits packs 8/w successive rows into one row of bytes: with R = r/4 and
+ * P = 8/w
+ *
+ *     byte  (R / P) * 4*lanes + lane*4 + r%4,     bits  [w * (R % P), w * (R % P) + w)
+ *
+ * so unpacking is a shift and a mask of whole vectors. After the planes (low plane first) stand,
+ * for affine formats, scales then biases, each [group][64 tokens] of the scalar type, for K and V
+ * alike.
+ *
+ *     tile:  | plane 0 | plane 1 | scales [head_dim/group][64] | biases [head_dim/group][64] |
+ *
+ * Offsets are multiples of 32 bytes (head_dim is a multiple of 32 for affine formats, of 4 for
+ * exact ones). A zeroed tile reads as zeros. */
+enum { TILE_TOKENS = 64, TILE_PLANES_MAX = 2 };
+
+enum tile_kind { TILE_K, TILE_V };
+
+struct tile_layout {
+    struct kv_format format;
+    uint8_t kind;        /* enum tile_kind */
+    uint8_t plane_count; /* 1 or 2; 1 for exact formats */
+    uint8_t plane_bits[TILE_PLANES_MAX];
+    /* position of the plane's bits in the code: {0, 4} for 6 bits */
+    uint8_t plane_shift[TILE_PLANES_MAX];
+    uint32_t plane_offset[TILE_PLANES_MAX]; /* bytes from the tile's start */
+    uint32_t head_dim;
+    uint32_t lanes, reduction; /* K: 64, head_dim; V: head_dim, 64 */
+    uint32_t groups;           /* head_dim / group; 0 for exact formats */
+    uint32_t scale_offset, bias_offset;
+    uint32_t bytes; /* whole tile */
+};
+
+void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_format f,
+                      uint32_t head_dim);
+
+/* Stores row x [head_dim] of one token (0..63): rounds to the scalar type and, for affine formats,
+ * quantizes. The definition of every encode kernel. Other tokens of the tile keep their bits. */
+void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x);
+/* Reads one token back. Affine: value = float32(scale) * code + float32(bias), in float32, product
+ * then sum; exact: the stored value. */
+void tile_decode_row(const struct tile_layout *l, const void *tile, uint32_t token, float *x);
+/* The parts of an affine row: codes [head_dim] one a byte, scales and biases [groups] as float. */
+void tile_put_row(const struct tile_layout *l, void *tile, uint32_t token, const uint8_t *codes,
+                  const float *scales, const float *biases);
+void tile_get_row(const struct tile_layout *l, const void *tile, uint32_t token, uint8_t *codes,
+                  float *scales, float *biases);
+
+/* ---- the affine arithmetic of mx.quantize (affine.c) ----------------------------------------- */
+
+/* Quantizes n values (n a multiple of group) that are already values of the scalar type. codes [n];
+ * scales and biases [n/group] rounded to T. NaN and Inf behave as
+ * ../shared/fixtures/mlx/quantize/README.md says. */
+void affine_quantize(const float *x, size_t n, unsigned bits, unsigned group, enum scalar_type t,
+                     uint8_t *codes, float *scales, float *biases);
+/* mx.dequantize: T(T(code * scale) + bias). */
+void affine_dequantize(const uint8_t *codes, const float *scales, const float *biases, size_t n,
+                       unsigned group, enum scalar_type t, float *x);
+/* mlx's packing of a row: one LSB-first bit stream in little-endian 32-bit words; n * bits is a
+ * multiple of 32. */
+void affine_pack_row(const uint8_t *codes, size_t n, unsigned bits, uint32_t *words);
+void affine_unpack_row(const uint32_t *words, size_t n, unsigned bits, uint8_t *codes);
+
+/* ---- weight types (weight.c) ----------------------------------------------------------------- */
+
+/* Numbers are GGUF's (ggml_type). A new type is one row of the table in weight.c. */
+enum weight_type {
+    WEIGHT_F32 = 0,
+    WEIGHT_F16 = 1,
+    WEIGHT_Q4_0 = 2,
+    WEIGHT_Q4_1 = 3,
+    WEIGHT_Q8_0 = 8,
+    WEIGHT_BF16 = 30,
+};
+
+struct weight_traits {
+    enum weight_type type;
+    const char *name;      /* "Q4_1" */
+    uint32_t block_values; /* values a block holds: a row is a multiple of it */
+    uint32_t block_bytes;
+    /* Decodes n values (a multiple of block_values) in float32. Reference: gguf's dequantize of the
+     * same type. */
+    void (*decode)(const void *blocks, size_t n, float *out);
+};
+
+/* NULL when the type is not known. */
+const struct weight_traits *weight_traits_of(uint32_t type);
+/* Bytes of a row of n values; n is a multiple of block_values. */
+size_t weight_row_bytes(const struct weight_traits *t, size_t n);
+
+#endif

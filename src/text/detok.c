@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Token bytes to whole characters, and the check that text is UTF-8 (RFC 3629: shortest form, no
+ * surrogates, nothing above U+10FFFF).
+ *
+ * A token may end inside a character; struct detok holds the bytes of at most one begun character
+ * (up to 3) until the rest arrives. Invariants:
+ *   1. What comes out is valid UTF-8 after every push.
+ *   2. What comes out depends on the bytes, not on where they were cut into tokens.
+ *   3. Bytes that are no character come out as one U+FFFD for each longest run that began like one
+ *      (Unicode's "substitution of maximal subparts", what Python and Rust do too).
+ */
+#include <string.h>
+
+#include "text/text.h"
+
+static const char replacement[] = "\xef\xbf\xbd";
+
+/* Looks at the character at s. Its length (1-4), 0 if the n bytes begin one and end inside it,
+ * -1 if they cannot. */
+static int char_length(const uint8_t *s, size_t n) {
+    uint8_t c = s[0];
+    if (c < 0x80)
+        return 1;
+    if (c < 0xc2 || c > 0xf4)
+        return -1;
+    int len = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    /* Overlong forms, surrogates and the end of Unicode narrow only the second byte. */
+    uint8_t low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
+    uint8_t high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+    for (int i = 1; i < len; i++) {
+        if ((size_t)i >= n)
+            return 0;
+        if (s[i] < low || s[i] > high)
+            return -1;
+        low = 0x80;
+        high = 0xbf;
+    }
+    return len;
+}
+
+size_t utf8_check(const char *text, size_t len) {
+    const uint8_t *s = (const uint8_t *)text;
+    size_t i = 0;
+    while (i < len) {
+        uint64_t eight;
+        if (len - i >= sizeof eight) {
+            memcpy(&eight, s + i, sizeof eight);
+            if ((eight & 0x8080808080808080u) == 0) {
+                i += sizeof eight;
+                continue;
+            }
+        }
+        int n = char_length(s + i, len - i);
+        if (n <= 0)
+            return i;
+        i += (size_t)n;
+    }
+    return len;
+}
+
+/* One byte more. What is held always begins a character. A byte that does not go on with it may
+ * begin the next one. */
+static bool push_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
+    d->held[d->n_held++] = byte;
+    int n = char_length(d->held, d->n_held);
+    if (n == 0)
+        return true;
+    if (n > 0) {
+        d->n_held = 0;
+        return text_append(out, (const char *)d->held, (size_t)n);
+    }
+    bool alone = d->n_held == 1;
+    d->n_held = 0;
+    if (!text_append(out, replacement, 3))
+        return false;
+    return alone || push_byte(d, byte, out);
+}
+
+bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) {
+    struct detok before = *d;
+    size_t len_before = out->len;
+    size_t i = 0;
+    while (i < bytes.len) {
+        size_t run = d->n_held ? 0 : utf8_check(bytes.data + i, bytes.len - i);
+        bool ok =
+            run ? text_append(out, bytes.data + i, run) : push_byte(d, (uint8_t)bytes.data[i], out);
+        if (!ok) {
+            *d = before;
+            out->len = len_before;
+            if (out->data)
+                out->data[len_before] = 0;
+            return false;
+        }
+        i += run ? run : 1;
+    }
+    return true;
+}
+
+bool detok_finish(struct detok *d, struct text_buf *out) {
+    if (d->n_held && !text_append(out, replacement, 3))
+        return false;
+    d->n_held = 0;
+    return true;
+}

@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* template_internal.h: what the template_*.c files share. Nothing outside src/text includes it.
+ *
+ *   once:           source ─ template_lex.c ─▶ tokens ─ template_parse.c, _parse_expr.c ─▶ nodes
+ *   per rendering:  nodes, args ─ template_exec.c (statements), _eval.c (expressions) ─▶ text
+ *                      │ values          template_value.c, template_dict.c, template_order.c
+ *                      │ their text      template_print.c, template_format.c
+ *                      │ calls, globals  template_call.c
+ *                      └ language names  template_filters.c, template_sequences.c,
+ *                                        template_methods.c, template_tests.c
+ *
+ * The language is Jinja2 as Hugging Face runs chat templates: an immutable sandbox with trim_blocks
+ * and lstrip_blocks, loop controls, {% generation %}, and no automatic escaping.
+ *
+ * Invariants
+ *  T1  Memory of one parse or one rendering comes from one arena with a limit; nothing in it is
+ *      freed alone. Therefore a failure may leave from any depth with longjmp (tpl_fail): between
+ *      setjmp in template.c and tpl_fail no code owns anything outside the arena.
+ *  T2  Values never change once made, namespaces and cursors (iterators, loops) apart. So they are
+ *      shared, not copied, and only a namespace can make a cycle; every walk of a value therefore
+ *      counts depth and steps.
+ *  T3  Every recursion on source, nodes or values passes tpl_enter/tpl_leave; every loop whose
+ *      length a template can choose passes tpl_charge. A template can neither overflow the stack
+ *      nor run on for ever.
+ *  T4  A struct template is never written after template_parse: renderings in several threads share
+ *      it.
+ *  T5  Strings are valid UTF-8; lengths and indexes that a template sees count code points.
+ *
+ * Differences from Jinja2 that a template can see: integers have 64 bits (overflow is an error);
+ * case mapping is one character to one character; generators are computed when made; the statements
+ * block, extends, include, import and do are refused when parsed, filters that are not here when
+ * they are reached; fractional powers may differ in the last digit.
+ */
+#ifndef KVASIR_TEMPLATE_INTERNAL_H
+#define KVASIR_TEMPLATE_INTERNAL_H
+
+#include <setjmp.h>
+#include <string.h>
+
+#include "text/text.h"
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+enum tpl_type {
+    TPL_UNSET, /* no value at all: a parameter that was not given; never seen by a template */
+    TPL_UNDEFINED,
+    TPL_NONE,
+    TPL_BOOL,
+    TPL_INT,
+    TPL_FLOAT,
+    TPL_STR,
+    TPL_LIST,
+    TPL_TUPLE,
+    TPL_DICT,
+    TPL_VIEW,     /* dict.keys(), .values(), .items() */
+    TPL_CURSOR,   /* a Python iterator or generator: can be walked once */
+    TPL_RANGE,    /* range(...) */
+    TPL_SPACE,    /* namespace(...): the one thing that can be assigned into */
+    TPL_MACRO,    /* {% macro %} or the body of {% call %} */
+    TPL_FUNCTION, /* a global function */
+    TPL_METHOD,   /* a built-in method bound to its object */
+    TPL_LOOP,     /* the variable `loop` */
+};
+
+struct tpl_value {
+    enum tpl_type type;
+    union {
+        bool b;
+        int64_t i;
+        double f;
+        const struct tpl_str *s;
+        const struct tpl_list *list; /* LIST, TUPLE */
+        struct tpl_dict *dict;       /* DICT (never written once visible), SPACE (may be) */
+        const struct tpl_view *view;
+        struct tpl_cursor *cursor;
+        const struct tpl_range *range;
+        const struct tpl_undef *undef;
+        const struct tpl_macro *macro;
+        const struct tpl_builtin *function;
+        const struct tpl_method *method;
+        struct tpl_loop *loop;
+    };
+};
+typedef struct tpl_value tval;
+
+/* `buf` lets a + b extend a in place while nobody else has: building a text piece by piece stays
+ * linear. */
+struct tpl_strbuf {
+    char *data;
+    size_t used, cap;
+};
+struct tpl_str {
+    const char *data;
+    size_t len;   /* bytes */
+    size_t chars; /* code points */
+    struct tpl_strbuf *buf;
+    bool markup; /* made by |safe or |escape: + escapes the other side, as markupsafe does */
+};
+
+struct tpl_listbuf {
+    tval *items;
+    size_t used, cap;
+};
+struct tpl_list {
+    const tval *items;
+    size_t n;
+    struct tpl_listbuf *buf; /* as in tpl_str; NULL: items are not to be extended */
+    bool group;              /* a tuple made by |groupby: has .grouper and .list */
+};
+
+/* Insertion-ordered; `index` (open addressing, entry number + 1, 0 is free) exists above 8 entries.
+ */
+struct tpl_entry {
+    tval key, value;
+    uint64_t hash;
+};
+struct tpl_dict {
+    struct tpl_entry *entries;
+    size_t n, cap;
+    uint32_t *index;
+    size_t index_size; /* a power of two */
+};
+
+enum tpl_view_kind { TPL_KEYS, TPL_VALUES, TPL_ITEMS };
+struct tpl_view {
+    enum tpl_view_kind kind;
+    struct tpl_dict *dict;
+};
+struct tpl_cursor {
+    const struct tpl_list *list;
+    size_t next;
+};
+struct tpl_range {
+    int64_t start, step;
+    size_t n;
+};
+
+enum tpl_undef_kind {
+    TPL_UNDEF_NAME,   /* 'name' is undefined */
+    TPL_UNDEF_ATTR,   /* 'owner' has no attribute 'name' */
+    TPL_UNDEF_ITEM,   /* owner has no element name */
+    TPL_UNDEF_UNSAFE, /* access to attribute 'name' of 'owner' object is unsafe. */
+    TPL_UNDEF_HINT,   /* owner is the whole text */
+};
+struct tpl_undef {
+    enum tpl_undef_kind kind;
+    const char *owner;
+    tval name;
+};
+
+struct tpl_macro {
+    const struct tpl_node *node; /* NODE_MACRO or NODE_CALL_BLOCK */
+    struct tpl_scope *scope;     /* where it was defined */
+};
+struct tpl_method {
+    tval self;
+    const struct tpl_builtin *builtin;
+};
+struct tpl_loop {
+    const struct tpl_node *node;
+    struct tpl_scope *scope; /* where the {% for %} stands */
+    const struct tpl_list *items;
+    size_t next;                /* first item not fetched yet */
+    int64_t index0;             /* -1 before the first pass */
+    int64_t passing;            /* length with the `if` applied; -1: not known yet */
+    uint32_t nesting;           /* of recursive calls */
+    tval prev, current, peeked; /* peeked is UNSET when nothing was looked at */
+    tval changed;               /* arguments of the last loop.changed(), UNSET at first */
+};
+
+/* ---- nodes ----------------------------------------------------------------------------------- */
+
+/* What the fields of a node mean. Blocks (*) may be NULL (empty). */
+enum tpl_node_kind {
+    NODE_CONST,   /* value */
+    NODE_NAME,    /* name */
+    NODE_TUPLE,   /* list[n] */
+    NODE_LIST,    /* list[n] */
+    NODE_DICT,    /* list[2n'] = key, value, ...; n = 2n' */
+    NODE_ATTR,    /* a . value(str) */
+    NODE_ITEM,    /* a [ b ] */
+    NODE_SLICE,   /* a [ list[0] : list[1] : list[2] ], each may be NULL */
+    NODE_CALL,    /* a ( args ) */
+    NODE_FILTER,  /* a | value(str)( args ), builtin; a NULL: the text of the surrounding block */
+    NODE_TEST,    /* a is value(str)( args ), builtin */
+    NODE_NOT,     /* a */
+    NODE_NEG,     /* a */
+    NODE_POS,     /* a */
+    NODE_AND,     /* a, b */
+    NODE_OR,      /* a, b */
+    NODE_COND,    /* b if a else c; c may be NULL */
+    NODE_COMPARE, /* list[0] ops[0] list[1] ops[1] ... list[n-1] */
+    NODE_BINARY,  /* a op b */
+    NODE_CONCAT,  /* list[n] joined by ~ */
+    NODE_NSREF,   /* target only: name . value(str) */
+    /* statements */
+    NODE_BLOCK,     /* list[n] */
+    NODE_DATA,      /* value(str) */
+    NODE_OUTPUT,    /* a */
+    NODE_IF,        /* list[n] = test, block, test, block ...; c: else* */
+    NODE_FOR,       /* a: target, b: iterable, test or NULL in d, body, c: else*; flag: recursive */
+    NODE_SET,       /* a: target, b: value */
+    NODE_SET_BLOCK, /* a: target, b: filters or NULL, body */
+    NODE_MACRO,     /* name, params, body */
+    NODE_CALL_BLOCK,   /* a: NODE_CALL, params, body */
+    NODE_FILTER_BLOCK, /* b: filters, body */
+    NODE_WITH,         /* list[n] = target, value, ...; body */
+    NODE_SCOPE,        /* body ({% generation %}) */
+    NODE_BREAK,
+    NODE_CONTINUE,
+};
+
+enum tpl_op {
+    OP_ADD,
+    OP_SUB,
+    OP_MUL,
+    OP_DIV,
+    OP_FLOORDIV,
+    OP_MOD,
+    OP_POW,
+    OP_EQ,
+    OP_NE,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_IN,
+    OP_NOT_IN,
+};
+
+struct tpl_args { /* of a call, a filter or a test, not evaluated */
+    struct tpl_node **pos;
+    size_t n_pos;
+    struct tpl_keyword {
+        const struct tpl_str *name;
+        struct tpl_node *value;
+    } * kw;
+    size_t n_kw;
+    struct tpl_node *star, *star_star; /* *x, **x or NULL */
+};
+
+struct tpl_params { /* of a macro */
+    int32_t *names;
+    struct tpl_node **defaults; /* [n], NULL where there is none */
+    size_t n;
+    bool uses_caller, uses_varargs, uses_kwargs;
+};
+
+struct tpl_node {
+    enum tpl_node_kind kind;
+    uint32_t at;  /* byte offset in the source */
+    int32_t name; /* number of an interned name */
+    uint32_t n;
+    bool flag;
+    enum tpl_op op;
+    struct tpl_node *a, *b, *c, *d, *body;
+    struct tpl_node **list;
+    const enum tpl_op *ops;
+    const struct tpl_args *args;
+    const struct tpl_params *params;
+    const struct tpl_builtin
+        *builtin; /* NULL: no such filter or test; an error when it is reached */
+    tval value;
+};
+
+/* ---- one piece of work: a parse or a rendering ----------------------------------------------- */
+
+struct tpl_chunk;
+struct tpl_arena {
+    struct tpl_chunk *newest;
+    size_t taken, limit; /* bytes */
+};
+
+/* Names that the language itself binds have fixed numbers. */
+enum { TPL_NAME_LOOP, TPL_NAME_CALLER, TPL_NAME_VARARGS, TPL_NAME_KWARGS, TPL_NAMES_FIXED };
+
+struct template {
+    struct tpl_arena arena;
+    const char *source; /* line ends made \n, the last one dropped */
+    size_t source_len;
+    const struct tpl_str **names; /* [n_names] */
+    size_t n_names;
+    struct tpl_node *body;
+};
+
+struct tpl_out {
+    char *data;
+    size_t len, cap;
+};
+
+/* Variables of one block. Searched from the end outwards to the root scope, then the arguments,
+ * then the globals. */
+struct tpl_scope {
+    struct tpl_scope *outer;
+    struct tpl_var {
+        int32_t name;
+        tval value;
+    } * vars;
+    size_t n, cap;
+    bool kept; /* a macro refers to it: it may not be used again */
+};
+
+struct tpl {
+    struct tpl_arena *arena;
+    const char *source;
+    size_t source_len;
+    size_t at; /* offset that an error now would name */
+    kvasir_error *err;
+    kvasir_status status;
+    jmp_buf failed;
+    uint32_t depth, depth_limit;
+    /* rendering only */
+    const struct template *tmpl;
+    uint64_t steps, steps_limit;
+    size_t output_limit;
+    struct tpl_dict *args;
+    struct tpl_out *out;
+    tval captured; /* input of a filter node without one */
+    int64_t now;
+};
+
+/* template.c */
+_Noreturn void tpl_fail(struct tpl *t, const char *format, ...) PRINTF_LIKE(2, 3);
+/* The text of an Undefined that was used where it may not be. */
+_Noreturn void tpl_fail_undefined(struct tpl *t, tval v);
+void *tpl_alloc(struct tpl *t, size_t count, size_t size) __attribute__((malloc)); /* zeroed */
+void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes);
+void tpl_arena_release(struct tpl_arena *arena);
+void tpl_enter_deep(struct tpl *t);
+static inline void tpl_enter(struct tpl *t) {
+    if (++t->depth > t->depth_limit)
+        tpl_enter_deep(t);
+}
+static inline void tpl_leave(struct tpl *t) {
+    t->depth--;
+}
+void tpl_charge(struct tpl *t, uint64_t steps);
+/* Work over that many bytes: one step for each 64. */
+static inline void tpl_charge_bytes(struct tpl *t, size_t bytes) {
+    tpl_charge(t, 1 + bytes / 64);
+}
+void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t len);
+#define tpl_out_lit(t, out, lit) tpl_out_put(t, out, "" lit, sizeof(lit) - 1)
+void tpl_out_printf(struct tpl *t, struct tpl_out *out, const char *format, ...) PRINTF_LIKE(3, 4);
+
+/* ---- lexer (template_lex.c) ------------------------------------------------------------------ */
+
+enum tpl_token_kind {
+    TOK_END,
+    TOK_DATA,
+    TOK_BLOCK_BEGIN,
+    TOK_BLOCK_END,
+    TOK_PRINT_BEGIN,
+    TOK_PRINT_END,
+    TOK_NAME,
+    TOK_STRING,
+    TOK_INT,
+    TOK_FLOAT,
+    TOK_ADD,
+    TOK_SUB,
+    TOK_MUL,
+    TOK_DIV,
+    TOK_FLOORDIV,
+    TOK_MOD,
+    TOK_POW,
+    TOK_TILDE,
+    TOK_LBRACKET,
+    TOK_RBRACKET,
+    TOK_LPAREN,
+    TOK_RPAREN,
+    TOK_LBRACE,
+    TOK_RBRACE,
+    TOK_EQ,
+    TOK_NE,
+    TOK_LT,
+    TOK_LE,
+    TOK_GT,
+    TOK_GE,
+    TOK_ASSIGN,
+    TOK_DOT,
+    TOK_COLON,
+    TOK_PIPE,
+    TOK_COMMA,
+    TOK_SEMICOLON,
+};
+struct tpl_token {
+    enum tpl_token_kind kind;
+    size_t at, len; /* in the source; for TOK_DATA what is left after stripping */
+    tval value;     /* TOK_STRING, TOK_INT, TOK_FLOAT */
+};
+/* Tokens lie in `scratch` and end with TOK_END. */
+const struct tpl_token *tpl_lex(struct tpl *t, struct tpl_arena *scratch);
+const char *tpl_token_name(enum tpl_token_kind kind);
+
+/* ---- parser (template_parse.c: statements, template_parse_expr.c: expressions) --------------- */
+
+struct tpl_parser {
+    struct tpl *t;
+    struct template *tmpl;
+    struct tpl_arena *scratch;
+    const struct tpl_token *tok;
+    size_t names_cap;
+    int32_t *name_index; /* hash table of name number + 1, 0 is free; in scratch */
+    size_t name_index_size;
+    int loops; /* {% for %} around the current statement inside the current function */
+    bool saw_caller, saw_varargs, saw_kwargs;
+};
+/* Every recursion of the parser: an error names the token it is at. */
+static inline void tpl_parse_enter(struct tpl_parser *p) {
+    p->t->at = p->tok->at;
+    tpl_enter(p->t);
+}
+struct tpl_nodes { /* a list being collected, in scratch */
+    struct tpl_node **items;
+    size_t n, cap;
+};
+void tpl_parse(struct tpl_parser *p);
+struct tpl_node *tpl_node_new(struct tpl_parser *p, enum tpl_node_kind kind, size_t at);
+void tpl_nodes_push(struct tpl_parser *p, struct tpl_nodes *list, struct tpl_node *node);
+void tpl_nodes_finish(struct tpl_parser *p, const struct tpl_nodes *list, struct tpl_node *into);
+int32_t tpl_intern(struct tpl_parser *p, const char *text, size_t len);
+bool tpl_tok_is_name(const struct tpl_parser *p, const struct tpl_token *tok, const char *name);
+bool tpl_skip(struct tpl_parser *p, enum tpl_token_kind kind);
+bool tpl_skip_name(struct tpl_parser *p, const char *name);
+const struct tpl_token *tpl_expect(struct tpl_parser *p, enum tpl_token_kind kind);
+_Noreturn void tpl_unexpected(struct tpl_parser *p, const char *wanted);
+const struct tpl_str *tpl_token_str(struct tpl_parser *p, const struct tpl_token *tok);
+struct tpl_node *tpl_parse_expr(struct tpl_parser *p, bool with_cond);
+/* An expression or, with commas, a tuple. `end_name`: a name that may follow the last comma, or
+ * NULL. */
+struct tpl_node *tpl_parse_tuple(struct tpl_parser *p, bool with_cond, bool parens,
+                                 const char *end_name);
+struct tpl_node *tpl_parse_target(struct tpl_parser *p, bool with_namespace, const char *end_name);
+struct tpl_node *tpl_parse_filters(struct tpl_parser *p, struct tpl_node *input, bool inline_start);
+
+/* ---- making and reading values (template_value.c) -------------------------------------------- */
+
+#define tpl_lit(t, text) tpl_str_borrow(t, "" text, sizeof(text) - 1)
+
+static inline tval tpl_none(void) {
+    return (tval){.type = TPL_NONE};
+}
+static inline tval tpl_unset(void) {
+    return (tval){.type = TPL_UNSET};
+}
+static inline tval tpl_bool(bool b) {
+    return (tval){.type = TPL_BOOL, .b = b};
+}
+static inline tval tpl_int(int64_t i) {
+    return (tval){.type = TPL_INT, .i = i};
+}
+static inline tval tpl_float(double f) {
+    return (tval){.type = TPL_FLOAT, .f = f};
+}
+static inline tval tpl_from_str(const struct tpl_str *s) {
+    return (tval){.type = TPL_STR, .s = s};
+}
+static inline bool tpl_is_number(tval v) {
+    return v.type == TPL_BOOL || v.type == TPL_INT || v.type == TPL_FLOAT;
+}
+static inline bool tpl_is_missing(tval v) {
+    return v.type == TPL_UNSET || v.type == TPL_UNDEFINED;
+}
+/* Text that stays where it is (source, arguments, literals) and text that is copied. */
+tval tpl_str_borrow(struct tpl *t, const char *data, size_t len);
+tval tpl_str_copy(struct tpl *t, const char *data, size_t len);
+tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str *b);
+tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out);       /* takes the buffer over */
+tval tpl_str_like(struct tpl *t, tval v, const struct tpl_str *model); /* copies the markup mark */
+bool tpl_str_is(tval v, const char *text);
+bool tpl_str_equal(const struct tpl_str *a, const struct tpl_str *b);
+size_t tpl_str_offset(const struct tpl_str *s, size_t chars); /* byte offset of a code point */
+/* First place of needle in [from, to) of hay, in bytes; SIZE_MAX where there is none. */
+size_t tpl_find(const char *hay, size_t from, size_t to, const char *needle, size_t len);
+/* Text that is part of an interpreter message: at most 60 bytes, one line. For use in one tpl_fail.
+ */
+const char *tpl_excerpt(struct tpl *t, const struct tpl_str *s);
+
+tval tpl_list_of(struct tpl *t, enum tpl_type type, const tval *items, size_t n); /* copies */
+tval tpl_list_join2(struct tpl *t, tval a, tval b);
+struct tpl_items { /* a list being collected */
+    tval *items;
+    size_t n, cap;
+};
+void tpl_items_push(struct tpl *t, struct tpl_items *into, tval v);
+tval tpl_items_finish(struct tpl *t, const struct tpl_items *items,
+                      enum tpl_type type);    /* or CURSOR */
+tval tpl_pair(struct tpl *t, tval a, tval b); /* a tuple */
+
+tval tpl_undef_name(struct tpl *t, const struct tpl_str *name);
+tval tpl_undef_hint(struct tpl *t, const char *text);
+tval tpl_undef_attr(struct tpl *t, tval owner, tval name);
+
+const char *tpl_type_name(tval v);
+bool tpl_truth(tval v);
+size_t tpl_length(struct tpl *t, tval v); /* len(v) */
+bool tpl_has_length(tval v);
+tval tpl_item(struct tpl *t, tval v,
+              size_t i);               /* i < tpl_length of a list, tuple, range or string */
+bool tpl_as_int(tval v, int64_t *out); /* bool and int */
+double tpl_as_double(tval v);          /* of a number */
+int64_t tpl_need_int(struct tpl *t, tval v, const char *what);
+const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what);
+
+struct tpl_iter {
+    tval of;
+    size_t next; /* element number, byte offset for strings */
+};
+bool tpl_is_iterable(tval v);
+struct tpl_iter tpl_iter_begin(struct tpl *t, tval v); /* fails: '...' object is not iterable */
+bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out);
+const struct tpl_list *tpl_to_list(struct tpl *t, tval v); /* all items; shares a list's own */
+tval tpl_from_json(struct tpl *t, json_t *json);
+
+/* ---- dictionaries (template_dict.c) ---------------------------------------------------------- */
+
+struct tpl_dict *tpl_dict_new(struct tpl *t);
+void tpl_dict_set(struct tpl *t, struct tpl_dict *d, tval key, tval value);
+const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key); /* NULL: not there */
+bool tpl_is_hashable(struct tpl *t, tval v);
+
+/* ---- comparison, arithmetic (template_order.c) ----------------------------------------------- */
+
+bool tpl_equal(struct tpl *t, tval a, tval b);
+/* a < b as Python's <; fails for types without an order. `op` is only for the message. */
+bool tpl_less(struct tpl *t, tval a, tval b, const char *op);
+bool tpl_contains(struct tpl *t, tval container, tval item);
+tval tpl_arith(struct tpl *t, enum tpl_op op, tval a, tval b);
+bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b);
+/* Stable; keys[i] belongs to items[i]. */
+void tpl_sort(struct tpl *t, tval *keys, tval *items, size_t n, bool reverse);
+
+/* ---- text of values (template_print.c, template_format.c) ------------------------------------ */
+
+void tpl_put_str(struct tpl *t, struct tpl_out *out, tval v);  /* Python's str() */
+void tpl_put_repr(struct tpl *t, struct tpl_out *out, tval v); /* Python's repr() */
+const struct tpl_str *tpl_to_str(struct tpl *t, tval v);
+struct tpl_json_style {
+    bool ascii, sort, indented;
+    const struct tpl_str *indent, *item_sep, *key_sep;
+};
+void tpl_put_json(struct tpl *t, struct tpl_out *out, tval v, const struct tpl_json_style *style);
+void tpl_put_escaped(struct tpl *t, struct tpl_out *out, const struct tpl_str *s); /* HTML */
+size_t tpl_put_utf8(char *to, uint32_t c); /* room for 4; bytes written */
+/* A code point and its length; s is valid UTF-8 and not empty. */
+uint32_t tpl_utf8_at(const char *s, size_t *len);
+bool tpl_is_space(uint32_t c); /* str.isspace() of one character */
+bool tpl_is_printable(uint32_t c);
+/* Decimal text to double and back independently of the process's locale. */
+bool tpl_parse_double(const char *text, size_t len, double *out);
+#define TPL_FLOAT_CHARS 40
+size_t tpl_print_double(char *to, double value); /* repr(); room for TPL_FLOAT_CHARS */
+/* printf's %.<precision><conversion> of a double with '.' as the decimal point, whatever the
+ * locale. */
+void tpl_put_double(struct tpl *t, struct tpl_out *out, double value, char conversion,
+                    int precision, bool alternate);
+tval tpl_format_percent(struct tpl *t, const struct tpl_str *format, tval args);
+struct tpl_call;
+tval tpl_format_braces(struct tpl *t, const struct tpl_str *format, const struct tpl_call *call);
+tval tpl_strftime(struct tpl *t, const struct tpl_str *format);
+
+/* ---- callables ------------------------------------------------------------------------------- */
+
+struct tpl_call { /* evaluated arguments */
+    const tval *pos;
+    size_t n_pos;
+    const struct tpl_named {
+        const struct tpl_str *name;
+        tval value;
+    } * kw;
+    size_t n_kw;
+};
+
+/* p: the parameters named in `params`, bound, UNSET where an optional one is missing; NULL when
+ * params is NULL. */
+typedef tval tpl_fn(struct tpl *t, tval self, const tval *p, const struct tpl_call *call);
+struct tpl_builtin {
+    const char *name;
+    const char *params; /* "a b? c?": names, ? marks optional; NULL: fn reads `call` itself */
+    tpl_fn *fn;
+};
+#define TPL_MAX_PARAMS 5
+
+tval tpl_invoke(struct tpl *t, const struct tpl_builtin *b, tval self, const struct tpl_call *call);
+const struct tpl_builtin *tpl_filter_find(const char *name, size_t len);
+const struct tpl_builtin *tpl_sequence_filter_find(const char *name, size_t len);
+const struct tpl_builtin *tpl_test_find(const char *name, size_t len);
+const struct tpl_builtin *tpl_global_find(const char *name, size_t len);
+const struct tpl_builtin *tpl_search(const struct tpl_builtin *table, size_t n, const char *name,
+                                     size_t len);
+/* A method of a value by name: *builtin NULL and *unsafe false where there is none. */
+const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name, bool *unsafe);
+const struct tpl_builtin *tpl_str_method_find(const char *name, size_t len);
+const struct tpl_builtin *tpl_loop_method_find(const char *name, size_t len);
+
+/* shared by methods and filters (template_methods.c) */
+tval tpl_strip(struct tpl *t, const struct tpl_str *s, tval chars, bool left, bool right);
+enum tpl_case {
+    CASE_UPPER,
+    CASE_LOWER,
+    CASE_CAPITALIZE,
+    CASE_TITLE_METHOD,
+    CASE_TITLE_FILTER,
+    CASE_SWAP
+};
+tval tpl_change_case(struct tpl *t, const struct tpl_str *s, enum tpl_case how);
+tval tpl_replace(struct tpl *t, const struct tpl_str *s, const struct tpl_str *from,
+                 const struct tpl_str *to, int64_t count);
+tval tpl_split_lines(struct tpl *t, const struct tpl_str *s, bool keep_ends);
+tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to); /* bytes */
+tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const struct tpl_str *fill,
+                int where); /* where: -1 text left, 0 centre, 1 right */
+
+/* ---- evaluation (template_eval.c, template_exec.c, template_loop.c) -------------------------- */
+
+tval tpl_eval(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node);
+tval tpl_get_attr(struct tpl *t, tval v, tval name); /* v.name */
+tval tpl_get_item(struct tpl *t, tval v, tval key);  /* v[key] */
+tval tpl_call_value(struct tpl *t, tval callee, const struct tpl_call *call);
+
+enum tpl_flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
+enum tpl_flow tpl_exec(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node);
+enum tpl_flow tpl_exec_for(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node,
+                           tval iterable, uint32_t nesting);
+tval tpl_call_macro(struct tpl *t, const struct tpl_macro *macro, const struct tpl_call *call);
+void tpl_assign(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *target, tval value);
+struct tpl_scope *tpl_scope_new(struct tpl *t, struct tpl_scope *outer);
+const tval *tpl_scope_find(struct tpl *t, const struct tpl_scope *scope, int32_t name);
+void tpl_scope_set(struct tpl *t, struct tpl_scope *scope, int32_t name, tval value);
+tval tpl_loop_attr(struct tpl *t, struct tpl_loop *loop, const struct tpl_str *name);
+tval tpl_loop_recurse(struct tpl *t, struct tpl_loop *loop, const struct tpl_call *call);
+
+#endif

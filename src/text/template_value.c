@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* template_value.c: making and reading the values of a template: strings, lists, Undefined,
+ * iteration, and JSON in.
+ *
+ * Appending. `x + y` of strings and lists copies x unless x ends where its buffer's used part ends;
+ * then y is written behind it and both share the buffer, as nothing ever changes what x covers:
+ *
+ *     buffer  [ h e l l o   w o r l d . . . . ]     used = 11, cap = 16
+ *     x       [ h e l l o ]      x + " world"  [ h e l l o   w o r l d ]
+ */
+#define _GNU_SOURCE /* memmem */
+#include "text/template_internal.h"
+
+/* ---- strings --------------------------------------------------------------------------------- */
+
+static size_t count_chars(const char *data, size_t len) {
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++)
+        n += ((unsigned char)data[i] & 0xc0) != 0x80;
+    return n;
+}
+
+tval tpl_str_borrow(struct tpl *t, const char *data, size_t len) {
+    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
+    s->data = data;
+    s->len = len;
+    s->chars = count_chars(data, len);
+    return tpl_from_str(s);
+}
+
+tval tpl_str_copy(struct tpl *t, const char *data, size_t len) {
+    char *copy = tpl_arena_take(t, t->arena, len);
+    if (len)
+        memcpy(copy, data, len);
+    return tpl_str_borrow(t, copy, len);
+}
+
+tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out) {
+    struct tpl_strbuf *buf = tpl_alloc(t, 1, sizeof *buf);
+    *buf = (struct tpl_strbuf){out->data, out->len, out->cap};
+    tval v = tpl_str_borrow(t, out->data ? out->data : "", out->len);
+    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
+    *s = *v.s;
+    s->buf = buf;
+    return tpl_from_str(s);
+}
+
+tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str *b) {
+    if (!b->len && a->markup == b->markup)
+        return tpl_from_str(a);
+    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
+    tpl_charge_bytes(t, b->len);
+    struct tpl_strbuf *buf = a->buf;
+    bool last = buf && a->data + a->len == buf->data + buf->used;
+    if (!last || buf->cap - buf->used < b->len) {
+        size_t need = a->len + b->len, cap = need < 256 ? need : need * 2;
+        tpl_charge_bytes(t, a->len);
+        buf = tpl_alloc(t, 1, sizeof *buf);
+        *buf = (struct tpl_strbuf){tpl_arena_take(t, t->arena, cap), a->len, cap};
+        if (a->len)
+            memcpy(buf->data, a->data, a->len);
+        s->data = buf->data;
+    } else {
+        s->data = a->data;
+    }
+    if (b->len)
+        memcpy(buf->data + buf->used, b->data, b->len);
+    buf->used += b->len;
+    s->len = a->len + b->len;
+    s->chars = a->chars + b->chars;
+    s->buf = buf;
+    s->markup = a->markup || b->markup;
+    return tpl_from_str(s);
+}
+
+tval tpl_str_like(struct tpl *t, tval v, const struct tpl_str *model) {
+    if (v.s->markup == model->markup)
+        return v;
+    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
+    *s = *v.s;
+    s->markup = model->markup;
+    return tpl_from_str(s);
+}
+
+bool tpl_str_is(tval v, const char *text) {
+    return v.type == TPL_STR && v.s->len == strlen(text) && memcmp(v.s->data, text, v.s->len) == 0;
+}
+
+bool tpl_str_equal(const struct tpl_str *a, const struct tpl_str *b) {
+    return a->len == b->len && (a->len == 0 || memcmp(a->data, b->data, a->len) == 0);
+}
+
+size_t tpl_str_offset(const struct tpl_str *s, size_t chars) {
+    if (s->chars == s->len || chars >= s->chars)
+        return chars < s->chars ? chars : s->len;
+    size_t i = 0;
+    for (size_t seen = 0; i < s->len; i++)
+        if (((unsigned char)s->data[i] & 0xc0) != 0x80 && seen++ == chars)
+            break;
+    return i;
+}
+
+size_t tpl_find(const char *hay, size_t from, size_t to, const char *needle, size_t len) {
+    const char *hit = memmem(hay + from, to - from, needle, len); /* linear, whatever the needle */
+    return hit ? (size_t)(hit - hay) : SIZE_MAX;
+}
+
+const char *tpl_excerpt(struct tpl *t, const struct tpl_str *s) {
+    size_t n = s->len;
+    if (n > 60)
+        for (n = 57; n && ((unsigned char)s->data[n] & 0xc0) == 0x80;)
+            n--;
+    char *text = tpl_alloc(t, n + 4, 1);
+    memcpy(text, s->data, n);
+    memcpy(text + n, n < s->len ? "..." : "", n < s->len ? 3 : 0);
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20)
+            *c = ' ';
+    return text;
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+static tval list_over(struct tpl *t, enum tpl_type type, const tval *items, size_t n,
+                      struct tpl_listbuf *buf) {
+    struct tpl_list *list = tpl_alloc(t, 1, sizeof *list);
+    list->items = items;
+    list->n = n;
+    list->buf = buf;
+    return (tval){.type = type, .list = list};
+}
+
+tval tpl_list_of(struct tpl *t, enum tpl_type type, const tval *items, size_t n) {
+    tval *copy = tpl_alloc(t, n, sizeof *copy);
+    if (n)
+        memcpy(copy, items, n * sizeof *copy);
+    return list_over(t, type, copy, n, NULL);
+}
+
+tval tpl_list_join2(struct tpl *t, tval a, tval b) {
+    const struct tpl_list *x = a.list, *y = b.list;
+    struct tpl_listbuf *buf = x->buf;
+    bool last = buf && x->items + x->n == buf->items + buf->used;
+    tpl_charge(t, y->n);
+    if (!last || buf->cap - buf->used < y->n) {
+        size_t cap = (x->n + y->n) * 2;
+        tpl_charge(t, x->n);
+        buf = tpl_alloc(t, 1, sizeof *buf);
+        *buf = (struct tpl_listbuf){tpl_alloc(t, cap, sizeof(tval)), x->n, cap};
+        if (x->n)
+            memcpy(buf->items, x->items, x->n * sizeof(tval));
+    }
+    if (y->n)
+        memcpy(buf->items + buf->used, y->items, y->n * sizeof(tval));
+    buf->used += y->n;
+    return list_over(t, a.type, buf->items, x->n + y->n, buf);
+}
+
+void tpl_items_push(struct tpl *t, struct tpl_items *into, tval v) {
+    if (into->n == into->cap) {
+        size_t cap = into->cap ? into->cap * 2 : 8;
+        tval *grown = tpl_alloc(t, cap, sizeof *grown);
+        if (into->n)
+            memcpy(grown, into->items, into->n * sizeof *grown);
+        into->items = grown;
+        into->cap = cap;
+    }
+    into->items[into->n++] = v;
+}
+
+tval tpl_items_finish(struct tpl *t, const struct tpl_items *items, enum tpl_type type) {
+    if (type != TPL_CURSOR)
+        return list_over(t, type, items->items, items->n, NULL);
+    struct tpl_cursor *c = tpl_alloc(t, 1, sizeof *c);
+    c->list = list_over(t, TPL_LIST, items->items, items->n, NULL).list;
+    return (tval){.type = TPL_CURSOR, .cursor = c};
+}
+
+tval tpl_pair(struct tpl *t, tval a, tval b) {
+    return tpl_list_of(t, TPL_TUPLE, (tval[]){a, b}, 2);
+}
+
+/* ---- Undefined ------------------------------------------------------------------------------- */
+
+static tval undef(struct tpl *t, enum tpl_undef_kind kind, const char *owner, tval name) {
+    struct tpl_undef *u = tpl_alloc(t, 1, sizeof *u);
+    *u = (struct tpl_undef){kind, owner, name};
+    return (tval){.type = TPL_UNDEFINED, .undef = u};
+}
+
+tval tpl_undef_name(struct tpl *t, const struct tpl_str *name) {
+    return undef(t, TPL_UNDEF_NAME, NULL, tpl_from_str(name));
+}
+
+tval tpl_undef_hint(struct tpl *t, const char *text) {
+    return undef(t, TPL_UNDEF_HINT, text, tpl_none());
+}
+
+tval tpl_undef_attr(struct tpl *t, tval owner, tval name) {
+    return undef(t, name.type == TPL_STR ? TPL_UNDEF_ATTR : TPL_UNDEF_ITEM, tpl_type_name(owner),
+                 name);
+}
+
+_Noreturn void tpl_fail_undefined(struct tpl *t, tval v) {
+    const struct tpl_undef *u = v.undef;
+    struct tpl_out repr = {0};
+    bool none = u->owner && strcmp(u->owner, "NoneType") == 0;
+    const char *owner = !u->owner ? "" : none ? "None" : u->owner, *kind = none ? "" : " object";
+    tpl_put_repr(t, &repr, u->name);
+    const char *name = tpl_excerpt(t, tpl_str_from_out(t, &repr).s);
+    switch (u->kind) {
+    case TPL_UNDEF_NAME:
+        tpl_fail(t, "%s is undefined", name);
+    case TPL_UNDEF_ATTR:
+        tpl_fail(t, "'%s%s' has no attribute %s", owner, kind, name);
+    case TPL_UNDEF_ITEM:
+        tpl_fail(t, "%s%s has no element %s", owner, kind, name);
+    case TPL_UNDEF_UNSAFE:
+        tpl_fail(t, "access to attribute %s of '%s' object is unsafe.", name, u->owner);
+    case TPL_UNDEF_HINT:
+        break;
+    }
+    tpl_fail(t, "%s", owner);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+const char *tpl_type_name(tval v) {
+    static const char *const names[] = {
+        [TPL_UNSET] = "nothing",     [TPL_UNDEFINED] = "Undefined",
+        [TPL_NONE] = "NoneType",     [TPL_BOOL] = "bool",
+        [TPL_INT] = "int",           [TPL_FLOAT] = "float",
+        [TPL_STR] = "str",           [TPL_LIST] = "list",
+        [TPL_TUPLE] = "tuple",       [TPL_DICT] = "dict",
+        [TPL_CURSOR] = "generator",  [TPL_RANGE] = "range",
+        [TPL_SPACE] = "Namespace",   [TPL_MACRO] = "Macro",
+        [TPL_FUNCTION] = "function", [TPL_METHOD] = "builtin_function_or_method",
+        [TPL_LOOP] = "LoopContext",
+    };
+    static const char *const views[] = {"dict_keys", "dict_values", "dict_items"};
+    if (v.type == TPL_VIEW)
+        return views[v.view->kind];
+    return v.type == TPL_STR && v.s->markup ? "Markup" : names[v.type];
+}
+
+bool tpl_has_length(tval v) {
+    return v.type == TPL_STR || v.type == TPL_LIST || v.type == TPL_TUPLE || v.type == TPL_DICT ||
+           v.type == TPL_VIEW || v.type == TPL_RANGE || v.type == TPL_UNDEFINED;
+}
+
+static size_t length_of(tval v) {
+    switch (v.type) {
+    case TPL_STR:
+        return v.s->chars;
+    case TPL_LIST:
+    case TPL_TUPLE:
+        return v.list->n;
+    case TPL_DICT:
+        return v.dict->n;
+    case TPL_VIEW:
+        return v.view->dict->n;
+    case TPL_RANGE:
+        return v.range->n;
+    default:
+        return 0;
+    }
+}
+
+size_t tpl_length(struct tpl *t, tval v) {
+    if (!tpl_has_length(v))
+        tpl_fail(t, "object of type '%s' has no len()", tpl_type_name(v));
+    return length_of(v);
+}
+
+bool tpl_truth(tval v) {
+    switch (v.type) {
+    case TPL_UNSET:
+    case TPL_UNDEFINED:
+    case TPL_NONE:
+        return false;
+    case TPL_BOOL:
+        return v.b;
+    case TPL_INT:
+        return v.i != 0;
+    case TPL_FLOAT:
+        return v.f != 0;
+    default:
+        return !tpl_has_length(v) || length_of(v) > 0;
+    }
+}
+
+tval tpl_item(struct tpl *t, tval v, size_t i) {
+    if (v.type == TPL_RANGE)
+        return tpl_int(v.range->start + (int64_t)i * v.range->step);
+    if (v.type == TPL_STR) {
+        size_t from = tpl_str_offset(v.s, i), n = v.s->len - from;
+        tpl_charge_bytes(t, from);
+        (void)tpl_utf8_at(v.s->data + from, &n);
+        return tpl_substr(t, v.s, from, from + n);
+    }
+    return v.list->items[i];
+}
+
+bool tpl_as_int(tval v, int64_t *out) {
+    *out = v.type == TPL_BOOL ? v.b : v.type == TPL_INT ? v.i : 0;
+    return v.type == TPL_BOOL || v.type == TPL_INT;
+}
+
+double tpl_as_double(tval v) {
+    return v.type == TPL_FLOAT ? v.f : v.type == TPL_BOOL ? (double)v.b : (double)v.i;
+}
+
+int64_t tpl_need_int(struct tpl *t, tval v, const char *what) {
+    int64_t i;
+    if (v.type == TPL_UNDEFINED)
+        tpl_fail_undefined(t, v);
+    if (!tpl_as_int(v, &i))
+        tpl_fail(t, "%s must be an integer, not '%s'", what, tpl_type_name(v));
+    return i;
+}
+
+const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what) {
+    if (v.type == TPL_UNDEFINED)
+        tpl_fail_undefined(t, v);
+    if (v.type != TPL_STR)
+        tpl_fail(t, "%s must be str, not %s", what, tpl_type_name(v));
+    return v.s;
+}
+
+/* ---- iteration ------------------------------------------------------------------------------- */
+
+bool tpl_is_iterable(tval v) {
+    return tpl_has_length(v) || v.type == TPL_CURSOR || v.type == TPL_LOOP;
+}
+
+struct tpl_iter tpl_iter_begin(struct tpl *t, tval v) {
+    if (!tpl_is_iterable(v) || v.type == TPL_LOOP)
+        tpl_fail(t, "'%s' object is not iterable", tpl_type_name(v));
+    return (struct tpl_iter){.of = v};
+}
+
+static tval view_item(struct tpl *t, const struct tpl_dict *d, enum tpl_view_kind kind, size_t i) {
+    const struct tpl_entry *e = &d->entries[i];
+    return kind == TPL_KEYS     ? e->key
+           : kind == TPL_VALUES ? e->value
+                                : tpl_pair(t, e->key, e->value);
+}
+
+bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out) {
+    tval v = it->of;
+    tpl_charge(t, 1);
+    if (v.type == TPL_CURSOR) {
+        if (v.cursor->next >= v.cursor->list->n)
+            return false;
+        *out = v.cursor->list->items[v.cursor->next++];
+        return true;
+    }
+    if (v.type == TPL_STR) {
+        if (it->next >= v.s->len)
+            return false;
+        size_t n = v.s->len - it->next;
+        (void)tpl_utf8_at(v.s->data + it->next, &n);
+        *out = tpl_str_borrow(t, v.s->data + it->next, n); /* plain, also out of markup */
+        it->next += n;
+        return true;
+    }
+    if (it->next >= length_of(v))
+        return false;
+    size_t i = it->next++;
+    if (v.type == TPL_DICT)
+        *out = v.dict->entries[i].key;
+    else if (v.type == TPL_VIEW)
+        *out = view_item(t, v.view->dict, v.view->kind, i);
+    else
+        *out = tpl_item(t, v, i);
+    return true;
+}
+
+const struct tpl_list *tpl_to_list(struct tpl *t, tval v) {
+    if (v.type == TPL_LIST || v.type == TPL_TUPLE)
+        return v.list;
+    struct tpl_items items = {0};
+    struct tpl_iter it = tpl_iter_begin(t, v);
+    for (tval item; tpl_iter_next(t, &it, &item);)
+        tpl_items_push(t, &items, item);
+    return tpl_items_finish(t, &items, TPL_LIST).list;
+}
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+/* Strings are borrowed from the JSON value, which outlives the rendering. */
+tval tpl_from_json(struct tpl *t, json_t *json) {
+    tval v = tpl_none();
+    tpl_enter(t);
+    switch (json_typeof(json)) {
+    case JSON_OBJECT: {
+        struct tpl_dict *d = tpl_dict_new(t);
+        for (void *it = json_object_iter(json); it; it = json_object_iter_next(json, it)) {
+            const char *key = json_object_iter_key(it);
+            tval name = tpl_str_borrow(t, key, json_object_iter_key_len(it));
+            tpl_dict_set(t, d, name, tpl_from_json(t, json_object_iter_value(it)));
+        }
+        v = (tval){.type = TPL_DICT, .dict = d};
+        break;
+    }
+    case JSON_ARRAY: {
+        struct tpl_items items = {0};
+        for (size_t i = 0; i < json_array_size(json); i++)
+            tpl_items_push(t, &items, tpl_from_json(t, json_array_get(json, i)));
+        v = tpl_items_finish(t, &items, TPL_LIST);
+        break;
+    }
+    case JSON_STRING:
+        v = tpl_str_borrow(t, json_string_value(json), json_string_length(json));
+        break;
+    case JSON_INTEGER:
+        v = tpl_int(json_integer_value(json));
+        break;
+    case JSON_REAL:
+        v = tpl_float(json_real_value(json));
+        break;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        v = tpl_bool(json_is_true(json));
+        break;
+    case JSON_NULL:
+        break;
+    }
+    tpl_leave(t);
+    return v;
+}

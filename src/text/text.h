@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* text/: characters to tokens and back, and chat messages to a prompt. Knows nothing of tensors or
+ * files: vocabularies come in as plain data (struct tokenizer_spec), templates as strings, their
+ * arguments as JSON values. Everything here is immutable once created and may be used from several
+ * threads; struct detok belongs to one.
+ */
+#ifndef KVASIR_TEXT_H
+#define KVASIR_TEXT_H
+
+#include <jansson.h>
+
+#include "base/base.h"
+
+/* ---- tokenizer (tokenizer.c, bpe.c, pretokenize.c) ------------------------------------------- */
+
+struct text_span {
+    const char *data;
+    size_t len;
+};
+
+/* Numbers are GGUF's. */
+enum token_kind {
+    TOKEN_NORMAL = 1,
+    TOKEN_UNKNOWN = 2,
+    TOKEN_CONTROL = 3,
+    TOKEN_USER_DEFINED = 4,
+    TOKEN_UNUSED = 5,
+    TOKEN_BYTE = 6,
+};
+
+/* A vocabulary as a checkpoint holds it. All memory is borrowed for tokenizer_create. */
+struct tokenizer_spec {
+    const char *model; /* "gpt2": byte-level BPE (others come later and are refused by name) */
+    /* pre-tokenizer: "gpt-2", "smollm" ("default" is gpt-2's); an unknown one is refused by name */
+    const char *pre;
+    const struct text_span *pieces; /* [n_tokens], byte-level alphabet as stored */
+    const uint8_t *kinds;           /* [n_tokens] enum token_kind; NULL: all normal */
+    size_t n_tokens;
+    const struct text_span *merges; /* [n_merges], "left right", best first */
+    size_t n_merges;
+    int32_t bos, eos, eot, unk, pad; /* -1 where there is none */
+    bool add_bos, add_eos;
+};
+
+struct tokenizer;
+kvasir_status tokenizer_create(const struct tokenizer_spec *spec, struct tokenizer **out,
+                               kvasir_error *err) MUST_CHECK;
+void tokenizer_destroy(struct tokenizer *t);
+
+enum {
+    TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
+    TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become those tokens */
+};
+/* *ids is fresh (mem_free). Invalid UTF-8 is KVASIR_ERR_TEXT with the byte offset. Time O(n log n)
+ * for any text. */
+kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
+                               unsigned flags, int32_t **ids, size_t *n,
+                               kvasir_error *err) MUST_CHECK;
+size_t tokenizer_size(const struct tokenizer *t);
+int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none; likewise eos */
+int32_t tokenizer_eos(const struct tokenizer *t);
+/* Ends an answer: EOS, and the end-of-turn token where the vocabulary has one. */
+bool tokenizer_is_end(const struct tokenizer *t, int32_t id);
+/* The bytes of a token (byte-level alphabet undone). Control tokens give their name. Empty for an
+ * id out of range. */
+struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
+bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
+
+/* ---- detokenizer (detok.c): whole characters only -------------------------------------------- */
+
+/* Joins token bytes and releases whole UTF-8 characters. Bytes that can never become a character
+ * come out as U+FFFD. */
+struct detok {
+    uint8_t held[4];
+    uint8_t n_held;
+};
+/* Appends to out the characters that are complete after these bytes. */
+bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) MUST_CHECK;
+/* The end: what is still held comes out as U+FFFD. */
+bool detok_finish(struct detok *d, struct text_buf *out) MUST_CHECK;
+/* Offset of the first byte that is not valid UTF-8 (RFC 3629), or len. */
+size_t utf8_check(const char *text, size_t len);
+
+/* ---- chat templates (template_*.c): a Jinja subset ------------------------------------------- */
+
+/* Parse errors and run errors name line and column of the template. */
+struct template;
+kvasir_status template_parse(const char *source, size_t len, struct template **out,
+                             kvasir_error *err) MUST_CHECK;
+void template_destroy(struct template *t);
+
+/* What one rendering may use: a template is a program that came with a file. */
+struct template_limits {
+    uint64_t steps; /* evaluated nodes */
+    uint32_t depth; /* nested calls and blocks */
+    size_t output_bytes;
+};
+struct template_limits template_limits_default(void);
+/* args: an object with the template's variables (messages, add_generation_prompt, bos_token, tools
+ * ...). strftime_now reads `now` (seconds since 1970, UTC). A raise_exception ends with
+ * KVASIR_ERR_TEMPLATE and its text. */
+kvasir_status template_render(const struct template *t, json_t *args, int64_t now,
+                              const struct template_limits *limits, struct text_buf *out,
+                              kvasir_error *err) MUST_CHECK;
+
+#endif

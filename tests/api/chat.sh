@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `kvasir generate` with the demo model: chat template and --raw, prompts from flag, file and
+# standard input, stop texts, end tokens, invalid text.
+. "$(dirname "$0")/../support/api.bash"
+demo_model
+
+c() { good generate -m "$demo" -q "$@"; }
+
+# the same prompt in three ways; the template frames it (tokens 1 and 2 are its markers)
+c -p "Say hello." -n 12 --json
+text=$(json text) ids=$(json prompt_ids)
+[[ $ids == "[1, "* ]] || die "no chat template: $ids"
+printf 'Say hello.\n' >prompt
+c -f prompt -n 12
+[ "$(cat out)" = "$text" ] || die "-f gives another answer"
+"$kvasir" generate -m "$demo" -q -n 12 <prompt >out 2>err || die "standard input"
+[ "$(cat out)" = "$text" ] || die "standard input gives another answer"
+c -p "Say hello." --system "You are a pirate." -n 0 --json
+[ "$(json prompt_ids)" != "$ids" ] || die "--system has no effect"
+
+# --raw keeps every byte and does not read control tokens
+c --raw -p '<|im_start|>' -n 0 --json
+[ "$(json prompt_tokens)" -gt 1 ] || die "--raw reads control tokens"
+c --raw -f prompt -n 0 --json
+with=$(json prompt_tokens)
+c --raw -p "Say hello." -n 0 --json
+[ "$with" = $(($(json prompt_tokens) + 1)) ] || die "--raw drops a line end"
+
+# a stop text across token borders is found and not printed
+c --raw -p "1, 2, 3, 4, 5," -n 24 --json
+text=$(json text)
+stop=${text:5:7}
+c --raw -p "1, 2, 3, 4, 5," -n 24 --json --stop "no such text" --stop "$stop"
+[ "$(json finish)" = stop ] || die "--stop \"$stop\" was not found in \"$text\""
+[ "$(json text)" = "${text%%"$stop"*}" ] || die "--stop: \"$(json text)\" of \"$text\""
+c --raw -p "1, 2, 3, 4, 5," -n 24 --stop "$stop"
+[ "$(cat out)" = "${text%%"$stop"*}" ] || die "--stop while streaming"
+
+# an end token ends an answer unless it is ignored
+c -p "Answer with one word: what colour is the sky?" -n 200 --json
+[ "$(json finish)" = end ] || die "no end token within 200 tokens"
+n=$(json ids | wc -w)
+c -p "Answer with one word: what colour is the sky?" -n $((n + 3)) --ignore-eos --json
+[ "$(json finish) $(json ids | wc -w)" = "length $((n + 3))" ] || die "--ignore-eos"
+
+printf 'abc\xff\n' >bad
+expect 1 '^kvasir generate: .*UTF-8' generate -m "$demo" -f bad -q
+expect 1 '^kvasir generate: .*UTF-8' generate -m "$demo" --raw -f bad -q
+printf 'a\0b' >nul
+expect 1 'NUL byte (at byte 1)' generate -m "$demo" -f nul -q
+exit 0

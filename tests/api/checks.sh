@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `make check` can fail: in a scratch tree that keeps every rule, each kind of violation is planted
+# alone and must be named with its file.
+set -euo pipefail
+: "${SOURCE_DIR:?}"
+for program in git clang-format g++; do
+    command -v "$program" >/dev/null || {
+        echo "skipped: no $program"
+        exit 77
+    }
+done
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+spdx='/* SPDX-License-Identifier: Apache-2.0 */'
+
+mkdir -p include src/{base,quant,text,backend/cpu/ref,cache,cli} tools
+git init -q .
+cp "$SOURCE_DIR/.clang-format" .
+cp "$SOURCE_DIR/include/kvasir.h" include/
+for folder in base quant text backend cache; do
+    echo "$spdx" >"src/$folder/$folder.h"
+done
+echo "$spdx" >src/cache/page.h
+printf '%s\n#include <stdio.h>\n\n#include "backend/backend.h"\n#include "cache/page.h"\n' "$spdx" \
+    >src/cache/cache.c
+printf '%s\n#include <kvasir.h>\n\n#include "cli.h"\n' "$spdx" >src/cli/main.c
+echo "$spdx" >src/cli/cli.h
+cp src/cache/cache.c good.c
+
+check() { "$SOURCE_DIR/tools/check.sh" "$scratch"; }
+check >out 2>&1 || {
+    cat out
+    echo "the tree without a violation does not pass"
+    exit 1
+}
+
+planted=0
+# plant FILE PATTERN TEXT...: FILE gets the lines TEXT behind an SPDX line; the check must fail with
+# a line that matches PATTERN.
+plant() {
+    local file=$1 pattern=$2
+    shift 2
+    printf '%s\n' "$spdx" "$@" >"$file"
+    if check >out 2>&1 || ! grep -q "$pattern" out; then
+        cat out
+        echo "not found: $file: $*"
+        exit 1
+    fi
+    rm "$file"
+    planted=$((planted + 1))
+}
+
+plant src/base/x.c '^src/base/x.c:2: .*base (0) must not include quant' '#include "quant/quant.h"'
+plant src/quant/x.c '^src/quant/x.c:3: .*must not include text' '' '#include "text/text.h"'
+plant src/backend/cpu/ref/x.c '^src/backend/cpu/ref/x.c:2:' '#include "cache/cache.h"'
+plant src/backend/cpu/x.h '^src/backend/cpu/x.h:2:' '#  include <cache/cache.h>'
+plant src/backend/x.c 'only the front header' '#include "base/hidden.h"'
+plant src/cache/x.c 'no \.\.' '#include "../quant/quant.h"'
+plant src/cache/x.c 'must be written out' '#include HEADER'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "base/base.h"'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include <base/base.h>'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "internal.h"'
+mkdir src/misc
+plant src/misc/x.c 'place in the order' 'int x;'
+
+plant src/cache/x.c '^src/cache/x.c:3: exit()' 'void f(void) {' '    exit(1);' '}'
+plant src/cache/x.c '^src/cache/x.c:2: malloc()' 'char *p = /* " */ malloc(3);'
+plant src/cache/x.c '^src/cache/x.c:2: getenv()' "char *p = '\"' + getenv(\"HOME\");"
+plant src/cache/x.c '^src/cache/x.c:2: printf()' 'int x = y ? printf("x") : 0;'
+
+plant src/cache/x.c '^src/cache/x.c:2: not formatted' 'int  x;'
+plant src/cache/x.c '^src/cache/x.c:2:' "/* $(printf '%099d' 0) */"
+plant src/cache/x.c '^src/cache/x.c:2:' '/* blank */ '
+plant src/cache/x.c 'more than 800 lines' "$(seq -f '/* %.0f */' 800)"
+plant tools/x.sh 'not executable' '# x'
+plant tools/y.sh 'y.sh: line' 'if x'
+
+echo 'int x;' >src/cache/x.c
+echo 'int y;' >>src/cache/x.c
+! check >out 2>&1 && grep -q '^src/cache/x.c: no SPDX' out || { cat out && exit 1; }
+rm src/cache/x.c
+cp include/kvasir.h good.h
+echo 'size_t class(size_t new);' >>include/kvasir.h
+! check >out 2>&1 && grep -q 'compiles alone as C++' out || { cat out && exit 1; }
+sed 's/#include <stddef.h>//' good.h >include/kvasir.h
+! check >out 2>&1 && grep -q 'compiles alone as C' out || { cat out && exit 1; }
+cp good.h include/kvasir.h
+seq -f '/* %.0f */' 400 >>include/kvasir.h
+! check >out 2>&1 && grep -q '400 lines or more' out || { cat out && exit 1; }
+cp good.h include/kvasir.h
+
+# What only looks like a violation: names in comments, strings and longer names, members.
+printf '%s\n' "$spdx" '/* exit(1);' ' * malloc(2) */' 'int my_exit(int x);' \
+    'const char *s = "a \" printf(1)";' 'int y = ops->exit(1) + mem_malloc(2);' \
+    "int z = '\"'; /* getenv(x) */" >src/cache/x.c
+clang-format -i src/cache/x.c
+check >out 2>&1 || { cat out && exit 1; }
+echo "$planted kinds of violation found, none invented"

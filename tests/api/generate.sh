@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `kvasir generate` with a tiny model without a tokenizer: token ids in and out, --logits, limits,
+# budget and cache flags, Ctrl-C, a closed standard output.
+. "$(dirname "$0")/../support/api.bash"
+tiny_model
+ids=1,2,3,4,5,6,7,8,9,10
+
+g() { good generate -m "$tiny" --tokens $ids "$@"; }
+bad() { expect 2 "^kvasir generate: $1" generate -m "$tiny" --tokens $ids "${@:2}"; }
+
+# ids on standard output, facts and figures on standard error
+g -n 5
+[ "$(wc -w <out)" = 5 ] || die "five ids"
+plain=$(cat out)
+grep -q '^cache: .*K 8 g64, V 4 g64' err || die "no cache facts"
+grep -q '^prompt: 10 tokens' err || die "no summary"
+g -n 5 -q
+[ -s err ] && die "--quiet speaks"
+[ "$(cat out)" = "$plain" ] || die "not the same answer twice"
+g -n 5 --json
+[ "$(json ids | tr -d '[],')" = "$plain" ] || die "--json: other ids"
+[ "$(json prompt_ids)" = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]" ] || die "--json: prompt ids"
+[ "$(json finish)" = length ] || die "--json: finish"
+[ "$(json text)" = null ] || die "--json: text without a tokenizer"
+[ "$(json prompt_tokens) $(json decode_steps) $(json cache_tokens)" = "10 4 14" ] || die "figures"
+[ "$(json cache_bytes)" -gt 0 ] || die "cache bytes"
+
+# any chunk and thread count: the same
+for flags in "--prefill-chunk 1" "--prefill-chunk 3" "--threads 1" "--threads 3"; do
+    g -n 5 -q $flags
+    [ "$(cat out)" = "$plain" ] || die "$flags changes the answer"
+done
+
+# sampling: a seed repeats, another does not; a random one is told and repeats
+g -n 30 -q --temp 2 --seed 7 && mv out a
+g -n 30 -q --temp 2 --seed 7
+cmp -s a out || die "--seed does not repeat"
+g -n 30 -q --temp 2 --seed 8
+cmp -s a out && die "--seed has no effect"
+g -n 30 --temp 2 --json
+told=$(json seed) drawn=$(json ids)
+g -n 30 --temp 2 --json --seed "$told"
+[ "$(json ids)" = "$drawn" ] || die "the printed seed does not repeat"
+g -n 5 -q --temp 1 --top-k 1
+[ "$(cat out)" = "$plain" ] || die "--top-k 1 is not the likeliest"
+
+# --logits: complete or not there
+g -n 0 -q --logits l.safetensors
+[ -s out ] && die "-n 0 prints"
+[ -e l.safetensors.tmp ] && die "a .tmp file is left"
+python3 - <<'PY' || die "--logits"
+import json, struct
+data = open("l.safetensors", "rb").read()
+n, = struct.unpack("<Q", data[:8])
+t = json.loads(data[8:8 + n])["logits"]
+assert t["dtype"] == "F32" and t["shape"] == [10, 512], t
+assert t["data_offsets"] == [0, 10 * 512 * 4] and len(data) == 8 + n + 10 * 512 * 4
+x = struct.unpack("<5120f", data[8 + n:])
+assert all(abs(v) < 1e4 for v in x) and len(set(x)) > 1000
+PY
+g -n 1 -q
+first=$(cat out)
+python3 - "$first" <<'PY' || die "the last row of --logits is not what was picked from"
+import struct, sys
+data = open("l.safetensors", "rb").read()
+last = struct.unpack("<512f", data[-2048:])
+assert last.index(max(last)) == int(sys.argv[1])
+PY
+cp l.safetensors before
+expect 1 'context of 8' generate -m "$tiny" --tokens $ids --ctx 8 --logits l.safetensors -q
+cmp -s l.safetensors before || die "a failed run touched the old file"
+[ -e l.safetensors.tmp ] && die "a failed run left a .tmp file"
+g -n 0 -q --logits /dev/null
+[ -c /dev/null ] || die "/dev/null was replaced"
+
+# the context ends an answer
+g -n 100 --ctx 16 --json
+[ "$(json finish)" = context ] || die "finish at the end of the context"
+[ "$(json ids | wc -w)" = 7 ] || die "10 + 6 evaluated, one more picked"
+# rotation: any length
+g -n 300 --max-kv-size 64 --kv-keep 4 --json
+[ "$(json finish) $(json cache_tokens)" = "length 64" ] || die "rotation"
+
+bad '--kv-bits: ' --kv-bits 7
+bad '--kv-bits: ' --kv-bits 8,4,2
+bad '--kv-group-size: ' --kv-group-size 48
+bad '--kv-group-size: ' --kv-group-size 128
+bad '--kv-keep' --max-kv-size 4 --kv-keep 4
+bad '--cpu-tier' --cpu-tier fast
+bad '--act-bits' --act-bits 12
+bad '--top-k: 600' --temp 1 --top-k 600
+bad '--stop: this model has no tokenizer' --stop x
+expect 2 '--tokens: id 512 is not below the vocabulary size 512' generate -m "$tiny" --tokens 1,512
+expect 1 'no tokenizer' generate -m "$tiny" --raw -p hello
+expect 2 '--system: this model has no chat template' generate -m "$tiny" --system a -p hello
+many=$(seq -s, 1 500)
+expect 1 'budget' generate -m "$tiny" --tokens "$many",$many,$many,$many --ctx 4096 \
+    --cache-mb 1 --kv-bits f32 -q
+
+# Ctrl-C: the answer ends, the summary is printed
+timeout --foreground 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 1000000 --max-kv-size 64 \
+    >out 2>err &
+pid=$!
+for _ in $(seq 100); do
+    [ -s out ] && break
+    sleep 0.1
+done
+kill -INT $pid # timeout hands it on
+wait $pid
+[ $? = 130 ] || die "Ctrl-C: exit code"
+grep -q '^answer: .*interrupted' err || die "Ctrl-C: no summary"
+
+# a reader that goes away is one error line
+timeout 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 100000 --max-kv-size 64 -q 2>err | head -c 1 >out
+[ "${PIPESTATUS[0]}" = 1 ] || die "closed standard output: exit code"
+[ "$(wc -l <err)" = 1 ] || die "closed standard output: not one line"
+grep -q 'standard output: Broken pipe' err || die "closed standard output: no error"
+[ -e /dev/full ] && {
+    timeout 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 3 -q >/dev/full 2>err
+    [ $? = 1 ] || die "full disk: exit code"
+    grep -q 'standard output: No space' err || die "full disk: no error"
+    expect 1 '--logits: cannot write /dev/full: No space' generate -m "$tiny" --tokens $ids -n 0 -q \
+        --logits /dev/full
+}
+exit 0

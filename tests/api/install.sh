@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# What `make install` leaves can be used and can be removed: a program of somebody else compiles
+# through pkg-config against the shared and the static library, only kvasir_ names are visible in
+# either, and `make uninstall` takes away every file.
+set -euo pipefail
+build=$(dirname "$1")
+: "${SOURCE_DIR:?}"
+if grep -q '^KVASIR_SANITIZE:STRING=.' "$build/CMakeCache.txt"; then
+    echo "skipped: sanitizer builds are not installed"
+    exit 77
+fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+export DESTDIR=$scratch/root
+cmake --install "$build" --prefix /opt/kvasir >"$scratch/log"
+at=$DESTDIR/opt/kvasir
+for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h lib/pkgconfig/kvasir.pc; do
+    [ -e "$at/$file" ] || { echo "not installed: $file" && exit 1; }
+done
+"$at/bin/kvasir" --help >/dev/null
+
+names=$({
+    nm -D --defined-only "$at/lib/libkvasir.so"
+    nm -g --defined-only "$at/lib/libkvasir.a"
+} | awk 'NF == 3 && $2 != "A" { print $3 }' | grep -v '^kvasir_' || true)
+[ -z "$names" ] || { echo "visible outside the library:" $names && exit 1; }
+
+cat >"$scratch/user.c" <<'C'
+#include <kvasir.h>
+#include <stdio.h>
+
+static int fail(void) { return 7; } /* ours has this name too, inside */
+
+int main(void) {
+    puts(kvasir_status_text(KVASIR_OK));
+    return fail() - 7;
+}
+C
+export PKG_CONFIG_PATH=$at/lib/pkgconfig
+cd "$scratch"
+cc user.c $(pkg-config --cflags --libs kvasir) -o with_shared
+objdump -p with_shared | grep -q 'NEEDED.*libkvasir\.so\.[0-9]' || { echo "no soname" && exit 1; }
+LD_LIBRARY_PATH=$at/lib ./with_shared | grep -qx ok
+rm "$at"/lib/libkvasir.so*
+cc user.c $(pkg-config --static --cflags --libs kvasir) -o with_static
+./with_static | grep -qx ok
+
+"$SOURCE_DIR/tools/uninstall.sh" "$build" /opt/kvasir >"$scratch/log"
+left=$(find "$DESTDIR" -not -type d)
+[ -z "$left" ] || { echo "left behind:" $left && exit 1; }

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench.c: speeds of the kernels, one thread.
+ *
+ *   L2     the data of all passes fits in half of a 512 KiB second-level cache
+ *   DRAM   256 MiB, more than the last-level cache of the machines at hand
+ *   ref    how many times faster than ref/ on the data in L2
+ *
+ * GB/s counts what must be read: tiles, weights, or the inputs of the rest. Data is random (a
+ * handful of different tiles and rows, repeated at distinct addresses); zeros would be kind to
+ * denormals, branches and memory alike. A figure is the best of some passes: what disturbs a pass
+ * only makes it slower.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kcheck.h"
+
+enum {
+    L2_BYTES = 256 << 10,
+    DRAM_BYTES = 256 << 20,
+    PATTERNS = 16, /* different tiles */
+    ROWS_MAX = 64
+};
+
+typedef void pass_fn(void *ctx);
+
+/* Seconds this thread has run: time in which others had its core does not count. */
+static double thread_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Seconds of the fastest pass; at least 3 passes and `budget` seconds. */
+static double best_pass(pass_fn *pass, void *ctx, double budget) {
+    double best = 1e30, total = 0;
+    for (int i = 0; i < 3 || total < budget; i++) {
+        double start = thread_seconds();
+        pass(ctx);
+        double took = thread_seconds() - start;
+        best = took < best ? took : best;
+        total += took;
+    }
+    return best;
+}
+
+/* bytes and products of one tile or output, seconds of each; 0: not measured. */
+static void print_speed(const struct tier *t, const char *kernel, const char *text, double bytes,
+                        double products, double l2, double dram, double slow) {
+    char from_dram[32] = "-";
+    if (dram > 0)
+        snprintf(from_dram, sizeof from_dram, "%.2f GB/s", bytes / dram * 1e-9);
+    printf("%-5s %-7s %-27s L2 %7.2f GB/s %7.2f G mul/s  DRAM %11s  %6.1f x ref\n", t->name, kernel,
+           text, bytes / l2 * 1e-9, products / l2 * 1e-9, from_dram, slow / l2);
+    fflush(stdout);
+}
+
+static void *take(size_t bytes) {
+    void *p = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (!p) {
+        fprintf(stderr, "kcheck: no memory for a bench of %zu bytes\n", bytes);
+        exit(1);
+    }
+    return p;
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+struct tile_bench {
+    const struct kernels *k; /* whose kernels are timed */
+    struct tile_layout l;
+    uint8_t *tiles;
+    size_t count;
+    uint32_t rows;
+    struct query_rows q;
+    float *p, *out; /* [rows][64], [rows][head_dim] */
+};
+
+static void pass_score(void *ctx) {
+    struct tile_bench *b = ctx;
+    score_tile_fn *fn = kv_format_exact(b->l.format) ? b->k->score_exact : b->k->score_affine;
+    for (size_t i = 0; i < b->count; i++)
+        fn(&b->l, b->tiles + i * b->l.bytes, &b->q, b->p, TILE_TOKENS);
+}
+
+static void pass_value(void *ctx) {
+    struct tile_bench *b = ctx;
+    value_tile_fn *fn = kv_format_exact(b->l.format) ? b->k->value_exact : b->k->value_affine;
+    for (size_t i = 0; i < b->count; i++)
+        fn(&b->l, b->tiles + i * b->l.bytes, b->p, TILE_TOKENS, b->rows, b->out, b->l.head_dim);
+}
+
+static void make_tiles(struct tile_bench *b, size_t bytes) {
+    b->count = bytes / b->l.bytes;
+    b->tiles = take(b->count * b->l.bytes);
+    for (size_t i = 0; i < b->count; i++) {
+        uint8_t *tile = b->tiles + i * b->l.bytes;
+        if (i >= PATTERNS) {
+            memcpy(tile, tile - PATTERNS * b->l.bytes, b->l.bytes);
+            continue;
+        }
+        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+            float x[HEAD_DIM_MAX];
+            fill(x, b->l.head_dim, FILL_NORMAL);
+            tile_encode_row(&b->l, tile, t, x);
+        }
+    }
+}
+
+static void make_rows(struct tile_bench *b) {
+    uint32_t dim = b->l.head_dim;
+    size_t n = (size_t)b->rows * dim;
+    float *q = take(n * sizeof *q);
+    b->q = (struct query_rows){b->rows, dim, take(n * 4), take(n * 2), take(n), take(b->rows * 4)};
+    b->p = take((size_t)b->rows * TILE_TOKENS * sizeof *b->p);
+    b->out = take(n * sizeof *b->out);
+    fill(q, n, FILL_NORMAL);
+    fill(b->p, (size_t)b->rows * TILE_TOKENS, FILL_UNIFORM);
+    fill(b->out, n, FILL_NORMAL);
+    b->k->query_pack(q, dim, 1, &b->q);
+    free(q);
+}
+
+static void free_rows(struct tile_bench *b) {
+    free(b->q.f32);
+    free(b->q.codes);
+    free(b->q.sum32);
+    free(b->q.scale);
+    free(b->p);
+    free(b->out);
+}
+
+static double tile_seconds(const struct kernels *k, const struct tile_bench *like, pass_fn *pass,
+                           double budget) {
+    struct tile_bench b = *like;
+    b.k = k;
+    make_rows(&b);
+    double s = best_pass(pass, &b, budget) / (double)b.count;
+    free_rows(&b);
+    return s;
+}
+
+/* Tiles at two sizes, made when first needed. */
+struct tile_sets {
+    struct tile_bench l2, dram;
+};
+
+static void bench_tiles(const struct tier *t, struct tile_sets *sets, uint32_t rows) {
+    struct tile_bench *b = &sets->l2;
+    bool keys = b->l.kind == TILE_K;
+    pass_fn *pass = keys ? pass_score : pass_value;
+    uint32_t dim = b->l.head_dim;
+    char name[24], text[64];
+    snprintf(text, sizeof text, "%s D%u rows %u", kv_format_name(b->l.format, name), dim, rows);
+    if (!family_begin(t, keys ? "score" : "value", text))
+        return;
+    b->rows = sets->dram.rows = rows;
+    if (!b->tiles)
+        make_tiles(b, L2_BYTES);
+    double fast = tile_seconds(&t->k, b, pass, 0.05), dram = 0;
+    struct tile_bench few = *b;
+    few.count = 4;
+    double slow = tile_seconds(&ref, &few, pass, 0);
+    if (rows <= 8 && t->k.tier != CPU_TIER_REF) {
+        if (!sets->dram.tiles)
+            make_tiles(&sets->dram, DRAM_BYTES);
+        dram = tile_seconds(&t->k, &sets->dram, pass, 0);
+    }
+    print_speed(t, keys ? "score" : "value", text, b->l.bytes, (double)rows * TILE_TOKENS * dim,
+                fast, dram, slow);
+}
+
+static void bench_attention(const struct tier *t) {
+    static const struct kv_format FORMATS[] = {
+        {8, SCALAR_F16, 64}, {6, SCALAR_F16, 64},  {5, SCALAR_F16, 64},
+        {4, SCALAR_F16, 64}, {3, SCALAR_F16, 64},  {2, SCALAR_F16, 64},
+        {16, SCALAR_F16, 0}, {16, SCALAR_BF16, 0}, {32, SCALAR_F32, 0}};
+    static const uint32_t ROWS[] = {1, 3, 8, ROWS_MAX};
+    for (int kind = TILE_K; kind <= TILE_V; kind++)
+        for (uint32_t dim = 64; dim <= 128; dim += 64)
+            for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++) {
+                struct tile_sets sets = {0};
+                tile_layout_init(&sets.l2.l, (enum tile_kind)kind, FORMATS[f], dim);
+                sets.dram.l = sets.l2.l;
+                for (size_t r = 0; r < sizeof ROWS / sizeof *ROWS; r++)
+                    bench_tiles(t, &sets, ROWS[r]);
+                free(sets.l2.tiles);
+                free(sets.dram.tiles);
+            }
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+struct product_bench {
+    const struct kernels *k;
+    struct weight w;
+    struct act_rows a;
+    float *y;
+    void *scratch;
+};
+
+static void pass_product(void *ctx) {
+    struct product_bench *b = ctx;
+    uint32_t step = 8 * PRODUCT_PANEL; /* as work items cut it */
+    for (uint32_t n = 0; n < b->w.n; n += step)
+        b->k->product[weight_slot(b->w.type)](&b->w, n, n + step < b->w.n ? n + step : b->w.n,
+                                              &b->a, b->y, step, b->scratch);
+}
+
+/* `bytes` of weights; rows repeat after the first 64. */
+static void make_weight(struct product_bench *b, enum weight_type type, uint32_t k, size_t bytes) {
+    const struct weight_traits *traits = weight_traits_of((uint32_t)type);
+    size_t row_bytes = weight_row_bytes(traits, k), n = bytes / row_bytes;
+    bool is_float = traits->block_values == 1;
+    uint8_t *data = take(n * row_bytes);
+    b->w = (struct weight){data, type, (uint32_t)n, k};
+    for (size_t i = 0; i < row_bytes * 64; i++)
+        data[i] = (uint8_t)random_bits();
+    for (size_t i = 0; is_float && i < (size_t)k * 64; i++)
+        scalar_store(type == WEIGHT_F32   ? SCALAR_F32
+                     : type == WEIGHT_F16 ? SCALAR_F16
+                                          : SCALAR_BF16,
+                     data, i, random_normal());
+    for (size_t i = 0; !is_float && i < row_bytes * 64; i += traits->block_bytes) {
+        scalar_store(SCALAR_F16, data + i, 0, random_normal() * 0.05f);
+        if (type == WEIGHT_Q4_1)
+            scalar_store(SCALAR_F16, data + i, 1, random_normal());
+    }
+    for (size_t j = 64; j < n; j++)
+        memcpy(data + j * row_bytes, data + (j - 64) * row_bytes, row_bytes);
+}
+
+static double product_seconds(const struct kernels *k, struct product_bench *b, double budget) {
+    b->k = k;
+    for (uint32_t row = 0; row < b->a.rows; row++)
+        k->act_pack(&b->a, row);
+    return best_pass(pass_product, b, budget) / b->w.n;
+}
+
+static void bench_product(const struct tier *t, enum weight_type type, int bits, uint32_t rows) {
+    const struct weight_traits *traits = weight_traits_of((uint32_t)type);
+    struct product_bench b;
+    uint32_t k = 1536;
+    char text[64];
+    snprintf(text, sizeof text, "%s act %d rows %u", traits->name, bits, rows);
+    if (!family_begin(t, "product", text))
+        return;
+    size_t n = (size_t)rows * k;
+    float *x = take(n * 4);
+    fill(x, n, FILL_NORMAL);
+    b.a = (struct act_rows){x, rows, k, bits, take(n * 2), take(n / 8), take(n / 8)};
+    b.y = take((size_t)rows * 8 * PRODUCT_PANEL * 4);
+    b.scratch = take(product_scratch_bytes(k));
+    make_weight(&b, type, k, type == WEIGHT_F32 ? 2 * L2_BYTES : L2_BYTES);
+    double l2 = product_seconds(&t->k, &b, 0.05), slow = product_seconds(&ref, &b, 0), dram = 0;
+    free((void *)b.w.data);
+    if (rows <= 8 && t->k.tier != CPU_TIER_REF) {
+        make_weight(&b, type, k, DRAM_BYTES);
+        dram = product_seconds(&t->k, &b, 0);
+        free((void *)b.w.data);
+    }
+    print_speed(t, "product", text, (double)weight_row_bytes(traits, k), (double)rows * k, l2, dram,
+                slow);
+    free(x);
+    free(b.a.codes);
+    free(b.a.scale);
+    free(b.a.sum);
+    free(b.y);
+    free(b.scratch);
+}
+
+static void bench_products(const struct tier *t) {
+    static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q8_0,
+                                             WEIGHT_F32,  WEIGHT_F16,  WEIGHT_BF16};
+    static const uint32_t ROWS[] = {1, 8, ROWS_MAX};
+    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
+        for (int bits = 8; bits <= (i < 3 ? 16 : 8); bits += 8)
+            for (size_t r = 0; r < sizeof ROWS / sizeof *ROWS; r++)
+                bench_product(t, TYPES[i], bits, ROWS[r]);
+}
+
+/* ---- the rest: small rows, data in L1 -------------------------------------------------------- */
+
+enum { SMALL = 1536, TIMES = 64 };
+
+struct small_bench {
+    const struct kernels *k;
+    float *x, *y, *z; /* [SMALL] */
+    struct act_rows a;
+    struct query_rows q;
+    struct tile_layout l;
+    uint8_t *tile;
+};
+
+static void pass_rms_norm(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++)
+        b->k->rms_norm(b->x, b->y, SMALL, 1e-5f, b->z);
+}
+static void pass_rope(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++) {
+        memcpy(b->z, b->x, SMALL * sizeof *b->z); /* a rotation of a rotation would drift */
+        for (int head = 0; head < SMALL / 128; head++)
+            b->k->rope(b->z + 128 * head, 64, b->y, b->y + 64, false);
+    }
+}
+static void pass_silu_mul(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++)
+        b->k->silu_mul(b->x, b->y, SMALL, b->z);
+}
+static void pass_add(void *ctx) {
+    struct small_bench *b = ctx;
+    memset(b->z, 0, SMALL * sizeof *b->z);
+    for (int i = 0; i < TIMES; i++)
+        b->k->add(b->z, b->x, SMALL);
+}
+static void pass_softmax(void *ctx) {
+    struct small_bench *b = ctx;
+    float max, sum;
+    for (int i = 0; i < TIMES; i++) {
+        memcpy(b->z, b->x, SMALL * sizeof *b->z);
+        for (int run = 0; run < SMALL / RUN_TOKENS; run++)
+            b->k->softmax_run(b->z + RUN_TOKENS * run, RUN_TOKENS, &max, &sum);
+    }
+}
+static void pass_query_pack(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++)
+        b->k->query_pack(b->x, 128, 0.1f, &b->q);
+}
+static void pass_act_pack(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++)
+        b->k->act_pack(&b->a, 0);
+}
+static void pass_encode(void *ctx) {
+    struct small_bench *b = ctx;
+    for (uint32_t i = 0; i < TIMES; i++)
+        for (uint32_t at = 0; at < SMALL; at += 128)
+            b->k->encode_row(&b->l, b->tile, i, b->x + at);
+}
+
+static void bench_small(const struct tier *t, const char *kernel, const char *format, pass_fn *pass,
+                        struct small_bench *b) {
+    if (!family_begin(t, kernel, format))
+        return;
+    b->k = &t->k;
+    double s = best_pass(pass, b, 0.02), bytes = (double)SMALL * TIMES * sizeof(float);
+    b->k = &ref;
+    double slow = best_pass(pass, b, 0);
+    printf("%-5s %-12s %-22s L1 %7.2f GB/s of float32  %28.1f x ref\n", t->name, kernel, format,
+           bytes / s * 1e-9, slow / s);
+    fflush(stdout);
+}
+
+static void bench_smalls(const struct tier *t) {
+    static const uint8_t BITS[] = {8, 6, 5, 4, 3, 2, 16};
+    struct small_bench b = {.x = take(SMALL * 4), .y = take(SMALL * 4), .z = take(SMALL * 4)};
+    fill(b.x, SMALL, FILL_NORMAL);
+    fill(b.y, SMALL, FILL_UNIFORM);
+    b.a = (struct act_rows){b.x, 1, SMALL, 8, take(SMALL * 2), take(SMALL / 8), take(SMALL / 8)};
+    b.q = (struct query_rows){SMALL / 128, 128, b.z, take(SMALL * 2), take(SMALL), take(SMALL)};
+    b.tile = take(TILE_TOKENS * HEAD_DIM_MAX * 4);
+    bench_small(t, "query_pack", "D128", pass_query_pack, &b);
+    bench_small(t, "softmax_run", "512", pass_softmax, &b);
+    for (int kind = TILE_K; kind <= TILE_V; kind++)
+        for (size_t i = 0; i < sizeof BITS; i++) {
+            struct kv_format f = {BITS[i], SCALAR_F16, BITS[i] == 16 ? 0 : 64};
+            char name[24], text[32];
+            tile_layout_init(&b.l, (enum tile_kind)kind, f, 128);
+            memset(b.tile, 0, b.l.bytes);
+            snprintf(text, sizeof text, "%c %s D128", kind == TILE_K ? 'K' : 'V',
+                     kv_format_name(f, name));
+            bench_small(t, "encode", text, pass_encode, &b);
+        }
+    for (b.a.bits = 8; b.a.bits <= 16; b.a.bits += 8)
+        bench_small(t, "act_pack", b.a.bits == 8 ? "8" : "16", pass_act_pack, &b);
+    bench_small(t, "rms_norm", "1536", pass_rms_norm, &b);
+    bench_small(t, "rope", "64 pairs", pass_rope, &b);
+    bench_small(t, "silu_mul", "1536", pass_silu_mul, &b);
+    bench_small(t, "add", "1536", pass_add, &b);
+    free(b.x);
+    free(b.y);
+    free(b.z);
+    free(b.a.codes);
+    free(b.a.scale);
+    free(b.a.sum);
+    free(b.q.codes);
+    free(b.q.sum32);
+    free(b.q.scale);
+    free(b.tile);
+}
+
+void bench_tier(const struct tier *t) {
+    bench_attention(t);
+    bench_products(t);
+    bench_smalls(t);
+}

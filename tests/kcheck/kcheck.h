@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kcheck: every kernel of every tier against ref/ and against the meaning of the numbers.
+ *
+ *     kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--bench]
+ *
+ *     main.c               options, tiers, what is run
+ *     support.c            buffers between guard pages, random data, signals, counting
+ *     check_attention.c    query_pack, score, softmax, value
+ *     check_encode.c       encode_row
+ *     check_product.c      act_pack, product
+ *     check_elementwise.c  rms_norm, rope, silu_mul, add
+ *     bench.c              --bench: GB/s and the ratio to ref
+ *
+ * What is asked of a kernel:
+ *   K1  its bytes where bytes are defined (encode, codes, scales); else |got - ref| <= bound *
+ *       sum|terms|: the worst that float32 can do in the operations that kernels.h allows, derived
+ *       beside each check
+ *   K2  its meaning: what the numbers stand for, computed in double from decoded values, within
+ *       what rounding queries, weights and activations to 15 (or 8) bits can cost. This also tells
+ *       when ref/ itself is wrong.
+ *   K3  rows and outputs do not see each other: the bits of a row alone, in any company and order,
+ *       of an output in any range
+ *   K4  not a byte touched outside: guard pages behind and before, read-only inputs, canaries, gaps
+ *       between rows
+ *   K5  no signal: SEGV, BUS, ILL, FPE are caught and count as that kernel's failure
+ *
+ * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
+ */
+#ifndef KCHECK_H
+#define KCHECK_H
+
+#include "backend/cpu/kernels.h"
+
+/* ---- the run (main.c) ------------------------------------------------------------------------ */
+
+struct tier {
+    const char *name;
+    struct kernels k;
+};
+extern struct kernels ref; /* the table that everything is checked against */
+
+void check_attention(const struct tier *t);
+void check_encode(const struct tier *t);
+void check_product(const struct tier *t);
+void check_elementwise(const struct tier *t);
+void bench_tier(const struct tier *t);
+
+/* ---- families and cases (support.c) ---------------------------------------------------------- */
+
+/* A family is one line of output: one kernel in one format. False: --filter leaves it out. */
+bool family_begin(const struct tier *t, const char *kernel, const char *format);
+void family_end(void);
+int families_failed(void);
+void set_filter(const char *text);
+void set_seed(uint64_t seed);
+
+/* Starts a case: frees the last one's buffers. The text is printed when a check of it fails. */
+void case_begin(const char *format, ...) PRINTF_LIKE(1, 2);
+/* Looks at the canaries of every buffer. */
+void case_end(void);
+
+/* |got - want| <= bound; where want is not finite, got must not be either. Two names because the
+ * largest errors of K1 and of K2 are printed apart. */
+void check_near(const char *what, size_t i, size_t j, double got, double want, double bound);
+void check_meaning(const char *what, size_t i, size_t j, double got, double want, double bound);
+void check_that(bool holds, const char *format, ...) PRINTF_LIKE(2, 3);
+
+/* n roundings of float32 in a row: the relative error is at most n u / (1 - n u), u = 2^-24. */
+static inline double gamma_of(double n) {
+    double u = 0x1p-24;
+    return n * u / (1 - n * u);
+}
+
+/* ---- buffers (support.c) --------------------------------------------------------------------- */
+
+/* `bytes` bytes that end where a PROT_NONE page begins, filled with 0xff (NaN as floats); before
+ * them canaries, then a PROT_NONE page. Lives until the next case_begin. */
+void *guarded(size_t bytes);
+/* The same, then read-only: what a kernel must not write. */
+void *guarded_copy(const void *from, size_t bytes);
+void freeze(void *p);
+/* Ordinary memory until the next case_begin. */
+void *plain(size_t bytes);
+
+/* All bytes of the gaps between rows [rows][used] of a matrix with `stride` are still 0xff. */
+bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride);
+
+/* ---- random data (support.c) ----------------------------------------------------------------- */
+
+uint32_t random_bits(void);
+uint32_t random_below(uint32_t n);
+float random_normal(void);
+enum fill_kind {
+    FILL_NORMAL,
+    FILL_UNIFORM,
+    FILL_ZERO,
+    FILL_CONSTANT,
+    FILL_OUTLIERS, /* normal, a few 1e4 times as large */
+    FILL_TINY,     /* subnormals of f16 and below, down to float32's */
+    FILL_SCALES,   /* normal times 2^-20 .. 2^10 */
+    FILL_ONE,      /* one that is not zero */
+    FILL_SIGNS,    /* +-v */
+    FILL_NARROW,   /* a large constant plus a small spread */
+    FILL_KINDS
+};
+void fill(float *x, size_t n, enum fill_kind kind);
+void fill_any(float *x, size_t n);
+/* A random order of 0..n-1. */
+void random_order(uint32_t *order, uint32_t n);
+/* The rows counts that are tried: 1..17 and 64. */
+enum { ROW_COUNTS = 18 };
+static inline uint32_t row_count(uint32_t i) {
+    return i < 17 ? i + 1 : 64;
+}
+
+/* ---- calls with signals caught (support.c) --------------------------------------------------- */
+
+void catch_signals(void);
+void call_query_pack(query_pack_fn *fn, const float *q, size_t q_stride, float q_scale,
+                     struct query_rows *out);
+void call_score(score_tile_fn *fn, const struct tile_layout *l, const void *tile,
+                const struct query_rows *q, float *scores, size_t stride);
+void call_softmax(softmax_run_fn *fn, float *p, uint32_t n, float *max_out, float *sum_out);
+void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile, const float *p,
+                size_t p_stride, uint32_t rows, float *out, size_t out_stride);
+void call_encode(encode_row_fn *fn, const struct tile_layout *l, void *tile, uint32_t token,
+                 const float *x);
+void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row);
+void call_product(product_fn *fn, const struct weight *w, uint32_t n0, uint32_t n1,
+                  const struct act_rows *a, float *y, size_t y_stride, void *scratch);
+void call_rms_norm(rms_norm_fn *fn, const float *x, const float *gain, uint32_t dim, float eps,
+                   float *y);
+void call_rope(rope_fn *fn, float *head, uint32_t n, const float *cos_in, const float *sin_in,
+               bool adjacent);
+void call_silu_mul(silu_mul_fn *fn, const float *gate, const float *up, size_t n, float *y);
+void call_add(add_fn *fn, float *x, const float *y, size_t n);
+
+/* ---- formats that are tried ------------------------------------------------------------------ */
+
+/* Calls fn for every affine (bits, scalar, group, head_dim) or exact (scalar, head_dim) of one kind
+ * of tile, as one family per (bits, scalar). */
+typedef void format_fn(const struct tier *t, const struct tile_layout *l);
+void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, bool exact,
+                 format_fn *fn);
+
+#endif

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kcheck's main: which tiers are run, with which seed. Exit 0 when every family of every tier
+ * holds, 1 when one does not or a required tier is missing, 2 on a wrong option.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kcheck.h"
+
+struct kernels ref;
+
+static const char USAGE[] =
+    "usage: kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--bench]\n"
+    "  --tier=T       only this tier\n"
+    "  --require=T    fail when this machine does not have tier T\n"
+    "  --seed=N       the seed to repeat a run; printed always\n"
+    "  --filter=TEXT  only families whose line holds TEXT, as \"score\" or \"4 bits\"\n"
+    "  --bench        speeds instead of checks: GB/s and the ratio to ref\n";
+
+static enum cpu_tier tier_of(const char *name) {
+    for (int t = 0; t < CPU_TIER_COUNT; t++)
+        if (strcmp(cpu_tier_name((enum cpu_tier)t), name) == 0)
+            return (enum cpu_tier)t;
+    fprintf(stderr, "kcheck: no tier is called \"%s\"\n%s", name, USAGE);
+    exit(2);
+}
+
+struct options {
+    enum cpu_tier only, required;
+    uint64_t seed;
+    bool bench;
+};
+
+static const char *value_of(const char *arg, const char *name) {
+    size_t n = strlen(name);
+    return strncmp(arg, name, n) == 0 ? arg + n : NULL;
+}
+
+static void read_options(struct options *o, int argc, char **argv) {
+    const char *v;
+    for (int i = 1; i < argc; i++) {
+        if ((v = value_of(argv[i], "--tier=")))
+            o->only = tier_of(v);
+        else if ((v = value_of(argv[i], "--require=")))
+            o->required = tier_of(v);
+        else if ((v = value_of(argv[i], "--seed=")) && *v)
+            o->seed = strtoull(v, NULL, 10);
+        else if ((v = value_of(argv[i], "--filter=")))
+            set_filter(v);
+        else if (strcmp(argv[i], "--bench") == 0)
+            o->bench = true;
+        else {
+            bool help = strcmp(argv[i], "--help") == 0;
+            fputs(USAGE, help ? stdout : stderr);
+            exit(help ? 0 : 2);
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    struct options o = {CPU_TIER_COUNT, CPU_TIER_REF,
+                        (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid(), false};
+    read_options(&o, argc, argv);
+    enum cpu_tier best = cpu_tier_detect();
+    printf("kcheck: seed %llu, %s, best tier %s\n", (unsigned long long)o.seed, cpu_model_name(),
+           cpu_tier_name(best));
+    if (o.required > best) {
+        printf("kcheck: this machine lacks the required tier %s\n", cpu_tier_name(o.required));
+        return 1;
+    }
+    if (o.only != CPU_TIER_COUNT && o.only > best) {
+        printf("kcheck: this machine lacks tier %s\n", cpu_tier_name(o.only));
+        return 1;
+    }
+    kernels_init_ref(&ref);
+    set_seed(o.seed);
+    for (int i = 0; i < CPU_TIER_COUNT; i++) {
+        struct tier t = {.name = cpu_tier_name((enum cpu_tier)i)};
+        if (o.only != CPU_TIER_COUNT && o.only != (enum cpu_tier)i)
+            continue;
+        if ((enum cpu_tier)i > best) {
+            printf("%-5s left out: this machine lacks it\n", t.name);
+            continue;
+        }
+        kernels_select(&t.k, (enum cpu_tier)i);
+        if (o.bench) {
+            bench_tier(&t);
+            continue;
+        }
+        catch_signals();
+        check_encode(&t);
+        check_attention(&t);
+        check_product(&t);
+        check_elementwise(&t);
+    }
+    if (families_failed() > 0)
+        printf("kcheck: %d families failed; repeat with --seed=%llu\n", families_failed(),
+               (unsigned long long)o.seed);
+    return families_failed() > 0;
+}

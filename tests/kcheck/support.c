@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* support.c: what every check of kcheck stands on. One thread, one case at a time, state in
+ * statics.
+ *
+ * A guarded buffer:
+ *
+ *     | PROT_NONE page | 0xa5 0xa5 ... canaries | the bytes asked for | PROT_NONE page |
+ *
+ * Mappings are kept and used again by size, since making one costs more than most cases.
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "kcheck.h"
+
+static uint64_t run_seed, random_state;
+
+/* ---- families -------------------------------------------------------------------------------- */
+
+static struct {
+    char line[96];
+    char first[272]; /* what failed first */
+    unsigned long checks, failures;
+    double worst, worst_meaning; /* largest error as a fraction of its bound: K1, K2 */
+} family;
+static char case_text[128];
+static const char *filter = "";
+static int failed_families;
+
+void set_filter(const char *text) {
+    filter = text;
+}
+
+void set_seed(uint64_t seed) {
+    run_seed = seed;
+}
+
+bool family_begin(const struct tier *t, const char *kernel, const char *format) {
+    memset(&family, 0, sizeof family);
+    snprintf(family.line, sizeof family.line, "%-5s %-13s %-14s", t->name, kernel, format);
+    /* data of its own for each family, so that one can be repeated by --filter */
+    random_state = run_seed;
+    for (const char *c = family.line; *c; c++)
+        random_state = (random_state ^ (uint8_t)*c) * 0x100000001b3u;
+    return strstr(family.line, filter) != NULL;
+}
+
+void family_end(void) {
+    printf("%s %8lu checks  worst %.3f of bound, meaning %.3f  %s\n", family.line, family.checks,
+           family.worst, family.worst_meaning, family.failures ? "FAILED" : "ok");
+    if (family.failures) {
+        printf("      %lu failures, first: %s\n", family.failures, family.first);
+        failed_families++;
+    }
+    fflush(stdout);
+}
+
+int families_failed(void) {
+    return failed_families;
+}
+
+static void failure(const char *text) {
+    if (family.failures++ == 0)
+        snprintf(family.first, sizeof family.first, "%s: %s", case_text, text);
+}
+
+static void compare(double *worst, const char *what, size_t i, size_t j, double got, double want,
+                    double bound) {
+    char text[128];
+    double error = fabs(got - want);
+    family.checks++;
+    if (isfinite(want) && bound > 0 && error / bound > *worst)
+        *worst = error / bound;
+    if (isfinite(want) ? error <= bound : !isfinite(got))
+        return;
+    snprintf(text, sizeof text, "%s[%zu][%zu] is %.9g, should be %.9g +- %.3g", what, i, j, got,
+             want, bound);
+    failure(text);
+}
+
+void check_near(const char *what, size_t i, size_t j, double got, double want, double bound) {
+    compare(&family.worst, what, i, j, got, want, bound);
+}
+
+void check_meaning(const char *what, size_t i, size_t j, double got, double want, double bound) {
+    compare(&family.worst_meaning, what, i, j, got, want, bound);
+}
+
+void check_that(bool holds, const char *format, ...) {
+    char text[128];
+    family.checks++;
+    if (holds)
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    failure(text);
+}
+
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+enum { PAGE = 4096, BUFFERS_MAX = 64, PLAIN_MAX = 2048, CANARY = 0xa5 };
+
+static struct buffer {
+    uint8_t *map; /* NULL: free slot */
+    size_t pages; /* between the guard pages */
+    size_t bytes;
+    bool in_use, frozen;
+} buffers[BUFFERS_MAX];
+
+static void *plain_blocks[PLAIN_MAX];
+static size_t plain_count;
+
+static struct buffer *buffer_map(struct buffer *b, size_t pages) {
+    size_t total = (pages + 2) * PAGE;
+    if (b->map)
+        munmap(b->map, (b->pages + 2) * PAGE);
+    b->map = mmap(NULL, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->map == MAP_FAILED ||
+        (pages > 0 && mprotect(b->map + PAGE, pages * PAGE, PROT_READ | PROT_WRITE) != 0)) {
+        fprintf(stderr, "kcheck: no memory for a buffer of %zu pages\n", pages);
+        exit(1);
+    }
+    b->pages = pages;
+    b->frozen = false;
+    return b;
+}
+
+static struct buffer *buffer_take(size_t pages) {
+    struct buffer *spare = NULL;
+    for (size_t i = 0; i < BUFFERS_MAX; i++) {
+        struct buffer *b = &buffers[i];
+        if (b->in_use)
+            continue;
+        if (b->map && b->pages == pages)
+            return b;
+        if (!spare || (spare->map && !b->map))
+            spare = b;
+    }
+    if (!spare) {
+        fprintf(stderr, "kcheck: a case takes more than %d buffers\n", BUFFERS_MAX);
+        exit(1);
+    }
+    return buffer_map(spare, pages);
+}
+
+static uint8_t *buffer_data(const struct buffer *b) {
+    return b->map + PAGE + b->pages * PAGE - b->bytes;
+}
+
+void *guarded(size_t bytes) {
+    struct buffer *b = buffer_take((bytes + PAGE - 1) / PAGE);
+    if (b->frozen)
+        mprotect(b->map + PAGE, b->pages * PAGE, PROT_READ | PROT_WRITE);
+    b->frozen = false;
+    b->in_use = true;
+    b->bytes = bytes;
+    memset(b->map + PAGE, CANARY, b->pages * PAGE - bytes);
+    memset(buffer_data(b), 0xff, bytes);
+    return buffer_data(b);
+}
+
+void freeze(void *p) {
+    for (size_t i = 0; i < BUFFERS_MAX; i++)
+        if (buffers[i].in_use && buffer_data(&buffers[i]) == p && buffers[i].pages > 0) {
+            mprotect(buffers[i].map + PAGE, buffers[i].pages * PAGE, PROT_READ);
+            buffers[i].frozen = true;
+        }
+}
+
+void *guarded_copy(const void *from, size_t bytes) {
+    void *p = guarded(bytes);
+    memcpy(p, from, bytes);
+    freeze(p);
+    return p;
+}
+
+void *plain(size_t bytes) {
+    void *p = plain_count < PLAIN_MAX ? calloc(1, bytes + 64) : NULL;
+    if (!p) {
+        fprintf(stderr, "kcheck: no plain buffer of %zu bytes\n", bytes);
+        exit(1);
+    }
+    return plain_blocks[plain_count++] = p;
+}
+
+void case_begin(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(case_text, sizeof case_text, format, args);
+    va_end(args);
+    for (size_t i = 0; i < BUFFERS_MAX; i++)
+        buffers[i].in_use = false;
+    while (plain_count > 0)
+        free(plain_blocks[--plain_count]);
+}
+
+void case_end(void) {
+    for (size_t i = 0; i < BUFFERS_MAX; i++) {
+        const struct buffer *b = &buffers[i];
+        if (!b->in_use)
+            continue;
+        const uint8_t *at = b->map + PAGE, *end = buffer_data(b);
+        while (at < end && *at == CANARY)
+            at++;
+        check_that(at == end, "wrote %zu bytes before a buffer of %zu", (size_t)(end - at),
+                   b->bytes);
+    }
+}
+
+bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride) {
+    for (uint32_t row = 0; row + 1 < rows; row++)
+        for (size_t i = used; i < stride; i++) {
+            uint32_t u;
+            memcpy(&u, &y[row * stride + i], sizeof u);
+            if (u != UINT32_MAX)
+                return false;
+        }
+    return true;
+}
+
+/* ---- random data ----------------------------------------------------------------------------- */
+
+uint32_t random_bits(void) { /* splitmix64 */
+    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)(z >> 32);
+}
+
+uint32_t random_below(uint32_t n) {
+    return (uint32_t)((uint64_t)random_bits() * n >> 32);
+}
+
+static float random_unit(void) { /* (0, 1) */
+    return ((float)(random_bits() >> 8) + 0.5f) * 0x1p-24f;
+}
+
+float random_normal(void) {
+    float radius = sqrtf(-2 * logf(random_unit()));
+    return radius * cosf(6.2831853f * random_unit());
+}
+
+void random_order(uint32_t *order, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = random_below(i + 1);
+        order[i] = order[j];
+        order[j] = i;
+    }
+}
+
+static float fill_one(enum fill_kind kind, float v) {
+    switch (kind) {
+    case FILL_UNIFORM:
+        return random_unit();
+    case FILL_ZERO:
+        return random_bits() & 1 ? 0.0f : -0.0f;
+    case FILL_CONSTANT:
+        return v;
+    case FILL_OUTLIERS:
+        return random_normal() * (random_below(40) == 0 ? 1e4f : 1);
+    case FILL_TINY:
+        return random_normal() * ldexpf(1, -14 - (int)random_below(134));
+    case FILL_SCALES:
+        return random_normal() * ldexpf(1, 10 - (int)random_below(31));
+    case FILL_SIGNS:
+        return random_bits() & 1 ? v : -v;
+    case FILL_NARROW:
+        return v * 100 + random_normal() * 1e-3f;
+    default:
+        return random_normal();
+    }
+}
+
+void fill(float *x, size_t n, enum fill_kind kind) {
+    float v = random_normal();
+    for (size_t i = 0; i < n; i++)
+        x[i] = kind == FILL_ONE ? 0 : fill_one(kind, v);
+    if (kind == FILL_ONE && n > 0)
+        x[random_below((uint32_t)n)] = v;
+}
+
+void fill_any(float *x, size_t n) {
+    /* half of the cases are plain: the others try the edges */
+    fill(x, n, random_bits() & 1 ? FILL_NORMAL : (enum fill_kind)random_below(FILL_KINDS));
+}
+
+/* ---- signals --------------------------------------------------------------------------------- */
+
+static sigjmp_buf back;
+static volatile sig_atomic_t inside;
+
+static void on_signal(int number) {
+    if (inside)
+        siglongjmp(back, number);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+void catch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal};
+    static const int NUMBERS[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
+        sigaction(NUMBERS[i], &action, NULL);
+}
+
+/* Each kernel's call stands in a function of its own, so that no local of a check lives across
+ * sigsetjmp. */
+#define CATCHING(call)                                                                             \
+    do {                                                                                           \
+        int number = sigsetjmp(back, 1);                                                           \
+        if (number == 0) {                                                                         \
+            inside = 1;                                                                            \
+            call;                                                                                  \
+        }                                                                                          \
+        inside = 0;                                                                                \
+        if (number != 0)                                                                           \
+            check_that(false, "signal %d (%s)", number, strsignal(number));                        \
+    } while (0)
+
+void call_query_pack(query_pack_fn *fn, const float *q, size_t q_stride, float q_scale,
+                     struct query_rows *out) {
+    CATCHING(fn(q, q_stride, q_scale, out));
+}
+void call_score(score_tile_fn *fn, const struct tile_layout *l, const void *tile,
+                const struct query_rows *q, float *scores, size_t stride) {
+    CATCHING(fn(l, tile, q, scores, stride));
+}
+void call_softmax(softmax_run_fn *fn, float *p, uint32_t n, float *max_out, float *sum_out) {
+    CATCHING(fn(p, n, max_out, sum_out));
+}
+void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile, const float *p,
+                size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
+    CATCHING(fn(l, tile, p, p_stride, rows, out, out_stride));
+}
+void call_encode(encode_row_fn *fn, const struct tile_layout *l, void *tile, uint32_t token,
+                 const float *x) {
+    CATCHING(fn(l, tile, token, x));
+}
+void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row) {
+    CATCHING(fn(a, row));
+}
+void call_product(product_fn *fn, const struct weight *w, uint32_t n0, uint32_t n1,
+                  const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
+    CATCHING(fn(w, n0, n1, a, y, y_stride, scratch));
+}
+void call_rms_norm(rms_norm_fn *fn, const float *x, const float *gain, uint32_t dim, float eps,
+                   float *y) {
+    CATCHING(fn(x, gain, dim, eps, y));
+}
+void call_rope(rope_fn *fn, float *head, uint32_t n, const float *cos_in, const float *sin_in,
+               bool adjacent) {
+    CATCHING(fn(head, n, cos_in, sin_in, adjacent));
+}
+void call_silu_mul(silu_mul_fn *fn, const float *gate, const float *up, size_t n, float *y) {
+    CATCHING(fn(gate, up, n, y));
+}
+void call_add(add_fn *fn, float *x, const float *y, size_t n) {
+    CATCHING(fn(x, y, n));
+}
+
+/* ---- formats --------------------------------------------------------------------------------- */
+
+static void run_format(const struct tier *t, enum tile_kind kind, struct kv_format f,
+                       uint32_t head_dim, format_fn *fn) {
+    struct tile_layout l;
+    tile_layout_init(&l, kind, f, head_dim);
+    fn(t, &l);
+}
+
+void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, bool exact,
+                 format_fn *fn) {
+    static const uint8_t BITS[] = {8, 6, 5, 4, 3, 2};
+    /* at and around the tiles of kernels: 8, 16 and 32 lanes, groups of 32 to 128 */
+    static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 256};
+    static const uint32_t EXACT_DIMS[] = {4,  8,  12,  20,  32,  36,  64,
+                                          80, 96, 100, 128, 160, 252, 256};
+    static const char *const SCALARS[] = {"f16", "bf16", "f32"};
+    for (int scalar = 0; scalar < 3; scalar++) {
+        if (exact) {
+            struct kv_format f = {scalar == SCALAR_F32 ? 32 : 16, (uint8_t)scalar, 0};
+            if (!family_begin(t, kernel, SCALARS[scalar]))
+                continue;
+            for (size_t d = 0; d < sizeof EXACT_DIMS / sizeof *EXACT_DIMS; d++)
+                run_format(t, kind, f, EXACT_DIMS[d], fn);
+            family_end();
+            continue;
+        }
+        for (size_t b = 0; b < sizeof BITS; b++) {
+            char name[24];
+            snprintf(name, sizeof name, "%u bits %s", BITS[b], SCALARS[scalar]);
+            if (!family_begin(t, kernel, name))
+                continue;
+            for (size_t d = 0; d < sizeof DIMS / sizeof *DIMS; d++)
+                for (uint16_t group = 32; group <= 128; group = (uint16_t)(group * 2))
+                    if (DIMS[d] % group == 0)
+                        run_format(t, kind, (struct kv_format){BITS[b], (uint8_t)scalar, group},
+                                   DIMS[d], fn);
+            family_end();
+        }
+    }
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Speed beside the peers, paired in one run: llama-cpp-python 0.3.36 built from source for AVX2 and the
+# ik-llama-cpp-python 0.1.5 wheel, same GGUF, same threads. Rounds alternate between the programs;
+# ratios are medians over rounds. Nothing else may run on the machine.
+#
+#   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
+#   THREADS=2 DEPTH=8000 TIER=avx2 BENCH_DIR=build-bench
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rounds=${1:-5} threads=${THREADS:-2} depth=${DEPTH:-8000} tier=${TIER:-avx2}
+dir=${BENCH_DIR:-build-bench}
+model=models/SmolLM2-135M-Instruct.Q4_1.gguf
+tools/fetch-model.sh
+mkdir -p "$dir" bench/results
+
+# ---- peers ----------------------------------------------------------------------------------------
+if [ ! -d ../shared/tools ]; then
+    echo "bench: ../shared/tools is missing: the peers' harness (kvdepth.cpp) lies there" >&2
+    exit 1
+fi
+[ -d "$dir/venv" ] || python3 -m venv "$dir/venv"
+avx2="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+if [ ! -d "$dir/llama/llama_cpp" ]; then
+    echo "bench: building llama-cpp-python 0.3.36 from source (about ten minutes on two cores)"
+    CMAKE_ARGS="$avx2 -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAVA_BUILD=OFF" \
+        "$dir/venv/bin/pip" install --quiet --no-deps --no-binary llama-cpp-python \
+        --target "$dir/llama" llama-cpp-python==0.3.36
+fi
+[ -d "$dir/ik/ik_llama_cpp" ] ||
+    "$dir/venv/bin/pip" install --quiet --no-deps --target "$dir/ik" ik-llama-cpp-python==0.1.5
+# The harness draws token ids below 50,000; this vocabulary ends at 49,152.
+for tool in kvdepth kvdepth_ik; do
+    sed 's/% 50000/% 49000/g' "../shared/tools/$tool.cpp" >"$dir/$tool.cpp"
+done
+llama=$PWD/$dir/llama ik=$PWD/$dir/ik
+g++ -O2 -std=c++17 -I"$llama/include" "$dir/kvdepth.cpp" -o "$dir/kvdepth" -L"$llama/llama_cpp/lib" \
+    -lllama -lggml -lggml-base -lggml-cpu -Wl,-rpath,"$llama/llama_cpp/lib"
+g++ -O2 -std=c++17 -I"$ik/include" "$dir/kvdepth_ik.cpp" -o "$dir/kvdepth_ik" -L"$ik/lib64" \
+    -lllama -lggml -Wl,-rpath,"$ik/lib64:$ik/ik_llama_cpp_python.libs" \
+    -Wl,-rpath-link,"$ik/ik_llama_cpp_python.libs"
+
+# ---- ours -----------------------------------------------------------------------------------------
+cmake --preset release >/dev/null
+cmake --build build --target bench_depth
+
+# ---- rounds ---------------------------------------------------------------------------------------
+raw=$dir/raw.txt
+: >"$raw"
+peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH
+    timeout 300 "$dir/$2" "$model" "$3" "$4" "$threads" "$5" 1 "$6" "$7" "$8" 2>/dev/null |
+        sed "s|^|$1 $3/$4 |" | tee -a "$raw"
+}
+ours() { # BITS NGEN NPP DEPTH
+    timeout 300 build/bench_depth "$model" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" | tee -a "$raw"
+}
+for round in $(seq "$rounds"); do
+    echo "round $round of $rounds, load $(cut -d' ' -f1 /proc/loadavg)"
+    ours 8,4 32 512 0
+    peer llama kvdepth f16 f16 1 32 512 0
+    peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
+    ours 8,4 16 0 "$depth"
+    peer llama kvdepth f16 f16 0 16 0 "$depth"
+    peer llama kvdepth q8_0 f16 0 16 0 "$depth"
+    peer llama kvdepth q4_0 f16 0 16 0 "$depth"
+    ours f16 16 0 "$depth"
+    peer llama kvdepth f16 f16 1 16 0 "$depth"
+    peer llama kvdepth q8_0 q8_0 1 16 0 "$depth"
+    ours 8 16 0 "$depth"
+    peer llama kvdepth q8_0 q4_0 1 16 0 "$depth"
+    ours 4 16 0 "$depth"
+    peer ik kvdepth_ik q8_0 q8_0 1 16 0 "$depth"
+    peer ik kvdepth_ik q8_0 q4_0 1 16 0 "$depth"
+    peer ik kvdepth_ik q4_0 q4_0 1 16 0 "$depth"
+done
+cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr -cs 'A-Za-z0-9\n' '-')
+out=bench/results/speed-$(date +%F)-$cpu.txt
+python3 tools/bench_summary.py "$raw" "$depth" "$threads" "$tier" | tee "$out"
+echo "written to $out"

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# check-calls.sh [ROOT]: outside base/ and cli/ the library does not print, read the environment,
+# end the process or take memory behind base.h's back. Comments and strings are not looked at.
+set -euo pipefail
+root=${1:-$(dirname "$0")/..}
+cd "$root"
+
+find src \( -name '*.c' -o -name '*.h' \) -not -path 'src/base/*' -not -path 'src/cli/*' | sort |
+    xargs awk '
+    BEGIN {
+        calls = "(exit|_exit|_Exit|quick_exit|abort|getenv|secure_getenv|setenv|printf|fprintf|" \
+                "vprintf|vfprintf|dprintf|puts|fputs|putchar|fputc|perror|malloc|calloc|realloc|" \
+                "aligned_alloc|posix_memalign|strdup|strndup|asprintf|vasprintf)"
+    }
+    FNR == 1 { comment = 0 }
+    {
+        line = $0
+        code = ""
+        while (line != "") {
+            if (comment) {
+                end = index(line, "*/")
+                if (!end)
+                    break
+                line = substr(line, end + 2)
+                comment = 0
+            } else if (match(line, /\/\*|\/\/|"|\047/)) {
+                code = code substr(line, 1, RSTART - 1)
+                what = substr(line, RSTART, RLENGTH)
+                line = substr(line, RSTART + RLENGTH)
+                if (what == "/*")
+                    comment = 1
+                else if (what == "//")
+                    break
+                else { # a string or a character: up to its own quote, over escaped ones
+                    if (what == "\"")
+                        match(line, /^([^"\\]|\\.)*"/)
+                    else
+                        match(line, /^([^\047\\]|\\.)*\047/)
+                    if (RSTART == 0)
+                        break
+                    line = substr(line, RSTART + RLENGTH)
+                    code = code " "
+                }
+            } else {
+                code = code line
+                break
+            }
+        }
+        # A member of that name (x->exit) is another thing, format(printf, 1, 2) is no call.
+        if (match(code, "(^|[^A-Za-z0-9_.>])" calls "[ \t]*\\(")) {
+            name = substr(code, RSTART, RLENGTH)
+            gsub(/[^A-Za-z0-9_]/, "", name)
+            printf "%s:%d: %s() belongs to base/ and cli/\n", FILENAME, FNR, name
+            broken = 1
+        }
+    }
+    END { exit broken }
+    '

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# check-layers.sh [ROOT]: the include graph is the one DESIGN section 4 draws. Prints file:line of
+# every #include that breaks it.
+#
+#   base 0   quant 1  text 1   backend 2   cache 3   model 4   engine 5   server 6   cli 7
+#
+# A folder includes folders of lower numbers only, and of another folder only FOLDER/FOLDER.h;
+# below src/backend/ everything counts as backend. cli is the library's user: <kvasir.h> and cli.h,
+# nothing else of ours. kvasir.h itself includes system headers only and is allowed everywhere.
+# Names without a folder mean the including file's own folder; paths with .. are refused.
+set -euo pipefail
+root=${1:-$(dirname "$0")/..}
+cd "$root"
+
+find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) | sort |
+    xargs awk '
+    BEGIN {
+        n = split("base 0 quant 1 text 1 backend 2 cache 3 model 4 engine 5 server 6 cli 7", w, " ")
+        for (i = 1; i < n; i += 2)
+            level[w[i]] = w[i + 1]
+    }
+    function bad(why) {
+        printf "%s:%d: %s: %s\n", FILENAME, FNR, header, why
+        broken = 1
+    }
+    FNR == 1 {
+        split(FILENAME, part, "/")
+        own = part[1] == "include" ? "include" : part[2]
+        if (part[1] == "src" && !(own in level)) {
+            header = FILENAME
+            bad("not in a folder that has a place in the order")
+        }
+    }
+    /^[ \t]*#[ \t]*include/ {
+        header = $0
+        sub(/^[ \t]*#[ \t]*include(_next)?[ \t]*/, "", header)
+        quoted = header ~ /^"/
+        if (!quoted && header !~ /^</) {
+            bad("the name must be written out")
+            next
+        }
+        header = substr(header, 2)
+        sub(/[">].*/, "", header)
+        if (header == "kvasir.h")
+            next
+        folder = header
+        sub(/\/.*/, "", folder)
+        ours = folder != header && folder in level
+        if (header ~ /\.\./)
+            bad("no .. in an include")
+        else if (own == "include" && (quoted || ours))
+            bad("the public header stands alone")
+        else if (own == "cli" && (ours ? folder != "cli" : quoted && header != "cli.h"))
+            bad("cli uses <kvasir.h> and cli.h only")
+        else if (!ours)
+            next # a system header, or a neighbour in the same folder
+        else if (folder == own)
+            next
+        else if (level[folder] >= level[own])
+            bad(own " (" level[own] ") must not include " folder " (" level[folder] ")")
+        else if (header != folder "/" folder ".h")
+            bad("only the front header " folder "/" folder ".h may be included from " own)
+    }
+    END { exit broken }
+    '

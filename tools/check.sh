@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# check.sh [ROOT]      the rules on the text of the tree (DESIGN sections 4 and 7) that a script can
+#                      hold. Prints every violation; tests/api/checks.sh plants one of each kind.
+# check.sh --files-c   lists the C files it looks at
+set -uo pipefail
+tools=$(cd "$(dirname "$0")" && pwd)
+root=$tools/..
+case ${1:-} in
+--files-c) ;;
+?*) root=$1 ;;
+esac
+cd "$root" || exit 2
+export LC_ALL=C.UTF-8 # columns are characters
+
+failed=0
+# rule NAME COMMAND: whatever the command prints breaks the rule.
+rule() {
+    local name=$1 output
+    shift
+    output=$("$@" 2>&1)
+    if [ -n "$output" ]; then
+        printf '%s\n' "$output" "check: broken: $name"
+        failed=1
+    fi
+}
+files() { # PATTERN...: tracked and new files alike, but nothing that git ignores or that is gone
+    git ls-files --cached --others --exclude-standard -- "$@" | sort -u |
+        while IFS= read -r f; do [ ! -f "$f" ] || echo "$f"; done
+}
+c_files() { files '*.c' '*.h' '*.cu' '*.cuh'; }
+own_text() {
+    c_files
+    files '*.sh' '*.py' '*.cmake' '*CMakeLists.txt' Makefile '*.in' .ci/run
+}
+
+# gcc parses; nothing is left behind. Comments of C++ and the like would show with -pedantic.
+header_alone() { # COMPILER LANGUAGE STANDARD
+    "$1" -x "$2" -std="$3" -Wall -Wextra -pedantic -Werror -fsyntax-only - \
+        <<<'#include "include/kvasir.h"'
+}
+format() { # the first place of each file; `make format` mends them
+    c_files | xargs -r clang-format --dry-run -Werror 2>&1 | awk -F: '
+        /error: code should be clang-formatted/ && !seen[$1]++ { print $1 ":" $2 ": not formatted" }
+        /error/ && !/clang-formatted/ { print }'
+}
+columns() { own_text | xargs -r grep -HnE '^.{101,}'; }
+length() {
+    own_text | xargs -r awk '
+        FNR == 801 { print FILENAME ": more than 800 lines" }
+        FILENAME == "include/kvasir.h" && FNR == 400 { print FILENAME ": 400 lines or more" }'
+}
+licence() {
+    own_text | xargs -r awk '
+        FNR == 1 { found = 0 }
+        FNR <= 2 && /SPDX-License-Identifier: Apache-2\.0/ { found = 1 }
+        FNR == 2 && !found { print FILENAME ": no SPDX line first" }'
+}
+spaces() { own_text | xargs -r grep -HnE '[[:blank:]]+$'; }
+scripts() {
+    local f
+    for f in $(files '*.sh' .ci/run); do bash -n "$f"; done
+}
+scripts_run() {
+    local f
+    for f in $(files 'tools/*.sh' .ci/run); do
+        [ -x "$f" ] || echo "$f: not executable"
+    done
+}
+
+if [ "${1:-}" = --files-c ]; then
+    c_files
+    exit
+fi
+rule "layers (DESIGN section 4)" "$tools/check-layers.sh" .
+rule "calls that belong to base/ and cli/" "$tools/check-calls.sh" .
+rule "kvasir.h compiles alone as C" header_alone gcc c c11
+rule "kvasir.h compiles alone as C++" header_alone g++ c++ c++11
+rule "clang-format" format
+rule "100 columns" columns
+rule "no blanks at line ends" spaces
+rule "file length" length
+rule "SPDX line" licence
+rule "scripts parse" scripts
+rule "scripts are executable" scripts_run
+
+[ "$failed" -ne 0 ] || echo "check: all rules hold"
+exit "$failed"

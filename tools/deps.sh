@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# deps.sh [demo|all]: installs the Debian packages that are missing; silent when none is.
+#   demo   what building and fetching the demo model need
+#   all    and what the tests need (default)
+# Installing needs root or sudo. Where there is no apt-get it names what to install and goes on.
+set -euo pipefail
+
+packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev)
+[ "${1:-all}" = demo ] || packages+=(g++ clang clang-format libcmocka-dev)
+
+missing=()
+if command -v dpkg-query >/dev/null; then
+    for package in "${packages[@]}"; do
+        status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
+        [ "$status" = installed ] || missing+=("$package")
+    done
+    # A python3 of one's own (pyenv, conda) with pip in it is as good as Debian's.
+    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3 python3-pip)
+else
+    echo "deps: not a Debian system; if the build fails, install what these packages hold:" >&2
+    echo "deps: ${packages[*]} python3-pip" >&2
+fi
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+    as_root=(sudo)
+    if ! command -v sudo >/dev/null; then
+        echo "deps: neither root nor sudo here; as root run: apt-get install ${missing[*]}" >&2
+        exit 1
+    fi
+fi
+echo "deps: installing ${missing[*]}"
+install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends)
+"${as_root[@]}" apt-get update -q
+"${as_root[@]}" "${install[@]}" "${missing[@]}"

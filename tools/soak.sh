@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# soak.sh: what takes too long for `make test`. The log is kept: bench/results/soak-DATE.log.
+#   KVASIR_SOAK_SEEDS   seeds of kcheck (default 200)
+#   KVASIR_SOAK_PROGRAMS   random programs of the property test (default 2000)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+exec </dev/null
+seeds=${KVASIR_SOAK_SEEDS:-200}
+programs=${KVASIR_SOAK_PROGRAMS:-2000}
+
+mkdir -p bench/results
+log=bench/results/soak-$(date -u +%Y-%m-%d).log
+exec > >(tee "$log") 2>&1
+
+echo "soak: $(git describe --always --dirty 2>/dev/null || echo 'no commit'), $(date -u +%FT%TZ)"
+echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
+tools/deps.sh all
+tools/fetch-model.sh
+cmake --preset ci >/dev/null
+cmake --build build-ci
+
+echo "soak: kcheck, $seeds seeds"
+for ((seed = 1; seed <= seeds; seed++)); do
+    build-ci/tests/kcheck --seed="$seed" >build-ci/kcheck.log 2>&1 || {
+        cat build-ci/kcheck.log
+        echo "soak: kcheck failed with --seed=$seed"
+        exit 1
+    }
+done
+
+echo "soak: property test, $programs programs"
+build-ci/tests/sim_property --programs="$programs"
+
+echo "soak: every test under the thread sanitizer"
+tools/test.sh tsan-all
+echo "soak: passed, $((SECONDS / 60)) minutes; log in $log"
