@@ -51,8 +51,12 @@ kvasir_status fail_prefix(kvasir_error *err, const char *prefix) {
         return KVASIR_ERR_FORMAT;
     char text[sizeof err->text];
     memcpy(text, err->text, sizeof text);
-    int n = snprintf(err->text, sizeof err->text, "%s: ", prefix);
-    if (n > 0 && (size_t)n < sizeof err->text)
-        snprintf(err->text + n, sizeof err->text - (size_t)n, "%s", text);
+    size_t room = sizeof text - 1, used = strnlen(prefix, room);
+    memcpy(err->text, prefix, used);
+    for (const char *p = ": "; *p && used < room; p++)
+        err->text[used++] = *p;
+    size_t rest = strnlen(text, room - used);
+    memcpy(err->text + used, text, rest);
+    err->text[used + rest] = 0;
     return err->code;
 }

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool of threads made once.
  *
- *   run:   the caller writes (fn, ctx, items), sets `next` to 0 and raises `epoch`; workers see
- *          the new epoch, take items by incrementing `next`, and count themselves out of `busy`;
- *          the caller works as worker 0 and waits for busy == 0.
+ *   run:   the caller writes the job (fn, ctx, items), opens it in `state`, raises `epoch` and works
+ *          itself. Workers that see the epoch join while the job is open and take items by
+ *          incrementing `next`. When no item is left the caller closes the job and waits for those
+ *          that joined. A worker that the system did not schedule in time is not waited for.
  *   idle:  a worker spins for a while (a decode step issues hundreds of runs, microseconds apart),
  *          then parks on a futex over `epoch`. `sleepers` tells whether a wake-up call is needed.
  *
  * Invariants
- *   T1  fn, ctx, items are written only while busy == 0 and read only by workers that saw the epoch
- *       that follows.
- *   T2  The increment of epoch releases, its load acquires, busy likewise on the way back: all
+ *   T1  The job is written only while it is closed and nobody has joined, and read only by workers
+ *       that have joined.
+ *   T2  Opening releases, joining acquires, leaving releases, the caller's last look acquires: all
  *       writes of a run are seen by the next.
  *   T3  `next` may run past `items` by at most the number of workers: it never wraps.
  */
@@ -23,9 +24,11 @@
 
 #include "base/base.h"
 
-/* Some 20 to 60 microseconds of spinning: longer than the serial gaps between two runs of a step,
+/* Some 20 to 80 microseconds of `pause`: longer than the serial gaps between two runs of a step,
  * short against the time slice that a neighbour on the same core would lose. */
-enum { SPIN_ROUNDS = 2000, PAUSES_PER_ROUND = 8 };
+enum { SPIN_ROUNDS = 2000 };
+
+enum { JOB_OPEN = 1 << 16, JOINED_MASK = JOB_OPEN - 1 };
 
 struct worker {
     struct thread_pool *pool;
@@ -41,7 +44,7 @@ struct thread_pool {
     size_t items;
     _Alignas(64) atomic_size_t next;
     _Alignas(64) atomic_uint epoch; /* futex word */
-    _Alignas(64) atomic_int busy;
+    _Alignas(64) atomic_uint state; /* JOB_OPEN | workers that joined */
     atomic_int sleepers;
     atomic_bool stop;
 };
@@ -77,8 +80,7 @@ static unsigned wait_epoch(struct thread_pool *p, unsigned seen) {
         unsigned now = atomic_load_explicit(&p->epoch, memory_order_acquire);
         if (now != seen)
             return now;
-        for (int j = 0; j < PAUSES_PER_ROUND; j++)
-            cpu_pause();
+        cpu_pause();
     }
     atomic_fetch_add(&p->sleepers, 1);
     unsigned now;
@@ -86,6 +88,15 @@ static unsigned wait_epoch(struct thread_pool *p, unsigned seen) {
         futex_wait(&p->epoch, seen);
     atomic_fetch_sub(&p->sleepers, 1);
     return now;
+}
+
+static bool join(struct thread_pool *p) {
+    unsigned s = atomic_load_explicit(&p->state, memory_order_relaxed);
+    while (s & JOB_OPEN)
+        if (atomic_compare_exchange_weak_explicit(&p->state, &s, s + 1, memory_order_acquire,
+                                                  memory_order_relaxed))
+            return true;
+    return false;
 }
 
 static void *worker_main(void *arg) {
@@ -96,8 +107,10 @@ static void *worker_main(void *arg) {
         seen = wait_epoch(p, seen);
         if (atomic_load_explicit(&p->stop, memory_order_relaxed))
             return NULL;
+        if (!join(p))
+            continue;
         work(p, w->index);
-        atomic_fetch_sub_explicit(&p->busy, 1, memory_order_release);
+        atomic_fetch_sub_explicit(&p->state, 1, memory_order_release);
     }
 }
 
@@ -155,12 +168,13 @@ void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *c
     p->ctx = ctx;
     p->items = items;
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->busy, p->threads - 1, memory_order_relaxed);
+    atomic_store_explicit(&p->state, JOB_OPEN, memory_order_release);
     raise_epoch(p);
     work(p, 0);
-    /* The others finish within one item's time: spinning is right, but give the core away when it
-     * is shared. */
-    for (int i = 0; atomic_load_explicit(&p->busy, memory_order_acquire) != 0; i++) {
+    atomic_fetch_and_explicit(&p->state, JOINED_MASK, memory_order_relaxed);
+    /* The others finish within one item's time: spinning is right, but the core is given away when
+     * it is shared. */
+    for (int i = 0; atomic_load_explicit(&p->state, memory_order_acquire) != 0; i++) {
         if (i > SPIN_ROUNDS) {
             sched_yield();
             i = 0;

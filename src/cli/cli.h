@@ -160,16 +160,17 @@ int finish_output(const struct command *c);
 
 double now_seconds(void); /* monotonic */
 
-/* Progress on standard error: a line that rewrites itself on a terminal, else a line every few
- * seconds. Nothing for what is done quickly. */
+/* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
+ * else a line every few seconds. */
 struct progress {
-    const char *what; /* "prompt"; NULL: quiet */
+    const char *what, *unit; /* "prompt", "tokens"; what NULL: quiet */
+    size_t total;
     double start, last;
     bool terminal, shown;
 };
-void progress_start(struct progress *p, const char *what);
-void progress_step(struct progress *p, size_t done, size_t total, const char *unit);
-void progress_end(struct progress *p); /* clears the line of a terminal */
+void progress_start(struct progress *p, const char *what, size_t total, const char *unit);
+void progress_step(struct progress *p, size_t done);
+void progress_end(struct progress *p);
 
 /* The model, the cache it will use and the library's notes, on standard error. */
 void print_model_line(const kvasir_model_info *m);

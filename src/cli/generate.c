@@ -225,7 +225,8 @@ static bool write_logits(void *user, size_t first, size_t rows, const float *log
 
 static bool show_progress(void *user, size_t done, size_t total) {
     struct run *r = user;
-    progress_step(&r->progress, done, total, "tokens");
+    (void)total;
+    progress_step(&r->progress, done);
     return !interrupted();
 }
 
@@ -239,7 +240,7 @@ static int run_prompt(struct run *r) {
         eval.on_logits = write_logits;
     }
     kvasir_error err;
-    progress_start(&r->progress, r->a->quiet ? NULL : "prompt");
+    progress_start(&r->progress, r->a->quiet ? NULL : "prompt", r->prompt.n, "tokens");
     double start = now_seconds();
     kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);
     r->prompt_seconds = now_seconds() - start;

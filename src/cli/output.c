@@ -113,24 +113,37 @@ int finish_output(const struct command *c) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-/* A person wonders after a second; a log wants few lines. */
-static const double FIRST_SECONDS = 1, TERMINAL_SECONDS = 0.1, LOG_SECONDS = 5;
+/* A person watches, a log wants few lines. */
+static const double TERMINAL_SECONDS = 0.1, LOG_SECONDS = 5;
 
-void progress_start(struct progress *p, const char *what) {
-    double now = now_seconds();
-    *p = (struct progress){
-        .what = what, .start = now, .last = now, .terminal = isatty(STDERR_FILENO) != 0};
+static void show(struct progress *p, size_t done, double seconds) {
+    char rate[40] = "";
+    if (done)
+        snprintf(rate, sizeof rate, ", %.1f a second", ratio((double)done, seconds));
+    fprintf(stderr, "%s%s: %zu of %zu %s%s%s", p->terminal ? "\r" : "", p->what, done, p->total,
+            p->unit, rate, p->terminal ? "   " : "\n");
+    p->shown = true;
 }
 
-void progress_step(struct progress *p, size_t done, size_t total, const char *unit) {
+void progress_start(struct progress *p, const char *what, size_t total, const char *unit) {
     double now = now_seconds();
-    if (!p->what || now - p->start < FIRST_SECONDS ||
-        now - p->last < (p->terminal ? TERMINAL_SECONDS : LOG_SECONDS))
+    *p = (struct progress){.what = what,
+                           .unit = unit,
+                           .total = total,
+                           .start = now,
+                           .last = now,
+                           .terminal = isatty(STDERR_FILENO) != 0};
+    /* A step may take long on a slow machine: a person sees at once what is going on. */
+    if (what && p->terminal)
+        show(p, 0, 0);
+}
+
+void progress_step(struct progress *p, size_t done) {
+    double now = now_seconds();
+    if (!p->what || now - p->last < (p->terminal ? TERMINAL_SECONDS : LOG_SECONDS))
         return;
     p->last = now;
-    p->shown = true;
-    fprintf(stderr, "%s%s: %zu of %zu %s, %.1f a second%s", p->terminal ? "\r" : "", p->what, done,
-            total, unit, (double)done / (now - p->start), p->terminal ? "   " : "\n");
+    show(p, done, now - p->start);
 }
 
 void progress_end(struct progress *p) {

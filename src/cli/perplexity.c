@@ -268,7 +268,8 @@ static bool take_logits(void *user, size_t first, size_t rows, const float *logi
 
 static bool show_progress(void *user, size_t done, size_t total) {
     struct run *r = user;
-    progress_step(&r->progress, done, total, "tokens");
+    (void)total;
+    progress_step(&r->progress, done);
     return !interrupted();
 }
 
@@ -298,7 +299,7 @@ static int run_window(struct run *r, uint32_t number) {
     take_window(r, number, r->ids);
     char what[32];
     snprintf(what, sizeof what, "window %u of %u", number + 1, r->windows);
-    progress_start(&r->progress, r->a->quiet ? NULL : what);
+    progress_start(&r->progress, r->a->quiet ? NULL : what, r->a->window - 1, "tokens");
     double start = now_seconds();
     kvasir_eval_options eval = {.on_logits = take_logits, .on_progress = show_progress, .user = r};
     kvasir_status status = kvasir_seq_eval(seq, r->ids, r->a->window - 1, &eval, &err);

@@ -22,7 +22,7 @@
 #define PARSE_DEPTH  200 /* nested brackets and blocks: 12 C frames each, templates seen need 12 */
 #define PARSE_ARENA  ((size_t)256 << 20) /* at most some 400 bytes for a byte of source */
 #define ARENA_BASE   ((size_t)64 << 20)
-#define ARENA_FACTOR 4 /* output, the captured block it came from, and doubling buffers of both */
+#define ARENA_FACTOR 4 /* a captured block as large as that, in a buffer that grew by doubling */
 #define CHUNK_FIRST  ((size_t)16 << 10)
 #define CHUNK_MOST   ((size_t)1 << 20)
 
@@ -39,6 +39,11 @@ static _Noreturn void leave(struct tpl *t, kvasir_status status) {
     longjmp(t->failed, 1);
 }
 
+static _Noreturn void fail_memory(struct tpl *t) {
+    (void)fail(t->err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
+    leave(t, KVASIR_ERR_MEMORY);
+}
+
 void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes) {
     const size_t align = _Alignof(max_align_t);
     if (bytes > SIZE_MAX / 2 || bytes > arena->limit)
@@ -52,10 +57,8 @@ void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes) {
         if (arena->taken + size > arena->limit)
             tpl_fail(t, "needs more than %zu bytes of memory", arena->limit);
         struct tpl_chunk *fresh = mem_alloc(sizeof *fresh + size);
-        if (!fresh) {
-            (void)fail(t->err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
-            leave(t, KVASIR_ERR_MEMORY);
-        }
+        if (!fresh)
+            fail_memory(t);
         *fresh = (struct tpl_chunk){.older = c, .size = size};
         arena->newest = c = fresh;
         arena->taken += size;
@@ -86,9 +89,15 @@ void *tpl_alloc(struct tpl *t, size_t count, size_t size) {
 void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t len) {
     if (!len)
         return;
+    if (len > t->output_limit || out->len > t->output_limit - len)
+        tpl_fail(t, "writes more than %zu bytes", t->output_limit);
+    if (out->direct) {
+        if (!text_append(out->direct, data, len))
+            fail_memory(t);
+        out->len += len;
+        return;
+    }
     if (len > out->cap - out->len) {
-        if (t->output_limit && (len > t->output_limit || out->len > t->output_limit - len))
-            tpl_fail(t, "writes more than %zu bytes", t->output_limit);
         size_t cap = out->cap ? out->cap * 2 : 256;
         cap = cap - out->len < len ? out->len + len : cap;
         char *grown = tpl_arena_take(t, t->arena, cap);
@@ -99,8 +108,6 @@ void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t le
     }
     memcpy(out->data + out->len, data, len);
     out->len += len;
-    if (t->output_limit && out->len > t->output_limit)
-        tpl_fail(t, "writes more than %zu bytes", t->output_limit);
 }
 
 void tpl_out_printf(struct tpl *t, struct tpl_out *out, const char *format, ...) {
@@ -214,6 +221,7 @@ kvasir_status template_parse(const char *source, size_t len, struct template **o
     struct parse_job job = {source, len, tmpl, {.limit = PARSE_ARENA}};
     struct tpl t = {.arena = &tmpl->arena, .err = err, .depth_limit = PARSE_DEPTH};
     t.steps_limit = UINT64_MAX; /* parsing is linear in a source of bounded size */
+    t.output_limit = SIZE_MAX;
     kvasir_status status = guard(&t, parse_all, &job);
     tpl_arena_release(&job.scratch);
     if (status == KVASIR_OK)
@@ -265,7 +273,10 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
     if (!mul_size(l.output_bytes, ARENA_FACTOR, &room) || !add_size(room, ARENA_BASE, &room))
         room = SIZE_MAX / 2;
     arena.limit = room;
-    struct render_job job = {.tmpl = t, .args = args};
+    const size_t before = out->len;
+    if (!text_append(out, "", 0)) /* a prompt without a character is still a string */
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
+    struct render_job job = {.tmpl = t, .args = args, .out.direct = out};
     struct tpl run = {.arena = &arena,
                       .source = t->source,
                       .source_len = t->source_len,
@@ -276,9 +287,10 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
                       .output_limit = l.output_bytes,
                       .now = now};
     kvasir_status status = guard(&run, render_all, &job);
-    if (status == KVASIR_OK && !text_append(out, job.out.data ? job.out.data : "", job.out.len))
-        status =
-            fail(err, KVASIR_ERR_MEMORY, "out of memory for a prompt of %zu bytes", job.out.len);
+    if (status != KVASIR_OK) {
+        out->len = before;
+        out->data[before] = 0;
+    }
     tpl_arena_release(&arena);
     return status;
 }

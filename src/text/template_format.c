@@ -3,7 +3,7 @@
  * strftime.
  *
  *     %[(key)][-+ 0#][width|*][.precision|.*]conversion      one of s r d i u x X o c e E f F g G %
- *     {[name or number][.attr|[key]]...[!r|!s][:spec]}       [[fill]<>=^][+- ][#][0][w][,][.p][type]
+ *     {[name or number][.attr|[key]]...[!r|!s][:spec]}       [[fill]<>=^][+- ][#][0][w][,][.p]type
  *     %[-_0]conversion                                       as strftime(3) in the C locale, in UTC
  *
  * Widths and precisions are bounded: a format is no way around the memory limit.

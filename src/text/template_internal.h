@@ -283,9 +283,13 @@ struct template {
     struct tpl_node *body;
 };
 
+/* Text being written: into the arena (captured blocks, strings), or, for what is printed outside of
+ * any block, straight into the caller's buffer. */
 struct tpl_out {
     char *data;
     size_t len, cap;
+    struct text_buf
+        *direct; /* NULL: data[cap] in the arena; else only len is kept, for the limit */
 };
 
 /* Variables of one block. Searched from the end outwards to the root scope, then the arguments,
@@ -611,7 +615,7 @@ tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to);
 tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const struct tpl_str *fill,
                 int where); /* where: -1 text left, 0 centre, 1 right */
 
-/* ---- evaluation (template_eval.c, template_exec.c, template_loop.c) -------------------------- */
+/* ---- evaluation (template_eval.c, template_exec.c) -------------------------------------------- */
 
 tval tpl_eval(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node);
 tval tpl_get_attr(struct tpl *t, tval v, tval name); /* v.name */

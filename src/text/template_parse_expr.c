@@ -56,6 +56,8 @@ static struct tpl_node *parse_dict(struct tpl_parser *p, const struct tpl_token 
 
 static struct tpl_node *constant(struct tpl_parser *p, size_t at, tval value) {
     struct tpl_node *node = tpl_node_new(p, NODE_CONST, at);
+    if (value.type == TPL_STR) /* without its buffer: no rendering may append to it (T4) */
+        value = tpl_str_borrow(p->t, value.s->data, value.s->len);
     node->value = value;
     return node;
 }
@@ -91,7 +93,6 @@ static struct tpl_node *parse_string(struct tpl_parser *p, const struct tpl_toke
 static struct tpl_node *parse_primary(struct tpl_parser *p, bool with_namespace) {
     const struct tpl_token *tok = p->tok;
     struct tpl_node *node = NULL;
-    tpl_parse_enter(p);
     p->tok++;
     switch (tok->kind) {
     case TOK_NAME:
@@ -118,7 +119,6 @@ static struct tpl_node *parse_primary(struct tpl_parser *p, bool with_namespace)
         p->tok = tok;
         tpl_unexpected(p, "an expression");
     }
-    tpl_leave(p->t);
     return node;
 }
 
@@ -446,20 +446,21 @@ static struct tpl_node *parse_or(struct tpl_parser *p) {
     return left;
 }
 
+/* Every bracket comes through here: this is where their depth is counted. */
 struct tpl_node *tpl_parse_expr(struct tpl_parser *p, bool with_cond) {
+    tpl_parse_enter(p);
     struct tpl_node *value = parse_or(p);
     const struct tpl_token *tok = p->tok;
     while (with_cond && tpl_skip_name(p, "if")) {
         struct tpl_node *node = tpl_node_new(p, NODE_COND, tok->at);
-        tpl_parse_enter(p);
         node->b = value;
         node->a = parse_or(p);
         if (tpl_skip_name(p, "else"))
             node->c = tpl_parse_expr(p, true);
-        tpl_leave(p->t);
         value = node;
         tok = p->tok;
     }
+    tpl_leave(p->t);
     return value;
 }
 

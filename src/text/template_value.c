@@ -101,7 +101,8 @@ size_t tpl_str_offset(const struct tpl_str *s, size_t chars) {
 }
 
 size_t tpl_find(const char *hay, size_t from, size_t to, const char *needle, size_t len) {
-    const char *hit = memmem(hay + from, to - from, needle, len); /* linear, whatever the needle */
+    const char *hit = len == 1 ? memchr(hay + from, needle[0], to - from)
+                               : memmem(hay + from, to - from, needle, len); /* linear: glibc */
     return hit ? (size_t)(hit - hay) : SIZE_MAX;
 }
 

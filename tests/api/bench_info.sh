@@ -16,7 +16,8 @@ good bench-kv-cache --layers 2 --seq-len 100 --heads 3 --head-dim 64 --group-siz
 python3 - <<'PY' || die "bench-kv-cache --json"
 import json
 o = json.load(open("out"))
-assert (o["layers"], o["seq_len"], o["heads"], o["head_dim"]) == (2, 100, 3, 64) and o["data"] == "normal"
+assert (o["layers"], o["seq_len"], o["heads"], o["head_dim"]) == (2, 100, 3, 64)
+assert o["data"] == "normal"
 bits = {"8": 9, "6": 7, "5": 6, "4": 5, "3": 4, "2": 3, "f16": 16, "8,4": 7}
 values = 2 * 2 * 100 * 3 * 64
 rows = {r["format"]: r for r in o["formats"]}
@@ -67,7 +68,8 @@ good bench-kv-cache -m "$demo" -f short --seq-len 70 --bits f32 8 4 --json -q
 python3 - <<'PY' || die "bench-kv-cache of a text"
 import json
 o = json.load(open("out"))
-assert (o["layers"], o["heads"], o["head_dim"], o["seq_len"]) == (30, 3, 64, 70) and o["data"] == "text"
+assert (o["layers"], o["heads"], o["head_dim"], o["seq_len"]) == (30, 3, 64, 70)
+assert o["data"] == "text"
 f32, q8, q4 = o["formats"]
 assert f32["mean_error"] == 0 and 0 < q8["mean_error"] < q4["mean_error"] < 1
 PY

@@ -113,7 +113,8 @@ wait $pid
 grep -q '^answer: .*interrupted' err || die "Ctrl-C: no summary"
 
 # a reader that goes away is one error line
-timeout 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 100000 --max-kv-size 64 -q 2>err | head -c 1 >out
+timeout 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 100000 --max-kv-size 64 -q 2>err |
+    head -c 1 >out
 [ "${PIPESTATUS[0]}" = 1 ] || die "closed standard output: exit code"
 [ "$(wc -l <err)" = 1 ] || die "closed standard output: not one line"
 grep -q 'standard output: Broken pipe' err || die "closed standard output: no error"
@@ -121,7 +122,7 @@ grep -q 'standard output: Broken pipe' err || die "closed standard output: no er
     timeout 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 3 -q >/dev/full 2>err
     [ $? = 1 ] || die "full disk: exit code"
     grep -q 'standard output: No space' err || die "full disk: no error"
-    expect 1 '--logits: cannot write /dev/full: No space' generate -m "$tiny" --tokens $ids -n 0 -q \
-        --logits /dev/full
+    expect 1 '--logits: cannot write /dev/full: No space' generate -m "$tiny" --tokens $ids -n 0 \
+        -q --logits /dev/full
 }
 exit 0

@@ -70,7 +70,8 @@ g 'unknown flag "--a?b"' -m x $'--a\nb'
 expect 1 '^kvasir generate: /nowhere/m.gguf: No such file' generate -m /nowhere/m.gguf -p a
 expect 1 '^kvasir generate: -f: /nowhere/t: No such file' generate -m x -f /nowhere/t
 expect 1 '^kvasir generate: -f: \.: Is a directory' generate -m x -f .
-expect 1 '^kvasir generate: --logits: cannot write /nowhere/l' generate -m x -p a --logits /nowhere/l
+expect 1 '^kvasir generate: --logits: cannot write /nowhere/l' generate -m x -p a \
+    --logits /nowhere/l
 expect 1 '^kvasir generate: --logits: cannot write .*: Is a directory' generate -m x -p a --logits .
 : >empty
 expect 2 '^kvasir generate: -f: the prompt is empty' generate -m x -f empty

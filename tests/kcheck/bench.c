@@ -7,8 +7,8 @@
  *
  * GB/s counts what must be read: tiles, weights, or the inputs of the rest. Data is random (a
  * handful of different tiles and rows, repeated at distinct addresses); zeros would be kind to
- * denormals, branches and memory alike. A figure is the best of some passes: what disturbs a pass
- * only makes it slower.
+ * denormals, branches and memory alike. A figure is a median over the time that the thread
+ * itself ran; the least would pick up the errors of a virtual machine's clock.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,17 +33,32 @@ static double thread_seconds(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Seconds of the fastest pass; at least 3 passes and `budget` seconds. */
-static double best_pass(pass_fn *pass, void *ctx, double budget) {
-    double best = 1e30, total = 0;
-    for (int i = 0; i < 3 || total < budget; i++) {
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Seconds of a pass: the median of stretches of at least 1 ms; at least 3 of them and `budget`
+ * seconds in all. */
+static double pass_seconds(pass_fn *pass, void *ctx, double budget) {
+    enum { STRETCHES = 128 };
+    double took[STRETCHES], total = 0;
+    int n = 0, passes = 1;
+    pass(ctx); /* warms caches and pages; not counted */
+    while (n < STRETCHES && (n < 3 || total < budget)) {
         double start = thread_seconds();
-        pass(ctx);
-        double took = thread_seconds() - start;
-        best = took < best ? took : best;
-        total += took;
+        for (int i = 0; i < passes; i++)
+            pass(ctx);
+        double stretch = thread_seconds() - start;
+        if (n == 0 && stretch < 1e-3) { /* too short for the clock: longer stretches */
+            passes *= 2;
+            continue;
+        }
+        took[n++] = stretch / passes;
+        total += stretch;
     }
-    return best;
+    qsort(took, (size_t)n, sizeof *took, compare_doubles);
+    return took[n / 2];
 }
 
 /* bytes and products of one tile or output, seconds of each; 0: not measured. */
@@ -137,7 +152,7 @@ static double tile_seconds(const struct kernels *k, const struct tile_bench *lik
     struct tile_bench b = *like;
     b.k = k;
     make_rows(&b);
-    double s = best_pass(pass, &b, budget) / (double)b.count;
+    double s = pass_seconds(pass, &b, budget) / (double)b.count;
     free_rows(&b);
     return s;
 }
@@ -236,7 +251,7 @@ static double product_seconds(const struct kernels *k, struct product_bench *b, 
     b->k = k;
     for (uint32_t row = 0; row < b->a.rows; row++)
         k->act_pack(&b->a, row);
-    return best_pass(pass_product, b, budget) / b->w.n;
+    return pass_seconds(pass_product, b, budget) / b->w.n;
 }
 
 static void bench_product(const struct tier *t, enum weight_type type, int bits, uint32_t rows) {
@@ -250,7 +265,10 @@ static void bench_product(const struct tier *t, enum weight_type type, int bits,
     size_t n = (size_t)rows * k;
     float *x = take(n * 4);
     fill(x, n, FILL_NORMAL);
-    b.a = (struct act_rows){x, rows, k, bits, take(n * 2), take(n / 8), take(n / 8)};
+    b.a = (struct act_rows){.x = x, .rows = rows, .k = k, .bits = bits};
+    b.a.codes = take(n * 2);
+    b.a.scale = take(n / 8);
+    b.a.sum = take(n / 8);
     b.y = take((size_t)rows * 8 * PRODUCT_PANEL * 4);
     b.scratch = take(product_scratch_bytes(k));
     make_weight(&b, type, k, type == WEIGHT_F32 ? 2 * L2_BYTES : L2_BYTES);
@@ -349,9 +367,9 @@ static void bench_small(const struct tier *t, const char *kernel, const char *fo
     if (!family_begin(t, kernel, format))
         return;
     b->k = &t->k;
-    double s = best_pass(pass, b, 0.02), bytes = (double)SMALL * TIMES * sizeof(float);
+    double s = pass_seconds(pass, b, 0.02), bytes = (double)SMALL * TIMES * sizeof(float);
     b->k = &ref;
-    double slow = best_pass(pass, b, 0);
+    double slow = pass_seconds(pass, b, 0);
     printf("%-5s %-12s %-22s L1 %7.2f GB/s of float32  %28.1f x ref\n", t->name, kernel, format,
            bytes / s * 1e-9, slow / s);
     fflush(stdout);
@@ -362,7 +380,10 @@ static void bench_smalls(const struct tier *t) {
     struct small_bench b = {.x = take(SMALL * 4), .y = take(SMALL * 4), .z = take(SMALL * 4)};
     fill(b.x, SMALL, FILL_NORMAL);
     fill(b.y, SMALL, FILL_UNIFORM);
-    b.a = (struct act_rows){b.x, 1, SMALL, 8, take(SMALL * 2), take(SMALL / 8), take(SMALL / 8)};
+    b.a = (struct act_rows){.x = b.x, .rows = 1, .k = SMALL, .bits = 8};
+    b.a.codes = take(SMALL * 2);
+    b.a.scale = take(SMALL / 8);
+    b.a.sum = take(SMALL / 8);
     b.q = (struct query_rows){SMALL / 128, 128, b.z, take(SMALL * 2), take(SMALL), take(SMALL)};
     b.tile = take(TILE_TOKENS * HEAD_DIM_MAX * 4);
     bench_small(t, "query_pack", "D128", pass_query_pack, &b);

@@ -19,7 +19,7 @@
 
 #include "kcheck.h"
 
-enum { BLOCK = 32, ACT8_MAX = 127 };
+enum { BLOCK = 32, ACT8_MAX = 127, K_MAX = 1536 };
 
 /* d x scale may be subnormal (2^-150 lost) times a dot of up to 2^27 */
 #define UNDERFLOW 0x1p-122
@@ -40,7 +40,7 @@ static int act_code(const struct act_rows *a, size_t i) {
 
 static struct act_rows act_buffers(const float *x, uint32_t rows, uint32_t k, int bits,
                                    void *(*take)(size_t)) {
-    struct act_rows a = {x, rows, k, bits, NULL, NULL, NULL};
+    struct act_rows a = {.x = x, .rows = rows, .k = k, .bits = bits};
     a.codes = take((size_t)rows * k * (bits == 8 ? 1 : 2));
     a.scale = take((size_t)rows * (k / BLOCK) * sizeof *a.scale);
     a.sum = take((size_t)rows * (k / BLOCK) * sizeof *a.sum);
@@ -51,8 +51,8 @@ static int compare_ints(const void *a, const void *b) {
     return *(const int *)a - *(const int *)b;
 }
 
-/* Codes and scales are defined to the bit (order inside a block is not); sum is one product of two
- * of them. */
+/* Codes and scales are defined to the bit (order inside a block is not); sum and rest follow from
+ * them in one rounding. */
 static void compare_acts(const struct act_rows *got, const struct act_rows *want) {
     for (size_t b = 0; b < (size_t)got->rows * (got->k / BLOCK); b++) {
         int x[BLOCK], y[BLOCK];
@@ -65,6 +65,10 @@ static void compare_acts(const struct act_rows *got, const struct act_rows *want
                           (0.5 + 3 * code_max(want) * 0x1p-24) * want->scale[b] +
                               (max < ACT_TINY ? (double)ACT_TINY : 0));
         }
+        for (size_t i = b * BLOCK; got->rest && i < (b + 1) * BLOCK; i++)
+            check_that(got->rest[i] == want->rest[i] || max < ACT_TINY,
+                       "rest %zu is %.9g, not %.9g", i, (double)got->rest[i],
+                       (double)want->rest[i]);
         if (max < ACT_TINY) {
             check_that(got->scale[b] >= 0 && got->scale[b] < ACT_TINY, "scale of tiny block %zu",
                        b);
@@ -81,7 +85,7 @@ static void compare_acts(const struct act_rows *got, const struct act_rows *want
 }
 
 static void check_act_pack(const struct tier *t, int bits) {
-    static const uint32_t KS[] = {32, 64, 96, 576, 1536};
+    static const uint32_t KS[] = {32, 64, 96, 576, K_MAX};
     if (!family_begin(t, "act_pack", bits == 8 ? "8" : "16"))
         return;
     for (uint32_t i = 0; i < 5 * 40; i++) {
@@ -93,6 +97,10 @@ static void check_act_pack(const struct tier *t, int bits) {
         freeze(x);
         struct act_rows got = act_buffers(x, rows, k, bits, guarded);
         struct act_rows want = act_buffers(x, rows, k, bits, plain);
+        if (random_bits() & 1) {
+            got.rest = guarded((size_t)rows * k * sizeof *got.rest);
+            want.rest = plain((size_t)rows * k * sizeof *want.rest);
+        }
         for (uint32_t row = 0; row < rows; row++) {
             call_act_pack(t->k.act_pack, &got, row);
             ref.act_pack(&want, row);
@@ -154,12 +162,12 @@ static void make_row(enum weight_type type, uint8_t *p, uint32_t k) {
         random_bits() & 1 ? FILL_NORMAL : (enum fill_kind)random_below(FILL_KINDS);
     for (uint32_t i = 0; quantized(type) && i < k; i += BLOCK)
         make_block(type, p + i / BLOCK * traits->block_bytes, kind);
-    for (uint32_t i = 0; !quantized(type) && i < k; i += BLOCK) {
-        float x[BLOCK];
-        fill(x, BLOCK, floats);
-        for (uint32_t j = 0; j < BLOCK; j++)
-            scalar_store(type == WEIGHT_BF16 ? SCALAR_BF16 : SCALAR[type], p, i + j, x[j]);
-    }
+    if (quantized(type))
+        return;
+    float x[K_MAX];
+    fill(x, k, floats);
+    for (uint32_t i = 0; i < k; i++)
+        scalar_store(type == WEIGHT_BF16 ? SCALAR_BF16 : SCALAR[type], p, i, x[i]);
 }
 
 /* The parts of a weight block, read once more by the layout drawn in weight.c. */
@@ -189,7 +197,7 @@ static void compare_output(const struct product_case *c, const struct act_rows *
     uint32_t k = c->w.k, blocks = k / BLOCK;
     const struct weight_traits *traits = weight_traits_of((uint32_t)c->w.type);
     const uint8_t *p = (const uint8_t *)c->w.data + j * weight_row_bytes(traits, k);
-    double terms = 0, meaning = 0, rounding = 0, floor = blocks * UNDERFLOW;
+    double terms = 0, meaning = 0, rounding = 0, floor = k * UNDERFLOW;
     for (uint32_t i = 0; i < k; i++) {
         meaning += (double)c->x[(size_t)row * k + i] * values[i];
         terms += fabs((double)c->x[(size_t)row * k + i] * values[i]);
@@ -222,11 +230,14 @@ static void compare_output(const struct product_case *c, const struct act_rows *
 
 static void compare_outputs(const struct product_case *c, const float *got, size_t stride) {
     uint32_t n = c->n1 - c->n0, k = c->w.k;
-    struct act_rows a = act_buffers(c->x, c->rows, k, c->bits, plain);
+    struct act_rows a = {.x = c->x, .rows = c->rows, .k = k, .bits = c->bits};
     float *want = plain((size_t)c->rows * n * sizeof *want), *values = plain(k * sizeof *values);
     const struct weight_traits *traits = weight_traits_of((uint32_t)c->w.type);
-    for (uint32_t row = 0; row < c->rows; row++)
-        ref.act_pack(&a, row);
+    if (quantized(c->w.type)) {
+        a = act_buffers(c->x, c->rows, k, c->bits, plain);
+        for (uint32_t row = 0; row < c->rows; row++)
+            ref.act_pack(&a, row);
+    }
     ref.product[weight_slot(c->w.type)](&c->w, c->n0, c->n1, &a, want, n,
                                         plain(product_scratch_bytes(k)));
     for (uint32_t j = c->n0; j < c->n1; j++) {
@@ -241,7 +252,7 @@ static void compare_outputs(const struct product_case *c, const float *got, size
 static float *run_product(const struct product_case *c, const float *x, uint32_t rows, uint32_t n0,
                           uint32_t n1, size_t stride) {
     uint32_t k = c->w.k;
-    struct act_rows a = {x, rows, k, c->bits, NULL, NULL, NULL};
+    struct act_rows a = {.x = x, .rows = rows, .k = k, .bits = c->bits};
     if (quantized(c->w.type)) { /* the others only look at x */
         a = act_buffers(x, rows, k, c->bits, guarded);
         for (uint32_t row = 0; row < rows; row++)
@@ -305,13 +316,15 @@ static void check_product_case(const struct tier *t, enum weight_type type, int 
 }
 
 static void check_product_type(const struct tier *t, enum weight_type type, int bits) {
-    static const uint32_t KS[] = {32, 64, 96, 160, 576, 992, 1536};
+    /* blocks make multiples of 32; float types take any k */
+    static const uint32_t KS[] = {32, 64, 96, 160, 576, 992, K_MAX, 1, 7, 20, 100, 1003};
+    size_t count = quantized(type) ? 7 : sizeof KS / sizeof *KS;
     char name[24];
     const char *type_name = weight_traits_of((uint32_t)type)->name;
     snprintf(name, sizeof name, quantized(type) ? "%s act %d" : "%s", type_name, bits);
     if (!family_begin(t, "product", name))
         return;
-    for (size_t k = 0; k < sizeof KS / sizeof *KS; k++)
+    for (size_t k = 0; k < count; k++)
         for (uint32_t i = 0; i < ROW_COUNTS; i++)
             for (int again = 0; again < (KS[k] <= 160 ? 3 : 1); again++)
                 check_product_case(t, type, bits, KS[k], row_count(i));

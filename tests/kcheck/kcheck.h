@@ -24,6 +24,12 @@
  *       between rows
  *   K5  no signal: SEGV, BUS, ILL, FPE are caught and count as that kernel's failure
  *
+ * Bugs planted to see it fail, each found: exp's third coefficient off by 1e-5; a run's sum in
+ * another order above 256 scores; masked slots not skipped; bias weighed by p * scale; row blocks
+ * of three without FMA, one row without FMA; -128 in maddubs; Q4_0's offset 7; |min| == |max| the
+ * wrong way; times 1/s for a division; a V nibble's neighbour cleared; codes truncated; loads and
+ * outputs past the end; a sine with the wrong sign.
+ *
  * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
  */
 #ifndef KCHECK_H

@@ -39,10 +39,16 @@ kvasir_status backend_cpu_create(struct backend **out, const struct backend_opti
     return KVASIR_OK;
 }
 
+static void act_free(struct act_rows *a) {
+    mem_free(a->codes);
+    mem_free(a->scale);
+    mem_free(a->sum);
+}
+
 static void scratch_free(struct backend *b) {
-    mem_free(b->act.codes);
-    mem_free(b->act.scale);
-    mem_free(b->act.sum);
+    act_free(&b->act);
+    act_free(&b->act_rest);
+    mem_free(b->act.rest);
     mem_free(b->partials);
     mem_free(b->partial_out);
     for (int i = 0; b->scratch && i < b->threads; i++)
@@ -72,7 +78,8 @@ static void *cut(uint8_t **at, size_t bytes) {
     return p;
 }
 
-static bool worker_scratch_init(struct worker_scratch *s, uint32_t head_dim, uint32_t max_dim) {
+static bool worker_scratch_init(struct worker_scratch *s, uint32_t max_rows, uint32_t head_dim,
+                                uint32_t max_dim) {
     size_t row_floats = (size_t)BLOCK_ROWS * head_dim;
     size_t sizes[] = {row_floats * sizeof(float),
                       row_floats * sizeof(int16_t),
@@ -83,7 +90,8 @@ static bool worker_scratch_init(struct worker_scratch *s, uint32_t head_dim, uin
                       BLOCK_ROWS * sizeof(struct partial),
                       row_floats * sizeof(float),
                       row_floats * sizeof(float),
-                      product_scratch_bytes(max_dim)};
+                      product_scratch_bytes(max_dim),
+                      (size_t)max_rows * ITEM_OUTPUTS * sizeof(float)};
     size_t total = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         total += round_up(sizes[i], 64);
@@ -102,7 +110,17 @@ static bool worker_scratch_init(struct worker_scratch *s, uint32_t head_dim, uin
     s->run_out = cut(&at, sizes[7]);
     s->all_out = cut(&at, sizes[8]);
     s->panel = cut(&at, sizes[9]);
+    s->term = cut(&at, sizes[10]);
     return true;
+}
+
+static bool act_init(struct act_rows *a, int bits, uint32_t max_rows, uint32_t max_dim) {
+    size_t blocks = (size_t)max_rows * (max_dim / 32 + 1);
+    a->bits = bits;
+    a->codes = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(int16_t));
+    a->scale = mem_alloc_aligned(blocks * sizeof(float));
+    a->sum = mem_alloc_aligned(blocks * sizeof(float));
+    return a->codes && a->scale && a->sum;
 }
 
 kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
@@ -110,15 +128,18 @@ kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max
     b->max_rows = max_rows;
     b->max_dim = max_dim;
     b->head_dim = head_dim;
-    b->act.bits = b->act_bits;
-    b->act.codes = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(int16_t));
-    b->act.scale = mem_alloc_aligned((size_t)max_rows * (max_dim / 32 + 1) * sizeof(float));
-    b->act.sum = mem_alloc_aligned((size_t)max_rows * (max_dim / 32 + 1) * sizeof(float));
+    bool good = act_init(&b->act, b->act_bits, max_rows, max_dim);
+    if (good && b->act_bits == 16) {
+        good = act_init(&b->act_rest, b->act_bits, max_rows, max_dim);
+        b->act.rest = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(float));
+        b->act_rest.x = b->act.rest;
+        good = good && b->act.rest;
+    }
     b->partials = mem_alloc_aligned(PARTIAL_ROWS * sizeof *b->partials);
     b->partial_out = mem_alloc_aligned((size_t)PARTIAL_ROWS * head_dim * sizeof(float));
-    bool good = b->act.codes && b->act.scale && b->act.sum && b->partials && b->partial_out;
+    good = good && b->partials && b->partial_out;
     for (int i = 0; good && i < b->threads; i++)
-        good = worker_scratch_init(&b->scratch[i], head_dim, max_dim);
+        good = worker_scratch_init(&b->scratch[i], max_rows, head_dim, max_dim);
     if (!good)
         return fail(err, KVASIR_ERR_MEMORY, "scratch for steps of %u rows: out of memory",
                     max_rows);

@@ -22,6 +22,7 @@ struct worker_scratch {
     struct partial *run, *all; /* [BLOCK_ROWS] of the run at hand; of all runs so far */
     float *run_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
     void *panel;               /* product_scratch_bytes */
+    float *term;               /* [max_rows][ITEM_OUTPUTS]: a product\'s second term */
     void *memory;              /* what all of these are cut from */
 };
 
@@ -31,6 +32,7 @@ struct backend {
     int threads, act_bits;
     uint32_t max_rows, max_dim, head_dim;
     struct act_rows act;            /* codes, scale, sum for max_rows x max_dim */
+    struct act_rows act_rest;       /* the second term of act_bits 16, alike */
     struct worker_scratch *scratch; /* [threads] */
     struct partial *partials;       /* [PARTIAL_ROWS] of split attention */
     float *partial_out;             /* [PARTIAL_ROWS][head_dim] */
@@ -38,5 +40,9 @@ struct backend {
 
 /* Row-runs that split attention can hold before it merges: 256 runs (131,072 tokens) of 64 rows. */
 enum { PARTIAL_ROWS = 16384 };
+
+/* Outputs of one item of a product: for one row some 100 KiB of weights (tens of microseconds: small
+ * enough to balance two to sixteen threads, large against the cost of taking an item). */
+enum { ITEM_OUTPUTS = 64 };
 
 #endif

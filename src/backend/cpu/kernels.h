@@ -71,18 +71,21 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
 /* ---- matrix products ------------------------------------------------------------------------- */
 
 /* Activations of a product. For quantized weights they are rounded per block of 32 of a row: one s8
- * plane (act_bits 8, code = rint(x * 127 / max|x|)) or 15 bits (act_bits 16, ACT16_MAX). scale and
- * sum are [row][k/32]; sum = scale * (exact sum of the block's codes), as float. codes [row][k] are
- * s8 or s16, in natural order or the tier's own inside a block. For F32, F16 and BF16 weights only
- * x is used. */
+ * plane (bits 8, code = rint(x * 127 / max|x|)) or 15 bits (bits 16, ACT16_MAX). scale and sum are
+ * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. codes [row][k] are s8 or
+ * s16, in natural order or the tier's own inside a block. For F32, F16 and BF16 weights only x is
+ * used.
+ * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
+ * rounded in its turn and multiplied as a second term (op_product). */
 struct act_rows {
     const float *x; /* [row][k] */
     uint32_t rows, k;
     int bits; /* 8 or 16 */
     void *codes;
     float *scale, *sum;
+    float *rest;
 };
-/* Fills codes, scale and sum of row i from x. k is a multiple of 32. */
+/* Fills codes, scale, sum (and rest) of row i from x. k is a multiple of 32. */
 typedef void act_pack_fn(struct act_rows *a, uint32_t row);
 
 /* y[row * y_stride + (j - n0)] = x_row . w_j for outputs j in [n0, n1). Quantized types, blocks b

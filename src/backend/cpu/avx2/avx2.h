@@ -13,11 +13,12 @@
  *   init.c         puts all of them into the table
  *
  * What holds in every file:
- *   - Intrinsics only, so that a compiler neither contracts nor reorders float arithmetic: bits of a row are the same
- *     from gcc and clang, and do not depend on the rows beside it.
- *   - A kernel reads and writes only what its shape says (kcheck puts guard pages behind every buffer).
- *   - The 16-bit codes of queries and probabilities lie in the order 0 2 1 3 inside each run of four, because the words
- *     of a vector of bytes are (v & 0x00ff), elements 0 and 2 of each 32-bit lane, and (v >> 8), elements 1 and 3.
+ *   - Intrinsics, and no contraction: the float arithmetic of a row is what is written, in that
+ *     order, from gcc and clang, and does not depend on the rows beside it.
+ *   - A kernel reads and writes only what its shape says (kcheck has guard pages behind buffers).
+ *   - The 16-bit codes of queries and probabilities lie in the order 0 2 1 3 inside each run of
+ *     four: the words of a vector of bytes are v & 0x00ff, elements 0 and 2 of each 32-bit lane,
+ *     and v >> 8, elements 1 and 3.
  */
 #ifndef KVASIR_CPU_AVX2_H
 #define KVASIR_CPU_AVX2_H

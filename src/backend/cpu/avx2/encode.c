@@ -2,17 +2,18 @@
 /* encode.c: tile_encode_row with vectors, byte for byte the same (quant/tile.c and quant/affine.c
  * are the definition).
  *
- *     row of floats -> scalar type -> per group: min, max -> step and edge -> codes in 32-bit lanes -> tile
+ *     row -> scalar type -> per group: min, max -> step, edge -> codes in 32-bit lanes -> tile
  *
  * Where the codes of one token go:
- *     K tile   the token is a lane: its 4-byte column. In a plane of w bits the 8/w rows that share a 32-bit word are all
- *              dims of this token, so whole words are written and nothing is read.
- *     V tile   the token is one byte of every lane's 32-bit word (byte token % 4), in a plane of w bits w bits of that
- *              byte: eight dims at a time are read, masked, or-ed and written; the codes are in 32-bit lanes already.
+ *     K tile   the token is a lane: its 4-byte column. In a plane of w bits the 8/w rows that share
+ *              a 32-bit word are all dims of this token, so whole words are written, nothing read.
+ *     V tile   the token is one byte of every lane's 32-bit word (byte token % 4), in a plane of w
+ *              bits w bits of that byte: eight dims at a time are read, masked, or-ed and written;
+ *              the codes are in 32-bit lanes already.
  *
  * Vectors take care of every finite row in every format. A row that holds NaN or Inf, or a value
  * that its scalar type rounds to Inf, goes to tile_encode_row as a whole: it is rare and its rules
- * are long (affine.c).
+ * are long (quant/affine.c).
  */
 #include <math.h>
 
@@ -20,7 +21,7 @@
 
 enum { GROUP_MAX = 128 };
 
-/* ---- scalar types ------------------------------------------------------------------------------------------------ */
+/* ---- scalar types ---------------------------------------------------------------------------- */
 
 /* bfloat16 bits of finite x, nearest even, in 32-bit lanes. */
 ALWAYS_INLINE __m256i bf16_bits(__m256 x) {
@@ -74,7 +75,7 @@ static bool row_is_finite(enum scalar_type t, const float *x, uint32_t n) {
     return _mm256_testz_si256(over, over);
 }
 
-/* ---- affine ------------------------------------------------------------------------------------------------------ */
+/* ---- affine ---------------------------------------------------------------------------------- */
 
 ALWAYS_INLINE float lanes_min(__m256 v) {
     __m128 m = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -191,7 +192,7 @@ ALWAYS_INLINE void encode_affine(const struct tile_layout *l, uint8_t *tile, uin
     }
 }
 
-/* ---- exact ------------------------------------------------------------------------------------------------------- */
+/* ---- exact ----------------------------------------------------------------------------------- */
 
 /* Four consecutive dims of one token: K keeps them together, V has them four elements apart. */
 ALWAYS_INLINE void put_four(const struct tile_layout *l, uint8_t *tile, uint32_t token,

@@ -5,8 +5,8 @@
  * As in affine.c K and V tiles are one matrix of lanes and a reduction axis, four elements of which
  * lie together:
  *
- *     8 elements = | lane 0: r0 r1 r2 r3 | lane 1: r0 r1 r2 r3 |      one vector of floats
- *     times        |         f0 f1 f2 f3 |         f0 f1 f2 f3 |      a query's dims, or the weights of four tokens
+ *     | lane 0: r0 r1 r2 r3 | lane 1: r0 r1 r2 r3 |   one vector of floats, times
+ *     |         f0 f1 f2 f3 |         f0 f1 f2 f3 |   four dims of a query or four tokens' weights
  *
  * A lane has four partial sums, each a chain of FMAs along the reduction axis; they are joined at
  * the end as (0 + 1) + (2 + 3). A block is 8 lanes (four vectors) and up to three rows: 12
@@ -26,7 +26,7 @@ enum {
     STEPS_MAX = HEAD_DIM_MAX / 4, /* of four reduction elements: K; V has 16 */
 };
 
-/* ---- dot --------------------------------------------------------------------------------------------------------- */
+/* ---- dot ------------------------------------------------------------------------------------- */
 
 /* sums[i][lane] = block . factors of row i, for as many rows as the function's name says. at:
  * the block's first element; line: bytes from one step to the next; factors of one row are
@@ -61,7 +61,8 @@ ALWAYS_INLINE void dot_rows(enum source source, int n, const uint8_t *at, size_t
         __m256 f[ROWS_AT_ONCE];
 #pragma GCC unroll 3
         for (int i = 0; i < ROWS_AT_ONCE; i++)
-            f[i] = _mm256_broadcast_ps((const __m128 *)(factors + (i < n ? i : 0) * stride));
+            f[i] =
+                _mm256_broadcast_ps((const __m128 *)(factors + (size_t)(i < n ? i : 0) * stride));
 #pragma GCC unroll 4
         for (int v = 0; v < BLOCK_VECTORS; v++) {
             __m256 x = load8(type, at, 8 * (size_t)v);
@@ -109,7 +110,7 @@ static dot_fn *const DOT[SOURCES][ROWS_AT_ONCE + 1] = {
     [SOURCE_MASKED] = {NULL, dot_masked_1, dot_masked_2, dot_masked_3},
 };
 
-/* ---- tiles ------------------------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 /* Copies a block as float32, [step][8 lanes x 4]; lanes that it lacks become 0. */
 static void convert(enum scalar_type t, const uint8_t *at, size_t line, uint32_t steps,

@@ -6,10 +6,11 @@
 
 #include "backend/cpu/avx2/vector.h"
 
+/* for (int i = 0; i < n; i++), unrolled at every level of optimisation; always with braces. */
 #if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_FOR(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 #endif
 
 /* Rows of activations of a tile. All rows pass by each panel before the next panel is unpacked: a

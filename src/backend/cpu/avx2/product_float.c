@@ -30,9 +30,10 @@ ALWAYS_INLINE __m256 load_up_to_8(enum scalar_type t, const void *p, uint32_t i,
 /* Lane j = the sum of the lanes of v[j] (F1). */
 ALWAYS_INLINE __m128 sum_each(const __m256 v[TILE_OUTPUTS]) {
     __m256 u[2];
-    for (int i = 0; i < 2; i++)
+    UNROLL_FOR(i, 2) {
         u[i] = _mm256_add_ps(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]),
                              _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    }
     __m256 s =
         _mm256_add_ps(_mm256_shuffle_ps(u[0], u[1], 0x44), _mm256_shuffle_ps(u[0], u[1], 0xee));
     return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -43,11 +44,14 @@ ALWAYS_INLINE void add_products(enum scalar_type t, const void *const w[TILE_OUT
                                 const float *x, uint32_t k, uint32_t i, uint32_t count, int rows,
                                 __m256 acc[][TILE_OUTPUTS]) {
     __m256 v[TILE_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) v[r] =
-        load_up_to_8(SCALAR_F32, x + (size_t)r * k, i, count);
-    UNROLL for (int o = 0; o < TILE_OUTPUTS; o++) {
+    UNROLL_FOR(r, rows) {
+        v[r] = load_up_to_8(SCALAR_F32, x + (size_t)r * k, i, count);
+    }
+    UNROLL_FOR(o, TILE_OUTPUTS) {
         __m256 weights = load_up_to_8(t, w[o], i, count);
-        UNROLL for (int r = 0; r < rows; r++) acc[r][o] = _mm256_fmadd_ps(v[r], weights, acc[r][o]);
+        UNROLL_FOR(r, rows) {
+            acc[r][o] = _mm256_fmadd_ps(v[r], weights, acc[r][o]);
+        }
     }
 }
 
@@ -57,8 +61,10 @@ ALWAYS_INLINE void tile(enum scalar_type t, const void *const w[TILE_OUTPUTS], c
     __m256 acc[TILE_ROWS][TILE_OUTPUTS];
     uint32_t i = 0, size = t == SCALAR_F32 ? 4 : 2;
     const char *next = (const char *)w[TILE_OUTPUTS - 1] + (size_t)k * size;
-    UNROLL for (int r = 0; r < rows; r++) {
-        UNROLL for (int o = 0; o < TILE_OUTPUTS; o++) acc[r][o] = _mm256_setzero_ps();
+    UNROLL_FOR(r, rows) {
+        UNROLL_FOR(o, TILE_OUTPUTS) {
+            acc[r][o] = _mm256_setzero_ps();
+        }
     }
     for (; i + 8 <= k; i += 8) {
         if (rows == 1) /* decode: fetch the rows behind these four, which are read next */
@@ -68,7 +74,9 @@ ALWAYS_INLINE void tile(enum scalar_type t, const void *const w[TILE_OUTPUTS], c
     }
     if (i < k)
         add_products(t, w, x, k, i, k - i, rows, acc);
-    UNROLL for (int r = 0; r < rows; r++) sums[r] = sum_each(acc[r]);
+    UNROLL_FOR(r, rows) {
+        sums[r] = sum_each(acc[r]);
+    }
 }
 
 /* n outputs of `rows` rows of activations. row: pointers to n weight rows, repeated up to a

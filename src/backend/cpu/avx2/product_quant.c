@@ -51,8 +51,9 @@ _Static_assert(PANEL == (int)PRODUCT_PANEL, "a work item is whole panels");
 ALWAYS_INLINE uint32_t max_abs_bits(const __m256 x[4]) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     __m256i v[4];
-    for (int i = 0; i < 4; i++)
+    UNROLL_FOR(i, 4) {
         v[i] = _mm256_and_si256(_mm256_castps_si256(x[i]), mask);
+    }
     v[0] = _mm256_max_epi32(_mm256_max_epi32(v[0], v[1]), _mm256_max_epi32(v[2], v[3]));
     __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v[0]), _mm256_extracti128_si256(v[0], 1));
     m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
@@ -81,11 +82,18 @@ ALWAYS_INLINE __m256i every_second(__m256i a, __m256i b, bool odd) {
 }
 
 ALWAYS_INLINE void store_codes16(int16_t *to, const __m256i c[4]) {
-    for (int odd = 0; odd < 2; odd++) {
+    UNROLL_FOR(odd, 2) {
         __m256i v =
             _mm256_packs_epi32(every_second(c[0], c[1], odd), every_second(c[2], c[3], odd));
         _mm256_storeu_si256((__m256i *)to + odd, _mm256_permute4x64_epi64(v, 0xd8));
     }
+}
+
+/* x - scale * code, in one rounding. */
+ALWAYS_INLINE void store_rest(float *to, const __m256 x[4], const __m256i c[4], float scale) {
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps(to + 8 * i,
+                         _mm256_fnmadd_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(c[i]), x[i]));
 }
 
 /* A block that holds an Inf or a NaN gets codes 0 and scale NaN: its outputs become NaN instead of
@@ -95,17 +103,21 @@ void avx2_act_pack(struct act_rows *a, uint32_t row) {
     for (uint32_t b = 0; b < a->k / BLOCK; b++) {
         size_t at = (size_t)row * a->k + (size_t)b * BLOCK;
         __m256 x[4];
-        for (int i = 0; i < 4; i++)
+        UNROLL_FOR(i, 4) {
             x[i] = _mm256_loadu_ps(a->x + at + 8 * i);
+        }
         uint32_t bits = max_abs_bits(x);
         float max = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)bits)));
         bool finite = bits < 0x7f800000, used = finite && max >= ACT_TINY;
         float scale = used ? max / code_max : finite ? 0.0f : __builtin_nanf("");
         __m256 per_unit = _mm256_set1_ps(used ? code_max / max : 0.0f);
         __m256i c[4];
-        for (int i = 0; i < 4; i++)
+        UNROLL_FOR(i, 4) {
             c[i] =
                 used ? _mm256_cvtps_epi32(_mm256_mul_ps(x[i], per_unit)) : _mm256_setzero_si256();
+        }
+        if (a->rest)
+            store_rest(a->rest + at, x, c, scale);
         if (a->bits == 8)
             store_codes8((int8_t *)a->codes + at, c);
         else
@@ -129,10 +141,11 @@ ALWAYS_INLINE size_t header_bytes(enum weight_type t) {
 /* 16 bytes of each of eight rows, turned: dword o of q[j] is dword j of row o. */
 ALWAYS_INLINE void load_turned(const uint8_t *const row[8], size_t at, __m256i q[4]) {
     __m256i a[4], t[4];
-    for (int i = 0; i < 4; i++)
+    UNROLL_FOR(i, 4) {
         a[i] = _mm256_inserti128_si256(
             _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(row[i] + at))),
             _mm_loadu_si128((const __m128i *)(row[i + 4] + at)), 1);
+    }
     t[0] = _mm256_unpacklo_epi32(a[0], a[1]);
     t[1] = _mm256_unpacklo_epi32(a[2], a[3]);
     t[2] = _mm256_unpackhi_epi32(a[0], a[1]);
@@ -222,8 +235,8 @@ ALWAYS_INLINE __m256i minus_8_sum_16(const int16_t *x) {
 /* Integer sums may be regrouped, and compilers do: into trees whose leaves do not fit the
  * registers, at half the speed. An empty statement that pretends to change the sums holds them to
  * the order written. */
-ALWAYS_INLINE void keep_order(__m256i *a, __m256i *b) {
-    __asm__("" : "+x"(*a), "+x"(*b));
+ALWAYS_INLINE void keep_order(__m256i *sum) {
+    __asm__("" : "+x"(*sum));
 }
 
 ALWAYS_INLINE __m256i widen_pairs(__m256i s16) {
@@ -233,12 +246,14 @@ ALWAYS_INLINE __m256i widen_pairs(__m256i s16) {
 /* Lane o = the sum of p[o]'s eight. */
 ALWAYS_INLINE __m256i sum_across(const __m256i p[8]) {
     __m256i u[4], v[2];
-    for (int i = 0; i < 4; i++)
+    UNROLL_FOR(i, 4) {
         u[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(p[2 * i], p[2 * i + 1]),
                                 _mm256_unpackhi_epi32(p[2 * i], p[2 * i + 1]));
-    for (int i = 0; i < 2; i++)
+    }
+    UNROLL_FOR(i, 2) {
         v[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(u[2 * i], u[2 * i + 1]),
                                 _mm256_unpackhi_epi64(u[2 * i], u[2 * i + 1]));
+    }
     return _mm256_add_epi32(_mm256_permute2x128_si256(v[0], v[1], 0x20),
                             _mm256_permute2x128_si256(v[0], v[1], 0x31));
 }
@@ -260,13 +275,13 @@ ALWAYS_INLINE __m256 add_block(enum weight_type t, __m256 acc, __m256i dot, __m2
 ALWAYS_INLINE __m256i dot_nibbles_8(enum weight_type t, const __m256i q[4], const int8_t *x) {
     const __m256i low = _mm256_set1_epi8(15);
     __m256i sum = t == WEIGHT_Q4_0 ? minus_8_sums(x) : _mm256_setzero_si256();
-    UNROLL for (int j = 0; j < 4; j++) {
+    UNROLL_FOR(j, 4) {
         __m256i w = _mm256_and_si256(q[j], low);
         __m256i v = _mm256_and_si256(_mm256_srli_epi16(q[j], 4), low);
         w = _mm256_maddubs_epi16(w, broadcast_dword(x + 4 * j));
         v = _mm256_maddubs_epi16(v, broadcast_dword(x + 4 * j + 16));
         sum = _mm256_add_epi16(sum, _mm256_add_epi16(w, v));
-        keep_order(&sum, &sum);
+        keep_order(&sum);
     }
     return widen_pairs(sum);
 }
@@ -276,16 +291,17 @@ ALWAYS_INLINE __m256i dot_nibbles_8(enum weight_type t, const __m256i q[4], cons
  * and 256 times too large (at most 15 * 256 * 16256 * 8 < 2^29) and are shifted once. */
 ALWAYS_INLINE __m256i dot_nibbles_16(enum weight_type t, const __m256i q[4], const int16_t *x) {
     __m256i sum[4];
-    UNROLL for (int n = 0; n < 4; n++) sum[n] = _mm256_setzero_si256();
-    UNROLL for (int j = 0; j < 4; j++) {
-        UNROLL for (int n = 0; n < 4; n++) {
+    UNROLL_FOR(n, 4) {
+        sum[n] = _mm256_setzero_si256();
+    }
+    UNROLL_FOR(j, 4) {
+        UNROLL_FOR(n, 4) {
             __m256i w = n == 3 ? _mm256_srli_epi16(q[j], 12)
                                : _mm256_and_si256(q[j], _mm256_set1_epi16((short)(15 << 4 * n)));
             w = _mm256_madd_epi16(w, broadcast_dword(x + 2 * (4 * n + j)));
             sum[n] = _mm256_add_epi32(sum[n], w);
+            keep_order(&sum[n]);
         }
-        keep_order(&sum[0], &sum[1]);
-        keep_order(&sum[2], &sum[3]);
     }
     sum[0] = _mm256_add_epi32(sum[0], _mm256_srai_epi32(sum[1], 4));
     sum[3] = _mm256_add_epi32(sum[3], _mm256_srai_epi32(sum[2], 8));
@@ -295,7 +311,7 @@ ALWAYS_INLINE __m256i dot_nibbles_16(enum weight_type t, const __m256i q[4], con
 
 ALWAYS_INLINE __m256i dot_bytes_8(const uint8_t *const row[8], size_t at, const int8_t *codes) {
     __m256i x = _mm256_loadu_si256((const __m256i *)codes), p[8];
-    UNROLL for (int o = 0; o < 8; o++) {
+    UNROLL_FOR(o, 8) {
         __m256i w = _mm256_loadu_si256((const __m256i *)(row[o] + at));
         p[o] = widen_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
     }
@@ -312,7 +328,7 @@ ALWAYS_INLINE __m256i odd_bytes(__m256i v) {
 ALWAYS_INLINE __m256i dot_bytes_16(const uint8_t *const row[8], size_t at, const int16_t *codes) {
     __m256i even = _mm256_loadu_si256((const __m256i *)codes);
     __m256i odd = _mm256_loadu_si256((const __m256i *)codes + 1), p[8];
-    UNROLL for (int o = 0; o < 8; o++) {
+    UNROLL_FOR(o, 8) {
         __m256i w = _mm256_loadu_si256((const __m256i *)(row[o] + at));
         p[o] = _mm256_add_epi32(_mm256_madd_epi16(even_bytes(w), even),
                                 _mm256_madd_epi16(odd_bytes(w), odd));
@@ -355,8 +371,10 @@ ALWAYS_INLINE __m256 one_row(enum weight_type t, int bits, const uint8_t *const 
     for (; t == WEIGHT_Q4_1 && b + 4 <= blocks; b += 4) {
         __m256i v[20];
         prefetch(next + 8 * b * size, 4 * 8 * size);
-        UNROLL for (int i = 0; i < 5; i++) load_turned(row, b * size + 16 * (size_t)i, v + 4 * i);
-        UNROLL for (int i = 0; i < 4; i++) {
+        UNROLL_FOR(i, 5) {
+            load_turned(row, b * size + 16 * (size_t)i, v + 4 * i);
+        }
+        UNROLL_FOR(i, 4) {
             split_scales(v[5 * i], &d, &m);
             acc = one_row_block(t, bits, row, v + 5 * i + 1, d, m, a, b + (size_t)i, acc);
         }
@@ -396,13 +414,14 @@ ALWAYS_INLINE void unpack_groups(enum weight_type t, int bits, const uint8_t *co
         load_turned(row, at + header_bytes(t) + 16, w + 4);
         return;
     }
-    for (int g = 0; g < 4; g++) {
+    UNROLL_FOR(g, 4) {
         w[g + 4] = _mm256_and_si256(_mm256_srli_epi16(w[g], 4), low);
         w[g] = _mm256_and_si256(w[g], low);
     }
     if (t == WEIGHT_Q4_0 && bits == 16)
-        for (int g = 0; g < GROUPS; g++)
+        UNROLL_FOR(g, GROUPS) {
             w[g] = _mm256_sub_epi8(w[g], eight);
+        }
 }
 
 ALWAYS_INLINE void unpack_panel(enum weight_type t, int bits, const uint8_t *const row[PANEL],
@@ -411,7 +430,7 @@ ALWAYS_INLINE void unpack_panel(enum weight_type t, int bits, const uint8_t *con
     const uint8_t *next = row[PANEL - 1] + blocks * size;
     for (size_t b = 0; b < blocks; b++) {
         prefetch(next + PANEL * b * size, PANEL * size);
-        for (int h = 0; h < 2; h++) {
+        UNROLL_FOR(h, 2) {
             __m256 d, m;
             __m256i w[GROUPS];
             load_scales(t, row + 8 * h, b * size, &d, &m);
@@ -420,13 +439,14 @@ ALWAYS_INLINE void unpack_panel(enum weight_type t, int bits, const uint8_t *con
             struct panel_16 *p16 = (struct panel_16 *)panel + b;
             _mm256_store_ps(bits == 8 ? p8->d + 8 * h : p16->d + 8 * h, d);
             _mm256_store_ps(bits == 8 ? p8->m + 8 * h : p16->m + 8 * h, m);
-            for (int g = 0; g < GROUPS; g++)
+            UNROLL_FOR(g, GROUPS) {
                 if (bits == 8) {
                     p8->w[g][h] = w[g];
                 } else {
                     p16->w[g][h] = even_bytes(w[g]);
                     p16->w[g + GROUPS][h] = odd_bytes(w[g]);
                 }
+            }
         }
     }
 }
@@ -434,18 +454,20 @@ ALWAYS_INLINE void unpack_panel(enum weight_type t, int bits, const uint8_t *con
 /* dot[row][half] of one block with the codes of `rows` rows, x[r] each. */
 ALWAYS_INLINE void panel_dots_8(enum weight_type t, const struct panel_8 *p,
                                 const int8_t *const x[], int rows, __m256i dot[][2]) {
-    UNROLL for (int r = 0; r < rows; r++) dot[r][0] = dot[r][1] =
-        t == WEIGHT_Q4_0 ? minus_8_sums(x[r]) : _mm256_setzero_si256();
-    UNROLL for (int g = 0; g < GROUPS; g++) {
+    UNROLL_FOR(r, rows) {
+        dot[r][0] = dot[r][1] = t == WEIGHT_Q4_0 ? minus_8_sums(x[r]) : _mm256_setzero_si256();
+    }
+    UNROLL_FOR(g, GROUPS) {
         __m256i w0 = p->w[g][0], w1 = p->w[g][1];
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR(r, rows) {
             __m256i c = broadcast_dword(x[r] + 4 * g);
             dot[r][0] = _mm256_add_epi16(dot[r][0], _mm256_maddubs_epi16(w0, c));
             dot[r][1] = _mm256_add_epi16(dot[r][1], _mm256_maddubs_epi16(w1, c));
-            keep_order(&dot[r][0], &dot[r][1]);
+            keep_order(&dot[r][0]);
+            keep_order(&dot[r][1]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) {
+    UNROLL_FOR(r, rows) {
         dot[r][0] = widen_pairs(dot[r][0]);
         dot[r][1] = widen_pairs(dot[r][1]);
     }
@@ -455,15 +477,17 @@ ALWAYS_INLINE void panel_dots_8(enum weight_type t, const struct panel_8 *p,
  * the sign. */
 ALWAYS_INLINE void panel_dots_8s(const struct panel_8 *p, const int8_t *const x[], int rows,
                                  __m256i dot[][2]) {
-    UNROLL for (int r = 0; r < rows; r++) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
-    UNROLL for (int g = 0; g < GROUPS; g++) {
-        UNROLL for (int h = 0; h < 2; h++) {
+    UNROLL_FOR(r, rows) {
+        dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+    }
+    UNROLL_FOR(g, GROUPS) {
+        UNROLL_FOR(h, 2) {
             __m256i w = p->w[g][h], magnitude = _mm256_abs_epi8(w);
-            UNROLL for (int r = 0; r < rows; r++) {
+            UNROLL_FOR(r, rows) {
                 __m256i c = _mm256_sign_epi8(broadcast_dword(x[r] + 4 * g), w);
                 dot[r][h] =
                     _mm256_add_epi32(dot[r][h], widen_pairs(_mm256_maddubs_epi16(magnitude, c)));
-                keep_order(&dot[r][h], &dot[r][h]);
+                keep_order(&dot[r][h]);
             }
         }
     }
@@ -471,14 +495,17 @@ ALWAYS_INLINE void panel_dots_8s(const struct panel_8 *p, const int8_t *const x[
 
 ALWAYS_INLINE void panel_dots_16(const struct panel_16 *p, const int16_t *const x[], int rows,
                                  __m256i dot[][2]) {
-    UNROLL for (int r = 0; r < rows; r++) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
-    UNROLL for (int s = 0; s < 2 * GROUPS; s++) {
+    UNROLL_FOR(r, rows) {
+        dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+    }
+    UNROLL_FOR(s, 2 * GROUPS) {
         __m256i w0 = p->w[s][0], w1 = p->w[s][1];
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR(r, rows) {
             __m256i c = broadcast_dword(x[r] + 2 * s);
             dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(w0, c));
             dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(w1, c));
-            keep_order(&dot[r][0], &dot[r][1]);
+            keep_order(&dot[r][0]);
+            keep_order(&dot[r][1]);
         }
     }
 }
@@ -488,14 +515,16 @@ ALWAYS_INLINE void tile(enum weight_type t, int bits, const void *panel, const s
                         uint32_t r0, int rows, __m256 (*out)[2]) {
     size_t blocks = a->k / BLOCK;
     __m256 acc[TILE_ROWS][2];
-    UNROLL for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    UNROLL_FOR(r, rows) {
+        acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+    }
     for (size_t b = 0; b < blocks; b++) {
         const struct panel_8 *p8 = (const struct panel_8 *)panel + b;
         const struct panel_16 *p16 = (const struct panel_16 *)panel + b;
         const int8_t *x8[TILE_ROWS];
         const int16_t *x16[TILE_ROWS];
         __m256i dot[TILE_ROWS][2];
-        UNROLL for (int r = 0; r < rows; r++) {
+        UNROLL_FOR(r, rows) {
             size_t at = ((r0 + (size_t)r) * blocks + b) * BLOCK;
             x8[r] = (const int8_t *)a->codes + at;
             x16[r] = (const int16_t *)a->codes + at;
@@ -506,14 +535,16 @@ ALWAYS_INLINE void tile(enum weight_type t, int bits, const void *panel, const s
             panel_dots_8s(p8, x8, rows, dot);
         else
             panel_dots_8(t, p8, x8, rows, dot);
-        UNROLL for (int h = 0; h < 2; h++) {
+        UNROLL_FOR(h, 2) {
             __m256 d = _mm256_load_ps(bits == 8 ? p8->d + 8 * h : p16->d + 8 * h);
             __m256 m = _mm256_load_ps(bits == 8 ? p8->m + 8 * h : p16->m + 8 * h);
-            UNROLL for (int r = 0; r < rows; r++) acc[r][h] =
-                add_block(t, acc[r][h], dot[r][h], d, m, a, (r0 + (size_t)r) * blocks + b);
+            UNROLL_FOR(r, rows) {
+                acc[r][h] =
+                    add_block(t, acc[r][h], dot[r][h], d, m, a, (r0 + (size_t)r) * blocks + b);
+            }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) {
+    UNROLL_FOR(r, rows) {
         out[r][0] = acc[r][0];
         out[r][1] = acc[r][1];
     }

@@ -2,10 +2,11 @@
 /* query.c: what stands before and between the tile kernels of attention, AVX2: rounding query rows
  * to 15 bits, and the exponentials of one run.
  *
- * query_pack   q * scale  ->  f32 | codes = rint(f32 * ACT16_MAX / max|f32|), order 0 2 1 3 | sums
- * of 32 codes softmax_run  exp is ours: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of
- * degree 7 (Cephes' coefficients,
- *              below 1 ulp with FMA), 2^n by adding n to the exponent. Weights below 2^-126 become 0.
+ *     query_pack    q * scale -> f32 -> codes rint(f32 * (ACT16_MAX / max|f32|)) in the order
+ *                   0 2 1 3 -> sums of 32 codes
+ *     softmax_run   exp is ours: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of degree
+ *                   7 (Cephes' coefficients; below 1 ulp with FMA), 2^n by adding n to the
+ *                   exponent. Weights below 2^-126 become 0.
  *
  * Invariant: the sum of a run has eight lanes x four registers, taken in turn, then one tree.
  * Masked tokens add exact zeros, so a run's sum does not depend on how many masked tokens stand
@@ -15,7 +16,7 @@
 
 #include "backend/cpu/avx2/vector.h"
 
-/* ---- query_pack -------------------------------------------------------------------------------------------------- */
+/* ---- query_pack ------------------------------------------------------------------------------ */
 
 static float scale_query(const float *q, uint32_t dim, float q_scale, float *out) {
     __m256 factor = _mm256_set1_ps(q_scale);
@@ -69,7 +70,7 @@ void avx2_query_pack(const float *q, size_t q_stride, float q_scale, struct quer
     }
 }
 
-/* ---- softmax_run ------------------------------------------------------------------------------------------------- */
+/* ---- softmax_run ----------------------------------------------------------------------------- */
 
 /* e^x for x <= 0; 0 where the result would be subnormal. NaN stays NaN. */
 ALWAYS_INLINE __m256 exp_lanes(__m256 x) {

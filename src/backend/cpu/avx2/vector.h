@@ -27,16 +27,6 @@ ALWAYS_INLINE __m256 load8(enum scalar_type t, const void *p, size_t i) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* Elements [i, i + 4). */
-ALWAYS_INLINE __m128 load4(enum scalar_type t, const void *p, size_t i) {
-    if (t == SCALAR_F32)
-        return _mm_loadu_ps((const float *)p + i);
-    __m128i h = _mm_loadl_epi64((const __m128i *)((const uint16_t *)p + i));
-    if (t == SCALAR_F16)
-        return _mm_cvtph_ps(h);
-    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(h), 16));
-}
-
 /* Sum of the lanes, always as ((0+4)+(2+6)) + ((1+5)+(3+7)). */
 ALWAYS_INLINE float sum_lanes(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

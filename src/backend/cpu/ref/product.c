@@ -24,6 +24,8 @@ void act_pack_ref(struct act_rows *a, uint32_t row) {
                 ((int8_t *)a->codes)[at + i] = (int8_t)code;
             else
                 ((int16_t *)a->codes)[at + i] = (int16_t)code;
+            if (a->rest)
+                a->rest[at + i] = (float)((double)x[i] - (double)r.scale * code);
             sum += code;
         }
         a->scale[at / BLOCK] = r.scale;
