@@ -12,14 +12,12 @@ mutants=(
     'cache/seq.c|(p + 1 - g->span) / TILE_TOKENS|(p + 64 - g->span) / TILE_TOKENS|pages dropped too early'
     'cache/seq.c|page_ref(s->cache->pool, to->pages[i].addr);|;|a fork forgets its references'
     'cache/seq.c|if (pages <= kept)|if (false)|trim among the kept pages leaves the table'\''s base'
-    'cache/cache_internal.h|number < c->start_pages ? 1 : 0|0|the exact start is forgotten'
     'backend/cpu/attention.c|clamp_to_run(p + 1, run_start, n), n|clamp_to_run(p + 2, run_start, n), n|a query sees the token behind it'
     'backend/cpu/attention.c|clamp_to_run(window_start(v, p), run_start, n)|clamp_to_run(window_start(v, p / 64 * 64), run_start, n)|window masked by page, not by position'
     'backend/cpu/attention.c|mask_row(b->view, b->pos + r / j->gqa, run_start|mask_row(b->view, b->pos + b->tokens - 1, run_start|all rows of a block see what its last one sees'
     'backend/cpu/attention.c|.f32 = s->queries.f32 + r * dim|.f32 = s->queries.f32|rows of a block share a query'
     'backend/cpu/product.c|b->act.rows = rows;|b->act.rows = rows > 1 ? rows - 1 : 1;|the last row of a step is not multiplied'
     'backend/cpu/product.c|thread_pool_run(b->pool, rows, pack_item, b)|thread_pool_run(b->pool, 1, pack_item, b)|only the first row is rounded anew'
-    'model/llama.c|op_kv_store(b, batch, views, layer, r->k, r->v);||K and V are never stored'
     'engine/seq_api.c|c->pos[i] = first + i;|c->pos[i] = first;|all rows of a step rotate like the first'
 )
 cp -r CMakeLists.txt CMakePresets.json kvasir.pc.in include src tests docs bench "$dir"/

@@ -11,25 +11,22 @@
  *
  *     sim_property [--programs=N] [--seed=N]
  *
- * Bugs planted while this was written, each caught within the default number of programs:
- *   1  seq.c open_unshare: return at once (a fork's writes reach its twin)
- *   2  seq.c first_seen: p + 2 - span (a page dropped one position early)
- *   3  attention.c mask_row: p + 1 -> p + 2 (a query sees the token behind it)
- *   4  attention.c mask_row: window_start(v, p) -> window_start(v, run_start) (mask by column)
- *   5  attention.c fold: runs merged by maximum only, sums not rescaled
- *   6  attention.c op_kv_store called after op_attention (llama.c): a token does not see itself as
- *      stored
- *   7  pool.c page_take: recycled page not zeroed together with mask_row off by one
- *   8  avx2 score kernel: rows beyond the first block of rows take the first row's scale
- *   9  seq.c seq_trim: base_page not reset when the trim ends among the kept pages
- *  10  product.c: activations packed only for the first row
+ * Bugs planted (tools/mutants.sh plants them again, `make soak` runs it), all caught:
+ *   fork     a fork does not copy the open page, or forgets its references
+ *   rotate   pages dropped too early; trim among the kept pages leaves the table's base
+ *   masks    a query sees the token behind it; the window masked by page; all rows of a block masked
+ *            like its last
+ *   rows     rows of a block share a query; the last row of a step not multiplied; only the first row
+ *            of activations rounded anew; all rows of a step rotated like the first
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
 
+#include "model_files.h"
 #include "tensors.h"
 
 enum { VOCAB = 512, LENGTH = 336, LIVE_MAX = 4, BATCH_MAX = 64 };
@@ -41,11 +38,11 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-static const char *const MODELS[] = {"llama", "mistral", "qwen2", "qwen3"};
+static const char *const MODELS[] = {"llama", "mistral", "qwen2", "qwen3", "blocks"};
 static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
                                    "2",   "6,5", "bf16", "5,f16", "f32"};
 static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
-enum { N_MODELS = 4, N_BITS = 11, N_CHUNKS = 8 };
+enum { N_MODELS = 5, N_BITS = 11, N_CHUNKS = 8 };
 
 struct program {
     uint64_t seed;
@@ -83,6 +80,11 @@ static void need(const struct program *p, kvasir_status status, const kvasir_err
 /* ---- reference ------------------------------------------------------------------------------- */
 
 static bool keep_rows(void *user, size_t first, size_t rows, const float *logits) {
+    for (size_t i = 0; i < rows * VOCAB; i++)
+        if (!isfinite(logits[i])) {
+            printf("FAILED: a logit of the reference is not finite\n");
+            exit(1);
+        }
     memcpy((float *)user + first * VOCAB, logits, rows * VOCAB * sizeof *logits);
     return true;
 }
@@ -192,6 +194,21 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
         seq_commit(live[who[s]].seq->seq, tokens + rows[s].row, rows[s].rows);
 }
 
+/* A fork in the middle of a page, and both going on along strings that part just there: the one place
+ * where a page has two owners with different plans. */
+static void edit_twins(const struct program *p, struct live *l, struct live *twin) {
+    kvasir_error err;
+    if (kvasir_seq_length(l->seq) > p->shared)
+        (void)!kvasir_seq_trim(l->seq,
+                               p->shared - random_below(p->shared < 20 ? p->shared + 1 : 20), &err);
+    twin->string = l->string;
+    need(p, kvasir_seq_fork(l->seq, &twin->seq, &err), &err);
+    if (kvasir_seq_length(l->seq) <= p->shared)
+        twin->string = 1 - l->string;
+    for (int i = 0; i < 4; i++)
+        edit_eval(p, random_below(2) ? l : twin);
+}
+
 static void maybe_switch(const struct program *p, struct live *l) {
     if (kvasir_seq_length(l->seq) <= p->shared && random_below(2))
         l->string = 1 - l->string;
@@ -199,8 +216,11 @@ static void maybe_switch(const struct program *p, struct live *l) {
 
 static void edit_trim(const struct program *p, struct live *l) {
     uint32_t length = kvasir_seq_length(l->seq);
-    uint32_t to = random_below(4) ? length - random_below(length < 70 ? length + 1 : 70)
-                                  : random_below(length + 1);
+    uint32_t most = length;
+    if (random_below(4) == 0) /* among the kept pages of a rotating cache */
+        most = length < 64 ? length : 64;
+    uint32_t to =
+        random_below(3) ? most - random_below(most < 70 ? most + 1 : 70) : random_below(most + 1);
     uint64_t bytes = kvasir_seq_bytes(l->seq);
     kvasir_error err;
     kvasir_status status = kvasir_seq_trim(l->seq, to, &err);
@@ -226,17 +246,16 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
             live[n] = (struct live){.string = (int)random_below(2)};
             need(p, kvasir_seq_create(ctx, &live[n++].seq, &err), &err);
         }
-        uint32_t i = random_below(n), what = random_below(12);
+        uint32_t i = random_below(n), what = random_below(13);
         if (what < 5) {
             edit_eval(p, &live[i]);
         } else if (what < 8) {
             edit_batch(p, ctx, live, n);
         } else if (what < 10) {
             edit_trim(p, &live[i]);
-        } else if (what == 10 && n < LIVE_MAX) {
-            live[n].string = live[i].string;
-            need(p, kvasir_seq_fork(live[i].seq, &live[n].seq, &err), &err);
-            maybe_switch(p, &live[n++]);
+        } else if (what < 12 && n < LIVE_MAX) {
+            edit_twins(p, &live[i], &live[n]);
+            n++;
         } else if (n > 1) {
             kvasir_seq_destroy(live[i].seq);
             live[i] = live[--n];
@@ -282,6 +301,72 @@ static void run_program(struct program *p) {
     kvasir_context_destroy(ctx);
 }
 
+/* A model of random blocks in every quantized weight type, written as GGUF: arch llama (adjacent
+ * rotary pairs), 2 layers, 128 dims, 4 query heads of 64 for 2 KV heads. */
+static void random_tensor(struct gguf_writer *w, const char *name, enum weight_type type,
+                          uint64_t n, uint64_t k) {
+    const struct weight_traits *t = weight_traits_of(type);
+    size_t at = w->data.len, bytes = n * k / t->block_values * t->block_bytes;
+    gguf_matrix(w, name, type, n, k);
+    for (size_t i = 0; i < bytes; i++)
+        w->data.data[at + i] = (char)random_below(256);
+    for (size_t i = 0; i < bytes; i += t->block_bytes) {
+        uint16_t d = f32_to_f16(0.002f + 0.00002f * (float)random_below(100));
+        uint16_t m = f32_to_f16(-0.016f);
+        memcpy(w->data.data + at + i, &d, 2);
+        if (type == WEIGHT_Q4_1)
+            memcpy(w->data.data + at + i + 2, &m, 2);
+    }
+}
+
+static void unit_vector(struct gguf_writer *w, const char *name, uint64_t n) {
+    size_t at = w->data.len;
+    gguf_vector(w, name, n);
+    for (size_t i = 0; i < n; i++)
+        memcpy(w->data.data + at + 4 * i, &(float){1}, 4);
+}
+
+static kvasir_status open_blocks_model(kvasir_model **out, kvasir_error *err) {
+    static const struct {
+        const char *key;
+        uint32_t value;
+    } sizes[] = {{"llama.block_count", 2},           {"llama.embedding_length", 128},
+                 {"llama.feed_forward_length", 256}, {"llama.context_length", 4096},
+                 {"llama.attention.head_count", 4},  {"llama.attention.head_count_kv", 2},
+                 {"llama.attention.key_length", 64}, {"llama.attention.value_length", 64},
+                 {"llama.rope.dimension_count", 64}, {"llama.vocab_size", VOCAB}};
+    struct gguf_writer w = {0};
+    gguf_string(&w, "general.architecture", "llama");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        gguf_u32(&w, sizes[i].key, sizes[i].value);
+    gguf_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    random_tensor(&w, "token_embd.weight", WEIGHT_Q8_0, VOCAB, 128);
+    unit_vector(&w, "output_norm.weight", 128);
+    for (int i = 0; i < 2; i++) {
+        enum weight_type a = i ? WEIGHT_Q4_0 : WEIGHT_Q4_1, b = i ? WEIGHT_Q8_0 : WEIGHT_Q4_0;
+        char name[64];
+#define PART(part) (snprintf(name, sizeof name, "blk.%d.%s.weight", i, part), name)
+        unit_vector(&w, PART("attn_norm"), 128);
+        random_tensor(&w, PART("attn_q"), a, 256, 128);
+        random_tensor(&w, PART("attn_k"), b, 128, 128);
+        random_tensor(&w, PART("attn_v"), a, 128, 128);
+        random_tensor(&w, PART("attn_output"), b, 128, 256);
+        unit_vector(&w, PART("ffn_norm"), 128);
+        random_tensor(&w, PART("ffn_gate"), a, 256, 128);
+        random_tensor(&w, PART("ffn_up"), b, 256, 128);
+        random_tensor(&w, PART("ffn_down"), a, 128, 256);
+#undef PART
+    }
+    struct text_buf file = gguf_finish(&w, 32);
+    struct temp_folder folder;
+    temp_folder_make(&folder);
+    kvasir_status status =
+        kvasir_model_open(temp_write(&folder, "blocks.gguf", file.data, file.len), out, err);
+    text_free(&file);
+    temp_folder_remove(&folder); /* the mapping stays */
+    return status;
+}
+
 int main(int argc, char **argv) {
     uint64_t seed = 20261121;
     unsigned long programs = 60;
@@ -296,7 +381,8 @@ int main(int argc, char **argv) {
         char path[512];
         kvasir_error err;
         snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, MODELS[m]);
-        if (kvasir_model_open(path, &models[m], &err) != KVASIR_OK) {
+        if ((m == N_MODELS - 1 ? open_blocks_model(&models[m], &err)
+                               : kvasir_model_open(path, &models[m], &err)) != KVASIR_OK) {
             printf("%s\n", err.text);
             return 1;
         }
