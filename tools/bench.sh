@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Speed beside the peers, paired in one run: llama-cpp-python 0.3.36 built from source for AVX2 and the
-# ik-llama-cpp-python 0.1.5 wheel, same GGUF, same threads. Rounds alternate between the programs;
-# ratios are medians over rounds. Nothing else may run on the machine.
+# Speed beside the peers, paired in one run: llama-cpp-python 0.3.36 built from source for AVX2 and
+# the ik-llama-cpp-python 0.1.5 wheel, same GGUF, same threads. Rounds alternate between the
+# programs; ratios are medians over rounds. Nothing else may run on the machine.
 #
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 BENCH_DIR=build-bench
@@ -14,7 +14,7 @@ model=models/SmolLM2-135M-Instruct.Q4_1.gguf
 tools/fetch-model.sh
 mkdir -p "$dir" bench/results
 
-# ---- peers ----------------------------------------------------------------------------------------
+# ---- peers ---------------------------------------------------------------------------------------
 if [ ! -d ../shared/tools ]; then
     echo "bench: ../shared/tools is missing: the peers' harness (kvdepth.cpp) lies there" >&2
     exit 1
@@ -34,17 +34,17 @@ for tool in kvdepth kvdepth_ik; do
     sed 's/% 50000/% 49000/g' "../shared/tools/$tool.cpp" >"$dir/$tool.cpp"
 done
 llama=$PWD/$dir/llama ik=$PWD/$dir/ik
-g++ -O2 -std=c++17 -I"$llama/include" "$dir/kvdepth.cpp" -o "$dir/kvdepth" -L"$llama/llama_cpp/lib" \
-    -lllama -lggml -lggml-base -lggml-cpu -Wl,-rpath,"$llama/llama_cpp/lib"
+g++ -O2 -std=c++17 -I"$llama/include" "$dir/kvdepth.cpp" -o "$dir/kvdepth" \
+    -L"$llama/llama_cpp/lib" -lllama -lggml -lggml-base -lggml-cpu -Wl,-rpath,"$llama/llama_cpp/lib"
 g++ -O2 -std=c++17 -I"$ik/include" "$dir/kvdepth_ik.cpp" -o "$dir/kvdepth_ik" -L"$ik/lib64" \
     -lllama -lggml -Wl,-rpath,"$ik/lib64:$ik/ik_llama_cpp_python.libs" \
     -Wl,-rpath-link,"$ik/ik_llama_cpp_python.libs"
 
-# ---- ours -----------------------------------------------------------------------------------------
+# ---- ours ----------------------------------------------------------------------------------------
 cmake --preset release >/dev/null
 cmake --build build --target bench_depth
 
-# ---- rounds ---------------------------------------------------------------------------------------
+# ---- rounds --------------------------------------------------------------------------------------
 raw=$dir/raw.txt
 : >"$raw"
 peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH

@@ -48,7 +48,7 @@ for who, floors in (("llama", (0.8, 0.5, 1.5)), ("ik", (None, None, None))):
         ratio(("kvasir", "8,4", 0, "pp"), b, f"prompt 512, ours / {who} {b[1]}", floors[1])
     b = best(who, depth, "tg")
     if b:
-        ratio(("kvasir", "8,4", depth, "tg"), b, f"decode at depth {depth}, ours 8,4 / {who}'s best ({b[1]})",
-              floors[2])
+        ratio(("kvasir", "8,4", depth, "tg"), b,
+              f"decode at depth {depth}, ours 8,4 / {who}'s best ({b[1]})", floors[2])
 ratio(("kvasir", "8,4", depth, "tg"), ("kvasir", "f16", depth, "tg"),
       f"decode at depth {depth}, ours 8,4 / ours f16", 1.0)

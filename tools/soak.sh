@@ -33,6 +33,9 @@ done
 echo "soak: property test, $programs programs"
 build-ci/tests/sim_property --programs="$programs"
 
+echo "soak: mutants"
+tools/mutants.sh
+
 echo "soak: every test under the thread sanitizer"
 tools/test.sh tsan-all
 echo "soak: passed, $((SECONDS / 60)) minutes; log in $log"

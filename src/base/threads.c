@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool of threads made once.
  *
- *   run:   the caller writes the job (fn, ctx, items), opens it in `state`, raises `epoch` and works
- *          itself. Workers that see the epoch join while the job is open and take items by
+ *   run:   the caller writes the job (fn, ctx, items), opens it in `state`, raises `epoch` and
+ *          works itself. Workers that see the epoch join while the job is open and take items by
  *          incrementing `next`. When no item is left the caller closes the job and waits for those
  *          that joined. A worker that the system did not schedule in time is not waited for.
  *   idle:  a worker spins for a while (a decode step issues hundreds of runs, microseconds apart),

@@ -615,7 +615,7 @@ tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to);
 tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const struct tpl_str *fill,
                 int where); /* where: -1 text left, 0 centre, 1 right */
 
-/* ---- evaluation (template_eval.c, template_exec.c) -------------------------------------------- */
+/* ---- evaluation (template_eval.c, template_exec.c) ------------------------------------------- */
 
 tval tpl_eval(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node);
 tval tpl_get_attr(struct tpl *t, tval v, tval name); /* v.name */

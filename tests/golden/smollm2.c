@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SmolLM2-135M-Instruct against ../shared/goldens/smollm2-135m (mlx-lm's own class in float32), all
- * through the cache, act_bits 16. How far two right implementations may differ stands in the goldens'
- * README: exact and 16-bit caches agree token by token, quantized ones in their averages.
+ * through the cache, act_bits 16. How far two right implementations may differ stands in the
+ * goldens' README: exact and 16-bit caches agree token by token, quantized ones in their averages.
  *
- *   losses   8 windows of 1,024 wikitext tokens. exact (f32 pages) and f16: per-token NLL within 1e-3
- *            for 99 % of the tokens and 1e-2 for all. Quantized settings with a golden KL below 0.5:
- *            perplexity within 1.5 %; mean KL from our own exact run within 10 % of the golden KL for
- *            8/8, 8/4, 6/6, 4/4 g64 and 4/4 g32.
- *   greedy   12 prompts, 96 tokens each: equal ids until a step whose golden top-2 gap is below 0.02,
- *            for exact, f16 and rot256k4.
+ *   losses   8 windows of 1,024 wikitext tokens. exact (f32 pages): per-token NLL within 1e-3 for
+ *            99 % of the tokens and 1e-2 for all. Quantized settings with a golden KL below 0.5:
+ *            perplexity within 1.5 %; mean KL from our own exact run within 10 % of the golden KL
+ *            for f16, 8/8, 8/4, 6/6, 4/4 g64 and 4/4 g32.
+ *            f16: the issue asks for the per-token bounds of exact here too. They cannot be met: the f16 golden is itself off the exact
+ *            golden by more than 1e-3 for 19.5 % of the tokens (at most 1.2e-2), and which f16
+ *            roundings flip is float noise: our ref tier, with every sum in double, and our avx2
+ *            tier differ from each other by as much as either does from the golden
+ *            (docs/quality.md). Checked instead: our mean distance from the f16 golden is below the
+ *            exact golden's distance from it, and the largest below 1.5 times that one's.
+ *   greedy   12 prompts, 96 tokens each: equal ids until a step whose golden top-2 gap is below
+ *            0.02, for exact, f16 and rot256k4.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -40,16 +46,18 @@ static void need(kvasir_status status, const kvasir_error *err) {
 struct setting {
     const char *golden, *bits, *group;
     bool exact;    /* per-token bounds hold */
+    bool rounded;  /* f16: per token no further from its golden than the exact golden is */
     bool check_kl; /* mean KL within 10 % */
     kvasir_context *ctx;
     const float *golden_nll;
-    double nll_sum, golden_sum, kl_sum, golden_kl, worst;
+    double nll_sum, golden_sum, kl_sum, golden_kl, off_sum, worst;
+    double spread_sum, spread_worst; /* of the exact golden from this one */
     size_t off_by_1e3, tokens;
 };
 
 static struct setting settings[] = {
     {.golden = "exact", .bits = "f32", .exact = true},
-    {.golden = "f16", .bits = "f16", .exact = true},
+    {.golden = "f16", .bits = "f16", .rounded = true, .check_kl = true},
     {.golden = "k8v8g64", .bits = "8", .group = "64", .check_kl = true},
     {.golden = "k8v4g64", .bits = "8,4", .group = "64", .check_kl = true},
     {.golden = "k6v6g64", .bits = "6", .group = "64", .check_kl = true},
@@ -81,7 +89,11 @@ static bool take_rows(void *user, size_t first, size_t rows, const float *logits
         s->nll_sum += d.nll_q;
         s->golden_sum += golden;
         s->kl_sum += d.kl;
+        double spread = fabs((double)settings[0].golden_nll[w->first + first + r] - golden);
         s->worst = off > s->worst ? off : s->worst;
+        s->off_sum += off;
+        s->spread_worst = spread > s->spread_worst ? spread : s->spread_worst;
+        s->spread_sum += spread;
         s->off_by_1e3 += off > 1e-3;
         s->tokens++;
     }
@@ -126,6 +138,8 @@ static bool judge(const struct setting *s) {
         good = s->worst <= 1e-2 && (double)s->off_by_1e3 <= 0.01 * n;
     else
         good = fabs(ppl / golden_ppl - 1) <= 0.015;
+    if (s->rounded)
+        good = good && s->off_sum <= s->spread_sum && s->worst <= 1.5 * s->spread_worst;
     if (s->check_kl)
         good = good && fabs(kl / s->golden_kl - 1) <= 0.10;
     printf("%-8s ppl %8.4f (golden %8.4f)  mean KL %.3e (golden %.3e)  per token: worst %.1e, "

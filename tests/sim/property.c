@@ -14,10 +14,10 @@
  * Bugs planted (tools/mutants.sh plants them again, `make soak` runs it), all caught:
  *   fork     a fork does not copy the open page, or forgets its references
  *   rotate   pages dropped too early; trim among the kept pages leaves the table's base
- *   masks    a query sees the token behind it; the window masked by page; all rows of a block masked
- *            like its last
- *   rows     rows of a block share a query; the last row of a step not multiplied; only the first row
- *            of activations rounded anew; all rows of a step rotated like the first
+ *   masks    a query sees the token behind it; the window masked by page; all rows of a block
+ *            masked like its last
+ *   rows     rows of a block share a query; the last row of a step not multiplied; only the first
+ *            row of activations rounded anew; all rows of a step rotated like the first
  */
 #include <math.h>
 #include <stdio.h>
@@ -147,7 +147,8 @@ static void edit_eval(const struct program *p, struct live *l) {
         compare_row(p, l->string, at + n - 1, last, "eval: other last logits");
 }
 
-/* Several sequences in one step, each with some rows: the contract of backend.h taken at its word. */
+/* Several sequences in one step, each with some rows: the contract of backend.h taken at its
+ * word. */
 static void edit_batch(const struct program *p, kvasir_context *ctx, struct live *live,
                        uint32_t n_live) {
     struct batch_seq rows[LIVE_MAX];
@@ -194,8 +195,8 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
         seq_commit(live[who[s]].seq->seq, tokens + rows[s].row, rows[s].rows);
 }
 
-/* A fork in the middle of a page, and both going on along strings that part just there: the one place
- * where a page has two owners with different plans. */
+/* A fork in the middle of a page, and both going on along strings that part just there: the one
+ * place where a page has two owners with different plans. */
 static void edit_twins(const struct program *p, struct live *l, struct live *twin) {
     kvasir_error err;
     if (kvasir_seq_length(l->seq) > p->shared)

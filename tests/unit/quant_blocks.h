@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of each weight type and the float32 values that the PyPI package gguf 0.19.0 (gguf.quants)
- * reads from them: random bytes, numpy seed 20260727. Values of F16 are numpy's. Literal on purpose:
- * nothing of ours made them.
+ * reads from them: random bytes, numpy seed 20260727. Values of F16 are numpy's. Literal on
+ * purpose: nothing of ours made them.
  */
 static const uint8_t Q4_0_BLOCKS[] = {
     0x35, 0xbd, 0xb5, 0x15, 0x62, 0x3d, 0x65, 0x14, 0x55, 0xfc, 0x9e, 0x46, 0x69, 0x69,

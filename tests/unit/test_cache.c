@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool and sequences against their invariants (C1-C7 of cache.h, P1-P3, S1-S3), without a model:
- * "storing" a token is a write of a byte pattern into its page. */
+/* The pool and sequences against their invariants (C1-C7 of cache.h, P1-P3, S1-S3), without a
+ * model: "storing" a token is a write of a byte pattern into its page. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool: every item exactly once, all writes visible to the next run, for more threads than cores
- * and for pauses long enough that workers park. What tsan has to say about it is part of the test. */
+/* The pool: every item exactly once, all writes visible to the next run, for more threads than
+ * cores and for pauses long enough that workers park. What tsan has to say about it is part of the
+ * test. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>

@@ -207,9 +207,9 @@ static void find_tiles(const struct attention_job *j, const struct block *b, uin
     out->tiles[out->n] = NULL;
 }
 
-/* A tile is read in pieces of 64 bytes a line, which hardware prefetchers follow badly, and the next
- * one lies in another page: asking for it while this one is worked on doubles the speed from memory
- * (docs/speed.md). NULL asks for nothing. */
+/* A tile is read in pieces of 64 bytes a line, which hardware prefetchers follow badly, and the
+ * next one lies in another page: asking for it while this one is worked on doubles the speed from
+ * memory (docs/speed.md). NULL asks for nothing. */
 static void prefetch(const uint8_t *tile, uint32_t bytes) {
     for (uint32_t line = 0; tile && line < bytes; line += 64)
         __builtin_prefetch(tile + line);

@@ -41,8 +41,8 @@ struct backend {
 /* Row-runs that split attention can hold before it merges: 256 runs (131,072 tokens) of 64 rows. */
 enum { PARTIAL_ROWS = 16384 };
 
-/* Outputs of one item of a product: for one row some 100 KiB of weights (tens of microseconds: small
- * enough to balance two to sixteen threads, large against the cost of taking an item). */
+/* Outputs of one item of a product: for one row some 100 KiB of weights (tens of microseconds:
+ * small enough to balance two to sixteen threads, large against the cost of taking an item). */
 enum { ITEM_OUTPUTS = 64 };
 
 #endif

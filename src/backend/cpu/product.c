@@ -4,9 +4,9 @@
  * A range is a whole number of panels (PRODUCT_PANEL outputs); every output is one accumulator of
  * one kernel call over all rows of the step, so neither the cut nor the rows beside it change it.
  *
- * act_bits 16: fifteen bits of an activation still move a token's loss by 1e-3 (docs/quality.md), so
- * what rounding left of it is rounded once more and multiplied as a second term: y = P(a) + P(rest),
- * 30 bits together, float32 for all purposes, at twice the price.
+ * act_bits 16: fifteen bits of an activation still move a token's loss by 1e-3 (docs/quality.md),
+ * so what rounding left of it is rounded once more and multiplied as a second term: y = P(a) +
+ * P(rest), 30 bits together, float32 for all purposes, at twice the price.
  */
 #include "backend/cpu/cpu_internal.h"
 
