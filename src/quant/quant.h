@@ -13,7 +13,7 @@
 
 #include "base/base.h"
 
-/* ---- 16-bit floats (half.c; inline because every tier's scalar tail needs them) -------------- */
+/* ---- 16-bit floats (half.c) ------------------------------------------------------------ */
 
 /* Numbers are in files: frozen. */
 enum scalar_type { SCALAR_F16 = 0, SCALAR_BF16 = 1, SCALAR_F32 = 2 };

@@ -7,12 +7,13 @@
  *            99 % of the tokens and 1e-2 for all. Quantized settings with a golden KL below 0.5:
  *            perplexity within 1.5 %; mean KL from our own exact run within 10 % of the golden KL
  *            for f16, 8/8, 8/4, 6/6, 4/4 g64 and 4/4 g32.
- *            f16: the issue asks for the per-token bounds of exact here too. They cannot be met: the f16 golden is itself off the exact
- *            golden by more than 1e-3 for 19.5 % of the tokens (at most 1.2e-2), and which f16
- *            roundings flip is float noise: our ref tier, with every sum in double, and our avx2
- *            tier differ from each other by as much as either does from the golden
- *            (docs/quality.md). Checked instead: our mean distance from the f16 golden is below the
- *            exact golden's distance from it, and the largest below 1.5 times that one's.
+ *            f16: the issue asks for the per-token bounds of exact here too. They cannot be met:
+ *            the f16 golden is itself off the exact golden by more than 1e-3 for 19.5 % of the
+ *            tokens (at most 1.2e-2), and which f16 roundings flip is float noise: our ref tier,
+ *            with every sum in double, and our avx2 tier differ from each other by as much as
+ *            either does from the golden (docs/quality.md). Checked instead: our mean distance
+ *            from the f16 golden is below the exact golden's distance from it, and the largest
+ *            below 1.5 times that one's.
  *   greedy   12 prompts, 96 tokens each: equal ids until a step whose golden top-2 gap is below
  *            0.02, for exact, f16 and rot256k4.
  */
