@@ -30,6 +30,10 @@ kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *
     struct stat st;
     *m = (struct file_map){0};
     TRY(open_regular(path, &fd, &st, err));
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return fail(err, KVASIR_ERR_IO, "%s: is not a regular file", path);
+    }
     if (st.st_size <= 0) {
         close(fd);
         return fail_at(err, KVASIR_ERR_FORMAT, 0, "%s: the file is empty", path);

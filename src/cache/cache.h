@@ -95,6 +95,7 @@ void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_f
  *      seq_trim(len)   forgets the tail; also undoes a prepare
  */
 struct kv_seq;
+enum { STEP_TOKENS_MAX = 4096 }; /* what seq_reserve plans for as one step */
 kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 void seq_destroy(struct kv_seq *s);
 /* A new sequence with the same tokens; full pages are shared, an open page is copied at the next

@@ -166,11 +166,12 @@ static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error 
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) {
     TRY(token_room(s, length, err));
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        /* A bounded table never grows past its span; the step's own pages come on top (prepare). */
+        /* A bounded table never grows past its span and the pages of a step. */
         const struct kv_group *group = &s->cache->groups[g];
-        uint64_t n = pages_for(length);
-        if (group->span != UINT32_MAX && n > group->kept_pages + pages_for(group->span) + 2u)
-            n = group->kept_pages + pages_for(group->span) + 2u;
+        uint64_t n = pages_for(length), step_pages = STEP_TOKENS_MAX / TILE_TOKENS + 2;
+        if (group->span != UINT32_MAX &&
+            n > group->kept_pages + pages_for(group->span) + step_pages)
+            n = group->kept_pages + pages_for(group->span) + step_pages;
         TRY(table_room(&s->tables[g], (uint32_t)n, err));
     }
     return KVASIR_OK;

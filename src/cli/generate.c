@@ -202,6 +202,11 @@ static void settle_limit(struct run *r) {
     }
     r->limit = r->a->max_tokens;
     r->at_limit = FINISH_LENGTH;
+    uint64_t end = r->prompt.n + (uint64_t)r->limit;
+    if (!r->a->quiet && r->a->cache.options.max_kv_size && r->info.ctx_train &&
+        end > r->info.ctx_train)
+        fprintf(stderr, "warning: up to %llu tokens: past the %u the model was trained for\n",
+                (unsigned long long)end, r->info.ctx_train);
     if (r->a->cache.options.max_kv_size || r->prompt.n > info.ctx)
         return;
     uint64_t room = (uint64_t)info.ctx - r->prompt.n + 1;

@@ -178,9 +178,9 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     *s = (struct settled){.prefill_chunk = o->prefill_chunk};
     s->backend = (struct backend_options){.threads = o->threads, .act_bits = o->act_bits};
     TRY(parse_tier(o->cpu_tier, &s->backend.tier, err));
-    if (o->prefill_chunk < 1 || o->prefill_chunk > 4096)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to 4096",
-                    o->prefill_chunk);
+    if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
+                    o->prefill_chunk, STEP_TOKENS_MAX);
     if (o->max_kv_size && o->kv_keep >= o->max_kv_size)
         return fail(err, KVASIR_ERR_ARGUMENT, "--kv-keep %u leaves no room below --max-kv-size %u",
                     o->kv_keep, o->max_kv_size);

@@ -15,8 +15,10 @@ kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out, kvasir_er
         return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
     s->ctx = ctx;
     kvasir_status status = seq_create(ctx->cache, &s->seq, err);
+    if (status == KVASIR_OK) /* so that steps do not allocate (a rotating sequence may pass ctx) */
+        status = seq_reserve(s->seq, ctx->options.ctx, err);
     if (status != KVASIR_OK) {
-        mem_free(s);
+        kvasir_seq_destroy(s);
         return status;
     }
     *out = s;

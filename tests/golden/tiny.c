@@ -60,8 +60,9 @@ static void check_model(const char *name, const char *tier, const char *bits, do
     o.act_bits = 16;
     o.cpu_tier = tier;
     o.cache_bytes = 64 << 20;
-    if (kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK ||
-        kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK)
+    if (kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK)
+        fail_msg("%s", err.text);
+    if (kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK)
         fail_msg("%s", err.text);
     struct golden_file file;
     snprintf(path, sizeof path, "%s/fixtures/tiny/%s/golden.safetensors", SHARED_DIR, name);
