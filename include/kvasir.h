@@ -157,7 +157,7 @@ typedef struct kvasir_context_options {
     uint32_t max_kv_size;
     uint32_t kv_keep;       /* < max_kv_size */
     uint32_t ctx;           /* most tokens of a sequence; 0: from the model and free memory */
-    uint64_t cache_bytes;   /* budget of all pages; 0: from ctx and free memory */
+    uint64_t cache_bytes;   /* budget of all pages; 0: four sequences of ctx, or free memory */
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
     int threads;            /* 0: one per core */
     const char *cpu_tier;   /* "auto", "ref", "avx2" */
@@ -173,7 +173,9 @@ KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
 KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequences */
 
 typedef struct kvasir_context_info {
-    uint32_t ctx;
+    uint32_t ctx;                  /* most tokens of a sequence; 0: any number (rotation) */
+    uint32_t visible;              /* tokens a query sees at most (rotation, window); 0: all */
+    uint64_t ctx_bytes;            /* most of one sequence of ctx tokens; of any where bounded */
     uint64_t cache_bytes;          /* budget */
     uint64_t kv_bytes_per_token;   /* in the context's format */
     uint64_t kv_bytes_per_token16; /* the same token at 16 bits */
@@ -197,7 +199,7 @@ KVASIR_API kvasir_status kvasir_seq_fork(kvasir_seq *seq, kvasir_seq **out, kvas
 KVASIR_API uint32_t kvasir_seq_length(const kvasir_seq *seq);
 KVASIR_API const int32_t *kvasir_seq_tokens(const kvasir_seq *seq); /* [length] */
 KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages */
-/* Forgets everything from `length` on. Fails, naming the longest length that works, where rotation
+/* Forgets everything from `length` on. Fails, naming the nearest lengths that work, where rotation
  * or a window has dropped a page that position `length` sees. 0 always works. */
 KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, kvasir_error *err);
 

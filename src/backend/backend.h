@@ -144,6 +144,14 @@ void backend_arena_release(struct backend *b, void *at, size_t bytes);
 void backend_arena_zero(struct backend *b, void *at, size_t bytes);
 void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes);
 
+/* Order. Everything below, and backend_arena_zero, _copy and _release, happens in the order of the
+ * calls. Host arguments (struct batch and all it points to, tokens, positions, inv_freq, arrays of
+ * pointers) are consumed before a call returns: the caller may change or free them at once. Every
+ * batch has at least one sequence and every sequence at least one row. A backend whose memory is
+ * not the host's copies weights and gains when a run is created; on the CPU they are used where they
+ * are mapped.
+ */
+
 /* ---- operations ------------------------------------------------------------------------------ */
 
 /* y[row] = weight row tokens[row], in float32. */

@@ -44,9 +44,8 @@ kvasir_status fail(kvasir_error *err, kvasir_status code, const char *format, ..
     PRINTF_LIKE(3, 4);
 kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
                       ...) PRINTF_LIKE(4, 5);
-/* Puts "prefix: " in front of an error's text (a reader's caller adds the file's name). Returns
- * err's code. */
-kvasir_status fail_prefix(kvasir_error *err, const char *prefix);
+/* Puts "prefix: " in front of an error's text (a reader's caller adds the file's name). */
+void fail_prefix(kvasir_error *err, const char *prefix);
 
 /* ---- memory (memory.c) ----------------------------------------------------------------------- */
 
@@ -143,13 +142,12 @@ void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void
 /* libm's exp, sin, cos ... differ between machines and versions; bits of ours do not (no FMA, no
  * tables of the system). Errors: m_expf < 2 ulp on [-104, 88] (0 below, +inf above); the double
  * functions < 2 ulp, m_sincos for
- * |x| < 2^30. */
+ * |x| < 2^40 (else 0, 1). */
 float m_expf(float x);
 double m_exp(double x);
 double m_log(double x);
 double m_pow(double base, double exponent); /* base > 0 */
 void m_sincos(double x, double *sin_out, double *cos_out);
-float m_sqrtf(float x);
 double m_sqrt(double x);
 
 #endif

@@ -86,14 +86,14 @@ double m_pow(double base, double exponent) {
 }
 
 /* |x| = mantissa * 2^-shift. In units of a quarter turn it is mantissa * (2/pi) * 2^-shift: 2/pi to
- * 128 bits makes the 64 bits behind the point exact enough for every |x| < 2^30. Returns the
+ * 128 bits makes the 64 bits behind the point exact enough for every |x| < 2^40. Returns the
  * quarter turns mod 4 and the rest in [-pi/4, pi/4]. */
 static unsigned reduce_quarter(double x, double *rest) {
     static const uint64_t two_over_pi_high = 0xa2f9836e4e441529ULL,
                           two_over_pi_low = 0xfc2757d1f534ddc0ULL;
     uint64_t u = to_bits(x);
     uint64_t mantissa = (u & 0xfffffffffffffULL) | 0x10000000000000ULL;
-    int shift = 1075 - (int)(u >> 52); /* 23 .. 53 for x in [0.5, 2^30) */
+    int shift = 1075 - (int)(u >> 52); /* 13 .. 53 for x in [0.5, 2^40) */
     unsigned __int128 low = (unsigned __int128)mantissa * two_over_pi_low;
     unsigned __int128 high = (unsigned __int128)mantissa * two_over_pi_high + (uint64_t)(low >> 64);
     /* x * 2/pi = (high * 2^64 + low part) * 2^-(128 + shift): the point stands at bit 64 + shift of
@@ -109,6 +109,11 @@ static unsigned reduce_quarter(double x, double *rest) {
 
 void m_sincos(double x, double *sin_out, double *cos_out) {
     double a = x < 0 ? -x : x, r = a;
+    if (!(a < 0x1p40)) { /* no angle of ours: a defined answer for NaN and nonsense of a file */
+        *sin_out = 0;
+        *cos_out = 1;
+        return;
+    }
     unsigned quarter = a < 0.5 ? 0 : reduce_quarter(a, &r);
     double z = r * r;
     /* Taylor: next terms r^19/19! < 1e-19 and r^20/20! < 4e-21 at pi/4. */
@@ -133,7 +138,4 @@ void m_sincos(double x, double *sin_out, double *cos_out) {
 /* The square root is one correctly rounded instruction everywhere. */
 double m_sqrt(double x) {
     return __builtin_sqrt(x);
-}
-float m_sqrtf(float x) {
-    return __builtin_sqrtf(x);
 }

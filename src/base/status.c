@@ -46,9 +46,9 @@ kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, con
     return code;
 }
 
-kvasir_status fail_prefix(kvasir_error *err, const char *prefix) {
+void fail_prefix(kvasir_error *err, const char *prefix) {
     if (!err)
-        return KVASIR_ERR_FORMAT;
+        return;
     char text[sizeof err->text];
     memcpy(text, err->text, sizeof text);
     size_t room = sizeof text - 1, used = strnlen(prefix, room);
@@ -58,5 +58,4 @@ kvasir_status fail_prefix(kvasir_error *err, const char *prefix) {
     size_t rest = strnlen(text, room - used);
     memcpy(err->text + used, text, rest);
     err->text[used + rest] = 0;
-    return err->code;
 }

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all sequences of one context have in common: layer groups, formats, what a query sees, the
- * pool. Settled once at creation; everything after is arithmetic on it. */
+ * pool. Settled once at creation; everything after is arithmetic on it: which pages a sequence holds
+ * is a function of positions alone, so what it will cost is known before it grows. */
 #include "cache/cache_internal.h"
 
 static const struct kv_format EXACT_START = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
+
+/* Keeps spans away from UINT32_MAX (everything is seen) and page numbers from overflow. */
+#define MAX_SIZE_LIMIT (UINT32_MAX / 2)
 
 static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_shape *shape,
                                 kvasir_error *err) {
@@ -16,7 +20,7 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     } else if (o->max_size) {
         group->keep = o->keep;
         group->span = o->max_size - o->keep;
-        group->kept_pages = (o->keep + TILE_TOKENS - 1) / TILE_TOKENS;
+        group->kept_pages = pages_for(o->keep);
     }
     struct kv_format k = o->k, v = o->v;
     TRY(kv_format_settle(&k, shape->head_dim, o->group_k, err));
@@ -25,33 +29,103 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     page_layout_init(&layout[0], shape->layers, shape->kv_heads, shape->head_dim, k, v);
     page_layout_init(&layout[1], shape->layers, shape->kv_heads, shape->head_dim, EXACT_START,
                      EXACT_START);
-    for (int i = 0; i < 2; i++)
-        TRY(page_class(c->pool, layout[i].page_bytes, &group->page_class[i], err));
     return KVASIR_OK;
 }
 
-kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,
-                              const struct kv_cache_options *opt, struct kv_cache **out,
-                              kvasir_error *err) {
+/* Everything but the pool. */
+static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, uint32_t n_groups,
+                            const struct kv_cache_options *opt, kvasir_error *err) {
     if (n_groups == 0 || n_groups > CACHE_GROUPS_MAX)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "%u layer groups (1 to %d are supported)",
                     n_groups, CACHE_GROUPS_MAX);
     if (opt->max_size && opt->keep >= opt->max_size)
         return fail(err, KVASIR_ERR_ARGUMENT, "--kv-keep %u leaves no room below --max-kv-size %u",
                     opt->keep, opt->max_size);
+    if (opt->max_size > MAX_SIZE_LIMIT)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--max-kv-size %u: at most %u", opt->max_size,
+                    MAX_SIZE_LIMIT);
+    c->options = *opt;
+    c->n_groups = n_groups;
+    if (!kv_format_exact(opt->k) || !kv_format_exact(opt->v))
+        c->start_pages = pages_for(opt->quantized_start);
+    for (uint32_t g = 0; g < n_groups; g++)
+        TRY(group_init(c, g, &groups[g], err));
+    return KVASIR_OK;
+}
+
+/* ---- which pages a table holds ---------------------------------------------------------------- */
+
+uint32_t pages_for(uint32_t tokens) {
+    return tokens / TILE_TOKENS + (tokens % TILE_TOKENS != 0);
+}
+
+uint32_t first_seen(const struct kv_group *g, uint32_t p) {
+    uint32_t first = g->span == UINT32_MAX || p < g->span ? 0 : (p + 1 - g->span) / TILE_TOKENS;
+    return first > g->kept_pages ? first : g->kept_pages;
+}
+
+/* Bytes of the pages that a table holds when the next query is at `length` and positions below
+ * `prepared` have pages. */
+static uint64_t table_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
+                            uint32_t prepared) {
+    const struct kv_group *g = &c->groups[group];
+    uint32_t end = pages_for(prepared);
+    uint32_t kept = g->kept_pages < end ? g->kept_pages : end;
+    uint32_t first = first_seen(g, length) < end ? first_seen(g, length) : end;
+    if (first < kept)
+        first = kept;
+    uint32_t count = kept + (end - first);
+    uint32_t start_kept = kept < c->start_pages ? kept : c->start_pages;
+    uint32_t start_end = end < c->start_pages ? end : c->start_pages;
+    uint32_t start = start_kept + (start_end > first ? start_end - first : 0);
+    return (uint64_t)start * c->layouts[group][1].page_bytes +
+           (uint64_t)(count - start) * c->layouts[group][0].page_bytes;
+}
+
+uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        bytes += table_bytes(c, g, length, prepared);
+    return bytes;
+}
+
+uint64_t peak_bytes(const struct kv_cache *c, uint32_t from, uint32_t length, uint32_t step) {
+    uint64_t most = 0;
+    for (uint32_t at = from; at < length;) {
+        uint32_t next = length - at > step ? at + step : length;
+        uint64_t bytes = all_bytes(c, at, next);
+        if (bytes > most)
+            most = bytes;
+        at = next;
+    }
+    return most;
+}
+
+kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_groups,
+                                  const struct kv_cache_options *opt, uint32_t length,
+                                  uint32_t step, uint64_t *bytes, kvasir_error *err) {
+    struct kv_cache c = {0};
+    TRY(settle(&c, groups, n_groups, opt, err));
+    *bytes = peak_bytes(&c, 0, length, step);
+    return KVASIR_OK;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,
+                              const struct kv_cache_options *opt, struct kv_cache **out,
+                              kvasir_error *err) {
     struct kv_cache *c = mem_calloc(1, sizeof *c);
     if (!c)
         return fail(err, KVASIR_ERR_MEMORY, "cache: out of memory");
     c->backend = b;
-    c->options = *opt;
-    c->n_groups = n_groups;
-    if (!kv_format_exact(opt->k) || !kv_format_exact(opt->v))
-        c->start_pages =
-            opt->quantized_start / TILE_TOKENS + (opt->quantized_start % TILE_TOKENS != 0 ? 1 : 0);
     kvasir_status status;
+    TRY_GOTO(settle(c, groups, n_groups, opt, err));
     TRY_GOTO(kv_pool_create(b, opt->budget_bytes, &c->pool, err));
     for (uint32_t g = 0; g < n_groups; g++)
-        TRY_GOTO(group_init(c, g, &groups[g], err));
+        for (int i = 0; i < 2; i++)
+            TRY_GOTO(
+                page_class(c->pool, c->layouts[g][i].page_bytes, &c->groups[g].page_class[i], err));
     *out = c;
     return KVASIR_OK;
 done:
@@ -68,13 +142,6 @@ void kv_cache_destroy(struct kv_cache *c) {
 
 struct kv_pool *kv_cache_pool(struct kv_cache *c) {
     return c->pool;
-}
-
-uint64_t kv_cache_page_bytes(const struct kv_cache *c, bool start) {
-    uint64_t bytes = 0;
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        bytes += c->layouts[g][start ? 1 : 0].page_bytes;
-    return bytes;
 }
 
 void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v) {

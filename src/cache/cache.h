@@ -70,15 +70,19 @@ struct kv_shape {
     uint32_t window;
 };
 
+enum { CACHE_GROUPS_MAX = 4 };
+
 struct kv_cache;
 kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,
                               const struct kv_cache_options *opt, struct kv_cache **out,
                               kvasir_error *err) MUST_CHECK;
 void kv_cache_destroy(struct kv_cache *c);
 struct kv_pool *kv_cache_pool(struct kv_cache *c);
-/* Bytes 64 tokens cost: all groups, at the quantized format (start false) or at the exact
- * start's. */
-uint64_t kv_cache_page_bytes(const struct kv_cache *c, bool start);
+/* The most bytes that one sequence holds while it grows from nothing to `length` in steps of `step`
+ * tokens: what to plan a budget with, before there is a cache. */
+kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_groups,
+                                  const struct kv_cache_options *opt, uint32_t length,
+                                  uint32_t step, uint64_t *bytes, kvasir_error *err) MUST_CHECK;
 /* The settled formats. */
 void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v);
 
@@ -98,7 +102,7 @@ struct kv_seq;
 enum { STEP_TOKENS_MAX = 4096 }; /* what seq_reserve plans for as one step */
 kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 void seq_destroy(struct kv_seq *s);
-/* A new sequence with the same tokens; full pages are shared, an open page is copied at the next
+/* A new sequence with the same tokens, not while a step is under way; full pages are shared, an open page is copied at the next
  * prepare of either. */
 kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 
@@ -113,9 +117,10 @@ kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) 
 uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step);
 /* KVASIR_ERR_BUDGET names budget, use and need. */
 kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) MUST_CHECK;
+/* n: at most what was prepared; what is left over goes back. */
 void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
-/* Forgets everything from `length` on. Fails (KVASIR_ERR_ARGUMENT, naming the longest length that
- * works) when a page that position `length` sees was dropped by rotation or a window. 0 always
+/* Forgets everything from `length` on. Fails (KVASIR_ERR_ARGUMENT, naming the nearest lengths that
+ * work) when a page that position `length` sees was dropped by rotation or a window. 0 always
  * works. */
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
 /* Bytes of pages in this sequence's tables (shared ones count in full). */

@@ -8,7 +8,7 @@
 /* ---- pages (pool.c) -------------------------------------------------------------------------- */
 
 /* Pages of one size come from superblocks of their own. Registered once, at cache creation. */
-enum { PAGE_CLASSES_MAX = 2 * 4 };
+enum { PAGE_CLASSES_MAX = 2 * CACHE_GROUPS_MAX };
 kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_index,
                          kvasir_error *err) MUST_CHECK;
 
@@ -26,8 +26,6 @@ kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_err
 
 /* ---- cache ----------------------------------------------------------------------------------- */
 
-enum { CACHE_GROUPS_MAX = 4 };
-
 /* One layer group: its two page layouts and what its queries see. */
 struct kv_group {
     struct kv_shape shape;
@@ -44,12 +42,20 @@ struct kv_cache {
     struct kv_group groups[CACHE_GROUPS_MAX];
     struct page_layout layouts[CACHE_GROUPS_MAX][2]; /* the group's format; the exact start's */
     uint32_t start_pages; /* pages with a smaller number are exact (quantized-kv-start) */
-    uint32_t sequences;
 };
 
 /* Which of its group's layouts page `number` has: a function of the number alone (C7). */
 static inline uint32_t layout_of(const struct kv_cache *c, uint32_t number) {
     return number < c->start_pages ? 1 : 0;
 }
+
+uint32_t pages_for(uint32_t tokens); /* pages that hold positions below `tokens` */
+/* Number of the first page behind the kept ones that a query at position p, or a later one, sees. */
+uint32_t first_seen(const struct kv_group *g, uint32_t p);
+/* Bytes of the pages that a sequence holds when its next query is at `length` and positions below
+ * `prepared` have pages. */
+uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared);
+/* The most of them while it grows from `from` to `length` in steps. */
+uint64_t peak_bytes(const struct kv_cache *c, uint32_t from, uint32_t length, uint32_t step);
 
 #endif

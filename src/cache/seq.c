@@ -21,6 +21,7 @@
  *   S3  The page of position `length`, while it is partly filled, is private to the sequence from
  *       the prepare on: seq_prepare copies it if anyone else holds it.
  */
+#include <assert.h>
 #include <string.h>
 
 #include "cache/cache_internal.h"
@@ -42,42 +43,6 @@ struct kv_seq {
 /* ---- which pages a table holds: functions of positions alone ----------------------------------
  * */
 
-static uint32_t pages_for(uint32_t tokens) {
-    return (tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-}
-
-/* Number of the first page behind the kept ones that a query at position p, or a later one, sees.
- * */
-static uint32_t first_seen(const struct kv_group *g, uint32_t p) {
-    uint32_t first = g->span == UINT32_MAX || p < g->span ? 0 : (p + 1 - g->span) / TILE_TOKENS;
-    return first > g->kept_pages ? first : g->kept_pages;
-}
-
-/* Bytes of the pages that a table holds when the next query is at `length` and positions below
- * `prepared` have pages. */
-static uint64_t table_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
-                            uint32_t prepared) {
-    const struct kv_group *g = &c->groups[group];
-    uint32_t end = pages_for(prepared);
-    uint32_t kept = g->kept_pages < end ? g->kept_pages : end;
-    uint32_t first = first_seen(g, length) < end ? first_seen(g, length) : end;
-    if (first < kept)
-        first = kept;
-    uint32_t count = kept + (end - first);
-    uint32_t start_kept = kept < c->start_pages ? kept : c->start_pages;
-    uint32_t start_end = end < c->start_pages ? end : c->start_pages;
-    uint32_t start = start_kept + (start_end > first ? start_end - first : 0);
-    return (uint64_t)start * c->layouts[group][1].page_bytes +
-           (uint64_t)(count - start) * c->layouts[group][0].page_bytes;
-}
-
-static uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared) {
-    uint64_t bytes = 0;
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        bytes += table_bytes(c, g, length, prepared);
-    return bytes;
-}
-
 /* Entry of the open page (the one that position `length` falls into when partly filled), or -1. */
 static int64_t open_entry(const struct kv_seq *s, uint32_t group) {
     if (s->length % TILE_TOKENS == 0)
@@ -90,6 +55,27 @@ static int64_t open_entry(const struct kv_seq *s, uint32_t group) {
 static bool open_is_shared(const struct kv_seq *s, uint32_t group) {
     int64_t i = open_entry(s, group);
     return i >= 0 && page_shared(s->cache->pool, s->tables[group].pages[i].addr);
+}
+
+/* Entries of a table that covers positions below `length`. */
+static uint32_t entries_for(const struct kv_seq *s, uint32_t group, uint32_t length) {
+    uint32_t pages = pages_for(length), kept = s->cache->groups[group].kept_pages;
+    return pages <= kept ? pages : kept + (pages - s->tables[group].base_page);
+}
+
+/* Bytes of shared pages that growing up to a query at `end` will drop from the table: they stay in
+ * use with their other holders, so what dropping frees must not be counted on. */
+static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        const struct table *t = &s->tables[g];
+        uint32_t kept = s->cache->groups[g].kept_pages,
+                 first = first_seen(&s->cache->groups[g], end);
+        for (uint32_t i = kept; i < t->n && t->base_page + (i - kept) < first; i++)
+            if (page_shared(s->cache->pool, t->pages[i].addr) && (int64_t)i != open_entry(s, g))
+                bytes += s->cache->layouts[g][t->pages[i].layout].page_bytes;
+    }
+    return bytes;
 }
 
 /* What making the open pages private will cost. */
@@ -110,7 +96,6 @@ kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *
     s->cache = c;
     for (uint32_t g = 0; g < c->n_groups; g++)
         s->tables[g].base_page = c->groups[g].kept_pages;
-    c->sequences++;
     *out = s;
     return KVASIR_OK;
 }
@@ -128,7 +113,6 @@ void seq_destroy(struct kv_seq *s) {
         table_truncate(s, g, 0);
         mem_free(s->tables[g].pages);
     }
-    s->cache->sequences--;
     mem_free(s->tokens);
     mem_free(s);
 }
@@ -179,6 +163,7 @@ kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) 
 
 kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) {
     struct kv_seq *f = NULL;
+    assert(s->prepared == s->length); /* pages that a step is writing are not shared */
     TRY(seq_create(s->cache, &f, err));
     kvasir_status status;
     TRY_GOTO(token_room(f, s->length, err));
@@ -261,16 +246,9 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
 /* ---- growing --------------------------------------------------------------------------------- */
 
 uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step) {
-    const struct kv_cache *c = s->cache;
-    uint64_t held = all_bytes(c, s->length, s->length), most = 0;
-    for (uint32_t at = s->length; at < length;) {
-        uint32_t next = length - at > step ? at + step : length;
-        uint64_t bytes = all_bytes(c, at, next);
-        if (bytes > most)
-            most = bytes;
-        at = next;
-    }
-    return (most > held ? most - held : 0) + copy_bytes(s);
+    uint64_t held = all_bytes(s->cache, s->length, s->length);
+    uint64_t most = peak_bytes(s->cache, s->length, length, step);
+    return (most > held ? most - held : 0) + copy_bytes(s) + shared_dropped_bytes(s, length);
 }
 
 /* Takes a page for `number` at the table's end. */
@@ -302,6 +280,7 @@ static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error
 kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     uint32_t end;
+    assert(s->prepared == s->length);
     if (__builtin_add_overflow(s->length, n, &end) || end > UINT32_MAX - TILE_TOKENS)
         return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
     /* All or none: what is needed is known before anything is taken. */
@@ -318,12 +297,8 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     return KVASIR_OK;
 done:
     /* An unshared open page stays so: it holds the same bytes. */
-    for (uint32_t g = 0; g < c->n_groups; g++) {
-        const struct table *t = &s->tables[g];
-        uint32_t kept = c->groups[g].kept_pages, pages = pages_for(s->length);
-        uint32_t n_before = pages <= kept ? pages : kept + (pages - t->base_page);
-        table_truncate(s, g, n_before);
-    }
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        table_truncate(s, g, entries_for(s, g, s->length));
     return status;
 }
 
@@ -343,11 +318,14 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
 }
 
 void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
+    assert(n <= s->prepared - s->length);
     memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
     s->length += n;
     s->prepared = s->length;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        table_truncate(s, g, entries_for(s, g, s->length)); /* where less was used than prepared */
         drop_unseen(s, g);
+    }
 }
 
 /* ---- shrinking ------------------------------------------------------------------------------- */
@@ -359,33 +337,30 @@ static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
            first_seen(g, length) >= s->tables[group].base_page;
 }
 
-static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
-        if (!can_trim(s, g, length))
-            return false;
-    return true;
-}
-
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) {
     if (length > s->length)
         return fail(err, KVASIR_ERR_ARGUMENT, "cannot trim %u tokens to %u", s->length, length);
-    if (!can_trim_all(s, length)) {
-        uint32_t below = length, above = length;
-        while (!can_trim_all(s, below))
-            below--;
-        while (!can_trim_all(s, above))
-            above++;
+    /* Lengths that work: up to `below`, and from `above` on. */
+    uint32_t below = length, above = length;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        const struct kv_group *group = &s->cache->groups[g];
+        if (can_trim(s, g, length))
+            continue;
+        uint32_t kept = group->kept_pages * TILE_TOKENS;
+        uint32_t held = s->tables[g].base_page * TILE_TOKENS + group->span - 1;
+        below = kept < below ? kept : below;
+        above = held > above ? held : above;
+    }
+    if (above > length)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "cannot trim to %u tokens: pages that the next one sees were dropped; %u or "
                     "less, or %u or more, works",
                     length, below, above);
-    }
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        uint32_t kept = s->cache->groups[g].kept_pages, pages = pages_for(length);
-        struct table *t = &s->tables[g];
-        table_truncate(s, g, pages <= kept ? pages : kept + (pages - t->base_page));
-        if (pages <= kept)
-            t->base_page = kept;
+        uint32_t kept = s->cache->groups[g].kept_pages;
+        table_truncate(s, g, entries_for(s, g, length));
+        if (pages_for(length) <= kept)
+            s->tables[g].base_page = kept;
     }
     s->length = s->prepared = length;
     return KVASIR_OK;

@@ -173,6 +173,7 @@ static int run_text(const struct bench_args *a, struct real *r, kvasir_kv_bench_
     kvasir_context_options options = kvasir_context_defaults();
     options.kv_bits = "f32";
     options.threads = a->threads;
+    options.ctx = (uint32_t)n;
     if (kvasir_context_create(r->model, &options, &r->ctx, &err) ||
         kvasir_seq_create(r->ctx, &r->seq, &err) || kvasir_seq_eval(r->seq, r->ids, n, NULL, &err))
         return library_error(&COMMAND, &err);

@@ -35,7 +35,9 @@ static int read_stream(const struct command *c, const char *flag, const char *na
     int code = data ? EXIT_GOOD : run_error(c, "%s: %s: out of memory", flag, name);
     while (!code) {
         n += fread(data + n, 1, cap - n, f);
-        if (ferror(f))
+        if (ferror(f) && errno == EINTR && interrupted())
+            code = EXIT_INTERRUPTED;
+        else if (ferror(f))
             code = run_error(c, "%s: %s: %s", flag, name, strerror(errno));
         else if (n < cap)
             break;

@@ -152,6 +152,7 @@ static int prepare(struct run *r) {
         code = check_stops(&r->a->stop);
     if (!code)
         code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
+    catch_interrupt(); /* from here on there is a file to take away again */
     if (!code && r->a->logits)
         code = out_open(&COMMAND, &r->logits_file, "--logits", r->a->logits);
     return code;
@@ -203,11 +204,11 @@ static void settle_limit(struct run *r) {
     r->limit = r->a->max_tokens;
     r->at_limit = FINISH_LENGTH;
     uint64_t end = r->prompt.n + (uint64_t)r->limit;
-    if (!r->a->quiet && r->a->cache.options.max_kv_size && r->info.ctx_train &&
-        end > r->info.ctx_train)
+    bool rotates = r->a->cache.options.max_kv_size && !r->info.window;
+    if (!r->a->quiet && rotates && r->info.ctx_train && end > r->info.ctx_train)
         fprintf(stderr, "warning: up to %llu tokens: past the %u the model was trained for\n",
                 (unsigned long long)end, r->info.ctx_train);
-    if (r->a->cache.options.max_kv_size || r->prompt.n > info.ctx)
+    if (rotates || r->prompt.n > info.ctx)
         return;
     uint64_t room = (uint64_t)info.ctx - r->prompt.n + 1;
     if (room < r->limit) {
@@ -347,8 +348,10 @@ static int end_text(struct run *r) {
 
 /* Rotation holds fewer tokens than were evaluated: only what is held is compared with 16 bits. */
 static uint64_t tokens_held(const struct run *r) {
-    uint32_t length = kvasir_seq_length(r->seq), most = r->a->cache.options.max_kv_size;
-    return most && most < length ? most : length;
+    kvasir_context_info info;
+    kvasir_context_get_info(r->ctx, &info);
+    uint32_t length = kvasir_seq_length(r->seq);
+    return info.visible && info.visible < length ? info.visible : length;
 }
 
 /* Fewer than the prompt has where Ctrl-C came in the middle of it. */
@@ -417,7 +420,6 @@ static int generate(struct run *r) {
         return code;
     settle_limit(r);
     r->stream = (struct stream){.stops = &r->a->stop, .to = r->a->json ? NULL : stdout};
-    catch_interrupt();
     code = run_prompt(r);
     if (code)
         return code;

@@ -29,7 +29,7 @@ static const struct command COMMAND = {
 };
 
 static const char *const FORMATS[] = {"f32", "f16", "bf16", "8", "6", "5", "4", "3", "2", "8,4"};
-static const char *const GROUPS[] = {"64", "32"};
+static const char *const GROUPS[] = {"128", "64", "32"};
 
 /* Exact formats have no groups. */
 static bool has_groups(const char *format) {

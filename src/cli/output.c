@@ -172,11 +172,13 @@ static void print_notes(const char *notes) {
 }
 
 void print_context_facts(const kvasir_context_info *i) {
-    char token[24], token16[24], budget[24];
-    fprintf(stderr, "cache:  %s, %s a token (16-bit: %s, %.2fx); up to %u tokens, budget %s\n",
-            i->kv_format, human_bytes((double)i->kv_bytes_per_token, token),
+    char token[24], token16[24], budget[24], length[48] = "any length";
+    if (i->ctx)
+        snprintf(length, sizeof length, "up to %u tokens", i->ctx);
+    fprintf(stderr, "cache:  %s, %s a token (16-bit: %s, %.2fx); %s, budget %s\n", i->kv_format,
+            human_bytes((double)i->kv_bytes_per_token, token),
             human_bytes((double)i->kv_bytes_per_token16, token16),
-            ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), i->ctx,
+            ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), length,
             human_bytes((double)i->cache_bytes, budget));
     fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", kvasir_cpu_name(),
             i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
@@ -188,6 +190,8 @@ void put_context_facts(json_t *object, const kvasir_context_info *i) {
     put_whole(object, "kv_bytes_per_token", i->kv_bytes_per_token);
     put_whole(object, "kv_bytes_per_token_16bit", i->kv_bytes_per_token16);
     put_whole(object, "ctx", i->ctx);
+    put_whole(object, "visible_tokens", i->visible);
+    put_whole(object, "ctx_bytes", i->ctx_bytes);
     put_whole(object, "cache_budget_bytes", i->cache_bytes);
     put_text(object, "cpu_tier", i->cpu_tier);
     put_whole(object, "threads", (uint64_t)i->threads);

@@ -15,7 +15,7 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
     kvasir_status status;
     TRY_GOTO(options_settle(model, options, &c->options, err));
     TRY_GOTO(backend_cpu_create(&c->backend, &c->options.backend, err));
-    struct kv_shape shapes[KV_GROUPS_MAX];
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
     c->n_groups = model_kv_groups(model->model, shapes);
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
     uint32_t rows = c->options.prefill_chunk;
@@ -50,7 +50,9 @@ void kvasir_context_destroy(kvasir_context *c) {
 void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info) {
     struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
     *info = (kvasir_context_info){
-        .ctx = c->options.ctx,
+        .ctx = c->options.cache.max_size ? 0 : c->options.ctx,
+        .visible = c->options.visible,
+        .ctx_bytes = c->options.ctx_bytes,
         .cache_bytes = pool.budget_bytes,
         .kv_bytes_per_token = c->options.kv_bytes_per_token,
         .kv_bytes_per_token16 = c->options.kv_bytes_per_token16,

@@ -31,16 +31,16 @@ struct settled {
     struct kv_cache_options cache;
     struct backend_options backend;
     uint32_t ctx;
+    uint32_t visible;   /* tokens a query sees at most (rotation, window); 0: all */
+    uint64_t ctx_bytes; /* most cache bytes of a sequence of ctx tokens; of any where bounded */
     uint32_t prefill_chunk;
     uint64_t kv_bytes_per_token, kv_bytes_per_token16;
     char notes[sizeof(((kvasir_context_info *)0)->notes)];
 };
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              struct settled *out, kvasir_error *err) MUST_CHECK;
-/* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. */
-kvasir_status engine_parse_groups(const char *text, uint32_t *k, uint32_t *v,
-                                  kvasir_error *err) MUST_CHECK;
-/* "64" or "64,32" (K,V); NULL gives 0, 0: the default. Errors name `flag`. */
+/* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors begin with
+ * `flag`. */
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
@@ -63,8 +63,4 @@ struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
 };
-/* What kvasir_seq_read_kv can read of it. */
-void engine_seq_shape(const struct kvasir_seq *seq, uint32_t *layers, uint32_t *kv_heads,
-                      uint32_t *head_dim, uint32_t *length);
-
 #endif

@@ -170,11 +170,17 @@ static kvasir_status take_format(struct bench *b, struct candidate *c, const cha
     struct kv_format formats[2];
     uint32_t groups[2];
     TRY(options_parse_groups("--group-size", group_text, &groups[0], &groups[1], err));
-    if (kv_format_parse_pair(text, &formats[0], &formats[1], err) != KVASIR_OK)
-        return fail_prefix(err, "--bits");
+    kvasir_status status = kv_format_parse_pair(text, &formats[0], &formats[1], err);
+    if (status != KVASIR_OK) {
+        fail_prefix(err, "--bits");
+        return status;
+    }
     for (int part = 0; part < 2; part++) {
-        if (kv_format_settle(&formats[part], b->head_dim, groups[part], err) != KVASIR_OK)
-            return fail_prefix(err, "--group-size");
+        status = kv_format_settle(&formats[part], b->head_dim, groups[part], err);
+        if (status != KVASIR_OK) {
+            fail_prefix(err, "--group-size");
+            return status;
+        }
         tile_layout_init(&c->layouts[part], part == 0 ? TILE_K : TILE_V, formats[part],
                          b->head_dim);
     }

@@ -241,8 +241,8 @@ kvasir_status kvasir_chat_render(const kvasir_model *m, const kvasir_message *me
     for (size_t i = 0; i < n; i++) {
         size_t size = strlen(messages[i].content), bad = utf8_check(messages[i].content, size);
         if (bad < size)
-            return fail_at(err, KVASIR_ERR_TEXT, (int64_t)bad,
-                           "the %s message is not UTF-8 at byte %zu", messages[i].role, bad);
+            return fail_at(err, KVASIR_ERR_TEXT, (int64_t)bad, "the %s message is not UTF-8",
+                           messages[i].role);
     }
     json_t *args = template_args(m, messages, n);
     if (!args)

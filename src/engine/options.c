@@ -14,6 +14,8 @@ enum { CTX_DEFAULT = 4096 };
  * rest of free memory that a cache may plan with: others want to run too. */
 #define MEMORY_RESERVE      ((uint64_t)256 << 20)
 #define MEMORY_SHARE(bytes) ((bytes) / 4 * 3)
+/* Sequences of the full context that the default budget has room for (forks), memory permitting. */
+enum { DEFAULT_SEQUENCES = 4 };
 
 static void note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
 static void note(struct settled *s, const char *format, ...) {
@@ -58,22 +60,29 @@ kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t 
 
 static kvasir_status parse_formats(const char *bits, const char *groups, struct kv_cache_options *o,
                                    kvasir_error *err) {
-    if (kv_format_parse_pair(bits, &o->k, &o->v, err) != KVASIR_OK)
-        return fail_prefix(err, "--kv-bits");
+    kvasir_status status = kv_format_parse_pair(bits, &o->k, &o->v, err);
+    if (status != KVASIR_OK) {
+        fail_prefix(err, "--kv-bits");
+        return status;
+    }
     return options_parse_groups("--kv-group-size", groups, &o->group_k, &o->group_v, err);
 }
 
 /* Exact bytes of one token in all layers: pages are that, times 64, rounded up to 4 KiB. */
 static kvasir_status token_bytes(const struct model *m, const struct kv_cache_options *o,
                                  uint64_t *bytes, kvasir_error *err) {
-    struct kv_shape shapes[KV_GROUPS_MAX];
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
     uint32_t n = model_kv_groups(m, shapes);
     *bytes = 0;
     for (uint32_t g = 0; g < n; g++) {
         struct kv_format k = o->k, v = o->v;
-        if (kv_format_settle(&k, shapes[g].head_dim, o->group_k, err) != KVASIR_OK ||
-            kv_format_settle(&v, shapes[g].head_dim, o->group_v, err) != KVASIR_OK)
-            return fail_prefix(err, "--kv-group-size");
+        kvasir_status status = kv_format_settle(&k, shapes[g].head_dim, o->group_k, err);
+        if (status == KVASIR_OK)
+            status = kv_format_settle(&v, shapes[g].head_dim, o->group_v, err);
+        if (status != KVASIR_OK) {
+            fail_prefix(err, "--kv-group-size");
+            return status;
+        }
         struct page_layout l;
         page_layout_init(&l, shapes[g].layers, shapes[g].kv_heads, shapes[g].head_dim, k, v);
         *bytes += (uint64_t)l.layer_bytes * l.layers / TILE_TOKENS;
@@ -97,57 +106,96 @@ static uint64_t usable_memory(const struct kvasir_model *m) {
     return MEMORY_SHARE(available - weights - MEMORY_RESERVE);
 }
 
-static void settle_lengths(const struct kvasir_model *m, const kvasir_context_options *o,
-                           struct settled *s) {
+/* What one sequence needs at most while it grows to `length` tokens. Formats and shapes have been
+ * settled: it cannot fail any more. */
+static uint64_t plan(const struct kvasir_model *m, const struct settled *s, uint32_t length) {
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
+    uint32_t n = model_kv_groups(m->model, shapes);
+    uint64_t bytes = 0;
+    (void)!kv_cache_plan_bytes(shapes, n, &s->cache, length, s->prefill_chunk, &bytes, NULL);
+    return bytes;
+}
+
+/* The longest of whole pages, at most `most`, that fits the budget. */
+static uint32_t longest_fit(const struct kvasir_model *m, const struct settled *s, uint32_t most) {
+    uint32_t low = 0, high = most / TILE_TOKENS; /* pages */
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (plan(m, s, middle * TILE_TOKENS) <= s->cache.budget_bytes)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low * TILE_TOKENS;
+}
+
+/* A sequence that sees at most so many tokens holds its most before it is this long. */
+static uint32_t settled_length(const struct settled *s, uint32_t seen) {
+    uint64_t length = (uint64_t)seen + 2 * (uint64_t)s->prefill_chunk + 4 * TILE_TOKENS;
+    return length < UINT32_MAX / 2 ? (uint32_t)length : UINT32_MAX / 2;
+}
+
+static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_context_options *o,
+                                    struct settled *s, kvasir_error *err) {
     const struct model_config *c = model_config(m->model);
     uint64_t usable = usable_memory(m);
-    s->cache.budget_bytes = o->cache_bytes ? o->cache_bytes : usable;
     uint32_t trained = c->ctx_train ? c->ctx_train : CTX_DEFAULT;
+    s->visible = c->window ? c->window : o->max_kv_size;
     s->ctx = o->ctx ? o->ctx : trained;
-    bool bounded = o->max_kv_size || c->window;
-    uint64_t fits = s->cache.budget_bytes / (s->kv_bytes_per_token * TILE_TOKENS) * TILE_TOKENS;
-    if (!o->ctx && !bounded && fits < s->ctx) {
-        s->ctx = fits > TILE_TOKENS ? (uint32_t)(fits - TILE_TOKENS) : TILE_TOKENS;
+    s->cache.budget_bytes = o->cache_bytes ? o->cache_bytes : usable;
+    uint64_t one_page = plan(m, s, 1);
+    if (one_page > s->cache.budget_bytes)
+        return fail(err, KVASIR_ERR_BUDGET,
+                    "--cache-mb: a budget of %" PRIu64 " bytes does not hold one page of %d tokens "
+                    "(%" PRIu64 " bytes)",
+                    s->cache.budget_bytes, TILE_TOKENS, one_page);
+    if (!o->ctx && !s->visible && plan(m, s, s->ctx) > s->cache.budget_bytes) {
+        s->ctx = longest_fit(m, s, s->ctx);
         note(s,
              "context cut to %u tokens: a cache for the model's %u does not fit into %" PRIu64
-             " MiB",
-             s->ctx, trained, s->cache.budget_bytes >> 20);
+             " bytes",
+             s->ctx, trained, s->cache.budget_bytes);
     }
-    if (o->ctx && !bounded && fits < o->ctx)
-        note(s, "warning: --ctx %u needs %" PRIu64 " MiB of cache, the budget is %" PRIu64 " MiB",
-             o->ctx, (o->ctx * s->kv_bytes_per_token) >> 20, s->cache.budget_bytes >> 20);
+    uint32_t longest = s->visible && s->ctx > settled_length(s, s->visible)
+                           ? settled_length(s, s->visible)
+                           : s->ctx;
+    s->ctx_bytes = plan(m, s, s->visible ? settled_length(s, s->visible) : longest);
+    if (!o->cache_bytes && s->ctx_bytes < usable / DEFAULT_SEQUENCES)
+        s->cache.budget_bytes = s->ctx_bytes * DEFAULT_SEQUENCES;
+    if (s->ctx_bytes > s->cache.budget_bytes)
+        note(s, "warning: a sequence may need %" PRIu64 " bytes of cache, the budget is %" PRIu64,
+             s->ctx_bytes, s->cache.budget_bytes);
     if (c->ctx_train && s->ctx > c->ctx_train)
         note(s, "warning: --ctx %u is past the %u tokens the model was trained for", s->ctx,
              c->ctx_train);
+    return KVASIR_OK;
 }
 
 /* What flags cost, and which have no effect here. */
 static void say_flags(const struct kvasir_model *m, const kvasir_context_options *o,
                       struct settled *s) {
     const struct model_config *c = model_config(m->model);
-    uint64_t token = s->kv_bytes_per_token, token16 = s->kv_bytes_per_token16;
-    if (o->quantized_kv_start && kv_format_exact(s->cache.k) && kv_format_exact(s->cache.v))
+    uint64_t start = round_up(o->quantized_kv_start, TILE_TOKENS);
+    if (start > s->ctx && !s->visible)
+        start = round_up(s->ctx, TILE_TOKENS);
+    if (start && kv_format_exact(s->cache.k) && kv_format_exact(s->cache.v))
         note(s, "--quantized-kv-start has no effect: the cache is not quantized");
-    else if (o->quantized_kv_start)
+    else if (start)
         note(s,
-             "--quantized-kv-start %u: the first %zu tokens stay f16, %" PRIu64
-             " bytes more than without",
-             o->quantized_kv_start, round_up(o->quantized_kv_start, TILE_TOKENS),
-             round_up(o->quantized_kv_start, TILE_TOKENS) * (token16 - token));
+             "--quantized-kv-start %u: the first %" PRIu64 " tokens stay f16: %" PRId64
+             " bytes a token instead of %" PRId64,
+             o->quantized_kv_start, start, (int64_t)s->kv_bytes_per_token16,
+             (int64_t)s->kv_bytes_per_token);
     if (o->max_kv_size && c->window)
         note(s, "--max-kv-size has no effect: every layer keeps its own window of %u tokens",
              c->window);
-    else if (o->max_kv_size)
+    if (s->visible)
         note(s,
-             "--max-kv-size %u (the first %u kept): at most %" PRIu64
-             " bytes of cache, and one step's pages",
-             o->max_kv_size, o->kv_keep,
-             (round_up(o->max_kv_size, TILE_TOKENS) + TILE_TOKENS) * token);
-    else if (c->window)
-        note(s,
-             "every layer has a window of %u tokens: at most %" PRIu64
-             " bytes of cache, and one step's pages",
-             c->window, (round_up(c->window, TILE_TOKENS) + TILE_TOKENS) * token);
+             "a token sees at most %u: at any length at most %" PRIu64
+             " bytes of cache, the pages of a step of %u tokens included",
+             s->visible, s->ctx_bytes, s->prefill_chunk);
+    else
+        note(s, "a sequence of %u tokens takes %" PRIu64 " bytes of cache", s->ctx, s->ctx_bytes);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -181,16 +229,19 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
         return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
                     o->prefill_chunk, STEP_TOKENS_MAX);
-    if (o->max_kv_size && o->kv_keep >= o->max_kv_size)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--kv-keep %u leaves no room below --max-kv-size %u",
-                    o->kv_keep, o->max_kv_size);
     TRY(parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     s->cache.quantized_start = o->quantized_kv_start;
-    s->cache.max_size = o->max_kv_size;
-    s->cache.keep = o->kv_keep;
+    if (o->max_kv_size && !model_config(m->model)->window) { /* else without effect: say_flags */
+        s->cache.max_size = o->max_kv_size;
+        s->cache.keep = o->kv_keep;
+    }
     TRY(token_bytes(m->model, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
-    settle_lengths(m, o, s);
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
+    uint64_t bytes;
+    TRY(kv_cache_plan_bytes(shapes, model_kv_groups(m->model, shapes), &s->cache, 1, 1, &bytes,
+                            err));
+    TRY(settle_lengths(m, o, s, err));
     say_flags(m, o, s);
     return KVASIR_OK;
 }

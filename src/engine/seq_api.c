@@ -4,6 +4,7 @@
  * Everything that can refuse a call (context length, budget, token ids) is checked before the first
  * step, so that a refused call has changed nothing. A step prepares pages, runs the model over its
  * rows, and commits them. */
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -38,8 +39,10 @@ kvasir_status kvasir_seq_fork(kvasir_seq *s, kvasir_seq **out, kvasir_error *err
         return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
     f->ctx = s->ctx;
     kvasir_status status = seq_fork(s->seq, &f->seq, err);
+    if (status == KVASIR_OK)
+        status = seq_reserve(f->seq, s->ctx->options.ctx, err);
     if (status != KVASIR_OK) {
-        mem_free(f);
+        kvasir_seq_destroy(f);
         return status;
     }
     *out = f;
@@ -90,8 +93,9 @@ static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t s
     uint64_t need = seq_need_bytes(s->seq, (uint32_t)end, step);
     if (need > pool.budget_bytes - pool.used_bytes)
         return fail(err, KVASIR_ERR_BUDGET,
-                    "%" PRIu64 " tokens need %" PRIu64 " bytes of cache: the budget is %" PRIu64
-                    ", of which %" PRIu64 " are in use (--cache-mb)",
+                    "%" PRIu64 " tokens need %" PRIu64
+                    " more bytes of cache: the budget is %" PRIu64 ", of which %" PRIu64
+                    " are in use (--cache-mb)",
                     end, need, pool.budget_bytes, pool.used_bytes);
     return seq_reserve(s->seq, (uint32_t)end, err);
 }
@@ -102,7 +106,7 @@ static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t 
     struct kvasir_context *c = s->ctx;
     TRY(seq_prepare(s->seq, n, err));
     uint32_t first = seq_length(s->seq);
-    struct kv_view views[KV_GROUPS_MAX];
+    struct kv_view views[CACHE_GROUPS_MAX];
     for (uint32_t g = 0; g < c->n_groups; g++)
         seq_view(s->seq, g, &views[g]);
     for (uint32_t i = 0; i < n; i++)
@@ -146,19 +150,10 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
         if (last && o->last_logits)
             memcpy(o->last_logits, c->logits + (size_t)(wanted - 1) * vocab, vocab * sizeof(float));
         done += rows;
-        if (o->on_progress && !o->on_progress(o->user, done, n) && !last)
+        if (o->on_progress && !o->on_progress(o->user, done, n))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
     }
     return KVASIR_OK;
-}
-
-void engine_seq_shape(const struct kvasir_seq *s, uint32_t *layers, uint32_t *kv_heads,
-                      uint32_t *head_dim, uint32_t *length) {
-    const struct model_config *c = model_config(s->ctx->model->model);
-    *layers = c->layers;
-    *kv_heads = c->kv_heads;
-    *head_dim = c->head_dim;
-    *length = seq_length(s->seq);
 }
 
 kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint32_t layer,
@@ -168,6 +163,7 @@ kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint3
     if (layer >= config->layers || kv_head >= config->kv_heads)
         return fail(err, KVASIR_ERR_ARGUMENT, "layer %u, head %u: the model has %u and %u", layer,
                     kv_head, config->layers, config->kv_heads);
+    assert(s->ctx->n_groups == 1); /* layers count inside their group */
     enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;
     for (uint32_t i = 0; i < n; i++)
         TRY(seq_read(s->seq, 0, kind, layer, kv_head, first + i,

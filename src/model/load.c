@@ -257,7 +257,7 @@ uint64_t model_weight_bytes(const struct model *m) {
     return m->weight_bytes;
 }
 
-uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[KV_GROUPS_MAX]) {
+uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]) {
     const struct model_config *c = &m->config;
     groups[0] = (struct kv_shape){
         .layers = c->layers,

@@ -82,8 +82,7 @@ const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
 
 /* Layers that cache alike share page tables. */
-enum { KV_GROUPS_MAX = 4 };
-uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[KV_GROUPS_MAX]);
+uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]);
 
 struct model_run;
 /* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits. The model

@@ -595,7 +595,6 @@ const struct tpl_builtin *tpl_search(const struct tpl_builtin *table, size_t n, 
 /* A method of a value by name: *builtin NULL and *unsafe false where there is none. */
 const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name, bool *unsafe);
 const struct tpl_builtin *tpl_str_method_find(const char *name, size_t len);
-const struct tpl_builtin *tpl_loop_method_find(const char *name, size_t len);
 
 /* shared by methods and filters (template_methods.c) */
 tval tpl_strip(struct tpl *t, const struct tpl_str *s, tval chars, bool left, bool right);

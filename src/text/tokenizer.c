@@ -384,8 +384,7 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
                     len, TEXT_BYTES_MAX);
     size_t valid = utf8_check(text, len);
     if (valid < len)
-        return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid,
-                       "invalid UTF-8 at byte %zu of the text (0x%02x)", valid,
+        return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid, "the text is not UTF-8: 0x%02x",
                        (unsigned)(uint8_t)text[valid]);
     kvasir_status status = KVASIR_OK;
     struct encoding e = {.t = t};

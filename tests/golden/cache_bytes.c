@@ -70,7 +70,7 @@ static void check(const char *bits, const char *group, double k_bits, double v_b
     double values = 2.0 * c->layers * c->kv_heads * c->head_dim, g = group ? atof(group) : 64;
     double k = k_bits < 16 ? k_bits + 32 / g : k_bits, v = v_bits < 16 ? v_bits + 32 / g : v_bits;
     double expected = TOKENS * values * 2 * ((k + v) / 2 / 16);
-    double page = (double)kv_cache_page_bytes(ctx->cache, false);
+    double page = (double)seq_need_bytes(s->seq, TOKENS + 1, 1);
     printf("%-8s g%-4s %9.2f MB, expected %9.2f MB (%+.2f %%), resident %+.2f MB\n", bits,
            group ? group : "-", (double)info.used_bytes / 1e6, expected / 1e6,
            100 * ((double)info.used_bytes / expected - 1), grown / 1e6);

@@ -142,7 +142,15 @@ static void edit_eval(const struct program *p, struct live *l) {
     kvasir_eval_options all = {.on_logits = check_rows, .user = &check};
     kvasir_eval_options end = {.last_logits = last};
     bool rows = random_below(2);
-    need(p, kvasir_seq_eval(l->seq, p->tokens[l->string] + at, n, rows ? &all : &end, &err), &err);
+    uint64_t bytes = kvasir_seq_bytes(l->seq);
+    kvasir_status status =
+        kvasir_seq_eval(l->seq, p->tokens[l->string] + at, n, rows ? &all : &end, &err);
+    if (status == KVASIR_ERR_BUDGET) {
+        if (kvasir_seq_length(l->seq) != at || kvasir_seq_bytes(l->seq) != bytes)
+            die(p, "eval: refused for its budget, and changed the sequence", at);
+        return;
+    }
+    need(p, status, &err);
     if (!rows)
         compare_row(p, l->string, at + n - 1, last, "eval: other last logits");
 }
@@ -165,7 +173,10 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
         take = take < BATCH_MAX - n ? take : BATCH_MAX - n;
         if (!take)
             continue;
-        need(p, seq_prepare(live[i].seq->seq, take, &err), &err);
+        kvasir_status status = seq_prepare(live[i].seq->seq, take, &err);
+        if (status == KVASIR_ERR_BUDGET)
+            continue;
+        need(p, status, &err);
         rows[seqs] = (struct batch_seq){.row = n, .rows = take, .pos = at};
         who[seqs++] = i;
         for (uint32_t r = 0; r < take; r++, n++) {
@@ -289,6 +300,8 @@ static void run_program(struct program *p) {
     run_reference(p);
     o->prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
     o->threads = 1 + (int)random_below(3);
+    if (random_below(3) == 0) /* room for a sequence or two: some edits are refused, and undone */
+        o->cache_bytes = (uint64_t)1 << (20 + random_below(2));
     kvasir_context *ctx;
     kvasir_error err;
     need(p, kvasir_context_create(models[p->model], o, &ctx, &err), &err);

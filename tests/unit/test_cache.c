@@ -368,6 +368,57 @@ static void test_random_edits_leak_nothing(void **state) {
     free_world(w);
 }
 
+/* Pages that a fork still holds do not come back when they rotate out of this table: the forecast
+ * must not count on them. */
+static void test_forecast_with_shared_pages(void **state) {
+    (void)state;
+    struct world w = make_world((struct kv_cache_options){.max_size = 512}, 0);
+    struct kv_seq *a, *b;
+    need(seq_create(w.cache, &a, &err));
+    append(a, 640, 64, 1);
+    need(seq_fork(a, &b, &err));
+    uint64_t forecast = used(w) + seq_need_bytes(b, 1400, 64);
+    append(b, 760, 64, 2);
+    assert_true(kv_pool_stats(kv_cache_pool(w.cache)).peak_bytes <= forecast);
+    seq_destroy(a);
+    seq_destroy(b);
+    free_world(w);
+}
+
+static void test_commit_of_less_than_prepared(void **state) {
+    (void)state;
+    struct world w = make_world((struct kv_cache_options){0}, 0);
+    struct kv_seq *s;
+    static const int32_t tokens[100];
+    need(seq_create(w.cache, &s, &err));
+    need(seq_prepare(s, 300, &err));
+    seq_commit(s, tokens, 70);
+    assert_int_equal(used(w), 2 * (32 << 10));
+    append(s, 100, 100, 3);
+    assert_int_equal(used(w), 3 * (32 << 10));
+    seq_destroy(s);
+    free_world(w);
+}
+
+static void test_extreme_options(void **state) {
+    (void)state;
+    struct kv_shape shape = {.layers = 2, .kv_heads = 1, .head_dim = 64};
+    struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 8}};
+    uint64_t bytes, all;
+    o.max_size = UINT32_MAX;
+    o.keep = UINT32_MAX - 1;
+    assert_int_equal(kv_cache_plan_bytes(&shape, 1, &o, 64, 64, &bytes, &err), KVASIR_ERR_ARGUMENT);
+    o = (struct kv_cache_options){.k = {.bits = 8}, .v = {.bits = 8}};
+    need(kv_cache_plan_bytes(&shape, 1, &o, 640, 64, &bytes, &err));
+    o.quantized_start = UINT32_MAX; /* everything stays f16 */
+    need(kv_cache_plan_bytes(&shape, 1, &o, 640, 64, &all, &err));
+    assert_true(all > bytes);
+    assert_int_equal(all, 10 * (32 << 10));
+    o.quantized_start = 0;
+    need(kv_cache_plan_bytes(&shape, 1, &o, UINT32_MAX - 63, 1 << 30, &all, &err));
+    assert_int_equal(all, (uint64_t)67108863 * (bytes / 10));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_taken_pages_are_zero),
@@ -380,6 +431,9 @@ int main(void) {
         cmocka_unit_test(test_trim_after_rotation),
         cmocka_unit_test(test_window_ignores_rotation),
         cmocka_unit_test(test_random_edits_leak_nothing),
+        cmocka_unit_test(test_forecast_with_shared_pages),
+        cmocka_unit_test(test_commit_of_less_than_prepared),
+        cmocka_unit_test(test_extreme_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -414,7 +414,7 @@ static void test_load(void **state) {
         uint32_t bits;
         memcpy(&bits, &l->ffn_norm[63], sizeof bits);
         assert_int_equal(bits, 0x3f3f3f3f);
-        struct kv_shape groups[KV_GROUPS_MAX];
+        struct kv_shape groups[CACHE_GROUPS_MAX];
         assert_int_equal(model_kv_groups(m, groups), 1);
         assert_int_equal(groups[0].layers, 2);
         assert_int_equal(groups[0].kv_heads, 2);

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* I6: after start-up decode steps allocate nothing: not on a plain sequence, not past the wrap of a
+ * rotating one, not on a fork. malloc and its family are counted where they are called. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <kvasir.h>
+
+#include "tensors.h"
+
+#include <cmocka.h>
+
+#define MODEL SHARED_DIR "/fixtures/tiny/llama"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COUNTED 0 /* the sanitizer has malloc for itself */
+#elif defined(__has_feature)
+#define COUNTED (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
+#else
+#define COUNTED 1
+#endif
+
+#if COUNTED
+static long calls;
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+void *malloc(size_t size) {
+    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    return __libc_malloc(size);
+}
+void *calloc(size_t n, size_t size) {
+    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    return __libc_calloc(n, size);
+}
+void *realloc(void *p, size_t size) {
+    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    return __libc_realloc(p, size);
+}
+void *aligned_alloc(size_t alignment, size_t size) {
+    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+    return __libc_memalign(alignment, size);
+}
+
+static kvasir_model *model;
+static kvasir_error err;
+
+static void need(kvasir_status status) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err.text);
+}
+
+static void decode(kvasir_seq *s, int steps, float *logits) {
+    kvasir_eval_options last = {.last_logits = logits};
+    long before = calls;
+    for (int i = 0; i < steps; i++) {
+        int32_t id = i % 512;
+        need(kvasir_seq_eval(s, &id, 1, &last, &err));
+    }
+    assert_int_equal(calls - before, 0);
+}
+
+static void check(const char *bits, uint32_t max_kv_size) {
+    kvasir_context_options o = kvasir_context_defaults();
+    o.kv_bits = bits;
+    o.max_kv_size = max_kv_size;
+    o.threads = 2;
+    o.ctx = 2048;
+    kvasir_context *ctx;
+    kvasir_seq *s, *fork;
+    need(kvasir_context_create(model, &o, &ctx, &err));
+    need(kvasir_seq_create(ctx, &s, &err));
+    static const int32_t prompt[100] = {1, 2, 3};
+    need(kvasir_seq_eval(s, prompt, 100, NULL, &err));
+    float logits[512];
+    decode(s, 700, logits);
+    need(kvasir_seq_fork(s, &fork, &err));
+    decode(fork, 300, logits);
+    decode(s, 300, logits);
+    kvasir_seq_destroy(s);
+    kvasir_seq_destroy(fork);
+    kvasir_context_destroy(ctx);
+}
+
+static void test_no_allocation(void **state) {
+    (void)state;
+    check("8,4", 0);
+    check("8,4", 128);
+    check("f16", 128);
+    check("3", 0);
+}
+
+int main(void) {
+    skip_without(MODEL "/config.json");
+    if (kvasir_model_open(MODEL, &model, &err) != KVASIR_OK) {
+        printf("%s\n", err.text);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_allocation)};
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    kvasir_model_close(model);
+    return failed;
+}
+#else
+int main(void) {
+    printf("SKIPPED: a sanitizer has malloc for itself\n");
+    return 77;
+}
+#endif
