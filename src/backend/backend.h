@@ -14,11 +14,8 @@
  *       reads them back from their pages: a token sees itself as stored.
  *   B3  What a query at position p sees depends on p only: positions < keep and those in
  *       (p - span, p].
- *   B4  Attention reduces over runs of 512 tokens at absolute positions, merged in order of
- *       position.
- *
- * Buffers are device memory from backend_alloc; on the CPU they are ordinary pointers. Matrices are
- * row-major, a row is a token. `float *x [rows][dim]` is dense.
+ *   B4  Attention reduces over runs of a fixed length at absolute positions (RUN_TOKENS on CPUs),
+ *       merged in order of position.
  */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H

@@ -50,7 +50,7 @@ static inline uint32_t layout_of(const struct kv_cache *c, uint32_t number) {
 }
 
 uint32_t pages_for(uint32_t tokens); /* pages that hold positions below `tokens` */
-/* Number of the first page behind the kept ones that a query at position p, or a later one, sees. */
+/* Number of the first page behind the kept ones that a query at position p or later sees. */
 uint32_t first_seen(const struct kv_group *g, uint32_t p);
 /* Bytes of the pages that a sequence holds when its next query is at `length` and positions below
  * `prepared` have pages. */
