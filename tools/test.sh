@@ -8,7 +8,7 @@
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      compiled without a warning
 #   asan (build-asan)        all but the goldens of real models
-#   tsan (build-tsan)        tests labelled `threads` (tests/CMakeLists.txt); (soak: all but goldens)
+#   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null

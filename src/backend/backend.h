@@ -16,6 +16,9 @@
  *       (p - span, p].
  *   B4  Attention reduces over runs of a fixed length at absolute positions (RUN_TOKENS on CPUs),
  *       merged in order of position.
+ *
+ * Buffers are device memory from backend_alloc; on the CPU they are ordinary pointers. Matrices are
+ * row-major, a row is a token. `float *x [rows][dim]` is dense.
  */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
