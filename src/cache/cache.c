@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What all sequences of one context have in common: layer groups, formats, what a query sees, the
- * pool. Settled once at creation; everything after is arithmetic on it: which pages a sequence holds
- * is a function of positions alone, so what it will cost is known before it grows. */
+ * pool. Settled once at creation; everything after is arithmetic on it: which pages a sequence
+ * holds is a function of positions alone, so what it will cost is known before it grows. */
 #include "cache/cache_internal.h"
 
 static const struct kv_format EXACT_START = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
@@ -53,7 +53,7 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
     return KVASIR_OK;
 }
 
-/* ---- which pages a table holds ---------------------------------------------------------------- */
+/* ---- which pages a table holds --------------------------------------------------------------- */
 
 uint32_t pages_for(uint32_t tokens) {
     return tokens / TILE_TOKENS + (tokens % TILE_TOKENS != 0);

@@ -102,8 +102,8 @@ struct kv_seq;
 enum { STEP_TOKENS_MAX = 4096 }; /* what seq_reserve plans for as one step */
 kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 void seq_destroy(struct kv_seq *s);
-/* A new sequence with the same tokens, not while a step is under way. Full pages are shared, an open
- * page is copied at the next prepare of either. */
+/* A new sequence with the same tokens, not while a step is under way. Full pages are shared, an
+ * open page is copied at the next prepare of either. */
 kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 
 uint32_t seq_length(const struct kv_seq *s);
