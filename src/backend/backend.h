@@ -148,8 +148,8 @@ void backend_arena_copy(struct backend *b, void *to, const void *from, size_t by
  * calls. Host arguments (struct batch and all it points to, tokens, positions, inv_freq, arrays of
  * pointers) are consumed before a call returns: the caller may change or free them at once. Every
  * batch has at least one sequence and every sequence at least one row. A backend whose memory is
- * not the host's copies weights and gains when a run is created; on the CPU they are used where they
- * are mapped.
+ * not the host's copies weights and gains when a run is created; on the CPU they are used where
+ * they are mapped.
  */
 
 /* ---- operations ------------------------------------------------------------------------------ */
