@@ -51,21 +51,55 @@ static bool read_number(const char *path, const char *key, uint64_t *out) {
     return found;
 }
 
-/* Control group v2 at its mount point, which is the process's own group inside a container; v1
- * beside it. File pages that the kernel can drop count as free. */
-static uint64_t cgroup_left(void) {
+/* What one control group leaves; file pages that the kernel can drop count as free. UINT64_MAX where
+ * it sets no limit. */
+static uint64_t group_left(const char *folder, const char *limit_name, const char *used_name,
+                           const char *file_key) {
+    char path[4096 + 64];
     uint64_t limit, used, file = 0;
-    if (read_number("/sys/fs/cgroup/memory.max", NULL, &limit) &&
-        read_number("/sys/fs/cgroup/memory.current", NULL, &used)) {
-        (void)read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &file);
-    } else if (read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", NULL, &limit) &&
-               read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes", NULL, &used)) {
-        (void)read_number("/sys/fs/cgroup/memory/memory.stat", "total_inactive_file ", &file);
-    } else {
+    snprintf(path, sizeof path, "%s/%s", folder, limit_name);
+    if (!read_number(path, NULL, &limit))
         return UINT64_MAX;
-    }
+    snprintf(path, sizeof path, "%s/%s", folder, used_name);
+    if (!read_number(path, NULL, &used))
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/memory.stat", folder);
+    (void)read_number(path, file_key, &file);
     used = used > file ? used - file : 0;
     return limit > used ? limit - used : 0;
+}
+
+/* The process's own path in the v2 hierarchy ("0::/a/b" in /proc/self/cgroup); "" at its root. */
+static void own_group(char *path, size_t size) {
+    path[0] = 0;
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    char line[4096];
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "0::/", 4) != 0)
+            continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(path, size, "%s", strcmp(line + 3, "/") == 0 ? "" : line + 3);
+    }
+    if (f)
+        fclose(f);
+}
+
+/* The tightest limit from the process's own group up to the root (v2; inside a container the mount
+ * point is the group), or that of v1. */
+static uint64_t cgroup_left(void) {
+    char own[4096], folder[4096 + 32];
+    own_group(own, sizeof own);
+    uint64_t left = group_left("/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                               "memory.usage_in_bytes", "total_inactive_file ");
+    for (;;) {
+        snprintf(folder, sizeof folder, "/sys/fs/cgroup%s", own);
+        uint64_t here = group_left(folder, "memory.max", "memory.current", "inactive_file ");
+        left = here < left ? here : left;
+        char *slash = strrchr(own, '/');
+        if (!slash)
+            return left;
+        *slash = 0;
+    }
 }
 
 uint64_t memory_available_bytes(void) {
