@@ -51,8 +51,8 @@ static bool read_number(const char *path, const char *key, uint64_t *out) {
     return found;
 }
 
-/* What one control group leaves; file pages that the kernel can drop count as free. UINT64_MAX where
- * it sets no limit. */
+/* What one control group leaves; file pages that the kernel can drop count as free. UINT64_MAX
+ * where it sets no limit. */
 static uint64_t group_left(const char *folder, const char *limit_name, const char *used_name,
                            const char *file_key) {
     char path[4096 + 64];

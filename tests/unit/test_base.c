@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base/: our exp, log, sin and cos against libm's (which is good to an ulp here), errors as text. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+
+#include <cmocka.h>
+
+static double unit(void) {
+    return (double)rand() / RAND_MAX * 2 - 1;
+}
+
+static void test_exp_log(void **state) {
+    (void)state;
+    for (int i = 0; i < 200000; i++) {
+        double x = unit() * (i % 2 ? 700 : 1), e = exp(x);
+        assert_true(fabs(m_exp(x) - e) <= 4.5e-16 * e);
+        double y = ldexp(unit() + 1.001, rand() % 400 - 200), l = log(y);
+        assert_true(fabs(m_log(y) - l) <= 4.5e-16 * fmax(fabs(l), 1));
+    }
+    assert_true(m_exp(-800) == 0 && m_exp(0) == 1 && isinf(m_exp(800)) && isnan(m_exp(NAN)));
+    assert_true(fabs(m_exp(-740) - exp(-740)) <= 5e-324);
+    assert_true(m_expf(-INFINITY) == 0 && m_expf(0) == 1);
+    assert_true(isinf(m_log(0)) && isnan(m_log(-1)) && m_log(1) == 0);
+    assert_true(fabs(m_log(5e-324) - log(5e-324)) < 1e-12);
+}
+
+static void test_sincos(void **state) {
+    (void)state;
+    for (int i = 0; i < 200000; i++) {
+        double x = ldexp(unit(), rand() % 40), s, c;
+        m_sincos(x, &s, &c);
+        assert_true(fabs(s - sin(x)) <= 4.5e-16 && fabs(c - cos(x)) <= 4.5e-16);
+    }
+    double s, c;
+    m_sincos(1e300, &s, &c); /* outside the domain: defined, not undefined */
+    assert_true(s == 0 && c == 1);
+    m_sincos(NAN, &s, &c);
+    assert_true(s == 0 && c == 1);
+}
+
+static void test_errors(void **state) {
+    (void)state;
+    kvasir_error err;
+    assert_int_equal((fail)(&err, KVASIR_ERR_IO, "a\nb%d", 7), KVASIR_ERR_IO);
+    assert_string_equal(err.text, "a?b7"); /* one line whatever a file's name holds */
+    assert_int_equal(err.offset, -1);
+    fail_prefix(&err, "file");
+    assert_string_equal(err.text, "file: a?b7");
+    char longer[2000];
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    fail_prefix(&err, longer);
+    assert_int_equal(strlen(err.text), sizeof err.text - 1);
+    assert_int_equal(fail_at(NULL, KVASIR_ERR_FORMAT, 3, "x"), KVASIR_ERR_FORMAT);
+    fail_prefix(NULL, "x");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_exp_log),
+                                       cmocka_unit_test(test_sincos),
+                                       cmocka_unit_test(test_errors)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
