@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: our exp, log, sin and cos against libm's (which is good to an ulp here), errors as text. */
+/* base/: our exp, log, sin and cos against libm (good to an ulp here), errors as text. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
