@@ -287,12 +287,20 @@ static void run_program(struct program *p) {
                 s == 1 && i < p->shared ? p->tokens[0][i] : (int32_t)random_below(VOCAB);
     p->options = kvasir_context_defaults();
     kvasir_context_options *o = &p->options;
-    o->kv_bits = BITS[random_below(N_BITS)];
+    /* Consecutive seeds go through every pair of formats with every kind of rotation. */
+    o->kv_bits = BITS[p->seed % N_BITS];
     o->kv_group_size = random_below(2) ? "32" : NULL;
     o->quantized_kv_start = random_below(3) ? 0 : random_below(200);
-    if (random_below(2)) {
-        o->max_kv_size = random_below(3) ? 128 : 2 + random_below(200);
-        o->kv_keep = random_below(3) ? 4 * random_below(2) : random_below(o->max_kv_size);
+    switch (p->seed / N_BITS % 4) {
+    case 1:
+    case 2:
+        o->max_kv_size = 128;
+        o->kv_keep = p->seed / N_BITS % 4 == 1 ? 0 : 4;
+        break;
+    case 3:
+        o->max_kv_size = 2 + random_below(200);
+        o->kv_keep = random_below(o->max_kv_size);
+        break;
     }
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = random_below(4) ? "auto" : "ref";
