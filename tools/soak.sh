@@ -12,7 +12,7 @@ programs=${KVASIR_SOAK_PROGRAMS:-2000}
 
 mkdir -p bench/results
 log=bench/results/soak-$(date -u +%Y-%m-%d).log
-exec > >(tee "$log") 2>&1
+exec > >(sed -u "s|$PWD|.|g" | tee "$log") 2>&1
 
 echo "soak: $(git describe --always --dirty 2>/dev/null || echo 'no commit'), $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"

@@ -204,7 +204,7 @@ static void settle_limit(struct run *r) {
     r->limit = r->a->max_tokens;
     r->at_limit = FINISH_LENGTH;
     uint64_t end = r->prompt.n + (uint64_t)r->limit;
-    bool rotates = r->a->cache.options.max_kv_size && !r->info.window;
+    bool rotates = info.ctx == 0;
     if (!r->a->quiet && rotates && r->info.ctx_train && end > r->info.ctx_train)
         fprintf(stderr, "warning: up to %llu tokens: past the %u the model was trained for\n",
                 (unsigned long long)end, r->info.ctx_train);

@@ -83,9 +83,9 @@ static kvasir_status token_bytes(const struct model *m, const struct kv_cache_op
             fail_prefix(err, "--kv-group-size");
             return status;
         }
-        struct page_layout l;
-        page_layout_init(&l, shapes[g].layers, shapes[g].kv_heads, shapes[g].head_dim, k, v);
-        *bytes += (uint64_t)l.layer_bytes * l.layers / TILE_TOKENS;
+        uint32_t head_dim = shapes[g].head_dim;
+        uint64_t tiles = (uint64_t)shapes[g].layers * shapes[g].kv_heads;
+        *bytes += tiles * (kv_tile_bytes(k, head_dim) + kv_tile_bytes(v, head_dim)) / TILE_TOKENS;
     }
     return KVASIR_OK;
 }
@@ -106,13 +106,19 @@ static uint64_t usable_memory(const struct kvasir_model *m) {
     return MEMORY_SHARE(available - weights - MEMORY_RESERVE);
 }
 
-/* What one sequence needs at most while it grows to `length` tokens. Formats and shapes have been
- * settled: it cannot fail any more. */
-static uint64_t plan(const struct kvasir_model *m, const struct settled *s, uint32_t length) {
+/* What one sequence needs at most while it grows to `length` tokens. Whether it fails depends on
+ * the cache's options alone, not on the length. */
+static kvasir_status try_plan(const struct kvasir_model *m, const struct settled *s,
+                              uint32_t length, uint64_t *bytes, kvasir_error *err) {
     struct kv_shape shapes[CACHE_GROUPS_MAX];
     uint32_t n = model_kv_groups(m->model, shapes);
+    return kv_cache_plan_bytes(shapes, n, &s->cache, length, s->prefill_chunk, bytes, err);
+}
+
+/* Once it has worked. */
+static uint64_t plan(const struct kvasir_model *m, const struct settled *s, uint32_t length) {
     uint64_t bytes = 0;
-    (void)!kv_cache_plan_bytes(shapes, n, &s->cache, length, s->prefill_chunk, &bytes, NULL);
+    (void)!try_plan(m, s, length, &bytes, NULL);
     return bytes;
 }
 
@@ -143,7 +149,8 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     s->visible = c->window ? c->window : o->max_kv_size;
     s->ctx = o->ctx ? o->ctx : trained;
     s->cache.budget_bytes = o->cache_bytes ? o->cache_bytes : usable;
-    uint64_t one_page = plan(m, s, 1);
+    uint64_t one_page;
+    TRY(try_plan(m, s, 1, &one_page, err));
     if (one_page > s->cache.budget_bytes)
         return fail(err, KVASIR_ERR_BUDGET,
                     "--cache-mb: a budget of %" PRIu64 " bytes does not hold one page of %d tokens "
@@ -156,10 +163,7 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
              " bytes",
              s->ctx, trained, s->cache.budget_bytes);
     }
-    uint32_t longest = s->visible && s->ctx > settled_length(s, s->visible)
-                           ? settled_length(s, s->visible)
-                           : s->ctx;
-    s->ctx_bytes = plan(m, s, s->visible ? settled_length(s, s->visible) : longest);
+    s->ctx_bytes = plan(m, s, s->visible ? settled_length(s, s->visible) : s->ctx);
     if (!o->cache_bytes && s->ctx_bytes < usable / DEFAULT_SEQUENCES)
         s->cache.budget_bytes = s->ctx_bytes * DEFAULT_SEQUENCES;
     if (s->ctx_bytes > s->cache.budget_bytes)
@@ -237,10 +241,6 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     }
     TRY(token_bytes(m->model, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
-    uint64_t bytes;
-    TRY(kv_cache_plan_bytes(shapes, model_kv_groups(m->model, shapes), &s->cache, 1, 1, &bytes,
-                            err));
     TRY(settle_lengths(m, o, s, err));
     say_flags(m, o, s);
     return KVASIR_OK;

@@ -58,8 +58,7 @@ kvasir_status kv_format_settle(struct kv_format *f, uint32_t head_dim, uint32_t 
                                kvasir_error *err) MUST_CHECK;
 /* "f16", "8 g64", "4 g32 bf16": for people. buf holds at least 24 bytes; returns buf. */
 char *kv_format_name(struct kv_format f, char *buf);
-/* Exact bytes that one token of one head costs (codes, scales, biases). x 8 bits: head_dim * 8 may
- * not divide: returns bytes times 64 tokens. */
+/* Bytes of a tile: 64 tokens of K (or V) of one head, with scales and biases. */
 uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim);
 
 /* ---- tiles (tile.c): the one storage order --------------------------------------------------- */
