@@ -160,7 +160,7 @@ typedef struct kvasir_context_options {
     uint64_t cache_bytes;   /* budget of all pages; 0: four sequences of ctx, or free memory */
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
     int threads;            /* 0: one per core */
-    const char *cpu_tier;   /* "auto", "ref", "avx2" */
+    const char *cpu_tier;   /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
     int act_bits;           /* 8 or 16: rounding of activations in quantized products */
 } kvasir_context_options;
 /* kv_bits "8,4", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all else 0. */

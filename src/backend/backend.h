@@ -42,6 +42,7 @@ enum {
  * (layer group, K format, V format). */
 struct page_layout {
     struct tile_layout k, v;
+    bool centred; /* K tiles hold rope(k - c): see struct key_centre */
     uint32_t kv_heads, layers;
     uint32_t head_bytes;  /* k.bytes + v.bytes */
     uint32_t layer_bytes; /* head_bytes * kv_heads */
@@ -58,6 +59,31 @@ struct kv_page {
     uint16_t reserved;
 };
 
+/* Centred keys (DESIGN section 3). A key has a large constant part c, the same for all tokens of a
+ * (layer, KV head), that RoPE turns into a known function of the position, so it need not be
+ * stored: a centred page holds rope(k - c, t), and a score adds q . rope(c, t).
+ *
+ * Per rotated pair j (dims j and j + n of a head, n = pairs of the rope) with frequency w_j:
+ *
+ *     rope(c, t)  = (c1 cos wt - c2 sin wt,  c2 cos wt + c1 sin wt)
+ *     q . rope(c, t) = A cos wt + B sin wt,     A = q1 c1 + q2 c2,  B = q2 c1 - q1 c2
+ *
+ * Only the pairs that need it have a centre; a head may have none. One of these serves a layer
+ * group for the life of its cache. */
+struct centre_pair {
+    uint32_t pair; /* j */
+    float c1, c2;
+};
+struct key_centre {
+    uint32_t layers, kv_heads; /* of the group */
+    uint32_t n;                /* pairs of the rope */
+    uint32_t pairs_max;        /* most pairs of one head */
+    const double *inv_freq;    /* [n] w_j */
+    /* pairs of (layer, head) i = layer * kv_heads + head: [first[i], first[i + 1]) */
+    const uint32_t *first;
+    const struct centre_pair *pairs; /* rising by pair inside a head */
+};
+
 /* One sequence in one layer group, as a step sees it. Pages of positions no query of this step or
  * later can see may be gone: the table holds page numbers [0, kept_pages) and then
  * [base_page, base_page + n - kept_pages).
@@ -68,6 +94,7 @@ struct kv_page {
 struct kv_view {
     const uint8_t *arena;
     const struct page_layout *layouts; /* of this layer group; all have its heads and head_dim */
+    const struct key_centre *centre;   /* of this layer group; NULL where no layout is centred */
     const struct kv_page *pages;
     uint32_t n_pages;
     uint32_t kept_pages, base_page;
@@ -100,16 +127,6 @@ struct batch {
     const struct kv_view *views;  /* [layer group][n_seqs] */
     uint32_t n_logit_rows;
     const uint32_t *logit_rows; /* [n_logit_rows], rising */
-};
-
-/* ---- weights --------------------------------------------------------------------------------- */
-
-/* A matrix [n][k] (n outputs, each a row of k inputs) in a checkpoint's own format, mapped or
- * resident. */
-struct weight {
-    const void *data;
-    enum weight_type type;
-    uint32_t n, k;
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */

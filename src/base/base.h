@@ -115,10 +115,19 @@ int cpu_count(void);        /* cores this process may run on */
 uint64_t memory_available_bytes(void);
 uint64_t memory_resident_peak_bytes(void);
 
-/* Instruction-set tiers in rising order; detected with cpuid and xgetbv (the OS must save the
- * registers). */
-enum cpu_tier { CPU_TIER_REF, CPU_TIER_AVX2, CPU_TIER_COUNT };
-enum cpu_tier cpu_tier_detect(void);
+/* Instruction-set tiers in rising order per architecture; detected with cpuid and xgetbv (the OS
+ * must save the registers), on Arm with getauxval. */
+enum cpu_tier {
+    CPU_TIER_REF,
+    CPU_TIER_AVX2,       /* AVX2, FMA, F16C */
+    CPU_TIER_AVX512,     /* AVX-512 F, BW, DQ, VL, CD */
+    CPU_TIER_AVX512VNNI, /* and VNNI */
+    CPU_TIER_NEON,       /* Armv8-A */
+    CPU_TIER_NEONDOT,    /* and the dot products of Armv8.2-A */
+    CPU_TIER_COUNT
+};
+bool cpu_tier_have(enum cpu_tier tier); /* this machine runs it */
+enum cpu_tier cpu_tier_detect(void);    /* the best it runs */
 const char *cpu_tier_name(enum cpu_tier tier);
 const char *cpu_model_name(void);
 

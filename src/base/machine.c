@@ -122,35 +122,57 @@ uint64_t memory_resident_peak_bytes(void) {
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* The operating system must save the registers (XCR0 bits 1 and 2), or AVX code dies in the first
- * context switch. */
-static bool os_saves_ymm(void) {
+/* The operating system must save the registers, or the code dies in the first context switch: XCR0
+ * bits 1 and 2 for AVX; 5, 6 and 7 too for AVX-512. */
+static bool os_saves(unsigned bits) {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
         return false;
     unsigned low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & 6) == 6;
+    return (low & bits) == bits;
 }
 
-enum cpu_tier cpu_tier_detect(void) {
-    unsigned a, b, c, d;
-    if (!os_saves_ymm())
-        return CPU_TIER_REF;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_FMA) || !(c & bit_F16C))
-        return CPU_TIER_REF;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2))
-        return CPU_TIER_REF;
-    return CPU_TIER_AVX2;
+bool cpu_tier_have(enum cpu_tier tier) {
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL | bit_AVX512CD;
+    unsigned a, b, c, d, b7, c7;
+    if (tier == CPU_TIER_REF)
+        return true;
+    if (tier > CPU_TIER_AVX512VNNI || !os_saves(0x06) || !__get_cpuid(1, &a, &b, &c, &d) ||
+        !(c & bit_FMA) || !(c & bit_F16C) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d) ||
+        !(b7 & bit_AVX2))
+        return false;
+    if (tier == CPU_TIER_AVX2)
+        return true;
+    return os_saves(0xe6) && (b7 & avx512) == avx512 &&
+           (tier == CPU_TIER_AVX512 || (c7 & bit_AVX512VNNI));
+}
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+#include <asm/hwcap.h>
+
+bool cpu_tier_have(enum cpu_tier tier) {
+    unsigned long caps = getauxval(AT_HWCAP);
+    return tier == CPU_TIER_REF || (tier == CPU_TIER_NEON && (caps & HWCAP_ASIMD)) ||
+           (tier == CPU_TIER_NEONDOT && (caps & HWCAP_ASIMD) && (caps & HWCAP_ASIMDDP));
 }
 #else
-enum cpu_tier cpu_tier_detect(void) {
-    return CPU_TIER_REF;
+bool cpu_tier_have(enum cpu_tier tier) {
+    return tier == CPU_TIER_REF;
 }
 #endif
 
+enum cpu_tier cpu_tier_detect(void) {
+    int best = CPU_TIER_COUNT - 1;
+    while (!cpu_tier_have((enum cpu_tier)best))
+        best--;
+    return (enum cpu_tier)best;
+}
+
 const char *cpu_tier_name(enum cpu_tier tier) {
-    static const char *const names[CPU_TIER_COUNT] = {"ref", "avx2"};
+    static const char *const names[CPU_TIER_COUNT] = {"ref",        "avx2", "avx512",
+                                                      "avx512vnni", "neon", "neondot"};
     return tier < CPU_TIER_COUNT ? names[tier] : "auto";
 }
 

@@ -129,7 +129,7 @@ kvasir_context_options cache_args_options(const struct cache_args *a);
      .help = "threads to compute with"},                                                           \
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT,                                   \
      .offset = offsetof(type, cache.options.cpu_tier),                                             \
-     .help = "cap on the instructions used: auto, ref, avx2"},                                     \
+     .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},           \
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
      .offset = offsetof(type, cache.options.act_bits),                                             \
      .help = "rounding of activations before quantized products: 8, or 16 for near float32"}

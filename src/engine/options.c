@@ -211,13 +211,15 @@ static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_err
     for (int t = 0; t < CPU_TIER_COUNT; t++) {
         if (strcmp(text, cpu_tier_name((enum cpu_tier)t)) != 0)
             continue;
-        if ((enum cpu_tier)t > cpu_tier_detect())
+        if (!cpu_tier_have((enum cpu_tier)t))
             return fail(err, KVASIR_ERR_UNSUPPORTED, "--cpu-tier %s: this machine does not have it",
                         text);
         *out = (enum cpu_tier)t;
         return KVASIR_OK;
     }
-    return fail(err, KVASIR_ERR_ARGUMENT, "--cpu-tier %s: must be auto, ref or avx2", text);
+    return fail(err, KVASIR_ERR_ARGUMENT,
+                "--cpu-tier %s: must be auto, ref, avx2, avx512, avx512vnni, neon or neondot",
+                text);
 }
 
 kvasir_context_options kvasir_context_defaults(void) {

@@ -111,6 +111,21 @@ size_t weight_type_alignment(enum weight_type type) {
     return type == WEIGHT_F32 ? 4 : 2; /* quantized blocks hold 16-bit scales */
 }
 
+struct weight checkpoint_weight(const struct checkpoint_tensor *t) {
+    uint64_t n = 1;
+    for (uint32_t i = 0; i + 1 < t->n_dims; i++)
+        n *= t->dims[i];
+    return (struct weight){.data = t->data,
+                           .scales = t->scales,
+                           .biases = t->biases,
+                           .type = t->type,
+                           .n = (uint32_t)n,
+                           .k = t->n_dims ? (uint32_t)t->dims[t->n_dims - 1] : 1,
+                           .group = t->group,
+                           .group_rows = t->group_rows,
+                           .scalar = t->scalar};
+}
+
 bool name_is_clean(const char *name, size_t len) {
     for (size_t i = 0; i < len; i++)
         if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)

@@ -70,7 +70,7 @@ static kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n,
                                  struct weight *w) {
     const struct checkpoint_tensor *t = NULL;
     TRY(bind(b, name, (uint64_t[]){n, k}, 2, &t));
-    *w = (struct weight){.data = t->data, .type = t->type, .n = n, .k = k};
+    *w = checkpoint_weight(t);
     return KVASIR_OK;
 }
 
@@ -80,7 +80,8 @@ static kvasir_status bind_vector(struct binder *b, const char *name, uint32_t n,
     *out = mem_alloc_aligned(n * sizeof **out);
     if (!*out)
         return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %s", name);
-    weight_traits_of(t->type)->decode(t->data, n, *out);
+    struct weight w = checkpoint_weight(t);
+    weight_traits_of(t->type)->decode(&w, 0, *out);
     return KVASIR_OK;
 }
 

@@ -51,8 +51,14 @@ struct checkpoint_tensor {
     uint32_t n_dims;
     uint64_t dims[TENSOR_DIMS_MAX]; /* slowest first, as in safetensors: a matrix is [n][k] */
     const void *data;
-    size_t bytes;
+    size_t bytes; /* of data, scales and biases together */
+    /* Where a type has them: as in struct weight. */
+    const void *scales, *biases;
+    uint32_t group, group_rows;
+    enum scalar_type scalar;
 };
+/* As a matrix [n][k]: every dim but the fastest counts rows. A vector is one row. */
+struct weight checkpoint_weight(const struct checkpoint_tensor *t);
 
 struct checkpoint;
 /* path: a GGUF file, or a folder with config.json and *.safetensors (single, or sharded with an

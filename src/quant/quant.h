@@ -144,29 +144,79 @@ void affine_unpack_row(const uint32_t *words, size_t n, unsigned bits, uint8_t *
 
 /* ---- weight types (weight.c) ----------------------------------------------------------------- */
 
-/* Numbers are GGUF's (ggml_type). A new type is one row of the table in weight.c. */
+/* Numbers below 1000 are GGUF's (ggml_type), the others ours. A new type is one row of the table in
+ * weight.c. */
 enum weight_type {
     WEIGHT_F32 = 0,
     WEIGHT_F16 = 1,
     WEIGHT_Q4_0 = 2,
     WEIGHT_Q4_1 = 3,
+    WEIGHT_Q5_0 = 6,
+    WEIGHT_Q5_1 = 7,
     WEIGHT_Q8_0 = 8,
+    WEIGHT_Q2_K = 10,
+    WEIGHT_Q3_K = 11,
+    WEIGHT_Q4_K = 12,
+    WEIGHT_Q5_K = 13,
+    WEIGHT_Q6_K = 14,
+    WEIGHT_Q8_K = 15,
+    WEIGHT_IQ4_NL = 20,
+    WEIGHT_IQ4_XS = 23,
     WEIGHT_BF16 = 30,
+    WEIGHT_MXFP4 = 39,
+    /* safetensors: codes, scales and biases are arrays of their own (struct weight) */
+    WEIGHT_AFFINE2 = 1002, /* mx.quantize, mode affine */
+    WEIGHT_AFFINE3 = 1003,
+    WEIGHT_AFFINE4 = 1004,
+    WEIGHT_AFFINE5 = 1005,
+    WEIGHT_AFFINE6 = 1006,
+    WEIGHT_AFFINE8 = 1008,
+    WEIGHT_MXFP4_MLX = 1014, /* mx.quantize, mode mxfp4 */
+    WEIGHT_F8_E4M3 = 1018,
+};
+
+/* A matrix [n][k]: n outputs, each a row of k inputs, as the checkpoint holds it, mapped or
+ * resident. All pointers are borrowed.
+ *
+ *     GGUF types   data [n] rows of blocks                      scales, biases NULL
+ *     AFFINEb      data [n][k*b/32] 32-bit words (affine_pack_row), scales and biases [n][k/group]
+ *                  of type scalar
+ *     MXFP4_MLX    data [n][k/8] words of 4-bit codes, scales [n][k/32] bytes (E8M0)
+ *     F8_E4M3      data [n][k] bytes; scales, where not NULL, of type scalar, one for each
+ *                  group_rows x group values: [ceil(n/group_rows)][ceil(k/group)] */
+struct weight {
+    const void *data, *scales, *biases;
+    enum weight_type type;
+    uint32_t n, k;
+    uint32_t group, group_rows; /* values and rows that share a scale; 0 where the type says it */
+    enum scalar_type scalar;    /* of scales and biases */
 };
 
 struct weight_traits {
     enum weight_type type;
     const char *name;      /* "Q4_1" */
     uint32_t block_values; /* values a block holds: a row is a multiple of it */
-    uint32_t block_bytes;
-    /* Decodes n values (a multiple of block_values) in float32. Reference: gguf's dequantize of the
-     * same type. */
-    void (*decode)(const void *blocks, size_t n, float *out);
+    uint32_t block_bytes;  /* of data */
+    /* Values that share a scale in the integer products: 32 or 16; 0: a float type, whose products
+     * are float32's. */
+    uint32_t run_values;
+    bool has_min; /* value = d * code + m; else d * code */
+    /* Row `row` in float32, out [k]. Reference: gguf's dequantize of the same type, mlx's with
+     * float32 scales. */
+    void (*decode)(const struct weight *w, uint32_t row, float *out);
+    /* Row `row` as the integer products see it (kernels.h): codes [k], d and m [k/run_values] with
+     * value = d * code + m in real numbers; m is 0 without has_min. NULL for float types. */
+    void (*parts)(const struct weight *w, uint32_t row, int8_t *codes, float *d, float *m);
 };
 
+enum { WEIGHT_TYPES_MAX = 32 };
 /* NULL when the type is not known. */
 const struct weight_traits *weight_traits_of(uint32_t type);
-/* Bytes of a row of n values; n is a multiple of block_values. */
+/* The type's place in the table, 0 .. WEIGHT_TYPES_MAX - 1: what kernel tables are indexed with. */
+uint32_t weight_index(enum weight_type t);
+/* The i-th type of the table; NULL behind the last. */
+const struct weight_traits *weight_traits_at(uint32_t i);
+/* Bytes of a row of n values in data; n is a multiple of block_values. */
 size_t weight_row_bytes(const struct weight_traits *t, size_t n);
 
 #endif

@@ -30,7 +30,10 @@ enum token_kind {
 
 /* A vocabulary as a checkpoint holds it. All memory is borrowed for tokenizer_create. */
 struct tokenizer_spec {
-    const char *model; /* "gpt2": byte-level BPE (others come later and are refused by name) */
+    /* A folder's tokenizer.json and tokenizer_config.json, as text (json.data NULL: a GGUF's, in
+     * the fields below). With json only `ends` of the fields below counts. */
+    struct text_span json, config;
+    const char *model; /* "gpt2": byte-level BPE; "llama": SentencePiece's BPE with byte fallback */
     /* pre-tokenizer: "gpt-2", "smollm" ("default" is gpt-2's); an unknown one is refused by name */
     const char *pre;
     const struct text_span *pieces; /* [n_tokens], byte-level alphabet as stored */
@@ -38,6 +41,10 @@ struct tokenizer_spec {
     size_t n_tokens;
     const struct text_span *merges; /* [n_merges], "left right", best first */
     size_t n_merges;
+    const float *scores;   /* [n_tokens] of "llama": the best pair merges first; NULL: none */
+    bool add_space_prefix; /* of "llama" */
+    const int32_t *ends;   /* [n_ends] more tokens that end an answer (generation_config.json) */
+    size_t n_ends;
     int32_t bos, eos, eot, unk, pad; /* -1 where there is none */
     bool add_bos, add_eos;
 };

@@ -220,8 +220,8 @@ static void pass_product(void *ctx) {
     struct product_bench *b = ctx;
     uint32_t step = 8 * PRODUCT_PANEL; /* as work items cut it */
     for (uint32_t n = 0; n < b->w.n; n += step)
-        b->k->product[weight_slot(b->w.type)](&b->w, n, n + step < b->w.n ? n + step : b->w.n,
-                                              &b->a, b->y, step, b->scratch);
+        b->k->product[weight_index(b->w.type)](&b->w, n, n + step < b->w.n ? n + step : b->w.n,
+                                               &b->a, b->y, step, b->scratch);
 }
 
 /* `bytes` of weights; rows repeat after the first 64. */
@@ -230,7 +230,7 @@ static void make_weight(struct product_bench *b, enum weight_type type, uint32_t
     size_t row_bytes = weight_row_bytes(traits, k), n = bytes / row_bytes;
     bool is_float = traits->block_values == 1;
     uint8_t *data = take(n * row_bytes);
-    b->w = (struct weight){data, type, (uint32_t)n, k};
+    b->w = (struct weight){.data = data, .type = type, .n = (uint32_t)n, .k = k};
     for (size_t i = 0; i < row_bytes * 64; i++)
         data[i] = (uint8_t)random_bits();
     for (size_t i = 0; is_float && i < (size_t)k * 64; i++)
@@ -269,6 +269,7 @@ static void bench_product(const struct tier *t, enum weight_type type, int bits,
     b.a.codes = take(n * 2);
     b.a.scale = take(n / 8);
     b.a.sum = take(n / 8);
+    b.a.sum16 = take(n / 4);
     b.y = take((size_t)rows * 8 * PRODUCT_PANEL * 4);
     b.scratch = take(product_scratch_bytes(k));
     make_weight(&b, type, k, type == WEIGHT_F32 ? 2 * L2_BYTES : L2_BYTES);
@@ -285,6 +286,7 @@ static void bench_product(const struct tier *t, enum weight_type type, int bits,
     free(b.a.codes);
     free(b.a.scale);
     free(b.a.sum);
+    free(b.a.sum16);
     free(b.y);
     free(b.scratch);
 }
@@ -384,6 +386,7 @@ static void bench_smalls(const struct tier *t) {
     b.a.codes = take(SMALL * 2);
     b.a.scale = take(SMALL / 8);
     b.a.sum = take(SMALL / 8);
+    b.a.sum16 = take(SMALL / 4);
     b.q = (struct query_rows){SMALL / 128, 128, b.z, take(SMALL * 2), take(SMALL), take(SMALL)};
     b.tile = take(TILE_TOKENS * HEAD_DIM_MAX * 4);
     bench_small(t, "query_pack", "D128", pass_query_pack, &b);
@@ -410,6 +413,7 @@ static void bench_smalls(const struct tier *t) {
     free(b.a.codes);
     free(b.a.scale);
     free(b.a.sum);
+    free(b.a.sum16);
     free(b.q.codes);
     free(b.q.sum32);
     free(b.q.scale);

@@ -44,6 +44,7 @@ static struct act_rows act_buffers(const float *x, uint32_t rows, uint32_t k, in
     a.codes = take((size_t)rows * k * (bits == 8 ? 1 : 2));
     a.scale = take((size_t)rows * (k / BLOCK) * sizeof *a.scale);
     a.sum = take((size_t)rows * (k / BLOCK) * sizeof *a.sum);
+    a.sum16 = take((size_t)rows * (k / BLOCK) * 2 * sizeof *a.sum16);
     return a;
 }
 
@@ -81,6 +82,9 @@ static void compare_acts(const struct act_rows *got, const struct act_rows *want
                    (double)got->scale[b], (double)want->scale[b]);
         check_that(got->sum[b] == want->sum[b], "sum of block %zu is %.9g, not %.9g", b,
                    (double)got->sum[b], (double)want->sum[b]);
+        for (size_t h = 2 * b; h < 2 * b + 2; h++)
+            check_that(got->sum16[h] == want->sum16[h], "sum of half block %zu is %.9g, not %.9g",
+                       h, (double)got->sum16[h], (double)want->sum16[h]);
     }
 }
 
@@ -238,10 +242,10 @@ static void compare_outputs(const struct product_case *c, const float *got, size
         for (uint32_t row = 0; row < c->rows; row++)
             ref.act_pack(&a, row);
     }
-    ref.product[weight_slot(c->w.type)](&c->w, c->n0, c->n1, &a, want, n,
-                                        plain(product_scratch_bytes(k)));
+    ref.product[weight_index(c->w.type)](&c->w, c->n0, c->n1, &a, want, n,
+                                         plain(product_scratch_bytes(k)));
     for (uint32_t j = c->n0; j < c->n1; j++) {
-        traits->decode((const uint8_t *)c->w.data + j * weight_row_bytes(traits, k), k, values);
+        traits->decode(&c->w, j, values);
         for (uint32_t row = 0; row < c->rows; row++)
             compare_output(c, &a, j, row, got[row * stride + (j - c->n0)],
                            want[(size_t)row * n + (j - c->n0)], values);
@@ -260,6 +264,7 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
         freeze(a.codes);
         freeze(a.scale);
         freeze(a.sum);
+        freeze(a.sum16);
     }
     float *y = guarded(((rows - 1) * stride + (n1 - n0)) * sizeof *y);
     call_product(c->fn, &c->w, n0, n1, &a, y, stride, guarded(product_scratch_bytes(k)));
@@ -301,8 +306,8 @@ static void check_product_case(const struct tier *t, enum weight_type type, int 
     for (uint32_t j = 0; j < n; j++)
         make_row(type, data + j * row_bytes, k);
     freeze(data);
-    c.w = (struct weight){data, type, n, k};
-    c.fn = t->k.product[weight_slot(type)];
+    c.w = (struct weight){.data = data, .type = type, .n = n, .k = k};
+    c.fn = t->k.product[weight_index(type)];
     float *x = guarded((size_t)rows * k * sizeof *x);
     for (uint32_t row = 0; row < rows; row++)
         fill_any(x + (size_t)row * k, k);

@@ -67,11 +67,11 @@ int main(int argc, char **argv) {
     enum cpu_tier best = cpu_tier_detect();
     printf("kcheck: seed %llu, %s, best tier %s\n", (unsigned long long)o.seed, cpu_model_name(),
            cpu_tier_name(best));
-    if (o.required > best) {
+    if (!cpu_tier_have(o.required)) {
         printf("kcheck: this machine lacks the required tier %s\n", cpu_tier_name(o.required));
         return 1;
     }
-    if (o.only != CPU_TIER_COUNT && o.only > best) {
+    if (o.only != CPU_TIER_COUNT && !cpu_tier_have(o.only)) {
         printf("kcheck: this machine lacks tier %s\n", cpu_tier_name(o.only));
         return 1;
     }
@@ -81,8 +81,8 @@ int main(int argc, char **argv) {
         struct tier t = {.name = cpu_tier_name((enum cpu_tier)i)};
         if (o.only != CPU_TIER_COUNT && o.only != (enum cpu_tier)i)
             continue;
-        if ((enum cpu_tier)i > best) {
-            printf("%-5s left out: this machine lacks it\n", t.name);
+        if (!cpu_tier_have((enum cpu_tier)i)) {
+            printf("%-10s left out: this machine lacks it\n", t.name);
             continue;
         }
         kernels_select(&t.k, (enum cpu_tier)i);

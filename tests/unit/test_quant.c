@@ -384,7 +384,8 @@ static void check_weights(enum weight_type type, const char *name, const uint8_t
     assert_string_equal(t->name, name);
     assert_int_equal(weight_row_bytes(t, n), bytes);
     float *out = malloc(n * sizeof *out);
-    t->decode(blocks, n, out);
+    struct weight w = {.data = blocks, .type = type, .n = 1, .k = (uint32_t)n};
+    t->decode(&w, 0, out);
     for (size_t i = 0; i < n; i++)
         assert_true(same(out[i], values[i]) || (out[i] == 0 && values[i] == 0));
     free(out);

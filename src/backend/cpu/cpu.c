@@ -43,6 +43,7 @@ static void act_free(struct act_rows *a) {
     mem_free(a->codes);
     mem_free(a->scale);
     mem_free(a->sum);
+    mem_free(a->sum16);
 }
 
 static void scratch_free(struct backend *b) {
@@ -120,7 +121,8 @@ static bool act_init(struct act_rows *a, int bits, uint32_t max_rows, uint32_t m
     a->codes = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(int16_t));
     a->scale = mem_alloc_aligned(blocks * sizeof(float));
     a->sum = mem_alloc_aligned(blocks * sizeof(float));
-    return a->codes && a->scale && a->sum;
+    a->sum16 = mem_alloc_aligned(2 * blocks * sizeof(float));
+    return a->codes && a->scale && a->sum && a->sum16;
 }
 
 kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
@@ -241,10 +243,7 @@ static void run_rows(struct backend *b, struct row_job *j) {
 
 static void embed_row(const struct row_job *j, uint32_t r) {
     const struct weight *w = j->embed.w;
-    const struct weight_traits *t = weight_traits_of(w->type);
-    const uint8_t *row =
-        (const uint8_t *)w->data + (size_t)j->embed.tokens[r] * weight_row_bytes(t, w->k);
-    t->decode(row, w->k, j->out + (size_t)r * w->k);
+    weight_traits_of(w->type)->decode(w, (uint32_t)j->embed.tokens[r], j->out + (size_t)r * w->k);
 }
 
 void op_embed(struct backend *b, const struct weight *w, const int32_t *tokens, uint32_t rows,

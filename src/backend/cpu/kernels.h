@@ -53,6 +53,15 @@ typedef void query_pack_fn(const float *q, size_t q_stride, float q_scale, struc
 typedef void score_tile_fn(const struct tile_layout *l, const void *tile,
                            const struct query_rows *q, float *scores, size_t stride);
 
+/* What centres add to the scores of a centred tile (struct key_centre of backend.h):
+ *     scores[row * stride + t] += sum over j < pairs, in order, of A_j cos(t w_j) + B_j sin(t w_j)
+ * for the 64 tokens t = 0..63 of the tile, in float32. The A and B of a row are those of its query
+ * (1/sqrt(head_dim) included) turned to the tile's start.
+ *   waves [table row][2][64]  cos, then sin of t * w for t = 0..63; row index[j] is pair j's
+ *   ab    [row][pairs][2]     A_j, B_j */
+typedef void centre_tile_fn(const float *waves, const uint32_t *index, uint32_t pairs,
+                            const float *ab, uint32_t rows, float *scores, size_t stride);
+
 /* p[0..n) -> exp(p - max), *max_out, *sum_out; n a multiple of 64; masked scores are -INFINITY and
  * become exactly 0. If all are masked: *max_out -INFINITY, *sum_out 0, p all 0. */
 typedef void softmax_run_fn(float *p, uint32_t n, float *max_out, float *sum_out);
@@ -73,8 +82,8 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
 /* Activations of a product. For quantized weights they are rounded per block of 32 of a row: one s8
  * plane (bits 8, code = rint(x * 127 / max|x|)) or 15 bits (bits 16, ACT16_MAX). scale and sum are
  * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. codes [row][k] are s8 or
- * s16, in natural order or the tier's own inside a block. For F32, F16 and BF16 weights only x is
- * used.
+ * s16, in natural order or the tier's own inside a block. sum16 [row][k/16] is the same as sum for
+ * runs of 16. For float weights (run_values 0) only x is used.
  * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
  * rounded in its turn and multiplied as a second term (op_product). */
 struct act_rows {
@@ -82,20 +91,28 @@ struct act_rows {
     uint32_t rows, k;
     int bits; /* 8 or 16 */
     void *codes;
-    float *scale, *sum;
+    float *scale, *sum, *sum16;
     float *rest;
 };
 /* Fills codes, scale, sum (and rest) of row i from x. k is a multiple of 32. */
 typedef void act_pack_fn(struct act_rows *a, uint32_t row);
 
-/* y[row * y_stride + (j - n0)] = x_row . w_j for outputs j in [n0, n1). Quantized types, blocks b
- * of 32 in order:
- *     Q8_0  acc += (d_b * scale_b) * dot_b                Q4_0  dot over (code - 8)
- *     Q4_1  acc += (d_b * scale_b) * dot_b + m_b * sum_b
- * with dot exact in s32 and one float32 accumulator per output (double in ref/). Float types:
- * float32 products summed in one fixed order of the tier. Bits of an output do not depend on
- * a->rows, n0 or n1. scratch: PRODUCT_SCRATCH bytes for a panel of weights, 64-byte aligned,
- * private to the caller. */
+/* y[row * y_stride + (j - n0)] = x_row . w_j for outputs j in [n0, n1).
+ *
+ * Quantized types. The type's parts function (quant.h) says what a row is: integer codes, and for
+ * each run of run_values (32 or 16) of them a d and an m. Over blocks of 32 in order, the one or
+ * two runs u of a block in order:
+ *
+ *     acc += (d_u * scale_b) * dot_u                and where the type has_min
+ *     acc += m_u * sum_u                            sum_u: sum[b], or sum16[u] for runs of 16
+ *
+ * with dot exact in s32 and one float32 accumulator per output (double in ref/).
+ *
+ * Float types: float32 products summed in one fixed order of the tier; F8_E4M3 decodes to float32,
+ * its scale multiplied into the value.
+ *
+ * Bits of an output do not depend on a->rows, n0 or n1. scratch: product_scratch_bytes for a panel
+ * of weights, 64-byte aligned, private to the caller. */
 typedef void product_fn(const struct weight *w, uint32_t n0, uint32_t n1, const struct act_rows *a,
                         float *y, size_t y_stride, void *scratch);
 enum { PRODUCT_PANEL = 16 }; /* work items are cut at multiples of this many outputs */
@@ -116,27 +133,29 @@ typedef void add_fn(float *x, const float *y, size_t n);
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-enum { WEIGHT_SLOTS = 6 };
-int weight_slot(enum weight_type t); /* 0..WEIGHT_SLOTS-1: F32 F16 BF16 Q4_0 Q4_1 Q8_0 */
-
 struct kernels {
     enum cpu_tier tier;
     query_pack_fn *query_pack;
     score_tile_fn *score_affine, *score_exact; /* by the page's K format; any bits */
+    centre_tile_fn *centre_tile;
     value_tile_fn *value_affine, *value_exact;
     softmax_run_fn *softmax_run;
     encode_row_fn *encode_row;
     act_pack_fn *act_pack;
-    product_fn *product[WEIGHT_SLOTS];
+    product_fn *product[WEIGHT_TYPES_MAX]; /* by weight_index */
     rms_norm_fn *rms_norm;
     rope_fn *rope;
     silu_mul_fn *silu_mul;
     add_fn *add;
 };
 
-/* ref/ fills the table; kernels_init_avx2 overrides. Call in rising order of tiers. */
+/* ref/ fills the table; the others override. Call in rising order of tiers. */
 void kernels_init_ref(struct kernels *k);
 void kernels_init_avx2(struct kernels *k);
+void kernels_init_avx512(struct kernels *k);
+void kernels_init_avx512vnni(struct kernels *k);
+void kernels_init_neon(struct kernels *k);
+void kernels_init_neondot(struct kernels *k);
 /* The table for a tier (capped by what the machine has; CPU_TIER_COUNT asks for the best). */
 void kernels_select(struct kernels *k, enum cpu_tier tier);
 

@@ -20,7 +20,7 @@ struct product_job {
 };
 
 static bool takes_codes(enum weight_type t) {
-    return t != WEIGHT_F32 && t != WEIGHT_F16 && t != WEIGHT_BF16;
+    return weight_traits_of(t)->run_values > 0;
 }
 
 /* y[r][i] += x[r][i]; a stride of 0 adds the same row to all. */
@@ -42,7 +42,7 @@ static void product_item(void *ctx, size_t item, int worker) {
     uint32_t n1 = n0 + ITEM_OUTPUTS < w->n ? n0 + ITEM_OUTPUTS : w->n;
     float *y = j->y[i] + n0;
     struct worker_scratch *s = &b->scratch[worker];
-    product_fn *product = b->kernels.product[weight_slot(w->type)];
+    product_fn *product = b->kernels.product[weight_index(w->type)];
     product(w, n0, n1, &b->act, y, w->n, s->panel);
     if (b->act.rest && takes_codes(w->type)) {
         product(w, n0, n1, &b->act_rest, s->term, ITEM_OUTPUTS, s->panel);

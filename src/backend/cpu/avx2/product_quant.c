@@ -39,6 +39,7 @@
 
 enum {
     BLOCK = 32,
+    HALF = 16,
     GROUPS = BLOCK / 4,
     ACT8_MAX = 127,
     PANEL = 16, /* outputs of a panel: with three rows the sums of a block just fit 16 registers */
@@ -122,10 +123,12 @@ void avx2_act_pack(struct act_rows *a, uint32_t row) {
             store_codes8((int8_t *)a->codes + at, c);
         else
             store_codes16((int16_t *)a->codes + at, c);
-        int32_t sum =
-            sum_codes(_mm256_add_epi32(_mm256_add_epi32(c[0], c[1]), _mm256_add_epi32(c[2], c[3])));
+        int32_t low = sum_codes(_mm256_add_epi32(c[0], c[1]));
+        int32_t high = sum_codes(_mm256_add_epi32(c[2], c[3]));
         a->scale[at / BLOCK] = scale;
-        a->sum[at / BLOCK] = scale * (float)sum;
+        a->sum[at / BLOCK] = scale * (float)(low + high);
+        a->sum16[at / HALF] = scale * (float)low;
+        a->sum16[at / HALF + 1] = scale * (float)high;
     }
 }
 

@@ -79,6 +79,19 @@ void score_exact_ref(const struct tile_layout *l, const void *tile, const struct
     }
 }
 
+void centre_tile_ref(const float *waves, const uint32_t *index, uint32_t pairs, const float *ab,
+                     uint32_t rows, float *scores, size_t stride) {
+    for (uint32_t row = 0; row < rows; row++, ab += 2 * (size_t)pairs)
+        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+            double sum = 0;
+            for (uint32_t j = 0; j < pairs; j++) {
+                const float *wave = waves + (size_t)index[j] * 2 * TILE_TOKENS;
+                sum += (double)ab[2 * j] * wave[t] + (double)ab[2 * j + 1] * wave[TILE_TOKENS + t];
+            }
+            scores[row * stride + t] = (float)(scores[row * stride + t] + sum);
+        }
+}
+
 void softmax_run_ref(float *p, uint32_t n, float *max_out, float *sum_out) {
     float max = -INFINITY;
     for (uint32_t i = 0; i < n; i++)

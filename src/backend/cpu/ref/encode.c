@@ -12,6 +12,7 @@ void kernels_init_ref(struct kernels *k) {
         .query_pack = query_pack_ref,
         .score_affine = score_affine_ref,
         .score_exact = score_exact_ref,
+        .centre_tile = centre_tile_ref,
         .value_affine = value_affine_ref,
         .value_exact = value_exact_ref,
         .softmax_run = softmax_run_ref,
@@ -22,10 +23,7 @@ void kernels_init_ref(struct kernels *k) {
         .silu_mul = silu_mul_ref,
         .add = add_ref,
     };
-    k->product[weight_slot(WEIGHT_F32)] = product_float_ref;
-    k->product[weight_slot(WEIGHT_F16)] = product_float_ref;
-    k->product[weight_slot(WEIGHT_BF16)] = product_float_ref;
-    k->product[weight_slot(WEIGHT_Q4_0)] = product_quant_ref;
-    k->product[weight_slot(WEIGHT_Q4_1)] = product_quant_ref;
-    k->product[weight_slot(WEIGHT_Q8_0)] = product_quant_ref;
+    const struct weight_traits *t;
+    for (uint32_t i = 0; (t = weight_traits_at(i)); i++)
+        k->product[i] = t->run_values ? product_quant_ref : product_float_ref;
 }

@@ -14,6 +14,7 @@
 
 query_pack_fn query_pack_ref;
 score_tile_fn score_affine_ref, score_exact_ref;
+centre_tile_fn centre_tile_ref;
 value_tile_fn value_affine_ref, value_exact_ref;
 softmax_run_fn softmax_run_ref;
 encode_row_fn encode_row_ref;
