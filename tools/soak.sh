@@ -17,7 +17,7 @@ exec > >(sed -u "s|$PWD|.|g" | tee "$log") 2>&1
 echo "soak: $(git describe --always --dirty 2>/dev/null || echo 'no commit'), $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
 tools/deps.sh all
-tools/fetch-model.sh
+tools/fetch-model.sh all
 cmake --preset ci >/dev/null
 cmake --build build-ci
 
