@@ -4,11 +4,13 @@
 # soak.sh: what takes too long for `make test`. The log is kept: bench/results/soak-DATE.log.
 #   KVASIR_SOAK_SEEDS   seeds of kcheck (default 200)
 #   KVASIR_SOAK_PROGRAMS   random programs of the property test (default 2000)
+#   KVASIR_SOAK_FUZZ   seconds of each fuzz target (default 600)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 seeds=${KVASIR_SOAK_SEEDS:-200}
 programs=${KVASIR_SOAK_PROGRAMS:-2000}
+fuzz=${KVASIR_SOAK_FUZZ:-600}
 
 mkdir -p bench/results
 log=bench/results/soak-$(date -u +%Y-%m-%d).log
@@ -32,6 +34,13 @@ done
 
 echo "soak: property test, $programs programs"
 build-ci/tests/sim_property --programs="$programs"
+
+echo "soak: fuzzing, $fuzz s a target"
+tools/fuzz.sh "$fuzz"
+
+echo "soak: goldens that take long"
+KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary -R '^golden\.' \
+    -E smollm2
 
 echo "soak: mutants"
 tools/mutants.sh
