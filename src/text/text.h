@@ -53,25 +53,40 @@ struct tokenizer;
 kvasir_status tokenizer_create(const struct tokenizer_spec *spec, struct tokenizer **out,
                                kvasir_error *err) MUST_CHECK;
 void tokenizer_destroy(struct tokenizer *t);
+/* "gpt2 (qwen2)", "llama (SentencePiece BPE)", "tokenizer.json BPE": for people to read. */
+const char *tokenizer_name(const struct tokenizer *t);
 
 enum {
     TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
     TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become those tokens */
 };
 /* *ids is fresh (mem_free). Invalid UTF-8 is KVASIR_ERR_TEXT with the byte offset. Time O(n log n)
- * for any text. */
+ * for any text. User-defined tokens ("<think>", runs of spaces) are found with any flags. */
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n,
                                kvasir_error *err) MUST_CHECK;
-size_t tokenizer_size(const struct tokenizer *t);
+
+enum {
+    DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing; else they give their name */
+};
+/* Appends what these tokens say as a whole text, as Hugging Face's decode does: valid UTF-8 (bytes
+ * that are no character become U+FFFD), and without the space that a SentencePiece vocabulary with
+ * add_space_prefix puts in front. Ids that no token has give nothing. Text that arrives token by
+ * token goes through tokenizer_bytes and struct detok instead. */
+kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
+                               unsigned flags, struct text_buf *out, kvasir_error *err) MUST_CHECK;
+
+size_t tokenizer_size(const struct tokenizer *t); /* ids are below this; some may be free */
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none; likewise eos */
 int32_t tokenizer_eos(const struct tokenizer *t);
 /* Ends an answer: EOS, and the end-of-turn token where the vocabulary has one. */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);
-/* The bytes of a token (byte-level alphabet undone). Control tokens give their name. Empty for an
- * id out of range. */
-struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
+/* The bytes of a token as it stands inside a text (byte-level alphabet undone, U+2581 a space,
+ * "<0x0A>" one byte). Control tokens give their name. Empty for an id that no token has. */
+struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
+/* The token as the vocabulary writes it. Empty for an id that no token has. */
+struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id);
 
 /* ---- detokenizer (detok.c): whole characters only -------------------------------------------- */
 

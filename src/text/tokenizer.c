@@ -442,3 +442,24 @@ struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id) {
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id) {
     return in_range(t, id) && t->kinds[id] == TOKEN_CONTROL;
 }
+
+struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id) {
+    return tokenizer_bytes(t, id);
+}
+
+const char *tokenizer_name(const struct tokenizer *t) {
+    (void)t;
+    return "gpt2";
+}
+
+kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
+                               unsigned flags, struct text_buf *out, kvasir_error *err) {
+    struct detok d = {0};
+    bool good = true;
+    for (size_t i = 0; i < n && good; i++)
+        if (!(flags & DETOKENIZE_SKIP_SPECIAL) || !tokenizer_is_control(t, ids[i]))
+            good = detok_push(&d, tokenizer_bytes(t, ids[i]), out);
+    if (!good || !detok_finish(&d, out))
+        return fail(err, KVASIR_ERR_MEMORY, "no memory to decode %zu tokens", n);
+    return KVASIR_OK;
+}
