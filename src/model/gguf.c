@@ -396,7 +396,7 @@ static kvasir_status take_tensor(struct reader *r, struct text_span *name,
     at = (int64_t)r->pos;
     uint32_t type;
     TRY(take_u32(r, "a tensor's type", &type));
-    const struct weight_traits *traits = weight_traits_of(type);
+    const struct weight_traits *traits = type < WEIGHT_GGUF_END ? weight_traits_of(type) : NULL;
     if (!traits)
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, at,
                        "tensor %.*s has type %s (%u), supported are F32 F16 BF16 Q4_0 Q4_1 Q8_0",

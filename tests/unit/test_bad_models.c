@@ -246,7 +246,7 @@ static void test_chosen(void **state) {
         {"llama.vocab_size", 4, "\x9", 1, KVASIR_ERR_FORMAT, "llama.vocab_size is 9"},
         {"token_embd.weight", 12, "\x7", 1, KVASIR_ERR_FORMAT,
          "tensor model.embed_tokens.weight has shape [7, 64], expected [8, 64]"},
-        {"blk.0.ffn_up.weight", 20, "\x0e", 1, KVASIR_ERR_UNSUPPORTED, "has type Q6_K (14)"},
+        {"blk.0.ffn_up.weight", 20, "\x10", 1, KVASIR_ERR_UNSUPPORTED, "has type IQ2_XXS (16)"},
         {"blk.0.ffn_up.weight", 4, "\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\x10", 16, KVASIR_ERR_FORMAT,
          "its shape overflows"},
         {"blk.0.ffn_up.weight", 24, "\0\0\0\0\0\0\0", 8, KVASIR_ERR_FORMAT, "overlap"},

@@ -370,7 +370,8 @@ static void test_bad_tensors(void **state) {
         {4, "\x41", 1, KVASIR_ERR_FORMAT, "its rows are no multiple of 32 (Q4_0)"},
         {4, "\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\x40", 16, KVASIR_ERR_FORMAT, "overflows"},
         {12, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "overflows"},
-        {20, "\x0c", 1, KVASIR_ERR_UNSUPPORTED, "tensor blk.1.attn_k.weight has type Q4_K (12)"},
+        {20, "\x10", 1, KVASIR_ERR_UNSUPPORTED, "tensor blk.1.attn_k.weight has type IQ2_XXS (16)"},
+        {20, "\xec\x03", 2, KVASIR_ERR_UNSUPPORTED, "has type unknown (1004)"}, /* ours: AFFINE4 */
         {20, "\xff\xff", 2, KVASIR_ERR_UNSUPPORTED, "has type unknown (65535)"},
         {24, "\1", 1, KVASIR_ERR_FORMAT, "is no multiple of the alignment 32"},
         {24, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "pass the file's end"},
