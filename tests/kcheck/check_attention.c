@@ -114,15 +114,25 @@ static int compare_codes(const void *a, const void *b) {
     return *(const int16_t *)a - *(const int16_t *)b;
 }
 
-/* The same codes in each run of four dims, in whatever order. */
-static bool same_runs(const int16_t *a, const int16_t *b, uint32_t dim) {
+static bool same_four(const int16_t *a, const int16_t *b) {
+    int16_t x[4], y[4];
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    qsort(x, 4, sizeof *x, compare_codes);
+    qsort(y, 4, sizeof *y, compare_codes);
+    return memcmp(x, y, sizeof x) == 0;
+}
+
+/* The codes of `want` in each run of four dims of `got`: s16 in whatever order, or two planes of
+ * s8, four low bytes, then four high ones. */
+static bool same_runs(const int16_t *got, const int16_t *want, uint32_t dim) {
     for (uint32_t i = 0; i < dim; i += 4) {
-        int16_t x[4], y[4];
-        memcpy(x, a + i, sizeof x);
-        memcpy(y, b + i, sizeof y);
-        qsort(x, 4, sizeof *x, compare_codes);
-        qsort(y, 4, sizeof *y, compare_codes);
-        if (memcmp(x, y, sizeof x) != 0)
+        int8_t planes[8];
+        int16_t joined[4];
+        memcpy(planes, got + i, sizeof planes);
+        for (int j = 0; j < 4; j++)
+            joined[j] = (int16_t)(256 * planes[4 + j] + planes[j]);
+        if (!same_four(got + i, want + i) && !same_four(joined, want + i))
             return false;
     }
     return true;

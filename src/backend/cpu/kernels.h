@@ -31,7 +31,8 @@ enum { ACT16_MAX = 16256 };
  * format, read what they need of it. A row is (token, query head); its scale 1/sqrt(head_dim) is
  * already in q. Buffers hold `rows` rows:
  *   f32    [row][dim]    the query itself (for exact pages)
- *   codes  [row][dim]    s16 codes; order inside each run of 4 dims is the tier's own business
+ *   codes  [row][dim]    s16 codes; order inside each run of 4 dims is the tier's own business, and
+ *                        a run may be two planes of s8 (code = 256 high + low): 4 low, 4 high bytes
  *   sum32  [row][dim/32] exact sums of the codes of 32 consecutive dims
  *   scale  [row]         q ~ scale * code; 0 for an all-zero row (codes are 0 then) */
 struct query_rows {

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The entries of the two AVX-512 tiers in the kernel table. Owns nothing, decides nothing: whether
+ * the machine has a tier is kernels_select's question. The tier with VNNI comes on top of the other
+ * and names only what it does with other instructions.
+ */
+#include "backend/cpu/avx512/avx512.h"
+
+void kernels_init_avx512(struct kernels *k) {
+    k->tier = CPU_TIER_AVX512;
+    k->query_pack = avx512_query_pack;
+    k->score_affine = avx512_score_affine;
+    k->score_exact = avx512_score_exact;
+    k->centre_tile = avx512_centre_tile;
+    k->value_affine = avx512_value_affine;
+    k->value_exact = avx512_value_exact;
+    k->softmax_run = avx512_softmax_run;
+    k->rms_norm = avx512_rms_norm;
+    k->rope = avx512_rope;
+    k->silu_mul = avx512_silu_mul;
+    k->add = avx512_add;
+}
+
+void kernels_init_avx512vnni(struct kernels *k) {
+    k->tier = CPU_TIER_AVX512VNNI;
+    k->query_pack = avx512vnni_query_pack;
+    k->score_affine = avx512vnni_score_affine;
+    k->value_affine = avx512vnni_value_affine;
+}
