@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# deps.sh [demo|all]: installs the Debian packages that are missing; silent when none is.
+# deps.sh [demo|all|soak]: installs the Debian packages that are missing; silent when none is.
 #   demo   what building and fetching the demo model need
 #   all    and what the tests need (default)
+#   soak   and what only `make soak` needs: a cross compiler and an emulator of 64-bit Arm
 # Installing needs root or sudo. Where there is no apt-get it names what to install and goes on.
 set -euo pipefail
 
 packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev)
 [ "${1:-all}" = demo ] || packages+=(g++ clang clang-format libcmocka-dev)
+[ "${1:-all}" != soak ] || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 
 missing=()
 if command -v dpkg-query >/dev/null; then

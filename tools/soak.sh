@@ -3,12 +3,14 @@
 #
 # soak.sh: what takes too long for `make test`. The log is kept: bench/results/soak-DATE.log.
 #   KVASIR_SOAK_SEEDS   seeds of kcheck (default 200)
+#   KVASIR_SOAK_ARM_SEEDS   seeds of kcheck for the NEON tiers, minutes each (default 3)
 #   KVASIR_SOAK_PROGRAMS   random programs of the property test (default 2000)
 #   KVASIR_SOAK_FUZZ   seconds of each fuzz target (default 600)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 seeds=${KVASIR_SOAK_SEEDS:-200}
+arm_seeds=${KVASIR_SOAK_ARM_SEEDS:-3}
 programs=${KVASIR_SOAK_PROGRAMS:-2000}
 fuzz=${KVASIR_SOAK_FUZZ:-600}
 
@@ -18,7 +20,7 @@ exec > >(sed -u "s|$PWD|.|g" | tee "$log") 2>&1
 
 echo "soak: $(git describe --always --dirty 2>/dev/null || echo 'no commit'), $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
-tools/deps.sh all
+tools/deps.sh soak
 tools/fetch-model.sh all
 cmake --preset ci >/dev/null
 cmake --build build-ci
@@ -31,6 +33,9 @@ for ((seed = 1; seed <= seeds; seed++)); do
         exit 1
     }
 done
+
+echo "soak: kcheck of the NEON tiers, emulated, $arm_seeds seeds"
+tools/kcheck-arm.sh "$arm_seeds"
 
 echo "soak: property test, $programs programs"
 build-ci/tests/sim_property --programs="$programs"
