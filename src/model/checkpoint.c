@@ -5,7 +5,7 @@
  *     checkpoint_open(path)
  *        folder -> safetensors_open   config.json, *.safetensors
  *                  folder_read_text   tokenizer.json and its like
- *        file   -> gguf_open          "GGUF" in front
+ * *        file   -> gguf_open          "GGUF" in front; split files
  *     checkpoint_open_text(path)      the same readers' text parts
  *
  *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]

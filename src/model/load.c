@@ -190,6 +190,9 @@ static kvasir_status check_config(const struct checkpoint *checkpoint, kvasir_er
     if (c->rope.dims < 2 || c->rope.dims % 2 != 0 || c->rope.dims > c->head_dim)
         return fail(err, KVASIR_ERR_FORMAT, "rope turns %u of a head's %u dims: must be even",
                     c->rope.dims, c->head_dim);
+    if (c->layers > checkpoint_tensor_count(checkpoint)) /* before memory is taken for them */
+        return fail(err, KVASIR_ERR_FORMAT, "the configuration has %u layers, the file %zu tensors",
+                    c->layers, checkpoint_tensor_count(checkpoint));
     if (t && t->n_tokens > c->vocab)
         return fail(err, KVASIR_ERR_FORMAT, "the tokenizer has %zu tokens, the model only %u",
                     t->n_tokens, c->vocab);

@@ -61,8 +61,8 @@ struct checkpoint_tensor {
 struct weight checkpoint_weight(const struct checkpoint_tensor *t);
 
 struct checkpoint;
-/* path: a GGUF file, or a folder with config.json and *.safetensors (single, or sharded with an
- * index). */
+/* path: a GGUF file (any part of a split one: the others lie beside it), or a folder with
+ * config.json and *.safetensors (single, or sharded with an index). */
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out,
                               kvasir_error *err) MUST_CHECK;
 /* Only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration. path:

@@ -2,7 +2,8 @@
 /* What the files of model/ share. Nobody outside model/ (but its unit tests) includes this.
  *
  *     checkpoint.c   struct checkpoint: the table that both readers fill, sorted by name
- *       gguf.c         a GGUF file cut into values and tensors
+ *       gguf_parts.c   a GGUF model: one file, or the parts of a split one
+ *         gguf.c         a file cut into values and tensors
  *         gguf_model.c   what those values mean: configuration, vocabulary, tensor names
  *       safetensors.c  a folder: tensors of one or several files
  *         config.c       its config.json
@@ -130,9 +131,18 @@ struct gguf_value {
 
 struct gguf {
     struct file_map map;
-    struct gguf_value *values; /* [n_values], rising by key */
+    uint32_t version;
+    struct gguf_value *values; /* [n_values], rising by key; owned (mem_free) */
     size_t n_values, cap_values;
+    uint64_t n_tensors; /* as the head claims */
+    size_t infos;       /* offset of the first tensor's entry */
 };
+
+/* Cuts the file that g->map holds: the head and the values. */
+kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) MUST_CHECK;
+/* Appends its tensors to the checkpoint. */
+kvasir_status gguf_read_tensors(const struct gguf *g, struct checkpoint *c,
+                                kvasir_error *err) MUST_CHECK;
 
 /* NULL: no such key. */
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key);

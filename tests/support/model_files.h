@@ -220,34 +220,37 @@ static inline void tiny_values(struct gguf_writer *w, const char *arch) {
     gguf_string(w, "tokenizer.chat_template", "{{ messages[0].content }}");
 }
 
+static inline void tiny_layer(struct gguf_writer *w, const char *arch, int i) {
+    char name[64];
+#define TINY(part) (snprintf(name, sizeof name, "blk.%d.%s", i, part), name)
+    gguf_vector(w, TINY("attn_norm.weight"), 64);
+    gguf_matrix(w, TINY("attn_q.weight"), WEIGHT_Q4_1, 64, 64);
+    gguf_matrix(w, TINY("attn_k.weight"), WEIGHT_Q4_0, 32, 64);
+    gguf_matrix(w, TINY("attn_v.weight"), WEIGHT_BF16, 32, 64);
+    gguf_matrix(w, TINY("attn_output.weight"), WEIGHT_F32, 64, 64);
+    if (strcmp(arch, "qwen2") == 0) {
+        gguf_vector(w, TINY("attn_q.bias"), 64);
+        gguf_vector(w, TINY("attn_k.bias"), 32);
+        gguf_vector(w, TINY("attn_v.bias"), 32);
+    }
+    if (strcmp(arch, "qwen3") == 0) {
+        gguf_vector(w, TINY("attn_q_norm.weight"), 16);
+        gguf_vector(w, TINY("attn_k_norm.weight"), 16);
+    }
+    gguf_vector(w, TINY("ffn_norm.weight"), 64);
+    gguf_matrix(w, TINY("ffn_gate.weight"), WEIGHT_Q4_1, 96, 64);
+    gguf_matrix(w, TINY("ffn_up.weight"), WEIGHT_Q4_1, 96, 64);
+    gguf_matrix(w, TINY("ffn_down.weight"), WEIGHT_Q4_1, 64, 96);
+#undef TINY
+}
+
 static inline void tiny_tensors(struct gguf_writer *w, const char *arch, bool output) {
     gguf_matrix(w, "token_embd.weight", WEIGHT_Q8_0, 8, 64);
     if (output)
         gguf_matrix(w, "output.weight", WEIGHT_F16, 8, 64);
     gguf_vector(w, "output_norm.weight", 64);
-    for (int i = 0; i < 2; i++) {
-        char name[64];
-#define TINY(part) (snprintf(name, sizeof name, "blk.%d.%s", i, part), name)
-        gguf_vector(w, TINY("attn_norm.weight"), 64);
-        gguf_matrix(w, TINY("attn_q.weight"), WEIGHT_Q4_1, 64, 64);
-        gguf_matrix(w, TINY("attn_k.weight"), WEIGHT_Q4_0, 32, 64);
-        gguf_matrix(w, TINY("attn_v.weight"), WEIGHT_BF16, 32, 64);
-        gguf_matrix(w, TINY("attn_output.weight"), WEIGHT_F32, 64, 64);
-        if (strcmp(arch, "qwen2") == 0) {
-            gguf_vector(w, TINY("attn_q.bias"), 64);
-            gguf_vector(w, TINY("attn_k.bias"), 32);
-            gguf_vector(w, TINY("attn_v.bias"), 32);
-        }
-        if (strcmp(arch, "qwen3") == 0) {
-            gguf_vector(w, TINY("attn_q_norm.weight"), 16);
-            gguf_vector(w, TINY("attn_k_norm.weight"), 16);
-        }
-        gguf_vector(w, TINY("ffn_norm.weight"), 64);
-        gguf_matrix(w, TINY("ffn_gate.weight"), WEIGHT_Q4_1, 96, 64);
-        gguf_matrix(w, TINY("ffn_up.weight"), WEIGHT_Q4_1, 96, 64);
-        gguf_matrix(w, TINY("ffn_down.weight"), WEIGHT_Q4_1, 64, 96);
-#undef TINY
-    }
+    for (int i = 0; i < 2; i++)
+        tiny_layer(w, arch, i);
 }
 
 static inline struct text_buf tiny_gguf(const char *arch) {
