@@ -432,17 +432,20 @@ static kvasir_status place_tensor(const struct gguf *g, size_t start, uint32_t a
 /* Tensors [first, n_tensors) are this file's. */
 static kvasir_status check_disjoint(const struct checkpoint *c, size_t first, const struct gguf *g,
                                     kvasir_error *err) {
-    const struct checkpoint_tensor **order = checkpoint_by_address(c, first);
+    size_t n = c->n_tensors - first;
+    struct extent *order = mem_calloc(n, sizeof *order);
     if (!order)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", c->n_tensors);
-    kvasir_status status = KVASIR_OK;
-    for (size_t i = 1; i < c->n_tensors - first && status == KVASIR_OK; i++) {
-        const uint8_t *end = (const uint8_t *)order[i - 1]->data + order[i - 1]->bytes;
-        const uint8_t *begin = order[i]->data;
-        if (begin < end)
-            status = fail_at(err, KVASIR_ERR_FORMAT, begin - g->map.data,
-                             "tensors %s and %s overlap", order[i - 1]->name, order[i]->name);
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", n);
+    for (size_t i = 0; i < n; i++) {
+        const struct checkpoint_tensor *t = &c->tensors[first + i];
+        order[i] = (struct extent){t->name, t->data, t->bytes};
     }
+    extents_sort(order, n);
+    kvasir_status status = KVASIR_OK;
+    for (size_t i = 1; i < n && status == KVASIR_OK; i++)
+        if (order[i].data < order[i - 1].data + order[i - 1].bytes)
+            status = fail_at(err, KVASIR_ERR_FORMAT, order[i].data - g->map.data,
+                             "tensors %s and %s overlap", order[i - 1].name, order[i].name);
     mem_free(order);
     return status;
 }

@@ -81,7 +81,7 @@ const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c,
 const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 /* The chat template's source, NUL-terminated; NULL when there is none. */
 const char *checkpoint_chat_template(const struct checkpoint *c);
-/* "GGUF v3", "safetensors"; of text alone "GGUF v3", "tokenizer.json" */
+/* "GGUF v3", "safetensors", "MLX safetensors"; of text alone "GGUF v3", "tokenizer.json" */
 const char *checkpoint_format(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */
