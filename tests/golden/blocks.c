@@ -366,6 +366,11 @@ static bool keep_logits(void *user, size_t first, size_t rows, const float *logi
     return true;
 }
 
+static void need(kvasir_status status, const kvasir_error *err) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err->text);
+}
+
 static void run(const char *path, const char *tier, float logits[TOKENS * VOCAB]) {
     kvasir_error err;
     kvasir_model *model;
@@ -379,13 +384,11 @@ static void run(const char *path, const char *tier, float logits[TOKENS * VOCAB]
     o.cache_bytes = 16 << 20;
     for (int i = 0; i < TOKENS; i++)
         tokens[i] = i * 37 % VOCAB;
-    if (kvasir_model_open(path, &model, &err) != KVASIR_OK ||
-        kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK ||
-        kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
+    need(kvasir_model_open(path, &model, &err), &err);
+    need(kvasir_context_create(model, &o, &ctx, &err), &err);
+    need(kvasir_seq_create(ctx, &seq, &err), &err);
     kvasir_eval_options eval = {.on_logits = keep_logits, .user = logits};
-    if (kvasir_seq_eval(seq, tokens, TOKENS, &eval, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
+    need(kvasir_seq_eval(seq, tokens, TOKENS, &eval, &err), &err);
     kvasir_seq_destroy(seq);
     kvasir_context_destroy(ctx);
     kvasir_model_close(model);

@@ -73,6 +73,11 @@ static bool take_rows(void *user, size_t first, size_t rows, const float *logits
     return true;
 }
 
+static void need(kvasir_status status, const kvasir_error *err) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err->text);
+}
+
 static void run(const char *path, const int32_t *ids, struct rows *rows) {
     kvasir_model *model;
     kvasir_context *ctx;
@@ -82,10 +87,9 @@ static void run(const char *path, const int32_t *ids, struct rows *rows) {
     o.kv_bits = "f32";
     o.act_bits = 16;
     o.cache_bytes = (uint64_t)256 << 20;
-    if (kvasir_model_open(path, &model, &err) != KVASIR_OK ||
-        kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK ||
-        kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
+    need(kvasir_model_open(path, &model, &err), &err);
+    need(kvasir_context_create(model, &o, &ctx, &err), &err);
+    need(kvasir_seq_create(ctx, &seq, &err), &err);
     kvasir_model_info info;
     kvasir_model_get_info(model, &info);
     printf("%s, weights %s\n", info.format, info.weight_types);
@@ -94,8 +98,7 @@ static void run(const char *path, const int32_t *ids, struct rows *rows) {
     assert_non_null(rows->logits);
     rows->vocab = info.vocab;
     kvasir_eval_options eval = {.on_logits = take_rows, .user = rows};
-    if (kvasir_seq_eval(seq, ids, TOKENS_MAX, &eval, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
+    need(kvasir_seq_eval(seq, ids, TOKENS_MAX, &eval, &err), &err);
     kvasir_seq_destroy(seq);
     kvasir_context_destroy(ctx);
     kvasir_model_close(model);

@@ -92,8 +92,8 @@ static const struct tensor MLX[TENSORS_MAX] = {
 static void test_mlx(void **state) {
     (void)state;
     static const char *const configs[] = {Q4, ",'quantization_config':{'group_size':32,'bits':4}",
-                                          ",'quantization':{'group_size':64,'bits':8,"
-                                          "'m':{'group_size':32,'bits':4}}"};
+                                          (",'quantization':{'group_size':64,'bits':8,"
+                                           "'m':{'group_size':32,'bits':4}}")};
     for (size_t i = 0; i < 3; i++) {
         struct checkpoint *c = opened(configs[i], MLX, NULL);
         assert_string_equal(checkpoint_format(c), "MLX safetensors");
@@ -277,8 +277,8 @@ static void test_bare_names(void **state) {
     };
     static const char *const configs[] = {
         Q4,
-        ",'quantization':{'bits':8,'group_size':64,"
-        "'model.layers.0.mlp.up_proj':{'group_size':32}}",
+        (",'quantization':{'bits':8,'group_size':64,"
+         "'model.layers.0.mlp.up_proj':{'group_size':32}}"),
         ",'quantization':{'bits':8,'group_size':64,'layers.0.mlp.up_proj':{'group_size':32}}"};
     for (size_t i = 0; i < 3; i++) {
         struct checkpoint *c = opened(configs[i], base, NULL);
