@@ -4,7 +4,9 @@
  *
  *     checkpoint_open(path)
  *        folder -> safetensors_open   config.json, *.safetensors
+ *                  folder_read_text   tokenizer.json and its like
  *        file   -> gguf_open          "GGUF" in front
+ *     checkpoint_open_text(path)      the same readers' text parts
  *
  *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]
  *                   ^              ^                ^
@@ -133,19 +135,70 @@ bool name_is_clean(const char *name, size_t len) {
     return len > 0;
 }
 
+kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) {
+    struct tokenizer_spec *t = &c->tokenizer;
+    for (size_t i = 0; i < t->n_ends; i++)
+        if (t->ends[i] == id)
+            return KVASIR_OK;
+    int32_t *ends = mem_realloc((int32_t *)t->ends, t->n_ends + 1, sizeof *ends);
+    if (!ends)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for the end tokens");
+    ends[t->n_ends++] = id;
+    t->ends = ends;
+    return KVASIR_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static kvasir_status open_folder(struct checkpoint *c, const char *path, kvasir_error *err) {
+    TRY(safetensors_open(c, path, err));
+    return folder_read_text(c, path, err);
+}
+
+static kvasir_status open_folder_text(struct checkpoint *c, const char *path, kvasir_error *err) {
+    TRY(folder_read_text(c, path, err));
+    return c->has_tokenizer ? KVASIR_OK : folder_fail_missing(path, "tokenizer.json", err);
+}
+
+/* False also where it cannot be read: whoever opens it says why. */
+static bool is_gguf(const char *path) {
+    struct file_map map;
+    if (file_map_open(&map, path, NULL) != KVASIR_OK)
+        return false;
+    bool is = map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0;
+    file_map_close(&map);
+    return is;
+}
+
+/* Hands the checkpoint out, or closes what a reader left behind. */
+static kvasir_status finish_open(struct checkpoint *c, kvasir_status status,
+                                 struct checkpoint **out) {
+    if (status == KVASIR_OK)
+        *out = c;
+    else
+        checkpoint_close(c);
+    return status;
+}
+
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out, kvasir_error *err) {
     *out = NULL;
     struct checkpoint *c = mem_calloc(1, sizeof *c);
     if (!c)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
-    kvasir_status status =
-        file_is_dir(path) ? safetensors_open(c, path, err) : gguf_open(c, path, err);
-    if (status != KVASIR_OK) {
-        checkpoint_close(c);
-        return status;
-    }
-    *out = c;
-    return KVASIR_OK;
+    kvasir_status status = file_is_dir(path) ? open_folder(c, path, err) : gguf_open(c, path, err);
+    return finish_open(c, status, out);
+}
+
+kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out, kvasir_error *err) {
+    *out = NULL;
+    struct checkpoint *c = mem_calloc(1, sizeof *c);
+    if (!c)
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    c->format = "tokenizer.json";
+    kvasir_status status = file_is_dir(path) ? open_folder_text(c, path, err)
+                           : is_gguf(path)   ? gguf_open_text(c, path, err)
+                                             : folder_read_tokenizer_file(c, path, err);
+    return finish_open(c, status, out);
 }
 
 void checkpoint_close(struct checkpoint *c) {
@@ -159,6 +212,8 @@ void checkpoint_close(struct checkpoint *c) {
     mem_free((struct text_span *)c->tokenizer.pieces);
     mem_free((uint8_t *)c->tokenizer.kinds);
     mem_free((struct text_span *)c->tokenizer.merges);
+    mem_free((float *)c->tokenizer.scores);
+    mem_free((int32_t *)c->tokenizer.ends);
     mem_free(c->chat_template);
     for (size_t i = 0; i < c->n_maps; i++)
         file_map_close(&c->maps[i]);

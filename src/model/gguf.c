@@ -528,6 +528,28 @@ static kvasir_status read_file(struct checkpoint *c, struct gguf *g, kvasir_erro
     return KVASIR_OK;
 }
 
+static kvasir_status read_text(struct checkpoint *c, struct gguf *g, kvasir_error *err) {
+    struct reader r = {g->map.data, g->map.size, 0, err};
+    uint64_t n_tensors, n_values;
+    TRY(read_head(&r, &n_tensors, &n_values));
+    TRY(read_values(&r, g, n_values));
+    TRY(gguf_read_tokenizer(g, c, err));
+    if (!c->has_tokenizer)
+        return fail(err, KVASIR_ERR_FORMAT, "metadata tokenizer.ggml.model is missing");
+    return KVASIR_OK;
+}
+
+kvasir_status gguf_open_text(struct checkpoint *c, const char *path, kvasir_error *err) {
+    struct gguf g = {0};
+    c->format = "GGUF v3";
+    TRY(checkpoint_map(c, path, &g.map, err));
+    kvasir_status status = read_text(c, &g, err);
+    if (status != KVASIR_OK)
+        fail_prefix(err, path);
+    mem_free(g.values);
+    return status;
+}
+
 kvasir_status gguf_open(struct checkpoint *c, const char *path, kvasir_error *err) {
     struct gguf g = {0};
     c->format = "GGUF v3";

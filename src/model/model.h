@@ -65,6 +65,11 @@ struct checkpoint;
  * index). */
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out,
                               kvasir_error *err) MUST_CHECK;
+/* Only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration. path:
+ * a GGUF file of any architecture, a folder with a tokenizer.json, or a tokenizer.json (of the
+ * files beside it those are read that a folder's would be). checkpoint_tokenizer is not NULL. */
+kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out,
+                                   kvasir_error *err) MUST_CHECK;
 void checkpoint_close(struct checkpoint *c);
 const struct model_config *checkpoint_config(const struct checkpoint *c);
 /* Tensors go by Hugging Face names ("model.layers.0.self_attn.q_proj.weight") whatever the file
@@ -76,7 +81,8 @@ const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c,
 const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 /* The chat template's source, NUL-terminated; NULL when there is none. */
 const char *checkpoint_chat_template(const struct checkpoint *c);
-const char *checkpoint_format(const struct checkpoint *c); /* "GGUF v3", "safetensors" */
+/* "GGUF v3", "safetensors"; of text alone "GGUF v3", "tokenizer.json" */
+const char *checkpoint_format(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
  *         gguf_model.c   what those values mean: configuration, vocabulary, tensor names
  *       safetensors.c  a folder: tensors of one or several files
  *         config.c       its config.json
+ *         folder.c       its text files: tokenizer, chat template, end tokens
  *         json.c         JSON with bounds
  *     load.c         struct model: tensors bound to their places
  *     llama.c        struct model_run: the forward
@@ -64,6 +65,8 @@ bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims,
                   size_t *bytes) MUST_CHECK;
 /* What the data of a type must be aligned to so that kernels may load its numbers. */
 size_t weight_type_alignment(enum weight_type type);
+/* One more token that ends an answer; a second time is as good as once. */
+kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) MUST_CHECK;
 /* Bytes below 0x20 (and DEL) in a name would break one-line messages and logs: readers refuse such
  * names. */
 bool name_is_clean(const char *name, size_t len);
@@ -71,11 +74,29 @@ bool name_is_clean(const char *name, size_t len);
 /* ---- readers --------------------------------------------------------------------------------- */
 
 kvasir_status gguf_open(struct checkpoint *c, const char *path, kvasir_error *err) MUST_CHECK;
+/* Metadata of a file of any architecture, for its vocabulary and template; no tensors. */
+kvasir_status gguf_open_text(struct checkpoint *c, const char *path, kvasir_error *err) MUST_CHECK;
 kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
                                kvasir_error *err) MUST_CHECK;
 /* Text of a config.json; errors name the field. */
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,
                            kvasir_error *err) MUST_CHECK;
+
+/* ---- a folder's files (folder.c) ------------------------------------------------------------- */
+
+enum { PATH_MAX_BYTES = 4096 };
+kvasir_status folder_path(char path[PATH_MAX_BYTES], const char *folder, const char *name,
+                          kvasir_error *err) MUST_CHECK;
+/* Puts the file's name in front of a failure's text; returns status. */
+kvasir_status in_file(const char *path, kvasir_status status, kvasir_error *err);
+/* "holds no NAME"; where a GGUF file lies in the folder it says so. */
+kvasir_status folder_fail_missing(const char *folder, const char *name, kvasir_error *err);
+/* Tokenizer, chat template and end tokens, as far as the folder has them. */
+kvasir_status folder_read_text(struct checkpoint *c, const char *folder,
+                               kvasir_error *err) MUST_CHECK;
+/* The same from a tokenizer.json and, where that is its name, from the files beside it. */
+kvasir_status folder_read_tokenizer_file(struct checkpoint *c, const char *path,
+                                         kvasir_error *err) MUST_CHECK;
 
 /* ---- GGUF as values (gguf.c) ----------------------------------------------------------------- */
 
@@ -142,8 +163,8 @@ char *gguf_tensor_name(const char *name, size_t len);
 
 /* ---- JSON (json.c) --------------------------------------------------------------------------- */
 
-/* jansson with duplicates refused and nesting bounded before a parser sees it. `at` is where the
- * text stands in its file. */
+/* jansson with duplicates refused, and nesting and memory bounded before it sees the text: see
+ * json.c. `at` is where the text stands in its file. */
 kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
                          kvasir_error *err) MUST_CHECK;
 /* Field `key` of an object; `prefix` ("" or "rope_scaling.") stands before it in errors. null

@@ -13,9 +13,8 @@
  * Beyond them: data must be aligned for its type (official writers pad the header to 8 bytes, so
  * theirs is), an index may name only files beside it, and what it says about a tensor must be true.
  *
- * Left out: tokenizer.json (a folder has no tokenizer yet), types other than F32, F16 and BF16.
+ * Left out: types other than F32, F16 and BF16. The folder's text files are folder.c's.
  */
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -26,15 +25,7 @@ enum {
     HEADER_MAX = 100000000, /* the official reader's limit */
     CONFIG_MAX = 1 << 20,   /* real ones have a few KB */
     INDEX_MAX = 64 << 20,   /* 100 bytes a tensor */
-    PATH_MAX_BYTES = 4096,
 };
-
-/* Puts the file's name in front of a failure's text. */
-static kvasir_status in_file(const char *path, kvasir_status status, kvasir_error *err) {
-    if (status != KVASIR_OK)
-        fail_prefix(err, path);
-    return status;
-}
 
 /* ---- one tensor ------------------------------------------------------------------------------ */
 
@@ -203,14 +194,6 @@ done:
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
-static kvasir_status join_path(char path[PATH_MAX_BYTES], const char *folder, const char *name,
-                               kvasir_error *err) {
-    int n = snprintf(path, PATH_MAX_BYTES, "%s/%s", folder, name);
-    if (n < 0 || n >= PATH_MAX_BYTES)
-        return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is too long", folder);
-    return KVASIR_OK;
-}
-
 /* A shard is a file beside the index: a name that leads elsewhere is refused. */
 static bool shard_name_is_plain(const char *name) {
     size_t len = strlen(name);
@@ -244,7 +227,7 @@ static kvasir_status open_shards(struct checkpoint *c, const char *folder, json_
     json_t *number;
     json_object_foreach(shards, file, number) {
         char path[PATH_MAX_BYTES];
-        TRY(join_path(path, folder, file, err));
+        TRY(folder_path(path, folder, file, err));
         json_integer_set(number, (json_int_t)c->n_maps);
         TRY(read_file(c, path, err));
     }
@@ -296,25 +279,6 @@ static kvasir_status read_config(struct checkpoint *c, const char *path, kvasir_
     return status;
 }
 
-/* A folder without config.json: where a GGUF file lies in it, say so. */
-static kvasir_status fail_no_config(const char *folder, kvasir_error *err) {
-    kvasir_status status = fail(err, KVASIR_ERR_IO, "%s: the folder holds no config.json", folder);
-    DIR *dir = opendir(folder);
-    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        size_t len = strlen(e->d_name);
-        if (len > 5 && strcmp(e->d_name + len - 5, ".gguf") == 0) {
-            status =
-                fail(err, KVASIR_ERR_IO,
-                     "%s: the folder holds no config.json; for GGUF give the file, as in %s/%s",
-                     folder, folder, e->d_name);
-            break;
-        }
-    }
-    if (dir)
-        closedir(dir);
-    return status;
-}
-
 static void name_after_folder(struct model_config *config, const char *folder) {
     size_t end = strlen(folder);
     while (end > 1 && folder[end - 1] == '/')
@@ -328,18 +292,18 @@ static void name_after_folder(struct model_config *config, const char *folder) {
 kvasir_status safetensors_open(struct checkpoint *c, const char *folder, kvasir_error *err) {
     char path[PATH_MAX_BYTES];
     c->format = "safetensors";
-    TRY(join_path(path, folder, "config.json", err));
+    TRY(folder_path(path, folder, "config.json", err));
     if (access(path, F_OK) != 0)
-        return fail_no_config(folder, err);
+        return folder_fail_missing(folder, "config.json", err);
     TRY(read_config(c, path, err));
     name_after_folder(&c->config, folder);
 
-    TRY(join_path(path, folder, "model.safetensors", err));
+    TRY(folder_path(path, folder, "model.safetensors", err));
     if (access(path, F_OK) == 0) {
         TRY(read_file(c, path, err));
         return in_file(path, checkpoint_seal(c, err), err);
     }
-    TRY(join_path(path, folder, "model.safetensors.index.json", err));
+    TRY(folder_path(path, folder, "model.safetensors.index.json", err));
     if (access(path, F_OK) == 0)
         return read_index(c, folder, path, err);
     return fail(err, KVASIR_ERR_IO,
