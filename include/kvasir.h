@@ -109,6 +109,22 @@ KVASIR_API kvasir_status kvasir_model_kv_bytes(const kvasir_model *model, const 
                                                const char *kv_group_size, uint64_t *bytes,
                                                kvasir_error *err);
 
+typedef bool kvasir_progress_fn(void *user, size_t done, size_t total); /* false: cancel */
+
+typedef struct kvasir_convert_options {
+    uint32_t bits;       /* 0: no quantization; 2 3 4 5 6 8: matrices as mx.quantize, mode affine */
+    uint32_t group_size; /* 32, 64, 128; matrices that it does not divide stay as dtype */
+    const char *dtype;   /* "bf16", "f16", "f32": of all else, scales and biases included */
+    kvasir_progress_fn *on_progress; /* rows; NULL: none */
+    void *user;
+} kvasir_convert_options;
+KVASIR_API kvasir_convert_options kvasir_convert_defaults(void); /* bits 0, group 64, bf16 */
+/* Writes any checkpoint that kvasir_model_open reads as a folder that mlx-lm loads. `out` must not
+ * exist: it appears when it is complete. Memory beside the mapped input: less than the largest
+ * tensor. */
+KVASIR_API kvasir_status kvasir_convert(const char *in, const char *out,
+                                        const kvasir_convert_options *options, kvasir_error *err);
+
 /* ---- text --------------------------------------------------------------------------------- */
 
 /* The text side of a checkpoint: tokenizer, chat template, special tokens. Immutable but for
@@ -248,13 +264,11 @@ KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, kvasi
 /* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
  * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */
 typedef bool kvasir_logits_fn(void *user, size_t first, size_t rows, const float *logits);
-/* After each step: done of total tokens. False ends the call with KVASIR_ERR_CANCELLED. */
-typedef bool kvasir_progress_fn(void *user, size_t done, size_t total);
 
 typedef struct kvasir_eval_options {
     float *last_logits;              /* [vocab], of the last token; NULL: not wanted */
     kvasir_logits_fn *on_logits;     /* all tokens' logits, step by step; NULL: not wanted */
-    kvasir_progress_fn *on_progress; /* NULL: none */
+    kvasir_progress_fn *on_progress; /* after each step, in tokens; NULL: none */
     void *user;
 } kvasir_eval_options;
 /* Appends n tokens (n > 0) and runs the model over them. KVASIR_ERR_CONTEXT past ctx (without

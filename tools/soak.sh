@@ -47,6 +47,9 @@ echo "soak: goldens that take long"
 KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary -R '^golden\.' \
     -E smollm2
 
+echo "soak: beside the packages of others"
+tools/interop.sh
+
 echo "soak: mutants"
 tools/mutants.sh
 

@@ -2,7 +2,8 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  perplexity.c  bench_kv_cache.c  info.c  tokenize.c      the commands
+ *   generate.c  perplexity.c  bench_kv_cache.c  info.c  tokenize.c  convert.c
+ *                                          the commands
  *   options.c   one table per command: reading flags, --help and defaults
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
  *   files.c     text in; files out that appear only when complete; safetensors
@@ -38,6 +39,7 @@ int perplexity_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
 int tokenize_main(int argc, char **argv);
+int convert_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
@@ -61,7 +63,7 @@ struct text_list {
 
 /* One row: a flag, the field of the command's argument struct it sets, its default, its help. */
 struct option {
-    const char *name;  /* "--max-tokens"; "MODEL" without dashes: the command's one operand */
+    const char *name;  /* "--max-tokens"; "MODEL" without dashes: an operand */
     const char *alias; /* "-n"; NULL */
     const char *value; /* how help calls its value; NULL for a flag */
     size_t offset;     /* of the field */

@@ -130,6 +130,16 @@ static void fill_inv_freq(const struct model *m, double *inv_freq) {
     }
 }
 
+bool rope_has_factors(const struct rope_config *rope, const float *factors) {
+    for (uint32_t i = 0; i < rope->dims / 2; i++) {
+        double plain = m_pow(rope->theta, -2.0 * i / rope->dims);
+        double off = plain / llama3_scaled(rope, plain) / (double)factors[i] - 1;
+        if (off > 1e-4 || off < -1e-4)
+            return false;
+    }
+    return true;
+}
+
 /* ---- buffers --------------------------------------------------------------------------------- */
 
 static uint32_t max_u32(uint32_t a, uint32_t b) {

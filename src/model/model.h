@@ -107,4 +107,10 @@ void model_run_destroy(struct model_run *r);
  * batch's logit rows into device memory owned by the run (valid until the next step). */
 const float *model_forward(struct model_run *r, const struct batch *batch);
 
+/* ---- converting (convert.c) ------------------------------------------------------------------ */
+
+/* kvasir_convert */
+kvasir_status model_convert(const char *in, const char *out, const kvasir_convert_options *o,
+                            kvasir_error *err) MUST_CHECK;
+
 #endif

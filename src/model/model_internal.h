@@ -254,6 +254,11 @@ kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,
  * NULL: no memory. */
 char *gguf_tensor_name(const char *name, size_t len);
 
+/* ---- rope (llama.c) -------------------------------------------------------------------------- */
+
+/* True where `rope` divides every pair's frequency by its factor [dims / 2]. */
+bool rope_has_factors(const struct rope_config *rope, const float *factors);
+
 /* ---- model (load.c) -------------------------------------------------------------------------- */
 
 struct layer_weights {

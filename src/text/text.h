@@ -88,6 +88,10 @@ struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
 /* The token as the vocabulary writes it. Empty for an id that no token has. */
 struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id);
 
+/* A GGUF's vocabulary as the text of a tokenizer.json (tokenizer_write.c), appended to out. */
+kvasir_status tokenizer_write_json(const struct tokenizer_spec *spec, struct text_buf *out,
+                                   kvasir_error *err) MUST_CHECK;
+
 /* ---- detokenizer (detok.c): whole characters only -------------------------------------------- */
 
 /* Joins token bytes and releases whole UTF-8 characters. Bytes that can never become a character

@@ -8,15 +8,16 @@
 good --version
 grep -qx 'kvasir [0-9.]*' out || die "--version"
 good --help
-for command in generate perplexity bench-kv-cache info tokenize; do
-    grep -q "^  $command " out || die "--help does not tell of $command"
+commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
+for command in generate perplexity bench-kv-cache info tokenize convert; do
+    grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
 run
 [ $? = 2 ] || die "no command"
 expect 2 'unknown command "frobnicate"' frobnicate
 expect 2 'unknown command "--frob"' --frob
 
-for command in generate perplexity bench-kv-cache info tokenize; do
+for command in $commands; do
     good $command --help
     [ -s err ] && die "$command --help writes to standard error"
     awk 'length > 100 { bad = 1 } END { exit bad }' out || die "$command --help: a long line"

@@ -14,12 +14,14 @@ static void check_bounds(const struct model_config *c) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct model_config config;
+    struct quantization quantization = {0};
     kvasir_error err;
     budget_begin(size);
-    kvasir_status status = config_parse((const char *)data, size, &config, &err);
+    kvasir_status status = config_parse((const char *)data, size, &config, &quantization, &err);
     check_error(status, &err);
     if (status == KVASIR_OK)
         check_bounds(&config);
+    quantization_deinit(&quantization);
     budget_end();
     return 0;
 }
