@@ -80,6 +80,9 @@ kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
     TRY(check_bounds(text, len, at, err));
     json_error_t problem;
     *out = json_loadb(text, len, JSON_REJECT_DUPLICATES, &problem);
+    /* A tokenizer's model_max_length may be 10^30: no integer of ours, and none that is read. */
+    if (!*out && json_error_code(&problem) == json_error_numeric_overflow)
+        *out = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &problem);
     if (!*out)
         return fail_at(err, KVASIR_ERR_FORMAT, at + problem.position,
                        "JSON does not parse: line %d, column %d: %s", problem.line, problem.column,
