@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir.h: the whole public interface of libkvasir.
  *
- * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Four
+ * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
  *
  *   kvasir_model     a checkpoint (GGUF file or safetensors folder), memory-mapped; immutable, may
  *                    be shared
+ *   kvasir_tokenizer text to tokens and back, chats to text; a model's own, or opened alone
  *   kvasir_context   threads, kernels and the pages of one cache for one model; used by one thread
  *                    at a time
  *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
  *   kvasir_sampler   picks the next token from logits
  *
- * A program in ten lines (examples: src/cli/generate.c):
+ * A program in a dozen lines (examples: src/cli/generate.c):
  *
  *     kvasir_model_open(path, &model, &err);
  *     kvasir_context_options opt = kvasir_context_defaults();
  *     kvasir_context_create(model, &opt, &ctx, &err);
  *     kvasir_seq_create(ctx, &seq, &err);
- *     kvasir_tokenize(model, text, strlen(text), KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err);
+ *     kvasir_tokenizer *t = kvasir_model_tokenizer(model);
+ *     kvasir_tokenize(t, text, strlen(text), KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err);
  *     kvasir_eval_options last = {.last_logits = logits};
  *     kvasir_seq_eval(seq, ids, n, &last, &err);
  *     while ((id = kvasir_sampler_pick(sampler, logits)) != end) {
@@ -93,13 +95,11 @@ KVASIR_API void kvasir_model_close(kvasir_model *model);
 /* Strings belong to the model. */
 typedef struct kvasir_model_info {
     const char *arch, *name, *format; /* "llama", "SmolLM2 135M", "GGUF v3" */
-    const char *tokenizer;            /* "gpt2 (smollm)"; NULL: the checkpoint holds none */
     const char *weight_types;         /* "Q4_1 210, F32 61, Q8_0 1": tensors of each type */
     uint32_t layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab;
     uint32_t ctx_train; /* trained context; 0: unknown */
     uint32_t window;    /* sliding window; 0: none */
     uint64_t parameters, weight_bytes;
-    bool has_chat_template;
 } kvasir_model_info;
 KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_info *info);
 
@@ -111,21 +111,56 @@ KVASIR_API kvasir_status kvasir_model_kv_bytes(const kvasir_model *model, const 
 
 /* ---- text --------------------------------------------------------------------------------- */
 
+/* The text side of a checkpoint: tokenizer, chat template, special tokens. Immutable but for
+ * kvasir_tokenizer_set_chat_template, may be shared. */
+typedef struct kvasir_tokenizer kvasir_tokenizer;
+
+/* path: a GGUF file of any architecture, a folder (tokenizer.json and, where they are there,
+ * tokenizer_config.json, chat_template.jinja), or a tokenizer.json alone. */
+KVASIR_API kvasir_status kvasir_tokenizer_open(const char *path, kvasir_tokenizer **out,
+                                               kvasir_error *err);
+KVASIR_API void kvasir_tokenizer_close(kvasir_tokenizer *tokenizer);
+/* A model's own; belongs to the model. Never NULL: where the checkpoint holds no tokenizer or
+ * template that this build reads, the calls that need it fail with the reason. */
+KVASIR_API kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *model);
+
+/* Strings belong to the tokenizer. */
+typedef struct kvasir_tokenizer_info {
+    const char *name; /* "gpt2 (smollm)"; NULL: none that this build reads */
+    uint32_t size;    /* ids lie below it */
+    bool has_chat_template;
+} kvasir_tokenizer_info;
+KVASIR_API void kvasir_tokenizer_get_info(const kvasir_tokenizer *tokenizer,
+                                          kvasir_tokenizer_info *info);
+
 enum {
     KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
     KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
 };
-/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8;
- * KVASIR_ERR_UNSUPPORTED where the checkpoint has no tokenizer that this build reads. */
-KVASIR_API kvasir_status kvasir_tokenize(const kvasir_model *model, const char *text, size_t len,
-                                         unsigned flags, int32_t **ids, size_t *n,
+/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8. */
+KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, const char *text,
+                                         size_t len, unsigned flags, int32_t **ids, size_t *n,
                                          kvasir_error *err);
 /* True for tokens that end an answer. False for all when there is no tokenizer. */
-KVASIR_API bool kvasir_token_is_end(const kvasir_model *model, int32_t id);
+KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
+/* A token as the vocabulary writes it ("\u0120world", "\u2581world"): *len bytes, not always UTF-8,
+ * that belong to the tokenizer. NULL: there is no such token. */
+KVASIR_API const char *kvasir_token_piece(const kvasir_tokenizer *tokenizer, int32_t id,
+                                          size_t *len);
 
-/* Tokens to text, whole characters only: bytes are held until their character is complete. */
+enum {
+    KVASIR_DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
+};
+/* What the tokens say as a whole text, in valid UTF-8: bytes that are no character become U+FFFD.
+ * Ids that no token has give nothing. *text: kvasir_free. */
+KVASIR_API kvasir_status kvasir_detokenize(const kvasir_tokenizer *tokenizer, const int32_t *ids,
+                                           size_t n, unsigned flags, char **text, size_t *len,
+                                           kvasir_error *err);
+
+/* The tokens of an answer, one by one, to text that follows another text; whole characters only:
+ * bytes are held until their character is complete. */
 typedef struct kvasir_detok kvasir_detok;
-KVASIR_API kvasir_status kvasir_detok_create(const kvasir_model *model, kvasir_detok **out,
+KVASIR_API kvasir_status kvasir_detok_create(const kvasir_tokenizer *tokenizer, kvasir_detok **out,
                                              kvasir_error *err);
 KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
 /* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
@@ -136,13 +171,20 @@ KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, cons
 KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
                                              kvasir_error *err);
 
-typedef struct kvasir_message {
-    const char *role, *content; /* "system", "user", "assistant" */
-} kvasir_message;
-/* Renders messages with the model's own chat template, ready for the answer. *out: kvasir_free. */
-KVASIR_API kvasir_status kvasir_chat_render(const kvasir_model *model,
-                                            const kvasir_message *messages, size_t n, char **out,
-                                            size_t *len, kvasir_error *err);
+/* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
+ * thread uses the tokenizer. */
+KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
+                                                            const char *name, const char *source,
+                                                            size_t len, kvasir_error *err);
+/* Renders a chat with the template. request: the text of a JSON object whose members are the
+ * template's variables: "messages", "tools", "documents" (null where missing),
+ * "add_generation_prompt" (true where missing) and any other. bos_token, eos_token and the like
+ * come from the vocabulary where the request has none. *out: kvasir_free. */
+KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
+                                            size_t request_len, char **out, size_t *len,
+                                            kvasir_error *err);
+/* Where the first byte that is not UTF-8 lies; len: nowhere. */
+KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
 
 /* ---- context ------------------------------------------------------------------------------ */
 

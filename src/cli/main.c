@@ -18,6 +18,7 @@ static const struct {
      perplexity_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
     {"info", "tell what a model file holds and what its cache costs", info_main},
+    {"tokenize", "turn text or chats into token ids, and back", tokenize_main},
 };
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
 

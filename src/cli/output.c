@@ -120,8 +120,11 @@ static void show(struct progress *p, size_t done, double seconds) {
     char rate[40] = "";
     if (done)
         snprintf(rate, sizeof rate, ", %.1f a second", ratio((double)done, seconds));
-    fprintf(stderr, "%s%s: %zu of %zu %s%s%s", p->terminal ? "\r" : "", p->what, done, p->total,
-            p->unit, rate, p->terminal ? "   " : "\n");
+    char total[32] = "";
+    if (p->total)
+        snprintf(total, sizeof total, " of %zu", p->total);
+    fprintf(stderr, "%s%s: %zu%s %s%s%s", p->terminal ? "\r" : "", p->what, done, total, p->unit,
+            rate, p->terminal ? "   " : "\n");
     p->shown = true;
 }
 

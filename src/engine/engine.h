@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/: the public objects of kvasir.h over model/, cache/, backend/ and text/.
  *
- *   model_api.c    kvasir_model: checkpoint, tokenizer, chat template
+ *   model_api.c    kvasir_model: checkpoint, configuration
+ *   text_api.c     kvasir_tokenizer: tokenizer, chat template, special tokens
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
@@ -16,13 +17,25 @@
 #include "cache/cache.h"
 #include "model/model.h"
 
-struct kvasir_model {
-    struct model *model;
+struct kvasir_tokenizer {
+    char *path;                  /* of the checkpoint */
     struct tokenizer *tokenizer; /* NULL: none; why stands in tokenizer_error */
     kvasir_error tokenizer_error;
     struct template *template; /* NULL: none; why stands in template_error */
     kvasir_error template_error;
-    char tokenizer_name[64], weight_types[160];
+    char *template_name; /* in its errors; NULL: path */
+    bool has_template;   /* there is one, if only one that does not parse */
+    json_t *variables;   /* "bos_token": "<s>" ...: what templates see of the vocabulary */
+};
+/* The checkpoint is borrowed for the call; path stands in errors. A part that the checkpoint lacks
+ * is no failure. */
+kvasir_status text_create(const struct checkpoint *c, const char *path,
+                          struct kvasir_tokenizer **out, kvasir_error *err) MUST_CHECK;
+
+struct kvasir_model {
+    struct model *model;
+    struct kvasir_tokenizer *text;
+    char weight_types[160];
     uint64_t parameters;
 };
 
