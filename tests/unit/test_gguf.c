@@ -391,6 +391,7 @@ static void test_bad_tensors(void **state) {
         {24, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "pass the file's end"},
         {24, "\0\0", 2, KVASIR_ERR_FORMAT, "overlap"},
         {12, "\0\1", 2, KVASIR_ERR_FORMAT, "overlap"},
+        {12, "\x21", 1, KVASIR_ERR_FORMAT, "overlap"}, /* by one row */
         {(size_t)-19, "blk.1.attn_v", 12, KVASIR_ERR_FORMAT, "stands there twice"},
         {(size_t)-19, "\n", 1, KVASIR_ERR_FORMAT, "a tensor's name must have"},
     };
