@@ -233,6 +233,8 @@ static void test_real_files(void **state) {
         assert_non_null(t);
         assert_int_equal(t->n_tokens, files[i].tokens);
         assert_int_equal(t->n_merges, files[i].merges);
+        assert_string_equal(t->model, files[i].merges ? "gpt2" : "llama");
+        assert_int_equal(t->scores != NULL, files[i].merges == 0);
         assert_int_equal(m->vocab, files[i].tokens);
         assert_int_equal(m->layers, files[i].layers);
         assert_int_equal(m->dim, files[i].dim);
