@@ -21,9 +21,8 @@ enum {
     ARRAY_BYTES = 144,
     OBJECT_BYTES = 256,
     KEY_BYTES = 96,
-    /* What a text may take: a safetensors header of one-dimensional tensors with one-letter names
-     * takes 25 times its size, a real one 15 times. "[[],[],..." would take 70 times, and is
-     * refused where it is long enough to matter. */
+    /* What a text may take. A safetensors header takes 10 times its size, one of short names and
+     * shapes 18 times; "{},{},..." would take 78 times, and is refused where it is long. */
     MEMORY_TIMES = 32,
     MEMORY_FREE = 1 << 20,
 };
