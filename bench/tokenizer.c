@@ -7,7 +7,7 @@
  *                                          {"ids", "ids_plain", "ids_special", "decoded",
  *                                          "skipped"} a line
  *
- * FILE is a tokenizer.json or a GGUF model.
+ * FILE is a tokenizer.json, its folder or a GGUF model.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,25 +24,12 @@ static void die(const char *what) {
 
 static struct tokenizer *open_tokenizer(const char *path) {
     struct tokenizer *t = NULL;
+    struct checkpoint *c;
     kvasir_error err = {0};
-    size_t len = strlen(path);
-    if (len > 5 && strcmp(path + len - 5, ".gguf") == 0) {
-        struct checkpoint *c;
-        if (checkpoint_open(path, &c, &err) != KVASIR_OK)
-            die(err.text);
-        const struct tokenizer_spec *spec = checkpoint_tokenizer(c);
-        if (!spec || tokenizer_create(spec, &t, &err) != KVASIR_OK)
-            die(spec ? err.text : "no tokenizer");
-        checkpoint_close(c);
-        return t;
-    }
-    struct file_map map;
-    if (file_map_open(&map, path, &err) != KVASIR_OK)
+    if (checkpoint_open_text(path, &c, &err) != KVASIR_OK ||
+        tokenizer_create(checkpoint_tokenizer(c), &t, &err) != KVASIR_OK)
         die(err.text);
-    struct tokenizer_spec spec = {.json = {(const char *)map.data, map.size}};
-    if (tokenizer_create(&spec, &t, &err) != KVASIR_OK)
-        die(err.text);
-    file_map_close(&map);
+    checkpoint_close(c);
     return t;
 }
 

@@ -96,6 +96,9 @@ kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
  * json.c. `at` is where the text stands in its file. */
 kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
                          kvasir_error *err) MUST_CHECK;
+/* For documents of which no number is read: a tokenizer's model_max_length may be 10^30. */
+kvasir_status json_parse_strings(const char *text, size_t len, int64_t at, json_t **out,
+                                 kvasir_error *err) MUST_CHECK;
 /* Field `key` of an object; `prefix` ("" or "rope_scaling.") stands before it in errors. null
  * counts as missing. Where it is missing *out stays as it was, unless `required`. Doubles must be
  * finite and above 0: all that we read are. */

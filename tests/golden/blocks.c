@@ -155,7 +155,12 @@ static struct weight random_weight(const struct subject *s, uint32_t n, uint32_t
         float codes = (float)((1 << (s->type - WEIGHT_AFFINE2 + 2)) - 1);
         *scales = (size_t)n * (k / s->group);
         w.scales = random_scalars(s->scalar, *scales, -0.2f / codes, 0.2f / codes);
-        w.biases = random_scalars(s->scalar, *scales, -0.1f, 0.1f);
+        void *biases = random_scalars(s->scalar, *scales, -0.02f, 0.02f);
+        for (size_t i = 0; i < *scales; i++) /* about the middle of the codes */
+            scalar_store(s->scalar, biases, i,
+                         scalar_load(s->scalar, biases, i) -
+                             scalar_load(s->scalar, w.scales, i) * codes / 2);
+        w.biases = biases;
     } else if (s->type == WEIGHT_MXFP4_MLX) {
         *scales = (size_t)n * (k / 32);
         uint8_t *e = mem_alloc(*scales);

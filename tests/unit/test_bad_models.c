@@ -247,22 +247,6 @@ static void test_stories_gguf(void **state) {
     damage_gguf(read_whole(STORIES), "output_norm.weight");
 }
 
-/* Its vocabulary is SentencePiece's: the model opens, the tokenizer says which kind it lacks. */
-static void test_stories_tokenizer(void **state) {
-    (void)state;
-    struct model *m;
-    kvasir_error err = {0};
-    if (model_open(STORIES, &m, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
-    struct tokenizer *t;
-    const struct tokenizer_spec *spec = checkpoint_tokenizer(model_checkpoint(m));
-    assert_non_null(spec);
-    assert_string_equal(spec->model, "llama");
-    assert_int_equal(tokenizer_create(spec, &t, &err), KVASIR_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "llama"));
-    model_close(m);
-}
-
 static void copy_llama(struct subject *s, const char *name) {
     char path[256];
     static const char *const files[] = {"config.json", "model.safetensors"};
@@ -376,8 +360,9 @@ int main(void) {
         cmocka_unit_test(test_not_files),
     };
     const struct CMUnitTest shared[] = {
-        cmocka_unit_test(test_stories_gguf), cmocka_unit_test(test_stories_tokenizer),
-        cmocka_unit_test(test_safetensors),  cmocka_unit_test(test_header_length),
+        cmocka_unit_test(test_stories_gguf),
+        cmocka_unit_test(test_safetensors),
+        cmocka_unit_test(test_header_length),
         cmocka_unit_test(test_config_json),
     };
     const char *seed = getenv("KVASIR_SEED");

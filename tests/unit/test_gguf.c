@@ -233,6 +233,8 @@ static void test_real_files(void **state) {
         assert_non_null(t);
         assert_int_equal(t->n_tokens, files[i].tokens);
         assert_int_equal(t->n_merges, files[i].merges);
+        assert_string_equal(t->model, files[i].merges ? "gpt2" : "llama");
+        assert_int_equal(t->scores != NULL, files[i].merges == 0);
         assert_int_equal(m->vocab, files[i].tokens);
         assert_int_equal(m->layers, files[i].layers);
         assert_int_equal(m->dim, files[i].dim);
@@ -391,6 +393,7 @@ static void test_bad_tensors(void **state) {
         {24, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "pass the file's end"},
         {24, "\0\0", 2, KVASIR_ERR_FORMAT, "overlap"},
         {12, "\0\1", 2, KVASIR_ERR_FORMAT, "overlap"},
+        {12, "\x21", 1, KVASIR_ERR_FORMAT, "overlap"}, /* by one row */
         {(size_t)-19, "blk.1.attn_v", 12, KVASIR_ERR_FORMAT, "stands there twice"},
         {(size_t)-19, "\n", 1, KVASIR_ERR_FORMAT, "a tensor's name must have"},
     };

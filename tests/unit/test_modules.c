@@ -351,6 +351,7 @@ static void test_f8_refused(void **state) {
         {TENSOR, {"m.weight_scale_inv", "F32", 2, {2, 3}}, KVASIR_ERR_FORMAT, "has shape [2, 3]"},
         {TENSOR, {"m.weight_scale", "F32", 1, {5}}, KVASIR_ERR_FORMAT, "has shape [5]"},
         {TENSOR, {"m.weight_scale", "F32", 1, {40}}, KVASIR_ERR_FORMAT, "has shape [40]"},
+        {TENSOR, {"m.weight_scale", "F32", 2, {6, 2}}, KVASIR_ERR_FORMAT, "has shape [6, 2]"},
         {TENSOR, {"m.weight_scale", "F32", 2, {1, 6}}, KVASIR_ERR_FORMAT, "has shape [1, 6]"},
         {TENSOR, {"m.weight_scale", "F32", 1, {0}}, KVASIR_ERR_FORMAT, "has shape [0]"},
         {TENSOR, {"m.weight_scale", "F8_E4M3", 1, {6}}, KVASIR_ERR_UNSUPPORTED, "dtype F8_E4M3"},
