@@ -5,7 +5,7 @@
 # GGUF, same threads. Rounds alternate between the
 # programs; ratios are medians over rounds. Nothing else may run on the machine.
 #
-# SmolLM2 (Q4_1) at depth 0 and DEPTH, Qwen2.5-Coder-0.5B (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K) at depth 0.
+# SmolLM2 (Q4_1) at depth 0 and DEPTH, Qwen2.5-Coder-0.5B (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K) at 0.
 #
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench

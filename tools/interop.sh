@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# interop.sh: Kvasir beside the packages of others, at pinned versions, from PyPI into .venv. Part of
-# `make soak`; needs ../shared, both models and a network the first time.
+# interop.sh: Kvasir beside the packages of others, at pinned versions, from PyPI into .venv. Part
+# of `make soak`; needs ../shared, both models and a network the first time.
 #
 #   convert.py         folders that `kvasir convert` writes load in mlx-lm: the same greedy tokens
 #   random_texts.py    500 random texts a tokenizer: the same ids, and back
