@@ -277,6 +277,12 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
         kvasir_seq_destroy(live[--n].seq);
 }
 
+/* "auto", or any tier this machine has. */
+static const char *random_tier(void) {
+    enum cpu_tier tier = (enum cpu_tier)random_below(CPU_TIER_COUNT);
+    return cpu_tier_have(tier) ? cpu_tier_name(tier) : "auto";
+}
+
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
     p->model = random_below(N_MODELS);
@@ -303,7 +309,7 @@ static void run_program(struct program *p) {
         break;
     }
     o->act_bits = random_below(2) ? 8 : 16;
-    o->cpu_tier = random_below(4) ? "auto" : "ref";
+    o->cpu_tier = random_tier();
     o->cache_bytes = 256 << 20;
     run_reference(p);
     o->prefill_chunk = CHUNKS[random_below(N_CHUNKS)];

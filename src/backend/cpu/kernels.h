@@ -82,9 +82,10 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
 
 /* Activations of a product. For quantized weights they are rounded per block of 32 of a row: one s8
  * plane (bits 8, code = rint(x * 127 / max|x|)) or 15 bits (bits 16, ACT16_MAX). scale and sum are
- * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. codes [row][k] are s8 or
- * s16, in natural order or the tier's own inside a block. sum16 [row][k/16] is the same as sum for
- * runs of 16. For float weights (run_values 0) only x is used.
+ * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. sum16 [row][k/16] is the
+ * same as sum for runs of 16. For float weights (run_values 0) only x is used.
+ * codes [row][k] are s8 or s16, in natural order or the tier's own inside a block; or with an
+ * offset: bytes code + 128, or the 32 high bytes of code + 16384, then the 32 low ones.
  * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
  * rounded in its turn and multiplied as a second term (op_product). */
 struct act_rows {
