@@ -15,7 +15,7 @@
  *      any number of threads may encode and decode at once.
  *   2. Every id that comes out of an encoding is a token: pieces_has.
  *   3. Without TOKENIZE_PARSE_SPECIAL text can spell the name of a control token without becoming
- *      it.
+ *      it, unless the merges of the file make it of ordinary text.
  *
  * A spec comes out of a file, so all of it is checked; the message names the entry, the caller the
  * file. Accepted, because real files have them: ids that no token has, two tokens written alike,
@@ -262,6 +262,7 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
         return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid, "the text is not UTF-8: 0x%02x",
                        (unsigned)(uint8_t)text[valid]);
     struct encoding e = {.t = t, .parse_special = flags & TOKENIZE_PARSE_SPECIAL};
+    e.bpe.control = e.parse_special;
     kvasir_status status = encode_all(&e, (struct text_span){text, len}, flags, err);
     if (status == KVASIR_OK) {
         int32_t *fitted = mem_realloc(e.ids, e.n, sizeof *e.ids);

@@ -211,7 +211,7 @@ struct stage {
     char text[NORMALIZER_TEXT_MAX]; /* LITERAL, PREFIX */
     pcre2_code *re;
 };
-enum { PRETOKENIZER_STAGES_MAX = 8 };
+enum { PRETOKENIZER_STAGES_MAX = 16 };
 struct pretokenizer {
     struct stage stage[PRETOKENIZER_STAGES_MAX];
     int n;
@@ -313,6 +313,7 @@ struct bpe_scratch {
     struct bpe_symbol *symbol; /* [cap] */
     size_t cap;
     struct text_buf spelled; /* a word in the alphabet */
+    bool control;            /* a whole word may become a control token */
 };
 void bpe_scratch_deinit(struct bpe_scratch *s);
 /* Where the word that begins at `from` may end without changing a token. */
