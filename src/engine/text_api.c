@@ -4,7 +4,7 @@
  *     checkpoint (GGUF, folder, tokenizer.json)
  *         vocabulary  -> struct tokenizer  ids <-> text
  *         template    -> struct template   a request's variables -> prompt
- *         bos_token . -> variables         below the request's own
+ *         bos_token . -> variables         where the request has none of that name
  *
  * The checkpoint is needed only while these are made. Of a model's, each part may be missing or
  * beyond this build: a model still runs on token ids. The reason is kept and given when the part is
@@ -33,14 +33,25 @@ static kvasir_status need_tokenizer(const struct kvasir_tokenizer *t, kvasir_err
     return t->tokenizer ? KVASIR_OK : give_error(&t->tokenizer_error, err);
 }
 
-static void load_tokenizer(struct kvasir_tokenizer *t, const struct checkpoint *c) {
-    const struct tokenizer_spec *spec = checkpoint_tokenizer(c);
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+static kvasir_status make_tokenizer(struct kvasir_tokenizer *t, const struct tokenizer_spec *spec,
+                                    kvasir_error *err) {
     if (!spec)
-        fail(&t->tokenizer_error, KVASIR_ERR_UNSUPPORTED,
-             "holds no tokenizer that this version reads");
-    else if (tokenizer_create(spec, &t->tokenizer, &t->tokenizer_error) == KVASIR_OK)
-        return;
-    fail_prefix(&t->tokenizer_error, t->path);
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "holds no tokenizer that this version reads");
+    struct tokenizer *made;
+    TRY(tokenizer_create(spec, &made, err));
+    kvasir_status status = template_tokens(spec, made, t->variables, err);
+    if (status == KVASIR_OK)
+        t->tokenizer = made;
+    else
+        tokenizer_destroy(made);
+    return status;
+}
+
+static void load_tokenizer(struct kvasir_tokenizer *t, const struct checkpoint *c) {
+    if (make_tokenizer(t, checkpoint_tokenizer(c), &t->tokenizer_error) != KVASIR_OK)
+        fail_prefix(&t->tokenizer_error, t->path);
 }
 
 /* Errors begin with name. */
@@ -79,74 +90,21 @@ kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *t, const char
     return KVASIR_OK;
 }
 
-/* ---- special tokens as variables ------------------------------------------------------------- */
-
-/* "<s>" or {"content": "<s>", ...}, as tokenizer_config.json may write a token. */
-static json_t *token_text(json_t *value) {
-    return json_is_object(value) ? json_object_get(value, "content") : value;
-}
-
-/* Members of a tokenizer_config.json (or of its extra_special_tokens) that name a token. */
-static bool take_named_tokens(json_t *variables, json_t *config) {
-    static const char suffix[] = "_token";
-    const char *key;
-    json_t *value;
-    json_object_foreach(config, key, value) {
-        size_t n = strlen(key);
-        json_t *text = token_text(value);
-        if (n < sizeof suffix || strcmp(key + n - (sizeof suffix - 1), suffix) != 0)
-            continue;
-        if (json_is_string(text) && json_object_set(variables, key, text) != 0)
-            return false;
-    }
-    return true;
-}
-
-static bool take_token(json_t *variables, const char *key, const struct tokenizer *t, int32_t id) {
-    if (!t || id < 0)
-        return true;
-    struct text_span s = tokenizer_bytes(t, id);
-    json_t *text = json_stringn(s.data, s.len);
-    /* A name that is not UTF-8 is none that a template could write. */
-    return !text || json_object_set_new(variables, key, text) == 0;
-}
-
-/* A folder's tokenizer_config.json names its tokens; of a GGUF file the ids are known. */
-static bool load_variables(struct kvasir_tokenizer *t, const struct checkpoint *c) {
-    const struct tokenizer_spec *spec = checkpoint_tokenizer(c);
-    t->variables = json_object();
-    if (!t->variables || !t->tokenizer)
-        return t->variables != NULL;
-    if (!spec->config.data)
-        return take_token(t->variables, "bos_token", t->tokenizer, tokenizer_bos(t->tokenizer)) &&
-               take_token(t->variables, "eos_token", t->tokenizer, tokenizer_eos(t->tokenizer)) &&
-               take_token(t->variables, "unk_token", t->tokenizer, spec->unk) &&
-               take_token(t->variables, "pad_token", t->tokenizer, spec->pad);
-    json_error_t unused; /* the tokenizer has read it already */
-    json_t *config = json_loadb(spec->config.data, spec->config.len,
-                                JSON_DECODE_INT_AS_REAL, /* a model_max_length may be 10^30 */
-                                &unused);
-    bool good = take_named_tokens(t->variables, config) &&
-                take_named_tokens(t->variables, json_object_get(config, "extra_special_tokens"));
-    json_decref(config);
-    return good;
-}
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
 kvasir_status text_create(const struct checkpoint *c, const char *path,
                           struct kvasir_tokenizer **out, kvasir_error *err) {
     struct kvasir_tokenizer *t = mem_calloc(1, sizeof *t);
-    bool good = t && (t->path = mem_strdup(path)) != NULL;
-    if (good) {
-        load_tokenizer(t, c);
-        load_template(t, c);
-        good = load_variables(t, c);
+    if (t) {
+        t->path = mem_strdup(path);
+        t->variables = json_object();
     }
-    if (!good) {
+    if (!t || !t->path || !t->variables) {
         kvasir_tokenizer_close(t);
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
     }
+    load_tokenizer(t, c);
+    load_template(t, c);
     *out = t;
     return KVASIR_OK;
 }

@@ -69,15 +69,19 @@ static kvasir_status map_file(struct checkpoint *c, const char *folder, const ch
     return access(path, F_OK) == 0 ? checkpoint_map(c, path, map, err) : KVASIR_OK;
 }
 
+typedef kvasir_status parse_fn(const char *text, size_t len, int64_t at, json_t **out,
+                               kvasir_error *err);
+
 /* The object that a mapped file holds; NULL where there is no file. */
-static kvasir_status parse_object(const struct file_map *map, json_t **out, kvasir_error *err) {
+static kvasir_status parse_object(const struct file_map *map, parse_fn *parse, json_t **out,
+                                  kvasir_error *err) {
     *out = NULL;
     if (!map->data)
         return KVASIR_OK;
     if (map->size > DOCUMENT_MAX)
         return fail(err, KVASIR_ERR_FORMAT, "the file has %zu bytes, at most %d are read",
                     map->size, DOCUMENT_MAX);
-    TRY(json_parse((const char *)map->data, map->size, 0, out, err));
+    TRY(parse((const char *)map->data, map->size, 0, out, err));
     if (json_is_object(*out))
         return KVASIR_OK;
     kvasir_status status = fail(err, KVASIR_ERR_FORMAT,
@@ -120,7 +124,7 @@ static kvasir_status read_ends(struct checkpoint *c, const char *folder, const c
     char path[PATH_MAX_BYTES];
     TRY(folder_path(path, folder, name, err));
     TRY(map_file(c, folder, name, &map, err));
-    TRY(in_file(path, parse_object(&map, &document, err), err));
+    TRY(in_file(path, parse_object(&map, json_parse, &document, err), err));
     kvasir_status status = add_ends(c, document, err);
     json_decref(document);
     return in_file(path, status, err);
@@ -157,7 +161,7 @@ static kvasir_status read_template_in(struct checkpoint *c, const char *folder, 
     json_t *document;
     char path[PATH_MAX_BYTES];
     TRY(folder_path(path, folder, name, err));
-    TRY(in_file(path, parse_object(map, &document, err), err));
+    TRY(in_file(path, parse_object(map, json_parse_strings, &document, err), err));
     kvasir_status status = take_template(c, document, err);
     json_decref(document);
     return in_file(path, status, err);

@@ -128,11 +128,6 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *c, kva
     *c = (struct model_config){0};
     TRY(read_architecture(g, c, err));
     struct arch_keys k = {.g = g, .arch = c->arch, .err = err};
-    uint32_t parts = 1;
-    TRY(gguf_get_u32(g, "split.count", false, 0, UINT32_MAX, &parts, err));
-    if (parts > 1)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "metadata split.count is %u: split files are not supported, merge them", parts);
     struct text_span name = {"", 0};
     TRY(gguf_get_string(g, "general.name", false, &name, err));
     snprintf(c->name, sizeof c->name, "%.*s", (int)(name.len < 95 ? name.len : 95), name.data);

@@ -21,9 +21,8 @@ enum {
     ARRAY_BYTES = 144,
     OBJECT_BYTES = 256,
     KEY_BYTES = 96,
-    /* What a text may take: a safetensors header of one-dimensional tensors with one-letter names
-     * takes 25 times its size, a real one 15 times. "[[],[],..." would take 70 times, and is
-     * refused where it is long enough to matter. */
+    /* What a text may take. A safetensors header takes 10 times its size, one of short names and
+     * shapes 18 times; "{},{},..." would take 78 times, and is refused where it is long. */
     MEMORY_TIMES = 32,
     MEMORY_FREE = 1 << 20,
 };
@@ -75,16 +74,26 @@ static kvasir_status check_bounds(const char *text, size_t len, int64_t at, kvas
     return KVASIR_OK;
 }
 
-kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
-                         kvasir_error *err) {
+static kvasir_status parse(const char *text, size_t len, int64_t at, size_t flags, json_t **out,
+                           kvasir_error *err) {
     TRY(check_bounds(text, len, at, err));
     json_error_t problem;
-    *out = json_loadb(text, len, JSON_REJECT_DUPLICATES, &problem);
+    *out = json_loadb(text, len, flags | JSON_REJECT_DUPLICATES, &problem);
     if (!*out)
         return fail_at(err, KVASIR_ERR_FORMAT, at + problem.position,
                        "JSON does not parse: line %d, column %d: %s", problem.line, problem.column,
                        problem.text);
     return KVASIR_OK;
+}
+
+kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
+                         kvasir_error *err) {
+    return parse(text, len, at, 0, out, err);
+}
+
+kvasir_status json_parse_strings(const char *text, size_t len, int64_t at, json_t **out,
+                                 kvasir_error *err) {
+    return parse(text, len, at, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
 const char *json_kind(const json_t *value) {

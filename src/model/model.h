@@ -61,8 +61,8 @@ struct checkpoint_tensor {
 struct weight checkpoint_weight(const struct checkpoint_tensor *t);
 
 struct checkpoint;
-/* path: a GGUF file, or a folder with config.json and *.safetensors (single, or sharded with an
- * index). */
+/* path: a GGUF file (any part of a split one: the others lie beside it), or a folder with
+ * config.json and *.safetensors (single, or sharded with an index). */
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out,
                               kvasir_error *err) MUST_CHECK;
 /* Only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration. path:
@@ -81,7 +81,7 @@ const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c,
 const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 /* The chat template's source, NUL-terminated; NULL when there is none. */
 const char *checkpoint_chat_template(const struct checkpoint *c);
-/* "GGUF v3", "safetensors"; of text alone "GGUF v3", "tokenizer.json" */
+/* "GGUF v3", "safetensors", "MLX safetensors"; of text alone "GGUF v3", "tokenizer.json" */
 const char *checkpoint_format(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */

@@ -142,10 +142,11 @@ void affine_dequantize(const uint8_t *codes, const float *scales, const float *b
 void affine_pack_row(const uint8_t *codes, size_t n, unsigned bits, uint32_t *words);
 void affine_unpack_row(const uint32_t *words, size_t n, unsigned bits, uint8_t *codes);
 
-/* ---- weight types (weight.c) ----------------------------------------------------------------- */
+/* ---- weight types (weight.c, weight_k.c, weight_rows.c) -------------------------------------- */
 
-/* Numbers below 1000 are GGUF's (ggml_type), the others ours. A new type is one row of the table in
- * weight.c. */
+/* Numbers below WEIGHT_GGUF_END are GGUF's (ggml_type), the others ours: no number of a file. A new
+ * type is one row of the table in weight.c. */
+enum { WEIGHT_GGUF_END = 1000 };
 enum weight_type {
     WEIGHT_F32 = 0,
     WEIGHT_F16 = 1,
@@ -205,10 +206,16 @@ struct weight_traits {
      * float32 scales. */
     void (*decode)(const struct weight *w, uint32_t row, float *out);
     /* Row `row` as the integer products see it (kernels.h): codes [k], d and m [k/run_values] with
-     * value = d * code + m in real numbers; m is 0 without has_min. NULL for float types. */
+     * value = d * code + m in real numbers; m is 0 without has_min. decode differs from it by its
+     * own roundings (weight.h), AFFINE8's m by one (weight_rows.c). NULL for float types. */
     void (*parts)(const struct weight *w, uint32_t row, int8_t *codes, float *d, float *m);
+    /* For types whose blocks hold their scales: the parts of one block, from which weight.c makes
+     * decode and parts. m is not written without has_min. NULL for the others. */
+    void (*unpack)(const uint8_t *block, int8_t *codes, float *d, float *m);
 };
 
+/* No block holds more values or runs. */
+enum { WEIGHT_BLOCK_MAX = 256, WEIGHT_BLOCK_RUNS_MAX = 16 };
 enum { WEIGHT_TYPES_MAX = 32 };
 /* NULL when the type is not known. */
 const struct weight_traits *weight_traits_of(uint32_t type);

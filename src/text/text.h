@@ -125,4 +125,9 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
                               const struct template_limits *limits, struct text_buf *out,
                               kvasir_error *err) MUST_CHECK;
 
+/* Adds what templates may ask of a vocabulary: "bos_token": "<s>" and the like, where it has such.
+ * t was made from spec. */
+kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct tokenizer *t,
+                              json_t *variables, kvasir_error *err) MUST_CHECK;
+
 #endif

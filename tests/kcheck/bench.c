@@ -224,27 +224,33 @@ static void pass_product(void *ctx) {
                                                &b->a, b->y, step, b->scratch);
 }
 
-/* `bytes` of weights; rows repeat after the first 64. */
-static void make_weight(struct product_bench *b, enum weight_type type, uint32_t k, size_t bytes) {
-    const struct weight_traits *traits = weight_traits_of((uint32_t)type);
-    size_t row_bytes = weight_row_bytes(traits, k), n = bytes / row_bytes;
-    bool is_float = traits->block_values == 1;
-    uint8_t *data = take(n * row_bytes);
-    b->w = (struct weight){.data = data, .type = type, .n = (uint32_t)n, .k = k};
-    for (size_t i = 0; i < row_bytes * 64; i++)
-        data[i] = (uint8_t)random_bits();
-    for (size_t i = 0; is_float && i < (size_t)k * 64; i++)
-        scalar_store(type == WEIGHT_F32   ? SCALAR_F32
-                     : type == WEIGHT_F16 ? SCALAR_F16
-                                          : SCALAR_BF16,
-                     data, i, random_normal());
-    for (size_t i = 0; !is_float && i < row_bytes * 64; i += traits->block_bytes) {
-        scalar_store(SCALAR_F16, data + i, 0, random_normal() * 0.05f);
-        if (type == WEIGHT_Q4_1)
-            scalar_store(SCALAR_F16, data + i, 1, random_normal());
-    }
-    for (size_t j = 64; j < n; j++)
-        memcpy(data + j * row_bytes, data + (j - 64) * row_bytes, row_bytes);
+/* n / m copies of the m rows of a matrix's array. */
+static void *repeat(const void *rows, size_t bytes, uint32_t m, uint32_t n) {
+    uint8_t *p = take(bytes / m * n);
+    for (uint32_t j = 0; j < n; j += m)
+        memcpy(p + bytes / m * j, rows, bytes / m * (n - j < m ? n - j : m));
+    free((void *)rows);
+    return p;
+}
+
+/* `bytes` of weights with their scales; rows repeat after the first 64. */
+static void make_product_weight(struct product_bench *b, enum weight_type type, uint32_t k,
+                                size_t bytes) {
+    enum { DIFFERENT = 64 };
+    struct weight *w = &b->w;
+    weight_shape(w, type, 0, DIFFERENT, k);
+    struct weight_sizes s = weight_sizes(w);
+    make_weight(w, false, take);
+    w->n = (uint32_t)(bytes * DIFFERENT / (s.data + s.scales + s.biases));
+    w->data = repeat(w->data, s.data, DIFFERENT, w->n);
+    w->scales = w->scales ? repeat(w->scales, s.scales, DIFFERENT, w->n) : NULL;
+    w->biases = w->biases ? repeat(w->biases, s.biases, DIFFERENT, w->n) : NULL;
+}
+
+static void free_weight(struct weight *w) {
+    free((void *)w->data);
+    free((void *)w->scales);
+    free((void *)w->biases);
 }
 
 static double product_seconds(const struct kernels *k, struct product_bench *b, double budget) {
@@ -254,8 +260,8 @@ static double product_seconds(const struct kernels *k, struct product_bench *b, 
     return pass_seconds(pass_product, b, budget) / b->w.n;
 }
 
-static void bench_product(const struct tier *t, enum weight_type type, int bits, uint32_t rows) {
-    const struct weight_traits *traits = weight_traits_of((uint32_t)type);
+static void bench_product(const struct tier *t, const struct weight_traits *traits, int bits,
+                          uint32_t rows) {
     struct product_bench b;
     uint32_t k = 1536;
     char text[64];
@@ -272,16 +278,17 @@ static void bench_product(const struct tier *t, enum weight_type type, int bits,
     b.a.sum16 = take(n / 4);
     b.y = take((size_t)rows * 8 * PRODUCT_PANEL * 4);
     b.scratch = take(product_scratch_bytes(k));
-    make_weight(&b, type, k, type == WEIGHT_F32 ? 2 * L2_BYTES : L2_BYTES);
+    make_product_weight(&b, traits->type, k, traits->type == WEIGHT_F32 ? 2 * L2_BYTES : L2_BYTES);
+    struct weight_sizes sizes = weight_sizes(&b.w);
+    double row_bytes = (double)(sizes.data + sizes.scales + sizes.biases) / b.w.n;
     double l2 = product_seconds(&t->k, &b, 0.05), slow = product_seconds(&ref, &b, 0), dram = 0;
-    free((void *)b.w.data);
+    free_weight(&b.w);
     if (rows <= 8 && t->k.tier != CPU_TIER_REF) {
-        make_weight(&b, type, k, DRAM_BYTES);
+        make_product_weight(&b, traits->type, k, DRAM_BYTES);
         dram = product_seconds(&t->k, &b, 0);
-        free((void *)b.w.data);
+        free_weight(&b.w);
     }
-    print_speed(t, "product", text, (double)weight_row_bytes(traits, k), (double)rows * k, l2, dram,
-                slow);
+    print_speed(t, "product", text, row_bytes, (double)rows * k, l2, dram, slow);
     free(x);
     free(b.a.codes);
     free(b.a.scale);
@@ -292,13 +299,12 @@ static void bench_product(const struct tier *t, enum weight_type type, int bits,
 }
 
 static void bench_products(const struct tier *t) {
-    static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q8_0,
-                                             WEIGHT_F32,  WEIGHT_F16,  WEIGHT_BF16};
     static const uint32_t ROWS[] = {1, 8, ROWS_MAX};
-    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
-        for (int bits = 8; bits <= (i < 3 ? 16 : 8); bits += 8)
+    const struct weight_traits *traits;
+    for (uint32_t i = 0; (traits = weight_traits_at(i)); i++)
+        for (int bits = 8; bits <= (traits->run_values > 0 ? 16 : 8); bits += 8)
             for (size_t r = 0; r < sizeof ROWS / sizeof *ROWS; r++)
-                bench_product(t, TYPES[i], bits, ROWS[r]);
+                bench_product(t, traits, bits, ROWS[r]);
 }
 
 /* ---- the rest: small rows, data in L1 -------------------------------------------------------- */

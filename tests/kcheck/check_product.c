@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_product.c: act_pack and the matrix products of the six weight types.
+/* check_product.c: act_pack and the matrix products of every weight type.
  *
- * Bounds (gamma as in check_attention.c). B = k / 32 blocks, dots exact, the last rounding is that
- * of ref's own result:
+ * Bounds (gamma as in check_attention.c). A row has R = k / run_values runs and T terms: R, and R
+ * more where the type has_min. Dots are exact; the last rounding is that of ref's own result:
  *
- *   quantized  per block d x scale, dot to float, the product: 3; m x sum, where sum is a rounded
- *              product: 2; 2 B - 1 additions of 2 B terms; 1      gamma(2 B + 3) sum|terms|
- *   float      k products and additions in any order; 1           gamma(k + 1) sum|x w|
+ *   quantized  d x scale, dot to float, the product: 3; or m x sum, where sum is a rounded product:
+ *              2; T - 1 additions; 1                            gamma(T + 3) sum|terms|
+ *   float      k products and additions in any order; 1         gamma(k + 1) sum|x w|
  *
- * Meaning: activations are x = scale * (code + d), |d| <= 1/2 plus 3 roundings of up to code_max
+ * Both sides take d, m and codes as the definition gives them (quant.h): how they got there is not
+ * theirs to round. F8_E4M3 is float: its scale is in w.
+ *
+ * Meaning: activations are x = scale * (code + e), |e| <= 1/2 plus 3 roundings of up to code_max
  * codes, so that an output differs from x . w by at most (1/2 + 3 code_max u) times the sum over
- * blocks of scale_b sum|w|.
+ * blocks of scale_b sum|w|. w is decode's, with a rounding of its product and one of its sum, and
+ * one more of AFFINE8's m = bias + 128 d, where decode's terms may be 128 d larger than the parts:
+ * gamma(3) (|d| (|code| + 256) + |m|) for each weight, times |x|; without 256 for the others. The
+ * terms of a run of 16 have no rounding that those of a run of 32 lack.
  */
 #include <math.h>
 #include <stdio.h>
@@ -19,14 +25,10 @@
 
 #include "kcheck.h"
 
-enum { BLOCK = 32, ACT8_MAX = 127, K_MAX = 1536 };
+enum { BLOCK = 32, ACT8_MAX = 127, K_MAX = WEIGHT_K_MAX };
 
 /* d x scale may be subnormal (2^-150 lost) times a dot of up to 2^27 */
 #define UNDERFLOW 0x1p-122
-
-static bool quantized(enum weight_type t) {
-    return t == WEIGHT_Q4_0 || t == WEIGHT_Q4_1 || t == WEIGHT_Q8_0;
-}
 
 static int code_max(const struct act_rows *a) {
     return a->bits == 8 ? ACT8_MAX : ACT16_MAX;
@@ -129,105 +131,75 @@ static void check_act_pack(const struct tier *t, int bits) {
     family_end();
 }
 
-/* ---- weights --------------------------------------------------------------------------------- */
-
-enum code_kind { CODES_ANY, CODES_TOP, CODES_BOTTOM, CODES_KINDS };
-
-static float random_scale(void) {
-    switch (random_below(12)) {
-    case 0:
-        return 0;
-    case 1:
-        return random_normal() * 0x1p-20f; /* subnormal in f16 */
-    case 2:
-        return random_normal() * 1000;
-    default:
-        return random_normal() * 0.05f;
-    }
-}
-
-/* One block of 32; codes at either end are what saturates 16-bit sums. */
-static void make_block(enum weight_type type, uint8_t *p, enum code_kind kind) {
-    scalar_store(SCALAR_F16, p, 0, random_scale());
-    if (type == WEIGHT_Q4_1)
-        scalar_store(SCALAR_F16, p, 1, random_scale());
-    uint8_t *codes = p + (type == WEIGHT_Q4_1 ? 4 : 2);
-    for (int i = 0; i < (type == WEIGHT_Q8_0 ? 32 : 16); i++) {
-        uint8_t top = type == WEIGHT_Q8_0 ? 127 : 0xff, bottom = type == WEIGHT_Q8_0 ? 128 : 0;
-        codes[i] = kind == CODES_TOP ? top : kind == CODES_BOTTOM ? bottom : (uint8_t)random_bits();
-    }
-}
-
-static void make_row(enum weight_type type, uint8_t *p, uint32_t k) {
-    static const enum scalar_type SCALAR[] = {SCALAR_F32, SCALAR_F16};
-    const struct weight_traits *traits = weight_traits_of((uint32_t)type);
-    enum code_kind kind = random_bits() & 1 ? CODES_ANY : (enum code_kind)random_below(CODES_KINDS);
-    enum fill_kind floats =
-        random_bits() & 1 ? FILL_NORMAL : (enum fill_kind)random_below(FILL_KINDS);
-    for (uint32_t i = 0; quantized(type) && i < k; i += BLOCK)
-        make_block(type, p + i / BLOCK * traits->block_bytes, kind);
-    if (quantized(type))
-        return;
-    float x[K_MAX];
-    fill(x, k, floats);
-    for (uint32_t i = 0; i < k; i++)
-        scalar_store(type == WEIGHT_BF16 ? SCALAR_BF16 : SCALAR[type], p, i, x[i]);
-}
-
-/* The parts of a weight block, read once more by the layout drawn in weight.c. */
-static void read_block(enum weight_type type, const uint8_t *p, double *d, double *m, int *codes) {
-    *d = scalar_load(SCALAR_F16, p, 0);
-    *m = type == WEIGHT_Q4_1 ? scalar_load(SCALAR_F16, p, 1) : 0;
-    const uint8_t *q = p + (type == WEIGHT_Q4_1 ? 4 : 2);
-    for (int i = 0; i < BLOCK; i++) {
-        int nibble = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
-        codes[i] = type == WEIGHT_Q8_0 ? (int8_t)q[i] : type == WEIGHT_Q4_0 ? nibble - 8 : nibble;
-    }
-}
-
 /* ---- products -------------------------------------------------------------------------------- */
 
 struct product_case {
     const struct tier *t;
-    product_fn *fn;
+    const struct weight_traits *traits;
     struct weight w;
     const float *x; /* [rows][k] */
     uint32_t rows, n0, n1;
     int bits;
 };
 
-static void compare_output(const struct product_case *c, const struct act_rows *a, uint32_t j,
-                           uint32_t row, double got, double want, const float *values) {
-    uint32_t k = c->w.k, blocks = k / BLOCK;
-    const struct weight_traits *traits = weight_traits_of((uint32_t)c->w.type);
-    const uint8_t *p = (const uint8_t *)c->w.data + j * weight_row_bytes(traits, k);
-    double terms = 0, meaning = 0, rounding = 0, floor = k * UNDERFLOW;
-    for (uint32_t i = 0; i < k; i++) {
-        meaning += (double)c->x[(size_t)row * k + i] * values[i];
-        terms += fabs((double)c->x[(size_t)row * k + i] * values[i]);
-    }
-    if (!quantized(c->w.type)) {
-        check_near("output", row, j, got, want, gamma_of(k + 1) * terms + floor);
-        check_meaning("meaning of output", row, j, got, meaning, gamma_of(k + 1) * terms + floor);
+/* One weight row: its values, its parts and what they weigh in bounds. */
+struct weight_row {
+    float values[K_MAX];
+    int8_t codes[K_MAX];
+    float d[K_MAX / 16], m[K_MAX / 16];
+    double magnitude[K_MAX / 16]; /* of a run: sum|value| */
+    double rounding[K_MAX / 16];  /* of a run: by how much decode and the parts may differ */
+};
+
+static void weigh_row(const struct product_case *c, uint32_t j, struct weight_row *r) {
+    uint32_t run = c->traits->run_values;
+    int moved = c->w.type == WEIGHT_AFFINE8 ? 256 : 0;
+    c->traits->decode(&c->w, j, r->values);
+    if (run == 0)
         return;
-    }
-    terms = 0;
-    for (uint32_t b = 0; b < blocks; b++) {
-        int codes[BLOCK];
-        double d, m, dot = 0, magnitudes = 0, parts = 0, scale = a->scale[(size_t)row * blocks + b];
-        read_block(c->w.type, p + b * traits->block_bytes, &d, &m, codes);
-        for (uint32_t i = 0; i < BLOCK; i++) {
-            dot += act_code(a, (size_t)row * k + b * BLOCK + i) * codes[i];
-            magnitudes += fabsf(values[b * BLOCK + i]);
-            parts += fabs(d * codes[i]) + fabs(m);
+    c->traits->parts(&c->w, j, r->codes, r->d, r->m);
+    for (uint32_t u = 0; u < c->w.k / run; u++) {
+        r->magnitude[u] = r->rounding[u] = 0;
+        for (uint32_t i = u * run; i < (u + 1) * run; i++) {
+            r->magnitude[u] += fabsf(r->values[i]);
+            r->rounding[u] += fabs((double)r->d[u] * (abs(r->codes[i]) + moved)) + fabsf(r->m[u]);
         }
-        terms += fabs(d * scale * dot) + fabs(m * a->sum[(size_t)row * blocks + b]);
-        rounding += (0.5 + 3 * code_max(a) * 0x1p-24) * scale * magnitudes;
-        floor += scale == 0 ? (double)ACT_TINY * magnitudes : 0;
-        /* decode's own product and sum, and the product in m's sum */
-        rounding += gamma_of(2) * parts * code_max(a) * scale;
+        r->rounding[u] *= gamma_of(3);
     }
-    double bound = gamma_of(2 * blocks + 3) * terms + floor;
+}
+
+static void compare_float_output(const struct product_case *c, const struct weight_row *r,
+                                 uint32_t j, uint32_t row, double got, double want) {
+    const float *x = c->x + (size_t)row * c->w.k;
+    double terms = 0, meaning = 0;
+    for (uint32_t i = 0; i < c->w.k; i++) {
+        meaning += (double)x[i] * r->values[i];
+        terms += fabs((double)x[i] * r->values[i]);
+    }
+    double bound = gamma_of(c->w.k + 1) * terms + c->w.k * UNDERFLOW;
+    check_near("output", row, j, got, want, bound);
+    check_meaning("meaning of output", row, j, got, meaning, bound);
+}
+
+static void compare_output(const struct product_case *c, const struct act_rows *a,
+                           const struct weight_row *r, uint32_t j, uint32_t row, double got,
+                           double want) {
+    uint32_t k = c->w.k, run = c->traits->run_values, runs = k / run;
+    size_t at = (size_t)row * k;
+    double terms = 0, meaning = 0, rounding = 0, floor = k * UNDERFLOW;
+    for (uint32_t u = 0; u < runs; u++) {
+        double dot = 0, scale = a->scale[(at + u * run) / BLOCK];
+        for (uint32_t i = u * run; i < (u + 1) * run; i++) {
+            dot += act_code(a, at + i) * r->codes[i];
+            meaning += (double)c->x[at + i] * r->values[i];
+        }
+        const float *sum = run == BLOCK ? a->sum : a->sum16;
+        terms += fabs(r->d[u] * scale * dot) + fabs((double)r->m[u] * sum[(at + u * run) / run]);
+        rounding += (0.5 + 3 * code_max(a) * 0x1p-24) * scale * r->magnitude[u] +
+                    code_max(a) * scale * r->rounding[u];
+        floor += scale == 0 ? (double)ACT_TINY * r->magnitude[u] : 0;
+    }
+    double bound = gamma_of(runs * (c->traits->has_min ? 2 : 1) + 3) * terms + floor;
     check_near("output", row, j, got, want, bound);
     check_meaning("meaning of output", row, j, got, meaning, bound + rounding);
 }
@@ -235,20 +207,24 @@ static void compare_output(const struct product_case *c, const struct act_rows *
 static void compare_outputs(const struct product_case *c, const float *got, size_t stride) {
     uint32_t n = c->n1 - c->n0, k = c->w.k;
     struct act_rows a = {.x = c->x, .rows = c->rows, .k = k, .bits = c->bits};
-    float *want = plain((size_t)c->rows * n * sizeof *want), *values = plain(k * sizeof *values);
-    const struct weight_traits *traits = weight_traits_of((uint32_t)c->w.type);
-    if (quantized(c->w.type)) {
+    float *want = plain((size_t)c->rows * n * sizeof *want);
+    struct weight_row *r = plain(sizeof *r);
+    if (c->traits->run_values > 0) {
         a = act_buffers(c->x, c->rows, k, c->bits, plain);
         for (uint32_t row = 0; row < c->rows; row++)
             ref.act_pack(&a, row);
     }
     ref.product[weight_index(c->w.type)](&c->w, c->n0, c->n1, &a, want, n,
                                          plain(product_scratch_bytes(k)));
-    for (uint32_t j = c->n0; j < c->n1; j++) {
-        traits->decode(&c->w, j, values);
-        for (uint32_t row = 0; row < c->rows; row++)
-            compare_output(c, &a, j, row, got[row * stride + (j - c->n0)],
-                           want[(size_t)row * n + (j - c->n0)], values);
+    for (uint32_t j = 0; j < n; j++) {
+        weigh_row(c, c->n0 + j, r);
+        for (uint32_t row = 0; row < c->rows; row++) {
+            double y = got[row * stride + j], y_ref = want[(size_t)row * n + j];
+            if (c->traits->run_values > 0)
+                compare_output(c, &a, r, c->n0 + j, row, y, y_ref);
+            else
+                compare_float_output(c, r, c->n0 + j, row, y, y_ref);
+        }
     }
 }
 
@@ -257,7 +233,7 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
                           uint32_t n1, size_t stride) {
     uint32_t k = c->w.k;
     struct act_rows a = {.x = x, .rows = rows, .k = k, .bits = c->bits};
-    if (quantized(c->w.type)) { /* the others only look at x */
+    if (c->traits->run_values > 0) { /* the others only look at x */
         a = act_buffers(x, rows, k, c->bits, guarded);
         for (uint32_t row = 0; row < rows; row++)
             call_act_pack(c->t->k.act_pack, &a, row);
@@ -267,7 +243,8 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
         freeze(a.sum16);
     }
     float *y = guarded(((rows - 1) * stride + (n1 - n0)) * sizeof *y);
-    call_product(c->fn, &c->w, n0, n1, &a, y, stride, guarded(product_scratch_bytes(k)));
+    call_product(c->t->k.product[weight_index(c->w.type)], &c->w, n0, n1, &a, y, stride,
+                 guarded(product_scratch_bytes(k)));
     check_that(gaps_untouched(y, rows, n1 - n0, stride), "wrote between rows");
     return y;
 }
@@ -293,55 +270,67 @@ static void product_invariance(const struct product_case *c, const float *got, s
     }
 }
 
-static void check_product_case(const struct tier *t, enum weight_type type, int bits, uint32_t k,
-                               uint32_t rows) {
-    struct product_case c = {.t = t, .rows = rows, .bits = bits};
-    const struct weight_traits *traits = weight_traits_of((uint32_t)type);
-    c.n0 = random_bits() & 1 ? 0 : random_below(12);
-    c.n1 = c.n0 + 1 + random_below(k > 600 ? 20 : 36);
-    uint32_t n = c.n1 + (random_bits() & 1 ? 0 : random_below(9));
-    case_begin("k %u, outputs %u..%u of %u, %u rows", k, c.n0, c.n1, n, rows);
-    size_t row_bytes = weight_row_bytes(traits, k);
-    uint8_t *data = guarded(n * row_bytes);
-    for (uint32_t j = 0; j < n; j++)
-        make_row(type, data + j * row_bytes, k);
-    freeze(data);
-    c.w = (struct weight){.data = data, .type = type, .n = n, .k = k};
-    c.fn = t->k.product[weight_index(type)];
-    float *x = guarded((size_t)rows * k * sizeof *x);
-    for (uint32_t row = 0; row < rows; row++)
+static void check_product_case(struct product_case *c, uint32_t way, uint32_t k) {
+    c->n0 = random_bits() & 1 ? 0 : random_below(12);
+    c->n1 = c->n0 + 1 + random_below(k > 600 ? 20 : 36);
+    uint32_t n = c->n1 + (random_bits() & 1 ? 0 : random_below(9));
+    weight_shape(&c->w, c->traits->type, way, n, k);
+    case_begin("k %u, group %u x %u, scalar %d, outputs %u..%u of %u, %u rows", k, c->w.group_rows,
+               c->w.group, (int)c->w.scalar, c->n0, c->n1, n, c->rows);
+    make_weight(&c->w, true, guarded);
+    freeze((void *)c->w.data);
+    freeze((void *)c->w.scales);
+    freeze((void *)c->w.biases);
+    float *x = guarded((size_t)c->rows * k * sizeof *x);
+    for (uint32_t row = 0; row < c->rows; row++)
         fill_any(x + (size_t)row * k, k);
     freeze(x);
-    c.x = x;
-    size_t stride = c.n1 - c.n0 + (random_bits() & 1) * random_below(40);
-    const float *y = run_product(&c, x, rows, c.n0, c.n1, stride);
-    compare_outputs(&c, y, stride);
-    product_invariance(&c, y, stride);
+    c->x = x;
+    size_t stride = c->n1 - c->n0 + (random_bits() & 1) * random_below(40);
+    const float *y = run_product(c, x, c->rows, c->n0, c->n1, stride);
+    compare_outputs(c, y, stride);
+    product_invariance(c, y, stride);
     case_end();
 }
 
-static void check_product_type(const struct tier *t, enum weight_type type, int bits) {
-    /* blocks make multiples of 32; float types take any k */
-    static const uint32_t KS[] = {32, 64, 96, 160, 576, 992, K_MAX, 1, 7, 20, 100, 1003};
-    size_t count = quantized(type) ? 7 : sizeof KS / sizeof *KS;
+/* The i-th k that is tried: small ones count blocks (or groups of any of the ways), large ones are
+ * cut to whole blocks. Float types take any k. 0 behind the last. */
+static uint32_t nth_k(const struct weight_traits *t, uint32_t i, uint32_t group) {
+    static const uint32_t BLOCKS[] = {1, 2, 3, 5}, VALUES[] = {576, 992, K_MAX};
+    static const uint32_t FLOATS[] = {32, 64, 96, 160, 576, 992, K_MAX, 1, 7, 20, 100, 1003};
+    if (t->run_values == 0)
+        return i < sizeof FLOATS / sizeof *FLOATS ? FLOATS[i] : 0;
+    uint32_t unit = group > t->block_values ? group : t->block_values;
+    return i < 4 ? BLOCKS[i] * unit : i < 7 ? VALUES[i - 4] / unit * unit : 0;
+}
+
+static void check_product_type(const struct tier *t, const struct weight_traits *traits, int bits) {
+    struct product_case c = {.t = t, .traits = traits, .bits = bits};
     char name[24];
-    const char *type_name = weight_traits_of((uint32_t)type)->name;
-    snprintf(name, sizeof name, quantized(type) ? "%s act %d" : "%s", type_name, bits);
+    snprintf(name, sizeof name, traits->run_values > 0 ? "%s act %d" : "%s", traits->name, bits);
+    /* until the tier has a kernel of its own for each type */
+    if (t->k.tier != CPU_TIER_REF && bits == 16 &&
+        t->k.product[weight_index(traits->type)] == ref.product[weight_index(traits->type)])
+        return;
     if (!family_begin(t, "product", name))
         return;
-    for (size_t k = 0; k < count; k++)
-        for (uint32_t i = 0; i < ROW_COUNTS; i++)
-            for (int again = 0; again < (KS[k] <= 160 ? 3 : 1); again++)
-                check_product_case(t, type, bits, KS[k], row_count(i));
+    uint32_t ways = weight_ways(traits->type), way = 0;
+    for (uint32_t i = 0; nth_k(traits, i, 0) > 0; i++)
+        for (uint32_t r = 0; r < ROW_COUNTS; r++)
+            for (int again = 0; again < (i < 4 || nth_k(traits, i, 0) <= 160 ? 3 : 1); again++) {
+                c.rows = row_count(r);
+                weight_shape(&c.w, traits->type, way, 1, K_MAX);
+                check_product_case(&c, way, nth_k(traits, i, c.w.group));
+                way = (way + 1) % ways;
+            }
     family_end();
 }
 
 void check_product(const struct tier *t) {
-    static const enum weight_type TYPES[] = {WEIGHT_Q4_0, WEIGHT_Q4_1, WEIGHT_Q8_0,
-                                             WEIGHT_F32,  WEIGHT_F16,  WEIGHT_BF16};
     check_act_pack(t, 8);
     check_act_pack(t, 16);
-    for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
-        for (int bits = 8; bits <= (quantized(TYPES[i]) ? 16 : 8); bits += 8)
-            check_product_type(t, TYPES[i], bits);
+    const struct weight_traits *traits;
+    for (uint32_t i = 0; (traits = weight_traits_at(i)); i++)
+        for (int bits = 8; bits <= (traits->run_values > 0 ? 16 : 8); bits += 8)
+            check_product_type(t, traits, bits);
 }

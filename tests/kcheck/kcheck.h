@@ -8,6 +8,7 @@
  *     check_attention.c    query_pack, score, softmax, value
  *     check_encode.c       encode_row
  *     check_product.c      act_pack, product
+ *     make_weights.c       random weights of every type
  *     check_elementwise.c  rms_norm, rope, silu_mul, add
  *     bench.c              --bench: GB/s and the ratio to ref
  *
@@ -28,7 +29,8 @@
  * another order above 256 scores; masked slots not skipped; bias weighed by p * scale; row blocks
  * of three without FMA, one row without FMA; -128 in maddubs; Q4_0's offset 7; |min| == |max| the
  * wrong way; times 1/s for a division; a V nibble's neighbour cleared; codes truncated; loads and
- * outputs past the end; a sine with the wrong sign.
+ * outputs past the end; a sine with the wrong sign; AFFINE8's minimum without its 128 d; runs of 16
+ * with their block's sum, or with the other half's; mxfp4's nibbles the wrong way.
  *
  * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
  */
@@ -118,6 +120,22 @@ enum { ROW_COUNTS = 18 };
 static inline uint32_t row_count(uint32_t i) {
     return i < 17 ? i + 1 : 64;
 }
+
+/* ---- random weights (make_weights.c) --------------------------------------------------------- */
+
+enum { WEIGHT_K_MAX = 1536 };
+
+/* How many ways a type's scales may be cut: their scalar types and groups. */
+uint32_t weight_ways(enum weight_type t);
+/* Sets type, n, k and what belongs to the way; F8_E4M3's tiles are random. The group divides k. */
+void weight_shape(struct weight *w, enum weight_type type, uint32_t way, uint32_t n, uint32_t k);
+/* Bytes of the arrays of a matrix that has its shape. */
+struct weight_sizes {
+    size_t data, scales, biases;
+};
+struct weight_sizes weight_sizes(const struct weight *w);
+/* Fills the arrays of a matrix that has its shape, in memory from take. */
+void make_weight(struct weight *w, bool with_extremes, void *(*take)(size_t));
 
 /* ---- calls with signals caught (support.c) --------------------------------------------------- */
 

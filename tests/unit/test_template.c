@@ -309,6 +309,44 @@ static void test_nul_in_arguments(void **state) {
     json_decref(args);
 }
 
+/* ---- special tokens -------------------------------------------------------------------------- */
+
+static kvasir_status read_tokens(const char *config, json_t *variables, kvasir_error *err) {
+    struct tokenizer_spec spec = {.config = {config, strlen(config)}};
+    return template_tokens(&spec, NULL, variables, err);
+}
+
+static void test_special_tokens(void **state) {
+    (void)state;
+    static const char config[] =
+        "{\"add_bos_token\": true, \"bos_token\": \"<s\\u003e\", \"model_max_length\":"
+        " 1000000000000000019884624838656, \"eos_token\": {\"lstrip\": false, \"content\": "
+        "\"</s>\"},"
+        " \"pad_token\": null, \"unk_token\": \"\", \"additional_special_tokens\": [\"a_token\"],"
+        " \"_token\": \"no\", \"chat_template\": \"bos_token\", \"extra_special_tokens\":"
+        " {\"image_token\": \"<img>\", \"extra_special_tokens\": {\"x_token\": \"no\"}}}";
+    static const char want[] =
+        "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\", \"unk_token\": \"\","
+        " \"image_token\": \"<img>\"}";
+    static const char *const broken[] = {"",
+                                         "[]",
+                                         "{\"bos_token\": \"<s>\"",
+                                         "{\"bos_token\": \"\xff\"}",
+                                         "{",
+                                         "{\"a\": }",
+                                         "{\"eos_token\": {\"content\": \"x\" 1}}"};
+    kvasir_error err = {0};
+    json_t *variables = json_object(), *expected = parse_json(want, strlen(want));
+    assert_int_equal(read_tokens(config, variables, &err), KVASIR_OK);
+    assert_true(json_equal(variables, expected));
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        assert_int_equal(read_tokens(broken[i], variables, &err), KVASIR_ERR_FORMAT);
+        assert_non_null(strstr(err.text, "tokenizer_config.json: "));
+    }
+    json_decref(variables);
+    json_decref(expected);
+}
+
 /* ---- limits ---------------------------------------------------------------------------------- */
 
 static void check_limit(const char *source, const char *text) {
@@ -617,6 +655,7 @@ int main(void) {
         cmocka_unit_test(test_errors_name_their_place),
         cmocka_unit_test(test_a_failure_changes_nothing),
         cmocka_unit_test(test_nul_in_arguments),
+        cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_deep_sources),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_steps_and_memory),
