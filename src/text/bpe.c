@@ -352,7 +352,8 @@ static bool whole_word(const struct bpe *b, struct bpe_scratch *s, const char *w
     return true;
 }
 
-/* Up to so many symbols looking at all of them is faster than a heap (docs/speed.md). */
+/* Up to so many symbols looking at all of them is faster than a heap: War and Peace with it at 24
+ * (and always a heap): GPT-2 23.8 MB/s (17.6), Gemma 3 16.6 (12.1). 48 is no better. */
 enum { FEW = 24 };
 
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
@@ -366,7 +367,7 @@ bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, si
             return true;
         }
     }
-    if (!scratch_room(s, len))
+    if (len > INT32_MAX || !scratch_room(s, len))
         return false;
     uint32_t n_symbols = spell(b, s->symbol, word, len);
     if (n_symbols == 0)
