@@ -129,7 +129,7 @@ void pieces_deinit(struct pieces *p) {
 
 /* Eight bytes a step. 2^64 / golden ratio, odd: every bit of a product depends on all lower ones of
  * its factor, and the shift brings the upper half down again. */
-uint64_t hash_bytes(const char *data, size_t len) {
+static uint64_t hash_bytes(const char *data, size_t len) {
     const uint64_t golden = 0x9e3779b97f4a7c15u;
     uint64_t hash = len * golden, word;
     for (; len >= sizeof word; data += sizeof word, len -= sizeof word) {

@@ -34,14 +34,18 @@
  * \s*[\r\n]+ the default alone ends at 10 million spaces. */
 enum { MATCH_STEPS = 10 * 1000 * 1000, MATCH_STEPS_A_BYTE = 16 };
 
-#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define LINES_SPACES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QWEN2                                                                                      \
-    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "                                         \
-                 "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" LINES_SPACES
-#define LLAMA3                                                                                     \
-    CONTRACTIONS                                                                                   \
-    "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" LINES_SPACES
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+#define LETTERS      "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define SIGNS        " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+#define SPACES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QWEN2        CONTRACTIONS LETTERS "\\p{N}|" SIGNS SPACES
+#define LLAMA3       CONTRACTIONS LETTERS "\\p{N}{1,3}|" SIGNS SPACES
+/* Words end where small letters are followed by capitals. */
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEKKEN                                                                                     \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER            \
+    "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES
 
 /* Rows that share a pattern are names that differ in what else their makers changed. */
 static const struct known_pre known[] = {
@@ -50,6 +54,7 @@ static const struct known_pre known[] = {
     {.name = "smollm", .patterns = {"\\p{N}", gpt2_pattern}},
     {.name = "starcoder", .patterns = {"\\p{N}", gpt2_pattern}},
     {.name = "qwen2", .patterns = {QWEN2}, .nfc = true},
+    {.name = "tekken", .patterns = {TEKKEN}, .ignore_merges = true},
     {.name = "llama-bpe", .patterns = {LLAMA3}, .ignore_merges = true},
     {.name = "llama3", .patterns = {LLAMA3}, .ignore_merges = true},
     {.name = "llama-v3", .patterns = {LLAMA3}, .ignore_merges = true},

@@ -15,7 +15,7 @@
  *      any number of threads may encode and decode at once.
  *   2. Every id that comes out of an encoding is a token: pieces_has.
  *   3. Without TOKENIZE_PARSE_SPECIAL text can spell the name of a control token without becoming
- *      it.
+ *      it, unless the merges of the file make it of ordinary text.
  *
  * A spec comes out of a file, so all of it is checked; the message names the entry, the caller the
  * file. Accepted, because real files have them: ids that no token has, two tokens written alike,
@@ -113,19 +113,7 @@ void tokenizer_destroy(struct tokenizer *t) {
     mem_free(t);
 }
 
-/* ---- words that repeat ----------------------------------------------------------------------- */
-
-/* Most words of a long text have been seen before. An encoding remembers short ones in a table of
- * its own, which is bounded, shared with nobody and gone when the call returns: one entry is one
- * cache line, a newer word takes the place of an older one. */
-enum { SEEN_WORD = 26, SEEN_IDS = 8, SEEN_MAX = 1 << 13, SEEN_TEXT_MIN = 4096 };
-struct seen {
-    int32_t ids[SEEN_IDS];
-    uint32_t tag;
-    uint8_t len, n; /* len 0: nothing here */
-    char word[SEEN_WORD];
-};
-_Static_assert(sizeof(struct seen) == 64, "one cache line");
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 struct encoding {
     const struct tokenizer *t;
@@ -133,22 +121,9 @@ struct encoding {
     struct normalizer_scratch normal;
     struct pre_scratch pre;
     struct bpe_scratch bpe;
-    struct seen *seen; /* [seen_mask + 1]; NULL for a short text */
-    size_t seen_mask;
     int32_t *ids; /* [cap], n of them so far */
     size_t n, cap;
 };
-
-static bool seen_init(struct encoding *e, size_t len) {
-    if (len < SEEN_TEXT_MIN)
-        return true;
-    size_t entries = 256;
-    while (entries < SEEN_MAX && entries < len / 32)
-        entries *= 2;
-    e->seen = mem_alloc_aligned(entries * sizeof *e->seen);
-    e->seen_mask = entries - 1;
-    return e->seen != NULL;
-}
 
 static bool ids_room(struct encoding *e, size_t more) {
     if (e->cap - e->n >= more)
@@ -162,41 +137,12 @@ static bool ids_room(struct encoding *e, size_t more) {
     return true;
 }
 
-/* A word of no more merges' reach than bpe_cut says. */
-static bool encode_word(struct encoding *e, const char *word, size_t len) {
-    const struct bpe *b = &e->t->bpe;
-    if (!ids_room(e, len))
-        return false;
-    if (!e->seen || len > SEEN_WORD)
-        return bpe_encode(b, &e->bpe, word, len, e->ids, &e->n);
-    uint64_t hash = hash_bytes(word, len);
-    struct seen *seen = &e->seen[hash & e->seen_mask];
-    if (seen->len == len && seen->tag == hash >> 32 && memcmp(seen->word, word, len) == 0) {
-        memcpy(e->ids + e->n, seen->ids, seen->n * sizeof *seen->ids);
-        e->n += seen->n;
-        return true;
-    }
-    size_t before = e->n;
-    if (!bpe_encode(b, &e->bpe, word, len, e->ids, &e->n))
-        return false;
-    size_t n = e->n - before;
-    if (n <= SEEN_IDS) {
-        memcpy(seen->ids, e->ids + before, n * sizeof *seen->ids);
-        memcpy(seen->word, word, len);
-        seen->tag = (uint32_t)(hash >> 32);
-        seen->len = (uint8_t)len;
-        seen->n = (uint8_t)n;
-    }
-    return true;
-}
-
-/* ---- encoding -------------------------------------------------------------------------------- */
-
 static bool take_word(void *ctx, const char *word, size_t len) {
     struct encoding *e = ctx;
     for (size_t at = 0; at < len;) {
         size_t end = bpe_cut(&e->t->bpe, word, len, at);
-        if (!encode_word(e, word + at, end - at))
+        if (!ids_room(e, end - at) ||
+            !bpe_encode(&e->t->bpe, &e->bpe, word + at, end - at, e->ids, &e->n))
             return false;
         at = end;
     }
@@ -239,7 +185,7 @@ static kvasir_status add_ids(struct encoding *e, const struct id_list *list, kva
 static kvasir_status encode_all(struct encoding *e, struct text_span text, unsigned flags,
                                 kvasir_error *err) {
     TRY(pre_scratch_init(&e->pre, text.len, err));
-    if (!seen_init(e, text.len) || !ids_room(e, text.len / 4 + 16))
+    if (!ids_room(e, text.len / 4 + 16))
         return fail(err, KVASIR_ERR_MEMORY, "no memory to encode a text of %zu bytes", text.len);
     if (flags & TOKENIZE_ADD_SPECIAL)
         TRY(add_ids(e, &e->t->before, err));
@@ -262,6 +208,7 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
         return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid, "the text is not UTF-8: 0x%02x",
                        (unsigned)(uint8_t)text[valid]);
     struct encoding e = {.t = t, .parse_special = flags & TOKENIZE_PARSE_SPECIAL};
+    e.bpe.control = e.parse_special;
     kvasir_status status = encode_all(&e, (struct text_span){text, len}, flags, err);
     if (status == KVASIR_OK) {
         int32_t *fitted = mem_realloc(e.ids, e.n, sizeof *e.ids);
@@ -270,7 +217,6 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
         e.ids = NULL;
     }
     mem_free(e.ids);
-    mem_free(e.seen);
     normalizer_scratch_deinit(&e.normal);
     pre_scratch_deinit(&e.pre);
     bpe_scratch_deinit(&e.bpe);

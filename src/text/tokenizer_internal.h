@@ -103,8 +103,6 @@ void piece_map_deinit(struct piece_map *map);
 /* The id of the piece with these bytes, -1 if there is none. */
 int32_t piece_map_find(const struct piece_map *map, const char *data, size_t len);
 
-uint64_t hash_bytes(const char *data, size_t len);
-
 /* ---- the byte-level alphabet (alphabet.c) ---------------------------------------------------- */
 
 /* GPT-2 writes every byte as one printable character: itself where Latin-1 prints it, else
@@ -211,7 +209,7 @@ struct stage {
     char text[NORMALIZER_TEXT_MAX]; /* LITERAL, PREFIX */
     pcre2_code *re;
 };
-enum { PRETOKENIZER_STAGES_MAX = 8 };
+enum { PRETOKENIZER_STAGES_MAX = 16 };
 struct pretokenizer {
     struct stage stage[PRETOKENIZER_STAGES_MAX];
     int n;
@@ -313,12 +311,13 @@ struct bpe_scratch {
     struct bpe_symbol *symbol; /* [cap] */
     size_t cap;
     struct text_buf spelled; /* a word in the alphabet */
+    bool control;            /* a whole word may become a control token */
 };
 void bpe_scratch_deinit(struct bpe_scratch *s);
 /* Where the word that begins at `from` may end without changing a token. */
 size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from);
-/* Appends the tokens of one word at ids + *n, where there is room for len of them. len < 2^31.
- * False: out of memory. */
+/* Appends the tokens of one word at ids + *n, where there is room for len of them. False: out of
+ * memory, or a word of 2^31 bytes. */
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
                 int32_t *ids, size_t *n) MUST_CHECK;
 

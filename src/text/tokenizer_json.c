@@ -507,7 +507,6 @@ static kvasir_status read_config(struct tokenizer *t, struct text_span config, k
             s.at = start;
             TRY_GOTO(named_token(t, &s, ids[k]));
             s.at = end;
-            s.first = false;
         }
     }
     status = scan_finish(&s);

@@ -391,8 +391,9 @@ static kvasir_status push_special(const struct part *p, const struct tokenizer *
 }
 
 /* Of one text: tokens, the text, tokens. */
-static kvasir_status read_template(const struct part *p, struct tokenizer *t,
-                                   struct id_list *before, struct id_list *after) {
+static kvasir_status read_template(const struct part *p, struct tokenizer *t) {
+    if (t->before.n || t->after.n)
+        return unsupported(p, NULL, "is a second template, which is not supported");
     const json_t *single = json_object_get(p->value, "single");
     size_t texts = 0;
     ONLY_KEYS(p, "single", "pair", "special_tokens");
@@ -405,23 +406,10 @@ static kvasir_status read_template(const struct part *p, struct tokenizer *t,
         if (json_object_size(item) != 1 || !(name || (text && is(text, "A"))))
             return wrong(p, "single", "holds what is neither a SpecialToken nor Sequence A");
         if (name)
-            TRY(push_special(p, t, name, texts ? after : before));
+            TRY(push_special(p, t, name, texts ? &t->after : &t->before));
         texts += text != NULL;
     }
     return texts == 1 ? KVASIR_OK : wrong(p, "single", "does not hold Sequence A once");
-}
-
-/* What stands around the text so far comes inside what a later template adds. */
-static kvasir_status wrap(const struct part *p, struct id_list *before, struct id_list *after,
-                          struct tokenizer *t) {
-    for (size_t i = 0; i < t->before.n; i++)
-        TRY(push_id(p, before, t->before.id[i]));
-    for (size_t i = 0; i < after->n; i++)
-        TRY(push_id(p, &t->after, after->id[i]));
-    struct id_list inner = t->before;
-    t->before = *before;
-    *before = inner;
-    return KVASIR_OK;
 }
 
 static kvasir_status read_post_processor(const struct part *p, void *out) {
@@ -436,16 +424,7 @@ static kvasir_status read_post_processor(const struct part *p, void *out) {
         ONLY_KEYS(p, "add_prefix_space", "use_regex", "trim_offsets");
         return KVASIR_OK;
     }
-    if (!is(type, "TemplateProcessing"))
-        return unknown_type(p, type);
-    struct id_list before = {0}, after = {0};
-    kvasir_status status = KVASIR_OK;
-    TRY_GOTO(read_template(p, t, &before, &after));
-    TRY_GOTO(wrap(p, &before, &after, t));
-done:
-    mem_free(before.id);
-    mem_free(after.id);
-    return status;
+    return is(type, "TemplateProcessing") ? read_template(p, t) : unknown_type(p, type);
 }
 
 kvasir_status part_post_processor(const json_t *value, struct tokenizer *t, kvasir_error *err) {
