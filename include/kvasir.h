@@ -100,6 +100,7 @@ typedef struct kvasir_model_info {
     uint32_t ctx_train; /* trained context; 0: unknown */
     uint32_t window;    /* sliding window; 0: none */
     uint64_t parameters, weight_bytes;
+    char fingerprint[17]; /* of its configuration and of samples of its weights, 16 hex digits */
 } kvasir_model_info;
 KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_info *info);
 
@@ -210,6 +211,9 @@ typedef struct kvasir_context_options {
     const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
     /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim */
     const char *kv_group_size;
+    /* constants that are not stored in quantized keys: "auto", "bias", "off", or a file of
+     * kvasir_calibrate; auto: the model's key biases, else the file beside the model, else off */
+    const char *key_centre;
     uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
     /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t max_kv_size;
@@ -221,7 +225,8 @@ typedef struct kvasir_context_options {
     const char *cpu_tier;   /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
     int act_bits;           /* 8 or 16: rounding of activations in quantized products */
 } kvasir_context_options;
-/* kv_bits "8,4", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all else 0. */
+/* kv_bits "8,4", key_centre "auto", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all
+ * else 0. */
 KVASIR_API kvasir_context_options kvasir_context_defaults(void);
 
 /* The model is borrowed for the context's life. Errors of an option name its command line flag. */
@@ -238,6 +243,7 @@ typedef struct kvasir_context_info {
     uint64_t kv_bytes_per_token;   /* in the context's format */
     uint64_t kv_bytes_per_token16; /* the same token at 16 bits */
     char kv_format[64];            /* "K 8 g64, V 4 g64" */
+    char fingerprint[17];          /* of all that cached bytes depend on, 16 hex digits */
     const char *cpu_tier;
     int threads, act_bits;
     uint64_t used_bytes, peak_bytes; /* pages in use, now and at most */
@@ -305,6 +311,33 @@ KVASIR_API kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, 
 KVASIR_API void kvasir_sampler_destroy(kvasir_sampler *sampler);
 KVASIR_API int32_t kvasir_sampler_pick(kvasir_sampler *sampler, const float *logits); /* [vocab] */
 KVASIR_API void kvasir_sampler_accept(kvasir_sampler *sampler, int32_t id); /* prompt tokens too */
+
+/* ---- calibration -------------------------------------------------------------------------- */
+
+typedef struct kvasir_calibrate_options {
+    const char *text; /* [len]; NULL: a built-in one */
+    size_t len;
+    uint32_t tokens; /* run so many of its start; 0: 512 */
+    int threads;
+    const char *cpu_tier;            /* NULL: "auto" */
+    kvasir_progress_fn *on_progress; /* NULL: none */
+    void *user;
+} kvasir_calibrate_options;
+typedef struct kvasir_calibration {
+    void *file; /* what the file that key_centre names holds, [size]; kvasir_free */
+    size_t size;
+    uint32_t tokens;       /* averaged over */
+    uint32_t rotary_pairs; /* of a head */
+    double pairs;          /* of them that will be centred, on average */
+} kvasir_calibration;
+/* Measures what is constant in the model's keys, over a text. */
+KVASIR_API kvasir_status kvasir_calibrate(const kvasir_model *model,
+                                          const kvasir_calibrate_options *options,
+                                          kvasir_calibration *out, kvasir_error *err);
+/* The file that key_centre "auto" looks for: beside a GGUF file, inside a folder. *path:
+ * kvasir_free. */
+KVASIR_API kvasir_status kvasir_calibration_path(const kvasir_model *model, char **path,
+                                                 kvasir_error *err);
 
 /* ---- measuring ---------------------------------------------------------------------------- */
 

@@ -105,6 +105,7 @@ void file_map_close(struct file_map *m);
 kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
                             kvasir_error *err) MUST_CHECK;
 bool file_is_dir(const char *path);
+bool file_exists(const char *path);
 
 /* ---- files and folders that are complete or not there (write.c) ------------------------------ */
 

@@ -2,7 +2,7 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  perplexity.c  bench_kv_cache.c  info.c  tokenize.c  convert.c
+ *   generate.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c  tokenize.c  convert.c
  *                                          the commands
  *   options.c   one table per command: reading flags, --help and defaults
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
@@ -40,6 +40,7 @@ int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
 int tokenize_main(int argc, char **argv);
 int convert_main(int argc, char **argv);
+int calibrate_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
@@ -110,6 +111,9 @@ kvasir_context_options cache_args_options(const struct cache_args *a);
      .offset = offsetof(type, cache.options.kv_group_size),                                        \
      .shown = "the largest of 64, 32 that divides the head size",                                  \
      .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},                  \
+    {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
+     .offset = offsetof(type, cache.options.key_centre),                                           \
+     .help = "constants not stored in quantized keys: auto, bias, off, or a file of calibrate"},   \
     {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
      .offset = offsetof(type, cache.options.quantized_kv_start),                                   \
      .help = "the first N tokens (rounded up to pages of 64) stay f16"},                           \

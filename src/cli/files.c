@@ -191,7 +191,10 @@ int out_write(const struct command *c, struct out_file *o, const void *data, siz
 
 int out_commit(const struct command *c, struct out_file *o) {
     errno = 0;
-    int error = fclose(o->f) != 0 ? (errno ? errno : EIO) : 0;
+    /* on the disk before its name is: a crash leaves the old file or the new one */
+    int error = o->tmp && (fflush(o->f) != 0 || fsync(fileno(o->f)) != 0) ? errno : 0;
+    if (fclose(o->f) != 0 && !error)
+        error = errno ? errno : EIO;
     o->f = NULL;
     if (!error && o->tmp && rename(o->tmp, o->path) != 0)
         error = errno;

@@ -77,6 +77,7 @@ static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
     printf("attention   %u heads, %u KV heads of %u\n", i->heads, i->kv_heads, i->head_dim);
     printf("vocabulary  %u\n", i->vocab);
     printf("tokenizer   %s\n", text.name ? text.name : "none that this version reads");
+    printf("fingerprint %s\n", i->fingerprint);
     printf("template    %s\n", text.has_chat_template ? "yes" : "no");
     if (i->ctx_train)
         printf("context     %u tokens trained\n", i->ctx_train);
@@ -114,6 +115,7 @@ static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
     put_text(o, "format", i->format);
     put_text(o, "tokenizer", text.name);
     put_text(o, "weight_types", i->weight_types);
+    put_text(o, "fingerprint", i->fingerprint);
     const struct {
         const char *key;
         uint64_t value;

@@ -199,5 +199,6 @@ void put_context_facts(json_t *object, const kvasir_context_info *i) {
     put_text(object, "cpu_tier", i->cpu_tier);
     put_whole(object, "threads", (uint64_t)i->threads);
     put_whole(object, "act_bits", (uint64_t)i->act_bits);
+    put_text(object, "fingerprint", i->fingerprint);
     put_text(object, "notes", i->notes);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir_model: a checkpoint bound to a family's forward, and its text side (text_api.c). Also what
  * the library tells of itself and of the machine. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,7 +62,11 @@ kvasir_status kvasir_model_open(const char *path, kvasir_model **out, kvasir_err
     struct kvasir_model *m = mem_calloc(1, sizeof *m);
     if (!m)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
-    kvasir_status status = model_open(path, &m->model, err);
+    m->path = mem_strdup(path);
+    kvasir_status status = m->path ? model_open(path, &m->model, err)
+                                   : fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    if (status == KVASIR_OK)
+        status = model_identity(m->model, &m->id, err);
     if (status == KVASIR_OK)
         status = text_create(model_checkpoint(m->model), path, &m->text, err);
     if (status != KVASIR_OK) {
@@ -78,6 +83,7 @@ void kvasir_model_close(kvasir_model *m) {
         return;
     kvasir_tokenizer_close(m->text);
     model_close(m->model);
+    mem_free(m->path);
     mem_free(m);
 }
 
@@ -104,4 +110,5 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
         .parameters = m->parameters,
         .weight_bytes = model_weight_bytes(m->model),
     };
+    snprintf(info->fingerprint, sizeof info->fingerprint, "%016" PRIx64, m->id);
 }

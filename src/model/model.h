@@ -93,7 +93,16 @@ const struct checkpoint *model_checkpoint(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
 
-/* Layers that cache alike share page tables. */
+/* [rope.dims / 2] angle of a position, per rotary pair. */
+void model_inv_freq(const struct model *m, double *inv_freq);
+/* The constant that every key of a head holds before rope, mean [rope.dims / 2][2] of pairs
+ * (i, i + n). False: there is none. */
+bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float *mean);
+/* About how far a dim of the head's keys spreads around that constant, from the weights alone.
+ * scratch [dim]. */
+double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch);
+
+/* Layers that cache alike share page tables. Their centre is left NULL. */
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]);
 
 struct model_run;

@@ -9,7 +9,7 @@ good --version
 grep -qx 'kvasir [0-9.]*' out || die "--version"
 good --help
 commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
-for command in generate perplexity bench-kv-cache info tokenize convert; do
+for command in generate perplexity bench-kv-cache calibrate info tokenize convert; do
     grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
 run
@@ -100,6 +100,9 @@ b '--group-size: .*100' --head-dim 100
 b '--head-dim: 8192 is out of range' --head-dim 8192
 b '-m and -f: one needs the other' -m x
 b '--layers, --heads and --head-dim follow' -m x -f y --layers 3
+expect 2 '^kvasir calibrate: -m: missing' calibrate
+expect 2 '^kvasir calibrate: -n: 63 is out of range' calibrate -m x -n 63
+expect 1 '^kvasir calibrate: x: No such file' calibrate -m x
 expect 2 '^kvasir info: MODEL: missing' info
 expect 2 '^kvasir info: one MODEL only' info a b
 expect 1 '^kvasir info: a: No such file' info a

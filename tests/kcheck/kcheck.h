@@ -5,7 +5,7 @@
  *
  *     main.c               options, tiers, what is run
  *     support.c            buffers between guard pages, random data, signals, counting
- *     check_attention.c    query_pack, score, softmax, value
+ *     check_attention.c    query_pack, score, centre, softmax, value
  *     check_encode.c       encode_row
  *     check_product.c      act_pack, product
  *     make_weights.c       random weights of every type
@@ -144,6 +144,8 @@ void call_query_pack(query_pack_fn *fn, const float *q, size_t q_stride, float q
                      struct query_rows *out);
 void call_score(score_tile_fn *fn, const struct tile_layout *l, const void *tile,
                 const struct query_rows *q, float *scores, size_t stride);
+void call_centre(centre_tile_fn *fn, const float *waves, const uint32_t *index, uint32_t pairs,
+                 const float *ab, uint32_t rows, float *scores, size_t stride);
 void call_softmax(softmax_run_fn *fn, float *p, uint32_t n, float *max_out, float *sum_out);
 void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile, const float *p,
                 size_t p_stride, uint32_t rows, float *out, size_t out_stride);

@@ -55,10 +55,12 @@ typedef void score_tile_fn(const struct tile_layout *l, const void *tile,
                            const struct query_rows *q, float *scores, size_t stride);
 
 /* What centres add to the scores of a centred tile (struct key_centre of backend.h):
- *     scores[row * stride + t] += sum over j < pairs, in order, of A_j cos(t w_j) + B_j sin(t w_j)
- * for the 64 tokens t = 0..63 of the tile, in float32. The A and B of a row are those of its query
- * (1/sqrt(head_dim) included) turned to the tile's start.
- *   waves [table row][2][64]  cos, then sin of t * w for t = 0..63; row index[j] is pair j's
+ *     scores[row * stride + t] += sum over j < pairs of A_j cos(x w_j) + B_j sin(x w_j),
+ *     x = t - 31.5, for the 64 tokens t = 0..63 of the tile, in float32, cosines and sines each in
+ *     order of j. The A and B of a row are those of its query (1/sqrt(head_dim) included) turned to
+ *     the tile's middle.
+ *   waves [table row][2][64]  cos, then sin of x w; row index[j] is pair j's. Cosines read the same
+ *                             from both ends, sines with the other sign: a kernel may use one half
  *   ab    [row][pairs][2]     A_j, B_j */
 typedef void centre_tile_fn(const float *waves, const uint32_t *index, uint32_t pairs,
                             const float *ab, uint32_t rows, float *scores, size_t stride);

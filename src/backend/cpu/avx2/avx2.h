@@ -6,6 +6,7 @@
  *   query.c        query_pack, softmax_run
  *   affine.c       score and value over tiles of codes, any bits
  *   exact.c        score and value over f16, bf16 and f32 tiles
+ *   centre.c       what centred keys add to scores
  *   encode.c       encode_row
  *   act_pack.c     act_pack
  *   product_quant.c, product_float.c
@@ -29,6 +30,7 @@
 query_pack_fn avx2_query_pack;
 softmax_run_fn avx2_softmax_run;
 score_tile_fn avx2_score_affine, avx2_score_exact;
+centre_tile_fn avx2_centre_tile;
 value_tile_fn avx2_value_affine, avx2_value_exact;
 encode_row_fn avx2_encode_row;
 

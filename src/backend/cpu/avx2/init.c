@@ -10,6 +10,7 @@ void kernels_init_avx2(struct kernels *k) {
     k->query_pack = avx2_query_pack;
     k->score_affine = avx2_score_affine;
     k->score_exact = avx2_score_exact;
+    k->centre_tile = avx2_centre_tile;
     k->value_affine = avx2_value_affine;
     k->value_exact = avx2_value_exact;
     k->softmax_run = avx2_softmax_run;
