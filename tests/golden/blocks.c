@@ -29,7 +29,7 @@
 
 #define BOUND 2.5e-5
 
-static const char *const TIERS[] = {"ref"};
+static const char *const TIERS[] = {"ref", "auto"};
 
 enum {
     DIM = 256, /* a multiple of every block */

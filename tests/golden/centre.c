@@ -3,7 +3,7 @@
  * (f32 pages), act_bits 16, on the golden windows of wikitext.
  *
  *     golden_centre           SmolLM2, calibrated on the built-in text, 512 tokens (CI)
- *     golden_centre --full    the acceptance of issue 4, 3 windows of 1,024 tokens: SmolLM2 as above,
+ *     golden_centre --full    the acceptance of issue 4, 3 windows of 1,024: SmolLM2 as above,
  *                             Qwen2.5-Coder-0.5B with its key biases (make soak; some minutes)
  *
  * Quantized runs are chaotic: a bound on an average over few tokens needs room (the goldens'

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* product.h: what the files of products share: blocks, tiles of three rows of activations, and loops
- * that must be unrolled, because the vectors they index have to be registers.
+/* product.h: what the files of products share: blocks, tiles of three rows of activations, and
+ * loops that must be unrolled, because the vectors they index have to be registers.
  *
  *     act_pack.c         rounds activations
  *     product_codes.h    integer codes of a weight type

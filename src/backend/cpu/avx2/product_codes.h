@@ -38,7 +38,7 @@ struct shape {
     uint8_t runs;        /* of a block: 1 or 2 */
     uint8_t pairs;       /* see C2 */
     bool is_signed, has_min;
-    uint8_t offset;   /* weight = code - offset */
+    uint8_t offset;    /* weight = code - offset */
     bool scales_apart; /* d and m are not in data */
 };
 
@@ -167,9 +167,9 @@ ALWAYS_INLINE void add_fifth_bits(struct two_rows p, int at, __m256i c[2]) {
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
     __m256i v = _mm256_blend_epi32(broadcast_dword(p.a + at), broadcast_dword(p.b + at), 0xf0);
     UNROLL_FOR(h, 2) {
-        const __m256i copies = _mm256_setr_epi64x(
-            0x0101010101010101 * (2 * h), 0x0101010101010101 * (2 * h + 1),
-            0x0101010101010101 * (2 * h), 0x0101010101010101 * (2 * h + 1));
+        const __m256i copies =
+            _mm256_setr_epi64x(0x0101010101010101 * (2 * h), 0x0101010101010101 * (2 * h + 1),
+                               0x0101010101010101 * (2 * h), 0x0101010101010101 * (2 * h + 1));
         __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(v, copies), bit);
         set = _mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(16));
         c[h] = _mm256_or_si256(c[h], set);
@@ -224,9 +224,8 @@ ALWAYS_INLINE void stream_2(struct two_rows p, __m256i c[2]) {
 ALWAYS_INLINE void stream_pairs(struct two_rows p, int bits, __m256i c[2]) {
 #define PAIR_BYTES(n) (char)(2 * bits * (n) / 8), (char)(2 * bits * (n) / 8 + 1)
 #define PAIR_SHIFT(n) (short)(1 << (16 - 2 * bits - 2 * bits * (n) % 8))
-    const __m128i bytes =
-        _mm_setr_epi8(PAIR_BYTES(0), PAIR_BYTES(1), PAIR_BYTES(2), PAIR_BYTES(3), PAIR_BYTES(4),
-                      PAIR_BYTES(5), PAIR_BYTES(6), PAIR_BYTES(7));
+    const __m128i bytes = _mm_setr_epi8(PAIR_BYTES(0), PAIR_BYTES(1), PAIR_BYTES(2), PAIR_BYTES(3),
+                                        PAIR_BYTES(4), PAIR_BYTES(5), PAIR_BYTES(6), PAIR_BYTES(7));
     const __m128i shifts =
         _mm_setr_epi16(PAIR_SHIFT(0), PAIR_SHIFT(1), PAIR_SHIFT(2), PAIR_SHIFT(3), PAIR_SHIFT(4),
                        PAIR_SHIFT(5), PAIR_SHIFT(6), PAIR_SHIFT(7));

@@ -56,8 +56,8 @@ ALWAYS_INLINE __m256i add_sums(bool s16, __m256i a, __m256i b) {
     return s16 ? _mm256_add_epi16(a, b) : _mm256_add_epi32(a, b);
 }
 
-/* v[i]: four sums of row i | of row i + 4, pairs of s16 or (left 0) s32. Lane o = the sum of row o's
- * plus start, in s32. s16 are widened before more than `left` of them would be added. */
+/* v[i]: four sums of row i | of row i + 4, pairs of s16 or (left 0) s32. Lane o = the sum of row
+ * o's plus start, in s32. s16 are widened before more than `left` of them would be added. */
 ALWAYS_INLINE __m256i sum_across(__m256i v[4], int left, __m256i start) {
     __m256i u[2], sum;
     UNROLL_FOR(i, 4) {
@@ -115,8 +115,8 @@ ALWAYS_INLINE __m256i odd_bytes(bool is_signed, __m256i v) {
 /* Q1, for eight outputs of one row. */
 ALWAYS_INLINE __m256 add_run(bool has_min, __m256 acc, __m256i dot, __m256 d, __m256 m,
                              const float *scale, const float *sum) {
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_broadcast_ss(scale)), _mm256_cvtepi32_ps(dot),
-                          acc);
+    acc =
+        _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_broadcast_ss(scale)), _mm256_cvtepi32_ps(dot), acc);
     return has_min ? _mm256_fmadd_ps(m, _mm256_broadcast_ss(sum), acc) : acc;
 }
 
@@ -141,9 +141,9 @@ ALWAYS_INLINE void dots_8(enum weight_type t, struct places p, int i, const int8
         load_codes(t, two_of(p, o), i, c);
         UNROLL_FOR(h, 2) {
             __m256i codes = broadcast_16(x + 16 * h);
-            v[h][o] = s.is_signed
-                          ? _mm256_maddubs_epi16(_mm256_abs_epi8(c[h]), _mm256_sign_epi8(codes, c[h]))
-                          : _mm256_maddubs_epi16(c[h], codes);
+            v[h][o] = s.is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(c[h]),
+                                                         _mm256_sign_epi8(codes, c[h]))
+                                  : _mm256_maddubs_epi16(c[h], codes);
             if (s.runs == 1 && s.pairs == 1)
                 v[h][o] = widen_pairs(v[h][o]);
         }
@@ -158,14 +158,15 @@ ALWAYS_INLINE void dots_8(enum weight_type t, struct places p, int i, const int8
 }
 
 ALWAYS_INLINE void dots_16(enum weight_type t, struct places p, int i, const int16_t *x,
-                          __m256i *dot) {
+                           __m256i *dot) {
     const struct shape s = shape_of(t);
     __m256i v[2][4], start[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     UNROLL_FOR(o, 4) {
         __m256i c[2];
         load_codes(t, two_of(p, o), i, c);
         UNROLL_FOR(h, 2) {
-            __m256i even = _mm256_madd_epi16(even_bytes(s.is_signed, c[h]), broadcast_16(x + 8 * h));
+            __m256i even =
+                _mm256_madd_epi16(even_bytes(s.is_signed, c[h]), broadcast_16(x + 8 * h));
             __m256i odd =
                 _mm256_madd_epi16(odd_bytes(s.is_signed, c[h]), broadcast_16(x + 16 + 8 * h));
             v[h][o] = _mm256_add_epi32(even, odd);
@@ -182,8 +183,8 @@ ALWAYS_INLINE void dots_16(enum weight_type t, struct places p, int i, const int
 }
 
 /* Eight rows that are read next, as these will be: all at once, a line of each. (Eight streams that
- * hop from one to the next are more than the machine's own prefetchers follow.) from, to: bytes of a
- * row. */
+ * hop from one to the next are more than the machine's own prefetchers follow.) from, to: bytes of
+ * a row. */
 ALWAYS_INLINE size_t prefetch(struct places next, size_t from, size_t to) {
     for (; from < to; from += 64) {
         UNROLL_FOR(o, 4) {

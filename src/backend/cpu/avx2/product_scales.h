@@ -40,7 +40,8 @@ ALWAYS_INLINE void load_turned(struct places p, size_t at, __m256i q[4]) {
     turn(q);
 }
 
-/* The dwords at `at` of eight rows: broadcasts cost a load only, blends go where shuffles do not. */
+/* The dwords at `at` of eight rows: broadcasts cost a load only, blends go where shuffles do
+ * not. */
 ALWAYS_INLINE __m256i load_dwords(struct places p, size_t at) {
     __m256i v[4];
     UNROLL_FOR(o, 4) {
@@ -79,8 +80,8 @@ ALWAYS_INLINE void split_f16(__m256i pairs, __m256 *low, __m256 *high) {
 ALWAYS_INLINE __m256 e8m0_halves(__m256i e) {
     __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     __m256i subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-    return _mm256_castsi256_ps(_mm256_blendv_epi8(
-        normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+    return _mm256_castsi256_ps(
+        _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
 ALWAYS_INLINE __m256 load_e8m0(struct places p) {
@@ -142,8 +143,7 @@ ALWAYS_INLINE __m256 sub_scale(const __m256i sub[4], int i) {
 ALWAYS_INLINE __m256 iq4_xs_sub(const __m256i sub[4], int i) {
     __m256i high = _mm256_and_si256(_mm256_srli_epi32(sub[0], 12 + 2 * i), _mm256_set1_epi32(48));
     __m256i low = _mm256_and_si256(_mm256_srli_epi32(sub[1], 4 * i), _mm256_set1_epi32(15));
-    return _mm256_cvtepi32_ps(
-        _mm256_sub_epi32(_mm256_or_si256(high, low), _mm256_set1_epi32(32)));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_or_si256(high, low), _mm256_set1_epi32(32)));
 }
 
 /* ---- scales that are arrays of their own ----------------------------------------------------- */
@@ -309,8 +309,8 @@ ALWAYS_INLINE void block_scales(enum weight_type t, struct places p, const struc
         break;
     case WEIGHT_AFFINE8: /* codes are s8 */
         d[0] = _mm256_load_ps(w->d + group);
-        m[0] = _mm256_add_ps(_mm256_load_ps(w->m + group),
-                             _mm256_mul_ps(d[0], _mm256_set1_ps(128)));
+        m[0] =
+            _mm256_add_ps(_mm256_load_ps(w->m + group), _mm256_mul_ps(d[0], _mm256_set1_ps(128)));
         break;
     default:
         d[0] = _mm256_load_ps(w->d + group);
