@@ -39,6 +39,12 @@ ALWAYS_INLINE void add_waves(int n, const float *wave, const float *factor, size
     }
 }
 
+/* Without a register for the order: the loop before it has none to spare. */
+ALWAYS_INLINE __m256 reversed(__m256 x) {
+    x = _mm256_permute_ps(x, 0x1b);
+    return _mm256_permute2f128_ps(x, x, 1);
+}
+
 ALWAYS_INLINE void add_scores(float *at, __m256 x) {
     _mm256_storeu_ps(at, _mm256_add_ps(_mm256_loadu_ps(at), x));
 }
@@ -46,7 +52,6 @@ ALWAYS_INLINE void add_scores(float *at, __m256 x) {
 /* n rows, u = first .. first + 15. */
 ALWAYS_INLINE void block(int n, const float *waves, const uint32_t *index, uint32_t pairs,
                          const float *ab, uint32_t first, float *scores, size_t stride) {
-    const __m256i reverse = _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0);
     struct sums even, odd;
 #pragma GCC unroll 3
     for (int i = 0; i < ROWS_AT_ONCE; i++) {
@@ -69,7 +74,7 @@ ALWAYS_INLINE void block(int n, const float *waves, const uint32_t *index, uint3
             float *row = scores + (size_t)i * stride;
             size_t u = first + 8 * v;
             add_scores(row + HALF + u, _mm256_add_ps(e, o));
-            add_scores(row + HALF - 8 - u, _mm256_permutevar8x32_ps(_mm256_sub_ps(e, o), reverse));
+            add_scores(row + HALF - 8 - u, reversed(_mm256_sub_ps(e, o)));
         }
     }
 }
