@@ -24,11 +24,16 @@ ALWAYS_INLINE void add_rows(int n, const float *waves, const uint32_t *index, ui
     for (uint32_t j = 0; j < pairs; j++) {
         const float *wave = waves + (size_t)index[j] * 2 * TILE_TOKENS;
         UNROLL_FOR(kind, 2) {
+            __m512 c[ROWS_AT_ONCE];
+            UNROLL_FOR(i, n) {
+                c[i] = _mm512_set1_ps(ab[2 * ((size_t)i * pairs + j) + (size_t)kind]);
+                __asm__("" : "+v"(c[i])); /* a register: not a load for each of its uses */
+            }
             UNROLL_FOR(v, VECTORS) {
                 __m512 w = _mm512_loadu_ps(wave + kind * TILE_TOKENS + 16 * v);
+                __asm__("" : "+v"(w));
                 UNROLL_FOR(i, n) {
-                    __m512 c = _mm512_set1_ps(ab[2 * ((size_t)i * pairs + j) + (size_t)kind]);
-                    sum[i][v][kind] = _mm512_fmadd_ps(c, w, sum[i][v][kind]);
+                    sum[i][v][kind] = _mm512_fmadd_ps(c[i], w, sum[i][v][kind]);
                 }
             }
         }

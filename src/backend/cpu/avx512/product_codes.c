@@ -3,14 +3,16 @@
  *
  * P1 An output is one float32 accumulator over the runs in order,
  *        acc = fma(d_u * scale_b, dot_u, acc)    and with a minimum    acc = fma(m_u, sum_u, acc)
- *    with dot_u exact in s32. There is one way to do it, for one row of activations and for 512, so
- *    an output has the same bits in any company.
+ *    with dot_u exact in s32. Both ways below do exactly this, so an output has the same bits in
+ *    any company.
  *
- *        for each two panels (32 outputs)
- *            for each chunk of 16 blocks (512 inputs)
- *                unpack the chunk of the weights into scratch: it stays in L1
- *                for each six rows of activations
- *                    accumulators from y, 24 sums in registers, accumulators to y
+ *        one row    16 outputs at a time; a block goes from the mapped weights to the sums without
+ *                   a detour over memory (add_block of unpack.h)
+ *        more       for each two panels (32 outputs)
+ *                       for each chunk of 48 blocks
+ *                           unpack the chunk of the weights into scratch
+ *                           for each six rows of activations
+ *                               accumulators from y, 24 sums in registers, accumulators to y
  *
  * P2 A lane is an output; four of its codes, signed bytes, meet four activations, unsigned bytes,
  *    that are broadcast. Activations are stored with an offset (act_pack.c), so sums start from
@@ -23,10 +25,9 @@
 #include "backend/cpu/avx512/product.h"
 
 enum {
-    CHUNK = 16,    /* blocks; 2 panels x 16 x 704 or 896 bytes */
+    CHUNK = 48,    /* blocks of 704 or 896 bytes: 66 or 84 KiB for two panels, in L2 */
     TILE_ROWS = 6, /* x 2 panels: 12 sums and 12 accumulators */
     PANELS = 2,
-    FEW_ROWS = 2,
 };
 
 /* A pass of all rows of activations over a chunk of two panels. */
@@ -79,6 +80,10 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
         const uint8_t *x[TILE_ROWS];
         UNROLL_FOR(p, PANELS) {
             block[p] = (const struct panel_block *)(t->panel[p] + b * panel_block_bytes(runs));
+        }
+        UNROLL_FOR(r, rows) { /* the next tile's activations, a row of which is a short stretch */
+            size_t at = (r0 + (size_t)rows + (size_t)r) * blocks + t->b0 + b;
+            _mm_prefetch((const char *)a->codes + at * BLOCK * (size_t)planes, _MM_HINT_T0);
         }
         UNROLL_FOR(u, runs) {
             __m512i dot[TILE_ROWS][PANELS];
@@ -232,20 +237,15 @@ static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
     return (__mmask16)(first_lanes(p->n1 - first) & ~first_lanes(j - first));
 }
 
-/* Few rows of activations: each by itself, panel by panel, which stays in L1 for the next row. */
-static void product_rows(const struct product *p) {
+/* One row of activations: no detour over scratch. */
+static void product_row(const struct product *p) {
     const struct act_rows *a = p->a;
+    const struct act_row row = {a->codes, a->scale, p->runs == 1 ? a->sum : a->sum16, p->planes};
     for (uint32_t j = p->n0; j < p->n1; j += OUTPUTS) {
         struct panel_rows rows;
         float *y;
         __mmask16 lanes = panel_at(p, j, OUTPUTS, &rows, &y);
-        for (size_t r = 0; r < a->rows; r++) {
-            const float *sums = p->runs == 1 ? a->sum : a->sum16;
-            struct act_row row = {(const uint8_t *)a->codes + r * a->k * (size_t)p->planes,
-                                  a->scale + r * p->blocks, sums + r * p->blocks * (size_t)p->runs,
-                                  p->planes};
-            _mm512_mask_storeu_ps(y + r * p->y_stride, lanes, p->type->row(&rows, &row, p->blocks));
-        }
+        _mm512_mask_storeu_ps(y, lanes, p->type->row(&rows, &row, p->blocks));
     }
 }
 
@@ -319,8 +319,8 @@ void TIER(product_codes)(const struct weight *w, uint32_t n0, uint32_t n1, const
                               .y_stride = y_stride};
     if (w->n < OUTPUTS)
         product_small(&p, scratch);
-    else if (a->rows <= FEW_ROWS)
-        product_rows(&p);
+    else if (a->rows == 1)
+        product_row(&p);
     else
         product_panels(&p, scratch);
 }
