@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 
-/* ---- tokenizer (tokenizer.c, bpe.c, pretokenize.c) ------------------------------------------- */
+/* ---- tokenizer (tokenizer.c; tokenizer_internal.h lists its parts) --------------------------- */
 
 struct text_span {
     const char *data;
@@ -34,7 +34,8 @@ struct tokenizer_spec {
      * the fields below). With json only `ends` of the fields below counts. */
     struct text_span json, config;
     const char *model; /* "gpt2": byte-level BPE; "llama": SentencePiece's BPE with byte fallback */
-    /* pre-tokenizer: "gpt-2", "smollm" ("default" is gpt-2's); an unknown one is refused by name */
+    /* pre-tokenizer of "gpt2": "qwen2", "llama-bpe" ... (the table in pretokenize.c; NULL is
+     * "default", which is gpt-2's); an unknown one is refused by name */
     const char *pre;
     const struct text_span *pieces; /* [n_tokens], byte-level alphabet as stored */
     const uint8_t *kinds;           /* [n_tokens] enum token_kind; NULL: all normal */

@@ -301,7 +301,8 @@ struct bpe {
     bool joins_mark[256]; /* a piece holds U+2581 behind this byte */
     const struct piece_map *map;
 };
-/* Fills in what follows from the merges, the map and the fields above them. */
+/* Fills in what follows from the map and from what a reader has set: byte_id, cut_at_marks,
+ * joins_mark. */
 void bpe_finish(struct bpe *b, const struct piece_map *map);
 void bpe_deinit(struct bpe *b);
 
@@ -314,7 +315,7 @@ struct bpe_scratch {
     bool control;            /* a whole word may become a control token */
 };
 void bpe_scratch_deinit(struct bpe_scratch *s);
-/* Where the word that begins at `from` may end without changing a token. */
+/* Where the word that begins at `from` may end without a change to any token. */
 size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from);
 /* Appends the tokens of one word at ids + *n, where there is room for len of them. False: out of
  * memory, or a word of 2^31 bytes. */
