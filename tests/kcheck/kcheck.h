@@ -29,7 +29,8 @@
  * another order above 256 scores; masked slots not skipped; bias weighed by p * scale; row blocks
  * of three without FMA, one row without FMA; -128 in maddubs; Q4_0's offset 7; |min| == |max| the
  * wrong way; times 1/s for a division; a V nibble's neighbour cleared; codes truncated; loads and
- * outputs past the end; a sine with the wrong sign.
+ * outputs past the end; a sine with the wrong sign; AFFINE8's minimum without its 128 d; runs of 16
+ * with their block's sum, or with the other half's; mxfp4's nibbles the wrong way.
  *
  * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
  */
