@@ -87,7 +87,7 @@ ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct panel_bloc
 
 ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
     put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
-    load_turned_n(r, at + 2, 2, b->w);
+    load_turned_32(r, at + 2, 1, b->w);
 }
 
 ALWAYS_INLINE void iq4_nl(const struct panel_rows *r, size_t at, struct panel_block *b) {

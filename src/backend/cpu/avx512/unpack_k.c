@@ -56,7 +56,7 @@ ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const _
         __m512i low[GROUPS];
         struct panel_block *a = panel_block(first, 2 * (size_t)quarter, 1);
         struct panel_block *b = panel_block(first, 2 * (size_t)quarter + 1, 1);
-        load_turned_n(r, at + 32 * (size_t)quarter, 2, low);
+        load_turned_32(r, at + 32 * (size_t)quarter, 1, low);
         for (int g = 0; g < GROUPS; g++) {
             a->w[g] = bits_of(low[g], 0, 4);
             b->w[g] = bits_of(low[g], 4, 4);
@@ -78,7 +78,7 @@ ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct panel_bloc
 ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
     __m512i head[4], high[GROUPS];
     load_turned(r, at, head);
-    load_turned_n(r, at + 16, 2, high);
+    load_turned_32(r, at + 16, 1, high);
     put_q4_k_scales(head, first);
     put_q4_k_codes(r, at + 48, high, first);
 }
@@ -88,7 +88,7 @@ ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct panel_bloc
 /* Four panel blocks of 2-bit codes from 32 bytes. */
 ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, struct panel_block *first) {
     __m512i low[GROUPS];
-    load_turned_n(r, at, 2, low);
+    load_turned_32(r, at, 1, low);
     UNROLL_FOR(c, 4) {
         struct panel_block *b = panel_block(first, (size_t)c, 2);
         for (int g = 0; g < GROUPS; g++)
@@ -135,7 +135,7 @@ ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct panel_bloc
     put_q3_k_scales(tail, first);
     put_twos(r, at + 32, first);
     put_twos(r, at + 64, panel_block(first, 4, 2));
-    load_turned_n(r, at, 2, high);
+    load_turned_32(r, at, 1, high);
     UNROLL_FOR(c, UNITS) {
         struct panel_block *b = panel_block(first, (size_t)c, 2);
         for (int g = 0; g < GROUPS; g++)
@@ -149,8 +149,8 @@ ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct panel_bloc
 ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t high_at,
                              struct panel_block *first) {
     __m512i low[2 * GROUPS], high[GROUPS];
-    load_turned_n(r, low_at, 4, low);
-    load_turned_n(r, high_at, 2, high);
+    load_turned_32(r, low_at, 2, low);
+    load_turned_32(r, high_at, 1, high);
     UNROLL_FOR(c, 4) {
         struct panel_block *b = panel_block(first, (size_t)c, 2);
         for (int g = 0; g < GROUPS; g++) {
@@ -183,7 +183,7 @@ ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct panel_bloc
     for (size_t c = 0; c < UNITS; c++) {
         struct panel_block *b = panel_block(first, c, 1);
         put_scales(b, 0, _mm512_castsi512_ps(head[0]), _mm512_setzero_ps());
-        load_turned_n(r, at + 4 + 32 * c, 2, b->w);
+        load_turned_32(r, at + 4 + 32 * c, 1, b->w);
     }
 }
 

@@ -150,7 +150,7 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, __m
 
 ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, __m512i w[GROUPS]) {
     if (bits == 8) {
-        load_turned_n(r, at, 2, w);
+        load_turned_32(r, at, 1, w);
         UNROLL_FOR(g, GROUPS) {
             w[g] = _mm512_xor_si512(w[g], _mm512_set1_epi8((char)128)); /* code - 128 */
         }
