@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}
 shift || true
-cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Release \
+cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug \
     -DKVASIR_SANITIZE=fuzzer-no-link,address,undefined -DKVASIR_FUZZ=ON >/dev/null
 targets=("$@")
 if [ ${#targets[@]} = 0 ]; then

@@ -35,7 +35,7 @@ value_tile_fn avx2_value_affine, avx2_value_exact;
 encode_row_fn avx2_encode_row;
 
 act_pack_fn avx2_act_pack;
-product_fn avx2_product_f32, avx2_product_f16, avx2_product_bf16;
+product_fn avx2_product_f32, avx2_product_f16, avx2_product_bf16, avx2_product_f8_e4m3;
 product_fn avx2_product_q4_0, avx2_product_q4_1, avx2_product_q5_0, avx2_product_q5_1,
     avx2_product_q8_0, avx2_product_iq4_nl, avx2_product_mxfp4;
 product_fn avx2_product_q2_k, avx2_product_q3_k, avx2_product_q4_k, avx2_product_q5_k,

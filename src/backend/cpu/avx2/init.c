@@ -19,6 +19,7 @@ void kernels_init_avx2(struct kernels *k) {
     k->product[weight_index(WEIGHT_F32)] = avx2_product_f32;
     k->product[weight_index(WEIGHT_F16)] = avx2_product_f16;
     k->product[weight_index(WEIGHT_BF16)] = avx2_product_bf16;
+    k->product[weight_index(WEIGHT_F8_E4M3)] = avx2_product_f8_e4m3;
     k->product[weight_index(WEIGHT_Q4_0)] = avx2_product_q4_0;
     k->product[weight_index(WEIGHT_Q4_1)] = avx2_product_q4_1;
     k->product[weight_index(WEIGHT_Q5_0)] = avx2_product_q5_0;
