@@ -18,46 +18,30 @@
 
 enum { ACT8_MAX = 127 };
 
-/* Sums of the lower and the upper 16 of 32 bytes. */
-struct halves_sums {
-    int32_t low, high;
-};
-
-ALWAYS_INLINE struct halves_sums sum_bytes(__m256i bytes) {
-    __m256i s = _mm256_sad_epu8(bytes, _mm256_setzero_si256());
-    s = _mm256_add_epi64(s, _mm256_shuffle_epi32(s, 0x4e));
-    return (struct halves_sums){_mm_cvtsi128_si32(_mm256_castsi256_si128(s)),
-                                _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1))};
-}
-
 /* The lowest byte of 32 dwords. */
 ALWAYS_INLINE __m256i low_bytes(__m512i c0, __m512i c1) {
     return _mm256_set_m128i(_mm512_cvtepi32_epi8(c1), _mm512_cvtepi32_epi8(c0));
 }
 
-ALWAYS_INLINE struct halves_sums store_codes8(uint8_t *to, __m512i c0, __m512i c1) {
+ALWAYS_INLINE void store_codes8(uint8_t *to, __m512i c0, __m512i c1) {
     const __m512i offset = _mm512_set1_epi32(128);
-    __m256i bytes = low_bytes(_mm512_add_epi32(c0, offset), _mm512_add_epi32(c1, offset));
-    _mm256_storeu_si256((__m256i *)to, bytes);
-    struct halves_sums s = sum_bytes(bytes);
-    return (struct halves_sums){s.low - HALF * 128, s.high - HALF * 128};
+    c0 = _mm512_add_epi32(c0, offset);
+    c1 = _mm512_add_epi32(c1, offset);
+    _mm256_storeu_si256((__m256i *)to, low_bytes(c0, c1));
 }
 
-ALWAYS_INLINE struct halves_sums store_codes16(uint8_t *to, __m512i c0, __m512i c1) {
+ALWAYS_INLINE void store_codes16(uint8_t *to, __m512i c0, __m512i c1) {
     const __m512i offset = _mm512_set1_epi32(16384);
     c0 = _mm512_add_epi32(c0, offset);
     c1 = _mm512_add_epi32(c1, offset);
     __m256i high = low_bytes(_mm512_srli_epi32(c0, 8), _mm512_srli_epi32(c1, 8));
-    __m256i low = low_bytes(c0, c1);
     _mm256_storeu_si256((__m256i *)to, high);
-    _mm256_storeu_si256((__m256i *)to + 1, low);
-    struct halves_sums h = sum_bytes(high), l = sum_bytes(low);
-    return (struct halves_sums){256 * h.low + l.low - HALF * 16384,
-                                256 * h.high + l.high - HALF * 16384};
+    _mm256_storeu_si256((__m256i *)to + 1, low_bytes(c0, c1));
 }
 
 void avx512_act_pack(struct act_rows *a, uint32_t row) {
-    float code_max = a->bits == 8 ? (float)ACT8_MAX : (float)ACT16_MAX;
+    const int planes = a->bits / 8;
+    const float code_max = planes == 1 ? (float)ACT8_MAX : (float)ACT16_MAX;
     for (uint32_t b = 0; b < a->k / BLOCK; b++) {
         size_t at = (size_t)row * a->k + (size_t)b * BLOCK;
         __m512 x0 = _mm512_loadu_ps(a->x + at), x1 = _mm512_loadu_ps(a->x + at + 16);
@@ -73,8 +57,12 @@ void avx512_act_pack(struct act_rows *a, uint32_t row) {
             _mm512_storeu_ps(a->rest + at, _mm512_fnmadd_ps(s, _mm512_cvtepi32_ps(c0), x0));
             _mm512_storeu_ps(a->rest + at + 16, _mm512_fnmadd_ps(s, _mm512_cvtepi32_ps(c1), x1));
         }
-        struct halves_sums sum = a->bits == 8 ? store_codes8((uint8_t *)a->codes + at, c0, c1)
-                                              : store_codes16((uint8_t *)a->codes + 2 * at, c0, c1);
+        uint8_t *codes = (uint8_t *)a->codes + at * (size_t)planes;
+        if (planes == 1)
+            store_codes8(codes, c0, c1);
+        else
+            store_codes16(codes, c0, c1);
+        struct halves_sums sum = sum_block(codes, planes);
         a->scale[at / BLOCK] = scale;
         a->sum[at / BLOCK] = scale * (float)(sum.low + sum.high);
         a->sum16[at / HALF] = scale * (float)sum.low;

@@ -48,22 +48,29 @@ struct panel_rows {
     const uint8_t *next; /* the panel that is read after this one */
 };
 
-/* One row of activations: codes as act_pack.c stores them in `planes` planes; sums of its runs. */
+/* One row of activations made signed, for unsigned weights.
+ *
+ *     codes   per block | code, 32 bytes |, or where the row has halves (vector.h) | 8 runs of four
+ *     | start   per run, where its sum starts: what the offset of the weights adds too much
+ *     sums    of runs */
 struct act_row {
     const uint8_t *codes;
+    const int32_t *start;
     const float *scale, *sums;
-    int planes;
+    bool halves;
 };
 
-/* Fills blocks [b0, b0 + blocks) of a panel but for `start`. Both are multiples of 8 for types with
- * blocks of 256 values. */
-typedef void unpack_fn(const struct panel_rows *r, uint32_t b0, uint32_t blocks, void *panel);
+/* Fills blocks [b0, b0 + blocks) of a panel. Both are multiples of 8 for types with blocks of 256
+ * values. */
+typedef void unpack_fn(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes,
+                       void *panel);
 /* The 16 outputs of one row of activations. */
 typedef __m512 row_fn(const struct panel_rows *r, const struct act_row *a, uint32_t blocks);
 
 struct panel_type {
     enum weight_type type;
-    bool wide; /* codes may lie outside -64..63 */
+    int offset; /* unpacked bytes are codes plus this */
+    bool wide;  /* codes may lie outside -64..63, bytes above 127 */
     unpack_fn *unpack;
     row_fn *row;
 };
@@ -95,6 +102,13 @@ DECLARE_TYPE(mxfp4_mlx)
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
+/* Whether pairs of products with codes of wide types would overflow in dot4_u8s8. */
+#ifdef KVASIR_AVX512VNNI
+enum { PAIRS_OVERFLOW = false };
+#else
+enum { PAIRS_OVERFLOW = true };
+#endif
+
 /* A vector of weight codes as what is multiplied: with VNNI the vector itself. */
 struct factors {
     __m512i part[2];
@@ -102,16 +116,13 @@ struct factors {
 };
 
 ALWAYS_INLINE struct factors factors_of(__m512i w, bool wide) {
-#ifndef KVASIR_AVX512VNNI
-    if (wide) { /* floor(w / 2) and what it leaves: both in -64..64 */
-        __m512i u = _mm512_srli_epi16(_mm512_xor_si512(w, _mm512_set1_epi8((char)128)), 1);
-        __m512i half =
-            _mm512_sub_epi8(_mm512_and_si512(u, _mm512_set1_epi8(127)), _mm512_set1_epi8(64));
-        return (struct factors){{half, _mm512_sub_epi8(w, half)}, 2};
-    }
-#endif
-    (void)wide;
-    return (struct factors){{w}, 1};
+    if (!wide || !PAIRS_OVERFLOW)
+        return (struct factors){{w}, 1};
+    /* floor(w / 2) and what it leaves: both in -64..64 */
+    __m512i u = _mm512_srli_epi16(_mm512_xor_si512(w, _mm512_set1_epi8((char)128)), 1);
+    __m512i half =
+        _mm512_sub_epi8(_mm512_and_si512(u, _mm512_set1_epi8(127)), _mm512_set1_epi8(64));
+    return (struct factors){{half, _mm512_sub_epi8(w, half)}, 2};
 }
 
 ALWAYS_INLINE __m512i broadcast_group(const uint8_t *codes) {
@@ -121,15 +132,36 @@ ALWAYS_INLINE __m512i broadcast_group(const uint8_t *codes) {
 }
 
 /* Where the sum of n groups starts: minus the offset of the activations times the sum of the codes.
- * With two planes it goes with the high one: 16384 is 64 there. Two chains, as one would be what a
- * product waits for. */
+ * With two planes it goes with the high one: 16384 is 64 there. */
 ALWAYS_INLINE __m512i start_of(const __m512i *w, int n, int planes) {
-    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    __m512i sum = _mm512_setzero_si512();
     UNROLL_FOR(g, n) {
-        sum[g % 2] = dot4_u8s8(sum[g % 2], _mm512_set1_epi8(1), w[g]);
+        sum = dot4_u8s8(sum, _mm512_set1_epi8(1), w[g]);
     }
-    sum[0] = _mm512_slli_epi32(_mm512_add_epi32(sum[0], sum[1]), planes == 1 ? 7 : 6);
-    return _mm512_sub_epi32(_mm512_setzero_si512(), sum[0]);
+    sum = _mm512_sll_epi32(sum, _mm_cvtsi32_si128(planes == 1 ? 7 : 6));
+    return _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+}
+
+/* Exact sums of the two halves of a block of activations as act_pack.c stores it. */
+struct halves_sums {
+    int32_t low, high;
+};
+
+ALWAYS_INLINE struct halves_sums sum_bytes(const uint8_t *bytes) {
+    __m256i v = _mm256_loadu_si256((const __m256i *)bytes);
+    v = _mm256_sad_epu8(v, _mm256_setzero_si256());
+    v = _mm256_add_epi64(v, _mm256_shuffle_epi32(v, 0x4e));
+    return (struct halves_sums){_mm_cvtsi128_si32(_mm256_castsi256_si128(v)),
+                                _mm_cvtsi128_si32(_mm256_extracti128_si256(v, 1))};
+}
+
+ALWAYS_INLINE struct halves_sums sum_block(const uint8_t *codes, int planes) {
+    struct halves_sums s = sum_bytes(codes), low;
+    if (planes == 1)
+        return (struct halves_sums){s.low - HALF * 128, s.high - HALF * 128};
+    low = sum_bytes(codes + BLOCK);
+    return (struct halves_sums){256 * s.low + low.low - HALF * 16384,
+                                256 * s.high + low.high - HALF * 16384};
 }
 
 #endif

@@ -14,13 +14,20 @@
  *                           for each six rows of activations
  *                               accumulators from y, 24 sums in registers, accumulators to y
  *
- * P2 A lane is an output; four of its codes, signed bytes, meet four activations, unsigned bytes,
- *    that are broadcast. Activations are stored with an offset (act_pack.c), so sums start from
- *    minus the offset times the sum of the run's weight codes. With 15-bit activations two planes
- *    of bytes pass by: the high one, then, shifted up by 8, the low one.
+ * P2 A lane is an output; four of its codes meet four activations that are broadcast. One side must
+ *    be unsigned bytes, so it has an offset, and sums start from minus the offset times the sum of
+ *    the other side's codes:
+ *
+ *        one row    weights as they are unpacked (a nibble of Q4_0 is its code plus 8); the
+ *                   activations are made signed once a call, their sums are per run
+ *        more       activations as act_pack.c stores them; the sums of weights are per output and
+ *                   run and stand in the panel
+ *
+ *    Activations of 15 bits are two planes of bytes, or what vector.h makes of them.
  *
  * P3 Without VNNI pairs of products are summed in 16 bits: 255 times codes from -64 to 64, two at a
- *    time, is 32640. Types with wider codes have them cut into two halves (factors_of).
+ *    time, is 32640. Types with wider codes have them cut into two halves (factors_of); with one
+ *    row they are multiplied as words (split_bytes).
  */
 #include "backend/cpu/avx512/product.h"
 
@@ -168,40 +175,32 @@ static pass_fn *pass_of(int runs, int planes, bool wide) {
 
 /* ---- panels ---------------------------------------------------------------------------------- */
 
-static void set_starts(void *panel, uint32_t blocks, int runs, int planes) {
-    for (uint32_t b = 0; b < blocks; b++) {
-        struct panel_block *block = panel_block(panel, b, runs);
-        for (int u = 0; u < runs; u++)
-            block->run[u].start = start_of(block->w + u * GROUPS / runs, GROUPS / runs, planes);
-    }
-}
-
 static const struct panel_type *type_of(enum weight_type t) {
     enum { NARROW = false, WIDE = true };
-#define TYPE(name, NAME, wide)                                                                     \
-    { WEIGHT_##NAME, wide, TIER(unpack_##name), TIER(row_##name) }
+#define TYPE(name, NAME, offset, wide)                                                             \
+    { WEIGHT_##NAME, offset, wide, TIER(unpack_##name), TIER(row_##name) }
     static const struct panel_type TYPES[] = {
-        TYPE(q4_0, Q4_0, NARROW),
-        TYPE(q4_1, Q4_1, NARROW),
-        TYPE(q5_0, Q5_0, NARROW),
-        TYPE(q5_1, Q5_1, NARROW),
-        TYPE(q8_0, Q8_0, WIDE),
-        TYPE(iq4_nl, IQ4_NL, WIDE),
-        TYPE(mxfp4, MXFP4, NARROW),
-        TYPE(q2_k, Q2_K, NARROW),
-        TYPE(q3_k, Q3_K, NARROW),
-        TYPE(q4_k, Q4_K, NARROW),
-        TYPE(q5_k, Q5_K, NARROW),
-        TYPE(q6_k, Q6_K, NARROW),
-        TYPE(q8_k, Q8_K, WIDE),
-        TYPE(iq4_xs, IQ4_XS, WIDE),
-        TYPE(affine2, AFFINE2, NARROW),
-        TYPE(affine3, AFFINE3, NARROW),
-        TYPE(affine4, AFFINE4, NARROW),
-        TYPE(affine5, AFFINE5, NARROW),
-        TYPE(affine6, AFFINE6, NARROW),
-        TYPE(affine8, AFFINE8, WIDE),
-        TYPE(mxfp4_mlx, MXFP4_MLX, NARROW),
+        TYPE(q4_0, Q4_0, 8, NARROW),
+        TYPE(q4_1, Q4_1, 0, NARROW),
+        TYPE(q5_0, Q5_0, 16, NARROW),
+        TYPE(q5_1, Q5_1, 0, NARROW),
+        TYPE(q8_0, Q8_0, 128, WIDE),
+        TYPE(iq4_nl, IQ4_NL, 128, WIDE),
+        TYPE(mxfp4, MXFP4, 12, NARROW),
+        TYPE(q2_k, Q2_K, 0, NARROW),
+        TYPE(q3_k, Q3_K, 4, NARROW),
+        TYPE(q4_k, Q4_K, 0, NARROW),
+        TYPE(q5_k, Q5_K, 0, NARROW),
+        TYPE(q6_k, Q6_K, 32, NARROW),
+        TYPE(q8_k, Q8_K, 128, WIDE),
+        TYPE(iq4_xs, IQ4_XS, 128, WIDE),
+        TYPE(affine2, AFFINE2, 0, NARROW),
+        TYPE(affine3, AFFINE3, 0, NARROW),
+        TYPE(affine4, AFFINE4, 0, NARROW),
+        TYPE(affine5, AFFINE5, 0, NARROW),
+        TYPE(affine6, AFFINE6, 0, NARROW),
+        TYPE(affine8, AFFINE8, 128, WIDE),
+        TYPE(mxfp4_mlx, MXFP4_MLX, 12, NARROW),
     };
     const struct panel_type *type = TYPES;
     while (type->type != t)
@@ -237,10 +236,49 @@ static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
     return (__mmask16)(first_lanes(p->n1 - first) & ~first_lanes(j - first));
 }
 
-/* One row of activations: no detour over scratch. */
-static void product_row(const struct product *p) {
+/* Block b of a row of activations, as act_pack.c stores it, as halves. */
+ALWAYS_INLINE __m512i signed_halves(const uint8_t *codes, int planes) {
+    __m256i first = _mm256_loadu_si256((const __m256i *)codes);
+    if (planes == 1)
+        return halves_of_runs(
+            _mm512_sub_epi16(_mm512_cvtepu8_epi16(first), _mm512_set1_epi16(128)));
+    __m256i low = _mm256_loadu_si256((const __m256i *)codes + 1);
+    __m512i code = _mm512_or_si512(_mm512_slli_epi16(_mm512_cvtepu8_epi16(first), 8),
+                                   _mm512_cvtepu8_epi16(low));
+    return halves_of_runs(_mm512_sub_epi16(code, _mm512_set1_epi16(16384)));
+}
+
+/* The row of activations made signed, in scratch. */
+static struct act_row signed_row(const struct product *p, void *scratch) {
     const struct act_rows *a = p->a;
-    const struct act_row row = {a->codes, a->scale, p->runs == 1 ? a->sum : a->sum16, p->planes};
+    const bool halves = p->planes == 2 || (p->type->wide && PAIRS_OVERFLOW);
+    const uint8_t *from = a->codes;
+    uint8_t *to = scratch;
+    int32_t *start = (int32_t *)(to + p->blocks * (halves ? 2 * BLOCK : BLOCK));
+    const struct act_row row = {to, start, a->scale, p->runs == 1 ? a->sum : a->sum16, halves};
+    for (uint32_t b = 0; b < p->blocks; b++, from += BLOCK * p->planes) {
+        if (p->type->offset != 0) {
+            struct halves_sums s = sum_block(from, p->planes);
+            if (p->runs == 1)
+                s.low += s.high;
+            else
+                start[2 * b + 1] = -p->type->offset * s.high;
+            start[b * (uint32_t)p->runs] = -p->type->offset * s.low;
+        }
+        if (halves) {
+            _mm512_storeu_si512(to + 2 * BLOCK * b, signed_halves(from, p->planes));
+        } else {
+            __m256i codes = _mm256_loadu_si256((const __m256i *)from);
+            codes = _mm256_xor_si256(codes, _mm256_set1_epi8((char)128));
+            _mm256_storeu_si256((__m256i *)(to + BLOCK * b), codes);
+        }
+    }
+    return row;
+}
+
+/* One row of activations: no detour of the weights over scratch. */
+static void product_row(const struct product *p, void *scratch) {
+    const struct act_row row = signed_row(p, scratch);
     for (uint32_t j = p->n0; j < p->n1; j += OUTPUTS) {
         struct panel_rows rows;
         float *y;
@@ -263,14 +301,21 @@ static void product_panels(const struct product *p, void *scratch) {
             t.blocks = p->blocks - b < CHUNK ? p->blocks - b : CHUNK;
             for (uint32_t i = 0; i < panels; i++) {
                 uint8_t *panel = (uint8_t *)scratch + i * t.blocks * panel_block_bytes(p->runs);
-                p->type->unpack(&rows[i], b, t.blocks, panel);
-                set_starts(panel, t.blocks, p->runs, p->planes);
+                p->type->unpack(&rows[i], b, t.blocks, p->planes, panel);
                 t.panel[i] = panel;
             }
             if (panels < PANELS)
                 t.panel[1] = t.panel[0], t.y[1] = t.y[0];
             pass(&t);
         }
+    }
+}
+
+static void set_starts(void *panel, uint32_t blocks, int runs, int planes) {
+    for (uint32_t b = 0; b < blocks; b++) {
+        struct panel_block *block = panel_block(panel, b, runs);
+        for (int u = 0; u < runs; u++)
+            block->run[u].start = start_of(block->w + u * GROUPS / runs, GROUPS / runs, planes);
     }
 }
 
@@ -320,7 +365,7 @@ void TIER(product_codes)(const struct weight *w, uint32_t n0, uint32_t n1, const
     if (w->n < OUTPUTS)
         product_small(&p, scratch);
     else if (a->rows == 1)
-        product_row(&p);
+        product_row(&p, scratch);
     else
         product_panels(&p, scratch);
 }

@@ -112,60 +112,96 @@ ALWAYS_INLINE __m512i bits_of(__m512i v, int from, int bits) {
     return _mm512_and_si512(v, _mm512_set1_epi8((char)((1 << bits) - 1)));
 }
 
-/* What 4-bit codes stand for, as in quant/weight.h: IQ4_NL and IQ4_XS, and E2M1 doubled. */
-static const int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                      1,    13,   25,  38,  53,  69,  89,  113};
-static const int8_t E2M1_DOUBLED[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+/* Signed bytes plus 128. */
+ALWAYS_INLINE void flip_signs(__m512i w[GROUPS]) {
+    UNROLL_FOR(g, GROUPS) {
+        w[g] = _mm512_xor_si512(w[g], _mm512_set1_epi8((char)128));
+    }
+}
 
-ALWAYS_INLINE __m512i lookup(const int8_t values[16], __m512i codes) {
+/* What 4-bit codes stand for, as in quant/weight.h: IQ4_NL and IQ4_XS plus 128, E2M1 doubled plus
+ * 12. */
+static const uint8_t IQ4_VALUES_128[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                           129, 141, 153, 166, 181, 197, 217, 241};
+static const uint8_t E2M1_DOUBLED_12[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                            12, 11, 10, 9,  8,  6,  4,  0};
+
+ALWAYS_INLINE __m512i lookup(const uint8_t values[16], __m512i codes) {
     __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
     return _mm512_shuffle_epi8(table, codes);
 }
 
 /* ---- a type ---------------------------------------------------------------------------------- */
 
-/* acc plus one block of a row of activations: P1 and P2 of product_codes.c. */
-ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_min, bool wide,
-                               const struct act_row *a, int planes, size_t b, __m512 acc) {
+/* One block of unpacked bytes as a block of a panel: signed codes, d and m, starts. */
+ALWAYS_INLINE void put_block(const struct panel_block *from, int runs, int offset, int planes,
+                             struct panel_block *to) {
     const int n = GROUPS / runs;
-    const uint8_t *x = a->codes + b * BLOCK * (size_t)planes;
+    __m512i w[GROUPS];
+    UNROLL_FOR(g, GROUPS) {
+        w[g] = _mm512_sub_epi8(from->w[g], _mm512_set1_epi8((char)offset));
+        to->w[g] = w[g];
+    }
     UNROLL_FOR(u, runs) {
-        __m512i dot = start_of(w->w + u * n, n, planes);
-        UNROLL_FOR(p, planes) {
-            __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-            UNROLL_FOR(i, n) {
-                struct factors f = factors_of(w->w[u * n + i], wide);
-                __m512i c = broadcast_group(x + p * BLOCK + 4 * (u * n + i));
-                UNROLL_FOR(part, f.count) {
-                    sum[i % 2] = dot4_u8s8(sum[i % 2], c, f.part[part]);
-                }
-            }
-            dot = p == 1 ? _mm512_slli_epi32(dot, 8) : dot;
-            dot = _mm512_add_epi32(dot, _mm512_add_epi32(sum[0], sum[1]));
+        to->run[u].d = from->run[u].d;
+        to->run[u].m = from->run[u].m;
+        to->run[u].start = start_of(w + u * n, n, planes);
+    }
+}
+
+/* The dots of n groups of unpacked bytes. x: those of the row. A sum has two chains, as one would
+ * be what the next block waits for. */
+ALWAYS_INLINE __m512i dot_groups(const __m512i *w, int n, bool halves, const uint8_t *x) {
+    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    UNROLL_FOR(i, n) {
+        if (halves) {
+            struct halves part = split_bytes(w[i]);
+            sum[0] = dot_half(sum[0], part.h[0], broadcast_group(x + 8 * i));
+            sum[1] = dot_half(sum[1], part.h[1], broadcast_group(x + 8 * i + 4));
+        } else {
+            sum[i % 2] = dot4_u8s8(sum[i % 2], w[i], broadcast_group(x + 4 * i));
         }
+    }
+    return halves ? join_halves(sum[0], sum[1]) : _mm512_add_epi32(sum[0], sum[1]);
+}
+
+/* acc plus one block of unpacked bytes times a row of activations: P1 of product_codes.c. */
+ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_min, int offset,
+                               const struct act_row *a, bool halves, size_t b, __m512 acc) {
+    const int n = GROUPS / runs, step = halves ? 8 : 4; /* bytes of four activations */
+    const uint8_t *x = a->codes + b * GROUPS * (size_t)step;
+    UNROLL_FOR(u, runs) {
+        const size_t run = b * (size_t)runs + (size_t)u;
+        __m512i dot = dot_groups(w->w + u * n, n, halves, x + u * n * step);
+        if (offset != 0)
+            dot = _mm512_add_epi32(dot, _mm512_set1_epi32(a->start[run]));
         __m512 d = _mm512_mul_ps(w->run[u].d, _mm512_set1_ps(a->scale[b]));
         acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(dot), acc);
         if (has_min)
-            acc = _mm512_fmadd_ps(w->run[u].m,
-                                  _mm512_set1_ps(a->sums[b * (size_t)runs + (size_t)u]), acc);
+            acc = _mm512_fmadd_ps(w->run[u].m, _mm512_set1_ps(a->sums[run]), acc);
     }
     return acc;
 }
 
 /* The functions of a type whose blocks are `units` panel blocks of 32 values, `bytes` long, with
- * `runs` runs in each 32, from the function `name` for one of them. For one row of activations a
- * block goes from `name` to the sums through registers, or at most a few KiB of stack. */
-#define DEFINE_TYPE(name, units, bytes, runs, has_min, wide)                                       \
-    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
+ * `runs` runs in each 32, from the function `name`, which unpacks one of them to bytes, codes plus
+ * `offset`. From there a block goes to its sums or its panel through registers, or at most a few
+ * KiB of stack. */
+#define DEFINE_TYPE(name, units, bytes, runs, has_min, offset, wide)                               \
+    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes, \
                              void *panel) {                                                        \
         size_t at = b0 / (units) * (size_t)(bytes);                                                \
-        for (uint32_t i = 0; i < blocks; i += (units), at += (bytes)) {                            \
+        for (uint32_t b = 0; b < blocks; b += (units), at += (bytes)) {                            \
+            struct panel_block w[units];                                                           \
             prefetch_next(r, at, bytes);                                                           \
-            name(r, at, panel_block(panel, i, runs));                                              \
+            name(r, at, w);                                                                        \
+            UNROLL_FOR(i, units) {                                                                 \
+                put_block(w + i, runs, offset, planes, panel_block(panel, b + (uint32_t)i, runs)); \
+            }                                                                                      \
         }                                                                                          \
     }                                                                                              \
     ALWAYS_INLINE __m512 row_##name(const struct panel_rows *r, const struct act_row *a,           \
-                                    int planes, uint32_t blocks) {                                 \
+                                    bool halves, uint32_t blocks) {                                \
         __m512 acc = _mm512_setzero_ps();                                                          \
         size_t at = 0;                                                                             \
         for (uint32_t b = 0; b < blocks; b += (units), at += (bytes)) {                            \
@@ -173,15 +209,16 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
             prefetch_next(r, at, bytes);                                                           \
             name(r, at, w);                                                                        \
             UNROLL_FOR(i, units) {                                                                 \
-                acc = add_block(panel_block(w, (size_t)i, runs), runs, has_min, wide, a, planes,   \
-                                b + (size_t)i, acc);                                               \
+                acc = add_block(w + i, runs, has_min, offset, a, halves, b + (size_t)i, acc);      \
             }                                                                                      \
         }                                                                                          \
         return acc;                                                                                \
     }                                                                                              \
     __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
                             uint32_t blocks) {                                                     \
-        return a->planes == 1 ? row_##name(r, a, 1, blocks) : row_##name(r, a, 2, blocks);         \
+        if (a->halves || ((wide) && PAIRS_OVERFLOW))                                               \
+            return row_##name(r, a, true, blocks);                                                 \
+        return row_##name(r, a, false, blocks);                                                    \
     }
 
 #endif

@@ -42,10 +42,9 @@ ALWAYS_INLINE void put_q4_k_scales(const __m512i head[4], struct panel_block *fi
         __m512i sub = _mm512_or_si512(upper, field(head[3], 8 * u, 4));
         upper = _mm512_slli_epi32(field(head[2], 8 * u + 6, 2), 4);
         __m512i min = _mm512_or_si512(upper, field(head[3], 8 * u + 4, 4));
-        put_scales(panel_block(first, (size_t)u, 1), 0, scaled(d, field(head[1], 8 * u, 6)),
+        put_scales(first + u, 0, scaled(d, field(head[1], 8 * u, 6)),
                    minus_scaled(dmin, field(head[2], 8 * u, 6)));
-        put_scales(panel_block(first, (size_t)u + 4, 1), 0, scaled(d, sub),
-                   minus_scaled(dmin, min));
+        put_scales(first + u + 4, 0, scaled(d, sub), minus_scaled(dmin, min));
     }
 }
 
@@ -54,8 +53,8 @@ ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const _
                                   struct panel_block *first) {
     for (int quarter = 0; quarter < 4; quarter++) {
         __m512i low[GROUPS];
-        struct panel_block *a = panel_block(first, 2 * (size_t)quarter, 1);
-        struct panel_block *b = panel_block(first, 2 * (size_t)quarter + 1, 1);
+        struct panel_block *a = first + 2 * quarter;
+        struct panel_block *b = first + 2 * quarter + 1;
         load_turned_32(r, at + 32 * (size_t)quarter, 1, low);
         for (int g = 0; g < GROUPS; g++) {
             a->w[g] = bits_of(low[g], 0, 4);
@@ -90,7 +89,7 @@ ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, struct panel_
     __m512i low[GROUPS];
     load_turned_32(r, at, 1, low);
     UNROLL_FOR(c, 4) {
-        struct panel_block *b = panel_block(first, (size_t)c, 2);
+        struct panel_block *b = first + c;
         for (int g = 0; g < GROUPS; g++)
             b->w[g] = bits_of(low[g], 2 * c, 2);
     }
@@ -102,11 +101,10 @@ ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct panel_bloc
     load_turned(r, at + 68, tail);
     __m512 d = low_f16(tail[3]), dmin = high_f16(tail[3]);
     for (int u = 0; u < 2 * UNITS; u++)
-        put_scales(panel_block(first, (size_t)u / 2, 2), u % 2,
-                   scaled(d, field(subs[u / 4], u % 4 * 8, 4)),
+        put_scales(first + u / 2, u % 2, scaled(d, field(subs[u / 4], u % 4 * 8, 4)),
                    minus_scaled(dmin, field(subs[u / 4], u % 4 * 8 + 4, 4)));
     put_twos(r, at + 16, first);
-    put_twos(r, at + 48, panel_block(first, 4, 2));
+    put_twos(r, at + 48, first + 4);
 }
 
 /* tail: 16 bytes from two before the sub-scales to the block's end, d. A sub-scale's lower four
@@ -123,23 +121,22 @@ ALWAYS_INLINE void put_q3_k_scales(const __m512i tail[4], struct panel_block *fi
         __m512i high = field(dword[2], u % 4 * 8 + u / 4 * 2, 2);
         __m512i sub = _mm512_sub_epi32(_mm512_or_si512(_mm512_slli_epi32(high, 4), low),
                                        _mm512_set1_epi32(32));
-        put_scales(panel_block(first, (size_t)u / 2, 2), u % 2, scaled(d, sub),
-                   _mm512_setzero_ps());
+        put_scales(first + u / 2, u % 2, scaled(d, sub), _mm512_setzero_ps());
     }
 }
 
-/* A code is its two low bits, minus 4 where its high bit is clear. */
+/* A code plus 4 is two low bits and a high one. */
 ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
     __m512i high[GROUPS], tail[4];
     load_turned(r, at + 94, tail);
     put_q3_k_scales(tail, first);
     put_twos(r, at + 32, first);
-    put_twos(r, at + 64, panel_block(first, 4, 2));
+    put_twos(r, at + 64, first + 4);
     load_turned_32(r, at, 1, high);
     UNROLL_FOR(c, UNITS) {
-        struct panel_block *b = panel_block(first, (size_t)c, 2);
+        struct panel_block *b = first + c;
         for (int g = 0; g < GROUPS; g++)
-            b->w[g] = _mm512_sub_epi8(or_bit(b->w[g], high[g], c, 4), _mm512_set1_epi8(4));
+            b->w[g] = or_bit(b->w[g], high[g], c, 4);
     }
 }
 
@@ -152,11 +149,10 @@ ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t h
     load_turned_32(r, low_at, 2, low);
     load_turned_32(r, high_at, 1, high);
     UNROLL_FOR(c, 4) {
-        struct panel_block *b = panel_block(first, (size_t)c, 2);
+        struct panel_block *b = first + c;
         for (int g = 0; g < GROUPS; g++) {
             __m512i upper = _mm512_slli_epi16(bits_of(high[g], 2 * c, 2), 4);
-            __m512i code = _mm512_or_si512(bits_of(low[c % 2 * GROUPS + g], c / 2 * 4, 4), upper);
-            b->w[g] = _mm512_sub_epi8(code, _mm512_set1_epi8(32));
+            b->w[g] = _mm512_or_si512(bits_of(low[c % 2 * GROUPS + g], c / 2 * 4, 4), upper);
         }
     }
 }
@@ -168,11 +164,11 @@ ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct panel_bloc
     __m512 d = high_f16(tail[3]);
     for (int u = 0; u < 2 * UNITS; u++) {
         __m512i top = _mm512_sll_epi32(subs[u / 4], _mm_cvtsi32_si128(24 - u % 4 * 8));
-        put_scales(panel_block(first, (size_t)u / 2, 2), u % 2,
-                   scaled(d, _mm512_srai_epi32(top, 24)), _mm512_setzero_ps());
+        put_scales(first + u / 2, u % 2, scaled(d, _mm512_srai_epi32(top, 24)),
+                   _mm512_setzero_ps());
     }
     put_sixes(r, at, at + 128, first);
-    put_sixes(r, at + 64, at + 160, panel_block(first, 4, 2));
+    put_sixes(r, at + 64, at + 160, first + 4);
 }
 
 /* ---- Q8_K, IQ4_XS ---------------------------------------------------------------------------- */
@@ -181,9 +177,10 @@ ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct panel_bloc
     __m512i head[4];
     load_turned(r, at, head);
     for (size_t c = 0; c < UNITS; c++) {
-        struct panel_block *b = panel_block(first, c, 1);
+        struct panel_block *b = first + c;
         put_scales(b, 0, _mm512_castsi512_ps(head[0]), _mm512_setzero_ps());
         load_turned_32(r, at + 4 + 32 * c, 1, b->w);
+        flip_signs(b->w);
     }
 }
 
@@ -192,24 +189,24 @@ ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct panel_bl
     load_turned(r, at, head);
     __m512 d = low_f16(head[0]);
     for (int c = 0; c < UNITS; c++) {
-        struct panel_block *b = panel_block(first, (size_t)c, 1);
+        struct panel_block *b = first + c;
         __m512i high = _mm512_slli_epi32(field(head[0], 16 + 2 * c, 2), 4);
         __m512i sub = _mm512_or_si512(high, field(head[1], 4 * c, 4)), q[4];
         put_scales(b, 0, scaled(d, _mm512_sub_epi32(sub, _mm512_set1_epi32(32))),
                    _mm512_setzero_ps());
         load_turned(r, at + 8 + 16 * (size_t)c, q);
         UNROLL_FOR(j, 4) {
-            b->w[j] = lookup(IQ4_VALUES, bits_of(q[j], 0, 4));
-            b->w[j + 4] = lookup(IQ4_VALUES, bits_of(q[j], 4, 4));
+            b->w[j] = lookup(IQ4_VALUES_128, bits_of(q[j], 0, 4));
+            b->w[j + 4] = lookup(IQ4_VALUES_128, bits_of(q[j], 4, 4));
         }
     }
 }
 
-/* blocks of a panel, bytes, runs, has a minimum, codes outside -64..63 */
-DEFINE_TYPE(q2_k, UNITS, 84, 2, true, false)
-DEFINE_TYPE(q3_k, UNITS, 110, 2, false, false)
-DEFINE_TYPE(q4_k, UNITS, 144, 1, true, false)
-DEFINE_TYPE(q5_k, UNITS, 176, 1, true, false)
-DEFINE_TYPE(q6_k, UNITS, 210, 2, false, false)
-DEFINE_TYPE(q8_k, UNITS, 292, 1, false, true)
-DEFINE_TYPE(iq4_xs, UNITS, 136, 1, false, true)
+/* blocks of a panel, bytes, runs, has a minimum, offset, wide */
+DEFINE_TYPE(q2_k, UNITS, 84, 2, true, 0, false)
+DEFINE_TYPE(q3_k, UNITS, 110, 2, false, 4, false)
+DEFINE_TYPE(q4_k, UNITS, 144, 1, true, 0, false)
+DEFINE_TYPE(q5_k, UNITS, 176, 1, true, 0, false)
+DEFINE_TYPE(q6_k, UNITS, 210, 2, false, 32, false)
+DEFINE_TYPE(q8_k, UNITS, 292, 1, false, 128, true)
+DEFINE_TYPE(iq4_xs, UNITS, 136, 1, false, 128, true)

@@ -151,9 +151,6 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, __m
 ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, __m512i w[GROUPS]) {
     if (bits == 8) {
         load_turned_32(r, at, 1, w);
-        UNROLL_FOR(g, GROUPS) {
-            w[g] = _mm512_xor_si512(w[g], _mm512_set1_epi8((char)128)); /* code - 128 */
-        }
     } else if (bits == 4) {
         put_nibbles(r, at, w);
     } else {
@@ -179,23 +176,25 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
     put_scales(w, 0, s->d[b - s->first], s->m[b - s->first]);
     put_codes(r, b * 4 * (size_t)bits, bits, w->w);
     UNROLL_FOR(g, GROUPS) {
-        w->w[g] = lookup(E2M1_DOUBLED, w->w[g]);
+        w->w[g] = lookup(E2M1_DOUBLED_12, w->w[g]);
     }
 }
 
 /* As DEFINE_TYPE of unpack.h, for types whose scales are read for many blocks at once. */
-#define DEFINE_ROWS_TYPE(name, from, bits, has_min, wide)                                          \
-    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
+#define DEFINE_ROWS_TYPE(name, from, bits, has_min, offset, wide)                                  \
+    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes, \
                              void *panel) {                                                        \
         struct scales s;                                                                           \
         s.first = s.end = 0;                                                                       \
         for (uint32_t i = 0; i < blocks; i++) {                                                    \
+            struct panel_block w;                                                                  \
             prefetch_next(r, (b0 + i) * 4 * (size_t)(bits), 4 * (size_t)(bits));                   \
-            from(r, b0 + i, bits, &s, panel_block(panel, i, 1));                                   \
+            from(r, b0 + i, bits, &s, &w);                                                         \
+            put_block(&w, 1, offset, planes, panel_block(panel, i, 1));                            \
         }                                                                                          \
     }                                                                                              \
     ALWAYS_INLINE __m512 row_##name(const struct panel_rows *r, const struct act_row *a,           \
-                                    int planes, uint32_t blocks) {                                 \
+                                    bool halves, uint32_t blocks) {                                \
         struct scales s;                                                                           \
         s.first = s.end = 0;                                                                       \
         __m512 acc = _mm512_setzero_ps();                                                          \
@@ -203,20 +202,22 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
             struct panel_block w;                                                                  \
             prefetch_next(r, b * 4 * (size_t)(bits), 4 * (size_t)(bits));                          \
             from(r, b, bits, &s, &w);                                                              \
-            acc = add_block(&w, 1, has_min, wide, a, planes, b, acc);                              \
+            acc = add_block(&w, 1, has_min, offset, a, halves, b, acc);                            \
         }                                                                                          \
         return acc;                                                                                \
     }                                                                                              \
     __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
                             uint32_t blocks) {                                                     \
-        return a->planes == 1 ? row_##name(r, a, 1, blocks) : row_##name(r, a, 2, blocks);         \
+        if (a->halves || ((wide) && PAIRS_OVERFLOW))                                               \
+            return row_##name(r, a, true, blocks);                                                 \
+        return row_##name(r, a, false, blocks);                                                    \
     }
 
-/* bits, has a minimum, codes outside -64..63 */
-DEFINE_ROWS_TYPE(affine2, affine, 2, true, false)
-DEFINE_ROWS_TYPE(affine3, affine, 3, true, false)
-DEFINE_ROWS_TYPE(affine4, affine, 4, true, false)
-DEFINE_ROWS_TYPE(affine5, affine, 5, true, false)
-DEFINE_ROWS_TYPE(affine6, affine, 6, true, false)
-DEFINE_ROWS_TYPE(affine8, affine, 8, true, true)
-DEFINE_ROWS_TYPE(mxfp4_mlx, mxfp4_mlx, 4, false, false)
+/* bits, has a minimum, offset, wide */
+DEFINE_ROWS_TYPE(affine2, affine, 2, true, 0, false)
+DEFINE_ROWS_TYPE(affine3, affine, 3, true, 0, false)
+DEFINE_ROWS_TYPE(affine4, affine, 4, true, 0, false)
+DEFINE_ROWS_TYPE(affine5, affine, 5, true, 0, false)
+DEFINE_ROWS_TYPE(affine6, affine, 6, true, 0, false)
+DEFINE_ROWS_TYPE(affine8, affine, 8, true, 128, true)
+DEFINE_ROWS_TYPE(mxfp4_mlx, mxfp4_mlx, 4, false, 12, false)
