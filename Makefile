@@ -23,8 +23,8 @@ help: ## this list
 deps: ## Debian packages for building, testing and the demo, where missing
 	@tools/deps.sh all
 
-models: ## fetch the demo model (99 MB) into models/
-	@tools/fetch-model.sh
+models: ## fetch both models (590 MB) into models/
+	@tools/fetch-model.sh all
 
 demo: ## from nothing to an answer: dependencies, build, model, generate
 	@tools/deps.sh demo

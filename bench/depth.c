@@ -3,7 +3,10 @@
  * evaluated, then their pages' bytes are copied into the pages of every following 512 positions.
  * The counterpart of ../shared/tools/kvdepth.cpp for this library, with the same output columns.
  *
- *     depth MODEL KV_BITS THREADS TIER REPS NGEN NPP DEPTH...
+ *     depth MODEL KV_BITS[:CENTRE] THREADS TIER REPS NGEN NPP DEPTH...
+ *
+ * CENTRE is --key-centre's value, off without it. (Copied pages hold keys that were turned for
+ * other positions, so what is generated means nothing; the work is the same.)
  *
  * Prints one line a depth: the median and all repetitions of decode (and prompt) tokens/s.
  */
@@ -96,9 +99,13 @@ static void print_all(const char *what, const double *values, int n) {
 
 int main(int argc, char **argv) {
     if (argc < 9) {
-        fprintf(stderr, "usage: depth MODEL KV_BITS THREADS TIER REPS NGEN NPP DEPTH...\n");
+        fprintf(stderr, "usage: depth MODEL KV_BITS[:CENTRE] THREADS TIER REPS NGEN NPP "
+                        "DEPTH...\n");
         return 2;
     }
+    char *centre = strchr(argv[2], ':');
+    if (centre)
+        *centre++ = 0;
     kvasir_model *model;
     kvasir_model_info info;
     need(kvasir_model_open(argv[1], &model, &err));
@@ -110,6 +117,7 @@ int main(int argc, char **argv) {
         uint32_t depth = (uint32_t)atoi(argv[a]);
         kvasir_context_options o = kvasir_context_defaults();
         o.kv_bits = argv[2];
+        o.key_centre = centre ? centre : "off";
         o.threads = atoi(argv[3]);
         o.cpu_tier = argv[4];
         o.ctx = depth + 4096;
@@ -135,8 +143,9 @@ int main(int argc, char **argv) {
                 prompt[r] = p;
             }
         }
-        char name[32];
-        snprintf(name, sizeof name, "kvasir %s d=%-6u tg%d", argv[2], depth, n_decode);
+        char name[48];
+        snprintf(name, sizeof name, "kvasir %s%s d=%-6u tg%d", argv[2], centre ? " centred" : "",
+                 depth, n_decode);
         print_all(name, decode, reps);
         printf(" = %.2f ms/tok", 1e3 / median(decode, reps));
         if (n_prompt) {

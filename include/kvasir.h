@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir.h: the whole public interface of libkvasir.
  *
- * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Four
+ * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
  *
  *   kvasir_model     a checkpoint (GGUF file or safetensors folder), memory-mapped; immutable, may
  *                    be shared
+ *   kvasir_tokenizer text to tokens and back, chats to text; a model's own, or opened alone
  *   kvasir_context   threads, kernels and the pages of one cache for one model; used by one thread
  *                    at a time
  *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
  *   kvasir_sampler   picks the next token from logits
  *
- * A program in ten lines (examples: src/cli/generate.c):
+ * A program in a dozen lines (examples: src/cli/generate.c):
  *
  *     kvasir_model_open(path, &model, &err);
  *     kvasir_context_options opt = kvasir_context_defaults();
  *     kvasir_context_create(model, &opt, &ctx, &err);
  *     kvasir_seq_create(ctx, &seq, &err);
- *     kvasir_tokenize(model, text, strlen(text), KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err);
+ *     kvasir_tokenizer *t = kvasir_model_tokenizer(model);
+ *     kvasir_tokenize(t, text, strlen(text), KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err);
  *     kvasir_eval_options last = {.last_logits = logits};
  *     kvasir_seq_eval(seq, ids, n, &last, &err);
  *     while ((id = kvasir_sampler_pick(sampler, logits)) != end) {
@@ -93,13 +95,12 @@ KVASIR_API void kvasir_model_close(kvasir_model *model);
 /* Strings belong to the model. */
 typedef struct kvasir_model_info {
     const char *arch, *name, *format; /* "llama", "SmolLM2 135M", "GGUF v3" */
-    const char *tokenizer;            /* "gpt2 (smollm)"; NULL: the checkpoint holds none */
     const char *weight_types;         /* "Q4_1 210, F32 61, Q8_0 1": tensors of each type */
     uint32_t layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab;
     uint32_t ctx_train; /* trained context; 0: unknown */
     uint32_t window;    /* sliding window; 0: none */
     uint64_t parameters, weight_bytes;
-    bool has_chat_template;
+    char fingerprint[17]; /* of its configuration and of samples of its weights, 16 hex digits */
 } kvasir_model_info;
 KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_info *info);
 
@@ -109,23 +110,74 @@ KVASIR_API kvasir_status kvasir_model_kv_bytes(const kvasir_model *model, const 
                                                const char *kv_group_size, uint64_t *bytes,
                                                kvasir_error *err);
 
+typedef bool kvasir_progress_fn(void *user, size_t done, size_t total); /* false: cancel */
+
+typedef struct kvasir_convert_options {
+    uint32_t bits;       /* 0: no quantization; 2 3 4 5 6 8: matrices as mx.quantize, mode affine */
+    uint32_t group_size; /* 32, 64, 128; matrices that it does not divide stay as dtype */
+    const char *dtype;   /* "bf16", "f16", "f32": of all else, scales and biases included */
+    kvasir_progress_fn *on_progress; /* rows; NULL: none */
+    void *user;
+} kvasir_convert_options;
+KVASIR_API kvasir_convert_options kvasir_convert_defaults(void); /* bits 0, group 64, bf16 */
+/* Writes any checkpoint that kvasir_model_open reads as a folder that mlx-lm loads. `out` must not
+ * exist: it appears when it is complete. Memory beside the mapped input: less than the largest
+ * tensor. */
+KVASIR_API kvasir_status kvasir_convert(const char *in, const char *out,
+                                        const kvasir_convert_options *options, kvasir_error *err);
+
 /* ---- text --------------------------------------------------------------------------------- */
+
+/* The text side of a checkpoint: tokenizer, chat template, special tokens. Immutable but for
+ * kvasir_tokenizer_set_chat_template, may be shared. */
+typedef struct kvasir_tokenizer kvasir_tokenizer;
+
+/* path: a GGUF file of any architecture, a folder (tokenizer.json and, where they are there,
+ * tokenizer_config.json, chat_template.jinja), or a tokenizer.json alone. */
+KVASIR_API kvasir_status kvasir_tokenizer_open(const char *path, kvasir_tokenizer **out,
+                                               kvasir_error *err);
+KVASIR_API void kvasir_tokenizer_close(kvasir_tokenizer *tokenizer);
+/* A model's own; belongs to the model. Never NULL: where the checkpoint holds no tokenizer or
+ * template that this build reads, the calls that need it fail with the reason. */
+KVASIR_API kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *model);
+
+/* Strings belong to the tokenizer. */
+typedef struct kvasir_tokenizer_info {
+    const char *name; /* "gpt2 (smollm)"; NULL: none that this build reads */
+    uint32_t size;    /* ids lie below it */
+    bool has_chat_template;
+} kvasir_tokenizer_info;
+KVASIR_API void kvasir_tokenizer_get_info(const kvasir_tokenizer *tokenizer,
+                                          kvasir_tokenizer_info *info);
 
 enum {
     KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
     KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
 };
-/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8;
- * KVASIR_ERR_UNSUPPORTED where the checkpoint has no tokenizer that this build reads. */
-KVASIR_API kvasir_status kvasir_tokenize(const kvasir_model *model, const char *text, size_t len,
-                                         unsigned flags, int32_t **ids, size_t *n,
+/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8. */
+KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, const char *text,
+                                         size_t len, unsigned flags, int32_t **ids, size_t *n,
                                          kvasir_error *err);
 /* True for tokens that end an answer. False for all when there is no tokenizer. */
-KVASIR_API bool kvasir_token_is_end(const kvasir_model *model, int32_t id);
+KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
+/* A token as the vocabulary writes it ("\u0120world", "\u2581world"): *len bytes, not always UTF-8,
+ * that belong to the tokenizer. NULL: there is no such token. */
+KVASIR_API const char *kvasir_token_piece(const kvasir_tokenizer *tokenizer, int32_t id,
+                                          size_t *len);
 
-/* Tokens to text, whole characters only: bytes are held until their character is complete. */
+enum {
+    KVASIR_DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
+};
+/* What the tokens say as a whole text, in valid UTF-8: bytes that are no character become U+FFFD.
+ * Ids that no token has give nothing. *text: kvasir_free. */
+KVASIR_API kvasir_status kvasir_detokenize(const kvasir_tokenizer *tokenizer, const int32_t *ids,
+                                           size_t n, unsigned flags, char **text, size_t *len,
+                                           kvasir_error *err);
+
+/* The tokens of an answer, one by one, to text that follows another text; whole characters only:
+ * bytes are held until their character is complete. */
 typedef struct kvasir_detok kvasir_detok;
-KVASIR_API kvasir_status kvasir_detok_create(const kvasir_model *model, kvasir_detok **out,
+KVASIR_API kvasir_status kvasir_detok_create(const kvasir_tokenizer *tokenizer, kvasir_detok **out,
                                              kvasir_error *err);
 KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
 /* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
@@ -136,13 +188,20 @@ KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, cons
 KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
                                              kvasir_error *err);
 
-typedef struct kvasir_message {
-    const char *role, *content; /* "system", "user", "assistant" */
-} kvasir_message;
-/* Renders messages with the model's own chat template, ready for the answer. *out: kvasir_free. */
-KVASIR_API kvasir_status kvasir_chat_render(const kvasir_model *model,
-                                            const kvasir_message *messages, size_t n, char **out,
-                                            size_t *len, kvasir_error *err);
+/* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
+ * thread uses the tokenizer. */
+KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
+                                                            const char *name, const char *source,
+                                                            size_t len, kvasir_error *err);
+/* Renders a chat with the template. request: the text of a JSON object whose members are the
+ * template's variables: "messages", "tools", "documents" (null where missing),
+ * "add_generation_prompt" (true where missing) and any other. bos_token, eos_token and the like
+ * come from the vocabulary where the request has none. *out: kvasir_free. */
+KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
+                                            size_t request_len, char **out, size_t *len,
+                                            kvasir_error *err);
+/* Where the first byte that is not UTF-8 lies; len: nowhere. */
+KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
 
 /* ---- context ------------------------------------------------------------------------------ */
 
@@ -152,6 +211,9 @@ typedef struct kvasir_context_options {
     const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
     /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim */
     const char *kv_group_size;
+    /* constants that are not stored in quantized keys: "auto", "bias", "off", or a file of
+     * kvasir_calibrate; auto: the model's key biases, else the file beside the model, else off */
+    const char *key_centre;
     uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
     /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t max_kv_size;
@@ -163,7 +225,8 @@ typedef struct kvasir_context_options {
     const char *cpu_tier;   /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
     int act_bits;           /* 8 or 16: rounding of activations in quantized products */
 } kvasir_context_options;
-/* kv_bits "8,4", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all else 0. */
+/* kv_bits "8,4", key_centre "auto", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all
+ * else 0. */
 KVASIR_API kvasir_context_options kvasir_context_defaults(void);
 
 /* The model is borrowed for the context's life. Errors of an option name its command line flag. */
@@ -180,6 +243,7 @@ typedef struct kvasir_context_info {
     uint64_t kv_bytes_per_token;   /* in the context's format */
     uint64_t kv_bytes_per_token16; /* the same token at 16 bits */
     char kv_format[64];            /* "K 8 g64, V 4 g64" */
+    char fingerprint[17];          /* of all that cached bytes depend on, 16 hex digits */
     const char *cpu_tier;
     int threads, act_bits;
     uint64_t used_bytes, peak_bytes; /* pages in use, now and at most */
@@ -206,13 +270,11 @@ KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, kvasi
 /* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
  * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */
 typedef bool kvasir_logits_fn(void *user, size_t first, size_t rows, const float *logits);
-/* After each step: done of total tokens. False ends the call with KVASIR_ERR_CANCELLED. */
-typedef bool kvasir_progress_fn(void *user, size_t done, size_t total);
 
 typedef struct kvasir_eval_options {
     float *last_logits;              /* [vocab], of the last token; NULL: not wanted */
     kvasir_logits_fn *on_logits;     /* all tokens' logits, step by step; NULL: not wanted */
-    kvasir_progress_fn *on_progress; /* NULL: none */
+    kvasir_progress_fn *on_progress; /* after each step, in tokens; NULL: none */
     void *user;
 } kvasir_eval_options;
 /* Appends n tokens (n > 0) and runs the model over them. KVASIR_ERR_CONTEXT past ctx (without
@@ -249,6 +311,33 @@ KVASIR_API kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, 
 KVASIR_API void kvasir_sampler_destroy(kvasir_sampler *sampler);
 KVASIR_API int32_t kvasir_sampler_pick(kvasir_sampler *sampler, const float *logits); /* [vocab] */
 KVASIR_API void kvasir_sampler_accept(kvasir_sampler *sampler, int32_t id); /* prompt tokens too */
+
+/* ---- calibration -------------------------------------------------------------------------- */
+
+typedef struct kvasir_calibrate_options {
+    const char *text; /* [len]; NULL: a built-in one */
+    size_t len;
+    uint32_t tokens; /* run so many of its start; 0: 512 */
+    int threads;
+    const char *cpu_tier;            /* NULL: "auto" */
+    kvasir_progress_fn *on_progress; /* NULL: none */
+    void *user;
+} kvasir_calibrate_options;
+typedef struct kvasir_calibration {
+    void *file; /* what the file that key_centre names holds, [size]; kvasir_free */
+    size_t size;
+    uint32_t tokens;       /* averaged over */
+    uint32_t rotary_pairs; /* of a head */
+    double pairs;          /* of them that will be centred, on average */
+} kvasir_calibration;
+/* Measures what is constant in the model's keys, over a text. */
+KVASIR_API kvasir_status kvasir_calibrate(const kvasir_model *model,
+                                          const kvasir_calibrate_options *options,
+                                          kvasir_calibration *out, kvasir_error *err);
+/* The file that key_centre "auto" looks for: beside a GGUF file, inside a folder. *path:
+ * kvasir_free. */
+KVASIR_API kvasir_status kvasir_calibration_path(const kvasir_model *model, char **path,
+                                                 kvasir_error *err);
 
 /* ---- measuring ---------------------------------------------------------------------------- */
 

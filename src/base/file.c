@@ -95,6 +95,11 @@ kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, si
     return KVASIR_OK;
 }
 
+bool file_exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
 bool file_is_dir(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);

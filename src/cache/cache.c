@@ -29,6 +29,7 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     page_layout_init(&layout[0], shape->layers, shape->kv_heads, shape->head_dim, k, v);
     page_layout_init(&layout[1], shape->layers, shape->kv_heads, shape->head_dim, EXACT_START,
                      EXACT_START);
+    layout[0].centred = shape->centre && !kv_format_exact(k);
     return KVASIR_OK;
 }
 

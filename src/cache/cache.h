@@ -25,7 +25,8 @@
  *   C5  A failed call leaves the sequence as it was.
  *   C6  A taken page is all zeros: a slot that was never written reads as zero and is never NaN.
  *   C7  Pages of one sequence may have different formats; the format is a function of the page's
- *       number (quantized-kv-start) and belongs to the page.
+ *       number (quantized-kv-start) and belongs to the page. Whether its keys are centred does too:
+ *       affine ones are where the group has a centre, 16- and 32-bit ones never.
  *
  * Everything here runs on the one thread that owns the cache. Nothing allocates after seq_create
  * and seq_reserve.
@@ -68,6 +69,8 @@ struct kv_shape {
     uint32_t layers, kv_heads, head_dim;
     /* 0: none. A window group keeps its own bound; rotation does not apply to it */
     uint32_t window;
+    /* Borrowed for the cache's life. Affine K pages are centred with it; NULL: no page is */
+    const struct key_centre *centre;
 };
 
 enum { CACHE_GROUPS_MAX = 4 };
@@ -127,9 +130,10 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) MUS
 uint64_t seq_bytes(const struct kv_seq *s);
 /* The group's pages as a step sees them. Valid until the sequence's next call. */
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
-/* Reads one stored row back, decoded: row [head_dim]. layer counts inside the group. Slow: for
- * tests and tools. */
+/* Reads one stored row back, decoded: row [head_dim]. layer counts inside the group. *centred says
+ * that its centre is not in it. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
-                       uint32_t head, uint32_t position, float *row, kvasir_error *err) MUST_CHECK;
+                       uint32_t head, uint32_t position, float *row, bool *centred,
+                       kvasir_error *err) MUST_CHECK;
 
 #endif

@@ -212,6 +212,7 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
     *view = (struct kv_view){
         .arena = pool_arena(s->cache->pool),
         .layouts = s->cache->layouts[group],
+        .centre = g->shape.centre,
         .pages = t->pages,
         .n_pages = t->n,
         .kept_pages = g->kept_pages,
@@ -222,7 +223,8 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
 }
 
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
-                       uint32_t head, uint32_t position, float *row, kvasir_error *err) {
+                       uint32_t head, uint32_t position, float *row, bool *centred,
+                       kvasir_error *err) {
     struct kv_view view;
     seq_view(s, group, &view);
     uint32_t i = kv_view_index(&view, position / TILE_TOKENS);
@@ -232,6 +234,7 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
     const uint8_t *tile = view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
                           (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes;
     const struct tile_layout *tl = part == TILE_K ? &l->k : &l->v;
+    *centred = part == TILE_K && l->centred;
     if (part == TILE_V)
         tile += l->k.bytes;
     void *copy = mem_alloc(tl->bytes);

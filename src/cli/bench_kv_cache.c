@@ -151,7 +151,8 @@ static int tokenize_text(const struct bench_args *a, struct real *r, size_t *n) 
     int code = read_text(&COMMAND, "-f", a->file, &text, &len);
     if (code)
         return code;
-    if (kvasir_tokenize(r->model, text, len, KVASIR_TOKENIZE_ADD_SPECIAL, &r->ids, n, &err))
+    if (kvasir_tokenize(kvasir_model_tokenizer(r->model), text, len, KVASIR_TOKENIZE_ADD_SPECIAL,
+                        &r->ids, n, &err))
         code = library_error(&COMMAND, &err);
     else if (*n == 0)
         code = run_error(&COMMAND, "-f: %s: the text is empty", a->file);

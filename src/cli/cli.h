@@ -2,11 +2,13 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  perplexity.c  bench_kv_cache.c  info.c        the commands
+ *   generate.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c  tokenize.c  convert.c
+ *                                          the commands
  *   options.c   one table per command: reading flags, --help and defaults
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
  *   files.c     text in; files out that appear only when complete; safetensors
  *   prompt.c    from a user's prompt to token ids
+ *   chat.c      from a chat to token ids
  *   stream.c    the answer on its way out: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *
@@ -36,6 +38,9 @@ int generate_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
+int tokenize_main(int argc, char **argv);
+int convert_main(int argc, char **argv);
+int calibrate_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
@@ -59,7 +64,7 @@ struct text_list {
 
 /* One row: a flag, the field of the command's argument struct it sets, its default, its help. */
 struct option {
-    const char *name;  /* "--max-tokens"; "MODEL" without dashes: the command's one operand */
+    const char *name;  /* "--max-tokens"; "MODEL" without dashes: an operand */
     const char *alias; /* "-n"; NULL */
     const char *value; /* how help calls its value; NULL for a flag */
     size_t offset;     /* of the field */
@@ -106,6 +111,9 @@ kvasir_context_options cache_args_options(const struct cache_args *a);
      .offset = offsetof(type, cache.options.kv_group_size),                                        \
      .shown = "the largest of 64, 32 that divides the head size",                                  \
      .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},                  \
+    {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
+     .offset = offsetof(type, cache.options.key_centre),                                           \
+     .help = "constants not stored in quantized keys: auto, bias, off, or a file of calibrate"},   \
     {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
      .offset = offsetof(type, cache.options.quantized_kv_start),                                   \
      .help = "the first N tokens (rounded up to pages of 64) stay f16"},                           \
@@ -164,7 +172,7 @@ double now_seconds(void); /* monotonic */
  * else a line every few seconds. */
 struct progress {
     const char *what, *unit; /* "prompt", "tokens"; what NULL: quiet */
-    size_t total;
+    size_t total;            /* 0: not known */
     double start, last;
     bool terminal, shown;
 };
@@ -184,6 +192,20 @@ void put_context_facts(json_t *object, const kvasir_context_info *info);
  * names the flag in errors. */
 int read_text(const struct command *c, const char *flag, const char *path, char **text,
               size_t *len);
+
+/* Standard input line by line, in memory for the longest of them. What was printed is flushed
+ * before more is waited for. Zero-initialised is at the start. */
+struct line_reader {
+    const char *line;   /* [len], without its end, valid until the next call; NULL: no more */
+    size_t len, number; /* from 1 */
+    uint64_t byte;      /* offset of the line */
+    char *data;
+    size_t start, end, cap;
+    uint64_t base; /* offset of data[0] */
+    bool over;
+};
+int line_next(const struct command *c, struct line_reader *in);
+void line_reader_free(struct line_reader *in);
 
 /* A file that is either complete or not there: written as PATH.tmp, renamed by out_commit. What is
  * no regular file (a pipe, /dev/null) is written directly. Zero-initialised is closed. */
@@ -225,13 +247,45 @@ int safetensors_find(const struct command *c, const char *path, json_t *header, 
 void catch_interrupt(void);
 bool interrupted(void);
 
+/* ---- chats (chat.c) -------------------------------------------------------------------------- */
+
+struct chat_args {
+    const char *template_file, *kwargs; /* NULL: not given */
+};
+/* clang-format off */
+#define CHAT_OPTIONS(type, chat)                                                                   \
+    {.name = "--chat-template", .value = "FILE", .kind = OPTION_TEXT,                              \
+     .offset = offsetof(type, chat.template_file), .shown = "the model's own",                     \
+     .help = "a Jinja template for chats"},                                                        \
+    {.name = "--chat-template-kwargs", .value = "JSON", .kind = OPTION_TEXT,                       \
+     .offset = offsetof(type, chat.kwargs),                                                        \
+     .help = "an object whose members are variables of the template: {\"enable_thinking\": false}"}
+/* clang-format on */
+
+struct chat {
+    const char *file; /* --chat-template; NULL */
+    char *source;     /* its text, [source_len] */
+    size_t source_len;
+    json_t *kwargs; /* NULL: none */
+};
+/* Reads what the flags name: everything that needs no model. */
+int chat_read(const struct command *c, const struct chat_args *a, struct chat *chat);
+int chat_set_template(const struct command *c, const struct chat *chat, kvasir_tokenizer *t);
+/* request: the object for kvasir_chat_render, to which the flag's variables are added. *ids:
+ * kvasir_free. */
+kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
+                          int32_t **ids, size_t *n, kvasir_error *err);
+void chat_free(struct chat *chat);
+
 /* ---- prompt (prompt.c) ----------------------------------------------------------------------- */
 
 struct prompt_args {
     const char *text, *file, *tokens, *system;
+    struct chat_args chat;
     bool raw;
 };
 struct prompt {
+    struct chat chat;
     char *text; /* NULL with --tokens */
     size_t len;
     const int32_t *ids; /* [n]: one of the next two */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* files.c: text that comes in, results that go out as files, and the safetensors form of both.
  *
+ *     lines     | given out | not yet \n the next ... | room |
+ *               0           start                     end    cap
+ *
  *     PATH.tmp  --written--> complete --rename--> PATH        out_commit
  *               --error, Ctrl-C-> removed                     out_abandon
  *
@@ -75,6 +78,66 @@ int read_text(const struct command *c, const char *flag, const char *path, char 
     return code;
 }
 
+/* ---- lines in -------------------------------------------------------------------------------- */
+
+/* More bytes behind `end`; `over` at the end of the input. Refuses what is no line any more. */
+static int fill(const struct command *c, struct line_reader *in) {
+    if (in->end == in->cap && in->start > 0) {
+        memmove(in->data, in->data + in->start, in->end - in->start);
+        in->base += in->start;
+        in->end -= in->start;
+        in->start = 0;
+    } else if (in->end == in->cap) {
+        size_t cap = in->cap ? 2 * in->cap : 1 << 18;
+        if (cap > TEXT_BYTES_MAX)
+            return run_error(c, "standard input: line %zu (at byte %llu) is longer than %zu bytes",
+                             in->number, (unsigned long long)in->byte, TEXT_BYTES_MAX);
+        char *grown = realloc(in->data, cap);
+        if (!grown)
+            return run_error(c, "standard input: out of memory");
+        in->data = grown;
+        in->cap = cap;
+    }
+    if (fflush(stdout) != 0) /* whoever wrote the last line may wait for its answer */
+        return finish_output(c);
+    ssize_t n;
+    do
+        n = read(STDIN_FILENO, in->data + in->end, in->cap - in->end);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return run_error(c, "standard input: %s", strerror(errno));
+    in->end += (size_t)n;
+    in->over = n == 0;
+    return EXIT_GOOD;
+}
+
+int line_next(const struct command *c, struct line_reader *in) {
+    size_t seen = 0; /* bytes from start on that hold no line end */
+    in->number++;
+    in->byte = in->base + in->start;
+    for (;;) {
+        const char *from = in->data + in->start, *end = NULL;
+        size_t left = in->end - in->start;
+        if (left > seen)
+            end = memchr(from + seen, '\n', left - seen);
+        if (end || in->over) {
+            in->len = end ? (size_t)(end - from) : left;
+            in->line = end || left ? from : NULL;
+            in->start += in->len + (end != NULL);
+            return EXIT_GOOD;
+        }
+        seen = left;
+        int code = fill(c, in);
+        if (code)
+            return code;
+    }
+}
+
+void line_reader_free(struct line_reader *in) {
+    free(in->data);
+    *in = (struct line_reader){0};
+}
+
 /* ---- files out ------------------------------------------------------------------------------- */
 
 static int cannot_write(const struct command *c, const struct out_file *o, int error) {
@@ -128,7 +191,10 @@ int out_write(const struct command *c, struct out_file *o, const void *data, siz
 
 int out_commit(const struct command *c, struct out_file *o) {
     errno = 0;
-    int error = fclose(o->f) != 0 ? (errno ? errno : EIO) : 0;
+    /* on the disk before its name is: a crash leaves the old file or the new one */
+    int error = o->tmp && (fflush(o->f) != 0 || fsync(fileno(o->f)) != 0) ? errno : 0;
+    if (fclose(o->f) != 0 && !error)
+        error = errno ? errno : EIO;
     o->f = NULL;
     if (!error && o->tmp && rename(o->tmp, o->path) != 0)
         error = errno;

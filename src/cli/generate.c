@@ -52,7 +52,8 @@ static const struct option OPTIONS[] = {
     {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.system),
      .help = "system message before the prompt"},
     {.name = "--raw", .kind = OPTION_FLAG, ROW(prompt.raw),
-     .help = "the prompt as it is, without the model's chat template"},
+     .help = "the prompt as it is, without a chat template"},
+    CHAT_OPTIONS(struct generate_args, prompt.chat),
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "256", .max = UINT32_MAX,
      .help = "longest answer; 0 evaluates the prompt only"},
@@ -165,7 +166,7 @@ static int open_model(struct run *r) {
     if (kvasir_model_open(r->a->model, &r->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(r->model, &r->info);
-    kvasir_status status = kvasir_detok_create(r->model, &r->detok, &err);
+    kvasir_status status = kvasir_detok_create(kvasir_model_tokenizer(r->model), &r->detok, &err);
     if (status && status != KVASIR_ERR_UNSUPPORTED)
         return library_error(&COMMAND, &err);
     if (!r->detok && r->a->stop.n)
@@ -296,12 +297,13 @@ static int show_token(struct run *r, int32_t id) {
 
 static int run_answer(struct run *r) {
     double start = now_seconds();
+    const kvasir_tokenizer *text = kvasir_model_tokenizer(r->model);
     int code = EXIT_GOOD;
     r->finish = r->at_limit;
     while (!code && r->answer_n < r->limit) {
         int32_t id = kvasir_sampler_pick(r->sampler, r->logits);
         kvasir_sampler_accept(r->sampler, id);
-        if (interrupted() || (!r->a->ignore_eos && kvasir_token_is_end(r->model, id))) {
+        if (interrupted() || (!r->a->ignore_eos && kvasir_token_is_end(text, id))) {
             r->finish = interrupted() ? FINISH_INTERRUPTED : FINISH_END;
             break;
         }

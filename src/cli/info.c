@@ -67,6 +67,8 @@ static void print_formats(const kvasir_model *m, const kvasir_model_info *i) {
 
 static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
     char bytes[24];
+    kvasir_tokenizer_info text;
+    kvasir_tokenizer_get_info(kvasir_model_tokenizer(m), &text);
     printf("name        %s\n", i->name && *i->name ? i->name : "-");
     printf("file        %s, architecture %s\n", i->format, i->arch);
     printf("parameters  %.1f M, weights %s (%s)\n", (double)i->parameters / 1e6,
@@ -74,8 +76,9 @@ static int print_text(const kvasir_model *m, const kvasir_model_info *i) {
     printf("layers      %u of width %u, feed-forward %u\n", i->layers, i->dim, i->ffn_dim);
     printf("attention   %u heads, %u KV heads of %u\n", i->heads, i->kv_heads, i->head_dim);
     printf("vocabulary  %u\n", i->vocab);
-    printf("tokenizer   %s\n", i->tokenizer ? i->tokenizer : "none that this version reads");
-    printf("template    %s\n", i->has_chat_template ? "yes" : "no");
+    printf("tokenizer   %s\n", text.name ? text.name : "none that this version reads");
+    printf("fingerprint %s\n", i->fingerprint);
+    printf("template    %s\n", text.has_chat_template ? "yes" : "no");
     if (i->ctx_train)
         printf("context     %u tokens trained\n", i->ctx_train);
     if (i->window)
@@ -105,11 +108,14 @@ static json_t *formats_json(const kvasir_model *m) {
 
 static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
     json_t *o = json_object();
+    kvasir_tokenizer_info text;
+    kvasir_tokenizer_get_info(kvasir_model_tokenizer(m), &text);
     put_text(o, "arch", i->arch);
     put_text(o, "name", i->name);
     put_text(o, "format", i->format);
-    put_text(o, "tokenizer", i->tokenizer);
+    put_text(o, "tokenizer", text.name);
     put_text(o, "weight_types", i->weight_types);
+    put_text(o, "fingerprint", i->fingerprint);
     const struct {
         const char *key;
         uint64_t value;
@@ -126,7 +132,7 @@ static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
                    {"weight_bytes", i->weight_bytes}};
     for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
         put_whole(o, numbers[k].key, numbers[k].value);
-    json_object_set_new(o, "has_chat_template", json_boolean(i->has_chat_template));
+    json_object_set_new(o, "has_chat_template", json_boolean(text.has_chat_template));
     json_object_set_new(o, "kv_formats", formats_json(m));
     return json_print(&COMMAND, o);
 }

@@ -17,7 +17,10 @@ static const struct {
     {"perplexity", "measure a model's loss on a text, and its distance from another run",
      perplexity_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
+    {"calibrate", "measure what is constant in a model's keys, for --key-centre", calibrate_main},
+    {"convert", "write a checkpoint as a folder that mlx-lm loads", convert_main},
     {"info", "tell what a model file holds and what its cache costs", info_main},
+    {"tokenize", "turn text or chats into token ids, and back", tokenize_main},
 };
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
 

@@ -2,8 +2,8 @@
 /* options.c: reads a command line by a table of rows (struct option in cli.h) and prints the same
  * table as --help, defaults included.
  *
- *     "--flag value", "--flag=value", "-f value", a flag without value, one operand, "--" before an
- *     operand that begins with a dash
+ *     "--flag value", "--flag=value", "-f value", a flag without value, operands in the order of
+ *     their rows, "--" before one that begins with a dash
  *
  * A row's default is text read like a typed value, or what the argument struct held before (so that
  * the library's own defaults are written once, in the library). An error is one line that names the
@@ -183,14 +183,17 @@ static const struct option *find_flag(const struct command *c, const char *word,
 }
 
 static int read_operand(const struct command *c, const char *word, void *args) {
+    const struct option *last = NULL;
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *o = &c->options[i];
         if (is_flag(o))
             continue;
-        if (*(const char **)field(o, args))
-            return usage_error(c, "one %s only, then came \"%.60s\"", o->name, word);
-        return read_value(c, o, o->name, word, args);
+        if (!*(const char **)field(o, args))
+            return read_value(c, o, o->name, word, args);
+        last = o;
     }
+    if (last)
+        return usage_error(c, "one %s only, then came \"%.60s\"", last->name, word);
     return usage_error(c, "unexpected argument \"%.60s\"; see kvasir %s --help", word, c->name);
 }
 

@@ -120,8 +120,11 @@ static void show(struct progress *p, size_t done, double seconds) {
     char rate[40] = "";
     if (done)
         snprintf(rate, sizeof rate, ", %.1f a second", ratio((double)done, seconds));
-    fprintf(stderr, "%s%s: %zu of %zu %s%s%s", p->terminal ? "\r" : "", p->what, done, p->total,
-            p->unit, rate, p->terminal ? "   " : "\n");
+    char total[32] = "";
+    if (p->total)
+        snprintf(total, sizeof total, " of %zu", p->total);
+    fprintf(stderr, "%s%s: %zu%s %s%s%s", p->terminal ? "\r" : "", p->what, done, total, p->unit,
+            rate, p->terminal ? "   " : "\n");
     p->shown = true;
 }
 
@@ -196,5 +199,6 @@ void put_context_facts(json_t *object, const kvasir_context_info *i) {
     put_text(object, "cpu_tier", i->cpu_tier);
     put_whole(object, "threads", (uint64_t)i->threads);
     put_whole(object, "act_bits", (uint64_t)i->act_bits);
+    put_text(object, "fingerprint", i->fingerprint);
     put_text(object, "notes", i->notes);
 }

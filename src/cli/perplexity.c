@@ -96,10 +96,11 @@ static int find_bos(struct run *r) {
     int32_t *plain = NULL, *special = NULL;
     size_t n_plain = 0, n_special = 0;
     kvasir_error err;
+    const kvasir_tokenizer *t = kvasir_model_tokenizer(r->model);
     int code = EXIT_GOOD;
     r->bos = -1;
-    if (kvasir_tokenize(r->model, "a", 1, 0, &plain, &n_plain, &err) ||
-        kvasir_tokenize(r->model, "a", 1, KVASIR_TOKENIZE_ADD_SPECIAL, &special, &n_special, &err))
+    if (kvasir_tokenize(t, "a", 1, 0, &plain, &n_plain, &err) ||
+        kvasir_tokenize(t, "a", 1, KVASIR_TOKENIZE_ADD_SPECIAL, &special, &n_special, &err))
         code = library_error(&COMMAND, &err);
     else if (n_special > n_plain && n_plain > 0 && special[0] != plain[0])
         r->bos = special[0];
@@ -115,9 +116,9 @@ static int read_ids(struct run *r) {
     if (!code && len == 0)
         code = run_error(&COMMAND, "-f: %s: the text is empty", r->a->file);
     kvasir_error err;
-    if (!code && kvasir_tokenize(r->model, text, len, 0, &r->text_ids, &r->n_text_ids, &err)) {
+    if (!code && kvasir_tokenize(kvasir_model_tokenizer(r->model), text, len, 0, &r->text_ids,
+                                 &r->n_text_ids, &err))
         code = library_error(&COMMAND, &err);
-    }
     free(text);
     return code ? code : find_bos(r);
 }

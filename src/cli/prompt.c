@@ -2,8 +2,7 @@
 /* prompt.c: from what a user gave to token ids.
  *
  *     -p TEXT, -f FILE, standard input --+-- --raw ----------------------> tokenizer, BOS added
- *                                        +-- chat template of the model -> tokenizer, control
- *                                                                          tokens recognised
+ *                                        +-- chat template (chat.c)
  *     --tokens 1,2,3 ----------------------------------------------------> as they are
  *
  * Text of a user is never read for control tokens by --raw: "<|im_start|>" is eleven characters
@@ -49,12 +48,24 @@ static void drop_line_end(struct prompt *p) {
     p->text[p->len] = 0;
 }
 
+/* The first flag given that only a chat template can honour; NULL: none. */
+static const char *chat_flag(const struct prompt_args *a) {
+    return a->system               ? "--system"
+           : a->chat.template_file ? "--chat-template"
+           : a->chat.kwargs        ? "--chat-template-kwargs"
+                                   : NULL;
+}
+
 int prompt_read(const struct command *c, const struct prompt_args *a, struct prompt *p) {
     if ((a->text != NULL) + (a->file != NULL) + (a->tokens != NULL) > 1)
         return usage_error(c, "-p, -f and --tokens: give one of them");
-    if (a->system && (a->raw || a->tokens))
-        return usage_error(c, "--system: has no place without a chat template (%s is given)",
+    const char *flag = chat_flag(a);
+    if (flag && (a->raw || a->tokens))
+        return usage_error(c, "%s: has no place without a chat template (%s is given)", flag,
                            a->raw ? "--raw" : "--tokens");
+    int code = chat_read(c, &a->chat, &p->chat);
+    if (code)
+        return code;
     if (a->tokens)
         return read_typed_ids(c, a->tokens, p);
     if (!a->text && !a->file && isatty(STDIN_FILENO))
@@ -66,8 +77,7 @@ int prompt_read(const struct command *c, const struct prompt_args *a, struct pro
             return run_error(c, "-p: out of memory");
         p->len = strlen(p->text);
     } else {
-        int code =
-            read_text(c, a->file ? "-f" : "prompt", a->file ? a->file : "-", &p->text, &p->len);
+        code = read_text(c, a->file ? "-f" : "prompt", a->file ? a->file : "-", &p->text, &p->len);
         if (code)
             return code;
     }
@@ -76,24 +86,33 @@ int prompt_read(const struct command *c, const struct prompt_args *a, struct pro
     return p->len ? EXIT_GOOD : usage_error(c, "%s: the prompt is empty", from);
 }
 
+static int add_message(const struct command *c, json_t *list, const char *role, const char *text,
+                       size_t len) {
+    size_t good = kvasir_utf8_check(text, len);
+    if (good < len)
+        return run_error(c, "the %s message is not UTF-8 (at byte %zu)", role, good);
+    json_t *content = json_stringn(text, len);
+    json_t *message = content ? json_pack("{s:s, s:o}", "role", role, "content", content) : NULL;
+    if (!message || json_array_append_new(list, message) != 0)
+        return run_error(c, "chat: out of memory");
+    return EXIT_GOOD;
+}
+
 static int encode_chat(const struct command *c, const struct prompt_args *a,
-                       const kvasir_model *model, struct prompt *p) {
-    if (memchr(p->text, 0, p->len))
-        return run_error(c, "prompt: a NUL byte (at byte %zu) has no place in a chat message",
-                         strlen(p->text));
-    kvasir_message messages[2];
-    size_t n = 0, len;
+                       const kvasir_tokenizer *t, struct prompt *p) {
+    json_t *messages = json_array(), *request = json_pack("{s:o}", "messages", messages);
+    if (!request)
+        return run_error(c, "chat: out of memory");
+    int code = EXIT_GOOD;
     if (a->system)
-        messages[n++] = (kvasir_message){"system", a->system};
-    messages[n++] = (kvasir_message){"user", p->text};
+        code = add_message(c, messages, "system", a->system, strlen(a->system));
+    if (!code)
+        code = add_message(c, messages, "user", p->text, p->len);
     kvasir_error err;
-    char *rendered;
-    if (kvasir_chat_render(model, messages, n, &rendered, &len, &err))
-        return library_error(c, &err);
-    kvasir_status status = kvasir_tokenize(model, rendered, len, KVASIR_TOKENIZE_PARSE_SPECIAL,
-                                           &p->encoded, &p->n, &err);
-    kvasir_free(rendered);
-    return status ? library_error(c, &err) : EXIT_GOOD;
+    if (!code && chat_encode(&p->chat, t, request, &p->encoded, &p->n, &err))
+        code = library_error(c, &err);
+    json_decref(request);
+    return code;
 }
 
 static int check_typed_ids(const struct command *c, const kvasir_model_info *info,
@@ -109,14 +128,19 @@ int prompt_encode(const struct command *c, const struct prompt_args *a, const kv
                   const kvasir_model_info *info, struct prompt *p) {
     if (p->typed)
         return check_typed_ids(c, info, p);
-    if (a->system && !info->has_chat_template)
-        return usage_error(c, "--system: this model has no chat template");
-    int code = EXIT_GOOD;
+    kvasir_tokenizer *t = kvasir_model_tokenizer(model);
+    int code = chat_set_template(c, &p->chat, t);
+    if (code)
+        return code;
+    kvasir_tokenizer_info text;
+    kvasir_tokenizer_get_info(t, &text);
+    if (chat_flag(a) && !text.has_chat_template)
+        return usage_error(c, "%s: this model has no chat template", chat_flag(a));
     kvasir_error err;
-    if (!a->raw && info->has_chat_template)
-        code = encode_chat(c, a, model, p);
-    else if (kvasir_tokenize(model, p->text, p->len, KVASIR_TOKENIZE_ADD_SPECIAL, &p->encoded,
-                             &p->n, &err))
+    if (!a->raw && text.has_chat_template)
+        code = encode_chat(c, a, t, p);
+    else if (kvasir_tokenize(t, p->text, p->len, KVASIR_TOKENIZE_ADD_SPECIAL, &p->encoded, &p->n,
+                             &err))
         code = library_error(c, &err);
     p->ids = p->encoded;
     if (!code && p->n == 0)
@@ -125,6 +149,7 @@ int prompt_encode(const struct command *c, const struct prompt_args *a, const kv
 }
 
 void prompt_free(struct prompt *p) {
+    chat_free(&p->chat);
     free(p->text);
     free(p->typed);
     kvasir_free(p->encoded);

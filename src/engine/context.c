@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir_context: one backend, one cache and the buffers of a step, all made here, so that steps
  * allocate nothing. */
+#include <inttypes.h>
 #include <stdio.h>
 
-#include "engine/engine.h"
+#include "engine/centre.h"
 
 kvasir_status kvasir_context_create(const kvasir_model *model,
                                     const kvasir_context_options *options, kvasir_context **out,
@@ -14,12 +15,18 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
     c->model = model;
     kvasir_status status;
     TRY_GOTO(options_settle(model, options, &c->options, err));
+    TRY_GOTO(centres_settle(model, options->key_centre, &c->options, &c->centres, err));
     TRY_GOTO(backend_cpu_create(&c->backend, &c->options.backend, err));
     struct kv_shape shapes[CACHE_GROUPS_MAX];
     c->n_groups = model_kv_groups(model->model, shapes);
+    if (c->centres)
+        shapes[0].centre = &c->centres->centre; /* of one layer group: centres count its layers */
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
     uint32_t rows = c->options.prefill_chunk;
     TRY_GOTO(model_run_create(model->model, c->backend, rows, LOGIT_ROWS_MAX, &c->run, err));
+    if (c->centres)
+        TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
+    TRY_GOTO(context_fingerprint(c, &c->fingerprint, err));
     c->pos = mem_calloc(rows, sizeof *c->pos);
     c->logit_rows = mem_calloc(rows, sizeof *c->logit_rows);
     size_t vocab = model_config(model->model)->vocab;
@@ -44,6 +51,7 @@ void kvasir_context_destroy(kvasir_context *c) {
     model_run_destroy(c->run);
     kv_cache_destroy(c->cache);
     backend_destroy(c->backend);
+    centres_destroy(c->centres);
     mem_free(c);
 }
 
@@ -67,5 +75,6 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
     kv_cache_formats(c->cache, &k, &v);
     snprintf(info->kv_format, sizeof info->kv_format, "K %s, V %s", kv_format_name(k, k_name),
              kv_format_name(v, v_name));
+    snprintf(info->fingerprint, sizeof info->fingerprint, "%016" PRIx64, c->fingerprint);
     snprintf(info->notes, sizeof info->notes, "%s", c->options.notes);
 }

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/: the public objects of kvasir.h over model/, cache/, backend/ and text/.
  *
- *   model_api.c    kvasir_model: checkpoint, tokenizer, chat template
+ *   model_api.c    kvasir_model: checkpoint, configuration
+ *   text_api.c     kvasir_tokenizer: tokenizer, chat template, special tokens
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
+ *   centre.c  centre_file.c  calibrate.c
+ *                  key centres: which pairs of which heads get one; the calibration file; making it
+ *   fingerprint.c  what cached bytes depend on, as 64 bits
  *   sampler.c      kvasir_sampler
  *   measure.c      losses, divergences, bench-kv-cache
  *
@@ -16,13 +20,27 @@
 #include "cache/cache.h"
 #include "model/model.h"
 
-struct kvasir_model {
-    struct model *model;
+struct kvasir_tokenizer {
+    char *path;                  /* of the checkpoint */
     struct tokenizer *tokenizer; /* NULL: none; why stands in tokenizer_error */
     kvasir_error tokenizer_error;
     struct template *template; /* NULL: none; why stands in template_error */
     kvasir_error template_error;
-    char tokenizer_name[64], weight_types[160];
+    char *template_name; /* in its errors; NULL: path */
+    bool has_template;   /* there is one, if only one that does not parse */
+    json_t *variables;   /* "bos_token": "<s>" ...: what templates see of the vocabulary */
+};
+/* The checkpoint is borrowed for the call; path stands in errors. A part that the checkpoint lacks
+ * is no failure. */
+kvasir_status text_create(const struct checkpoint *c, const char *path,
+                          struct kvasir_tokenizer **out, kvasir_error *err) MUST_CHECK;
+
+struct kvasir_model {
+    struct model *model;
+    char *path;  /* as it was opened */
+    uint64_t id; /* model_identity */
+    struct kvasir_tokenizer *text;
+    char weight_types[160];
     uint64_t parameters;
 };
 
@@ -39,6 +57,8 @@ struct settled {
 };
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              struct settled *out, kvasir_error *err) MUST_CHECK;
+/* Adds a line to the notes. */
+void settled_note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
 /* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors begin with
  * `flag`. */
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
@@ -52,7 +72,9 @@ struct kvasir_context {
     struct settled options;
     struct backend *backend;
     struct kv_cache *cache;
+    struct centres *centres; /* NULL: no keys are centred */
     struct model_run *run;
+    uint64_t fingerprint;
     uint32_t n_groups;
     /* The step under way, [prefill_chunk]; positions and logit rows are filled per step. */
     uint32_t *pos, *logit_rows;
@@ -63,4 +85,11 @@ struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
 };
+
+/* ---- fingerprints (fingerprint.c) ------------------------------------------------------------ */
+
+kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) MUST_CHECK;
+kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
+                                  kvasir_error *err) MUST_CHECK;
+
 #endif

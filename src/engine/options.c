@@ -17,8 +17,7 @@ enum { CTX_DEFAULT = 4096 };
 /* Sequences of the full context that the default budget has room for (forks), memory permitting. */
 enum { DEFAULT_SEQUENCES = 4 };
 
-static void note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
-static void note(struct settled *s, const char *format, ...) {
+void settled_note(struct settled *s, const char *format, ...) {
     size_t at = strlen(s->notes);
     va_list args;
     va_start(args, format);
@@ -158,20 +157,22 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
                     s->cache.budget_bytes, TILE_TOKENS, one_page);
     if (!o->ctx && !s->visible && plan(m, s, s->ctx) > s->cache.budget_bytes) {
         s->ctx = longest_fit(m, s, s->ctx);
-        note(s,
-             "context cut to %u tokens: a cache for the model's %u does not fit into %" PRIu64
-             " bytes",
-             s->ctx, trained, s->cache.budget_bytes);
+        settled_note(
+            s,
+            "context cut to %u tokens: a cache for the model's %u does not fit into %" PRIu64
+            " bytes",
+            s->ctx, trained, s->cache.budget_bytes);
     }
     s->ctx_bytes = plan(m, s, s->visible ? settled_length(s, s->visible) : s->ctx);
     if (!o->cache_bytes && s->ctx_bytes < usable / DEFAULT_SEQUENCES)
         s->cache.budget_bytes = s->ctx_bytes * DEFAULT_SEQUENCES;
     if (s->ctx_bytes > s->cache.budget_bytes)
-        note(s, "warning: a sequence may need %" PRIu64 " bytes of cache, the budget is %" PRIu64,
-             s->ctx_bytes, s->cache.budget_bytes);
+        settled_note(
+            s, "warning: a sequence may need %" PRIu64 " bytes of cache, the budget is %" PRIu64,
+            s->ctx_bytes, s->cache.budget_bytes);
     if (c->ctx_train && s->ctx > c->ctx_train)
-        note(s, "warning: --ctx %u is past the %u tokens the model was trained for", s->ctx,
-             c->ctx_train);
+        settled_note(s, "warning: --ctx %u is past the %u tokens the model was trained for", s->ctx,
+                     c->ctx_train);
     return KVASIR_OK;
 }
 
@@ -183,23 +184,25 @@ static void say_flags(const struct kvasir_model *m, const kvasir_context_options
     if (start > s->ctx && !s->visible)
         start = round_up(s->ctx, TILE_TOKENS);
     if (start && kv_format_exact(s->cache.k) && kv_format_exact(s->cache.v))
-        note(s, "--quantized-kv-start has no effect: the cache is not quantized");
+        settled_note(s, "--quantized-kv-start has no effect: the cache is not quantized");
     else if (start)
-        note(s,
-             "--quantized-kv-start %u: the first %" PRIu64 " tokens stay f16: %" PRId64
-             " bytes a token instead of %" PRId64,
-             o->quantized_kv_start, start, (int64_t)s->kv_bytes_per_token16,
-             (int64_t)s->kv_bytes_per_token);
+        settled_note(s,
+                     "--quantized-kv-start %u: the first %" PRIu64 " tokens stay f16: %" PRId64
+                     " bytes a token instead of %" PRId64,
+                     o->quantized_kv_start, start, (int64_t)s->kv_bytes_per_token16,
+                     (int64_t)s->kv_bytes_per_token);
     if (o->max_kv_size && c->window)
-        note(s, "--max-kv-size has no effect: every layer keeps its own window of %u tokens",
-             c->window);
+        settled_note(s,
+                     "--max-kv-size has no effect: every layer keeps its own window of %u tokens",
+                     c->window);
     if (s->visible)
-        note(s,
-             "a token sees at most %u: at any length at most %" PRIu64
-             " bytes of cache, the pages of a step of %u tokens included",
-             s->visible, s->ctx_bytes, s->prefill_chunk);
+        settled_note(s,
+                     "a token sees at most %u: at any length at most %" PRIu64
+                     " bytes of cache, the pages of a step of %u tokens included",
+                     s->visible, s->ctx_bytes, s->prefill_chunk);
     else
-        note(s, "a sequence of %u tokens takes %" PRIu64 " bytes of cache", s->ctx, s->ctx_bytes);
+        settled_note(s, "a sequence of %u tokens takes %" PRIu64 " bytes of cache", s->ctx,
+                     s->ctx_bytes);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -223,8 +226,12 @@ static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_err
 }
 
 kvasir_context_options kvasir_context_defaults(void) {
-    return (kvasir_context_options){
-        .kv_bits = "8,4", .kv_keep = 4, .prefill_chunk = 512, .cpu_tier = "auto", .act_bits = 8};
+    return (kvasir_context_options){.kv_bits = "8,4",
+                                    .key_centre = "auto",
+                                    .kv_keep = 4,
+                                    .prefill_chunk = 512,
+                                    .cpu_tier = "auto",
+                                    .act_bits = 8};
 }
 
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,

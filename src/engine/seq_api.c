@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/centre.h"
 
 kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out, kvasir_error *err) {
     struct kvasir_seq *s = mem_calloc(1, sizeof *s);
@@ -165,8 +165,11 @@ kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint3
                     kv_head, config->layers, config->kv_heads);
     assert(s->ctx->n_groups == 1); /* layers count inside their group */
     enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;
-    for (uint32_t i = 0; i < n; i++)
-        TRY(seq_read(s->seq, 0, kind, layer, kv_head, first + i,
-                     rows + (size_t)i * config->head_dim, err));
+    for (uint32_t i = 0; i < n; i++, rows += config->head_dim) {
+        bool centred;
+        TRY(seq_read(s->seq, 0, kind, layer, kv_head, first + i, rows, &centred, err));
+        if (centred)
+            centre_put_back(&s->ctx->centres->centre, layer, kv_head, first + i, rows);
+    }
     return KVASIR_OK;
 }

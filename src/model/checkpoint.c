@@ -4,16 +4,18 @@
  *
  *     checkpoint_open(path)
  *        folder -> safetensors_open   config.json, *.safetensors
- *        file   -> gguf_open          "GGUF" in front
+ *                  folder_read_text   tokenizer.json and its like
+ * *        file   -> gguf_open          "GGUF" in front; split files
+ *     checkpoint_open_text(path)      the same readers' text parts
  *
  *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]
  *                   ^              ^                ^
  *     tensors  { name, type, dims, data } ...           sorted by name, so that find can bisect
  *
  * Invariants
- *   K1  Every tensor's data lies whole inside one map, holds exactly its shape times its type, and
- *       shares no byte with another tensor's. Its data is aligned for its type. Readers see to it
- *       before they call checkpoint_add_take.
+ *   K1  Every tensor's data (scales and biases too) lies whole inside one map, holds exactly its
+ *       shape times its type, and shares no byte with another tensor's. Readers see to it. It lies
+ *       at any address: mlx's writer pads nothing, so whoever loads numbers asks for no alignment.
  *   K2  Names are Hugging Face's, unique, and free of control bytes.
  *   K3  Memory besides the maps stays within a small multiple of the files' size: tables grow as
  *       entries are read, never by a count that a file claims.
@@ -22,6 +24,8 @@
  * Left out: writing checkpoints; a file that shrinks while it is mapped (the kernel raises SIGBUS,
  * as for every mmap).
  */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "model/model_internal.h"
@@ -72,25 +76,15 @@ kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-static int compare_addresses(const void *a, const void *b) {
-    const struct checkpoint_tensor *x = *(const struct checkpoint_tensor *const *)a;
-    const struct checkpoint_tensor *y = *(const struct checkpoint_tensor *const *)b;
-    uintptr_t p = (uintptr_t)x->data, q = (uintptr_t)y->data;
-    if (p != q)
-        return p < q ? -1 : 1;
-    /* An empty tensor may begin where the next one does: it comes first. */
+static int compare_extents(const void *a, const void *b) {
+    const struct extent *x = a, *y = b;
+    if (x->data != y->data)
+        return x->data < y->data ? -1 : 1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-const struct checkpoint_tensor **checkpoint_by_address(const struct checkpoint *c, size_t first) {
-    size_t n = c->n_tensors - first;
-    const struct checkpoint_tensor **order = mem_calloc(n, sizeof(void *));
-    if (!order)
-        return NULL;
-    for (size_t i = 0; i < n; i++)
-        order[i] = &c->tensors[first + i];
-    qsort(order, n, sizeof(void *), compare_addresses);
-    return order;
+void extents_sort(struct extent *list, size_t n) {
+    qsort(list, n, sizeof *list, compare_extents);
 }
 
 bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims, size_t *bytes) {
@@ -107,8 +101,15 @@ bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims, 
     return true;
 }
 
-size_t weight_type_alignment(enum weight_type type) {
-    return type == WEIGHT_F32 ? 4 : 2; /* quantized blocks hold 16-bit scales */
+const char *shape_text(const uint64_t *dims, uint32_t n_dims, char buf[SHAPE_TEXT_MAX]) {
+    size_t len = 0;
+    buf[len++] = '[';
+    for (uint32_t i = 0; i < n_dims; i++) /* at most 4 of 20 digits */
+        len +=
+            (size_t)snprintf(buf + len, SHAPE_TEXT_MAX - len, "%s%" PRIu64, i ? ", " : "", dims[i]);
+    buf[len++] = ']';
+    buf[len] = 0;
+    return buf;
 }
 
 struct weight checkpoint_weight(const struct checkpoint_tensor *t) {
@@ -133,19 +134,70 @@ bool name_is_clean(const char *name, size_t len) {
     return len > 0;
 }
 
+kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) {
+    struct tokenizer_spec *t = &c->tokenizer;
+    for (size_t i = 0; i < t->n_ends; i++)
+        if (t->ends[i] == id)
+            return KVASIR_OK;
+    int32_t *ends = mem_realloc((int32_t *)t->ends, t->n_ends + 1, sizeof *ends);
+    if (!ends)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for the end tokens");
+    ends[t->n_ends++] = id;
+    t->ends = ends;
+    return KVASIR_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static kvasir_status open_folder(struct checkpoint *c, const char *path, kvasir_error *err) {
+    TRY(safetensors_open(c, path, err));
+    return folder_read_text(c, path, err);
+}
+
+static kvasir_status open_folder_text(struct checkpoint *c, const char *path, kvasir_error *err) {
+    TRY(folder_read_text(c, path, err));
+    return c->has_tokenizer ? KVASIR_OK : folder_fail_missing(path, "tokenizer.json", err);
+}
+
+/* False also where it cannot be read: whoever opens it says why. */
+static bool is_gguf(const char *path) {
+    struct file_map map;
+    if (file_map_open(&map, path, NULL) != KVASIR_OK)
+        return false;
+    bool is = map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0;
+    file_map_close(&map);
+    return is;
+}
+
+/* Hands the checkpoint out, or closes what a reader left behind. */
+static kvasir_status finish_open(struct checkpoint *c, kvasir_status status,
+                                 struct checkpoint **out) {
+    if (status == KVASIR_OK)
+        *out = c;
+    else
+        checkpoint_close(c);
+    return status;
+}
+
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out, kvasir_error *err) {
     *out = NULL;
     struct checkpoint *c = mem_calloc(1, sizeof *c);
     if (!c)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
-    kvasir_status status =
-        file_is_dir(path) ? safetensors_open(c, path, err) : gguf_open(c, path, err);
-    if (status != KVASIR_OK) {
-        checkpoint_close(c);
-        return status;
-    }
-    *out = c;
-    return KVASIR_OK;
+    kvasir_status status = file_is_dir(path) ? open_folder(c, path, err) : gguf_open(c, path, err);
+    return finish_open(c, status, out);
+}
+
+kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out, kvasir_error *err) {
+    *out = NULL;
+    struct checkpoint *c = mem_calloc(1, sizeof *c);
+    if (!c)
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    c->format = "tokenizer.json";
+    kvasir_status status = file_is_dir(path) ? open_folder_text(c, path, err)
+                           : is_gguf(path)   ? gguf_open_text(c, path, err)
+                                             : folder_read_tokenizer_file(c, path, err);
+    return finish_open(c, status, out);
 }
 
 void checkpoint_close(struct checkpoint *c) {
@@ -159,6 +211,8 @@ void checkpoint_close(struct checkpoint *c) {
     mem_free((struct text_span *)c->tokenizer.pieces);
     mem_free((uint8_t *)c->tokenizer.kinds);
     mem_free((struct text_span *)c->tokenizer.merges);
+    mem_free((float *)c->tokenizer.scores);
+    mem_free((int32_t *)c->tokenizer.ends);
     mem_free(c->chat_template);
     for (size_t i = 0; i < c->n_maps; i++)
         file_map_close(&c->maps[i]);

@@ -10,7 +10,7 @@
  * Defaults are those of the architecture's class in transformers. Every field read is checked for
  * type and range and named in the error. A field that asks for arithmetic the forward does not do
  * (another activation, biases where the family has none, a rope type, layers that differ) is
- * refused: it would run and answer wrongly.
+ * refused: it would run and answer wrongly. How modules are quantized is quantization.c's.
  */
 #include <stdio.h>
 
@@ -65,14 +65,6 @@ static kvasir_status refuse_variants(const struct json_scope *s, const struct mo
     if (strcmp(c->arch, "qwen2") != 0) /* whose q, k and v always have one */
         TRY(refuse_true(s, "attention_bias"));
     TRY(refuse_true(s, "mlp_bias"));
-    static const char *const packed[] = {"quantization_config", "quantization"};
-    for (size_t i = 0; i < 2; i++) {
-        const json_t *value = json_object_get(s->object, packed[i]);
-        if (value && !json_is_null(value))
-            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                        "field %s: quantized safetensors are not supported, only F32, F16 and BF16",
-                        packed[i]);
-    }
     return KVASIR_OK;
 }
 
@@ -241,11 +233,15 @@ static kvasir_status read_document(const struct json_scope *s, struct model_conf
 }
 
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,
-                           kvasir_error *err) {
+                           struct quantization *q, kvasir_error *err) {
     json_t *document;
+    *q = (struct quantization){0};
     TRY(json_parse(text, len, 0, &document, err));
     struct model_config config = {0};
-    kvasir_status status = read_document(&(struct json_scope){document, "", err}, &config);
+    struct json_scope s = {document, "", err};
+    kvasir_status status = read_document(&s, &config);
+    if (status == KVASIR_OK)
+        status = quantization_read(&s, q);
     json_decref(document);
     if (status == KVASIR_OK)
         *out = config;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF version 3: one file cut into metadata values and tensors. What the values mean is
- * gguf_model.c's business.
+/* GGUF versions 2 and 3: one file cut into metadata values and tensors. What the values mean is
+ * gguf_model.c's business, several files of one model are gguf_parts.c's.
  *
  *     | "GGUF" | u32 version | u64 tensors | u64 values |
  *     | value:  string key, u32 type, payload          | x values
@@ -19,10 +19,11 @@
  *       bytes that are left before a loop believes it. Time and memory are thus linear in the
  *       file's size.
  *   G2  Errors carry the byte offset of the thing that is wrong.
- *   G3  After gguf_open tensors are aligned, inside the file and disjoint (K1 of checkpoint.c).
+ *   G3  After gguf_read_tensors tensors are aligned, inside the file and disjoint (K1 of
+ *       checkpoint.c).
  *
- * Left out: versions 1 and 2 and big-endian files (none are made any more), split files, types
- * other than quant/'s.
+ * Left out: version 1 (counts and lengths of 32 bits; nobody has written it since August 2023),
+ * big-endian files (which are of version 3), types other than quant/'s.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -30,7 +31,8 @@
 #include "model/model_internal.h"
 
 enum {
-    GGUF_VERSION = 3,
+    GGUF_VERSION_MIN = 2, /* little-endian, 2 and 3 are the same */
+    GGUF_VERSION_MAX = 3,
     GGUF_KEY_MAX = 65535,   /* the format's own limit */
     GGUF_NAME_MAX = 64,     /* likewise */
     GGUF_NESTING_MAX = 4,   /* arrays in arrays; no known file nests at all */
@@ -178,7 +180,7 @@ static int compare_values(const void *a, const void *b) {
     return compare_spans(((const struct gguf_value *)a)->key, ((const struct gguf_value *)b)->key);
 }
 
-static kvasir_status read_values(struct reader *r, struct gguf *g, uint64_t n) {
+static kvasir_status take_values(struct reader *r, struct gguf *g, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         if (g->n_values == g->cap_values) {
             size_t cap = g->cap_values ? g->cap_values * 2 : 64;
@@ -354,7 +356,7 @@ static const char *tensor_type_name(uint32_t type) {
         [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
         [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",    [25] = "I16",    [26] = "I32",
         [27] = "I64",    [28] = "F64",     [29] = "IQ1_M", [30] = "BF16",   [34] = "TQ1_0",
-        [35] = "TQ2_0",  [39] = "MXFP4",
+        [35] = "TQ2_0",  [39] = "MXFP4",   [40] = "NVFP4",
     };
     const char *name = type < sizeof names / sizeof *names ? names[type] : NULL;
     return name ? name : "unknown";
@@ -399,8 +401,8 @@ static kvasir_status take_tensor(struct reader *r, struct text_span *name,
     const struct weight_traits *traits = type < WEIGHT_GGUF_END ? weight_traits_of(type) : NULL;
     if (!traits)
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, at,
-                       "tensor %.*s has type %s (%u), supported are F32 F16 BF16 Q4_0 Q4_1 Q8_0",
-                       (int)name->len, name->data, tensor_type_name(type), type);
+                       "tensor %.*s has type %s (%u), which is not supported", (int)name->len,
+                       name->data, tensor_type_name(type), type);
     t->type = traits->type;
     if (!tensor_bytes(t->type, t->dims, t->n_dims, &t->bytes))
         return fail_at(r->err, KVASIR_ERR_FORMAT, at,
@@ -427,19 +429,23 @@ static kvasir_status place_tensor(const struct gguf *g, size_t start, uint32_t a
     return KVASIR_OK;
 }
 
-static kvasir_status check_disjoint(const struct checkpoint *c, const struct gguf *g,
+/* Tensors [first, n_tensors) are this file's. */
+static kvasir_status check_disjoint(const struct checkpoint *c, size_t first, const struct gguf *g,
                                     kvasir_error *err) {
-    const struct checkpoint_tensor **order = checkpoint_by_address(c, 0);
+    size_t n = c->n_tensors - first;
+    struct extent *order = mem_calloc(n, sizeof *order);
     if (!order)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", c->n_tensors);
-    kvasir_status status = KVASIR_OK;
-    for (size_t i = 1; i < c->n_tensors && status == KVASIR_OK; i++) {
-        const uint8_t *end = (const uint8_t *)order[i - 1]->data + order[i - 1]->bytes;
-        const uint8_t *begin = order[i]->data;
-        if (begin < end)
-            status = fail_at(err, KVASIR_ERR_FORMAT, begin - g->map.data,
-                             "tensors %s and %s overlap", order[i - 1]->name, order[i]->name);
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", n);
+    for (size_t i = 0; i < n; i++) {
+        const struct checkpoint_tensor *t = &c->tensors[first + i];
+        order[i] = (struct extent){t->name, t->data, t->bytes};
     }
+    extents_sort(order, n);
+    kvasir_status status = KVASIR_OK;
+    for (size_t i = 1; i < n && status == KVASIR_OK; i++)
+        if (order[i].data < order[i - 1].data + order[i - 1].bytes)
+            status = fail_at(err, KVASIR_ERR_FORMAT, order[i].data - g->map.data,
+                             "tensors %s and %s overlap", order[i - 1].name, order[i].name);
     mem_free(order);
     return status;
 }
@@ -454,87 +460,73 @@ static kvasir_status read_alignment(const struct gguf *g, uint32_t *alignment, k
     return KVASIR_OK;
 }
 
-/* Appends the next tensor to the checkpoint and its place to *places ([*cap], grows with the
- * table). */
-static kvasir_status read_tensor(struct reader *r, struct checkpoint *c, struct data_place **places,
-                                 size_t *cap) {
-    if (c->n_tensors == *cap) {
-        size_t more = *cap ? *cap * 2 : 256;
-        struct data_place *grown = mem_realloc(*places, more, sizeof *grown);
-        if (!grown)
-            return fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", more);
-        *places = grown;
-        *cap = more;
-    }
+/* Appends the next tensor to the checkpoint. */
+static kvasir_status add_tensor(struct reader *r, struct checkpoint *c, struct data_place *place) {
     struct text_span name;
     struct checkpoint_tensor t;
-    TRY(take_tensor(r, &name, &t, &(*places)[c->n_tensors]));
+    TRY(take_tensor(r, &name, &t, place));
     return checkpoint_add_take(c, gguf_tensor_name(name.data, name.len), &t, r->err);
 }
 
-static kvasir_status read_tensors(struct reader *r, const struct gguf *g, struct checkpoint *c,
-                                  uint64_t n) {
-    struct data_place *places = NULL; /* [n_tensors] */
-    size_t cap = 0;
+static kvasir_status take_tensors(struct reader *r, const struct gguf *g, struct checkpoint *c) {
+    struct data_place *places = NULL; /* [n_tensors - first], grows as entries are read */
+    size_t cap = 0, first = c->n_tensors;
     uint32_t alignment;
     kvasir_status status;
     TRY_GOTO(read_alignment(g, &alignment, r->err));
-    for (uint64_t i = 0; i < n; i++)
-        TRY_GOTO(read_tensor(r, c, &places, &cap));
-    size_t start = round_up(r->pos, alignment); /* pos is at most a file's size: no overflow */
-    if (start > r->size) {
-        status = fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)r->pos,
-                         "the file ends before its tensor data");
-        goto done;
+    for (uint64_t i = 0; i < g->n_tensors; i++) {
+        if (i == cap) {
+            cap = cap ? cap * 2 : 256;
+            struct data_place *grown = mem_realloc(places, cap, sizeof *grown);
+            if (!grown)
+                TRY_GOTO(fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", cap));
+            places = grown;
+        }
+        TRY_GOTO(add_tensor(r, c, &places[i]));
     }
-    for (size_t i = 0; i < c->n_tensors; i++)
-        TRY_GOTO(place_tensor(g, start, alignment, places[i], &c->tensors[i], r->err));
-    status = check_disjoint(c, g, r->err);
+    size_t start = round_up(r->pos, alignment); /* pos is at most a file's size: no overflow */
+    if (start > r->size && g->n_tensors)
+        TRY_GOTO(fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)r->pos,
+                         "the file ends before its tensor data"));
+    for (size_t i = 0; i < g->n_tensors; i++)
+        TRY_GOTO(place_tensor(g, start, alignment, places[i], &c->tensors[first + i], r->err));
+    status = check_disjoint(c, first, g, r->err);
 done:
     mem_free(places);
     return status;
 }
 
-/* ---- the file -------------------------------------------------------------------------------- */
+kvasir_status gguf_read_tensors(const struct gguf *g, struct checkpoint *c, kvasir_error *err) {
+    struct reader r = {g->map.data, g->map.size, g->infos, err};
+    return take_tensors(&r, g, c);
+}
 
-static kvasir_status read_head(struct reader *r, uint64_t *n_tensors, uint64_t *n_values) {
+/* ---- the head -------------------------------------------------------------------------------- */
+
+static kvasir_status take_head(struct reader *r, struct gguf *g, uint64_t *n_values) {
     const uint8_t *magic;
-    uint32_t version;
     if (r->size < 4 || memcmp(r->data, "GGUF", 4) != 0)
         return fail_at(r->err, KVASIR_ERR_FORMAT, 0,
                        "no GGUF file (it does not begin with \"GGUF\"); for safetensors give the "
                        "folder that holds config.json");
     TRY(take(r, 4, "the header", &magic));
-    TRY(take_u32(r, "the header", &version));
-    if (version == __builtin_bswap32(GGUF_VERSION))
+    TRY(take_u32(r, "the header", &g->version));
+    uint32_t swapped = __builtin_bswap32(g->version);
+    if (swapped >= GGUF_VERSION_MIN && swapped <= GGUF_VERSION_MAX)
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, 4, "big-endian GGUF is not supported");
-    if (version != GGUF_VERSION)
+    if (g->version < GGUF_VERSION_MIN || g->version > GGUF_VERSION_MAX)
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, 4,
-                       "GGUF version %u is not supported, only version %d", version, GGUF_VERSION);
-    TRY(take_u64(r, "the header", n_tensors));
+                       "GGUF version %u is not supported, only versions %d and %d", g->version,
+                       GGUF_VERSION_MIN, GGUF_VERSION_MAX);
+    TRY(take_u64(r, "the header", &g->n_tensors));
     return take_u64(r, "the header", n_values);
 }
 
-static kvasir_status read_file(struct checkpoint *c, struct gguf *g, kvasir_error *err) {
+kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) {
     struct reader r = {g->map.data, g->map.size, 0, err};
-    uint64_t n_tensors, n_values;
-    TRY(read_head(&r, &n_tensors, &n_values));
-    TRY(read_values(&r, g, n_values));
-    TRY(gguf_read_config(g, &c->config, err));
-    TRY(gguf_read_tokenizer(g, c, err));
-    TRY(read_tensors(&r, g, c, n_tensors));
-    TRY(checkpoint_seal(c, err));
-    c->config.tied_embedding = !checkpoint_find(c, "lm_head.weight");
+    uint64_t n_values;
+    TRY(take_head(&r, g, &n_values));
+    TRY(take_values(&r, g, n_values));
+    g->infos = r.pos;
     return KVASIR_OK;
-}
-
-kvasir_status gguf_open(struct checkpoint *c, const char *path, kvasir_error *err) {
-    struct gguf g = {0};
-    c->format = "GGUF v3";
-    TRY(checkpoint_map(c, path, &g.map, err));
-    kvasir_status status = read_file(c, &g, err);
-    if (status != KVASIR_OK)
-        fail_prefix(err, path);
-    mem_free(g.values);
-    return status;
 }

@@ -8,9 +8,9 @@
  * order. Keys that would change the arithmetic in a way the forward does not follow are refused by
  * name: a wrong answer is worse than none.
  *
- * Left out: per-layer arrays (head counts that differ by layer), tokenizer scores (SentencePiece
- * comes later).
+ * Left out: per-layer arrays (head counts that differ by layer).
  */
+#include <math.h>
 #include <stdio.h>
 
 #include "model/model_internal.h"
@@ -128,11 +128,6 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *c, kva
     *c = (struct model_config){0};
     TRY(read_architecture(g, c, err));
     struct arch_keys k = {.g = g, .arch = c->arch, .err = err};
-    uint32_t parts = 1;
-    TRY(gguf_get_u32(g, "split.count", false, 0, UINT32_MAX, &parts, err));
-    if (parts > 1)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "metadata split.count is %u: split files are not supported, merge them", parts);
     struct text_span name = {"", 0};
     TRY(gguf_get_string(g, "general.name", false, &name, err));
     snprintf(c->name, sizeof c->name, "%.*s", (int)(name.len < 95 ? name.len : 95), name.data);
@@ -214,6 +209,29 @@ static kvasir_status read_kinds(const struct gguf *g, struct tokenizer_spec *t, 
     return KVASIR_OK;
 }
 
+/* Scores order the merges of "llama" vocabularies; the others have merges. */
+static kvasir_status read_scores(const struct gguf *g, struct tokenizer_spec *t,
+                                 kvasir_error *err) {
+    static const char key[] = "tokenizer.ggml.scores";
+    const struct gguf_value *v = gguf_find(g, key);
+    if (!v || strcmp(t->model, "llama") != 0)
+        return KVASIR_OK;
+    if (v->type != GGUF_ARRAY || v->elem != GGUF_F32 || v->count != t->n_tokens)
+        return fail_at(err, KVASIR_ERR_FORMAT, v->offset,
+                       "metadata %s must be an array of f32, one for each of %zu tokens", key,
+                       t->n_tokens);
+    float *scores = mem_alloc(t->n_tokens * sizeof *scores);
+    if (!scores)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %s", key);
+    memcpy(scores, v->data, t->n_tokens * sizeof *scores);
+    t->scores = scores;
+    for (size_t i = 0; i < t->n_tokens; i++)
+        if (!isfinite(scores[i]))
+            return fail_at(err, KVASIR_ERR_FORMAT, v->offset + (int64_t)(i * sizeof *scores),
+                           "metadata %s: token %zu has score %g", key, i, (double)scores[i]);
+    return KVASIR_OK;
+}
+
 /* Whether a text begins with BOS where the file does not say: SentencePiece vocabularies and Llama
  * 3's do. */
 static bool add_bos_by_default(const struct tokenizer_spec *t) {
@@ -241,14 +259,21 @@ kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c, kv
     TRY(gguf_get_strings(g, "tokenizer.ggml.merges", &list, &t->n_merges, err));
     t->merges = list;
     TRY(read_kinds(g, t, err));
+    TRY(read_scores(g, t, err));
     TRY(read_special(g, "bos", t->n_tokens, &t->bos, err));
     TRY(read_special(g, "eos", t->n_tokens, &t->eos, err));
     TRY(read_special(g, "eot", t->n_tokens, &t->eot, err));
+    int32_t eom; /* ends a message that calls a tool */
+    TRY(read_special(g, "eom", t->n_tokens, &eom, err));
+    if (eom >= 0)
+        TRY(checkpoint_add_end(c, eom, err));
     TRY(read_special(g, "unknown", t->n_tokens, &t->unk, err));
     TRY(read_special(g, "padding", t->n_tokens, &t->pad, err));
     t->add_bos = add_bos_by_default(t);
     TRY(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &t->add_bos, err));
     TRY(gguf_get_bool(g, "tokenizer.ggml.add_eos_token", &t->add_eos, err));
+    t->add_space_prefix = strcmp(t->model, "llama") == 0;
+    TRY(gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", &t->add_space_prefix, err));
     c->has_tokenizer = true;
     return KVASIR_OK;
 }

@@ -119,7 +119,7 @@ static double llama3_scaled(const struct rope_config *rope, double inv_freq) {
 
 /* In double: a float32 frequency is off by 1e-7 of itself, which is a tenth of a radian at position
  * 10^6. */
-static void fill_inv_freq(const struct model *m, double *inv_freq) {
+void model_inv_freq(const struct model *m, double *inv_freq) {
     const struct rope_config *rope = &m->config.rope;
     for (uint32_t i = 0; i < rope->dims / 2; i++) {
         inv_freq[i] = m_pow(rope->theta, -2.0 * i / rope->dims);
@@ -128,6 +128,16 @@ static void fill_inv_freq(const struct model *m, double *inv_freq) {
         if (m->rope_factors)
             inv_freq[i] /= (double)m->rope_factors[i];
     }
+}
+
+bool rope_has_factors(const struct rope_config *rope, const float *factors) {
+    for (uint32_t i = 0; i < rope->dims / 2; i++) {
+        double plain = m_pow(rope->theta, -2.0 * i / rope->dims);
+        double off = plain / llama3_scaled(rope, plain) / (double)factors[i] - 1;
+        if (off > 1e-4 || off < -1e-4)
+            return false;
+    }
+    return true;
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */
@@ -183,7 +193,7 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
     const uint32_t widest = max_u32(max_u32(c->dim, c->ffn_dim), c->heads * c->head_dim);
     TRY_GOTO(backend_reserve(b, max_rows, widest, c->head_dim, err));
     TRY_GOTO(alloc_buffers(r, max_rows, max_logit_rows, err));
-    fill_inv_freq(m, r->inv_freq);
+    model_inv_freq(m, r->inv_freq);
 done:
     if (status == KVASIR_OK)
         *out = r;

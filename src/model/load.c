@@ -25,7 +25,6 @@
  *       it.
  *   L3  After model_open no operation needs to check a shape again.
  */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "model/model_internal.h"
@@ -39,24 +38,13 @@ struct binder {
     kvasir_error *err;
 };
 
-/* "[576, 1536]"; buf holds 96 bytes. */
-static const char *shape_text(const uint64_t *dims, uint32_t n_dims, char *buf) {
-    size_t len = 0;
-    buf[len++] = '[';
-    for (uint32_t i = 0; i < n_dims; i++)
-        len += (size_t)snprintf(buf + len, 96 - len, "%s%" PRIu64, i ? ", " : "", dims[i]);
-    buf[len++] = ']';
-    buf[len] = 0;
-    return buf;
-}
-
 static kvasir_status bind(struct binder *b, const char *name, const uint64_t *dims, uint32_t n_dims,
                           const struct checkpoint_tensor **out) {
     const struct checkpoint_tensor *t = checkpoint_find(b->checkpoint, name);
     if (!t)
         return fail(b->err, KVASIR_ERR_FORMAT, "tensor %s is missing", name);
     if (t->n_dims != n_dims || memcmp(t->dims, dims, n_dims * sizeof *dims) != 0) {
-        char found[96], expected[96];
+        char found[SHAPE_TEXT_MAX], expected[SHAPE_TEXT_MAX];
         return fail(b->err, KVASIR_ERR_FORMAT, "tensor %s has shape %s, expected %s", name,
                     shape_text(t->dims, t->n_dims, found), shape_text(dims, n_dims, expected));
     }
@@ -190,6 +178,9 @@ static kvasir_status check_config(const struct checkpoint *checkpoint, kvasir_er
     if (c->rope.dims < 2 || c->rope.dims % 2 != 0 || c->rope.dims > c->head_dim)
         return fail(err, KVASIR_ERR_FORMAT, "rope turns %u of a head's %u dims: must be even",
                     c->rope.dims, c->head_dim);
+    if (c->layers > checkpoint_tensor_count(checkpoint)) /* before memory is taken for them */
+        return fail(err, KVASIR_ERR_FORMAT, "the configuration has %u layers, the file %zu tensors",
+                    c->layers, checkpoint_tensor_count(checkpoint));
     if (t && t->n_tokens > c->vocab)
         return fail(err, KVASIR_ERR_FORMAT, "the tokenizer has %zu tokens, the model only %u",
                     t->n_tokens, c->vocab);

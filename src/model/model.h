@@ -61,10 +61,15 @@ struct checkpoint_tensor {
 struct weight checkpoint_weight(const struct checkpoint_tensor *t);
 
 struct checkpoint;
-/* path: a GGUF file, or a folder with config.json and *.safetensors (single, or sharded with an
- * index). */
+/* path: a GGUF file (any part of a split one: the others lie beside it), or a folder with
+ * config.json and *.safetensors (single, or sharded with an index). */
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out,
                               kvasir_error *err) MUST_CHECK;
+/* Only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration. path:
+ * a GGUF file of any architecture, a folder with a tokenizer.json, or a tokenizer.json (of the
+ * files beside it those are read that a folder's would be). checkpoint_tokenizer is not NULL. */
+kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out,
+                                   kvasir_error *err) MUST_CHECK;
 void checkpoint_close(struct checkpoint *c);
 const struct model_config *checkpoint_config(const struct checkpoint *c);
 /* Tensors go by Hugging Face names ("model.layers.0.self_attn.q_proj.weight") whatever the file
@@ -76,7 +81,8 @@ const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c,
 const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c);
 /* The chat template's source, NUL-terminated; NULL when there is none. */
 const char *checkpoint_chat_template(const struct checkpoint *c);
-const char *checkpoint_format(const struct checkpoint *c); /* "GGUF v3", "safetensors" */
+/* "GGUF v3", "safetensors", "MLX safetensors"; of text alone "GGUF v3", "tokenizer.json" */
+const char *checkpoint_format(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */
 
@@ -87,7 +93,16 @@ const struct checkpoint *model_checkpoint(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
 
-/* Layers that cache alike share page tables. */
+/* [rope.dims / 2] angle of a position, per rotary pair. */
+void model_inv_freq(const struct model *m, double *inv_freq);
+/* The constant that every key of a head holds before rope, mean [rope.dims / 2][2] of pairs
+ * (i, i + n). False: there is none. */
+bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float *mean);
+/* About how far a dim of the head's keys spreads around that constant, from the weights alone.
+ * scratch [dim]. */
+double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch);
+
+/* Layers that cache alike share page tables. Their centre is left NULL. */
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]);
 
 struct model_run;
@@ -100,5 +115,11 @@ void model_run_destroy(struct model_run *r);
 /* Enqueues one step: stores K and V of every row, and computes logits [n_logit_rows][vocab] of the
  * batch's logit rows into device memory owned by the run (valid until the next step). */
 const float *model_forward(struct model_run *r, const struct batch *batch);
+
+/* ---- converting (convert.c) ------------------------------------------------------------------ */
+
+/* kvasir_convert */
+kvasir_status model_convert(const char *in, const char *out, const kvasir_convert_options *o,
+                            kvasir_error *err) MUST_CHECK;
 
 #endif

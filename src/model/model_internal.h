@@ -2,10 +2,14 @@
 /* What the files of model/ share. Nobody outside model/ (but its unit tests) includes this.
  *
  *     checkpoint.c   struct checkpoint: the table that both readers fill, sorted by name
- *       gguf.c         a GGUF file cut into values and tensors
+ *       gguf_parts.c   a GGUF model: one file, or the parts of a split one
+ *         gguf.c         a file cut into values and tensors
  *         gguf_model.c   what those values mean: configuration, vocabulary, tensor names
  *       safetensors.c  a folder: tensors of one or several files
+ *         modules.c      those that belong together joined: mlx's and 8-bit floats' scales
  *         config.c       its config.json
+ *         quantization.c what that says about quantized modules
+ *         folder.c       its text files: tokenizer, chat template, end tokens
  *         json.c         JSON with bounds
  *     load.c         struct model: tensors bound to their places
  *     llama.c        struct model_run: the forward
@@ -54,28 +58,132 @@ kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
                                   kvasir_error *err) MUST_CHECK;
 /* Sorts by name; a name that stands twice is an error. */
 kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) MUST_CHECK;
-/* Pointers to tensors [first, n_tensors) in rising order of data; mem_free. NULL: no memory. */
-const struct checkpoint_tensor **checkpoint_by_address(const struct checkpoint *c,
-                                                       size_t first) MUST_CHECK;
+
+/* Where a tensor's data lies. */
+struct extent {
+    const char *name;
+    const uint8_t *data;
+    size_t bytes;
+};
+/* In rising order of data; an empty one before another that begins where it does. */
+void extents_sort(struct extent *list, size_t n);
 
 /* *bytes of n_dims dims (slowest first) of a type: false where a product overflows or the fastest
  * dim is no whole number of blocks. */
 bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims,
                   size_t *bytes) MUST_CHECK;
-/* What the data of a type must be aligned to so that kernels may load its numbers. */
-size_t weight_type_alignment(enum weight_type type);
+/* One more token that ends an answer; a second time is as good as once. */
+kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) MUST_CHECK;
 /* Bytes below 0x20 (and DEL) in a name would break one-line messages and logs: readers refuse such
  * names. */
 bool name_is_clean(const char *name, size_t len);
 
+/* "[576, 1536]" */
+enum { SHAPE_TEXT_MAX = 96 };
+const char *shape_text(const uint64_t *dims, uint32_t n_dims, char buf[SHAPE_TEXT_MAX]);
+
 /* ---- readers --------------------------------------------------------------------------------- */
 
 kvasir_status gguf_open(struct checkpoint *c, const char *path, kvasir_error *err) MUST_CHECK;
+/* Metadata of a file of any architecture, for its vocabulary and template; no tensors. */
+kvasir_status gguf_open_text(struct checkpoint *c, const char *path, kvasir_error *err) MUST_CHECK;
 kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
                                kvasir_error *err) MUST_CHECK;
-/* Text of a config.json; errors name the field. */
+
+/* ---- JSON (json.c) --------------------------------------------------------------------------- */
+
+/* jansson with duplicates refused, and nesting and memory bounded before it sees the text: see
+ * json.c. `at` is where the text stands in its file. */
+kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
+                         kvasir_error *err) MUST_CHECK;
+/* For documents of which no number is read: a tokenizer's model_max_length may be 10^30. */
+kvasir_status json_parse_strings(const char *text, size_t len, int64_t at, json_t **out,
+                                 kvasir_error *err) MUST_CHECK;
+/* Field `key` of an object; `prefix` ("" or "rope_scaling.") stands before it in errors. null
+ * counts as missing. Where it is missing *out stays as it was, unless `required`. Doubles must be
+ * finite and above 0: all that we read are. */
+struct json_scope {
+    const json_t *object;
+    const char *prefix;
+    kvasir_error *err;
+};
+kvasir_status json_get_u32(const struct json_scope *s, const char *key, bool required, uint32_t min,
+                           uint32_t max, uint32_t *out) MUST_CHECK;
+kvasir_status json_get_double(const struct json_scope *s, const char *key, bool required,
+                              double *out) MUST_CHECK;
+kvasir_status json_get_bool(const struct json_scope *s, const char *key, bool *out) MUST_CHECK;
+/* *out borrowed from the document. */
+kvasir_status json_get_string(const struct json_scope *s, const char *key, bool required,
+                              const char **out) MUST_CHECK;
+const char *json_kind(const json_t *value); /* "a string", "null" ... for errors */
+
+/* ---- config.json (config.c, quantization.c) -------------------------------------------------- */
+
+enum mlx_mode { MLX_AFFINE, MLX_MXFP4 };
+struct mlx_format {
+    enum mlx_mode mode;
+    uint32_t bits, group;
+};
+
+struct quantization {
+    enum { QUANTIZED_NOT, QUANTIZED_MLX, QUANTIZED_F8 } method;
+    const char *field;               /* the field that says so, for errors */
+    json_t *object;                  /* its value, with the modules' own entries; owned */
+    struct mlx_format usual;         /* of modules without one */
+    uint32_t block_rows, block_cols; /* of F8 scales; 0: none */
+};
+
+/* The field of a config.json's document; deinit also after a failure. */
+kvasir_status quantization_read(const struct json_scope *document,
+                                struct quantization *q) MUST_CHECK;
+void quantization_deinit(struct quantization *q);
+/* How a module of mlx is packed; an error where the field says that it is not. */
+kvasir_status quantization_of_module(const struct quantization *q, const char *module,
+                                     struct mlx_format *format, kvasir_error *err) MUST_CHECK;
+
+/* Text of a config.json; errors name the field. q: as quantization_read. */
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,
-                           kvasir_error *err) MUST_CHECK;
+                           struct quantization *q, kvasir_error *err) MUST_CHECK;
+
+/* ---- a folder's tensors (safetensors.c, modules.c) ------------------------------------------- */
+
+enum raw_dtype { RAW_F32, RAW_F16, RAW_BF16, RAW_F8_E4M3, RAW_U32, RAW_U8 };
+const char *raw_dtype_name(enum raw_dtype dtype);
+
+/* A tensor as a file has it. */
+struct raw_tensor {
+    char *name; /* owned */
+    enum raw_dtype dtype;
+    uint32_t n_dims;
+    uint64_t dims[TENSOR_DIMS_MAX]; /* slowest first */
+    const uint8_t *data;
+    size_t bytes;
+    bool taken; /* part of a checkpoint's tensor by now (modules.c) */
+};
+struct raw_tensors {
+    struct raw_tensor *list; /* [n], rising by name once all files are read */
+    size_t n, cap;
+};
+struct raw_tensor *raw_find(const struct raw_tensors *raw, const char *name);
+/* Appends the checkpoint's tensors. */
+kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *quantization,
+                           struct checkpoint *c, kvasir_error *err) MUST_CHECK;
+
+/* ---- a folder's files (folder.c) ------------------------------------------------------------- */
+
+enum { PATH_MAX_BYTES = 4096 };
+kvasir_status folder_path(char path[PATH_MAX_BYTES], const char *folder, const char *name,
+                          kvasir_error *err) MUST_CHECK;
+/* Puts the file's name in front of a failure's text; returns status. */
+kvasir_status in_file(const char *path, kvasir_status status, kvasir_error *err);
+/* "holds no NAME"; where a GGUF file lies in the folder it says so. */
+kvasir_status folder_fail_missing(const char *folder, const char *name, kvasir_error *err);
+/* Tokenizer, chat template and end tokens, as far as the folder has them. */
+kvasir_status folder_read_text(struct checkpoint *c, const char *folder,
+                               kvasir_error *err) MUST_CHECK;
+/* The same from a tokenizer.json and, where that is its name, from the files beside it. */
+kvasir_status folder_read_tokenizer_file(struct checkpoint *c, const char *path,
+                                         kvasir_error *err) MUST_CHECK;
 
 /* ---- GGUF as values (gguf.c) ----------------------------------------------------------------- */
 
@@ -109,9 +217,18 @@ struct gguf_value {
 
 struct gguf {
     struct file_map map;
-    struct gguf_value *values; /* [n_values], rising by key */
+    uint32_t version;
+    struct gguf_value *values; /* [n_values], rising by key; owned (mem_free) */
     size_t n_values, cap_values;
+    uint64_t n_tensors; /* as the head claims */
+    size_t infos;       /* offset of the first tensor's entry */
 };
+
+/* Cuts the file that g->map holds: the head and the values. */
+kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) MUST_CHECK;
+/* Appends its tensors to the checkpoint. */
+kvasir_status gguf_read_tensors(const struct gguf *g, struct checkpoint *c,
+                                kvasir_error *err) MUST_CHECK;
 
 /* NULL: no such key. */
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
@@ -140,29 +257,10 @@ kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,
  * NULL: no memory. */
 char *gguf_tensor_name(const char *name, size_t len);
 
-/* ---- JSON (json.c) --------------------------------------------------------------------------- */
+/* ---- rope (llama.c) -------------------------------------------------------------------------- */
 
-/* jansson with duplicates refused and nesting bounded before a parser sees it. `at` is where the
- * text stands in its file. */
-kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
-                         kvasir_error *err) MUST_CHECK;
-/* Field `key` of an object; `prefix` ("" or "rope_scaling.") stands before it in errors. null
- * counts as missing. Where it is missing *out stays as it was, unless `required`. Doubles must be
- * finite and above 0: all that we read are. */
-struct json_scope {
-    const json_t *object;
-    const char *prefix;
-    kvasir_error *err;
-};
-kvasir_status json_get_u32(const struct json_scope *s, const char *key, bool required, uint32_t min,
-                           uint32_t max, uint32_t *out) MUST_CHECK;
-kvasir_status json_get_double(const struct json_scope *s, const char *key, bool required,
-                              double *out) MUST_CHECK;
-kvasir_status json_get_bool(const struct json_scope *s, const char *key, bool *out) MUST_CHECK;
-/* *out borrowed from the document. */
-kvasir_status json_get_string(const struct json_scope *s, const char *key, bool required,
-                              const char **out) MUST_CHECK;
-const char *json_kind(const json_t *value); /* "a string", "null" ... for errors */
+/* True where `rope` divides every pair's frequency by its factor [dims / 2]. */
+bool rope_has_factors(const struct rope_config *rope, const float *factors);
 
 /* ---- model (load.c) -------------------------------------------------------------------------- */
 

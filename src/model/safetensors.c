@@ -10,14 +10,15 @@
  * e - b; tensors, in order of their data, begin at 0 and each where the one before ended, and the
  * last ends with the file: no holes, no overlap, nothing behind.
  *
- * Beyond them: data must be aligned for its type (official writers pad the header to 8 bytes, so
- * theirs is), an index may name only files beside it, and what it says about a tensor must be true.
+ * Beyond them: an index may name only files beside it, and what it says about a tensor must be
+ * true. Data may lie at odd addresses: mlx pads no header.
  *
- * Left out: tokenizer.json (a folder has no tokenizer yet), types other than F32, F16 and BF16.
+ * Here tensors are what the files hold; modules.c joins those that belong together. The folder's
+ * text files are folder.c's.
  */
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "model/model_internal.h"
@@ -26,34 +27,46 @@ enum {
     HEADER_MAX = 100000000, /* the official reader's limit */
     CONFIG_MAX = 1 << 20,   /* real ones have a few KB */
     INDEX_MAX = 64 << 20,   /* 100 bytes a tensor */
-    PATH_MAX_BYTES = 4096,
 };
 
-/* Puts the file's name in front of a failure's text. */
-static kvasir_status in_file(const char *path, kvasir_status status, kvasir_error *err) {
-    if (status != KVASIR_OK)
-        fail_prefix(err, path);
-    return status;
-}
+struct reader {
+    struct checkpoint *c;
+    struct raw_tensors raw;
+    struct quantization quantization;
+    const char *folder;
+    kvasir_error *err;
+};
 
 /* ---- one tensor ------------------------------------------------------------------------------ */
 
-static kvasir_status read_type(const char *name, const json_t *info, enum weight_type *type,
-                               kvasir_error *err) {
+static const struct {
+    const char *name;
+    uint8_t bytes;
+} dtypes[] = {
+    [RAW_F32] = {"F32", 4},         [RAW_F16] = {"F16", 2}, [RAW_BF16] = {"BF16", 2},
+    [RAW_F8_E4M3] = {"F8_E4M3", 1}, [RAW_U32] = {"U32", 4}, [RAW_U8] = {"U8", 1},
+};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+const char *raw_dtype_name(enum raw_dtype dtype) {
+    return dtypes[dtype].name;
+}
+
+static kvasir_status read_dtype(const char *name, const json_t *info, enum raw_dtype *dtype,
+                                kvasir_error *err) {
     const char *text = json_string_value(json_object_get(info, "dtype"));
     if (!text)
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s: field dtype must be a string, found %s",
                     name, json_kind(json_object_get(info, "dtype")));
-    if (strcmp(text, "F32") == 0)
-        *type = WEIGHT_F32;
-    else if (strcmp(text, "F16") == 0)
-        *type = WEIGHT_F16;
-    else if (strcmp(text, "BF16") == 0)
-        *type = WEIGHT_BF16;
-    else
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "tensor %s has dtype %.32s, supported are F32 F16 BF16", name, text);
-    return KVASIR_OK;
+    for (int i = 0; i < DTYPES; i++)
+        if (strcmp(text, dtypes[i].name) == 0) {
+            *dtype = (enum raw_dtype)i;
+            return KVASIR_OK;
+        }
+    return fail(err, KVASIR_ERR_UNSUPPORTED,
+                "tensor %s has dtype %.32s, supported are F32 F16 BF16 F8_E4M3, and U32 and U8 in "
+                "mlx's quantized modules",
+                name, text);
 }
 
 /* An array of at most `max` non-negative integers. */
@@ -76,20 +89,28 @@ static kvasir_status read_counts(const char *name, const json_t *info, const cha
     return KVASIR_OK;
 }
 
+static bool raw_bytes(const struct raw_tensor *t, size_t *bytes) {
+    *bytes = dtypes[t->dtype].bytes;
+    for (uint32_t i = 0; i < t->n_dims; i++)
+        if (!mul_size(*bytes, t->dims[i], bytes))
+            return false;
+    return true;
+}
+
 /* data, size: the data section. base: its offset in the file. */
 static kvasir_status read_tensor(const char *name, const json_t *info, const uint8_t *data,
-                                 size_t size, size_t base, struct checkpoint_tensor *t,
+                                 size_t size, size_t base, struct raw_tensor *t,
                                  kvasir_error *err) {
     uint64_t offsets[2];
     size_t n_dims, n_offsets;
-    *t = (struct checkpoint_tensor){0};
+    *t = (struct raw_tensor){0};
     if (!name_is_clean(name, strlen(name)))
         return fail(err, KVASIR_ERR_FORMAT,
                     "a tensor's name is empty or holds control characters: %.60s", name);
     if (!json_is_object(info))
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s must be an object, found %s", name,
                     json_kind(info));
-    TRY(read_type(name, info, &t->type, err));
+    TRY(read_dtype(name, info, &t->dtype, err));
     TRY(read_counts(name, info, "shape", TENSOR_DIMS_MAX, t->dims, &n_dims, err));
     TRY(read_counts(name, info, "data_offsets", 2, offsets, &n_offsets, err));
     t->n_dims = (uint32_t)n_dims;
@@ -100,37 +121,77 @@ static kvasir_status read_tensor(const char *name, const json_t *info, const uin
         return fail(err, KVASIR_ERR_FORMAT,
                     "tensor %s: data_offsets end at %" PRIu64 ", the file has %zu bytes of data",
                     name, offsets[1], size);
-    if (!tensor_bytes(t->type, t->dims, t->n_dims, &t->bytes))
+    if (!raw_bytes(t, &t->bytes))
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s: the product of its shape overflows", name);
     if (t->bytes != offsets[1] - offsets[0])
         return fail_at(err, KVASIR_ERR_FORMAT, (int64_t)(base + offsets[0]),
                        "tensor %s: its shape needs %zu bytes, data_offsets give %" PRIu64, name,
                        t->bytes, offsets[1] - offsets[0]);
-    if ((base + offsets[0]) % weight_type_alignment(t->type) != 0)
-        return fail_at(err, KVASIR_ERR_FORMAT, (int64_t)(base + offsets[0]),
-                       "tensor %s: its data is not aligned to %zu bytes", name,
-                       weight_type_alignment(t->type));
     t->data = data + offsets[0];
     return KVASIR_OK;
 }
 
+/* ---- the table of tensors -------------------------------------------------------------------- */
+
+static kvasir_status add_raw(struct raw_tensors *raw, const char *name, const struct raw_tensor *t,
+                             kvasir_error *err) {
+    if (raw->n == raw->cap) {
+        size_t cap = raw->cap ? raw->cap * 2 : 256;
+        struct raw_tensor *list = mem_realloc(raw->list, cap, sizeof *list);
+        if (!list)
+            return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", cap);
+        raw->list = list;
+        raw->cap = cap;
+    }
+    raw->list[raw->n] = *t;
+    raw->list[raw->n].name = mem_strdup(name);
+    if (!raw->list[raw->n].name)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
+    raw->n++;
+    return KVASIR_OK;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const struct raw_tensor *)a)->name, ((const struct raw_tensor *)b)->name);
+}
+
+static kvasir_status sort_raw(struct raw_tensors *raw, kvasir_error *err) {
+    if (raw->n)
+        qsort(raw->list, raw->n, sizeof *raw->list, compare_names);
+    for (size_t i = 1; i < raw->n; i++)
+        if (strcmp(raw->list[i - 1].name, raw->list[i].name) == 0)
+            return fail(err, KVASIR_ERR_FORMAT, "tensor %s stands there twice", raw->list[i].name);
+    return KVASIR_OK;
+}
+
+struct raw_tensor *raw_find(const struct raw_tensors *raw, const char *name) {
+    struct raw_tensor key = {.name = (char *)name};
+    return raw->n ? bsearch(&key, raw->list, raw->n, sizeof key, compare_names) : NULL;
+}
+
 /* ---- one file -------------------------------------------------------------------------------- */
 
-/* Tensors [first, n_tensors) are this file's. */
-static kvasir_status check_gapless(const struct checkpoint *c, size_t first,
+/* Tensors [first, n) are this file's. */
+static kvasir_status check_gapless(const struct raw_tensors *raw, size_t first,
                                    const struct file_map *map, size_t base, kvasir_error *err) {
-    const struct checkpoint_tensor **order = checkpoint_by_address(c, first);
+    size_t n = raw->n - first;
+    struct extent *order = mem_calloc(n, sizeof *order);
     if (!order)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", c->n_tensors);
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", n);
+    for (size_t i = 0; i < n; i++) {
+        const struct raw_tensor *t = &raw->list[first + i];
+        order[i] = (struct extent){t->name, t->data, t->bytes};
+    }
+    extents_sort(order, n);
     kvasir_status status = KVASIR_OK;
     const uint8_t *end = map->data + base;
-    for (size_t i = 0; i < c->n_tensors - first && status == KVASIR_OK; i++) {
-        const uint8_t *begin = order[i]->data;
-        if (begin != end)
-            status = fail_at(err, KVASIR_ERR_FORMAT, begin - map->data,
-                             "tensor %s: data_offsets %s", order[i]->name,
-                             begin < end ? "overlap another tensor's" : "leave a hole before it");
-        end = begin + order[i]->bytes;
+    for (size_t i = 0; i < n && status == KVASIR_OK; i++) {
+        if (order[i].data != end)
+            status = fail_at(err, KVASIR_ERR_FORMAT, order[i].data - map->data,
+                             "tensor %s: data_offsets %s", order[i].name,
+                             order[i].data < end ? "overlap another tensor's"
+                                                 : "leave a hole before it");
+        end = order[i].data + order[i].bytes;
     }
     mem_free(order);
     if (status == KVASIR_OK && end != map->data + map->size)
@@ -139,10 +200,11 @@ static kvasir_status check_gapless(const struct checkpoint *c, size_t first,
     return status;
 }
 
+/* null is what mx.save_safetensors writes for none. */
 static kvasir_status check_metadata(const json_t *metadata, kvasir_error *err) {
     const char *key;
     json_t *value;
-    if (!json_is_object(metadata))
+    if (!json_is_object(metadata) && !json_is_null(metadata))
         return fail(err, KVASIR_ERR_FORMAT, "field __metadata__ must be an object, found %s",
                     json_kind(metadata));
     json_object_foreach((json_t *)metadata, key, value) {
@@ -153,18 +215,18 @@ static kvasir_status check_metadata(const json_t *metadata, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-static kvasir_status read_tensors(struct checkpoint *c, const struct file_map *map, size_t base,
-                                  json_t *header, kvasir_error *err) {
+static kvasir_status read_tensors(struct reader *r, const struct file_map *map, size_t base,
+                                  json_t *header) {
     const char *name;
     json_t *info;
     json_object_foreach(header, name, info) {
         if (strcmp(name, "__metadata__") == 0) {
-            TRY(check_metadata(info, err));
+            TRY(check_metadata(info, r->err));
             continue;
         }
-        struct checkpoint_tensor t;
-        TRY(read_tensor(name, info, map->data + base, map->size - base, base, &t, err));
-        TRY(checkpoint_add_take(c, mem_strdup(name), &t, err));
+        struct raw_tensor t;
+        TRY(read_tensor(name, info, map->data + base, map->size - base, base, &t, r->err));
+        TRY(add_raw(&r->raw, name, &t, r->err));
     }
     return KVASIR_OK;
 }
@@ -187,29 +249,21 @@ static kvasir_status read_header(const struct file_map *map, json_t **header, si
     return json_parse(text, (size_t)len, sizeof len, header, err);
 }
 
-static kvasir_status read_file(struct checkpoint *c, const char *path, kvasir_error *err) {
+static kvasir_status read_file(struct reader *r, const char *path) {
     struct file_map map;
-    TRY(checkpoint_map(c, path, &map, err));
+    TRY(checkpoint_map(r->c, path, &map, r->err));
     json_t *header = NULL;
-    size_t base = 0, first = c->n_tensors;
+    size_t base = 0, first = r->raw.n;
     kvasir_status status;
-    TRY_GOTO(read_header(&map, &header, &base, err));
-    TRY_GOTO(read_tensors(c, &map, base, header, err));
-    TRY_GOTO(check_gapless(c, first, &map, base, err));
+    TRY_GOTO(read_header(&map, &header, &base, r->err));
+    TRY_GOTO(read_tensors(r, &map, base, header));
+    TRY_GOTO(check_gapless(&r->raw, first, &map, base, r->err));
 done:
     json_decref(header);
-    return in_file(path, status, err);
+    return in_file(path, status, r->err);
 }
 
 /* ---- the folder ------------------------------------------------------------------------------ */
-
-static kvasir_status join_path(char path[PATH_MAX_BYTES], const char *folder, const char *name,
-                               kvasir_error *err) {
-    int n = snprintf(path, PATH_MAX_BYTES, "%s/%s", folder, name);
-    if (n < 0 || n >= PATH_MAX_BYTES)
-        return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is too long", folder);
-    return KVASIR_OK;
-}
 
 /* A shard is a file beside the index: a name that leads elsewhere is refused. */
 static bool shard_name_is_plain(const char *name) {
@@ -238,48 +292,46 @@ static kvasir_status collect_shards(json_t *weight_map, json_t *shards, kvasir_e
 }
 
 /* Opens them; shards becomes {file: number of its map}. */
-static kvasir_status open_shards(struct checkpoint *c, const char *folder, json_t *shards,
-                                 kvasir_error *err) {
+static kvasir_status open_shards(struct reader *r, json_t *shards) {
     const char *file;
     json_t *number;
     json_object_foreach(shards, file, number) {
         char path[PATH_MAX_BYTES];
-        TRY(join_path(path, folder, file, err));
-        json_integer_set(number, (json_int_t)c->n_maps);
-        TRY(read_file(c, path, err));
+        TRY(folder_path(path, r->folder, file, r->err));
+        json_integer_set(number, (json_int_t)r->c->n_maps);
+        TRY(read_file(r, path));
     }
     return KVASIR_OK;
 }
 
-static kvasir_status check_weight_map(const struct checkpoint *c, json_t *weight_map,
-                                      const json_t *shards, kvasir_error *err) {
+static kvasir_status check_weight_map(const struct reader *r, json_t *weight_map,
+                                      const json_t *shards) {
     const char *name;
     json_t *value;
     json_object_foreach(weight_map, name, value) {
         const char *file = json_string_value(value);
-        const struct checkpoint_tensor *t = checkpoint_find(c, name);
-        const struct file_map *map = &c->maps[json_integer_value(json_object_get(shards, file))];
+        const struct raw_tensor *t = raw_find(&r->raw, name);
+        const struct file_map *map = &r->c->maps[json_integer_value(json_object_get(shards, file))];
         const uint8_t *data = t ? t->data : NULL;
         if (!data || data < map->data || data > map->data + map->size)
-            return fail(err, KVASIR_ERR_FORMAT, "field weight_map.%s: no such tensor in %s", name,
-                        file);
+            return fail(r->err, KVASIR_ERR_FORMAT, "field weight_map.%s: no such tensor in %s",
+                        name, file);
     }
     return KVASIR_OK;
 }
 
-static kvasir_status read_index(struct checkpoint *c, const char *folder, const char *path,
-                                kvasir_error *err) {
+static kvasir_status read_index(struct reader *r, const char *path) {
     char *text = NULL;
     size_t len;
     json_t *document = NULL, *shards = json_object();
     kvasir_status status;
-    TRY_GOTO(file_read_all(path, INDEX_MAX, &text, &len, err));
-    TRY_GOTO(in_file(path, json_parse(text, len, 0, &document, err), err));
+    TRY_GOTO(file_read_all(path, INDEX_MAX, &text, &len, r->err));
+    TRY_GOTO(in_file(path, json_parse(text, len, 0, &document, r->err), r->err));
     json_t *weight_map = json_object_get(document, "weight_map");
-    TRY_GOTO(in_file(path, collect_shards(weight_map, shards, err), err));
-    TRY_GOTO(open_shards(c, folder, shards, err));
-    TRY_GOTO(in_file(path, checkpoint_seal(c, err), err));
-    TRY_GOTO(in_file(path, check_weight_map(c, weight_map, shards, err), err));
+    TRY_GOTO(in_file(path, collect_shards(weight_map, shards, r->err), r->err));
+    TRY_GOTO(open_shards(r, shards));
+    TRY_GOTO(in_file(path, sort_raw(&r->raw, r->err), r->err));
+    TRY_GOTO(in_file(path, check_weight_map(r, weight_map, shards), r->err));
 done:
     json_decref(shards);
     json_decref(document);
@@ -287,32 +339,16 @@ done:
     return status;
 }
 
-static kvasir_status read_config(struct checkpoint *c, const char *path, kvasir_error *err) {
-    char *text;
+static kvasir_status read_config(struct reader *r) {
+    char path[PATH_MAX_BYTES], *text;
     size_t len;
-    TRY(file_read_all(path, CONFIG_MAX, &text, &len, err));
-    kvasir_status status = in_file(path, config_parse(text, len, &c->config, err), err);
+    TRY(folder_path(path, r->folder, "config.json", r->err));
+    if (access(path, F_OK) != 0)
+        return folder_fail_missing(r->folder, "config.json", r->err);
+    TRY(file_read_all(path, CONFIG_MAX, &text, &len, r->err));
+    kvasir_status status = config_parse(text, len, &r->c->config, &r->quantization, r->err);
     mem_free(text);
-    return status;
-}
-
-/* A folder without config.json: where a GGUF file lies in it, say so. */
-static kvasir_status fail_no_config(const char *folder, kvasir_error *err) {
-    kvasir_status status = fail(err, KVASIR_ERR_IO, "%s: the folder holds no config.json", folder);
-    DIR *dir = opendir(folder);
-    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        size_t len = strlen(e->d_name);
-        if (len > 5 && strcmp(e->d_name + len - 5, ".gguf") == 0) {
-            status =
-                fail(err, KVASIR_ERR_IO,
-                     "%s: the folder holds no config.json; for GGUF give the file, as in %s/%s",
-                     folder, folder, e->d_name);
-            break;
-        }
-    }
-    if (dir)
-        closedir(dir);
-    return status;
+    return in_file(path, status, r->err);
 }
 
 static void name_after_folder(struct model_config *config, const char *folder) {
@@ -325,24 +361,41 @@ static void name_after_folder(struct model_config *config, const char *folder) {
     snprintf(config->name, sizeof config->name, "%.*s", (int)(end - begin), folder + begin);
 }
 
-kvasir_status safetensors_open(struct checkpoint *c, const char *folder, kvasir_error *err) {
-    char path[PATH_MAX_BYTES];
-    c->format = "safetensors";
-    TRY(join_path(path, folder, "config.json", err));
-    if (access(path, F_OK) != 0)
-        return fail_no_config(folder, err);
-    TRY(read_config(c, path, err));
-    name_after_folder(&c->config, folder);
-
-    TRY(join_path(path, folder, "model.safetensors", err));
+/* One file, or the index of several: what path names the tensors are of. */
+static kvasir_status read_files(struct reader *r, char path[PATH_MAX_BYTES]) {
+    TRY(folder_path(path, r->folder, "model.safetensors", r->err));
     if (access(path, F_OK) == 0) {
-        TRY(read_file(c, path, err));
-        return in_file(path, checkpoint_seal(c, err), err);
+        TRY(read_file(r, path));
+        return in_file(path, sort_raw(&r->raw, r->err), r->err);
     }
-    TRY(join_path(path, folder, "model.safetensors.index.json", err));
+    TRY(folder_path(path, r->folder, "model.safetensors.index.json", r->err));
     if (access(path, F_OK) == 0)
-        return read_index(c, folder, path, err);
-    return fail(err, KVASIR_ERR_IO,
+        return read_index(r, path);
+    return fail(r->err, KVASIR_ERR_IO,
                 "%s: the folder holds neither model.safetensors nor model.safetensors.index.json",
-                folder);
+                r->folder);
+}
+
+static kvasir_status join(struct reader *r) {
+    TRY(modules_join(&r->raw, &r->quantization, r->c, r->err));
+    return checkpoint_seal(r->c, r->err);
+}
+
+kvasir_status safetensors_open(struct checkpoint *c, const char *folder, kvasir_error *err) {
+    struct reader r = {.c = c, .folder = folder, .err = err};
+    char path[PATH_MAX_BYTES];
+    kvasir_status status;
+    c->format = "safetensors";
+    TRY_GOTO(read_config(&r));
+    name_after_folder(&c->config, folder);
+    TRY_GOTO(read_files(&r, path));
+    TRY_GOTO(in_file(path, join(&r), err));
+    if (r.quantization.method == QUANTIZED_MLX)
+        c->format = "MLX safetensors";
+done:
+    for (size_t i = 0; i < r.raw.n; i++)
+        mem_free(r.raw.list[i].name);
+    mem_free(r.raw.list);
+    quantization_deinit(&r.quantization);
+    return status;
 }

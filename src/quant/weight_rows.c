@@ -104,10 +104,10 @@ void decode_mxfp4_mlx(const struct weight *w, uint32_t row, float *out) {
 
 static float e4m3_to_f32(uint8_t v) {
     int exponent = v >> 3 & 15, mantissa = v & 7;
-    float magnitude = exponent == 0 ? ldexpf((float)mantissa, -9)
-                      : exponent == 15 && mantissa == 7
-                          ? NAN
-                          : ldexpf((float)(8 + mantissa), exponent - 10);
+    if (exponent == 15 && mantissa == 7)
+        return NAN;
+    int units = exponent == 0 ? 2 * mantissa : (8 + mantissa) << exponent; /* of 2^-10 */
+    float magnitude = (float)units * 0x1p-10f;
     return v & 128 ? -magnitude : magnitude;
 }
 

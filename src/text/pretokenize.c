@@ -1,159 +1,283 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pre-tokenizers: the patterns that cut text into words before any merge.
+/* Pre-tokenizers: how text is cut into words before any merge.
  *
- * A pre-tokenizer is a list of stages, a stage is one pattern. Stage 0 cuts the text; every part is
- * then a text of its own for stage 1 (lookahead sees its end as the end of text), and what the last
- * stage cuts are the words:
+ * A pre-tokenizer is a list of stages. Stage 0 cuts the text; every part is then a text of its own
+ * for stage 1 (lookahead sees its end as the end of text), and what the last stage cuts are the
+ * words:
  *
  *     "in 42 days"   stage 0, \p{N}     [in ] [4] [2] [ days]
  *                    stage 1, gpt-2     [in] [ ] [4] [2] [ days]
  *
- * A match is a part, and so is the text between two matches: nothing is ever lost. A further
- * pre-tokenizer is one row of `known` below.
+ * A stage finds matches; the text between two matches is an item too, and its behavior says which
+ * neighbours belong together:
  *
- * Patterns run in PCRE2 in UTF and UCP mode. White space is written out as a class, because PCRE2's
- * \s also takes U+180E, which has not been White_Space since Unicode 6.3 and is not in the
- * tokenizers that trained the models. The text was checked to be UTF-8 by the caller; PCRE2 is told
- * not to check again, for it would walk the rest of the text at every match.
+ *     items      a   MATCH  MATCH  b        isolated              [a] [M] [M] [b]
+ *                                           merged with previous  [aM] [M] [b]
+ *                                           merged with next      [a] [M] [Mb]
+ *                                           contiguous            [a] [MM] [b]
+ *                                           removed               [a] [b]
  *
- * Left out: normalisation (it comes before this), patterns out of a tokenizer.json.
+ * Two kinds of stages cut nothing but write their part anew, into memory of the encoding: a space
+ * in front, and U+2581 for spaces.
+ *
+ * The text was checked to be UTF-8 by the caller; PCRE2 is told not to check again, for it would
+ * walk the rest of the text at every match.
  */
 #include <string.h>
 
 #include "text/tokenizer_internal.h"
 
-/* The insides of a class; \S is [^ SPACE ]. \p{Z} is Zs, Zl and Zp. */
-#define SPACE "\\t-\\r\\x{85}\\p{Z}"
+/* ---- making one ------------------------------------------------------------------------------ */
 
-#define GPT2_WORDS                                                                                 \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|[" SPACE              \
-    "]+(?![^" SPACE "])|[" SPACE "]+"
+/* What a stage may expect of patterns that are not ours: PCRE2's own default, and steps for every
+ * byte. Steps of ours are linear in the length of a word, and words may be long: in patterns like
+ * \s*[\r\n]+ the default alone ends at 10 million spaces. */
+enum { MATCH_STEPS = 10 * 1000 * 1000, MATCH_STEPS_A_BYTE = 16 };
 
-static const struct {
-    const char *name;
-    const char *patterns[PRETOKENIZER_STAGES_MAX + 1]; /* NULL-terminated */
-} known[] = {
-    {"gpt-2", {GPT2_WORDS}},
-    {"default", {GPT2_WORDS}},
-    {"smollm", {"\\p{N}", GPT2_WORDS}},
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+#define LETTERS      "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define SIGNS        " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+#define SPACES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QWEN2        CONTRACTIONS LETTERS "\\p{N}|" SIGNS SPACES
+#define LLAMA3       CONTRACTIONS LETTERS "\\p{N}{1,3}|" SIGNS SPACES
+/* Words end where small letters are followed by capitals. */
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEKKEN                                                                                     \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER            \
+    "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES
+
+/* Rows that share a pattern are names that differ in what else their makers changed. */
+static const struct known_pre known[] = {
+    {.name = "gpt-2", .patterns = {gpt2_pattern}},
+    {.name = "default", .patterns = {gpt2_pattern}},
+    {.name = "smollm", .patterns = {"\\p{N}", gpt2_pattern}},
+    {.name = "starcoder", .patterns = {"\\p{N}", gpt2_pattern}},
+    {.name = "qwen2", .patterns = {QWEN2}, .nfc = true},
+    {.name = "tekken", .patterns = {TEKKEN}, .ignore_merges = true},
+    {.name = "llama-bpe", .patterns = {LLAMA3}, .ignore_merges = true},
+    {.name = "llama3", .patterns = {LLAMA3}, .ignore_merges = true},
+    {.name = "llama-v3", .patterns = {LLAMA3}, .ignore_merges = true},
 };
 enum { KNOWN = sizeof known / sizeof known[0] };
 
-kvasir_status pretokenizer_init(struct pretokenizer *p, const char *name, kvasir_error *err) {
-    struct text_buf names = {0};
+kvasir_status known_pre_find(const char *name, const struct known_pre **out, kvasir_error *err) {
+    char names[256];
+    size_t at = 0;
     for (size_t i = 0; i < KNOWN; i++) {
         if (strcmp(known[i].name, name) == 0) {
-            text_free(&names);
-            return pretokenizer_init_patterns(p, known[i].patterns, err);
+            *out = &known[i];
+            return KVASIR_OK;
         }
-        if (!text_printf(&names, "%s%s", i ? ", " : "", known[i].name)) {
-            text_free(&names);
-            return fail(err, KVASIR_ERR_MEMORY, "no memory for the tokenizer");
+        size_t len = strlen(known[i].name);
+        if (at + len + 3 < sizeof names) {
+            memcpy(names + at, i ? ", " : "", i ? 2 : 0);
+            at += i ? 2 : 0;
+            memcpy(names + at, known[i].name, len);
+            at += len;
         }
     }
-    kvasir_status status =
-        fail(err, KVASIR_ERR_UNSUPPORTED, "pre-tokenizer \"%s\" is not supported (known: %s)",
-             quote_bytes(name, strlen(name)).text, names.data);
-    text_free(&names);
-    return status;
+    return fail(err, KVASIR_ERR_UNSUPPORTED, "pre-tokenizer \"%s\" is not supported (known: %.*s)",
+                quote_bytes(name, strlen(name)).text, (int)at, names);
 }
 
-kvasir_status pretokenizer_init_patterns(struct pretokenizer *p, const char *const *patterns,
-                                         kvasir_error *err) {
-    memset(p, 0, sizeof *p);
-    p->limits = pcre2_match_context_create(NULL);
-    if (!p->limits)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for the pre-tokenizer");
-    /* Steps are linear in the length of a word, so a limit on them would only limit words: in
-     * patterns like \s*[\r\n]+ PCRE2's default ends at 10 million spaces. */
-    pcre2_set_match_limit(p->limits, UINT32_MAX);
-    for (; patterns[p->n_stages]; p->n_stages++) {
-        int code;
-        PCRE2_SIZE at;
-        pcre2_code *re =
-            pcre2_compile((PCRE2_SPTR)patterns[p->n_stages], PCRE2_ZERO_TERMINATED,
-                          PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, NULL);
-        if (!re) {
-            char why[128];
-            pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-            pretokenizer_deinit(p);
-            return fail_at(err, KVASIR_ERR_UNSUPPORTED, (int64_t)at,
-                           "pre-tokenizer pattern, character %zu: %s", at, why);
-        }
-        /* Where there is no JIT (a build or a system without it), pcre2_match interprets:
-         * slower, the same words. */
-        (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE);
-        p->stage[p->n_stages] = re;
+kvasir_status pretokenizer_add(struct pretokenizer *p, const struct stage *stage,
+                               kvasir_error *err) {
+    if (p->n == PRETOKENIZER_STAGES_MAX) {
+        pcre2_code_free(stage->re);
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d pre-tokenizers in a row",
+                    PRETOKENIZER_STAGES_MAX);
+    }
+    p->stage[p->n++] = *stage;
+    return KVASIR_OK;
+}
+
+kvasir_status pretokenizer_add_patterns(struct pretokenizer *p, const char *const *patterns,
+                                        kvasir_error *err) {
+    for (; *patterns; patterns++) {
+        struct stage stage = {.kind = STAGE_REGEX, .behavior = SPLIT_ISOLATED};
+        TRY(regex_compile_onig(span_of(*patterns), &stage.re, err));
+        TRY(pretokenizer_add(p, &stage, err));
     }
     return KVASIR_OK;
 }
 
 void pretokenizer_deinit(struct pretokenizer *p) {
-    for (int i = 0; i < p->n_stages; i++)
-        pcre2_code_free(p->stage[i]);
-    pcre2_match_context_free(p->limits);
+    for (int i = 0; i < p->n; i++)
+        pcre2_code_free(p->stage[i].re);
     memset(p, 0, sizeof *p);
 }
 
-/* Finds the next match at or behind `from`. False: there is none, or *status is an error. */
-static bool next_match(const struct pretokenizer *p, int stage, pcre2_match_data *match,
-                       const char *text, size_t len, size_t from, kvasir_status *status,
-                       kvasir_error *err) {
-    const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
-    PCRE2_SPTR subject = (PCRE2_SPTR)text;
-    int rc = pcre2_match(p->stage[stage], subject, len, from, options, match, p->limits);
-    /* JIT code backtracks on a 32 KiB stack; the interpreter keeps its frames on the heap. */
-    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
-        rc = pcre2_match(p->stage[stage], subject, len, from, options | PCRE2_NO_JIT, match,
-                         p->limits);
-    if (rc >= 0)
-        return true;
-    if (rc == PCRE2_ERROR_NOMATCH) {
-        *status = KVASIR_OK;
-    } else if (rc == PCRE2_ERROR_NOMEMORY || rc == PCRE2_ERROR_HEAPLIMIT) {
-        *status = fail(err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", len);
-    } else {
-        char why[128];
-        pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
-        *status = fail(err, KVASIR_ERR_TEXT, "cannot split a text of %zu bytes: %s", len, why);
-    }
-    return false;
+kvasir_status pre_scratch_init(struct pre_scratch *scratch, size_t text_len, kvasir_error *err) {
+    memset(scratch, 0, sizeof *scratch);
+    scratch->match = pcre2_match_data_create(1, NULL); /* the whole match; no groups */
+    scratch->limits = pcre2_match_context_create(NULL);
+    if (!scratch->match || !scratch->limits)
+        return fail(err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", text_len);
+    size_t steps = MATCH_STEPS + MATCH_STEPS_A_BYTE * text_len;
+    pcre2_set_match_limit(scratch->limits, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
+    return KVASIR_OK;
 }
 
+void pre_scratch_deinit(struct pre_scratch *scratch) {
+    pcre2_match_data_free(scratch->match);
+    pcre2_match_context_free(scratch->limits);
+    for (int i = 0; i < PRETOKENIZER_STAGES_MAX; i++)
+        text_free(&scratch->text[i]);
+    memset(scratch, 0, sizeof *scratch);
+}
+
+/* ---- matches --------------------------------------------------------------------------------- */
+
+struct part {
+    struct text_span text;
+    bool at_start; /* of the input */
+};
 struct split {
     const struct pretokenizer *p;
-    pcre2_match_data *match;
+    struct pre_scratch *scratch;
     word_fn *fn;
     void *ctx;
     kvasir_error *err;
 };
 
-/* One part of stage - 1. Recurses at most PRETOKENIZER_STAGES_MAX deep; `match` is read before
- * the recursion. */
-static kvasir_status split_part(const struct split *s, int stage, const char *text, size_t len) {
-    if (len == 0)
-        return KVASIR_OK;
-    if (stage == s->p->n_stages) {
-        if (!s->fn(s->ctx, (const uint8_t *)text, len))
-            return fail(s->err, KVASIR_ERR_MEMORY, "no memory to encode a word of %zu bytes", len);
-        return KVASIR_OK;
-    }
-    kvasir_status status = KVASIR_OK;
-    size_t at = 0;
-    while (at < len && next_match(s->p, stage, s->match, text, len, at, &status, s->err)) {
-        const PCRE2_SIZE *span = pcre2_get_ovector_pointer(s->match);
-        size_t start = span[0], end = span[1];
-        TRY(split_part(s, stage + 1, text + at, start - at));
-        TRY(split_part(s, stage + 1, text + start, end - start));
-        at = end;
-    }
-    TRY(status);
-    return split_part(s, stage + 1, text + at, len - at);
+static kvasir_status match_failed(int rc, size_t len, kvasir_error *err) {
+    if (rc == PCRE2_ERROR_NOMEMORY || rc == PCRE2_ERROR_HEAPLIMIT)
+        return fail(err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", len);
+    char why[128];
+    pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
+    return fail(err, KVASIR_ERR_TEXT, "cannot split a text of %zu bytes: %s", len, why);
 }
 
-kvasir_status pretokenizer_split(const struct pretokenizer *p, pcre2_match_data *match,
-                                 const char *text, size_t len, word_fn *fn, void *ctx,
+/* Finds the next match at or behind `from`; both ends are text.len where there is none. */
+static kvasir_status next_match(const struct split *s, const struct stage *stage,
+                                struct text_span text, size_t from, size_t *start, size_t *end) {
+    *start = *end = text.len;
+    if (stage->kind == STAGE_LITERAL) {
+        *start = find_text(text, from, stage->text, stage->text_len);
+        *end = *start == text.len ? text.len : *start + stage->text_len;
+        return KVASIR_OK;
+    }
+    const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    PCRE2_SPTR subject = (PCRE2_SPTR)text.data;
+    struct pre_scratch *scratch = s->scratch;
+    int rc =
+        pcre2_match(stage->re, subject, text.len, from, options, scratch->match, scratch->limits);
+    /* JIT code backtracks on a 32 KiB stack; the interpreter keeps its frames on the heap. */
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        rc = pcre2_match(stage->re, subject, text.len, from, options | PCRE2_NO_JIT, scratch->match,
+                         scratch->limits);
+    if (rc == PCRE2_ERROR_NOMATCH)
+        return KVASIR_OK;
+    if (rc < 0)
+        return match_failed(rc, text.len, s->err);
+    const PCRE2_SIZE *span = pcre2_get_ovector_pointer(scratch->match);
+    *start = span[0];
+    *end = span[1];
+    return KVASIR_OK;
+}
+
+/* ---- stages ---------------------------------------------------------------------------------- */
+
+static kvasir_status run_stage(const struct split *s, int stage, struct part part);
+
+/* Items that were joined and wait for the next one. */
+struct joined {
+    size_t start, end;
+    bool match; /* the last of them */
+};
+
+static bool belongs_to_last(enum split_behavior behavior, bool last, bool match) {
+    switch (behavior) {
+    case SPLIT_MERGED_WITH_PREVIOUS:
+        return match && !last;
+    case SPLIT_MERGED_WITH_NEXT:
+        return last && !match;
+    case SPLIT_CONTIGUOUS:
+        return last == match;
+    default:
+        return false;
+    }
+}
+
+static kvasir_status emit(const struct split *s, int stage, const struct part *part,
+                          const struct joined *j) {
+    bool removed = s->p->stage[stage].behavior == SPLIT_REMOVED && j->match;
+    if (j->start == j->end || removed)
+        return KVASIR_OK;
+    struct part next = {{part->text.data + j->start, j->end - j->start},
+                        part->at_start && j->start == 0};
+    return run_stage(s, stage + 1, next);
+}
+
+static kvasir_status take(const struct split *s, int stage, const struct part *part,
+                          struct joined *j, size_t start, size_t end, bool match) {
+    const struct stage *g = &s->p->stage[stage];
+    match = match != g->invert;
+    if (start == end)
+        return KVASIR_OK;
+    if (j->start == j->end || !belongs_to_last(g->behavior, j->match, match)) {
+        TRY(emit(s, stage, part, j));
+        j->start = start;
+    }
+    j->end = end;
+    j->match = match;
+    return KVASIR_OK;
+}
+
+static kvasir_status cut(const struct split *s, int stage, struct part part) {
+    struct joined j = {0};
+    size_t at = 0;
+    while (at < part.text.len) {
+        size_t start, end;
+        TRY(next_match(s, &s->p->stage[stage], part.text, at, &start, &end));
+        TRY(take(s, stage, &part, &j, at, start, false));
+        TRY(take(s, stage, &part, &j, start, end, true));
+        at = end;
+    }
+    return emit(s, stage, &part, &j);
+}
+
+/* Writes the part anew and hands it on. */
+static kvasir_status rewrite(const struct split *s, int stage, struct part part) {
+    const struct stage *g = &s->p->stage[stage];
+    struct text_buf *out = &s->scratch->text[stage];
+    struct text_span text = part.text;
+    bool changed = false, good;
+    out->len = 0;
+    if (g->kind == STAGE_MARKS) {
+        good = replace_text(text, " ", 1, SPACE_MARK, SPACE_MARK_LEN, SIZE_MAX, out, &changed);
+    } else {
+        bool has = text.len >= g->text_len && memcmp(text.data, g->text, g->text_len) == 0;
+        changed = !has && (part.at_start || !g->first_only);
+        good = !changed ||
+               (text_append(out, g->text, g->text_len) && text_append(out, text.data, text.len));
+    }
+    if (!good)
+        return fail(s->err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", text.len);
+    if (changed)
+        part.text = (struct text_span){out->data, out->len};
+    return run_stage(s, stage + 1, part);
+}
+
+/* Recurses at most PRETOKENIZER_STAGES_MAX deep; `match` is read before the recursion. */
+static kvasir_status run_stage(const struct split *s, int stage, struct part part) {
+    if (stage == s->p->n) {
+        if (!s->fn(s->ctx, part.text.data, part.text.len))
+            return fail(s->err, KVASIR_ERR_MEMORY, "no memory to encode a word of %zu bytes",
+                        part.text.len);
+        return KVASIR_OK;
+    }
+    enum stage_kind kind = s->p->stage[stage].kind;
+    return kind == STAGE_PREFIX || kind == STAGE_MARKS ? rewrite(s, stage, part)
+                                                       : cut(s, stage, part);
+}
+
+kvasir_status pretokenizer_split(const struct pretokenizer *p, struct pre_scratch *scratch,
+                                 struct text_span text, bool at_start, word_fn *fn, void *ctx,
                                  kvasir_error *err) {
-    struct split s = {p, match, fn, ctx, err};
-    return split_part(&s, 0, text, len);
+    if (text.len == 0)
+        return KVASIR_OK;
+    struct split s = {p, scratch, fn, ctx, err};
+    return run_stage(&s, 0, (struct part){text, at_start});
 }

@@ -36,9 +36,11 @@ tval tpl_str_copy(struct tpl *t, const char *data, size_t len) {
 }
 
 tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out) {
+    if (!out->data)
+        return tpl_str_borrow(t, "", 0);
     struct tpl_strbuf *buf = tpl_alloc(t, 1, sizeof *buf);
     *buf = (struct tpl_strbuf){out->data, out->len, out->cap};
-    tval v = tpl_str_borrow(t, out->data ? out->data : "", out->len);
+    tval v = tpl_str_borrow(t, out->data, out->len);
     struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
     *s = *v.s;
     s->buf = buf;

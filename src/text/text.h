@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 
-/* ---- tokenizer (tokenizer.c, bpe.c, pretokenize.c) ------------------------------------------- */
+/* ---- tokenizer (tokenizer.c; tokenizer_internal.h lists its parts) --------------------------- */
 
 struct text_span {
     const char *data;
@@ -34,7 +34,8 @@ struct tokenizer_spec {
      * the fields below). With json only `ends` of the fields below counts. */
     struct text_span json, config;
     const char *model; /* "gpt2": byte-level BPE; "llama": SentencePiece's BPE with byte fallback */
-    /* pre-tokenizer: "gpt-2", "smollm" ("default" is gpt-2's); an unknown one is refused by name */
+    /* pre-tokenizer of "gpt2": "qwen2", "llama-bpe" ... (the table in pretokenize.c; NULL is
+     * "default", which is gpt-2's); an unknown one is refused by name */
     const char *pre;
     const struct text_span *pieces; /* [n_tokens], byte-level alphabet as stored */
     const uint8_t *kinds;           /* [n_tokens] enum token_kind; NULL: all normal */
@@ -53,25 +54,44 @@ struct tokenizer;
 kvasir_status tokenizer_create(const struct tokenizer_spec *spec, struct tokenizer **out,
                                kvasir_error *err) MUST_CHECK;
 void tokenizer_destroy(struct tokenizer *t);
+/* "gpt2 (qwen2)", "llama (SentencePiece BPE)", "tokenizer.json BPE": for people to read. */
+const char *tokenizer_name(const struct tokenizer *t);
 
 enum {
     TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
     TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become those tokens */
 };
 /* *ids is fresh (mem_free). Invalid UTF-8 is KVASIR_ERR_TEXT with the byte offset. Time O(n log n)
- * for any text. */
+ * for any text. User-defined tokens ("<think>", runs of spaces) are found with any flags. */
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n,
                                kvasir_error *err) MUST_CHECK;
-size_t tokenizer_size(const struct tokenizer *t);
+
+enum {
+    DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing; else they give their name */
+};
+/* Appends what these tokens say as a whole text, as Hugging Face's decode does: valid UTF-8 (bytes
+ * that are no character become U+FFFD), and without the space that a SentencePiece vocabulary with
+ * add_space_prefix puts in front. Ids that no token has give nothing. Text that arrives token by
+ * token goes through tokenizer_bytes and struct detok instead. */
+kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
+                               unsigned flags, struct text_buf *out, kvasir_error *err) MUST_CHECK;
+
+size_t tokenizer_size(const struct tokenizer *t); /* ids are below this; some may be free */
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none; likewise eos */
 int32_t tokenizer_eos(const struct tokenizer *t);
 /* Ends an answer: EOS, and the end-of-turn token where the vocabulary has one. */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);
-/* The bytes of a token (byte-level alphabet undone). Control tokens give their name. Empty for an
- * id out of range. */
-struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
+/* The bytes of a token as it stands inside a text (byte-level alphabet undone, U+2581 a space,
+ * "<0x0A>" one byte). Control tokens give their name. Empty for an id that no token has. */
+struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
+/* The token as the vocabulary writes it. Empty for an id that no token has. */
+struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id);
+
+/* A GGUF's vocabulary as the text of a tokenizer.json (tokenizer_write.c), appended to out. */
+kvasir_status tokenizer_write_json(const struct tokenizer_spec *spec, struct text_buf *out,
+                                   kvasir_error *err) MUST_CHECK;
 
 /* ---- detokenizer (detok.c): whole characters only -------------------------------------------- */
 
@@ -109,5 +129,10 @@ struct template_limits template_limits_default(void);
 kvasir_status template_render(const struct template *t, json_t *args, int64_t now,
                               const struct template_limits *limits, struct text_buf *out,
                               kvasir_error *err) MUST_CHECK;
+
+/* Adds what templates may ask of a vocabulary: "bos_token": "<s>" and the like, where it has such.
+ * t was made from spec. */
+kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct tokenizer *t,
+                              json_t *variables, kvasir_error *err) MUST_CHECK;
 
 #endif

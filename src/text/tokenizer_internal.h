@@ -2,12 +2,21 @@
 /* The seams between the parts of the tokenizer; nothing outside src/text (and its unit tests) reads
  * this.
  *
- *     text --specials--> segments --pretokenizer_split--> words --bpe_encode--> token ids
- *           tokenizer.c             pretokenize.c                 bpe.c
+ *     making one     tokenizer_fields.c (GGUF's fields)      \
+ *                    tokenizer_json.c, tokenizer_parts.c     /  fill in a struct tokenizer
+ *
+ *     encoding       text
+ *      added.c         --added tokens written as they are-->  segments
+ *      normalize.c     --NFC, "_" for spaces ...----------->  normalized segments
+ *      added.c         --added tokens, normalized---------->  smaller ones
+ *      pretokenize.c   --patterns-------------------------->  words
+ *      bpe.c           --merges---------------------------->  token ids
+ *
+ *     decoding       decode.c: ids to a whole text; detok.c: bytes to whole characters
  *
  * A word is what the pre-tokenizer cuts: no merge ever crosses its ends. Everything an encoding
- * writes to (the output, struct bpe_scratch, PCRE2's match data) belongs to that one call, so that
- * a tokenizer is shared without locks.
+ * writes to (the output, scratch, PCRE2's match data) belongs to that one call, so that a tokenizer
+ * is shared without locks.
  */
 #ifndef KVASIR_TOKENIZER_INTERNAL_H
 #define KVASIR_TOKENIZER_INTERNAL_H
@@ -17,15 +26,27 @@
 
 #include "text/text.h"
 
-/* ---- pieces by their bytes (tokenizer.c), needed only while a tokenizer is made -------------- */
-
-struct piece_map {
-    const struct text_span *pieces; /* borrowed from the spec */
-    int32_t *slots;                 /* [mask + 1] ids, open addressing; -1: free */
-    size_t mask;
+enum {
+    /* Absurdity limits, some 16 times the largest vocabulary known (262,144 tokens, 514,906
+     * merges). */
+    TOKENS_MAX = 1 << 22,
+    MERGES_MAX = 1 << 23,
+    PIECE_BYTES_MAX = 1 << 16, /* the longest piece of the vocabularies we test has 256 */
+    VOCAB_BYTES_MAX = 1 << 28, /* all pieces together */
 };
-/* The id of the piece with these bytes, -1 if there is none. */
-int32_t piece_map_find(const struct piece_map *map, const char *data, size_t len);
+/* U+2581, which SentencePiece writes for a space. */
+#define SPACE_MARK     "\xe2\x96\x81"
+#define SPACE_MARK_LEN 3
+
+/* ---- characters (unicode.c) ------------------------------------------------------------------ */
+
+/* The character at text[*at] of valid UTF-8; moves *at behind it. */
+uint32_t utf8_next(const char *text, size_t *at);
+/* The character that ends at text[at], at > 0; *start is where it begins. */
+uint32_t utf8_before(const char *text, size_t at, size_t *start);
+size_t utf8_put(char *out, uint32_t c); /* bytes written, up to 4 */
+bool is_space(uint32_t c);              /* White_Space */
+bool is_word(uint32_t c);               /* \w of Unicode's regular expressions (UTS 18) */
 
 /* Bytes of a file fit to be quoted in an error: printable ASCII as it is, \xHH for the rest, cut
  * short. */
@@ -34,7 +55,55 @@ struct quoted {
 };
 struct quoted quote_bytes(const char *data, size_t len);
 
-/* ---- the byte-level alphabet (bpe.c) --------------------------------------------------------- */
+bool span_equal(struct text_span a, struct text_span b);
+struct text_span span_of(const char *text);
+
+/* ---- pieces (pieces.c): what a vocabulary writes, by id and by its bytes --------------------- */
+
+/* Ids may be free (no token has them), two tokens may be written alike, and of a damaged
+ * tokenizer.json two pieces may have one id. */
+struct piece_entry {
+    uint32_t at, len; /* in text */
+    int32_t id;
+};
+struct pieces {
+    struct text_buf text;
+    struct piece_entry *entry; /* [n_entries] in the order of the file */
+    size_t n_entries, entries_cap;
+    int32_t *by_id; /* [n] its entry, -1: free */
+    uint8_t *kind;  /* [n] enum token_kind, 0: free */
+    size_t n, cap;
+    size_t longest; /* bytes */
+};
+/* Adds a token. An id that has one keeps the newer piece. */
+kvasir_status pieces_add(struct pieces *p, int32_t id, struct text_span piece, enum token_kind kind,
+                         kvasir_error *err) MUST_CHECK;
+bool pieces_has(const struct pieces *p, int32_t id);
+struct text_span pieces_at(const struct pieces *p, int32_t id); /* empty where there is none */
+void pieces_deinit(struct pieces *p);
+/* Text becomes such a token only where its name is written and TOKENIZE_PARSE_SPECIAL allows it. */
+static inline bool is_control_kind(uint8_t kind) {
+    return kind == TOKEN_CONTROL || kind == TOKEN_UNKNOWN;
+}
+
+struct piece_slot {
+    uint32_t tag;     /* of the hash: with the length, nearly all misses end here */
+    uint32_t at, len; /* in the pieces' text */
+    int32_t id;       /* -1: free */
+};
+struct piece_map {
+    const struct pieces *pieces;
+    struct piece_slot *slot; /* [mask + 1], open addressing */
+    size_t mask;
+};
+/* Of all pieces there are; of equal ones the last counts. Empty pieces are not found. */
+kvasir_status piece_map_init(struct piece_map *map, const struct pieces *pieces,
+                             kvasir_error *err) MUST_CHECK;
+void piece_map_deinit(struct piece_map *map);
+/* The id of the piece with these bytes, -1 if there is none. */
+int32_t piece_map_find(const struct piece_map *map, const char *data, size_t len);
+
+/* ---- the byte-level alphabet (alphabet.c) ---------------------------------------------------- */
 
 /* GPT-2 writes every byte as one printable character: itself where Latin-1 prints it, else
  * U+0100 and up in order. */
@@ -42,57 +111,268 @@ uint32_t alphabet_char(uint8_t byte);
 /* Undoes it: writes the bytes that `piece` stands for to out (room for piece.len) and returns
  * their number, or -1 when the piece holds anything but UTF-8 of that alphabet. */
 ptrdiff_t alphabet_decode(struct text_span piece, uint8_t *out);
+/* Writes bytes in the alphabet (room for 2 * len) and returns the number of bytes written. */
+size_t alphabet_encode(const uint8_t *bytes, size_t len, char *out);
 
-/* ---- byte-pair merges (bpe.c) ---------------------------------------------------------------- */
+/* ---- added tokens (added.c): tokens that are found in text before anything is cut ------------ */
 
-struct bpe_pair_slot {
-    uint64_t pair; /* left id << 32 | right id; UINT64_MAX: free */
-    uint32_t rank;
+struct added_token {
+    struct text_span text; /* what is looked for; owned */
+    int32_t id;
+    bool special; /* becomes the token only with TOKENIZE_PARSE_SPECIAL */
+    bool single_word, lstrip, rstrip;
 };
-struct bpe_merge {
-    int32_t left, right, result;
+struct added_set {
+    struct added_token *token; /* [n], sorted by text */
+    size_t n, cap;
+    uint32_t first[257]; /* token[first[c] .. first[c + 1]) begin with byte c */
 };
-struct bpe {
-    int32_t byte_id[256];        /* -1: the vocabulary has no such byte */
-    struct bpe_merge *merges;    /* [rank] */
-    struct bpe_pair_slot *slots; /* [1 << (64 - shift)], open addressing */
+/* Copies text. Empty texts are not added; of equal ones that of the lowest id counts. */
+kvasir_status added_put(struct added_set *a, struct added_token token,
+                        kvasir_error *err) MUST_CHECK;
+void added_sort(struct added_set *a); /* once, after the last added_put */
+void added_deinit(struct added_set *a);
+
+/* Walks text: what lies between tokens goes to plain (never empty, in order), tokens to found. */
+struct added_sink {
+    kvasir_status (*plain)(void *ctx, struct text_span text, size_t offset, kvasir_error *err);
+    kvasir_status (*found)(void *ctx, int32_t id, kvasir_error *err);
+    void *ctx;
+};
+kvasir_status added_split(const struct added_set *a, struct text_span text, bool parse_special,
+                          const struct added_sink *sink, kvasir_error *err) MUST_CHECK;
+
+/* ---- normalizers (normalize.c) --------------------------------------------------------------- */
+
+enum { NORMALIZER_STEPS_MAX = 8, NORMALIZER_TEXT_MAX = 32 };
+enum normalizer_kind {
+    NORMALIZE_NFC,
+    NORMALIZE_NFD,
+    NORMALIZE_NFKC,
+    NORMALIZE_NFKD,
+    NORMALIZE_LOWERCASE,
+    NORMALIZE_STRIP,   /* white space at the ends */
+    NORMALIZE_PREPEND, /* `to` in front, unless there is no text */
+    NORMALIZE_REPLACE, /* `from` by `to`, from left to right */
+};
+struct normalizer_step {
+    enum normalizer_kind kind;
+    bool left, right; /* STRIP */
+    uint8_t from_len, to_len;
+    char from[NORMALIZER_TEXT_MAX], to[NORMALIZER_TEXT_MAX];
+};
+struct normalizer {
+    struct normalizer_step step[NORMALIZER_STEPS_MAX];
+    int n;
+};
+/* Working memory of one thread. Zero-initialised is empty. */
+struct normalizer_scratch {
+    struct text_buf text[2];
+    int32_t *chars;
+    size_t chars_cap;
+};
+/* *out is text itself where nothing changes, else stands in scratch until the next call. */
+kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scratch *scratch,
+                             struct text_span text, struct text_span *out,
+                             kvasir_error *err) MUST_CHECK;
+void normalizer_scratch_deinit(struct normalizer_scratch *scratch);
+
+/* Where `what` (len > 0) first stands at or behind `from`; text.len: nowhere. */
+size_t find_text(struct text_span text, size_t from, const char *what, size_t len);
+/* Appends text with every `from` replaced and sets *changed, or does nothing where there is none.
+ * Stops soon after out has grown past limit. False: out of memory. */
+bool replace_text(struct text_span text, const char *from, size_t from_len, const char *to,
+                  size_t to_len, size_t limit, struct text_buf *out, bool *changed) MUST_CHECK;
+
+/* ---- pre-tokenizers (pretokenize.c, regex.c) ------------------------------------------------- */
+
+/* What becomes of the matches of a pattern and of the text between them. */
+enum split_behavior {
+    SPLIT_ISOLATED,
+    SPLIT_REMOVED,
+    SPLIT_MERGED_WITH_PREVIOUS,
+    SPLIT_MERGED_WITH_NEXT,
+    SPLIT_CONTIGUOUS,
+};
+enum stage_kind {
+    STAGE_REGEX,
+    STAGE_LITERAL,
+    STAGE_PREFIX, /* `text` in front of a part that does not begin with it */
+    STAGE_MARKS,  /* spaces become U+2581 */
+};
+struct stage {
+    enum stage_kind kind;
+    enum split_behavior behavior;
+    bool invert;     /* what lies between the matches is the match */
+    bool first_only; /* PREFIX: only where the text begins */
+    uint8_t text_len;
+    char text[NORMALIZER_TEXT_MAX]; /* LITERAL, PREFIX */
+    pcre2_code *re;
+};
+enum { PRETOKENIZER_STAGES_MAX = 16 };
+struct pretokenizer {
+    struct stage stage[PRETOKENIZER_STAGES_MAX];
+    int n;
+};
+struct pre_scratch {
+    pcre2_match_data *match;
+    pcre2_match_context *limits;
+    struct text_buf text[PRETOKENIZER_STAGES_MAX]; /* what PREFIX and MARKS write */
+};
+/* Adds a stage; takes *stage over. */
+kvasir_status pretokenizer_add(struct pretokenizer *p, const struct stage *stage,
+                               kvasir_error *err) MUST_CHECK;
+/* Adds stages that cut at the matches of patterns of ours (NULL-terminated). */
+kvasir_status pretokenizer_add_patterns(struct pretokenizer *p, const char *const *patterns,
+                                        kvasir_error *err) MUST_CHECK;
+void pretokenizer_deinit(struct pretokenizer *p);
+
+/* A pre-tokenizer that GGUF names. */
+struct known_pre {
+    const char *name;
+    const char *patterns[PRETOKENIZER_STAGES_MAX + 1]; /* NULL-terminated */
+    bool nfc, ignore_merges;
+};
+kvasir_status known_pre_find(const char *name, const struct known_pre **out,
+                             kvasir_error *err) MUST_CHECK;
+extern const char gpt2_pattern[];
+
+/* PCRE2's code of a pattern. An error's offset is the character of the pattern. */
+kvasir_status regex_compile(const char *pattern, size_t len, pcre2_code **out,
+                            kvasir_error *err) MUST_CHECK;
+/* The same of a pattern that a tokenizer.json holds, which is in Oniguruma's dialect. */
+kvasir_status regex_compile_onig(struct text_span pattern, pcre2_code **out,
+                                 kvasir_error *err) MUST_CHECK;
+
+kvasir_status pre_scratch_init(struct pre_scratch *scratch, size_t text_len,
+                               kvasir_error *err) MUST_CHECK;
+void pre_scratch_deinit(struct pre_scratch *scratch);
+typedef bool word_fn(void *ctx, const char *word, size_t len); /* false: out of memory */
+/* Calls fn for every word of valid UTF-8 text, in order; words are not empty. at_start: text stands
+ * where the input begins. */
+kvasir_status pretokenizer_split(const struct pretokenizer *p, struct pre_scratch *scratch,
+                                 struct text_span text, bool at_start, word_fn *fn, void *ctx,
+                                 kvasir_error *err) MUST_CHECK;
+
+/* ---- byte-pair merges (bpe.c, merges.c) ------------------------------------------------------ */
+
+struct merge {
+    uint64_t pair; /* left id << 32 | right id; UINT64_MAX: free slot */
+    uint32_t rank; /* lower merges first; MERGE_NONE: no merge */
+    int32_t result;
+};
+#define MERGE_NONE UINT32_MAX
+struct merge_map {
+    struct merge *slot; /* [1 << (64 - shift)], open addressing */
     unsigned shift;
+    size_t n;
 };
+/* Adds a merge or, where keep_first is false, replaces that of the same pair. False: no memory. */
+bool merge_map_add(struct merge_map *m, int32_t left, int32_t right, uint32_t rank, int32_t result,
+                   bool keep_first) MUST_CHECK;
+void merge_map_deinit(struct merge_map *m);
+/* NULL: the two do not merge. */
+const struct merge *merge_map_find(const struct merge_map *m, int32_t left, int32_t right);
+
+/* Adds the merge of two pieces; all three must be of the vocabulary. */
+kvasir_status merge_add_named(struct merge_map *m, const struct piece_map *map,
+                              struct text_span left, struct text_span right, size_t rank,
+                              bool keep_first, kvasir_error *err) MUST_CHECK;
+/* The same of "left right". */
+kvasir_status merge_add_line(struct merge_map *m, const struct piece_map *map,
+                             struct text_span line, size_t rank, bool keep_first,
+                             kvasir_error *err) MUST_CHECK;
+/* SentencePiece's: two pieces merge where their sum is a piece; of the best score first. */
+kvasir_status merges_from_scores(struct merge_map *m, const struct piece_map *map,
+                                 const float *scores, kvasir_error *err) MUST_CHECK;
+
+struct bpe {
+    struct merge_map merges;
+    /* Symbols are bytes in GPT-2's alphabet, or else characters. */
+    bool bytes;
+    /* bytes: the piece of each byte; characters: "<0x0A>", what characters without a piece become.
+     * -1: the vocabulary has no such piece. */
+    int32_t byte_id[256];
+    bool byte_fallback;   /* of characters: byte_id counts */
+    int32_t unk;          /* of symbols that have no piece: -1: they are left out */
+    bool fuse_unk;        /* neighbours of that kind are one token */
+    bool whole_words;     /* a word that is a piece is that token, whatever merges say */
+    bool cut_at_marks;    /* see bpe_cut */
+    bool joins_mark[256]; /* a piece holds U+2581 behind this byte */
+    const struct piece_map *map;
+};
+/* Fills in what follows from the map and from what a reader has set: byte_id, cut_at_marks,
+ * joins_mark. */
+void bpe_finish(struct bpe *b, const struct piece_map *map);
+void bpe_deinit(struct bpe *b);
+
 /* Working memory of one thread, grown to the longest word seen. Zero-initialised is empty. */
 struct bpe_scratch {
     uint64_t *heap;            /* [2 * cap] rank << 32 | symbol */
     struct bpe_symbol *symbol; /* [cap] */
     size_t cap;
+    struct text_buf spelled; /* a word in the alphabet */
+    bool control;            /* a whole word may become a control token */
 };
-kvasir_status bpe_init(struct bpe *b, const struct tokenizer_spec *spec,
-                       const struct piece_map *map, kvasir_error *err) MUST_CHECK;
-void bpe_deinit(struct bpe *b);
 void bpe_scratch_deinit(struct bpe_scratch *s);
-/* Appends the tokens of one word at ids + *n, where there is room for len of them. len < 2^31.
- * False: out of memory. */
-bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const uint8_t *word, size_t len,
+/* Where the word that begins at `from` may end without a change to any token. */
+size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from);
+/* Appends the tokens of one word at ids + *n, where there is room for len of them. False: out of
+ * memory, or a word of 2^31 bytes. */
+bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
                 int32_t *ids, size_t *n) MUST_CHECK;
 
-/* ---- pre-tokenizers (pretokenize.c) ---------------------------------------------------------- */
+/* ---- decoders (decode.c) --------------------------------------------------------------------- */
 
-enum { PRETOKENIZER_STAGES_MAX = 4 };
-struct pretokenizer {
-    pcre2_code *stage[PRETOKENIZER_STAGES_MAX];
-    int n_stages;
-    pcre2_match_context *limits;
+enum { DECODER_STEPS_MAX = 8 };
+enum decoder_kind {
+    DECODE_BYTE_LEVEL,    /* the alphabet undone; only as the first step */
+    DECODE_REPLACE,       /* `from` by `to` in every token */
+    DECODE_MARKS,         /* U+2581 to a space, in the first token to nothing if `strip` */
+    DECODE_BYTE_FALLBACK, /* runs of "<0x0A>" to the characters they are */
+    DECODE_FUSE,          /* all tokens to one */
+    DECODE_STRIP,         /* up to start (stop) characters `from` off the ends of every token */
 };
-kvasir_status pretokenizer_init(struct pretokenizer *p, const char *name,
-                                kvasir_error *err) MUST_CHECK;
-/* The same from patterns, a NULL-terminated list of at most PRETOKENIZER_STAGES_MAX. */
-kvasir_status pretokenizer_init_patterns(struct pretokenizer *p, const char *const *patterns,
-                                         kvasir_error *err) MUST_CHECK;
-void pretokenizer_deinit(struct pretokenizer *p);
+struct decoder_step {
+    enum decoder_kind kind;
+    bool strip;
+    uint32_t start, stop;
+    uint8_t from_len, to_len;
+    char from[NORMALIZER_TEXT_MAX], to[NORMALIZER_TEXT_MAX];
+};
+struct decoder {
+    struct decoder_step step[DECODER_STEPS_MAX];
+    int n;
+    bool spaces; /* a tokenizer.json without a decoder: tokens with a space between */
+};
 
-typedef bool word_fn(void *ctx, const uint8_t *word, size_t len); /* false: out of memory */
-/* Calls fn for every word of valid UTF-8 text, in order; words are not empty and
- * join to the text. */
-kvasir_status pretokenizer_split(const struct pretokenizer *p, pcre2_match_data *match,
-                                 const char *text, size_t len, word_fn *fn, void *ctx,
-                                 kvasir_error *err) MUST_CHECK;
+/* ---- the tokenizer --------------------------------------------------------------------------- */
+
+struct id_list {
+    int32_t *id;
+    size_t n;
+};
+struct tokenizer {
+    char name[64];
+    struct pieces pieces;
+    struct piece_map map; /* of the model's own vocabulary, without tokens added outside it */
+    uint32_t *start;      /* [pieces.n + 1] where the bytes of a token begin */
+    char *bytes;
+    bool *ends; /* [pieces.n] */
+    struct added_set added, added_normalized;
+    struct normalizer normalizer;
+    struct pretokenizer pre;
+    struct bpe bpe;
+    struct decoder decoder;
+    struct id_list before, after; /* what TOKENIZE_ADD_SPECIAL adds */
+    int32_t bos, eos;
+};
+/* The two readers. They fill in everything but start, bytes and ends. */
+kvasir_status tokenizer_from_fields(struct tokenizer *t, const struct tokenizer_spec *spec,
+                                    kvasir_error *err) MUST_CHECK;
+kvasir_status tokenizer_from_json(struct tokenizer *t, struct text_span json,
+                                  struct text_span config, kvasir_error *err) MUST_CHECK;
+/* Appends the bytes of a token as it stands inside a text. False: out of memory. */
+bool decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out) MUST_CHECK;
 
 #endif

@@ -48,6 +48,24 @@ c -p "Answer with one word: what colour is the sky?" -n $((n + 3)) --ignore-eos 
 printf 'abc\xff\n' >bad
 expect 1 '^kvasir generate: .*UTF-8' generate -m "$demo" -f bad -q
 expect 1 '^kvasir generate: .*UTF-8' generate -m "$demo" --raw -f bad -q
-printf 'a\0b' >nul
-expect 1 'NUL byte (at byte 1)' generate -m "$demo" -f nul -q
+expect 1 '^kvasir generate: the user message is not UTF-8 (at byte 3)' generate -m "$demo" -f bad -q
+printf 'a\0b' >nul # a byte like any other
+c -f nul -n 0 --json
+
+# another template, its variables, and what it says where it fails
+printf '{{ bos_token ~ messages[0].role ~ ":" ~ messages[0].content ~ x }}' >t
+c -p a --chat-template t --chat-template-kwargs '{"x": "<|im_end|>"}' -n 0 --json
+templated=$(json prompt_ids)
+printf '%s' '<|im_start|>user:a<|im_end|>' >want
+run tokenize -m "$demo" <want || die "tokenize"
+[ "$templated" = "[$("$kvasir" tokenize -m "$demo" <want | sed 's/ /, /g')]" ] ||
+    die "--chat-template: $templated"
+printf 'a\n{%% if x %%}\n  {{ x | nope }}{%% endif %%}' >t
+expect 1 '^kvasir generate: t: chat template line 3 column 10: No filter named .nope' generate \
+    -m "$demo" -q -p a --chat-template t --chat-template-kwargs '{"x": 1}'
+printf '\n {%% nope %%}' >t
+expect 1 '^kvasir generate: --chat-template: t: chat template line 2 column 5: unknown statement' \
+    generate -m "$demo" -q -p a --chat-template t
+printf '{{ raise_exception("not today") }}' >t
+expect 1 'chat template line 1 column .*: not today$' generate -m "$demo" -q -p a --chat-template t
 exit 0

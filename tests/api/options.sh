@@ -8,15 +8,16 @@
 good --version
 grep -qx 'kvasir [0-9.]*' out || die "--version"
 good --help
-for command in generate perplexity bench-kv-cache info; do
-    grep -q "^  $command " out || die "--help does not tell of $command"
+commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
+for command in generate perplexity bench-kv-cache calibrate info tokenize convert; do
+    grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
 run
 [ $? = 2 ] || die "no command"
 expect 2 'unknown command "frobnicate"' frobnicate
 expect 2 'unknown command "--frob"' --frob
 
-for command in generate perplexity bench-kv-cache info; do
+for command in $commands; do
     good $command --help
     [ -s err ] && die "$command --help writes to standard error"
     awk 'length > 100 { bad = 1 } END { exit bad }' out || die "$command --help: a long line"
@@ -57,6 +58,10 @@ g '--seed: "-1"' -m x -p a --seed -1
 g '--stop: the text is empty' -m x -p a --stop ''
 g '-p, -f and --tokens: give one' -m x -p a -f b
 g '--system: has no place' -m x -p a --raw --system b
+g '--chat-template: has no place' -m x -p a --raw --chat-template f
+g '--chat-template-kwargs: has no place' -m x --tokens 1 --chat-template-kwargs '{}'
+g '--chat-template-kwargs: no JSON at byte 5: ' -m x -p a --chat-template-kwargs '{"a":'
+g '--chat-template-kwargs: not a JSON object: \[1\]' -m x -p a --chat-template-kwargs '[1]'
 g '-p: the prompt is empty' -m x -p ''
 g 'standard input: the prompt is empty' -m x
 g '--tokens: the prompt is empty' -m x --tokens ''
@@ -70,6 +75,8 @@ g 'unknown flag "--a?b"' -m x $'--a\nb'
 expect 1 '^kvasir generate: /nowhere/m.gguf: No such file' generate -m /nowhere/m.gguf -p a
 expect 1 '^kvasir generate: -f: /nowhere/t: No such file' generate -m x -f /nowhere/t
 expect 1 '^kvasir generate: -f: \.: Is a directory' generate -m x -f .
+expect 1 '^kvasir generate: --chat-template: /nowhere/t: No such file' generate -m x -p a \
+    --chat-template /nowhere/t
 expect 1 '^kvasir generate: --logits: cannot write /nowhere/l' generate -m x -p a \
     --logits /nowhere/l
 expect 1 '^kvasir generate: --logits: cannot write .*: Is a directory' generate -m x -p a --logits .
@@ -93,6 +100,9 @@ b '--group-size: .*100' --head-dim 100
 b '--head-dim: 8192 is out of range' --head-dim 8192
 b '-m and -f: one needs the other' -m x
 b '--layers, --heads and --head-dim follow' -m x -f y --layers 3
+expect 2 '^kvasir calibrate: -m: missing' calibrate
+expect 2 '^kvasir calibrate: -n: 63 is out of range' calibrate -m x -n 63
+expect 1 '^kvasir calibrate: x: No such file' calibrate -m x
 expect 2 '^kvasir info: MODEL: missing' info
 expect 2 '^kvasir info: one MODEL only' info a b
 expect 1 '^kvasir info: a: No such file' info a

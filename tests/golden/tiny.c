@@ -105,22 +105,21 @@ static void check_tier(const char *tier) {
             check_model(MODELS[m], tier, FORMATS[f].bits, FORMATS[f].bound);
 }
 
-static void test_ref(void **state) {
-    (void)state;
-    check_tier("ref");
-}
-
-static void test_avx2(void **state) {
-    (void)state;
-    if (!has_tier("avx2")) {
-        printf("this machine has no AVX2\n");
+static void test_tier(void **state) {
+    const char *tier = *state;
+    if (!has_tier(tier)) {
+        printf("this machine has no tier %s\n", tier);
         skip();
     }
-    check_tier("avx2");
+    check_tier(tier);
 }
+
+#define TIER_TEST(tier)                                                                            \
+    { "tier " tier, test_tier, NULL, NULL, tier }
 
 int main(void) {
     skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ref), cmocka_unit_test(test_avx2)};
+    const struct CMUnitTest tests[] = {TIER_TEST("ref"), TIER_TEST("avx2"), TIER_TEST("avx512"),
+                                       TIER_TEST("avx512vnni")};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

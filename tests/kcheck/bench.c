@@ -206,6 +206,45 @@ static void bench_attention(const struct tier *t) {
             }
 }
 
+/* ---- centres --------------------------------------------------------------------------------- */
+
+enum { CENTRE_PAIRS = 8 };
+
+struct centre_bench {
+    const struct kernels *k;
+    uint32_t rows, index[CENTRE_PAIRS];
+    float waves[CENTRE_PAIRS * 2 * TILE_TOKENS], ab[ROWS_MAX * CENTRE_PAIRS * 2];
+    float scores[ROWS_MAX * TILE_TOKENS];
+};
+
+/* Its tables are hot: they serve every tile of a head. */
+static void pass_centre(void *ctx) {
+    struct centre_bench *b = ctx;
+    b->k->centre_tile(b->waves, b->index, CENTRE_PAIRS, b->ab, b->rows, b->scores, TILE_TOKENS);
+}
+
+static void bench_centre(const struct tier *t) {
+    static const uint32_t ROWS[] = {1, 3, 7, ROWS_MAX};
+    static struct centre_bench b;
+    for (uint32_t j = 0; j < CENTRE_PAIRS; j++)
+        b.index[j] = j;
+    fill(b.waves, sizeof b.waves / sizeof *b.waves, FILL_UNIFORM);
+    fill(b.ab, sizeof b.ab / sizeof *b.ab, FILL_ZERO); /* scores stay as they are */
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+        char text[32];
+        snprintf(text, sizeof text, "%d pairs, rows %u", CENTRE_PAIRS, ROWS[i]);
+        if (!family_begin(t, "centre", text))
+            continue;
+        b.rows = ROWS[i];
+        b.k = &ref;
+        double slow = pass_seconds(pass_centre, &b, 0);
+        b.k = &t->k;
+        double fast = pass_seconds(pass_centre, &b, 0.05);
+        print_speed(t, "centre", text, sizeof b.waves, 2.0 * CENTRE_PAIRS * TILE_TOKENS * ROWS[i],
+                    fast, 0, slow);
+    }
+}
+
 /* ---- products -------------------------------------------------------------------------------- */
 
 struct product_bench {
@@ -428,6 +467,7 @@ static void bench_smalls(const struct tier *t) {
 
 void bench_tier(const struct tier *t) {
     bench_attention(t);
+    bench_centre(t);
     bench_products(t);
     bench_smalls(t);
 }

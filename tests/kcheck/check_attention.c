@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_attention.c: query_pack, score, softmax and value kernels.
+/* check_attention.c: query_pack, score, centre, softmax and value kernels.
  *
  * Bounds. u = 2^-24; gamma(n) = n u / (1 - n u) is the worst relative error of n roundings in a
  * row. Integer dots are exact and scales and codes are defined to the bit, so only these operations
@@ -8,6 +8,8 @@
  *   score, affine   per group dot to float, x scale, x s: 3, the same for the sum and b; 2 G - 1
  *                   additions of these 2 G terms; 1              gamma(2 G + 3) sum|terms|
  *   score, exact    dim products and additions in any order; 1   gamma(dim + 1) sum|terms|
+ *   centre          P pairs: 2 P products and additions in order, adding to the score, 1
+ *                                                   gamma(2 P + 3) (sum|terms| + |score|)
  *   value, affine   dot to float, x scale: 2; p b over 64 tokens: 64; joining them, adding to out,
  *                   1                  gamma(5) |scale dot| + gamma(67) sum|p b| + gamma(2) |out|
  *   value, exact    64 products and additions, adding to out, 1  gamma(66) (sum|p v| + |out|)
@@ -114,15 +116,25 @@ static int compare_codes(const void *a, const void *b) {
     return *(const int16_t *)a - *(const int16_t *)b;
 }
 
-/* The same codes in each run of four dims, in whatever order. */
-static bool same_runs(const int16_t *a, const int16_t *b, uint32_t dim) {
+static bool same_four(const int16_t *a, const int16_t *b) {
+    int16_t x[4], y[4];
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    qsort(x, 4, sizeof *x, compare_codes);
+    qsort(y, 4, sizeof *y, compare_codes);
+    return memcmp(x, y, sizeof x) == 0;
+}
+
+/* The codes of `want` in each run of four dims of `got`: s16 in whatever order, or two planes of
+ * s8, four low bytes, then four high ones. */
+static bool same_runs(const int16_t *got, const int16_t *want, uint32_t dim) {
     for (uint32_t i = 0; i < dim; i += 4) {
-        int16_t x[4], y[4];
-        memcpy(x, a + i, sizeof x);
-        memcpy(y, b + i, sizeof y);
-        qsort(x, 4, sizeof *x, compare_codes);
-        qsort(y, 4, sizeof *y, compare_codes);
-        if (memcmp(x, y, sizeof x) != 0)
+        int8_t planes[8];
+        int16_t joined[4];
+        memcpy(planes, got + i, sizeof planes);
+        for (int j = 0; j < 4; j++)
+            joined[j] = (int16_t)(256 * planes[4 + j] + planes[j]);
+        if (!same_four(got + i, want + i) && !same_four(joined, want + i))
             return false;
     }
     return true;
@@ -312,6 +324,106 @@ static void check_score_case(const struct tier *t, const struct tile_layout *l, 
 static void check_score_format(const struct tier *t, const struct tile_layout *l) {
     for (uint32_t i = 0; i < ROW_COUNTS; i++)
         check_score_case(t, l, row_count(i));
+}
+
+/* ---- centres --------------------------------------------------------------------------------- */
+
+struct centre_case {
+    const struct tier *t;
+    const float *waves;  /* [table][2][64] */
+    uint32_t *index;     /* [pairs] */
+    const float *ab;     /* [rows][pairs][2] */
+    const float *before; /* [rows][64] the scores that are added to */
+    uint32_t rows, pairs;
+};
+
+static void compare_centres(const struct centre_case *c, const float *got, size_t stride) {
+    float *want = plain((size_t)c->rows * TILE_TOKENS * sizeof *want);
+    memcpy(want, c->before, (size_t)c->rows * TILE_TOKENS * sizeof *want);
+    ref.centre_tile(c->waves, c->index, c->pairs, c->ab, c->rows, want, TILE_TOKENS);
+    for (uint32_t row = 0; row < c->rows; row++)
+        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+            double meaning = c->before[row * TILE_TOKENS + t], terms = fabs(meaning);
+            for (uint32_t j = 0; j < c->pairs; j++) {
+                const float *wave = c->waves + (size_t)c->index[j] * 2 * TILE_TOKENS + t;
+                const float *ab = c->ab + ((size_t)row * c->pairs + j) * 2;
+                double a = (double)ab[0] * wave[0], b = (double)ab[1] * wave[TILE_TOKENS];
+                meaning += a + b;
+                terms += fabs(a) + fabs(b);
+            }
+            double bound = gamma_of(2 * c->pairs + 3) * terms + UNDERFLOW;
+            check_near("centre", row, t, got[row * stride + t], want[row * TILE_TOKENS + t], bound);
+            check_meaning("meaning of centre", row, t, got[row * stride + t], meaning, bound);
+        }
+}
+
+static void centre_invariance(const struct centre_case *c, const float *got, size_t stride) {
+    uint32_t order[64];
+    size_t width = 2 * (size_t)c->pairs;
+    random_order(order, c->rows);
+    float *ab = plain((size_t)c->rows * width * sizeof *ab + 1);
+    float *part = plain((size_t)c->rows * TILE_TOKENS * sizeof *part);
+    for (uint32_t i = 0; i < c->rows; i++) {
+        memcpy(ab + i * width, c->ab + order[i] * width, width * sizeof *ab);
+        memcpy(part + (size_t)i * TILE_TOKENS, c->before + (size_t)order[i] * TILE_TOKENS,
+               TILE_TOKENS * sizeof *part);
+    }
+    for (uint32_t start = 0, n; start < c->rows; start += n) {
+        n = start == 0 ? 1 : 1 + random_below(c->rows - start);
+        call_centre(c->t->k.centre_tile, c->waves, c->index, c->pairs, ab + start * width, n,
+                    part + (size_t)start * TILE_TOKENS, TILE_TOKENS);
+    }
+    for (uint32_t i = 0; i < c->rows; i++)
+        check_that(memcmp(part + (size_t)i * TILE_TOKENS, got + order[i] * stride,
+                          TILE_TOKENS * sizeof *part) == 0,
+                   "row %u: other bits alone or in other company", order[i]);
+}
+
+static void check_centre_case(const struct tier *t, uint32_t rows, uint32_t pairs) {
+    struct centre_case c = {.t = t, .rows = rows, .pairs = pairs};
+    uint32_t table = pairs + random_below(4) + 1;
+    case_begin("%u pairs, %u rows", pairs, rows);
+    float *waves = guarded((size_t)table * 2 * TILE_TOKENS * sizeof *waves);
+    c.index = guarded(pairs * sizeof *c.index);
+    float *ab = guarded((size_t)rows * pairs * 2 * sizeof *ab);
+    size_t stride = TILE_TOKENS + (random_bits() & 1) * random_below(500);
+    float *scores = guarded(((rows - 1) * stride + TILE_TOKENS) * sizeof *scores);
+    float *before = plain((size_t)rows * TILE_TOKENS * sizeof *before);
+    fill(waves, (size_t)table * 2 * TILE_TOKENS, FILL_UNIFORM);
+    for (uint32_t i = 0; i < 2 * table; i++) /* even cosines, odd sines */
+        for (uint32_t t0 = 0; t0 < TILE_TOKENS / 2; t0++) {
+            float *wave = waves + (size_t)i * TILE_TOKENS;
+            wave[t0] = i % 2 ? -wave[TILE_TOKENS - 1 - t0] : wave[TILE_TOKENS - 1 - t0];
+        }
+    for (uint32_t j = 0; j < pairs; j++)
+        c.index[j] = table - pairs + j;
+    for (uint32_t row = 0; row < rows; row++) {
+        fill_any(ab + (size_t)row * pairs * 2, (size_t)pairs * 2);
+        fill(before + (size_t)row * TILE_TOKENS, TILE_TOKENS, FILL_NORMAL);
+        memcpy(scores + row * stride, before + (size_t)row * TILE_TOKENS,
+               TILE_TOKENS * sizeof *before);
+    }
+    freeze(waves);
+    freeze(c.index);
+    freeze(ab);
+    c.waves = waves;
+    c.ab = ab;
+    c.before = before;
+    call_centre(t->k.centre_tile, waves, c.index, pairs, ab, rows, scores, stride);
+    check_that(gaps_untouched(scores, rows, TILE_TOKENS, stride), "wrote between rows");
+    compare_centres(&c, scores, stride);
+    centre_invariance(&c, scores, stride);
+    case_end();
+}
+
+static void check_centre(const struct tier *t) {
+    static const uint32_t PAIRS[] = {1, 2, 3, 7, 8, 16, 32, HEAD_DIM_MAX / 2};
+    if (!family_begin(t, "centre", ""))
+        return;
+    for (size_t p = 0; p < sizeof PAIRS / sizeof *PAIRS; p++)
+        for (uint32_t i = 0; i < ROW_COUNTS; i++)
+            check_centre_case(t, row_count(i), PAIRS[p]);
+    family_end();
 }
 
 /* ---- softmax --------------------------------------------------------------------------------- */
@@ -614,6 +726,7 @@ static void check_not_finite(const struct tier *t, const struct tile_layout *l) 
 
 void check_attention(const struct tier *t) {
     check_query_pack(t);
+    check_centre(t);
     check_softmax(t);
     for_formats(t, "score", TILE_K, false, check_score_format);
     for_formats(t, "score", TILE_K, true, check_score_format);

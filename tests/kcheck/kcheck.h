@@ -5,7 +5,7 @@
  *
  *     main.c               options, tiers, what is run
  *     support.c            buffers between guard pages, random data, signals, counting
- *     check_attention.c    query_pack, score, softmax, value
+ *     check_attention.c    query_pack, score, centre, softmax, value
  *     check_encode.c       encode_row
  *     check_product.c      act_pack, product
  *     make_weights.c       random weights of every type
@@ -29,7 +29,8 @@
  * another order above 256 scores; masked slots not skipped; bias weighed by p * scale; row blocks
  * of three without FMA, one row without FMA; -128 in maddubs; Q4_0's offset 7; |min| == |max| the
  * wrong way; times 1/s for a division; a V nibble's neighbour cleared; codes truncated; loads and
- * outputs past the end; a sine with the wrong sign.
+ * outputs past the end; a sine with the wrong sign; AFFINE8's minimum without its 128 d; runs of 16
+ * with their block's sum, or with the other half's; mxfp4's nibbles the wrong way.
  *
  * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
  */
@@ -143,6 +144,8 @@ void call_query_pack(query_pack_fn *fn, const float *q, size_t q_stride, float q
                      struct query_rows *out);
 void call_score(score_tile_fn *fn, const struct tile_layout *l, const void *tile,
                 const struct query_rows *q, float *scores, size_t stride);
+void call_centre(centre_tile_fn *fn, const float *waves, const uint32_t *index, uint32_t pairs,
+                 const float *ab, uint32_t rows, float *scores, size_t stride);
 void call_softmax(softmax_run_fn *fn, float *p, uint32_t n, float *max_out, float *sum_out);
 void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile, const float *p,
                 size_t p_stride, uint32_t rows, float *out, size_t out_stride);

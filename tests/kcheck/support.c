@@ -337,6 +337,10 @@ void call_score(score_tile_fn *fn, const struct tile_layout *l, const void *tile
 void call_softmax(softmax_run_fn *fn, float *p, uint32_t n, float *max_out, float *sum_out) {
     CATCHING(fn(p, n, max_out, sum_out));
 }
+void call_centre(centre_tile_fn *fn, const float *waves, const uint32_t *index, uint32_t pairs,
+                 const float *ab, uint32_t rows, float *scores, size_t stride) {
+    CATCHING(fn(waves, index, pairs, ab, rows, scores, stride));
+}
 void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile, const float *p,
                 size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     CATCHING(fn(l, tile, p, p_stride, rows, out, out_stride));

@@ -2,9 +2,10 @@
 /* I1, tried at random: whatever is done to a sequence, its logits are bit for bit those of the same
  * tokens run alone and cold.
  *
- * A program picks a tiny model, cache formats, rotation, an exact start, chunk size, threads and
- * tier, and two token strings that share a prefix. Their logits, every row, come first from plain
- * runs in a context with other chunks and threads. Then random edits act on up to four live
+ * A program picks a tiny model, cache formats, rotation, an exact start, key centres (none, or
+ * random ones of some pairs), chunk size, threads and tier, and two token strings that
+ * share a prefix. Their logits, every row, come first from plain runs in a context with other
+ * chunks and threads. Then random edits act on up to four live
  * sequences: evaluate some tokens in random pieces, evaluate several sequences in one ragged step,
  * fork, trim and go on along the other string, destroy. Every row of logits is compared by memcmp;
  * budgets are kept and nothing is left in the pool at the end.
@@ -26,6 +27,7 @@
 
 #include "engine/engine.h"
 
+#include "centres.h"
 #include "model_files.h"
 #include "tensors.h"
 
@@ -59,16 +61,19 @@ struct live {
 };
 
 static kvasir_model *models[N_MODELS];
+static struct temp_folder centres; /* random calibration files, one a model */
+static char centre_paths[N_MODELS][192];
 
 static void die(const struct program *p, const char *what, uint32_t position) {
     const kvasir_context_options *o = &p->options;
     printf("FAILED: %s at position %u\n"
-           "  model %s, kv_bits %s, group %s, start %u, max_kv_size %u, keep %u, chunk %u, threads "
-           "%d, tier %s, shared %u\n"
+           "  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, "
+           "chunk %u, threads %d, tier %s, shared %u\n"
            "  run again with --programs=1 --seed=%llu\n",
            what, position, MODELS[p->model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
-           o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk, o->threads,
-           o->cpu_tier, p->shared, (unsigned long long)p->seed);
+           o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk,
+           o->threads, o->cpu_tier, p->shared, (unsigned long long)p->seed);
+    temp_folder_remove(&centres);
     exit(1);
 }
 
@@ -277,6 +282,12 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
         kvasir_seq_destroy(live[--n].seq);
 }
 
+/* "auto", or any tier this machine has. */
+static const char *random_tier(void) {
+    enum cpu_tier tier = (enum cpu_tier)random_below(CPU_TIER_COUNT);
+    return cpu_tier_have(tier) ? cpu_tier_name(tier) : "auto";
+}
+
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
     p->model = random_below(N_MODELS);
@@ -302,8 +313,9 @@ static void run_program(struct program *p) {
         o->kv_keep = random_below(o->max_kv_size);
         break;
     }
+    o->key_centre = random_below(3) ? centre_paths[p->model] : "off";
     o->act_bits = random_below(2) ? 8 : 16;
-    o->cpu_tier = random_below(4) ? "auto" : "ref";
+    o->cpu_tier = random_tier();
     o->cache_bytes = 256 << 20;
     run_reference(p);
     o->prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
@@ -389,6 +401,15 @@ static kvasir_status open_blocks_model(kvasir_model **out, kvasir_error *err) {
     return status;
 }
 
+static void write_centres(int model) {
+    struct text_buf file = random_centres(models[model], 20, random_state);
+    char name[32];
+    snprintf(name, sizeof name, "%d.safetensors", model);
+    snprintf(centre_paths[model], sizeof centre_paths[model], "%s",
+             temp_write(&centres, name, file.data, file.len));
+    text_free(&file);
+}
+
 int main(int argc, char **argv) {
     uint64_t seed = 20261121;
     unsigned long programs = 60;
@@ -399,6 +420,7 @@ int main(int argc, char **argv) {
             seed = strtoull(argv[i] + 7, NULL, 10);
     }
     skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
+    temp_folder_make(&centres);
     for (int m = 0; m < N_MODELS; m++) {
         char path[512];
         kvasir_error err;
@@ -408,6 +430,7 @@ int main(int argc, char **argv) {
             printf("%s\n", err.text);
             return 1;
         }
+        write_centres(m);
     }
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct program *p = calloc(1, sizeof *p);
@@ -418,6 +441,7 @@ int main(int argc, char **argv) {
         run_program(p);
     }
     printf("all logits bit-identical\n");
+    temp_folder_remove(&centres);
     for (int s = 0; s < 2; s++)
         free(p->logits[s]);
     free(p);

@@ -135,23 +135,37 @@ static inline void gguf_array(struct gguf_writer *w, const char *key, uint32_t e
     put_u64(&w->values, n);
 }
 
-/* dims: fastest first, as the file has them. The data is filled with `fill`. */
+/* dims: fastest first, as the file has them. */
+static inline void gguf_info(struct gguf_writer *w, const char *name, uint32_t type,
+                             uint32_t n_dims, const uint64_t *dims) {
+    put_text(&w->infos, name);
+    put_u32(&w->infos, n_dims);
+    for (uint32_t i = 0; i < n_dims; i++)
+        put_u64(&w->infos, dims[i]);
+    put_u32(&w->infos, type);
+    put_u64(&w->infos, w->data.len);
+    w->n_tensors++;
+}
+
+/* The data is filled with `fill`. */
 static inline void gguf_tensor(struct gguf_writer *w, const char *name, uint32_t type,
                                uint32_t n_dims, const uint64_t *dims, uint8_t fill) {
     const struct weight_traits *traits = weight_traits_of(type);
-    uint64_t bytes = traits->block_bytes, values = 1;
-    put_text(&w->infos, name);
-    put_u32(&w->infos, n_dims);
-    for (uint32_t i = 0; i < n_dims; i++) {
-        put_u64(&w->infos, dims[i]);
+    uint64_t values = 1;
+    for (uint32_t i = 0; i < n_dims; i++)
         values *= dims[i];
-    }
-    put_u32(&w->infos, type);
-    put_u64(&w->infos, w->data.len);
-    bytes *= values / traits->block_values;
+    uint64_t bytes = values / traits->block_values * traits->block_bytes;
+    gguf_info(w, name, type, n_dims, dims);
     for (uint64_t i = 0; i < bytes || w->data.len % 32 != 0; i++)
         put_u8(&w->data, fill);
-    w->n_tensors++;
+}
+
+static inline void gguf_data(struct gguf_writer *w, const char *name, uint32_t type,
+                             uint32_t n_dims, const uint64_t *dims, const void *data, size_t n) {
+    gguf_info(w, name, type, n_dims, dims);
+    put(&w->data, data, n);
+    while (w->data.len % 32 != 0)
+        put_u8(&w->data, 0);
 }
 
 static inline void gguf_matrix(struct gguf_writer *w, const char *name, uint32_t type, uint64_t n,
@@ -220,34 +234,37 @@ static inline void tiny_values(struct gguf_writer *w, const char *arch) {
     gguf_string(w, "tokenizer.chat_template", "{{ messages[0].content }}");
 }
 
+static inline void tiny_layer(struct gguf_writer *w, const char *arch, int i) {
+    char name[64];
+#define TINY(part) (snprintf(name, sizeof name, "blk.%d.%s", i, part), name)
+    gguf_vector(w, TINY("attn_norm.weight"), 64);
+    gguf_matrix(w, TINY("attn_q.weight"), WEIGHT_Q4_1, 64, 64);
+    gguf_matrix(w, TINY("attn_k.weight"), WEIGHT_Q4_0, 32, 64);
+    gguf_matrix(w, TINY("attn_v.weight"), WEIGHT_BF16, 32, 64);
+    gguf_matrix(w, TINY("attn_output.weight"), WEIGHT_F32, 64, 64);
+    if (strcmp(arch, "qwen2") == 0) {
+        gguf_vector(w, TINY("attn_q.bias"), 64);
+        gguf_vector(w, TINY("attn_k.bias"), 32);
+        gguf_vector(w, TINY("attn_v.bias"), 32);
+    }
+    if (strcmp(arch, "qwen3") == 0) {
+        gguf_vector(w, TINY("attn_q_norm.weight"), 16);
+        gguf_vector(w, TINY("attn_k_norm.weight"), 16);
+    }
+    gguf_vector(w, TINY("ffn_norm.weight"), 64);
+    gguf_matrix(w, TINY("ffn_gate.weight"), WEIGHT_Q4_1, 96, 64);
+    gguf_matrix(w, TINY("ffn_up.weight"), WEIGHT_Q4_1, 96, 64);
+    gguf_matrix(w, TINY("ffn_down.weight"), WEIGHT_Q4_1, 64, 96);
+#undef TINY
+}
+
 static inline void tiny_tensors(struct gguf_writer *w, const char *arch, bool output) {
     gguf_matrix(w, "token_embd.weight", WEIGHT_Q8_0, 8, 64);
     if (output)
         gguf_matrix(w, "output.weight", WEIGHT_F16, 8, 64);
     gguf_vector(w, "output_norm.weight", 64);
-    for (int i = 0; i < 2; i++) {
-        char name[64];
-#define TINY(part) (snprintf(name, sizeof name, "blk.%d.%s", i, part), name)
-        gguf_vector(w, TINY("attn_norm.weight"), 64);
-        gguf_matrix(w, TINY("attn_q.weight"), WEIGHT_Q4_1, 64, 64);
-        gguf_matrix(w, TINY("attn_k.weight"), WEIGHT_Q4_0, 32, 64);
-        gguf_matrix(w, TINY("attn_v.weight"), WEIGHT_BF16, 32, 64);
-        gguf_matrix(w, TINY("attn_output.weight"), WEIGHT_F32, 64, 64);
-        if (strcmp(arch, "qwen2") == 0) {
-            gguf_vector(w, TINY("attn_q.bias"), 64);
-            gguf_vector(w, TINY("attn_k.bias"), 32);
-            gguf_vector(w, TINY("attn_v.bias"), 32);
-        }
-        if (strcmp(arch, "qwen3") == 0) {
-            gguf_vector(w, TINY("attn_q_norm.weight"), 16);
-            gguf_vector(w, TINY("attn_k_norm.weight"), 16);
-        }
-        gguf_vector(w, TINY("ffn_norm.weight"), 64);
-        gguf_matrix(w, TINY("ffn_gate.weight"), WEIGHT_Q4_1, 96, 64);
-        gguf_matrix(w, TINY("ffn_up.weight"), WEIGHT_Q4_1, 96, 64);
-        gguf_matrix(w, TINY("ffn_down.weight"), WEIGHT_Q4_1, 64, 96);
-#undef TINY
-    }
+    for (int i = 0; i < 2; i++)
+        tiny_layer(w, arch, i);
 }
 
 static inline struct text_buf tiny_gguf(const char *arch) {
@@ -272,11 +289,109 @@ static inline struct text_buf safetensors_bytes(const char *header, size_t data)
     return out;
 }
 
-/* A config.json for tests that care for tensors only. */
-#define TINY_CONFIG                                                                                \
+/* Tensors of a file one after the other. */
+struct safetensors_writer {
+    struct text_buf header, data;
+};
+
+static inline void safetensors_add(struct safetensors_writer *w, const char *name,
+                                   const char *dtype, uint32_t n_dims, const uint64_t *dims,
+                                   const void *data, size_t n) {
+    assert_true(text_printf(&w->header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[",
+                            w->header.len ? "," : "{", name, dtype));
+    for (uint32_t i = 0; i < n_dims; i++)
+        assert_true(text_printf(&w->header, "%s%llu", i ? "," : "", (unsigned long long)dims[i]));
+    assert_true(
+        text_printf(&w->header, "],\"data_offsets\":[%zu,%zu]}", w->data.len, w->data.len + n));
+    put(&w->data, data, n);
+}
+
+/* The whole file, the header unpadded as mlx has it; frees the writer. */
+static inline struct text_buf safetensors_finish(struct safetensors_writer *w) {
+    struct text_buf out = {0};
+    put(&w->header, "}", 1);
+    put_u64(&out, w->header.len);
+    put(&out, w->header.data, w->header.len);
+    put(&out, w->data.data, w->data.len);
+    text_free(&w->header);
+    text_free(&w->data);
+    return out;
+}
+
+/* A config.json for tests that care for tensors only; more: further fields, each behind a comma. */
+#define TINY_CONFIG TINY_CONFIG_WITH("")
+#define TINY_CONFIG_WITH(more)                                                                     \
     "{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,\"intermediate_size\":96,"       \
     "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                 \
-    "\"vocab_size\":8,\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":true}"
+    "\"vocab_size\":8,\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":true" more "}"
+
+/* ---- folders of quantized modules ------------------------------------------------------------ */
+
+/* One field that nobody reads, so that not every flipped bit is an error. */
+#define TINY_UNREAD ",\"_name_or_path\":\"somewhere/quite/else\""
+#define TINY_MLX_CONFIG                                                                            \
+    TINY_CONFIG_WITH(TINY_UNREAD ",\"quantization\":{\"group_size\":32,\"bits\":4,"                \
+                                 "\"model.embed_tokens\":{\"group_size\":64,\"bits\":8},"          \
+                                 "\"model.layers.1.self_attn.q_proj\":{\"mode\":\"mxfp4\"}}")
+#define TINY_F8_CONFIG                                                                             \
+    TINY_CONFIG_WITH(TINY_UNREAD ",\"quantization_config\":{\"quant_method\":\"fp8\","             \
+                                 "\"weight_block_size\":[32,32]}")
+
+struct tiny_folder {
+    struct safetensors_writer w;
+    bool f8;
+    int layer; /* -1: of the whole model */
+};
+
+static inline void tiny_part(struct tiny_folder *f, const char *module, const char *part,
+                             const char *dtype, uint64_t n, uint64_t cols, size_t bytes) {
+    static const uint8_t zeros[1 << 14];
+    char name[96];
+    if (f->layer < 0)
+        snprintf(name, sizeof name, "%s.%s", module, part);
+    else
+        snprintf(name, sizeof name, "model.layers.%d.%s.%s", f->layer, module, part);
+    assert_true(bytes <= sizeof zeros);
+    safetensors_add(&f->w, name, dtype, cols ? 2 : 1, (uint64_t[]){n, cols}, zeros, bytes);
+}
+
+/* A module as the folder's configuration has it. */
+static inline void tiny_module(struct tiny_folder *f, const char *module, uint64_t n, uint64_t k) {
+    bool embed = f->layer < 0, mxfp4 = f->layer == 1 && strcmp(module, "self_attn.q_proj") == 0;
+    if (f->f8) {
+        tiny_part(f, module, "weight", "F8_E4M3", n, k, n * k);
+        tiny_part(f, module, "weight_scale_inv", "F32", (n + 31) / 32, k / 32,
+                  (n + 31) / 32 * (k / 32) * 4);
+        return;
+    }
+    uint64_t words = k * (embed ? 8 : 4) / 32, groups = k / (embed ? 64 : 32);
+    tiny_part(f, module, "weight", "U32", n, words, n * words * 4);
+    if (mxfp4) {
+        tiny_part(f, module, "scales", "U8", n, groups, n * groups);
+        return;
+    }
+    tiny_part(f, module, "scales", "F16", n, groups, n * groups * 2);
+    tiny_part(f, module, "biases", "F16", n, groups, n * groups * 2);
+}
+
+/* The tensors of the tiny model: mlx's with TINY_MLX_CONFIG, 8-bit floats with TINY_F8_CONFIG. */
+static inline struct text_buf tiny_folder_tensors(bool f8) {
+    struct tiny_folder f = {.f8 = f8, .layer = -1};
+    tiny_module(&f, "model.embed_tokens", 8, 64);
+    tiny_part(&f, "model.norm", "weight", "BF16", 64, 0, 128);
+    for (f.layer = 0; f.layer < 2; f.layer++) {
+        tiny_part(&f, "input_layernorm", "weight", "BF16", 64, 0, 128);
+        tiny_module(&f, "self_attn.q_proj", 64, 64);
+        tiny_module(&f, "self_attn.k_proj", 32, 64);
+        tiny_module(&f, "self_attn.v_proj", 32, 64);
+        tiny_module(&f, "self_attn.o_proj", 64, 64);
+        tiny_part(&f, "post_attention_layernorm", "weight", "BF16", 64, 0, 128);
+        tiny_module(&f, "mlp.gate_proj", 96, 64);
+        tiny_module(&f, "mlp.up_proj", 96, 64);
+        tiny_module(&f, "mlp.down_proj", 64, 96);
+    }
+    return safetensors_finish(&f.w);
+}
 
 /* ---- what every error must be ---------------------------------------------------------------- */
 

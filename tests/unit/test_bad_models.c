@@ -3,9 +3,10 @@
  * it never crashes, leaks, reads outside the file or takes much memory. Run under ASan and UBSan;
  * the seed is printed and KVASIR_SEED sets it.
  *
- * Subjects: a tiny GGUF of all six types written here, stories260K as GGUF, and the tiny llama
- * fixture as a folder. Half of the flips hit the part that is parsed: most of a file is weights,
- * where a flip is just another model.
+ * Subjects: a tiny GGUF written here, whole and as a part of a split one; a tiny folder of mlx's
+ * modules and one of 8-bit floats; stories260K as GGUF, and the tiny llama fixture as a folder.
+ * Half of the flips hit the part that is parsed: most of a file is weights, where a flip is just
+ * another model.
  *
  * Planted and caught: a header's length not compared with the file's size; offset + bytes summed
  * before they are compared with the end; an array's count multiplied before it is checked; the
@@ -156,25 +157,94 @@ static void test_tiny_gguf(void **state) {
     damage_gguf(tiny_gguf("qwen3"), "blk.1.ffn_down.weight");
 }
 
+/* The second of two parts. */
+static void test_split_gguf(void **state) {
+    (void)state;
+    struct gguf_writer first = {0}, second = {0};
+    for (uint32_t no = 0; no < 2; no++) {
+        struct gguf_writer *w = no ? &second : &first;
+        gguf_u32(w, "split.no", no);
+        gguf_u32(w, "split.count", 2);
+        gguf_u32(w, "split.tensors.count", 20);
+    }
+    tiny_values(&first, "llama");
+    gguf_matrix(&first, "token_embd.weight", WEIGHT_Q8_0, 8, 64);
+    gguf_vector(&first, "output_norm.weight", 64);
+    tiny_layer(&second, "llama", 0);
+    tiny_layer(&second, "llama", 1);
+    struct text_buf b = gguf_finish(&first, 32);
+    temp_write(&folder, "split-00001-of-00002.gguf", b.data, b.len);
+    text_free(&b);
+    struct subject s = {.bytes = gguf_finish(&second, 32), .open = s.file};
+    s.parsed = behind(&s.bytes, "blk.1.ffn_down.weight") + 24;
+    temp_write(&folder, "split-00002-of-00002.gguf", s.bytes.data, s.bytes.len);
+    snprintf(s.file, sizeof s.file, "%s", folder.file);
+    damage(&s);
+    text_free(&s.bytes);
+}
+
+static void damage_folder(const char *config, bool f8) {
+    struct subject s = {.open = folder.path};
+    s.bytes = tiny_folder_tensors(f8);
+    uint64_t header;
+    memcpy(&header, s.bytes.data, sizeof header);
+    s.parsed = sizeof header + header;
+    temp_write(&folder, "config.json", config, strlen(config));
+    temp_write(&folder, "model.safetensors", s.bytes.data, s.bytes.len);
+    snprintf(s.file, sizeof s.file, "%s", folder.file);
+    damage(&s);
+    temp_write(&folder, "model.safetensors", s.bytes.data, s.bytes.len);
+    text_free(&s.bytes);
+    put(&s.bytes, config, strlen(config));
+    s.parsed = s.bytes.len;
+    temp_write(&folder, "config.json", config, strlen(config));
+    snprintf(s.file, sizeof s.file, "%s", folder.file);
+    damage(&s);
+    text_free(&s.bytes);
+}
+
+static void test_mlx_folder(void **state) {
+    (void)state;
+    damage_folder(TINY_MLX_CONFIG, false);
+}
+
+static void test_f8_folder(void **state) {
+    (void)state;
+    damage_folder(TINY_F8_CONFIG, true);
+}
+
+/* Text that would become 70 times its size in memory. */
+static void test_greedy_json(void **state) {
+    (void)state;
+    enum { SIZE = 3 << 20 };
+    static const char *const files[] = {"config.json", "generation_config.json",
+                                        "tokenizer_config.json", "model.safetensors"};
+    char *text = mem_alloc(SIZE);
+    assert_non_null(text);
+    for (size_t i = 0; i < SIZE; i++)
+        text[i] = "{},"[i % 3];
+    memcpy(text, "{\"a\":[", 6);
+    for (size_t i = 0; i < 4; i++) {
+        struct text_buf b = tiny_folder_tensors(false);
+        temp_write(&folder, "config.json", TINY_MLX_CONFIG, strlen(TINY_MLX_CONFIG));
+        temp_write(&folder, "model.safetensors", b.data, b.len);
+        text_free(&b);
+        uint64_t len = SIZE;
+        if (i == 3)
+            put(&b, &len, sizeof len);
+        put(&b, text, SIZE);
+        temp_write(&folder, files[i], b.data, b.len);
+        text_free(&b);
+        must_refuse(folder.path, i ? KVASIR_ERR_FORMAT : KVASIR_ERR_IO,
+                    i ? "more than 32 times its size" : "config.json: larger than 1048576 bytes");
+        assert_int_equal(unlink(folder.file), 0);
+    }
+    mem_free(text);
+}
+
 static void test_stories_gguf(void **state) {
     (void)state;
     damage_gguf(read_whole(STORIES), "output_norm.weight");
-}
-
-/* Its vocabulary is SentencePiece's: the model opens, the tokenizer says which kind it lacks. */
-static void test_stories_tokenizer(void **state) {
-    (void)state;
-    struct model *m;
-    kvasir_error err = {0};
-    if (model_open(STORIES, &m, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
-    struct tokenizer *t;
-    const struct tokenizer_spec *spec = checkpoint_tokenizer(model_checkpoint(m));
-    assert_non_null(spec);
-    assert_string_equal(spec->model, "llama");
-    assert_int_equal(tokenizer_create(spec, &t, &err), KVASIR_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "llama"));
-    model_close(m);
 }
 
 static void copy_llama(struct subject *s, const char *name) {
@@ -284,13 +354,15 @@ static void test_not_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest own[] = {
-        cmocka_unit_test(test_tiny_gguf),
-        cmocka_unit_test(test_chosen),
+        cmocka_unit_test(test_tiny_gguf),   cmocka_unit_test(test_split_gguf),
+        cmocka_unit_test(test_mlx_folder),  cmocka_unit_test(test_f8_folder),
+        cmocka_unit_test(test_greedy_json), cmocka_unit_test(test_chosen),
         cmocka_unit_test(test_not_files),
     };
     const struct CMUnitTest shared[] = {
-        cmocka_unit_test(test_stories_gguf), cmocka_unit_test(test_stories_tokenizer),
-        cmocka_unit_test(test_safetensors),  cmocka_unit_test(test_header_length),
+        cmocka_unit_test(test_stories_gguf),
+        cmocka_unit_test(test_safetensors),
+        cmocka_unit_test(test_header_length),
         cmocka_unit_test(test_config_json),
     };
     const char *seed = getenv("KVASIR_SEED");

@@ -25,14 +25,22 @@ static json_t *quoted(const char *text) {
 }
 
 /* The base with the fields of `changes` put in. */
-static kvasir_status parse(const char *changes, struct model_config *c, kvasir_error *err) {
+static kvasir_status parse_all(const char *changes, struct model_config *c, struct quantization *q,
+                               kvasir_error *err) {
     json_t *document = quoted(llama_base), *more = quoted(changes);
     assert_int_equal(json_object_update(document, more), 0);
     char *text = json_dumps(document, 0);
-    kvasir_status status = config_parse(text, strlen(text), c, err);
+    kvasir_status status = config_parse(text, strlen(text), c, q, err);
     free(text);
     json_decref(more);
     json_decref(document);
+    return status;
+}
+
+static kvasir_status parse(const char *changes, struct model_config *c, kvasir_error *err) {
+    struct quantization q;
+    kvasir_status status = parse_all(changes, c, &q, err);
+    quantization_deinit(&q);
     return status;
 }
 
@@ -128,6 +136,76 @@ static void test_window(void **state) {
                      48);
 }
 
+static struct quantization quantized(const char *changes) {
+    struct model_config c;
+    struct quantization q;
+    kvasir_error err = {0};
+    if (parse_all(changes, &c, &q, &err) != KVASIR_OK)
+        fail_msg("%s: %s", changes, err.text);
+    return q;
+}
+
+static void assert_format(const struct quantization *q, const char *module, enum mlx_mode mode,
+                          uint32_t bits, uint32_t group) {
+    struct mlx_format f;
+    kvasir_error err = {0};
+    if (quantization_of_module(q, module, &f, &err) != KVASIR_OK)
+        fail_msg("%s", err.text);
+    assert_int_equal(f.mode, mode);
+    assert_int_equal(f.bits, bits);
+    assert_int_equal(f.group, group);
+}
+
+/* What a module's entry leaves out is mlx's default, 4 bits in groups of 64 (mxfp4: 32). */
+static void test_quantization(void **state) {
+    (void)state;
+    static const char entries[] =
+        "{'%s':{'group_size':128,'bits':6,'a':{'bits':8},'model.b':{'group_size':32},'c':false,"
+        "'model.layers.0.d':{'mode':'mxfp4'},'lm_head':true,'model.e':{}},'torch_dtype':'x'}";
+    static const char *const fields[] = {"quantization", "quantization_config"};
+    for (size_t i = 0; i < 2; i++) {
+        char changes[512];
+        snprintf(changes, sizeof changes, entries, fields[i]);
+        struct quantization q = quantized(changes);
+        assert_int_equal(q.method, QUANTIZED_MLX);
+        assert_string_equal(q.field, fields[i]);
+        assert_format(&q, "z", MLX_AFFINE, 6, 128);
+        assert_format(&q, "lm_head", MLX_AFFINE, 6, 128);
+        assert_format(&q, "a", MLX_AFFINE, 8, 64);
+        assert_format(&q, "model.a", MLX_AFFINE, 8, 64);
+        assert_format(&q, "b", MLX_AFFINE, 4, 32);
+        assert_format(&q, "model.b", MLX_AFFINE, 4, 32);
+        assert_format(&q, "layers.0.d", MLX_MXFP4, 4, 32);
+        assert_format(&q, "e", MLX_AFFINE, 4, 64);
+        struct mlx_format f;
+        kvasir_error err = {0};
+        assert_int_equal(quantization_of_module(&q, "model.c", &f, &err), KVASIR_ERR_FORMAT);
+        assert_non_null(strstr(err.text, "tensor model.c.weight is quantized"));
+        quantization_deinit(&q);
+    }
+    /* mlx-lm writes both; the first is mlx's own. */
+    struct quantization q = quantized("{'quantization':{'group_size':64,'bits':4},"
+                                      "'quantization_config':{'group_size':32,'bits':8}}");
+    assert_format(&q, "a", MLX_AFFINE, 4, 64);
+    quantization_deinit(&q);
+    q = quantized("{'quantization':{'mode':'mxfp4'},'quantization_config':null}");
+    assert_format(&q, "a", MLX_MXFP4, 4, 32);
+    quantization_deinit(&q);
+    q = quantized("{'quantization':null}");
+    assert_int_equal(q.method, QUANTIZED_NOT);
+    quantization_deinit(&q);
+    q = quantized("{'quantization_config':{'quant_method':'fp8','weight_block_size':[128,64]}}");
+    assert_int_equal(q.method, QUANTIZED_F8);
+    assert_int_equal(q.block_rows, 128);
+    assert_int_equal(q.block_cols, 64);
+    quantization_deinit(&q);
+    q = quantized("{'quantization_config':{'quant_method':'compressed-tensors',"
+                  "'weight_block_size':null}}");
+    assert_int_equal(q.method, QUANTIZED_F8);
+    assert_int_equal(q.block_rows, 0);
+    quantization_deinit(&q);
+}
+
 /* Every refusal names its field. */
 static void test_refused(void **state) {
     (void)state;
@@ -147,8 +225,39 @@ static void test_refused(void **state) {
         {"{'mlp_bias':true}", KVASIR_ERR_UNSUPPORTED, "field mlp_bias: true"},
         {"{'attention_bias':true}", KVASIR_ERR_UNSUPPORTED, "field attention_bias: true"},
         {"{'attention_bias':1}", KVASIR_ERR_FORMAT, "field attention_bias must be true or false"},
-        {"{'quantization_config':{}}", KVASIR_ERR_UNSUPPORTED, "field quantization_config"},
-        {"{'quantization':{'bits':4}}", KVASIR_ERR_UNSUPPORTED, "field quantization:"},
+        {"{'quantization_config':{}}", KVASIR_ERR_FORMAT,
+         "field quantization_config.bits is missing"},
+        {"{'quantization':{'bits':4}}", KVASIR_ERR_FORMAT,
+         "field quantization.group_size is missing"},
+        {"{'quantization':7}", KVASIR_ERR_FORMAT, "field quantization must be an object"},
+        {"{'quantization':{'bits':7,'group_size':64}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization.bits: 7 is not supported, only 2, 3, 4, 5, 6 and 8"},
+        {"{'quantization':{'bits':1,'group_size':64}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization.bits: 1"},
+        {"{'quantization':{'bits':-4,'group_size':64}}", KVASIR_ERR_FORMAT,
+         "field quantization.bits is -4"},
+        {"{'quantization_config':{'bits':4,'group_size':16}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization_config.group_size: 16 is not supported, only 32, 64 and 128"},
+        {"{'quantization':{'bits':4,'group_size':32,'mode':'nvfp4'}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization.mode: nvfp4"},
+        {"{'quantization':{'bits':8,'mode':'mxfp4'}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization.bits: 8 is not supported, only 4 (mode mxfp4)"},
+        {"{'quantization':{'group_size':64,'mode':'mxfp4'}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization.group_size: 64 is not supported, only 32 (mode mxfp4)"},
+        {"{'quantization':{'bits':4,'group_size':64,'a.b':{'bits':9}}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization.a.b.bits: 9"},
+        {"{'quantization':{'bits':4,'group_size':64,'a\\nb':{'bits':4}}}", KVASIR_ERR_FORMAT,
+         "field quantization has a key with control characters"},
+        {"{'quantization_config':{'quant_method':'awq','bits':4}}", KVASIR_ERR_UNSUPPORTED,
+         "field quantization_config.quant_method: awq"},
+        {"{'quantization_config':{'quant_method':3}}", KVASIR_ERR_FORMAT,
+         "field quantization_config.quant_method must be a string"},
+        {"{'quantization_config':{'quant_method':'fp8','weight_block_size':[128]}}",
+         KVASIR_ERR_FORMAT, "field quantization_config.weight_block_size must be two integers"},
+        {"{'quantization_config':{'quant_method':'fp8','weight_block_size':[128,0]}}",
+         KVASIR_ERR_FORMAT, "field quantization_config.weight_block_size must be two integers"},
+        {"{'quantization_config':{'quant_method':'fp8','weight_block_size':'x'}}",
+         KVASIR_ERR_FORMAT, "field quantization_config.weight_block_size must be two integers"},
         {"{'hidden_size':null}", KVASIR_ERR_FORMAT, "field hidden_size is missing"},
         {"{'hidden_size':0}", KVASIR_ERR_FORMAT, "field hidden_size is 0, must be from 1"},
         {"{'hidden_size':-1}", KVASIR_ERR_FORMAT, "field hidden_size is -1"},
@@ -205,8 +314,10 @@ static void test_refused(void **state) {
 
 static void refused_text(const char *text, size_t len, int64_t offset, const char *words) {
     struct model_config c;
+    struct quantization q;
     kvasir_error err = {0};
-    assert_int_equal(config_parse(text, len, &c, &err), KVASIR_ERR_FORMAT);
+    assert_int_equal(config_parse(text, len, &c, &q, &err), KVASIR_ERR_FORMAT);
+    quantization_deinit(&q);
     if (!strstr(err.text, words) || (offset >= 0 && err.offset != offset))
         fail_msg("at %lld: %s", (long long)err.offset, err.text);
 }
@@ -227,6 +338,11 @@ static void test_not_json(void **state) {
     assert_non_null(text);
     memset(text, '[', DEEP);
     refused_text(text, DEEP, 32, "nested deeper than 32 levels");
+    memset(text, '{', DEEP); /* and a few million small ones not either: 300 bytes each */
+    for (size_t i = 0; i + 3 <= DEEP; i += 3)
+        memcpy(text + i, i ? "{}," : "[[,", 3);
+    refused_text(text, DEEP, 0, "more than 32 times its size in memory");
+    memset(text, '[', DEEP);
     memcpy(text, "{\"\\\"", 4);
     memcpy(text + DEEP - 4, "\":1}", 4);
     refused_text(text, DEEP, -1, "field architectures must be an array");
@@ -251,11 +367,13 @@ static void test_fixtures(void **state) {
         char *text;
         size_t len;
         struct model_config c;
+        struct quantization q;
         kvasir_error err = {0};
         if (file_read_all(path, 1 << 20, &text, &len, &err) != KVASIR_OK ||
-            config_parse(text, len, &c, &err) != KVASIR_OK)
+            config_parse(text, len, &c, &q, &err) != KVASIR_OK)
             fail_msg("%s: %s", path, err.text);
         mem_free(text);
+        quantization_deinit(&q);
         assert_string_equal(c.arch, models[i].name);
         assert_int_equal(c.head_dim, models[i].head_dim);
         assert_int_equal(c.window, models[i].window);
@@ -266,9 +384,9 @@ static void test_fixtures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),    cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_window),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_not_json),
+        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_window),  cmocka_unit_test(test_quantization),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_not_json),
     };
     const struct CMUnitTest fixtures[] = {cmocka_unit_test(test_fixtures)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

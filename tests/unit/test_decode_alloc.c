@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <kvasir.h>
-
+#include "centres.h"
+#include "model_files.h"
 #include "tensors.h"
 
 #include <cmocka.h>
@@ -65,8 +65,9 @@ static void decode(kvasir_seq *s, int steps, float *logits) {
     assert_int_equal(calls - before, 0);
 }
 
-static void check(const char *bits, uint32_t max_kv_size) {
+static void check(const char *bits, uint32_t max_kv_size, const char *centre) {
     kvasir_context_options o = kvasir_context_defaults();
+    o.key_centre = centre;
     o.kv_bits = bits;
     o.max_kv_size = max_kv_size;
     o.threads = 2;
@@ -89,10 +90,18 @@ static void check(const char *bits, uint32_t max_kv_size) {
 
 static void test_no_allocation(void **state) {
     (void)state;
-    check("8,4", 0);
-    check("8,4", 128);
-    check("f16", 128);
-    check("3", 0);
+    struct temp_folder folder;
+    struct text_buf file = random_centres(model, 20, 1);
+    temp_folder_make(&folder);
+    const char *centre = temp_write(&folder, "centres", file.data, file.len);
+    text_free(&file);
+    check("8,4", 0, "off");
+    check("8,4", 128, "off");
+    check("f16", 128, "off");
+    check("3", 0, "off");
+    check("8,4", 0, centre);
+    check("8,4", 128, centre);
+    temp_folder_remove(&folder);
 }
 
 int main(void) {

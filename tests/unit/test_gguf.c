@@ -65,6 +65,18 @@ static void test_config(void **state) {
     checkpoint_close(c);
 }
 
+/* Little-endian version 2 is version 3 by another number. */
+static void test_version_2(void **state) {
+    (void)state;
+    struct text_buf b = tiny_gguf("qwen2");
+    overwrite(&b, 4, "\2", 1);
+    struct checkpoint *c = open_bytes(&b);
+    assert_string_equal(checkpoint_format(c), "GGUF v2");
+    assert_int_equal(checkpoint_config(c)->dim, 64);
+    assert_int_equal(checkpoint_tensor_count(c), 2 + 2 * 12);
+    checkpoint_close(c);
+}
+
 static void test_tensors(void **state) {
     (void)state;
     struct text_buf b = tiny_gguf("llama");
@@ -221,6 +233,8 @@ static void test_real_files(void **state) {
         assert_non_null(t);
         assert_int_equal(t->n_tokens, files[i].tokens);
         assert_int_equal(t->n_merges, files[i].merges);
+        assert_string_equal(t->model, files[i].merges ? "gpt2" : "llama");
+        assert_int_equal(t->scores != NULL, files[i].merges == 0);
         assert_int_equal(m->vocab, files[i].tokens);
         assert_int_equal(m->layers, files[i].layers);
         assert_int_equal(m->dim, files[i].dim);
@@ -241,8 +255,9 @@ static void test_header(void **state) {
         uint32_t version;
         const char *words;
     } versions[] = {{1, "GGUF version 1 is not supported"},
-                    {2, "GGUF version 2 is not supported"},
+                    {0, "GGUF version 0 is not supported"},
                     {4, "GGUF version 4 is not supported"},
+                    {0x02000000, "big-endian GGUF is not supported"},
                     {0x03000000, "big-endian GGUF is not supported"}};
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
         struct text_buf b = tiny_gguf("llama");
@@ -319,7 +334,8 @@ static void test_more_values(void **state) {
         {"general.type", GGUF_STRING, 0, "adapter", KVASIR_ERR_UNSUPPORTED, "is adapter"},
         {"general.alignment", GGUF_U32, 48, NULL, KVASIR_ERR_FORMAT, "must be a power of two"},
         {"general.alignment", GGUF_U32, 4, NULL, KVASIR_ERR_FORMAT, "must be from 8"},
-        {"split.count", GGUF_U32, 3, NULL, KVASIR_ERR_UNSUPPORTED, "split.count is 3"},
+        {"split.count", GGUF_U32, 3, NULL, KVASIR_ERR_FORMAT,
+         "split.count is 3: the names of such parts must end in -00001-of-00003.gguf"},
         {"llama.expert_count", GGUF_U32, 8, NULL, KVASIR_ERR_UNSUPPORTED, "expert_count is 8"},
         {"llama.attention.value_length", GGUF_U32, 8, NULL, KVASIR_ERR_UNSUPPORTED, "is 8"},
         {"llama.rope.scaling.type", GGUF_STRING, 0, "yarn", KVASIR_ERR_UNSUPPORTED,
@@ -377,6 +393,7 @@ static void test_bad_tensors(void **state) {
         {24, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "pass the file's end"},
         {24, "\0\0", 2, KVASIR_ERR_FORMAT, "overlap"},
         {12, "\0\1", 2, KVASIR_ERR_FORMAT, "overlap"},
+        {12, "\x21", 1, KVASIR_ERR_FORMAT, "overlap"}, /* by one row */
         {(size_t)-19, "blk.1.attn_v", 12, KVASIR_ERR_FORMAT, "stands there twice"},
         {(size_t)-19, "\n", 1, KVASIR_ERR_FORMAT, "a tensor's name must have"},
     };
@@ -455,6 +472,9 @@ static void test_load_refused(void **state) {
     overwrite(&b, behind(&b, "llama.block_count") + 4, "\1", 1);
     load_refused(&b, KVASIR_ERR_UNSUPPORTED, "has no place in a llama model");
     b = tiny_gguf("llama");
+    overwrite(&b, behind(&b, "llama.block_count") + 4, "\0\x10", 2);
+    load_refused(&b, KVASIR_ERR_FORMAT, "has 4096 layers, the file 20 tensors");
+    b = tiny_gguf("llama");
     b.data[behind(&b, "llama.attention.head_count_kv") + 4] = 3;
     load_refused(&b, KVASIR_ERR_UNSUPPORTED, "4 heads for 3 KV heads");
     b = tiny_gguf("llama");
@@ -482,12 +502,13 @@ static void test_load_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_config),      cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_names),       cmocka_unit_test(test_tokenizer),
-        cmocka_unit_test(test_value_types), cmocka_unit_test(test_real_files),
-        cmocka_unit_test(test_header),      cmocka_unit_test(test_values),
-        cmocka_unit_test(test_more_values), cmocka_unit_test(test_bad_tensors),
-        cmocka_unit_test(test_load),        cmocka_unit_test(test_load_refused),
+        cmocka_unit_test(test_config),       cmocka_unit_test(test_version_2),
+        cmocka_unit_test(test_tensors),      cmocka_unit_test(test_names),
+        cmocka_unit_test(test_tokenizer),    cmocka_unit_test(test_value_types),
+        cmocka_unit_test(test_real_files),   cmocka_unit_test(test_header),
+        cmocka_unit_test(test_values),       cmocka_unit_test(test_more_values),
+        cmocka_unit_test(test_bad_tensors),  cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load_refused),
     };
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,7 +4,8 @@
  *   affine   every bit of ../shared/fixtures/mlx/quantize (mlx 0.32.4); its table of NaN and Inf
  *   tiles    the order formula of quant.h, written a second time below, over whole tiles
  *   16 bits  f16 and bf16 against the rule of rounding itself, over all 65,536 numbers
- *   weights  values that the package gguf reads from the same blocks (quant_blocks.h)
+ *
+ * Weight types: test_weights.c.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -16,7 +17,6 @@
 #include <jansson.h>
 
 #include "quant/quant.h"
-#include "quant_blocks.h"
 
 #include <cmocka.h> /* behind base.h: it defines a macro `fail` */
 
@@ -375,39 +375,6 @@ static void test_not_finite(void **state) {
     }
 }
 
-/* ---- weights --------------------------------------------------------------------------------- */
-
-static void check_weights(enum weight_type type, const char *name, const uint8_t *blocks,
-                          size_t bytes, const float *values, size_t n) {
-    const struct weight_traits *t = weight_traits_of((uint32_t)type);
-    assert_non_null(t);
-    assert_string_equal(t->name, name);
-    assert_int_equal(weight_row_bytes(t, n), bytes);
-    float *out = malloc(n * sizeof *out);
-    struct weight w = {.data = blocks, .type = type, .n = 1, .k = (uint32_t)n};
-    t->decode(&w, 0, out);
-    for (size_t i = 0; i < n; i++)
-        assert_true(same(out[i], values[i]) || (out[i] == 0 && values[i] == 0));
-    free(out);
-}
-
-static void test_weights(void **state) {
-    (void)state;
-    check_weights(WEIGHT_Q4_0, "Q4_0", Q4_0_BLOCKS, sizeof Q4_0_BLOCKS, Q4_0_VALUES,
-                  COUNT(Q4_0_VALUES));
-    check_weights(WEIGHT_Q4_1, "Q4_1", Q4_1_BLOCKS, sizeof Q4_1_BLOCKS, Q4_1_VALUES,
-                  COUNT(Q4_1_VALUES));
-    check_weights(WEIGHT_Q8_0, "Q8_0", Q8_0_BLOCKS, sizeof Q8_0_BLOCKS, Q8_0_VALUES,
-                  COUNT(Q8_0_VALUES));
-    check_weights(WEIGHT_F16, "F16", F16_BLOCKS, sizeof F16_BLOCKS, F16_VALUES, COUNT(F16_VALUES));
-    check_weights(WEIGHT_BF16, "BF16", BF16_BLOCKS, sizeof BF16_BLOCKS, BF16_VALUES,
-                  COUNT(BF16_VALUES));
-    check_weights(WEIGHT_F32, "F32", (const uint8_t *)Q4_0_VALUES, sizeof Q4_0_VALUES, Q4_0_VALUES,
-                  COUNT(Q4_0_VALUES));
-    assert_null(weight_traits_of(4));
-    assert_null(weight_traits_of(UINT32_MAX));
-}
-
 /* ---- mlx's goldens --------------------------------------------------------------------------- */
 
 enum { ROWS = 40, COLS = 384 };
@@ -514,7 +481,7 @@ int main(void) {
         cmocka_unit_test(test_half),          cmocka_unit_test(test_format_parse),
         cmocka_unit_test(test_format_settle), cmocka_unit_test(test_format_name),
         cmocka_unit_test(test_affine_tiles),  cmocka_unit_test(test_exact_tiles),
-        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_not_finite),
     };
     const struct CMUnitTest golden[] = {cmocka_unit_test(test_mlx_goldens)};
     int failed = cmocka_run_group_tests_name("quant", own, NULL, NULL);

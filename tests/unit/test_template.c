@@ -245,6 +245,19 @@ static void test_errors_name_their_place(void **state) {
         {"{{ 4611686018427387904 * 2 }}", "line 1 column 24:", "64 bits"},
         {"{{ s() }}", "line 1 column 5:", "'str' object is not callable"},
         {"{% macro f(a) %}{% endmacro %}\n{{ f(1, 2) }}", "line 2 column 5:", "'f' takes not more"},
+        {"\n{{ s.nope() }}", "line 2 column 10:", "'str object' has no attribute 'nope'"},
+        {"{{ l.nope() }}", "line 1 column 10:", "'list object' has no attribute 'nope'"},
+        {"{{ d.a.nope }}{{ d.a.nope() }}", "line 1 column 26:", "no attribute 'nope'"},
+        {"{{ s.expandtabs() }}", "line 1 column 16:", "no attribute 'expandtabs'"},
+        {"{{ nope() }}", "line 1 column 8:", "'nope' is undefined"},
+        {"{{ s|trim(nope=1) }}", "line 1 column 6:", "nope"},
+        {"{{ s is divisibleby(1, 2) }}", "line 1 column 6:", "divisibleby"},
+        {"{{ s|map('nope')|list }}", "line 1 column 6:", "No filter named 'nope'"},
+        {"{{ l|select('nope')|list }}", "line 1 column 6:", "No test named 'nope'"},
+        {"{{ s.__class__.x }}", "line 1 column 15:", "__class__"},
+        {"\n{% do l %}", "line 2 column 4:", "'do' is not supported"},
+        {"{% filter nope %}x{% endfilter %}", "line 1 column 11:", "No filter named 'nope'"},
+        {"{% call nope() %}x{% endcall %}", "line 1 column 13:", "'nope' is undefined"},
         {"a\n {{ raise_exception('only\none line') }}", "line 2 column 20:", "only?one line"},
     };
     json_t *args = parse_json(case_args, strlen(case_args));
@@ -294,6 +307,44 @@ static void test_nul_in_arguments(void **state) {
     json_t *args = parse_json(json, strlen(json));
     check_text("NUL", source, strlen(source), args, "a\0b3", 4);
     json_decref(args);
+}
+
+/* ---- special tokens -------------------------------------------------------------------------- */
+
+static kvasir_status read_tokens(const char *config, json_t *variables, kvasir_error *err) {
+    struct tokenizer_spec spec = {.config = {config, strlen(config)}};
+    return template_tokens(&spec, NULL, variables, err);
+}
+
+static void test_special_tokens(void **state) {
+    (void)state;
+    static const char config[] =
+        "{\"add_bos_token\": true, \"bos_token\": \"<s\\u003e\", \"model_max_length\":"
+        " 1000000000000000019884624838656, \"eos_token\": {\"lstrip\": false, \"content\": "
+        "\"</s>\"},"
+        " \"pad_token\": null, \"unk_token\": \"\", \"additional_special_tokens\": [\"a_token\"],"
+        " \"_token\": \"no\", \"chat_template\": \"bos_token\", \"extra_special_tokens\":"
+        " {\"image_token\": \"<img>\", \"extra_special_tokens\": {\"x_token\": \"no\"}}}";
+    static const char want[] =
+        "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\", \"unk_token\": \"\","
+        " \"image_token\": \"<img>\"}";
+    static const char *const broken[] = {"",
+                                         "[]",
+                                         "{\"bos_token\": \"<s>\"",
+                                         "{\"bos_token\": \"\xff\"}",
+                                         "{",
+                                         "{\"a\": }",
+                                         "{\"eos_token\": {\"content\": \"x\" 1}}"};
+    kvasir_error err = {0};
+    json_t *variables = json_object(), *expected = parse_json(want, strlen(want));
+    assert_int_equal(read_tokens(config, variables, &err), KVASIR_OK);
+    assert_true(json_equal(variables, expected));
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        assert_int_equal(read_tokens(broken[i], variables, &err), KVASIR_ERR_FORMAT);
+        assert_non_null(strstr(err.text, "tokenizer_config.json: "));
+    }
+    json_decref(variables);
+    json_decref(expected);
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -604,6 +655,7 @@ int main(void) {
         cmocka_unit_test(test_errors_name_their_place),
         cmocka_unit_test(test_a_failure_changes_nothing),
         cmocka_unit_test(test_nul_in_arguments),
+        cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_deep_sources),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_steps_and_memory),

@@ -128,23 +128,33 @@ struct words {
     size_t count, bytes;
 };
 
-static bool collect_word(void *ctx, const uint8_t *word, size_t len) {
+static bool collect_word(void *ctx, const char *word, size_t len) {
     struct words *w = ctx;
     assert_true(len > 0);
     w->count++;
     w->bytes += len;
-    return text_append(&w->joined, (const char *)word, len) && text_append(&w->joined, "|", 1);
+    return text_append(&w->joined, word, len) && text_append(&w->joined, "|", 1);
 }
 
 static struct words split(const struct pretokenizer *p, const char *text, size_t len) {
     struct words w = {0};
     kvasir_error err = {0};
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
-    if (pretokenizer_split(p, match, text, len, collect_word, &w, &err) != KVASIR_OK)
+    struct pre_scratch scratch;
+    assert_int_equal(pre_scratch_init(&scratch, len, &err), KVASIR_OK);
+    struct text_span span = {text, len};
+    if (pretokenizer_split(p, &scratch, span, true, collect_word, &w, &err) != KVASIR_OK)
         fail_msg("%s", err.text);
-    pcre2_match_data_free(match);
-    assert_int_equal(w.bytes, len);
+    pre_scratch_deinit(&scratch);
     return w;
+}
+
+static struct pretokenizer known_pretokenizer(const char *name) {
+    struct pretokenizer p = {0};
+    const struct known_pre *known;
+    kvasir_error err = {0};
+    assert_int_equal(known_pre_find(name, &known, &err), KVASIR_OK);
+    assert_int_equal(pretokenizer_add_patterns(&p, known->patterns, &err), KVASIR_OK);
+    return p;
 }
 
 static void test_words(void **state) {
@@ -171,13 +181,12 @@ static void test_words(void **state) {
     };
     const char *names[] = {"gpt-2", "default", "smollm"};
     for (int k = 0; k < 3; k++) {
-        struct pretokenizer p;
-        kvasir_error err = {0};
-        assert_int_equal(pretokenizer_init(&p, names[k], &err), KVASIR_OK);
+        struct pretokenizer p = known_pretokenizer(names[k]);
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
             struct words w = split(&p, cases[i].text, strlen(cases[i].text));
             assert_string_equal(w.joined.data ? w.joined.data : "",
                                 k == 2 ? cases[i].smollm : cases[i].gpt2);
+            assert_int_equal(w.bytes, strlen(cases[i].text));
             text_free(&w.joined);
         }
         pretokenizer_deinit(&p);
@@ -189,10 +198,10 @@ static void test_words_of_hard_patterns(void **state) {
     (void)state;
     enum { LEN = 200000 };
     /* A pattern that needs a stack frame per character leaves the JIT's stack. */
-    struct pretokenizer p;
+    struct pretokenizer p = {0};
     kvasir_error err = {0};
     const char *patterns[] = {"(?:a|b)+(?=c)", NULL};
-    assert_int_equal(pretokenizer_init_patterns(&p, patterns, &err), KVASIR_OK);
+    assert_int_equal(pretokenizer_add_patterns(&p, patterns, &err), KVASIR_OK);
     char *text = malloc(LEN + 1);
     for (int i = 0; i < LEN; i++)
         text[i] = i % 2 ? 'a' : 'b';
@@ -206,7 +215,7 @@ static void test_words_of_hard_patterns(void **state) {
     /* More steps of backtracking in one match than PCRE2 allows by default. */
     enum { SPACES = 12000000 };
     const char *spaces[] = {"[\\t\\x{a0}\\p{Z}]*[\\r\\n]+|[\\t\\x{a0}\\p{Z}]+", NULL};
-    assert_int_equal(pretokenizer_init_patterns(&p, spaces, &err), KVASIR_OK);
+    assert_int_equal(pretokenizer_add_patterns(&p, spaces, &err), KVASIR_OK);
     text = malloc(SPACES + 1);
     memset(text, ' ', SPACES);
     text[SPACES] = 'x';
@@ -218,15 +227,16 @@ static void test_words_of_hard_patterns(void **state) {
 
     /* Gaps between matches are words, and an empty match is none. */
     const char *gaps[] = {"x*", NULL};
-    assert_int_equal(pretokenizer_init_patterns(&p, gaps, &err), KVASIR_OK);
+    assert_int_equal(pretokenizer_add_patterns(&p, gaps, &err), KVASIR_OK);
     w = split(&p, "abxxcx", 6);
     assert_string_equal(w.joined.data, "ab|xx|c|x|");
     text_free(&w.joined);
     pretokenizer_deinit(&p);
 
     const char *broken[] = {"a", "(", NULL};
-    assert_int_equal(pretokenizer_init_patterns(&p, broken, &err), KVASIR_ERR_UNSUPPORTED);
+    assert_int_equal(pretokenizer_add_patterns(&p, broken, &err), KVASIR_ERR_UNSUPPORTED);
     assert_int_equal(err.offset, 1);
+    pretokenizer_deinit(&p);
 }
 
 /* ---- merges ---------------------------------------------------------------------------------- */
@@ -375,6 +385,8 @@ static void test_specials(void **state) {
     const unsigned parse = TOKENIZE_PARSE_SPECIAL;
 
     CHECK_IDS(t, "<a>", 0, '<', 'a', '>');
+    CHECK_IDS(t, "<a><b>y", 0, ab, 'y'); /* not a control token */
+    CHECK_IDS(t, "<a><b><c><d>", 0, '<', 'a', '>', '<', 'b', '>', '<', 'c', '>', '<', 'd', '>');
     CHECK_IDS(t, "<a>", parse, a);
     CHECK_IDS(t, "x<a>", parse, 'x', a);
     CHECK_IDS(t, "<a><b>y", parse, ab, 'y');             /* longest */
@@ -507,7 +519,9 @@ static void test_bad_specs(void **state) {
     add_pair(v, "a", "b");
     struct tokenizer_spec bad = v->spec;
     bad.model = "llama";
-    expect_refused(&bad, KVASIR_ERR_UNSUPPORTED, "tokenizer model \"llama\"");
+    expect_refused(&bad, KVASIR_ERR_FORMAT, "without scores");
+    bad.model = "bert";
+    expect_refused(&bad, KVASIR_ERR_UNSUPPORTED, "tokenizer model \"bert\"");
     bad.model = NULL;
     expect_refused(&bad, KVASIR_ERR_UNSUPPORTED, "tokenizer model");
     bad = v->spec;
@@ -552,21 +566,23 @@ static void test_bad_specs(void **state) {
     expect_refused(&v->spec, KVASIR_ERR_FORMAT, "token 17");
     v->kinds[17] = TOKEN_NORMAL;
     struct text_span kept = v->pieces[200];
-    v->pieces[200] = v->pieces['a'];
-    expect_refused(&v->spec, KVASIR_ERR_FORMAT, "tokens 97 and 200 are both \"a\"");
     v->pieces[200] = (struct text_span){kept.data, (size_t)1 << 40};
     expect_refused(&v->spec, KVASIR_ERR_FORMAT, "token 200");
     v->pieces[200] = kept;
 
-    /* What real files hold is taken: no pre-tokenizer, a merge listed twice, empty pieces ... */
+    /* What real files hold is taken: no pre-tokenizer, a merge listed twice, empty pieces, two
+     * tokens written alike ... */
     add_pair(v, "b", "c");
     add_merge(v, "a b");
     add_piece(v, "", TOKEN_UNUSED);
     add_piece(v, "", TOKEN_NORMAL);
+    int32_t twin = add_piece(v, "z", TOKEN_NORMAL);
     v->kinds['q'] = 0;
     v->spec.pre = NULL;
     struct tokenizer *t = create(&v->spec);
     CHECK_IDS(t, "qabc", 0, 'q', 256, 'c'); /* of the two ranks of "a b" the better one */
+    CHECK_IDS(t, "z", 0, twin);
+    assert_int_equal(tokenizer_bytes(t, 'z').len, 1);
     tokenizer_destroy(t);
     tiny_destroy(v);
 }

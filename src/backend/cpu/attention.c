@@ -7,13 +7,11 @@
  *
  *      pages        | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ...
  *      runs         |            run 0              |   run 1 ...
- *      per run      1. scores of each tile a row of the block sees        score_tile, codes as
- *      stored
- *                   2. -INFINITY where a row does not see a token         by position, never by
- *                   column
- *                   3. maximum, exp, sum                                  softmax_run
- *                   4. weighted values of the same tiles                  value_tile, codes as
- *                   stored
+ *      per run      1. scores of each tile a row of the block sees    score_tile, codes as stored
+ *                      and what the centre of its keys adds           centre_add
+ *                   2. -INFINITY where a row does not see a token     by position, not by column
+ *                   3. maximum, exp, sum                              softmax_run
+ *                   4. weighted values of the same tiles              value_tile, codes as stored
  *      then         runs are folded in order of position                  fold
  *
  * Two ways to spread this over threads give the same bits, because the fold is the same chain:
@@ -34,6 +32,7 @@ struct store_job {
     const struct backend *b;
     const struct batch *batch;
     const struct kv_view *views;
+    const struct centre_table *centre;
     uint32_t layer;
     const float *k, *v;
 };
@@ -69,14 +68,20 @@ static void store_item(void *ctx, size_t item, int worker) {
                                                                      : seq->pos + seq->rows;
     for (uint32_t p = first; p < end; p++) {
         size_t at = ((size_t)(seq->row + p - seq->pos) * heads + head) * l->k.head_dim;
-        j->b->kernels.encode_row(&l->k, tiles, p % TILE_TOKENS, j->k + at);
+        const float *k = j->k + at;
+        float rest[HEAD_DIM_MAX];
+        if (l->centred) {
+            centre_take_off(j->centre, j->layer, head, p, l->k.head_dim, k, rest);
+            k = rest;
+        }
+        j->b->kernels.encode_row(&l->k, tiles, p % TILE_TOKENS, k);
         j->b->kernels.encode_row(&l->v, tiles + l->k.bytes, p % TILE_TOKENS, j->v + at);
     }
 }
 
 void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
                  uint32_t layer, const float *k, const float *v) {
-    struct store_job j = {b, batch, views, layer, k, v};
+    struct store_job j = {b, batch, views, centre_find(b, views[0].centre), layer, k, v};
     size_t pages = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++)
         pages += pages_touched(&batch->seqs[s]);
@@ -89,6 +94,7 @@ struct attention_job {
     struct backend *b;
     const struct batch *batch;
     const struct kv_view *views;
+    const struct centre_table *centre; /* NULL: no page of the group is centred */
     uint32_t layer, heads, kv_heads, gqa, head_dim;
     uint32_t block_tokens; /* tokens of a block; a power of two, so blocks never cross a page */
     const float *q;
@@ -163,6 +169,7 @@ static void block_pack(const struct attention_job *j, const struct block *b,
         j->b->kernels.query_pack(query_at(j, b, t), dim, j->scale, &part);
     }
     s->queries.rows = b->rows;
+    centre_pack(j->centre, j->layer, b->head, &s->queries, &s->centre);
 }
 
 static void fill_masked(float *scores, uint32_t first, uint32_t end) {
@@ -235,7 +242,11 @@ static void block_run(const struct attention_job *j, const struct block *b, uint
         const struct tile_layout *l = &t.layouts[i]->k;
         score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
         prefetch(t.tiles[i + 1], l->bytes);
-        score(l, t.tiles[i], &s->queries, s->scores + (size_t)i * TILE_TOKENS, RUN_TOKENS);
+        float *scores = s->scores + (size_t)i * TILE_TOKENS;
+        score(l, t.tiles[i], &s->queries, scores, RUN_TOKENS);
+        if (t.layouts[i]->centred)
+            centre_add(k, j->centre, run_start / TILE_TOKENS + i, b->rows, &s->centre, scores,
+                       RUN_TOKENS);
     }
     if (t.tiles[0])
         prefetch(t.tiles[0] + t.layouts[0]->k.bytes, t.layouts[0]->v.bytes);
@@ -407,6 +418,7 @@ void op_attention(struct backend *b, const struct batch *batch, const struct kv_
     struct attention_job j = {.b = b,
                               .batch = batch,
                               .views = views,
+                              .centre = centre_find(b, views[0].centre),
                               .layer = layer,
                               .heads = heads,
                               .kv_heads = l->kv_heads,

@@ -60,6 +60,7 @@ void backend_destroy(struct backend *b) {
     if (!b)
         return;
     thread_pool_destroy(b->pool);
+    centre_deinit(b);
     scratch_free(b);
     mem_free(b->scratch);
     mem_free(b);
@@ -70,13 +71,6 @@ const char *backend_tier(const struct backend *b) {
 }
 int backend_threads(const struct backend *b) {
     return b->threads;
-}
-
-/* Takes `bytes` from a region that starts at *at, keeping 64-byte alignment. */
-static void *cut(uint8_t **at, size_t bytes) {
-    void *p = *at;
-    *at += round_up(bytes, 64);
-    return p;
 }
 
 static bool worker_scratch_init(struct worker_scratch *s, uint32_t max_rows, uint32_t head_dim,

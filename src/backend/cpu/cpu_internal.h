@@ -15,6 +15,31 @@ struct partial {
     float sum;
 };
 
+/* Layer groups with centred keys. */
+enum { CENTRES_MAX = 4 };
+
+/* Angles of one rope (centre.c). */
+struct centre_table {
+    const struct key_centre *centre;
+    float *waves;  /* [n][2][64] cos, then sin of (t - 31.5) w: what centre_tile reads */
+    double *tiles; /* [8][n][2] cos, sin of (64 i + 31.5) w: the middle of tile i of a run */
+    double *runs;  /* [level][digit][n][2] cos, sin of 512 digit 16^level w */
+};
+
+/* A and B of kernels.h's centre_tile for the block at hand (centre.c). */
+struct centre_scratch {
+    uint32_t pairs;  /* of the block's head; 0: it has no centre */
+    uint32_t run;    /* that run_ab stands at; UINT32_MAX: none yet */
+    uint32_t *index; /* [pairs] */
+    float *start_ab; /* [row][pairs][2] A, B at position 0 */
+    float *run_ab;   /* the same at the run's start */
+    float *run_ba;   /* that as B, A */
+    float *tile_ab;  /* at a tile's middle */
+    float *turn_cos; /* [tile of a run][pairs][2]: cos, cos */
+    float *turn_sin; /* [tile of a run][pairs][2]: sin, -sin */
+    void *memory;    /* what all of these are cut from */
+};
+
 /* One worker's own scratch. */
 struct worker_scratch {
     struct query_rows queries; /* of up to BLOCK_ROWS rows */
@@ -24,6 +49,7 @@ struct worker_scratch {
     void *panel;               /* product_scratch_bytes */
     float *term;               /* [max_rows][ITEM_OUTPUTS]: a product\'s second term */
     void *memory;              /* what all of these are cut from */
+    struct centre_scratch centre;
 };
 
 struct backend {
@@ -31,11 +57,14 @@ struct backend {
     struct thread_pool *pool;
     int threads, act_bits;
     uint32_t max_rows, max_dim, head_dim;
-    struct act_rows act;            /* codes, scale, sum for max_rows x max_dim */
-    struct act_rows act_rest;       /* the second term of act_bits 16, alike */
-    struct worker_scratch *scratch; /* [threads] */
-    struct partial *partials;       /* [PARTIAL_ROWS] of split attention */
-    float *partial_out;             /* [PARTIAL_ROWS][head_dim] */
+    struct act_rows act;                      /* codes, scale, sum for max_rows x max_dim */
+    struct act_rows act_rest;                 /* the second term of act_bits 16, alike */
+    struct worker_scratch *scratch;           /* [threads] */
+    struct partial *partials;                 /* [PARTIAL_ROWS] of split attention */
+    float *partial_out;                       /* [PARTIAL_ROWS][head_dim] */
+    struct centre_table centres[CENTRES_MAX]; /* [n_centres] */
+    uint32_t n_centres;
+    uint32_t centre_pairs; /* most of one head: what workers have room for */
 };
 
 /* Row-runs that split attention can hold before it merges: 256 runs (131,072 tokens) of 64 rows. */
@@ -44,5 +73,27 @@ enum { PARTIAL_ROWS = 16384 };
 /* Outputs of one item of a product: for one row some 100 KiB of weights (tens of microseconds:
  * small enough to balance two to sixteen threads, large against the cost of taking an item). */
 enum { ITEM_OUTPUTS = 64 };
+
+/* Takes `bytes` from a region that starts at *at, keeping 64-byte alignment. */
+static inline void *cut(uint8_t **at, size_t bytes) {
+    void *p = *at;
+    *at += round_up(bytes, 64);
+    return p;
+}
+
+/* ---- centred keys (centre.c) ----------------------------------------------------------------- */
+
+/* The table that backend_reserve_centre made; NULL for NULL. */
+const struct centre_table *centre_find(const struct backend *b, const struct key_centre *c);
+void centre_deinit(struct backend *b);
+/* out = k - rope(c, pos) for KV head `head` of `layer`; k, out: [head_dim] */
+void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head, uint32_t pos,
+                     uint32_t head_dim, const float *k, float *out);
+/* A and B of packed query rows. t may be NULL: no centre. */
+void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
+                 const struct query_rows *q, struct centre_scratch *s);
+/* Adds q . rope(c, t) to the scores [row] of tile number `tile`, which has centred keys. */
+void centre_add(const struct kernels *k, const struct centre_table *t, uint32_t tile, uint32_t rows,
+                struct centre_scratch *s, float *scores, size_t stride);
 
 #endif

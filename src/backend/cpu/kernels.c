@@ -10,6 +10,8 @@ void kernels_select(struct kernels *k, enum cpu_tier tier) {
         [CPU_TIER_REF] = kernels_init_ref,
 #if defined(__x86_64__)
         [CPU_TIER_AVX2] = kernels_init_avx2,
+        [CPU_TIER_AVX512] = kernels_init_avx512,
+        [CPU_TIER_AVX512VNNI] = kernels_init_avx512vnni,
 #elif defined(__aarch64__)
         [CPU_TIER_NEON] = kernels_init_neon,
         [CPU_TIER_NEONDOT] = kernels_init_neondot,

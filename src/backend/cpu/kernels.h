@@ -31,7 +31,8 @@ enum { ACT16_MAX = 16256 };
  * format, read what they need of it. A row is (token, query head); its scale 1/sqrt(head_dim) is
  * already in q. Buffers hold `rows` rows:
  *   f32    [row][dim]    the query itself (for exact pages)
- *   codes  [row][dim]    s16 codes; order inside each run of 4 dims is the tier's own business
+ *   codes  [row][dim]    s16 codes; order inside each run of 4 dims is the tier's own business, and
+ *                        a run may be two planes of s8 (code = 256 high + low): 4 low, 4 high bytes
  *   sum32  [row][dim/32] exact sums of the codes of 32 consecutive dims
  *   scale  [row]         q ~ scale * code; 0 for an all-zero row (codes are 0 then) */
 struct query_rows {
@@ -54,10 +55,12 @@ typedef void score_tile_fn(const struct tile_layout *l, const void *tile,
                            const struct query_rows *q, float *scores, size_t stride);
 
 /* What centres add to the scores of a centred tile (struct key_centre of backend.h):
- *     scores[row * stride + t] += sum over j < pairs, in order, of A_j cos(t w_j) + B_j sin(t w_j)
- * for the 64 tokens t = 0..63 of the tile, in float32. The A and B of a row are those of its query
- * (1/sqrt(head_dim) included) turned to the tile's start.
- *   waves [table row][2][64]  cos, then sin of t * w for t = 0..63; row index[j] is pair j's
+ *     scores[row * stride + t] += sum over j < pairs of A_j cos(x w_j) + B_j sin(x w_j),
+ *     x = t - 31.5, for the 64 tokens t = 0..63 of the tile, in float32, cosines and sines each in
+ *     order of j. The A and B of a row are those of its query (1/sqrt(head_dim) included) turned to
+ *     the tile's middle.
+ *   waves [table row][2][64]  cos, then sin of x w; row index[j] is pair j's. Cosines read the same
+ *                             from both ends, sines with the other sign: a kernel may use one half
  *   ab    [row][pairs][2]     A_j, B_j */
 typedef void centre_tile_fn(const float *waves, const uint32_t *index, uint32_t pairs,
                             const float *ab, uint32_t rows, float *scores, size_t stride);
@@ -81,9 +84,10 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
 
 /* Activations of a product. For quantized weights they are rounded per block of 32 of a row: one s8
  * plane (bits 8, code = rint(x * 127 / max|x|)) or 15 bits (bits 16, ACT16_MAX). scale and sum are
- * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. codes [row][k] are s8 or
- * s16, in natural order or the tier's own inside a block. sum16 [row][k/16] is the same as sum for
- * runs of 16. For float weights (run_values 0) only x is used.
+ * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. sum16 [row][k/16] is the
+ * same as sum for runs of 16. For float weights (run_values 0) only x is used.
+ * codes [row][k] are s8 or s16, in natural order or the tier's own inside a block; or with an
+ * offset: bytes code + 128, or the 32 high bytes of code + 16384, then the 32 low ones.
  * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
  * rounded in its turn and multiplied as a second term (op_product). */
 struct act_rows {

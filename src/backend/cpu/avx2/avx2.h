@@ -6,9 +6,11 @@
  *   query.c        query_pack, softmax_run
  *   affine.c       score and value over tiles of codes, any bits
  *   exact.c        score and value over f16, bf16 and f32 tiles
+ *   centre.c       what centred keys add to scores
  *   encode.c       encode_row
+ *   act_pack.c     act_pack
  *   product_quant.c, product_float.c
- *                  act_pack and the matrix products; product.h is theirs
+ *                  the matrix products; product*.h are theirs
  *   elementwise.c  rms_norm, rope, silu_mul, add
  *   init.c         puts all of them into the table
  *
@@ -28,12 +30,18 @@
 query_pack_fn avx2_query_pack;
 softmax_run_fn avx2_softmax_run;
 score_tile_fn avx2_score_affine, avx2_score_exact;
+centre_tile_fn avx2_centre_tile;
 value_tile_fn avx2_value_affine, avx2_value_exact;
 encode_row_fn avx2_encode_row;
 
 act_pack_fn avx2_act_pack;
-product_fn avx2_product_f32, avx2_product_f16, avx2_product_bf16;
-product_fn avx2_product_q4_0, avx2_product_q4_1, avx2_product_q8_0;
+product_fn avx2_product_f32, avx2_product_f16, avx2_product_bf16, avx2_product_f8_e4m3;
+product_fn avx2_product_q4_0, avx2_product_q4_1, avx2_product_q5_0, avx2_product_q5_1,
+    avx2_product_q8_0, avx2_product_iq4_nl, avx2_product_mxfp4;
+product_fn avx2_product_q2_k, avx2_product_q3_k, avx2_product_q4_k, avx2_product_q5_k,
+    avx2_product_q6_k, avx2_product_q8_k, avx2_product_iq4_xs;
+product_fn avx2_product_affine2, avx2_product_affine3, avx2_product_affine4, avx2_product_affine5,
+    avx2_product_affine6, avx2_product_affine8, avx2_product_mxfp4_mlx;
 rms_norm_fn avx2_rms_norm;
 rope_fn avx2_rope;
 silu_mul_fn avx2_silu_mul;

@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* product.h: what the two files of products share: tiles of three rows of activations, and loops
- * that must be unrolled, because the vectors they index have to be registers. */
+/* product.h: what the files of products share: blocks, tiles of three rows of activations, and
+ * loops that must be unrolled, because the vectors they index have to be registers.
+ *
+ *     act_pack.c         rounds activations
+ *     product_codes.h    integer codes of a weight type
+ *     product_scales.h   its scales and minima
+ *     product_quant.c    their products
+ *     product_float.c    products of float weights
+ */
 #ifndef KVASIR_CPU_AVX2_PRODUCT_H
 #define KVASIR_CPU_AVX2_PRODUCT_H
 
@@ -13,9 +20,18 @@
 #define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 #endif
 
-/* Rows of activations of a tile. All rows pass by each panel before the next panel is unpacked: a
- * panel lies in L1, the activations are read in order from L2 or L3 (at most 14 GB/s); going in
- * steps of rows that fit L2 gained nothing. */
-enum { TILE_ROWS = 3 };
+enum {
+    BLOCK = 32, /* inputs whose activations share a scale */
+    /* Rows of activations of a tile. All rows pass by each panel before the next panel is unpacked:
+     * a panel lies in L1, the activations are read in order from L2 or L3 (at most 14 GB/s); going
+     * in steps of rows that fit L2 gained nothing. */
+    TILE_ROWS = 3,
+};
+
+ALWAYS_INLINE __m256i broadcast_dword(const void *p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
 
 #endif

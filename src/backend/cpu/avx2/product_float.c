@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* product_float.c: activations times weights in float32, f16 and bf16.
+/* product_float.c: activations times weights in float32, f16, bf16 and 8-bit floats.
  *
  * F1 The one order of sums of an output, whatever runs beside it: eight lanes, lane i adds the
  *    products of inputs i, i + 8, i + 16, ... in rising order, each with one rounding (FMA); inputs
  *    behind k count as 0. Then ((0+2) + (1+3)) + ((4+6) + (5+7)).
  *
  * A tile is four outputs times up to three rows of activations: 12 sums, three activations and one
- * weight are the 16 registers. Weights are widened as they are read; where several tiles of rows
- * read the same 16-bit weights (prefill), a panel of them is widened into scratch once:
+ * weight are the 16 registers. 16-bit weights are widened as they are read; where several tiles of
+ * rows read the same ones (prefill), a panel of them is widened into scratch once. 8-bit floats
+ * always are, with their scales, which may stand for any number of inputs:
  *
  *     panel:  f32 [16 outputs][k rounded up to 8], zeros behind k
  *
@@ -144,3 +145,54 @@ ALWAYS_INLINE void product(enum scalar_type t, const struct weight *w, uint32_t 
 DEFINE_PRODUCT(f32, SCALAR_F32)
 DEFINE_PRODUCT(f16, SCALAR_F16)
 DEFINE_PRODUCT(bf16, SCALAR_BF16)
+
+/* ---- 8-bit floats ---------------------------------------------------------------------------- */
+
+/* Eight E4M3: s eeee mmm put where f16 has its sign, the lower four bits of its exponent and the
+ * upper three of its mantissa is the number times 2^-8, subnormals as well. 127 is NaN. */
+ALWAYS_INLINE __m256 widen_e4m3(__m128i bytes) {
+    const __m128i magnitude = _mm_set1_epi16(127 << 7), top = _mm_set1_epi16((short)0x8000);
+    __m128i v = _mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7);
+    __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(v, magnitude), magnitude);
+    v = _mm_or_si128(_mm_and_si128(v, _mm_or_si128(magnitude, top)), _mm_andnot_si128(top, nan));
+    return _mm256_mul_ps(_mm256_cvtph_ps(v), _mm256_set1_ps(256));
+}
+
+/* Inputs [i, end) of a row, all of one scale. */
+static void widen_scaled(const uint8_t *row, uint32_t i, uint32_t end, float scale, float *to) {
+    for (; i < end; i += 8) {
+        __m128i bytes = _mm_setzero_si128();
+        uint32_t count = end - i < 8 ? end - i : 8;
+        memcpy(&bytes, row + i, count);
+        __m256 v = _mm256_mul_ps(widen_e4m3(bytes), _mm256_set1_ps(scale));
+        if (count == 8)
+            _mm256_storeu_ps(to + i, v);
+        else
+            memcpy(to + i, &v, count * sizeof *to);
+    }
+}
+
+/* Row j, scaled, as f32. Zeros behind k. */
+static void widen_f8_row(const struct weight *w, uint32_t j, float *to) {
+    const uint8_t *row = (const uint8_t *)w->data + (size_t)j * w->k;
+    uint32_t group = w->scales ? w->group : w->k, per_row = w->k / group + (w->k % group != 0);
+    size_t scale = w->scales ? (size_t)(j / w->group_rows) * per_row : 0;
+    memset(to + w->k, 0, (-w->k & 7) * sizeof *to);
+    for (uint32_t i = 0; i < w->k; i += group, scale++)
+        widen_scaled(row, i, w->k - i < group ? w->k : i + group,
+                     w->scales ? scalar_load(w->scalar, w->scales, scale) : 1, to);
+}
+
+void avx2_product_f8_e4m3(const struct weight *w, uint32_t n0, uint32_t n1,
+                          const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
+    uint32_t stride = (w->k + 7) / 8 * 8;
+    for (uint32_t j = n0; j < n1; j += PRODUCT_PANEL) {
+        const void *row[PRODUCT_PANEL];
+        uint32_t n = n1 - j < PRODUCT_PANEL ? n1 - j : PRODUCT_PANEL;
+        for (uint32_t o = 0; o < n; o++)
+            widen_f8_row(w, j + o, (float *)scratch + (size_t)o * stride);
+        for (uint32_t o = 0; o < PRODUCT_PANEL; o++)
+            row[o] = (float *)scratch + (size_t)(o < n ? o : n - 1) * stride;
+        product_panel(SCALAR_F32, row, n, a, y + (j - n0), y_stride);
+    }
+}

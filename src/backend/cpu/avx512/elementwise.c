@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* elementwise.c: the small operations of a layer, AVX-512.
+ *
+ * A value of silu_mul and add depends on its operands alone, not on where in a range it stands:
+ * what is left over at the end of a range goes through the same vector code, masked. rms_norm's sum
+ * has a fixed order: 16 lanes x four registers taken in turn, then one tree; dims behind the last
+ * count as 0.
+ */
+#include "backend/cpu/avx512/vector.h"
+
+enum { REGISTERS = 4 };
+
+/* ---- rms_norm -------------------------------------------------------------------------------- */
+
+static float sum_of_squares(const float *x, uint32_t dim) {
+    __m512 sum[REGISTERS];
+    uint32_t i = 0;
+    UNROLL_FOR(j, REGISTERS) {
+        sum[j] = _mm512_setzero_ps();
+    }
+    for (; i + 16 * REGISTERS <= dim; i += 16 * REGISTERS) {
+        UNROLL_FOR(j, REGISTERS) {
+            __m512 v = _mm512_loadu_ps(x + i + 16 * j);
+            sum[j] = _mm512_fmadd_ps(v, v, sum[j]);
+        }
+    }
+    UNROLL_FOR(j, REGISTERS) {
+        if (i < dim) {
+            __m512 v = _mm512_maskz_loadu_ps(first_lanes(dim - i), x + i);
+            sum[j] = _mm512_fmadd_ps(v, v, sum[j]);
+            i += 16;
+        }
+    }
+    return sum_lanes(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+}
+
+void avx512_rms_norm(const float *x, const float *gain, uint32_t dim, float eps, float *y) {
+    __m128 mean = _mm_set_ss(sum_of_squares(x, dim) / (float)dim + eps);
+    __m512 factor = _mm512_set1_ps(1.0f / _mm_cvtss_f32(_mm_sqrt_ss(mean)));
+    for (uint32_t i = 0; i < dim; i += 16) {
+        __mmask16 lanes = first_lanes(dim - i);
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), factor);
+        v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(lanes, gain + i));
+        _mm512_mask_storeu_ps(y + i, lanes, v);
+    }
+}
+
+/* ---- rope ------------------------------------------------------------------------------------ */
+
+/* (2i, 2i+1) pairs to two halves. */
+static void split_pairs(const float *pairs, uint32_t n, float *first, float *second) {
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    for (uint32_t i = 0; i < n; i += 16) {
+        size_t left = 2 * (size_t)(n - i);
+        const float *at = pairs + 2 * (size_t)i;
+        __m512 a = _mm512_maskz_loadu_ps(first_lanes(left), at);
+        __m512 b = _mm512_maskz_loadu_ps(first_lanes(left > 16 ? left - 16 : 0), at + 16);
+        _mm512_mask_storeu_ps(first + i, first_lanes(n - i), _mm512_permutex2var_ps(a, even, b));
+        _mm512_mask_storeu_ps(second + i, first_lanes(n - i), _mm512_permutex2var_ps(a, odd, b));
+    }
+}
+
+void avx512_rope(float *head, uint32_t n, const float *cos_in, const float *sin_in, bool adjacent) {
+    float halves[HEAD_DIM_MAX];
+    const float *first = head, *second = head + n;
+    if (adjacent) {
+        split_pairs(head, n, halves, halves + n);
+        first = halves;
+        second = halves + n;
+    }
+    for (uint32_t i = 0; i < n; i += 16) {
+        __mmask16 lanes = first_lanes(n - i);
+        __m512 a = _mm512_maskz_loadu_ps(lanes, first + i);
+        __m512 b = _mm512_maskz_loadu_ps(lanes, second + i);
+        __m512 c = _mm512_maskz_loadu_ps(lanes, cos_in + i);
+        __m512 s = _mm512_maskz_loadu_ps(lanes, sin_in + i);
+        _mm512_mask_storeu_ps(head + i, lanes, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+        _mm512_mask_storeu_ps(head + n + i, lanes, _mm512_fmadd_ps(a, s, _mm512_mul_ps(b, c)));
+    }
+}
+
+/* ---- silu_mul, add --------------------------------------------------------------------------- */
+
+/* g / (1 + e^-g) * u, written with e = e^-|g| (for negative g both sides of the fraction times
+ * e^g), so that nothing overflows and small results keep their bits. */
+ALWAYS_INLINE __m512 silu_mul(__m512 g, __m512 u) {
+    __m512 e = exp_lanes(_mm512_or_ps(g, _mm512_set1_ps(-0.0f)));
+    __m512 numerator = _mm512_mask_mul_ps(g, _mm512_movepi32_mask(_mm512_castps_si512(g)), g, e);
+    return _mm512_mul_ps(_mm512_div_ps(numerator, _mm512_add_ps(_mm512_set1_ps(1.0f), e)), u);
+}
+
+void avx512_silu_mul(const float *gate, const float *up, size_t n, float *y) {
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 lanes = first_lanes(n - i);
+        __m512 g = _mm512_maskz_loadu_ps(lanes, gate + i), u = _mm512_maskz_loadu_ps(lanes, up + i);
+        _mm512_mask_storeu_ps(y + i, lanes, silu_mul(g, u));
+    }
+}
+
+void avx512_add(float *x, const float *y, size_t n) {
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 lanes = first_lanes(n - i);
+        __m512 a = _mm512_maskz_loadu_ps(lanes, x + i), b = _mm512_maskz_loadu_ps(lanes, y + i);
+        _mm512_mask_storeu_ps(x + i, lanes, _mm512_add_ps(a, b));
+    }
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* product.h: panels of quantized weights, which every type is unpacked to before it is multiplied.
+ *
+ * A panel is 16 weight rows, the outputs, side by side in the lanes of a vector; a block of it is
+ * 32 inputs of each:
+ *
+ *     w[g], g = 0..7    | row 0: codes 4g .. 4g+3 | row 1: 4g .. 4g+3 | ... | row 15 |    s8
+ *     run[u]            d and m of each row for its one run of 32 or its two runs of 16, and where
+ *                       the sum of products starts, because activations are stored with an offset
+ *
+ * A type is one function that reads one of its blocks to blocks of a panel; everything else is made
+ * from it (unpack.h) or the same for all (product_codes.c). Those functions are in unpack_32.c
+ * (GGUF's blocks of 32), unpack_k.c (its blocks of 256) and unpack_rows.c (safetensors).
+ */
+#ifndef KVASIR_CPU_AVX512_PRODUCT_H
+#define KVASIR_CPU_AVX512_PRODUCT_H
+
+#include "backend/cpu/avx512/vector.h"
+
+enum { BLOCK = 32, HALF = 16, GROUPS = BLOCK / 4, OUTPUTS = PRODUCT_PANEL };
+
+struct panel_run {
+    __m512i start;
+    __m512 d, m; /* m is not read where the type has none */
+};
+
+struct panel_block {
+    __m512i w[GROUPS];
+    struct panel_run
+        run[BLOCK / HALF]; /* types with runs of 32 have the first only, also in memory */
+};
+
+ALWAYS_INLINE size_t panel_block_bytes(int runs) {
+    return GROUPS * sizeof(__m512i) + (size_t)runs * sizeof(struct panel_run);
+}
+
+/* Block b of a panel of a type with 1 or 2 runs in a block. */
+ALWAYS_INLINE struct panel_block *panel_block(void *panel, size_t b, int runs) {
+    return (struct panel_block *)((uint8_t *)panel + b * panel_block_bytes(runs));
+}
+
+/* The 16 rows of a panel. */
+struct panel_rows {
+    const struct weight *w;
+    uint32_t first;      /* row of w */
+    const uint8_t *base; /* its data */
+    size_t stride;       /* bytes from one row to the next */
+    const uint8_t *next; /* the panel that is read after this one */
+};
+
+/* One row of activations: codes as act_pack.c stores them in `planes` planes; sums of its runs. */
+struct act_row {
+    const uint8_t *codes;
+    const float *scale, *sums;
+    int planes;
+};
+
+/* Fills blocks [b0, b0 + blocks) of a panel but for `start`. Both are multiples of 8 for types with
+ * blocks of 256 values. */
+typedef void unpack_fn(const struct panel_rows *r, uint32_t b0, uint32_t blocks, void *panel);
+/* The 16 outputs of one row of activations. */
+typedef __m512 row_fn(const struct panel_rows *r, const struct act_row *a, uint32_t blocks);
+
+struct panel_type {
+    enum weight_type type;
+    bool wide; /* codes may lie outside -64..63 */
+    unpack_fn *unpack;
+    row_fn *row;
+};
+
+#define DECLARE_TYPE(name)                                                                         \
+    unpack_fn TIER(unpack_##name);                                                                 \
+    row_fn TIER(row_##name);
+DECLARE_TYPE(q4_0)
+DECLARE_TYPE(q4_1)
+DECLARE_TYPE(q5_0)
+DECLARE_TYPE(q5_1)
+DECLARE_TYPE(q8_0)
+DECLARE_TYPE(iq4_nl)
+DECLARE_TYPE(mxfp4)
+DECLARE_TYPE(q2_k)
+DECLARE_TYPE(q3_k)
+DECLARE_TYPE(q4_k)
+DECLARE_TYPE(q5_k)
+DECLARE_TYPE(q6_k)
+DECLARE_TYPE(q8_k)
+DECLARE_TYPE(iq4_xs)
+DECLARE_TYPE(affine2)
+DECLARE_TYPE(affine3)
+DECLARE_TYPE(affine4)
+DECLARE_TYPE(affine5)
+DECLARE_TYPE(affine6)
+DECLARE_TYPE(affine8)
+DECLARE_TYPE(mxfp4_mlx)
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* A vector of weight codes as what is multiplied: with VNNI the vector itself. */
+struct factors {
+    __m512i part[2];
+    int count;
+};
+
+ALWAYS_INLINE struct factors factors_of(__m512i w, bool wide) {
+#ifndef KVASIR_AVX512VNNI
+    if (wide) { /* floor(w / 2) and what it leaves: both in -64..64 */
+        __m512i u = _mm512_srli_epi16(_mm512_xor_si512(w, _mm512_set1_epi8((char)128)), 1);
+        __m512i half =
+            _mm512_sub_epi8(_mm512_and_si512(u, _mm512_set1_epi8(127)), _mm512_set1_epi8(64));
+        return (struct factors){{half, _mm512_sub_epi8(w, half)}, 2};
+    }
+#endif
+    (void)wide;
+    return (struct factors){{w}, 1};
+}
+
+ALWAYS_INLINE __m512i broadcast_group(const uint8_t *codes) {
+    int32_t four;
+    memcpy(&four, codes, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* Where the sum of n groups starts: minus the offset of the activations times the sum of the codes.
+ * With two planes it goes with the high one: 16384 is 64 there. Two chains, as one would be what a
+ * product waits for. */
+ALWAYS_INLINE __m512i start_of(const __m512i *w, int n, int planes) {
+    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    UNROLL_FOR(g, n) {
+        sum[g % 2] = dot4_u8s8(sum[g % 2], _mm512_set1_epi8(1), w[g]);
+    }
+    sum[0] = _mm512_slli_epi32(_mm512_add_epi32(sum[0], sum[1]), planes == 1 ? 7 : 6);
+    return _mm512_sub_epi32(_mm512_setzero_si512(), sum[0]);
+}
+
+#endif

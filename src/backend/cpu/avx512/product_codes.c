@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* product_codes.c: activations times quantized weights of every type, AVX-512.
+ *
+ * P1 An output is one float32 accumulator over the runs in order,
+ *        acc = fma(d_u * scale_b, dot_u, acc)    and with a minimum    acc = fma(m_u, sum_u, acc)
+ *    with dot_u exact in s32. Both ways below do exactly this, so an output has the same bits in
+ *    any company.
+ *
+ *        one row    16 outputs at a time; a block goes from the mapped weights to the sums without
+ *                   a detour over memory (add_block of unpack.h)
+ *        more       for each two panels (32 outputs)
+ *                       for each chunk of 48 blocks
+ *                           unpack the chunk of the weights into scratch
+ *                           for each six rows of activations
+ *                               accumulators from y, 24 sums in registers, accumulators to y
+ *
+ * P2 A lane is an output; four of its codes, signed bytes, meet four activations, unsigned bytes,
+ *    that are broadcast. Activations are stored with an offset (act_pack.c), so sums start from
+ *    minus the offset times the sum of the run's weight codes. With 15-bit activations two planes
+ *    of bytes pass by: the high one, then, shifted up by 8, the low one.
+ *
+ * P3 Without VNNI pairs of products are summed in 16 bits: 255 times codes from -64 to 64, two at a
+ *    time, is 32640. Types with wider codes have them cut into two halves (factors_of).
+ */
+#include "backend/cpu/avx512/product.h"
+
+enum {
+    CHUNK = 48,    /* blocks of 704 or 896 bytes: 66 or 84 KiB for two panels, in L2 */
+    TILE_ROWS = 6, /* x 2 panels: 12 sums and 12 accumulators */
+    PANELS = 2,
+};
+
+/* A pass of all rows of activations over a chunk of two panels. */
+struct pass {
+    const struct act_rows *a;
+    const uint8_t *panel[PANELS];
+    uint32_t b0, blocks; /* of the chunk */
+    bool has_min;
+    __mmask16 lanes[PANELS]; /* outputs that are asked for */
+    float *y[PANELS];        /* of row 0 and a panel's first lane */
+    size_t y_stride;
+};
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* dot[r][p] += groups [g0, g0 + n) of one plane. x[r]: the plane's 32 bytes. */
+ALWAYS_INLINE void add_products(int rows, bool wide, const struct panel_block *const block[PANELS],
+                                int g0, int n, const uint8_t *const x[], __m512i dot[][PANELS]) {
+    UNROLL_FOR(i, n) {
+        struct factors f[PANELS];
+        UNROLL_FOR(p, PANELS) {
+            f[p] = factors_of(keep(block[p]->w[g0 + i]), wide);
+        }
+        UNROLL_FOR(r, rows) {
+            __m512i c = keep(broadcast_group(x[r] + 4 * (g0 + i)));
+            UNROLL_FOR(p, PANELS) {
+                UNROLL_FOR(part, f[p].count) {
+                    dot[r][p] = keep(dot4_u8s8(dot[r][p], c, f[p].part[part]));
+                }
+            }
+        }
+    }
+}
+
+/* P1 and P2 for `rows` rows from row r0 on. */
+ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct pass *t,
+                        uint32_t r0) {
+    const struct act_rows *a = t->a;
+    const size_t blocks = a->k / BLOCK;
+    const float *sums = runs == 1 ? a->sum : a->sum16;
+    __m512 acc[TILE_ROWS][PANELS];
+    UNROLL_FOR(r, rows) {
+        UNROLL_FOR(p, PANELS) {
+            const float *y = t->y[p] + (r0 + (size_t)r) * t->y_stride;
+            acc[r][p] = _mm512_maskz_loadu_ps(t->b0 == 0 ? 0 : t->lanes[p], y);
+        }
+    }
+    for (uint32_t b = 0; b < t->blocks; b++) {
+        const struct panel_block *block[PANELS];
+        const uint8_t *x[TILE_ROWS];
+        UNROLL_FOR(p, PANELS) {
+            block[p] = (const struct panel_block *)(t->panel[p] + b * panel_block_bytes(runs));
+        }
+        UNROLL_FOR(r, rows) { /* the next tile's activations, a row of which is a short stretch */
+            size_t at = (r0 + (size_t)rows + (size_t)r) * blocks + t->b0 + b;
+            _mm_prefetch((const char *)a->codes + at * BLOCK * (size_t)planes, _MM_HINT_T0);
+        }
+        UNROLL_FOR(u, runs) {
+            __m512i dot[TILE_ROWS][PANELS];
+            UNROLL_FOR(r, rows) {
+                size_t at = (r0 + (size_t)r) * blocks + t->b0 + b;
+                x[r] = (const uint8_t *)a->codes + at * BLOCK * (size_t)planes;
+                UNROLL_FOR(p, PANELS) {
+                    dot[r][p] = block[p]->run[u].start;
+                }
+            }
+            add_products(rows, wide, block, u * GROUPS / runs, GROUPS / runs, x, dot);
+            if (planes == 2) {
+                UNROLL_FOR(r, rows) {
+                    x[r] += BLOCK;
+                    UNROLL_FOR(p, PANELS) {
+                        dot[r][p] = _mm512_slli_epi32(dot[r][p], 8);
+                    }
+                }
+                add_products(rows, wide, block, u * GROUPS / runs, GROUPS / runs, x, dot);
+            }
+            UNROLL_FOR(r, rows) {
+                size_t at = (r0 + (size_t)r) * blocks + t->b0 + b;
+                __m512 scale = _mm512_set1_ps(a->scale[at]);
+                __m512 sum = _mm512_set1_ps(sums[at * (size_t)runs + (size_t)u]);
+                UNROLL_FOR(p, PANELS) {
+                    const struct panel_run *run = &block[p]->run[u];
+                    acc[r][p] = _mm512_fmadd_ps(_mm512_mul_ps(run->d, scale),
+                                                _mm512_cvtepi32_ps(dot[r][p]), acc[r][p]);
+                    if (t->has_min)
+                        acc[r][p] = _mm512_fmadd_ps(run->m, sum, acc[r][p]);
+                }
+            }
+        }
+    }
+    UNROLL_FOR(r, rows) {
+        UNROLL_FOR(p, PANELS) {
+            float *y = t->y[p] + (r0 + (size_t)r) * t->y_stride;
+            _mm512_mask_storeu_ps(y, t->lanes[p], acc[r][p]);
+        }
+    }
+}
+
+/* ---- passes ---------------------------------------------------------------------------------- */
+
+typedef void pass_fn(const struct pass *t);
+
+ALWAYS_INLINE void pass_rows(int runs, int planes, bool wide, const struct pass *t) {
+    uint32_t rows = t->a->rows, r = 0;
+    for (; r + 6 <= rows; r += 6)
+        tile(6, runs, planes, wide, t, r);
+    for (; r + 3 <= rows; r += 3)
+        tile(3, runs, planes, wide, t, r);
+    for (; r + 2 <= rows; r += 2)
+        tile(2, runs, planes, wide, t, r);
+    if (r < rows)
+        tile(1, runs, planes, wide, t, r);
+}
+
+#define DEFINE_PASS(name, runs, planes, wide)                                                      \
+    static void name(const struct pass *t) {                                                       \
+        pass_rows(runs, planes, wide, t);                                                          \
+    }
+DEFINE_PASS(pass_32_8, 1, 1, false)
+DEFINE_PASS(pass_32_16, 1, 2, false)
+DEFINE_PASS(pass_16_8, 2, 1, false)
+DEFINE_PASS(pass_16_16, 2, 2, false)
+#ifndef KVASIR_AVX512VNNI
+DEFINE_PASS(pass_wide_8, 1, 1, true)
+DEFINE_PASS(pass_wide_16, 1, 2, true)
+#endif
+
+static pass_fn *pass_of(int runs, int planes, bool wide) {
+    static pass_fn *const PASSES[2][2] = {{pass_32_8, pass_32_16}, {pass_16_8, pass_16_16}};
+#ifndef KVASIR_AVX512VNNI
+    static pass_fn *const WIDE[2] = {pass_wide_8, pass_wide_16}; /* none of them has two runs */
+    if (wide)
+        return WIDE[planes - 1];
+#endif
+    (void)wide;
+    return PASSES[runs - 1][planes - 1];
+}
+
+/* ---- panels ---------------------------------------------------------------------------------- */
+
+static void set_starts(void *panel, uint32_t blocks, int runs, int planes) {
+    for (uint32_t b = 0; b < blocks; b++) {
+        struct panel_block *block = panel_block(panel, b, runs);
+        for (int u = 0; u < runs; u++)
+            block->run[u].start = start_of(block->w + u * GROUPS / runs, GROUPS / runs, planes);
+    }
+}
+
+static const struct panel_type *type_of(enum weight_type t) {
+    enum { NARROW = false, WIDE = true };
+#define TYPE(name, NAME, wide)                                                                     \
+    { WEIGHT_##NAME, wide, TIER(unpack_##name), TIER(row_##name) }
+    static const struct panel_type TYPES[] = {
+        TYPE(q4_0, Q4_0, NARROW),
+        TYPE(q4_1, Q4_1, NARROW),
+        TYPE(q5_0, Q5_0, NARROW),
+        TYPE(q5_1, Q5_1, NARROW),
+        TYPE(q8_0, Q8_0, WIDE),
+        TYPE(iq4_nl, IQ4_NL, WIDE),
+        TYPE(mxfp4, MXFP4, NARROW),
+        TYPE(q2_k, Q2_K, NARROW),
+        TYPE(q3_k, Q3_K, NARROW),
+        TYPE(q4_k, Q4_K, NARROW),
+        TYPE(q5_k, Q5_K, NARROW),
+        TYPE(q6_k, Q6_K, NARROW),
+        TYPE(q8_k, Q8_K, WIDE),
+        TYPE(iq4_xs, IQ4_XS, WIDE),
+        TYPE(affine2, AFFINE2, NARROW),
+        TYPE(affine3, AFFINE3, NARROW),
+        TYPE(affine4, AFFINE4, NARROW),
+        TYPE(affine5, AFFINE5, NARROW),
+        TYPE(affine6, AFFINE6, NARROW),
+        TYPE(affine8, AFFINE8, WIDE),
+        TYPE(mxfp4_mlx, MXFP4_MLX, NARROW),
+    };
+    const struct panel_type *type = TYPES;
+    while (type->type != t)
+        type++;
+    return type;
+}
+
+/* What a call is about. */
+struct product {
+    const struct panel_type *type;
+    const struct weight *w;
+    const struct act_rows *a;
+    int runs, planes;
+    bool has_min;
+    size_t row_bytes; /* of weights */
+    uint32_t blocks, n0, n1;
+    float *y;
+    size_t y_stride;
+};
+
+/* The panel with outputs [j, n1): it starts earlier where the matrix ends too soon. lanes: of those
+ * outputs; *y: where lane 0 belongs. `step` outputs later is what is read next. */
+static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
+                          struct panel_rows *rows, float **y) {
+    uint32_t first = j + OUTPUTS <= p->w->n ? j : p->w->n - OUTPUTS;
+    const uint8_t *data = p->w->data;
+    *rows = (struct panel_rows){.w = p->w,
+                                .first = first,
+                                .base = data + first * p->row_bytes,
+                                .stride = p->row_bytes,
+                                .next = data + (j + (size_t)step) * p->row_bytes};
+    *y = p->y + ((ptrdiff_t)first - (ptrdiff_t)p->n0);
+    return (__mmask16)(first_lanes(p->n1 - first) & ~first_lanes(j - first));
+}
+
+/* One row of activations: no detour over scratch. */
+static void product_row(const struct product *p) {
+    const struct act_rows *a = p->a;
+    const struct act_row row = {a->codes, a->scale, p->runs == 1 ? a->sum : a->sum16, p->planes};
+    for (uint32_t j = p->n0; j < p->n1; j += OUTPUTS) {
+        struct panel_rows rows;
+        float *y;
+        __mmask16 lanes = panel_at(p, j, OUTPUTS, &rows, &y);
+        _mm512_mask_storeu_ps(y, lanes, p->type->row(&rows, &row, p->blocks));
+    }
+}
+
+static void product_panels(const struct product *p, void *scratch) {
+    pass_fn *pass = pass_of(p->runs, p->planes, p->type->wide);
+    struct pass t = {.a = p->a, .has_min = p->has_min, .y_stride = p->y_stride};
+    for (uint32_t j = p->n0; j < p->n1; j += PANELS * OUTPUTS) {
+        struct panel_rows rows[PANELS];
+        uint32_t panels = p->n1 - j > OUTPUTS ? PANELS : 1;
+        for (uint32_t i = 0; i < PANELS; i++)
+            t.lanes[i] =
+                i < panels ? panel_at(p, j + i * OUTPUTS, PANELS * OUTPUTS, &rows[i], &t.y[i]) : 0;
+        for (uint32_t b = 0; b < p->blocks; b += CHUNK) {
+            t.b0 = b;
+            t.blocks = p->blocks - b < CHUNK ? p->blocks - b : CHUNK;
+            for (uint32_t i = 0; i < panels; i++) {
+                uint8_t *panel = (uint8_t *)scratch + i * t.blocks * panel_block_bytes(p->runs);
+                p->type->unpack(&rows[i], b, t.blocks, panel);
+                set_starts(panel, t.blocks, p->runs, p->planes);
+                t.panel[i] = panel;
+            }
+            if (panels < PANELS)
+                t.panel[1] = t.panel[0], t.y[1] = t.y[0];
+            pass(&t);
+        }
+    }
+}
+
+/* A matrix with fewer rows than a panel: filled from the definition's parts, the last row standing
+ * in for those that are missing, all inputs at once. */
+static void product_small(const struct product *p, void *scratch) {
+    const struct weight_traits *traits = weight_traits_of(p->w->type);
+    const uint32_t k = p->a->k, run = traits->run_values;
+    float *d = scratch, *m = d + k / run;
+    int8_t *codes = (int8_t *)(m + k / run);
+    uint8_t *panel = (uint8_t *)scratch + ((size_t)k / run * 8 + k + 63) / 64 * 64;
+    for (uint32_t o = 0; o < OUTPUTS; o++) {
+        traits->parts(p->w, o < p->w->n ? o : p->w->n - 1, codes, d, m);
+        for (uint32_t i = 0; i < k; i++) {
+            struct panel_block *b = panel_block(panel, i / BLOCK, p->runs);
+            ((int8_t *)&b->w[i % BLOCK / 4])[4 * o + i % 4] = codes[i];
+            ((float *)&b->run[i % BLOCK / run].d)[o] = d[i / run];
+            ((float *)&b->run[i % BLOCK / run].m)[o] = m[i / run];
+        }
+    }
+    set_starts(panel, p->blocks, p->runs, p->planes);
+    const struct pass t = {.a = p->a,
+                           .panel = {panel, panel},
+                           .blocks = p->blocks,
+                           .has_min = p->has_min,
+                           .lanes = {first_lanes(p->n1) & ~first_lanes(p->n0), 0},
+                           .y = {p->y - p->n0, p->y - p->n0},
+                           .y_stride = p->y_stride};
+    pass_of(p->runs, p->planes, p->type->wide)(&t);
+}
+
+void TIER(product_codes)(const struct weight *w, uint32_t n0, uint32_t n1, const struct act_rows *a,
+                         float *y, size_t y_stride, void *scratch) {
+    const struct weight_traits *traits = weight_traits_of(w->type);
+    const struct product p = {.type = type_of(w->type),
+                              .w = w,
+                              .a = a,
+                              .runs = BLOCK / (int)traits->run_values,
+                              .planes = a->bits / 8,
+                              .has_min = traits->has_min,
+                              .row_bytes = weight_row_bytes(traits, w->k),
+                              .blocks = a->k / BLOCK,
+                              .n0 = n0,
+                              .n1 = n1,
+                              .y = y,
+                              .y_stride = y_stride};
+    if (w->n < OUTPUTS)
+        product_small(&p, scratch);
+    else if (a->rows == 1)
+        product_row(&p);
+    else
+        product_panels(&p, scratch);
+}

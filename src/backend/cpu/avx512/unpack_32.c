@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* unpack_32.c: GGUF's blocks of 32 values to panels, AVX-512. quant/weight.c draws the blocks.
+ *
+ * The 16 bytes of a block's nibbles, turned, are four dwords of each row: the low nibbles of dword
+ * j are the codes of group j, the high ones those of group 4 + j.
+ */
+#include "backend/cpu/avx512/unpack.h"
+
+/* ---- codes of a block ------------------------------------------------------------------------ */
+
+/* Nibbles minus `offset`, from 16 bytes at `at`. */
+ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, int offset,
+                               struct panel_block *b) {
+    __m512i q[4];
+    load_turned(r, at, q);
+    UNROLL_FOR(j, 4) {
+        b->w[j] = _mm512_sub_epi8(bits_of(q[j], 0, 4), _mm512_set1_epi8((char)offset));
+        b->w[j + 4] = _mm512_sub_epi8(bits_of(q[j], 4, 4), _mm512_set1_epi8((char)offset));
+    }
+}
+
+/* Nibbles that stand for values of a table. */
+ALWAYS_INLINE void put_values(const struct panel_rows *r, size_t at, const int8_t values[16],
+                              struct panel_block *b) {
+    __m512i q[4];
+    load_turned(r, at, q);
+    UNROLL_FOR(j, 4) {
+        b->w[j] = lookup(values, bits_of(q[j], 0, 4));
+        b->w[j + 4] = lookup(values, bits_of(q[j], 4, 4));
+    }
+}
+
+/* Nibbles with a fifth bit, bit i of `fifth` for code i; those without it get `clear` or-ed in, the
+ * others `set`. */
+ALWAYS_INLINE void put_fives(const struct panel_rows *r, size_t at, __m512i fifth, char set,
+                             char clear, struct panel_block *b) {
+    __m512i q[4];
+    load_turned(r, at, q);
+    UNROLL_FOR(g, GROUPS) {
+        /* byte g / 2 of every dword four times, of which byte i looks at bit 4 (g % 2) + i */
+        const __m512i order =
+            _mm512_add_epi8(_mm512_broadcast_i32x4(
+                                _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)),
+                            _mm512_set1_epi8((char)(g / 2)));
+        const __m512i bit = _mm512_set1_epi32(g % 2 ? (int)0x80402010 : 0x08040201);
+        __mmask64 has = _mm512_test_epi8_mask(_mm512_shuffle_epi8(fifth, order), bit);
+        __m512i upper = _mm512_mask_mov_epi8(_mm512_set1_epi8(clear), has, _mm512_set1_epi8(set));
+        b->w[g] = _mm512_or_si512(bits_of(q[g % 4], g / 4 * 4, 4), upper);
+    }
+}
+
+/* ---- the types ------------------------------------------------------------------------------- */
+
+/* The dword at `at` of each row; 16 bytes are read. */
+ALWAYS_INLINE __m512i column(const struct panel_rows *r, size_t at) {
+    __m512i q[4];
+    load_turned(r, at, q);
+    return q[0];
+}
+
+/* A type is one block of it, at `at` of its row, to one block of a panel. */
+ALWAYS_INLINE void q4_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
+    put_nibbles(r, at + 2, 8, b);
+}
+
+ALWAYS_INLINE void q4_1(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    __m512i head = column(r, at);
+    put_scales(b, 0, low_f16(head), high_f16(head));
+    put_nibbles(r, at + 4, 0, b);
+}
+
+ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    __m512i head[4];
+    load_turned(r, at, head);
+    put_scales(b, 0, low_f16(head[0]), _mm512_setzero_ps());
+    __m512i fifth = _mm512_or_si512(_mm512_srli_epi32(head[0], 16), _mm512_slli_epi32(head[1], 16));
+    put_fives(r, at + 6, fifth, 0, (char)0xf0, b);
+}
+
+ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    __m512i head[4];
+    load_turned(r, at, head);
+    put_scales(b, 0, low_f16(head[0]), high_f16(head[0]));
+    put_fives(r, at + 8, head[1], 0x10, 0, b);
+}
+
+ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
+    load_turned_32(r, at + 2, 1, b->w);
+}
+
+ALWAYS_INLINE void iq4_nl(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
+    put_values(r, at + 2, IQ4_VALUES, b);
+}
+
+ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct panel_block *b) {
+    __m512i e = _mm512_and_si512(column(r, at), _mm512_set1_epi32(255));
+    put_scales(b, 0, e8m0_halves(e), _mm512_setzero_ps());
+    put_values(r, at + 1, E2M1_DOUBLED, b);
+}
+
+/* blocks of a panel, bytes, runs, has a minimum, codes outside -64..63 */
+DEFINE_TYPE(q4_0, 1, 18, 1, false, false)
+DEFINE_TYPE(q4_1, 1, 20, 1, true, false)
+DEFINE_TYPE(q5_0, 1, 22, 1, false, false)
+DEFINE_TYPE(q5_1, 1, 24, 1, true, false)
+DEFINE_TYPE(q8_0, 1, 34, 1, false, true)
+DEFINE_TYPE(iq4_nl, 1, 18, 1, false, true)
+DEFINE_TYPE(mxfp4, 1, 17, 1, false, false)

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* unpack_k.c: GGUF's blocks of 256 values to panels, AVX-512. quant/weight_k.c draws the blocks.
+ *
+ * A block is eight blocks of a panel. Its bytes are turned a part at a time into vectors of dwords,
+ * 4 bytes of each row; the codes of group g of panel block c are fields of the g-th such vector of
+ * its 32 bytes, at a place that c says. Sub-scales are bytes of turned dwords likewise, cut for 16
+ * rows at once. The products d * sub are exact (quant/weight.h).
+ */
+#include "backend/cpu/avx512/unpack.h"
+
+enum { UNITS = 8, VALUES = 32 * UNITS };
+
+/* Bits [from, from + bits) of every dword as a float. */
+ALWAYS_INLINE __m512i field(__m512i v, int from, int bits) {
+    v = _mm512_srli_epi32(v, (unsigned)from);
+    return _mm512_and_si512(v, _mm512_set1_epi32((1 << bits) - 1));
+}
+
+ALWAYS_INLINE __m512 scaled(__m512 d, __m512i sub) {
+    return _mm512_mul_ps(d, _mm512_cvtepi32_ps(sub));
+}
+
+/* -(dmin * min) */
+ALWAYS_INLINE __m512 minus_scaled(__m512 dmin, __m512i min) {
+    return _mm512_sub_ps(_mm512_setzero_ps(), scaled(dmin, min));
+}
+
+/* v with 4-bit codes, or-ed with `bits` in the bytes where bit `at` of h is set. */
+ALWAYS_INLINE __m512i or_bit(__m512i v, __m512i h, int at, char bits) {
+    __mmask64 has = _mm512_test_epi8_mask(h, _mm512_set1_epi8((char)(1 << at)));
+    return _mm512_or_si512(v, _mm512_maskz_mov_epi8(has, _mm512_set1_epi8(bits)));
+}
+
+/* ---- Q4_K, Q5_K ------------------------------------------------------------------------------ */
+
+/* head: | d dmin | six bits of sub 0..3, two more of sub 4..7 | the same of min | four lower bits
+ * of sub and of min 4..7 |, a dword each. */
+ALWAYS_INLINE void put_q4_k_scales(const __m512i head[4], struct panel_block *first) {
+    __m512 d = low_f16(head[0]), dmin = high_f16(head[0]);
+    UNROLL_FOR(u, 4) {
+        __m512i upper = _mm512_slli_epi32(field(head[1], 8 * u + 6, 2), 4);
+        __m512i sub = _mm512_or_si512(upper, field(head[3], 8 * u, 4));
+        upper = _mm512_slli_epi32(field(head[2], 8 * u + 6, 2), 4);
+        __m512i min = _mm512_or_si512(upper, field(head[3], 8 * u + 4, 4));
+        put_scales(panel_block(first, (size_t)u, 1), 0, scaled(d, field(head[1], 8 * u, 6)),
+                   minus_scaled(dmin, field(head[2], 8 * u, 6)));
+        put_scales(panel_block(first, (size_t)u + 4, 1), 0, scaled(d, sub),
+                   minus_scaled(dmin, min));
+    }
+}
+
+/* high: the fifth bits, NULL for Q4_K. */
+ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const __m512i *high,
+                                  struct panel_block *first) {
+    for (int quarter = 0; quarter < 4; quarter++) {
+        __m512i low[GROUPS];
+        struct panel_block *a = panel_block(first, 2 * (size_t)quarter, 1);
+        struct panel_block *b = panel_block(first, 2 * (size_t)quarter + 1, 1);
+        load_turned_32(r, at + 32 * (size_t)quarter, 1, low);
+        for (int g = 0; g < GROUPS; g++) {
+            a->w[g] = bits_of(low[g], 0, 4);
+            b->w[g] = bits_of(low[g], 4, 4);
+            if (high) {
+                a->w[g] = or_bit(a->w[g], high[g], 2 * quarter, 16);
+                b->w[g] = or_bit(b->w[g], high[g], 2 * quarter + 1, 16);
+            }
+        }
+    }
+}
+
+ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i head[4];
+    load_turned(r, at, head);
+    put_q4_k_scales(head, first);
+    put_q4_k_codes(r, at + 16, NULL, first);
+}
+
+ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i head[4], high[GROUPS];
+    load_turned(r, at, head);
+    load_turned_32(r, at + 16, 1, high);
+    put_q4_k_scales(head, first);
+    put_q4_k_codes(r, at + 48, high, first);
+}
+
+/* ---- Q2_K, Q3_K ------------------------------------------------------------------------------ */
+
+/* Four panel blocks of 2-bit codes from 32 bytes. */
+ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i low[GROUPS];
+    load_turned_32(r, at, 1, low);
+    UNROLL_FOR(c, 4) {
+        struct panel_block *b = panel_block(first, (size_t)c, 2);
+        for (int g = 0; g < GROUPS; g++)
+            b->w[g] = bits_of(low[g], 2 * c, 2);
+    }
+}
+
+ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i subs[4], tail[4];
+    load_turned(r, at, subs);
+    load_turned(r, at + 68, tail);
+    __m512 d = low_f16(tail[3]), dmin = high_f16(tail[3]);
+    for (int u = 0; u < 2 * UNITS; u++)
+        put_scales(panel_block(first, (size_t)u / 2, 2), u % 2,
+                   scaled(d, field(subs[u / 4], u % 4 * 8, 4)),
+                   minus_scaled(dmin, field(subs[u / 4], u % 4 * 8 + 4, 4)));
+    put_twos(r, at + 16, first);
+    put_twos(r, at + 48, panel_block(first, 4, 2));
+}
+
+/* tail: 16 bytes from two before the sub-scales to the block's end, d. A sub-scale's lower four
+ * bits are nibble u / 8 of byte u % 8, the upper two field u / 4 of byte 8 + u % 4. */
+ALWAYS_INLINE void put_q3_k_scales(const __m512i tail[4], struct panel_block *first) {
+    __m512 d = high_f16(tail[3]);
+    __m512i dword[3];
+    UNROLL_FOR(i, 3) {
+        dword[i] =
+            _mm512_or_si512(_mm512_srli_epi32(tail[i], 16), _mm512_slli_epi32(tail[i + 1], 16));
+    }
+    for (int u = 0; u < 2 * UNITS; u++) {
+        __m512i low = field(dword[u % 8 / 4], u % 4 * 8 + u / 8 * 4, 4);
+        __m512i high = field(dword[2], u % 4 * 8 + u / 4 * 2, 2);
+        __m512i sub = _mm512_sub_epi32(_mm512_or_si512(_mm512_slli_epi32(high, 4), low),
+                                       _mm512_set1_epi32(32));
+        put_scales(panel_block(first, (size_t)u / 2, 2), u % 2, scaled(d, sub),
+                   _mm512_setzero_ps());
+    }
+}
+
+/* A code is its two low bits, minus 4 where its high bit is clear. */
+ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i high[GROUPS], tail[4];
+    load_turned(r, at + 94, tail);
+    put_q3_k_scales(tail, first);
+    put_twos(r, at + 32, first);
+    put_twos(r, at + 64, panel_block(first, 4, 2));
+    load_turned_32(r, at, 1, high);
+    UNROLL_FOR(c, UNITS) {
+        struct panel_block *b = panel_block(first, (size_t)c, 2);
+        for (int g = 0; g < GROUPS; g++)
+            b->w[g] = _mm512_sub_epi8(or_bit(b->w[g], high[g], c, 4), _mm512_set1_epi8(4));
+    }
+}
+
+/* ---- Q6_K ------------------------------------------------------------------------------------ */
+
+/* 128 values: their low nibbles in 64 bytes, two high bits in 32. */
+ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t high_at,
+                             struct panel_block *first) {
+    __m512i low[2 * GROUPS], high[GROUPS];
+    load_turned_32(r, low_at, 2, low);
+    load_turned_32(r, high_at, 1, high);
+    UNROLL_FOR(c, 4) {
+        struct panel_block *b = panel_block(first, (size_t)c, 2);
+        for (int g = 0; g < GROUPS; g++) {
+            __m512i upper = _mm512_slli_epi16(bits_of(high[g], 2 * c, 2), 4);
+            __m512i code = _mm512_or_si512(bits_of(low[c % 2 * GROUPS + g], c / 2 * 4, 4), upper);
+            b->w[g] = _mm512_sub_epi8(code, _mm512_set1_epi8(32));
+        }
+    }
+}
+
+ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i subs[4], tail[4];
+    load_turned(r, at + 192, subs);
+    load_turned(r, at + 194, tail);
+    __m512 d = high_f16(tail[3]);
+    for (int u = 0; u < 2 * UNITS; u++) {
+        __m512i top = _mm512_sll_epi32(subs[u / 4], _mm_cvtsi32_si128(24 - u % 4 * 8));
+        put_scales(panel_block(first, (size_t)u / 2, 2), u % 2,
+                   scaled(d, _mm512_srai_epi32(top, 24)), _mm512_setzero_ps());
+    }
+    put_sixes(r, at, at + 128, first);
+    put_sixes(r, at + 64, at + 160, panel_block(first, 4, 2));
+}
+
+/* ---- Q8_K, IQ4_XS ---------------------------------------------------------------------------- */
+
+ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i head[4];
+    load_turned(r, at, head);
+    for (size_t c = 0; c < UNITS; c++) {
+        struct panel_block *b = panel_block(first, c, 1);
+        put_scales(b, 0, _mm512_castsi512_ps(head[0]), _mm512_setzero_ps());
+        load_turned_32(r, at + 4 + 32 * c, 1, b->w);
+    }
+}
+
+ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct panel_block *first) {
+    __m512i head[4];
+    load_turned(r, at, head);
+    __m512 d = low_f16(head[0]);
+    for (int c = 0; c < UNITS; c++) {
+        struct panel_block *b = panel_block(first, (size_t)c, 1);
+        __m512i high = _mm512_slli_epi32(field(head[0], 16 + 2 * c, 2), 4);
+        __m512i sub = _mm512_or_si512(high, field(head[1], 4 * c, 4)), q[4];
+        put_scales(b, 0, scaled(d, _mm512_sub_epi32(sub, _mm512_set1_epi32(32))),
+                   _mm512_setzero_ps());
+        load_turned(r, at + 8 + 16 * (size_t)c, q);
+        UNROLL_FOR(j, 4) {
+            b->w[j] = lookup(IQ4_VALUES, bits_of(q[j], 0, 4));
+            b->w[j + 4] = lookup(IQ4_VALUES, bits_of(q[j], 4, 4));
+        }
+    }
+}
+
+/* blocks of a panel, bytes, runs, has a minimum, codes outside -64..63 */
+DEFINE_TYPE(q2_k, UNITS, 84, 2, true, false)
+DEFINE_TYPE(q3_k, UNITS, 110, 2, false, false)
+DEFINE_TYPE(q4_k, UNITS, 144, 1, true, false)
+DEFINE_TYPE(q5_k, UNITS, 176, 1, true, false)
+DEFINE_TYPE(q6_k, UNITS, 210, 2, false, false)
+DEFINE_TYPE(q8_k, UNITS, 292, 1, false, true)
+DEFINE_TYPE(iq4_xs, UNITS, 136, 1, false, true)

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files and folders that are either complete or not there: everything is written beside its final
+ * name and renamed when all of it is on the disk. A killed run leaves NAME.tmp-XXXXXX behind, never
+ * half a file under NAME. One thread owns a writer.
+ *
+ *     folder_begin   NAME.tmp-k3x9q2/          an empty folder of this process's own
+ *       file_begin ... file_write ... file_end     each file flushed to the disk
+ *     folder_commit  fsync, rename to NAME     (folder_abandon: removed with all in it)
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+kvasir_status file_begin(struct file_writer *w, const char *path, kvasir_error *err) {
+    *w = (struct file_writer){.fd = -1};
+    if ((size_t)snprintf(w->path, sizeof w->path, "%s", path) >= sizeof w->path)
+        return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is too long", path);
+    w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (w->fd < 0)
+        return fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
+    return KVASIR_OK;
+}
+
+kvasir_status file_write(struct file_writer *w, const void *data, size_t bytes, kvasir_error *err) {
+    for (const char *at = data; bytes > 0;) {
+        ssize_t n = write(w->fd, at, bytes);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return fail(err, KVASIR_ERR_IO, "%s: %s", w->path, strerror(errno));
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status file_end(struct file_writer *w, kvasir_error *err) {
+    int error = fsync(w->fd) != 0 ? errno : 0;
+    if (close(w->fd) != 0 && !error)
+        error = errno;
+    w->fd = -1;
+    if (error)
+        return fail(err, KVASIR_ERR_IO, "%s: %s", w->path, strerror(error));
+    return KVASIR_OK;
+}
+
+void file_abandon(struct file_writer *w) {
+    if (w->fd >= 0)
+        close(w->fd);
+    w->fd = -1;
+}
+
+/* ---- folders --------------------------------------------------------------------------------- */
+
+kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_error *err) {
+    *w = (struct folder_writer){{0}, {0}};
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    if (len == 0 || len + 16 > sizeof w->path)
+        return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is empty or too long", path);
+    memcpy(w->path, path, len);
+    if (access(w->path, F_OK) == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "%s: is there already", w->path);
+    memcpy(w->tmp, path, len);
+    memcpy(w->tmp + len, ".tmp-XXXXXX", sizeof ".tmp-XXXXXX");
+    if (!mkdtemp(w->tmp)) {
+        int error = errno;
+        w->tmp[0] = 0;
+        return fail(err, KVASIR_ERR_IO, "%s: cannot make a folder beside it: %s", w->path,
+                    strerror(error));
+    }
+    if (chmod(w->tmp, 0755) != 0) /* mkdtemp's is private */
+        return fail(err, KVASIR_ERR_IO, "%s: %s", w->tmp, strerror(errno));
+    return KVASIR_OK;
+}
+
+/* The folder's own entry is on the disk when the folder that holds it is. */
+static int sync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    int error = fsync(fd) != 0 ? errno : 0;
+    close(fd);
+    return error;
+}
+
+kvasir_status folder_commit(struct folder_writer *w, kvasir_error *err) {
+    char parent[sizeof w->path];
+    memcpy(parent, w->path, sizeof parent);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = 0; /* "/name" lies in "/" */
+    int error = sync_folder(w->tmp);
+    if (!error && rename(w->tmp, w->path) != 0)
+        error = errno;
+    if (error)
+        return fail(err, KVASIR_ERR_IO, "%s: %s", w->path, strerror(error));
+    w->tmp[0] = 0;
+    error = sync_folder(slash ? parent : ".");
+    if (error)
+        return fail(err, KVASIR_ERR_IO, "%s: %s", slash ? parent : ".", strerror(error));
+    return KVASIR_OK;
+}
+
+void folder_abandon(struct folder_writer *w) {
+    if (!w->tmp[0])
+        return;
+    DIR *dir = opendir(w->tmp);
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            unlinkat(dirfd(dir), e->d_name, 0);
+    if (dir)
+        closedir(dir);
+    rmdir(w->tmp);
+    w->tmp[0] = 0;
+}

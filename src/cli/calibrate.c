@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* calibrate.c: `kvasir calibrate`, measures what is constant in a model's keys and writes it beside
+ * the model, where --key-centre auto finds it. The file appears only when it is complete.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+
+struct calibrate_args {
+    const char *model, *file, *out, *cpu_tier;
+    uint32_t tokens;
+    int threads;
+    bool json, quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct calibrate_args, field)
+static const struct option OPTIONS[] = {
+    MODEL_OPTION(struct calibrate_args),
+    {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
+     .shown = "a built-in text", .help = "text to run the model on; - is standard input"},
+    {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
+     .shown = "beside the model, where auto finds it", .help = "the calibration file"},
+    {.name = "--tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(tokens),
+     .initial = "512", .min = 64, .max = 8192, .help = "tokens of the text's start to run"},
+    {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
+     .max = 1024, .help = "threads to compute with"},
+    {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT, ROW(cpu_tier), .initial = "auto",
+     .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "nothing but errors on standard error"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "calibrate",
+    .summary = "Measures what is constant in a model's keys, so that a quantized cache need not "
+               "store it.",
+    .usage = "-m MODEL [-f TEXT] [-o FILE]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+    .details =
+        "--key-centre auto takes the file beside the model, unless the model has key biases;\n"
+        "--key-centre FILE takes any.",
+};
+
+struct run {
+    const struct calibrate_args *a;
+    kvasir_model *model;
+    char *text, *path;
+    kvasir_calibration result;
+    struct out_file out;
+    struct progress progress;
+};
+
+static bool on_progress(void *user, size_t done, size_t total) {
+    struct run *r = user;
+    r->progress.total = total;
+    progress_step(&r->progress, done);
+    return !interrupted();
+}
+
+static int measure(struct run *r) {
+    const struct calibrate_args *a = r->a;
+    kvasir_calibrate_options o = {.tokens = a->tokens,
+                                  .threads = a->threads,
+                                  .cpu_tier = a->cpu_tier,
+                                  .on_progress = on_progress,
+                                  .user = r};
+    int code = a->file ? read_text(&COMMAND, "-f", a->file, &r->text, &o.len) : EXIT_GOOD;
+    if (code)
+        return code;
+    o.text = r->text;
+    kvasir_error err;
+    progress_start(&r->progress, a->quiet ? NULL : "calibrating", a->tokens, "tokens");
+    kvasir_status status = kvasir_calibrate(r->model, &o, &r->result, &err);
+    progress_end(&r->progress);
+    if (status == KVASIR_ERR_CANCELLED)
+        return EXIT_INTERRUPTED;
+    return status ? library_error(&COMMAND, &err) : EXIT_GOOD;
+}
+
+static int tell(const struct run *r, const char *path) {
+    const kvasir_calibration *c = &r->result;
+    if (r->a->json) {
+        json_t *o = json_object();
+        put_text(o, "file", path);
+        put_whole(o, "bytes", c->size);
+        put_whole(o, "tokens", c->tokens);
+        put_whole(o, "rotary_pairs", c->rotary_pairs);
+        put_real(o, "pairs_per_head", c->pairs);
+        return json_print(&COMMAND, o);
+    }
+    if (!r->a->quiet)
+        fprintf(stderr,
+                "%s: means of %u tokens; %.1f of %u rotary pairs a head on average will be "
+                "centred\n",
+                path, c->tokens, c->pairs, c->rotary_pairs);
+    return EXIT_GOOD;
+}
+
+static int calibrate(struct run *r) {
+    const struct calibrate_args *a = r->a;
+    kvasir_error err;
+    if (kvasir_model_open(a->model, &r->model, &err) ||
+        kvasir_calibration_path(r->model, &r->path, &err))
+        return library_error(&COMMAND, &err);
+    const char *path = a->out ? a->out : r->path;
+    int code = out_open(&COMMAND, &r->out, "-o", path); /* before the work, not after it */
+    if (!code)
+        code = measure(r);
+    if (!code)
+        code = out_write(&COMMAND, &r->out, r->result.file, r->result.size);
+    if (!code)
+        code = out_commit(&COMMAND, &r->out);
+    return code ? code : tell(r, path);
+}
+
+int calibrate_main(int argc, char **argv) {
+    struct calibrate_args a = {0};
+    struct run r = {.a = &a};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    catch_interrupt();
+    code = calibrate(&r);
+    out_abandon(&r.out);
+    free(r.text);
+    kvasir_free(r.path);
+    kvasir_free(r.result.file);
+    kvasir_model_close(r.model);
+    return code;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* chat.c: from a chat to token ids, with what flags say about the template.
+ *
+ *     request (messages, tools ...) <- --chat-template-kwargs
+ *         |  kvasir_chat_render: the model's template or --chat-template
+ *     prompt text
+ *         |  kvasir_tokenize: control tokens that the template wrote are recognised; it writes its
+ *         |  own BOS, so none is added
+ *     ids
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int read_kwargs(const struct command *c, const char *text, json_t **out) {
+    json_error_t why;
+    *out = json_loads(text, JSON_ALLOW_NUL, &why);
+    if (!*out)
+        return usage_error(c, "--chat-template-kwargs: no JSON at byte %d: %s", why.position,
+                           why.text);
+    if (!json_is_object(*out))
+        return usage_error(c, "--chat-template-kwargs: not a JSON object: %.60s", text);
+    return EXIT_GOOD;
+}
+
+int chat_read(const struct command *c, const struct chat_args *a, struct chat *chat) {
+    *chat = (struct chat){.file = a->template_file};
+    if (a->kwargs) {
+        int code = read_kwargs(c, a->kwargs, &chat->kwargs);
+        if (code)
+            return code;
+    }
+    if (!a->template_file)
+        return EXIT_GOOD;
+    return read_text(c, "--chat-template", a->template_file, &chat->source, &chat->source_len);
+}
+
+int chat_set_template(const struct command *c, const struct chat *chat, kvasir_tokenizer *t) {
+    kvasir_error err;
+    if (chat->file &&
+        kvasir_tokenizer_set_chat_template(t, chat->file, chat->source, chat->source_len, &err))
+        return run_error(c, "--chat-template: %s", err.text);
+    return EXIT_GOOD;
+}
+
+static kvasir_status out_of_memory(kvasir_error *err) {
+    *err = (kvasir_error){.code = KVASIR_ERR_MEMORY, .offset = -1};
+    snprintf(err->text, sizeof err->text, "chat: out of memory");
+    return err->code;
+}
+
+kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
+                          int32_t **ids, size_t *n, kvasir_error *err) {
+    if (chat->kwargs && json_object_update(request, chat->kwargs) != 0)
+        return out_of_memory(err);
+    char *text = json_dumps(request, JSON_COMPACT), *prompt;
+    if (!text)
+        return out_of_memory(err);
+    size_t len;
+    kvasir_status status = kvasir_chat_render(t, text, strlen(text), &prompt, &len, err);
+    free(text);
+    if (status)
+        return status;
+    status = kvasir_tokenize(t, prompt, len, KVASIR_TOKENIZE_PARSE_SPECIAL, ids, n, err);
+    kvasir_free(prompt);
+    return status;
+}
+
+void chat_free(struct chat *chat) {
+    free(chat->source);
+    json_decref(chat->kwargs);
+    *chat = (struct chat){0};
+}

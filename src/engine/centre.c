@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which keys are centred: --key-centre settled.
+ *
+ *     auto    the model's key biases, else the calibration file beside it, else nothing
+ *     bias    the model's key biases
+ *     FILE    that calibration file
+ *     off     nothing: every key is stored as it is, as mlx does
+ *
+ * What a centre is worth. The codes of a group span its range, which a large constant widens: the
+ * error of a key grows with the largest |c| of its group, in units of what the keys themselves
+ * spread. So pairs are taken in order of |c| / spread, over all layers and heads, until the budget
+ * is used up: this lowers the largest ratio that is left as far as the budget allows, and leaves
+ * heads alone that need nothing. Below RATIO_MIN a constant hides in the spread and taking it off
+ * gains nothing.
+ *
+ * What a centre costs. A pair is two multiplications a token and query head. An eighth of the
+ * rotary pairs, as the average over all heads, does what all of them would (docs/quality.md: mean
+ * KL at 4 bits with 2, 4, 8 and 32 of 32 pairs 0.085, 0.057, 0.058 and 0.061 on
+ * Qwen2.5-Coder-0.5B); decoding SmolLM2 at depth 8,000 is 4 % slower with them.
+ *
+ * A bias says nothing of the spread, but the weights do: a key dim is W h + b with h of about unit
+ * size times the norm's gain, so its spread is about |W gain|.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/centre.h"
+
+/* The budget: the average over all heads is at most one in so many. */
+enum { PAIRS_PER_CENTRE = 8 };
+/* |c| must be above this many times what a dim spreads. */
+static const double RATIO_MIN = 1;
+
+/* ---- statistics ------------------------------------------------------------------------------ */
+
+static size_t heads_of(const struct key_stats *s) {
+    return (size_t)s->layers * s->kv_heads;
+}
+
+kvasir_status key_stats_init(struct key_stats *s, const struct model *m, kvasir_error *err) {
+    const struct model_config *c = model_config(m);
+    *s = (struct key_stats){.layers = c->layers, .kv_heads = c->kv_heads, .n = c->rope.dims / 2};
+    s->mean = mem_calloc(heads_of(s) * s->n, 2 * sizeof *s->mean);
+    s->rms = mem_calloc(heads_of(s) * s->n, sizeof *s->rms);
+    if (s->mean && s->rms)
+        return KVASIR_OK;
+    key_stats_deinit(s);
+    return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
+}
+
+void key_stats_deinit(struct key_stats *s) {
+    mem_free(s->mean);
+    mem_free(s->rms);
+    *s = (struct key_stats){0};
+}
+
+/* False: the model has no key biases. */
+static kvasir_status stats_of_bias(const struct model *m, struct key_stats *s, bool *found,
+                                   kvasir_error *err) {
+    float *row = mem_calloc(model_config(m)->dim, sizeof *row);
+    if (!row)
+        return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
+    *found = false;
+    for (uint32_t i = 0; i < heads_of(s); i++) {
+        uint32_t layer = i / s->kv_heads, head = i % s->kv_heads;
+        if (!model_key_bias(m, layer, head, s->mean + (size_t)i * s->n * 2))
+            continue;
+        float spread = (float)model_key_spread(m, layer, head, row);
+        for (uint32_t j = 0; j < s->n; j++)
+            s->rms[(size_t)i * s->n + j] = spread;
+        *found = true;
+    }
+    mem_free(row);
+    return KVASIR_OK;
+}
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+struct candidate {
+    double ratio;
+    uint32_t head, pair; /* head: layer * kv_heads + head */
+};
+
+static int by_ratio(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    if (x->ratio != y->ratio)
+        return x->ratio > y->ratio ? -1 : 1;
+    if (x->head != y->head)
+        return x->head < y->head ? -1 : 1;
+    return x->pair < y->pair ? -1 : x->pair > y->pair;
+}
+
+static int by_place(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    if (x->head != y->head)
+        return x->head < y->head ? -1 : 1;
+    return x->pair < y->pair ? -1 : x->pair > y->pair;
+}
+
+static double head_spread(const struct key_stats *s, size_t head) {
+    double sum = 0;
+    for (size_t j = head * s->n; j < (head + 1) * s->n; j++)
+        sum += (double)s->rms[j] * (double)s->rms[j];
+    return m_sqrt(sum / s->n);
+}
+
+/* The chosen ones in order of place; returns how many. list: [heads * n]. */
+static size_t pick(const struct key_stats *s, struct candidate *list) {
+    size_t n = 0, most = heads_of(s) * s->n / PAIRS_PER_CENTRE;
+    for (uint32_t head = 0; head < heads_of(s); head++) {
+        double spread = head_spread(s, head);
+        for (uint32_t j = 0; j < s->n; j++) {
+            const float *c = s->mean + ((size_t)head * s->n + j) * 2;
+            double size = m_sqrt((double)c[0] * (double)c[0] + (double)c[1] * (double)c[1]);
+            if (isfinite(size) && isfinite(spread) && size > RATIO_MIN * spread)
+                list[n++] = (struct candidate){size / spread, head, j};
+        }
+    }
+    qsort(list, n, sizeof *list, by_ratio);
+    n = n < most ? n : most;
+    qsort(list, n, sizeof *list, by_place);
+    return n;
+}
+
+static kvasir_status centres_make(const struct key_stats *s, const struct model *m,
+                                  const struct candidate *list, size_t n, struct centres **out,
+                                  kvasir_error *err) {
+    struct centres *c = mem_calloc(1, sizeof *c);
+    if (!c)
+        return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
+    c->inv_freq = mem_calloc(s->n, sizeof *c->inv_freq);
+    c->first = mem_calloc(heads_of(s) + 1, sizeof *c->first);
+    c->pairs = mem_calloc(n, sizeof *c->pairs);
+    if (!c->inv_freq || !c->first || !c->pairs) {
+        centres_destroy(c);
+        return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
+    }
+    model_inv_freq(m, c->inv_freq);
+    for (size_t i = 0; i < n; i++) {
+        const float *mean = s->mean + ((size_t)list[i].head * s->n + list[i].pair) * 2;
+        c->pairs[i] = (struct centre_pair){list[i].pair, mean[0], mean[1]};
+        c->first[list[i].head + 1]++;
+    }
+    c->centre = (struct key_centre){.layers = s->layers,
+                                    .kv_heads = s->kv_heads,
+                                    .n = s->n,
+                                    .inv_freq = c->inv_freq,
+                                    .first = c->first,
+                                    .pairs = c->pairs};
+    for (size_t head = 0; head < heads_of(s); head++) {
+        uint32_t pairs = c->first[head + 1];
+        c->centre.pairs_max = pairs > c->centre.pairs_max ? pairs : c->centre.pairs_max;
+        c->first[head + 1] += c->first[head];
+    }
+    *out = c;
+    return KVASIR_OK;
+}
+
+kvasir_status centres_choose(const struct key_stats *s, const struct model *m, struct centres **out,
+                             kvasir_error *err) {
+    *out = NULL;
+    struct candidate *list = mem_calloc(heads_of(s) * s->n, sizeof *list);
+    if (!list)
+        return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
+    size_t n = pick(s, list);
+    kvasir_status status = n ? centres_make(s, m, list, n, out, err) : KVASIR_OK;
+    mem_free(list);
+    return status;
+}
+
+void centres_destroy(struct centres *c) {
+    if (!c)
+        return;
+    mem_free(c->inv_freq);
+    mem_free(c->first);
+    mem_free(c->pairs);
+    mem_free(c);
+}
+
+/* ---- --key-centre ---------------------------------------------------------------------------- */
+
+static kvasir_status stats_of_file(const struct kvasir_model *m, const char *path,
+                                   struct key_stats *s, kvasir_error *err) {
+    kvasir_status status = centre_file_read(path, m->id, s, err);
+    if (status != KVASIR_OK)
+        fail_prefix(err, "--key-centre");
+    return status;
+}
+
+/* auto's second choice. */
+static kvasir_status stats_beside(const struct kvasir_model *m, struct key_stats *s, bool *found,
+                                  kvasir_error *err) {
+    struct text_buf path = {0};
+    kvasir_status status;
+    TRY_GOTO(centre_file_path(m, &path, err));
+    *found = file_exists(path.data);
+    if (*found)
+        status = stats_of_file(m, path.data, s, err);
+done:
+    text_free(&path);
+    return status;
+}
+
+/* Fills the stats; *source, for the note, is NULL where there is nothing to take. */
+static kvasir_status find_stats(const struct kvasir_model *m, const char *how, struct key_stats *s,
+                                const char **source, kvasir_error *err) {
+    bool automatic = strcmp(how, "auto") == 0, bias = strcmp(how, "bias") == 0, found = false;
+    *source = NULL;
+    if (!automatic && !bias) {
+        *source = how;
+        return stats_of_file(m, how, s, err);
+    }
+    TRY(stats_of_bias(m->model, s, &found, err));
+    if (found)
+        *source = "the model's key biases";
+    else if (bias)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--key-centre bias: the model has no key biases");
+    if (found)
+        return KVASIR_OK;
+    TRY(stats_beside(m, s, &found, err));
+    if (found)
+        *source = "the calibration file beside the model";
+    return KVASIR_OK;
+}
+
+static void say(struct settled *settled, const struct key_stats *s, const char *source,
+                const struct centres *c) {
+    if (!c) {
+        settled_note(settled, "--key-centre: no constant in %.200s is worth taking off", source);
+        return;
+    }
+    double pairs = c->first[heads_of(s)];
+    settled_note(settled,
+                 "keys are centred by %.200s: %.1f of %u rotary pairs a head on average, %u layers",
+                 source, pairs / (double)heads_of(s), s->n, s->layers);
+}
+
+kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
+                             struct centres **out, kvasir_error *err) {
+    *out = NULL;
+    bool exact = kv_format_exact(settled->cache.k), automatic = strcmp(how, "auto") == 0;
+    if (strcmp(how, "off") == 0 || (automatic && exact))
+        return KVASIR_OK;
+    struct key_stats stats;
+    const char *source;
+    kvasir_status status;
+    TRY(key_stats_init(&stats, m->model, err));
+    TRY_GOTO(find_stats(m, how, &stats, &source, err));
+    if (exact) {
+        settled_note(settled, "--key-centre has no effect: keys are not quantized");
+    } else if (source) {
+        TRY_GOTO(centres_choose(&stats, m->model, out, err));
+        if (*out || !automatic)
+            say(settled, &stats, source, *out);
+    }
+done:
+    key_stats_deinit(&stats);
+    return status;
+}
+
+/* ---- reading back ---------------------------------------------------------------------------- */
+
+void centre_put_back(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
+                     float *key) {
+    uint32_t i = layer * c->kv_heads + head;
+    for (const struct centre_pair *p = c->pairs + c->first[i]; p < c->pairs + c->first[i + 1];
+         p++) {
+        double cosine, sine;
+        m_sincos(pos * c->inv_freq[p->pair], &sine, &cosine);
+        key[p->pair] += (float)((double)p->c1 * cosine - (double)p->c2 * sine);
+        key[p->pair + c->n] += (float)((double)p->c2 * cosine + (double)p->c1 * sine);
+    }
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The calibration file: means and spreads of a model's keys, as safetensors.
+ *
+ *     | u64 n | header: n bytes of JSON, padded with blanks | mean | rms |
+ *
+ *     mean  F32 [layers, kv_heads, pairs, 2]   key pairs (i, i + n) before rope
+ *     rms   F32 [layers, kv_heads, pairs]      spread of a dim around its mean
+ *     metadata  format     "kvasir key centre 1"
+ *               model      model_identity, 16 hex digits
+ *               tokens     how many were averaged over
+ *               checksum   XXH64 of model, tokens and the data, 16 hex digits
+ *
+ * Reading is strict: the shape follows from the model, and a file that is not byte for byte what
+ * would be written for its data is damaged. The header is parsed only to say what is wrong with it.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+#include <xxhash.h>
+
+#include "engine/centre.h"
+
+#define FORMAT "kvasir key centre 1"
+enum {
+    HEADER_MAX = 1024,
+    FILE_MAX = 64 << 20, /* 4096 heads of 128 pairs take 6 MiB */
+};
+
+static size_t mean_count(const struct key_stats *s) {
+    return (size_t)s->layers * s->kv_heads * s->n * 2;
+}
+static size_t rms_count(const struct key_stats *s) {
+    return mean_count(s) / 2;
+}
+static size_t data_bytes(const struct key_stats *s) {
+    return (mean_count(s) + rms_count(s)) * sizeof(float);
+}
+
+kvasir_status centre_file_path(const struct kvasir_model *m, struct text_buf *out,
+                               kvasir_error *err) {
+    const char *tail = file_is_dir(m->path) ? "/" : ".";
+    if (!text_printf(out, "%s%skey-centre.safetensors", m->path, tail))
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", m->path);
+    return KVASIR_OK;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* A hash is the seed of the next one. */
+static uint64_t checksum_of(const struct key_stats *s, uint64_t model_id, uint32_t tokens) {
+    XXH64_hash_t h = XXH64(&tokens, sizeof tokens, model_id);
+    h = XXH64(s->mean, mean_count(s) * sizeof(float), h);
+    return XXH64(s->rms, rms_count(s) * sizeof(float), h);
+}
+
+static bool put_header(const struct key_stats *s, uint64_t model_id, uint32_t tokens,
+                       struct text_buf *out) {
+    size_t mean = mean_count(s) * sizeof(float);
+    return text_printf(out,
+                       "{\"__metadata__\":{\"format\":\"" FORMAT "\",\"model\":\"%016" PRIx64
+                       "\",\"tokens\":\"%" PRIu32 "\",\"checksum\":\"%016" PRIx64 "\"},"
+                       "\"mean\":{\"dtype\":\"F32\",\"shape\":[%u,%u,%u,2],"
+                       "\"data_offsets\":[0,%zu]},"
+                       "\"rms\":{\"dtype\":\"F32\",\"shape\":[%u,%u,%u],"
+                       "\"data_offsets\":[%zu,%zu]}}",
+                       model_id, tokens, checksum_of(s, model_id, tokens), s->layers, s->kv_heads,
+                       s->n, mean, s->layers, s->kv_heads, s->n, mean, data_bytes(s));
+}
+
+kvasir_status centre_file_write(const struct key_stats *s, uint64_t model_id, uint32_t tokens,
+                                struct text_buf *out, kvasir_error *err) {
+    struct text_buf header = {0};
+    bool good = put_header(s, model_id, tokens, &header);
+    while (good && header.len % 8)
+        good = text_append(&header, " ", 1);
+    uint64_t n = header.len;
+    good = good && text_append(out, (const char *)&n, sizeof n) &&
+           text_append(out, header.data, header.len) &&
+           text_append(out, (const char *)s->mean, mean_count(s) * sizeof(float)) &&
+           text_append(out, (const char *)s->rms, rms_count(s) * sizeof(float));
+    text_free(&header);
+    if (!good)
+        text_free(out);
+    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "calibration file: out of memory");
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static kvasir_status damaged(const char *path, const char *what, kvasir_error *err) {
+    return fail(err, KVASIR_ERR_FORMAT, "%s: %s; make it again with kvasir calibrate, or remove it",
+                path, what);
+}
+
+static bool number_field(const json_t *metadata, const char *key, const char *digits, int base,
+                         uint64_t *out) {
+    const char *text = json_string_value(json_object_get(metadata, key));
+    size_t len = text ? strlen(text) : 0;
+    if (len == 0 || len > 16 || strspn(text, digits) != len)
+        return false;
+    *out = strtoull(text, NULL, base);
+    return true;
+}
+
+static kvasir_status read_metadata(const char *path, const json_t *metadata, uint64_t model_id,
+                                   uint32_t *tokens, kvasir_error *err) {
+    const char *format = json_string_value(json_object_get(metadata, "format"));
+    uint64_t id, count;
+    if (!format || strcmp(format, FORMAT) != 0)
+        return damaged(path, "not a calibration file of this version", err);
+    if (!number_field(metadata, "model", "0123456789abcdef", 16, &id) ||
+        !number_field(metadata, "tokens", "0123456789", 10, &count) || count > UINT32_MAX)
+        return damaged(path, "its metadata are damaged", err);
+    if (id != model_id)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "%s was made with another model (%016" PRIx64 ", this one is %016" PRIx64
+                    "); make it again with kvasir calibrate, or remove it",
+                    path, id, model_id);
+    *tokens = (uint32_t)count;
+    return KVASIR_OK;
+}
+
+/* The data of a file of the right size, and that the file is what we write for them. */
+static kvasir_status take_data(const char *path, const char *file, size_t size, size_t start,
+                               uint64_t model_id, uint32_t tokens, struct key_stats *s,
+                               kvasir_error *err) {
+    if (size - start != data_bytes(s))
+        return damaged(path, "its data do not have the model's shape", err);
+    memcpy(s->mean, file + start, mean_count(s) * sizeof(float));
+    memcpy(s->rms, file + start + mean_count(s) * sizeof(float), rms_count(s) * sizeof(float));
+    struct text_buf same = {0};
+    TRY(centre_file_write(s, model_id, tokens, &same, err));
+    bool good = same.len == size && memcmp(same.data, file, size) == 0;
+    text_free(&same);
+    if (!good)
+        return damaged(path, "its header or checksum is wrong", err);
+    for (size_t i = 0; i < mean_count(s); i++)
+        if (!isfinite(s->mean[i]))
+            return damaged(path, "a mean is not finite", err);
+    for (size_t i = 0; i < rms_count(s); i++)
+        if (!(isfinite(s->rms[i]) && s->rms[i] >= 0))
+            return damaged(path, "a spread is not finite or below 0", err);
+    return KVASIR_OK;
+}
+
+static kvasir_status parse(const char *path, const char *file, size_t size, uint64_t model_id,
+                           struct key_stats *s, kvasir_error *err) {
+    uint64_t n = 0;
+    uint32_t tokens = 0;
+    if (size >= sizeof n)
+        memcpy(&n, file, sizeof n);
+    if (n == 0 || n > HEADER_MAX || n > size - sizeof n)
+        return damaged(path, "not a calibration file", err);
+    json_t *header = json_loadb(file + sizeof n, n, JSON_REJECT_DUPLICATES, NULL);
+    kvasir_status status =
+        read_metadata(path, json_object_get(header, "__metadata__"), model_id, &tokens, err);
+    json_decref(header);
+    TRY(status);
+    return take_data(path, file, size, sizeof n + n, model_id, tokens, s, err);
+}
+
+kvasir_status centre_file_read(const char *path, uint64_t model_id, struct key_stats *s,
+                               kvasir_error *err) {
+    char *file;
+    size_t size;
+    TRY(file_read_all(path, FILE_MAX, &file, &size, err));
+    kvasir_status status = parse(path, file, size, model_id, s, err);
+    mem_free(file);
+    return status;
+}

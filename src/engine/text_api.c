@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_tokenizer: the text side of a checkpoint.
+ *
+ *     checkpoint (GGUF, folder, tokenizer.json)
+ *         vocabulary  -> struct tokenizer  ids <-> text
+ *         template    -> struct template   a request's variables -> prompt
+ *         bos_token . -> variables         where the request has none of that name
+ *
+ * The checkpoint is needed only while these are made. Of a model's, each part may be missing or
+ * beyond this build: a model still runs on token ids. The reason is kept and given when the part is
+ * asked for. A tokenizer that is opened alone must have a vocabulary.
+ *
+ * A request is what transformers' apply_chat_template(messages, tools, documents, **kwargs) takes,
+ * as one JSON object; the order of its members, which tojson shows, is kept.
+ *
+ * Left out: several named templates of one checkpoint; a last message that the answer goes on with
+ * (continue_final_message); masks of the assistant's tokens.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "engine/engine.h"
+
+/* ---- what may be missing --------------------------------------------------------------------- */
+
+static kvasir_status give_error(const kvasir_error *reason, kvasir_error *err) {
+    if (err)
+        *err = *reason;
+    return reason->code;
+}
+
+static kvasir_status need_tokenizer(const struct kvasir_tokenizer *t, kvasir_error *err) {
+    return t->tokenizer ? KVASIR_OK : give_error(&t->tokenizer_error, err);
+}
+
+/* ---- parts ----------------------------------------------------------------------------------- */
+
+static kvasir_status make_tokenizer(struct kvasir_tokenizer *t, const struct tokenizer_spec *spec,
+                                    kvasir_error *err) {
+    if (!spec)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "holds no tokenizer that this version reads");
+    struct tokenizer *made;
+    TRY(tokenizer_create(spec, &made, err));
+    kvasir_status status = template_tokens(spec, made, t->variables, err);
+    if (status == KVASIR_OK)
+        t->tokenizer = made;
+    else
+        tokenizer_destroy(made);
+    return status;
+}
+
+static void load_tokenizer(struct kvasir_tokenizer *t, const struct checkpoint *c) {
+    if (make_tokenizer(t, checkpoint_tokenizer(c), &t->tokenizer_error) != KVASIR_OK)
+        fail_prefix(&t->tokenizer_error, t->path);
+}
+
+/* Errors begin with name. */
+static kvasir_status parse_template(const char *name, const char *source, size_t len,
+                                    struct template **out, kvasir_error *err) {
+    kvasir_status status = template_parse(source, len, out, err);
+    if (status != KVASIR_OK)
+        fail_prefix(err, name);
+    return status;
+}
+
+static void load_template(struct kvasir_tokenizer *t, const struct checkpoint *c) {
+    const char *source = checkpoint_chat_template(c);
+    t->has_template = source != NULL;
+    if (!source)
+        fail(&t->template_error, KVASIR_ERR_UNSUPPORTED, "%s: has no chat template", t->path);
+    else
+        (void)!parse_template(t->path, source, strlen(source), &t->template, &t->template_error);
+}
+
+kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *t, const char *name,
+                                                 const char *source, size_t len,
+                                                 kvasir_error *err) {
+    struct template *parsed;
+    TRY(parse_template(name, source, len, &parsed, err));
+    char *copy = mem_strdup(name);
+    if (!copy) {
+        template_destroy(parsed);
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", name);
+    }
+    template_destroy(t->template);
+    mem_free(t->template_name);
+    t->template = parsed;
+    t->template_name = copy;
+    t->has_template = true;
+    return KVASIR_OK;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+kvasir_status text_create(const struct checkpoint *c, const char *path,
+                          struct kvasir_tokenizer **out, kvasir_error *err) {
+    struct kvasir_tokenizer *t = mem_calloc(1, sizeof *t);
+    if (t) {
+        t->path = mem_strdup(path);
+        t->variables = json_object();
+    }
+    if (!t || !t->path || !t->variables) {
+        kvasir_tokenizer_close(t);
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    }
+    load_tokenizer(t, c);
+    load_template(t, c);
+    *out = t;
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_tokenizer_open(const char *path, kvasir_tokenizer **out, kvasir_error *err) {
+    struct checkpoint *c;
+    TRY(checkpoint_open_text(path, &c, err));
+    struct kvasir_tokenizer *t = NULL;
+    kvasir_status status = text_create(c, path, &t, err);
+    checkpoint_close(c);
+    if (status == KVASIR_OK)
+        status = need_tokenizer(t, err);
+    if (status == KVASIR_OK)
+        *out = t;
+    else
+        kvasir_tokenizer_close(t);
+    return status;
+}
+
+void kvasir_tokenizer_close(kvasir_tokenizer *t) {
+    if (!t)
+        return;
+    json_decref(t->variables);
+    template_destroy(t->template);
+    tokenizer_destroy(t->tokenizer);
+    mem_free(t->template_name);
+    mem_free(t->path);
+    mem_free(t);
+}
+
+void kvasir_tokenizer_get_info(const kvasir_tokenizer *t, kvasir_tokenizer_info *info) {
+    *info = (kvasir_tokenizer_info){.has_chat_template = t->has_template};
+    if (!t->tokenizer)
+        return;
+    info->name = tokenizer_name(t->tokenizer);
+    info->size = (uint32_t)tokenizer_size(t->tokenizer);
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+kvasir_status kvasir_tokenize(const kvasir_tokenizer *t, const char *text, size_t len,
+                              unsigned flags, int32_t **ids, size_t *n, kvasir_error *err) {
+    TRY(need_tokenizer(t, err));
+    unsigned inner = 0;
+    if (flags & KVASIR_TOKENIZE_ADD_SPECIAL)
+        inner |= TOKENIZE_ADD_SPECIAL;
+    if (flags & KVASIR_TOKENIZE_PARSE_SPECIAL)
+        inner |= TOKENIZE_PARSE_SPECIAL;
+    return tokenizer_encode(t->tokenizer, text, len, inner, ids, n, err);
+}
+
+bool kvasir_token_is_end(const kvasir_tokenizer *t, int32_t id) {
+    return t->tokenizer && tokenizer_is_end(t->tokenizer, id);
+}
+
+const char *kvasir_token_piece(const kvasir_tokenizer *t, int32_t id, size_t *len) {
+    struct text_span piece = {0};
+    if (t->tokenizer)
+        piece = tokenizer_piece(t->tokenizer, id);
+    *len = piece.len;
+    return piece.len ? piece.data : NULL;
+}
+
+size_t kvasir_utf8_check(const char *text, size_t len) {
+    return utf8_check(text, len);
+}
+
+/* The text of a buffer, to be freed by the caller: "" where nothing was appended. */
+static kvasir_status give_text(struct text_buf *b, char **out, size_t *len, kvasir_error *err) {
+    if (!text_append(b, "", 0)) {
+        text_free(b);
+        return fail(err, KVASIR_ERR_MEMORY, "text: out of memory");
+    }
+    *out = b->data;
+    *len = b->len;
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_detokenize(const kvasir_tokenizer *t, const int32_t *ids, size_t n,
+                                unsigned flags, char **text, size_t *len, kvasir_error *err) {
+    TRY(need_tokenizer(t, err));
+    unsigned inner = flags & KVASIR_DETOKENIZE_SKIP_SPECIAL ? DETOKENIZE_SKIP_SPECIAL : 0;
+    struct text_buf b = {0};
+    kvasir_status status = tokenizer_decode(t->tokenizer, ids, n, inner, &b, err);
+    if (status == KVASIR_OK)
+        return give_text(&b, text, len, err);
+    text_free(&b);
+    return status;
+}
+
+/* ---- detokenizer ----------------------------------------------------------------------------- */
+
+struct kvasir_detok {
+    const struct tokenizer *tokenizer;
+    struct detok state;
+    struct text_buf text;
+};
+
+kvasir_status kvasir_detok_create(const kvasir_tokenizer *t, kvasir_detok **out,
+                                  kvasir_error *err) {
+    TRY(need_tokenizer(t, err));
+    struct kvasir_detok *d = mem_calloc(1, sizeof *d);
+    if (!d)
+        return fail(err, KVASIR_ERR_MEMORY, "detokenizer: out of memory");
+    d->tokenizer = t->tokenizer;
+    *out = d;
+    return KVASIR_OK;
+}
+
+void kvasir_detok_destroy(kvasir_detok *d) {
+    if (!d)
+        return;
+    text_free(&d->text);
+    mem_free(d);
+}
+
+static kvasir_status detok_give(struct kvasir_detok *d, bool good, const char **text, size_t *len,
+                                kvasir_error *err) {
+    if (!good)
+        return fail(err, KVASIR_ERR_MEMORY, "detokenizer: out of memory");
+    *text = d->text.data ? d->text.data : "";
+    *len = d->text.len;
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_detok_push(kvasir_detok *d, int32_t id, const char **text, size_t *len,
+                                kvasir_error *err) {
+    d->text.len = 0;
+    bool good = true;
+    if (!tokenizer_is_control(d->tokenizer, id))
+        good = detok_push(&d->state, tokenizer_bytes(d->tokenizer, id), &d->text);
+    return detok_give(d, good, text, len, err);
+}
+
+kvasir_status kvasir_detok_finish(kvasir_detok *d, const char **text, size_t *len,
+                                  kvasir_error *err) {
+    d->text.len = 0;
+    return detok_give(d, detok_finish(&d->state, &d->text), text, len, err);
+}
+
+/* ---- chat ------------------------------------------------------------------------------------ */
+
+/* What a request need not say. */
+static bool add_defaults(json_t *variables) {
+    static const char *const absent[] = {"tools", "documents"};
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        if (!json_object_get(variables, absent[i]) &&
+            json_object_set_new(variables, absent[i], json_null()) != 0)
+            return false;
+    return json_object_get(variables, "add_generation_prompt") ||
+           json_object_set_new(variables, "add_generation_prompt", json_true()) == 0;
+}
+
+static kvasir_status read_request(const struct kvasir_tokenizer *t, const char *request, size_t len,
+                                  json_t **variables, kvasir_error *err) {
+    json_error_t why;
+    json_t *root = json_loadb(request, len, JSON_ALLOW_NUL, &why);
+    if (!root)
+        return fail_at(err, KVASIR_ERR_TEXT, why.position, "chat request: %s", why.text);
+    kvasir_status status = KVASIR_OK;
+    if (!json_is_object(root))
+        status = fail(err, KVASIR_ERR_TEXT, "chat request: is not a JSON object");
+    else if (!json_is_array(json_object_get(root, "messages")))
+        status = fail(err, KVASIR_ERR_TEXT, "chat request: messages is not an array");
+    else if (json_object_update_missing(root, t->variables) != 0 || !add_defaults(root))
+        status = fail(err, KVASIR_ERR_MEMORY, "chat request: out of memory");
+    if (status == KVASIR_OK)
+        *variables = root;
+    else
+        json_decref(root);
+    return status;
+}
+
+kvasir_status kvasir_chat_render(const kvasir_tokenizer *t, const char *request, size_t request_len,
+                                 char **out, size_t *len, kvasir_error *err) {
+    if (!t->template)
+        return give_error(&t->template_error, err);
+    json_t *variables;
+    TRY(read_request(t, request, request_len, &variables, err));
+    struct text_buf text = {0};
+    struct template_limits limits = template_limits_default();
+    kvasir_status status =
+        template_render(t->template, variables, (int64_t)time(NULL), &limits, &text, err);
+    json_decref(variables);
+    if (status == KVASIR_OK)
+        return give_text(&text, out, len, err);
+    fail_prefix(err, t->template_name ? t->template_name : t->path);
+    text_free(&text);
+    return status;
+}

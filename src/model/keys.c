@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* keys.c: what a checkpoint says about its keys before any token is run: the constant in them and
+ * how far they spread around it. Key centres are chosen from both (engine/centre.c). */
+#include "model/model_internal.h"
+
+/* Rows of Wk that are looked at in a head: its spread is a mean over them. */
+enum { ROW_STEP = 4 };
+
+bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float *mean) {
+    const struct layer_weights *l = &m->layers[layer];
+    const struct model_config *c = &m->config;
+    if (!l->k_bias || l->k_norm) /* a norm behind it makes it no constant */
+        return false;
+    const float *bias = l->k_bias + (size_t)head * c->head_dim;
+    uint32_t n = c->rope.dims / 2;
+    for (uint32_t j = 0; j < n; j++) {
+        mean[2 * j] = c->rope.adjacent ? bias[2 * j] : bias[j];
+        mean[2 * j + 1] = c->rope.adjacent ? bias[2 * j + 1] : bias[j + n];
+    }
+    return true;
+}
+
+/* A dim of a key is W h + b; h is a vector of length sqrt(dim) with its parts stretched by the
+ * norm's gain. For directions without order the mean square of W h is |W gain|^2. */
+double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch) {
+    const struct layer_weights *l = &m->layers[layer];
+    const struct model_config *c = &m->config;
+    const struct weight_traits *traits = weight_traits_of(l->k.type);
+    double sum = 0;
+    for (uint32_t row = 0; row < c->head_dim; row += ROW_STEP) {
+        traits->decode(&l->k, head * c->head_dim + row, scratch);
+        for (uint32_t i = 0; i < c->dim; i++) {
+            double x = (double)scratch[i] * (double)l->attn_norm[i];
+            sum += x * x;
+        }
+    }
+    return m_sqrt(sum / ((c->head_dim + ROW_STEP - 1) / ROW_STEP));
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tensors of a folder's files -> the tensors of a checkpoint: what belongs together becomes
+ * one.
+ *
+ *     mlx     X.weight U32 [n][k*b/32] + X.scales, X.biases [n][k/group]    -> X.weight AFFINEb
+ *             X.weight U32 [n][k/8]    + X.scales U8 [n][k/32]              -> X.weight MXFP4_MLX
+ *     F8      X.weight F8_E4M3 [n][k]  + X.weight_scale[_inv], or no scale  -> X.weight F8_E4M3
+ *               one scale for all: [] or [1] or [1,1]; one for each row: [n] or [n,1];
+ *               one for each block: [ceil(n/rows)][ceil(k/cols)]
+ *     others  F32, F16, BF16                                                as they are
+ *
+ * The name "weight_scale_inv" notwithstanding, a value is code * scale in all of them.
+ *
+ * Invariants
+ *   J1  A joined tensor's shape is [n][k] of the matrix, and every array of it has exactly the
+ *       shape that n, k and the configuration ask for. (Twice the group with half the bits fits the
+ *       same arrays with twice the k: load.c, which knows every k, refuses that.)
+ *   J2  Every tensor of the files ends up in one of the checkpoint, or is one of those that
+ *       is_activation_scale names.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "model/model_internal.h"
+
+struct joiner {
+    struct raw_tensors *raw;
+    const struct quantization *quantization;
+    struct checkpoint *checkpoint;
+    bool any_f8;
+    kvasir_error *err;
+};
+
+static bool ends_with(const char *name, const char *tail) {
+    size_t len = strlen(name), n = strlen(tail);
+    return len > n && strcmp(name + len - n, tail) == 0;
+}
+
+/* X of "X.weight", mem_free; NULL: no memory. */
+static char *module_of(const struct raw_tensor *weight) {
+    return mem_strndup(weight->name, strlen(weight->name) - (sizeof ".weight" - 1));
+}
+
+static struct raw_tensor *part_of(const struct joiner *j, const char *module, const char *part) {
+    char name[512]; /* a longer one has no place in any family */
+    int n = snprintf(name, sizeof name, "%s.%s", module, part);
+    return n > 0 && (size_t)n < sizeof name ? raw_find(j->raw, name) : NULL;
+}
+
+/* Checkpoints of the bare model, without its head's class, leave "model." out. */
+static char *full_name(const char *name) {
+    static const char *const bare[] = {"layers.", "embed_tokens.", "norm."};
+    for (size_t i = 0; i < sizeof bare / sizeof *bare; i++)
+        if (strncmp(name, bare[i], strlen(bare[i])) == 0) {
+            struct text_buf full = {0};
+            return text_printf(&full, "model.%s", name) ? full.data : NULL;
+        }
+    return mem_strdup(name);
+}
+
+static kvasir_status add(struct joiner *j, const char *name, const struct checkpoint_tensor *t) {
+    return checkpoint_add_take(j->checkpoint, full_name(name), t, j->err);
+}
+
+static bool scalar_of(const struct raw_tensor *t, enum scalar_type *scalar) {
+    switch (t->dtype) {
+    case RAW_F32:
+        *scalar = SCALAR_F32;
+        return true;
+    case RAW_F16:
+        *scalar = SCALAR_F16;
+        return true;
+    case RAW_BF16:
+        *scalar = SCALAR_BF16;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* ---- mlx ------------------------------------------------------------------------------------- */
+
+/* A part of a module: [n][cols], of the right type. */
+static kvasir_status check_part(struct joiner *j, const char *module, const char *part,
+                                const struct raw_tensor *t, uint64_t n, bool bytes) {
+    enum scalar_type scalar;
+    if (!t)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s.%s is missing", module, part);
+    if (t->n_dims != 2 || t->dims[0] != n) {
+        char found[SHAPE_TEXT_MAX];
+        return fail(j->err, KVASIR_ERR_FORMAT,
+                    "tensor %s has shape %s, expected %" PRIu64 " rows as %s.weight has", t->name,
+                    shape_text(t->dims, t->n_dims, found), n, module);
+    }
+    if (bytes ? t->dtype != RAW_U8 : !scalar_of(t, &scalar))
+        return fail(j->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has dtype %s, expected %s", t->name,
+                    raw_dtype_name(t->dtype), bytes ? "U8 (mode mxfp4)" : "F16, BF16 or F32");
+    return KVASIR_OK;
+}
+
+/* Rows of `words` 32-bit words and of `groups` scales hold the same number of codes. */
+static kvasir_status check_packing(struct joiner *j, const char *module, struct mlx_format f,
+                                   uint64_t words, uint64_t groups) {
+    uint64_t k;
+    if (__builtin_mul_overflow(groups, f.group, &k) || k > UINT32_MAX || words > UINT32_MAX ||
+        k * f.bits != words * 32)
+        return fail(j->err, KVASIR_ERR_FORMAT,
+                    "tensor %s.weight: %" PRIu64 " words a row are not %" PRIu64
+                    " groups of %u codes of %u bits (field %s)",
+                    module, words, groups, f.group, f.bits, j->quantization->field);
+    return KVASIR_OK;
+}
+
+static kvasir_status join_mlx_parts(struct joiner *j, struct raw_tensor *w, const char *module) {
+    struct raw_tensor *scales = part_of(j, module, "scales"),
+                      *biases = part_of(j, module, "biases");
+    struct mlx_format f;
+    TRY(quantization_of_module(j->quantization, module, &f, j->err));
+    bool affine = f.mode == MLX_AFFINE;
+    if (w->n_dims != 2 || w->dims[0] > UINT32_MAX)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s must be a matrix", w->name);
+    TRY(check_part(j, module, "scales", scales, w->dims[0], !affine));
+    TRY(check_packing(j, module, f, w->dims[1], scales->dims[1]));
+    struct checkpoint_tensor t = {
+        .type = affine ? WEIGHT_AFFINE2 + (f.bits - 2) : WEIGHT_MXFP4_MLX,
+        .n_dims = 2,
+        .dims = {w->dims[0], scales->dims[1] * f.group},
+        .data = w->data,
+        .bytes = w->bytes + scales->bytes,
+        .scales = scales->data,
+        .group = f.group,
+    };
+    if (affine) {
+        TRY(check_part(j, module, "biases", biases, w->dims[0], false));
+        if (biases->dims[1] != scales->dims[1] || biases->dtype != scales->dtype)
+            return fail(j->err, KVASIR_ERR_FORMAT,
+                        "tensor %s.biases must have the shape and dtype of %s.scales", module,
+                        module);
+        t.biases = biases->data;
+        t.bytes += biases->bytes;
+        (void)scalar_of(scales, &t.scalar);
+        biases->taken = true;
+    }
+    w->taken = scales->taken = true;
+    return add(j, w->name, &t);
+}
+
+static kvasir_status join_mlx(struct joiner *j, struct raw_tensor *w) {
+    if (j->quantization->method != QUANTIZED_MLX || !ends_with(w->name, ".weight"))
+        return fail(j->err, KVASIR_ERR_UNSUPPORTED,
+                    "tensor %s has dtype U32, which only a quantized module's weight may have "
+                    "(field quantization)",
+                    w->name);
+    char *module = module_of(w);
+    if (!module)
+        return fail(j->err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
+    kvasir_status status = join_mlx_parts(j, w, module);
+    mem_free(module);
+    return status;
+}
+
+/* An object of the configuration for a module that is not there, or not quantized. */
+static kvasir_status check_named_modules(struct joiner *j) {
+    const struct quantization *q = j->quantization;
+    const char *module;
+    json_t *value;
+    if (q->method != QUANTIZED_MLX)
+        return KVASIR_OK;
+    json_object_foreach(q->object, module, value) {
+        if (!json_is_object(value))
+            continue;
+        const struct raw_tensor *w = part_of(j, module, "weight");
+        struct text_buf longer = {0};
+        if (!w && text_printf(&longer, "model.%s", module))
+            w = part_of(j, longer.data, "weight");
+        text_free(&longer);
+        if (!w && strncmp(module, "model.", 6) == 0)
+            w = part_of(j, module + 6, "weight");
+        if (!w || w->dtype != RAW_U32)
+            return fail(j->err, KVASIR_ERR_FORMAT,
+                        "field %s.%.90s: there is no such quantized "
+                        "module",
+                        q->field, module);
+    }
+    return KVASIR_OK;
+}
+
+/* ---- F8 -------------------------------------------------------------------------------------- */
+
+/* Sets group and group_rows by the scale's shape; false: it fits no reading. */
+static bool settle_scale(const struct quantization *q, const struct raw_tensor *scale,
+                         struct checkpoint_tensor *t) {
+    uint64_t n = t->dims[0], k = t->dims[1], count = 1;
+    for (uint32_t i = 0; i < scale->n_dims; i++) /* its bytes are in the file: no overflow */
+        count *= scale->dims[i];
+    uint64_t rows = scale->n_dims ? scale->dims[0] : 1;
+    t->group_rows = count == 1 ? (uint32_t)n : 1;
+    t->group = (uint32_t)k;
+    if (count == 1 || (count == n && rows == n && scale->n_dims <= 2))
+        return true;
+    t->group_rows = q->block_rows;
+    t->group = q->block_cols;
+    return q->block_rows && scale->n_dims == 2 &&
+           scale->dims[0] == (n + q->block_rows - 1) / q->block_rows &&
+           scale->dims[1] == (k + q->block_cols - 1) / q->block_cols;
+}
+
+static kvasir_status join_f8_parts(struct joiner *j, struct raw_tensor *w, const char *module) {
+    struct raw_tensor *scale = part_of(j, module, "weight_scale"),
+                      *inverse = part_of(j, module, "weight_scale_inv");
+    struct checkpoint_tensor t = {.type = WEIGHT_F8_E4M3,
+                                  .n_dims = 2,
+                                  .dims = {w->dims[0], w->dims[1]},
+                                  .data = w->data,
+                                  .bytes = w->bytes};
+    if (scale && inverse)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensors %s and %s: a weight has one scale",
+                    scale->name, inverse->name);
+    scale = scale ? scale : inverse;
+    if (scale) {
+        if (!scalar_of(scale, &t.scalar))
+            return fail(j->err, KVASIR_ERR_UNSUPPORTED,
+                        "tensor %s has dtype %s, expected F16, BF16 or F32", scale->name,
+                        raw_dtype_name(scale->dtype));
+        if (!settle_scale(j->quantization, scale, &t)) {
+            char found[SHAPE_TEXT_MAX], of[SHAPE_TEXT_MAX];
+            return fail(j->err, KVASIR_ERR_FORMAT,
+                        "tensor %s has shape %s: neither one scale, nor one for each row, nor one "
+                        "for each block (field quantization_config.weight_block_size) of %s",
+                        scale->name, shape_text(scale->dims, scale->n_dims, found),
+                        shape_text(t.dims, 2, of));
+        }
+        t.scales = scale->data;
+        t.bytes += scale->bytes;
+        scale->taken = true;
+    }
+    w->taken = j->any_f8 = true;
+    return add(j, w->name, &t);
+}
+
+static kvasir_status join_f8(struct joiner *j, struct raw_tensor *w) {
+    if (!ends_with(w->name, ".weight") || w->n_dims != 2 || w->dims[0] > UINT32_MAX ||
+        w->dims[1] > UINT32_MAX)
+        return fail(j->err, KVASIR_ERR_UNSUPPORTED,
+                    "tensor %s has dtype F8_E4M3, which only a module's matrix may have", w->name);
+    char *module = module_of(w);
+    if (!module)
+        return fail(j->err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
+    kvasir_status status = join_f8_parts(j, w, module);
+    mem_free(module);
+    return status;
+}
+
+/* Scales to round activations (or the cache) to 8-bit floats with, as an engine whose products take
+ * such would. Ours round activations by themselves and to more bits, and pages have formats of
+ * their own: without these the result is nearer to the unquantized one. */
+static bool is_activation_scale(const char *name) {
+    static const char *const tails[] = {".input_scale", ".activation_scale", ".output_scale",
+                                        ".q_scale",     ".k_scale",          ".v_scale"};
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
+        if (ends_with(name, tails[i]))
+            return true;
+    return false;
+}
+
+/* ---- the others ------------------------------------------------------------------------------ */
+
+static kvasir_status add_plain(struct joiner *j, const struct raw_tensor *r) {
+    static const enum weight_type types[] = {
+        [SCALAR_F16] = WEIGHT_F16, [SCALAR_BF16] = WEIGHT_BF16, [SCALAR_F32] = WEIGHT_F32};
+    enum scalar_type scalar;
+    if ((j->any_f8 || j->quantization->method == QUANTIZED_F8) && is_activation_scale(r->name))
+        return KVASIR_OK;
+    bool part = ends_with(r->name, ".scales") || ends_with(r->name, ".biases") ||
+                ends_with(r->name, ".weight_scale") || ends_with(r->name, ".weight_scale_inv");
+    if (part)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s belongs to no quantized weight", r->name);
+    if (!scalar_of(r, &scalar))
+        return fail(j->err, KVASIR_ERR_UNSUPPORTED,
+                    "tensor %s has dtype %s, which only the scales of an mxfp4 module may have",
+                    r->name, raw_dtype_name(r->dtype));
+    struct checkpoint_tensor t = {
+        .type = types[scalar], .n_dims = r->n_dims, .data = r->data, .bytes = r->bytes};
+    memcpy(t.dims, r->dims, sizeof t.dims);
+    return add(j, r->name, &t);
+}
+
+kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *quantization,
+                           struct checkpoint *c, kvasir_error *err) {
+    struct joiner j = {.raw = raw, .quantization = quantization, .checkpoint = c, .err = err};
+    TRY(check_named_modules(&j));
+    for (size_t i = 0; i < raw->n; i++) {
+        if (raw->list[i].dtype == RAW_U32)
+            TRY(join_mlx(&j, &raw->list[i]));
+        if (raw->list[i].dtype == RAW_F8_E4M3)
+            TRY(join_f8(&j, &raw->list[i]));
+    }
+    for (size_t i = 0; i < raw->n; i++)
+        if (!raw->list[i].taken)
+            TRY(add_plain(&j, &raw->list[i]));
+    return KVASIR_OK;
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Added tokens: control tokens and others that are found in text as they are written, before
+ * anything is normalized or cut.
+ *
+ *     token     "<a>" "<a><b>" "<|end|>" ...    sorted by their bytes
+ *     first[c]  where those that begin with byte c are
+ *
+ * Of several that match the leftmost and then the longest is taken. What Hugging Face's tokenizers
+ * allow besides is kept as it is there:
+ *   - a match that is refused (a control token without TOKENIZE_PARSE_SPECIAL, single_word inside a
+ *     word) stays text as a whole: nothing is looked for inside it;
+ *   - lstrip and rstrip take the white space beside the token with it, but the search goes on right
+ *     behind the token itself.
+ *
+ * Names that are not UTF-8 can only stand inside broken text or cut a character in two: they are
+ * never looked for, so that what lies between tokens stays valid.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/tokenizer_internal.h"
+
+kvasir_status added_put(struct added_set *a, struct added_token token, kvasir_error *err) {
+    struct text_span text = token.text;
+    if (text.len == 0 || utf8_check(text.data, text.len) != text.len)
+        return KVASIR_OK;
+    if (a->n == a->cap) {
+        size_t cap = a->cap ? 2 * a->cap : 16;
+        struct added_token *grown = mem_realloc(a->token, cap, sizeof *grown);
+        if (!grown)
+            return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu added tokens", cap);
+        a->token = grown;
+        a->cap = cap;
+    }
+    token.text.data = mem_strndup(text.data, text.len);
+    if (!token.text.data)
+        return fail(err, KVASIR_ERR_MEMORY, "no memory for added tokens");
+    a->token[a->n++] = token;
+    return KVASIR_OK;
+}
+
+static int compare_texts(const void *a, const void *b) {
+    struct text_span x = ((const struct added_token *)a)->text;
+    struct text_span y = ((const struct added_token *)b)->text;
+    int order = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
+    if (order || x.len != y.len)
+        return order ? order : (x.len > y.len) - (x.len < y.len);
+    int32_t i = ((const struct added_token *)a)->id, j = ((const struct added_token *)b)->id;
+    return (i > j) - (i < j);
+}
+
+void added_sort(struct added_set *a) {
+    if (a->n == 0)
+        return;
+    qsort(a->token, a->n, sizeof *a->token, compare_texts);
+    for (size_t i = 0; i < a->n; i++)
+        a->first[(uint8_t)a->token[i].text.data[0] + 1]++;
+    for (int c = 0; c < 256; c++)
+        a->first[c + 1] += a->first[c];
+}
+
+void added_deinit(struct added_set *a) {
+    for (size_t i = 0; i < a->n; i++)
+        mem_free((char *)a->token[i].text.data);
+    mem_free(a->token);
+    memset(a, 0, sizeof *a);
+}
+
+/* ---- finding --------------------------------------------------------------------------------- */
+
+/* The candidates of [low, high) that continue with a byte below `byte` end where this points. */
+static size_t lower_bound(const struct added_set *a, size_t low, size_t high, size_t depth,
+                          int byte) {
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if ((uint8_t)a->token[middle].text.data[depth] < byte)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The longest token that `text` begins with, NULL if there is none. The candidates are a range of
+ * the sorted list that agrees with the text so far and narrows byte by byte; one that ends here
+ * stands first in it. A single candidate is compared at once. */
+static const struct added_token *token_at(const struct added_set *a, const char *text, size_t len) {
+    const struct added_token *found = NULL;
+    size_t low = a->first[(uint8_t)text[0]], high = a->first[(uint8_t)text[0] + 1];
+    for (size_t depth = 1; low < high; depth++) {
+        if (high - low == 1) {
+            struct text_span last = a->token[low].text;
+            bool match = last.len <= len && memcmp(last.data, text, last.len) == 0;
+            return match ? &a->token[low] : found;
+        }
+        if (a->token[low].text.len == depth)
+            found = &a->token[low];
+        while (low < high && a->token[low].text.len == depth)
+            low++;
+        if (depth == len)
+            break;
+        int byte = (uint8_t)text[depth];
+        low = lower_bound(a, low, high, depth, byte);
+        high = lower_bound(a, low, high, depth, byte + 1);
+    }
+    return found;
+}
+
+static bool stands_alone(struct text_span text, size_t start, size_t end) {
+    size_t at = end, before;
+    if (start > 0 && is_word(utf8_before(text.data, start, &before)))
+        return false;
+    return end == text.len || !is_word(utf8_next(text.data, &at));
+}
+
+static size_t spaces_from(struct text_span text, size_t at, size_t start) {
+    while (start > at) {
+        size_t before;
+        if (!is_space(utf8_before(text.data, start, &before)))
+            break;
+        start = before;
+    }
+    return start;
+}
+
+static size_t spaces_to(struct text_span text, size_t end) {
+    while (end < text.len) {
+        size_t behind = end;
+        if (!is_space(utf8_next(text.data, &behind)))
+            break;
+        end = behind;
+    }
+    return end;
+}
+
+kvasir_status added_split(const struct added_set *a, struct text_span text, bool parse_special,
+                          const struct added_sink *sink, kvasir_error *err) {
+    size_t plain = 0;  /* text[plain, at) holds no token */
+    size_t spaces = 0; /* where the white space that was last stripped ends: walked only once */
+    for (size_t at = 0; a->n && at < text.len;) {
+        const struct added_token *token = token_at(a, text.data + at, text.len - at);
+        if (!token) {
+            at++;
+            continue;
+        }
+        size_t start = at, end = at + token->text.len;
+        at = end;
+        if ((token->special && !parse_special) ||
+            (token->single_word && !stands_alone(text, start, end)))
+            continue;
+        if (token->lstrip)
+            start = spaces_from(text, plain, start);
+        if (token->rstrip)
+            end = spaces = end < spaces ? spaces : spaces_to(text, end);
+        if (plain < start)
+            TRY(sink->plain(sink->ctx, (struct text_span){text.data + plain, start - plain}, plain,
+                            err));
+        TRY(sink->found(sink->ctx, token->id, err));
+        plain = end;
+    }
+    if (plain < text.len)
+        TRY(sink->plain(sink->ctx, (struct text_span){text.data + plain, text.len - plain}, plain,
+                        err));
+    return KVASIR_OK;
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From tokens back to text: what one token stands for inside a text (tokenizer_bytes, made once for
+ * all), and what a list of tokens says as a whole (tokenizer_decode).
+ *
+ * A decoder is a list of steps over a list of tokens, as Hugging Face's are:
+ *
+ *     "▁Hi" "<0xE2>" "<0x82>" "<0xAC>"      replace "▁" by a space
+ *     " Hi" "<0xE2>" "<0x82>" "<0xAC>"      byte fallback
+ *     " Hi" "€"                             fuse
+ *     " Hi€"                                strip one space in front
+ *     "Hi€"
+ *
+ * A single token goes the same way up to the fuse: behind it steps are about whole texts. In a
+ * byte-level vocabulary only ordinary pieces are written in the alphabet; added tokens and those of
+ * GGUF's other kinds are plain text. (Hugging Face reads the alphabet's letters there too, and so
+ * makes U+FFFD of an added "café".)
+ *
+ * Whatever the pieces hold, what comes out of tokenizer_decode is valid UTF-8.
+ */
+#include <string.h>
+
+#include "text/tokenizer_internal.h"
+
+enum { BYTE_PIECE_LEN = 6 }; /* "<0x0A>" */
+
+static int hex_value(char c) {
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The byte that "<0x0A>" names, -1 if a piece is not of that form. */
+static int named_byte(struct text_span piece) {
+    if (piece.len != BYTE_PIECE_LEN || memcmp(piece.data, "<0x", 3) != 0 || piece.data[5] != '>')
+        return -1;
+    int high = hex_value(piece.data[3]), low = hex_value(piece.data[4]);
+    return high < 0 || low < 0 ? -1 : high << 4 | low;
+}
+
+/* ---- one token ------------------------------------------------------------------------------- */
+
+static struct text_span strip(const struct decoder_step *step, struct text_span text) {
+    struct text_span what = {step->from, step->from_len};
+    for (uint32_t i = 0; i < step->start && text.len >= what.len; i++) {
+        if (memcmp(text.data, what.data, what.len) != 0)
+            break;
+        text.data += what.len;
+        text.len -= what.len;
+    }
+    for (uint32_t i = 0; i < step->stop && text.len >= what.len; i++) {
+        if (memcmp(text.data + text.len - what.len, what.data, what.len) != 0)
+            break;
+        text.len -= what.len;
+    }
+    return text;
+}
+
+/* A step that reads nothing but the token. first: it is the first of its text. */
+static bool step_token(const struct decoder_step *step, struct text_span token, bool first,
+                       struct text_buf *out) {
+    bool changed = false;
+    if (step->kind == DECODE_STRIP)
+        token = strip(step, token);
+    if (step->kind == DECODE_REPLACE && !replace_text(token, step->from, step->from_len, step->to,
+                                                      step->to_len, SIZE_MAX, out, &changed))
+        return false;
+    if (step->kind == DECODE_MARKS &&
+        !replace_text(token, SPACE_MARK, SPACE_MARK_LEN, " ", first && step->strip ? 0 : 1,
+                      SIZE_MAX, out, &changed))
+        return false;
+    return changed || text_append(out, token.data, token.len);
+}
+
+static bool byte_level_token(struct text_span piece, uint8_t kind, struct text_buf *out) {
+    int byte = kind == TOKEN_BYTE ? named_byte(piece) : -1;
+    if (byte >= 0) {
+        char one = (char)byte;
+        return text_append(out, &one, 1);
+    }
+    size_t start = out->len;
+    if (!text_append(out, piece.data, piece.len))
+        return false;
+    if (kind != TOKEN_NORMAL)
+        return true;
+    ptrdiff_t n = alphabet_decode(piece, (uint8_t *)out->data + start);
+    if (n >= 0)
+        out->len = start + (size_t)n;
+    else if (piece.len)
+        memcpy(out->data + start, piece.data, piece.len);
+    return true;
+}
+
+bool decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out) {
+    const struct decoder *d = &t->decoder;
+    struct text_span piece = pieces_at(&t->pieces, id);
+    if (!pieces_has(&t->pieces, id))
+        return true;
+    if (d->n && d->step[0].kind == DECODE_BYTE_LEVEL)
+        return byte_level_token(piece, t->pieces.kind[id], out);
+    struct text_buf work[2] = {{0}, {0}};
+    bool good = true;
+    for (int i = 0; i < d->n && good && d->step[i].kind != DECODE_FUSE; i++) {
+        struct text_buf *to = &work[i % 2];
+        int byte = d->step[i].kind == DECODE_BYTE_FALLBACK ? named_byte(piece) : -1;
+        char one = (char)byte;
+        to->len = 0;
+        good = byte >= 0 ? text_append(to, &one, 1) : step_token(&d->step[i], piece, false, to);
+        piece = (struct text_span){to->data, to->len};
+        if (byte >= 0)
+            break;
+    }
+    good = good && text_append(out, piece.data, piece.len);
+    text_free(&work[0]);
+    text_free(&work[1]);
+    return good;
+}
+
+/* ---- a list of tokens ------------------------------------------------------------------------ */
+
+struct chain {
+    struct text_buf text;
+    size_t *end; /* [cap] where each of n tokens ends in text */
+    size_t n;
+};
+
+static struct text_span chain_at(const struct chain *c, size_t i) {
+    size_t start = i ? c->end[i - 1] : 0;
+    return (struct text_span){c->text.data + start, c->end[i] - start};
+}
+
+static void chain_end(struct chain *c) {
+    c->end[c->n++] = c->text.len;
+}
+
+/* The characters that a run of bytes is, or as many U+FFFD where it is not UTF-8 as a whole. */
+static bool put_bytes(struct chain *out, const char *bytes, size_t n) {
+    bool good = true;
+    if (utf8_check(bytes, n) == n)
+        good = text_append(&out->text, bytes, n);
+    else
+        for (size_t i = 0; i < n && good; i++)
+            good = text_append(&out->text, "\xef\xbf\xbd", 3);
+    chain_end(out);
+    return good;
+}
+
+static bool fall_back(const struct chain *in, struct chain *out) {
+    struct text_buf run = {0};
+    bool good = true;
+    for (size_t i = 0; i <= in->n && good; i++) {
+        struct text_span token = i < in->n ? chain_at(in, i) : (struct text_span){"", 0};
+        int byte = i < in->n ? named_byte(token) : -1;
+        char one = (char)byte;
+        if (byte >= 0) {
+            good = text_append(&run, &one, 1);
+            continue;
+        }
+        if (run.len)
+            good = put_bytes(out, run.data, run.len);
+        run.len = 0;
+        if (i < in->n) {
+            good = good && text_append(&out->text, token.data, token.len);
+            chain_end(out);
+        }
+    }
+    text_free(&run);
+    return good;
+}
+
+static bool run_step(const struct decoder_step *step, const struct chain *in, struct chain *out) {
+    out->n = out->text.len = 0;
+    if (step->kind == DECODE_BYTE_FALLBACK)
+        return fall_back(in, out);
+    if (step->kind == DECODE_FUSE) {
+        bool good = text_append(&out->text, in->text.data, in->text.len);
+        chain_end(out);
+        return good;
+    }
+    bool good = true;
+    for (size_t i = 0; i < in->n && good; i++) {
+        good = step_token(step, chain_at(in, i), i == 0, &out->text);
+        chain_end(out);
+    }
+    return good;
+}
+
+static bool is_skipped(const struct tokenizer *t, int32_t id, unsigned flags) {
+    return !pieces_has(&t->pieces, id) ||
+           ((flags & DETOKENIZE_SKIP_SPECIAL) && tokenizer_is_control(t, id));
+}
+
+static bool decode_chain(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
+                         struct chain work[2], struct text_buf *out) {
+    const struct decoder *d = &t->decoder;
+    for (int k = 0; k < 2; k++) {
+        work[k].end = mem_calloc(n + 1, sizeof *work[k].end); /* FUSE makes one token of none */
+        if (!work[k].end || !text_append(&work[k].text, "", 0))
+            return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (is_skipped(t, ids[i], flags))
+            continue;
+        struct text_span piece = pieces_at(&t->pieces, ids[i]);
+        if (d->spaces && work[0].n && !text_append(&work[0].text, " ", 1))
+            return false;
+        if (!text_append(&work[0].text, piece.data, piece.len))
+            return false;
+        chain_end(&work[0]);
+    }
+    for (int i = 0; i < d->n; i++)
+        if (!run_step(&d->step[i], &work[i % 2], &work[(i + 1) % 2]))
+            return false;
+    struct text_buf *whole = &work[d->n % 2].text;
+    struct detok whole_only = {0}; /* pieces need not be UTF-8 */
+    return detok_push(&whole_only, (struct text_span){whole->data, whole->len}, out) &&
+           detok_finish(&whole_only, out);
+}
+
+static bool decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
+                         struct text_buf *out) {
+    struct detok d = {0};
+    for (size_t i = 0; i < n; i++)
+        if (!is_skipped(t, ids[i], flags) && !detok_push(&d, tokenizer_bytes(t, ids[i]), out))
+            return false;
+    return detok_finish(&d, out);
+}
+
+kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
+                               unsigned flags, struct text_buf *out, kvasir_error *err) {
+    struct chain work[2] = {{.n = 0}, {.n = 0}};
+    bool byte_level = t->decoder.n && t->decoder.step[0].kind == DECODE_BYTE_LEVEL;
+    bool good = byte_level ? decode_bytes(t, ids, n, flags, out)
+                           : decode_chain(t, ids, n, flags, work, out);
+    for (int k = 0; k < 2; k++) {
+        text_free(&work[k].text);
+        mem_free(work[k].end);
+    }
+    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "no memory to decode %zu tokens", n);
+}

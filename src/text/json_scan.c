@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* json_scan.h says what this is. The one state beside the place is `first`: whether the next item
+ * of the innermost object or array stands behind its bracket or needs a comma. It need not be kept
+ * for each level: an item that was read is never first.
+ */
+#include <string.h>
+
+#include "text/json_scan.h"
+#include "text/tokenizer_internal.h"
+
+void scan_init(struct json_scan *s, const char *name, struct text_span text, kvasir_error *err) {
+    *s = (struct json_scan){.name = name, .text = text, .err = err};
+}
+
+void scan_deinit(struct json_scan *s) {
+    text_free(&s->plain);
+}
+
+static kvasir_status fail_there(const struct json_scan *s, kvasir_status code, size_t at,
+                                const char *what) {
+    return fail_at(s->err, code, (int64_t)at, "%s: %s", s->name, what);
+}
+
+kvasir_status scan_fail(const struct json_scan *s, kvasir_status code, const char *what) {
+    return fail_there(s, code, s->at, what);
+}
+
+static kvasir_status bad(const struct json_scan *s, const char *what) {
+    return fail_there(s, KVASIR_ERR_FORMAT, s->at, what);
+}
+
+char scan_peek(struct json_scan *s) {
+    for (; s->at < s->text.len; s->at++) {
+        char c = s->text.data[s->at];
+        if (c != ' ' && c != '\n' && c != '\r' && c != '\t')
+            return c;
+    }
+    return 0;
+}
+
+static kvasir_status expect(struct json_scan *s, char c) {
+    if (scan_peek(s) != c || s->at == s->text.len) {
+        char what[] = "expected '?'";
+        what[sizeof "expected '" - 1] = c;
+        return bad(s, what);
+    }
+    s->at++;
+    return KVASIR_OK;
+}
+
+/* ---- objects and arrays ---------------------------------------------------------------------- */
+
+kvasir_status scan_open(struct json_scan *s, char bracket) {
+    TRY(expect(s, bracket));
+    s->first = true;
+    return KVASIR_OK;
+}
+
+static kvasir_status next(struct json_scan *s, char close, bool *more) {
+    bool first = s->first;
+    s->first = false;
+    *more = scan_peek(s) != close;
+    if (!*more) {
+        s->at++;
+        return KVASIR_OK;
+    }
+    return first ? KVASIR_OK : expect(s, ',');
+}
+
+kvasir_status scan_next_item(struct json_scan *s, bool *more) {
+    return next(s, ']', more);
+}
+
+kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *more) {
+    TRY(next(s, '}', more));
+    if (!*more)
+        return KVASIR_OK;
+    TRY(scan_string(s, key));
+    return expect(s, ':');
+}
+
+/* ---- strings --------------------------------------------------------------------------------- */
+
+static int hex_digit(char c) {
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The four digits behind \u. */
+static kvasir_status code_unit(struct json_scan *s, uint32_t *out) {
+    *out = 0;
+    for (int i = 0; i < 4; i++, s->at++) {
+        int digit = s->at < s->text.len ? hex_digit(s->text.data[s->at]) : -1;
+        if (digit < 0)
+            return bad(s, "\\u without four digits");
+        *out = *out << 4 | (uint32_t)digit;
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status character(struct json_scan *s, uint32_t *c) {
+    size_t start = s->at;
+    TRY(code_unit(s, c));
+    if (*c < 0xd800 || *c > 0xdfff)
+        return KVASIR_OK;
+    uint32_t low = 0;
+    bool pair = *c < 0xdc00 && s->text.len - s->at >= 2 && s->text.data[s->at] == '\\' &&
+                s->text.data[s->at + 1] == 'u';
+    if (pair) {
+        s->at += 2;
+        TRY(code_unit(s, &low));
+    }
+    if (low < 0xdc00 || low > 0xdfff)
+        return fail_there(s, KVASIR_ERR_FORMAT, start, "half of a surrogate pair");
+    *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
+    return KVASIR_OK;
+}
+
+static kvasir_status escape(struct json_scan *s) {
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    char c = s->at < s->text.len ? s->text.data[s->at] : 0;
+    const char *name = c ? strchr(names, c) : NULL;
+    char out[4];
+    size_t n = 1;
+    s->at++;
+    if (name) {
+        out[0] = values[name - names];
+    } else if (c == 'u') {
+        uint32_t code;
+        TRY(character(s, &code));
+        n = utf8_put(out, code);
+    } else {
+        s->at--;
+        return bad(s, "an escape that JSON does not have");
+    }
+    if (!text_append(&s->plain, out, n))
+        return scan_fail(s, KVASIR_ERR_MEMORY, "no memory for a string");
+    return KVASIR_OK;
+}
+
+/* The end of the run of bytes that stand for themselves. */
+static size_t plain_run(const struct json_scan *s) {
+    size_t at = s->at;
+    while (at < s->text.len) {
+        uint8_t c = (uint8_t)s->text.data[at];
+        if (c == '"' || c == '\\' || c < 0x20)
+            break;
+        at++;
+    }
+    return at;
+}
+
+static kvasir_status check_utf8(const struct json_scan *s, size_t start, size_t end) {
+    size_t valid = utf8_check(s->text.data + start, end - start);
+    return start + valid == end
+               ? KVASIR_OK
+               : fail_there(s, KVASIR_ERR_FORMAT, start + valid, "a string that is not UTF-8");
+}
+
+kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
+    TRY(expect(s, '"'));
+    size_t start = s->at;
+    bool escaped = false;
+    s->plain.len = 0;
+    for (;;) {
+        size_t run = s->at;
+        s->at = plain_run(s);
+        if (s->at == s->text.len)
+            return bad(s, "a string without an end");
+        TRY(check_utf8(s, run, s->at));
+        char c = s->text.data[s->at];
+        if (c == '"' && !escaped)
+            break;
+        escaped = true;
+        if (!text_append(&s->plain, s->text.data + run, s->at - run))
+            return scan_fail(s, KVASIR_ERR_MEMORY, "no memory for a string");
+        if (c == '"')
+            break;
+        if (c != '\\')
+            return bad(s, "a control character in a string");
+        s->at++;
+        TRY(escape(s));
+    }
+    *out = escaped ? (struct text_span){s->plain.data, s->plain.len}
+                   : (struct text_span){s->text.data + start, s->at - start};
+    s->at++;
+    return KVASIR_OK;
+}
+
+/* ---- other values ---------------------------------------------------------------------------- */
+
+static bool is_digit(const struct json_scan *s, size_t at) {
+    return at < s->text.len && s->text.data[at] >= '0' && s->text.data[at] <= '9';
+}
+
+static bool take_digits(struct json_scan *s) {
+    size_t start = s->at;
+    while (is_digit(s, s->at))
+        s->at++;
+    return s->at > start;
+}
+
+static bool take_byte(struct json_scan *s, const char *one_of) {
+    if (s->at == s->text.len || !s->text.data[s->at] || !strchr(one_of, s->text.data[s->at]))
+        return false;
+    s->at++;
+    return true;
+}
+
+static kvasir_status number(struct json_scan *s) {
+    (void)take_byte(s, "-");
+    bool zero = s->at < s->text.len && s->text.data[s->at] == '0';
+    bool good = take_digits(s);
+    if (zero && good && s->at >= 2 && is_digit(s, s->at - 1) && is_digit(s, s->at - 2))
+        return bad(s, "a number with a leading zero");
+    if (good && take_byte(s, "."))
+        good = take_digits(s);
+    if (good && take_byte(s, "eE")) {
+        (void)take_byte(s, "+-");
+        good = take_digits(s);
+    }
+    return good ? KVASIR_OK : bad(s, "expected a value");
+}
+
+kvasir_status scan_id(struct json_scan *s, int32_t *out) {
+    (void)scan_peek(s);
+    size_t start = s->at;
+    TRY(number(s));
+    int64_t value = 0;
+    for (size_t i = start; i < s->at && value <= INT32_MAX; i++) {
+        if (!is_digit(s, i))
+            return fail_there(s, KVASIR_ERR_FORMAT, start, "an id that is no whole number");
+        value = value * 10 + (s->text.data[i] - '0');
+    }
+    if (value > INT32_MAX)
+        return fail_there(s, KVASIR_ERR_FORMAT, start, "an id above 2147483647");
+    *out = (int32_t)value;
+    return KVASIR_OK;
+}
+
+static bool take_word(struct json_scan *s, const char *word) {
+    size_t len = strlen(word);
+    if (s->text.len - s->at < len || memcmp(s->text.data + s->at, word, len) != 0)
+        return false;
+    s->at += len;
+    return true;
+}
+
+kvasir_status scan_bool(struct json_scan *s, bool *out) {
+    (void)scan_peek(s);
+    *out = take_word(s, "true");
+    return *out || take_word(s, "false") ? KVASIR_OK : bad(s, "expected true or false");
+}
+
+static kvasir_status skip_value(struct json_scan *s, int depth) {
+    struct text_span ignored;
+    bool more = true;
+    if (depth > JSON_DEPTH_MAX)
+        return bad(s, "nested too deep");
+    switch (scan_peek(s)) {
+    case '{':
+        TRY(scan_open(s, '{'));
+        for (;;) {
+            TRY(scan_next_key(s, &ignored, &more));
+            if (!more)
+                return KVASIR_OK;
+            TRY(skip_value(s, depth + 1));
+        }
+    case '[':
+        TRY(scan_open(s, '['));
+        for (;;) {
+            TRY(scan_next_item(s, &more));
+            if (!more)
+                return KVASIR_OK;
+            TRY(skip_value(s, depth + 1));
+        }
+    case '"':
+        return scan_string(s, &ignored);
+    case 't':
+    case 'f':
+        return scan_bool(s, &more);
+    case 'n':
+        return take_word(s, "null") ? KVASIR_OK : bad(s, "expected a value");
+    default:
+        return number(s);
+    }
+}
+
+kvasir_status scan_skip(struct json_scan *s, struct text_span *raw) {
+    (void)scan_peek(s);
+    size_t start = s->at;
+    TRY(skip_value(s, 1));
+    *raw = (struct text_span){s->text.data + start, s->at - start};
+    return KVASIR_OK;
+}
+
+kvasir_status scan_finish(struct json_scan *s) {
+    (void)scan_peek(s);
+    return s->at == s->text.len ? KVASIR_OK : bad(s, "more text behind the value");
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A strict JSON reader that is pulled through a text (RFC 8259): the caller says what must come
+ * next, and nothing is built but what it asks for. For the parts of files that are too large for a
+ * tree of values; jansson reads the rest.
+ *
+ *     TRY(scan_open(s, '{'));
+ *     for (bool more = true; more;) {
+ *         TRY(scan_next_key(s, &key, &more));
+ *         if (more) ... read or skip the value
+ *     }
+ *
+ * Errors carry the byte offset and begin with s->name, the file's. Strings are checked to be UTF-8
+ * without lone surrogates. Recursion goes JSON_DEPTH_MAX deep at most.
+ */
+#ifndef KVASIR_JSON_SCAN_H
+#define KVASIR_JSON_SCAN_H
+
+#include "text/text.h"
+
+enum { JSON_DEPTH_MAX = 64 };
+
+struct json_scan {
+    const char *name;
+    struct text_span text;
+    size_t at;
+    bool first; /* of an object or array that was just opened */
+    kvasir_error *err;
+    struct text_buf plain; /* the last string, where it held escapes */
+};
+void scan_init(struct json_scan *s, const char *name, struct text_span text, kvasir_error *err);
+void scan_deinit(struct json_scan *s);
+
+/* An error at the place that was reached. */
+kvasir_status scan_fail(const struct json_scan *s, kvasir_status code, const char *what);
+
+/* The first byte of what comes next; 0 at the end of the text. */
+char scan_peek(struct json_scan *s);
+kvasir_status scan_open(struct json_scan *s, char bracket) MUST_CHECK;
+/* Moves to the next item, or past the closing bracket: *more is false. A key is as scan_string. */
+kvasir_status scan_next_item(struct json_scan *s, bool *more) MUST_CHECK;
+kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *more) MUST_CHECK;
+/* *out is valid until the next string is read. */
+kvasir_status scan_string(struct json_scan *s, struct text_span *out) MUST_CHECK;
+kvasir_status scan_id(struct json_scan *s, int32_t *out) MUST_CHECK; /* 0 ... INT32_MAX */
+kvasir_status scan_bool(struct json_scan *s, bool *out) MUST_CHECK;
+/* Any value, checked; *raw is its text. */
+kvasir_status scan_skip(struct json_scan *s, struct text_span *raw) MUST_CHECK;
+/* Nothing but white space may follow. */
+kvasir_status scan_finish(struct json_scan *s) MUST_CHECK;
+
+#endif

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a chat template may ask of the vocabulary: bos_token, eos_token and the like as text.
+ *
+ *     tokenizer_config.json   every member "..._token" that is a string, or an object with
+ *                             "content"; those of "extra_special_tokens" too
+ *     a GGUF file, or no config   bos, eos, unk and pad, where there are such
+ *
+ * A token that the vocabulary does not have is undefined in the template, as with transformers. The
+ * config is scanned, not parsed to a tree: it lists the whole of added tokens, too.
+ */
+#include <string.h>
+
+#include "text/json_scan.h"
+
+enum { NAME_MAX_BYTES = 64 }; /* of a member: "additional_..._token"; longer ones name no token */
+
+static kvasir_status add(json_t *variables, const char *name, struct text_span text,
+                         kvasir_error *err) {
+    /* A GGUF file's token may be no UTF-8: then it is none that a template could write. */
+    if (utf8_check(text.data, text.len) < text.len)
+        return KVASIR_OK;
+    if (json_object_set_new(variables, name, json_stringn(text.len ? text.data : "", text.len)) !=
+        0)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for special tokens");
+    return KVASIR_OK;
+}
+
+static bool is_named(struct text_span key, const char *name) {
+    return key.len == strlen(name) && memcmp(key.data, name, key.len) == 0;
+}
+
+/* "<s>", or {"content": "<s>", ...}. Anything else names no token. */
+static kvasir_status read_token(struct json_scan *s, const char *name, json_t *variables) {
+    struct text_span text, raw;
+    if (scan_peek(s) == '"') {
+        TRY(scan_string(s, &text));
+        return add(variables, name, text, s->err);
+    }
+    if (scan_peek(s) != '{')
+        return scan_skip(s, &raw);
+    TRY(scan_open(s, '{'));
+    for (bool more = true;;) {
+        struct text_span key;
+        TRY(scan_next_key(s, &key, &more));
+        if (!more)
+            return KVASIR_OK;
+        if (is_named(key, "content") && scan_peek(s) == '"') {
+            TRY(scan_string(s, &text));
+            TRY(add(variables, name, text, s->err));
+        } else {
+            TRY(scan_skip(s, &raw));
+        }
+    }
+}
+
+/* A key's text is gone once its value is read. */
+static bool token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
+    static const char suffix[] = "_token";
+    const size_t n = sizeof suffix - 1;
+    if (key.len >= NAME_MAX_BYTES || key.len <= n || memchr(key.data, 0, key.len) ||
+        memcmp(key.data + key.len - n, suffix, n) != 0)
+        return false;
+    memcpy(name, key.data, key.len);
+    name[key.len] = 0;
+    return true;
+}
+
+static kvasir_status read_members(struct json_scan *s, bool outermost, json_t *variables) {
+    TRY(scan_open(s, '{'));
+    for (bool more = true;;) {
+        struct text_span key, raw;
+        char name[NAME_MAX_BYTES];
+        TRY(scan_next_key(s, &key, &more));
+        if (!more)
+            return KVASIR_OK;
+        if (token_name(key, name))
+            TRY(read_token(s, name, variables));
+        else if (outermost && is_named(key, "extra_special_tokens") && scan_peek(s) == '{')
+            TRY(read_members(s, false, variables));
+        else
+            TRY(scan_skip(s, &raw));
+    }
+}
+
+kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct tokenizer *t,
+                              json_t *variables, kvasir_error *err) {
+    if (spec->config.data) {
+        struct json_scan s;
+        scan_init(&s, "tokenizer_config.json", spec->config, err);
+        kvasir_status status = read_members(&s, true, variables);
+        scan_deinit(&s);
+        return status;
+    }
+    const struct {
+        const char *name;
+        int32_t id;
+    } tokens[] = {{"bos_token", tokenizer_bos(t)},
+                  {"eos_token", tokenizer_eos(t)},
+                  {"unk_token", spec->unk},
+                  {"pad_token", spec->pad}};
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
+        if (tokens[i].id >= 0)
+            TRY(add(variables, tokens[i].name, tokenizer_bytes(t, tokens[i].id), err));
+    return KVASIR_OK;
+}

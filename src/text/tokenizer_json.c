@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A tokenizer out of a folder's tokenizer.json (and tokenizer_config.json, for the names of BOS and
+ * EOS).
+ *
+ *     {"version": "1.0", "truncation": .., "padding": ..,
+ *      "added_tokens": [{"id": 2, "content": "<bos>", ...}, ...],                 streamed
+ *      "normalizer": .., "pre_tokenizer": .., "post_processor": .., "decoder": .., small: jansson
+ *      "model": {"type": "BPE", ..,                                               small
+ *                "vocab": {"<pad>": 0, ...}, "merges": [["a", "b"], ...]}}         streamed
+ *
+ * The file may have tens of megabytes, nearly all in vocab and merges: these go straight from the
+ * text into the tables of the tokenizer. The keys of an object come in any order, so the file is
+ * walked once to find where its parts stand (vocab is read then, and merges if they come behind
+ * it), and the others are read in the order they need each other:
+ *
+ *     vocab -> merges -> added_tokens (with the normalizer) -> post_processor -> config
+ *
+ * truncation and padding are read past: they are what a caller once asked for, and transformers,
+ * too, sets them anew at every call. Any other key that is not known is an error, as is a value
+ * that asks for something this tokenizer does not do.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "text/json_scan.h"
+#include "text/tokenizer_parts.h"
+
+/* Tables are as long as the largest id: one beyond so many, and a quarter of the file's bytes, is
+ * refused, so that a small file cannot make them large. (A token takes 20 bytes and more.) */
+enum { IDS_FREE = 1 << 16, SMALL_PART_MAX = 1 << 20 };
+
+enum {
+    FILE_VERSION,
+    FILE_TRUNCATION,
+    FILE_PADDING,
+    FILE_ADDED,
+    FILE_NORMALIZER,
+    FILE_PRE,
+    FILE_POST,
+    FILE_DECODER,
+    FILE_MODEL,
+    FILE_KEYS
+};
+static const char *const file_keys[FILE_KEYS] = {"version",        "truncation", "padding",
+                                                 "added_tokens",   "normalizer", "pre_tokenizer",
+                                                 "post_processor", "decoder",    "model"};
+
+enum {
+    MODEL_TYPE,
+    MODEL_DROPOUT,
+    MODEL_UNK,
+    MODEL_PREFIX,
+    MODEL_SUFFIX,
+    MODEL_FUSE_UNK,
+    MODEL_BYTE_FALLBACK,
+    MODEL_IGNORE_MERGES,
+    MODEL_VOCAB,
+    MODEL_MERGES,
+    MODEL_KEYS
+};
+static const char *const model_keys[MODEL_KEYS] = {
+    "type",
+    "dropout",
+    "unk_token",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "fuse_unk",
+    "byte_fallback",
+    "ignore_merges",
+    "vocab",
+    "merges",
+};
+
+struct reading {
+    struct tokenizer *t;
+    struct text_span json;
+    struct text_span file[FILE_KEYS], model[MODEL_KEYS]; /* raw values; data NULL: absent */
+    struct text_buf kept; /* a string that must outlive the next one */
+    bool has_merges;
+    kvasir_error *err;
+};
+
+/* ---- helpers --------------------------------------------------------------------------------- */
+
+/* Reads or skips the value of the known key `key`, leaving its text in *value. */
+typedef kvasir_status take_fn(struct reading *r, struct json_scan *s, int key,
+                              struct text_span *value);
+
+/* Walks an object of known keys. */
+static kvasir_status walk(struct reading *r, struct json_scan *s, const char *const *names, int n,
+                          struct text_span *values, take_fn *take) {
+    struct text_span key;
+    TRY(scan_open(s, '{'));
+    for (bool more = true;;) {
+        TRY(scan_next_key(s, &key, &more));
+        if (!more)
+            return KVASIR_OK;
+        int k = 0;
+        while (k < n && !span_equal(key, span_of(names[k])))
+            k++;
+        if (k == n || values[k].data)
+            return fail_at(s->err, KVASIR_ERR_UNSUPPORTED, (int64_t)s->at, "%s: the key \"%s\" %s",
+                           s->name, quote_bytes(key.data, key.len).text,
+                           k == n ? "is not supported" : "stands there twice");
+        TRY(take(r, s, k, &values[k]));
+    }
+}
+
+/* A scan of a value that stands in the file, with the file's offsets. */
+static void scan_part(struct reading *r, struct json_scan *s, struct text_span value) {
+    size_t start = (size_t)(value.data - r->json.data);
+    scan_init(s, "tokenizer.json", (struct text_span){r->json.data, start + value.len}, r->err);
+    s->at = start;
+}
+
+/* Says where in the file an error happened that another module found. */
+static kvasir_status blame(const struct json_scan *s, const char *path, kvasir_status status) {
+    if (status != KVASIR_OK && s->err) {
+        char prefix[64];
+        snprintf(prefix, sizeof prefix, "tokenizer.json: %s", path);
+        fail_prefix(s->err, prefix);
+        s->err->offset = (int64_t)s->at;
+    }
+    return status;
+}
+
+static kvasir_status keep(struct reading *r, struct text_span *text) {
+    r->kept.len = 0;
+    if (!text_append(&r->kept, text->data, text->len))
+        return fail(r->err, KVASIR_ERR_MEMORY, "no memory for tokenizer.json");
+    *text = (struct text_span){r->kept.data, r->kept.len};
+    return KVASIR_OK;
+}
+
+static kvasir_status check_id(const struct reading *r, const struct json_scan *s, int32_t id) {
+    if ((size_t)id < IDS_FREE + r->json.len / 4)
+        return KVASIR_OK;
+    return fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)s->at,
+                   "tokenizer.json: the id %d is too large for a file of %zu bytes", id,
+                   r->json.len);
+}
+
+/* A small value as a tree; absent is NULL. */
+static kvasir_status small_value(struct reading *r, const char *path, struct text_span raw,
+                                 json_t **out) {
+    *out = NULL;
+    if (!raw.data)
+        return KVASIR_OK;
+    int64_t offset = raw.data - r->json.data;
+    if (raw.len > SMALL_PART_MAX)
+        return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, offset,
+                       "tokenizer.json: %s has %zu bytes (up to %d are supported)", path, raw.len,
+                       SMALL_PART_MAX);
+    json_error_t why;
+    const size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES;
+    *out = json_loadb(raw.data, raw.len, flags, &why);
+    if (!*out)
+        return fail_at(r->err, KVASIR_ERR_FORMAT, offset + why.position, "tokenizer.json: %s: %s",
+                       path, why.text);
+    return KVASIR_OK;
+}
+
+/* ---- vocab and merges ------------------------------------------------------------------------ */
+
+static kvasir_status read_vocab(struct reading *r, struct json_scan *s) {
+    struct pieces *p = &r->t->pieces;
+    TRY(scan_open(s, '{'));
+    for (bool more = true;;) {
+        struct text_span piece;
+        int32_t id;
+        TRY(scan_next_key(s, &piece, &more));
+        if (!more)
+            break;
+        /* The key must outlive the id, which is no string. */
+        TRY(scan_id(s, &id));
+        TRY(check_id(r, s, id));
+        TRY(blame(s, "model.vocab", pieces_add(p, id, piece, TOKEN_NORMAL, r->err)));
+    }
+    if (p->n == 0)
+        return scan_fail(s, KVASIR_ERR_FORMAT, "model.vocab is empty");
+    return piece_map_init(&r->t->map, p, r->err);
+}
+
+/* "a b" or ["a", "b"]. */
+static kvasir_status read_merge(struct reading *r, struct json_scan *s, size_t rank) {
+    struct merge_map *m = &r->t->bpe.merges;
+    struct text_span left, right;
+    if (scan_peek(s) == '"') {
+        TRY(scan_string(s, &left));
+        return blame(s, "model.merges", merge_add_line(m, &r->t->map, left, rank, false, r->err));
+    }
+    bool more;
+    TRY(scan_open(s, '['));
+    TRY(scan_next_item(s, &more));
+    TRY(scan_string(s, &left));
+    TRY(keep(r, &left));
+    TRY(scan_next_item(s, &more));
+    TRY(scan_string(s, &right));
+    TRY(scan_next_item(s, &more));
+    if (more)
+        return scan_fail(s, KVASIR_ERR_FORMAT, "a merge of more than two pieces");
+    return blame(s, "model.merges",
+                 merge_add_named(m, &r->t->map, left, right, rank, false, r->err));
+}
+
+static kvasir_status read_merges(struct reading *r, struct json_scan *s) {
+    TRY(scan_open(s, '['));
+    for (size_t rank = 0;; rank++) {
+        bool more;
+        TRY(scan_next_item(s, &more));
+        if (!more)
+            return KVASIR_OK;
+        TRY(read_merge(r, s, rank));
+    }
+}
+
+/* ---- the model's settings -------------------------------------------------------------------- */
+
+static kvasir_status setting(struct reading *r, int key, json_t **out) {
+    char path[48];
+    snprintf(path, sizeof path, "model.%s", model_keys[key]);
+    return small_value(r, path, r->model[key], out);
+}
+
+static kvasir_status refuse_setting(struct reading *r, int key, const char *what) {
+    return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, r->model[key].data - r->json.data,
+                   "tokenizer.json: model.%s %s", model_keys[key], what);
+}
+
+static kvasir_status read_flag(struct reading *r, int key, bool *out) {
+    json_t *value;
+    TRY(setting(r, key, &value));
+    bool good = !value || json_is_boolean(value) || json_is_null(value);
+    *out = json_is_true(value);
+    json_decref(value);
+    return good ? KVASIR_OK : refuse_setting(r, key, "is not true or false");
+}
+
+/* A setting that only its empty value is supported of: null, "" or 0. */
+static kvasir_status read_empty(struct reading *r, int key) {
+    json_t *value;
+    TRY(setting(r, key, &value));
+    bool good = !value || json_is_null(value) ||
+                (json_is_string(value) && json_string_length(value) == 0) ||
+                (json_is_number(value) && json_number_value(value) == 0);
+    json_decref(value);
+    return good ? KVASIR_OK : refuse_setting(r, key, "is not supported");
+}
+
+static kvasir_status read_type(struct reading *r) {
+    json_t *value;
+    TRY(setting(r, MODEL_TYPE, &value));
+    const char *type = value ? json_string_value(value) : "BPE"; /* older files have none */
+    kvasir_status status = KVASIR_OK;
+    if (!type || strcmp(type, "BPE") != 0)
+        status = fail(r->err, KVASIR_ERR_UNSUPPORTED,
+                      "tokenizer.json: model.type \"%s\" is not supported (known: BPE)",
+                      type ? quote_bytes(type, strlen(type)).text : "");
+    json_decref(value);
+    return status;
+}
+
+static kvasir_status read_unk(struct reading *r) {
+    json_t *value;
+    TRY(setting(r, MODEL_UNK, &value));
+    kvasir_status status = KVASIR_OK;
+    struct bpe *b = &r->t->bpe;
+    if (json_is_string(value)) {
+        b->unk = piece_map_find(&r->t->map, json_string_value(value), json_string_length(value));
+        if (b->unk < 0)
+            status = refuse_setting(r, MODEL_UNK, "is no piece of the vocabulary");
+    } else if (value && !json_is_null(value)) {
+        status = refuse_setting(r, MODEL_UNK, "is not a string");
+    }
+    json_decref(value);
+    return status;
+}
+
+/* vocab is read where it stands, merges too if vocab came first. */
+static kvasir_status take_model(struct reading *r, struct json_scan *s, int key,
+                                struct text_span *value) {
+    bool read = key == MODEL_VOCAB || (key == MODEL_MERGES && r->t->map.slot);
+    if (!read)
+        return scan_skip(s, value);
+    value->data = s->text.data + s->at;
+    TRY(key == MODEL_VOCAB ? read_vocab(r, s) : read_merges(r, s));
+    value->len = (size_t)(s->text.data + s->at - value->data);
+    r->has_merges |= key == MODEL_MERGES;
+    return KVASIR_OK;
+}
+
+static kvasir_status late_merges(struct reading *r) {
+    struct json_scan s;
+    scan_part(r, &s, r->model[MODEL_MERGES]);
+    kvasir_status status = read_merges(r, &s);
+    scan_deinit(&s);
+    return status;
+}
+
+/* What is left of the model once all of it was walked. */
+static kvasir_status read_settings(struct reading *r) {
+    TRY(read_type(r));
+    if (!r->model[MODEL_VOCAB].data || !r->model[MODEL_MERGES].data)
+        return fail(r->err, KVASIR_ERR_FORMAT, "tokenizer.json: model has no %s",
+                    r->model[MODEL_VOCAB].data ? "merges" : "vocab");
+    TRY(read_empty(r, MODEL_DROPOUT));
+    TRY(read_empty(r, MODEL_PREFIX));
+    TRY(read_empty(r, MODEL_SUFFIX));
+    TRY(read_flag(r, MODEL_FUSE_UNK, &r->t->bpe.fuse_unk));
+    TRY(read_flag(r, MODEL_BYTE_FALLBACK, &r->t->bpe.byte_fallback));
+    TRY(read_flag(r, MODEL_IGNORE_MERGES, &r->t->bpe.whole_words));
+    TRY(read_unk(r));
+    return r->has_merges ? KVASIR_OK : late_merges(r);
+}
+
+/* ---- added tokens ---------------------------------------------------------------------------- */
+
+struct added_reading {
+    struct added_token token; /* its text is kept in reading.kept */
+    bool has_content, normalized, has_normalized;
+};
+
+static kvasir_status read_added_field(struct reading *r, struct json_scan *s, struct text_span key,
+                                      struct added_reading *a) {
+    const struct {
+        const char *name;
+        bool *value;
+    } flags[] = {
+        {"special", &a->token.special}, {"single_word", &a->token.single_word},
+        {"lstrip", &a->token.lstrip},   {"rstrip", &a->token.rstrip},
+        {"normalized", &a->normalized},
+    };
+    for (size_t k = 0; k < sizeof flags / sizeof flags[0]; k++)
+        if (span_equal(key, span_of(flags[k].name))) {
+            a->has_normalized |= flags[k].value == &a->normalized;
+            return scan_bool(s, flags[k].value);
+        }
+    if (span_equal(key, span_of("id")))
+        return scan_id(s, &a->token.id);
+    if (!span_equal(key, span_of("content")))
+        return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, (int64_t)s->at,
+                       "tokenizer.json: added_tokens: the key \"%s\" is not supported",
+                       quote_bytes(key.data, key.len).text);
+    a->has_content = true;
+    TRY(scan_string(s, &a->token.text));
+    return keep(r, &a->token.text);
+}
+
+/* Gives the token its place among the pieces. A content that is a piece has that piece's id. */
+static kvasir_status place_added(struct reading *r, const struct json_scan *s,
+                                 const struct added_token *token) {
+    struct pieces *p = &r->t->pieces;
+    int32_t id = piece_map_find(&r->t->map, token->text.data, token->text.len);
+    bool free_id = !pieces_has(p, token->id);
+    if (id >= 0 ? id != token->id : !free_id && !span_equal(pieces_at(p, token->id), token->text))
+        return fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)s->at,
+                       "tokenizer.json: the added token \"%s\" has the id %d, which is \"%s\"",
+                       quote_bytes(token->text.data, token->text.len).text, token->id,
+                       quote_bytes(pieces_at(p, token->id).data, pieces_at(p, token->id).len).text);
+    enum token_kind kind = token->special ? TOKEN_CONTROL : TOKEN_USER_DEFINED;
+    if (!free_id) {
+        p->kind[token->id] = (uint8_t)kind;
+        return KVASIR_OK;
+    }
+    TRY(check_id(r, s, token->id));
+    return blame(s, "added_tokens", pieces_add(p, token->id, token->text, kind, r->err));
+}
+
+static kvasir_status read_added_token(struct reading *r, struct json_scan *s,
+                                      struct normalizer_scratch *scratch) {
+    struct added_reading a = {.token.id = -1};
+    struct text_span key;
+    TRY(scan_open(s, '{'));
+    for (bool more = true;;) {
+        TRY(scan_next_key(s, &key, &more));
+        if (!more)
+            break;
+        TRY(read_added_field(r, s, key, &a));
+    }
+    if (a.token.id < 0 || !a.has_content)
+        return scan_fail(s, KVASIR_ERR_FORMAT, "an added token without id or content");
+    if (a.token.text.len == 0) /* Hugging Face passes over it too */
+        return KVASIR_OK;
+    TRY(place_added(r, s, &a.token));
+    if (a.has_normalized ? !a.normalized : a.token.special)
+        return added_put(&r->t->added, a.token, r->err);
+    TRY(normalizer_run(&r->t->normalizer, scratch, a.token.text, &a.token.text, r->err));
+    return added_put(&r->t->added_normalized, a.token, r->err);
+}
+
+static kvasir_status read_added(struct reading *r) {
+    struct json_scan s;
+    struct normalizer_scratch scratch = {0};
+    kvasir_status status = KVASIR_OK;
+    if (!r->file[FILE_ADDED].data)
+        return KVASIR_OK;
+    scan_part(r, &s, r->file[FILE_ADDED]);
+    TRY_GOTO(scan_open(&s, '['));
+    for (bool more = true;;) {
+        TRY_GOTO(scan_next_item(&s, &more));
+        if (!more)
+            break;
+        TRY_GOTO(read_added_token(r, &s, &scratch));
+    }
+done:
+    normalizer_scratch_deinit(&scratch);
+    scan_deinit(&s);
+    return status;
+}
+
+/* ---- small parts ----------------------------------------------------------------------------- */
+
+static kvasir_status read_small(struct reading *r, int key) {
+    json_t *value;
+    struct tokenizer *t = r->t;
+    TRY(small_value(r, file_keys[key], r->file[key], &value));
+    kvasir_status status = KVASIR_OK;
+    switch (key) {
+    case FILE_NORMALIZER:
+        status = part_normalizer(value, &t->normalizer, r->err);
+        break;
+    case FILE_PRE:
+        status = part_pre_tokenizer(value, &t->pre, &t->bpe.bytes, r->err);
+        break;
+    case FILE_POST:
+        status = part_post_processor(value, t, r->err);
+        break;
+    case FILE_DECODER:
+        status = part_decoder(value, &t->decoder, r->err);
+        break;
+    case FILE_VERSION:
+        if (value && (!json_is_string(value) || strcmp(json_string_value(value), "1.0") != 0))
+            status = fail(r->err, KVASIR_ERR_UNSUPPORTED, "tokenizer.json: version is not \"1.0\"");
+        break;
+    default:
+        break;
+    }
+    json_decref(value);
+    return status;
+}
+
+/* Bytes of GPT-2's alphabet that the vocabulary lacks would become other pieces' bytes. */
+static kvasir_status check_fallback(struct reading *r) {
+    const struct bpe *b = &r->t->bpe;
+    if (!b->bytes || !b->byte_fallback)
+        return KVASIR_OK;
+    for (int byte = 0; byte < 256; byte++) {
+        char c[4];
+        size_t len = utf8_put(c, alphabet_char((uint8_t)byte));
+        if (piece_map_find(&r->t->map, c, len) < 0)
+            return refuse_setting(r, MODEL_BYTE_FALLBACK,
+                                  "is not supported in a byte-level vocabulary without all bytes");
+    }
+    return KVASIR_OK;
+}
+
+/* ---- tokenizer_config.json ------------------------------------------------------------------- */
+
+enum { CONFIG_BOS, CONFIG_EOS, CONFIG_NAMES };
+
+/* The id of a token that the config names: "text", {"content": "text", ...} or null; also where
+ * there is none of that name. */
+static kvasir_status named_token(const struct tokenizer *t, struct json_scan *s, int32_t *id) {
+    struct text_span name = {NULL, 0}, key, ignored;
+    *id = -1;
+    if (scan_peek(s) == '"')
+        TRY(scan_string(s, &name));
+    else if (scan_peek(s) != '{')
+        return scan_skip(s, &ignored);
+    else {
+        TRY(scan_open(s, '{'));
+        for (bool more = true; !name.data;) {
+            TRY(scan_next_key(s, &key, &more));
+            if (!more)
+                return KVASIR_OK;
+            if (span_equal(key, span_of("content")) && scan_peek(s) == '"')
+                TRY(scan_string(s, &name));
+            else
+                TRY(scan_skip(s, &ignored));
+        }
+    }
+    for (int32_t k = 0; (size_t)k < t->pieces.n && *id < 0; k++)
+        if (pieces_has(&t->pieces, k) && span_equal(pieces_at(&t->pieces, k), name))
+            *id = k;
+    return KVASIR_OK;
+}
+
+static kvasir_status read_config(struct tokenizer *t, struct text_span config, kvasir_error *err) {
+    static const char *const names[CONFIG_NAMES] = {"bos_token", "eos_token"};
+    int32_t *ids[CONFIG_NAMES] = {&t->bos, &t->eos};
+    struct json_scan s;
+    struct text_span key, raw;
+    kvasir_status status = KVASIR_OK;
+    scan_init(&s, "tokenizer_config.json", config, err);
+    TRY_GOTO(scan_open(&s, '{'));
+    for (bool more = true;;) {
+        TRY_GOTO(scan_next_key(&s, &key, &more));
+        if (!more)
+            break;
+        int k = 0;
+        while (k < CONFIG_NAMES && !span_equal(key, span_of(names[k])))
+            k++;
+        size_t start = s.at;
+        TRY_GOTO(scan_skip(&s, &raw));
+        size_t end = s.at;
+        if (k < CONFIG_NAMES) {
+            s.at = start;
+            TRY_GOTO(named_token(t, &s, ids[k]));
+            s.at = end;
+        }
+    }
+    status = scan_finish(&s);
+done:
+    scan_deinit(&s);
+    return status;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static kvasir_status take_file(struct reading *r, struct json_scan *s, int key,
+                               struct text_span *value) {
+    if (key != FILE_MODEL)
+        return scan_skip(s, value);
+    value->data = s->text.data + s->at;
+    return walk(r, s, model_keys, MODEL_KEYS, r->model, take_model);
+}
+
+static kvasir_status read_file(struct reading *r) {
+    struct json_scan s;
+    kvasir_status status = KVASIR_OK;
+    scan_init(&s, "tokenizer.json", r->json, r->err);
+    TRY_GOTO(walk(r, &s, file_keys, FILE_KEYS, r->file, take_file));
+    TRY_GOTO(scan_finish(&s));
+    if (!r->file[FILE_MODEL].data) {
+        status = scan_fail(&s, KVASIR_ERR_FORMAT, "no model");
+        goto done;
+    }
+    TRY_GOTO(read_small(r, FILE_VERSION));
+    TRY_GOTO(read_settings(r));
+    TRY_GOTO(read_small(r, FILE_NORMALIZER));
+    TRY_GOTO(read_small(r, FILE_PRE));
+    TRY_GOTO(read_small(r, FILE_DECODER));
+    TRY_GOTO(check_fallback(r));
+    TRY_GOTO(read_added(r));
+    TRY_GOTO(read_small(r, FILE_POST));
+done:
+    scan_deinit(&s);
+    return status;
+}
+
+kvasir_status tokenizer_from_json(struct tokenizer *t, struct text_span json,
+                                  struct text_span config, kvasir_error *err) {
+    struct reading r = {.t = t, .json = json, .err = err};
+    snprintf(t->name, sizeof t->name, "tokenizer.json BPE");
+    kvasir_status status = read_file(&r);
+    text_free(&r.kept);
+    if (status != KVASIR_OK)
+        return status;
+    /* Without a config the template says what begins and ends a text. */
+    t->bos = t->before.n ? t->before.id[0] : -1;
+    t->eos = t->after.n ? t->after.id[t->after.n - 1] : -1;
+    return config.data ? read_config(t, config, err) : KVASIR_OK;
+}

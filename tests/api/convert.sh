@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# kvasir convert: folders that are complete or not there, options, what cannot be.
+. "$(dirname "$0")/../support/api.bash"
+tiny_model
+
+c() { expect 2 "^kvasir convert: $1" convert "${@:2}"; }
+c 'IN: missing'
+c 'OUT: missing' "$tiny"
+c 'one OUT only, then came "third"' "$tiny" a third
+c '--bits 7: must be 2, 3, 4, 5, 6 or 8' "$tiny" a --bits 7
+c '--bits: 9 is out of range' "$tiny" a --bits 9
+c '--group-size 48: must be 32, 64 or 128' "$tiny" a --bits 4 --group-size 48
+c '--dtype f8: must be bf16, f16 or f32' "$tiny" a --dtype f8
+mkdir there
+c 'there: is there already' "$tiny" there/
+expect 1 'nowhere: No such file' convert nowhere a
+expect 1 'cannot make a folder' convert "$tiny" no/such/folder/a
+[ -z "$(ls -d a* no* 2>/dev/null)" ] || die "a refused run left something"
+
+# The same numbers come back: f32 of f32 is the same model.
+good convert "$tiny" plain --dtype f32
+good convert plain/ again --dtype f32
+cmp plain/model.safetensors again/model.safetensors || die "a second conversion differs"
+good convert plain q8 --bits 8 --group-size 32 --dtype f32
+good convert q8 q8-again --bits 8 --group-size 32 --dtype f32
+cmp q8/model.safetensors q8-again/model.safetensors || die "codes changed on the way"
+good info q8 --json
+json weight_types | grep -q AFFINE8 || die "no AFFINE8 in the quantized folder"
+
+# Killed: nothing under the name. Interrupted: nothing at all.
+demo_model
+"$kvasir" convert "$demo" killed --bits 4 >/dev/null 2>&1 &
+pid=$!
+for _ in $(seq 200); do
+    ls -d killed.tmp-* >/dev/null 2>&1 && break
+    sleep 0.02
+done
+kill -KILL "$pid"
+wait "$pid" 2>/dev/null
+[ -e killed ] && die "killed, and a folder under the final name"
+# (A shell starts what runs behind it with Ctrl-C ignored.)
+env --default-signal=INT "$kvasir" convert "$demo" stopped --bits 4 >/dev/null 2>err &
+pid=$!
+for _ in $(seq 200); do
+    ls -d stopped.tmp-* >/dev/null 2>&1 && break
+    sleep 0.02
+done
+kill -INT "$pid"
+wait "$pid"
+code=$?
+[ $code = 130 ] || die "interrupted: exit code $code, not 130"
+[ -z "$(ls -d stopped* 2>/dev/null)" ] || die "interrupted, and something is left"
+exit 0

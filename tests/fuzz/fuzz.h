@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fuzz/: bytes from outside against everything that reads them. One file a target:
+ *
+ *     gguf.c         a GGUF file: model_open, its tokenizer, its template
+ *     safetensors.c  a folder: model.safetensors, its index, generation_config.json ...
+ *     config.c       config.json
+ *     tokenizer_json.c   tokenizer.json, then a text through it
+ *     template.c     a chat template, then a conversation through it
+ *     tokenize.c     a text through small vocabularies of each kind, and back
+ *
+ * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is
+ * then main), under the address and undefined behaviour sanitizers too; `make soak` links the same
+ * file with libFuzzer (tools/fuzz.sh). What a soak finds goes into corpus/ with its fix.
+ *
+ * A target asks for more than "no crash":
+ *   F1  memory: what is live at any time stays below FUZZ_BYTES + FUZZ_TIMES * the input's size
+ *       (measured where a sanitizer's allocator counts: budget_begin .. budget_end);
+ *   F2  an input that is refused has a text in its error, on one line;
+ *   F3  what the target itself says (round trips).
+ */
+#ifndef KVASIR_FUZZ_H
+#define KVASIR_FUZZ_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/base.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* A JSON value of two bytes becomes 40 (a node, a slot, the allocator's own); a node of a template
+ * of a few bytes some hundred. */
+enum { FUZZ_TIMES = 64, FUZZ_BYTES = 4 << 20 };
+void budget_begin(size_t size);
+void budget_end(void);
+
+/* Ends the process with the text. */
+void fuzz_fail(const char *format, ...) PRINTF_LIKE(1, 2) __attribute__((noreturn));
+/* F2 */
+void check_error(kvasir_status status, const kvasir_error *err);
+
+/* Path of `name` in this process's own folder, which goes away at exit. */
+const char *fuzz_path(const char *name);
+/* Writes a file there. */
+const char *fuzz_write(const char *name, const uint8_t *data, size_t size);
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A folder from outside. The input is one or more files, each behind a line that names it:
+ *
+ *     0x01 NAME '\n' bytes ... 0x01 NAME '\n' bytes ...
+ *
+ * NAME one of the names below. config.json is a small valid one where the input does not bring its
+ * own. */
+#include <string.h>
+#include <unistd.h>
+
+#include "fuzz.h"
+#include "model/model.h"
+
+static const char CONFIG[] =
+    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":4,\"vocab_size\":4,"
+    "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":true,\"max_position_embeddings\":64}";
+
+static const char *const NAMES[] = {
+    "config.json",           "model.safetensors", "model.safetensors.index.json",
+    "a.safetensors",         "b.safetensors",     "generation_config.json",
+    "tokenizer_config.json", "tokenizer.json",    "chat_template.jinja",
+};
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES };
+
+static const char *known_name(const uint8_t *text, size_t len) {
+    for (size_t i = 0; i < N_NAMES; i++)
+        if (strlen(NAMES[i]) == len && memcmp(NAMES[i], text, len) == 0)
+            return NAMES[i];
+    return NULL;
+}
+
+/* Length of the file that begins at `at`: up to the next line that names one. */
+static size_t file_length(const uint8_t *data, size_t size, size_t at) {
+    for (size_t i = at; i < size; i++) {
+        const uint8_t *end = data[i] == 1 ? memchr(data + i, '\n', size - i) : NULL;
+        if (end && known_name(data + i + 1, (size_t)(end - data) - i - 1))
+            return i - at;
+    }
+    return size - at;
+}
+
+static void write_folder(const uint8_t *data, size_t size) {
+    for (size_t i = 0; i < N_NAMES; i++)
+        unlink(fuzz_path(NAMES[i]));
+    fuzz_write("config.json", (const uint8_t *)CONFIG, sizeof CONFIG - 1);
+    size_t at = 0;
+    while (at < size && data[at] == 1) {
+        const uint8_t *end = memchr(data + at, '\n', size - at);
+        const char *name = end ? known_name(data + at + 1, (size_t)(end - data) - at - 1) : NULL;
+        if (!name)
+            return;
+        at = (size_t)(end - data) + 1;
+        size_t len = file_length(data, size, at);
+        fuzz_write(name, data + at, len);
+        at += len;
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    struct model *m = NULL;
+    kvasir_error err;
+    write_folder(data, size);
+    char folder[128];
+    const char *inside = fuzz_path("");
+    memcpy(folder, inside, strlen(inside) + 1);
+    budget_begin(size);
+    kvasir_status status = model_open(folder, &m, &err);
+    check_error(status, &err);
+    model_close(m);
+    budget_end();
+    return 0;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A chat template from outside: parsed, and if it parses run on a conversation with tools, under
+ * limits of its own (a loop may end by them; that is an error like any other). */
+#include <stdlib.h>
+
+#include "fuzz.h"
+#include "text/text.h"
+
+static const char ARGS[] =
+    "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},"
+    "{\"role\":\"user\",\"content\":\"Gr\\u00fc\\u00df <b>\"},"
+    "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\","
+    "\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1.5,\"y\":[true,null]}}}]},"
+    "{\"role\":\"tool\",\"name\":\"f\",\"content\":\"42\"},"
+    "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"and?\"}]}],"
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"d\","
+    "\"parameters\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"number\"}}}}}],"
+    "\"documents\":[{\"title\":\"t\",\"text\":\"x\"}],\"add_generation_prompt\":true,"
+    "\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"enable_thinking\":false}";
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static json_t *args;
+    if (!args && !(args = json_loads(ARGS, 0, NULL)))
+        abort();
+    const struct template_limits limits = {.steps = 20000, .depth = 64, .output_bytes = 1 << 20};
+    struct template *t = NULL;
+    struct text_buf out = {0};
+    kvasir_error err;
+    kvasir_status status = template_parse((const char *)data, size, &t, &err);
+    check_error(status, &err);
+    if (t) {
+        status = template_render(t, args, 1700000000, &limits, &out, &err);
+        /* raise_exception's own text may have lines */
+        if (status != KVASIR_OK && !err.text[0])
+            fuzz_fail("status %d without a text", (int)status);
+        if (out.len > limits.output_bytes)
+            fuzz_fail("%zu bytes of output past the limit", out.len);
+    }
+    text_free(&out);
+    template_destroy(t);
+    return 0;
+}

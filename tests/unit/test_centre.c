@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Centred keys: that taking a constant off and adding it to the scores changes nothing but
+ * rounding, at any position; which pairs are chosen; the calibration file and what is refused. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/centre.h"
+
+#include "centres.h"
+#include "model_files.h"
+#include "tensors.h"
+
+#define TINY SHARED_DIR "/fixtures/tiny/"
+
+static kvasir_error err;
+
+static void need(kvasir_status status) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err.text);
+}
+
+static uint64_t random_state = 1;
+
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((random_state >> 33) % n);
+}
+
+static float random_float(float size) {
+    return size * ((float)random_below(20001) / 10000 - 1);
+}
+
+/* ---- attention over centred pages ------------------------------------------------------------ */
+
+/* A sequence whose positions before `start` were dropped, two layers of two KV heads with three
+ * query heads each; 32-bit pages, once with centred keys and once without. The last tokens attend
+ * to the SPAN before them. */
+enum { LAYERS = 2, KV_HEADS = 2, GQA = 3, HEADS = KV_HEADS * GQA, DIM = 64 };
+enum { TOKENS = 800, SPAN = 700, QUERIES = TOKENS - SPAN };
+
+struct pages {
+    struct page_layout layout;
+    struct kv_page table[TOKENS / TILE_TOKENS + 2];
+    struct kv_view view;
+};
+
+static void pages_init(struct pages *p, struct backend *b, uint32_t start,
+                       const struct key_centre *c) {
+    struct kv_format f32 = {32, SCALAR_F32, 0};
+    *p = (struct pages){0};
+    page_layout_init(&p->layout, LAYERS, KV_HEADS, DIM, f32, f32);
+    p->layout.centred = c != NULL;
+    uint32_t n = sizeof p->table / sizeof *p->table;
+    uint8_t *arena = backend_alloc(b, n * p->layout.page_bytes);
+    for (uint32_t i = 0; i < n; i++)
+        p->table[i].addr = (uint32_t)(i * p->layout.page_bytes / PAGE_ADDR_UNIT);
+    p->view = (struct kv_view){.arena = arena,
+                               .layouts = &p->layout,
+                               .centre = c,
+                               .pages = p->table,
+                               .n_pages = n,
+                               .base_page = start / TILE_TOKENS,
+                               .span = SPAN};
+}
+
+static struct centres *make_centre(uint32_t n) {
+    struct centres *c = calloc(1, sizeof *c);
+    c->inv_freq = calloc(n, sizeof *c->inv_freq);
+    c->first = calloc(LAYERS * KV_HEADS + 1, sizeof *c->first);
+    c->pairs = calloc((size_t)LAYERS * KV_HEADS * n, sizeof *c->pairs);
+    for (uint32_t j = 0; j < n; j++)
+        c->inv_freq[j] = pow(10000, -1.0 * j / n);
+    uint32_t at = 0, most = 0;
+    for (uint32_t head = 0; head < LAYERS * KV_HEADS; head++) {
+        for (uint32_t j = 0; head != 1 && j < n; j++) /* one head has none */
+            if (random_below(3))
+                c->pairs[at++] = (struct centre_pair){j, random_float(20), random_float(20)};
+        c->first[head + 1] = at;
+        most = at - c->first[head] > most ? at - c->first[head] : most;
+    }
+    c->centre = (struct key_centre){.layers = LAYERS,
+                                    .kv_heads = KV_HEADS,
+                                    .n = n,
+                                    .pairs_max = most,
+                                    .inv_freq = c->inv_freq,
+                                    .first = c->first,
+                                    .pairs = c->pairs};
+    return c;
+}
+
+/* k [rows][KV_HEADS][DIM]: small noise with rope(c, t) on it. */
+static void fill_keys(float *k, const struct key_centre *c, uint32_t layer, uint32_t start,
+                      uint32_t rows) {
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t head = 0; head < KV_HEADS; head++, k += DIM) {
+            for (uint32_t i = 0; i < DIM; i++)
+                k[i] = random_float(1);
+            centre_put_back(c, layer, head, start + r, k);
+        }
+}
+
+static void fill_random(float *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = random_float(1);
+}
+
+static double worst_difference(const float *a, const float *b, size_t n) {
+    double worst = 0;
+    for (size_t i = 0; i < n; i++)
+        worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
+    return worst;
+}
+
+static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
+    struct backend *b;
+    struct backend_options o = {.threads = 2, .tier = tier, .act_bits = 16};
+    struct centres *c = make_centre(n);
+    need(backend_cpu_create(&b, &o, &err));
+    need(backend_reserve(b, TOKENS, 256, DIM, &err));
+    need(backend_reserve_centre(b, &c->centre, &err));
+    struct pages plain, centred;
+    pages_init(&plain, b, start, NULL);
+    pages_init(&centred, b, start, &c->centre);
+    size_t kv = (size_t)TOKENS * KV_HEADS * DIM, qs = (size_t)QUERIES * HEADS * DIM;
+    float *k = malloc(kv * 4), *v = malloc(kv * 4), *q = malloc(qs * 4);
+    float *out = malloc(qs * 4), *want = malloc(qs * 4);
+    struct batch_seq all = {.rows = TOKENS, .pos = start};
+    struct batch_seq last = {.rows = QUERIES, .pos = start + SPAN};
+    struct batch store = {.rows = TOKENS, .n_seqs = 1, .seqs = &all};
+    struct batch attend = {.rows = QUERIES, .n_seqs = 1, .seqs = &last};
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        fill_keys(k, &c->centre, layer, start, TOKENS);
+        fill_random(v, kv);
+        fill_random(q, qs);
+        op_kv_store(b, &store, &plain.view, layer, k, v);
+        op_kv_store(b, &store, &centred.view, layer, k, v);
+        op_attention(b, &attend, &plain.view, layer, q, HEADS, 0.125f, want);
+        op_attention(b, &attend, &centred.view, layer, q, HEADS, 0.125f, out);
+        double worst = worst_difference(out, want, qs);
+        if (worst > 5e-5) /* scores reach 100: 1e-7 of that, a few times */
+            fail_msg("tier %s, from %u, %u pairs, layer %u: off by %g", cpu_tier_name(tier), start,
+                     n, layer, worst);
+    }
+    backend_free(b, (void *)plain.view.arena);
+    backend_free(b, (void *)centred.view.arena);
+    backend_destroy(b);
+    free(k);
+    free(v);
+    free(q);
+    free(out);
+    free(want);
+    free(c->inv_freq);
+    free(c->first);
+    free(c->pairs);
+    free(c);
+}
+
+static void test_attention(void **state) {
+    (void)state;
+    /* pages of a run's start, a later digit of its number, and far beyond any context: there the
+     * angles themselves are known to 1e-6 */
+    static const uint32_t STARTS[] = {0, 448, 16 * 512 - 128, 512 * 4096 + 64, 1u << 30};
+    for (int tier = 0; tier < CPU_TIER_COUNT; tier++)
+        for (size_t i = 0; cpu_tier_have((enum cpu_tier)tier) && i < 5; i++)
+            check_attention((enum cpu_tier)tier, STARTS[i], i % 2 ? 24 : 32);
+}
+
+/* ---- choosing -------------------------------------------------------------------------------- */
+
+static kvasir_model *open_tiny(const char *name) {
+    char path[512];
+    kvasir_model *m;
+    snprintf(path, sizeof path, TINY "%s", name);
+    need(kvasir_model_open(path, &m, &err));
+    return m;
+}
+
+static float *mean_at(struct key_stats *s, size_t head, uint32_t pair) {
+    return s->mean + (head * s->n + pair) * 2;
+}
+
+/* Every spread 1, no constants. */
+static void flat_stats(struct key_stats *s, const kvasir_model *m) {
+    need(key_stats_init(s, m->model, &err));
+    for (size_t i = 0; i < (size_t)s->layers * s->kv_heads * s->n; i++)
+        s->rms[i] = 1;
+}
+
+static void test_choosing(void **state) {
+    (void)state;
+    kvasir_model *m = open_tiny("llama");
+    struct key_stats s;
+    struct centres *c;
+    flat_stats(&s, m);
+    need(centres_choose(&s, m->model, &c, &err));
+    assert_null(c); /* nothing to take off */
+
+    mean_at(&s, 1, 3)[0] = -5;
+    mean_at(&s, 1, 2)[1] = 4;
+    mean_at(&s, 0, 0)[0] = 0.5f; /* less than the spread */
+    mean_at(&s, 0, 1)[0] = NAN;
+    need(centres_choose(&s, m->model, &c, &err));
+    assert_non_null(c);
+    assert_int_equal(c->first[1], 0);
+    assert_int_equal(c->first[2], 2);
+    assert_int_equal(c->first[s.layers * s.kv_heads], 2);
+    assert_int_equal(c->centre.pairs_max, 2);
+    assert_int_equal(c->pairs[0].pair, 2); /* rising */
+    assert_int_equal(c->pairs[1].pair, 3);
+    assert_true(c->pairs[0].c1 == 0 && c->pairs[0].c2 == 4);
+    assert_true(c->pairs[1].c1 == -5 && c->pairs[1].c2 == 0);
+    centres_destroy(c);
+
+    /* more than the budget: the largest against their head's spread stay */
+    size_t heads = (size_t)s.layers * s.kv_heads;
+    for (size_t head = 0; head < heads; head++)
+        for (uint32_t j = 0; j < s.n; j++) {
+            mean_at(&s, head, j)[0] = head == 0 ? 1000 : 100 - (float)j;
+            s.rms[head * s.n + j] = head == 0 ? 500 : 1;
+        }
+    need(centres_choose(&s, m->model, &c, &err));
+    assert_non_null(c);
+    size_t taken = c->first[heads];
+    assert_true(taken > 0 && taken < heads * s.n);
+    assert_int_equal(c->first[1], 0); /* the large spread of head 0 hides its constants */
+    for (size_t head = 1; head < heads; head++)
+        for (uint32_t i = c->first[head]; i < c->first[head + 1]; i++)
+            assert_int_equal(c->pairs[i].pair, i - c->first[head]);
+    centres_destroy(c);
+    key_stats_deinit(&s);
+    kvasir_model_close(m);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static struct temp_folder folder;
+
+static kvasir_status read_back(const char *data, size_t size, uint64_t id, struct key_stats *s) {
+    return centre_file_read(temp_write(&folder, "c.safetensors", data, size), id, s, &err);
+}
+
+static void test_file(void **state) {
+    (void)state;
+    kvasir_model *m = open_tiny("llama");
+    struct key_stats s, back;
+    struct text_buf file = {0};
+    flat_stats(&s, m);
+    need(key_stats_init(&back, m->model, &err));
+    size_t means = (size_t)s.layers * s.kv_heads * s.n * 2;
+    fill_random(s.mean, means);
+    need(centre_file_write(&s, 0x0123456789abcdef, 99, &file, &err));
+    need(read_back(file.data, file.len, 0x0123456789abcdef, &back));
+    assert_memory_equal(s.mean, back.mean, means * sizeof *s.mean);
+    assert_memory_equal(s.rms, back.rms, means / 2 * sizeof *s.rms);
+
+    assert_int_equal(read_back(file.data, file.len, 7, &back), KVASIR_ERR_ARGUMENT);
+    assert_non_null(strstr(err.text, "another model"));
+    for (size_t i = 0; i < file.len; i += 1 + i / 64) /* every length, then some */
+        assert_int_not_equal(read_back(file.data, i, 0x0123456789abcdef, &back), KVASIR_OK);
+    for (size_t i = 0; i < file.len; i += 1 + i / 512) {
+        file.data[i] ^= (char)(1 << i % 8);
+        if (read_back(file.data, file.len, 0x0123456789abcdef, &back) == KVASIR_OK)
+            fail_msg("byte %zu of %zu flipped, and taken", i, file.len);
+        file.data[i] ^= (char)(1 << i % 8);
+    }
+    text_free(&file);
+
+    s.mean[3] = INFINITY; /* a right checksum does not make it good */
+    need(centre_file_write(&s, 1, 99, &file, &err));
+    assert_int_equal(read_back(file.data, file.len, 1, &back), KVASIR_ERR_FORMAT);
+    assert_non_null(strstr(err.text, "finite"));
+    text_free(&file);
+    key_stats_deinit(&s);
+    key_stats_deinit(&back);
+    kvasir_model_close(m);
+}
+
+/* ---- the flag -------------------------------------------------------------------------------- */
+
+static kvasir_status context_of(const kvasir_model *m, const char *bits, const char *centre,
+                                kvasir_context **ctx) {
+    kvasir_context_options o = kvasir_context_defaults();
+    o.kv_bits = bits;
+    o.key_centre = centre;
+    o.ctx = 256;
+    o.threads = 1;
+    return kvasir_context_create(m, &o, ctx, &err);
+}
+
+static kvasir_context_info info_of(const kvasir_model *m, const char *bits, const char *centre) {
+    kvasir_context *ctx;
+    kvasir_context_info info;
+    need(context_of(m, bits, centre, &ctx));
+    kvasir_context_get_info(ctx, &info);
+    kvasir_context_destroy(ctx);
+    return info;
+}
+
+static const char *write_file(const kvasir_model *m, const char *name, float size) {
+    struct text_buf file = random_centres(m, size, 1);
+    const char *path = temp_write(&folder, name, file.data, file.len);
+    text_free(&file);
+    return path;
+}
+
+static void test_flag(void **state) {
+    (void)state;
+    kvasir_model *llama = open_tiny("llama"), *qwen2 = open_tiny("qwen2");
+    kvasir_context *ctx;
+    char path[192], small[192];
+    snprintf(path, sizeof path, "%s", write_file(llama, "large.safetensors", 20));
+    snprintf(small, sizeof small, "%s", write_file(llama, "small.safetensors", 0.1f));
+
+    assert_int_equal(context_of(llama, "8", "bias", &ctx), KVASIR_ERR_ARGUMENT);
+    assert_non_null(strstr(err.text, "--key-centre bias"));
+    assert_int_equal(context_of(llama, "8", "/no/such/file", &ctx), KVASIR_ERR_IO);
+    assert_non_null(strstr(err.text, "--key-centre: /no/such/file"));
+    assert_int_equal(context_of(qwen2, "8", path, &ctx), KVASIR_ERR_ARGUMENT);
+    assert_non_null(strstr(err.text, "another model"));
+
+    /* one line where something is centred; off and auto without anything say nothing */
+    assert_non_null(strstr(info_of(llama, "8", path).notes, "keys are centred by"));
+    assert_non_null(strstr(info_of(llama, "8", small).notes, "worth taking off"));
+    assert_non_null(strstr(info_of(llama, "f16", path).notes, "no effect"));
+    assert_null(strstr(info_of(llama, "8", "auto").notes, "centre"));
+    assert_null(strstr(info_of(llama, "8", "off").notes, "centre"));
+
+    /* the fingerprint knows what pages hold, and nothing else */
+    char off[17], on[17];
+    snprintf(off, sizeof off, "%s", info_of(llama, "8", "off").fingerprint);
+    snprintf(on, sizeof on, "%s", info_of(llama, "8", path).fingerprint);
+    assert_int_equal(strlen(off), 16);
+    assert_string_not_equal(off, on);
+    assert_string_equal(off, info_of(llama, "8", "auto").fingerprint);
+    assert_string_equal(off, info_of(llama, "8", small).fingerprint);
+    assert_string_equal(on, info_of(llama, "8", path).fingerprint);
+    assert_string_not_equal(off, info_of(llama, "8,4", "off").fingerprint);
+    assert_string_not_equal(off, info_of(qwen2, "8", "off").fingerprint);
+    kvasir_model_close(llama);
+    kvasir_model_close(qwen2);
+}
+
+/* Stored rows come back as the model made them, whatever was taken off on the way. */
+static void test_read_back(void **state) {
+    (void)state;
+    enum { N = 200 };
+    kvasir_model *m = open_tiny("llama");
+    kvasir_model_info model;
+    kvasir_model_get_info(m, &model);
+    char path[192];
+    snprintf(path, sizeof path, "%s", write_file(m, "large.safetensors", 20));
+    int32_t tokens[N];
+    for (int i = 0; i < N; i++)
+        tokens[i] = (int32_t)random_below(model.vocab);
+    size_t n = (size_t)N * model.head_dim;
+    float *exact = malloc(n * 4), *stored = malloc(n * 4);
+    kvasir_context *ctx[2];
+    kvasir_seq *seq[2];
+    for (int i = 0; i < 2; i++) {
+        need(context_of(m, i ? "8" : "f32", i ? path : "off", &ctx[i]));
+        need(kvasir_seq_create(ctx[i], &seq[i], &err));
+        need(kvasir_seq_eval(seq[i], tokens, N, NULL, &err));
+    }
+    for (uint32_t head = 0; head < model.kv_heads; head++) { /* layer 0: the same K in both */
+        need(kvasir_seq_read_kv(seq[0], KVASIR_PART_K, 0, head, 0, N, exact, &err));
+        need(kvasir_seq_read_kv(seq[1], KVASIR_PART_K, 0, head, 0, N, stored, &err));
+        /* what is stored spans less than 100: half a step of 8 bits */
+        assert_true(worst_difference(exact, stored, n) < 100.0 / 255 / 2 * 1.1);
+        need(kvasir_seq_read_kv(seq[1], KVASIR_PART_V, 0, head, 0, N, stored, &err));
+    }
+    for (int i = 0; i < 2; i++) {
+        kvasir_seq_destroy(seq[i]);
+        kvasir_context_destroy(ctx[i]);
+    }
+    free(exact);
+    free(stored);
+    kvasir_model_close(m);
+}
+
+int main(void) {
+    skip_without(TINY "llama/config.json");
+    temp_folder_make(&folder);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_choosing),
+        cmocka_unit_test(test_file),      cmocka_unit_test(test_flag),
+        cmocka_unit_test(test_read_back),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    temp_folder_remove(&folder);
+    return failed;
+}

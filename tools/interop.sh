@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# interop.sh: Kvasir beside the packages of others, at pinned versions, from PyPI into .venv. Part
+# of `make soak`; needs ../shared, both models and a network the first time.
+#
+#   convert.py         folders that `kvasir convert` writes load in mlx-lm: the same greedy tokens
+#   random_texts.py    500 random texts a tokenizer: the same ids, and back
+#   templates.py       200 random conversations through every chat template
+#   weights_golden.py  the goldens of weight types are what gguf and mlx give today
+set -euo pipefail
+cd "$(dirname "$0")/.."
+shared=../shared
+[ -d "$shared" ] || { echo "interop: $shared is missing: nothing to compare with" >&2; exit 1; }
+tools/fetch-model.sh all
+requirements=tests/interop/requirements.txt
+if ! cmp -s "$requirements" .venv/requirements.txt; then
+    rm -rf .venv
+    python3 -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check -r "$requirements"
+    cp "$requirements" .venv/requirements.txt
+fi
+cmake --preset release >/dev/null
+cmake --build build
+python=.venv/bin/python
+$python tests/interop/random_texts.py build/kvasir "$shared"/tokenizers/*/tokenizer.json
+$python tests/interop/templates.py build/libkvasir.so
+$python tests/interop/convert.py build/kvasir models/SmolLM2-135M-Instruct.Q4_1.gguf \
+    models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf
+$python tests/unit/weights_golden.py
+git diff --exit-code --stat tests/unit/weights.golden
+echo "interop: all agree"
