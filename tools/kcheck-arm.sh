@@ -13,9 +13,9 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 seeds=${1:-1}
 
-compiler=${KVASIR_ARM_CC:-aarch64-linux-gnu-gcc}
-qemu=${KVASIR_QEMU:-qemu-aarch64}
-for program in "${compiler%% *}" "$qemu"; do
+compiler=aarch64-linux-gnu-gcc
+qemu=qemu-aarch64
+for program in "$compiler" "$qemu"; do
     command -v "$program" >/dev/null || {
         echo "kcheck-arm: $program is missing: run tools/deps.sh soak"
         exit 77

@@ -163,14 +163,16 @@ ALWAYS_INLINE struct dot dot_words(struct dot d, const dot_panel w, int first, i
 
 ALWAYS_INLINE void dot_panel_8(const dot_panel w, bool nibbles, const int8_t *const x[], int rows,
                                int32x4_t out[][DOT_VECTORS]) {
-    const int held = nibbles ? DOT_STEPS : 2;
     UNROLL_FOR(v, DOT_VECTORS) {
         load_anew();
         UNROLL_FOR(r, rows) {
             struct dot d = dot_zero();
-            UNROLL_FOR(i, DOT_STEPS / held) {
-                d = dot_words(d, w, i * held, held, v, x[r]);
-            }
+            if (nibbles)
+                d = dot_words(d, w, 0, DOT_STEPS, v, x[r]);
+            else
+                UNROLL_FOR(i, DOT_STEPS / 2) {
+                    d = dot_words(d, w, 2 * i, 2, v, x[r]);
+                }
             out[r][v] = dot_lanes_end(d);
         }
     }
