@@ -12,7 +12,8 @@
 #include "model/model.h"
 
 static const char CONFIG[] =
-    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":1,"
+    "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":8,"
+    "\"intermediate_size\":8,\"num_hidden_layers\":1,"
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":4,\"vocab_size\":4,"
     "\"rms_norm_eps\":1e-5,\"tie_word_embeddings\":true,\"max_position_embeddings\":64}";
 

@@ -90,17 +90,18 @@ static struct tokenizer *make_characters(bool prefix) {
         snprintf(name, sizeof name, "<0x%02X>", b);
         add(v, name, TOKEN_BYTE);
     }
-    static const char *const words[] = {"\xe2\x96\x81"
-                                        "a",
-                                        "ab",
-                                        "\xe2\x96\x81",
-                                        "a",
-                                        "b",
-                                        "c",
-                                        "\xc3\xa9",
-                                        "e"};
+    const struct {
+        char text[8];
+    } words[] = {{{'\xe2', '\x96', '\x81', 'a'}},
+                 {"ab"},
+                 {"\xe2\x96\x81"},
+                 {"a"},
+                 {"b"},
+                 {"c"},
+                 {"\xc3\xa9"},
+                 {"e"}};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        add(v, words[i], TOKEN_NORMAL);
+        add(v, words[i].text, TOKEN_NORMAL);
     const struct tokenizer_spec spec = {.model = "llama",
                                         .pieces = v->pieces,
                                         .kinds = v->kinds,
