@@ -14,9 +14,9 @@
  * gains nothing.
  *
  * What a centre costs. A pair is two multiplications a token and query head. An eighth of the
- * rotary pairs, as the average over all heads, does what all of them would (docs/quality.md: mean
- * KL at 4 bits with 2, 4, 8 and 32 of 32 pairs 0.085, 0.057, 0.058 and 0.061 on
- * Qwen2.5-Coder-0.5B); decoding SmolLM2 at depth 8,000 is 4 % slower with them.
+ * rotary pairs, as the average over all heads, does what all of them would (mean KL at 4 bits with
+ * 2, 4, 8 and 32 of 32 pairs 0.085, 0.057, 0.058 and 0.061 on Qwen2.5-Coder-0.5B, 512 tokens).
+ * docs/quality.md says what they cost.
  *
  * A bias says nothing of the spread, but the weights do: a key dim is W h + b with h of about unit
  * size times the norm's gain, so its spread is about |W gain|.
