@@ -25,8 +25,11 @@ struct vocabulary {
 
 static void add(struct vocabulary *v, const char *text, enum token_kind kind) {
     size_t i = v->n++;
-    snprintf(v->text[i], sizeof v->text[i], "%s", text);
-    v->pieces[i] = (struct text_span){v->text[i], strlen(v->text[i])};
+    size_t len = strlen(text);
+    if (len > sizeof v->text[i])
+        abort();
+    memcpy(v->text[i], text, len);
+    v->pieces[i] = (struct text_span){v->text[i], len};
     v->kinds[i] = (uint8_t)kind;
     v->scores[i] = -(float)i;
 }
