@@ -18,25 +18,21 @@
 
 enum { ACT8_MAX = 127 };
 
-/* The lowest byte of 32 dwords. */
-ALWAYS_INLINE __m256i low_bytes(__m512i c0, __m512i c1) {
-    return _mm256_set_m128i(_mm512_cvtepi32_epi8(c1), _mm512_cvtepi32_epi8(c0));
+/* s16 codes of a block, natural order. */
+ALWAYS_INLINE void store_codes8(uint8_t *to, __m512i codes) {
+    codes = _mm512_add_epi16(codes, _mm512_set1_epi16(128));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(codes));
 }
 
-ALWAYS_INLINE void store_codes8(uint8_t *to, __m512i c0, __m512i c1) {
-    const __m512i offset = _mm512_set1_epi32(128);
-    c0 = _mm512_add_epi32(c0, offset);
-    c1 = _mm512_add_epi32(c1, offset);
-    _mm256_storeu_si256((__m256i *)to, low_bytes(c0, c1));
+ALWAYS_INLINE void store_codes16(uint8_t *to, __m512i codes) {
+    codes = _mm512_add_epi16(codes, _mm512_set1_epi16(16384));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 8)));
+    _mm256_storeu_si256((__m256i *)to + 1, _mm512_cvtepi16_epi8(codes));
 }
 
-ALWAYS_INLINE void store_codes16(uint8_t *to, __m512i c0, __m512i c1) {
-    const __m512i offset = _mm512_set1_epi32(16384);
-    c0 = _mm512_add_epi32(c0, offset);
-    c1 = _mm512_add_epi32(c1, offset);
-    __m256i high = low_bytes(_mm512_srli_epi32(c0, 8), _mm512_srli_epi32(c1, 8));
-    _mm256_storeu_si256((__m256i *)to, high);
-    _mm256_storeu_si256((__m256i *)to + 1, low_bytes(c0, c1));
+ALWAYS_INLINE void store_rest(float *to, __m512 x, __m256i codes, float scale) {
+    __m512 c = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(codes));
+    _mm512_storeu_ps(to, _mm512_fnmadd_ps(_mm512_set1_ps(scale), c, x)); /* one rounding */
 }
 
 void avx512_act_pack(struct act_rows *a, uint32_t row) {
@@ -48,20 +44,17 @@ void avx512_act_pack(struct act_rows *a, uint32_t row) {
         float max = max_magnitude(_mm512_max_epi32(magnitude_bits(x0), magnitude_bits(x1)));
         bool used = max >= ACT_TINY && max < INFINITY, tiny = max < ACT_TINY;
         float scale = used ? max / code_max : tiny ? 0.0f : NAN;
-        __mmask16 lanes = used ? 0xffff : 0;
-        __m512 per_unit = _mm512_set1_ps(code_max / max);
-        __m512i c0 = _mm512_maskz_cvtps_epi32(lanes, _mm512_mul_ps(x0, per_unit));
-        __m512i c1 = _mm512_maskz_cvtps_epi32(lanes, _mm512_mul_ps(x1, per_unit));
+        __m512i c =
+            used ? round_s16(x0, x1, _mm512_set1_ps(code_max / max)) : _mm512_setzero_si512();
         if (a->rest) {
-            __m512 s = _mm512_set1_ps(scale);
-            _mm512_storeu_ps(a->rest + at, _mm512_fnmadd_ps(s, _mm512_cvtepi32_ps(c0), x0));
-            _mm512_storeu_ps(a->rest + at + 16, _mm512_fnmadd_ps(s, _mm512_cvtepi32_ps(c1), x1));
+            store_rest(a->rest + at, x0, _mm512_castsi512_si256(c), scale);
+            store_rest(a->rest + at + 16, x1, _mm512_extracti64x4_epi64(c, 1), scale);
         }
         uint8_t *codes = (uint8_t *)a->codes + at * (size_t)planes;
         if (planes == 1)
-            store_codes8(codes, c0, c1);
+            store_codes8(codes, c);
         else
-            store_codes16(codes, c0, c1);
+            store_codes16(codes, c);
         struct halves_sums sum = sum_block(codes, planes);
         a->scale[at / BLOCK] = scale;
         a->sum[at / BLOCK] = scale * (float)(sum.low + sum.high);

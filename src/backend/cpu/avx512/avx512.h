@@ -8,7 +8,6 @@
  *     centre.c       what centred keys add to scores
  *     encode.c       encode_row
  *     act_pack.c     act_pack
- *     unpack_*.c     weights of every quantized type to panels; product.h draws them
  *     product_float.c
  *                    products with float weights
  *     elementwise.c  rms_norm, rope, silu_mul, add
@@ -19,8 +18,8 @@
  *   of vector.h
  *     query.c        query_pack
  *     affine.c       score and value over tiles of codes, any bits
- *     product_codes.c
- *                    products with quantized weights
+ *     product_codes.c, unpack_*.c
+ *                    products with quantized weights; product.h draws what types are unpacked to
  *
  * What holds in every file is what holds in avx2/: intrinsics and no contraction, the float
  * arithmetic of a row in the order written, whatever rows stand beside it; reads and writes of what

@@ -10,7 +10,7 @@
  *                                                                    tokens' weights
  *
  * A lane has four partial sums, each a chain of FMAs along the reduction axis; they are joined at
- * the end as (0 + 1) + (2 + 3). A block is 16 lanes (four vectors) and up to four rows: 16 sums.
+ * the end as (0 + 2) + (1 + 3). A block is 16 lanes (four vectors) and up to four rows: 16 sums.
  * What head_dim leaves at the end goes by single vectors, four lanes each.
  *
  * With many rows a block is converted to float32 scratch first (conversion is exact, so the bits
@@ -33,12 +33,25 @@ enum {
 typedef void dot_fn(const uint8_t *at, size_t line, uint32_t steps, const float *factors,
                     size_t stride, float sums[][4 * VECTORS_MAX]);
 
-/* Four lanes' sums. */
+/* The sums of four lanes' partial sums: (0 + 2) + (1 + 3). */
 ALWAYS_INLINE __m128 join(__m512 acc) {
     const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    __m512 pairs = _mm512_add_ps(acc, _mm512_movehdup_ps(acc)); /* 0 + 1 and 2 + 3 */
-    __m512 all = _mm512_add_ps(pairs, _mm512_shuffle_ps(pairs, pairs, 0xee));
+    __m512 pairs = _mm512_add_ps(acc, _mm512_shuffle_ps(acc, acc, 0xee));
+    __m512 all = _mm512_add_ps(pairs, _mm512_movehdup_ps(pairs));
     return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, all));
+}
+
+/* The same of a block. */
+ALWAYS_INLINE __m512 join_block(const __m512 acc[VECTORS_MAX]) {
+    const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512 u[2];
+    UNROLL_FOR(i, 2) {
+        u[i] = _mm512_add_ps(_mm512_unpacklo_ps(acc[2 * i], acc[2 * i + 1]),
+                             _mm512_unpackhi_ps(acc[2 * i], acc[2 * i + 1]));
+    }
+    __m512 all =
+        _mm512_add_ps(_mm512_shuffle_ps(u[0], u[1], 0x44), _mm512_shuffle_ps(u[0], u[1], 0xee));
+    return _mm512_permutexvar_ps(lanes, all); /* from [lane in its vector][vector] */
 }
 
 ALWAYS_INLINE void dot_rows(enum scalar_type type, bool masked, int vectors, int n,
@@ -70,9 +83,10 @@ ALWAYS_INLINE void dot_rows(enum scalar_type type, bool masked, int vectors, int
         factors += 4;
     }
     UNROLL_FOR(i, n) {
-        UNROLL_FOR(v, vectors) {
-            _mm_storeu_ps(sums[i] + 4 * v, join(acc[i][v]));
-        }
+        if (vectors == VECTORS_MAX)
+            _mm512_storeu_ps(sums[i], join_block(acc[i]));
+        else
+            _mm_storeu_ps(sums[i], join(acc[i][0]));
     }
 }
 
@@ -88,19 +102,19 @@ ALWAYS_INLINE void dot_rows(enum scalar_type type, bool masked, int vectors, int
     DEFINE_DOT(name##_3, type, masked, vectors, 3)                                                 \
     DEFINE_DOT(name##_4, type, masked, vectors, 4)
 #define DEFINE_DOTS(name, type)                                                                    \
-    DEFINE_ROWS(score_##name##_block, type, false, 4)                                              \
-    DEFINE_ROWS(value_##name##_block, type, true, 4)                                               \
-    DEFINE_ROWS(value_##name##_vector, type, true, 1)
+    DEFINE_ROWS(name##_block, type, false, 4)                                                      \
+    DEFINE_ROWS(name##_masked_block, type, true, 4)                                                \
+    DEFINE_ROWS(name##_masked_vector, type, true, 1)
 #define ROWS_OF(name)                                                                              \
     { name##_1, name##_2, name##_3, name##_4 }
 #define DOTS_OF(name)                                                                              \
-    { ROWS_OF(score_##name##_block), ROWS_OF(value_##name##_block), ROWS_OF(value_##name##_vector) }
+    { ROWS_OF(name##_block), ROWS_OF(name##_masked_block), ROWS_OF(name##_masked_vector) }
 DEFINE_DOTS(f16, SCALAR_F16)
 DEFINE_DOTS(bf16, SCALAR_BF16)
 DEFINE_DOTS(f32, SCALAR_F32)
 
-/* What is run over what: K is 64 lanes, whole blocks. */
-enum { SCORE_BLOCK, VALUE_BLOCK, VALUE_VECTOR, SHAPES };
+/* K is 64 lanes, whole blocks. */
+enum { BLOCK, MASKED_BLOCK, MASKED_VECTOR, SHAPES };
 
 static dot_fn *const DOT[][SHAPES][ROWS_AT_ONCE] = {
     [SCALAR_F16] = DOTS_OF(f16),
@@ -123,15 +137,16 @@ static void convert(enum scalar_type t, const uint8_t *at, size_t line, uint32_t
 
 /* out = sums, or out += sums. */
 ALWAYS_INLINE void finish(const float *sums, uint32_t lanes, bool add, float *out) {
-    for (uint32_t i = 0; i < lanes; i += 4) {
-        __m128 x = _mm_loadu_ps(sums + i);
-        _mm_storeu_ps(out + i, add ? _mm_add_ps(_mm_loadu_ps(out + i), x) : x);
-    }
+    __mmask16 mask = first_lanes(lanes);
+    __m512 x = _mm512_maskz_loadu_ps(mask, sums);
+    if (add)
+        x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), x);
+    _mm512_mask_storeu_ps(out, mask, x);
 }
 
 /* factors: [row][reduction]. */
 static void run_tile(const struct tile_layout *l, const void *tile, const float *factors,
-                     size_t stride, uint32_t rows, float *out, size_t out_stride) {
+                     size_t stride, uint32_t rows, bool masked, float *out, size_t out_stride) {
     const bool keys = l->kind == TILE_K;
     const uint32_t steps = l->reduction / 4;
     float scratch[STEPS_MAX * 16 * VECTORS_MAX], sums[ROWS_AT_ONCE][4 * VECTORS_MAX];
@@ -146,7 +161,7 @@ static void run_tile(const struct tile_layout *l, const void *tile, const float 
             line = 4 * lanes * sizeof scratch[0];
             t = SCALAR_F32;
         }
-        dot_fn *const *dot = DOT[t][keys ? SCORE_BLOCK : lanes == 4 ? VALUE_VECTOR : VALUE_BLOCK];
+        dot_fn *const *dot = DOT[t][lanes == 4 ? MASKED_VECTOR : masked ? MASKED_BLOCK : BLOCK];
         for (uint32_t row = 0, n; row < rows; row += n) {
             n = rows - row < ROWS_AT_ONCE ? rows - row : ROWS_AT_ONCE;
             dot[n - 1](at, line, steps, factors + row * stride, stride, sums);
@@ -158,10 +173,22 @@ static void run_tile(const struct tile_layout *l, const void *tile, const float 
 
 void avx512_score_exact(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
-    run_tile(l, tile, q->f32, q->dim, q->rows, scores, stride);
+    run_tile(l, tile, q->f32, q->dim, q->rows, false, scores, stride);
 }
 
+static bool any_zero(const float *p, size_t stride, uint32_t rows) {
+    __mmask16 found = 0;
+    for (uint32_t row = 0; row < rows; row++)
+        for (size_t t = 0; t < TILE_TOKENS; t += 16)
+            found |= _mm512_cmp_ps_mask(_mm512_loadu_ps(p + row * stride + t), _mm512_setzero_ps(),
+                                        _CMP_EQ_OQ);
+    return found != 0;
+}
+
+/* Whether the rows beside a row make it go through the masked kernel does not change its bits: a
+ * finite element times 0 adds a zero to a chain either way, and a chain that is itself a zero ends
+ * as a zero that out + 0 does not notice. */
 void avx512_value_exact(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
-    run_tile(l, tile, p, p_stride, rows, out, out_stride);
+    run_tile(l, tile, p, p_stride, rows, any_zero(p, p_stride, rows), out, out_stride);
 }

@@ -147,21 +147,18 @@ struct halves_sums {
     int32_t low, high;
 };
 
-ALWAYS_INLINE struct halves_sums sum_bytes(const uint8_t *bytes) {
-    __m256i v = _mm256_loadu_si256((const __m256i *)bytes);
-    v = _mm256_sad_epu8(v, _mm256_setzero_si256());
-    v = _mm256_add_epi64(v, _mm256_shuffle_epi32(v, 0x4e));
-    return (struct halves_sums){_mm_cvtsi128_si32(_mm256_castsi256_si128(v)),
-                                _mm_cvtsi128_si32(_mm256_extracti128_si256(v, 1))};
+ALWAYS_INLINE __m256i sum_eights(const uint8_t *bytes) {
+    return _mm256_sad_epu8(_mm256_loadu_si256((const __m256i *)bytes), _mm256_setzero_si256());
 }
 
 ALWAYS_INLINE struct halves_sums sum_block(const uint8_t *codes, int planes) {
-    struct halves_sums s = sum_bytes(codes), low;
-    if (planes == 1)
-        return (struct halves_sums){s.low - HALF * 128, s.high - HALF * 128};
-    low = sum_bytes(codes + BLOCK);
-    return (struct halves_sums){256 * s.low + low.low - HALF * 16384,
-                                256 * s.high + low.high - HALF * 16384};
+    const int offset = planes == 1 ? HALF * 128 : HALF * 16384;
+    __m256i s = sum_eights(codes);
+    if (planes == 2)
+        s = _mm256_add_epi64(_mm256_slli_epi64(s, 8), sum_eights(codes + BLOCK));
+    s = _mm256_add_epi64(s, _mm256_shuffle_epi32(s, 0x4e));
+    return (struct halves_sums){_mm_cvtsi128_si32(_mm256_castsi256_si128(s)) - offset,
+                                _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1)) - offset};
 }
 
 #endif

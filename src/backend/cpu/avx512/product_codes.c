@@ -26,8 +26,9 @@
  *    Activations of 15 bits are two planes of bytes, or what vector.h makes of them.
  *
  * P3 Without VNNI pairs of products are summed in 16 bits: 255 times codes from -64 to 64, two at a
- *    time, is 32640. Types with wider codes have them cut into two halves (factors_of); with one
- *    row they are multiplied as words (split_bytes).
+ *    time, is 32640. Types with wider codes have them cut into two halves (factors_of), but for the
+ *    high plane, whose bytes are at most 127; with one row they are multiplied as words
+ *    (split_bytes).
  */
 #include "backend/cpu/avx512/product.h"
 
@@ -101,7 +102,8 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
                     dot[r][p] = block[p]->run[u].start;
                 }
             }
-            add_products(rows, wide, block, u * GROUPS / runs, GROUPS / runs, x, dot);
+            add_products(rows, wide && planes == 1, block, u * GROUPS / runs, GROUPS / runs, x,
+                         dot);
             if (planes == 2) {
                 UNROLL_FOR(r, rows) {
                     x[r] += BLOCK;

@@ -187,7 +187,7 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
  * `runs` runs in each 32, from the function `name`, which unpacks one of them to bytes, codes plus
  * `offset`. From there a block goes to its sums or its panel through registers, or at most a few
  * KiB of stack. */
-#define DEFINE_TYPE(name, units, bytes, runs, has_min, offset, wide)                               \
+#define DEFINE_TYPE(name, units, bytes, runs, has_min, offset)                                     \
     void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes, \
                              void *panel) {                                                        \
         size_t at = b0 / (units) * (size_t)(bytes);                                                \
@@ -216,9 +216,7 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
     }                                                                                              \
     __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
                             uint32_t blocks) {                                                     \
-        if (a->halves || ((wide) && PAIRS_OVERFLOW))                                               \
-            return row_##name(r, a, true, blocks);                                                 \
-        return row_##name(r, a, false, blocks);                                                    \
+        return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
     }
 
 #endif

@@ -95,11 +95,11 @@ ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct panel_blo
     put_values(r, at + 1, E2M1_DOUBLED_12, b);
 }
 
-/* blocks of a panel, bytes, runs, has a minimum, offset, wide */
-DEFINE_TYPE(q4_0, 1, 18, 1, false, 8, false)
-DEFINE_TYPE(q4_1, 1, 20, 1, true, 0, false)
-DEFINE_TYPE(q5_0, 1, 22, 1, false, 16, false)
-DEFINE_TYPE(q5_1, 1, 24, 1, true, 0, false)
-DEFINE_TYPE(q8_0, 1, 34, 1, false, 128, true)
-DEFINE_TYPE(iq4_nl, 1, 18, 1, false, 128, true)
-DEFINE_TYPE(mxfp4, 1, 17, 1, false, 12, false)
+/* blocks of a panel, bytes, runs, has a minimum, offset */
+DEFINE_TYPE(q4_0, 1, 18, 1, false, 8)
+DEFINE_TYPE(q4_1, 1, 20, 1, true, 0)
+DEFINE_TYPE(q5_0, 1, 22, 1, false, 16)
+DEFINE_TYPE(q5_1, 1, 24, 1, true, 0)
+DEFINE_TYPE(q8_0, 1, 34, 1, false, 128)
+DEFINE_TYPE(iq4_nl, 1, 18, 1, false, 128)
+DEFINE_TYPE(mxfp4, 1, 17, 1, false, 12)

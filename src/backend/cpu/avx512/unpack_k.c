@@ -202,11 +202,11 @@ ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct panel_bl
     }
 }
 
-/* blocks of a panel, bytes, runs, has a minimum, offset, wide */
-DEFINE_TYPE(q2_k, UNITS, 84, 2, true, 0, false)
-DEFINE_TYPE(q3_k, UNITS, 110, 2, false, 4, false)
-DEFINE_TYPE(q4_k, UNITS, 144, 1, true, 0, false)
-DEFINE_TYPE(q5_k, UNITS, 176, 1, true, 0, false)
-DEFINE_TYPE(q6_k, UNITS, 210, 2, false, 32, false)
-DEFINE_TYPE(q8_k, UNITS, 292, 1, false, 128, true)
-DEFINE_TYPE(iq4_xs, UNITS, 136, 1, false, 128, true)
+/* blocks of a panel, bytes, runs, has a minimum, offset */
+DEFINE_TYPE(q2_k, UNITS, 84, 2, true, 0)
+DEFINE_TYPE(q3_k, UNITS, 110, 2, false, 4)
+DEFINE_TYPE(q4_k, UNITS, 144, 1, true, 0)
+DEFINE_TYPE(q5_k, UNITS, 176, 1, true, 0)
+DEFINE_TYPE(q6_k, UNITS, 210, 2, false, 32)
+DEFINE_TYPE(q8_k, UNITS, 292, 1, false, 128)
+DEFINE_TYPE(iq4_xs, UNITS, 136, 1, false, 128)

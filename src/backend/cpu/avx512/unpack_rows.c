@@ -181,7 +181,7 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
 }
 
 /* As DEFINE_TYPE of unpack.h, for types whose scales are read for many blocks at once. */
-#define DEFINE_ROWS_TYPE(name, from, bits, has_min, offset, wide)                                  \
+#define DEFINE_ROWS_TYPE(name, from, bits, has_min, offset)                                        \
     void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes, \
                              void *panel) {                                                        \
         struct scales s;                                                                           \
@@ -208,16 +208,14 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
     }                                                                                              \
     __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
                             uint32_t blocks) {                                                     \
-        if (a->halves || ((wide) && PAIRS_OVERFLOW))                                               \
-            return row_##name(r, a, true, blocks);                                                 \
-        return row_##name(r, a, false, blocks);                                                    \
+        return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
     }
 
-/* bits, has a minimum, offset, wide */
-DEFINE_ROWS_TYPE(affine2, affine, 2, true, 0, false)
-DEFINE_ROWS_TYPE(affine3, affine, 3, true, 0, false)
-DEFINE_ROWS_TYPE(affine4, affine, 4, true, 0, false)
-DEFINE_ROWS_TYPE(affine5, affine, 5, true, 0, false)
-DEFINE_ROWS_TYPE(affine6, affine, 6, true, 0, false)
-DEFINE_ROWS_TYPE(affine8, affine, 8, true, 128, true)
-DEFINE_ROWS_TYPE(mxfp4_mlx, mxfp4_mlx, 4, false, 12, false)
+/* bits, has a minimum, offset */
+DEFINE_ROWS_TYPE(affine2, affine, 2, true, 0)
+DEFINE_ROWS_TYPE(affine3, affine, 3, true, 0)
+DEFINE_ROWS_TYPE(affine4, affine, 4, true, 0)
+DEFINE_ROWS_TYPE(affine5, affine, 5, true, 0)
+DEFINE_ROWS_TYPE(affine6, affine, 6, true, 0)
+DEFINE_ROWS_TYPE(affine8, affine, 8, true, 128)
+DEFINE_ROWS_TYPE(mxfp4_mlx, mxfp4_mlx, 4, false, 12)
