@@ -5,7 +5,8 @@
 # GGUF, same threads. Rounds alternate between the
 # programs; ratios are medians over rounds. Nothing else may run on the machine.
 #
-# SmolLM2 (Q4_1) at depth 0 and DEPTH, Qwen2.5-Coder-0.5B (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K) at 0.
+# SmolLM2 (Q4_1) at depth 0 and DEPTH, the same weights as an MLX folder at 0, Qwen2.5-Coder-0.5B
+# (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0.
 #
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench
@@ -13,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-5} threads=${THREADS:-2} depth=${DEPTH:-8000} tier=${TIER:-avx2}
 dir=${BENCH_DIR:-build-bench}
-smollm2=models/SmolLM2-135M-Instruct.Q4_1.gguf
+smollm2=models/SmolLM2-135M-Instruct.Q4_1.gguf mlx=models/SmolLM2-135M-Instruct-mlx
 qwen=models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 tools/fetch-model.sh all
 mkdir -p "$dir" bench/results
@@ -47,6 +48,11 @@ g++ -O2 -std=c++17 -I"$ik/include" "$dir/kvdepth_ik.cpp" -o "$dir/kvdepth_ik" -L
     -lllama -lggml -Wl,-rpath,"$ik/lib64:$ik/ik_llama_cpp_python.libs" \
     -Wl,-rpath-link,"$ik/ik_llama_cpp_python.libs"
 
+[ -d "$mlx" ] || {
+    "$dir/venv/bin/pip" install --quiet gguf==0.19.0 safetensors==0.8.0
+    "$dir/venv/bin/python" ../shared/tools/mlx_from_gguf.py "$smollm2" "$mlx"
+}
+
 # ---- ours ----------------------------------------------------------------------------------------
 cmake --preset release >/dev/null
 cmake --build build --target bench_depth
@@ -60,17 +66,22 @@ peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH
 ours() { # BITS NGEN NPP DEPTH
     timeout 300 build/bench_depth "$model" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" | tee -a "$raw"
 }
+from_mlx() { # the same of the MLX folder
+    timeout 300 build/bench_depth "$mlx" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" |
+        sed 's/^kvasir/mlx/' | tee -a "$raw"
+}
 use() { # MODEL
     model=$1 raw=$dir/raw-$(basename "$1" .gguf).txt
 }
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds, load $(cut -d' ' -f1 /proc/loadavg)"
     use "$qwen"
-    ours 8,4 32 512 0
+    ours 8,4:auto 32 512 0
     peer llama kvdepth f16 f16 1 32 512 0
     peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
     use "$smollm2"
     ours 8,4 32 512 0
+    from_mlx 8,4 32 512 0
     peer llama kvdepth f16 f16 1 32 512 0
     peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
     ours 8,4 16 0 "$depth"

@@ -50,5 +50,6 @@ for who, floors in (("llama", (0.8, 0.8, 1.5)), ("ik", (None, None, None))):
     if b:
         ratio(("kvasir", "8,4", depth, "tg"), b,
               f"decode at depth {depth}, ours 8,4 / {who}'s best ({b[1]})", floors[2])
+ratio(("mlx", "8,4", 0, "tg"), ours0, "decode at depth 0, MLX folder / GGUF", 0.9)
 ratio(("kvasir", "8,4", depth, "tg"), ("kvasir", "f16", depth, "tg"),
       f"decode at depth {depth}, ours 8,4 / ours f16", 1.0)

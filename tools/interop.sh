@@ -8,6 +8,8 @@
 #   random_texts.py    500 random texts a tokenizer: the same ids, and back
 #   templates.py       200 random conversations through every chat template
 #   weights_golden.py  the goldens of weight types are what gguf and mlx give today
+#
+# Makes models/SmolLM2-135M-Instruct-mlx too, which golden.mlx_smollm2 compares with the GGUF.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shared=../shared
@@ -23,9 +25,11 @@ fi
 cmake --preset release >/dev/null
 cmake --build build
 python=.venv/bin/python
+smollm2=models/SmolLM2-135M-Instruct
+[ -d $smollm2-mlx ] || $python "$shared"/tools/mlx_from_gguf.py $smollm2.Q4_1.gguf $smollm2-mlx
 $python tests/interop/random_texts.py build/kvasir "$shared"/tokenizers/*/tokenizer.json
 $python tests/interop/templates.py build/libkvasir.so
-$python tests/interop/convert.py build/kvasir models/SmolLM2-135M-Instruct.Q4_1.gguf \
+$python tests/interop/convert.py build/kvasir $smollm2.Q4_1.gguf \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf
 $python tests/unit/weights_golden.py
 git diff --exit-code --stat tests/unit/weights.golden

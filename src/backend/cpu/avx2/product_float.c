@@ -158,17 +158,20 @@ ALWAYS_INLINE __m256 widen_e4m3(__m128i bytes) {
     return _mm256_mul_ps(_mm256_cvtph_ps(v), _mm256_set1_ps(256));
 }
 
+ALWAYS_INLINE __m256 scaled_e4m3(__m128i bytes, __m256 scale) {
+    return _mm256_mul_ps(widen_e4m3(bytes), scale);
+}
+
 /* Inputs [i, end) of a row, all of one scale. */
 static void widen_scaled(const uint8_t *row, uint32_t i, uint32_t end, float scale, float *to) {
-    for (; i < end; i += 8) {
+    const __m256 factor = _mm256_set1_ps(scale);
+    for (; i + 8 <= end; i += 8)
+        _mm256_storeu_ps(to + i, scaled_e4m3(_mm_loadl_epi64((const __m128i *)(row + i)), factor));
+    if (i < end) {
         __m128i bytes = _mm_setzero_si128();
-        uint32_t count = end - i < 8 ? end - i : 8;
-        memcpy(&bytes, row + i, count);
-        __m256 v = _mm256_mul_ps(widen_e4m3(bytes), _mm256_set1_ps(scale));
-        if (count == 8)
-            _mm256_storeu_ps(to + i, v);
-        else
-            memcpy(to + i, &v, count * sizeof *to);
+        memcpy(&bytes, row + i, end - i);
+        __m256 v = scaled_e4m3(bytes, factor);
+        memcpy(to + i, &v, (end - i) * sizeof *to);
     }
 }
 
