@@ -46,12 +46,12 @@ $compiler -static "$out"/*.o -lm -lpthread -o "$out/kcheck"
 # ---- run -----------------------------------------------------------------------------------------
 
 # A core without dot products must not be taken for one that has them.
-! "$qemu" -cpu cortex-a53 "$out/kcheck" --require=neondot --filter=nothing >/dev/null || {
+! "$qemu" -cpu cortex-a53 "$out/kcheck" --require=neondot --filter=softmax >/dev/null || {
     echo "kcheck-arm: neondot was found on a core that lacks it"
     exit 1
 }
-"$qemu" -cpu cortex-a53 "$out/kcheck" --require=neon --tier=ref --filter=nothing
-"$qemu" -cpu max "$out/kcheck" --require=neondot --tier=ref --filter=nothing
+"$qemu" -cpu cortex-a53 "$out/kcheck" --require=neon --tier=neon --filter=softmax
+"$qemu" -cpu max "$out/kcheck" --require=neondot --tier=neondot --filter=softmax
 
 check() { # TIER SEED
     local tier=$1 seed=$2 log=$out/kcheck-$1-$2.log

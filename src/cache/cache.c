@@ -149,3 +149,7 @@ void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_f
     *k = c->layouts[0][0].k.format;
     *v = c->layouts[0][0].v.format;
 }
+
+uint32_t kv_cache_start_pages(const struct kv_cache *c) {
+    return c->start_pages;
+}

@@ -88,6 +88,8 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) MUST_CHECK;
 /* The settled formats. */
 void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v);
+/* Pages with a smaller number are f16 (quantized_start; 0 where no format is quantized). */
+uint32_t kv_cache_start_pages(const struct kv_cache *c);
 
 /* ---- sequence (seq.c) ------------------------------------------------------------------------ */
 
@@ -130,10 +132,10 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) MUS
 uint64_t seq_bytes(const struct kv_seq *s);
 /* The group's pages as a step sees them. Valid until the sequence's next call. */
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
-/* Reads one stored row back, decoded: row [head_dim]. layer counts inside the group. *centred says
- * that its centre is not in it. Slow: for tests and tools. */
+/* Reads n stored rows of one page back, decoded: rows [n][head_dim]. layer counts inside the group.
+ * *centred says that their centres are not in them. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
-                       uint32_t head, uint32_t position, float *row, bool *centred,
+                       uint32_t head, uint32_t position, uint32_t n, float *rows, bool *centred,
                        kvasir_error *err) MUST_CHECK;
 
 #endif

@@ -212,7 +212,7 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
     *view = (struct kv_view){
         .arena = pool_arena(s->cache->pool),
         .layouts = s->cache->layouts[group],
-        .centre = g->shape.centre,
+        .centre = s->cache->layouts[group][0].centred ? g->shape.centre : NULL,
         .pages = t->pages,
         .n_pages = t->n,
         .kept_pages = g->kept_pages,
@@ -223,13 +223,15 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
 }
 
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
-                       uint32_t head, uint32_t position, float *row, bool *centred,
+                       uint32_t head, uint32_t position, uint32_t n, float *rows, bool *centred,
                        kvasir_error *err) {
     struct kv_view view;
     seq_view(s, group, &view);
     uint32_t i = kv_view_index(&view, position / TILE_TOKENS);
-    if (position >= s->length || i == UINT32_MAX)
-        return fail(err, KVASIR_ERR_ARGUMENT, "position %u is not in the cache", position);
+    if (position >= s->length || n > s->length - position || i == UINT32_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "positions %u to %u are not in the cache", position,
+                    position + n - 1);
+    assert(n <= TILE_TOKENS - position % TILE_TOKENS);
     const struct page_layout *l = &view.layouts[view.pages[i].layout];
     const uint8_t *tile = view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
                           (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes;
@@ -241,7 +243,8 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
     if (!copy)
         return fail(err, KVASIR_ERR_MEMORY, "reading the cache: out of memory");
     backend_read(s->cache->backend, copy, tile, tl->bytes);
-    tile_decode_row(tl, copy, position % TILE_TOKENS, row);
+    for (uint32_t r = 0; r < n; r++)
+        tile_decode_row(tl, copy, position % TILE_TOKENS + r, rows + (size_t)r * tl->head_dim);
     mem_free(copy);
     return KVASIR_OK;
 }

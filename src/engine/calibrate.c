@@ -176,9 +176,12 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
     TRY(take_tokens(c, m, o, err));
     TRY(run_tokens(c, m, o, err));
     TRY(make_buffers(c, m->model, err));
-    for (uint32_t layer = 0; layer < c->config->layers; layer++)
+    for (uint32_t layer = 0; layer < c->config->layers; layer++) {
         for (uint32_t head = 0; head < c->config->kv_heads; head++)
             TRY(measure_head(c, layer, head, err));
+        if (o->on_progress && !o->on_progress(o->user, c->n, c->n))
+            return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
+    }
     struct centres *chosen = NULL;
     TRY(centres_choose(&c->stats, m->model, &chosen, err));
     double heads = (double)c->config->layers * c->config->kv_heads;

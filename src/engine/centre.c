@@ -262,6 +262,7 @@ done:
 
 /* ---- reading back ---------------------------------------------------------------------------- */
 
+/* The inverse of the backend's centre_take_off, to rounding. */
 void centre_put_back(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
                      float *key) {
     uint32_t i = layer * c->kv_heads + head;

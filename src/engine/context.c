@@ -23,14 +23,14 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
         shapes[0].centre = &c->centres->centre; /* of one layer group: centres count its layers */
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
     uint32_t rows = c->options.prefill_chunk;
-    TRY_GOTO(model_run_create(model->model, c->backend, rows, LOGIT_ROWS_MAX, &c->run, err));
+    TRY_GOTO(model_run_create(model->model, c->backend, rows, c->options.logit_rows, &c->run, err));
     if (c->centres)
         TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
     TRY_GOTO(context_fingerprint(c, &c->fingerprint, err));
     c->pos = mem_calloc(rows, sizeof *c->pos);
     c->logit_rows = mem_calloc(rows, sizeof *c->logit_rows);
     size_t vocab = model_config(model->model)->vocab;
-    c->logits = mem_alloc_aligned(LOGIT_ROWS_MAX * vocab * sizeof *c->logits);
+    c->logits = mem_alloc_aligned(c->options.logit_rows * vocab * sizeof *c->logits);
     if (!c->pos || !c->logit_rows || !c->logits) {
         status = fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
         goto done;

@@ -49,9 +49,10 @@ struct settled {
     struct kv_cache_options cache;
     struct backend_options backend;
     uint32_t ctx;
-    uint32_t visible;   /* tokens a query sees at most (rotation, window); 0: all */
-    uint64_t ctx_bytes; /* most cache bytes of a sequence of ctx tokens; of any where bounded */
-    uint32_t prefill_chunk;
+    uint32_t visible;       /* tokens a query sees at most (rotation, window); 0: all */
+    uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens; of any where bounded */
+    uint32_t prefill_chunk; /* rows of a step, at most, and those whose logits are wanted */
+    uint32_t logit_rows;
     uint64_t kv_bytes_per_token, kv_bytes_per_token16;
     char notes[sizeof(((kvasir_context_info *)0)->notes)];
 };
@@ -64,9 +65,6 @@ void settled_note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
-/* Rows of a step whose logits are wanted, at most: bounds their buffer (64 x vocabulary floats). */
-enum { LOGIT_ROWS_MAX = 64 };
-
 struct kvasir_context {
     const struct kvasir_model *model;
     struct settled options;
@@ -78,7 +76,7 @@ struct kvasir_context {
     uint32_t n_groups;
     /* The step under way, [prefill_chunk]; positions and logit rows are filled per step. */
     uint32_t *pos, *logit_rows;
-    float *logits; /* [LOGIT_ROWS_MAX][vocab], host memory */
+    float *logits; /* [options.logit_rows][vocab], host memory */
 };
 
 struct kvasir_seq {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fingerprints: what two caches must agree in so that the pages of one mean the same in the other.
  *
- *     model    configuration, rope frequencies, and of every tensor: name, type, shape, and three
- *              samples of 64 bytes (begin, middle, end of its data), in order of names
+ *     model    configuration, rope frequencies, and of every tensor: name, type, shape, groups, and
+ *              three samples of 64 bytes (begin, middle, end) of its data, of its scales and of its
+ *              biases, in order of names
  *     context  model, formats of K and V with the versions of their storage order and arithmetic,
  *              exact start, rotation, activations' rounding, centres
  *
@@ -11,7 +12,8 @@
  * changes float sums by rounding only.
  *
  * A model is not read as a whole: that would take as long as the disk needs. Checkpoints that
- * differ in some weights but in none of the samples pass as one; training changes all of them.
+ * differ in some weights but in none of the samples pass as one; training changes all of them (that
+ * of scales and biases alone, those).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,7 +40,10 @@ static bool put_tensor(struct text_buf *b, const struct checkpoint_tensor *t) {
         good = text_printf(b, " %" PRIu64, t->dims[d]);
     struct weight w = checkpoint_weight(t);
     size_t data = w.n * weight_row_bytes(weight_traits_of(t->type), w.k);
-    return good && text_printf(b, "\n") && put_samples(b, t->data, data);
+    size_t beside = (t->bytes - data) / (t->biases ? 2 : 1); /* biases are as many as scales */
+    return good && text_printf(b, " by %u %u %d\n", w.group, w.group_rows, (int)w.scalar) &&
+           put_samples(b, t->data, data) && put_samples(b, t->scales, beside) &&
+           put_samples(b, t->biases, beside);
 }
 
 static bool put_model(struct text_buf *b, const struct model *m, double *inv_freq) {
@@ -46,7 +51,7 @@ static bool put_model(struct text_buf *b, const struct model *m, double *inv_fre
     uint32_t n = c->rope.dims / 2;
     model_inv_freq(m, inv_freq);
     bool good =
-        text_printf(b, "kvasir model 1\n%s %u %u %u %u %u %u %u window %u eps %a rope %u %d\n",
+        text_printf(b, "kvasir model 2\n%s %u %u %u %u %u %u %u window %u eps %a rope %u %d\n",
                     c->arch, c->layers, c->dim, c->ffn_dim, c->heads, c->kv_heads, c->head_dim,
                     c->vocab, c->window, (double)c->norm_eps, n, c->rope.adjacent) &&
         text_append(b, (const char *)inv_freq, n * sizeof *inv_freq);
@@ -84,11 +89,11 @@ kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
     struct text_buf b = {0};
     bool good =
         text_printf(&b,
-                    "kvasir context 1\nmodel %016" PRIx64 "\nk %d %d %d v %d %d %d order %d "
+                    "kvasir context 2\nmodel %016" PRIx64 "\nk %d %d %d v %d %d %d order %d "
                     "arithmetic %d\nstart %u max %u keep %u act %d\n",
                     c->model->id, k.bits, k.group, k.scalar, v.bits, v.group, v.scalar,
-                    KV_ORDER_VERSION, KV_ARITHMETIC_VERSION, o->quantized_start, o->max_size,
-                    o->keep, c->options.backend.act_bits) &&
+                    KV_ORDER_VERSION, KV_ARITHMETIC_VERSION, kv_cache_start_pages(c->cache),
+                    o->max_size, o->keep, c->options.backend.act_bits) &&
         put_centres(&b, c->centres ? &c->centres->centre : NULL);
     if (good)
         *out = XXH3_64bits(b.data, b.len);

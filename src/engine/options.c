@@ -14,6 +14,10 @@ enum { CTX_DEFAULT = 4096 };
  * rest of free memory that a cache may plan with: others want to run too. */
 #define MEMORY_RESERVE      ((uint64_t)256 << 20)
 #define MEMORY_SHARE(bytes) ((bytes) / 4 * 3)
+/* Rows whose logits a step gives at most (4 bytes times the vocabulary each), and what steps may
+ * take beside as much as the weights. */
+enum { LOGIT_ROWS = 64 };
+#define STEP_BYTES ((uint64_t)16 << 20)
 /* Sequences of the full context that the default budget has room for (forks), memory permitting. */
 enum { DEFAULT_SEQUENCES = 4 };
 
@@ -94,6 +98,26 @@ kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
     struct kv_cache_options o = {0};
     TRY(parse_formats(kv_bits, kv_group_size, &o, err));
     return token_bytes(m->model, &o, bytes, err);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* Rows at a time never change a result, so that a model of odd proportions gets steps of fewer:
+ * their buffers stay below its weights and a little more. */
+static void settle_steps(const struct kvasir_model *m, struct settled *s) {
+    const uint64_t most = model_weight_bytes(m->model) + STEP_BYTES;
+    const uint32_t asked = s->prefill_chunk;
+    s->logit_rows = LOGIT_ROWS;
+    while (s->logit_rows > 1 && model_run_bytes(m->model, 1, s->logit_rows) > most / 2)
+        s->logit_rows /= 2;
+    while (s->prefill_chunk > 1 &&
+           model_run_bytes(m->model, s->prefill_chunk, s->logit_rows) > most)
+        s->prefill_chunk /= 2;
+    if (s->prefill_chunk < asked)
+        settled_note(s,
+                     "--prefill-chunk %u is lowered to %u: this model's steps need %" PRIu64
+                     " bytes a row",
+                     asked, s->prefill_chunk, model_run_bytes(m->model, 1, 0));
 }
 
 /* ---- context length and budget --------------------------------------------------------------- */
@@ -242,6 +266,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
         return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
                     o->prefill_chunk, STEP_TOKENS_MAX);
+    settle_steps(m, s);
     TRY(parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     s->cache.quantized_start = o->quantized_kv_start;
     if (o->max_kv_size && !model_config(m->model)->window) { /* else without effect: say_flags */

@@ -136,8 +136,8 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
     const kvasir_eval_options *o = options ? options : &none;
     struct kvasir_context *c = s->ctx;
     uint32_t most = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
-    if (o->on_logits && most > LOGIT_ROWS_MAX)
-        most = LOGIT_ROWS_MAX;
+    if (o->on_logits && most > c->options.logit_rows)
+        most = c->options.logit_rows;
     TRY(check_tokens(c, tokens, n, err));
     TRY(check_room(s, n, most, err));
     for (size_t done = 0; done < n;) {
@@ -165,11 +165,14 @@ kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint3
                     kv_head, config->layers, config->kv_heads);
     assert(s->ctx->n_groups == 1); /* layers count inside their group */
     enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;
-    for (uint32_t i = 0; i < n; i++, rows += config->head_dim) {
+    for (uint32_t end = first + n, next; first < end; first = next) {
         bool centred;
-        TRY(seq_read(s->seq, 0, kind, layer, kv_head, first + i, rows, &centred, err));
-        if (centred)
-            centre_put_back(&s->ctx->centres->centre, layer, kv_head, first + i, rows);
+        next = (first / TILE_TOKENS + 1) * TILE_TOKENS; /* of the next page */
+        next = next < end ? next : end;
+        TRY(seq_read(s->seq, 0, kind, layer, kv_head, first, next - first, rows, &centred, err));
+        for (uint32_t p = first; p < next; p++, rows += config->head_dim)
+            if (centred)
+                centre_put_back(&s->ctx->centres->centre, layer, kv_head, p, rows);
     }
     return KVASIR_OK;
 }

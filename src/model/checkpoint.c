@@ -5,7 +5,7 @@
  *     checkpoint_open(path)
  *        folder -> safetensors_open   config.json, *.safetensors
  *                  folder_read_text   tokenizer.json and its like
- * *        file   -> gguf_open          "GGUF" in front; split files
+ *        file   -> gguf_open          "GGUF" in front; split files
  *     checkpoint_open_text(path)      the same readers' text parts
  *
  *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]
@@ -132,6 +132,16 @@ bool name_is_clean(const char *name, size_t len) {
         if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
             return false;
     return len > 0;
+}
+
+bool ends_with(const char *name, const char *tail) {
+    size_t len = strlen(name), n = strlen(tail);
+    return len > n && strcmp(name + len - n, tail) == 0;
+}
+
+bool tensor_is_spare(const struct model_config *c, const char *name) {
+    return ends_with(name, ".rotary_emb.inv_freq") ||
+           (c->tied_embedding && strcmp(name, "lm_head.weight") == 0);
 }
 
 kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) {

@@ -41,15 +41,9 @@ struct plan {
     uint64_t rows; /* of all items: what progress counts */
 };
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
-/* Tensors that have no place in the folder: the copy of a tied head, tables of rotations. */
+/* Tensors that have no place in the folder; config.json names what rope_freqs holds. */
 static bool left_out(const struct model_config *c, const char *name) {
-    return (c->tied_embedding && strcmp(name, "lm_head.weight") == 0) ||
-           strcmp(name, "rope_freqs.weight") == 0 || ends_with(name, ".rotary_emb.inv_freq");
+    return tensor_is_spare(c, name) || strcmp(name, "rope_freqs.weight") == 0;
 }
 
 static bool adjacent(const struct model_config *c, const char *name) {
@@ -216,8 +210,9 @@ static void quantize_row(struct writer *w, const struct item *item, uint32_t row
         return;
     }
     size_t at = source_row(item, row), groups = from.k / o->group_size;
-    affine_unpack_row((const uint32_t *)from.data + at * (from.k * o->bits / 32), from.k, o->bits,
-                      w->codes);
+    size_t bytes = (size_t)from.k * o->bits / 8;
+    memcpy(w->words, (const uint8_t *)from.data + at * bytes, bytes); /* data lies at any address */
+    affine_unpack_row(w->words, from.k, o->bits, w->codes);
     for (size_t g = 0; g < groups; g++) {
         w->scales[g] = scalar_load(from.scalar, from.scales, at * groups + g);
         w->biases[g] = scalar_load(from.scalar, from.biases, at * groups + g);

@@ -159,6 +159,11 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
                    {"mistral", "MistralForCausalLM"},
                    {"qwen2", "Qwen2ForCausalLM"},
                    {"qwen3", "Qwen3ForCausalLM"}};
+    if (c->rope.dims != c->head_dim)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "rope.dimension_count %u of heads of %u dims: no config.json of this "
+                    "architecture could name it",
+                    c->rope.dims, c->head_dim);
     /* Mistral's files come under arch llama. */
     const char *arch = strcmp(c->arch, "llama") == 0 && c->window ? "mistral" : c->arch;
     const char *class = "";

@@ -146,33 +146,53 @@ static uint32_t max_u32(uint32_t a, uint32_t b) {
     return a > b ? a : b;
 }
 
-static kvasir_status alloc_buffers(struct model_run *r, size_t rows, size_t logit_rows,
+struct run_buffer {
+    float **at;
+    size_t bytes; /* 32-bit rows times dims of at most VOCAB_MAX times 4: 58 bits */
+};
+enum { RUN_BUFFERS = 11 };
+
+static void list_buffers(struct model_run *r, const struct model_config *c, size_t rows,
+                         size_t logit_rows, struct run_buffer list[RUN_BUFFERS]) {
+    const size_t q_dim = (size_t)c->heads * c->head_dim, kv_dim = (size_t)c->kv_heads * c->head_dim;
+    const struct run_buffer buffers[RUN_BUFFERS] = {
+        {&r->x, rows * c->dim},
+        {&r->h, (rows > logit_rows ? rows : logit_rows) * c->dim},
+        {&r->q, rows * q_dim},
+        {&r->k, rows * kv_dim},
+        {&r->v, rows * kv_dim},
+        {&r->attended, rows * q_dim},
+        {&r->gate, rows * c->ffn_dim},
+        {&r->up, rows * c->ffn_dim},
+        {&r->rope_cos, rows * (c->rope.dims / 2)},
+        {&r->rope_sin, rows * (c->rope.dims / 2)},
+        {&r->logits, logit_rows * c->vocab},
+    };
+    for (size_t i = 0; i < RUN_BUFFERS; i++)
+        list[i] = (struct run_buffer){buffers[i].at, buffers[i].bytes * sizeof(float)};
+}
+
+uint64_t model_run_bytes(const struct model *m, uint32_t max_rows, uint32_t max_logit_rows) {
+    struct model_run none;
+    struct run_buffer list[RUN_BUFFERS];
+    uint64_t bytes = 0;
+    list_buffers(&none, &m->config, max_rows, max_logit_rows, list);
+    for (size_t i = 0; i < RUN_BUFFERS; i++)
+        bytes += list[i].bytes;
+    return bytes;
+}
+
+static kvasir_status alloc_buffers(struct model_run *r, uint32_t rows, uint32_t logit_rows,
                                    kvasir_error *err) {
     const struct model_config *c = &r->model->config;
-    const size_t q_dim = (size_t)c->heads * c->head_dim, kv_dim = (size_t)c->kv_heads * c->head_dim;
-    const struct {
-        float **buffer;
-        size_t rows, dim;
-    } list[] = {
-        {&r->x, rows, c->dim},
-        {&r->h, max_u32((uint32_t)rows, (uint32_t)logit_rows), c->dim},
-        {&r->q, rows, q_dim},
-        {&r->k, rows, kv_dim},
-        {&r->v, rows, kv_dim},
-        {&r->attended, rows, q_dim},
-        {&r->gate, rows, c->ffn_dim},
-        {&r->up, rows, c->ffn_dim},
-        {&r->rope_cos, rows, c->rope.dims / 2},
-        {&r->rope_sin, rows, c->rope.dims / 2},
-        {&r->logits, logit_rows, c->vocab},
-    };
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        /* 32-bit rows times dims of at most VOCAB_MAX times 4: 58 bits */
-        size_t bytes = list[i].rows * list[i].dim * sizeof(float);
-        *list[i].buffer = backend_alloc(r->backend, bytes);
-        if (!*list[i].buffer)
+    struct run_buffer list[RUN_BUFFERS];
+    list_buffers(r, c, rows, logit_rows, list);
+    for (size_t i = 0; i < RUN_BUFFERS; i++) {
+        *list[i].at = backend_alloc(r->backend, list[i].bytes);
+        if (!*list[i].at)
             return fail(err, KVASIR_ERR_MEMORY,
-                        "out of memory for steps of %zu rows: a buffer of %zu bytes", rows, bytes);
+                        "out of memory for steps of %u rows: a buffer of %zu bytes", rows,
+                        list[i].bytes);
     }
     r->inv_freq = mem_calloc(c->rope.dims / 2, sizeof *r->inv_freq);
     if (!r->inv_freq)
@@ -205,10 +225,10 @@ done:
 void model_run_destroy(struct model_run *r) {
     if (!r)
         return;
-    float *buffers[] = {r->x,    r->h,  r->q,        r->k,        r->v,     r->attended,
-                        r->gate, r->up, r->rope_cos, r->rope_sin, r->logits};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
-        backend_free(r->backend, buffers[i]);
+    struct run_buffer list[RUN_BUFFERS];
+    list_buffers(r, &r->model->config, 0, 0, list);
+    for (size_t i = 0; i < RUN_BUFFERS; i++)
+        backend_free(r->backend, *list[i].at);
     mem_free(r->inv_freq);
     mem_free(r);
 }

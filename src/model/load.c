@@ -131,18 +131,10 @@ static kvasir_status bind_rope_factors(struct binder *b) {
 
 /* ---- binding the model ----------------------------------------------------------------------- */
 
-/* Tables of rotations that old files carry, and the copy of the embedding beside a tied one. */
-static bool may_stay_unbound(const struct model_config *c, const char *name) {
-    static const char table[] = ".rotary_emb.inv_freq";
-    size_t len = strlen(name), tail = sizeof table - 1;
-    return (len > tail && strcmp(name + len - tail, table) == 0) ||
-           (c->tied_embedding && strcmp(name, "lm_head.weight") == 0);
-}
-
 static kvasir_status check_all_bound(const struct binder *b) {
     for (size_t i = 0; i < checkpoint_tensor_count(b->checkpoint); i++) {
         const char *name = checkpoint_tensor_at(b->checkpoint, i)->name;
-        if (!b->bound[i] && !may_stay_unbound(&b->model->config, name))
+        if (!b->bound[i] && !tensor_is_spare(&b->model->config, name))
             return fail(b->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has no place in a %s model",
                         name, b->model->config.arch);
     }

@@ -112,6 +112,8 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
                                uint32_t max_logit_rows, struct model_run **out,
                                kvasir_error *err) MUST_CHECK;
 void model_run_destroy(struct model_run *r);
+/* Bytes of those buffers. */
+uint64_t model_run_bytes(const struct model *m, uint32_t max_rows, uint32_t max_logit_rows);
 /* Enqueues one step: stores K and V of every row, and computes logits [n_logit_rows][vocab] of the
  * batch's logit rows into device memory owned by the run (valid until the next step). */
 const float *model_forward(struct model_run *r, const struct batch *batch);

@@ -77,6 +77,11 @@ kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error 
 /* Bytes below 0x20 (and DEL) in a name would break one-line messages and logs: readers refuse such
  * names. */
 bool name_is_clean(const char *name, size_t len);
+/* With something before the tail. */
+bool ends_with(const char *name, const char *tail);
+/* Tensors that a model has no use for: tables of rotations that old files carry, and the copy of
+ * the embedding beside a tied head. */
+bool tensor_is_spare(const struct model_config *c, const char *name);
 
 /* "[576, 1536]" */
 enum { SHAPE_TEXT_MAX = 96 };

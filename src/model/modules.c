@@ -31,11 +31,6 @@ struct joiner {
     kvasir_error *err;
 };
 
-static bool ends_with(const char *name, const char *tail) {
-    size_t len = strlen(name), n = strlen(tail);
-    return len > n && strcmp(name + len - n, tail) == 0;
-}
-
 /* X of "X.weight", mem_free; NULL: no memory. */
 static char *module_of(const struct raw_tensor *weight) {
     return mem_strndup(weight->name, strlen(weight->name) - (sizeof ".weight" - 1));

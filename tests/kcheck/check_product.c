@@ -28,7 +28,7 @@
 
 #include "kcheck.h"
 
-enum { BLOCK = 32, ACT8_MAX = 127, K_MAX = WEIGHT_K_MAX };
+enum { BLOCK = 32, K_MAX = WEIGHT_K_MAX };
 
 /* d x scale may be subnormal (2^-150 lost) times a dot of up to 2^27 */
 #define UNDERFLOW 0x1p-122

@@ -58,6 +58,7 @@ void bench_tier(const struct tier *t);
 /* A family is one line of output: one kernel in one format. False: --filter leaves it out. */
 bool family_begin(const struct tier *t, const char *kernel, const char *format);
 void family_end(void);
+int families_checked(void);
 int families_failed(void);
 void set_filter(const char *text);
 void set_seed(uint64_t seed);

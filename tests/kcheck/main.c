@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kcheck's main: which tiers are run, with which seed. Exit 0 when every family of every tier
- * holds, 1 when one does not or a required tier is missing, 2 on a wrong option.
+ * holds, 1 when one does not or a required tier is missing, 2 on a wrong option, one that leaves
+ * nothing to check among them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +65,10 @@ int main(int argc, char **argv) {
     struct options o = {CPU_TIER_COUNT, CPU_TIER_REF,
                         (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid(), false};
     read_options(&o, argc, argv);
+    if (o.required != CPU_TIER_REF && o.only != CPU_TIER_COUNT && o.only != o.required) {
+        fprintf(stderr, "kcheck: --tier leaves the required tier out\n");
+        return 2;
+    }
     enum cpu_tier best = cpu_tier_detect();
     printf("kcheck: seed %llu, %s, best tier %s\n", (unsigned long long)o.seed, cpu_model_name(),
            cpu_tier_name(best));
@@ -95,6 +100,10 @@ int main(int argc, char **argv) {
         check_attention(&t);
         check_product(&t);
         check_elementwise(&t);
+    }
+    if (!o.bench && families_checked() == 0) {
+        fprintf(stderr, "kcheck: no family's line holds --filter's text\n");
+        return 2;
     }
     if (families_failed() > 0)
         printf("kcheck: %d families failed; repeat with --seed=%llu\n", families_failed(),

@@ -31,7 +31,7 @@ static struct {
 } family;
 static char case_text[128];
 static const char *filter = "";
-static int failed_families;
+static int checked_families, failed_families;
 
 void set_filter(const char *text) {
     filter = text;
@@ -59,6 +59,11 @@ void family_end(void) {
         failed_families++;
     }
     fflush(stdout);
+    checked_families++;
+}
+
+int families_checked(void) {
+    return checked_families;
 }
 
 int families_failed(void) {

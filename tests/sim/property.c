@@ -31,7 +31,8 @@
 #include "model_files.h"
 #include "tensors.h"
 
-enum { VOCAB = 512, LENGTH = 336, LIVE_MAX = 4, BATCH_MAX = 64 };
+/* Most strings are short, because every token costs; one in eight passes two runs of 512. */
+enum { VOCAB = 512, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
 
 static uint64_t random_state;
 
@@ -51,8 +52,9 @@ struct program {
     uint32_t model;
     kvasir_context_options options;
     uint32_t shared; /* the strings agree in positions < shared */
-    int32_t tokens[2][LENGTH];
-    float *logits[2]; /* [LENGTH][VOCAB] */
+    uint32_t length;
+    int32_t tokens[2][LENGTH_LONG];
+    float *logits[2]; /* [LENGTH_LONG][VOCAB] */
 };
 
 struct live {
@@ -105,7 +107,7 @@ static void run_reference(struct program *p) {
         kvasir_seq *seq;
         need(p, kvasir_seq_create(ctx, &seq, &err), &err);
         kvasir_eval_options eval = {.on_logits = keep_rows, .user = p->logits[s]};
-        need(p, kvasir_seq_eval(seq, p->tokens[s], LENGTH, &eval, &err), &err);
+        need(p, kvasir_seq_eval(seq, p->tokens[s], p->length, &eval, &err), &err);
         kvasir_seq_destroy(seq);
     }
     kvasir_context_destroy(ctx);
@@ -136,7 +138,7 @@ static bool check_rows(void *user, size_t first, size_t rows, const float *logit
 /* ---- edits ----------------------------------------------------------------------------------- */
 
 static void edit_eval(const struct program *p, struct live *l) {
-    uint32_t at = kvasir_seq_length(l->seq), left = LENGTH - at;
+    uint32_t at = kvasir_seq_length(l->seq), left = p->length - at;
     if (!left)
         return;
     uint32_t n = 1 + random_below(random_below(3) ? (left < 40 ? left : 40) : left);
@@ -173,7 +175,7 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
     for (uint32_t i = 0; i < n_live; i++) {
         uint32_t at = kvasir_seq_length(live[i].seq), room = p->options.prefill_chunk - n;
         uint32_t take = 1 + random_below(12);
-        take = take < LENGTH - at ? take : LENGTH - at;
+        take = take < p->length - at ? take : p->length - at;
         take = take < room ? take : room;
         take = take < BATCH_MAX - n ? take : BATCH_MAX - n;
         if (!take)
@@ -291,9 +293,10 @@ static const char *random_tier(void) {
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
     p->model = random_below(N_MODELS);
-    p->shared = random_below(LENGTH);
+    p->length = p->seed % 8 == 5 ? LENGTH_LONG : LENGTH;
+    p->shared = random_below(p->length);
     for (int s = 0; s < 2; s++)
-        for (uint32_t i = 0; i < LENGTH; i++)
+        for (uint32_t i = 0; i < p->length; i++)
             p->tokens[s][i] =
                 s == 1 && i < p->shared ? p->tokens[0][i] : (int32_t)random_below(VOCAB);
     p->options = kvasir_context_defaults();
@@ -316,6 +319,7 @@ static void run_program(struct program *p) {
     o->key_centre = random_below(3) ? centre_paths[p->model] : "off";
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = random_tier();
+    o->ctx = LENGTH_LONG;
     o->cache_bytes = 256 << 20;
     run_reference(p);
     o->prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
@@ -435,7 +439,7 @@ int main(int argc, char **argv) {
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct program *p = calloc(1, sizeof *p);
     for (int s = 0; s < 2; s++)
-        p->logits[s] = malloc((size_t)LENGTH * VOCAB * sizeof(float));
+        p->logits[s] = malloc((size_t)LENGTH_LONG * VOCAB * sizeof(float));
     for (unsigned long i = 0; i < programs; i++) {
         p->seed = seed + i;
         run_program(p);

@@ -47,7 +47,7 @@ struct worker_scratch {
     struct partial *run, *all; /* [BLOCK_ROWS] of the run at hand; of all runs so far */
     float *run_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
     void *panel;               /* product_scratch_bytes */
-    float *term;               /* [max_rows][ITEM_OUTPUTS]: a product\'s second term */
+    float *term;               /* [max_rows][ITEM_OUTPUTS]: a product's second term */
     void *memory;              /* what all of these are cut from */
     struct centre_scratch centre;
 };

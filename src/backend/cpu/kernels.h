@@ -13,17 +13,36 @@
 #ifndef KVASIR_CPU_KERNELS_H
 #define KVASIR_CPU_KERNELS_H
 
+#include <math.h>
+
 #include "backend/backend.h"
 
 /* Queries and probabilities are rounded to 15 bits: code = rint(x * (ACT16_MAX / max|x|)). Two s8
  * planes (code = 128 * hi + lo) or one s16 hold it. Products with 8-bit codes over <= 128 terms
  * stay below 2^30. */
 enum { ACT16_MAX = 16256 };
+/* Activations of a product at bits 8. */
+enum { ACT8_MAX = 127 };
 
-/* A vector whose largest magnitude is below this may count as zero: scale and codes 0. (ACT16_MAX /
- * 1e-35 would overflow float32.) One that holds NaN or Inf has a scale that is not finite: what is
- * made of it must not look plausible. */
+/* A vector whose largest magnitude is below this counts as zero. (ACT16_MAX / 1e-35 would overflow
+ * float32.) */
 #define ACT_TINY 1e-30f
+
+/* How a vector becomes codes: x ~ scale * code, code = rint(x * per_unit). */
+struct rounding {
+    float scale, per_unit;
+};
+
+/* Of a vector whose largest magnitude is m (not finite where it holds NaN or Inf), for codes of at
+ * most code_max. What holds NaN or Inf has the scale NaN, so that what is made of it is NaN, too,
+ * and not something plausible; its codes mean nothing. */
+static inline struct rounding rounding_of(float m, int code_max) {
+    if (!(m < INFINITY))
+        return (struct rounding){NAN, 0};
+    if (m < ACT_TINY)
+        return (struct rounding){0, 0};
+    return (struct rounding){m / (float)code_max, (float)code_max / m};
+}
 
 /* ---- attention ------------------------------------------------------------------------------- */
 

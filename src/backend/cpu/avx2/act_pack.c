@@ -8,7 +8,7 @@
  */
 #include "backend/cpu/avx2/product.h"
 
-enum { HALF = BLOCK / 2, ACT8_MAX = 127 };
+enum { HALF = BLOCK / 2 };
 
 /* Bits of max|x| over 32 values: as integers, so that Inf and NaN come out on top. */
 ALWAYS_INLINE uint32_t max_abs_bits(const __m256 x[4]) {
@@ -62,7 +62,6 @@ ALWAYS_INLINE void store_rest(float *to, const __m256 x[4], const __m256i c[4], 
 /* A block that holds an Inf or a NaN gets codes 0 and scale NaN: its outputs become NaN instead of
  * something plausible. */
 void avx2_act_pack(struct act_rows *a, uint32_t row) {
-    float code_max = a->bits == 8 ? (float)ACT8_MAX : (float)ACT16_MAX;
     for (uint32_t b = 0; b < a->k / BLOCK; b++) {
         size_t at = (size_t)row * a->k + (size_t)b * BLOCK;
         __m256 x[4];
@@ -71,13 +70,13 @@ void avx2_act_pack(struct act_rows *a, uint32_t row) {
         }
         uint32_t bits = max_abs_bits(x);
         float max = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)bits)));
-        bool finite = bits < 0x7f800000, used = finite && max >= ACT_TINY;
-        float scale = used ? max / code_max : finite ? 0.0f : __builtin_nanf("");
-        __m256 per_unit = _mm256_set1_ps(used ? code_max / max : 0.0f);
+        struct rounding rounding = rounding_of(max, a->bits == 8 ? ACT8_MAX : ACT16_MAX);
+        float scale = rounding.scale;
+        __m256 per_unit = _mm256_set1_ps(rounding.per_unit);
         __m256i c[4];
         UNROLL_FOR(i, 4) {
-            c[i] =
-                used ? _mm256_cvtps_epi32(_mm256_mul_ps(x[i], per_unit)) : _mm256_setzero_si256();
+            c[i] = rounding.per_unit > 0 ? _mm256_cvtps_epi32(_mm256_mul_ps(x[i], per_unit))
+                                         : _mm256_setzero_si256();
         }
         if (a->rest)
             store_rest(a->rest + at, x, c, scale);

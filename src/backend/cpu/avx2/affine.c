@@ -349,12 +349,10 @@ static void pack_weights(const float *p, const float *s, const float *b, struct 
         bias = _mm256_fmadd_ps(pv, _mm256_and_ps(seen, _mm256_loadu_ps(b + 8 * i)), bias);
         max_bits = _mm256_max_epi32(max_bits, magnitude_bits(w[i]));
     }
-    float max = max_magnitude(max_bits);
     out->bias_sum[row] = sum_lanes(bias);
-    if (max < SMALLEST_MAX) /* false for NaN */
-        max = SMALLEST_MAX;
-    out->scale[row] = max / (float)ACT16_MAX;
-    __m256 inverse = _mm256_set1_ps((float)ACT16_MAX / max);
+    struct rounding r = rounding_of(max_magnitude(max_bits), ACT16_MAX);
+    out->scale[row] = r.scale;
+    __m256 inverse = _mm256_set1_ps(r.per_unit);
 #pragma GCC unroll 4
     for (int i = 0; i < TILE_TOKENS / 16; i++)
         _mm256_storeu_si256((__m256i *)(out->codes[row] + 16 * i),

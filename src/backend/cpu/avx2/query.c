@@ -57,10 +57,10 @@ void avx2_query_pack(const float *q, size_t q_stride, float q_scale, struct quer
     uint32_t dim = out->dim, sums = dim / 32;
     for (size_t row = 0; row < out->rows; row++) {
         float *x = out->f32 + row * dim;
-        float max = scale_query(q + row * q_stride, dim, q_scale, x);
-        float divisor = max < SMALLEST_MAX ? SMALLEST_MAX : max; /* a NaN stays */
-        out->scale[row] = max == 0 ? 0 : divisor / (float)ACT16_MAX;
-        __m256 factor = _mm256_set1_ps((float)ACT16_MAX / divisor);
+        struct rounding r =
+            rounding_of(scale_query(q + row * q_stride, dim, q_scale, x), ACT16_MAX);
+        out->scale[row] = r.scale;
+        __m256 factor = _mm256_set1_ps(r.per_unit);
         for (uint32_t d = 0; d < dim; d += 32) {
             uint32_t n = dim - d < 32 ? dim - d : 32;
             int32_t sum = pack_codes(x + d, n, factor, out->codes + row * dim + d);

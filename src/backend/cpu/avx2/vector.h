@@ -12,11 +12,6 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* The largest magnitude that a row is scaled by when it is rounded to 15 bits is at least this:
- * below it ACT16_MAX / x would overflow, and rounding to multiples of 2^-126 loses nothing that
- * float32 could keep. */
-#define SMALLEST_MAX ((float)ACT16_MAX * 0x1p-126f)
-
 /* Elements [i, i + 8) of an array of scalar type t. */
 ALWAYS_INLINE __m256 load8(enum scalar_type t, const void *p, size_t i) {
     if (t == SCALAR_F32)

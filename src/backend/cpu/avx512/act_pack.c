@@ -16,8 +16,6 @@
 
 #include "backend/cpu/avx512/product.h"
 
-enum { ACT8_MAX = 127 };
-
 /* s16 codes of a block, natural order. */
 ALWAYS_INLINE void store_codes8(uint8_t *to, __m512i codes) {
     codes = _mm512_add_epi16(codes, _mm512_set1_epi16(128));
@@ -37,18 +35,16 @@ ALWAYS_INLINE void store_rest(float *to, __m512 x, __m256i codes, float scale) {
 
 void avx512_act_pack(struct act_rows *a, uint32_t row) {
     const int planes = a->bits / 8;
-    const float code_max = planes == 1 ? (float)ACT8_MAX : (float)ACT16_MAX;
     for (uint32_t b = 0; b < a->k / BLOCK; b++) {
         size_t at = (size_t)row * a->k + (size_t)b * BLOCK;
         __m512 x0 = _mm512_loadu_ps(a->x + at), x1 = _mm512_loadu_ps(a->x + at + 16);
         float max = max_magnitude(_mm512_max_epi32(magnitude_bits(x0), magnitude_bits(x1)));
-        bool used = max >= ACT_TINY && max < INFINITY, tiny = max < ACT_TINY;
-        float scale = used ? max / code_max : tiny ? 0.0f : NAN;
+        struct rounding r = rounding_of(max, planes == 1 ? ACT8_MAX : ACT16_MAX);
         __m512i c =
-            used ? round_s16(x0, x1, _mm512_set1_ps(code_max / max)) : _mm512_setzero_si512();
+            r.per_unit > 0 ? round_s16(x0, x1, _mm512_set1_ps(r.per_unit)) : _mm512_setzero_si512();
         if (a->rest) {
-            store_rest(a->rest + at, x0, _mm512_castsi512_si256(c), scale);
-            store_rest(a->rest + at + 16, x1, _mm512_extracti64x4_epi64(c, 1), scale);
+            store_rest(a->rest + at, x0, _mm512_castsi512_si256(c), r.scale);
+            store_rest(a->rest + at + 16, x1, _mm512_extracti64x4_epi64(c, 1), r.scale);
         }
         uint8_t *codes = (uint8_t *)a->codes + at * (size_t)planes;
         if (planes == 1)
@@ -56,9 +52,9 @@ void avx512_act_pack(struct act_rows *a, uint32_t row) {
         else
             store_codes16(codes, c);
         struct halves_sums sum = sum_block(codes, planes);
-        a->scale[at / BLOCK] = scale;
-        a->sum[at / BLOCK] = scale * (float)(sum.low + sum.high);
-        a->sum16[at / HALF] = scale * (float)sum.low;
-        a->sum16[at / HALF + 1] = scale * (float)sum.high;
+        a->scale[at / BLOCK] = r.scale;
+        a->sum[at / BLOCK] = r.scale * (float)(sum.low + sum.high);
+        a->sum16[at / HALF] = r.scale * (float)sum.low;
+        a->sum16[at / HALF + 1] = r.scale * (float)sum.high;
     }
 }

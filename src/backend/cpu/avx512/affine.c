@@ -291,10 +291,9 @@ ALWAYS_INLINE void pack_weights(const float *p, const __m512 s[4], const __m512 
         bias = _mm512_mask3_fmadd_ps(pv, b[i], bias, seen);
         max_bits = _mm512_max_epi32(max_bits, magnitude_bits(w[i]));
     }
-    float max = max_magnitude(max_bits);
-    bool used = max >= ACT_TINY && max < INFINITY, tiny = max < ACT_TINY;
-    __m512 per_unit = _mm512_set1_ps(used ? (float)ACT16_MAX / max : 0.0f);
-    out->scale[row] = used ? max / (float)ACT16_MAX : tiny ? 0.0f : NAN;
+    struct rounding r = rounding_of(max_magnitude(max_bits), ACT16_MAX);
+    __m512 per_unit = _mm512_set1_ps(r.per_unit);
+    out->scale[row] = r.scale;
     out->bias_sum[row] = sum_lanes(bias);
     UNROLL_FOR(i, 2) {
         __m512i c = round_s16(w[2 * i], w[2 * i + 1], per_unit);

@@ -5,8 +5,8 @@
  *
  * A row of the table of waves is eight vectors, which up to three query rows share. A score has two
  * sums, of cosines and of sines, each a chain of FMAs over the pairs in order; they are joined,
- * then added to the score. Three rows x four vectors x two sums are 24 registers, coefficients are
- * 6.
+ * then added to the score. Three rows x four vectors x two sums are 24 registers, the
+ * coefficients at hand 3.
  */
 #include "backend/cpu/avx512/vector.h"
 

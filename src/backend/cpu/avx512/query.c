@@ -33,10 +33,10 @@ void TIER(query_pack)(const float *q, size_t q_stride, float q_scale, struct que
     uint32_t dim = out->dim, sums = dim / 32;
     for (size_t row = 0; row < out->rows; row++) {
         float *x = out->f32 + row * dim;
-        float max = scale_query(q + row * q_stride, dim, q_scale, x);
-        bool used = max >= ACT_TINY && max < INFINITY, tiny = max < ACT_TINY;
-        out->scale[row] = used ? max / (float)ACT16_MAX : tiny ? 0.0f : NAN;
-        __m512 factor = _mm512_set1_ps(used ? (float)ACT16_MAX / max : 0.0f);
+        struct rounding r =
+            rounding_of(scale_query(q + row * q_stride, dim, q_scale, x), ACT16_MAX);
+        out->scale[row] = r.scale;
+        __m512 factor = _mm512_set1_ps(r.per_unit);
         for (uint32_t d = 0; d < dim; d += 32) {
             uint32_t n = dim - d < 32 ? dim - d : 32;
             int32_t sum = pack_codes(x + d, n, factor, out->codes + row * dim + d);

@@ -5,14 +5,14 @@
  */
 #include "backend/cpu/neon/vector.h"
 
-enum { BLOCK = 32, HALF = 16, ACT8_MAX = 127, VECTORS = BLOCK / 4 };
+enum { BLOCK = 32, HALF = 16, VECTORS = BLOCK / 4 };
 
 ALWAYS_INLINE struct rounding block_rounding(const float32x4_t x[VECTORS], int bits) {
     uint32x4_t max = vdupq_n_u32(0);
     UNROLL_FOR(i, VECTORS) {
         max = vmaxq_u32(max, magnitude_bits(x[i]));
     }
-    return rounding_of(max, bits == 8 ? ACT8_MAX : ACT16_MAX);
+    return rounding_of(max_magnitude(max), bits == 8 ? ACT8_MAX : ACT16_MAX);
 }
 
 ALWAYS_INLINE void store_codes(struct act_rows *a, size_t at, const int32x4_t c[VECTORS]) {

@@ -325,7 +325,7 @@ static void pack_weights(const float *p, const float *s, const float *b, struct 
         bias = vfmaq_f32(bias, pv, where_seen(vld1q_f32(b + 4 * i), pv));
         max = vmaxq_u32(max, magnitude_bits(w[i]));
     }
-    struct rounding r = rounding_of(max, ACT16_MAX);
+    struct rounding r = rounding_of(max_magnitude(max), ACT16_MAX);
     UNROLL_FOR(i, TILE_TOKENS / 4) {
         int32x4_t c = to_codes(w[i], r);
         vst1_s16(codes + 4 * i, vmovn_s32(c));

@@ -38,7 +38,7 @@ void neon_query_pack(const float *q, size_t q_stride, float q_scale, struct quer
     for (size_t row = 0; row < out->rows; row++) {
         float *x = out->f32 + row * dim;
         uint32x4_t max = scale_query(q + row * q_stride, dim, q_scale, x);
-        struct rounding r = rounding_of(max, ACT16_MAX);
+        struct rounding r = rounding_of(max_magnitude(max), ACT16_MAX);
         out->scale[row] = r.scale;
         for (uint32_t d = 0; d < dim; d += 32) {
             uint32_t n = dim - d < 32 ? dim - d : 32;

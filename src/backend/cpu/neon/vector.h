@@ -93,23 +93,12 @@ ALWAYS_INLINE uint32x4_t magnitude_bits(float32x4_t v) {
     return vreinterpretq_u32_f32(vabsq_f32(v));
 }
 
-/* How a vector becomes codes of at most code_max: x ~ scale * code, code = rint(x * per_unit). A
- * vector that holds NaN or Inf has the scale NaN and codes 0, so that what is made of it is NaN and
- * not something plausible. */
-struct rounding {
-    float scale, per_unit;
-};
-
-/* max: magnitude_bits of the vector, the largest of each lane. */
-ALWAYS_INLINE struct rounding rounding_of(uint32x4_t max, float code_max) {
+/* The largest of magnitude_bits of a vector, of each lane. */
+ALWAYS_INLINE float max_magnitude(uint32x4_t max) {
     uint32_t bits = vmaxvq_u32(max);
     float magnitude;
     memcpy(&magnitude, &bits, sizeof magnitude);
-    if (!(magnitude < INFINITY))
-        return (struct rounding){NAN, 0};
-    if (magnitude < ACT_TINY)
-        return (struct rounding){0, 0};
-    return (struct rounding){magnitude / code_max, code_max / magnitude};
+    return magnitude;
 }
 
 /* Nearest even. Of NaN, as of Inf times a per_unit of 0, it makes 0. */

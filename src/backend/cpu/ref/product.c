@@ -9,7 +9,7 @@
  */
 #include "backend/cpu/ref/ref.h"
 
-enum { BLOCK = 32, HALF = 16, ACT8_MAX = 127 };
+enum { BLOCK = 32, HALF = 16 };
 
 void act_pack_ref(struct act_rows *a, uint32_t row) {
     int code_max = a->bits == 8 ? ACT8_MAX : ACT16_MAX;

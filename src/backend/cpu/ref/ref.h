@@ -36,21 +36,6 @@ static inline float magnitude(const float *x, uint32_t n) {
     return m;
 }
 
-/* How a vector of magnitude m becomes codes of at most code_max: x ~ scale * code, code = rint(x *
- * per_unit). Both are 0 below ACT_TINY. A vector that holds NaN or Inf has the scale NaN, so that
- * what is made of it is NaN and not something plausible. */
-struct rounding {
-    float scale, per_unit;
-};
-
-static inline struct rounding rounding_of(float m, int code_max) {
-    if (!isfinite(m))
-        return (struct rounding){NAN, 0};
-    if (m < ACT_TINY)
-        return (struct rounding){0, 0};
-    return (struct rounding){m / (float)code_max, (float)code_max / m};
-}
-
 static inline int to_code(float x, struct rounding r) {
     return r.per_unit == 0 ? 0 : (int)rintf(x * r.per_unit);
 }

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a context makes of a model and its options: fingerprints, and steps of a model of odd
+ * proportions. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "model_files.h"
+
+#include <cmocka.h>
+
+static struct temp_folder folder;
+static kvasir_error err;
+
+static void need(kvasir_status status) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err.text);
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+static uint64_t folder_id(const struct text_buf *tensors, const char *config) {
+    kvasir_model *m;
+    temp_write(&folder, "config.json", config, strlen(config));
+    temp_write(&folder, "model.safetensors", tensors->data, tensors->len);
+    need(kvasir_model_open(folder.path, &m, &err));
+    uint64_t id = m->id;
+    kvasir_model_close(m);
+    return id;
+}
+
+/* Training may change the scales alone, or the biases: another model all the same. */
+static void every_tensor_counts(const char *config, bool f8) {
+    struct text_buf b = tiny_folder_tensors(f8);
+    uint64_t header, first = folder_id(&b, config);
+    memcpy(&header, b.data, sizeof header);
+    const char *text = b.data + sizeof header;
+    unsigned tensors = 0;
+    for (const char *at = text; (at = strstr(at, "\"data_offsets\":[")) != NULL; tensors++) {
+        char *start = b.data + sizeof header + header + strtoull(at + 16, (char **)&at, 10);
+        *start ^= 1;
+        if (folder_id(&b, config) == first)
+            fail_msg("tensor %u changed, and the model's fingerprint did not", tensors);
+        *start ^= 1;
+    }
+    assert_int_equal(tensors,
+                     f8 ? 3 + 2 * (2 + 7 * 2) : 4 + 2 * (2 + 7 * 3) - 1); /* mxfp4: no biases */
+    assert_int_equal(folder_id(&b, config), first);
+    text_free(&b);
+}
+
+static void test_model_fingerprint(void **state) {
+    (void)state;
+    every_tensor_counts(TINY_MLX_CONFIG, false);
+    every_tensor_counts(TINY_F8_CONFIG, true);
+}
+
+/* One layer of one head of 64 dims, Q4_0; as wide inside as asked for. */
+static kvasir_model *open_wide(uint32_t ffn_dim) {
+    const struct {
+        const char *key;
+        uint32_t value;
+    } sizes[] = {{"llama.block_count", 1},
+                 {"llama.embedding_length", 64},
+                 {"llama.feed_forward_length", ffn_dim},
+                 {"llama.context_length", 512},
+                 {"llama.attention.head_count", 1},
+                 {"llama.vocab_size", 32}};
+    struct gguf_writer w = {0};
+    gguf_string(&w, "general.architecture", "llama");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        gguf_u32(&w, sizes[i].key, sizes[i].value);
+    gguf_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    gguf_matrix(&w, "token_embd.weight", WEIGHT_Q4_0, 32, 64);
+    gguf_vector(&w, "output_norm.weight", 64);
+    gguf_vector(&w, "blk.0.attn_norm.weight", 64);
+    gguf_vector(&w, "blk.0.ffn_norm.weight", 64);
+    for (const char *const *name = (const char *const[]){"q", "k", "v", "output", NULL}; *name;
+         name++) {
+        char text[64];
+        snprintf(text, sizeof text, "blk.0.attn_%s.weight", *name);
+        gguf_matrix(&w, text, WEIGHT_Q4_0, 64, 64);
+    }
+    gguf_matrix(&w, "blk.0.ffn_gate.weight", WEIGHT_Q4_0, ffn_dim, 64);
+    gguf_matrix(&w, "blk.0.ffn_up.weight", WEIGHT_Q4_0, ffn_dim, 64);
+    gguf_matrix(&w, "blk.0.ffn_down.weight", WEIGHT_Q4_0, 64, ffn_dim);
+    struct text_buf file = gguf_finish(&w, 32);
+    kvasir_model *m;
+    need(kvasir_model_open(temp_write(&folder, "wide.gguf", file.data, file.len), &m, &err));
+    text_free(&file);
+    return m;
+}
+
+/* ---- contexts -------------------------------------------------------------------------------- */
+
+static kvasir_context *context_of(const kvasir_model *m, const char *bits, uint32_t start) {
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context *ctx;
+    o.kv_bits = bits;
+    o.quantized_kv_start = start;
+    o.threads = 1;
+    need(kvasir_context_create(m, &o, &ctx, &err));
+    return ctx;
+}
+
+static uint64_t fingerprint(const kvasir_model *m, const char *bits, uint32_t start) {
+    kvasir_context *ctx = context_of(m, bits, start);
+    uint64_t value = ctx->fingerprint;
+    kvasir_context_destroy(ctx);
+    return value;
+}
+
+static void test_exact_start(void **state) {
+    (void)state;
+    kvasir_model *m = open_wide(64);
+    uint64_t none = fingerprint(m, "8", 0), page = fingerprint(m, "8", 64);
+    assert_true(none != page);
+    assert_true(page == fingerprint(m, "8", 1)); /* whole pages are exact */
+    assert_true(page != fingerprint(m, "8", 65));
+    assert_true(fingerprint(m, "f16", 0) == fingerprint(m, "f16", 64));
+    kvasir_model_close(m);
+}
+
+/* A file must not make a step take many times its size: 65,536 dims of 32-bit floats, two such
+ * buffers, are 256 MiB at 512 rows, of a file of 8 MiB. */
+static void test_wide_steps(void **state) {
+    (void)state;
+    kvasir_model *m = open_wide(64), *wide = open_wide(65536);
+    kvasir_context *ctx = context_of(m, "8", 0), *narrow = context_of(wide, "8", 0);
+    assert_int_equal(ctx->options.prefill_chunk, 512);
+    assert_null(strstr(ctx->options.notes, "--prefill-chunk"));
+    assert_int_equal(narrow->options.prefill_chunk, 32);
+    assert_non_null(strstr(narrow->options.notes, "--prefill-chunk 512 is lowered to 32"));
+    int32_t tokens[100] = {0};
+    float logits[32];
+    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_seq *seq;
+    need(kvasir_seq_create(narrow, &seq, &err));
+    need(kvasir_seq_eval(seq, tokens, 100, &last, &err));
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(ctx);
+    kvasir_context_destroy(narrow);
+    kvasir_model_close(m);
+    kvasir_model_close(wide);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
+                                       cmocka_unit_test(test_exact_start),
+                                       cmocka_unit_test(test_wide_steps)};
+    temp_folder_make(&folder);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    temp_folder_remove(&folder);
+    return failed;
+}
