@@ -6,7 +6,8 @@
 # programs; ratios are medians over rounds. Nothing else may run on the machine.
 #
 # SmolLM2 (Q4_1) at depth 0 and DEPTH, the same weights as an MLX folder at 0, Qwen2.5-Coder-0.5B
-# (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0.
+# (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0; centred keys beside plain ones
+# at DEPTH, both models; then the tokenizers beside PyPI's.
 #
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench
@@ -55,7 +56,9 @@ g++ -O2 -std=c++17 -I"$ik/include" "$dir/kvdepth_ik.cpp" -o "$dir/kvdepth_ik" -L
 
 # ---- ours ----------------------------------------------------------------------------------------
 cmake --preset release >/dev/null
-cmake --build build --target bench_depth
+cmake --build build --target bench_depth bench_tokenizer kvasir
+centre=$dir/smollm2.centre.safetensors
+build/kvasir calibrate -m "$smollm2" -o "$centre" --quiet
 
 # ---- rounds --------------------------------------------------------------------------------------
 rm -f "$dir"/raw-*.txt
@@ -79,12 +82,15 @@ for round in $(seq "$rounds"); do
     ours 8,4:auto 32 512 0
     peer llama kvdepth f16 f16 1 32 512 0
     peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
+    ours 8,4 16 0 "$depth"
+    ours 8,4:auto 16 0 "$depth"
     use "$smollm2"
     ours 8,4 32 512 0
     from_mlx 8,4 32 512 0
     peer llama kvdepth f16 f16 1 32 512 0
     peer ik kvdepth_ik q8_0 q8_0 1 32 512 0
     ours 8,4 16 0 "$depth"
+    ours "8,4:$centre" 16 0 "$depth"
     peer llama kvdepth f16 f16 0 16 0 "$depth"
     peer llama kvdepth q8_0 f16 0 16 0 "$depth"
     peer llama kvdepth q4_0 f16 0 16 0 "$depth"
@@ -105,4 +111,7 @@ for raw in "$dir"/raw-*.txt; do
     python3 tools/bench_summary.py "$raw" "$depth" "$threads" "$tier"
     echo
 done | tee "$out"
+"$dir/venv/bin/pip" install --quiet tokenizers==0.23.3
+"$dir/venv/bin/python" tools/tokenizer_peer.py speed build/bench_tokenizer \
+    ../shared/text/wikitext-2-raw/wiki.test.raw ../shared/tokenizers/*/tokenizer.json | tee -a "$out"
 echo "written to $out"

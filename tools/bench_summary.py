@@ -10,6 +10,8 @@ for line in open(raw):
     setting = line.split()[1]
     if "fa=0" in line:
         setting += " no-fa"
+    if " centred " in line:
+        setting += " centred"
     d = int(re.search(r"d=(\d+)", line).group(1))
     for kind, value in re.findall(r"\b(tg|pp)\d+ med ([\d.]+)", line):
         runs.setdefault((who, setting, d, kind), []).append(float(value))
@@ -38,14 +40,15 @@ def ratio(a, b, name, floor):
 
 
 print("\npaired ratios, median over rounds [min .. max]")
-ours0 = ("kvasir", "8,4", 0, "tg")
+ours = "8,4 centred" if ("kvasir", "8,4 centred", 0, "tg") in runs else "8,4"  # as by default
+ours0 = ("kvasir", ours, 0, "tg")
 for who, floors in (("llama", (0.8, 0.8, 1.5)), ("ik", (None, None, None))):
     b = best(who, 0, "tg")
     if b:
-        ratio(ours0, b, f"decode at depth 0, ours 8,4 / {who} {b[1]}", floors[0])
+        ratio(ours0, b, f"decode at depth 0, ours {ours} / {who} {b[1]}", floors[0])
     b = best(who, 0, "pp")
     if b:
-        ratio(("kvasir", "8,4", 0, "pp"), b, f"prompt 512, ours / {who} {b[1]}", floors[1])
+        ratio(("kvasir", ours, 0, "pp"), b, f"prompt 512, ours / {who} {b[1]}", floors[1])
     b = best(who, depth, "tg")
     if b:
         ratio(("kvasir", "8,4", depth, "tg"), b,
@@ -53,3 +56,5 @@ for who, floors in (("llama", (0.8, 0.8, 1.5)), ("ik", (None, None, None))):
 ratio(("mlx", "8,4", 0, "tg"), ours0, "decode at depth 0, MLX folder / GGUF", 0.9)
 ratio(("kvasir", "8,4", depth, "tg"), ("kvasir", "f16", depth, "tg"),
       f"decode at depth {depth}, ours 8,4 / ours f16", 1.0)
+ratio(("kvasir", "8,4 centred", depth, "tg"), ("kvasir", "8,4", depth, "tg"),
+      f"decode at depth {depth}, ours 8,4 with centred keys / without", 0.9)

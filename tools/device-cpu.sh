@@ -7,7 +7,8 @@
 #                        prompt speed with --bench, avx2 beside TIER. Prints a log for
 #                        bench/results/; its exit status is kcheck's.
 #
-# Environment: CC (cc), JOBS (all cores), OUT: a folder that takes the log too.
+# Environment: CC (cc), JOBS (all cores), COMMIT: what the log says it is of, OUT: a folder that takes
+# the log too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tier=${1:-avx512vnni}
@@ -27,8 +28,9 @@ common="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc"
 avx2="-O3 -mavx2 -mfma -mf16c"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd"
 vnni="$avx512 -mavx512vnni -DKVASIR_AVX512VNNI"
-twice=$(sed -n '/foreach(name/,/)/p' CMakeLists.txt | tr -d '\n' |
-    sed 's/.*foreach(name \([^)]*\)).*/\1/')
+twice=$(sed -n '/second_tier(avx512 /,/)/p' CMakeLists.txt | tr -d '\n' |
+    sed 's/.*" *\([^")]*\)).*/\1/')
+[ -n "$twice" ] || { echo "device-cpu: no second_tier(avx512 ...) in CMakeLists.txt"; exit 1; }
 
 compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
     local prefix=$1 flags=$2 f
@@ -44,14 +46,14 @@ compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
     compile_all ref -O3 src/backend/cpu/ref/*.c
     compile_all avx2 "$avx2" src/backend/cpu/avx2/*.c
     compile_all avx512 "$avx512" src/backend/cpu/avx512/*.c
-    for name in $twice; do
+    for name in $twice; do # words
         compile_all vnni "$vnni" "src/backend/cpu/avx512/$name.c"
     done
     compile_all kcheck -Itests/kcheck tests/kcheck/*.c
 } | xargs -P "$JOBS" -I{} sh -c '{}'
 "$CC" "$work"/*.o -o "$work/kcheck" -lpthread -lm
 
-echo "device-cpu: $(date -u +%F), $("$CC" --version | head -1), $(uname -m)"
+echo "device-cpu: ${COMMIT:-no commit named}, $(date -u +%F), $("$CC" --version | head -1), $(uname -m)"
 grep -m1 'model name' /proc/cpuinfo || true
 status=0
 "$work/kcheck" --require="$tier" || status=$?

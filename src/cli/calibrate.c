@@ -94,8 +94,8 @@ static int tell(const struct run *r, const char *path) {
     }
     if (!r->a->quiet)
         fprintf(stderr,
-                "%s: means of %u tokens; %.1f of %u rotary pairs a head on average will be "
-                "centred\n",
+                "%s: means of %u tokens; --key-centre with this file centres %.1f of %u rotary "
+                "pairs a head on average\n",
                 path, c->tokens, c->pairs, c->rotary_pairs);
     return EXIT_GOOD;
 }
