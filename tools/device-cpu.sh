@@ -53,7 +53,8 @@ compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
 } | xargs -P "$JOBS" -I{} sh -c '{}'
 "$CC" "$work"/*.o -o "$work/kcheck" -lpthread -lm
 
-echo "device-cpu: ${COMMIT:-no commit named}, $(date -u +%F), $("$CC" --version | head -1), $(uname -m)"
+echo "device-cpu: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(uname -m)"
+"$CC" --version | head -1
 grep -m1 'model name' /proc/cpuinfo || true
 status=0
 "$work/kcheck" --require="$tier" || status=$?
