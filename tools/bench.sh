@@ -112,6 +112,7 @@ for raw in "$dir"/raw-*.txt; do
     echo
 done | tee "$out"
 "$dir/venv/bin/pip" install --quiet tokenizers==0.23.3
-"$dir/venv/bin/python" tools/tokenizer_peer.py speed build/bench_tokenizer \
-    ../shared/text/wikitext-2-raw/wiki.test.raw ../shared/tokenizers/*/tokenizer.json | tee -a "$out"
+text=../shared/text/wikitext-2-raw/wiki.test.raw
+"$dir/venv/bin/python" tools/tokenizer_peer.py speed build/bench_tokenizer "$text" \
+    ../shared/tokenizers/*/tokenizer.json | tee -a "$out"
 echo "written to $out"

@@ -7,8 +7,8 @@
 #                        prompt speed with --bench, avx2 beside TIER. Prints a log for
 #                        bench/results/; its exit status is kcheck's.
 #
-# Environment: CC (cc), JOBS (all cores), COMMIT: what the log says it is of, OUT: a folder that takes
-# the log too.
+# Environment: CC (cc), JOBS (all cores), COMMIT: what the log says it is of, OUT: a folder that
+# takes the log too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tier=${1:-avx512vnni}
