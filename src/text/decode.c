@@ -23,18 +23,11 @@
 
 enum { BYTE_PIECE_LEN = 6 }; /* "<0x0A>" */
 
-static int hex_value(char c) {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* The byte that "<0x0A>" names, -1 if a piece is not of that form. */
 static int named_byte(struct text_span piece) {
     if (piece.len != BYTE_PIECE_LEN || memcmp(piece.data, "<0x", 3) != 0 || piece.data[5] != '>')
         return -1;
-    int high = hex_value(piece.data[3]), low = hex_value(piece.data[4]);
+    int high = hex_digit(piece.data[3]), low = hex_digit(piece.data[4]);
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 

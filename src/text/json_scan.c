@@ -81,13 +81,6 @@ kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *mo
 
 /* ---- strings --------------------------------------------------------------------------------- */
 
-static int hex_digit(char c) {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* The four digits behind \u. */
 static kvasir_status code_unit(struct json_scan *s, uint32_t *out) {
     *out = 0;

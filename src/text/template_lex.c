@@ -168,11 +168,9 @@ static bool is_digit(char c) {
     return c >= '0' && c <= '9';
 }
 
-static int digit_value(char c) {
-    if (is_digit(c))
-        return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
+static bool is_digit_of(int base, char c) {
+    int value = hex_digit(c);
+    return value >= 0 && value < base;
 }
 
 static bool is_name_char(const struct lexer *x, size_t pos, size_t *n) {
@@ -193,7 +191,7 @@ static size_t scan_digits(const struct lexer *x, size_t pos, int base, bool lead
         size_t p = end;
         if (p < x->len && x->s[p] == '_' && (end > pos || leading_underscore))
             p++;
-        if (p >= x->len || digit_value(x->s[p]) >= base)
+        if (p >= x->len || !is_digit_of(base, x->s[p]))
             return end;
         end = p + 1;
     }
@@ -266,7 +264,7 @@ static void lex_number(struct lexer *x) {
         for (size_t i = from + (base == 10 ? 0 : 2); i < end; i++)
             if (x->s[i] != '_' &&
                 (__builtin_mul_overflow(value, (int64_t)base, &value) ||
-                 __builtin_add_overflow(value, (int64_t)digit_value(x->s[i]), &value)))
+                 __builtin_add_overflow(value, (int64_t)hex_digit(x->s[i]), &value)))
                 tpl_fail(x->t, "an integer that does not fit 64 bits");
         push(x, TOK_INT, from, end - from)->value = tpl_int(value);
     }
@@ -280,8 +278,8 @@ static uint32_t escape_code(struct lexer *x, size_t *pos, size_t end, char lette
     int base = digits == 3 ? 8 : 16;
     uint32_t code = 0;
     size_t n = 0;
-    while (n < digits && *pos < end && digit_value(x->s[*pos]) < base) {
-        code = code * (uint32_t)base + (uint32_t)digit_value(x->s[*pos]);
+    while (n < digits && *pos < end && is_digit_of(base, x->s[*pos])) {
+        code = code * (uint32_t)base + (uint32_t)hex_digit(x->s[*pos]);
         ++*pos;
         n++;
     }

@@ -107,6 +107,8 @@ bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) M
 bool detok_finish(struct detok *d, struct text_buf *out) MUST_CHECK;
 /* Offset of the first byte that is not valid UTF-8 (RFC 3629), or len. */
 size_t utf8_check(const char *text, size_t len);
+/* The value of a hexadecimal digit, -1 of any other character (unicode.c). */
+int hex_digit(char c);
 
 /* ---- chat templates (template_*.c): a Jinja subset ------------------------------------------- */
 

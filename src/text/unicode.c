@@ -9,6 +9,13 @@
 
 #include "text/tokenizer_internal.h"
 
+int hex_digit(char c) {
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 uint32_t utf8_next(const char *text, size_t *at) {
     const uint8_t *s = (const uint8_t *)text + *at;
     if (s[0] < 0x80) {
