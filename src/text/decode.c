@@ -15,8 +15,11 @@
  * GGUF's other kinds are plain text. (Hugging Face reads the alphabet's letters there too, and so
  * makes U+FFFD of an added "café".)
  *
- * Whatever the pieces hold, what comes out of tokenizer_decode is valid UTF-8.
+ * Whatever the pieces hold, what comes out of tokenizer_decode is valid UTF-8. Whatever the steps
+ * are, growth_limit bounds what they make of one token and of a text: eight steps that write 32
+ * bytes for one would make 2^40.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "text/tokenizer_internal.h"
@@ -49,18 +52,19 @@ static struct text_span strip(const struct decoder_step *step, struct text_span 
     return text;
 }
 
-/* A step that reads nothing but the token. first: it is the first of its text. */
+/* A step that reads nothing but the token. first: it is the first of its text. Stops soon after out
+ * has grown past limit. */
 static bool step_token(const struct decoder_step *step, struct text_span token, bool first,
-                       struct text_buf *out) {
+                       size_t limit, struct text_buf *out) {
     bool changed = false;
     if (step->kind == DECODE_STRIP)
         token = strip(step, token);
     if (step->kind == DECODE_REPLACE && !replace_text(token, step->from, step->from_len, step->to,
-                                                      step->to_len, SIZE_MAX, out, &changed))
+                                                      step->to_len, limit, out, &changed))
         return false;
     if (step->kind == DECODE_MARKS &&
-        !replace_text(token, SPACE_MARK, SPACE_MARK_LEN, " ", first && step->strip ? 0 : 1,
-                      SIZE_MAX, out, &changed))
+        !replace_text(token, SPACE_MARK, SPACE_MARK_LEN, " ", first && step->strip ? 0 : 1, limit,
+                      out, &changed))
         return false;
     return changed || text_append(out, token.data, token.len);
 }
@@ -84,36 +88,54 @@ static bool byte_level_token(struct text_span piece, uint8_t kind, struct text_b
     return true;
 }
 
-bool decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out) {
-    const struct decoder *d = &t->decoder;
-    struct text_span piece = pieces_at(&t->pieces, id);
-    if (!pieces_has(&t->pieces, id))
-        return true;
-    if (d->n && d->step[0].kind == DECODE_BYTE_LEVEL)
-        return byte_level_token(piece, t->pieces.kind[id], out);
-    struct text_buf work[2] = {{0}, {0}};
+/* False: out of memory, or *piece is longer than limit. */
+static bool run_token(const struct decoder *d, size_t limit, struct text_buf work[2],
+                      struct text_span *piece) {
     bool good = true;
     for (int i = 0; i < d->n && good && d->step[i].kind != DECODE_FUSE; i++) {
         struct text_buf *to = &work[i % 2];
-        int byte = d->step[i].kind == DECODE_BYTE_FALLBACK ? named_byte(piece) : -1;
+        int byte = d->step[i].kind == DECODE_BYTE_FALLBACK ? named_byte(*piece) : -1;
         char one = (char)byte;
         to->len = 0;
-        good = byte >= 0 ? text_append(to, &one, 1) : step_token(&d->step[i], piece, false, to);
-        piece = (struct text_span){to->data, to->len};
+        good = byte >= 0 ? text_append(to, &one, 1)
+                         : step_token(&d->step[i], *piece, false, limit, to);
+        *piece = (struct text_span){to->data, to->len};
+        good = good && piece->len <= limit;
         if (byte >= 0)
             break;
     }
-    good = good && text_append(out, piece.data, piece.len);
+    return good;
+}
+
+kvasir_status decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out,
+                                  kvasir_error *err) {
+    const struct decoder *d = &t->decoder;
+    struct text_span piece = pieces_at(&t->pieces, id);
+    size_t len = piece.len, limit = growth_limit(len);
+    struct text_buf work[2] = {{0}, {0}};
+    bool good;
+    if (!pieces_has(&t->pieces, id))
+        return KVASIR_OK;
+    if (d->n && d->step[0].kind == DECODE_BYTE_LEVEL)
+        good = byte_level_token(piece, t->pieces.kind[id], out);
+    else
+        good = run_token(d, limit, work, &piece) && text_append(out, piece.data, piece.len);
     text_free(&work[0]);
     text_free(&work[1]);
-    return good;
+    if (piece.len > limit)
+        return fail(err, KVASIR_ERR_FORMAT,
+                    "the decoder makes token %d too long: more than %zu bytes of %zu", id, limit,
+                    len);
+    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "no memory for token %d", id);
 }
 
 /* ---- a list of tokens ------------------------------------------------------------------------ */
 
+enum { NO_ID = -1 };
 struct chain {
     struct text_buf text;
     size_t *end; /* [cap] where each of n tokens ends in text */
+    int32_t *id; /* [cap] its id, of several the first; NO_ID: what a fuse made */
     size_t n;
 };
 
@@ -122,19 +144,20 @@ static struct text_span chain_at(const struct chain *c, size_t i) {
     return (struct text_span){c->text.data + start, c->end[i] - start};
 }
 
-static void chain_end(struct chain *c) {
+static void chain_end(struct chain *c, int32_t id) {
+    c->id[c->n] = id;
     c->end[c->n++] = c->text.len;
 }
 
 /* The characters that a run of bytes is, or as many U+FFFD where it is not UTF-8 as a whole. */
-static bool put_bytes(struct chain *out, const char *bytes, size_t n) {
+static bool put_bytes(struct chain *out, const char *bytes, size_t n, int32_t id) {
     bool good = true;
     if (utf8_check(bytes, n) == n)
         good = text_append(&out->text, bytes, n);
     else
         for (size_t i = 0; i < n && good; i++)
             good = text_append(&out->text, "\xef\xbf\xbd", 3);
-    chain_end(out);
+    chain_end(out, id);
     return good;
 }
 
@@ -150,30 +173,32 @@ static bool fall_back(const struct chain *in, struct chain *out) {
             continue;
         }
         if (run.len)
-            good = put_bytes(out, run.data, run.len);
+            good = put_bytes(out, run.data, run.len, in->id[i - run.len]);
         run.len = 0;
         if (i < in->n) {
             good = good && text_append(&out->text, token.data, token.len);
-            chain_end(out);
+            chain_end(out, in->id[i]);
         }
     }
     text_free(&run);
     return good;
 }
 
-static bool run_step(const struct decoder_step *step, const struct chain *in, struct chain *out) {
+/* Stops soon after out->text has grown past limit. */
+static bool run_step(const struct decoder_step *step, size_t limit, const struct chain *in,
+                     struct chain *out) {
     out->n = out->text.len = 0;
     if (step->kind == DECODE_BYTE_FALLBACK)
         return fall_back(in, out);
     if (step->kind == DECODE_FUSE) {
         bool good = text_append(&out->text, in->text.data, in->text.len);
-        chain_end(out);
+        chain_end(out, NO_ID);
         return good;
     }
     bool good = true;
-    for (size_t i = 0; i < in->n && good; i++) {
-        good = step_token(step, chain_at(in, i), i == 0, &out->text);
-        chain_end(out);
+    for (size_t i = 0; i < in->n && good && out->text.len <= limit; i++) {
+        good = step_token(step, chain_at(in, i), i == 0, limit, &out->text);
+        chain_end(out, in->id[i]);
     }
     return good;
 }
@@ -183,31 +208,57 @@ static bool is_skipped(const struct tokenizer *t, int32_t id, unsigned flags) {
            ((flags & DETOKENIZE_SKIP_SPECIAL) && tokenizer_is_control(t, id));
 }
 
-static bool decode_chain(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
-                         struct chain work[2], struct text_buf *out) {
-    const struct decoder *d = &t->decoder;
-    for (int k = 0; k < 2; k++) {
-        work[k].end = mem_calloc(n + 1, sizeof *work[k].end); /* FUSE makes one token of none */
-        if (!work[k].end || !text_append(&work[k].text, "", 0))
-            return false;
-    }
+static kvasir_status no_memory(size_t n, kvasir_error *err) {
+    return fail(err, KVASIR_ERR_MEMORY, "no memory to decode %zu tokens", n);
+}
+
+static bool start_chain(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
+                        struct chain *c) {
     for (size_t i = 0; i < n; i++) {
         if (is_skipped(t, ids[i], flags))
             continue;
         struct text_span piece = pieces_at(&t->pieces, ids[i]);
-        if (d->spaces && work[0].n && !text_append(&work[0].text, " ", 1))
+        if ((t->decoder.spaces && c->n && !text_append(&c->text, " ", 1)) ||
+            !text_append(&c->text, piece.data, piece.len))
             return false;
-        if (!text_append(&work[0].text, piece.data, piece.len))
-            return false;
-        chain_end(&work[0]);
+        chain_end(c, ids[i]);
     }
-    for (int i = 0; i < d->n; i++)
-        if (!run_step(&d->step[i], &work[i % 2], &work[(i + 1) % 2]))
-            return false;
+    return true;
+}
+
+static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids, size_t n,
+                                  unsigned flags, struct chain work[2], struct text_buf *out,
+                                  kvasir_error *err) {
+    const struct decoder *d = &t->decoder;
+    for (int k = 0; k < 2; k++) {
+        work[k].end = mem_calloc(n + 1, sizeof *work[k].end); /* FUSE makes one token of none */
+        work[k].id = mem_calloc(n + 1, sizeof *work[k].id);
+        if (!work[k].end || !work[k].id || !text_append(&work[k].text, "", 0))
+            return no_memory(n, err);
+    }
+    if (!start_chain(t, ids, n, flags, &work[0]))
+        return no_memory(n, err);
+    size_t len = work[0].text.len, limit = growth_limit(len);
+    for (int i = 0; i < d->n; i++) {
+        struct chain *to = &work[(i + 1) % 2];
+        if (!run_step(&d->step[i], limit, &work[i % 2], to))
+            return no_memory(n, err);
+        if (to->text.len <= limit)
+            continue;
+        int32_t id = to->id[to->n - 1];
+        char where[32] = "";
+        if (id != NO_ID)
+            snprintf(where, sizeof where, " at token %d", id);
+        return fail(err, KVASIR_ERR_TEXT,
+                    "the decoder makes a text too long%s: more than %zu bytes of %zu", where, limit,
+                    len);
+    }
     struct text_buf *whole = &work[d->n % 2].text;
     struct detok whole_only = {0}; /* pieces need not be UTF-8 */
     return detok_push(&whole_only, (struct text_span){whole->data, whole->len}, out) &&
-           detok_finish(&whole_only, out);
+                   detok_finish(&whole_only, out)
+               ? KVASIR_OK
+               : no_memory(n, err);
 }
 
 static bool decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
@@ -221,13 +272,14 @@ static bool decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n
 
 kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                                unsigned flags, struct text_buf *out, kvasir_error *err) {
+    if (t->decoder.n && t->decoder.step[0].kind == DECODE_BYTE_LEVEL)
+        return decode_bytes(t, ids, n, flags, out) ? KVASIR_OK : no_memory(n, err);
     struct chain work[2] = {{.n = 0}, {.n = 0}};
-    bool byte_level = t->decoder.n && t->decoder.step[0].kind == DECODE_BYTE_LEVEL;
-    bool good = byte_level ? decode_bytes(t, ids, n, flags, out)
-                           : decode_chain(t, ids, n, flags, work, out);
+    kvasir_status status = decode_chain(t, ids, n, flags, work, out, err);
     for (int k = 0; k < 2; k++) {
         text_free(&work[k].text);
         mem_free(work[k].end);
+        mem_free(work[k].id);
     }
-    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "no memory to decode %zu tokens", n);
+    return status;
 }

@@ -19,8 +19,6 @@
 #include "text/tokenizer_internal.h"
 
 enum {
-    GROWTH_MAX = 16,     /* times the text */
-    GROWTH_FREE = 1024,  /* and so many bytes */
     DECOMPOSED_MAX = 18, /* characters that one becomes: U+FDFA */
 };
 
@@ -279,7 +277,7 @@ static bool run_step(const struct normalizer_step *step, struct normalizer_scrat
 
 kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scratch *scratch,
                              struct text_span text, struct text_span *out, kvasir_error *err) {
-    size_t limit = GROWTH_MAX * text.len + GROWTH_FREE;
+    size_t limit = growth_limit(text.len);
     int next = 0; /* the buffer that `text` does not stand in */
     for (int i = 0; i < n->n; i++) {
         struct text_buf *to = &scratch->text[next];

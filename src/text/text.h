@@ -72,7 +72,8 @@ enum {
 };
 /* Appends what these tokens say as a whole text, as Hugging Face's decode does: valid UTF-8 (bytes
  * that are no character become U+FFFD), and without the space that a SentencePiece vocabulary with
- * add_space_prefix puts in front. Ids that no token has give nothing. Text that arrives token by
+ * add_space_prefix puts in front. Ids that no token has give nothing. KVASIR_ERR_TEXT where the
+ * decoder of a tokenizer.json makes them more than 16 times as long. Text that arrives token by
  * token goes through tokenizer_bytes and struct detok instead. */
 kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                                unsigned flags, struct text_buf *out, kvasir_error *err) MUST_CHECK;

@@ -55,21 +55,23 @@ static void mark_ends(struct tokenizer *t, const struct tokenizer_spec *spec) {
 static kvasir_status derive_bytes(struct tokenizer *t, kvasir_error *err) {
     size_t n = t->pieces.n;
     struct text_buf all = {0};
+    size_t limit = growth_limit(t->pieces.text.len), most = 2 * (size_t)VOCAB_BYTES_MAX;
+    limit = limit < most ? limit : most; /* t->start has 32 bits */
     t->start = mem_calloc(n + 1, sizeof *t->start);
     t->ends = mem_calloc(n, sizeof *t->ends);
-    bool good = t->start && t->ends && text_append(&all, "", 0);
-    for (size_t id = 0; id < n && good; id++) {
-        good = decoder_token_bytes(t, (int32_t)id, &all);
-        if (all.len > 2 * (size_t)VOCAB_BYTES_MAX) {
-            text_free(&all);
-            return fail(err, KVASIR_ERR_FORMAT, "the decoder makes tokens too long");
-        }
+    kvasir_status status = KVASIR_OK;
+    if (!t->start || !t->ends || !text_append(&all, "", 0))
+        status = fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", n);
+    for (size_t id = 0; id < n && status == KVASIR_OK; id++) {
+        status = decoder_token_bytes(t, (int32_t)id, &all, err);
+        if (status == KVASIR_OK && all.len > limit)
+            status = fail(err, KVASIR_ERR_FORMAT,
+                          "the decoder makes all tokens up to %zu too long: more than %zu bytes",
+                          id, limit);
         t->start[id + 1] = (uint32_t)all.len;
     }
     t->bytes = all.data;
-    if (!good)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", n);
-    return KVASIR_OK;
+    return status;
 }
 
 kvasir_status tokenizer_create(const struct tokenizer_spec *spec, struct tokenizer **out,

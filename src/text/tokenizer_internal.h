@@ -177,6 +177,10 @@ kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scrat
                              kvasir_error *err) MUST_CHECK;
 void normalizer_scratch_deinit(struct normalizer_scratch *scratch);
 
+/* Steps come out of a file: how long those of a normalizer or of a decoder may make `len` bytes. */
+static inline size_t growth_limit(size_t len) {
+    return 16 * len + 1024;
+}
 /* Where `what` (len > 0) first stands at or behind `from`; text.len: nowhere. */
 size_t find_text(struct text_span text, size_t from, const char *what, size_t len);
 /* Appends text with every `from` replaced and sets *changed, or does nothing where there is none.
@@ -372,7 +376,8 @@ kvasir_status tokenizer_from_fields(struct tokenizer *t, const struct tokenizer_
                                     kvasir_error *err) MUST_CHECK;
 kvasir_status tokenizer_from_json(struct tokenizer *t, struct text_span json,
                                   struct text_span config, kvasir_error *err) MUST_CHECK;
-/* Appends the bytes of a token as it stands inside a text. False: out of memory. */
-bool decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out) MUST_CHECK;
+/* Appends the bytes of a token as it stands inside a text. */
+kvasir_status decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out,
+                                  kvasir_error *err) MUST_CHECK;
 
 #endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small tokenizer.json files that ask for much: decoders that multiply.
+ * Each is refused by a bound on what it would take, with the
+ * place; what is just below the bound is taken.
+ */
+#define _GNU_SOURCE /* asprintf */
+#include "text/tokenizer_internal.h"
+
+#include "text_checks.h"
+
+/* Ids: <s> 0, a 1, b 2, Ga 3. */
+static struct tokenizer *make(const char *post, const char *decoder, kvasir_error *err) {
+    char *json;
+    assert_true(asprintf(&json,
+                         "{\"post_processor\":%s,\"decoder\":%s,\"model\":{\"type\":\"BPE\","
+                         "\"vocab\":{\"<s>\":0,\"a\":1,\"b\":2,\"Ga\":3},\"merges\":[]}}",
+                         post, decoder) > 0);
+    const struct tokenizer_spec spec = {.json = span_of(json)};
+    struct tokenizer *t = NULL;
+    kvasir_status status = tokenizer_create(&spec, &t, err);
+    assert_int_equal(status == KVASIR_OK, t != NULL);
+    free(json);
+    return t;
+}
+
+static void taken(const char *post, const char *decoder, struct tokenizer **out) {
+    kvasir_error err = {0};
+    *out = make(post, decoder, &err);
+    if (!*out)
+        fail_msg("%s", err.text);
+}
+
+static void refused(const char *post, const char *decoder, kvasir_status code, const char *words) {
+    kvasir_error err = {0};
+    if (make(post, decoder, &err))
+        fail_msg("taken, though: %s", words);
+    if (err.code != code || !strstr(err.text, words))
+        fail_msg("status %d: \"%s\" does not say \"%s\"", err.code, err.text, words);
+    assert_null(make(post, decoder, NULL));
+}
+
+/* `head`, then n times `item` with a comma between, then `tail`. */
+static char *repeat(const char *head, size_t n, const char *item, const char *tail) {
+    struct text_buf out = {0};
+    assert_true(text_append(&out, head, strlen(head)));
+    for (size_t i = 0; i < n; i++)
+        assert_true((i == 0 || text_append(&out, ",", 1)) && text_append(&out, item, strlen(item)));
+    assert_true(text_append(&out, tail, strlen(tail)));
+    return out.data;
+}
+
+/* ---- decoders -------------------------------------------------------------------------------- */
+
+#define TIMES_32                                                                                   \
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":"                            \
+    "\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"}"
+#define STEPS_OF "{\"type\":\"Sequence\",\"decoders\":["
+
+static void test_decoder_of_a_token(void **state) {
+    (void)state;
+    struct tokenizer *t;
+    taken("null", TIMES_32, &t);
+    assert_int_equal(tokenizer_bytes(t, 1).len, 32);
+    tokenizer_destroy(t);
+    /* 32 KiB of one byte; then 32^8. */
+    for (size_t steps = 3; steps <= DECODER_STEPS_MAX; steps++) {
+        char *decoder = repeat(STEPS_OF, steps, TIMES_32, "]}");
+        refused("null", decoder, KVASIR_ERR_FORMAT, "the decoder makes token 1 too long");
+        mem_free(decoder);
+    }
+    /* 1 KiB of one byte is within a token's bound; two tokens are not within that of all. */
+    char *decoder = repeat(STEPS_OF, 2, TIMES_32, "]}");
+    refused("null", decoder, KVASIR_ERR_FORMAT, "the decoder makes all tokens up to 3 too long");
+    mem_free(decoder);
+}
+
+static kvasir_status decode_many(const struct tokenizer *t, size_t n, struct text_buf *out,
+                                 kvasir_error *err) {
+    int32_t *ids = calloc(n, sizeof *ids);
+    assert_non_null(ids);
+    for (size_t i = 0; i < n; i++)
+        ids[i] = i == 0 ? 2 : 1;
+    kvasir_status status = tokenizer_decode(t, ids, n, 0, out, err);
+    free(ids);
+    return status;
+}
+
+/* Every token is within its bound, the text is not: 32 bytes of each where 16 are allowed. */
+static void test_decoder_of_a_text(void **state) {
+    (void)state;
+    static const struct {
+        const char *decoder, *words;
+    } cases[] = {
+        {TIMES_32, "a text too long at token 1"},
+        {STEPS_OF TIMES_32 ",{\"type\":\"Fuse\"}]}", "a text too long at token 1"},
+        {STEPS_OF "{\"type\":\"Fuse\"}," TIMES_32 "]}", "a text too long"},
+        {STEPS_OF "{\"type\":\"Fuse\"}," TIMES_32 "," TIMES_32 "," TIMES_32 "," TIMES_32 "]}",
+         "a text too long"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct tokenizer *t;
+        kvasir_error err = {0};
+        struct text_buf out = {0};
+        taken("null", cases[i].decoder, &t);
+        if (i < 3) {
+            assert_int_equal(decode_many(t, 64, &out, &err), KVASIR_OK);
+            assert_int_equal(out.len, 1 + 63 * 32);
+        }
+        out.len = 0;
+        assert_int_equal(decode_many(t, 4000, &out, &err), KVASIR_ERR_TEXT);
+        assert_non_null(strstr(err.text, cases[i].words));
+        assert_int_equal(out.len, 0);
+        assert_int_equal(decode_many(t, 4000, &out, NULL), KVASIR_ERR_TEXT);
+        text_free(&out);
+        tokenizer_destroy(t);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decoder_of_a_token),
+        cmocka_unit_test(test_decoder_of_a_text),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
