@@ -107,8 +107,6 @@ void tokenizer_destroy(struct tokenizer *t) {
     added_deinit(&t->added_normalized);
     pretokenizer_deinit(&t->pre);
     bpe_deinit(&t->bpe);
-    mem_free(t->before.id);
-    mem_free(t->after.id);
     mem_free(t->start);
     mem_free(t->bytes);
     mem_free(t->ends);

@@ -55,15 +55,6 @@ static kvasir_status read_pieces(struct tokenizer *t, const struct tokenizer_spe
     return piece_map_init(&t->map, &t->pieces, err);
 }
 
-static kvasir_status one_id(struct id_list *list, int32_t id, kvasir_error *err) {
-    list->id = mem_alloc(sizeof *list->id);
-    if (!list->id)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for the tokenizer");
-    list->id[0] = id;
-    list->n = 1;
-    return KVASIR_OK;
-}
-
 /* ---- the two models -------------------------------------------------------------------------- */
 
 static kvasir_status byte_level(struct tokenizer *t, const struct tokenizer_spec *spec,
@@ -127,8 +118,8 @@ kvasir_status tokenizer_from_fields(struct tokenizer *t, const struct tokenizer_
     t->bos = spec->bos;
     t->eos = spec->eos;
     if (spec->add_bos && spec->bos >= 0)
-        TRY(one_id(&t->before, spec->bos, err));
+        t->before = (struct id_list){{spec->bos}, 1};
     if (spec->add_eos && spec->eos >= 0)
-        TRY(one_id(&t->after, spec->eos, err));
+        t->after = (struct id_list){{spec->eos}, 1};
     return KVASIR_OK;
 }

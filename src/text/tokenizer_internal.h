@@ -352,8 +352,9 @@ struct decoder {
 
 /* ---- the tokenizer --------------------------------------------------------------------------- */
 
+enum { IDS_ADDED_MAX = 64 }; /* files add one or two */
 struct id_list {
-    int32_t *id;
+    int32_t id[IDS_ADDED_MAX];
     size_t n;
 };
 struct tokenizer {

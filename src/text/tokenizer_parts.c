@@ -364,13 +364,11 @@ kvasir_status part_pre_tokenizer(const json_t *value, struct pretokenizer *pre, 
 
 /* ---- post_processor -------------------------------------------------------------------------- */
 
-static kvasir_status push_id(const struct part *p, struct id_list *list, int32_t id) {
-    int32_t *grown = mem_realloc(list->id, list->n + 1, sizeof *grown);
-    if (!grown)
-        return fail(p->err, KVASIR_ERR_MEMORY, "no memory for the tokenizer");
-    list->id = grown;
-    list->id[list->n++] = id;
-    return KVASIR_OK;
+static kvasir_status too_many(const struct part *p, bool before) {
+    char what[64];
+    snprintf(what, sizeof what, "adds more than %d tokens %s the text", IDS_ADDED_MAX,
+             before ? "in front of" : "behind");
+    return unsupported(p, "single", what);
 }
 
 /* The ids of the special token that a template names. */
@@ -385,7 +383,9 @@ static kvasir_status push_special(const struct part *p, const struct tokenizer *
         json_int_t n = json_is_integer(id) ? json_integer_value(id) : -1;
         if (n < 0 || n > INT32_MAX || !pieces_has(&t->pieces, (int32_t)n))
             return wrong(p, "special_tokens", "names an id that no token has");
-        TRY(push_id(p, list, (int32_t)n));
+        if (list->n == IDS_ADDED_MAX)
+            return too_many(p, list == &t->before);
+        list->id[list->n++] = (int32_t)n;
     }
     return KVASIR_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small tokenizer.json files that ask for much: decoders that multiply.
+/* Small tokenizer.json files that ask for much: decoders that multiply, templates that repeat.
  * Each is refused by a bound on what it would take, with the
  * place; what is just below the bound is taken.
  */
@@ -116,10 +116,50 @@ static void test_decoder_of_a_text(void **state) {
     }
 }
 
+/* ---- post-processors ------------------------------------------------------------------------- */
+
+#define SPECIAL "{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}}"
+#define TEXT_A  "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}"
+#define IDS_OF  "],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\",\"ids\":["
+
+static void test_post_processor(void **state) {
+    (void)state;
+    static const char head[] = "{\"type\":\"TemplateProcessing\",\"single\":[";
+    for (size_t n = 64; n <= 65; n++) {
+        char *behind = repeat(head, n, SPECIAL, "," TEXT_A IDS_OF "0],\"tokens\":[]}}}");
+        char *one = repeat(head, 1, TEXT_A, "," SPECIAL IDS_OF);
+        char *ids = repeat(one, n, "0", "],\"tokens\":[]}}}");
+        if (n == 64) {
+            struct tokenizer *t;
+            taken(behind, "null", &t);
+            assert_int_equal(t->before.n, 64);
+            tokenizer_destroy(t);
+            taken(ids, "null", &t);
+            assert_int_equal(t->after.n, 64);
+            tokenizer_destroy(t);
+        } else {
+            refused(behind, "null", KVASIR_ERR_UNSUPPORTED,
+                    "post_processor.single adds more than 64 tokens in front of the text");
+            refused(ids, "null", KVASIR_ERR_UNSUPPORTED,
+                    "post_processor.single adds more than 64 tokens behind the text");
+        }
+        mem_free(behind);
+        mem_free(one);
+        mem_free(ids);
+    }
+    /* 20,000 names of 20,000 ids each would be 1.6 GB. */
+    char *names = repeat(head, 20000, SPECIAL, "," TEXT_A IDS_OF);
+    char *ids = repeat(names, 20000, "0", "],\"tokens\":[]}}}");
+    refused(ids, "null", KVASIR_ERR_UNSUPPORTED, "more than 64 tokens");
+    mem_free(names);
+    mem_free(ids);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decoder_of_a_token),
         cmocka_unit_test(test_decoder_of_a_text),
+        cmocka_unit_test(test_post_processor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
