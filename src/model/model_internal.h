@@ -97,8 +97,7 @@ kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
 
 /* ---- JSON (json.c) --------------------------------------------------------------------------- */
 
-/* jansson with duplicates refused, and nesting and memory bounded before it sees the text: see
- * json.c. `at` is where the text stands in its file. */
+/* json_load_bounded (text.h). `at` is where the text stands in its file. */
 kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
                          kvasir_error *err) MUST_CHECK;
 /* For documents of which no number is read: a tokenizer's model_max_length may be 10^30. */

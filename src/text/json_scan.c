@@ -250,9 +250,10 @@ kvasir_status scan_bool(struct json_scan *s, bool *out) {
 static kvasir_status skip_value(struct json_scan *s, int depth) {
     struct text_span ignored;
     bool more = true;
-    if (depth > JSON_DEPTH_MAX)
+    char c = scan_peek(s);
+    if (depth == JSON_DEPTH_MAX && (c == '{' || c == '['))
         return bad(s, "nested too deep");
-    switch (scan_peek(s)) {
+    switch (c) {
     case '{':
         TRY(scan_open(s, '{'));
         for (;;) {
@@ -284,7 +285,7 @@ static kvasir_status skip_value(struct json_scan *s, int depth) {
 kvasir_status scan_skip(struct json_scan *s, struct text_span *raw) {
     (void)scan_peek(s);
     size_t start = s->at;
-    TRY(skip_value(s, 1));
+    TRY(skip_value(s, 0));
     *raw = (struct text_span){s->text.data + start, s->at - start};
     return KVASIR_OK;
 }

@@ -17,8 +17,6 @@
 
 #include "text/text.h"
 
-enum { JSON_DEPTH_MAX = 64 };
-
 struct json_scan {
     const char *name;
     struct text_span text;

@@ -111,6 +111,16 @@ size_t utf8_check(const char *text, size_t len);
 /* The value of a hexadecimal digit, -1 of any other character (unicode.c). */
 int hex_digit(char c);
 
+/* ---- JSON that a file holds (json_load.c) ---------------------------------------------------- */
+
+/* The deepest text we read is config.json (rope_parameters inside the document: 3); 32 leaves room
+ * for vendors' own. */
+enum { JSON_DEPTH_MAX = 32 };
+/* jansson's json_loadb with duplicates refused, nesting up to JSON_DEPTH_MAX, and a bound on the
+ * tree's memory by the text's size. `at` is where the text stands in its file, for errors. */
+kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t flags,
+                                json_t **out, kvasir_error *err) MUST_CHECK;
+
 /* ---- chat templates (template_*.c): a Jinja subset ------------------------------------------- */
 
 /* Parse errors and run errors name line and column of the template. */

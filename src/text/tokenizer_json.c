@@ -113,15 +113,20 @@ static void scan_part(struct reading *r, struct json_scan *s, struct text_span v
     s->at = start;
 }
 
-/* Says where in the file an error happened that another module found. */
-static kvasir_status blame(const struct json_scan *s, const char *path, kvasir_status status) {
-    if (status != KVASIR_OK && s->err) {
+/* Says where an error happened that another module found. */
+static kvasir_status blame_path(const char *path, kvasir_status status, kvasir_error *err) {
+    if (status != KVASIR_OK) {
         char prefix[64];
         snprintf(prefix, sizeof prefix, "tokenizer.json: %s", path);
-        fail_prefix(s->err, prefix);
-        s->err->offset = (int64_t)s->at;
+        fail_prefix(err, prefix);
     }
     return status;
+}
+
+static kvasir_status blame(const struct json_scan *s, const char *path, kvasir_status status) {
+    if (status != KVASIR_OK && s->err)
+        s->err->offset = (int64_t)s->at;
+    return blame_path(path, status, s->err);
 }
 
 static kvasir_status keep(struct reading *r, struct text_span *text) {
@@ -151,13 +156,9 @@ static kvasir_status small_value(struct reading *r, const char *path, struct tex
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, offset,
                        "tokenizer.json: %s has %zu bytes (up to %d are supported)", path, raw.len,
                        SMALL_PART_MAX);
-    json_error_t why;
-    const size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES;
-    *out = json_loadb(raw.data, raw.len, flags, &why);
-    if (!*out)
-        return fail_at(r->err, KVASIR_ERR_FORMAT, offset + why.position, "tokenizer.json: %s: %s",
-                       path, why.text);
-    return KVASIR_OK;
+    const size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL;
+    return blame_path(path, json_load_bounded(raw.data, raw.len, offset, flags, out, r->err),
+                      r->err);
 }
 
 /* ---- vocab and merges ------------------------------------------------------------------------ */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small tokenizer.json files that ask for much: decoders that multiply, templates that repeat.
- * Each is refused by a bound on what it would take, with the
+/* Small tokenizer.json files that ask for much: decoders that multiply, templates that repeat, JSON
+ * whose tree is many times its text. Each is refused by a bound on what it would take, with the
  * place; what is just below the bound is taken.
  */
 #define _GNU_SOURCE /* asprintf */
+#include "text/json_scan.h"
 #include "text/tokenizer_internal.h"
 
 #include "text_checks.h"
@@ -155,11 +156,50 @@ static void test_post_processor(void **state) {
     mem_free(ids);
 }
 
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void test_json_memory(void **state) {
+    (void)state;
+    char *decoder = repeat(STEPS_OF, 300000, "{}", "]}"); /* 69 MB as a tree */
+    refused("null", decoder, KVASIR_ERR_FORMAT,
+            "tokenizer.json: decoder: JSON of 900032 bytes would take more than 32 times");
+    mem_free(decoder);
+    decoder = repeat(STEPS_OF, 2000, "{}", "]}"); /* a small one too */
+    refused("null", decoder, KVASIR_ERR_FORMAT, "more than 32 times");
+    mem_free(decoder);
+    decoder = repeat(STEPS_OF, 100, "{\"type\":\"Fuse\"}", "]}"); /* what files hold is far below */
+    refused("null", decoder, KVASIR_ERR_UNSUPPORTED, "one step more than is supported");
+    mem_free(decoder);
+}
+
+/* The tree and the scanner nest equally deep: in brackets, whatever the innermost hold. */
+static void test_json_depth(void **state) {
+    (void)state;
+    static const char *const inner[] = {"", "1", "\"a\"", "null"};
+    for (size_t i = 0; i < 4; i++)
+        for (int depth = JSON_DEPTH_MAX; depth <= JSON_DEPTH_MAX + 1; depth++) {
+            char text[2 * JSON_DEPTH_MAX + 8] = {0};
+            memset(text, '[', (size_t)depth);
+            strcat(text, inner[i]);
+            memset(text + strlen(text), ']', (size_t)depth);
+            kvasir_status want = depth > JSON_DEPTH_MAX ? KVASIR_ERR_FORMAT : KVASIR_OK;
+            struct json_scan s;
+            struct text_span raw;
+            kvasir_error err = {0};
+            scan_init(&s, "x.json", span_of(text), &err);
+            assert_int_equal(scan_skip(&s, &raw), want);
+            scan_deinit(&s);
+            json_t *tree;
+            assert_int_equal(json_load_bounded(text, strlen(text), 0, 0, &tree, &err), want);
+            json_decref(tree);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decoder_of_a_token),
-        cmocka_unit_test(test_decoder_of_a_text),
-        cmocka_unit_test(test_post_processor),
+        cmocka_unit_test(test_decoder_of_a_token), cmocka_unit_test(test_decoder_of_a_text),
+        cmocka_unit_test(test_post_processor),     cmocka_unit_test(test_json_memory),
+        cmocka_unit_test(test_json_depth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
