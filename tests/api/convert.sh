@@ -31,22 +31,27 @@ json weight_types | grep -q AFFINE8 || die "no AFFINE8 in the quantized folder"
 
 # Killed: nothing under the name. Interrupted: nothing at all.
 demo_model
-"$kvasir" convert "$demo" killed --bits 4 >/dev/null 2>&1 &
+# writes PID NAME: waits until the run writes NAME's temporary folder; a signal that comes before
+# that, or behind the end, would show nothing.
+writes() {
+    for _ in $(seq 3000); do
+        ls -d "$2".tmp-* >/dev/null 2>&1 && return
+        kill -0 "$1" 2>/dev/null || die "$2: ended, and no temporary folder was seen"
+        sleep 0.02
+    done
+    die "$2: no temporary folder after a minute"
+}
+"$kvasir" convert "$demo" killed --bits 4 >/dev/null 2>err &
 pid=$!
-for _ in $(seq 200); do
-    ls -d killed.tmp-* >/dev/null 2>&1 && break
-    sleep 0.02
-done
+writes "$pid" killed
 kill -KILL "$pid"
 wait "$pid" 2>/dev/null
 [ -e killed ] && die "killed, and a folder under the final name"
+ls -d killed.tmp-* >/dev/null 2>&1 || die "killed, and not while it wrote"
 # (A shell starts what runs behind it with Ctrl-C ignored.)
 env --default-signal=INT "$kvasir" convert "$demo" stopped --bits 4 >/dev/null 2>err &
 pid=$!
-for _ in $(seq 200); do
-    ls -d stopped.tmp-* >/dev/null 2>&1 && break
-    sleep 0.02
-done
+writes "$pid" stopped
 kill -INT "$pid"
 wait "$pid"
 code=$?

@@ -161,17 +161,25 @@ for g, a, b, c in zip(golden, ids, special, decoded):
 PY
 }
 goldens=0
-for name in gpt2 qwen3 llama3_1 gemma3; do
-    [ -f "$tokenizers/$name/golden_encode.jsonl" ] || continue
-    golden "$tokenizers/$name" "$tokenizers/$name/golden_encode.jsonl"
+# vocabulary NAME MODEL LINES: its goldens, or a word on what is missing
+vocabulary() {
+    local missing=
+    [ -e "$2" ] || missing=$2
+    [ -f "$3" ] || missing=$3
+    if [ -n "$missing" ]; then
+        echo "left out: goldens of $1: $missing is missing"
+        return
+    fi
+    golden "$2" "$3"
     goldens=$((goldens + 1))
+}
+for name in gpt2 qwen3 llama3_1 gemma3; do
+    vocabulary $name "$tokenizers/$name" "$tokenizers/$name/golden_encode.jsonl"
 done
 for model in smollm2-135m:SmolLM2-135M-Instruct.Q4_1 \
     qwen2.5-coder-0.5b:qwen2.5-coder-0.5b-instruct-q4_k_m; do
-    file=$MODELS_DIR/${model#*:}.gguf lines=$SHARED_DIR/goldens/${model%:*}/golden_encode.jsonl
-    [ -f "$file" ] && [ -f "$lines" ] || continue
-    golden "$file" "$lines"
-    goldens=$((goldens + 1))
+    vocabulary ${model%:*} "$MODELS_DIR/${model#*:}.gguf" \
+        "$SHARED_DIR/goldens/${model%:*}/golden_encode.jsonl"
 done
 
 # Chats: what jinja2 rendered is what the ids say; what must fail fails with jinja2's words.
