@@ -27,7 +27,10 @@ cmake --build build
 python=.venv/bin/python
 smollm2=models/SmolLM2-135M-Instruct
 [ -d $smollm2-mlx ] || $python "$shared"/tools/mlx_from_gguf.py $smollm2.Q4_1.gguf $smollm2-mlx
-$python tests/interop/random_texts.py build/kvasir "$shared"/tokenizers/*/tokenizer.json
+$python tests/interop/random_texts.py build/kvasir "$shared"/tokenizers/*/tokenizer.json \
+    $smollm2.Q4_1.gguf=$smollm2-mlx/tokenizer.json \
+    models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf="$shared"/tokenizers/qwen3/tokenizer.json \
+    "$shared"/models/stories260K/stories260K-f32.gguf="$shared"/models/stories260K/hf/tokenizer.json
 $python tests/interop/templates.py build/libkvasir.so
 $python tests/interop/convert.py build/kvasir $smollm2.Q4_1.gguf \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf

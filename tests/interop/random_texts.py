@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random texts through `kvasir tokenize` and the tokenizers package: the same ids, and back.
 
-    random_texts.py KVASIR TOKENIZER.json... [--texts 500] [--seed N] [--corpus FILE]
+    random_texts.py KVASIR TOKENIZER.json|FILE.gguf=TOKENIZER.json...
+                    [--texts 500] [--seed N] [--corpus FILE]
+
+FILE.gguf=TOKENIZER.json opens a GGUF's vocabulary beside its twin in the other format.
 
 A text is pieces of the corpus, of the vocabulary (added tokens among them), of odd Unicode and of
 white space, joined at random. Exit code 1 where an id or a decoded text differs.
@@ -110,28 +113,43 @@ def run(kvasir, path, flags, objects):
         check=True,
         capture_output=True,
     ).stdout.decode()
-    return [json.loads(line) for line in out.split("\n") if line]
+    answers = [json.loads(line) for line in out.split("\n") if line]
+    assert len(answers) == len(objects), f"{len(answers)} lines for {len(objects)}"
+    return answers
 
 
-def check(kvasir, path, count, seed, corpus):
+def tokens_of_both(kvasir, path, peer):
+    """The peer's added tokens; of a twin's those that its GGUF has too."""
+    added = {t.content: i for i, t in peer.get_added_tokens_decoder().items()}
+    answers = run(kvasir, path, [], [{"text": content} for content in added])
+    both = [c for c, answer in zip(added, answers, strict=True) if answer["ids"] == [added[c]]]
+    if len(both) < len(added):
+        print(f"{path}: has no {sorted(added.keys() - set(both))}: not in its texts")
+    return both
+
+
+def check(kvasir, pair, count, seed, corpus):
+    path, _, twin = pair.partition("=")
     rng = random.Random(f"{seed} {path}")
-    peer = Tokenizer.from_file(path)
-    vocab, added = sorted(peer.get_vocab(with_added_tokens=False)), [
-        t.content for t in peer.get_added_tokens_decoder().values()
-    ]
+    peer = Tokenizer.from_file(twin or path)
+    vocab = sorted(peer.get_vocab(with_added_tokens=False))
+    if twin:
+        added = tokens_of_both(kvasir, path, peer)
+    else:
+        added = [t.content for t in peer.get_added_tokens_decoder().values()]
     texts = [make_text(rng, corpus, vocab, added) for _ in range(count)]
     bad = 0
     for flags, special in (([], False), (["--add-special"], True)):
         want = [peer.encode(t, add_special_tokens=special).ids for t in texts]
         got = [o["ids"] for o in run(kvasir, path, flags, [{"text": t} for t in texts])]
-        for text, a, b in zip(texts, want, got):
+        for text, a, b in zip(texts, want, got, strict=True):
             if a != b:
                 bad += 1
                 if bad <= 3:
                     print(f"{path}: {text!r}\n  tokenizers {a}\n  kvasir     {b}")
     ids = [peer.encode(t, add_special_tokens=False).ids for t in texts]
     back = [o["text"] for o in run(kvasir, path, ["--decode"], [{"ids": i} for i in ids])]
-    for i, got in zip(ids, back):
+    for i, got in zip(ids, back, strict=True):
         want = peer.decode(i, skip_special_tokens=False)
         if got != want:
             bad += 1

@@ -8,6 +8,10 @@ Each conversation is rendered by jinja2, set up as transformers sets it up, and 
 (kvasir_chat_render, through ctypes). Both must give the same bytes, or both must fail; what a
 template raises itself must reach the user in its own words. Exit code 1 where anything differs.
 
+Where both fail by an error of the language (an undefined variable, a string plus a number) the
+words are jinja2's or Python's there and ours here: these are counted, shown with -v, and are no
+difference.
+
 Needs jinja2 from PyPI. Conversations are made up from the seed: roles in and out of order, odd
 Unicode and white space, content in parts, tool calls and their results, schemas, documents, and for
 every variable that a template reads beside these, values of every JSON type.
