@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct model_config config;
     struct quantization quantization = {0};
     kvasir_error err;
-    budget_begin(size);
+    budget_begin(fuzz_budget(size));
     kvasir_status status = config_parse((const char *)data, size, &config, &quantization, &err);
     check_error(status, &err);
     if (status == KVASIR_OK)

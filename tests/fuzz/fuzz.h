@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz/: bytes from outside against everything that reads them. One file a target:
  *
- *     gguf.c         a GGUF file: model_open, its tokenizer, its template
+ *     gguf.c         a GGUF file or two parts of one: model_open, its tokenizer, its template
  *     safetensors.c  a folder: model.safetensors, its index, generation_config.json ...
  *     config.c       config.json
- *     tokenizer_json.c   tokenizer.json, then a text through it
+ *     tokenizer_json.c   tokenizer.json, then a text through it, and a few ids back
  *     template.c     a chat template, then a conversation through it
  *     tokenize.c     a text through small vocabularies of each kind, and back
  *
@@ -13,7 +13,7 @@
  * file with libFuzzer (tools/fuzz.sh). What a soak finds goes into corpus/ with its fix.
  *
  * A target asks for more than "no crash":
- *   F1  memory: what is live at any time stays below FUZZ_BYTES + FUZZ_TIMES * the input's size
+ *   F1  memory: what is live at any time stays below what the target says of the input's size
  *       (measured where a sanitizer's allocator counts: budget_begin .. budget_end);
  *   F2  an input that is refused has a text in its error, on one line;
  *   F3  what the target itself says (round trips).
@@ -28,10 +28,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* A JSON value of two bytes becomes 40 (a node, a slot, the allocator's own); a node of a template
- * of a few bytes some hundred. */
-enum { FUZZ_TIMES = 64, FUZZ_BYTES = 4 << 20 };
-void budget_begin(size_t size);
+/* What readers may take. JSON is refused where its tree would be 32 times the text; an id of 65535
+ * in a small file makes tables of half a megabyte. */
+enum { FUZZ_TIMES = 40, FUZZ_BYTES = 1 << 20 };
+static inline size_t fuzz_budget(size_t size) {
+    return FUZZ_BYTES + FUZZ_TIMES * size;
+}
+void budget_begin(size_t bytes);
 void budget_end(void);
 
 /* Ends the process with the text. */

@@ -65,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char folder[128];
     const char *inside = fuzz_path("");
     memcpy(folder, inside, strlen(inside) + 1);
-    budget_begin(size);
+    budget_begin(fuzz_budget(size));
     kvasir_status status = model_open(folder, &m, &err);
     check_error(status, &err);
     model_close(m);

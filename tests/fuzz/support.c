@@ -54,7 +54,7 @@ static void on_free(const volatile void *p) {
     live -= size < live ? size : live;
 }
 
-void budget_begin(size_t size) {
+void budget_begin(size_t bytes) {
     static bool installed;
     if (!__sanitizer_install_malloc_and_free_hooks || !__sanitizer_get_allocated_size)
         return;
@@ -62,7 +62,7 @@ void budget_begin(size_t size) {
         __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
     installed = true;
     live = peak = 0;
-    limit = FUZZ_BYTES + FUZZ_TIMES * size;
+    limit = bytes;
     counting = true;
 }
 

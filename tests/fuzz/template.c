@@ -18,6 +18,10 @@ static const char ARGS[] =
     "\"documents\":[{\"title\":\"t\",\"text\":\"x\"}],\"add_generation_prompt\":true,"
     "\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"enable_thinking\":false}";
 
+/* template.c: some 400 bytes for a byte of source; ARENA_BASE, and in all 8 times the output in
+ * buffers that double. */
+enum { PARSE_BYTES = 1 << 16, PARSE_TIMES = 512, RENDER_BYTES = 64 << 20 };
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static json_t *args;
     if (!args && !(args = json_loads(ARGS, 0, NULL)))
@@ -26,15 +30,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct template *t = NULL;
     struct text_buf out = {0};
     kvasir_error err;
+    budget_begin(PARSE_BYTES + PARSE_TIMES * size);
     kvasir_status status = template_parse((const char *)data, size, &t, &err);
     check_error(status, &err);
+    budget_end();
     if (t) {
+        budget_begin(RENDER_BYTES + 8 * limits.output_bytes);
         status = template_render(t, args, 1700000000, &limits, &out, &err);
         /* raise_exception's own text may have lines */
         if (status != KVASIR_OK && !err.text[0])
             fuzz_fail("status %d without a text", (int)status);
         if (out.len > limits.output_bytes)
             fuzz_fail("%zu bytes of output past the limit", out.len);
+        budget_end();
     }
     text_free(&out);
     template_destroy(t);

@@ -158,7 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     size_t len = size - 1, n = 0;
     int32_t *ids = NULL;
     kvasir_error err;
-    budget_begin(size);
+    budget_begin(fuzz_budget(size));
     kvasir_status status = tokenizer_encode(tokenizers[kind], text, len, flags, &ids, &n, &err);
     check_error(status, &err);
     size_t bad = utf8_check(text, len);
