@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# soak.sh: what takes too long for `make test`. The log is kept: bench/results/soak-DATE.log.
+# soak.sh: what takes too long for `make test`. The log is kept:
+# bench/results/soak-DATE-COMMIT.log.
 #   KVASIR_SOAK_SEEDS   seeds of kcheck, most of a minute each (default 20)
 #   KVASIR_SOAK_ARM_SEEDS   seeds of kcheck for the NEON tiers, minutes each (default 3)
 #   KVASIR_SOAK_PROGRAMS   random programs of the property test (default 2000)
@@ -23,16 +24,18 @@ echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) core
 tools/deps.sh soak
 tools/fetch-model.sh all
 cmake --preset ci >/dev/null
-cmake --build build-ci
+cmake --build build-ci | tail -1
 
 echo "soak: kcheck, $seeds seeds"
-for ((seed = 1; seed <= seeds; seed++)); do
-    build-ci/tests/kcheck --seed="$seed" >build-ci/kcheck.log 2>&1 || {
-        cat build-ci/kcheck.log
-        echo "soak: kcheck failed with --seed=$seed"
-        exit 1
+one_kcheck() { # SEED
+    build-ci/tests/kcheck --seed="$1" >"build-ci/kcheck-$1.log" 2>&1 || {
+        cat "build-ci/kcheck-$1.log"
+        echo "soak: kcheck failed with --seed=$1"
+        return 1
     }
-done
+}
+export -f one_kcheck
+seq "$seeds" | xargs -P"$(nproc)" -I{} bash -c 'one_kcheck {}'
 
 echo "soak: kcheck of the NEON tiers, emulated, $arm_seeds seeds"
 tools/kcheck-arm.sh "$arm_seeds"

@@ -199,13 +199,21 @@ ALWAYS_INLINE size_t prefetch(struct places next, size_t from, size_t to) {
 ALWAYS_INLINE __m256 one_row(enum weight_type t, int bits, const struct eight_rows *w,
                              const struct act_rows *a) {
     const struct shape s = shape_of(t);
-    size_t units = a->k / (BLOCK * s.unit_blocks), ahead = 0;
+    size_t units = a->k / (BLOCK * s.unit_blocks), ahead = 0, turned = 0;
     const float *sum = s.runs == 1 ? a->sum : a->sum16;
     struct places p = w->data, next = places_behind(p, SIDE * p.stride);
     __m256 acc = _mm256_setzero_ps();
     for (size_t unit = 0; unit < units; unit++, p = places_behind(p, s.unit_bytes)) {
         struct heads h;
         ahead = prefetch(next, ahead, (unit + 1) * s.unit_bytes);
+        if (s.scales_apart && unit * 64 < SIDE * w->bytes) { /* those of the next eight rows, too */
+            _mm_prefetch((const char *)w->scales.row0 + SIDE * w->bytes + unit * 64, _MM_HINT_T0);
+            if (s.has_min)
+                _mm_prefetch((const char *)w->biases.row0 + SIDE * w->bytes + unit * 64,
+                             _MM_HINT_T0);
+        }
+        if (s.scales_apart && unit >> w->group_shift >= turned)
+            turned = turn_scales(w, s.has_min, turned);
         load_heads(t, p, &h);
         UNROLL_FOR(i, s.unit_blocks) {
             size_t b = unit * s.unit_blocks + (size_t)i;
@@ -280,13 +288,15 @@ ALWAYS_INLINE void unpack_block(enum weight_type t, struct kind kind, struct pla
 ALWAYS_INLINE void unpack_panel(enum weight_type t, struct kind kind,
                                 const struct eight_rows rows[2], uint32_t k, char *panel) {
     const struct shape s = shape_of(t);
-    size_t units = k / (BLOCK * s.unit_blocks), ahead[2] = {0, 0};
+    size_t units = k / (BLOCK * s.unit_blocks), ahead[2] = {0, 0}, turned[2] = {0, 0};
     struct places p[2] = {rows[0].data, rows[1].data};
     for (size_t unit = 0; unit < units; unit++) {
         UNROLL_FOR(half, 2) {
             struct heads h;
             ahead[half] = prefetch(places_behind(rows[half].data, PANEL * p[half].stride),
                                    ahead[half], (unit + 1) * s.unit_bytes);
+            if (s.scales_apart && unit >> rows[half].group_shift >= turned[half])
+                turned[half] = turn_scales(&rows[half], s.has_min, turned[half]);
             load_heads(t, p[half], &h);
             UNROLL_FOR(i, s.unit_blocks) {
                 unpack_block(t, kind, p[half], &h, &rows[half], unit, i, half,
@@ -502,17 +512,11 @@ static struct places rows_from(const void *rows, size_t bytes, uint32_t j, uint3
     return (struct places){row0, row0 + 4 * bytes, bytes};
 }
 
-/* d or m of eight rows, turned: [group][SIDE]. */
-static const float *turned_scales(const struct weight *w, const void *scales, uint32_t group,
-                                  uint32_t j, uint32_t last, char **scratch) {
-    enum scale_kind kind = w->type == WEIGHT_MXFP4_MLX ? SCALE_E8M0
-                           : w->scalar == SCALAR_F32   ? SCALE_F32
-                           : w->scalar == SCALAR_BF16  ? SCALE_BF16
-                                                       : SCALE_F16;
-    size_t groups = w->k / group, bytes = groups * 4 / (size_t)scales_per_dword(kind);
-    float *turned = take(scratch, (groups + 15) / 16 * 16 * SIDE * sizeof *turned);
-    turn_scales(kind, rows_from(scales, bytes, j, last, scratch), groups, turned);
-    return turned;
+static enum scale_kind scale_kind_of(const struct weight *w) {
+    return w->type == WEIGHT_MXFP4_MLX ? SCALE_E8M0
+           : w->scalar == SCALAR_F32   ? SCALE_F32
+           : w->scalar == SCALAR_BF16  ? SCALE_BF16
+                                       : SCALE_F16;
 }
 
 /* Outputs j .. j + 7; behind n1 the last one stands in and its results are not stored. */
@@ -523,10 +527,16 @@ ALWAYS_INLINE struct eight_rows eight_rows(enum weight_type t, const struct weig
     struct eight_rows rows = {.data = rows_from(w->data, row_bytes, j, n1 - 1, scratch)};
     if (s.scales_apart) {
         uint32_t group = t == WEIGHT_MXFP4_MLX ? BLOCK : w->group;
+        size_t groups = w->k / group, floats = (groups + 15) / 16 * 16 * SIDE;
+        rows.kind = scale_kind_of(w);
         rows.group_shift = __builtin_ctz(group / BLOCK);
-        rows.d = turned_scales(w, w->scales, group, j, n1 - 1, scratch);
-        if (s.has_min)
-            rows.m = turned_scales(w, w->biases, group, j, n1 - 1, scratch);
+        rows.bytes = groups * scale_bytes(rows.kind);
+        rows.scales = rows_from(w->scales, rows.bytes, j, n1 - 1, scratch);
+        rows.d = take(scratch, floats * sizeof *rows.d);
+        if (s.has_min) {
+            rows.biases = rows_from(w->biases, rows.bytes, j, n1 - 1, scratch);
+            rows.m = take(scratch, floats * sizeof *rows.m);
+        }
     }
     return rows;
 }

@@ -3,8 +3,8 @@
  * read in two steps: what eight units have in common (load_heads), then the d and m of one block of
  * them (block_scales). The numbers are those of quant/weight*.c to the bit.
  *
- * Scales that are arrays of their own (safetensors) are turned as a whole before their rows are
- * read (turn_scales): [group][8 rows] float32.
+ * Scales that are arrays of their own (safetensors) are turned 16 bytes of a row at a time as their
+ * rows are read: [group][8 rows] float32.
  */
 #ifndef KVASIR_CPU_AVX2_PRODUCT_SCALES_H
 #define KVASIR_CPU_AVX2_PRODUCT_SCALES_H
@@ -148,87 +148,120 @@ ALWAYS_INLINE __m256 iq4_xs_sub(const __m256i sub[4], int i) {
 
 /* ---- scales that are arrays of their own ----------------------------------------------------- */
 
+/* How they are stored: scalars, or bytes e of 2^(e - 127). */
 enum scale_kind { SCALE_F32, SCALE_F16, SCALE_BF16, SCALE_E8M0 };
 
-ALWAYS_INLINE int scales_per_dword(enum scale_kind kind) {
-    return kind == SCALE_F32 ? 1 : kind == SCALE_E8M0 ? 4 : 2;
+ALWAYS_INLINE size_t scale_bytes(enum scale_kind kind) {
+    return kind == SCALE_F32 ? 4 : kind == SCALE_E8M0 ? 1 : 2;
 }
 
-ALWAYS_INLINE __m256i each(__m256i v, int at, int mask) {
-    return _mm256_and_si256(_mm256_srli_epi32(v, at), _mm256_set1_epi32(mask));
+/* 16 bytes of eight rows, words: to [8 groups][SIDE]. */
+ALWAYS_INLINE void turn_words(enum scalar_type t, struct places p, size_t at, float *to) {
+    __m256i v[4], u[4];
+    UNROLL_FOR(i, 4) {
+        v[i] = join(load_16(lower(p, i) + at), load_16(upper(p, i) + at));
+    }
+    u[0] = _mm256_unpacklo_epi16(v[0], v[1]);
+    u[1] = _mm256_unpacklo_epi16(v[2], v[3]);
+    u[2] = _mm256_unpackhi_epi16(v[0], v[1]);
+    u[3] = _mm256_unpackhi_epi16(v[2], v[3]);
+    v[0] = _mm256_unpacklo_epi32(u[0], u[1]);
+    v[1] = _mm256_unpackhi_epi32(u[0], u[1]);
+    v[2] = _mm256_unpacklo_epi32(u[2], u[3]);
+    v[3] = _mm256_unpackhi_epi32(u[2], u[3]);
+    UNROLL_FOR(i, 4) { /* rows 0 to 3 of two groups | 4 to 7 */
+        v[i] = _mm256_permute4x64_epi64(v[i], 0xd8);
+        _mm256_store_ps(to + SIDE * 2 * i, widen8(t, _mm256_castsi256_si128(v[i])));
+        _mm256_store_ps(to + SIDE * (2 * i + 1), widen8(t, _mm256_extracti128_si256(v[i], 1)));
+    }
 }
 
-/* A dword of eight rows: to [1, 2 or 4 groups][SIDE]. mlx's 255 is an infinite scale. */
-ALWAYS_INLINE void widen_scales(enum scale_kind kind, __m256i v, float *to) {
-    __m256 s[4];
-    if (kind == SCALE_F32) {
-        s[0] = _mm256_castsi256_ps(v);
-    } else if (kind == SCALE_F16) {
-        split_f16(v, &s[0], &s[1]);
-    } else if (kind == SCALE_BF16) {
-        s[0] = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
-        s[1] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(v, 16), 16));
+/* Four E8M0 a dword: to [4 groups][SIDE]. mlx's 255 is an infinite scale. */
+ALWAYS_INLINE void widen_e8m0(__m256i v, float *to) {
+    UNROLL_FOR(i, 4) {
+        __m256i e = _mm256_and_si256(_mm256_srli_epi32(v, 8 * i), _mm256_set1_epi32(255));
+        __m256i endless = _mm256_and_si256(_mm256_cmpeq_epi32(e, _mm256_set1_epi32(255)),
+                                           _mm256_set1_epi32(1 << 23));
+        _mm256_store_ps(to + SIDE * i, _mm256_or_ps(e8m0_halves(e), _mm256_castsi256_ps(endless)));
+    }
+}
+
+/* The same of dwords: float32, or E8M0. */
+ALWAYS_INLINE void turn_dwords(bool e8m0, struct places p, size_t at, float *to) {
+    __m256i q[4];
+    load_turned(p, at, q);
+    UNROLL_FOR(j, 4) {
+        if (e8m0)
+            widen_e8m0(q[j], to + SIDE * 4 * j);
+        else
+            _mm256_store_ps(to + SIDE * j, _mm256_castsi256_ps(q[j]));
+    }
+}
+
+/* 16 bytes of each of eight rows, from byte `at`. to: all the groups. */
+ALWAYS_INLINE void turn_16(enum scale_kind kind, struct places p, size_t at, float *to) {
+    to += SIDE * (at / scale_bytes(kind));
+    if (scale_bytes(kind) == 2)
+        turn_words(kind == SCALE_F16 ? SCALAR_F16 : SCALAR_BF16, p, at, to);
+    else
+        turn_dwords(kind == SCALE_E8M0, p, at, to);
+}
+
+/* Rows shorter than 16 bytes. */
+ALWAYS_INLINE void turn_short(enum scale_kind kind, struct places p, size_t bytes, float *to) {
+    uint8_t rows[SIDE][16] = {{0}};
+    UNROLL_FOR(o, 4) {
+        memcpy(rows[o], lower(p, o), bytes);
+        memcpy(rows[o + 4], upper(p, o), bytes);
+    }
+    turn_16(kind, (struct places){rows[0], rows[4], 16}, 0, to);
+}
+
+/* Eight weight rows. */
+struct eight_rows {
+    struct places data;
+    /* Where scales are arrays of their own: rows of `bytes` bytes, and what is turned of them, a
+     * step before it is used (turn_scales): [groups rounded up to 16][SIDE]. */
+    enum scale_kind kind;
+    int group_shift; /* log2 of the blocks of a group */
+    size_t bytes;
+    struct places scales, biases;
+    float *d, *m;
+};
+
+ALWAYS_INLINE size_t turn_scales_of(enum scale_kind kind, const struct eight_rows *w, bool has_min,
+                                    size_t turned) {
+    size_t at = turned * scale_bytes(kind);
+    if (w->bytes < 16) {
+        turn_short(kind, w->scales, w->bytes, w->d);
+        if (has_min)
+            turn_short(kind, w->biases, w->bytes, w->m);
     } else {
-        UNROLL_FOR(i, 4) {
-            __m256i e = each(v, 8 * i, 255);
-            __m256i endless = _mm256_cmpeq_epi32(e, _mm256_set1_epi32(255));
-            s[i] = _mm256_or_ps(e8m0_halves(e), _mm256_castsi256_ps(_mm256_and_si256(
-                                                    endless, _mm256_set1_epi32(1 << 23))));
-        }
+        at = at + 16 <= w->bytes ? at : w->bytes - 16; /* some twice */
+        turn_16(kind, w->scales, at, w->d);
+        if (has_min)
+            turn_16(kind, w->biases, at, w->m);
     }
-    UNROLL_FOR(i, scales_per_dword(kind)) {
-        _mm256_store_ps(to + SIDE * i, s[i]);
-    }
+    return (at + 16) / scale_bytes(kind);
 }
 
-/* Scales of `groups` groups of eight rows, to [groups rounded up to 16][SIDE]. */
-ALWAYS_INLINE void turn_scales_of(enum scale_kind kind, struct places p, size_t groups, float *to) {
-    int per_dword = scales_per_dword(kind);
-    size_t bytes = groups * 4 / (size_t)per_dword;
-    for (size_t at = 0; at < bytes; at += 16) {
-        uint8_t last[SIDE][16] = {{0}};
-        __m256i q[4];
-        if (bytes - at < 16) {
-            UNROLL_FOR(o, 4) {
-                memcpy(last[o], lower(p, o) + at, bytes - at);
-                memcpy(last[o + 4], upper(p, o) + at, bytes - at);
-            }
-            load_turned((struct places){last[0], last[4], 16}, 0, q);
-        } else {
-            load_turned(p, at, q);
-        }
-        UNROLL_FOR(j, 4) {
-            widen_scales(kind, q[j], to);
-            to += SIDE * per_dword;
-        }
-    }
-}
-
-static void turn_scales(enum scale_kind kind, struct places p, size_t groups, float *to) {
-    switch (kind) {
+/* The next groups behind the first `turned`; returns how many are turned now. */
+static __attribute__((noinline)) size_t turn_scales(const struct eight_rows *w, bool has_min,
+                                                    size_t turned) {
+    switch (w->kind) {
     case SCALE_F32:
-        turn_scales_of(SCALE_F32, p, groups, to);
-        break;
+        return turn_scales_of(SCALE_F32, w, has_min, turned);
     case SCALE_F16:
-        turn_scales_of(SCALE_F16, p, groups, to);
-        break;
+        return turn_scales_of(SCALE_F16, w, has_min, turned);
     case SCALE_BF16:
-        turn_scales_of(SCALE_BF16, p, groups, to);
-        break;
+        return turn_scales_of(SCALE_BF16, w, has_min, turned);
     case SCALE_E8M0:
-        turn_scales_of(SCALE_E8M0, p, groups, to);
         break;
     }
+    return turn_scales_of(SCALE_E8M0, w, has_min, turned);
 }
 
 /* ---- the types ------------------------------------------------------------------------------- */
-
-/* Eight weight rows. Where their scales are apart, d and m are [group][SIDE], turned. */
-struct eight_rows {
-    struct places data;
-    const float *d, *m;
-    int group_shift; /* log2 of the blocks of a group */
-};
 
 /* What the blocks of a unit have in common, p: the unit of eight rows. Where a unit is one block,
  * that is nothing. */

@@ -12,14 +12,18 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
+/* Eight f16 or bf16. */
+ALWAYS_INLINE __m256 widen8(enum scalar_type t, __m128i h) {
+    if (t == SCALAR_F16)
+        return _mm256_cvtph_ps(h);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
 /* Elements [i, i + 8) of an array of scalar type t. */
 ALWAYS_INLINE __m256 load8(enum scalar_type t, const void *p, size_t i) {
     if (t == SCALAR_F32)
         return _mm256_loadu_ps((const float *)p + i);
-    __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + i));
-    if (t == SCALAR_F16)
-        return _mm256_cvtph_ps(h);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    return widen8(t, _mm_loadu_si128((const __m128i *)((const uint16_t *)p + i)));
 }
 
 /* Sum of the lanes, always as ((0+4)+(2+6)) + ((1+5)+(3+7)). */
