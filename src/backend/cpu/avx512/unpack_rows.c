@@ -162,7 +162,7 @@ ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, __
 /* Block b of the rows. */
 ALWAYS_INLINE void affine(const struct panel_rows *r, uint32_t b, int bits, struct scales *s,
                           struct panel_block *w) {
-    uint32_t g = b * BLOCK / r->w->group;
+    uint32_t g = b >> __builtin_ctz(r->w->group / BLOCK); /* a power of two */
     if (g < s->first || g >= s->end)
         affine_scales(r, g, bits == 8, s);
     put_scales(w, 0, s->d[g - s->first], s->m[g - s->first]);
