@@ -9,7 +9,7 @@
 # (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0; centred keys beside plain ones
 # at DEPTH, both models; then the tokenizers beside PyPI's.
 #
-#   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU.txt
+#   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU-TIER.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -105,7 +105,7 @@ for round in $(seq "$rounds"); do
     peer ik kvdepth_ik q4_0 q4_0 1 16 0 "$depth"
 done
 cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr -cs 'A-Za-z0-9\n' '-')
-out=bench/results/speed-$(date +%F)-$cpu.txt
+out=bench/results/speed-$(date +%F)-$cpu-$tier.txt
 for raw in "$dir"/raw-*.txt; do
     echo "$(basename "$raw" .txt | sed 's/^raw-//'):"
     python3 tools/bench_summary.py "$raw" "$depth" "$threads" "$tier"

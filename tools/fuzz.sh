@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # fuzz.sh [SECONDS [TARGET...]]: every target of tests/fuzz (or those named) with libFuzzer under
-# the address and undefined behaviour sanitizers, SECONDS each (default 600), as many at a time as
-# there are cores. Part of `make soak`. Seeds are tests/fuzz/corpus and the real files of ../shared;
+# the address and undefined behaviour sanitizers, SECONDS each (default 600; 0 only builds), as many
+# at a time as there are cores. Part of `make soak`. Seeds are tests/fuzz/corpus and the real files of ../shared;
 # what grows stays in build-fuzz/corpus. A finding is a file build-fuzz/crash-TARGET-*: mend what it
 # shows, then put it into tests/fuzz/corpus/TARGET.
 set -euo pipefail
@@ -17,6 +17,8 @@ if [ ${#targets[@]} = 0 ]; then
     for file in tests/fuzz/corpus/*/; do targets+=("$(basename "$file")"); done
 fi
 cmake --build build-fuzz --target "${targets[@]/#/fuzz_}"
+
+[ "$seconds" != 0 ] || exit 0
 
 run() { # TARGET
     local target=$1 seeds=(tests/fuzz/corpus/"$1") length=65536

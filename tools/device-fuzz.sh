@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# device-fuzz.sh bundle             here: builds the fuzz targets (tools/fuzz.sh) and packs them with
+#                                   their libraries and seeds into build-fuzz/bundle.tar.gz
+# device-fuzz.sh run SECONDS [N]    on a machine with many cores and no compiler, to which that file
+#                                   came along: N workers (default 2) of every target at once. Prints
+#                                   a log for bench/results/; exit 1 on a finding.
+#
+# Environment of run: COMMIT, OUT: a folder that takes findings.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bundle=build-fuzz/bundle
+
+if [ "$1" = bundle ]; then
+    tools/fuzz.sh 0
+    rm -rf $bundle
+    mkdir -p $bundle/lib
+    cp build-fuzz/tests/fuzz_* $bundle/
+    cp -r tests/fuzz/corpus $bundle/
+    cp tests/fuzz/*.dict $bundle/
+    [ ! -d ../shared/chat-templates ] || cp ../shared/chat-templates/* $bundle/corpus/template/
+    strip -g $bundle/fuzz_*
+    ldd $bundle/fuzz_* | sed -nE 's/.*(=> |\t)(\/[^ ]+) .*/\2/p' | sort -u |
+        xargs -I{} cp -L {} $bundle/lib/
+    tar czf $bundle.tar.gz $bundle
+    exit 0
+fi
+
+tar xzf $bundle.tar.gz
+seconds=$2 workers=${3:-2} out=${OUT:-$(mktemp -d)}
+echo "device-fuzz: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores," \
+    "$workers workers of $seconds s a target"
+grep -m1 'model name' /proc/cpuinfo || true
+run() { # TARGET WORKER
+    local target=$1 log=$out/$1-$2.log grown args=()
+    grown=$(mktemp -d)
+    [ ! -e "$bundle/$target.dict" ] || args=(-dict="$bundle/$target.dict")
+    ASAN_OPTIONS=detect_leaks=1:symbolize=0 "$bundle"/lib/ld-linux-x86-64.so.2 \
+        --library-path "$bundle/lib" "$bundle/fuzz_$target" -max_total_time="$seconds" \
+        -max_len=65536 -timeout=10 -rss_limit_mb=3000 -print_final_stats=1 -verbosity=1 -seed="$2" \
+        -artifact_prefix="$out/crash-$target-" "${args[@]}" "$grown" "$bundle/corpus/$target" \
+        >"$log" 2>&1 || {
+        echo "$target, worker $2: FAILED"
+        tail -40 "$log"
+        return 1
+    }
+    echo "$target, worker $2: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs," \
+        "$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$log" | tail -1) edges, no finding"
+    rm "$log"
+}
+export -f run
+export bundle seconds out
+for file in "$bundle"/corpus/*/; do
+    for ((worker = 1; worker <= workers; worker++)); do
+        echo "$(basename "$file") $worker"
+    done
+done | xargs -P 0 -L1 bash -c 'run $0 $1'
