@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# device-fuzz.sh bundle             here: builds the fuzz targets (tools/fuzz.sh) and packs them with
-#                                   their libraries and seeds into build-fuzz/bundle.tar.gz
-# device-fuzz.sh run SECONDS [N]    on a machine with many cores and no compiler, to which that file
-#                                   came along: N workers (default 2) of every target at once. Prints
-#                                   a log for bench/results/; exit 1 on a finding.
+# device-fuzz.sh bundle            here: builds the fuzz targets (tools/fuzz.sh) and packs them with
+#                                  their libraries and seeds into build-fuzz/bundle.tar.gz
+# device-fuzz.sh run SECONDS [N]   on a machine with many cores and no compiler, to which that file
+#                                  came along: N workers (default 2) of every target at once.
+#                                  Prints a log for bench/results/; exit 1 on a finding.
 #
 # Environment of run: COMMIT, OUT: a folder that takes findings.
 set -euo pipefail

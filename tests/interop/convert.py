@@ -29,7 +29,7 @@ KINDS = [
     (["--bits", "4", "--group-size", "64", "--dtype", "f32"], "f32", 3, 48),
     (["--bits", "8", "--group-size", "32", "--dtype", "f16"], "f16", 1, 12),
 ]
-TIE = {"f32": 0.02, "f16": 0.1, "bf16": 0.5}
+TIE = {"f32": 0.02, "f16": 0.1, "bf16": 0.25}
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n",
