@@ -1,32 +1,34 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# soak.sh: what takes too long for `make test`. The log is kept:
-# bench/results/soak-DATE-COMMIT.log.
-#   KVASIR_SOAK_SEEDS   seeds of kcheck, most of a minute each (default 20)
-#   KVASIR_SOAK_ARM_SEEDS   seeds of kcheck for the NEON tiers, minutes each (default 3)
-#   KVASIR_SOAK_PROGRAMS   random programs of the property test (default 2000)
-#   KVASIR_SOAK_FUZZ   seconds of each fuzz target (default 600)
+# soak.sh [STAGE...]: what takes too long for `make test`: all stages, or those named, in this
+# order. The log is kept: bench/results/soak-DATE-COMMIT.log.
+#   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
+#   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
+#   property   KVASIR_SOAK_PROGRAMS random programs (2000)
+#   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
+#   interop    beside the packages of others (tools/interop.sh)
+#   goldens    those that take long
+#   mutants    planted bugs (tools/mutants.sh)
+#   tsan       every test but the goldens under the thread sanitizer
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
-seeds=${KVASIR_SOAK_SEEDS:-20}
-arm_seeds=${KVASIR_SOAK_ARM_SEEDS:-3}
-programs=${KVASIR_SOAK_PROGRAMS:-2000}
-fuzz=${KVASIR_SOAK_FUZZ:-600}
+stages=("$@")
+[ $# != 0 ] || stages=(kcheck arm property fuzz interop goldens mutants tsan)
 
 mkdir -p bench/results
-log=bench/results/soak-$(date -u +%Y-%m-%d)-$(git describe --always --dirty 2>/dev/null || true).log
-exec > >(sed -u "s|$PWD|.|g" | tee "$log") 2>&1
+commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
+log=bench/results/soak-$(date -u +%Y-%m-%d)-$commit.log
+exec > >(sed -u -e "s|$PWD|.|g" -e '/^\[[0-9]*\/[0-9]*\] /d' | tee "$log") 2>&1
 
-echo "soak: $(git describe --always --dirty 2>/dev/null || echo 'no commit'), $(date -u +%FT%TZ)"
+echo "soak: $commit, $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
 tools/deps.sh soak
 tools/fetch-model.sh all
 cmake --preset ci >/dev/null
 cmake --build build-ci | tail -1
 
-echo "soak: kcheck, $seeds seeds"
 one_kcheck() { # SEED
     build-ci/tests/kcheck --seed="$1" >"build-ci/kcheck-$1.log" 2>&1 || {
         cat "build-ci/kcheck-$1.log"
@@ -35,27 +37,28 @@ one_kcheck() { # SEED
     }
 }
 export -f one_kcheck
-seq "$seeds" | xargs -P"$(nproc)" -I{} bash -c 'one_kcheck {}'
 
-echo "soak: kcheck of the NEON tiers, emulated, $arm_seeds seeds"
-tools/kcheck-arm.sh "$arm_seeds"
-
-echo "soak: property test, $programs programs"
-build-ci/tests/sim_property --programs="$programs"
-
-echo "soak: fuzzing, $fuzz s a target"
-tools/fuzz.sh "$fuzz"
-
-echo "soak: beside the packages of others"
-tools/interop.sh
-
-echo "soak: goldens that take long"
-KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary -R '^golden\.' \
-    -E '^golden\.smollm2$'
-
-echo "soak: mutants"
-tools/mutants.sh
-
-echo "soak: every test under the thread sanitizer"
-tools/test.sh tsan-all
-echo "soak: passed, $((SECONDS / 60)) minutes; log in $log"
+for stage in "${stages[@]}"; do
+    echo "soak: $stage, at $((SECONDS / 60)) minutes"
+    case $stage in
+    kcheck)
+        seq "${KVASIR_SOAK_SEEDS:-20}" | xargs -P"$(nproc)" -I{} bash -c 'one_kcheck {}'
+        echo "kcheck: ${KVASIR_SOAK_SEEDS:-20} seeds hold"
+        ;;
+    arm) tools/kcheck-arm.sh "${KVASIR_SOAK_ARM_SEEDS:-3}" ;;
+    property) build-ci/tests/sim_property --programs="${KVASIR_SOAK_PROGRAMS:-2000}" ;;
+    fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
+    interop) tools/interop.sh ;;
+    goldens)
+        KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary \
+            -R '^golden\.' -E '^golden\.smollm2$'
+        ;;
+    mutants) tools/mutants.sh ;;
+    tsan) tools/test.sh tsan-all ;;
+    *)
+        echo "soak: no stage is called $stage"
+        exit 2
+        ;;
+    esac
+done
+echo "soak: passed (${stages[*]}), $((SECONDS / 60)) minutes; log in $log"

@@ -16,6 +16,7 @@ import json
 import random
 import subprocess
 import sys
+import unicodedata
 
 from tokenizers import Tokenizer
 
@@ -73,6 +74,15 @@ SPACE = [
 ]
 
 
+def random_char(rng):
+    """One of Python's Unicode: what is newer is a letter to one library and nothing to another."""
+    while True:
+        ranges = [(0x20, 0x7F), (0xA0, 0xD800), (0x10000, 0x20000)]
+        char = chr(rng.randrange(*rng.choice(ranges)))
+        if unicodedata.category(char) != "Cn":
+            return char
+
+
 def make_text(rng, corpus, vocab, added):
     parts = []
     for _ in range(rng.randrange(0, 24)):
@@ -89,17 +99,7 @@ def make_text(rng, corpus, vocab, added):
         elif kind == 6:
             parts.append(str(rng.randrange(10 ** rng.randrange(1, 12))))
         elif kind == 7:
-            parts.append(
-                chr(
-                    rng.choice(
-                        [
-                            rng.randrange(0x20, 0x7F),
-                            rng.randrange(0xA0, 0xD800),
-                            rng.randrange(0x10000, 0x20000),
-                        ]
-                    )
-                )
-            )
+            parts.append(random_char(rng))
         else:
             parts.append(rng.choice(ODD) * rng.choice([1, 1, 1, 2, 7]))
     return "".join(parts)
