@@ -282,7 +282,7 @@ kvasir_status kvasir_chat_render(const kvasir_tokenizer *t, const char *request,
                                  char **out, size_t *len, kvasir_error *err) {
     if (!t->template)
         return give_error(&t->template_error, err);
-    json_t *variables;
+    json_t *variables = NULL;
     TRY(read_request(t, request, request_len, &variables, err));
     struct text_buf text = {0};
     struct template_limits limits = template_limits_default();
