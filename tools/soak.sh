@@ -10,7 +10,7 @@
 #   interop    beside the packages of others (tools/interop.sh)
 #   goldens    those that take long
 #   mutants    planted bugs (tools/mutants.sh)
-#   tsan       every test but the goldens under the thread sanitizer
+#   tsan       every test but goldens and kcheck under the thread sanitizer
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null

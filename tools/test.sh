@@ -8,7 +8,8 @@
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      compiled without a warning
 #   asan (build-asan)        all but the goldens of real models
-#   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens)
+#   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
+#                            one thread)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -50,7 +51,7 @@ run_tsan() {
 case ${1:-all} in
 asan) run_asan ;;
 tsan) run_tsan -L threads ;;
-tsan-all) run_tsan -LE golden ;;
+tsan-all) run_tsan -LE 'golden|kcheck' ;;
 all)
     stage "dependencies, demo model"
     tools/deps.sh all
