@@ -18,6 +18,7 @@
 #include <math.h>
 
 #include "backend/cpu/avx512/vector.h"
+#include "backend/cpu/encode.h"
 
 enum { GROUP_MAX = 128 };
 
@@ -58,16 +59,11 @@ ALWAYS_INLINE void store_scalar(enum scalar_type t, uint8_t *array, size_t i, fl
 /* Whether every value of the row, rounded to t, is finite: the smallest magnitude that is not, as
  * bits, per type. */
 static bool row_is_finite(enum scalar_type t, const float *x, uint32_t n) {
-    static const int32_t LIMIT[] = {
-        [SCALAR_F16] = 0x477ff000,  /* 65520: halfway to 2^16 */
-        [SCALAR_BF16] = 0x7f7f8000, /* halfway from the largest bfloat16 to 2^128 */
-        [SCALAR_F32] = 0x7f800000,
-    };
     __m512i max = _mm512_setzero_si512();
     for (uint32_t i = 0; i < n; i += 16)
         max =
             _mm512_max_epi32(max, magnitude_bits(_mm512_maskz_loadu_ps(first_lanes(n - i), x + i)));
-    return _mm512_cmpge_epi32_mask(max, _mm512_set1_epi32(LIMIT[t])) == 0;
+    return _mm512_cmpge_epi32_mask(max, _mm512_set1_epi32((int)ENCODE_LIMIT[t])) == 0;
 }
 
 /* ---- affine ---------------------------------------------------------------------------------- */
@@ -223,41 +219,4 @@ ALWAYS_INLINE void encode_half(const struct tile_layout *l, uint8_t *tile, uint3
     }
 }
 
-static void encode_f32(const struct tile_layout *l, uint8_t *tile, uint32_t token, const float *x) {
-    float *to = (float *)tile;
-    for (size_t d = 0; d < l->head_dim; d += 4) {
-        if (l->kind == TILE_K)
-            memcpy(to + d * TILE_TOKENS + 4 * (size_t)token, x + d, 4 * sizeof *x);
-        for (size_t i = 0; l->kind == TILE_V && i < 4; i++)
-            to[(size_t)(token / 4) * 4 * l->lanes + 4 * (d + i) + token % 4] = x[d + i];
-    }
-}
-
-void avx512_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x) {
-    enum scalar_type t = (enum scalar_type)l->format.scalar;
-    if (!row_is_finite(t, x, l->head_dim)) {
-        tile_encode_row(l, tile, token, x);
-        return;
-    }
-    bool exact = kv_format_exact(l->format);
-    switch (t) {
-    case SCALAR_F16:
-        if (exact)
-            encode_half(l, tile, token, x, SCALAR_F16);
-        else
-            encode_affine(l, tile, token, x, SCALAR_F16);
-        break;
-    case SCALAR_BF16:
-        if (exact)
-            encode_half(l, tile, token, x, SCALAR_BF16);
-        else
-            encode_affine(l, tile, token, x, SCALAR_BF16);
-        break;
-    case SCALAR_F32:
-        if (exact)
-            encode_f32(l, tile, token, x);
-        else
-            encode_affine(l, tile, token, x, SCALAR_F32);
-        break;
-    }
-}
+DEFINE_ENCODE_ROW(avx512_encode_row)

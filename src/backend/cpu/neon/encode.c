@@ -15,6 +15,7 @@
  * that its scalar type rounds to Inf, goes to tile_encode_row as a whole: it is rare and its rules
  * are long (quant/affine.c).
  */
+#include "backend/cpu/encode.h"
 #include "backend/cpu/neon/vector.h"
 
 enum { GROUP_MAX = 128 };
@@ -40,15 +41,10 @@ ALWAYS_INLINE float32x4_t round_to(enum scalar_type t, float32x4_t x) {
 /* Whether every value of the row, rounded to t, is finite: the smallest magnitude that is not,
  * as bits, per type. */
 static bool row_is_finite(enum scalar_type t, const float *x, uint32_t n) {
-    static const uint32_t LIMIT[] = {
-        [SCALAR_F16] = 0x477ff000,  /* 65520: halfway to 2^16 */
-        [SCALAR_BF16] = 0x7f7f8000, /* halfway from the largest bfloat16 to 2^128 */
-        [SCALAR_F32] = 0x7f800000,
-    };
     uint32x4_t max = vdupq_n_u32(0);
     for (uint32_t i = 0; i < n; i += 4)
         max = vmaxq_u32(max, magnitude_bits(vld1q_f32(x + i)));
-    return vmaxvq_u32(max) < LIMIT[t];
+    return vmaxvq_u32(max) < ENCODE_LIMIT[t];
 }
 
 /* ---- affine ---------------------------------------------------------------------------------- */
@@ -157,58 +153,13 @@ ALWAYS_INLINE void encode_affine(const struct tile_layout *l, uint8_t *tile, uin
 
 /* ---- exact ----------------------------------------------------------------------------------- */
 
-/* Four consecutive dims of one token: K keeps them together, V has them four elements apart. */
-ALWAYS_INLINE void put_four(const struct tile_layout *l, uint8_t *tile, uint32_t token,
-                            uint32_t dim, const void *four, size_t size) {
-    const uint8_t *from = four;
-    if (l->kind == TILE_K) {
-        memcpy(tile + ((size_t)dim * TILE_TOKENS + 4 * (size_t)token) * size, from, 4 * size);
-        return;
-    }
-    size_t at = (size_t)(token / 4) * 4 * l->lanes + 4 * (size_t)dim + token % 4;
-    for (size_t i = 0; i < 4; i++)
-        memcpy(tile + (at + 4 * i) * size, from + i * size, size);
-}
-
 ALWAYS_INLINE void encode_half(const struct tile_layout *l, uint8_t *tile, uint32_t token,
                                const float *x, enum scalar_type t) {
     for (uint32_t d = 0; d < l->head_dim; d += 4) {
         uint16_t half[4];
         vst1_u16(half, to_half(t, vld1q_f32(x + d)));
-        put_four(l, tile, token, d, half, sizeof half[0]);
+        encode_put_four(l, tile, token, d, half, sizeof half[0]);
     }
 }
 
-static void encode_f32(const struct tile_layout *l, uint8_t *tile, uint32_t token, const float *x) {
-    for (uint32_t d = 0; d < l->head_dim; d += 4)
-        put_four(l, tile, token, d, x + d, sizeof *x);
-}
-
-void neon_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x) {
-    enum scalar_type t = (enum scalar_type)l->format.scalar;
-    if (!row_is_finite(t, x, l->head_dim)) {
-        tile_encode_row(l, tile, token, x);
-        return;
-    }
-    bool exact = kv_format_exact(l->format);
-    switch (t) {
-    case SCALAR_F16:
-        if (exact)
-            encode_half(l, tile, token, x, SCALAR_F16);
-        else
-            encode_affine(l, tile, token, x, SCALAR_F16);
-        break;
-    case SCALAR_BF16:
-        if (exact)
-            encode_half(l, tile, token, x, SCALAR_BF16);
-        else
-            encode_affine(l, tile, token, x, SCALAR_BF16);
-        break;
-    case SCALAR_F32:
-        if (exact)
-            encode_f32(l, tile, token, x);
-        else
-            encode_affine(l, tile, token, x, SCALAR_F32);
-        break;
-    }
-}
+DEFINE_ENCODE_ROW(neon_encode_row)
