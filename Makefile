@@ -6,7 +6,7 @@ DESTDIR ?=
 DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_PROMPT := Explain what a key-value cache is to a curious twelve-year-old.
 
-.PHONY: all help deps demo models test check format soak bench install \
+.PHONY: all help deps demo models test check format soak bench cuda install \
         uninstall clean debug asan tsan
 
 all: build/build.ninja ## build/kvasir and the libraries, release
@@ -46,6 +46,12 @@ soak: ## long tests; the log goes to bench/results/
 
 bench: ## speed beside other programs; results go to bench/results/
 	@tools/bench.sh
+
+cuda: ## build-cuda/opcheck: the CUDA backend and its checks, where nvcc is
+	@PATH="$$PATH:/usr/local/cuda/bin"; command -v nvcc >/dev/null || \
+	    { echo 'cuda: nvcc is missing: the CUDA backend needs the CUDA toolkit' >&2; exit 1; }; \
+	stamp=$$(tools/opcheck.sh stamp) && cmake --preset cuda >/dev/null && \
+	    cmake --build build-cuda --target opcheck && echo "$$stamp" >build-cuda/opcheck.stamp
 
 install: all ## into PREFIX (default /usr/local), below DESTDIR
 	@DESTDIR='$(DESTDIR)' cmake --install build --prefix '$(PREFIX)'

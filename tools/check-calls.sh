@@ -7,7 +7,8 @@ set -euo pipefail
 root=${1:-$(dirname "$0")/..}
 cd "$root"
 
-find src \( -name '*.c' -o -name '*.h' \) -not -path 'src/base/*' -not -path 'src/cli/*' | sort |
+find src \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
+    -not -path 'src/base/*' -not -path 'src/cli/*' | sort |
     xargs awk '
     BEGIN {
         calls = "(exit|_exit|_Exit|quick_exit|abort|getenv|secure_getenv|setenv|printf|fprintf|" \

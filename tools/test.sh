@@ -7,6 +7,7 @@
 # What runs where, to stay below 30 minutes on 2 cores:
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      compiled without a warning
+#   cuda (build-cuda-ci)     where nvcc is: compiled for one architecture; nothing of it runs here
 #   asan (build-asan)        all but the goldens of real models
 #   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
 #                            one thread)
@@ -48,6 +49,18 @@ run_tsan() {
         ctest --test-dir build-tsan --output-on-failure --no-label-summary --no-tests=ignore "$@"
 }
 
+# Without a GPU opcheck can only be compiled; its C without a warning. One architecture of three:
+# the others take as long each and differ in nothing that C++ sees.
+run_cuda() {
+    PATH=$PATH:/usr/local/cuda/bin
+    if ! command -v nvcc >/dev/null; then
+        echo "cuda: skipped, this machine has no nvcc"
+        return
+    fi
+    cmake --preset cuda -B build-cuda-ci -DKVASIR_CUDA_ARCHS=90 -DKVASIR_WERROR=ON >/dev/null
+    cmake --build build-cuda-ci --target opcheck
+}
+
 case ${1:-all} in
 asan) run_asan ;;
 tsan) run_tsan -L threads ;;
@@ -69,6 +82,9 @@ all)
 
     stage "clang, warnings are errors"
     build clang
+
+    stage "cuda, compiled"
+    run_cuda
 
     run_asan
     run_tsan -L threads

@@ -17,8 +17,8 @@
  *   B4  Attention reduces over runs of a fixed length at absolute positions (RUN_TOKENS on CPUs),
  *       merged in order of position.
  *
- * Buffers are device memory from backend_alloc; on the CPU they are ordinary pointers. Matrices are
- * row-major, a row is a token. `float *x [rows][dim]` is dense.
+ * Buffers are device memory: from backend_alloc, or constants from backend_upload; on the CPU they
+ * are ordinary pointers. Matrices are row-major, a row is a token. `float *x [rows][dim]` is dense.
  */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
@@ -156,6 +156,13 @@ kvasir_status backend_reserve_centre(struct backend *b, const struct key_centre 
 
 void *backend_alloc(struct backend *b, size_t bytes) MUST_CHECK;
 void backend_free(struct backend *b, void *p);
+/* Constants that operations read as buffers: gains, biases. Returns device memory that holds what
+ * the host memory holds now: a copy, or, where the device reads host memory, that memory itself, so
+ * the caller keeps it unchanged until backend_upload_free. Made when a run is created. NULL: no
+ * memory is left. */
+const void *backend_upload(struct backend *b, const void *host, size_t bytes) MUST_CHECK;
+/* What backend_upload returned, or NULL; the host memory stays the caller's. */
+void backend_upload_free(struct backend *b, const void *device);
 /* Waits for everything enqueued and copies to host memory. */
 void backend_read(struct backend *b, void *host, const void *device, size_t bytes);
 
@@ -169,11 +176,17 @@ void backend_arena_copy(struct backend *b, void *to, const void *from, size_t by
 
 /* Order. Everything below, and backend_arena_zero, _copy and _release, happens in the order of the
  * calls. Host arguments (struct batch and all it points to, tokens, positions, inv_freq, arrays of
- * pointers) are consumed before a call returns: the caller may change or free them at once. Every
- * batch has at least one sequence and every sequence at least one row. A backend whose memory is
- * not the host's copies weights and gains when a run is created; on the CPU they are used where
- * they are mapped.
+ * pointers, struct weight) are consumed before a call returns: the caller may change or free them
+ * at once; only what a weight points to stays where it is. Every batch has at least one sequence
+ * and every sequence at least one row. A backend whose memory is not the host's copies weights when
+ * a run is created; on the CPU they are used where they are mapped. Gains and biases come from
+ * backend_upload.
  */
+
+/* Before the operations of a step, once: the batch that op_kv_store and op_attention are called
+ * with until the next step begins, whose tables a device takes here in one copy. batch->views is
+ * [groups][n_seqs], groups the model's layer groups. */
+void backend_step_begin(struct backend *b, const struct batch *batch, uint32_t groups);
 
 /* ---- operations ------------------------------------------------------------------------------ */
 

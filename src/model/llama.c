@@ -20,10 +20,17 @@
  */
 #include "model/model_internal.h"
 
+/* The vectors of struct layer_weights, uploaded: shapes and NULLs are its own. */
+struct run_layer {
+    const float *attn_norm, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *ffn_norm;
+};
+
 struct model_run {
     const struct model *model;
     struct backend *backend;
-    double *inv_freq; /* [rope.dims / 2], host */
+    double *inv_freq;         /* [rope.dims / 2], host */
+    struct run_layer *layers; /* [layers] */
+    const float *final_norm;  /* [dim], uploaded */
     /* Device buffers; row < max_rows, logit_row < max_logit_rows. */
     float *x;                   /* [row][dim] */
     float *h;                   /* [row][dim] input of a block's products, then its output */
@@ -41,18 +48,19 @@ struct model_run {
 static void attention_block(struct model_run *r, const struct batch *batch, uint32_t layer) {
     const struct model_config *c = &r->model->config;
     const struct layer_weights *l = &r->model->layers[layer];
+    const struct run_layer *u = &r->layers[layer];
     const struct kv_view *views = batch->views; /* one layer group */
     const float scale = (float)(1.0 / m_sqrt(c->head_dim));
     const uint32_t rows = batch->rows, pairs = c->rope.dims / 2;
     struct backend *b = r->backend;
 
-    op_rms_norm(b, r->x, l->attn_norm, rows, c->dim, c->norm_eps, r->h);
+    op_rms_norm(b, r->x, u->attn_norm, rows, c->dim, c->norm_eps, r->h);
     op_product(b, r->h, rows, (const struct weight *[]){&l->q, &l->k, &l->v},
-               (const float *[]){l->q_bias, l->k_bias, l->v_bias}, (float *[]){r->q, r->k, r->v},
+               (const float *[]){u->q_bias, u->k_bias, u->v_bias}, (float *[]){r->q, r->k, r->v},
                3);
-    if (l->q_norm) { /* every head is a row of its own here */
-        op_rms_norm(b, r->q, l->q_norm, rows * c->heads, c->head_dim, c->norm_eps, r->q);
-        op_rms_norm(b, r->k, l->k_norm, rows * c->kv_heads, c->head_dim, c->norm_eps, r->k);
+    if (u->q_norm) { /* every head is a row of its own here */
+        op_rms_norm(b, r->q, u->q_norm, rows * c->heads, c->head_dim, c->norm_eps, r->q);
+        op_rms_norm(b, r->k, u->k_norm, rows * c->kv_heads, c->head_dim, c->norm_eps, r->k);
     }
     op_rope(b, r->q, rows, c->heads, c->head_dim, r->rope_cos, r->rope_sin, pairs,
             c->rope.adjacent);
@@ -71,7 +79,7 @@ static void ffn_block(struct model_run *r, uint32_t rows, uint32_t layer) {
     const struct layer_weights *l = &r->model->layers[layer];
     struct backend *b = r->backend;
 
-    op_rms_norm(b, r->x, l->ffn_norm, rows, c->dim, c->norm_eps, r->h);
+    op_rms_norm(b, r->x, r->layers[layer].ffn_norm, rows, c->dim, c->norm_eps, r->h);
     op_product(b, r->h, rows, (const struct weight *[]){&l->gate, &l->up},
                (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);
     op_silu_mul(b, r->gate, r->up, (size_t)rows * c->ffn_dim, r->gate);
@@ -85,6 +93,7 @@ const float *model_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &m->config;
     struct backend *b = r->backend;
 
+    backend_step_begin(b, batch, 1); /* model_kv_groups */
     op_rope_table(b, batch->pos, batch->rows, r->inv_freq, c->rope.dims / 2, 1.0f, r->rope_cos,
                   r->rope_sin);
     op_embed(b, &m->embed, batch->tokens, batch->rows, r->x);
@@ -94,7 +103,7 @@ const float *model_forward(struct model_run *r, const struct batch *batch) {
     }
     if (batch->n_logit_rows) {
         op_gather_rows(b, r->x, batch->logit_rows, batch->n_logit_rows, c->dim, r->h);
-        op_rms_norm(b, r->h, m->final_norm, batch->n_logit_rows, c->dim, c->norm_eps, r->h);
+        op_rms_norm(b, r->h, r->final_norm, batch->n_logit_rows, c->dim, c->norm_eps, r->h);
         op_product(b, r->h, batch->n_logit_rows, (const struct weight *[]){&m->head},
                    (const float *[]){NULL}, (float *[]){r->logits}, 1);
     }
@@ -200,6 +209,53 @@ static kvasir_status alloc_buffers(struct model_run *r, uint32_t rows, uint32_t 
     return KVASIR_OK;
 }
 
+/* ---- constants ------------------------------------------------------------------------------- */
+
+/* *device stays NULL where the model has no such vector. */
+static kvasir_status upload(struct model_run *r, const float *host, size_t n, const float **device,
+                            kvasir_error *err) {
+    if (!host)
+        return KVASIR_OK;
+    *device = backend_upload(r->backend, host, n * sizeof *host);
+    if (!*device)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model's gains and biases");
+    return KVASIR_OK;
+}
+
+static kvasir_status upload_layers(struct model_run *r, kvasir_error *err) {
+    const struct model_config *c = &r->model->config;
+    const size_t q_dim = (size_t)c->heads * c->head_dim, kv_dim = (size_t)c->kv_heads * c->head_dim;
+    r->layers = mem_calloc(c->layers, sizeof *r->layers);
+    if (!r->layers)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model run");
+    for (uint32_t i = 0; i < c->layers; i++) {
+        const struct layer_weights *l = &r->model->layers[i];
+        struct run_layer *u = &r->layers[i];
+        TRY(upload(r, l->attn_norm, c->dim, &u->attn_norm, err));
+        TRY(upload(r, l->q_bias, q_dim, &u->q_bias, err));
+        TRY(upload(r, l->k_bias, kv_dim, &u->k_bias, err));
+        TRY(upload(r, l->v_bias, kv_dim, &u->v_bias, err));
+        TRY(upload(r, l->q_norm, c->head_dim, &u->q_norm, err));
+        TRY(upload(r, l->k_norm, c->head_dim, &u->k_norm, err));
+        TRY(upload(r, l->ffn_norm, c->dim, &u->ffn_norm, err));
+    }
+    return upload(r, r->model->final_norm, c->dim, &r->final_norm, err);
+}
+
+static void free_layers(struct model_run *r) {
+    for (uint32_t i = 0; r->layers && i < r->model->config.layers; i++) {
+        const struct run_layer *u = &r->layers[i];
+        const float *vectors[] = {u->attn_norm, u->q_bias, u->k_bias,  u->v_bias,
+                                  u->q_norm,    u->k_norm, u->ffn_norm};
+        for (size_t j = 0; j < sizeof vectors / sizeof *vectors; j++)
+            backend_upload_free(r->backend, vectors[j]);
+    }
+    backend_upload_free(r->backend, r->final_norm);
+    mem_free(r->layers);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
 kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t max_rows,
                                uint32_t max_logit_rows, struct model_run **out, kvasir_error *err) {
     const struct model_config *c = &m->config;
@@ -213,6 +269,7 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
     const uint32_t widest = max_u32(max_u32(c->dim, c->ffn_dim), c->heads * c->head_dim);
     TRY_GOTO(backend_reserve(b, max_rows, widest, c->head_dim, err));
     TRY_GOTO(alloc_buffers(r, max_rows, max_logit_rows, err));
+    TRY_GOTO(upload_layers(r, err));
     model_inv_freq(m, r->inv_freq);
 done:
     if (status == KVASIR_OK)
@@ -229,6 +286,7 @@ void model_run_destroy(struct model_run *r) {
     list_buffers(r, &r->model->config, 0, 0, list);
     for (size_t i = 0; i < RUN_BUFFERS; i++)
         backend_free(r->backend, *list[i].at);
+    free_layers(r);
     mem_free(r->inv_freq);
     mem_free(r);
 }

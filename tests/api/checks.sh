@@ -70,8 +70,11 @@ plant src/cache/x.c '^src/cache/x.c:3: exit()' 'void f(void) {' '    exit(1);' '
 plant src/cache/x.c '^src/cache/x.c:2: malloc()' 'char *p = /* " */ malloc(3);'
 plant src/cache/x.c '^src/cache/x.c:2: getenv()' "char *p = '\"' + getenv(\"HOME\");"
 plant src/cache/x.c '^src/cache/x.c:2: printf()' 'int x = y ? printf("x") : 0;'
+plant src/backend/x.cuh '^src/backend/x.cuh:2: malloc()' 'char *p = malloc(3);'
 
 plant src/cache/x.c '^src/cache/x.c:2: not formatted' 'int  x;'
+plant src/backend/x.cu '^src/backend/x.cu:2: not formatted' 'int  x;'
+plant src/backend/x.cu 'more than 800 lines' "$(seq -f '// %.0f' 800)"
 plant src/cache/x.c '^src/cache/x.c:2:' "/* $(printf '%099d' 0) */"
 plant src/cache/x.c '^src/cache/x.c:2:' '/* blank */ '
 plant src/cache/x.c 'more than 800 lines' "$(seq -f '/* %.0f */' 800)"

@@ -2,16 +2,16 @@
 /* opcheck: the CUDA twin of kcheck. Every operation of src/backend/cuda against the reference on
  * the CPU, in double, and against itself.
  *
- *     opcheck [--seed=N] [--filter=TEXT] [--quick] [--bench] [--step]
+ *     opcheck [--seed=N] [--filter=TEXT] [--quick] [--step] [--bench[=PART]]
  *
  *     main.c             options, what is run
  *     support.c          random data, counting, device buffers
- *     scene.c            sequences over pages in the arena: what check_attention and bench attend to
+ *     scene.c            sequences over pages in the arena: what check_attention and bench read
  *     check_encode.c     cuda_kv_store
  *     check_attention.c  cuda_attention
  *     check_product.c    cuda_product
  *     check_step.c       a step as a graph, replayed for other batches
- *     bench.c            --bench: times, beside the read ceiling of the same run
+ *     bench.c            --bench: attention, encode, products beside the read ceiling of the run
  *
  * What is asked of an operation:
  *   O1  its bytes where bytes are defined (encode); else |got - ref| <= bound * sum|terms|, the
@@ -35,14 +35,20 @@ void check_product(void);
 void check_step(void);
 void bench(void);
 void bench_step(void);
+/* --bench names this part ("decode", "prefill", "encode", "product", "step") or all of them. */
+bool bench_wants(const char *part);
 
 /* ---- families and cases (support.c) ---------------------------------------------------------- */
 
-/* A family is one line of output: one operation in one format. False: --filter leaves it out. */
+/* A family is one line of output: one operation in one format. False: --filter leaves it out. Its
+ * end frees the last case's buffers, waits for the device and counts an error of it as a failure;
+ * since such errors stick, the run ends there. */
 bool family_begin(const char *operation, const char *format, ...) PRINTF_LIKE(2, 3);
 void family_end(void);
 int families_checked(void);
 int families_failed(void);
+/* Ends the program over something that is no check: no memory, a call that must work. */
+_Noreturn void give_up(const char *format, ...) PRINTF_LIKE(1, 2);
 void set_filter(const char *text);
 void set_seed(uint64_t seed);
 
@@ -106,6 +112,7 @@ struct scene {
     uint32_t heads, kv_heads, head_dim, layers;
     uint32_t n_seqs;
     struct scene_seq *seqs;
+    uint32_t prefill_rows; /* of the limits */
     /* made by scene_build */
     uint8_t *arena, *host_arena; /* device; host_arena is NULL where `host` was false */
     size_t arena_bytes;
@@ -115,10 +122,14 @@ struct scene {
     struct kv_view *views;      /* [n_seqs] what the device sees */
     struct kv_view *host_views; /* [n_seqs] the same over host_arena */
 };
-/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs and seqs; makes the rest. Tokens below
- * length hold random values (encoded by the definition in quant/ where `host`, on the device by
- * random codes and plausible scales where not); slots behind hold NaN and garbage. Pages that no
- * row sees are dropped from the tables. device is reserved for it. */
+/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs, seqs and prefill_rows; makes the rest.
+ * A layouts[1] with page_bytes 0 becomes a copy of layouts[0]. Where `host`, tokens below length
+ * hold random values, encoded by the definition in quant/, and slots behind, gaps between pages and
+ * the ends of pages hold garbage: random codes, NaN, infinities. Where not, all slots hold random
+ * codes and plausible scales: a few pages made here, copied over the arena in random order.
+ *
+ * Pages that no row sees are dropped from the tables, as cache/ would. device is reserved for the
+ * batch, which has one layer group; no step begins. */
 void scene_build(struct scene *s, bool host);
 void scene_free(struct scene *s);
 

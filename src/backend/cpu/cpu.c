@@ -154,6 +154,18 @@ void backend_free(struct backend *b, void *p) {
     mem_free(p);
 }
 
+/* Operations read host memory: constants are used where they lie. */
+const void *backend_upload(struct backend *b, const void *host, size_t bytes) {
+    (void)b;
+    (void)bytes;
+    return host;
+}
+
+void backend_upload_free(struct backend *b, const void *device) {
+    (void)b;
+    (void)device;
+}
+
 void backend_read(struct backend *b, void *host, const void *device, size_t bytes) {
     (void)b;
     memcpy(host, device, bytes);
@@ -182,6 +194,15 @@ void backend_arena_zero(struct backend *b, void *at, size_t bytes) {
 void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes) {
     (void)b;
     memcpy(to, from, bytes);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+/* Operations run at once and find all they need in their own arguments. */
+void backend_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {
+    (void)b;
+    (void)batch;
+    (void)groups;
 }
 
 /* ---- loops over rows ------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// internal.cuh: what the .cu files share: the backend, and the tables of a step as kernels see them.
+// internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
 //     backend.cu   life, memory, arena, graphs       encode.cu    K and V into pages
 //     step.cu      the tables of a step              product.cu   4-bit weights
@@ -10,6 +10,9 @@
 
 #include <cuda_runtime.h>
 
+extern "C" { // what backend.h includes are C headers; their functions have C linkage
+#include "backend/backend.h"
+}
 #include "backend/cuda/cuda.h"
 
 // ---- tables of a step, in device memory, written by one copy ---------------------------------
@@ -52,7 +55,7 @@ struct store_item {
 // One layer group.
 struct step_group {
     const uint8_t *arena;
-    uint32_t n_seqs;
+    uint32_t n_seqs; // of the step that was captured, where a graph runs: items name sequences
     const struct batch_seq *seqs;     // [n_seqs]
     const struct dev_view *views;     // [n_seqs]
     const struct kv_page *pages;      // of all sequences
@@ -88,34 +91,84 @@ struct group_plan {
     uint32_t prefill_tokens;       // tokens of a full prefill block
 };
 
+// Entries that a group's arrays have room for.
+struct table_caps {
+    uint32_t pages;
+    uint32_t items[COUNTS];
+};
+
+// What a step's launches and its copy were made for (step.cu).
+struct step_plan {
+    uint32_t rows, n_seqs; // at most
+    size_t bytes;          // that the copy moves, from the start of the tables
+    table_caps caps[CUDA_GROUPS_MAX];
+    step_group group[CUDA_GROUPS_MAX];
+    group_plan plan[CUDA_GROUPS_MAX];
+};
+
+struct cuda_graph {
+    cudaGraphExec_t exec;
+    uint32_t reserved; // cuda_backend.reserved_times when it was captured
+    step_plan step;
+};
+
 struct cuda_backend {
     cudaStream_t stream;
     cudaError_t error; // the first one; sticks
     char name[96];
     int sm_count;
+    uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
     cuda_limits limits;
     bool reserved, capturing;
+    bool captured_step;      // cuda_step_begin was called since cuda_capture_begin
+    uint32_t reserved_times; // graphs of an earlier cuda_reserve point to memory that is gone
     // tables: the same bytes pinned on the host and on the device
     uint8_t *host_tables, *dev_tables;
     size_t table_bytes;
-    cudaEvent_t tables_read; // host_tables may be written again
+    cudaEvent_t tables_read;   // host_tables may be written again
+    const cuda_graph *written; // whose next step host_tables hold; NULL: of a step without a graph
+    table_caps most[CUDA_GROUPS_MAX]; // that any step within the limits needs
     step_group group[CUDA_GROUPS_MAX];
     group_plan plan[CUDA_GROUPS_MAX];
+    step_plan step; // of the last cuda_step_begin: where group and plan come from
     // scratch of decode: partial results of items, arrival counters
     float *part_out; // [item][kv head][gqa][head_dim]
     float2 *part_ms; // [item][kv head][gqa] maximum, sum
     uint32_t *arrived;
     size_t max_decode_items;
-    // scratch of prefill: running totals of the blocks that run
-    float *totals;
     // scratch of products
     void *act;
-    size_t arena_bytes;
+    struct cuda_arenas *arenas; // backend.cu
+    size_t arena_bytes;         // memory behind all arenas
 };
 
 // Remembers the first error. Returns true where there was none so far.
 bool cuda_ok(cuda_backend *b, cudaError_t e);
 
 static inline uint32_t group_of(const cuda_backend *b, const batch *batch, const kv_view *views) {
+    (void)b;
     return batch->n_seqs ? (uint32_t)((views - batch->views) / batch->n_seqs) : 0;
 }
+
+// ---- between the files -----------------------------------------------------------------------
+
+// What the first error was, as a status: KVASIR_OK where there was none.
+kvasir_status cuda_fail(const cuda_backend *b, kvasir_error *err);
+// step.cu: the most that a group's tables hold within the limits, and the bytes of all groups'.
+void table_caps_most(const cuda_limits *l, uint32_t group, table_caps *caps);
+size_t tables_lay_out(const cuda_limits *l, const uint8_t *base, uint32_t n_seqs,
+                      const table_caps *caps, step_group *groups);
+// limits.prefill_rows, settled.
+uint32_t prefill_rows_of(const cuda_limits *l);
+// prefill.cu: query rows (tokens x query heads of a KV head) of a full block.
+uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
+// product.cu: bytes of cuda_backend.act.
+size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
+
+// ---- attention -------------------------------------------------------------------------------
+
+// The decode and the prefill items of a group's step; heads: query heads.
+void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
+                      uint32_t heads, float scale, float *out);
+void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
+                       uint32_t heads, float scale, float *out);

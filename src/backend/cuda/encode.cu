@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+// encode.cu: K and V of new tokens into their pages: tile_encode_row of quant/tile.c, byte for
+// byte.
+//
+// A block is (all rows of one sequence that fall into one page, KV head, K or V), so that no two
+// blocks write one tile. It has 2 * head_dim threads: eight rows at a time, four dims a thread,
+// eight times:
+//
+//     1  float32 rows -> registers, rounded to the scalar type; lo and hi of each group, by shuffle
+//     2  a thread for each (group, token): scale and bias, stored as T, kept as float32
+//     3  codes = (x - bias) / scale -> shared memory, [token][dim] in bytes (16-bit: halves)
+//     4  whole words of the tile out of shared memory
+//
+//     word of a plane of w bits, P = 8 / w           (quant.h draws the order)
+//         K   [dim / 4P][token]    4P dims of one token: its own bytes, nothing is read
+//         V   [token / 4P][dim]    4P tokens of one dim: byte e holds tokens 4P R + e, + 4, ...
+//
+//     V: a thread makes the words of four dims. It lays P rows over each other, shifted, and turns
+//     the 4 x 4 bytes that are left, one token a row, into one dim a row:
+//
+//         t0  | d0 d1 d2 d3 |            d0  | t0 t1 t2 t3 |   <- word of dim d0
+//         t1  | d0 d1 d2 d3 |    ->      d1  | t0 t1 t2 t3 |
+//         t2  | d0 d1 d2 d3 |            d2  | t0 t1 t2 t3 |
+//         t3  | d0 d1 d2 d3 |            d3  | t0 t1 t2 t3 |
+//
+// Invariants:
+//   * every float operation is one IEEE float32 operation in the order of affine.c; minima and
+//     maxima skip NaN there and here, and the sign of a zero among them changes nothing
+//   * bits of tokens that are not of this step stay: only words that such a token shares are read
+//   * rows of k and v begin at multiples of 16 bytes (head_dim is one of 64, 128, 256), tiles at
+//     multiples of 32
+#include <cmath>
+#include <cuda_fp16.h>
+
+#include "backend/cuda/internal.cuh"
+
+namespace {
+
+enum { CHUNK = 8, CHUNKS = TILE_TOKENS / CHUNK }; // rows at a time
+
+// The NaN that an invalid operation makes on x86, where the definition ran when it was frozen; a
+// GPU's own has other bits. Only a scale can be one.
+constexpr uint32_t NAN_BITS = 0xffc00000u;
+
+// ---- 16-bit floats, as half.c ----------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t to_f16(float f) {
+    uint32_t u = __float_as_uint(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) // the instruction would lose sign and payload
+        return (u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x3ffu);
+    return __half_as_ushort(__float2half_rn(f));
+}
+
+__device__ __forceinline__ uint32_t to_bf16(float f) {
+    uint32_t u = __float_as_uint(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return u >> 16 | 0x40u;
+    return (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+
+__device__ __forceinline__ uint32_t to_half(float f, bool bf16) {
+    return bf16 ? to_bf16(f) : to_f16(f);
+}
+
+__device__ __forceinline__ float round_to(float f, bool bf16) {
+    return bf16 ? __uint_as_float(to_bf16(f) << 16) : __half2float(__float2half_rn(f));
+}
+
+// ---- where the rows are and where they go ----------------------------------------------------
+
+struct store_place {
+    const float *x;      // row of token `first`, this head
+    uint32_t stride;     // floats from a row to the next
+    uint32_t first, end; // tokens of the tile that are of this step
+    uint8_t *tile;
+    tile_format format;
+    bool bf16;
+};
+
+// False: there is no such item, or no such page.
+template <int D>
+__device__ bool find_place(const step_group &g, uint32_t layer, const float *k, const float *v,
+                           store_place &p) {
+    if (blockIdx.x >= g.counts[COUNT_STORE])
+        return false;
+    const uint32_t head = blockIdx.y, kv_heads = gridDim.y;
+    const bool is_v = blockIdx.z != 0;
+    store_item item = g.store[blockIdx.x];
+    batch_seq seq = g.seqs[item.seq];
+    dev_view view = g.views[item.seq];
+    uint32_t start = item.page * TILE_TOKENS;
+    uint32_t last = min(start + TILE_TOKENS, seq.pos + seq.rows), first = max(start, seq.pos);
+    p.first = first - start;
+    p.end = last - start;
+    p.stride = kv_heads * D;
+    p.x = (is_v ? v : k) + ((size_t)(seq.row + (first - seq.pos)) * kv_heads + head) * D;
+    uint32_t layout = 0;
+    const uint8_t *page = page_find(g, view, item.page, &layout);
+    if (!page)
+        return false;
+    dev_layout l = g.layouts[layout];
+    p.tile = const_cast<uint8_t *>(page) + (size_t)layer * l.layer_bytes +
+             (size_t)head * l.head_bytes + (is_v ? l.k_bytes : 0);
+    p.format = (tile_format)(is_v ? l.v : l.k);
+    p.bf16 = (is_v ? l.v_bf16 : l.k_bf16) != 0;
+    return true;
+}
+
+// This thread's four dims of token `token`; zeros where it is not of this step.
+template <int D>
+__device__ __forceinline__ float4 load_four(const store_place &p, uint32_t token, uint32_t four) {
+    if (token < p.first || token >= p.end)
+        return make_float4(0, 0, 0, 0);
+    return __ldg((const float4 *)(p.x + (size_t)(token - p.first) * p.stride) + four);
+}
+
+// ---- words of a tile -------------------------------------------------------------------------
+
+// Rows of 4 bytes to columns.
+__device__ __forceinline__ uint4 turn_bytes(const uint32_t (&t)[4]) {
+    uint32_t a = __byte_perm(t[0], t[1], 0x5140), b = __byte_perm(t[2], t[3], 0x5140);
+    uint32_t c = __byte_perm(t[0], t[1], 0x7362), d = __byte_perm(t[2], t[3], 0x7362);
+    return make_uint4(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632),
+                      __byte_perm(c, d, 0x5410), __byte_perm(c, d, 0x7632));
+}
+
+__device__ __forceinline__ uint4 blend(uint4 now, uint4 old, uint32_t x, uint32_t y, uint32_t z,
+                                       uint32_t w) {
+    return make_uint4((now.x & x) | (old.x & ~x), (now.y & y) | (old.y & ~y),
+                      (now.z & z) | (old.z & ~z), (now.w & w) | (old.w & ~w));
+}
+
+// Bits of a V word whose first token is t0 that belong to tokens [first, end).
+template <int BITS> __device__ uint32_t token_mask(uint32_t t0, uint32_t first, uint32_t end) {
+    constexpr uint32_t TOKENS = 32 / BITS, ONE = (1u << BITS) - 1;
+    uint32_t mask = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < TOKENS; j++)
+        if (t0 + j >= first && t0 + j < end)
+            mask |= ONE << (8 * (j % 4) + BITS * (j / 4));
+    return mask;
+}
+
+// codes: [64 tokens][D / 4 + 1] words of four codes; the odd stride spreads tokens over banks.
+template <int D, int BITS>
+__device__ void write_k_codes(const store_place &p, const uint32_t *codes) {
+    constexpr uint32_t P = 8 / BITS, STRIDE = D / 4 + 1, WORDS = D / 4 / P * TILE_TOKENS;
+    uint32_t *tile = (uint32_t *)p.tile;
+    for (uint32_t i = threadIdx.x; i < WORDS; i += 2 * D) {
+        uint32_t row = i / TILE_TOKENS, token = i % TILE_TOKENS, word = 0;
+        if (token < p.first || token >= p.end)
+            continue;
+#pragma unroll
+        for (uint32_t part = 0; part < P; part++)
+            word |= codes[token * STRIDE + row * P + part] << (BITS * part);
+        tile[i] = word;
+    }
+}
+
+template <int D, int BITS>
+__device__ void write_v_codes(const store_place &p, const uint32_t *codes) {
+    constexpr uint32_t P = 8 / BITS, STRIDE = D / 4 + 1, FOURS = D / 4, TOKENS = 4 * P;
+    uint4 *tile = (uint4 *)p.tile;
+    for (uint32_t i = threadIdx.x; i < TILE_TOKENS / TOKENS * FOURS; i += 2 * D) {
+        uint32_t t0 = i / FOURS * TOKENS, four = i % FOURS;
+        if (t0 >= p.end || t0 + TOKENS <= p.first)
+            continue;
+        uint32_t mask = token_mask<BITS>(t0, p.first, p.end), t[4] = {0, 0, 0, 0};
+        uint4 old = make_uint4(0, 0, 0, 0);
+        if (mask != ~0u)
+            old = tile[i];
+#pragma unroll
+        for (uint32_t j = 0; j < TOKENS; j++)
+            if (t0 + j >= p.first && t0 + j < p.end) // codes of the others were never written
+                t[j % 4] |= codes[(t0 + j) * STRIDE + four] << (BITS * (j / 4));
+        tile[i] = blend(turn_bytes(t), old, mask, mask, mask, mask);
+    }
+}
+
+// ---- exact formats ---------------------------------------------------------------------------
+
+// halves: [64 tokens][D / 4 + 1] pairs of words of four halves.
+template <int D> __device__ void write_k_halves(const store_place &p, const uint2 *halves) {
+    constexpr uint32_t STRIDE = D / 4 + 1;
+    uint2 *tile = (uint2 *)p.tile;
+    for (uint32_t i = threadIdx.x; i < D / 4 * TILE_TOKENS; i += 2 * D) {
+        uint32_t row = i / TILE_TOKENS, token = i % TILE_TOKENS;
+        if (token >= p.first && token < p.end)
+            tile[i] = halves[token * STRIDE + row];
+    }
+}
+
+// Bits of a word of two halves, tokens t0 and t0 + 1, that belong to tokens [first, end).
+__device__ __forceinline__ uint32_t halves_mask(uint32_t t0, uint32_t first, uint32_t end) {
+    return (t0 >= first && t0 < end ? 0xffffu : 0) |
+           (t0 + 1 >= first && t0 + 1 < end ? 0xffff0000u : 0);
+}
+
+// Four tokens x four dims a thread: two 16-byte words of two dims each, a dim's tokens side by
+// side.
+template <int D> __device__ void write_v_halves(const store_place &p, const uint2 *halves) {
+    constexpr uint32_t STRIDE = D / 4 + 1, FOURS = D / 4;
+    uint4 *tile = (uint4 *)p.tile;
+    for (uint32_t i = threadIdx.x; i < TILE_TOKENS / 4 * FOURS; i += 2 * D) {
+        uint32_t t0 = i / FOURS * 4, four = i % FOURS;
+        if (t0 >= p.end || t0 + 4 <= p.first)
+            continue;
+        // bits of the words of tokens t0, t0 + 1 and t0 + 2, t0 + 3
+        uint32_t m0 = halves_mask(t0, p.first, p.end), m1 = halves_mask(t0 + 2, p.first, p.end);
+        uint4 old0 = make_uint4(0, 0, 0, 0), old1 = old0;
+        if ((m0 & m1) != ~0u) {
+            old0 = tile[2 * i];
+            old1 = tile[2 * i + 1];
+        }
+        uint2 a = halves[t0 * STRIDE + four], b = halves[(t0 + 1) * STRIDE + four];
+        uint2 c = halves[(t0 + 2) * STRIDE + four], d = halves[(t0 + 3) * STRIDE + four];
+        uint4 x = make_uint4(__byte_perm(a.x, b.x, 0x5410), __byte_perm(c.x, d.x, 0x5410),
+                             __byte_perm(a.x, b.x, 0x7632), __byte_perm(c.x, d.x, 0x7632));
+        uint4 y = make_uint4(__byte_perm(a.y, b.y, 0x5410), __byte_perm(c.y, d.y, 0x5410),
+                             __byte_perm(a.y, b.y, 0x7632), __byte_perm(c.y, d.y, 0x7632));
+        tile[2 * i] = blend(x, old0, m0, m1, m0, m1);
+        tile[2 * i + 1] = blend(y, old1, m0, m1, m0, m1);
+    }
+}
+
+template <int D> __device__ void store_exact(const store_place &p, bool bf16, uint2 *halves) {
+    const uint32_t four = threadIdx.x % (D / 4), in_chunk = threadIdx.x / (D / 4);
+    float4 x[CHUNKS];
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS; i++)
+        x[i] = load_four<D>(p, i * CHUNK + in_chunk, four);
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        uint32_t lo = to_half(x[i].x, bf16) | to_half(x[i].y, bf16) << 16;
+        uint32_t hi = to_half(x[i].z, bf16) | to_half(x[i].w, bf16) << 16;
+        halves[(i * CHUNK + in_chunk) * (D / 4 + 1) + four] = make_uint2(lo, hi);
+    }
+    __syncthreads();
+    if (blockIdx.z == 0)
+        write_k_halves<D>(p, halves);
+    else
+        write_v_halves<D>(p, halves);
+}
+
+// ---- affine formats --------------------------------------------------------------------------
+
+// group_quantize of affine.c without the codes: scale and bias, not yet rounded to T.
+__device__ __forceinline__ float2 group_scale(float lo, float hi, float top) {
+    float step = __fdiv_rn(hi - lo, top);
+    bool negative_edge = fabsf(lo) > fabsf(hi);
+    float s = step > 1e-7f ? step : 1e-7f, b = 0;
+    if (!negative_edge)
+        s = -s;
+    float edge = negative_edge ? lo : hi;
+    float q0 = rintf(__fdiv_rn(edge, s));
+    if (q0 != 0) { // true for NaN
+        s = __fdiv_rn(edge, q0);
+        b = edge;
+    }
+    return make_float2(isnan(s) ? __uint_as_float(NAN_BITS) : s, b);
+}
+
+// The code in the low byte. Clamped before it is rounded: the ends are integers, so that is the
+// same. NaN gives 0, since fmaxf takes the other one. Adding 2^23 rounds to an integer, half to
+// even, and leaves it in the low bits.
+__device__ __forceinline__ uint32_t to_code(float x, float2 sb, float top) {
+    float q = fminf(fmaxf(__fdiv_rn(x - sb.y, sb.x), 0.0f), top);
+    return __float_as_uint(q + 8388608.0f);
+}
+
+// ranges: [D / group][64 tokens], lo and hi of a group, then its scale and bias.
+template <int D>
+__device__ void encode_rows(const store_place &p, int bits, uint32_t group, uint32_t *codes,
+                            float2 *ranges) {
+    const uint32_t four = threadIdx.x % (D / 4), in_chunk = threadIdx.x / (D / 4);
+    const uint32_t g = four * 4 / group;
+    const bool leads = four * 4 % group == 0;
+    const float top = (float)((1u << bits) - 1);
+    float4 x[CHUNKS];
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS; i++)
+        x[i] = load_four<D>(p, i * CHUNK + in_chunk, four);
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        if ((i + 1) * CHUNK <= p.first || i * CHUNK >= p.end) // no row of these: the whole block
+            continue;
+        x[i] = make_float4(round_to(x[i].x, p.bf16), round_to(x[i].y, p.bf16),
+                           round_to(x[i].z, p.bf16), round_to(x[i].w, p.bf16));
+        // infinities are the neutral elements: a group of NaN alone keeps them, as in affine.c
+        float lo = fminf(INFINITY, fminf(fminf(x[i].x, x[i].y), fminf(x[i].z, x[i].w)));
+        float hi = fmaxf(-INFINITY, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));
+#pragma unroll
+        for (uint32_t step = 1; step < 16; step *= 2) {
+            float other_lo = __shfl_xor_sync(~0u, lo, step);
+            float other_hi = __shfl_xor_sync(~0u, hi, step);
+            if (4 * step < group) {
+                lo = fminf(lo, other_lo);
+                hi = fmaxf(hi, other_hi);
+            }
+        }
+        if (leads)
+            ranges[g * TILE_TOKENS + i * CHUNK + in_chunk] = make_float2(lo, hi);
+    }
+    __syncthreads();
+    const uint32_t token = threadIdx.x % TILE_TOKENS, groups = D / group;
+    if (threadIdx.x < groups * TILE_TOKENS && token >= p.first && token < p.end) {
+        float2 range = ranges[threadIdx.x], sb = group_scale(range.x, range.y, top);
+        uint16_t *scales = (uint16_t *)(p.tile + TILE_TOKENS * D * bits / 8);
+        scales[threadIdx.x] = (uint16_t)to_half(sb.x, p.bf16);
+        scales[groups * TILE_TOKENS + threadIdx.x] = (uint16_t)to_half(sb.y, p.bf16);
+        ranges[threadIdx.x] = sb;
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        uint32_t t = i * CHUNK + in_chunk;
+        if (t < p.first || t >= p.end)
+            continue;
+        float2 sb = ranges[g * TILE_TOKENS + t];
+        uint32_t a = __byte_perm(to_code(x[i].x, sb, top), to_code(x[i].y, sb, top), 0x0040);
+        uint32_t b = __byte_perm(to_code(x[i].z, sb, top), to_code(x[i].w, sb, top), 0x0040);
+        codes[t * (D / 4 + 1) + four] = __byte_perm(a, b, 0x5410);
+    }
+    __syncthreads();
+}
+
+template <int D>
+__device__ void store_affine(const store_place &p, int bits, uint32_t group, uint32_t *codes,
+                             float2 *ranges) {
+    encode_rows<D>(p, bits, group, codes, ranges);
+    if (blockIdx.z == 0) {
+        if (bits == 8)
+            write_k_codes<D, 8>(p, codes);
+        else if (bits == 4)
+            write_k_codes<D, 4>(p, codes);
+        else
+            write_k_codes<D, 2>(p, codes);
+    } else {
+        if (bits == 8)
+            write_v_codes<D, 8>(p, codes);
+        else if (bits == 4)
+            write_v_codes<D, 4>(p, codes);
+        else
+            write_v_codes<D, 2>(p, codes);
+    }
+}
+
+// Every branch on the place is the same for the whole block.
+template <int D>
+__global__ void __launch_bounds__(2 * D)
+    store_kernel(const step_group g, uint32_t layer, const float *k, const float *v) {
+    // codes are half as large as halves, and ranges are only beside codes
+    __shared__ __align__(16) uint2 shared[TILE_TOKENS * (D / 4 + 1)];
+    constexpr uint32_t CODES = TILE_TOKENS * (D / 4 + 1) / 2;
+    static_assert(CODES + TILE_TOKENS * (D / 32) <= TILE_TOKENS * (D / 4 + 1), "ranges fit");
+    store_place p;
+    if (!find_place<D>(g, layer, k, v, p))
+        return;
+    uint32_t *codes = (uint32_t *)shared;
+    float2 *ranges = (float2 *)(shared + CODES);
+    switch (p.format) {
+    case F16:
+        store_exact<D>(p, false, shared);
+        break;
+    case BF16:
+        store_exact<D>(p, true, shared);
+        break;
+    case Q8G64:
+    case Q8G32:
+        store_affine<D>(p, 8, p.format == Q8G64 ? 64 : 32, codes, ranges);
+        break;
+    case Q4G64:
+    case Q4G32:
+        store_affine<D>(p, 4, p.format == Q4G64 ? 64 : 32, codes, ranges);
+        break;
+    case Q2G64:
+    case Q2G32:
+        store_affine<D>(p, 2, p.format == Q2G64 ? 64 : 32, codes, ranges);
+        break;
+    default: // cuda_step_begin lets no other in
+        break;
+    }
+}
+
+} // namespace
+
+extern "C" void cuda_kv_store(struct cuda_backend *b, const struct batch *batch,
+                              const struct kv_view *views, uint32_t layer, const float *k,
+                              const float *v) {
+    if (b->error != cudaSuccess)
+        return;
+    const uint32_t g = group_of(b, batch, views), head_dim = b->limits.group[g].head_dim;
+    const dim3 grid(b->plan[g].blocks[COUNT_STORE], b->limits.group[g].kv_heads, 2);
+    if (grid.x == 0)
+        return;
+    if (head_dim == 64)
+        store_kernel<64><<<grid, 2 * 64, 0, b->stream>>>(b->group[g], layer, k, v);
+    else if (head_dim == 128)
+        store_kernel<128><<<grid, 2 * 128, 0, b->stream>>>(b->group[g], layer, k, v);
+    else
+        store_kernel<256><<<grid, 2 * 256, 0, b->stream>>>(b->group[g], layer, k, v);
+    cuda_ok(b, cudaGetLastError());
+}

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+// rows.cuh: one warp, one tile, 16 or 32 query rows in the rows of an instruction: prefill, and
+// decoding with more than four heads a KV head. Queries and weights are the A side (two planes of 16
+// rows; exact pages: one, of 16 or 32 rows), codes the B side: 8 tokens (K) or 8 dims (V).
+//
+// A lane (r, q) has rows r and r + 8 of each 16. Which token or dim a column stands for is free:
+// column c of instruction t is token 4c + t of a half tile, so that what a lane gets of four
+// instructions are tokens 8q .. 8q + 7 of rows r, r + 8 (chains q and 4 + q of arithmetic.cuh),
+// exactly what it needs as A registers for the values: nothing is exchanged. Dims likewise.
+//
+//     scores   [row of lane][half tile h][8]      token 32h + 8q + i
+//     outputs  [block of 32 dims][t][column]      dim 32 block + 8q + 4 (column % 2) + t,
+//                                                 row r + 8 (column / 2)
+#pragma once
+
+#include "backend/cuda/stream.cuh"
+
+// What a warp's rows are in shared memory. Planes are spread so that lanes do not meet in a bank,
+// halves by turning units of four dims (rows_half_at).
+template <int D> HD constexpr int plane_pitch() {
+    return D + 32;
+}
+// Bytes from a row's start: dims 4 unit .. 4 unit + 3.
+__device__ __forceinline__ uint32_t half_unit_at(int row, int unit) {
+    return (unit ^ (row & 3) << 2) * 8;
+}
+
+// ROWS packed query rows (in decode.cu those of a block, in prefill.cu those of one as well).
+HD constexpr int halves_of(uint32_t formats) {
+    return (formats >> F16 & 1) + (formats >> BF16 & 1);
+}
+HD constexpr bool has_codes(uint32_t formats) {
+    return (formats & ~EXACT_FORMATS) != 0;
+}
+template <int D, uint32_t KF, int ROWS> struct RowsQuery {
+    int8_t planes[2][has_codes(KF) ? ROWS : 1][plane_pitch<D>()];
+    uint16_t half[halves_of(KF) ? halves_of(KF) : 1][halves_of(KF) ? ROWS : 1][D];
+    int sum32[has_codes(KF) ? ROWS : 1][D / 32]; // codes of 32 dims
+    float unit[ROWS], exact_unit[ROWS];
+};
+
+// Packs row i of the queries, or zeros; by a warp.
+template <int D, uint32_t KF, int ROWS>
+__device__ __forceinline__ void rows_pack(const float *q, float scale, int i, bool some,
+                                          RowsQuery<D, KF, ROWS> &to) {
+    constexpr int N = D / 32;
+    const int lane = threadIdx.x % 32;
+    PackedRow<D> p = {};
+    if (some)
+        pack_row<D>(q, scale, p);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int dim = lane * N + j;
+        const uint32_t at = half_unit_at(i, dim / 4) / 2 + dim % 4;
+        if constexpr (has_codes(KF)) {
+            to.planes[0][i][dim] = high_of(p.code[j]);
+            to.planes[1][i][dim] = low_of(p.code[j]);
+        }
+        if constexpr (KF & bit(F16))
+            to.half[0][i][at] = (uint16_t)pack_half2<false>(p.x[j], 0);
+        if constexpr (KF & bit(BF16))
+            to.half[halves_of(KF) - 1][i][at] = (uint16_t)pack_half2<true>(p.x[j], 0);
+    }
+    if (has_codes(KF) && lane % (1024 / D) == 0)
+        to.sum32[i][lane * D / 1024] = p.sum32;
+    if (lane == 0) {
+        to.unit[i] = p.unit;
+        to.exact_unit[i] = p.exact_unit;
+    }
+}
+
+// What a lane keeps of its rows first + r and first + r + 8.
+template <int D, uint32_t KF, int ROWS>
+__device__ __forceinline__ void rows_units(const RowsQuery<D, KF, ROWS> &query, int row,
+                                           float (&units)[2], float (&exact_units)[2],
+                                           float (&sum32)[2][D / 32]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        units[i] = query.unit[row + 8 * i];
+        exact_units[i] = query.exact_unit[row + 8 * i];
+        if constexpr (has_codes(KF))
+#pragma unroll
+            for (int k = 0; k < D / 32; k++)
+                sum32[i][k] = (float)query.sum32[row + 8 * i][k];
+    }
+}
+
+// A lane's rows r + 8 i of a 16 (or 32) and what goes along with them.
+template <int M> struct RowState { // M: 16s of rows
+    float max[M][2];
+    float sum[M][2][2]; // [row][half]: chains q and 4 + q
+};
+
+// ---- affine ----------------------------------------------------------------------------------
+
+// Query planes of a warp: shared memory [plane][16 rows][plane_pitch]; rows r, r + 8 of a lane.
+template <int D>
+__device__ __forceinline__ void rows_planes(uint32_t planes, int l_r, int l_q, int k,
+                                            uint32_t plane_bytes, uint32_t (&high)[4],
+                                            uint32_t (&low)[4]) {
+    constexpr int P = plane_pitch<D>();
+    const uint32_t at = planes + l_r * P + k * 32 + l_q * 8;
+    uint2 a = lds64(at), b = lds64(at + 8 * P);
+    high[0] = a.x;
+    high[1] = b.x;
+    high[2] = a.y;
+    high[3] = b.y;
+    a = lds64(at + plane_bytes);
+    b = lds64(at + plane_bytes + 8 * P);
+    low[0] = a.x;
+    low[1] = b.x;
+    low[2] = a.y;
+    low[3] = b.y;
+}
+
+template <int F> __device__ __forceinline__ void unpack_b(const uint4 &x, const uint4 &y, int t,
+                                                          int shift, uint32_t &b0, uint32_t &b1) {
+    const uint32_t w = word_of(x, t);
+    if (bits_of(F) == 8) {
+        b0 = w;
+        b1 = word_of(y, t);
+    } else if (bits_of(F) == 4) {
+        b0 = w & 0x0f0f0f0fu;
+        b1 = w >> 4 & 0x0f0f0f0fu;
+    } else {
+        b0 = w >> shift & 0x03030303u;
+        b1 = w >> (shift + 2) & 0x03030303u;
+    }
+}
+
+// codes[c]: chunks of the tile, scales: of the first. units [2]: of the lane's rows; sums [2][D/32].
+template <int F, int D>
+__device__ __forceinline__ void rows_scores_affine(const uint32_t (&codes)[2], uint32_t scales,
+                                                   int r, int q, uint32_t planes,
+                                                   uint32_t plane_bytes, const float *units,
+                                                   const float (&sum32)[2][D / 32], bool bf,
+                                                   float (&s)[2][2][8]) {
+    constexpr int G = dims_of_group(F), GROUPS = D / G, STEPS = G / 32, CHUNK = D / chunks_of(F);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                s[i][h][j] = 0;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        uint32_t high[STEPS][4], low[STEPS][4];
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            rows_planes<D>(planes, r, q, g * STEPS + i, plane_bytes, high[i], low[i]);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int hi[4][4] = {}, lo[4][4] = {};
+#pragma unroll
+            for (int i = 0; i < STEPS; i++) {
+                const int dim = g * G + i * 32, c = dim / CHUNK, k = dim % CHUNK / 32;
+                uint4 x, y;
+                if constexpr (bits_of(F) == 8) {
+                    const uint32_t at = codes[c] + spread_row<F, true>(8 * k + 2 * q, D) + h * 128 +
+                                        r * 16;
+                    x = lds128(at);
+                    y = lds128(at + spread_row<F, true>(1, D));
+                } else {
+                    x = lds128(codes[c] + spread_row<F, true>(4 * k + q, D) + h * 128 + r * 16);
+                }
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    uint32_t b0, b1;
+                    unpack_b<F>(x, y, t, 0, b0, b1);
+                    mma_s8u8(hi[t], high[i], b0, b1);
+                    mma_s8u8(lo[t], low[i], b0, b1);
+                }
+            }
+            float sc[8], bi[8];
+            scalars8(lds128(scales + g * 128 + h * 64 + q * 16), bf, sc);
+            scalars8(lds128(scales + (GROUPS + g) * 128 + h * 64 + q * 16), bf, bi);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float sum = G == 64 ? sum32[i][2 * g] + sum32[i][2 * g + 1] : sum32[i][g];
+#pragma unroll
+                for (int j = 0; j < 8; j++) { // token 8q + j: instruction j % 4, column 2q + j / 4
+                    const int d = 2 * i + j / 4;
+                    float v = fmaf(sc[j], dot_of(hi[j % 4][d], lo[j % 4][d]), s[i][h][j]);
+                    s[i][h][j] = fmaf(bi[j], sum, v);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                s[i][h][j] *= units[i];
+}
+
+// p: weights. seen: bit t is set where token t was written (others may hold NaN).
+// bias [row][D / BG][half]
+template <int F, int D, int BG>
+__device__ __forceinline__ void
+rows_values_affine(const uint32_t (&codes)[2], uint32_t scales, int r, int q,
+                   const float (&p)[2][2][8], uint64_t seen, bool bf, float (&o)[D / 32][4][4],
+                   float (&bias)[2][D / BG][2]) {
+    constexpr int G = dims_of_group(F), GROUPS = D / G;
+    const int shift = (q & 1) * 4; // 2 bits
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        float w[2][2][8], top[2] = {0, 0};
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float s[8], b[8];
+            scalars8(lds128(scales + g * 128 + h * 64 + q * 16), bf, s);
+            scalars8(lds128(scales + (GROUPS + g) * 128 + h * 64 + q * 16), bf, b);
+            if (~seen) {
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (!(seen >> (32 * h + 8 * q + j) & 1))
+                        s[j] = b[j] = 0;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    w[i][h][j] = p[i][h][j] * s[j];
+                    top[i] = fmaxf(top[i], fabsf(w[i][h][j]));
+#pragma unroll
+                    for (int k = 0; k < G / BG; k++)
+                        bias[i][g * (G / BG) + k][h] =
+                            fmaf(p[i][h][j], b[j], bias[i][g * (G / BG) + k][h]);
+                }
+        }
+        uint32_t high[2][4], low[2][4]; // [half] A registers
+        float unit[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
+            top[i] = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 2));
+            const WeightUnit u = weight_unit(top[i]);
+            unit[i] = u.unit;
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int f = 0; f < 2; f++) {
+                    uint32_t c[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        c[j] = weight_code(w[i][h][4 * f + j], u.per_unit);
+                    planes_of(c, high[h][2 * f + i], low[h][2 * f + i]);
+                }
+        }
+#pragma unroll
+        for (int k = 0; k < G / 32; k++) {
+            const int block = g * (G / 32) + k;
+            int hi[4][4] = {}, lo[4][4] = {};
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                uint4 x, y;
+                if constexpr (bits_of(F) == 8) {
+                    const uint32_t at =
+                        codes[h] + spread_row<F, false>(2 * q, D) + block * 128 + r * 16;
+                    x = lds128(at);
+                    y = lds128(at + spread_row<F, false>(1, D));
+                } else if constexpr (bits_of(F) == 4) {
+                    x = lds128(codes[0] + spread_row<F, false>(4 * h + q, D) + block * 128 + r * 16);
+                } else {
+                    x = lds128(codes[0] + spread_row<F, false>(2 * h + q / 2, D) + block * 128 +
+                               r * 16);
+                }
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    uint32_t b0, b1;
+                    unpack_b<F>(x, y, t, shift, b0, b1);
+                    mma_s8u8(hi[t], high[h], b0, b1);
+                    mma_s8u8(lo[t], low[h], b0, b1);
+                }
+            }
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    o[block][t][c] = fmaf(unit[c / 2], dot_of(hi[t][c], lo[t][c]), o[block][t][c]);
+        }
+    }
+}
+
+// ---- exact -----------------------------------------------------------------------------------
+
+// One chunk of K: D / 4 dims. s [16s of rows][half][t][column], sums so far.
+// query: shared memory, rows of D halves, the warp's first row at its start.
+template <int F, int D, int M>
+__device__ __forceinline__ void rows_scores_exact(uint32_t codes, int c, int r, int q,
+                                                  uint32_t query, float (&s)[M][2][4][4]) {
+#pragma unroll
+    for (int k = 0; k < D / 64; k++) {
+        uint32_t a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const int unit = c * (D / 16) + 4 * k + q;
+            const uint32_t at = query + (16 * m + r) * D * 2 + half_unit_at(r, unit);
+            uint2 u = lds64(at), v = lds64(at + 8 * D * 2); // row + 8: the same turn
+            a[m][0] = u.x;
+            a[m][1] = v.x;
+            a[m][2] = u.y;
+            a[m][3] = v.y;
+        }
+        const uint32_t row = codes + spread_row<F, true>(4 * k + q, D) + r * 32;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int t = 0; t < 4; t += 2) {
+                const uint4 x = lds128(row + h * 256 + t * 8); // tokens 4r + t, 4r + t + 1
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    mma_half<F == BF16>(s[m][h][t], a[m], x.x, x.y);
+                    mma_half<F == BF16>(s[m][h][t + 1], a[m], x.z, x.w);
+                }
+            }
+    }
+}
+
+// The sums become scores.
+template <int M>
+__device__ __forceinline__ void rows_scores_take(const float (&d)[M][2][4][4],
+                                                 const float *units, float (&s)[M][2][2][8]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) // column 2q + c % 2, row r + 8 (c / 2)
+                    s[m][c / 2][h][c % 2 * 4 + t] = d[m][h][t][c] * units[2 * m + c / 2];
+}
+
+// One chunk of V: 16 tokens, quad 2q + c % 2 of half c / 2. seen as above.
+template <int F, int D, int M>
+__device__ __forceinline__ void rows_values_exact(uint32_t codes, int c, int r, int q,
+                                                  const float (&p)[M][2][2][8], uint64_t seen,
+                                                  float (&o)[M][D / 32][4][4]) {
+    constexpr bool BF = F == BF16;
+    const int h = c / 2, f = c % 2 * 4;
+    uint32_t a[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            a[m][i] = pack_half2<BF>(p[m][i][h][f], p[m][i][h][f + 1]);
+            a[m][2 + i] = pack_half2<BF>(p[m][i][h][f + 2], p[m][i][h][f + 3]);
+        }
+    const uint32_t row = codes + spread_row<F, false>(q, D) + r * 32;
+    const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + f));
+    const uint32_t lo_mask = (four & 1 ? 0xffffu : 0) | (four & 2 ? 0xffff0000u : 0),
+                   hi_mask = (four & 4 ? 0xffffu : 0) | (four & 8 ? 0xffff0000u : 0);
+#pragma unroll
+    for (int block = 0; block < D / 32; block++)
+#pragma unroll
+        for (int t = 0; t < 4; t += 2) {
+            uint4 x = lds128(row + block * 256 + t * 8); // dims 4r + t, 4r + t + 1
+            if (~seen) {
+                x.x &= lo_mask;
+                x.y &= hi_mask;
+                x.z &= lo_mask;
+                x.w &= hi_mask;
+            }
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_half<BF>(o[m][block][t], a[m], x.x, x.y);
+                mma_half<BF>(o[m][block][t + 1], a[m], x.z, x.w);
+            }
+        }
+}
+
+// ---- softmax ---------------------------------------------------------------------------------
+
+// The maximum moves to the tile's; s becomes p. alpha: what all so far is multiplied with.
+template <int M>
+__device__ __forceinline__ void rows_softmax(float (&s)[M][2][2][8], RowState<M> &state,
+                                             float (&alpha)[M][2]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float top = state.max[m][i];
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                top = fmaxf(top, s[m][i][j / 8][j % 8]);
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+            const float base = finite_max(top);
+            alpha[m][i] = exp2_fast(state.max[m][i] - base);
+            state.max[m][i] = top;
+            const float from = base - WEIGHT_SHIFT;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                state.sum[m][i][h] *= alpha[m][i];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    s[m][i][h][j] = exp2_fast(s[m][i][h][j] - from);
+                    state.sum[m][i][h] += s[m][i][h][j];
+                }
+            }
+        }
+}
+// What the maxima's move costs outputs and biases; nothing where no row's moved.
+template <int D, int M, int BIASES>
+__device__ __forceinline__ void rows_rescale(const float (&alpha)[M][2],
+                                             float (&o)[M][D / 32][4][4],
+                                             float (&bias)[2][BIASES][2]) {
+    bool moved = false;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        moved |= alpha[m][0] != 1 || alpha[m][1] != 1;
+    if (!__any_sync(~0u, moved))
+        return;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int k = 0; k < D / 32; k++)
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    o[m][k][t][c] *= alpha[m][c / 2];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int k = 0; k < BIASES; k++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                bias[i][k][h] *= alpha[0][i];
+}
+// The 8 chains of a row in one tree.
+__device__ __forceinline__ float rows_tree(float low, float high) {
+    low += __shfl_xor_sync(~0u, low, 1);
+    high += __shfl_xor_sync(~0u, high, 1);
+    low += __shfl_xor_sync(~0u, low, 2);
+    high += __shfl_xor_sync(~0u, high, 2);
+    return low + high;
+}

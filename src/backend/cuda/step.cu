@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: Apache-2.0
+// step.cu: the tables of a step. Host code: what sequences, pages and items a step has is settled
+// here, written into pinned memory and copied to the device in one piece, so that kernels find
+// their work by index and nothing of it passes through launch parameters.
+//
+//     tables:  | seqs | group 0: counts layouts views pages decode prefill store | group 1: ... |
+//
+// Two ways to the same bytes:
+//
+//     cuda_step_begin     measure, lay out, write, copy. Arrays are as long as the step needs; in a
+//                         capture as long as its bucket, so that they stay where they are
+//     cuda_step_update    measure, check against the bucket, write: the graph's first node copies
+//
+// Invariants:
+//   T1  A step that does not fit changes nothing: everything is measured and checked before the
+//       first byte is written.
+//   T2  What kernels see of a row is a function of its position (B3): items name super-runs at
+//       absolute multiples of 2,048 tokens, whatever else the step holds.
+//   T3  Every page that some row of the step sees, or stores into, is in its table.
+//   T4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step within
+//       the limits, and the scratch of decode is made for it.
+//   T5  host_tables are written only when the last copy has read them (tables_read).
+//
+// A bucket (of a captured step): counts of items rounded up to 2^n or 3 * 2^n, room for another
+// super-run of pages a sequence, at most the captured rows; page formats among those captured.
+#include <algorithm>
+#include <string.h>
+
+#include "backend/cuda/internal.cuh"
+
+enum { SUPER_TOKENS = 2048, SUPER_PAGES = SUPER_TOKENS / TILE_TOKENS };
+
+// ---- sizes -----------------------------------------------------------------------------------
+
+// Alone in a step, one row is faster in the decode kernel; two share every tile in the other.
+uint32_t prefill_rows_of(const cuda_limits *l) {
+    return l->prefill_rows ? l->prefill_rows : 2;
+}
+
+static uint32_t saturate(uint64_t n) {
+    return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+}
+
+// A sequence of n pages gives a row at most n / 32 + 3 items: its kept pages begin at a super-run,
+// the others may begin and end inside one.
+void table_caps_most(const cuda_limits *l, uint32_t group, table_caps *caps) {
+    (void)group; // pages are limited alike in all groups
+    uint64_t rows = std::max(1u, std::min(prefill_rows_of(l) - 1, l->max_rows));
+    uint64_t supers = (l->max_pages + SUPER_PAGES - 1) / SUPER_PAGES;
+    caps->pages = l->max_pages;
+    caps->items[COUNT_DECODE] =
+        saturate(rows * supers + 3 * std::min<uint64_t>(l->max_rows, rows * l->max_seqs));
+    caps->items[COUNT_PREFILL] = l->max_rows;
+    caps->items[COUNT_STORE] = saturate(l->max_rows / TILE_TOKENS + 2 * (uint64_t)l->max_seqs);
+}
+
+template <class T> static void place(const uint8_t *base, size_t *at, size_t n, const T **out) {
+    *out = (const T *)(base + *at);
+    *at += round_up(n * sizeof(T), 16);
+}
+
+// Fills the pointers of groups[]; returns the bytes of all tables.
+size_t tables_lay_out(const cuda_limits *l, const uint8_t *base, uint32_t n_seqs,
+                      const table_caps *caps, step_group *groups) {
+    size_t at = 0;
+    const batch_seq *seqs;
+    place(base, &at, n_seqs, &seqs);
+    for (uint32_t i = 0; i < l->groups; i++) {
+        step_group *g = &groups[i];
+        g->seqs = seqs;
+        place(base, &at, COUNTS, &g->counts);
+        place(base, &at, CUDA_LAYOUTS_MAX, &g->layouts);
+        place(base, &at, n_seqs, &g->views);
+        place(base, &at, caps[i].pages, &g->pages);
+        place(base, &at, caps[i].items[COUNT_DECODE], &g->decode);
+        place(base, &at, caps[i].items[COUNT_PREFILL], &g->prefill);
+        place(base, &at, caps[i].items[COUNT_STORE], &g->store);
+    }
+    return at;
+}
+
+// The smallest 2^n or 3 * 2^n that is not less.
+static uint32_t bucket(uint64_t n) {
+    uint64_t size = 1;
+    while (size < n)
+        size = size & (size - 1) ? size / 3 * 4 : size == 1 ? 2 : size / 2 * 3;
+    return n ? saturate(size) : 0;
+}
+
+// ---- what rows see ---------------------------------------------------------------------------
+
+// Lowest position behind the kept ones that a query at p sees.
+static uint32_t window_start(const kv_view *v, uint32_t p) {
+    return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
+}
+
+// Super-runs of which the row at p sees something: [0, kept) and [first, end).
+struct seen_supers {
+    uint32_t kept, first, end;
+};
+
+static seen_supers supers_seen(const kv_view *v, uint32_t p) {
+    uint32_t end = p / SUPER_TOKENS + 1, kept = v->keep ? (v->keep - 1) / SUPER_TOKENS + 1 : 0;
+    kept = std::min(kept, end);
+    return {kept, std::max(kept, window_start(v, p) / SUPER_TOKENS), end};
+}
+
+static uint32_t supers_count(const seen_supers &s) {
+    return s.kept + (s.end - s.first);
+}
+
+// Pages [first, end) are all in the table. Numbers of dropped ones lie between the kept and the
+// others, and indices rise with numbers: the last one's tells whether the table is long enough.
+static bool pages_present(const kv_view *v, uint32_t first, uint32_t end) {
+    if (std::max(first, v->kept_pages) < std::min(end, v->base_page))
+        return false;
+    return first >= end || kv_view_index(v, end - 1) != UINT32_MAX;
+}
+
+static bool seen_pages_present(const kv_view *v, const batch_seq *s) {
+    uint32_t last = s->pos + s->rows - 1, keep = std::min(v->keep, last + 1);
+    return v->base_page >= v->kept_pages &&
+           pages_present(v, 0, (keep + TILE_TOKENS - 1) / TILE_TOKENS) &&
+           pages_present(v, window_start(v, s->pos) / TILE_TOKENS, last / TILE_TOKENS + 1);
+}
+
+static uint32_t pages_touched(const batch_seq *s) {
+    return (s->pos + s->rows - 1) / TILE_TOKENS - s->pos / TILE_TOKENS + 1;
+}
+
+// Of as many rows, wherever they begin.
+static uint32_t pages_touched_most(uint32_t rows) {
+    return (rows + TILE_TOKENS - 2) / TILE_TOKENS + 1;
+}
+
+// ---- formats ---------------------------------------------------------------------------------
+
+static bool tile_format_of(const tile_layout *l, bool key, uint8_t *out) {
+    const kv_format f = l->format;
+    if (f.scalar != SCALAR_F16 && f.scalar != SCALAR_BF16)
+        return false;
+    if (f.bits == 16) {
+        *out = f.scalar == SCALAR_F16 ? F16 : BF16;
+        return true;
+    }
+    if ((f.group != 32 && f.group != 64) || (f.bits == 2 && key))
+        return false;
+    bool g32 = f.group == 32;
+    switch (f.bits) {
+    case 8:
+        *out = g32 ? Q8G32 : Q8G64;
+        return true;
+    case 4:
+        *out = g32 ? Q4G32 : Q4G64;
+        return true;
+    case 2:
+        *out = g32 ? Q2G32 : Q2G64;
+        return true;
+    }
+    return false;
+}
+
+static kvasir_status layout_convert(const cuda_limits *l, uint32_t group, const page_layout *from,
+                                    dev_layout *to, kvasir_error *err) {
+    const auto &shape = l->group[group];
+    char k[24], v[24];
+    if (from->kv_heads != shape.kv_heads || from->k.head_dim != shape.head_dim ||
+        from->v.head_dim != shape.head_dim)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "CUDA: pages of %u KV heads of %u dims in layer group %u, which was reserved "
+                    "for %u of %u",
+                    from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
+    if (from->centred)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: pages with centred keys are not supported");
+    if (!tile_format_of(&from->k, true, &to->k))
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "CUDA: K pages of format %s are not supported: f16, bf16, or 8 or 4 bits in "
+                    "groups of 64 or 32",
+                    kv_format_name(from->k.format, k));
+    if (!tile_format_of(&from->v, false, &to->v))
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "CUDA: V pages of format %s are not supported: f16, bf16, or 8, 4 or 2 bits in "
+                    "groups of 64 or 32",
+                    kv_format_name(from->v.format, v));
+    to->k_bf16 = from->k.format.scalar == SCALAR_BF16;
+    to->v_bf16 = from->v.format.scalar == SCALAR_BF16;
+    to->k_bytes = from->k.bytes;
+    to->head_bytes = from->head_bytes;
+    to->layer_bytes = from->layer_bytes;
+    return KVASIR_OK;
+}
+
+// ---- measuring a step ------------------------------------------------------------------------
+
+// What one layer group of a step needs.
+struct group_need {
+    uint64_t pages, items[COUNTS];
+    uint64_t store_most; // store items of the same rows at any positions
+    uint32_t k_formats, v_formats, prefill_tokens;
+    dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
+};
+
+static kvasir_status check_batch(const cuda_limits *l, const batch *batch, kvasir_error *err) {
+    if (batch->rows == 0 || batch->rows > l->max_rows)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u rows: reserved for 1 to %u",
+                    batch->rows, l->max_rows);
+    if (batch->n_seqs == 0 || batch->n_seqs > l->max_seqs)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u sequences: reserved for 1 to %u",
+                    batch->n_seqs, l->max_seqs);
+    uint64_t rows = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const batch_seq *seq = &batch->seqs[s];
+        rows += seq->rows;
+        if (seq->rows == 0 || (uint64_t)seq->row + seq->rows > batch->rows ||
+            (uint64_t)seq->pos + seq->rows > UINT32_MAX - SUPER_TOKENS)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: sequence %u: rows [%u, +%u) at position %u, in a step of %u rows", s,
+                        seq->row, seq->rows, seq->pos, batch->rows);
+    }
+    if (rows > batch->rows) // table_caps_most counts every row once
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: sequences share rows of the step");
+    return KVASIR_OK;
+}
+
+// One bit for each layout that some page of the group has; bit 31: one that there is no room for.
+static uint32_t layouts_used(const kv_view *views, uint32_t n_seqs) {
+    uint32_t used = 0;
+    for (uint32_t s = 0; s < n_seqs; s++)
+        for (uint32_t i = 0; i < views[s].n_pages; i++) {
+            uint32_t layout = views[s].pages[i].layout;
+            used |= 1u << (layout < CUDA_LAYOUTS_MAX ? layout : 31);
+        }
+    return used;
+}
+
+static kvasir_status measure_formats(const cuda_limits *l, uint32_t group, const kv_view *views,
+                                     uint32_t n_seqs, group_need *need, kvasir_error *err) {
+    uint32_t used = layouts_used(views, n_seqs);
+    if (used >> 31)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a page's layout is not below %d",
+                    CUDA_LAYOUTS_MAX);
+    for (uint32_t i = 0; i < CUDA_LAYOUTS_MAX; i++) {
+        if (!(used >> i & 1))
+            continue;
+        TRY(layout_convert(l, group, &views[0].layouts[i], &need->layouts[i], err));
+        need->k_formats |= 1u << need->layouts[i].k;
+        need->v_formats |= 1u << need->layouts[i].v;
+    }
+    return KVASIR_OK;
+}
+
+// bucket: of a captured step, whose kernel says how many rows a block holds; NULL: of this one.
+static kvasir_status measure_group(const cuda_limits *l, const batch *batch, uint32_t group,
+                                   const step_plan *bucket, group_need *need, kvasir_error *err) {
+    const kv_view *views = batch->views + (size_t)group * batch->n_seqs;
+    *need = group_need{};
+    TRY(measure_formats(l, group, views, batch->n_seqs, need, err));
+    const auto &shape = l->group[group];
+    uint32_t gqa = shape.heads / shape.kv_heads, prefill_rows = prefill_rows_of(l);
+    need->prefill_tokens =
+        bucket ? bucket->plan[group].prefill_tokens
+               : std::max(1u, prefill_block_rows(need->k_formats, need->v_formats, shape.head_dim) /
+                                  gqa);
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const batch_seq *seq = &batch->seqs[s];
+        const kv_view *v = &views[s];
+        if (v->arena != views[0].arena || v->layouts != views[0].layouts)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: sequences %u and 0 do not share the arena and the layouts of layer "
+                        "group %u",
+                        s, group);
+        if (!seen_pages_present(v, seq))
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: sequence %u, layer group %u: a page that positions %u to %u see is "
+                        "not in the table",
+                        s, group, seq->pos, seq->pos + seq->rows - 1);
+        need->pages += v->n_pages;
+        need->items[COUNT_STORE] += pages_touched(seq);
+        need->store_most += pages_touched_most(seq->rows);
+        if (seq->rows >= prefill_rows)
+            need->items[COUNT_PREFILL] +=
+                (seq->rows + need->prefill_tokens - 1) / need->prefill_tokens;
+        else
+            for (uint32_t i = 0; i < seq->rows; i++)
+                need->items[COUNT_DECODE] += supers_count(supers_seen(v, seq->pos + i));
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status fits(const group_need *need, const table_caps *caps, const char *where,
+                          kvasir_error *err) {
+    static const char *const names[COUNTS] = {"decode", "prefill", "store"};
+    if (need->pages > caps->pages)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu pages: %s holds %u",
+                    (unsigned long long)need->pages, where, caps->pages);
+    for (int i = 0; i < COUNTS; i++)
+        if (need->items[i] > caps->items[i])
+            return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %llu %s items: %s holds %u",
+                        (unsigned long long)need->items[i], names[i], where, caps->items[i]);
+    return KVASIR_OK;
+}
+
+static kvasir_status measure(const cuda_backend *b, const batch *batch, const step_plan *bucket,
+                             group_need *needs, kvasir_error *err) {
+    TRY(check_batch(&b->limits, batch, err));
+    for (uint32_t g = 0; g < b->limits.groups; g++) {
+        TRY(measure_group(&b->limits, batch, g, bucket, &needs[g], err));
+        TRY(fits(&needs[g], &b->most[g], "what was reserved", err));
+    }
+    return KVASIR_OK;
+}
+
+// ---- writing the tables ----------------------------------------------------------------------
+
+// Where the host writes what kernels find at p.
+template <class T> static T *host_of(const cuda_backend *b, const T *p) {
+    return (T *)(b->host_tables + ((const uint8_t *)p - b->dev_tables));
+}
+
+static void write_pages(const cuda_backend *b, const step_group *g, const batch *batch,
+                        const kv_view *views) {
+    dev_view *out = host_of(b, g->views);
+    kv_page *pages = host_of(b, g->pages);
+    uint32_t first = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const kv_view *v = &views[s];
+        memcpy(pages + first, v->pages, v->n_pages * sizeof *pages);
+        out[s] = {first, v->n_pages, v->kept_pages, v->base_page, v->keep, v->span};
+        first += v->n_pages;
+    }
+}
+
+static void write_decode(decode_item *out, const batch *batch, const kv_view *views,
+                         uint32_t prefill_rows) {
+    uint32_t n = 0, slot = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const batch_seq *seq = &batch->seqs[s];
+        if (seq->rows >= prefill_rows)
+            continue;
+        for (uint32_t i = 0; i < seq->rows; i++, slot++) {
+            uint32_t p = seq->pos + i, first = n;
+            seen_supers seen = supers_seen(&views[s], p);
+            uint32_t count = supers_count(seen);
+            for (uint32_t super = 0; super < seen.kept; super++)
+                out[n++] = {s, seq->row + i, p, super, slot, first, count};
+            for (uint32_t super = seen.first; super < seen.end; super++)
+                out[n++] = {s, seq->row + i, p, super, slot, first, count};
+        }
+    }
+}
+
+// Blocks of the largest positions come first: they see most, and a long block that begins last
+// would keep the device waiting.
+static void write_prefill(prefill_item *out, const batch *batch, uint32_t prefill_rows,
+                          uint32_t tokens) {
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        uint32_t rows = batch->seqs[s].rows;
+        if (rows >= prefill_rows)
+            for (uint32_t first = 0; first < rows; first += std::min(tokens, rows - first))
+                out[n++] = {s, first, std::min(tokens, rows - first)};
+    }
+    std::sort(out, out + n, [batch](const prefill_item &x, const prefill_item &y) {
+        uint32_t x_pos = batch->seqs[x.seq].pos + x.first;
+        uint32_t y_pos = batch->seqs[y.seq].pos + y.first;
+        return x_pos != y_pos ? x_pos > y_pos : x.seq < y.seq;
+    });
+}
+
+static void write_store(store_item *out, const batch *batch) {
+    for (uint32_t s = 0; s < batch->n_seqs; s++) {
+        const batch_seq *seq = &batch->seqs[s];
+        for (uint32_t i = 0; i < pages_touched(seq); i++)
+            *out++ = {s, seq->pos / TILE_TOKENS + i};
+    }
+}
+
+static void write_step(const cuda_backend *b, const step_plan *step, const batch *batch,
+                       const group_need *needs) {
+    uint32_t prefill_rows = prefill_rows_of(&b->limits);
+    memcpy(host_of(b, step->group[0].seqs), batch->seqs, batch->n_seqs * sizeof *batch->seqs);
+    for (uint32_t i = 0; i < b->limits.groups; i++) {
+        const step_group *g = &step->group[i];
+        const kv_view *views = batch->views + (size_t)i * batch->n_seqs;
+        for (int c = 0; c < COUNTS; c++)
+            host_of(b, g->counts)[c] = (uint32_t)needs[i].items[c];
+        memcpy(host_of(b, g->layouts), needs[i].layouts, sizeof needs[i].layouts);
+        write_pages(b, g, batch, views);
+        write_decode(host_of(b, g->decode), batch, views, prefill_rows);
+        write_prefill(host_of(b, g->prefill), batch, prefill_rows, needs[i].prefill_tokens);
+        write_store(host_of(b, g->store), batch);
+    }
+}
+
+// ---- beginning a step ------------------------------------------------------------------------
+
+// A captured step's arrays and launches. Stores: the same rows may lie across more pages the next
+// time. Pages: every sequence may grow by a super-run before a wider bucket is due anyway.
+static table_caps caps_of_bucket(const group_need *need, const table_caps *most, uint32_t n_seqs) {
+    table_caps caps;
+    caps.pages = std::min(most->pages, bucket(need->pages + (uint64_t)SUPER_PAGES * n_seqs));
+    for (int i = 0; i < COUNTS; i++)
+        caps.items[i] =
+            std::min(most->items[i], bucket(i == COUNT_STORE ? need->store_most : need->items[i]));
+    return caps;
+}
+
+static table_caps caps_of_step(const group_need *need) {
+    table_caps caps;
+    caps.pages = (uint32_t)need->pages;
+    for (int i = 0; i < COUNTS; i++)
+        caps.items[i] = (uint32_t)need->items[i];
+    return caps;
+}
+
+static void plan_step(const cuda_backend *b, const batch *batch, const group_need *needs,
+                      step_plan *step) {
+    *step = step_plan{};
+    step->rows = batch->rows;
+    step->n_seqs = b->capturing ? b->limits.max_seqs : batch->n_seqs;
+    for (uint32_t g = 0; g < b->limits.groups; g++) {
+        const group_need *need = &needs[g];
+        group_plan *plan = &step->plan[g];
+        step->caps[g] =
+            b->capturing ? caps_of_bucket(need, &b->most[g], batch->n_seqs) : caps_of_step(need);
+        for (int i = 0; i < COUNTS; i++)
+            plan->blocks[i] = step->caps[g].items[i];
+        plan->k_formats = need->k_formats;
+        plan->v_formats = need->v_formats;
+        plan->prefill_tokens = need->prefill_tokens;
+        step->group[g].arena = batch->views[(size_t)g * batch->n_seqs].arena;
+        step->group[g].n_seqs = batch->n_seqs;
+    }
+    step->bytes = tables_lay_out(&b->limits, b->dev_tables, step->n_seqs, step->caps, step->group);
+}
+
+kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
+                              kvasir_error *err) {
+    TRY(cuda_fail(b, err));
+    if (!b->reserved)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step before cuda_reserve");
+    if (b->capturing && b->captured_step)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a graph holds one step");
+    group_need needs[CUDA_GROUPS_MAX];
+    TRY(measure(b, batch, nullptr, needs, err));
+    plan_step(b, batch, needs, &b->step);
+    memcpy(b->group, b->step.group, sizeof b->group);
+    memcpy(b->plan, b->step.plan, sizeof b->plan);
+    // Under capture the copy becomes a node, and an event would become part of the graph too:
+    // cuda_capture_begin has waited, cuda_graph_launch records.
+    if (!b->capturing && !cuda_ok(b, cudaEventSynchronize(b->tables_read)))
+        return cuda_fail(b, err);
+    write_step(b, &b->step, batch, needs);
+    b->written = nullptr;
+    cuda_ok(b, cudaMemcpyAsync(b->dev_tables, b->host_tables, b->step.bytes, cudaMemcpyHostToDevice,
+                               b->stream));
+    if (!b->capturing)
+        cuda_ok(b, cudaEventRecord(b->tables_read, b->stream));
+    b->captured_step = b->capturing;
+    return cuda_fail(b, err);
+}
+
+// ---- another step for a graph ----------------------------------------------------------------
+
+static kvasir_status fits_bucket(const cuda_backend *b, const step_plan *step, const batch *batch,
+                                 const group_need *needs, kvasir_error *err) {
+    if (batch->rows > step->rows)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: %u rows: the graph's step has %u", batch->rows,
+                    step->rows);
+    for (uint32_t g = 0; g < b->limits.groups; g++) {
+        const group_plan *plan = &step->plan[g];
+        TRY(fits(&needs[g], &step->caps[g], "the graph", err));
+        if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats))
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: the step has pages of a format that the graph's step has not");
+        if (batch->views[(size_t)g * batch->n_seqs].arena != step->group[g].arena)
+            return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: the graph's step has another arena");
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status cuda_step_update(struct cuda_backend *b, struct cuda_graph *g,
+                               const struct batch *batch, kvasir_error *err) {
+    TRY(cuda_fail(b, err));
+    if (b->capturing || g->reserved != b->reserved_times)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    b->capturing ? "CUDA: an update while a graph is captured"
+                                 : "CUDA: the graph is older than the last cuda_reserve");
+    group_need needs[CUDA_GROUPS_MAX];
+    TRY(measure(b, batch, &g->step, needs, err));
+    TRY(fits_bucket(b, &g->step, batch, needs, err));
+    if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
+        return cuda_fail(b, err);
+    write_step(b, &g->step, batch, needs);
+    b->written = g;
+    return KVASIR_OK;
+}

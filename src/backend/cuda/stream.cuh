@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// stream.cuh: tiles on their way through shared memory.
+//
+// A tile is read in chunks of 32 * D bytes of codes (4 KiB for 128 dims), whatever its format, each
+// into one slot of a ring; a slot has a barrier that opens when its bytes have come.
+//
+//     bits    K tile, [dim / 4][token][4]             V tile, [token / 4][dim][4]
+//      16     4 chunks of D / 4 dims                  4 chunks of 16 tokens: of a half tile the
+//                                                     quads 0 2 4 6, then 1 3 5 7
+//       8     2 chunks of D / 2 dims                  2 chunks of 32 tokens
+//       4     the tile                                the tile
+//       2                                             the tile, half a chunk
+//
+// The first chunk of an affine tile also brings its scales and biases, behind the codes.
+//
+// Rows of a tile are multiples of 128 bytes, so that the lanes of an instruction that read the same
+// columns of four rows meet in one bank. Two answers: cols.cuh reads as well as it can from plain
+// chunks (one copy each); rows.cuh has its chunks spread, each row copied by a lane to where no two
+// lanes meet.
+//
+// From sm_90 on the copies are bulk copies; before, 16 bytes a lane.
+#pragma once
+
+#include "backend/cuda/arithmetic.cuh"
+
+// ---- barriers --------------------------------------------------------------------------------
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define BULK_COPIES 0
+enum { COPY_ARRIVALS = 32 }; // each lane arrives when its copies are done
+#else
+#define BULK_COPIES 1
+enum { COPY_ARRIVALS = 1 };
+#endif
+
+__device__ __forceinline__ void barrier_init(uint32_t bar, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to copies; a block or warp barrier has to follow.
+__device__ __forceinline__ void barriers_ready() {
+#if BULK_COPIES
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t phase) {
+#if BULK_COPIES
+    asm volatile("{\n.reg .pred p;\nWAIT_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], "
+                 "%1;\n@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
+                 "r"(phase)
+                 : "memory");
+#else
+    asm volatile("{\n.reg .pred p;\nWAIT_%=: mbarrier.test_wait.parity.shared::cta.b64 p, [%0], "
+                 "%1;\n@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(bar),
+                 "r"(phase)
+                 : "memory");
+#endif
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t bar) {
+    asm volatile("{\n.reg .b64 s;\nmbarrier.arrive.shared::cta.b64 s, [%0];\n}" ::"r"(bar)
+                 : "memory");
+}
+
+// ---- copies, by one warp ---------------------------------------------------------------------
+
+// expect: before the first copy of a chunk, by all lanes; arrive: behind the last.
+__device__ __forceinline__ void copy_expect(uint32_t bar, uint32_t bytes) {
+#if BULK_COPIES
+    if (threadIdx.x % 32 == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                     "r"(bytes)
+                     : "memory");
+    __syncwarp();
+#else
+    (void)bar;
+    (void)bytes;
+#endif
+}
+// `rows` rows (at most 32) of row_bytes each, row i from + i * from_pitch to where at(i) says.
+template <class At>
+__device__ __forceinline__ void copy_rows(At at, const uint8_t *from, uint32_t from_pitch,
+                                          uint32_t row_bytes, uint32_t rows, uint32_t bar) {
+    const uint32_t lane = threadIdx.x % 32;
+#if BULK_COPIES
+    if (lane < rows)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                     "[%1], %2, [%3];" ::"r"(at(lane)),
+                     "l"(from + (size_t)lane * from_pitch), "r"(row_bytes), "r"(bar)
+                     : "memory");
+#else
+    (void)bar;
+    for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t j = lane * 16; j < row_bytes; j += 512)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(i) + j),
+                         "l"(from + (size_t)i * from_pitch + j)
+                         : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_arrive(uint32_t bar) {
+#if BULK_COPIES
+    (void)bar;
+#else
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
+// ---- chunks ----------------------------------------------------------------------------------
+
+HD constexpr int chunks_of(int f) {
+    return bits_of(f) < 4 ? 1 : bits_of(f) / 4;
+}
+HD constexpr uint32_t code_bytes_of(int f, int d) {
+    return 64 * d * bits_of(f) / 8;
+}
+HD constexpr uint32_t scale_bytes_of(int f, int d) {
+    return exact_of(f) ? 0 : d / dims_of_group(f) * 256;
+}
+
+// Where the rows of a chunk stand in a slot of rows.cuh. A lane of q reads row q of four (8-bit: row
+// 2q, then 2q + 1) and 16 bytes a lane of r, exact tiles 32: these starts put them into different
+// banks.
+template <int F, bool K> __device__ __forceinline__ uint32_t spread_row(uint32_t i, uint32_t d) {
+    if (exact_of(F))
+        return K ? i / 4 * 2176 + i % 4 * 512 + (i & 1) * 16 + (i & 2) * 32
+                 : i * 8 * d + (i & 1) * 16 + (i & 2) * 32;
+    uint32_t pitch = (K ? 256 : 4 * d) + (bits_of(F) == 8 ? 16 : 32);
+    return i * pitch;
+}
+// Bytes of a slot, and where scales begin in it.
+HD constexpr uint32_t scales_at(uint32_t formats, int d, bool spread) {
+    return spread ? (formats & ~EXACT_FORMATS ? 36 * d : 34 * d) : 32 * d;
+}
+HD constexpr uint32_t slot_bytes(uint32_t formats, int d, bool spread) {
+    return scales_at(formats, d, spread) + (formats & GROUPS_OF_32     ? d / 32 * 256
+                                            : formats & ~EXACT_FORMATS ? d / 64 * 256
+                                                                       : 0);
+}
+
+// Starts the copies of chunk c of a K or V tile into a slot. By all lanes of a warp.
+template <int F, bool K, int D, bool SPREAD>
+__device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t slot,
+                                           uint32_t scales, uint32_t bar) {
+    constexpr uint32_t SCALES = scale_bytes_of(F, D), CODES = code_bytes_of(F, D) / chunks_of(F);
+    copy_expect(bar, CODES + (c == 0 ? SCALES : 0));
+    if constexpr (exact_of(F) && !K) {
+        copy_rows([&](uint32_t i) { return slot + (SPREAD ? spread_row<F, K>(i, D) : i * 8 * D); },
+                  tile + (c / 2 * 8 + c % 2) * 8 * D, 16 * D, 8 * D, 4, bar);
+    } else if constexpr (SPREAD) {
+        constexpr uint32_t ROW = K ? (exact_of(F) ? 512 : 256) : 4 * D;
+        copy_rows([&](uint32_t i) { return slot + spread_row<F, K>(i, D); },
+                  tile + (size_t)c * CODES, ROW, ROW, CODES / ROW, bar);
+    } else {
+        copy_rows([&](uint32_t) { return slot; }, tile + (size_t)c * CODES, 0, CODES, 1, bar);
+    }
+    if (SCALES && c == 0)
+        copy_rows([&](uint32_t) { return slot + scales; }, tile + code_bytes_of(F, D), 0, SCALES, 1,
+                  bar);
+    copy_arrive(bar);
+}
+
+// One tile of a run: its address, and the index of its layout in the low bits (tiles stand at
+// multiples of 32).
+struct TileRef {
+    uint64_t bits;
+    __device__ const uint8_t *at() const { return (const uint8_t *)(bits & ~(uint64_t)31); }
+    __device__ uint32_t layout() const { return (uint32_t)(bits & 31); }
+};
+
+// A warp's own ring over the tiles of its run: K chunks, V chunks of the first tile, of the second ...
+// The chunk that is read and the one that is asked for stand `slots` apart, in the same slot.
+template <int D, uint32_t KF, uint32_t VF, bool SPREAD> struct Stream {
+    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, SPREAD),
+                              SCALES = scales_at(KF | VF, D, SPREAD);
+    uint32_t ring, bars; // shared memory
+    int slots;
+    const TileRef *tiles; // [n]
+    const dev_layout *layouts; // read where more than one format is possible
+    int n;
+    int at, phase;   // the slot that is read next
+    int tile, chunk; // what is asked for next; chunks of V follow those of K
+
+    __device__ __forceinline__ void start() {
+        at = phase = tile = chunk = 0;
+        for (int i = 0; i < slots; i++)
+            ask(i);
+    }
+    __device__ __forceinline__ void ask(int slot) {
+        if (tile >= n)
+            return;
+        const TileRef t = tiles[tile];
+        const uint32_t to = ring + slot * SLOT, bar = bars + 8 * slot;
+        int k_chunks = 0, v_chunks = 0;
+        uint32_t k_bytes = 0;
+        with_format<KF>(layouts[t.layout()].k, [&](auto f) {
+            constexpr int F = decltype(f)::value;
+            k_chunks = chunks_of(F);
+            k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
+            if (chunk < k_chunks)
+                chunk_copy<F, true, D, SPREAD>(t.at(), chunk, to, SCALES, bar);
+        });
+        with_format<VF>(layouts[t.layout()].v, [&](auto f) {
+            constexpr int F = decltype(f)::value;
+            v_chunks = chunks_of(F);
+            if (chunk >= k_chunks)
+                chunk_copy<F, false, D, SPREAD>(t.at() + k_bytes, chunk - k_chunks, to, SCALES,
+                                                bar);
+        });
+        if (++chunk == k_chunks + v_chunks) {
+            chunk = 0;
+            tile++;
+        }
+    }
+    // The address of the next chunk, once it is there; `ahead` chunks further where one is held.
+    __device__ __forceinline__ uint32_t wait(int ahead = 0) {
+        int slot = at + ahead, p = phase;
+        if (slot >= slots) {
+            slot -= slots;
+            p ^= 1;
+        }
+        barrier_wait(bars + 8 * slot, p);
+        return ring + slot * SLOT;
+    }
+    // Done with the oldest chunk: its slot is filled again.
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        ask(at);
+        if (++at == slots) {
+            at = 0;
+            phase ^= 1;
+        }
+    }
+};

@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check_attention.c: cuda_attention.
+ *
+ * Against a reference in double, over the host's copy of the pages, with the query rounded as
+ * arithmetic.cuh says (the codes of affine pages, 16 bits for exact ones) and nothing else rounded.
+ * u = 2^-24, gamma(n) as in kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max)
+ * and P = sum p:
+ *
+ *   score    affine: per group the dot to float, two fma; the unit, its log2 e: 2 G + 4 roundings;
+ *            exact: dim products and additions of the tensor core (it truncates: 2 u each)
+ *            e_t = gamma(..) sum|terms|
+ *   weight   the exponential (2 ulp) of a difference that was rounded:
+ *            d_t = e_t + 2^-22 + u (|s_t| + |max|) 2;  relative, of p_t
+ *   sums     a value is added at most 8 x 4 times in its chain, 3 in the tree, then twice at each
+ *            fold of 8 runs and of the supers: N = 64 + 2 * supers; exact values: 16 products a
+ *            instruction, truncated: N + 2 * 16 * 16
+ *   rounding affine: a weight code is off by ROUNDED units, the unit is max |p s| / 16256 over a
+ *            tile and group;  exact: p by half an ulp of 11 (8) bits, and 2^-39 where f16 underflows
+ *
+ *   |out - want| <= 1/P sum_t p_t (d_t (|v_t| + |want|) + gamma(N) (|v_t| + |want|)) + rounding
+ *
+ * O2: the bits of every row are the same from the decode and the prefill kernel, from kernels that
+ * were compiled for one format and for all, alone and in the batch, and cut into steps anywhere.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "opcheck.h"
+
+enum { ACT16_MAX = 16256, RUN = 256, SUPER = 2048 };
+#define ROUNDED (0.5 + 4 * ACT16_MAX * 0x1p-24)
+
+/* ---- the reference --------------------------------------------------------------------------- */
+
+static double round_to_bits(double x, int bits) {
+    if (x == 0)
+        return 0;
+    int e;
+    double m = frexp(x, &e);
+    return ldexp(rint(ldexp(m, bits)), e - bits);
+}
+
+/* The query row as a page of this format meets it. x = q * scale in float32. */
+static void round_query(const float *x, uint32_t dim, struct kv_format f, double *out) {
+    float m = 0;
+    for (uint32_t i = 0; i < dim; i++)
+        m = fabsf(x[i]) > m ? fabsf(x[i]) : m;
+    if (!kv_format_exact(f)) {
+        float unit = m / (float)ACT16_MAX, per_unit = (float)ACT16_MAX / m;
+        for (uint32_t i = 0; i < dim; i++)
+            out[i] = m < 1e-30f ? 0 : (double)unit * (double)rintf(x[i] * per_unit);
+        return;
+    }
+    int e;
+    frexpf(m, &e); /* m / 2^(e - 1) lies in [1, 2) */
+    for (uint32_t i = 0; i < dim; i++) {
+        double y = m < 1e-30f ? 0 : ldexp((double)x[i], 1 - e);
+        if (f.scalar == SCALAR_F16 && fabs(y) < 0x1p-14)
+            out[i] = ldexp(rint(y * 0x1p24) * 0x1p-24, e - 1);
+        else
+            out[i] = ldexp(round_to_bits(y, f.scalar == SCALAR_F16 ? 11 : 8), e - 1);
+    }
+}
+
+struct token {
+    double v[HEAD_DIM_MAX], k_terms;
+    double p, s, d; /* weight, score, the weight's relative error */
+};
+
+static void decode_token(const struct tile_layout *l, const uint8_t *tile, uint32_t t, double *out,
+                         double *scales) {
+    float x[HEAD_DIM_MAX], s[HEAD_DIM_MAX / 32], b[HEAD_DIM_MAX / 32];
+    uint8_t codes[HEAD_DIM_MAX];
+    if (kv_format_exact(l->format)) {
+        tile_decode_row(l, tile, t, x);
+        for (uint32_t i = 0; i < l->head_dim; i++)
+            out[i] = (double)x[i];
+        return;
+    }
+    tile_get_row(l, tile, t, codes, s, b);
+    for (uint32_t i = 0; i < l->head_dim; i++)
+        out[i] = (double)s[i / l->format.group] * codes[i] + (double)b[i / l->format.group];
+    for (uint32_t g = 0; g < l->groups; g++)
+        scales[g] = (double)s[g];
+}
+
+static bool visible(const struct kv_view *v, uint32_t p, uint32_t at) {
+    return at <= p && (at < v->keep || v->span == UINT32_MAX || p - at < v->span);
+}
+
+struct row_reference {
+    double out[HEAD_DIM_MAX], bound[HEAD_DIM_MAX];
+};
+
+/* Attention of one row and head of sequence s at position p. */
+static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_t head, uint32_t p,
+                      const float *q, float scale, struct row_reference *r) {
+    const struct kv_view *view = &c->host_views[s];
+    uint32_t dim = c->head_dim, kv = head / (c->heads / c->kv_heads);
+    struct token *tokens = calloc(p + 1, sizeof *tokens);
+    double (*v_scales)[HEAD_DIM_MAX / 32] = calloc(p + 1, sizeof *v_scales);
+    float x[HEAD_DIM_MAX];
+    for (uint32_t i = 0; i < dim; i++)
+        x[i] = q[i] * scale;
+    double max = -INFINITY, rounded[2][HEAD_DIM_MAX];
+    for (int i = 0; i < 2; i++)
+        round_query(x, dim, view->layouts[i].k.format, rounded[i]);
+    for (uint32_t t = 0; t <= p; t++) {
+        tokens[t].s = -INFINITY;
+        if (!visible(view, p, t))
+            continue;
+        const struct kv_page *page = &view->pages[kv_view_index(view, t / TILE_TOKENS)];
+        const struct page_layout *l = &view->layouts[page->layout];
+        const uint8_t *tiles = view->arena + (size_t)page->addr * PAGE_ADDR_UNIT +
+                               (size_t)layer * l->layer_bytes + (size_t)kv * l->head_bytes;
+        double k[HEAD_DIM_MAX], scales[HEAD_DIM_MAX / 32] = {0}, dot = 0, terms = 0;
+        decode_token(&l->k, tiles, t % TILE_TOKENS, k, scales);
+        const double *y = rounded[page->layout];
+        bool exact = kv_format_exact(l->k.format);
+        for (uint32_t i = 0; i < dim; i++) {
+            dot += y[i] * k[i];
+            /* scale * code and bias are added apart */
+            terms += fabs(y[i]) * (exact ? fabs(k[i]) : fabs(k[i]) + 2 * fabs(scales[i / l->k.format.group]) * 256);
+        }
+        tokens[t].s = dot;
+        tokens[t].k_terms = terms * gamma_of(exact ? 2.0 * dim : 2.0 * l->k.groups + 4);
+        decode_token(&l->v, tiles + l->k.bytes, t % TILE_TOKENS, tokens[t].v, v_scales[t]);
+        max = dot > max ? dot : max;
+    }
+    double sum = 0, out[HEAD_DIM_MAX] = {0}, error[HEAD_DIM_MAX] = {0};
+    for (uint32_t t = 0; t <= p; t++) {
+        if (tokens[t].s == -INFINITY)
+            continue;
+        struct token *k = &tokens[t];
+        k->p = exp(k->s - max);
+        k->d = k->k_terms + 0x1p-21 + 0x1p-22 * (fabs(k->s) + fabs(max));
+        sum += k->p;
+        for (uint32_t i = 0; i < dim; i++)
+            out[i] += k->p * k->v[i];
+    }
+    double supers = (double)(p / SUPER) + 1;
+    for (uint32_t i = 0; i < dim; i++)
+        out[i] /= sum;
+    for (uint32_t t0 = 0; t0 <= p; t0 += TILE_TOKENS) {
+        uint32_t index = kv_view_index(view, t0 / TILE_TOKENS);
+        if (index == UINT32_MAX)
+            continue;
+        const struct tile_layout *l = &view->layouts[view->pages[index].layout].v;
+        bool exact = kv_format_exact(l->format);
+        double unit[HEAD_DIM_MAX / 32] = {0}, half = l->format.scalar == SCALAR_F16 ? 0x1p-11 : 0x1p-8;
+        for (uint32_t t = t0; t < t0 + TILE_TOKENS && t <= p; t++)
+            for (uint32_t g = 0; !exact && g < l->groups; g++)
+                unit[g] = fmax(unit[g], tokens[t].p * fabs(v_scales[t][g]) / ACT16_MAX);
+        double g = gamma_of(64 + 2 * supers + (exact ? 512 : 0));
+        for (uint32_t t = t0; t < t0 + TILE_TOKENS && t <= p; t++) {
+            const struct token *k = &tokens[t];
+            if (k->s == -INFINITY)
+                continue;
+            for (uint32_t i = 0; i < dim; i++) {
+                double v = fabs(k->v[i]);
+                if (!exact) { /* scale * code and bias are added apart */
+                    double code = (1 << l->format.bits) - 1,
+                           step = fabs(v_scales[t][i / l->format.group]);
+                    error[i] += ROUNDED * unit[i / l->format.group] * code;
+                    v += 2 * step * code;
+                } else {
+                    error[i] += k->p * half * v + 0x1p-39 * v;
+                }
+                error[i] += k->p * (k->d + g) * (v + fabs(out[i]));
+            }
+        }
+    }
+    for (uint32_t i = 0; i < dim; i++) {
+        r->out[i] = out[i];
+        r->bound[i] = error[i] / sum + 0x1p-22 * fabs(out[i]) + 1e-30;
+    }
+    free(tokens);
+    free(v_scales);
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* Attention of a batch over layer `layer`; the host's copy, [rows][heads][dim]. q: of the batch. */
+static const float *attend(const struct scene *c, const struct batch *batch, uint32_t layer,
+                           const float *q, float scale) {
+    size_t bytes = (size_t)batch->rows * c->heads * c->head_dim * sizeof *q;
+    float *device_q = device_copy(q, bytes), *out = device_buffer(bytes);
+    kvasir_error err;
+    if (cuda_step_begin(device, batch, &err) != KVASIR_OK) {
+        check_that(false, "step_begin: %s", err.text);
+        return plain(bytes);
+    }
+    cuda_attention(device, batch, batch->views, layer, device_q, c->heads, scale, out);
+    return from_device(out, bytes);
+}
+
+/* The same with another threshold between the kernels. */
+static const float *attend_by(const struct scene *c, const struct batch *batch, uint32_t layer,
+                              const float *q, float scale, uint32_t prefill_rows) {
+    struct cuda_limits l = {.max_rows = c->batch.rows,
+                            .max_seqs = c->n_seqs,
+                            .max_pages = c->n_seqs * c->max_pages,
+                            .max_inputs = 32,
+                            .groups = 1,
+                            .group = {{c->heads, c->kv_heads, c->head_dim}},
+                            .prefill_rows = prefill_rows};
+    kvasir_error err;
+    if (cuda_reserve(device, &l, &err) != KVASIR_OK)
+        check_that(false, "reserve: %s", err.text);
+    return attend(c, batch, layer, q, scale);
+}
+
+static void same_bits(const char *what, const struct scene *c, const float *got, const float *want,
+                      uint32_t rows) {
+    size_t n = (size_t)rows * c->heads * c->head_dim;
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0) {
+            check_that(false, "%s: row %zu head %zu dim %zu: %a, not %a", what,
+                       i / (c->heads * c->head_dim), i / c->head_dim % c->heads, i % c->head_dim,
+                       (double)got[i], (double)want[i]);
+            return;
+        }
+    check_that(true, "%s", what);
+}
+
+/* Rows [first, first + rows) of sequence s as a batch of its own. */
+static struct batch part_of(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
+                            struct batch_seq *seq) {
+    struct batch b = c->batch;
+    *seq = (struct batch_seq){.row = 0, .rows = rows, .pos = c->batch.seqs[s].pos + first};
+    b.rows = rows;
+    b.n_seqs = 1;
+    b.seqs = seq;
+    b.views = c->batch.views + s;
+    b.tokens = NULL;
+    b.pos = NULL;
+    b.n_logit_rows = 0;
+    return b;
+}
+
+static void check_scene(struct scene *c, float q_size) {
+    const uint32_t layer = c->layers - 1, width = c->heads * c->head_dim;
+    const float scale = 1 / sqrtf((float)c->head_dim);
+    scene_build(c, true);
+    float *q = plain((size_t)c->batch.rows * width * sizeof *q);
+    fill(q, (size_t)c->batch.rows * width, FILL_NORMAL);
+    for (size_t i = 0; i < (size_t)c->batch.rows * width; i++)
+        q[i] *= q_size;
+    const float *out = attend_by(c, &c->batch, layer, q, scale, 0);
+
+    /* against the reference: the first, the last and some rows */
+    for (uint32_t s = 0; s < c->n_seqs; s++) {
+        const struct batch_seq *seq = &c->batch.seqs[s];
+        for (uint32_t i = 0; i < seq->rows; i++) {
+            if (i != 0 && i + 1 != seq->rows && random_below(seq->rows) > 4)
+                continue;
+            for (uint32_t h = 0; h < c->heads; h++) {
+                if (c->heads > 4 && random_below(c->heads) > 4)
+                    continue;
+                struct row_reference r;
+                size_t at = (size_t)(seq->row + i) * width + (size_t)h * c->head_dim;
+                reference(c, s, layer, h, seq->pos + i, q + at, scale, &r);
+                for (uint32_t d = 0; d < c->head_dim; d++)
+                    check_near("out", seq->row + i, h * c->head_dim + d, (double)out[at + d],
+                               r.out[d], r.bound[d]);
+            }
+        }
+    }
+    /* against itself */
+    same_bits("prefill kernel", c, attend_by(c, &c->batch, layer, q, scale, 1), out,
+              c->batch.rows);
+    same_bits("decode kernel", c, attend_by(c, &c->batch, layer, q, scale, c->batch.rows + 1), out,
+              c->batch.rows);
+    for (uint32_t s = 0; s < c->n_seqs; s++) {
+        const struct batch_seq *seq = &c->batch.seqs[s];
+        uint32_t cut = random_below(seq->rows), rows = seq->rows - cut;
+        struct batch_seq one;
+        struct batch b = part_of(c, s, cut, rows, &one);
+        size_t at = (size_t)(seq->row + cut) * width;
+        same_bits("alone, cut", c, attend_by(c, &b, layer, q + at, scale, random_below(3)), out + at,
+                  rows);
+    }
+    scene_free(c);
+}
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+static const struct kv_format F16_FORMAT = {16, SCALAR_F16, 0}, BF16_FORMAT = {16, SCALAR_BF16, 0};
+
+static struct kv_format affine(uint8_t bits, uint16_t group, enum scalar_type t) {
+    return (struct kv_format){bits, (uint8_t)t, group};
+}
+
+static void random_seqs(struct scene *c, struct scene_seq *seqs, uint32_t longest) {
+    static const uint32_t EDGES[] = {1, 2, 63, 64, 65, 128, 255, 256, 257, 320, 511, 513};
+    for (uint32_t s = 0; s < c->n_seqs; s++) {
+        struct scene_seq *q = &seqs[s];
+        q->length = s == 0 ? longest : EDGES[random_below(sizeof EDGES / sizeof *EDGES)];
+        uint32_t most = q->length < 200 ? q->length : 200;
+        static const uint32_t ROWS[] = {1, 1, 1, 2, 3, 17, 64, 65, 200};
+        q->rows = ROWS[random_below(sizeof ROWS / sizeof *ROWS)];
+        if (q->rows > most)
+            q->rows = most;
+        q->keep = 0;
+        q->span = UINT32_MAX;
+        if (random_below(2)) {
+            q->span = 1 + random_below(q->length + 40);
+            q->keep = random_below(2) ? random_below(70) : 0;
+        }
+        q->switch_at = random_below(2) ? UINT32_MAX : random_below(q->length / 64 + 2);
+    }
+    c->seqs = seqs;
+}
+
+static void check_formats(struct kv_format k, struct kv_format v, uint32_t dim) {
+    char kn[24], vn[24];
+    if (!family_begin("attention", "%s / %s, %u dims", kv_format_name(k, kn), kv_format_name(v, vn),
+                      dim))
+        return;
+    static const uint32_t GQA[] = {1, 2, 3, 4, 5, 7, 8, 16};
+    for (uint32_t i = 0; i < (quick ? 2u : 8u); i++) {
+        uint32_t gqa = quick ? (i == 0 ? 4 : 8) : GQA[i], kv_heads = 1 + random_below(2);
+        struct scene c = {.heads = gqa * kv_heads,
+                          .kv_heads = kv_heads,
+                          .head_dim = dim,
+                          .layers = 1 + random_below(2),
+                          .n_seqs = quick ? 2 : 1 + random_below(4)};
+        struct scene_seq seqs[4];
+        /* the last case: another format before a switch */
+        bool mixed = i % 4 == 3;
+        struct kv_format k0 = mixed ? F16_FORMAT : k, v0 = mixed ? F16_FORMAT : v;
+        page_layout_init(&c.layouts[0], c.layers, kv_heads, dim, k0, v0);
+        page_layout_init(&c.layouts[1], c.layers, kv_heads, dim, k, v);
+        random_seqs(&c, seqs, quick ? 600 : 300 + random_below(4500));
+        case_begin("gqa %u, %u seqs, longest %u, rows %u, keep %u, span %u, switch %u", gqa, c.n_seqs,
+                   seqs[0].length, seqs[0].rows, seqs[0].keep, seqs[0].span, seqs[0].switch_at);
+        check_scene(&c, i % 3 == 2 ? 8 : 1);
+    }
+    family_end();
+}
+
+/* One row over many supers: the fold of the last block. */
+static void check_long(struct kv_format k, struct kv_format v) {
+    char kn[24], vn[24];
+    if (!family_begin("attention", "%s / %s, long", kv_format_name(k, kn), kv_format_name(v, vn)))
+        return;
+    static const uint32_t LENGTHS[] = {2047, 2048, 2049, 70000, 140001};
+    for (uint32_t i = 0; i < (quick ? 2u : 5u); i++) {
+        struct scene c = {
+            .heads = 4, .kv_heads = 1, .head_dim = 128, .layers = 1, .n_seqs = 1};
+        struct scene_seq seq = {LENGTHS[i], 2, 0, UINT32_MAX, UINT32_MAX};
+        page_layout_init(&c.layouts[0], 1, 1, 128, k, v);
+        page_layout_init(&c.layouts[1], 1, 1, 128, k, v);
+        c.seqs = &seq;
+        case_begin("%u tokens", seq.length);
+        check_scene(&c, 1);
+    }
+    family_end();
+}
+
+void check_attention(void) {
+    static const uint32_t DIMS[] = {128, 64, 256};
+    for (uint32_t i = 0; i < 3; i++) {
+        check_formats(F16_FORMAT, F16_FORMAT, DIMS[i]);
+        check_formats(BF16_FORMAT, BF16_FORMAT, DIMS[i]);
+        static const uint8_t BITS[][2] = {{8, 8}, {8, 4}, {4, 4}, {4, 2}, {8, 2}, {4, 8}};
+        for (uint32_t j = 0; j < (quick && i ? 2u : 6u); j++)
+            for (uint16_t group = 64; group >= 32; group /= 2)
+                check_formats(affine(BITS[j][0], group, SCALAR_F16),
+                              affine(BITS[j][1], group, SCALAR_F16), DIMS[i]);
+        check_formats(affine(8, 64, SCALAR_BF16), affine(4, 32, SCALAR_BF16), DIMS[i]);
+        check_formats(F16_FORMAT, affine(4, 64, SCALAR_F16), DIMS[i]);
+        check_formats(affine(4, 32, SCALAR_F16), BF16_FORMAT, DIMS[i]);
+    }
+    check_long(F16_FORMAT, F16_FORMAT);
+    check_long(affine(8, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
+    check_long(affine(4, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
+}

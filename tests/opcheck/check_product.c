@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check_product.c: cuda_product against the same arithmetic in double.
+ *
+ * Activations are rounded here as act_pack_ref does it (cpu/ref/product.c), weights are what
+ * weight_traits' parts say: codes, d and m of each block of 32. With scale_b and sum_b of a block
+ * of activations an output is
+ *
+ *     sum over blocks  d * scale_b * dot  (+ m * sum_b)  (+ bias)
+ *
+ * Bound. The kernel (product.cu) has one float32 accumulator in each run of 512 inputs, into which
+ * a block adds one term, or two where the type has_min; the runs' sums are added in order, then the
+ * bias. A dot is exact. So a term is rounded once as it is made (d * scale; sum), at most T times
+ * as terms of its run are added (T: terms of a run), at most R times as runs are (R: runs), and
+ * once with the bias:
+ *
+ *     gamma(T + R + 2) sum|terms|,    and 2^-122 a block, where d * scale is subnormal
+ *
+ * What an output must not see (O2): a row's bits are those that it has alone, in other company and
+ * place, and with a matrix cut to its first outputs.
+ *
+ * Blocks with NaN and infinities: their rows are not finite, the others' bits stay.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/kernels.h"
+#include "opcheck.h"
+
+enum {
+    BLOCK = 32,
+    RUN = 512,
+    ROWS_MAX = 100,
+    N_MAX = 100,
+    K_MAX = 4096,
+    BLOCKS_MAX = K_MAX / BLOCK
+};
+
+/* d x scale may be subnormal (2^-150 lost) times a dot of up to 2^27 */
+#define UNDERFLOW 0x1p-122
+
+struct product_case {
+    const struct weight_traits *traits;
+    struct weight w;
+    const float *x;    /* [rows][k] */
+    const float *bias; /* [n] or NULL */
+    uint32_t rows;
+    int bits;
+};
+
+/* ---- random weights -------------------------------------------------------------------------- */
+
+static float random_scale(bool extremes) {
+    static const float FACTORS[] = {0, 0x1p-20f, 1000}; /* the second: subnormal in f16 */
+    bool far_off = extremes && random_below(6) == 0;
+    return random_normal() * (far_off ? FACTORS[random_below(3)] : 0.05f);
+}
+
+static void *random_scalars(size_t n, enum scalar_type t, bool extremes) {
+    uint8_t *p = plain(n * scalar_bytes(t));
+    for (size_t i = 0; i < n; i++)
+        scalar_store(t, p, i, random_scale(extremes));
+    return p;
+}
+
+/* Codes of a row: any, or all at one end, where sums are largest. */
+static void random_codes(uint8_t *p, size_t n, bool extremes) {
+    uint32_t ends = extremes ? random_below(6) : 0;
+    for (size_t i = 0; i < n; i++)
+        p[i] = ends == 1 ? 0xff : ends == 2 ? 0 : (uint8_t)random_bits();
+}
+
+/* Fills what a matrix points to; its type, n, k, group and scalar are set. */
+static void make_weight(struct weight *w, bool extremes) {
+    const struct weight_traits *t = weight_traits_of(w->type);
+    size_t row_bytes = weight_row_bytes(t, w->k);
+    uint8_t *data = plain(w->n * row_bytes);
+    for (uint32_t j = 0; j < w->n; j++) {
+        uint8_t *row = data + j * row_bytes;
+        random_codes(row, row_bytes, extremes);
+        for (size_t at = 0; w->type == WEIGHT_Q4_0 && at < row_bytes; at += t->block_bytes)
+            scalar_store(SCALAR_F16, row + at, 0, random_scale(extremes));
+    }
+    w->data = data;
+    if (w->type == WEIGHT_Q4_0)
+        return;
+    size_t groups = (size_t)w->n * (w->k / w->group);
+    w->scales = random_scalars(groups, w->scalar, extremes);
+    w->biases = random_scalars(groups, w->scalar, extremes);
+}
+
+/* ---- the reference --------------------------------------------------------------------------- */
+
+struct act_row {
+    int codes[K_MAX];
+    float scale[BLOCKS_MAX], sum[BLOCKS_MAX];
+};
+struct weight_parts {
+    int8_t codes[K_MAX];
+    float d[BLOCKS_MAX], m[BLOCKS_MAX];
+};
+
+static float magnitude(const float *x) {
+    float m = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        if (isnan(x[i]))
+            return x[i];
+        m = fmaxf(m, fabsf(x[i]));
+    }
+    return m;
+}
+
+static void round_row(const float *x, uint32_t k, int bits, struct act_row *a) {
+    for (uint32_t b = 0; b < k / BLOCK; b++, x += BLOCK) {
+        struct rounding r = rounding_of(magnitude(x), bits == 8 ? ACT8_MAX : ACT16_MAX);
+        int sum = 0;
+        for (uint32_t i = 0; i < BLOCK; i++) {
+            int code = r.per_unit == 0 ? 0 : (int)rintf(x[i] * r.per_unit);
+            a->codes[b * BLOCK + i] = code;
+            sum += code;
+        }
+        a->scale[b] = r.scale;
+        a->sum[b] = r.scale * (float)sum;
+    }
+}
+
+static void compare_output(const struct product_case *c, const struct act_row *a,
+                           const struct weight_parts *w, uint32_t row, uint32_t j, float got) {
+    uint32_t blocks = c->w.k / BLOCK, per_run = blocks < RUN / BLOCK ? blocks : RUN / BLOCK;
+    double want = 0, terms = 0, bias = c->bias ? c->bias[j] : 0;
+    for (uint32_t b = 0; b < blocks; b++) {
+        int dot = 0;
+        for (uint32_t i = b * BLOCK; i < (b + 1) * BLOCK; i++)
+            dot += a->codes[i] * w->codes[i];
+        double term = (double)w->d[b] * a->scale[b] * dot;
+        double low = c->traits->has_min ? (double)w->m[b] * a->sum[b] : 0;
+        want += term + low;
+        terms += fabs(term) + fabs(low);
+    }
+    double roundings = per_run * (c->traits->has_min ? 2 : 1) + (blocks - 1) / (RUN / BLOCK) + 3;
+    double bound = gamma_of(roundings) * (terms + fabs(bias)) + blocks * UNDERFLOW;
+    check_near("output", row, j, got, want + bias, bound);
+}
+
+static void compare_outputs(const struct product_case *c, const float *y) {
+    struct act_row *acts = plain(c->rows * sizeof *acts);
+    struct weight_parts *parts = plain(sizeof *parts);
+    for (uint32_t row = 0; row < c->rows; row++)
+        round_row(c->x + (size_t)row * c->w.k, c->w.k, c->bits, &acts[row]);
+    for (uint32_t j = 0; j < c->w.n; j++) {
+        c->traits->parts(&c->w, j, parts->codes, parts->d, parts->m);
+        for (uint32_t row = 0; row < c->rows; row++)
+            compare_output(c, &acts[row], parts, row, j, y[(size_t)row * c->w.n + j]);
+    }
+}
+
+/* ---- a case ---------------------------------------------------------------------------------- */
+
+/* y of `rows` rows of x (host), outputs [0, n) of the matrix. */
+static const float *run_product(const struct product_case *c, const struct cuda_weight *w,
+                                const float *x, uint32_t rows, uint32_t n) {
+    size_t bytes = (size_t)rows * n * sizeof(float);
+    float *y = device_buffer(bytes);
+    const float *bias = c->bias ? device_copy(c->bias, n * sizeof *bias) : NULL;
+    cuda_product(device, device_copy(x, (size_t)rows * c->w.k * sizeof *x), rows, w, bias, c->bits,
+                 y);
+    return from_device(y, bytes);
+}
+
+/* Rows [first, first + rows) in another order, which starts with row `first`: the bits of y. */
+static void check_company(const struct product_case *c, const struct cuda_weight *w, uint32_t first,
+                          uint32_t rows, uint32_t n, const float *y) {
+    uint32_t k = c->w.k, turn = rows > 1 ? random_below(rows) : 0;
+    float *x = plain((size_t)rows * k * sizeof *x);
+    for (uint32_t i = 0; i < rows; i++)
+        memcpy(x + (size_t)i * k, c->x + (size_t)(first + (i + turn) % rows) * k, k * sizeof *x);
+    const float *got = run_product(c, w, x, rows, n);
+    for (uint32_t i = 0; i < rows; i++) {
+        uint32_t row = first + (i + turn) % rows;
+        check_that(memcmp(got + (size_t)i * n, y + (size_t)row * c->w.n, n * sizeof *got) == 0,
+                   "row %u: other bits as row %u of %u with %u outputs than among %u with %u", row,
+                   i, rows, n, c->rows, c->w.n);
+    }
+}
+
+static void check_invariance(const struct product_case *c, const struct cuda_weight *w,
+                             const float *y) {
+    check_company(c, w, random_below(c->rows), 1, c->w.n, y);
+    if (c->rows > 1) {
+        uint32_t rows = 1 + random_below(c->rows);
+        check_company(c, w, random_below(c->rows - rows + 1), rows, c->w.n, y);
+    }
+    if (c->w.n == 1)
+        return;
+    /* the same matrix without its last rows */
+    struct weight less = c->w;
+    struct cuda_weight *cut;
+    kvasir_error err = {0};
+    less.n = 1 + random_below(c->w.n - 1);
+    if (cuda_weight_create(device, &less, &cut, &err) != KVASIR_OK) {
+        check_that(false, "cuda_weight_create of %u outputs: %s", less.n, err.text);
+        return;
+    }
+    check_company(c, cut, 0, c->rows, less.n, y);
+    cuda_weight_destroy(device, cut);
+}
+
+static float *make_x(uint32_t rows, uint32_t k, bool extremes) {
+    float *x = plain((size_t)rows * k * sizeof *x);
+    for (uint32_t row = 0; row < rows; row++) {
+        float *at = x + (size_t)row * k;
+        bool odd = extremes && random_bits() & 1;
+        fill(at, k, odd ? (enum fill_kind)random_below(FILL_KINDS) : FILL_NORMAL);
+        if (extremes && random_below(16) == 0) /* this row's outputs alone are not finite */
+            at[random_below(k)] = random_bits() & 1 ? NAN : -INFINITY;
+    }
+    return x;
+}
+
+static void check_case(struct product_case *c, uint32_t n, uint32_t k, bool extremes) {
+    c->w.n = n;
+    c->w.k = k;
+    case_begin("%u rows, n %u, k %u%s%s", c->rows, n, k, c->bias ? ", bias" : "",
+               extremes ? ", extremes" : "");
+    make_weight(&c->w, extremes);
+    c->x = make_x(c->rows, k, extremes);
+    float *bias = plain(n * sizeof *bias);
+    fill(bias, n, FILL_NORMAL);
+    c->bias = random_bits() & 1 ? bias : NULL;
+    struct cuda_weight *w;
+    kvasir_error err = {0};
+    if (cuda_weight_create(device, &c->w, &w, &err) != KVASIR_OK) {
+        check_that(false, "cuda_weight_create: %s", err.text);
+        return;
+    }
+    const float *y = run_product(c, w, c->x, c->rows, n);
+    compare_outputs(c, y);
+    check_invariance(c, w, y);
+    cuda_weight_destroy(device, w);
+}
+
+/* Every number of rows with some shape, every shape with some number of rows. */
+static void check_type(struct product_case *c) {
+    static const uint32_t ROWS[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12,
+                                    13, 14, 15, 16, 17, 31, 32, 33, 64, 65, 100};
+    static const uint32_t NS[] = {1, 15, 16, 17, 100};
+    static const uint32_t KS[] = {32, 64, 96, 512, 544, 1024, 4096};
+    enum { ROW_COUNTS = sizeof ROWS / sizeof *ROWS, SHAPES = 5 * 7 };
+    uint32_t cases = quick ? 12 : 3 * SHAPES, unit = c->w.group ? c->w.group : BLOCK;
+    for (uint32_t i = 0; i < cases; i++) {
+        /* 35 shapes and 23 row counts have no divisor in common: the pairs differ every time */
+        uint32_t at = quick ? random_below(SHAPES) : i;
+        uint32_t k = (KS[at % 7] + unit - 1) / unit * unit;
+        c->rows = ROWS[quick ? random_below(ROW_COUNTS) : i % ROW_COUNTS];
+        c->bias = NULL;
+        if (k <= K_MAX)
+            check_case(c, NS[at / 7 % 5], k, i % 2 != 0);
+    }
+}
+
+static void check_refusals(void) {
+    if (!family_begin("weight_create", "refusals"))
+        return;
+    case_begin("what has no product");
+    static const uint8_t bytes[1 << 12];
+    struct weight w = {.data = bytes, .scales = bytes, .biases = bytes, .n = 4, .k = 128};
+    struct cuda_weight *out;
+    w.type = WEIGHT_Q8_0;
+    check_that(cuda_weight_create(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "Q8_0");
+    w.type = WEIGHT_AFFINE4;
+    w.group = 64;
+    w.scalar = SCALAR_F32;
+    check_that(cuda_weight_create(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "f32 scales");
+    w.scalar = SCALAR_F16;
+    w.group = 16;
+    check_that(cuda_weight_create(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "group 16");
+    family_end();
+}
+
+void check_product(void) {
+    struct cuda_limits limits = {
+        .max_rows = ROWS_MAX, .max_seqs = 1, .max_pages = 4, .max_inputs = K_MAX, .groups = 1};
+    limits.group[0].heads = limits.group[0].kv_heads = 1;
+    limits.group[0].head_dim = 64;
+    kvasir_error err = {0};
+    if (cuda_reserve(device, &limits, &err) != KVASIR_OK)
+        give_up("cuda_reserve for products: %s", err.text);
+    static const uint32_t GROUPS[] = {32, 64, 128};
+    for (int bits = 8; bits <= 16; bits += 8) {
+        struct product_case c = {.traits = weight_traits_of(WEIGHT_Q4_0), .bits = bits};
+        c.w.type = WEIGHT_Q4_0;
+        if (family_begin("product", "Q4_0 act %d", bits)) {
+            check_type(&c);
+            family_end();
+        }
+        c.traits = weight_traits_of(WEIGHT_AFFINE4);
+        for (uint32_t i = 0; i < 6; i++) {
+            c.w = (struct weight){.type = WEIGHT_AFFINE4,
+                                  .group = GROUPS[i / 2],
+                                  .scalar = i % 2 ? SCALAR_BF16 : SCALAR_F16};
+            if (family_begin("product", "AFFINE4 g%u %s act %d", c.w.group, i % 2 ? "bf16" : "f16",
+                             bits)) {
+                check_type(&c);
+                family_end();
+            }
+        }
+    }
+    check_refusals();
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scene.c: sequences over pages in an arena, as cache/ would hand them to a step.
+ *
+ * Pages stand in the arena in random order, each at a multiple of PAGE_ADDR_UNIT, with gaps of up
+ * to three units between them where the scene is checked:
+ *
+ *     arena   | seq 2 page 0 | seq 0 page 5 | gap | seq 1 page 3 | ...
+ *
+ * so a kernel that takes the next page for the neighbour in memory reads somebody else's tokens,
+ * and one that reads behind a page reads NaN. Checked scenes are made whole in host memory and
+ * uploaded in one piece: the host's views and the device's show the same bytes.
+ *
+ * Scenes for benches may be larger than host memory. Some pages with random content (PATTERN_BYTES
+ * of them) are uploaded to the first places of the arena and copied to the others on the device.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "opcheck.h"
+
+enum { PATTERN_BYTES = 64 << 20, PATTERNS_MIN = 2, PATTERNS_MAX = 384 };
+
+/* Where a page goes: [order] -> what stands there. */
+struct place {
+    uint32_t seq, number; /* page number of that sequence */
+    uint32_t layout, addr;
+};
+
+static void *take(size_t count, size_t size) {
+    void *p = mem_calloc(count, size);
+    if (!p)
+        give_up("no memory for a scene: %zu times %zu bytes", count, size);
+    return p;
+}
+
+static void random_bytes(uint8_t *p, size_t n) {
+    for (; n >= 4; n -= 4, p += 4) {
+        uint32_t r = random_bits();
+        memcpy(p, &r, 4);
+    }
+    for (; n > 0; n--)
+        *p++ = (uint8_t)random_bits();
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+static uint32_t pages_for(uint32_t tokens) {
+    return tokens / TILE_TOKENS + (tokens % TILE_TOKENS > 0);
+}
+
+/* What is left of a sequence's table when everything that no row of this step or later sees was
+ * dropped, as in cache/seq.c: kept_pages comes from the settings and may be more than there are. */
+static void table_of(const struct scene_seq *q, struct kv_view *v) {
+    uint32_t total = pages_for(q->length), first = q->length - q->rows;
+    uint32_t oldest = first >= q->span ? first - q->span + 1 : 0; /* that the first row sees */
+    v->kept_pages = pages_for(q->keep);
+    v->base_page = oldest / TILE_TOKENS;
+    if (v->base_page < v->kept_pages)
+        v->base_page = v->kept_pages;
+    v->n_pages = total <= v->kept_pages ? total : v->kept_pages + (total - v->base_page);
+    v->keep = q->keep;
+    v->span = q->span;
+}
+
+static uint32_t number_of(const struct kv_view *v, uint32_t i) {
+    return i < v->kept_pages ? i : v->base_page + (i - v->kept_pages);
+}
+
+static struct place *make_places(const struct scene *s, uint32_t *count) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        n += s->views[i].n_pages;
+    struct place *places = take(n, sizeof *places);
+    *count = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        for (uint32_t j = 0; j < s->views[i].n_pages; j++) {
+            uint32_t number = number_of(&s->views[i], j), at = random_below(++*count);
+            places[*count - 1] = places[at];
+            places[at] = (struct place){i, number, number >= s->seqs[i].switch_at, 0};
+        }
+    return places;
+}
+
+/* Hands out addresses and fills the page tables. */
+static void lay_out(struct scene *s, struct place *places, uint32_t count, bool gaps) {
+    uint32_t unit = gaps ? random_below(4) : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct place *p = &places[i];
+        const struct kv_view *v = &s->views[p->seq];
+        p->addr = unit;
+        unit += (uint32_t)(s->layouts[p->layout].page_bytes / PAGE_ADDR_UNIT);
+        unit += gaps ? random_below(4) : 0;
+        s->pages[(size_t)p->seq * s->max_pages + kv_view_index(v, p->number)] =
+            (struct kv_page){.addr = p->addr, .layout = (uint16_t)p->layout};
+    }
+    s->arena_bytes = (size_t)(unit + 1) * PAGE_ADDR_UNIT;
+}
+
+static void make_batch(struct scene *s) {
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        rows += s->seqs[i].rows;
+    int32_t *tokens = take(rows, sizeof *tokens);
+    uint32_t *pos = take(rows, sizeof *pos);
+    struct batch_seq *seqs = take(s->n_seqs, sizeof *seqs);
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        const struct scene_seq *q = &s->seqs[i];
+        seqs[i] = (struct batch_seq){row, q->rows, q->length - q->rows};
+        for (uint32_t j = 0; j < q->rows; j++)
+            pos[row++] = seqs[i].pos + j;
+    }
+    s->batch = (struct batch){.rows = rows,
+                              .tokens = tokens,
+                              .pos = pos,
+                              .n_seqs = s->n_seqs,
+                              .seqs = seqs,
+                              .views = s->views};
+}
+
+/* ---- content of checked scenes --------------------------------------------------------------- */
+
+static float garbage_value(void) {
+    static const float VALUES[] = {NAN, -NAN, INFINITY, -INFINITY, 6e4f, -6e4f};
+    uint32_t i = random_below(8);
+    return i < sizeof VALUES / sizeof *VALUES ? VALUES[i] : random_normal() * 1e3f;
+}
+
+/* A slot that no row may see: what a page that was used before can hold, and worse. */
+static void garbage_row(const struct tile_layout *l, uint8_t *tile, uint32_t token) {
+    float x[HEAD_DIM_MAX], scales[HEAD_DIM_MAX], biases[HEAD_DIM_MAX];
+    uint8_t codes[HEAD_DIM_MAX];
+    if (kv_format_exact(l->format)) {
+        for (uint32_t i = 0; i < l->head_dim; i++)
+            x[i] = garbage_value();
+        tile_encode_row(l, tile, token, x);
+        return;
+    }
+    for (uint32_t i = 0; i < l->head_dim; i++)
+        codes[i] = (uint8_t)(random_bits() & ((1u << l->format.bits) - 1));
+    for (uint32_t g = 0; g < l->groups; g++) {
+        scales[g] = garbage_value();
+        biases[g] = garbage_value();
+    }
+    tile_put_row(l, tile, token, codes, scales, biases);
+}
+
+static void random_row(const struct tile_layout *l, uint8_t *tile, uint32_t token) {
+    float x[HEAD_DIM_MAX];
+    for (uint32_t i = 0; i < l->head_dim; i++)
+        x[i] = random_normal() * (random_below(200) == 0 ? 6.0f : 0.5f);
+    tile_encode_row(l, tile, token, x);
+}
+
+/* used: slots of this page that hold tokens. */
+static void fill_page(const struct page_layout *l, uint8_t *page, uint32_t used) {
+    for (uint32_t i = 0; i < l->layers * l->kv_heads; i++) {
+        uint8_t *k = page + (size_t)i * l->head_bytes, *v = k + l->k.bytes;
+        for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+            (t < used ? random_row : garbage_row)(&l->k, k, t);
+            (t < used ? random_row : garbage_row)(&l->v, v, t);
+        }
+    }
+}
+
+static void make_host_arena(struct scene *s, const struct place *places, uint32_t count) {
+    s->host_arena = take(s->arena_bytes, 1);
+    /* gaps and ends of pages; the bits of NaN are among these, and often */
+    random_bytes(s->host_arena, s->arena_bytes);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t begin = places[i].number * TILE_TOKENS, length = s->seqs[places[i].seq].length;
+        uint32_t used = length - begin < TILE_TOKENS ? length - begin : TILE_TOKENS;
+        fill_page(&s->layouts[places[i].layout],
+                  s->host_arena + (size_t)places[i].addr * PAGE_ADDR_UNIT, used);
+    }
+    cuda_upload(device, s->arena, s->host_arena, s->arena_bytes);
+    s->host_views = take(s->n_seqs, sizeof *s->host_views);
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        s->host_views[i] = s->views[i];
+        s->host_views[i].arena = s->host_arena;
+    }
+}
+
+/* ---- content of scenes for benches ----------------------------------------------------------- */
+
+static uint16_t random_16(enum scalar_type t) { /* +-2^-7 .. 1 */
+    uint32_t r = random_bits(), sign = r & 0x8000, exponent = r >> 16 & 7;
+    exponent -= exponent == 7;
+    return (uint16_t)(t == SCALAR_F16 ? sign | (8 + exponent) << 10 | (r & 0x3ff)
+                                      : sign | (120 + exponent) << 7 | (r & 0x7f));
+}
+
+static void pattern_tile(const struct tile_layout *l, uint8_t *tile) {
+    enum scalar_type t = l->format.scalar;
+    if (kv_format_exact(l->format)) {
+        uint16_t *x = (uint16_t *)(void *)tile;
+        for (uint32_t i = 0; i < l->bytes / 2; i++)
+            x[i] = random_16(t);
+        return;
+    }
+    random_bytes(tile, l->scale_offset);
+    float step = 2.0f / (float)((1u << l->format.bits) - 1);
+    for (uint32_t i = 0; i < l->groups * TILE_TOKENS; i++) {
+        float wide = 0.75f + (float)random_below(1 << 16) * 0x1p-17f;
+        scalar_store(t, tile + l->scale_offset, i, step * wide);
+        scalar_store(t, tile + l->bias_offset, i, -wide);
+    }
+}
+
+static void pattern_page(const struct page_layout *l, uint8_t *page) {
+    for (uint32_t i = 0; i < l->layers * l->kv_heads; i++) {
+        pattern_tile(&l->k, page + (size_t)i * l->head_bytes);
+        pattern_tile(&l->v, page + (size_t)i * l->head_bytes + l->k.bytes);
+    }
+}
+
+/* The first pages of a layout in the arena are patterns, the others copies of a random one. */
+static void fill_arena(const struct scene *s, const struct place *places, uint32_t count,
+                       uint32_t layout) {
+    const struct page_layout *l = &s->layouts[layout];
+    uint32_t max = (uint32_t)(PATTERN_BYTES / l->page_bytes), made = 0;
+    max = max < PATTERNS_MIN ? PATTERNS_MIN : max > PATTERNS_MAX ? PATTERNS_MAX : max;
+    size_t at[PATTERNS_MAX];
+    uint8_t *page = take(l->page_bytes, 1);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t to = (size_t)places[i].addr * PAGE_ADDR_UNIT;
+        if (places[i].layout != layout)
+            continue;
+        if (made < max) {
+            pattern_page(l, page);
+            cuda_upload(device, s->arena + to, page, l->page_bytes);
+            at[made++] = to;
+        } else
+            cuda_arena_copy(device, s->arena + to, s->arena + at[random_below(made)],
+                            l->page_bytes);
+    }
+    mem_free(page);
+}
+
+/* ---- scenes ---------------------------------------------------------------------------------- */
+
+static void make_views(struct scene *s) {
+    s->views = take(s->n_seqs, sizeof *s->views);
+    s->max_pages = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        const struct scene_seq *q = &s->seqs[i];
+        if (q->rows == 0 || q->rows > q->length || q->span == 0)
+            give_up("sequence %u of a scene: %u rows of %u, span %u", i, q->rows, q->length,
+                    q->span);
+        table_of(q, &s->views[i]);
+        if (s->max_pages < s->views[i].n_pages)
+            s->max_pages = s->views[i].n_pages;
+    }
+    s->pages = take((size_t)s->n_seqs * s->max_pages, sizeof *s->pages);
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        s->views[i].layouts = s->layouts;
+        s->views[i].pages = s->pages + (size_t)i * s->max_pages;
+    }
+}
+
+static void reserve_for(const struct scene *s, uint32_t entries) {
+    kvasir_error err = {0};
+    struct cuda_limits limits = {.max_rows = s->batch.rows,
+                                 .max_seqs = s->n_seqs,
+                                 .max_pages = entries,
+                                 .max_inputs = s->heads * s->head_dim,
+                                 .groups = 1,
+                                 .prefill_rows = s->prefill_rows};
+    limits.group[0].heads = s->heads;
+    limits.group[0].kv_heads = s->kv_heads;
+    limits.group[0].head_dim = s->head_dim;
+    if (cuda_reserve(device, &limits, &err) != KVASIR_OK)
+        give_up("cuda_reserve for %u rows, %u sequences, %u pages: %s", limits.max_rows,
+                limits.max_seqs, limits.max_pages, err.text);
+}
+
+void scene_build(struct scene *s, bool host) {
+    if (s->layouts[1].page_bytes == 0)
+        s->layouts[1] = s->layouts[0];
+    s->host_arena = NULL;
+    s->host_views = NULL;
+    make_views(s);
+    uint32_t count;
+    struct place *places = make_places(s, &count);
+    lay_out(s, places, count, host);
+    s->arena = cuda_arena_reserve(device, s->arena_bytes);
+    if (!s->arena)
+        give_up("no arena of %zu bytes on the device", s->arena_bytes);
+    for (uint32_t i = 0; i < s->n_seqs; i++)
+        s->views[i].arena = s->arena;
+    cuda_arena_zero(device, s->arena, s->arena_bytes);
+    if (host)
+        make_host_arena(s, places, count);
+    else
+        for (uint32_t layout = 0; layout < 2; layout++)
+            fill_arena(s, places, count, layout);
+    mem_free(places);
+    make_batch(s);
+    reserve_for(s, count);
+}
+
+void scene_free(struct scene *s) {
+    cuda_arena_unreserve(device, s->arena, s->arena_bytes);
+    mem_free(s->host_arena);
+    mem_free(s->pages);
+    mem_free(s->views);
+    mem_free(s->host_views);
+    mem_free((void *)s->batch.tokens);
+    mem_free((void *)s->batch.pos);
+    mem_free((void *)s->batch.seqs);
+    s->arena = s->host_arena = NULL;
+    s->pages = NULL;
+    s->views = s->host_views = NULL;
+    memset(&s->batch, 0, sizeof s->batch);
+}

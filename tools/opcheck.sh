@@ -1,0 +1,173 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# opcheck.sh [check|sanitize|bench|all] [ARGUMENT...]   the CUDA backend on a machine with a GPU
+#
+#   check      opcheck, with these arguments (--filter=TEXT, --seed=N, ...)
+#   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
+#   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, product, step; all),
+#              the same shapes in PyTorch (cuda_yardstick.py)
+#   all        the three
+#   build      compiles, runs nothing
+#   stamp      prints what `make cuda` writes beside build-cuda/opcheck: a hash of the sources
+#
+# It takes build-cuda/opcheck where the stamp beside it fits the sources; else it compiles with gcc
+# and nvcc alone, for this machine's GPU, into build-opcheck/ (no cmake, no library but libc there).
+# Objects carry a hash of what they were made from in their names: times of files say nothing in a
+# tree that was copied.
+#
+# Logs: $OUT, or bench/results/ where it is not set: cuda-WHAT[-PART]-DATE-GPU.txt.
+# Environment: COMMIT, what the log says it is of; CC, NVCC, JOBS; ARCH, as 90 (this GPU's).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:-check}
+[ $# -eq 0 ] || shift
+CC=${CC:-gcc}
+JOBS=${JOBS:-$(nproc)}
+PATH=$PATH:/usr/local/cuda/bin
+NVCC=${NVCC:-nvcc}
+
+say() { echo "opcheck.sh: $*"; }
+gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
+
+# ---- building ------------------------------------------------------------------------------------
+
+ref_files=(src/backend/cpu/ref/*.c)
+c_files=(src/base/*.c src/quant/*.c src/backend/page_layout.c tests/opcheck/*.c)
+cuda_files=(src/backend/cuda/*.cu)
+header_files=(include/*.h tests/opcheck/*.h src/backend/cuda/*.cuh)
+while IFS= read -r f; do header_files+=("$f"); done < <(find src -name '*.h' | sort)
+# The flags of CMakeLists.txt. -lineinfo: the sanitizer names lines; the code is the same.
+c_flags="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc -Itests/opcheck"
+nvcc_flags="-std=c++17 -O3 -fmad=false -lineinfo -Iinclude -Isrc"
+
+hash_of() { sha256sum | cut -c1-16; }
+sources_hash() {
+    cat "${ref_files[@]}" "${c_files[@]}" "${cuda_files[@]}" "${header_files[@]}" CMakeLists.txt |
+        hash_of
+}
+
+compile() { # FOLDER: objects that are missing, and the program
+    local dir=$1 arch headers f key object flags compiler objects=() commands=()
+    arch=${ARCH:-$(gpu compute_cap | tr -d .)}
+    arch=${arch:-90}
+    mkdir -p "$dir"
+    headers=$(cat "${header_files[@]}" | hash_of)
+    for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do
+        compiler=$CC flags=$c_flags
+        case $f in
+        *.cu) compiler=$NVCC flags="$nvcc_flags -gencode=arch=compute_$arch,code=sm_$arch" ;;
+        src/backend/cpu/ref/*) flags="$c_flags -O3" ;;
+        esac
+        key=$({ echo "$compiler $flags $headers $f" && cat "$f"; } | hash_of)
+        object=$dir/$(echo "$f" | tr / _)-$key.o
+        objects+=("$object")
+        [ -f "$object" ] ||
+            commands+=("$compiler $flags -c $f -o $object.tmp && mv $object.tmp $object")
+    done
+    [ ${#commands[@]} -eq 0 ] ||
+        printf '%s\0' "${commands[@]}" | xargs -0 -P "$JOBS" -I{} sh -c '{}' || return 1
+    "$NVCC" -gencode="arch=compute_$arch,code=sm_$arch" "${objects[@]}" -o "$dir/opcheck" \
+        -lpthread -lm || return 1
+}
+
+# Sets program.
+find_program() {
+    if [ "$(cat build-cuda/opcheck.stamp 2>/dev/null)" = "$(sources_hash)" ] &&
+        [ -x build-cuda/opcheck ]; then
+        program=build-cuda/opcheck
+        return
+    fi
+    for compiler in "$CC" "$NVCC"; do
+        command -v "$compiler" >/dev/null || {
+            say "build-cuda/opcheck is missing or older than the sources, and there is no $compiler"
+            exit 1
+        }
+    done
+    local start=$SECONDS
+    compile build-opcheck || {
+        say "it does not compile"
+        exit 1
+    }
+    program=build-opcheck/opcheck
+    say "compiled in $((SECONDS - start)) s"
+}
+
+# ---- running -------------------------------------------------------------------------------------
+
+header() {
+    echo "opcheck $1: ${COMMIT:-no commit named}, sources $(sources_hash), $(date -u +%FT%TZ)"
+    local clocks=clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem
+    nvidia-smi --query-gpu="name,driver_version,compute_cap,$clocks,power.limit" --format=csv \
+        2>/dev/null || echo "no nvidia-smi"
+    "$NVCC" --version 2>/dev/null | tail -1 || true
+}
+
+do_check() { "$program" "$@"; }
+
+do_sanitize() {
+    local tool status=0
+    if ! command -v compute-sanitizer >/dev/null; then
+        say "no compute-sanitizer: nothing was checked"
+        return 1
+    fi
+    for tool in memcheck racecheck; do
+        echo "compute-sanitizer --tool $tool"
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" --quick "$@" || status=$?
+    done
+    return "$status"
+}
+
+do_bench() {
+    local part=${1:-all} status=0 ceiling
+    "$program" --bench="$part" | tee "$work/bench.txt" || status=$?
+    ceiling=$(sed -n 's/^read ceiling: \([0-9.]*\) TB.*/\1/p' "$work/bench.txt")
+    case $part in
+    all | decode | prefill)
+        echo
+        python3 tools/cuda_yardstick.py "$part" "${ceiling:-0}" || say "the yardstick: exit $?"
+        ;;
+    esac
+    return "$status"
+}
+
+logged() { # WHAT ARGUMENT...
+    local name=$1 log folder=${OUT:-bench/results} card part='' status=0
+    shift
+    [ "$name" != bench ] || part=${1:+-$1}
+    card=$(gpu name | sed 's/^NVIDIA //' | tr -cs 'A-Za-z0-9\n' '-')
+    mkdir -p "$folder"
+    log=$folder/cuda-$name$part-$(date -u +%F)-${card:-none}.txt
+    {
+        header "$name"
+        "do_$name" "$@"
+    } 2>&1 | tee "$log" || status=$?
+    say "$name: exit $status, written to $log"
+    return "$status"
+}
+
+case $what in
+check | sanitize | bench | all | build) ;;
+stamp)
+    sources_hash
+    exit
+    ;;
+*)
+    echo "usage: $0 [check|sanitize|bench|all|build] [ARGUMENT...]" >&2
+    exit 2
+    ;;
+esac
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+find_program
+status=0
+case $what in
+build) say "$program" ;;
+all)
+    for one in check sanitize bench; do
+        logged "$one" || status=1
+    done
+    ;;
+*) logged "$what" "$@" || status=$? ;;
+esac
+exit "$status"
