@@ -7,12 +7,13 @@
 //   query    x = q * scale in float32, m = max |x|, then
 //              affine pages   code = rint(x * (16256 / m)), two s8 planes: code = 128 high + low
 //              exact pages    x / 2^e rounded to the page's type, 2^e <= m < 2^(e+1)
-//   score    in units of log2 (so that the exponential is one instruction):
-//              affine   unit * sum over groups g, in order, of  s_g * dot_g, then b_g * sum_g (fma),
+//   score    unit * raw, in units of log2 (so that the exponential is one instruction):
+//              affine   raw = sum over groups g, in order, of  s_g * dot_g, then b_g * sum_g (fma),
 //                       dot and sum exact s32; unit = m / 16256 * log2 e
-//              exact    unit * dot, a chain of k16 instructions over dims; unit = 2^e * log2 e
-//   tile     64 tokens. M' = max(M, scores); everything so far *= 2^(M - M'), p = 2^(s - M' + 14)
-//            (2^14: so that f16 keeps 11 bits of a weight of 2^-28; it cancels in the end)
+//              exact    raw = dot, a chain of k16 instructions over dims; unit = 2^e * log2 e
+//   tile     64 tokens. Where their largest score is more than 8 above M, M becomes it, and
+//            everything so far *= 2^(old - M). p = 2^(fma(raw, unit, 6 - M)), so p <= 2^14, and f16
+//            keeps 11 bits of what is 2^-20 of the weight at M; 2^6 cancels in the end
 //              sum      in 8 chains: chain o takes tokens 8o .. 8o + 7 of each tile, in order
 //              affine   w = p * s, unit = max |w| / 16256 over the tile, code = rint(w / unit), two
 //                       planes; out = fma(unit, dot, out); p * b in chains as sum
@@ -34,7 +35,7 @@
 
 enum { ACT_MAX = 16256, RUN = 256, RUN_TILES = RUN / TILE_TOKENS, SUPER_RUNS = 8 };
 enum { SUPER = RUN * SUPER_RUNS };
-constexpr float LOG2E = 1.44269504f, WEIGHT_SHIFT = 14.f, TINY = 1e-30f;
+constexpr float LOG2E = 1.44269504f, WEIGHT_SHIFT = 6.f, MAX_SLACK = 8.f, TINY = 1e-30f;
 #define MINUS_INF __int_as_float(0xff800000)
 
 // ---- formats ---------------------------------------------------------------------------------
@@ -55,6 +56,11 @@ constexpr uint32_t EXACT_FORMATS = bit(F16) | bit(BF16),
                    GROUPS_OF_32 = bit(Q8G32) | bit(Q4G32) | bit(Q2G32);
 constexpr uint32_t K_FORMATS = EXACT_FORMATS | bit(Q8G64) | bit(Q8G32) | bit(Q4G64) | bit(Q4G32),
                    V_FORMATS = K_FORMATS | bit(Q2G64) | bit(Q2G32);
+
+// Whether a tile is exact, of those a kernel was compiled for.
+template <uint32_t MASK> __device__ __forceinline__ bool exact_of(int f) {
+    return !(MASK & ~EXACT_FORMATS) || ((MASK & EXACT_FORMATS) && f <= BF16);
+}
 
 template <int F> struct Format {
     static constexpr int value = F;
@@ -106,7 +112,7 @@ __device__ __forceinline__ void pack_row(const float *q, float scale, PackedRow<
         p.unit = p.exact_unit = __int_as_float(0x7fffffff);
         p.power = 0;
     } else if (m < TINY) {
-        p.unit = p.exact_unit = 0;
+        p.unit = p.exact_unit = 1; // of zeros; 0 would make NaN of what is masked
         p.power = 0;
     } else {
         p.unit = m / (float)ACT_MAX * LOG2E;
@@ -156,6 +162,17 @@ __device__ __forceinline__ float dot_of(int high, int low) {
     return (float)(high * 128 + low);
 }
 
+// ---- the maximum -----------------------------------------------------------------------------
+
+// A row's maximum meets a tile's; returns what everything so far is multiplied with.
+__device__ __forceinline__ float move_max(float &max, float of_tile) {
+    if (!(of_tile > max + MAX_SLACK))
+        return 1;
+    const float alpha = max == MINUS_INF ? 1.f : exp2_fast(max - of_tile); // nothing so far
+    max = of_tile;
+    return alpha;
+}
+
 // ---- the fold --------------------------------------------------------------------------------
 
 // What stands in for a maximum that may be -inf: no NaN comes of -inf - (-inf).
@@ -172,6 +189,9 @@ __device__ __forceinline__ FoldFactors fold_factors(float &all, float m) {
     FoldFactors f = {exp2_fast(all - base), exp2_fast(m - base), m != MINUS_INF};
     all = top;
     return f;
+}
+__device__ __forceinline__ float fold_seen(const FoldFactors &f, float all, float part) {
+    return fmaf(f.of_part, part, f.of_all * all);
 }
 __device__ __forceinline__ float fold(const FoldFactors &f, float all, float part) {
     return f.seen ? fmaf(f.of_part, part, f.of_all * all) : all;

@@ -121,15 +121,12 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, Lane l, const Col
         }
         ring.release();
     }
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        out[j] *= query.unit;
 }
 
 // query [4 heads][D] of the page's type
 template <int F, int D, class Ring>
 __device__ __forceinline__ void cols_scores_exact(Ring &ring, Lane l, const uint16_t *query,
-                                                  float unit, float (&out)[8]) {
+                                                  float (&out)[8]) {
     const int odd = l.q & 1;
     const uint16_t *row = query + l.r / 2 * D;
     float d[4][4] = {};
@@ -153,8 +150,8 @@ __device__ __forceinline__ void cols_scores_exact(Ring &ring, Lane l, const uint
     }
 #pragma unroll
     for (int m = 0; m < 4; m++) {
-        out[2 * m] = d[m][0] * unit;
-        out[2 * m + 1] = d[m][2] * unit;
+        out[2 * m] = d[m][0];
+        out[2 * m + 1] = d[m][2];
     }
 }
 

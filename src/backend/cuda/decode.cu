@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
             constexpr int F = decltype(f)::value;
             if constexpr (exact_of(F))
                 cols_scores_exact<F, D>(
-                    ring, l, shared.query.half[F == BF16 ? HALVES - 1 : 0][0], codes.exact_unit, p);
+                    ring, l, shared.query.half[F == BF16 ? HALVES - 1 : 0][0], p);
             else
                 cols_scores_affine<F, D>(ring, l, codes, layout->k_bf16, p);
         });
@@ -326,20 +326,19 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                 if (!(seen >> (8 * l.r + j) & 1))
                     p[j] = MINUS_INF;
         }
-        float m = top;
+        float m = p[0];
 #pragma unroll
-        for (int j = 0; j < 8; j++)
+        for (int j = 1; j < 8; j++)
             m = fmaxf(m, p[j]);
 #pragma unroll
         for (int j = 4; j < 32; j *= 2)
             m = fmaxf(m, __shfl_xor_sync(~0u, m, j));
-        const float base = finite_max(m), alpha = exp2_fast(top - base),
-                    from = base - WEIGHT_SHIFT;
-        top = m;
+        const float unit = exact_of<KF>(layout->k) ? codes.exact_unit : codes.unit,
+                    alpha = move_max(top, m * unit), from = finite_max(top) - WEIGHT_SHIFT;
         sum *= alpha;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            p[j] = exp2_fast(p[j] - from);
+            p[j] = exp2_fast(fmaf(p[j], unit, -from));
             sum += p[j];
         }
         if (__any_sync(~0u, alpha != 1)) {
@@ -428,7 +427,12 @@ __global__ void __launch_bounds__(THREADS, 1)
                              h < (int)a.gqa, query);
     __syncthreads();
     float units[2], exact_units[2], sum32[2][D / 32];
-    rows_units<D, KF, 16>(query, r, units, exact_units, sum32);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        units[i] = query.unit[r + 8 * i];
+        exact_units[i] = query.exact_unit[r + 8 * i];
+    }
+    rows_sums<D, KF, 16>(query, r, sum32);
 
     RowState<1> state = {{{MINUS_INF, MINUS_INF}}, {}};
     float o[1][D / 32][4][4] = {}, bias[2][D / BG][2] = {};
@@ -446,14 +450,13 @@ __global__ void __launch_bounds__(THREADS, 1)
                                                smem_at(query.half[F == BF16][0]), d);
                     ring.release();
                 }
-                rows_scores_take<1>(d, exact_units, s);
+                rows_scores_take<1>(d, s);
             } else {
                 uint32_t codes[2] = {ring.wait(), 0};
                 if (chunks_of(F) == 2)
                     codes[1] = ring.wait(1);
                 rows_scores_affine<F, D>(codes, codes[0] + Ring::SCALES, r, q,
-                                         smem_at(query.planes[0][0]), sizeof query.planes[0], units,
-                                         sum32, layout->k_bf16, s[0]);
+                                         smem_at(query.planes[0]), sum32, layout->k_bf16, s[0]);
                 for (int c = 0; c < chunks_of(F); c++)
                     ring.release();
             }
@@ -466,14 +469,17 @@ __global__ void __launch_bounds__(THREADS, 1)
                     if (!(seen >> (32 * h + 8 * q + j) & 1))
                         s[0][0][h][j] = s[0][1][h][j] = MINUS_INF;
         }
-        rows_softmax<1>(s, state, alpha);
+        const bool exact = exact_of<KF>(layout->k);
+        const float unit[1][2] = {{exact ? exact_units[0] : units[0],
+                                   exact ? exact_units[1] : units[1]}};
+        rows_softmax<1>(s, unit, state, alpha);
         rows_rescale<D, 1, D / BG>(alpha, o, bias);
         with_format<VF>(layout->v, [&](auto f) {
             constexpr int F = decltype(f)::value;
             if constexpr (exact_of(F)) {
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    rows_values_exact<F, D, 1>(ring.wait(), c, r, q, s, seen, o);
+                    rows_values_exact<F, D, 1, true>(ring.wait(), c, r, q, s, seen, o);
                     ring.release();
                 }
             } else {

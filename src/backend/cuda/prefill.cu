@@ -35,6 +35,23 @@ struct RowFold {
     float super_max, super_sum, max, sum;
 };
 
+// The tiles that some row of a block sees, in order: those with kept positions, then the window's.
+struct Tiles {
+    uint32_t kept, window, end; // numbers: [0, kept), then [window, end)
+    __device__ uint32_t first() const { return kept ? 0 : window; }
+    __device__ uint32_t next(uint32_t n) const { return n + 1 >= kept && n + 1 < window ? window : n + 1; }
+};
+
+// The ring as warp 0 fills it. It lives in shared memory: registers are what this kernel is short of.
+struct Producer {
+    uint32_t number, asked; // tile that is asked for next; chunks so far
+    int chunk, k_chunks, all; // of the tile
+    const uint8_t *tile;
+    uint32_t layout, k_bytes;
+    int slot, phase;  // where it goes; phase of `empty` that must have passed
+    bool first_round; // slots are empty as they are
+};
+
 template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> struct Block {
     static constexpr int ROWS = WARPS * 16 * M, THREADS = WARPS * 32,
                          PARTS = M * 2 * D / 16; // float4 of a thread's outputs
@@ -46,76 +63,63 @@ template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> struct Block {
         alignas(16) float4 super[PARTS][THREADS];
         alignas(8) uint64_t full[SLOTS_MAX], empty[SLOTS_MAX];
         uint32_t layout[SLOTS_MAX]; // of the tile that a slot's chunk belongs to
+        Producer producer;
     };
     static constexpr uint32_t RING = (sizeof(Shared) + 127) / 128 * 128; // where slots begin
 };
 
-// The tiles that some row of a block sees, in order: those with kept positions, then the window's.
-struct Tiles {
-    uint32_t kept, window, end; // numbers: [0, kept), then [window, end)
-    __device__ uint32_t first() const { return kept ? 0 : window; }
-    __device__ uint32_t next(uint32_t n) const { return n + 1 >= kept && n + 1 < window ? window : n + 1; }
-};
-
-// The ring as warp 0 fills it.
-template <class B, int D, uint32_t KF, uint32_t VF> struct Producer {
-    uint32_t ring, full, empty;
-    uint32_t *layout_of;
-    int slots;
-    Tiles tiles;
-    uint32_t number;          // tile that is asked for next
-    int chunk, k_chunks, all; // of it
-    const uint8_t *tile;
-    uint32_t layout, k_bytes;
-    int slot, phase;  // where it goes; phase of empty that must have passed
-    uint32_t asked;   // chunks so far
-    bool first_round; // slots are empty as they are
-
-    // Asks for chunks until `upto` have been asked for.
-    __device__ __forceinline__ void fill(const step_group &g, const dev_view &view, uint32_t layer,
-                                         uint32_t kv, uint32_t upto) {
-        while (asked < upto && number < tiles.end) {
-            if (chunk == 0) {
-                const uint8_t *page = page_find(g, view, number, &layout);
-                const dev_layout &l = g.layouts[layout];
-                tile = page + (size_t)layer * l.layer_bytes + (size_t)kv * l.head_bytes;
-                with_format<KF>(l.k, [&](auto f) {
-                    constexpr int F = decltype(f)::value;
-                    k_chunks = chunks_of(F);
-                    k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
-                });
-                with_format<VF>(l.v, [&](auto f) {
-                    all = k_chunks + chunks_of(decltype(f)::value);
-                });
-            }
-            if (!first_round)
-                barrier_wait(empty + 8 * slot, phase);
-            const uint32_t to = ring + slot * B::SLOT, bar = full + 8 * slot;
-            if (threadIdx.x % 32 == 0)
-                layout_of[slot] = layout;
-            __syncwarp();
-            if (chunk < k_chunks)
-                with_format<KF>(g.layouts[layout].k, [&](auto f) {
-                    chunk_copy<decltype(f)::value, true, D, true>(tile, chunk, to, B::SCALES, bar);
-                });
-            else
-                with_format<VF>(g.layouts[layout].v, [&](auto f) {
-                    chunk_copy<decltype(f)::value, false, D, true>(tile + k_bytes, chunk - k_chunks,
-                                                                   to, B::SCALES, bar);
-                });
-            asked++;
-            if (++slot == slots) {
-                slot = 0;
-                phase = first_round ? 0 : phase ^ 1;
-                first_round = false;
-            }
-            if (++chunk == all) {
-                chunk = 0;
-                number = tiles.next(number);
-            }
+// Asks for chunks until `upto` have been asked for; by warp 0.
+template <class B, int D, uint32_t KF, uint32_t VF>
+__device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, uint32_t kv,
+                                     uint32_t seq, const Tiles &tiles, typename B::Shared &sh,
+                                     uint32_t ring, uint32_t upto) {
+    if (sh.producer.asked >= upto || sh.producer.number >= tiles.end)
+        return;
+    Producer p = sh.producer;
+    do {
+        if (p.chunk == 0) {
+            const uint8_t *page = page_find(g, g.views[seq], p.number, &p.layout);
+            const dev_layout &l = g.layouts[p.layout];
+            p.tile = page + (size_t)a.layer * l.layer_bytes + (size_t)kv * l.head_bytes;
+            with_format<KF>(l.k, [&](auto f) {
+                constexpr int F = decltype(f)::value;
+                p.k_chunks = chunks_of(F);
+                p.k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
+            });
+            with_format<VF>(l.v,
+                            [&](auto f) { p.all = p.k_chunks + chunks_of(decltype(f)::value); });
         }
-    }
-};
+        if (!p.first_round)
+            barrier_wait(smem_at(&sh.empty[p.slot]), p.phase);
+        const uint32_t to = ring + p.slot * B::SLOT, bar = smem_at(&sh.full[p.slot]);
+        if (threadIdx.x == 0)
+            sh.layout[p.slot] = p.layout;
+        __syncwarp();
+        if (p.chunk < p.k_chunks)
+            with_format<KF>(g.layouts[p.layout].k, [&](auto f) {
+                chunk_copy<decltype(f)::value, true, D, true>(p.tile, p.chunk, to, B::SCALES, bar);
+            });
+        else
+            with_format<VF>(g.layouts[p.layout].v, [&](auto f) {
+                chunk_copy<decltype(f)::value, false, D, true>(
+                    p.tile + p.k_bytes, p.chunk - p.k_chunks, to, B::SCALES, bar);
+            });
+        p.asked++;
+        if (++p.slot == a.slots) {
+            p.slot = 0;
+            p.phase = p.first_round ? 0 : p.phase ^ 1;
+            p.first_round = false;
+        }
+        if (++p.chunk == p.all) {
+            p.chunk = 0;
+            p.number = tiles.next(p.number);
+        }
+    } while (p.asked < upto && p.number < tiles.end);
+    __syncwarp();
+    if (threadIdx.x == 0)
+        sh.producer = p;
+    __syncwarp();
+}
 
 // The ring as all warps read it.
 struct Consumer {
@@ -176,29 +180,18 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         barrier_init(smem_at(&sh.full[threadIdx.x]), COPY_ARRIVALS);
         barrier_init(smem_at(&sh.empty[threadIdx.x]), WARPS);
     }
+    if (threadIdx.x == 0)
+        sh.producer = {tiles.first(), 0, 0, 0, 0, nullptr, 0, 0, 0, 0, true};
     barriers_ready();
     __syncthreads();
-    Producer<B, D, KF, VF> producer = {smem_at(memory) + B::RING,
-                                       smem_at(sh.full),
-                                       smem_at(sh.empty),
-                                       sh.layout,
-                                       a.slots,
-                                       tiles,
-                                       tiles.first(),
-                                       0,
-                                       0,
-                                       0,
-                                       nullptr,
-                                       0,
-                                       0,
-                                       0,
-                                       0,
-                                       0,
-                                       true};
     Consumer ring = {smem_at(memory) + B::RING, smem_at(sh.full), smem_at(sh.empty), B::SLOT,
                      a.slots,                   0,                0,                 0};
-    if (warp == 0)
-        producer.fill(g, view, a.layer, kv, a.slots - LAG);
+    auto ask = [&] {
+        if (warp == 0)
+            fill<B, D, KF, VF>(g, a, kv, item.seq, tiles, sh, ring.ring,
+                               ring.done + a.slots - LAG);
+    };
+    ask();
 
     // queries of this warp
     const int own = warp * 16 * M;
@@ -211,18 +204,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             sh.fold[row] = {MINUS_INF, 0, MINUS_INF, 0};
     }
     __syncwarp();
-    float units[2 * M], sum32[2][D / 32];
-    uint32_t p_of[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-        float u[2], e[2];
-        rows_units<D, KF, B::ROWS>(sh.query, own + 16 * m + r, u, e, sum32);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            units[2 * m + i] = has_codes(KF) ? u[i] : e[i];
-            p_of[m][i] = pos + min((own + 16 * m + 8 * i + r) / a.gqa, item.tokens - 1);
-        }
-    }
+    float sum32[2][D / 32];
+    rows_sums<D, KF, B::ROWS>(sh.query, own + r, sum32);
     const uint32_t p_min = pos + min(own / a.gqa, item.tokens - 1),
                    p_max = pos + min((own + 16 * M - 1) / a.gqa, item.tokens - 1);
     const bool idle = own / a.gqa >= item.tokens;
@@ -257,86 +240,97 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 
     for (uint32_t number = tiles.first(); number < tiles.end;) {
         const uint32_t first = number * TILE_TOKENS;
-        if (warp == 0)
-            producer.fill(g, view, a.layer, kv, ring.done + a.slots - LAG);
+        ask();
         ring.wait();
         const dev_layout *layout = &g.layouts[sh.layout[ring.at]];
         const bool none = idle || first > p_max ||
                           (first >= view.keep && first + 63 < window_start(view.span, p_min));
-        float s[M][2][2][8], alpha[M][2];
-        with_format<KF>(layout->k, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F)) {
-                float d[M][2][4][4] = {};
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const uint32_t codes = ring.wait();
-                    if (!none)
-                        rows_scores_exact<F, D, M>(
-                            codes, c, r, q,
-                            smem_at(sh.query.half[F == BF16 ? halves_of(KF) - 1 : 0][own]), d);
-                    ring.release();
-                }
-                float e[2 * M];
-#pragma unroll
-                for (int i = 0; i < 2 * M; i++)
-                    e[i] = has_codes(KF) ? sh.query.exact_unit[own + 8 * i + r] : units[i];
-                rows_scores_take<M>(d, e, s);
-            } else {
-                uint32_t codes[2] = {ring.wait(), 0};
-                if (chunks_of(F) == 2)
-                    codes[1] = ring.wait(1);
-                if (!none)
-                    rows_scores_affine<F, D>(codes, codes[0] + B::SCALES, r, q,
-                                             smem_at(sh.query.planes[0][own]),
-                                             sizeof sh.query.planes[0], units, sum32,
-                                             layout->k_bf16, s[0]);
-                for (int c = 0; c < chunks_of(F); c++)
-                    ring.release();
+        if (none) { // for this warp
+            int chunks = 0;
+            with_format<KF>(layout->k, [&](auto f) { chunks = chunks_of(decltype(f)::value); });
+            with_format<VF>(layout->v, [&](auto f) { chunks += chunks_of(decltype(f)::value); });
+            while (chunks--) {
+                ask();
+                ring.wait();
+                ring.release();
             }
-        });
-        if (warp == 0)
-            producer.fill(g, view, a.layer, kv, ring.done + a.slots - LAG);
-        if (!none) {
+        } else {
+            float s[M][2][2][8], alpha[M][2];
+            with_format<KF>(layout->k, [&](auto f) {
+                constexpr int F = decltype(f)::value;
+                if constexpr (exact_of(F)) {
+                    float d[M][2][4][4] = {};
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        rows_scores_exact<F, D, M>(
+                            ring.wait(), c, r, q,
+                            smem_at(sh.query.half[F == BF16 ? halves_of(KF) - 1 : 0][own / 16]), d);
+                        ring.release();
+                    }
+                    rows_scores_take<M>(d, s);
+                } else {
+                    uint32_t codes[2] = {ring.wait(), 0};
+                    if (chunks_of(F) == 2)
+                        codes[1] = ring.wait(1);
+                    rows_scores_affine<F, D>(codes, codes[0] + B::SCALES, r, q,
+                                             smem_at(sh.query.planes[own / 16]), sum32,
+                                             layout->k_bf16, s[0]);
+                    for (int c = 0; c < chunks_of(F); c++)
+                        ring.release();
+                }
+            });
+            ask();
             if (first + 63 > p_min ||
                 (first + 64 > view.keep && first < window_start(view.span, p_max))) {
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        const uint32_t start = window_start(view.span, p_of[m][i]);
+                        const uint32_t p =
+                            pos + min((own + 16 * m + 8 * i + r) / a.gqa, item.tokens - 1);
+                        const uint32_t start = window_start(view.span, p);
 #pragma unroll
                         for (int j = 0; j < 16; j++)
-                            if (!sees(view.keep, start, p_of[m][i],
-                                      first + j / 8 * 32 + 8 * q + j % 8))
+                            if (!sees(view.keep, start, p, first + j / 8 * 32 + 8 * q + j % 8))
                                 s[m][i][j / 8][j % 8] = MINUS_INF;
                     }
             }
-            rows_softmax<M>(s, state, alpha);
-            rows_rescale<D, M, BIASES>(alpha, o, bias);
-        }
-        const uint64_t seen = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
-        with_format<VF>(layout->v, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F)) {
+            const float *units = exact_of<KF>(layout->k) ? sh.query.exact_unit : sh.query.unit;
+            float unit[M][2];
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const uint32_t codes = ring.wait();
-                    if (!none)
-                        rows_values_exact<F, D, M>(codes, c, r, q, s, seen, o);
-                    ring.release();
-                }
-            } else {
-                uint32_t codes[2] = {ring.wait(), 0};
-                if (chunks_of(F) == 2)
-                    codes[1] = ring.wait(1);
-                if (!none)
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    unit[m][i] = units[own + 16 * m + 8 * i + r];
+            rows_softmax<M>(s, unit, state, alpha);
+            rows_rescale<D, M, BIASES>(alpha, o, bias);
+            const uint64_t seen = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
+            with_format<VF>(layout->v, [&](auto f) {
+                constexpr int F = decltype(f)::value;
+                if constexpr (exact_of(F)) {
+                    auto values = [&](auto clean) {
+#pragma unroll
+                        for (int c = 0; c < 4; c++) {
+                            rows_values_exact<F, D, M, decltype(clean)::value>(ring.wait(), c, r, q,
+                                                                               s, seen, o);
+                            ring.release();
+                        }
+                    };
+                    if (~seen)
+                        values(Format<1>());
+                    else
+                        values(Format<0>());
+                } else {
+                    uint32_t codes[2] = {ring.wait(), 0};
+                    if (chunks_of(F) == 2)
+                        codes[1] = ring.wait(1);
                     rows_values_affine<F, D, BG>(codes, codes[0] + B::SCALES, r, q, s[0], seen,
                                                  layout->v_bf16, o[0], bias);
-                for (int c = 0; c < chunks_of(F); c++)
-                    ring.release();
-            }
-        });
+                    for (int c = 0; c < chunks_of(F); c++)
+                        ring.release();
+                }
+            });
+        }
 
         const uint32_t next = tiles.next(number);
         const bool ends = next >= tiles.end;
@@ -363,10 +357,16 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                         for (int c = 0; c < 2; c++) {
                             float4 *at = &sh.super[((m * 2 + i) * (D / 32) + k) * 2 + c][threadIdx.x];
                             float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
-                            all.x = fold(f, all.x, o[m][k][0][2 * i + c] + add);
-                            all.y = fold(f, all.y, o[m][k][1][2 * i + c] + add);
-                            all.z = fold(f, all.z, o[m][k][2][2 * i + c] + add);
-                            all.w = fold(f, all.w, o[m][k][3][2 * i + c] + add);
+                            float v[4];
+#pragma unroll
+                            for (int t = 0; t < 4; t++)
+                                v[t] = CODES ? o[m][k][t][2 * i + c] + add : o[m][k][t][2 * i + c];
+                            if (f.seen) {
+                                all.x = fold_seen(f, all.x, v[0]);
+                                all.y = fold_seen(f, all.y, v[1]);
+                                all.z = fold_seen(f, all.z, v[2]);
+                                all.w = fold_seen(f, all.w, v[3]);
+                            }
                             *at = all;
                         }
                     }

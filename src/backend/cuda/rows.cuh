@@ -15,16 +15,6 @@
 
 #include "backend/cuda/stream.cuh"
 
-// What a warp's rows are in shared memory. Planes are spread so that lanes do not meet in a bank,
-// halves by turning units of four dims (rows_half_at).
-template <int D> HD constexpr int plane_pitch() {
-    return D + 32;
-}
-// Bytes from a row's start: dims 4 unit .. 4 unit + 3.
-__device__ __forceinline__ uint32_t half_unit_at(int row, int unit) {
-    return (unit ^ (row & 3) << 2) * 8;
-}
-
 // ROWS packed query rows (in decode.cu those of a block, in prefill.cu those of one as well).
 HD constexpr int halves_of(uint32_t formats) {
     return (formats >> F16 & 1) + (formats >> BF16 & 1);
@@ -32,9 +22,13 @@ HD constexpr int halves_of(uint32_t formats) {
 HD constexpr bool has_codes(uint32_t formats) {
     return (formats & ~EXACT_FORMATS) != 0;
 }
+// Planes and halves stand as a lane reads them: 16 bytes, the four A registers of rows r and r + 8.
 template <int D, uint32_t KF, int ROWS> struct RowsQuery {
-    int8_t planes[2][has_codes(KF) ? ROWS : 1][plane_pitch<D>()];
-    uint16_t half[halves_of(KF) ? halves_of(KF) : 1][halves_of(KF) ? ROWS : 1][D];
+    // [16 rows][plane][32 dims][lane][dims of quad 2q: r, r + 8; of 2q + 1: r, r + 8][4]
+    alignas(16) int8_t planes[has_codes(KF) ? ROWS / 16 : 1][has_codes(KF) ? 32 * D : 1];
+    // [type][16 rows][16 dims][lane][dims 0, 1 of quad q: r, r + 8; 2, 3: r, r + 8][2]
+    alignas(16) uint16_t half[halves_of(KF) ? halves_of(KF) : 1][halves_of(KF) ? ROWS / 16 : 1]
+                             [halves_of(KF) ? 16 * D : 1];
     int sum32[has_codes(KF) ? ROWS : 1][D / 32]; // codes of 32 dims
     float unit[ROWS], exact_unit[ROWS];
 };
@@ -44,45 +38,45 @@ template <int D, uint32_t KF, int ROWS>
 __device__ __forceinline__ void rows_pack(const float *q, float scale, int i, bool some,
                                           RowsQuery<D, KF, ROWS> &to) {
     constexpr int N = D / 32;
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, block = i / 16, r = i % 8, i8 = i / 8 % 2;
     PackedRow<D> p = {};
     if (some)
         pack_row<D>(q, scale, p);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int dim = lane * N + j;
-        const uint32_t at = half_unit_at(i, dim / 4) / 2 + dim % 4;
         if constexpr (has_codes(KF)) {
-            to.planes[0][i][dim] = high_of(p.code[j]);
-            to.planes[1][i][dim] = low_of(p.code[j]);
+            const int quad = dim % 32 / 4,
+                      at = dim / 32 * 512 + (r * 4 + quad / 2) * 16 + (quad % 2 * 2 + i8) * 4 +
+                           dim % 4;
+            to.planes[block][at] = high_of(p.code[j]);
+            to.planes[block][16 * D + at] = low_of(p.code[j]);
         }
+        const int at = dim / 16 * 256 + (r * 4 + dim % 16 / 4) * 8 + (dim % 4 / 2 * 2 + i8) * 2 +
+                       dim % 2;
         if constexpr (KF & bit(F16))
-            to.half[0][i][at] = (uint16_t)pack_half2<false>(p.x[j], 0);
+            to.half[0][block][at] = (uint16_t)pack_half2<false>(p.x[j], 0);
         if constexpr (KF & bit(BF16))
-            to.half[halves_of(KF) - 1][i][at] = (uint16_t)pack_half2<true>(p.x[j], 0);
+            to.half[halves_of(KF) - 1][block][at] = (uint16_t)pack_half2<true>(p.x[j], 0);
     }
     if (has_codes(KF) && lane % (1024 / D) == 0)
         to.sum32[i][lane * D / 1024] = p.sum32;
     if (lane == 0) {
-        to.unit[i] = p.unit;
-        to.exact_unit[i] = p.exact_unit;
+        to.unit[i] = some ? p.unit : 1.f;
+        to.exact_unit[i] = some ? p.exact_unit : 1.f;
     }
 }
 
-// What a lane keeps of its rows first + r and first + r + 8.
+// Sums of a lane's rows first + r and first + r + 8.
 template <int D, uint32_t KF, int ROWS>
-__device__ __forceinline__ void rows_units(const RowsQuery<D, KF, ROWS> &query, int row,
-                                           float (&units)[2], float (&exact_units)[2],
-                                           float (&sum32)[2][D / 32]) {
+__device__ __forceinline__ void rows_sums(const RowsQuery<D, KF, ROWS> &query, int row,
+                                          float (&sum32)[2][D / 32]) {
+    if constexpr (has_codes(KF))
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        units[i] = query.unit[row + 8 * i];
-        exact_units[i] = query.exact_unit[row + 8 * i];
-        if constexpr (has_codes(KF))
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int k = 0; k < D / 32; k++)
                 sum32[i][k] = (float)query.sum32[row + 8 * i][k];
-    }
 }
 
 // A lane's rows r + 8 i of a 16 (or 32) and what goes along with them.
@@ -93,24 +87,13 @@ template <int M> struct RowState { // M: 16s of rows
 
 // ---- affine ----------------------------------------------------------------------------------
 
-// Query planes of a warp: shared memory [plane][16 rows][plane_pitch]; rows r, r + 8 of a lane.
-template <int D>
-__device__ __forceinline__ void rows_planes(uint32_t planes, int l_r, int l_q, int k,
-                                            uint32_t plane_bytes, uint32_t (&high)[4],
-                                            uint32_t (&low)[4]) {
-    constexpr int P = plane_pitch<D>();
-    const uint32_t at = planes + l_r * P + k * 32 + l_q * 8;
-    uint2 a = lds64(at), b = lds64(at + 8 * P);
-    high[0] = a.x;
-    high[1] = b.x;
-    high[2] = a.y;
-    high[3] = b.y;
-    a = lds64(at + plane_bytes);
-    b = lds64(at + plane_bytes + 8 * P);
-    low[0] = a.x;
-    low[1] = b.x;
-    low[2] = a.y;
-    low[3] = b.y;
+// Four A registers at once.
+__device__ __forceinline__ void lds_a(uint32_t at, uint32_t (&a)[4]) {
+    const uint4 v = lds128(at);
+    a[0] = v.x;
+    a[1] = v.y;
+    a[2] = v.z;
+    a[3] = v.w;
 }
 
 template <int F> __device__ __forceinline__ void unpack_b(const uint4 &x, const uint4 &y, int t,
@@ -128,11 +111,10 @@ template <int F> __device__ __forceinline__ void unpack_b(const uint4 &x, const 
     }
 }
 
-// codes[c]: chunks of the tile, scales: of the first. units [2]: of the lane's rows; sums [2][D/32].
+// codes[c]: chunks of the tile, scales: of the first; planes: of the warp's 16 rows. s: raw scores.
 template <int F, int D>
 __device__ __forceinline__ void rows_scores_affine(const uint32_t (&codes)[2], uint32_t scales,
                                                    int r, int q, uint32_t planes,
-                                                   uint32_t plane_bytes, const float *units,
                                                    const float (&sum32)[2][D / 32], bool bf,
                                                    float (&s)[2][2][8]) {
     constexpr int G = dims_of_group(F), GROUPS = D / G, STEPS = G / 32, CHUNK = D / chunks_of(F);
@@ -147,8 +129,11 @@ __device__ __forceinline__ void rows_scores_affine(const uint32_t (&codes)[2], u
     for (int g = 0; g < GROUPS; g++) {
         uint32_t high[STEPS][4], low[STEPS][4];
 #pragma unroll
-        for (int i = 0; i < STEPS; i++)
-            rows_planes<D>(planes, r, q, g * STEPS + i, plane_bytes, high[i], low[i]);
+        for (int i = 0; i < STEPS; i++) {
+            const uint32_t at = planes + (g * STEPS + i) * 512 + (r * 4 + q) * 16;
+            lds_a(at, high[i]);
+            lds_a(at + 16 * D, low[i]);
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int hi[4][4] = {}, lo[4][4] = {};
@@ -187,13 +172,6 @@ __device__ __forceinline__ void rows_scores_affine(const uint32_t (&codes)[2], u
             }
         }
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                s[i][h][j] *= units[i];
 }
 
 // p: weights. seen: bit t is set where token t was written (others may hold NaN).
@@ -288,7 +266,7 @@ rows_values_affine(const uint32_t (&codes)[2], uint32_t scales, int r, int q,
 // ---- exact -----------------------------------------------------------------------------------
 
 // One chunk of K: D / 4 dims. s [16s of rows][half][t][column], sums so far.
-// query: shared memory, rows of D halves, the warp's first row at its start.
+// query: shared memory, the warp's rows.
 template <int F, int D, int M>
 __device__ __forceinline__ void rows_scores_exact(uint32_t codes, int c, int r, int q,
                                                   uint32_t query, float (&s)[M][2][4][4]) {
@@ -296,15 +274,8 @@ __device__ __forceinline__ void rows_scores_exact(uint32_t codes, int c, int r, 
     for (int k = 0; k < D / 64; k++) {
         uint32_t a[M][4];
 #pragma unroll
-        for (int m = 0; m < M; m++) {
-            const int unit = c * (D / 16) + 4 * k + q;
-            const uint32_t at = query + (16 * m + r) * D * 2 + half_unit_at(r, unit);
-            uint2 u = lds64(at), v = lds64(at + 8 * D * 2); // row + 8: the same turn
-            a[m][0] = u.x;
-            a[m][1] = v.x;
-            a[m][2] = u.y;
-            a[m][3] = v.y;
-        }
+        for (int m = 0; m < M; m++)
+            lds_a(query + m * 32 * D + (c * (D / 64) + k) * 512 + (r * 4 + q) * 16, a[m]);
         const uint32_t row = codes + spread_row<F, true>(4 * k + q, D) + r * 32;
 #pragma unroll
         for (int h = 0; h < 2; h++)
@@ -320,10 +291,10 @@ __device__ __forceinline__ void rows_scores_exact(uint32_t codes, int c, int r, 
     }
 }
 
-// The sums become scores.
+// The sums as scores stand.
 template <int M>
 __device__ __forceinline__ void rows_scores_take(const float (&d)[M][2][4][4],
-                                                 const float *units, float (&s)[M][2][2][8]) {
+                                                 float (&s)[M][2][2][8]) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -332,11 +303,11 @@ __device__ __forceinline__ void rows_scores_take(const float (&d)[M][2][4][4],
             for (int t = 0; t < 4; t++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) // column 2q + c % 2, row r + 8 (c / 2)
-                    s[m][c / 2][h][c % 2 * 4 + t] = d[m][h][t][c] * units[2 * m + c / 2];
+                    s[m][c / 2][h][c % 2 * 4 + t] = d[m][h][t][c];
 }
 
-// One chunk of V: 16 tokens, quad 2q + c % 2 of half c / 2. seen as above.
-template <int F, int D, int M>
+// One chunk of V: 16 tokens, quad 2q + c % 2 of half c / 2. CLEAN: what was not seen is made zero.
+template <int F, int D, int M, bool CLEAN>
 __device__ __forceinline__ void rows_values_exact(uint32_t codes, int c, int r, int q,
                                                   const float (&p)[M][2][2][8], uint64_t seen,
                                                   float (&o)[M][D / 32][4][4]) {
@@ -351,7 +322,7 @@ __device__ __forceinline__ void rows_values_exact(uint32_t codes, int c, int r, 
             a[m][2 + i] = pack_half2<BF>(p[m][i][h][f + 2], p[m][i][h][f + 3]);
         }
     const uint32_t row = codes + spread_row<F, false>(q, D) + r * 32;
-    const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + f));
+    const uint32_t four = CLEAN ? (uint32_t)(seen >> (32 * h + 8 * q + f)) : 15;
     const uint32_t lo_mask = (four & 1 ? 0xffffu : 0) | (four & 2 ? 0xffff0000u : 0),
                    hi_mask = (four & 4 ? 0xffffu : 0) | (four & 8 ? 0xffff0000u : 0);
 #pragma unroll
@@ -359,7 +330,7 @@ __device__ __forceinline__ void rows_values_exact(uint32_t codes, int c, int r, 
 #pragma unroll
         for (int t = 0; t < 4; t += 2) {
             uint4 x = lds128(row + block * 256 + t * 8); // dims 4r + t, 4r + t + 1
-            if (~seen) {
+            if (CLEAN) {
                 x.x &= lo_mask;
                 x.y &= hi_mask;
                 x.z &= lo_mask;
@@ -375,30 +346,28 @@ __device__ __forceinline__ void rows_values_exact(uint32_t codes, int c, int r, 
 
 // ---- softmax ---------------------------------------------------------------------------------
 
-// The maximum moves to the tile's; s becomes p. alpha: what all so far is multiplied with.
+// Raw scores become p. alpha: what all so far is multiplied with.
 template <int M>
-__device__ __forceinline__ void rows_softmax(float (&s)[M][2][2][8], RowState<M> &state,
-                                             float (&alpha)[M][2]) {
+__device__ __forceinline__ void rows_softmax(float (&s)[M][2][2][8], const float (&unit)[M][2],
+                                             RowState<M> &state, float (&alpha)[M][2]) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            float top = state.max[m][i];
+            float top = s[m][i][0][0];
 #pragma unroll
-            for (int j = 0; j < 16; j++)
+            for (int j = 1; j < 16; j++)
                 top = fmaxf(top, s[m][i][j / 8][j % 8]);
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            const float base = finite_max(top);
-            alpha[m][i] = exp2_fast(state.max[m][i] - base);
-            state.max[m][i] = top;
-            const float from = base - WEIGHT_SHIFT;
+            alpha[m][i] = move_max(state.max[m][i], top * unit[m][i]);
+            const float from = finite_max(state.max[m][i]) - WEIGHT_SHIFT;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 state.sum[m][i][h] *= alpha[m][i];
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    s[m][i][h][j] = exp2_fast(s[m][i][h][j] - from);
+                    s[m][i][h][j] = exp2_fast(fmaf(s[m][i][h][j], unit[m][i], -from));
                     state.sum[m][i][h] += s[m][i][h][j];
                 }
             }
