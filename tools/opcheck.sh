@@ -51,6 +51,7 @@ compile() { # FOLDER: objects that are missing, and the program
     local dir=$1 arch headers f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
     arch=${arch:-90}
+    [ "$arch" != 90 ] || arch=90a # setmaxnreg (prefill.cu)
     mkdir -p "$dir"
     headers=$(cat "${header_files[@]}" | hash_of)
     for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do

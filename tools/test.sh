@@ -57,7 +57,7 @@ run_cuda() {
         echo "cuda: skipped, this machine has no nvcc"
         return
     fi
-    cmake --preset cuda -B build-cuda-ci -DKVASIR_CUDA_ARCHS=90 -DKVASIR_WERROR=ON >/dev/null
+    cmake --preset cuda -B build-cuda-ci -DKVASIR_CUDA_ARCHS=90a -DKVASIR_WERROR=ON >/dev/null
     cmake --build build-cuda-ci --target opcheck
 }
 

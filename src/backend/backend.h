@@ -166,15 +166,17 @@ void backend_upload_free(struct backend *b, const void *device);
 /* Waits for everything enqueued and copies to host memory. */
 void backend_read(struct backend *b, void *host, const void *device, size_t bytes);
 
-/* The arena that pages live in: address space now, memory when a page is first touched. */
+/* The arena that pages live in: address space now, memory when a page is taken. */
 void *backend_arena_reserve(struct backend *b, size_t bytes) MUST_CHECK;
 void backend_arena_unreserve(struct backend *b, void *arena, size_t bytes);
 /* gives memory back; reads as zeros after */
 void backend_arena_release(struct backend *b, void *at, size_t bytes);
-void backend_arena_zero(struct backend *b, void *at, size_t bytes);
+/* Before a page is used: it has memory, and reads as zeros. fresh: nothing was ever stored there, or
+ * not since it was released; a host's memory is zero then, and comes when it is touched. */
+void backend_arena_take(struct backend *b, void *at, size_t bytes, bool fresh);
 void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes);
 
-/* Order. Everything below, and backend_arena_zero, _copy and _release, happens in the order of the
+/* Order. Everything below, and backend_arena_take, _copy and _release, happens in the order of the
  * calls. Host arguments (struct batch and all it points to, tokens, positions, inv_freq, arrays of
  * pointers, struct weight) are consumed before a call returns: the caller may change or free them
  * at once; only what a weight points to stays where it is. Every batch has at least one sequence

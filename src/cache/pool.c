@@ -20,7 +20,8 @@
  *   P1  used_bytes is the sum of page_bytes over pages with references, and <= budget_bytes.
  *   P2  A block is in its class's list exactly when it has a page to give.
  *   P3  Pages at or behind `fresh` in a block were never taken since the block was made: they are
- *       zero because the system gave them so. Recycled ones are zeroed when taken.
+ *       zero because the system gave them so (backend_arena_take knows). Recycled ones are zeroed
+ *       when taken.
  *
  * Left out: eviction. Nothing here decides what to give back.
  */
@@ -240,13 +241,14 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                     " bytes in use are scattered over it",
                     c->page_bytes, p->stats.used_bytes);
     struct block *b = &p->blocks[unit];
-    if (b->free_head != NO_PAGE) {
+    bool fresh = b->free_head == NO_PAGE;
+    if (fresh) {
+        *addr = unit * ADDR_PER_UNIT + b->fresh++ * c->addr_step;
+    } else {
         *addr = b->free_head;
         b->free_head = p->slots[*addr].next_free;
-        backend_arena_zero(p->backend, page_bytes_at(p, *addr), c->page_bytes);
-    } else {
-        *addr = unit * ADDR_PER_UNIT + b->fresh++ * c->addr_step;
     }
+    backend_arena_take(p->backend, page_bytes_at(p, *addr), c->page_bytes, fresh);
     p->slots[*addr].refs = 1;
     if (++b->used == c->pages)
         list_remove(p, c, unit);

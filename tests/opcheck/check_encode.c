@@ -314,7 +314,7 @@ void check_encode(void) {
     c.arena = cuda_arena_reserve(device, ARENA_BYTES);
     if (!c.arena)
         give_up("no arena of %d bytes on the device", (int)ARENA_BYTES);
-    cuda_arena_zero(device, c.arena, ARENA_BYTES);
+    cuda_arena_take(device, c.arena, ARENA_BYTES);
     for (uint32_t i = 0; i < V_FORMATS; i++) {
         /* the same on both sides (2 bits beside 4), then two that differ */
         check_pair(i < K_FORMATS ? i : i - 4, i);

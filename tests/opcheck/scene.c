@@ -288,7 +288,7 @@ void scene_build(struct scene *s, bool host) {
         give_up("no arena of %zu bytes on the device", s->arena_bytes);
     for (uint32_t i = 0; i < s->n_seqs; i++)
         s->views[i].arena = s->arena;
-    cuda_arena_zero(device, s->arena, s->arena_bytes);
+    cuda_arena_take(device, s->arena, s->arena_bytes);
     if (host)
         make_host_arena(s, places, count);
     else

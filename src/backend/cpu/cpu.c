@@ -186,9 +186,10 @@ void backend_arena_release(struct backend *b, void *at, size_t bytes) {
     mem_release(at, bytes);
 }
 
-void backend_arena_zero(struct backend *b, void *at, size_t bytes) {
+void backend_arena_take(struct backend *b, void *at, size_t bytes, bool fresh) {
     (void)b;
-    memset(at, 0, bytes);
+    if (!fresh)
+        memset(at, 0, bytes);
 }
 
 void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes) {

@@ -11,18 +11,20 @@
 //              affine   raw = sum over groups g, in order, of  s_g * dot_g, then b_g * sum_g (fma),
 //                       dot and sum exact s32; unit = m / 16256 * log2 e
 //              exact    raw = dot, a chain of k16 instructions over dims; unit = 2^e * log2 e
-//   tile     64 tokens. Where their largest score is more than 8 above M, M becomes it, and
+//   part     64 tokens, of exact V tiles 32 (what 32 rows of a warp have registers for). Where
+//            their largest score is more than 8 above M, M becomes it, and
 //            everything so far *= 2^(old - M). p = 2^(fma(raw, unit, 6 - M)), so p <= 2^14, and f16
 //            keeps 11 bits of what is 2^-20 of the weight at M; 2^6 cancels in the end
-//              sum      in 8 chains: chain o takes tokens 8o .. 8o + 7 of each tile, in order
+//              sum      in 8 chains: chain o takes tokens 8o .. 8o + 7 of a tile, in order; of a
+//                       half tile 4 tokens (half_quad)
 //              affine   w = p * s, unit = max |w| / 16256 over the tile, code = rint(w / unit), two
 //                       planes; out = fma(unit, dot, out); p * b in chains as sum
 //              exact    p rounded to the page's type, a chain of k16 instructions over tokens
-//   run      256 tokens at an absolute multiple: its tiles in order, from M = -inf and zeros; then
+//   run      256 tokens at an absolute multiple: its parts in order, from M = -inf and zeros; then
 //            the 8 chains in one tree: neighbours, pairs, fours
 //   super    2,048 tokens: its runs folded in order;   row: its supers folded in order
-//   fold     M' = max(M, m): all = fma(2^(m - M'), run, 2^(M - M') * all); a run that is not seen is
-//            not folded
+//   fold     M' = max(M, m): all = fma(2^(m - M'), run, 2^(M - M') * all); a run that is not seen
+//            is not folded
 //   out      / sum
 //
 // Exact pages cost one rounding of query and weight to 16 bits, of the size that storing K and V in
@@ -62,9 +64,7 @@ template <uint32_t MASK> __device__ __forceinline__ bool exact_of(int f) {
     return !(MASK & ~EXACT_FORMATS) || ((MASK & EXACT_FORMATS) && f <= BF16);
 }
 
-template <int F> struct Format {
-    static constexpr int value = F;
-};
+template <int F> struct Format { static constexpr int value = F; };
 // Calls fn(Format<F>()) for the format of a tile, of those a kernel was compiled for (MASK).
 template <uint32_t MASK, int F = 0, class Fn>
 __device__ __forceinline__ void with_format(int f, Fn fn) {
@@ -162,6 +162,12 @@ __device__ __forceinline__ float dot_of(int high, int low) {
     return (float)(high * 128 + low);
 }
 
+// Which four tokens of a half tile chain o takes: quad 2o, or 2 (o - 4) + 1. So that a lane of
+// rows.cuh, which has tokens 8q .. 8q + 7, has two whole chains, q and 4 + q.
+HD constexpr int half_quad(int o) {
+    return (o & 3) * 2 + o / 4;
+}
+
 // ---- the maximum -----------------------------------------------------------------------------
 
 // A row's maximum meets a tile's; returns what everything so far is multiplied with.
@@ -203,6 +209,16 @@ __device__ __forceinline__ float fold(const FoldFactors &f, float all, float par
 __device__ __forceinline__ uint32_t window_start(uint32_t span, uint32_t p) {
     return span == UINT32_MAX || p < span ? 0 : p + 1 - span;
 }
-__device__ __forceinline__ bool sees(uint32_t keep, uint32_t start, uint32_t p, uint32_t at) {
-    return at <= p && (at < keep || at >= start);
+// Bit j: p sees token first + j of the tile that begins at first <= p.
+__device__ __forceinline__ uint64_t seen_of_tile(const dev_view &v, uint32_t p, uint32_t first) {
+    const uint32_t start = window_start(v.span, p);
+    uint64_t seen = p - first >= 63 ? ~0ull : (2ull << (p - first)) - 1;
+    if (start > first) { // what is before the window is seen where it is kept
+        const uint64_t window = start - first > 63 ? 0 : ~0ull << (start - first);
+        const uint64_t kept = v.keep <= first        ? 0
+                              : v.keep - first >= 64 ? ~0ull
+                                                     : (1ull << (v.keep - first)) - 1;
+        seen &= window | kept;
+    }
+    return seen;
 }

@@ -6,7 +6,7 @@
 //     arenas           pages                          address space, memory in units of 2 MiB
 //
 //     arena:  | unit | unit | ............ | unit |   reserved: addresses only
-//                mapped[]: 1      1      0 ...        memory is taken when cuda_arena_zero or _copy
+//                mapped[]: 1      1      0 ...        memory is taken when cuda_arena_take or _copy
 //                                                     first writes a unit, released as whole units
 //
 // One stream, which does not wait for the default one. Invariants:
@@ -173,6 +173,7 @@ static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
     major = p.major;
     minor = p.minor;
     b->sm_count = p.multiProcessorCount;
+    b->sm_version = 10 * major + minor;
     b->shared_per_block = (uint32_t)p.sharedMemPerBlockOptin;
     b->shared_per_sm = (uint32_t)p.sharedMemPerMultiprocessor;
     b->shared_reserved = (uint32_t)p.reservedSharedMemPerBlock;
@@ -476,7 +477,7 @@ void cuda_arena_release(struct cuda_backend *b, void *at, size_t bytes) {
         unit_unmap(b, a, unit);
 }
 
-void cuda_arena_zero(struct cuda_backend *b, void *at, size_t bytes) {
+void cuda_arena_take(struct cuda_backend *b, void *at, size_t bytes) {
     if (bytes && not_captured(b) && range_map(b, at, bytes))
         cuda_ok(b, cudaMemsetAsync(at, 0, bytes, b->stream));
 }

@@ -4,11 +4,13 @@
 // its rows, 4 heads x 2 planes its columns (column 2 * head: high, 2 * head + 1: low), so that a
 // lane gets both halves of a dot: lane (r, q) is head q,
 //
-//     scores    tokens 8r .. 8r + 7 of the tile: chain r of arithmetic.cuh
+//     scores    tokens 8r .. 8r + 7 of the tile: chain r of arithmetic.cuh; where V is exact 4
+//               tokens of each half
 //     outputs   D / 8 dims: of instruction m those of cols_dim(m), and the next
 //
 // Weights go from the lanes that made them (tokens by r) to those that multiply (tokens by q)
-// through 512 bytes of shared memory a warp. Exact pages have no second plane: odd columns are zero.
+// through 512 bytes of shared memory a warp. Exact pages have no second plane: odd columns are
+// zero.
 #pragma once
 
 #include "backend/cuda/stream.cuh"
@@ -23,9 +25,9 @@ template <int MAP> __device__ __forceinline__ int cols_dim(int m, int r) {
 
 // Four heads of queries, packed, in shared memory. HALVES: exact types that pages may have.
 template <int D, int HALVES> struct ColsQuery {
-    int8_t planes[8][D];          // [2 * head + plane]
-    float unit[4], exact_unit[4]; // of a head
-    int sum32[4][D / 32];         // codes of 32 dims
+    int8_t planes[8][D];                                   // [2 * head + plane]
+    float unit[4], exact_unit[4];                          // of a head
+    int sum32[4][D / 32];                                  // codes of 32 dims
     uint16_t half[HALVES ? HALVES : 1][4][HALVES ? D : 1]; // [type][head]
 };
 
@@ -38,7 +40,28 @@ template <int D> struct ColsCodes {
 
 struct Lane {
     int r, q;
+    // The lane's 8 tokens are two quads of the tile's 16: 2r and 2r + 1, or where V is exact
+    // half_quad(r) of each half.
+    int quad[2];
 };
+__device__ __forceinline__ Lane lane_of(int lane, bool halves) {
+    const int r = lane / 4, first = halves ? half_quad(r) : 2 * r;
+    return {r, lane % 4, {first, halves ? first + 8 : first + 1}};
+}
+// Scales or biases of the lane's tokens, and codes of four dims (16 bytes a quad).
+template <bool ADJACENT> __device__ __forceinline__ uint4 cols_scalars(uint32_t at, const Lane &l) {
+    if (ADJACENT)
+        return lds128(at + l.r * 16);
+    const uint2 a = lds64(at + l.quad[0] * 8), b = lds64(at + l.quad[1] * 8);
+    return make_uint4(a.x, a.y, b.x, b.y);
+}
+template <bool ADJACENT>
+__device__ __forceinline__ void cols_codes(uint32_t at, const Lane &l, uint4 &a, uint4 &b) {
+    if (ADJACENT)
+        lds_pair(at + l.r * 32, l.q & 1, a, b);
+    else
+        lds_two(at + l.quad[0] * 16, at + l.quad[1] * 16, l.q & 1, a, b);
+}
 
 // The sum of a query's codes over group g, exact (integers below 2^24).
 template <int D, int G> __device__ __forceinline__ float sum_of_group(const float *sum32, int g) {
@@ -58,13 +81,13 @@ __device__ __forceinline__ void cols_group(const int (&dot)[4][4], const uint4 &
     }
 }
 
-template <int F, int D, class Ring>
-__device__ __forceinline__ void cols_scores_affine(Ring &ring, Lane l, const ColsCodes<D> &query,
-                                                   bool bf, float (&out)[8]) {
+// Raw scores of the lane's tokens. ADJACENT: its quads are always 2r and 2r + 1.
+template <int F, int D, bool ADJACENT, class Ring>
+__device__ __forceinline__ void
+cols_scores_affine(Ring &ring, const Lane &l, const ColsCodes<D> &query, bool bf, float (&out)[8]) {
     constexpr int G = dims_of_group(F), GROUPS = D / G, CHUNKS = chunks_of(F),
-                  STEPS = D / 32 / CHUNKS;     // of 32 dims, a chunk
-    constexpr int EARLY = D / CHUNKS / G;      // groups that the first chunk completes
-    const int odd = l.q & 1;
+                  STEPS = D / 32 / CHUNKS; // of 32 dims, a chunk
+    constexpr int EARLY = D / CHUNKS / G;  // groups that the first chunk completes
     uint4 late_s[GROUPS - EARLY + 1], late_b[GROUPS - EARLY + 1]; // of the other groups
     int dot[4][4];
 #pragma unroll
@@ -72,12 +95,12 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, Lane l, const Col
         out[j] = 0;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-        const uint32_t codes = ring.wait(), scales = codes + Ring::SCALES + l.r * 16;
+        const uint32_t codes = ring.wait(), scales = codes + Ring::SCALES;
         if (c == 0 && CHUNKS > 1) {
 #pragma unroll
             for (int g = EARLY; g < GROUPS; g++) {
-                late_s[g - EARLY] = lds128(scales + g * 128);
-                late_b[g - EARLY] = lds128(scales + (GROUPS + g) * 128);
+                late_s[g - EARLY] = cols_scalars<ADJACENT>(scales + g * 128, l);
+                late_b[g - EARLY] = cols_scalars<ADJACENT>(scales + (GROUPS + g) * 128, l);
             }
         }
 #pragma unroll
@@ -88,16 +111,17 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, Lane l, const Col
                 for (int m = 0; m < 4; m++)
                     dot[m][0] = dot[m][1] = dot[m][2] = dot[m][3] = 0;
             }
-            uint4 x[2], y[2]; // quads 2q and 2q + 1 of the 32 dims, tokens 8r .. 8r + 7
+            uint4 x[2], y[2]; // dims of quads 2q and 2q + 1 of the 32
             if constexpr (bits_of(F) == 8) {
-                lds_pair(codes + (8 * i + 2 * l.q) * 256 + l.r * 32, odd, x[0], x[1]);
-                lds_pair(codes + (8 * i + 2 * l.q + 1) * 256 + l.r * 32, odd, y[0], y[1]);
+                cols_codes<ADJACENT>(codes + (8 * i + 2 * l.q) * 256, l, x[0], x[1]);
+                cols_codes<ADJACENT>(codes + (8 * i + 2 * l.q + 1) * 256, l, y[0], y[1]);
             } else {
-                lds_pair(codes + (4 * i + l.q) * 256 + l.r * 32, odd, x[0], x[1]);
+                cols_codes<ADJACENT>(codes + (4 * i + l.q) * 256, l, x[0], x[1]);
             }
 #pragma unroll
-            for (int m = 0; m < 4; m++) { // tokens 8r + 2m and + 1
-                uint32_t a[4], u = word_of(x[m / 2], m % 2 * 2), v = word_of(x[m / 2], m % 2 * 2 + 1);
+            for (int m = 0; m < 4; m++) { // the lane's tokens 2m and 2m + 1
+                uint32_t a[4], u = word_of(x[m / 2], m % 2 * 2),
+                               v = word_of(x[m / 2], m % 2 * 2 + 1);
                 if constexpr (bits_of(F) == 8) {
                     a[0] = u;
                     a[1] = v;
@@ -113,9 +137,11 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, Lane l, const Col
             }
             if ((k + 1) * 32 % G == 0) {
                 const bool late = CHUNKS > 1 && g >= EARLY;
-                cols_group(dot, late ? late_s[late ? g - EARLY : 0] : lds128(scales + g * 128),
+                cols_group(dot,
+                           late ? late_s[late ? g - EARLY : 0]
+                                : cols_scalars<ADJACENT>(scales + g * 128, l),
                            late ? late_b[late ? g - EARLY : 0]
-                                : lds128(scales + (GROUPS + g) * 128),
+                                : cols_scalars<ADJACENT>(scales + (GROUPS + g) * 128, l),
                            bf, sum_of_group<D, G>(query.sum32, g), out);
             }
         }
@@ -125,7 +151,7 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, Lane l, const Col
 
 // query [4 heads][D] of the page's type
 template <int F, int D, class Ring>
-__device__ __forceinline__ void cols_scores_exact(Ring &ring, Lane l, const uint16_t *query,
+__device__ __forceinline__ void cols_scores_exact(Ring &ring, const Lane &l, const uint16_t *query,
                                                   float (&out)[8]) {
     const int odd = l.q & 1;
     const uint16_t *row = query + l.r / 2 * D;
@@ -134,9 +160,9 @@ __device__ __forceinline__ void cols_scores_exact(Ring &ring, Lane l, const uint
         const uint32_t codes = ring.wait();
 #pragma unroll
         for (int i = 0; i < D / 64; i++) { // 16 dims: quad q of four
-            uint4 x[4];                    // tokens 8r, 8r + 1;  + 2, + 3; ...
-            lds_pair(codes + (4 * i + l.q) * 512 + l.r * 64, odd, x[0], x[1]);
-            lds_pair(codes + (4 * i + l.q) * 512 + l.r * 64 + 32, odd, x[2], x[3]);
+            uint4 x[4];                    // two tokens each
+            lds_pair(codes + (4 * i + l.q) * 512 + l.quad[0] * 32, odd, x[0], x[1]);
+            lds_pair(codes + (4 * i + l.q) * 512 + l.quad[1] * 32, odd, x[2], x[3]);
             uint2 b = *(const uint2 *)(row + c * (D / 4) + 16 * i + 4 * l.q);
             if (l.r & 1)
                 b.x = b.y = 0;
@@ -287,8 +313,8 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
-                    acc[g * M + m][j] = fmaf(unit[g], dot_of(d[m][2 * j], d[m][2 * j + 1]),
-                                             acc[g * M + m][j]);
+                    acc[g * M + m][j] =
+                        fmaf(unit[g], dot_of(d[m][2 * j], d[m][2 * j + 1]), acc[g * M + m][j]);
         }
     }
     ring.release();
@@ -302,32 +328,32 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
-                    acc[g * M + m][j] = fmaf(unit[g], dot_of(d[m][2 * j], d[m][2 * j + 1]),
-                                             acc[g * M + m][j]);
+                    acc[g * M + m][j] =
+                        fmaf(unit[g], dot_of(d[m][2 * j], d[m][2 * j + 1]), acc[g * M + m][j]);
         }
         ring.release();
     }
 }
 
-// seen: bit j is set where the query sees token 8r + j; slots of the others may hold NaN.
+// Half h of the tile. p: of the lane's four tokens of it, quad half_quad(r). seen: bit j is set
+// where the query sees token j of the tile; slots of the others may hold NaN.
 template <int F, int D, class Ring>
-__device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange, Lane l,
-                                                  const float (&p)[8], uint64_t seen,
+__device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange, const Lane &l,
+                                                  int h, const float *p, uint64_t seen,
                                                   float (&acc)[D / 16][2]) {
     constexpr bool BF = F == BF16;
     const int odd = l.q & 1;
     __syncwarp();
-    sts128(exchange + l.q * 128 + l.r * 16,
-           make_uint4(pack_half2<BF>(p[0], p[1]), pack_half2<BF>(p[2], p[3]),
-                      pack_half2<BF>(p[4], p[5]), pack_half2<BF>(p[6], p[7])));
+    sts64(exchange + l.q * 64 + half_quad(l.r) * 8, pack_half2<BF>(p[0], p[1]),
+          pack_half2<BF>(p[2], p[3]));
     __syncwarp();
-    for (int c = 0; c < 4; c++) {
-        // 16 tokens: quad 2q + c % 2 of half c / 2
-        const int first = 32 * (c / 2) + 8 * l.q + 4 * (c % 2);
-        uint2 b = lds64(exchange + l.r / 2 * 128 + first * 2);
+#pragma unroll
+    for (int c = 0; c < 2; c++) { // 16 tokens: quad 2q + c
+        const int first = 8 * l.q + 4 * c;
+        uint2 b = lds64(exchange + l.r / 2 * 64 + first * 2);
         if (l.r & 1)
             b.x = b.y = 0;
-        const uint32_t four = (uint32_t)(seen >> first);
+        const uint32_t four = (uint32_t)(seen >> (32 * h + first));
         const uint32_t lo = (four & 1 ? 0xffffu : 0) | (four & 2 ? 0xffff0000u : 0),
                        hi = (four & 4 ? 0xffffu : 0) | (four & 8 ? 0xffff0000u : 0);
         const uint32_t codes = ring.wait();
@@ -346,4 +372,26 @@ __device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange,
         }
         ring.release();
     }
+}
+
+// ---- softmax ---------------------------------------------------------------------------------
+
+// Raw scores of a part (tile or half) become p. Returns what all so far is multiplied with.
+template <int N>
+__device__ __forceinline__ float cols_softmax(float *p, float unit, float &max, float &sum) {
+    float m = p[0];
+#pragma unroll
+    for (int j = 1; j < N; j++)
+        m = fmaxf(m, p[j]);
+#pragma unroll
+    for (int j = 4; j < 32; j *= 2)
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, j));
+    const float alpha = move_max(max, m * unit), from = finite_max(max) - WEIGHT_SHIFT;
+    sum *= alpha;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        p[j] = exp2_fast(fmaf(p[j], unit, -from));
+        sum += p[j];
+    }
+    return alpha;
 }

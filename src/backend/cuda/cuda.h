@@ -67,12 +67,12 @@ void cuda_upload(struct cuda_backend *b, void *device, const void *host, size_t 
 kvasir_status cuda_read(struct cuda_backend *b, void *host, const void *device, size_t bytes,
                         kvasir_error *err) MUST_CHECK;
 
-/* The arena: address space now, memory in units of 2 MiB when cuda_arena_zero first touches them;
+/* The arena: address space now, memory in units of 2 MiB when cuda_arena_take comes to them;
  * release gives whole units back (and waits). */
 void *cuda_arena_reserve(struct cuda_backend *b, size_t bytes) MUST_CHECK;
 void cuda_arena_unreserve(struct cuda_backend *b, void *arena, size_t bytes);
 void cuda_arena_release(struct cuda_backend *b, void *at, size_t bytes);
-void cuda_arena_zero(struct cuda_backend *b, void *at, size_t bytes);
+void cuda_arena_take(struct cuda_backend *b, void *at, size_t bytes);
 void cuda_arena_copy(struct cuda_backend *b, void *to, const void *from, size_t bytes);
 
 /* Q4_0 or AFFINE4 (group 32, 64 or 128, scales f16 or bf16). Copied, and put into the order that
@@ -97,8 +97,8 @@ void cuda_attention(struct cuda_backend *b, const struct batch *batch, const str
                     uint32_t layer, const float *q, uint32_t heads, float scale, float *out);
 /* y = x . w^T (+ bias where not NULL); x [rows][k], y [rows][n]. act_bits 8 or 16 as in backend.h
  * (16: one 15-bit term). */
-void cuda_product(struct cuda_backend *b, const float *x, uint32_t rows, const struct cuda_weight *w,
-                  const float *bias, int act_bits, float *y);
+void cuda_product(struct cuda_backend *b, const float *x, uint32_t rows,
+                  const struct cuda_weight *w, const float *bias, int act_bits, float *y);
 
 /* ---- a step as a graph ----------------------------------------------------------------------- */
 

@@ -11,22 +11,25 @@
 //                                                        | the last block of a row and KV head
 //                                                     out                     folds them in order
 //
-// The first loads are on their way before the queries are packed. Two kernels: up to four query heads
-// a KV head in the columns of an instruction (cols.cuh), up to 16 in its rows (rows.cuh). Each is
-// compiled for the formats that matter and once for all together, with a branch per tile.
+// The first loads are on their way before the queries are packed. Two kernels: up to four query
+// heads a KV head in the columns of an instruction (cols.cuh), up to 16 in its rows (rows.cuh). The
+// first is compiled for the formats that matter one by one, both for all together, with a branch a
+// tile.
 #include "backend/cuda/cols.cuh"
 #include "backend/cuda/rows.cuh"
 
 namespace {
 
-enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MAX = 6 };
+// SLOTS_MAX: of a warp's ring where all warps have a run; where fewer have one (a row's last
+// super), these share the ring and its barriers.
+enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MAX = 6, BARRIERS = WARPS * SLOTS_MAX };
 
 struct DecodeArgs {
     const float *q; // [row][head][D]
     float *out;
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
-    int slots; // of a warp's ring
+    int slots; // of a block's ring
     float *part_out;
     float2 *part_ms;   // [item][kv head][gqa]
     uint32_t *arrived; // [decode row][kv head]
@@ -181,15 +184,15 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &v
                                           uint8_t *numbers) {
     const uint32_t lane = threadIdx.x % 32, number = run * RUN_TILES + lane;
     const uint32_t first = number * TILE_TOKENS, start = window_start(view.span, p);
-    bool seen = lane < RUN_TILES && first <= p &&
-                (first < view.keep || first + TILE_TOKENS > start);
+    bool seen =
+        lane < RUN_TILES && first <= p && (first < view.keep || first + TILE_TOKENS > start);
     TileRef t = {0};
     if (seen) {
         uint32_t layout = 0;
         const uint8_t *page = page_find(g, view, number, &layout);
         const dev_layout &l = layouts[layout];
-        t.bits = (uint64_t)(page + (size_t)layer * l.layer_bytes + (size_t)kv * l.head_bytes) |
-                 layout;
+        t.bits =
+            (uint64_t)(page + (size_t)layer * l.layer_bytes + (size_t)kv * l.head_bytes) | layout;
         seen = page != nullptr;
     }
     const uint32_t all = __ballot_sync(~0u, seen);
@@ -200,20 +203,6 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &v
     }
     __syncwarp();
     return __popc(all);
-}
-
-// Bit j: p sees token first + j.
-__device__ __forceinline__ uint64_t seen_of_tile(const dev_view &v, uint32_t p, uint32_t first) {
-    const uint32_t start = window_start(v.span, p);
-    uint64_t seen = p - first >= 63 ? ~0ull : (2ull << (p - first)) - 1;
-    if (start > first) { // what is before the window is seen where it is kept
-        const uint64_t window = start - first > 63 ? 0 : ~0ull << (start - first);
-        const uint64_t kept = v.keep <= first        ? 0
-                              : v.keep - first >= 64 ? ~0ull
-                                                     : (1ull << (v.keep - first)) - 1;
-        seen &= window | kept;
-    }
-    return seen;
 }
 
 // ---- up to four heads ------------------------------------------------------------------------
@@ -259,30 +248,35 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
     extern __shared__ __align__(128) uint8_t rings[];
     __shared__ __align__(16) ColsShared<D, HALVES> shared;
     __shared__ __align__(16) uint8_t own_exchange[SHARE ? 1 : WARPS][SHARE ? 16 : EXCHANGE_BYTES];
-    __shared__ __align__(8) uint64_t bars[WARPS][SLOTS_MAX];
+    __shared__ __align__(8) uint64_t bars[BARRIERS];
     __shared__ TileRef tiles[WARPS][RUN_TILES];
     __shared__ uint8_t numbers[WARPS][RUN_TILES];
     __shared__ RunResults<4> runs;
 
+    kernel_begins();
     if (blockIdx.x >= g.counts[COUNT_DECODE])
         return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Lane l = {lane / 4, lane % 4};
     const decode_item item = g.decode[blockIdx.x];
     const uint32_t kv = blockIdx.y, run = item.super * SUPER_RUNS + warp;
-    const dev_view view = g.views[item.seq];
+    const dev_view &view = item.view;
     const uint32_t exchange =
         SHARE ? smem_at(shared.exchange[warp]) : smem_at(own_exchange[SHARE ? 0 : warp]);
 
+    // The ring: the block's slots, shared by the warps whose run has begun.
+    const int active = min(WARPS, (int)((item.pos - item.super * SUPER) / RUN) + 1),
+              slots = min(a.slots, BARRIERS) / active;
+    uint8_t *own = rings + warp * slots * Ring::SLOT;
     Ring ring;
-    ring.ring = smem_at(rings) + warp * a.slots * Ring::SLOT;
-    ring.bars = smem_at(bars[warp]);
-    ring.slots = a.slots;
+    ring.ring = smem_at(own);
+    ring.bars = smem_at(bars + (warp < active ? warp : 0) * slots);
+    ring.slots = slots;
     ring.tiles = tiles[warp];
     ring.layouts = g.layouts;
     ring.n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
-    if (lane < a.slots)
-        barrier_init(ring.bars + 8 * lane, COPY_ARRIVALS);
+    if (warp < active)
+        for (int i = lane; i < slots; i += 32)
+            barrier_init(ring.bars + 8 * i, COPY_ARRIVALS);
     barriers_ready();
     __syncwarp();
     ring.start();
@@ -291,16 +285,17 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         cols_pack<D, KF>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + warp) * D, a.scale, warp,
                          warp < (int)a.gqa, shared.query);
     __syncthreads();
+    const int r = lane / 4, q = lane % 4;
     ColsCodes<D> codes;
-    codes.exact_unit = shared.query.exact_unit[l.q];
+    codes.exact_unit = shared.query.exact_unit[q];
     if constexpr (CODES) {
-        codes.unit = shared.query.unit[l.q];
+        codes.unit = shared.query.unit[q];
 #pragma unroll
         for (int k = 0; k < D / 32; k++) {
-            const uint2 two = *(const uint2 *)&shared.query.planes[l.r][k * 32 + l.q * 8];
+            const uint2 two = *(const uint2 *)&shared.query.planes[r][k * 32 + q * 8];
             codes.b[k][0] = two.x;
             codes.b[k][1] = two.y;
-            codes.sum32[k] = (float)shared.query.sum32[l.q][k];
+            codes.sum32[k] = (float)shared.query.sum32[q][k];
         }
     }
     if constexpr (SHARE)
@@ -311,51 +306,47 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
         const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
         const uint64_t seen = seen_of_tile(view, item.pos, first);
+        const bool halves = exact_of<VF>(layout->v);
+        const Lane l = lane_of(lane, halves);
         float p[8];
         with_format<KF>(layout->k, [&](auto f) {
             constexpr int F = decltype(f)::value;
             if constexpr (exact_of(F))
-                cols_scores_exact<F, D>(
-                    ring, l, shared.query.half[F == BF16 ? HALVES - 1 : 0][0], p);
+                cols_scores_exact<F, D>(ring, l, shared.query.half[F == BF16 ? HALVES - 1 : 0][0],
+                                        p);
             else
-                cols_scores_affine<F, D>(ring, l, codes, layout->k_bf16, p);
+                cols_scores_affine<F, D, !(VF & EXACT_FORMATS)>(ring, l, codes, layout->k_bf16, p);
         });
         if (~seen) {
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                if (!(seen >> (8 * l.r + j) & 1))
+                if (!(seen >> (4 * l.quad[j / 4] + j % 4) & 1))
                     p[j] = MINUS_INF;
         }
-        float m = p[0];
-#pragma unroll
-        for (int j = 1; j < 8; j++)
-            m = fmaxf(m, p[j]);
-#pragma unroll
-        for (int j = 4; j < 32; j *= 2)
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, j));
-        const float unit = exact_of<KF>(layout->k) ? codes.exact_unit : codes.unit,
-                    alpha = move_max(top, m * unit), from = finite_max(top) - WEIGHT_SHIFT;
-        sum *= alpha;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            p[j] = exp2_fast(fmaf(p[j], unit, -from));
-            sum += p[j];
-        }
-        if (__any_sync(~0u, alpha != 1)) {
+        const float unit = exact_of<KF>(layout->k) ? codes.exact_unit : codes.unit;
+        auto rescale = [&](float alpha) {
+            if (!__any_sync(~0u, alpha != 1))
+                return;
 #pragma unroll
             for (int k = 0; k < D / 16; k++)
                 acc[k][0] *= alpha, acc[k][1] *= alpha;
 #pragma unroll
             for (int k = 0; k < D / BG; k++)
                 bias[k] *= alpha;
-        }
+        };
         with_format<VF>(layout->v, [&](auto f) {
             constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F))
-                cols_values_exact<F, D>(ring, exchange, l, p, seen, acc);
-            else
+            if constexpr (exact_of(F)) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    rescale(cols_softmax<4>(p + 4 * h, unit, top, sum));
+                    cols_values_exact<F, D>(ring, exchange, l, h, p + 4 * h, seen, acc);
+                }
+            } else {
+                rescale(cols_softmax<8>(p, unit, top, sum));
                 cols_values_affine<F, D, MAP, BG>(ring, exchange, l, p, ~seen, layout->v_bf16, acc,
                                                   bias);
+            }
         });
     }
 
@@ -369,21 +360,24 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 #pragma unroll
             for (int j = 4; j < 32; j *= 2)
                 bias[k] += __shfl_xor_sync(~0u, bias[k], j);
-    float *out = (float *)(rings + warp * a.slots * Ring::SLOT);
+    float *out = (float *)own;
     __syncwarp();
-    if (l.q < (int)a.gqa) {
+    if (warp >= active) { // behind the row: nothing was seen
+        if (lane < 4)
+            runs.max[warp][lane] = MINUS_INF;
+    } else if (q < (int)a.gqa) {
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            const int d = cols_dim<MAP>(k, l.r);
-            *(float2 *)(out + l.q * D + d) =
+            const int d = cols_dim<MAP>(k, r);
+            *(float2 *)(out + q * D + d) =
                 make_float2(acc[k][0] + bias[d / BG], acc[k][1] + bias[d / BG]);
         }
-        if (l.r == 0) {
-            runs.max[warp][l.q] = top;
-            runs.sum[warp][l.q] = sum;
+        if (r == 0) {
+            runs.max[warp][q] = top;
+            runs.sum[warp][q] = sum;
         }
     }
-    finish<D, 4>(a, item, blockIdx.x, kv, runs, (const float *)rings, a.slots * Ring::SLOT / 4,
+    finish<D, 4>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
                  rings);
 }
 
@@ -391,33 +385,38 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 
 // The 16 rows of queries are shared by the warps of a block.
 template <int D, uint32_t KF, uint32_t VF>
-__global__ void __launch_bounds__(THREADS, 1)
-    decode_rows(const step_group g, const DecodeArgs a) {
+__global__ void __launch_bounds__(THREADS, 1) decode_rows(const step_group g, const DecodeArgs a) {
     using Ring = Stream<D, KF, VF, true>;
     constexpr int BG = 32;
     extern __shared__ __align__(128) uint8_t rings[];
     __shared__ __align__(16) RowsQuery<D, KF, 16> query;
-    __shared__ __align__(8) uint64_t bars[WARPS][SLOTS_MAX];
+    __shared__ __align__(8) uint64_t bars[BARRIERS];
     __shared__ TileRef tiles[WARPS][RUN_TILES];
     __shared__ uint8_t numbers[WARPS][RUN_TILES];
     __shared__ RunResults<GQA_MAX> runs;
 
+    kernel_begins();
     if (blockIdx.x >= g.counts[COUNT_DECODE])
         return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
     const decode_item item = g.decode[blockIdx.x];
     const uint32_t kv = blockIdx.y, run = item.super * SUPER_RUNS + warp;
-    const dev_view view = g.views[item.seq];
+    const dev_view &view = item.view;
 
+    // The ring: the block's slots, shared by the warps whose run has begun.
+    const int active = min(WARPS, (int)((item.pos - item.super * SUPER) / RUN) + 1),
+              slots = min(a.slots, BARRIERS) / active;
+    uint8_t *own = rings + warp * slots * Ring::SLOT;
     Ring ring;
-    ring.ring = smem_at(rings) + warp * a.slots * Ring::SLOT;
-    ring.bars = smem_at(bars[warp]);
-    ring.slots = a.slots;
+    ring.ring = smem_at(own);
+    ring.bars = smem_at(bars + (warp < active ? warp : 0) * slots);
+    ring.slots = slots;
     ring.tiles = tiles[warp];
     ring.layouts = g.layouts;
     ring.n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
-    if (lane < a.slots)
-        barrier_init(ring.bars + 8 * lane, COPY_ARRIVALS);
+    if (warp < active)
+        for (int i = lane; i < slots; i += 32)
+            barrier_init(ring.bars + 8 * i, COPY_ARRIVALS);
     barriers_ready();
     __syncwarp();
     ring.start();
@@ -440,17 +439,21 @@ __global__ void __launch_bounds__(THREADS, 1)
         const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
         const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
         const uint64_t seen = seen_of_tile(view, item.pos, first);
-        float s[1][2][2][8], alpha[1][2];
+        float s[1][2][16];
         with_format<KF>(layout->k, [&](auto f) {
             constexpr int F = decltype(f)::value;
             if constexpr (exact_of(F)) {
-                float d[1][2][4][4] = {};
-                for (int c = 0; c < 4; c++) {
-                    rows_scores_exact<F, D, 1>(ring.wait(), c, r, q,
-                                               smem_at(query.half[F == BF16][0]), d);
-                    ring.release();
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float d[1][4][4] = {};
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        rows_scores_exact<F, D, 1>(ring.wait(), c, r, q,
+                                                   smem_at(query.half[F == BF16][0]), d);
+                        ring.release();
+                    }
+                    rows_scores_take<1, 16>(d, s, 8 * h);
                 }
-                rows_scores_take<1>(d, s);
             } else {
                 uint32_t codes[2] = {ring.wait(), 0};
                 if (chunks_of(F) == 2)
@@ -463,26 +466,34 @@ __global__ void __launch_bounds__(THREADS, 1)
         });
         if (~seen) {
 #pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    if (!(seen >> (32 * h + 8 * q + j) & 1))
-                        s[0][0][h][j] = s[0][1][h][j] = MINUS_INF;
+            for (int j = 0; j < 16; j++)
+                if (!(seen >> (j / 8 * 32 + 8 * q + j % 8) & 1))
+                    s[0][0][j] = s[0][1][j] = MINUS_INF;
         }
         const bool exact = exact_of<KF>(layout->k);
-        const float unit[1][2] = {{exact ? exact_units[0] : units[0],
-                                   exact ? exact_units[1] : units[1]}};
-        rows_softmax<1>(s, unit, state, alpha);
-        rows_rescale<D, 1, D / BG>(alpha, o, bias);
+        const float unit[1][2] = {
+            {exact ? exact_units[0] : units[0], exact ? exact_units[1] : units[1]}};
         with_format<VF>(layout->v, [&](auto f) {
             constexpr int F = decltype(f)::value;
             if constexpr (exact_of(F)) {
 #pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    rows_values_exact<F, D, 1, true>(ring.wait(), c, r, q, s, seen, o);
-                    ring.release();
+                for (int h = 0; h < 2; h++) {
+                    float p[1][2][8], alpha[1][2];
+#pragma unroll
+                    for (int j = 0; j < 16; j++)
+                        p[0][j / 8][j % 8] = s[0][j / 8][8 * h + j % 8];
+                    rows_softmax<1, 8>(p, unit, state, alpha);
+                    rows_rescale<D, 1, D / BG>(alpha, o, bias);
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        rows_values_exact<F, D, 1, true>(ring.wait(), h, c, r, q, p, seen, o);
+                        ring.release();
+                    }
                 }
             } else {
+                float alpha[1][2];
+                rows_softmax<1, 16>(s, unit, state, alpha);
+                rows_rescale<D, 1, D / BG>(alpha, o, bias);
                 uint32_t codes[2] = {ring.wait(), 0};
                 if (chunks_of(F) == 2)
                     codes[1] = ring.wait(1);
@@ -494,30 +505,29 @@ __global__ void __launch_bounds__(THREADS, 1)
         });
     }
 
-    float *out = (float *)(rings + warp * a.slots * Ring::SLOT);
+    float *out = (float *)own;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const float sum = rows_tree(state.sum[0][i][0], state.sum[0][i][1]);
         const int h = r + 8 * i;
-        if (q == 0 && h < (int)a.gqa) {
+        if (q == 0) {
             runs.max[warp][h] = state.max[0][i];
             runs.sum[warp][h] = sum;
         }
 #pragma unroll
         for (int block = 0; block < D / 32; block++) {
             const float b = rows_tree(bias[i][block][0], bias[i][block][1]);
-            if (h < (int)a.gqa)
+            if (warp < active && h < (int)a.gqa)
 #pragma unroll
                 for (int t = 0; t < 4; t++)
 #pragma unroll
                     for (int c = 0; c < 2; c++)
-                        out[h * D + 32 * block + 8 * q + 4 * c + t] =
-                            o[0][block][t][2 * i + c] + b;
+                        out[h * D + 32 * block + 8 * q + 4 * c + t] = o[0][block][t][2 * i + c] + b;
         }
     }
-    finish<D, GQA_MAX>(a, item, blockIdx.x, kv, runs, (const float *)rings,
-                       a.slots * Ring::SLOT / 4, rings);
+    finish<D, GQA_MAX>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
+                       rings);
 }
 
 // ---- launches --------------------------------------------------------------------------------
@@ -533,7 +543,8 @@ struct Choice {
 
 template <int D> Choice choose(uint32_t k, uint32_t v, uint32_t gqa) {
     if (gqa > 4)
-        return {decode_rows<D, K_FORMATS, V_FORMATS>, Stream<D, K_FORMATS, V_FORMATS, true>::SLOT, 1};
+        return {decode_rows<D, K_FORMATS, V_FORMATS>, Stream<D, K_FORMATS, V_FORMATS, true>::SLOT,
+                1};
     if constexpr (D == 128) {
 #define ONE(K, V)                                                                                  \
     if (k == bit(K) && v == bit(V))                                                                \
@@ -571,19 +582,18 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
         plan.blocks[COUNT_DECODE] * kv_heads > (uint32_t)b->sm_count)
         slots = half / warp_slot;
     slots = slots < SLOTS_MAX ? slots : SLOTS_MAX;
-    const int bytes = slots * warp_slot;
+    const size_t bytes = (size_t)slots * warp_slot;
     if (slots < 2) {
         cuda_ok(b, cudaErrorInvalidConfiguration);
         return;
     }
-    if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         whole)))
+    if (!cuda_ok(
+            b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, whole)))
         return;
-    const DecodeArgs args = {q,        out,   scale,       layer,      heads,     gqa,
-                             kv_heads, slots, b->part_out, b->part_ms, b->arrived};
-    c.kernel<<<dim3(plan.blocks[COUNT_DECODE], kv_heads), THREADS, bytes, b->stream>>>(
-        b->group[group], args);
-    cuda_ok(b, cudaGetLastError());
+    const DecodeArgs args = {q,        out,           scale,       layer,      heads,     gqa,
+                             kv_heads, slots * WARPS, b->part_out, b->part_ms, b->arrived};
+    cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads), THREADS, bytes,
+                            b->group[group], args));
 }
 
 extern "C" void cuda_attention(cuda_backend *b, const batch *batch, const kv_view *views,

@@ -40,6 +40,7 @@ struct decode_item {
     uint32_t super;
     uint32_t slot;         // which of the step's decode rows
     uint32_t first, count; // items of that row: [first, first + count)
+    dev_view view;         // of the sequence: one load less before the first page is known
 };
 
 // Tokens [first, first + tokens) of a sequence's rows in this step: a block of query rows.
@@ -116,7 +117,7 @@ struct cuda_backend {
     cudaStream_t stream;
     cudaError_t error; // the first one; sticks
     char name[96];
-    int sm_count;
+    int sm_count, sm_version;                                  // 90: compute capability 9.0
     uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
     cuda_limits limits;
     bool reserved, capturing;
@@ -172,3 +173,28 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
                       uint32_t heads, float scale, float *out);
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                        uint32_t heads, float scale, float *out);
+
+// Programmatic dependent launch, from sm_90 on: a kernel's blocks come to the device while the one
+// before it ends, and wait in kernel_begins for its results. 1 to 2 us a launch.
+__device__ __forceinline__ void kernel_begins() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// A launch of such a kernel.
+template <class... Args>
+cudaError_t launch_early(cuda_backend *b, void (*kernel)(Args...), dim3 blocks, uint32_t threads,
+                         size_t shared, Args... args) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = b->stream;
+    config.attrs = &early;
+    config.numAttrs = b->sm_version >= 90;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+}

@@ -73,12 +73,18 @@ __device__ __forceinline__ void sts128(uint32_t a, uint4 v) {
                  "r"(v.w)
                  : "memory");
 }
-// Two 16-byte words side by side. Lanes of odd q read them in the other order: rows stand multiples
-// of 128 bytes apart, and so half of the bank conflicts go.
-__device__ __forceinline__ void lds_pair(uint32_t at, int odd, uint4 &lo, uint4 &hi) {
+// Two 16-byte words. Lanes of odd q read them in the other order: rows stand multiples of 128 bytes
+// apart, and where the words stand side by side half of the bank conflicts go.
+__device__ __forceinline__ void lds_two(uint32_t first, uint32_t second, int odd, uint4 &a,
+                                        uint4 &b) {
+    uint4 x = lds128(odd ? second : first), y = lds128(odd ? first : second);
+    a = odd ? y : x;
+    b = odd ? x : y;
+}
+__device__ __forceinline__ void lds_pair(uint32_t at, int odd, uint4 &a, uint4 &b) {
     uint4 x = lds128(at + odd * 16), y = lds128(at + (odd ^ 1) * 16);
-    lo = odd ? y : x;
-    hi = odd ? x : y;
+    a = odd ? y : x;
+    b = odd ? x : y;
 }
 __device__ __forceinline__ uint32_t word_of(const uint4 &v, int j) {
     return j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w;

@@ -2,12 +2,16 @@
 // prefill.cu: attention of many rows.
 //
 // A block is (some tokens of one sequence, KV head): its query rows are (token, query head of the
-// group), 16 or 32 to a warp, 8 warps. All of them go over the tiles that some row sees, in order of
-// position; the tiles come through one ring of shared memory:
+// group), 16 or 32 to a warp, 8 warps. All of them go over the tiles that some row sees, in order
+// of position; the tiles come through one ring of shared memory, which a warp of its own fills:
 //
 //     slot    | K chunk | K chunk | V chunk | V chunk | K chunk | ...
 //     full    opens when a chunk's bytes have come       warps wait for it
-//     empty   opens when all warps are done with it      warp 0 waits for it, then asks for the next
+//     empty   opens when all warps are done with it      the producer waits for it, and asks for
+//                                                        the next chunk
+//
+// (Where one of the 8 did that beside its rows, all waited for it: a third of the time.) The
+// producer needs few registers, and on sm_90 gives the rest of its share to the others.
 //
 // The sums of a row are those of decode.cu, so its bits are, too:
 //
@@ -20,7 +24,16 @@
 
 namespace {
 
-enum { SLOTS_MAX = 12, SLOTS_MIN = 4, LAG = 2 };
+enum { SLOTS_MAX = 12, SLOTS_MIN = 4 };
+
+// Registers go from the warps that fill the ring to those that multiply: 4 warps each (a group).
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define REGISTERS_OF_PRODUCER() asm volatile("setmaxnreg.dec.sync.aligned.u32 40;")
+#define REGISTERS_OF_ROWS()     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;")
+#else
+#define REGISTERS_OF_PRODUCER() (void)0
+#define REGISTERS_OF_ROWS()     (void)0
+#endif
 
 struct PrefillArgs {
     const float *q; // [row][head][D]
@@ -39,22 +52,17 @@ struct RowFold {
 struct Tiles {
     uint32_t kept, window, end; // numbers: [0, kept), then [window, end)
     __device__ uint32_t first() const { return kept ? 0 : window; }
-    __device__ uint32_t next(uint32_t n) const { return n + 1 >= kept && n + 1 < window ? window : n + 1; }
-};
-
-// The ring as warp 0 fills it. It lives in shared memory: registers are what this kernel is short of.
-struct Producer {
-    uint32_t number, asked; // tile that is asked for next; chunks so far
-    int chunk, k_chunks, all; // of the tile
-    const uint8_t *tile;
-    uint32_t layout, k_bytes;
-    int slot, phase;  // where it goes; phase of `empty` that must have passed
-    bool first_round; // slots are empty as they are
+    __device__ uint32_t next(uint32_t n) const {
+        return n + 1 >= kept && n + 1 < window ? window : n + 1;
+    }
 };
 
 template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> struct Block {
-    static constexpr int ROWS = WARPS * 16 * M, THREADS = WARPS * 32,
+    static constexpr int ROWS = WARPS * 16 * M, THREADS = WARPS * 32, ALL = THREADS + 128,
                          PARTS = M * 2 * D / 16; // float4 of a thread's outputs
+    // Exact pages: scores and values of half a tile, then of the other: 32 rows have no registers
+    // for the scores of a whole one.
+    static constexpr bool BY_HALVES = M == 2;
     static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, true),
                               SCALES = scales_at(KF | VF, D, true);
     struct Shared {
@@ -63,69 +71,58 @@ template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> struct Block {
         alignas(16) float4 super[PARTS][THREADS];
         alignas(8) uint64_t full[SLOTS_MAX], empty[SLOTS_MAX];
         uint32_t layout[SLOTS_MAX]; // of the tile that a slot's chunk belongs to
-        Producer producer;
     };
     static constexpr uint32_t RING = (sizeof(Shared) + 127) / 128 * 128; // where slots begin
 };
 
-// Asks for chunks until `upto` have been asked for; by warp 0.
+// Asks for all chunks, in order; by one warp.
 template <class B, int D, uint32_t KF, uint32_t VF>
-__device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, uint32_t kv,
-                                     uint32_t seq, const Tiles &tiles, typename B::Shared &sh,
-                                     uint32_t ring, uint32_t upto) {
-    if (sh.producer.asked >= upto || sh.producer.number >= tiles.end)
-        return;
-    Producer p = sh.producer;
-    do {
-        if (p.chunk == 0) {
-            const uint8_t *page = page_find(g, g.views[seq], p.number, &p.layout);
-            const dev_layout &l = g.layouts[p.layout];
-            p.tile = page + (size_t)a.layer * l.layer_bytes + (size_t)kv * l.head_bytes;
+__device__ __forceinline__ void produce(const step_group &g, const PrefillArgs &a, uint32_t kv,
+                                        const dev_view &view, const Tiles &tiles,
+                                        typename B::Shared &sh, uint32_t ring) {
+    int slot = 0, phase = 1; // the first round's slots are empty: that phase has passed already
+    for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
+        uint32_t layout = 0;
+        const uint8_t *page = page_find(g, view, number, &layout);
+        const dev_layout &l = g.layouts[layout];
+        const uint8_t *tile = page + (size_t)a.layer * l.layer_bytes + (size_t)kv * l.head_bytes;
+        auto ask = [&](auto copy) {
+            barrier_wait(smem_at(&sh.empty[slot]), phase);
+            if (threadIdx.x % 32 == 0)
+                sh.layout[slot] = layout;
+            __syncwarp();
+            copy(ring + slot * B::SLOT, smem_at(&sh.full[slot]));
+            if (++slot == a.slots) {
+                slot = 0;
+                phase ^= 1;
+            }
+        };
+        const int rounds = B::BY_HALVES ? 2 : 1;
+        for (int h = 0; h < rounds; h++) {
             with_format<KF>(l.k, [&](auto f) {
                 constexpr int F = decltype(f)::value;
-                p.k_chunks = chunks_of(F);
-                p.k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
+                const int n = chunks_of(F) / rounds;
+                for (int c = h * n; c < (h + 1) * n; c++)
+                    ask([&](uint32_t to, uint32_t bar) {
+                        chunk_copy<F, true, D, true>(tile, c, to, B::SCALES, bar);
+                    });
             });
-            with_format<VF>(l.v,
-                            [&](auto f) { p.all = p.k_chunks + chunks_of(decltype(f)::value); });
-        }
-        if (!p.first_round)
-            barrier_wait(smem_at(&sh.empty[p.slot]), p.phase);
-        const uint32_t to = ring + p.slot * B::SLOT, bar = smem_at(&sh.full[p.slot]);
-        if (threadIdx.x == 0)
-            sh.layout[p.slot] = p.layout;
-        __syncwarp();
-        if (p.chunk < p.k_chunks)
-            with_format<KF>(g.layouts[p.layout].k, [&](auto f) {
-                chunk_copy<decltype(f)::value, true, D, true>(p.tile, p.chunk, to, B::SCALES, bar);
+            with_format<VF>(l.v, [&](auto f) {
+                constexpr int F = decltype(f)::value;
+                const int n = chunks_of(F) / rounds;
+                for (int c = h * n; c < (h + 1) * n; c++)
+                    ask([&](uint32_t to, uint32_t bar) {
+                        chunk_copy<F, false, D, true>(tile + l.k_bytes, c, to, B::SCALES, bar);
+                    });
             });
-        else
-            with_format<VF>(g.layouts[p.layout].v, [&](auto f) {
-                chunk_copy<decltype(f)::value, false, D, true>(
-                    p.tile + p.k_bytes, p.chunk - p.k_chunks, to, B::SCALES, bar);
-            });
-        p.asked++;
-        if (++p.slot == a.slots) {
-            p.slot = 0;
-            p.phase = p.first_round ? 0 : p.phase ^ 1;
-            p.first_round = false;
         }
-        if (++p.chunk == p.all) {
-            p.chunk = 0;
-            p.number = tiles.next(p.number);
-        }
-    } while (p.asked < upto && p.number < tiles.end);
-    __syncwarp();
-    if (threadIdx.x == 0)
-        sh.producer = p;
-    __syncwarp();
+    }
 }
 
 // The ring as all warps read it.
 struct Consumer {
     uint32_t ring, full, empty, slot_bytes;
     int slots, at, phase;
-    uint32_t done; // chunks so far
     __device__ __forceinline__ uint32_t wait(int ahead = 0) {
         int slot = at + ahead, p = phase;
         if (slot >= slots) {
@@ -139,7 +136,6 @@ struct Consumer {
         __syncwarp();
         if (threadIdx.x % 32 == 0)
             barrier_arrive(empty + 8 * at);
-        done++;
         if (++at == slots) {
             at = 0;
             phase ^= 1;
@@ -148,7 +144,7 @@ struct Consumer {
 };
 
 template <int D, uint32_t KF, uint32_t VF, int M, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32, 1)
+__global__ void __launch_bounds__(WARPS * 32 + 128, 1)
     prefill(const step_group g, const PrefillArgs a) {
     using B = Block<D, KF, VF, M, WARPS>;
     constexpr bool CODES = has_codes(VF);
@@ -157,6 +153,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     extern __shared__ __align__(128) uint8_t memory[];
     auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
 
+    kernel_begins();
     const uint32_t index = blockIdx.x / a.kv_heads, kv = blockIdx.x % a.kv_heads;
     if (index >= g.counts[COUNT_PREFILL])
         return;
@@ -180,26 +177,25 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         barrier_init(smem_at(&sh.full[threadIdx.x]), COPY_ARRIVALS);
         barrier_init(smem_at(&sh.empty[threadIdx.x]), WARPS);
     }
-    if (threadIdx.x == 0)
-        sh.producer = {tiles.first(), 0, 0, 0, 0, nullptr, 0, 0, 0, 0, true};
     barriers_ready();
     __syncthreads();
-    Consumer ring = {smem_at(memory) + B::RING, smem_at(sh.full), smem_at(sh.empty), B::SLOT,
-                     a.slots,                   0,                0,                 0};
-    auto ask = [&] {
-        if (warp == 0)
-            fill<B, D, KF, VF>(g, a, kv, item.seq, tiles, sh, ring.ring,
-                               ring.done + a.slots - LAG);
-    };
-    ask();
+    if (warp >= WARPS) {
+        REGISTERS_OF_PRODUCER();
+        if (warp == WARPS)
+            produce<B, D, KF, VF>(g, a, kv, view, tiles, sh, smem_at(memory) + B::RING);
+        return;
+    }
+    REGISTERS_OF_ROWS();
+    Consumer ring = {
+        smem_at(memory) + B::RING, smem_at(sh.full), smem_at(sh.empty), B::SLOT, a.slots, 0, 0};
 
     // queries of this warp
     const int own = warp * 16 * M;
     for (int i = 0; i < 16 * M; i++) {
         const uint32_t row = own + i, token = row / a.gqa, head = kv * a.gqa + row % a.gqa;
-        rows_pack<D, KF, B::ROWS>(
-            a.q + ((size_t)(seq.row + item.first + token) * a.heads + head) * D, a.scale, row,
-            token < item.tokens, sh.query);
+        rows_pack<D, KF, B::ROWS>(a.q +
+                                      ((size_t)(seq.row + item.first + token) * a.heads + head) * D,
+                                  a.scale, row, token < item.tokens, sh.query);
         if (lane == 0)
             sh.fold[row] = {MINUS_INF, 0, MINUS_INF, 0};
     }
@@ -240,7 +236,6 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 
     for (uint32_t number = tiles.first(); number < tiles.end;) {
         const uint32_t first = number * TILE_TOKENS;
-        ask();
         ring.wait();
         const dev_layout *layout = &g.layouts[sh.layout[ring.at]];
         const bool none = idle || first > p_max ||
@@ -250,86 +245,117 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             with_format<KF>(layout->k, [&](auto f) { chunks = chunks_of(decltype(f)::value); });
             with_format<VF>(layout->v, [&](auto f) { chunks += chunks_of(decltype(f)::value); });
             while (chunks--) {
-                ask();
                 ring.wait();
                 ring.release();
             }
         } else {
-            float s[M][2][2][8], alpha[M][2];
-            with_format<KF>(layout->k, [&](auto f) {
-                constexpr int F = decltype(f)::value;
-                if constexpr (exact_of(F)) {
-                    float d[M][2][4][4] = {};
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        rows_scores_exact<F, D, M>(
-                            ring.wait(), c, r, q,
-                            smem_at(sh.query.half[F == BF16 ? halves_of(KF) - 1 : 0][own / 16]), d);
-                        ring.release();
-                    }
-                    rows_scores_take<M>(d, s);
-                } else {
-                    uint32_t codes[2] = {ring.wait(), 0};
-                    if (chunks_of(F) == 2)
-                        codes[1] = ring.wait(1);
-                    rows_scores_affine<F, D>(codes, codes[0] + B::SCALES, r, q,
-                                             smem_at(sh.query.planes[own / 16]), sum32,
-                                             layout->k_bf16, s[0]);
-                    for (int c = 0; c < chunks_of(F); c++)
-                        ring.release();
-                }
-            });
-            ask();
-            if (first + 63 > p_min ||
-                (first + 64 > view.keep && first < window_start(view.span, p_max))) {
+            // what the rows of a lane see of the tile, where some row does not see it all
+            const bool masked = first + 63 > p_min ||
+                                (first + 64 > view.keep && first < window_start(view.span, p_max));
+            auto mask = [&](auto &s, int from) { // s: tokens from .. of half tiles
+                constexpr int N = sizeof s[0][0] / sizeof s[0][0][0];
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         const uint32_t p =
                             pos + min((own + 16 * m + 8 * i + r) / a.gqa, item.tokens - 1);
-                        const uint32_t start = window_start(view.span, p);
+                        const uint64_t seen =
+                            (p < first ? 0 : seen_of_tile(view, p, first)) >> (from + 8 * q);
 #pragma unroll
-                        for (int j = 0; j < 16; j++)
-                            if (!sees(view.keep, start, p, first + j / 8 * 32 + 8 * q + j % 8))
-                                s[m][i][j / 8][j % 8] = MINUS_INF;
+                        for (int j = 0; j < N; j++)
+                            if (!(seen >> (j / 8 * 32 + j % 8) & 1))
+                                s[m][i][j] = MINUS_INF;
                     }
-            }
+            };
             const float *units = exact_of<KF>(layout->k) ? sh.query.exact_unit : sh.query.unit;
-            float unit[M][2];
+            float unit[M][2], alpha[M][2];
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     unit[m][i] = units[own + 16 * m + 8 * i + r];
-            rows_softmax<M>(s, unit, state, alpha);
-            rows_rescale<D, M, BIASES>(alpha, o, bias);
-            const uint64_t seen = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
-            with_format<VF>(layout->v, [&](auto f) {
+            const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
+            auto scores = [&](auto f, auto &s, int at) { // of an exact K, half a tile
                 constexpr int F = decltype(f)::value;
-                if constexpr (exact_of(F)) {
-                    auto values = [&](auto clean) {
+                float d[M][4][4] = {};
 #pragma unroll
-                        for (int c = 0; c < 4; c++) {
-                            rows_values_exact<F, D, M, decltype(clean)::value>(ring.wait(), c, r, q,
-                                                                               s, seen, o);
-                            ring.release();
-                        }
-                    };
-                    if (~seen)
-                        values(Format<1>());
-                    else
-                        values(Format<0>());
-                } else {
-                    uint32_t codes[2] = {ring.wait(), 0};
-                    if (chunks_of(F) == 2)
-                        codes[1] = ring.wait(1);
-                    rows_values_affine<F, D, BG>(codes, codes[0] + B::SCALES, r, q, s[0], seen,
-                                                 layout->v_bf16, o[0], bias);
-                    for (int c = 0; c < chunks_of(F); c++)
-                        ring.release();
+                for (int c = 0; c < 2; c++) {
+                    rows_scores_exact<F, D, M>(
+                        ring.wait(), c, r, q,
+                        smem_at(sh.query.half[F == BF16 ? halves_of(KF) - 1 : 0][own / 16]), d);
+                    ring.release();
                 }
-            });
+                rows_scores_take(d, s, at);
+            };
+            auto values = [&](auto f, auto clean, const float(&p)[M][2][8], int h) {
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    rows_values_exact<decltype(f)::value, D, M, decltype(clean)::value>(
+                        ring.wait(), h, c, r, q, p, written, o);
+                    ring.release();
+                }
+            };
+            if constexpr (B::BY_HALVES) {
+                constexpr Format<KF & bit(F16) ? F16 : BF16> f;
+                for (int h = 0; h < 2; h++) {
+                    float p[M][2][8];
+                    scores(f, p, 0);
+                    if (masked)
+                        mask(p, 32 * h);
+                    rows_softmax<M, 8>(p, unit, state, alpha);
+                    rows_rescale<D, M, BIASES>(alpha, o, bias);
+                    if (~written)
+                        values(f, Format<1>(), p, h);
+                    else
+                        values(f, Format<0>(), p, h);
+                }
+            } else {
+                float s[M][2][16];
+                with_format<KF>(layout->k, [&](auto f) {
+                    constexpr int F = decltype(f)::value;
+                    if constexpr (exact_of(F)) {
+                        scores(f, s, 0);
+                        scores(f, s, 8);
+                    } else {
+                        uint32_t codes[2] = {ring.wait(), 0};
+                        if (chunks_of(F) == 2)
+                            codes[1] = ring.wait(1);
+                        rows_scores_affine<F, D>(codes, codes[0] + B::SCALES, r, q,
+                                                 smem_at(sh.query.planes[own / 16]), sum32,
+                                                 layout->k_bf16, s[0]);
+                        for (int c = 0; c < chunks_of(F); c++)
+                            ring.release();
+                    }
+                });
+                if (masked)
+                    mask(s, 0);
+                with_format<VF>(layout->v, [&](auto f) {
+                    constexpr int F = decltype(f)::value;
+                    if constexpr (exact_of(F)) {
+#pragma unroll
+                        for (int h = 0; h < 2; h++) {
+                            float p[M][2][8];
+#pragma unroll
+                            for (int j = 0; j < 8; j++)
+                                p[0][0][j] = s[0][0][8 * h + j], p[0][1][j] = s[0][1][8 * h + j];
+                            rows_softmax<M, 8>(p, unit, state, alpha);
+                            rows_rescale<D, M, BIASES>(alpha, o, bias);
+                            values(f, Format<1>(), p, h);
+                        }
+                    } else {
+                        rows_softmax<M, 16>(s, unit, state, alpha);
+                        rows_rescale<D, M, BIASES>(alpha, o, bias);
+                        uint32_t codes[2] = {ring.wait(), 0};
+                        if (chunks_of(F) == 2)
+                            codes[1] = ring.wait(1);
+                        rows_values_affine<F, D, BG>(codes, codes[0] + B::SCALES, r, q, s[0],
+                                                     written, layout->v_bf16, o[0], bias);
+                        for (int c = 0; c < chunks_of(F); c++)
+                            ring.release();
+                    }
+                });
+            }
         }
 
         const uint32_t next = tiles.next(number);
@@ -355,7 +381,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                         const float add = CODES ? rows_tree(bias[i][b][0], bias[i][b][1]) : 0.f;
 #pragma unroll
                         for (int c = 0; c < 2; c++) {
-                            float4 *at = &sh.super[((m * 2 + i) * (D / 32) + k) * 2 + c][threadIdx.x];
+                            float4 *at =
+                                &sh.super[((m * 2 + i) * (D / 32) + k) * 2 + c][threadIdx.x];
                             float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
                             float v[4];
 #pragma unroll
@@ -425,7 +452,7 @@ struct Choice {
 };
 template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> Choice choice_of() {
     using B = Block<D, KF, VF, M, WARPS>;
-    return {prefill<D, KF, VF, M, WARPS>, B::ROWS, B::THREADS, B::RING, B::SLOT};
+    return {prefill<D, KF, VF, M, WARPS>, B::ROWS, B::ALL, B::RING, B::SLOT};
 }
 
 Choice choose(uint32_t k, uint32_t v, uint32_t dim) {
@@ -467,7 +494,6 @@ void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const fl
                                          (int)bytes)))
         return;
     const PrefillArgs args = {q, out, scale, layer, heads, heads / kv_heads, kv_heads, slots};
-    c.kernel<<<plan.blocks[COUNT_PREFILL] * kv_heads, c.threads, bytes, b->stream>>>(
-        b->group[group], args);
-    cuda_ok(b, cudaGetLastError());
+    cuda_ok(b, launch_early(b, c.kernel, plan.blocks[COUNT_PREFILL] * kv_heads, c.threads, bytes,
+                            b->group[group], args));
 }

@@ -330,8 +330,9 @@ static void write_pages(const cuda_backend *b, const step_group *g, const batch 
     }
 }
 
+// dev: what write_pages made of the views.
 static void write_decode(decode_item *out, const batch *batch, const kv_view *views,
-                         uint32_t prefill_rows) {
+                         const dev_view *dev, uint32_t prefill_rows) {
     uint32_t n = 0, slot = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
@@ -342,9 +343,9 @@ static void write_decode(decode_item *out, const batch *batch, const kv_view *vi
             seen_supers seen = supers_seen(&views[s], p);
             uint32_t count = supers_count(seen);
             for (uint32_t super = 0; super < seen.kept; super++)
-                out[n++] = {s, seq->row + i, p, super, slot, first, count};
+                out[n++] = {s, seq->row + i, p, super, slot, first, count, dev[s]};
             for (uint32_t super = seen.first; super < seen.end; super++)
-                out[n++] = {s, seq->row + i, p, super, slot, first, count};
+                out[n++] = {s, seq->row + i, p, super, slot, first, count, dev[s]};
         }
     }
 }
@@ -386,7 +387,7 @@ static void write_step(const cuda_backend *b, const step_plan *step, const batch
             host_of(b, g->counts)[c] = (uint32_t)needs[i].items[c];
         memcpy(host_of(b, g->layouts), needs[i].layouts, sizeof needs[i].layouts);
         write_pages(b, g, batch, views);
-        write_decode(host_of(b, g->decode), batch, views, prefill_rows);
+        write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows);
         write_prefill(host_of(b, g->prefill), batch, prefill_rows, needs[i].prefill_tokens);
         write_store(host_of(b, g->store), batch);
     }

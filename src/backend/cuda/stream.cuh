@@ -5,8 +5,8 @@
 // into one slot of a ring; a slot has a barrier that opens when its bytes have come.
 //
 //     bits    K tile, [dim / 4][token][4]             V tile, [token / 4][dim][4]
-//      16     4 chunks of D / 4 dims                  4 chunks of 16 tokens: of a half tile the
-//                                                     quads 0 2 4 6, then 1 3 5 7
+//      16     4 chunks of D / 4 dims; spread: of      4 chunks of 16 tokens: of a half tile the
+//             32 tokens, D / 2 dims                   quads 0 2 4 6, then 1 3 5 7
 //       8     2 chunks of D / 2 dims                  2 chunks of 32 tokens
 //       4     the tile                                the tile
 //       2                                             the tile, half a chunk
@@ -66,8 +66,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 __device__ __forceinline__ void copy_expect(uint32_t bar, uint32_t bytes) {
 #if BULK_COPIES
     if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
-                     "r"(bytes)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                      : "memory");
     __syncwarp();
 #else
@@ -115,19 +114,20 @@ HD constexpr uint32_t scale_bytes_of(int f, int d) {
     return exact_of(f) ? 0 : d / dims_of_group(f) * 256;
 }
 
-// Where the rows of a chunk stand in a slot of rows.cuh. A lane of q reads row q of four (8-bit: row
-// 2q, then 2q + 1) and 16 bytes a lane of r, exact tiles 32: these starts put them into different
-// banks.
+// Where the rows of a chunk stand in a slot of rows.cuh. A lane of q reads row q of four (8-bit:
+// row 2q, then 2q + 1) and 16 bytes a lane of r, exact tiles 32: these starts put them into
+// different banks.
 template <int F, bool K> __device__ __forceinline__ uint32_t spread_row(uint32_t i, uint32_t d) {
     if (exact_of(F))
-        return K ? i / 4 * 2176 + i % 4 * 512 + (i & 1) * 16 + (i & 2) * 32
+        return K ? i / 4 * 1152 + i % 4 * 256 + (i & 1) * 16 + (i & 2) * 32
                  : i * 8 * d + (i & 1) * 16 + (i & 2) * 32;
     uint32_t pitch = (K ? 256 : 4 * d) + (bits_of(F) == 8 ? 16 : 32);
     return i * pitch;
 }
 // Bytes of a slot, and where scales begin in it.
 HD constexpr uint32_t scales_at(uint32_t formats, int d, bool spread) {
-    return spread ? (formats & ~EXACT_FORMATS ? 36 * d : 34 * d) : 32 * d;
+    (void)formats;
+    return spread ? 36 * d : 32 * d;
 }
 HD constexpr uint32_t slot_bytes(uint32_t formats, int d, bool spread) {
     return scales_at(formats, d, spread) + (formats & GROUPS_OF_32     ? d / 32 * 256
@@ -144,8 +144,11 @@ __device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t 
     if constexpr (exact_of(F) && !K) {
         copy_rows([&](uint32_t i) { return slot + (SPREAD ? spread_row<F, K>(i, D) : i * 8 * D); },
                   tile + (c / 2 * 8 + c % 2) * 8 * D, 16 * D, 8 * D, 4, bar);
+    } else if constexpr (exact_of(F) && SPREAD) {
+        copy_rows([&](uint32_t i) { return slot + spread_row<F, K>(i, D); },
+                  tile + c % 2 * (D / 8) * 512 + c / 2 * 256, 512, 256, D / 8, bar);
     } else if constexpr (SPREAD) {
-        constexpr uint32_t ROW = K ? (exact_of(F) ? 512 : 256) : 4 * D;
+        constexpr uint32_t ROW = K ? 256 : 4 * D;
         copy_rows([&](uint32_t i) { return slot + spread_row<F, K>(i, D); },
                   tile + (size_t)c * CODES, ROW, ROW, CODES / ROW, bar);
     } else {
@@ -165,14 +168,14 @@ struct TileRef {
     __device__ uint32_t layout() const { return (uint32_t)(bits & 31); }
 };
 
-// A warp's own ring over the tiles of its run: K chunks, V chunks of the first tile, of the second ...
+// A warp's own ring over the tiles of its run: K chunks, V chunks of the first, of the next ...
 // The chunk that is read and the one that is asked for stand `slots` apart, in the same slot.
 template <int D, uint32_t KF, uint32_t VF, bool SPREAD> struct Stream {
     static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, SPREAD),
                               SCALES = scales_at(KF | VF, D, SPREAD);
     uint32_t ring, bars; // shared memory
     int slots;
-    const TileRef *tiles; // [n]
+    const TileRef *tiles;      // [n]
     const dev_layout *layouts; // read where more than one format is possible
     int n;
     int at, phase;   // the slot that is read next
