@@ -171,7 +171,7 @@ void *backend_arena_reserve(struct backend *b, size_t bytes) MUST_CHECK;
 void backend_arena_unreserve(struct backend *b, void *arena, size_t bytes);
 /* gives memory back; reads as zeros after */
 void backend_arena_release(struct backend *b, void *at, size_t bytes);
-/* Before a page is used: it has memory, and reads as zeros. fresh: nothing was ever stored there, or
+/* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there yet, or
  * not since it was released; a host's memory is zero then, and comes when it is touched. */
 void backend_arena_take(struct backend *b, void *at, size_t bytes, bool fresh);
 void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes);

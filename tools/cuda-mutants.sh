@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree and runs opcheck --quick on each:
+# every one must be caught. For a machine with a GPU and many cores (copies compile side by side).
+# A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda.
+#
+# Log: $OUT, or bench/results/ where it is not set: cuda-mutants-DATE.txt
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+log=${OUT:-bench/results}/cuda-mutants-$(date -u +%F).txt
+
+tools/opcheck.sh build >/dev/null # what is not mutated is compiled once
+plant() { # FILE BEFORE AFTER
+    python3 - "$@" <<'PY'
+import sys
+path, before, after = sys.argv[1:]
+text = open(path).read()
+if before not in text:
+    sys.exit(f"cuda-mutants: '{before}' is not in {path}")
+open(path, "w").write(text.replace(before, after, 1))
+PY
+}
+n=0
+while IFS='|' read -r file before after what; do
+    n=$((n + 1))
+    tree=$dir/$n
+    mkdir -p "$tree"
+    cp -r include src tests tools CMakeLists.txt build-opcheck "$tree"/
+    plant "$tree/src/backend/cuda/$file" "$before" "$after"
+    echo "$file: $what" >"$tree/what"
+    (cd "$tree" && JOBS=2 tools/opcheck.sh build >log 2>&1) &
+done <tests/opcheck/mutants.txt
+wait
+
+caught=0 missed=0
+{
+    echo "cuda-mutants: ${COMMIT:-no commit named}, $(date -u +%FT%TZ)"
+    for i in $(seq "$n"); do
+        tree=$dir/$i
+        # the log of a failed build says so in its last line
+        if ! tail -1 "$tree/log" | grep -q build-opcheck/opcheck; then
+            echo "BROKEN  $(cat "$tree/what"): $(tail -1 "$tree/log")"
+            missed=$((missed + 1))
+        elif timeout 100 "$tree/build-opcheck/opcheck" --quick >"$tree/out" 2>&1; then
+            echo "MISSED  $(cat "$tree/what")"
+            missed=$((missed + 1))
+        else
+            echo "caught  $(cat "$tree/what")  ($(grep -c FAILED "$tree/out" || true) families)"
+            caught=$((caught + 1))
+        fi
+    done
+    echo "$caught mutants caught, $missed missed"
+} | tee "$log"
+! grep -q 'MISSED\|BROKEN' "$log"
