@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree and runs opcheck --quick on each:
-# every one must be caught. For a machine with a GPU and many cores (copies compile side by side).
+# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree and runs opcheck --quick on
+# each: every one must be caught. For a machine with a GPU and many cores.
 # A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda.
 #
 # Log: $OUT, or bench/results/ where it is not set: cuda-mutants-DATE.txt
