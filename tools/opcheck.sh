@@ -19,6 +19,7 @@
 # Logs: $OUT, or bench/results/ where it is not set: cuda-WHAT[-PART]-DATE-GPU.txt.
 # Environment: COMMIT, what the log says it is of; CC, NVCC, JOBS; ARCH, as 90 (this GPU's).
 set -euo pipefail
+export LC_ALL=C # one order of files everywhere
 cd "$(dirname "$0")/.."
 what=${1:-check}
 [ $# -eq 0 ] || shift
@@ -47,8 +48,10 @@ sources_hash() {
         hash_of
 }
 
-compile() { # FOLDER: objects that are missing, and the program
-    local dir=$1 arch headers f key object flags compiler objects=() commands=()
+# FOLDER [DEFINITION]: objects that are missing, and the program. A file that knows the definition
+# is compiled with it; then the program is opcheck-DEFINITION.
+compile() {
+    local dir=$1 define=${2:-} arch headers f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
     arch=${arch:-90}
     [ "$arch" != 90 ] || arch=90a # setmaxnreg (prefill.cu)
@@ -57,7 +60,10 @@ compile() { # FOLDER: objects that are missing, and the program
     for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do
         compiler=$CC flags=$c_flags
         case $f in
-        *.cu) compiler=$NVCC flags="$nvcc_flags -gencode=arch=compute_$arch,code=sm_$arch" ;;
+        *.cu)
+            compiler=$NVCC flags="$nvcc_flags -gencode=arch=compute_$arch,code=sm_$arch"
+            [ -z "$define" ] || ! grep -q "$define" "$f" || flags="$flags -D$define"
+            ;;
         src/backend/cpu/ref/*) flags="$c_flags -O3" ;;
         esac
         key=$({ echo "$compiler $flags $headers $f" && cat "$f"; } | hash_of)
@@ -68,7 +74,8 @@ compile() { # FOLDER: objects that are missing, and the program
     done
     [ ${#commands[@]} -eq 0 ] ||
         printf '%s\0' "${commands[@]}" | xargs -0 -P "$JOBS" -I{} sh -c '{}' || return 1
-    "$NVCC" -gencode="arch=compute_$arch,code=sm_$arch" "${objects[@]}" -o "$dir/opcheck" \
+    "$NVCC" -gencode="arch=compute_$arch,code=sm_$arch" "${objects[@]}" \
+        -o "$dir/opcheck${define:+-$define}" \
         -lpthread -lm || return 1
 }
 
@@ -107,14 +114,18 @@ header() {
 do_check() { "$program" "$@"; }
 
 do_sanitize() {
-    local tool status=0
+    local tool checked status=0
     if ! command -v compute-sanitizer >/dev/null; then
         say "no compute-sanitizer: nothing was checked"
         return 1
     fi
+    # racecheck follows each thread by itself: prefill.cu is compiled for it in its own way
+    compile build-opcheck KVASIR_RACECHECK || return 1
     for tool in memcheck racecheck; do
         echo "compute-sanitizer --tool $tool"
-        compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" --quick "$@" || status=$?
+        checked=$program
+        [ "$tool" = memcheck ] || checked=build-opcheck/opcheck-KVASIR_RACECHECK
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$checked" --quick "$@" || status=$?
     done
     return "$status"
 }

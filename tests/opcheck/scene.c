@@ -81,12 +81,19 @@ static struct place *make_places(const struct scene *s, uint32_t *count) {
     return places;
 }
 
+/* PAGE_ADDR_UNITs of a unit of 2 MiB, in which memory is mapped. */
+enum { UNIT_PAGES = (2 << 20) / PAGE_ADDR_UNIT };
+
 /* Hands out addresses and fills the page tables. */
 static void lay_out(struct scene *s, struct place *places, uint32_t count, bool gaps) {
     uint32_t unit = gaps ? random_below(4) : 0;
     for (uint32_t i = 0; i < count; i++) {
         struct place *p = &places[i];
         const struct kv_view *v = &s->views[p->seq];
+        /* as cache/ places them: a page within a unit of memory, where it fits one */
+        uint32_t units = (uint32_t)(s->layouts[p->layout].page_bytes / PAGE_ADDR_UNIT);
+        if (units <= UNIT_PAGES && unit % UNIT_PAGES + units > UNIT_PAGES)
+            unit = (uint32_t)round_up(unit, UNIT_PAGES);
         p->addr = unit;
         unit += (uint32_t)(s->layouts[p->layout].page_bytes / PAGE_ADDR_UNIT);
         unit += gaps ? random_below(4) : 0;
