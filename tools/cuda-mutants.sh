@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Plants the bugs of tests/opcheck/mutants.txt in copies of the tree and runs opcheck --quick on
-# each: every one must be caught. For a machine with a GPU and many cores.
+# each, then its long sequences: every one must be caught. For a machine with a GPU, many cores.
 # A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda.
 #
 # Log: $OUT, or bench/results/ where it is not set: cuda-mutants-DATE.txt
@@ -44,7 +44,8 @@ caught=0 missed=0
         if ! tail -1 "$tree/log" | grep -q build-opcheck/opcheck; then
             echo "BROKEN  $(cat "$tree/what"): $(tail -1 "$tree/log")"
             missed=$((missed + 1))
-        elif timeout 100 "$tree/build-opcheck/opcheck" --quick >"$tree/out" 2>&1; then
+        elif timeout 100 "$tree/build-opcheck/opcheck" --quick >"$tree/out" 2>&1 &&
+            timeout 100 "$tree/build-opcheck/opcheck" --filter=long >"$tree/out" 2>&1; then
             echo "MISSED  $(cat "$tree/what")"
             missed=$((missed + 1))
         else

@@ -349,8 +349,8 @@ static void check_long(struct kv_format k, struct kv_format v) {
     char kn[24], vn[24];
     if (!family_begin("attention", "%s / %s, long", kv_format_name(k, kn), kv_format_name(v, vn)))
         return;
-    static const uint32_t LENGTHS[] = {2049, 70000, 2047, 2048, 140001};
-    for (uint32_t i = 0; i < (quick ? 2u : 5u); i++) {
+    static const uint32_t LENGTHS[] = {2049, 6500, 70000, 2047, 2048, 140001};
+    for (uint32_t i = 0; i < (quick ? 2u : 6u); i++) {
         struct scene c = {.heads = 4, .kv_heads = 1, .head_dim = 128, .layers = 1, .n_seqs = 1};
         struct scene_seq seq = {LENGTHS[i], 2, 0, UINT32_MAX, UINT32_MAX};
         page_layout_init(&c.layouts[0], 1, 1, 128, k, v);
