@@ -3,7 +3,8 @@
 #
 # Plants the bugs of tests/opcheck/mutants.txt in copies of the tree and runs opcheck --quick on
 # each, then its long sequences: every one must be caught. For a machine with a GPU, many cores.
-# A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda.
+# A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda. With an argument
+# only lines that hold it (a pattern of grep).
 #
 # Log: $OUT, or bench/results/ where it is not set: cuda-mutants-DATE.txt
 set -euo pipefail
@@ -32,7 +33,7 @@ while IFS='|' read -r file before after what; do
     plant "$tree/src/backend/cuda/$file" "$before" "$after"
     echo "$file: $what" >"$tree/what"
     (cd "$tree" && JOBS=2 tools/opcheck.sh build >log 2>&1) &
-done <tests/opcheck/mutants.txt
+done < <(grep -- "${1:-.}" tests/opcheck/mutants.txt)
 wait
 
 caught=0 missed=0
