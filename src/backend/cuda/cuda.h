@@ -90,7 +90,7 @@ kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
                               kvasir_error *err) MUST_CHECK;
 
 /* op_kv_store and op_attention of backend.h, of the batch that the step began with; views point
- * into batch->views. The arithmetic: arithmetic.cuh. */
+ * into batch->views, heads is the limits' of that group. The arithmetic: arithmetic.cuh. */
 void cuda_kv_store(struct cuda_backend *b, const struct batch *batch, const struct kv_view *views,
                    uint32_t layer, const float *k, const float *v);
 void cuda_attention(struct cuda_backend *b, const struct batch *batch, const struct kv_view *views,

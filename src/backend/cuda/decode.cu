@@ -600,6 +600,9 @@ extern "C" void cuda_attention(cuda_backend *b, const batch *batch, const kv_vie
                                uint32_t layer, const float *q, uint32_t heads, float scale,
                                float *out) {
     const uint32_t group = group_of(b, batch, views);
+    // blocks and scratch were made for the limits' heads
+    if (group >= b->limits.groups || heads != b->limits.group[group].heads)
+        cuda_ok(b, cudaErrorInvalidValue);
     if (b->error == cudaSuccess && b->plan[group].blocks[COUNT_DECODE])
         attention_decode(b, group, layer, q, heads, scale, out);
     if (b->error == cudaSuccess && b->plan[group].blocks[COUNT_PREFILL])
