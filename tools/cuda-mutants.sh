@@ -14,6 +14,11 @@ trap 'rm -rf "$dir"' EXIT
 log=${OUT:-bench/results}/cuda-mutants-$(date -u +%F).txt
 
 tools/opcheck.sh build >/dev/null # what is not mutated is compiled once
+checks() { # PROGRAM: both runs of a mutant
+    timeout 100 "$1" --quick && timeout 100 "$1" --filter=long
+}
+checks build-opcheck/opcheck >/dev/null ||
+    { echo "cuda-mutants: the tree itself fails" >&2; exit 1; }
 plant() { # FILE BEFORE AFTER
     python3 - "$@" <<'PY'
 import sys
@@ -35,6 +40,7 @@ while IFS='|' read -r file before after what; do
     (cd "$tree" && JOBS=2 tools/opcheck.sh build >log 2>&1) &
 done < <(grep -- "${1:-.}" tests/opcheck/mutants.txt)
 wait
+[ "$n" -gt 0 ] || { echo "cuda-mutants: no line holds '$1'" >&2; exit 1; }
 
 caught=0 missed=0
 {
@@ -45,11 +51,11 @@ caught=0 missed=0
         if ! tail -1 "$tree/log" | grep -q build-opcheck/opcheck; then
             echo "BROKEN  $(cat "$tree/what"): $(tail -1 "$tree/log")"
             missed=$((missed + 1))
-        elif timeout 100 "$tree/build-opcheck/opcheck" --quick >"$tree/out" 2>&1 &&
-            timeout 100 "$tree/build-opcheck/opcheck" --filter=long >"$tree/out" 2>&1; then
+        elif checks "$tree/build-opcheck/opcheck" >"$tree/out" 2>&1; then
             echo "MISSED  $(cat "$tree/what")"
             missed=$((missed + 1))
         else
+            # 0 families: it crashed or hung
             echo "caught  $(cat "$tree/what")  ($(grep -c FAILED "$tree/out" || true) families)"
             caught=$((caught + 1))
         fi

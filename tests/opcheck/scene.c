@@ -90,7 +90,8 @@ static void lay_out(struct scene *s, struct place *places, uint32_t count, bool 
     for (uint32_t i = 0; i < count; i++) {
         struct place *p = &places[i];
         const struct kv_view *v = &s->views[p->seq];
-        /* as cache/ places them: a page within a unit of memory, where it fits one */
+        /* A page within a unit of memory, where it fits one: memcheck takes what lies over two
+         * units, mapped side by side, for an error. (Pages of steps are larger than a unit.) */
         uint32_t units = (uint32_t)(s->layouts[p->layout].page_bytes / PAGE_ADDR_UNIT);
         if (units <= UNIT_PAGES && unit % UNIT_PAGES + units > UNIT_PAGES)
             unit = (uint32_t)round_up(unit, UNIT_PAGES);

@@ -239,10 +239,6 @@ const char *cuda_name(const struct cuda_backend *b) {
     return b->name;
 }
 
-uint32_t cuda_sm_count(const struct cuda_backend *b) {
-    return (uint32_t)b->sm_count;
-}
-
 // ---- fixed buffers ---------------------------------------------------------------------------
 
 static kvasir_status check_limits(const cuda_limits *l, kvasir_error *err) {
@@ -275,24 +271,22 @@ static bool alloc_fixed(cuda_backend *b) {
     size_t items = 0, floats = 0, rows = 0, arrived = 0;
     for (uint32_t i = 0; i < l->groups; i++) {
         const auto &g = l->group[i];
-        table_caps_most(l, i, &b->most[i]);
+        table_caps_most(l, &b->most[i]);
         items = std::max<size_t>(items, b->most[i].items[COUNT_DECODE]);
         floats = std::max<size_t>(floats, (size_t)g.heads * g.head_dim);
         rows = std::max<size_t>(rows, g.heads);
         arrived = std::max<size_t>(arrived, g.kv_heads);
     }
-    b->max_decode_items = items;
-    b->table_bytes = tables_lay_out(l, nullptr, l->max_seqs, b->most, b->group);
-    if (cudaMallocHost((void **)&b->host_tables, b->table_bytes) != cudaSuccess ||
-        !device_array(b->table_bytes, &b->dev_tables) ||
-        !device_array(items * floats, &b->part_out) || !device_array(items * rows, &b->part_ms) ||
-        !device_array(items * arrived, &b->arrived) ||
+    const size_t table_bytes = tables_lay_out(l, nullptr, l->max_seqs, b->most, b->group);
+    if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
+        !device_array(table_bytes, &b->dev_tables) || !device_array(items * floats, &b->part_out) ||
+        !device_array(items * rows, &b->part_ms) || !device_array(items * arrived, &b->arrived) ||
         !device_array(product_scratch_bytes_cuda(l->max_rows, l->max_inputs), (uint8_t **)&b->act))
         return false;
     // A block that is the last of its row to arrive sets the counter back: zeroed once.
     cuda_ok(b, cudaMemsetAsync(b->arrived, 0, items * arrived * sizeof *b->arrived, b->stream));
     // Tables laid out anew for every step leave gaps, which a graph's copy moves too.
-    memset(b->host_tables, 0, b->table_bytes);
+    memset(b->host_tables, 0, table_bytes);
     tables_lay_out(l, b->dev_tables, l->max_seqs, b->most, b->group);
     return true;
 }
@@ -304,6 +298,7 @@ kvasir_status cuda_reserve(struct cuda_backend *b, const struct cuda_limits *l, 
     TRY(cuda_status(b, err)); // what is enqueued may use what is freed here
     free_fixed(b);
     b->limits = *l;
+    memset(b->plan, 0, sizeof b->plan); // of steps whose tables are gone
     b->reserved_times++;
     if (!alloc_fixed(b)) {
         cudaError_t e = cudaGetLastError();
@@ -331,7 +326,7 @@ void *cuda_alloc(struct cuda_backend *b, size_t bytes) {
 }
 
 void cuda_free(struct cuda_backend *b, void *p) {
-    if (!p || b->capturing)
+    if (!p || !not_captured(b))
         return;
     if (b->error == cudaSuccess)
         cuda_ok(b, cudaStreamSynchronize(b->stream));
@@ -381,7 +376,6 @@ static bool unit_map(cuda_backend *b, cuda_arena *a, size_t unit) {
     if (!driver_ok(b, mapped))
         return false;
     a->mapped[unit] = true;
-    b->arena_bytes += ARENA_UNIT;
     driver_ok(b, released);
     return driver_ok(b, d->set_access(at, ARENA_UNIT, &access, 1));
 }
@@ -391,7 +385,6 @@ static void unit_unmap(cuda_backend *b, cuda_arena *a, size_t unit) {
         return;
     driver_ok(b, b->arenas->unmap((CUdeviceptr)(a->base + unit * ARENA_UNIT), ARENA_UNIT));
     a->mapped[unit] = false;
-    b->arena_bytes -= ARENA_UNIT;
 }
 
 static bool range_map(cuda_backend *b, void *at, size_t bytes) {

@@ -51,7 +51,6 @@ kvasir_status cuda_create(struct cuda_backend **out, kvasir_error *err) MUST_CHE
 void cuda_destroy(struct cuda_backend *b);
 /* "NVIDIA H200, sm_90, 132 SMs" */
 const char *cuda_name(const struct cuda_backend *b);
-uint32_t cuda_sm_count(const struct cuda_backend *b);
 kvasir_status cuda_reserve(struct cuda_backend *b, const struct cuda_limits *l,
                            kvasir_error *err) MUST_CHECK;
 /* Waits for all that was enqueued; the first error of the device so far. */

@@ -2,8 +2,8 @@
 /* cuda_none.c: what is linked where CUDA is not built.
  *
  * cuda_create is the only way to a struct cuda_backend, and here it gives none: no other function
- * of cuda.h can be called, so none is defined. Code that may run on a CUDA device needs no #ifdef:
- * it asks for one and gets a reason.
+ * of cuda.h can be called, so none is defined. (What engine/ will see calls them through a table;
+ * until then only opcheck calls them.)
  */
 #include "backend/cuda/cuda.h"
 

@@ -22,7 +22,8 @@ namespace {
 
 // SLOTS_MAX: of a warp's ring where all warps have a run; where fewer have one (a row's last
 // super), these share the ring and its barriers.
-enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MAX = 6, BARRIERS = WARPS * SLOTS_MAX };
+enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MIN = 2, SLOTS_MAX = 6 };
+enum { BARRIERS = WARPS * SLOTS_MAX };
 
 struct DecodeArgs {
     const float *q; // [row][head][D]
@@ -534,11 +535,10 @@ __global__ void __launch_bounds__(THREADS, 1) decode_rows(const step_group g, co
 
 using Kernel = void (*)(step_group, DecodeArgs);
 
-// A kernel and how many slots its warps get where two blocks fit an SM, and where one does.
 struct Choice {
     Kernel kernel;
     uint32_t slot_bytes;
-    int pairs; // 2: try two blocks an SM
+    int pairs; // 2: two blocks an SM where their slots fit
 };
 
 template <int D> Choice choose(uint32_t k, uint32_t v, uint32_t gqa) {
@@ -562,31 +562,45 @@ template <int D> Choice choose(uint32_t k, uint32_t v, uint32_t gqa) {
 
 } // namespace
 
+static Choice choose_kernel(uint32_t k, uint32_t v, uint32_t dim, uint32_t gqa) {
+    return dim == 64    ? choose<64>(k, v, gqa)
+           : dim == 128 ? choose<128>(k, v, gqa)
+                        : choose<256>(k, v, gqa);
+}
+
+// Slots of a warp where a block has an SM to itself; 0 where the kernel is not there. *fixed: bytes
+// of shared memory that are no slots.
+static int slots_alone(const cuda_backend *b, const Choice &c, int *fixed) {
+    cudaFuncAttributes attr;
+    if (cudaFuncGetAttributes(&attr, c.kernel) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    *fixed = (int)attr.sharedSizeBytes;
+    return ((int)b->shared_per_block - *fixed) / (WARPS * (int)c.slot_bytes);
+}
+
+bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim,
+                 uint32_t gqa) {
+    int fixed;
+    return slots_alone(b, choose_kernel(k_formats, v_formats, head_dim, gqa), &fixed) >= SLOTS_MIN;
+}
+
 void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                       uint32_t heads, float scale, float *out) {
     const group_plan &plan = b->plan[group];
-    const uint32_t kv_heads = b->limits.group[group].kv_heads, gqa = heads / kv_heads,
-                   dim = b->limits.group[group].head_dim;
-    const Choice c = dim == 64    ? choose<64>(plan.k_formats, plan.v_formats, gqa)
-                     : dim == 128 ? choose<128>(plan.k_formats, plan.v_formats, gqa)
-                                  : choose<256>(plan.k_formats, plan.v_formats, gqa);
-    cudaFuncAttributes attr;
-    if (!cuda_ok(b, cudaFuncGetAttributes(&attr, c.kernel)))
-        return;
-    const int warp_slot = WARPS * (int)c.slot_bytes, fixed = (int)attr.sharedSizeBytes,
-              whole = (int)b->shared_per_block - fixed,
+    const uint32_t kv_heads = b->limits.group[group].kv_heads, gqa = heads / kv_heads;
+    const Choice c =
+        choose_kernel(plan.k_formats, plan.v_formats, b->limits.group[group].head_dim, gqa);
+    int fixed = 0, slots = slots_alone(b, c, &fixed);
+    const int warp_slot = WARPS * (int)c.slot_bytes, whole = (int)b->shared_per_block - fixed,
               half = (int)(b->shared_per_sm / 2 - b->shared_reserved) - fixed;
-    int slots = whole / warp_slot;
     // few blocks: one an SM, with all its memory in flight
-    if (c.pairs == 2 && half / warp_slot >= 2 &&
+    if (c.pairs == 2 && half / warp_slot >= SLOTS_MIN &&
         plan.blocks[COUNT_DECODE] * kv_heads > (uint32_t)b->sm_count)
         slots = half / warp_slot;
     slots = slots < SLOTS_MAX ? slots : SLOTS_MAX;
     const size_t bytes = (size_t)slots * warp_slot;
-    if (slots < 2) {
-        cuda_ok(b, cudaErrorInvalidConfiguration);
-        return;
-    }
     if (!cuda_ok(
             b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, whole)))
         return;
@@ -599,9 +613,11 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
 extern "C" void cuda_attention(cuda_backend *b, const batch *batch, const kv_view *views,
                                uint32_t layer, const float *q, uint32_t heads, float scale,
                                float *out) {
-    const uint32_t group = group_of(b, batch, views);
+    uint32_t group;
+    if (!operation_begins(b, batch, views, layer, &group))
+        return;
     // blocks and scratch were made for the limits' heads
-    if (group >= b->limits.groups || heads != b->limits.group[group].heads)
+    if (heads != b->limits.group[group].heads)
         cuda_ok(b, cudaErrorInvalidValue);
     if (b->error == cudaSuccess && b->plan[group].blocks[COUNT_DECODE])
         attention_decode(b, group, layer, q, heads, scale, out);

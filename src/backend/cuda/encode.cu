@@ -387,9 +387,10 @@ __global__ void __launch_bounds__(2 * D)
 extern "C" void cuda_kv_store(struct cuda_backend *b, const struct batch *batch,
                               const struct kv_view *views, uint32_t layer, const float *k,
                               const float *v) {
-    if (b->error != cudaSuccess)
+    uint32_t g;
+    if (!operation_begins(b, batch, views, layer, &g))
         return;
-    const uint32_t g = group_of(b, batch, views), head_dim = b->limits.group[g].head_dim;
+    const uint32_t head_dim = b->limits.group[g].head_dim;
     const dim3 grid(b->plan[g].blocks[COUNT_STORE], b->limits.group[g].kv_heads, 2);
     if (grid.x == 0)
         return;

@@ -35,8 +35,8 @@ struct dev_view {
 
 // One super-run (8 runs: 2,048 tokens at an absolute multiple of that) of one row.
 struct decode_item {
-    uint32_t seq, row; // row of the step
-    uint32_t pos;      // of the row's token
+    uint32_t row; // of the step
+    uint32_t pos; // of the row's token
     uint32_t super;
     uint32_t slot;         // which of the step's decode rows
     uint32_t first, count; // items of that row: [first, first + count)
@@ -56,9 +56,8 @@ struct store_item {
 // One layer group.
 struct step_group {
     const uint8_t *arena;
-    uint32_t n_seqs; // of the step that was captured, where a graph runs: items name sequences
-    const struct batch_seq *seqs;     // [n_seqs]
-    const struct dev_view *views;     // [n_seqs]
+    const struct batch_seq *seqs;     // of each sequence
+    const struct dev_view *views;     // of each sequence
     const struct kv_page *pages;      // of all sequences
     const struct dev_layout *layouts; // [CUDA_LAYOUTS_MAX]
     const struct decode_item *decode;
@@ -90,6 +89,7 @@ struct group_plan {
     uint32_t blocks[COUNTS]; // blocks of the launches: of this step, or of the bucket captured
     uint32_t k_formats, v_formats; // one bit for each tile_format that occurs
     uint32_t prefill_tokens;       // tokens of a full prefill block
+    uint32_t layers;               // of the pages
 };
 
 // Entries that a group's arrays have room for.
@@ -125,7 +125,6 @@ struct cuda_backend {
     uint32_t reserved_times; // graphs of an earlier cuda_reserve point to memory that is gone
     // tables: the same bytes pinned on the host and on the device
     uint8_t *host_tables, *dev_tables;
-    size_t table_bytes;
     cudaEvent_t tables_read;   // host_tables may be written again
     const cuda_graph *written; // whose next step host_tables hold; NULL: of a step without a graph
     table_caps most[CUDA_GROUPS_MAX]; // that any step within the limits needs
@@ -136,27 +135,25 @@ struct cuda_backend {
     float *part_out; // [item][kv head][gqa][head_dim]
     float2 *part_ms; // [item][kv head][gqa] maximum, sum
     uint32_t *arrived;
-    size_t max_decode_items;
     // scratch of products
     void *act;
     struct cuda_arenas *arenas; // backend.cu
-    size_t arena_bytes;         // memory behind all arenas
 };
 
 // Remembers the first error. Returns true where there was none so far.
 bool cuda_ok(cuda_backend *b, cudaError_t e);
 
-static inline uint32_t group_of(const cuda_backend *b, const batch *batch, const kv_view *views) {
-    (void)b;
-    return batch->n_seqs ? (uint32_t)((views - batch->views) / batch->n_seqs) : 0;
-}
+// The layer group of an operation's views. False, and an error that sticks, where these are not the
+// batch's or its pages have no such layer.
+bool operation_begins(cuda_backend *b, const batch *batch, const kv_view *views, uint32_t layer,
+                      uint32_t *group);
 
 // ---- between the files -----------------------------------------------------------------------
 
 // What the first error was, as a status: KVASIR_OK where there was none.
 kvasir_status cuda_fail(const cuda_backend *b, kvasir_error *err);
 // step.cu: the most that a group's tables hold within the limits, and the bytes of all groups'.
-void table_caps_most(const cuda_limits *l, uint32_t group, table_caps *caps);
+void table_caps_most(const cuda_limits *l, table_caps *caps);
 size_t tables_lay_out(const cuda_limits *l, const uint8_t *base, uint32_t n_seqs,
                       const table_caps *caps, step_group *groups);
 // limits.prefill_rows, settled.
@@ -167,6 +164,11 @@ uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t hea
 size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs);
 
 // ---- attention -------------------------------------------------------------------------------
+
+// Whether this device has the shared memory that the kernels of these formats take.
+bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim,
+                 uint32_t gqa);
+bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
 
 // The decode and the prefill items of a group's step; heads: query heads.
 void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,

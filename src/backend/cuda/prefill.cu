@@ -2,8 +2,9 @@
 // prefill.cu: attention of many rows.
 //
 // A block is (some tokens of one sequence, KV head): its query rows are (token, query head of the
-// group), 16 or 32 to a warp, 8 warps. All of them go over the tiles that some row sees, in order
-// of position; the tiles come through one ring of shared memory, which a warp of its own fills:
+// group), 16 or 32 to a warp, 8 warps (4 for 256 dims). All of them go over the tiles that some row
+// sees, in order of position; the tiles come through one ring of shared memory, which a warp of its
+// own fills:
 //
 //     slot    | K chunk | K chunk | V chunk | V chunk | K chunk | ...
 //     full    opens when a chunk's bytes have come       warps wait for it
@@ -71,8 +72,7 @@ template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> struct Block {
     // Exact pages: scores and values of half a tile, then of the other: 32 rows have no registers
     // for the scores of a whole one.
     static constexpr bool BY_HALVES = M == 2;
-    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, true),
-                              SCALES = scales_at(KF | VF, D, true);
+    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, true), SCALES = scales_at(D, true);
     struct Shared {
         RowsQuery<D, KF, ROWS> query;
         RowFold fold[ROWS];
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(WARPS * 32 + 128, 1)
     Tiles tiles;
     tiles.end = last / TILE_TOKENS + 1;
     tiles.window = window_start(view.span, pos) / TILE_TOKENS;
-    tiles.kept = min((view.keep + TILE_TOKENS - 1) / TILE_TOKENS, tiles.end);
+    tiles.kept = (min(view.keep, last + 1) + TILE_TOKENS - 1) / TILE_TOKENS;
     if (tiles.window <= tiles.kept)
         tiles.window = tiles.kept;
 
@@ -486,17 +486,23 @@ uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t hea
     return choose(k_formats, v_formats, head_dim).rows;
 }
 
+// Slots of a block's ring; with fewer than SLOTS_MIN the kernel cannot run.
+static int slots_of(const cuda_backend *b, const Choice &c) {
+    const int slots = ((int)b->shared_per_block - (int)c.shared) / (int)c.slot;
+    return slots < SLOTS_MAX ? slots : SLOTS_MAX;
+}
+
+bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
+                  uint32_t head_dim) {
+    return slots_of(b, choose(k_formats, v_formats, head_dim)) >= SLOTS_MIN;
+}
+
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                        uint32_t heads, float scale, float *out) {
     const group_plan &plan = b->plan[group];
     const uint32_t kv_heads = b->limits.group[group].kv_heads;
     const Choice c = choose(plan.k_formats, plan.v_formats, b->limits.group[group].head_dim);
-    int slots = ((int)b->shared_per_block - (int)c.shared) / (int)c.slot;
-    slots = slots < SLOTS_MAX ? slots : SLOTS_MAX;
-    if (slots < SLOTS_MIN) {
-        cuda_ok(b, cudaErrorInvalidConfiguration);
-        return;
-    }
+    const int slots = slots_of(b, c);
     const uint32_t bytes = c.shared + slots * c.slot;
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)bytes)))

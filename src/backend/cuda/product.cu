@@ -565,7 +565,10 @@ extern "C" kvasir_status cuda_weight_create(struct cuda_backend *b, const struct
         repack_scalars(w, &c, w->biases, host + c.bias_offset);
     c.data = (uint8_t *)cuda_alloc(b, bytes);
     if (!c.data) {
-        status = fail(err, KVASIR_ERR_MEMORY, "no device memory for %zu bytes of weights", bytes);
+        status = cuda_fail(b, err);
+        if (status == KVASIR_OK)
+            status =
+                fail(err, KVASIR_ERR_MEMORY, "no device memory for %zu bytes of weights", bytes);
         goto done;
     }
     cuda_upload(b, c.data, host, bytes);

@@ -43,8 +43,7 @@ static uint32_t saturate(uint64_t n) {
 
 // A sequence of n pages gives a row at most n / 32 + 3 items: its kept pages begin at a super-run,
 // the others may begin and end inside one.
-void table_caps_most(const cuda_limits *l, uint32_t group, table_caps *caps) {
-    (void)group; // pages are limited alike in all groups
+void table_caps_most(const cuda_limits *l, table_caps *caps) {
     uint64_t rows = std::max(1u, std::min(prefill_rows_of(l) - 1, l->max_rows));
     uint64_t supers = (l->max_pages + SUPER_PAGES - 1) / SUPER_PAGES;
     caps->pages = l->max_pages;
@@ -196,7 +195,7 @@ static kvasir_status layout_convert(const cuda_limits *l, uint32_t group, const 
 struct group_need {
     uint64_t pages, items[COUNTS];
     uint64_t store_most; // store items of the same rows at any positions
-    uint32_t k_formats, v_formats, prefill_tokens;
+    uint32_t k_formats, v_formats, prefill_tokens, layers;
     dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
 };
 
@@ -243,6 +242,7 @@ static kvasir_status measure_formats(const cuda_limits *l, uint32_t group, const
         if (!(used >> i & 1))
             continue;
         TRY(layout_convert(l, group, &views[0].layouts[i], &need->layouts[i], err));
+        need->layers = std::min(need->layers, views[0].layouts[i].layers);
         need->k_formats |= 1u << need->layouts[i].k;
         need->v_formats |= 1u << need->layouts[i].v;
     }
@@ -254,6 +254,7 @@ static kvasir_status measure_group(const cuda_limits *l, const batch *batch, uin
                                    const step_plan *bucket, group_need *need, kvasir_error *err) {
     const kv_view *views = batch->views + (size_t)group * batch->n_seqs;
     *need = group_need{};
+    need->layers = UINT32_MAX;
     TRY(measure_formats(l, group, views, batch->n_seqs, need, err));
     const auto &shape = l->group[group];
     uint32_t gqa = shape.heads / shape.kv_heads, prefill_rows = prefill_rows_of(l);
@@ -343,9 +344,9 @@ static void write_decode(decode_item *out, const batch *batch, const kv_view *vi
             seen_supers seen = supers_seen(&views[s], p);
             uint32_t count = supers_count(seen);
             for (uint32_t super = 0; super < seen.kept; super++)
-                out[n++] = {s, seq->row + i, p, super, slot, first, count, dev[s]};
+                out[n++] = {seq->row + i, p, super, slot, first, count, dev[s]};
             for (uint32_t super = seen.first; super < seen.end; super++)
-                out[n++] = {s, seq->row + i, p, super, slot, first, count, dev[s]};
+                out[n++] = {seq->row + i, p, super, slot, first, count, dev[s]};
         }
     }
 }
@@ -429,10 +430,26 @@ static void plan_step(const cuda_backend *b, const batch *batch, const group_nee
         plan->k_formats = need->k_formats;
         plan->v_formats = need->v_formats;
         plan->prefill_tokens = need->prefill_tokens;
+        plan->layers = need->layers;
         step->group[g].arena = batch->views[(size_t)g * batch->n_seqs].arena;
-        step->group[g].n_seqs = batch->n_seqs;
     }
     step->bytes = tables_lay_out(&b->limits, b->dev_tables, step->n_seqs, step->caps, step->group);
+}
+
+static kvasir_status kernels_fit(const cuda_backend *b, const group_need *needs,
+                                 kvasir_error *err) {
+    for (uint32_t g = 0; g < b->limits.groups; g++) {
+        const group_need *need = &needs[g];
+        const auto &shape = b->limits.group[g];
+        const uint32_t k = need->k_formats, v = need->v_formats, gqa = shape.heads / shape.kv_heads;
+        if ((need->items[COUNT_DECODE] && !decode_fits(b, k, v, shape.head_dim, gqa)) ||
+            (need->items[COUNT_PREFILL] && !prefill_fits(b, k, v, shape.head_dim)))
+            return fail(err, KVASIR_ERR_UNSUPPORTED,
+                        "CUDA: %s: %u bytes of shared memory are too few for heads of %u dims, %u "
+                        "to a KV head",
+                        b->name, b->shared_per_block, shape.head_dim, gqa);
+    }
+    return KVASIR_OK;
 }
 
 kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
@@ -444,6 +461,7 @@ kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a graph holds one step");
     group_need needs[CUDA_GROUPS_MAX];
     TRY(measure(b, batch, nullptr, needs, err));
+    TRY(kernels_fit(b, needs, err));
     plan_step(b, batch, needs, &b->step);
     memcpy(b->group, b->step.group, sizeof b->group);
     memcpy(b->plan, b->step.plan, sizeof b->plan);
@@ -459,6 +477,19 @@ kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
         cuda_ok(b, cudaEventRecord(b->tables_read, b->stream));
     b->captured_step = b->capturing;
     return cuda_fail(b, err);
+}
+
+bool operation_begins(cuda_backend *b, const batch *batch, const kv_view *views, uint32_t layer,
+                      uint32_t *group) {
+    if (b->error != cudaSuccess)
+        return false;
+    const size_t at = views < batch->views || batch->n_seqs == 0
+                          ? SIZE_MAX
+                          : (size_t)(views - batch->views) / batch->n_seqs;
+    if (at >= b->limits.groups || layer >= b->plan[at].layers)
+        return cuda_ok(b, cudaErrorInvalidValue);
+    *group = (uint32_t)at;
+    return true;
 }
 
 // ---- another step for a graph ----------------------------------------------------------------

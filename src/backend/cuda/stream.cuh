@@ -125,14 +125,13 @@ template <int F, bool K> __device__ __forceinline__ uint32_t spread_row(uint32_t
     return i * pitch;
 }
 // Bytes of a slot, and where scales begin in it.
-HD constexpr uint32_t scales_at(uint32_t formats, int d, bool spread) {
-    (void)formats;
+HD constexpr uint32_t scales_at(int d, bool spread) {
     return spread ? 36 * d : 32 * d;
 }
 HD constexpr uint32_t slot_bytes(uint32_t formats, int d, bool spread) {
-    return scales_at(formats, d, spread) + (formats & GROUPS_OF_32     ? d / 32 * 256
-                                            : formats & ~EXACT_FORMATS ? d / 64 * 256
-                                                                       : 0);
+    return scales_at(d, spread) + (formats & GROUPS_OF_32     ? d / 32 * 256
+                                   : formats & ~EXACT_FORMATS ? d / 64 * 256
+                                                              : 0);
 }
 
 // Starts the copies of chunk c of a K or V tile into a slot. By all lanes of a warp.
@@ -171,8 +170,7 @@ struct TileRef {
 // A warp's own ring over the tiles of its run: K chunks, V chunks of the first, of the next ...
 // The chunk that is read and the one that is asked for stand `slots` apart, in the same slot.
 template <int D, uint32_t KF, uint32_t VF, bool SPREAD> struct Stream {
-    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, SPREAD),
-                              SCALES = scales_at(KF | VF, D, SPREAD);
+    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, SPREAD), SCALES = scales_at(D, SPREAD);
     uint32_t ring, bars; // shared memory
     int slots;
     const TileRef *tiles;      // [n]
