@@ -49,7 +49,7 @@ compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
     for name in $twice; do # words
         compile_all vnni "$vnni" "src/backend/cpu/avx512/$name.c"
     done
-    compile_all kcheck -Itests/kcheck tests/kcheck/*.c
+    compile_all kcheck '-Itests/kcheck -Itests/support' tests/kcheck/*.c tests/support/random_data.c
 } | xargs -P "$JOBS" -I{} sh -c '{}'
 "$CC" "$work"/*.o -o "$work/kcheck" -lpthread -lm
 

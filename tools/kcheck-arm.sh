@@ -25,7 +25,7 @@ done
 # ---- build: the flags of CMakeLists.txt; a file that names its tier is compiled for both ---------
 
 flags="-std=gnu17 -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Werror
-       -Iinclude -Isrc"
+       -Iinclude -Isrc -Itests/support"
 out=build-arm
 compile() { # "FILE [FLAG...]"
     # shellcheck disable=SC2086 # all are words
@@ -38,7 +38,7 @@ rm -rf "$out"
 mkdir -p "$out"
 {
     ls src/base/*.c src/quant/*.c src/backend/*.c src/backend/cpu/*.c src/backend/cpu/ref/*.c
-    ls $neon/*.c tests/kcheck/*.c
+    ls $neon/*.c tests/kcheck/*.c tests/support/random_data.c
     grep -l 'TIER(' $neon/*.c | sed 's/$/ -DKVASIR_NEONDOT -march=armv8.2-a+dotprod/'
 } | xargs -P"$(nproc)" -d'\n' -I{} bash -c 'compile "{}"'
 $compiler -static "$out"/*.o -lm -lpthread -o "$out/kcheck"

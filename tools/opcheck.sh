@@ -34,12 +34,14 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1;
 # ---- building ------------------------------------------------------------------------------------
 
 ref_files=(src/backend/cpu/ref/*.c)
-c_files=(src/base/*.c src/quant/*.c src/backend/page_layout.c tests/opcheck/*.c)
+c_files=(src/base/*.c src/quant/*.c src/backend/page_layout.c tests/opcheck/*.c
+    tests/support/random_data.c)
 cuda_files=(src/backend/cuda/*.cu)
-header_files=(include/*.h tests/opcheck/*.h src/backend/cuda/*.cuh)
+header_files=(include/*.h tests/opcheck/*.h tests/support/random_data.h src/backend/cuda/*.cuh)
 while IFS= read -r f; do header_files+=("$f"); done < <(find src -name '*.h' | sort)
 # The flags of CMakeLists.txt. -lineinfo: the sanitizer names lines; the code is the same.
-c_flags="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc -Itests/opcheck"
+c_flags="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc"
+c_flags+=" -Itests/opcheck -Itests/support"
 nvcc_flags="-std=c++17 -O3 -fmad=false -lineinfo -Iinclude -Isrc"
 
 hash_of() { sha256sum | cut -c1-16; }

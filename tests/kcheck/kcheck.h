@@ -4,7 +4,8 @@
  *     kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--bench]
  *
  *     main.c               options, tiers, what is run
- *     support.c            buffers between guard pages, random data, signals, counting
+ *     support.c            buffers between guard pages, signals, counting
+ *                          (random numbers: tests/support/random_data.c)
  *     check_attention.c    query_pack, score, centre, softmax, value
  *     check_encode.c       encode_row
  *     check_product.c      act_pack, product
@@ -38,6 +39,7 @@
 #define KCHECK_H
 
 #include "backend/cpu/kernels.h"
+#include "random_data.h"
 
 /* ---- the run (main.c) ------------------------------------------------------------------------ */
 
@@ -74,12 +76,6 @@ void check_near(const char *what, size_t i, size_t j, double got, double want, d
 void check_meaning(const char *what, size_t i, size_t j, double got, double want, double bound);
 void check_that(bool holds, const char *format, ...) PRINTF_LIKE(2, 3);
 
-/* n roundings of float32 in a row: the relative error is at most n u / (1 - n u), u = 2^-24. */
-static inline double gamma_of(double n) {
-    double u = 0x1p-24;
-    return n * u / (1 - n * u);
-}
-
 /* ---- buffers (support.c) --------------------------------------------------------------------- */
 
 /* `bytes` bytes that end where a PROT_NONE page begins, filled with 0xff (NaN as floats); before
@@ -96,23 +92,6 @@ bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride);
 
 /* ---- random data (support.c) ----------------------------------------------------------------- */
 
-uint32_t random_bits(void);
-uint32_t random_below(uint32_t n);
-float random_normal(void);
-enum fill_kind {
-    FILL_NORMAL,
-    FILL_UNIFORM,
-    FILL_ZERO,
-    FILL_CONSTANT,
-    FILL_OUTLIERS, /* normal, a few 1e4 times as large */
-    FILL_TINY,     /* subnormals of f16 and below, down to float32's */
-    FILL_SCALES,   /* normal times 2^-20 .. 2^10 */
-    FILL_ONE,      /* one that is not zero */
-    FILL_SIGNS,    /* +-v */
-    FILL_NARROW,   /* a large constant plus a small spread */
-    FILL_KINDS
-};
-void fill(float *x, size_t n, enum fill_kind kind);
 void fill_any(float *x, size_t n);
 /* A random order of 0..n-1. */
 void random_order(uint32_t *order, uint32_t n);

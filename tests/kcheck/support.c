@@ -19,7 +19,7 @@
 
 #include "kcheck.h"
 
-static uint64_t run_seed, random_state;
+static uint64_t run_seed;
 
 /* ---- families -------------------------------------------------------------------------------- */
 
@@ -45,9 +45,7 @@ bool family_begin(const struct tier *t, const char *kernel, const char *format) 
     memset(&family, 0, sizeof family);
     snprintf(family.line, sizeof family.line, "%-5s %-13s %-14s", t->name, kernel, format);
     /* data of its own for each family, so that one can be repeated by --filter */
-    random_state = run_seed;
-    for (const char *c = family.line; *c; c++)
-        random_state = (random_state ^ (uint8_t)*c) * 0x100000001b3u;
+    random_start(run_seed, family.line);
     return strstr(family.line, filter) != NULL;
 }
 
@@ -233,63 +231,12 @@ bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride) {
 
 /* ---- random data ----------------------------------------------------------------------------- */
 
-uint32_t random_bits(void) { /* splitmix64 */
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 32);
-}
-
-uint32_t random_below(uint32_t n) {
-    return (uint32_t)((uint64_t)random_bits() * n >> 32);
-}
-
-static float random_unit(void) { /* (0, 1) */
-    return ((float)(random_bits() >> 8) + 0.5f) * 0x1p-24f;
-}
-
-float random_normal(void) {
-    float radius = sqrtf(-2 * logf(random_unit()));
-    return radius * cosf(6.2831853f * random_unit());
-}
-
 void random_order(uint32_t *order, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t j = random_below(i + 1);
         order[i] = order[j];
         order[j] = i;
     }
-}
-
-static float fill_one(enum fill_kind kind, float v) {
-    switch (kind) {
-    case FILL_UNIFORM:
-        return random_unit();
-    case FILL_ZERO:
-        return random_bits() & 1 ? 0.0f : -0.0f;
-    case FILL_CONSTANT:
-        return v;
-    case FILL_OUTLIERS:
-        return random_normal() * (random_below(40) == 0 ? 1e4f : 1);
-    case FILL_TINY:
-        return random_normal() * ldexpf(1, -14 - (int)random_below(134));
-    case FILL_SCALES:
-        return random_normal() * ldexpf(1, 10 - (int)random_below(31));
-    case FILL_SIGNS:
-        return random_bits() & 1 ? v : -v;
-    case FILL_NARROW:
-        return v * 100 + random_normal() * 1e-3f;
-    default:
-        return random_normal();
-    }
-}
-
-void fill(float *x, size_t n, enum fill_kind kind) {
-    float v = random_normal();
-    for (size_t i = 0; i < n; i++)
-        x[i] = kind == FILL_ONE ? 0 : fill_one(kind, v);
-    if (kind == FILL_ONE && n > 0)
-        x[random_below((uint32_t)n)] = v;
 }
 
 void fill_any(float *x, size_t n) {

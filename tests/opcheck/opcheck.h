@@ -5,7 +5,7 @@
  *     opcheck [--seed=N] [--filter=TEXT] [--quick] [--step] [--bench[=PART]]
  *
  *     main.c             options, what is run
- *     support.c          random data, counting, device buffers
+ *     support.c          counting, device buffers; tests/support/random_data.c has the numbers
  *     scene.c            sequences over pages in the arena: what check_attention and bench read
  *     check_encode.c     cuda_kv_store
  *     check_attention.c  cuda_attention
@@ -25,6 +25,7 @@
 #define OPCHECK_H
 
 #include "backend/cuda/cuda.h"
+#include "random_data.h"
 
 extern struct cuda_backend *device;
 extern bool quick; /* fewer and smaller cases: under compute-sanitizer */
@@ -59,12 +60,6 @@ void case_begin(const char *format, ...) PRINTF_LIKE(1, 2);
 void check_near(const char *what, size_t i, size_t j, double got, double want, double bound);
 void check_that(bool holds, const char *format, ...) PRINTF_LIKE(2, 3);
 
-/* n roundings of float32 in a row: the relative error is at most n u / (1 - n u), u = 2^-24. */
-static inline double gamma_of(double n) {
-    double u = 0x1p-24;
-    return n * u / (1 - n * u);
-}
-
 /* ---- buffers (support.c) --------------------------------------------------------------------- */
 
 /* Device memory until the next case_begin, `bytes` bytes of 0xff between canaries that case_begin
@@ -76,26 +71,6 @@ void *device_copy(const void *host, size_t bytes);
 void *plain(size_t bytes);
 /* A host copy of device memory; waits. Until the next case_begin. */
 void *from_device(const void *device, size_t bytes);
-
-/* ---- random data (support.c), as in kcheck --------------------------------------------------- */
-
-uint32_t random_bits(void);
-uint32_t random_below(uint32_t n);
-float random_normal(void);
-enum fill_kind {
-    FILL_NORMAL,
-    FILL_UNIFORM,
-    FILL_ZERO,
-    FILL_CONSTANT,
-    FILL_OUTLIERS, /* normal, a few 1e4 times as large */
-    FILL_TINY,     /* subnormals of f16 and below, down to float32's */
-    FILL_SCALES,   /* normal times 2^-20 .. 2^10 */
-    FILL_ONE,      /* one that is not zero */
-    FILL_SIGNS,    /* +-v */
-    FILL_NARROW,   /* a large constant plus a small spread */
-    FILL_KINDS
-};
-void fill(float *x, size_t n, enum fill_kind kind);
 
 /* ---- sequences over pages (scene.c) ---------------------------------------------------------- */
 

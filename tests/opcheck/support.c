@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* support.c: what every check of opcheck stands on: families, cases, device buffers, random data.
- * One thread, one case at a time, state in statics.
+/* support.c: what every check of opcheck stands on: families, cases, device buffers. One thread,
+ * one case at a time, state in statics.
  *
  * A device buffer is an allocation of its own, so that compute-sanitizer sees reads behind it too:
  *
@@ -19,7 +19,7 @@
 
 #include "opcheck.h"
 
-static uint64_t run_seed, random_state;
+static uint64_t run_seed;
 
 /* ---- families -------------------------------------------------------------------------------- */
 
@@ -39,7 +39,7 @@ void set_filter(const char *text) {
 }
 
 void set_seed(uint64_t seed) {
-    run_seed = random_state = seed;
+    run_seed = seed;
 }
 
 void give_up(const char *format, ...) {
@@ -62,9 +62,7 @@ bool family_begin(const char *operation, const char *format, ...) {
     memset(&family, 0, sizeof family);
     snprintf(family.line, sizeof family.line, "%-10s %-32s", operation, text);
     /* data of its own for each family, so that one can be repeated by --filter */
-    random_state = run_seed;
-    for (const char *c = family.line; *c; c++)
-        random_state = (random_state ^ (uint8_t)*c) * 0x100000001b3u;
+    random_start(run_seed, family.line);
     case_text[0] = 0;
     return strstr(family.line, filter) != NULL;
 }
@@ -225,57 +223,4 @@ void *from_device(const void *from, size_t bytes) {
     if (cuda_read(device, p, from, bytes, &err) != KVASIR_OK)
         check_that(false, "reading %zu bytes back: %s", bytes, err.text);
     return p;
-}
-
-/* ---- random data ----------------------------------------------------------------------------- */
-
-uint32_t random_bits(void) { /* splitmix64 */
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (uint32_t)(z >> 32);
-}
-
-uint32_t random_below(uint32_t n) {
-    return (uint32_t)((uint64_t)random_bits() * n >> 32);
-}
-
-static float random_unit(void) { /* (0, 1) */
-    return ((float)(random_bits() >> 8) + 0.5f) * 0x1p-24f;
-}
-
-float random_normal(void) {
-    float radius = sqrtf(-2 * logf(random_unit()));
-    return radius * cosf(6.2831853f * random_unit());
-}
-
-static float fill_one(enum fill_kind kind, float v) {
-    switch (kind) {
-    case FILL_UNIFORM:
-        return random_unit();
-    case FILL_ZERO:
-        return random_bits() & 1 ? 0.0f : -0.0f;
-    case FILL_CONSTANT:
-        return v;
-    case FILL_OUTLIERS:
-        return random_normal() * (random_below(40) == 0 ? 1e4f : 1);
-    case FILL_TINY:
-        return random_normal() * ldexpf(1, -14 - (int)random_below(134));
-    case FILL_SCALES:
-        return random_normal() * ldexpf(1, 10 - (int)random_below(31));
-    case FILL_SIGNS:
-        return random_bits() & 1 ? v : -v;
-    case FILL_NARROW:
-        return v * 100 + random_normal() * 1e-3f;
-    default:
-        return random_normal();
-    }
-}
-
-void fill(float *x, size_t n, enum fill_kind kind) {
-    float v = random_normal();
-    for (size_t i = 0; i < n; i++)
-        x[i] = kind == FILL_ONE ? 0 : fill_one(kind, v);
-    if (kind == FILL_ONE && n > 0)
-        x[random_below((uint32_t)n)] = v;
 }
