@@ -1,22 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_attention.c: cuda_attention.
  *
- * Against a reference in double, over the host's copy of the pages, with the query rounded as
- * arithmetic.cuh says (the codes of affine pages, 16 bits for exact ones) and nothing else rounded.
- * u = 2^-24, gamma(n) as in kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max)
- * and P = sum p:
+ * Against a reference in double, over the host's copy of the pages, with the query and what affine
+ * tiles say rounded as arithmetic.cuh has it, and nothing else rounded. u = 2^-24, gamma(n) as in
+ * kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max) and P = sum p:
  *
- *   score    affine: per group the dot to float, two fma; the unit, its log2 e: 2 G + 4 roundings;
- *            exact: dim products and additions of the tensor core (it truncates: 2 u each)
- *            e_t = gamma(..) sum|terms|
+ *   score    dim products and additions of the tensor core (it truncates: 2 u each)
+ *            e_t = gamma(2 dim) sum|terms|
  *   weight   the exponential (2 ulp) of a difference that was rounded:
  *            d_t = e_t + 2^-22 + u (|s_t| + |max|) 2;  relative, of p_t
  *   sums     a value is added at most 8 x 4 times in its chain, 3 in the tree, then twice at each
- *            fold of 8 runs and of the supers: N = 64 + 2 * supers; exact values: 16 products a
- *            instruction, truncated: N + 2 * 16 * 16
- *   rounding affine: a weight code is off by ROUNDED units, the unit is max |p s| / 16256 over a
- *            tile and group;  exact: p by half an ulp of 11 (8) bits, and 2^-31 of the weight at M
- *            where f16 underflows
+ *            fold of 8 runs and of the supers; 16 products an instruction, truncated:
+ *            N = 64 + 2 * supers + 2 * 16 * 16
+ *   rounding p by half an ulp of 11 (bf16: 8) bits, and 2^-31 of the weight at M where f16
+ *            underflows
  *
  *   |out - want| <= 1/P sum_t p_t (d_t (|v_t| + |want|) + gamma(N) (|v_t| + |want|)) + rounding
  *
@@ -29,8 +26,7 @@
 
 #include "opcheck.h"
 
-enum { ACT16_MAX = 16256, RUN = 256, SUPER = 2048 };
-#define ROUNDED (0.5 + 4 * ACT16_MAX * 0x1p-24)
+enum { RUN = 256, SUPER = 2048 };
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
@@ -41,26 +37,31 @@ static double round_to_bits(double x, int bits) {
     double m = frexp(x, &e);
     return ldexp(rint(ldexp(m, bits)), e - bits);
 }
+static double round_to_f16(double x) {
+    if (fabs(x) < 0x1p-14)
+        return rint(x * 0x1p24) * 0x1p-24;
+    uint64_t bits; /* of a power of two that leaves x 11 bits when it is added */
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits & 0x7ff0000000000000) + ((uint64_t)42 << 52);
+    double much;
+    memcpy(&much, &bits, sizeof much);
+    return x < 0 ? (x - much) + much : (x + much) - much;
+}
+/* Queries and weights that meet such a tile are bf16; else f16. */
+static bool is_bf16(struct kv_format f) {
+    return kv_format_exact(f) && f.scalar == SCALAR_BF16;
+}
 
 /* The query row as a page of this format meets it. x = q * scale in float32. */
 static void round_query(const float *x, uint32_t dim, struct kv_format f, double *out) {
     float m = 0;
     for (uint32_t i = 0; i < dim; i++)
         m = fabsf(x[i]) > m ? fabsf(x[i]) : m;
-    if (!kv_format_exact(f)) {
-        float unit = m / (float)ACT16_MAX, per_unit = (float)ACT16_MAX / m;
-        for (uint32_t i = 0; i < dim; i++)
-            out[i] = m < 1e-30f ? 0 : (double)unit * (double)rintf(x[i] * per_unit);
-        return;
-    }
     int e;
     frexpf(m, &e); /* m / 2^(e - 1) lies in [1, 2) */
     for (uint32_t i = 0; i < dim; i++) {
         double y = m < 1e-30f ? 0 : ldexp((double)x[i], 1 - e);
-        if (f.scalar == SCALAR_F16 && fabs(y) < 0x1p-14)
-            out[i] = ldexp(rint(y * 0x1p24) * 0x1p-24, e - 1);
-        else
-            out[i] = ldexp(round_to_bits(y, f.scalar == SCALAR_F16 ? 11 : 8), e - 1);
+        out[i] = ldexp(is_bf16(f) ? round_to_bits(y, 8) : round_to_f16(y), e - 1);
     }
 }
 
@@ -69,8 +70,8 @@ struct token {
     double p, s, d; /* weight, score, the weight's relative error */
 };
 
-static void decode_token(const struct tile_layout *l, const uint8_t *tile, uint32_t t, double *out,
-                         double *scales) {
+static void decode_token(const struct tile_layout *l, const uint8_t *tile, uint32_t t,
+                         double *out) {
     float x[HEAD_DIM_MAX], s[HEAD_DIM_MAX / 32], b[HEAD_DIM_MAX / 32];
     uint8_t codes[HEAD_DIM_MAX];
     if (kv_format_exact(l->format)) {
@@ -80,10 +81,10 @@ static void decode_token(const struct tile_layout *l, const uint8_t *tile, uint3
         return;
     }
     tile_get_row(l, tile, t, codes, s, b);
-    for (uint32_t i = 0; i < l->head_dim; i++)
-        out[i] = (double)s[i / l->format.group] * codes[i] + (double)b[i / l->format.group];
-    for (uint32_t g = 0; g < l->groups; g++)
-        scales[g] = (double)s[g];
+    for (uint32_t i = 0; i < l->head_dim; i++) {
+        uint32_t g = i / l->format.group;
+        out[i] = round_to_f16(round_to_f16((double)s[g]) * codes[i] + round_to_f16((double)b[g]));
+    }
 }
 
 static bool visible(const struct kv_view *v, uint32_t p, uint32_t at) {
@@ -100,7 +101,6 @@ static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_
     const struct kv_view *view = &c->host_views[s];
     uint32_t dim = c->head_dim, kv = head / (c->heads / c->kv_heads);
     struct token *tokens = calloc(p + 1, sizeof *tokens);
-    double(*v_scales)[HEAD_DIM_MAX / 32] = calloc(p + 1, sizeof *v_scales);
     float x[HEAD_DIM_MAX];
     for (uint32_t i = 0; i < dim; i++)
         x[i] = q[i] * scale;
@@ -115,20 +115,16 @@ static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_
         const struct page_layout *l = &view->layouts[page->layout];
         const uint8_t *tiles = view->arena + (size_t)page->addr * PAGE_ADDR_UNIT +
                                (size_t)layer * l->layer_bytes + (size_t)kv * l->head_bytes;
-        double k[HEAD_DIM_MAX], scales[HEAD_DIM_MAX / 32] = {0}, dot = 0, terms = 0;
-        decode_token(&l->k, tiles, t % TILE_TOKENS, k, scales);
+        double k[HEAD_DIM_MAX], dot = 0, terms = 0;
+        decode_token(&l->k, tiles, t % TILE_TOKENS, k);
         const double *y = rounded[page->layout];
-        bool exact = kv_format_exact(l->k.format);
         for (uint32_t i = 0; i < dim; i++) {
             dot += y[i] * k[i];
-            /* scale * code and bias are added apart */
-            terms +=
-                fabs(y[i]) *
-                (exact ? fabs(k[i]) : fabs(k[i]) + 2 * fabs(scales[i / l->k.format.group]) * 256);
+            terms += fabs(y[i] * k[i]);
         }
         tokens[t].s = dot;
-        tokens[t].k_terms = terms * gamma_of(exact ? 2.0 * dim : 2.0 * l->k.groups + 4);
-        decode_token(&l->v, tiles + l->k.bytes, t % TILE_TOKENS, tokens[t].v, v_scales[t]);
+        tokens[t].k_terms = terms * gamma_of(2.0 * dim);
+        decode_token(&l->v, tiles + l->k.bytes, t % TILE_TOKENS, tokens[t].v);
         max = dot > max ? dot : max;
     }
     double sum = 0, out[HEAD_DIM_MAX] = {0}, error[HEAD_DIM_MAX] = {0};
@@ -150,28 +146,15 @@ static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_
         if (index == UINT32_MAX)
             continue;
         const struct tile_layout *l = &view->layouts[view->pages[index].layout].v;
-        bool exact = kv_format_exact(l->format);
-        double unit[HEAD_DIM_MAX / 32] = {0},
-                                   half = l->format.scalar == SCALAR_F16 ? 0x1p-11 : 0x1p-8;
-        for (uint32_t t = t0; t < t0 + TILE_TOKENS && t <= p; t++)
-            for (uint32_t g = 0; !exact && g < l->groups; g++)
-                unit[g] = fmax(unit[g], tokens[t].p * fabs(v_scales[t][g]) / ACT16_MAX);
-        double g = gamma_of(64 + 2 * supers + (exact ? 512 : 0));
+        double half = is_bf16(l->format) ? 0x1p-8 : 0x1p-11,
+               g = gamma_of(64 + 2 * supers + 512);
         for (uint32_t t = t0; t < t0 + TILE_TOKENS && t <= p; t++) {
             const struct token *k = &tokens[t];
             if (k->s == -INFINITY)
                 continue;
             for (uint32_t i = 0; i < dim; i++) {
                 double v = fabs(k->v[i]);
-                if (!exact) { /* scale * code and bias are added apart */
-                    double code = (1 << l->format.bits) - 1,
-                           step = fabs(v_scales[t][i / l->format.group]);
-                    error[i] += ROUNDED * unit[i / l->format.group] * code;
-                    v += 2 * step * code;
-                } else {
-                    error[i] += k->p * half * v + 0x1p-31 * v;
-                }
-                error[i] += k->p * (k->d + g) * (v + fabs(out[i]));
+                error[i] += k->p * (half * v + (k->d + g) * (v + fabs(out[i]))) + 0x1p-31 * v;
             }
         }
     }
@@ -180,7 +163,6 @@ static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_
         r->bound[i] = error[i] / sum + 0x1p-22 * fabs(out[i]) + 1e-30;
     }
     free(tokens);
-    free(v_scales);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */

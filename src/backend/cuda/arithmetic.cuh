@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// arithmetic.cuh: what attention computes, to the bit, whichever kernel does it. decode.cu has four
-// query heads in the columns of an instruction, or sixteen in its rows, prefill.cu 16 or 32 query
-// rows; where each float operation below is done differs, what is added to what and in which order
-// does not. So a row's bits do not depend on the kernel, the batch or the chunk (I1).
+// arithmetic.cuh: what attention computes, to the bit, whichever kernel does it. decode.cu has up to
+// 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where each
+// float operation below is done differs, what is added to what and in which order does not. So a
+// row's bits do not depend on the kernel, the batch or the chunk (I1).
 //
-//   query    x = q * scale in float32, m = max |x|, then
-//              affine pages   code = rint(x * (16256 / m)), two s8 planes: code = 128 high + low
-//              exact pages    x / 2^e rounded to the page's type, 2^e <= m < 2^(e+1)
-//   score    unit * raw, in units of log2 (so that the exponential is one instruction):
-//              affine   raw = sum over groups g, in order, of  s_g * dot_g, then b_g * sum_g (fma),
-//                       dot and sum exact s32; unit = m / 16256 * log2 e
-//              exact    raw = dot, a chain of k16 instructions over dims; unit = 2^e * log2 e
-//   part     64 tokens, of exact V tiles 32 (what 32 rows of a warp have registers for). Where
-//            their largest score is more than 8 above M, M becomes it, and
-//            everything so far *= 2^(old - M). p = 2^(fma(raw, unit, 6 - M)), so p <= 2^14, and f16
-//            keeps 11 bits of what is 2^-20 of the weight at M; 2^6 cancels in the end
-//              sum      in 8 chains: chain o takes tokens 8o .. 8o + 7 of a tile, in order; of a
-//                       half tile 4 tokens (half_quad)
-//              affine   w = p * s, unit = max |w| / 16256 over the tile, code = rint(w / unit), two
-//                       planes; out = fma(unit, dot, out); p * b in chains as sum
-//              exact    p rounded to the page's type, a chain of k16 instructions over tokens
-//   run      256 tokens at an absolute multiple: its parts in order, from M = -inf and zeros; then
+//   tile     exact pages are what they are, f16 or bf16; of affine pages every element becomes
+//            f16(s * code + b), one rounding (widen.cuh). s and b in f16: those of bf16 are rounded
+//   query    x = q * scale in float32, m = max |x|, x / 2^e rounded to the tile's type,
+//            2^e <= m < 2^(e+1)
+//   score    unit * dot, unit = 2^e * log2 e (so that the exponential is one instruction);
+//            dot: a chain of instructions of 16 dims, the sum exact but for what float32 cuts off.
+//            Instruction 2k + n has quads 8k + 2q + n (q = 0 .. 3) of dims
+//   tile     where the largest score of its 64 is more than 8 above M, M becomes it, and everything
+//            so far *= 2^(old - M). p = 2^(fma(dot, unit, 6 - M)), so p <= 2^14, and f16 keeps 11
+//            bits of what is 2^-20 of the weight at M; 2^6 cancels in the end
+//              sum      in 8 chains: chain o takes tokens 8o .. 8o + 7, in order
+//              output   p rounded to the tile's type; a chain of instructions of 16 tokens.
+//                       Instruction 2h + c has quads 8h + 2q + c of tokens
+//   run      256 tokens at an absolute multiple: its tiles in order, from M = -inf and zeros; then
 //            the 8 chains in one tree: neighbours, pairs, fours
 //   super    2,048 tokens: its runs folded in order;   row: its supers folded in order
 //   fold     M' = max(M, m): all = fma(2^(m - M'), run, 2^(M - M') * all); a run that is not seen
 //            is not folded
 //   out      / sum
 //
-// Exact pages cost one rounding of query and weight to 16 bits, of the size that storing K and V in
-// that type has cost already. The CPU tiers keep these in float32; DESIGN allows one arithmetic per
-// backend, and half the speed was the price of two planes (docs/speed.md).
+// That is one rounding of query, weight and of what an affine tile says to 11 bits: of the size that
+// storing K and V in f16 has cost already, and 2^-4 of the error of 8-bit codes. The CPU tiers keep
+// queries and weights in 15 bits or float32 and never round K and V again; DESIGN allows one
+// arithmetic per backend (docs/speed.md has what the integer products cost).
+//
+// Which places of an instruction its 16 elements have is free: it adds them exactly. opcheck holds
+// the kernels' bits against each other, so a device that does otherwise would be noticed.
 #pragma once
 
 #include "backend/cuda/internal.cuh"
 #include "backend/cuda/mma.cuh"
 
-enum { ACT_MAX = 16256, RUN = 256, RUN_TILES = RUN / TILE_TOKENS, SUPER_RUNS = 8 };
+enum { RUN = 256, RUN_TILES = RUN / TILE_TOKENS, SUPER_RUNS = 8 };
 enum { SUPER = RUN * SUPER_RUNS };
 constexpr float LOG2E = 1.44269504f, WEIGHT_SHIFT = 6.f, MAX_SLACK = 8.f, TINY = 1e-30f;
 #define MINUS_INF __int_as_float(0xff800000)
@@ -59,11 +60,6 @@ constexpr uint32_t EXACT_FORMATS = bit(F16) | bit(BF16),
 constexpr uint32_t K_FORMATS = EXACT_FORMATS | bit(Q8G64) | bit(Q8G32) | bit(Q4G64) | bit(Q4G32),
                    V_FORMATS = K_FORMATS | bit(Q2G64) | bit(Q2G32);
 
-// Whether a tile is exact, of those a kernel was compiled for.
-template <uint32_t MASK> __device__ __forceinline__ bool exact_of(int f) {
-    return !(MASK & ~EXACT_FORMATS) || ((MASK & EXACT_FORMATS) && f <= BF16);
-}
-
 template <int F> struct Format { static constexpr int value = F; };
 // Calls fn(Format<F>()) for the format of a tile, of those a kernel was compiled for (MASK).
 template <uint32_t MASK, int F = 0, class Fn>
@@ -84,12 +80,8 @@ __device__ __forceinline__ void with_format(int f, Fn fn) {
 // One row, by one warp: lane l has dims [l * D / 32, (l + 1) * D / 32).
 template <int D> struct PackedRow {
     static constexpr int N = D / 32;
-    float x[N];
-    int code[N];
-    int sum32;   // codes of the 32 dims that this lane's belong to
-    float unit;  // of codes
-    float power; // exact pages: x / power is rounded
-    float exact_unit;
+    float x[N]; // to be rounded
+    float unit;
 };
 template <int D>
 __device__ __forceinline__ void pack_row(const float *q, float scale, PackedRow<D> &p) {
@@ -105,67 +97,24 @@ __device__ __forceinline__ void pack_row(const float *q, float scale, PackedRow<
     for (int i = 1; i < 32; i *= 2)
         m_bits = max(m_bits, __shfl_xor_sync(~0u, m_bits, i));
     const float m = __uint_as_float(m_bits);
-    float per_unit = 0;
-    uint32_t exponent = min(m_bits & 0x7f800000u, 0x7e800000u);
-    p.power = __uint_as_float(0x7f000000u - exponent); // 2^-e
+    const uint32_t exponent = min(m_bits & 0x7f800000u, 0x7e800000u);
+    float power = 0; // 2^-e
     if (!(m < __int_as_float(0x7f800000))) {
-        p.unit = p.exact_unit = __int_as_float(0x7fffffff);
-        p.power = 0;
+        p.unit = __int_as_float(0x7fffffff);
     } else if (m < TINY) {
-        p.unit = p.exact_unit = 1; // of zeros; 0 would make NaN of what is masked
-        p.power = 0;
+        p.unit = 1; // of zeros; 0 would make NaN of what is masked
     } else {
-        p.unit = m / (float)ACT_MAX * LOG2E;
-        per_unit = (float)ACT_MAX / m;
-        p.exact_unit = __uint_as_float(exponent) * LOG2E;
-    }
-    p.sum32 = 0;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        p.code[i] = per_unit == 0 ? 0 : __float2int_rn(p.x[i] * per_unit);
-        p.sum32 += p.code[i];
-        p.x[i] = p.power == 0 ? 0.f : p.x[i] * p.power;
+        p.unit = __uint_as_float(exponent) * LOG2E;
+        power = __uint_as_float(0x7f000000u - exponent);
     }
 #pragma unroll
-    for (int i = 1; i < 1024 / D; i *= 2)
-        p.sum32 += __shfl_xor_sync(~0u, p.sum32, i);
+    for (int i = 0; i < N; i++)
+        p.x[i] = power == 0 ? 0.f : p.x[i] * power;
 }
-// The planes of a code: both s8, code = 128 high + low, 0 <= low < 128.
-__device__ __forceinline__ int8_t high_of(int code) {
-    return (int8_t)(code >> 7);
-}
-__device__ __forceinline__ int8_t low_of(int code) {
-    return (int8_t)(code & 127);
-}
-// The same of four codes that are the low 16 bits of c, as two words.
-__device__ __forceinline__ void planes_of(const uint32_t (&c)[4], uint32_t &high, uint32_t &low) {
-    uint32_t a = __byte_perm(c[0], c[1], 0x5410), b = __byte_perm(c[2], c[3], 0x5410);
-    low = __byte_perm(a, b, 0x6420) & 0x7f7f7f7fu;
-    high = __byte_perm(a >> 7, b >> 7, 0x6420);
-}
-
-// ---- weights ---------------------------------------------------------------------------------
-
-// Weights of magnitude at most m become codes: code = rint(w * per_unit), w ~ unit * code.
-struct WeightUnit {
-    float unit, per_unit;
-};
-__device__ __forceinline__ WeightUnit weight_unit(float m) {
-    bool some = m > TINY;
-    return {some ? m * (1.f / ACT_MAX) : 0.f, some ? __fdividef((float)ACT_MAX, m) : 0.f};
-}
-// rint(w * per_unit) in the low 16 bits (below them 2^23 * 1.5 adds nothing to these).
-__device__ __forceinline__ uint32_t weight_code(float w, float per_unit) {
-    return __float_as_uint(fmaf(w, per_unit, 12582912.f));
-}
-__device__ __forceinline__ float dot_of(int high, int low) {
-    return (float)(high * 128 + low);
-}
-
-// Which four tokens of a half tile chain o takes: quad 2o, or 2 (o - 4) + 1. So that a lane of
-// rows.cuh, which has tokens 8q .. 8q + 7, has two whole chains, q and 4 + q.
-HD constexpr int half_quad(int o) {
-    return (o & 3) * 2 + o / 4;
+// Where the dims of a quad stand in registers: 0 and 2 in one, 1 and 3 in the next, as the mask of
+// a nibble finds them.
+HD constexpr int place_in_quad(int i) {
+    return (i & 1) * 2 + i / 2;
 }
 
 // ---- the maximum -----------------------------------------------------------------------------

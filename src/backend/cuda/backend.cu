@@ -268,23 +268,24 @@ template <class T> static bool device_array(size_t n, T **out) {
 
 static bool alloc_fixed(cuda_backend *b) {
     const cuda_limits *l = &b->limits;
-    size_t items = 0, floats = 0, rows = 0, arrived = 0;
+    size_t floats = 0, rows = 0, arrived = 0; // partial results: elements; heads; arrivals
     for (uint32_t i = 0; i < l->groups; i++) {
         const auto &g = l->group[i];
         table_caps_most(l, &b->most[i]);
-        items = std::max<size_t>(items, b->most[i].items[COUNT_DECODE]);
-        floats = std::max<size_t>(floats, (size_t)g.heads * g.head_dim);
-        rows = std::max<size_t>(rows, g.heads);
-        arrived = std::max<size_t>(arrived, g.kv_heads);
+        const size_t items = b->most[i].items[COUNT_DECODE],
+                     part_rows = decode_parts(b, items, g.kv_heads) * (g.heads / g.kv_heads);
+        floats = std::max(floats, part_rows * g.head_dim);
+        rows = std::max(rows, part_rows);
+        arrived = std::max(arrived, items * g.kv_heads);
     }
     const size_t table_bytes = tables_lay_out(l, nullptr, l->max_seqs, b->most, b->group);
     if (cudaMallocHost((void **)&b->host_tables, table_bytes) != cudaSuccess ||
-        !device_array(table_bytes, &b->dev_tables) || !device_array(items * floats, &b->part_out) ||
-        !device_array(items * rows, &b->part_ms) || !device_array(items * arrived, &b->arrived) ||
+        !device_array(table_bytes, &b->dev_tables) || !device_array(floats, &b->part_out) ||
+        !device_array(rows, &b->part_ms) || !device_array(arrived, &b->arrived) ||
         !device_array(product_scratch_bytes_cuda(l->max_rows, l->max_inputs), (uint8_t **)&b->act))
         return false;
     // A block that is the last of its row to arrive sets the counter back: zeroed once.
-    cuda_ok(b, cudaMemsetAsync(b->arrived, 0, items * arrived * sizeof *b->arrived, b->stream));
+    cuda_ok(b, cudaMemsetAsync(b->arrived, 0, arrived * sizeof *b->arrived, b->stream));
     // Tables laid out anew for every step leave gaps, which a graph's copy moves too.
     memset(b->host_tables, 0, table_bytes);
     tables_lay_out(l, b->dev_tables, l->max_seqs, b->most, b->group);

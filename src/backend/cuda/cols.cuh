@@ -1,21 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// cols.cuh: one warp, one tile, up to four query heads in the columns of an instruction: what
-// decoding with few heads a KV head needs. Codes are the A side: 16 tokens (K) or 16 dims (V) are
-// its rows, 4 heads x 2 planes its columns (column 2 * head: high, 2 * head + 1: low), so that a
-// lane gets both halves of a dot: lane (r, q) is head q,
+// cols.cuh: one warp, one tile, up to 16 query heads in the columns of an instruction: decoding. K
+// and V are the A side: 16 tokens (K) or 16 dims (V) are its rows. A lane (r, q) has
 //
-//     scores    tokens 8r .. 8r + 7 of the tile: chain r of arithmetic.cuh; where V is exact 4
-//               tokens of each half
-//     outputs   D / 8 dims: of instruction m those of cols_dim(m), and the next
+//     scores    tokens 8r .. 8r + 7 of the tile: chain r of arithmetic.cuh, of each of its heads
+//     outputs   D / 8 dims of each head: of instruction m those of cols_dim(m), and the next
+//
+// Its H heads (H x 4 are all) are those of columns 2q and 2q + 1:
+//
+//     H    column                        instructions
+//     1    2 head; odd ones are zero     one
+//     2    head                          one
+//     4    head, head - 8                two, for heads 0 .. 7 and 8 .. 15
 //
 // Weights go from the lanes that made them (tokens by r) to those that multiply (tokens by q)
-// through 512 bytes of shared memory a warp. Exact pages have no second plane: odd columns are
-// zero.
+// through shared memory.
 #pragma once
 
 #include "backend/cuda/stream.cuh"
 
-enum { EXCHANGE_BYTES = 512 };
+template <int H> struct Cols {
+    static constexpr int BLOCKS = H == 4 ? 2 : 1; // of 8 columns
+    static constexpr int HEADS = 4 * H, COLUMNS = 8 * BLOCKS;
+    static constexpr uint32_t EXCHANGE_BYTES = HEADS * TILE_TOKENS * 2; // of a warp
+};
+// Head i of a lane; the head of a column, -1 where it has none.
+template <int H> __device__ __forceinline__ int cols_head(int q, int i) {
+    return H == 1 ? q : 8 * (i / 2) + 2 * q + i % 2;
+}
+template <int H> __device__ __forceinline__ int cols_head_of(int column) {
+    return H > 1 ? column : column & 1 ? -1 : column / 2;
+}
 
 // Dims of output instruction m: this one and the next. MAP 64 reads 32 bytes of a row at a time,
 // which costs fewer bank conflicts, but needs groups of 64.
@@ -23,365 +37,174 @@ template <int MAP> __device__ __forceinline__ int cols_dim(int m, int r) {
     return MAP == 64 ? 64 * (m / 4) + 8 * r + 2 * (m & 3) : 32 * (m / 2) + 4 * r + 2 * (m & 1);
 }
 
-// Four heads of queries, packed, in shared memory. HALVES: exact types that pages may have.
-template <int D, int HALVES> struct ColsQuery {
-    int8_t planes[8][D];                                   // [2 * head + plane]
-    float unit[4], exact_unit[4];                          // of a head
-    int sum32[4][D / 32];                                  // codes of 32 dims
-    uint16_t half[HALVES ? HALVES : 1][4][HALVES ? D : 1]; // [type][head]
+// ---- queries ---------------------------------------------------------------------------------
+
+// 16-bit types that queries are rounded to for K of these formats: f16 first.
+HD constexpr int types_of(uint32_t formats) {
+    return ((formats & ~bit(BF16)) != 0) + (formats >> BF16 & 1);
+}
+HD constexpr int type_of(uint32_t formats, int f) {
+    return f == BF16 ? types_of(formats) - 1 : 0;
+}
+
+// The B registers of each instruction of 16 dims, in shared memory as lanes read them.
+template <int D, uint32_t KF, int H> struct ColsQuery {
+    uint2 b[types_of(KF)][D / 16][Cols<H>::BLOCKS][32];
+    float unit[Cols<H>::HEADS];
 };
 
-// What a lane knows of its head's query while it goes over affine pages.
-template <int D> struct ColsCodes {
-    uint32_t b[D / 32][2]; // column r: dims 32 k + 8 q .. + 3, .. + 7
-    float sum32[D / 32];
-    float unit, exact_unit;
-};
-
-struct Lane {
-    int r, q;
-    // The lane's 8 tokens are two quads of the tile's 16: 2r and 2r + 1, or where V is exact
-    // half_quad(r) of each half.
-    int quad[2];
-};
-__device__ __forceinline__ Lane lane_of(int lane, bool halves) {
-    const int r = lane / 4, first = halves ? half_quad(r) : 2 * r;
-    return {r, lane % 4, {first, halves ? first + 8 : first + 1}};
-}
-// Scales or biases of the lane's tokens, and codes of four dims (16 bytes a quad).
-template <bool ADJACENT> __device__ __forceinline__ uint4 cols_scalars(uint32_t at, const Lane &l) {
-    if (ADJACENT)
-        return lds128(at + l.r * 16);
-    const uint2 a = lds64(at + l.quad[0] * 8), b = lds64(at + l.quad[1] * 8);
-    return make_uint4(a.x, a.y, b.x, b.y);
-}
-template <bool ADJACENT>
-__device__ __forceinline__ void cols_codes(uint32_t at, const Lane &l, uint4 &a, uint4 &b) {
-    if (ADJACENT)
-        lds_pair(at + l.r * 32, l.q & 1, a, b);
-    else
-        lds_two(at + l.quad[0] * 16, at + l.quad[1] * 16, l.q & 1, a, b);
-}
-
-// The sum of a query's codes over group g, exact (integers below 2^24).
-template <int D, int G> __device__ __forceinline__ float sum_of_group(const float *sum32, int g) {
-    return G == 64 ? sum32[2 * g] + sum32[2 * g + 1] : sum32[g];
-}
-
-// Adds a finished group's part to the scores of tokens 8r .. 8r + 7.
-__device__ __forceinline__ void cols_group(const int (&dot)[4][4], const uint4 &s4, const uint4 &b4,
-                                           bool bf, float sum, float (&out)[8]) {
-    float s[8], b[8];
-    scalars8(s4, bf, s);
-    scalars8(b4, bf, b);
+// Packs the query of one column, or zeros; by a warp.
+template <int D, uint32_t KF, int H>
+__device__ __forceinline__ void cols_pack(const float *q, float scale, int column, bool some,
+                                          ColsQuery<D, KF, H> &to) {
+    constexpr int N = D / 32;
+    const int lane = threadIdx.x % 32, head = cols_head_of<H>(column);
+    PackedRow<D> p = {};
+    if (some)
+        pack_row<D>(q, scale, p);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        out[j] = fmaf(s[j], dot_of(dot[j / 2][j % 2 * 2], dot[j / 2][j % 2 * 2 + 1]), out[j]);
-        out[j] = fmaf(b[j], sum, out[j]);
+    for (int i = 0; i < N; i++) {
+        const int dim = lane * N + i, quad = dim % 32 / 4; // instruction 2k + quad % 2
+        auto put = [&](int type, uint32_t value) {
+            auto *at = (uint16_t *)&to.b[type][dim / 32 * 2 + quad % 2][column / 8]
+                                        [column % 8 * 4 + quad / 2];
+            at[place_in_quad(dim % 4)] = (uint16_t)value;
+        };
+        if constexpr (KF & ~bit(BF16))
+            put(0, pack_half2<false>(p.x[i], 0));
+        if constexpr (KF & bit(BF16))
+            put(types_of(KF) - 1, pack_half2<true>(p.x[i], 0));
     }
+    if (lane == 0 && head >= 0)
+        to.unit[head] = p.unit;
 }
 
-// Raw scores of the lane's tokens. ADJACENT: its quads are always 2r and 2r + 1.
-template <int F, int D, bool ADJACENT, class Ring>
-__device__ __forceinline__ void
-cols_scores_affine(Ring &ring, const Lane &l, const ColsCodes<D> &query, bool bf, float (&out)[8]) {
-    constexpr int G = dims_of_group(F), GROUPS = D / G, CHUNKS = chunks_of(F),
+// ---- scores ----------------------------------------------------------------------------------
+
+// Sums so far: [two tokens of a lane][8 columns]
+template <int H> using ColsDots = float[4][Cols<H>::BLOCKS][4];
+
+// Instruction `step` for tokens 8r + 2m and the next.
+template <int H, bool BF>
+__device__ __forceinline__ void cols_score(float (&d)[Cols<H>::BLOCKS][4], const uint32_t (&a)[4],
+                                           const uint2 (&b)[Cols<H>::BLOCKS]) {
+#pragma unroll
+    for (int n = 0; n < Cols<H>::BLOCKS; n++)
+        mma_half<BF>(d[n], a, b[n].x, b[n].y);
+}
+template <int D, uint32_t KF, int H>
+__device__ __forceinline__ void cols_query(const ColsQuery<D, KF, H> &query, int type, int step,
+                                           uint2 (&b)[Cols<H>::BLOCKS]) {
+#pragma unroll
+    for (int n = 0; n < Cols<H>::BLOCKS; n++)
+        b[n] = query.b[type][step][n][threadIdx.x % 32];
+}
+
+// Raw scores of an affine tile, of the lane's tokens.
+template <int F, int D, uint32_t KF, int H, class Ring>
+__device__ __forceinline__ void cols_scores_affine(Ring &ring, int r, int q,
+                                                   const ColsQuery<D, KF, H> &query, bool bf,
+                                                   ColsDots<H> &d) {
+    constexpr int G = dims_of_group(F), GROUPS = D / G, CHUNKS = chunks_of(F), BITS = bits_of(F),
                   STEPS = D / 32 / CHUNKS; // of 32 dims, a chunk
     constexpr int EARLY = D / CHUNKS / G;  // groups that the first chunk completes
     uint4 late_s[GROUPS - EARLY + 1], late_b[GROUPS - EARLY + 1]; // of the other groups
-    int dot[4][4];
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        out[j] = 0;
+    uint4 s = {}, b = {};                                         // of the lane's 8 tokens
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-        const uint32_t codes = ring.wait(), scales = codes + Ring::SCALES;
+        const uint32_t codes = ring.wait(), scales = codes + Ring::SCALES + r * 16;
         if (c == 0 && CHUNKS > 1) {
 #pragma unroll
             for (int g = EARLY; g < GROUPS; g++) {
-                late_s[g - EARLY] = cols_scalars<ADJACENT>(scales + g * 128, l);
-                late_b[g - EARLY] = cols_scalars<ADJACENT>(scales + (GROUPS + g) * 128, l);
+                late_s[g - EARLY] = lds128(scales + g * 128);
+                late_b[g - EARLY] = lds128(scales + (GROUPS + g) * 128);
             }
         }
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             const int k = c * STEPS + i, g = k * 32 / G;
             if (k * 32 % G == 0) {
-#pragma unroll
-                for (int m = 0; m < 4; m++)
-                    dot[m][0] = dot[m][1] = dot[m][2] = dot[m][3] = 0;
+                const bool late = CHUNKS > 1 && g >= EARLY;
+                s = late ? late_s[late ? g - EARLY : 0] : lds128(scales + g * 128);
+                b = late ? late_b[late ? g - EARLY : 0] : lds128(scales + (GROUPS + g) * 128);
+                scalars_to_half(s, b, bf);
             }
-            uint4 x[2], y[2]; // dims of quads 2q and 2q + 1 of the 32
-            if constexpr (bits_of(F) == 8) {
-                cols_codes<ADJACENT>(codes + (8 * i + 2 * l.q) * 256, l, x[0], x[1]);
-                cols_codes<ADJACENT>(codes + (8 * i + 2 * l.q + 1) * 256, l, y[0], y[1]);
+            uint4 x[2][2]; // quads 2q and 2q + 1 of the 32 dims; of 4 bits one word has both
+            if constexpr (BITS == 8) {
+                lds_pair(codes + (8 * i + 2 * q) * 256 + r * 32, q & 1, x[0][0], x[0][1]);
+                lds_pair(codes + (8 * i + 2 * q + 1) * 256 + r * 32, q & 1, x[1][0], x[1][1]);
             } else {
-                cols_codes<ADJACENT>(codes + (4 * i + l.q) * 256, l, x[0], x[1]);
+                lds_pair(codes + (4 * i + q) * 256 + r * 32, q & 1, x[0][0], x[0][1]);
+                x[1][0] = x[0][0];
+                x[1][1] = x[0][1];
             }
+            uint2 query_b[2][Cols<H>::BLOCKS];
+            cols_query(query, 0, 2 * k, query_b[0]);
+            cols_query(query, 0, 2 * k + 1, query_b[1]);
 #pragma unroll
             for (int m = 0; m < 4; m++) { // the lane's tokens 2m and 2m + 1
-                uint32_t a[4], u = word_of(x[m / 2], m % 2 * 2),
-                               v = word_of(x[m / 2], m % 2 * 2 + 1);
-                if constexpr (bits_of(F) == 8) {
-                    a[0] = u;
-                    a[1] = v;
-                    a[2] = word_of(y[m / 2], m % 2 * 2);
-                    a[3] = word_of(y[m / 2], m % 2 * 2 + 1);
-                } else {
-                    a[0] = u & 0x0f0f0f0fu;
-                    a[1] = v & 0x0f0f0f0fu;
-                    a[2] = u >> 4 & 0x0f0f0f0fu;
-                    a[3] = v >> 4 & 0x0f0f0f0fu;
-                }
-                mma_u8s8(dot[m], a, query.b[k][0], query.b[k][1]);
-            }
-            if ((k + 1) * 32 % G == 0) {
-                const bool late = CHUNKS > 1 && g >= EARLY;
-                cols_group(dot,
-                           late ? late_s[late ? g - EARLY : 0]
-                                : cols_scalars<ADJACENT>(scales + g * 128, l),
-                           late ? late_b[late ? g - EARLY : 0]
-                                : cols_scalars<ADJACENT>(scales + (GROUPS + g) * 128, l),
-                           bf, sum_of_group<D, G>(query.sum32, g), out);
+                const uint32_t s0 = twice(word_of(s, m), 0), s1 = twice(word_of(s, m), 1),
+                               b0 = twice(word_of(b, m), 0), b1 = twice(word_of(b, m), 1);
+                auto step = [&](auto n) {
+                    constexpr int N = decltype(n)::value;
+                    const uint32_t u = word_of(x[N][m / 2], m % 2 * 2),
+                                   v = word_of(x[N][m / 2], m % 2 * 2 + 1);
+                    uint32_t a[4];
+                    widen<BITS, BITS == 8 ? 0 : N>(u, s0, b0, s0, b0, a[0], a[2]);
+                    widen<BITS, BITS == 8 ? 0 : N>(v, s1, b1, s1, b1, a[1], a[3]);
+                    cols_score<H, false>(d[m], a, query_b[N]);
+                };
+                step(Format<0>());
+                step(Format<1>());
             }
         }
         ring.release();
     }
 }
 
-// query [4 heads][D] of the page's type
-template <int F, int D, class Ring>
-__device__ __forceinline__ void cols_scores_exact(Ring &ring, const Lane &l, const uint16_t *query,
-                                                  float (&out)[8]) {
-    const int odd = l.q & 1;
-    const uint16_t *row = query + l.r / 2 * D;
-    float d[4][4] = {};
-    for (int c = 0; c < 4; c++) {
-        const uint32_t codes = ring.wait();
+// The same of an exact tile.
+template <int F, int D, uint32_t KF, int H, class Ring>
+__device__ __forceinline__ void cols_scores_exact(Ring &ring, int r, int q,
+                                                  const ColsQuery<D, KF, H> &query,
+                                                  ColsDots<H> &d) {
+    constexpr int CHUNKS = D == 64 ? 2 : 1; // that hold 32 dims
+#pragma unroll 1
+    for (int c = 0; c < 4; c += CHUNKS) {
+        uint32_t codes = ring.wait();
+        if (CHUNKS == 2) { // quads 0 .. 3 of the 32 dims, 4 .. 7
+            const uint32_t second = ring.wait(1);
+            codes = q < 2 ? codes : second - 4 * 512;
+        }
 #pragma unroll
-        for (int i = 0; i < D / 64; i++) { // 16 dims: quad q of four
-            uint4 x[4];                    // two tokens each
-            lds_pair(codes + (4 * i + l.q) * 512 + l.quad[0] * 32, odd, x[0], x[1]);
-            lds_pair(codes + (4 * i + l.q) * 512 + l.quad[1] * 32, odd, x[2], x[3]);
-            uint2 b = *(const uint2 *)(row + c * (D / 4) + 16 * i + 4 * l.q);
-            if (l.r & 1)
-                b.x = b.y = 0;
+        for (int i = 0; i < CHUNKS * D / 64; i++) { // 16 dims
+            const int quad = i / 2 * 8 + 2 * q + i % 2;
+            uint4 x[4]; // two tokens each
+            lds_pair(codes + quad * 512 + r * 64, q & 1, x[0], x[1]);
+            lds_pair(codes + quad * 512 + r * 64 + 32, q & 1, x[2], x[3]);
+            uint2 b[Cols<H>::BLOCKS];
+            cols_query(query, type_of(KF, F), c * (D / 64) + i, b);
+#pragma unroll
+            for (int n = 0; n < Cols<H>::BLOCKS; n++)
+                b[n] = make_uint2(even_of(b[n].x, b[n].y), odd_of(b[n].x, b[n].y));
 #pragma unroll
             for (int m = 0; m < 4; m++) {
                 const uint32_t a[4] = {x[m].x, x[m].z, x[m].y, x[m].w};
-                mma_half<F == BF16>(d[m], a, b.x, b.y);
+                cols_score<H, F == BF16>(d[m], a, b);
             }
         }
-        ring.release();
-    }
 #pragma unroll
-    for (int m = 0; m < 4; m++) {
-        out[2 * m] = d[m][0];
-        out[2 * m + 1] = d[m][2];
-    }
-}
-
-// Codes of the weights of one group, exchanged: b[h] are column r's for quads 8h + 2q and + 1.
-// Returns their unit. s, b: scales and biases of tokens 8r .. 8r + 7.
-__device__ __forceinline__ float cols_weigh(uint32_t exchange, Lane l, const float (&p)[8],
-                                            const float (&s)[8], uint2 (&b)[2]) {
-    float w[8], top = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        w[j] = p[j] * s[j];
-        top = fmaxf(top, fabsf(w[j]));
-    }
-#pragma unroll
-    for (int i = 4; i < 32; i *= 2)
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-    const WeightUnit u = weight_unit(top);
-    uint32_t high[2], low[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t c[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            c[j] = weight_code(w[4 * i + j], u.per_unit);
-        planes_of(c, high[i], low[i]);
-    }
-    // [plane][head][8 units of two quads], units turned so that no two lanes meet in a bank
-    const int turn = l.q / 2 * 4;
-    __syncwarp();
-    sts64(exchange + l.q * 64 + (l.r ^ turn) * 8, high[0], high[1]);
-    sts64(exchange + 256 + l.q * 64 + (l.r ^ turn ^ 4) * 8, low[0], low[1]);
-    __syncwarp();
-    const int head = l.r / 2, plane = l.r & 1, back = head / 2 * 4 ^ plane * 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        b[h] = lds64(exchange + plane * 256 + head * 64 + ((4 * h + l.q) ^ back) * 8);
-    return u.unit;
-}
-
-// Instructions of group g over half h of the tile's tokens (both halves: 4 and 2 bits).
-template <int F, int D, int MAP, int H>
-__device__ __forceinline__ void cols_group_dots(uint32_t codes, Lane l, int g, const uint2 &b,
-                                                int (*dot)[4]) {
-    constexpr int G = dims_of_group(F);
-    const int odd = l.q & 1;
-    // the row of quads 2q and 2q + 1
-    const uint32_t row = bits_of(F) == 8   ? codes + 2 * l.q * 4 * D
-                         : bits_of(F) == 4 ? codes + (4 * H + l.q) * 4 * D
-                                           : codes + (2 * H + l.q / 2) * 4 * D;
-    uint4 x[G / 32], y[G / 32]; // each is 4 dims of a lane, of two instructions
-    if constexpr (MAP == 64) {
-        static_assert(G == 64, "a lane's dims are those of one group");
-        const uint32_t at = row + g * 256 + l.r * 32;
-        lds_pair(at, odd, x[0], x[1]);
-        if (bits_of(F) == 8)
-            lds_pair(at + 4 * D, odd, y[0], y[1]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < G / 32; i++) {
-            const uint32_t at = row + (g * G + i * 32) * 4 + l.r * 16;
-            x[i] = lds128(at);
-            if (bits_of(F) == 8)
-                y[i] = lds128(at + 4 * D);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < G / 32; i++) {
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            uint32_t a[4], u = word_of(x[i], 2 * m), v = word_of(x[i], 2 * m + 1);
-            if constexpr (bits_of(F) == 8) {
-                a[0] = u;
-                a[1] = v;
-                a[2] = word_of(y[i], 2 * m);
-                a[3] = word_of(y[i], 2 * m + 1);
-            } else if constexpr (bits_of(F) == 4) {
-                a[0] = u & 0x0f0f0f0fu;
-                a[1] = v & 0x0f0f0f0fu;
-                a[2] = u >> 4 & 0x0f0f0f0fu;
-                a[3] = v >> 4 & 0x0f0f0f0fu;
-            } else {
-                const int shift = odd * 4;
-                a[0] = u >> shift & 0x03030303u;
-                a[1] = v >> shift & 0x03030303u;
-                a[2] = u >> (shift + 2) & 0x03030303u;
-                a[3] = v >> (shift + 2) & 0x03030303u;
-            }
-            mma_u8s8(dot[2 * i + m], a, b.x, b.y);
-        }
-    }
-}
-
-// masked: some weights are 0 because the query does not see the token; its slot may hold NaN.
-// bias [D / BG] for groups of BG dims.
-template <int F, int D, int MAP, int BG, class Ring>
-__device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, Lane l,
-                                                   const float (&p)[8], bool masked, bool bf,
-                                                   float (&acc)[D / 16][2], float (&bias)[D / BG]) {
-    constexpr int G = dims_of_group(F), GROUPS = D / G, M = G / 16;
-    constexpr bool HALVES = bits_of(F) == 8;
-    int dot[HALVES ? D / 16 : M][4];
-    uint2 later[GROUPS];
-    float unit[GROUPS];
-    uint32_t codes = ring.wait();
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        float s[8], b[8];
-        scalars8(lds128(codes + Ring::SCALES + g * 128 + l.r * 16), bf, s);
-        scalars8(lds128(codes + Ring::SCALES + (GROUPS + g) * 128 + l.r * 16), bf, b);
-        if (masked) {
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (p[j] == 0)
-                    s[j] = b[j] = 0;
-        }
-#pragma unroll
-        for (int i = 0; i < G / BG; i++)
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                bias[g * (G / BG) + i] = fmaf(p[j], b[j], bias[g * (G / BG) + i]);
-        uint2 w[2];
-        unit[g] = cols_weigh(exchange, l, p, s, w);
-        int(*d)[4] = dot + (HALVES ? g * M : 0);
-#pragma unroll
-        for (int m = 0; m < M; m++)
-            d[m][0] = d[m][1] = d[m][2] = d[m][3] = 0;
-        cols_group_dots<F, D, MAP, 0>(codes, l, g, w[0], d);
-        if constexpr (HALVES) {
-            later[g] = w[1];
-        } else {
-            cols_group_dots<F, D, MAP, 1>(codes, l, g, w[1], d);
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int j = 0; j < 2; j++)
-                    acc[g * M + m][j] =
-                        fmaf(unit[g], dot_of(d[m][2 * j], d[m][2 * j + 1]), acc[g * M + m][j]);
-        }
-    }
-    ring.release();
-    if constexpr (HALVES) {
-        codes = ring.wait();
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            int(*d)[4] = dot + g * M;
-            cols_group_dots<F, D, MAP, 1>(codes, l, g, later[g], d);
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int j = 0; j < 2; j++)
-                    acc[g * M + m][j] =
-                        fmaf(unit[g], dot_of(d[m][2 * j], d[m][2 * j + 1]), acc[g * M + m][j]);
-        }
-        ring.release();
-    }
-}
-
-// Half h of the tile. p: of the lane's four tokens of it, quad half_quad(r). seen: bit j is set
-// where the query sees token j of the tile; slots of the others may hold NaN.
-template <int F, int D, class Ring>
-__device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange, const Lane &l,
-                                                  int h, const float *p, uint64_t seen,
-                                                  float (&acc)[D / 16][2]) {
-    constexpr bool BF = F == BF16;
-    const int odd = l.q & 1;
-    __syncwarp();
-    sts64(exchange + l.q * 64 + half_quad(l.r) * 8, pack_half2<BF>(p[0], p[1]),
-          pack_half2<BF>(p[2], p[3]));
-    __syncwarp();
-#pragma unroll
-    for (int c = 0; c < 2; c++) { // 16 tokens: quad 2q + c
-        const int first = 8 * l.q + 4 * c;
-        uint2 b = lds64(exchange + l.r / 2 * 64 + first * 2);
-        if (l.r & 1)
-            b.x = b.y = 0;
-        const uint32_t four = (uint32_t)(seen >> (32 * h + first));
-        const uint32_t lo = (four & 1 ? 0xffffu : 0) | (four & 2 ? 0xffff0000u : 0),
-                       hi = (four & 4 ? 0xffffu : 0) | (four & 8 ? 0xffff0000u : 0);
-        const uint32_t codes = ring.wait();
-#pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            uint4 x[2];
-            lds_pair(codes + l.q * 8 * D + i * 256 + l.r * 32, odd, x[0], x[1]);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const uint32_t a[4] = {x[j].x & lo, x[j].z & lo, x[j].y & hi, x[j].w & hi};
-                float d[4] = {acc[2 * i + j][0], 0, acc[2 * i + j][1], 0};
-                mma_half<BF>(d, a, b.x, b.y);
-                acc[2 * i + j][0] = d[0];
-                acc[2 * i + j][1] = d[2];
-            }
-        }
-        ring.release();
+        for (int i = 0; i < CHUNKS; i++)
+            ring.release();
     }
 }
 
 // ---- softmax ---------------------------------------------------------------------------------
 
-// Raw scores of a part (tile or half) become p. Returns what all so far is multiplied with.
-template <int N>
-__device__ __forceinline__ float cols_softmax(float *p, float unit, float &max, float &sum) {
+// Raw scores of a tile become p. Returns what all so far is multiplied with.
+__device__ __forceinline__ float cols_softmax(float (&p)[8], float unit, float &max, float &sum) {
     float m = p[0];
 #pragma unroll
-    for (int j = 1; j < N; j++)
+    for (int j = 1; j < 8; j++)
         m = fmaxf(m, p[j]);
 #pragma unroll
     for (int j = 4; j < 32; j *= 2)
@@ -389,9 +212,181 @@ __device__ __forceinline__ float cols_softmax(float *p, float unit, float &max, 
     const float alpha = move_max(max, m * unit), from = finite_max(max) - WEIGHT_SHIFT;
     sum *= alpha;
 #pragma unroll
-    for (int j = 0; j < N; j++) {
+    for (int j = 0; j < 8; j++) {
         p[j] = exp2_fast(fmaf(p[j], unit, -from));
         sum += p[j];
     }
     return alpha;
+}
+
+// ---- values ----------------------------------------------------------------------------------
+
+// Outputs: [instruction m][8 columns]
+template <int D, int H> using ColsOutputs = float[D / 16][Cols<H>::BLOCKS][4];
+
+// Weights in the type of an exact tile, or f16 for an affine one, from where they were made to where
+// they are multiplied. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that fewer
+// lanes meet in a bank.
+template <int F, int H>
+__device__ __forceinline__ void cols_send(uint32_t exchange, int r, int q, const float (&p)[H][8]) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < H; i++) {
+        uint4 two;
+        if constexpr (exact_of(F)) {
+            two.x = pack_half2<F == BF16>(p[i][0], p[i][1]);
+            two.y = pack_half2<F == BF16>(p[i][2], p[i][3]);
+            two.z = pack_half2<F == BF16>(p[i][4], p[i][5]);
+            two.w = pack_half2<F == BF16>(p[i][6], p[i][7]);
+        } else { // as widen() pairs tokens
+            two.x = pack_half2<false>(p[i][0], p[i][2]);
+            two.y = pack_half2<false>(p[i][1], p[i][3]);
+            two.z = pack_half2<false>(p[i][4], p[i][6]);
+            two.w = pack_half2<false>(p[i][5], p[i][7]);
+        }
+        sts128(exchange + cols_head<H>(q, i) * 128 + (r ^ 2 * q) * 16, two);
+    }
+    __syncwarp();
+}
+// B registers of half h: quad 2q (first two), quad 2q + 1.
+template <int H>
+__device__ __forceinline__ void cols_receive(uint32_t exchange, int r, int q, int h,
+                                             uint4 (&b)[Cols<H>::BLOCKS]) {
+#pragma unroll
+    for (int n = 0; n < Cols<H>::BLOCKS; n++) {
+        const int head = cols_head_of<H>(8 * n + r);
+        b[n] = make_uint4(0, 0, 0, 0);
+        if (head >= 0)
+            b[n] = lds128(exchange + head * 128 + ((4 * h + q) ^ (r & 6)) * 16);
+    }
+}
+template <int H, bool BF>
+__device__ __forceinline__ void cols_value(float (&out)[Cols<H>::BLOCKS][4], const uint32_t (&a)[4],
+                                           const uint4 (&b)[Cols<H>::BLOCKS], int c) {
+#pragma unroll
+    for (int n = 0; n < Cols<H>::BLOCKS; n++)
+        mma_half<BF>(out[n], a, c ? b[n].z : b[n].x, c ? b[n].w : b[n].y);
+}
+
+// An affine tile. seen: bit j is set where the query sees token j; slots of the others may hold
+// NaN.
+template <int F, int D, int MAP, int H, class Ring>
+__device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, int r, int q,
+                                                   uint64_t seen, bool bf, ColsOutputs<D, H> &out) {
+    constexpr int G = dims_of_group(F), GROUPS = D / G, BITS = bits_of(F), CHUNKS = chunks_of(F);
+    static_assert(MAP == 32 || G == 64, "a lane's dims are those of one group");
+    uint4 late_s[CHUNKS > 1 ? GROUPS : 1], late_b[CHUNKS > 1 ? GROUPS : 1]; // of the second half
+    uint32_t codes = 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (h < CHUNKS)
+            codes = ring.wait();
+        const uint32_t scales = codes + Ring::SCALES + q * 16;
+        if (h == 0 && CHUNKS > 1)
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                late_s[g] = lds128(scales + g * 128 + 64);
+                late_b[g] = lds128(scales + (GROUPS + g) * 128 + 64);
+            }
+        // the rows of quads 2q and 2q + 1 of the half
+        const uint32_t row0 = BITS == 8   ? codes + 2 * q * 4 * D
+                              : BITS == 4 ? codes + (4 * h + q) * 4 * D
+                                          : codes + (2 * h + q / 2) * 4 * D,
+                       row1 = BITS == 8 ? row0 + 4 * D : row0;
+        const int shift = BITS == 2 ? (q & 1) * 4 : 0;
+        uint4 b[Cols<H>::BLOCKS];
+        cols_receive<H>(exchange, r, q, h, b);
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const bool late = h == 1 && CHUNKS > 1;
+            uint4 s = late ? late_s[late ? g : 0] : lds128(scales + g * 128 + h * 64),
+                  z = late ? late_b[late ? g : 0] : lds128(scales + (GROUPS + g) * 128 + h * 64);
+            scalars_to_half(s, z, bf);
+            // of pairs of tokens: [quad][0 and 2, 1 and 3]
+            uint32_t ss[2][2], bb[2][2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                ss[c][0] = even_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
+                ss[c][1] = odd_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
+                bb[c][0] = even_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
+                bb[c][1] = odd_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
+            }
+            if (~seen) {
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + 4 * c));
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const uint32_t mask = half_mask(four >> i & 1, four >> (i + 2) & 1);
+                        ss[c][i] &= mask;
+                        bb[c][i] &= mask;
+                    }
+                }
+            }
+            uint4 x[2][G / 32]; // 4 dims of quad 2q, of quad 2q + 1: two instructions each
+            if constexpr (MAP == 64) {
+                lds_pair(row0 + g * 256 + r * 32, q & 1, x[0][0], x[0][1]);
+                if (BITS == 8)
+                    lds_pair(row1 + g * 256 + r * 32, q & 1, x[1][0], x[1][1]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < G / 32; i++) {
+                    x[0][i] = lds128(row0 + (g * G + i * 32) * 4 + r * 16);
+                    if (BITS == 8)
+                        x[1][i] = lds128(row1 + (g * G + i * 32) * 4 + r * 16);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < G / 32; i++) {
+                const int block = g * (G / 32) + i;
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    auto step = [&](auto n) {
+                        constexpr int N = decltype(n)::value;
+                        const uint4 &four = x[BITS == 8 ? N : 0][i];
+                        const uint32_t u = word_of(four, 2 * m) >> shift,
+                                       v = word_of(four, 2 * m + 1) >> shift;
+                        uint32_t a[4];
+                        widen<BITS, BITS == 8 ? 0 : N>(u, ss[N][0], bb[N][0], ss[N][1], bb[N][1],
+                                                       a[0], a[2]);
+                        widen<BITS, BITS == 8 ? 0 : N>(v, ss[N][0], bb[N][0], ss[N][1], bb[N][1],
+                                                       a[1], a[3]);
+                        cols_value<H, false>(out[2 * block + m], a, b, N);
+                    };
+                    step(Format<0>());
+                    step(Format<1>());
+                }
+            }
+        }
+        if (h + 1 == 2 || CHUNKS > 1)
+            ring.release();
+    }
+}
+
+// An exact tile.
+template <int F, int D, int H, class Ring>
+__device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange, int r, int q,
+                                                  uint64_t seen, ColsOutputs<D, H> &out) {
+#pragma unroll 1
+    for (int h = 0; h < 2; h++) {
+        uint4 b[Cols<H>::BLOCKS];
+        cols_receive<H>(exchange, r, q, h, b);
+#pragma unroll
+        for (int c = 0; c < 2; c++) { // 16 tokens: quad 2q + c
+            const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + 4 * c));
+            const uint32_t lo = half_mask(four & 1, four & 2), hi = half_mask(four & 4, four & 8);
+            const uint32_t codes = ring.wait();
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) {
+                uint4 x[2];
+                lds_pair(codes + q * 8 * D + i * 256 + r * 32, q & 1, x[0], x[1]);
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const uint32_t a[4] = {x[j].x & lo, x[j].z & lo, x[j].y & hi, x[j].w & hi};
+                    cols_value<H, F == BF16>(out[2 * i + j], a, b, c);
+                }
+            }
+            ring.release();
+        }
+    }
 }

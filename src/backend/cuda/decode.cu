@@ -11,12 +11,15 @@
 //                                                        | the last block of a row and KV head
 //                                                     out                     folds them in order
 //
-// The first loads are on their way before the queries are packed. Two kernels: up to four query
-// heads a KV head in the columns of an instruction (cols.cuh), up to 16 in its rows (rows.cuh). The
-// first is compiled for the formats that matter one by one, both for all together, with a branch a
-// tile.
+// Where that makes fewer blocks than the device has SMs, a super-run is split among 2, 4 or 8 of
+// them (gridDim.z): their runs go to part_out one by one, and the last block folds all.
+//
+// The first loads are on their way before the queries are packed. What a warp does with a tile is
+// cols.cuh. The kernel is compiled for the formats that matter one by one, and for all together,
+// with a branch a tile; for up to 4, 8 and 16 query heads a KV head.
+#include <algorithm>
+
 #include "backend/cuda/cols.cuh"
-#include "backend/cuda/rows.cuh"
 
 namespace {
 
@@ -31,8 +34,9 @@ struct DecodeArgs {
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
     int slots; // of a block's ring
-    float *part_out;
-    float2 *part_ms;   // [item][kv head][gqa]
+    // partial results: [item][kv head][gqa]; split: [item][kv head][run][gqa]
+    float *part_out; // [D] each
+    float2 *part_ms; // maximum, sum
     uint32_t *arrived; // [decode row][kv head]
 };
 
@@ -132,15 +136,96 @@ __device__ __forceinline__ void fold_supers(const DecodeArgs &a, const decode_it
     }
 }
 
+// The same where super-runs were split: run by run. parts: shared memory, [FOLD_RUNS][HEADS].
+enum { FOLD_RUNS = 64 };
+template <int D, int HEADS>
+__device__ __forceinline__ void fold_runs(const DecodeArgs &a, const decode_item &item, uint32_t kv,
+                                          float2 *parts) {
+    const uint32_t values = a.gqa * D, runs = item.count * SUPER_RUNS;
+    // of run i of the row, behind all runs of the super-runs before it
+    auto part_of = [&](uint32_t i) {
+        return (((size_t)(item.first + i / SUPER_RUNS) * a.kv_heads + kv) * SUPER_RUNS +
+                i % SUPER_RUNS) * a.gqa;
+    };
+    constexpr int PASSES = HEADS * D / 2 / THREADS ? HEADS * D / 2 / THREADS : 1;
+    float2 o[PASSES];
+    float sum[PASSES], top[PASSES];
+#pragma unroll
+    for (int i = 0; i < PASSES; i++)
+        o[i] = make_float2(0, 0), sum[i] = 0, top[i] = MINUS_INF;
+    for (uint32_t first = 0; first < runs; first += FOLD_RUNS) {
+        const uint32_t n = min(runs - first, (uint32_t)FOLD_RUNS);
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < n * a.gqa; i += THREADS)
+            parts[i / a.gqa * HEADS + i % a.gqa] =
+                __ldcg(&a.part_ms[part_of(first + i / a.gqa) + i % a.gqa]);
+        __syncthreads();
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            const uint32_t e = (pass * THREADS + threadIdx.x) * 2, h = e / D;
+            if (e >= values)
+                break;
+            for (uint32_t i0 = 0; i0 < n; i0 += FOLD_AHEAD) { // two super-runs
+                float2 v[FOLD_AHEAD], ms[FOLD_AHEAD];
+#pragma unroll
+                for (int i = 0; i < FOLD_AHEAD; i++) {
+                    ms[i] = i0 + i < n ? parts[(i0 + i) * HEADS + h] : make_float2(MINUS_INF, 0);
+                    if (ms[i].x != MINUS_INF)
+                        v[i] = __ldcg((const float2 *)(a.part_out + part_of(first + i0 + i) * D + e));
+                }
+#pragma unroll
+                for (int super = 0; super < FOLD_AHEAD; super += SUPER_RUNS) {
+                    float super_top = MINUS_INF, super_sum = 0;
+                    float2 super_o = make_float2(0, 0);
+#pragma unroll
+                    for (int i = super; i < super + SUPER_RUNS; i++) {
+                        const FoldFactors f = fold_factors(super_top, ms[i].x);
+                        if (f.seen) {
+                            super_o.x = fold_seen(f, super_o.x, v[i].x);
+                            super_o.y = fold_seen(f, super_o.y, v[i].y);
+                            super_sum = fold_seen(f, super_sum, ms[i].y);
+                        }
+                    }
+                    const FoldFactors f = fold_factors(top[pass], super_top);
+                    if (f.seen) {
+                        o[pass].x = fold_seen(f, o[pass].x, super_o.x);
+                        o[pass].y = fold_seen(f, o[pass].y, super_o.y);
+                        sum[pass] = fold_seen(f, sum[pass], super_sum);
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const uint32_t e = (pass * THREADS + threadIdx.x) * 2;
+        if (e < values)
+            *(float2 *)(a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D + e) =
+                make_float2(o[pass].x / sum[pass], o[pass].y / sum[pass]);
+    }
+}
+
 // Runs of the block in order; the result is the row's, or one of its parts. outputs: of warp w at
 // outputs + w * pitch, [gqa][D]; scratch: shared memory that outputs may lie in.
 template <int D, int HEADS>
 __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &item, uint32_t index,
                                        uint32_t kv, RunResults<HEADS> &runs, const float *outputs,
                                        uint32_t pitch, void *scratch) {
-    const size_t part = ((size_t)index * a.kv_heads + kv) * a.gqa;
+    const uint32_t split = gridDim.z, runs_here = SUPER_RUNS / split;
+    size_t part = ((size_t)index * a.kv_heads + kv) * a.gqa;
     __syncthreads();
-    for (uint32_t e = threadIdx.x; e < a.gqa * D; e += THREADS) {
+    if (split > 1)
+        part = part * SUPER_RUNS + blockIdx.z * runs_here * a.gqa;
+    for (uint32_t e = threadIdx.x; split > 1 && e < a.gqa * D; e += THREADS) {
+        const uint32_t h = e / D;
+        for (uint32_t w = 0; w < runs_here; w++) {
+            if (runs.max[w][h] != MINUS_INF)
+                a.part_out[(part + w * a.gqa) * D + e] = outputs[w * pitch + e];
+            if (e % D == 0)
+                a.part_ms[part + w * a.gqa + h] = make_float2(runs.max[w][h], runs.sum[w][h]);
+        }
+    }
+    for (uint32_t e = threadIdx.x; split == 1 && e < a.gqa * D; e += THREADS) {
         const uint32_t h = e / D;
         float top = MINUS_INF, o = 0, sum = 0;
 #pragma unroll
@@ -159,20 +244,23 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
                 a.part_ms[part + h] = make_float2(top, sum);
         }
     }
-    if (item.count == 1)
+    if (item.count * split == 1)
         return;
     __threadfence();
     __syncthreads();
     uint32_t *arrived = &a.arrived[item.slot * a.kv_heads + kv];
     if (threadIdx.x == 0)
-        runs.last = atomicAdd(arrived, 1) == item.count - 1;
+        runs.last = atomicAdd(arrived, 1) == item.count * split - 1;
     __syncthreads();
     if (!runs.last)
         return;
     __threadfence();
     if (threadIdx.x == 0)
         *arrived = 0; // for the next layer
-    fold_supers<D, HEADS>(a, item, kv, (SuperFactors *)scratch);
+    if (split == 1)
+        fold_supers<D, HEADS>(a, item, kv, (SuperFactors *)scratch);
+    else
+        fold_runs<D, HEADS>(a, item, kv, (float2 *)scratch);
 }
 
 // ---- what a warp reads -----------------------------------------------------------------------
@@ -206,207 +294,36 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &v
     return __popc(all);
 }
 
-// ---- up to four heads ------------------------------------------------------------------------
+// ---- the kernel ------------------------------------------------------------------------------
 
-template <int D, int HALVES> union ColsShared {
-    ColsQuery<D, HALVES> query;
-    uint8_t exchange[WARPS][EXCHANGE_BYTES]; // where no query is needed any more
-};
-
-// One row of queries into shared memory; by a warp. Row `to` of planes, of halves.
-template <int D, uint32_t KF>
-__device__ __forceinline__ void cols_pack(const float *q, float scale, int h, bool some,
-                                          ColsQuery<D, halves_of(KF)> &to) {
-    constexpr int N = D / 32;
-    const int lane = threadIdx.x % 32;
-    PackedRow<D> p = {};
-    if (some)
-        pack_row<D>(q, scale, p);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        to.planes[2 * h][lane * N + i] = high_of(p.code[i]);
-        to.planes[2 * h + 1][lane * N + i] = low_of(p.code[i]);
-        if constexpr (KF & bit(F16))
-            to.half[0][h][lane * N + i] = (uint16_t)pack_half2<false>(p.x[i], 0);
-        if constexpr (KF & bit(BF16))
-            to.half[halves_of(KF) - 1][h][lane * N + i] = (uint16_t)pack_half2<true>(p.x[i], 0);
-    }
-    if (lane % (1024 / D) == 0)
-        to.sum32[h][lane * D / 1024] = p.sum32;
-    if (lane == 0) {
-        to.unit[h] = p.unit;
-        to.exact_unit[h] = p.exact_unit;
-    }
-}
-
-template <int D, uint32_t KF, uint32_t VF>
-__global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
-    decode_cols(const step_group g, const DecodeArgs a) {
-    using Ring = Stream<D, KF, VF, false>;
-    constexpr int HALVES = halves_of(KF), BG = VF & GROUPS_OF_32 ? 32 : 64;
-    constexpr int MAP = VF & (EXACT_FORMATS | GROUPS_OF_32) ? 32 : 64;
-    constexpr bool CODES = KF & ~EXACT_FORMATS, SHARE = !HALVES;
+template <int D, uint32_t KF, uint32_t VF, int H>
+__global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
+    decode(const step_group g, const DecodeArgs a) {
+    using Ring = Stream<D, KF, VF>;
+    constexpr int HEADS = Cols<H>::HEADS, COLUMNS = Cols<H>::COLUMNS,
+                  MAP = VF & (EXACT_FORMATS | GROUPS_OF_32) ? 32 : 64;
     extern __shared__ __align__(128) uint8_t rings[];
-    __shared__ __align__(16) ColsShared<D, HALVES> shared;
-    __shared__ __align__(16) uint8_t own_exchange[SHARE ? 1 : WARPS][SHARE ? 16 : EXCHANGE_BYTES];
+    __shared__ __align__(16) ColsQuery<D, KF, H> query;
+    __shared__ __align__(16) uint8_t exchanges[WARPS][Cols<H>::EXCHANGE_BYTES];
     __shared__ __align__(8) uint64_t bars[BARRIERS];
     __shared__ TileRef tiles[WARPS][RUN_TILES];
     __shared__ uint8_t numbers[WARPS][RUN_TILES];
-    __shared__ RunResults<4> runs;
-
-    kernel_begins();
-    if (blockIdx.x >= g.counts[COUNT_DECODE])
-        return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const decode_item item = g.decode[blockIdx.x];
-    const uint32_t kv = blockIdx.y, run = item.super * SUPER_RUNS + warp;
-    const dev_view &view = item.view;
-    const uint32_t exchange =
-        SHARE ? smem_at(shared.exchange[warp]) : smem_at(own_exchange[SHARE ? 0 : warp]);
-
-    // The ring: the block's slots, shared by the warps whose run has begun.
-    const int active = min(WARPS, (int)((item.pos - item.super * SUPER) / RUN) + 1),
-              slots = min(a.slots, BARRIERS) / active;
-    uint8_t *own = rings + warp * slots * Ring::SLOT;
-    Ring ring;
-    ring.ring = smem_at(own);
-    ring.bars = smem_at(bars + (warp < active ? warp : 0) * slots);
-    ring.slots = slots;
-    ring.tiles = tiles[warp];
-    ring.layouts = g.layouts;
-    ring.n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
-    if (warp < active)
-        for (int i = lane; i < slots; i += 32)
-            barrier_init(ring.bars + 8 * i, COPY_ARRIVALS);
-    barriers_ready();
-    __syncwarp();
-    ring.start();
-
-    if (warp < 4)
-        cols_pack<D, KF>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + warp) * D, a.scale, warp,
-                         warp < (int)a.gqa, shared.query);
-    __syncthreads();
-    const int r = lane / 4, q = lane % 4;
-    ColsCodes<D> codes;
-    codes.exact_unit = shared.query.exact_unit[q];
-    if constexpr (CODES) {
-        codes.unit = shared.query.unit[q];
-#pragma unroll
-        for (int k = 0; k < D / 32; k++) {
-            const uint2 two = *(const uint2 *)&shared.query.planes[r][k * 32 + q * 8];
-            codes.b[k][0] = two.x;
-            codes.b[k][1] = two.y;
-            codes.sum32[k] = (float)shared.query.sum32[q][k];
-        }
-    }
-    if constexpr (SHARE)
-        __syncthreads(); // the exchange takes the query's place
-
-    float top = MINUS_INF, sum = 0, acc[D / 16][2] = {}, bias[D / BG] = {};
-    for (int i = 0; i < ring.n; i++) {
-        const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
-        const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
-        const uint64_t seen = seen_of_tile(view, item.pos, first);
-        const bool halves = exact_of<VF>(layout->v);
-        const Lane l = lane_of(lane, halves);
-        float p[8];
-        with_format<KF>(layout->k, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F))
-                cols_scores_exact<F, D>(ring, l, shared.query.half[F == BF16 ? HALVES - 1 : 0][0],
-                                        p);
-            else
-                cols_scores_affine<F, D, !(VF & EXACT_FORMATS)>(ring, l, codes, layout->k_bf16, p);
-        });
-        if (~seen) {
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (!(seen >> (4 * l.quad[j / 4] + j % 4) & 1))
-                    p[j] = MINUS_INF;
-        }
-        const float unit = exact_of<KF>(layout->k) ? codes.exact_unit : codes.unit;
-        auto rescale = [&](float alpha) {
-            if (!__any_sync(~0u, alpha != 1))
-                return;
-#pragma unroll
-            for (int k = 0; k < D / 16; k++)
-                acc[k][0] *= alpha, acc[k][1] *= alpha;
-#pragma unroll
-            for (int k = 0; k < D / BG; k++)
-                bias[k] *= alpha;
-        };
-        with_format<VF>(layout->v, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F)) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    rescale(cols_softmax<4>(p + 4 * h, unit, top, sum));
-                    cols_values_exact<F, D>(ring, exchange, l, h, p + 4 * h, seen, acc);
-                }
-            } else {
-                rescale(cols_softmax<8>(p, unit, top, sum));
-                cols_values_affine<F, D, MAP, BG>(ring, exchange, l, p, ~seen, layout->v_bf16, acc,
-                                                  bias);
-            }
-        });
-    }
-
-    // the run, into the warp's own ring, which nothing is copied to any more
-    sum += __shfl_xor_sync(~0u, sum, 4);
-    sum += __shfl_xor_sync(~0u, sum, 8);
-    sum += __shfl_xor_sync(~0u, sum, 16);
-    if constexpr (VF & ~EXACT_FORMATS)
-#pragma unroll
-        for (int k = 0; k < D / BG; k++)
-#pragma unroll
-            for (int j = 4; j < 32; j *= 2)
-                bias[k] += __shfl_xor_sync(~0u, bias[k], j);
-    float *out = (float *)own;
-    __syncwarp();
-    if (warp >= active) { // behind the row: nothing was seen
-        if (lane < 4)
-            runs.max[warp][lane] = MINUS_INF;
-    } else if (q < (int)a.gqa) {
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            const int d = cols_dim<MAP>(k, r);
-            *(float2 *)(out + q * D + d) =
-                make_float2(acc[k][0] + bias[d / BG], acc[k][1] + bias[d / BG]);
-        }
-        if (r == 0) {
-            runs.max[warp][q] = top;
-            runs.sum[warp][q] = sum;
-        }
-    }
-    finish<D, 4>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
-                 rings);
-}
-
-// ---- up to 16 heads --------------------------------------------------------------------------
-
-// The 16 rows of queries are shared by the warps of a block.
-template <int D, uint32_t KF, uint32_t VF>
-__global__ void __launch_bounds__(THREADS, 1) decode_rows(const step_group g, const DecodeArgs a) {
-    using Ring = Stream<D, KF, VF, true>;
-    constexpr int BG = 32;
-    extern __shared__ __align__(128) uint8_t rings[];
-    __shared__ __align__(16) RowsQuery<D, KF, 16> query;
-    __shared__ __align__(8) uint64_t bars[BARRIERS];
-    __shared__ TileRef tiles[WARPS][RUN_TILES];
-    __shared__ uint8_t numbers[WARPS][RUN_TILES];
-    __shared__ RunResults<GQA_MAX> runs;
+    __shared__ RunResults<HEADS> runs;
 
     kernel_begins();
     if (blockIdx.x >= g.counts[COUNT_DECODE])
         return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
     const decode_item item = g.decode[blockIdx.x];
-    const uint32_t kv = blockIdx.y, run = item.super * SUPER_RUNS + warp;
+    const uint32_t kv = blockIdx.y, first_run = item.super * SUPER_RUNS +
+                                                 SUPER_RUNS / gridDim.z * blockIdx.z,
+                   run = first_run + warp;
     const dev_view &view = item.view;
+    const uint32_t exchange = smem_at(exchanges[warp]);
 
     // The ring: the block's slots, shared by the warps whose run has begun.
-    const int active = min(WARPS, (int)((item.pos - item.super * SUPER) / RUN) + 1),
-              slots = min(a.slots, BARRIERS) / active;
+    const int active = max(0, min((int)(SUPER_RUNS / gridDim.z), (int)(item.pos / RUN - first_run) + 1)),
+              slots = min(a.slots, BARRIERS) / max(active, 1);
     uint8_t *own = rings + warp * slots * Ring::SLOT;
     Ring ring;
     ring.ring = smem_at(own);
@@ -414,7 +331,10 @@ __global__ void __launch_bounds__(THREADS, 1) decode_rows(const step_group g, co
     ring.slots = slots;
     ring.tiles = tiles[warp];
     ring.layouts = g.layouts;
-    ring.n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
+    ring.n = 0;
+    if (warp < active)
+        ring.n =
+            find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
     if (warp < active)
         for (int i = lane; i < slots; i += 32)
             barrier_init(ring.bars + 8 * i, COPY_ARRIVALS);
@@ -422,113 +342,98 @@ __global__ void __launch_bounds__(THREADS, 1) decode_rows(const step_group g, co
     __syncwarp();
     ring.start();
 
-    for (int h = warp; h < 16; h += WARPS)
-        rows_pack<D, KF, 16>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + h) * D, a.scale, h,
-                             h < (int)a.gqa, query);
-    __syncthreads();
-    float units[2], exact_units[2], sum32[2][D / 32];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        units[i] = query.unit[r + 8 * i];
-        exact_units[i] = query.exact_unit[r + 8 * i];
+    for (int c = warp; c < COLUMNS; c += WARPS) {
+        const int head = cols_head_of<H>(c);
+        cols_pack<D, KF, H>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D, a.scale, c,
+                            head >= 0 && head < (int)a.gqa, query);
     }
-    rows_sums<D, KF, 16>(query, r, sum32);
+    __syncthreads();
+    float unit[H], top[H], sum[H], out[D / 16][Cols<H>::BLOCKS][4] = {};
+#pragma unroll
+    for (int i = 0; i < H; i++) {
+        unit[i] = query.unit[cols_head<H>(q, i)];
+        top[i] = MINUS_INF;
+        sum[i] = 0;
+    }
 
-    RowState<1> state = {{{MINUS_INF, MINUS_INF}}, {}};
-    float o[1][D / 32][4][4] = {}, bias[2][D / BG][2] = {};
     for (int i = 0; i < ring.n; i++) {
         const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
         const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
+        const bool k_bf16 = layout->k_bf16, v_bf16 = layout->v_bf16;
         const uint64_t seen = seen_of_tile(view, item.pos, first);
-        float s[1][2][16];
+        float d[4][Cols<H>::BLOCKS][4] = {}, p[H][8];
         with_format<KF>(layout->k, [&](auto f) {
             constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F)) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float d[1][4][4] = {};
-#pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        rows_scores_exact<F, D, 1>(ring.wait(), c, r, q,
-                                                   smem_at(query.half[F == BF16][0]), d);
-                        ring.release();
-                    }
-                    rows_scores_take<1, 16>(d, s, 8 * h);
-                }
-            } else {
-                uint32_t codes[2] = {ring.wait(), 0};
-                if (chunks_of(F) == 2)
-                    codes[1] = ring.wait(1);
-                rows_scores_affine<F, D>(codes, codes[0] + Ring::SCALES, r, q,
-                                         smem_at(query.planes[0]), sum32, layout->k_bf16, s[0]);
-                for (int c = 0; c < chunks_of(F); c++)
-                    ring.release();
-            }
+            if constexpr (exact_of(F))
+                cols_scores_exact<F, D, KF, H>(ring, r, q, query, d);
+            else
+                cols_scores_affine<F, D, KF, H>(ring, r, q, query, k_bf16, d);
         });
-        if (~seen) {
+        float alpha[H];
+        bool moved = false;
 #pragma unroll
-            for (int j = 0; j < 16; j++)
-                if (!(seen >> (j / 8 * 32 + 8 * q + j % 8) & 1))
-                    s[0][0][j] = s[0][1][j] = MINUS_INF;
+        for (int h = 0; h < H; h++) {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                p[h][j] = d[j / 2][h / 2][j % 2 * 2 + h % 2];
+            if (~seen) {
+                const uint32_t eight = (uint32_t)(seen >> (8 * r));
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (!(eight >> j & 1))
+                        p[h][j] = MINUS_INF;
+            }
+            alpha[h] = cols_softmax(p[h], unit[h], top[h], sum[h]);
+            moved |= alpha[h] != 1;
         }
-        const bool exact = exact_of<KF>(layout->k);
-        const float unit[1][2] = {
-            {exact ? exact_units[0] : units[0], exact ? exact_units[1] : units[1]}};
+        if (__any_sync(~0u, moved)) {
+#pragma unroll
+            for (int m = 0; m < D / 16; m++)
+#pragma unroll
+                for (int h = 0; h < H; h++) {
+                    out[m][h / 2][h % 2] *= alpha[h];
+                    out[m][h / 2][2 + h % 2] *= alpha[h];
+                }
+        }
         with_format<VF>(layout->v, [&](auto f) {
             constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F)) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float p[1][2][8], alpha[1][2];
-#pragma unroll
-                    for (int j = 0; j < 16; j++)
-                        p[0][j / 8][j % 8] = s[0][j / 8][8 * h + j % 8];
-                    rows_softmax<1, 8>(p, unit, state, alpha);
-                    rows_rescale<D, 1, D / BG>(alpha, o, bias);
-#pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        rows_values_exact<F, D, 1, true>(ring.wait(), h, c, r, q, p, seen, o);
-                        ring.release();
-                    }
-                }
-            } else {
-                float alpha[1][2];
-                rows_softmax<1, 16>(s, unit, state, alpha);
-                rows_rescale<D, 1, D / BG>(alpha, o, bias);
-                uint32_t codes[2] = {ring.wait(), 0};
-                if (chunks_of(F) == 2)
-                    codes[1] = ring.wait(1);
-                rows_values_affine<F, D, BG>(codes, codes[0] + Ring::SCALES, r, q, s[0], seen,
-                                             layout->v_bf16, o[0], bias);
-                for (int c = 0; c < chunks_of(F); c++)
-                    ring.release();
-            }
+            cols_send<F, H>(exchange, r, q, p);
+            if constexpr (exact_of(F))
+                cols_values_exact<F, D, H>(ring, exchange, r, q, seen, out);
+            else
+                cols_values_affine<F, D, MAP, H>(ring, exchange, r, q, seen, v_bf16, out);
         });
     }
 
-    float *out = (float *)own;
+    // the run, into the warp's own ring, which nothing is copied to any more
+#pragma unroll
+    for (int h = 0; h < H; h++)
+#pragma unroll
+        for (int j = 4; j < 32; j *= 2)
+            sum[h] += __shfl_xor_sync(~0u, sum[h], j);
+    float *outputs = (float *)own;
     __syncwarp();
+    if (warp >= active) { // behind the row: nothing was seen
+        if (lane < HEADS)
+            runs.max[warp][lane] = MINUS_INF;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float sum = rows_tree(state.sum[0][i][0], state.sum[0][i][1]);
-        const int h = r + 8 * i;
-        if (q == 0) {
-            runs.max[warp][h] = state.max[0][i];
-            runs.sum[warp][h] = sum;
-        }
+        for (int h = 0; h < H; h++) {
+            const int head = cols_head<H>(q, h);
+            if (head >= (int)a.gqa)
+                continue;
 #pragma unroll
-        for (int block = 0; block < D / 32; block++) {
-            const float b = rows_tree(bias[i][block][0], bias[i][block][1]);
-            if (warp < active && h < (int)a.gqa)
-#pragma unroll
-                for (int t = 0; t < 4; t++)
-#pragma unroll
-                    for (int c = 0; c < 2; c++)
-                        out[h * D + 32 * block + 8 * q + 4 * c + t] = o[0][block][t][2 * i + c] + b;
+            for (int m = 0; m < D / 16; m++)
+                *(float2 *)(outputs + head * D + cols_dim<MAP>(m, r)) =
+                    make_float2(out[m][h / 2][h % 2], out[m][h / 2][2 + h % 2]);
+            if (r == 0) {
+                runs.max[warp][head] = top[h];
+                runs.sum[warp][head] = sum[h];
+            }
         }
     }
-    finish<D, GQA_MAX>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
-                       rings);
+    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
+                     rings);
 }
 
 // ---- launches --------------------------------------------------------------------------------
@@ -541,14 +446,14 @@ struct Choice {
     int pairs; // 2: two blocks an SM where their slots fit
 };
 
-template <int D> Choice choose(uint32_t k, uint32_t v, uint32_t gqa) {
-    if (gqa > 4)
-        return {decode_rows<D, K_FORMATS, V_FORMATS>, Stream<D, K_FORMATS, V_FORMATS, true>::SLOT,
-                1};
-    if constexpr (D == 128) {
+template <int D, uint32_t KF, uint32_t VF, int H> Choice choice_of() {
+    return {decode<D, KF, VF, H>, Stream<D, KF, VF>::SLOT, D <= 128 && H == 1 ? 2 : 1};
+}
+template <int D, int H> Choice choose(uint32_t k, uint32_t v) {
+    if constexpr (D == 128 && H == 1) {
 #define ONE(K, V)                                                                                  \
     if (k == bit(K) && v == bit(V))                                                                \
-        return {decode_cols<D, bit(K), bit(V)>, Stream<D, bit(K), bit(V), false>::SLOT, 2};
+        return choice_of<D, bit(K), bit(V), H>();
         ONE(F16, F16)
         ONE(BF16, BF16)
         ONE(Q8G64, Q8G64)
@@ -556,8 +461,10 @@ template <int D> Choice choose(uint32_t k, uint32_t v, uint32_t gqa) {
         ONE(Q4G64, Q4G64)
 #undef ONE
     }
-    return {decode_cols<D, K_FORMATS, V_FORMATS>, Stream<D, K_FORMATS, V_FORMATS, false>::SLOT,
-            D <= 128 ? 2 : 1};
+    return choice_of<D, K_FORMATS, V_FORMATS, H>();
+}
+template <int D> Choice choose(uint32_t k, uint32_t v, uint32_t gqa) {
+    return gqa <= 4 ? choose<D, 1>(k, v) : gqa <= 8 ? choose<D, 2>(k, v) : choose<D, 4>(k, v);
 }
 
 } // namespace
@@ -586,6 +493,20 @@ bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, 
     return slots_alone(b, choose_kernel(k_formats, v_formats, head_dim, gqa), &fixed) >= SLOTS_MIN;
 }
 
+// Blocks that a super-run is split among where it would have one of `blocks`.
+static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
+    uint32_t split = SUPER_RUNS;
+    while (split > 1 && blocks * split > (uint32_t)b->sm_count)
+        split /= 2;
+    return split;
+}
+
+size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads) {
+    // where super-runs are split, they are those of at most half as many blocks as there are SMs
+    const size_t blocks = items * kv_heads, half = (size_t)b->sm_count / 2;
+    return std::max(blocks, std::min(blocks, half) * SUPER_RUNS);
+}
+
 void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                       uint32_t heads, float scale, float *out) {
     const group_plan &plan = b->plan[group];
@@ -596,8 +517,8 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
     const int warp_slot = WARPS * (int)c.slot_bytes, whole = (int)b->shared_per_block - fixed,
               half = (int)(b->shared_per_sm / 2 - b->shared_reserved) - fixed;
     // few blocks: one an SM, with all its memory in flight
-    if (c.pairs == 2 && half / warp_slot >= SLOTS_MIN &&
-        plan.blocks[COUNT_DECODE] * kv_heads > (uint32_t)b->sm_count)
+    const uint32_t blocks = plan.blocks[COUNT_DECODE] * kv_heads;
+    if (c.pairs == 2 && half / warp_slot >= SLOTS_MIN && blocks > (uint32_t)b->sm_count)
         slots = half / warp_slot;
     slots = slots < SLOTS_MAX ? slots : SLOTS_MAX;
     const size_t bytes = (size_t)slots * warp_slot;
@@ -606,8 +527,9 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
         return;
     const DecodeArgs args = {q,        out,           scale,       layer,      heads,     gqa,
                              kv_heads, slots * WARPS, b->part_out, b->part_ms, b->arrived};
-    cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads), THREADS, bytes,
-                            b->group[group], args));
+    const uint32_t split = decode_split(b, blocks);
+    cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads, split), THREADS,
+                            bytes, b->group[group], args));
 }
 
 extern "C" void cuda_attention(cuda_backend *b, const batch *batch, const kv_view *views,

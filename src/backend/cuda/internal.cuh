@@ -131,10 +131,10 @@ struct cuda_backend {
     step_group group[CUDA_GROUPS_MAX];
     group_plan plan[CUDA_GROUPS_MAX];
     step_plan step; // of the last cuda_step_begin: where group and plan come from
-    // scratch of decode: partial results of items, arrival counters
-    float *part_out; // [item][kv head][gqa][head_dim]
-    float2 *part_ms; // [item][kv head][gqa] maximum, sum
-    uint32_t *arrived;
+    // scratch of decode: partial results (decode.cu says of what), arrival counters
+    float *part_out; // [part][gqa][head_dim]
+    float2 *part_ms; // [part][gqa] maximum, sum
+    uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;
     struct cuda_arenas *arenas; // backend.cu
@@ -158,6 +158,9 @@ size_t tables_lay_out(const cuda_limits *l, const uint8_t *base, uint32_t n_seqs
                       const table_caps *caps, step_group *groups);
 // limits.prefill_rows, settled.
 uint32_t prefill_rows_of(const cuda_limits *l);
+// decode.cu: partial results, each of all heads of a KV head, that a launch of so many items leaves
+// at most.
+size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);
 // prefill.cu: query rows (tokens x query heads of a KV head) of a full block.
 uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t head_dim);
 // product.cu: bytes of cuda_backend.act.

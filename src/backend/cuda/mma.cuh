@@ -24,13 +24,6 @@ __device__ __forceinline__ void mma_u8s8(int (&d)[4], const uint32_t (&a)[4], ui
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void mma_s8u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                 "{%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 // f16 or bf16, float32 sums
 template <bool BF>
 __device__ __forceinline__ void mma_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -60,27 +53,13 @@ __device__ __forceinline__ uint4 lds128(uint32_t a) {
                  : "r"(a));
     return v;
 }
-__device__ __forceinline__ uint2 lds64(uint32_t a) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
-    return v;
-}
-__device__ __forceinline__ void sts64(uint32_t a, uint32_t x, uint32_t y) {
-    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(a), "r"(x), "r"(y) : "memory");
-}
 __device__ __forceinline__ void sts128(uint32_t a, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z),
                  "r"(v.w)
                  : "memory");
 }
-// Two 16-byte words. Lanes of odd q read them in the other order: rows stand multiples of 128 bytes
-// apart, and where the words stand side by side half of the bank conflicts go.
-__device__ __forceinline__ void lds_two(uint32_t first, uint32_t second, int odd, uint4 &a,
-                                        uint4 &b) {
-    uint4 x = lds128(odd ? second : first), y = lds128(odd ? first : second);
-    a = odd ? y : x;
-    b = odd ? x : y;
-}
+// 32 bytes. Lanes of odd q read the halves in the other order: rows stand multiples of 128 bytes
+// apart, and half of the bank conflicts go.
 __device__ __forceinline__ void lds_pair(uint32_t at, int odd, uint4 &a, uint4 &b) {
     uint4 x = lds128(at + odd * 16), y = lds128(at + (odd ^ 1) * 16);
     a = odd ? y : x;
@@ -96,24 +75,6 @@ __device__ __forceinline__ float exp2_fast(float x) { // 2 ulp; -inf gives 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-// Eight scalars of a tile's scales or biases.
-__device__ __forceinline__ void scalars8(const uint4 &v, bool bf, float (&f)[8]) {
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-    if (bf) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            f[2 * i] = __uint_as_float(w[i] << 16);
-            f[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float2 two = __half22float2(*reinterpret_cast<const __half2 *>(&w[i]));
-            f[2 * i] = two.x;
-            f[2 * i + 1] = two.y;
-        }
-    }
 }
 template <bool BF> __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
     if (BF) {

@@ -2,17 +2,17 @@
 // prefill.cu: attention of many rows.
 //
 // A block is (some tokens of one sequence, KV head): its query rows are (token, query head of the
-// group), 16 or 32 to a warp, 8 warps (4 for 256 dims). All of them go over the tiles that some row
-// sees, in order of position; the tiles come through one ring of shared memory, which a warp of its
-// own fills:
+// group), 64 to a group of four warps. It goes over the tiles that some row sees, in order of
+// position. Two more groups, one for K and one for V, read the tiles and put them into shared
+// memory as 16-bit matrices (widen.cuh), once for all rows; from there on all formats are one:
 //
-//     slot    | K chunk | K chunk | V chunk | V chunk | K chunk | ...
-//     full    opens when a chunk's bytes have come       warps wait for it
-//     empty   opens when all warps are done with it      the producer waits for it, and asks for
-//                                                        the next chunk
+//     pages --K group--> slots of K --+--> rows: S = Q K^T, p = 2^(S - M), O += P V
+//           --V group--> slots of V --+
 //
-// (Where one of the 8 did that beside its rows, all waited for it: a third of the time.) The
-// producer needs few registers, and on sm_90 gives the rest of its share to the others.
+//     full    opens when a slot holds a tile       the groups of rows wait for it
+//     empty   opens when they are done with it     the group that fills it waits
+//
+// Those need few registers, and on sm_90 give the rest of their share to the rows.
 //
 // The sums of a row are those of decode.cu, so its bits are, too:
 //
@@ -20,28 +20,35 @@
 //     super, 2,048 tokens   in shared memory, each thread its own part
 //     row                   in out itself, until it is divided by the row's sum
 //
-// Blocks whose queries see most come first.
-#include "backend/cuda/rows.cuh"
+// What stands where in the matrices (which token is column c of K is free):
+//
+//     Q, K    [instruction 2k + n][half u][row or column][quads 8k + 4u + n and + 2, place_in_quad]
+//             column 8j + 2q + e of K is token 32e + 8q + j: what a lane (r, q) gets of the scores
+//             are chains q and 4 + q of arithmetic.cuh
+//     V       [instruction 2h + c][half u][column]
+//             [tokens 32h + 8q + 4c + u and + 2, q = 0 .. 3]; column k D / 4 + l is dim 4l + k
+#include "backend/cuda/stream.cuh"
+#include "backend/cuda/wgmma.cuh"
 
 namespace {
 
-enum { SLOTS_MAX = 12, SLOTS_MIN = 4 };
+enum { GROUP = 128, GROUP_ROWS = 64, SLOTS_MAX = 6 };
 
-// One lane of a warp says that all are done with a chunk. compute-sanitizer's racecheck follows
-// each thread by itself, so for it all of them do.
+// One lane of a warp says that all are done with a slot. compute-sanitizer's racecheck follows each
+// thread by itself, so for it all of them do.
 #ifdef KVASIR_RACECHECK
 enum { ARRIVALS = 32 };
 #else
 enum { ARRIVALS = 1 };
 #endif
 
-// Registers go from the warps that fill the ring to those that multiply: 4 warps each (a group).
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define REGISTERS_OF_PRODUCER() asm volatile("setmaxnreg.dec.sync.aligned.u32 40;")
-#define REGISTERS_OF_ROWS()     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;")
+// Registers go from the groups that fill slots to those that multiply.
+#if WGMMA
+#define REGISTERS_DOWN(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))
+#define REGISTERS_UP(n)   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
 #else
-#define REGISTERS_OF_PRODUCER() (void)0
-#define REGISTERS_OF_ROWS()     (void)0
+#define REGISTERS_DOWN(n) (void)0
+#define REGISTERS_UP(n)   (void)0
 #endif
 
 struct PrefillArgs {
@@ -49,7 +56,7 @@ struct PrefillArgs {
     float *out;
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
-    int slots;
+    int slots; // of K, and of V
 };
 
 // The fold of a row so far.
@@ -66,84 +73,45 @@ struct Tiles {
     }
 };
 
-template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> struct Block {
-    static constexpr int ROWS = WARPS * 16 * M, THREADS = WARPS * 32, ALL = THREADS + 128,
-                         PARTS = M * 2 * D / 16; // float4 of a thread's outputs
-    // Exact pages: scores and values of half a tile, then of the other: 32 rows have no registers
-    // for the scores of a whole one.
-    static constexpr bool BY_HALVES = M == 2;
-    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, true), SCALES = scales_at(D, true);
+// 16-bit types of tiles, as a mask.
+enum { TYPE_F16 = 1, TYPE_BF16 = 2, TYPE_BOTH = 3 };
+
+template <int D, int KT> struct Block {
+    static constexpr int GROUPS = D == 256 ? 1 : 2, // of rows
+        ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 2) * GROUP, PARTS = D / 8, // float4 of outputs
+        QUERIES = KT == TYPE_BOTH ? 2 : 1;
+    // of a thread that fills slots and of one that multiplies: together what the SM has
+    static constexpr int FILL_REGISTERS = D == 256 ? 128 : D == 128 ? 88 : 120,
+                         ROW_REGISTERS = D == 256 ? 240 : D == 128 ? 168 : 136;
+    static constexpr uint32_t QUERY = GROUP_ROWS * D * 2, SLOT = TILE_TOKENS * D * 2;
     struct Shared {
-        RowsQuery<D, KF, ROWS> query;
+        alignas(128) uint8_t query[QUERIES][GROUPS][QUERY];
+        alignas(16) float4 super[PARTS][GROUPS * GROUP];
         RowFold fold[ROWS];
-        alignas(16) float4 super[PARTS][THREADS];
-        alignas(8) uint64_t full[SLOTS_MAX], empty[SLOTS_MAX];
-        uint32_t layout[SLOTS_MAX]; // of the tile that a slot's chunk belongs to
+        float unit[ROWS];
+        alignas(8) uint64_t full[2][SLOTS_MAX], empty[2][SLOTS_MAX]; // K, V
+        bool bf16[2][SLOTS_MAX];                                     // the type of what is in a slot
     };
     static constexpr uint32_t RING = (sizeof(Shared) + 127) / 128 * 128; // where slots begin
 };
 
-// Asks for all chunks, in order; by one warp.
-template <class B, int D, uint32_t KF, uint32_t VF>
-__device__ __forceinline__ void produce(const step_group &g, const PrefillArgs &a, uint32_t kv,
-                                        const dev_view &view, const Tiles &tiles,
-                                        typename B::Shared &sh, uint32_t ring) {
-    int slot = 0, phase = 1; // the first round's slots are empty: that phase has passed already
-    for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
-        uint32_t layout = 0;
-        const uint8_t *page = page_find(g, view, number, &layout);
-        const dev_layout &l = g.layouts[layout];
-        const uint8_t *tile = page + (size_t)a.layer * l.layer_bytes + (size_t)kv * l.head_bytes;
-        auto ask = [&](auto copy) {
-            barrier_wait(smem_at(&sh.empty[slot]), phase);
-            if (threadIdx.x % 32 == 0)
-                sh.layout[slot] = layout;
-            __syncwarp();
-            copy(ring + slot * B::SLOT, smem_at(&sh.full[slot]));
-            if (++slot == a.slots) {
-                slot = 0;
-                phase ^= 1;
-            }
-        };
-        const int rounds = B::BY_HALVES ? 2 : 1;
-        for (int h = 0; h < rounds; h++) {
-            with_format<KF>(l.k, [&](auto f) {
-                constexpr int F = decltype(f)::value;
-                const int n = chunks_of(F) / rounds;
-                for (int c = h * n; c < (h + 1) * n; c++)
-                    ask([&](uint32_t to, uint32_t bar) {
-                        chunk_copy<F, true, D, true>(tile, c, to, B::SCALES, bar);
-                    });
-            });
-            with_format<VF>(l.v, [&](auto f) {
-                constexpr int F = decltype(f)::value;
-                const int n = chunks_of(F) / rounds;
-                for (int c = h * n; c < (h + 1) * n; c++)
-                    ask([&](uint32_t to, uint32_t bar) {
-                        chunk_copy<F, false, D, true>(tile + l.k_bytes, c, to, B::SCALES, bar);
-                    });
-            });
-        }
-    }
-}
-
-// The ring as all warps read it.
-struct Consumer {
-    uint32_t ring, full, empty, slot_bytes;
+// Slots of one side, as those who fill or read them go round.
+struct Ring {
+    uint32_t slots_at, slot_bytes, full, empty;
     int slots, at, phase;
-    __device__ __forceinline__ uint32_t wait(int ahead = 0) {
-        int slot = at + ahead, p = phase;
-        if (slot >= slots) {
-            slot -= slots;
-            p ^= 1;
-        }
-        barrier_wait(full + 8 * slot, p);
-        return ring + slot * slot_bytes;
-    }
-    __device__ __forceinline__ void release() {
+    __device__ __forceinline__ uint32_t slot() const { return slots_at + at * slot_bytes; }
+    __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * at, phase); }
+    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * at, phase ^ 1); }
+    __device__ __forceinline__ void arrive(uint32_t bar) const {
         __syncwarp();
         if (threadIdx.x % 32 < ARRIVALS)
-            barrier_arrive(empty + 8 * at);
+            barrier_arrive(bar + 8 * at);
+    }
+    __device__ __forceinline__ void done() {
+        arrive(empty);
+        next();
+    }
+    __device__ __forceinline__ void next() {
         if (++at == slots) {
             at = 0;
             phase ^= 1;
@@ -151,13 +119,290 @@ struct Consumer {
     }
 };
 
-template <int D, uint32_t KF, uint32_t VF, int M, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32 + 128, 1)
+// ---- tiles into slots ------------------------------------------------------------------------
+
+__device__ __forceinline__ uint4 load128(const uint8_t *p) {
+    return __ldg((const uint4 *)p);
+}
+
+// A K tile, by a group; wait: until the slot is empty. Lane l has tokens of chain l % 8, so that 8
+// lanes write 128 bytes side by side.
+template <int F, int D, class Wait>
+__device__ __forceinline__ void widen_keys(const uint8_t *tile, bool bf, uint32_t slot, Wait wait) {
+    const int warp = threadIdx.x / 32 % 4, o = threadIdx.x % 8, column = o % 4 * 2 + o / 4;
+    auto put = [&](int half, int token, uint4 v) { // half: 2 instruction + u; token: of the chain
+        sts128(slot + (half * 64 + 8 * token + column) * 16, v);
+    };
+    if constexpr (exact_of(F)) {
+        const int token = threadIdx.x % 32 / 8 * 2; // and the next
+        uint4 x[D / 32][2];                         // two quads of two tokens
+        const uint8_t *from = tile + (8 * o + token) * 8;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            const int quad = 8 * i + warp % 2 * 4 + warp / 2; // warp: 2 n + u
+            x[i][0] = load128(from + quad * 512);
+            x[i][1] = load128(from + (quad + 2) * 512);
+        }
+        wait();
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            const int half = 4 * i + warp;
+            const uint4 &a = x[i][0], &b = x[i][1];
+            put(half, token,
+                make_uint4(even_of(a.x, a.y), odd_of(a.x, a.y), even_of(b.x, b.y),
+                           odd_of(b.x, b.y)));
+            put(half, token + 1,
+                make_uint4(even_of(a.z, a.w), odd_of(a.z, a.w), even_of(b.z, b.w),
+                           odd_of(b.z, b.w)));
+        }
+    } else {
+        // units: (32 dims, u, half of a chain), 8 lanes each; both n
+        constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G,
+                      N = (D / 32 * 4 + 15) / 16; // of a lane
+        const int unit = warp * 4 + threadIdx.x % 32 / 8, token = unit % 2 * 4, u = unit / 2 % 2;
+        const uint8_t *scales = tile + code_bytes_of(F, D) + (8 * o + token) * 2;
+        uint4 x[N][2][2]; // [quad: 2u, 2u + 1][n]
+        uint2 s[N], b[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int k = unit / 4 + 4 * i;
+            if (k >= D / 32)
+                break;
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if constexpr (BITS == 8) {
+                    const uint8_t *from =
+                        tile + (8 * k + 2 * (2 * u + j)) * 256 + (8 * o + token) * 4;
+                    x[i][j][0] = load128(from);
+                    x[i][j][1] = load128(from + 256);
+                } else {
+                    x[i][j][0] = load128(tile + (4 * k + 2 * u + j) * 256 + (8 * o + token) * 4);
+                }
+            }
+            s[i] = __ldg((const uint2 *)(scales + k * 32 / G * 128));
+            b[i] = __ldg((const uint2 *)(scales + (GROUPS + k * 32 / G) * 128));
+        }
+        wait();
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int k = unit / 4 + 4 * i;
+            if (k >= D / 32)
+                break;
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const uint32_t st = twice(scalars_as_half(t < 2 ? s[i].x : s[i].y, bf), t % 2),
+                               bt = twice(scalars_as_half(t < 2 ? b[i].x : b[i].y, bf), t % 2);
+                auto row = [&](auto n) {
+                    constexpr int Q = BITS == 8 ? 0 : decltype(n)::value,
+                                  X = BITS == 8 ? decltype(n)::value : 0;
+                    uint4 v;
+                    widen<BITS, Q>(word_of(x[i][0][X], t), st, bt, st, bt, v.x, v.y);
+                    widen<BITS, Q>(word_of(x[i][1][X], t), st, bt, st, bt, v.z, v.w);
+                    put(4 * k + 2 * decltype(n)::value + u, token + t, v);
+                };
+                row(Format<0>());
+                row(Format<1>());
+            }
+        }
+    }
+}
+
+// A V tile. written: tokens that were; slots of the others may hold NaN.
+template <int F, int D, class Wait>
+__device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint64_t written,
+                                             uint32_t slot, Wait wait) {
+    constexpr int UNITS = (D + GROUP - 1) / GROUP; // (instruction 2h + c, 4 dims), of a thread
+    const int thread = threadIdx.x % GROUP;
+    auto put = [&](int i, int u, int l, int k, uint4 v) {
+        sts128(slot + ((2 * i + u) * D + k * (D / 4) + l) * 16, v);
+    };
+    if constexpr (exact_of(F)) {
+        bool waited = false;
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4);
+            uint4 x[4][2]; // [q][two dims each]
+            if (at < D) {
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const uint8_t *from = tile + (i / 2 * 8 + 2 * q + i % 2) * 8 * D + l * 32;
+                    x[q][0] = load128(from);
+                    x[q][1] = load128(from + 16);
+                }
+            }
+            if (!waited)
+                wait();
+            waited = true;
+            if (at >= D)
+                continue;
+            if (~written) {
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const uint32_t four = (uint32_t)(written >> (i / 2 * 32 + 8 * q + i % 2 * 4)),
+                                   lo = half_mask(four & 1, four & 2),
+                                   hi = half_mask(four & 4, four & 8);
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        x[q][j].x &= lo;
+                        x[q][j].y &= hi;
+                        x[q][j].z &= lo;
+                        x[q][j].w &= hi;
+                    }
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t even[4], odd[4];
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const uint32_t a = word_of(x[q][k / 2], k % 2 * 2),
+                                   b = word_of(x[q][k / 2], k % 2 * 2 + 1);
+                    even[q] = even_of(a, b);
+                    odd[q] = odd_of(a, b);
+                }
+                put(i, 0, l, k, make_uint4(even[0], even[1], even[2], even[3]));
+                put(i, 1, l, k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+            }
+        }
+    } else {
+        constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G;
+        bool waited = false;
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4), h = i / 2,
+                      c = i % 2;
+            uint4 x[4];
+            uint2 s[4], b[4];
+            if (at < D) {
+                const uint8_t *scales =
+                    tile + code_bytes_of(F, D) + 4 * l / G * 128 + (32 * h + 4 * c) * 2;
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const int row = BITS == 8   ? 8 * h + 2 * q + c
+                                    : BITS == 4 ? 4 * h + q
+                                                : 2 * h + q / 2;
+                    x[q] = load128(tile + row * 4 * D + l * 16);
+                    s[q] = __ldg((const uint2 *)(scales + q * 16));
+                    b[q] = __ldg((const uint2 *)(scales + GROUPS * 128 + q * 16));
+                }
+            }
+            if (!waited)
+                wait();
+            waited = true;
+            if (at >= D)
+                continue;
+            uint32_t ss[4][2], bb[4][2]; // of tokens 0 and 2, 1 and 3 of a quad
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                const uint32_t s0 = scalars_as_half(s[q].x, bf),
+                               s1 = scalars_as_half(s[q].y, bf),
+                               b0 = scalars_as_half(b[q].x, bf),
+                               b1 = scalars_as_half(b[q].y, bf);
+                ss[q][0] = even_of(s0, s1);
+                ss[q][1] = odd_of(s0, s1);
+                bb[q][0] = even_of(b0, b1);
+                bb[q][1] = odd_of(b0, b1);
+                if (~written) {
+                    const uint32_t four = (uint32_t)(written >> (32 * h + 8 * q + 4 * c));
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        const uint32_t mask = half_mask(four >> j & 1, four >> (j + 2) & 1);
+                        ss[q][j] &= mask;
+                        bb[q][j] &= mask;
+                    }
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t even[4], odd[4];
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
+                    widen<BITS, 0>(word_of(x[q], k) >> up, ss[q][0], bb[q][0], ss[q][1],
+                                   bb[q][1], even[q], odd[q]);
+                }
+                put(i, 0, l, k, make_uint4(even[0], even[1], even[2], even[3]));
+                put(i, 1, l, k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+            }
+        }
+    }
+}
+
+// All tiles of one side, in order, by a group.
+template <bool K, int D, uint32_t FORMATS>
+__device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, uint32_t kv,
+                                     const dev_view &view, const Tiles &tiles, uint32_t end,
+                                     bool *bf16, Ring ring) {
+    for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
+        uint32_t layout = 0;
+        const uint8_t *page = page_find(g, view, number, &layout);
+        const dev_layout &l = g.layouts[layout];
+        const uint8_t *tile = page + (size_t)a.layer * l.layer_bytes +
+                              (size_t)kv * l.head_bytes + (K ? 0 : l.k_bytes);
+        auto wait = [&] { ring.wait_empty(); };
+        const uint32_t first = number * TILE_TOKENS;
+        const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
+        with_format<FORMATS>(K ? l.k : l.v, [&](auto f) {
+            constexpr int F = decltype(f)::value;
+            if constexpr (K)
+                widen_keys<F, D>(tile, l.k_bf16, ring.slot(), wait);
+            else
+                widen_values<F, D>(tile, l.v_bf16, written, ring.slot(), wait);
+            if (threadIdx.x % GROUP == 0)
+                bf16[ring.at] = F == BF16;
+        });
+        written_for_wgmma();
+        ring.arrive(ring.full);
+        ring.next();
+    }
+}
+
+// ---- queries ---------------------------------------------------------------------------------
+
+// Row `row` of a group's 64, or zeros; by a warp.
+template <int D, int KT, class B>
+__device__ __forceinline__ void pack_query(const float *q, float scale, int group, int row,
+                                           bool some, typename B::Shared &sh) {
+    constexpr int N = D / 32;
+    const int lane = threadIdx.x % 32;
+    PackedRow<D> p = {};
+    p.unit = 1;
+    if (some)
+        pack_row<D>(q, scale, p);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int dim = lane * N + i, quad = dim % 32 / 4,
+                  half = dim / 32 * 4 + quad % 2 * 2 + quad / 4;
+        const int at = ((half * 64 + row) * 8 + quad / 2 % 2 * 4 + place_in_quad(dim % 4)) * 2;
+        if constexpr (KT & TYPE_F16)
+            *(uint16_t *)&sh.query[0][group][at] = (uint16_t)pack_half2<false>(p.x[i], 0);
+        if constexpr (KT & TYPE_BF16)
+            *(uint16_t *)&sh.query[B::QUERIES - 1][group][at] =
+                (uint16_t)pack_half2<true>(p.x[i], 0);
+    }
+    if (lane == 0) {
+        sh.unit[group * GROUP_ROWS + row] = p.unit;
+        sh.fold[group * GROUP_ROWS + row] = {MINUS_INF, 0, MINUS_INF, 0};
+    }
+}
+
+// ---- rows ------------------------------------------------------------------------------------
+
+// The 8 chains of a row in one tree.
+__device__ __forceinline__ float tree(float low, float high) {
+    low += __shfl_xor_sync(~0u, low, 1);
+    high += __shfl_xor_sync(~0u, high, 1);
+    low += __shfl_xor_sync(~0u, low, 2);
+    high += __shfl_xor_sync(~0u, high, 2);
+    return low + high;
+}
+
+template <int D, uint32_t KF, uint32_t VF>
+__global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     prefill(const step_group g, const PrefillArgs a) {
-    using B = Block<D, KF, VF, M, WARPS>;
-    constexpr bool CODES = has_codes(VF);
-    constexpr int BG = VF & GROUPS_OF_32 ? 32 : 64, BIASES = CODES ? D / BG : 1;
-    static_assert(M == 1 || !has_codes(KF | VF), "32 rows a warp: exact pages only");
+    constexpr int KT = (KF & ~bit(BF16) ? TYPE_F16 : 0) | (KF & bit(BF16) ? TYPE_BF16 : 0),
+                  VT = (VF & ~bit(BF16) ? TYPE_F16 : 0) | (VF & bit(BF16) ? TYPE_BF16 : 0);
+    using B = Block<D, KT>;
     extern __shared__ __align__(128) uint8_t memory[];
     auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
 
@@ -165,14 +410,14 @@ __global__ void __launch_bounds__(WARPS * 32 + 128, 1)
     const uint32_t index = blockIdx.x / a.kv_heads, kv = blockIdx.x % a.kv_heads;
     if (index >= g.counts[COUNT_PREFILL])
         return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
+    const int group = threadIdx.x / GROUP, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32,
+              r = lane / 4, q = lane % 4;
     const prefill_item item = g.prefill[index];
     const batch_seq seq = g.seqs[item.seq];
     const dev_view view = g.views[item.seq];
     const uint32_t pos = seq.pos + item.first, last = pos + item.tokens - 1,
                    end = seq.pos + seq.rows; // tokens behind this were never written
 
-    // tiles
     Tiles tiles;
     tiles.end = last / TILE_TOKENS + 1;
     tiles.window = window_start(view.span, pos) / TILE_TOKENS;
@@ -180,268 +425,233 @@ __global__ void __launch_bounds__(WARPS * 32 + 128, 1)
     if (tiles.window <= tiles.kept)
         tiles.window = tiles.kept;
 
-    // the ring
-    if (threadIdx.x < a.slots) {
-        barrier_init(smem_at(&sh.full[threadIdx.x]), COPY_ARRIVALS);
-        barrier_init(smem_at(&sh.empty[threadIdx.x]), WARPS * ARRIVALS);
+    if (threadIdx.x < 2 * SLOTS_MAX) {
+        barrier_init(smem_at(&sh.full[0][threadIdx.x]), GROUP / 32 * ARRIVALS);
+        barrier_init(smem_at(&sh.empty[0][threadIdx.x]), B::GROUPS * GROUP / 32 * ARRIVALS);
     }
     barriers_ready();
     __syncthreads();
-    if (warp >= WARPS) {
-        REGISTERS_OF_PRODUCER();
-        if (warp == WARPS)
-            produce<B, D, KF, VF>(g, a, kv, view, tiles, sh, smem_at(memory) + B::RING);
+    Ring keys = {smem_at(memory) + B::RING, B::SLOT, smem_at(sh.full[0]), smem_at(sh.empty[0]),
+                 a.slots, 0, 0},
+         values = {keys.slots_at + a.slots * B::SLOT, B::SLOT, smem_at(sh.full[1]),
+                   smem_at(sh.empty[1]), a.slots, 0, 0};
+    if (group >= B::GROUPS) {
+        REGISTERS_DOWN(B::FILL_REGISTERS);
+        if (group == B::GROUPS)
+            fill<true, D, KF>(g, a, kv, view, tiles, end, sh.bf16[0], keys);
+        else
+            fill<false, D, VF>(g, a, kv, view, tiles, end, sh.bf16[1], values);
         return;
     }
-    REGISTERS_OF_ROWS();
-    Consumer ring = {
-        smem_at(memory) + B::RING, smem_at(sh.full), smem_at(sh.empty), B::SLOT, a.slots, 0, 0};
+    REGISTERS_UP(B::ROW_REGISTERS);
 
     // queries of this warp
-    const int own = warp * 16 * M;
-    for (int i = 0; i < 16 * M; i++) {
+    const int first_row = group * GROUP_ROWS, own = first_row + warp * 16;
+    for (int i = 0; i < 16; i++) {
         const uint32_t row = own + i, token = row / a.gqa, head = kv * a.gqa + row % a.gqa;
-        rows_pack<D, KF, B::ROWS>(a.q +
-                                      ((size_t)(seq.row + item.first + token) * a.heads + head) * D,
-                                  a.scale, row, token < item.tokens, sh.query);
-        if (lane == 0)
-            sh.fold[row] = {MINUS_INF, 0, MINUS_INF, 0};
+        pack_query<D, KT, B>(
+            a.q + ((size_t)(seq.row + item.first + token) * a.heads + head) * D, a.scale, group,
+            warp * 16 + i, token < item.tokens, sh);
     }
-    __syncwarp();
-    float sum32[2][D / 32];
-    rows_sums<D, KF, B::ROWS>(sh.query, own + r, sum32);
-    const uint32_t p_min = pos + min(own / a.gqa, item.tokens - 1),
-                   p_max = pos + min((own + 16 * M - 1) / a.gqa, item.tokens - 1);
-    const bool idle = own / a.gqa >= item.tokens;
+    written_for_wgmma();
+    if (group == 0) // a barrier of the group
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+    else
+        asm volatile("bar.sync 2, 128;" ::: "memory");
+    auto position = [&](int row) { return pos + min(row / a.gqa, item.tokens - 1); };
+    // of the group's rows: what none of them sees is left out by all
+    const uint32_t p_min = position(first_row), p_max = position(first_row + GROUP_ROWS - 1);
+    const bool idle = first_row / a.gqa >= item.tokens;
+    const uint32_t p[2] = {position(own + r), position(own + r + 8)};
+    const float unit[2] = {sh.unit[own + r], sh.unit[own + r + 8]};
 
-    RowState<M> state;
-    float o[M][D / 32][4][4], bias[2][BIASES][2];
-    auto run_start = [&] {
-#pragma unroll
-        for (int m = 0; m < M; m++)
+    if (idle) { // nothing for this group
+        for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
+            keys.wait_full();
+            keys.done();
+            values.wait_full();
+            values.done();
+        }
+        return;
+    }
+    Sums<64> s;
+    auto scores = [&] {
+        keys.wait_full();
+        if (KT == TYPE_F16 || (KT == TYPE_BOTH && !sh.bf16[0][keys.at]))
+            scores_begin<false, D>(s, smem_at(sh.query[0][group]), keys.slot());
+        else
+            scores_begin<true, D>(s, smem_at(sh.query[B::QUERIES - 1][group]), keys.slot());
+    };
+    float max[2], sum[2][2], alpha[2]; // [row r, r + 8][chain q, 4 + q]
+    // Scores of the tile that begins at `first` become weights.
+    auto soften = [&](uint32_t first) {
+        // what rows do not see, where one does not see it all
+        if (first + 63 > p_min ||
+            (first + 64 > view.keep && first < window_start(view.span, p_max)))
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                state.max[m][i] = MINUS_INF;
-                state.sum[m][i][0] = state.sum[m][i][1] = 0;
+                const uint64_t seen =
+                    (p[i] < first ? 0 : seen_of_tile(view, p[i], first)) >> (8 * q);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (!(seen >> (32 * e + j) & 1))
+                            s[j][2 * i + e] = MINUS_INF;
             }
 #pragma unroll
-        for (int m = 0; m < M; m++)
+        for (int i = 0; i < 2; i++) {
+            float top = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
 #pragma unroll
-            for (int k = 0; k < D / 32; k++)
+            for (int j = 1; j < 8; j++)
+                top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+            alpha[i] = move_max(max[i], top * unit[i]);
+            const float from = finite_max(max[i]) - WEIGHT_SHIFT;
 #pragma unroll
-                for (int t = 0; t < 4; t++)
+            for (int e = 0; e < 2; e++) {
+                sum[i][e] *= alpha[i];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    float &x = s[j][2 * i + e];
+                    x = exp2_fast(fmaf(x, unit[i], -from));
+                    sum[i][e] += x;
+                }
+            }
+        }
+    };
+    uint32_t w[4][4];
+    auto pack = [&] {
+        auto as = [&](auto bf) {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int c = 0; c < 2; c++)
+#pragma unroll
+                    for (int u = 0; u < 2; u++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            w[2 * h + c][2 * u + i] = pack_half2<decltype(bf)::value != 0>(
+                                s[4 * c + u][2 * i + h], s[4 * c + u + 2][2 * i + h]);
+        };
+        if (VT == TYPE_BOTH)
+            values.wait_full();
+        if (VT == TYPE_F16 || (VT == TYPE_BOTH && !sh.bf16[1][values.at]))
+            as(Format<0>());
+        else
+            as(Format<1>());
+    };
+    Sums<D> out;
+    auto multiply = [&] {
+        values.wait_full();
+        if (VT == TYPE_F16 || (VT == TYPE_BOTH && !sh.bf16[1][values.at]))
+            values_begin<false, D>(out, w, values.slot());
+        else
+            values_begin<true, D>(out, w, values.slot());
+    };
+
+    bool super_fresh = true, row_fresh = true;
+    for (uint32_t number = tiles.first(); number < tiles.end;) { // a run
+        const uint32_t run = number / RUN_TILES;
+        uint32_t next = tiles.next(number);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            max[i] = MINUS_INF;
+            sum[i][0] = sum[i][1] = 0;
+        }
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+            out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
+        scores();
+        products_end<0>(s);
+        keys.done();
+        soften(number * TILE_TOKENS);
+        pack();
+        // While a tile's scores become weights, the last one's weights are multiplied.
+        for (; next < tiles.end && next / RUN_TILES == run; next = tiles.next(next)) {
+            scores();
+            multiply();
+            products_end<1>(s);
+            keys.done();
+            soften(next * TILE_TOKENS);
+            products_end<0>(out);
+            values.done();
+            if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
+#pragma unroll
+                for (int j = 0; j < D / 8; j++)
 #pragma unroll
                     for (int c = 0; c < 4; c++)
-                        o[m][k][t][c] = 0;
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int k = 0; k < BIASES; k++)
-                bias[i][k][0] = bias[i][k][1] = 0;
-    };
-    run_start();
-    bool super_fresh = true, row_fresh = true;
-
-    for (uint32_t number = tiles.first(); number < tiles.end;) {
-        const uint32_t first = number * TILE_TOKENS;
-        ring.wait();
-        const dev_layout *layout = &g.layouts[sh.layout[ring.at]];
-        const bool none = idle || first > p_max ||
-                          (first >= view.keep && first + 63 < window_start(view.span, p_min));
-        if (none) { // for this warp
-            int chunks = 0;
-            with_format<KF>(layout->k, [&](auto f) { chunks = chunks_of(decltype(f)::value); });
-            with_format<VF>(layout->v, [&](auto f) { chunks += chunks_of(decltype(f)::value); });
-            while (chunks--) {
-                ring.wait();
-                ring.release();
+                        out[j][c] *= alpha[c / 2];
             }
-        } else {
-            // what the rows of a lane see of the tile, where some row does not see it all
-            const bool masked = first + 63 > p_min ||
-                                (first + 64 > view.keep && first < window_start(view.span, p_max));
-            auto mask = [&](auto &s, int from) { // s: tokens from .. of half tiles
-                constexpr int N = sizeof s[0][0] / sizeof s[0][0][0];
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        const uint32_t p =
-                            pos + min((own + 16 * m + 8 * i + r) / a.gqa, item.tokens - 1);
-                        const uint64_t seen =
-                            (p < first ? 0 : seen_of_tile(view, p, first)) >> (from + 8 * q);
-#pragma unroll
-                        for (int j = 0; j < N; j++)
-                            if (!(seen >> (j / 8 * 32 + j % 8) & 1))
-                                s[m][i][j] = MINUS_INF;
-                    }
-            };
-            const float *units = exact_of<KF>(layout->k) ? sh.query.exact_unit : sh.query.unit;
-            float unit[M][2], alpha[M][2];
-#pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    unit[m][i] = units[own + 16 * m + 8 * i + r];
-            const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
-            auto scores = [&](auto f, auto &s, int at) { // of an exact K, half a tile
-                constexpr int F = decltype(f)::value;
-                float d[M][4][4] = {};
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    rows_scores_exact<F, D, M>(
-                        ring.wait(), c, r, q,
-                        smem_at(sh.query.half[F == BF16 ? halves_of(KF) - 1 : 0][own / 16]), d);
-                    ring.release();
-                }
-                rows_scores_take(d, s, at);
-            };
-            auto values = [&](auto f, auto clean, const float(&p)[M][2][8], int h) {
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    rows_values_exact<decltype(f)::value, D, M, decltype(clean)::value>(
-                        ring.wait(), h, c, r, q, p, written, o);
-                    ring.release();
-                }
-            };
-            if constexpr (B::BY_HALVES) {
-                constexpr Format<KF & bit(F16) ? F16 : BF16> f;
-                for (int h = 0; h < 2; h++) {
-                    float p[M][2][8];
-                    scores(f, p, 0);
-                    if (masked)
-                        mask(p, 32 * h);
-                    rows_softmax<M, 8>(p, unit, state, alpha);
-                    rows_rescale<D, M, BIASES>(alpha, o, bias);
-                    if (~written)
-                        values(f, Format<1>(), p, h);
-                    else
-                        values(f, Format<0>(), p, h);
-                }
-            } else {
-                float s[M][2][16];
-                with_format<KF>(layout->k, [&](auto f) {
-                    constexpr int F = decltype(f)::value;
-                    if constexpr (exact_of(F)) {
-                        scores(f, s, 0);
-                        scores(f, s, 8);
-                    } else {
-                        uint32_t codes[2] = {ring.wait(), 0};
-                        if (chunks_of(F) == 2)
-                            codes[1] = ring.wait(1);
-                        rows_scores_affine<F, D>(codes, codes[0] + B::SCALES, r, q,
-                                                 smem_at(sh.query.planes[own / 16]), sum32,
-                                                 layout->k_bf16, s[0]);
-                        for (int c = 0; c < chunks_of(F); c++)
-                            ring.release();
-                    }
-                });
-                if (masked)
-                    mask(s, 0);
-                with_format<VF>(layout->v, [&](auto f) {
-                    constexpr int F = decltype(f)::value;
-                    if constexpr (exact_of(F)) {
-#pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            float p[M][2][8];
-#pragma unroll
-                            for (int j = 0; j < 8; j++)
-                                p[0][0][j] = s[0][0][8 * h + j], p[0][1][j] = s[0][1][8 * h + j];
-                            rows_softmax<M, 8>(p, unit, state, alpha);
-                            rows_rescale<D, M, BIASES>(alpha, o, bias);
-                            values(f, Format<1>(), p, h);
-                        }
-                    } else {
-                        rows_softmax<M, 16>(s, unit, state, alpha);
-                        rows_rescale<D, M, BIASES>(alpha, o, bias);
-                        uint32_t codes[2] = {ring.wait(), 0};
-                        if (chunks_of(F) == 2)
-                            codes[1] = ring.wait(1);
-                        rows_values_affine<F, D, BG>(codes, codes[0] + B::SCALES, r, q, s[0],
-                                                     written, layout->v_bf16, o[0], bias);
-                        for (int c = 0; c < chunks_of(F); c++)
-                            ring.release();
-                    }
-                });
-            }
+            pack();
         }
-
-        const uint32_t next = tiles.next(number);
+        multiply();
+        products_end<0>(out);
+        values.done();
         const bool ends = next >= tiles.end;
-        if (ends || next / RUN_TILES != number / RUN_TILES) { // run into super
+
+        // run into super
 #pragma unroll
-            for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    RowFold &fold_of = sh.fold[own + 16 * m + 8 * i + r];
-                    float top = fold_of.super_max;
-                    const FoldFactors f = fold_factors(top, state.max[m][i]);
-                    const float sum = fold(f, fold_of.super_sum,
-                                           rows_tree(state.sum[m][i][0], state.sum[m][i][1]));
-                    __syncwarp();
-                    if (q == 0) {
-                        fold_of.super_max = top;
-                        fold_of.super_sum = sum;
-                    }
-#pragma unroll
-                    for (int k = 0; k < D / 32; k++) {
-                        const int b = CODES ? k * 32 / BG : 0;
-                        const float add = CODES ? rows_tree(bias[i][b][0], bias[i][b][1]) : 0.f;
-#pragma unroll
-                        for (int c = 0; c < 2; c++) {
-                            float4 *at =
-                                &sh.super[((m * 2 + i) * (D / 32) + k) * 2 + c][threadIdx.x];
-                            float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
-                            float v[4];
-#pragma unroll
-                            for (int t = 0; t < 4; t++)
-                                v[t] = CODES ? o[m][k][t][2 * i + c] + add : o[m][k][t][2 * i + c];
-                            if (f.seen) {
-                                all.x = fold_seen(f, all.x, v[0]);
-                                all.y = fold_seen(f, all.y, v[1]);
-                                all.z = fold_seen(f, all.z, v[2]);
-                                all.w = fold_seen(f, all.w, v[3]);
-                            }
-                            *at = all;
-                        }
-                    }
-                }
-            super_fresh = false;
+        for (int i = 0; i < 2; i++) {
+            RowFold &fold_of = sh.fold[own + 8 * i + r];
+            float top = fold_of.super_max;
+            const FoldFactors f = fold_factors(top, max[i]);
+            const float all_sum = fold(f, fold_of.super_sum, tree(sum[i][0], sum[i][1]));
             __syncwarp();
-            run_start();
+            if (q == 0) {
+                fold_of.super_max = top;
+                fold_of.super_sum = all_sum;
+            }
+#pragma unroll
+            for (int x = 0; x < D / 32; x++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float4 *at = &sh.super[(i * (D / 32) + x) * 2 + e][threadIdx.x];
+                    float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
+                    if (f.seen) {
+                        all.x = fold_seen(f, all.x, out[x][2 * i + e]);
+                        all.y = fold_seen(f, all.y, out[D / 32 + x][2 * i + e]);
+                        all.z = fold_seen(f, all.z, out[D / 16 + x][2 * i + e]);
+                        all.w = fold_seen(f, all.w, out[3 * D / 32 + x][2 * i + e]);
+                    }
+                    *at = all;
+                }
         }
-        if (ends || next / (RUN_TILES * SUPER_RUNS) != number / (RUN_TILES * SUPER_RUNS)) {
+        super_fresh = false;
+        __syncwarp();
+        if (ends || next / (RUN_TILES * SUPER_RUNS) != run / SUPER_RUNS) {
             // super into row
-            for (int j = 0; j < 2 * M; j++) {
-                const int row = own + 8 * j + r;
+            for (int i = 0; i < 2; i++) {
+                const int row = own + 8 * i + r;
                 const uint32_t token = row / a.gqa, head = kv * a.gqa + row % a.gqa;
                 RowFold &fold_of = sh.fold[row];
                 float top = fold_of.max;
                 const FoldFactors f = fold_factors(top, fold_of.super_max);
-                const float sum = fold(f, fold_of.sum, fold_of.super_sum);
+                const float all_sum = fold(f, fold_of.sum, fold_of.super_sum);
                 __syncwarp();
                 if (q == 0)
-                    fold_of = {MINUS_INF, 0, top, sum};
-                float *out = a.out + ((size_t)(seq.row + item.first + token) * a.heads + head) * D;
-                if (token < item.tokens) {
-                    for (int k = 0; k < D / 32; k++)
-                        for (int c = 0; c < 2; c++) {
-                            float4 *at = (float4 *)(out + 32 * k + 8 * q + 4 * c);
-                            const float4 part = sh.super[(j * (D / 32) + k) * 2 + c][threadIdx.x];
-                            float4 all = row_fresh ? make_float4(0, 0, 0, 0) : *at;
-                            all.x = fold(f, all.x, part.x);
-                            all.y = fold(f, all.y, part.y);
-                            all.z = fold(f, all.z, part.z);
-                            all.w = fold(f, all.w, part.w);
-                            if (ends) {
-                                all.x /= sum;
-                                all.y /= sum;
-                                all.z /= sum;
-                                all.w /= sum;
-                            }
-                            *at = all;
+                    fold_of = {MINUS_INF, 0, top, all_sum};
+                if (token >= item.tokens)
+                    continue;
+                float *to = a.out + ((size_t)(seq.row + item.first + token) * a.heads + head) * D;
+                for (int x = 0; x < D / 32; x++)
+                    for (int e = 0; e < 2; e++) {
+                        float4 *at = (float4 *)(to + 4 * (8 * x + 2 * q + e));
+                        const float4 part = sh.super[(i * (D / 32) + x) * 2 + e][threadIdx.x];
+                        float4 all = row_fresh ? make_float4(0, 0, 0, 0) : *at;
+                        all.x = fold(f, all.x, part.x);
+                        all.y = fold(f, all.y, part.y);
+                        all.z = fold(f, all.z, part.z);
+                        all.w = fold(f, all.w, part.w);
+                        if (ends) {
+                            all.x /= all_sum;
+                            all.y /= all_sum;
+                            all.z /= all_sum;
+                            all.w /= all_sum;
                         }
-                }
+                        *at = all;
+                    }
             }
             row_fresh = false;
             super_fresh = true;
@@ -458,26 +668,23 @@ struct Choice {
     Kernel kernel;
     uint32_t rows, threads, shared, slot; // of a block; shared: without slots
 };
-template <int D, uint32_t KF, uint32_t VF, int M, int WARPS> Choice choice_of() {
-    using B = Block<D, KF, VF, M, WARPS>;
-    return {prefill<D, KF, VF, M, WARPS>, B::ROWS, B::ALL, B::RING, B::SLOT};
+template <int D, uint32_t KF, uint32_t VF> Choice choice_of() {
+    using B = Block<D, KF == bit(BF16)    ? TYPE_BF16
+                       : KF & bit(BF16) ? TYPE_BOTH
+                                        : TYPE_F16>;
+    return {prefill<D, KF, VF>, B::ROWS, B::THREADS, B::RING, B::SLOT};
 }
 
+// Kernels for what is f16 when it is multiplied, for bf16 alone, for all.
+template <int D> Choice choose(uint32_t k, uint32_t v) {
+    if (D == 128 && k == bit(BF16) && v == bit(BF16))
+        return choice_of<128, bit(BF16), bit(BF16)>();
+    if (!((k | v) & bit(BF16)))
+        return choice_of<D, K_FORMATS & ~bit(BF16), V_FORMATS & ~bit(BF16)>();
+    return choice_of<D, K_FORMATS, V_FORMATS>();
+}
 Choice choose(uint32_t k, uint32_t v, uint32_t dim) {
-    if (dim == 64)
-        return choice_of<64, K_FORMATS, V_FORMATS, 1, 8>();
-    if (dim == 256)
-        return choice_of<256, K_FORMATS, V_FORMATS, 1, 4>();
-#define ONE(K, V, M)                                                                               \
-    if (k == bit(K) && v == bit(V))                                                                \
-        return choice_of<128, bit(K), bit(V), M, 8>();
-    ONE(F16, F16, 2)
-    ONE(BF16, BF16, 2)
-    ONE(Q8G64, Q8G64, 1)
-    ONE(Q8G64, Q4G64, 1)
-    ONE(Q4G64, Q4G64, 1)
-#undef ONE
-    return choice_of<128, K_FORMATS, V_FORMATS, 1, 8>();
+    return dim == 64 ? choose<64>(k, v) : dim == 128 ? choose<128>(k, v) : choose<256>(k, v);
 }
 
 } // namespace
@@ -486,15 +693,15 @@ uint32_t prefill_block_rows(uint32_t k_formats, uint32_t v_formats, uint32_t hea
     return choose(k_formats, v_formats, head_dim).rows;
 }
 
-// Slots of a block's ring; with fewer than SLOTS_MIN the kernel cannot run.
+// Slots of K, and of V; without one the kernel cannot run.
 static int slots_of(const cuda_backend *b, const Choice &c) {
-    const int slots = ((int)b->shared_per_block - (int)c.shared) / (int)c.slot;
+    const int slots = ((int)b->shared_per_block - (int)c.shared) / (2 * (int)c.slot);
     return slots < SLOTS_MAX ? slots : SLOTS_MAX;
 }
 
 bool prefill_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats,
                   uint32_t head_dim) {
-    return slots_of(b, choose(k_formats, v_formats, head_dim)) >= SLOTS_MIN;
+    return slots_of(b, choose(k_formats, v_formats, head_dim)) >= 1;
 }
 
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
@@ -503,7 +710,7 @@ void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const fl
     const uint32_t kv_heads = b->limits.group[group].kv_heads;
     const Choice c = choose(plan.k_formats, plan.v_formats, b->limits.group[group].head_dim);
     const int slots = slots_of(b, c);
-    const uint32_t bytes = c.shared + slots * c.slot;
+    const uint32_t bytes = c.shared + 2 * slots * c.slot;
     if (!cuda_ok(b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          (int)bytes)))
         return;

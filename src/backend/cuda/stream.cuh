@@ -5,23 +5,18 @@
 // into one slot of a ring; a slot has a barrier that opens when its bytes have come.
 //
 //     bits    K tile, [dim / 4][token][4]             V tile, [token / 4][dim][4]
-//      16     4 chunks of D / 4 dims; spread: of      4 chunks of 16 tokens: of a half tile the
-//             32 tokens, D / 2 dims                   quads 0 2 4 6, then 1 3 5 7
+//      16     4 chunks of D / 4 dims                  4 chunks of 16 tokens: of a half tile the
+//                                                     quads 0 2 4 6, then 1 3 5 7
 //       8     2 chunks of D / 2 dims                  2 chunks of 32 tokens
 //       4     the tile                                the tile
 //       2                                             the tile, half a chunk
 //
 // The first chunk of an affine tile also brings its scales and biases, behind the codes.
 //
-// Rows of a tile are multiples of 128 bytes, so that the lanes of an instruction that read the same
-// columns of four rows meet in one bank. Two answers: cols.cuh reads as well as it can from plain
-// chunks (one copy each); rows.cuh has its chunks spread, each row copied by a lane to where no two
-// lanes meet.
-//
 // From sm_90 on the copies are bulk copies; before, 16 bytes a lane.
 #pragma once
 
-#include "backend/cuda/arithmetic.cuh"
+#include "backend/cuda/widen.cuh"
 
 // ---- barriers --------------------------------------------------------------------------------
 
@@ -74,22 +69,22 @@ __device__ __forceinline__ void copy_expect(uint32_t bar, uint32_t bytes) {
     (void)bytes;
 #endif
 }
-// `rows` rows (at most 32) of row_bytes each, row i from + i * from_pitch to where at(i) says.
-template <class At>
-__device__ __forceinline__ void copy_rows(At at, const uint8_t *from, uint32_t from_pitch,
-                                          uint32_t row_bytes, uint32_t rows, uint32_t bar) {
+// `rows` rows (at most 32) of row_bytes each.
+__device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_pitch, const uint8_t *from,
+                                          uint32_t from_pitch, uint32_t row_bytes, uint32_t rows,
+                                          uint32_t bar) {
     const uint32_t lane = threadIdx.x % 32;
 #if BULK_COPIES
     if (lane < rows)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                     "[%1], %2, [%3];" ::"r"(at(lane)),
+                     "[%1], %2, [%3];" ::"r"(to + lane * to_pitch),
                      "l"(from + (size_t)lane * from_pitch), "r"(row_bytes), "r"(bar)
                      : "memory");
 #else
     (void)bar;
     for (uint32_t i = 0; i < rows; i++)
         for (uint32_t j = lane * 16; j < row_bytes; j += 512)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(i) + j),
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * to_pitch + j),
                          "l"(from + (size_t)i * from_pitch + j)
                          : "memory");
 #endif
@@ -114,48 +109,27 @@ HD constexpr uint32_t scale_bytes_of(int f, int d) {
     return exact_of(f) ? 0 : d / dims_of_group(f) * 256;
 }
 
-// Where the rows of a chunk stand in a slot of rows.cuh. A lane of q reads row q of four (8-bit:
-// row 2q, then 2q + 1) and 16 bytes a lane of r, exact tiles 32: these starts put them into
-// different banks.
-template <int F, bool K> __device__ __forceinline__ uint32_t spread_row(uint32_t i, uint32_t d) {
-    if (exact_of(F))
-        return K ? i / 4 * 1152 + i % 4 * 256 + (i & 1) * 16 + (i & 2) * 32
-                 : i * 8 * d + (i & 1) * 16 + (i & 2) * 32;
-    uint32_t pitch = (K ? 256 : 4 * d) + (bits_of(F) == 8 ? 16 : 32);
-    return i * pitch;
-}
 // Bytes of a slot, and where scales begin in it.
-HD constexpr uint32_t scales_at(int d, bool spread) {
-    return spread ? 36 * d : 32 * d;
+HD constexpr uint32_t scales_at(int d) {
+    return 32 * d;
 }
-HD constexpr uint32_t slot_bytes(uint32_t formats, int d, bool spread) {
-    return scales_at(d, spread) + (formats & GROUPS_OF_32     ? d / 32 * 256
-                                   : formats & ~EXACT_FORMATS ? d / 64 * 256
-                                                              : 0);
+HD constexpr uint32_t slot_bytes(uint32_t formats, int d) {
+    return scales_at(d) + (formats & GROUPS_OF_32     ? d / 32 * 256
+                           : formats & ~EXACT_FORMATS ? d / 64 * 256
+                                                      : 0);
 }
 
 // Starts the copies of chunk c of a K or V tile into a slot. By all lanes of a warp.
-template <int F, bool K, int D, bool SPREAD>
-__device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t slot,
-                                           uint32_t scales, uint32_t bar) {
+template <int F, bool K, int D>
+__device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t slot, uint32_t bar) {
     constexpr uint32_t SCALES = scale_bytes_of(F, D), CODES = code_bytes_of(F, D) / chunks_of(F);
     copy_expect(bar, CODES + (c == 0 ? SCALES : 0));
-    if constexpr (exact_of(F) && !K) {
-        copy_rows([&](uint32_t i) { return slot + (SPREAD ? spread_row<F, K>(i, D) : i * 8 * D); },
-                  tile + (c / 2 * 8 + c % 2) * 8 * D, 16 * D, 8 * D, 4, bar);
-    } else if constexpr (exact_of(F) && SPREAD) {
-        copy_rows([&](uint32_t i) { return slot + spread_row<F, K>(i, D); },
-                  tile + c % 2 * (D / 8) * 512 + c / 2 * 256, 512, 256, D / 8, bar);
-    } else if constexpr (SPREAD) {
-        constexpr uint32_t ROW = K ? 256 : 4 * D;
-        copy_rows([&](uint32_t i) { return slot + spread_row<F, K>(i, D); },
-                  tile + (size_t)c * CODES, ROW, ROW, CODES / ROW, bar);
-    } else {
-        copy_rows([&](uint32_t) { return slot; }, tile + (size_t)c * CODES, 0, CODES, 1, bar);
-    }
+    if constexpr (exact_of(F) && !K)
+        copy_rows(slot, 8 * D, tile + (c / 2 * 8 + c % 2) * 8 * D, 16 * D, 8 * D, 4, bar);
+    else
+        copy_rows(slot, 0, tile + (size_t)c * CODES, 0, CODES, 1, bar);
     if (SCALES && c == 0)
-        copy_rows([&](uint32_t) { return slot + scales; }, tile + code_bytes_of(F, D), 0, SCALES, 1,
-                  bar);
+        copy_rows(slot + scales_at(D), 0, tile + code_bytes_of(F, D), 0, SCALES, 1, bar);
     copy_arrive(bar);
 }
 
@@ -169,8 +143,8 @@ struct TileRef {
 
 // A warp's own ring over the tiles of its run: K chunks, V chunks of the first, of the next ...
 // The chunk that is read and the one that is asked for stand `slots` apart, in the same slot.
-template <int D, uint32_t KF, uint32_t VF, bool SPREAD> struct Stream {
-    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D, SPREAD), SCALES = scales_at(D, SPREAD);
+template <int D, uint32_t KF, uint32_t VF> struct Stream {
+    static constexpr uint32_t SLOT = slot_bytes(KF | VF, D), SCALES = scales_at(D);
     uint32_t ring, bars; // shared memory
     int slots;
     const TileRef *tiles;      // [n]
@@ -196,14 +170,13 @@ template <int D, uint32_t KF, uint32_t VF, bool SPREAD> struct Stream {
             k_chunks = chunks_of(F);
             k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
             if (chunk < k_chunks)
-                chunk_copy<F, true, D, SPREAD>(t.at(), chunk, to, SCALES, bar);
+                chunk_copy<F, true, D>(t.at(), chunk, to, bar);
         });
         with_format<VF>(layouts[t.layout()].v, [&](auto f) {
             constexpr int F = decltype(f)::value;
             v_chunks = chunks_of(F);
             if (chunk >= k_chunks)
-                chunk_copy<F, false, D, SPREAD>(t.at() + k_bytes, chunk - k_chunks, to, SCALES,
-                                                bar);
+                chunk_copy<F, false, D>(t.at() + k_bytes, chunk - k_chunks, to, bar);
         });
         if (++chunk == k_chunks + v_chunks) {
             chunk = 0;

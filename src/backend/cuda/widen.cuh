@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// widen.cuh: codes become f16, f16(s * code + b), two at a time.
+//
+// A word holds the codes of one or more quads (dims of K, tokens of V). A mask leaves those of
+// bytes 0 and 2, or 1 and 3, in the low bits of two halves; with the bits of 1024 above them these
+// are the f16 numbers 1024 + code, and what is subtracted again leaves the code, exact. So a quad
+// is widened to the pairs (0, 2) and (1, 3).
+#pragma once
+
+#include "backend/cuda/arithmetic.cuh"
+
+// a * b + c of both halves, rounded once
+__device__ __forceinline__ uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ uint32_t half2_add(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+// w & mask | more in one instruction: the compiler makes two of it where both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t w, uint32_t mask, uint32_t more) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(w), "r"(mask), "r"(more));
+    return d;
+}
+// Quad N of a word's, as f16: bytes 0 and 2, 1 and 3.
+template <int BITS, int N>
+__device__ __forceinline__ void codes_as_half(uint32_t w, uint32_t &even, uint32_t &odd) {
+    constexpr uint32_t BIG = 0x64006400u, MINUS_BIG = 0xe400e400u; // 1024
+    if constexpr (BITS == 8) {
+        even = half2_add(__byte_perm(w, BIG, 0x5250), MINUS_BIG);
+        odd = half2_add(__byte_perm(w, BIG, 0x5351), MINUS_BIG);
+    } else {
+        // the code stands N * BITS bits up: 1024 + 2^(N * BITS) * code
+        constexpr uint32_t SHIFT = N * BITS, MASK = ((1u << BITS) - 1) * 0x10001u << SHIFT;
+        even = and_or(w, MASK, BIG);
+        odd = and_or(w >> 8, MASK, BIG);
+        if constexpr (N == 0) {
+            even = half2_add(even, MINUS_BIG);
+            odd = half2_add(odd, MINUS_BIG);
+        } else {
+            constexpr uint32_t DOWN = (15 - SHIFT) * 0x04000400u,                // 2^-SHIFT
+                               LESS = (15 + 10 - SHIFT) * 0x04000400u | 0x80008000u; // -1024 of it
+            even = half2_fma(even, DOWN, LESS);
+            odd = half2_fma(odd, DOWN, LESS);
+        }
+    }
+}
+// The same, widened; s, b: of the pairs' elements.
+template <int BITS, int N>
+__device__ __forceinline__ void widen(uint32_t w, uint32_t s_even, uint32_t b_even, uint32_t s_odd,
+                                      uint32_t b_odd, uint32_t &even, uint32_t &odd) {
+    codes_as_half<BITS, N>(w, even, odd);
+    even = half2_fma(even, s_even, b_even);
+    odd = half2_fma(odd, s_odd, b_odd);
+}
+
+// Two scalars of a tile (scales or biases) as f16.
+__device__ __forceinline__ uint32_t scalars_as_half(uint32_t w, bool bf) {
+    return bf ? pack_half2<false>(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)) : w;
+}
+// The same of eight scales and biases: a branch, not 32 instructions that do nothing.
+__device__ __forceinline__ void scalars_to_half(uint4 &s, uint4 &b, bool bf) {
+    if (bf) {
+        s = make_uint4(scalars_as_half(s.x, true), scalars_as_half(s.y, true),
+                       scalars_as_half(s.z, true), scalars_as_half(s.w, true));
+        b = make_uint4(scalars_as_half(b.x, true), scalars_as_half(b.y, true),
+                       scalars_as_half(b.z, true), scalars_as_half(b.w, true));
+    }
+}
+// One of two halves, twice. In this form it becomes an operand's modifier.
+__device__ __forceinline__ uint32_t twice(uint32_t w, int which) {
+    uint32_t d;
+    if (which)
+        asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(w));
+    else
+        asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(w));
+    return d;
+}
+// Of elements (0, 1) and (2, 3) the pairs (0, 2) and (1, 3), and back.
+__device__ __forceinline__ uint32_t even_of(uint32_t a, uint32_t b) {
+    return __byte_perm(a, b, 0x5410);
+}
+__device__ __forceinline__ uint32_t odd_of(uint32_t a, uint32_t b) {
+    return __byte_perm(a, b, 0x7632);
+}
+// Where bits 0 and 1 (or what stands there) are set, the low and the high half.
+__device__ __forceinline__ uint32_t half_mask(bool low, bool high) {
+    return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
+}
