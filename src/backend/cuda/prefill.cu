@@ -23,10 +23,13 @@
 // What stands where in the matrices (which token is column c of K is free):
 //
 //     Q, K    [instruction 2k + n][half u][row or column][quads 8k + 4u + n and + 2, place_in_quad]
-//             column 8j + 2q + e of K is token 32e + 8q + j: what a lane (r, q) gets of the scores
-//             are chains q and 4 + q of arithmetic.cuh
+//             column 8j + 2q + (e ^ j / 4) of K is token 32e + 8q + j: what a lane (r, q) gets of
+//             the scores are chains q and 4 + q of arithmetic.cuh
 //     V       [instruction 2h + c][half u][column]
-//             [tokens 32h + 8q + 4c + u and + 2, q = 0 .. 3]; column k D / 4 + l is dim 4l + k
+//             [tokens 32h + 8q + 4c + u and + 2, q = 0 .. 3]; column k D / 4 + l is dim
+//             k / 2 D / 2 + 2l + k % 2
+//
+// (So that neither those who read pages nor those who write slots meet in a bank.)
 #include "backend/cuda/stream.cuh"
 #include "backend/cuda/wgmma.cuh"
 
@@ -80,8 +83,9 @@ template <int D, int KT> struct Block {
     static constexpr int GROUPS = D == 256 ? 1 : 2, // of rows
         ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 2) * GROUP, PARTS = D / 8, // float4 of outputs
         QUERIES = KT == TYPE_BOTH ? 2 : 1;
-    // of a thread that fills slots and of one that multiplies: together what the SM has
-    static constexpr int FILL_REGISTERS = D == 256 ? 128 : D == 128 ? 88 : 120,
+    // of a thread that fills slots of K, of V, and of one that multiplies: together what the SM has
+    static constexpr int K_REGISTERS = D == 256 ? 128 : D == 128 ? 72 : 112,
+                         V_REGISTERS = D == 256 ? 128 : D == 128 ? 104 : 128,
                          ROW_REGISTERS = D == 256 ? 240 : D == 128 ? 168 : 136;
     static constexpr uint32_t QUERY = GROUP_ROWS * D * 2, SLOT = TILE_TOKENS * D * 2;
     struct Shared {
@@ -124,19 +128,22 @@ struct Ring {
 __device__ __forceinline__ uint4 load128(const uint8_t *p) {
     return __ldg((const uint4 *)p);
 }
+__device__ __forceinline__ uint2 load64(const uint8_t *p) {
+    return __ldg((const uint2 *)p);
+}
 
-// A K tile, by a group; wait: until the slot is empty. Lane l has tokens of chain l % 8, so that 8
-// lanes write 128 bytes side by side.
+// A K tile, by a group; wait: until the slot is empty. Lanes read tokens side by side.
 template <int F, int D, class Wait>
 __device__ __forceinline__ void widen_keys(const uint8_t *tile, bool bf, uint32_t slot, Wait wait) {
-    const int warp = threadIdx.x / 32 % 4, o = threadIdx.x % 8, column = o % 4 * 2 + o / 4;
-    auto put = [&](int half, int token, uint4 v) { // half: 2 instruction + u; token: of the chain
-        sts128(slot + (half * 64 + 8 * token + column) * 16, v);
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    auto put = [&](int half, int token, uint4 v) { // half: 2 instruction + u
+        const int o = token / 8, j = token % 8;
+        sts128(slot + (half * 64 + 8 * j + o % 4 * 2 + (o / 4 ^ j / 4)) * 16, v);
     };
     if constexpr (exact_of(F)) {
-        const int token = threadIdx.x % 32 / 8 * 2; // and the next
-        uint4 x[D / 32][2];                         // two quads of two tokens
-        const uint8_t *from = tile + (8 * o + token) * 8;
+        const int token = lane * 2; // and the next
+        uint4 x[D / 32][2];         // two quads of two tokens
+        const uint8_t *from = tile + token * 8;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
             const int quad = 8 * i + warp % 2 * 4 + warp / 2; // warp: 2 n + u
@@ -156,36 +163,36 @@ __device__ __forceinline__ void widen_keys(const uint8_t *tile, bool bf, uint32_
                            odd_of(b.z, b.w)));
         }
     } else {
-        // units: (32 dims, u, half of a chain), 8 lanes each; both n
+        // units: (32 dims, u), 16 lanes each, both n; 4 tokens a lane
         constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G,
-                      N = (D / 32 * 4 + 15) / 16; // of a lane
-        const int unit = warp * 4 + threadIdx.x % 32 / 8, token = unit % 2 * 4, u = unit / 2 % 2;
-        const uint8_t *scales = tile + code_bytes_of(F, D) + (8 * o + token) * 2;
+                      N = (D / 32 * 2 + 7) / 8; // of a lane
+        const int unit = warp * 2 + lane / 16, token = lane % 16 * 4, u = unit % 2;
+        const uint8_t *scales = tile + code_bytes_of(F, D) + token * 2;
         uint4 x[N][2][2]; // [quad: 2u, 2u + 1][n]
         uint2 s[N], b[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const int k = unit / 4 + 4 * i;
+            const int k = unit / 2 + 4 * i;
             if (k >= D / 32)
                 break;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 if constexpr (BITS == 8) {
                     const uint8_t *from =
-                        tile + (8 * k + 2 * (2 * u + j)) * 256 + (8 * o + token) * 4;
+                        tile + (8 * k + 2 * (2 * u + j)) * 256 + token * 4;
                     x[i][j][0] = load128(from);
                     x[i][j][1] = load128(from + 256);
                 } else {
-                    x[i][j][0] = load128(tile + (4 * k + 2 * u + j) * 256 + (8 * o + token) * 4);
+                    x[i][j][0] = load128(tile + (4 * k + 2 * u + j) * 256 + token * 4);
                 }
             }
-            s[i] = __ldg((const uint2 *)(scales + k * 32 / G * 128));
-            b[i] = __ldg((const uint2 *)(scales + (GROUPS + k * 32 / G) * 128));
+            s[i] = load64(scales + k * 32 / G * 128);
+            b[i] = load64(scales + (GROUPS + k * 32 / G) * 128);
         }
         wait();
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const int k = unit / 4 + 4 * i;
+            const int k = unit / 2 + 4 * i;
             if (k >= D / 32)
                 break;
 #pragma unroll
@@ -225,9 +232,9 @@ __device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint6
             if (at < D) {
 #pragma unroll
                 for (int q = 0; q < 4; q++) {
-                    const uint8_t *from = tile + (i / 2 * 8 + 2 * q + i % 2) * 8 * D + l * 32;
+                    const uint8_t *from = tile + (i / 2 * 8 + 2 * q + i % 2) * 8 * D + l * 16;
                     x[q][0] = load128(from);
-                    x[q][1] = load128(from + 16);
+                    x[q][1] = load128(from + 4 * D);
                 }
             }
             if (!waited)
@@ -271,19 +278,21 @@ __device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint6
         for (int unit = 0; unit < UNITS; unit++) {
             const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4), h = i / 2,
                       c = i % 2;
-            uint4 x[4];
-            uint2 s[4], b[4];
+            uint2 x[4][2], s[4][2], b[4][2]; // [q][two dims each]
             if (at < D) {
-                const uint8_t *scales =
-                    tile + code_bytes_of(F, D) + 4 * l / G * 128 + (32 * h + 4 * c) * 2;
+                const uint8_t *scales = tile + code_bytes_of(F, D) + (32 * h + 4 * c) * 2;
+                const int g[2] = {2 * l / G * 128, (D / 2 + 2 * l) / G * 128};
 #pragma unroll
                 for (int q = 0; q < 4; q++) {
                     const int row = BITS == 8   ? 8 * h + 2 * q + c
                                     : BITS == 4 ? 4 * h + q
                                                 : 2 * h + q / 2;
-                    x[q] = load128(tile + row * 4 * D + l * 16);
-                    s[q] = __ldg((const uint2 *)(scales + q * 16));
-                    b[q] = __ldg((const uint2 *)(scales + GROUPS * 128 + q * 16));
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        x[q][j] = load64(tile + row * 4 * D + l * 8 + j * 2 * D);
+                        s[q][j] = load64(scales + g[j] + q * 16);
+                        b[q][j] = load64(scales + GROUPS * 128 + g[j] + q * 16);
+                    }
                 }
             }
             if (!waited)
@@ -291,38 +300,41 @@ __device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint6
             waited = true;
             if (at >= D)
                 continue;
-            uint32_t ss[4][2], bb[4][2]; // of tokens 0 and 2, 1 and 3 of a quad
 #pragma unroll
-            for (int q = 0; q < 4; q++) {
-                const uint32_t s0 = scalars_as_half(s[q].x, bf),
-                               s1 = scalars_as_half(s[q].y, bf),
-                               b0 = scalars_as_half(b[q].x, bf),
-                               b1 = scalars_as_half(b[q].y, bf);
-                ss[q][0] = even_of(s0, s1);
-                ss[q][1] = odd_of(s0, s1);
-                bb[q][0] = even_of(b0, b1);
-                bb[q][1] = odd_of(b0, b1);
-                if (~written) {
-                    const uint32_t four = (uint32_t)(written >> (32 * h + 8 * q + 4 * c));
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        const uint32_t mask = half_mask(four >> j & 1, four >> (j + 2) & 1);
-                        ss[q][j] &= mask;
-                        bb[q][j] &= mask;
-                    }
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                uint32_t even[4], odd[4];
+            for (int j = 0; j < 2; j++) {
+                uint32_t ss[4][2], bb[4][2]; // of tokens 0 and 2, 1 and 3 of a quad
 #pragma unroll
                 for (int q = 0; q < 4; q++) {
-                    const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
-                    widen<BITS, 0>(word_of(x[q], k) >> up, ss[q][0], bb[q][0], ss[q][1],
-                                   bb[q][1], even[q], odd[q]);
+                    const uint32_t s0 = scalars_as_half(s[q][j].x, bf),
+                                   s1 = scalars_as_half(s[q][j].y, bf),
+                                   b0 = scalars_as_half(b[q][j].x, bf),
+                                   b1 = scalars_as_half(b[q][j].y, bf);
+                    ss[q][0] = even_of(s0, s1);
+                    ss[q][1] = odd_of(s0, s1);
+                    bb[q][0] = even_of(b0, b1);
+                    bb[q][1] = odd_of(b0, b1);
+                    if (~written) {
+                        const uint32_t four = (uint32_t)(written >> (32 * h + 8 * q + 4 * c));
+#pragma unroll
+                        for (int t = 0; t < 2; t++) {
+                            const uint32_t mask = half_mask(four >> t & 1, four >> (t + 2) & 1);
+                            ss[q][t] &= mask;
+                            bb[q][t] &= mask;
+                        }
+                    }
                 }
-                put(i, 0, l, k, make_uint4(even[0], even[1], even[2], even[3]));
-                put(i, 1, l, k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    uint32_t even[4], odd[4];
+#pragma unroll
+                    for (int q = 0; q < 4; q++) {
+                        const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
+                        widen<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, ss[q][0], bb[q][0],
+                                       ss[q][1], bb[q][1], even[q], odd[q]);
+                    }
+                    put(i, 0, l, 2 * j + k, make_uint4(even[0], even[1], even[2], even[3]));
+                    put(i, 1, l, 2 * j + k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+                }
             }
         }
     }
@@ -436,11 +448,13 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
          values = {keys.slots_at + a.slots * B::SLOT, B::SLOT, smem_at(sh.full[1]),
                    smem_at(sh.empty[1]), a.slots, 0, 0};
     if (group >= B::GROUPS) {
-        REGISTERS_DOWN(B::FILL_REGISTERS);
-        if (group == B::GROUPS)
+        if (group == B::GROUPS) {
+            REGISTERS_DOWN(B::K_REGISTERS);
             fill<true, D, KF>(g, a, kv, view, tiles, end, sh.bf16[0], keys);
-        else
+        } else {
+            REGISTERS_DOWN(B::V_REGISTERS);
             fill<false, D, VF>(g, a, kv, view, tiles, end, sh.bf16[1], values);
+        }
         return;
     }
     REGISTERS_UP(B::ROW_REGISTERS);
@@ -497,7 +511,7 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
 #pragma unroll
                     for (int e = 0; e < 2; e++)
                         if (!(seen >> (32 * e + j) & 1))
-                            s[j][2 * i + e] = MINUS_INF;
+                            s[j][2 * i + (e ^ j / 4)] = MINUS_INF;
             }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -514,7 +528,7 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
                 sum[i][e] *= alpha[i];
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    float &x = s[j][2 * i + e];
+                    float &x = s[j][2 * i + (e ^ j / 4)];
                     x = exp2_fast(fmaf(x, unit[i], -from));
                     sum[i][e] += x;
                 }
@@ -533,7 +547,8 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
 #pragma unroll
                         for (int i = 0; i < 2; i++)
                             w[2 * h + c][2 * u + i] = pack_half2<decltype(bf)::value != 0>(
-                                s[4 * c + u][2 * i + h], s[4 * c + u + 2][2 * i + h]);
+                                s[4 * c + u][2 * i + (h ^ c)],
+                                s[4 * c + u + 2][2 * i + (h ^ c)]);
         };
         if (VT == TYPE_BOTH)
             values.wait_full();
@@ -606,14 +621,15 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
 #pragma unroll
             for (int x = 0; x < D / 32; x++)
 #pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float4 *at = &sh.super[(i * (D / 32) + x) * 2 + e][threadIdx.x];
+                for (int y = 0; y < 2; y++) { // dims y D / 2 + 16x + 4q .. + 3
+                    float4 *at = &sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
                     float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
+                    const float *even = out[2 * y * (D / 32) + x], *odd = even + D / 32 * 4;
                     if (f.seen) {
-                        all.x = fold_seen(f, all.x, out[x][2 * i + e]);
-                        all.y = fold_seen(f, all.y, out[D / 32 + x][2 * i + e]);
-                        all.z = fold_seen(f, all.z, out[D / 16 + x][2 * i + e]);
-                        all.w = fold_seen(f, all.w, out[3 * D / 32 + x][2 * i + e]);
+                        all.x = fold_seen(f, all.x, even[2 * i]);
+                        all.y = fold_seen(f, all.y, odd[2 * i]);
+                        all.z = fold_seen(f, all.z, even[2 * i + 1]);
+                        all.w = fold_seen(f, all.w, odd[2 * i + 1]);
                     }
                     *at = all;
                 }
@@ -636,9 +652,9 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
                     continue;
                 float *to = a.out + ((size_t)(seq.row + item.first + token) * a.heads + head) * D;
                 for (int x = 0; x < D / 32; x++)
-                    for (int e = 0; e < 2; e++) {
-                        float4 *at = (float4 *)(to + 4 * (8 * x + 2 * q + e));
-                        const float4 part = sh.super[(i * (D / 32) + x) * 2 + e][threadIdx.x];
+                    for (int y = 0; y < 2; y++) {
+                        float4 *at = (float4 *)(to + y * (D / 2) + 16 * x + 4 * q);
+                        const float4 part = sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
                         float4 all = row_fresh ? make_float4(0, 0, 0, 0) : *at;
                         all.x = fold(f, all.x, part.x);
                         all.y = fold(f, all.y, part.y);
