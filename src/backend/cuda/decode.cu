@@ -136,72 +136,56 @@ __device__ __forceinline__ void fold_supers(const DecodeArgs &a, const decode_it
     }
 }
 
-// The same where super-runs were split: run by run. parts: shared memory, [FOLD_RUNS][HEADS].
-enum { FOLD_RUNS = 64 };
+// The same where super-runs were split: run by run.
 template <int D, int HEADS>
-__device__ __forceinline__ void fold_runs(const DecodeArgs &a, const decode_item &item, uint32_t kv,
-                                          float2 *parts) {
+__device__ __forceinline__ void fold_runs(const DecodeArgs &a, const decode_item &item,
+                                          uint32_t kv) {
     const uint32_t values = a.gqa * D, runs = item.count * SUPER_RUNS;
-    // of run i of the row, behind all runs of the super-runs before it
-    auto part_of = [&](uint32_t i) {
-        return (((size_t)(item.first + i / SUPER_RUNS) * a.kv_heads + kv) * SUPER_RUNS +
-                i % SUPER_RUNS) * a.gqa;
-    };
     constexpr int PASSES = HEADS * D / 2 / THREADS ? HEADS * D / 2 / THREADS : 1;
-    float2 o[PASSES];
-    float sum[PASSES], top[PASSES];
+    for (int pass = 0; pass < PASSES; pass++) {
+        const uint32_t e = (pass * THREADS + threadIdx.x) * 2, h = e / D;
+        if (e >= values)
+            break;
+        float2 o = make_float2(0, 0);
+        float sum = 0, top = MINUS_INF;
+        for (uint32_t i0 = 0; i0 < runs; i0 += FOLD_AHEAD) { // two super-runs
+            // What was not seen was not written: its maximum says so, and the rest is not used.
+            float2 v[FOLD_AHEAD], ms[FOLD_AHEAD];
 #pragma unroll
-    for (int i = 0; i < PASSES; i++)
-        o[i] = make_float2(0, 0), sum[i] = 0, top[i] = MINUS_INF;
-    for (uint32_t first = 0; first < runs; first += FOLD_RUNS) {
-        const uint32_t n = min(runs - first, (uint32_t)FOLD_RUNS);
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < n * a.gqa; i += THREADS)
-            parts[i / a.gqa * HEADS + i % a.gqa] =
-                __ldcg(&a.part_ms[part_of(first + i / a.gqa) + i % a.gqa]);
-        __syncthreads();
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            const uint32_t e = (pass * THREADS + threadIdx.x) * 2, h = e / D;
-            if (e >= values)
-                break;
-            for (uint32_t i0 = 0; i0 < n; i0 += FOLD_AHEAD) { // two super-runs
-                float2 v[FOLD_AHEAD], ms[FOLD_AHEAD];
-#pragma unroll
-                for (int i = 0; i < FOLD_AHEAD; i++) {
-                    ms[i] = i0 + i < n ? parts[(i0 + i) * HEADS + h] : make_float2(MINUS_INF, 0);
-                    if (ms[i].x != MINUS_INF)
-                        v[i] = __ldcg((const float2 *)(a.part_out + part_of(first + i0 + i) * D + e));
+            for (int i = 0; i < FOLD_AHEAD; i++) {
+                const uint32_t run = i0 + i;
+                const size_t part = (((size_t)(item.first + run / SUPER_RUNS) * a.kv_heads + kv) *
+                                         SUPER_RUNS +
+                                     run % SUPER_RUNS) * a.gqa;
+                ms[i] = make_float2(MINUS_INF, 0);
+                if (run < runs) {
+                    ms[i] = __ldcg(&a.part_ms[part + h]);
+                    v[i] = __ldcg((const float2 *)(a.part_out + part * D + e));
                 }
+            }
 #pragma unroll
-                for (int super = 0; super < FOLD_AHEAD; super += SUPER_RUNS) {
-                    float super_top = MINUS_INF, super_sum = 0;
-                    float2 super_o = make_float2(0, 0);
+            for (int super = 0; super < FOLD_AHEAD; super += SUPER_RUNS) {
+                float super_top = MINUS_INF, super_sum = 0;
+                float2 super_o = make_float2(0, 0);
 #pragma unroll
-                    for (int i = super; i < super + SUPER_RUNS; i++) {
-                        const FoldFactors f = fold_factors(super_top, ms[i].x);
-                        if (f.seen) {
-                            super_o.x = fold_seen(f, super_o.x, v[i].x);
-                            super_o.y = fold_seen(f, super_o.y, v[i].y);
-                            super_sum = fold_seen(f, super_sum, ms[i].y);
-                        }
-                    }
-                    const FoldFactors f = fold_factors(top[pass], super_top);
+                for (int i = super; i < super + SUPER_RUNS; i++) {
+                    const FoldFactors f = fold_factors(super_top, ms[i].x);
                     if (f.seen) {
-                        o[pass].x = fold_seen(f, o[pass].x, super_o.x);
-                        o[pass].y = fold_seen(f, o[pass].y, super_o.y);
-                        sum[pass] = fold_seen(f, sum[pass], super_sum);
+                        super_o.x = fold_seen(f, super_o.x, v[i].x);
+                        super_o.y = fold_seen(f, super_o.y, v[i].y);
+                        super_sum = fold_seen(f, super_sum, ms[i].y);
                     }
+                }
+                const FoldFactors f = fold_factors(top, super_top);
+                if (f.seen) {
+                    o.x = fold_seen(f, o.x, super_o.x);
+                    o.y = fold_seen(f, o.y, super_o.y);
+                    sum = fold_seen(f, sum, super_sum);
                 }
             }
         }
-    }
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-        const uint32_t e = (pass * THREADS + threadIdx.x) * 2;
-        if (e < values)
-            *(float2 *)(a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D + e) =
-                make_float2(o[pass].x / sum[pass], o[pass].y / sum[pass]);
+        *(float2 *)(a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D + e) =
+            make_float2(o.x / sum, o.y / sum);
     }
 }
 
@@ -260,7 +244,7 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
     if (split == 1)
         fold_supers<D, HEADS>(a, item, kv, (SuperFactors *)scratch);
     else
-        fold_runs<D, HEADS>(a, item, kv, (float2 *)scratch);
+        fold_runs<D, HEADS>(a, item, kv);
 }
 
 // ---- what a warp reads -----------------------------------------------------------------------
@@ -307,14 +291,16 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     __shared__ __align__(16) uint8_t exchanges[WARPS][Cols<H>::EXCHANGE_BYTES];
     __shared__ __align__(8) uint64_t bars[BARRIERS];
     __shared__ TileRef tiles[WARPS][RUN_TILES];
-    __shared__ uint8_t numbers[WARPS][RUN_TILES];
+    __shared__ uint8_t numbers[WARPS][RUN_TILES], tiles_of[WARPS];
     __shared__ RunResults<HEADS> runs;
 
-    kernel_begins();
-    if (blockIdx.x >= g.counts[COUNT_DECODE])
-        return;
+    kernel_comes();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, q = lane % 4;
     const decode_item item = g.decode[blockIdx.x];
+    if (blockIdx.x >= g.counts[COUNT_DECODE]) {
+        kernel_waits();
+        return;
+    }
     const uint32_t kv = blockIdx.y, first_run = item.super * SUPER_RUNS +
                                                  SUPER_RUNS / gridDim.z * blockIdx.z,
                    run = first_run + warp;
@@ -325,22 +311,43 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     const int active = max(0, min((int)(SUPER_RUNS / gridDim.z), (int)(item.pos / RUN - first_run) + 1)),
               slots = min(a.slots, BARRIERS) / max(active, 1);
     uint8_t *own = rings + warp * slots * Ring::SLOT;
-    Ring ring;
-    ring.ring = smem_at(own);
-    ring.bars = smem_at(bars + (warp < active ? warp : 0) * slots);
-    ring.slots = slots;
-    ring.tiles = tiles[warp];
-    ring.layouts = g.layouts;
-    ring.n = 0;
-    if (warp < active)
-        ring.n =
-            find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
-    if (warp < active)
+    if (warp < active) {
+        const int n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp],
+                                 numbers[warp]);
+        if (lane == 0)
+            tiles_of[warp] = n;
         for (int i = lane; i < slots; i += 32)
-            barrier_init(ring.bars + 8 * i, COPY_ARRIVALS);
+            barrier_init(smem_at(bars + warp * slots + i), COPY_ARRIVALS);
+    }
     barriers_ready();
-    __syncwarp();
-    ring.start();
+    kernel_waits();
+    auto ring_of = [&](int w) {
+        Ring ring;
+        ring.ring = smem_at(rings) + w * slots * Ring::SLOT;
+        ring.bars = smem_at(bars + w * slots);
+        ring.slots = slots;
+        ring.tiles = tiles[w];
+        ring.layouts = g.layouts;
+        ring.n = tiles_of[w];
+        return ring;
+    };
+    Ring ring;
+    ring.n = 0;
+    if (gridDim.z == 1) {
+        __syncwarp();
+        if (warp < active) {
+            ring = ring_of(warp);
+            ring.start();
+        }
+    } else { // warps without a run help
+        __syncthreads();
+        for (int w = 0; w < active; w++) {
+            Ring shared = ring_of(w);
+            shared.start(warp, WARPS);
+            if (w == warp)
+                ring = shared;
+        }
+    }
 
     for (int c = warp; c < COLUMNS; c += WARPS) {
         const int head = cols_head_of<H>(c);

@@ -180,12 +180,23 @@ void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const fl
                        uint32_t heads, float scale, float *out);
 
 // Programmatic dependent launch, from sm_90 on: a kernel's blocks come to the device while the one
-// before it ends, and wait in kernel_begins for its results. 1 to 2 us a launch.
-__device__ __forceinline__ void kernel_begins() {
+// before it ends (kernel_comes lets the next one's), and wait in kernel_waits for its results. 1 to
+// 2 us a launch. What was there before both may be read first: a step's tables, which come with a
+// copy, not a kernel. Every block waits, also one without work: the kernel must not end earlier
+// than the one before.
+__device__ __forceinline__ void kernel_comes() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void kernel_waits() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void kernel_begins() {
+    kernel_comes();
+    kernel_waits();
 }
 // A launch of such a kernel.
 template <class... Args>

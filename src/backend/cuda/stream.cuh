@@ -57,44 +57,24 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 
 // ---- copies, by one warp ---------------------------------------------------------------------
 
-// expect: before the first copy of a chunk, by all lanes; arrive: behind the last.
-__device__ __forceinline__ void copy_expect(uint32_t bar, uint32_t bytes) {
-#if BULK_COPIES
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-                     : "memory");
-    __syncwarp();
-#else
-    (void)bar;
-    (void)bytes;
-#endif
+// Whether this lane asks for bulk copies: one does, always the same.
+__device__ __forceinline__ bool copies_bulk() {
+    uint32_t one;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
+    return one;
 }
-// `rows` rows (at most 32) of row_bytes each.
-__device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_pitch, const uint8_t *from,
-                                          uint32_t from_pitch, uint32_t row_bytes, uint32_t rows,
+__device__ __forceinline__ void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes,
                                           uint32_t bar) {
-    const uint32_t lane = threadIdx.x % 32;
-#if BULK_COPIES
-    if (lane < rows)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                     "[%1], %2, [%3];" ::"r"(to + lane * to_pitch),
-                     "l"(from + (size_t)lane * from_pitch), "r"(row_bytes), "r"(bar)
-                     : "memory");
-#else
-    (void)bar;
-    for (uint32_t i = 0; i < rows; i++)
-        for (uint32_t j = lane * 16; j < row_bytes; j += 512)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * to_pitch + j),
-                         "l"(from + (size_t)i * from_pitch + j)
-                         : "memory");
-#endif
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
 }
-__device__ __forceinline__ void copy_arrive(uint32_t bar) {
-#if BULK_COPIES
-    (void)bar;
-#else
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-#endif
+// 16 bytes a lane at a time.
+__device__ __forceinline__ void copy_lanes(uint32_t to, const uint8_t *from, uint32_t bytes) {
+    for (uint32_t i = threadIdx.x % 32 * 16; i < bytes; i += 512)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i)
+                     : "memory");
 }
 
 // ---- chunks ----------------------------------------------------------------------------------
@@ -119,18 +99,44 @@ HD constexpr uint32_t slot_bytes(uint32_t formats, int d) {
                                                       : 0);
 }
 
-// Starts the copies of chunk c of a K or V tile into a slot. By all lanes of a warp.
+// The copies of chunk c of a K or V tile into a slot: calls copy(to, from, bytes) for each, and
+// returns how many bytes these are.
+template <int F, bool K, int D, class Copy>
+__device__ __forceinline__ uint32_t chunk_copies(const uint8_t *tile, int c, uint32_t slot,
+                                                 Copy copy) {
+    constexpr uint32_t SCALES = scale_bytes_of(F, D), CODES = code_bytes_of(F, D) / chunks_of(F);
+    if constexpr (exact_of(F) && !K) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            copy(slot + i * 8 * D, tile + (c / 2 * 8 + c % 2 + 2 * i) * 8 * D, 8 * D);
+        return CODES;
+    } else if constexpr (CODES == scales_at(D) && chunks_of(F) == 1) {
+        copy(slot, tile, CODES + SCALES);
+        return CODES + SCALES;
+    } else {
+        copy(slot, tile + (size_t)c * CODES, CODES);
+        if (SCALES && c == 0)
+            copy(slot + scales_at(D), tile + code_bytes_of(F, D), SCALES);
+        return CODES + (c == 0 ? SCALES : 0);
+    }
+}
+// Starts them; by all lanes of a warp.
 template <int F, bool K, int D>
 __device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t slot, uint32_t bar) {
-    constexpr uint32_t SCALES = scale_bytes_of(F, D), CODES = code_bytes_of(F, D) / chunks_of(F);
-    copy_expect(bar, CODES + (c == 0 ? SCALES : 0));
-    if constexpr (exact_of(F) && !K)
-        copy_rows(slot, 8 * D, tile + (c / 2 * 8 + c % 2) * 8 * D, 16 * D, 8 * D, 4, bar);
-    else
-        copy_rows(slot, 0, tile + (size_t)c * CODES, 0, CODES, 1, bar);
-    if (SCALES && c == 0)
-        copy_rows(slot + scales_at(D), 0, tile + code_bytes_of(F, D), 0, SCALES, 1, bar);
-    copy_arrive(bar);
+#if BULK_COPIES
+    if (copies_bulk()) {
+        const uint32_t bytes =
+            chunk_copies<F, K, D>(tile, c, slot, [](uint32_t, const uint8_t *, uint32_t) {});
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                     : "memory");
+        chunk_copies<F, K, D>(tile, c, slot, [&](uint32_t to, const uint8_t *from, uint32_t n) {
+            copy_bulk(to, from, n, bar);
+        });
+    }
+#else
+    chunk_copies<F, K, D>(tile, c, slot, copy_lanes);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+#endif
 }
 
 // One tile of a run: its address, and the index of its layout in the low bits (tiles stand at
@@ -153,12 +159,15 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
     int at, phase;   // the slot that is read next
     int tile, chunk; // what is asked for next; chunks of V follow those of K
 
-    __device__ __forceinline__ void start() {
+    // Asks for what the ring holds at first; of `share` warps that call this, with copies of the
+    // ring, each for its part.
+    __device__ __forceinline__ void start(int own = 0, int share = 1) {
         at = phase = tile = chunk = 0;
-        for (int i = 0; i < slots; i++)
-            ask(i);
+        for (int i = 0; i < slots && tile < n; i++)
+            ask(i, i % share == own);
     }
-    __device__ __forceinline__ void ask(int slot) {
+    // The next chunk comes to this slot. By another warp, where not `here`.
+    __device__ __forceinline__ void ask(int slot, bool here = true) {
         if (tile >= n)
             return;
         const TileRef t = tiles[tile];
@@ -169,13 +178,13 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
             constexpr int F = decltype(f)::value;
             k_chunks = chunks_of(F);
             k_bytes = code_bytes_of(F, D) + scale_bytes_of(F, D);
-            if (chunk < k_chunks)
+            if (here && chunk < k_chunks)
                 chunk_copy<F, true, D>(t.at(), chunk, to, bar);
         });
         with_format<VF>(layouts[t.layout()].v, [&](auto f) {
             constexpr int F = decltype(f)::value;
             v_chunks = chunks_of(F);
-            if (chunk >= k_chunks)
+            if (here && chunk >= k_chunks)
                 chunk_copy<F, false, D>(t.at() + k_bytes, chunk - k_chunks, to, bar);
         });
         if (++chunk == k_chunks + v_chunks) {
