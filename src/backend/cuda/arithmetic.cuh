@@ -83,16 +83,21 @@ template <int D> struct PackedRow {
     float x[N]; // to be rounded
     float unit;
 };
+// A lane's dims of it times scale; zeros where there is none.
 template <int D>
-__device__ __forceinline__ void pack_row(const float *q, float scale, PackedRow<D> &p) {
+__device__ __forceinline__ void load_row(const float *q, float scale, bool some,
+                                         float (&x)[D / 32]) {
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        x[i] = some ? q[threadIdx.x % 32 * (D / 32) + i] * scale : 0.f;
+}
+template <int D>
+__device__ __forceinline__ void pack_row(const float (&x)[D / 32], PackedRow<D> &p) {
     constexpr int N = PackedRow<D>::N;
-    const int lane = threadIdx.x % 32;
     uint32_t m_bits = 0; // as integers NaN > Inf > finite
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        p.x[i] = q[lane * N + i] * scale;
-        m_bits = max(m_bits, __float_as_uint(p.x[i]) & 0x7fffffffu);
-    }
+    for (int i = 0; i < N; i++)
+        m_bits = max(m_bits, __float_as_uint(x[i]) & 0x7fffffffu);
 #pragma unroll
     for (int i = 1; i < 32; i *= 2)
         m_bits = max(m_bits, __shfl_xor_sync(~0u, m_bits, i));
@@ -109,7 +114,7 @@ __device__ __forceinline__ void pack_row(const float *q, float scale, PackedRow<
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        p.x[i] = power == 0 ? 0.f : p.x[i] * power;
+        p.x[i] = power == 0 ? 0.f : x[i] * power;
 }
 // Where the dims of a quad stand in registers: 0 and 2 in one, 1 and 3 in the next, as the mask of
 // a nibble finds them.

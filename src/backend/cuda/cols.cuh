@@ -53,15 +53,14 @@ template <int D, uint32_t KF, int H> struct ColsQuery {
     float unit[Cols<H>::HEADS];
 };
 
-// Packs the query of one column, or zeros; by a warp.
+// Packs the query of one column, x = q * scale; by a warp.
 template <int D, uint32_t KF, int H>
-__device__ __forceinline__ void cols_pack(const float *q, float scale, int column, bool some,
+__device__ __forceinline__ void cols_pack(const float (&x)[D / 32], int column,
                                           ColsQuery<D, KF, H> &to) {
     constexpr int N = D / 32;
     const int lane = threadIdx.x % 32, head = cols_head_of<H>(column);
-    PackedRow<D> p = {};
-    if (some)
-        pack_row<D>(q, scale, p);
+    PackedRow<D> p;
+    pack_row<D>(x, p);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int dim = lane * N + i, quad = dim % 32 / 4; // instruction 2k + quad % 2
@@ -198,31 +197,82 @@ __device__ __forceinline__ void cols_scores_exact(Ring &ring, int r, int q,
     }
 }
 
+// Raw scores of a tile of any of the formats: p[head of lane][token 8r + j], -inf where the query
+// does not see the token.
+template <int D, uint32_t KF, int H, class Ring>
+__device__ __forceinline__ void cols_scores(Ring &ring, int r, int q,
+                                            const ColsQuery<D, KF, H> &query, int format, bool bf,
+                                            uint64_t seen, float (&p)[H][8]) {
+    float d[4][Cols<H>::BLOCKS][4] = {};
+    with_format<KF>(format, [&](auto f) {
+        constexpr int F = decltype(f)::value;
+        if constexpr (exact_of(F))
+            cols_scores_exact<F, D, KF, H>(ring, r, q, query, d);
+        else
+            cols_scores_affine<F, D, KF, H>(ring, r, q, query, bf, d);
+    });
+    const uint32_t eight = (uint32_t)(seen >> (8 * r)) & 255;
+#pragma unroll
+    for (int h = 0; h < H; h++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            p[h][j] = d[j / 2][h / 2][j % 2 * 2 + h % 2];
+    if (eight != 255)
+#pragma unroll
+        for (int h = 0; h < H; h++)
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (!(eight >> j & 1))
+                    p[h][j] = MINUS_INF;
+}
+
 // ---- softmax ---------------------------------------------------------------------------------
 
-// Raw scores of a tile become p. Returns what all so far is multiplied with.
-__device__ __forceinline__ float cols_softmax(float (&p)[8], float unit, float &max, float &sum) {
-    float m = p[0];
+// What a lane knows of its heads.
+template <int H> struct ColsState {
+    float unit[H], top[H], sum[H];
+};
+
+// Raw scores of a tile become p; outputs so far follow a maximum that moves.
+template <int H, int M>
+__device__ __forceinline__ void cols_softmax(ColsState<H> &state, float (&p)[H][8],
+                                             float (&out)[M][Cols<H>::BLOCKS][4]) {
+    float alpha[H];
+    bool moved = false;
 #pragma unroll
-    for (int j = 1; j < 8; j++)
-        m = fmaxf(m, p[j]);
+    for (int h = 0; h < H; h++) {
+        float m = p[h][0];
 #pragma unroll
-    for (int j = 4; j < 32; j *= 2)
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, j));
-    const float alpha = move_max(max, m * unit), from = finite_max(max) - WEIGHT_SHIFT;
-    sum *= alpha;
+        for (int j = 1; j < 8; j++)
+            m = fmaxf(m, p[h][j]);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        p[j] = exp2_fast(fmaf(p[j], unit, -from));
-        sum += p[j];
+        for (int j = 4; j < 32; j *= 2)
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, j));
+        alpha[h] = move_max(state.top[h], m * state.unit[h]);
+        moved |= alpha[h] != 1;
+        const float from = finite_max(state.top[h]) - WEIGHT_SHIFT;
+        float sum = state.sum[h] * alpha[h];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            p[h][j] = exp2_fast(fmaf(p[h][j], state.unit[h], -from));
+            sum += p[h][j];
+        }
+        state.sum[h] = sum;
     }
-    return alpha;
+    if (__any_sync(~0u, moved)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int h = 0; h < H; h++) {
+                out[m][h / 2][h % 2] *= alpha[h];
+                out[m][h / 2][2 + h % 2] *= alpha[h];
+            }
+    }
 }
 
 // ---- values ----------------------------------------------------------------------------------
 
-// Outputs: [instruction m][8 columns]
-template <int D, int H> using ColsOutputs = float[D / 16][Cols<H>::BLOCKS][4];
+// Outputs: [instruction m][block of 8 columns][..]
 
 // Weights in the type of an exact tile, or f16 for an affine one, from where they were made to where
 // they are multiplied. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that fewer
@@ -268,12 +318,15 @@ __device__ __forceinline__ void cols_value(float (&out)[Cols<H>::BLOCKS][4], con
         mma_half<BF>(out[n], a, c ? b[n].z : b[n].x, c ? b[n].w : b[n].y);
 }
 
-// An affine tile. seen: bit j is set where the query sees token j; slots of the others may hold
-// NaN.
-template <int F, int D, int MAP, int H, class Ring>
+// An affine tile, N blocks of 32 dims from block `first` on. seen: bit j is set where the query sees
+// token j; slots of the others may hold NaN.
+template <int F, int D, int MAP, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, int r, int q,
-                                                   uint64_t seen, bool bf, ColsOutputs<D, H> &out) {
-    constexpr int G = dims_of_group(F), GROUPS = D / G, BITS = bits_of(F), CHUNKS = chunks_of(F);
+                                                   uint64_t seen, bool bf, int first,
+                                                   float (&out)[2 * N][Cols<H>::BLOCKS][4]) {
+    constexpr int G = dims_of_group(F), BITS = bits_of(F), CHUNKS = chunks_of(F), WIDE = MAP / 32,
+                  GROUPS = N * 32 > G ? N * 32 / G : 1; // of these dims
+    constexpr uint32_t BIASES = D / G * 128;
     static_assert(MAP == 32 || G == 64, "a lane's dims are those of one group");
     uint4 late_s[CHUNKS > 1 ? GROUPS : 1], late_b[CHUNKS > 1 ? GROUPS : 1]; // of the second half
     uint32_t codes = 0;
@@ -281,81 +334,76 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
     for (int h = 0; h < 2; h++) {
         if (h < CHUNKS)
             codes = ring.wait();
-        const uint32_t scales = codes + Ring::SCALES + q * 16;
+        const uint32_t scales = codes + Ring::SCALES + first * 32 / G * 128 + q * 16;
         if (h == 0 && CHUNKS > 1)
 #pragma unroll
             for (int g = 0; g < GROUPS; g++) {
                 late_s[g] = lds128(scales + g * 128 + 64);
-                late_b[g] = lds128(scales + (GROUPS + g) * 128 + 64);
+                late_b[g] = lds128(scales + BIASES + g * 128 + 64);
             }
         // the rows of quads 2q and 2q + 1 of the half
-        const uint32_t row0 = BITS == 8   ? codes + 2 * q * 4 * D
-                              : BITS == 4 ? codes + (4 * h + q) * 4 * D
-                                          : codes + (2 * h + q / 2) * 4 * D,
+        const uint32_t row0 = first * 128 + (BITS == 8   ? codes + 2 * q * 4 * D
+                                             : BITS == 4 ? codes + (4 * h + q) * 4 * D
+                                                         : codes + (2 * h + q / 2) * 4 * D),
                        row1 = BITS == 8 ? row0 + 4 * D : row0;
         const int shift = BITS == 2 ? (q & 1) * 4 : 0;
         uint4 b[Cols<H>::BLOCKS];
         cols_receive<H>(exchange, r, q, h, b);
+        uint32_t ss[2][2], bb[2][2]; // of pairs of tokens: [quad][0 and 2, 1 and 3]
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            const bool late = h == 1 && CHUNKS > 1;
-            uint4 s = late ? late_s[late ? g : 0] : lds128(scales + g * 128 + h * 64),
-                  z = late ? late_b[late ? g : 0] : lds128(scales + (GROUPS + g) * 128 + h * 64);
-            scalars_to_half(s, z, bf);
-            // of pairs of tokens: [quad][0 and 2, 1 and 3]
-            uint32_t ss[2][2], bb[2][2];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                ss[c][0] = even_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
-                ss[c][1] = odd_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
-                bb[c][0] = even_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
-                bb[c][1] = odd_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
-            }
-            if (~seen) {
+        for (int block = 0; block < N; block += WIDE) {
+            if (block * 32 % G == 0) {
+                const int g = block * 32 / G;
+                const bool late = h == 1 && CHUNKS > 1;
+                uint4 s = late ? late_s[late ? g : 0] : lds128(scales + g * 128 + h * 64),
+                      z = late ? late_b[late ? g : 0] : lds128(scales + BIASES + g * 128 + h * 64);
+                scalars_to_half(s, z, bf);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + 4 * c));
+                    ss[c][0] = even_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
+                    ss[c][1] = odd_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
+                    bb[c][0] = even_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
+                    bb[c][1] = odd_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
+                }
+                if (~seen) {
 #pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        const uint32_t mask = half_mask(four >> i & 1, four >> (i + 2) & 1);
-                        ss[c][i] &= mask;
-                        bb[c][i] &= mask;
+                    for (int c = 0; c < 2; c++) {
+                        const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + 4 * c));
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            const uint32_t mask = half_mask(four >> i & 1, four >> (i + 2) & 1);
+                            ss[c][i] &= mask;
+                            bb[c][i] &= mask;
+                        }
                     }
                 }
             }
-            uint4 x[2][G / 32]; // 4 dims of quad 2q, of quad 2q + 1: two instructions each
-            if constexpr (MAP == 64) {
-                lds_pair(row0 + g * 256 + r * 32, q & 1, x[0][0], x[0][1]);
+            uint4 x[2][WIDE]; // 4 dims of quad 2q, of quad 2q + 1: two instructions each
+            if constexpr (WIDE == 2) {
+                lds_pair(row0 + block * 128 + r * 32, q & 1, x[0][0], x[0][1]);
                 if (BITS == 8)
-                    lds_pair(row1 + g * 256 + r * 32, q & 1, x[1][0], x[1][1]);
+                    lds_pair(row1 + block * 128 + r * 32, q & 1, x[1][0], x[1][1]);
             } else {
-#pragma unroll
-                for (int i = 0; i < G / 32; i++) {
-                    x[0][i] = lds128(row0 + (g * G + i * 32) * 4 + r * 16);
-                    if (BITS == 8)
-                        x[1][i] = lds128(row1 + (g * G + i * 32) * 4 + r * 16);
-                }
+                x[0][0] = lds128(row0 + block * 128 + r * 16);
+                if (BITS == 8)
+                    x[1][0] = lds128(row1 + block * 128 + r * 16);
             }
 #pragma unroll
-            for (int i = 0; i < G / 32; i++) {
-                const int block = g * (G / 32) + i;
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    auto step = [&](auto n) {
-                        constexpr int N = decltype(n)::value;
-                        const uint4 &four = x[BITS == 8 ? N : 0][i];
-                        const uint32_t u = word_of(four, 2 * m) >> shift,
-                                       v = word_of(four, 2 * m + 1) >> shift;
-                        uint32_t a[4];
-                        widen<BITS, BITS == 8 ? 0 : N>(u, ss[N][0], bb[N][0], ss[N][1], bb[N][1],
-                                                       a[0], a[2]);
-                        widen<BITS, BITS == 8 ? 0 : N>(v, ss[N][0], bb[N][0], ss[N][1], bb[N][1],
-                                                       a[1], a[3]);
-                        cols_value<H, false>(out[2 * block + m], a, b, N);
-                    };
-                    step(Format<0>());
-                    step(Format<1>());
-                }
+            for (int i = 0; i < 2 * WIDE; i++) {
+                auto step = [&](auto n) {
+                    constexpr int C = decltype(n)::value;
+                    const uint4 &four = x[BITS == 8 ? C : 0][i / 2];
+                    const uint32_t u = word_of(four, i % 2 * 2) >> shift,
+                                   v = word_of(four, i % 2 * 2 + 1) >> shift;
+                    uint32_t a[4];
+                    widen<BITS, BITS == 8 ? 0 : C>(u, ss[C][0], bb[C][0], ss[C][1], bb[C][1], a[0],
+                                                   a[2]);
+                    widen<BITS, BITS == 8 ? 0 : C>(v, ss[C][0], bb[C][0], ss[C][1], bb[C][1], a[1],
+                                                   a[3]);
+                    cols_value<H, false>(out[2 * block + i], a, b, C);
+                };
+                step(Format<0>());
+                step(Format<1>());
             }
         }
         if (h + 1 == 2 || CHUNKS > 1)
@@ -363,10 +411,11 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
     }
 }
 
-// An exact tile.
-template <int F, int D, int H, class Ring>
+// The same of an exact tile.
+template <int F, int D, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange, int r, int q,
-                                                  uint64_t seen, ColsOutputs<D, H> &out) {
+                                                  uint64_t seen, int first,
+                                                  float (&out)[2 * N][Cols<H>::BLOCKS][4]) {
 #pragma unroll 1
     for (int h = 0; h < 2; h++) {
         uint4 b[Cols<H>::BLOCKS];
@@ -375,9 +424,9 @@ __device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange,
         for (int c = 0; c < 2; c++) { // 16 tokens: quad 2q + c
             const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + 4 * c));
             const uint32_t lo = half_mask(four & 1, four & 2), hi = half_mask(four & 4, four & 8);
-            const uint32_t codes = ring.wait();
+            const uint32_t codes = ring.wait() + first * 256;
 #pragma unroll
-            for (int i = 0; i < D / 32; i++) {
+            for (int i = 0; i < N; i++) {
                 uint4 x[2];
                 lds_pair(codes + q * 8 * D + i * 256 + r * 32, q & 1, x[0], x[1]);
 #pragma unroll
@@ -389,4 +438,19 @@ __device__ __forceinline__ void cols_values_exact(Ring &ring, uint32_t exchange,
             ring.release();
         }
     }
+}
+
+// Weights times values of a tile of any of the formats, N blocks of 32 dims from `first` on.
+template <int D, uint32_t VF, int MAP, int H, int N, class Ring>
+__device__ __forceinline__ void cols_values(Ring &ring, uint32_t exchange, int r, int q, int format,
+                                            bool bf, uint64_t seen, const float (&p)[H][8],
+                                            int first, float (&out)[2 * N][Cols<H>::BLOCKS][4]) {
+    with_format<VF>(format, [&](auto f) {
+        constexpr int F = decltype(f)::value;
+        cols_send<F, H>(exchange, r, q, p);
+        if constexpr (exact_of(F))
+            cols_values_exact<F, D, H, N>(ring, exchange, r, q, seen, first, out);
+        else
+            cols_values_affine<F, D, MAP, H, N>(ring, exchange, r, q, seen, bf, first, out);
+    });
 }

@@ -12,7 +12,9 @@
 //                                                     out                     folds them in order
 //
 // Where that makes fewer blocks than the device has SMs, a super-run is split among 2, 4 or 8 of
-// them (gridDim.z): their runs go to part_out one by one, and the last block folds all.
+// them (gridDim.z): their runs go to part_out one by one, and the last block folds all. Among 8, a
+// block has one run, whose four tiles' scores four warps make at once; then each follows the maxima
+// over all tiles, and has the outputs of a quarter of the dims.
 //
 // The first loads are on their way before the queries are packed. What a warp does with a tile is
 // cols.cuh. The kernel is compiled for the formats that matter one by one, and for all together,
@@ -34,11 +36,15 @@ struct DecodeArgs {
     float scale;
     uint32_t layer, heads, gqa, kv_heads;
     int slots; // of a block's ring
+    bool team; // it holds a run and its scores
     // partial results: [item][kv head][gqa]; split: [item][kv head][run][gqa]
     float *part_out; // [D] each
     float2 *part_ms; // maximum, sum
     uint32_t *arrived; // [decode row][kv head]
 };
+
+// Bytes of a tile's scores, where the warps of a block share a run.
+template <int H> constexpr uint32_t TEAM_SCORES = Cols<H>::HEADS * TILE_TOKENS * 4;
 
 // What the warps of a block leave for its fold.
 template <int HEADS> struct RunResults {
@@ -230,11 +236,12 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
     }
     if (item.count * split == 1)
         return;
-    __threadfence();
     __syncthreads();
     uint32_t *arrived = &a.arrived[item.slot * a.kv_heads + kv];
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        __threadfence(); // what the block wrote, too: the barrier was before
         runs.last = atomicAdd(arrived, 1) == item.count * split - 1;
+    }
     __syncthreads();
     if (!runs.last)
         return;
@@ -308,9 +315,9 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     const uint32_t exchange = smem_at(exchanges[warp]);
 
     // The ring: the block's slots, shared by the warps whose run has begun.
-    const int active = max(0, min((int)(SUPER_RUNS / gridDim.z), (int)(item.pos / RUN - first_run) + 1)),
+    const int per_block = SUPER_RUNS / gridDim.z,
+              active = max(0, min(per_block, (int)(item.pos / RUN - first_run) + 1)),
               slots = min(a.slots, BARRIERS) / max(active, 1);
-    uint8_t *own = rings + warp * slots * Ring::SLOT;
     if (warp < active) {
         const int n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp],
                                  numbers[warp]);
@@ -321,6 +328,15 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     }
     barriers_ready();
     kernel_waits();
+
+    // queries on their way, and the first chunks
+    float x[COLUMNS / WARPS][D / 32];
+#pragma unroll
+    for (int i = 0; i < COLUMNS / WARPS; i++) {
+        const int head = cols_head_of<H>(warp + i * WARPS);
+        load_row<D>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D, a.scale,
+                    head >= 0 && head < (int)a.gqa, x[i]);
+    }
     auto ring_of = [&](int w) {
         Ring ring;
         ring.ring = smem_at(rings) + w * slots * Ring::SLOT;
@@ -348,97 +364,125 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
                 ring = shared;
         }
     }
-
-    for (int c = warp; c < COLUMNS; c += WARPS) {
-        const int head = cols_head_of<H>(c);
-        cols_pack<D, KF, H>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D, a.scale, c,
-                            head >= 0 && head < (int)a.gqa, query);
-    }
+#pragma unroll
+    for (int i = 0; i < COLUMNS / WARPS; i++)
+        cols_pack<D, KF, H>(x[i], warp + i * WARPS, query);
     __syncthreads();
-    float unit[H], top[H], sum[H], out[D / 16][Cols<H>::BLOCKS][4] = {};
-#pragma unroll
-    for (int i = 0; i < H; i++) {
-        unit[i] = query.unit[cols_head<H>(q, i)];
-        top[i] = MINUS_INF;
-        sum[i] = 0;
-    }
 
-    for (int i = 0; i < ring.n; i++) {
-        const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
-        const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
-        const bool k_bf16 = layout->k_bf16, v_bf16 = layout->v_bf16;
-        const uint64_t seen = seen_of_tile(view, item.pos, first);
-        float d[4][Cols<H>::BLOCKS][4] = {}, p[H][8];
-        with_format<KF>(layout->k, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            if constexpr (exact_of(F))
-                cols_scores_exact<F, D, KF, H>(ring, r, q, query, d);
-            else
-                cols_scores_affine<F, D, KF, H>(ring, r, q, query, k_bf16, d);
-        });
-        float alpha[H];
-        bool moved = false;
+    ColsState<H> state;
 #pragma unroll
-        for (int h = 0; h < H; h++) {
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                p[h][j] = d[j / 2][h / 2][j % 2 * 2 + h % 2];
-            if (~seen) {
-                const uint32_t eight = (uint32_t)(seen >> (8 * r));
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    if (!(eight >> j & 1))
-                        p[h][j] = MINUS_INF;
-            }
-            alpha[h] = cols_softmax(p[h], unit[h], top[h], sum[h]);
-            moved |= alpha[h] != 1;
-        }
-        if (__any_sync(~0u, moved)) {
-#pragma unroll
-            for (int m = 0; m < D / 16; m++)
-#pragma unroll
-                for (int h = 0; h < H; h++) {
-                    out[m][h / 2][h % 2] *= alpha[h];
-                    out[m][h / 2][2 + h % 2] *= alpha[h];
-                }
-        }
-        with_format<VF>(layout->v, [&](auto f) {
-            constexpr int F = decltype(f)::value;
-            cols_send<F, H>(exchange, r, q, p);
-            if constexpr (exact_of(F))
-                cols_values_exact<F, D, H>(ring, exchange, r, q, seen, out);
-            else
-                cols_values_affine<F, D, MAP, H>(ring, exchange, r, q, seen, v_bf16, out);
-        });
+    for (int h = 0; h < H; h++) {
+        state.unit[h] = query.unit[cols_head<H>(q, h)];
+        state.top[h] = MINUS_INF;
+        state.sum[h] = 0;
     }
-
-    // the run, into the warp's own ring, which nothing is copied to any more
+    auto sum_up = [&] { // the 8 chains
 #pragma unroll
-    for (int h = 0; h < H; h++)
+        for (int h = 0; h < H; h++)
 #pragma unroll
-        for (int j = 4; j < 32; j *= 2)
-            sum[h] += __shfl_xor_sync(~0u, sum[h], j);
-    float *outputs = (float *)own;
-    __syncwarp();
-    if (warp >= active) { // behind the row: nothing was seen
-        if (lane < HEADS)
-            runs.max[warp][lane] = MINUS_INF;
-    } else {
+            for (int j = 4; j < 32; j *= 2)
+                state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], j);
+    };
+    auto leave = [&](auto map, float *to, int first, const auto &out) { // outputs from instruction
+        constexpr int M = sizeof out / sizeof out[0];
 #pragma unroll
         for (int h = 0; h < H; h++) {
             const int head = cols_head<H>(q, h);
             if (head >= (int)a.gqa)
                 continue;
 #pragma unroll
-            for (int m = 0; m < D / 16; m++)
-                *(float2 *)(outputs + head * D + cols_dim<MAP>(m, r)) =
+            for (int m = 0; m < M; m++)
+                *(float2 *)(to + head * D + cols_dim<decltype(map)::value>(first + m, r)) =
                     make_float2(out[m][h / 2][h % 2], out[m][h / 2][2 + h % 2]);
             if (r == 0) {
-                runs.max[warp][head] = top[h];
-                runs.sum[warp][head] = sum[h];
+                runs.max[warp][head] = state.top[h];
+                runs.sum[warp][head] = state.sum[h];
             }
         }
+    };
+
+    if (a.team && gridDim.z == SUPER_RUNS) {
+        // One run: each of four warps has the scores of one tile, then some dims of all tiles.
+        constexpr int N = D / 32 > RUN_TILES ? D / 32 / RUN_TILES : 1; // blocks of dims of a warp
+        const int n = active ? tiles_of[0] : 0;
+        const uint32_t scores =
+            smem_at(rings) + a.slots * Ring::SLOT - RUN_TILES * TEAM_SCORES<H>;
+        Resident<D> chunks = {smem_at(rings), smem_at(bars), Ring::SLOT, 0};
+        auto place = [&](int tile, int h, int i) {
+            return scores + tile * TEAM_SCORES<H> + ((2 * h + i) * 32 + lane) * 16;
+        };
+        auto visit = [&](int tile, auto fn) { // fn(layout, seen, chunks of K, of V)
+            const dev_layout *layout = &g.layouts[tiles[0][tile].layout()];
+            const uint32_t first = first_run * RUN + numbers[0][tile] * TILE_TOKENS;
+            int k_chunks = 0, v_chunks = 0;
+            with_format<KF>(layout->k, [&](auto f) { k_chunks = chunks_of(decltype(f)::value); });
+            with_format<VF>(layout->v, [&](auto f) { v_chunks = chunks_of(decltype(f)::value); });
+            fn(layout, seen_of_tile(view, item.pos, first), k_chunks, v_chunks);
+        };
+        float p[H][8];
+        for (int tile = 0; tile <= warp && warp < n; tile++)
+            visit(tile, [&](const dev_layout *layout, uint64_t seen, int k_chunks, int v_chunks) {
+                if (tile < warp) {
+                    chunks.at += k_chunks + v_chunks;
+                    return;
+                }
+                cols_scores<D, KF, H>(chunks, r, q, query, layout->k, layout->k_bf16, seen, p);
+#pragma unroll
+                for (int h = 0; h < H; h++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        sts128(place(tile, h, i),
+                               make_uint4(__float_as_uint(p[h][4 * i]),
+                                          __float_as_uint(p[h][4 * i + 1]),
+                                          __float_as_uint(p[h][4 * i + 2]),
+                                          __float_as_uint(p[h][4 * i + 3])));
+            });
+        __syncthreads();
+        float out[2 * N][Cols<H>::BLOCKS][4] = {};
+        chunks.at = 0;
+        if (warp < D / 32 / N)
+            for (int tile = 0; tile < n; tile++)
+                visit(tile, [&](const dev_layout *layout, uint64_t seen, int k_chunks, int) {
+#pragma unroll
+                    for (int h = 0; h < H; h++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            const uint4 four = lds128(place(tile, h, i));
+#pragma unroll
+                            for (int j = 0; j < 4; j++)
+                                p[h][4 * i + j] = __uint_as_float(word_of(four, j));
+                        }
+                    cols_softmax<H, 2 * N>(state, p, out);
+                    chunks.at += k_chunks;
+                    cols_values<D, VF, 32, H, N>(chunks, exchange, r, q, layout->v,
+                                                 layout->v_bf16, seen, p, warp * N, out);
+                });
+        __syncthreads(); // the chunks are not needed any more
+        if (warp < D / 32 / N) {
+            sum_up();
+            leave(Format<32>(), (float *)rings, warp * 2 * N, out);
+        }
+    } else {
+        float out[D / 16][Cols<H>::BLOCKS][4] = {};
+        for (int i = 0; i < ring.n; i++) {
+            const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
+            const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
+            const bool k_bf16 = layout->k_bf16, v_bf16 = layout->v_bf16;
+            const uint64_t seen = seen_of_tile(view, item.pos, first);
+            float p[H][8];
+            cols_scores<D, KF, H>(ring, r, q, query, layout->k, k_bf16, seen, p);
+            cols_softmax<H, D / 16>(state, p, out);
+            cols_values<D, VF, MAP, H, D / 32>(ring, exchange, r, q, layout->v, v_bf16, seen, p, 0,
+                                               out);
+        }
+        // the run, into the warp's own ring, which nothing is copied to any more
+        sum_up();
+        __syncwarp();
+        if (warp < active)
+            leave(Format<MAP>(), (float *)(rings + warp * slots * Ring::SLOT), 0, out);
     }
+    if (warp >= active && lane < HEADS) // behind the row: nothing was seen
+        runs.max[warp][lane] = MINUS_INF;
     finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
                      rings);
 }
@@ -450,11 +494,16 @@ using Kernel = void (*)(step_group, DecodeArgs);
 struct Choice {
     Kernel kernel;
     uint32_t slot_bytes;
-    int pairs; // 2: two blocks an SM where their slots fit
+    int pairs;            // 2: two blocks an SM where their slots fit
+    uint32_t team_bytes;  // of a run's chunks and scores
+    int team_chunks;
 };
 
 template <int D, uint32_t KF, uint32_t VF, int H> Choice choice_of() {
-    return {decode<D, KF, VF, H>, Stream<D, KF, VF>::SLOT, D <= 128 && H == 1 ? 2 : 1};
+    constexpr uint32_t SLOT = Stream<D, KF, VF>::SLOT;
+    constexpr int CHUNKS = RUN_TILES * (most_chunks(KF) + most_chunks(VF));
+    return {decode<D, KF, VF, H>, SLOT, D <= 128 && H == 1 ? 2 : 1,
+            CHUNKS * SLOT + RUN_TILES * TEAM_SCORES<H>, CHUNKS};
 }
 template <int D, int H> Choice choose(uint32_t k, uint32_t v) {
     if constexpr (D == 128 && H == 1) {
@@ -466,6 +515,8 @@ template <int D, int H> Choice choose(uint32_t k, uint32_t v) {
         ONE(Q8G64, Q8G64)
         ONE(Q8G64, Q4G64)
         ONE(Q4G64, Q4G64)
+        ONE(Q4G32, Q4G32)
+        ONE(Q4G64, Q2G64)
 #undef ONE
     }
     return choice_of<D, K_FORMATS, V_FORMATS, H>();
@@ -532,8 +583,9 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
     if (!cuda_ok(
             b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, whole)))
         return;
-    const DecodeArgs args = {q,        out,           scale,       layer,      heads,     gqa,
-                             kv_heads, slots * WARPS, b->part_out, b->part_ms, b->arrived};
+    const bool team = bytes >= c.team_bytes && std::min(slots * WARPS, (int)BARRIERS) >= c.team_chunks;
+    const DecodeArgs args = {q,     out,      scale,         layer, heads,       gqa,        kv_heads,
+                             slots * WARPS, team, b->part_out, b->part_ms, b->arrived};
     const uint32_t split = decode_split(b, blocks);
     cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads, split), THREADS,
                             bytes, b->group[group], args));

@@ -377,10 +377,10 @@ __device__ __forceinline__ void pack_query(const float *q, float scale, int grou
                                            bool some, typename B::Shared &sh) {
     constexpr int N = D / 32;
     const int lane = threadIdx.x % 32;
-    PackedRow<D> p = {};
-    p.unit = 1;
-    if (some)
-        pack_row<D>(q, scale, p);
+    float x[N];
+    PackedRow<D> p;
+    load_row<D>(q, scale, some, x);
+    pack_row<D>(x, p);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int dim = lane * N + i, quad = dim % 32 / 4,

@@ -82,6 +82,10 @@ __device__ __forceinline__ void copy_lanes(uint32_t to, const uint8_t *from, uin
 HD constexpr int chunks_of(int f) {
     return bits_of(f) < 4 ? 1 : bits_of(f) / 4;
 }
+// At most, of a tile in one of the formats.
+HD constexpr int most_chunks(uint32_t formats) {
+    return formats & EXACT_FORMATS ? 4 : formats & (bit(Q8G64) | bit(Q8G32)) ? 2 : 1;
+}
 HD constexpr uint32_t code_bytes_of(int f, int d) {
     return 64 * d * bits_of(f) / 8;
 }
@@ -211,4 +215,16 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
             phase ^= 1;
         }
     }
+};
+
+// A ring that holds all chunks of a run: what was asked for stays, and many warps read it.
+template <int D> struct Resident {
+    static constexpr uint32_t SCALES = scales_at(D);
+    uint32_t ring, bars, slot_bytes;
+    int at; // the chunk that is read next
+    __device__ __forceinline__ uint32_t wait(int ahead = 0) {
+        barrier_wait(bars + 8 * (at + ahead), 0);
+        return ring + (at + ahead) * slot_bytes;
+    }
+    __device__ __forceinline__ void release() { at++; }
 };
