@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# opcheck.sh [check|sanitize|bench|all] [ARGUMENT...]   the CUDA backend on a machine with a GPU
+# opcheck.sh [check|sanitize|bench|profile|all] [ARGUMENT...]   the CUDA backend on a GPU
 #
 #   check      opcheck, with these arguments (--filter=TEXT, --seed=N, ...)
 #   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
 #   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, product, step; all),
 #              the same shapes in PyTorch (cuda_yardstick.py)
-#   all        the three
+#   profile    ncu: instructions, stalls, bank conflicts of --bench=ARGUMENT (decode, prefill), of the
+#              lines that hold the next argument, as "4/4 g64, 64 x 32768"; one launch of each kernel
+#   all        check, sanitize, bench
 #   build      compiles, runs nothing
 #   stamp      prints what `make cuda` writes beside build-cuda/opcheck: a hash of the sources
 #
@@ -145,10 +147,24 @@ do_bench() {
     return "$status"
 }
 
+do_profile() {
+    local metrics=gpu__time_duration.sum,smsp__cycles_active.avg,smsp__inst_executed.sum
+    metrics+=,smsp__issue_active.avg.pct_of_peak_sustained_active
+    metrics+=,l1tex__data_pipe_lsu_wavefronts_mem_shared.sum
+    metrics+=,l1tex__data_bank_conflicts_pipe_lsu.sum
+    metrics+=,dram__bytes_read.sum.pct_of_peak_sustained_elapsed
+    metrics+=,regex:smsp__average_warps_issue_stalled_.*_per_issue_active.ratio
+    metrics+=,regex:sm__inst_executed_pipe_[a-z]*.sum
+    ncu --clock-control none --metrics "$metrics" --page raw -k "regex:^(decode|prefill)" \
+        --launch-skip 3 --launch-count 1 "$program" --bench="$1" --filter="${2:-}" |
+        grep -E '^[^ ]|\.(sum|ratio|avg) |sustained_(active|elapsed) ' |
+        grep -vE '^==|pipe_.*sustained|\.(min|max)'
+}
+
 logged() { # WHAT ARGUMENT...
     local name=$1 log folder=${OUT:-bench/results} card part='' status=0
     shift
-    [ "$name" != bench ] || part=${1:+-$1}
+    [ "$name" != bench ] && [ "$name" != profile ] || part=${1:+-$1}
     card=$(gpu name | sed 's/^NVIDIA //' | tr -cs 'A-Za-z0-9\n' '-')
     mkdir -p "$folder"
     log=$folder/cuda-$name$part-$(date -u +%F)-${card:-none}.txt
@@ -161,13 +177,13 @@ logged() { # WHAT ARGUMENT...
 }
 
 case $what in
-check | sanitize | bench | all | build) ;;
+check | sanitize | bench | profile | all | build) ;;
 stamp)
     sources_hash
     exit
     ;;
 *)
-    echo "usage: $0 [check|sanitize|bench|all|build] [ARGUMENT...]" >&2
+    echo "usage: $0 [check|sanitize|bench|profile|all|build] [ARGUMENT...]" >&2
     exit 2
     ;;
 esac

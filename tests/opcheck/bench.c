@@ -243,6 +243,11 @@ static void decode_one(const struct format *f, uint32_t heads, uint32_t head_dim
                        const struct shape *shape, double us_at_most, double percent,
                        double *f16_us) {
     struct attention a;
+    char line[80];
+    snprintf(line, sizeof line, "%s, %u x %u, %u heads, D %u", f->name, shape->batch,
+             shape->context, heads, head_dim);
+    if (!filter_keeps(line))
+        return;
     attention_begin(&a, f, heads, head_dim, shape->batch, shape->context, 1, 0);
     double us = attention_us(&a), best = us, bytes = (double)layer_kv_bytes(&a);
     char graph[16] = "-";

@@ -51,6 +51,7 @@ int families_failed(void);
 /* Ends the program over something that is no check: no memory, a call that must work. */
 _Noreturn void give_up(const char *format, ...) PRINTF_LIKE(1, 2);
 void set_filter(const char *text);
+bool filter_keeps(const char *line);
 void set_seed(uint64_t seed);
 
 /* Starts a case: frees the last one's buffers. The text is printed when a check of it fails. */

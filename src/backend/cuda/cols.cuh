@@ -65,8 +65,8 @@ __device__ __forceinline__ void cols_pack(const float (&x)[D / 32], int column,
     for (int i = 0; i < N; i++) {
         const int dim = lane * N + i, quad = dim % 32 / 4; // instruction 2k + quad % 2
         auto put = [&](int type, uint32_t value) {
-            auto *at = (uint16_t *)&to.b[type][dim / 32 * 2 + quad % 2][column / 8]
-                                        [column % 8 * 4 + quad / 2];
+            auto *at = (uint16_t *)&to
+                           .b[type][dim / 32 * 2 + quad % 2][column / 8][column % 8 * 4 + quad / 2];
             at[place_in_quad(dim % 4)] = (uint16_t)value;
         };
         if constexpr (KF & ~bit(BF16))
@@ -105,27 +105,31 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, int r, int q,
                                                    const ColsQuery<D, KF, H> &query, bool bf,
                                                    ColsDots<H> &d) {
     constexpr int G = dims_of_group(F), GROUPS = D / G, CHUNKS = chunks_of(F), BITS = bits_of(F),
-                  STEPS = D / 32 / CHUNKS; // of 32 dims, a chunk
-    constexpr int EARLY = D / CHUNKS / G;  // groups that the first chunk completes
-    uint4 late_s[GROUPS - EARLY + 1], late_b[GROUPS - EARLY + 1]; // of the other groups
-    uint4 s = {}, b = {};                                         // of the lane's 8 tokens
+                  STEPS = D / 32 / CHUNKS, // of 32 dims, a chunk
+        AT_ONCE = GROUPS < 4 ? GROUPS : 1; // groups whose scalars are read together
+    // Scalars of the lane's 8 tokens. Where they come with the first chunk and are needed with the
+    // second, they are read with the first.
+    uint4 s[AT_ONCE], b[AT_ONCE], late_s[GROUPS], late_b[GROUPS];
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         const uint32_t codes = ring.wait(), scales = codes + Ring::SCALES + r * 16;
-        if (c == 0 && CHUNKS > 1) {
+        if (c == 0 && CHUNKS > 1 && AT_ONCE < GROUPS) {
 #pragma unroll
-            for (int g = EARLY; g < GROUPS; g++) {
-                late_s[g - EARLY] = lds128(scales + g * 128);
-                late_b[g - EARLY] = lds128(scales + (GROUPS + g) * 128);
+            for (int g = D / CHUNKS / G; g < GROUPS; g++) {
+                late_s[g] = lds128(scales + g * 128);
+                late_b[g] = lds128(scales + (GROUPS + g) * 128);
             }
         }
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             const int k = c * STEPS + i, g = k * 32 / G;
-            if (k * 32 % G == 0) {
-                const bool late = CHUNKS > 1 && g >= EARLY;
-                s = late ? late_s[late ? g - EARLY : 0] : lds128(scales + g * 128);
-                b = late ? late_b[late ? g - EARLY : 0] : lds128(scales + (GROUPS + g) * 128);
+            if (k * 32 % G == 0 && g % AT_ONCE == 0) {
+                const bool late = c > 0;
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) {
+                    s[j] = late ? late_s[g + j] : lds128(scales + (g + j) * 128);
+                    b[j] = late ? late_b[g + j] : lds128(scales + (GROUPS + g + j) * 128);
+                }
                 scalars_to_half(s, b, bf);
             }
             uint4 x[2][2]; // quads 2q and 2q + 1 of the 32 dims; of 4 bits one word has both
@@ -142,8 +146,9 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, int r, int q,
             cols_query(query, 0, 2 * k + 1, query_b[1]);
 #pragma unroll
             for (int m = 0; m < 4; m++) { // the lane's tokens 2m and 2m + 1
-                const uint32_t s0 = twice(word_of(s, m), 0), s1 = twice(word_of(s, m), 1),
-                               b0 = twice(word_of(b, m), 0), b1 = twice(word_of(b, m), 1);
+                const uint32_t sm = word_of(s[g % AT_ONCE], m), bm = word_of(b[g % AT_ONCE], m);
+                const uint32_t s0 = twice(sm, 0), s1 = twice(sm, 1), b0 = twice(bm, 0),
+                               b1 = twice(bm, 1);
                 auto step = [&](auto n) {
                     constexpr int N = decltype(n)::value;
                     const uint32_t u = word_of(x[N][m / 2], m % 2 * 2),
@@ -163,9 +168,8 @@ __device__ __forceinline__ void cols_scores_affine(Ring &ring, int r, int q,
 
 // The same of an exact tile.
 template <int F, int D, uint32_t KF, int H, class Ring>
-__device__ __forceinline__ void cols_scores_exact(Ring &ring, int r, int q,
-                                                  const ColsQuery<D, KF, H> &query,
-                                                  ColsDots<H> &d) {
+__device__ __forceinline__ void
+cols_scores_exact(Ring &ring, int r, int q, const ColsQuery<D, KF, H> &query, ColsDots<H> &d) {
     constexpr int CHUNKS = D == 64 ? 2 : 1; // that hold 32 dims
 #pragma unroll 1
     for (int c = 0; c < 4; c += CHUNKS) {
@@ -229,9 +233,7 @@ __device__ __forceinline__ void cols_scores(Ring &ring, int r, int q,
 // ---- softmax ---------------------------------------------------------------------------------
 
 // What a lane knows of its heads.
-template <int H> struct ColsState {
-    float unit[H], top[H], sum[H];
-};
+template <int H> struct ColsState { float unit[H], top[H], sum[H]; };
 
 // Raw scores of a tile become p; outputs so far follow a maximum that moves.
 template <int H, int M>
@@ -325,7 +327,8 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
                                                    uint64_t seen, bool bf, int first,
                                                    float (&out)[2 * N][Cols<H>::BLOCKS][4]) {
     constexpr int G = dims_of_group(F), BITS = bits_of(F), CHUNKS = chunks_of(F), WIDE = MAP / 32,
-                  GROUPS = N * 32 > G ? N * 32 / G : 1; // of these dims
+                  GROUPS = N * 32 > G ? N * 32 / G : 1, // of these dims
+        AT_ONCE = GROUPS < 4 ? GROUPS : 1;              // groups whose scalars are read together
     constexpr uint32_t BIASES = D / G * 128;
     static_assert(MAP == 32 || G == 64, "a lane's dims are those of one group");
     uint4 late_s[CHUNKS > 1 ? GROUPS : 1], late_b[CHUNKS > 1 ? GROUPS : 1]; // of the second half
@@ -349,35 +352,40 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
         const int shift = BITS == 2 ? (q & 1) * 4 : 0;
         uint4 b[Cols<H>::BLOCKS];
         cols_receive<H>(exchange, r, q, h, b);
-        uint32_t ss[2][2], bb[2][2]; // of pairs of tokens: [quad][0 and 2, 1 and 3]
+        uint4 s[AT_ONCE], z[AT_ONCE]; // of tokens: quad 2q's 0 and 2, 1 and 3, those of quad 2q + 1
 #pragma unroll
         for (int block = 0; block < N; block += WIDE) {
-            if (block * 32 % G == 0) {
-                const int g = block * 32 / G;
+            const int g = block * 32 / G;
+            if (block * 32 % G == 0 && g % AT_ONCE == 0) {
                 const bool late = h == 1 && CHUNKS > 1;
-                uint4 s = late ? late_s[late ? g : 0] : lds128(scales + g * 128 + h * 64),
-                      z = late ? late_b[late ? g : 0] : lds128(scales + BIASES + g * 128 + h * 64);
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) {
+                    s[j] =
+                        late ? late_s[late ? g + j : 0] : lds128(scales + (g + j) * 128 + h * 64);
+                    z[j] = late ? late_b[late ? g + j : 0]
+                                : lds128(scales + BIASES + (g + j) * 128 + h * 64);
+                }
                 scalars_to_half(s, z, bf);
 #pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    ss[c][0] = even_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
-                    ss[c][1] = odd_of(word_of(s, 2 * c), word_of(s, 2 * c + 1));
-                    bb[c][0] = even_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
-                    bb[c][1] = odd_of(word_of(z, 2 * c), word_of(z, 2 * c + 1));
+                for (int j = 0; j < AT_ONCE; j++) {
+                    s[j] = pairs_of(s[j]);
+                    z[j] = pairs_of(z[j]);
                 }
                 if (~seen) {
+                    const uint32_t eight = (uint32_t)(seen >> (32 * h + 8 * q));
+                    const uint4 mask = {
+                        half_mask(eight & 1, eight & 4), half_mask(eight & 2, eight & 8),
+                        half_mask(eight & 16, eight & 64), half_mask(eight & 32, eight & 128)};
 #pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        const uint32_t four = (uint32_t)(seen >> (32 * h + 8 * q + 4 * c));
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            const uint32_t mask = half_mask(four >> i & 1, four >> (i + 2) & 1);
-                            ss[c][i] &= mask;
-                            bb[c][i] &= mask;
-                        }
+                    for (int j = 0; j < AT_ONCE; j++) {
+                        s[j] = make_uint4(s[j].x & mask.x, s[j].y & mask.y, s[j].z & mask.z,
+                                          s[j].w & mask.w);
+                        z[j] = make_uint4(z[j].x & mask.x, z[j].y & mask.y, z[j].z & mask.z,
+                                          z[j].w & mask.w);
                     }
                 }
             }
+            const uint4 &sg = s[g % AT_ONCE], &zg = z[g % AT_ONCE];
             uint4 x[2][WIDE]; // 4 dims of quad 2q, of quad 2q + 1: two instructions each
             if constexpr (WIDE == 2) {
                 lds_pair(row0 + block * 128 + r * 32, q & 1, x[0][0], x[0][1]);
@@ -396,10 +404,10 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
                     const uint32_t u = word_of(four, i % 2 * 2) >> shift,
                                    v = word_of(four, i % 2 * 2 + 1) >> shift;
                     uint32_t a[4];
-                    widen<BITS, BITS == 8 ? 0 : C>(u, ss[C][0], bb[C][0], ss[C][1], bb[C][1], a[0],
-                                                   a[2]);
-                    widen<BITS, BITS == 8 ? 0 : C>(v, ss[C][0], bb[C][0], ss[C][1], bb[C][1], a[1],
-                                                   a[3]);
+                    const uint32_t s_even = word_of(sg, 2 * C), s_odd = word_of(sg, 2 * C + 1),
+                                   z_even = word_of(zg, 2 * C), z_odd = word_of(zg, 2 * C + 1);
+                    widen<BITS, BITS == 8 ? 0 : C>(u, s_even, z_even, s_odd, z_odd, a[0], a[2]);
+                    widen<BITS, BITS == 8 ? 0 : C>(v, s_even, z_even, s_odd, z_odd, a[1], a[3]);
                     cols_value<H, false>(out[2 * block + i], a, b, C);
                 };
                 step(Format<0>());

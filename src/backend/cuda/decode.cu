@@ -38,13 +38,13 @@ struct DecodeArgs {
     int slots; // of a block's ring
     bool team; // it holds a run and its scores
     // partial results: [item][kv head][gqa]; split: [item][kv head][run][gqa]
-    float *part_out; // [D] each
-    float2 *part_ms; // maximum, sum
+    float *part_out;   // [D] each
+    float2 *part_ms;   // maximum, sum
     uint32_t *arrived; // [decode row][kv head]
 };
 
 // Bytes of a tile's scores, where the warps of a block share a run.
-template <int H> constexpr uint32_t TEAM_SCORES = Cols<H>::HEADS * TILE_TOKENS * 4;
+template <int H> constexpr uint32_t TEAM_SCORES = Cols<H>::HEADS *TILE_TOKENS * 4;
 
 // What the warps of a block leave for its fold.
 template <int HEADS> struct RunResults {
@@ -54,139 +54,53 @@ template <int HEADS> struct RunResults {
 
 // ---- folding ---------------------------------------------------------------------------------
 
-enum { FOLD_ITEMS = 64, FOLD_AHEAD = 16 };
-
-// Of one item and head: what the fold multiplies with, and the item's sum. all < 0: not seen.
-struct SuperFactors {
-    float all, part, sum;
-};
-
-// The supers of a row, in order, by the block that came last. factors: shared memory,
-// [FOLD_ITEMS][HEADS].
-template <int D, int HEADS>
-__device__ __forceinline__ void fold_supers(const DecodeArgs &a, const decode_item &item,
-                                            uint32_t kv, SuperFactors *factors) {
-    __shared__ float tops[HEADS];
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, values = a.gqa * D;
-    // two values of a thread at a time
-    constexpr int PASSES = HEADS * D / 2 / THREADS ? HEADS * D / 2 / THREADS : 1;
-    float2 o[PASSES];
-    float sum[PASSES];
-#pragma unroll
-    for (int i = 0; i < PASSES; i++)
-        o[i] = make_float2(0, 0), sum[i] = 0;
-    if (threadIdx.x < HEADS)
-        tops[threadIdx.x] = MINUS_INF;
-    for (uint32_t first = 0; first < item.count; first += FOLD_ITEMS) {
-        const uint32_t n = min(item.count - first, (uint32_t)FOLD_ITEMS);
-        const size_t row = ((size_t)(item.first + first) * a.kv_heads + kv) * a.gqa,
-                     step = (size_t)a.kv_heads * a.gqa;
-        __syncthreads();
-        // factors of a head by one warp: the maxima so far are a scan
-        for (uint32_t h = warp; h < a.gqa; h += WARPS) {
-            float top = tops[h];
-            for (uint32_t i0 = 0; i0 < n; i0 += 32) {
-                float2 ms = make_float2(MINUS_INF, 0);
-                if (i0 + lane < n)
-                    ms = __ldcg(&a.part_ms[row + (i0 + lane) * step + h]);
-                float scan = ms.x;
-#pragma unroll
-                for (int i = 1; i < 32; i *= 2) {
-                    float before = __shfl_up_sync(~0u, scan, i);
-                    if (lane >= i)
-                        scan = fmaxf(scan, before);
-                }
-                float before = __shfl_up_sync(~0u, scan, 1);
-                float all = fmaxf(top, lane ? before : MINUS_INF);
-                const FoldFactors f = fold_factors(all, ms.x);
-                if (i0 + lane < n)
-                    factors[(i0 + lane) * HEADS + h] = {f.seen ? f.of_all : -1.f, f.of_part, ms.y};
-                top = fmaxf(top, __shfl_sync(~0u, scan, 31));
-            }
-            __syncwarp();
-            if (lane == 0)
-                tops[h] = top;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            const uint32_t e = (pass * THREADS + threadIdx.x) * 2, h = e / D;
-            if (e >= values)
-                break;
-            const float *part = a.part_out + row * D + e;
-            for (uint32_t i0 = 0; i0 < n; i0 += FOLD_AHEAD) {
-                float2 v[FOLD_AHEAD];
-#pragma unroll
-                for (int i = 0; i < FOLD_AHEAD; i++)
-                    if (i0 + i < n)
-                        v[i] = __ldcg((const float2 *)(part + (i0 + i) * step * D));
-#pragma unroll
-                for (int i = 0; i < FOLD_AHEAD; i++)
-                    if (i0 + i < n) {
-                        const SuperFactors f = factors[(i0 + i) * HEADS + h];
-                        if (f.all >= 0) {
-                            o[pass].x = fmaf(f.part, v[i].x, f.all * o[pass].x);
-                            o[pass].y = fmaf(f.part, v[i].y, f.all * o[pass].y);
-                            sum[pass] = fmaf(f.part, f.sum, f.all * sum[pass]);
-                        }
-                    }
-            }
-        }
-    }
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-        const uint32_t e = (pass * THREADS + threadIdx.x) * 2;
-        if (e < values)
-            *(float2 *)(a.out + ((size_t)item.row * a.heads + kv * a.gqa) * D + e) =
-                make_float2(o[pass].x / sum[pass], o[pass].y / sum[pass]);
-    }
-}
-
-// The same where super-runs were split: run by run.
-template <int D, int HEADS>
-__device__ __forceinline__ void fold_runs(const DecodeArgs &a, const decode_item &item,
-                                          uint32_t kv) {
-    const uint32_t values = a.gqa * D, runs = item.count * SUPER_RUNS;
-    constexpr int PASSES = HEADS * D / 2 / THREADS ? HEADS * D / 2 / THREADS : 1;
-    for (int pass = 0; pass < PASSES; pass++) {
+// The parts of a row, in order, by the block that came last: its super-runs, or where these are
+// split their runs, which become super-runs first.
+template <int D, int HEADS, bool SPLIT>
+__device__ __forceinline__ void fold_parts(const DecodeArgs &a, const decode_item &item,
+                                           uint32_t kv) {
+    constexpr int AHEAD = 16, // parts that are read at once
+        IN = SPLIT ? (int)SUPER_RUNS : 1, PAIRS = HEADS * D / 2,
+                  PASSES = PAIRS / THREADS ? PAIRS / THREADS : 1;
+    const uint32_t values = a.gqa * D, parts = item.count * IN;
+    for (int pass = 0; pass < PASSES; pass++) { // two values of a thread at a time
         const uint32_t e = (pass * THREADS + threadIdx.x) * 2, h = e / D;
         if (e >= values)
             break;
         float2 o = make_float2(0, 0);
         float sum = 0, top = MINUS_INF;
-        for (uint32_t i0 = 0; i0 < runs; i0 += FOLD_AHEAD) { // two super-runs
+        for (uint32_t i0 = 0; i0 < parts; i0 += AHEAD) {
             // What was not seen was not written: its maximum says so, and the rest is not used.
-            float2 v[FOLD_AHEAD], ms[FOLD_AHEAD];
+            float2 v[AHEAD], ms[AHEAD];
 #pragma unroll
-            for (int i = 0; i < FOLD_AHEAD; i++) {
-                const uint32_t run = i0 + i;
-                const size_t part = (((size_t)(item.first + run / SUPER_RUNS) * a.kv_heads + kv) *
-                                         SUPER_RUNS +
-                                     run % SUPER_RUNS) * a.gqa;
+            for (int i = 0; i < AHEAD; i++) {
+                const uint32_t p = i0 + i;
+                const size_t part =
+                    (((size_t)(item.first + p / IN) * a.kv_heads + kv) * IN + p % IN) * a.gqa;
                 ms[i] = make_float2(MINUS_INF, 0);
-                if (run < runs) {
+                if (p < parts) {
                     ms[i] = __ldcg(&a.part_ms[part + h]);
                     v[i] = __ldcg((const float2 *)(a.part_out + part * D + e));
                 }
             }
-#pragma unroll
-            for (int super = 0; super < FOLD_AHEAD; super += SUPER_RUNS) {
-                float super_top = MINUS_INF, super_sum = 0;
-                float2 super_o = make_float2(0, 0);
-#pragma unroll
-                for (int i = super; i < super + SUPER_RUNS; i++) {
-                    const FoldFactors f = fold_factors(super_top, ms[i].x);
-                    if (f.seen) {
-                        super_o.x = fold_seen(f, super_o.x, v[i].x);
-                        super_o.y = fold_seen(f, super_o.y, v[i].y);
-                        super_sum = fold_seen(f, super_sum, ms[i].y);
-                    }
-                }
-                const FoldFactors f = fold_factors(top, super_top);
+            auto fold_one = [](float &top, float &sum, float2 &o, float2 ms, float2 v) {
+                const FoldFactors f = fold_factors(top, ms.x);
                 if (f.seen) {
-                    o.x = fold_seen(f, o.x, super_o.x);
-                    o.y = fold_seen(f, o.y, super_o.y);
-                    sum = fold_seen(f, sum, super_sum);
+                    o.x = fold_seen(f, o.x, v.x);
+                    o.y = fold_seen(f, o.y, v.y);
+                    sum = fold_seen(f, sum, ms.y);
+                }
+            };
+#pragma unroll
+            for (int i = 0; i < AHEAD; i += IN) {
+                if constexpr (SPLIT) {
+                    float2 super_o = make_float2(0, 0), super_ms = make_float2(MINUS_INF, 0);
+#pragma unroll
+                    for (int j = i; j < i + IN; j++)
+                        fold_one(super_ms.x, super_ms.y, super_o, ms[j], v[j]);
+                    fold_one(top, sum, o, super_ms, super_o);
+                } else {
+                    fold_one(top, sum, o, ms[i], v[i]);
                 }
             }
         }
@@ -196,11 +110,11 @@ __device__ __forceinline__ void fold_runs(const DecodeArgs &a, const decode_item
 }
 
 // Runs of the block in order; the result is the row's, or one of its parts. outputs: of warp w at
-// outputs + w * pitch, [gqa][D]; scratch: shared memory that outputs may lie in.
+// outputs + w * pitch, [gqa][D].
 template <int D, int HEADS>
 __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &item, uint32_t index,
                                        uint32_t kv, RunResults<HEADS> &runs, const float *outputs,
-                                       uint32_t pitch, void *scratch) {
+                                       uint32_t pitch) {
     const uint32_t split = gridDim.z, runs_here = SUPER_RUNS / split;
     size_t part = ((size_t)index * a.kv_heads + kv) * a.gqa;
     __syncthreads();
@@ -249,9 +163,9 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
     if (threadIdx.x == 0)
         *arrived = 0; // for the next layer
     if (split == 1)
-        fold_supers<D, HEADS>(a, item, kv, (SuperFactors *)scratch);
+        fold_parts<D, HEADS, false>(a, item, kv);
     else
-        fold_runs<D, HEADS>(a, item, kv);
+        fold_parts<D, HEADS, true>(a, item, kv);
 }
 
 // ---- what a warp reads -----------------------------------------------------------------------
@@ -308,8 +222,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
         kernel_waits();
         return;
     }
-    const uint32_t kv = blockIdx.y, first_run = item.super * SUPER_RUNS +
-                                                 SUPER_RUNS / gridDim.z * blockIdx.z,
+    const uint32_t kv = blockIdx.y,
+                   first_run = item.super * SUPER_RUNS + SUPER_RUNS / gridDim.z * blockIdx.z,
                    run = first_run + warp;
     const dev_view &view = item.view;
     const uint32_t exchange = smem_at(exchanges[warp]);
@@ -319,8 +233,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
               active = max(0, min(per_block, (int)(item.pos / RUN - first_run) + 1)),
               slots = min(a.slots, BARRIERS) / max(active, 1);
     if (warp < active) {
-        const int n = find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp],
-                                 numbers[warp]);
+        const int n =
+            find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
         if (lane == 0)
             tiles_of[warp] = n;
         for (int i = lane; i < slots; i += 32)
@@ -405,8 +319,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
         // One run: each of four warps has the scores of one tile, then some dims of all tiles.
         constexpr int N = D / 32 > RUN_TILES ? D / 32 / RUN_TILES : 1; // blocks of dims of a warp
         const int n = active ? tiles_of[0] : 0;
-        const uint32_t scores =
-            smem_at(rings) + a.slots * Ring::SLOT - RUN_TILES * TEAM_SCORES<H>;
+        const uint32_t scores = smem_at(rings) + a.slots * Ring::SLOT - RUN_TILES * TEAM_SCORES<H>;
         Resident<D> chunks = {smem_at(rings), smem_at(bars), Ring::SLOT, 0};
         auto place = [&](int tile, int h, int i) {
             return scores + tile * TEAM_SCORES<H> + ((2 * h + i) * 32 + lane) * 16;
@@ -431,11 +344,10 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
                 for (int h = 0; h < H; h++)
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        sts128(place(tile, h, i),
-                               make_uint4(__float_as_uint(p[h][4 * i]),
-                                          __float_as_uint(p[h][4 * i + 1]),
-                                          __float_as_uint(p[h][4 * i + 2]),
-                                          __float_as_uint(p[h][4 * i + 3])));
+                        sts128(place(tile, h, i), make_uint4(__float_as_uint(p[h][4 * i]),
+                                                             __float_as_uint(p[h][4 * i + 1]),
+                                                             __float_as_uint(p[h][4 * i + 2]),
+                                                             __float_as_uint(p[h][4 * i + 3])));
             });
         __syncthreads();
         float out[2 * N][Cols<H>::BLOCKS][4] = {};
@@ -454,8 +366,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
                         }
                     cols_softmax<H, 2 * N>(state, p, out);
                     chunks.at += k_chunks;
-                    cols_values<D, VF, 32, H, N>(chunks, exchange, r, q, layout->v,
-                                                 layout->v_bf16, seen, p, warp * N, out);
+                    cols_values<D, VF, 32, H, N>(chunks, exchange, r, q, layout->v, layout->v_bf16,
+                                                 seen, p, warp * N, out);
                 });
         __syncthreads(); // the chunks are not needed any more
         if (warp < D / 32 / N) {
@@ -483,8 +395,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     }
     if (warp >= active && lane < HEADS) // behind the row: nothing was seen
         runs.max[warp][lane] = MINUS_INF;
-    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4,
-                     rings);
+    finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4);
 }
 
 // ---- launches --------------------------------------------------------------------------------
@@ -494,8 +405,8 @@ using Kernel = void (*)(step_group, DecodeArgs);
 struct Choice {
     Kernel kernel;
     uint32_t slot_bytes;
-    int pairs;            // 2: two blocks an SM where their slots fit
-    uint32_t team_bytes;  // of a run's chunks and scores
+    int pairs;           // 2: two blocks an SM where their slots fit
+    uint32_t team_bytes; // of a run's chunks and scores
     int team_chunks;
 };
 
@@ -583,9 +494,10 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
     if (!cuda_ok(
             b, cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, whole)))
         return;
-    const bool team = bytes >= c.team_bytes && std::min(slots * WARPS, (int)BARRIERS) >= c.team_chunks;
-    const DecodeArgs args = {q,     out,      scale,         layer, heads,       gqa,        kv_heads,
-                             slots * WARPS, team, b->part_out, b->part_ms, b->arrived};
+    const bool team =
+        bytes >= c.team_bytes && std::min(slots * WARPS, (int)BARRIERS) >= c.team_chunks;
+    const DecodeArgs args = {q,        out,           scale, layer,       heads,      gqa,
+                             kv_heads, slots * WARPS, team,  b->part_out, b->part_ms, b->arrived};
     const uint32_t split = decode_split(b, blocks);
     cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads, split), THREADS,
                             bytes, b->group[group], args));

@@ -132,8 +132,8 @@ struct cuda_backend {
     group_plan plan[CUDA_GROUPS_MAX];
     step_plan step; // of the last cuda_step_begin: where group and plan come from
     // scratch of decode: partial results (decode.cu says of what), arrival counters
-    float *part_out; // [part][gqa][head_dim]
-    float2 *part_ms; // [part][gqa] maximum, sum
+    float *part_out;   // [part][gqa][head_dim]
+    float2 *part_ms;   // [part][gqa] maximum, sum
     uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;

@@ -81,12 +81,19 @@ enum { TYPE_F16 = 1, TYPE_BF16 = 2, TYPE_BOTH = 3 };
 
 template <int D, int KT> struct Block {
     static constexpr int GROUPS = D == 256 ? 1 : 2, // of rows
-        ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 2) * GROUP, PARTS = D / 8, // float4 of outputs
+        ROWS = GROUPS * GROUP_ROWS, THREADS = (GROUPS + 2) * GROUP,
+                         PARTS = D / 8, // float4 of outputs
         QUERIES = KT == TYPE_BOTH ? 2 : 1;
     // of a thread that fills slots of K, of V, and of one that multiplies: together what the SM has
-    static constexpr int K_REGISTERS = D == 256 ? 128 : D == 128 ? 72 : 112,
-                         V_REGISTERS = D == 256 ? 128 : D == 128 ? 104 : 128,
-                         ROW_REGISTERS = D == 256 ? 240 : D == 128 ? 168 : 136;
+    static constexpr int K_REGISTERS = D == 256   ? 128
+                                       : D == 128 ? 72
+                                                  : 112,
+                         V_REGISTERS = D == 256   ? 128
+                                       : D == 128 ? 104
+                                                  : 128,
+                         ROW_REGISTERS = D == 256   ? 240
+                                         : D == 128 ? 168
+                                                    : 136;
     static constexpr uint32_t QUERY = GROUP_ROWS * D * 2, SLOT = TILE_TOKENS * D * 2;
     struct Shared {
         alignas(128) uint8_t query[QUERIES][GROUPS][QUERY];
@@ -94,7 +101,7 @@ template <int D, int KT> struct Block {
         RowFold fold[ROWS];
         float unit[ROWS];
         alignas(8) uint64_t full[2][SLOTS_MAX], empty[2][SLOTS_MAX]; // K, V
-        bool bf16[2][SLOTS_MAX];                                     // the type of what is in a slot
+        bool bf16[2][SLOTS_MAX]; // the type of what is in a slot
     };
     static constexpr uint32_t RING = (sizeof(Shared) + 127) / 128 * 128; // where slots begin
 };
@@ -178,8 +185,7 @@ __device__ __forceinline__ void widen_keys(const uint8_t *tile, bool bf, uint32_
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 if constexpr (BITS == 8) {
-                    const uint8_t *from =
-                        tile + (8 * k + 2 * (2 * u + j)) * 256 + token * 4;
+                    const uint8_t *from = tile + (8 * k + 2 * (2 * u + j)) * 256 + token * 4;
                     x[i][j][0] = load128(from);
                     x[i][j][1] = load128(from + 256);
                 } else {
@@ -349,8 +355,8 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
         uint32_t layout = 0;
         const uint8_t *page = page_find(g, view, number, &layout);
         const dev_layout &l = g.layouts[layout];
-        const uint8_t *tile = page + (size_t)a.layer * l.layer_bytes +
-                              (size_t)kv * l.head_bytes + (K ? 0 : l.k_bytes);
+        const uint8_t *tile = page + (size_t)a.layer * l.layer_bytes + (size_t)kv * l.head_bytes +
+                              (K ? 0 : l.k_bytes);
         auto wait = [&] { ring.wait_empty(); };
         const uint32_t first = number * TILE_TOKENS;
         const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
@@ -443,10 +449,20 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     }
     barriers_ready();
     __syncthreads();
-    Ring keys = {smem_at(memory) + B::RING, B::SLOT, smem_at(sh.full[0]), smem_at(sh.empty[0]),
-                 a.slots, 0, 0},
-         values = {keys.slots_at + a.slots * B::SLOT, B::SLOT, smem_at(sh.full[1]),
-                   smem_at(sh.empty[1]), a.slots, 0, 0};
+    Ring keys = {smem_at(memory) + B::RING,
+                 B::SLOT,
+                 smem_at(sh.full[0]),
+                 smem_at(sh.empty[0]),
+                 a.slots,
+                 0,
+                 0},
+         values = {keys.slots_at + a.slots * B::SLOT,
+                   B::SLOT,
+                   smem_at(sh.full[1]),
+                   smem_at(sh.empty[1]),
+                   a.slots,
+                   0,
+                   0};
     if (group >= B::GROUPS) {
         if (group == B::GROUPS) {
             REGISTERS_DOWN(B::K_REGISTERS);
@@ -463,9 +479,8 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     const int first_row = group * GROUP_ROWS, own = first_row + warp * 16;
     for (int i = 0; i < 16; i++) {
         const uint32_t row = own + i, token = row / a.gqa, head = kv * a.gqa + row % a.gqa;
-        pack_query<D, KT, B>(
-            a.q + ((size_t)(seq.row + item.first + token) * a.heads + head) * D, a.scale, group,
-            warp * 16 + i, token < item.tokens, sh);
+        pack_query<D, KT, B>(a.q + ((size_t)(seq.row + item.first + token) * a.heads + head) * D,
+                             a.scale, group, warp * 16 + i, token < item.tokens, sh);
     }
     written_for_wgmma();
     if (group == 0) // a barrier of the group
@@ -547,8 +562,7 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
 #pragma unroll
                         for (int i = 0; i < 2; i++)
                             w[2 * h + c][2 * u + i] = pack_half2<decltype(bf)::value != 0>(
-                                s[4 * c + u][2 * i + (h ^ c)],
-                                s[4 * c + u + 2][2 * i + (h ^ c)]);
+                                s[4 * c + u][2 * i + (h ^ c)], s[4 * c + u + 2][2 * i + (h ^ c)]);
         };
         if (VT == TYPE_BOTH)
             values.wait_full();
@@ -685,9 +699,7 @@ struct Choice {
     uint32_t rows, threads, shared, slot; // of a block; shared: without slots
 };
 template <int D, uint32_t KF, uint32_t VF> Choice choice_of() {
-    using B = Block<D, KF == bit(BF16)    ? TYPE_BF16
-                       : KF & bit(BF16) ? TYPE_BOTH
-                                        : TYPE_F16>;
+    using B = Block<D, KF == bit(BF16) ? TYPE_BF16 : KF & bit(BF16) ? TYPE_BOTH : TYPE_F16>;
     return {prefill<D, KF, VF>, B::ROWS, B::THREADS, B::RING, B::SLOT};
 }
 

@@ -60,7 +60,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 // Whether this lane asks for bulk copies: one does, always the same.
 __device__ __forceinline__ bool copies_bulk() {
     uint32_t one;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(one));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(one));
     return one;
 }
 __device__ __forceinline__ void copy_bulk(uint32_t to, const uint8_t *from, uint32_t bytes,
@@ -126,7 +127,8 @@ __device__ __forceinline__ uint32_t chunk_copies(const uint8_t *tile, int c, uin
 }
 // Starts them; by all lanes of a warp.
 template <int F, bool K, int D>
-__device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t slot, uint32_t bar) {
+__device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t slot,
+                                           uint32_t bar) {
 #if BULK_COPIES
     if (copies_bulk()) {
         const uint32_t bytes =

@@ -43,8 +43,8 @@ __device__ __forceinline__ void codes_as_half(uint32_t w, uint32_t &even, uint32
             even = half2_add(even, MINUS_BIG);
             odd = half2_add(odd, MINUS_BIG);
         } else {
-            constexpr uint32_t DOWN = (15 - SHIFT) * 0x04000400u,                // 2^-SHIFT
-                               LESS = (15 + 10 - SHIFT) * 0x04000400u | 0x80008000u; // -1024 of it
+            constexpr uint32_t DOWN = (15 - SHIFT) * 0x04000400u,     // 2^-SHIFT
+                LESS = (15 + 10 - SHIFT) * 0x04000400u | 0x80008000u; // -1024 of it
             even = half2_fma(even, DOWN, LESS);
             odd = half2_fma(odd, DOWN, LESS);
         }
@@ -63,13 +63,17 @@ __device__ __forceinline__ void widen(uint32_t w, uint32_t s_even, uint32_t b_ev
 __device__ __forceinline__ uint32_t scalars_as_half(uint32_t w, bool bf) {
     return bf ? pack_half2<false>(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)) : w;
 }
-// The same of eight scales and biases: a branch, not 32 instructions that do nothing.
-__device__ __forceinline__ void scalars_to_half(uint4 &s, uint4 &b, bool bf) {
+// The same of N times eight scales and biases: a branch, not 32 N instructions that do nothing.
+template <int N>
+__device__ __forceinline__ void scalars_to_half(uint4 (&s)[N], uint4 (&b)[N], bool bf) {
     if (bf) {
-        s = make_uint4(scalars_as_half(s.x, true), scalars_as_half(s.y, true),
-                       scalars_as_half(s.z, true), scalars_as_half(s.w, true));
-        b = make_uint4(scalars_as_half(b.x, true), scalars_as_half(b.y, true),
-                       scalars_as_half(b.z, true), scalars_as_half(b.w, true));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            s[i] = make_uint4(scalars_as_half(s[i].x, true), scalars_as_half(s[i].y, true),
+                              scalars_as_half(s[i].z, true), scalars_as_half(s[i].w, true));
+            b[i] = make_uint4(scalars_as_half(b[i].x, true), scalars_as_half(b[i].y, true),
+                              scalars_as_half(b[i].z, true), scalars_as_half(b[i].w, true));
+        }
     }
 }
 // One of two halves, twice. In this form it becomes an operand's modifier.
@@ -87,6 +91,10 @@ __device__ __forceinline__ uint32_t even_of(uint32_t a, uint32_t b) {
 }
 __device__ __forceinline__ uint32_t odd_of(uint32_t a, uint32_t b) {
     return __byte_perm(a, b, 0x7632);
+}
+// Of two quads.
+__device__ __forceinline__ uint4 pairs_of(const uint4 &v) {
+    return make_uint4(even_of(v.x, v.y), odd_of(v.x, v.y), even_of(v.z, v.w), odd_of(v.z, v.w));
 }
 // Where bits 0 and 1 (or what stands there) are set, the low and the high half.
 __device__ __forceinline__ uint32_t half_mask(bool low, bool high) {
