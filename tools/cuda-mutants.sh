@@ -1,24 +1,30 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree and runs opcheck --quick on
-# each, then its long sequences: every one must be caught. For a machine with a GPU, many cores.
-# A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda. With an argument
-# only lines that hold it (a pattern of grep).
+# cuda-mutants.sh [build] [PATTERN]
+#
+# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree, each into a program of its own
+# (build-mutants/), and runs opcheck on each, on a GPU: every one must be caught. `build` only makes
+# the programs, on any machine with nvcc. With a pattern of grep only lines that hold it.
+#
+# A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda. The programs
+# have few kernels (KVASIR_FEW_KERNELS: heads of 128 dims, all formats in one), so that twenty of
+# them are compiled in minutes; checked is what these can do, with fewer cases (--quick).
 #
 # Log: $OUT, or bench/results/ where it is not set: cuda-mutants-DATE.txt
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+only_build=
+if [ "${1:-}" = build ]; then
+    only_build=1
+    shift
+fi
+define=KVASIR_FEW_KERNELS
+tree_hash=$(tools/opcheck.sh stamp)
 log=${OUT:-bench/results}/cuda-mutants-$(date -u +%F).txt
+mkdir -p build-mutants
 
-tools/opcheck.sh build >/dev/null # what is not mutated is compiled once
-checks() { # PROGRAM: both runs of a mutant
-    timeout 100 "$1" --quick && timeout 100 "$1" --filter=long
-}
-checks build-opcheck/opcheck >/dev/null ||
-    { echo "cuda-mutants: the tree itself fails" >&2; exit 1; }
 plant() { # FILE BEFORE AFTER
     python3 - "$@" <<'PY'
 import sys
@@ -29,34 +35,72 @@ if before not in text:
 open(path, "w").write(text.replace(before, after, 1))
 PY
 }
-n=0
-while IFS='|' read -r file before after what; do
-    n=$((n + 1))
-    tree=$dir/$n
-    mkdir -p "$tree"
-    cp -r include src tests tools CMakeLists.txt build-opcheck "$tree"/
-    plant "$tree/src/backend/cuda/$file" "$before" "$after"
-    echo "$file: $what" >"$tree/what"
-    (cd "$tree" && JOBS=2 tools/opcheck.sh build >log 2>&1) &
-done < <(grep -- "${1:-.}" tests/opcheck/mutants.txt)
-wait
-[ "$n" -gt 0 ] || { echo "cuda-mutants: no line holds '$1'" >&2; exit 1; }
+make_program() { # FOLDER LINE; an empty line: the tree itself
+    local to=$1 tree
+    [ ! -x "$to/opcheck" ] || return 0
+    mkdir -p "$to"
+    tree=$(mktemp -d)
+    cp -r include src tests tools CMakeLists.txt "$tree"/
+    [ ! -d build-mutants/objects ] || cp -r build-mutants/objects "$tree"/build-opcheck
+    if [ -n "$2" ]; then
+        IFS='|' read -r file before after what <<<"$2"
+        plant "$tree/src/backend/cuda/$file" "$before" "$after"
+        echo "$file: $what" >"$to/what"
+    fi
+    (cd "$tree" && JOBS=1 tools/opcheck.sh build "$define") >"$to/log" 2>&1 || true
+    if [ -z "$2" ]; then
+        rm -f "$tree"/build-opcheck/opcheck*
+        rm -rf build-mutants/objects
+        cp -r "$tree/build-opcheck" build-mutants/objects
+        (cd "$tree" && tools/opcheck.sh build "$define") >>"$to/log" 2>&1 || true
+    fi
+    cp "$tree/build-opcheck/opcheck-$define" "$to/opcheck" 2>/dev/null || true
+    rm -rf "$tree"
+}
+folder_of() { # LINE
+    echo "build-mutants/$(echo "$tree_hash $1" | sha256sum | cut -c1-16)"
+}
+# What a program with few kernels can do.
+checks() {
+    local filter
+    for filter in "128 dims" long product kv_store step; do
+        timeout 100 "$1" --quick --filter="$filter" || return 1
+    done
+}
 
+mapfile -t lines < <(grep -- "${1:-.}" tests/opcheck/mutants.txt)
+[ ${#lines[@]} -gt 0 ] || { echo "cuda-mutants: no line holds '$1'" >&2; exit 1; }
+folders=()
+make_program "$(folder_of "")" "" # first: its objects serve the others
+for line in "${lines[@]}"; do
+    folders+=("$(folder_of "$line")")
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+    make_program "$(folder_of "$line")" "$line" &
+done
+wait
+echo "cuda-mutants: ${#lines[@]} programs in build-mutants/"
+[ -z "$only_build" ] || exit 0
+
+checks "$(folder_of "")/opcheck" >/dev/null ||
+    { echo "cuda-mutants: the tree itself fails" >&2; exit 1; }
 caught=0 missed=0
+for to in "${folders[@]}"; do # some at once: most of the time the processor makes references
+    while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n || true; done
+    { if checks "$to/opcheck"; then echo passed; else echo failed; fi; } >"$to/out" 2>&1 &
+done
+wait
 {
     echo "cuda-mutants: ${COMMIT:-no commit named}, $(date -u +%FT%TZ)"
-    for i in $(seq "$n"); do
-        tree=$dir/$i
-        # the log of a failed build says so in its last line
-        if ! tail -1 "$tree/log" | grep -q build-opcheck/opcheck; then
-            echo "BROKEN  $(cat "$tree/what"): $(tail -1 "$tree/log")"
+    for to in "${folders[@]}"; do
+        if [ ! -x "$to/opcheck" ]; then
+            echo "BROKEN  $(cat "$to/what"): $(tail -1 "$to/log")"
             missed=$((missed + 1))
-        elif checks "$tree/build-opcheck/opcheck" >"$tree/out" 2>&1; then
-            echo "MISSED  $(cat "$tree/what")"
+        elif [ "$(tail -1 "$to/out")" = passed ]; then
+            echo "MISSED  $(cat "$to/what")"
             missed=$((missed + 1))
         else
             # 0 families: it crashed or hung
-            echo "caught  $(cat "$tree/what")  ($(grep -c FAILED "$tree/out" || true) families)"
+            echo "caught  $(cat "$to/what")  ($(grep -c FAILED "$to/out" || true) families)"
             caught=$((caught + 1))
         fi
     done

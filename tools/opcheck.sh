@@ -7,10 +7,10 @@
 #   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
 #   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, product, step; all),
 #              the same shapes in PyTorch (cuda_yardstick.py)
-#   profile    ncu: instructions, stalls, bank conflicts of --bench=ARGUMENT (decode, prefill), of the
-#              lines that hold the next argument, as "4/4 g64, 64 x 32768"; one launch of each kernel
+#   profile    ncu: instructions, stalls, bank conflicts of one launch of --bench=ARGUMENT (decode,
+#              prefill), of lines that hold the next argument, as "4/4 g64, 64 x 32768"
 #   all        check, sanitize, bench
-#   build      compiles, runs nothing
+#   build      compiles, runs nothing; with a definition (KVASIR_FEW_KERNELS) a program of that
 #   stamp      prints what `make cuda` writes beside build-cuda/opcheck: a hash of the sources
 #
 # It takes build-cuda/opcheck where the stamp beside it fits the sources; else it compiles with gcc
@@ -67,6 +67,7 @@ compile() {
         *.cu)
             compiler=$NVCC flags="$nvcc_flags -gencode=arch=compute_$arch,code=sm_$arch"
             [ -z "$define" ] || ! grep -q "$define" "$f" || flags="$flags -D$define"
+            [ "$define" != KVASIR_FEW_KERNELS ] || flags=${flags/-lineinfo /}
             ;;
         src/backend/cpu/ref/*) flags="$c_flags -O3" ;;
         esac
@@ -189,6 +190,11 @@ stamp)
 esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+if [ "$what" = build ] && [ $# -gt 0 ]; then
+    compile build-opcheck "$1" || exit 1
+    say "build-opcheck/opcheck-$1"
+    exit
+fi
 find_program
 status=0
 case $what in

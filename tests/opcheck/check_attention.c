@@ -146,8 +146,7 @@ static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_
         if (index == UINT32_MAX)
             continue;
         const struct tile_layout *l = &view->layouts[view->pages[index].layout].v;
-        double half = is_bf16(l->format) ? 0x1p-8 : 0x1p-11,
-               g = gamma_of(64 + 2 * supers + 512);
+        double half = is_bf16(l->format) ? 0x1p-8 : 0x1p-11, g = gamma_of(64 + 2 * supers + 512);
         for (uint32_t t = t0; t < t0 + TILE_TOKENS && t <= p; t++) {
             const struct token *k = &tokens[t];
             if (k->s == -INFINITY)

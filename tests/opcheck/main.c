@@ -17,8 +17,8 @@ bool quick;
 static const char USAGE[] =
     "usage: opcheck [--seed=N] [--filter=TEXT] [--quick] [--step] [--bench[=PART]]\n"
     "  --seed=N        other data than the fixed seed's; printed always\n"
-    "  --filter=TEXT   only families whose line holds TEXT, as \"attention\" or \"8/4\"; of decode's\n"
-    "                  times those of \"FORMATS, BATCH x CONTEXT, HEADS heads, D DIMS\"\n"
+    "  --filter=TEXT   only families whose line holds TEXT, as \"attention\" or \"8/4\"; of times\n"
+    "                  of decode those of \"FORMATS, BATCH x CONTEXT, HEADS heads, D DIMS\"\n"
     "  --quick         fewer and smaller cases: under compute-sanitizer\n"
     "  --step          only steps as graphs\n"
     "  --bench[=PART]  times instead of checks; PART is decode, prefill, encode, product, step\n"

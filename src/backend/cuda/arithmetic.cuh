@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// arithmetic.cuh: what attention computes, to the bit, whichever kernel does it. decode.cu has up to
-// 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where each
-// float operation below is done differs, what is added to what and in which order does not. So a
-// row's bits do not depend on the kernel, the batch or the chunk (I1).
+// arithmetic.cuh: what attention computes, to the bit, whichever kernel does it. decode.cu has up
+// to 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where
+// each float operation below is done differs, what is added to what and in which order does not. So
+// a row's bits do not depend on the kernel, the batch or the chunk (I1).
 //
 //   tile     exact pages are what they are, f16 or bf16; of affine pages every element becomes
 //            f16(s * code + b), one rounding (widen.cuh). s and b in f16: those of bf16 are rounded
@@ -24,10 +24,10 @@
 //            is not folded
 //   out      / sum
 //
-// That is one rounding of query, weight and of what an affine tile says to 11 bits: of the size that
-// storing K and V in f16 has cost already, and 2^-4 of the error of 8-bit codes. The CPU tiers keep
-// queries and weights in 15 bits or float32 and never round K and V again; DESIGN allows one
-// arithmetic per backend (docs/speed.md has what the integer products cost).
+// That is one rounding of query, weight and of what an affine tile says to 11 bits: of the size
+// that storing K and V in f16 has cost already. The CPU tiers keep queries and weights in 15 bits
+// or float32 and never round K and V again; DESIGN allows one arithmetic per backend (docs/speed.md
+// has what integer products cost). Affine values beyond f16's 65,504 become infinite.
 //
 // Which places of an instruction its 16 elements have is free: it adds them exactly. opcheck holds
 // the kernels' bits against each other, so a device that does otherwise would be noticed.

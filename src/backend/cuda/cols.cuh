@@ -276,9 +276,9 @@ __device__ __forceinline__ void cols_softmax(ColsState<H> &state, float (&p)[H][
 
 // Outputs: [instruction m][block of 8 columns][..]
 
-// Weights in the type of an exact tile, or f16 for an affine one, from where they were made to where
-// they are multiplied. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that fewer
-// lanes meet in a bank.
+// Weights in the type of an exact tile, or f16 for an affine one, from where they were made to
+// where they are multiplied. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that
+// fewer lanes meet in a bank.
 template <int F, int H>
 __device__ __forceinline__ void cols_send(uint32_t exchange, int r, int q, const float (&p)[H][8]) {
     __syncwarp();
@@ -320,8 +320,8 @@ __device__ __forceinline__ void cols_value(float (&out)[Cols<H>::BLOCKS][4], con
         mma_half<BF>(out[n], a, c ? b[n].z : b[n].x, c ? b[n].w : b[n].y);
 }
 
-// An affine tile, N blocks of 32 dims from block `first` on. seen: bit j is set where the query sees
-// token j; slots of the others may hold NaN.
+// An affine tile, N blocks of 32 dims from block `first` on. seen: bit j is set where the query
+// sees token j; slots of the others may hold NaN.
 template <int F, int D, int MAP, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, int r, int q,
                                                    uint64_t seen, bool bf, int first,

@@ -5,8 +5,8 @@
 // A matrix stands in shared memory as [k / 8][row][8]: 8 rows are 128 bytes, what both wgmma (no
 // swizzle) and ldmatrix take. B's rows are the columns of the product: tokens, dims.
 //
-// On sm_90a these are wgmma instructions. Elsewhere each warp does its 16 rows by mma.sync, with the
-// same elements in each instruction of k = 16 and the same registers: the same bits.
+// On sm_90a these are wgmma instructions. Elsewhere each warp does its 16 rows by mma.sync, with
+// the same elements in each instruction of k = 16 and the same registers: the same bits.
 #pragma once
 
 #include "backend/cuda/mma.cuh"
