@@ -417,12 +417,9 @@ template <int D, uint32_t KF, uint32_t VF, int H> Choice choice_of() {
             CHUNKS * SLOT + RUN_TILES * TEAM_SCORES<H>, CHUNKS};
 }
 template <int D, int H> Choice choose(uint32_t k, uint32_t v) {
-#ifdef KVASIR_FEW_KERNELS // heads of 128 dims, all formats in one: for cuda-mutants.sh
+#ifdef KVASIR_FEW_KERNELS // for cuda-mutants.sh: those for all formats, heads of 128 dims
     (void)k, (void)v;
-    if constexpr (D != 128)
-        return {};
-    else
-        return choice_of<D, K_FORMATS, V_FORMATS, H>();
+    return choice_of<128, K_FORMATS, V_FORMATS, H>();
 #else
     if constexpr (D == 128 && H == 1) {
 #define ONE(K, V)                                                                                  \
