@@ -343,6 +343,67 @@ static void check_long(struct kv_format k, struct kv_format v) {
     family_end();
 }
 
+/* Two layer groups of one step, of different shapes, formats, windows: the bits of each alone. */
+static void check_groups(void) {
+    enum { SEQS = 3, GROUPS = 2, LAYER = 1 };
+    if (!family_begin("attention", "two layer groups"))
+        return;
+    struct scene_seq seqs[GROUPS][SEQS] = {{{3000, 1, 0, UINT32_MAX, 20},
+                                            {500, 70, 0, UINT32_MAX, UINT32_MAX},
+                                            {257, 5, 0, UINT32_MAX, 0}},
+                                           {{3000, 1, 4, 700, UINT32_MAX},
+                                            {500, 70, 0, 130, UINT32_MAX},
+                                            {257, 5, 0, 64, UINT32_MAX}}};
+    struct scene c[GROUPS] = {{.heads = 8, .kv_heads = 2, .head_dim = 128},
+                              {.heads = 4, .kv_heads = 4, .head_dim = 64}};
+    const struct kv_format k[GROUPS] = {affine(8, 64, SCALAR_F16), F16_FORMAT},
+                           v[GROUPS] = {affine(4, 64, SCALAR_F16), F16_FORMAT};
+    struct kv_view views[GROUPS * SEQS];
+    struct cuda_limits limits = {.max_inputs = 32, .groups = GROUPS};
+    const float *alone[GROUPS], *q[GROUPS];
+    size_t bytes[GROUPS];
+    case_begin("%d sequences", SEQS);
+    for (int g = 0; g < GROUPS; g++) {
+        c[g].layers = LAYER + 1;
+        c[g].n_seqs = SEQS;
+        c[g].seqs = seqs[g];
+        page_layout_init(&c[g].layouts[0], c[g].layers, c[g].kv_heads, c[g].head_dim, k[g], v[g]);
+        page_layout_init(&c[g].layouts[1], c[g].layers, c[g].kv_heads, c[g].head_dim, F16_FORMAT,
+                         F16_FORMAT);
+        scene_build(&c[g], true);
+        size_t n = (size_t)c[g].batch.rows * c[g].heads * c[g].head_dim;
+        float *x = plain(n * sizeof *x);
+        fill(x, n, FILL_NORMAL);
+        q[g] = x;
+        bytes[g] = n * sizeof *x;
+        alone[g] = attend_by(&c[g], &c[g].batch, LAYER, x, 0.1f, 0);
+        for (int s = 0; s < SEQS; s++)
+            views[g * SEQS + s] = c[g].views[s];
+        limits.max_pages =
+            limits.max_pages > SEQS * c[g].max_pages ? limits.max_pages : SEQS * c[g].max_pages;
+        limits.group[g].heads = c[g].heads;
+        limits.group[g].kv_heads = c[g].kv_heads;
+        limits.group[g].head_dim = c[g].head_dim;
+    }
+    struct batch batch = c[0].batch;
+    batch.views = views;
+    limits.max_rows = batch.rows;
+    limits.max_seqs = SEQS;
+    kvasir_error err;
+    if (cuda_reserve(device, &limits, &err) != KVASIR_OK ||
+        cuda_step_begin(device, &batch, &err) != KVASIR_OK)
+        check_that(false, "two groups: %s", err.text);
+    for (int g = GROUPS - 1; g >= 0; g--) {
+        float *out = device_buffer(bytes[g]);
+        cuda_attention(device, &batch, views + g * SEQS, LAYER, device_copy(q[g], bytes[g]),
+                       c[g].heads, 0.1f, out);
+        same_bits("group of two", &c[g], from_device(out, bytes[g]), alone[g], batch.rows);
+    }
+    for (int g = 0; g < GROUPS; g++)
+        scene_free(&c[g]);
+    family_end();
+}
+
 void check_attention(void) {
     static const uint32_t DIMS[] = {128, 64, 256};
     for (uint32_t i = 0; i < 3; i++) {
@@ -357,6 +418,7 @@ void check_attention(void) {
         check_formats(F16_FORMAT, affine(4, 64, SCALAR_F16), DIMS[i]);
         check_formats(affine(4, 32, SCALAR_F16), BF16_FORMAT, DIMS[i]);
     }
+    check_groups();
     check_long(F16_FORMAT, F16_FORMAT);
     check_long(affine(8, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));
     check_long(affine(4, 64, SCALAR_F16), affine(4, 64, SCALAR_F16));

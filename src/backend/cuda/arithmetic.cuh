@@ -29,8 +29,12 @@
 // or float32 and never round K and V again; DESIGN allows one arithmetic per backend (docs/speed.md
 // has what integer products cost). Affine values beyond f16's 65,504 become infinite.
 //
-// Which places of an instruction its 16 elements have is free: it adds them exactly. opcheck holds
-// the kernels' bits against each other, so a device that does otherwise would be noticed.
+// Which places of an instruction its 16 elements have is free: an H200 adds them exactly, then to
+// the sum (compared over 32 million sums, wgmma and mma.sync, places exchanged). A device that adds
+// 8 at a time, as sm_80 is said to, gives decode and prefill different bits; opcheck, which holds
+// these against each other, says so where it is run. All of this is of finite K and V: weight 0
+// times what is not finite is NaN, and which tokens of a tile a row meets with weight 0 depends on
+// its block.
 #pragma once
 
 #include "backend/cuda/internal.cuh"

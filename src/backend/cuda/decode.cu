@@ -11,10 +11,11 @@
 //                                                        | the last block of a row and KV head
 //                                                     out                     folds them in order
 //
-// Where that makes fewer blocks than the device has SMs, a super-run is split among 2, 4 or 8 of
-// them (gridDim.z): their runs go to part_out one by one, and the last block folds all. Among 8, a
-// block has one run, whose four tiles' scores four warps make at once; then each follows the maxima
-// over all tiles, and has the outputs of a quarter of the dims.
+// Where that makes at most half as many blocks as the device has SMs, a super-run is split among 2,
+// 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block folds all.
+// Among 8, a block has one run, and where its chunks and scores fit into shared memory together,
+// four warps make its four tiles' scores at once; then each follows the maxima over all tiles, and
+// has the outputs of a quarter of the dims (of 64 dims two warps have half).
 //
 // The first loads are on their way before the queries are packed. What a warp does with a tile is
 // cols.cuh. The kernel is compiled for the formats that matter one by one, and for all together,

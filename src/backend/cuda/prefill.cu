@@ -132,6 +132,8 @@ struct Ring {
 
 // ---- tiles into slots ------------------------------------------------------------------------
 
+// Pages were written by a kernel before, which kernel_waits waits for; these loads do not move
+// before it, since their addresses come from the step's tables, which are read behind it.
 __device__ __forceinline__ uint4 load128(const uint8_t *p) {
     return __ldg((const uint4 *)p);
 }

@@ -505,6 +505,10 @@ static kvasir_status fits_bucket(const cuda_backend *b, const step_plan *step, c
         if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats))
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: the step has pages of a format that the graph's step has not");
+        if (needs[g].layers < plan->layers)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "CUDA: the step has pages of %u layers, the graph's step of %u",
+                        needs[g].layers, plan->layers);
         if (batch->views[(size_t)g * batch->n_seqs].arena != step->group[g].arena)
             return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: the graph's step has another arena");
     }

@@ -116,7 +116,7 @@ __device__ __forceinline__ void mma_step(float (&d)[N][4], const uint32_t (&a)[4
 
 #endif
 
-// d = Q K^T of 64 rows and tokens. Begun here, there behind scores_end.
+// d = Q K^T of 64 rows and tokens. Begun here, there behind products_end.
 template <bool BF, int D>
 __device__ __forceinline__ void scores_begin(Sums<64> &d, uint32_t query, uint32_t keys) {
 #if WGMMA
