@@ -7,8 +7,8 @@
 //     B  k x 8 columns     column r
 //     D  16 x 8            d[0], d[1]: row r, columns 2q and 2q + 1;   d[2], d[3]: row r + 8
 //
-// Which elements of k stand in a lane's registers is free as long as A and B agree: an instruction's
-// sum is exact for integers, and for floats does not depend on places (arithmetic.cuh).
+// Which elements of k stand in a lane's registers is free as long as A and B agree: the sum of an
+// instruction is exact for integers, and for floats does not depend on places (arithmetic.cuh).
 #pragma once
 
 #include <cstdint>
