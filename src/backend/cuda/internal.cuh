@@ -183,10 +183,11 @@ void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const fl
 // before it ends (kernel_comes lets the next one's), and wait in kernel_waits for its results. 1 to
 // 2 us a launch. What was there before both may be read first: a step's tables, which come with a
 // copy, not a kernel. Every block waits, also one without work: the kernel must not end earlier
-// than the one before.
+// than the one before. What the one before wrote must be read by plain loads: the compiler may move
+// an __ldg in front of the wait.
 __device__ __forceinline__ void kernel_comes() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void kernel_waits() {

@@ -61,23 +61,6 @@ inline uint32_t ceil_div(uint32_t a, uint32_t b) {
     return a / b + (a % b != 0);
 }
 
-// ---- one kernel beside the next --------------------------------------------------------------
-
-// In the first: the next may start. It sees what this one wrote only behind let_finish.
-__device__ __forceinline__ void let_next_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// In the next: the first one has ended. What it wrote must be read by plain loads: the compiler
-// may move an __ldg in front of this.
-__device__ __forceinline__ void let_finish() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // ---- activations -----------------------------------------------------------------------------
 
 // Rows of x that share an mma's 8 columns.
@@ -105,7 +88,7 @@ __global__ void __launch_bounds__(256) pack_kernel(const float *x, uint32_t rows
                                                    uint32_t pairs, bool affine, act_view out) {
     constexpr int CODE_MAX = BITS == 8 ? CODE_MAX_8 : CODE_MAX_16;
     constexpr uint32_t ROWS = tile_rows<BITS>;
-    let_next_start();
+    kernel_comes();
     const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; // whole warps: 16 i's are a pair
     const uint32_t fours = pairs * (PAIR / 4), row = (uint32_t)(i / fours);
     const uint32_t four = (uint32_t)(i % fours), tile = row / ROWS, in_tile = row % ROWS;
@@ -299,7 +282,7 @@ __device__ __forceinline__ void add_run(const product_args &a, uint32_t tile, ui
     const uint32_t columns = BITS == 8 ? rows : 2 * rows, r = lane / 4;
     run_weights<GROUP, AFFINE> w;
     load_run(a, tile, run, lane, w);
-    let_finish();
+    kernel_waits();
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -505,7 +488,7 @@ void repack_scalars(const weight *w, const cuda_weight *to, const void *scalars,
         }
 }
 
-// Whether the device runs code that was compiled to wait (let_finish), not older code.
+// Whether the device runs code that was compiled to wait (kernel_waits), not older code.
 bool can_overlap(cuda_backend *b) {
     cudaFuncAttributes f = {};
     return cuda_ok(b, cudaFuncGetAttributes(&f, pack_kernel<8>)) && f.ptxVersion >= 90;
