@@ -58,7 +58,7 @@ compile() {
     local dir=$1 define=${2:-} arch headers f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
     arch=${arch:-90}
-    [ "$arch" != 90 ] || arch=90a # setmaxnreg (prefill.cu)
+    [ "$arch" != 90 ] || arch=90a # wgmma, setmaxnreg (prefill.cu)
     mkdir -p "$dir"
     headers=$(cat "${header_files[@]}" | hash_of)
     for f in "${c_files[@]}" "${ref_files[@]}" "${cuda_files[@]}"; do

@@ -137,8 +137,8 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
         for (int w = 0; w < WARPS; w++) {
             const FoldFactors f = fold_factors(top, runs.max[w][h]);
             if (f.seen) {
-                o = fold(f, o, outputs[w * pitch + e]);
-                sum = fold(f, sum, runs.sum[w][h]);
+                o = fold_seen(f, o, outputs[w * pitch + e]);
+                sum = fold_seen(f, sum, runs.sum[w][h]);
             }
         }
         if (item.count == 1) {
