@@ -173,7 +173,6 @@ static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
     major = p.major;
     minor = p.minor;
     b->sm_count = p.multiProcessorCount;
-    b->sm_version = 10 * major + minor;
     b->shared_per_block = (uint32_t)p.sharedMemPerBlockOptin;
     b->shared_per_sm = (uint32_t)p.sharedMemPerMultiprocessor;
     b->shared_reserved = (uint32_t)p.reservedSharedMemPerBlock;
@@ -186,6 +185,7 @@ static kvasir_status open_device(cuda_backend *b, kvasir_error *err) {
         return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: %s: this build has no code for it",
                     b->name);
     }
+    b->overlaps = image.ptxVersion >= 90;
     cuda_ok(b, cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     cuda_ok(b, cudaEventCreateWithFlags(&b->tables_read, cudaEventDisableTiming));
     TRY(cuda_fail(b, err));

@@ -373,15 +373,11 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
                 }
                 if (~seen) {
                     const uint32_t eight = (uint32_t)(seen >> (32 * h + 8 * q));
-                    const uint4 mask = {
-                        half_mask(eight & 1, eight & 4), half_mask(eight & 2, eight & 8),
-                        half_mask(eight & 16, eight & 64), half_mask(eight & 32, eight & 128)};
+                    const uint2 low = pair_masks(eight), high = pair_masks(eight >> 4);
 #pragma unroll
                     for (int j = 0; j < AT_ONCE; j++) {
-                        s[j] = make_uint4(s[j].x & mask.x, s[j].y & mask.y, s[j].z & mask.z,
-                                          s[j].w & mask.w);
-                        z[j] = make_uint4(z[j].x & mask.x, z[j].y & mask.y, z[j].z & mask.z,
-                                          z[j].w & mask.w);
+                        s[j] = and_of(s[j], low, high);
+                        z[j] = and_of(z[j], low, high);
                     }
                 }
             }

@@ -119,34 +119,36 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
     const uint32_t split = gridDim.z, runs_here = SUPER_RUNS / split;
     size_t part = ((size_t)index * a.kv_heads + kv) * a.gqa;
     __syncthreads();
-    if (split > 1)
+    if (split > 1) {
         part = part * SUPER_RUNS + blockIdx.z * runs_here * a.gqa;
-    for (uint32_t e = threadIdx.x; split > 1 && e < a.gqa * D; e += THREADS) {
-        const uint32_t h = e / D;
-        for (uint32_t w = 0; w < runs_here; w++) {
-            if (runs.max[w][h] != MINUS_INF)
-                a.part_out[(part + w * a.gqa) * D + e] = outputs[w * pitch + e];
-            if (e % D == 0)
-                a.part_ms[part + w * a.gqa + h] = make_float2(runs.max[w][h], runs.sum[w][h]);
-        }
-    }
-    for (uint32_t e = threadIdx.x; split == 1 && e < a.gqa * D; e += THREADS) {
-        const uint32_t h = e / D;
-        float top = MINUS_INF, o = 0, sum = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const FoldFactors f = fold_factors(top, runs.max[w][h]);
-            if (f.seen) {
-                o = fold_seen(f, o, outputs[w * pitch + e]);
-                sum = fold_seen(f, sum, runs.sum[w][h]);
+        for (uint32_t e = threadIdx.x; e < a.gqa * D; e += THREADS) {
+            const uint32_t h = e / D;
+            for (uint32_t w = 0; w < runs_here; w++) {
+                if (runs.max[w][h] != MINUS_INF)
+                    a.part_out[(part + w * a.gqa) * D + e] = outputs[w * pitch + e];
+                if (e % D == 0)
+                    a.part_ms[part + w * a.gqa + h] = make_float2(runs.max[w][h], runs.sum[w][h]);
             }
         }
-        if (item.count == 1) {
-            a.out[((size_t)item.row * a.heads + kv * a.gqa) * D + e] = o / sum;
-        } else {
-            a.part_out[part * D + e] = o;
-            if (e % D == 0)
-                a.part_ms[part + h] = make_float2(top, sum);
+    } else {
+        for (uint32_t e = threadIdx.x; e < a.gqa * D; e += THREADS) {
+            const uint32_t h = e / D;
+            float top = MINUS_INF, o = 0, sum = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                const FoldFactors f = fold_factors(top, runs.max[w][h]);
+                if (f.seen) {
+                    o = fold_seen(f, o, outputs[w * pitch + e]);
+                    sum = fold_seen(f, sum, runs.sum[w][h]);
+                }
+            }
+            if (item.count == 1) {
+                a.out[((size_t)item.row * a.heads + kv * a.gqa) * D + e] = o / sum;
+            } else {
+                a.part_out[part * D + e] = o;
+                if (e % D == 0)
+                    a.part_ms[part + h] = make_float2(top, sum);
+            }
         }
     }
     if (item.count * split == 1)

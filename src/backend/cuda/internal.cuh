@@ -117,7 +117,8 @@ struct cuda_backend {
     cudaStream_t stream;
     cudaError_t error; // the first one; sticks
     char name[96];
-    int sm_count, sm_version;                                  // 90: compute capability 9.0
+    int sm_count;
+    bool overlaps; // kernels were compiled to wait for the one before (kernel_waits)
     uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
     cuda_limits limits;
     bool reserved, capturing;
@@ -212,6 +213,6 @@ cudaError_t launch_early(cuda_backend *b, void (*kernel)(Args...), dim3 blocks, 
     config.dynamicSmemBytes = shared;
     config.stream = b->stream;
     config.attrs = &early;
-    config.numAttrs = b->sm_version >= 90;
+    config.numAttrs = b->overlaps ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, args...);
 }

@@ -310,25 +310,16 @@ __device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint6
                 continue;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                uint32_t ss[4][2], bb[4][2]; // of tokens 0 and 2, 1 and 3 of a quad
+                uint2 ss[4], bb[4]; // of tokens 0 and 2, 1 and 3 of a quad
 #pragma unroll
                 for (int q = 0; q < 4; q++) {
-                    const uint32_t s0 = scalars_as_half(s[q][j].x, bf),
-                                   s1 = scalars_as_half(s[q][j].y, bf),
-                                   b0 = scalars_as_half(b[q][j].x, bf),
-                                   b1 = scalars_as_half(b[q][j].y, bf);
-                    ss[q][0] = even_of(s0, s1);
-                    ss[q][1] = odd_of(s0, s1);
-                    bb[q][0] = even_of(b0, b1);
-                    bb[q][1] = odd_of(b0, b1);
+                    ss[q] = pairs_of(scalars_as_half(s[q][j], bf));
+                    bb[q] = pairs_of(scalars_as_half(b[q][j], bf));
                     if (~written) {
-                        const uint32_t four = (uint32_t)(written >> (32 * h + 8 * q + 4 * c));
-#pragma unroll
-                        for (int t = 0; t < 2; t++) {
-                            const uint32_t mask = half_mask(four >> t & 1, four >> (t + 2) & 1);
-                            ss[q][t] &= mask;
-                            bb[q][t] &= mask;
-                        }
+                        const uint2 mask =
+                            pair_masks((uint32_t)(written >> (32 * h + 8 * q + 4 * c)));
+                        ss[q] = and_of(ss[q], mask);
+                        bb[q] = and_of(bb[q], mask);
                     }
                 }
 #pragma unroll
@@ -337,8 +328,8 @@ __device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint6
 #pragma unroll
                     for (int q = 0; q < 4; q++) {
                         const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
-                        widen<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, ss[q][0], bb[q][0],
-                                       ss[q][1], bb[q][1], even[q], odd[q]);
+                        widen<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, ss[q].x, bb[q].x, ss[q].y,
+                                       bb[q].y, even[q], odd[q]);
                     }
                     put(i, 0, l, 2 * j + k, make_uint4(even[0], even[1], even[2], even[3]));
                     put(i, 1, l, 2 * j + k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
@@ -606,7 +597,7 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
             products_end<1>(s);
             keys.done();
             soften(next * TILE_TOKENS);
-            products_end<0>(out);
+            products_end(out, w);
             values.done();
             if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
 #pragma unroll
@@ -618,7 +609,7 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
             pack();
         }
         multiply();
-        products_end<0>(out);
+        products_end(out, w);
         values.done();
         const bool ends = next >= tiles.end;
 

@@ -44,7 +44,6 @@ struct cuda_weight {
     uint32_t n, k;
     uint32_t group; // inputs that share a scale
     bool affine, bf16;
-    bool overlaps;                    // the product may start before its activations are there
     uint8_t *data;                    // device: codes, then scales, then biases
     size_t scale_offset, bias_offset; // bytes
     uint32_t tiles, pairs, quads;     // 16 outputs; 64 inputs; four groups (of a tile)
@@ -418,16 +417,8 @@ void product(cuda_backend *b, const float *x, uint32_t rows, const cuda_weight *
     // Whole rounds of runs: 28 runs are 4 rounds of 7 warps, not 3 of 8 and a half.
     const uint32_t runs = ceil_div(w->pairs, RUN_PAIRS);
     const uint32_t warps = ceil_div(runs, ceil_div(runs, WARPS_MAX));
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute early = {};
-    config.gridDim = dim3(w->tiles, ceil_div(rows, CHUNK_ROWS));
-    config.blockDim = dim3(32 * warps);
-    config.stream = b->stream;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &early;
-    config.numAttrs = w->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&config, kernel_for<BITS>(w, rows), (const product_args)a));
+    cuda_ok(b, launch_early(b, kernel_for<BITS>(w, rows),
+                            dim3(w->tiles, ceil_div(rows, CHUNK_ROWS)), 32 * warps, 0, a));
     cuda_ok(b, cudaGetLastError());
 }
 
@@ -486,12 +477,6 @@ void repack_scalars(const weight *w, const cuda_weight *to, const void *scalars,
             halves[((at * 8 + r % 8) * 4 + group % 4) * 2 + r / 8] =
                 scalar_of(w, scalars, row, group);
         }
-}
-
-// Whether the device runs code that was compiled to wait (kernel_waits), not older code.
-bool can_overlap(cuda_backend *b) {
-    cudaFuncAttributes f = {};
-    return cuda_ok(b, cudaFuncGetAttributes(&f, pack_kernel<8>)) && f.ptxVersion >= 90;
 }
 
 kvasir_status check_weight(const weight *w, kvasir_error *err) {
@@ -555,7 +540,6 @@ extern "C" kvasir_status cuda_weight_create(struct cuda_backend *b, const struct
         goto done;
     }
     cuda_upload(b, c.data, host, bytes);
-    c.overlaps = can_overlap(b);
     *made = c;
     *out = made;
     made = nullptr;

@@ -168,3 +168,13 @@ template <int LATER, int N> __device__ __forceinline__ void products_end(float (
         asm volatile("" : WGMMA_4(d, i)::"memory");
 #endif
 }
+// The same, and the weights they took may be written again.
+template <int N>
+__device__ __forceinline__ void products_end(float (&d)[N][4], uint32_t (&p)[4][4]) {
+    products_end<0>(d);
+#if WGMMA
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm volatile("" : "+r"(p[i][0]), "+r"(p[i][1]), "+r"(p[i][2]), "+r"(p[i][3])::"memory");
+#endif
+}

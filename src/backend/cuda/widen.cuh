@@ -63,6 +63,9 @@ __device__ __forceinline__ void widen(uint32_t w, uint32_t s_even, uint32_t b_ev
 __device__ __forceinline__ uint32_t scalars_as_half(uint32_t w, bool bf) {
     return bf ? pack_half2<false>(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u)) : w;
 }
+__device__ __forceinline__ uint2 scalars_as_half(uint2 v, bool bf) {
+    return make_uint2(scalars_as_half(v.x, bf), scalars_as_half(v.y, bf));
+}
 // The same of N times eight scales and biases: a branch, not 32 N instructions that do nothing.
 template <int N>
 __device__ __forceinline__ void scalars_to_half(uint4 (&s)[N], uint4 (&b)[N], bool bf) {
@@ -92,11 +95,24 @@ __device__ __forceinline__ uint32_t even_of(uint32_t a, uint32_t b) {
 __device__ __forceinline__ uint32_t odd_of(uint32_t a, uint32_t b) {
     return __byte_perm(a, b, 0x7632);
 }
-// Of two quads.
+// Of a quad, of two quads.
+__device__ __forceinline__ uint2 pairs_of(uint2 v) {
+    return make_uint2(even_of(v.x, v.y), odd_of(v.x, v.y));
+}
 __device__ __forceinline__ uint4 pairs_of(const uint4 &v) {
     return make_uint4(even_of(v.x, v.y), odd_of(v.x, v.y), even_of(v.z, v.w), odd_of(v.z, v.w));
 }
 // Where bits 0 and 1 (or what stands there) are set, the low and the high half.
 __device__ __forceinline__ uint32_t half_mask(bool low, bool high) {
     return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
+}
+// What is left of a quad's pairs where bit j says that element j is.
+__device__ __forceinline__ uint2 pair_masks(uint32_t four) {
+    return make_uint2(half_mask(four & 1, four & 4), half_mask(four & 2, four & 8));
+}
+__device__ __forceinline__ uint2 and_of(uint2 v, uint2 mask) {
+    return make_uint2(v.x & mask.x, v.y & mask.y);
+}
+__device__ __forceinline__ uint4 and_of(const uint4 &v, uint2 low, uint2 high) {
+    return make_uint4(v.x & low.x, v.y & low.y, v.z & high.x, v.w & high.y);
 }
