@@ -221,6 +221,8 @@ typedef struct kvasir_context_options {
     uint32_t ctx;           /* most tokens of a sequence; 0: from the model and free memory */
     uint64_t cache_bytes;   /* budget of all pages; 0: four sequences of ctx, or free memory */
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
+    /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself */
+    uint32_t snapshot_tokens;
     int threads;            /* 0: one per core */
     const char *cpu_tier;   /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
     int act_bits;           /* 8 or 16: rounding of activations in quantized products */
@@ -264,8 +266,15 @@ KVASIR_API uint32_t kvasir_seq_length(const kvasir_seq *seq);
 KVASIR_API const int32_t *kvasir_seq_tokens(const kvasir_seq *seq); /* [length] */
 KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages */
 /* Forgets everything from `length` on. Fails, naming the nearest lengths that work, where rotation
- * or a window has dropped a page that position `length` sees. 0 always works. */
-KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, kvasir_error *err);
+ * or a window has dropped a page that position `length` sees. 0 always works. A model with recurrent
+ * layers goes back to the newest kept state at or before `length` (to nothing where none is) and
+ * runs the rest again; *rerun, where not NULL, says how many tokens that were. */
+KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint32_t *rerun,
+                                         kvasir_error *err);
+
+/* Keeps the state of the recurrent layers at the present length, so that a trim to here or further
+ * runs nothing before it again; costs one state of the budget. Without such layers: nothing. */
+KVASIR_API kvasir_status kvasir_seq_snapshot(kvasir_seq *seq, kvasir_error *err);
 
 /* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
  * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */

@@ -247,6 +247,7 @@ void op_attention(struct backend *b, const struct batch *batch, const struct kv_
 
 /* What a gate does to its input x before it is multiplied. */
 enum gate_kind {
+    GATE_NONE,      /* x */
     GATE_SILU,      /* x sigmoid(x) */
     GATE_GELU_TANH, /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
     GATE_SIGMOID,

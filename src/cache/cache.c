@@ -46,6 +46,7 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
         return fail(err, KVASIR_ERR_ARGUMENT, "--max-kv-size %u: at most %u", opt->max_size,
                     MAX_SIZE_LIMIT);
     c->options = *opt;
+    c->record_bytes = round_up(opt->state_bytes, PAGE_ADDR_UNIT);
     c->n_groups = n_groups;
     if (!kv_format_exact(opt->k) || !kv_format_exact(opt->v))
         c->start_pages = pages_for(opt->quantized_start);
@@ -84,7 +85,7 @@ static uint64_t table_bytes(const struct kv_cache *c, uint32_t group, uint32_t l
 }
 
 uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared) {
-    uint64_t bytes = 0;
+    uint64_t bytes = prepared ? c->record_bytes : 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
         bytes += table_bytes(c, g, length, prepared);
     return bytes;
@@ -127,6 +128,8 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
         for (int i = 0; i < 2; i++)
             TRY_GOTO(
                 page_class(c->pool, c->layouts[g][i].page_bytes, &c->groups[g].page_class[i], err));
+    if (c->record_bytes)
+        TRY_GOTO(page_class(c->pool, (size_t)c->record_bytes, &c->state_class, err));
     *out = c;
     return KVASIR_OK;
 done:

@@ -28,6 +28,10 @@
  *       number (quantized-kv-start) and belongs to the page. Whether its keys are centred does too:
  *       affine ones are where the group has a centre, 16- and 32-bit ones never.
  *
+ *   C8  A sequence's state record (recurrent layers) is the state behind its last committed token.
+ *       It is written only while that sequence alone holds it; snapshots and forks hold the record
+ *       itself, and the next step copies it. What a snapshot holds never changes.
+ *
  * Everything here runs on the one thread that owns the cache. Nothing allocates after seq_create
  * and seq_reserve.
  */
@@ -61,6 +65,7 @@ struct kv_cache_options {
     uint32_t quantized_start;  /* the first this many tokens, rounded up to pages, stay f16 */
     uint32_t max_size;         /* rotation: most tokens a query sees; 0: all */
     uint32_t keep;             /* first tokens that are always seen when rotating; < max_size */
+    uint64_t state_bytes;      /* of a sequence's recurrent layers; 0: there are none */
     uint64_t budget_bytes;
 };
 
@@ -73,7 +78,7 @@ struct kv_shape {
     const struct key_centre *centre;
 };
 
-enum { CACHE_GROUPS_MAX = 4 };
+enum { CACHE_GROUPS_MAX = 8 };
 
 struct kv_cache;
 kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,
@@ -126,12 +131,21 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) MUST_
 void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
 /* Forgets everything from `length` on. Fails (KVASIR_ERR_ARGUMENT, naming the nearest lengths that
  * work) when a page that position `length` sees was dropped by rotation or a window. 0 always
- * works. */
-kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
-/* Bytes of pages in this sequence's tables (shared ones count in full). */
+ * works. With recurrent layers it goes back further: to the newest snapshot at or before `length`
+ * whose pages are there, or to 0, and never fails. *reached: the new length; what lies between it
+ * and `length` is to be run again. seq_tokens still has those tokens until the next commit. */
+kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
+                       kvasir_error *err) MUST_CHECK;
+/* Keeps the state of the recurrent layers at the present length for later trims; nothing where there
+ * are none, or one is kept already. */
+kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;
+/* Bytes of pages in this sequence's tables, of its state and its snapshots (shared ones count in
+ * full). */
 uint64_t seq_bytes(const struct kv_seq *s);
 /* The group's pages as a step sees them. Valid until the sequence's next call. */
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
+/* The state record as a step sees it, likewise; of a cache with state_bytes. */
+void seq_state(const struct kv_seq *s, struct state_view *view);
 /* Reads n stored rows of one page back, decoded: rows [n][head_dim]. layer counts inside the group.
  * *centred says that their centres are not in them. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,

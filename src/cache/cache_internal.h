@@ -8,7 +8,7 @@
 /* ---- pages (pool.c) -------------------------------------------------------------------------- */
 
 /* Pages of one size come from superblocks of their own. Registered once, at cache creation. */
-enum { PAGE_CLASSES_MAX = 2 * CACHE_GROUPS_MAX };
+enum { PAGE_CLASSES_MAX = 2 * CACHE_GROUPS_MAX + 1 };
 kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_index,
                          kvasir_error *err) MUST_CHECK;
 
@@ -41,6 +41,8 @@ struct kv_cache {
     uint32_t n_groups;
     struct kv_group groups[CACHE_GROUPS_MAX];
     struct page_layout layouts[CACHE_GROUPS_MAX][2]; /* the group's format; the exact start's */
+    uint32_t state_class;    /* of records, where options.state_bytes is not 0 */
+    uint64_t record_bytes;   /* state_bytes in whole units */
     uint32_t start_pages; /* pages with a smaller number are exact (quantized-kv-start) */
 };
 

@@ -32,12 +32,22 @@ struct table {
     uint32_t base_page; /* number of the first entry behind the kept ones */
 };
 
+/* The record of the recurrent layers behind position length - 1. */
+struct snapshot {
+    uint32_t length, addr;
+};
+
 struct kv_seq {
     struct kv_cache *cache;
     int32_t *tokens; /* [token_cap] */
     uint32_t token_cap;
     uint32_t length, prepared;
     struct table tables[CACHE_GROUPS_MAX];
+    /* recurrent layers */
+    uint32_t state; /* address of the record, where has_state; without one the state is zeros */
+    bool has_state;
+    struct snapshot *snapshots; /* [n_snapshots], rising by length; each holds a reference */
+    uint32_t n_snapshots, cap_snapshots;
 };
 
 /* ---- which pages a table holds: functions of positions alone ----------------------------------
@@ -55,6 +65,10 @@ static int64_t open_entry(const struct kv_seq *s, uint32_t group) {
 static bool open_is_shared(const struct kv_seq *s, uint32_t group) {
     int64_t i = open_entry(s, group);
     return i >= 0 && page_shared(s->cache->pool, s->tables[group].pages[i].addr);
+}
+
+static bool state_is_shared(const struct kv_seq *s) {
+    return s->has_state && page_shared(s->cache->pool, s->state);
 }
 
 /* Entries of a table that covers positions below `length`. */
@@ -78,9 +92,9 @@ static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
     return bytes;
 }
 
-/* What making the open pages private will cost. */
+/* What making the open pages and the state private will cost. */
 static uint64_t copy_bytes(const struct kv_seq *s) {
-    uint64_t bytes = 0;
+    uint64_t bytes = state_is_shared(s) ? s->cache->record_bytes : 0;
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         if (open_is_shared(s, g))
             bytes += s->cache->layouts[g][layout_of(s->cache, s->length / TILE_TOKENS)].page_bytes;
@@ -106,9 +120,24 @@ static void table_truncate(struct kv_seq *s, uint32_t group, uint32_t n) {
         page_unref(s->cache->pool, t->pages[--t->n].addr);
 }
 
+static void state_drop(struct kv_seq *s) {
+    if (s->has_state)
+        page_unref(s->cache->pool, s->state);
+    s->has_state = false;
+}
+
+/* Forgets the snapshots from entry n on. */
+static void snapshots_truncate(struct kv_seq *s, uint32_t n) {
+    while (s->n_snapshots > n)
+        page_unref(s->cache->pool, s->snapshots[--s->n_snapshots].addr);
+}
+
 void seq_destroy(struct kv_seq *s) {
     if (!s)
         return;
+    state_drop(s);
+    snapshots_truncate(s, 0);
+    mem_free(s->snapshots);
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         table_truncate(s, g, 0);
         mem_free(s->tables[g].pages);
@@ -147,6 +176,19 @@ static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error 
     return KVASIR_OK;
 }
 
+static kvasir_status snapshot_room(struct kv_seq *s, uint32_t n, kvasir_error *err) {
+    if (n <= s->cap_snapshots)
+        return KVASIR_OK;
+    uint32_t cap = s->cap_snapshots ? s->cap_snapshots * 2 : 8;
+    cap = cap < n ? n : cap;
+    struct snapshot *snapshots = mem_realloc(s->snapshots, cap, sizeof *snapshots);
+    if (!snapshots)
+        return fail(err, KVASIR_ERR_MEMORY, "%u snapshots: out of memory", cap);
+    s->snapshots = snapshots;
+    s->cap_snapshots = cap;
+    return KVASIR_OK;
+}
+
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) {
     TRY(token_room(s, length, err));
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
@@ -169,7 +211,16 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
     TRY_GOTO(token_room(f, s->length, err));
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
+    TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
     f->length = f->prepared = s->length;
+    f->has_state = s->has_state;
+    f->state = s->state;
+    if (s->has_state)
+        page_ref(s->cache->pool, s->state);
+    for (uint32_t i = 0; i < s->n_snapshots; i++) {
+        f->snapshots[f->n_snapshots++] = s->snapshots[i];
+        page_ref(s->cache->pool, s->snapshots[i].addr);
+    }
     if (s->length)
         memcpy(f->tokens, s->tokens, s->length * sizeof *s->tokens);
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
@@ -203,7 +254,14 @@ uint64_t seq_bytes(const struct kv_seq *s) {
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         for (uint32_t i = 0; i < s->tables[g].n; i++)
             bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
-    return bytes;
+    uint32_t records = s->has_state ? 1 : 0;
+    for (uint32_t i = 0; i < s->n_snapshots; i++) /* the newest may still be the state itself */
+        records += !s->has_state || s->snapshots[i].addr != s->state;
+    return bytes + records * s->cache->record_bytes;
+}
+
+void seq_state(const struct kv_seq *s, struct state_view *view) {
+    *view = (struct state_view){pool_arena(s->cache->pool), s->state};
 }
 
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
@@ -283,6 +341,22 @@ static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error
     return KVASIR_OK;
 }
 
+/* C8: a record of its own: zeros at first, a copy where a snapshot or a fork holds it, too. */
+static kvasir_status state_unshare(struct kv_seq *s, kvasir_error *err) {
+    struct kv_cache *c = s->cache;
+    uint32_t addr;
+    if (!c->record_bytes || (s->has_state && !state_is_shared(s)))
+        return KVASIR_OK;
+    TRY(page_take(c->pool, c->state_class, &addr, err));
+    if (s->has_state) {
+        page_copy(c->pool, addr, s->state);
+        page_unref(c->pool, s->state);
+    }
+    s->state = addr;
+    s->has_state = true;
+    return KVASIR_OK;
+}
+
 kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     uint32_t end;
@@ -294,6 +368,7 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     TRY(pool_check_room(c->pool, need + copy_bytes(s), err));
     TRY(token_room(s, end, err));
     kvasir_status status;
+    TRY_GOTO(state_unshare(s, err));
     for (uint32_t g = 0; g < c->n_groups; g++) {
         TRY_GOTO(open_unshare(s, g, err));
         for (uint32_t number = pages_for(s->length); number < pages_for(end); number++)
@@ -302,7 +377,9 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     s->prepared = end;
     return KVASIR_OK;
 done:
-    /* An unshared open page stays so: it holds the same bytes. */
+    /* An unshared open page or state stays so: it holds the same bytes. */
+    if (s->length == 0)
+        state_drop(s);
     for (uint32_t g = 0; g < c->n_groups; g++)
         table_truncate(s, g, entries_for(s, g, s->length));
     return status;
@@ -323,19 +400,6 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
             (t->n - g->kept_pages) * sizeof *t->pages);
 }
 
-void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
-    assert(n <= s->prepared - s->length);
-    memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
-    s->length += n;
-    s->prepared = s->length;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        table_truncate(s, g, entries_for(s, g, s->length)); /* where less was used than prepared */
-        drop_unseen(s, g);
-    }
-}
-
-/* ---- shrinking ------------------------------------------------------------------------------- */
-
 /* True if every page that a query at `length` sees behind it is still in the group's table. */
 static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
     const struct kv_group *g = &s->cache->groups[group];
@@ -343,10 +407,39 @@ static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
            first_seen(g, length) >= s->tables[group].base_page;
 }
 
-kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) {
-    if (length > s->length)
-        return fail(err, KVASIR_ERR_ARGUMENT, "cannot trim %u tokens to %u", s->length, length);
-    /* Lengths that work: up to `below`, and from `above` on. */
+static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        if (!can_trim(s, g, length))
+            return false;
+    return true;
+}
+
+/* Snapshots whose pages are gone serve no trim any more. */
+static void drop_useless(struct kv_seq *s) {
+    uint32_t drop = 0;
+    while (drop < s->n_snapshots && !can_trim_all(s, s->snapshots[drop].length))
+        page_unref(s->cache->pool, s->snapshots[drop++].addr);
+    s->n_snapshots -= drop;
+    if (drop)
+        memmove(s->snapshots, s->snapshots + drop, s->n_snapshots * sizeof *s->snapshots);
+}
+
+void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
+    assert(n <= s->prepared - s->length);
+    memmove(s->tokens + s->length, tokens, n * sizeof *tokens); /* after a trim they are there */
+    s->length += n;
+    s->prepared = s->length;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        table_truncate(s, g, entries_for(s, g, s->length)); /* where less was used than prepared */
+        drop_unseen(s, g);
+    }
+    drop_useless(s);
+}
+
+/* ---- shrinking ------------------------------------------------------------------------------- */
+
+/* Names the lengths next to `length` that work: up to `below`, and from `above` on. */
+static kvasir_status fail_trim(const struct kv_seq *s, uint32_t length, kvasir_error *err) {
     uint32_t below = length, above = length;
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         const struct kv_group *group = &s->cache->groups[g];
@@ -357,11 +450,13 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) {
         below = kept < below ? kept : below;
         above = held > above ? held : above;
     }
-    if (above > length)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "cannot trim to %u tokens: pages that the next one sees were dropped; %u or "
-                    "less, or %u or more, works",
-                    length, below, above);
+    return fail(err, KVASIR_ERR_ARGUMENT,
+                "cannot trim to %u tokens: pages that the next one sees were dropped; %u or "
+                "less, or %u or more, works",
+                length, below, above);
+}
+
+static void trim_pages(struct kv_seq *s, uint32_t length) {
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         uint32_t kept = s->cache->groups[g].kept_pages;
         table_truncate(s, g, entries_for(s, g, length));
@@ -369,5 +464,43 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, kvasir_error *err) {
             s->tables[g].base_page = kept;
     }
     s->length = s->prepared = length;
+}
+
+/* Back to the newest snapshot at or before `length`, or to nothing. */
+static void trim_state(struct kv_seq *s, uint32_t length) {
+    uint32_t n = s->n_snapshots;
+    while (n > 0 && (s->snapshots[n - 1].length > length ||
+                     !can_trim_all(s, s->snapshots[n - 1].length)))
+        n--;
+    snapshots_truncate(s, n);
+    state_drop(s);
+    if (n > 0) {
+        s->state = s->snapshots[n - 1].addr;
+        s->has_state = true;
+        page_ref(s->cache->pool, s->state);
+    }
+    trim_pages(s, n > 0 ? s->snapshots[n - 1].length : 0);
+}
+
+kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached, kvasir_error *err) {
+    if (length > s->length)
+        return fail(err, KVASIR_ERR_ARGUMENT, "cannot trim %u tokens to %u", s->length, length);
+    if (s->cache->record_bytes && length < s->length)
+        trim_state(s, length);
+    else if (can_trim_all(s, length))
+        trim_pages(s, length);
+    else
+        return fail_trim(s, length, err);
+    *reached = s->length;
+    return KVASIR_OK;
+}
+
+kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
+    assert(s->prepared == s->length); /* a step may be writing the state */
+    if (!s->has_state || (s->n_snapshots && s->snapshots[s->n_snapshots - 1].length == s->length))
+        return KVASIR_OK;
+    TRY(snapshot_room(s, s->n_snapshots + 1, err));
+    s->snapshots[s->n_snapshots++] = (struct snapshot){s->length, s->state};
+    page_ref(s->cache->pool, s->state);
     return KVASIR_OK;
 }

@@ -123,7 +123,7 @@ static kvasir_status make_buffers(struct calibration *c, const struct model *m, 
     c->sums = mem_calloc(pairs, 3 * sizeof *c->sums);
     bool good = inv_freq && c->turns && c->keys && c->sums;
     if (good)
-        model_inv_freq(m, inv_freq);
+        (void)model_inv_freq(m, 0, 0, inv_freq);
     for (size_t p = 0; good && p < c->n; p++)
         for (uint32_t j = 0; j < pairs; j++) {
             double *turn = c->turns + (p * pairs + j) * 2;
@@ -173,10 +173,14 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
                                const kvasir_calibrate_options *o, kvasir_calibration *out,
                                kvasir_error *err) {
     c->config = model_config(m->model);
+    if (!model_keys_alike(m->model))
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "keys of a %s model cannot be centred: its layers cache or turn differently",
+                    c->config->arch);
     TRY(take_tokens(c, m, o, err));
     TRY(run_tokens(c, m, o, err));
     TRY(make_buffers(c, m->model, err));
-    for (uint32_t layer = 0; layer < c->config->layers; layer++) {
+    for (uint32_t layer = 0; layer < c->config->n_layers; layer++) {
         for (uint32_t head = 0; head < c->config->kv_heads; head++)
             TRY(measure_head(c, layer, head, err));
         if (o->on_progress && !o->on_progress(o->user, c->n, c->n))
@@ -184,7 +188,7 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
     }
     struct centres *chosen = NULL;
     TRY(centres_choose(&c->stats, m->model, &chosen, err));
-    double heads = (double)c->config->layers * c->config->kv_heads;
+    double heads = (double)c->config->n_layers * c->config->kv_heads;
     *out = (kvasir_calibration){.tokens = (uint32_t)c->n - SINKS,
                                 .rotary_pairs = c->stats.n,
                                 .pairs = chosen ? chosen->first[(size_t)heads] / heads : 0};

@@ -41,7 +41,7 @@ static size_t heads_of(const struct key_stats *s) {
 
 kvasir_status key_stats_init(struct key_stats *s, const struct model *m, kvasir_error *err) {
     const struct model_config *c = model_config(m);
-    *s = (struct key_stats){.layers = c->layers, .kv_heads = c->kv_heads, .n = c->rope.dims / 2};
+    *s = (struct key_stats){.layers = c->n_layers, .kv_heads = c->kv_heads, .n = c->ropes[0].dims / 2};
     s->mean = mem_calloc(heads_of(s) * s->n, 2 * sizeof *s->mean);
     s->rms = mem_calloc(heads_of(s) * s->n, sizeof *s->rms);
     if (s->mean && s->rms)
@@ -137,7 +137,7 @@ static kvasir_status centres_make(const struct key_stats *s, const struct model 
         centres_destroy(c);
         return fail(err, KVASIR_ERR_MEMORY, "key centres: out of memory");
     }
-    model_inv_freq(m, c->inv_freq);
+    (void)model_inv_freq(m, 0, 0, c->inv_freq);
     for (size_t i = 0; i < n; i++) {
         const float *mean = s->mean + ((size_t)list[i].head * s->n + list[i].pair) * 2;
         c->pairs[i] = (struct centre_pair){list[i].pair, mean[0], mean[1]};
@@ -243,6 +243,12 @@ kvasir_status centres_settle(const struct kvasir_model *m, const char *how, stru
     bool exact = kv_format_exact(settled->cache.k), automatic = strcmp(how, "auto") == 0;
     if (strcmp(how, "off") == 0 || (automatic && exact))
         return KVASIR_OK;
+    if (!model_keys_alike(m->model))
+        return automatic ? KVASIR_OK
+                         : fail(err, KVASIR_ERR_UNSUPPORTED,
+                                "--key-centre %.200s: keys of a %s model cannot be centred: its "
+                                "layers cache or turn differently",
+                                how, model_config(m->model)->arch);
     struct key_stats stats;
     const char *source;
     kvasir_status status;

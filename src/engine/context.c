@@ -23,7 +23,8 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
         shapes[0].centre = &c->centres->centre; /* of one layer group: centres count its layers */
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
     uint32_t rows = c->options.prefill_chunk;
-    TRY_GOTO(model_run_create(model->model, c->backend, rows, c->options.logit_rows, &c->run, err));
+    TRY_GOTO(model_run_create(model->model, c->backend, c->options.ctx, rows, c->options.logit_rows,
+                              &c->run, err));
     if (c->centres)
         TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
     TRY_GOTO(context_fingerprint(c, &c->fingerprint, err));

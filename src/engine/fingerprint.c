@@ -46,15 +46,42 @@ static bool put_tensor(struct text_buf *b, const struct checkpoint_tensor *t) {
            put_samples(b, t->biases, beside);
 }
 
-static bool put_model(struct text_buf *b, const struct model *m, double *inv_freq) {
-    const struct model_config *c = model_config(m);
-    uint32_t n = c->rope.dims / 2;
-    model_inv_freq(m, inv_freq);
+static bool put_rope(struct text_buf *b, const struct rope_config *r) {
+    const uint32_t n = r->kind == ROPE_LONG ? r->dims / 2 : 0;
+    return text_printf(b, "rope %d %u %a %a %u %a %a %a %a %d %a %a %a %u %d\n", (int)r->kind,
+                       r->dims, r->theta, r->factor, r->original_ctx, r->low_freq_factor,
+                       r->high_freq_factor, r->beta_fast, r->beta_slow, r->truncate,
+                       r->attention_factor, r->mscale, r->mscale_all_dim, r->turned, r->adjacent) &&
+           text_append(b, (const char *)r->short_factors, n * sizeof *r->short_factors) &&
+           text_append(b, (const char *)r->long_factors, n * sizeof *r->long_factors);
+}
+
+static bool put_layer(struct text_buf *b, const struct layer_config *l) {
+    return text_printf(b, "layer %d %d %d %d %u %u %u %u %u\n", l->kind, l->rope, l->experts,
+                       l->k_is_v, l->kv_heads, l->head_dim, l->window, l->kv_from, l->ffn_dim);
+}
+
+static bool put_config(struct text_buf *b, const struct model_config *c) {
     bool good =
-        text_printf(b, "kvasir model 2\n%s %u %u %u %u %u %u %u window %u eps %a rope %u %d\n",
-                    c->arch, c->layers, c->dim, c->ffn_dim, c->heads, c->kv_heads, c->head_dim,
-                    c->vocab, c->window, (double)c->norm_eps, n, c->rope.adjacent) &&
-        text_append(b, (const char *)inv_freq, n * sizeof *inv_freq);
+        text_printf(b, "kvasir model 3\n%s %u %u %u %u %u %u %u eps %a gate %d offset %d\n",
+                    c->arch, c->n_layers, c->dim, c->ffn_dim, c->heads, c->kv_heads, c->head_dim,
+                    c->vocab, (double)c->norm_eps, (int)c->gate, c->unit_offset) &&
+        text_printf(b, "scales %a %a %a %a caps %a %a\n", (double)c->embed_scale,
+                    (double)c->residual_scale, (double)c->logit_scale, (double)c->attention_scale,
+                    (double)c->attention_softcap, (double)c->logit_softcap) &&
+        text_printf(b, "experts %u %u %u %u %d delta %u %u %u %u conv %u inputs %u %u\n", c->moe.n,
+                    c->moe.top_k, c->moe.dim, c->moe.shared_dim, c->moe.normalize,
+                    c->delta.key_heads, c->delta.value_heads, c->delta.key_dim, c->delta.value_dim,
+                    c->conv_width, c->layer_input_dim, c->layer_input_vocab);
+    for (uint32_t i = 0; good && i < c->n_ropes; i++)
+        good = put_rope(b, &c->ropes[i]);
+    for (uint32_t i = 0; good && i < c->n_layers; i++)
+        good = put_layer(b, &c->layers[i]);
+    return good;
+}
+
+static bool put_model(struct text_buf *b, const struct model *m) {
+    bool good = put_config(b, model_config(m));
     const struct checkpoint *file = model_checkpoint(m);
     for (size_t i = 0; good && i < checkpoint_tensor_count(file); i++)
         good = put_tensor(b, checkpoint_tensor_at(file, i));
@@ -63,13 +90,25 @@ static bool put_model(struct text_buf *b, const struct model *m, double *inv_fre
 
 kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) {
     struct text_buf b = {0};
-    double *inv_freq = mem_calloc(model_config(m)->rope.dims / 2, sizeof *inv_freq);
-    bool good = inv_freq && put_model(&b, m, inv_freq);
+    bool good = put_model(&b, m);
     if (good)
         *out = XXH3_64bits(b.data, b.len);
-    mem_free(inv_freq);
     text_free(&b);
     return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "model fingerprint: out of memory");
+}
+
+/* The rope that --ctx chose: longrope has two, dynamic one for each length. */
+static bool put_variant(struct text_buf *b, const struct kvasir_context *c) {
+    const struct model *m = c->model->model;
+    double inv_freq[ROPE_PAIRS_MAX];
+    for (uint32_t i = 0; i < model_config(m)->n_ropes; i++) {
+        float scale = model_inv_freq(m, i, c->options.ctx, inv_freq);
+        if (!text_printf(b, "turns %u %a\n", i, (double)scale) ||
+            !text_append(b, (const char *)inv_freq,
+                         model_config(m)->ropes[i].dims / 2 * sizeof *inv_freq))
+            return false;
+    }
+    return true;
 }
 
 static bool put_centres(struct text_buf *b, const struct key_centre *c) {
@@ -89,12 +128,12 @@ kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
     struct text_buf b = {0};
     bool good =
         text_printf(&b,
-                    "kvasir context 2\nmodel %016" PRIx64 "\nk %d %d %d v %d %d %d order %d "
+                    "kvasir context 3\nmodel %016" PRIx64 "\nk %d %d %d v %d %d %d order %d "
                     "arithmetic %d\nstart %u max %u keep %u act %d\n",
                     c->model->id, k.bits, k.group, k.scalar, v.bits, v.group, v.scalar,
                     KV_ORDER_VERSION, KV_ARITHMETIC_VERSION, kv_cache_start_pages(c->cache),
                     o->max_size, o->keep, c->options.backend.act_bits) &&
-        put_centres(&b, c->centres ? &c->centres->centre : NULL);
+        put_variant(&b, c) && put_centres(&b, c->centres ? &c->centres->centre : NULL);
     if (good)
         *out = XXH3_64bits(b.data, b.len);
     text_free(&b);

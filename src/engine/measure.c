@@ -143,7 +143,7 @@ static kvasir_status take_shape(struct bench *b, const kvasir_kv_bench_options *
     b->head_dim = o->head_dim;
     if (o->seq) {
         const struct model_config *model = model_config(o->seq->ctx->model->model);
-        b->layers = model->layers;
+        b->layers = model->n_layers;
         b->seq_len = kvasir_seq_length(o->seq);
         b->heads = model->kv_heads;
         b->head_dim = model->head_dim;

@@ -98,7 +98,7 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
         .name = c->name,
         .format = checkpoint_format(model_checkpoint(m->model)),
         .weight_types = m->weight_types,
-        .layers = c->layers,
+        .layers = c->n_layers,
         .dim = c->dim,
         .ffn_dim = c->ffn_dim,
         .heads = c->heads,

@@ -71,24 +71,37 @@ static kvasir_status parse_formats(const char *bits, const char *groups, struct 
     return options_parse_groups("--kv-group-size", groups, &o->group_k, &o->group_v, err);
 }
 
-/* Exact bytes of one token in all layers: pages are that, times 64, rounded up to 4 KiB. */
+/* A layer group's formats, and exact bytes of one token in all its layers: pages are that, times
+ * 64, rounded up to 4 KiB. */
+static kvasir_status group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
+                                 struct kv_format *k, struct kv_format *v, uint64_t *bytes,
+                                 kvasir_error *err) {
+    *k = o->k;
+    *v = o->v;
+    kvasir_status status = kv_format_settle(k, shape->head_dim, o->group_k, err);
+    if (status == KVASIR_OK)
+        status = kv_format_settle(v, shape->head_dim, o->group_v, err);
+    if (status != KVASIR_OK) {
+        fail_prefix(err, "--kv-group-size");
+        return status;
+    }
+    uint64_t tiles = (uint64_t)shape->layers * shape->kv_heads;
+    *bytes = tiles * (kv_tile_bytes(*k, shape->head_dim) + kv_tile_bytes(*v, shape->head_dim)) /
+             TILE_TOKENS;
+    return KVASIR_OK;
+}
+
+/* Of all groups. */
 static kvasir_status token_bytes(const struct model *m, const struct kv_cache_options *o,
                                  uint64_t *bytes, kvasir_error *err) {
     struct kv_shape shapes[CACHE_GROUPS_MAX];
+    struct kv_format k, v;
     uint32_t n = model_kv_groups(m, shapes);
+    uint64_t of_group;
     *bytes = 0;
     for (uint32_t g = 0; g < n; g++) {
-        struct kv_format k = o->k, v = o->v;
-        kvasir_status status = kv_format_settle(&k, shapes[g].head_dim, o->group_k, err);
-        if (status == KVASIR_OK)
-            status = kv_format_settle(&v, shapes[g].head_dim, o->group_v, err);
-        if (status != KVASIR_OK) {
-            fail_prefix(err, "--kv-group-size");
-            return status;
-        }
-        uint32_t head_dim = shapes[g].head_dim;
-        uint64_t tiles = (uint64_t)shapes[g].layers * shapes[g].kv_heads;
-        *bytes += tiles * (kv_tile_bytes(k, head_dim) + kv_tile_bytes(v, head_dim)) / TILE_TOKENS;
+        TRY(group_bytes(&shapes[g], o, &k, &v, &of_group, err));
+        *bytes += of_group;
     }
     return KVASIR_OK;
 }
@@ -127,6 +140,18 @@ static uint64_t usable_memory(const struct kvasir_model *m) {
     if (available <= weights + MEMORY_RESERVE)
         return MEMORY_RESERVE / 4; /* little is left: a small cache beats none */
     return MEMORY_SHARE(available - weights - MEMORY_RESERVE);
+}
+
+/* The largest window where every layer that caches has one; 0: some see everything. */
+static uint32_t window_of_all(const struct kvasir_model *m) {
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
+    uint32_t n = model_kv_groups(m->model, shapes), largest = 0;
+    for (uint32_t g = 0; g < n; g++) {
+        if (!shapes[g].window)
+            return 0;
+        largest = shapes[g].window > largest ? shapes[g].window : largest;
+    }
+    return largest;
 }
 
 /* What one sequence needs at most while it grows to `length` tokens. Whether it fails depends on
@@ -169,7 +194,8 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     const struct model_config *c = model_config(m->model);
     uint64_t usable = usable_memory(m);
     uint32_t trained = c->ctx_train ? c->ctx_train : CTX_DEFAULT;
-    s->visible = c->window ? c->window : o->max_kv_size;
+    const uint32_t window = window_of_all(m);
+    s->visible = window ? window : o->max_kv_size;
     s->ctx = o->ctx ? o->ctx : trained;
     s->cache.budget_bytes = o->cache_bytes ? o->cache_bytes : usable;
     uint64_t one_page;
@@ -200,10 +226,56 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     return KVASIR_OK;
 }
 
+static uint32_t layers_that(const struct model_config *c, bool recurrent) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        n += recurrent ? c->layers[i].kind != LAYER_ATTENTION
+                       : c->layers[i].kind == LAYER_ATTENTION && c->layers[i].kv_from != i;
+    return n;
+}
+
+/* One line of a model whose layers cache differently: which take what. */
+static kvasir_status say_groups(const struct kvasir_model *m, struct settled *s,
+                                kvasir_error *err) {
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
+    const uint32_t n = model_kv_groups(m->model, shapes),
+                   recurrent = layers_that(model_config(m->model), true),
+                   sharing = layers_that(model_config(m->model), false);
+    struct text_buf line = {0};
+    kvasir_status status = KVASIR_OK;
+    bool good = true;
+    if (n == 1 && !recurrent && !sharing)
+        return KVASIR_OK;
+    for (uint32_t g = 0; good && g < n; g++) {
+        struct kv_format k, v;
+        uint64_t bytes;
+        char k_name[24], v_name[24], window[32] = "all tokens";
+        TRY_GOTO(group_bytes(&shapes[g], &s->cache, &k, &v, &bytes, err));
+        if (shapes[g].window)
+            snprintf(window, sizeof window, "%u tokens", shapes[g].window);
+        good = text_printf(&line, "%s%u layer%s see%s %s: K %s, V %s, %" PRIu64 " bytes a token",
+                           g ? "; " : "", shapes[g].layers, shapes[g].layers == 1 ? "" : "s",
+                           shapes[g].layers == 1 ? "s" : "", window, kv_format_name(k, k_name),
+                           kv_format_name(v, v_name), bytes);
+    }
+    if (sharing)
+        good = good && text_printf(&line, "; %u read the K and V of others", sharing);
+    if (recurrent)
+        good = good && text_printf(&line, "; %u recurrent: %" PRIu64 " bytes a sequence", recurrent,
+                                   s->cache.state_bytes);
+    if (good)
+        settled_note(s, "%s", line.data);
+    else
+        status = fail(err, KVASIR_ERR_MEMORY, "options: out of memory");
+done:
+    text_free(&line);
+    return status;
+}
+
 /* What flags cost, and which have no effect here. */
 static void say_flags(const struct kvasir_model *m, const kvasir_context_options *o,
                       struct settled *s) {
-    const struct model_config *c = model_config(m->model);
+    const uint32_t window = window_of_all(m);
     uint64_t start = round_up(o->quantized_kv_start, TILE_TOKENS);
     if (start > s->ctx && !s->visible)
         start = round_up(s->ctx, TILE_TOKENS);
@@ -215,10 +287,15 @@ static void say_flags(const struct kvasir_model *m, const kvasir_context_options
                      " bytes a token instead of %" PRId64,
                      o->quantized_kv_start, start, (int64_t)s->kv_bytes_per_token16,
                      (int64_t)s->kv_bytes_per_token);
-    if (o->max_kv_size && c->window)
+    if (o->max_kv_size && window)
         settled_note(s,
                      "--max-kv-size has no effect: every layer keeps its own window of %u tokens",
-                     c->window);
+                     window);
+    else if (o->max_kv_size && model_config(m->model)->window)
+        settled_note(s, "--max-kv-size %u: layers with a window keep their own of %u tokens",
+                     o->max_kv_size, model_config(m->model)->window);
+    if (o->snapshot_tokens && !s->cache.state_bytes)
+        settled_note(s, "--snapshot-tokens has no effect: no layer is recurrent");
     if (s->visible)
         settled_note(s,
                      "a token sees at most %u: at any length at most %" PRIu64
@@ -269,13 +346,17 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     settle_steps(m, s);
     TRY(parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     s->cache.quantized_start = o->quantized_kv_start;
-    if (o->max_kv_size && !model_config(m->model)->window) { /* else without effect: say_flags */
+    s->cache.state_bytes = model_state_bytes(m->model);
+    if (s->cache.state_bytes)
+        s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
+    if (o->max_kv_size && !window_of_all(m)) { /* else without effect: say_flags */
         s->cache.max_size = o->max_kv_size;
         s->cache.keep = o->kv_keep;
     }
     TRY(token_bytes(m->model, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
     TRY(settle_lengths(m, o, s, err));
+    TRY(say_groups(m, s, err));
     say_flags(m, o, s);
     return KVASIR_OK;
 }

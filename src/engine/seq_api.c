@@ -59,8 +59,8 @@ uint64_t kvasir_seq_bytes(const kvasir_seq *s) {
     return seq_bytes(s->seq);
 }
 
-kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, kvasir_error *err) {
-    return seq_trim(s->seq, length, err);
+kvasir_status kvasir_seq_snapshot(kvasir_seq *s, kvasir_error *err) {
+    return seq_snapshot(s->seq, err);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
@@ -114,12 +114,15 @@ static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t 
     for (uint32_t i = 0; i < wanted; i++)
         c->logit_rows[i] = n - wanted + i;
     struct batch_seq rows = {.row = 0, .rows = n, .pos = first};
+    struct state_view state;
+    seq_state(s->seq, &state);
     struct batch batch = {.rows = n,
                           .tokens = tokens,
                           .pos = c->pos,
                           .n_seqs = 1,
                           .seqs = &rows,
                           .views = views,
+                          .states = c->options.cache.state_bytes ? &state : NULL,
                           .n_logit_rows = wanted,
                           .logit_rows = c->logit_rows};
     const float *logits = model_forward(c->run, &batch);
@@ -127,7 +130,16 @@ static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t 
     if (wanted)
         backend_read(c->backend, c->logits, logits,
                      (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits);
-    return KVASIR_OK;
+    const uint32_t every = c->options.snapshot_tokens;
+    return every && (first + n) % every == 0 ? seq_snapshot(s->seq, err) : KVASIR_OK;
+}
+
+/* Rows of the next step: steps end where a state is to be kept. */
+static uint32_t step_rows(const struct kvasir_seq *s, size_t left, uint32_t most) {
+    const uint32_t every = s->ctx->options.snapshot_tokens;
+    uint32_t rows = left < most ? (uint32_t)left : most;
+    uint32_t to_snapshot = every ? every - seq_length(s->seq) % every : rows;
+    return rows < to_snapshot ? rows : to_snapshot;
 }
 
 kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
@@ -141,7 +153,7 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
     TRY(check_tokens(c, tokens, n, err));
     TRY(check_room(s, n, most, err));
     for (size_t done = 0; done < n;) {
-        uint32_t rows = n - done < most ? (uint32_t)(n - done) : most;
+        uint32_t rows = step_rows(s, n - done, most);
         bool last = done + rows == n;
         uint32_t wanted = o->on_logits ? rows : last && o->last_logits ? 1 : 0;
         TRY(step(s, tokens + done, rows, wanted, err));
@@ -156,23 +168,39 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
     return KVASIR_OK;
 }
 
+kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, uint32_t *rerun, kvasir_error *err) {
+    uint32_t reached, most = s->ctx->options.prefill_chunk;
+    TRY(seq_trim(s->seq, length, &reached, err));
+    if (rerun)
+        *rerun = length - reached;
+    while (seq_length(s->seq) < length) {
+        uint32_t at = seq_length(s->seq);
+        TRY(step(s, seq_tokens(s->seq) + at, step_rows(s, length - at, most), 0, err));
+    }
+    return KVASIR_OK;
+}
+
 kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint32_t layer,
                                  uint32_t kv_head, uint32_t first, uint32_t n, float *rows,
                                  kvasir_error *err) {
-    const struct model_config *config = model_config(s->ctx->model->model);
-    if (layer >= config->layers || kv_head >= config->kv_heads)
-        return fail(err, KVASIR_ERR_ARGUMENT, "layer %u, head %u: the model has %u and %u", layer,
-                    kv_head, config->layers, config->kv_heads);
-    assert(s->ctx->n_groups == 1); /* layers count inside their group */
+    const struct model *model = s->ctx->model->model;
+    const struct model_config *config = model_config(model);
+    if (layer >= config->n_layers || config->layers[layer].kind != LAYER_ATTENTION ||
+        kv_head >= config->layers[layer].kv_heads)
+        return fail(err, KVASIR_ERR_ARGUMENT, "layer %u, head %u: the model has no such K and V",
+                    layer, kv_head);
+    const struct kv_place place = model_kv_place(model, layer);
+    const uint32_t dim = config->layers[layer].head_dim;
     enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;
     for (uint32_t end = first + n, next; first < end; first = next) {
         bool centred;
         next = (first / TILE_TOKENS + 1) * TILE_TOKENS; /* of the next page */
         next = next < end ? next : end;
-        TRY(seq_read(s->seq, 0, kind, layer, kv_head, first, next - first, rows, &centred, err));
-        for (uint32_t p = first; p < next; p++, rows += config->head_dim)
+        TRY(seq_read(s->seq, place.group, kind, place.layer, kv_head, first, next - first, rows,
+                     &centred, err));
+        for (uint32_t p = first; p < next; p++, rows += dim)
             if (centred)
-                centre_put_back(&s->ctx->centres->centre, layer, kv_head, p, rows);
+                centre_put_back(&s->ctx->centres->centre, place.layer, kv_head, p, rows);
     }
     return KVASIR_OK;
 }

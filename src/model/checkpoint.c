@@ -139,9 +139,33 @@ bool ends_with(const char *name, const char *tail) {
     return len > n && strcmp(name + len - n, tail) == 0;
 }
 
+/* Of a layer that reads another's K and V some files have projections all the same. */
+static bool is_unread_key(const struct model_config *c, const char *name) {
+    unsigned layer;
+    int end = 0;
+    if (sscanf(name, "model.layers.%u.self_attn.%n", &layer, &end) != 1 || end == 0 ||
+        layer >= c->n_layers || c->layers[layer].kv_from == layer)
+        return false;
+    return strncmp(name + end, "k_", 2) == 0 || strncmp(name + end, "v_", 2) == 0;
+}
+
+/* Parts for pictures, sound, and tokens ahead of the next, of models whose text alone is run. */
+static bool is_of_another_part(const char *name) {
+    static const char *const parts[] = {
+        "vision",        "visual.",      "audio_tower.", "multi_modal_projector.",
+        "embed_vision.", "embed_audio.", "mtp."};
+    if (strncmp(name, "model.", 6) == 0)
+        name += 6;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strncmp(name, parts[i], strlen(parts[i])) == 0)
+            return true;
+    return false;
+}
+
 bool tensor_is_spare(const struct model_config *c, const char *name) {
     return ends_with(name, ".rotary_emb.inv_freq") ||
-           (c->tied_embedding && strcmp(name, "lm_head.weight") == 0);
+           (c->tied_embedding && strcmp(name, "lm_head.weight") == 0) || is_unread_key(c, name) ||
+           is_of_another_part(name);
 }
 
 kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) {

@@ -47,7 +47,7 @@ static bool left_out(const struct model_config *c, const char *name) {
 }
 
 static bool adjacent(const struct model_config *c, const char *name) {
-    return c->rope.adjacent && (strstr(name, ".self_attn.q_proj.") || strstr(name, ".k_proj."));
+    return c->ropes[0].adjacent && (strstr(name, ".self_attn.q_proj.") || strstr(name, ".k_proj."));
 }
 
 static kvasir_status make_plan(struct plan *p, const struct model *m, kvasir_error *err) {

@@ -116,7 +116,7 @@ static kvasir_status folder_files(const char *in, const char *folder,
 static json_t *rope_scaling(const struct model *m) {
     static const double factors[] = {8, 32};
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
-        struct rope_config rope = m->config.rope;
+        struct rope_config rope = m->config.ropes[0];
         rope.kind = ROPE_LLAMA3;
         rope.factor = factors[i];
         rope.low_freq_factor = 1;
@@ -159,11 +159,11 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
                    {"mistral", "MistralForCausalLM"},
                    {"qwen2", "Qwen2ForCausalLM"},
                    {"qwen3", "Qwen3ForCausalLM"}};
-    if (c->rope.dims != c->head_dim)
+    if (c->ropes[0].dims != c->head_dim)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
                     "rope.dimension_count %u of heads of %u dims: no config.json of this "
                     "architecture could name it",
-                    c->rope.dims, c->head_dim);
+                    c->ropes[0].dims, c->head_dim);
     /* Mistral's files come under arch llama. */
     const char *arch = strcmp(c->arch, "llama") == 0 && c->window ? "mistral" : c->arch;
     const char *class = "";
@@ -181,7 +181,7 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
         "intermediate_size", (json_int_t)c->ffn_dim, "num_hidden_layers", (json_int_t)c->layers,
         "num_attention_heads", (json_int_t)c->heads, "num_key_value_heads", (json_int_t)c->kv_heads,
         "head_dim", (json_int_t)c->head_dim, "vocab_size", (json_int_t)c->vocab, "rms_norm_eps",
-        shortest((double)c->norm_eps), "rope_theta", shortest(c->rope.theta), "rope_scaling",
+        shortest((double)c->norm_eps), "rope_theta", shortest(c->ropes[0].theta), "rope_scaling",
         scaling, "tie_word_embeddings", (int)c->tied_embedding, "hidden_act", "silu",
         "attention_bias", (int)(strcmp(arch, "qwen2") == 0));
     bool good = o != NULL;

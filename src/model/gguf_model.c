@@ -13,7 +13,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "model/model_internal.h"
+#include "model/family.h"
 
 enum { KEY_MAX = 96 };
 
@@ -132,7 +132,7 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *c, kva
     TRY(gguf_get_string(g, "general.name", false, &name, err));
     snprintf(c->name, sizeof c->name, "%.*s", (int)(name.len < 95 ? name.len : 95), name.data);
 
-    TRY(get_u32(&k, "block_count", true, 1, LAYERS_MAX, &c->layers));
+    TRY(get_u32(&k, "block_count", true, 1, LAYERS_MAX, &c->n_layers));
     TRY(get_u32(&k, "embedding_length", true, 1, DIM_MAX, &c->dim));
     TRY(get_u32(&k, "feed_forward_length", true, 1, FFN_MAX, &c->ffn_dim));
     TRY(get_u32(&k, "context_length", false, 1, CTX_MAX, &c->ctx_train));
@@ -142,14 +142,20 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *c, kva
     TRY(gguf_get_double(g, arch_key(&k, "attention.layer_norm_rms_epsilon"), true, &eps, err));
     c->norm_eps = (float)eps;
 
-    c->rope = (struct rope_config){.kind = ROPE_PLAIN, .dims = c->head_dim, .theta = 10000};
-    c->rope.adjacent = strcmp(c->arch, "llama") == 0;
-    TRY(get_u32(&k, "rope.dimension_count", false, 2, DIM_MAX, &c->rope.dims));
-    TRY(gguf_get_double(g, arch_key(&k, "rope.freq_base"), false, &c->rope.theta, err));
+    struct rope_config *rope = &c->ropes[0];
+    *rope = (struct rope_config){.kind = ROPE_PLAIN, .dims = c->head_dim, .theta = 10000};
+    c->n_ropes = 1;
+    rope->adjacent = strcmp(c->arch, "llama") == 0;
+    TRY(get_u32(&k, "rope.dimension_count", false, 2, DIM_MAX, &rope->dims));
+    TRY(gguf_get_double(g, arch_key(&k, "rope.freq_base"), false, &rope->theta, err));
     /* Mistral's window travels under arch llama. Qwen's stands in files of models that do not use
      * it. */
-    if (c->rope.adjacent)
+    if (rope->adjacent)
         TRY(get_u32(&k, "attention.sliding_window", false, 0, CTX_MAX, &c->window));
+    c->embed_scale = c->residual_scale = c->logit_scale = 1;
+    config_layers_init(c);
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].window = c->window;
     return refuse_variants(&k);
 }
 

@@ -11,11 +11,11 @@ bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float 
     const struct model_config *c = &m->config;
     if (!l->k_bias || l->k_norm) /* a norm behind it makes it no constant */
         return false;
-    const float *bias = l->k_bias + (size_t)head * c->head_dim;
-    uint32_t n = c->rope.dims / 2;
+    const float *bias = m->vectors[l->k_bias].data + (size_t)head * c->head_dim;
+    uint32_t n = c->ropes[0].dims / 2;
     for (uint32_t j = 0; j < n; j++) {
-        mean[2 * j] = c->rope.adjacent ? bias[2 * j] : bias[j];
-        mean[2 * j + 1] = c->rope.adjacent ? bias[2 * j + 1] : bias[j + n];
+        mean[2 * j] = c->ropes[0].adjacent ? bias[2 * j] : bias[j];
+        mean[2 * j + 1] = c->ropes[0].adjacent ? bias[2 * j + 1] : bias[j + n];
     }
     return true;
 }
@@ -26,11 +26,12 @@ double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, fl
     const struct layer_weights *l = &m->layers[layer];
     const struct model_config *c = &m->config;
     const struct weight_traits *traits = weight_traits_of(l->k.type);
+    const float *gain = m->vectors[l->attn_norm].data;
     double sum = 0;
     for (uint32_t row = 0; row < c->head_dim; row += ROW_STEP) {
         traits->decode(&l->k, head * c->head_dim + row, scratch);
         for (uint32_t i = 0; i < c->dim; i++) {
-            double x = (double)scratch[i] * (double)l->attn_norm[i];
+            double x = (double)scratch[i] * (double)gain[i];
             sum += x * x;
         }
     }

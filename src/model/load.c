@@ -1,25 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint -> model: every tensor is bound to its place in the family's forward and checked
- * against the configuration.
- *
- *     model.embed_tokens        [vocab][dim]
- *     model.layers.N
- *       .input_layernorm        [dim]
- *       .self_attn.q_proj       [heads * head_dim][dim]      + bias in qwen2
- *       .self_attn.k_proj       [kv_heads * head_dim][dim]   + bias in qwen2
- *       .self_attn.v_proj       [kv_heads * head_dim][dim]   + bias in qwen2
- *       .self_attn.{q,k}_norm   [head_dim]                   qwen3
- *       .self_attn.o_proj       [dim][heads * head_dim]
- *       .post_attention_layernorm [dim]
- *       .mlp.{gate,up}_proj     [ffn_dim][dim]
- *       .mlp.down_proj          [dim][ffn_dim]
- *     model.norm                [dim]
- *     lm_head                   [vocab][dim]                 the embedding where tied
- *     rope_freqs                [rope.dims / 2]              GGUF of Llama 3 models
+ * against the configuration. Which places a layer has is said by bind() of the family's file, in the
+ * words that stand here; the embedding, the last norm and the head are everyone's.
  *
  * Invariants
- *   L1  A bound matrix stays where it is mapped, in its own type. Vectors are converted to float32
- *       once: they are small and every row of every step reads them.
+ *   L1  A bound matrix stays where it is mapped, in its own type; one that a file has turned (two
+ *       families' experts and convolutions) is copied once. Vectors are converted to float32 once:
+ *       they are small and every row of every step reads them.
  *   L2  Every tensor of the file has a place. One that has none (a bias, a norm, an expert that the
  *       family lacks) would be left out of the arithmetic in silence, so it is an error that names
  *       it.
@@ -27,16 +14,13 @@
  */
 #include <stdio.h>
 
-#include "model/model_internal.h"
+#include "model/family.h"
 
 /* ---- binding one tensor ---------------------------------------------------------------------- */
 
-struct binder {
-    const struct checkpoint *checkpoint;
-    struct model *model;
-    bool *bound; /* [n_tensors] */
-    kvasir_error *err;
-};
+bool bind_has(const struct binder *b, const char *name) {
+    return checkpoint_find(b->checkpoint, name) != NULL;
+}
 
 static kvasir_status bind(struct binder *b, const char *name, const uint64_t *dims, uint32_t n_dims,
                           const struct checkpoint_tensor **out) {
@@ -54,72 +38,293 @@ static kvasir_status bind(struct binder *b, const char *name, const uint64_t *di
     return KVASIR_OK;
 }
 
-static kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n, uint32_t k,
-                                 struct weight *w) {
+kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                          struct weight *w) {
     const struct checkpoint_tensor *t = NULL;
     TRY(bind(b, name, (uint64_t[]){n, k}, 2, &t));
     *w = checkpoint_weight(t);
     return KVASIR_OK;
 }
 
-static kvasir_status bind_vector(struct binder *b, const char *name, uint32_t n, float **out) {
+kvasir_status bind_stack(struct binder *b, const char *name, uint32_t experts, uint32_t n,
+                         uint32_t k, struct weight *w) {
     const struct checkpoint_tensor *t = NULL;
-    TRY(bind(b, name, (uint64_t[]){n}, 1, &t));
-    *out = mem_alloc_aligned(n * sizeof **out);
-    if (!*out)
-        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %s", name);
-    struct weight w = checkpoint_weight(t);
-    weight_traits_of(t->type)->decode(&w, 0, *out);
+    TRY(bind(b, name, (uint64_t[]){experts, n, k}, 3, &t));
+    *w = checkpoint_weight(t);
     return KVASIR_OK;
 }
 
-/* ---- binding a layer ------------------------------------------------------------------------- */
+kvasir_status vector_make(struct binder *b, uint32_t n, vector_id *out, float **data) {
+    struct model *m = b->model;
+    if (m->n_vectors == m->cap_vectors) {
+        uint32_t cap = m->cap_vectors * 2;
+        struct model_vector *vectors = mem_realloc(m->vectors, cap, sizeof *vectors);
+        if (!vectors)
+            return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's vectors");
+        m->vectors = vectors;
+        m->cap_vectors = cap;
+    }
+    *data = mem_alloc_aligned(n * sizeof **data);
+    if (!*data)
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's vectors");
+    *out = m->n_vectors;
+    m->vectors[m->n_vectors++] = (struct model_vector){*data, n};
+    return KVASIR_OK;
+}
 
-struct layer_name {
-    char text[96];
-};
+static void decode_all(const struct weight *w, float *out) {
+    for (uint32_t row = 0; row < w->n; row++)
+        weight_traits_of(w->type)->decode(w, row, out + (size_t)row * w->k);
+}
 
-static struct layer_name layer_name(uint32_t layer, const char *part) {
+kvasir_status bind_values(struct binder *b, const char *name, const uint64_t *dims, uint32_t n_dims,
+                          vector_id *out, float **data) {
+    const struct checkpoint_tensor *t = NULL;
+    uint32_t n = 1;
+    TRY(bind(b, name, dims, n_dims, &t));
+    for (uint32_t i = 0; i < n_dims; i++)
+        n *= (uint32_t)dims[i];
+    TRY(vector_make(b, n, out, data));
+    struct weight w = checkpoint_weight(t);
+    decode_all(&w, *data);
+    return KVASIR_OK;
+}
+
+kvasir_status bind_vector(struct binder *b, const char *name, uint32_t n, vector_id *out) {
+    float *data;
+    return bind_values(b, name, (uint64_t[]){n}, 1, out, &data);
+}
+
+kvasir_status bind_norm(struct binder *b, const char *name, uint32_t n, vector_id *out) {
+    float *gain;
+    TRY(bind_values(b, name, (uint64_t[]){n}, 1, out, &gain));
+    for (uint32_t i = 0; b->model->config.unit_offset && i < n; i++)
+        gain[i] += 1;
+    return KVASIR_OK;
+}
+
+kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first, uint32_t n,
+                        struct weight *out) {
+    const struct weight_traits *t = weight_traits_of(w->type);
+    *out = *w;
+    out->data = (const uint8_t *)w->data + first * weight_row_bytes(t, w->k);
+    out->n = n;
+    if (!w->scales)
+        return KVASIR_OK;
+    const uint32_t shared = w->group_rows ? w->group_rows : 1;
+    if (shared < w->n && first % shared != 0)
+        return fail(b->err, KVASIR_ERR_UNSUPPORTED,
+                    "a joint matrix is cut at row %u, inside a block of %u rows with one scale",
+                    first, shared);
+    const size_t groups = w->type == WEIGHT_MXFP4_MLX ? w->k / 32
+                                                      : w->k / w->group + (w->k % w->group != 0),
+                 scalar = w->type == WEIGHT_MXFP4_MLX ? 1
+                          : w->scalar == SCALAR_F32   ? 4
+                                                      : 2,
+                 at = first / shared * groups * scalar;
+    out->scales = (const uint8_t *)w->scales + at;
+    if (w->biases)
+        out->biases = (const uint8_t *)w->biases + at;
+    return KVASIR_OK;
+}
+
+kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) {
+    struct model *m = b->model;
+    void **copies = mem_realloc(m->copies, m->n_copies + 1, sizeof *copies);
+    if (copies)
+        m->copies = copies;
+    *out = copies ? mem_alloc_aligned(bytes) : NULL;
+    if (!*out)
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for a copy of %zu bytes of weights",
+                    bytes);
+    m->copies[m->n_copies++] = *out;
+    return KVASIR_OK;
+}
+
+/* ---- parts of a layer ------------------------------------------------------------------------ */
+
+struct layer_name layer_name(uint32_t layer, const char *part, const char *tail) {
     struct layer_name name;
-    snprintf(name.text, sizeof name.text, "model.layers.%u.%s", layer, part);
+    snprintf(name.text, sizeof name.text, "model.layers.%u.%s%s", layer, part, tail);
     return name;
 }
 
-#define MATRIX(part, n, k, w) TRY(bind_matrix(b, layer_name(i, part ".weight").text, n, k, w))
-#define VECTOR(part, n, v)    TRY(bind_vector(b, layer_name(i, part).text, n, v))
+bool layer_has(const struct binder *b, uint32_t layer, const char *part) {
+    return bind_has(b, layer_name(layer, part, "").text);
+}
 
-static kvasir_status bind_layer(struct binder *b, uint32_t i, struct layer_weights *l) {
-    const struct model_config *c = &b->model->config;
-    const uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->kv_heads * c->head_dim;
+kvasir_status layer_matrix(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                           uint32_t k, struct weight *w) {
+    return bind_matrix(b, layer_name(layer, part, ".weight").text, n, k, w);
+}
 
-    VECTOR("input_layernorm.weight", c->dim, &l->attn_norm);
-    MATRIX("self_attn.q_proj", q_dim, c->dim, &l->q);
-    MATRIX("self_attn.k_proj", kv_dim, c->dim, &l->k);
-    MATRIX("self_attn.v_proj", kv_dim, c->dim, &l->v);
-    MATRIX("self_attn.o_proj", c->dim, q_dim, &l->o);
-    if (strcmp(c->arch, "qwen2") == 0) {
-        VECTOR("self_attn.q_proj.bias", q_dim, &l->q_bias);
-        VECTOR("self_attn.k_proj.bias", kv_dim, &l->k_bias);
-        VECTOR("self_attn.v_proj.bias", kv_dim, &l->v_bias);
-    }
-    if (strcmp(c->arch, "qwen3") == 0) {
-        VECTOR("self_attn.q_norm.weight", c->head_dim, &l->q_norm);
-        VECTOR("self_attn.k_norm.weight", c->head_dim, &l->k_norm);
-    }
-    VECTOR("post_attention_layernorm.weight", c->dim, &l->ffn_norm);
-    MATRIX("mlp.gate_proj", c->ffn_dim, c->dim, &l->gate);
-    MATRIX("mlp.up_proj", c->ffn_dim, c->dim, &l->up);
-    MATRIX("mlp.down_proj", c->dim, c->ffn_dim, &l->down);
+kvasir_status layer_vector(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                           vector_id *out) {
+    return bind_vector(b, layer_name(layer, part, "").text, n, out);
+}
+
+kvasir_status layer_norm(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                         vector_id *out) {
+    return bind_norm(b, layer_name(layer, part, ".weight").text, n, out);
+}
+
+kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uint32_t channels,
+                         uint32_t width, vector_id *out) {
+    const struct checkpoint_tensor *t = NULL;
+    struct layer_name name = layer_name(layer, part, ".weight");
+    const struct checkpoint_tensor *there = checkpoint_find(b->checkpoint, name.text);
+    /* mlx has [channels][width][1] */
+    bool mlx = there && there->n_dims == 3 && there->dims[1] == width && there->dims[2] == 1;
+    uint64_t dims[] = {channels, mlx ? width : 1, mlx ? 1 : width};
+    float *turned;
+    TRY(bind(b, name.text, dims, 3, &t));
+    TRY(vector_make(b, channels * width, out, &turned));
+    float *rows = mem_calloc((size_t)channels * width, sizeof *rows);
+    if (!rows)
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %s", name.text);
+    struct weight w = checkpoint_weight(t);
+    decode_all(&w, rows);
+    for (uint32_t c = 0; c < channels; c++)
+        for (uint32_t j = 0; j < width; j++)
+            turned[(size_t)j * channels + c] = rows[(size_t)c * width + j];
+    mem_free(rows);
     return KVASIR_OK;
 }
+
+kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint32_t ffn_dim,
+                        struct mlp_weights *w) {
+    const uint32_t dim = b->model->config.dim;
+    char name[64];
+    snprintf(name, sizeof name, "%s.gate_proj", part);
+    TRY(layer_matrix(b, layer, name, ffn_dim, dim, &w->gate));
+    snprintf(name, sizeof name, "%s.up_proj", part);
+    TRY(layer_matrix(b, layer, name, ffn_dim, dim, &w->up));
+    snprintf(name, sizeof name, "%s.down_proj", part);
+    return layer_matrix(b, layer, name, dim, ffn_dim, &w->down);
+}
+
+static kvasir_status optional_bias(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                                   vector_id *out) {
+    return layer_has(b, layer, part) ? layer_vector(b, layer, part, n, out) : KVASIR_OK;
+}
+
+kvasir_status layer_attention(struct binder *b, uint32_t i, uint32_t q_blocks,
+                              struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const uint32_t q_dim = c->heads * c->layers[i].head_dim,
+                   kv_dim = c->layers[i].kv_heads * c->layers[i].head_dim;
+    TRY(layer_matrix(b, i, "self_attn.q_proj", q_blocks * q_dim, c->dim, &l->q));
+    TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
+    TRY(layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v));
+    TRY(layer_matrix(b, i, "self_attn.o_proj", c->dim, q_dim, &l->o));
+    TRY(optional_bias(b, i, "self_attn.q_proj.bias", q_blocks * q_dim, &l->q_bias));
+    TRY(optional_bias(b, i, "self_attn.k_proj.bias", kv_dim, &l->k_bias));
+    TRY(optional_bias(b, i, "self_attn.v_proj.bias", kv_dim, &l->v_bias));
+    return optional_bias(b, i, "self_attn.o_proj.bias", c->dim, &l->o_bias);
+}
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+kvasir_status experts_alloc(struct binder *b, struct layer_weights *l) {
+    const uint32_t n = b->model->config.moe.n;
+    l->experts = mem_calloc(n, sizeof *l->experts);
+    l->expert_matrices = mem_calloc(n, 3 * sizeof *l->expert_matrices);
+    if (!l->experts || !l->expert_matrices)
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %u experts", n);
+    for (uint32_t e = 0; e < n; e++) {
+        struct weight *w = &l->expert_matrices[(size_t)3 * e];
+        l->experts[e] = (struct expert){&w[PLACE_GATE], &w[PLACE_UP], &w[PLACE_DOWN]};
+    }
+    return KVASIR_OK;
+}
+
+/* experts.E.gate_proj.weight ... */
+static kvasir_status experts_single(struct binder *b, uint32_t layer, const char *part,
+                                    struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    for (uint32_t e = 0; e < c->moe.n; e++) {
+        char name[64];
+        struct mlp_weights w;
+        snprintf(name, sizeof name, "%s.experts.%u", part, e);
+        TRY(layer_mlp(b, layer, name, c->moe.dim, &w));
+        struct weight *to = &l->expert_matrices[(size_t)3 * e];
+        to[PLACE_GATE] = w.gate;
+        to[PLACE_UP] = w.up;
+        to[PLACE_DOWN] = w.down;
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status experts_spread(struct binder *b, struct layer_weights *l, int place,
+                             const struct weight *stack, uint32_t stride, uint32_t first,
+                             uint32_t n) {
+    for (uint32_t e = 0; e < b->model->config.moe.n; e++)
+        TRY(bind_rows(b, stack, e * stride + first, n,
+                      &l->expert_matrices[(size_t)3 * e + (size_t)place]));
+    return KVASIR_OK;
+}
+
+static kvasir_status experts_fused(struct binder *b, uint32_t layer, const char *part,
+                                   struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const uint32_t n = c->moe.n, dim = c->moe.dim;
+    struct weight both, down;
+    char name[64];
+    snprintf(name, sizeof name, "%s.gate_up_proj", part);
+    TRY(bind_stack(b, layer_name(layer, name, "").text, n, 2 * dim, c->dim, &both));
+    snprintf(name, sizeof name, "%s.down_proj", part);
+    TRY(bind_stack(b, layer_name(layer, name, "").text, n, c->dim, dim, &down));
+    TRY(experts_spread(b, l, PLACE_GATE, &both, 2 * dim, 0, dim));
+    TRY(experts_spread(b, l, PLACE_UP, &both, 2 * dim, dim, dim));
+    return experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim);
+}
+
+/* mlx's switch_mlp.gate_proj.weight, and GGUF's, one stack each */
+static kvasir_status experts_stacked(struct binder *b, uint32_t layer, const char *part,
+                                     struct layer_weights *l) {
+    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};
+    const struct model_config *c = &b->model->config;
+    for (int place = PLACE_GATE; place <= PLACE_DOWN; place++) {
+        const uint32_t rows = place == PLACE_DOWN ? c->dim : c->moe.dim,
+                       k = place == PLACE_DOWN ? c->moe.dim : c->dim;
+        struct weight stack;
+        char name[64];
+        snprintf(name, sizeof name, "%s.%s", part, names[place]);
+        TRY(bind_stack(b, layer_name(layer, name, ".weight").text, c->moe.n, rows, k, &stack));
+        TRY(experts_spread(b, l, place, &stack, rows, 0, rows));
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status layer_experts(struct binder *b, uint32_t layer, const char *part,
+                            struct layer_weights *l) {
+    char inside[48], stacked[48], probe[64];
+    TRY(experts_alloc(b, l));
+    snprintf(inside, sizeof inside, "%s%sexperts", part, *part ? "." : "");
+    snprintf(probe, sizeof probe, "%s.gate_up_proj", inside);
+    if (layer_has(b, layer, probe))
+        return experts_fused(b, layer, inside, l);
+    static const char *const homes[] = {"%s%sswitch_mlp", "%s%sexperts", "%s%sexperts.switch_glu"};
+    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++) {
+        snprintf(stacked, sizeof stacked, homes[i], part, *part ? "." : "");
+        snprintf(probe, sizeof probe, "%s.gate_proj.weight", stacked);
+        if (layer_has(b, layer, probe))
+            return experts_stacked(b, layer, stacked, l);
+    }
+    return experts_single(b, layer, part, l);
+}
+
+/* ---- binding the model ----------------------------------------------------------------------- */
 
 /* Llama 3's frequency scaling as GGUF has it: one divisor for each pair. */
 static kvasir_status bind_rope_factors(struct binder *b) {
     static const char name[] = "rope_freqs.weight";
-    if (!checkpoint_find(b->checkpoint, name))
+    vector_id factors;
+    if (!bind_has(b, name))
         return KVASIR_OK;
-    uint32_t pairs = b->model->config.rope.dims / 2;
-    TRY(bind_vector(b, name, pairs, &b->model->rope_factors));
+    uint32_t pairs = b->model->config.ropes[0].dims / 2;
+    TRY(bind_vector(b, name, pairs, &factors));
+    b->model->rope_factors = b->model->vectors[factors].data;
     for (uint32_t i = 0; i < pairs; i++) {
         float factor = b->model->rope_factors[i];
         if (!(factor >= 1e-6f && factor <= 1e6f))
@@ -128,8 +333,6 @@ static kvasir_status bind_rope_factors(struct binder *b) {
     }
     return KVASIR_OK;
 }
-
-/* ---- binding the model ----------------------------------------------------------------------- */
 
 static kvasir_status check_all_bound(const struct binder *b) {
     for (size_t i = 0; i < checkpoint_tensor_count(b->checkpoint); i++) {
@@ -144,10 +347,15 @@ static kvasir_status check_all_bound(const struct binder *b) {
 static kvasir_status bind_all(struct binder *b) {
     struct model *m = b->model;
     const struct model_config *c = &m->config;
+    char norm[64];
     TRY(bind_matrix(b, "model.embed_tokens.weight", c->vocab, c->dim, &m->embed));
-    for (uint32_t i = 0; i < c->layers; i++)
-        TRY(bind_layer(b, i, &m->layers[i]));
-    TRY(bind_vector(b, "model.norm.weight", c->dim, &m->final_norm));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        TRY(m->family->bind(b, i, &m->layers[i]));
+    if (m->family->bind_model)
+        TRY(m->family->bind_model(b));
+    snprintf(norm, sizeof norm, "%s.weight",
+             m->family->final_norm ? m->family->final_norm : "model.norm");
+    TRY(bind_norm(b, norm, c->dim, &m->final_norm));
     m->head = m->embed;
     if (!c->tied_embedding)
         TRY(bind_matrix(b, "lm_head.weight", c->vocab, c->dim, &m->head));
@@ -155,24 +363,85 @@ static kvasir_status bind_all(struct binder *b) {
     return check_all_bound(b);
 }
 
+/* ---- what the cache holds of it -------------------------------------------------------------- */
+
+static bool same_shape(const struct kv_shape *s, const struct layer_config *l) {
+    return s->kv_heads == l->kv_heads && s->head_dim == l->head_dim && s->window == l->window;
+}
+
+static kvasir_status place_layers(struct model *m, kvasir_error *err) {
+    const struct model_config *c = &m->config;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        if (l->kind != LAYER_ATTENTION)
+            continue;
+        if (l->kv_from != i) {
+            m->places[i] = m->places[l->kv_from];
+            continue;
+        }
+        uint32_t g = 0;
+        while (g < m->n_groups && !same_shape(&m->groups[g], l))
+            g++;
+        if (g == CACHE_GROUPS_MAX)
+            return fail(err, KVASIR_ERR_UNSUPPORTED,
+                        "layers of more than %d kinds (KV heads, head size, window)",
+                        CACHE_GROUPS_MAX);
+        if (g == m->n_groups)
+            m->groups[m->n_groups++] = (struct kv_shape){
+                .kv_heads = l->kv_heads, .head_dim = l->head_dim, .window = l->window};
+        m->places[i] = (struct kv_place){g, m->groups[g].layers++};
+    }
+    return KVASIR_OK;
+}
+
+/* A record: of each recurrent layer the inputs its convolution still sees, then a delta net's
+ * matrices. */
+static void place_states(struct model *m) {
+    const struct model_config *c = &m->config;
+    const uint64_t channels = 2 * (uint64_t)c->delta.key_heads * c->delta.key_dim +
+                              (uint64_t)c->delta.value_heads * c->delta.value_dim;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        uint64_t values = 0;
+        if (c->layers[i].kind == LAYER_DELTA)
+            values = round_up((c->conv_width - 1) * channels, 16) +
+                     (uint64_t)c->delta.value_heads * c->delta.key_dim * c->delta.value_dim;
+        else if (c->layers[i].kind == LAYER_CONV)
+            values = (uint64_t)(c->conv_width - 1) * c->dim;
+        m->state_at[i] = m->state_bytes;
+        m->state_bytes += round_up(values * sizeof(float), 64);
+    }
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
 /* What kernels and tiles take for granted. */
+static kvasir_status check_layer(const struct model_config *c, uint32_t i, kvasir_error *err) {
+    const struct layer_config *l = &c->layers[i];
+    if (l->kind != LAYER_ATTENTION)
+        return KVASIR_OK;
+    if (l->head_dim > HEAD_DIM_MAX || l->head_dim % HEAD_DIM_UNIT != 0)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "heads of %u dims are not supported, only multiples of %d up to %d",
+                    l->head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
+    if (c->heads % l->kv_heads != 0 || c->heads / l->kv_heads > GQA_MAX)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "%u heads for %u KV heads are not supported: must be a multiple, at most %d",
+                    c->heads, l->kv_heads, GQA_MAX);
+    const struct rope_config *rope = l->rope == NO_ROPE ? NULL : &c->ropes[l->rope];
+    if (rope && (rope->dims < 2 || rope->dims % 2 != 0 || rope->dims > l->head_dim))
+        return fail(err, KVASIR_ERR_FORMAT, "rope turns %u of a head's %u dims: must be even",
+                    rope->dims, l->head_dim);
+    return KVASIR_OK;
+}
+
 static kvasir_status check_config(const struct checkpoint *checkpoint, kvasir_error *err) {
     const struct model_config *c = checkpoint_config(checkpoint);
     const struct tokenizer_spec *t = checkpoint_tokenizer(checkpoint);
-    if (c->head_dim > HEAD_DIM_MAX || c->head_dim % HEAD_DIM_UNIT != 0)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "heads of %u dims are not supported, only multiples of %d up to %d",
-                    c->head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
-    if (c->heads % c->kv_heads != 0 || c->heads / c->kv_heads > GQA_MAX)
-        return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "%u heads for %u KV heads are not supported: must be a multiple, at most %d",
-                    c->heads, c->kv_heads, GQA_MAX);
-    if (c->rope.dims < 2 || c->rope.dims % 2 != 0 || c->rope.dims > c->head_dim)
-        return fail(err, KVASIR_ERR_FORMAT, "rope turns %u of a head's %u dims: must be even",
-                    c->rope.dims, c->head_dim);
-    if (c->layers > checkpoint_tensor_count(checkpoint)) /* before memory is taken for them */
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        TRY(check_layer(c, i, err));
+    if (c->n_layers > checkpoint_tensor_count(checkpoint)) /* before memory is taken for them */
         return fail(err, KVASIR_ERR_FORMAT, "the configuration has %u layers, the file %zu tensors",
-                    c->layers, checkpoint_tensor_count(checkpoint));
+                    c->n_layers, checkpoint_tensor_count(checkpoint));
     if (t && t->n_tokens > c->vocab)
         return fail(err, KVASIR_ERR_FORMAT, "the tokenizer has %zu tokens, the model only %u",
                     t->n_tokens, c->vocab);
@@ -183,9 +452,15 @@ static kvasir_status load(struct model *m, kvasir_error *err) {
     struct binder b = {.checkpoint = m->checkpoint, .model = m, .err = err};
     TRY(check_config(m->checkpoint, err));
     m->config = *checkpoint_config(m->checkpoint);
-    m->layers = mem_calloc(m->config.layers, sizeof *m->layers);
+    m->family = family_of_arch(m->config.arch);
+    TRY(place_layers(m, err));
+    place_states(m);
+    m->layers = mem_calloc(m->config.n_layers, sizeof *m->layers);
+    m->cap_vectors = 64;
+    m->n_vectors = 1;
+    m->vectors = mem_calloc(m->cap_vectors, sizeof *m->vectors);
     b.bound = mem_calloc(checkpoint_tensor_count(m->checkpoint), sizeof *b.bound);
-    kvasir_status status = m->layers && b.bound
+    kvasir_status status = m->layers && m->vectors && b.bound
                                ? bind_all(&b)
                                : fail(err, KVASIR_ERR_MEMORY, "out of memory for the layers");
     mem_free(b.bound);
@@ -215,16 +490,17 @@ done:
 void model_close(struct model *m) {
     if (!m)
         return;
-    for (uint32_t i = 0; m->layers && i < m->config.layers; i++) {
-        struct layer_weights *l = &m->layers[i];
-        float *vectors[] = {l->attn_norm, l->q_bias, l->k_bias,  l->v_bias,
-                            l->q_norm,    l->k_norm, l->ffn_norm};
-        for (size_t j = 0; j < sizeof vectors / sizeof *vectors; j++)
-            mem_free(vectors[j]);
+    for (uint32_t i = 0; m->layers && i < m->config.n_layers; i++) {
+        mem_free(m->layers[i].experts);
+        mem_free(m->layers[i].expert_matrices);
     }
     mem_free(m->layers);
-    mem_free(m->final_norm);
-    mem_free(m->rope_factors);
+    for (uint32_t i = 0; m->vectors && i < m->n_vectors; i++)
+        mem_free(m->vectors[i].data);
+    mem_free(m->vectors);
+    for (uint32_t i = 0; i < m->n_copies; i++)
+        mem_free(m->copies[i]);
+    mem_free(m->copies);
     checkpoint_close(m->checkpoint);
     mem_free(m);
 }
@@ -242,12 +518,30 @@ uint64_t model_weight_bytes(const struct model *m) {
 }
 
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]) {
+    memcpy(groups, m->groups, m->n_groups * sizeof *groups);
+    return m->n_groups;
+}
+
+struct kv_place model_kv_place(const struct model *m, uint32_t layer) {
+    return m->places[layer];
+}
+
+uint64_t model_state_bytes(const struct model *m) {
+    return m->state_bytes;
+}
+
+float model_inv_freq(const struct model *m, uint32_t rope, uint32_t ctx, double *inv_freq) {
     const struct model_config *c = &m->config;
-    groups[0] = (struct kv_shape){
-        .layers = c->layers,
-        .kv_heads = c->kv_heads,
-        .head_dim = c->head_dim,
-        .window = c->window,
-    };
-    return 1;
+    return rope_frequencies(&c->ropes[rope], ctx ? ctx : c->ctx_train, c->ctx_train,
+                            rope == 0 ? m->rope_factors : NULL, inv_freq);
+}
+
+bool model_keys_alike(const struct model *m) {
+    const struct model_config *c = &m->config;
+    bool alike = m->n_groups == 1 && m->groups[0].layers == c->n_layers && c->n_ropes == 1 &&
+                 c->ropes[0].kind != ROPE_DYNAMIC && c->ropes[0].kind != ROPE_LONG &&
+                 c->ropes[0].kind != ROPE_YARN;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        alike = alike && c->layers[i].rope == 0;
+    return alike;
 }

@@ -3,9 +3,10 @@
  *
  *   checkpoint   files mapped read-only, a table of tensors, the configuration, the tokenizer's
  *                data (gguf.c, safetensors.c + config.c behind one interface: checkpoint.c)
- *   model        the checkpoint's tensors bound to the places of a family (load.c), checked for
- *                shape
- *   model_run    buffers of one backend for steps of up to max_rows rows, and the forward (llama.c)
+ *   model        the checkpoint's tensors bound to the places of a family (load.c, and the family's
+ *                own file), checked for shape
+ *   model_run    buffers of one backend for steps of up to max_rows rows (run.c), and the forward
+ *                (llama.c, gemma.c ...: family.c has the table)
  *
  * Nothing in a file is trusted: every count, length, offset and product of shapes is checked before
  * use; errors name the file and the byte offset, or the JSON field.
@@ -18,27 +19,82 @@
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
-enum rope_kind { ROPE_PLAIN, ROPE_LLAMA3 };
+enum rope_kind {
+    ROPE_PLAIN,
+    ROPE_LINEAR,       /* positions / factor */
+    ROPE_DYNAMIC,      /* theta grows with --ctx past the original context */
+    ROPE_LLAMA3,       /* long waves / factor */
+    ROPE_YARN,         /* long waves / factor, a ramp to the short ones; scaled */
+    ROPE_LONG,         /* a divisor for each pair, by --ctx one list or the other; scaled */
+    ROPE_PROPORTIONAL, /* only the first part of the pairs turns (gemma4) */
+};
+
+enum { ROPE_PAIRS_MAX = HEAD_DIM_MAX / 2 };
 
 struct rope_config {
     enum rope_kind kind;
     uint32_t dims; /* rotated dims of a head (even) */
     double theta;
-    /* llama3 scaling */
-    double factor, low_freq_factor, high_freq_factor;
-    uint32_t original_ctx;
+    double factor;
+    uint32_t original_ctx;                    /* 0: the file does not say */
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double beta_fast, beta_slow;              /* yarn */
+    bool truncate;                            /* yarn: the ramp begins and ends at whole pairs */
+    double attention_factor;                  /* yarn, longrope: of cos and sin; 0: by formula */
+    double mscale, mscale_all_dim;            /* yarn: in that formula; 0: not given */
+    uint32_t turned;                          /* proportional: pairs that turn */
+    float short_factors[ROPE_PAIRS_MAX], long_factors[ROPE_PAIRS_MAX]; /* longrope [dims / 2] */
     bool adjacent; /* rows of wq, wk are in GGUF llama order: pairs side by side */
 };
 
+enum layer_kind {
+    LAYER_ATTENTION,
+    LAYER_DELTA, /* gated delta net */
+    LAYER_CONV,  /* short convolution */
+};
+
+enum { LAYERS_MAX = 512, ROPES_MAX = 2, NO_ROPE = 255 };
+
+/* What differs between the layers of a model. */
+struct layer_config {
+    uint8_t kind; /* enum layer_kind */
+    uint8_t rope; /* index into ropes; NO_ROPE: queries and keys are not turned */
+    bool experts; /* op_experts in place of a feed-forward, or beside it */
+    bool k_is_v;  /* no projection of its own for V: K before its norm and rope serves */
+    uint32_t kv_heads, head_dim;
+    uint32_t window;  /* sliding window; 0: none */
+    uint32_t kv_from; /* layer whose K and V it reads: its own number, or an earlier one */
+    uint32_t ffn_dim;
+};
+
 struct model_config {
-    char arch[32]; /* "llama", "mistral", "qwen2", "qwen3" */
+    char arch[32]; /* of a row of family.c's table */
     char name[96];
-    uint32_t layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab;
+    uint32_t n_layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab; /* of most layers */
     uint32_t ctx_train; /* 0: the file does not say */
-    uint32_t window;    /* sliding window of all layers; 0: none */
+    uint32_t window;    /* of the layers that have one; 0: none has */
     float norm_eps;
     bool tied_embedding;
-    struct rope_config rope;
+    bool unit_offset; /* gains of norms are stored less 1 */
+    enum gate_kind gate;
+    /* 1 where a family has none; softcaps 0 */
+    float embed_scale, residual_scale, logit_scale;
+    float attention_scale; /* 0: 1 / sqrt(head_dim) */
+    float attention_softcap, logit_softcap;
+    /* experts; n 0: none */
+    struct {
+        uint32_t n, top_k, dim, shared_dim; /* shared_dim: of the expert that all rows take */
+        bool normalize;
+    } moe;
+    /* gated delta net; width: of the convolution before it, or of a convolution layer */
+    struct {
+        uint32_t key_heads, value_heads, key_dim, value_dim;
+    } delta;
+    uint32_t conv_width;
+    uint32_t layer_input_dim, layer_input_vocab; /* gemma4's inputs per layer; 0: none */
+    struct rope_config ropes[ROPES_MAX];         /* [n_ropes] */
+    uint32_t n_ropes;
+    struct layer_config layers[LAYERS_MAX]; /* [n_layers] */
 };
 
 /* ---- checkpoint ------------------------------------------------------------------------------ */
@@ -93,23 +149,37 @@ const struct checkpoint *model_checkpoint(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
 
-/* [rope.dims / 2] angle of a position, per rotary pair. */
-void model_inv_freq(const struct model *m, double *inv_freq);
-/* The constant that every key of a head holds before rope, mean [rope.dims / 2][2] of pairs
- * (i, i + n). False: there is none. */
+/* inv_freq [dims / 2]: angle of a position, per pair of a rope, in a context of ctx positions (0: the
+ * trained one). Returns the factor of its cosines and sines. */
+float model_inv_freq(const struct model *m, uint32_t rope, uint32_t ctx, double *inv_freq);
+/* Whether keys can be centred (engine/centre.c): every layer caches alike and turns by one rope that
+ * --ctx does not change. The calls below ask for it. */
+bool model_keys_alike(const struct model *m);
+/* The constant that every key of a head holds before rope, mean [dims / 2][2] of pairs (i, i + n).
+ * False: there is none. */
 bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float *mean);
 /* About how far a dim of the head's keys spreads around that constant, from the weights alone.
  * scratch [dim]. */
 double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch);
 
-/* Layers that cache alike share page tables. Their centre is left NULL. */
+/* Where a layer's K and V are stored: index of its layer group, and its place in there. */
+struct kv_place {
+    uint32_t group, layer;
+};
+/* Layers that cache alike (KV heads, head_dim, window) share page tables; layers that read another's
+ * K and V own none. Their centre is left NULL. More than CACHE_GROUPS_MAX kinds were refused when
+ * the model was opened. Returns how many groups there are; 0 for a model without attention. */
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]);
+struct kv_place model_kv_place(const struct model *m, uint32_t layer);
+/* Bytes of a sequence's recurrent state; 0: it has none. */
+uint64_t model_state_bytes(const struct model *m);
 
 struct model_run;
-/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits. The model
- * and the backend are borrowed for the run's life. Nothing is allocated after this. */
-kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t max_rows,
-                               uint32_t max_logit_rows, struct model_run **out,
+/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits, of sequences
+ * of up to ctx positions. The model and the backend are borrowed for the run's life. Nothing is
+ * allocated after this. */
+kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t ctx,
+                               uint32_t max_rows, uint32_t max_logit_rows, struct model_run **out,
                                kvasir_error *err) MUST_CHECK;
 void model_run_destroy(struct model_run *r);
 /* Bytes of those buffers. */

@@ -12,7 +12,8 @@
  *         folder.c       its text files: tokenizer, chat template, end tokens
  *         json.c         JSON with bounds
  *     load.c         struct model: tensors bound to their places
- *     llama.c        struct model_run: the forward
+ *     family.h       what forwards are written with, and the families' own files
+ *     rope.c         frequencies of all kinds of rope
  */
 #ifndef KVASIR_MODEL_INTERNAL_H
 #define KVASIR_MODEL_INTERNAL_H
@@ -26,12 +27,12 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are read 
 /* Bounds on what a configuration may say. Far above every model there is, and low enough that no
  * product of two of them leaves 64 bits and none leaves the 32 bits of struct weight. */
 enum {
-    LAYERS_MAX = 4096,
     HEADS_MAX = 4096,
     DIM_MAX = 1 << 20,
     FFN_MAX = 1 << 22,
     VOCAB_MAX = 1 << 24,
     CTX_MAX = 1 << 30,
+    EXPERTS_MAX = 4096,
     HEAD_DIM_UNIT = 4, /* what tiles ask for; quantized pages want more (kv_format_settle) */
 };
 
@@ -79,8 +80,8 @@ kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error 
 bool name_is_clean(const char *name, size_t len);
 /* With something before the tail. */
 bool ends_with(const char *name, const char *tail);
-/* Tensors that a model has no use for: tables of rotations that old files carry, and the copy of
- * the embedding beside a tied head. */
+/* Tensors that a model has no use for: tables of rotations that old files carry, the copy of the
+ * embedding beside a tied head, keys of layers that read another's, parts for pictures and sound. */
 bool tensor_is_spare(const struct model_config *c, const char *name);
 
 /* "[576, 1536]" */
@@ -261,30 +262,86 @@ kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,
  * NULL: no memory. */
 char *gguf_tensor_name(const char *name, size_t len);
 
-/* ---- rope (llama.c) -------------------------------------------------------------------------- */
+/* ---- rope (rope.c) --------------------------------------------------------------------------- */
 
+/* inv_freq [dims / 2] for a context of ctx positions, trained on ctx_train; factors divides each,
+ * or NULL. Returns the factor of cosines and sines. */
+float rope_frequencies(const struct rope_config *rope, uint32_t ctx, uint32_t ctx_train,
+                       const float *factors, double *inv_freq);
 /* True where `rope` divides every pair's frequency by its factor [dims / 2]. */
 bool rope_has_factors(const struct rope_config *rope, const float *factors);
 
 /* ---- model (load.c) -------------------------------------------------------------------------- */
 
-struct layer_weights {
-    float *attn_norm; /* [dim] */
-    struct weight q, k, v, o;
-    float *q_bias, *k_bias, *v_bias; /* [heads * head_dim], [kv_heads * head_dim] x 2; NULL: none */
-    float *q_norm, *k_norm;          /* [head_dim]; NULL: none */
-    float *ffn_norm;                 /* [dim] */
-    struct weight gate, up, down;
+/* A model's gains, biases and other vectors, in float32, stand in one table: this is a place in it;
+ * 0: there is none. */
+typedef uint32_t vector_id;
+struct model_vector {
+    float *data; /* [n], owned */
+    uint32_t n;
 };
 
+struct mlp_weights {
+    struct weight gate, up, down; /* [ffn_dim][dim] twice, [dim][ffn_dim] */
+};
+
+/* What any family's layer may have; what it lacks is 0. */
+struct layer_weights {
+    vector_id attn_norm, attn_post_norm, ffn_norm, ffn_post_norm; /* [dim] before, behind a block */
+
+    struct weight q, k, v, o;
+    vector_id q_bias, k_bias, v_bias, o_bias;
+    vector_id q_norm, k_norm; /* [head_dim], or over all heads */
+    vector_id sinks;          /* [heads] */
+
+    struct mlp_weights mlp;
+
+    struct weight router; /* [experts][dim] */
+    vector_id router_bias, expert_scale;
+    vector_id gate_bias, up_bias, down_bias; /* [experts][n] */
+    struct expert *experts;                  /* [moe.n], owned; into expert_matrices */
+    struct weight *expert_matrices;          /* owned */
+    struct mlp_weights shared;               /* the expert that all rows take */
+    struct weight shared_gate;               /* [1][dim] its weight, behind a sigmoid */
+
+    /* gated delta net, short convolution */
+    struct weight mixed_in;    /* to what the convolution goes over (and more: the family says) */
+    struct weight z_in;        /* [value_heads * value_dim][dim] */
+    struct weight beta, alpha; /* [value_heads][dim]; of both in beta where alpha.data is NULL */
+    struct weight out;
+    vector_id conv;       /* [width][channels] */
+    vector_id rate, bias; /* [value_heads] */
+    vector_id value_norm; /* [value_dim] */
+
+    /* gemma4 */
+    vector_id mlp_post_norm, experts_norm, experts_post_norm, router_scale;
+    struct weight input_gate, input_projection; /* [layer_input_dim][dim], [dim][..] */
+    vector_id input_post_norm;
+    float scale;
+};
+
+struct family;
 struct model {
     struct checkpoint *checkpoint;
     struct model_config config;
-    struct weight embed; /* [vocab][dim] */
-    struct weight head;  /* [vocab][dim]; the embedding where tied */
-    float *final_norm;   /* [dim] */
-    float *rope_factors; /* [rope.dims / 2], inv_freq is divided by them; NULL: none */
+    const struct family *family;
+    struct weight embed;  /* [vocab][dim] */
+    struct weight head;   /* [vocab][dim]; the embedding where tied */
+    vector_id final_norm; /* [dim] */
+    float *rope_factors;  /* [dims / 2] of ropes[0], inv_freq is divided by them; NULL: none */
     struct layer_weights *layers;
+    struct model_vector *vectors; /* [n_vectors]; the first is none */
+    uint32_t n_vectors, cap_vectors;
+    void **copies; /* [n_copies] matrices that lie otherwise in the file; owned */
+    uint32_t n_copies;
+    /* gemma4's inputs per layer: [layer_input_vocab][n_layers * layer_input_dim], [that][dim] */
+    struct weight layer_embed, layer_projection;
+    vector_id layer_projection_norm;
+    struct kv_shape groups[CACHE_GROUPS_MAX];
+    uint32_t n_groups;
+    struct kv_place places[LAYERS_MAX];
+    uint64_t state_at[LAYERS_MAX]; /* byte of the record where a recurrent layer's begins */
+    uint64_t state_bytes;
     uint64_t weight_bytes;
 };
 

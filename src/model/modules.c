@@ -42,14 +42,23 @@ static struct raw_tensor *part_of(const struct joiner *j, const char *module, co
     return n > 0 && (size_t)n < sizeof name ? raw_find(j->raw, name) : NULL;
 }
 
-/* Checkpoints of the bare model, without its head's class, leave "model." out. */
+/* Checkpoints of the bare model, without its head's class, leave "model." out; those of a model with
+ * pictures or sound have their text's tensors under a name of their own. */
 static char *full_name(const char *name) {
-    static const char *const bare[] = {"layers.", "embed_tokens.", "norm."};
-    for (size_t i = 0; i < sizeof bare / sizeof *bare; i++)
-        if (strncmp(name, bare[i], strlen(bare[i])) == 0) {
-            struct text_buf full = {0};
-            return text_printf(&full, "model.%s", name) ? full.data : NULL;
-        }
+    static const struct {
+        const char *from, *to;
+    } renamed[] = {{"language_model.model.", "model."},
+                   {"model.language_model.", "model."},
+                   {"language_model.", ""},
+                   {"layers.", "model.layers."},
+                   {"embed_tokens.", "model.embed_tokens."},
+                   {"norm.", "model.norm."}};
+    for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++) {
+        size_t len = strlen(renamed[i].from);
+        struct text_buf full = {0};
+        if (strncmp(name, renamed[i].from, len) == 0)
+            return text_printf(&full, "%s%s", renamed[i].to, name + len) ? full.data : NULL;
+    }
     return mem_strdup(name);
 }
 
@@ -75,17 +84,30 @@ static bool scalar_of(const struct raw_tensor *t, enum scalar_type *scalar) {
 
 /* ---- mlx ------------------------------------------------------------------------------------- */
 
-/* A part of a module: [n][cols], of the right type. */
+/* Rows of all dims but the fastest: of a stack of matrices [experts][n] too. */
+static uint64_t rows_of(const struct raw_tensor *t) {
+    uint64_t n = 1;
+    for (uint32_t i = 0; i + 1 < t->n_dims; i++) /* its bytes are in the file: no overflow */
+        n *= t->dims[i];
+    return n;
+}
+static uint64_t cols_of(const struct raw_tensor *t) {
+    return t->dims[t->n_dims - 1];
+}
+
+/* A part of a module: as many rows, of the right type. */
 static kvasir_status check_part(struct joiner *j, const char *module, const char *part,
-                                const struct raw_tensor *t, uint64_t n, bool bytes) {
+                                const struct raw_tensor *t, const struct raw_tensor *w,
+                                bool bytes) {
     enum scalar_type scalar;
     if (!t)
         return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s.%s is missing", module, part);
-    if (t->n_dims != 2 || t->dims[0] != n) {
+    if (t->n_dims != w->n_dims ||
+        memcmp(t->dims, w->dims, (w->n_dims - 1) * sizeof *w->dims) != 0) {
         char found[SHAPE_TEXT_MAX];
         return fail(j->err, KVASIR_ERR_FORMAT,
-                    "tensor %s has shape %s, expected %" PRIu64 " rows as %s.weight has", t->name,
-                    shape_text(t->dims, t->n_dims, found), n, module);
+                    "tensor %s has shape %s, expected %" PRIu64 " rows as %s has", t->name,
+                    shape_text(t->dims, t->n_dims, found), rows_of(w), w->name);
     }
     if (bytes ? t->dtype != RAW_U8 : !scalar_of(t, &scalar))
         return fail(j->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has dtype %s, expected %s", t->name,
@@ -112,22 +134,24 @@ static kvasir_status join_mlx_parts(struct joiner *j, struct raw_tensor *w, cons
     struct mlx_format f;
     TRY(quantization_of_module(j->quantization, module, &f, j->err));
     bool affine = f.mode == MLX_AFFINE;
-    if (w->n_dims != 2 || w->dims[0] > UINT32_MAX)
-        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s must be a matrix", w->name);
-    TRY(check_part(j, module, "scales", scales, w->dims[0], !affine));
-    TRY(check_packing(j, module, f, w->dims[1], scales->dims[1]));
+    if ((w->n_dims != 2 && w->n_dims != 3) || rows_of(w) > UINT32_MAX)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s must be a matrix, or a stack of some",
+                    w->name);
+    TRY(check_part(j, module, "scales", scales, w, !affine));
+    TRY(check_packing(j, module, f, cols_of(w), cols_of(scales)));
     struct checkpoint_tensor t = {
         .type = affine ? WEIGHT_AFFINE2 + (f.bits - 2) : WEIGHT_MXFP4_MLX,
-        .n_dims = 2,
-        .dims = {w->dims[0], scales->dims[1] * f.group},
+        .n_dims = w->n_dims,
         .data = w->data,
         .bytes = w->bytes + scales->bytes,
         .scales = scales->data,
         .group = f.group,
     };
+    memcpy(t.dims, w->dims, sizeof t.dims);
+    t.dims[t.n_dims - 1] = cols_of(scales) * f.group;
     if (affine) {
-        TRY(check_part(j, module, "biases", biases, w->dims[0], false));
-        if (biases->dims[1] != scales->dims[1] || biases->dtype != scales->dtype)
+        TRY(check_part(j, module, "biases", biases, w, false));
+        if (cols_of(biases) != cols_of(scales) || biases->dtype != scales->dtype)
             return fail(j->err, KVASIR_ERR_FORMAT,
                         "tensor %s.biases must have the shape and dtype of %s.scales", module,
                         module);
@@ -178,6 +202,40 @@ static kvasir_status check_named_modules(struct joiner *j) {
                         q->field, module);
     }
     return KVASIR_OK;
+}
+
+/* ---- MXFP4 as gpt-oss has it ----------------------------------------------------------------- */
+
+/* X_blocks U8 [experts][n][k/32][16] with X_scales U8 [experts][n][k/32]: byte i of a block has
+ * values 2i and 2i + 1, so that the bytes are those of mlx's words. */
+static kvasir_status join_mxfp4(struct joiner *j, struct raw_tensor *blocks) {
+    enum { BLOCK = 32 };
+    char name[512];
+    const size_t len = strlen(blocks->name) - (sizeof "_blocks" - 1);
+    if (len + sizeof "_scales" > sizeof name)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %.60s...: the name is too long",
+                    blocks->name);
+    snprintf(name, sizeof name, "%.*s_scales", (int)len, blocks->name);
+    struct raw_tensor *scales = raw_find(j->raw, name);
+    if (!scales || scales->dtype != RAW_U8 || blocks->n_dims != 4 || scales->n_dims != 3 ||
+        blocks->dims[3] != BLOCK / 2 ||
+        memcmp(blocks->dims, scales->dims, 3 * sizeof *scales->dims) != 0)
+        return fail(j->err, KVASIR_ERR_FORMAT,
+                    "tensor %s: %s must be there, U8, and have a scale for each block of 16 bytes",
+                    blocks->name, name);
+    if (rows_of(scales) > UINT32_MAX || cols_of(scales) > UINT32_MAX / BLOCK)
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s is too large", blocks->name);
+    struct checkpoint_tensor t = {
+        .type = WEIGHT_MXFP4_MLX,
+        .n_dims = 3,
+        .dims = {scales->dims[0], scales->dims[1], scales->dims[2] * BLOCK},
+        .data = blocks->data,
+        .bytes = blocks->bytes + scales->bytes,
+        .scales = scales->data,
+        .group = BLOCK};
+    blocks->taken = scales->taken = true;
+    name[len] = 0;
+    return add(j, name, &t);
 }
 
 /* ---- F8 -------------------------------------------------------------------------------------- */
@@ -289,6 +347,8 @@ kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *q
             TRY(join_mlx(&j, &raw->list[i]));
         if (raw->list[i].dtype == RAW_F8_E4M3)
             TRY(join_f8(&j, &raw->list[i]));
+        if (raw->list[i].dtype == RAW_U8 && ends_with(raw->list[i].name, "_blocks"))
+            TRY(join_mxfp4(&j, &raw->list[i]));
     }
     for (size_t i = 0; i < raw->n; i++)
         if (!raw->list[i].taken)

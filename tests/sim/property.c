@@ -242,7 +242,7 @@ static void edit_trim(const struct program *p, struct live *l) {
         random_below(3) ? most - random_below(most < 70 ? most + 1 : 70) : random_below(most + 1);
     uint64_t bytes = kvasir_seq_bytes(l->seq);
     kvasir_error err;
-    kvasir_status status = kvasir_seq_trim(l->seq, to, &err);
+    kvasir_status status = kvasir_seq_trim(l->seq, to, NULL, &err);
     if (status == KVASIR_OK) {
         if (kvasir_seq_length(l->seq) != to)
             die(p, "trim: wrong length", to);

@@ -212,7 +212,7 @@ static void test_trim_into_a_shared_page(void **state) {
     need(seq_create(w.cache, &a, &err));
     append(a, 192, 64, 1);
     need(seq_fork(a, &b, &err));
-    need(seq_trim(b, 100, &err));
+    need(seq_trim(b, 100, &reached, &err));
     append(b, 60, 60, 2); /* positions 100..127 lie in a page that a still holds */
     for (uint32_t p = 0; p < 192; p++)
         assert_int_equal(*slot_of(a, p), 1);
@@ -274,7 +274,7 @@ static void test_trim_after_rotation(void **state) {
     struct kv_seq *s;
     need(seq_create(w.cache, &s, &err));
     for (uint32_t to = 0; to <= 500; to += 7) {
-        need(seq_trim(s, 0, &err));
+        need(seq_trim(s, 0, &reached, &err));
         for (uint32_t p = 0; p < 500; p++) {
             int32_t token = (int32_t)(1 + p % 200);
             need(seq_prepare(s, 1, &err));
@@ -282,7 +282,7 @@ static void test_trim_after_rotation(void **state) {
             seq_commit(s, &token, 1);
         }
         uint64_t bytes = used(w);
-        kvasir_status status = seq_trim(s, to, &err);
+        kvasir_status status = seq_trim(s, to, &reached, &err);
         /* Pages that a query at 500 does not see are gone: 500 - 124 + 1 = 377 is in page 5. */
         bool works = to <= 64 || (to + 1 > 124 && (to + 1 - 124) / 64 >= 5);
         assert_int_equal(status == KVASIR_OK, works);
@@ -349,7 +349,7 @@ static void test_random_edits_leak_nothing(void **state) {
             live[k] = live[--n];
         } else if (r % 9 < 5) {
             struct kv_seq *s = live[r / 9 % n];
-            (void)!seq_trim(s, seq_length(s) ? r / 81 % (seq_length(s) + 1) : 0, &err);
+            (void)!seq_trim(s, seq_length(s) ? r / 81 % (seq_length(s) + 1) : 0, &reached, &err);
         } else {
             struct kv_seq *s = live[r / 9 % n];
             static const int32_t tokens[100];

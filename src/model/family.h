@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a family file is written with. Only files of model/ include this.
+ *
+ *     family.c   the table: class of config.json, name -> functions of a family's file
+ *     config.c   what all configurations have in common, and helpers for what some have
+ *     load.c     struct model: tensors bound to their places
+ *     run.c      struct model_run: buffers, constants, rope tables, the life of a run
+ *     blocks.c   the steps that forwards are made of
+ *     llama.c gemma.c gemma4.c gpt_oss.c qwen_hybrid.c lfm2.c olmo3.c
+ *                one family each: read (its fields of config.json), bind (its tensors), forward
+ *
+ * A new family is one such file and a row of the table ("adding a model" in ARCHITECTURE.md).
+ */
+#ifndef KVASIR_MODEL_FAMILY_H
+#define KVASIR_MODEL_FAMILY_H
+
+#include "model/model_internal.h"
+
+struct binder;
+struct model_run;
+
+struct family {
+    const char *arch;       /* of struct model_config */
+    const char *classes[3]; /* "architectures" of config.json; the last ones NULL */
+    uint32_t head_dim;      /* where the configuration has none; 0: dim / heads */
+    bool heads_are_kv;      /* as many KV heads as heads where the configuration has none */
+    kvasir_status (*read)(const struct json_scope *s, struct model_config *c);
+    kvasir_status (*bind)(struct binder *b, uint32_t layer, struct layer_weights *l);
+    /* The layers of a step: from the embedding in r->x to the last residual there. */
+    void (*forward)(struct model_run *r, const struct batch *batch);
+    kvasir_status (*bind_model)(struct binder *b); /* tensors beside the layers; NULL: the usual */
+    const char *final_norm;                        /* name of its tensor; NULL: "model.norm" */
+};
+/* NULL: there is none. */
+const struct family *family_of_class(const char *class_name);
+const struct family *family_of_arch(const char *arch);
+/* "LlamaForCausalLM, MistralForCausalLM ..." for errors */
+const char *family_class_list(char *buf, size_t size);
+
+/* ---- reading config.json (config.c) ---------------------------------------------------------- */
+
+/* Fills the layers: attention with the heads of the whole, rope 0, no window. After this a family's
+ * read changes what differs. */
+void config_layers_init(struct model_config *c);
+/* field "layer_types": *type of layer i; NULL where there is no such field. */
+kvasir_status config_layer_type(const struct json_scope *s, const struct model_config *c,
+                                uint32_t layer, const char **type) MUST_CHECK;
+/* layer_types of "full_attention" and "sliding_attention"; without the field every layer i with
+ * (i + 1) % pattern != 0 slides (0: none). The window is field sliding_window. */
+kvasir_status config_windows(const struct json_scope *s, struct model_config *c,
+                             uint32_t pattern) MUST_CHECK;
+/* A factor of the arithmetic: *out stays where the field is missing. */
+kvasir_status config_float(const struct json_scope *s, const char *key, float *out) MUST_CHECK;
+/* A rope object (rope_parameters, rope_scaling, or one inside) into ropes[i], over what stands
+ * there. */
+kvasir_status config_rope(const struct json_scope *s, const struct model_config *c,
+                          struct rope_config *rope) MUST_CHECK;
+/* rope_parameters of full_attention and sliding_attention, or one for both (spellings old and new):
+ * ropes[0] for the layers without a window, ropes[1] for those with one; rope_local_base_freq. */
+kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_config *c,
+                                     double local_theta) MUST_CHECK;
+/* An activation of the feed-forward: field hidden_act or hidden_activation. */
+kvasir_status config_gate(const struct json_scope *s, struct model_config *c) MUST_CHECK;
+/* Experts: the fields that Qwen's classes have. */
+kvasir_status config_experts(const struct json_scope *s, struct model_config *c) MUST_CHECK;
+/* A field that must be false, null or missing. */
+kvasir_status config_refuse(const struct json_scope *s, const char *key) MUST_CHECK;
+
+/* ---- binding (load.c) ------------------------------------------------------------------------ */
+
+struct binder {
+    const struct checkpoint *checkpoint;
+    struct model *model;
+    bool *bound; /* [n_tensors] */
+    kvasir_error *err;
+};
+
+/* By whole names. */
+bool bind_has(const struct binder *b, const char *name);
+kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                          struct weight *w) MUST_CHECK;
+kvasir_status bind_vector(struct binder *b, const char *name, uint32_t n,
+                          vector_id *out) MUST_CHECK;
+/* A gain: 1 is added where the family stores them less 1. */
+kvasir_status bind_norm(struct binder *b, const char *name, uint32_t n, vector_id *out) MUST_CHECK;
+/* A vector that is made, not bound; its data is filled by the caller. */
+kvasir_status vector_make(struct binder *b, uint32_t n, vector_id *out, float **data) MUST_CHECK;
+
+/* Parts of a layer: "model.layers.N.PART"; a matrix ends with ".weight". */
+bool layer_has(const struct binder *b, uint32_t layer, const char *part);
+kvasir_status layer_matrix(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                           uint32_t k, struct weight *w) MUST_CHECK;
+kvasir_status layer_vector(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                           vector_id *out) MUST_CHECK;
+/* "PART.weight", as bind_norm. */
+kvasir_status layer_norm(struct binder *b, uint32_t layer, const char *part, uint32_t n,
+                         vector_id *out) MUST_CHECK;
+/* A depthwise convolution [channels][1][width] turned to [width][channels]. */
+kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uint32_t channels,
+                         uint32_t width, vector_id *out) MUST_CHECK;
+/* gate_proj, up_proj, down_proj below `part`. */
+kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint32_t ffn_dim,
+                        struct mlp_weights *w) MUST_CHECK;
+/* q_proj, k_proj, v_proj, o_proj below self_attn, with the biases that are there; heads as the
+ * layer's configuration says, q_blocks times as many outputs of q. */
+kvasir_status layer_attention(struct binder *b, uint32_t layer, uint32_t q_blocks,
+                              struct layer_weights *l) MUST_CHECK;
+/* Experts below `part` ("mlp"): one by one (experts.E.gate_proj ...), or all in one tensor each
+ * (experts.gate_up_proj, switch_mlp.gate_proj ...). */
+kvasir_status layer_experts(struct binder *b, uint32_t layer, const char *part,
+                            struct layer_weights *l) MUST_CHECK;
+/* Rows [first, first + n) of a bound matrix. */
+kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first, uint32_t n,
+                        struct weight *out) MUST_CHECK;
+/* Memory of the model's for a matrix that lies otherwise in the file. */
+kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) MUST_CHECK;
+/* Memory for the layer's experts, matrices still to be bound; gpt_oss has its own forms of them. */
+enum { PLACE_GATE, PLACE_UP, PLACE_DOWN }; /* expert_matrices[3 e + PLACE] */
+kvasir_status experts_alloc(struct binder *b, struct layer_weights *l) MUST_CHECK;
+/* Expert e's matrix is rows [e * stride + first, + n) of the stack. */
+kvasir_status experts_spread(struct binder *b, struct layer_weights *l, int place,
+                             const struct weight *stack, uint32_t stride, uint32_t first,
+                             uint32_t n) MUST_CHECK;
+/* [experts][n][k] as one matrix of all rows; whole name. */
+kvasir_status bind_stack(struct binder *b, const char *name, uint32_t experts, uint32_t n,
+                         uint32_t k, struct weight *w) MUST_CHECK;
+/* A tensor of any shape as float32. */
+kvasir_status bind_values(struct binder *b, const char *name, const uint64_t *dims, uint32_t n_dims,
+                          vector_id *out, float **data) MUST_CHECK;
+struct layer_name {
+    char text[128];
+};
+/* "model.layers.LAYER.PART" + tail */
+struct layer_name layer_name(uint32_t layer, const char *part, const char *tail);
+
+/* ---- a run (run.c) --------------------------------------------------------------------------- */
+
+struct model_run {
+    const struct model *model;
+    struct backend *backend;
+    const float **vectors;       /* [model's vectors], uploaded */
+    double *inv_freq[ROPES_MAX]; /* [dims / 2], host */
+    float rope_scale[ROPES_MAX];
+    /* Device buffers; row < max_rows, logit_row < max_logit_rows. */
+    float *x;                                         /* [row][dim] the residual stream */
+    float *h;                                         /* [row][dim] a block's input */
+    float *t;                                         /* [row][dim] what a block adds to x */
+    float *q;                                         /* [row][heads][head_dim] */
+    float *k, *v;                                     /* [row][kv_heads][head_dim] */
+    float *attended;                                  /* [row][heads][head_dim] */
+    float *gate, *up;                                 /* [row][ffn_dim] */
+    float *rope_cos[ROPES_MAX], *rope_sin[ROPES_MAX]; /* [row][dims / 2] */
+    float *logits;                                    /* [logit_row][vocab] */
+    float *router;                                    /* [row][experts] */
+    float *routed;                                    /* [row][dim] what the experts make */
+    float *wide;            /* [row][widest] outputs of a joint projection */
+    float *mixed;           /* [row][channels] what a convolution goes over */
+    float *z;               /* [row][value_heads][value_dim] gate of a delta net */
+    float *beta, *alpha;    /* [row][value_heads] */
+    float *layer_inputs;    /* [row][n_layers][layer_input_dim] gemma4 */
+    float *layer_projected; /* the same of the embedding's projection */
+};
+
+/* A vector on the device; NULL for 0. */
+static inline const float *on_device(const struct model_run *r, vector_id v) {
+    return r->vectors[v];
+}
+
+/* ---- blocks (blocks.c) ----------------------------------------------------------------------- */
+
+/* y = norm(x) over `dim` values of each of `rows` rows. */
+void block_norm(struct model_run *r, const float *x, vector_id gain, uint32_t rows, uint32_t dim,
+                float *y);
+/* x *= scale, where that is not 1. */
+void block_scale(struct model_run *r, float *x, float scale, size_t n);
+/* y = w x + bias */
+void block_product(struct model_run *r, const float *x, uint32_t rows, const struct weight *w,
+                   vector_id bias, float *y);
+/* Turns x [rows][heads][head_dim] by the layer's rope, where it has one. */
+void block_rope(struct model_run *r, const struct batch *batch, uint32_t layer, float *x,
+                uint32_t heads);
+/* Stores r->k and r->v, where the layer has its own, and attends with r->q: r->attended. */
+void block_attend(struct model_run *r, const struct batch *batch, uint32_t layer);
+/* The usual attention: from h to out, with what biases and norms the layer has. */
+void block_attention(struct model_run *r, const struct batch *batch, uint32_t layer, const float *h,
+                     float *out);
+/* out = down(gated(gate h) * up h) */
+void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h, uint32_t rows,
+               float *out);
+/* out = what the layer's experts make of h, the shared one included. router_input: what the router
+ * reads. */
+void block_experts(struct model_run *r, const struct layer_weights *l, const float *h,
+                   const float *router_input, uint32_t rows, float *out);
+
+/* ---- families -------------------------------------------------------------------------------- */
+
+#define FAMILY(name)                                                                               \
+    kvasir_status name##_read(const struct json_scope *s, struct model_config *c) MUST_CHECK;      \
+    kvasir_status name##_bind(struct binder *b, uint32_t layer, struct layer_weights *l)           \
+        MUST_CHECK;                                                                                \
+    void name##_forward(struct model_run *r, const struct batch *batch)
+FAMILY(llama);
+FAMILY(olmo3);
+FAMILY(gemma);
+FAMILY(gemma4);
+kvasir_status gemma4_bind_model(struct binder *b) MUST_CHECK;
+FAMILY(gpt_oss);
+FAMILY(qwen_hybrid);
+FAMILY(lfm2);
+#undef FAMILY
+
+#endif

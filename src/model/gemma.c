@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gemma 2 and 3: norms before and behind each block, gains stored less 1, an embedding times
+ * sqrt(dim), tanh-approximated gelu.
+ *
+ *     for each layer
+ *         x += norm(Wo attention(...rms_norm(x)...))
+ *         x += norm(Wdown (gelu(Wgate h) * Wup h)),  h = rms_norm(x)
+ *
+ *     gemma2   every other layer sees a window; soft caps on scores and logits
+ *     gemma3   five layers of six see a window and have a rope of their own; norms on the heads of
+ *              q and k
+ */
+#include "model/family.h"
+
+void gemma_forward(struct model_run *r, const struct batch *batch) {
+    const struct model_config *c = &r->model->config;
+    const size_t n = (size_t)batch->rows * c->dim;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_weights *l = &r->model->layers[i];
+        block_norm(r, r->x, l->attn_norm, batch->rows, c->dim, r->h);
+        block_attention(r, batch, i, r->h, r->t);
+        block_norm(r, r->t, l->attn_post_norm, batch->rows, c->dim, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+        block_norm(r, r->x, l->ffn_norm, batch->rows, c->dim, r->h);
+        block_mlp(r, &l->mlp, r->h, batch->rows, r->t);
+        block_norm(r, r->t, l->ffn_post_norm, batch->rows, c->dim, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+    }
+}
+
+kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
+    const bool third = strcmp(c->arch, "gemma3") == 0;
+    uint32_t pattern = third ? 6 : 2;
+    double scalar = 256;
+    c->gate = GATE_GELU_TANH;
+    c->tied_embedding = true;
+    c->unit_offset = true;
+    c->embed_scale = (float)m_sqrt(c->dim);
+    TRY(config_gate(s, c));
+    TRY(config_refuse(s, "attention_bias"));
+    TRY(config_refuse(s, "use_bidirectional_attention"));
+    TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
+    TRY(json_get_double(s, "query_pre_attn_scalar", false, &scalar));
+    c->attention_scale = (float)(1 / m_sqrt(scalar));
+    TRY(config_float(s, "attn_logit_softcapping", &c->attention_softcap));
+    TRY(config_float(s, "final_logit_softcapping", &c->logit_softcap));
+    if (third) {
+        TRY(json_get_u32(s, "sliding_window_pattern", false, 1, LAYERS_MAX, &pattern));
+        if (!json_object_get(s->object, "rope_theta"))
+            c->ropes[0].theta = 1e6;
+    }
+    TRY(config_windows(s, c, pattern));
+    return third ? config_ropes_by_window(s, c, 10000) : KVASIR_OK;
+}
+
+kvasir_status gemma_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
+    TRY(layer_attention(b, i, 1, l));
+    if (strcmp(c->arch, "gemma3") == 0) {
+        TRY(layer_norm(b, i, "self_attn.q_norm", c->head_dim, &l->q_norm));
+        TRY(layer_norm(b, i, "self_attn.k_norm", c->head_dim, &l->k_norm));
+    }
+    TRY(layer_norm(b, i, "post_attention_layernorm", c->dim, &l->attn_post_norm));
+    TRY(layer_norm(b, i, "pre_feedforward_layernorm", c->dim, &l->ffn_norm));
+    TRY(layer_norm(b, i, "post_feedforward_layernorm", c->dim, &l->ffn_post_norm));
+    return layer_mlp(b, i, "mlp", c->ffn_dim, &l->mlp);
+}

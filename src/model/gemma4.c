@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gemma 4. Layers see a window or everything; those that see everything may have larger heads,
+ * fewer KV heads, a rope of which only the first pairs turn, and no projection for V. The last
+ * layers may read the K and V of an earlier one of their kind and have none of their own.
+ *
+ *     inputs = (embed'(tokens) sqrt(d) + norm(W' x / sqrt(dim))) / sqrt(2)      [layer][d]
+ *     for each layer
+ *         q = rope(norm(Wq h)),  k = rope(norm(Wk h)),  v = norm(Wv h or Wk h)  h = norm(x)
+ *         x += norm(Wo attention(q, pages))                   scores are not scaled
+ *         t = Wdown (gelu(Wgate h) * Wup h)                   h = norm(x)
+ *         t = norm(t) + norm(experts(norm(x)))                in models with experts
+ *         x += norm(t)
+ *         x += norm(Wproj (gelu(Win x) * inputs[layer]))
+ *         x *= scale of the layer
+ *
+ * Gains are stored as they are. The router reads x, normed by a gain of its own.
+ */
+#include <stdio.h>
+
+#include "model/family.h"
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+static void make_layer_inputs(struct model_run *r, const struct batch *batch) {
+    const struct model *m = r->model;
+    const struct model_config *c = &m->config;
+    const uint32_t d = c->layer_input_dim, rows = batch->rows;
+    const size_t n = (size_t)rows * c->n_layers * d;
+    op_embed(r->backend, &m->layer_embed, batch->tokens, rows, r->layer_inputs);
+    op_scale(r->backend, r->layer_inputs, (float)m_sqrt(d), n);
+    block_product(r, r->x, rows, &m->layer_projection, 0, r->layer_projected);
+    op_scale(r->backend, r->layer_projected, (float)(1 / m_sqrt(c->dim)), n);
+    block_norm(r, r->layer_projected, m->layer_projection_norm, rows * c->n_layers, d,
+               r->layer_projected);
+    op_add(r->backend, r->layer_inputs, r->layer_projected, 1, n);
+    op_scale(r->backend, r->layer_inputs, (float)m_sqrt(0.5), n);
+}
+
+static void attention_block(struct model_run *r, const struct batch *batch, uint32_t i,
+                            const float *h, float *out) {
+    const struct model_config *c = &r->model->config;
+    const struct layer_config *shape = &c->layers[i];
+    const struct layer_weights *l = &r->model->layers[i];
+    const uint32_t rows = batch->rows, dim = shape->head_dim, kv_rows = rows * shape->kv_heads;
+    block_product(r, h, rows, &l->q, 0, r->q);
+    block_norm(r, r->q, l->q_norm, rows * c->heads, dim, r->q);
+    block_rope(r, batch, i, r->q, c->heads);
+    if (shape->kv_from == i) {
+        block_product(r, h, rows, &l->k, 0, r->k);
+        block_product(r, h, rows, shape->k_is_v ? &l->k : &l->v, 0, r->v);
+        block_norm(r, r->k, l->k_norm, kv_rows, dim, r->k);
+        block_norm(r, r->v, 0, kv_rows, dim, r->v);
+        block_rope(r, batch, i, r->k, shape->kv_heads);
+    }
+    block_attend(r, batch, i);
+    block_product(r, r->attended, rows, &l->o, 0, out);
+}
+
+/* t = norm(mlp(h)) + norm(experts(norm(x))) */
+static void experts_beside(struct model_run *r, const struct layer_weights *l, uint32_t rows) {
+    const uint32_t dim = r->model->config.dim;
+    block_norm(r, r->t, l->mlp_post_norm, rows, dim, r->t);
+    block_norm(r, r->x, l->router_scale, rows, dim, r->h);
+    block_norm(r, r->x, l->experts_norm, rows, dim, r->routed);
+    block_experts(r, l, r->routed, r->h, rows, r->h);
+    block_norm(r, r->h, l->experts_post_norm, rows, dim, r->h);
+    op_add(r->backend, r->t, r->h, 1, (size_t)rows * dim);
+}
+
+static void input_block(struct model_run *r, const struct layer_weights *l, uint32_t i,
+                        uint32_t rows) {
+    const struct model_config *c = &r->model->config;
+    const uint32_t d = c->layer_input_dim;
+    const struct block_strides all = {c->n_layers * d, 0}, one = {d, 0};
+    block_product(r, r->x, rows, &l->input_gate, 0, r->gate);
+    op_rearrange(r->backend, rows, 1, d, r->layer_inputs + (size_t)i * d, all, r->up, one);
+    op_gate_mul(r->backend, c->gate, r->gate, r->up, (size_t)rows * d, r->gate);
+    block_product(r, r->gate, rows, &l->input_projection, 0, r->t);
+    block_norm(r, r->t, l->input_post_norm, rows, c->dim, r->t);
+    op_add(r->backend, r->x, r->t, 1, (size_t)rows * c->dim);
+}
+
+void gemma4_forward(struct model_run *r, const struct batch *batch) {
+    const struct model_config *c = &r->model->config;
+    const uint32_t rows = batch->rows;
+    const size_t n = (size_t)rows * c->dim;
+    if (c->layer_input_dim)
+        make_layer_inputs(r, batch);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_weights *l = &r->model->layers[i];
+        block_norm(r, r->x, l->attn_norm, rows, c->dim, r->h);
+        attention_block(r, batch, i, r->h, r->t);
+        block_norm(r, r->t, l->attn_post_norm, rows, c->dim, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+        block_norm(r, r->x, l->ffn_norm, rows, c->dim, r->h);
+        block_mlp(r, &l->mlp, r->h, rows, r->t);
+        if (c->layers[i].experts)
+            experts_beside(r, l, rows);
+        block_norm(r, r->t, l->ffn_post_norm, rows, c->dim, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+        if (c->layer_input_dim)
+            input_block(r, l, i, rows);
+        block_scale(r, r->x, l->scale, n);
+    }
+}
+
+/* ---- config.json ----------------------------------------------------------------------------- */
+
+/* Heads of the layers that see everything: per_layer_config { "1": { head_dim, ... } }, or for all
+ * of them global_head_dim and num_global_key_value_heads. */
+static kvasir_status read_heads(const struct json_scope *s, struct model_config *c) {
+    const json_t *layers = json_object_get(s->object, "per_layer_config");
+    uint32_t head_dim = 512, kv_heads = c->kv_heads;
+    TRY(json_get_u32(s, "global_head_dim", false, 1, HEAD_DIM_MAX, &head_dim));
+    TRY(json_get_u32(s, "num_global_key_value_heads", false, 1, HEADS_MAX, &kv_heads));
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        if (!json_is_object(layers)) {
+            l->head_dim = l->window ? c->head_dim : head_dim;
+            l->kv_heads = l->window || !l->k_is_v ? c->kv_heads : kv_heads;
+            continue;
+        }
+        char key[16], prefix[64];
+        snprintf(key, sizeof key, "%u", i);
+        snprintf(prefix, sizeof prefix, "per_layer_config.%u.", i);
+        struct json_scope one = {json_object_get(layers, key), prefix, s->err};
+        if (!json_is_object(one.object))
+            continue;
+        TRY(json_get_u32(&one, "head_dim", false, 1, HEAD_DIM_MAX, &l->head_dim));
+        TRY(json_get_u32(&one, "num_key_value_heads", false, 1, HEADS_MAX, &l->kv_heads));
+    }
+    return KVASIR_OK;
+}
+
+/* The last layers read the last of their kind before them. */
+static kvasir_status read_sharing(const struct json_scope *s, struct model_config *c) {
+    uint32_t shared = 0;
+    bool wide = false;
+    TRY(json_get_u32(s, "num_kv_shared_layers", false, 0, c->n_layers, &shared));
+    TRY(json_get_bool(s, "use_double_wide_mlp", &wide));
+    const uint32_t first = c->n_layers - shared;
+    for (uint32_t i = first; i < c->n_layers; i++) {
+        struct layer_config *l = &c->layers[i];
+        uint32_t from = first;
+        while (from > 0 && (c->layers[from - 1].window != 0) != (l->window != 0))
+            from--;
+        if (from == 0)
+            return fail(s->err, KVASIR_ERR_FORMAT,
+                        "field %snum_kv_shared_layers: no layer before %u has K and V for layer %u",
+                        s->prefix, first, i);
+        l->kv_from = from - 1;
+        if (c->layers[from - 1].head_dim != l->head_dim ||
+            c->layers[from - 1].kv_heads != l->kv_heads)
+            return fail(s->err, KVASIR_ERR_FORMAT,
+                        "field %sper_layer_config: layer %u reads layer %u, whose heads differ",
+                        s->prefix, i, from - 1);
+        l->ffn_dim *= wide ? 2 : 1;
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status read_experts(const struct json_scope *s, struct model_config *c) {
+    bool on = false;
+    TRY(json_get_bool(s, "enable_moe_block", &on));
+    if (!on)
+        return KVASIR_OK;
+    TRY(json_get_u32(s, "num_experts", true, 1, EXPERTS_MAX, &c->moe.n));
+    TRY(json_get_u32(s, "top_k_experts", true, 1, c->moe.n, &c->moe.top_k));
+    TRY(json_get_u32(s, "moe_intermediate_size", true, 1, FFN_MAX, &c->moe.dim));
+    c->moe.normalize = true;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].experts = true;
+    return KVASIR_OK;
+}
+
+kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
+    bool k_is_v = false;
+    c->gate = GATE_GELU_TANH;
+    c->tied_embedding = true;
+    c->embed_scale = (float)m_sqrt(c->dim);
+    c->attention_scale = 1;
+    c->layer_input_vocab = c->vocab;
+    TRY(config_gate(s, c));
+    TRY(config_refuse(s, "attention_bias"));
+    TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
+    TRY(config_float(s, "final_logit_softcapping", &c->logit_softcap));
+    TRY(json_get_u32(s, "hidden_size_per_layer_input", false, 0, FFN_MAX, &c->layer_input_dim));
+    TRY(json_get_u32(s, "vocab_size_per_layer_input", false, 1, VOCAB_MAX, &c->layer_input_vocab));
+    TRY(json_get_bool(s, "attention_k_eq_v", &k_is_v));
+    TRY(config_windows(s, c, 6));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].k_is_v = k_is_v && !c->layers[i].window;
+    TRY(read_heads(s, c));
+    TRY(read_sharing(s, c));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (!c->layers[i].window)
+            c->ropes[0].dims = c->layers[i].head_dim;
+    c->ropes[0].kind = ROPE_PROPORTIONAL; /* the class's default */
+    c->ropes[0].theta = 1e6;
+    c->ropes[0].turned = c->ropes[0].dims / 8;
+    TRY(config_ropes_by_window(s, c, 10000));
+    return read_experts(s, c);
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+static kvasir_status bind_attention(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const struct layer_config *shape = &c->layers[i];
+    const uint32_t q_dim = c->heads * shape->head_dim, kv_dim = shape->kv_heads * shape->head_dim;
+    TRY(layer_matrix(b, i, "self_attn.q_proj", q_dim, c->dim, &l->q));
+    TRY(layer_norm(b, i, "self_attn.q_norm", shape->head_dim, &l->q_norm));
+    TRY(layer_matrix(b, i, "self_attn.o_proj", c->dim, q_dim, &l->o));
+    if (shape->kv_from != i)
+        return KVASIR_OK;
+    TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
+    TRY(layer_norm(b, i, "self_attn.k_norm", shape->head_dim, &l->k_norm));
+    return shape->k_is_v ? KVASIR_OK
+                         : layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v);
+}
+
+static kvasir_status bind_experts(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    float *scale;
+    TRY(layer_norm(b, i, "post_feedforward_layernorm_1", c->dim, &l->mlp_post_norm));
+    TRY(layer_norm(b, i, "pre_feedforward_layernorm_2", c->dim, &l->experts_norm));
+    TRY(layer_norm(b, i, "post_feedforward_layernorm_2", c->dim, &l->experts_post_norm));
+    TRY(layer_matrix(b, i, "router.proj", c->moe.n, c->dim, &l->router));
+    TRY(layer_vector(b, i, "router.per_expert_scale", c->moe.n, &l->expert_scale));
+    TRY(bind_values(b, layer_name(i, "router.scale", "").text, (uint64_t[]){c->dim}, 1,
+                    &l->router_scale, &scale));
+    for (uint32_t d = 0; d < c->dim; d++) /* the router's input is divided by sqrt(dim) */
+        scale[d] *= (float)(1 / m_sqrt(c->dim));
+    return layer_experts(b, i, "", l);
+}
+
+static kvasir_status bind_input(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    TRY(layer_matrix(b, i, "per_layer_input_gate", c->layer_input_dim, c->dim, &l->input_gate));
+    TRY(layer_matrix(b, i, "per_layer_projection", c->dim, c->layer_input_dim,
+                     &l->input_projection));
+    return layer_norm(b, i, "post_per_layer_input_norm", c->dim, &l->input_post_norm);
+}
+
+kvasir_status gemma4_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    vector_id scale;
+    TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
+    TRY(bind_attention(b, i, l));
+    TRY(layer_norm(b, i, "post_attention_layernorm", c->dim, &l->attn_post_norm));
+    TRY(layer_norm(b, i, "pre_feedforward_layernorm", c->dim, &l->ffn_norm));
+    TRY(layer_norm(b, i, "post_feedforward_layernorm", c->dim, &l->ffn_post_norm));
+    TRY(layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp));
+    if (c->layers[i].experts)
+        TRY(bind_experts(b, i, l));
+    if (c->layer_input_dim)
+        TRY(bind_input(b, i, l));
+    TRY(layer_vector(b, i, "layer_scalar", 1, &scale));
+    l->scale = b->model->vectors[scale].data[0];
+    return KVASIR_OK;
+}
+
+kvasir_status gemma4_bind_model(struct binder *b) {
+    struct model *m = b->model;
+    const struct model_config *c = &m->config;
+    const uint32_t all = c->n_layers * c->layer_input_dim;
+    if (!all)
+        return KVASIR_OK;
+    TRY(bind_matrix(b, "model.embed_tokens_per_layer.weight", c->layer_input_vocab, all,
+                    &m->layer_embed));
+    TRY(bind_matrix(b, "model.per_layer_model_projection.weight", all, c->dim,
+                    &m->layer_projection));
+    return bind_norm(b, "model.per_layer_projection_norm.weight", c->layer_input_dim,
+                     &m->layer_projection_norm);
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gpt-oss: every other layer sees a window, every head's softmax has a sink, every feed-forward is
+ * experts, everything has biases.
+ *
+ *     for each layer
+ *         x += Wo attention(...rms_norm(x)...) + b           as llama's, with sinks
+ *         h = rms_norm(x)
+ *         x += experts(h)                                     gated: GATE_SWIGLU_CLAMPED
+ *
+ * Experts as files have them:
+ *
+ *     Hugging Face   gate_up_proj [experts][dim][2 n], down_proj [experts][n][dim]: inputs first, so
+ *                    they are turned here, once; or gate_up_proj_blocks and _scales in MXFP4
+ *                    (modules.c joins them to [experts][2 n][dim]), read where they lie. Gates and
+ *                    ups are every other row
+ *     mlx, GGUF      gate_proj, up_proj, down_proj [experts][rows][k], as everyone's
+ */
+#include "model/family.h"
+
+void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
+    const struct model_config *c = &r->model->config;
+    const size_t n = (size_t)batch->rows * c->dim;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_weights *l = &r->model->layers[i];
+        block_norm(r, r->x, l->attn_norm, batch->rows, c->dim, r->h);
+        block_attention(r, batch, i, r->h, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+        block_norm(r, r->x, l->ffn_norm, batch->rows, c->dim, r->h);
+        block_experts(r, l, r->h, r->h, batch->rows, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+    }
+}
+
+kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
+    c->gate = GATE_SILU;
+    TRY(config_gate(s, c)); /* what the file calls it */
+    c->gate = GATE_SWIGLU_CLAMPED;
+    TRY(json_get_u32(s, "num_local_experts", true, 1, EXPERTS_MAX, &c->moe.n));
+    TRY(json_get_u32(s, "num_experts_per_tok", true, 1, c->moe.n, &c->moe.top_k));
+    c->moe.dim = c->ffn_dim;
+    c->moe.normalize = true;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].experts = true;
+    return config_windows(s, c, 2);
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+/* A stack [experts][k][n] turned to [experts][n][k], in 16 bits as the file has it. */
+static kvasir_status bind_turned(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                                 struct weight *w) {
+    const uint32_t experts = b->model->config.moe.n;
+    void *copy;
+    struct weight file;
+    TRY(bind_stack(b, name, experts, k, n, &file));
+    if (file.type != WEIGHT_BF16 && file.type != WEIGHT_F16)
+        return fail(b->err, KVASIR_ERR_UNSUPPORTED, "tensor %s: only BF16 and F16 are supported",
+                    name);
+    const uint16_t *from = file.data; /* may lie at odd addresses: memcpy */
+    TRY(bind_copy(b, (size_t)experts * n * k * sizeof(uint16_t), &copy));
+    uint16_t *to = copy;
+    for (uint32_t e = 0; e < experts; e++)
+        for (uint32_t i = 0; i < k; i++)
+            for (uint32_t j = 0; j < n; j++)
+                memcpy(&to[((size_t)e * n + j) * k + i],
+                       (const uint8_t *)from + (((size_t)e * k + i) * n + j) * 2, 2);
+    *w = (struct weight){.data = copy, .type = file.type, .n = experts * n, .k = k};
+    return KVASIR_OK;
+}
+
+static kvasir_status bind_joint_experts(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const uint32_t n = c->moe.n, dim = c->moe.dim;
+    const struct layer_name both_name = layer_name(i, "mlp.experts.gate_up_proj", ""),
+                            down_name = layer_name(i, "mlp.experts.down_proj", "");
+    struct weight both, down;
+    float *bias;
+    const struct checkpoint_tensor *t = checkpoint_find(b->checkpoint, both_name.text);
+    if (t && t->type == WEIGHT_MXFP4_MLX) {
+        TRY(bind_stack(b, both_name.text, n, 2 * dim, c->dim, &both));
+        TRY(bind_stack(b, down_name.text, n, c->dim, dim, &down));
+    } else {
+        TRY(bind_turned(b, both_name.text, 2 * dim, c->dim, &both));
+        TRY(bind_turned(b, down_name.text, c->dim, dim, &down));
+    }
+    TRY(experts_alloc(b, l));
+    TRY(experts_spread(b, l, PLACE_GATE, &both, 2 * dim, 0, 2 * dim));
+    TRY(experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim));
+    for (uint32_t e = 0; e < n; e++)
+        l->experts[e].up = NULL;
+    TRY(bind_values(b, layer_name(i, "mlp.experts.gate_up_proj_bias", "").text,
+                    (uint64_t[]){n, 2 * dim}, 2, &l->gate_bias, &bias));
+    return bind_values(b, layer_name(i, "mlp.experts.down_proj_bias", "").text,
+                       (uint64_t[]){n, c->dim}, 2, &l->down_bias, &bias);
+}
+
+static kvasir_status bind_single_experts(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const uint32_t n = c->moe.n, dim = c->moe.dim;
+    float *bias;
+    TRY(layer_experts(b, i, "mlp", l));
+    TRY(bind_values(b, layer_name(i, "mlp.experts.gate_proj.bias", "").text, (uint64_t[]){n, dim},
+                    2, &l->gate_bias, &bias));
+    TRY(bind_values(b, layer_name(i, "mlp.experts.up_proj.bias", "").text, (uint64_t[]){n, dim}, 2,
+                    &l->up_bias, &bias));
+    return bind_values(b, layer_name(i, "mlp.experts.down_proj.bias", "").text,
+                       (uint64_t[]){n, c->dim}, 2, &l->down_bias, &bias);
+}
+
+kvasir_status gpt_oss_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
+    TRY(layer_attention(b, i, 1, l));
+    TRY(layer_vector(b, i, "self_attn.sinks", c->heads, &l->sinks));
+    TRY(layer_norm(b, i, "post_attention_layernorm", c->dim, &l->ffn_norm));
+    TRY(layer_matrix(b, i, "mlp.router", c->moe.n, c->dim, &l->router));
+    TRY(layer_vector(b, i, "mlp.router.bias", c->moe.n, &l->router_bias));
+    return layer_has(b, i, "mlp.experts.gate_up_proj") ? bind_joint_experts(b, i, l)
+                                                       : bind_single_experts(b, i, l);
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* LFM2: most layers are short convolutions, some attention.
+ *
+ *     convolution layer          b, c, u = Win h                     h = rms_norm(x)
+ *                                x += Wout (c * conv(b * u))         conv: over the last l inputs
+ *     attention layer            as llama's, with norms on the heads of q and k
+ *     both                       x += W2 (silu(W1 h) * W3 h)         h = rms_norm(x)
+ */
+#include "model/family.h"
+
+static void conv_block(struct model_run *r, const struct batch *batch, uint32_t i, const float *h,
+                       float *out) {
+    const struct model_config *c = &r->model->config;
+    const struct layer_weights *l = &r->model->layers[i];
+    const uint32_t rows = batch->rows, dim = c->dim;
+    const struct block_strides joint = {3 * dim, 0}, own = {dim, 0};
+    block_product(r, h, rows, &l->mixed_in, 0, r->wide); /* b | c | u */
+    op_rearrange(r->backend, rows, 1, dim, r->wide, joint, r->mixed, own);
+    op_rearrange(r->backend, rows, 1, dim, r->wide + 2 * (size_t)dim, joint, out, own);
+    op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
+    op_short_conv(r->backend, batch, r->model->state_at[i], r->mixed, on_device(r, l->conv),
+                  c->conv_width, dim, false, r->mixed);
+    op_rearrange(r->backend, rows, 1, dim, r->wide + dim, joint, out, own);
+    op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
+    block_product(r, r->mixed, rows, &l->out, 0, out);
+}
+
+void lfm2_forward(struct model_run *r, const struct batch *batch) {
+    const struct model_config *c = &r->model->config;
+    const size_t n = (size_t)batch->rows * c->dim;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_weights *l = &r->model->layers[i];
+        block_norm(r, r->x, l->attn_norm, batch->rows, c->dim, r->h);
+        if (c->layers[i].kind == LAYER_CONV)
+            conv_block(r, batch, i, r->h, r->t);
+        else
+            block_attention(r, batch, i, r->h, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+        block_norm(r, r->x, l->ffn_norm, batch->rows, c->dim, r->h);
+        block_mlp(r, &l->mlp, r->h, batch->rows, r->t);
+        op_add(r->backend, r->x, r->t, 1, n);
+    }
+}
+
+/* intermediate_size is what a plain feed-forward would have. */
+static kvasir_status read_ffn_dim(const struct json_scope *s, struct model_config *c) {
+    bool adjust = true;
+    double factor = 1;
+    uint32_t multiple = 256;
+    TRY(json_get_bool(s, "block_auto_adjust_ff_dim", &adjust));
+    TRY(json_get_double(s, "block_ffn_dim_multiplier", false, &factor));
+    TRY(json_get_u32(s, "block_multiple_of", false, 1, FFN_MAX, &multiple));
+    if (!adjust)
+        return KVASIR_OK;
+    c->ffn_dim = (uint32_t)(factor * (2 * c->ffn_dim / 3));
+    c->ffn_dim = (c->ffn_dim + multiple - 1) / multiple * multiple;
+    if (c->ffn_dim < 1 || c->ffn_dim > FFN_MAX)
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %sblock_ffn_dim_multiplier: %g gives %u",
+                    s->prefix, factor, c->ffn_dim);
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].ffn_dim = c->ffn_dim;
+    return KVASIR_OK;
+}
+
+kvasir_status lfm2_read(const struct json_scope *s, struct model_config *c) {
+    const char *type;
+    TRY(config_refuse(s, "conv_bias"));
+    TRY(json_get_u32(s, "conv_L_cache", true, 2, 64, &c->conv_width));
+    c->tied_embedding = true;
+    TRY(json_get_bool(s, "tie_embedding", &c->tied_embedding));
+    TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
+    TRY(read_ffn_dim(s, c));
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        TRY(config_layer_type(s, c, i, &type));
+        if (!type)
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %slayer_types is missing", s->prefix);
+        if (strcmp(type, "conv") == 0)
+            c->layers[i].kind = LAYER_CONV;
+        else if (strcmp(type, "full_attention") != 0)
+            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                        "field %slayer_types[%u]: %.60s is not supported", s->prefix, i, type);
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status bind_attention(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->kv_heads * c->head_dim;
+    TRY(layer_matrix(b, i, "self_attn.q_proj", q_dim, c->dim, &l->q));
+    TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
+    TRY(layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v));
+    TRY(layer_matrix(b, i, "self_attn.out_proj", c->dim, q_dim, &l->o));
+    TRY(layer_norm(b, i, "self_attn.q_layernorm", c->head_dim, &l->q_norm));
+    return layer_norm(b, i, "self_attn.k_layernorm", c->head_dim, &l->k_norm);
+}
+
+kvasir_status lfm2_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    TRY(layer_norm(b, i, "operator_norm", c->dim, &l->attn_norm));
+    if (c->layers[i].kind == LAYER_CONV) {
+        TRY(layer_matrix(b, i, "conv.in_proj", 3 * c->dim, c->dim, &l->mixed_in));
+        TRY(layer_conv(b, i, "conv.conv", c->dim, c->conv_width, &l->conv));
+        TRY(layer_matrix(b, i, "conv.out_proj", c->dim, c->dim, &l->out));
+    } else {
+        TRY(bind_attention(b, i, l));
+    }
+    TRY(layer_norm(b, i, "ffn_norm", c->dim, &l->ffn_norm));
+    TRY(layer_matrix(b, i, "feed_forward.w1", c->ffn_dim, c->dim, &l->mlp.gate));
+    TRY(layer_matrix(b, i, "feed_forward.w3", c->ffn_dim, c->dim, &l->mlp.up));
+    return layer_matrix(b, i, "feed_forward.w2", c->dim, c->ffn_dim, &l->mlp.down);
+}
