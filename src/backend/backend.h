@@ -111,6 +111,15 @@ static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
     return i < v->n_pages ? i : UINT32_MAX;
 }
 
+/* The recurrent state of one sequence, as a step sees it: one record of all recurrent layers, which
+ * the operations of those layers read and write. Zeros are the state before position 0. What of it
+ * a layer has, and where, is the model's business: operations take the byte at which theirs
+ * begins (a multiple of 64). */
+struct state_view {
+    const uint8_t *arena;
+    uint32_t addr; /* in units of PAGE_ADDR_UNIT */
+};
+
 /* The rows of a step that belong to one sequence: rows [row, row + rows) are positions
  * [pos, pos + rows). */
 struct batch_seq {
@@ -124,8 +133,9 @@ struct batch {
     const int32_t *tokens; /* [rows] */
     const uint32_t *pos;   /* [rows] */
     uint32_t n_seqs;
-    const struct batch_seq *seqs; /* [n_seqs] */
-    const struct kv_view *views;  /* [layer group][n_seqs] */
+    const struct batch_seq *seqs;    /* [n_seqs] */
+    const struct kv_view *views;     /* [layer group][n_seqs] */
+    const struct state_view *states; /* [n_seqs]; NULL: the model has no recurrent layer */
     uint32_t n_logit_rows;
     const uint32_t *logit_rows; /* [n_logit_rows], rising */
 };
@@ -144,10 +154,17 @@ kvasir_status backend_cpu_create(struct backend **out, const struct backend_opti
 void backend_destroy(struct backend *b);
 const char *backend_tier(const struct backend *b);
 int backend_threads(const struct backend *b);
-/* Scratch for steps of up to max_rows rows, product inputs up to max_dim wide, heads of head_dim:
- * called once at start-up, so that no operation allocates (I6). */
-kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
-                              uint32_t head_dim, kvasir_error *err) MUST_CHECK;
+/* The most that operations will be asked for. */
+struct backend_limits {
+    uint32_t rows;     /* of a step */
+    uint32_t dim;      /* inputs of a product */
+    uint32_t head_dim; /* of attention */
+    /* of op_experts; 0: it is never called */
+    uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down product */
+};
+/* Scratch for these: called once at start-up, so that no operation allocates (I6). */
+kvasir_status backend_reserve(struct backend *b, const struct backend_limits *limits,
+                              kvasir_error *err) MUST_CHECK;
 
 /* Tables for a layer group's centred keys, after backend_reserve and before any operation sees a
  * view with this centre. The centre is borrowed for the backend's life. */
@@ -196,7 +213,7 @@ void backend_step_begin(struct backend *b, const struct batch *batch, uint32_t g
 void op_embed(struct backend *b, const struct weight *w, const int32_t *tokens, uint32_t rows,
               float *y);
 /* y = x / sqrt(mean(x^2) + eps) * gain, over each `dim` values; x is [rows][dim]; y may be x. gain
- * is [dim] float32. */
+ * is [dim] float32; NULL: ones. */
 void op_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows, uint32_t dim,
                  float eps, float *y);
 /* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x [rows][k],
@@ -216,14 +233,92 @@ void op_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_
  * counts inside the group; views is this group's [n_seqs]. */
 void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
                  uint32_t layer, const float *k, const float *v);
+struct attention_args {
+    uint32_t heads; /* query heads */
+    float scale;
+    float softcap; /* a score x becomes softcap * tanh(x / softcap); 0: it stays x */
+    const float
+        *sinks; /* [heads]: one more score in each head's softmax, of no value; NULL: none */
+};
 /* out[row][head] = softmax(scale * q . K) V over what the row sees.
  * q, out: [rows][heads][head_dim]. */
 void op_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
-                  uint32_t layer, const float *q, uint32_t heads, float scale, float *out);
-/* y = silu(gate) * up, elementwise over n values; y may be gate. */
-void op_silu_mul(struct backend *b, const float *gate, const float *up, size_t n, float *y);
-/* x += y */
-void op_add(struct backend *b, float *x, const float *y, size_t n);
+                  uint32_t layer, const float *q, const struct attention_args *args, float *out);
+
+/* What a gate does to its input x before it is multiplied. */
+enum gate_kind {
+    GATE_SILU,      /* x sigmoid(x) */
+    GATE_GELU_TANH, /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+    GATE_SIGMOID,
+    GATE_SWIGLU_CLAMPED, /* gpt_oss: x = min(x, 7), x sigmoid(1.702 x), times clamp(up, -7, 7) + 1 */
+    GATE_KINDS
+};
+/* y = gated(gate) * up, elementwise over n values; y may be gate or up. */
+void op_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
+                 size_t n, float *y);
+/* x += scale * y */
+void op_add(struct backend *b, float *x, const float *y, float scale, size_t n);
+/* x *= scale */
+void op_scale(struct backend *b, float *x, float scale, size_t n);
+/* x[row] *= sigmoid(gate[row]); x is [rows][dim]. */
+void op_gate_rows(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim);
+/* x = cap * tanh(x / cap) */
+void op_softcap(struct backend *b, float *x, float cap, size_t n);
+/* Blocks of n values from one place to another that does not overlap it:
+ * to[row * to_row + block * to_block + i] = from[row * from_row + block * from_block + i]. */
+struct block_strides {
+    uint32_t row, block; /* in values */
+};
+void op_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n, const float *from,
+                  struct block_strides from_strides, float *to, struct block_strides to_strides);
+/* ---- experts ---- */
+
+struct expert {
+    const struct weight *gate,
+        *up;                   /* [expert_dim][dim]; up NULL: rows of gate are gate, up in turn */
+    const struct weight *down; /* [dim][expert_dim] */
+};
+struct expert_layer {
+    uint32_t n, top_k;            /* top_k <= n */
+    const struct expert *experts; /* [n], host memory; stays where it is, as what it points to */
+    const float *gate_bias, *up_bias, *down_bias; /* [n][outputs of the matrix]; NULL: none */
+    const float *scale; /* [n]: factor of an expert's weight; NULL: ones */
+    enum gate_kind gate;
+    bool normalize; /* weights are softmax over the chosen, not over all */
+};
+/* Each row goes through the top_k experts of its largest logits (of equal ones the lower number):
+ *     y[row] = sum of  w_e * down_e(gated(gate_e x) * up_e x)  in falling order of logits,
+ * w = softmax(logits[row]) times scale. logits: [rows][n], of the router. An expert's matrices are
+ * read once for all rows that chose it. y may not be x. */
+void op_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
+                const struct expert_layer *layer, float *y);
+
+/* ---- recurrent layers ----
+ *
+ * Rows of a sequence go in order of position, one by one, also where a step has many (I1). `at`:
+ * byte of the record where the layer's state begins. */
+
+/* y[row][c] = sum over j < width of w[j][c] * x[row - (width - 1) + j][c], in order of j, then silu
+ * where asked for. Inputs before the step's first row of a sequence are the state,
+ * float32 [width - 1][channels], oldest first. w: [width][channels]. y may be x. */
+void op_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
+                   const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
+
+/* The gated delta rule. A value head h has the key head h / (value_heads / key_heads) and the state
+ * S, float32 [value_heads][key_dim][value_dim]:
+ *     q = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim),  k = k / sqrt(sum k^2 + 1e-6)
+ *     S = S * exp(-rate[h] * softplus(a + bias[h]))
+ *     S = S + k (sigmoid(beta) (v - S^T k))^T
+ *     y = S^T q
+ * qkv: [rows][q: key_heads * key_dim | k: the same | v: value_heads * value_dim]
+ * beta, a: [rows][value_heads];  rate, bias: [value_heads];  y: [rows][value_heads][value_dim] */
+struct delta_layer {
+    uint32_t key_heads, value_heads, key_dim, value_dim;
+    const float *rate, *bias;
+};
+void op_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
+                   const float *beta, const float *a, const struct delta_layer *layer, float *y);
+
 /* y[i] = x[index[i]], rows of dim. */
 void op_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
                     uint32_t dim, float *y);
