@@ -67,10 +67,11 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     op_rope(b, r->k, rows, c->kv_heads, c->head_dim, r->rope_cos, r->rope_sin, pairs,
             c->rope.adjacent);
     op_kv_store(b, batch, views, layer, r->k, r->v);
-    op_attention(b, batch, views, layer, r->q, c->heads, scale, r->attended);
+    op_attention(b, batch, views, layer, r->q,
+                 &(struct attention_args){.heads = c->heads, .scale = scale}, r->attended);
     op_product(b, r->attended, rows, (const struct weight *[]){&l->o}, (const float *[]){NULL},
                (float *[]){r->h}, 1);
-    op_add(b, r->x, r->h, (size_t)rows * c->dim);
+    op_add(b, r->x, r->h, 1.0f, (size_t)rows * c->dim);
 }
 
 /* x += Wdown (silu(Wgate h) * Wup h),  h = rms_norm(x) */
@@ -82,10 +83,10 @@ static void ffn_block(struct model_run *r, uint32_t rows, uint32_t layer) {
     op_rms_norm(b, r->x, r->layers[layer].ffn_norm, rows, c->dim, c->norm_eps, r->h);
     op_product(b, r->h, rows, (const struct weight *[]){&l->gate, &l->up},
                (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);
-    op_silu_mul(b, r->gate, r->up, (size_t)rows * c->ffn_dim, r->gate);
+    op_gate_mul(b, GATE_SILU, r->gate, r->up, (size_t)rows * c->ffn_dim, r->gate);
     op_product(b, r->gate, rows, (const struct weight *[]){&l->down}, (const float *[]){NULL},
                (float *[]){r->h}, 1);
-    op_add(b, r->x, r->h, (size_t)rows * c->dim);
+    op_add(b, r->x, r->h, 1.0f, (size_t)rows * c->dim);
 }
 
 const float *model_forward(struct model_run *r, const struct batch *batch) {
@@ -267,7 +268,9 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
     r->backend = b;
     kvasir_status status;
     const uint32_t widest = max_u32(max_u32(c->dim, c->ffn_dim), c->heads * c->head_dim);
-    TRY_GOTO(backend_reserve(b, max_rows, widest, c->head_dim, err));
+    TRY_GOTO(backend_reserve(
+        b, &(struct backend_limits){.rows = max_rows, .dim = widest, .head_dim = c->head_dim},
+        err));
     TRY_GOTO(alloc_buffers(r, max_rows, max_logit_rows, err));
     TRY_GOTO(upload_layers(r, err));
     model_inv_freq(m, r->inv_freq);

@@ -249,7 +249,7 @@ static void check_affine_encode(enum tile_kind kind, struct kv_format f, uint32_
 
 static void test_affine_tiles(void **state) {
     (void)state;
-    static const uint32_t DIMS[] = {32, 64, 96, 128, 256};
+    static const uint32_t DIMS[] = {32, 64, 96, 128, 256, 512};
     for (size_t d = 0; d < COUNT(DIMS); d++)
         for (size_t g = 0; g < COUNT(GROUPS); g++)
             for (size_t i = 0; i < COUNT(BITS) * 3 * 2; i++) {
@@ -264,7 +264,7 @@ static void test_affine_tiles(void **state) {
 
 static void test_exact_tiles(void **state) {
     (void)state;
-    static const uint32_t DIMS[] = {4, 32, 80, 128, 256};
+    static const uint32_t DIMS[] = {4, 32, 80, 128, 256, 512};
     for (size_t i = 0; i < COUNT(DIMS) * 3 * 2; i++) {
         enum scalar_type t = (enum scalar_type)(i % 3);
         enum tile_kind kind = i / 3 % 2 ? TILE_V : TILE_K;
