@@ -125,6 +125,24 @@ static double gate_value(enum gate_kind kind, double x, double up, double *bound
     return y;
 }
 
+/* A range cut in two gives the same bits: where a value stands depends on the rows beside it. */
+static void check_cut(const float *whole, const float *first, uint32_t cut, const float *second,
+                      uint32_t n) {
+    check_that(memcmp(whole, first, cut * sizeof *whole) == 0 &&
+                   memcmp(whole + cut, second, (n - cut) * sizeof *whole) == 0,
+               "other bits when the range is cut at %u", cut);
+}
+
+static void cut_gate(const struct tier *t, enum gate_kind kind, const float *gate, const float *up,
+                     uint32_t n, const float *y) {
+    uint32_t cut = random_below(n + 1);
+    float *first = plain((cut + 1) * sizeof *first),
+          *second = plain((n - cut + 1) * sizeof *second);
+    call_gate_mul(t->k.gate_mul[kind], gate, up, cut, first);
+    call_gate_mul(t->k.gate_mul[kind], gate + cut, up + cut, n - cut, second);
+    check_cut(y, first, cut, second, n);
+}
+
 static void check_gate(const struct tier *t, const char *name, enum gate_kind kind) {
     if (!family_begin(t, "gate_mul", name))
         return;
@@ -152,9 +170,22 @@ static void check_gate(const struct tier *t, const char *name, enum gate_kind ki
             check_near("y", 0, j, y[j], want[j], bound);
             check_meaning("meaning of y", 0, j, y[j], exact, bound);
         }
+        cut_gate(t, kind, g, u, n, y);
         case_end();
     }
     family_end();
+}
+
+static void cut_add(const struct tier *t, const float *x, const float *y, float scale, uint32_t n,
+                    const float *sum) {
+    uint32_t cut = random_below(n + 1);
+    float *first = plain((cut + 1) * sizeof *first),
+          *second = plain((n - cut + 1) * sizeof *second);
+    memcpy(first, x, cut * sizeof *x);
+    memcpy(second, x + cut, (n - cut) * sizeof *x);
+    call_add(t->k.add, first, y, scale, cut);
+    call_add(t->k.add, second, y + cut, scale, n - cut);
+    check_cut(sum, first, cut, second, n);
 }
 
 static void check_add(const struct tier *t) {
@@ -179,6 +210,7 @@ static void check_add(const struct tier *t) {
             check_near("x", 0, j, x[j], exact,
                        gamma_of(3) * (fabs(was[j]) + fabs((double)scale * y[j])) + 0x1p-148);
         }
+        cut_add(t, was, y, scale, n, x);
         case_end();
     }
     family_end();
@@ -200,6 +232,18 @@ static void check_scale(const struct tier *t) {
         case_end();
     }
     family_end();
+}
+
+static void cut_softcap(const struct tier *t, const float *x, uint32_t n, float cap,
+                        const float *want) {
+    uint32_t cut = random_below(n + 1);
+    float *first = plain((cut + 1) * sizeof *first),
+          *second = plain((n - cut + 1) * sizeof *second);
+    memcpy(first, x, cut * sizeof *x);
+    memcpy(second, x + cut, (n - cut) * sizeof *x);
+    call_softcap(t->k.softcap, first, cut, cap);
+    call_softcap(t->k.softcap, second, n - cut, cap);
+    check_cut(want, first, cut, second, n);
 }
 
 static void check_softcap(const struct tier *t) {
@@ -228,6 +272,7 @@ static void check_softcap(const struct tier *t) {
             check_near("x", 0, j, x[j], want[j], bound);
             check_meaning("meaning of x", 0, j, x[j], exact, bound);
         }
+        cut_softcap(t, was, n, cap, x);
         case_end();
     }
     family_end();

@@ -350,7 +350,9 @@ static float *random_logits(void) {
     return logits;
 }
 
-/* `bound`: relative to the largest output, what rounding activations may cost. */
+/* `bound`: relative to the largest output, what rounding activations may cost: at 8 bits up to
+ * 1/254 of a block's largest for each of them, twice, which adds up to percents; at 16 next to
+ * nothing. */
 static void check_mixture(enum cpu_tier tier, const struct mixture *m, int act_bits, double bound) {
     size_t n = (size_t)ROWS * MODEL_DIM;
     float *x = random_floats(n, 1), *logits = random_logits(), *y = malloc(n * sizeof *y);
@@ -391,7 +393,7 @@ static void experts_of_tier(enum cpu_tier tier) {
         for (int in_turn = 0; in_turn < 2; in_turn++) {
             struct mixture *m = make_mixture(TYPES[i], in_turn ? GATE_SWIGLU_CLAMPED : GATE_SILU,
                                              in_turn, i % 2 == in_turn);
-            check_mixture(tier, m, 8, i == 0 ? 2e-6 : 0.02);
+            check_mixture(tier, m, 8, i == 0 ? 2e-6 : 0.06);
             check_mixture(tier, m, 16, 2e-6);
             free_mixture(m);
         }
