@@ -223,9 +223,9 @@ typedef struct kvasir_context_options {
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
     /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself */
     uint32_t snapshot_tokens;
-    int threads;            /* 0: one per core */
-    const char *cpu_tier;   /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
-    int act_bits;           /* 8 or 16: rounding of activations in quantized products */
+    int threads;          /* 0: one per core */
+    const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
+    int act_bits;         /* 8 or 16: rounding of activations in quantized products */
 } kvasir_context_options;
 /* kv_bits "8,4", key_centre "auto", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all
  * else 0. */

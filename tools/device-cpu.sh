@@ -63,7 +63,7 @@ echo "kcheck: exit $status"
 # Time of one thread: alternating would gain nothing where a figure is a median of its own time.
 for filter in "8 g64 D64" "4 g64 D64" "8 g64 D128" "4 g64 D128" "f16 D64" "centre" \
     "Q4_1 act 8" "Q4_K act 8" "Q6_K act 8" "Q8_0 act 8" "Q5_0 act 8" "AFFINE4 act 8" \
-    "Q4_1 act 16" "BF16" "encode" "softmax_run" "act_pack" "silu_mul"; do
+    "Q4_1 act 16" "BF16" "encode" "softmax_run" "act_pack" "gate_mul"; do
     for t in avx2 "$tier"; do
         "$work/kcheck" --bench --tier="$t" --filter="$filter" | grep "^$t" || true
     done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Plants the bugs of tests/mutants.txt in a copy of the tree, one at a time, and runs the property
-# test on each: every one must be caught. Part of `make soak`. A mutant is a line
-# FILE|BEFORE|AFTER|what it breaks, where BEFORE stands in FILE.
+# test and the test of operations on each: every one must be caught. Part of `make soak`. A mutant
+# is a line FILE|BEFORE|AFTER|what it breaks, where BEFORE stands in FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 programs=${1:-150}
@@ -10,7 +10,11 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cp -r CMakeLists.txt CMakePresets.json kvasir.pc.in include src tests docs bench "$dir"/
 build() {
-    cmake --build "$dir/build" --target sim_property >"$dir/log" 2>&1
+    cmake --build "$dir/build" --target sim_property unit_ops >"$dir/log" 2>&1
+}
+holds() { # PROGRAMS; the quick one first
+    timeout 300 "$dir/build/tests/unit_ops" >"$dir/log" 2>&1 &&
+        timeout 300 "$dir/build/tests/sim_property" --programs="$1" >"$dir/log" 2>&1
 }
 plant() { # FILE BEFORE AFTER
     python3 - "$@" <<'PY'
@@ -25,7 +29,7 @@ PY
 cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=ON \
     -DSHARED_DIR="$PWD/../shared" -DMODELS_DIR="$PWD/models" >/dev/null
 build
-"$dir/build/tests/sim_property" --programs=20 >/dev/null ||
+holds 20 ||
     { echo "mutants: the tree itself fails" >&2; exit 1; }
 caught=0 missed=0
 while IFS='|' read -r file before after what; do
@@ -35,7 +39,7 @@ while IFS='|' read -r file before after what; do
         tail -5 "$dir/log" >&2
         exit 1
     fi
-    if timeout 300 "$dir/build/tests/sim_property" --programs="$programs" >"$dir/log" 2>&1; then
+    if holds "$programs"; then
         echo "MISSED  $file: $what"
         missed=$((missed + 1))
     else

@@ -32,7 +32,7 @@ enum {
     /* attention run: maxima, sums and weights are computed per run, runs merged in order */
     RUN_TOKENS = 512,
     PAGE_ADDR_UNIT = 4096, /* a page's address counts these from the arena's base */
-    HEAD_DIM_MAX = 256,
+    HEAD_DIM_MAX = 512,
     GQA_MAX = 16, /* query heads a KV head may serve */
 };
 
@@ -251,7 +251,8 @@ enum gate_kind {
     GATE_SILU,      /* x sigmoid(x) */
     GATE_GELU_TANH, /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
     GATE_SIGMOID,
-    GATE_SWIGLU_CLAMPED, /* gpt_oss: x = min(x, 7), x sigmoid(1.702 x), times clamp(up, -7, 7) + 1 */
+    /* gpt_oss: x = min(x, 7), x sigmoid(1.702 x), times clamp(up, -7, 7) + 1 */
+    GATE_SWIGLU_CLAMPED,
     GATE_KINDS
 };
 /* y = gated(gate) * up, elementwise over n values; y may be gate or up. */
@@ -311,6 +312,7 @@ void op_short_conv(struct backend *b, const struct batch *batch, size_t at, cons
  *     S = S * exp(-rate[h] * softplus(a + bias[h]))
  *     S = S + k (sigmoid(beta) (v - S^T k))^T
  *     y = S^T q
+ * key_dim is at most HEAD_DIM_MAX.
  * qkv: [rows][q: key_heads * key_dim | k: the same | v: value_heads * value_dim]
  * beta, a: [rows][value_heads];  rate, bias: [value_heads];  y: [rows][value_heads][value_dim] */
 struct delta_layer {

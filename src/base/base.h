@@ -175,12 +175,15 @@ void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void
 
 /* libm's exp, sin, cos ... differ between machines and versions; bits of ours do not (no FMA, no
  * tables of the system). Errors: m_expf < 2 ulp on [-104, 88] (0 below, +inf above); the double
- * functions < 2 ulp, m_sincos for
- * |x| < 2^40 (else 0, 1). */
+ * functions < 2 ulp, tanh, sigmoid and softplus < 4, m_sincos for |x| < 2^40 (else 0, 1). NaN stays
+ * NaN. */
 float m_expf(float x);
 double m_exp(double x);
 double m_log(double x);
 double m_pow(double base, double exponent); /* base > 0 */
+double m_tanh(double x);
+double m_sigmoid(double x);  /* 1 / (1 + e^-x) */
+double m_softplus(double x); /* ln(1 + e^x) */
 void m_sincos(double x, double *sin_out, double *cos_out);
 double m_sqrt(double x);
 

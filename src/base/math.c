@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exp, log, sin and cos that have the same bits on every machine: only +, -, *, / and conversions
- * of IEEE doubles, in the order written (the build sets -ffp-contract=off), polynomials after an
- * exact argument reduction.
+/* exp, log, tanh, sin and cos that have the same bits on every machine: only +, -, *, / and
+ * conversions of IEEE doubles, in the order written (the build sets -ffp-contract=off), polynomials
+ * after an exact argument reduction.
  *
  * Left out: speed. The hot exponentials are vectors inside backend/cpu's tiers; these serve tables,
  * merges and sampling.
@@ -27,7 +27,18 @@ static uint64_t to_bits(double d) {
  * */
 static const double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
 
-/* x = k ln2 + r, |r| <= ln2/2; e^r by its Taylor series: the term left out is r^14/14! < 5e-18. */
+/* e^r - 1 for |r| <= ln2/2 by its Taylor series: the term left out is r^14/14! < 5e-18. */
+static double exp_rest(double r) {
+    double p = 1.0 / 6227020800.0; /* 1/13! */
+    static const double inverse_factorial[] = {
+        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+        1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
+    for (size_t i = 0; i < sizeof inverse_factorial / sizeof *inverse_factorial; i++)
+        p = p * r + inverse_factorial[i];
+    return r + r * r * p;
+}
+
+/* x = k ln2 + r, |r| <= ln2/2 */
 double m_exp(double x) {
     if (x != x)
         return x;
@@ -37,13 +48,7 @@ double m_exp(double x) {
         return 0.0;
     double k = rint(x * 1.4426950408889634);
     double r = (x - k * LN2_HIGH) - k * LN2_LOW;
-    double p = 1.0 / 6227020800.0; /* 1/13! */
-    static const double inverse_factorial[] = {
-        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-        1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
-    for (size_t i = 0; i < sizeof inverse_factorial / sizeof *inverse_factorial; i++)
-        p = p * r + inverse_factorial[i];
-    double e = 1.0 + (r + r * r * p);
+    double e = 1.0 + exp_rest(r);
     int n = (int)k;
     /* Two factors: results below 2^-1022 are rounded once, into a subnormal. */
     int half = n / 2;
@@ -55,8 +60,15 @@ float m_expf(float x) {
     return (float)m_exp((double)x);
 }
 
-/* x = 2^k m, m in [sqrt(1/2), sqrt 2); ln m = 2 artanh s, s = (m-1)/(m+1), |s| < 0.172; next term
- * s^23/23 < 2e-19. */
+/* 2 artanh s - 2 s for |s| < 0.172: the next term is s^23/23 < 2e-19. */
+static double artanh_rest(double s) {
+    double z = s * s, p = 1.0 / 21.0;
+    for (int i = 19; i >= 3; i -= 2)
+        p = p * z + 1.0 / i;
+    return 2.0 * s * z * p;
+}
+
+/* x = 2^k m, m in [sqrt(1/2), sqrt 2); ln m = 2 artanh s, s = (m-1)/(m+1). */
 double m_log(double x) {
     if (!(x > 0))
         return x == 0 ? -(double)INFINITY : (double)NAN;
@@ -74,15 +86,34 @@ double m_log(double x) {
         m *= 0.5;
         k++;
     }
-    double s = (m - 1.0) / (m + 1.0), z = s * s;
-    double p = 1.0 / 21.0;
-    for (int i = 19; i >= 3; i -= 2)
-        p = p * z + 1.0 / i;
-    return k * LN2_HIGH + (2.0 * s + (2.0 * s * z * p + k * LN2_LOW));
+    double s = (m - 1.0) / (m + 1.0);
+    return k * LN2_HIGH + (2.0 * s + (artanh_rest(s) + k * LN2_LOW));
 }
 
 double m_pow(double base, double exponent) {
     return m_exp(exponent * m_log(base));
+}
+
+/* With e = e^2a - 1 it is e / (e + 2); near 0 that e is summed without the 1. */
+double m_tanh(double x) {
+    double a = x < 0 ? -x : x;
+    if (x != x)
+        return x;
+    double e = 2 * a < 0.34 ? exp_rest(2 * a) : m_exp(2 * a) - 1.0;
+    double t = a > 20 ? 1.0 : e / (e + 2.0);
+    return x < 0 ? -t : t;
+}
+
+/* One side of it is lost in the other's 1 at worst: nothing overflows but to the limit. */
+double m_sigmoid(double x) {
+    return 1.0 / (1.0 + m_exp(-x));
+}
+
+/* max(x, 0) + ln(1 + e), e = e^-|x|; a small e would vanish in 1 + e. */
+double m_softplus(double x) {
+    double e = m_exp(x < 0 ? x : -x), s = e / (2.0 + e);
+    double rest = e < 0.41 ? 2.0 * s + artanh_rest(s) : m_log(1.0 + e);
+    return x > 0 ? x + rest : rest;
 }
 
 /* |x| = mantissa * 2^-shift. In units of a quarter turn it is mantissa * (2/pi) * 2^-shift: 2/pi to

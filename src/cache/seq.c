@@ -469,8 +469,8 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
 /* Back to the newest snapshot at or before `length`, or to nothing. */
 static void trim_state(struct kv_seq *s, uint32_t length) {
     uint32_t n = s->n_snapshots;
-    while (n > 0 && (s->snapshots[n - 1].length > length ||
-                     !can_trim_all(s, s->snapshots[n - 1].length)))
+    while (n > 0 &&
+           (s->snapshots[n - 1].length > length || !can_trim_all(s, s->snapshots[n - 1].length)))
         n--;
     snapshots_truncate(s, n);
     state_drop(s);

@@ -41,7 +41,8 @@ static size_t heads_of(const struct key_stats *s) {
 
 kvasir_status key_stats_init(struct key_stats *s, const struct model *m, kvasir_error *err) {
     const struct model_config *c = model_config(m);
-    *s = (struct key_stats){.layers = c->n_layers, .kv_heads = c->kv_heads, .n = c->ropes[0].dims / 2};
+    *s = (struct key_stats){
+        .layers = c->n_layers, .kv_heads = c->kv_heads, .n = c->ropes[0].dims / 2};
     s->mean = mem_calloc(heads_of(s) * s->n, 2 * sizeof *s->mean);
     s->rms = mem_calloc(heads_of(s) * s->n, sizeof *s->rms);
     if (s->mean && s->rms)

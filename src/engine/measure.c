@@ -110,7 +110,7 @@ static float next_normal(struct normal_stream *s) {
 
 /* No cache of any model comes near these; they keep every product below 2^64. */
 enum {
-    LAYERS_MAX = 1024,
+    BENCH_LAYERS_MAX = 1024,
     HEADS_MAX = 1024,
     TOKENS_MAX = 1 << 24,
     DIM_MAX = 4096,
@@ -151,7 +151,7 @@ static kvasir_status take_shape(struct bench *b, const kvasir_kv_bench_options *
     const struct {
         const char *flag;
         uint32_t value, max;
-    } bounds[] = {{"--layers", b->layers, LAYERS_MAX},
+    } bounds[] = {{"--layers", b->layers, BENCH_LAYERS_MAX},
                   {"--seq-len", b->seq_len, TOKENS_MAX},
                   {"--heads", b->heads, HEADS_MAX},
                   {"--head-dim", b->head_dim, DIM_MAX}};

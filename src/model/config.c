@@ -396,6 +396,7 @@ static kvasir_status read_document(const struct json_scope *s, struct model_conf
         text = (struct json_scope){wrapped, "text_config.", s->err};
         TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
     }
+    c->gate = GATE_SILU;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
     TRY(read_sizes(&text, family, c));
     config_layers_init(c);

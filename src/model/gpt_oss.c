@@ -32,8 +32,7 @@ void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
 }
 
 kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
-    c->gate = GATE_SILU;
-    TRY(config_gate(s, c)); /* what the file calls it */
+    TRY(config_gate(s, c)); /* silu is what the file calls it */
     c->gate = GATE_SWIGLU_CLAMPED;
     TRY(json_get_u32(s, "num_local_experts", true, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "num_experts_per_tok", true, 1, c->moe.n, &c->moe.top_k));

@@ -288,7 +288,7 @@ static kvasir_status experts_stacked(struct binder *b, uint32_t layer, const cha
         const uint32_t rows = place == PLACE_DOWN ? c->dim : c->moe.dim,
                        k = place == PLACE_DOWN ? c->moe.dim : c->dim;
         struct weight stack;
-        char name[64];
+        char name[96];
         snprintf(name, sizeof name, "%s.%s", part, names[place]);
         TRY(bind_stack(b, layer_name(layer, name, ".weight").text, c->moe.n, rows, k, &stack));
         TRY(experts_spread(b, l, place, &stack, rows, 0, rows));
@@ -298,7 +298,7 @@ static kvasir_status experts_stacked(struct binder *b, uint32_t layer, const cha
 
 kvasir_status layer_experts(struct binder *b, uint32_t layer, const char *part,
                             struct layer_weights *l) {
-    char inside[48], stacked[48], probe[64];
+    char inside[48], stacked[64], probe[96];
     TRY(experts_alloc(b, l));
     snprintf(inside, sizeof inside, "%s%sexperts", part, *part ? "." : "");
     snprintf(probe, sizeof probe, "%s.gate_up_proj", inside);

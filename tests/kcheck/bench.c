@@ -357,6 +357,8 @@ struct small_bench {
     struct query_rows q;
     struct tile_layout l;
     uint8_t *tile;
+    enum gate_kind gate;
+    float *state, *taps; /* [3][SMALL], [4][SMALL] */
 };
 
 static void pass_rms_norm(void *ctx) {
@@ -372,16 +374,34 @@ static void pass_rope(void *ctx) {
             b->k->rope(b->z + 128 * head, 64, b->y, b->y + 64, false);
     }
 }
-static void pass_silu_mul(void *ctx) {
+static void pass_gate_mul(void *ctx) {
     struct small_bench *b = ctx;
     for (int i = 0; i < TIMES; i++)
-        b->k->silu_mul(b->x, b->y, SMALL, b->z);
+        b->k->gate_mul[b->gate](b->x, b->y, SMALL, b->z);
+}
+static void pass_scale(void *ctx) {
+    struct small_bench *b = ctx;
+    memcpy(b->z, b->x, SMALL * sizeof *b->z);
+    for (int i = 0; i < TIMES; i++)
+        b->k->scale(b->z, i % 2 ? 0.5f : 2, SMALL);
+}
+static void pass_softcap(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++) {
+        memcpy(b->z, b->x, SMALL * sizeof *b->z);
+        b->k->softcap(b->z, SMALL, 2);
+    }
+}
+static void pass_short_conv(void *ctx) {
+    struct small_bench *b = ctx;
+    for (int i = 0; i < TIMES; i++)
+        b->k->short_conv(b->state, b->taps, SMALL, 4, b->x, SMALL, true, b->z);
 }
 static void pass_add(void *ctx) {
     struct small_bench *b = ctx;
     memset(b->z, 0, SMALL * sizeof *b->z);
     for (int i = 0; i < TIMES; i++)
-        b->k->add(b->z, b->x, SMALL);
+        b->k->add(b->z, b->x, 1, SMALL);
 }
 static void pass_softmax(void *ctx) {
     struct small_bench *b = ctx;
@@ -434,6 +454,10 @@ static void bench_smalls(const struct tier *t) {
     b.a.sum16 = take(SMALL / 4);
     b.q = (struct query_rows){SMALL / 128, 128, b.z, take(SMALL * 2), take(SMALL), take(SMALL)};
     b.tile = take(TILE_TOKENS * HEAD_DIM_MAX * 4);
+    b.state = take(3 * SMALL * 4);
+    b.taps = take(4 * SMALL * 4);
+    fill(b.state, 3 * SMALL, FILL_NORMAL);
+    fill(b.taps, 4 * SMALL, FILL_NORMAL);
     bench_small(t, "query_pack", "D128", pass_query_pack, &b);
     bench_small(t, "softmax_run", "512", pass_softmax, &b);
     for (int kind = TILE_K; kind <= TILE_V; kind++)
@@ -450,8 +474,15 @@ static void bench_smalls(const struct tier *t) {
         bench_small(t, "act_pack", b.a.bits == 8 ? "8" : "16", pass_act_pack, &b);
     bench_small(t, "rms_norm", "1536", pass_rms_norm, &b);
     bench_small(t, "rope", "64 pairs", pass_rope, &b);
-    bench_small(t, "silu_mul", "1536", pass_silu_mul, &b);
+    static const char *const GATES[GATE_KINDS] = {"silu", "gelu_tanh", "sigmoid", "swiglu_clamped"};
+    for (int i = 0; i < GATE_KINDS; i++) {
+        b.gate = (enum gate_kind)i;
+        bench_small(t, "gate_mul", GATES[i], pass_gate_mul, &b);
+    }
     bench_small(t, "add", "1536", pass_add, &b);
+    bench_small(t, "scale", "1536", pass_scale, &b);
+    bench_small(t, "softcap", "1536", pass_softcap, &b);
+    bench_small(t, "short_conv", "width 4", pass_short_conv, &b);
     free(b.x);
     free(b.y);
     free(b.z);
@@ -463,6 +494,40 @@ static void bench_smalls(const struct tier *t) {
     free(b.q.sum32);
     free(b.q.scale);
     free(b.tile);
+    free(b.state);
+    free(b.taps);
+}
+
+/* ---- the delta rule: a state of 64 KiB, in L2 ------------------------------------------------ */
+
+enum { DELTA_DIM = 128 };
+
+struct delta_bench {
+    const struct kernels *k;
+    float state[DELTA_DIM * DELTA_DIM], q[DELTA_DIM], key[DELTA_DIM], v[DELTA_DIM], y[DELTA_DIM];
+};
+
+static void pass_delta(void *ctx) {
+    struct delta_bench *b = ctx;
+    struct delta_token t = {b->q, b->key, b->v, 0.99f, 0.5f};
+    b->k->delta_step(b->state, DELTA_DIM, DELTA_DIM, &t, b->y);
+}
+
+static void bench_delta(const struct tier *t) {
+    static struct delta_bench b;
+    if (!family_begin(t, "delta", "128 x 128"))
+        return;
+    fill(b.state, DELTA_DIM * DELTA_DIM, FILL_NORMAL);
+    fill(b.q, DELTA_DIM, FILL_UNIFORM);
+    fill(b.v, DELTA_DIM, FILL_NORMAL);
+    for (int i = 0; i < DELTA_DIM; i++)
+        b.key[i] = i % 2 ? 0.088f : -0.088f; /* of length 1: the state stays in range */
+    b.k = &ref;
+    double slow = pass_seconds(pass_delta, &b, 0);
+    b.k = &t->k;
+    double fast = pass_seconds(pass_delta, &b, 0.05);
+    print_speed(t, "delta", "128 x 128", sizeof b.state, 3.0 * DELTA_DIM * DELTA_DIM, fast, 0,
+                slow);
 }
 
 void bench_tier(const struct tier *t) {
@@ -470,4 +535,5 @@ void bench_tier(const struct tier *t) {
     bench_centre(t);
     bench_products(t);
     bench_smalls(t);
+    bench_delta(t);
 }

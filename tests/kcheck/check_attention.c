@@ -168,7 +168,8 @@ static void compare_queries(const struct query_rows *got, const struct query_row
 }
 
 static void check_query_pack(const struct tier *t) {
-    static const uint32_t DIMS[] = {4, 8, 12, 20, 28, 32, 36, 64, 80, 96, 100, 128, 192, 252, 256};
+    static const uint32_t DIMS[] = {4,  8,  12,  20,  28,  32,  36,  64,
+                                    80, 96, 100, 128, 192, 252, 256, 512};
     if (!family_begin(t, "query_pack", ""))
         return;
     for (size_t d = 0; d < sizeof DIMS / sizeof *DIMS; d++)

@@ -10,7 +10,8 @@
  *     check_encode.c       encode_row
  *     check_product.c      act_pack, product
  *     make_weights.c       random weights of every type
- *     check_elementwise.c  rms_norm, rope, silu_mul, add
+ *     check_elementwise.c  rms_norm, rope, gates, add, scale, softcap
+ *     check_recurrent.c    short_conv, delta_step
  *     bench.c              --bench: GB/s and the ratio to ref
  *
  * What is asked of a kernel:
@@ -53,6 +54,7 @@ void check_attention(const struct tier *t);
 void check_encode(const struct tier *t);
 void check_product(const struct tier *t);
 void check_elementwise(const struct tier *t);
+void check_recurrent(const struct tier *t);
 void bench_tier(const struct tier *t);
 
 /* ---- families and cases (support.c) ---------------------------------------------------------- */
@@ -138,8 +140,14 @@ void call_rms_norm(rms_norm_fn *fn, const float *x, const float *gain, uint32_t 
                    float *y);
 void call_rope(rope_fn *fn, float *head, uint32_t n, const float *cos_in, const float *sin_in,
                bool adjacent);
-void call_silu_mul(silu_mul_fn *fn, const float *gate, const float *up, size_t n, float *y);
-void call_add(add_fn *fn, float *x, const float *y, size_t n);
+void call_gate_mul(gate_mul_fn *fn, const float *gate, const float *up, size_t n, float *y);
+void call_add(add_fn *fn, float *x, const float *y, float scale, size_t n);
+void call_scale(scale_fn *fn, float *x, float scale, size_t n);
+void call_softcap(softcap_fn *fn, float *x, size_t n, float cap);
+void call_short_conv(short_conv_fn *fn, float *state, const float *w, size_t stride, uint32_t width,
+                     const float *x, size_t n, bool silu, float *y);
+void call_delta_step(delta_step_fn *fn, float *state, uint32_t key_dim, uint32_t value_dim,
+                     const struct delta_token *t, float *y);
 
 /* ---- formats that are tried ------------------------------------------------------------------ */
 

@@ -100,6 +100,7 @@ int main(int argc, char **argv) {
         check_attention(&t);
         check_product(&t);
         check_elementwise(&t);
+        check_recurrent(&t);
     }
     if (!o.bench && families_checked() == 0) {
         fprintf(stderr, "kcheck: no family's line holds --filter's text\n");

@@ -316,11 +316,25 @@ void call_rope(rope_fn *fn, float *head, uint32_t n, const float *cos_in, const 
                bool adjacent) {
     CATCHING(fn(head, n, cos_in, sin_in, adjacent));
 }
-void call_silu_mul(silu_mul_fn *fn, const float *gate, const float *up, size_t n, float *y) {
+void call_gate_mul(gate_mul_fn *fn, const float *gate, const float *up, size_t n, float *y) {
     CATCHING(fn(gate, up, n, y));
 }
-void call_add(add_fn *fn, float *x, const float *y, size_t n) {
-    CATCHING(fn(x, y, n));
+void call_add(add_fn *fn, float *x, const float *y, float scale, size_t n) {
+    CATCHING(fn(x, y, scale, n));
+}
+void call_scale(scale_fn *fn, float *x, float scale, size_t n) {
+    CATCHING(fn(x, scale, n));
+}
+void call_softcap(softcap_fn *fn, float *x, size_t n, float cap) {
+    CATCHING(fn(x, n, cap));
+}
+void call_short_conv(short_conv_fn *fn, float *state, const float *w, size_t stride, uint32_t width,
+                     const float *x, size_t n, bool silu, float *y) {
+    CATCHING(fn(state, w, stride, width, x, n, silu, y));
+}
+void call_delta_step(delta_step_fn *fn, float *state, uint32_t key_dim, uint32_t value_dim,
+                     const struct delta_token *t, float *y) {
+    CATCHING(fn(state, key_dim, value_dim, t, y));
 }
 
 /* ---- formats --------------------------------------------------------------------------------- */
@@ -336,9 +350,9 @@ void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, 
                  format_fn *fn) {
     static const uint8_t BITS[] = {8, 6, 5, 4, 3, 2};
     /* at and around the tiles of kernels: 8, 16 and 32 lanes, groups of 32 to 128 */
-    static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 256};
-    static const uint32_t EXACT_DIMS[] = {4,  8,  12,  20,  32,  36,  64,
-                                          80, 96, 100, 128, 160, 252, 256};
+    static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 256, 512};
+    static const uint32_t EXACT_DIMS[] = {4,  8,   12,  20,  32,  36,  64, 80,
+                                          96, 100, 128, 160, 252, 256, 512};
     static const char *const SCALARS[] = {"f16", "bf16", "f32"};
     for (int scalar = 0; scalar < 3; scalar++) {
         if (exact) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: our exp, log, sin and cos against libm (good to an ulp here), errors as text. */
+/* base/: our exp, log, tanh, sin and cos against libm (good to an ulp here), errors as text. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,6 +27,21 @@ static void test_exp_log(void **state) {
     assert_true(m_expf(-INFINITY) == 0 && m_expf(0) == 1);
     assert_true(isinf(m_log(0)) && isnan(m_log(-1)) && m_log(1) == 0);
     assert_true(fabs(m_log(5e-324) - log(5e-324)) < 1e-12);
+}
+
+static void test_tanh(void **state) {
+    (void)state;
+    for (int i = 0; i < 200000; i++) {
+        double x = ldexp(unit(), rand() % 20 - (i % 2 ? 12 : 60)), e = exp(-x);
+        assert_true(fabs(m_tanh(x) - tanh(x)) <= 9e-16 * fabs(tanh(x)));
+        assert_true(fabs(m_sigmoid(x) - 1 / (1 + e)) <= 9e-16 / (1 + e));
+        double soft = log1p(exp(-fabs(x))) + fmax(x, 0);
+        assert_true(fabs(m_softplus(x) - soft) <= 9e-16 * soft);
+    }
+    assert_true(m_tanh(1e300) == 1 && m_tanh(-INFINITY) == -1 && m_tanh(0) == 0);
+    assert_true(m_sigmoid(-INFINITY) == 0 && m_sigmoid(1e300) == 1 && m_sigmoid(-1e300) == 0);
+    assert_true(m_softplus(1e300) == 1e300 && m_softplus(-INFINITY) == 0);
+    assert_true(isnan(m_tanh(NAN)) && isnan(m_sigmoid(NAN)) && isnan(m_softplus(NAN)));
 }
 
 static void test_sincos(void **state) {
@@ -61,7 +76,7 @@ static void test_errors(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_exp_log),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_exp_log), cmocka_unit_test(test_tanh),
                                        cmocka_unit_test(test_sincos),
                                        cmocka_unit_test(test_errors)};
     return cmocka_run_group_tests(tests, NULL, NULL);

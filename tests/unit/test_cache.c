@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 static kvasir_error err;
+static uint32_t reached; /* by seq_trim */
 
 static void need(kvasir_status status) {
     if (status != KVASIR_OK)

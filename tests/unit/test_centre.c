@@ -121,7 +121,8 @@ static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
     struct backend_options o = {.threads = 2, .tier = tier, .act_bits = 16};
     struct centres *c = make_centre(n);
     need(backend_cpu_create(&b, &o, &err));
-    need(backend_reserve(b, TOKENS, 256, DIM, &err));
+    need(backend_reserve(b, &(struct backend_limits){.rows = TOKENS, .dim = 256, .head_dim = DIM},
+                         &err));
     need(backend_reserve_centre(b, &c->centre, &err));
     struct pages plain, centred;
     pages_init(&plain, b, start, NULL);
@@ -131,6 +132,7 @@ static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
     float *out = malloc(qs * 4), *want = malloc(qs * 4);
     struct batch_seq all = {.rows = TOKENS, .pos = start};
     struct batch_seq last = {.rows = QUERIES, .pos = start + SPAN};
+    struct attention_args args = {.heads = HEADS, .scale = 0.125f};
     struct batch store = {.rows = TOKENS, .n_seqs = 1, .seqs = &all};
     struct batch attend = {.rows = QUERIES, .n_seqs = 1, .seqs = &last};
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -139,8 +141,8 @@ static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
         fill_random(q, qs);
         op_kv_store(b, &store, &plain.view, layer, k, v);
         op_kv_store(b, &store, &centred.view, layer, k, v);
-        op_attention(b, &attend, &plain.view, layer, q, HEADS, 0.125f, want);
-        op_attention(b, &attend, &centred.view, layer, q, HEADS, 0.125f, out);
+        op_attention(b, &attend, &plain.view, layer, q, &args, want);
+        op_attention(b, &attend, &centred.view, layer, q, &args, out);
         double worst = worst_difference(out, want, qs);
         if (worst > 5e-5) /* scores reach 100: 1e-7 of that, a few times */
             fail_msg("tier %s, from %u, %u pairs, layer %u: off by %g", cpu_tier_name(tier), start,

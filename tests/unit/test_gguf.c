@@ -483,10 +483,10 @@ static void test_load_refused(void **state) {
 
     struct gguf_writer w = {0};
     tiny_values(&w, "llama");
-    gguf_u32(&w, "llama.attention.key_length", 512);
+    gguf_u32(&w, "llama.attention.key_length", 1024);
     tiny_tensors(&w, "llama", false);
     b = gguf_finish(&w, 32);
-    load_refused(&b, KVASIR_ERR_UNSUPPORTED, "heads of 512 dims");
+    load_refused(&b, KVASIR_ERR_UNSUPPORTED, "heads of 1024 dims");
     w = (struct gguf_writer){0};
     tiny_values(&w, "llama");
     tiny_tensors(&w, "qwen2", false); /* biases that llama would not add */

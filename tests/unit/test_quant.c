@@ -23,6 +23,8 @@
 #define COUNT(a)     (sizeof(a) / sizeof *(a))
 #define QUANTIZE_DIR SHARED_DIR "/fixtures/mlx/quantize"
 
+enum { DIM_MAX = 512 }; /* largest head that is tried */
+
 static const unsigned BITS[] = {8, 6, 5, 4, 3, 2}, GROUPS[] = {32, 64, 128};
 static const char *const SCALARS[] = {"float16", "bfloat16", "float32"}; /* by enum scalar_type */
 
@@ -189,8 +191,8 @@ static void check_affine_tile(enum tile_kind kind, struct kv_format f, uint32_t 
     assert_int_equal(kv_tile_bytes(f, dim), l.bytes);
     assert_true(l.scale_offset % 32 == 0 && l.bias_offset % 32 == 0 && l.plane_offset[1] % 32 == 0);
     uint8_t *tile = malloc(l.bytes), *model = malloc(l.bytes);
-    uint8_t codes[256], got[256];
-    float s[8], b[8], got_s[8], got_b[8];
+    uint8_t codes[DIM_MAX], got[DIM_MAX];
+    float s[DIM_MAX / 32], b[DIM_MAX / 32], got_s[DIM_MAX / 32], got_b[DIM_MAX / 32];
     for (uint32_t i = 0; i < l.bytes; i++)
         tile[i] = model[i] = (uint8_t)random_bits();
     for (int step = 0; step < 100; step++) {
@@ -222,8 +224,8 @@ static void check_affine_tile(enum tile_kind kind, struct kv_format f, uint32_t 
 static void check_affine_encode(enum tile_kind kind, struct kv_format f, uint32_t dim) {
     struct tile_layout l;
     tile_layout_init(&l, kind, f, dim);
-    uint8_t *tile = calloc(l.bytes, 1), *by_parts = calloc(l.bytes, 1), codes[256];
-    float x[256], t[256], s[8], b[8], back[256];
+    uint8_t *tile = calloc(l.bytes, 1), *by_parts = calloc(l.bytes, 1), codes[DIM_MAX];
+    float x[DIM_MAX], t[DIM_MAX], s[DIM_MAX / 32], b[DIM_MAX / 32], back[DIM_MAX];
     for (uint32_t token = 0; token < 64; token++) {
         for (uint32_t i = 0; i < dim; i++) {
             x[i] = random_unit() * (token % 5 == 0 ? 1e-6f : 3.0f);
@@ -249,7 +251,7 @@ static void check_affine_encode(enum tile_kind kind, struct kv_format f, uint32_
 
 static void test_affine_tiles(void **state) {
     (void)state;
-    static const uint32_t DIMS[] = {32, 64, 96, 128, 256};
+    static const uint32_t DIMS[] = {32, 64, 96, 128, 256, DIM_MAX};
     for (size_t d = 0; d < COUNT(DIMS); d++)
         for (size_t g = 0; g < COUNT(GROUPS); g++)
             for (size_t i = 0; i < COUNT(BITS) * 3 * 2; i++) {
@@ -264,7 +266,7 @@ static void test_affine_tiles(void **state) {
 
 static void test_exact_tiles(void **state) {
     (void)state;
-    static const uint32_t DIMS[] = {4, 32, 80, 128, 256};
+    static const uint32_t DIMS[] = {4, 32, 80, 128, 256, DIM_MAX};
     for (size_t i = 0; i < COUNT(DIMS) * 3 * 2; i++) {
         enum scalar_type t = (enum scalar_type)(i % 3);
         enum tile_kind kind = i / 3 % 2 ? TILE_V : TILE_K;
@@ -274,7 +276,7 @@ static void test_exact_tiles(void **state) {
         tile_layout_init(&l, kind, f, dim);
         assert_int_equal(l.bytes, 64 * dim * sb);
         uint8_t *tile = malloc(l.bytes), *model = malloc(l.bytes);
-        float x[256], back[256];
+        float x[DIM_MAX], back[DIM_MAX];
         for (uint32_t j = 0; j < l.bytes; j++)
             tile[j] = model[j] = (uint8_t)random_bits();
         for (uint32_t token = 63; token < 64; token--) {

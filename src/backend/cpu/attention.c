@@ -9,10 +9,12 @@
  *      runs         |            run 0              |   run 1 ...
  *      per run      1. scores of each tile a row of the block sees    score_tile, codes as stored
  *                      and what the centre of its keys adds           centre_add
+ *                      and what is left of them under a soft cap      softcap
  *                   2. -INFINITY where a row does not see a token     by position, not by column
  *                   3. maximum, exp, sum                              softmax_run
  *                   4. weighted values of the same tiles              value_tile, codes as stored
  *      then         runs are folded in order of position                  fold
+ *      at the end   a sink joins the sum, then all is divided by it       block_finish
  *
  * Two ways to spread this over threads give the same bits, because the fold is the same chain:
  *   whole   an item is a block with all its runs (prefill: there are many blocks)
@@ -98,7 +100,7 @@ struct attention_job {
     uint32_t layer, heads, kv_heads, gqa, head_dim;
     uint32_t block_tokens; /* tokens of a block; a power of two, so blocks never cross a page */
     const float *q;
-    float scale;
+    const struct attention_args *args;
     float *out;
     /* split mode */
     uint32_t n_blocks;      /* blocks of all sequences and KV heads */
@@ -166,9 +168,10 @@ static void block_pack(const struct attention_job *j, const struct block *b,
                                   .codes = s->queries.codes + r * dim,
                                   .sum32 = s->queries.sum32 + r * (dim / 32),
                                   .scale = s->queries.scale + r};
-        j->b->kernels.query_pack(query_at(j, b, t), dim, j->scale, &part);
+        j->b->kernels.query_pack(query_at(j, b, t), dim, j->args->scale, &part);
     }
     s->queries.rows = b->rows;
+    s->queries.dim = j->head_dim;
     centre_pack(j->centre, j->layer, b->head, &s->queries, &s->centre);
 }
 
@@ -247,6 +250,8 @@ static void block_run(const struct attention_job *j, const struct block *b, uint
         if (t.layouts[i]->centred)
             centre_add(k, j->centre, run_start / TILE_TOKENS + i, b->rows, &s->centre, scores,
                        RUN_TOKENS);
+        for (uint32_t r = 0; j->args->softcap > 0 && r < b->rows; r++)
+            k->softcap(scores + (size_t)r * RUN_TOKENS, TILE_TOKENS, j->args->softcap);
     }
     if (t.tiles[0])
         prefetch(t.tiles[0] + t.layouts[0]->k.bytes, t.layouts[0]->v.bytes);
@@ -294,15 +299,29 @@ static void fold_start(struct partial *all, uint32_t rows) {
         all[r] = (struct partial){.max = -INFINITY, .sum = 0};
 }
 
+/* A row's values over its sum. A sink is one more score, without a value: it takes its part of the
+ * sum, and may be the maximum. */
+static void row_finish(const struct partial *all, const float *all_out, float sink, uint32_t dim,
+                       float *out) {
+    float scale = 1, sum = all->sum;
+    if (sink != -INFINITY) {
+        float max = sink > all->max ? sink : all->max;
+        scale = m_expf(all->max - max);
+        sum = sum * scale + m_expf(sink - max);
+    }
+    bool seen = all->max != -INFINITY; /* else all_out was never made */
+    for (uint32_t i = 0; i < dim; i++)
+        out[i] = seen ? all_out[i] * scale / sum : 0;
+}
+
 static void block_finish(const struct attention_job *j, const struct block *b,
                          const struct partial *all, const float *all_out) {
     uint32_t dim = j->head_dim;
     for (uint32_t r = 0; r < b->rows; r++) {
-        float *out =
-            j->out +
-            ((size_t)(b->row + r / j->gqa) * j->heads + b->head * j->gqa + r % j->gqa) * dim;
-        for (uint32_t i = 0; i < dim; i++)
-            out[i] = all_out[(size_t)r * dim + i] / all[r].sum;
+        uint32_t head = b->head * j->gqa + r % j->gqa;
+        float *out = j->out + ((size_t)(b->row + r / j->gqa) * j->heads + head) * dim;
+        float sink = j->args->sinks ? j->args->sinks[head] : -INFINITY;
+        row_finish(&all[r], all_out + (size_t)r * dim, sink, dim, out);
     }
 }
 
@@ -413,20 +432,20 @@ static void run_split(struct attention_job *j, uint32_t runs) {
 }
 
 void op_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
-                  uint32_t layer, const float *q, uint32_t heads, float scale, float *out) {
+                  uint32_t layer, const float *q, const struct attention_args *args, float *out) {
     const struct page_layout *l = &views[0].layouts[0];
     struct attention_job j = {.b = b,
                               .batch = batch,
                               .views = views,
                               .centre = centre_find(b, views[0].centre),
                               .layer = layer,
-                              .heads = heads,
+                              .heads = args->heads,
                               .kv_heads = l->kv_heads,
-                              .gqa = heads / l->kv_heads,
+                              .gqa = args->heads / l->kv_heads,
                               .head_dim = l->k.head_dim,
                               .block_tokens = TILE_TOKENS,
                               .q = q,
-                              .scale = scale,
+                              .args = args,
                               .out = out};
     while (j.block_tokens * j.gqa > BLOCK_ROWS)
         j.block_tokens /= 2;

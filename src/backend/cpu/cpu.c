@@ -4,7 +4,8 @@
  * Enqueueing runs the operation at once: work is cut into items (rows, ranges of outputs, runs of a
  * head) that a pool of threads takes one by one, and every item is computed by one kernel call
  * sequence that does not know which thread it is on. So results do not depend on the number of
- * threads (B1). Products live in product.c, attention in attention.c.
+ * threads (B1). Products live in product.c, attention in attention.c, experts in
+ * experts.c, recurrent layers in recurrent.c.
  */
 #include <string.h>
 
@@ -39,17 +40,9 @@ kvasir_status backend_cpu_create(struct backend **out, const struct backend_opti
     return KVASIR_OK;
 }
 
-static void act_free(struct act_rows *a) {
-    mem_free(a->codes);
-    mem_free(a->scale);
-    mem_free(a->sum);
-    mem_free(a->sum16);
-}
-
 static void scratch_free(struct backend *b) {
-    act_free(&b->act);
-    act_free(&b->act_rest);
-    mem_free(b->act.rest);
+    product_input_deinit(&b->input);
+    experts_deinit(b);
     mem_free(b->partials);
     mem_free(b->partial_out);
     for (int i = 0; b->scratch && i < b->threads; i++)
@@ -73,8 +66,9 @@ int backend_threads(const struct backend *b) {
     return b->threads;
 }
 
-static bool worker_scratch_init(struct worker_scratch *s, uint32_t max_rows, uint32_t head_dim,
-                                uint32_t max_dim) {
+static bool worker_scratch_init(struct worker_scratch *s, const struct backend_limits *limits) {
+    uint32_t head_dim = limits->head_dim;
+    uint32_t inputs = limits->dim > limits->expert_dim ? limits->dim : limits->expert_dim;
     size_t row_floats = (size_t)BLOCK_ROWS * head_dim;
     size_t sizes[] = {row_floats * sizeof(float),
                       row_floats * sizeof(int16_t),
@@ -85,8 +79,8 @@ static bool worker_scratch_init(struct worker_scratch *s, uint32_t max_rows, uin
                       BLOCK_ROWS * sizeof(struct partial),
                       row_floats * sizeof(float),
                       row_floats * sizeof(float),
-                      product_scratch_bytes(max_dim),
-                      (size_t)max_rows * ITEM_OUTPUTS * sizeof(float)};
+                      product_scratch_bytes(inputs),
+                      (size_t)limits->rows * ITEM_OUTPUTS * sizeof(float)};
     size_t total = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         total += round_up(sizes[i], 64);
@@ -109,36 +103,19 @@ static bool worker_scratch_init(struct worker_scratch *s, uint32_t max_rows, uin
     return true;
 }
 
-static bool act_init(struct act_rows *a, int bits, uint32_t max_rows, uint32_t max_dim) {
-    size_t blocks = (size_t)max_rows * (max_dim / 32 + 1);
-    a->bits = bits;
-    a->codes = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(int16_t));
-    a->scale = mem_alloc_aligned(blocks * sizeof(float));
-    a->sum = mem_alloc_aligned(blocks * sizeof(float));
-    a->sum16 = mem_alloc_aligned(2 * blocks * sizeof(float));
-    return a->codes && a->scale && a->sum && a->sum16;
-}
-
-kvasir_status backend_reserve(struct backend *b, uint32_t max_rows, uint32_t max_dim,
-                              uint32_t head_dim, kvasir_error *err) {
-    b->max_rows = max_rows;
-    b->max_dim = max_dim;
-    b->head_dim = head_dim;
-    bool good = act_init(&b->act, b->act_bits, max_rows, max_dim);
-    if (good && b->act_bits == 16) {
-        good = act_init(&b->act_rest, b->act_bits, max_rows, max_dim);
-        b->act.rest = mem_alloc_aligned((size_t)max_rows * max_dim * sizeof(float));
-        b->act_rest.x = b->act.rest;
-        good = good && b->act.rest;
-    }
+kvasir_status backend_reserve(struct backend *b, const struct backend_limits *limits,
+                              kvasir_error *err) {
+    b->limits = *limits;
+    bool good = product_input_init(&b->input, b->act_bits, limits->rows, limits->dim);
+    good = good && (limits->experts == 0 || experts_init(b));
     b->partials = mem_alloc_aligned(PARTIAL_ROWS * sizeof *b->partials);
-    b->partial_out = mem_alloc_aligned((size_t)PARTIAL_ROWS * head_dim * sizeof(float));
+    b->partial_out = mem_alloc_aligned((size_t)PARTIAL_ROWS * limits->head_dim * sizeof(float));
     good = good && b->partials && b->partial_out;
     for (int i = 0; good && i < b->threads; i++)
-        good = worker_scratch_init(&b->scratch[i], max_rows, head_dim, max_dim);
+        good = worker_scratch_init(&b->scratch[i], limits);
     if (!good)
         return fail(err, KVASIR_ERR_MEMORY, "scratch for steps of %u rows: out of memory",
-                    max_rows);
+                    limits->rows);
     return KVASIR_OK;
 }
 
@@ -239,7 +216,13 @@ struct row_job {
         } embed;
         struct {
             size_t n;
+            float by; /* a factor, a cap */
+            gate_mul_fn *gate_mul;
         } flat;
+        struct {
+            uint32_t blocks;
+            struct block_strides from, to;
+        } rearrange;
     };
     void (*row)(const struct row_job *j, uint32_t row);
 };
@@ -327,24 +310,78 @@ static size_t flat_count(const struct row_job *j, uint32_t r) {
     return left < FLAT_DIM ? left : FLAT_DIM;
 }
 
-static void silu_mul_row(const struct row_job *j, uint32_t r) {
+static void gate_mul_row(const struct row_job *j, uint32_t r) {
     size_t at = (size_t)r * FLAT_DIM;
-    j->b->kernels.silu_mul(j->x + at, j->y + at, flat_count(j, r), j->out + at);
+    j->flat.gate_mul(j->x + at, j->y + at, flat_count(j, r), j->out + at);
 }
 
-void op_silu_mul(struct backend *b, const float *gate, const float *up, size_t n, float *y) {
-    struct row_job j = {
-        .x = gate, .y = up, .out = y, .rows = flat_rows(n), .flat = {n}, .row = silu_mul_row};
+void op_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
+                 size_t n, float *y) {
+    struct row_job j = {.x = gate,
+                        .y = up,
+                        .out = y,
+                        .rows = flat_rows(n),
+                        .flat = {.n = n, .gate_mul = b->kernels.gate_mul[kind]},
+                        .row = gate_mul_row};
     run_rows(b, &j);
 }
 
 static void add_row(const struct row_job *j, uint32_t r) {
     size_t at = (size_t)r * FLAT_DIM;
-    j->b->kernels.add(j->out + at, j->y + at, flat_count(j, r));
+    j->b->kernels.add(j->out + at, j->y + at, j->flat.by, flat_count(j, r));
 }
 
-void op_add(struct backend *b, float *x, const float *y, size_t n) {
-    struct row_job j = {.y = y, .out = x, .rows = flat_rows(n), .flat = {n}, .row = add_row};
+void op_add(struct backend *b, float *x, const float *y, float scale, size_t n) {
+    struct row_job j = {
+        .y = y, .out = x, .rows = flat_rows(n), .flat = {.n = n, .by = scale}, .row = add_row};
+    run_rows(b, &j);
+}
+
+static void scale_row(const struct row_job *j, uint32_t r) {
+    j->b->kernels.scale(j->out + (size_t)r * FLAT_DIM, j->flat.by, flat_count(j, r));
+}
+
+void op_scale(struct backend *b, float *x, float scale, size_t n) {
+    struct row_job j = {
+        .out = x, .rows = flat_rows(n), .flat = {.n = n, .by = scale}, .row = scale_row};
+    run_rows(b, &j);
+}
+
+static void softcap_row(const struct row_job *j, uint32_t r) {
+    j->b->kernels.softcap(j->out + (size_t)r * FLAT_DIM, flat_count(j, r), j->flat.by);
+}
+
+void op_softcap(struct backend *b, float *x, float cap, size_t n) {
+    struct row_job j = {
+        .out = x, .rows = flat_rows(n), .flat = {.n = n, .by = cap}, .row = softcap_row};
+    run_rows(b, &j);
+}
+
+static void gate_rows_row(const struct row_job *j, uint32_t r) {
+    j->b->kernels.scale(j->out + (size_t)r * j->dim, (float)m_sigmoid((double)j->x[r]), j->dim);
+}
+
+void op_gate_rows(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim) {
+    struct row_job j = {.x = gate, .out = x, .rows = rows, .dim = dim, .row = gate_rows_row};
+    run_rows(b, &j);
+}
+
+static void rearrange_row(const struct row_job *j, uint32_t r) {
+    const float *from = j->x + (size_t)r * j->rearrange.from.row;
+    float *to = j->out + (size_t)r * j->rearrange.to.row;
+    for (uint32_t i = 0; i < j->rearrange.blocks; i++)
+        memcpy(to + (size_t)i * j->rearrange.to.block, from + (size_t)i * j->rearrange.from.block,
+               j->dim * sizeof *to);
+}
+
+void op_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n, const float *from,
+                  struct block_strides from_strides, float *to, struct block_strides to_strides) {
+    struct row_job j = {.x = from,
+                        .out = to,
+                        .rows = rows,
+                        .dim = n,
+                        .rearrange = {blocks, from_strides, to_strides},
+                        .row = rearrange_row};
     run_rows(b, &j);
 }
 

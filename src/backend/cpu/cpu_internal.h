@@ -40,6 +40,27 @@ struct centre_scratch {
     void *memory;    /* what all of these are cut from */
 };
 
+/* Rows that products multiply: as they are, rounded to codes, and with act_bits 16 what that left,
+ * rounded too (product.c). */
+struct product_input {
+    struct act_rows act, rest; /* rest.x is act.rest; both NULL at 8 bits */
+};
+
+/* Buffers of op_experts (experts.c). A pair is (row, rank); a slot is a pair's place when pairs are
+ * sorted by expert. */
+struct expert_scratch {
+    uint32_t *chosen;  /* [row][top_k] experts, in falling order of logits */
+    float *weight;     /* [row][top_k] */
+    uint32_t *slot_of; /* [row][top_k] */
+    uint32_t *row_of;  /* [slot] */
+    uint32_t *first;   /* [experts + 1] slots of expert e: [first[e], first[e + 1]) */
+    uint32_t *active;  /* [experts] those that have slots, rising */
+    struct product_input input;
+    float *x;      /* [slot][dim] gathered rows, later what the experts made of them */
+    float *wide;   /* [slot][2 * expert_dim] outputs of gate and up */
+    float *hidden; /* [slot][expert_dim] inputs of down */
+};
+
 /* One worker's own scratch. */
 struct worker_scratch {
     struct query_rows queries; /* of up to BLOCK_ROWS rows */
@@ -47,7 +68,7 @@ struct worker_scratch {
     struct partial *run, *all; /* [BLOCK_ROWS] of the run at hand; of all runs so far */
     float *run_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
     void *panel;               /* product_scratch_bytes */
-    float *term;               /* [max_rows][ITEM_OUTPUTS]: a product's second term */
+    float *term;               /* [rows][ITEM_OUTPUTS]: a product's second term */
     void *memory;              /* what all of these are cut from */
     struct centre_scratch centre;
 };
@@ -56,9 +77,9 @@ struct backend {
     struct kernels kernels;
     struct thread_pool *pool;
     int threads, act_bits;
-    uint32_t max_rows, max_dim, head_dim;
-    struct act_rows act;                      /* codes, scale, sum for max_rows x max_dim */
-    struct act_rows act_rest;                 /* the second term of act_bits 16, alike */
+    struct backend_limits limits;             /* what scratch was made for */
+    struct product_input input;               /* of op_product: limits.rows x limits.dim */
+    struct expert_scratch experts;            /* empty where limits.experts is 0 */
     struct worker_scratch *scratch;           /* [threads] */
     struct partial *partials;                 /* [PARTIAL_ROWS] of split attention */
     float *partial_out;                       /* [PARTIAL_ROWS][head_dim] */
@@ -80,6 +101,32 @@ static inline void *cut(uint8_t **at, size_t bytes) {
     *at += round_up(bytes, 64);
     return p;
 }
+
+/* ---- products (product.c) -------------------------------------------------------------------- */
+
+bool product_input_init(struct product_input *in, int bits, size_t rows, uint32_t dim) MUST_CHECK;
+void product_input_deinit(struct product_input *in);
+/* Products multiply x [rows][k] from now on, those with codes once every row is packed. */
+void product_input_set(struct product_input *in, const float *x, uint32_t rows, uint32_t k);
+void product_input_pack(const struct backend *b, struct product_input *in, uint32_t row);
+/* Its rows [first, first + rows), which share its memory. */
+struct product_input product_input_part(const struct product_input *in, size_t first,
+                                        uint32_t rows);
+/* The type's products read codes, not floats. */
+bool product_takes_codes(enum weight_type t);
+/* Work items that the outputs of a matrix are cut into. */
+static inline uint32_t product_ranges(const struct weight *w) {
+    return (w->n + ITEM_OUTPUTS - 1) / ITEM_OUTPUTS;
+}
+/* y[r][i] = row r . w[i] (+ bias[i] where not NULL) for the outputs i of one range; y [rows][w->n],
+ * at most limits.rows rows */
+void product_range(struct backend *b, const struct product_input *in, const struct weight *w,
+                   uint32_t range, const float *bias, float *y, int worker);
+
+/* ---- experts (experts.c) --------------------------------------------------------------------- */
+
+bool experts_init(struct backend *b) MUST_CHECK;
+void experts_deinit(struct backend *b);
 
 /* ---- centred keys (centre.c) ----------------------------------------------------------------- */
 

@@ -146,13 +146,45 @@ static inline size_t product_scratch_bytes(uint32_t k) {
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
-/* one row; y may be x */
+/* one row; gain NULL: ones; y may be x */
 typedef void rms_norm_fn(const float *x, const float *gain, uint32_t dim, float eps, float *y);
 /* one head */
 typedef void rope_fn(float *head, uint32_t n, const float *cos_in, const float *sin_in,
                      bool adjacent);
-typedef void silu_mul_fn(const float *gate, const float *up, size_t n, float *y);
-typedef void add_fn(float *x, const float *y, size_t n);
+/* y may be gate or up. A value depends on its operands alone, here and below: not on where in a
+ * range it stands. */
+typedef void gate_mul_fn(const float *gate, const float *up, size_t n, float *y);
+/* x += scale * y, rounded once or twice; the bits of x + y where scale is 1 */
+typedef void add_fn(float *x, const float *y, float scale, size_t n);
+typedef void scale_fn(float *x, float scale, size_t n); /* x *= scale */
+/* x = cap * tanh(x / cap), small x to the last places, too */
+typedef void softcap_fn(float *x, size_t n, float cap);
+
+/* What gates are made of, in the tiers' own precision. */
+#define GELU_ROOT    0.7978845608028654 /* sqrt(2 / pi) */
+#define GELU_CUBIC   0.044715
+#define SWIGLU_ALPHA 1.702
+#define SWIGLU_LIMIT 7.0f
+
+/* ---- recurrent layers ------------------------------------------------------------------------ */
+
+/* One token of a short convolution over n channels:
+ *     y[c] = sum over j < width of w[j][c] * in[j][c], in order of j, then silu where asked for,
+ * where in is the state [width - 1], then x. After it the state is the last width - 1 of in. Rows
+ * of state and w are `stride` values apart. y may be x. */
+typedef void short_conv_fn(float *state, const float *w, size_t stride, uint32_t width,
+                           const float *x, size_t n, bool silu, float *y);
+
+/* One token of the gated delta rule in one value head. q and k are [key_dim], normed; v and y
+ * [value_dim]; the state S [key_dim][value_dim]. Lanes are value dims, sums go over the key dims i
+ * in order:
+ *     S = decay S;  d = beta (v - sum k_i S_i);  S_i = S_i + k_i d;  y = sum q_i S_i */
+struct delta_token {
+    const float *q, *k, *v;
+    float decay, beta;
+};
+typedef void delta_step_fn(float *state, uint32_t key_dim, uint32_t value_dim,
+                           const struct delta_token *t, float *y);
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
@@ -168,8 +200,12 @@ struct kernels {
     product_fn *product[WEIGHT_TYPES_MAX]; /* by weight_index */
     rms_norm_fn *rms_norm;
     rope_fn *rope;
-    silu_mul_fn *silu_mul;
+    gate_mul_fn *gate_mul[GATE_KINDS];
     add_fn *add;
+    scale_fn *scale;
+    softcap_fn *softcap;
+    short_conv_fn *short_conv;
+    delta_step_fn *delta_step;
 };
 
 /* ref/ fills the table; the others override. Call in rising order of tiers. */

@@ -10,18 +10,82 @@
  */
 #include "backend/cpu/cpu_internal.h"
 
-struct product_job {
-    struct backend *b;
-    const struct weight *const *w;
-    const float *const *bias;
-    float *const *y;
-    uint32_t first_item[5]; /* items of product i: [first_item[i], first_item[i + 1]) */
-    uint32_t count;
-};
+/* ---- what products read ---------------------------------------------------------------------- */
 
-static bool takes_codes(enum weight_type t) {
+static bool act_init(struct act_rows *a, int bits, size_t rows, uint32_t dim) {
+    size_t blocks = rows * (dim / 32 + 1);
+    a->bits = bits;
+    a->codes = mem_alloc_aligned(rows * dim * sizeof(int16_t));
+    a->scale = mem_alloc_aligned(blocks * sizeof(float));
+    a->sum = mem_alloc_aligned(blocks * sizeof(float));
+    a->sum16 = mem_alloc_aligned(2 * blocks * sizeof(float));
+    return a->codes && a->scale && a->sum && a->sum16;
+}
+
+static void act_free(struct act_rows *a) {
+    mem_free(a->codes);
+    mem_free(a->scale);
+    mem_free(a->sum);
+    mem_free(a->sum16);
+}
+
+bool product_input_init(struct product_input *in, int bits, size_t rows, uint32_t dim) {
+    if (!act_init(&in->act, bits, rows, dim))
+        return false;
+    if (bits == 8)
+        return true;
+    in->act.rest = mem_alloc_aligned(rows * dim * sizeof(float));
+    in->rest.x = in->act.rest;
+    return in->act.rest && act_init(&in->rest, bits, rows, dim);
+}
+
+void product_input_deinit(struct product_input *in) {
+    mem_free(in->act.rest);
+    act_free(&in->act);
+    act_free(&in->rest);
+}
+
+void product_input_set(struct product_input *in, const float *x, uint32_t rows, uint32_t k) {
+    in->act.x = x;
+    in->act.rows = rows;
+    in->act.k = k;
+    in->rest.rows = rows;
+    in->rest.k = k;
+}
+
+bool product_takes_codes(enum weight_type t) {
     return weight_traits_of(t)->run_values > 0;
 }
+
+void product_input_pack(const struct backend *b, struct product_input *in, uint32_t row) {
+    b->kernels.act_pack(&in->act, row);
+    if (in->act.rest)
+        b->kernels.act_pack(&in->rest, row);
+}
+
+static struct act_rows act_part(const struct act_rows *a, size_t first, uint32_t rows) {
+    size_t at = first * a->k;
+    return (struct act_rows){.x = a->x + at,
+                             .rows = rows,
+                             .k = a->k,
+                             .bits = a->bits,
+                             .codes = (uint8_t *)a->codes + at * (size_t)a->bits / 8,
+                             .scale = a->scale + at / 32,
+                             .sum = a->sum + at / 32,
+                             .sum16 = a->sum16 + at / 16};
+}
+
+struct product_input product_input_part(const struct product_input *in, size_t first,
+                                        uint32_t rows) {
+    struct product_input part = {.act = act_part(&in->act, first, rows)};
+    if (!in->act.rest)
+        return part;
+    part.act.rest = in->act.rest + first * in->act.k;
+    part.rest = act_part(&in->rest, first, rows);
+    return part;
+}
+
+/* ---- one range of outputs -------------------------------------------------------------------- */
 
 /* y[r][i] += x[r][i]; a stride of 0 adds the same row to all. */
 static void add_rows(float *y, size_t y_stride, const float *x, size_t x_stride, uint32_t rows,
@@ -31,48 +95,56 @@ static void add_rows(float *y, size_t y_stride, const float *x, size_t x_stride,
             y[r * y_stride + i] += x[r * x_stride + i];
 }
 
+void product_range(struct backend *b, const struct product_input *in, const struct weight *w,
+                   uint32_t range, const float *bias, float *y, int worker) {
+    uint32_t n0 = range * ITEM_OUTPUTS;
+    uint32_t n1 = n0 + ITEM_OUTPUTS < w->n ? n0 + ITEM_OUTPUTS : w->n;
+    struct worker_scratch *s = &b->scratch[worker];
+    product_fn *product = b->kernels.product[weight_index(w->type)];
+    y += n0;
+    product(w, n0, n1, &in->act, y, w->n, s->panel);
+    if (in->act.rest && product_takes_codes(w->type)) {
+        product(w, n0, n1, &in->rest, s->term, ITEM_OUTPUTS, s->panel);
+        add_rows(y, w->n, s->term, ITEM_OUTPUTS, in->act.rows, n1 - n0);
+    }
+    if (bias)
+        add_rows(y, w->n, bias + n0, 0, in->act.rows, n1 - n0);
+}
+
+/* ---- op_product ------------------------------------------------------------------------------ */
+
+struct product_job {
+    struct backend *b;
+    const struct weight *const *w;
+    const float *const *bias;
+    float *const *y;
+    uint32_t first_item[5]; /* items of product i: [first_item[i], first_item[i + 1]) */
+};
+
 static void product_item(void *ctx, size_t item, int worker) {
     const struct product_job *j = ctx;
-    struct backend *b = j->b;
     uint32_t i = 0;
     while (item >= j->first_item[i + 1])
         i++;
-    const struct weight *w = j->w[i];
-    uint32_t n0 = (uint32_t)(item - j->first_item[i]) * ITEM_OUTPUTS;
-    uint32_t n1 = n0 + ITEM_OUTPUTS < w->n ? n0 + ITEM_OUTPUTS : w->n;
-    float *y = j->y[i] + n0;
-    struct worker_scratch *s = &b->scratch[worker];
-    product_fn *product = b->kernels.product[weight_index(w->type)];
-    product(w, n0, n1, &b->act, y, w->n, s->panel);
-    if (b->act.rest && takes_codes(w->type)) {
-        product(w, n0, n1, &b->act_rest, s->term, ITEM_OUTPUTS, s->panel);
-        add_rows(y, w->n, s->term, ITEM_OUTPUTS, b->act.rows, n1 - n0);
-    }
-    if (j->bias[i])
-        add_rows(y, w->n, j->bias[i] + n0, 0, b->act.rows, n1 - n0);
+    product_range(j->b, &j->b->input, j->w[i], (uint32_t)item - j->first_item[i], j->bias[i],
+                  j->y[i], worker);
 }
 
 static void pack_item(void *ctx, size_t item, int worker) {
     (void)worker;
     struct backend *b = ctx;
-    b->kernels.act_pack(&b->act, (uint32_t)item);
-    if (b->act.rest)
-        b->kernels.act_pack(&b->act_rest, (uint32_t)item);
+    product_input_pack(b, &b->input, (uint32_t)item);
 }
 
 void op_product(struct backend *b, const float *x, uint32_t rows, const struct weight *const *w,
                 const float *const *bias, float *const *y, uint32_t count) {
-    struct product_job j = {.b = b, .w = w, .bias = bias, .y = y, .count = count};
+    struct product_job j = {.b = b, .w = w, .bias = bias, .y = y};
     bool codes = false;
     for (uint32_t i = 0; i < count; i++) {
-        j.first_item[i + 1] = j.first_item[i] + (w[i]->n + ITEM_OUTPUTS - 1) / ITEM_OUTPUTS;
-        codes |= takes_codes(w[i]->type);
+        j.first_item[i + 1] = j.first_item[i] + product_ranges(w[i]);
+        codes |= product_takes_codes(w[i]->type);
     }
-    b->act.x = x;
-    b->act.rows = rows;
-    b->act.k = w[0]->k;
-    b->act_rest.rows = rows;
-    b->act_rest.k = w[0]->k;
+    product_input_set(&b->input, x, rows, w[0]->k);
     if (codes)
         thread_pool_run(b->pool, rows, pack_item, b);
     thread_pool_run(b->pool, j.first_item[count], product_item, &j);

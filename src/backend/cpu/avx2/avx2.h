@@ -11,7 +11,8 @@
  *   act_pack.c     act_pack
  *   product_quant.c, product_float.c
  *                  the matrix products; product*.h are theirs
- *   elementwise.c  rms_norm, rope, silu_mul, add
+ *   elementwise.c  rms_norm, rope, gate_mul, add, scale, softcap
+ *   recurrent.c    short_conv, delta_step; gates.h is what the two share
  *   init.c         puts all of them into the table
  *
  * What holds in every file:
@@ -44,7 +45,11 @@ product_fn avx2_product_affine2, avx2_product_affine3, avx2_product_affine4, avx
     avx2_product_affine6, avx2_product_affine8, avx2_product_mxfp4_mlx;
 rms_norm_fn avx2_rms_norm;
 rope_fn avx2_rope;
-silu_mul_fn avx2_silu_mul;
+gate_mul_fn avx2_gate_silu, avx2_gate_gelu_tanh, avx2_gate_sigmoid, avx2_gate_swiglu_clamped;
 add_fn avx2_add;
+scale_fn avx2_scale;
+softcap_fn avx2_softcap;
+short_conv_fn avx2_short_conv;
+delta_step_fn avx2_delta_step;
 
 #endif

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.c: the small operations of a layer, AVX2.
  *
- * A value of silu_mul and add depends on its operands alone, not on where in a range it stands:
- * what is left over at the end of a range goes through the same vector code, masked. rms_norm's sum
- * has a fixed order: 8 lanes x four registers taken in turn, then one tree; dims behind the last
- * count as 0.
+ * A value of gate_mul, add, scale and softcap depends on its operands alone, not on where in a
+ * range it stands: what is left over at the end goes through the same vector code, masked.
+ * rms_norm's sum has a fixed order: 8 lanes x four registers taken in turn, then one tree; dims
+ * behind the last count as 0.
  */
-#include "backend/cpu/avx2/vector.h"
-
-/* Lanes [0, n) of eight. */
-ALWAYS_INLINE __m256i first_lanes(size_t n) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n < 8 ? (int)n : 8),
-                              _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
+#include "backend/cpu/avx2/gates.h"
 
 /* ---- rms_norm -------------------------------------------------------------------------------- */
 
@@ -40,12 +34,12 @@ void avx2_rms_norm(const float *x, const float *gain, uint32_t dim, float eps, f
     uint32_t i = 0;
     for (; i + 8 <= dim; i += 8) {
         __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), factor);
-        _mm256_storeu_ps(y + i, _mm256_mul_ps(v, _mm256_loadu_ps(gain + i)));
+        _mm256_storeu_ps(y + i, gain ? _mm256_mul_ps(v, _mm256_loadu_ps(gain + i)) : v);
     }
     if (i < dim) {
         __m256i lanes = first_lanes(dim - i);
         __m256 v = _mm256_mul_ps(_mm256_maskload_ps(x + i, lanes), factor);
-        v = _mm256_mul_ps(v, _mm256_maskload_ps(gain + i, lanes));
+        v = gain ? _mm256_mul_ps(v, _mm256_maskload_ps(gain + i, lanes)) : v;
         _mm256_maskstore_ps(y + i, lanes, v);
     }
 }
@@ -88,55 +82,68 @@ void avx2_rope(float *head, uint32_t n, const float *cos_in, const float *sin_in
     }
 }
 
-/* ---- silu_mul, add --------------------------------------------------------------------------- */
+/* ---- gate_mul -------------------------------------------------------------------------------- */
 
-/* e^x for x <= 0, 1.01 ulp: 0 below -104, subnormals kept, NaN stays NaN.
- * x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial whose coefficients minimise the relative
- * error (3e-9) there; 2^n in two factors, as n may be below -126. */
-ALWAYS_INLINE __m256 exp_lanes(__m256 x) {
-    x = _mm256_max_ps(_mm256_set1_ps(-104.0f), x);
-    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
-                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.62e43p-1f), x);
-    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.05c61p-29f), r);
-    __m256 p = _mm256_set1_ps(0x1.6a215ap-10f);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.123b9ap-7f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.5558fcp-5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.55549p-3f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0x1.fffffcp-2f));
-    p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r);
-    p = _mm256_add_ps(p, _mm256_set1_ps(1.0f));
-    __m256i k = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(k, 1);
-    __m256i bias = _mm256_set1_epi32(127);
-    __m256i low = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-    __m256i high = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(k, half), bias), 23);
-    p = _mm256_mul_ps(p, _mm256_castsi256_ps(low));
-    return _mm256_mul_ps(p, _mm256_castsi256_ps(high));
-}
-
-/* g / (1 + e^-g) * u, written with e = e^-|g| (for negative g both sides of the fraction times
- * e^g), so that nothing overflows and small results keep their bits. */
-ALWAYS_INLINE __m256 silu_mul(__m256 g, __m256 u) {
-    __m256 e = exp_lanes(_mm256_or_ps(g, _mm256_set1_ps(-0.0f)));
-    __m256 numerator = _mm256_blendv_ps(g, _mm256_mul_ps(g, e), g);
-    return _mm256_mul_ps(_mm256_div_ps(numerator, _mm256_add_ps(_mm256_set1_ps(1.0f), e)), u);
-}
-
-void avx2_silu_mul(const float *gate, const float *up, size_t n, float *y) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(y + i, silu_mul(_mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
-    if (i < n) {
-        __m256i lanes = first_lanes(n - i);
-        __m256 v = silu_mul(_mm256_maskload_ps(gate + i, lanes), _mm256_maskload_ps(up + i, lanes));
-        _mm256_maskstore_ps(y + i, lanes, v);
+ALWAYS_INLINE __m256 gate_lanes(enum gate_kind kind, __m256 g, __m256 u) {
+    const __m256 limit = _mm256_set1_ps(SWIGLU_LIMIT), lowest = _mm256_set1_ps(-SWIGLU_LIMIT);
+    switch (kind) {
+    case GATE_SILU:
+        return _mm256_mul_ps(times_sigmoid(g, g), u);
+    case GATE_GELU_TANH:
+        return _mm256_mul_ps(times_sigmoid(g, gelu_argument(g)), u);
+    case GATE_SIGMOID:
+        return _mm256_mul_ps(times_sigmoid(_mm256_set1_ps(1.0f), g), u);
+    default: /* min and max return their second operand where one is NaN */
+        g = _mm256_min_ps(limit, g);
+        u = _mm256_max_ps(lowest, _mm256_min_ps(limit, u));
+        u = _mm256_add_ps(u, _mm256_set1_ps(1.0f));
+        g = times_sigmoid(g, _mm256_mul_ps(g, _mm256_set1_ps((float)SWIGLU_ALPHA)));
+        return _mm256_mul_ps(g, u);
     }
 }
 
-void avx2_add(float *x, const float *y, size_t n) {
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(x + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
-    for (; i < n; i++)
-        x[i] += y[i];
+ALWAYS_INLINE void gate_mul(enum gate_kind kind, const float *gate, const float *up, size_t n,
+                            float *y) {
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 g = load_first(gate + i, n - i), u = load_first(up + i, n - i);
+        store_first(y + i, n - i, gate_lanes(kind, g, u));
+    }
+}
+
+void avx2_gate_silu(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SILU, gate, up, n, y);
+}
+void avx2_gate_gelu_tanh(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_GELU_TANH, gate, up, n, y);
+}
+void avx2_gate_sigmoid(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SIGMOID, gate, up, n, y);
+}
+void avx2_gate_swiglu_clamped(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SWIGLU_CLAMPED, gate, up, n, y);
+}
+
+/* ---- add, scale, softcap --------------------------------------------------------------------- */
+
+/* One rounding: where scale is 1, that of x + y. */
+void avx2_add(float *x, const float *y, float scale, size_t n) {
+    __m256 factor = _mm256_set1_ps(scale);
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 v = load_first(x + i, n - i);
+        store_first(x + i, n - i, _mm256_fmadd_ps(factor, load_first(y + i, n - i), v));
+    }
+}
+
+void avx2_scale(float *x, float scale, size_t n) {
+    __m256 factor = _mm256_set1_ps(scale);
+    for (size_t i = 0; i < n; i += 8)
+        store_first(x + i, n - i, _mm256_mul_ps(load_first(x + i, n - i), factor));
+}
+
+void avx2_softcap(float *x, size_t n, float cap) {
+    __m256 caps = _mm256_set1_ps(cap);
+    for (size_t i = 0; i < n; i += 8) {
+        __m256 t = tanh_lanes(_mm256_div_ps(load_first(x + i, n - i), caps));
+        store_first(x + i, n - i, _mm256_mul_ps(caps, t));
+    }
 }

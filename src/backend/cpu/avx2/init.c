@@ -43,6 +43,13 @@ void kernels_init_avx2(struct kernels *k) {
     k->product[weight_index(WEIGHT_MXFP4_MLX)] = avx2_product_mxfp4_mlx;
     k->rms_norm = avx2_rms_norm;
     k->rope = avx2_rope;
-    k->silu_mul = avx2_silu_mul;
+    k->gate_mul[GATE_SILU] = avx2_gate_silu;
+    k->gate_mul[GATE_GELU_TANH] = avx2_gate_gelu_tanh;
+    k->gate_mul[GATE_SIGMOID] = avx2_gate_sigmoid;
+    k->gate_mul[GATE_SWIGLU_CLAMPED] = avx2_gate_swiglu_clamped;
     k->add = avx2_add;
+    k->scale = avx2_scale;
+    k->softcap = avx2_softcap;
+    k->short_conv = avx2_short_conv;
+    k->delta_step = avx2_delta_step;
 }

@@ -10,7 +10,8 @@
  *     act_pack.c     act_pack
  *     product_float.c
  *                    products with float weights
- *     elementwise.c  rms_norm, rope, silu_mul, add
+ *     elementwise.c  rms_norm, rope, gate_mul, add, scale, softcap
+ *     recurrent.c    short_conv, delta_step; gates.h is what the two share
  *     init.c         puts all of them into the table
  *
  *   compiled twice, the second time with -mavx512vnni and KVASIR_AVX512VNNI defined: TIER(name) is
@@ -45,8 +46,13 @@ act_pack_fn avx512_act_pack;
 product_fn avx512_product_float;
 rms_norm_fn avx512_rms_norm;
 rope_fn avx512_rope;
-silu_mul_fn avx512_silu_mul;
+gate_mul_fn avx512_gate_silu, avx512_gate_gelu_tanh, avx512_gate_sigmoid,
+    avx512_gate_swiglu_clamped;
 add_fn avx512_add;
+scale_fn avx512_scale;
+softcap_fn avx512_softcap;
+short_conv_fn avx512_short_conv;
+delta_step_fn avx512_delta_step;
 
 query_pack_fn avx512_query_pack, avx512vnni_query_pack;
 score_tile_fn avx512_score_affine, avx512vnni_score_affine;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.c: the small operations of a layer, AVX-512.
  *
- * A value of silu_mul and add depends on its operands alone, not on where in a range it stands:
- * what is left over at the end of a range goes through the same vector code, masked. rms_norm's sum
- * has a fixed order: 16 lanes x four registers taken in turn, then one tree; dims behind the last
- * count as 0.
+ * A value of gate_mul, add, scale and softcap depends on its operands alone, not on where in a
+ * range it stands: what is left over at the end goes through the same vector code, masked.
+ * rms_norm's sum has a fixed order: 16 lanes x four registers taken in turn, then one tree; dims
+ * behind the last count as 0.
  */
-#include "backend/cpu/avx512/vector.h"
+#include "backend/cpu/avx512/gates.h"
 
 enum { REGISTERS = 4 };
 
@@ -40,7 +40,8 @@ void avx512_rms_norm(const float *x, const float *gain, uint32_t dim, float eps,
     for (uint32_t i = 0; i < dim; i += 16) {
         __mmask16 lanes = first_lanes(dim - i);
         __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), factor);
-        v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(lanes, gain + i));
+        if (gain)
+            v = _mm512_mul_ps(v, _mm512_maskz_loadu_ps(lanes, gain + i));
         _mm512_mask_storeu_ps(y + i, lanes, v);
     }
 }
@@ -81,28 +82,68 @@ void avx512_rope(float *head, uint32_t n, const float *cos_in, const float *sin_
     }
 }
 
-/* ---- silu_mul, add --------------------------------------------------------------------------- */
+/* ---- gate_mul -------------------------------------------------------------------------------- */
 
-/* g / (1 + e^-g) * u, written with e = e^-|g| (for negative g both sides of the fraction times
- * e^g), so that nothing overflows and small results keep their bits. */
-ALWAYS_INLINE __m512 silu_mul(__m512 g, __m512 u) {
-    __m512 e = exp_lanes(_mm512_or_ps(g, _mm512_set1_ps(-0.0f)));
-    __m512 numerator = _mm512_mask_mul_ps(g, _mm512_movepi32_mask(_mm512_castps_si512(g)), g, e);
-    return _mm512_mul_ps(_mm512_div_ps(numerator, _mm512_add_ps(_mm512_set1_ps(1.0f), e)), u);
-}
-
-void avx512_silu_mul(const float *gate, const float *up, size_t n, float *y) {
-    for (size_t i = 0; i < n; i += 16) {
-        __mmask16 lanes = first_lanes(n - i);
-        __m512 g = _mm512_maskz_loadu_ps(lanes, gate + i), u = _mm512_maskz_loadu_ps(lanes, up + i);
-        _mm512_mask_storeu_ps(y + i, lanes, silu_mul(g, u));
+ALWAYS_INLINE __m512 gate_lanes(enum gate_kind kind, __m512 g, __m512 u) {
+    const __m512 limit = _mm512_set1_ps(SWIGLU_LIMIT), lowest = _mm512_set1_ps(-SWIGLU_LIMIT);
+    switch (kind) {
+    case GATE_SILU:
+        return _mm512_mul_ps(times_sigmoid(g, g), u);
+    case GATE_GELU_TANH:
+        return _mm512_mul_ps(times_sigmoid(g, gelu_argument(g)), u);
+    case GATE_SIGMOID:
+        return _mm512_mul_ps(times_sigmoid(_mm512_set1_ps(1.0f), g), u);
+    default: /* min and max return their second operand where one is NaN */
+        g = _mm512_min_ps(limit, g);
+        u = _mm512_max_ps(lowest, _mm512_min_ps(limit, u));
+        u = _mm512_add_ps(u, _mm512_set1_ps(1.0f));
+        g = times_sigmoid(g, _mm512_mul_ps(g, _mm512_set1_ps((float)SWIGLU_ALPHA)));
+        return _mm512_mul_ps(g, u);
     }
 }
 
-void avx512_add(float *x, const float *y, size_t n) {
+ALWAYS_INLINE void gate_mul(enum gate_kind kind, const float *gate, const float *up, size_t n,
+                            float *y) {
     for (size_t i = 0; i < n; i += 16) {
-        __mmask16 lanes = first_lanes(n - i);
-        __m512 a = _mm512_maskz_loadu_ps(lanes, x + i), b = _mm512_maskz_loadu_ps(lanes, y + i);
-        _mm512_mask_storeu_ps(x + i, lanes, _mm512_add_ps(a, b));
+        __m512 g = load_first(gate + i, n - i), u = load_first(up + i, n - i);
+        store_first(y + i, n - i, gate_lanes(kind, g, u));
+    }
+}
+
+void avx512_gate_silu(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SILU, gate, up, n, y);
+}
+void avx512_gate_gelu_tanh(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_GELU_TANH, gate, up, n, y);
+}
+void avx512_gate_sigmoid(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SIGMOID, gate, up, n, y);
+}
+void avx512_gate_swiglu_clamped(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SWIGLU_CLAMPED, gate, up, n, y);
+}
+
+/* ---- add, scale, softcap --------------------------------------------------------------------- */
+
+/* One rounding: where scale is 1, that of x + y. */
+void avx512_add(float *x, const float *y, float scale, size_t n) {
+    __m512 factor = _mm512_set1_ps(scale);
+    for (size_t i = 0; i < n; i += 16) {
+        __m512 v = load_first(x + i, n - i);
+        store_first(x + i, n - i, _mm512_fmadd_ps(factor, load_first(y + i, n - i), v));
+    }
+}
+
+void avx512_scale(float *x, float scale, size_t n) {
+    __m512 factor = _mm512_set1_ps(scale);
+    for (size_t i = 0; i < n; i += 16)
+        store_first(x + i, n - i, _mm512_mul_ps(load_first(x + i, n - i), factor));
+}
+
+void avx512_softcap(float *x, size_t n, float cap) {
+    __m512 caps = _mm512_set1_ps(cap);
+    for (size_t i = 0; i < n; i += 16) {
+        __m512 t = tanh_lanes(_mm512_div_ps(load_first(x + i, n - i), caps));
+        store_first(x + i, n - i, _mm512_mul_ps(caps, t));
     }
 }

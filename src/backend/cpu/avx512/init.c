@@ -25,8 +25,15 @@ void kernels_init_avx512(struct kernels *k) {
     set_products(k, avx512_product_codes);
     k->rms_norm = avx512_rms_norm;
     k->rope = avx512_rope;
-    k->silu_mul = avx512_silu_mul;
+    k->gate_mul[GATE_SILU] = avx512_gate_silu;
+    k->gate_mul[GATE_GELU_TANH] = avx512_gate_gelu_tanh;
+    k->gate_mul[GATE_SIGMOID] = avx512_gate_sigmoid;
+    k->gate_mul[GATE_SWIGLU_CLAMPED] = avx512_gate_swiglu_clamped;
     k->add = avx512_add;
+    k->scale = avx512_scale;
+    k->softcap = avx512_softcap;
+    k->short_conv = avx512_short_conv;
+    k->delta_step = avx512_delta_step;
 }
 
 void kernels_init_avx512vnni(struct kernels *k) {

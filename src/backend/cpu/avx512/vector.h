@@ -71,11 +71,12 @@ ALWAYS_INLINE float max_magnitude(__m512i bits) {
     return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
-/* e^x for x <= 0, 1.01 ulp; 0 below -104, subnormals kept, NaN stays NaN.
- * x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial whose coefficients minimise the relative
- * error (3e-9) there. */
-ALWAYS_INLINE __m512 exp_lanes(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);
+/* e^x = 2^n (1 + rest) for x in [-104, 0]. x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a
+ * polynomial whose coefficients minimise the relative error (3e-9) of e^r. */
+struct exp_parts {
+    __m512 rest, n;
+};
+ALWAYS_INLINE struct exp_parts exp_split(__m512 x) {
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)),
                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e43p-1f), x);
@@ -85,8 +86,13 @@ ALWAYS_INLINE __m512 exp_lanes(__m512 x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.5558fcp-5f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.55549p-3f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0x1.fffffcp-2f));
-    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
-    return _mm512_scalef_ps(_mm512_add_ps(p, _mm512_set1_ps(1.0f)), n);
+    return (struct exp_parts){_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), n};
+}
+
+/* e^x for x <= 0, 1.01 ulp; 0 below -104, subnormals kept, NaN stays NaN. */
+ALWAYS_INLINE __m512 exp_lanes(__m512 x) {
+    struct exp_parts e = exp_split(_mm512_max_ps(_mm512_set1_ps(-104.0f), x));
+    return _mm512_scalef_ps(_mm512_add_ps(e.rest, _mm512_set1_ps(1.0f)), e.n);
 }
 
 /* 32 s16 codes from x * factor, rounded to nearest even. */

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* elementwise.c: the small operations of a layer, NEON.
  *
- * A value of silu_mul and add depends on its operands alone, not on where in a range it stands:
- * what is left over at the end of a range goes through the same vector code, padded. rms_norm's sum
- * has a fixed order: 4 lanes x four registers taken in turn, then one tree; dims behind the last
- * count as 0.
+ * A value of gate_mul, add, scale and softcap depends on its operands alone, not on where in a
+ * range it stands: what is left over at the end goes through the same vector code, padded.
+ * rms_norm's sum has a fixed order: 4 lanes x four registers taken in turn, then one tree; dims
+ * behind the last count as 0.
  */
-#include "backend/cpu/neon/vector.h"
-
-/* Floats [i, n), at most four. */
-ALWAYS_INLINE float32x4_t load_end(const float *x, size_t i, size_t n) {
-    return load_up_to_4(SCALAR_F32, x, i, n - i);
-}
+#include "backend/cpu/neon/gates.h"
 
 /* ---- rms_norm -------------------------------------------------------------------------------- */
 
@@ -39,7 +34,7 @@ void neon_rms_norm(const float *x, const float *gain, uint32_t dim, float eps, f
     float factor = 1.0f / sqrtf(mean);
     for (uint32_t i = 0; i < dim; i += 4) {
         float32x4_t v = vmulq_n_f32(load_end(x, i, dim), factor);
-        store_up_to_4(y + i, dim - i, vmulq_f32(v, load_end(gain, i, dim)));
+        store_up_to_4(y + i, dim - i, gain ? vmulq_f32(v, load_end(gain, i, dim)) : v);
     }
 }
 
@@ -77,22 +72,60 @@ void neon_rope(float *head, uint32_t n, const float *cos_in, const float *sin_in
     }
 }
 
-/* ---- silu_mul, add --------------------------------------------------------------------------- */
+/* ---- gate_mul -------------------------------------------------------------------------------- */
 
-/* g / (1 + e^-g) * u, written with e = e^-|g| (for negative g both sides of the fraction times
- * e^g), so that nothing overflows and small results keep their bits. */
-ALWAYS_INLINE float32x4_t silu_mul(float32x4_t g, float32x4_t u) {
-    float32x4_t e = exp_lanes(vnegq_f32(vabsq_f32(g)));
-    float32x4_t numerator = vbslq_f32(vcltzq_f32(g), vmulq_f32(g, e), g);
-    return vmulq_f32(vdivq_f32(numerator, vaddq_f32(vdupq_n_f32(1.0f), e)), u);
+ALWAYS_INLINE float32x4_t gate_lanes(enum gate_kind kind, float32x4_t g, float32x4_t u) {
+    const float32x4_t limit = vdupq_n_f32(SWIGLU_LIMIT);
+    switch (kind) {
+    case GATE_SILU:
+        return vmulq_f32(times_sigmoid(g, g), u);
+    case GATE_GELU_TANH:
+        return vmulq_f32(times_sigmoid(g, gelu_argument(g)), u);
+    case GATE_SIGMOID:
+        return vmulq_f32(times_sigmoid(vdupq_n_f32(1.0f), g), u);
+    default: /* NaN stays NaN in min and max */
+        g = vminq_f32(g, limit);
+        u = vaddq_f32(vmaxq_f32(vminq_f32(u, limit), vnegq_f32(limit)), vdupq_n_f32(1.0f));
+        return vmulq_f32(times_sigmoid(g, vmulq_n_f32(g, (float)SWIGLU_ALPHA)), u);
+    }
 }
 
-void neon_silu_mul(const float *gate, const float *up, size_t n, float *y) {
+ALWAYS_INLINE void gate_mul(enum gate_kind kind, const float *gate, const float *up, size_t n,
+                            float *y) {
     for (size_t i = 0; i < n; i += 4)
-        store_up_to_4(y + i, n - i, silu_mul(load_end(gate, i, n), load_end(up, i, n)));
+        store_up_to_4(y + i, n - i, gate_lanes(kind, load_end(gate, i, n), load_end(up, i, n)));
 }
 
-void neon_add(float *x, const float *y, size_t n) {
+void neon_gate_silu(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SILU, gate, up, n, y);
+}
+void neon_gate_gelu_tanh(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_GELU_TANH, gate, up, n, y);
+}
+void neon_gate_sigmoid(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SIGMOID, gate, up, n, y);
+}
+void neon_gate_swiglu_clamped(const float *gate, const float *up, size_t n, float *y) {
+    gate_mul(GATE_SWIGLU_CLAMPED, gate, up, n, y);
+}
+
+/* ---- add, scale, softcap --------------------------------------------------------------------- */
+
+/* One rounding: where scale is 1, that of x + y. */
+void neon_add(float *x, const float *y, float scale, size_t n) {
     for (size_t i = 0; i < n; i += 4)
-        store_up_to_4(x + i, n - i, vaddq_f32(load_end(x, i, n), load_end(y, i, n)));
+        store_up_to_4(x + i, n - i, vfmaq_n_f32(load_end(x, i, n), load_end(y, i, n), scale));
+}
+
+void neon_scale(float *x, float scale, size_t n) {
+    for (size_t i = 0; i < n; i += 4)
+        store_up_to_4(x + i, n - i, vmulq_n_f32(load_end(x, i, n), scale));
+}
+
+void neon_softcap(float *x, size_t n, float cap) {
+    float32x4_t caps = vdupq_n_f32(cap);
+    for (size_t i = 0; i < n; i += 4) {
+        float32x4_t t = tanh_lanes(vdivq_f32(load_end(x, i, n), caps));
+        store_up_to_4(x + i, n - i, vmulq_f32(caps, t));
+    }
 }

@@ -26,8 +26,15 @@ void kernels_init_neon(struct kernels *k) {
     k->product[weight_index(WEIGHT_AFFINE8)] = neon_product_affine8;
     k->rms_norm = neon_rms_norm;
     k->rope = neon_rope;
-    k->silu_mul = neon_silu_mul;
+    k->gate_mul[GATE_SILU] = neon_gate_silu;
+    k->gate_mul[GATE_GELU_TANH] = neon_gate_gelu_tanh;
+    k->gate_mul[GATE_SIGMOID] = neon_gate_sigmoid;
+    k->gate_mul[GATE_SWIGLU_CLAMPED] = neon_gate_swiglu_clamped;
     k->add = neon_add;
+    k->scale = neon_scale;
+    k->softcap = neon_softcap;
+    k->short_conv = neon_short_conv;
+    k->delta_step = neon_delta_step;
 }
 
 void kernels_init_neondot(struct kernels *k) {

@@ -10,7 +10,8 @@
  *   product_quant.c                                                                   both tiers
  *   product_float.c
  *                  the matrix products
- *   elementwise.c  rms_norm, rope, silu_mul, add
+ *   elementwise.c  rms_norm, rope, gate_mul, add, scale, softcap
+ *   recurrent.c    short_conv, delta_step; gates.h is what the two share
  *   dot.h          exact integer dots of both tiers: all that they do differently
  *   init.c         puts all of them into the table
  *
@@ -44,8 +45,12 @@ product_fn neondot_product_q4_0, neondot_product_q4_1, neondot_product_q8_0;
 product_fn neondot_product_affine4, neondot_product_affine8;
 rms_norm_fn neon_rms_norm;
 rope_fn neon_rope;
-silu_mul_fn neon_silu_mul;
+gate_mul_fn neon_gate_silu, neon_gate_gelu_tanh, neon_gate_sigmoid, neon_gate_swiglu_clamped;
 add_fn neon_add;
+scale_fn neon_scale;
+softcap_fn neon_softcap;
+short_conv_fn neon_short_conv;
+delta_step_fn neon_delta_step;
 
 /* The name of a function that each tier has for itself. */
 #ifdef KVASIR_NEONDOT

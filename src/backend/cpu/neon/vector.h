@@ -108,11 +108,13 @@ ALWAYS_INLINE int32x4_t to_codes(float32x4_t x, struct rounding r) {
 
 /* ---- exp ------------------------------------------------------------------------------------- */
 
-/* e^x for x <= 0, 1.01 ulp: 0 below -104, subnormals kept, NaN stays NaN.
- * x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial whose coefficients minimise the relative
- * error (3e-9) there; 2^n in two factors, as n may be below -126. */
-ALWAYS_INLINE float32x4_t exp_lanes(float32x4_t x) {
-    x = vmaxq_f32(x, vdupq_n_f32(-104.0f));
+/* e^x = 2^n (1 + rest) for x in [-104, 0]. x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a
+ * polynomial whose coefficients minimise the relative error (3e-9) of e^r. */
+struct exp_parts {
+    float32x4_t rest;
+    int32x4_t n;
+};
+ALWAYS_INLINE struct exp_parts exp_split(float32x4_t x) {
     float32x4_t n = vrndnq_f32(vmulq_n_f32(x, 1.44269504f));
     float32x4_t r = vfmsq_f32(x, n, vdupq_n_f32(0x1.62e43p-1f));
     r = vfmsq_f32(r, n, vdupq_n_f32(-0x1.05c61p-29f));
@@ -122,12 +124,22 @@ ALWAYS_INLINE float32x4_t exp_lanes(float32x4_t x) {
     p = vfmaq_f32(vdupq_n_f32(0x1.55549p-3f), p, r);
     p = vfmaq_f32(vdupq_n_f32(0x1.fffffcp-2f), p, r);
     p = vfmaq_f32(r, p, vmulq_f32(r, r));
-    p = vaddq_f32(p, vdupq_n_f32(1.0f));
-    int32x4_t k = vcvtq_s32_f32(n), half = vshrq_n_s32(k, 1), bias = vdupq_n_s32(127);
-    int32x4_t low = vshlq_n_s32(vaddq_s32(half, bias), 23);
-    int32x4_t high = vshlq_n_s32(vaddq_s32(vsubq_s32(k, half), bias), 23);
-    p = vmulq_f32(p, vreinterpretq_f32_s32(low));
-    return vmulq_f32(p, vreinterpretq_f32_s32(high));
+    return (struct exp_parts){p, vcvtq_s32_f32(n)};
+}
+
+/* 2^n for n in [-126, 127]. */
+ALWAYS_INLINE float32x4_t power_of_2(int32x4_t n) {
+    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23));
+}
+
+/* e^x for x <= 0, 1.01 ulp: 0 below -104, subnormals kept, NaN stays NaN. 2^n in two factors, as n
+ * may be below -126. */
+ALWAYS_INLINE float32x4_t exp_lanes(float32x4_t x) {
+    struct exp_parts e = exp_split(vmaxq_f32(x, vdupq_n_f32(-104.0f)));
+    int32x4_t half = vshrq_n_s32(e.n, 1);
+    float32x4_t p = vaddq_f32(e.rest, vdupq_n_f32(1.0f));
+    p = vmulq_f32(p, power_of_2(half));
+    return vmulq_f32(p, power_of_2(vsubq_s32(e.n, half)));
 }
 
 #endif

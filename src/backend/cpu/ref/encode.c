@@ -20,8 +20,16 @@ void kernels_init_ref(struct kernels *k) {
         .act_pack = act_pack_ref,
         .rms_norm = rms_norm_ref,
         .rope = rope_ref,
-        .silu_mul = silu_mul_ref,
+        .gate_mul = {[GATE_NONE] = gate_none_ref,
+                     [GATE_SILU] = gate_silu_ref,
+                     [GATE_GELU_TANH] = gate_gelu_tanh_ref,
+                     [GATE_SIGMOID] = gate_sigmoid_ref,
+                     [GATE_SWIGLU_CLAMPED] = gate_swiglu_clamped_ref},
         .add = add_ref,
+        .scale = scale_ref,
+        .softcap = softcap_ref,
+        .short_conv = short_conv_ref,
+        .delta_step = delta_step_ref,
     };
     const struct weight_traits *t;
     for (uint32_t i = 0; (t = weight_traits_at(i)); i++)

@@ -22,8 +22,13 @@ act_pack_fn act_pack_ref;
 product_fn product_float_ref, product_quant_ref;
 rms_norm_fn rms_norm_ref;
 rope_fn rope_ref;
-silu_mul_fn silu_mul_ref;
+gate_mul_fn gate_none_ref, gate_silu_ref, gate_gelu_tanh_ref, gate_sigmoid_ref,
+    gate_swiglu_clamped_ref;
 add_fn add_ref;
+scale_fn scale_ref;
+softcap_fn softcap_ref;
+short_conv_fn short_conv_ref;
+delta_step_fn delta_step_ref;
 
 /* max|x|; NaN where x holds one. */
 static inline float magnitude(const float *x, uint32_t n) {

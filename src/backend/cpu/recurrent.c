@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recurrent layers: short convolutions and the gated delta rule.
+ *
+ * A sequence's state is a record in the arena; here it is read, moved on by one token after the
+ * other, and written back in place. One path for a prompt and for a token: how a prompt was cut
+ * into steps cannot show (I1). Channels, and value heads, never meet, so they are what is spread
+ * over threads:
+ *
+ *      short_conv    item = (sequence, CONV_CHANNELS channels)     all its tokens in order
+ *      delta_rule    item = (sequence, value head)                 all its tokens in order
+ */
+#include "backend/cpu/cpu_internal.h"
+
+/* Channels of one item: a few KiB of state and of weights, in L1 from token to token. */
+enum { CONV_CHANNELS = 256 };
+
+/* What views give is const: only the operations of the layer that owns it write it. */
+static float *state_at(const struct state_view *v, size_t at) {
+    return (float *)((uint8_t *)v->arena + (size_t)v->addr * PAGE_ADDR_UNIT + at);
+}
+
+/* ---- short convolutions ---------------------------------------------------------------------- */
+
+struct conv_job {
+    const struct backend *b;
+    const struct batch *batch;
+    size_t at;
+    const float *x, *w;
+    uint32_t width, channels, ranges; /* ranges of a sequence's channels */
+    bool silu;
+    float *y;
+};
+
+static void conv_item(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const struct conv_job *j = ctx;
+    size_t s = item / j->ranges, first = item % j->ranges * CONV_CHANNELS;
+    size_t n = j->channels - first < CONV_CHANNELS ? j->channels - first : CONV_CHANNELS;
+    const struct batch_seq *seq = &j->batch->seqs[s];
+    float *state = state_at(&j->batch->states[s], j->at) + first;
+    for (uint32_t r = seq->row; r < seq->row + seq->rows; r++) {
+        size_t here = (size_t)r * j->channels + first;
+        j->b->kernels.short_conv(state, j->w + first, j->channels, j->width, j->x + here, n,
+                                 j->silu, j->y + here);
+    }
+}
+
+void op_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
+                   const float *w, uint32_t width, uint32_t channels, bool silu, float *y) {
+    struct conv_job j = {.b = b,
+                         .batch = batch,
+                         .at = at,
+                         .x = x,
+                         .w = w,
+                         .width = width,
+                         .channels = channels,
+                         .ranges = (channels + CONV_CHANNELS - 1) / CONV_CHANNELS,
+                         .silu = silu,
+                         .y = y};
+    thread_pool_run(b->pool, (size_t)batch->n_seqs * j.ranges, conv_item, &j);
+}
+
+/* ---- the gated delta rule -------------------------------------------------------------------- */
+
+struct delta_job {
+    const struct backend *b;
+    const struct batch *batch;
+    size_t at;
+    const float *qkv, *beta, *a;
+    const struct delta_layer *layer;
+    float *y;
+};
+
+/* out = scale * x / sqrt(sum x^2 + 1e-6): rms_norm divides by the root of the mean. */
+static void l2_norm(const struct kernels *k, const float *x, uint32_t dim, double scale,
+                    float *out) {
+    k->rms_norm(x, NULL, dim, (float)(1e-6 / dim), out);
+    k->scale(out, (float)(scale / m_sqrt(dim)), dim);
+}
+
+static float decay_of(const struct delta_layer *l, uint32_t head, float a) {
+    return (float)m_exp(-(double)l->rate[head] * m_softplus((double)a + (double)l->bias[head]));
+}
+
+static void delta_item(void *ctx, size_t item, int worker) {
+    (void)worker;
+    const struct delta_job *j = ctx;
+    const struct delta_layer *l = j->layer;
+    const struct kernels *kernels = &j->b->kernels;
+    uint32_t head = (uint32_t)(item % l->value_heads);
+    uint32_t key_head = head / (l->value_heads / l->key_heads);
+    const struct batch_seq *seq = &j->batch->seqs[item / l->value_heads];
+    float *state = state_at(&j->batch->states[item / l->value_heads], j->at) +
+                   (size_t)head * l->key_dim * l->value_dim;
+    size_t keys = (size_t)l->key_heads * l->key_dim, values = (size_t)l->value_heads * l->value_dim;
+    float q[HEAD_DIM_MAX], k[HEAD_DIM_MAX];
+    for (size_t r = seq->row; r < (size_t)seq->row + seq->rows; r++) {
+        const float *row = j->qkv + r * (2 * keys + values);
+        l2_norm(kernels, row + (size_t)key_head * l->key_dim, l->key_dim, 1 / m_sqrt(l->key_dim),
+                q);
+        l2_norm(kernels, row + keys + (size_t)key_head * l->key_dim, l->key_dim, 1, k);
+        size_t gate = r * l->value_heads + head;
+        struct delta_token t = {.q = q,
+                                .k = k,
+                                .v = row + 2 * keys + (size_t)head * l->value_dim,
+                                .decay = decay_of(l, head, j->a[gate]),
+                                .beta = (float)m_sigmoid((double)j->beta[gate])};
+        kernels->delta_step(state, l->key_dim, l->value_dim, &t,
+                            j->y + r * values + (size_t)head * l->value_dim);
+    }
+}
+
+void op_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
+                   const float *beta, const float *a, const struct delta_layer *layer, float *y) {
+    struct delta_job j = {
+        .b = b, .batch = batch, .at = at, .qkv = qkv, .beta = beta, .a = a, .layer = layer, .y = y};
+    thread_pool_run(b->pool, (size_t)batch->n_seqs * layer->value_heads, delta_item, &j);
+}
