@@ -122,9 +122,10 @@ const int32_t *seq_tokens(const struct kv_seq *s); /* [length] */
 /* Room for tokens up to `length` in the sequence's own tables (not pages), so that later steps do
  * not allocate. */
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
-/* The most bytes that growing from now to `length` in steps of `step` tokens will need at any time,
- * beyond what the sequence holds: what a caller checks against the budget before any work. */
-uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step);
+/* The most bytes that growing from now to `length` in steps of `step` tokens, with so many snapshots
+ * before the last step, will need at any time, beyond what the sequence holds: what a caller checks
+ * against the budget before any work. */
+uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step, uint32_t snapshots);
 /* KVASIR_ERR_BUDGET names budget, use and need. */
 kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) MUST_CHECK;
 /* n: at most what was prepared; what is left over goes back. */

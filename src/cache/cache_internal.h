@@ -41,9 +41,9 @@ struct kv_cache {
     uint32_t n_groups;
     struct kv_group groups[CACHE_GROUPS_MAX];
     struct page_layout layouts[CACHE_GROUPS_MAX][2]; /* the group's format; the exact start's */
-    uint32_t state_class;    /* of records, where options.state_bytes is not 0 */
-    uint64_t record_bytes;   /* state_bytes in whole units */
-    uint32_t start_pages; /* pages with a smaller number are exact (quantized-kv-start) */
+    uint32_t state_class;  /* of records, where options.state_bytes is not 0 */
+    uint64_t record_bytes; /* state_bytes in whole units */
+    uint32_t start_pages;  /* pages with a smaller number are exact (quantized-kv-start) */
 };
 
 /* Which of its group's layouts page `number` has: a function of the number alone (C7). */

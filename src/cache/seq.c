@@ -309,10 +309,12 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
 
 /* ---- growing --------------------------------------------------------------------------------- */
 
-uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step) {
+uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step,
+                        uint32_t snapshots) {
     uint64_t held = all_bytes(s->cache, s->length, s->length);
     uint64_t most = peak_bytes(s->cache, s->length, length, step);
-    return (most > held ? most - held : 0) + copy_bytes(s) + shared_dropped_bytes(s, length);
+    return (most > held ? most - held : 0) + copy_bytes(s) + shared_dropped_bytes(s, length) +
+           snapshots * s->cache->record_bytes;
 }
 
 /* Takes a page for `number` at the table's end. */

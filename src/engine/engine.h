@@ -50,7 +50,7 @@ struct settled {
     struct backend_options backend;
     uint32_t ctx;
     uint32_t snapshot_tokens; /* states are kept every so many tokens; 0: never */
-    uint32_t visible;       /* tokens a query sees at most (rotation, window); 0: all */
+    uint32_t visible;         /* tokens a query sees at most (rotation, window); 0: all */
     uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens; of any where bounded */
     uint32_t prefill_chunk; /* rows of a step, at most, and those whose logits are wanted */
     uint32_t logit_rows;

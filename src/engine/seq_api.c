@@ -90,7 +90,9 @@ static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t s
     if (end > UINT32_MAX - TILE_TOKENS)
         return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
     struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
-    uint64_t need = seq_need_bytes(s->seq, (uint32_t)end, step);
+    const uint32_t every = c->options.snapshot_tokens;
+    uint32_t snapshots = every ? (uint32_t)(end - 1) / every - seq_length(s->seq) / every : 0;
+    uint64_t need = seq_need_bytes(s->seq, (uint32_t)end, step, snapshots);
     if (need > pool.budget_bytes - pool.used_bytes)
         return fail(err, KVASIR_ERR_BUDGET,
                     "%" PRIu64 " tokens need %" PRIu64

@@ -5,7 +5,7 @@
 #include "model/model_internal.h"
 
 static void check_bounds(const struct model_config *c) {
-    if (c->layers < 1 || c->layers > LAYERS_MAX || c->dim < 1 || c->dim > DIM_MAX ||
+    if (c->n_layers < 1 || c->n_layers > LAYERS_MAX || c->dim < 1 || c->dim > DIM_MAX ||
         c->ffn_dim < 1 || c->ffn_dim > FFN_MAX || c->heads < 1 || c->heads > HEADS_MAX ||
         c->kv_heads < 1 || c->kv_heads > HEADS_MAX || c->head_dim < 1 || c->head_dim > DIM_MAX ||
         c->vocab < 1 || c->vocab > VOCAB_MAX || c->ctx_train > CTX_MAX || c->window > CTX_MAX)

@@ -67,10 +67,10 @@ static void check(const char *bits, const char *group, double k_bits, double v_b
     kvasir_context_info info;
     kvasir_context_get_info(ctx, &info);
     const struct model_config *c = model_config(model->model);
-    double values = 2.0 * c->layers * c->kv_heads * c->head_dim, g = group ? atof(group) : 64;
+    double values = 2.0 * c->n_layers * c->kv_heads * c->head_dim, g = group ? atof(group) : 64;
     double k = k_bits < 16 ? k_bits + 32 / g : k_bits, v = v_bits < 16 ? v_bits + 32 / g : v_bits;
     double expected = TOKENS * values * 2 * ((k + v) / 2 / 16);
-    double page = (double)seq_need_bytes(s->seq, TOKENS + 1, 1);
+    double page = (double)seq_need_bytes(s->seq, TOKENS + 1, 1, 0);
     printf("%-8s g%-4s %9.2f MB, expected %9.2f MB (%+.2f %%), resident %+.2f MB\n", bits,
            group ? group : "-", (double)info.used_bytes / 1e6, expected / 1e6,
            100 * ((double)info.used_bytes / expected - 1), grown / 1e6);

@@ -41,11 +41,16 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-static const char *const MODELS[] = {"llama", "mistral", "qwen2", "qwen3", "blocks"};
+/* Every cache shape: windows of all layers and of some, two head sizes, layers that share K and V,
+ * sinks, experts, recurrent layers. */
+static const char *const MODELS[] = {
+    "llama",   "mistral",    "qwen2",         "qwen3",   "qwen3_yarn",  "qwen3_moe",   "smollm3",
+    "granite", "olmo3",      "phi3_short",    "gemma2",  "gemma3",      "gemma4_full", "gpt_oss",
+    "lfm2",    "qwen3_next", "gemma4_shared", "qwen3_5", "qwen3_5_moe", "blocks"};
 static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
                                    "2",   "6,5", "bf16", "5,f16", "f32"};
 static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
-enum { N_MODELS = 5, N_BITS = 11, N_CHUNKS = 8 };
+enum { N_MODELS = sizeof MODELS / sizeof *MODELS, N_BITS = 11, N_CHUNKS = 8 };
 
 struct program {
     uint64_t seed;
@@ -70,11 +75,11 @@ static void die(const struct program *p, const char *what, uint32_t position) {
     const kvasir_context_options *o = &p->options;
     printf("FAILED: %s at position %u\n"
            "  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, "
-           "chunk %u, threads %d, tier %s, shared %u\n"
+           "snapshots %u, chunk %u, threads %d, tier %s, shared %u\n"
            "  run again with --programs=1 --seed=%llu\n",
            what, position, MODELS[p->model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
-           o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk,
-           o->threads, o->cpu_tier, p->shared, (unsigned long long)p->seed);
+           o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->snapshot_tokens,
+           o->prefill_chunk, o->threads, o->cpu_tier, p->shared, (unsigned long long)p->seed);
     temp_folder_remove(&centres);
     exit(1);
 }
@@ -167,7 +172,8 @@ static void edit_eval(const struct program *p, struct live *l) {
 static void edit_batch(const struct program *p, kvasir_context *ctx, struct live *live,
                        uint32_t n_live) {
     struct batch_seq rows[LIVE_MAX];
-    struct kv_view views[LIVE_MAX];
+    struct kv_view views[CACHE_GROUPS_MAX * LIVE_MAX];
+    struct state_view states[LIVE_MAX];
     int32_t tokens[BATCH_MAX];
     uint32_t pos[BATCH_MAX], logit_rows[BATCH_MAX], owner[BATCH_MAX], n = 0, seqs = 0;
     uint32_t who[LIVE_MAX];
@@ -195,14 +201,18 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
     }
     if (!n)
         return;
-    for (uint32_t s = 0; s < seqs; s++)
-        seq_view(live[who[s]].seq->seq, 0, &views[s]);
+    for (uint32_t s = 0; s < seqs; s++) {
+        for (uint32_t g = 0; g < ctx->n_groups; g++)
+            seq_view(live[who[s]].seq->seq, g, &views[g * seqs + s]);
+        seq_state(live[who[s]].seq->seq, &states[s]);
+    }
     struct batch batch = {.rows = n,
                           .tokens = tokens,
                           .pos = pos,
                           .n_seqs = seqs,
                           .seqs = rows,
                           .views = views,
+                          .states = ctx->options.cache.state_bytes ? states : NULL,
                           .n_logit_rows = n,
                           .logit_rows = logit_rows};
     const float *logits = model_forward(ctx->run, &batch);
@@ -218,8 +228,8 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
 static void edit_twins(const struct program *p, struct live *l, struct live *twin) {
     kvasir_error err;
     if (kvasir_seq_length(l->seq) > p->shared)
-        (void)!kvasir_seq_trim(l->seq,
-                               p->shared - random_below(p->shared < 20 ? p->shared + 1 : 20), &err);
+        (void)!kvasir_seq_trim(
+            l->seq, p->shared - random_below(p->shared < 20 ? p->shared + 1 : 20), NULL, &err);
     twin->string = l->string;
     need(p, kvasir_seq_fork(l->seq, &twin->seq, &err), &err);
     if (kvasir_seq_length(l->seq) <= p->shared)
@@ -233,7 +243,7 @@ static void maybe_switch(const struct program *p, struct live *l) {
         l->string = 1 - l->string;
 }
 
-static void edit_trim(const struct program *p, struct live *l) {
+static void edit_trim(const struct program *p, kvasir_context *ctx, struct live *l) {
     uint32_t length = kvasir_seq_length(l->seq);
     uint32_t most = length;
     if (random_below(4) == 0) /* among the kept pages of a rotating cache */
@@ -242,15 +252,24 @@ static void edit_trim(const struct program *p, struct live *l) {
         random_below(3) ? most - random_below(most < 70 ? most + 1 : 70) : random_below(most + 1);
     uint64_t bytes = kvasir_seq_bytes(l->seq);
     kvasir_error err;
-    kvasir_status status = kvasir_seq_trim(l->seq, to, NULL, &err);
+    uint32_t rerun = 0;
+    kvasir_status status = kvasir_seq_trim(l->seq, to, &rerun, &err);
+    if (status == KVASIR_ERR_BUDGET) { /* to run tokens again takes a state of its own */
+        kvasir_seq_destroy(l->seq);
+        need(p, kvasir_seq_create(ctx, &l->seq, &err), &err);
+        return;
+    }
     if (status == KVASIR_OK) {
         if (kvasir_seq_length(l->seq) != to)
             die(p, "trim: wrong length", to);
+        if (rerun && (!ctx->options.cache.state_bytes || rerun > to))
+            die(p, "trim: more run again than there was", to);
         maybe_switch(p, l);
         return;
     }
-    bool bounded = p->options.max_kv_size || p->model == 1; /* mistral has a window */
-    if (!bounded || to == 0)
+    kvasir_model_info info;
+    kvasir_model_get_info(models[p->model], &info);
+    if ((!p->options.max_kv_size && !info.window) || to == 0)
         die(p, "trim: refused without reason", to);
     if (kvasir_seq_length(l->seq) != length || kvasir_seq_bytes(l->seq) != bytes)
         die(p, "trim: a refused call changed the sequence", to);
@@ -270,8 +289,12 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
             edit_eval(p, &live[i]);
         } else if (what < 8) {
             edit_batch(p, ctx, live, n);
+        } else if (what == 8 && random_below(2)) {
+            kvasir_status status = kvasir_seq_snapshot(live[i].seq, &err);
+            if (status != KVASIR_OK)
+                die(p, err.text, kvasir_seq_length(live[i].seq));
         } else if (what < 10) {
-            edit_trim(p, &live[i]);
+            edit_trim(p, ctx, &live[i]);
         } else if (what < 12 && n < LIVE_MAX) {
             edit_twins(p, &live[i], &live[n]);
             n++;
@@ -316,7 +339,8 @@ static void run_program(struct program *p) {
         o->kv_keep = random_below(o->max_kv_size);
         break;
     }
-    o->key_centre = random_below(3) ? centre_paths[p->model] : "off";
+    o->key_centre = centre_paths[p->model][0] && random_below(3) ? centre_paths[p->model] : "off";
+    o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = random_tier();
     o->ctx = LENGTH_LONG;
@@ -406,6 +430,8 @@ static kvasir_status open_blocks_model(kvasir_model **out, kvasir_error *err) {
 }
 
 static void write_centres(int model) {
+    if (!model_keys_alike(models[model]->model))
+        return;
     struct text_buf file = random_centres(models[model], 20, random_state);
     char name[32];
     snprintf(name, sizeof name, "%d.safetensors", model);

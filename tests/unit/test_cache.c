@@ -147,7 +147,7 @@ static void test_budget(void **state) {
     need(seq_create(w.cache, &s, &err));
     append(s, 130, 50, 7); /* three pages */
     assert_int_equal(used(w), 3 * page);
-    assert_int_equal(seq_need_bytes(s, 320, 64), 2 * page);
+    assert_int_equal(seq_need_bytes(s, 320, 64, 0), 2 * page);
     assert_int_equal(seq_prepare(s, 190, &err), KVASIR_ERR_BUDGET);
     assert_non_null(strstr(err.text, "131072")); /* the budget, and the need */
     assert_non_null(strstr(err.text, "65536"));
@@ -169,7 +169,7 @@ static void test_budget_counts_copies(void **state) {
     append(a, 100, 100, 1);
     need(seq_fork(a, &b, &err));
     assert_int_equal(used(w), 2 * page);
-    assert_int_equal(seq_need_bytes(b, 101, 1), page);
+    assert_int_equal(seq_need_bytes(b, 101, 1, 0), page);
     assert_int_equal(seq_prepare(b, 1, &err), KVASIR_ERR_BUDGET);
     assert_int_equal(seq_length(b), 100);
     seq_destroy(a);
@@ -248,7 +248,7 @@ static void test_rotation(void **state) {
                 (struct kv_cache_options){.max_size = shapes[i].max, .keep = shapes[i].keep}, 0);
             struct kv_seq *s;
             need(seq_create(w.cache, &s, &err));
-            uint64_t need_most = seq_need_bytes(s, 900, steps[k]);
+            uint64_t need_most = seq_need_bytes(s, 900, steps[k], 0);
             for (uint32_t p = 0; p < 900;) {
                 uint32_t n = steps[k] < 900 - p ? steps[k] : 900 - p;
                 need(seq_prepare(s, n, &err));
@@ -378,7 +378,7 @@ static void test_forecast_with_shared_pages(void **state) {
     need(seq_create(w.cache, &a, &err));
     append(a, 640, 64, 1);
     need(seq_fork(a, &b, &err));
-    uint64_t forecast = used(w) + seq_need_bytes(b, 1400, 64);
+    uint64_t forecast = used(w) + seq_need_bytes(b, 1400, 64, 0);
     append(b, 760, 64, 2);
     assert_true(kv_pool_stats(kv_cache_pool(w.cache)).peak_bytes <= forecast);
     seq_destroy(a);

@@ -56,7 +56,7 @@ static void test_sizes(void **state) {
     (void)state;
     struct model_config c = accepted("{}");
     assert_string_equal(c.arch, "llama");
-    assert_int_equal(c.layers, 4);
+    assert_int_equal(c.n_layers, 4);
     assert_int_equal(c.dim, 128);
     assert_int_equal(c.ffn_dim, 256);
     assert_int_equal(c.heads, 4);
@@ -66,13 +66,13 @@ static void test_sizes(void **state) {
     assert_int_equal(c.ctx_train, 4096);
     assert_int_equal(c.window, 0);
     assert_false(c.tied_embedding);
-    assert_int_equal(c.rope.kind, ROPE_PLAIN);
-    assert_int_equal(c.rope.dims, 32);
-    assert_int_equal((int)c.rope.theta, 10000);
-    assert_false(c.rope.adjacent);
+    assert_int_equal(c.ropes[0].kind, ROPE_PLAIN);
+    assert_int_equal(c.ropes[0].dims, 32);
+    assert_int_equal((int)c.ropes[0].theta, 10000);
+    assert_false(c.ropes[0].adjacent);
 
     assert_int_equal(accepted("{'head_dim':64}").head_dim, 64);
-    assert_int_equal(accepted("{'head_dim':64}").rope.dims, 64);
+    assert_int_equal(accepted("{'head_dim':64}").ropes[0].dims, 64);
     assert_int_equal(accepted("{'head_dim':null}").head_dim, 32);
     assert_int_equal(accepted("{'num_key_value_heads':null}").kv_heads, 4);
     assert_int_equal(accepted("{'max_position_embeddings':null}").ctx_train, 0);
@@ -88,10 +88,11 @@ static void test_sizes(void **state) {
 
 static void test_rope(void **state) {
     (void)state;
-    assert_int_equal((int)accepted("{'rope_theta':500000}").rope.theta, 500000);
-    assert_int_equal((int)accepted("{'rope_theta':5e5,'rope_scaling':null}").rope.theta, 500000);
-    assert_int_equal((int)accepted("{'rope_parameters':{'rope_theta':7e4}}").rope.theta, 70000);
-    assert_int_equal(accepted("{'rope_scaling':{'type':'default'}}").rope.kind, ROPE_PLAIN);
+    assert_int_equal((int)accepted("{'rope_theta':500000}").ropes[0].theta, 500000);
+    assert_int_equal((int)accepted("{'rope_theta':5e5,'rope_scaling':null}").ropes[0].theta,
+                     500000);
+    assert_int_equal((int)accepted("{'rope_parameters':{'rope_theta':7e4}}").ropes[0].theta, 70000);
+    assert_int_equal(accepted("{'rope_scaling':{'type':'default'}}").ropes[0].kind, ROPE_PLAIN);
     static const char *const spellings[] = {
         "{'rope_parameters':{'rope_type':'llama3','rope_theta':500000.0,'factor':8.0,"
         "'low_freq_factor':1.0,'high_freq_factor':4.0,'original_max_position_embeddings':128}}",
@@ -101,7 +102,7 @@ static void test_rope(void **state) {
         "'low_freq_factor':1,'high_freq_factor':4,'original_max_position_embeddings':128}}",
     };
     for (size_t i = 0; i < 3; i++) {
-        struct rope_config r = accepted(spellings[i]).rope;
+        struct rope_config r = accepted(spellings[i]).ropes[0];
         assert_int_equal(r.kind, ROPE_LLAMA3);
         assert_int_equal((int)r.theta, 500000);
         assert_int_equal((int)r.factor, 8);
@@ -278,29 +279,31 @@ static void test_refused(void **state) {
         {"{'rope_theta':-1}", KVASIR_ERR_FORMAT, "field rope_theta is -1"},
         {"{'rope_theta':'x'}", KVASIR_ERR_FORMAT, "field rope_theta must be a number"},
         {"{'rope_scaling':3}", KVASIR_ERR_FORMAT, "field rope_scaling must be an object"},
-        {"{'rope_scaling':{'type':'linear','factor':2}}", KVASIR_ERR_UNSUPPORTED,
-         "field rope_scaling.rope_type: linear is not supported"},
-        {"{'rope_parameters':{'rope_type':'yarn'}}", KVASIR_ERR_UNSUPPORTED,
-         "field rope_parameters.rope_type: yarn"},
+        {"{'rope_scaling':{'type':'linear'}}", KVASIR_ERR_FORMAT,
+         "field rope_scaling.factor is missing"},
+        {"{'rope_parameters':{'rope_type':'yarn'}}", KVASIR_ERR_FORMAT,
+         "field rope_parameters.factor is missing"},
+        {"{'rope_parameters':{'rope_type':'warp'}}", KVASIR_ERR_UNSUPPORTED,
+         "field rope_parameters.rope_type: warp is not supported"},
+        {"{'rope_parameters':{'rope_type':'longrope','short_factor':[1]}}", KVASIR_ERR_FORMAT,
+         "field rope_parameters.short_factor must be an array of"},
         {"{'rope_parameters':{'rope_type':'llama3','factor':8}}", KVASIR_ERR_FORMAT,
          "field rope_parameters.low_freq_factor is missing"},
         {"{'rope_parameters':{'rope_type':'llama3','factor':8,'low_freq_factor':4,"
          "'high_freq_factor':4}}",
          KVASIR_ERR_FORMAT, "field rope_parameters.high_freq_factor is 4"},
-        {"{'rope_parameters':{'partial_rotary_factor':0.5}}", KVASIR_ERR_UNSUPPORTED,
+        {"{'rope_parameters':{'partial_rotary_factor':1.5}}", KVASIR_ERR_FORMAT,
          "field rope_parameters.partial_rotary_factor"},
         {"{'rope_parameters':{'full_attention':{'rope_theta':1e4}}}", KVASIR_ERR_UNSUPPORTED,
          "field rope_parameters.full_attention"},
         {"{'layer_types':['full_attention']}", KVASIR_ERR_FORMAT, "field layer_types"},
         {"{'layer_types':['full_attention',1,'full_attention','full_attention']}",
-         KVASIR_ERR_UNSUPPORTED, "field layer_types[1]"},
+         KVASIR_ERR_FORMAT, "field layer_types[1]"},
         {"{'layer_types':['linear_attention','a','b','c']}", KVASIR_ERR_UNSUPPORTED,
          "field layer_types[0]: linear_attention"},
         {"{'layer_types':['sliding_attention','full_attention','full_attention',"
          "'full_attention']}",
-         KVASIR_ERR_FORMAT, "field layer_types: 1 layers slide"},
-        {"{" QWEN ",'sliding_window':48,'use_sliding_window':true,'max_window_layers':2}",
-         KVASIR_ERR_UNSUPPORTED, "holds for 2 of 4 layers"},
+         KVASIR_ERR_FORMAT, "layer 0 slides, but there is no sliding_window"},
         {"{" MISTRAL ",'sliding_window':0}", KVASIR_ERR_FORMAT, "field sliding_window is 0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -377,7 +380,7 @@ static void test_fixtures(void **state) {
         assert_string_equal(c.arch, models[i].name);
         assert_int_equal(c.head_dim, models[i].head_dim);
         assert_int_equal(c.window, models[i].window);
-        assert_int_equal(c.rope.kind, models[i].rope);
+        assert_int_equal(c.ropes[0].kind, models[i].rope);
         assert_int_equal(c.tied_embedding, models[i].tied);
     }
 }

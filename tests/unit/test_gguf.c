@@ -32,7 +32,7 @@ static void test_config(void **state) {
     assert_string_equal(checkpoint_format(c), "GGUF v3");
     assert_string_equal(m->arch, "llama");
     assert_string_equal(m->name, "Tiny");
-    assert_int_equal(m->layers, 2);
+    assert_int_equal(m->n_layers, 2);
     assert_int_equal(m->dim, 64);
     assert_int_equal(m->ffn_dim, 96);
     assert_int_equal(m->heads, 4);
@@ -43,10 +43,10 @@ static void test_config(void **state) {
     assert_int_equal(m->window, 0);
     assert_true(m->norm_eps > 0.99e-5f && m->norm_eps < 1.01e-5f);
     assert_true(m->tied_embedding);
-    assert_int_equal(m->rope.kind, ROPE_PLAIN);
-    assert_int_equal(m->rope.dims, 16);
-    assert_int_equal((int)m->rope.theta, 50000);
-    assert_true(m->rope.adjacent);
+    assert_int_equal(m->ropes[0].kind, ROPE_PLAIN);
+    assert_int_equal(m->ropes[0].dims, 16);
+    assert_int_equal((int)m->ropes[0].theta, 50000);
+    assert_true(m->ropes[0].adjacent);
     checkpoint_close(c);
 
     struct gguf_writer w = {0};
@@ -61,7 +61,7 @@ static void test_config(void **state) {
     assert_int_equal(m->head_dim, 32);
     assert_int_equal(m->window, 0);
     assert_false(m->tied_embedding);
-    assert_false(m->rope.adjacent);
+    assert_false(m->ropes[0].adjacent);
     checkpoint_close(c);
 }
 
@@ -236,13 +236,13 @@ static void test_real_files(void **state) {
         assert_string_equal(t->model, files[i].merges ? "gpt2" : "llama");
         assert_int_equal(t->scores != NULL, files[i].merges == 0);
         assert_int_equal(m->vocab, files[i].tokens);
-        assert_int_equal(m->layers, files[i].layers);
+        assert_int_equal(m->n_layers, files[i].layers);
         assert_int_equal(m->dim, files[i].dim);
         assert_int_equal(m->heads, files[i].heads);
         assert_int_equal(m->kv_heads, files[i].kv_heads);
         assert_int_equal(m->head_dim, files[i].head_dim);
         assert_int_equal(m->ffn_dim, files[i].ffn_dim);
-        assert_true(m->rope.adjacent && m->tied_embedding);
+        assert_true(m->ropes[0].adjacent && m->tied_embedding);
         model_close(model);
     }
 }
@@ -424,13 +424,13 @@ static void test_load(void **state) {
         assert_int_equal(m->embed.n, 8);
         assert_int_equal(m->embed.k, 64);
         assert_ptr_equal(m->head.data, m->embed.data);
-        assert_int_equal(l->down.n, 64);
-        assert_int_equal(l->down.k, 96);
+        assert_int_equal(l->mlp.down.n, 64);
+        assert_int_equal(l->mlp.down.k, 96);
         assert_int_equal(l->v.type, WEIGHT_BF16);
         assert_int_equal(!!l->q_bias && !!l->k_bias && !!l->v_bias, i == 1);
         assert_int_equal(!!l->q_norm && !!l->k_norm, i == 2);
         uint32_t bits;
-        memcpy(&bits, &l->ffn_norm[63], sizeof bits);
+        memcpy(&bits, &m->vectors[l->ffn_norm].data[63], sizeof bits);
         assert_int_equal(bits, 0x3f3f3f3f);
         struct kv_shape groups[CACHE_GROUPS_MAX];
         assert_int_equal(model_kv_groups(m, groups), 1);
@@ -472,8 +472,8 @@ static void test_load_refused(void **state) {
     overwrite(&b, behind(&b, "llama.block_count") + 4, "\1", 1);
     load_refused(&b, KVASIR_ERR_UNSUPPORTED, "has no place in a llama model");
     b = tiny_gguf("llama");
-    overwrite(&b, behind(&b, "llama.block_count") + 4, "\0\x10", 2);
-    load_refused(&b, KVASIR_ERR_FORMAT, "has 4096 layers, the file 20 tensors");
+    overwrite(&b, behind(&b, "llama.block_count") + 4, "\0\2", 2);
+    load_refused(&b, KVASIR_ERR_FORMAT, "has 512 layers, the file 20 tensors");
     b = tiny_gguf("llama");
     b.data[behind(&b, "llama.attention.head_count_kv") + 4] = 3;
     load_refused(&b, KVASIR_ERR_UNSUPPORTED, "4 heads for 3 KV heads");

@@ -92,7 +92,7 @@ static void test_any_part_opens(void **state) {
             fail_msg("%s", err.text);
         const struct checkpoint *c = model_checkpoint(m);
         assert_int_equal(checkpoint_tensor_count(c), TENSORS);
-        assert_int_equal(checkpoint_config(c)->layers, 2);
+        assert_int_equal(checkpoint_config(c)->n_layers, 2);
         assert_true(checkpoint_config(c)->tied_embedding);
         assert_non_null(checkpoint_tokenizer(c));
         const uint8_t *last = checkpoint_find(c, "model.layers.1.mlp.down_proj.weight")->data;

@@ -226,7 +226,7 @@ static void test_mlx_refused(void **state) {
          "tensor m.weight: 7 words a row are not 2 groups"},
         {Q4, {"m.weight", "U32", 2, {8, 0}}, KVASIR_ERR_FORMAT, "tensor m.weight: 0 words a row"},
         {Q4, {"m.weight", "U32", 1, {8}}, KVASIR_ERR_FORMAT, "tensor m.weight must be a matrix"},
-        {Q4, {"m.weight", "U32", 3, {8, 8, 1}}, KVASIR_ERR_FORMAT, "m.weight must be a matrix"},
+        {Q4, {"m.weight", "U32", 3, {8, 8, 1}}, KVASIR_ERR_FORMAT, "expected 64 rows as m.weight"},
         {Q4,
          {"m.weight", "BF16", 2, {8, 64}},
          KVASIR_ERR_FORMAT,

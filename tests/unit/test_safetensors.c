@@ -238,8 +238,8 @@ static void test_fixtures(void **state) {
         assert_int_equal(m->embed.type, WEIGHT_BF16);
         assert_int_equal(m->embed.n, 512);
         assert_int_equal(m->head.data == m->embed.data, i != 1);
-        assert_int_equal(m->layers[3].k_bias != NULL, i == 2);
-        assert_int_equal(m->layers[3].k_norm != NULL, i == 3);
+        assert_int_equal(m->layers[3].k_bias != 0, i == 2);
+        assert_int_equal(m->layers[3].k_norm != 0, i == 3);
         model_close(m);
     }
 }
