@@ -161,6 +161,8 @@ static void check_gate(const struct tier *t, const char *name, enum gate_kind ki
         for (uint32_t j = 0; wide && j < n; j++)
             gate[j] = ((float)random_below(4001) - 2000) * 0.1f; /* both ends of exp */
         fill_any(up, n);
+        if (random_below(4) == 0) /* no number must come out as one */
+            (random_bits() & 1 ? gate : up)[n / 2] = EDGE_VALUE[random_below(3)];
         memcpy(g, gate, n * sizeof *g);
         memcpy(u, up, n * sizeof *u);
         if (place != 1)

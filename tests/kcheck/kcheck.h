@@ -32,7 +32,9 @@
  * of three without FMA, one row without FMA; -128 in maddubs; Q4_0's offset 7; |min| == |max| the
  * wrong way; times 1/s for a division; a V nibble's neighbour cleared; codes truncated; loads and
  * outputs past the end; a sine with the wrong sign; AFFINE8's minimum without its 128 d; runs of 16
- * with their block's sum, or with the other half's; mxfp4's nibbles the wrong way.
+ * with their block's sum, or with the other half's; mxfp4's nibbles the wrong way; tanh from
+ * e^x - 1 as it comes; a NaN that a clamp makes 7; up clamped on one side; GELU's 0.0447; a state
+ * that does not move on, or is read before its decay; scale on the other operand of add.
  *
  * One case is: case_begin, buffers, calls, checks. Everything random comes from one printed seed.
  */

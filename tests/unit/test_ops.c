@@ -81,10 +81,10 @@ struct pages {
     struct kv_view view;
 };
 
-static void pages_init(struct pages *p, struct backend *b, uint32_t span) {
+static void pages_init(struct pages *p, struct backend *b, uint32_t dim, uint32_t span) {
     struct kv_format f32 = {32, SCALAR_F32, 0};
     *p = (struct pages){0};
-    page_layout_init(&p->layout, 1, KV_HEADS, DIM, f32, f32);
+    page_layout_init(&p->layout, 1, KV_HEADS, dim, f32, f32);
     uint32_t n = sizeof p->table / sizeof *p->table;
     uint8_t *arena = backend_alloc(b, n * p->layout.page_bytes);
     for (uint32_t i = 0; i < n; i++)
@@ -93,38 +93,39 @@ static void pages_init(struct pages *p, struct backend *b, uint32_t span) {
         .arena = arena, .layouts = &p->layout, .pages = p->table, .n_pages = n, .span = span};
 }
 
-static void naive_attention(const float *q, const float *k, const float *v, uint32_t first,
-                            uint32_t end, uint32_t kv_head, const struct attention_args *args,
+/* k, v: of token 0 and this head */
+static void naive_attention(const float *q, const float *k, const float *v, uint32_t dim,
+                            uint32_t first, uint32_t end, const struct attention_args *args,
                             double sink, double *out) {
     static double score[TOKENS];
     double max = sink, sum = 0;
     for (uint32_t t = first; t < end; t++) {
         double dot = 0;
-        for (uint32_t i = 0; i < DIM; i++)
-            dot += (double)q[i] * k[((size_t)t * KV_HEADS + kv_head) * DIM + i];
+        for (uint32_t i = 0; i < dim; i++)
+            dot += (double)q[i] * k[(size_t)t * KV_HEADS * dim + i];
         dot *= args->scale;
         score[t] = args->softcap > 0 ? args->softcap * tanh(dot / args->softcap) : dot;
         max = fmax(max, score[t]);
     }
-    memset(out, 0, DIM * sizeof *out);
+    memset(out, 0, dim * sizeof *out);
     for (uint32_t t = first; t < end; t++) {
         double p = exp(score[t] - max);
         sum += p;
-        for (uint32_t i = 0; i < DIM; i++)
-            out[i] += p * v[((size_t)t * KV_HEADS + kv_head) * DIM + i];
+        for (uint32_t i = 0; i < dim; i++)
+            out[i] += p * v[(size_t)t * KV_HEADS * dim + i];
     }
     sum += exp(sink - max);
-    for (uint32_t i = 0; i < DIM; i++)
+    for (uint32_t i = 0; i < dim; i++)
         out[i] /= sum;
 }
 
-static void check_attention(enum cpu_tier tier, const struct attention_args *args, uint32_t span,
-                            uint32_t rows) {
+static void check_attention(enum cpu_tier tier, const struct attention_args *args, uint32_t dim,
+                            uint32_t span, uint32_t rows) {
     struct backend *b = make_backend(
-        tier, 2, 8, (struct backend_limits){.rows = TOKENS, .dim = 64, .head_dim = DIM});
+        tier, 2, 8, (struct backend_limits){.rows = TOKENS, .dim = 64, .head_dim = dim});
     struct pages p;
-    pages_init(&p, b, span);
-    size_t kv = (size_t)TOKENS * KV_HEADS * DIM, n = (size_t)rows * HEADS * DIM;
+    pages_init(&p, b, dim, span);
+    size_t kv = (size_t)TOKENS * KV_HEADS * dim, n = (size_t)rows * HEADS * dim;
     float *k = random_floats(kv, 1), *v = random_floats(kv, 1), *q = random_floats(n, 4);
     float *out = malloc(n * sizeof *out);
     struct batch_seq all = {.rows = TOKENS}, last = {.rows = rows, .pos = TOKENS - rows};
@@ -132,15 +133,16 @@ static void check_attention(enum cpu_tier tier, const struct attention_args *arg
     op_attention(b, &(struct batch){.rows = rows, .n_seqs = 1, .seqs = &last}, &p.view, 0, q, args,
                  out);
     for (uint32_t i = 0; i < rows * HEADS; i++) {
-        double want[DIM];
+        double want[HEAD_DIM_MAX];
         uint32_t pos = last.pos + i / HEADS, head = i % HEADS;
-        naive_attention(q + (size_t)i * DIM, k, v, pos < span ? 0 : pos + 1 - span, pos + 1,
-                        head / GQA, args, args->sinks ? (double)args->sinks[head] : -INFINITY,
-                        want);
-        for (uint32_t d = 0; span == 0 && d < DIM; d++)
-            assert_true(out[(size_t)i * DIM + d] == 0);
-        for (uint32_t d = 0; d < DIM; d++) /* scores to 50 u, values below 1 */
-            near("attended", (size_t)i * DIM + d, out[(size_t)i * DIM + d], want[d], 2e-5);
+        size_t from = (size_t)(head / GQA) * dim;
+        naive_attention(q + (size_t)i * dim, k + from, v + from, dim,
+                        pos < span ? 0 : pos + 1 - span, pos + 1, args,
+                        args->sinks ? (double)args->sinks[head] : -INFINITY, want);
+        for (uint32_t d = 0; span == 0 && d < dim; d++)
+            assert_true(out[(size_t)i * dim + d] == 0);
+        for (uint32_t d = 0; d < dim; d++) /* scores to 50 u, values below 1 */
+            near("attended", (size_t)i * dim + d, out[(size_t)i * dim + d], want[d], 2e-5);
     }
     backend_free(b, (void *)p.view.arena);
     backend_destroy(b);
@@ -158,12 +160,13 @@ static void attention_of_tier(enum cpu_tier tier) {
                                                  {HEADS, 0.5f, 0, SINKS},
                                                  {HEADS, 0.5f, 9, SINKS}};
     for (size_t i = 0; i < sizeof ARGS / sizeof *ARGS; i++) {
-        check_attention(tier, &ARGS[i], UINT32_MAX, QUERIES); /* whole mode */
-        check_attention(tier, &ARGS[i], UINT32_MAX, 1);       /* split over two runs */
-        check_attention(tier, &ARGS[i], 100, QUERIES);        /* tiles that no row sees */
+        check_attention(tier, &ARGS[i], DIM, UINT32_MAX, QUERIES); /* whole mode */
+        check_attention(tier, &ARGS[i], DIM, UINT32_MAX, 1);       /* split over two runs */
+        check_attention(tier, &ARGS[i], DIM, 100, QUERIES);        /* tiles that no row sees */
     }
+    check_attention(tier, &(struct attention_args){HEADS, 0.2f, 9, SINKS}, HEAD_DIM_MAX, 550, 5);
     static const float FINITE[HEADS] = {0, 80, -80, -3, 12, 1};
-    check_attention(tier, &(struct attention_args){HEADS, 0.5f, 0, FINITE}, 0, QUERIES);
+    check_attention(tier, &(struct attention_args){HEADS, 0.5f, 0, FINITE}, DIM, 0, QUERIES);
 }
 
 static void test_attention(void **state) {
@@ -179,7 +182,7 @@ static void same_without_sinks(enum cpu_tier tier) {
     struct backend *b =
         make_backend(tier, 1, 8, (struct backend_limits){.rows = 8, .dim = 64, .head_dim = DIM});
     struct pages p;
-    pages_init(&p, b, UINT32_MAX);
+    pages_init(&p, b, DIM, UINT32_MAX);
     size_t n = 8 * HEADS * DIM;
     float *k = random_floats(n, 1), *v = random_floats(n, 1), *q = random_floats(n, 1), *out[2];
     struct batch_seq seq = {.rows = 8};
