@@ -198,7 +198,7 @@ static void guess_formats(struct prompt_kv *kv) {
 void prompt_kv_derive(struct prompt_kv *kv, enum prompt_class class) {
     const struct prompt_tensor *first = &kv->sides[0].parts[0];
     bool affine = prompt_class_is_affine(class);
-    if (!first->present)
+    if (!first->present || first->n_dims != 4)
         return;
     kv->heads = first->dims[1];
     kv->rows = first->dims[2];

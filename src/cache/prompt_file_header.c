@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A prompt-cache file cut into tensors and metadata. Every length is checked here, before anything
- * is looked up:
+/* A prompt-cache file cut into tensors and metadata. Every length is checked here:
  *
  *   H1  the header's length lies inside the file, its JSON is bounded (json_load_bounded) and its
  *       keys are unique
  *   H2  dims are below 2^31, at most PROMPT_DIMS_MAX of them; shape times type is exactly what
  *       data_offsets span
- *   H3  data, in order of their offsets, leave no hole, do not overlap and end with the file
+ *   H3  data lie inside the file; in order of their offsets they leave no hole, do not overlap and
+ *       end with the file (prompt_header_check_data, last: a tensor that is missing is named then)
  *   H4  metadata are strings
  *
  * Tables have as many rows as the JSON has keys, so their size follows from the file's.
@@ -155,7 +155,7 @@ static kvasir_status read_metas(struct prompt_header *h, json_t *metadata, kvasi
     return KVASIR_OK;
 }
 
-static kvasir_status read_tensors(struct prompt_header *h, const struct file_map *map, size_t base,
+static kvasir_status read_tensors(struct prompt_header *h, const struct file_map *map,
                                   kvasir_error *err) {
     const char *name;
     json_t *info;
@@ -166,7 +166,7 @@ static kvasir_status read_tensors(struct prompt_header *h, const struct file_map
         if (strcmp(name, "__metadata__") == 0)
             continue;
         struct prompt_raw *raw = &h->tensors[h->n_tensors];
-        TRY(read_tensor(map, base, name, info, &raw->tensor, err));
+        TRY(read_tensor(map, h->base, name, info, &raw->tensor, err));
         raw->name = name;
         h->n_tensors++;
     }
@@ -174,29 +174,43 @@ static kvasir_status read_tensors(struct prompt_header *h, const struct file_map
     return KVASIR_OK;
 }
 
-static kvasir_status check_gapless(const struct prompt_header *h, const struct file_map *map,
-                                   size_t base, kvasir_error *err) {
+/* The first tensor, in order of data, that begins before the end of the one before it (or, with
+ * holes, behind it); *end is that end. */
+static const struct prompt_raw *find_misplaced(struct prompt_raw *const *order, size_t n,
+                                               bool holes, const uint8_t **end) {
+    for (size_t i = 0; i < n; i++) {
+        const struct prompt_tensor *t = &order[i]->tensor;
+        if (holes ? t->data > *end : t->data < *end)
+            return order[i];
+        *end = t->data + t->bytes;
+    }
+    return NULL;
+}
+
+kvasir_status prompt_header_check_data(const struct prompt_header *h, const struct file_map *map,
+                                       kvasir_error *err) {
     struct prompt_raw **order = mem_calloc(h->n_tensors + 1, sizeof *order);
     if (!order)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for the tensors");
     for (size_t i = 0; i < h->n_tensors; i++)
         order[i] = &h->tensors[i];
     qsort(order, h->n_tensors, sizeof *order, compare_data);
-    kvasir_status status = KVASIR_OK;
-    const uint8_t *end = map->data + base;
-    for (size_t i = 0; i < h->n_tensors && status == KVASIR_OK; i++) {
-        const struct prompt_tensor *t = &order[i]->tensor;
-        if (t->data != end)
-            status = fail_at(err, KVASIR_ERR_FORMAT, t->data - map->data,
-                             "tensor %.100s: data_offsets %s", order[i]->name,
-                             t->data < end ? "overlap another tensor's" : "leave a hole before it");
-        end = t->data + t->bytes;
+    const uint8_t *end = NULL, *last = map->data + map->size;
+    const struct prompt_raw *bad = find_misplaced(order, h->n_tensors, false, &end);
+    bool hole = !bad;
+    if (hole) {
+        end = map->data + h->base;
+        bad = find_misplaced(order, h->n_tensors, true, &end);
     }
     mem_free(order);
-    if (status == KVASIR_OK && end != map->data + map->size)
-        status = fail_at(err, KVASIR_ERR_FORMAT, end - map->data,
-                         "%td bytes behind the last tensor's data", map->data + map->size - end);
-    return status;
+    if (bad)
+        return fail_at(err, KVASIR_ERR_FORMAT, bad->tensor.data - map->data,
+                       "tensor %.100s: data_offsets %s", bad->name,
+                       hole ? "leave a hole before it" : "overlap another tensor's");
+    if (end != last)
+        return fail_at(err, KVASIR_ERR_FORMAT, end - map->data,
+                       "%td bytes behind the last tensor's data", last - end);
+    return KVASIR_OK;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -221,11 +235,9 @@ static kvasir_status read_json(const struct file_map *map, json_t **json, size_t
 
 kvasir_status prompt_header_read(const struct file_map *map, struct prompt_header *h,
                                  kvasir_error *err) {
-    size_t base = 0;
     *h = (struct prompt_header){0};
-    TRY(read_json(map, &h->json, &base, err));
-    TRY(read_tensors(h, map, base, err));
-    TRY(check_gapless(h, map, base, err));
+    TRY(read_json(map, &h->json, &h->base, err));
+    TRY(read_tensors(h, map, err));
     return read_metas(h, json_object_get(h->json, "__metadata__"), err);
 }
 

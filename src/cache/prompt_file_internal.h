@@ -61,10 +61,13 @@ struct prompt_header {
     struct prompt_raw *tensors; /* rising by name */
     struct prompt_meta *metas;  /* rising by key */
     size_t n_tensors, n_metas;
+    size_t base; /* where the data section begins in the file */
 };
 /* deinit also after a failure; it leaves json to whom it was given. */
 kvasir_status prompt_header_read(const struct file_map *map, struct prompt_header *h,
                                  kvasir_error *err) MUST_CHECK;
+kvasir_status prompt_header_check_data(const struct prompt_header *h, const struct file_map *map,
+                                       kvasir_error *err) MUST_CHECK;
 void prompt_header_deinit(struct prompt_header *h);
 /* NULL where there is none. */
 struct prompt_raw *prompt_header_tensor(const struct prompt_header *h, const char *name);

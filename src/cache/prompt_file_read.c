@@ -488,6 +488,7 @@ static kvasir_status read_all(struct reader *r, struct prompt_file *f) {
     TRY(take_user_metadata(r, f));
     TRY(read_layers(r, f));
     TRY(check_all_taken(r));
+    TRY(prompt_header_check_data(&r->h, &f->map, r->err));
     return prompt_file_check(f, f->form, r->err);
 }
 
