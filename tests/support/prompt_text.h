@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A prompt cache's description as text, for tests to compare, and a comparison with the data:
  *
- *     legacy {model=m} | QuantizedKVCache offset 3 heads 2 rows 3 K 8g64bf16 dim 64 V 4g32f16 dim 64
+ *     legacy {model=m} | QuantizedKVCache offset 3 heads 2 rows 3 K 8g64f16 dim 64 V 4g64f16 dim 64
  *     032 {} | CacheList [KVCache none | ArraysCache f32(1,3,4) none padding none lengths none]
  */
 #ifndef KVASIR_TEST_PROMPT_TEXT_H
