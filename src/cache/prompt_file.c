@@ -238,7 +238,7 @@ kvasir_status prompt_entry_settle(struct prompt_kv *kv, uint32_t key_dim, uint32
 static const char *shape_text(const struct prompt_tensor *t, char text[PROMPT_NAME_MAX]) {
     size_t len = 0;
     text[0] = 0;
-    for (uint32_t i = 0; i < t->n_dims; i++) /* 8 of 10 digits */
+    for (uint32_t i = 0; i < t->n_dims && i < PROMPT_DIMS_MAX; i++) /* of 10 digits */
         len +=
             (size_t)snprintf(text + len, PROMPT_NAME_MAX - len, "%s%u", i ? ", " : "", t->dims[i]);
     return text;

@@ -118,9 +118,10 @@ static kvasir_status meta_number(struct reader *r, const struct metas *m, unsign
 static kvasir_status set_format(struct reader *r, const char *where, struct kv_format *f,
                                 uint32_t group, uint32_t bits) {
     if (!prompt_group_known(group) || !prompt_bits_known(bits))
-        return fail(r->err, KVASIR_ERR_FORMAT,
-                    "%s: group size %u and %u bits, must be 32, 64 or 128 and 2, 3, 4, 5, 6 or 8",
-                    where, group, bits);
+        return fail(
+            r->err, KVASIR_ERR_FORMAT,
+            "%s %s: group size %u and %u bits, must be 32, 64 or 128 and 2, 3, 4, 5, 6 or 8",
+            r->form == PROMPT_FORM_032 ? "tensor" : "metadata key", where, group, bits);
     f->group = (uint16_t)group;
     f->bits = (uint8_t)bits;
     return KVASIR_OK;

@@ -227,7 +227,7 @@ static void test_corrupt(void **state) {
         {"offset-differs", "layer 1: offset 70, the layers before it have 69"},
         {"bits-wrong", "tensor 0.0.0 has shape"},
         {"group-wrong", "tensor 0.0.0 has shape"},
-        {"group-zero", "0.3: group size 0"},
+        {"group-zero", "tensor 0.3: group size 0"},
     };
     if (skip_fixtures())
         skip();
