@@ -24,6 +24,11 @@ run() { # TARGET
     local target=$1 seeds=(tests/fuzz/corpus/"$1") length=65536
     mkdir -p "build-fuzz/corpus/$target"
     case $target in
+    prompt_file)
+        for folder in ../shared/fixtures/mlx/prompt-cache/corrupt/*/; do
+            [ ! -d "$folder" ] || seeds+=("$folder")
+        done
+        ;;
     template) [ ! -d ../shared/chat-templates ] || seeds+=(../shared/chat-templates) ;;
     esac
     [ ! -e "tests/fuzz/$target.dict" ] || seeds+=(-dict="tests/fuzz/$target.dict")

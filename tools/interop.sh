@@ -5,6 +5,7 @@
 # of `make soak`; needs ../shared, both models and a network the first time.
 #
 #   convert.py         folders that `kvasir convert` writes load in mlx-lm: the same greedy tokens
+#   prompt_cache.py    prompt-cache files that our writer wrote load in mlx-lm: the same arrays
 #   random_texts.py    500 random texts a tokenizer: the same ids, and back
 #   templates.py       200 random conversations through every chat template
 #   weights_golden.py  the goldens of weight types are what gguf and mlx give today
@@ -23,7 +24,7 @@ if ! cmp -s "$requirements" .venv/requirements.txt; then
     cp "$requirements" .venv/requirements.txt
 fi
 cmake --preset release >/dev/null
-cmake --build build
+cmake --build build --target all interop_rewrite
 python=.venv/bin/python
 smollm2=models/SmolLM2-135M-Instruct
 [ -d $smollm2-mlx ] || $python "$shared"/tools/mlx_from_gguf.py $smollm2.Q4_1.gguf $smollm2-mlx
@@ -31,6 +32,8 @@ $python tests/interop/random_texts.py build/kvasir "$shared"/tokenizers/*/tokeni
     $smollm2.Q4_1.gguf=$smollm2-mlx/tokenizer.json \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf="$shared"/tokenizers/qwen3/tokenizer.json \
     "$shared"/models/stories260K/stories260K-f32.gguf="$shared"/models/stories260K/hf/tokenizer.json
+$python tests/interop/prompt_cache.py build/tests/interop_rewrite \
+    "$shared"/fixtures/mlx/prompt-cache
 $python tests/interop/templates.py build/libkvasir.so
 $python tests/interop/convert.py build/kvasir $smollm2.Q4_1.gguf \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf

@@ -122,6 +122,17 @@ kvasir_status file_write(struct file_writer *w, const void *data, size_t bytes,
 kvasir_status file_end(struct file_writer *w, kvasir_error *err) MUST_CHECK;
 void file_abandon(struct file_writer *w); /* closes it where it is open */
 
+/* A file that takes its place once it is complete: out writes PATH.tmp-N, beside it. */
+struct file_replacer {
+    struct file_writer out;
+    char path[WRITE_PATH_MAX];
+};
+/* abandon does nothing after a commit. */
+kvasir_status file_replace_begin(struct file_replacer *r, const char *path,
+                                 kvasir_error *err) MUST_CHECK;
+kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) MUST_CHECK;
+void file_replace_abandon(struct file_replacer *r);
+
 /* A folder under construction: tmp, beside path, is where its files are written. */
 struct folder_writer {
     char path[WRITE_PATH_MAX], tmp[WRITE_PATH_MAX];

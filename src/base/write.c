@@ -6,6 +6,9 @@
  *     folder_begin   NAME.tmp-k3x9q2/          an empty folder of this process's own
  *       file_begin ... file_write ... file_end     each file flushed to the disk
  *     folder_commit  fsync, rename to NAME     (folder_abandon: removed with all in it)
+ *
+ *     file_replace_begin   NAME.tmp-4711-0     file_write ...
+ *     file_replace_commit  fsync, rename to NAME, which may have been there before
  */
 #include <dirent.h>
 #include <errno.h>
@@ -59,6 +62,67 @@ void file_abandon(struct file_writer *w) {
     w->fd = -1;
 }
 
+/* ---- one file in another's place ------------------------------------------------------------- */
+
+/* A new name is on the disk when the folder that holds it is. */
+static int sync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    int error = fsync(fd) != 0 ? errno : 0;
+    close(fd);
+    return error;
+}
+
+static kvasir_status sync_parent(const char *path, kvasir_error *err) {
+    char parent[WRITE_PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = 0; /* "/name" lies in "/" */
+    const char *name = slash ? parent : ".";
+    int error = sync_folder(name);
+    return error ? fail(err, KVASIR_ERR_IO, "%s: %s", name, strerror(error)) : KVASIR_OK;
+}
+
+kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvasir_error *err) {
+    enum { TRIES = 100 }; /* names that killed processes of this number left, or other threads */
+    size_t len = strlen(path);
+    *r = (struct file_replacer){.out.fd = -1};
+    if (len == 0 || len + 32 > sizeof r->path)
+        return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is empty or too long", path);
+    if (file_is_dir(path))
+        return fail(err, KVASIR_ERR_IO, "%s: is a folder, not a file", path);
+    memcpy(r->path, path, len);
+    for (int i = 0; i < TRIES && r->out.fd < 0; i++) {
+        snprintf(r->out.path, sizeof r->out.path, "%s.tmp-%ld-%d", path, (long)getpid(), i);
+        r->out.fd = open(r->out.path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (r->out.fd < 0 && errno != EEXIST)
+            break;
+    }
+    if (r->out.fd >= 0)
+        return KVASIR_OK;
+    r->path[0] = 0;
+    return fail(err, KVASIR_ERR_IO, "%s: cannot make a file beside it: %s", path, strerror(errno));
+}
+
+kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) {
+    TRY(file_end(&r->out, err));
+    if (rename(r->out.path, r->path) != 0)
+        return fail(err, KVASIR_ERR_IO, "%s: %s", r->path, strerror(errno));
+    kvasir_status status = sync_parent(r->path, err);
+    r->path[0] = 0;
+    return status;
+}
+
+void file_replace_abandon(struct file_replacer *r) {
+    if (!r->path[0])
+        return;
+    file_abandon(&r->out);
+    unlink(r->out.path);
+    r->path[0] = 0;
+}
+
 /* ---- folders --------------------------------------------------------------------------------- */
 
 kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_error *err) {
@@ -84,32 +148,14 @@ kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_err
     return KVASIR_OK;
 }
 
-/* The folder's own entry is on the disk when the folder that holds it is. */
-static int sync_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return errno;
-    int error = fsync(fd) != 0 ? errno : 0;
-    close(fd);
-    return error;
-}
-
 kvasir_status folder_commit(struct folder_writer *w, kvasir_error *err) {
-    char parent[sizeof w->path];
-    memcpy(parent, w->path, sizeof parent);
-    char *slash = strrchr(parent, '/');
-    if (slash)
-        slash[slash == parent] = 0; /* "/name" lies in "/" */
     int error = sync_folder(w->tmp);
     if (!error && rename(w->tmp, w->path) != 0)
         error = errno;
     if (error)
         return fail(err, KVASIR_ERR_IO, "%s: %s", w->path, strerror(error));
     w->tmp[0] = 0;
-    error = sync_folder(slash ? parent : ".");
-    if (error)
-        return fail(err, KVASIR_ERR_IO, "%s: %s", slash ? parent : ".", strerror(error));
-    return KVASIR_OK;
+    return sync_parent(w->path, err);
 }
 
 void folder_abandon(struct folder_writer *w) {

@@ -6,6 +6,7 @@
  *     config.c       config.json
  *     tokenizer_json.c   tokenizer.json, then a text through it, and a few ids back
  *     template.c     a chat template, then a conversation through it
+ *     prompt_file.c  a prompt cache of mlx-lm's, written again where it opens
  *     tokenize.c     a text through small vocabularies of each kind, and back
  *
  * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is
