@@ -10,7 +10,7 @@
                           MXFP4 and then stored as --type says: the same numbers as mxfp4, exactly
     --strict              only the keys that the converter writes. Without it the file also says
                           what the converter leaves out and the golden depends on (see `extras`)
-    --llama-cpp           also tokenizer.ggml.model "no_vocab", without which llama.cpp reads no file
+    --llama-cpp           also tokenizer.ggml.model "no_vocab": llama.cpp reads no file without
 
 Needs numpy and gguf. docs/gguf-families.md tells where each rule is from; the file has no
 vocabulary, only ARCH.vocab_size.
@@ -456,7 +456,7 @@ def extras(w, c):
     """What readers cannot know from the converter's keys.
 
     Mistral's window: llama.cpp has none for "llama" and ignores the key. Windows where layer_types
-    differs from the architecture's usual period: llama.cpp reads the key, its converter writes none.
+    differs from the architecture's usual period: llama.cpp reads the key, nothing writes it.
     gemma4 without a soft cap: a missing key means 30 to llama.cpp, 0 means none.
     """
     if w.arch == "gemma4" and not c.get("final_logit_softcapping"):
