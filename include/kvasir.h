@@ -266,10 +266,10 @@ KVASIR_API uint32_t kvasir_seq_length(const kvasir_seq *seq);
 KVASIR_API const int32_t *kvasir_seq_tokens(const kvasir_seq *seq); /* [length] */
 KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages */
 /* Forgets everything from `length` on. Fails, naming the nearest lengths that work, where rotation
- * or a window has dropped a page that position `length` sees. 0 always works.
- * A model with recurrent layers goes back to the newest kept state at or before `length` (to nothing
- * where none is) and runs the rest again; *rerun, where not NULL, says how many tokens that were.
- * Where the budget does not allow it the sequence is left that much shorter (KVASIR_ERR_BUDGET). */
+ * or a window has dropped a page that position `length` sees. 0 always works. A model with
+ * recurrent layers goes back to the newest kept state at or before `length` (to nothing where none
+ * is) and runs the rest again; *rerun, where not NULL, says how many tokens that were. Where the
+ * budget does not allow it the sequence is left that much shorter (KVASIR_ERR_BUDGET). */
 KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint32_t *rerun,
                                          kvasir_error *err);
 

@@ -122,9 +122,9 @@ const int32_t *seq_tokens(const struct kv_seq *s); /* [length] */
 /* Room for tokens up to `length` in the sequence's own tables (not pages), so that later steps do
  * not allocate. */
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
-/* The most bytes that growing from now to `length` in steps of `step` tokens, with so many snapshots
- * before the last step, will need at any time, beyond what the sequence holds: what a caller checks
- * against the budget before any work. */
+/* The most bytes that growing from now to `length` in steps of `step` tokens, with so many
+ * snapshots before the last step, will need at any time, beyond what the sequence holds: what a
+ * caller checks against the budget before any work. */
 uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step, uint32_t snapshots);
 /* KVASIR_ERR_BUDGET names budget, use and need. */
 kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) MUST_CHECK;
@@ -137,8 +137,8 @@ void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
  * and `length` is to be run again. seq_tokens still has those tokens until the next commit. */
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
                        kvasir_error *err) MUST_CHECK;
-/* Keeps the state of the recurrent layers at the present length for later trims; nothing where there
- * are none, or one is kept already. */
+/* Keeps the state of the recurrent layers at the present length for later trims; nothing where
+ * there are none, or one is kept already. */
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;
 /* Bytes of pages in this sequence's tables, of its state and its snapshots (shared ones count in
  * full). */

@@ -4,16 +4,16 @@
  *     architectures    a class of family.c's table; of a model with pictures or sound the fields
  *                      of its text stand in text_config
  *     rope             old spelling: rope_theta beside rope_scaling, null or { type, ... }
- *                      new spelling: rope_parameters { rope_theta, rope_type, ... }, or one of these
- *                      for each kind of layer
+ *                      new spelling: rope_parameters { rope_theta, rope_type, ... }, or one of
+ *                      these for each kind of layer
  *     head_dim         where it is missing: hidden_size / num_attention_heads, or the class's own
  *     layer_types      "full_attention", "sliding_attention" ... of each layer
  *
  * Read here is what all have in common, and in helpers what some have; a family's read() calls
- * those. Defaults are those of the architecture's class in transformers. Every field read is checked
- * for type and range and named in the error. A field that asks for arithmetic the forward does not
- * do (another activation, biases where the family has none, a rope type) is refused: it would run
- * and answer wrongly. How modules are quantized is quantization.c's.
+ * those. Defaults are those of the architecture's class in transformers. Every field read is
+ * checked for type and range and named in the error. A field that asks for arithmetic the forward
+ * does not do (another activation, biases where the family has none, a rope type) is refused: it
+ * would run and answer wrongly. How modules are quantized is quantization.c's.
  */
 #include <stdio.h>
 
@@ -42,6 +42,13 @@ kvasir_status config_refuse(const struct json_scope *s, const char *key) {
     return value ? fail(s->err, KVASIR_ERR_UNSUPPORTED, "field %s%s: true is not supported",
                         s->prefix, key)
                  : KVASIR_OK;
+}
+
+kvasir_status config_attention_bias(const struct json_scope *s, struct model_config *c) {
+    bool value = false;
+    TRY(json_get_bool(s, "attention_bias", &value));
+    c->attention_bias = value ? BIAS_ALL : BIAS_NONE;
+    return KVASIR_OK;
 }
 
 kvasir_status config_gate(const struct json_scope *s, struct model_config *c) {

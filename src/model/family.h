@@ -63,6 +63,8 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
 kvasir_status config_gate(const struct json_scope *s, struct model_config *c) MUST_CHECK;
 /* Experts: the fields that Qwen's classes have. */
 kvasir_status config_experts(const struct json_scope *s, struct model_config *c) MUST_CHECK;
+/* Field attention_bias: q, k, v and o have one. */
+kvasir_status config_attention_bias(const struct json_scope *s, struct model_config *c) MUST_CHECK;
 /* A field that must be false, null or missing. */
 kvasir_status config_refuse(const struct json_scope *s, const char *key) MUST_CHECK;
 
@@ -101,8 +103,8 @@ kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uin
 /* gate_proj, up_proj, down_proj below `part`. */
 kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint32_t ffn_dim,
                         struct mlp_weights *w) MUST_CHECK;
-/* q_proj, k_proj, v_proj, o_proj below self_attn, with the biases that are there; heads as the
- * layer's configuration says, q_blocks times as many outputs of q. */
+/* q_proj, k_proj, v_proj, o_proj below self_attn; heads and biases as the configuration says,
+ * q_blocks times as many outputs of q. */
 kvasir_status layer_attention(struct binder *b, uint32_t layer, uint32_t q_blocks,
                               struct layer_weights *l) MUST_CHECK;
 /* Experts below `part` ("mlp"): one by one (experts.E.gate_proj ...), or all in one tensor each

@@ -37,7 +37,7 @@ kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
     c->unit_offset = true;
     c->embed_scale = (float)m_sqrt(c->dim);
     TRY(config_gate(s, c));
-    TRY(config_refuse(s, "attention_bias"));
+    TRY(config_attention_bias(s, c));
     TRY(config_refuse(s, "use_bidirectional_attention"));
     TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
     TRY(json_get_double(s, "query_pre_attn_scalar", false, &scalar));

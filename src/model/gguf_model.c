@@ -154,6 +154,7 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *c, kva
         TRY(get_u32(&k, "attention.sliding_window", false, 0, CTX_MAX, &c->window));
     c->gate = GATE_SILU;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
+    c->attention_bias = strcmp(c->arch, "qwen2") == 0 ? BIAS_QKV : BIAS_NONE;
     config_layers_init(c);
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].window = c->window;

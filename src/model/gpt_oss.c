@@ -9,8 +9,8 @@
  *
  * Experts as files have them:
  *
- *     Hugging Face   gate_up_proj [experts][dim][2 n], down_proj [experts][n][dim]: inputs first, so
- *                    they are turned here, once; or gate_up_proj_blocks and _scales in MXFP4
+ *     Hugging Face   gate_up_proj [experts][dim][2 n], down_proj [experts][n][dim]: inputs first,
+ *                    so they are turned here, once; or gate_up_proj_blocks and _scales in MXFP4
  *                    (modules.c joins them to [experts][2 n][dim]), read where they lie. Gates and
  *                    ups are every other row
  *     mlx, GGUF      gate_proj, up_proj, down_proj [experts][rows][k], as everyone's
@@ -38,6 +38,7 @@ kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
     TRY(json_get_u32(s, "num_experts_per_tok", true, 1, c->moe.n, &c->moe.top_k));
     c->moe.dim = c->ffn_dim;
     c->moe.normalize = true;
+    c->attention_bias = BIAS_ALL;
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].experts = true;
     return config_windows(s, c, 2);

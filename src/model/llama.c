@@ -113,8 +113,9 @@ static kvasir_status read_granite(const struct json_scope *s, struct model_confi
 
 kvasir_status llama_read(const struct json_scope *s, struct model_config *c) {
     TRY(config_gate(s, c));
-    if (!is(c, "qwen2")) /* whose q, k and v always have one */
-        TRY(config_refuse(s, "attention_bias"));
+    TRY(config_attention_bias(s, c));
+    if (is(c, "qwen2"))
+        c->attention_bias = BIAS_QKV;
     TRY(config_refuse(s, "mlp_bias"));
     TRY(read_windows(s, c));
     if (is(c, "smollm3"))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint -> model: every tensor is bound to its place in the family's forward and checked
- * against the configuration. Which places a layer has is said by bind() of the family's file, in the
- * words that stand here; the embedding, the last norm and the head are everyone's.
+ * against the configuration. Which places a layer has is said by bind() of the family's file, in
+ * the words that stand here; the embedding, the last norm and the head are everyone's.
  *
  * Invariants
  *   L1  A bound matrix stays where it is mapped, in its own type; one that a file has turned (two
@@ -203,11 +203,6 @@ kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint
     return layer_matrix(b, layer, name, dim, ffn_dim, &w->down);
 }
 
-static kvasir_status optional_bias(struct binder *b, uint32_t layer, const char *part, uint32_t n,
-                                   vector_id *out) {
-    return layer_has(b, layer, part) ? layer_vector(b, layer, part, n, out) : KVASIR_OK;
-}
-
 kvasir_status layer_attention(struct binder *b, uint32_t i, uint32_t q_blocks,
                               struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
@@ -217,10 +212,14 @@ kvasir_status layer_attention(struct binder *b, uint32_t i, uint32_t q_blocks,
     TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
     TRY(layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v));
     TRY(layer_matrix(b, i, "self_attn.o_proj", c->dim, q_dim, &l->o));
-    TRY(optional_bias(b, i, "self_attn.q_proj.bias", q_blocks * q_dim, &l->q_bias));
-    TRY(optional_bias(b, i, "self_attn.k_proj.bias", kv_dim, &l->k_bias));
-    TRY(optional_bias(b, i, "self_attn.v_proj.bias", kv_dim, &l->v_bias));
-    return optional_bias(b, i, "self_attn.o_proj.bias", c->dim, &l->o_bias);
+    if (c->attention_bias == BIAS_NONE)
+        return KVASIR_OK;
+    TRY(layer_vector(b, i, "self_attn.q_proj.bias", q_blocks * q_dim, &l->q_bias));
+    TRY(layer_vector(b, i, "self_attn.k_proj.bias", kv_dim, &l->k_bias));
+    TRY(layer_vector(b, i, "self_attn.v_proj.bias", kv_dim, &l->v_bias));
+    return c->attention_bias == BIAS_QKV
+               ? KVASIR_OK
+               : layer_vector(b, i, "self_attn.o_proj.bias", c->dim, &l->o_bias);
 }
 
 /* ---- experts --------------------------------------------------------------------------------- */

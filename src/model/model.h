@@ -76,6 +76,7 @@ struct model_config {
     float norm_eps;
     bool tied_embedding;
     bool unit_offset; /* gains of norms are stored less 1 */
+    enum { BIAS_NONE, BIAS_QKV, BIAS_ALL } attention_bias;
     enum gate_kind gate;
     /* 1 where a family has none; softcaps 0 */
     float embed_scale, residual_scale, logit_scale;
@@ -149,11 +150,11 @@ const struct checkpoint *model_checkpoint(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
 
-/* inv_freq [dims / 2]: angle of a position, per pair of a rope, in a context of ctx positions (0: the
- * trained one). Returns the factor of its cosines and sines. */
+/* inv_freq [dims / 2]: angle of a position, per pair of a rope, in a context of ctx positions (0:
+ * the trained one). Returns the factor of its cosines and sines. */
 float model_inv_freq(const struct model *m, uint32_t rope, uint32_t ctx, double *inv_freq);
-/* Whether keys can be centred (engine/centre.c): every layer caches alike and turns by one rope that
- * --ctx does not change. The calls below ask for it. */
+/* Whether keys can be centred (engine/centre.c): every layer caches alike and turns by one rope
+ * that --ctx does not change. The calls below ask for it. */
 bool model_keys_alike(const struct model *m);
 /* The constant that every key of a head holds before rope, mean [dims / 2][2] of pairs (i, i + n).
  * False: there is none. */
@@ -166,9 +167,10 @@ double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, fl
 struct kv_place {
     uint32_t group, layer;
 };
-/* Layers that cache alike (KV heads, head_dim, window) share page tables; layers that read another's
- * K and V own none. Their centre is left NULL. More than CACHE_GROUPS_MAX kinds were refused when
- * the model was opened. Returns how many groups there are; 0 for a model without attention. */
+/* Layers that cache alike (KV heads, head_dim, window) share page tables; layers that read
+ * another's K and V own none. Their centre is left NULL. More than CACHE_GROUPS_MAX kinds were
+ * refused when the model was opened. Returns how many groups there are; 0 for a model without
+ * attention. */
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]);
 struct kv_place model_kv_place(const struct model *m, uint32_t layer);
 /* Bytes of a sequence's recurrent state; 0: it has none. */

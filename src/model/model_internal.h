@@ -81,7 +81,8 @@ bool name_is_clean(const char *name, size_t len);
 /* With something before the tail. */
 bool ends_with(const char *name, const char *tail);
 /* Tensors that a model has no use for: tables of rotations that old files carry, the copy of the
- * embedding beside a tied head, keys of layers that read another's, parts for pictures and sound. */
+ * embedding beside a tied head, keys of layers that read another's, parts for pictures and sound.
+ */
 bool tensor_is_spare(const struct model_config *c, const char *name);
 
 /* "[576, 1536]" */

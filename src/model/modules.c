@@ -42,8 +42,8 @@ static struct raw_tensor *part_of(const struct joiner *j, const char *module, co
     return n > 0 && (size_t)n < sizeof name ? raw_find(j->raw, name) : NULL;
 }
 
-/* Checkpoints of the bare model, without its head's class, leave "model." out; those of a model with
- * pictures or sound have their text's tensors under a name of their own. */
+/* Checkpoints of the bare model, without its head's class, leave "model." out; those of a model
+ * with pictures or sound have their text's tensors under a name of their own. */
 static char *full_name(const char *name) {
     static const struct {
         const char *from, *to;

@@ -27,7 +27,7 @@ void olmo3_forward(struct model_run *r, const struct batch *batch) {
 
 kvasir_status olmo3_read(const struct json_scope *s, struct model_config *c) {
     TRY(config_gate(s, c));
-    TRY(config_refuse(s, "attention_bias"));
+    TRY(config_attention_bias(s, c));
     TRY(config_windows(s, c, 4));
     return config_ropes_by_window(s, c, c->ropes[0].theta);
 }

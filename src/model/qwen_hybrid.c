@@ -8,9 +8,9 @@
  *                  x += Wo (sigmoid(g) * attention(q, pages))
  *     both         x += mlp(h), or experts and one that all rows take
  *
- * h = rms_norm(x); rope turns the first quarter of a head. Gains are stored less 1, but for the norm
- * behind the delta rule. qwen3_next joins what a key head and its value heads need into one matrix,
- * key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has them apart.
+ * h = rms_norm(x); rope turns the first quarter of a head. Gains are stored less 1, but for the
+ * norm behind the delta rule. qwen3_next joins what a key head and its value heads need into one
+ * matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has them apart.
  */
 #include "model/family.h"
 

@@ -3,17 +3,17 @@
  *
  *     plain          theta^(-2i / dims), i = 0 .. dims / 2 - 1
  *     linear         / factor
- *     dynamic        theta * (factor * ctx / trained - (factor - 1))^(dims / (dims - 2)) in place of
- *                    theta, where ctx is above the trained length ("NTK")
+ *     dynamic        theta * (factor * ctx / trained - (factor - 1))^(dims / (dims - 2)) in place
+ *                    of theta, where ctx is above the trained length ("NTK")
  *     llama3, yarn   pairs whose wave is long against the original context / factor, short ones as
  *                    they are, a blend in between
- *     longrope       / a factor of its own for each pair: the short list up to the original context,
- *                    the long one beyond
+ *     longrope       / a factor of its own for each pair: the short list up to the original
+ *                    context, the long one beyond
  *     proportional   plain for the first pairs, 0 for the rest: those never turn
  *
- * What depends on length depends on ctx, which is fixed at start-up (I1), not on how long a sequence
- * happens to be. Formulas are those of transformers' modeling_rope_utils.py. In double: a float32
- * frequency is off by 1e-7 of itself, which is a tenth of a radian at position 10^6.
+ * What depends on length depends on ctx, which is fixed at start-up (I1), not on how long a
+ * sequence happens to be. Formulas are those of transformers' modeling_rope_utils.py. In double: a
+ * float32 frequency is off by 1e-7 of itself, which is a tenth of a radian at position 10^6.
  */
 #include "model/model_internal.h"
 
