@@ -182,6 +182,8 @@ const void *backend_upload(struct backend *b, const void *host, size_t bytes) MU
 void backend_upload_free(struct backend *b, const void *device);
 /* Waits for everything enqueued and copies to host memory. */
 void backend_read(struct backend *b, void *host, const void *device, size_t bytes);
+/* Copies from host memory, in the order of the calls. */
+void backend_write(struct backend *b, void *device, const void *host, size_t bytes);
 
 /* The arena that pages live in: address space now, memory when a page is taken. */
 void *backend_arena_reserve(struct backend *b, size_t bytes) MUST_CHECK;

@@ -22,9 +22,9 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
         group->span = o->max_size - o->keep;
         group->kept_pages = pages_for(o->keep);
     }
-    struct kv_format k = o->k, v = o->v;
-    TRY(kv_format_settle(&k, shape->head_dim, o->group_k, err));
-    TRY(kv_format_settle(&v, shape->head_dim, o->group_v, err));
+    struct kv_format k = shape->k.bits ? shape->k : o->k, v = shape->v.bits ? shape->v : o->v;
+    TRY(kv_format_settle(&k, shape->head_dim, shape->k.bits ? shape->k.group : o->group_k, err));
+    TRY(kv_format_settle(&v, shape->head_dim, shape->v.bits ? shape->v.group : o->group_v, err));
     struct page_layout *layout = c->layouts[g];
     page_layout_init(&layout[0], shape->layers, shape->kv_heads, shape->head_dim, k, v);
     page_layout_init(&layout[1], shape->layers, shape->kv_heads, shape->head_dim, EXACT_START,
@@ -148,9 +148,10 @@ struct kv_pool *kv_cache_pool(struct kv_cache *c) {
     return c->pool;
 }
 
-void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v) {
-    *k = c->layouts[0][0].k.format;
-    *v = c->layouts[0][0].v.format;
+void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
+                      struct kv_format *v) {
+    *k = c->layouts[group][0].k.format;
+    *v = c->layouts[group][0].v.format;
 }
 
 uint32_t kv_cache_start_pages(const struct kv_cache *c) {

@@ -39,6 +39,7 @@
 #define KVASIR_CACHE_H
 
 #include "backend/backend.h"
+#include "cache/prompt_file.h"
 
 /* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */
 
@@ -74,6 +75,7 @@ struct kv_shape {
     uint32_t layers, kv_heads, head_dim;
     /* 0: none. A window group keeps its own bound; rotation does not apply to it */
     uint32_t window;
+    struct kv_format k, v; /* bits 0: the options' */
     /* Borrowed for the cache's life. Affine K pages are centred with it; NULL: no page is */
     const struct key_centre *centre;
 };
@@ -91,8 +93,9 @@ struct kv_pool *kv_cache_pool(struct kv_cache *c);
 kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_groups,
                                   const struct kv_cache_options *opt, uint32_t length,
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) MUST_CHECK;
-/* The settled formats. */
-void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v);
+/* A group's settled formats. */
+void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
+                      struct kv_format *v);
 /* Pages with a smaller number are f16 (quantized_start; 0 where no format is quantized). */
 uint32_t kv_cache_start_pages(const struct kv_cache *c);
 
@@ -147,6 +150,22 @@ uint64_t seq_bytes(const struct kv_seq *s);
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 /* The state record as a step sees it, likewise; of a cache with state_bytes. */
 void seq_state(const struct kv_seq *s, struct state_view *view);
+/* A stored tile as it is: the K or V of a head and page, of which positions below the length hold
+ * something. layer counts inside the group. *layout: of its page; bytes [layout bytes]. False: the
+ * page is not in the table. */
+bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                   uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes);
+/* Puts a whole tile into a page that is prepared and not committed: what a file held (prompt-cache
+ * files) in place of what a step would encode. */
+void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                    uint32_t head, uint32_t number, const void *bytes);
+/* The recurrent layers' state behind the last token [state_bytes], read, and written between prepare
+ * and commit. */
+void seq_read_state(const struct kv_seq *s, void *record);
+void seq_write_state(struct kv_seq *s, const void *record);
+/* Says that of the group's pages positions from `first` on hold something, those before it (behind
+ * the kept ones) nothing: trims that would show them are refused. */
+void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first);
 /* Reads n stored rows of one page back, decoded: rows [n][head_dim]. layer counts inside the group.
  * *centred says that their centres are not in them. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,

@@ -30,6 +30,7 @@ struct table {
     struct kv_page *pages; /* [cap] */
     uint32_t n, cap;
     uint32_t base_page; /* number of the first entry behind the kept ones */
+    uint32_t missing;   /* positions [kept, missing) of these pages hold nothing */
 };
 
 /* The record of the recurrent layers behind position length - 1. */
@@ -228,6 +229,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
         struct table *to = &f->tables[g];
         to->n = from->n;
         to->base_page = from->base_page;
+        to->missing = from->missing;
         for (uint32_t i = 0; i < from->n; i++) {
             to->pages[i] = from->pages[i];
             page_ref(s->cache->pool, to->pages[i].addr);
@@ -278,6 +280,60 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
         .keep = g->keep,
         .span = g->span,
     };
+}
+
+/* The entry of a page, and where its tile lies; NULL: it is not in the table. */
+static const struct kv_page *find_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part,
+                                       uint32_t layer, uint32_t head, uint32_t number,
+                                       const struct page_layout **layout, uint8_t **tile) {
+    struct kv_view view;
+    seq_view(s, group, &view);
+    uint32_t i = kv_view_index(&view, number);
+    if (i == UINT32_MAX)
+        return NULL;
+    const struct page_layout *l = *layout = &view.layouts[view.pages[i].layout];
+    *tile = (uint8_t *)view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
+            (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes +
+            (part == TILE_V ? l->k.bytes : 0);
+    return &view.pages[i];
+}
+
+bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                   uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes) {
+    const struct page_layout *l;
+    uint8_t *tile;
+    if (!find_tile(s, group, part, layer, head, number, &l, &tile))
+        return false;
+    *layout = part == TILE_K ? &l->k : &l->v;
+    backend_read(s->cache->backend, bytes, tile, (*layout)->bytes);
+    return true;
+}
+
+void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                    uint32_t head, uint32_t number, const void *bytes) {
+    const struct page_layout *l;
+    uint8_t *tile;
+    assert(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
+    if (find_tile(s, group, part, layer, head, number, &l, &tile))
+        backend_write(s->cache->backend, tile, bytes, part == TILE_K ? l->k.bytes : l->v.bytes);
+}
+
+static uint8_t *state_at(const struct kv_seq *s) {
+    return pool_arena(s->cache->pool) + (size_t)s->state * PAGE_ADDR_UNIT;
+}
+
+void seq_read_state(const struct kv_seq *s, void *record) {
+    assert(s->has_state);
+    backend_read(s->cache->backend, record, state_at(s), s->cache->options.state_bytes);
+}
+
+void seq_write_state(struct kv_seq *s, const void *record) {
+    assert(s->has_state && s->prepared > s->length);
+    backend_write(s->cache->backend, state_at(s), record, s->cache->options.state_bytes);
+}
+
+void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first) {
+    s->tables[group].missing = first;
 }
 
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
@@ -405,8 +461,11 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
 /* True if every page that a query at `length` sees behind it is still in the group's table. */
 static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
     const struct kv_group *g = &s->cache->groups[group];
-    return pages_for(length) <= g->kept_pages ||
-           first_seen(g, length) >= s->tables[group].base_page;
+    const struct table *t = &s->tables[group];
+    if (pages_for(length) <= g->kept_pages && (!t->missing || length <= g->keep))
+        return true;
+    const uint32_t start = g->span == UINT32_MAX || length < g->span ? 0 : length + 1 - g->span;
+    return first_seen(g, length) >= t->base_page && start >= t->missing;
 }
 
 static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
@@ -447,8 +506,10 @@ static kvasir_status fail_trim(const struct kv_seq *s, uint32_t length, kvasir_e
         const struct kv_group *group = &s->cache->groups[g];
         if (can_trim(s, g, length))
             continue;
-        uint32_t kept = group->kept_pages * TILE_TOKENS;
-        uint32_t held = s->tables[g].base_page * TILE_TOKENS + group->span - 1;
+        const struct table *t = &s->tables[g];
+        uint32_t kept = t->missing ? group->keep : group->kept_pages * TILE_TOKENS,
+                 first = t->base_page * TILE_TOKENS;
+        uint32_t held = (first > t->missing ? first : t->missing) + group->span - 1;
         below = kept < below ? kept : below;
         above = held > above ? held : above;
     }
@@ -464,6 +525,8 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
         table_truncate(s, g, entries_for(s, g, length));
         if (pages_for(length) <= kept)
             s->tables[g].base_page = kept;
+        if (length == 0)
+            s->tables[g].missing = 0;
     }
     s->length = s->prepared = length;
 }

@@ -6,6 +6,8 @@
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
+ *   prompt_cache.c  prompt_cache_save.c
+ *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c  calibrate.c
  *                  key centres: which pairs of which heads get one; the calibration file; making it
  *   fingerprint.c  what cached bytes depend on, as 64 bits
@@ -46,6 +48,8 @@ struct kvasir_model {
 
 /* Options after parsing and defaults (options.c). */
 struct settled {
+    struct kv_shape shapes[CACHE_GROUPS_MAX]; /* [n_groups] the model's layer groups */
+    uint32_t n_groups;
     struct kv_cache_options cache;
     struct backend_options backend;
     uint32_t ctx;
@@ -84,6 +88,13 @@ struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
 };
+
+/* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) --------------------------------- */
+
+/* The model's layer groups with the file's formats, and how full layers rotate (0: not). */
+void prompt_cache_shape(const struct kvasir_prompt_cache *p,
+                        struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
+                        uint32_t *keep);
 
 /* ---- fingerprints (fingerprint.c) ------------------------------------------------------------ */
 

@@ -18,8 +18,8 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
     op_rearrange(r->backend, rows, 1, dim, r->wide, joint, r->mixed, own);
     op_rearrange(r->backend, rows, 1, dim, r->wide + 2 * (size_t)dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
-    op_short_conv(r->backend, batch, r->model->state_at[i], r->mixed, on_device(r, l->conv),
-                  c->conv_width, dim, false, r->mixed);
+    op_short_conv(r->backend, batch, model_state_layout(r->model, i).window, r->mixed,
+                  on_device(r, l->conv), c->conv_width, dim, false, r->mixed);
     op_rearrange(r->backend, rows, 1, dim, r->wide + dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
     block_product(r, r->mixed, rows, &l->out, 0, out);

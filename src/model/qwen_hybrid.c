@@ -52,8 +52,7 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
     const struct layer_weights *l = &r->model->layers[i];
     const struct delta_dims d = delta_dims(c);
     const uint32_t rows = batch->rows;
-    const size_t at = r->model->state_at[i],
-                 window = round_up((c->conv_width - 1) * (size_t)d.channels, 16) * sizeof(float);
+    const struct state_layout state = model_state_layout(r->model, i);
     const struct delta_layer net = {.key_heads = c->delta.key_heads,
                                     .value_heads = c->delta.value_heads,
                                     .key_dim = c->delta.key_dim,
@@ -67,9 +66,9 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
                    (float *[]){r->mixed, r->z, r->beta, r->alpha}, 4);
     else
         project_joint(r, l, h, rows);
-    op_short_conv(r->backend, batch, at, r->mixed, on_device(r, l->conv), c->conv_width, d.channels,
-                  true, r->mixed);
-    op_delta_rule(r->backend, batch, at + window, r->mixed, r->beta, r->alpha, &net, r->attended);
+    op_short_conv(r->backend, batch, state.window, r->mixed, on_device(r, l->conv), c->conv_width,
+                  d.channels, true, r->mixed);
+    op_delta_rule(r->backend, batch, state.matrix, r->mixed, r->beta, r->alpha, &net, r->attended);
     block_norm(r, r->attended, l->value_norm, rows * c->delta.value_heads, c->delta.value_dim,
                r->attended);
     op_gate_mul(r->backend, GATE_SILU, r->z, r->attended, (size_t)rows * d.values, r->attended);
