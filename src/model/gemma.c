@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gemma 2 and 3: norms before and behind each block, gains stored less 1, an embedding times
- * sqrt(dim), tanh-approximated gelu.
+ * sqrt(dim), tanh-approximated gelu. sqrt(dim) is rounded to bfloat16, as mlx-lm always has it and
+ * transformers in the type that the models were released in.
  *
  *     for each layer
  *         x += norm(Wo attention(...rms_norm(x)...))
@@ -35,7 +36,7 @@ kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
     c->gate = GATE_GELU_TANH;
     c->tied_embedding = true;
     c->unit_offset = true;
-    c->embed_scale = (float)m_sqrt(c->dim);
+    c->embed_scale = bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
     TRY(config_gate(s, c));
     TRY(config_attention_bias(s, c));
     TRY(config_refuse(s, "use_bidirectional_attention"));

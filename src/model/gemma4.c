@@ -13,7 +13,7 @@
  *         x += norm(Wproj (gelu(Win x) * inputs[layer]))
  *         x *= scale of the layer
  *
- * Gains are stored as they are. The router reads x, normed by a gain of its own.
+ * Gains are stored as they are; the embedding's factor is gemma.c's. The router reads x, normed by a gain of its own.
  */
 #include <stdio.h>
 
@@ -177,7 +177,7 @@ kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
     bool k_is_v = false;
     c->gate = GATE_GELU_TANH;
     c->tied_embedding = true;
-    c->embed_scale = (float)m_sqrt(c->dim);
+    c->embed_scale = bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
     c->attention_scale = 1;
     c->layer_input_vocab = c->vocab;
     TRY(config_gate(s, c));

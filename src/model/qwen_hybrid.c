@@ -191,8 +191,22 @@ static kvasir_status bind_experts(struct binder *b, uint32_t i, struct layer_wei
     return layer_matrix(b, i, "mlp.shared_expert_gate", 1, c->dim, &l->shared_gate);
 }
 
+/* A folder that mlx-lm converted has the convolutions as [channels][width][1], and its gains hold
+ * their 1 already. */
+static bool is_mlx(const struct binder *b) {
+    const struct model_config *c = &b->model->config;
+    uint32_t i = 0;
+    while (i + 1 < c->n_layers && c->layers[i].kind != LAYER_DELTA)
+        i++;
+    const struct checkpoint_tensor *t =
+        checkpoint_find(b->checkpoint, layer_name(i, "linear_attn.conv1d", ".weight").text);
+    return t && t->n_dims == 3 && t->dims[2] == 1 && t->dims[1] == c->conv_width;
+}
+
 kvasir_status qwen_hybrid_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
+    if (i == 0 && is_mlx(b))
+        b->model->config.unit_offset = false;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     if (c->layers[i].kind == LAYER_DELTA) {
         TRY(bind_delta(b, i, l));
