@@ -166,6 +166,12 @@ KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint3
 /* Keeps the state of the recurrent layers at the present length, so that a trim to here or further
  * runs nothing before it again; costs one state of the budget. Without such layers: nothing. */
 KVASIR_API kvasir_status kvasir_seq_snapshot(kvasir_seq *seq, kvasir_error *err);
+/* Stores the sequence anew in other formats (as in kvasir_context_options), later tokens likewise;
+ * forks keep theirs. Refused: nothing changes. What was rounded stays so: logits are no longer a
+ * function of the tokens alone, but of requantizes and trims, too, and the lengths they came at;
+ * still not of chunks, threads and forks. */
+KVASIR_API kvasir_status kvasir_seq_requantize(kvasir_seq *seq, const char *kv_bits,
+                                               const char *kv_group_size, kvasir_error *err);
 
 /* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
  * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */

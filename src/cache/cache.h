@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache/: THE HEART. Pages, and sequences that are lists of pages. Start here, then pool.c, then
- * seq.c.
+ * seq.c; requantize.c last.
  *
  * A page holds 64 consecutive tokens of one sequence for one layer group, all layers and heads of
  * it, K and V, in the format they were encoded to when they were produced. It is one contiguous
@@ -16,7 +16,8 @@
  *
  * Invariants (tests/unit/test_cache.c and tests/sim/ try to break them)
  *   C1  A page's bytes are written only while exactly one sequence holds it and only at positions
- *       that sequence has prepared and not yet committed. A full, shared page is never written.
+ *       that sequence has prepared and not yet committed, or before it stands in any table
+ *       (copies, seq_requantize). A full, shared page is never written.
  *   C2  A page's reference count is the number of page tables it stands in; at 0 it goes back to
  *       the pool at once.
  *   C3  Bytes in use never exceed the budget: a take that would is refused before anything changes.
@@ -24,16 +25,18 @@
  *       table's history. A table holds every page that position `length` or a later one can see.
  *   C5  A failed call leaves the sequence as it was.
  *   C6  A taken page is all zeros: a slot that was never written reads as zero and is never NaN.
- *   C7  Pages of one sequence may have different formats; the format is a function of the page's
- *       number (quantized-kv-start) and belongs to the page. Whether its keys are centred does too:
- *       affine ones are where the group has a centre, 16- and 32-bit ones never.
+ *   C7  The format belongs to the page: an entry of its group's layouts, a table that only grows.
+ *       Which one a page of a sequence has is a function of its number (quantized-kv-start), until
+ *       seq_requantize gives all pages of that sequence another. Whether its keys are centred
+ *       belongs to the page too: affine ones are where the group has a centre, 16- and 32-bit ones
+ *       never.
  *
  *   C8  A sequence's state record (recurrent layers) is the state behind its last committed token.
  *       It is written only while that sequence alone holds it; snapshots and forks hold the record
  *       itself, and the next step copies it. What a snapshot holds never changes.
  *
  * Everything here runs on the one thread that owns the cache. Nothing allocates after seq_create
- * and seq_reserve.
+ * and seq_reserve but seq_fork, seq_snapshot and seq_requantize, which are no part of a step.
  */
 #ifndef KVASIR_CACHE_H
 #define KVASIR_CACHE_H
@@ -143,6 +146,14 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
 /* Keeps the state of the recurrent layers at the present length for later trims; nothing where
  * there are none, or one is kept already. */
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;
+/* Stores every page in other formats, settled per head size as those of struct kv_cache_options,
+ * and later tokens from their first on; quantized-kv-start is over for this sequence. Not while a
+ * step is under way. Forks keep what they have: this sequence takes pages of its own. Pages that
+ * have the formats already stay as they are; states and snapshots always do. KVASIR_ERR_BUDGET
+ * where exchanging pages one by one would exceed the budget at any time, KVASIR_ERR_UNSUPPORTED
+ * where the cache has had pages of too many formats: nothing has changed then. */
+kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
+                             uint32_t group_k, uint32_t group_v, kvasir_error *err) MUST_CHECK;
 /* Bytes of pages in this sequence's tables, of its state and its snapshots (shared ones count in
  * full). */
 uint64_t seq_bytes(const struct kv_seq *s);

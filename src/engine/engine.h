@@ -65,6 +65,9 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
                              struct settled *out, kvasir_error *err) MUST_CHECK;
 /* Adds a line to the notes. */
 void settled_note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
+/* kv_bits and kv_group_size into k, v, group_k and group_v. Errors begin with the flag. */
+kvasir_status options_parse_formats(const char *bits, const char *groups,
+                                    struct kv_cache_options *o, kvasir_error *err) MUST_CHECK;
 /* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors begin with
  * `flag`. */
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,

@@ -61,8 +61,8 @@ kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t 
     return KVASIR_OK;
 }
 
-static kvasir_status parse_formats(const char *bits, const char *groups, struct kv_cache_options *o,
-                                   kvasir_error *err) {
+kvasir_status options_parse_formats(const char *bits, const char *groups,
+                                    struct kv_cache_options *o, kvasir_error *err) {
     kvasir_status status = kv_format_parse_pair(bits, &o->k, &o->v, err);
     if (status != KVASIR_OK) {
         fail_prefix(err, "--kv-bits");
@@ -110,7 +110,7 @@ static kvasir_status token_bytes(const struct kv_shape *shapes, uint32_t n,
 kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
                                     const char *kv_group_size, uint64_t *bytes, kvasir_error *err) {
     struct kv_cache_options o = {0};
-    TRY(parse_formats(kv_bits, kv_group_size, &o, err));
+    TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
     struct kv_shape shapes[CACHE_GROUPS_MAX];
     uint32_t n = model_kv_groups(m->model, shapes);
     return token_bytes(shapes, n, &o, bytes, err);
@@ -344,7 +344,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
         return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
                     o->prefill_chunk, STEP_TOKENS_MAX);
     settle_steps(m, s);
-    TRY(parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
+    TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     s->n_groups = model_kv_groups(m->model, s->shapes);
     s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
