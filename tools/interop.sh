@@ -8,6 +8,8 @@
 #   prompt_cache.py    prompt-cache files that our writer wrote load in mlx-lm: the same arrays
 #   random_texts.py    500 random texts a tokenizer: the same ids, and back
 #   templates.py       200 random conversations through every chat template
+#   gguf_families.sh   GGUF files of every family, as llama.cpp's converter writes them: the goldens
+#                      of transformers
 #   weights_golden.py  the goldens of weight types are what gguf and mlx give today
 #
 # Makes models/SmolLM2-135M-Instruct-mlx too, which golden.mlx_smollm2 compares with the GGUF.
@@ -37,6 +39,7 @@ $python tests/interop/prompt_cache.py build/tests/interop_rewrite \
 $python tests/interop/templates.py build/libkvasir.so
 $python tests/interop/convert.py build/kvasir $smollm2.Q4_1.gguf \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf
+tests/interop/gguf_families.sh $python build/tests/golden_tiny "$shared"
 $python tests/unit/weights_golden.py
 git diff --exit-code --stat tests/unit/weights.golden
 echo "interop: all agree"

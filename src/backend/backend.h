@@ -313,8 +313,8 @@ void op_experts(struct backend *b, const float *x, uint32_t rows, const float *l
 void op_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
                    const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
 
-/* The gated delta rule. A value head h has the key head h / (value_heads / key_heads) and the state
- * S, float32 [value_heads][key_dim][value_dim]:
+/* The gated delta rule. A value head h has the key head h / (value_heads / key_heads), or where
+ * keys_cycle h % key_heads, and the state S, float32 [value_heads][key_dim][value_dim]:
  *     q = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim),  k = k / sqrt(sum k^2 + 1e-6)
  *     S = S * exp(-rate[h] * softplus(a + bias[h]))
  *     S = S + k (sigmoid(beta) (v - S^T k))^T
@@ -325,6 +325,7 @@ void op_short_conv(struct backend *b, const struct batch *batch, size_t at, cons
 struct delta_layer {
     uint32_t key_heads, value_heads, key_dim, value_dim;
     const float *rate, *bias;
+    bool keys_cycle;
 };
 void op_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
                    const float *beta, const float *a, const struct delta_layer *layer, float *y);

@@ -69,10 +69,10 @@ static bool put_config(struct text_buf *b, const struct model_config *c) {
         text_printf(b, "scales %a %a %a %a caps %a %a\n", (double)c->embed_scale,
                     (double)c->residual_scale, (double)c->logit_scale, (double)c->attention_scale,
                     (double)c->attention_softcap, (double)c->logit_softcap) &&
-        text_printf(b, "experts %u %u %u %u %d delta %u %u %u %u conv %u inputs %u %u\n", c->moe.n,
-                    c->moe.top_k, c->moe.dim, c->moe.shared_dim, c->moe.normalize,
+        text_printf(b, "experts %u %u %u %u %d delta %u %u %u %u %d conv %u inputs %u %u\n",
+                    c->moe.n, c->moe.top_k, c->moe.dim, c->moe.shared_dim, c->moe.normalize,
                     c->delta.key_heads, c->delta.value_heads, c->delta.key_dim, c->delta.value_dim,
-                    c->conv_width, c->layer_input_dim, c->layer_input_vocab);
+                    c->delta.keys_cycle, c->conv_width, c->layer_input_dim, c->layer_input_vocab);
     for (uint32_t i = 0; good && i < c->n_ropes; i++)
         good = put_rope(b, &c->ropes[i]);
     for (uint32_t i = 0; good && i < c->n_layers; i++)

@@ -166,10 +166,15 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
                     c->ropes[0].dims, c->head_dim);
     /* Mistral's files come under arch llama. */
     const char *arch = strcmp(c->arch, "llama") == 0 && c->window ? "mistral" : c->arch;
-    const char *class = "";
+    const char *class = NULL;
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
         if (strcmp(classes[i].arch, arch) == 0)
             class = classes[i].class;
+    if (!class)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "metadata general.architecture: only llama, qwen2 and qwen3 are converted from "
+                    "GGUF; %s can be from a Hugging Face folder",
+                    c->arch);
     json_t *scaling = m->rope_factors ? rope_scaling(m) : json_null();
     if (!scaling)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
@@ -178,7 +183,7 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
     json_t *o = json_pack(
         "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:b, s:s, s:b}",
         "architectures", class, "model_type", arch, "hidden_size", (json_int_t)c->dim,
-        "intermediate_size", (json_int_t)c->ffn_dim, "num_hidden_layers", (json_int_t)c->layers,
+        "intermediate_size", (json_int_t)c->ffn_dim, "num_hidden_layers", (json_int_t)c->n_layers,
         "num_attention_heads", (json_int_t)c->heads, "num_key_value_heads", (json_int_t)c->kv_heads,
         "head_dim", (json_int_t)c->head_dim, "vocab_size", (json_int_t)c->vocab, "rms_norm_eps",
         shortest((double)c->norm_eps), "rope_theta", shortest(c->ropes[0].theta), "rope_scaling",

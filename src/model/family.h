@@ -3,11 +3,14 @@
  *
  *     family.c   the table: class of config.json, name -> functions of a family's file
  *     config.c   what all configurations have in common, and helpers for what some have
+ *     gguf_config.c, gguf_names.c
+ *                the same of GGUF's keys, and its names of tensors
  *     load.c     struct model: tensors bound to their places
  *     run.c      struct model_run: buffers, constants, rope tables, the life of a run
  *     blocks.c   the steps that forwards are made of
  *     llama.c gemma.c gemma4.c gpt_oss.c qwen_hybrid.c lfm2.c olmo3.c
- *                one family each: read (its fields of config.json), bind (its tensors), forward
+ *                one family each: read (its fields of config.json), gguf_read (its keys of GGUF),
+ *                bind (its tensors), forward
  *
  * A new family is one such file and a row of the table ("adding a model" in ARCHITECTURE.md).
  */
@@ -18,6 +21,13 @@
 
 struct binder;
 struct model_run;
+struct gguf_keys;
+
+/* A tensor's name in GGUF and in a folder (gguf_names.c). */
+struct gguf_name {
+    const char *gguf, *hf;
+};
+enum { GGUF_LISTS = 2 };
 
 struct family {
     const char *arch;       /* of struct model_config */
@@ -30,12 +40,17 @@ struct family {
     void (*forward)(struct model_run *r, const struct batch *batch);
     kvasir_status (*bind_model)(struct binder *b); /* tensors beside the layers; NULL: the usual */
     const char *final_norm;                        /* name of its tensor; NULL: "model.norm" */
+    const char *gguf;                              /* general.architecture; NULL: it has none */
+    kvasir_status (*gguf_read)(struct gguf_keys *k, struct model_config *c);
+    const struct gguf_name *gguf_names[GGUF_LISTS]; /* beside everyone's; ends with NULL */
 };
 /* NULL: there is none. */
 const struct family *family_of_class(const char *class_name);
 const struct family *family_of_arch(const char *arch);
+const struct family *family_of_gguf(const char *arch, size_t len);
 /* "LlamaForCausalLM, MistralForCausalLM ..." for errors */
 const char *family_class_list(char *buf, size_t size);
+const char *family_gguf_list(char *buf, size_t size);
 
 /* ---- reading config.json (config.c) ---------------------------------------------------------- */
 
@@ -68,6 +83,47 @@ kvasir_status config_attention_bias(const struct json_scope *s, struct model_con
 /* A field that must be false, null or missing. */
 kvasir_status config_refuse(const struct json_scope *s, const char *key) MUST_CHECK;
 
+/* ---- reading GGUF (gguf_config.c) ------------------------------------------------------------ */
+
+/* The file's keys "ARCH.NAME". When a family's gguf_read begins, what all have is there: sizes (one
+ * for each layer where the file has lists), ropes[0] for all layers, no window, no experts. */
+struct gguf_keys {
+    const struct gguf *g;
+    const char *arch; /* general.architecture */
+    uint32_t blocks;  /* n_layers and those behind that are not run: as long are lists */
+    uint64_t asked;   /* bit i: key i of those that change the arithmetic */
+    char key[96];     /* the last one asked for, whole */
+    kvasir_error *err;
+};
+/* The whole key. One that changes the arithmetic counts as known to the family from here on. */
+const char *gguf_key(struct gguf_keys *k, const char *name);
+bool gguf_key_there(struct gguf_keys *k, const char *name);
+/* As gguf_get_*. */
+kvasir_status gguf_key_u32(struct gguf_keys *k, const char *name, bool required, uint32_t min,
+                           uint32_t max, uint32_t *out) MUST_CHECK;
+/* One for each block. */
+kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool required, uint32_t min,
+                              uint32_t max, uint32_t out[LAYERS_MAX]) MUST_CHECK;
+/* 0 counts as missing: *out stays. */
+kvasir_status gguf_key_double(struct gguf_keys *k, const char *name, double *out) MUST_CHECK;
+kvasir_status gguf_key_float(struct gguf_keys *k, const char *name, float *out) MUST_CHECK;
+/* A head of values must be as long as one of keys. */
+kvasir_status gguf_value_length(struct gguf_keys *k, const char *name,
+                                uint32_t key_length) MUST_CHECK;
+/* attention.sliding_window (`window` where it is missing; 0: none) and its pattern, a list or a
+ * number: of every so many layers the last sees everything, 0: all have the window (`period` where
+ * it is missing). */
+kvasir_status gguf_windows(struct gguf_keys *k, struct model_config *c, uint32_t window,
+                           uint32_t period) MUST_CHECK;
+/* ropes[1] for the layers with a window: never scaled, of base rope.freq_base_swa (local_theta
+ * where it is missing). */
+kvasir_status gguf_ropes_by_window(struct gguf_keys *k, struct model_config *c,
+                                   double local_theta) MUST_CHECK;
+/* Experts in every layer, their weights divided by their sum. */
+kvasir_status gguf_experts(struct gguf_keys *k, struct model_config *c) MUST_CHECK;
+/* Names of experts, for a family's row. */
+extern const struct gguf_name gguf_expert_names[];
+
 /* ---- binding (load.c) ------------------------------------------------------------------------ */
 
 struct binder {
@@ -97,14 +153,15 @@ kvasir_status layer_vector(struct binder *b, uint32_t layer, const char *part, u
 /* "PART.weight", as bind_norm. */
 kvasir_status layer_norm(struct binder *b, uint32_t layer, const char *part, uint32_t n,
                          vector_id *out) MUST_CHECK;
-/* A depthwise convolution [channels][1][width] turned to [width][channels]. */
+/* A depthwise convolution [channels][1][width] (GGUF: [channels][width]) turned to
+ * [width][channels]. */
 kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uint32_t channels,
                          uint32_t width, vector_id *out) MUST_CHECK;
 /* gate_proj, up_proj, down_proj below `part`. */
 kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint32_t ffn_dim,
                         struct mlp_weights *w) MUST_CHECK;
-/* q_proj, k_proj, v_proj, o_proj below self_attn; heads and biases as the configuration says,
- * q_blocks times as many outputs of q. */
+/* q_proj, k_proj, v_proj (or all three in qkv_proj), o_proj below self_attn; heads and biases as
+ * the configuration says, q_blocks times as many outputs of q. */
 kvasir_status layer_attention(struct binder *b, uint32_t layer, uint32_t q_blocks,
                               struct layer_weights *l) MUST_CHECK;
 /* Experts below `part` ("mlp"): one by one (experts.E.gate_proj ...), or all in one tensor each
@@ -198,6 +255,7 @@ void block_experts(struct model_run *r, const struct layer_weights *l, const flo
 
 #define FAMILY(name)                                                                               \
     kvasir_status name##_read(const struct json_scope *s, struct model_config *c) MUST_CHECK;      \
+    kvasir_status name##_gguf_read(struct gguf_keys *k, struct model_config *c) MUST_CHECK;        \
     kvasir_status name##_bind(struct binder *b, uint32_t layer, struct layer_weights *l)           \
         MUST_CHECK;                                                                                \
     void name##_forward(struct model_run *r, const struct batch *batch)
@@ -210,5 +268,8 @@ FAMILY(gpt_oss);
 FAMILY(qwen_hybrid);
 FAMILY(lfm2);
 #undef FAMILY
+/* Those of which rows have names of their own. */
+extern const struct gguf_name phi3_gguf_names[], olmo3_gguf_names[], gemma_gguf_names[],
+    gemma4_gguf_names[], gpt_oss_gguf_names[], qwen_hybrid_gguf_names[], lfm2_gguf_names[];
 
 #endif

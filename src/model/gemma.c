@@ -29,8 +29,12 @@ void gemma_forward(struct model_run *r, const struct batch *batch) {
     }
 }
 
+static bool is_third(const struct model_config *c) {
+    return strcmp(c->arch, "gemma3") == 0;
+}
+
 kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
-    const bool third = strcmp(c->arch, "gemma3") == 0;
+    const bool third = is_third(c);
     uint32_t pattern = third ? 6 : 2;
     double scalar = 256;
     c->gate = GATE_GELU_TANH;
@@ -54,16 +58,46 @@ kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
     return third ? config_ropes_by_window(s, c, 10000) : KVASIR_OK;
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+const struct gguf_name gemma_gguf_names[] = {
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"ffn_norm", "pre_feedforward_layernorm"},
+    {"post_ffw_norm", "post_feedforward_layernorm"},
+    {NULL, NULL},
+};
+
+/* Gains have their 1. No key carries the scale of the scores: it is that of a head, but in the
+ * largest model of either, known by its layers. A cap of 0 is none. */
+kvasir_status gemma_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    const bool third = is_third(c);
+    c->gate = GATE_GELU_TANH;
+    c->embed_scale = (float)m_sqrt(c->dim);
+    const bool largest = c->n_layers == (third ? 62 : 46);
+    c->attention_scale = (float)(1 / m_sqrt(largest ? c->dim / c->heads : c->head_dim));
+    if (!third && !gguf_key_there(k, "attn_logit_softcapping"))
+        c->attention_softcap = 50;
+    if (!third && !gguf_key_there(k, "final_logit_softcapping"))
+        c->logit_softcap = 30;
+    if (!third)
+        TRY(gguf_key_float(k, "attn_logit_softcapping", &c->attention_softcap));
+    TRY(gguf_key_float(k, "final_logit_softcapping", &c->logit_softcap));
+    TRY(gguf_windows(k, c, third ? 0 : 4096, third ? 6 : 2));
+    return third ? gguf_ropes_by_window(k, c, 10000) : KVASIR_OK;
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
 kvasir_status gemma_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     TRY(layer_attention(b, i, 1, l));
-    if (strcmp(c->arch, "gemma3") == 0) {
+    if (is_third(c)) {
         TRY(layer_norm(b, i, "self_attn.q_norm", c->head_dim, &l->q_norm));
         TRY(layer_norm(b, i, "self_attn.k_norm", c->head_dim, &l->k_norm));
     }
     TRY(layer_norm(b, i, "post_attention_layernorm", c->dim, &l->attn_post_norm));
     TRY(layer_norm(b, i, "pre_feedforward_layernorm", c->dim, &l->ffn_norm));
     TRY(layer_norm(b, i, "post_feedforward_layernorm", c->dim, &l->ffn_post_norm));
-    return layer_mlp(b, i, "mlp", c->ffn_dim, &l->mlp);
+    return layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }

@@ -132,12 +132,9 @@ static kvasir_status read_heads(const struct json_scope *s, struct model_config 
     return KVASIR_OK;
 }
 
-/* The last layers read the last of their kind before them. */
-static kvasir_status read_sharing(const struct json_scope *s, struct model_config *c) {
-    uint32_t shared = 0;
-    bool wide = false;
-    TRY(json_get_u32(s, "num_kv_shared_layers", false, 0, c->n_layers, &shared));
-    TRY(json_get_bool(s, "use_double_wide_mlp", &wide));
+/* The last layers read the last of their kind before them. field: of what file ever, for errors. */
+static kvasir_status share_layers(struct model_config *c, uint32_t shared, const char *prefix,
+                                  const char *field, kvasir_error *err) {
     const uint32_t first = c->n_layers - shared;
     for (uint32_t i = first; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
@@ -145,18 +142,27 @@ static kvasir_status read_sharing(const struct json_scope *s, struct model_confi
         while (from > 0 && (c->layers[from - 1].window != 0) != (l->window != 0))
             from--;
         if (from == 0)
-            return fail(s->err, KVASIR_ERR_FORMAT,
-                        "field %snum_kv_shared_layers: no layer before %u has K and V for layer %u",
-                        s->prefix, first, i);
+            return fail(err, KVASIR_ERR_FORMAT, "%s%s: no layer before %u has K and V for layer %u",
+                        prefix, field, first, i);
         l->kv_from = from - 1;
         if (c->layers[from - 1].head_dim != l->head_dim ||
             c->layers[from - 1].kv_heads != l->kv_heads)
-            return fail(s->err, KVASIR_ERR_FORMAT,
-                        "field %sper_layer_config: layer %u reads layer %u, whose heads differ",
-                        s->prefix, i, from - 1);
-        l->ffn_dim *= wide ? 2 : 1;
+            return fail(err, KVASIR_ERR_FORMAT, "%s%s: layer %u reads layer %u, whose heads differ",
+                        prefix, field, i, from - 1);
     }
     return KVASIR_OK;
+}
+
+static kvasir_status read_sharing(const struct json_scope *s, struct model_config *c) {
+    uint32_t shared = 0;
+    bool wide = false;
+    TRY(json_get_u32(s, "num_kv_shared_layers", false, 0, c->n_layers, &shared));
+    TRY(json_get_bool(s, "use_double_wide_mlp", &wide));
+    for (uint32_t i = c->n_layers - shared; i < c->n_layers; i++)
+        c->layers[i].ffn_dim *= wide ? 2 : 1;
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "field %s", s->prefix);
+    return share_layers(c, shared, prefix, "num_kv_shared_layers", s->err);
 }
 
 static kvasir_status read_experts(const struct json_scope *s, struct model_config *c) {
@@ -173,13 +179,17 @@ static kvasir_status read_experts(const struct json_scope *s, struct model_confi
     return KVASIR_OK;
 }
 
-kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
-    bool k_is_v = false;
+static void set_constants(struct model_config *c) {
     c->gate = GATE_GELU_TANH;
-    c->tied_embedding = true;
     c->embed_scale = bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
     c->attention_scale = 1;
     c->layer_input_vocab = c->vocab;
+}
+
+kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
+    bool k_is_v = false;
+    set_constants(c);
+    c->tied_embedding = true;
     TRY(config_gate(s, c));
     TRY(config_refuse(s, "attention_bias"));
     TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
@@ -202,6 +212,57 @@ kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
     return read_experts(s, c);
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+const struct gguf_name gemma4_gguf_names[] = {
+    {"per_layer_token_embd", "model.embed_tokens_per_layer"},
+    {"per_layer_model_proj", "model.per_layer_model_projection"},
+    {"per_layer_proj_norm", "model.per_layer_projection_norm"},
+    {"inp_gate", "per_layer_input_gate"},
+    {"proj", "per_layer_projection"},
+    {"post_norm", "post_per_layer_input_norm"},
+    {"layer_output_scale.weight", "layer_scalar"},
+    {"ffn_gate_inp", "router.proj"},
+    {"ffn_gate_inp.scale", "router.scale"},
+    {"ffn_gate_up_exps.weight", "experts.gate_up_proj"},
+    {"ffn_gate_exps", "experts.gate_proj"},
+    {"ffn_up_exps", "experts.up_proj"},
+    {"ffn_down_exps", "experts.down_proj"},
+    {"ffn_down_exps.scale", "router.per_expert_scale"},
+    {"post_ffw_norm_1", "post_feedforward_layernorm_1"},
+    {"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
+    {"post_ffw_norm_2", "post_feedforward_layernorm_2"},
+    {NULL, NULL},
+};
+
+/* key_length and rope.dimension_count are of the layers that see everything; how much of their
+ * heads turns is said by rope_freqs.weight, which of them have V by its tensor. A missing soft cap
+ * is 30, 0 is none. */
+kvasir_status gemma4_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    static const char *const pattern = "attention.sliding_window_pattern";
+    uint32_t shared = 0, window_dim = c->head_dim, ffn[LAYERS_MAX];
+    set_constants(c);
+    if (!gguf_key_there(k, pattern))
+        return fail(k->err, KVASIR_ERR_FORMAT, "metadata %s is missing", k->key);
+    TRY(gguf_windows(k, c, 0, 0));
+    TRY(gguf_key_u32(k, "attention.key_length_swa", false, 1, DIM_MAX, &window_dim));
+    TRY(gguf_value_length(k, "attention.value_length_swa", window_dim));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (c->layers[i].window)
+            c->layers[i].head_dim = window_dim;
+    c->head_dim = window_dim;
+    TRY(gguf_ropes_by_window(k, c, 10000));
+    TRY(gguf_key_u32(k, "attention.shared_kv_layers", false, 0, c->n_layers, &shared));
+    TRY(share_layers(c, shared, "metadata ", k->key, k->err));
+    TRY(gguf_key_u32(k, "embedding_length_per_layer_input", true, 0, FFN_MAX, &c->layer_input_dim));
+    c->logit_softcap = gguf_key_there(k, "final_logit_softcapping") ? 0 : 30;
+    TRY(gguf_key_float(k, "final_logit_softcapping", &c->logit_softcap));
+    TRY(gguf_key_layers(k, "feed_forward_length", true, 1, FFN_MAX, ffn)); /* also with experts */
+    uint32_t experts = 0;
+    TRY(gguf_key_u32(k, "expert_count", false, 0, EXPERTS_MAX, &experts));
+    return experts ? gguf_experts(k, c) : KVASIR_OK;
+}
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 static kvasir_status bind_attention(struct binder *b, uint32_t i, struct layer_weights *l) {
@@ -215,8 +276,10 @@ static kvasir_status bind_attention(struct binder *b, uint32_t i, struct layer_w
         return KVASIR_OK;
     TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
     TRY(layer_norm(b, i, "self_attn.k_norm", shape->head_dim, &l->k_norm));
-    return shape->k_is_v ? KVASIR_OK
-                         : layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v);
+    bool *k_is_v = &b->model->config.layers[i].k_is_v;
+    if (c->from_gguf)
+        *k_is_v = !shape->window && !layer_has(b, i, "self_attn.v_proj.weight");
+    return *k_is_v ? KVASIR_OK : layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v);
 }
 
 static kvasir_status bind_experts(struct binder *b, uint32_t i, struct layer_weights *l) {
@@ -255,6 +318,9 @@ kvasir_status gemma4_bind(struct binder *b, uint32_t i, struct layer_weights *l)
         TRY(bind_experts(b, i, l));
     if (c->layer_input_dim)
         TRY(bind_input(b, i, l));
+    l->scale = 1;
+    if (c->from_gguf && !layer_has(b, i, "layer_scalar"))
+        return KVASIR_OK;
     TRY(layer_vector(b, i, "layer_scalar", 1, &scale));
     l->scale = b->model->vectors[scale].data[0];
     return KVASIR_OK;
@@ -264,6 +330,8 @@ kvasir_status gemma4_bind_model(struct binder *b) {
     struct model *m = b->model;
     const struct model_config *c = &m->config;
     const uint32_t all = c->n_layers * c->layer_input_dim;
+    if (c->from_gguf && !bind_has(b, "rope_freqs.weight"))
+        return fail(b->err, KVASIR_ERR_FORMAT, "tensor rope_freqs.weight is missing");
     if (!all)
         return KVASIR_OK;
     TRY(bind_matrix(b, "model.embed_tokens_per_layer.weight", c->layer_input_vocab, all,

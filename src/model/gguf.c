@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GGUF versions 2 and 3: one file cut into metadata values and tensors. What the values mean is
- * gguf_model.c's business, several files of one model are gguf_parts.c's.
+ * gguf_config.c's and gguf_text.c's business, several files of one model are gguf_parts.c's.
  *
  *     | "GGUF" | u32 version | u64 tensors | u64 values |
  *     | value:  string key, u32 type, payload          | x values
@@ -272,6 +272,56 @@ kvasir_status gguf_get_u32(const struct gguf *g, const char *key, bool required,
     return KVASIR_OK;
 }
 
+kvasir_status gguf_get_u32s(const struct gguf *g, const char *key, uint32_t n, bool required,
+                            uint32_t min, uint32_t max, uint32_t *out, kvasir_error *err) {
+    const struct gguf_value *v;
+    TRY(find(g, key, required, &v, err));
+    if (!v)
+        return KVASIR_OK;
+    if (v->type != GGUF_ARRAY) {
+        TRY(gguf_get_u32(g, key, required, min, max, out, err));
+        for (uint32_t i = 1; i < n; i++)
+            out[i] = out[0];
+        return KVASIR_OK;
+    }
+    if (v->count != n)
+        return fail_at(err, KVASIR_ERR_FORMAT, v->offset,
+                       "metadata %s holds %" PRIu64 " values for %u layers", key, v->count, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct gguf_value one = {.type = v->elem == GGUF_BOOL ? GGUF_U8 : v->elem};
+        int64_t x;
+        one.data = v->data + (size_t)i * value_types[one.type].bytes;
+        if (!integer_of(&one, &x))
+            return fail_at(err, KVASIR_ERR_FORMAT, v->offset,
+                           "metadata %s must be an array of integers, found %s", key,
+                           value_types[v->elem].name);
+        if (x < (int64_t)min || x > (int64_t)max)
+            return fail_at(err, KVASIR_ERR_FORMAT, one.data - g->map.data,
+                           "metadata %s[%u] is %" PRId64 ", must be from %u to %u", key, i, x, min,
+                           max);
+        out[i] = (uint32_t)x;
+    }
+    return KVASIR_OK;
+}
+
+bool gguf_number(const struct gguf_value *v, double *out) {
+    float narrow;
+    int64_t whole;
+    if (v->type == GGUF_F32) {
+        memcpy(&narrow, v->data, sizeof narrow);
+        *out = (double)narrow;
+    } else if (v->type == GGUF_F64) {
+        memcpy(out, v->data, sizeof *out);
+    } else if (v->type == GGUF_BOOL) {
+        *out = *v->data;
+    } else if (integer_of(v, &whole)) {
+        *out = (double)whole;
+    } else {
+        return false;
+    }
+    return true;
+}
+
 kvasir_status gguf_get_double(const struct gguf *g, const char *key, bool required, double *out,
                               kvasir_error *err) {
     const struct gguf_value *v;
@@ -279,15 +329,8 @@ kvasir_status gguf_get_double(const struct gguf *g, const char *key, bool requir
     if (!v)
         return KVASIR_OK;
     double x;
-    float narrow;
-    if (v->type == GGUF_F32) {
-        memcpy(&narrow, v->data, sizeof narrow);
-        x = (double)narrow;
-    } else if (v->type == GGUF_F64) {
-        memcpy(&x, v->data, sizeof x);
-    } else {
+    if ((v->type != GGUF_F32 && v->type != GGUF_F64) || !gguf_number(v, &x))
         return wrong_type(v, key, "a float", err);
-    }
     if (!(x > 0) || x > 1e30)
         return fail_at(err, KVASIR_ERR_FORMAT, v->offset,
                        "metadata %s is %g, must be finite and above 0", key, x);
@@ -465,7 +508,7 @@ static kvasir_status add_tensor(struct reader *r, struct checkpoint *c, struct d
     struct text_span name;
     struct checkpoint_tensor t;
     TRY(take_tensor(r, &name, &t, place));
-    return checkpoint_add_take(c, gguf_tensor_name(name.data, name.len), &t, r->err);
+    return checkpoint_add_take(c, gguf_tensor_name(&c->config, name.data, name.len), &t, r->err);
 }
 
 static kvasir_status take_tensors(struct reader *r, const struct gguf *g, struct checkpoint *c) {

@@ -44,6 +44,30 @@ kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
     return config_windows(s, c, 2);
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+const struct gguf_name gpt_oss_gguf_names[] = {
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"attn_sinks.weight", "self_attn.sinks"},
+    {"ffn_gate_inp", "mlp.router"},
+    {"ffn_gate_exps", "mlp.experts.gate_proj"},
+    {"ffn_up_exps", "mlp.experts.up_proj"},
+    {"ffn_down_exps", "mlp.experts.down_proj"},
+    {NULL, NULL},
+};
+
+/* That yarn's ramp is not rounded to whole pairs stands in config.json and in no key; llama.cpp
+ * rounds, and its logits are far off. */
+kvasir_status gpt_oss_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    uint32_t window = 0;
+    c->gate = GATE_SWIGLU_CLAMPED;
+    c->attention_bias = BIAS_ALL;
+    c->ropes[0].truncate = false;
+    TRY(gguf_key_u32(k, "attention.sliding_window", true, 1, CTX_MAX, &window));
+    TRY(gguf_windows(k, c, window, 2));
+    return gguf_experts(k, c);
+}
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 /* A stack [experts][k][n] turned to [experts][n][k], in 16 bits as the file has it. */

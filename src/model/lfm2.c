@@ -83,9 +83,38 @@ kvasir_status lfm2_read(const struct json_scope *s, struct model_config *c) {
     return KVASIR_OK;
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+const struct gguf_name lfm2_gguf_names[] = {
+    {"token_embd_norm", "model.embedding_norm"}, /* the last one, in spite of both names */
+    {"attn_norm", "operator_norm"},
+    {"attn_output", "self_attn.out_proj"},
+    {"attn_q_norm", "self_attn.q_layernorm"},
+    {"attn_k_norm", "self_attn.k_layernorm"},
+    {"ffn_norm", "ffn_norm"},
+    {"ffn_gate", "feed_forward.w1"},
+    {"ffn_up", "feed_forward.w3"},
+    {"ffn_down", "feed_forward.w2"},
+    {"shortconv.in_proj", "conv.in_proj"},
+    {"shortconv.conv", "conv.conv"},
+    {"shortconv.out_proj", "conv.out_proj"},
+    {NULL, NULL},
+};
+
+/* A layer without KV heads is a convolution. */
+kvasir_status lfm2_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    TRY(gguf_key_u32(k, "shortconv.l_cache", true, 2, 64, &c->conv_width));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (!c->layers[i].kv_heads)
+            c->layers[i].kind = LAYER_CONV;
+    return KVASIR_OK;
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
 static kvasir_status bind_attention(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
-    const uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->kv_heads * c->head_dim;
+    const uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->layers[i].kv_heads * c->head_dim;
     TRY(layer_matrix(b, i, "self_attn.q_proj", q_dim, c->dim, &l->q));
     TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
     TRY(layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v));
@@ -105,7 +134,8 @@ kvasir_status lfm2_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
         TRY(bind_attention(b, i, l));
     }
     TRY(layer_norm(b, i, "ffn_norm", c->dim, &l->ffn_norm));
-    TRY(layer_matrix(b, i, "feed_forward.w1", c->ffn_dim, c->dim, &l->mlp.gate));
-    TRY(layer_matrix(b, i, "feed_forward.w3", c->ffn_dim, c->dim, &l->mlp.up));
-    return layer_matrix(b, i, "feed_forward.w2", c->dim, c->ffn_dim, &l->mlp.down);
+    const uint32_t ffn_dim = c->layers[i].ffn_dim;
+    TRY(layer_matrix(b, i, "feed_forward.w1", ffn_dim, c->dim, &l->mlp.gate));
+    TRY(layer_matrix(b, i, "feed_forward.w3", ffn_dim, c->dim, &l->mlp.up));
+    return layer_matrix(b, i, "feed_forward.w2", c->dim, ffn_dim, &l->mlp.down);
 }

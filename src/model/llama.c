@@ -14,7 +14,7 @@
  *     qwen3_moe         experts in place of the last line
  *     smollm3           some layers without rope
  *     granite           what a block adds is scaled, as are embedding, scores and logits
- *     phi3              Wq, Wk, Wv in one matrix, Wgate and Wup in another: cut when bound
+ *     phi3              Wgate and Wup in one matrix, as are Wq, Wk, Wv: cut when bound
  */
 #include "model/family.h"
 
@@ -125,33 +125,56 @@ kvasir_status llama_read(const struct json_scope *s, struct model_config *c) {
     return is(c, "qwen3_moe") ? config_experts(s, c) : KVASIR_OK;
 }
 
-/* ---- tensors --------------------------------------------------------------------------------- */
+/* ---- GGUF ------------------------------------------------------------------------------------ */
 
-static kvasir_status bind_fused_attention(struct binder *b, uint32_t i, struct layer_weights *l) {
-    const struct model_config *c = &b->model->config;
-    const uint32_t q_dim = c->heads * c->head_dim, kv_dim = c->kv_heads * c->head_dim;
-    struct weight all;
-    TRY(layer_matrix(b, i, "self_attn.qkv_proj", q_dim + 2 * kv_dim, c->dim, &all));
-    TRY(bind_rows(b, &all, 0, q_dim, &l->q));
-    TRY(bind_rows(b, &all, q_dim, kv_dim, &l->k));
-    TRY(bind_rows(b, &all, q_dim + kv_dim, kv_dim, &l->v));
-    return layer_matrix(b, i, "self_attn.o_proj", c->dim, q_dim, &l->o);
+const struct gguf_name phi3_gguf_names[] = {{"ffn_up", "mlp.gate_up_proj"}, {NULL, NULL}};
+
+/* The scores' scale is also 1 / sqrt(head_dim) where the file has 0. */
+static kvasir_status read_gguf_granite(struct gguf_keys *k, struct model_config *c) {
+    float divisor = 0;
+    TRY(gguf_key_float(k, "embedding_scale", &c->embed_scale));
+    TRY(gguf_key_float(k, "residual_scale", &c->residual_scale));
+    TRY(gguf_key_float(k, "attention.scale", &c->attention_scale));
+    TRY(gguf_key_float(k, "logit_scale", &divisor));
+    if (!(divisor > 0))
+        return fail(k->err, KVASIR_ERR_FORMAT, "metadata %s is missing or 0", k->key);
+    c->logit_scale = 1 / divisor;
+    return KVASIR_OK;
 }
 
-static kvasir_status bind_fused_mlp(struct binder *b, uint32_t i, struct mlp_weights *w) {
-    const struct model_config *c = &b->model->config;
+/* Qwen's window stands in files of models that do not use it. Every fourth layer of SmolLM3 has no
+ * rope: no key says so. */
+kvasir_status llama_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    c->ropes[0].adjacent = is(c, "llama") || is(c, "granite") || is(c, "smollm3");
+    if (is(c, "qwen2"))
+        c->attention_bias = BIAS_QKV;
+    if (strncmp(c->arch, "qwen", 4) == 0)
+        gguf_key(k, "attention.sliding_window");
+    if (is(c, "llama") || is(c, "phi3")) /* Mistral's and Phi's: of all layers */
+        TRY(gguf_windows(k, c, 0, 0));
+    for (uint32_t i = 3; is(c, "smollm3") && i < c->n_layers; i += 4)
+        c->layers[i].rope = NO_ROPE;
+    if (is(c, "granite"))
+        TRY(read_gguf_granite(k, c));
+    return is(c, "qwen3_moe") ? gguf_experts(k, c) : KVASIR_OK;
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+static kvasir_status bind_fused_mlp(struct binder *b, uint32_t i, uint32_t ffn_dim,
+                                    struct mlp_weights *w) {
+    const uint32_t dim = b->model->config.dim;
     struct weight both;
-    TRY(layer_matrix(b, i, "mlp.gate_up_proj", 2 * c->ffn_dim, c->dim, &both));
-    TRY(bind_rows(b, &both, 0, c->ffn_dim, &w->gate));
-    TRY(bind_rows(b, &both, c->ffn_dim, c->ffn_dim, &w->up));
-    return layer_matrix(b, i, "mlp.down_proj", c->dim, c->ffn_dim, &w->down);
+    TRY(layer_matrix(b, i, "mlp.gate_up_proj", 2 * ffn_dim, dim, &both));
+    TRY(bind_rows(b, &both, 0, ffn_dim, &w->gate));
+    TRY(bind_rows(b, &both, ffn_dim, ffn_dim, &w->up));
+    return layer_matrix(b, i, "mlp.down_proj", dim, ffn_dim, &w->down);
 }
 
 kvasir_status llama_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
-    bool fused = layer_has(b, i, "self_attn.qkv_proj.weight");
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
-    TRY(fused ? bind_fused_attention(b, i, l) : layer_attention(b, i, 1, l));
+    TRY(layer_attention(b, i, 1, l));
     if (strncmp(c->arch, "qwen3", 5) == 0) {
         TRY(layer_norm(b, i, "self_attn.q_norm", c->head_dim, &l->q_norm));
         TRY(layer_norm(b, i, "self_attn.k_norm", c->head_dim, &l->k_norm));
@@ -162,6 +185,6 @@ kvasir_status llama_bind(struct binder *b, uint32_t i, struct layer_weights *l) 
         return layer_experts(b, i, "mlp", l);
     }
     if (layer_has(b, i, "mlp.gate_up_proj.weight"))
-        return bind_fused_mlp(b, i, &l->mlp);
-    return layer_mlp(b, i, "mlp", c->ffn_dim, &l->mlp);
+        return bind_fused_mlp(b, i, c->layers[i].ffn_dim, &l->mlp);
+    return layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }

@@ -24,12 +24,21 @@ bool bind_has(const struct binder *b, const char *name) {
     return checkpoint_find(b->checkpoint, name) != NULL;
 }
 
+/* Dims of 1 in front do not count: tools that write GGUF leave them away. */
+static bool same_dims(const uint64_t *a, uint32_t n_a, const uint64_t *b, uint32_t n_b) {
+    for (; n_a > 1 && a[0] == 1; n_a--)
+        a++;
+    for (; n_b > 1 && b[0] == 1; n_b--)
+        b++;
+    return n_a == n_b && memcmp(a, b, n_a * sizeof *a) == 0;
+}
+
 static kvasir_status bind(struct binder *b, const char *name, const uint64_t *dims, uint32_t n_dims,
                           const struct checkpoint_tensor **out) {
     const struct checkpoint_tensor *t = checkpoint_find(b->checkpoint, name);
     if (!t)
         return fail(b->err, KVASIR_ERR_FORMAT, "tensor %s is missing", name);
-    if (t->n_dims != n_dims || memcmp(t->dims, dims, n_dims * sizeof *dims) != 0) {
+    if (!same_dims(t->dims, t->n_dims, dims, n_dims)) {
         char found[SHAPE_TEXT_MAX], expected[SHAPE_TEXT_MAX];
         return fail(b->err, KVASIR_ERR_FORMAT, "tensor %s has shape %s, expected %s", name,
                     shape_text(t->dims, t->n_dims, found), shape_text(dims, n_dims, expected));
@@ -177,9 +186,10 @@ kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uin
     const struct checkpoint_tensor *there = checkpoint_find(b->checkpoint, name.text);
     /* mlx has [channels][width][1] */
     bool mlx = there && there->n_dims == 3 && there->dims[1] == width && there->dims[2] == 1;
-    uint64_t dims[] = {channels, mlx ? width : 1, mlx ? 1 : width};
+    bool flat = there && there->n_dims == 2; /* GGUF has [channels][width] */
+    uint64_t dims[] = {channels, mlx || flat ? width : 1, mlx ? 1 : width};
     float *turned;
-    TRY(bind(b, name.text, dims, 3, &t));
+    TRY(bind(b, name.text, dims, flat ? 2 : 3, &t));
     TRY(vector_make(b, channels * width, out, &turned));
     float *rows = mem_calloc((size_t)channels * width, sizeof *rows);
     if (!rows)
@@ -205,23 +215,59 @@ kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint
     return layer_matrix(b, layer, name, dim, ffn_dim, &w->down);
 }
 
+/* Values [first, first + n) of a vector as one of their own. */
+static kvasir_status cut_vector(struct binder *b, vector_id from, uint32_t first, uint32_t n,
+                                vector_id *out) {
+    float *data;
+    TRY(vector_make(b, n, out, &data));
+    memcpy(data, b->model->vectors[from].data + first, n * sizeof *data);
+    return KVASIR_OK;
+}
+
+/* Rows of q, k and v in one matrix. */
+static kvasir_status attention_joint(struct binder *b, uint32_t i, uint32_t q_dim, uint32_t kv_dim,
+                                     struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    const uint32_t all = q_dim + 2 * kv_dim;
+    struct weight joint;
+    vector_id bias;
+    TRY(layer_matrix(b, i, "self_attn.qkv_proj", all, c->dim, &joint));
+    TRY(bind_rows(b, &joint, 0, q_dim, &l->q));
+    TRY(bind_rows(b, &joint, q_dim, kv_dim, &l->k));
+    TRY(bind_rows(b, &joint, q_dim + kv_dim, kv_dim, &l->v));
+    if (c->attention_bias == BIAS_NONE)
+        return KVASIR_OK;
+    TRY(layer_vector(b, i, "self_attn.qkv_proj.bias", all, &bias));
+    TRY(cut_vector(b, bias, 0, q_dim, &l->q_bias));
+    TRY(cut_vector(b, bias, q_dim, kv_dim, &l->k_bias));
+    return cut_vector(b, bias, q_dim + kv_dim, kv_dim, &l->v_bias);
+}
+
+static kvasir_status attention_apart(struct binder *b, uint32_t i, uint32_t q_dim, uint32_t kv_dim,
+                                     struct layer_weights *l) {
+    const struct model_config *c = &b->model->config;
+    TRY(layer_matrix(b, i, "self_attn.q_proj", q_dim, c->dim, &l->q));
+    TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
+    TRY(layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v));
+    if (c->attention_bias == BIAS_NONE)
+        return KVASIR_OK;
+    TRY(layer_vector(b, i, "self_attn.q_proj.bias", q_dim, &l->q_bias));
+    TRY(layer_vector(b, i, "self_attn.k_proj.bias", kv_dim, &l->k_bias));
+    return layer_vector(b, i, "self_attn.v_proj.bias", kv_dim, &l->v_bias);
+}
+
 kvasir_status layer_attention(struct binder *b, uint32_t i, uint32_t q_blocks,
                               struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     const uint32_t q_dim = c->heads * c->layers[i].head_dim,
                    kv_dim = c->layers[i].kv_heads * c->layers[i].head_dim;
-    TRY(layer_matrix(b, i, "self_attn.q_proj", q_blocks * q_dim, c->dim, &l->q));
-    TRY(layer_matrix(b, i, "self_attn.k_proj", kv_dim, c->dim, &l->k));
-    TRY(layer_matrix(b, i, "self_attn.v_proj", kv_dim, c->dim, &l->v));
+    TRY(layer_has(b, i, "self_attn.qkv_proj.weight")
+            ? attention_joint(b, i, q_blocks * q_dim, kv_dim, l)
+            : attention_apart(b, i, q_blocks * q_dim, kv_dim, l));
     TRY(layer_matrix(b, i, "self_attn.o_proj", c->dim, q_dim, &l->o));
-    if (c->attention_bias == BIAS_NONE)
-        return KVASIR_OK;
-    TRY(layer_vector(b, i, "self_attn.q_proj.bias", q_blocks * q_dim, &l->q_bias));
-    TRY(layer_vector(b, i, "self_attn.k_proj.bias", kv_dim, &l->k_bias));
-    TRY(layer_vector(b, i, "self_attn.v_proj.bias", kv_dim, &l->v_bias));
-    return c->attention_bias == BIAS_QKV
-               ? KVASIR_OK
-               : layer_vector(b, i, "self_attn.o_proj.bias", c->dim, &l->o_bias);
+    return c->attention_bias == BIAS_ALL
+               ? layer_vector(b, i, "self_attn.o_proj.bias", c->dim, &l->o_bias)
+               : KVASIR_OK;
 }
 
 /* ---- experts --------------------------------------------------------------------------------- */
@@ -274,7 +320,8 @@ static kvasir_status experts_fused(struct binder *b, uint32_t layer, const char 
     snprintf(name, sizeof name, "%s.gate_up_proj", part);
     TRY(bind_stack(b, layer_name(layer, name, "").text, n, 2 * dim, c->dim, &both));
     snprintf(name, sizeof name, "%s.down_proj", part);
-    TRY(bind_stack(b, layer_name(layer, name, "").text, n, c->dim, dim, &down));
+    const char *tail = layer_has(b, layer, name) ? "" : ".weight"; /* GGUF has one */
+    TRY(bind_stack(b, layer_name(layer, name, tail).text, n, c->dim, dim, &down));
     TRY(experts_spread(b, l, PLACE_GATE, &both, 2 * dim, 0, dim));
     TRY(experts_spread(b, l, PLACE_UP, &both, 2 * dim, dim, dim));
     return experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim);
@@ -317,21 +364,40 @@ kvasir_status layer_experts(struct binder *b, uint32_t layer, const char *part,
 
 /* ---- binding the model ----------------------------------------------------------------------- */
 
-/* Llama 3's frequency scaling as GGUF has it: one divisor for each pair. */
-static kvasir_status bind_rope_factors(struct binder *b) {
-    static const char name[] = "rope_freqs.weight";
+/* One divisor for each pair of ropes[0]. A pair with one of 10^30 does not turn. */
+static kvasir_status bind_divisors(struct binder *b, const char *name, const float **out) {
+    const uint32_t pairs = b->model->config.ropes[0].dims / 2;
     vector_id factors;
-    if (!bind_has(b, name))
-        return KVASIR_OK;
-    uint32_t pairs = b->model->config.ropes[0].dims / 2;
-    TRY(bind_vector(b, name, pairs, &factors));
-    b->model->rope_factors = b->model->vectors[factors].data;
-    for (uint32_t i = 0; i < pairs; i++) {
-        float factor = b->model->rope_factors[i];
-        if (!(factor >= 1e-6f && factor <= 1e6f))
+    float *data;
+    TRY(bind_values(b, name, (uint64_t[]){pairs}, 1, &factors, &data));
+    for (uint32_t i = 0; i < pairs; i++)
+        if (!(data[i] >= 1e-6f && data[i] <= 1e30f))
             return fail(b->err, KVASIR_ERR_FORMAT, "tensor %s: factor %u is %g", name, i,
-                        (double)factor);
-    }
+                        (double)data[i]);
+    *out = data;
+    return KVASIR_OK;
+}
+
+/* What GGUF has as tensors: Llama 3's frequency scaling, the part of Gemma 4's heads that turns,
+ * longrope's two lists. */
+static kvasir_status bind_rope_factors(struct binder *b) {
+    static const char freqs[] = "rope_freqs.weight", longer[] = "rope_factors_long.weight",
+                      shorter[] = "rope_factors_short.weight";
+    struct model *m = b->model;
+    struct rope_config *r = &m->config.ropes[0];
+    const float *list;
+    if (bind_has(b, freqs))
+        TRY(bind_divisors(b, freqs, &m->rope_factors));
+    const bool there = bind_has(b, longer) || bind_has(b, shorter);
+    if (!there && !(m->config.from_gguf && r->kind == ROPE_LONG))
+        return KVASIR_OK;
+    r->kind = ROPE_LONG;
+    if (!(r->attention_factor > 0)) /* llama.cpp knows no formula for it */
+        r->attention_factor = 1;
+    TRY(bind_divisors(b, longer, &list));
+    memcpy(r->long_factors, list, r->dims / 2 * sizeof *list);
+    TRY(bind_divisors(b, shorter, &list));
+    memcpy(r->short_factors, list, r->dims / 2 * sizeof *list);
     return KVASIR_OK;
 }
 
@@ -447,6 +513,11 @@ static kvasir_status check_config(const struct checkpoint *checkpoint, kvasir_er
     const struct tokenizer_spec *t = checkpoint_tokenizer(checkpoint);
     for (uint32_t i = 0; i < c->n_layers; i++)
         TRY(check_layer(c, i, err));
+    for (uint32_t i = 0; i < c->n_ropes; i++) /* also of one that no layer turns by */
+        if (c->ropes[i].dims > HEAD_DIM_MAX || c->ropes[i].dims % 2 != 0)
+            return fail(err, KVASIR_ERR_FORMAT,
+                        "the configuration's rope turns %u dims: must be even, at most %d",
+                        c->ropes[i].dims, HEAD_DIM_MAX);
     if (c->n_layers > checkpoint_tensor_count(checkpoint)) /* before memory is taken for them */
         return fail(err, KVASIR_ERR_FORMAT, "the configuration has %u layers, the file %zu tensors",
                     c->n_layers, checkpoint_tensor_count(checkpoint));

@@ -40,9 +40,9 @@ struct rope_config {
     double low_freq_factor, high_freq_factor; /* llama3 */
     double beta_fast, beta_slow;              /* yarn */
     bool truncate;                            /* yarn: the ramp begins and ends at whole pairs */
-    double attention_factor;                  /* yarn, longrope: of cos and sin; 0: by formula */
-    double mscale, mscale_all_dim;            /* yarn: in that formula; 0: not given */
-    uint32_t turned;                          /* proportional: pairs that turn */
+    double attention_factor;       /* of cos and sin; 0: by formula (yarn, longrope) or 1 */
+    double mscale, mscale_all_dim; /* yarn: in that formula; 0: not given */
+    uint32_t turned;               /* proportional: pairs that turn */
     float short_factors[ROPE_PAIRS_MAX], long_factors[ROPE_PAIRS_MAX]; /* longrope [dims / 2] */
     bool adjacent; /* rows of wq, wk are in GGUF llama order: pairs side by side */
 };
@@ -71,11 +71,13 @@ struct model_config {
     char arch[32]; /* of a row of family.c's table */
     char name[96];
     uint32_t n_layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab; /* of most layers */
-    uint32_t ctx_train; /* 0: the file does not say */
-    uint32_t window;    /* of the layers that have one; 0: none has */
+    uint32_t mtp_layers; /* behind those in a GGUF file, for tokens ahead of the next: not run */
+    uint32_t ctx_train;  /* 0: the file does not say */
+    uint32_t window;     /* of the layers that have one; 0: none has */
     float norm_eps;
     bool tied_embedding;
-    bool unit_offset; /* gains of norms are stored less 1 */
+    bool from_gguf;   /* what a field of config.json says is said by which tensors there are */
+    bool unit_offset; /* gains of norms are stored less 1; in GGUF 1 was added */
     enum { BIAS_NONE, BIAS_QKV, BIAS_ALL } attention_bias;
     enum gate_kind gate;
     /* 1 where a family has none; softcaps 0 */
@@ -90,6 +92,7 @@ struct model_config {
     /* gated delta net; width: of the convolution before it, or of a convolution layer */
     struct {
         uint32_t key_heads, value_heads, key_dim, value_dim;
+        bool keys_cycle; /* of struct delta_layer: Qwen3.5's order in GGUF */
     } delta;
     uint32_t conv_width;
     uint32_t layer_input_dim, layer_input_vocab; /* gemma4's inputs per layer; 0: none */

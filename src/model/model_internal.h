@@ -4,7 +4,9 @@
  *     checkpoint.c   struct checkpoint: the table that both readers fill, sorted by name
  *       gguf_parts.c   a GGUF model: one file, or the parts of a split one
  *         gguf.c         a file cut into values and tensors
- *         gguf_model.c   what those values mean: configuration, vocabulary, tensor names
+ *         gguf_config.c  what those values mean: the configuration
+ *         gguf_names.c   Hugging Face's names for its tensors
+ *         gguf_text.c    the vocabulary and the chat template
  *       safetensors.c  a folder: tensors of one or several files
  *         modules.c      those that belong together joined: mlx's and 8-bit floats' scales
  *         config.c       its config.json
@@ -242,6 +244,12 @@ const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
  * `required`. Doubles must be finite and above 0: all that we read are. */
 kvasir_status gguf_get_u32(const struct gguf *g, const char *key, bool required, uint32_t min,
                            uint32_t max, uint32_t *out, kvasir_error *err) MUST_CHECK;
+/* One for each of n layers: an array of n integers or bools, or one integer for all. */
+kvasir_status gguf_get_u32s(const struct gguf *g, const char *key, uint32_t n, bool required,
+                            uint32_t min, uint32_t max, uint32_t *out,
+                            kvasir_error *err) MUST_CHECK;
+/* False where the value is no integer, float or bool. */
+bool gguf_number(const struct gguf_value *v, double *out) MUST_CHECK;
 kvasir_status gguf_get_double(const struct gguf *g, const char *key, bool required, double *out,
                               kvasir_error *err) MUST_CHECK;
 kvasir_status gguf_get_bool(const struct gguf *g, const char *key, bool *out,
@@ -253,15 +261,15 @@ kvasir_status gguf_get_string(const struct gguf *g, const char *key, bool requir
 kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct text_span **spans,
                                size_t *n, kvasir_error *err) MUST_CHECK;
 
-/* ---- GGUF as a model (gguf_model.c) ---------------------------------------------------------- */
+/* ---- GGUF as a model (gguf_config.c, gguf_text.c, gguf_names.c) ------------------------------ */
 
 kvasir_status gguf_read_config(const struct gguf *g, struct model_config *out,
                                kvasir_error *err) MUST_CHECK;
 kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,
                                   kvasir_error *err) MUST_CHECK;
-/* Hugging Face's name for a tensor of a GGUF file (its own name where there is none); mem_free;
- * NULL: no memory. */
-char *gguf_tensor_name(const char *name, size_t len);
+/* Hugging Face's name for a tensor of a GGUF file of this architecture (its own name where there is
+ * none); mem_free; NULL: no memory. */
+char *gguf_tensor_name(const struct model_config *c, const char *name, size_t len);
 
 /* ---- rope (rope.c) --------------------------------------------------------------------------- */
 
@@ -326,10 +334,10 @@ struct model {
     struct checkpoint *checkpoint;
     struct model_config config;
     const struct family *family;
-    struct weight embed;  /* [vocab][dim] */
-    struct weight head;   /* [vocab][dim]; the embedding where tied */
-    vector_id final_norm; /* [dim] */
-    float *rope_factors;  /* [dims / 2] of ropes[0], inv_freq is divided by them; NULL: none */
+    struct weight embed;       /* [vocab][dim] */
+    struct weight head;        /* [vocab][dim]; the embedding where tied */
+    vector_id final_norm;      /* [dim] */
+    const float *rope_factors; /* [dims / 2] of ropes[0], its frequencies' divisors; NULL: none */
     struct layer_weights *layers;
     struct model_vector *vectors; /* [n_vectors]; the first is none */
     uint32_t n_vectors, cap_vectors;

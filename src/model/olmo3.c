@@ -7,7 +7,8 @@
  *         x += norm(Wo attention(q, pages))          three layers of four see a window
  *         x += norm(Wdown (silu(Wgate x) * Wup x))
  *
- * Rope scaling is of the layers that see everything.
+ * Rope scaling is of the layers that see everything. OLMo 2 is the same without windows; its files
+ * are of the same architecture in GGUF.
  */
 #include "model/family.h"
 
@@ -32,6 +33,17 @@ kvasir_status olmo3_read(const struct json_scope *s, struct model_config *c) {
     return config_ropes_by_window(s, c, c->ropes[0].theta);
 }
 
+const struct gguf_name olmo3_gguf_names[] = {
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"post_ffw_norm", "post_feedforward_layernorm"},
+    {NULL, NULL},
+};
+
+kvasir_status olmo3_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    TRY(gguf_windows(k, c, 0, 4));
+    return gguf_ropes_by_window(k, c, c->ropes[0].theta);
+}
+
 kvasir_status olmo3_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_attention(b, i, 1, l));
@@ -39,5 +51,5 @@ kvasir_status olmo3_bind(struct binder *b, uint32_t i, struct layer_weights *l) 
     TRY(layer_norm(b, i, "self_attn.k_norm", c->kv_heads * c->head_dim, &l->k_norm));
     TRY(layer_norm(b, i, "post_attention_layernorm", c->dim, &l->attn_post_norm));
     TRY(layer_norm(b, i, "post_feedforward_layernorm", c->dim, &l->ffn_post_norm));
-    return layer_mlp(b, i, "mlp", c->ffn_dim, &l->mlp);
+    return layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }

@@ -10,7 +10,10 @@
  *
  * h = rms_norm(x); rope turns the first quarter of a head. Gains are stored less 1, but for the
  * norm behind the delta rule. qwen3_next joins what a key head and its value heads need into one
- * matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has them apart.
+ * matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has them apart. GGUF has only
+ * beta and a joint, those of qwen3_next; and of qwen3_5 the value heads in another order, so that
+ * value head h has key head h % key_heads (delta.keys_cycle). They stay in it: Wout's columns are
+ * in it, too, and a matrix of blocks could not be turned back.
  */
 #include "model/family.h"
 
@@ -23,27 +26,48 @@ static struct delta_dims delta_dims(const struct model_config *c) {
     return (struct delta_dims){keys, values, values / c->delta.key_heads, 2 * keys + values};
 }
 
-/* Wqkv h, Wz h, Wb h, Wa h of joint matrices. */
+/* Wqkv h, Wz h of a joint matrix. */
 static void project_joint(struct model_run *r, const struct layer_weights *l, const float *h,
                           uint32_t rows) {
     const struct model_config *c = &r->model->config;
     const struct delta_dims d = delta_dims(c);
-    const uint32_t heads = c->delta.key_heads, key = c->delta.key_dim,
-                   ratio = c->delta.value_heads / heads;
+    const uint32_t heads = c->delta.key_heads, key = c->delta.key_dim;
     const struct block_strides joint = {2 * d.keys + 2 * d.values, 2 * key + 2 * d.group},
                                keys = {d.channels, key}, values = {d.channels, d.group},
-                               z = {d.values, d.group},
-                               pair = {2 * c->delta.value_heads, 2 * ratio},
-                               one = {c->delta.value_heads, ratio};
+                               z = {d.values, d.group};
     struct backend *b = r->backend;
     block_product(r, h, rows, &l->mixed_in, 0, r->wide); /* [head][q | k | v | z] */
     op_rearrange(b, rows, heads, key, r->wide, joint, r->mixed, keys);
     op_rearrange(b, rows, heads, key, r->wide + key, joint, r->mixed + d.keys, keys);
     op_rearrange(b, rows, heads, d.group, r->wide + 2 * key, joint, r->mixed + 2 * d.keys, values);
     op_rearrange(b, rows, heads, d.group, r->wide + 2 * key + d.group, joint, r->z, z);
+}
+
+/* Wb h, Wa h of a joint matrix. */
+static void project_joint_gates(struct model_run *r, const struct layer_weights *l, const float *h,
+                                uint32_t rows) {
+    const struct model_config *c = &r->model->config;
+    const uint32_t heads = c->delta.key_heads, ratio = c->delta.value_heads / heads;
+    const struct block_strides pair = {2 * c->delta.value_heads, 2 * ratio},
+                               one = {c->delta.value_heads, ratio};
     block_product(r, h, rows, &l->beta, 0, r->wide); /* [head][beta | a] */
-    op_rearrange(b, rows, heads, ratio, r->wide, pair, r->beta, one);
-    op_rearrange(b, rows, heads, ratio, r->wide + ratio, pair, r->alpha, one);
+    op_rearrange(r->backend, rows, heads, ratio, r->wide, pair, r->beta, one);
+    op_rearrange(r->backend, rows, heads, ratio, r->wide + ratio, pair, r->alpha, one);
+}
+
+/* All four, of what matrices there are. */
+static void project(struct model_run *r, const struct layer_weights *l, const float *h,
+                    uint32_t rows) {
+    const uint32_t apart = l->z_in.data ? l->alpha.data ? 4 : 2 : 0;
+    if (apart)
+        op_product(r->backend, h, rows,
+                   (const struct weight *[]){&l->mixed_in, &l->z_in, &l->beta, &l->alpha},
+                   (const float *[]){NULL, NULL, NULL, NULL},
+                   (float *[]){r->mixed, r->z, r->beta, r->alpha}, apart);
+    else
+        project_joint(r, l, h, rows);
+    if (apart < 4)
+        project_joint_gates(r, l, h, rows);
 }
 
 static void delta_block(struct model_run *r, const struct batch *batch, uint32_t i, const float *h,
@@ -57,15 +81,10 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
                                     .value_heads = c->delta.value_heads,
                                     .key_dim = c->delta.key_dim,
                                     .value_dim = c->delta.value_dim,
+                                    .keys_cycle = c->delta.keys_cycle,
                                     .rate = on_device(r, l->rate),
                                     .bias = on_device(r, l->bias)};
-    if (l->z_in.data)
-        op_product(r->backend, h, rows,
-                   (const struct weight *[]){&l->mixed_in, &l->z_in, &l->beta, &l->alpha},
-                   (const float *[]){NULL, NULL, NULL, NULL},
-                   (float *[]){r->mixed, r->z, r->beta, r->alpha}, 4);
-    else
-        project_joint(r, l, h, rows);
+    project(r, l, h, rows);
     op_short_conv(r->backend, batch, state.window, r->mixed, on_device(r, l->conv), c->conv_width,
                   d.channels, true, r->mixed);
     op_delta_rule(r->backend, batch, state.matrix, r->mixed, r->beta, r->alpha, &net, r->attended);
@@ -154,6 +173,59 @@ kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *
     return config_experts(s, c);
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+const struct gguf_name qwen_hybrid_gguf_names[] = {
+    {"post_attention_norm", "post_attention_layernorm"},
+    {"attn_qkv", "linear_attn.in_proj_qkv"},
+    {"attn_gate", "linear_attn.in_proj_z"},
+    {"ssm_in", "linear_attn.in_proj_qkvz"}, /* of the first files of qwen3next */
+    {"ssm_ba", "linear_attn.in_proj_ba"},
+    {"ssm_beta", "linear_attn.in_proj_b"},
+    {"ssm_alpha", "linear_attn.in_proj_a"},
+    {"ssm_conv1d", "linear_attn.conv1d"},
+    {"ssm_a", "linear_attn.A"}, /* -exp(A_log): no folder has it */
+    {"ssm_dt.bias", "linear_attn.dt_bias"},
+    {"ssm_norm", "linear_attn.norm"},
+    {"ssm_out", "linear_attn.out_proj"},
+    {NULL, NULL},
+};
+
+static kvasir_status read_gguf_delta(struct gguf_keys *k, struct model_config *c) {
+    uint32_t inner = 0;
+    TRY(gguf_key_u32(k, "ssm.conv_kernel", true, 2, 64, &c->conv_width));
+    TRY(gguf_key_u32(k, "ssm.state_size", true, 1, HEAD_DIM_MAX, &c->delta.key_dim));
+    TRY(gguf_key_u32(k, "ssm.group_count", true, 1, HEADS_MAX, &c->delta.key_heads));
+    TRY(gguf_key_u32(k, "ssm.time_step_rank", true, 1, HEADS_MAX, &c->delta.value_heads));
+    if (c->delta.value_heads % c->delta.key_heads != 0)
+        return fail(k->err, KVASIR_ERR_FORMAT, "metadata %s: %u is no multiple of %u key heads",
+                    k->key, c->delta.value_heads, c->delta.key_heads);
+    TRY(gguf_key_u32(k, "ssm.inner_size", true, 1, DIM_MAX, &inner));
+    c->delta.value_dim = c->delta.key_dim;
+    if (inner != c->delta.value_heads * c->delta.value_dim)
+        return fail(k->err, KVASIR_ERR_UNSUPPORTED, "metadata %s is %u, must be %u x %u", k->key,
+                    inner, c->delta.value_heads, c->delta.value_dim);
+    return KVASIR_OK;
+}
+
+kvasir_status qwen_hybrid_gguf_read(struct gguf_keys *k, struct model_config *c) {
+    uint32_t every = 4, delta[LAYERS_MAX];
+    TRY(read_gguf_delta(k, c));
+    c->delta.keys_cycle = strcmp(c->arch, "qwen3_next") != 0;
+    TRY(gguf_key_u32(k, "full_attention_interval", false, 1, LAYERS_MAX, &every));
+    for (uint32_t i = 0; i < k->blocks; i++)
+        delta[i] = (i + 1) % every != 0;
+    TRY(gguf_key_layers(k, "attention.recurrent_layers", false, 0, 1, delta));
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].kind = delta[i] ? LAYER_DELTA : LAYER_ATTENTION;
+    if (strcmp(c->arch, "qwen3_5") == 0)
+        return KVASIR_OK;
+    c->moe.shared_dim = c->ffn_dim;
+    TRY(gguf_key_u32(k, "expert_shared_feed_forward_length", c->ffn_dim == 0, 1, FFN_MAX,
+                     &c->moe.shared_dim));
+    return gguf_experts(k, c);
+}
+
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 static kvasir_status bind_delta(struct binder *b, uint32_t i, struct layer_weights *l) {
@@ -164,18 +236,22 @@ static kvasir_status bind_delta(struct binder *b, uint32_t i, struct layer_weigh
     if (layer_has(b, i, "linear_attn.in_proj_qkvz.weight")) {
         TRY(layer_matrix(b, i, "linear_attn.in_proj_qkvz", d.channels + d.values, c->dim,
                          &l->mixed_in));
-        TRY(layer_matrix(b, i, "linear_attn.in_proj_ba", 2 * heads, c->dim, &l->beta));
     } else {
         TRY(layer_matrix(b, i, "linear_attn.in_proj_qkv", d.channels, c->dim, &l->mixed_in));
         TRY(layer_matrix(b, i, "linear_attn.in_proj_z", d.values, c->dim, &l->z_in));
+    }
+    if (layer_has(b, i, "linear_attn.in_proj_ba.weight")) {
+        TRY(layer_matrix(b, i, "linear_attn.in_proj_ba", 2 * heads, c->dim, &l->beta));
+    } else {
         TRY(layer_matrix(b, i, "linear_attn.in_proj_b", heads, c->dim, &l->beta));
         TRY(layer_matrix(b, i, "linear_attn.in_proj_a", heads, c->dim, &l->alpha));
     }
     TRY(layer_conv(b, i, "linear_attn.conv1d", d.channels, c->conv_width, &l->conv));
-    TRY(bind_values(b, layer_name(i, "linear_attn.A_log", "").text, (uint64_t[]){heads}, 1,
-                    &l->rate, &rate));
+    const bool rates = layer_has(b, i, "linear_attn.A");
+    TRY(bind_values(b, layer_name(i, rates ? "linear_attn.A" : "linear_attn.A_log", "").text,
+                    (uint64_t[]){heads}, 1, &l->rate, &rate));
     for (uint32_t h = 0; h < heads; h++)
-        rate[h] = (float)m_exp((double)rate[h]);
+        rate[h] = rates ? -rate[h] : (float)m_exp((double)rate[h]);
     TRY(layer_vector(b, i, "linear_attn.dt_bias", heads, &l->bias));
     TRY(layer_vector(b, i, "linear_attn.norm.weight", c->delta.value_dim, &l->value_norm));
     return layer_matrix(b, i, "linear_attn.out_proj", c->dim, d.values, &l->out);
@@ -217,5 +293,5 @@ kvasir_status qwen_hybrid_bind(struct binder *b, uint32_t i, struct layer_weight
     }
     TRY(layer_norm(b, i, "post_attention_layernorm", c->dim, &l->ffn_norm));
     return c->layers[i].experts ? bind_experts(b, i, l)
-                                : layer_mlp(b, i, "mlp", c->ffn_dim, &l->mlp);
+                                : layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }

@@ -110,7 +110,9 @@ float rope_frequencies(const struct rope_config *r, uint32_t ctx, uint32_t ctx_t
         yarn_scale(r, inv_freq);
         return (float)yarn_attention(r);
     }
-    return r->kind == ROPE_LONG ? (float)longrope_attention(r, ctx_train) : 1.0f;
+    if (r->kind == ROPE_LONG)
+        return (float)longrope_attention(r, ctx_train);
+    return r->attention_factor > 0 ? (float)r->attention_factor : 1.0f;
 }
 
 bool rope_has_factors(const struct rope_config *rope, const float *factors) {

@@ -7,12 +7,18 @@
  *               random layers and the head amplify: at most 2.0e-3 measured (llama, both tiers),
  *               bound 4e-3
  *   bf16 pages  8 bits, an 8 times coarser rounding: 8 times the bound, 3.2e-2 (measured 2.2e-2)
+ *
+ * golden_tiny DIR checks the same models as GGUF instead, NAME-f32.gguf and NAME-bf16.gguf of every
+ * folder (tests/interop/gguf_families.sh makes them), with f32 pages in this machine's best tier;
+ * and that gpt_oss-mxfp4.gguf gives what gpt_oss-mxfp4-plain.gguf does, which holds the same
+ * numbers as float32.
  */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <kvasir.h>
 
@@ -39,7 +45,7 @@ static int failed; /* models past their bound, of a tier */
 
 struct comparison {
     const int32_t *positions;
-    const float *logits;
+    const float *logits; /* [n][vocab] */
     size_t n, vocab, next;
     double worst, largest;
 };
@@ -57,26 +63,37 @@ static bool compare_rows(void *user, size_t first, size_t rows, const float *log
     return true;
 }
 
-static void check_model(const char *name, uint32_t ctx_length, const char *tier, const char *bits,
-                        double bound) {
-    char path[512];
+/* Evaluates the ids in a model; tier NULL: the best. */
+static void run_model(const char *path, uint32_t ctx_length, const char *tier, const char *bits,
+                      const struct golden *ids, const kvasir_eval_options *eval) {
     kvasir_error err;
     kvasir_model *model;
     kvasir_context *ctx;
     kvasir_seq *seq;
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
     if (kvasir_model_open(path, &model, &err) != KVASIR_OK)
         fail_msg("%s", err.text);
     kvasir_context_options o = kvasir_context_defaults();
     o.kv_bits = bits;
     o.act_bits = 16;
     o.ctx = ctx_length;
-    o.cpu_tier = tier;
+    if (tier)
+        o.cpu_tier = tier;
     o.cache_bytes = 64 << 20;
     if (kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK)
         fail_msg("%s", err.text);
     if (kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK)
         fail_msg("%s", err.text);
+    if (kvasir_seq_eval(seq, ids->data, ids->n, eval, &err) != KVASIR_OK)
+        fail_msg("%s", err.text);
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(ctx);
+    kvasir_model_close(model);
+}
+
+/* The model at `path` against the golden of folder `name`. */
+static void check_model(const char *model, const char *name, const char *label, uint32_t ctx_length,
+                        const char *tier, const char *bits, double bound) {
+    char path[512];
     struct golden_file file;
     snprintf(path, sizeof path, "%s/fixtures/tiny/%s/golden.safetensors", SHARED_DIR, name);
     assert_true(golden_open(&file, path));
@@ -85,16 +102,12 @@ static void check_model(const char *name, uint32_t ctx_length, const char *tier,
     struct comparison c = {
         .positions = at.data, .logits = logits.data, .n = at.n, .vocab = logits.n / at.n};
     kvasir_eval_options eval = {.on_logits = compare_rows, .user = &c};
-    if (kvasir_seq_eval(seq, ids.data, ids.n, &eval, &err) != KVASIR_OK)
-        fail_msg("%s", err.text);
+    run_model(model, ctx_length, tier, bits, &ids, &eval);
     assert_int_equal(c.next, c.n);
-    printf("%-8s %-5s %-5s  max |error| / max |logit| = %.2e (bound %.1e)\n", name, tier, bits,
+    printf("%-13s %-5s %-5s  max |error| / max |logit| = %.2e (bound %.1e)\n", name, label, bits,
            c.worst / c.largest, bound);
     failed += !(c.worst <= bound * c.largest);
     golden_close(&file);
-    kvasir_seq_destroy(seq);
-    kvasir_context_destroy(ctx);
-    kvasir_model_close(model);
 }
 
 static bool has_tier(const char *tier) {
@@ -113,10 +126,14 @@ static bool has_tier(const char *tier) {
 }
 
 static void check_tier(const char *tier) {
+    char path[512];
     failed = 0;
     for (size_t m = 0; m < sizeof MODELS / sizeof *MODELS; m++)
-        for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++)
-            check_model(MODELS[m].name, MODELS[m].ctx, tier, FORMATS[f].bits, FORMATS[f].bound);
+        for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++) {
+            snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, MODELS[m].name);
+            check_model(path, MODELS[m].name, tier, MODELS[m].ctx, tier, FORMATS[f].bits,
+                        FORMATS[f].bound);
+        }
     assert_int_equal(failed, 0);
 }
 
@@ -129,11 +146,75 @@ static void test_tier(void **state) {
     check_tier(tier);
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+static const char *gguf_dir;
+
+static void test_gguf(void **state) {
+    static const char *const types[] = {"f32", "bf16"};
+    char path[512];
+    (void)state;
+    failed = 0;
+    for (size_t m = 0; m < sizeof MODELS / sizeof *MODELS; m++)
+        for (size_t t = 0; t < 2; t++) {
+            snprintf(path, sizeof path, "%s/%s-%s.gguf", gguf_dir, MODELS[m].name, types[t]);
+            check_model(path, MODELS[m].name, types[t], MODELS[m].ctx, NULL, FORMATS[0].bits,
+                        FORMATS[0].bound);
+        }
+    assert_int_equal(failed, 0);
+}
+
+struct rows {
+    float *logits;
+    size_t vocab;
+};
+
+static bool keep_rows(void *user, size_t first, size_t rows, const float *logits) {
+    struct rows *r = user;
+    memcpy(r->logits + first * r->vocab, logits, rows * r->vocab * sizeof *logits);
+    return true;
+}
+
+static void test_mxfp4(void **state) {
+    char path[512];
+    struct golden_file file;
+    (void)state;
+    snprintf(path, sizeof path, "%s/fixtures/tiny/gpt_oss/golden.safetensors", SHARED_DIR);
+    assert_true(golden_open(&file, path));
+    const struct golden ids = golden_get(&file, "input_ids");
+    const size_t vocab = golden_get(&file, "logits").n / golden_get(&file, "positions").n;
+    struct rows plain = {malloc(ids.n * vocab * sizeof(float)), vocab};
+    int32_t *positions = malloc(ids.n * sizeof *positions);
+    for (size_t i = 0; i < ids.n; i++)
+        positions[i] = (int32_t)i;
+    kvasir_eval_options keep = {.on_logits = keep_rows, .user = &plain};
+    snprintf(path, sizeof path, "%s/gpt_oss-mxfp4-plain.gguf", gguf_dir);
+    run_model(path, 0, NULL, "f32", &ids, &keep);
+    struct comparison c = {
+        .positions = positions, .logits = plain.logits, .n = ids.n, .vocab = vocab};
+    kvasir_eval_options compare = {.on_logits = compare_rows, .user = &c};
+    snprintf(path, sizeof path, "%s/gpt_oss-mxfp4.gguf", gguf_dir);
+    run_model(path, 0, NULL, "f32", &ids, &compare);
+    printf("gpt_oss       mxfp4 f32    max |error| / max |logit| = %.2e (bound %.1e)\n",
+           c.worst / c.largest, FORMATS[0].bound);
+    assert_int_equal(c.next, c.n);
+    assert_true(c.worst <= FORMATS[0].bound * c.largest);
+    free(positions);
+    free(plain.logits);
+    golden_close(&file);
+}
+
 #define TIER_TEST(tier)                                                                            \
     { "tier " tier, test_tier, NULL, NULL, tier }
 
-int main(void) {
+int main(int argc, char **argv) {
     skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
+    if (argc == 2) {
+        const struct CMUnitTest files[] = {cmocka_unit_test(test_gguf),
+                                           cmocka_unit_test(test_mxfp4)};
+        gguf_dir = argv[1];
+        return cmocka_run_group_tests(files, NULL, NULL);
+    }
     const struct CMUnitTest tests[] = {TIER_TEST("ref"), TIER_TEST("avx2"), TIER_TEST("avx512"),
                                        TIER_TEST("avx512vnni")};
     return cmocka_run_group_tests(tests, NULL, NULL);

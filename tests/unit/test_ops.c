@@ -544,7 +544,7 @@ static void check_recurrences(const struct recurrent *in, const struct outputs *
             near("conv", row * CHANNELS + c, out->conv[row * CHANNELS + c], conv[c], 1e-6);
         }
         for (uint32_t h = 0; h < VALUE_HEADS; h++) {
-            uint32_t group = h / (VALUE_HEADS / KEY_HEADS);
+            uint32_t group = in->layer.keys_cycle ? h % KEY_HEADS : h / (VALUE_HEADS / KEY_HEADS);
             const double *q = conv + group * KEY_DIM, *k = q + KEYS, *v = conv + 2 * KEYS;
             double qq = 1e-6, kk = 1e-6, pre = in->a[row * VALUE_HEADS + h] + in->layer.bias[h];
             double soft = fmax(pre, 0) + log1p(exp(-fabs(pre)));
@@ -571,7 +571,7 @@ static void check_recurrences(const struct recurrent *in, const struct outputs *
     }
 }
 
-static void recurrent_of_tier(enum cpu_tier tier) {
+static void recurrent_in_order(enum cpu_tier tier, bool keys_cycle) {
     size_t n = SEQS * STEPS;
     struct recurrent in = {.w = random_floats(WIDTH * CHANNELS, 1),
                            .x = random_floats(n * CHANNELS, 2),
@@ -582,7 +582,8 @@ static void recurrent_of_tier(enum cpu_tier tier) {
         rate[i] = fabsf(rate[i]);
     for (size_t i = 0; i < n * VALUE_HEADS; i += 5) /* both ends of the gates */
         in.a[i] = in.beta[i] = i % 2 ? 90 : -90;
-    in.layer = (struct delta_layer){KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, rate, bias};
+    in.layer =
+        (struct delta_layer){KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, rate, bias, keys_cycle};
     struct outputs want = run_plan(tier, &in, ALL_AT_ONCE);
     for (uint32_t s = 0; s < SEQS; s++)
         check_recurrences(&in, &want, s);
@@ -604,6 +605,11 @@ static void recurrent_of_tier(enum cpu_tier tier) {
     free(in.a);
     free(rate);
     free(bias);
+}
+
+static void recurrent_of_tier(enum cpu_tier tier) {
+    recurrent_in_order(tier, false);
+    recurrent_in_order(tier, true);
 }
 
 static void test_recurrent(void **state) {

@@ -88,7 +88,8 @@ static void delta_item(void *ctx, size_t item, int worker) {
     const struct delta_layer *l = j->layer;
     const struct kernels *kernels = &j->b->kernels;
     uint32_t head = (uint32_t)(item % l->value_heads);
-    uint32_t key_head = head / (l->value_heads / l->key_heads);
+    uint32_t key_head =
+        l->keys_cycle ? head % l->key_heads : head / (l->value_heads / l->key_heads);
     const struct batch_seq *seq = &j->batch->seqs[item / l->value_heads];
     float *state = state_at(&j->batch->states[item / l->value_heads], j->at) +
                    (size_t)head * l->key_dim * l->value_dim;
