@@ -230,9 +230,9 @@ int main(void) {
     skip_without(FIXTURES "README.md");
     temp_folder_make(&folder);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_newer), cmocka_unit_test(test_legacy)};
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int broken = cmocka_run_group_tests(tests, NULL, NULL);
     for (int i = 0; models[i]; i++)
         kvasir_model_close(models[i]);
     temp_folder_remove(&folder);
-    return failed;
+    return broken;
 }
