@@ -74,7 +74,7 @@ static void print_layer(const kvasir_seq *seq, uint32_t layer, uint32_t group,
             need(kvasir_seq_read_kv(seq, KVASIR_PART_K, layer, head, p, 1, key, &err));
             sums[0] += width(key, dim, group);
             memset(centre, 0, sizeof centre);
-            centre_put_back(c, layer, head, p, centre);
+            key_centre_add(c, layer, head, p, 1, centre);
             for (uint32_t i = 0; i < dim; i++)
                 key[i] -= centre[i];
             sums[1] += width(key, dim, group);

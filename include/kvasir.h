@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir.h: the whole public interface of libkvasir.
+/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h).
  *
  * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
@@ -36,53 +36,12 @@
 #ifndef KVASIR_H
 #define KVASIR_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "kvasir_status.h"
+#include "kvasir_text.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#if defined(__GNUC__)
-#define KVASIR_API __attribute__((visibility("default")))
-#else
-#define KVASIR_API
-#endif
-
-/* ---- status ---------------------------------------------------------------------------------- */
-
-/* Numbers are frozen: never reused, never renumbered. */
-#define KVASIR_STATUS_MAP(X)                                                                       \
-    X(OK, 0, "ok")                                                                                 \
-    X(ERR_ARGUMENT, 1, "invalid argument")                                                         \
-    X(ERR_MEMORY, 2, "out of memory")                                                              \
-    X(ERR_IO, 3, "input or output failed")                                                         \
-    X(ERR_FORMAT, 4, "damaged or malformed file")                                                  \
-    X(ERR_UNSUPPORTED, 5, "not supported")                                                         \
-    X(ERR_BUDGET, 6, "cache budget exceeded")                                                      \
-    X(ERR_CONTEXT, 7, "context length exceeded")                                                   \
-    X(ERR_TEXT, 8, "invalid text")                                                                 \
-    X(ERR_TEMPLATE, 9, "chat template failed")                                                     \
-    X(ERR_CANCELLED, 10, "cancelled")
-
-typedef enum kvasir_status {
-#define KVASIR_STATUS_ENUM(name, number, text) KVASIR_##name = number,
-    KVASIR_STATUS_MAP(KVASIR_STATUS_ENUM)
-#undef KVASIR_STATUS_ENUM
-} kvasir_status;
-
-/* What went wrong, where. text is one line, static inside the struct, nothing to free. */
-typedef struct kvasir_error {
-    kvasir_status code;
-    int64_t offset; /* byte offset in the file that text names; -1 where there is none */
-    char text[512];
-} kvasir_error;
-
-KVASIR_API const char *kvasir_status_text(kvasir_status status);
-KVASIR_API const char *kvasir_version(void);
-/* Gives back memory that a function below says to free. */
-KVASIR_API void kvasir_free(void *p);
 
 /* ---- model -------------------------------------------------------------------------------- */
 
@@ -103,6 +62,10 @@ typedef struct kvasir_model_info {
     char fingerprint[17]; /* of its configuration and of samples of its weights, 16 hex digits */
 } kvasir_model_info;
 KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_info *info);
+
+/* A model's own; belongs to the model. Never NULL: where the checkpoint holds no tokenizer or
+ * template that this build reads, the calls that need it fail with the reason. */
+KVASIR_API kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *model);
 
 /* Exact cache bytes of one token in all layers, K and V, for formats as in kvasir_context_options
  * (kv_bits "8,4", kv_group_size "64" or NULL). */
@@ -126,86 +89,10 @@ KVASIR_API kvasir_convert_options kvasir_convert_defaults(void); /* bits 0, grou
 KVASIR_API kvasir_status kvasir_convert(const char *in, const char *out,
                                         const kvasir_convert_options *options, kvasir_error *err);
 
-/* ---- text --------------------------------------------------------------------------------- */
-
-/* The text side of a checkpoint: tokenizer, chat template, special tokens. Immutable but for
- * kvasir_tokenizer_set_chat_template, may be shared. */
-typedef struct kvasir_tokenizer kvasir_tokenizer;
-
-/* path: a GGUF file of any architecture, a folder (tokenizer.json and, where they are there,
- * tokenizer_config.json, chat_template.jinja), or a tokenizer.json alone. */
-KVASIR_API kvasir_status kvasir_tokenizer_open(const char *path, kvasir_tokenizer **out,
-                                               kvasir_error *err);
-KVASIR_API void kvasir_tokenizer_close(kvasir_tokenizer *tokenizer);
-/* A model's own; belongs to the model. Never NULL: where the checkpoint holds no tokenizer or
- * template that this build reads, the calls that need it fail with the reason. */
-KVASIR_API kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *model);
-
-/* Strings belong to the tokenizer. */
-typedef struct kvasir_tokenizer_info {
-    const char *name; /* "gpt2 (smollm)"; NULL: none that this build reads */
-    uint32_t size;    /* ids lie below it */
-    bool has_chat_template;
-} kvasir_tokenizer_info;
-KVASIR_API void kvasir_tokenizer_get_info(const kvasir_tokenizer *tokenizer,
-                                          kvasir_tokenizer_info *info);
-
-enum {
-    KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
-    KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
-};
-/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8. */
-KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, const char *text,
-                                         size_t len, unsigned flags, int32_t **ids, size_t *n,
-                                         kvasir_error *err);
-/* True for tokens that end an answer. False for all when there is no tokenizer. */
-KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
-/* A token as the vocabulary writes it ("\u0120world", "\u2581world"): *len bytes, not always UTF-8,
- * that belong to the tokenizer. NULL: there is no such token. */
-KVASIR_API const char *kvasir_token_piece(const kvasir_tokenizer *tokenizer, int32_t id,
-                                          size_t *len);
-
-enum {
-    KVASIR_DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
-};
-/* What the tokens say as a whole text, in valid UTF-8: bytes that are no character become U+FFFD.
- * Ids that no token has give nothing. *text: kvasir_free. */
-KVASIR_API kvasir_status kvasir_detokenize(const kvasir_tokenizer *tokenizer, const int32_t *ids,
-                                           size_t n, unsigned flags, char **text, size_t *len,
-                                           kvasir_error *err);
-
-/* The tokens of an answer, one by one, to text that follows another text; whole characters only:
- * bytes are held until their character is complete. */
-typedef struct kvasir_detok kvasir_detok;
-KVASIR_API kvasir_status kvasir_detok_create(const kvasir_tokenizer *tokenizer, kvasir_detok **out,
-                                             kvasir_error *err);
-KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
-/* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
- * nothing. */
-KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, const char **text,
-                                           size_t *len, kvasir_error *err);
-/* The rest at the end of an answer; an unfinished character is U+FFFD. */
-KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
-                                             kvasir_error *err);
-
-/* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
- * thread uses the tokenizer. */
-KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
-                                                            const char *name, const char *source,
-                                                            size_t len, kvasir_error *err);
-/* Renders a chat with the template. request: the text of a JSON object whose members are the
- * template's variables: "messages", "tools", "documents" (null where missing),
- * "add_generation_prompt" (true where missing) and any other. bos_token, eos_token and the like
- * come from the vocabulary where the request has none. *out: kvasir_free. */
-KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
-                                            size_t request_len, char **out, size_t *len,
-                                            kvasir_error *err);
-/* Where the first byte that is not UTF-8 lies; len: nowhere. */
-KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
-
 /* ---- context ------------------------------------------------------------------------------ */
 
 typedef struct kvasir_context kvasir_context;
+typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 
 typedef struct kvasir_context_options {
     const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
@@ -217,9 +104,12 @@ typedef struct kvasir_context_options {
     uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
     /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t max_kv_size;
-    uint32_t kv_keep;       /* < max_kv_size */
-    uint32_t ctx;           /* most tokens of a sequence; 0: from the model and free memory */
-    uint64_t cache_bytes;   /* budget of all pages; 0: four sequences of ctx, or free memory */
+    uint32_t kv_keep;     /* < max_kv_size */
+    uint32_t ctx;         /* most tokens of a sequence; 0: from the model and free memory */
+    uint64_t cache_bytes; /* budget of all pages; 0: four sequences of ctx, or free memory */
+    /* not NULL: formats, max_kv_size and kv_keep of this file's cache in place of the fields above,
+     * keys not centred, no exact start */
+    const kvasir_prompt_cache *like;
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
     /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself */
     uint32_t snapshot_tokens;
@@ -276,6 +166,12 @@ KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint3
 /* Keeps the state of the recurrent layers at the present length, so that a trim to here or further
  * runs nothing before it again; costs one state of the budget. Without such layers: nothing. */
 KVASIR_API kvasir_status kvasir_seq_snapshot(kvasir_seq *seq, kvasir_error *err);
+/* Stores the sequence anew in other formats (as in kvasir_context_options), later tokens likewise;
+ * forks keep theirs. Refused: nothing changes. What was rounded stays so: logits are no longer a
+ * function of the tokens alone, but of requantizes and trims, too, and the lengths they came at;
+ * still not of chunks, threads and forks. */
+KVASIR_API kvasir_status kvasir_seq_requantize(kvasir_seq *seq, const char *kv_bits,
+                                               const char *kv_group_size, kvasir_error *err);
 
 /* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
  * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */
@@ -299,6 +195,24 @@ typedef enum kvasir_kv_part { KVASIR_PART_K, KVASIR_PART_V } kvasir_kv_part;
 KVASIR_API kvasir_status kvasir_seq_read_kv(const kvasir_seq *seq, kvasir_kv_part part,
                                             uint32_t layer, uint32_t kv_head, uint32_t first,
                                             uint32_t n, float *rows, kvasir_error *err);
+
+/* ---- prompt-cache files ------------------------------------------------------------------- */
+
+/* Reads a file of mlx-lm's save_prompt_cache (of any version) or of kvasir_seq_save and checks it
+ * against the model: another model's is refused. The model outlives it. */
+KVASIR_API kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, const char *path,
+                                                  kvasir_prompt_cache **out, kvasir_error *err);
+KVASIR_API void kvasir_prompt_cache_close(kvasir_prompt_cache *cache);
+KVASIR_API uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *cache);
+/* A new sequence with the file's tokens, whose bytes it stores as they are; in a context of other
+ * formats only with `convert`. Tokens are -1 where the file does not say them (mlx-lm's do not). */
+KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
+                                         bool convert, kvasir_seq **out, kvasir_error *err);
+/* Writes a sequence as a file that mlx-lm loads: in the form of mlx-lm 0.32 where its classes hold
+ * the cache (same bits and group for K and V, none of them quantized and bounded), otherwise, or
+ * with `legacy`, in that of 0.31, with the classes of mlx-lm #1074. An existing file is replaced. */
+KVASIR_API kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
+                                         kvasir_error *err);
 
 /* ---- sampling ----------------------------------------------------------------------------- */
 

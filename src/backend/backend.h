@@ -84,6 +84,10 @@ struct key_centre {
     const uint32_t *first;
     const struct centre_pair *pairs; /* rising by pair inside a head */
 };
+/* key += sign * rope(c, pos) for one row of one head: 1 puts a stored row's centre back, -1 takes
+ * it off. The definition, in double: a backend's own way of storing agrees to rounding. */
+void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
+                    double sign, float *key);
 
 /* One sequence in one layer group, as a step sees it. Pages of positions no query of this step or
  * later can see may be gone: the table holds page numbers [0, kept_pages) and then
@@ -95,7 +99,8 @@ struct key_centre {
 struct kv_view {
     const uint8_t *arena;
     const struct page_layout *layouts; /* of this layer group; all have its heads and head_dim */
-    const struct key_centre *centre;   /* of this layer group; NULL where no layout is centred */
+    /* Of this layer group, the same for all sequences; NULL where no layout is centred. */
+    const struct key_centre *centre;
     const struct kv_page *pages;
     uint32_t n_pages;
     uint32_t kept_pages, base_page;
@@ -182,6 +187,8 @@ const void *backend_upload(struct backend *b, const void *host, size_t bytes) MU
 void backend_upload_free(struct backend *b, const void *device);
 /* Waits for everything enqueued and copies to host memory. */
 void backend_read(struct backend *b, void *host, const void *device, size_t bytes);
+/* The other way, in order with everything enqueued: what `host` holds now. */
+void backend_write(struct backend *b, void *device, const void *host, size_t bytes);
 
 /* The arena that pages live in: address space now, memory when a page is taken. */
 void *backend_arena_reserve(struct backend *b, size_t bytes) MUST_CHECK;

@@ -9,6 +9,16 @@ static const struct kv_format EXACT_START = {.bits = 16, .scalar = SCALAR_F16, .
 /* Keeps spans away from UINT32_MAX (everything is seen) and page numbers from overflow. */
 #define MAX_SIZE_LIMIT (UINT32_MAX / 2)
 
+static kvasir_status layout_make(const struct kv_shape *shape, struct kv_format k,
+                                 struct kv_format v, uint32_t group_k, uint32_t group_v,
+                                 struct page_layout *out, kvasir_error *err) {
+    TRY(kv_format_settle(&k, shape->head_dim, group_k, err));
+    TRY(kv_format_settle(&v, shape->head_dim, group_v, err));
+    page_layout_init(out, shape->layers, shape->kv_heads, shape->head_dim, k, v);
+    out->centred = shape->centre && !kv_format_exact(k);
+    return KVASIR_OK;
+}
+
 static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_shape *shape,
                                 kvasir_error *err) {
     const struct kv_cache_options *o = &c->options;
@@ -22,15 +32,10 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
         group->span = o->max_size - o->keep;
         group->kept_pages = pages_for(o->keep);
     }
-    struct kv_format k = o->k, v = o->v;
-    TRY(kv_format_settle(&k, shape->head_dim, o->group_k, err));
-    TRY(kv_format_settle(&v, shape->head_dim, o->group_v, err));
-    struct page_layout *layout = c->layouts[g];
-    page_layout_init(&layout[0], shape->layers, shape->kv_heads, shape->head_dim, k, v);
-    page_layout_init(&layout[1], shape->layers, shape->kv_heads, shape->head_dim, EXACT_START,
-                     EXACT_START);
-    layout[0].centred = shape->centre && !kv_format_exact(k);
-    return KVASIR_OK;
+    const struct kv_format k = shape->k.bits ? shape->k : o->k, v = shape->v.bits ? shape->v : o->v;
+    TRY(layout_make(shape, k, v, shape->k.bits ? shape->k.group : o->group_k,
+                    shape->v.bits ? shape->v.group : o->group_v, &c->layouts[g][LAYOUT_OWN], err));
+    return layout_make(shape, EXACT_START, EXACT_START, 0, 0, &c->layouts[g][LAYOUT_START], err);
 }
 
 /* Everything but the pool. */
@@ -49,9 +54,53 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
     c->record_bytes = round_up(opt->state_bytes, PAGE_ADDR_UNIT);
     c->n_groups = n_groups;
     if (!kv_format_exact(opt->k) || !kv_format_exact(opt->v))
-        c->start_pages = pages_for(opt->quantized_start);
+        c->rule.start_pages = pages_for(opt->quantized_start);
     for (uint32_t g = 0; g < n_groups; g++)
         TRY(group_init(c, g, &groups[g], err));
+    return KVASIR_OK;
+}
+
+/* ---- layouts --------------------------------------------------------------------------------- */
+
+kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_format v,
+                              uint32_t group_k, uint32_t group_v, struct layout_rule *rule,
+                              kvasir_error *err) {
+    *rule = (struct layout_rule){0};
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const uint32_t n = c->groups[g].n_layouts;
+        struct page_layout made, *list = c->layouts[g];
+        uint32_t i = 0;
+        TRY(layout_make(&c->groups[g].shape, k, v, group_k, group_v, &made, err));
+        while (i < n && !(kv_format_equal(list[i].k.format, made.k.format) &&
+                          kv_format_equal(list[i].v.format, made.v.format)))
+            i++;
+        if (i == CACHE_LAYOUTS_MAX)
+            return fail(err, KVASIR_ERR_UNSUPPORTED,
+                        "this cache has had pages in %d pairs of K and V formats, which is the "
+                        "most it can tell apart",
+                        CACHE_LAYOUTS_MAX);
+        if (i == n)
+            list[n] = made;
+        rule->layout[g] = i;
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status layout_register(struct kv_cache *c, uint32_t g, uint32_t i,
+                                     kvasir_error *err) {
+    struct kv_group *group = &c->groups[g];
+    if (i < group->n_layouts)
+        return KVASIR_OK;
+    TRY(page_class(c->pool, c->layouts[g][i].page_bytes, &group->page_class[i], err));
+    group->centred |= c->layouts[g][i].centred;
+    group->n_layouts = i + 1;
+    return KVASIR_OK;
+}
+
+kvasir_status cache_rule_adopt(struct kv_cache *c, const struct layout_rule *rule,
+                               kvasir_error *err) {
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        TRY(layout_register(c, g, rule->layout[g], err));
     return KVASIR_OK;
 }
 
@@ -68,8 +117,8 @@ uint32_t first_seen(const struct kv_group *g, uint32_t p) {
 
 /* Bytes of the pages that a table holds when the next query is at `length` and positions below
  * `prepared` have pages. */
-static uint64_t table_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
-                            uint32_t prepared) {
+static uint64_t table_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
+                            uint32_t length, uint32_t prepared) {
     const struct kv_group *g = &c->groups[group];
     uint32_t end = pages_for(prepared);
     uint32_t kept = g->kept_pages < end ? g->kept_pages : end;
@@ -77,25 +126,27 @@ static uint64_t table_bytes(const struct kv_cache *c, uint32_t group, uint32_t l
     if (first < kept)
         first = kept;
     uint32_t count = kept + (end - first);
-    uint32_t start_kept = kept < c->start_pages ? kept : c->start_pages;
-    uint32_t start_end = end < c->start_pages ? end : c->start_pages;
+    uint32_t start_kept = kept < r->start_pages ? kept : r->start_pages;
+    uint32_t start_end = end < r->start_pages ? end : r->start_pages;
     uint32_t start = start_kept + (start_end > first ? start_end - first : 0);
-    return (uint64_t)start * c->layouts[group][1].page_bytes +
-           (uint64_t)(count - start) * c->layouts[group][0].page_bytes;
+    return (uint64_t)start * c->layouts[group][LAYOUT_START].page_bytes +
+           (uint64_t)(count - start) * c->layouts[group][r->layout[group]].page_bytes;
 }
 
-uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared) {
+uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
+                   uint32_t prepared) {
     uint64_t bytes = prepared ? c->record_bytes : 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        bytes += table_bytes(c, g, length, prepared);
+        bytes += table_bytes(c, r, g, length, prepared);
     return bytes;
 }
 
-uint64_t peak_bytes(const struct kv_cache *c, uint32_t from, uint32_t length, uint32_t step) {
+uint64_t peak_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t from,
+                    uint32_t length, uint32_t step) {
     uint64_t most = 0;
     for (uint32_t at = from; at < length;) {
         uint32_t next = length - at > step ? at + step : length;
-        uint64_t bytes = all_bytes(c, at, next);
+        uint64_t bytes = all_bytes(c, r, at, next);
         if (bytes > most)
             most = bytes;
         at = next;
@@ -108,7 +159,7 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) {
     struct kv_cache c = {0};
     TRY(settle(&c, groups, n_groups, opt, err));
-    *bytes = peak_bytes(&c, 0, length, step);
+    *bytes = peak_bytes(&c, &c.rule, 0, length, step);
     return KVASIR_OK;
 }
 
@@ -125,9 +176,8 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
     TRY_GOTO(settle(c, groups, n_groups, opt, err));
     TRY_GOTO(kv_pool_create(b, opt->budget_bytes, &c->pool, err));
     for (uint32_t g = 0; g < n_groups; g++)
-        for (int i = 0; i < 2; i++)
-            TRY_GOTO(
-                page_class(c->pool, c->layouts[g][i].page_bytes, &c->groups[g].page_class[i], err));
+        for (uint32_t i = LAYOUT_OWN; i <= LAYOUT_START; i++)
+            TRY_GOTO(layout_register(c, g, i, err));
     if (c->record_bytes)
         TRY_GOTO(page_class(c->pool, (size_t)c->record_bytes, &c->state_class, err));
     *out = c;
@@ -148,11 +198,12 @@ struct kv_pool *kv_cache_pool(struct kv_cache *c) {
     return c->pool;
 }
 
-void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v) {
-    *k = c->layouts[0][0].k.format;
-    *v = c->layouts[0][0].v.format;
+void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
+                      struct kv_format *v) {
+    *k = c->layouts[group][LAYOUT_OWN].k.format;
+    *v = c->layouts[group][LAYOUT_OWN].v.format;
 }
 
 uint32_t kv_cache_start_pages(const struct kv_cache *c) {
-    return c->start_pages;
+    return c->rule.start_pages;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache/: THE HEART. Pages, and sequences that are lists of pages. Start here, then pool.c, then
- * seq.c.
+ * seq.c; requantize.c last.
  *
  * A page holds 64 consecutive tokens of one sequence for one layer group, all layers and heads of
  * it, K and V, in the format they were encoded to when they were produced. It is one contiguous
@@ -16,7 +16,8 @@
  *
  * Invariants (tests/unit/test_cache.c and tests/sim/ try to break them)
  *   C1  A page's bytes are written only while exactly one sequence holds it and only at positions
- *       that sequence has prepared and not yet committed. A full, shared page is never written.
+ *       that sequence has prepared and not yet committed, or before it stands in any table
+ *       (copies, seq_requantize). A full, shared page is never written.
  *   C2  A page's reference count is the number of page tables it stands in; at 0 it goes back to
  *       the pool at once.
  *   C3  Bytes in use never exceed the budget: a take that would is refused before anything changes.
@@ -24,21 +25,24 @@
  *       table's history. A table holds every page that position `length` or a later one can see.
  *   C5  A failed call leaves the sequence as it was.
  *   C6  A taken page is all zeros: a slot that was never written reads as zero and is never NaN.
- *   C7  Pages of one sequence may have different formats; the format is a function of the page's
- *       number (quantized-kv-start) and belongs to the page. Whether its keys are centred does too:
- *       affine ones are where the group has a centre, 16- and 32-bit ones never.
+ *   C7  The format belongs to the page: an entry of its group's layouts, a table that only grows.
+ *       Which one a page of a sequence has is a function of its number (quantized-kv-start), until
+ *       seq_requantize gives all pages of that sequence another. Whether its keys are centred
+ *       belongs to the page too: affine ones are where the group has a centre, 16- and 32-bit ones
+ *       never.
  *
  *   C8  A sequence's state record (recurrent layers) is the state behind its last committed token.
  *       It is written only while that sequence alone holds it; snapshots and forks hold the record
  *       itself, and the next step copies it. What a snapshot holds never changes.
  *
  * Everything here runs on the one thread that owns the cache. Nothing allocates after seq_create
- * and seq_reserve.
+ * and seq_reserve but seq_fork, seq_snapshot and seq_requantize, which are no part of a step.
  */
 #ifndef KVASIR_CACHE_H
 #define KVASIR_CACHE_H
 
 #include "backend/backend.h"
+#include "cache/prompt_file.h"
 
 /* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */
 
@@ -74,6 +78,7 @@ struct kv_shape {
     uint32_t layers, kv_heads, head_dim;
     /* 0: none. A window group keeps its own bound; rotation does not apply to it */
     uint32_t window;
+    struct kv_format k, v; /* bits 0: the options' */
     /* Borrowed for the cache's life. Affine K pages are centred with it; NULL: no page is */
     const struct key_centre *centre;
 };
@@ -91,8 +96,9 @@ struct kv_pool *kv_cache_pool(struct kv_cache *c);
 kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_groups,
                                   const struct kv_cache_options *opt, uint32_t length,
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) MUST_CHECK;
-/* The settled formats. */
-void kv_cache_formats(const struct kv_cache *c, struct kv_format *k, struct kv_format *v);
+/* A group's settled formats. */
+void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
+                      struct kv_format *v);
 /* Pages with a smaller number are f16 (quantized_start; 0 where no format is quantized). */
 uint32_t kv_cache_start_pages(const struct kv_cache *c);
 
@@ -140,6 +146,14 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
 /* Keeps the state of the recurrent layers at the present length for later trims; nothing where
  * there are none, or one is kept already. */
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;
+/* Stores every page in other formats, settled per head size as those of struct kv_cache_options,
+ * and later tokens from their first on; quantized-kv-start is over for this sequence. Not while a
+ * step is under way. Forks keep what they have: this sequence takes pages of its own. Pages that
+ * have the formats already stay as they are; states and snapshots always do. KVASIR_ERR_BUDGET
+ * where exchanging pages one by one would exceed the budget at any time, KVASIR_ERR_UNSUPPORTED
+ * where the cache has had pages of too many formats: nothing has changed then. */
+kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
+                             uint32_t group_k, uint32_t group_v, kvasir_error *err) MUST_CHECK;
 /* Bytes of pages in this sequence's tables, of its state and its snapshots (shared ones count in
  * full). */
 uint64_t seq_bytes(const struct kv_seq *s);
@@ -147,6 +161,22 @@ uint64_t seq_bytes(const struct kv_seq *s);
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 /* The state record as a step sees it, likewise; of a cache with state_bytes. */
 void seq_state(const struct kv_seq *s, struct state_view *view);
+/* A stored tile as it is: the K or V of a head and page, of which positions below the length hold
+ * something. layer counts inside the group. *layout: of its page; bytes [layout bytes]. False: the
+ * page is not in the table. */
+bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                   uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes);
+/* Puts a whole tile into a page that is prepared and not committed: what a file held (prompt-cache
+ * files) in place of what a step would encode. */
+void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                    uint32_t head, uint32_t number, const void *bytes);
+/* The recurrent layers' state behind the last token [state_bytes], read, and written between prepare
+ * and commit. */
+void seq_read_state(const struct kv_seq *s, void *record);
+void seq_write_state(struct kv_seq *s, const void *record);
+/* Says that of the group's pages positions from `first` on hold something, those before it (behind
+ * the kept ones) nothing: trims that would show them are refused. */
+void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first);
 /* Reads n stored rows of one page back, decoded: rows [n][head_dim]. layer counts inside the group.
  * *centred says that their centres are not in them. Slow: for tests and tools. */
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What pool.c, cache.c and seq.c share. Not for other folders. */
+/* What pool.c, cache.c, seq.c and requantize.c share. Not for other folders. */
 #ifndef KVASIR_CACHE_INTERNAL_H
 #define KVASIR_CACHE_INTERNAL_H
 
@@ -7,8 +7,11 @@
 
 /* ---- pages (pool.c) -------------------------------------------------------------------------- */
 
-/* Pages of one size come from superblocks of their own. Registered once, at cache creation. */
-enum { PAGE_CLASSES_MAX = 2 * CACHE_GROUPS_MAX + 1 };
+/* Layouts of a group: LAYOUT_OWN, LAYOUT_START and those of later seq_requantize calls. */
+enum { CACHE_LAYOUTS_MAX = 16 };
+
+/* Pages of one size come from superblocks of their own. Registered with the layouts. */
+enum { PAGE_CLASSES_MAX = CACHE_LAYOUTS_MAX * CACHE_GROUPS_MAX + 1 };
 kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_index,
                          kvasir_error *err) MUST_CHECK;
 
@@ -20,19 +23,39 @@ void page_unref(struct kv_pool *p, uint32_t addr);
 bool page_shared(const struct kv_pool *p, uint32_t addr); /* more than one reference */
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from);
 uint8_t *pool_arena(const struct kv_pool *p);
+/* Address space for so many pages of the class beside those in use: until pool_unclaim only the
+ * budget can refuse to take them, as long as no other pages are taken than were claimed. A class
+ * that is claimed again: all of it, not more of it. */
+kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages,
+                         kvasir_error *err) MUST_CHECK;
+void pool_unclaim(struct kv_pool *p); /* gives back what was not taken, of all classes */
 /* Fills err with budget, use and need, and returns KVASIR_ERR_BUDGET, where `need` more bytes would
  * not fit. */
 kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_error *err) MUST_CHECK;
 
 /* ---- cache ----------------------------------------------------------------------------------- */
 
-/* One layer group: its two page layouts and what its queries see. */
+/* One layer group: its page layouts and what its queries see. */
 struct kv_group {
     struct kv_shape shape;
-    uint32_t page_class[2]; /* [0] the cache's format, [1] the exact start's */
-    uint32_t keep, span;    /* a query at p sees positions < keep and those in (p - span, p] */
-    uint32_t kept_pages;    /* pages that hold positions < keep: never dropped */
+    uint32_t n_layouts;                     /* registered; they stay for the cache's life */
+    uint32_t page_class[CACHE_LAYOUTS_MAX]; /* of each layout */
+    bool centred;                           /* some layout is */
+    uint32_t keep, span; /* a query at p sees positions < keep and those in (p - span, p] */
+    uint32_t kept_pages; /* pages that hold positions < keep: never dropped */
 };
+
+enum { LAYOUT_OWN, LAYOUT_START }; /* the cache's formats; the exact start's */
+
+/* Which of its group's layouts a page has: of all pages of one sequence (C7). */
+struct layout_rule {
+    uint32_t start_pages;              /* pages with a smaller number have LAYOUT_START */
+    uint32_t layout[CACHE_GROUPS_MAX]; /* all others */
+};
+
+static inline uint32_t layout_of(const struct layout_rule *r, uint32_t group, uint32_t number) {
+    return number < r->start_pages ? LAYOUT_START : r->layout[group];
+}
 
 struct kv_cache {
     struct backend *backend;
@@ -40,24 +63,39 @@ struct kv_cache {
     struct kv_cache_options options;
     uint32_t n_groups;
     struct kv_group groups[CACHE_GROUPS_MAX];
-    struct page_layout layouts[CACHE_GROUPS_MAX][2]; /* the group's format; the exact start's */
-    uint32_t state_class;  /* of records, where options.state_bytes is not 0 */
-    uint64_t record_bytes; /* state_bytes in whole units */
-    uint32_t start_pages;  /* pages with a smaller number are exact (quantized-kv-start) */
+    struct page_layout layouts[CACHE_GROUPS_MAX][CACHE_LAYOUTS_MAX];
+    struct layout_rule rule; /* of new sequences */
+    uint32_t state_class;    /* of records, where options.state_bytes is not 0 */
+    uint64_t record_bytes;   /* state_bytes in whole units */
 };
 
-/* Which of its group's layouts page `number` has: a function of the number alone (C7). */
-static inline uint32_t layout_of(const struct kv_cache *c, uint32_t number) {
-    return number < c->start_pages ? 1 : 0;
-}
+/* The rule of a sequence that has K and V in these formats from its first token on. Layouts that
+ * are new stand behind their group's registered ones, for the caller to plan with. */
+kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_format v,
+                              uint32_t group_k, uint32_t group_v, struct layout_rule *rule,
+                              kvasir_error *err) MUST_CHECK;
+/* Registers what cache_rule_find found, before anything else looks for a rule. */
+kvasir_status cache_rule_adopt(struct kv_cache *c, const struct layout_rule *rule,
+                               kvasir_error *err) MUST_CHECK;
 
 uint32_t pages_for(uint32_t tokens); /* pages that hold positions below `tokens` */
 /* Number of the first page behind the kept ones that a query at position p or later sees. */
 uint32_t first_seen(const struct kv_group *g, uint32_t p);
 /* Bytes of the pages that a sequence holds when its next query is at `length` and positions below
  * `prepared` have pages. */
-uint64_t all_bytes(const struct kv_cache *c, uint32_t length, uint32_t prepared);
+uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
+                   uint32_t prepared);
 /* The most of them while it grows from `from` to `length` in steps. */
-uint64_t peak_bytes(const struct kv_cache *c, uint32_t from, uint32_t length, uint32_t step);
+uint64_t peak_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t from,
+                    uint32_t length, uint32_t step);
+
+/* ---- other formats (requantize.c) ------------------------------------------------------------ */
+
+/* Bytes of host memory that page_requantize works in: a layer of any page, twice. */
+size_t requantize_scratch_bytes(const struct kv_cache *c);
+/* Rows below `rows` of page `number` of the group go from one page to another, which is zero and of
+ * another layout. */
+void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, uint32_t rows,
+                     struct kv_page from, struct kv_page to, void *scratch);
 
 #endif

@@ -22,6 +22,7 @@
  *   P3  Pages at or behind `fresh` in a block were never taken since the block was made: they are
  *       zero because the system gave them so (backend_arena_take knows). Recycled ones are zeroed
  *       when taken.
+ *   P4  A superblock without pages in use exists only between pool_claim and pool_unclaim.
  *
  * Left out: eviction. Nothing here decides what to give back.
  */
@@ -208,6 +209,32 @@ static void block_release(struct kv_pool *p, uint32_t unit) {
         p->blocks[unit + i] = (struct block){0};
     if (unit < p->unit_hint)
         p->unit_hint = unit;
+}
+
+kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages,
+                         kvasir_error *err) {
+    const struct page_class *c = &p->classes[class_index];
+    uint64_t room = 0;
+    for (uint32_t unit = c->first; unit != NO_BLOCK; unit = p->blocks[unit].next)
+        room += c->pages - p->blocks[unit].used;
+    while (room < pages) {
+        if (block_make(p, class_index) == NO_BLOCK)
+            return fail(err, KVASIR_ERR_BUDGET,
+                        "no address space is left for %" PRIu64 " pages of %zu bytes: the cache's "
+                        "%" PRIu64 " bytes in use are scattered over it",
+                        pages, c->page_bytes, p->stats.used_bytes);
+        room += c->pages;
+    }
+    return KVASIR_OK;
+}
+
+void pool_unclaim(struct kv_pool *p) {
+    for (uint32_t i = 0; i < p->n_classes; i++)
+        for (uint32_t unit = p->classes[i].first, next; unit != NO_BLOCK; unit = next) {
+            next = p->blocks[unit].next;
+            if (p->blocks[unit].used == 0)
+                block_release(p, unit);
+        }
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */

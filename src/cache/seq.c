@@ -30,6 +30,7 @@ struct table {
     struct kv_page *pages; /* [cap] */
     uint32_t n, cap;
     uint32_t base_page; /* number of the first entry behind the kept ones */
+    uint32_t missing;   /* positions [kept, missing) of these pages hold nothing */
 };
 
 /* The record of the recurrent layers behind position length - 1. */
@@ -39,7 +40,8 @@ struct snapshot {
 
 struct kv_seq {
     struct kv_cache *cache;
-    int32_t *tokens; /* [token_cap] */
+    struct layout_rule rule; /* what every page of its tables has, and new ones get */
+    int32_t *tokens;         /* [token_cap] */
     uint32_t token_cap;
     uint32_t length, prepared;
     struct table tables[CACHE_GROUPS_MAX];
@@ -97,7 +99,8 @@ static uint64_t copy_bytes(const struct kv_seq *s) {
     uint64_t bytes = state_is_shared(s) ? s->cache->record_bytes : 0;
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         if (open_is_shared(s, g))
-            bytes += s->cache->layouts[g][layout_of(s->cache, s->length / TILE_TOKENS)].page_bytes;
+            bytes +=
+                s->cache->layouts[g][layout_of(&s->rule, g, s->length / TILE_TOKENS)].page_bytes;
     return bytes;
 }
 
@@ -108,6 +111,7 @@ kvasir_status seq_create(struct kv_cache *c, struct kv_seq **out, kvasir_error *
     if (!s)
         return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
     s->cache = c;
+    s->rule = c->rule;
     for (uint32_t g = 0; g < c->n_groups; g++)
         s->tables[g].base_page = c->groups[g].kept_pages;
     *out = s;
@@ -212,6 +216,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
     TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
+    f->rule = s->rule;
     f->length = f->prepared = s->length;
     f->has_state = s->has_state;
     f->state = s->state;
@@ -228,6 +233,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
         struct table *to = &f->tables[g];
         to->n = from->n;
         to->base_page = from->base_page;
+        to->missing = from->missing;
         for (uint32_t i = 0; i < from->n; i++) {
             to->pages[i] = from->pages[i];
             page_ref(s->cache->pool, to->pages[i].addr);
@@ -270,7 +276,7 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
     *view = (struct kv_view){
         .arena = pool_arena(s->cache->pool),
         .layouts = s->cache->layouts[group],
-        .centre = s->cache->layouts[group][0].centred ? g->shape.centre : NULL,
+        .centre = g->centred ? g->shape.centre : NULL,
         .pages = t->pages,
         .n_pages = t->n,
         .kept_pages = g->kept_pages,
@@ -278,6 +284,60 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
         .keep = g->keep,
         .span = g->span,
     };
+}
+
+/* The entry of a page, and where its tile lies; NULL: it is not in the table. */
+static const struct kv_page *find_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part,
+                                       uint32_t layer, uint32_t head, uint32_t number,
+                                       const struct page_layout **layout, uint8_t **tile) {
+    struct kv_view view;
+    seq_view(s, group, &view);
+    uint32_t i = kv_view_index(&view, number);
+    if (i == UINT32_MAX)
+        return NULL;
+    const struct page_layout *l = *layout = &view.layouts[view.pages[i].layout];
+    *tile = (uint8_t *)view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
+            (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes +
+            (part == TILE_V ? l->k.bytes : 0);
+    return &view.pages[i];
+}
+
+bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                   uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes) {
+    const struct page_layout *l;
+    uint8_t *tile;
+    if (!find_tile(s, group, part, layer, head, number, &l, &tile))
+        return false;
+    *layout = part == TILE_K ? &l->k : &l->v;
+    backend_read(s->cache->backend, bytes, tile, (*layout)->bytes);
+    return true;
+}
+
+void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
+                    uint32_t head, uint32_t number, const void *bytes) {
+    const struct page_layout *l;
+    uint8_t *tile;
+    assert(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
+    if (find_tile(s, group, part, layer, head, number, &l, &tile))
+        backend_write(s->cache->backend, tile, bytes, part == TILE_K ? l->k.bytes : l->v.bytes);
+}
+
+static uint8_t *state_at(const struct kv_seq *s) {
+    return pool_arena(s->cache->pool) + (size_t)s->state * PAGE_ADDR_UNIT;
+}
+
+void seq_read_state(const struct kv_seq *s, void *record) {
+    assert(s->has_state);
+    backend_read(s->cache->backend, record, state_at(s), s->cache->options.state_bytes);
+}
+
+void seq_write_state(struct kv_seq *s, const void *record) {
+    assert(s->has_state && s->prepared > s->length);
+    backend_write(s->cache->backend, state_at(s), record, s->cache->options.state_bytes);
+}
+
+void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first) {
+    s->tables[group].missing = first;
 }
 
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
@@ -311,8 +371,8 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
 
 uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step,
                         uint32_t snapshots) {
-    uint64_t held = all_bytes(s->cache, s->length, s->length);
-    uint64_t most = peak_bytes(s->cache, s->length, length, step);
+    uint64_t held = all_bytes(s->cache, &s->rule, s->length, s->length);
+    uint64_t most = peak_bytes(s->cache, &s->rule, s->length, length, step);
     return (most > held ? most - held : 0) + copy_bytes(s) + shared_dropped_bytes(s, length) +
            snapshots * s->cache->record_bytes;
 }
@@ -322,7 +382,7 @@ static kvasir_status table_push(struct kv_seq *s, uint32_t group, uint32_t numbe
                                 kvasir_error *err) {
     struct kv_cache *c = s->cache;
     struct table *t = &s->tables[group];
-    uint32_t layout = layout_of(c, number), addr;
+    uint32_t layout = layout_of(&s->rule, group, number), addr;
     TRY(table_room(t, t->n + 1, err));
     TRY(page_take(c->pool, c->groups[group].page_class[layout], &addr, err));
     t->pages[t->n++] = (struct kv_page){.addr = addr, .layout = (uint16_t)layout};
@@ -366,7 +426,8 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     if (__builtin_add_overflow(s->length, n, &end) || end > UINT32_MAX - TILE_TOKENS)
         return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
     /* All or none: what is needed is known before anything is taken. */
-    uint64_t need = all_bytes(c, s->length, end) - all_bytes(c, s->length, s->length);
+    uint64_t need =
+        all_bytes(c, &s->rule, s->length, end) - all_bytes(c, &s->rule, s->length, s->length);
     TRY(pool_check_room(c->pool, need + copy_bytes(s), err));
     TRY(token_room(s, end, err));
     kvasir_status status;
@@ -405,8 +466,11 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
 /* True if every page that a query at `length` sees behind it is still in the group's table. */
 static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
     const struct kv_group *g = &s->cache->groups[group];
-    return pages_for(length) <= g->kept_pages ||
-           first_seen(g, length) >= s->tables[group].base_page;
+    const struct table *t = &s->tables[group];
+    if (pages_for(length) <= g->kept_pages && (!t->missing || length <= g->keep))
+        return true;
+    const uint32_t start = g->span == UINT32_MAX || length < g->span ? 0 : length + 1 - g->span;
+    return first_seen(g, length) >= t->base_page && start >= t->missing;
 }
 
 static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
@@ -447,8 +511,10 @@ static kvasir_status fail_trim(const struct kv_seq *s, uint32_t length, kvasir_e
         const struct kv_group *group = &s->cache->groups[g];
         if (can_trim(s, g, length))
             continue;
-        uint32_t kept = group->kept_pages * TILE_TOKENS;
-        uint32_t held = s->tables[g].base_page * TILE_TOKENS + group->span - 1;
+        const struct table *t = &s->tables[g];
+        uint32_t kept = t->missing ? group->keep : group->kept_pages * TILE_TOKENS,
+                 first = t->base_page * TILE_TOKENS;
+        uint32_t held = (first > t->missing ? first : t->missing) + group->span - 1;
         below = kept < below ? kept : below;
         above = held > above ? held : above;
     }
@@ -464,6 +530,8 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
         table_truncate(s, g, entries_for(s, g, length));
         if (pages_for(length) <= kept)
             s->tables[g].base_page = kept;
+        if (length == 0)
+            s->tables[g].missing = 0;
     }
     s->length = s->prepared = length;
 }
@@ -505,4 +573,97 @@ kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
     s->snapshots[s->n_snapshots++] = (struct snapshot){s->length, s->state};
     page_ref(s->cache->pool, s->state);
     return KVASIR_OK;
+}
+
+/* ---- other formats --------------------------------------------------------------------------- */
+
+/* Number of the page that an entry of the table stands for. */
+static uint32_t number_of(const struct kv_seq *s, uint32_t group, uint32_t entry) {
+    uint32_t kept = s->cache->groups[group].kept_pages;
+    return entry < kept ? entry : s->tables[group].base_page + (entry - kept);
+}
+
+/* Whether an entry's page has another layout than it is to have. */
+static bool must_change(const struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
+                        uint32_t entry) {
+    return s->tables[group].pages[entry].layout !=
+           layout_of(rule, group, number_of(s, group, entry));
+}
+
+/* What is in use at most beyond what is now, while one page after the other is exchanged. A page
+ * that someone else holds, too, makes no room. */
+static uint64_t requantize_bytes(const struct kv_seq *s, const struct layout_rule *rule) {
+    uint64_t taken = 0, given = 0, most = 0;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        const struct page_layout *layouts = s->cache->layouts[g];
+        const struct table *t = &s->tables[g];
+        for (uint32_t i = 0; i < t->n; i++) {
+            if (!must_change(s, rule, g, i))
+                continue;
+            taken += layouts[layout_of(rule, g, number_of(s, g, i))].page_bytes;
+            if (taken > given && taken - given > most)
+                most = taken - given;
+            if (!page_shared(s->cache->pool, t->pages[i].addr))
+                given += layouts[t->pages[i].layout].page_bytes;
+        }
+    }
+    return most;
+}
+
+/* Groups may share a page class. */
+static kvasir_status requantize_claim(const struct kv_seq *s, const struct layout_rule *rule,
+                                      kvasir_error *err) {
+    const struct kv_cache *c = s->cache;
+    uint64_t pages[PAGE_CLASSES_MAX] = {0};
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n; i++)
+            if (must_change(s, rule, g, i))
+                pages[c->groups[g].page_class[layout_of(rule, g, number_of(s, g, i))]]++;
+    for (uint32_t i = 0; i < PAGE_CLASSES_MAX; i++)
+        if (pages[i])
+            TRY(pool_claim(c->pool, i, pages[i], err));
+    return KVASIR_OK;
+}
+
+/* Nothing can refuse: room was made sure of. */
+static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
+                             uint32_t entry, void *scratch) {
+    struct kv_cache *c = s->cache;
+    struct kv_page *page = &s->tables[group].pages[entry], to = {0};
+    uint32_t number = number_of(s, group, entry), layout = layout_of(rule, group, number);
+    kvasir_status status = page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL);
+    assert(status == KVASIR_OK);
+    (void)status;
+    to.layout = (uint16_t)layout;
+    uint32_t rows = s->length - number * TILE_TOKENS;
+    page_requantize(c, group, number, rows < TILE_TOKENS ? rows : TILE_TOKENS, *page, to, scratch);
+    page_unref(c->pool, page->addr);
+    *page = to;
+}
+
+kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_format v,
+                             uint32_t group_k, uint32_t group_v, kvasir_error *err) {
+    struct kv_cache *c = s->cache;
+    struct layout_rule rule;
+    void *scratch = NULL;
+    kvasir_status status;
+    assert(s->prepared == s->length);
+    TRY(cache_rule_find(c, k, v, group_k, group_v, &rule, err));
+    TRY(pool_check_room(c->pool, requantize_bytes(s, &rule), err));
+    TRY(cache_rule_adopt(c, &rule, err));
+    TRY_GOTO(requantize_claim(s, &rule, err));
+    scratch = mem_alloc(requantize_scratch_bytes(c));
+    if (!scratch) {
+        status = fail(err, KVASIR_ERR_MEMORY, "requantizing a sequence: out of memory");
+        goto done;
+    }
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n; i++)
+            if (must_change(s, &rule, g, i))
+                requantize_entry(s, &rule, g, i, scratch);
+    s->rule = rule;
+done:
+    pool_unclaim(c->pool);
+    mem_free(scratch);
+    return status;
 }

@@ -50,16 +50,23 @@ static kvasir_status out_of_memory(kvasir_error *err) {
     return err->code;
 }
 
-kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
-                          int32_t **ids, size_t *n, kvasir_error *err) {
+kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
+                          char **out, size_t *len, kvasir_error *err) {
     if (chat->kwargs && json_object_update(request, chat->kwargs) != 0)
         return out_of_memory(err);
-    char *text = json_dumps(request, JSON_COMPACT), *prompt;
+    char *text = json_dumps(request, JSON_COMPACT);
     if (!text)
         return out_of_memory(err);
-    size_t len;
-    kvasir_status status = kvasir_chat_render(t, text, strlen(text), &prompt, &len, err);
+    kvasir_status status = kvasir_chat_render(t, text, strlen(text), out, len, err);
     free(text);
+    return status;
+}
+
+kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
+                          int32_t **ids, size_t *n, kvasir_error *err) {
+    char *prompt;
+    size_t len;
+    kvasir_status status = chat_render(chat, t, request, &prompt, &len, err);
     if (status)
         return status;
     status = kvasir_tokenize(t, prompt, len, KVASIR_TOKENIZE_PARSE_SPECIAL, ids, n, err);

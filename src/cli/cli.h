@@ -35,6 +35,7 @@ enum exit_code {
 
 /* The commands; argv[0] is the command's name. */
 int generate_main(int argc, char **argv);
+int cache_prompt_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
@@ -140,7 +141,10 @@ kvasir_context_options cache_args_options(const struct cache_args *a);
      .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},           \
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
      .offset = offsetof(type, cache.options.act_bits),                                             \
-     .help = "rounding of activations before quantized products: 8, or 16 for near float32"}
+     .help = "rounding of activations before quantized products: 8, or 16 for near float32"},      \
+    {.name = "--snapshot-tokens", .value = "N", .kind = OPTION_U32, .max = 1 << 30,                \
+     .offset = offsetof(type, cache.options.snapshot_tokens), .shown = "0, none",                  \
+     .help = "keep the state of recurrent layers every N tokens (whole pages), for later trims"}
 /* clang-format on */
 
 /* ---- output (output.c) ----------------------------------------------------------------------- */
@@ -275,14 +279,26 @@ int chat_set_template(const struct command *c, const struct chat *chat, kvasir_t
  * kvasir_free. */
 kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
                           int32_t **ids, size_t *n, kvasir_error *err);
+/* The text alone; kvasir_free. */
+kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
+                          char **text, size_t *len, kvasir_error *err);
 void chat_free(struct chat *chat);
 
 /* ---- prompt (prompt.c) ----------------------------------------------------------------------- */
 
+/* A prompt that is evaluated in two parts (cache-prompt, generate --prompt-cache) is cut where the
+ * user's text begins or ends: what the template writes before it belongs to the first part, what it
+ * writes behind it to the second.
+ *
+ *     whole   [template][user's text][template]
+ *     head    [template][user's text]
+ *     tail              [user's text][template] */
+enum prompt_part { PROMPT_WHOLE, PROMPT_HEAD, PROMPT_TAIL };
 struct prompt_args {
     const char *text, *file, *tokens, *system;
     struct chat_args chat;
     bool raw;
+    enum prompt_part part;
 };
 struct prompt {
     struct chat chat;

@@ -29,14 +29,14 @@ enum finish { FINISH_LENGTH, FINISH_END, FINISH_STOP, FINISH_CONTEXT, FINISH_INT
 static const char *const FINISH_NAMES[] = {"length", "end", "stop", "context", "interrupted"};
 
 struct generate_args {
-    const char *model, *logits;
+    const char *model, *logits, *prompt_cache;
     struct prompt_args prompt;
     uint32_t max_tokens;
     kvasir_sampling sampling;
     const char *seed;
     struct text_list stop;
     struct cache_args cache;
-    bool ignore_eos, json, quiet;
+    bool ignore_eos, json, quiet, convert_cache;
 };
 
 /* clang-format off */
@@ -74,6 +74,10 @@ static const struct option OPTIONS[] = {
      .help = "end the answer before this text; may be given several times"},
     {.name = "--ignore-eos", .kind = OPTION_FLAG, ROW(ignore_eos),
      .help = "end tokens do not end the answer"},
+    {.name = "--prompt-cache", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt_cache),
+     .help = "go on behind a prompt-cache file of cache-prompt or mlx-lm; its formats hold"},
+    {.name = "--convert-cache", .kind = OPTION_FLAG, ROW(convert_cache),
+     .help = "store the file's tokens in the formats that the flags say"},
     CACHE_OPTIONS(struct generate_args),
     {.name = "--logits", .value = "FILE", .kind = OPTION_TEXT, ROW(logits),
      .help = "write the prompt's logits: safetensors, \"logits\" F32 [tokens, vocab]"},
@@ -103,6 +107,8 @@ struct run {
     kvasir_model_info info;
     kvasir_context *ctx;
     kvasir_seq *seq;
+    kvasir_prompt_cache *cache; /* --prompt-cache */
+    uint32_t cached;            /* tokens of it */
     kvasir_sampler *sampler;
     kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, ids are printed */
     uint64_t seed;
@@ -174,18 +180,42 @@ static int open_model(struct run *r) {
     return prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
 }
 
+/* Formats come from the file unless flags say them; flags that differ from the file are refused
+ * where it is loaded. */
+static bool formats_are_said(const kvasir_context_options *o) {
+    const kvasir_context_options d = kvasir_context_defaults();
+    return o->kv_bits != d.kv_bits || o->kv_group_size || o->max_kv_size ||
+           o->kv_keep != d.kv_keep || o->quantized_kv_start || o->key_centre != d.key_centre;
+}
+
+static kvasir_status open_sequence(struct run *r, kvasir_error *err) {
+    kvasir_context_options options = cache_args_options(&r->a->cache);
+    kvasir_status status = KVASIR_OK;
+    if (r->a->prompt_cache)
+        status = kvasir_prompt_cache_open(r->model, r->a->prompt_cache, &r->cache, err);
+    if (r->cache && !r->a->convert_cache && !formats_are_said(&options))
+        options.like = r->cache;
+    if (!status)
+        status = kvasir_context_create(r->model, &options, &r->ctx, err);
+    if (status || !r->cache)
+        return status ? status : kvasir_seq_create(r->ctx, &r->seq, err);
+    r->cached = kvasir_prompt_cache_tokens(r->cache);
+    return kvasir_seq_load(r->ctx, r->cache, r->a->convert_cache, &r->seq, err);
+}
+
 static int open_context(struct run *r) {
     kvasir_error err;
     kvasir_sampling sampling = r->a->sampling;
     sampling.seed = r->seed;
-    kvasir_context_options options = cache_args_options(&r->a->cache);
     if (kvasir_sampler_create(&sampling, r->info.vocab, &r->sampler, &err) ||
-        kvasir_context_create(r->model, &options, &r->ctx, &err) ||
-        kvasir_seq_create(r->ctx, &r->seq, &err))
+        open_sequence(r, &err))
         return library_error(&COMMAND, &err);
     r->logits = malloc(r->info.vocab * sizeof *r->logits);
     if (!r->logits)
         return run_error(&COMMAND, "out of memory");
+    for (uint32_t i = 0; i < r->cached; i++)
+        if (kvasir_seq_tokens(r->seq)[i] >= 0) /* the file may not say them */
+            kvasir_sampler_accept(r->sampler, kvasir_seq_tokens(r->seq)[i]);
     for (size_t i = 0; i < r->prompt.n; i++)
         kvasir_sampler_accept(r->sampler, r->prompt.ids[i]);
     return EXIT_GOOD;
@@ -204,14 +234,15 @@ static void settle_limit(struct run *r) {
     }
     r->limit = r->a->max_tokens;
     r->at_limit = FINISH_LENGTH;
-    uint64_t end = r->prompt.n + (uint64_t)r->limit;
+    const uint64_t begin = r->cached + (uint64_t)r->prompt.n;
+    uint64_t end = begin + r->limit;
     bool rotates = info.ctx == 0;
     if (!r->a->quiet && rotates && r->info.ctx_train && end > r->info.ctx_train)
         fprintf(stderr, "warning: up to %llu tokens: past the %u the model was trained for\n",
                 (unsigned long long)end, r->info.ctx_train);
-    if (rotates || r->prompt.n > info.ctx)
+    if (rotates || begin > info.ctx)
         return;
-    uint64_t room = (uint64_t)info.ctx - r->prompt.n + 1;
+    uint64_t room = (uint64_t)info.ctx - begin + 1;
     if (room < r->limit) {
         r->limit = (uint32_t)room;
         r->at_limit = FINISH_CONTEXT;
@@ -358,7 +389,7 @@ static uint64_t tokens_held(const struct run *r) {
 
 /* Fewer than the prompt has where Ctrl-C came in the middle of it. */
 static size_t prompt_evaluated(const struct run *r) {
-    uint32_t length = kvasir_seq_length(r->seq);
+    uint32_t length = kvasir_seq_length(r->seq) - r->cached;
     return length < r->prompt.n ? length : r->prompt.n;
 }
 
@@ -366,6 +397,8 @@ static void print_summary(const struct run *r, const kvasir_context_info *info) 
     uint64_t used = kvasir_seq_bytes(r->seq), held = tokens_held(r);
     char bytes[24], bytes16[24], peak[24];
     size_t evaluated = prompt_evaluated(r);
+    if (r->cached)
+        fprintf(stderr, "\nfile:   %u tokens from %s", r->cached, r->a->prompt_cache);
     fprintf(stderr, "\nprompt: %zu tokens in %.2f s, %.1f tokens/s\n", evaluated, r->prompt_seconds,
             ratio((double)evaluated, r->prompt_seconds));
     fprintf(stderr, "answer: %zu tokens in %.2f s, %.1f tokens/s (ended by: %s)\n", r->answer_n,
@@ -387,6 +420,7 @@ static int print_json(const struct run *r, const kvasir_context_info *info) {
     put_ids(o, "prompt_ids", r->prompt.ids, r->prompt.n);
     put_text(o, "finish", FINISH_NAMES[r->finish]);
     put_whole(o, "prompt_tokens", r->prompt.n);
+    put_whole(o, "cached_tokens", r->cached);
     put_real(o, "prompt_seconds", r->prompt_seconds);
     put_real(o, "prompt_tokens_per_second", ratio((double)prompt_evaluated(r), r->prompt_seconds));
     put_whole(o, "decode_steps", r->steps);
@@ -443,6 +477,9 @@ int generate_main(int argc, char **argv) {
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;
+    if (a.convert_cache && !a.prompt_cache)
+        return usage_error(&COMMAND, "--convert-cache: has no place without --prompt-cache");
+    a.prompt.part = a.prompt_cache ? PROMPT_TAIL : PROMPT_WHOLE;
     struct run r = {.a = &a};
     code = generate(&r);
     out_abandon(&r.logits_file);
@@ -453,6 +490,7 @@ int generate_main(int argc, char **argv) {
     kvasir_sampler_destroy(r.sampler);
     kvasir_seq_destroy(r.seq);
     kvasir_context_destroy(r.ctx);
+    kvasir_prompt_cache_close(r.cache);
     kvasir_model_close(r.model);
     prompt_free(&r.prompt);
     return code;

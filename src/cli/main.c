@@ -14,6 +14,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"generate", "answer a prompt", generate_main},
+    {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
     {"perplexity", "measure a model's loss on a text, and its distance from another run",
      perplexity_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},

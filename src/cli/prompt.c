@@ -98,18 +98,58 @@ static int add_message(const struct command *c, json_t *list, const char *role, 
     return EXIT_GOOD;
 }
 
+/* Stands for the user's text while a template is rendered, to find where that goes. */
+static const char MARK[] = "kvasir:the-text-of-the-user";
+
+/* One part of a rendered chat: the user's text with what stands before or behind it. */
+static int encode_part(const struct command *c, const struct prompt_args *a,
+                       const kvasir_tokenizer *t, json_t *request, struct prompt *p) {
+    kvasir_error err;
+    char *chat, *joined;
+    size_t len;
+    if (chat_render(&p->chat, t, request, &chat, &len, &err))
+        return library_error(c, &err);
+    const char *mark = strstr(chat, MARK);
+    joined = malloc(len + p->len + 1);
+    if (!mark || !joined || strstr(mark + 1, MARK)) {
+        kvasir_free(chat);
+        free(joined);
+        return mark ? run_error(c, "chat: the template writes the user's text more than once, or "
+                                   "memory ran out")
+                    : run_error(c, "chat: the template does not write the user's text as it is; "
+                                   "--raw leaves it out");
+    }
+    const char *behind = mark + strlen(MARK);
+    size_t head = a->part == PROMPT_HEAD ? (size_t)(mark - chat) : 0,
+           tail = a->part == PROMPT_TAIL ? len - (size_t)(behind - chat) : 0;
+    memcpy(joined, chat, head);
+    memcpy(joined + head, p->text, p->len);
+    memcpy(joined + head + p->len, behind, tail);
+    kvasir_free(chat);
+    int code = EXIT_GOOD;
+    if (kvasir_tokenize(t, joined, head + p->len + tail, KVASIR_TOKENIZE_PARSE_SPECIAL, &p->encoded,
+                        &p->n, &err))
+        code = library_error(c, &err);
+    free(joined);
+    return code;
+}
+
 static int encode_chat(const struct command *c, const struct prompt_args *a,
                        const kvasir_tokenizer *t, struct prompt *p) {
     json_t *messages = json_array(), *request = json_pack("{s:o}", "messages", messages);
     if (!request)
         return run_error(c, "chat: out of memory");
+    const bool whole = a->part == PROMPT_WHOLE;
     int code = EXIT_GOOD;
     if (a->system)
         code = add_message(c, messages, "system", a->system, strlen(a->system));
     if (!code)
-        code = add_message(c, messages, "user", p->text, p->len);
+        code = whole ? add_message(c, messages, "user", p->text, p->len)
+                     : add_message(c, messages, "user", MARK, strlen(MARK));
     kvasir_error err;
-    if (!code && chat_encode(&p->chat, t, request, &p->encoded, &p->n, &err))
+    if (!code && !whole)
+        code = encode_part(c, a, t, request, p);
+    else if (!code && chat_encode(&p->chat, t, request, &p->encoded, &p->n, &err))
         code = library_error(c, &err);
     json_decref(request);
     return code;
@@ -139,8 +179,9 @@ int prompt_encode(const struct command *c, const struct prompt_args *a, const kv
     kvasir_error err;
     if (!a->raw && text.has_chat_template)
         code = encode_chat(c, a, t, p);
-    else if (kvasir_tokenize(t, p->text, p->len, KVASIR_TOKENIZE_ADD_SPECIAL, &p->encoded, &p->n,
-                             &err))
+    else if (kvasir_tokenize(t, p->text, p->len,
+                             a->part == PROMPT_TAIL ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, &p->encoded,
+                             &p->n, &err))
         code = library_error(c, &err);
     p->ids = p->encoded;
     if (!code && p->n == 0)

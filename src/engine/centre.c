@@ -266,18 +266,3 @@ done:
     key_stats_deinit(&stats);
     return status;
 }
-
-/* ---- reading back ---------------------------------------------------------------------------- */
-
-/* The inverse of the backend's centre_take_off, to rounding. */
-void centre_put_back(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
-                     float *key) {
-    uint32_t i = layer * c->kv_heads + head;
-    for (const struct centre_pair *p = c->pairs + c->first[i]; p < c->pairs + c->first[i + 1];
-         p++) {
-        double cosine, sine;
-        m_sincos(pos * c->inv_freq[p->pair], &sine, &cosine);
-        key[p->pair] += (float)((double)p->c1 * cosine - (double)p->c2 * sine);
-        key[p->pair + c->n] += (float)((double)p->c2 * cosine + (double)p->c1 * sine);
-    }
-}

@@ -54,8 +54,5 @@ void centres_destroy(struct centres *c);
  * taken. */
 kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
                              struct centres **out, kvasir_error *err) MUST_CHECK;
-/* key += rope(c, pos): a stored row with its centre put back */
-void centre_put_back(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
-                     float *key);
 
 #endif

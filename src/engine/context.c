@@ -15,10 +15,11 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
     c->model = model;
     kvasir_status status;
     TRY_GOTO(options_settle(model, options, &c->options, err));
-    TRY_GOTO(centres_settle(model, options->key_centre, &c->options, &c->centres, err));
+    TRY_GOTO(centres_settle(model, options->like ? "off" : options->key_centre, &c->options,
+                            &c->centres, err));
     TRY_GOTO(backend_cpu_create(&c->backend, &c->options.backend, err));
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
-    c->n_groups = model_kv_groups(model->model, shapes);
+    struct kv_shape *shapes = c->options.shapes;
+    c->n_groups = c->options.n_groups;
     if (c->centres)
         shapes[0].centre = &c->centres->centre; /* of one layer group: centres count its layers */
     TRY_GOTO(kv_cache_create(c->backend, shapes, c->n_groups, &c->options.cache, &c->cache, err));
@@ -73,7 +74,7 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
     };
     struct kv_format k, v;
     char k_name[24], v_name[24];
-    kv_cache_formats(c->cache, &k, &v);
+    kv_cache_formats(c->cache, 0, &k, &v);
     snprintf(info->kv_format, sizeof info->kv_format, "K %s, V %s", kv_format_name(k, k_name),
              kv_format_name(v, v_name));
     snprintf(info->fingerprint, sizeof info->fingerprint, "%016" PRIx64, c->fingerprint);

@@ -6,6 +6,8 @@
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
+ *   prompt_cache.c  prompt_cache_save.c
+ *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c  calibrate.c
  *                  key centres: which pairs of which heads get one; the calibration file; making it
  *   fingerprint.c  what cached bytes depend on, as 64 bits
@@ -46,6 +48,8 @@ struct kvasir_model {
 
 /* Options after parsing and defaults (options.c). */
 struct settled {
+    struct kv_shape shapes[CACHE_GROUPS_MAX]; /* [n_groups] the model's layer groups */
+    uint32_t n_groups;
     struct kv_cache_options cache;
     struct backend_options backend;
     uint32_t ctx;
@@ -61,6 +65,9 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
                              struct settled *out, kvasir_error *err) MUST_CHECK;
 /* Adds a line to the notes. */
 void settled_note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
+/* kv_bits and kv_group_size into k, v, group_k and group_v. Errors begin with the flag. */
+kvasir_status options_parse_formats(const char *bits, const char *groups,
+                                    struct kv_cache_options *o, kvasir_error *err) MUST_CHECK;
 /* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors begin with
  * `flag`. */
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
@@ -84,6 +91,13 @@ struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
 };
+
+/* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) --------------------------------- */
+
+/* The model's layer groups with the file's formats, and how full layers rotate (0: not). */
+void prompt_cache_shape(const struct kvasir_prompt_cache *p,
+                        struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
+                        uint32_t *keep);
 
 /* ---- fingerprints (fingerprint.c) ------------------------------------------------------------ */
 

@@ -123,17 +123,20 @@ static bool put_centres(struct text_buf *b, const struct key_centre *c) {
 kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                   kvasir_error *err) {
     const struct kv_cache_options *o = &c->options.cache;
-    struct kv_format k, v;
-    kv_cache_formats(c->cache, &k, &v);
     struct text_buf b = {0};
-    bool good =
-        text_printf(&b,
-                    "kvasir context 3\nmodel %016" PRIx64 "\nk %d %d %d v %d %d %d order %d "
-                    "arithmetic %d\nstart %u max %u keep %u act %d\n",
-                    c->model->id, k.bits, k.group, k.scalar, v.bits, v.group, v.scalar,
-                    KV_ORDER_VERSION, KV_ARITHMETIC_VERSION, kv_cache_start_pages(c->cache),
-                    o->max_size, o->keep, c->options.backend.act_bits) &&
-        put_variant(&b, c) && put_centres(&b, c->centres ? &c->centres->centre : NULL);
+    bool good = text_printf(&b,
+                            "kvasir context 3\nmodel %016" PRIx64 "\norder %d arithmetic %d\n"
+                            "start %u max %u keep %u act %d\n",
+                            c->model->id, KV_ORDER_VERSION, KV_ARITHMETIC_VERSION,
+                            kv_cache_start_pages(c->cache), o->max_size, o->keep,
+                            c->options.backend.act_bits);
+    for (uint32_t g = 0; good && g < c->n_groups; g++) {
+        struct kv_format k, v;
+        kv_cache_formats(c->cache, g, &k, &v);
+        good = text_printf(&b, "k %d %d %d v %d %d %d\n", k.bits, k.group, k.scalar, v.bits,
+                           v.group, v.scalar);
+    }
+    good = good && put_variant(&b, c) && put_centres(&b, c->centres ? &c->centres->centre : NULL);
     if (good)
         *out = XXH3_64bits(b.data, b.len);
     text_free(&b);

@@ -61,8 +61,8 @@ kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t 
     return KVASIR_OK;
 }
 
-static kvasir_status parse_formats(const char *bits, const char *groups, struct kv_cache_options *o,
-                                   kvasir_error *err) {
+kvasir_status options_parse_formats(const char *bits, const char *groups,
+                                    struct kv_cache_options *o, kvasir_error *err) {
     kvasir_status status = kv_format_parse_pair(bits, &o->k, &o->v, err);
     if (status != KVASIR_OK) {
         fail_prefix(err, "--kv-bits");
@@ -76,11 +76,13 @@ static kvasir_status parse_formats(const char *bits, const char *groups, struct 
 static kvasir_status group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
                                  struct kv_format *k, struct kv_format *v, uint64_t *bytes,
                                  kvasir_error *err) {
-    *k = o->k;
-    *v = o->v;
-    kvasir_status status = kv_format_settle(k, shape->head_dim, o->group_k, err);
+    *k = shape->k.bits ? shape->k : o->k;
+    *v = shape->v.bits ? shape->v : o->v;
+    kvasir_status status =
+        kv_format_settle(k, shape->head_dim, shape->k.bits ? shape->k.group : o->group_k, err);
     if (status == KVASIR_OK)
-        status = kv_format_settle(v, shape->head_dim, o->group_v, err);
+        status =
+            kv_format_settle(v, shape->head_dim, shape->v.bits ? shape->v.group : o->group_v, err);
     if (status != KVASIR_OK) {
         fail_prefix(err, "--kv-group-size");
         return status;
@@ -92,11 +94,10 @@ static kvasir_status group_bytes(const struct kv_shape *shape, const struct kv_c
 }
 
 /* Of all groups. */
-static kvasir_status token_bytes(const struct model *m, const struct kv_cache_options *o,
-                                 uint64_t *bytes, kvasir_error *err) {
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
+static kvasir_status token_bytes(const struct kv_shape *shapes, uint32_t n,
+                                 const struct kv_cache_options *o, uint64_t *bytes,
+                                 kvasir_error *err) {
     struct kv_format k, v;
-    uint32_t n = model_kv_groups(m, shapes);
     uint64_t of_group;
     *bytes = 0;
     for (uint32_t g = 0; g < n; g++) {
@@ -109,8 +110,10 @@ static kvasir_status token_bytes(const struct model *m, const struct kv_cache_op
 kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
                                     const char *kv_group_size, uint64_t *bytes, kvasir_error *err) {
     struct kv_cache_options o = {0};
-    TRY(parse_formats(kv_bits, kv_group_size, &o, err));
-    return token_bytes(m->model, &o, bytes, err);
+    TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
+    struct kv_shape shapes[CACHE_GROUPS_MAX];
+    uint32_t n = model_kv_groups(m->model, shapes);
+    return token_bytes(shapes, n, &o, bytes, err);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -143,39 +146,37 @@ static uint64_t usable_memory(const struct kvasir_model *m) {
 }
 
 /* The largest window where every layer that caches has one; 0: some see everything. */
-static uint32_t window_of_all(const struct kvasir_model *m) {
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
-    uint32_t n = model_kv_groups(m->model, shapes), largest = 0;
-    for (uint32_t g = 0; g < n; g++) {
-        if (!shapes[g].window)
+static uint32_t window_of_all(const struct settled *s) {
+    uint32_t largest = 0;
+    for (uint32_t g = 0; g < s->n_groups; g++) {
+        if (!s->shapes[g].window)
             return 0;
-        largest = shapes[g].window > largest ? shapes[g].window : largest;
+        largest = s->shapes[g].window > largest ? s->shapes[g].window : largest;
     }
     return largest;
 }
 
 /* What one sequence needs at most while it grows to `length` tokens. Whether it fails depends on
  * the cache's options alone, not on the length. */
-static kvasir_status try_plan(const struct kvasir_model *m, const struct settled *s,
-                              uint32_t length, uint64_t *bytes, kvasir_error *err) {
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
-    uint32_t n = model_kv_groups(m->model, shapes);
-    return kv_cache_plan_bytes(shapes, n, &s->cache, length, s->prefill_chunk, bytes, err);
+static kvasir_status try_plan(const struct settled *s, uint32_t length, uint64_t *bytes,
+                              kvasir_error *err) {
+    return kv_cache_plan_bytes(s->shapes, s->n_groups, &s->cache, length, s->prefill_chunk, bytes,
+                               err);
 }
 
 /* Once it has worked. */
-static uint64_t plan(const struct kvasir_model *m, const struct settled *s, uint32_t length) {
+static uint64_t plan(const struct settled *s, uint32_t length) {
     uint64_t bytes = 0;
-    (void)!try_plan(m, s, length, &bytes, NULL);
+    (void)!try_plan(s, length, &bytes, NULL);
     return bytes;
 }
 
 /* The longest of whole pages, at most `most`, that fits the budget. */
-static uint32_t longest_fit(const struct kvasir_model *m, const struct settled *s, uint32_t most) {
+static uint32_t longest_fit(const struct settled *s, uint32_t most) {
     uint32_t low = 0, high = most / TILE_TOKENS; /* pages */
     while (low < high) {
         uint32_t middle = low + (high - low + 1) / 2;
-        if (plan(m, s, middle * TILE_TOKENS) <= s->cache.budget_bytes)
+        if (plan(s, middle * TILE_TOKENS) <= s->cache.budget_bytes)
             low = middle;
         else
             high = middle - 1;
@@ -194,26 +195,26 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     const struct model_config *c = model_config(m->model);
     uint64_t usable = usable_memory(m);
     uint32_t trained = c->ctx_train ? c->ctx_train : CTX_DEFAULT;
-    const uint32_t window = window_of_all(m);
-    s->visible = window ? window : o->max_kv_size;
+    const uint32_t window = window_of_all(s);
+    s->visible = window ? window : s->cache.max_size;
     s->ctx = o->ctx ? o->ctx : trained;
     s->cache.budget_bytes = o->cache_bytes ? o->cache_bytes : usable;
     uint64_t one_page;
-    TRY(try_plan(m, s, 1, &one_page, err));
+    TRY(try_plan(s, 1, &one_page, err));
     if (one_page > s->cache.budget_bytes)
         return fail(err, KVASIR_ERR_BUDGET,
                     "--cache-mb: a budget of %" PRIu64 " bytes does not hold one page of %d tokens "
                     "(%" PRIu64 " bytes)",
                     s->cache.budget_bytes, TILE_TOKENS, one_page);
-    if (!o->ctx && !s->visible && plan(m, s, s->ctx) > s->cache.budget_bytes) {
-        s->ctx = longest_fit(m, s, s->ctx);
+    if (!o->ctx && !s->visible && plan(s, s->ctx) > s->cache.budget_bytes) {
+        s->ctx = longest_fit(s, s->ctx);
         settled_note(
             s,
             "context cut to %u tokens: a cache for the model's %u does not fit into %" PRIu64
             " bytes",
             s->ctx, trained, s->cache.budget_bytes);
     }
-    s->ctx_bytes = plan(m, s, s->visible ? settled_length(s, s->visible) : s->ctx);
+    s->ctx_bytes = plan(s, s->visible ? settled_length(s, s->visible) : s->ctx);
     if (!o->cache_bytes && s->ctx_bytes < usable / DEFAULT_SEQUENCES)
         s->cache.budget_bytes = s->ctx_bytes * DEFAULT_SEQUENCES;
     if (s->ctx_bytes > s->cache.budget_bytes)
@@ -237,9 +238,8 @@ static uint32_t layers_that(const struct model_config *c, bool recurrent) {
 /* One line of a model whose layers cache differently: which take what. */
 static kvasir_status say_groups(const struct kvasir_model *m, struct settled *s,
                                 kvasir_error *err) {
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
-    const uint32_t n = model_kv_groups(m->model, shapes),
-                   recurrent = layers_that(model_config(m->model), true),
+    const struct kv_shape *shapes = s->shapes;
+    const uint32_t n = s->n_groups, recurrent = layers_that(model_config(m->model), true),
                    sharing = layers_that(model_config(m->model), false);
     struct text_buf line = {0};
     kvasir_status status = KVASIR_OK;
@@ -275,7 +275,7 @@ done:
 /* What flags cost, and which have no effect here. */
 static void say_flags(const struct kvasir_model *m, const kvasir_context_options *o,
                       struct settled *s) {
-    const uint32_t window = window_of_all(m);
+    const uint32_t window = window_of_all(s);
     uint64_t start = round_up(o->quantized_kv_start, TILE_TOKENS);
     if (start > s->ctx && !s->visible)
         start = round_up(s->ctx, TILE_TOKENS);
@@ -344,16 +344,19 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
         return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
                     o->prefill_chunk, STEP_TOKENS_MAX);
     settle_steps(m, s);
-    TRY(parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
-    s->cache.quantized_start = o->quantized_kv_start;
+    TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
+    s->n_groups = model_kv_groups(m->model, s->shapes);
+    s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
     if (s->cache.state_bytes)
         s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
-    if (o->max_kv_size && !window_of_all(m)) { /* else without effect: say_flags */
+    if (o->like)
+        prompt_cache_shape(o->like, s->shapes, &s->cache.max_size, &s->cache.keep);
+    else if (o->max_kv_size && !window_of_all(s)) { /* else without effect: say_flags */
         s->cache.max_size = o->max_kv_size;
         s->cache.keep = o->kv_keep;
     }
-    TRY(token_bytes(m->model, &s->cache, &s->kv_bytes_per_token, err));
+    TRY(token_bytes(s->shapes, s->n_groups, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
     TRY(settle_lengths(m, o, s, err));
     TRY(say_groups(m, s, err));

@@ -182,6 +182,15 @@ kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, uint32_t *rerun, k
     return KVASIR_OK;
 }
 
+kvasir_status kvasir_seq_requantize(kvasir_seq *s, const char *kv_bits, const char *kv_group_size,
+                                    kvasir_error *err) {
+    struct kv_cache_options o = {0};
+    uint64_t bytes;
+    TRY(kvasir_model_kv_bytes(s->ctx->model, kv_bits, kv_group_size, &bytes, err)); /* they fit */
+    TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
+    return seq_requantize(s->seq, o.k, o.v, o.group_k, o.group_v, err);
+}
+
 kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint32_t layer,
                                  uint32_t kv_head, uint32_t first, uint32_t n, float *rows,
                                  kvasir_error *err) {
@@ -202,7 +211,7 @@ kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint3
                      &centred, err));
         for (uint32_t p = first; p < next; p++, rows += dim)
             if (centred)
-                centre_put_back(&s->ctx->centres->centre, place.layer, kv_head, p, rows);
+                key_centre_add(&s->ctx->centres->centre, place.layer, kv_head, p, 1, rows);
     }
     return KVASIR_OK;
 }

@@ -104,7 +104,7 @@ bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims, 
 const char *shape_text(const uint64_t *dims, uint32_t n_dims, char buf[SHAPE_TEXT_MAX]) {
     size_t len = 0;
     buf[len++] = '[';
-    for (uint32_t i = 0; i < n_dims; i++) /* at most 4 of 20 digits */
+    for (uint32_t i = 0; i < n_dims; i++) /* at most 8 of 20 digits */
         len +=
             (size_t)snprintf(buf + len, SHAPE_TEXT_MAX - len, "%s%" PRIu64, i ? ", " : "", dims[i]);
     buf[len++] = ']';
@@ -149,8 +149,7 @@ static bool is_unread_key(const struct model_config *c, const char *name) {
     return strncmp(name + end, "k_", 2) == 0 || strncmp(name + end, "v_", 2) == 0;
 }
 
-/* Parts for pictures, sound, and tokens ahead of the next, of models whose text alone is run. */
-static bool is_of_another_part(const char *name) {
+bool tensor_is_of_another_part(const char *name) {
     static const char *const parts[] = {
         "vision",        "visual.",      "audio_tower.", "multi_modal_projector.",
         "embed_vision.", "embed_audio.", "mtp."};
@@ -165,7 +164,7 @@ static bool is_of_another_part(const char *name) {
 bool tensor_is_spare(const struct model_config *c, const char *name) {
     return ends_with(name, ".rotary_emb.inv_freq") ||
            (c->tied_embedding && strcmp(name, "lm_head.weight") == 0) || is_unread_key(c, name) ||
-           is_of_another_part(name);
+           tensor_is_of_another_part(name);
 }
 
 kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) {

@@ -9,6 +9,9 @@
  *     head_dim         where it is missing: hidden_size / num_attention_heads, or the class's own
  *     layer_types      "full_attention", "sliding_attention" ... of each layer
  *
+ * text_config leaves out what is its class's default (Gemma 3's says neither heads nor vocabulary):
+ * there, and only there, sizes have defaults.
+ *
  * Read here is what all have in common, and in helpers what some have; a family's read() calls
  * those. Defaults are those of the architecture's class in transformers. Every field read is
  * checked for type and range and named in the error. A field that asks for arithmetic the forward
@@ -69,22 +72,66 @@ kvasir_status config_gate(const struct json_scope *s, struct model_config *c) {
                 s->prefix, key, act, known[c->gate == GATE_GELU_TANH].name);
 }
 
-kvasir_status config_float(const struct json_scope *s, const char *key, float *out) {
+/* What arithmetic can take: neither it nor its inverse or square leaves float32. */
+static kvasir_status get_number(const struct json_scope *s, const char *key, bool required,
+                                double *out) {
     double value = 0;
-    TRY(json_get_double(s, key, false, &value));
+    TRY(json_get_double(s, key, required, &value));
+    if (value > 0 && !(value >= 1e-15 && value <= 1e15))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s is %g, must be from 1e-15 to 1e15",
+                    s->prefix, key, value);
     if (value > 0)
-        *out = (float)value;
+        *out = value;
+    return KVASIR_OK;
+}
+
+kvasir_status config_float(const struct json_scope *s, const char *key, float *out) {
+    double value = (double)*out;
+    TRY(get_number(s, key, false, &value));
+    *out = (float)value;
     return KVASIR_OK;
 }
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
+/* Defaults of classes in transformers, where they are not those of all: sizes are a wrapped model's
+ * (text_config). 0: none. */
+static const struct class_defaults {
+    const char *arch;
+    double theta;
+    bool tied;
+    uint32_t layers, dim, ffn_dim, heads, kv_heads, vocab, ctx, window;
+    double eps;
+} class_defaults[] = {
+    {"smollm3", 2e6, true, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"olmo3", 5e5, false, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"gpt_oss", 15e4, false, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"lfm2", 1e6, true, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"gemma2", 1e4, true, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"gemma3", 1e6, true, 26, 2304, 9216, 8, 4, 262208, 131072, 4096, 1e-6},
+    {"gemma4", 1e6, true, 30, 2304, 9216, 8, 4, 262144, 131072, 512, 1e-6},
+    {"qwen3_5", 1e4, false, 32, 4096, 12288, 16, 4, 248320, 32768, 0, 1e-6},
+    {"qwen3_5_moe", 1e4, false, 40, 2048, 0, 16, 2, 248320, 32768, 0, 1e-6},
+    {NULL, 1e4, false, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+};
+
+static const struct class_defaults *defaults_of(const char *arch) {
+    const struct class_defaults *d = class_defaults;
+    while (d->arch && strcmp(d->arch, arch) != 0)
+        d++;
+    return d;
+}
+
+static bool is_wrapped(const struct json_scope *s) {
+    return s->prefix[0] != 0;
+}
+
 static kvasir_status read_heads(const struct json_scope *s, const struct family *f,
                                 struct model_config *c) {
-    TRY(json_get_u32(s, "num_attention_heads", true, 1, HEADS_MAX, &c->heads));
+    TRY(json_get_u32(s, "num_attention_heads", c->heads == 0, 1, HEADS_MAX, &c->heads));
     /* The others' default is a number for one size of theirs. */
-    c->kv_heads = c->heads;
-    TRY(json_get_u32(s, "num_key_value_heads", !f->heads_are_kv, 1, HEADS_MAX, &c->kv_heads));
+    c->kv_heads = c->kv_heads ? c->kv_heads : f->heads_are_kv ? c->heads : 0;
+    TRY(json_get_u32(s, "num_key_value_heads", c->kv_heads == 0, 1, HEADS_MAX, &c->kv_heads));
     c->head_dim = f->head_dim;
     TRY(json_get_u32(s, "head_dim", false, 1, DIM_MAX, &c->head_dim));
     if (!c->head_dim) {
@@ -99,15 +146,37 @@ static kvasir_status read_heads(const struct json_scope *s, const struct family 
 
 static kvasir_status read_sizes(const struct json_scope *s, const struct family *f,
                                 struct model_config *c) {
-    TRY(json_get_u32(s, "num_hidden_layers", true, 1, LAYERS_MAX, &c->n_layers));
-    TRY(json_get_u32(s, "hidden_size", true, 1, DIM_MAX, &c->dim));
-    TRY(json_get_u32(s, "intermediate_size", true, 1, FFN_MAX, &c->ffn_dim));
-    TRY(json_get_u32(s, "vocab_size", true, 1, VOCAB_MAX, &c->vocab));
+    const struct class_defaults *d = defaults_of(f->arch);
+    double eps = 0;
+    if (is_wrapped(s)) {
+        c->n_layers = d->layers;
+        c->dim = d->dim;
+        c->ffn_dim = d->ffn_dim;
+        c->heads = d->heads;
+        c->kv_heads = d->kv_heads;
+        c->vocab = d->vocab;
+        c->ctx_train = d->ctx;
+        c->window = d->window;
+        eps = d->eps;
+    }
+    TRY(json_get_u32(s, "num_hidden_layers", c->n_layers == 0, 1, LAYERS_MAX, &c->n_layers));
+    TRY(json_get_u32(s, "hidden_size", c->dim == 0, 1, DIM_MAX, &c->dim));
+    TRY(json_get_u32(s, "vocab_size", c->vocab == 0, 1, VOCAB_MAX, &c->vocab));
     TRY(json_get_u32(s, "max_position_embeddings", false, 1, CTX_MAX, &c->ctx_train));
     TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
-    double eps = 0;
-    TRY(json_get_double(s, "norm_eps", false, &eps)); /* lfm2 */
-    TRY(json_get_double(s, "rms_norm_eps", eps <= 0, &eps));
+    const char *ffn = "intermediate_size", *eps_key = "rms_norm_eps";
+    if (strcmp(f->arch, "lfm2") == 0) {
+        eps_key = "norm_eps";
+        if (json_is_integer(json_object_get(s->object, "block_ff_dim")))
+            ffn = "block_ff_dim";
+    }
+    /* Of qwen3_5_moe nothing is so wide. */
+    const bool dense = strcmp(f->arch, "qwen3_5_moe") != 0;
+    TRY(json_get_u32(s, ffn, dense && c->ffn_dim == 0, 1, FFN_MAX, &c->ffn_dim));
+    TRY(get_number(s, eps_key, eps <= 0, &eps));
+    if (eps > 1)
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %s%s is %g, must be at most 1", s->prefix,
+                    eps_key, eps);
     c->norm_eps = (float)eps;
     return read_heads(s, f, c);
 }
@@ -141,7 +210,8 @@ kvasir_status config_layer_type(const struct json_scope *s, const struct model_c
 }
 
 kvasir_status config_windows(const struct json_scope *s, struct model_config *c, uint32_t pattern) {
-    uint32_t window = 0;
+    uint32_t window = c->window;
+    c->window = 0;
     TRY(json_get_u32(s, "sliding_window", false, 1, CTX_MAX, &window));
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const char *type;
@@ -162,20 +232,33 @@ kvasir_status config_windows(const struct json_scope *s, struct model_config *c,
     return KVASIR_OK;
 }
 
+kvasir_status config_experts_fit(const struct json_scope *s, struct model_config *c, uint32_t dim) {
+    const uint32_t widest = 2 * dim > c->dim ? 2 * dim : c->dim;
+    c->moe.dim = dim;
+    return (uint64_t)c->moe.n * widest <= UINT32_MAX
+               ? KVASIR_OK
+               : fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                      "field %smoe_intermediate_size: %u experts of %u are too many", s->prefix,
+                      c->moe.n, dim);
+}
+
 /* num_experts, num_local_experts (transformers 5) or none */
 kvasir_status config_experts(const struct json_scope *s, struct model_config *c) {
     TRY(json_get_u32(s, "num_local_experts", false, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "num_experts", c->moe.n == 0, 1, EXPERTS_MAX, &c->moe.n));
-    TRY(json_get_u32(s, "num_experts_per_tok", true, 1, c->moe.n, &c->moe.top_k));
-    TRY(json_get_u32(s, "moe_intermediate_size", true, 1, FFN_MAX, &c->moe.dim));
-    TRY(json_get_u32(s, "shared_expert_intermediate_size", false, 1, FFN_MAX, &c->moe.shared_dim));
+    uint32_t every = 1, dim = c->moe.dim;
+    TRY(json_get_u32(s, "num_experts_per_tok", c->moe.top_k == 0, 1, c->moe.n, &c->moe.top_k));
+    TRY(json_get_u32(s, "moe_intermediate_size", dim == 0, 1, FFN_MAX, &dim));
+    TRY(config_experts_fit(s, c, dim));
     TRY(json_get_bool(s, "norm_topk_prob", &c->moe.normalize));
-    uint32_t every = 1;
     TRY(json_get_u32(s, "decoder_sparse_step", false, 1, LAYERS_MAX, &every));
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].experts = (i + 1) % every == 0;
     const json_t *dense = json_object_get(s->object, "mlp_only_layers"), *number;
     size_t at;
+    if (dense && !json_is_null(dense) && !json_is_array(dense))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %smlp_only_layers must be an array, found %s",
+                    s->prefix, json_kind(dense));
     json_array_foreach((json_t *)dense, at, number) {
         json_int_t layer = json_is_integer(number) ? json_integer_value(number) : -1;
         if (layer < 0 || layer >= (json_int_t)c->n_layers)
@@ -189,9 +272,9 @@ kvasir_status config_experts(const struct json_scope *s, struct model_config *c)
 /* ---- rope ------------------------------------------------------------------------------------ */
 
 static kvasir_status read_llama3(const struct json_scope *s, struct rope_config *r) {
-    TRY(json_get_double(s, "factor", true, &r->factor));
-    TRY(json_get_double(s, "low_freq_factor", true, &r->low_freq_factor));
-    TRY(json_get_double(s, "high_freq_factor", true, &r->high_freq_factor));
+    TRY(get_number(s, "factor", true, &r->factor));
+    TRY(get_number(s, "low_freq_factor", true, &r->low_freq_factor));
+    TRY(get_number(s, "high_freq_factor", true, &r->high_freq_factor));
     if (r->high_freq_factor <= r->low_freq_factor)
         return fail(s->err, KVASIR_ERR_FORMAT,
                     "field %shigh_freq_factor is %g, must be above low_freq_factor %g", s->prefix,
@@ -203,12 +286,15 @@ static kvasir_status read_yarn(const struct json_scope *s, struct rope_config *r
     r->beta_fast = 32;
     r->beta_slow = 1;
     r->truncate = true;
-    TRY(json_get_double(s, "factor", true, &r->factor));
-    TRY(json_get_double(s, "beta_fast", false, &r->beta_fast));
-    TRY(json_get_double(s, "beta_slow", false, &r->beta_slow));
-    TRY(json_get_double(s, "attention_factor", false, &r->attention_factor));
-    TRY(json_get_double(s, "mscale", false, &r->mscale));
-    TRY(json_get_double(s, "mscale_all_dim", false, &r->mscale_all_dim));
+    TRY(get_number(s, "factor", true, &r->factor));
+    TRY(get_number(s, "beta_fast", false, &r->beta_fast));
+    TRY(get_number(s, "beta_slow", false, &r->beta_slow));
+    TRY(get_number(s, "attention_factor", false, &r->attention_factor));
+    TRY(get_number(s, "mscale", false, &r->mscale));
+    TRY(get_number(s, "mscale_all_dim", false, &r->mscale_all_dim));
+    if (r->theta <= 1)
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %srope_theta is %g, must be above 1 (yarn)",
+                    s->prefix, r->theta);
     return json_get_bool(s, "truncate", &r->truncate);
 }
 
@@ -229,8 +315,8 @@ static kvasir_status read_factors(const struct json_scope *s, const char *key, u
 }
 
 static kvasir_status read_longrope(const struct json_scope *s, struct rope_config *r) {
-    TRY(json_get_double(s, "factor", false, &r->factor));
-    TRY(json_get_double(s, "attention_factor", false, &r->attention_factor));
+    TRY(get_number(s, "factor", false, &r->factor));
+    TRY(get_number(s, "attention_factor", false, &r->attention_factor));
     TRY(read_factors(s, "short_factor", r->dims / 2, r->short_factors));
     return read_factors(s, "long_factor", r->dims / 2, r->long_factors);
 }
@@ -282,11 +368,22 @@ static kvasir_status read_kind(const struct json_scope *s, struct rope_config *r
 kvasir_status config_rope(const struct json_scope *s, const struct model_config *c,
                           struct rope_config *r) {
     TRY(read_kind(s, r));
-    TRY(json_get_double(s, "rope_theta", false, &r->theta));
+    if (r->kind == ROPE_YARN && strcmp(c->arch, "phi3") == 0)
+        r->kind = ROPE_LONG; /* its old name there */
+    TRY(get_number(s, "rope_theta", false, &r->theta));
     TRY(read_rotated_part(s, r, r->dims));
+    const bool by_original = r->kind == ROPE_LLAMA3 || r->kind == ROPE_YARN || r->kind == ROPE_LONG;
+    if (c->ctx_train == 0 && (r->kind == ROPE_DYNAMIC || r->kind == ROPE_LONG))
+        return fail(s->err, KVASIR_ERR_FORMAT,
+                    "field max_position_embeddings is missing: %srope_type asks for it", s->prefix);
     r->original_ctx = c->ctx_train;
-    TRY(json_get_u32(s, "original_max_position_embeddings",
-                     c->ctx_train == 0 && r->kind != ROPE_PLAIN, 1, CTX_MAX, &r->original_ctx));
+    TRY(json_get_u32(s, "original_max_position_embeddings", c->ctx_train == 0 && by_original, 2,
+                     CTX_MAX, &r->original_ctx));
+    if (by_original && r->original_ctx < 2)
+        return fail(s->err, KVASIR_ERR_FORMAT,
+                    "field max_position_embeddings is %u, must be above "
+                    "1",
+                    r->original_ctx);
     switch (r->kind) {
     case ROPE_LLAMA3:
         return read_llama3(s, r);
@@ -296,9 +393,9 @@ kvasir_status config_rope(const struct json_scope *s, const struct model_config 
         return read_longrope(s, r);
     case ROPE_LINEAR:
     case ROPE_DYNAMIC:
-        return json_get_double(s, "factor", true, &r->factor);
+        return get_number(s, "factor", true, &r->factor);
     case ROPE_PROPORTIONAL:
-        return json_get_double(s, "factor", false, &r->factor);
+        return get_number(s, "factor", false, &r->factor);
     case ROPE_PLAIN:
         break;
     }
@@ -340,7 +437,7 @@ static bool rope_differs(const struct json_scope *rope, const char **which) {
 /* Phi writes it beside rope_scaling. */
 static kvasir_status read_original(const struct json_scope *s, struct rope_config *r) {
     uint32_t original = 0;
-    TRY(json_get_u32(s, "original_max_position_embeddings", false, 1, CTX_MAX, &original));
+    TRY(json_get_u32(s, "original_max_position_embeddings", false, 2, CTX_MAX, &original));
     if (original)
         r->original_ctx = original;
     return KVASIR_OK;
@@ -350,9 +447,10 @@ static kvasir_status read_original(const struct json_scope *s, struct rope_confi
 static kvasir_status read_rope(const struct json_scope *s, struct model_config *c) {
     struct rope_config *r = &c->ropes[0];
     struct json_scope inner;
-    *r = (struct rope_config){.kind = ROPE_PLAIN, .dims = c->head_dim, .theta = 10000, .factor = 0};
+    *r = (struct rope_config){
+        .kind = ROPE_PLAIN, .dims = c->head_dim, .theta = defaults_of(c->arch)->theta, .factor = 0};
     c->n_ropes = 1;
-    TRY(json_get_double(s, "rope_theta", false, &r->theta));
+    TRY(get_number(s, "rope_theta", false, &r->theta));
     TRY(find_rope(s, &inner));
     if (!inner.object || !json_object_get(inner.object, "partial_rotary_factor"))
         TRY(read_rotated_part(s, r, c->head_dim));
@@ -368,7 +466,7 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
                                      double local_theta) {
     struct json_scope inner;
     struct rope_config plain = {.kind = ROPE_PLAIN, .dims = c->head_dim, .theta = local_theta};
-    TRY(json_get_double(s, "rope_local_base_freq", false, &plain.theta));
+    TRY(get_number(s, "rope_local_base_freq", false, &plain.theta));
     c->ropes[1] = plain;
     c->n_ropes = 2;
     TRY(find_rope(s, &inner));
@@ -378,9 +476,12 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
                  {"sliding_attention", "rope_parameters.sliding_attention."}};
     for (size_t i = 0; inner.object && i < 2; i++) {
         const json_t *object = json_object_get(inner.object, kinds[i].key);
-        if (!json_is_object(object))
+        if (!object || json_is_null(object))
             continue;
         struct json_scope one = {object, kinds[i].prefix, s->err};
+        if (!json_is_object(object))
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %.*s must be an object, found %s",
+                        (int)strlen(one.prefix) - 1, one.prefix, json_kind(object));
         TRY(config_rope(&one, c, &c->ropes[i]));
     }
     for (uint32_t i = 0; i < c->n_layers; i++)
@@ -389,6 +490,26 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
 }
 
 /* ---- the document ---------------------------------------------------------------------------- */
+
+/* What kernels and tiles take for granted; load.c checks it of all files, here fields are named. */
+static kvasir_status check_heads(const struct json_scope *s, const struct model_config *c) {
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        if (l->kind != LAYER_ATTENTION)
+            continue;
+        if (l->head_dim > HEAD_DIM_MAX || l->head_dim % HEAD_DIM_UNIT != 0)
+            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                        "field %shead_dim: heads of %u dims are not supported, only multiples of "
+                        "%d up to %d",
+                        s->prefix, l->head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
+        if (c->heads % l->kv_heads != 0 || c->heads / l->kv_heads > GQA_MAX)
+            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                        "field %snum_key_value_heads: %u heads for %u KV heads are not supported: "
+                        "must be a multiple, at most %d",
+                        s->prefix, c->heads, l->kv_heads, GQA_MAX);
+    }
+    return KVASIR_OK;
+}
 
 static kvasir_status read_document(const struct json_scope *s, struct model_config *c) {
     const struct family *family;
@@ -399,6 +520,10 @@ static kvasir_status read_document(const struct json_scope *s, struct model_conf
     snprintf(c->arch, sizeof c->arch, "%s", family->arch);
     struct json_scope text = *s;
     const json_t *wrapped = json_object_get(s->object, "text_config");
+    c->tied_embedding = defaults_of(c->arch)->tied;
+    if (wrapped && !json_is_null(wrapped) && !json_is_object(wrapped))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field text_config must be an object, found %s",
+                    json_kind(wrapped));
     if (json_is_object(wrapped)) {
         text = (struct json_scope){wrapped, "text_config.", s->err};
         TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
@@ -416,7 +541,7 @@ static kvasir_status read_document(const struct json_scope *s, struct model_conf
         return fail(s->err, KVASIR_ERR_UNSUPPORTED,
                     "field %s%.60s: rope that differs by layer is not supported in a %s model",
                     rope.prefix, which, c->arch);
-    return KVASIR_OK;
+    return check_heads(&text, c);
 }
 
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,

@@ -61,7 +61,7 @@ void config_layers_init(struct model_config *c);
 kvasir_status config_layer_type(const struct json_scope *s, const struct model_config *c,
                                 uint32_t layer, const char **type) MUST_CHECK;
 /* layer_types of "full_attention" and "sliding_attention"; without the field every layer i with
- * (i + 1) % pattern != 0 slides (0: none). The window is field sliding_window. */
+ * (i + 1) % pattern != 0 slides (0: none). The window is field sliding_window, else c->window. */
 kvasir_status config_windows(const struct json_scope *s, struct model_config *c,
                              uint32_t pattern) MUST_CHECK;
 /* A factor of the arithmetic: *out stays where the field is missing. */
@@ -76,6 +76,9 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
                                      double local_theta) MUST_CHECK;
 /* An activation of the feed-forward: field hidden_act or hidden_activation. */
 kvasir_status config_gate(const struct json_scope *s, struct model_config *c) MUST_CHECK;
+/* Sets moe.dim where all rows of moe.n experts' matrices can be counted in 32 bits. */
+kvasir_status config_experts_fit(const struct json_scope *s, struct model_config *c,
+                                 uint32_t dim) MUST_CHECK;
 /* Experts: the fields that Qwen's classes have. */
 kvasir_status config_experts(const struct json_scope *s, struct model_config *c) MUST_CHECK;
 /* Field attention_bias: q, k, v and o have one. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gemma 2 and 3: norms before and behind each block, gains stored less 1, an embedding times
- * sqrt(dim), tanh-approximated gelu.
+ * sqrt(dim), tanh-approximated gelu. sqrt(dim) is rounded to bfloat16, as mlx-lm always has it and
+ * transformers in the type that the models were released in.
  *
  *     for each layer
  *         x += norm(Wo attention(...rms_norm(x)...))
@@ -35,23 +36,23 @@ static bool is_third(const struct model_config *c) {
 kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
     const bool third = is_third(c);
     uint32_t pattern = third ? 6 : 2;
-    double scalar = 256;
+    float scalar = 256;
     c->gate = GATE_GELU_TANH;
-    c->tied_embedding = true;
     c->unit_offset = true;
-    c->embed_scale = (float)m_sqrt(c->dim);
+    c->embed_scale = bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
     TRY(config_gate(s, c));
     TRY(config_attention_bias(s, c));
     TRY(config_refuse(s, "use_bidirectional_attention"));
-    TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
-    TRY(json_get_double(s, "query_pre_attn_scalar", false, &scalar));
-    c->attention_scale = (float)(1 / m_sqrt(scalar));
+    TRY(config_float(s, "query_pre_attn_scalar", &scalar));
+    c->attention_scale = (float)(1 / m_sqrt((double)scalar));
+    if (!third) { /* null is none, nothing is the class's default */
+        c->attention_softcap = json_object_get(s->object, "attn_logit_softcapping") ? 0 : 50;
+        c->logit_softcap = json_object_get(s->object, "final_logit_softcapping") ? 0 : 30;
+    }
     TRY(config_float(s, "attn_logit_softcapping", &c->attention_softcap));
     TRY(config_float(s, "final_logit_softcapping", &c->logit_softcap));
     if (third) {
         TRY(json_get_u32(s, "sliding_window_pattern", false, 1, LAYERS_MAX, &pattern));
-        if (!json_object_get(s->object, "rope_theta"))
-            c->ropes[0].theta = 1e6;
     }
     TRY(config_windows(s, c, pattern));
     return third ? config_ropes_by_window(s, c, 10000) : KVASIR_OK;

@@ -13,7 +13,7 @@
  *         x += norm(Wproj (gelu(Win x) * inputs[layer]))
  *         x *= scale of the layer
  *
- * Gains are stored as they are. The router reads x, normed by a gain of its own.
+ * Gains are stored as they are; the embedding's factor is gemma.c's. The router reads x, normed by a gain of its own.
  */
 #include <stdio.h>
 
@@ -106,28 +106,65 @@ void gemma4_forward(struct model_run *r, const struct batch *batch) {
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-/* Heads of the layers that see everything: per_layer_config { "1": { head_dim, ... } }, or for all
- * of them global_head_dim and num_global_key_value_heads. */
+/* per_layer_config { "1": { head_dim, ... } }: what it says of a layer, and nothing else. */
+static kvasir_status read_layer_heads(const struct json_scope *s, const json_t *layers,
+                                      struct model_config *c) {
+    const char *key, *field;
+    json_t *layer, *value;
+    json_object_foreach((json_t *)layers, key, layer) {
+        char number[16], prefix[64];
+        uint32_t i = 0;
+        while (i < c->n_layers &&
+               (snprintf(number, sizeof number, "%u", i), strcmp(number, key) != 0))
+            i++;
+        if (i == c->n_layers || !json_is_object(layer))
+            return fail(s->err, KVASIR_ERR_FORMAT,
+                        "field %sper_layer_config.%.40s must be an object for one of %u layers",
+                        s->prefix, name_is_clean(key, strlen(key)) ? key : "?", c->n_layers);
+        snprintf(prefix, sizeof prefix, "%sper_layer_config.%u.", s->prefix, i);
+        struct json_scope one = {layer, prefix, s->err};
+        TRY(json_get_u32(&one, "head_dim", false, 1, HEAD_DIM_MAX, &c->layers[i].head_dim));
+        TRY(json_get_u32(&one, "num_key_value_heads", false, 1, HEADS_MAX, &c->layers[i].kv_heads));
+        json_object_foreach(layer, field, value) {
+            if (strcmp(field, "head_dim") != 0 && strcmp(field, "num_key_value_heads") != 0)
+                return fail(s->err, KVASIR_ERR_UNSUPPORTED, "field %s%.40s is not supported",
+                            prefix, name_is_clean(field, strlen(field)) ? field : "?");
+        }
+    }
+    return KVASIR_OK;
+}
+
+/* Heads of the layers that see everything: by layer, or for all of them global_head_dim and
+ * num_global_key_value_heads. */
 static kvasir_status read_heads(const struct json_scope *s, struct model_config *c) {
     const json_t *layers = json_object_get(s->object, "per_layer_config");
     uint32_t head_dim = 512, kv_heads = c->kv_heads;
     TRY(json_get_u32(s, "global_head_dim", false, 1, HEAD_DIM_MAX, &head_dim));
     TRY(json_get_u32(s, "num_global_key_value_heads", false, 1, HEADS_MAX, &kv_heads));
+    if (layers && !json_is_null(layers) && !json_is_object(layers))
+        return fail(s->err, KVASIR_ERR_FORMAT,
+                    "field %sper_layer_config must be an object, found "
+                    "%s",
+                    s->prefix, json_kind(layers));
+    if (json_is_object(layers))
+        return read_layer_heads(s, layers, c);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
-        if (!json_is_object(layers)) {
-            l->head_dim = l->window ? c->head_dim : head_dim;
-            l->kv_heads = l->window || !l->k_is_v ? c->kv_heads : kv_heads;
-            continue;
-        }
-        char key[16], prefix[64];
-        snprintf(key, sizeof key, "%u", i);
-        snprintf(prefix, sizeof prefix, "per_layer_config.%u.", i);
-        struct json_scope one = {json_object_get(layers, key), prefix, s->err};
-        if (!json_is_object(one.object))
-            continue;
-        TRY(json_get_u32(&one, "head_dim", false, 1, HEAD_DIM_MAX, &l->head_dim));
-        TRY(json_get_u32(&one, "num_key_value_heads", false, 1, HEADS_MAX, &l->kv_heads));
+        l->head_dim = l->window ? c->head_dim : head_dim;
+        l->kv_heads = l->window || !l->k_is_v ? c->kv_heads : kv_heads;
+    }
+    return KVASIR_OK;
+}
+
+/* A rope is of heads of one size. */
+static kvasir_status check_rope_dims(const struct json_scope *s, const struct model_config *c) {
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        const uint32_t dims = l->window ? c->head_dim : c->ropes[0].dims;
+        if (l->head_dim != dims)
+            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                        "field %sper_layer_config.%u.head_dim: %u, others of its kind have %u",
+                        s->prefix, i, l->head_dim, dims);
     }
     return KVASIR_OK;
 }
@@ -158,6 +195,9 @@ static kvasir_status read_sharing(const struct json_scope *s, struct model_confi
     bool wide = false;
     TRY(json_get_u32(s, "num_kv_shared_layers", false, 0, c->n_layers, &shared));
     TRY(json_get_bool(s, "use_double_wide_mlp", &wide));
+    if (wide && 2 * c->ffn_dim > FFN_MAX)
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %suse_double_wide_mlp: twice %u is above %d",
+                    s->prefix, c->ffn_dim, FFN_MAX);
     for (uint32_t i = c->n_layers - shared; i < c->n_layers; i++)
         c->layers[i].ffn_dim *= wide ? 2 : 1;
     char prefix[64];
@@ -172,7 +212,9 @@ static kvasir_status read_experts(const struct json_scope *s, struct model_confi
         return KVASIR_OK;
     TRY(json_get_u32(s, "num_experts", true, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "top_k_experts", true, 1, c->moe.n, &c->moe.top_k));
-    TRY(json_get_u32(s, "moe_intermediate_size", true, 1, FFN_MAX, &c->moe.dim));
+    uint32_t dim;
+    TRY(json_get_u32(s, "moe_intermediate_size", true, 1, FFN_MAX, &dim));
+    TRY(config_experts_fit(s, c, dim));
     c->moe.normalize = true;
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].experts = true;
@@ -181,23 +223,30 @@ static kvasir_status read_experts(const struct json_scope *s, struct model_confi
 
 static void set_constants(struct model_config *c) {
     c->gate = GATE_GELU_TANH;
-    c->embed_scale = (float)m_sqrt(c->dim);
+    c->embed_scale = bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
     c->attention_scale = 1;
     c->layer_input_vocab = c->vocab;
 }
 
 kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
     bool k_is_v = false;
+    const char *both_ways = "vision"; /* of pictures only */
     set_constants(c);
-    c->tied_embedding = true;
     TRY(config_gate(s, c));
     TRY(config_refuse(s, "attention_bias"));
-    TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
+    if (!json_is_false(json_object_get(s->object, "use_bidirectional_attention")))
+        TRY(json_get_string(s, "use_bidirectional_attention", false, &both_ways));
+    if (strcmp(both_ways, "vision") != 0)
+        return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                    "field %suse_bidirectional_attention: %.60s is not supported", s->prefix,
+                    both_ways);
     TRY(config_float(s, "final_logit_softcapping", &c->logit_softcap));
+    c->layer_input_dim = 256; /* the class's default */
     TRY(json_get_u32(s, "hidden_size_per_layer_input", false, 0, FFN_MAX, &c->layer_input_dim));
     TRY(json_get_u32(s, "vocab_size_per_layer_input", false, 1, VOCAB_MAX, &c->layer_input_vocab));
     TRY(json_get_bool(s, "attention_k_eq_v", &k_is_v));
     TRY(config_windows(s, c, 6));
+    c->layers[c->n_layers - 1].window = 0; /* the class sees to it */
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].k_is_v = k_is_v && !c->layers[i].window;
     TRY(read_heads(s, c));
@@ -205,6 +254,12 @@ kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
     for (uint32_t i = 0; i < c->n_layers; i++)
         if (!c->layers[i].window)
             c->ropes[0].dims = c->layers[i].head_dim;
+    TRY(check_rope_dims(s, c));
+    const json_t *rope = json_object_get(s->object, "rope_parameters");
+    if (json_is_object(json_object_get(s->object, "rope_scaling")) ||
+        (json_is_object(rope) && !json_object_get(rope, "full_attention")))
+        return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                    "field %srope_parameters: one rope for all layers is not supported", s->prefix);
     c->ropes[0].kind = ROPE_PROPORTIONAL; /* the class's default */
     c->ropes[0].theta = 1e6;
     c->ropes[0].turned = c->ropes[0].dims / 8;

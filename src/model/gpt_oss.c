@@ -31,16 +31,27 @@ void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
     }
 }
 
+enum { SWIGLU_LIMIT = 7 }; /* of GATE_SWIGLU_CLAMPED */
+
 kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
+    double limit = SWIGLU_LIMIT;
     TRY(config_gate(s, c)); /* silu is what the file calls it */
+    TRY(json_get_double(s, "swiglu_limit", false, &limit));
+    if (limit < SWIGLU_LIMIT || limit > SWIGLU_LIMIT)
+        return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                    "field %sswiglu_limit: %g is not supported, only %d", s->prefix, limit,
+                    SWIGLU_LIMIT);
     c->gate = GATE_SWIGLU_CLAMPED;
     TRY(json_get_u32(s, "num_local_experts", true, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "num_experts_per_tok", true, 1, c->moe.n, &c->moe.top_k));
-    c->moe.dim = c->ffn_dim;
+    TRY(config_experts_fit(s, c, c->ffn_dim));
     c->moe.normalize = true;
     c->attention_bias = BIAS_ALL;
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].experts = true;
+    if (!json_is_object(json_object_get(s->object, "rope_parameters")) &&
+        !json_is_object(json_object_get(s->object, "rope_scaling")))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %srope_parameters is missing", s->prefix);
     return config_windows(s, c, 2);
 }
 
@@ -70,24 +81,29 @@ kvasir_status gpt_oss_gguf_read(struct gguf_keys *k, struct model_config *c) {
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* A stack [experts][k][n] turned to [experts][n][k], in 16 bits as the file has it. */
+/* A stack [experts][k][n] turned to [experts][n][k], in the file's own type; one in MXFP4 is that
+ * already. */
 static kvasir_status bind_turned(struct binder *b, const char *name, uint32_t n, uint32_t k,
                                  struct weight *w) {
     const uint32_t experts = b->model->config.moe.n;
     void *copy;
     struct weight file;
+    const struct checkpoint_tensor *t = checkpoint_find(b->checkpoint, name);
+    if (t && t->type == WEIGHT_MXFP4_MLX)
+        return bind_stack(b, name, experts, n, k, w);
     TRY(bind_stack(b, name, experts, k, n, &file));
-    if (file.type != WEIGHT_BF16 && file.type != WEIGHT_F16)
-        return fail(b->err, KVASIR_ERR_UNSUPPORTED, "tensor %s: only BF16 and F16 are supported",
-                    name);
-    const uint16_t *from = file.data; /* may lie at odd addresses: memcpy */
-    TRY(bind_copy(b, (size_t)experts * n * k * sizeof(uint16_t), &copy));
-    uint16_t *to = copy;
+    const size_t bytes = weight_traits_of(file.type)->block_bytes;
+    if (file.type != WEIGHT_BF16 && file.type != WEIGHT_F16 && file.type != WEIGHT_F32)
+        return fail(b->err, KVASIR_ERR_UNSUPPORTED,
+                    "tensor %s: only BF16, F16, F32 and MXFP4 are supported", name);
+    const uint8_t *from = file.data; /* may lie at odd addresses: memcpy */
+    TRY(bind_copy(b, (size_t)experts * n * k * bytes, &copy));
+    uint8_t *to = copy;
     for (uint32_t e = 0; e < experts; e++)
         for (uint32_t i = 0; i < k; i++)
             for (uint32_t j = 0; j < n; j++)
-                memcpy(&to[((size_t)e * n + j) * k + i],
-                       (const uint8_t *)from + (((size_t)e * k + i) * n + j) * 2, 2);
+                memcpy(to + (((size_t)e * n + j) * k + i) * bytes,
+                       from + (((size_t)e * k + i) * n + j) * bytes, bytes);
     *w = (struct weight){.data = copy, .type = file.type, .n = experts * n, .k = k};
     return KVASIR_OK;
 }
@@ -99,14 +115,8 @@ static kvasir_status bind_joint_experts(struct binder *b, uint32_t i, struct lay
                             down_name = layer_name(i, "mlp.experts.down_proj", "");
     struct weight both, down;
     float *bias;
-    const struct checkpoint_tensor *t = checkpoint_find(b->checkpoint, both_name.text);
-    if (t && t->type == WEIGHT_MXFP4_MLX) {
-        TRY(bind_stack(b, both_name.text, n, 2 * dim, c->dim, &both));
-        TRY(bind_stack(b, down_name.text, n, c->dim, dim, &down));
-    } else {
-        TRY(bind_turned(b, both_name.text, 2 * dim, c->dim, &both));
-        TRY(bind_turned(b, down_name.text, c->dim, dim, &down));
-    }
+    TRY(bind_turned(b, both_name.text, 2 * dim, c->dim, &both));
+    TRY(bind_turned(b, down_name.text, c->dim, dim, &down));
     TRY(experts_alloc(b, l));
     TRY(experts_spread(b, l, PLACE_GATE, &both, 2 * dim, 0, 2 * dim));
     TRY(experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim));

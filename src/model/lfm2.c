@@ -18,8 +18,8 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
     op_rearrange(r->backend, rows, 1, dim, r->wide, joint, r->mixed, own);
     op_rearrange(r->backend, rows, 1, dim, r->wide + 2 * (size_t)dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
-    op_short_conv(r->backend, batch, r->model->state_at[i], r->mixed, on_device(r, l->conv),
-                  c->conv_width, dim, false, r->mixed);
+    op_short_conv(r->backend, batch, model_state_layout(r->model, i).window, r->mixed,
+                  on_device(r, l->conv), c->conv_width, dim, false, r->mixed);
     op_rearrange(r->backend, rows, 1, dim, r->wide + dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
     block_product(r, r->mixed, rows, &l->out, 0, out);
@@ -52,13 +52,32 @@ static kvasir_status read_ffn_dim(const struct json_scope *s, struct model_confi
     TRY(json_get_u32(s, "block_multiple_of", false, 1, FFN_MAX, &multiple));
     if (!adjust)
         return KVASIR_OK;
-    c->ffn_dim = (uint32_t)(factor * (2 * c->ffn_dim / 3));
-    c->ffn_dim = (c->ffn_dim + multiple - 1) / multiple * multiple;
-    if (c->ffn_dim < 1 || c->ffn_dim > FFN_MAX)
-        return fail(s->err, KVASIR_ERR_FORMAT, "field %sblock_ffn_dim_multiplier: %g gives %u",
-                    s->prefix, factor, c->ffn_dim);
+    const double dim = factor * (2 * c->ffn_dim / 3);
+    if (!(dim >= 1 && dim <= FFN_MAX - multiple))
+        return fail(s->err, KVASIR_ERR_FORMAT, "field %sblock_ffn_dim_multiplier: %g gives %g",
+                    s->prefix, factor, dim);
+    c->ffn_dim = ((uint32_t)dim + multiple - 1) / multiple * multiple;
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].ffn_dim = c->ffn_dim;
+    return KVASIR_OK;
+}
+
+/* The old spelling: full_attn_idxs [2, 5, ...]. */
+static kvasir_status read_attention_layers(const struct json_scope *s, struct model_config *c) {
+    const json_t *list = json_object_get(s->object, "full_attn_idxs"), *number;
+    size_t at;
+    if (!json_is_array(list))
+        return fail(s->err, KVASIR_ERR_FORMAT,
+                    "field %slayer_types is missing, and full_attn_idxs is no array", s->prefix);
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        c->layers[i].kind = LAYER_CONV;
+    json_array_foreach((json_t *)list, at, number) {
+        json_int_t layer = json_is_integer(number) ? json_integer_value(number) : -1;
+        if (layer < 0 || layer >= (json_int_t)c->n_layers)
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %sfull_attn_idxs[%zu] is no layer",
+                        s->prefix, at);
+        c->layers[layer].kind = LAYER_ATTENTION;
+    }
     return KVASIR_OK;
 }
 
@@ -66,14 +85,12 @@ kvasir_status lfm2_read(const struct json_scope *s, struct model_config *c) {
     const char *type;
     TRY(config_refuse(s, "conv_bias"));
     TRY(json_get_u32(s, "conv_L_cache", true, 2, 64, &c->conv_width));
-    c->tied_embedding = true;
-    TRY(json_get_bool(s, "tie_embedding", &c->tied_embedding));
-    TRY(json_get_bool(s, "tie_word_embeddings", &c->tied_embedding));
+    TRY(json_get_bool(s, "tie_embedding", &c->tied_embedding)); /* goes before the usual one */
     TRY(read_ffn_dim(s, c));
     for (uint32_t i = 0; i < c->n_layers; i++) {
         TRY(config_layer_type(s, c, i, &type));
         if (!type)
-            return fail(s->err, KVASIR_ERR_FORMAT, "field %slayer_types is missing", s->prefix);
+            return read_attention_layers(s, c);
         if (strcmp(type, "conv") == 0)
             c->layers[i].kind = LAYER_CONV;
         else if (strcmp(type, "full_attention") != 0)

@@ -41,7 +41,8 @@ static bool is(const struct model_config *c, const char *arch) {
     return strcmp(c->arch, arch) == 0;
 }
 
-/* Qwen's window is in use where use_sliding_window says so, from layer max_window_layers on. */
+/* Qwen's window is in use where use_sliding_window says so, from layer max_window_layers on (of
+ * qwen3_moe in all); smollm3's in layers without rope. */
 static kvasir_status read_qwen_windows(const struct json_scope *s, struct model_config *c) {
     const char *type;
     bool in_use = false;
@@ -60,9 +61,11 @@ static kvasir_status read_qwen_windows(const struct json_scope *s, struct model_
     TRY(json_get_u32(s, "sliding_window", false, 1, CTX_MAX, &window));
     if (!in_use || !window)
         return KVASIR_OK;
-    TRY(json_get_u32(s, "max_window_layers", true, 0, UINT32_MAX, &first));
+    if (!is(c, "qwen3_moe") && !is(c, "smollm3"))
+        TRY(json_get_u32(s, "max_window_layers", true, 0, UINT32_MAX, &first));
     for (uint32_t i = first; i < c->n_layers; i++)
-        c->layers[i].window = c->window = window;
+        if (!is(c, "smollm3") || c->layers[i].rope == NO_ROPE)
+            c->layers[i].window = c->window = window;
     return KVASIR_OK;
 }
 
@@ -88,14 +91,19 @@ static kvasir_status read_no_rope(const struct json_scope *s, struct model_confi
     const json_t *list = json_object_get(s->object, "no_rope_layers");
     uint32_t every = 4;
     TRY(json_get_u32(s, "no_rope_layer_interval", false, 1, LAYERS_MAX, &every));
-    if (json_is_array(list) && json_array_size(list) != c->n_layers)
+    if (list && !json_is_null(list) && json_array_size(list) != c->n_layers)
         return fail(s->err, KVASIR_ERR_FORMAT,
                     "field %sno_rope_layers must be an array of %u numbers", s->prefix,
                     c->n_layers);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         bool turns = (i + 1) % every != 0;
-        if (json_is_array(list))
-            turns = json_integer_value(json_array_get(list, i)) != 0;
+        const json_t *number = json_array_get(list, i);
+        if (number && (!json_is_integer(number) || json_integer_value(number) < 0 ||
+                       json_integer_value(number) > 1))
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %sno_rope_layers[%u] must be 0 or 1",
+                        s->prefix, i);
+        if (number)
+            turns = json_integer_value(number) != 0;
         c->layers[i].rope = turns ? 0 : NO_ROPE;
     }
     return KVASIR_OK;
@@ -103,6 +111,7 @@ static kvasir_status read_no_rope(const struct json_scope *s, struct model_confi
 
 static kvasir_status read_granite(const struct json_scope *s, struct model_config *c) {
     float divisor = 1;
+    c->attention_scale = 1; /* the class's default */
     TRY(config_float(s, "embedding_multiplier", &c->embed_scale));
     TRY(config_float(s, "residual_multiplier", &c->residual_scale));
     TRY(config_float(s, "attention_multiplier", &c->attention_scale));
@@ -117,9 +126,9 @@ kvasir_status llama_read(const struct json_scope *s, struct model_config *c) {
     if (is(c, "qwen2"))
         c->attention_bias = BIAS_QKV;
     TRY(config_refuse(s, "mlp_bias"));
-    TRY(read_windows(s, c));
     if (is(c, "smollm3"))
         TRY(read_no_rope(s, c));
+    TRY(read_windows(s, c));
     if (is(c, "granite"))
         TRY(read_granite(s, c));
     return is(c, "qwen3_moe") ? config_experts(s, c) : KVASIR_OK;

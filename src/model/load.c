@@ -16,6 +16,8 @@
 
 #include "model/family.h"
 
+enum { STATE_ALIGNMENT = 64 }; /* what operations ask for */
+
 /* ---- binding one tensor ---------------------------------------------------------------------- */
 
 bool bind_has(const struct binder *b, const char *name) {
@@ -459,21 +461,28 @@ static kvasir_status place_layers(struct model *m, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-/* A record: of each recurrent layer the inputs its convolution still sees, then a delta net's
- * matrices. */
-static void place_states(struct model *m) {
+struct state_layout model_state_layout(const struct model *m, uint32_t layer) {
     const struct model_config *c = &m->config;
-    const uint64_t channels = 2 * (uint64_t)c->delta.key_heads * c->delta.key_dim +
-                              (uint64_t)c->delta.value_heads * c->delta.value_dim;
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        uint64_t values = 0;
-        if (c->layers[i].kind == LAYER_DELTA)
-            values = round_up((c->conv_width - 1) * channels, 16) +
-                     (uint64_t)c->delta.value_heads * c->delta.key_dim * c->delta.value_dim;
-        else if (c->layers[i].kind == LAYER_CONV)
-            values = (uint64_t)(c->conv_width - 1) * c->dim;
+    const bool delta = c->layers[layer].kind == LAYER_DELTA;
+    struct state_layout l = {.window = m->state_at[layer], .width = c->conv_width};
+    l.channels = delta ? 2 * c->delta.key_heads * c->delta.key_dim +
+                             c->delta.value_heads * c->delta.value_dim
+                       : c->dim;
+    l.matrix =
+        l.window + round_up((uint64_t)(l.width - 1) * l.channels * sizeof(float), STATE_ALIGNMENT);
+    l.end = l.matrix;
+    if (delta)
+        l.end += round_up((uint64_t)c->delta.value_heads * c->delta.key_dim * c->delta.value_dim *
+                              sizeof(float),
+                          STATE_ALIGNMENT);
+    return l;
+}
+
+static void place_states(struct model *m) {
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
         m->state_at[i] = m->state_bytes;
-        m->state_bytes += round_up(values * sizeof(float), 64);
+        if (m->config.layers[i].kind != LAYER_ATTENTION)
+            m->state_bytes = model_state_layout(m, i).end;
     }
 }
 

@@ -178,6 +178,14 @@ uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GRO
 struct kv_place model_kv_place(const struct model *m, uint32_t layer);
 /* Bytes of a sequence's recurrent state; 0: it has none. */
 uint64_t model_state_bytes(const struct model *m);
+/* What a recurrent layer has of it: at byte `window` the inputs its convolution still sees, float32
+ * [width - 1][channels], oldest first; at byte `matrix` a delta net's [value_heads][key_dim]
+ * [value_dim]. */
+struct state_layout {
+    uint64_t window, matrix, end;
+    uint32_t width, channels;
+};
+struct state_layout model_state_layout(const struct model *m, uint32_t layer);
 
 struct model_run;
 /* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits, of sequences

@@ -86,9 +86,11 @@ bool ends_with(const char *name, const char *tail);
  * embedding beside a tied head, keys of layers that read another's, parts for pictures and sound.
  */
 bool tensor_is_spare(const struct model_config *c, const char *name);
+/* Parts for pictures, sound, and tokens ahead of the next, of models whose text alone is run. */
+bool tensor_is_of_another_part(const char *name);
 
 /* "[576, 1536]" */
-enum { SHAPE_TEXT_MAX = 96 };
+enum { SHAPE_TEXT_MAX = 192 };
 const char *shape_text(const uint64_t *dims, uint32_t n_dims, char buf[SHAPE_TEXT_MAX]);
 
 /* ---- readers --------------------------------------------------------------------------------- */
@@ -155,7 +157,19 @@ kvasir_status config_parse(const char *text, size_t len, struct model_config *ou
 
 /* ---- a folder's tensors (safetensors.c, modules.c) ------------------------------------------- */
 
-enum raw_dtype { RAW_F32, RAW_F16, RAW_BF16, RAW_F8_E4M3, RAW_U32, RAW_U8 };
+/* Integers and truth values are those of parts that are not run, and refused elsewhere. */
+enum raw_dtype {
+    RAW_F32,
+    RAW_F16,
+    RAW_BF16,
+    RAW_F8_E4M3,
+    RAW_U32,
+    RAW_U8,
+    RAW_I64,
+    RAW_I32,
+    RAW_BOOL,
+};
+enum { RAW_DIMS_MAX = 8 }; /* convolutions over pictures in time have 5 */
 const char *raw_dtype_name(enum raw_dtype dtype);
 
 /* A tensor as a file has it. */
@@ -163,7 +177,7 @@ struct raw_tensor {
     char *name; /* owned */
     enum raw_dtype dtype;
     uint32_t n_dims;
-    uint64_t dims[TENSOR_DIMS_MAX]; /* slowest first */
+    uint64_t dims[RAW_DIMS_MAX]; /* slowest first */
     const uint8_t *data;
     size_t bytes;
     bool taken; /* part of a checkpoint's tensor by now (modules.c) */

@@ -16,7 +16,8 @@
  *       shape that n, k and the configuration ask for. (Twice the group with half the bits fits the
  *       same arrays with twice the k: load.c, which knows every k, refuses that.)
  *   J2  Every tensor of the files ends up in one of the checkpoint, or is one of those that
- *       is_activation_scale names.
+ *       is_activation_scale names, or of a part that is not run (tensor_is_of_another_part):
+ *       whatever such a part's shapes and types are, it is left where it lies.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -42,23 +43,30 @@ static struct raw_tensor *part_of(const struct joiner *j, const char *module, co
     return n > 0 && (size_t)n < sizeof name ? raw_find(j->raw, name) : NULL;
 }
 
-/* Checkpoints of the bare model, without its head's class, leave "model." out; those of a model
- * with pictures or sound have their text's tensors under a name of their own. */
+static bool begins_with(const char *name, const char *head) {
+    return strncmp(name, head, strlen(head)) == 0;
+}
+
+/* Tensors of a model with pictures or sound have their text's tensors under a name of their own;
+ * checkpoints of the bare model, without its head's class, leave "model." out. */
 static char *full_name(const char *name) {
-    static const struct {
-        const char *from, *to;
-    } renamed[] = {{"language_model.model.", "model."},
-                   {"model.language_model.", "model."},
-                   {"language_model.", ""},
-                   {"layers.", "model.layers."},
-                   {"embed_tokens.", "model.embed_tokens."},
-                   {"norm.", "model.norm."}};
-    for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++) {
-        size_t len = strlen(renamed[i].from);
-        struct text_buf full = {0};
-        if (strncmp(name, renamed[i].from, len) == 0)
-            return text_printf(&full, "%s%s", renamed[i].to, name + len) ? full.data : NULL;
-    }
+    static const char *const homes[] = {"language_model.model.", "model.language_model."};
+    static const char *const bare[] = {"layers.",
+                                       "embed_tokens.",
+                                       "norm.",
+                                       "embedding_norm.",
+                                       "embed_tokens_per_layer.",
+                                       "per_layer_model_projection.",
+                                       "per_layer_projection_norm."};
+    struct text_buf full = {0};
+    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)
+        if (begins_with(name, homes[i]))
+            return text_printf(&full, "model.%s", name + strlen(homes[i])) ? full.data : NULL;
+    if (begins_with(name, "language_model."))
+        name += strlen("language_model.");
+    for (size_t i = 0; i < sizeof bare / sizeof *bare; i++)
+        if (begins_with(name, bare[i]))
+            return text_printf(&full, "model.%s", name) ? full.data : NULL;
     return mem_strdup(name);
 }
 
@@ -330,19 +338,40 @@ static kvasir_status add_plain(struct joiner *j, const struct raw_tensor *r) {
         return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s belongs to no quantized weight", r->name);
     if (!scalar_of(r, &scalar))
         return fail(j->err, KVASIR_ERR_UNSUPPORTED,
-                    "tensor %s has dtype %s, which only the scales of an mxfp4 module may have",
+                    r->dtype == RAW_U8
+                        ? "tensor %s has dtype %s, which only the scales of an mxfp4 module may "
+                          "have"
+                        : "tensor %s has dtype %s, which no tensor that is run may have",
                     r->name, raw_dtype_name(r->dtype));
+    if (r->n_dims > TENSOR_DIMS_MAX)
+        return fail(j->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has %u dims, supported are %d",
+                    r->name, r->n_dims, TENSOR_DIMS_MAX);
     struct checkpoint_tensor t = {
         .type = types[scalar], .n_dims = r->n_dims, .data = r->data, .bytes = r->bytes};
     memcpy(t.dims, r->dims, sizeof t.dims);
     return add(j, r->name, &t);
 }
 
+/* What is not run is taken before anything is joined. */
+static kvasir_status take_other_parts(struct joiner *j) {
+    for (size_t i = 0; i < j->raw->n; i++) {
+        char *name = full_name(j->raw->list[i].name);
+        if (!name)
+            return fail(j->err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
+        j->raw->list[i].taken = tensor_is_of_another_part(name);
+        mem_free(name);
+    }
+    return KVASIR_OK;
+}
+
 kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *quantization,
                            struct checkpoint *c, kvasir_error *err) {
     struct joiner j = {.raw = raw, .quantization = quantization, .checkpoint = c, .err = err};
     TRY(check_named_modules(&j));
+    TRY(take_other_parts(&j));
     for (size_t i = 0; i < raw->n; i++) {
+        if (raw->list[i].taken)
+            continue;
         if (raw->list[i].dtype == RAW_U32)
             TRY(join_mlx(&j, &raw->list[i]));
         if (raw->list[i].dtype == RAW_F8_E4M3)

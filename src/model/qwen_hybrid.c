@@ -9,7 +9,7 @@
  *     both         x += mlp(h), or experts and one that all rows take
  *
  * h = rms_norm(x); rope turns the first quarter of a head. Gains are stored less 1, but for the
- * norm behind the delta rule. qwen3_next joins what a key head and its value heads need into one
+ * norm behind the delta rule, and whole in mlx's folders. qwen3_next joins what a key head and its value heads need into one
  * matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has them apart. GGUF has only
  * beta and a joint, those of qwen3_next; and of qwen3_5 the value heads in another order, so that
  * value head h has key head h % key_heads (delta.keys_cycle). They stay in it: Wout's columns are
@@ -76,8 +76,7 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
     const struct layer_weights *l = &r->model->layers[i];
     const struct delta_dims d = delta_dims(c);
     const uint32_t rows = batch->rows;
-    const size_t at = r->model->state_at[i],
-                 window = round_up((c->conv_width - 1) * (size_t)d.channels, 16) * sizeof(float);
+    const struct state_layout state = model_state_layout(r->model, i);
     const struct delta_layer net = {.key_heads = c->delta.key_heads,
                                     .value_heads = c->delta.value_heads,
                                     .key_dim = c->delta.key_dim,
@@ -86,9 +85,9 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
                                     .rate = on_device(r, l->rate),
                                     .bias = on_device(r, l->bias)};
     project(r, l, h, rows);
-    op_short_conv(r->backend, batch, at, r->mixed, on_device(r, l->conv), c->conv_width, d.channels,
-                  true, r->mixed);
-    op_delta_rule(r->backend, batch, at + window, r->mixed, r->beta, r->alpha, &net, r->attended);
+    op_short_conv(r->backend, batch, state.window, r->mixed, on_device(r, l->conv), c->conv_width,
+                  d.channels, true, r->mixed);
+    op_delta_rule(r->backend, batch, state.matrix, r->mixed, r->beta, r->alpha, &net, r->attended);
     block_norm(r, r->attended, l->value_norm, rows * c->delta.value_heads, c->delta.value_dim,
                r->attended);
     op_gate_mul(r->backend, GATE_SILU, r->z, r->attended, (size_t)rows * d.values, r->attended);
@@ -151,15 +150,43 @@ static kvasir_status read_layer_types(const struct json_scope *s, struct model_c
     return KVASIR_OK;
 }
 
+/* In qwen3_5_moe every layer has experts, whose weights are always normalized. */
+static kvasir_status read_experts(const struct json_scope *s, struct model_config *c) {
+    const bool all = strcmp(c->arch, "qwen3_5_moe") == 0;
+    c->moe.shared_dim = 512; /* the classes' default */
+    c->moe.normalize = true;
+    if (s->prefix[0]) { /* text_config leaves defaults out */
+        c->moe.n = 256;
+        c->moe.top_k = 8;
+        c->moe.dim = 512;
+    }
+    TRY(json_get_u32(s, "shared_expert_intermediate_size", false, 0, FFN_MAX, &c->moe.shared_dim));
+    TRY(config_experts(s, c));
+    c->moe.normalize = c->moe.normalize || all;
+    c->ffn_dim = c->ffn_dim ? c->ffn_dim : c->moe.dim;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        c->layers[i].ffn_dim = c->ffn_dim;
+        c->layers[i].experts = c->layers[i].experts || all;
+    }
+    return KVASIR_OK;
+}
+
 kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *c) {
     c->unit_offset = true;
     TRY(config_gate(s, c));
     TRY(config_refuse(s, "attention_bias"));
-    TRY(json_get_u32(s, "linear_num_key_heads", true, 1, HEADS_MAX, &c->delta.key_heads));
-    TRY(json_get_u32(s, "linear_num_value_heads", true, 1, HEADS_MAX, &c->delta.value_heads));
-    TRY(json_get_u32(s, "linear_key_head_dim", true, 1, HEAD_DIM_MAX, &c->delta.key_dim));
-    TRY(json_get_u32(s, "linear_value_head_dim", true, 1, HEAD_DIM_MAX, &c->delta.value_dim));
-    TRY(json_get_u32(s, "linear_conv_kernel_dim", true, 2, 64, &c->conv_width));
+    const bool needed = s->prefix[0] == 0; /* text_config leaves defaults out */
+    if (!needed) {
+        c->delta.key_heads = 16;
+        c->delta.value_heads = 32;
+        c->delta.key_dim = c->delta.value_dim = 128;
+        c->conv_width = 4;
+    }
+    TRY(json_get_u32(s, "linear_num_key_heads", needed, 1, HEADS_MAX, &c->delta.key_heads));
+    TRY(json_get_u32(s, "linear_num_value_heads", needed, 1, HEADS_MAX, &c->delta.value_heads));
+    TRY(json_get_u32(s, "linear_key_head_dim", needed, 1, HEAD_DIM_MAX, &c->delta.key_dim));
+    TRY(json_get_u32(s, "linear_value_head_dim", needed, 1, HEAD_DIM_MAX, &c->delta.value_dim));
+    TRY(json_get_u32(s, "linear_conv_kernel_dim", needed, 2, 64, &c->conv_width));
     if (c->delta.value_heads % c->delta.key_heads != 0)
         return fail(s->err, KVASIR_ERR_FORMAT,
                     "field %slinear_num_value_heads: %u is no multiple of %u key heads", s->prefix,
@@ -168,10 +195,7 @@ kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *
     if (c->ropes[0].dims == c->head_dim && !json_object_get(s->object, "partial_rotary_factor") &&
         !json_object_get(json_object_get(s->object, "rope_parameters"), "partial_rotary_factor"))
         c->ropes[0].dims = c->head_dim / 4; /* the classes' default */
-    if (strcmp(c->arch, "qwen3_5") == 0)
-        return KVASIR_OK;
-    c->moe.normalize = true;
-    return config_experts(s, c);
+    return strcmp(c->arch, "qwen3_5") == 0 ? KVASIR_OK : read_experts(s, c);
 }
 
 /* ---- GGUF ------------------------------------------------------------------------------------ */
@@ -268,8 +292,23 @@ static kvasir_status bind_experts(struct binder *b, uint32_t i, struct layer_wei
     return layer_matrix(b, i, "mlp.shared_expert_gate", 1, c->dim, &l->shared_gate);
 }
 
+/* mlx-lm turns convolutions and adds the 1 to gains when it writes a folder: one tells of the
+ * other, as it does there. */
+static bool gains_are_whole(const struct binder *b) {
+    const struct model_config *c = &b->model->config;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct checkpoint_tensor *t =
+            checkpoint_find(b->checkpoint, layer_name(i, "linear_attn.conv1d", ".weight").text);
+        if (t)
+            return t->n_dims == 3 && t->dims[2] == 1;
+    }
+    return false;
+}
+
 kvasir_status qwen_hybrid_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
+    if (i == 0 && gains_are_whole(b))
+        b->model->config.unit_offset = false;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     if (c->layers[i].kind == LAYER_DELTA) {
         TRY(bind_delta(b, i, l));

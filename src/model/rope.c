@@ -40,6 +40,8 @@ static double yarn_pair(const struct rope_config *r, double turns) {
 }
 
 static double whole(double x, bool up) {
+    if (!(x > -1e9 && x < 1e9))
+        return x;
     double down = (double)(int64_t)x;
     down -= down > x;
     return up && down < x ? down + 1 : down;

@@ -45,6 +45,7 @@ static const struct {
 } dtypes[] = {
     [RAW_F32] = {"F32", 4},         [RAW_F16] = {"F16", 2}, [RAW_BF16] = {"BF16", 2},
     [RAW_F8_E4M3] = {"F8_E4M3", 1}, [RAW_U32] = {"U32", 4}, [RAW_U8] = {"U8", 1},
+    [RAW_I64] = {"I64", 8},         [RAW_I32] = {"I32", 4}, [RAW_BOOL] = {"BOOL", 1},
 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
@@ -111,7 +112,7 @@ static kvasir_status read_tensor(const char *name, const json_t *info, const uin
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s must be an object, found %s", name,
                     json_kind(info));
     TRY(read_dtype(name, info, &t->dtype, err));
-    TRY(read_counts(name, info, "shape", TENSOR_DIMS_MAX, t->dims, &n_dims, err));
+    TRY(read_counts(name, info, "shape", RAW_DIMS_MAX, t->dims, &n_dims, err));
     TRY(read_counts(name, info, "data_offsets", 2, offsets, &n_offsets, err));
     t->n_dims = (uint32_t)n_dims;
     if (n_offsets != 2 || offsets[0] > offsets[1])

@@ -32,7 +32,7 @@ void scalar_store(enum scalar_type t, void *p, size_t i, float x); /* rounds to 
 /* Storage order and arithmetic version: part of every file and fingerprint. Raise it when either
  * changes. */
 #define KV_ORDER_VERSION      1
-#define KV_ARITHMETIC_VERSION 1
+#define KV_ARITHMETIC_VERSION 2
 
 /* bits 32 or 16: exact, group 0, scalar F32, or F16 / BF16.
  * bits 8 6 5 4 3 2: affine, per token and group of `group` consecutive dims: value = scale * code +
@@ -115,8 +115,15 @@ struct tile_layout {
 void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_format f,
                       uint32_t head_dim);
 
-/* Stores row x [head_dim] of one token (0..63): rounds to the scalar type and, for affine formats,
- * quantizes. The definition of every encode kernel. Other tokens of the tile keep their bits. */
+/* What values are rounded to before they are quantized with scales of type t: t, but nothing with
+ * bfloat16. Eight bits are fewer than what codes of 8 bits tell apart, and a step's K and V are
+ * float32: what a bfloat16 model makes has these bits anyway, and is quantized as mx.quantize does. */
+static inline enum scalar_type affine_input(enum scalar_type t) {
+    return t == SCALAR_BF16 ? SCALAR_F32 : t;
+}
+/* Stores row x [head_dim] of one token (0..63): rounds to the scalar type or, for affine formats, to
+ * affine_input of it, and quantizes. The definition of every encode kernel. Other tokens of the tile
+ * keep their bits. */
 void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x);
 /* Reads one token back. Affine: value = float32(scale) * code + float32(bias), in float32, product
  * then sum; exact: the stored value. */

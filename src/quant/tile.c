@@ -130,7 +130,7 @@ void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, co
         float rounded[GROUP_MAX], scale, bias;
         uint8_t codes[GROUP_MAX];
         for (uint32_t j = 0; j < group; j++)
-            rounded[j] = scalar_round(t, x[g * group + j]);
+            rounded[j] = scalar_round(affine_input(t), x[g * group + j]);
         affine_quantize(rounded, group, l->format.bits, group, t, codes, &scale, &bias);
         put_group(l, tile, token, g, codes, scale, bias);
     }

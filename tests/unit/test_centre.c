@@ -100,7 +100,7 @@ static void fill_keys(float *k, const struct key_centre *c, uint32_t layer, uint
         for (uint32_t head = 0; head < KV_HEADS; head++, k += DIM) {
             for (uint32_t i = 0; i < DIM; i++)
                 k[i] = random_float(1);
-            centre_put_back(c, layer, head, start + r, k);
+            key_centre_add(c, layer, head, start + r, 1, k);
         }
 }
 

@@ -16,7 +16,7 @@ struct tensor {
 enum { TENSORS_MAX = 8 };
 
 static uint64_t dtype_bytes(const char *dtype) {
-    return strcmp(dtype, "F32") == 0 || strcmp(dtype, "U32") == 0    ? 4
+    return strcmp(dtype, "F32") == 0 || strcmp(dtype + 1, "32") == 0 ? 4
            : strcmp(dtype, "F16") == 0 || strcmp(dtype, "BF16") == 0 ? 2
                                                                      : 1;
 }

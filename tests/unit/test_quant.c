@@ -229,7 +229,7 @@ static void check_affine_encode(enum tile_kind kind, struct kv_format f, uint32_
     for (uint32_t token = 0; token < 64; token++) {
         for (uint32_t i = 0; i < dim; i++) {
             x[i] = random_unit() * (token % 5 == 0 ? 1e-6f : 3.0f);
-            t[i] = scalar_round(f.scalar, x[i]);
+            t[i] = scalar_round(affine_input(f.scalar), x[i]);
         }
         affine_quantize(t, dim, f.bits, f.group, f.scalar, codes, s, b);
         tile_put_row(&l, by_parts, token, codes, s, b);

@@ -148,6 +148,11 @@ void backend_read(struct backend *b, void *host, const void *device, size_t byte
     memcpy(host, device, bytes);
 }
 
+void backend_write(struct backend *b, void *device, const void *host, size_t bytes) {
+    (void)b;
+    memcpy(device, host, bytes);
+}
+
 void *backend_arena_reserve(struct backend *b, size_t bytes) {
     (void)b;
     return mem_reserve(bytes);

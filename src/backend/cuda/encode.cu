@@ -62,8 +62,8 @@ __device__ __forceinline__ uint32_t to_half(float f, bool bf16) {
     return bf16 ? to_bf16(f) : to_f16(f);
 }
 
-__device__ __forceinline__ float round_to(float f, bool bf16) {
-    return bf16 ? __uint_as_float(to_bf16(f) << 16) : __half2float(__float2half_rn(f));
+__device__ __forceinline__ float round_to_half(float f) {
+    return __half2float(__float2half_rn(f));
 }
 
 // ---- where the rows are and where they go ----------------------------------------------------
@@ -284,8 +284,9 @@ __device__ void encode_rows(const store_place &p, int bits, uint32_t group, uint
     for (uint32_t i = 0; i < CHUNKS; i++) {
         if ((i + 1) * CHUNK <= p.first || i * CHUNK >= p.end) // no row of these: the whole block
             continue;
-        x[i] = make_float4(round_to(x[i].x, p.bf16), round_to(x[i].y, p.bf16),
-                           round_to(x[i].z, p.bf16), round_to(x[i].w, p.bf16));
+        if (!p.bf16) // affine_input of quant.h
+            x[i] = make_float4(round_to_half(x[i].x), round_to_half(x[i].y), round_to_half(x[i].z),
+                               round_to_half(x[i].w));
         // infinities are the neutral elements: a group of NaN alone keeps them, as in affine.c
         float lo = fminf(INFINITY, fminf(fminf(x[i].x, x[i].y), fminf(x[i].z, x[i].w)));
         float hi = fmaxf(-INFINITY, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));

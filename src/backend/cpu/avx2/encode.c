@@ -91,7 +91,7 @@ ALWAYS_INLINE void quantize_group(const float *x, uint32_t group, unsigned bits,
     __m256 w[GROUP_MAX / 8];
     __m256 lo = _mm256_set1_ps(INFINITY), hi = _mm256_set1_ps(-INFINITY);
     for (uint32_t i = 0; i < group / 8; i++) {
-        w[i] = round_to(t, _mm256_loadu_ps(x + 8 * i));
+        w[i] = round_to(affine_input(t), _mm256_loadu_ps(x + 8 * i));
         lo = _mm256_min_ps(w[i], lo);
         hi = _mm256_max_ps(w[i], hi);
     }

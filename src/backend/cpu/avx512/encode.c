@@ -75,7 +75,7 @@ ALWAYS_INLINE void quantize_group(const float *x, uint32_t group, unsigned bits,
     __m512 w[GROUP_MAX / 16];
     __m512 lo = _mm512_set1_ps(INFINITY), hi = _mm512_set1_ps(-INFINITY);
     for (uint32_t i = 0; i < group / 16; i++) {
-        w[i] = round_to(t, _mm512_loadu_ps(x + 16 * i));
+        w[i] = round_to(affine_input(t), _mm512_loadu_ps(x + 16 * i));
         lo = _mm512_min_ps(w[i], lo);
         hi = _mm512_max_ps(w[i], hi);
     }

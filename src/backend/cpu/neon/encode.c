@@ -54,7 +54,7 @@ ALWAYS_INLINE void quantize_group(const float *x, uint32_t group, unsigned bits,
                                   int32x4_t *codes, float *scale, float *bias) {
     float32x4_t w[GROUP_MAX / 4], lo = vdupq_n_f32(INFINITY), hi = vdupq_n_f32(-INFINITY);
     for (uint32_t i = 0; i < group / 4; i++) {
-        w[i] = round_to(t, vld1q_f32(x + 4 * i));
+        w[i] = round_to(affine_input(t), vld1q_f32(x + 4 * i));
         lo = vminq_f32(lo, w[i]);
         hi = vmaxq_f32(hi, w[i]);
     }

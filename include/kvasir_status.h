@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_status.h: how every call of kvasir.h says that it failed. */
+#ifndef KVASIR_PUBLIC_STATUS_H
+#define KVASIR_PUBLIC_STATUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KVASIR_API __attribute__((visibility("default")))
+#else
+#define KVASIR_API
+#endif
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+/* Numbers are frozen: never reused, never renumbered. */
+#define KVASIR_STATUS_MAP(X)                                                                       \
+    X(OK, 0, "ok")                                                                                 \
+    X(ERR_ARGUMENT, 1, "invalid argument")                                                         \
+    X(ERR_MEMORY, 2, "out of memory")                                                              \
+    X(ERR_IO, 3, "input or output failed")                                                         \
+    X(ERR_FORMAT, 4, "damaged or malformed file")                                                  \
+    X(ERR_UNSUPPORTED, 5, "not supported")                                                         \
+    X(ERR_BUDGET, 6, "cache budget exceeded")                                                      \
+    X(ERR_CONTEXT, 7, "context length exceeded")                                                   \
+    X(ERR_TEXT, 8, "invalid text")                                                                 \
+    X(ERR_TEMPLATE, 9, "chat template failed")                                                     \
+    X(ERR_CANCELLED, 10, "cancelled")
+
+typedef enum kvasir_status {
+#define KVASIR_STATUS_ENUM(name, number, text) KVASIR_##name = number,
+    KVASIR_STATUS_MAP(KVASIR_STATUS_ENUM)
+#undef KVASIR_STATUS_ENUM
+} kvasir_status;
+
+/* What went wrong, where. text is one line, static inside the struct, nothing to free. */
+typedef struct kvasir_error {
+    kvasir_status code;
+    int64_t offset; /* byte offset in the file that text names; -1 where there is none */
+    char text[512];
+} kvasir_error;
+
+KVASIR_API const char *kvasir_status_text(kvasir_status status);
+KVASIR_API const char *kvasir_version(void);
+/* Gives back memory that a function below says to free. */
+KVASIR_API void kvasir_free(void *p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_text.h: the text side of kvasir.h, which includes it: tokenizers, chat templates, and
+ * tokens back to text. The rules of kvasir.h hold. */
+#ifndef KVASIR_PUBLIC_TEXT_H
+#define KVASIR_PUBLIC_TEXT_H
+
+#include "kvasir_status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- text --------------------------------------------------------------------------------- */
+
+/* The text side of a checkpoint: tokenizer, chat template, special tokens. Immutable but for
+ * kvasir_tokenizer_set_chat_template, may be shared. */
+typedef struct kvasir_tokenizer kvasir_tokenizer;
+
+/* path: a GGUF file of any architecture, a folder (tokenizer.json and, where they are there,
+ * tokenizer_config.json, chat_template.jinja), or a tokenizer.json alone. */
+KVASIR_API kvasir_status kvasir_tokenizer_open(const char *path, kvasir_tokenizer **out,
+                                               kvasir_error *err);
+KVASIR_API void kvasir_tokenizer_close(kvasir_tokenizer *tokenizer);
+/* Strings belong to the tokenizer. */
+typedef struct kvasir_tokenizer_info {
+    const char *name; /* "gpt2 (smollm)"; NULL: none that this build reads */
+    uint32_t size;    /* ids lie below it */
+    bool has_chat_template;
+} kvasir_tokenizer_info;
+KVASIR_API void kvasir_tokenizer_get_info(const kvasir_tokenizer *tokenizer,
+                                          kvasir_tokenizer_info *info);
+
+enum {
+    KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
+    KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
+};
+/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8. */
+KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, const char *text,
+                                         size_t len, unsigned flags, int32_t **ids, size_t *n,
+                                         kvasir_error *err);
+/* True for tokens that end an answer. False for all when there is no tokenizer. */
+KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
+/* A token as the vocabulary writes it ("\u0120world", "\u2581world"): *len bytes, not always UTF-8,
+ * that belong to the tokenizer. NULL: there is no such token. */
+KVASIR_API const char *kvasir_token_piece(const kvasir_tokenizer *tokenizer, int32_t id,
+                                          size_t *len);
+
+enum {
+    KVASIR_DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
+};
+/* What the tokens say as a whole text, in valid UTF-8: bytes that are no character become U+FFFD.
+ * Ids that no token has give nothing. *text: kvasir_free. */
+KVASIR_API kvasir_status kvasir_detokenize(const kvasir_tokenizer *tokenizer, const int32_t *ids,
+                                           size_t n, unsigned flags, char **text, size_t *len,
+                                           kvasir_error *err);
+
+/* The tokens of an answer, one by one, to text that follows another text; whole characters only:
+ * bytes are held until their character is complete. */
+typedef struct kvasir_detok kvasir_detok;
+KVASIR_API kvasir_status kvasir_detok_create(const kvasir_tokenizer *tokenizer, kvasir_detok **out,
+                                             kvasir_error *err);
+KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
+/* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
+ * nothing. */
+KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, const char **text,
+                                           size_t *len, kvasir_error *err);
+/* The rest at the end of an answer; an unfinished character is U+FFFD. */
+KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
+                                             kvasir_error *err);
+
+/* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
+ * thread uses the tokenizer. */
+KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
+                                                            const char *name, const char *source,
+                                                            size_t len, kvasir_error *err);
+/* Renders a chat with the template. request: the text of a JSON object whose members are the
+ * template's variables: "messages", "tools", "documents" (null where missing),
+ * "add_generation_prompt" (true where missing) and any other. bos_token, eos_token and the like
+ * come from the vocabulary where the request has none. *out: kvasir_free. */
+KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
+                                            size_t request_len, char **out, size_t *len,
+                                            kvasir_error *err);
+/* Where the first byte that is not UTF-8 lies; len: nowhere. */
+KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cache_prompt.c: `kvasir cache-prompt`, evaluates a prompt once and writes its cache to a file that
+ * `generate --prompt-cache` goes on behind, and mlx-lm too.
+ *
+ * The prompt ends with the user's text: what a chat template writes behind that is written when the
+ * text goes on. The file appears only when it is complete.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct cache_prompt_args {
+    const char *model, *out, *format;
+    struct prompt_args prompt;
+    struct cache_args cache;
+    bool json, quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct cache_prompt_args, field)
+static const struct option OPTIONS[] = {
+    MODEL_OPTION(struct cache_prompt_args),
+    {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
+     .help = "the prompt's beginning"},
+    {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
+     .shown = "standard input", .help = "it is this file's text; - is standard input"},
+    {.name = "--tokens", .value = "IDS", .kind = OPTION_TEXT, ROW(prompt.tokens),
+     .help = "it is these token ids: 1,2,3"},
+    {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.system),
+     .help = "system message before it"},
+    {.name = "--raw", .kind = OPTION_FLAG, ROW(prompt.raw),
+     .help = "the text as it is, without a chat template"},
+    CHAT_OPTIONS(struct cache_prompt_args, prompt.chat),
+    {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
+     .required = true, .shown = "", .help = "the file to write; one that is there is replaced"},
+    {.name = "--format", .value = "FORM", .kind = OPTION_TEXT, ROW(format), .initial = "current",
+     .help = "current: mlx-lm 0.32 and later, where its classes hold the cache; legacy: up to 0.31"},
+    CACHE_OPTIONS(struct cache_prompt_args),
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "nothing but errors on standard error"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "cache-prompt",
+    .summary = "Evaluates the beginning of a prompt and writes its cache to a file.",
+    .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] -o FILE [flags]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+    .details = "kvasir generate --prompt-cache FILE goes on behind it, as mlx_lm.generate\n"
+               "--prompt-cache-file does. Keys are not centred in such files (--key-centre off).",
+};
+
+struct run {
+    const struct cache_prompt_args *a;
+    struct prompt prompt;
+    kvasir_model *model;
+    kvasir_model_info info;
+    kvasir_context *ctx;
+    kvasir_seq *seq;
+    struct progress progress;
+    double seconds;
+};
+
+static int check_flags(const struct cache_prompt_args *a) {
+    if (strcmp(a->format, "current") != 0 && strcmp(a->format, "legacy") != 0)
+        return usage_error(&COMMAND, "--format: \"%.40s\" is neither current nor legacy",
+                           a->format);
+    if (strcmp(a->cache.options.key_centre, "auto") != 0 &&
+        strcmp(a->cache.options.key_centre, "off") != 0)
+        return usage_error(&COMMAND, "--key-centre %.60s: files hold keys that are not centred",
+                           a->cache.options.key_centre);
+    if (a->cache.options.quantized_kv_start)
+        return usage_error(&COMMAND, "--quantized-kv-start: a file holds one format");
+    return EXIT_GOOD;
+}
+
+static int open_all(struct run *r) {
+    kvasir_error err;
+    if (kvasir_model_open(r->a->model, &r->model, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_model_get_info(r->model, &r->info);
+    int code = prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
+    if (code)
+        return code;
+    kvasir_context_options options = cache_args_options(&r->a->cache);
+    options.key_centre = "off";
+    if (kvasir_context_create(r->model, &options, &r->ctx, &err) ||
+        kvasir_seq_create(r->ctx, &r->seq, &err))
+        return library_error(&COMMAND, &err);
+    return EXIT_GOOD;
+}
+
+static bool show_progress(void *user, size_t done, size_t total) {
+    struct run *r = user;
+    (void)total;
+    progress_step(&r->progress, done);
+    return !interrupted();
+}
+
+static int evaluate(struct run *r) {
+    kvasir_error err;
+    kvasir_eval_options eval = {.on_progress = show_progress, .user = r};
+    progress_start(&r->progress, r->a->quiet ? NULL : "prompt", r->prompt.n, "tokens");
+    double start = now_seconds();
+    kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);
+    r->seconds = now_seconds() - start;
+    progress_end(&r->progress);
+    if (status == KVASIR_ERR_CANCELLED)
+        return EXIT_INTERRUPTED;
+    return status ? library_error(&COMMAND, &err) : EXIT_GOOD;
+}
+
+static int tell(const struct run *r) {
+    kvasir_context_info info;
+    char bytes[24];
+    kvasir_context_get_info(r->ctx, &info);
+    if (!r->a->quiet) {
+        print_context_facts(&info);
+        fprintf(stderr, "%s: %zu tokens in %.2f s, %s of cache\n", r->a->out, r->prompt.n,
+                r->seconds, human_bytes((double)kvasir_seq_bytes(r->seq), bytes));
+    }
+    if (!r->a->json)
+        return EXIT_GOOD;
+    json_t *o = json_object();
+    put_text(o, "file", r->a->out);
+    put_whole(o, "tokens", r->prompt.n);
+    put_real(o, "seconds", r->seconds);
+    put_whole(o, "cache_bytes", kvasir_seq_bytes(r->seq));
+    put_context_facts(o, &info);
+    return json_print(&COMMAND, o);
+}
+
+static int cache_prompt(struct run *r) {
+    kvasir_error err;
+    int code = check_flags(r->a);
+    if (!code)
+        code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
+    catch_interrupt();
+    if (!code)
+        code = open_all(r);
+    if (!code)
+        code = evaluate(r);
+    if (!code && kvasir_seq_save(r->seq, r->a->out, strcmp(r->a->format, "legacy") == 0, &err))
+        code = library_error(&COMMAND, &err);
+    return code ? code : tell(r);
+}
+
+int cache_prompt_main(int argc, char **argv) {
+    struct cache_prompt_args a = {.cache = cache_args_defaults()};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    a.prompt.part = PROMPT_HEAD;
+    struct run r = {.a = &a};
+    code = cache_prompt(&r);
+    kvasir_seq_destroy(r.seq);
+    kvasir_context_destroy(r.ctx);
+    kvasir_model_close(r.model);
+    prompt_free(&r.prompt);
+    return code;
+}

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mlx-lm's prompt-cache files <-> sequences.
+ *
+ *     file      one cache object for each layer that has one (cache/prompt_file.h)
+ *                  KVCache, QuantizedKVCache       all tokens       full layers
+ *                  Rotating..., QuantizedRotating  keep + newest    full layers with --max-kv-size,
+ *                                                                   layers with a window
+ *                  ArraysCache                     state            recurrent layers
+ *     sequence  pages: a row of the file is a token's row of a tile, the same codes, scales, biases
+ *
+ * Opening a file checks all of it against the model: layers, classes, heads, what is held, whose
+ * file it is. Loading makes a new sequence in a context whose cache is like the file's
+ * (kvasir_context_options.like), so nothing is rounded again; with `convert` in any context. A file
+ * that kvasir_seq_save wrote knows its tokens and its model; mlx-lm's says neither, so its tokens
+ * are unknown (-1): they cannot be run again, which only recurrent models ever ask for.
+ *
+ * Invariants
+ *   P1  A file is refused before anything is made of it, or the sequence holds exactly its rows.
+ *   P2  What a query at the sequence's end sees was in the file. Rows that no query sees any more
+ *       and that the file lacks are zeros, and a trim that would show them is refused.
+ */
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+struct kvasir_prompt_cache {
+    const struct kvasir_model *model;
+    struct prompt_file file;
+    uint32_t offset;                          /* tokens */
+    int32_t *tokens;                          /* [offset]; -1: unknown */
+    const struct prompt_entry **of_layer;     /* [n_layers]; NULL: the layer has none of its own */
+    struct kv_shape shapes[CACHE_GROUPS_MAX]; /* the model's, with the file's formats */
+    uint32_t n_groups;
+    uint32_t max_size, keep; /* of the full layers' rings; 0: they hold all */
+    bool mixed;              /* layers of one group differ: load only with convert */
+};
+
+/* ---- what a layer's entry must be ------------------------------------------------------------ */
+
+static bool owns_cache(const struct model_config *c, uint32_t layer) {
+    return c->layers[layer].kind != LAYER_ATTENTION || c->layers[layer].kv_from == layer;
+}
+
+static const struct prompt_entry *unwrapped(const struct prompt_entry *e) {
+    while (e->class == PROMPT_LIST && e->list.n == 1)
+        e = &e->list.children[0];
+    return e;
+}
+
+static kvasir_status fail_class(uint32_t layer, const struct prompt_entry *e, const char *wanted,
+                                kvasir_error *err) {
+    return fail(err, KVASIR_ERR_ARGUMENT, "layer %u is a %s in the file, the model's is %s", layer,
+                prompt_class_name(e->class), wanted);
+}
+
+/* Shape [1, a, b] or [1, a, b, c] (c 0: not there). */
+static bool has_shape(const struct prompt_tensor *t, uint32_t a, uint32_t b, uint32_t c) {
+    return t->present && t->n_dims == (c ? 4u : 3u) && t->dims[0] == 1 && t->dims[1] == a &&
+           t->dims[2] == b && (!c || t->dims[3] == c) && t->dtype != PROMPT_U32 &&
+           t->dtype != PROMPT_I32;
+}
+
+static kvasir_status check_state(const struct model_config *c, uint32_t layer,
+                                 const struct prompt_entry *e, kvasir_error *err) {
+    const bool delta = c->layers[layer].kind == LAYER_DELTA;
+    const uint32_t channels = delta ? 2 * c->delta.key_heads * c->delta.key_dim +
+                                          c->delta.value_heads * c->delta.value_dim
+                                    : c->dim;
+    if (e->class != PROMPT_ARRAYS)
+        return fail_class(layer, e, "recurrent (ArraysCache)", err);
+    if (e->arrays.left_padding.present || e->arrays.lengths.present)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "layer %u: a state of padded sequences cannot be taken apart", layer);
+    if (e->arrays.n != (delta ? 2u : 1u) ||
+        !has_shape(&e->arrays.states[0], c->conv_width - 1, channels, 0) ||
+        (delta && !has_shape(&e->arrays.states[1], c->delta.value_heads, c->delta.value_dim,
+                             c->delta.key_dim)))
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "layer %u: its states have other shapes than the model's: [1, %u, %u]%s", layer,
+                    c->conv_width - 1, channels, delta ? " and a matrix for each value head" : "");
+    return KVASIR_OK;
+}
+
+static kvasir_status check_rows(struct kvasir_prompt_cache *p, uint32_t layer,
+                                struct prompt_entry *e, kvasir_error *err) {
+    const struct layer_config *l = &model_config(p->model->model)->layers[layer];
+    if (!prompt_class_is_kv(e->class))
+        return fail_class(layer, e, "attention", err);
+    if (e->kv.heads != l->kv_heads)
+        return fail(err, KVASIR_ERR_ARGUMENT, "layer %u has %u KV heads in the file, the model %u",
+                    layer, e->kv.heads, l->kv_heads);
+    kvasir_status status = prompt_entry_settle(&e->kv, l->head_dim, l->head_dim, err);
+    if (status != KVASIR_OK) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "layer %u", layer);
+        fail_prefix(err, prefix);
+        return status;
+    }
+    if (e->kv.offset == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "the file holds no tokens");
+    p->offset = e->kv.offset;
+    return KVASIR_OK;
+}
+
+static bool same_format(struct kv_format a, struct kv_format b) {
+    return a.bits == b.bits && a.group == b.group && a.scalar == b.scalar;
+}
+
+/* The group takes the formats of its first layer, the full ones' ring that of the first ring. */
+static kvasir_status take_shape(struct kvasir_prompt_cache *p, uint32_t layer,
+                                const struct prompt_entry *e, kvasir_error *err) {
+    const struct kv_place place = model_kv_place(p->model->model, layer);
+    struct kv_shape *shape = &p->shapes[place.group];
+    const struct kv_format k = e->kv.sides[0].format, v = e->kv.sides[1].format;
+    if (place.layer == 0) {
+        shape->k = k;
+        shape->v = v;
+        if (!shape->window && prompt_class_is_ring(e->class)) {
+            p->max_size = e->kv.max_size;
+            p->keep = e->kv.keep;
+        }
+    }
+    if (!same_format(shape->k, k) || !same_format(shape->v, v))
+        p->mixed = true;
+    const bool ring = prompt_class_is_ring(e->class);
+    if (!shape->window && (ring ? e->kv.max_size : 0) != p->max_size)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "layer %u keeps %u tokens, another full layer %u (0: all): layers that rotate "
+                    "differently are not supported",
+                    layer, ring ? e->kv.max_size : 0, p->max_size);
+    return KVASIR_OK;
+}
+
+static kvasir_status match_layers(struct kvasir_prompt_cache *p, kvasir_error *err) {
+    const struct model_config *c = model_config(p->model->model);
+    uint32_t owners = 0, at = 0;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        owners += owns_cache(c, i);
+    if (p->file.n_entries != owners)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "the file has caches of %u layers, the model %u: it is another model's",
+                    p->file.n_entries, owners);
+    p->of_layer = mem_calloc(c->n_layers, sizeof *p->of_layer);
+    if (!p->of_layer)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    p->n_groups = model_kv_groups(p->model->model, p->shapes);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        if (!owns_cache(c, i))
+            continue;
+        const struct prompt_entry *e = unwrapped(&p->file.entries[at++]);
+        p->of_layer[i] = e;
+        if (c->layers[i].kind != LAYER_ATTENTION) {
+            TRY(check_state(c, i, e, err));
+            continue;
+        }
+        TRY(check_rows(p, i, (struct prompt_entry *)e, err)); /* the file is ours: settle writes */
+        TRY(take_shape(p, i, e, err));
+    }
+    return p->offset
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_UNSUPPORTED,
+                      "a file without attention layers does not say how many tokens it is of");
+}
+
+/* ---- whose file it is ------------------------------------------------------------------------ */
+
+static const char *metadata(const struct prompt_file *f, const char *key) {
+    for (uint32_t i = 0; i < f->n_metadata; i++)
+        if (strcmp(f->metadata[i].key, key) == 0)
+            return f->metadata[i].value;
+    return NULL;
+}
+
+static void model_text(const struct kvasir_model *m, char out[17]) {
+    snprintf(out, 17, "%016" PRIx64, m->id);
+}
+
+/* "1,2,3" of exactly offset tokens. */
+static kvasir_status read_tokens(struct kvasir_prompt_cache *p, const char *text,
+                                 kvasir_error *err) {
+    const uint32_t vocab = model_config(p->model->model)->vocab;
+    uint32_t n = 0;
+    while (*text && n < p->offset) {
+        char *end;
+        unsigned long id = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : ULONG_MAX;
+        if (id >= vocab || (*end != ',' && *end != 0))
+            break;
+        p->tokens[n++] = (int32_t)id;
+        text = end + (*end == ',');
+    }
+    return n == p->offset && !*text
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_FORMAT,
+                      "metadata kvasir_tokens is no list of %u tokens below %u", p->offset, vocab);
+}
+
+static kvasir_status check_origin(struct kvasir_prompt_cache *p, kvasir_error *err) {
+    const char *model = metadata(&p->file, "kvasir_model"),
+               *tokens = metadata(&p->file, "kvasir_tokens");
+    char ours[17];
+    model_text(p->model, ours);
+    if (model && strcmp(model, ours) != 0)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "the file was made with the model %.32s (fingerprint), this one is %s", model,
+                    ours);
+    p->tokens = mem_calloc(p->offset, sizeof *p->tokens);
+    if (!p->tokens)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    for (uint32_t i = 0; i < p->offset; i++)
+        p->tokens[i] = -1;
+    return tokens ? read_tokens(p, tokens, err) : KVASIR_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, const char *path,
+                                       kvasir_prompt_cache **out, kvasir_error *err) {
+    struct kvasir_prompt_cache *p = mem_calloc(1, sizeof *p);
+    *out = NULL;
+    if (!p)
+        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
+    p->model = model;
+    kvasir_status status = prompt_file_open(path, &p->file, err);
+    if (status == KVASIR_OK) {
+        status = match_layers(p, err);
+        if (status == KVASIR_OK)
+            status = check_origin(p, err);
+        if (status != KVASIR_OK)
+            fail_prefix(err, path);
+    }
+    if (status == KVASIR_OK)
+        *out = p;
+    else
+        kvasir_prompt_cache_close(p);
+    return status;
+}
+
+void kvasir_prompt_cache_close(kvasir_prompt_cache *p) {
+    if (!p)
+        return;
+    prompt_file_close(&p->file);
+    mem_free(p->of_layer);
+    mem_free(p->tokens);
+    mem_free(p);
+}
+
+uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *p) {
+    return p->offset;
+}
+
+void prompt_cache_shape(const struct kvasir_prompt_cache *p,
+                        struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
+                        uint32_t *keep) {
+    memcpy(shapes, p->shapes, p->n_groups * sizeof *shapes);
+    *max_size = p->max_size;
+    *keep = p->keep;
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+struct loader {
+    const struct kvasir_prompt_cache *p;
+    const struct kvasir_context *ctx;
+    struct kv_seq *seq;
+    bool convert;
+    uint8_t *tile;
+    uint8_t codes[HEAD_DIM_MAX];
+    float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
+};
+
+/* The first position from which on all are in the file; those below keep are, too (P2). */
+static uint32_t first_held(const struct prompt_kv *kv) {
+    uint32_t p = kv->offset;
+    while (p > 0 && prompt_entry_row(kv, p - 1) >= 0)
+        p--;
+    return p;
+}
+
+static kvasir_status check_seen(const struct loader *l, uint32_t layer, kvasir_error *err) {
+    const struct kv_place place = model_kv_place(l->p->model->model, layer);
+    const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
+    struct kv_view view;
+    seq_view(l->seq, place.group, &view);
+    const uint32_t start = view.span == UINT32_MAX || kv->offset < view.span
+                               ? 0
+                               : kv->offset + 1 - view.span,
+                   held = first_held(kv);
+    bool good = held <= start || held == 0;
+    for (uint32_t p = 0; p < view.keep && p < kv->offset && good; p++)
+        good = prompt_entry_row(kv, p) >= 0;
+    return good ? KVASIR_OK
+                : fail(err, KVASIR_ERR_ARGUMENT,
+                       "layer %u: the file holds positions from %u on, the next token sees them "
+                       "from %u on%s",
+                       layer, held, start,
+                       l->p->max_size ? ": --max-kv-size and --kv-keep must be the file's" : "");
+}
+
+static kvasir_status check_formats(const struct loader *l, kvasir_error *err) {
+    char ours[24], theirs[24];
+    for (uint32_t g = 0; g < l->p->n_groups; g++) {
+        struct kv_view view;
+        seq_view(l->seq, g, &view);
+        const struct tile_layout *tiles[] = {&view.layouts[0].k, &view.layouts[0].v};
+        const struct kv_format formats[] = {l->p->shapes[g].k, l->p->shapes[g].v};
+        for (int side = 0; side < 2 && !l->convert; side++)
+            if (l->p->mixed || !same_format(tiles[side]->format, formats[side]))
+                return fail(err, KVASIR_ERR_ARGUMENT,
+                            "the file's %s is %s%s, the cache's %s: only --convert-cache changes "
+                            "what is stored",
+                            side ? "V" : "K", kv_format_name(formats[side], theirs),
+                            l->p->mixed ? " and others" : "",
+                            kv_format_name(tiles[side]->format, ours));
+        if (view.layouts[0].centred)
+            return fail(
+                err, KVASIR_ERR_ARGUMENT,
+                "a file's keys are not centred: the cache's must not be (--key-centre off)");
+    }
+    if (kv_cache_start_pages(l->ctx->cache) && !l->convert)
+        return fail(
+            err, KVASIR_ERR_ARGUMENT,
+            "--quantized-kv-start has no place with a file in one format (--convert-cache)");
+    return KVASIR_OK;
+}
+
+/* Row `row` of the file's head into a tile of the cache. */
+static void put_row(struct loader *l, const struct prompt_side *side, uint32_t head, uint32_t row,
+                    const struct tile_layout *layout, uint32_t slot) {
+    if (kv_format_exact(side->format)) {
+        prompt_side_get_values(side, head, row, l->row);
+        tile_encode_row(layout, l->tile, slot, l->row);
+        return;
+    }
+    prompt_side_get_row(side, head, row, l->codes, l->scales, l->biases);
+    if (same_format(side->format, layout->format)) {
+        tile_put_row(layout, l->tile, slot, l->codes, l->scales, l->biases);
+        return;
+    }
+    affine_dequantize(l->codes, l->scales, l->biases, side->dim, side->format.group,
+                      side->format.scalar, l->row);
+    tile_encode_row(layout, l->tile, slot, l->row);
+}
+
+/* Tokens [first, first + n) of one page, K and V of all heads of a layer. */
+static void load_page(struct loader *l, uint32_t layer, uint32_t first, uint32_t n) {
+    const struct kv_place place = model_kv_place(l->p->model->model, layer);
+    const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
+    const uint32_t number = first / TILE_TOKENS;
+    struct kv_view view;
+    seq_view(l->seq, place.group, &view);
+    const struct page_layout *layout =
+        &view.layouts[view.pages[kv_view_index(&view, number)].layout];
+    for (uint32_t head = 0; head < kv->heads; head++)
+        for (int side = 0; side < 2; side++) {
+            const struct tile_layout *tile = side ? &layout->v : &layout->k;
+            memset(l->tile, 0, tile->bytes);
+            for (uint32_t i = 0; i < n; i++) {
+                int64_t row = prompt_entry_row(kv, first + i);
+                if (row >= 0)
+                    put_row(l, &kv->sides[side], head, (uint32_t)row, tile, i);
+            }
+            seq_write_tile(l->seq, place.group, side ? TILE_V : TILE_K, place.layer, head, number,
+                           l->tile);
+        }
+}
+
+/* A state's values [a][b] of a tensor, at to[i * stride_a + j * stride_b]. */
+static void load_values(const struct prompt_tensor *t, size_t first, size_t a, size_t b, float *to,
+                        size_t stride_a, size_t stride_b) {
+    const enum scalar_type scalar = t->dtype == PROMPT_F16    ? SCALAR_F16
+                                    : t->dtype == PROMPT_BF16 ? SCALAR_BF16
+                                                              : SCALAR_F32;
+    for (size_t i = 0; i < a; i++)
+        for (size_t j = 0; j < b; j++)
+            to[i * stride_a + j * stride_b] = scalar_load(scalar, t->data, first + i * b + j);
+}
+
+/* mlx keeps a delta net's matrices as [value head][value dim][key dim]. */
+static kvasir_status load_state(struct loader *l, kvasir_error *err) {
+    const struct model *m = l->p->model->model;
+    const struct model_config *c = model_config(m);
+    const size_t key = c->delta.key_dim, value = c->delta.value_dim;
+    uint8_t *record = mem_calloc(1, model_state_bytes(m));
+    if (!record)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].kind == LAYER_ATTENTION)
+            continue;
+        const struct state_layout at = model_state_layout(m, i);
+        const struct prompt_tensor *states = l->p->of_layer[i]->arrays.states;
+        load_values(&states[0], 0, at.width - 1, at.channels, (float *)(record + at.window),
+                    at.channels, 1);
+        for (size_t h = 0; c->layers[i].kind == LAYER_DELTA && h < c->delta.value_heads; h++)
+            load_values(&states[1], h * key * value, value, key,
+                        (float *)(record + at.matrix) + h * key * value, 1, value);
+    }
+    seq_write_state(l->seq, record);
+    mem_free(record);
+    return KVASIR_OK;
+}
+
+static kvasir_status load_pages(struct loader *l, kvasir_error *err) {
+    const struct model_config *c = model_config(l->p->model->model);
+    for (uint32_t first = 0; first < l->p->offset; first += TILE_TOKENS) {
+        uint32_t n = l->p->offset - first < TILE_TOKENS ? l->p->offset - first : TILE_TOKENS;
+        TRY(seq_prepare(l->seq, n, err));
+        for (uint32_t i = 0; i < c->n_layers; i++)
+            if (l->p->of_layer[i] && c->layers[i].kind == LAYER_ATTENTION)
+                load_page(l, i, first, n);
+        if (first + n == l->p->offset && l->ctx->options.cache.state_bytes)
+            TRY(load_state(l, err));
+        seq_commit(l->seq, l->p->tokens + first, n);
+    }
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        if (l->p->of_layer[i] && c->layers[i].kind == LAYER_ATTENTION) {
+            uint32_t held = first_held(&l->p->of_layer[i]->kv);
+            if (held)
+                seq_mark_missing(l->seq, model_kv_place(l->p->model->model, i).group, held);
+        }
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p, bool convert,
+                              kvasir_seq **out, kvasir_error *err) {
+    struct loader *l = mem_calloc(1, sizeof *l);
+    kvasir_seq *seq = NULL;
+    kvasir_status status;
+    *out = NULL;
+    if (!l)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    *l = (struct loader){.p = p, .ctx = ctx, .convert = convert};
+    if (p->model != ctx->model) {
+        status = fail(err, KVASIR_ERR_ARGUMENT, "the file was opened for another model");
+        goto done;
+    }
+    if (p->offset > ctx->options.ctx && !ctx->options.cache.max_size) {
+        status = fail(err, KVASIR_ERR_CONTEXT,
+                      "the file's %u tokens do not fit the context of %u: raise --ctx", p->offset,
+                      ctx->options.ctx);
+        goto done;
+    }
+    TRY_GOTO(kvasir_seq_create(ctx, &seq, err));
+    l->seq = seq->seq;
+    TRY_GOTO(check_formats(l, err));
+    for (uint32_t i = 0; i < model_config(p->model->model)->n_layers; i++)
+        if (p->of_layer[i] && prompt_class_is_kv(p->of_layer[i]->class))
+            TRY_GOTO(check_seen(l, i, err));
+    TRY_GOTO(seq_reserve(l->seq, p->offset, err));
+    l->tile = mem_alloc(
+        kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
+    status =
+        l->tile ? load_pages(l, err) : fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+done:
+    if (status == KVASIR_OK)
+        *out = seq;
+    else
+        kvasir_seq_destroy(seq);
+    mem_free(l->tile);
+    mem_free(l);
+    return status;
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_seq_save: a sequence as a prompt-cache file that mlx-lm loads (prompt_cache.c has the
+ * drawing). Rows are read from pages as the file is written: no second copy of the cache.
+ *
+ *     all tokens        KVCache, QuantizedKVCache                rows in order of position
+ *     keep + newest     RotatingKVCache, Quantized...            kept ones, then the newest in order:
+ *                                                                a ring that a chunk has just passed
+ *
+ * mlx's ring holds one token more than a query behind it sees; where its page is gone the row is
+ * zeros, which nothing reads: the next token overwrites it.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* A part of K or V of one layer: codes, scales, biases, or the values. */
+struct source {
+    struct saver *s;
+    struct kv_place place;
+    enum tile_kind side;
+    int part; /* 0 codes or values, 1 scales, 2 biases */
+    uint32_t rows, keep;
+};
+
+struct saver {
+    const struct kvasir_seq *seq;
+    struct prompt_file file;
+    struct prompt_entry *entries;
+    struct source *sources;       /* [entries][2][PROMPT_PARTS] */
+    struct prompt_tensor *states; /* [entries][2] */
+    float *records;               /* the state, and matrices turned to mlx's order */
+    /* the tile read last */
+    uint8_t *tile;
+    const struct tile_layout *layout;
+    bool there;
+    struct kv_place place;
+    enum tile_kind side;
+    uint32_t head, number;
+    /* a row of it */
+    uint8_t codes[HEAD_DIM_MAX];
+    float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
+};
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static uint32_t position_of(const struct source *from, uint32_t row) {
+    uint32_t length = seq_length(from->s->seq->seq);
+    return row < from->keep ? row : length - (from->rows - row);
+}
+
+static void find_tile(const struct source *from, uint32_t head, uint32_t number) {
+    struct saver *s = from->s;
+    if (s->layout && s->place.group == from->place.group && s->place.layer == from->place.layer &&
+        s->side == from->side && s->head == head && s->number == number)
+        return;
+    s->place = from->place;
+    s->side = from->side;
+    s->head = head;
+    s->number = number;
+    s->there = seq_read_tile(s->seq->seq, from->place.group, from->side, from->place.layer, head,
+                             number, &s->layout, s->tile);
+}
+
+static size_t part_bytes(const struct tile_layout *l, int part) {
+    const size_t scalar = l->format.scalar == SCALAR_F32 ? 4 : 2;
+    if (kv_format_exact(l->format))
+        return l->head_dim * scalar;
+    return part == 0 ? (size_t)l->head_dim * l->format.bits / 8 : l->groups * scalar;
+}
+
+static void write_row(const struct source *from, uint32_t position, uint8_t *out) {
+    struct saver *s = from->s;
+    const struct tile_layout *l = s->layout;
+    const uint32_t slot = position % TILE_TOKENS;
+    if (!s->there) {
+        memset(out, 0, part_bytes(l, from->part));
+    } else if (kv_format_exact(l->format)) {
+        tile_decode_row(l, s->tile, slot, s->row);
+        for (uint32_t i = 0; i < l->head_dim; i++)
+            scalar_store(l->format.scalar, out, i, s->row[i]);
+    } else {
+        tile_get_row(l, s->tile, slot, s->codes, s->scales, s->biases);
+        if (from->part == 0)
+            affine_pack_row(s->codes, l->head_dim, l->format.bits, (uint32_t *)out);
+        const float *values = from->part == 1 ? s->scales : s->biases;
+        for (uint32_t g = 0; from->part && g < l->groups; g++)
+            scalar_store(l->format.scalar, out, g, values[g]);
+    }
+}
+
+static kvasir_status make_rows(void *ctx, uint32_t head, uint32_t row, uint32_t n, void *out,
+                               kvasir_error *err) {
+    const struct source *from = ctx;
+    uint8_t *to = out;
+    (void)err;
+    for (uint32_t r = row; r < row + n; r++) {
+        uint32_t position = position_of(from, r);
+        find_tile(from, head, position / TILE_TOKENS);
+        write_row(from, position, to);
+        to += part_bytes(from->s->layout, from->part);
+    }
+    return KVASIR_OK;
+}
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
+static enum prompt_dtype dtype_of(enum scalar_type t) {
+    return t == SCALAR_F16 ? PROMPT_F16 : t == SCALAR_BF16 ? PROMPT_BF16 : PROMPT_F32;
+}
+
+static void describe_side(struct saver *s, uint32_t at, struct kv_place place, enum tile_kind kind,
+                          const struct tile_layout *l, struct prompt_kv *kv) {
+    struct prompt_side *side = &kv->sides[kind == TILE_V];
+    const bool exact = kv_format_exact(l->format);
+    *side = (struct prompt_side){.format = l->format, .dim = l->head_dim};
+    for (int part = 0; part < (exact ? 1 : PROMPT_PARTS); part++) {
+        const bool codes = part == 0 && !exact;
+        const uint32_t width = codes  ? l->head_dim * (uint32_t)l->format.bits / 32
+                               : part ? l->groups
+                                      : l->head_dim;
+        side->parts[part] = prompt_tensor_of(codes ? PROMPT_U32 : dtype_of(l->format.scalar), 4,
+                                             (uint32_t[]){1, kv->heads, kv->rows, width});
+        struct source *from =
+            &s->sources[((size_t)at * 2 + (kind == TILE_V)) * PROMPT_PARTS + (size_t)part];
+        *from = (struct source){s, place, kind, part, kv->rows, kv->keep};
+        side->parts[part].rows = make_rows;
+        side->parts[part].ctx = from;
+    }
+}
+
+static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
+                                   kvasir_error *err) {
+    const struct kvasir_context *c = s->seq->ctx;
+    const struct kv_place place = model_kv_place(c->model->model, layer);
+    const uint32_t length = seq_length(s->seq->seq);
+    struct kv_view view;
+    seq_view(s->seq->seq, place.group, &view);
+    const struct page_layout *l = &view.layouts[view.pages[view.n_pages - 1].layout];
+    for (uint32_t i = 0; i < view.n_pages; i++) {
+        if (view.layouts[view.pages[i].layout].centred)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "keys are centred, which mlx-lm knows nothing of: --key-centre off");
+        if (&view.layouts[view.pages[i].layout] != l)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "the sequence's pages have several formats (--quantized-kv-start): a file "
+                        "has one, kvasir_seq_requantize makes them so");
+    }
+    const bool ring = view.span != UINT32_MAX, affine = !kv_format_exact(l->k.format),
+               affine_v = !kv_format_exact(l->v.format);
+    if (affine != affine_v)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "K or V alone is quantized: no class of mlx-lm holds that");
+    struct prompt_entry *e = &s->entries[at];
+    e->class = affine ? (ring ? PROMPT_QUANTIZED_ROTATING : PROMPT_QUANTIZED)
+                      : (ring ? PROMPT_ROTATING : PROMPT_KV);
+    e->kv = (struct prompt_kv){.heads = l->kv_heads, .rows = length, .offset = length};
+    if (ring) {
+        e->kv.keep = view.keep;
+        e->kv.max_size = view.keep + view.span;
+        e->kv.rows = length < e->kv.max_size ? length : e->kv.max_size;
+        e->kv.idx = e->kv.rows;
+    }
+    describe_side(s, at, place, TILE_K, &l->k, &e->kv);
+    describe_side(s, at, place, TILE_V, &l->v, &e->kv);
+    return KVASIR_OK;
+}
+
+/* s->records: [state_bytes] as it is, and behind it as much for the matrices mlx's way. */
+static void describe_state(struct saver *s, uint32_t layer, uint32_t at) {
+    const struct model *m = s->seq->ctx->model->model;
+    const struct model_config *c = model_config(m);
+    const struct state_layout l = model_state_layout(m, layer);
+    const bool delta = c->layers[layer].kind == LAYER_DELTA;
+    const uint32_t heads = c->delta.value_heads, key = c->delta.key_dim, value = c->delta.value_dim;
+    uint8_t *record = (uint8_t *)s->records, *turned = record + model_state_bytes(m);
+    struct prompt_tensor *states = &s->states[(size_t)at * 2];
+    states[0] = prompt_tensor_of(PROMPT_F32, 3, (uint32_t[]){1, l.width - 1, l.channels});
+    states[0].data = record + l.window;
+    if (delta) {
+        const float *from = (const float *)(record + l.matrix);
+        float *to = (float *)(turned + l.matrix);
+        for (size_t h = 0; h < heads; h++, from += key * value, to += key * value)
+            for (size_t i = 0; i < key; i++)
+                for (size_t j = 0; j < value; j++)
+                    to[j * key + i] = from[i * value + j];
+        states[1] = prompt_tensor_of(PROMPT_F32, 4, (uint32_t[]){1, heads, value, key});
+        states[1].data = turned + l.matrix;
+    }
+    s->entries[at] = (struct prompt_entry){.class = PROMPT_ARRAYS,
+                                           .arrays = {.n = delta ? 2 : 1, .states = states}};
+}
+
+static kvasir_status describe(struct saver *s, kvasir_error *err) {
+    const struct model *m = s->seq->ctx->model->model;
+    const struct model_config *c = model_config(m);
+    const uint64_t bytes = model_state_bytes(m);
+    s->entries = mem_calloc(c->n_layers, sizeof *s->entries);
+    s->sources = mem_calloc(c->n_layers, 2 * PROMPT_PARTS * sizeof *s->sources);
+    s->states = mem_calloc(c->n_layers, 2 * sizeof *s->states);
+    s->records = mem_alloc_aligned(bytes ? 2 * bytes : 64);
+    s->tile = mem_alloc(
+        kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
+    if (!s->entries || !s->sources || !s->states || !s->records || !s->tile)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    if (bytes)
+        seq_read_state(s->seq->seq, s->records);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        if (c->layers[i].kind != LAYER_ATTENTION)
+            describe_state(s, i, s->file.n_entries++);
+        else if (c->layers[i].kv_from == i)
+            TRY(describe_rows(s, i, s->file.n_entries++, err));
+    }
+    s->file.entries = s->entries;
+    return KVASIR_OK;
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static bool put_tokens(const struct kvasir_seq *seq, struct text_buf *out) {
+    const int32_t *tokens = seq_tokens(seq->seq);
+    bool good = true;
+    for (uint32_t i = 0; good && i < seq_length(seq->seq); i++)
+        good = text_printf(out, "%s%" PRId32, i ? "," : "", tokens[i]);
+    return good;
+}
+
+static bool all_known(const struct kvasir_seq *seq) {
+    for (uint32_t i = 0; i < seq_length(seq->seq); i++)
+        if (seq_tokens(seq->seq)[i] < 0)
+            return false;
+    return true;
+}
+
+kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
+                              kvasir_error *err) {
+    struct saver *s = mem_calloc(1, sizeof *s);
+    struct text_buf tokens = {0};
+    const struct kvasir_model *m = seq->ctx->model;
+    char model[17];
+    kvasir_status status;
+    if (!s)
+        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    s->seq = seq;
+    if (seq_length(seq->seq) == 0) {
+        status = fail(err, KVASIR_ERR_ARGUMENT, "%s: the sequence is empty", path);
+        goto done;
+    }
+    TRY_GOTO(describe(s, err));
+    snprintf(model, sizeof model, "%016" PRIx64, m->id);
+    if (!put_tokens(seq, &tokens)) {
+        status = fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+        goto done;
+    }
+    struct prompt_pair metadata[] = {{"kvasir_model", model},
+                                     {"model", m->path},
+                                     {"tokenizer_config", "{}"},
+                                     {"kvasir_tokens", tokens.data}};
+    s->file.form = legacy ? PROMPT_FORM_LEGACY : PROMPT_FORM_032;
+    s->file.metadata = metadata;
+    s->file.n_metadata = all_known(seq) ? 4 : 3;
+    status = prompt_file_write(path, &s->file, err);
+done:
+    text_free(&tokens);
+    mem_free(s->entries);
+    mem_free(s->sources);
+    mem_free(s->states);
+    mem_free(s->records);
+    mem_free(s->tile);
+    mem_free(s);
+    return status;
+}
