@@ -167,7 +167,8 @@ static kvasir_status read_sizes(const struct json_scope *s, const struct family 
     const char *ffn = "intermediate_size", *eps_key = "rms_norm_eps";
     if (strcmp(f->arch, "lfm2") == 0) {
         eps_key = "norm_eps";
-        if (json_is_integer(json_object_get(s->object, "block_ff_dim")))
+        const json_t *block = json_object_get(s->object, "block_ff_dim");
+        if (block && !json_is_null(block)) /* the old spelling goes first */
             ffn = "block_ff_dim";
     }
     /* Of qwen3_5_moe nothing is so wide. */
@@ -483,6 +484,14 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
             return fail(s->err, KVASIR_ERR_FORMAT, "field %.*s must be an object, found %s",
                         (int)strlen(one.prefix) - 1, one.prefix, json_kind(object));
         TRY(config_rope(&one, c, &c->ropes[i]));
+    }
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)inner.object, key, value) {
+        if (json_is_object(value) && strcmp(key, "full_attention") != 0 &&
+            strcmp(key, "sliding_attention") != 0)
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %s%.60s: an object is of no use there",
+                        inner.prefix, name_is_clean(key, strlen(key)) ? key : "?");
     }
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].rope = c->layers[i].window != 0;
