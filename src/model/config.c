@@ -126,6 +126,32 @@ static bool is_wrapped(const struct json_scope *s) {
     return s->prefix[0] != 0;
 }
 
+/* What kernels, tiles and tables take for granted; load.c checks it of all files, here fields are
+ * named. */
+static kvasir_status check_head_dim(const struct json_scope *s, uint32_t head_dim) {
+    return head_dim <= HEAD_DIM_MAX && head_dim % HEAD_DIM_UNIT == 0
+               ? KVASIR_OK
+               : fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                      "field %shead_dim: heads of %u dims are not supported, only multiples of %d "
+                      "up to %d",
+                      s->prefix, head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
+}
+
+static kvasir_status check_layers(const struct json_scope *s, const struct model_config *c) {
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        if (l->kind != LAYER_ATTENTION)
+            continue;
+        TRY(check_head_dim(s, l->head_dim));
+        if (c->heads % l->kv_heads != 0 || c->heads / l->kv_heads > GQA_MAX)
+            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                        "field %snum_key_value_heads: %u heads for %u KV heads are not supported: "
+                        "must be a multiple, at most %d",
+                        s->prefix, c->heads, l->kv_heads, GQA_MAX);
+    }
+    return KVASIR_OK;
+}
+
 static kvasir_status read_heads(const struct json_scope *s, const struct family *f,
                                 struct model_config *c) {
     TRY(json_get_u32(s, "num_attention_heads", c->heads == 0, 1, HEADS_MAX, &c->heads));
@@ -141,7 +167,7 @@ static kvasir_status read_heads(const struct json_scope *s, const struct family 
                         c->heads, c->dim);
         c->head_dim = c->dim / c->heads;
     }
-    return KVASIR_OK;
+    return check_head_dim(s, c->head_dim);
 }
 
 static kvasir_status read_sizes(const struct json_scope *s, const struct family *f,
@@ -491,7 +517,7 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
         if (json_is_object(value) && strcmp(key, "full_attention") != 0 &&
             strcmp(key, "sliding_attention") != 0)
             return fail(s->err, KVASIR_ERR_FORMAT, "field %s%.60s: an object is of no use there",
-                        inner.prefix, name_is_clean(key, strlen(key)) ? key : "?");
+                        inner.prefix, key);
     }
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].rope = c->layers[i].window != 0;
@@ -499,26 +525,6 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
 }
 
 /* ---- the document ---------------------------------------------------------------------------- */
-
-/* What kernels and tiles take for granted; load.c checks it of all files, here fields are named. */
-static kvasir_status check_heads(const struct json_scope *s, const struct model_config *c) {
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const struct layer_config *l = &c->layers[i];
-        if (l->kind != LAYER_ATTENTION)
-            continue;
-        if (l->head_dim > HEAD_DIM_MAX || l->head_dim % HEAD_DIM_UNIT != 0)
-            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                        "field %shead_dim: heads of %u dims are not supported, only multiples of "
-                        "%d up to %d",
-                        s->prefix, l->head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
-        if (c->heads % l->kv_heads != 0 || c->heads / l->kv_heads > GQA_MAX)
-            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                        "field %snum_key_value_heads: %u heads for %u KV heads are not supported: "
-                        "must be a multiple, at most %d",
-                        s->prefix, c->heads, l->kv_heads, GQA_MAX);
-    }
-    return KVASIR_OK;
-}
 
 static kvasir_status read_document(const struct json_scope *s, struct model_config *c) {
     const struct family *family;
@@ -550,7 +556,7 @@ static kvasir_status read_document(const struct json_scope *s, struct model_conf
         return fail(s->err, KVASIR_ERR_UNSUPPORTED,
                     "field %s%.60s: rope that differs by layer is not supported in a %s model",
                     rope.prefix, which, c->arch);
-    return check_heads(&text, c);
+    return check_layers(&text, c);
 }
 
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,

@@ -295,6 +295,7 @@ static const struct {
     {"smollm3", "{'no_rope_layers':[1,true,1,0]}", FORMAT, "field no_rope_layers[1] must be 0 or"},
     {"smollm3", "{'mlp_bias':true}", UNSUP, "field mlp_bias: true is not supported"},
     {"phi3_long", "{'head_dim':64}", FORMAT, "short_factor must be an array of 32 numbers"},
+    {"phi3_long", "{'head_dim':1024}", UNSUP, "field head_dim: heads of 1024 dims"},
     {"phi3_long", "{'max_position_embeddings':null}", FORMAT,
      "field max_position_embeddings is missing"},
     {"dynamic", "{'max_position_embeddings':null}", FORMAT,
