@@ -274,7 +274,8 @@ kvasir_status config_experts(const struct json_scope *s, struct model_config *c)
     TRY(json_get_u32(s, "num_local_experts", false, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "num_experts", c->moe.n == 0, 1, EXPERTS_MAX, &c->moe.n));
     uint32_t every = 1, dim = c->moe.dim;
-    TRY(json_get_u32(s, "num_experts_per_tok", c->moe.top_k == 0, 1, c->moe.n, &c->moe.top_k));
+    const bool chosen = c->moe.top_k >= 1 && c->moe.top_k <= c->moe.n; /* by default */
+    TRY(json_get_u32(s, "num_experts_per_tok", !chosen, 1, c->moe.n, &c->moe.top_k));
     TRY(json_get_u32(s, "moe_intermediate_size", dim == 0, 1, FFN_MAX, &dim));
     TRY(config_experts_fit(s, c, dim));
     TRY(json_get_bool(s, "norm_topk_prob", &c->moe.normalize));
