@@ -361,6 +361,8 @@ static const struct {
      "field partial_rotary_factor: 0.01 of 64 dims leaves none"},
     {"lfm2", "{'layer_types':['conv','conv','full_attention','mamba']}", UNSUP,
      "field layer_types[3]: mamba is not supported"},
+    {"qwen3_5", "{'head_dim':28,'partial_rotary_factor':null,'rope_parameters':{}}", UNSUP,
+     "field head_dim: a quarter of 28 dims"},
     {"lfm2", "{'layer_types':['conv']}", FORMAT, "field layer_types must be an array of 4"},
     {"lfm2", "{'layer_types':null}", FORMAT, "field layer_types is missing, and full_attn_idxs"},
     {"lfm2", "{'conv_bias':true}", UNSUP, "field conv_bias: true is not supported"},
