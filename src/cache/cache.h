@@ -170,8 +170,8 @@ bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, 
  * files) in place of what a step would encode. */
 void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                     uint32_t head, uint32_t number, const void *bytes);
-/* The recurrent layers' state behind the last token [state_bytes], read, and written between prepare
- * and commit. */
+/* The recurrent layers' state behind the last token [state_bytes], read, and written between
+ * prepare and commit. */
 void seq_read_state(const struct kv_seq *s, void *record);
 void seq_write_state(struct kv_seq *s, const void *record);
 /* Says that of the group's pages positions from `first` on hold something, those before it (behind

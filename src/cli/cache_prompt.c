@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cache_prompt.c: `kvasir cache-prompt`, evaluates a prompt once and writes its cache to a file that
- * `generate --prompt-cache` goes on behind, and mlx-lm too.
+/* cache_prompt.c: `kvasir cache-prompt`, evaluates a prompt once and writes its cache to a file
+ * that `generate --prompt-cache` goes on behind, and mlx-lm too.
  *
  * The prompt ends with the user's text: what a chat template writes behind that is written when the
  * text goes on. The file appears only when it is complete.
@@ -35,7 +35,8 @@ static const struct option OPTIONS[] = {
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
      .required = true, .shown = "", .help = "the file to write; one that is there is replaced"},
     {.name = "--format", .value = "FORM", .kind = OPTION_TEXT, ROW(format), .initial = "current",
-     .help = "current: mlx-lm 0.32 and later, where its classes hold the cache; legacy: up to 0.31"},
+     .help = "current: mlx-lm 0.32 and later, where its classes hold the cache; "
+             "legacy: up to 0.31"},
     CACHE_OPTIONS(struct cache_prompt_args),
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),

@@ -92,7 +92,7 @@ struct kvasir_seq {
     struct kv_seq *seq;
 };
 
-/* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) --------------------------------- */
+/* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) -------------------------------- */
 
 /* The model's layer groups with the file's formats, and how full layers rotate (0: not). */
 void prompt_cache_shape(const struct kvasir_prompt_cache *p,

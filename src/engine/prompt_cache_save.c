@@ -2,9 +2,9 @@
 /* kvasir_seq_save: a sequence as a prompt-cache file that mlx-lm loads (prompt_cache.c has the
  * drawing). Rows are read from pages as the file is written: no second copy of the cache.
  *
- *     all tokens        KVCache, QuantizedKVCache                rows in order of position
- *     keep + newest     RotatingKVCache, Quantized...            kept ones, then the newest in order:
- *                                                                a ring that a chunk has just passed
+ *     all tokens      KVCache, QuantizedKVCache         rows in order of position
+ *     keep + newest   RotatingKVCache, Quantized...     kept ones, then the newest in order: a ring
+ *                                                       that a chunk has just passed
  *
  * mlx's ring holds one token more than a query behind it sees; where its page is gone the row is
  * zeros, which nothing reads: the next token overwrites it.

@@ -13,7 +13,8 @@
  *         x += norm(Wproj (gelu(Win x) * inputs[layer]))
  *         x *= scale of the layer
  *
- * Gains are stored as they are; the embedding's factor is gemma.c's. The router reads x, normed by a gain of its own.
+ * Gains are stored as they are; the embedding's factor is gemma.c's. The router reads x, normed by
+ * a gain of its own.
  */
 #include <stdio.h>
 

@@ -9,11 +9,11 @@
  *     both         x += mlp(h), or experts and one that all rows take
  *
  * h = rms_norm(x); rope turns the first quarter of a head. Gains are stored less 1, but for the
- * norm behind the delta rule, and whole in mlx's folders. qwen3_next joins what a key head and its value heads need into one
- * matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has them apart. GGUF has only
- * beta and a joint, those of qwen3_next; and of qwen3_5 the value heads in another order, so that
- * value head h has key head h % key_heads (delta.keys_cycle). They stay in it: Wout's columns are
- * in it, too, and a matrix of blocks could not be turned back.
+ * norm behind the delta rule, and whole in mlx's folders. qwen3_next joins what a key head and its
+ * value heads need into one matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has
+ * them apart. GGUF has only beta and a joint, those of qwen3_next; and of qwen3_5 the value heads
+ * in another order, so that value head h has key head h % key_heads (delta.keys_cycle). They stay
+ * in it: Wout's columns are in it, too, and a matrix of blocks could not be turned back.
  */
 #include "model/family.h"
 

@@ -117,13 +117,14 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
 
 /* What values are rounded to before they are quantized with scales of type t: t, but nothing with
  * bfloat16. Eight bits are fewer than what codes of 8 bits tell apart, and a step's K and V are
- * float32: what a bfloat16 model makes has these bits anyway, and is quantized as mx.quantize does. */
+ * float32: what a bfloat16 model makes has these bits anyway, and is quantized as mx.quantize does.
+ */
 static inline enum scalar_type affine_input(enum scalar_type t) {
     return t == SCALAR_BF16 ? SCALAR_F32 : t;
 }
-/* Stores row x [head_dim] of one token (0..63): rounds to the scalar type or, for affine formats, to
- * affine_input of it, and quantizes. The definition of every encode kernel. Other tokens of the tile
- * keep their bits. */
+/* Stores row x [head_dim] of one token (0..63): rounds to the scalar type or, for affine formats,
+ * to affine_input of it, and quantizes. The definition of every encode kernel. Other tokens of the
+ * tile keep their bits. */
 void tile_encode_row(const struct tile_layout *l, void *tile, uint32_t token, const float *x);
 /* Reads one token back. Affine: value = float32(scale) * code + float32(bias), in float32, product
  * then sum; exact: the stored value. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every prompt-cache file of ../shared/fixtures/mlx/prompt-cache, written by mlx-lm, loaded into the
- * model it was made with: the query and the ids behind it are fed one by one, and the five largest
- * logits of each step compared with mlx-lm's (float32_first, float32_forced), within twice the
- * tolerances that the fixtures' README measured between two implementations. Then the sequence is
- * saved in both forms, loaded again, and must go on with the same bits.
+/* Every prompt-cache file of ../shared/fixtures/mlx/prompt-cache, written by mlx-lm, loaded into
+ * the model it was made with: the query and the ids behind it are fed one by one, and the five
+ * largest logits of each step compared with mlx-lm's (float32_first, float32_forced), within twice
+ * the tolerances that the fixtures' README measured between two implementations. Then the sequence
+ * is saved in both forms, loaded again, and must go on with the same bits.
  *
- * act_bits 16. The tiny models need nothing else; smollm2 is skipped where models/ lacks its folder.
+ * act_bits 16. The tiny models need nothing else; smollm2 is skipped where models/ lacks its
+ * folder.
  */
 #include <jansson.h>
 #include <math.h>
