@@ -11,9 +11,9 @@
  *               at least 3 of 4 positions are within these two bounds
  *
  * and every tier beside ref with quantized pages. Float noise in K and V flips a code in some ten
- * thousand, and all behind it moves, so that no bound holds for a position (kcheck holds the kernels
- * to one, on equal bytes); averages are stable: tiers differ on average by less than half of what the format
- * costs against the golden.
+ * thousand, and all behind it moves, so that no bound holds for a position (kcheck holds the
+ * kernels to one, on equal bytes); averages are stable: tiers differ on average by less than half
+ * of what the format costs against the golden.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -98,7 +98,7 @@ static void run_model(const char *path, uint32_t ctx_length, const char *tier, c
     kvasir_model_close(model);
 }
 
-/* A router's ties (qwen3_moe, gpt_oss ...): rounded pages choose other experts at some positions. */
+/* Has a router, whose ties rounded pages decide otherwise at some positions. */
 static bool has_ties(const char *name) {
     return strstr(name, "moe") || strstr(name, "gpt_oss") || strstr(name, "qwen3_next") ||
            strcmp(name, "gemma4_full") == 0;
