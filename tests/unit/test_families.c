@@ -361,8 +361,6 @@ static const struct {
      "field partial_rotary_factor: 0.01 of 64 dims leaves none"},
     {"lfm2", "{'layer_types':['conv','conv','full_attention','mamba']}", UNSUP,
      "field layer_types[3]: mamba is not supported"},
-    {"qwen3_5", "{'head_dim':28,'partial_rotary_factor':null,'rope_parameters':{}}", UNSUP,
-     "field head_dim: a quarter of 28 dims"},
     {"lfm2", "{'layer_types':['conv']}", FORMAT, "field layer_types must be an array of 4"},
     {"lfm2", "{'layer_types':null}", FORMAT, "field layer_types is missing, and full_attn_idxs"},
     {"lfm2", "{'conv_bias':true}", UNSUP, "field conv_bias: true is not supported"},
@@ -384,6 +382,30 @@ static void test_odd(void **state) {
         if (status != ODD[i].status || err.code != status || !strstr(err.text, ODD[i].words))
             fail_msg("%s %s: %d: %s", ODD[i].base, ODD[i].patch, status, err.text);
     }
+}
+
+/* The class's quarter of a head, where nothing is said of it. */
+static void test_quarter(void **state) {
+    (void)state;
+    static const uint32_t head_dims[] = {64, 28};
+    for (size_t i = 0; i < 2; i++) {
+        struct model_config c;
+        kvasir_error err;
+        json_t *document = base("qwen3_5");
+        json_object_del(document, "partial_rotary_factor");
+        json_object_del(document, "rope_parameters");
+        json_object_set_new(document, "head_dim", json_integer(head_dims[i]));
+        kvasir_status status = parse(document, &c, &err);
+        json_decref(document);
+        assert_int_equal(status, i ? UNSUP : KVASIR_OK);
+        if (i)
+            assert_non_null(strstr(err.text, "field head_dim: a quarter of 28 dims"));
+        else
+            assert_int_equal(c.ropes[0].dims, 16);
+    }
+    assert_int_equal(
+        accepted("qwen3_5", "{'rope_parameters':null,'partial_rotary_factor':1.0}").ropes[0].dims,
+        64);
 }
 
 /* ---- tensors at odds ------------------------------------------------------------------------- */
@@ -511,10 +533,9 @@ static void test_tensors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_wrapped),
-        cmocka_unit_test(test_layers),
-        cmocka_unit_test(test_odd),
+        cmocka_unit_test(test_fields),  cmocka_unit_test(test_wrapped),
+        cmocka_unit_test(test_layers),  cmocka_unit_test(test_odd),
+        cmocka_unit_test(test_quarter),
     };
     const struct CMUnitTest fixtures[] = {cmocka_unit_test(test_tensors)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
