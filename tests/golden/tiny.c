@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tiny models of ../shared/fixtures/tiny against their float32 goldens (transformers), through
- * the public interface: act_bits 16, in every tier this machine has.
+/* The tiny models of ../shared/fixtures/tiny, and of folders beside this file (make_tiny_NAME.py),
+ * against their float32 goldens (transformers), through the public interface: act_bits 16, in every
+ * tier this machine has.
  *
  *   f32 pages   the bound of the issue: max |logit error| <= 2e-4 x max |logit|
  *   f16 pages   keys and values are rounded to 11 bits, relative errors of up to 2^-12, which four
@@ -35,13 +36,20 @@ static const struct {
               {"phi3_short", 2048}, {"phi3_long", 0},  {"olmo3", 0},       {"gemma2", 0},
               {"gemma3", 0},        {"gemma4", 0},     {"gemma4_full", 0}, {"gemma4_shared", 0},
               {"gpt_oss", 0},       {"qwen3_next", 0}, {"qwen3_5", 0},     {"qwen3_5_moe", 0},
-              {"lfm2", 0}};
+              {"lfm2", 0},          {"olmoe", 0}};
 static const struct {
     const char *bits;
     double bound;
 } FORMATS[] = {{"f32", 2e-4}, {"f16", 4e-3}, {"bf16", 3.2e-2}};
 
 static int failed; /* models past their bound, of a tier */
+
+/* The model's folder, or a file of it: beside this file, or with the shared ones. */
+static void fixture_path(char path[512], const char *name, const char *file) {
+    snprintf(path, 512, "%s/tests/golden/%s%s", SOURCE_DIR, name, file);
+    if (!path_exists(path))
+        snprintf(path, 512, "%s/fixtures/tiny/%s%s", SHARED_DIR, name, file);
+}
 
 struct comparison {
     const int32_t *positions;
@@ -95,7 +103,7 @@ static void check_model(const char *model, const char *name, const char *label, 
                         const char *tier, const char *bits, double bound) {
     char path[512];
     struct golden_file file;
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s/golden.safetensors", SHARED_DIR, name);
+    fixture_path(path, name, "/golden.safetensors");
     assert_true(golden_open(&file, path));
     struct golden ids = golden_get(&file, "input_ids"), at = golden_get(&file, "positions"),
                   logits = golden_get(&file, "logits");
@@ -130,7 +138,7 @@ static void check_tier(const char *tier) {
     failed = 0;
     for (size_t m = 0; m < sizeof MODELS / sizeof *MODELS; m++)
         for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++) {
-            snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, MODELS[m].name);
+            fixture_path(path, MODELS[m].name, "");
             check_model(path, MODELS[m].name, tier, MODELS[m].ctx, tier, FORMATS[f].bits,
                         FORMATS[f].bound);
         }
