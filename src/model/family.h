@@ -8,7 +8,7 @@
  *     load.c     struct model: tensors bound to their places
  *     run.c      struct model_run: buffers, constants, rope tables, the life of a run
  *     blocks.c   the steps that forwards are made of
- *     llama.c gemma.c gemma4.c gpt_oss.c qwen_hybrid.c lfm2.c olmo3.c
+ *     llama.c gemma.c gemma4.c gpt_oss.c qwen_hybrid.c lfm2.c olmo3.c olmoe.c
  *                one family each: read (its fields of config.json), gguf_read (its keys of GGUF),
  *                bind (its tensors), forward
  *
@@ -256,14 +256,17 @@ void block_experts(struct model_run *r, const struct layer_weights *l, const flo
 
 /* ---- families -------------------------------------------------------------------------------- */
 
-#define FAMILY(name)                                                                               \
+/* FILE: of a family whose forward is another's. */
+#define FAMILY_FILE(name)                                                                          \
     kvasir_status name##_read(const struct json_scope *s, struct model_config *c) MUST_CHECK;      \
     kvasir_status name##_gguf_read(struct gguf_keys *k, struct model_config *c) MUST_CHECK;        \
-    kvasir_status name##_bind(struct binder *b, uint32_t layer, struct layer_weights *l)           \
-        MUST_CHECK;                                                                                \
+    kvasir_status name##_bind(struct binder *b, uint32_t layer, struct layer_weights *l) MUST_CHECK
+#define FAMILY(name)                                                                               \
+    FAMILY_FILE(name);                                                                             \
     void name##_forward(struct model_run *r, const struct batch *batch)
 FAMILY(llama);
 FAMILY(olmo3);
+FAMILY_FILE(olmoe);
 FAMILY(gemma);
 FAMILY(gemma4);
 kvasir_status gemma4_bind_model(struct binder *b) MUST_CHECK;
@@ -271,6 +274,7 @@ FAMILY(gpt_oss);
 FAMILY(qwen_hybrid);
 FAMILY(lfm2);
 #undef FAMILY
+#undef FAMILY_FILE
 /* Those of which rows have names of their own. */
 extern const struct gguf_name phi3_gguf_names[], olmo3_gguf_names[], gemma_gguf_names[],
     gemma4_gguf_names[], gpt_oss_gguf_names[], qwen_hybrid_gguf_names[], lfm2_gguf_names[];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tiny models of ../shared/fixtures/tiny against their float32 goldens (transformers), through
- * the public interface: act_bits 16, in every tier this machine has.
+/* The tiny models of ../shared/fixtures/tiny, and of folders beside this file (make_tiny_NAME.py),
+ * against their float32 goldens (transformers), through the public interface: act_bits 16, in every
+ * tier this machine has.
  *
  *   f32 pages   the bound of the issue: max |logit error| <= 2e-4 x max |logit|
  *   f16 pages   keys and values are rounded to 11 bits, relative errors of up to 2^-12, which four
@@ -37,13 +38,20 @@ static const struct {
               {"phi3_short", 2048}, {"phi3_long", 0},  {"olmo3", 0},       {"gemma2", 0},
               {"gemma3", 0},        {"gemma4", 0},     {"gemma4_full", 0}, {"gemma4_shared", 0},
               {"gpt_oss", 0},       {"qwen3_next", 0}, {"qwen3_5", 0},     {"qwen3_5_moe", 0},
-              {"lfm2", 0}};
+              {"lfm2", 0},          {"olmoe", 0}};
 static const struct {
     const char *bits;
     double bound;
 } FORMATS[] = {{"f32", 2e-4}, {"f16", 4e-3}, {"bf16", 3.2e-2}};
 
 static int failed; /* models past their bound, of a tier */
+
+/* The model's folder, or a file of it: beside this file, or with the shared ones. */
+static void fixture_path(char path[512], const char *name, const char *file) {
+    snprintf(path, 512, "%s/tests/golden/%s%s", SOURCE_DIR, name, file);
+    if (!path_exists(path))
+        snprintf(path, 512, "%s/fixtures/tiny/%s%s", SHARED_DIR, name, file);
+}
 
 enum { POSITIONS_MAX = 512 };
 struct comparison {
@@ -122,7 +130,7 @@ static void check_model(const char *model, const char *name, const char *label, 
                         const char *tier, const char *bits, double bound) {
     char path[512];
     struct golden_file file;
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s/golden.safetensors", SHARED_DIR, name);
+    fixture_path(path, name, "/golden.safetensors");
     assert_true(golden_open(&file, path));
     struct golden ids = golden_get(&file, "input_ids"), at = golden_get(&file, "positions"),
                   logits = golden_get(&file, "logits");
@@ -165,7 +173,7 @@ static bool keep_rows(void *user, size_t first, size_t rows, const float *logits
 static void check_beside_ref(const char *name, uint32_t ctx, const char *tier, const char *bits) {
     char path[512];
     struct golden_file file;
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s/golden.safetensors", SHARED_DIR, name);
+    fixture_path(path, name, "/golden.safetensors");
     assert_true(golden_open(&file, path));
     const struct golden ids = golden_get(&file, "input_ids"), at = golden_get(&file, "positions"),
                         logits = golden_get(&file, "logits");
@@ -173,7 +181,7 @@ static void check_beside_ref(const char *name, uint32_t ctx, const char *tier, c
         .positions = at.data, .logits = logits.data, .n = at.n, .vocab = logits.n / at.n};
     struct rows ref = {malloc(ids.n * cost.vocab * sizeof(float)), cost.vocab};
     kvasir_eval_options keep = {.on_logits = keep_rows, .user = &ref};
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
+    fixture_path(path, name, "");
     run_model(path, ctx, "ref", bits, &ids, &keep);
     compare_rows(&cost, 0, ids.n, ref.logits);
     float *at_positions = malloc(cost.n * cost.vocab * sizeof *at_positions);
@@ -197,7 +205,7 @@ static void check_tier(const char *tier) {
     failed = 0;
     for (size_t m = 0; m < sizeof MODELS / sizeof *MODELS; m++)
         for (size_t f = 0; f < sizeof FORMATS / sizeof *FORMATS; f++) {
-            snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, MODELS[m].name);
+            fixture_path(path, MODELS[m].name, "");
             check_model(path, MODELS[m].name, tier, MODELS[m].ctx, tier, FORMATS[f].bits,
                         FORMATS[f].bound);
         }

@@ -37,6 +37,7 @@ ARCHITECTURES = {  # model_type: general.architecture
     "llama": "llama",
     "mistral": "llama",
     "olmo3": "olmo2",
+    "olmoe": "olmoe",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
