@@ -107,7 +107,7 @@ kvasir_status gguf_key_u32(struct gguf_keys *k, const char *name, bool required,
 /* One for each block. */
 kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool required, uint32_t min,
                               uint32_t max, uint32_t out[LAYERS_MAX]) MUST_CHECK;
-/* 0 counts as missing: *out stays. */
+/* What arithmetic can take, from 1e-15 to 1e15; 0 counts as missing: *out stays. */
 kvasir_status gguf_key_double(struct gguf_keys *k, const char *name, double *out) MUST_CHECK;
 kvasir_status gguf_key_float(struct gguf_keys *k, const char *name, float *out) MUST_CHECK;
 /* A head of values must be as long as one of keys. */

@@ -88,12 +88,26 @@ kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool requir
     return gguf_get_u32s(k->g, gguf_key_name(k, name), k->blocks, required, min, max, out, k->err);
 }
 
+/* k->key: neither it nor its inverse or square leaves float32. */
+static kvasir_status get_factor(struct gguf_keys *k, bool required, double *out) {
+    double x = 1;
+    TRY(gguf_get_double(k->g, k->key, required, &x, k->err));
+    const struct gguf_value *v = gguf_find(k->g, k->key);
+    if (!v)
+        return KVASIR_OK;
+    if (!(x >= 1e-15 && x <= 1e15))
+        return fail_at(k->err, KVASIR_ERR_FORMAT, v->offset,
+                       "metadata %s is %g, must be from 1e-15 to 1e15", k->key, x);
+    *out = x;
+    return KVASIR_OK;
+}
+
 kvasir_status gguf_key_double(struct gguf_keys *k, const char *name, double *out) {
     const struct gguf_value *v = gguf_find(k->g, gguf_key_name(k, name));
     double x;
     if (v && (v->type == GGUF_F32 || v->type == GGUF_F64) && gguf_number(v, &x) && x >= 0 && x <= 0)
         return KVASIR_OK;
-    return gguf_get_double(k->g, k->key, false, out, k->err);
+    return get_factor(k, false, out);
 }
 
 kvasir_status gguf_key_float(struct gguf_keys *k, const char *name, float *out) {
@@ -167,6 +181,10 @@ kvasir_status gguf_experts(struct gguf_keys *k, struct model_config *c) {
     TRY(gguf_key_u32(k, "expert_used_count", true, 1, c->moe.n, &c->moe.top_k));
     c->moe.dim = c->ffn_dim / c->moe.top_k;
     TRY(gguf_key_u32(k, "expert_feed_forward_length", c->moe.dim == 0, 1, FFN_MAX, &c->moe.dim));
+    const uint32_t widest = 2 * c->moe.dim > c->dim ? 2 * c->moe.dim : c->dim;
+    if ((uint64_t)c->moe.n * widest > UINT32_MAX) /* rows of all of them are counted in 32 bits */
+        return fail(k->err, KVASIR_ERR_UNSUPPORTED, "metadata %s: %u experts of %u are too many",
+                    k->key, c->moe.n, c->moe.dim);
     c->moe.normalize = true;
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].experts = true;
@@ -260,9 +278,11 @@ static kvasir_status read_sizes(struct gguf_keys *k, struct model_config *c) {
     TRY(gguf_key_layers(k, "feed_forward_length", false, 0, FFN_MAX, ffn));
     TRY(read_heads(k, c, kv_heads));
     TRY(read_vocab_size(k, c));
-    double eps;
-    TRY(gguf_get_double(k->g, gguf_key_name(k, "attention.layer_norm_rms_epsilon"), true, &eps,
-                        k->err));
+    double eps = 0;
+    gguf_key_name(k, "attention.layer_norm_rms_epsilon");
+    TRY(get_factor(k, true, &eps));
+    if (eps > 1)
+        return fail(k->err, KVASIR_ERR_FORMAT, "metadata %s is %g, must be at most 1", k->key, eps);
     c->norm_eps = (float)eps;
     config_layers_init(c);
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -304,9 +324,10 @@ static kvasir_status read_yarn(struct gguf_keys *k, struct rope_config *r) {
     r->beta_slow = 1;
     r->truncate = true;
     r->attention_factor = 0; /* by formula */
-    if (!r->original_ctx)
+    if (r->original_ctx < 2 || r->theta <= 1)
         return fail(k->err, KVASIR_ERR_FORMAT,
-                    "metadata: yarn without rope.scaling.original_context_length");
+                    "metadata: yarn of base %g over a context of %u, both must be above 1",
+                    r->theta, r->original_ctx);
     TRY(gguf_key_double(k, "rope.scaling.yarn_beta_fast", &r->beta_fast));
     TRY(gguf_key_double(k, "rope.scaling.yarn_beta_slow", &r->beta_slow));
     if (more > 0)
@@ -320,7 +341,8 @@ static kvasir_status read_rope(struct gguf_keys *k, struct model_config *c) {
         .dims = c->head_dim, .theta = 10000, .factor = 1, .original_ctx = c->ctx_train};
     c->n_ropes = 1;
     TRY(gguf_key_u32(k, "rope.dimension_count", false, 2, DIM_MAX, &r->dims));
-    TRY(gguf_get_double(k->g, gguf_key_name(k, "rope.freq_base"), false, &r->theta, k->err));
+    gguf_key_name(k, "rope.freq_base");
+    TRY(get_factor(k, false, &r->theta));
     TRY(gguf_key_double(k, "rope.scale_linear", &r->factor)); /* the old name */
     TRY(gguf_key_double(k, "rope.scaling.factor", &r->factor));
     TRY(gguf_key_u32(k, "rope.scaling.original_context_length", false, 1, CTX_MAX,
