@@ -85,14 +85,28 @@ static kvasir_status sync_parent(const char *path, kvasir_error *err) {
     return error ? fail(err, KVASIR_ERR_IO, "%s: %s", name, strerror(error)) : KVASIR_OK;
 }
 
+/* A rename takes the place of what is there: that must be a file. A device, a pipe or a link in its
+ * place would be lost, and what it leads to not be written. */
+static kvasir_status check_replaceable(const char *path, kvasir_error *err) {
+    struct stat st;
+    if (lstat(path, &st) != 0)
+        return errno == ENOENT ? KVASIR_OK
+                               : fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
+    return S_ISREG(st.st_mode) ? KVASIR_OK
+                               : fail(err, KVASIR_ERR_IO,
+                                      "%s: is a %s, not a file: it is not replaced", path,
+                                      S_ISDIR(st.st_mode)   ? "folder"
+                                      : S_ISLNK(st.st_mode) ? "link"
+                                                            : "device or pipe");
+}
+
 kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvasir_error *err) {
     enum { TRIES = 100 }; /* names that killed processes of this number left, or other threads */
     size_t len = strlen(path);
     *r = (struct file_replacer){.out.fd = -1};
     if (len == 0 || len + 32 > sizeof r->path)
         return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is empty or too long", path);
-    if (file_is_dir(path))
-        return fail(err, KVASIR_ERR_IO, "%s: is a folder, not a file", path);
+    TRY(check_replaceable(path, err));
     memcpy(r->path, path, len);
     for (int i = 0; i < TRIES && r->out.fd < 0; i++) {
         snprintf(r->out.path, sizeof r->out.path, "%s.tmp-%ld-%d", path, (long)getpid(), i);

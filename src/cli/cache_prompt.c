@@ -7,8 +7,11 @@
  */
 #include "cli.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct cache_prompt_args {
     const char *model, *out, *format;
@@ -73,8 +76,36 @@ static int check_flags(const struct cache_prompt_args *a) {
         strcmp(a->cache.options.key_centre, "off") != 0)
         return usage_error(&COMMAND, "--key-centre %.60s: files hold keys that are not centred",
                            a->cache.options.key_centre);
+    const char *comma = strchr(a->cache.options.kv_bits, ',');
+    if (comma && (strchr(comma, 'f') == NULL) !=
+                     (memchr(a->cache.options.kv_bits, 'f',
+                             (size_t)(comma - a->cache.options.kv_bits)) == NULL))
+        return usage_error(&COMMAND,
+                           "--kv-bits %.20s: no class of mlx-lm holds K or V quantized "
+                           "alone",
+                           a->cache.options.kv_bits);
     if (a->cache.options.quantized_kv_start)
         return usage_error(&COMMAND, "--quantized-kv-start: a file holds one format");
+    return EXIT_GOOD;
+}
+
+/* Before the work, not after it: what can be seen now of a file that cannot be written later. */
+static int check_out(const char *path) {
+    struct stat st;
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    if (!folder)
+        return run_error(&COMMAND, "out of memory");
+    bool writable = access(folder, W_OK) == 0;
+    int why = errno;
+    free(folder);
+    if (!writable)
+        return run_error(&COMMAND, "-o: %s: %s", path, strerror(why));
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return run_error(&COMMAND, "-o: %s: is a %s, not a file: it is not replaced", path,
+                         S_ISDIR(st.st_mode)   ? "folder"
+                         : S_ISLNK(st.st_mode) ? "link"
+                                               : "device or pipe");
     return EXIT_GOOD;
 }
 
@@ -137,6 +168,8 @@ static int tell(const struct run *r) {
 static int cache_prompt(struct run *r) {
     kvasir_error err;
     int code = check_flags(r->a);
+    if (!code)
+        code = check_out(r->a->out);
     if (!code)
         code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
     catch_interrupt();

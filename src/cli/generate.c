@@ -479,6 +479,8 @@ int generate_main(int argc, char **argv) {
         return code;
     if (a.convert_cache && !a.prompt_cache)
         return usage_error(&COMMAND, "--convert-cache: has no place without --prompt-cache");
+    if (a.prompt.system && a.prompt_cache)
+        return usage_error(&COMMAND, "--system: stands before what --prompt-cache holds already");
     a.prompt.part = a.prompt_cache ? PROMPT_TAIL : PROMPT_WHOLE;
     struct run r = {.a = &a};
     code = generate(&r);

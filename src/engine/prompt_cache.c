@@ -53,7 +53,7 @@ static const struct prompt_entry *unwrapped(const struct prompt_entry *e) {
 
 static kvasir_status fail_class(uint32_t layer, const struct prompt_entry *e, const char *wanted,
                                 kvasir_error *err) {
-    return fail(err, KVASIR_ERR_ARGUMENT, "layer %u is a %s in the file, the model's is %s", layer,
+    return fail(err, KVASIR_ERR_ARGUMENT, "layer %u is %s in the file, the model's is %s", layer,
                 prompt_class_name(e->class), wanted);
 }
 
@@ -222,11 +222,11 @@ static kvasir_status check_origin(struct kvasir_prompt_cache *p, kvasir_error *e
                *tokens = metadata(&p->file, "kvasir_tokens");
     char ours[17];
     model_text(p->model, ours);
-    TRY(check_sum(p, model != NULL, err));
     if (model && strcmp(model, ours) != 0)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "the file was made with the model %.32s (fingerprint), this one is %s", model,
                     ours);
+    TRY(check_sum(p, model != NULL, err));
     p->tokens = mem_calloc(p->offset, sizeof *p->tokens);
     if (!p->tokens)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");

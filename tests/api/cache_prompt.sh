@@ -151,7 +151,7 @@ put("lost", lambda h, m: h.pop("0.0.1"))
 put("model", lambda h, m: m.update({"0.kvasir_model": "0123456789abcdef"}))
 open("header", "wb").write(data[:8] + b"[" + data[9:])
 PY
-p 1 'tokens: .*kvasir_tokens' llama tokens
+p 1 'tokens: .*its checksum is' llama tokens
 p 1 'class: .*WrongCache' llama class
 p 1 'lost: .*0\.0\.1' llama lost
 p 1 'header: ' llama header
@@ -188,6 +188,11 @@ done
 b 2 '-o: missing' --tokens 1
 b 1 'at/folder: is a folder' --tokens 1 -o at/folder
 b 1 '/nowhere/c: ' --tokens 1 -o /nowhere/c
+mkfifo pipe
+b 1 'pipe: is a device or pipe' --tokens 1 -o pipe
+[ -p pipe ] || die "a pipe was replaced"
+rm pipe
+b 2 '--kv-bits 8,f16: ' --tokens 1 -o c --kv-bits 8,f16
 left "a bad -o"
 good cache-prompt -m "$tiny" --tokens 9 -o c -q
 cmp -s c before && die "the old file was not replaced"

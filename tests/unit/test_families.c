@@ -332,7 +332,7 @@ static const struct {
     {"gemma4", "{'per_layer_config':{'3':{'num_key_value_heads':3}}}", UNSUP,
      "field num_key_value_heads: 4 heads for 3 KV heads"},
     {"gemma4_shared", "{'per_layer_config':{'1':{'head_dim':128},'3':{'head_dim':256}}}", FORMAT,
-     "field per_layer_config: layer 3 reads layer 1, whose heads differ"},
+     "layer 3 reads layer 1, whose heads differ"},
     {"gemma4_full",
      "{'num_kv_shared_layers':0,'per_layer_config':{'1':{'head_dim':128},'3':{'head_dim':256}}}",
      UNSUP, "field per_layer_config.1.head_dim: 128, others of its kind have 256"},
