@@ -92,12 +92,12 @@ static kvasir_status check_replaceable(const char *path, kvasir_error *err) {
     if (lstat(path, &st) != 0)
         return errno == ENOENT ? KVASIR_OK
                                : fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
-    return S_ISREG(st.st_mode) ? KVASIR_OK
-                               : fail(err, KVASIR_ERR_IO,
-                                      "%s: is a %s, not a file: it is not replaced", path,
-                                      S_ISDIR(st.st_mode)   ? "folder"
-                                      : S_ISLNK(st.st_mode) ? "link"
-                                                            : "device or pipe");
+    return S_ISREG(st.st_mode)
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_IO, "%s: is a %s, not a file: it is not replaced", path,
+                      S_ISDIR(st.st_mode)   ? "folder"
+                      : S_ISLNK(st.st_mode) ? "link"
+                                            : "device or pipe");
 }
 
 kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvasir_error *err) {
