@@ -23,7 +23,7 @@ help: ## this list
 deps: ## Debian packages for building, testing and the demo, where missing
 	@tools/deps.sh all
 
-models: ## fetch both models (590 MB) into models/
+models: ## fetch all three models (843 MB) into models/
 	@tools/fetch-model.sh all
 
 demo: ## from nothing to an answer: dependencies, build, model, generate

@@ -210,7 +210,7 @@ KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_promp
                                          bool convert, kvasir_seq **out, kvasir_error *err);
 /* Writes a sequence as a file that mlx-lm loads: in the form of mlx-lm 0.32 where its classes hold
  * the cache (same bits and group for K and V, none of them quantized and bounded), otherwise, or
- * with `legacy`, in that of 0.31, with mlx-lm #1074's classes. An existing file is replaced. */
+ * with `legacy`, in that of 0.31, with the classes of mlx-lm #1074. Replaces an existing file. */
 KVASIR_API kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
                                          kvasir_error *err);
 

@@ -7,7 +7,7 @@
 #
 # SmolLM2 (Q4_1) at depth 0 and DEPTH, the same weights as an MLX folder at 0, Qwen2.5-Coder-0.5B
 # (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0; centred keys beside plain ones
-# at DEPTH, both models; then the tokenizers beside PyPI's.
+# at DEPTH, SmolLM2 and Qwen; then the tokenizers beside PyPI's.
 #
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU-TIER.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench

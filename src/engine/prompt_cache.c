@@ -198,11 +198,31 @@ static kvasir_status read_tokens(struct kvasir_prompt_cache *p, const char *text
                       "metadata kvasir_tokens is no list of %u tokens below %u", p->offset, vocab);
 }
 
+/* Ours have a checksum. */
+static kvasir_status check_sum(const struct kvasir_prompt_cache *p, bool ours, kvasir_error *err) {
+    const char *text = metadata(&p->file, "kvasir_checksum");
+    uint64_t sum;
+    char found[17];
+    if (!text)
+        return ours ? fail(err, KVASIR_ERR_FORMAT,
+                           "metadata kvasir_model without kvasir_checksum: the file is damaged")
+                    : KVASIR_OK;
+    TRY(prompt_cache_checksum(&p->file, &sum, err));
+    snprintf(found, sizeof found, "%016" PRIx64, sum);
+    return strcmp(found, text) == 0
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_FORMAT,
+                      "the file is damaged: its checksum is %s, metadata kvasir_checksum says "
+                      "%.32s",
+                      found, text);
+}
+
 static kvasir_status check_origin(struct kvasir_prompt_cache *p, kvasir_error *err) {
     const char *model = metadata(&p->file, "kvasir_model"),
                *tokens = metadata(&p->file, "kvasir_tokens");
     char ours[17];
     model_text(p->model, ours);
+    TRY(check_sum(p, model != NULL, err));
     if (model && strcmp(model, ours) != 0)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "the file was made with the model %.32s (fingerprint), this one is %s", model,
@@ -379,6 +399,13 @@ static void load_values(const struct prompt_tensor *t, size_t first, size_t a, s
             to[i * stride_a + j * stride_b] = scalar_load(scalar, t->data, first + i * b + j);
 }
 
+/* The order of a delta net's value heads in a file of mlx-lm (key head by key head) for those of a
+ * model that has them otherwise (delta.keys_cycle). */
+uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head) {
+    const uint32_t keys = c->delta.key_heads, ratio = c->delta.value_heads / keys;
+    return c->delta.keys_cycle ? head % keys * ratio + head / keys : head;
+}
+
 /* mlx keeps a delta net's matrices as [value head][value dim][key dim]. */
 static kvasir_status load_state(struct loader *l, kvasir_error *err) {
     const struct model *m = l->p->model->model;
@@ -392,11 +419,19 @@ static kvasir_status load_state(struct loader *l, kvasir_error *err) {
             continue;
         const struct state_layout at = model_state_layout(m, i);
         const struct prompt_tensor *states = l->p->of_layer[i]->arrays.states;
-        load_values(&states[0], 0, at.width - 1, at.channels, (float *)(record + at.window),
-                    at.channels, 1);
-        for (size_t h = 0; c->layers[i].kind == LAYER_DELTA && h < c->delta.value_heads; h++)
-            load_values(&states[1], h * key * value, value, key,
-                        (float *)(record + at.matrix) + h * key * value, 1, value);
+        float *window = (float *)(record + at.window), *matrix = (float *)(record + at.matrix);
+        load_values(&states[0], 0, at.width - 1, at.channels, window, at.channels, 1);
+        if (c->layers[i].kind != LAYER_DELTA)
+            continue;
+        const size_t values = at.channels - c->delta.value_heads * value; /* where they begin */
+        for (uint32_t h = 0; h < c->delta.value_heads; h++) {
+            const size_t from = prompt_cache_value_head(c, h);
+            load_values(&states[1], from * key * value, value, key, matrix + h * key * value, 1,
+                        value);
+            for (uint32_t row = 0; row < at.width - 1; row++)
+                load_values(&states[0], row * at.channels + values + from * value, 1, value,
+                            window + row * at.channels + values + h * value, 0, 1);
+        }
     }
     seq_write_state(l->seq, record);
     mem_free(record);

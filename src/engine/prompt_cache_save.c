@@ -2,9 +2,9 @@
 /* kvasir_seq_save: a sequence as a prompt-cache file that mlx-lm loads (prompt_cache.c has the
  * drawing). Rows are read from pages as the file is written: no second copy of the cache.
  *
- *     all tokens      KVCache, QuantizedKVCache         rows in order of position
- *     keep + newest   RotatingKVCache, Quantized...     kept ones, then the newest in order: a ring
- *                                                       that a chunk has just passed
+ *     all tokens        KVCache, QuantizedKVCache              rows in order of position
+ *     keep + newest     RotatingKVCache, Quantized...          kept ones, then the newest in order:
+ *                                                              a ring that a chunk has just passed
  *
  * mlx's ring holds one token more than a query behind it sees; where its page is gone the row is
  * zeros, which nothing reads: the next token overwrites it.
@@ -30,7 +30,7 @@ struct saver {
     struct prompt_entry *entries;
     struct source *sources;       /* [entries][2][PROMPT_PARTS] */
     struct prompt_tensor *states; /* [entries][2] */
-    float *records;               /* the state, and matrices turned to mlx's order */
+    float *records;               /* the state, and the same in mlx's order */
     /* the tile read last */
     uint8_t *tile;
     const struct tile_layout *layout;
@@ -167,7 +167,7 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
     return KVASIR_OK;
 }
 
-/* s->records: [state_bytes] as it is, and behind it as much for the matrices mlx's way. */
+/* s->records: [state_bytes] as it is, and behind it as much in mlx's order. */
 static void describe_state(struct saver *s, uint32_t layer, uint32_t at) {
     const struct model *m = s->seq->ctx->model->model;
     const struct model_config *c = model_config(m);
@@ -177,14 +177,22 @@ static void describe_state(struct saver *s, uint32_t layer, uint32_t at) {
     uint8_t *record = (uint8_t *)s->records, *turned = record + model_state_bytes(m);
     struct prompt_tensor *states = &s->states[(size_t)at * 2];
     states[0] = prompt_tensor_of(PROMPT_F32, 3, (uint32_t[]){1, l.width - 1, l.channels});
-    states[0].data = record + l.window;
+    states[0].data = turned + l.window;
+    memcpy(turned + l.window, record + l.window, l.matrix - l.window);
     if (delta) {
-        const float *from = (const float *)(record + l.matrix);
-        float *to = (float *)(turned + l.matrix);
-        for (size_t h = 0; h < heads; h++, from += key * value, to += key * value)
+        for (uint32_t h = 0; h < heads; h++) {
+            const size_t there = prompt_cache_value_head(c, h), size = (size_t)key * value,
+                         values = l.channels - (size_t)heads * value; /* where they begin */
+            const float *from = (const float *)(record + l.matrix) + h * size;
+            float *to = (float *)(turned + l.matrix) + there * size;
             for (size_t i = 0; i < key; i++)
                 for (size_t j = 0; j < value; j++)
                     to[j * key + i] = from[i * value + j];
+            for (uint32_t row = 0; row < l.width - 1; row++)
+                memcpy((float *)(turned + l.window) + row * l.channels + values + there * value,
+                       (const float *)(record + l.window) + row * l.channels + values + h * value,
+                       value * sizeof(float));
+        }
         states[1] = prompt_tensor_of(PROMPT_F32, 4, (uint32_t[]){1, heads, value, key});
         states[1].data = turned + l.matrix;
     }
@@ -247,19 +255,27 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
         status = fail(err, KVASIR_ERR_ARGUMENT, "%s: the sequence is empty", path);
         goto done;
     }
-    TRY_GOTO(describe(s, err));
+    TRY_GOTO(describe(s, err)); /* s->file */
     snprintf(model, sizeof model, "%016" PRIx64, m->id);
     if (!put_tokens(seq, &tokens)) {
         status = fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
         goto done;
     }
-    struct prompt_pair metadata[] = {{"kvasir_model", model},
-                                     {"model", m->path},
-                                     {"tokenizer_config", "{}"},
-                                     {"kvasir_tokens", tokens.data}};
+    char sum_text[17] = "";
+    uint64_t sum;
+    /* rising by key, the checksum apart; without tokens where some are not known */
+    struct prompt_pair metadata[5] = {{"kvasir_checksum", sum_text}, {"kvasir_model", model}};
+    uint32_t n = 2;
+    if (all_known(seq))
+        metadata[n++] = (struct prompt_pair){"kvasir_tokens", tokens.data};
+    metadata[n++] = (struct prompt_pair){"model", m->path};
+    metadata[n++] = (struct prompt_pair){"tokenizer_config", "{}"};
     s->file.form = legacy ? PROMPT_FORM_LEGACY : PROMPT_FORM_032;
+    s->file.form = prompt_file_form(&s->file);
     s->file.metadata = metadata;
-    s->file.n_metadata = all_known(seq) ? 4 : 3;
+    s->file.n_metadata = n;
+    TRY_GOTO(prompt_cache_checksum(&s->file, &sum, err));
+    snprintf(sum_text, sizeof sum_text, "%016" PRIx64, sum);
     status = prompt_file_write(path, &s->file, err);
 done:
     text_free(&tokens);

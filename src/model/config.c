@@ -126,6 +126,32 @@ static bool is_wrapped(const struct json_scope *s) {
     return s->prefix[0] != 0;
 }
 
+/* What kernels, tiles and tables take for granted; load.c checks it of all files, here fields are
+ * named. */
+static kvasir_status check_head_dim(const struct json_scope *s, uint32_t head_dim) {
+    return head_dim <= HEAD_DIM_MAX && head_dim % HEAD_DIM_UNIT == 0
+               ? KVASIR_OK
+               : fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                      "field %shead_dim: heads of %u dims are not supported, only multiples of %d "
+                      "up to %d",
+                      s->prefix, head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
+}
+
+static kvasir_status check_layers(const struct json_scope *s, const struct model_config *c) {
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        if (l->kind != LAYER_ATTENTION)
+            continue;
+        TRY(check_head_dim(s, l->head_dim));
+        if (c->heads % l->kv_heads != 0 || c->heads / l->kv_heads > GQA_MAX)
+            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                        "field %snum_key_value_heads: %u heads for %u KV heads are not supported: "
+                        "must be a multiple, at most %d",
+                        s->prefix, c->heads, l->kv_heads, GQA_MAX);
+    }
+    return KVASIR_OK;
+}
+
 static kvasir_status read_heads(const struct json_scope *s, const struct family *f,
                                 struct model_config *c) {
     TRY(json_get_u32(s, "num_attention_heads", c->heads == 0, 1, HEADS_MAX, &c->heads));
@@ -141,7 +167,7 @@ static kvasir_status read_heads(const struct json_scope *s, const struct family 
                         c->heads, c->dim);
         c->head_dim = c->dim / c->heads;
     }
-    return KVASIR_OK;
+    return check_head_dim(s, c->head_dim);
 }
 
 static kvasir_status read_sizes(const struct json_scope *s, const struct family *f,
@@ -167,7 +193,8 @@ static kvasir_status read_sizes(const struct json_scope *s, const struct family 
     const char *ffn = "intermediate_size", *eps_key = "rms_norm_eps";
     if (strcmp(f->arch, "lfm2") == 0) {
         eps_key = "norm_eps";
-        if (json_is_integer(json_object_get(s->object, "block_ff_dim")))
+        const json_t *block = json_object_get(s->object, "block_ff_dim");
+        if (block && !json_is_null(block)) /* the old spelling goes first */
             ffn = "block_ff_dim";
     }
     /* Of qwen3_5_moe nothing is so wide. */
@@ -247,7 +274,8 @@ kvasir_status config_experts(const struct json_scope *s, struct model_config *c)
     TRY(json_get_u32(s, "num_local_experts", false, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "num_experts", c->moe.n == 0, 1, EXPERTS_MAX, &c->moe.n));
     uint32_t every = 1, dim = c->moe.dim;
-    TRY(json_get_u32(s, "num_experts_per_tok", c->moe.top_k == 0, 1, c->moe.n, &c->moe.top_k));
+    const bool chosen = c->moe.top_k >= 1 && c->moe.top_k <= c->moe.n; /* by default */
+    TRY(json_get_u32(s, "num_experts_per_tok", !chosen, 1, c->moe.n, &c->moe.top_k));
     TRY(json_get_u32(s, "moe_intermediate_size", dim == 0, 1, FFN_MAX, &dim));
     TRY(config_experts_fit(s, c, dim));
     TRY(json_get_bool(s, "norm_topk_prob", &c->moe.normalize));
@@ -484,32 +512,20 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
                         (int)strlen(one.prefix) - 1, one.prefix, json_kind(object));
         TRY(config_rope(&one, c, &c->ropes[i]));
     }
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)inner.object, key, value) {
+        if (json_is_object(value) && strcmp(key, "full_attention") != 0 &&
+            strcmp(key, "sliding_attention") != 0)
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %s%.60s: an object is of no use there",
+                        inner.prefix, key);
+    }
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].rope = c->layers[i].window != 0;
     return KVASIR_OK;
 }
 
 /* ---- the document ---------------------------------------------------------------------------- */
-
-/* What kernels and tiles take for granted; load.c checks it of all files, here fields are named. */
-static kvasir_status check_heads(const struct json_scope *s, const struct model_config *c) {
-    for (uint32_t i = 0; i < c->n_layers; i++) {
-        const struct layer_config *l = &c->layers[i];
-        if (l->kind != LAYER_ATTENTION)
-            continue;
-        if (l->head_dim > HEAD_DIM_MAX || l->head_dim % HEAD_DIM_UNIT != 0)
-            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                        "field %shead_dim: heads of %u dims are not supported, only multiples of "
-                        "%d up to %d",
-                        s->prefix, l->head_dim, HEAD_DIM_UNIT, HEAD_DIM_MAX);
-        if (c->heads % l->kv_heads != 0 || c->heads / l->kv_heads > GQA_MAX)
-            return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                        "field %snum_key_value_heads: %u heads for %u KV heads are not supported: "
-                        "must be a multiple, at most %d",
-                        s->prefix, c->heads, l->kv_heads, GQA_MAX);
-    }
-    return KVASIR_OK;
-}
 
 static kvasir_status read_document(const struct json_scope *s, struct model_config *c) {
     const struct family *family;
@@ -541,7 +557,7 @@ static kvasir_status read_document(const struct json_scope *s, struct model_conf
         return fail(s->err, KVASIR_ERR_UNSUPPORTED,
                     "field %s%.60s: rope that differs by layer is not supported in a %s model",
                     rope.prefix, which, c->arch);
-    return check_heads(&text, c);
+    return check_layers(&text, c);
 }
 
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,

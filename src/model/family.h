@@ -99,7 +99,7 @@ struct gguf_keys {
     kvasir_error *err;
 };
 /* The whole key. One that changes the arithmetic counts as known to the family from here on. */
-const char *gguf_key(struct gguf_keys *k, const char *name);
+const char *gguf_key_name(struct gguf_keys *k, const char *name);
 bool gguf_key_there(struct gguf_keys *k, const char *name);
 /* As gguf_get_*. */
 kvasir_status gguf_key_u32(struct gguf_keys *k, const char *name, bool required, uint32_t min,

@@ -29,6 +29,10 @@ void gemma_forward(struct model_run *r, const struct batch *batch) {
     }
 }
 
+static float embed_scale(const struct model_config *c) {
+    return bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
+}
+
 static bool is_third(const struct model_config *c) {
     return strcmp(c->arch, "gemma3") == 0;
 }
@@ -39,7 +43,7 @@ kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
     float scalar = 256;
     c->gate = GATE_GELU_TANH;
     c->unit_offset = true;
-    c->embed_scale = bf16_to_f32(f32_to_bf16((float)m_sqrt(c->dim)));
+    c->embed_scale = embed_scale(c);
     TRY(config_gate(s, c));
     TRY(config_attention_bias(s, c));
     TRY(config_refuse(s, "use_bidirectional_attention"));
@@ -72,7 +76,7 @@ const struct gguf_name gemma_gguf_names[] = {
 kvasir_status gemma_gguf_read(struct gguf_keys *k, struct model_config *c) {
     const bool third = is_third(c);
     c->gate = GATE_GELU_TANH;
-    c->embed_scale = (float)m_sqrt(c->dim);
+    c->embed_scale = embed_scale(c);
     const bool largest = c->n_layers == (third ? 62 : 46);
     c->attention_scale = (float)(1 / m_sqrt(largest ? c->dim / c->heads : c->head_dim));
     if (!third && !gguf_key_there(k, "attn_logit_softcapping"))

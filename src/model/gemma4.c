@@ -121,7 +121,7 @@ static kvasir_status read_layer_heads(const struct json_scope *s, const json_t *
         if (i == c->n_layers || !json_is_object(layer))
             return fail(s->err, KVASIR_ERR_FORMAT,
                         "field %sper_layer_config.%.40s must be an object for one of %u layers",
-                        s->prefix, name_is_clean(key, strlen(key)) ? key : "?", c->n_layers);
+                        s->prefix, key, c->n_layers);
         snprintf(prefix, sizeof prefix, "%sper_layer_config.%u.", s->prefix, i);
         struct json_scope one = {layer, prefix, s->err};
         TRY(json_get_u32(&one, "head_dim", false, 1, HEAD_DIM_MAX, &c->layers[i].head_dim));
@@ -129,7 +129,7 @@ static kvasir_status read_layer_heads(const struct json_scope *s, const json_t *
         json_object_foreach(layer, field, value) {
             if (strcmp(field, "head_dim") != 0 && strcmp(field, "num_key_value_heads") != 0)
                 return fail(s->err, KVASIR_ERR_UNSUPPORTED, "field %s%.40s is not supported",
-                            prefix, name_is_clean(field, strlen(field)) ? field : "?");
+                            prefix, field);
         }
     }
     return KVASIR_OK;

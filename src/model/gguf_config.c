@@ -66,7 +66,7 @@ static const struct {
 enum { ARITHMETIC = sizeof arithmetic / sizeof *arithmetic };
 _Static_assert(ARITHMETIC <= 64, "a bit each in struct gguf_keys");
 
-const char *gguf_key(struct gguf_keys *k, const char *name) {
+const char *gguf_key_name(struct gguf_keys *k, const char *name) {
     for (size_t i = 0; i < ARITHMETIC; i++)
         if (strcmp(name, arithmetic[i].name) == 0)
             k->asked |= (uint64_t)1 << i;
@@ -75,21 +75,21 @@ const char *gguf_key(struct gguf_keys *k, const char *name) {
 }
 
 bool gguf_key_there(struct gguf_keys *k, const char *name) {
-    return gguf_find(k->g, gguf_key(k, name)) != NULL;
+    return gguf_find(k->g, gguf_key_name(k, name)) != NULL;
 }
 
 kvasir_status gguf_key_u32(struct gguf_keys *k, const char *name, bool required, uint32_t min,
                            uint32_t max, uint32_t *out) {
-    return gguf_get_u32(k->g, gguf_key(k, name), required, min, max, out, k->err);
+    return gguf_get_u32(k->g, gguf_key_name(k, name), required, min, max, out, k->err);
 }
 
 kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool required, uint32_t min,
                               uint32_t max, uint32_t out[LAYERS_MAX]) {
-    return gguf_get_u32s(k->g, gguf_key(k, name), k->blocks, required, min, max, out, k->err);
+    return gguf_get_u32s(k->g, gguf_key_name(k, name), k->blocks, required, min, max, out, k->err);
 }
 
 kvasir_status gguf_key_double(struct gguf_keys *k, const char *name, double *out) {
-    const struct gguf_value *v = gguf_find(k->g, gguf_key(k, name));
+    const struct gguf_value *v = gguf_find(k->g, gguf_key_name(k, name));
     double x;
     if (v && (v->type == GGUF_F32 || v->type == GGUF_F64) && gguf_number(v, &x) && x >= 0 && x <= 0)
         return KVASIR_OK;
@@ -108,7 +108,7 @@ static kvasir_status refuse_arithmetic(struct gguf_keys *k, const struct model_c
         double x;
         if (k->asked >> i & 1)
             continue;
-        const struct gguf_value *v = gguf_find(k->g, gguf_key(k, arithmetic[i].name));
+        const struct gguf_value *v = gguf_find(k->g, gguf_key_name(k, arithmetic[i].name));
         if (!v)
             continue;
         if (!gguf_number(v, &x))
@@ -132,7 +132,7 @@ kvasir_status gguf_windows(struct gguf_keys *k, struct model_config *c, uint32_t
     const char *const pattern = "attention.sliding_window_pattern";
     uint32_t slides[LAYERS_MAX];
     TRY(gguf_key_u32(k, "attention.sliding_window", false, 0, CTX_MAX, &window));
-    const struct gguf_value *v = gguf_find(k->g, gguf_key(k, pattern));
+    const struct gguf_value *v = gguf_find(k->g, gguf_key_name(k, pattern));
     const bool each = v && v->type == GGUF_ARRAY;
     if (each)
         TRY(gguf_key_layers(k, pattern, true, 0, 1, slides));
@@ -261,7 +261,8 @@ static kvasir_status read_sizes(struct gguf_keys *k, struct model_config *c) {
     TRY(read_heads(k, c, kv_heads));
     TRY(read_vocab_size(k, c));
     double eps;
-    TRY(gguf_get_double(k->g, gguf_key(k, "attention.layer_norm_rms_epsilon"), true, &eps, k->err));
+    TRY(gguf_get_double(k->g, gguf_key_name(k, "attention.layer_norm_rms_epsilon"), true, &eps,
+                        k->err));
     c->norm_eps = (float)eps;
     config_layers_init(c);
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -284,7 +285,7 @@ static kvasir_status read_scaling_type(struct gguf_keys *k, struct rope_config *
                  {"yarn", ROPE_YARN},
                  {"longrope", ROPE_LONG}};
     struct text_span type = {"linear", 6};
-    TRY(gguf_get_string(k->g, gguf_key(k, "rope.scaling.type"), false, &type, k->err));
+    TRY(gguf_get_string(k->g, gguf_key_name(k, "rope.scaling.type"), false, &type, k->err));
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (type.len == strlen(known[i].name) && memcmp(type.data, known[i].name, type.len) == 0) {
             r->kind = known[i].kind;
@@ -319,7 +320,7 @@ static kvasir_status read_rope(struct gguf_keys *k, struct model_config *c) {
         .dims = c->head_dim, .theta = 10000, .factor = 1, .original_ctx = c->ctx_train};
     c->n_ropes = 1;
     TRY(gguf_key_u32(k, "rope.dimension_count", false, 2, DIM_MAX, &r->dims));
-    TRY(gguf_get_double(k->g, gguf_key(k, "rope.freq_base"), false, &r->theta, k->err));
+    TRY(gguf_get_double(k->g, gguf_key_name(k, "rope.freq_base"), false, &r->theta, k->err));
     TRY(gguf_key_double(k, "rope.scale_linear", &r->factor)); /* the old name */
     TRY(gguf_key_double(k, "rope.scaling.factor", &r->factor));
     TRY(gguf_key_u32(k, "rope.scaling.original_context_length", false, 1, CTX_MAX,

@@ -158,7 +158,7 @@ kvasir_status llama_gguf_read(struct gguf_keys *k, struct model_config *c) {
     if (is(c, "qwen2"))
         c->attention_bias = BIAS_QKV;
     if (strncmp(c->arch, "qwen", 4) == 0)
-        gguf_key(k, "attention.sliding_window");
+        gguf_key_name(k, "attention.sliding_window");
     if (is(c, "llama") || is(c, "phi3")) /* Mistral's and Phi's: of all layers */
         TRY(gguf_windows(k, c, 0, 0));
     for (uint32_t i = 3; is(c, "smollm3") && i < c->n_layers; i += 4)

@@ -193,8 +193,13 @@ kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *
                     c->delta.value_heads, c->delta.key_heads);
     TRY(read_layer_types(s, c));
     if (c->ropes[0].dims == c->head_dim && !json_object_get(s->object, "partial_rotary_factor") &&
-        !json_object_get(json_object_get(s->object, "rope_parameters"), "partial_rotary_factor"))
+        !json_object_get(json_object_get(s->object, "rope_parameters"), "partial_rotary_factor") &&
+        !json_object_get(json_object_get(s->object, "rope_scaling"), "partial_rotary_factor"))
         c->ropes[0].dims = c->head_dim / 4; /* the classes' default */
+    if (c->ropes[0].dims % 2 != 0)
+        return fail(s->err, KVASIR_ERR_UNSUPPORTED,
+                    "field %shead_dim: a quarter of %u dims is no number of pairs", s->prefix,
+                    c->head_dim);
     return strcmp(c->arch, "qwen3_5") == 0 ? KVASIR_OK : read_experts(s, c);
 }
 

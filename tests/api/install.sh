@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What `make install` leaves can be used and can be removed: a program of somebody else compiles
-# through pkg-config against the shared and the static library, only kvasir_ names are visible in
-# either, and `make uninstall` takes away every file.
+# What `make install` leaves can be used and can be removed: kvasir.h is there with the headers that
+# it includes, a program of somebody else compiles through pkg-config against the shared and the
+# static library, only kvasir_ names are visible in either, and `make uninstall` takes away every
+# file.
 set -euo pipefail
 build=$(dirname "$1")
 : "${SOURCE_DIR:?}"
@@ -17,7 +18,8 @@ trap 'rm -rf "$scratch"' EXIT
 export DESTDIR=$scratch/root
 cmake --install "$build" --prefix /opt/kvasir >"$scratch/log"
 at=$DESTDIR/opt/kvasir
-for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h lib/pkgconfig/kvasir.pc; do
+for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h include/kvasir_status.h \
+    include/kvasir_text.h lib/pkgconfig/kvasir.pc share/man/man1/kvasir-cache-prompt.1; do
     [ -e "$at/$file" ] || { echo "not installed: $file" && exit 1; }
 done
 "$at/bin/kvasir" --help >/dev/null

@@ -58,6 +58,25 @@ static void write_folder(const uint8_t *data, size_t size) {
     }
 }
 
+/* Every layer that attends has a place in a group. */
+static void check_places(const struct model *m) {
+    const struct model_config *c = model_config(m);
+    struct kv_shape groups[CACHE_GROUPS_MAX];
+    uint32_t n = model_kv_groups(m, groups);
+    if (n > CACHE_GROUPS_MAX)
+        fuzz_fail("a model with %u groups of layers", n);
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        const struct layer_config *l = &c->layers[i];
+        const struct kv_place at = model_kv_place(m, i);
+        if (l->kind != LAYER_ATTENTION)
+            continue;
+        const struct kv_shape *s = at.group < n ? &groups[at.group] : NULL;
+        if (!s || at.layer >= s->layers || s->kv_heads != l->kv_heads ||
+            s->head_dim != l->head_dim || s->window != l->window)
+            fuzz_fail("layer %u of a %s model has no place of its kind", i, c->arch);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct model *m = NULL;
     kvasir_error err;
@@ -68,6 +87,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     budget_begin(fuzz_budget(size));
     kvasir_status status = model_open(folder, &m, &err);
     check_error(status, &err);
+    if (status == KVASIR_OK)
+        check_places(m);
     model_close(m);
     budget_end();
     return 0;

@@ -485,64 +485,25 @@ static void test_experts(void **state) {
 
 /* ---- mlx's other turns ----------------------------------------------------------------------- */
 
-static bool ends_in(const char *name, const char *tail) {
-    size_t len = strlen(name), n = strlen(tail);
-    return len >= n && strcmp(name + len - n, tail) == 0;
-}
-
-/* [channels][1][width] to [channels][width][1]: the same bytes. */
-static void turn_convolutions(struct form *f) {
-    for (size_t i = 0; i < f->n; i++) {
-        struct form_tensor *t = &f->list[i];
-        if (!ends_in(t->name, "conv1d.weight") && !ends_in(t->name, "conv.conv.weight"))
-            continue;
-        t->dims[1] = t->dims[2];
-        t->dims[2] = 1;
-    }
-}
-
-/* Gains that are stored less 1 as they are, in float32: bfloat16 would round them. */
-static void make_gains_whole(struct form *f) {
-    static const char *const tails[] = {".input_layernorm.weight",
-                                        ".post_attention_layernorm.weight", "model.norm.weight",
-                                        ".q_norm.weight", ".k_norm.weight"};
-    for (size_t i = 0; i < f->n; i++) {
-        struct form_tensor *t = &f->list[i];
-        bool gain = false;
-        for (size_t j = 0; j < sizeof tails / sizeof *tails; j++)
-            gain = gain || ends_in(t->name, tails[j]);
-        if (!gain)
-            continue;
-        size_t n;
-        float *values = form_floats(t, &n);
-        for (size_t j = 0; j < n; j++)
-            values[j] += 1;
-        free(t->data);
-        t->data = (uint8_t *)values;
-        t->bytes = n * sizeof *values;
-        strcpy(t->dtype, "F32");
-    }
-}
-
 static void test_mlx_turns(void **state) {
     (void)state;
     failed = 0;
     struct form f = fixture_form("lfm2");
-    turn_convolutions(&f);
+    form_turn_convolutions(&f);
     check_same(&f, "lfm2", 0, "mlx's convolutions");
     f = fixture_form("qwen3_next");
-    turn_convolutions(&f);
-    make_gains_whole(&f);
+    form_turn_convolutions(&f);
+    form_gains_whole(&f, false);
     stack_all(&f, "mlp.switch_mlp");
     check_same(&f, "qwen3_next", 0, "as mlx-lm has it: convolutions, gains, experts");
     f = fixture_form("qwen3_5");
-    turn_convolutions(&f);
-    make_gains_whole(&f);
+    form_turn_convolutions(&f);
+    form_gains_whole(&f, false);
     wrap(&f, "Qwen3_5ForConditionalGeneration", &MLX);
     check_same(&f, "qwen3_5", 0, "as mlx-lm has it: convolutions, gains, names");
     f = fixture_form("qwen3_5_moe");
-    turn_convolutions(&f);
-    make_gains_whole(&f);
+    form_turn_convolutions(&f);
+    form_gains_whole(&f, false);
     stack_all(&f, "mlp.switch_mlp");
     wrap(&f, "Qwen3_5MoeForConditionalGeneration", &MLX);
     check_same(&f, "qwen3_5_moe", 0, "as mlx-lm has it: convolutions, gains, experts, names");
@@ -592,7 +553,7 @@ static void quantize_all(struct form *codes, struct form *values, uint32_t group
     size_t n = 0;
     for (size_t i = 0; i < codes->n; i++) {
         const struct form_tensor *t = &codes->list[i];
-        if (t->n_dims >= 2 && ends_in(t->name, ".weight") && !strstr(t->name, "conv") &&
+        if (t->n_dims >= 2 && form_ends_in(t->name, ".weight") && !strstr(t->name, "conv") &&
             t->dims[t->n_dims - 1] % group == 0)
             snprintf(modules[n++], sizeof *modules, "%.*s", (int)strlen(t->name) - 7, t->name);
     }

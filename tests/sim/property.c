@@ -7,8 +7,14 @@
  * share a prefix. Their logits, every row, come first from plain runs in a context with other
  * chunks and threads. Then random edits act on up to four live
  * sequences: evaluate some tokens in random pieces, evaluate several sequences in one ragged step,
- * fork, trim and go on along the other string, destroy. Every row of logits is compared by memcmp;
- * budgets are kept and nothing is left in the pool at the end.
+ * fork, trim and go on along the other string, requantize to the formats that are there, destroy.
+ * Every row of logits is compared by memcmp; budgets are kept and nothing is left in the pool at
+ * the end.
+ *
+ * Requantizing to other formats is the exception to I1: what was rounded stays so. What holds is
+ * tried beside it: two sequences with the same history of evaluations, trims and requantizes have
+ * the same logits, also where one goes in other pieces, chunks and threads, in steps with other
+ * sequences, and on forks whose twins are requantized otherwise.
  *
  *     sim_property [--programs=N] [--seed=N]
  *
@@ -167,16 +173,40 @@ static void edit_eval(const struct program *p, struct live *l) {
         compare_row(p, l->string, at + n - 1, last, "eval: other last logits");
 }
 
+/* A step of n rows of several sequences, prepared and not yet committed; all rows' logits. */
+static const float *forward(kvasir_context *ctx, struct kv_seq *const *seqs,
+                            const struct batch_seq *rows, uint32_t n_seqs, const int32_t *tokens,
+                            const uint32_t *pos, uint32_t n) {
+    struct kv_view views[CACHE_GROUPS_MAX * LIVE_MAX];
+    struct state_view states[LIVE_MAX];
+    uint32_t logit_rows[BATCH_MAX];
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        for (uint32_t g = 0; g < ctx->n_groups; g++)
+            seq_view(seqs[s], g, &views[g * n_seqs + s]);
+        seq_state(seqs[s], &states[s]);
+    }
+    for (uint32_t r = 0; r < n; r++)
+        logit_rows[r] = r;
+    struct batch batch = {.rows = n,
+                          .tokens = tokens,
+                          .pos = pos,
+                          .n_seqs = n_seqs,
+                          .seqs = rows,
+                          .views = views,
+                          .states = ctx->options.cache.state_bytes ? states : NULL,
+                          .n_logit_rows = n,
+                          .logit_rows = logit_rows};
+    return model_forward(ctx->run, &batch);
+}
+
 /* Several sequences in one step, each with some rows: the contract of backend.h taken at its
  * word. */
 static void edit_batch(const struct program *p, kvasir_context *ctx, struct live *live,
                        uint32_t n_live) {
     struct batch_seq rows[LIVE_MAX];
-    struct kv_view views[CACHE_GROUPS_MAX * LIVE_MAX];
-    struct state_view states[LIVE_MAX];
+    struct kv_seq *who[LIVE_MAX];
     int32_t tokens[BATCH_MAX];
-    uint32_t pos[BATCH_MAX], logit_rows[BATCH_MAX], owner[BATCH_MAX], n = 0, seqs = 0;
-    uint32_t who[LIVE_MAX];
+    uint32_t pos[BATCH_MAX], owner[BATCH_MAX], n = 0, seqs = 0;
     kvasir_error err;
     for (uint32_t i = 0; i < n_live; i++) {
         uint32_t at = kvasir_seq_length(live[i].seq), room = p->options.prefill_chunk - n;
@@ -191,36 +221,21 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
             continue;
         need(p, status, &err);
         rows[seqs] = (struct batch_seq){.row = n, .rows = take, .pos = at};
-        who[seqs++] = i;
+        who[seqs++] = live[i].seq->seq;
         for (uint32_t r = 0; r < take; r++, n++) {
             tokens[n] = p->tokens[live[i].string][at + r];
             pos[n] = at + r;
             owner[n] = i;
-            logit_rows[n] = n;
         }
     }
     if (!n)
         return;
-    for (uint32_t s = 0; s < seqs; s++) {
-        for (uint32_t g = 0; g < ctx->n_groups; g++)
-            seq_view(live[who[s]].seq->seq, g, &views[g * seqs + s]);
-        seq_state(live[who[s]].seq->seq, &states[s]);
-    }
-    struct batch batch = {.rows = n,
-                          .tokens = tokens,
-                          .pos = pos,
-                          .n_seqs = seqs,
-                          .seqs = rows,
-                          .views = views,
-                          .states = ctx->options.cache.state_bytes ? states : NULL,
-                          .n_logit_rows = n,
-                          .logit_rows = logit_rows};
-    const float *logits = model_forward(ctx->run, &batch);
+    const float *logits = forward(ctx, who, rows, seqs, tokens, pos, n);
     for (uint32_t r = 0; r < n; r++)
         compare_row(p, live[owner[r]].string, pos[r], logits + (size_t)r * VOCAB,
                     "batched step: other logits");
     for (uint32_t s = 0; s < seqs; s++)
-        seq_commit(live[who[s]].seq->seq, tokens + rows[s].row, rows[s].rows);
+        seq_commit(who[s], tokens + rows[s].row, rows[s].rows);
 }
 
 /* A fork in the middle of a page, and both going on along strings that part just there: the one
@@ -275,6 +290,18 @@ static void edit_trim(const struct program *p, kvasir_context *ctx, struct live 
         die(p, "trim: a refused call changed the sequence", to);
 }
 
+/* To the formats that the pages have: nothing happens. */
+static void edit_requantize(const struct program *p, kvasir_context *ctx, struct live *l) {
+    kvasir_error err;
+    uint64_t taken = kv_pool_stats(kv_cache_pool(ctx->cache)).pages_taken;
+    if (kv_cache_start_pages(ctx->cache))
+        return; /* an exact start would not stay one */
+    need(p, kvasir_seq_requantize(l->seq, p->options.kv_bits, p->options.kv_group_size, &err),
+         &err);
+    if (kv_pool_stats(kv_cache_pool(ctx->cache)).pages_taken != taken)
+        die(p, "requantize: a page was taken for the format it has", kvasir_seq_length(l->seq));
+}
+
 static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edits) {
     struct live live[LIVE_MAX];
     uint32_t n = 0;
@@ -284,7 +311,7 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
             live[n] = (struct live){.string = (int)random_below(2)};
             need(p, kvasir_seq_create(ctx, &live[n++].seq, &err), &err);
         }
-        uint32_t i = random_below(n), what = random_below(13);
+        uint32_t i = random_below(n), what = random_below(14);
         if (what < 5) {
             edit_eval(p, &live[i]);
         } else if (what < 8) {
@@ -298,6 +325,8 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
         } else if (what < 12 && n < LIVE_MAX) {
             edit_twins(p, &live[i], &live[n]);
             n++;
+        } else if (what == 13) {
+            edit_requantize(p, ctx, &live[i]);
         } else if (n > 1) {
             kvasir_seq_destroy(live[i].seq);
             live[i] = live[--n];
@@ -305,6 +334,174 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
     }
     while (n)
         kvasir_seq_destroy(live[--n].seq);
+}
+
+/* ---- histories ------------------------------------------------------------------------------- */
+
+/* What happens to a sequence. */
+struct event {
+    enum { EVAL, TRIM, REQUANTIZE } kind;
+    uint32_t n;  /* EVAL: tokens; TRIM: how many less */
+    int string;  /* EVAL */
+    uint32_t to; /* REQUANTIZE: of history.bits */
+};
+enum { EVENTS = 14, HISTORY_FORMATS = 4 };
+struct history {
+    const char *bits[HISTORY_FORMATS]; /* few, because a cache has a bounded table of them */
+    struct event events[EVENTS];
+};
+
+static void make_history(const struct program *p, struct history *h) {
+    for (int i = 0; i < HISTORY_FORMATS; i++)
+        h->bits[i] = BITS[random_below(N_BITS)];
+    for (int i = 0; i < EVENTS; i++) {
+        struct event *e = &h->events[i];
+        uint32_t what = i ? random_below(6) : 0;
+        e->kind = what < 3 ? EVAL : what < 5 ? REQUANTIZE : TRIM;
+        e->n = 1 + random_below(e->kind == TRIM ? 70 : i ? 90 : p->length / 2);
+        e->string = (int)random_below(2);
+        e->to = random_below(HISTORY_FORMATS);
+    }
+}
+
+/* One way to go through a history. The first one keeps its logits in p->logits[0], in the order of
+ * the calls' rows, the second one compares. */
+struct player {
+    const struct program *p;
+    const struct history *h;
+    kvasir_context *ctx;
+    kvasir_seq *seq, *other; /* other: a fork with a fate of its own, or NULL */
+    bool wild;               /* in random pieces, with other sequences beside */
+    uint32_t rows;           /* of logits so far */
+};
+
+static bool player_rows(void *user, size_t first, size_t rows, const float *logits) {
+    struct player *y = user;
+    (void)first;
+    for (size_t r = 0; r < rows; r++, y->rows++, logits += VOCAB)
+        if (y->wild)
+            compare_row(y->p, 0, y->rows, logits, "history: other logits (row of all)");
+        else
+            memcpy(y->p->logits[0] + (size_t)y->rows * VOCAB, logits, VOCAB * sizeof *logits);
+    return true;
+}
+
+/* The twin goes its own way: other formats, other tokens. */
+static void disturb(struct player *y) {
+    kvasir_error err;
+    kvasir_seq *twin;
+    if (y->other && random_below(2)) {
+        kvasir_seq_destroy(y->other);
+        y->other = NULL;
+    }
+    if (y->other)
+        return;
+    need(y->p, kvasir_seq_fork(y->seq, &twin, &err), &err);
+    bool swap = random_below(2);
+    y->other = swap ? y->seq : twin;
+    y->seq = swap ? twin : y->seq;
+    if (random_below(3))
+        need(y->p,
+             kvasir_seq_requantize(y->other, y->h->bits[random_below(HISTORY_FORMATS)],
+                                   y->p->options.kv_group_size, &err),
+             &err);
+}
+
+/* A step of both, which may have other formats. */
+static void play_step(struct player *y, const int32_t *tokens, uint32_t n) {
+    struct batch_seq rows[2];
+    struct kv_seq *who[2] = {y->seq->seq, y->other->seq};
+    int32_t ids[BATCH_MAX];
+    uint32_t pos[BATCH_MAX], first = random_below(2), at = 0, own = 0;
+    const uint32_t counts[2] = {n, 1 + random_below(3)};
+    kvasir_error err;
+    if (first) {
+        who[0] = y->other->seq;
+        who[1] = y->seq->seq;
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        bool is_own = i == first;
+        uint32_t count = counts[!is_own];
+        need(y->p, seq_prepare(who[i], count, &err), &err);
+        rows[i] = (struct batch_seq){.row = at, .rows = count, .pos = seq_length(who[i])};
+        own = is_own ? at : own;
+        for (uint32_t r = 0; r < count; r++, at++) {
+            ids[at] = is_own ? tokens[r] : (int32_t)random_below(VOCAB);
+            pos[at] = rows[i].pos + r;
+        }
+    }
+    const float *logits = forward(y->ctx, who, rows, 2, ids, pos, at);
+    player_rows(y, 0, n, logits + (size_t)own * VOCAB);
+    for (uint32_t i = 0; i < 2; i++)
+        seq_commit(who[i], ids + rows[i].row, rows[i].rows);
+}
+
+static void play_eval(struct player *y, const struct event *e) {
+    kvasir_eval_options eval = {.on_logits = player_rows, .user = y};
+    kvasir_error err;
+    uint32_t at = kvasir_seq_length(y->seq), end = at + e->n;
+    end = end < y->p->length ? end : y->p->length;
+    end = end - at < LENGTH_LONG - y->rows ? end : at + LENGTH_LONG - y->rows;
+    while ((at = kvasir_seq_length(y->seq)) < end) {
+        uint32_t n = y->wild ? 1 + random_below(end - at) : end - at;
+        const int32_t *tokens = y->p->tokens[e->string] + at;
+        const uint32_t chunk = y->ctx->options.prefill_chunk;
+        if (y->wild && random_below(2))
+            disturb(y);
+        /* Only the engine's steps keep states by themselves. */
+        bool beside = y->wild && y->other && !y->ctx->options.snapshot_tokens && chunk > 3 &&
+                      kvasir_seq_length(y->other) + 3 < LENGTH_LONG && random_below(2);
+        if (beside) {
+            uint32_t most = (chunk < BATCH_MAX ? chunk : BATCH_MAX) - 3;
+            play_step(y, tokens, n < most ? n : most);
+        } else {
+            need(y->p, kvasir_seq_eval(y->seq, tokens, n, &eval, &err), &err);
+        }
+    }
+}
+
+static void play(struct player *y) {
+    kvasir_error err;
+    need(y->p, kvasir_seq_create(y->ctx, &y->seq, &err), &err);
+    for (int i = 0; i < EVENTS; i++) {
+        const struct event *e = &y->h->events[i];
+        uint32_t length = kvasir_seq_length(y->seq);
+        if (e->kind == EVAL)
+            play_eval(y, e);
+        else if (e->kind == TRIM) /* refused in both ways where pages are gone */
+            (void)!kvasir_seq_trim(y->seq, e->n < length ? length - e->n : 0, NULL, &err);
+        else
+            need(
+                y->p,
+                kvasir_seq_requantize(y->seq, y->h->bits[e->to], y->p->options.kv_group_size, &err),
+                &err);
+    }
+    kvasir_seq_destroy(y->seq);
+    kvasir_seq_destroy(y->other);
+}
+
+static void run_histories(const struct program *p) {
+    struct history h;
+    make_history(p, &h);
+    uint32_t rows = 0;
+    for (int way = 0; way < 2; way++) {
+        kvasir_context_options o = p->options;
+        o.prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
+        o.threads = 1 + (int)random_below(3);
+        o.cache_bytes = 256 << 20;
+        struct player y = {.p = p, .h = &h, .wild = way == 1};
+        kvasir_error err;
+        need(p, kvasir_context_create(models[p->model], &o, &y.ctx, &err), &err);
+        play(&y);
+        kvasir_context_info info;
+        kvasir_context_get_info(y.ctx, &info);
+        if (info.used_bytes != 0)
+            die(p, "history: pages left after the last sequence", 0);
+        if (way && y.rows != rows)
+            die(p, "history: other lengths", y.rows);
+        rows = y.rows;
+        kvasir_context_destroy(y.ctx);
+    }
 }
 
 /* "auto", or any tier this machine has. */
@@ -361,6 +558,7 @@ static void run_program(struct program *p) {
     if (info.peak_bytes > info.cache_bytes)
         die(p, "budget exceeded", 0);
     kvasir_context_destroy(ctx);
+    run_histories(p);
 }
 
 /* A model of random blocks in every quantized weight type, written as GGUF: arch llama (adjacent

@@ -251,3 +251,46 @@ void form_configure(struct form *f, const char *patch) {
     json_decref(fields);
     free(text);
 }
+
+/* ---- mlx-lm's Qwen hybrids and LFM2 ---------------------------------------------------------- */
+
+bool form_ends_in(const char *name, const char *tail) {
+    size_t len = strlen(name), n = strlen(tail);
+    return len >= n && strcmp(name + len - n, tail) == 0;
+}
+
+void form_turn_convolutions(struct form *f) {
+    for (size_t i = 0; i < f->n; i++) {
+        struct form_tensor *t = &f->list[i];
+        if (!form_ends_in(t->name, "conv1d.weight") && !form_ends_in(t->name, "conv.conv.weight"))
+            continue;
+        t->dims[1] = t->dims[2]; /* the same bytes */
+        t->dims[2] = 1;
+    }
+}
+
+static bool is_gain(const char *name) {
+    static const char *const tails[] = {".input_layernorm.weight",
+                                        ".post_attention_layernorm.weight", "model.norm.weight",
+                                        ".q_norm.weight", ".k_norm.weight"};
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
+        if (form_ends_in(name, tails[i]))
+            return true;
+    return false;
+}
+
+void form_gains_whole(struct form *f, bool bf16) {
+    for (size_t i = 0; i < f->n; i++) {
+        struct form_tensor *t = &f->list[i];
+        if (!is_gain(t->name))
+            continue;
+        size_t n;
+        float *values = form_floats(t, &n);
+        for (size_t j = 0; j < n; j++)
+            values[j] = bf16 ? form_bf16(values[j] + 1) : values[j] + 1;
+        free(t->data);
+        t->data = (uint8_t *)values;
+        t->bytes = n * sizeof *values;
+        strcpy(t->dtype, "F32");
+    }
+}

@@ -46,6 +46,13 @@ float *form_floats(const struct form_tensor *t, size_t *n);
 /* F32 [rows][k] in place of what stands there (or a new tensor). */
 void form_set_floats(struct form *f, const char *name, const uint64_t *dims, const float *values);
 
+/* What mlx-lm does to a Qwen hybrid or LFM2 folder: convolutions [channels][1][width] become
+ * [channels][width][1]; gains that are stored less 1 get it, in bfloat16 as mlx-lm writes them, or
+ * in float32, which rounds nothing. */
+void form_turn_convolutions(struct form *f);
+void form_gains_whole(struct form *f, bool bf16);
+
+bool form_ends_in(const char *name, const char *tail);
 float form_bf16(float x); /* x rounded to bfloat16 */
 /* 32 values as a block of MXFP4: codes of values 2i and 2i + 1 in byte i, the low half first, and a
  * power of two, 127 more than its exponent. values become what the block holds. */

@@ -3,9 +3,9 @@
  * cache, act_bits 16. How far two right implementations may differ stands in the goldens' READMEs:
  * exact and 16-bit caches agree token by token, quantized ones in their averages.
  *
- *   losses   windows of 1,024 wikitext tokens. exact (f32 pages): per-token NLL within 1e-3 for
- *            99 % of the tokens and 1e-2 for all. Others: perplexity within 1.5 %; with check_kl
- *            mean KL from our own exact run within 10 % of the golden KL.
+ *   losses   the golden's windows of wikitext tokens. exact (f32 pages): per-token NLL within 1e-3
+ *            for 99 % of the tokens and 1e-2 for all. Others: perplexity within 1.5 %; with
+ *            check_kl mean KL from our own exact run within 10 % of the golden KL.
  *            f16: the issue asks for the per-token bounds of exact here too. They cannot be met:
  *            the f16 golden is itself off the exact golden by more than 1e-3 for 19.5 % of the
  *            tokens (at most 1.2e-2, SmolLM2), and which f16 roundings flip is float noise: our ref
@@ -20,6 +20,7 @@
 #define MODEL_GOLDENS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 struct golden_setting {
     const char *golden, *bits, *group;
@@ -32,6 +33,7 @@ enum { GOLDEN_SETTINGS_MAX = 16 };
 struct model_goldens {
     const char *model, *dir;
     const struct golden_setting *settings; /* the first is exact; ends with golden NULL */
+    size_t tokens; /* > 0: only the losses of so many tokens of the first window */
 };
 
 /* What main returns: 0, the number of failed tests, or 77 where the files are missing. */

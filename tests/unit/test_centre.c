@@ -290,6 +290,7 @@ static kvasir_status context_of(const kvasir_model *m, const char *bits, const c
     o.kv_bits = bits;
     o.key_centre = centre;
     o.ctx = 256;
+    o.cache_bytes = 16 << 20;
     o.threads = 1;
     return kvasir_context_create(m, &o, ctx, &err);
 }
@@ -384,13 +385,75 @@ static void test_read_back(void **state) {
     kvasir_model_close(m);
 }
 
+/* Centred pages that become exact ones and centred ones again, by the public call. */
+static void test_requantized(void **state) {
+    (void)state;
+    enum { N = 200, VOCAB = 512 };
+    static const struct {
+        const char *bits, *group, *text;
+    } bad[] = {{"7", NULL, "--kv-bits"}, {"8", "48", "--kv-group-size"}, {"8", "128", "32, 64"}};
+    kvasir_model *m = open_tiny("llama");
+    kvasir_model_info model;
+    kvasir_model_get_info(m, &model);
+    assert_int_equal(model.vocab, VOCAB);
+    int32_t tokens[N + 1];
+    for (int i = 0; i <= N; i++)
+        tokens[i] = (int32_t)random_below(VOCAB);
+    size_t n = (size_t)N * model.head_dim;
+    float *before = malloc(n * 4), *after = malloc(n * 4), logits[3][VOCAB];
+    kvasir_context *ctx;
+    kvasir_seq *s, *fork[3];
+    need(context_of(m, "8", write_file(m, "requantized.safetensors", 20), &ctx));
+    need(kvasir_seq_create(ctx, &s, &err));
+    need(kvasir_seq_eval(s, tokens, N, NULL, &err));
+    for (int i = 0; i < 3; i++)
+        need(kvasir_seq_fork(s, &fork[i], &err));
+    uint64_t bytes = kvasir_seq_bytes(s);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(kvasir_seq_requantize(s, bad[i].bits, bad[i].group, &err),
+                         KVASIR_ERR_ARGUMENT);
+        assert_non_null(strstr(err.text, bad[i].text));
+    }
+    assert_int_equal(kvasir_seq_bytes(s), bytes);
+    need(kvasir_seq_requantize(fork[1], "f32", NULL, &err));
+    need(kvasir_seq_requantize(fork[2], "f32", NULL, &err));
+    need(kvasir_seq_requantize(fork[2], "8", "64", &err));
+    assert_true(kvasir_seq_bytes(fork[1]) > 3 * bytes);
+    for (uint32_t layer = 0; layer < model.layers; layer++)
+        for (uint32_t head = 0; head < model.kv_heads; head++) {
+            need(kvasir_seq_read_kv(s, KVASIR_PART_K, layer, head, 0, N, before, &err));
+            need(kvasir_seq_read_kv(fork[1], KVASIR_PART_K, layer, head, 0, N, after, &err));
+            assert_memory_equal(before, after, n * 4);
+            need(kvasir_seq_read_kv(fork[2], KVASIR_PART_K, layer, head, 0, N, after, &err));
+            assert_true(worst_difference(before, after, n) < 0.5);
+        }
+    for (int i = 0; i < 3; i++) {
+        kvasir_eval_options last = {.last_logits = logits[i]};
+        need(kvasir_seq_eval(fork[i], tokens + N, 1, &last, &err));
+        kvasir_seq_destroy(fork[i]);
+    }
+    double largest = 0;
+    for (int i = 0; i < VOCAB; i++)
+        largest = fmax(largest, fabs((double)logits[0][i]));
+    printf("logits up to %g, differ by %g and %g\n", largest,
+           worst_difference(logits[0], logits[1], VOCAB),
+           worst_difference(logits[0], logits[2], VOCAB));
+    assert_true(worst_difference(logits[0], logits[1], VOCAB) < 0.02 * largest);
+    assert_true(worst_difference(logits[0], logits[2], VOCAB) < 0.1 * largest);
+    kvasir_seq_destroy(s);
+    kvasir_context_destroy(ctx);
+    free(before);
+    free(after);
+    kvasir_model_close(m);
+}
+
 int main(void) {
     skip_without(TINY "llama/config.json");
     temp_folder_make(&folder);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention), cmocka_unit_test(test_choosing),
         cmocka_unit_test(test_file),      cmocka_unit_test(test_flag),
-        cmocka_unit_test(test_read_back),
+        cmocka_unit_test(test_read_back), cmocka_unit_test(test_requantized),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* I6: after start-up decode steps allocate nothing: not on a plain sequence, not past the wrap of a
- * rotating one, not on a fork. malloc and its family are counted where they are called. */
+ * rotating one, not on a fork, not behind a requantize. malloc and its family are counted where
+ * they are called. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -72,6 +73,7 @@ static void check(const char *bits, uint32_t max_kv_size, const char *centre) {
     o.max_kv_size = max_kv_size;
     o.threads = 2;
     o.ctx = 2048;
+    o.cache_bytes = 64 << 20;
     kvasir_context *ctx;
     kvasir_seq *s, *fork;
     need(kvasir_context_create(model, &o, &ctx, &err));
@@ -83,6 +85,9 @@ static void check(const char *bits, uint32_t max_kv_size, const char *centre) {
     need(kvasir_seq_fork(s, &fork, &err));
     decode(fork, 300, logits);
     decode(s, 300, logits);
+    need(kvasir_seq_requantize(s, strcmp(bits, "3") ? "3,f16" : "f32", NULL, &err));
+    decode(s, 200, logits);
+    decode(fork, 200, logits);
     kvasir_seq_destroy(s);
     kvasir_seq_destroy(fork);
     kvasir_context_destroy(ctx);

@@ -34,6 +34,8 @@ static const struct {
     {SMOLLM, SHARED_DIR "/goldens/smollm2-135m/golden_encode.jsonl", "gpt2 (smollm)"},
     {MODELS_DIR "/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
      SHARED_DIR "/goldens/qwen2.5-coder-0.5b/golden_encode.jsonl", "gpt2 (qwen2)"},
+    {MODELS_DIR "/gemma3-270m-q4_k_m.gguf", SHARED_DIR "/goldens/gemma3-270m/golden_encode.jsonl",
+     "llama (SentencePiece BPE)"},
     {SHARED_DIR "/tokenizers/gpt2/tokenizer.json",
      SHARED_DIR "/tokenizers/gpt2/golden_encode.jsonl", "tokenizer.json BPE"},
     {SHARED_DIR "/tokenizers/qwen3/tokenizer.json",
