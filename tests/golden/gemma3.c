@@ -99,14 +99,18 @@ static kvasir_context *make_context(uint32_t chunk) {
     return ctx;
 }
 
-/* Bytes of `tokens` tokens, whole pages, in the full layers and of `seen` in the others. */
-static uint64_t expected_bytes(uint32_t tokens, uint32_t seen) {
+/* Bytes of a page of so many layers: whole units of 4 KiB. */
+static uint64_t page_bytes(uint32_t layers) {
     uint64_t all;
     kvasir_error err;
     need(kvasir_model_kv_bytes(model, "8,4", "64", &all, &err), &err);
-    const uint64_t layer = all / LAYERS * PAGE;
+    return (all / LAYERS * PAGE * layers + 4095) / 4096 * 4096;
+}
+
+/* All pages of the full layers, and those of the newest `seen` tokens of the others. */
+static uint64_t expected_bytes(uint32_t tokens, uint32_t seen) {
     const uint32_t pages = (tokens + PAGE - 1) / PAGE;
-    return layer * (FULL_LAYERS * pages + (uint64_t)(LAYERS - FULL_LAYERS) * seen / PAGE);
+    return pages * page_bytes(FULL_LAYERS) + seen / PAGE * page_bytes(LAYERS - FULL_LAYERS);
 }
 
 static void read_ids(void) {

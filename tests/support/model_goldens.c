@@ -90,7 +90,7 @@ static kvasir_context *make_context(const char *bits, const char *group, uint32_
 
 /* All runs go through a window side by side, so that logits are kept of one step only: a row of a
  * large vocabulary is a megabyte. */
-enum { STEP_TOKENS = 256 };
+enum { STEP_TOKENS = 128 };
 
 static void run_window(const int32_t *ids, size_t length, size_t first, size_t n_runs,
                        float *exact) {
