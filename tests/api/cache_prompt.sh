@@ -171,7 +171,7 @@ for out in c at/new; do
     b 2 '--tokens: id 512 ' --tokens 1,512 -o $out
     b 2 '--tokens: the prompt is empty' --tokens '' -o $out
     b 1 '.*no tokenizer' -p hello -o $out
-    b 1 'K or V alone is quantized' --tokens 1,2 --kv-bits 8,f16 -o $out
+    b 2 '--kv-bits 8,f16: no class of mlx-lm' --tokens 1,2 --kv-bits 8,f16 -o $out
     b 2 '--quantized-kv-start: ' --tokens 1,2 --quantized-kv-start 1 -o $out
     b 2 '--key-centre bias: ' --tokens 1,2 --key-centre bias -o $out
     b 2 '--format: "new" is neither' --tokens 1,2 --format new -o $out
@@ -192,7 +192,6 @@ mkfifo pipe
 b 1 'pipe: is a device or pipe' --tokens 1 -o pipe
 [ -p pipe ] || die "a pipe was replaced"
 rm pipe
-b 2 '--kv-bits 8,f16: ' --tokens 1 -o c --kv-bits 8,f16
 left "a bad -o"
 good cache-prompt -m "$tiny" --tokens 9 -o c -q
 cmp -s c before && die "the old file was not replaced"
