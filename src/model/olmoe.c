@@ -30,7 +30,7 @@ kvasir_status olmoe_gguf_read(struct gguf_keys *k, struct model_config *c) {
     TRY(gguf_key_u32(k, "feed_forward_length", true, 1, FFN_MAX, &c->moe.dim));
     TRY(gguf_key_u32(k, "expert_gating_func", false, 1, 1, &gating));
     c->moe.normalize = false;
-    return gguf_get_bool(k->g, gguf_key(k, "expert_weights_norm"), &c->moe.normalize, k->err);
+    return gguf_get_bool(k->g, gguf_key_name(k, "expert_weights_norm"), &c->moe.normalize, k->err);
 }
 
 kvasir_status olmoe_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
