@@ -128,6 +128,7 @@ static const struct {
                              "l:rope_parameters.short_factor l:rope_parameters.long_factor "
                              "u:original_max_position_embeddings"},
     {"olmo3", USUAL TYPES BY_KIND "s:hidden_act u:sliding_window b:attention_bias"},
+    {"olmoe", USUAL ROPE EXPERTS "s:hidden_act b:attention_bias u:num_experts d:clip_qkv"},
     {"gemma2", USUAL ROPE TYPES "s:hidden_activation d:query_pre_attn_scalar u:sliding_window "
                                 "d:attn_logit_softcapping d:final_logit_softcapping "
                                 "b:use_bidirectional_attention"},
@@ -286,6 +287,7 @@ static const struct {
     {"qwen3_moe", "{'num_local_experts':4096,'moe_intermediate_size':4194304}", UNSUP,
      "field moe_intermediate_size: 4096 experts of 4194304 are too many"},
     {"qwen3_moe", "{'num_local_experts':null}", FORMAT, "field num_experts is missing"},
+    {"olmoe", "{'clip_qkv':8.0}", UNSUP, "field clip_qkv: only null is supported"},
     {"qwen3",
      "{'layer_types':['full_attention','full_attention','sliding_attention',"
      "'full_attention']}",

@@ -118,6 +118,10 @@ static void test_llama_keys(void **state) {
     assert_int_equal((int)c.ropes[0].theta, 10000);
     assert_int_equal(c.ropes[0].dims, 16);
 
+    c = config_of("olmoe", "expert_count=u8 expert_used_count=u2");
+    assert_int_equal(c.moe.dim, 96);
+    assert_false(c.moe.normalize);
+
     c = config_of("qwen3moe", "expert_count=u8 expert_used_count=u2 expert_weights_norm=u1 "
                               "attention.sliding_window=u9");
     assert_string_equal(c.arch, "qwen3_moe");
@@ -332,6 +336,10 @@ static void test_refused_keys(void **state) {
          "expert_weights_norm is 0"},
         {"qwen3moe", "expert_count=u8 expert_used_count=u2 expert_gating_func=u2", OTHER,
          "expert_gating_func is 2"},
+        {"olmoe", "expert_count=u8 expert_used_count=u2 attention.clamp_kqv=f8", OTHER,
+         "attention.clamp_kqv is 8"},
+        {"olmoe", "expert_count=u8 expert_used_count=u2 expert_gating_func=u3", FORMAT,
+         "expert_gating_func is 3"},
         {"qwen35", DELTA "expert_count=u4", OTHER, "qwen35.expert_count is 4"},
         /* rope */
         {"qwen3", "rope.scaling.type=sdynamic", OTHER, "rope type dynamic is not supported, only"},
