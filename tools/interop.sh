@@ -26,7 +26,9 @@ if ! cmp -s "$requirements" .venv/requirements.txt; then
     cp "$requirements" .venv/requirements.txt
 fi
 cmake --preset release >/dev/null
-cmake --build build --target all interop_rewrite
+cmake --build build
+cmake --preset ci >/dev/null
+cmake --build build-ci --target interop_rewrite golden_prompt_cache golden_tiny
 python=.venv/bin/python
 smollm2=models/SmolLM2-135M-Instruct
 [ -d $smollm2-mlx ] || $python "$shared"/tools/mlx_from_gguf.py $smollm2.Q4_1.gguf $smollm2-mlx
@@ -34,12 +36,16 @@ $python tests/interop/random_texts.py build/kvasir "$shared"/tokenizers/*/tokeni
     $smollm2.Q4_1.gguf=$smollm2-mlx/tokenizer.json \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf="$shared"/tokenizers/qwen3/tokenizer.json \
     "$shared"/models/stories260K/stories260K-f32.gguf="$shared"/models/stories260K/hf/tokenizer.json
-$python tests/interop/prompt_cache.py build/tests/interop_rewrite \
+$python tests/interop/prompt_cache.py build-ci/tests/interop_rewrite \
     "$shared"/fixtures/mlx/prompt-cache
+saved=$(mktemp -d)
+build-ci/tests/golden_prompt_cache "$saved" >/dev/null
+$python tests/interop/saved_caches.py "$shared"/fixtures/mlx/prompt-cache "$saved"
+rm -rf "$saved"
 $python tests/interop/templates.py build/libkvasir.so
 $python tests/interop/convert.py build/kvasir $smollm2.Q4_1.gguf \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf
-tests/interop/gguf_families.sh $python build/tests/golden_tiny "$shared"
+tests/interop/gguf_families.sh $python build-ci/tests/golden_tiny "$shared"
 $python tests/unit/weights_golden.py
 git diff --exit-code --stat tests/unit/weights.golden
 echo "interop: all agree"

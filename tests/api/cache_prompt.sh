@@ -186,10 +186,10 @@ for out in c at/new; do
     left "$out"
 done
 b 2 '-o: missing' --tokens 1
-b 1 'at/folder: is a folder' --tokens 1 -o at/folder
-b 1 '/nowhere/c: ' --tokens 1 -o /nowhere/c
+b 1 '-o: at/folder: is a folder' --tokens 1 -o at/folder
+b 1 '-o: /nowhere/c: ' --tokens 1 -o /nowhere/c
 mkfifo pipe
-b 1 'pipe: is a device or pipe' --tokens 1 -o pipe
+b 1 '-o: pipe: is a device or pipe' --tokens 1 -o pipe
 [ -p pipe ] || die "a pipe was replaced"
 rm pipe
 left "a bad -o"

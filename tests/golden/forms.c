@@ -59,7 +59,7 @@ static struct logits run(const char *path, const char *fixture, uint32_t ctx_len
     kvasir_error err;
     kvasir_model *model;
     kvasir_context *ctx;
-    kvasir_seq *seq;
+    kvasir_seq *seq = NULL;
     kvasir_model_info info;
     struct logits l = {0};
     if (kvasir_model_open(path, &model, &err) != KVASIR_OK) {

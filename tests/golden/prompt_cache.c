@@ -7,6 +7,8 @@
  *
  * And files of ours with 500 cuts and 500 flipped bits.
  *
+ *     golden_prompt_cache [DIR]     saved files of the newer form stay in DIR: saved_caches.py
+ *
  * act_bits 16. The tiny models need nothing else; smollm2 is skipped where models/ lacks its
  * folder.
  */
@@ -32,6 +34,7 @@
 #define SMOLLM2  MODELS_DIR "/SmolLM2-135M-Instruct-mlx"
 
 static struct temp_folder folder;
+static const char *keep; /* where saved files stay, for mlx-lm (tests/interop); NULL */
 static int failed;
 
 struct one_case {
@@ -132,9 +135,16 @@ static void check_saved(struct one_case *c, bool legacy) {
     kvasir_error err;
     kvasir_prompt_cache *again;
     size_t n = read_ids(json_object_get(c->line, "query_ids"), query, 64);
-    char path[192];
+    char path[512];
     float *want = malloc(c->vocab * sizeof *want);
-    snprintf(path, sizeof path, "%s/saved.safetensors", folder.path);
+    if (keep && !legacy) {
+        int at = snprintf(path, sizeof path, "%s/", keep);
+        snprintf(path + at, sizeof path - (size_t)at, "%s", c->file);
+        for (char *s = path + at; *s; s++)
+            *s = *s == '/' ? '_' : *s;
+    } else {
+        snprintf(path, sizeof path, "%s/saved.safetensors", folder.path);
+    }
     kvasir_seq *seq = load(c, c->cache);
     if (kvasir_seq_save(seq, path, legacy, &err) != KVASIR_OK)
         fail_msg("%s: %s", c->file, err.text);
@@ -342,8 +352,9 @@ static void test_damage(void **state) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     skip_without(FIXTURES "README.md");
+    keep = argc == 2 ? argv[1] : NULL;
     temp_folder_make(&folder);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_newer), cmocka_unit_test(test_legacy),
                                        cmocka_unit_test(test_damage)};

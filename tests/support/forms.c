@@ -171,7 +171,7 @@ void form_read(struct form *f, const char *folder) {
     *f = (struct form){.config = json_loadf(in, 0, NULL)};
     fclose(in);
     in = open_in(folder, "model.safetensors", "rb");
-    uint64_t length;
+    uint64_t length = 0;
     need(f->config && fread(&length, sizeof length, 1, in) == 1, folder);
     char *text = malloc(length);
     need(text && fread(text, 1, length, in) == length, folder);
