@@ -154,7 +154,9 @@ KVASIR_API void kvasir_seq_destroy(kvasir_seq *seq);
 KVASIR_API kvasir_status kvasir_seq_fork(kvasir_seq *seq, kvasir_seq **out, kvasir_error *err);
 KVASIR_API uint32_t kvasir_seq_length(const kvasir_seq *seq);
 KVASIR_API const int32_t *kvasir_seq_tokens(const kvasir_seq *seq); /* [length] */
-KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages */
+KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages and states */
+/* The same at 16 bits without pages: the tokens that each layer sees, and the same states. */
+KVASIR_API uint64_t kvasir_seq_bytes_16bit(const kvasir_seq *seq);
 /* Forgets everything from `length` on. Fails, naming the nearest lengths that work, where rotation
  * or a window has dropped a page that position `length` sees. 0 always works. A model with
  * recurrent layers goes back to the newest kept state at or before `length` (to nothing where none

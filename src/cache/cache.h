@@ -157,6 +157,9 @@ kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_for
 /* Bytes of pages in this sequence's tables, of its state and its snapshots (shared ones count in
  * full). */
 uint64_t seq_bytes(const struct kv_seq *s);
+/* What a 16-bit cache without pages would take for what the next query sees: each group's tokens,
+ * and the same states. What seq_bytes is measured by. */
+uint64_t seq_bytes_16bit(const struct kv_seq *s);
 /* The group's pages as a step sees them. Valid until the sequence's next call. */
 void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 /* The state record as a step sees it, likewise; of a cache with state_bytes. */

@@ -255,15 +255,31 @@ const int32_t *seq_tokens(const struct kv_seq *s) {
     return s->tokens;
 }
 
-uint64_t seq_bytes(const struct kv_seq *s) {
-    uint64_t bytes = 0;
-    for (uint32_t g = 0; g < s->cache->n_groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n; i++)
-            bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
+static uint32_t state_records(const struct kv_seq *s) {
     uint32_t records = s->has_state ? 1 : 0;
     for (uint32_t i = 0; i < s->n_snapshots; i++) /* the newest may still be the state itself */
         records += !s->has_state || s->snapshots[i].addr != s->state;
-    return bytes + records * s->cache->record_bytes;
+    return records;
+}
+
+uint64_t seq_bytes(const struct kv_seq *s) {
+    uint64_t bytes = state_records(s) * s->cache->record_bytes;
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n; i++)
+            bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
+    return bytes;
+}
+
+uint64_t seq_bytes_16bit(const struct kv_seq *s) {
+    uint64_t bytes = state_records(s) * s->cache->options.state_bytes;
+    for (uint32_t i = 0; i < s->cache->n_groups; i++) {
+        const struct kv_group *g = &s->cache->groups[i];
+        uint32_t seen = s->length;
+        if (g->span != UINT32_MAX && seen > g->keep + g->span)
+            seen = g->keep + g->span;
+        bytes += (uint64_t)seen * g->shape.layers * g->shape.kv_heads * g->shape.head_dim * 2 * 2;
+    }
+    return bytes;
 }
 
 void seq_state(const struct kv_seq *s, struct state_view *view) {

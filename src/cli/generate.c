@@ -393,7 +393,7 @@ static size_t prompt_evaluated(const struct run *r) {
     return length < r->prompt.n ? length : r->prompt.n;
 }
 
-static void print_summary(const struct run *r, const kvasir_context_info *info) {
+static void print_summary(const struct run *r) {
     uint64_t used = kvasir_seq_bytes(r->seq), held = tokens_held(r);
     char bytes[24], bytes16[24], peak[24];
     size_t evaluated = prompt_evaluated(r);
@@ -403,16 +403,16 @@ static void print_summary(const struct run *r, const kvasir_context_info *info) 
             ratio((double)evaluated, r->prompt_seconds));
     fprintf(stderr, "answer: %zu tokens in %.2f s, %.1f tokens/s (ended by: %s)\n", r->answer_n,
             r->decode_seconds, ratio((double)r->steps, r->decode_seconds), FINISH_NAMES[r->finish]);
-    double used16 = (double)(held * info->kv_bytes_per_token16);
+    uint64_t used16 = kvasir_seq_bytes_16bit(r->seq);
     fprintf(stderr, "cache:  %llu tokens in %s of pages; at 16 bits %s, %.2fx; peak memory %s\n",
             (unsigned long long)held, human_bytes((double)used, bytes),
-            human_bytes(used16, bytes16), ratio(used16, (double)used),
+            human_bytes((double)used16, bytes16), ratio((double)used16, (double)used),
             human_bytes((double)kvasir_memory_peak(), peak));
 }
 
 static int print_json(const struct run *r, const kvasir_context_info *info) {
     json_t *o = json_object();
-    uint64_t used = kvasir_seq_bytes(r->seq), used16 = tokens_held(r) * info->kv_bytes_per_token16;
+    uint64_t used = kvasir_seq_bytes(r->seq), used16 = kvasir_seq_bytes_16bit(r->seq);
     json_t *text =
         r->detok ? json_stringn(r->stream.text ? r->stream.text : "", r->stream.len) : NULL;
     json_object_set_new(o, "text", text ? text : json_null());
@@ -440,7 +440,7 @@ static int report(const struct run *r) {
     kvasir_context_info info;
     kvasir_context_get_info(r->ctx, &info);
     if (!r->a->quiet)
-        print_summary(r, &info);
+        print_summary(r);
     return r->a->json ? print_json(r, &info) : EXIT_GOOD;
 }
 

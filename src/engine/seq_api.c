@@ -58,6 +58,9 @@ const int32_t *kvasir_seq_tokens(const kvasir_seq *s) {
 uint64_t kvasir_seq_bytes(const kvasir_seq *s) {
     return seq_bytes(s->seq);
 }
+uint64_t kvasir_seq_bytes_16bit(const kvasir_seq *s) {
+    return seq_bytes_16bit(s->seq);
+}
 
 kvasir_status kvasir_seq_snapshot(kvasir_seq *s, kvasir_error *err) {
     return seq_snapshot(s->seq, err);
