@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h).
+/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h and
+ * kvasir_engine.h).
  *
  * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
@@ -306,4 +307,6 @@ KVASIR_API const char *kvasir_cpu_name(void);
 #ifdef __cplusplus
 }
 #endif
+
+#include "kvasir_engine.h" /* many sequences at once */
 #endif

@@ -31,7 +31,8 @@ extern "C" {
     X(ERR_CONTEXT, 7, "context length exceeded")                                                   \
     X(ERR_TEXT, 8, "invalid text")                                                                 \
     X(ERR_TEMPLATE, 9, "chat template failed")                                                     \
-    X(ERR_CANCELLED, 10, "cancelled")
+    X(ERR_CANCELLED, 10, "cancelled")                                                              \
+    X(ERR_BUSY, 11, "too many requests wait")
 
 typedef enum kvasir_status {
 #define KVASIR_STATUS_ENUM(name, number, text) KVASIR_##name = number,

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_engine.h: many sequences at once; kvasir.h includes it, whose rules hold.
+ *
+ *   kvasir_batch    sequences of one context that take a step together
+ *   kvasir_engine   a context with a thread of its own, a prefix tree and a scheduler: requests go
+ *                   in from any thread, tokens come out as events
+ *
+ *     kvasir_engine_options opt = kvasir_engine_defaults();
+ *     kvasir_engine_create(model, &opt, &engine, &err);
+ *     kvasir_request r = kvasir_request_defaults();
+ *     r.tokens = ids; r.n_tokens = n; r.on_event = print; r.user = &answer;
+ *     kvasir_engine_submit(engine, &r, &id, &err);
+ *     ... print() is called for every token, and once with KVASIR_EVENT_DONE ...
+ *     kvasir_engine_destroy(engine);
+ */
+#ifndef KVASIR_PUBLIC_ENGINE_H
+#define KVASIR_PUBLIC_ENGINE_H
+
+#ifndef KVASIR_H
+#error "include <kvasir.h>"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- batches ------------------------------------------------------------------------------ */
+
+/* Sequences of one context, of any lengths and formats, in an order. Nothing is padded and nothing
+ * copied by any of these calls: a batch is a list of them. A sequence that is in a batch belongs to
+ * it; of contexts, threads and errors the rules of kvasir_seq hold. */
+typedef struct kvasir_batch kvasir_batch;
+
+/* A batch of n sequences (0: empty), which it takes over once the call has succeeded; no sequence
+ * twice. */
+KVASIR_API kvasir_status kvasir_batch_merge(kvasir_context *ctx, kvasir_seq *const *seqs, size_t n,
+                                            kvasir_batch **out, kvasir_error *err);
+KVASIR_API void kvasir_batch_destroy(kvasir_batch *batch); /* and its sequences */
+KVASIR_API size_t kvasir_batch_size(const kvasir_batch *batch);
+/* Sequence i, which stays in the batch: to fork, trim, save or look at. */
+KVASIR_API kvasir_seq *kvasir_batch_seq(const kvasir_batch *batch, size_t i);
+/* Takes sequence i out, which is the caller's then; those behind it move up. */
+KVASIR_API kvasir_status kvasir_batch_extract(kvasir_batch *batch, size_t i, kvasir_seq **out,
+                                              kvasir_error *err);
+/* Keeps the n sequences of `keep` (rising), destroys the others. */
+KVASIR_API kvasir_status kvasir_batch_filter(kvasir_batch *batch, const size_t *keep, size_t n,
+                                             kvasir_error *err);
+/* Appends the sequences of `from`, of the same context, which is empty then. */
+KVASIR_API kvasir_status kvasir_batch_extend(kvasir_batch *batch, kvasir_batch *from,
+                                             kvasir_error *err);
+/* One step: counts[i] tokens (0: none) of sequence i, one sequence's after the other's in `tokens`.
+ * logits [size][vocab], row i of sequence i's last token, unchanged where it had none; NULL: not
+ * wanted. All counts together are at most prefill_chunk. A refused step changes nothing. */
+KVASIR_API kvasir_status kvasir_batch_eval(kvasir_batch *batch, const int32_t *tokens,
+                                           const uint32_t *counts, float *logits,
+                                           kvasir_error *err);
+
+/* ---- engine ------------------------------------------------------------------------------- */
+
+typedef struct kvasir_engine kvasir_engine;
+
+typedef struct kvasir_engine_options {
+    /* As of kvasir_context_create; prefill_chunk is the most rows of a step, of all requests
+     * together; cache_bytes is not used, but what follows. */
+    kvasir_context_options context;
+    /* One budget of live sequences, stored prefixes, their states, tables, tree and the buffers of
+     * steps. 0: cache_memory_percent of what is free beside the weights. */
+    uint64_t cache_memory_bytes;
+    double cache_memory_percent; /* 0 to 100, of free memory */
+    uint32_t max_running;        /* requests' sequences in steps at once, at most */
+    uint32_t max_waiting;        /* requests that wait, at most */
+    bool no_prefix_cache;        /* prefixes are not kept */
+    /* stored prefixes at other bits than live ones, as kv_bits; NULL: as they are */
+    const char *stored_kv_bits, *stored_kv_group_size;
+    uint32_t min_quantize_tokens; /* of prefixes with at least so many tokens */
+} kvasir_engine_options;
+/* kvasir_context_defaults, 75 %, 32 running, 1024 waiting, 256 tokens. */
+KVASIR_API kvasir_engine_options kvasir_engine_defaults(void);
+
+/* Starts the thread. The model is borrowed for the engine's life. */
+KVASIR_API kvasir_status kvasir_engine_create(const kvasir_model *model,
+                                              const kvasir_engine_options *options,
+                                              kvasir_engine **out, kvasir_error *err);
+/* Cancels what is there (their last events come before this returns) and ends the thread. */
+KVASIR_API void kvasir_engine_destroy(kvasir_engine *engine);
+
+typedef enum kvasir_event_kind {
+    KVASIR_EVENT_START,    /* it runs: cached_tokens and hit are known */
+    KVASIR_EVENT_PROGRESS, /* prompt_done of prompt_tokens have been run */
+    KVASIR_EVENT_TOKEN,    /* of one choice */
+    KVASIR_EVENT_DONE,     /* one choice is complete, or the request failed */
+} kvasir_event_kind;
+
+typedef enum kvasir_finish {
+    KVASIR_FINISH_STOP,   /* an end token, a stop token or a stop text */
+    KVASIR_FINISH_LENGTH, /* max_tokens, or the context is full */
+    KVASIR_FINISH_CANCELLED,
+    KVASIR_FINISH_ERROR,
+} kvasir_finish;
+
+/* Where a prompt met what was stored. */
+typedef enum kvasir_hit {
+    KVASIR_HIT_MISS,
+    KVASIR_HIT_EXACT,         /* a stored prompt, whole */
+    KVASIR_HIT_PREFIX,        /* a stored one goes before */
+    KVASIR_HIT_SUPERSEQUENCE, /* the prompt is the beginning of a stored one */
+    KVASIR_HIT_COMMON_PREFIX, /* both go on, otherwise */
+    KVASIR_HIT_KINDS
+} kvasir_hit;
+
+typedef struct kvasir_token_logprob {
+    int32_t token;
+    float logprob; /* natural, of the distribution before sampling's filters and temperature */
+} kvasir_token_logprob;
+
+/* Valid during the call. */
+typedef struct kvasir_event {
+    uint64_t request;
+    kvasir_event_kind kind;
+    uint32_t choice; /* < n */
+    uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens; /* so far */
+    kvasir_hit hit;
+    /* TOKEN, and DONE with the rest of the text. text: what became certain with this token, [len]:
+     * whole characters that belong to no stop text. */
+    int32_t token;
+    const char *text;
+    size_t len;
+    float logprob;                   /* of token, where asked for */
+    const kvasir_token_logprob *top; /* [n_top], largest first */
+    size_t n_top;
+    /* DONE */
+    kvasir_finish finish;
+    const kvasir_error *error; /* KVASIR_FINISH_ERROR */
+    bool last;                 /* nothing more comes of this request */
+} kvasir_event;
+/* Called on the engine's thread, which waits meanwhile: take the event and return. May cancel, may
+ * not submit or destroy. */
+typedef void kvasir_event_fn(void *user, const kvasir_event *event);
+
+typedef struct kvasir_request {
+    const int32_t *tokens; /* the prompt, [n_tokens], n_tokens > 0; copied */
+    size_t n_tokens;
+    uint32_t max_tokens; /* of each choice; 0: what the context has room for */
+    uint32_t n;          /* choices, 1 to max_running: forks of the prompt */
+    kvasir_sampling sampling; /* choice i draws from seed + i */
+    const char *const *stops; /* texts that end an answer and are not in it; copied */
+    size_t n_stops;
+    const int32_t *stop_tokens; /* tokens that do, beside the vocabulary's; copied */
+    size_t n_stop_tokens;
+    bool ignore_end;      /* the vocabulary's end tokens do not end the answer */
+    int32_t top_logprobs; /* -1: no logprobs; 0 to 20: beside the token's, those of the likeliest */
+    const char *salt;     /* requests share prefixes with those of the same salt; NULL: "" */
+    /* The prompt goes on behind what this file holds; borrowed until the last event. */
+    const kvasir_prompt_cache *prompt_cache;
+    kvasir_event_fn *on_event;
+    void *user;
+} kvasir_request;
+/* n 1, kvasir_sampling_defaults, top_logprobs -1, all else 0. */
+KVASIR_API kvasir_request kvasir_request_defaults(void);
+
+/* From any thread. KVASIR_ERR_BUSY: max_waiting requests wait. KVASIR_ERR_CONTEXT and
+ * KVASIR_ERR_BUDGET, with the numbers: it could never run. */
+KVASIR_API kvasir_status kvasir_engine_submit(kvasir_engine *engine, const kvasir_request *request,
+                                              uint64_t *id, kvasir_error *err);
+/* From any thread. Before its next step the request gives back what it holds; its last event says
+ * KVASIR_FINISH_CANCELLED. Nothing happens where it is done. */
+KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);
+/* From any thread: forgets stored prefixes that no live sequence uses; of one salt, or all where
+ * NULL. */
+KVASIR_API void kvasir_engine_forget(kvasir_engine *engine, const char *salt);
+
+typedef struct kvasir_engine_stats {
+    uint32_t running, waiting;
+    uint64_t steps, requests, finished, cancelled, failed, preemptions;
+    uint64_t prompt_tokens, cached_tokens, generated_tokens;
+    uint64_t rerun_tokens; /* run again after a preemption */
+    uint64_t hits[KVASIR_HIT_KINDS];
+    uint64_t budget_bytes, used_bytes, peak_bytes;
+    uint64_t fixed_bytes;  /* of used: the buffers of steps */
+    uint64_t stored_bytes; /* of used: pages and states that only the tree holds, and the tree */
+    uint64_t stored_pages, evicted_pages, requantized_pages;
+} kvasir_engine_stats;
+KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
+KVASIR_API void kvasir_engine_get_context(const kvasir_engine *engine, kvasir_context_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
