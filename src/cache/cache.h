@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache/: THE HEART. Pages, and sequences that are lists of pages. Start here, then pool.c, then
- * seq.c; requantize.c last.
+ * seq.c, then tree.h and tree.c: what was computed once, found again; requantize.c last.
  *
  * A page holds 64 consecutive tokens of one sequence for one layer group, all layers and heads of
  * it, K and V, in the format they were encoded to when they were produced. It is one contiguous
@@ -18,9 +18,10 @@
  *   C1  A page's bytes are written only while exactly one sequence holds it and only at positions
  *       that sequence has prepared and not yet committed, or before it stands in any table
  *       (copies, seq_requantize). A full, shared page is never written.
- *   C2  A page's reference count is the number of page tables it stands in; at 0 it goes back to
- *       the pool at once.
- *   C3  Bytes in use never exceed the budget: a take that would is refused before anything changes.
+ *   C2  A page's reference count is the number of page tables and tree nodes it stands in; at 0 it
+ *       goes back to the pool at once.
+ *   C3  Bytes in use and charged never exceed the budget: a take that would is refused before
+ *       anything changes.
  *   C4  Which positions a query at p sees is a function of p alone (keep, span): never of the
  *       table's history. A table holds every page that position `length` or a later one can see.
  *   C5  A failed call leaves the sequence as it was.
@@ -43,6 +44,7 @@
 
 #include "backend/backend.h"
 #include "cache/prompt_file.h"
+#include "cache/tree.h"
 
 /* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */
 
@@ -55,10 +57,16 @@ void kv_pool_destroy(struct kv_pool *p); /* all pages must have been given back 
 
 struct kv_pool_stats {
     uint64_t budget_bytes;
-    uint64_t used_bytes, peak_bytes;  /* pages in use, each rounded up to 4 KiB */
+    uint64_t used_bytes;              /* pages in use, each rounded up to 4 KiB */
+    uint64_t charged_bytes;           /* what is kept beside pages under the same budget */
+    uint64_t peak_bytes;              /* of both together */
+    uint64_t stored_bytes;            /* of used_bytes: pages that only the prefix tree holds */
     uint64_t pages_used, pages_taken; /* now; ever */
 };
 struct kv_pool_stats kv_pool_stats(const struct kv_pool *p);
+/* Memory beside pages (tables, buffers of steps) that counts against the budget, too. */
+kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) MUST_CHECK;
+void pool_discharge(struct kv_pool *p, uint64_t bytes);
 
 /* ---- cache (cache.c): what all sequences of a context have in common ------------------------- */
 

@@ -21,6 +21,11 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
 void page_ref(struct kv_pool *p, uint32_t addr);
 void page_unref(struct kv_pool *p, uint32_t addr);
 bool page_shared(const struct kv_pool *p, uint32_t addr); /* more than one reference */
+/* References of the prefix tree, counted apart: a page that nobody else holds can be evicted. The
+ * page has a reference of somebody when it is stored. */
+void page_store(struct kv_pool *p, uint32_t addr);
+void page_unstore(struct kv_pool *p, uint32_t addr);
+bool page_is_live(const struct kv_pool *p, uint32_t addr); /* somebody else holds it, too */
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from);
 uint8_t *pool_arena(const struct kv_pool *p);
 /* Address space for so many pages of the class beside those in use: until pool_unclaim only the
@@ -88,6 +93,24 @@ uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32
 /* The most of them while it grows from `from` to `length` in steps. */
 uint64_t peak_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t from,
                     uint32_t length, uint32_t step);
+
+/* ---- what the prefix tree does to sequences (seq.c) ------------------------------------------ */
+
+/* The first page, behind the kept ones, that a table holds whose next query is at `length`. */
+uint32_t first_held(const struct kv_group *g, uint32_t length);
+/* Begins a new sequence with tokens whose pages and state, with references of its own, are to be
+ * put in place by the next two: every page that its tables hold (pages below pages_for(length) that
+ * are kept or from first_held on). KVASIR_ERR_MEMORY leaves it new. */
+kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t length,
+                           kvasir_error *err) MUST_CHECK;
+void seq_put_page(struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page page);
+void seq_put_state(struct kv_seq *s, uint32_t addr);
+/* A page of its tables; false: it is not there. */
+bool seq_get_page(const struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page *page);
+bool seq_get_state(const struct kv_seq *s, uint32_t *addr);
+/* Whether its pages are what its tokens alone would give: not requantized, and not from a file that
+ * leaves tokens or pages open. */
+bool seq_is_plain(const struct kv_seq *s);
 
 /* ---- other formats (requantize.c) ------------------------------------------------------------ */
 

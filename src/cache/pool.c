@@ -13,19 +13,24 @@
  * All bookkeeping is in two flat tables beside the arena, reserved like it: their memory comes when
  * it is touched, so nothing is allocated after creation and nothing is paid for an empty budget.
  *
- *   slots[addr]    4 KiB unit -> references of the page that starts there, or the next free page
+ *   slots[addr]    4 KiB unit -> references of the page that starts there, and how many of them are
+ *                  the prefix tree's; or the next free page
  *   blocks[unit]   2 MiB unit -> superblock that starts there
  *
  * Invariants
- *   P1  used_bytes is the sum of page_bytes over pages with references, and <= budget_bytes.
+ *   P1  used_bytes is the sum of page_bytes over pages with references; with charged_bytes, what
+ *       others keep beside pages (pool_charge), it is <= budget_bytes.
  *   P2  A block is in its class's list exactly when it has a page to give.
  *   P3  Pages at or behind `fresh` in a block were never taken since the block was made: they are
  *       zero because the system gave them so (backend_arena_take knows). Recycled ones are zeroed
  *       when taken.
  *   P4  A superblock without pages in use exists only between pool_claim and pool_unclaim.
  *
+ *   P5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's.
+ *
  * Left out: eviction. Nothing here decides what to give back.
  */
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -38,7 +43,10 @@ enum { ADDR_PER_UNIT = (2 << 20) / PAGE_ADDR_UNIT };
 
 struct slot {
     uint32_t refs;
-    uint32_t next_free; /* address of the next free page of the block; only while refs is 0 */
+    union {
+        uint32_t tree_refs; /* of refs */
+        uint32_t next_free; /* address of the next free page of the block; while refs is 0 */
+    };
 };
 
 struct block {
@@ -248,11 +256,30 @@ static uint32_t block_of(const struct kv_pool *p, uint32_t addr) {
 }
 
 kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_error *err) {
-    if (need <= p->stats.budget_bytes - p->stats.used_bytes)
+    const uint64_t used = p->stats.used_bytes + p->stats.charged_bytes;
+    if (need <= p->stats.budget_bytes - used)
         return KVASIR_OK;
     return fail(err, KVASIR_ERR_BUDGET,
                 "cache budget is %" PRIu64 " bytes, %" PRIu64 " in use, %" PRIu64 " more needed",
-                p->stats.budget_bytes, p->stats.used_bytes, need);
+                p->stats.budget_bytes, used, need);
+}
+
+static void note_peak(struct kv_pool *p) {
+    const uint64_t used = p->stats.used_bytes + p->stats.charged_bytes;
+    if (used > p->stats.peak_bytes)
+        p->stats.peak_bytes = used;
+}
+
+kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) {
+    TRY(pool_check_room(p, bytes, err));
+    p->stats.charged_bytes += bytes;
+    note_peak(p);
+    return KVASIR_OK;
+}
+
+void pool_discharge(struct kv_pool *p, uint64_t bytes) {
+    assert(bytes <= p->stats.charged_bytes);
+    p->stats.charged_bytes -= bytes;
 }
 
 kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
@@ -277,27 +304,32 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
     }
     backend_arena_take(p->backend, page_bytes_at(p, *addr), c->page_bytes, fresh);
     p->slots[*addr].refs = 1;
+    p->slots[*addr].tree_refs = 0;
     if (++b->used == c->pages)
         list_remove(p, c, unit);
     p->stats.pages_used++;
     p->stats.pages_taken++;
     p->stats.used_bytes += c->page_bytes;
-    if (p->stats.used_bytes > p->stats.peak_bytes)
-        p->stats.peak_bytes = p->stats.used_bytes;
+    note_peak(p);
     return KVASIR_OK;
 }
 
-void page_ref(struct kv_pool *p, uint32_t addr) {
-    p->slots[addr].refs++;
+static size_t bytes_of(const struct kv_pool *p, uint32_t addr) {
+    return p->classes[p->blocks[block_of(p, addr)].class_index].page_bytes;
 }
 
-bool page_shared(const struct kv_pool *p, uint32_t addr) {
-    return p->slots[addr].refs > 1;
+/* P5, before a reference comes or goes and after: takes the page off stored_bytes and puts it
+ * back. */
+static void stored_less(struct kv_pool *p, uint32_t addr) {
+    if (p->slots[addr].refs == p->slots[addr].tree_refs)
+        p->stats.stored_bytes -= bytes_of(p, addr);
+}
+static void stored_more(struct kv_pool *p, uint32_t addr) {
+    if (p->slots[addr].refs == p->slots[addr].tree_refs)
+        p->stats.stored_bytes += bytes_of(p, addr);
 }
 
-void page_unref(struct kv_pool *p, uint32_t addr) {
-    if (--p->slots[addr].refs > 0)
-        return;
+static void page_free(struct kv_pool *p, uint32_t addr) {
     uint32_t unit = block_of(p, addr);
     struct block *b = &p->blocks[unit];
     struct page_class *c = &p->classes[b->class_index];
@@ -311,7 +343,46 @@ void page_unref(struct kv_pool *p, uint32_t addr) {
         block_release(p, unit);
 }
 
+void page_ref(struct kv_pool *p, uint32_t addr) {
+    stored_less(p, addr);
+    p->slots[addr].refs++;
+}
+
+bool page_shared(const struct kv_pool *p, uint32_t addr) {
+    return p->slots[addr].refs > 1;
+}
+
+void page_unref(struct kv_pool *p, uint32_t addr) {
+    struct slot *s = &p->slots[addr];
+    assert(s->refs > s->tree_refs);
+    if (--s->refs == 0)
+        page_free(p, addr);
+    else
+        stored_more(p, addr);
+}
+
+void page_store(struct kv_pool *p, uint32_t addr) {
+    struct slot *s = &p->slots[addr];
+    assert(s->refs > 0);
+    s->refs++;
+    s->tree_refs++;
+}
+
+void page_unstore(struct kv_pool *p, uint32_t addr) {
+    struct slot *s = &p->slots[addr];
+    assert(s->tree_refs > 0);
+    stored_less(p, addr);
+    s->tree_refs--;
+    if (--s->refs == 0)
+        page_free(p, addr);
+    else
+        stored_more(p, addr);
+}
+
+bool page_is_live(const struct kv_pool *p, uint32_t addr) {
+    return p->slots[addr].refs > p->slots[addr].tree_refs;
+}
+
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from) {
-    size_t bytes = p->classes[p->blocks[block_of(p, from)].class_index].page_bytes;
-    backend_arena_copy(p->backend, page_bytes_at(p, to), page_bytes_at(p, from), bytes);
+    backend_arena_copy(p->backend, page_bytes_at(p, to), page_bytes_at(p, from), bytes_of(p, from));
 }

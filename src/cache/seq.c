@@ -44,6 +44,7 @@ struct kv_seq {
     int32_t *tokens;         /* [token_cap] */
     uint32_t token_cap;
     uint32_t length, prepared;
+    bool foreign; /* some of its bytes are not what its tokens alone give: from a file, rounded */
     struct table tables[CACHE_GROUPS_MAX];
     /* recurrent layers */
     uint32_t state; /* address of the record, where has_state; without one the state is zeros */
@@ -217,6 +218,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
         TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
     TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
     f->rule = s->rule;
+    f->foreign = s->foreign;
     f->length = f->prepared = s->length;
     f->has_state = s->has_state;
     f->state = s->state;
@@ -334,6 +336,7 @@ void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint3
     const struct page_layout *l;
     uint8_t *tile;
     assert(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
+    s->foreign = true;
     if (find_tile(s, group, part, layer, head, number, &l, &tile))
         backend_write(s->cache->backend, tile, bytes, part == TILE_K ? l->k.bytes : l->v.bytes);
 }
@@ -381,6 +384,73 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
         tile_decode_row(tl, copy, position % TILE_TOKENS + r, rows + (size_t)r * tl->head_dim);
     mem_free(copy);
     return KVASIR_OK;
+}
+
+/* ---- beginning with stored pages (tree.c) ---------------------------------------------------- */
+
+uint32_t first_held(const struct kv_group *g, uint32_t length) {
+    return pages_for(length) <= g->kept_pages ? g->kept_pages : first_seen(g, length);
+}
+
+kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t length,
+                           kvasir_error *err) {
+    assert(s->length == 0 && s->prepared == 0);
+    TRY(token_room(s, length, err));
+    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
+        struct table *t = &s->tables[g];
+        t->base_page = first_held(&s->cache->groups[g], length);
+        const uint32_t n = entries_for(s, g, length);
+        kvasir_status status = table_room(t, n, err);
+        if (status != KVASIR_OK) {
+            for (uint32_t i = 0; i <= g; i++) {
+                s->tables[i].n = 0;
+                s->tables[i].base_page = s->cache->groups[i].kept_pages;
+            }
+            return status;
+        }
+        t->n = n;
+    }
+    memcpy(s->tokens, tokens, length * sizeof *tokens);
+    s->length = s->prepared = length;
+    return KVASIR_OK;
+}
+
+/* Index of a page in a table, whether the entry is filled or not. */
+static uint32_t entry_of(const struct kv_seq *s, uint32_t group, uint32_t number) {
+    struct kv_view view;
+    seq_view(s, group, &view);
+    return kv_view_index(&view, number);
+}
+
+void seq_put_page(struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page page) {
+    const uint32_t i = entry_of(s, group, number);
+    assert(i != UINT32_MAX);
+    s->tables[group].pages[i] = page;
+}
+
+void seq_put_state(struct kv_seq *s, uint32_t addr) {
+    assert(!s->has_state);
+    s->state = addr;
+    s->has_state = true;
+}
+
+bool seq_get_page(const struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page *page) {
+    const uint32_t i = entry_of(s, group, number);
+    if (i != UINT32_MAX)
+        *page = s->tables[group].pages[i];
+    return i != UINT32_MAX;
+}
+
+bool seq_get_state(const struct kv_seq *s, uint32_t *addr) {
+    *addr = s->state;
+    return s->has_state;
+}
+
+bool seq_is_plain(const struct kv_seq *s) {
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        if (s->rule.layout[g] != s->cache->rule.layout[g])
+            return false;
+    return s->rule.start_pages == s->cache->rule.start_pages && !s->foreign;
 }
 
 /* ---- growing --------------------------------------------------------------------------------- */
@@ -550,6 +620,8 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
             s->tables[g].missing = 0;
     }
     s->length = s->prepared = length;
+    if (length == 0)
+        s->foreign = false;
 }
 
 /* Back to the newest snapshot at or before `length`, or to nothing. */
@@ -675,8 +747,10 @@ kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_for
     }
     for (uint32_t g = 0; g < c->n_groups; g++)
         for (uint32_t i = 0; i < s->tables[g].n; i++)
-            if (must_change(s, &rule, g, i))
+            if (must_change(s, &rule, g, i)) {
                 requantize_entry(s, &rule, g, i, scratch);
+                s->foreign = true;
+            }
     s->rule = rule;
 done:
     pool_unclaim(c->pool);

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tree.h: the prefix tree. What sequences have computed, kept under the same budget, found again by
+ * the tokens: cache.h includes it.
+ *
+ * A radix tree over tokens whose nodes never cross a page: a node is a run of tokens inside one page
+ * and holds that page of every layer group, by reference. Its path from the root says all tokens
+ * before it.
+ *
+ *     tokens   0 .......... 63 | 64 ...... 99 | 100 .. 127 | 128 ...
+ *     nodes    [ a  page 7    ]-[ b  page 2  ]-[ c page 2  ]-[ d page 9 ]
+ *                                            `-[ e  page 4          ]        <- parted at 100
+ *
+ * c and e have pages of their own, of which the first 36 tokens are the same bytes (I1 of
+ * DESIGN.md); b, cut off when e came, borrows c's, or e's when c goes. A page is one extent, so
+ * nothing is gained by holding b's part alone.
+ *
+ * A prompt is followed down to the last token that agrees, token by token: a hash only chooses where
+ * to look. Exact, prefix, supersequence and common-prefix hits are all that one walk. What it finds
+ * counts up to the longest length at which every group has all pages that the next query sees, and
+ * recurrent layers have their state (a node holds the record behind its last token). The sequence
+ * gets references; only a page that is partly its own is copied, when it goes on.
+ *
+ * Invariants (tests/unit/test_tree.c, tests/sim/ try to break them)
+ *   T1  A node's pages hold what its tokens, after those of its path, were encoded to: the same
+ *       bytes whoever computed them. Only full pages are re-encoded (tree_requantize).
+ *   T2  Nodes of one page on one path hold the page of the deepest of them, so that a page whose
+ *       tokens grew frees the shorter one. (Where one parts, of any of its children in the page.)
+ *   T3  A node goes only when it has no children and no cursor stands at it: leaf first. Pages of
+ *       windows, and records, of inner nodes may go before; then hits end elsewhere.
+ *   T4  Pages that a live sequence holds are never evicted to make room: that would make none.
+ *   T5  A node is charged to the pool, its pages are the pool's: the budget holds with all of it.
+ *   T6  Nothing is allocated but for a new salt.
+ *
+ * Which goes first: docs/cache-policy.md, node_key in tree_evict.c.
+ *
+ * Belongs to the thread that owns the cache.
+ */
+#ifndef KVASIR_CACHE_TREE_H
+#define KVASIR_CACHE_TREE_H
+
+#include "base/base.h"
+#include "quant/quant.h"
+
+struct kv_cache;
+struct kv_seq;
+struct prefix_tree;
+
+kvasir_status tree_create(struct kv_cache *c, struct prefix_tree **out,
+                          kvasir_error *err) MUST_CHECK;
+/* No cursor stands in it any more. */
+void tree_destroy(struct prefix_tree *t);
+
+/* Where a live sequence stands: a node that ends at tokens that it has stored or found. Holds it. */
+struct tree_cursor {
+    uint32_t node;
+};
+enum { TREE_NOWHERE = UINT32_MAX };
+
+struct tree_hit {
+    uint32_t length; /* tokens that the sequence begins with */
+    uint32_t
+        common; /* tokens of the prompt that are in the tree, whether their pages serve or not */
+    kvasir_hit kind; /* MISS where length is 0 */
+};
+
+/* Looks for n tokens among those stored with the same salt, and begins the sequence, which is new,
+ * with what serves of the first n - 1: the last one is always run, for its logits. *at stands
+ * behind them (close it with tree_close, after what was computed is stored). A failure leaves the
+ * sequence empty and *at nowhere. salt: any bytes. */
+kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_len,
+                          const int32_t *tokens, uint32_t n, struct kv_seq *s,
+                          struct tree_cursor *at, struct tree_hit *hit,
+                          kvasir_error *err) MUST_CHECK;
+/* The same without a sequence, changing nothing. */
+struct tree_hit tree_look(const struct prefix_tree *t, const void *salt, size_t salt_len,
+                          const int32_t *tokens, uint32_t n);
+
+/* Stores the full pages that the sequence has computed behind *at; with `point`, all of its tokens,
+ * with the state of recurrent layers: a place where hits are allowed. Pages that are there already
+ * take the place of the sequence's own. What does not fit the budget, with all eviction, is not
+ * stored. */
+void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool point);
+/* A second cursor at the same place (forks). */
+struct tree_cursor tree_cursor_copy(struct prefix_tree *t, struct tree_cursor at);
+void tree_close(struct prefix_tree *t, struct tree_cursor *at);
+
+/* Evicts until so many bytes of the budget are free, or nothing is left to evict: false. */
+bool tree_make_room(struct prefix_tree *t, uint64_t bytes);
+/* Forgets all that no cursor stands on, of one salt or (salt NULL) of all. */
+void tree_forget(struct prefix_tree *t, const void *salt, size_t salt_len);
+
+/* Stored prefixes in other formats than live ones: whole pages of stored sequences of at least
+ * min_tokens. KVASIR_ERR_ARGUMENT where that would not be fewer bytes. Called between steps,
+ * tree_requantize re-encodes at most so many pages, of those that nobody but the tree holds, and
+ * says how many it did. */
+kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, struct kv_format v,
+                                    uint32_t group_k, uint32_t group_v, uint32_t min_tokens,
+                                    kvasir_error *err) MUST_CHECK;
+uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages);
+
+struct tree_stats {
+    uint64_t nodes, bytes; /* now; charged for them */
+    uint64_t evicted_pages, requantized_pages;
+};
+struct tree_stats tree_stats(const struct prefix_tree *t);
+/* Checks all that the invariants say, of every node; for tests. Dies with what is wrong. */
+void tree_check(const struct prefix_tree *t);
+
+#endif

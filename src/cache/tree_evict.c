@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tree_evict.c: what goes when room is needed, and what is kept in fewer bits.
+ *
+ * Candidates stand in a heap by key, lowest first, so that one costs O(log n):
+ *
+ *     leaves       that no cursor stands at: the node goes, and its parent may become a leaf
+ *     inner nodes  with pages of windows or a record: those go, the node stays (T3)
+ *
+ * A leaf that no hit can end at (a page of it is gone, or its record) goes before all others.
+ * docs/cache-policy.md explains the key.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "cache/tree_internal.h"
+
+/* ---- the policy ------------------------------------------------------------------------------ */
+
+static bool is_leaf(const struct prefix_tree *t, uint32_t x) {
+    return t->nodes[x].first_child == NO_NODE;
+}
+
+static bool is_useless(const struct prefix_tree *t, uint32_t x) {
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        if (node_page(t, x, g)->addr == NO_ADDR)
+            return true;
+    return t->cache->record_bytes && t->nodes[x].state == NO_ADDR;
+}
+
+static double node_key(const struct prefix_tree *t, uint32_t x) {
+    const struct node *n = &t->nodes[x];
+    if (!is_leaf(t, x))
+        return (double)n->ended;
+    return is_useless(t, x) ? -1 : (double)n->used;
+}
+
+/* ---- the heap -------------------------------------------------------------------------------- */
+
+static bool is_candidate(const struct prefix_tree *t, uint32_t x) {
+    const struct node *n = &t->nodes[x];
+    if (is_root(t, x) || n->locks)
+        return false;
+    if (is_leaf(t, x) || n->state != NO_ADDR)
+        return true;
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        if (may_drop(t, x, g) && node_page(t, x, g)->addr != NO_ADDR)
+            return true;
+    return false;
+}
+
+static void heap_put(struct prefix_tree *t, uint32_t at, uint32_t x) {
+    t->heap[at] = x;
+    t->nodes[x].heap_at = at;
+}
+
+static void sift_up(struct prefix_tree *t, uint32_t at) {
+    const uint32_t x = t->heap[at];
+    const double key = node_key(t, x);
+    while (at > 0 && node_key(t, t->heap[(at - 1) / 2]) > key) {
+        heap_put(t, at, t->heap[(at - 1) / 2]);
+        at = (at - 1) / 2;
+    }
+    heap_put(t, at, x);
+}
+
+static void sift_down(struct prefix_tree *t, uint32_t at) {
+    const uint32_t x = t->heap[at];
+    const double key = node_key(t, x);
+    for (uint32_t child; (child = 2 * at + 1) < t->n_heap; at = child) {
+        if (child + 1 < t->n_heap && node_key(t, t->heap[child + 1]) < node_key(t, t->heap[child]))
+            child++;
+        if (node_key(t, t->heap[child]) >= key)
+            break;
+        heap_put(t, at, t->heap[child]);
+    }
+    heap_put(t, at, x);
+}
+
+void heap_remove(struct prefix_tree *t, uint32_t x) {
+    const uint32_t at = t->nodes[x].heap_at;
+    if (at == NO_NODE)
+        return;
+    t->nodes[x].heap_at = NO_NODE;
+    const uint32_t last = t->heap[--t->n_heap];
+    if (last == x)
+        return;
+    heap_put(t, at, last);
+    sift_up(t, at);
+    sift_down(t, t->nodes[last].heap_at);
+}
+
+void heap_update(struct prefix_tree *t, uint32_t x) {
+    if (!is_candidate(t, x)) {
+        heap_remove(t, x);
+        return;
+    }
+    if (t->nodes[x].heap_at == NO_NODE)
+        heap_put(t, t->n_heap++, x);
+    sift_up(t, t->nodes[x].heap_at);
+    sift_down(t, t->nodes[x].heap_at);
+}
+
+void heap_check(const struct prefix_tree *t) {
+    for (uint32_t i = 0; i < t->n_heap; i++) {
+        assert(t->nodes[t->heap[i]].heap_at == i && is_candidate(t, t->heap[i]));
+        assert(i == 0 || node_key(t, t->heap[(i - 1) / 2]) <= node_key(t, t->heap[i]));
+    }
+}
+
+/* ---- making room ----------------------------------------------------------------------------- */
+
+/* Windows' pages and the record of an inner node, where nobody else holds them. */
+static bool drop_inner(struct prefix_tree *t, uint32_t x) {
+    struct kv_pool *pool = t->cache->pool;
+    struct node *n = &t->nodes[x];
+    bool dropped = false;
+    for (uint32_t g = 0; g < t->cache->n_groups; g++) {
+        struct kv_page *page = node_page(t, x, g);
+        if (!may_drop(t, x, g) || page->addr == NO_ADDR || page_is_live(pool, page->addr))
+            continue;
+        page_lend_elsewhere(t, x, g);
+        page_unstore(pool, page->addr);
+        page->addr = NO_ADDR;
+        dropped = true;
+    }
+    if (n->state != NO_ADDR && !page_is_live(pool, n->state)) {
+        page_unstore(pool, n->state);
+        n->state = NO_ADDR;
+        dropped = true;
+    }
+    if (!dropped) /* a live sequence sees them now (T4) */
+        n->ended = t->clock;
+    heap_update(t, x);
+    return dropped;
+}
+
+bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
+    struct kv_pool *pool = t->cache->pool;
+    uint32_t in_vain = 0; /* candidates in a row of which nothing could go */
+    while (pool_check_room(pool, bytes, NULL) != KVASIR_OK) {
+        if (t->n_heap == 0 || in_vain > t->n_heap)
+            return false;
+        const uint32_t x = t->heap[0];
+        const uint64_t pages = kv_pool_stats(pool).pages_used;
+        in_vain++;
+        if (is_leaf(t, x))
+            node_remove(t, x);
+        else if (!drop_inner(t, x))
+            continue;
+        in_vain = 0;
+        t->stats.evicted_pages += pages - kv_pool_stats(pool).pages_used;
+    }
+    return true;
+}
+
+/* Everything below a node that nobody stands on or below. A root without children goes with the
+ * last of them. */
+static void forget_below(struct prefix_tree *t, uint32_t x) {
+    for (uint32_t y = t->nodes[x].first_child, next; y != NO_NODE; y = next) {
+        next = t->nodes[y].next;
+        forget_below(t, y);
+        if (is_leaf(t, y) && !t->nodes[y].locks)
+            node_remove(t, y);
+    }
+}
+
+void tree_forget(struct prefix_tree *t, const void *salt, size_t salt_len) {
+    for (uint32_t i = 0; i < t->cap_salts; i++) {
+        const struct salt *s = &t->salts[i];
+        if (s->bytes && (!salt || (s->len == salt_len && memcmp(s->bytes, salt, salt_len) == 0)))
+            forget_below(t, s->root);
+    }
+}
+
+/* ---- fewer bits ------------------------------------------------------------------------------ */
+
+kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, struct kv_format v,
+                                    uint32_t group_k, uint32_t group_v, uint32_t min_tokens,
+                                    kvasir_error *err) {
+    struct kv_cache *c = t->cache;
+    TRY(cache_rule_find(c, k, v, group_k, group_v, &t->stored_rule, err));
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        if (c->layouts[g][t->stored_rule.layout[g]].page_bytes >
+            c->layouts[g][LAYOUT_OWN].page_bytes)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "stored pages would take %zu bytes, more than the live cache's %zu",
+                        c->layouts[g][t->stored_rule.layout[g]].page_bytes,
+                        c->layouts[g][LAYOUT_OWN].page_bytes);
+    TRY(cache_rule_adopt(c, &t->stored_rule, err));
+    t->stored_rule.start_pages = c->rule.start_pages; /* the exact start stays exact */
+    t->min_tokens = min_tokens;
+    t->scratch = mem_alloc(requantize_scratch_bytes(c));
+    if (!t->scratch)
+        return fail(err, KVASIR_ERR_MEMORY, "prefix tree: out of memory");
+    t->requantizes = true;
+    return KVASIR_OK;
+}
+
+/* Whether something stored that goes through x is at least so long. */
+static bool reaches(const struct prefix_tree *t, uint32_t x, uint32_t tokens) {
+    if (node_end(t, x) >= tokens)
+        return true;
+    for (uint32_t y = t->nodes[x].first_child; y != NO_NODE; y = t->nodes[y].next)
+        if (reaches(t, y, tokens))
+            return true;
+    return false;
+}
+
+/* A page of a node that is all of it, in another format than stored ones have. (A page that parts,
+ * or in which something ended, stays as it is: whoever goes on from there writes on in it.) */
+static bool must_requantize(const struct prefix_tree *t, uint32_t x, uint32_t group) {
+    const struct kv_page *page = node_page(t, x, group);
+    return page->addr != NO_ADDR && !page_is_live(t->cache->pool, page->addr) &&
+           page->layout != layout_of(&t->stored_rule, group, t->nodes[x].number);
+}
+
+static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
+    struct kv_cache *c = t->cache;
+    const uint32_t layout = layout_of(&t->stored_rule, group, t->nodes[x].number);
+    struct kv_page to = {.layout = (uint16_t)layout};
+    t->nodes[x].locks++; /* not to be evicted for its own sake */
+    heap_update(t, x);
+    bool good =
+        tree_make_room(t, c->layouts[group][layout].page_bytes) &&
+        page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL) == KVASIR_OK;
+    t->nodes[x].locks--;
+    if (good) {
+        page_requantize(c, group, t->nodes[x].number, TILE_TOKENS, *node_page(t, x, group), to,
+                        t->scratch);
+        hold_page(t, x, group, to);
+        page_unref(c->pool, to.addr);
+        t->stats.requantized_pages++;
+    }
+    heap_update(t, x);
+    return good;
+}
+
+uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages) {
+    enum {
+        NODES_PER_PAGE = 16
+    }; /* looked at, so that a call is short where nothing is to be done */
+    uint32_t done = 0;
+    if (!t->requantizes)
+        return 0;
+    for (uint32_t i = 0; i < pages * NODES_PER_PAGE && i < t->n_made && done < pages; i++) {
+        const uint32_t x = t->requantize_at++ % t->n_made;
+        t->requantize_at %= t->n_made;
+        if (t->nodes[x].from != 0 || t->nodes[x].to != TILE_TOKENS)
+            continue;
+        for (uint32_t g = 0; g < t->cache->n_groups; g++)
+            if (must_requantize(t, x, g) && reaches(t, x, t->min_tokens))
+                done += requantize_page(t, x, g);
+    }
+    return done;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tree.c and tree_evict.c share: nodes, and where they stand. */
+#ifndef KVASIR_CACHE_TREE_INTERNAL_H
+#define KVASIR_CACHE_TREE_INTERNAL_H
+
+#include "cache/cache_internal.h"
+
+enum { NO_NODE = UINT32_MAX, NO_ADDR = UINT32_MAX };
+
+struct node {
+    uint32_t parent;             /* NO_NODE: this is the root of a salt */
+    uint32_t first_child;        /* or NO_NODE */
+    uint32_t prev, next;         /* siblings; next also links free nodes and salts */
+    uint32_t hash_next;          /* of the bucket */
+    uint32_t number;             /* of its page; of a root: its salt's index */
+    uint8_t from, to;            /* tokens [from, to) of that page; of roots, free nodes: 0, 0 */
+    bool point;                  /* a stored sequence ended here */
+    uint32_t locks;              /* cursors that stand here */
+    uint32_t heap_at;            /* place in the heap, or NO_NODE */
+    uint32_t state;              /* the record behind its last token, or NO_ADDR */
+    uint32_t uses;               /* hits that went through it */
+    uint64_t used, ended;        /* clock of the last hit through it; of the last that saw its
+                                    windowed pages or began with its state */
+    int32_t tokens[TILE_TOKENS]; /* [from, to) are set */
+};
+
+struct salt {
+    char *bytes; /* NULL: free */
+    size_t len;
+    uint32_t root;
+};
+
+struct prefix_tree {
+    struct kv_cache *cache;
+    /* Address space for as many nodes as the budget could pay; memory comes when touched. */
+    uint32_t max_nodes, n_made, free_node;
+    struct node *nodes;    /* [max_nodes] */
+    struct kv_page *pages; /* [max_nodes][n_groups]; addr NO_ADDR: not there */
+    uint32_t *heap;        /* [max_nodes] candidates of eviction, lowest key first */
+    uint32_t *buckets;     /* [n_buckets] of (parent, first token) */
+    uint32_t n_heap, n_buckets;
+    struct salt *salts; /* [cap_salts] */
+    uint32_t cap_salts;
+    uint64_t node_bytes; /* what one is charged */
+    uint64_t clock;      /* counts hits and stores */
+    struct tree_stats stats;
+    /* stored formats */
+    bool requantizes;
+    struct layout_rule stored_rule;
+    uint32_t min_tokens, requantize_at; /* the node to look at next */
+    void *scratch;
+};
+
+static inline struct kv_page *node_page(const struct prefix_tree *t, uint32_t x, uint32_t group) {
+    return &t->pages[(size_t)x * t->cache->n_groups + group];
+}
+static inline bool is_root(const struct prefix_tree *t, uint32_t x) {
+    return t->nodes[x].parent == NO_NODE;
+}
+/* Tokens up to and with the node's last one. */
+static inline uint32_t node_end(const struct prefix_tree *t, uint32_t x) {
+    return is_root(t, x) ? 0 : t->nodes[x].number * TILE_TOKENS + t->nodes[x].to;
+}
+/* Whether a node and its parent are parts of one page. */
+static inline bool in_parents_page(const struct prefix_tree *t, uint32_t x) {
+    const struct node *n = &t->nodes[x];
+    return !is_root(t, n->parent) && t->nodes[n->parent].number == n->number;
+}
+/* Pages of inner nodes that may go: those of groups whose queries do not see everything. */
+static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t group) {
+    const struct kv_group *g = &t->cache->groups[group];
+    return g->span != UINT32_MAX && t->nodes[x].number >= g->kept_pages;
+}
+
+/* Takes a node without children off the tree, with all that it holds (tree.c). */
+void node_remove(struct prefix_tree *t, uint32_t x);
+/* The node holds this page of the group, in place of the one it held. */
+void hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);
+/* Puts the page `to` of a group in place of `from` in the node and those above it in its page. */
+void page_exchange(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
+                   struct kv_page to);
+/* Before a node loses its page of the group: what is above it in that page takes another child's
+ * (T2). */
+void page_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group);
+
+/* ---- eviction (tree_evict.c) ---- */
+
+/* After anything that its place among the candidates depends on: children, locks, pages, use. */
+void heap_update(struct prefix_tree *t, uint32_t x);
+void heap_remove(struct prefix_tree *t, uint32_t x);
+void heap_check(const struct prefix_tree *t);
+
+#endif

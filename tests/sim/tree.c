@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The prefix tree, tried at random without a model: sequences over a small alphabet of tokens, whose
+ * pages are written with what stands for K and V, a hash of all tokens up to a position, so that
+ * every byte that a later query would see can be checked wherever it came from.
+ *
+ * A program picks layer groups (full, windows, rotation with kept pages, a recurrent state), a
+ * budget of some pages, and runs random requests against the tree: resume, grow with stores at
+ * random places, fork, finish or drop. After each edit every live sequence is checked position by
+ * position, tree_check checks the tree, the pool's figures are recomputed from scratch (an
+ * independent count of pages and references), and every hit is compared with what a list of all
+ * stored prefixes says is possible. At the end nothing is left.
+ *
+ *     sim_tree [--programs=N] [--seed=N]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache/cache.h"
+#include "engine/engine.h"
+
+enum { LIVE_MAX = 6, LENGTH_MAX = 700, EDITS = 150, GROUPS_MAX = 3 };
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((random_state >> 33) % n);
+}
+
+struct live {
+    struct kv_seq *seq;
+    struct tree_cursor at;
+    int32_t tokens[LENGTH_MAX]; /* what it is to become */
+    uint32_t length;
+    const char *salt;
+};
+
+struct world {
+    uint64_t seed;
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct prefix_tree *tree;
+    struct kv_shape shapes[GROUPS_MAX];
+    uint32_t n_groups;
+    struct kv_cache_options options;
+    struct live live[LIVE_MAX];
+    uint32_t n_live;
+    uint64_t hits, hit_tokens;
+};
+
+#define CHECK(w, what, x)                                                                          \
+    do {                                                                                           \
+        if (!(x)) {                                                                                \
+            printf("FAILED: %s: %s\n  run again with --programs=1 --seed=%llu\n", what, #x,        \
+                   (unsigned long long)(w)->seed);                                                 \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* ---- what stands for K and V ----------------------------------------------------------------- */
+
+static uint32_t hash_step(uint32_t h, int32_t token, const char *salt) {
+    (void)salt;
+    h = (h ^ (uint32_t)token) * 0x9e3779b1u;
+    return (h ^ h >> 15) | 1;
+}
+
+static uint32_t hash_at(const struct live *l, uint32_t p) {
+    uint32_t h = 7;
+    for (uint32_t i = 0; i <= p; i++)
+        h = hash_step(h, l->tokens[i], l->salt);
+    return h;
+}
+
+static uint32_t *slot(const struct kv_view *v, uint32_t p) {
+    const uint32_t i = kv_view_index(v, p / 64);
+    return i == UINT32_MAX
+               ? NULL
+               : (uint32_t *)(v->arena + (size_t)v->pages[i].addr * PAGE_ADDR_UNIT) + p % 64;
+}
+
+static uint32_t *state_slot(const struct live *l) {
+    struct state_view v;
+    seq_state(l->seq, &v);
+    return (uint32_t *)(v.arena + (size_t)v.addr * PAGE_ADDR_UNIT);
+}
+
+/* A step of n tokens, as a model would: reads the state before, writes pages and state. */
+static bool grow(struct world *w, struct live *l, uint32_t n) {
+    const uint32_t at = seq_length(l->seq);
+    kvasir_error err;
+    uint64_t need = seq_need_bytes(l->seq, at + n, n, 0);
+    if (!tree_make_room(w->tree, need) || seq_prepare(l->seq, n, &err) != KVASIR_OK)
+        return false;
+    uint32_t h = at ? hash_at(l, at - 1) : 7;
+    if (w->options.state_bytes)
+        CHECK(w, "state before a step", *state_slot(l) == (at ? h : 0));
+    for (uint32_t p = at; p < at + n; p++) {
+        h = hash_step(h, l->tokens[p], l->salt);
+        for (uint32_t g = 0; g < w->n_groups; g++) {
+            struct kv_view v;
+            seq_view(l->seq, g, &v);
+            *slot(&v, p) = h;
+        }
+    }
+    if (w->options.state_bytes)
+        *state_slot(l) = h;
+    seq_commit(l->seq, l->tokens + at, n);
+    return true;
+}
+
+/* Every position that a query at the sequence's end or later sees. */
+static void check_live(struct world *w, const struct live *l) {
+    const uint32_t length = seq_length(l->seq);
+    for (uint32_t g = 0; g < w->n_groups; g++) {
+        struct kv_view v;
+        uint32_t h = 7;
+        seq_view(l->seq, g, &v);
+        for (uint32_t p = 0; p < length; p++) {
+            h = hash_step(h, l->tokens[p], l->salt);
+            const bool seen = p < v.keep || v.span == UINT32_MAX || p + v.span > length;
+            const uint32_t *at = slot(&v, p);
+            if (seen)
+                CHECK(w, "a page that is seen is there", at != NULL);
+            if (at && seen)
+                CHECK(w, "a position holds what its tokens give", *at == h);
+        }
+    }
+    CHECK(w, "tokens", memcmp(seq_tokens(l->seq), l->tokens, length * sizeof(int32_t)) == 0);
+    if (w->options.state_bytes && length)
+        CHECK(w, "state", *state_slot(l) == hash_at(l, length - 1));
+}
+
+/* An independent count: all pages in use are those that sequences and the tree hold. */
+static void check_world(struct world *w) {
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
+    CHECK(w, "budget", pool.peak_bytes <= pool.budget_bytes);
+    for (uint32_t i = 0; i < w->n_live; i++)
+        check_live(w, &w->live[i]);
+    tree_check(w->tree);
+}
+
+/* ---- edits ----------------------------------------------------------------------------------- */
+
+static void make_tokens(struct world *w, struct live *l) {
+    const char *const salts[] = {"", "a", "bc"};
+    l->salt = salts[random_below(8) ? 0 : random_below(3)];
+    l->length = 1 + random_below(random_below(3) ? 200 : LENGTH_MAX);
+    uint32_t same = 0;
+    if (w->n_live && random_below(5)) { /* goes along with another one for a while */
+        const struct live *other = &w->live[random_below(w->n_live)];
+        same = random_below(other->length + 1);
+        same = same < l->length ? same : l->length;
+        memcpy(l->tokens, other->tokens, same * sizeof *l->tokens);
+    }
+    /* few different tokens at few places: prefixes are shared by chance, too */
+    for (uint32_t p = same; p < l->length; p++)
+        l->tokens[p] = p % 50 == 7 || random_below(40) == 0 ? (int32_t)random_below(3) : 1;
+}
+
+static void edit_new(struct world *w) {
+    struct live *l = &w->live[w->n_live];
+    struct tree_hit hit, look;
+    kvasir_error err;
+    make_tokens(w, l);
+    look = tree_look(w->tree, l->salt, strlen(l->salt), l->tokens, l->length);
+    CHECK(w, "new", seq_create(w->cache, &l->seq, &err) == KVASIR_OK);
+    CHECK(w, "resume",
+          tree_resume(w->tree, l->salt, strlen(l->salt), l->tokens, l->length, l->seq, &l->at, &hit,
+                      &err) == KVASIR_OK);
+    CHECK(w, "resume", hit.length == seq_length(l->seq) && hit.length < l->length);
+    CHECK(w, "look", look.length == hit.length || hit.length == 0);
+    CHECK(w, "kind", (hit.length == 0) == (hit.kind == KVASIR_HIT_MISS));
+    w->hits += hit.length > 0;
+    w->hit_tokens += hit.length;
+    w->n_live++;
+    /* Where everything is kept, all that is common with a stored point serves. */
+    if (hit.length == 0 || w->options.state_bytes)
+        return;
+    bool bounded = w->options.max_size != 0;
+    for (uint32_t g = 0; g < w->n_groups; g++)
+        bounded |= w->shapes[g].window != 0;
+    if (!bounded)
+        CHECK(w, "a hit to the token",
+              hit.length == (hit.common < l->length ? hit.common : l->length - 1));
+}
+
+static void edit_drop(struct world *w, uint32_t i, bool point) {
+    struct live *l = &w->live[i];
+    if (point)
+        tree_store(w->tree, &l->at, l->seq, true);
+    if (point)
+        check_live(w, l);
+    if (point && l->at.node != TREE_NOWHERE && random_below(2)) { /* it is found again, whole */
+        const uint32_t length = seq_length(l->seq);
+        if (length > 1) {
+            struct tree_hit hit = tree_look(w->tree, l->salt, strlen(l->salt), l->tokens, length);
+            CHECK(w, "common", hit.common <= length);
+        }
+    }
+    seq_destroy(l->seq);
+    tree_close(w->tree, &l->at);
+    *l = w->live[--w->n_live];
+}
+
+static void edit_grow(struct world *w, uint32_t i) {
+    struct live *l = &w->live[i];
+    const uint32_t at = seq_length(l->seq), left = l->length - at;
+    if (!left) {
+        edit_drop(w, i, random_below(4));
+        return;
+    }
+    uint32_t n = 1 + random_below(left);
+    if (random_below(2) && n > 70)
+        n = 1 + random_below(70);
+    if (!grow(w, l, n)) {
+        edit_drop(w, i, random_below(2)); /* preempted, or cancelled */
+        return;
+    }
+    if (random_below(3))
+        tree_store(w->tree, &l->at, l->seq, random_below(5) == 0);
+}
+
+static void edit_fork(struct world *w, uint32_t i) {
+    struct live *l = &w->live[w->n_live];
+    kvasir_error err;
+    *l = w->live[i];
+    CHECK(w, "fork", seq_fork(w->live[i].seq, &l->seq, &err) == KVASIR_OK);
+    l->at = tree_cursor_copy(w->tree, l->at);
+    w->n_live++;
+    const uint32_t length = seq_length(l->seq);
+    for (uint32_t p = length + random_below(3); p < l->length; p++)
+        l->tokens[p] = (int32_t)random_below(3);
+}
+
+/* ---- programs -------------------------------------------------------------------------------- */
+
+static void make_world(struct world *w) {
+    static const uint32_t windows[] = {1, 33, 64, 65, 100, 200};
+    kvasir_error err;
+    uint64_t page = 0;
+    w->n_groups = 1 + random_below(GROUPS_MAX);
+    for (uint32_t g = 0; g < w->n_groups; g++) {
+        w->shapes[g] = (struct kv_shape){.layers = 1, .kv_heads = 1, .head_dim = 32};
+        if (random_below(2))
+            w->shapes[g].window = windows[random_below(6)];
+    }
+    w->options = (struct kv_cache_options){.k = {.bits = 8}, .v = {.bits = 4}};
+    if (random_below(3) == 0) {
+        w->options.max_size = 2 + random_below(300);
+        w->options.keep = random_below(2) ? random_below(w->options.max_size) : 0;
+    }
+    if (random_below(3) == 0)
+        w->options.quantized_start = random_below(200);
+    if (random_below(3) == 0)
+        w->options.state_bytes = 4096;
+    for (uint32_t g = 0; g < w->n_groups; g++)
+        page += 8192;
+    w->options.budget_bytes = 16 * page + random_below(random_below(3) ? 60 : 400) * page;
+    CHECK(w, "backend",
+          backend_cpu_create(
+              &w->backend,
+              &(struct backend_options){.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8},
+              &err) == KVASIR_OK);
+    CHECK(w, "cache",
+          kv_cache_create(w->backend, w->shapes, w->n_groups, &w->options, &w->cache, &err) ==
+              KVASIR_OK);
+    CHECK(w, "tree", tree_create(w->cache, &w->tree, &err) == KVASIR_OK);
+}
+
+static void run_program(struct world *w) {
+    random_state = w->seed * 0x9e3779b97f4a7c15u + 1;
+    make_world(w);
+    for (int e = 0; e < EDITS; e++) {
+        const uint32_t what = random_below(16);
+        if (w->n_live == 0 || (what < 4 && w->n_live < LIVE_MAX))
+            edit_new(w);
+        else if (what == 4 && w->n_live < LIVE_MAX)
+            edit_fork(w, random_below(w->n_live));
+        else if (what == 5)
+            edit_drop(w, random_below(w->n_live), random_below(2));
+        else if (what == 6 && random_below(8) == 0)
+            tree_forget(w->tree, random_below(2) ? NULL : "a", 1);
+        else if (what == 7)
+            (void)!tree_make_room(w->tree, random_below(1 << 18));
+        else
+            edit_grow(w, random_below(w->n_live));
+        check_world(w);
+    }
+    while (w->n_live)
+        edit_drop(w, 0, random_below(2));
+    tree_check(w->tree);
+    tree_destroy(w->tree);
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
+    CHECK(w, "nothing is left", pool.used_bytes == 0 && pool.charged_bytes == 0);
+    CHECK(w, "nothing is left", pool.stored_bytes == 0 && pool.pages_used == 0);
+    kv_cache_destroy(w->cache);
+    backend_destroy(w->backend);
+}
+
+int main(int argc, char **argv) {
+    uint64_t seed = 20261122, hits = 0, tokens = 0;
+    unsigned long programs = 60;
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--programs=", 11) == 0)
+            programs = strtoul(argv[i] + 11, NULL, 10);
+        else if (strncmp(argv[i], "--seed=", 7) == 0)
+            seed = strtoull(argv[i] + 7, NULL, 10);
+    }
+    printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
+    for (unsigned long i = 0; i < programs; i++) {
+        struct world w = {.seed = seed + i};
+        run_program(&w);
+        hits += w.hits;
+        tokens += w.hit_tokens;
+    }
+    printf("%llu hits of %.1f tokens: every position that is seen is right\n",
+           (unsigned long long)hits, hits ? (double)tokens / (double)hits : 0.0);
+    return programs > 10 && hits == 0;
+}
