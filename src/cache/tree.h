@@ -2,9 +2,9 @@
 /* tree.h: the prefix tree. What sequences have computed, kept under the same budget, found again by
  * the tokens: cache.h includes it.
  *
- * A radix tree over tokens whose nodes never cross a page: a node is a run of tokens inside one page
- * and holds that page of every layer group, by reference. Its path from the root says all tokens
- * before it.
+ * A radix tree over tokens whose nodes never cross a page: a node is a run of tokens inside one
+ * page and holds that page of every layer group, by reference. Its path from the root says all
+ * tokens before it.
  *
  *     tokens   0 .......... 63 | 64 ...... 99 | 100 .. 127 | 128 ...
  *     nodes    [ a  page 7    ]-[ b  page 2  ]-[ c page 2  ]-[ d page 9 ]
@@ -14,11 +14,11 @@
  * DESIGN.md); b, cut off when e came, borrows c's, or e's when c goes. A page is one extent, so
  * nothing is gained by holding b's part alone.
  *
- * A prompt is followed down to the last token that agrees, token by token: a hash only chooses where
- * to look. Exact, prefix, supersequence and common-prefix hits are all that one walk. What it finds
- * counts up to the longest length at which every group has all pages that the next query sees, and
- * recurrent layers have their state (a node holds the record behind its last token). The sequence
- * gets references; only a page that is partly its own is copied, when it goes on.
+ * A prompt is followed down to the last token that agrees, token by token: a hash only chooses
+ * where to look. Exact, prefix, supersequence and common-prefix hits are all that one walk. What it
+ * finds counts up to the longest length at which every group has all pages that the next query
+ * sees, and recurrent layers have their state (a node holds the record behind its last token). The
+ * sequence gets references; only a page that is partly its own is copied, when it goes on.
  *
  * Invariants (tests/unit/test_tree.c, tests/sim/ try to break them)
  *   T1  A node's pages hold what its tokens, after those of its path, were encoded to: the same
@@ -50,7 +50,8 @@ kvasir_status tree_create(struct kv_cache *c, struct prefix_tree **out,
 /* No cursor stands in it any more. */
 void tree_destroy(struct prefix_tree *t);
 
-/* Where a live sequence stands: a node that ends at tokens that it has stored or found. Holds it. */
+/* Where a live sequence stands: a node that ends at tokens that it has stored or found. Holds
+ * it. */
 struct tree_cursor {
     uint32_t node;
 };

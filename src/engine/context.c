@@ -29,14 +29,7 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
     if (c->centres)
         TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
     TRY_GOTO(context_fingerprint(c, &c->fingerprint, err));
-    c->pos = mem_calloc(rows, sizeof *c->pos);
-    c->logit_rows = mem_calloc(rows, sizeof *c->logit_rows);
-    size_t vocab = model_config(model->model)->vocab;
-    c->logits = mem_alloc_aligned(c->options.logit_rows * vocab * sizeof *c->logits);
-    if (!c->pos || !c->logit_rows || !c->logits) {
-        status = fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
-        goto done;
-    }
+    TRY_GOTO(step_init(c, err));
     *out = c;
     return KVASIR_OK;
 done:
@@ -47,9 +40,7 @@ done:
 void kvasir_context_destroy(kvasir_context *c) {
     if (!c)
         return;
-    mem_free(c->pos);
-    mem_free(c->logit_rows);
-    mem_free(c->logits);
+    step_deinit(c);
     model_run_destroy(c->run);
     kv_cache_destroy(c->cache);
     backend_destroy(c->backend);

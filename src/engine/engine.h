@@ -5,7 +5,11 @@
  *   text_api.c     kvasir_tokenizer: tokenizer, chat template, special tokens
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
  *   context.c      kvasir_context: backend, cache, the buffers of a step
+ *   step.c         rows of any sequences to one batch
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
+ *   batch_api.c    kvasir_batch: lists of sequences that take a step together
+ *   scheduler.c    requests to steps: admission, fairness, preemption
+ *   engine_api.c   kvasir_engine: the thread, its queue, sampling, events
  *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c  calibrate.c
@@ -73,6 +77,16 @@ kvasir_status options_parse_formats(const char *bits, const char *groups,
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
+/* The step under way (step.c), filled anew by each. */
+struct step_buffers {
+    int32_t *tokens;            /* [prefill_chunk] */
+    uint32_t *pos, *logit_rows; /* the same */
+    struct batch_seq *seqs;     /* the same */
+    struct kv_view *views;      /* [layer group][sequence] */
+    struct state_view *states;  /* [prefill_chunk] */
+    float *logits;              /* [options.logit_rows][vocab], host memory */
+};
+
 struct kvasir_context {
     const struct kvasir_model *model;
     struct settled options;
@@ -82,15 +96,30 @@ struct kvasir_context {
     struct model_run *run;
     uint64_t fingerprint;
     uint32_t n_groups;
-    /* The step under way, [prefill_chunk]; positions and logit rows are filled per step. */
-    uint32_t *pos, *logit_rows;
-    float *logits; /* [options.logit_rows][vocab], host memory */
+    struct step_buffers step;
 };
 
 struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
 };
+
+/* ---- steps (step.c) -------------------------------------------------------------------------- */
+
+kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) MUST_CHECK;
+void step_deinit(struct kvasir_context *c);
+uint64_t step_bytes(const struct kvasir_context *c); /* of its buffers */
+
+/* Rows of one sequence, which is prepared for them. */
+struct step_part {
+    struct kv_seq *seq;
+    const int32_t *tokens; /* [rows] */
+    uint32_t rows;
+    uint32_t wanted; /* logits of its last so many rows */
+};
+/* Runs the model over all parts' rows (at most prefill_chunk, of which logit_rows are wanted) and
+ * commits them. Returns the wanted rows' logits [..][vocab] in order, valid until the next step. */
+const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n);
 
 /* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) -------------------------------- */
 

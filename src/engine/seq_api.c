@@ -105,38 +105,13 @@ static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t s
     return seq_reserve(s->seq, (uint32_t)end, err);
 }
 
-/* Runs one step over n tokens, logits of the last `wanted` rows into c->logits. */
+/* One step over n tokens, logits of the last `wanted` rows. */
 static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t n, uint32_t wanted,
-                          kvasir_error *err) {
-    struct kvasir_context *c = s->ctx;
+                          const float **logits, kvasir_error *err) {
+    const uint32_t every = s->ctx->options.snapshot_tokens;
     TRY(seq_prepare(s->seq, n, err));
-    uint32_t first = seq_length(s->seq);
-    struct kv_view views[CACHE_GROUPS_MAX];
-    for (uint32_t g = 0; g < c->n_groups; g++)
-        seq_view(s->seq, g, &views[g]);
-    for (uint32_t i = 0; i < n; i++)
-        c->pos[i] = first + i;
-    for (uint32_t i = 0; i < wanted; i++)
-        c->logit_rows[i] = n - wanted + i;
-    struct batch_seq rows = {.row = 0, .rows = n, .pos = first};
-    struct state_view state;
-    seq_state(s->seq, &state);
-    struct batch batch = {.rows = n,
-                          .tokens = tokens,
-                          .pos = c->pos,
-                          .n_seqs = 1,
-                          .seqs = &rows,
-                          .views = views,
-                          .states = c->options.cache.state_bytes ? &state : NULL,
-                          .n_logit_rows = wanted,
-                          .logit_rows = c->logit_rows};
-    const float *logits = model_forward(c->run, &batch);
-    seq_commit(s->seq, tokens, n);
-    if (wanted)
-        backend_read(c->backend, c->logits, logits,
-                     (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits);
-    const uint32_t every = c->options.snapshot_tokens;
-    return every && (first + n) % every == 0 ? seq_snapshot(s->seq, err) : KVASIR_OK;
+    *logits = step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted}, 1);
+    return every && seq_length(s->seq) % every == 0 ? seq_snapshot(s->seq, err) : KVASIR_OK;
 }
 
 /* Rows of the next step: steps end where a state is to be kept. */
@@ -161,11 +136,12 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
         uint32_t rows = step_rows(s, n - done, most);
         bool last = done + rows == n;
         uint32_t wanted = o->on_logits ? rows : last && o->last_logits ? 1 : 0;
-        TRY(step(s, tokens + done, rows, wanted, err));
-        if (o->on_logits && !o->on_logits(o->user, done, rows, c->logits))
+        const float *logits;
+        TRY(step(s, tokens + done, rows, wanted, &logits, err));
+        if (o->on_logits && !o->on_logits(o->user, done, rows, logits))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
         if (last && o->last_logits)
-            memcpy(o->last_logits, c->logits + (size_t)(wanted - 1) * vocab, vocab * sizeof(float));
+            memcpy(o->last_logits, logits + (size_t)(wanted - 1) * vocab, vocab * sizeof(float));
         done += rows;
         if (o->on_progress && !o->on_progress(o->user, done, n))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
@@ -179,8 +155,9 @@ kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, uint32_t *rerun, k
     if (rerun)
         *rerun = length - reached;
     while (seq_length(s->seq) < length) {
-        uint32_t at = seq_length(s->seq);
-        TRY(step(s, seq_tokens(s->seq) + at, step_rows(s, length - at, most), 0, err));
+        const uint32_t at = seq_length(s->seq);
+        const float *logits;
+        TRY(step(s, seq_tokens(s->seq) + at, step_rows(s, length - at, most), 0, &logits, err));
     }
     return KVASIR_OK;
 }

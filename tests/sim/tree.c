@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The prefix tree, tried at random without a model: sequences over a small alphabet of tokens, whose
- * pages are written with what stands for K and V, a hash of all tokens up to a position, so that
- * every byte that a later query would see can be checked wherever it came from.
+/* The prefix tree, tried at random without a model: sequences over a small alphabet of tokens,
+ * whose pages are written with what stands for K and V, a hash of all tokens up to a position, so
+ * that every byte that a later query would see can be checked wherever it came from.
  *
  * A program picks layer groups (full, windows, rotation with kept pages, a recurrent state), a
  * budget of some pages, and runs random requests against the tree: resume, grow with stores at

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* step.c: one step of a model over any sequences of a context: how their rows become a batch. Every
+ * evaluation comes through here: kvasir_seq_eval with one sequence, kvasir_batch_eval and the
+ * scheduler with many. Nothing is padded: a step's rows are the sequences' rows, one after the
+ * other. Allocates nothing.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
+    const size_t rows = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
+    struct step_buffers *s = &c->step;
+    s->tokens = mem_calloc(rows, sizeof *s->tokens);
+    s->pos = mem_calloc(rows, sizeof *s->pos);
+    s->logit_rows = mem_calloc(rows, sizeof *s->logit_rows);
+    s->seqs = mem_calloc(rows, sizeof *s->seqs);
+    s->views = mem_calloc(rows * c->n_groups, sizeof *s->views);
+    s->states = mem_calloc(rows, sizeof *s->states);
+    s->logits = mem_alloc_aligned(c->options.logit_rows * vocab * sizeof *s->logits);
+    if (!s->tokens || !s->pos || !s->logit_rows || !s->seqs || !s->views || !s->states ||
+        !s->logits)
+        return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
+    return KVASIR_OK;
+}
+
+void step_deinit(struct kvasir_context *c) {
+    struct step_buffers *s = &c->step;
+    mem_free(s->tokens);
+    mem_free(s->pos);
+    mem_free(s->logit_rows);
+    mem_free(s->seqs);
+    mem_free(s->views);
+    mem_free(s->states);
+    mem_free(s->logits);
+}
+
+uint64_t step_bytes(const struct kvasir_context *c) {
+    const struct step_buffers *s = &c->step;
+    const size_t rows = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
+    return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->seqs +
+                   c->n_groups * sizeof *s->views + sizeof *s->states) +
+           c->options.logit_rows * vocab * sizeof *s->logits;
+}
+
+/* A sequence's rows behind `row` others. */
+static void add_part(struct step_buffers *s, const struct step_part *p, uint32_t i, uint32_t row) {
+    const uint32_t first = seq_length(p->seq);
+    s->seqs[i] = (struct batch_seq){.row = row, .rows = p->rows, .pos = first};
+    seq_state(p->seq, &s->states[i]);
+    for (uint32_t r = 0; r < p->rows; r++) {
+        s->tokens[row + r] = p->tokens[r];
+        s->pos[row + r] = first + r;
+    }
+}
+
+const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
+    struct step_buffers *s = &c->step;
+    uint32_t rows = 0, wanted = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        assert(rows + parts[i].rows <= c->options.prefill_chunk);
+        assert(wanted + parts[i].wanted <= c->options.logit_rows);
+        add_part(s, &parts[i], i, rows);
+        for (uint32_t g = 0; g < c->n_groups; g++)
+            seq_view(parts[i].seq, g, &s->views[g * n + i]);
+        rows += parts[i].rows;
+        for (uint32_t r = parts[i].wanted; r > 0; r--)
+            s->logit_rows[wanted++] = rows - r;
+    }
+    struct batch batch = {.rows = rows,
+                          .tokens = s->tokens,
+                          .pos = s->pos,
+                          .n_seqs = n,
+                          .seqs = s->seqs,
+                          .views = s->views,
+                          .states = c->options.cache.state_bytes ? s->states : NULL,
+                          .n_logit_rows = wanted,
+                          .logit_rows = s->logit_rows};
+    const float *logits = model_forward(c->run, &batch);
+    for (uint32_t i = 0; i < n; i++)
+        seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
+    if (wanted)
+        backend_read(c->backend, s->logits, logits,
+                     (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits);
+    return s->logits;
+}
