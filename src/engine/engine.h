@@ -121,6 +121,18 @@ struct step_part {
  * commits them. Returns the wanted rows' logits [..][vocab] in order, valid until the next step. */
 const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n);
 
+/* ---- what seq_api.c and batch_api.c share ---- */
+
+kvasir_status seq_check_tokens(const struct kvasir_context *c, const int32_t *tokens, size_t n,
+                               kvasir_error *err) MUST_CHECK;
+/* That n more tokens fit the context. */
+kvasir_status seq_check_length(const struct kvasir_seq *s, size_t n, kvasir_error *err) MUST_CHECK;
+/* States that will be kept on the way to `length`, but for one just there. */
+uint32_t seq_snapshots_until(const struct kvasir_seq *s, uint32_t length);
+kvasir_status seq_snapshot_if_due(struct kvasir_seq *s, kvasir_error *err) MUST_CHECK;
+/* Rows of the next step: steps end where a state is to be kept. */
+uint32_t seq_step_rows(const struct kvasir_seq *s, size_t left, uint32_t most);
+
 /* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) -------------------------------- */
 
 /* The model's layer groups with the file's formats, and how full layers rotate (0: not). */

@@ -68,11 +68,9 @@ kvasir_status kvasir_seq_snapshot(kvasir_seq *s, kvasir_error *err) {
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-static kvasir_status check_tokens(const struct kvasir_context *c, const int32_t *tokens, size_t n,
-                                  kvasir_error *err) {
+kvasir_status seq_check_tokens(const struct kvasir_context *c, const int32_t *tokens, size_t n,
+                               kvasir_error *err) {
     uint32_t vocab = model_config(c->model->model)->vocab;
-    if (n == 0)
-        return fail(err, KVASIR_ERR_ARGUMENT, "no tokens to evaluate");
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocab)
             return fail(err, KVASIR_ERR_ARGUMENT,
@@ -81,8 +79,7 @@ static kvasir_status check_tokens(const struct kvasir_context *c, const int32_t 
     return KVASIR_OK;
 }
 
-static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t step,
-                                kvasir_error *err) {
+kvasir_status seq_check_length(const struct kvasir_seq *s, size_t n, kvasir_error *err) {
     const struct kvasir_context *c = s->ctx;
     uint64_t end = seq_length(s->seq) + (uint64_t)n;
     if (end > c->options.ctx && !c->options.cache.max_size)
@@ -92,30 +89,44 @@ static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t s
                     end, c->options.ctx);
     if (end > UINT32_MAX - TILE_TOKENS)
         return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
+    return KVASIR_OK;
+}
+
+uint32_t seq_snapshots_until(const struct kvasir_seq *s, uint32_t length) {
+    const uint32_t every = s->ctx->options.snapshot_tokens;
+    return every ? (length - 1) / every - seq_length(s->seq) / every : 0;
+}
+
+static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t step,
+                                kvasir_error *err) {
+    const struct kvasir_context *c = s->ctx;
+    TRY(seq_check_length(s, n, err));
+    const uint32_t end = seq_length(s->seq) + (uint32_t)n;
     struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
-    const uint32_t every = c->options.snapshot_tokens;
-    uint32_t snapshots = every ? (uint32_t)(end - 1) / every - seq_length(s->seq) / every : 0;
-    uint64_t need = seq_need_bytes(s->seq, (uint32_t)end, step, snapshots);
-    if (need > pool.budget_bytes - pool.used_bytes)
+    const uint64_t used = pool.used_bytes + pool.charged_bytes;
+    uint64_t need = seq_need_bytes(s->seq, end, step, seq_snapshots_until(s, end));
+    if (need > pool.budget_bytes - used)
         return fail(err, KVASIR_ERR_BUDGET,
-                    "%" PRIu64 " tokens need %" PRIu64
-                    " more bytes of cache: the budget is %" PRIu64 ", of which %" PRIu64
-                    " are in use (--cache-mb)",
-                    end, need, pool.budget_bytes, pool.used_bytes);
-    return seq_reserve(s->seq, (uint32_t)end, err);
+                    "%u tokens need %" PRIu64 " more bytes of cache: the budget is %" PRIu64
+                    ", of which %" PRIu64 " are in use (--cache-mb)",
+                    end, need, pool.budget_bytes, used);
+    return seq_reserve(s->seq, end, err);
+}
+
+kvasir_status seq_snapshot_if_due(struct kvasir_seq *s, kvasir_error *err) {
+    const uint32_t every = s->ctx->options.snapshot_tokens;
+    return every && seq_length(s->seq) % every == 0 ? seq_snapshot(s->seq, err) : KVASIR_OK;
 }
 
 /* One step over n tokens, logits of the last `wanted` rows. */
 static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t n, uint32_t wanted,
                           const float **logits, kvasir_error *err) {
-    const uint32_t every = s->ctx->options.snapshot_tokens;
     TRY(seq_prepare(s->seq, n, err));
     *logits = step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted}, 1);
-    return every && seq_length(s->seq) % every == 0 ? seq_snapshot(s->seq, err) : KVASIR_OK;
+    return seq_snapshot_if_due(s, err);
 }
 
-/* Rows of the next step: steps end where a state is to be kept. */
-static uint32_t step_rows(const struct kvasir_seq *s, size_t left, uint32_t most) {
+uint32_t seq_step_rows(const struct kvasir_seq *s, size_t left, uint32_t most) {
     const uint32_t every = s->ctx->options.snapshot_tokens;
     uint32_t rows = left < most ? (uint32_t)left : most;
     uint32_t to_snapshot = every ? every - seq_length(s->seq) % every : rows;
@@ -130,10 +141,12 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
     uint32_t most = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
     if (o->on_logits && most > c->options.logit_rows)
         most = c->options.logit_rows;
-    TRY(check_tokens(c, tokens, n, err));
+    if (n == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "no tokens to evaluate");
+    TRY(seq_check_tokens(c, tokens, n, err));
     TRY(check_room(s, n, most, err));
     for (size_t done = 0; done < n;) {
-        uint32_t rows = step_rows(s, n - done, most);
+        uint32_t rows = seq_step_rows(s, n - done, most);
         bool last = done + rows == n;
         uint32_t wanted = o->on_logits ? rows : last && o->last_logits ? 1 : 0;
         const float *logits;
@@ -157,7 +170,7 @@ kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, uint32_t *rerun, k
     while (seq_length(s->seq) < length) {
         const uint32_t at = seq_length(s->seq);
         const float *logits;
-        TRY(step(s, seq_tokens(s->seq) + at, step_rows(s, length - at, most), 0, &logits, err));
+        TRY(step(s, seq_tokens(s->seq) + at, seq_step_rows(s, length - at, most), 0, &logits, err));
     }
     return KVASIR_OK;
 }

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvasir_batch: sequences in a list. Since a sequence is tokens and page tables, and a step takes
+ * rows of any of them, merge, extract, filter and extend are edits of that list: what a batched
+ * cache with padded tensors has whole classes for.
+ *
+ * A step of many sequences is run in turns where the buffers are short (logits of logit_rows
+ * sequences, prefill_chunk rows); which rows run beside each other changes no bit. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+struct kvasir_batch {
+    struct kvasir_context *ctx;
+    struct kvasir_seq **seqs; /* [n] */
+    size_t n, cap;
+    /* of the step under way, [cap] */
+    struct step_part *parts, *turn; /* what is left of each sequence's rows; this turn's */
+    size_t *owner;                  /* places of this turn's sequences */
+};
+
+static kvasir_status room(struct kvasir_batch *b, size_t n, kvasir_error *err) {
+    if (n <= b->cap)
+        return KVASIR_OK;
+    const size_t cap = n > 2 * b->cap ? n : 2 * b->cap;
+    void **const arrays[] = {(void **)&b->seqs, (void **)&b->parts, (void **)&b->turn,
+                             (void **)&b->owner};
+    const size_t sizes[] = {sizeof *b->seqs, sizeof *b->parts, sizeof *b->turn, sizeof *b->owner};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        void *grown = mem_realloc(*arrays[i], cap, sizes[i]);
+        if (!grown)
+            return fail(err, KVASIR_ERR_MEMORY, "batch of %zu sequences: out of memory", n);
+        *arrays[i] = grown;
+    }
+    b->cap = cap;
+    return KVASIR_OK;
+}
+
+static bool holds(const struct kvasir_batch *b, const struct kvasir_seq *seq) {
+    for (size_t i = 0; i < b->n; i++)
+        if (b->seqs[i] == seq)
+            return true;
+    return false;
+}
+
+kvasir_status kvasir_batch_merge(kvasir_context *ctx, kvasir_seq *const *seqs, size_t n,
+                                 kvasir_batch **out, kvasir_error *err) {
+    struct kvasir_batch *b = mem_calloc(1, sizeof *b);
+    if (!b)
+        return fail(err, KVASIR_ERR_MEMORY, "batch: out of memory");
+    b->ctx = ctx;
+    kvasir_status status = room(b, n ? n : 1, err);
+    for (size_t i = 0; i < n && status == KVASIR_OK; i++) {
+        if (seqs[i]->ctx != ctx)
+            status = fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu is of another context", i);
+        else if (holds(b, seqs[i]))
+            status = fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu is there twice", i);
+        else
+            b->seqs[b->n++] = seqs[i];
+    }
+    if (status != KVASIR_OK) {
+        b->n = 0; /* they stay the caller's */
+        kvasir_batch_destroy(b);
+        return status;
+    }
+    *out = b;
+    return KVASIR_OK;
+}
+
+void kvasir_batch_destroy(kvasir_batch *b) {
+    if (!b)
+        return;
+    for (size_t i = 0; i < b->n; i++)
+        kvasir_seq_destroy(b->seqs[i]);
+    mem_free(b->seqs);
+    mem_free(b->parts);
+    mem_free(b->turn);
+    mem_free(b->owner);
+    mem_free(b);
+}
+
+size_t kvasir_batch_size(const kvasir_batch *b) {
+    return b->n;
+}
+
+kvasir_seq *kvasir_batch_seq(const kvasir_batch *b, size_t i) {
+    return i < b->n ? b->seqs[i] : NULL;
+}
+
+kvasir_status kvasir_batch_extract(kvasir_batch *b, size_t i, kvasir_seq **out, kvasir_error *err) {
+    if (i >= b->n)
+        return fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu of a batch of %zu", i, b->n);
+    *out = b->seqs[i];
+    b->n--;
+    memmove(b->seqs + i, b->seqs + i + 1, (b->n - i) * sizeof *b->seqs);
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_batch_filter(kvasir_batch *b, const size_t *keep, size_t n,
+                                  kvasir_error *err) {
+    for (size_t i = 0; i < n; i++)
+        if (keep[i] >= b->n || (i > 0 && keep[i] <= keep[i - 1]))
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "sequence %zu at place %zu: the kept ones rise and are below %zu", keep[i],
+                        i, b->n);
+    size_t kept = 0;
+    for (size_t i = 0; i < b->n; i++)
+        if (kept < n && keep[kept] == i)
+            b->seqs[kept++] = b->seqs[i];
+        else
+            kvasir_seq_destroy(b->seqs[i]);
+    b->n = kept;
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_batch_extend(kvasir_batch *b, kvasir_batch *from, kvasir_error *err) {
+    if (b == from || b->ctx != from->ctx)
+        return fail(err, KVASIR_ERR_ARGUMENT, "a batch is extended by another one of its context");
+    TRY(room(b, b->n + from->n, err));
+    if (from->n)
+        memcpy(b->seqs + b->n, from->seqs, from->n * sizeof *b->seqs);
+    b->n += from->n;
+    from->n = 0;
+    return KVASIR_OK;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* Everything that can refuse, before anything runs; fills the parts. */
+static kvasir_status check_step(struct kvasir_batch *b, const int32_t *tokens,
+                                const uint32_t *counts, kvasir_error *err) {
+    const struct kvasir_context *c = b->ctx;
+    uint64_t need = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        struct kv_seq *seq = b->seqs[i]->seq;
+        b->parts[i] = (struct step_part){.seq = seq, .tokens = tokens, .rows = counts[i]};
+        if (!counts[i])
+            continue;
+        TRY(seq_check_tokens(c, tokens, counts[i], err));
+        TRY(seq_check_length(b->seqs[i], counts[i], err));
+        const uint32_t length = seq_length(seq) + counts[i], chunk = c->options.prefill_chunk;
+        TRY(seq_reserve(seq, length, err));
+        need += seq_need_bytes(seq, length, chunk, seq_snapshots_until(b->seqs[i], length));
+        tokens += counts[i];
+    }
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
+    const uint64_t used = pool.used_bytes + pool.charged_bytes;
+    if (need > pool.budget_bytes - used)
+        return fail(err, KVASIR_ERR_BUDGET,
+                    "a step of %zu sequences needs %" PRIu64 " more bytes of cache: the budget is "
+                    "%" PRIu64 ", of which %" PRIu64 " are in use (--cache-mb)",
+                    b->n, need, pool.budget_bytes, used);
+    return KVASIR_OK;
+}
+
+/* The next turn: rows of as many sequences as the buffers hold. Returns their number. */
+static uint32_t take_turn(struct kvasir_batch *b) {
+    const struct settled *o = &b->ctx->options;
+    uint32_t n = 0, rows = 0, wanted = 0;
+    for (size_t i = 0; i < b->n && rows < o->prefill_chunk && wanted < o->logit_rows; i++) {
+        struct step_part *p = &b->parts[i];
+        if (!p->rows)
+            continue;
+        const uint32_t most = seq_step_rows(b->seqs[i], p->rows, o->prefill_chunk - rows);
+        b->turn[n] = *p;
+        b->turn[n].rows = most;
+        b->turn[n].wanted = most == p->rows;
+        wanted += b->turn[n].wanted;
+        b->owner[n++] = i;
+        rows += most;
+        p->tokens += most;
+        p->rows -= most;
+    }
+    return n;
+}
+
+static kvasir_status run_turn(struct kvasir_batch *b, uint32_t n, float *logits,
+                              kvasir_error *err) {
+    const size_t vocab = model_config(b->ctx->model->model)->vocab;
+    for (uint32_t i = 0; i < n; i++)
+        TRY(seq_prepare(b->turn[i].seq, b->turn[i].rows, err));
+    const float *row = step_run(b->ctx, b->turn, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (b->turn[i].wanted && logits)
+            memcpy(logits + b->owner[i] * vocab, row, vocab * sizeof *logits);
+        row += b->turn[i].wanted * vocab;
+        TRY(seq_snapshot_if_due(b->seqs[b->owner[i]], err));
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_batch_eval(kvasir_batch *b, const int32_t *tokens, const uint32_t *counts,
+                                float *logits, kvasir_error *err) {
+    TRY(check_step(b, tokens, counts, err));
+    for (uint32_t n; (n = take_turn(b)) > 0;)
+        TRY(run_turn(b, n, logits, err));
+    return KVASIR_OK;
+}
