@@ -163,6 +163,20 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
     return KVASIR_OK;
 }
 
+uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step) {
+    uint64_t bytes = peak_bytes(c, &c->rule, 0, length, step) + c->record_bytes;
+    for (uint32_t g = 0; g < c->n_groups; g++) {
+        const size_t own = c->layouts[g][LAYOUT_OWN].page_bytes,
+                     start = c->layouts[g][LAYOUT_START].page_bytes;
+        bytes += c->rule.start_pages && start > own ? start : own;
+    }
+    return bytes;
+}
+
+bool kv_cache_is_recurrent(const struct kv_cache *c) {
+    return c->record_bytes != 0;
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,

@@ -104,6 +104,10 @@ struct kv_pool *kv_cache_pool(struct kv_cache *c);
 kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_groups,
                                   const struct kv_cache_options *opt, uint32_t length,
                                   uint32_t step, uint64_t *bytes, kvasir_error *err) MUST_CHECK;
+/* The most bytes of pages and states that one sequence needs while it grows from nothing to
+ * `length` in steps, alone, what is copied where prefixes part included. */
+uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step);
+bool kv_cache_is_recurrent(const struct kv_cache *c); /* sequences have states */
 /* A group's settled formats. */
 void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,
                       struct kv_format *v);
@@ -136,6 +140,8 @@ const int32_t *seq_tokens(const struct kv_seq *s); /* [length] */
 /* Room for tokens up to `length` in the sequence's own tables (not pages), so that later steps do
  * not allocate. */
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) MUST_CHECK;
+/* What a sequence with room for so many tokens takes beside its pages. */
+uint64_t seq_overhead_bytes(const struct kv_cache *c, uint32_t length);
 /* The most bytes that growing from now to `length` in steps of `step` tokens, with so many
  * snapshots before the last step, will need at any time, beyond what the sequence holds: what a
  * caller checks against the budget before any work. */

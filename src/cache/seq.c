@@ -151,12 +151,19 @@ void seq_destroy(struct kv_seq *s) {
     mem_free(s);
 }
 
+/* Sizes double, from `cap` or the least on. */
+static uint64_t grown(uint64_t cap, uint64_t least, uint64_t n) {
+    cap = cap ? cap : least;
+    while (cap < n)
+        cap *= 2;
+    return cap < UINT32_MAX ? cap : UINT32_MAX;
+}
+enum { TABLE_LEAST = 16, TOKENS_LEAST = 256 };
+
 static kvasir_status table_room(struct table *t, uint32_t n, kvasir_error *err) {
     if (n <= t->cap)
         return KVASIR_OK;
-    uint32_t cap = t->cap ? t->cap : 16;
-    while (cap < n)
-        cap *= 2;
+    const uint32_t cap = (uint32_t)grown(t->cap, TABLE_LEAST, n);
     struct kv_page *pages = mem_realloc(t->pages, cap, sizeof *pages);
     if (!pages)
         return fail(err, KVASIR_ERR_MEMORY, "page table of %u entries: out of memory", cap);
@@ -168,16 +175,12 @@ static kvasir_status table_room(struct table *t, uint32_t n, kvasir_error *err) 
 static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error *err) {
     if (length <= s->token_cap)
         return KVASIR_OK;
-    uint64_t cap = s->token_cap ? s->token_cap : 256;
-    while (cap < length)
-        cap *= 2;
-    if (cap > UINT32_MAX)
-        cap = UINT32_MAX;
-    int32_t *tokens = mem_realloc(s->tokens, (size_t)cap, sizeof *tokens);
+    const uint32_t cap = (uint32_t)grown(s->token_cap, TOKENS_LEAST, length);
+    int32_t *tokens = mem_realloc(s->tokens, cap, sizeof *tokens);
     if (!tokens)
         return fail(err, KVASIR_ERR_MEMORY, "%u tokens: out of memory", length);
     s->tokens = tokens;
-    s->token_cap = (uint32_t)cap;
+    s->token_cap = cap;
     return KVASIR_OK;
 }
 
@@ -194,18 +197,28 @@ static kvasir_status snapshot_room(struct kv_seq *s, uint32_t n, kvasir_error *e
     return KVASIR_OK;
 }
 
+/* Entries that a table has at most. A bounded one never grows past its span and the pages of a
+ * step. */
+static uint32_t entries_until(const struct kv_group *g, uint32_t length) {
+    uint64_t n = pages_for(length), step_pages = STEP_TOKENS_MAX / TILE_TOKENS + 2;
+    if (g->span != UINT32_MAX && n > g->kept_pages + pages_for(g->span) + step_pages)
+        n = g->kept_pages + pages_for(g->span) + step_pages;
+    return (uint32_t)n;
+}
+
 kvasir_status seq_reserve(struct kv_seq *s, uint32_t length, kvasir_error *err) {
     TRY(token_room(s, length, err));
-    for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        /* A bounded table never grows past its span and the pages of a step. */
-        const struct kv_group *group = &s->cache->groups[g];
-        uint64_t n = pages_for(length), step_pages = STEP_TOKENS_MAX / TILE_TOKENS + 2;
-        if (group->span != UINT32_MAX &&
-            n > group->kept_pages + pages_for(group->span) + step_pages)
-            n = group->kept_pages + pages_for(group->span) + step_pages;
-        TRY(table_room(&s->tables[g], (uint32_t)n, err));
-    }
+    for (uint32_t g = 0; g < s->cache->n_groups; g++)
+        TRY(table_room(&s->tables[g], entries_until(&s->cache->groups[g], length), err));
     return KVASIR_OK;
+}
+
+uint64_t seq_overhead_bytes(const struct kv_cache *c, uint32_t length) {
+    uint64_t bytes = sizeof(struct kv_seq) + grown(0, TOKENS_LEAST, length) * sizeof(int32_t);
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        bytes +=
+            grown(0, TABLE_LEAST, entries_until(&c->groups[g], length)) * sizeof(struct kv_page);
+    return bytes;
 }
 
 kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) {

@@ -31,13 +31,15 @@ static uint64_t page_bytes_of_all(const struct kv_cache *c) {
     return bytes;
 }
 
-kvasir_status tree_create(struct kv_cache *c, struct prefix_tree **out, kvasir_error *err) {
+kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct prefix_tree **out,
+                          kvasir_error *err) {
     struct prefix_tree *t = mem_calloc(1, sizeof *t);
     if (!t)
         return fail(err, KVASIR_ERR_MEMORY, "prefix tree: out of memory");
     const size_t entry = c->n_groups * sizeof *t->pages;
     const uint64_t budget = kv_pool_stats(c->pool).budget_bytes;
     t->cache = c;
+    t->rebuild_tokens = rebuild_tokens;
     t->free_node = NO_NODE;
     t->node_bytes = sizeof *t->nodes + entry + sizeof *t->heap + sizeof *t->buckets;
     const uint64_t most = budget / t->node_bytes + 1;
@@ -75,6 +77,10 @@ void tree_destroy(struct prefix_tree *t) {
 
 struct tree_stats tree_stats(const struct prefix_tree *t) {
     return t->stats;
+}
+
+uint64_t tree_path_bytes(const struct prefix_tree *t, uint32_t tokens) {
+    return (pages_for(tokens) + 4) * t->node_bytes; /* a root, and ends inside pages */
 }
 
 /* ---- children -------------------------------------------------------------------------------- */
@@ -155,6 +161,7 @@ static uint32_t node_make(struct prefix_tree *t) {
                                 .next = NO_NODE,
                                 .heap_at = NO_NODE,
                                 .state = NO_ADDR,
+                                .uses = 1,
                                 .used = t->clock,
                                 .ended = t->clock};
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
@@ -472,16 +479,8 @@ static void touch(struct prefix_tree *t, uint32_t x, uint32_t length) {
         if (t->cache->groups[g].span != UINT32_MAX && first < seen_from)
             seen_from = first;
     }
-    t->clock++;
-    for (uint32_t y = x; !is_root(t, y); y = t->nodes[y].parent) {
-        struct node *n = &t->nodes[y];
-        n->used = t->clock;
-        n->uses++;
-        if (y == x || n->number >= seen_from)
-            n->ended = t->clock;
-        if (n->heap_at != NO_NODE)
-            heap_update(t, y);
-    }
+    for (uint32_t y = x; !is_root(t, y); y = t->nodes[y].parent)
+        note_use(t, y, y == x || t->nodes[y].number >= seen_from);
 }
 
 /* Fills the new sequence's tables along the path that ends in node x. */
@@ -517,8 +516,11 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
     if (root == NO_NODE || n == 0)
         return KVASIR_OK; /* it will not be stored */
     cursor_move(t, at, root);
+    t->clock++;
     struct walk w = walk(t, root, tokens, n, n - 1);
     *hit = (struct tree_hit){w.length, w.common, hit_kind(t, &w, n)};
+    if (w.common > 0 && w.common < n)
+        leave_behind(t, w.node, w.matched);
     if (!w.length)
         return KVASIR_OK;
     uint32_t x = w.best;
@@ -632,13 +634,12 @@ void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
     const uint32_t length = seq_length(s),
                    end = point ? length : length / TILE_TOKENS * TILE_TOKENS;
     uint32_t pos = node_end(t, at->node);
-    if (pos < end)
-        t->clock++;
     while (pos < end) {
         const uint32_t x = step_down(t, at->node, s, pos, end);
         if (x == NO_NODE)
             return;
         t->nodes[x].used = t->nodes[x].ended = t->clock;
+        t->nodes[x].left_behind = false;
         cursor_move(t, at, x);
         pos = node_end(t, x);
     }

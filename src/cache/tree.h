@@ -45,7 +45,9 @@ struct kv_cache;
 struct kv_seq;
 struct prefix_tree;
 
-kvasir_status tree_create(struct kv_cache *c, struct prefix_tree **out,
+/* rebuild_tokens: the position from which on a token's attention costs more to compute than all
+ * else of it; what eviction weighs the cost of computing a page anew with. */
+kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct prefix_tree **out,
                           kvasir_error *err) MUST_CHECK;
 /* No cursor stands in it any more. */
 void tree_destroy(struct prefix_tree *t);
@@ -85,6 +87,8 @@ void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
 struct tree_cursor tree_cursor_copy(struct prefix_tree *t, struct tree_cursor at);
 void tree_close(struct prefix_tree *t, struct tree_cursor *at);
 
+/* What the nodes of one sequence of so many tokens are charged, while nothing else parts them. */
+uint64_t tree_path_bytes(const struct prefix_tree *t, uint32_t tokens);
 /* Evicts until so many bytes of the budget are free, or nothing is left to evict: false. */
 bool tree_make_room(struct prefix_tree *t, uint64_t bytes);
 /* Forgets all that no cursor stands on, of one salt or (salt NULL) of all. */

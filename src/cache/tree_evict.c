@@ -7,7 +7,7 @@
  *     inner nodes  with pages of windows or a record: those go, the node stays (T3)
  *
  * A leaf that no hit can end at (a page of it is gone, or its record) goes before all others.
- * docs/cache-policy.md explains the key.
+ * docs/cache-policy.md explains the key, and what it was measured against.
  */
 #include <assert.h>
 #include <string.h>
@@ -27,11 +27,56 @@ static bool is_useless(const struct prefix_tree *t, uint32_t x) {
     return t->cache->record_bytes && t->nodes[x].state == NO_ADDR;
 }
 
+/* The longer ago a page was used, the less likely it is used again, by about one half for each half
+ * of the mean age G at which pages are; a page used twice as often is about twice as likely; and a
+ * late one costs more to compute. uses * cost * 2^(-age / (G / 2)) is an order that time does not
+ * change, and so is its logarithm. */
+static double leaf_key(const struct prefix_tree *t, const struct node *n) {
+    static const double LN2 = 0.693147180559945309417;
+    const double position = (double)n->number * TILE_TOKENS,
+                 cost = 1 + position / (double)t->rebuild_tokens;
+    return (double)n->used + t->mean_age / 2 * m_log((double)n->uses * cost) / LN2;
+}
+
 static double node_key(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
     if (!is_leaf(t, x))
         return (double)n->ended;
-    return is_useless(t, x) ? -1 : (double)n->used;
+    if (is_useless(t, x))
+        return -2;
+    return n->left_behind ? -1 : leaf_key(t, n);
+}
+
+void note_use(struct prefix_tree *t, uint32_t x, bool ends) {
+    enum { MEMORY = 10000 }; /* uses that the mean age remembers */
+    struct node *n = &t->nodes[x];
+    t->ages += t->ages < MEMORY;
+    t->mean_age += ((double)(t->clock - n->used) - t->mean_age) / (double)t->ages;
+    n->used = t->clock;
+    n->uses++;
+    n->left_behind = false;
+    if (ends)
+        n->ended = t->clock;
+    if (n->heap_at != NO_NODE)
+        heap_update(t, x);
+}
+
+/* A chain that only one request after the other went along, each a step further, is a conversation.
+ * Where the next one leaves it and goes on with tokens of its own, what the chain has behind that
+ * place is the conversation's old end (an answer made again, a template that renders past turns
+ * otherwise): nobody will come back for it. */
+void leave_behind(struct prefix_tree *t, uint32_t x, uint32_t matched) {
+    const uint32_t uses = t->nodes[x].uses;
+    uint32_t y = x;
+    if (matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from))
+        y = t->nodes[x].first_child;
+    while (y != NO_NODE && t->nodes[y].next == NO_NODE && t->nodes[y].prev == NO_NODE &&
+           t->nodes[y].uses == uses && !t->nodes[y].locks) {
+        t->nodes[y].left_behind = true;
+        if (t->nodes[y].heap_at != NO_NODE)
+            heap_update(t, y);
+        y = t->nodes[y].first_child;
+    }
 }
 
 /* ---- the heap -------------------------------------------------------------------------------- */
@@ -55,8 +100,8 @@ static void heap_put(struct prefix_tree *t, uint32_t at, uint32_t x) {
 
 static void sift_up(struct prefix_tree *t, uint32_t at) {
     const uint32_t x = t->heap[at];
-    const double key = node_key(t, x);
-    while (at > 0 && node_key(t, t->heap[(at - 1) / 2]) > key) {
+    const double key = t->nodes[x].key;
+    while (at > 0 && t->nodes[t->heap[(at - 1) / 2]].key > key) {
         heap_put(t, at, t->heap[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
@@ -65,11 +110,12 @@ static void sift_up(struct prefix_tree *t, uint32_t at) {
 
 static void sift_down(struct prefix_tree *t, uint32_t at) {
     const uint32_t x = t->heap[at];
-    const double key = node_key(t, x);
+    const double key = t->nodes[x].key;
     for (uint32_t child; (child = 2 * at + 1) < t->n_heap; at = child) {
-        if (child + 1 < t->n_heap && node_key(t, t->heap[child + 1]) < node_key(t, t->heap[child]))
+        if (child + 1 < t->n_heap &&
+            t->nodes[t->heap[child + 1]].key < t->nodes[t->heap[child]].key)
             child++;
-        if (node_key(t, t->heap[child]) >= key)
+        if (t->nodes[t->heap[child]].key >= key)
             break;
         heap_put(t, at, t->heap[child]);
     }
@@ -94,6 +140,7 @@ void heap_update(struct prefix_tree *t, uint32_t x) {
         heap_remove(t, x);
         return;
     }
+    t->nodes[x].key = node_key(t, x);
     if (t->nodes[x].heap_at == NO_NODE)
         heap_put(t, t->n_heap++, x);
     sift_up(t, t->nodes[x].heap_at);
@@ -103,7 +150,7 @@ void heap_update(struct prefix_tree *t, uint32_t x) {
 void heap_check(const struct prefix_tree *t) {
     for (uint32_t i = 0; i < t->n_heap; i++) {
         assert(t->nodes[t->heap[i]].heap_at == i && is_candidate(t, t->heap[i]));
-        assert(i == 0 || node_key(t, t->heap[(i - 1) / 2]) <= node_key(t, t->heap[i]));
+        assert(i == 0 || t->nodes[t->heap[(i - 1) / 2]].key <= t->nodes[t->heap[i]].key);
     }
 }
 

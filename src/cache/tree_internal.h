@@ -18,9 +18,11 @@ struct node {
     uint32_t locks;              /* cursors that stand here */
     uint32_t heap_at;            /* place in the heap, or NO_NODE */
     uint32_t state;              /* the record behind its last token, or NO_ADDR */
-    uint32_t uses;               /* hits that went through it */
+    uint32_t uses;               /* requests that went through it since it was stored */
+    bool left_behind;            /* see leave_behind in tree_evict.c */
     uint64_t used, ended;        /* clock of the last hit through it; of the last that saw its
                                     windowed pages or began with its state */
+    double key;                  /* of its place in the heap */
     int32_t tokens[TILE_TOKENS]; /* [from, to) are set */
 };
 
@@ -42,7 +44,12 @@ struct prefix_tree {
     struct salt *salts; /* [cap_salts] */
     uint32_t cap_salts;
     uint64_t node_bytes; /* what one is charged */
-    uint64_t clock;      /* counts hits and stores */
+    uint64_t clock;      /* requests so far */
+    /* the policy's: requests between two uses of a page on average, over `ages` of them; where a
+     * page costs twice as much as a first one to compute anew */
+    double mean_age;
+    uint64_t ages;
+    uint32_t rebuild_tokens;
     struct tree_stats stats;
     /* stored formats */
     bool requantizes;
@@ -89,5 +96,10 @@ void page_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group);
 void heap_update(struct prefix_tree *t, uint32_t x);
 void heap_remove(struct prefix_tree *t, uint32_t x);
 void heap_check(const struct prefix_tree *t);
+/* A request uses the node, after `clock` has counted it; ends: its next query sees the node's
+ * windowed pages, or begins with its state. */
+void note_use(struct prefix_tree *t, uint32_t x, bool ends);
+/* A request went along node x, of which `matched` tokens agree, and goes on elsewhere. */
+void leave_behind(struct prefix_tree *t, uint32_t x, uint32_t matched);
 
 #endif

@@ -266,7 +266,7 @@ static void make_world(struct world *w) {
     CHECK(w, "cache",
           kv_cache_create(w->backend, w->shapes, w->n_groups, &w->options, &w->cache, &err) ==
               KVASIR_OK);
-    CHECK(w, "tree", tree_create(w->cache, &w->tree, &err) == KVASIR_OK);
+    CHECK(w, "tree", tree_create(w->cache, 1000, &w->tree, &err) == KVASIR_OK);
 }
 
 static void run_program(struct world *w) {

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scheduler.c: admission, sharing out rows, preemption. scheduler.h has the invariants. One thread
+ * owns it, as it owns the cache. */
+#include "engine/scheduler.h"
+
+#include <assert.h>
+#include <string.h>
+
+struct sched {
+    struct kv_cache *cache;
+    struct kv_pool *pool;
+    struct prefix_tree *tree;
+    struct sched_options options;
+    struct sched_host host;
+    struct task *first, *last; /* waiting, by order */
+    struct task **running;     /* [max_running] */
+    struct step_part *parts;   /* [max_running] of the step under way */
+    struct task **part_tasks;  /* [max_running] */
+    uint32_t n_running, turn;
+    uint64_t next_order;
+    bool blocked; /* the first waiting task did not fit, and nothing has ended since */
+    bool recurrent;
+    struct sched_stats stats;
+};
+
+kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
+                           const struct sched_options *options, const struct sched_host *host,
+                           struct sched **out, kvasir_error *err) {
+    struct sched *s = mem_calloc(1, sizeof *s);
+    if (!s)
+        return fail(err, KVASIR_ERR_MEMORY, "scheduler: out of memory");
+    s->cache = cache;
+    s->pool = kv_cache_pool(cache);
+    s->tree = tree;
+    s->options = *options;
+    s->host = *host;
+    s->recurrent = kv_cache_is_recurrent(cache);
+    s->running = mem_calloc(options->max_running, sizeof *s->running);
+    s->parts = mem_calloc(options->max_running, sizeof *s->parts);
+    s->part_tasks = mem_calloc(options->max_running, sizeof *s->part_tasks);
+    if (!s->running || !s->parts || !s->part_tasks) {
+        sched_destroy(s);
+        return fail(err, KVASIR_ERR_MEMORY, "scheduler: out of memory");
+    }
+    *out = s;
+    return KVASIR_OK;
+}
+
+void sched_destroy(struct sched *s) {
+    if (!s)
+        return;
+    assert(!s->first && !s->n_running);
+    mem_free(s->running);
+    mem_free(s->parts);
+    mem_free(s->part_tasks);
+    mem_free(s);
+}
+
+struct sched_stats sched_stats(const struct sched *s) {
+    struct sched_stats stats = s->stats;
+    stats.running = s->n_running;
+    return stats;
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* Beside pages: the sequence's tokens and tables, the task's tokens. */
+static uint64_t overhead(const struct sched *s, uint32_t cap) {
+    return seq_overhead_bytes(s->cache, cap) + cap * sizeof(int32_t) + sizeof(struct task);
+}
+
+uint64_t sched_need(const struct sched *s, uint32_t tokens) {
+    return kv_cache_need_bytes(s->cache, tokens, s->options.step_rows) + overhead(s, tokens) +
+           (s->tree ? tree_path_bytes(s->tree, tokens) : 0);
+}
+
+static bool make_room(struct sched *s, uint64_t bytes) {
+    if (s->tree)
+        return tree_make_room(s->tree, bytes);
+    const struct kv_pool_stats p = kv_pool_stats(s->pool);
+    return bytes <= p.budget_bytes - p.used_bytes - p.charged_bytes;
+}
+
+/* What running tasks will still take for the tokens that they have. */
+static uint64_t outstanding(const struct sched *s) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct task *t = s->running[i];
+        if (t->n_tokens > seq_length(t->seq))
+            bytes += seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
+    }
+    return bytes;
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+/* By order: who was preempted comes before who arrived later. */
+static void waiting_insert(struct sched *s, struct task *t) {
+    struct task *after = s->last;
+    while (after && after->order > t->order)
+        after = after->prev;
+    t->prev = after;
+    t->next = after ? after->next : s->first;
+    *(t->prev ? &t->prev->next : &s->first) = t;
+    *(t->next ? &t->next->prev : &s->last) = t;
+    t->state = TASK_WAITING;
+    s->stats.waiting++;
+    if (s->first == t)
+        s->blocked = false;
+}
+
+static void waiting_remove(struct sched *s, struct task *t) {
+    *(t->prev ? &t->prev->next : &s->first) = t->next;
+    *(t->next ? &t->next->prev : &s->last) = t->prev;
+    t->prev = t->next = NULL;
+    s->stats.waiting--;
+    s->blocked = false;
+}
+
+static void running_remove(struct sched *s, struct task *t) {
+    uint32_t i = 0;
+    while (s->running[i] != t)
+        i++;
+    s->n_running--;
+    memmove(s->running + i, s->running + i + 1, (s->n_running - i) * sizeof *s->running);
+    s->blocked = false;
+}
+
+/* ---- beginning and ending -------------------------------------------------------------------- */
+
+/* The task holds nothing any more. */
+static void release(struct sched *s, struct task *t) {
+    seq_destroy(t->seq);
+    t->seq = NULL;
+    if (s->tree)
+        tree_close(s->tree, &t->at);
+    pool_discharge(s->pool, t->charged);
+    t->charged = 0;
+    t->rows = 0;
+}
+
+/* Stores what the task has computed, with a point at its end, and lets go of it. */
+static void put_away(struct sched *s, struct task *t) {
+    uint32_t reached;
+    kvasir_status status = seq_trim(t->seq, seq_length(t->seq), &reached, NULL); /* of a prepare */
+    assert(status == KVASIR_OK);
+    (void)status;
+    if (s->tree && !t->apart)
+        tree_store(s->tree, &t->at, t->seq, true);
+    running_remove(s, t);
+    release(s, t);
+}
+
+static void finish(struct sched *s, struct task *t, enum task_end end, const kvasir_error *error) {
+    if (t->state == TASK_RUNNING)
+        put_away(s, t);
+    else if (t->state == TASK_WAITING)
+        waiting_remove(s, t);
+    t->state = TASK_DONE;
+    const uint32_t followers = t->n_followers;
+    for (uint32_t i = 0; i < followers; i++) /* they wait for a prompt that nobody will run */
+        if (t->followers[i]->state == TASK_FOLLOWING)
+            finish(s, t->followers[i], end, error);
+    s->host.ended(s->host.user, t, end, error);
+}
+
+static void preempt(struct sched *s, struct task *t) {
+    const uint32_t length = seq_length(t->seq);
+    t->seen = length > t->seen ? length : t->seen;
+    put_away(s, t);
+    waiting_insert(s, t);
+    s->stats.preemptions++;
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
+
+static bool same_salt(const struct task *a, const struct task *b) {
+    return a->salt_len == b->salt_len && memcmp(a->salt, b->salt, a->salt_len) == 0;
+}
+
+static uint32_t common_tokens(const struct task *a, const struct task *b) {
+    const uint32_t n = a->n_tokens < b->n_tokens ? a->n_tokens : b->n_tokens;
+    uint32_t i = 0;
+    while (i < n && a->tokens[i] == b->tokens[i])
+        i++;
+    return i;
+}
+
+/* E4: whole pages of r's prompt that t will find in the tree if it waits. */
+static uint32_t worth_waiting(const struct task *t, const struct task *r) {
+    if (r->apart || !same_salt(t, r))
+        return 0;
+    const uint32_t common = common_tokens(t, r);
+    return (common < t->n_tokens ? common : t->n_tokens - 1) / TILE_TOKENS * TILE_TOKENS;
+}
+
+static bool is_behind(struct sched *s, struct task *t) {
+    if (!s->tree || t->apart)
+        return false;
+    for (uint32_t i = 0; i < s->n_running && t->behind; i++)
+        if (s->running[i]->order == t->behind - 1 &&
+            seq_length(s->running[i]->seq) < t->behind_until)
+            return true;
+    t->behind = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct task *r = s->running[i];
+        const uint32_t length = seq_length(r->seq), until = worth_waiting(t, r);
+        if (length >= until)
+            continue;
+        if (tree_look(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens).length >= until)
+            continue;
+        t->behind = r->order + 1;
+        t->behind_until = until;
+        if (r->point <= length || until < r->point) /* recurrent layers: the state there, too */
+            r->point = until;
+        return true;
+    }
+    return false;
+}
+
+/* A sequence with what is stored of the task's tokens. */
+static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit,
+                           kvasir_error *err) {
+    *hit = (struct tree_hit){.kind = KVASIR_HIT_MISS};
+    t->at = (struct tree_cursor){TREE_NOWHERE};
+    if (t->apart)
+        return s->host.begin(s->host.user, t, &t->seq, err);
+    TRY(seq_create(s->cache, &t->seq, err));
+    if (!s->tree)
+        return KVASIR_OK;
+    return tree_resume(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens, t->seq, &t->at, hit,
+                       err);
+}
+
+/* Charges what the task holds beside pages, and sees to it that growing allocates nothing. */
+static kvasir_status reserve(struct sched *s, struct task *t, kvasir_error *err) {
+    const uint64_t bytes = overhead(s, t->cap);
+    make_room(s, bytes);
+    TRY(pool_charge(s->pool, bytes, err));
+    t->charged = bytes;
+    return seq_reserve(t->seq, t->cap, err);
+}
+
+static bool has_room(const struct sched *s, const struct task *t) {
+    const struct kv_pool_stats p = kv_pool_stats(s->pool);
+    const uint64_t free_bytes = p.budget_bytes - p.used_bytes - p.charged_bytes;
+    return free_bytes + p.stored_bytes >=
+           outstanding(s) + overhead(s, t->cap) +
+               seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
+}
+
+static void note_admission(struct sched *s, struct task *t, const struct tree_hit *hit) {
+    const uint32_t length = seq_length(t->seq);
+    if (t->admitted) {
+        s->stats.rerun_tokens += t->seen > length ? t->seen - length : 0;
+    } else {
+        t->hit = *hit;
+        s->stats.prompt_tokens += t->n_prompt;
+        s->stats.cached_tokens += length;
+        s->stats.hits[hit->kind]++;
+    }
+    t->admitted = true;
+}
+
+/* False: it has to wait for room. */
+static bool admit(struct sched *s, struct task *t) {
+    const uint32_t followers = t->admitted ? 0 : t->n_followers;
+    struct tree_hit hit;
+    kvasir_error err;
+    if (s->n_running + 1 + followers > s->options.max_running)
+        return false;
+    kvasir_status status = begin(s, t, &hit, &err);
+    if (status == KVASIR_OK && s->n_running > 0 && !has_room(s, t)) {
+        release(s, t);
+        return false;
+    }
+    if (status == KVASIR_OK)
+        status = reserve(s, t, &err);
+    if (status == KVASIR_ERR_BUDGET && s->n_running > 0) {
+        release(s, t);
+        return false;
+    }
+    if (status != KVASIR_OK) {
+        release(s, t);
+        finish(s, t, END_FAILED, &err);
+        return true;
+    }
+    waiting_remove(s, t);
+    t->state = TASK_RUNNING;
+    s->running[s->n_running++] = t;
+    note_admission(s, t, &hit);
+    s->host.admitted(s->host.user, t);
+    return true;
+}
+
+static void admit_all(struct sched *s) {
+    for (struct task *t = s->first, *next; t && !s->blocked; t = next) {
+        next = t->next;
+        if (is_behind(s, t))
+            continue;
+        if (!admit(s, t))
+            s->blocked = true;
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* Recurrent layers: steps end where the tree is to have their state. */
+static bool is_point(const struct sched *s, const struct task *t, uint32_t length) {
+    const uint32_t every = s->options.snapshot_tokens;
+    return s->recurrent && s->tree && !t->apart && length > 0 &&
+           (length == t->n_prompt - 1 || length == t->point ||
+            (every && length % every == 0 && length < t->n_prompt));
+}
+
+/* Rows until the next point, or all that the task's tokens need. */
+static uint32_t rows_left(const struct sched *s, const struct task *t) {
+    const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
+    uint32_t end = t->n_tokens;
+    if (!s->recurrent || !s->tree || t->apart)
+        return end - at;
+    if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
+        end = t->n_prompt - 1;
+    if (at < t->point && t->point < end)
+        end = t->point;
+    if (every && at / every * every + every < end)
+        end = at / every * every + every;
+    return end - at;
+}
+
+static bool is_last_row(const struct task *t) {
+    return t->n_tokens - seq_length(t->seq) == 1;
+}
+
+/* E2. Served in an order that begins elsewhere each step: who generates first, then prompts, each
+ * an equal share, then what is left over. */
+static void share_rows(struct sched *s) {
+    const uint32_t n = s->n_running;
+    uint32_t left = s->options.step_rows, prompts = 0;
+    s->turn++;
+    for (uint32_t i = 0; i < n; i++) {
+        struct task *t = s->running[(s->turn + i) % n];
+        t->rows = is_last_row(t) && left > 0;
+        left -= t->rows;
+        prompts += !is_last_row(t);
+    }
+    for (int pass = 0; pass < 2 && prompts && left; pass++) {
+        const uint32_t share = pass ? left : left / prompts > 0 ? left / prompts : 1;
+        for (uint32_t i = 0; i < n && left; i++) {
+            struct task *t = s->running[(s->turn + i) % n];
+            if (is_last_row(t))
+                continue;
+            uint32_t more = rows_left(s, t) - t->rows;
+            more = more < share ? more : share;
+            more = more < left ? more : left;
+            t->rows += more;
+            left -= more;
+        }
+    }
+}
+
+static struct task *newest(const struct sched *s) {
+    struct task *t = s->running[0];
+    for (uint32_t i = 1; i < s->n_running; i++)
+        if (s->running[i]->order > t->order)
+            t = s->running[i];
+    return t;
+}
+
+/* E3. False: the task itself gave way, or failed. */
+static bool prepare(struct sched *s, struct task *t) {
+    kvasir_error err;
+    for (;;) {
+        const uint32_t end = seq_length(t->seq) + t->rows;
+        make_room(s, seq_need_bytes(t->seq, end, t->rows, 0));
+        kvasir_status status = seq_prepare(t->seq, t->rows, &err);
+        if (status == KVASIR_OK)
+            return true;
+        if (status != KVASIR_ERR_BUDGET || s->n_running == 1) {
+            finish(s, t, END_FAILED, &err);
+            return false;
+        }
+        struct task *victim = newest(s);
+        preempt(s, victim);
+        if (victim == t)
+            return false;
+    }
+}
+
+/* The oldest first: what is short is short for the others. */
+static void prepare_all(struct sched *s) {
+    uint64_t from = 0;
+    for (;;) {
+        struct task *t = NULL;
+        for (uint32_t i = 0; i < s->n_running; i++) {
+            struct task *r = s->running[i];
+            if (r->rows && r->order >= from && (!t || r->order < t->order))
+                t = r;
+        }
+        if (!t)
+            return;
+        from = t->order + 1;
+        prepare(s, t);
+    }
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+/* Those who share a task's prompt go on from it on their own. */
+static void fork_followers(struct sched *s, struct task *t) {
+    for (uint32_t i = 0; i < t->n_followers; i++) {
+        struct task *f = t->followers[i];
+        kvasir_error err;
+        if (f->state != TASK_FOLLOWING)
+            continue;
+        memcpy(f->tokens, t->tokens, t->n_prompt * sizeof *f->tokens);
+        f->n_tokens = t->n_prompt;
+        f->hit = t->hit;
+        f->admitted = true;
+        kvasir_status status = seq_fork(t->seq, &f->seq, &err);
+        if (status == KVASIR_OK)
+            status = reserve(s, f, &err);
+        if (status != KVASIR_OK) { /* it begins again, with what the tree has of the prompt */
+            release(s, f);
+            waiting_insert(s, f);
+            continue;
+        }
+        if (s->tree)
+            f->at = tree_cursor_copy(s->tree, t->at);
+        f->state = TASK_RUNNING;
+        s->running[s->n_running++] = f;
+    }
+}
+
+static void take_token(struct sched *s, struct task *t, uint32_t row) {
+    s->stats.generated_tokens++;
+    if (!s->host.next(s->host.user, t, row))
+        finish(s, t, END_COMPLETE, NULL);
+}
+
+/* After the rows have been run. Returns whether its logits were wanted. */
+static bool settle(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
+    const uint32_t length = seq_length(t->seq);
+    t->rows = 0;
+    if (s->tree && !t->apart &&
+        (is_point(s, t, length) || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
+        tree_store(s->tree, &t->at, t->seq, is_point(s, t, length));
+    if (length < t->n_tokens) {
+        s->host.progress(s->host.user, t);
+        return false;
+    }
+    const uint32_t followers = length == t->n_prompt ? t->n_followers : 0;
+    if (followers)
+        fork_followers(s, t);
+    for (uint32_t i = 0; i < followers; i++)
+        if (t->followers[i]->state == TASK_RUNNING && t->followers[i]->n_tokens == length)
+            take_token(s, t->followers[i], row);
+    take_token(s, t, row);
+    return true;
+}
+
+static void fail_all(struct sched *s, const kvasir_error *err) {
+    while (s->n_running)
+        finish(s, s->running[s->n_running - 1], END_FAILED, err);
+}
+
+kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
+    uint32_t n = 0, row = 0;
+    *rows = 0;
+    admit_all(s);
+    if (!s->n_running)
+        return KVASIR_OK;
+    share_rows(s);
+    prepare_all(s);
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct task *t = s->running[i];
+        const uint32_t at = seq_length(t->seq);
+        if (!t->rows)
+            continue;
+        s->part_tasks[n] = t;
+        s->parts[n++] = (struct step_part){.seq = t->seq,
+                                           .tokens = t->tokens + at,
+                                           .rows = t->rows,
+                                           .wanted = at + t->rows == t->n_tokens};
+        *rows += t->rows;
+    }
+    if (!n)
+        return KVASIR_OK;
+    kvasir_status status = s->host.run(s->host.user, s->parts, n, err);
+    if (status != KVASIR_OK) {
+        fail_all(s, err);
+        return status;
+    }
+    s->stats.steps++;
+    for (uint32_t i = 0; i < n; i++)
+        row += settle(s, s->part_tasks[i], s->parts[i].rows, row);
+    return KVASIR_OK;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+void sched_submit(struct sched *s, struct task *t) {
+    t->n_tokens = t->n_prompt;
+    t->order = s->next_order++;
+    t->at = (struct tree_cursor){TREE_NOWHERE};
+    for (uint32_t i = 0; i < t->n_followers; i++) {
+        t->followers[i]->order = s->next_order++;
+        t->followers[i]->state = TASK_FOLLOWING;
+        t->followers[i]->at = (struct tree_cursor){TREE_NOWHERE};
+        t->followers[i]->n_prompt = t->n_prompt;
+    }
+    waiting_insert(s, t);
+}
+
+void sched_cancel(struct sched *s, struct task *t) {
+    if (t->state != TASK_DONE)
+        finish(s, t, END_CANCELLED, NULL);
+}
