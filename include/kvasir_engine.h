@@ -48,8 +48,8 @@ KVASIR_API kvasir_status kvasir_batch_filter(kvasir_batch *batch, const size_t *
 /* Appends the sequences of `from`, of the same context, which is empty then. */
 KVASIR_API kvasir_status kvasir_batch_extend(kvasir_batch *batch, kvasir_batch *from,
                                              kvasir_error *err);
-/* counts[i] tokens (0: none) of sequence i, one sequence's after the other's in `tokens`, all in the
- * same steps as far as those reach. logits [size][vocab], row i of sequence i's last token,
+/* counts[i] tokens (0: none) of sequence i, one sequence's after the other's in `tokens`, all in
+ * the same steps as far as those reach. logits [size][vocab], row i of sequence i's last token,
  * unchanged where it had none; NULL: not wanted. A call that is refused has changed nothing. */
 KVASIR_API kvasir_status kvasir_batch_eval(kvasir_batch *batch, const int32_t *tokens,
                                            const uint32_t *counts, float *logits,

@@ -61,21 +61,26 @@ void note_use(struct prefix_tree *t, uint32_t x, bool ends) {
         heap_update(t, x);
 }
 
+static uint32_t only_child(const struct prefix_tree *t, uint32_t x) {
+    const uint32_t y = t->nodes[x].first_child;
+    return y != NO_NODE && t->nodes[y].next == NO_NODE ? y : NO_NODE;
+}
+
 /* A chain that only one request after the other went along, each a step further, is a conversation.
  * Where the next one leaves it and goes on with tokens of its own, what the chain has behind that
  * place is the conversation's old end (an answer made again, a template that renders past turns
  * otherwise): nobody will come back for it. */
 void leave_behind(struct prefix_tree *t, uint32_t x, uint32_t matched) {
     const uint32_t uses = t->nodes[x].uses;
-    uint32_t y = x;
-    if (matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from))
-        y = t->nodes[x].first_child;
-    while (y != NO_NODE && t->nodes[y].next == NO_NODE && t->nodes[y].prev == NO_NODE &&
-           t->nodes[y].uses == uses && !t->nodes[y].locks) {
+    const bool whole = matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from);
+    const uint32_t first = whole ? only_child(t, x) : x;
+    for (uint32_t y = first; y != NO_NODE; y = only_child(t, y))
+        if (t->nodes[y].locks) /* somebody is on it */
+            return;
+    for (uint32_t y = first; y != NO_NODE && t->nodes[y].uses == uses; y = only_child(t, y)) {
         t->nodes[y].left_behind = true;
         if (t->nodes[y].heap_at != NO_NODE)
             heap_update(t, y);
-        y = t->nodes[y].first_child;
     }
 }
 
