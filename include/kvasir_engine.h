@@ -178,7 +178,7 @@ typedef struct kvasir_engine_stats {
     uint64_t budget_bytes, used_bytes, peak_bytes;
     uint64_t fixed_bytes;  /* of used: the buffers of steps */
     uint64_t stored_bytes; /* of used: pages and states that only the tree holds, and the tree */
-    uint64_t stored_pages, evicted_pages, requantized_pages;
+    uint64_t evicted_pages, requantized_pages;
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
 KVASIR_API void kvasir_engine_get_context(const kvasir_engine *engine, kvasir_context_info *info);

@@ -280,6 +280,10 @@ static bool admit(struct sched *s, struct task *t) {
         release(s, t);
         return false;
     }
+    if (status == KVASIR_OK) {
+        note_admission(s, t, &hit);
+        status = s->host.admitted(s->host.user, t, &err);
+    }
     if (status != KVASIR_OK) {
         release(s, t);
         finish(s, t, END_FAILED, &err);
@@ -288,8 +292,6 @@ static bool admit(struct sched *s, struct task *t) {
     waiting_remove(s, t);
     t->state = TASK_RUNNING;
     s->running[s->n_running++] = t;
-    note_admission(s, t, &hit);
-    s->host.admitted(s->host.user, t);
     return true;
 }
 

@@ -66,8 +66,8 @@ struct sched_host {
     void *user;
     /* The sequence of a task that is apart. */
     kvasir_status (*begin)(void *user, struct task *t, struct kv_seq **out, kvasir_error *err);
-    /* It runs, for the first time or after a preemption. */
-    void (*admitted)(void *user, struct task *t);
+    /* It is about to run, for the first time or after a preemption. */
+    kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);
     /* Runs the model over the parts' rows and commits them. */
     kvasir_status (*run)(void *user, const struct step_part *parts, uint32_t n, kvasir_error *err);
     void (*progress)(void *user, struct task *t); /* rows of its prompt have been run */

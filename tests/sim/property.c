@@ -33,12 +33,10 @@
 
 #include "engine/engine.h"
 
-#include "centres.h"
-#include "model_files.h"
-#include "tensors.h"
+#include "sim_models.h"
 
 /* Most strings are short, because every token costs; one in eight passes two runs of 512. */
-enum { VOCAB = 512, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
+enum { VOCAB = SIM_VOCAB, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
 
 static uint64_t random_state;
 
@@ -47,16 +45,10 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-/* Every cache shape: windows of all layers and of some, two head sizes, layers that share K and V,
- * sinks, experts, recurrent layers. */
-static const char *const MODELS[] = {
-    "llama",   "mistral",    "qwen2",         "qwen3",   "qwen3_yarn",  "qwen3_moe",   "smollm3",
-    "granite", "olmo3",      "phi3_short",    "gemma2",  "gemma3",      "gemma4_full", "gpt_oss",
-    "lfm2",    "qwen3_next", "gemma4_shared", "qwen3_5", "qwen3_5_moe", "blocks"};
 static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
                                    "2",   "6,5", "bf16", "5,f16", "f32"};
 static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
-enum { N_MODELS = sizeof MODELS / sizeof *MODELS, N_BITS = 11, N_CHUNKS = 8 };
+enum { N_BITS = 11, N_CHUNKS = 8 };
 
 struct program {
     uint64_t seed;
@@ -73,9 +65,7 @@ struct live {
     int string;
 };
 
-static kvasir_model *models[N_MODELS];
-static struct temp_folder centres; /* random calibration files, one a model */
-static char centre_paths[N_MODELS][192];
+static struct sim_models sim;
 
 static void die(const struct program *p, const char *what, uint32_t position) {
     const kvasir_context_options *o = &p->options;
@@ -83,10 +73,11 @@ static void die(const struct program *p, const char *what, uint32_t position) {
            "  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, "
            "snapshots %u, chunk %u, threads %d, tier %s, shared %u\n"
            "  run again with --programs=1 --seed=%llu\n",
-           what, position, MODELS[p->model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
-           o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->snapshot_tokens,
-           o->prefill_chunk, o->threads, o->cpu_tier, p->shared, (unsigned long long)p->seed);
-    temp_folder_remove(&centres);
+           what, position, SIM_MODELS[p->model], o->kv_bits,
+           o->kv_group_size ? o->kv_group_size : "-", o->key_centre, o->quantized_kv_start,
+           o->max_kv_size, o->kv_keep, o->snapshot_tokens, o->prefill_chunk, o->threads,
+           o->cpu_tier, p->shared, (unsigned long long)p->seed);
+    sim_models_close(&sim);
     exit(1);
 }
 
@@ -113,7 +104,7 @@ static void run_reference(struct program *p) {
     o.threads = 1 + (int)random_below(3);
     kvasir_error err;
     kvasir_context *ctx;
-    need(p, kvasir_context_create(models[p->model], &o, &ctx, &err), &err);
+    need(p, kvasir_context_create(sim.models[p->model], &o, &ctx, &err), &err);
     for (int s = 0; s < 2; s++) {
         kvasir_seq *seq;
         need(p, kvasir_seq_create(ctx, &seq, &err), &err);
@@ -283,7 +274,7 @@ static void edit_trim(const struct program *p, kvasir_context *ctx, struct live 
         return;
     }
     kvasir_model_info info;
-    kvasir_model_get_info(models[p->model], &info);
+    kvasir_model_get_info(sim.models[p->model], &info);
     if ((!p->options.max_kv_size && !info.window) || to == 0)
         die(p, "trim: refused without reason", to);
     if (kvasir_seq_length(l->seq) != length || kvasir_seq_bytes(l->seq) != bytes)
@@ -491,7 +482,7 @@ static void run_histories(const struct program *p) {
         o.cache_bytes = 256 << 20;
         struct player y = {.p = p, .h = &h, .wild = way == 1};
         kvasir_error err;
-        need(p, kvasir_context_create(models[p->model], &o, &y.ctx, &err), &err);
+        need(p, kvasir_context_create(sim.models[p->model], &o, &y.ctx, &err), &err);
         play(&y);
         kvasir_context_info info;
         kvasir_context_get_info(y.ctx, &info);
@@ -512,7 +503,7 @@ static const char *random_tier(void) {
 
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
-    p->model = random_below(N_MODELS);
+    p->model = random_below(SIM_N_MODELS);
     p->length = p->seed % 8 == 5 ? LENGTH_LONG : LENGTH;
     p->shared = random_below(p->length);
     for (int s = 0; s < 2; s++)
@@ -536,7 +527,7 @@ static void run_program(struct program *p) {
         o->kv_keep = random_below(o->max_kv_size);
         break;
     }
-    o->key_centre = centre_paths[p->model][0] && random_below(3) ? centre_paths[p->model] : "off";
+    o->key_centre = sim.centres[p->model][0] && random_below(3) ? sim.centres[p->model] : "off";
     o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = random_tier();
@@ -549,7 +540,7 @@ static void run_program(struct program *p) {
         o->cache_bytes = (uint64_t)1 << (20 + random_below(2));
     kvasir_context *ctx;
     kvasir_error err;
-    need(p, kvasir_context_create(models[p->model], o, &ctx, &err), &err);
+    need(p, kvasir_context_create(sim.models[p->model], o, &ctx, &err), &err);
     run_edits(p, ctx, 24);
     kvasir_context_info info;
     kvasir_context_get_info(ctx, &info);
@@ -561,83 +552,6 @@ static void run_program(struct program *p) {
     run_histories(p);
 }
 
-/* A model of random blocks in every quantized weight type, written as GGUF: arch llama (adjacent
- * rotary pairs), 2 layers, 128 dims, 4 query heads of 64 for 2 KV heads. */
-static void random_tensor(struct gguf_writer *w, const char *name, enum weight_type type,
-                          uint64_t n, uint64_t k) {
-    const struct weight_traits *t = weight_traits_of(type);
-    size_t at = w->data.len, bytes = n * k / t->block_values * t->block_bytes;
-    gguf_matrix(w, name, type, n, k);
-    for (size_t i = 0; i < bytes; i++)
-        w->data.data[at + i] = (char)random_below(256);
-    for (size_t i = 0; i < bytes; i += t->block_bytes) {
-        uint16_t d = f32_to_f16(0.002f + 0.00002f * (float)random_below(100));
-        uint16_t m = f32_to_f16(-0.016f);
-        memcpy(w->data.data + at + i, &d, 2);
-        if (type == WEIGHT_Q4_1)
-            memcpy(w->data.data + at + i + 2, &m, 2);
-    }
-}
-
-static void unit_vector(struct gguf_writer *w, const char *name, uint64_t n) {
-    size_t at = w->data.len;
-    gguf_vector(w, name, n);
-    for (size_t i = 0; i < n; i++)
-        memcpy(w->data.data + at + 4 * i, &(float){1}, 4);
-}
-
-static kvasir_status open_blocks_model(kvasir_model **out, kvasir_error *err) {
-    static const struct {
-        const char *key;
-        uint32_t value;
-    } sizes[] = {{"llama.block_count", 2},           {"llama.embedding_length", 128},
-                 {"llama.feed_forward_length", 256}, {"llama.context_length", 4096},
-                 {"llama.attention.head_count", 4},  {"llama.attention.head_count_kv", 2},
-                 {"llama.attention.key_length", 64}, {"llama.attention.value_length", 64},
-                 {"llama.rope.dimension_count", 64}, {"llama.vocab_size", VOCAB}};
-    struct gguf_writer w = {0};
-    gguf_string(&w, "general.architecture", "llama");
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        gguf_u32(&w, sizes[i].key, sizes[i].value);
-    gguf_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    random_tensor(&w, "token_embd.weight", WEIGHT_Q8_0, VOCAB, 128);
-    unit_vector(&w, "output_norm.weight", 128);
-    for (int i = 0; i < 2; i++) {
-        enum weight_type a = i ? WEIGHT_Q4_0 : WEIGHT_Q4_1, b = i ? WEIGHT_Q8_0 : WEIGHT_Q4_0;
-        char name[64];
-#define PART(part) (snprintf(name, sizeof name, "blk.%d.%s.weight", i, part), name)
-        unit_vector(&w, PART("attn_norm"), 128);
-        random_tensor(&w, PART("attn_q"), a, 256, 128);
-        random_tensor(&w, PART("attn_k"), b, 128, 128);
-        random_tensor(&w, PART("attn_v"), a, 128, 128);
-        random_tensor(&w, PART("attn_output"), b, 128, 256);
-        unit_vector(&w, PART("ffn_norm"), 128);
-        random_tensor(&w, PART("ffn_gate"), a, 256, 128);
-        random_tensor(&w, PART("ffn_up"), b, 256, 128);
-        random_tensor(&w, PART("ffn_down"), a, 128, 256);
-#undef PART
-    }
-    struct text_buf file = gguf_finish(&w, 32);
-    struct temp_folder folder;
-    temp_folder_make(&folder);
-    kvasir_status status =
-        kvasir_model_open(temp_write(&folder, "blocks.gguf", file.data, file.len), out, err);
-    text_free(&file);
-    temp_folder_remove(&folder); /* the mapping stays */
-    return status;
-}
-
-static void write_centres(int model) {
-    if (!model_keys_alike(models[model]->model))
-        return;
-    struct text_buf file = random_centres(models[model], 20, random_state);
-    char name[32];
-    snprintf(name, sizeof name, "%d.safetensors", model);
-    snprintf(centre_paths[model], sizeof centre_paths[model], "%s",
-             temp_write(&centres, name, file.data, file.len));
-    text_free(&file);
-}
-
 int main(int argc, char **argv) {
     uint64_t seed = 20261121;
     unsigned long programs = 60;
@@ -647,19 +561,7 @@ int main(int argc, char **argv) {
         else if (strncmp(argv[i], "--seed=", 7) == 0)
             seed = strtoull(argv[i] + 7, NULL, 10);
     }
-    skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
-    temp_folder_make(&centres);
-    for (int m = 0; m < N_MODELS; m++) {
-        char path[512];
-        kvasir_error err;
-        snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, MODELS[m]);
-        if ((m == N_MODELS - 1 ? open_blocks_model(&models[m], &err)
-                               : kvasir_model_open(path, &models[m], &err)) != KVASIR_OK) {
-            printf("%s\n", err.text);
-            return 1;
-        }
-        write_centres(m);
-    }
+    sim_models_open(&sim);
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct program *p = calloc(1, sizeof *p);
     for (int s = 0; s < 2; s++)
@@ -669,11 +571,9 @@ int main(int argc, char **argv) {
         run_program(p);
     }
     printf("all logits bit-identical\n");
-    temp_folder_remove(&centres);
+    sim_models_close(&sim);
     for (int s = 0; s < 2; s++)
         free(p->logits[s]);
     free(p);
-    for (int m = 0; m < N_MODELS; m++)
-        kvasir_model_close(models[m]);
     return 0;
 }

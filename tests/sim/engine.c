@@ -1,0 +1,689 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* I1 for everything at once: prefix tree, scheduler, batches and sequences of one context, tried at
+ * random: whatever they do, the logits of every token are bit for bit those of the same tokens run
+ * alone and cold.
+ *
+ * A world is a tiny model, cache formats, rotation, an exact start, key centres, tier, and three
+ * token strings that share prefixes; all their logits come first from plain runs. Programs of a
+ * world are lists of operations on a context with its own budget, chunk and threads: requests that
+ * run along a string (the "sampler" compares the logits that it is given, then takes the string's
+ * next token), with followers, cancelled at any step; steps; eviction; sequences beside them that
+ * resume from the tree, are evaluated alone or in batches, forked, trimmed, stored, requantized to
+ * the formats that they have. Budgets are often too small for all, so that requests wait and are
+ * preempted. After every operation the tree and the budget are checked, at the end nothing is left.
+ *
+ * A program that fails is made smaller: its operations are left out as long as it still fails.
+ *
+ *     sim_engine [--programs=N] [--seed=N]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/scheduler.h"
+
+#include "sim_models.h"
+
+enum {
+    VOCAB = SIM_VOCAB,
+    STRINGS = 3,
+    LENGTH = 230,
+    LENGTH_LONG = 1100, /* past two runs of 512 */
+    TASKS_MAX = 48,
+    FOLLOWERS_MAX = 2,
+    SEQS_MAX = 4,
+    OPS = 36,
+    PROGRAMS_PER_WORLD = 10,
+};
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((random_state >> 33) % n);
+}
+
+static const char *const BITS[] = {"f16", "8", "8,4", "8,4", "4,2", "3", "4", "bf16,8", "f32"};
+static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
+
+struct world {
+    uint64_t seed;
+    uint32_t model, length;
+    kvasir_context_options options;
+    int32_t tokens[STRINGS][LENGTH_LONG];
+    float *logits[STRINGS]; /* [LENGTH_LONG][VOCAB] */
+};
+
+/* ---- programs -------------------------------------------------------------------------------- */
+
+enum op_kind {
+    OP_SUBMIT, /* string, prompt, answer, followers */
+    OP_STEPS,  /* how many */
+    OP_CANCEL, /* which */
+    OP_EVICT,  /* KiB */
+    OP_FORGET,
+    OP_SEQ_NEW, /* string, most tokens to look for */
+    OP_SEQ_EVAL,
+    OP_SEQ_BATCH,
+    OP_SEQ_TRIM,
+    OP_SEQ_FORK,
+    OP_SEQ_STORE,
+    OP_SEQ_REQUANTIZE,
+    OP_SEQ_DROP,
+    OP_KINDS
+};
+static const char *const OP_NAMES[] = {
+    "submit",    "steps",    "cancel",   "evict",     "forget",         "seq new", "seq eval",
+    "seq batch", "seq trim", "seq fork", "seq store", "seq requantize", "seq drop"};
+
+struct op {
+    enum op_kind kind;
+    uint32_t a, b, c, d; /* taken modulo what there is, so that fewer operations stay a program */
+};
+
+struct program {
+    const struct world *w;
+    unsigned long number; /* of the world's */
+    kvasir_context_options options;
+    uint32_t max_running, every;
+    bool no_tree;
+    struct op ops[OPS];
+    uint32_t n_ops;
+};
+
+struct answer {
+    struct task task;
+    uint32_t string;
+    bool ended;
+    struct task *followers[FOLLOWERS_MAX];
+};
+
+struct seq_beside {
+    kvasir_seq *seq;
+    struct tree_cursor at;
+    uint32_t string;
+};
+
+struct run {
+    const struct program *p;
+    kvasir_context *ctx;
+    struct prefix_tree *tree;
+    struct sched *sched;
+    const float *logits;
+    struct answer answers[TASKS_MAX];
+    uint32_t n_answers;
+    struct seq_beside seqs[SEQS_MAX];
+    uint32_t n_seqs;
+    uint32_t op;
+};
+
+static struct sim_models sim;
+static bool shrinking; /* this process only says whether a program fails */
+static uint64_t hits, preemptions, cancels, rows_compared;
+
+static void shrink(const struct program *p);
+
+static void print_program(const struct program *p) {
+    const kvasir_context_options *o = &p->options;
+    printf("  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, chunk "
+           "%u, threads %d, tier %s, act_bits %d, budget %llu, running %u, points every %u%s\n",
+           SIM_MODELS[p->w->model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
+           o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk,
+           o->threads, o->cpu_tier, o->act_bits, (unsigned long long)o->cache_bytes, p->max_running,
+           p->every, p->no_tree ? ", no tree" : "");
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        printf("  %-14s %u %u %u %u\n", OP_NAMES[p->ops[i].kind], p->ops[i].a, p->ops[i].b,
+               p->ops[i].c, p->ops[i].d);
+}
+
+static void die(const struct run *r, const char *what, uint32_t at) {
+    if (shrinking)
+        _exit(3);
+    printf("FAILED: %s (%u) in operation %u\n"
+           "  run again with --programs=%d --seed=%llu (program %lu of the world)\n",
+           what, at, r->op, PROGRAMS_PER_WORLD, (unsigned long long)r->p->w->seed, r->p->number);
+    print_program(r->p);
+    fflush(stdout);
+    shrink(r->p);
+    sim_models_close(&sim);
+    exit(1);
+}
+
+#define CHECK(r, what, x)                                                                          \
+    do {                                                                                           \
+        if (!(x))                                                                                  \
+            die(r, what ": " #x, 0);                                                               \
+    } while (0)
+
+static void need(const struct run *r, kvasir_status status, const kvasir_error *err) {
+    if (status != KVASIR_OK)
+        die(r, err->text, 0);
+}
+
+static void compare(const struct run *r, uint32_t string, uint32_t position, const float *logits,
+                    const char *what) {
+    const float *expected = r->p->w->logits[string] + (size_t)position * VOCAB;
+    if (memcmp(logits, expected, VOCAB * sizeof *logits) != 0)
+        die(r, what, position);
+    rows_compared++;
+}
+
+/* ---- the scheduler's host -------------------------------------------------------------------- */
+
+static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
+                                kvasir_error *err) {
+    (void)t;
+    return seq_create(((struct run *)user)->ctx->cache, out, err);
+}
+
+static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
+    (void)user;
+    (void)t;
+    (void)err;
+    return KVASIR_OK;
+}
+
+static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
+                              kvasir_error *err) {
+    struct run *r = user;
+    (void)err;
+    r->logits = step_run(r->ctx, parts, n);
+    return KVASIR_OK;
+}
+
+static void host_progress(void *user, struct task *t) {
+    CHECK((struct run *)user, "progress", seq_length(t->seq) < t->n_tokens);
+}
+
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    struct run *r = user;
+    const struct answer *a = t->owner;
+    compare(r, a->string, t->n_tokens - 1, r->logits + (size_t)row * VOCAB,
+            "request: other logits");
+    t->tokens[t->n_tokens] = r->p->w->tokens[a->string][t->n_tokens];
+    t->n_tokens++;
+    return t->n_tokens < t->cap;
+}
+
+static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
+    struct run *r = user;
+    struct answer *a = t->owner;
+    CHECK(r, "ended", !a->ended);
+    a->ended = true;
+    if (end == END_COMPLETE)
+        CHECK(r, "a whole answer", t->n_tokens == t->cap);
+    /* sequences beside the scheduler hold what it cannot have */
+    if (end == END_FAILED && (error->code != KVASIR_ERR_BUDGET || !r->n_seqs))
+        die(r, error->text, t->n_tokens);
+    free(t->tokens);
+    t->tokens = NULL;
+}
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
+static struct answer *make_answer(struct run *r, const struct op *op) {
+    const uint32_t length = r->p->w->length;
+    struct answer *a = &r->answers[r->n_answers++];
+    *a = (struct answer){.string = op->a % STRINGS};
+    const uint32_t prompt = 1 + op->b % (length - 2);
+    const uint32_t most = length - 1 - prompt;
+    const uint32_t reply = 1 + op->c % (most < 40 ? most : 40);
+    a->task = (struct task){.owner = a,
+                            .salt = op->d & 64 ? "s" : "",
+                            .salt_len = op->d & 64 ? 1 : 0,
+                            .n_prompt = prompt,
+                            .cap = prompt + reply,
+                            .apart = (op->d & 31) == 31};
+    a->task.tokens = malloc((prompt + reply) * sizeof(int32_t));
+    memcpy(a->task.tokens, r->p->w->tokens[a->string], prompt * sizeof(int32_t));
+    return a;
+}
+
+static void op_submit(struct run *r, const struct op *op) {
+    uint32_t followers = op->d % 8 < FOLLOWERS_MAX + 1 ? op->d % 8 : 0;
+    if (followers + 1 > r->p->max_running)
+        followers = r->p->max_running - 1;
+    if (r->n_answers + followers + 1 > TASKS_MAX)
+        return;
+    struct answer *lead = make_answer(r, op);
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
+    if (sched_need(r->sched, lead->task.cap) > pool.budget_bytes) { /* refused */
+        free(lead->task.tokens);
+        r->n_answers--;
+        return;
+    }
+    for (uint32_t i = 0; i < followers; i++)
+        lead->followers[i] = &make_answer(r, op)->task;
+    lead->task.followers = lead->followers;
+    lead->task.n_followers = followers;
+    sched_submit(r->sched, &lead->task);
+}
+
+static void op_steps(struct run *r, uint32_t n) {
+    kvasir_error err;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t rows;
+        need(r, sched_step(r->sched, &rows, &err), &err);
+        CHECK(r, "rows", rows <= r->ctx->options.prefill_chunk);
+        const struct sched_stats s = sched_stats(r->sched);
+        CHECK(r, "running", s.running <= r->p->max_running);
+        if (!rows)
+            return;
+    }
+}
+
+static void op_cancel(struct run *r, uint32_t which) {
+    for (uint32_t i = 0; i < r->n_answers; i++) {
+        struct answer *a = &r->answers[(which + i) % r->n_answers];
+        if (a->ended)
+            continue;
+        sched_cancel(r->sched, &a->task);
+        CHECK(r, "cancelled", a->ended && !a->task.seq && !a->task.charged);
+        cancels++;
+        return;
+    }
+}
+
+static void room_for(struct run *r, const struct seq_beside *s, uint32_t n) {
+    const uint32_t length = seq_length(s->seq->seq);
+    if (r->tree)
+        (void)!tree_make_room(r->tree, 4096 + seq_need_bytes(s->seq->seq, length + n, n, 8));
+}
+
+static void op_seq_new(struct run *r, const struct op *op) {
+    struct seq_beside *s = &r->seqs[r->n_seqs];
+    kvasir_error err;
+    if (r->n_seqs == SEQS_MAX)
+        return;
+    s->string = op->a % STRINGS;
+    s->at = (struct tree_cursor){TREE_NOWHERE};
+    need(r, kvasir_seq_create(r->ctx, &s->seq, &err), &err);
+    r->n_seqs++;
+    if (!r->tree)
+        return;
+    struct tree_hit hit;
+    need(r,
+         tree_resume(r->tree, "", 0, r->p->w->tokens[s->string], 1 + op->b % r->p->w->length,
+                     s->seq->seq, &s->at, &hit, &err),
+         &err);
+    need(r, seq_reserve(s->seq->seq, r->ctx->options.ctx, &err), &err);
+    hits += hit.length > 0;
+}
+
+struct row_check {
+    const struct run *r;
+    uint32_t string, start;
+};
+
+static bool check_rows(void *user, size_t first, size_t rows, const float *logits) {
+    const struct row_check *c = user;
+    for (size_t i = 0; i < rows; i++)
+        compare(c->r, c->string, c->start + (uint32_t)(first + i), logits + i * VOCAB,
+                "sequence: other logits");
+    return true;
+}
+
+static void op_seq_eval(struct run *r, struct seq_beside *s, const struct op *op) {
+    const uint32_t at = kvasir_seq_length(s->seq), left = r->p->w->length - at;
+    struct row_check check = {r, s->string, at};
+    kvasir_eval_options eval = {.on_logits = check_rows, .user = &check};
+    kvasir_error err;
+    if (!left)
+        return;
+    const uint32_t n = 1 + op->b % (op->c % 3 ? (left < 40 ? left : 40) : left);
+    room_for(r, s, n);
+    kvasir_status status = kvasir_seq_eval(s->seq, r->p->w->tokens[s->string] + at, n, &eval, &err);
+    if (status != KVASIR_ERR_BUDGET)
+        need(r, status, &err);
+}
+
+/* All sequences merged, evaluated, and pulled apart again in another order. */
+static void op_seq_batch(struct run *r, const struct op *op) {
+    kvasir_seq *seqs[SEQS_MAX];
+    uint32_t counts[SEQS_MAX], n = 0;
+    int32_t tokens[SEQS_MAX * 16];
+    float *logits = malloc(SEQS_MAX * VOCAB * sizeof *logits);
+    kvasir_batch *one, *two;
+    kvasir_error err;
+    for (uint32_t i = 0; i < r->n_seqs; i++) {
+        const uint32_t at = kvasir_seq_length(r->seqs[i].seq), left = r->p->w->length - at;
+        seqs[i] = r->seqs[i].seq;
+        counts[i] = (op->b >> 4 * i) % 16;
+        counts[i] = counts[i] < left ? counts[i] : left;
+        memcpy(tokens + n, r->p->w->tokens[r->seqs[i].string] + at, counts[i] * sizeof *tokens);
+        n += counts[i];
+        room_for(r, &r->seqs[i], counts[i]);
+    }
+    const uint32_t half = r->n_seqs / 2;
+    need(r, kvasir_batch_merge(r->ctx, seqs, half, &one, &err), &err);
+    need(r, kvasir_batch_merge(r->ctx, seqs + half, r->n_seqs - half, &two, &err), &err);
+    need(r, kvasir_batch_extend(one, two, &err), &err);
+    CHECK(r, "extend", kvasir_batch_size(two) == 0 && kvasir_batch_size(one) == r->n_seqs);
+    kvasir_batch_destroy(two);
+    kvasir_status status = kvasir_batch_eval(one, tokens, counts, logits, &err);
+    if (status != KVASIR_ERR_BUDGET)
+        need(r, status, &err);
+    for (uint32_t i = 0; i < r->n_seqs; i++)
+        if (status == KVASIR_OK && counts[i])
+            compare(r, r->seqs[i].string, kvasir_seq_length(r->seqs[i].seq) - 1,
+                    logits + (size_t)i * VOCAB, "batch: other logits");
+    for (uint32_t i = r->n_seqs; i-- > 0;) {
+        kvasir_seq *seq;
+        need(r, kvasir_batch_extract(one, i, &seq, &err), &err);
+        CHECK(r, "extract", seq == r->seqs[i].seq);
+    }
+    kvasir_batch_destroy(one);
+    free(logits);
+}
+
+static void op_seq_trim(struct run *r, struct seq_beside *s, const struct op *op) {
+    const uint32_t length = kvasir_seq_length(s->seq);
+    const uint32_t to =
+        op->c % 3 ? length - op->b % (length < 70 ? length + 1 : 70) : op->b % (length + 1);
+    kvasir_error err;
+    /* the place in the tree is no longer one of this sequence's */
+    if (r->tree && to < length)
+        tree_close(r->tree, &s->at);
+    room_for(r, s, 1);
+    (void)!kvasir_seq_trim(s->seq, to, NULL, &err);
+    const uint32_t shorter = kvasir_seq_length(s->seq);
+    const int32_t *tokens = r->p->w->tokens[(s->string + 1) % STRINGS];
+    if (op->d % 2 && memcmp(tokens, kvasir_seq_tokens(s->seq), shorter * sizeof *tokens) == 0)
+        s->string = (s->string + 1) % STRINGS; /* it goes on elsewhere */
+}
+
+static void op_seq_fork(struct run *r, const struct seq_beside *s) {
+    struct seq_beside *f = &r->seqs[r->n_seqs];
+    kvasir_error err;
+    if (r->n_seqs == SEQS_MAX)
+        return;
+    *f = *s;
+    need(r, kvasir_seq_fork(s->seq, &f->seq, &err), &err);
+    if (r->tree)
+        f->at = tree_cursor_copy(r->tree, s->at);
+    r->n_seqs++;
+}
+
+static void op_seq_drop(struct run *r, uint32_t i) {
+    kvasir_seq_destroy(r->seqs[i].seq);
+    if (r->tree)
+        tree_close(r->tree, &r->seqs[i].at);
+    r->seqs[i] = r->seqs[--r->n_seqs];
+}
+
+/* A sequence whose formats are exchanged for those that it has. */
+static void op_seq_requantize(struct run *r, struct seq_beside *s) {
+    const kvasir_context_options *o = &r->p->options;
+    kvasir_error err;
+    const uint64_t taken = kv_pool_stats(kv_cache_pool(r->ctx->cache)).pages_taken;
+    if (kv_cache_start_pages(r->ctx->cache))
+        return;
+    need(r, kvasir_seq_requantize(s->seq, o->kv_bits, o->kv_group_size, &err), &err);
+    CHECK(r, "requantize", kv_pool_stats(kv_cache_pool(r->ctx->cache)).pages_taken == taken);
+}
+
+static void do_op(struct run *r, const struct op *op) {
+    struct seq_beside *s = r->n_seqs ? &r->seqs[op->a % r->n_seqs] : NULL;
+    switch (op->kind) {
+    case OP_SUBMIT:
+        op_submit(r, op);
+        return;
+    case OP_STEPS:
+        op_steps(r, 1 + op->a % 24);
+        return;
+    case OP_CANCEL:
+        op_cancel(r, op->a);
+        return;
+    case OP_EVICT:
+        if (r->tree)
+            (void)!tree_make_room(r->tree, (uint64_t)(op->a % 1024) << 10);
+        return;
+    case OP_FORGET:
+        if (r->tree && op->a % 4 == 0)
+            tree_forget(r->tree, op->b % 2 ? NULL : "s", 1);
+        return;
+    case OP_SEQ_NEW:
+        op_seq_new(r, op);
+        return;
+    case OP_SEQ_BATCH:
+        if (r->n_seqs)
+            op_seq_batch(r, op);
+        return;
+    default:
+        break;
+    }
+    if (!s)
+        return;
+    switch (op->kind) {
+    case OP_SEQ_EVAL:
+        op_seq_eval(r, s, op);
+        break;
+    case OP_SEQ_TRIM:
+        op_seq_trim(r, s, op);
+        break;
+    case OP_SEQ_FORK:
+        op_seq_fork(r, s);
+        break;
+    case OP_SEQ_STORE:
+        if (r->tree)
+            tree_store(r->tree, &s->at, s->seq->seq, op->b % 2);
+        break;
+    case OP_SEQ_REQUANTIZE:
+        op_seq_requantize(r, s);
+        break;
+    case OP_SEQ_DROP:
+        op_seq_drop(r, op->a % r->n_seqs);
+        break;
+    default:
+        break;
+    }
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+static void check_all(struct run *r) {
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
+    CHECK(r, "budget", pool.peak_bytes <= pool.budget_bytes);
+    if (r->tree)
+        tree_check(r->tree);
+}
+
+static void begin_run(struct run *r) {
+    const struct sched_host host = {r,         host_begin, host_admitted, host_run, host_progress,
+                                    host_next, host_ended};
+    kvasir_error err;
+    need(r, kvasir_context_create(sim.models[r->p->w->model], &r->p->options, &r->ctx, &err), &err);
+    const struct sched_options options = {r->p->max_running, r->ctx->options.prefill_chunk,
+                                          r->p->every};
+    if (!r->p->no_tree)
+        need(r, tree_create(r->ctx->cache, 1000, &r->tree, &err), &err);
+    need(r, sched_create(r->ctx->cache, r->tree, &options, &host, &r->sched, &err), &err);
+}
+
+static void end_run(struct run *r) {
+    while (r->n_seqs)
+        op_seq_drop(r, 0);
+    for (uint32_t rows = 1; rows;) {
+        kvasir_error err;
+        need(r, sched_step(r->sched, &rows, &err), &err);
+        check_all(r);
+    }
+    for (uint32_t i = 0; i < r->n_answers; i++)
+        CHECK(r, "every request ends", r->answers[i].ended);
+    const struct sched_stats s = sched_stats(r->sched);
+    for (int kind = KVASIR_HIT_EXACT; kind < KVASIR_HIT_KINDS; kind++)
+        hits += s.hits[kind];
+    preemptions += s.preemptions;
+    sched_destroy(r->sched);
+    tree_destroy(r->tree);
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
+    CHECK(r, "nothing is left", pool.used_bytes == 0 && pool.charged_bytes == 0);
+    CHECK(r, "nothing is left", pool.stored_bytes == 0 && pool.pages_used == 0);
+    kvasir_context_destroy(r->ctx);
+}
+
+static void run_program(const struct program *p) {
+    struct run *r = calloc(1, sizeof *r);
+    r->p = p;
+    begin_run(r);
+    for (r->op = 0; r->op < p->n_ops; r->op++) {
+        do_op(r, &p->ops[r->op]);
+        check_all(r);
+    }
+    end_run(r);
+    free(r);
+}
+
+/* ---- making a failing program small ---------------------------------------------------------- */
+
+static bool still_fails(const struct program *p) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        shrinking = true;
+        run_program(p);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return status != 0;
+}
+
+static void shrink(const struct program *p) {
+    struct program small = *p;
+    for (uint32_t size = OPS / 2; size > 0;) {
+        bool smaller = false;
+        for (uint32_t at = 0; at + size <= small.n_ops;) {
+            struct program tried = small;
+            memmove(tried.ops + at, tried.ops + at + size,
+                    (tried.n_ops - at - size) * sizeof *tried.ops);
+            tried.n_ops -= size;
+            if (still_fails(&tried)) {
+                small = tried;
+                smaller = true;
+            } else {
+                at += size;
+            }
+        }
+        size = smaller && size == 1 ? 1 : size / 2;
+    }
+    printf("the smallest that fails:\n");
+    print_program(&small);
+}
+
+/* ---- worlds ---------------------------------------------------------------------------------- */
+
+static const char *random_tier(void) {
+    enum cpu_tier tier = (enum cpu_tier)random_below(CPU_TIER_COUNT);
+    return cpu_tier_have(tier) ? cpu_tier_name(tier) : "auto";
+}
+
+static bool keep_rows(void *user, size_t first, size_t rows, const float *logits) {
+    memcpy((float *)user + first * VOCAB, logits, rows * VOCAB * sizeof *logits);
+    return true;
+}
+
+static void run_reference(struct world *w) {
+    const struct program p = {.w = w, .options = w->options};
+    const struct run r = {.p = &p};
+    kvasir_context_options o = w->options;
+    kvasir_context *ctx;
+    kvasir_error err;
+    o.cache_bytes = 256 << 20;
+    need(&r, kvasir_context_create(sim.models[w->model], &o, &ctx, &err), &err);
+    for (int s = 0; s < STRINGS; s++) {
+        kvasir_seq *seq;
+        kvasir_eval_options eval = {.on_logits = keep_rows, .user = w->logits[s]};
+        need(&r, kvasir_seq_create(ctx, &seq, &err), &err);
+        need(&r, kvasir_seq_eval(seq, w->tokens[s], w->length, &eval, &err), &err);
+        kvasir_seq_destroy(seq);
+    }
+    kvasir_context_destroy(ctx);
+}
+
+static void make_world(struct world *w) {
+    random_state = w->seed * 0x9e3779b97f4a7c15u + 1;
+    w->model = (uint32_t)(w->seed % SIM_N_MODELS);
+    w->length = random_below(12) == 0 ? LENGTH_LONG : LENGTH;
+    for (int s = 0; s < STRINGS; s++) {
+        const uint32_t shared = s ? random_below(w->length) : 0;
+        for (uint32_t i = 0; i < w->length; i++)
+            w->tokens[s][i] = i < shared ? w->tokens[s - 1][i] : (int32_t)random_below(VOCAB);
+    }
+    kvasir_context_options *o = &w->options;
+    *o = kvasir_context_defaults();
+    o->kv_bits = BITS[random_below(sizeof BITS / sizeof *BITS)];
+    o->kv_group_size = random_below(2) ? "32" : NULL;
+    o->quantized_kv_start = random_below(4) ? 0 : random_below(200);
+    if (random_below(3) == 0) {
+        o->max_kv_size = random_below(2) ? 128 : 2 + random_below(150);
+        o->kv_keep = random_below(3) ? 4 % o->max_kv_size : random_below(o->max_kv_size);
+    }
+    o->key_centre = sim.centres[w->model][0] && random_below(2) ? sim.centres[w->model] : "off";
+    o->act_bits = random_below(2) ? 8 : 16;
+    o->cpu_tier = random_tier();
+    o->ctx = LENGTH_LONG;
+    run_reference(w);
+}
+
+static void make_program(struct program *p) {
+    static const enum op_kind often[] = {OP_SUBMIT,  OP_SUBMIT,   OP_SUBMIT,  OP_SUBMIT,
+                                         OP_STEPS,   OP_STEPS,    OP_STEPS,   OP_STEPS,
+                                         OP_SEQ_NEW, OP_SEQ_EVAL, OP_SEQ_EVAL};
+    const enum { N_OFTEN = sizeof often / sizeof *often } n_often = N_OFTEN;
+    random_state = (p->w->seed * 1000 + p->number) * 0x9e3779b97f4a7c15u + 7;
+    p->options = p->w->options;
+    p->options.prefill_chunk = CHUNKS[random_below(8)];
+    p->options.threads = 1 + (int)random_below(3);
+    p->options.snapshot_tokens = random_below(2) ? 0 : 64 * (1 + random_below(2));
+    p->options.cache_bytes =
+        random_below(3) ? (uint64_t)(300 + random_below(2000)) << 10 : (uint64_t)64 << 20;
+    p->max_running = 1 + random_below(8);
+    if (p->max_running > p->options.prefill_chunk)
+        p->max_running = p->options.prefill_chunk;
+    p->every = random_below(2) ? 0 : 64 * (1 + random_below(3));
+    p->no_tree = random_below(12) == 0;
+    p->n_ops = OPS;
+    for (uint32_t i = 0; i < OPS; i++)
+        p->ops[i] = (struct op){.kind = random_below(2) ? often[random_below(n_often)]
+                                                        : (enum op_kind)random_below(OP_KINDS),
+                                .a = random_below(1u << 20),
+                                .b = random_below(1u << 20),
+                                .c = random_below(1u << 20),
+                                .d = random_below(1u << 20)};
+}
+
+int main(int argc, char **argv) {
+    uint64_t seed = 20261122;
+    unsigned long programs = 60;
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--programs=", 11) == 0)
+            programs = strtoul(argv[i] + 11, NULL, 10);
+        else if (strncmp(argv[i], "--seed=", 7) == 0)
+            seed = strtoull(argv[i] + 7, NULL, 10);
+    }
+    sim_models_open(&sim);
+    printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
+    struct world *w = calloc(1, sizeof *w);
+    for (int s = 0; s < STRINGS; s++)
+        w->logits[s] = malloc((size_t)LENGTH_LONG * VOCAB * sizeof(float));
+    for (unsigned long i = 0; i < programs; i++) {
+        struct program p = {.w = w, .number = i % PROGRAMS_PER_WORLD};
+        if (p.number == 0) {
+            w->seed = seed + i / PROGRAMS_PER_WORLD;
+            make_world(w);
+        }
+        make_program(&p);
+        run_program(&p);
+    }
+    printf("%llu rows of logits bit-identical; %llu hits, %llu preemptions, %llu cancels\n",
+           (unsigned long long)rows_compared, (unsigned long long)hits,
+           (unsigned long long)preemptions, (unsigned long long)cancels);
+    sim_models_close(&sim);
+    for (int s = 0; s < STRINGS; s++)
+        free(w->logits[s]);
+    free(w);
+    return programs >= 60 && (!hits || !preemptions || !cancels);
+}
