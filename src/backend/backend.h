@@ -156,6 +156,9 @@ struct backend_options {
 
 kvasir_status backend_cpu_create(struct backend **out, const struct backend_options *opt,
                                  kvasir_error *err) MUST_CHECK;
+/* A backend for simulations: pages of its arena have addresses and no bytes. What is written or
+ * copied there is lost, what is read is zeros. No operation may be called. */
+kvasir_status backend_null_create(struct backend **out, kvasir_error *err) MUST_CHECK;
 void backend_destroy(struct backend *b);
 const char *backend_tier(const struct backend *b);
 int backend_threads(const struct backend *b);

@@ -17,6 +17,8 @@
  *   fingerprint.c  what cached bytes depend on, as 64 bits
  *   sampler.c      kvasir_sampler
  *   measure.c      losses, divergences, bench-kv-cache
+ *   trace.c  belady.c
+ *                  recorded requests; what the best and the plainest cache would hit of them
  *
  * One thread owns a context and everything made from it.
  */

@@ -8,6 +8,7 @@
  *     template.c     a chat template, then a conversation through it
  *     prompt_file.c  a prompt cache of mlx-lm's, written again where it opens
  *     tokenize.c     a text through small vocabularies of each kind, and back
+ *     trace.c        recorded requests, through the yardsticks where they are accepted
  *
  * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is
  * then main), under the address and undefined behaviour sanitizers too; `make soak` links the same

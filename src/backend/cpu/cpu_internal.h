@@ -77,6 +77,7 @@ struct backend {
     struct kernels kernels;
     struct thread_pool *pool;
     int threads, act_bits;
+    bool null; /* of backend_null_create: what lies in the arena is never touched */
     struct backend_limits limits;             /* what scratch was made for */
     struct product_input input;               /* of op_product: limits.rows x limits.dim */
     struct expert_scratch experts;            /* empty where limits.experts is 0 */
