@@ -117,7 +117,7 @@ typedef struct kvasir_token_logprob {
 typedef struct kvasir_event {
     uint64_t request;
     kvasir_event_kind kind;
-    uint32_t choice; /* < n */
+    uint32_t choice;                                                       /* < n */
     uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens; /* so far */
     kvasir_hit hit;
     /* TOKEN, and DONE with the rest of the text. text: what became certain with this token, [len]:
@@ -140,8 +140,8 @@ typedef void kvasir_event_fn(void *user, const kvasir_event *event);
 typedef struct kvasir_request {
     const int32_t *tokens; /* the prompt, [n_tokens], n_tokens > 0; copied */
     size_t n_tokens;
-    uint32_t max_tokens; /* of each choice; 0: what the context has room for */
-    uint32_t n;          /* choices, 1 to max_running: forks of the prompt */
+    uint32_t max_tokens;      /* of each choice; 0: what the context has room for */
+    uint32_t n;               /* choices, 1 to max_running: forks of the prompt */
     kvasir_sampling sampling; /* choice i draws from seed + i */
     const char *const *stops; /* texts that end an answer and are not in it; copied */
     size_t n_stops;
