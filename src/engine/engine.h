@@ -11,7 +11,7 @@
  *   centre.c  centre_file.c  calibrate.c
  *                  key centres: which pairs of which heads get one; the calibration file; making it
  *   fingerprint.c  what cached bytes depend on, as 64 bits
- *   sampler.c      kvasir_sampler
+ *   sampler.c      kvasir_sampler; log-probabilities
  *   measure.c      losses, divergences, bench-kv-cache
  *
  * One thread owns a context and everything made from it.
