@@ -219,18 +219,39 @@ KVASIR_API kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path
 
 /* ---- sampling ----------------------------------------------------------------------------- */
 
-/* In mlx-lm's order: repetition penalty; then temp 0 picks the largest, else top_p, min_p, top_k,
- * temperature, draw. */
+typedef struct kvasir_logit_bias {
+    int32_t token;
+    float bias; /* finite; added to the token's logit */
+} kvasir_logit_bias;
+
+/* In mlx-lm's order: logit bias, repetition, presence and frequency penalty; then temp 0 picks the
+ * largest, else top_p, min_p, xtc, top_k, temperature, draw. Probabilities of the filters are at
+ * temperature 1. The context of a penalty is the number of newest accepted tokens that it looks
+ * at. Arrays are copied by kvasir_sampler_create. */
 typedef struct kvasir_sampling {
-    float temp;               /* 0: greedy */
-    float top_p;              /* 0 or 1: off */
-    float min_p;              /* 0: off */
+    float temp;                  /* 0: greedy */
+    float top_p;                 /* 0 or 1: off */
+    float min_p;                 /* 0: off */
+    uint32_t min_tokens_to_keep; /* min_p leaves at least so many; 0 is 1 */
+    /* So often, drawn for every token, all of the tokens above the threshold but the least likely
+     * are left out: of what top_p and min_p leave, and where there are several. */
+    float xtc_probability;      /* 0: off */
+    float xtc_threshold;        /* 0 to 0.5 */
+    const int32_t *xtc_special; /* [n_xtc_special], never left out by xtc */
+    size_t n_xtc_special;
     int32_t top_k;            /* 0: off */
-    float repetition_penalty; /* 0 or 1: off; over the last repetition_context tokens */
+    float repetition_penalty; /* 0 or 1: off; once a token: negative logits times, others by it */
     uint32_t repetition_context;
+    float presence_penalty; /* 0: off; subtracted once from each token in the context */
+    uint32_t presence_context;
+    float frequency_penalty; /* 0: off; subtracted as often as a token is in the context */
+    uint32_t frequency_context;
+    const kvasir_logit_bias *logit_bias; /* [n_logit_bias]; a token that comes twice gets both */
+    size_t n_logit_bias;
     uint64_t seed;
 } kvasir_sampling;
-KVASIR_API kvasir_sampling kvasir_sampling_defaults(void); /* greedy; context 20 */
+/* Greedy; contexts 20, min_tokens_to_keep 1, xtc_threshold 0.1, all else 0. */
+KVASIR_API kvasir_sampling kvasir_sampling_defaults(void);
 
 typedef struct kvasir_sampler kvasir_sampler;
 KVASIR_API kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,

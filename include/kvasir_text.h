@@ -40,6 +40,10 @@ KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, cons
                                          kvasir_error *err);
 /* True for tokens that end an answer. False for all when there is no tokenizer. */
 KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
+/* Tokens that xtc should not leave out (kvasir_sampling), those of mlx-lm: a line end's and the end
+ * tokens. *ids: kvasir_free. */
+KVASIR_API kvasir_status kvasir_xtc_special(const kvasir_tokenizer *tokenizer, int32_t **ids,
+                                            size_t *n, kvasir_error *err);
 /* A token as the vocabulary writes it ("\u0120world", "\u2581world"): *len bytes, not always UTF-8,
  * that belong to the tokenizer. NULL: there is no such token. */
 KVASIR_API const char *kvasir_token_piece(const kvasir_tokenizer *tokenizer, int32_t id,
@@ -67,6 +71,26 @@ KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, cons
 /* The rest at the end of an answer; an unfinished character is U+FFFD. */
 KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
                                              kvasir_error *err);
+
+/* Ends a text before the first place where one of some stop texts begins, whatever pieces it comes
+ * in. Text that may still turn out to begin one is held back, also behind a stop text that is
+ * complete but began later; of stop texts that begin at the same place it takes only one. Text in
+ * whole characters stays so. */
+typedef struct kvasir_stop kvasir_stop;
+/* n texts, which are copied; none is empty. n 0: nothing stops. */
+KVASIR_API kvasir_status kvasir_stop_create(const char *const *stops, size_t n, kvasir_stop **out,
+                                            kvasir_error *err);
+KVASIR_API void kvasir_stop_destroy(kvasir_stop *stop);
+/* Most bytes that are held back: one less than the longest stop text has. */
+KVASIR_API size_t kvasir_stop_hold(const kvasir_stop *stop);
+/* Writes what became certain with these bytes to out, which has room for kvasir_stop_hold + len and
+ * does not overlap text, *n bytes. False: the text ends there; later pushes give nothing. Never
+ * allocates. */
+KVASIR_API bool kvasir_stop_push(kvasir_stop *stop, const char *text, size_t len, char *out,
+                                 size_t *n);
+/* No more comes: what was held back, at most kvasir_stop_hold bytes. False: a stop text had been
+ * complete, and what is written ends before it. Afterwards a new text may begin. */
+KVASIR_API bool kvasir_stop_finish(kvasir_stop *stop, char *out, size_t *n);
 
 /* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
  * thread uses the tokenizer. */

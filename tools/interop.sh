@@ -6,6 +6,7 @@
 #
 #   convert.py         folders that `kvasir convert` writes load in mlx-lm: the same greedy tokens
 #   prompt_cache.py    prompt-cache files that our writer wrote load in mlx-lm: the same arrays
+#   sampler.py         what tokens are drawn with, of mlx-lm's samplers and processors
 #   random_texts.py    500 random texts a tokenizer: the same ids, and back
 #   templates.py       200 random conversations through every chat template
 #   gguf_families.sh   GGUF files of every family, as llama.cpp's converter writes them: the goldens
@@ -28,7 +29,8 @@ fi
 cmake --preset release >/dev/null
 cmake --build build
 cmake --preset ci >/dev/null
-cmake --build build-ci --target interop_rewrite golden_prompt_cache golden_tiny
+cmake --build build-ci --target interop_rewrite interop_sampler golden_prompt_cache \
+    golden_tiny
 python=.venv/bin/python
 smollm2=models/SmolLM2-135M-Instruct
 [ -d $smollm2-mlx ] || $python "$shared"/tools/mlx_from_gguf.py $smollm2.Q4_1.gguf $smollm2-mlx
@@ -42,6 +44,7 @@ saved=$(mktemp -d)
 build-ci/tests/golden_prompt_cache "$saved" >/dev/null
 $python tests/interop/saved_caches.py "$shared"/fixtures/mlx/prompt-cache "$saved"
 rm -rf "$saved"
+$python tests/interop/sampler.py build-ci/tests/interop_sampler
 $python tests/interop/templates.py build/libkvasir.so
 $python tests/interop/convert.py build/kvasir $smollm2.Q4_1.gguf \
     models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf "$shared"/models/stories260K/stories260K-f32.gguf

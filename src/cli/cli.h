@@ -9,6 +9,7 @@
  *   files.c     text in; files out that appear only when complete; safetensors
  *   prompt.c    from a user's prompt to token ids
  *   chat.c      from a chat to token ids
+ *   sampling.c  how tokens are drawn
  *   stream.c    the answer on its way out: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *
@@ -316,25 +317,82 @@ int prompt_encode(const struct command *c, const struct prompt_args *a, const kv
                   const kvasir_model_info *info, struct prompt *p);
 void prompt_free(struct prompt *p);
 
+/* ---- sampling (sampling.c) ------------------------------------------------------------------- */
+
+struct sampling_args {
+    kvasir_sampling options;
+    const char *seed, *logit_bias; /* NULL: not given */
+};
+struct sampling_args sampling_args_defaults(void);
+
+/* clang-format off */
+#define PENALTY_OPTIONS(type, args, kind_, least, help_)                                           \
+    {.name = "--" #kind_ "-penalty", .value = "X", .kind = OPTION_FLOAT, .shown = "0, off",        \
+     .offset = offsetof(type, args.options.kind_##_penalty), .min = least, .max = 1000,            \
+     .help = help_},                                                                               \
+    {.name = "--" #kind_ "-context-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,     \
+     .offset = offsetof(type, args.options.kind_##_context),                                       \
+     .help = "newest tokens that --" #kind_ "-penalty looks at, the prompt's too"}
+#define SAMPLING_OPTIONS(type, args)                                                               \
+    {.name = "--temp", .value = "T", .kind = OPTION_FLOAT, .max = 1000,                            \
+     .offset = offsetof(type, args.options.temp),                                                  \
+     .help = "temperature; 0 always takes the likeliest token"},                                   \
+    {.name = "--top-p", .value = "P", .kind = OPTION_FLOAT, .max = 1, .shown = "0, off",           \
+     .offset = offsetof(type, args.options.top_p),                                                 \
+     .help = "draw from the likeliest tokens that make up probability P"},                         \
+    {.name = "--min-p", .value = "P", .kind = OPTION_FLOAT, .max = 1, .shown = "0, off",           \
+     .offset = offsetof(type, args.options.min_p),                                                 \
+     .help = "draw from tokens at least P times as likely as the likeliest"},                      \
+    {.name = "--min-tokens-to-keep", .value = "N", .kind = OPTION_U32, .min = 1,                   \
+     .max = UINT32_MAX, .offset = offsetof(type, args.options.min_tokens_to_keep),                 \
+     .help = "tokens that --min-p leaves at least"},                                               \
+    {.name = "--xtc-probability", .value = "P", .kind = OPTION_FLOAT, .max = 1,                    \
+     .shown = "0, off", .offset = offsetof(type, args.options.xtc_probability),                    \
+     .help = "leave out the likeliest tokens with this probability, drawn for each token"},        \
+    {.name = "--xtc-threshold", .value = "P", .kind = OPTION_FLOAT, .max = 0.5,                    \
+     .offset = offsetof(type, args.options.xtc_threshold),                                         \
+     .help = "those are all above probability P but the last"},                                    \
+    {.name = "--top-k", .value = "K", .kind = OPTION_I32, .max = INT32_MAX, .shown = "0, off",     \
+     .offset = offsetof(type, args.options.top_k),                                                 \
+     .help = "draw from the K likeliest tokens"},                                                  \
+    PENALTY_OPTIONS(type, args, repetition, 0,                                                     \
+                    "divide the logits of the newest tokens by X (multiply negative ones)"),       \
+    PENALTY_OPTIONS(type, args, presence, -1000,                                                   \
+                    "subtract X from the logits of the newest tokens"),                            \
+    PENALTY_OPTIONS(type, args, frequency, -1000,                                                  \
+                    "subtract X once for every time that a token is among the newest"),            \
+    {.name = "--logit-bias", .value = "ID:BIAS,...", .kind = OPTION_TEXT,                          \
+     .offset = offsetof(type, args.logit_bias),                                                    \
+     .help = "add BIAS to the logit of token ID: 15:2.5,7:-100"},                                  \
+    {.name = "--seed", .value = "N", .kind = OPTION_TEXT, .offset = offsetof(type, args.seed),     \
+     .shown = "random, printed", .help = "the same seed draws the same tokens"}
+/* clang-format on */
+
+struct sampling {
+    kvasir_sampling options; /* its arrays are the next two */
+    kvasir_logit_bias *bias;
+    int32_t *special; /* kvasir_free */
+};
+/* Everything that needs no model. */
+int sampling_read(const struct command *c, const struct sampling_args *a, struct sampling *s);
+/* What xtc leaves alone of a vocabulary, where xtc is on. */
+int sampling_protect(const struct command *c, const kvasir_tokenizer *t, struct sampling *s);
+void sampling_free(struct sampling *s);
+
 /* ---- stream (stream.c) ----------------------------------------------------------------------- */
 
-/* The text of an answer. Bytes that could begin a stop text are held back until it is clear that
- * they do not.
- *
- *     text:  | shown already | may begin a stop text |
- *            0               sent                    len
- */
+/* The text of an answer: what kvasir_stop lets through, written and kept. */
 struct stream {
-    const struct text_list *stops; /* borrowed */
-    FILE *to;                      /* NULL: only collected */
-    char *text;                    /* [cap], all of the answer so far */
-    size_t len, cap, sent;
+    kvasir_stop *stop; /* borrowed */
+    FILE *to;          /* NULL: only collected */
+    char *text;        /* [cap], the answer so far but for what is held back */
+    size_t len, cap;
     bool stopped;    /* a stop text came: text ends before it */
     int write_error; /* errno of a failed write, 0 */
 };
 /* False when there is nothing more to do: a stop text came, a write or an allocation failed. */
 bool stream_push(struct stream *s, const char *text, size_t len);
-bool stream_finish(struct stream *s); /* shows what was held back */
+bool stream_finish(struct stream *s); /* shows what was held back; false likewise */
 void stream_free(struct stream *s);
 
 #endif

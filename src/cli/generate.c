@@ -23,7 +23,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 enum finish { FINISH_LENGTH, FINISH_END, FINISH_STOP, FINISH_CONTEXT, FINISH_INTERRUPTED };
 static const char *const FINISH_NAMES[] = {"length", "end", "stop", "context", "interrupted"};
@@ -32,8 +31,7 @@ struct generate_args {
     const char *model, *logits, *prompt_cache;
     struct prompt_args prompt;
     uint32_t max_tokens;
-    kvasir_sampling sampling;
-    const char *seed;
+    struct sampling_args sampling;
     struct text_list stop;
     struct cache_args cache;
     bool ignore_eos, json, quiet, convert_cache;
@@ -57,19 +55,7 @@ static const struct option OPTIONS[] = {
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "256", .max = UINT32_MAX,
      .help = "longest answer; 0 evaluates the prompt only"},
-    {.name = "--temp", .value = "T", .kind = OPTION_FLOAT, ROW(sampling.temp), .max = 1000,
-     .help = "temperature; 0 always takes the likeliest token"},
-    {.name = "--top-p", .value = "P", .kind = OPTION_FLOAT, ROW(sampling.top_p), .max = 1,
-     .shown = "0, off", .help = "draw from the likeliest tokens that make up probability P"},
-    {.name = "--top-k", .value = "K", .kind = OPTION_I32, ROW(sampling.top_k), .max = INT32_MAX,
-     .shown = "0, off", .help = "draw from the K likeliest tokens"},
-    {.name = "--min-p", .value = "P", .kind = OPTION_FLOAT, ROW(sampling.min_p), .max = 1,
-     .shown = "0, off", .help = "draw from tokens at least P times as likely as the likeliest"},
-    {.name = "--repetition-penalty", .value = "X", .kind = OPTION_FLOAT,
-     ROW(sampling.repetition_penalty), .max = 1000, .shown = "0, off",
-     .help = "divide the logits of the last 20 tokens by X (multiply negative ones)"},
-    {.name = "--seed", .value = "N", .kind = OPTION_TEXT, ROW(seed),
-     .shown = "random, printed", .help = "the same seed draws the same tokens"},
+    SAMPLING_OPTIONS(struct generate_args, sampling),
     {.name = "--stop", .value = "TEXT", .kind = OPTION_TEXTS, ROW(stop),
      .help = "end the answer before this text; may be given several times"},
     {.name = "--ignore-eos", .kind = OPTION_FLAG, ROW(ignore_eos),
@@ -110,10 +96,11 @@ struct run {
     kvasir_prompt_cache *cache; /* --prompt-cache */
     uint32_t cached;            /* tokens of it */
     kvasir_sampler *sampler;
+    struct sampling sampling;
+    kvasir_stop *stop;
     kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, ids are printed */
-    uint64_t seed;
-    float *logits;   /* [vocab] of the newest token */
-    int32_t *answer; /* [answer_n] */
+    float *logits;       /* [vocab] of the newest token */
+    int32_t *answer;     /* [answer_n] */
     size_t answer_n, answer_cap;
     uint32_t limit; /* of answer_n */
     enum finish finish, at_limit;
@@ -126,37 +113,17 @@ struct run {
 
 /* ---- before the model ------------------------------------------------------------------------ */
 
-static int read_seed(struct run *r) {
-    const char *text = r->a->seed;
-    if (!text) {
-        /* 53 bits: a JSON reader that keeps numbers as doubles gets the seed back exactly. */
-        if (getrandom(&r->seed, sizeof r->seed, 0) != (ssize_t)sizeof r->seed)
-            r->seed = (uint64_t)(now_seconds() * 1e9);
-        r->seed >>= 11;
-        return EXIT_GOOD;
-    }
-    errno = 0;
-    r->seed = strtoull(text, NULL, 10);
-    if (*text == 0 || strspn(text, "0123456789") != strlen(text) || errno ||
-        r->seed > INT64_MAX) /* the largest that JSON output can tell */
-        return usage_error(&COMMAND, "--seed: \"%.60s\" is not a whole number below 2^63", text);
-    return EXIT_GOOD;
-}
-
-static int check_stops(const struct text_list *stop) {
-    for (size_t i = 0; i < stop->n; i++) {
-        if (!*stop->items[i])
-            return usage_error(&COMMAND, "--stop: the text is empty");
-        if (((unsigned char)stop->items[i][0] & 0xc0) == 0x80)
-            return usage_error(&COMMAND, "--stop: the text is not UTF-8 at byte 0");
-    }
+static int make_stop(struct run *r) {
+    kvasir_error err;
+    if (kvasir_stop_create(r->a->stop.items, r->a->stop.n, &r->stop, &err))
+        return library_error(&COMMAND, &err);
     return EXIT_GOOD;
 }
 
 static int prepare(struct run *r) {
-    int code = read_seed(r);
+    int code = sampling_read(&COMMAND, &r->a->sampling, &r->sampling);
     if (!code)
-        code = check_stops(&r->a->stop);
+        code = make_stop(r);
     if (!code)
         code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
     catch_interrupt(); /* from here on there is a file to take away again */
@@ -177,7 +144,10 @@ static int open_model(struct run *r) {
         return library_error(&COMMAND, &err);
     if (!r->detok && r->a->stop.n)
         return usage_error(&COMMAND, "--stop: this model has no tokenizer to make text with");
-    return prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
+    int code = EXIT_GOOD;
+    if (r->detok)
+        code = sampling_protect(&COMMAND, kvasir_model_tokenizer(r->model), &r->sampling);
+    return code ? code : prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
 }
 
 /* Formats come from the file unless flags say them; flags that differ from the file are refused
@@ -205,9 +175,7 @@ static kvasir_status open_sequence(struct run *r, kvasir_error *err) {
 
 static int open_context(struct run *r) {
     kvasir_error err;
-    kvasir_sampling sampling = r->a->sampling;
-    sampling.seed = r->seed;
-    if (kvasir_sampler_create(&sampling, r->info.vocab, &r->sampler, &err) ||
+    if (kvasir_sampler_create(&r->sampling.options, r->info.vocab, &r->sampler, &err) ||
         open_sequence(r, &err))
         return library_error(&COMMAND, &err);
     r->logits = malloc(r->info.vocab * sizeof *r->logits);
@@ -229,8 +197,8 @@ static void settle_limit(struct run *r) {
     if (!r->a->quiet) {
         print_model_line(&r->info);
         print_context_facts(&info);
-        if (r->a->sampling.temp > 0)
-            fprintf(stderr, "seed:   %llu\n", (unsigned long long)r->seed);
+        if (r->sampling.options.temp > 0)
+            fprintf(stderr, "seed:   %llu\n", (unsigned long long)r->sampling.options.seed);
     }
     r->limit = r->a->max_tokens;
     r->at_limit = FINISH_LENGTH;
@@ -431,7 +399,7 @@ static int print_json(const struct run *r, const kvasir_context_info *info) {
     put_whole(o, "cache_bytes_16bit", used16);
     put_real(o, "cache_ratio", ratio((double)used16, (double)used));
     put_whole(o, "memory_peak_bytes", kvasir_memory_peak());
-    put_whole(o, "seed", r->seed);
+    put_whole(o, "seed", r->sampling.options.seed);
     put_context_facts(o, info);
     return json_print(&COMMAND, o);
 }
@@ -455,7 +423,7 @@ static int generate(struct run *r) {
     if (code)
         return code;
     settle_limit(r);
-    r->stream = (struct stream){.stops = &r->a->stop, .to = r->a->json ? NULL : stdout};
+    r->stream = (struct stream){.stop = r->stop, .to = r->a->json ? NULL : stdout};
     code = run_prompt(r);
     if (code)
         return code;
@@ -472,8 +440,7 @@ static int generate(struct run *r) {
 }
 
 int generate_main(int argc, char **argv) {
-    struct generate_args a = {.sampling = kvasir_sampling_defaults(),
-                              .cache = cache_args_defaults()};
+    struct generate_args a = {.sampling = sampling_args_defaults(), .cache = cache_args_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;
@@ -489,6 +456,8 @@ int generate_main(int argc, char **argv) {
     free(r.answer);
     free(r.logits);
     kvasir_detok_destroy(r.detok);
+    kvasir_stop_destroy(r.stop);
+    sampling_free(&r.sampling);
     kvasir_sampler_destroy(r.sampler);
     kvasir_seq_destroy(r.seq);
     kvasir_context_destroy(r.ctx);

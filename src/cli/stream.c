@@ -1,77 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stream.c: an answer's text on its way out. Stop texts are found wherever token borders lie; the
- * drawing is in cli.h.
+/* stream.c: an answer's text on its way out. Where it ends and what is held back is kvasir_stop's
+ * to say.
  *
- * Invariants
- *   O1  text[0, sent) was written, in whole characters if the pushed pieces are whole characters
- *       and no stop text begins inside one.
- *   O2  No stop text begins before `sent`, so a search starts there.
+ * Invariant
+ *   O1  What was let through and could be written, text[0, len), was written.
  */
 #include "cli.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-static bool append(struct stream *s, const char *text, size_t len) {
-    if (s->cap - s->len < len) {
-        size_t cap = 2 * s->cap + len + 256;
-        char *grown = realloc(s->text, cap);
-        if (!grown) {
-            s->write_error = ENOMEM;
-            return false;
-        }
-        s->text = grown;
-        s->cap = cap;
+static bool reserve(struct stream *s, size_t n) {
+    if (s->cap - s->len >= n)
+        return true;
+    size_t cap = 2 * s->cap + n + 256;
+    char *grown = realloc(s->text, cap);
+    if (!grown) {
+        s->write_error = ENOMEM;
+        return false;
     }
-    if (len)
-        memcpy(s->text + s->len, text, len);
-    s->len += len;
+    s->text = grown;
+    s->cap = cap;
     return true;
 }
 
-static bool send_up_to(struct stream *s, size_t end) {
-    size_t n = end - s->sent;
-    if (s->to && n > 0 && (fwrite(s->text + s->sent, 1, n, s->to) != n || fflush(s->to) != 0)) {
+/* n bytes came to the end of text. */
+static bool send(struct stream *s, size_t n) {
+    if (s->to && n > 0 && (fwrite(s->text + s->len, 1, n, s->to) != n || fflush(s->to) != 0)) {
         s->write_error = errno ? errno : EIO;
         return false;
     }
-    s->sent = end;
-    return true;
-}
-
-/* Where the earliest stop text begins, or len; *held is where the first place lies from which the
- * text could still grow into one. */
-static size_t find_stop(const struct stream *s, size_t *held) {
-    *held = s->len;
-    for (size_t at = s->sent; at < s->len; at++)
-        for (size_t i = 0; i < s->stops->n; i++) {
-            size_t n = strlen(s->stops->items[i]), left = s->len - at;
-            if (memcmp(s->text + at, s->stops->items[i], n < left ? n : left) != 0)
-                continue;
-            if (n <= left)
-                return at;
-            if (at < *held)
-                *held = at;
-        }
-    return s->len;
+    s->len += n;
+    return !s->stopped;
 }
 
 bool stream_push(struct stream *s, const char *text, size_t len) {
-    if (s->stopped || s->write_error || !append(s, text, len))
+    if (s->stopped || s->write_error || !reserve(s, len + kvasir_stop_hold(s->stop)))
         return false;
-    size_t held, stop = find_stop(s, &held);
-    if (stop < s->len) {
-        s->stopped = true;
-        s->len = stop;
-        send_up_to(s, stop);
-        return false;
-    }
-    return send_up_to(s, held);
+    size_t n;
+    s->stopped = !kvasir_stop_push(s->stop, text, len, s->text + s->len, &n);
+    return send(s, n);
 }
 
 bool stream_finish(struct stream *s) {
-    return !s->write_error && send_up_to(s, s->len);
+    if (s->write_error || !reserve(s, kvasir_stop_hold(s->stop)))
+        return false;
+    size_t n;
+    s->stopped = !kvasir_stop_finish(s->stop, s->text + s->len, &n);
+    return send(s, n);
 }
 
 void stream_free(struct stream *s) {

@@ -15,7 +15,7 @@
  *   centre.c  centre_file.c  calibrate.c
  *                  key centres: which pairs of which heads get one; the calibration file; making it
  *   fingerprint.c  what cached bytes depend on, as 64 bits
- *   sampler.c      kvasir_sampler
+ *   sampler.c      kvasir_sampler; log-probabilities
  *   measure.c      losses, divergences, bench-kv-cache
  *   trace.c  belady.c
  *                  recorded requests; what the best and the plainest cache would hit of them

@@ -1,153 +1,358 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sampler.c: from logits to the next token. Owns the sampling options, the last accepted tokens and
- * scratch for one vocabulary; one thread at a time.
+ * the scratch for one vocabulary, which samplers may share; one thread at a time.
  *
  *     logits [vocab]
- *        | repetition penalty: each distinct id of the last repetition_context accepted ones,
- *        |                     once: l < 0 ? l * p : l / p
+ *        | logit bias            l + b
+ *        | repetition penalty    l < 0 ? l * p : l / p    each distinct id of its context, once
+ *        | presence penalty      l - p                    each distinct id of its context, once
+ *        | frequency penalty     l - p                    each id of its context, every time
  *        +-- temp 0 -----------------------------------------------> the largest, lowest id first
  *        v
- *     candidates, largest first:   c0  c1  c2 | c3 ...  c(vocab-1)
- *                                             ^ cut
+ *     candidates, largest first:   c0  c1  c2  c3  c4  c5 | c6 ...  c(vocab-1)
  *        | top_p   a candidate stays while the probability before it is below top_p
- *        | min_p   ... while its probability is at least min_p times the largest
- *        | top_k   ... while fewer than top_k came before
+ *        | min_p   ... while its probability is at least min_p times the largest, and the first
+ *        |         min_tokens_to_keep in any case
+ *        v
+ *                                  c0  c1  c2  c3  c4  c5        probabilities of these alone:
+ *        | xtc     with probability xtc_probability: of those above xtc_threshold all but the least
+ *        |         likely go, and but those that are xtc_special
+ *        v                     .3  .25 .2  .12 .08 .05           threshold 0.1: c0 c1 c2 go
+ *                                              c3  c4  c5
+ *        | top_k   the first top_k stay
  *        v
  *     draw c with probability ~ exp(l / temp)
  *
- * mlx-lm applies the three filters one after the other, each on what the one before left, with
- * probabilities at temperature 1 in all of them. Each keeps a beginning of the same descending
- * order, so one walk down that order with three stop conditions is the same; a heap gives as much
- * of the order as is needed and no vocabulary is ever sorted.
+ * mlx-lm applies the filters one after the other, each on what the one before left, with
+ * probabilities at temperature 1 in all of them. top_p and min_p keep a beginning of the same
+ * descending order, so one walk down that order with several stop conditions is the same; so does
+ * top_k where xtc does not come between. A heap gives as much of the order as is needed, and no
+ * vocabulary is ever sorted as a whole unless the options keep all of it.
  *
  * Invariants
  *   S1  A pick depends on the options, the logits, the accepted tokens and the number of picks made
- *       so far: the random number is a function of (seed, draw number), not a state.
+ *       so far: random numbers are a function of (seed, draw number, what for), not a state.
  *   S2  Equal logits are ordered by id; sums run in a fixed order in double; exp is base's own. So
  *       the same inputs give the same token on every machine.
  *   S3  Whatever the logits hold (NaN, infinities), the result is an id below vocab: NaN is never
  *       chosen unless everything is.
+ *   S4  Between two calls scratch holds nothing that counts; scratch->marks is zero.
  *
- * Left out: logit bias, presence and frequency penalties, xtc.
+ * A context of 0 is refused: mlx-lm's slice [-0:] takes it for all tokens, a reader for none.
  */
 #include "engine/sampler.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
+struct sampler_scratch {
+    uint32_t vocab;
+    double *weights; /* [vocab] of kept */
+    float *logits;   /* [vocab] after bias and penalties */
+    uint32_t *ids;   /* [vocab] see walk; distinct ids of a context */
+    uint32_t *kept;  /* [vocab] candidates */
+    uint8_t *marks;  /* [vocab] */
+};
+
 struct kvasir_sampler {
     kvasir_sampling options;
+    kvasir_logit_bias *bias; /* [options.n_logit_bias] */
+    int32_t *special;        /* [options.n_xtc_special] */
     uint32_t vocab;
     uint64_t draws;
-    int32_t *recent;      /* [repetition_context] ring of accepted ids; NULL without a penalty */
+    int32_t *recent;      /* [recent_cap] ring of accepted ids; NULL without penalties */
+    uint32_t recent_cap;  /* the largest context */
     uint32_t recent_n;    /* ids in the ring */
     uint32_t recent_next; /* where the next one goes */
-    float *logits;        /* [vocab] after the penalty */
-    uint32_t *ids;        /* [vocab] a heap at the front, candidates behind it, see take_best */
-    uint32_t *kept;       /* [vocab] candidates, largest first */
-    double *weights;      /* [vocab] of kept */
+    struct sampler_scratch *scratch;
+    struct sampler_scratch *own; /* NULL: shared */
 };
 
 /* ---- options --------------------------------------------------------------------------------- */
 
+/* The ring of a context comes from a request: 4 MiB at most. No model's context is longer. */
+enum { CONTEXT_MAX = 1 << 20 };
+
 kvasir_sampling kvasir_sampling_defaults(void) {
-    return (kvasir_sampling){.repetition_context = 20};
+    return (kvasir_sampling){.repetition_context = 20,
+                             .presence_context = 20,
+                             .frequency_context = 20,
+                             .min_tokens_to_keep = 1,
+                             .xtc_threshold = 0.1f};
 }
 
-static bool penalises(const kvasir_sampling *o) {
+static bool repeats_are_penalised(const kvasir_sampling *o) {
     return o->repetition_penalty != 0 && o->repetition_penalty != 1;
 }
 
-static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
+static bool processes(const kvasir_sampling *o) {
+    return o->n_logit_bias || repeats_are_penalised(o) || o->presence_penalty != 0 ||
+           o->frequency_penalty != 0;
+}
+
+static kvasir_status check_filters(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
     const kvasir_status bad = KVASIR_ERR_ARGUMENT;
-    if (vocab == 0)
-        return fail(err, bad, "sampler: the vocabulary is empty");
     if (!(o->temp >= 0) || isinf(o->temp))
         return fail(err, bad, "--temp: %g is not a finite number of at least 0", (double)o->temp);
     if (!(o->top_p >= 0 && o->top_p <= 1))
         return fail(err, bad, "--top-p: %g is not between 0 and 1", (double)o->top_p);
     if (!(o->min_p >= 0 && o->min_p <= 1))
         return fail(err, bad, "--min-p: %g is not between 0 and 1", (double)o->min_p);
+    if (o->min_tokens_to_keep > vocab)
+        return fail(err, bad,
+                    "--min-tokens-to-keep: %u is not between 1 and the vocabulary size "
+                    "%u",
+                    o->min_tokens_to_keep, vocab);
+    if (!(o->xtc_probability >= 0 && o->xtc_probability <= 1))
+        return fail(err, bad, "--xtc-probability: %g is not between 0 and 1",
+                    (double)o->xtc_probability);
+    if (!(o->xtc_threshold >= 0 && o->xtc_threshold <= 0.5f))
+        return fail(err, bad, "--xtc-threshold: %g is not between 0 and 0.5",
+                    (double)o->xtc_threshold);
     if (o->top_k < 0 || (uint32_t)o->top_k > vocab)
         return fail(err, bad, "--top-k: %d is not between 0 and the vocabulary size %u", o->top_k,
                     vocab);
-    if (!(o->repetition_penalty >= 0) || isinf(o->repetition_penalty))
-        return fail(err, bad, "--repetition-penalty: %g is not a finite number of at least 0",
-                    (double)o->repetition_penalty);
-    if (penalises(o) && o->repetition_context == 0)
-        return fail(err, bad, "--repetition-penalty: needs a repetition_context above 0");
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
-                                    kvasir_sampler **out, kvasir_error *err) {
-    TRY(check_options(sampling, vocab, err));
+static kvasir_status check_penalty(const char *flag, float penalty, float least, uint32_t context,
+                                   kvasir_error *err) {
+    const kvasir_status bad = KVASIR_ERR_ARGUMENT;
+    if (!isfinite(penalty) || penalty < least)
+        return fail(err, bad, "--%s-penalty: %g is not a finite number%s", flag, (double)penalty,
+                    least == 0 ? " of at least 0" : "");
+    if (penalty != 0 && context == 0)
+        return fail(err, bad, "--%s-penalty: needs a --%s-context-size above 0", flag, flag);
+    if (penalty != 0 && context > CONTEXT_MAX)
+        return fail(err, bad, "--%s-context-size: %u is above %d", flag, context, CONTEXT_MAX);
+    return KVASIR_OK;
+}
+
+static kvasir_status check_bias(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
+    for (size_t i = 0; i < o->n_logit_bias; i++) {
+        const kvasir_logit_bias *b = &o->logit_bias[i];
+        if (b->token < 0 || (uint32_t)b->token >= vocab)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "--logit-bias: id %d is not below the vocabulary size %u", b->token, vocab);
+        if (!isfinite(b->bias))
+            return fail(err, KVASIR_ERR_ARGUMENT, "--logit-bias: %g of id %d is not finite",
+                        (double)b->bias, b->token);
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
+    if (vocab == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "sampler: the vocabulary is empty");
+    TRY(check_filters(o, vocab, err));
+    uint32_t context = repeats_are_penalised(o) ? o->repetition_context : 1;
+    TRY(check_penalty("repetition", o->repetition_penalty, 0, context, err));
+    TRY(check_penalty("presence", o->presence_penalty, -INFINITY, o->presence_context, err));
+    TRY(check_penalty("frequency", o->frequency_penalty, -INFINITY, o->frequency_context, err));
+    return check_bias(o, vocab, err);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+/* The arrays lie behind one another in the order of the struct: none needs more alignment than the
+ * one before. */
+enum { SCRATCH_BYTES = sizeof(double) + sizeof(float) + 2 * sizeof(uint32_t) + 1 };
+
+size_t sampler_scratch_bytes(uint32_t vocab) {
+    return sizeof(struct sampler_scratch) + (size_t)vocab * SCRATCH_BYTES;
+}
+
+kvasir_status sampler_scratch_create(uint32_t vocab, struct sampler_scratch **out,
+                                     kvasir_error *err) {
+    struct sampler_scratch *s = mem_calloc(1, sampler_scratch_bytes(vocab));
+    if (!s)
+        return fail(err, KVASIR_ERR_MEMORY, "sampler: out of memory for a vocabulary of %u", vocab);
+    s->vocab = vocab;
+    s->weights = (double *)(s + 1);
+    s->logits = (float *)(s->weights + vocab);
+    s->ids = (uint32_t *)(s->logits + vocab);
+    s->kept = s->ids + vocab;
+    s->marks = (uint8_t *)(s->kept + vocab);
+    *out = s;
+    return KVASIR_OK;
+}
+
+void sampler_scratch_destroy(struct sampler_scratch *s) {
+    mem_free(s);
+}
+
+/* The largest context of the penalties that are on. */
+static uint32_t context_of(const kvasir_sampling *o) {
+    uint32_t n = repeats_are_penalised(o) ? o->repetition_context : 0;
+    if (o->presence_penalty != 0 && o->presence_context > n)
+        n = o->presence_context;
+    if (o->frequency_penalty != 0 && o->frequency_context > n)
+        n = o->frequency_context;
+    return n;
+}
+
+/* NULL where n is 0 or memory ran out. */
+static void *copy_of(const void *items, size_t n, size_t size) {
+    void *copy = n ? mem_calloc(n, size) : NULL;
+    if (copy)
+        memcpy(copy, items, n * size);
+    return copy;
+}
+
+static kvasir_status create(const kvasir_sampling *o, uint32_t vocab,
+                            struct sampler_scratch *scratch, kvasir_sampler **out,
+                            kvasir_error *err) {
     kvasir_sampler *s = mem_calloc(1, sizeof *s);
     if (!s)
         return fail(err, KVASIR_ERR_MEMORY, "sampler: out of memory");
-    s->options = *sampling;
+    s->options = *o;
+    s->bias = copy_of(o->logit_bias, o->n_logit_bias, sizeof *s->bias);
+    s->special = copy_of(o->xtc_special, o->n_xtc_special, sizeof *s->special);
     s->vocab = vocab;
-    s->logits = mem_calloc(vocab, sizeof *s->logits);
-    s->ids = mem_calloc(vocab, sizeof *s->ids);
-    s->kept = mem_calloc(vocab, sizeof *s->kept);
-    s->weights = mem_calloc(vocab, sizeof *s->weights);
-    bool complete = s->logits && s->ids && s->kept && s->weights;
-    if (penalises(sampling)) {
-        s->recent = mem_calloc(sampling->repetition_context, sizeof *s->recent);
-        complete = complete && s->recent;
-    }
-    if (!complete) {
+    s->scratch = scratch;
+    s->recent_cap = context_of(o);
+    if (s->recent_cap)
+        s->recent = mem_calloc(s->recent_cap, sizeof *s->recent);
+    if ((o->n_logit_bias && !s->bias) || (o->n_xtc_special && !s->special) ||
+        (s->recent_cap && !s->recent)) {
         kvasir_sampler_destroy(s);
-        return fail(err, KVASIR_ERR_MEMORY, "sampler: out of memory for a vocabulary of %u", vocab);
+        return fail(err, KVASIR_ERR_MEMORY, "sampler: out of memory");
     }
     *out = s;
     return KVASIR_OK;
 }
 
+kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vocab,
+                                    struct sampler_scratch *scratch, kvasir_sampler **out,
+                                    kvasir_error *err) {
+    TRY(check_options(sampling, vocab, err));
+    assert(scratch->vocab == vocab);
+    return create(sampling, vocab, scratch, out, err);
+}
+
+kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
+                                    kvasir_sampler **out, kvasir_error *err) {
+    TRY(check_options(sampling, vocab, err));
+    struct sampler_scratch *own = NULL;
+    TRY(sampler_scratch_create(vocab, &own, err));
+    kvasir_status status = create(sampling, vocab, own, out, err);
+    if (status == KVASIR_OK)
+        (*out)->own = own;
+    else
+        sampler_scratch_destroy(own);
+    return status;
+}
+
 void kvasir_sampler_destroy(kvasir_sampler *s) {
     if (!s)
         return;
+    mem_free(s->bias);
+    mem_free(s->special);
     mem_free(s->recent);
-    mem_free(s->logits);
-    mem_free(s->ids);
-    mem_free(s->kept);
-    mem_free(s->weights);
+    sampler_scratch_destroy(s->own);
     mem_free(s);
 }
 
-/* ---- steps ----------------------------------------------------------------------------------- */
+/* ---- bias and penalties ---------------------------------------------------------------------- */
 
 void kvasir_sampler_accept(kvasir_sampler *s, int32_t id) {
     if (!s->recent || id < 0 || (uint32_t)id >= s->vocab)
         return;
     s->recent[s->recent_next] = id;
-    s->recent_next = (s->recent_next + 1) % s->options.repetition_context;
-    if (s->recent_n < s->options.repetition_context)
+    s->recent_next = (s->recent_next + 1) % s->recent_cap;
+    if (s->recent_n < s->recent_cap)
         s->recent_n++;
 }
 
-/* Reads the given logits and writes the copy, so an id that was accepted twice is penalised
- * once. */
-static void penalise(kvasir_sampler *s, const float *logits) {
-    memcpy(s->logits, logits, s->vocab * sizeof *logits);
-    float penalty = s->options.repetition_penalty;
-    for (uint32_t i = 0; i < s->recent_n; i++) {
-        int32_t id = s->recent[i];
-        s->logits[id] = logits[id] < 0 ? logits[id] * penalty : logits[id] / penalty;
-    }
+/* The accepted ids that a context holds. */
+static uint32_t held_by(const kvasir_sampler *s, uint32_t context) {
+    return s->recent_n < context ? s->recent_n : context;
 }
+
+/* Id number i from the newest, which is 0; i < recent_n. */
+static uint32_t recent_id(const kvasir_sampler *s, uint32_t i) {
+    uint32_t newest = s->recent_next + s->recent_cap - 1; /* caps are at most CONTEXT_MAX */
+    return (uint32_t)s->recent[(newest - i) % s->recent_cap];
+}
+
+/* Fills scratch->ids with the distinct ids of a context; returns their number. */
+static uint32_t distinct(const kvasir_sampler *s, uint32_t context) {
+    struct sampler_scratch *w = s->scratch;
+    uint32_t n = 0;
+    for (uint32_t i = 0, held = held_by(s, context); i < held; i++) {
+        uint32_t id = recent_id(s, i);
+        w->ids[n] = id;
+        n += !w->marks[id];
+        w->marks[id] = 1;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        w->marks[w->ids[i]] = 0;
+    return n;
+}
+
+/* The logits with bias and penalties, in scratch. */
+static const float *process(const kvasir_sampler *s, const float *given) {
+    const kvasir_sampling *o = &s->options;
+    const uint32_t *ids = s->scratch->ids;
+    float *logits = s->scratch->logits;
+    memcpy(logits, given, s->vocab * sizeof *logits);
+    for (size_t i = 0; i < o->n_logit_bias; i++)
+        logits[s->bias[i].token] += s->bias[i].bias;
+    if (repeats_are_penalised(o)) {
+        float p = o->repetition_penalty;
+        for (uint32_t i = 0, n = distinct(s, o->repetition_context); i < n; i++)
+            logits[ids[i]] = logits[ids[i]] < 0 ? logits[ids[i]] * p : logits[ids[i]] / p;
+    }
+    if (o->presence_penalty != 0)
+        for (uint32_t i = 0, n = distinct(s, o->presence_context); i < n; i++)
+            logits[ids[i]] -= o->presence_penalty;
+    if (o->frequency_penalty != 0)
+        for (uint32_t i = 0, n = held_by(s, o->frequency_context); i < n; i++)
+            logits[recent_id(s, i)] -= o->frequency_penalty;
+    return logits;
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
 
 /* NaN counts as the least likely. */
 static float value_of(const float *logits, uint32_t id) {
     return isnan(logits[id]) ? -INFINITY : logits[id];
 }
 
+/* The largest of some, NaN left out; -inf where there is none. Many maxima side by side are a few
+ * vectors to any compiler; one would be a chain of n comparisons. */
+static float largest_of(const float *x, size_t n) {
+    enum { LANES = 32 };
+    float best[LANES], all = -INFINITY;
+    for (size_t l = 0; l < LANES; l++)
+        best[l] = -INFINITY;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            best[l] = x[i + l] > best[l] ? x[i + l] : best[l];
+    for (; i < n; i++)
+        all = x[i] > all ? x[i] : all;
+    for (size_t l = 0; l < LANES; l++)
+        all = best[l] > all ? best[l] : all;
+    return all;
+}
+
+/* The first id of the largest logit; 0 where all are NaN. Only the block that brought the largest
+ * is looked through for its id. */
 static uint32_t largest(const float *logits, uint32_t vocab) {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < vocab; i++)
-        if (value_of(logits, i) > value_of(logits, best))
-            best = i;
-    return best;
+    enum { BLOCK = 1024 };
+    float best = -INFINITY;
+    uint32_t block = 0;
+    for (uint32_t at = 0; at < vocab; at += BLOCK) {
+        float max = largest_of(logits + at, vocab - at < BLOCK ? vocab - at : BLOCK);
+        block = max > best ? at : block;
+        best = max > best ? max : best;
+    }
+    for (uint32_t i = block; i < vocab; i++)
+        if (logits[i] == best)
+            return i;
+    return 0;
 }
 
 static bool ranks_before(const float *logits, uint32_t a, uint32_t b) {
@@ -167,6 +372,11 @@ static void sift_down(const float *logits, uint32_t *heap, uint32_t n, uint32_t 
     heap[at] = id;
 }
 
+static void make_heap(const float *logits, uint32_t *heap, uint32_t n) {
+    for (uint32_t i = n / 2; i-- > 0;)
+        sift_down(logits, heap, n, i);
+}
+
 /* Takes the first of the order out of a heap of n. */
 static uint32_t take_best(const float *logits, uint32_t *heap, uint32_t n) {
     uint32_t best = heap[0];
@@ -180,63 +390,109 @@ static double relative(const float *logits, uint32_t id, double max) {
     return m_exp((double)value_of(logits, id) - max);
 }
 
-/* Fills s->kept with the candidates that top_p, min_p and top_k leave; returns their number. */
-static size_t filter(kvasir_sampler *s, const float *logits, double max) {
-    const kvasir_sampling *o = &s->options;
-    bool by_mass = o->top_p > 0 && o->top_p < 1;
-    double mass_wanted = 0, mass = 0;
-    if (by_mass) {
-        for (uint32_t i = 0; i < s->vocab; i++)
-            mass_wanted += relative(logits, i, max);
-        mass_wanted *= (double)o->top_p;
-    }
-    for (uint32_t i = 0; i < s->vocab; i++)
-        s->ids[i] = i;
-    for (uint32_t i = s->vocab / 2; i-- > 0;)
-        sift_down(logits, s->ids, s->vocab, i);
+/* ---- filters --------------------------------------------------------------------------------- */
 
-    uint32_t limit = o->top_k > 0 ? (uint32_t)o->top_k : s->vocab, n = 0;
-    while (n < limit) {
-        uint32_t id = take_best(logits, s->ids, s->vocab - n);
-        double p = relative(logits, id, max);
-        /* the likeliest always stays */
-        if (n > 0 && ((by_mass && mass >= mass_wanted) || p < (double)o->min_p))
+/* Where a walk down the order ends; the first candidate always stays. */
+struct cut {
+    double mass;       /* enough for those before; in units of the largest probability, as */
+    double least;      /* the smallest that stays, but */
+    uint32_t at_least; /* so many stay whatever theirs is */
+    uint32_t limit;
+};
+
+/* Candidates further below the largest than this are few in any walk that ends early: they are made
+ * a heap only when a walk comes to them. exp(-12) is 6e-6: all of a vocabulary of 150,000 together
+ * weigh less than the largest there. */
+static const float NEAR = 12;
+
+/* Keeps of scratch->kept [n] what comes before the cut, in order; returns its number.
+ *
+ *     ids:  | heap of the near ones | the far ones |
+ *           0                      near            n          */
+static uint32_t walk(struct sampler_scratch *w, const float *logits, float max, uint32_t n,
+                     const struct cut *cut) {
+    uint32_t near = 0, far = n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = w->kept[i];
+        w->ids[logits[id] >= max - NEAR ? near++ : --far] = id;
+    }
+    make_heap(logits, w->ids, near);
+    uint32_t *heap = w->ids, left = near, kept = 0;
+    double mass = 0;
+    while (kept < n && kept < cut->limit) {
+        if (left == 0) {
+            heap = w->ids + near;
+            left = n - near;
+            make_heap(logits, heap, left);
+        }
+        uint32_t id = take_best(logits, heap, left--);
+        double p = relative(logits, id, (double)max);
+        if (kept > 0 && (mass >= cut->mass || (p < cut->least && kept >= cut->at_least)))
             break;
         mass += p;
-        s->kept[n++] = id;
+        w->kept[kept++] = id;
     }
-    return n;
+    return kept;
 }
 
-size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **ids,
-                     const double **weights) {
+static void mark_special(const kvasir_sampler *s, uint8_t mark) {
+    for (size_t i = 0; i < s->options.n_xtc_special; i++)
+        if (s->special[i] >= 0 && (uint32_t)s->special[i] < s->vocab)
+            s->scratch->marks[s->special[i]] = mark;
+}
+
+/* Leaves the likely ones but the last out of scratch->kept [n], whatever its order. At least that
+ * last one stays, with a probability above 0. */
+static uint32_t leave_top_out(const kvasir_sampler *s, const float *logits, float max, uint32_t n) {
+    struct sampler_scratch *w = s->scratch;
+    double sum = 0, last = INFINITY;
+    for (uint32_t i = 0; i < n; i++)
+        sum += w->weights[i] = relative(logits, w->kept[i], (double)max);
+    double threshold = (double)s->options.xtc_threshold * sum;
+    for (uint32_t i = 0; i < n; i++)
+        if (w->weights[i] > threshold && w->weights[i] < last)
+            last = w->weights[i];
+    uint32_t kept = 0;
+    mark_special(s, 1);
+    for (uint32_t i = 0; i < n; i++)
+        if (w->weights[i] <= last || w->marks[w->kept[i]])
+            w->kept[kept++] = w->kept[i];
+    mark_special(s, 0);
+    return kept;
+}
+
+/* Fills scratch->kept with the candidates that the filters leave; returns their number. */
+static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, bool xtc) {
     const kvasir_sampling *o = &s->options;
-    if (s->recent) {
-        penalise(s, logits);
-        logits = s->logits;
+    struct sampler_scratch *w = s->scratch;
+    uint32_t n = s->vocab, top_k = o->top_k > 0 ? (uint32_t)o->top_k : n;
+    for (uint32_t i = 0; i < n; i++)
+        w->kept[i] = i;
+    struct cut cut = {.mass = INFINITY, .limit = xtc ? n : top_k};
+    bool by_mass = o->top_p > 0 && o->top_p < 1, ordered = by_mass || o->min_p > 0;
+    if (by_mass) {
+        cut.mass = 0;
+        for (uint32_t i = 0; i < n; i++)
+            cut.mass += relative(logits, i, (double)max);
+        cut.mass *= (double)o->top_p;
     }
-    *ids = s->kept;
-    *weights = s->weights;
-    uint32_t best = largest(logits, s->vocab);
-    double max = (double)value_of(logits, best);
-    if (o->temp == 0 || isinf(max)) {
-        s->kept[0] = best;
-        s->weights[0] = 1;
-        return 1;
-    }
-    size_t n = s->vocab;
-    bool filters = (o->top_p > 0 && o->top_p < 1) || o->min_p > 0 || o->top_k > 0;
-    if (filters)
-        n = filter(s, logits, max);
-    else
-        for (uint32_t i = 0; i < s->vocab; i++)
-            s->kept[i] = i;
-    for (size_t i = 0; i < n; i++)
-        s->weights[i] = m_exp(((double)value_of(logits, s->kept[i]) - max) / (double)o->temp);
-    return n;
+    cut.least = (double)o->min_p;
+    cut.at_least = o->min_tokens_to_keep;
+    if (ordered)
+        n = walk(w, logits, max, n, &cut);
+    if (xtc)
+        n = leave_top_out(s, logits, max, n);
+    if (n <= top_k)
+        return n;
+    return ordered ? top_k
+                   : walk(w, logits, max, n, &(struct cut){.mass = INFINITY, .limit = top_k});
 }
 
 /* ---- drawing --------------------------------------------------------------------------------- */
+
+/* What a random number is for, as a constant that keeps the streams of a seed apart. */
+#define FOR_TOKEN 0x632be59bd9b4e019ULL
+#define FOR_XTC   0xd1342543de82ef95ULL
 
 /* The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits in which every
  * output bit depends on every input bit. */
@@ -248,9 +504,37 @@ static uint64_t mix(uint64_t x) {
 
 /* Number `draw` of a seed's stream, uniform in [0, 1) with 53 bits. The seed is mixed first, or
  * seeds that differ by the golden-ratio step would be the same stream shifted. */
-static double uniform(uint64_t seed, uint64_t draw) {
-    uint64_t bits = mix(mix(seed + 0x632be59bd9b4e019ULL) + draw * 0x9e3779b97f4a7c15ULL);
+static double uniform(uint64_t seed, uint64_t draw, uint64_t what_for) {
+    uint64_t bits = mix(mix(seed + what_for) + draw * 0x9e3779b97f4a7c15ULL);
     return (double)(bits >> 11) * 0x1p-53;
+}
+
+size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **ids,
+                     const double **weights) {
+    const kvasir_sampling *o = &s->options;
+    struct sampler_scratch *w = s->scratch;
+    *ids = w->kept;
+    *weights = w->weights;
+    if (processes(o))
+        logits = process(s, logits);
+    uint32_t best = largest(logits, s->vocab), n = 1;
+    float max = value_of(logits, best);
+    w->kept[0] = best;
+    if (o->temp > 0 && !isinf(max)) {
+        bool xtc = o->xtc_probability > 0 &&
+                   uniform(o->seed, s->draws, FOR_XTC) < (double)o->xtc_probability;
+        n = filter(s, logits, max, xtc);
+        if (xtc) { /* the largest may be gone; far below it all weights could be 0 */
+            max = -INFINITY;
+            for (uint32_t i = 0; i < n; i++)
+                max = logits[w->kept[i]] > max ? logits[w->kept[i]] : max;
+        }
+    }
+    w->weights[0] = 1;
+    for (uint32_t i = n > 1 ? 0 : 1; i < n; i++)
+        w->weights[i] =
+            m_exp(((double)value_of(logits, w->kept[i]) - (double)max) / (double)o->temp);
+    return n;
 }
 
 int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
@@ -260,7 +544,7 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
     double total = 0, run = 0;
     for (size_t i = 0; i < n; i++)
         total += weights[i];
-    double target = uniform(s->options.seed, s->draws++) * total;
+    double target = uniform(s->options.seed, s->draws++, FOR_TOKEN) * total;
     size_t last = 0; /* rounding may leave run a hair below target at the end */
     for (size_t i = 0; i < n; i++) {
         if (weights[i] == 0)
@@ -271,4 +555,38 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
             break;
     }
     return (int32_t)ids[last];
+}
+
+/* ---- log-probabilities ----------------------------------------------------------------------- */
+
+/* ln of what exp(l - max) makes of it; an infinite largest has all of the weight to itself. */
+static double below(double value, double max) {
+    return value == max ? 0 : value - max;
+}
+
+/* Inserts behind those that are not smaller; ids come rising. */
+static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float value) {
+    uint32_t at = n - 1;
+    for (; at > 0 && top[at - 1].logprob < value; at--)
+        top[at] = top[at - 1];
+    top[at] = (kvasir_token_logprob){(int32_t)id, value};
+}
+
+void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
+                      float *logprob, kvasir_token_logprob *top) {
+    assert(n_top <= TOP_LOGPROBS_MAX && n_top <= vocab && token >= 0 && (uint32_t)token < vocab);
+    double max = (double)value_of(logits, largest(logits, vocab)), sum = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        sum += m_exp(below((double)value_of(logits, i), max));
+    double log_sum = m_log(sum);
+    for (uint32_t i = 0; n_top && i < vocab; i++) {
+        float value = value_of(logits, i);
+        if (i < n_top)
+            insert_top(top, i + 1, i, value);
+        else if (value > top[n_top - 1].logprob)
+            insert_top(top, n_top, i, value);
+    }
+    for (uint32_t i = 0; i < n_top; i++)
+        top[i].logprob = (float)(below((double)top[i].logprob, max) - log_sum);
+    *logprob = (float)(below((double)value_of(logits, (uint32_t)token), max) - log_sum);
 }

@@ -160,6 +160,31 @@ bool kvasir_token_is_end(const kvasir_tokenizer *t, int32_t id) {
     return t->tokenizer && tokenizer_is_end(t->tokenizer, id);
 }
 
+kvasir_status kvasir_xtc_special(const kvasir_tokenizer *t, int32_t **ids, size_t *n,
+                                 kvasir_error *err) {
+    int32_t *line_end, *all;
+    size_t n_line_end, n_all, size = 1;
+    TRY(kvasir_tokenize(t, "\n", 1, KVASIR_TOKENIZE_ADD_SPECIAL, &line_end, &n_line_end, err));
+    n_all = n_line_end;
+    int32_t last = (int32_t)tokenizer_size(t->tokenizer);
+    for (int32_t id = 0; id < last; id++)
+        n_all += tokenizer_is_end(t->tokenizer, id);
+    if (n_all > size)
+        size = n_all;
+    all = mem_realloc(line_end, size, sizeof *all);
+    if (!all) {
+        mem_free(line_end);
+        return fail(err, KVASIR_ERR_MEMORY, "tokens that xtc leaves alone: out of memory");
+    }
+    size_t at = n_line_end;
+    for (int32_t id = 0; id < last; id++)
+        if (tokenizer_is_end(t->tokenizer, id))
+            all[at++] = id;
+    *ids = all;
+    *n = n_all;
+    return KVASIR_OK;
+}
+
 const char *kvasir_token_piece(const kvasir_tokenizer *t, int32_t id, size_t *len) {
     struct text_span piece = {0};
     if (t->tokenizer)

@@ -38,6 +38,16 @@ c --raw -p "1, 2, 3, 4, 5," -n 24 --json --stop "no such text" --stop "$stop"
 c --raw -p "1, 2, 3, 4, 5," -n 24 --stop "$stop"
 [ "$(cat out)" = "${text%%"$stop"*}" ] || die "--stop while streaming"
 
+# of several the one that begins first, also where another is complete before it
+c --raw -p "1, 2, 3, 4, 5," -n 24 --json --stop "${text:6:3}" --stop "${text:5:7}"
+[ "$(json text)" = "${text%%"$stop"*}" ] || die "--stop: \"$(json text)\" of two in \"$text\""
+# what could have begun one comes out at the end
+c --raw -p "1, 2, 3, 4, 5," -n 24 --stop "${text: -3}no such text"
+[ "$(cat out)" = "$text" ] || die "--stop: what was held back is lost"
+# xtc never leaves out line ends and end tokens: nothing else is likely here
+c -p "Say hello." -n 8 --temp 1 --seed 1 --xtc-probability 1 --xtc-threshold 0 --json
+json ids | grep -qE '^\[198(, 198)*\]$' || die "--xtc-probability: $(json ids)"
+
 # an end token ends an answer unless it is ignored
 c -p "Answer with one word: what colour is the sky?" -n 200 --json
 [ "$(json finish)" = end ] || die "no end token within 200 tokens"

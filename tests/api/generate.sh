@@ -46,6 +46,41 @@ g -n 30 --temp 2 --json --seed "$told"
 g -n 5 -q --temp 1 --top-k 1
 [ "$(cat out)" = "$plain" ] || die "--top-k 1 is not the likeliest"
 
+# bias and penalties, with and without a draw; such biases leave the model nothing to say
+g -n 3 -q --logit-bias 77:10000
+[ "$(cat out)" = "77 77 77" ] || die "--logit-bias"
+g -n 3 -q --logit-bias 77:10000,78:9500 --presence-penalty 900
+[ "$(cat out)" = "77 78 77" ] || die "--presence-penalty"
+g -n 4 -q --logit-bias 77:10000,78:9500 --frequency-penalty 300
+[ "$(cat out)" = "77 77 78 77" ] || die "--frequency-penalty"
+g -n 3 -q --logit-bias 77:10000,78:9000 --repetition-penalty 1.5 --repetition-context-size 1
+[ "$(cat out)" = "77 78 77" ] || die "--repetition-penalty"
+g -n 2 -q --logit-bias 9:10000,78:9500 --presence-penalty 900
+[ "$(cat out)" = "78 9" ] || die "--presence-penalty does not see the prompt"
+g -n 2 -q --logit-bias 9:10000,78:9500 --presence-penalty 900 --presence-context-size 1
+[ "$(cat out)" = "9 78" ] || die "--presence-context-size has no effect"
+d() { # FLAG...: which of three tokens are drawn; no other has a probability above 0
+    g -n 60 --json --seed 5 --logit-bias 100:1000,101:900,102:800 --temp 1000 "$@"
+    json ids | grep -ow '[0-9]*' | sort -u | tr '\n' ' '
+}
+[ "$(d --top-k 3)" = "100 101 102 " ] || die "three tokens"
+[ "$(d --min-p 0.9)" = "100 " ] || die "--min-p"
+[ "$(d --min-p 0.9 --min-tokens-to-keep 2)" = "100 101 " ] || die "--min-tokens-to-keep"
+xtc="--xtc-threshold 0 --top-k 1 --xtc-probability"
+[ "$(d $xtc 1)" = "102 " ] || die "--xtc-probability 1"
+[ "$(d $xtc 0.5)" = "100 102 " ] || die "--xtc-probability 0.5"
+[ "$(d $xtc 0)" = "100 " ] || die "--xtc-probability 0"
+[ "$(d --top-k 2 --xtc-probability 1)" = "100 101 " ] || die "--xtc-threshold is not 0.1"
+d $xtc 0.5 >first
+drawn=$(json ids)
+d $xtc 0.5 >second
+[ "$(json ids)" = "$drawn" ] || die "--seed does not repeat with xtc"
+bad '--logit-bias: id 512 is not below the vocabulary size 512' --logit-bias 1:1,512:1
+bad '--min-tokens-to-keep: 513' --min-p 0.5 --min-tokens-to-keep 513
+bad '--frequency-penalty: needs a --frequency-context-size above 0' --frequency-penalty 1 \
+    --frequency-context-size 0
+bad '--presence-context-size: 2000000 is above' --presence-penalty 1 --presence-context-size 2000000
+
 # --logits: complete or not there
 g -n 0 -q --logits l.safetensors
 [ -s out ] && die "-n 0 prints"

@@ -52,6 +52,24 @@ g '--temp: "0x1" is not a number' -m x --temp 0x1
 g '--temp: -1 is out of range' -m x --temp -1
 g '--top-p: 1.5 is out of range' -m x --top-p 1.5
 g '--top-k: -3 is out of range' -m x --top-k -3
+g '--xtc-probability: 2 is out of range' -m x --xtc-probability 2
+g '--xtc-threshold: 0.6 is out of range' -m x --xtc-threshold 0.6
+g '--min-tokens-to-keep: 0 is out of range' -m x --min-tokens-to-keep 0
+g '--presence-penalty: "much" is not a number' -m x --presence-penalty much
+g '--frequency-penalty: -2000 is out of range' -m x --frequency-penalty -2000
+g '--repetition-penalty: -1 is out of range' -m x --repetition-penalty -1
+g '--presence-context-size: -1 is out of range' -m x --presence-context-size -1
+g '--logit-bias: "" at place 1 is not ID:BIAS' -m x -p a --logit-bias ''
+g '--logit-bias: "5" at place 1 is not ID:BIAS' -m x -p a --logit-bias 5
+g '--logit-bias: "-5:1" at place 1 is not' -m x -p a --logit-bias=-5:1
+g '--logit-bias: "x:1" at place 5 is not' -m x -p a --logit-bias 5:1,x:1
+g '--logit-bias: "6:" at place 5 is not' -m x -p a --logit-bias 5:1,6:
+g '--logit-bias: "6:nan" at place 5 is not' -m x -p a --logit-bias 5:1,6:nan
+g '--logit-bias: "" at place 5 is not' -m x -p a --logit-bias 5:1,
+g '--logit-bias: "5: 1" at place 1 is not' -m x -p a --logit-bias '5: 1'
+g '--logit-bias: "5:1;6:1" at place 1 is not' -m x -p a --logit-bias '5:1;6:1'
+g '--logit-bias: "99999999999:1" at place 1 is not' -m x -p a --logit-bias 99999999999:1
+g '--stop: the text is not UTF-8 at byte 1' -m x -p a --stop good --stop $'a\xff'
 g '--prefill-chunk: 0 is out of range' -m x --prefill-chunk 0
 g '--prefill-chunk: 4097 is out of range' -m x --prefill-chunk 4097
 g '--seed: "-1"' -m x -p a --seed -1

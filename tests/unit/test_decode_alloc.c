@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* I6: after start-up decode steps allocate nothing: not on a plain sequence, not past the wrap of a
- * rotating one, not on a fork, not behind a requantize. malloc and its family are counted where
- * they are called. */
+ * rotating one, not on a fork, not behind a requantize; nor do samplers, log-probabilities and stop
+ * texts. malloc and its family are counted where they are called. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "centres.h"
+#include "engine/sampler.h"
 #include "model_files.h"
 #include "tensors.h"
 
@@ -109,13 +110,65 @@ static void test_no_allocation(void **state) {
     temp_folder_remove(&folder);
 }
 
+static void test_sampling(void **state) {
+    (void)state;
+    enum { VOCAB = 3000 };
+    static float logits[VOCAB];
+    const kvasir_logit_bias bias[] = {{3, 1}, {2999, -1}};
+    const int32_t special[] = {1, 2, 3};
+    kvasir_sampling o = {.temp = 1,
+                         .top_p = 0.9f,
+                         .min_p = 0.001f,
+                         .min_tokens_to_keep = 3,
+                         .xtc_probability = 0.5f,
+                         .xtc_threshold = 0.01f,
+                         .xtc_special = special,
+                         .n_xtc_special = 3,
+                         .top_k = 100,
+                         .repetition_penalty = 1.1f,
+                         .repetition_context = 100,
+                         .presence_penalty = 0.1f,
+                         .presence_context = 50,
+                         .frequency_penalty = 0.1f,
+                         .frequency_context = 20,
+                         .logit_bias = bias,
+                         .n_logit_bias = 2};
+    struct sampler_scratch *scratch;
+    kvasir_sampler *all, *greedy;
+    kvasir_stop *stop;
+    need(sampler_scratch_create(VOCAB, &scratch, &err));
+    need(sampler_create_shared(&o, VOCAB, scratch, &all, &err));
+    need(sampler_create_shared(&(kvasir_sampling){0}, VOCAB, scratch, &greedy, &err));
+    need(kvasir_stop_create((const char *const[]){"abab", "ba!"}, 2, &stop, &err));
+    long before = calls;
+    for (int i = 0; i < 1000; i++) {
+        char out[16];
+        size_t n;
+        float logprob;
+        kvasir_token_logprob top[20];
+        for (int t = 0; t < VOCAB; t++)
+            logits[t] = (float)((t * 7919 + i * 31) % 1009) / 50;
+        int32_t id = kvasir_sampler_pick(all, logits);
+        kvasir_sampler_accept(all, id);
+        kvasir_sampler_accept(greedy, kvasir_sampler_pick(greedy, logits));
+        sampler_logprobs(logits, VOCAB, id, 20, &logprob, top);
+        assert_true(kvasir_stop_push(stop, "abaababb", (size_t)(i % 3), out, &n));
+    }
+    assert_int_equal(calls - before, 0);
+    kvasir_stop_destroy(stop);
+    kvasir_sampler_destroy(all);
+    kvasir_sampler_destroy(greedy);
+    sampler_scratch_destroy(scratch);
+}
+
 int main(void) {
     skip_without(MODEL "/config.json");
     if (kvasir_model_open(MODEL, &model, &err) != KVASIR_OK) {
         printf("%s\n", err.text);
         return 1;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_allocation)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_allocation),
+                                       cmocka_unit_test(test_sampling)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kvasir_model_close(model);
     return failed;

@@ -323,6 +323,34 @@ static void test_cuts(void **state) {
     mem_free(text);
 }
 
+/* What xtc leaves alone: tokenizer.encode("\n") of transformers, and all end tokens. */
+static void test_xtc_special(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        size_t n;
+        int32_t ids[4];
+    } CASES[] = {
+        {SMOLLM, 3, {198, 0, 2}},
+        {SHARED_DIR "/tokenizers/llama3_1/tokenizer.json", 4, {128000, 198, 128001, 128009}},
+        {GEMMA, 3, {2, 107, 106}},
+        {STORIES, 4, {1, 410, 13, 2}},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        kvasir_tokenizer *t;
+        kvasir_error err = {0};
+        int32_t *ids;
+        size_t n;
+        if (kvasir_tokenizer_open(CASES[i].path, &t, &err) != KVASIR_OK ||
+            kvasir_xtc_special(t, &ids, &n, &err) != KVASIR_OK)
+            fail_msg("%s", err.text);
+        assert_int_equal(n, CASES[i].n);
+        assert_memory_equal(ids, CASES[i].ids, n * sizeof *ids);
+        kvasir_free(ids);
+        kvasir_tokenizer_close(t);
+    }
+}
+
 int main(void) {
     rng_start(20250313);
     const char *needed[] = {SMOLLM, OUTSIDE, GEMMA, LLAMA2C, STORIES, STORIES_GGUF, WIKITEXT};
@@ -339,6 +367,7 @@ int main(void) {
         cmocka_unit_test(test_smollm_round_trips),
         cmocka_unit_test(test_smollm_time),
         cmocka_unit_test(test_gemma_fields),
+        cmocka_unit_test(test_xtc_special),
         cmocka_unit_test(test_cuts),
     };
     return cmocka_run_group_tests(goldens, open_smollm, close_smollm);

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stop.c: kvasir_stop, the end of a text that comes in pieces. Pure bookkeeping of one text; one
+ * thread at a time.
+ *
+ *     stop texts  "</s>", "\nUser:"
+ *
+ *     text   ... so it is.\nUs|            "\nUs" may begin a stop text: held back
+ *                             ^ end of what came
+ *            ... so it is.\nUse it|        it did not: given out with the rest
+ *            ... so it is.\nUser:|         it did: the text ends before it
+ *
+ * Each stop text is a Knuth-Morris-Pratt automaton: `matched` is the longest beginning of it that
+ * the text so far ends with. So what is held back, from the earliest place where any stop text may
+ * begin, is itself the beginning of a stop text, and no copy of it is kept. A byte costs the number
+ * of stop texts, whatever they and the text are.
+ *
+ *     stop texts  "abcd", "bc"
+ *
+ *     text   x a b c|      "bc" is complete, but "abcd" may begin before it: both are held
+ *            ^ back = 2    B is where the earliest complete one begins
+ *              B
+ *
+ * Invariants
+ *   P1  What comes out in all is the text up to the first place where a stop text begins. It does
+ *       not depend on where the text was cut into pieces, nor on the order of the stop texts.
+ *   P2  Where stop texts and text are UTF-8 and pieces are whole characters, what comes out of
+ *       every push is whole characters: a stop text begins with a character's first byte, so
+ *       nothing is cut but in front of one.
+ *   P3  A push allocates nothing.
+ */
+#include <string.h>
+
+#include "text/text.h"
+
+struct stop_text {
+    char *text;     /* [len] */
+    size_t *border; /* [len] of each shorter beginning: its own longest that it ends with */
+    size_t len, matched;
+};
+
+struct kvasir_stop {
+    struct stop_text *texts; /* [n] */
+    size_t n, longest;
+    const struct stop_text *held; /* the one with the most matched; NULL: nothing is held */
+    size_t back;                  /* bytes from B to the end of what came; 0: none is complete */
+    bool stopped;
+};
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void find_borders(struct stop_text *t) {
+    size_t border = 0;
+    for (size_t i = 1; i + 1 < t->len; i++) {
+        while (border > 0 && t->text[i] != t->text[border])
+            border = t->border[border];
+        border += t->text[i] == t->text[border];
+        t->border[i + 1] = border;
+    }
+}
+
+static kvasir_status add_text(struct stop_text *t, const char *text, kvasir_error *err) {
+    t->len = strlen(text);
+    size_t good = utf8_check(text, t->len);
+    if (t->len == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--stop: the text is empty");
+    if (good < t->len)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--stop: the text is not UTF-8 at byte %zu", good);
+    t->text = mem_strndup(text, t->len);
+    t->border = mem_calloc(t->len, sizeof *t->border);
+    if (!t->text || !t->border)
+        return fail(err, KVASIR_ERR_MEMORY, "--stop: out of memory");
+    find_borders(t);
+    return KVASIR_OK;
+}
+
+kvasir_status kvasir_stop_create(const char *const *stops, size_t n, kvasir_stop **out,
+                                 kvasir_error *err) {
+    struct kvasir_stop *s = mem_calloc(1, sizeof *s);
+    if (s)
+        s->texts = mem_calloc(n ? n : 1, sizeof *s->texts);
+    kvasir_status status = KVASIR_OK;
+    if (!s || !s->texts)
+        status = fail(err, KVASIR_ERR_MEMORY, "--stop: out of memory");
+    for (; status == KVASIR_OK && s->n < n; s->n++) {
+        status = add_text(&s->texts[s->n], stops[s->n], err);
+        if (s->texts[s->n].len > s->longest)
+            s->longest = s->texts[s->n].len;
+    }
+    if (status == KVASIR_OK)
+        *out = s;
+    else
+        kvasir_stop_destroy(s);
+    return status;
+}
+
+void kvasir_stop_destroy(kvasir_stop *s) {
+    if (!s)
+        return;
+    for (size_t i = 0; i < s->n; i++) {
+        mem_free(s->texts[i].text);
+        mem_free(s->texts[i].border);
+    }
+    mem_free(s->texts);
+    mem_free(s);
+}
+
+size_t kvasir_stop_hold(const kvasir_stop *s) {
+    return s->longest ? s->longest - 1 : 0;
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+/* True where the byte completes the stop text; where that comes again is behind B. */
+static bool advance(struct stop_text *t, char byte) {
+    while (t->matched > 0 && t->text[t->matched] != byte)
+        t->matched = t->border[t->matched];
+    t->matched += t->text[t->matched] == byte;
+    if (t->matched < t->len)
+        return false;
+    t->matched = 0;
+    return true;
+}
+
+/* One byte more; returns how many became certain, written to out. */
+static size_t push_byte(struct kvasir_stop *s, char byte, char *out) {
+    const struct stop_text *before = s->held;
+    size_t held_before = before ? before->matched : 0, back = s->back ? s->back + 1 : 0;
+    size_t held = 0;
+    s->held = NULL;
+    for (size_t i = 0; i < s->n; i++) {
+        struct stop_text *t = &s->texts[i];
+        if (advance(t, byte) && t->len > back)
+            back = t->len;
+        if (t->matched > held) {
+            held = t->matched;
+            s->held = t;
+        }
+    }
+    s->back = back;
+    s->stopped = back > 0 && held <= back; /* nothing can begin before B any more */
+    size_t sure = held_before + 1 - (s->stopped ? back : held);
+    /* what was held before, then this byte */
+    if (sure > 0 && before)
+        memcpy(out, before->text, sure < held_before ? sure : held_before);
+    if (sure > held_before)
+        out[held_before] = byte;
+    return sure;
+}
+
+bool kvasir_stop_push(kvasir_stop *s, const char *text, size_t len, char *out, size_t *n) {
+    *n = 0;
+    for (size_t i = 0; i < len && !s->stopped; i++)
+        *n += push_byte(s, text[i], out + *n);
+    return !s->stopped;
+}
+
+bool kvasir_stop_finish(kvasir_stop *s, char *out, size_t *n) {
+    bool complete = s->stopped || s->back > 0;
+    *n = s->stopped || !s->held ? 0 : s->held->matched - s->back;
+    if (*n > 0)
+        memcpy(out, s->held->text, *n);
+    for (size_t i = 0; i < s->n; i++)
+        s->texts[i].matched = 0;
+    s->held = NULL;
+    s->back = 0;
+    s->stopped = false;
+    return !complete;
+}
