@@ -157,8 +157,7 @@ static void finish(struct sched *s, struct task *t, enum task_end end, const kva
     else if (t->state == TASK_WAITING)
         waiting_remove(s, t);
     t->state = TASK_DONE;
-    const uint32_t followers = t->n_followers;
-    for (uint32_t i = 0; i < followers; i++) /* they wait for a prompt that nobody will run */
+    for (uint32_t i = 0; i < t->n_followers; i++) /* they wait for a prompt that nobody will run */
         if (t->followers[i]->state == TASK_FOLLOWING)
             finish(s, t->followers[i], end, error);
     s->host.ended(s->host.user, t, end, error);
@@ -262,12 +261,26 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
     t->admitted = true;
 }
 
+/* Places among the running that a task's followers will take. */
+static uint32_t following(const struct task *t) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n_followers; i++)
+        n += t->followers[i]->state == TASK_FOLLOWING;
+    return n;
+}
+
+static uint32_t places_taken(const struct sched *s) {
+    uint32_t n = s->n_running;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        n += following(s->running[i]);
+    return n;
+}
+
 /* False: it has to wait for room. */
 static bool admit(struct sched *s, struct task *t) {
-    const uint32_t followers = t->admitted ? 0 : t->n_followers;
     struct tree_hit hit;
     kvasir_error err;
-    if (s->n_running + 1 + followers > s->options.max_running)
+    if (places_taken(s) + 1 + following(t) > s->options.max_running)
         return false;
     kvasir_status status = begin(s, t, &hit, &err);
     if (status == KVASIR_OK && s->n_running > 0 && !has_room(s, t)) {
