@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Plants the bugs of tests/mutants.txt in a copy of the tree, one at a time, and runs the property
-# test and the test of operations on each: every one must be caught. Part of `make soak`. A mutant
-# is a line FILE|BEFORE|AFTER|what it breaks, where BEFORE stands in FILE.
+# Plants the bugs of tests/mutants.txt in a copy of the tree, one at a time, and runs the test of
+# operations and those that try caches at random on each, the quick ones first: every one must be
+# caught. Says which test caught it. Part of `make soak`. A mutant is a line
+# FILE|BEFORE|AFTER|what it breaks, where BEFORE stands in FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 programs=${1:-150}
@@ -10,11 +11,14 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cp -r CMakeLists.txt CMakePresets.json kvasir.pc.in include src tests docs bench "$dir"/
 build() {
-    cmake --build "$dir/build" --target sim_property unit_ops >"$dir/log" 2>&1
+    cmake --build "$dir/build" --target unit_ops sim_tree sim_engine sim_property >"$dir/log" 2>&1
 }
-holds() { # PROGRAMS; the quick one first
-    timeout 300 "$dir/build/tests/unit_ops" >"$dir/log" 2>&1 &&
-        timeout 300 "$dir/build/tests/sim_property" --programs="$1" >"$dir/log" 2>&1
+holds() { # PROGRAMS; *by* names the test that fails
+    by=ops
+    timeout 300 "$dir/build/tests/unit_ops" >"$dir/log" 2>&1 || return 1
+    for by in tree engine property; do
+        timeout 300 "$dir/build/tests/sim_$by" --programs="$1" >"$dir/log" 2>&1 || return 1
+    done
 }
 plant() { # FILE BEFORE AFTER
     python3 - "$@" <<'PY'
@@ -43,7 +47,7 @@ while IFS='|' read -r file before after what; do
         echo "MISSED  $file: $what"
         missed=$((missed + 1))
     else
-        echo "caught  $file: $what"
+        echo "caught  $file: $what ($by)"
         caught=$((caught + 1))
     fi
     cp "src/$file" "$dir/src/$file"
