@@ -10,63 +10,7 @@
  *
  * Prints one line a depth: the median and all repetitions of decode (and prompt) tokens/s.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "engine/engine.h"
-
-enum { SEED_TOKENS = 512, VALUES_MAX = 64 };
-
-static kvasir_error err;
-
-static void need(kvasir_status status) {
-    if (status == KVASIR_OK)
-        return;
-    fprintf(stderr, "depth: %s\n", err.text);
-    exit(1);
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *values, int n) {
-    double sorted[VALUES_MAX];
-    memcpy(sorted, values, (size_t)n * sizeof *values);
-    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
-    return sorted[n / 2];
-}
-
-static int32_t random_token(uint32_t vocab) {
-    return (int32_t)((uint32_t)rand() % vocab);
-}
-
-static uint8_t *page_at(const struct kv_view *v, uint32_t number) {
-    return (uint8_t *)v->arena + (size_t)v->pages[kv_view_index(v, number)].addr * PAGE_ADDR_UNIT;
-}
-
-/* Grows the sequence to depth by copies of its first pages. */
-static void replicate(kvasir_seq *s, uint32_t depth) {
-    const int32_t *tokens = seq_tokens(s->seq);
-    int32_t copy[SEED_TOKENS];
-    memcpy(copy, tokens, sizeof copy);
-    need(seq_reserve(s->seq, depth + 4096, &err));
-    while (seq_length(s->seq) < depth) {
-        uint32_t at = seq_length(s->seq), left = depth - at;
-        uint32_t n = left < SEED_TOKENS ? left : SEED_TOKENS;
-        need(seq_prepare(s->seq, n, &err));
-        for (uint32_t g = 0; g < s->ctx->n_groups; g++) {
-            struct kv_view v;
-            seq_view(s->seq, g, &v);
-            for (uint32_t p = 0; p * TILE_TOKENS < n; p++)
-                memcpy(page_at(&v, at / TILE_TOKENS + p), page_at(&v, p),
-                       v.layouts[v.pages[0].layout].page_bytes);
-        }
-        seq_commit(s->seq, copy, n);
-    }
-}
+#include "bench.h"
 
 static double decode_speed(kvasir_seq *s, int tokens, uint32_t vocab, float *logits) {
     kvasir_eval_options last = {.last_logits = logits};
@@ -127,16 +71,16 @@ int main(int argc, char **argv) {
         need(kvasir_seq_create(ctx, &s, &err));
         prompt_speed(s, SEED_TOKENS, info.vocab, logits);
         if (depth >= SEED_TOKENS)
-            replicate(s, depth);
+            replicate(s, s, depth);
         else
-            need(kvasir_seq_trim(s, depth, &err));
+            need(kvasir_seq_trim(s, depth, NULL, &err));
         double decode[VALUES_MAX], prompt[VALUES_MAX];
         for (int r = -1; r < reps; r++) { /* the first is a warm-up */
             double d = decode_speed(s, n_decode, info.vocab, logits), p = 0;
-            need(kvasir_seq_trim(s, depth, &err));
+            need(kvasir_seq_trim(s, depth, NULL, &err));
             if (n_prompt) {
                 p = prompt_speed(s, n_prompt, info.vocab, logits);
-                need(kvasir_seq_trim(s, depth, &err));
+                need(kvasir_seq_trim(s, depth, NULL, &err));
             }
             if (r >= 0) {
                 decode[r] = d;

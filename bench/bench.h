@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the speed programs share: failing, medians, and sequences that are long without a prefill.
+ */
+#ifndef KVASIR_BENCH_H
+#define KVASIR_BENCH_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+enum { SEED_TOKENS = 512, VALUES_MAX = 64 };
+
+static kvasir_error err;
+
+static inline void need(kvasir_status status) {
+    if (status == KVASIR_OK)
+        return;
+    fprintf(stderr, "bench: %s\n", err.text);
+    exit(1);
+}
+
+static inline int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static inline double median(const double *values, int n) {
+    double sorted[VALUES_MAX];
+    memcpy(sorted, values, (size_t)n * sizeof *values);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    return sorted[n / 2];
+}
+
+static inline int32_t random_token(uint32_t vocab) {
+    return (int32_t)((uint32_t)rand() % vocab);
+}
+
+static inline uint8_t *page_at(const struct kv_view *v, uint32_t number) {
+    return (uint8_t *)v->arena + (size_t)v->pages[kv_view_index(v, number)].addr * PAGE_ADDR_UNIT;
+}
+
+/* Grows a sequence to `depth` by copies of the pages of another one's SEED_TOKENS tokens (or its
+ * own). */
+static inline void replicate(kvasir_seq *s, const kvasir_seq *from, uint32_t depth) {
+    int32_t copy[SEED_TOKENS];
+    memcpy(copy, seq_tokens(from->seq), sizeof copy);
+    need(seq_reserve(s->seq, depth + 4096, &err));
+    while (seq_length(s->seq) < depth) {
+        uint32_t at = seq_length(s->seq), left = depth - at;
+        uint32_t n = left < SEED_TOKENS ? left : SEED_TOKENS;
+        need(seq_prepare(s->seq, n, &err));
+        for (uint32_t g = 0; g < s->ctx->n_groups; g++) {
+            struct kv_view v, source;
+            seq_view(s->seq, g, &v);
+            seq_view(from->seq, g, &source);
+            for (uint32_t p = 0; p * TILE_TOKENS < n; p++)
+                memcpy(page_at(&v, at / TILE_TOKENS + p), page_at(&source, p),
+                       v.layouts[v.pages[0].layout].page_bytes);
+        }
+        seq_commit(s->seq, copy, n);
+    }
+}
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The prefix tree at 1,000,000 pages and the scheduler at 32 sequences, on the null backend: what
+ * they cost themselves.
+ *
+ *     tree [PAGES]
+ *
+ * Prints: microseconds of a lookup of a 32,000-token prompt (all of it stored; of 10 in a row), of
+ * storing and of evicting a page, and of a step of 32 sequences that generate (median and 99th
+ * percentile), beside the issue's bounds. Exit code 1 where one is missed.
+ */
+#include "bench.h"
+
+#include "engine/scheduler.h"
+
+enum { PROMPT = 32000, LAYERS = 4, BATCH = 32, STEPS = 4000, LOOKUPS = 400, PROMPTS_MAX = 8000 };
+
+static int missed;
+static void report(const char *what, double value, double bound, const char *unit) {
+    printf("%-52s %10.3f %s (bound %g)%s\n", what, value, unit, bound,
+           value < bound ? "" : "  MISSED");
+    missed |= value >= bound;
+}
+
+/* Conversations of PROMPT tokens that share a first part of up to half. */
+static void make_tokens(int32_t *tokens, uint32_t seed) {
+    const uint32_t shared = seed % 64 * 251;
+    for (uint32_t i = 0; i < PROMPT; i++)
+        tokens[i] = (int32_t)((i < shared ? i : i * 2654435761u + seed * 40503u) % 100000);
+}
+
+/* ---- the tree -------------------------------------------------------------------------------- */
+
+struct world {
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct prefix_tree *tree;
+};
+
+static void make_world(struct world *w, uint64_t budget) {
+    const struct kv_shape shape = {.layers = LAYERS, .kv_heads = 1, .head_dim = 64};
+    struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = budget};
+    need(backend_null_create(&w->backend, &err));
+    need(kv_cache_create(w->backend, &shape, 1, &o, &w->cache, &err));
+    need(tree_create(w->cache, 8192, &w->tree, &err));
+}
+
+/* Returns the microseconds that storing took, a page. */
+static double store_one(struct world *w, const int32_t *tokens) {
+    struct kv_seq *s;
+    struct tree_cursor at;
+    struct tree_hit hit;
+    need(seq_create(w->cache, &s, &err));
+    need(tree_resume(w->tree, "", 0, tokens, PROMPT, s, &at, &hit, &err));
+    const uint32_t n = PROMPT - seq_length(s);
+    tree_make_room(w->tree, seq_need_bytes(s, PROMPT, n, 0));
+    need(seq_prepare(s, n, &err));
+    seq_commit(s, tokens + hit.length, n);
+    const double start = clock_seconds();
+    tree_store(w->tree, &at, s, true);
+    const double micros = 1e6 * (clock_seconds() - start);
+    seq_destroy(s);
+    tree_close(w->tree, &at);
+    return micros / ((double)n / TILE_TOKENS);
+}
+
+static void bench_tree(uint32_t pages) {
+    struct world w;
+    int32_t *tokens = malloc(PROMPT * sizeof *tokens);
+    const uint32_t prompts = pages / (PROMPT / TILE_TOKENS);
+    static double lookups[LOOKUPS], stores[PROMPTS_MAX], evicts[PROMPTS_MAX];
+    uint32_t n_stores = 0, n_evicts = 0;
+    make_world(&w, (uint64_t)pages * 2 * 64 * 1024);
+    for (uint32_t i = 0; kv_pool_stats(kv_cache_pool(w.cache)).pages_used < pages; i++) {
+        make_tokens(tokens, i);
+        stores[n_stores++] = store_one(&w, tokens);
+    }
+    const uint64_t held = kv_pool_stats(kv_cache_pool(w.cache)).pages_used;
+    printf("%llu pages in %llu nodes\n", (unsigned long long)held,
+           (unsigned long long)tree_stats(w.tree).nodes);
+    for (uint32_t i = 0; i < LOOKUPS; i++) {
+        make_tokens(tokens, i * 7919u % prompts);
+        const double start = clock_seconds();
+        const struct tree_hit hit = tree_look(w.tree, "", 0, tokens, PROMPT);
+        lookups[i] = 1e3 * (clock_seconds() - start);
+        if (hit.length != PROMPT - 1) {
+            fprintf(stderr, "tree: a stored prompt was not found\n");
+            exit(1);
+        }
+    }
+    qsort(lookups, LOOKUPS, sizeof *lookups, by_value);
+    report("lookup of a stored prompt of 32,000 tokens, median", lookups[LOOKUPS / 2], 1, "ms");
+    printf("  99th percentile %.3f ms\n", lookups[LOOKUPS * 99 / 100]);
+    qsort(stores, n_stores, sizeof *stores, by_value);
+    report("store, a page, median of prompts", stores[n_stores / 2], 5, "us");
+    const uint64_t portion = (uint64_t)500 * 64 * 1024;
+    while (kv_pool_stats(kv_cache_pool(w.cache)).pages_used > held / 4 && n_evicts < PROMPTS_MAX) {
+        const struct kv_pool_stats before = kv_pool_stats(kv_cache_pool(w.cache));
+        const double start = clock_seconds();
+        tree_make_room(w.tree,
+                       before.budget_bytes - before.used_bytes - before.charged_bytes + portion);
+        const double micros = 1e6 * (clock_seconds() - start);
+        const uint64_t after = kv_pool_stats(kv_cache_pool(w.cache)).pages_used;
+        evicts[n_evicts++] = micros / (double)(before.pages_used - after);
+    }
+    qsort(evicts, n_evicts, sizeof *evicts, by_value);
+    report("evict, a page, median of portions", evicts[n_evicts / 2], 5, "us");
+    printf("resident at most: %.0f MiB\n", (double)memory_resident_peak_bytes() / (1 << 20));
+    free(tokens);
+    tree_destroy(w.tree);
+    kv_cache_destroy(w.cache);
+    backend_destroy(w.backend);
+}
+
+/* ---- the scheduler --------------------------------------------------------------------------- */
+
+static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *e) {
+    (void)user;
+    (void)t;
+    (void)e;
+    return KVASIR_OK;
+}
+static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
+                              kvasir_error *e) {
+    (void)user;
+    (void)e;
+    for (uint32_t i = 0; i < n; i++)
+        seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
+    return KVASIR_OK;
+}
+static void host_progress(void *user, struct task *t) {
+    (void)user;
+    (void)t;
+}
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    (void)user;
+    t->tokens[t->n_tokens] = (int32_t)(t->n_tokens + row);
+    t->n_tokens++;
+    return t->n_tokens < t->cap;
+}
+static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
+    (void)user;
+    (void)t;
+    (void)end;
+    (void)error;
+}
+
+static void bench_steps(void) {
+    static struct task tasks[BATCH];
+    static double times[STEPS];
+    enum { LENGTH = 4000 };
+    struct world w;
+    struct sched *s;
+    const struct sched_host host = {.admitted = host_admitted,
+                                    .run = host_run,
+                                    .progress = host_progress,
+                                    .next = host_next,
+                                    .ended = host_ended};
+    const struct sched_options options = {.max_running = BATCH, .step_rows = 512};
+    make_world(&w, (uint64_t)4 << 30);
+    need(sched_create(w.cache, w.tree, &options, &host, &s, &err));
+    for (uint32_t i = 0; i < BATCH; i++) {
+        tasks[i] = (struct task){.salt = "", .n_prompt = LENGTH, .cap = LENGTH + STEPS + 1};
+        tasks[i].tokens = malloc(tasks[i].cap * sizeof(int32_t));
+        for (uint32_t p = 0; p < LENGTH; p++)
+            tasks[i].tokens[p] = (int32_t)(p < LENGTH / 2 ? p : p * 31 + i);
+        sched_submit(s, &tasks[i]);
+    }
+    uint32_t rows, n = 0;
+    do { /* prompts */
+        need(sched_step(s, &rows, &err));
+    } while (rows != BATCH || sched_stats(s).running != BATCH);
+    while (n < STEPS / 2) {
+        const double start = clock_seconds();
+        need(sched_step(s, &rows, &err));
+        times[n++] = 1e6 * (clock_seconds() - start);
+    }
+    qsort(times, n, sizeof *times, by_value);
+    report("a step of 32 sequences that generate, median", times[n / 2], 50, "us");
+    printf("  99th percentile %.1f us, most %.1f us\n", times[n * 99 / 100], times[n - 1]);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        sched_cancel(s, &tasks[i]);
+        free(tasks[i].tokens);
+    }
+    sched_destroy(s);
+    tree_destroy(w.tree);
+    kv_cache_destroy(w.cache);
+    backend_destroy(w.backend);
+}
+
+int main(int argc, char **argv) {
+    const long pages = argc > 1 ? atol(argv[1]) : 1000000;
+    if (pages < 1000 || pages > 2000000) {
+        fprintf(stderr, "usage: tree [PAGES]: 1000 to 2000000\n");
+        return 2;
+    }
+    bench_tree((uint32_t)pages);
+    bench_steps();
+    return missed;
+}
