@@ -5,7 +5,7 @@
 # order. The log is kept: bench/results/soak-DATE-COMMIT.log.
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
-#   property   KVASIR_SOAK_PROGRAMS random programs (2000)
+#   property   KVASIR_SOAK_PROGRAMS random programs of each test of that kind (2000)
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    beside the packages of others (tools/interop.sh)
 #   goldens    those that take long
@@ -46,7 +46,11 @@ for stage in "${stages[@]}"; do
         echo "kcheck: ${KVASIR_SOAK_SEEDS:-20} seeds hold"
         ;;
     arm) tools/kcheck-arm.sh "${KVASIR_SOAK_ARM_SEEDS:-3}" ;;
-    property) build-ci/tests/sim_property --programs="${KVASIR_SOAK_PROGRAMS:-2000}" ;;
+    property)
+        build-ci/tests/sim_property --programs="${KVASIR_SOAK_PROGRAMS:-2000}"
+        build-ci/tests/sim_tree --programs="${KVASIR_SOAK_PROGRAMS:-2000}0"
+        build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
+        ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
     interop) tools/interop.sh ;;
     goldens)

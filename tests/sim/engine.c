@@ -254,8 +254,10 @@ static void op_submit(struct run *r, const struct op *op) {
         r->n_answers--;
         return;
     }
-    for (uint32_t i = 0; i < followers; i++)
+    for (uint32_t i = 0; i < followers; i++) {
         lead->followers[i] = &make_answer(r, op)->task;
+        memset(lead->followers[i]->tokens, 0xff, lead->task.n_prompt * sizeof(int32_t));
+    }
     lead->task.followers = lead->followers;
     lead->task.n_followers = followers;
     sched_submit(r->sched, &lead->task);
@@ -606,7 +608,7 @@ static void run_reference(struct world *w) {
 static void make_world(struct world *w) {
     random_state = w->seed * 0x9e3779b97f4a7c15u + 1;
     w->model = (uint32_t)(w->seed % SIM_N_MODELS);
-    w->length = random_below(12) == 0 ? LENGTH_LONG : LENGTH;
+    w->length = random_below(30) == 0 ? LENGTH_LONG : LENGTH;
     for (int s = 0; s < STRINGS; s++) {
         const uint32_t shared = s ? random_below(w->length) : 0;
         for (uint32_t i = 0; i < w->length; i++)
@@ -623,7 +625,7 @@ static void make_world(struct world *w) {
     }
     o->key_centre = sim.centres[w->model][0] && random_below(2) ? sim.centres[w->model] : "off";
     o->act_bits = random_below(2) ? 8 : 16;
-    o->cpu_tier = random_tier();
+    o->cpu_tier = w->length == LENGTH ? random_tier() : "auto"; /* ref would take a minute */
     o->ctx = LENGTH_LONG;
     run_reference(w);
 }
