@@ -50,7 +50,8 @@ struct request {
     struct choice *choices; /* [n] */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
-    uint32_t prompt_tokens, cached_tokens;
+    uint32_t prompt_tokens, cached_tokens, prompt_done;
+    bool taken; /* off the inbox: the scheduler's */
     bool started;
     atomic_bool cancel;
     struct request *prev, *next; /* of all that are open */
@@ -152,7 +153,7 @@ static kvasir_event event_of(const struct choice *c, kvasir_event_kind kind) {
                           .choice = c->index,
                           .prompt_tokens = q->prompt_tokens,
                           .cached_tokens = q->cached_tokens,
-                          .prompt_done = lead->seq ? seq_length(lead->seq) : q->prompt_tokens,
+                          .prompt_done = q->prompt_done,
                           .completion_tokens = c->generated,
                           .hit = lead->hit.kind,
                           .token = -1,
@@ -241,7 +242,7 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
         answer->tokens = tokens;
     }
     q->started = true;
-    q->cached_tokens = t->apart ? 0 : t->hit.length;
+    q->cached_tokens = q->prompt_done = seq_length(t->seq);
     pthread_mutex_lock(&e->mutex);
     e->waiting--;
     pthread_mutex_unlock(&e->mutex);
@@ -260,9 +261,11 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
 
 static void host_progress(void *user, struct task *t) {
     const struct choice *c = choice_of(t);
+    const uint32_t done = seq_length(t->seq);
     (void)user;
-    if (c->generated)
-        return; /* tokens of the answer are run again */
+    if (done <= c->request->prompt_done)
+        return; /* tokens are run again */
+    c->request->prompt_done = done;
     const kvasir_event event = event_of(c, KVASIR_EVENT_PROGRESS);
     send(c, &event);
 }
@@ -283,6 +286,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     const float *logits = e->logits + (size_t)row * vocab;
     const int32_t token = kvasir_sampler_pick(c->sampler, logits);
     size_t len;
+    c->request->prompt_done = c->request->prompt_tokens;
     kvasir_sampler_accept(c->sampler, token);
     t->tokens[t->n_tokens++] = token;
     c->generated++;
