@@ -263,7 +263,7 @@ static void host_progress(void *user, struct task *t) {
     const struct choice *c = choice_of(t);
     const uint32_t done = seq_length(t->seq);
     (void)user;
-    if (done <= c->request->prompt_done)
+    if (c->generated || done <= c->request->prompt_done)
         return; /* tokens are run again */
     c->request->prompt_done = done;
     const kvasir_event event = event_of(c, KVASIR_EVENT_PROGRESS);
@@ -533,10 +533,11 @@ void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+/* One that came after the inbox was emptied is left for the next time. */
 static struct request *find_cancelled(struct kvasir_engine *e) {
     struct request *q;
     pthread_mutex_lock(&e->mutex);
-    for (q = e->open; q && !atomic_load(&q->cancel); q = q->next)
+    for (q = e->open; q && !(q->taken && atomic_load(&q->cancel)); q = q->next)
         ;
     pthread_mutex_unlock(&e->mutex);
     return q;
@@ -615,6 +616,7 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     pthread_mutex_unlock(&e->mutex);
     for (struct request *q = inbox, *next; q; q = next) {
         next = q->inbox_next;
+        q->taken = true;
         sched_submit(e->sched, &q->choices[0].task);
     }
     if (cancels || stop)
@@ -712,6 +714,8 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
 static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_options *o,
                                  kvasir_error *err) {
     kvasir_context_options context = o->context;
+    if (o->max_waiting < 1)
+        return fail(err, KVASIR_ERR_ARGUMENT, "max_waiting: must be at least 1");
     TRY(settle_budget(e->model, o, &context.cache_bytes, err));
     TRY(kvasir_context_create(e->model, &context, &e->ctx, err));
     const struct model_config *config = model_config(e->model->model);

@@ -53,7 +53,9 @@ static void take_done(struct answer *a, struct answer_choice *c, const kvasir_ev
 static void take_down(struct answer *a, const kvasir_event *e) {
     RULE(a, a->lasts == 0 && e->choice < a->request.n);
     struct answer_choice *c = &a->choices[e->choice % ANSWER_CHOICES];
-    RULE(a, !c->done && e->prompt_done <= e->prompt_tokens && e->prompt_done >= a->prompt_done);
+    RULE(a, !c->done);
+    RULE(a, e->prompt_done <= e->prompt_tokens);
+    RULE(a, e->prompt_done >= a->prompt_done);
     RULE(a, e->cached_tokens < e->prompt_tokens);
     RULE(a, e->kind != KVASIR_EVENT_TOKEN || e->prompt_done == e->prompt_tokens);
     RULE(a, e->completion_tokens >= c->completion && c->len + e->len < ANSWER_TEXT);
