@@ -91,7 +91,8 @@ kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv
     uint64_t units = space_units(budget_bytes);
     if (units * ADDR_PER_UNIT >= UINT32_MAX)
         return fail(err, KVASIR_ERR_ARGUMENT,
-                    "cache budget of %" PRIu64 " MiB is more than pages can be addressed in",
+                    "--cache-mb, --cache-memory-mb: a budget of %" PRIu64
+                    " MiB is more than pages can be addressed in",
                     budget_bytes >> 20);
     struct kv_pool *p = mem_calloc(1, sizeof *p);
     if (!p)

@@ -50,7 +50,8 @@ struct request {
     struct choice *choices; /* [n] */
     struct task **followers;
     uint32_t open; /* choices that have not ended */
-    uint32_t prompt_tokens, cached_tokens;
+    uint32_t prompt_tokens, cached_tokens, prompt_done;
+    bool taken; /* off the inbox: the scheduler's */
     bool started;
     atomic_bool cancel;
     struct request *prev, *next; /* of all that are open */
@@ -152,7 +153,7 @@ static kvasir_event event_of(const struct choice *c, kvasir_event_kind kind) {
                           .choice = c->index,
                           .prompt_tokens = q->prompt_tokens,
                           .cached_tokens = q->cached_tokens,
-                          .prompt_done = lead->seq ? seq_length(lead->seq) : q->prompt_tokens,
+                          .prompt_done = q->prompt_done,
                           .completion_tokens = c->generated,
                           .hit = lead->hit.kind,
                           .token = -1,
@@ -244,7 +245,7 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
         answer->tokens = tokens;
     }
     q->started = true;
-    q->cached_tokens = t->apart ? 0 : t->hit.length;
+    q->cached_tokens = q->prompt_done = seq_length(t->seq);
     pthread_mutex_lock(&e->mutex);
     e->waiting--;
     pthread_mutex_unlock(&e->mutex);
@@ -263,9 +264,11 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
 
 static void host_progress(void *user, struct task *t) {
     const struct choice *c = choice_of(t);
+    const uint32_t done = seq_length(t->seq);
     (void)user;
-    if (c->generated)
-        return; /* tokens of the answer are run again */
+    if (c->generated || done <= c->request->prompt_done)
+        return; /* tokens are run again */
+    c->request->prompt_done = done;
     const kvasir_event event = event_of(c, KVASIR_EVENT_PROGRESS);
     send(c, &event);
 }
@@ -286,6 +289,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     const float *logits = e->logits + (size_t)row * vocab;
     const int32_t token = kvasir_sampler_pick(c->sampler, logits);
     size_t len;
+    c->request->prompt_done = c->request->prompt_tokens;
     kvasir_sampler_accept(c->sampler, token);
     t->tokens[t->n_tokens++] = token;
     c->generated++;
@@ -532,10 +536,11 @@ void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+/* One that came after the inbox was emptied is left for the next time. */
 static struct request *find_cancelled(struct kvasir_engine *e) {
     struct request *q;
     pthread_mutex_lock(&e->mutex);
-    for (q = e->open; q && !atomic_load(&q->cancel); q = q->next)
+    for (q = e->open; q && !(q->taken && atomic_load(&q->cancel)); q = q->next)
         ;
     pthread_mutex_unlock(&e->mutex);
     return q;
@@ -614,6 +619,7 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     pthread_mutex_unlock(&e->mutex);
     for (struct request *q = inbox, *next; q; q = next) {
         next = q->inbox_next;
+        q->taken = true;
         sched_submit(e->sched, &q->choices[0].task);
     }
     if (cancels || stop)
@@ -711,6 +717,8 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
 static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_options *o,
                                  kvasir_error *err) {
     kvasir_context_options context = o->context;
+    if (o->max_waiting < 1)
+        return fail(err, KVASIR_ERR_ARGUMENT, "max_waiting: must be at least 1");
     TRY(settle_budget(e->model, o, &context.cache_bytes, err));
     TRY(kvasir_context_create(e->model, &context, &e->ctx, err));
     const struct model_config *config = model_config(e->model->model);

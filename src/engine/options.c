@@ -203,8 +203,8 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     TRY(try_plan(s, 1, &one_page, err));
     if (one_page > s->cache.budget_bytes)
         return fail(err, KVASIR_ERR_BUDGET,
-                    "--cache-mb: a budget of %" PRIu64 " bytes does not hold one page of %d tokens "
-                    "(%" PRIu64 " bytes)",
+                    "--cache-mb, --cache-memory-mb: a budget of %" PRIu64 " bytes does not hold "
+                    "one page of %d tokens (%" PRIu64 " bytes)",
                     s->cache.budget_bytes, TILE_TOKENS, one_page);
     if (!o->ctx && !s->visible && plan(s, s->ctx) > s->cache.budget_bytes) {
         s->ctx = longest_fit(s, s->ctx);

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of a kvasir_engine and what came of them: events are taken down on the engine's thread,
+ * in their order checked, and looked at when the last one has come. */
+#ifndef ANSWERS_H
+#define ANSWERS_H
+
+#include <stdbool.h>
+
+#include <kvasir.h>
+
+enum { ANSWER_CHOICES = 8, ANSWER_TOKENS = 1300, ANSWER_TEXT = 8192, ANSWER_TOPS = 20 };
+
+struct answer_choice {
+    int32_t tokens[ANSWER_TOKENS]; /* of TOKEN events */
+    float logprobs[ANSWER_TOKENS];
+    kvasir_token_logprob top[ANSWER_TOKENS][ANSWER_TOPS];
+    size_t n_top[ANSWER_TOKENS];
+    uint32_t n, completion; /* TOKEN events; what the last event says */
+    char text[ANSWER_TEXT];
+    size_t len;
+    bool done;
+    kvasir_finish finish;
+};
+
+/* Zeros, but for the request. */
+struct answer {
+    kvasir_request request;
+    kvasir_engine *engine; /* answer_submit */
+    uint64_t id;
+    uint32_t cancel_at;  /* cancels itself with so many tokens of choice 0; 0: does not */
+    bool cancel_running; /* cancels itself with its START event */
+    uint32_t hold_at;    /* the engine's thread waits there until answers_release */
+    struct answer_choice choices[ANSWER_CHOICES];
+    uint32_t starts, progress, lasts;
+    uint32_t prompt_tokens, cached_tokens, prompt_done;
+    kvasir_hit hit;
+    kvasir_error error;
+    const char *wrong; /* the first event that breaks a rule, or NULL */
+};
+
+/* Sets on_event and user. */
+kvasir_status answer_submit(kvasir_engine *e, struct answer *a, kvasir_error *err);
+/* Waits for the last event; fails the test where one broke a rule. */
+void answer_wait(struct answer *a);
+/* Both, and fails the test where the request is refused or ends with an error. */
+void answer_run(kvasir_engine *e, struct answer *a);
+struct answer *answer_new(const int32_t *tokens, size_t n, uint32_t max_tokens);
+void answers_release(void); /* those that are held at hold_at go on, now and later */
+void answers_hold(void);
+void answer_wait_held(void); /* until the engine's thread is held */
+
+/* The engine's figures once all requests have ended; checks what holds of any. */
+kvasir_engine_stats engine_settled(kvasir_engine *e);
+
+/* The tokens that the same request gives without an engine, alone: [max_tokens], and their number
+ * (an end token ends it and is not one of them, unless ignore_end). */
+uint32_t answer_alone(const kvasir_model *model, const kvasir_context_options *o,
+                      const kvasir_request *r, uint32_t choice, int32_t *tokens);
+
+#endif

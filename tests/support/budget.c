@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* I3 in every test: an independent count of what pools have given out. The linker puts these
+ * functions in the place of the pool's (--wrap), so all that the cache, the tree and the engine
+ * take and give back is counted a second time, by pages, their references and what is charged.
+ * A test program dies where a budget is exceeded, if only for a moment; where a page is used that
+ * nobody holds; where one is taken that somebody holds; where the pool's own figures are others; or
+ * where something is left when a pool goes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <pthread.h>
+
+#include "cache/cache_internal.h"
+
+enum { POOLS_MAX = 64 };
+
+struct count {
+    const struct kv_pool *pool; /* NULL: free */
+    uint64_t budget, pages, charged;
+    uint32_t n_addr;
+    struct {
+        uint32_t refs, bytes;
+    } * at; /* [n_addr], by address: memory comes when touched */
+    uint32_t class_bytes[PAGE_CLASSES_MAX];
+};
+static struct count counts[POOLS_MAX];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void die(const char *what) {
+    fprintf(stderr, "budget: %s\n", what);
+    abort();
+}
+
+static struct count *count_of(const struct kv_pool *p) {
+    struct count *c = NULL;
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < POOLS_MAX && !c; i++)
+        if (counts[i].pool == p)
+            c = &counts[i];
+    pthread_mutex_unlock(&mutex);
+    if (!c)
+        die(p ? "a pool that nobody made" : "too many pools");
+    return c;
+}
+
+static void check(const struct count *c) {
+    const struct kv_pool_stats s = kv_pool_stats(c->pool);
+    if (c->pages + c->charged > c->budget)
+        die("more is in use than the budget allows");
+    if (s.used_bytes != c->pages || s.charged_bytes != c->charged || s.budget_bytes != c->budget)
+        die("the pool's figures are wrong");
+    if (s.peak_bytes < c->pages + c->charged || s.peak_bytes > c->budget)
+        die("the pool's high-water mark is wrong");
+}
+
+#define REAL(result, name, ...)                                                                    \
+    result __real_##name(__VA_ARGS__);                                                             \
+    result __wrap_##name(__VA_ARGS__);                                                             \
+    result __wrap_##name(__VA_ARGS__)
+
+REAL(kvasir_status, kv_pool_create, struct backend *b, uint64_t budget, struct kv_pool **out,
+     kvasir_error *err) {
+    const kvasir_status status = __real_kv_pool_create(b, budget, out, err);
+    if (status != KVASIR_OK)
+        return status;
+    struct count *c = count_of(NULL);
+    const uint64_t n = (budget / PAGE_ADDR_UNIT + 65536) * 5; /* four times the budget, and more */
+    c->n_addr = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    c->at = mmap(NULL, c->n_addr * sizeof *c->at, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (c->at == MAP_FAILED)
+        die("no address space");
+    c->budget = budget;
+    c->pages = c->charged = 0;
+    c->pool = *out;
+    return KVASIR_OK;
+}
+
+REAL(void, kv_pool_destroy, struct kv_pool *p) {
+    struct count *c = p ? count_of(p) : NULL;
+    if (c && (c->pages || c->charged))
+        die("pages or charges are left");
+    __real_kv_pool_destroy(p);
+    if (!c)
+        return;
+    munmap(c->at, c->n_addr * sizeof *c->at);
+    c->pool = NULL;
+}
+
+REAL(kvasir_status, page_class, struct kv_pool *p, size_t bytes, uint32_t *index,
+     kvasir_error *err) {
+    const kvasir_status status = __real_page_class(p, bytes, index, err);
+    if (status == KVASIR_OK)
+        count_of(p)->class_bytes[*index] = (uint32_t)bytes;
+    return status;
+}
+
+REAL(kvasir_status, page_take, struct kv_pool *p, uint32_t class_index, uint32_t *addr,
+     kvasir_error *err) {
+    const kvasir_status status = __real_page_take(p, class_index, addr, err);
+    struct count *c = count_of(p);
+    if (status != KVASIR_OK)
+        return status;
+    if (*addr >= c->n_addr || c->at[*addr].refs)
+        die("a page is taken that somebody holds");
+    c->at[*addr].refs = 1;
+    c->at[*addr].bytes = c->class_bytes[class_index];
+    c->pages += c->at[*addr].bytes;
+    check(c);
+    return status;
+}
+
+static void refer(struct kv_pool *p, uint32_t addr) {
+    struct count *c = count_of(p);
+    if (addr >= c->n_addr || c->at[addr].refs++ == 0)
+        die("a page that nobody holds is referred to");
+}
+
+static void unrefer(struct kv_pool *p, uint32_t addr) {
+    struct count *c = count_of(p);
+    if (addr >= c->n_addr || c->at[addr].refs == 0)
+        die("a page is given back that nobody holds");
+    if (--c->at[addr].refs == 0)
+        c->pages -= c->at[addr].bytes;
+}
+
+REAL(void, page_ref, struct kv_pool *p, uint32_t addr) {
+    refer(p, addr);
+    __real_page_ref(p, addr);
+}
+
+REAL(void, page_store, struct kv_pool *p, uint32_t addr) {
+    refer(p, addr);
+    __real_page_store(p, addr);
+    check(count_of(p));
+}
+
+REAL(void, page_unref, struct kv_pool *p, uint32_t addr) {
+    unrefer(p, addr);
+    __real_page_unref(p, addr);
+    check(count_of(p));
+}
+
+REAL(void, page_unstore, struct kv_pool *p, uint32_t addr) {
+    unrefer(p, addr);
+    __real_page_unstore(p, addr);
+    check(count_of(p));
+}
+
+REAL(kvasir_status, pool_charge, struct kv_pool *p, uint64_t bytes, kvasir_error *err) {
+    const kvasir_status status = __real_pool_charge(p, bytes, err);
+    struct count *c = count_of(p);
+    if (status == KVASIR_OK) {
+        c->charged += bytes;
+        check(c);
+    }
+    return status;
+}
+
+REAL(void, pool_discharge, struct kv_pool *p, uint64_t bytes) {
+    struct count *c = count_of(p);
+    if (bytes > c->charged)
+        die("more is discharged than was charged");
+    __real_pool_discharge(p, bytes);
+    c->charged -= bytes;
+    check(c);
+}
