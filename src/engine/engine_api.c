@@ -241,7 +241,7 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
         answer->tokens = tokens;
     }
     q->started = true;
-    q->cached_tokens = t->apart ? 0 : t->hit.length;
+    q->cached_tokens = t->apart ? kvasir_prompt_cache_tokens(q->r.prompt_cache) : t->hit.length;
     pthread_mutex_lock(&e->mutex);
     e->waiting--;
     pthread_mutex_unlock(&e->mutex);
