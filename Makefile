@@ -46,6 +46,7 @@ soak: ## long tests; the log goes to bench/results/
 
 bench: ## speed beside other programs; results go to bench/results/
 	@tools/bench.sh
+	@tools/bench-engine.sh
 
 cuda: ## build-cuda/opcheck: the CUDA backend and its checks, where nvcc is
 	@PATH="$$PATH:/usr/local/cuda/bin"; command -v nvcc >/dev/null || \

@@ -7,8 +7,13 @@
 #   base 0   quant 1  text 1   backend 2   cache 3   model 4   engine 5   server 6   cli 7
 #
 # A folder includes folders of lower numbers only, and of another folder only FOLDER/FOLDER.h;
-# below src/backend/ everything counts as backend. cli is the library's user: <kvasir.h> and cli.h,
-# nothing else of ours. kvasir.h itself includes its own kvasir_X.h and system headers only and is
+# below src/backend/ everything counts as backend. The program is the library's user, linked with
+# what kvasir.h exports: of ours server sees <kvasir.h> and its own headers, cli sees <kvasir.h>,
+# cli.h and server/server.h.
+#
+#   base .. engine  <-- kvasir.h <-- server <-- server.h <-- cli
+#
+# kvasir.h itself includes its own kvasir_X.h and system headers only and is
 # allowed everywhere.
 # Names without a folder mean the including file's own folder; paths with .. are refused.
 set -euo pipefail
@@ -53,8 +58,11 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
             bad("no .. in an include")
         else if (own == "include" && (quoted || ours))
             bad("the public header stands alone")
-        else if (own == "cli" && (ours ? folder != "cli" : quoted && header != "cli.h"))
-            bad("cli uses <kvasir.h> and cli.h only")
+        else if (own == "cli" && header != "server/server.h" &&
+                 (ours ? folder != "cli" : quoted && header != "cli.h"))
+            bad("cli uses <kvasir.h>, cli.h and server/server.h only")
+        else if (own == "server" && (ours ? folder != "server" : quoted))
+            bad("server uses <kvasir.h> and headers of server/ only")
         else if (!ours)
             next # a system header, or a neighbour in the same folder
         else if (folder == own)

@@ -2,14 +2,15 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c  tokenize.c  convert.c
- *                                          the commands
+ *   generate.c  cache_prompt.c  batch.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c
+ *   tokenize.c  convert.c                  the commands
  *   options.c   one table per command: reading flags, --help and defaults
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
  *   files.c     text in; files out that appear only when complete; safetensors
  *   prompt.c    from a user's prompt to token ids
  *   chat.c      from a chat to token ids
  *   sampling.c  how tokens are drawn
+ *   results.c   a batch's file of results, which is gone on with
  *   stream.c    the answer on its way out: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *
@@ -37,6 +38,7 @@ enum exit_code {
 /* The commands; argv[0] is the command's name. */
 int generate_main(int argc, char **argv);
 int cache_prompt_main(int argc, char **argv);
+int batch_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
@@ -90,7 +92,7 @@ struct command {
  * False: help was printed or a line about an error; *exit_code says what to return. */
 bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code);
 
-/* The flags of every command that runs a model over a cache. */
+/* The flags of every command that runs one sequence over a cache. */
 struct cache_args {
     kvasir_context_options options;
     uint64_t cache_mib;
@@ -99,53 +101,91 @@ struct cache_args cache_args_defaults(void);
 /* options with the budget in bytes */
 kvasir_context_options cache_args_options(const struct cache_args *a);
 
+/* The flags of every command that runs an engine. */
+struct engine_args {
+    kvasir_engine_options options;
+    uint64_t memory_mib;
+    float memory_percent;
+};
+struct engine_args engine_args_defaults(void);
+/* The options as the engine wants them, or EXIT_USAGE with a line. */
+int engine_args_options(const struct command *c, const struct engine_args *a,
+                        kvasir_engine_options *out);
+
 /* clang-format off */
 #define MODEL_OPTION(type)                                                                         \
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,    \
      .offset = offsetof(type, model), .shown = "",                                                 \
      .help = "a GGUF file, or a folder with config.json and safetensors"}
 
-#define CACHE_OPTIONS(type)                                                                        \
+#define CONTEXT_OPTIONS(type, context)                                                             \
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT,                                     \
-     .offset = offsetof(type, cache.options.kv_bits),                                              \
+     .offset = offsetof(type, context.kv_bits),                                                    \
      .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or one for both"},                     \
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT,                                 \
-     .offset = offsetof(type, cache.options.kv_group_size),                                        \
+     .offset = offsetof(type, context.kv_group_size),                                              \
      .shown = "the largest of 64, 32 that divides the head size",                                  \
      .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},                  \
     {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
-     .offset = offsetof(type, cache.options.key_centre),                                           \
+     .offset = offsetof(type, context.key_centre),                                                 \
      .help = "constants not stored in quantized keys: auto, bias, off, or a file of calibrate"},   \
     {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
-     .offset = offsetof(type, cache.options.quantized_kv_start),                                   \
+     .offset = offsetof(type, context.quantized_kv_start),                                         \
      .help = "the first N tokens (rounded up to pages of 64) stay f16"},                           \
     {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
-     .offset = offsetof(type, cache.options.max_kv_size), .shown = "0, all",                       \
+     .offset = offsetof(type, context.max_kv_size), .shown = "0, all",                             \
      .help = "rotate: a token sees at most N tokens, the first --kv-keep and the newest"},         \
     {.name = "--kv-keep", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                     \
-     .offset = offsetof(type, cache.options.kv_keep),                                              \
+     .offset = offsetof(type, context.kv_keep),                                                    \
      .help = "first tokens that rotation never drops"},                                            \
     {.name = "--ctx", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                         \
-     .offset = offsetof(type, cache.options.ctx), .shown = "from the model and free memory",       \
+     .offset = offsetof(type, context.ctx), .shown = "from the model and free memory",             \
      .help = "most tokens of a sequence"},                                                         \
-    {.name = "--cache-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                       \
-     .offset = offsetof(type, cache.cache_mib), .shown = "from --ctx and free memory",             \
-     .help = "budget of all pages of the cache in MiB"},                                           \
     {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, .min = 1, .max = 4096,           \
-     .offset = offsetof(type, cache.options.prefill_chunk),                                        \
+     .offset = offsetof(type, context.prefill_chunk),                                              \
      .help = "tokens of the prompt that one step evaluates at most"},                              \
     {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
-     .offset = offsetof(type, cache.options.threads), .shown = "one per core",                     \
+     .offset = offsetof(type, context.threads), .shown = "one per core",                           \
      .help = "threads to compute with"},                                                           \
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT,                                   \
-     .offset = offsetof(type, cache.options.cpu_tier),                                             \
+     .offset = offsetof(type, context.cpu_tier),                                                   \
      .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},           \
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
-     .offset = offsetof(type, cache.options.act_bits),                                             \
+     .offset = offsetof(type, context.act_bits),                                                   \
      .help = "rounding of activations before quantized products: 8, or 16 for near float32"},      \
     {.name = "--snapshot-tokens", .value = "N", .kind = OPTION_U32, .max = 1 << 30,                \
-     .offset = offsetof(type, cache.options.snapshot_tokens), .shown = "0, none",                  \
+     .offset = offsetof(type, context.snapshot_tokens), .shown = "0, none",                        \
      .help = "keep the state of recurrent layers every N tokens (whole pages), for later trims"}
+
+#define CACHE_OPTIONS(type)                                                                        \
+    CONTEXT_OPTIONS(type, cache.options),                                                          \
+    {.name = "--cache-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                       \
+     .offset = offsetof(type, cache.cache_mib), .shown = "from --ctx and free memory",             \
+     .help = "budget of all pages of the cache in MiB"}
+
+#define ENGINE_OPTIONS(type, engine)                                                               \
+    CONTEXT_OPTIONS(type, engine.options.context),                                                 \
+    {.name = "--cache-memory-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                \
+     .offset = offsetof(type, engine.memory_mib), .shown = "from --cache-memory-percent",          \
+     .help = "budget of the whole cache in MiB: live sequences and stored prefixes"},              \
+    {.name = "--cache-memory-percent", .value = "P", .kind = OPTION_FLOAT, .max = 100,             \
+     .offset = offsetof(type, engine.memory_percent),                                              \
+     .help = "the same in percent of the memory that is free beside the weights"},                 \
+    {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
+     .offset = offsetof(type, engine.options.max_running),                                         \
+     .help = "sequences that take steps together at most"},                                        \
+    {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
+     .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "as they are",              \
+     .help = "formats of stored prefixes, as --kv-bits"},                                          \
+    {.name = "--kv-cache-quantization-group-size", .value = "G", .kind = OPTION_TEXT,              \
+     .offset = offsetof(type, engine.options.stored_kv_group_size),                                \
+     .shown = "as for --kv-group-size", .help = "group size of stored prefixes"},                  \
+    {.name = "--kv-cache-min-quantize-tokens", .value = "N", .kind = OPTION_U32,                   \
+     .max = UINT32_MAX, .offset = offsetof(type, engine.options.min_quantize_tokens),              \
+     .help = "prefixes with fewer tokens are stored as they are"},                                 \
+    {.name = "--no-prefix-cache", .kind = OPTION_FLAG,                                             \
+     .offset = offsetof(type, engine.options.no_prefix_cache),                                     \
+     .help = "prefixes are not kept for later requests"}
 /* clang-format on */
 
 /* ---- output (output.c) ----------------------------------------------------------------------- */
@@ -198,9 +238,12 @@ void put_context_facts(json_t *object, const kvasir_context_info *info);
 int read_text(const struct command *c, const char *flag, const char *path, char **text,
               size_t *len);
 
-/* Standard input line by line, in memory for the longest of them. What was printed is flushed
- * before more is waited for. Zero-initialised is at the start. */
+/* A file line by line, in memory for the longest of them. What was printed is flushed before more
+ * is waited for. Zero-initialised is standard input at its start; of others fd and name are set
+ * first, and Ctrl-C ends the wait where it is caught. */
 struct line_reader {
+    int fd;
+    const char *name;   /* for errors; NULL: "standard input" */
     const char *line;   /* [len], without its end, valid until the next call; NULL: no more */
     size_t len, number; /* from 1 */
     uint64_t byte;      /* offset of the line */
@@ -210,7 +253,9 @@ struct line_reader {
     bool over;
 };
 int line_next(const struct command *c, struct line_reader *in);
-void line_reader_free(struct line_reader *in);
+void line_reader_free(struct line_reader *in); /* fd stays open */
+/* Nothing but blanks. */
+bool line_is_blank(const char *line, size_t len);
 
 /* A file that is either complete or not there: written as PATH.tmp, renamed by out_commit. What is
  * no regular file (a pipe, /dev/null) is written directly. Zero-initialised is closed. */
@@ -245,6 +290,24 @@ int safetensors_read_header(const struct command *c, FILE *f, const char *path, 
 int safetensors_find(const struct command *c, const char *path, json_t *header, uint64_t data_start,
                      const char *name, const char *dtype, unsigned rank, uint64_t *dims,
                      uint64_t *offset);
+
+/* ---- results of a batch (results.c) ---------------------------------------------------------- */
+
+/* Results, one JSON object a line with a "custom_id". A file that is there is gone on with; what is
+ * no regular file is written only. Zero-initialised is closed. */
+struct results {
+    FILE *f;
+    const char *path;
+    json_t *finished; /* object: the custom_ids that were there */
+    bool cut;         /* its last line was torn and is gone */
+};
+int results_open(const struct command *c, struct results *r, const char *path);
+bool results_has(const struct results *r, const char *custom_id);
+/* Writes a line and flushes it; frees the object. */
+int results_write(const struct command *c, struct results *r, json_t *object);
+int results_close(const struct command *c, struct results *r);
+/* What every line begins with. */
+#define RESULT_ID "batch_req_"
 
 /* ---- Ctrl-C (interrupt.c) -------------------------------------------------------------------- */
 

@@ -80,6 +80,10 @@ int read_text(const struct command *c, const char *flag, const char *path, char 
 
 /* ---- lines in -------------------------------------------------------------------------------- */
 
+static const char *name_of(const struct line_reader *in) {
+    return in->name ? in->name : "standard input";
+}
+
 /* More bytes behind `end`; `over` at the end of the input. Refuses what is no line any more. */
 static int fill(const struct command *c, struct line_reader *in) {
     if (in->end == in->cap && in->start > 0) {
@@ -90,11 +94,11 @@ static int fill(const struct command *c, struct line_reader *in) {
     } else if (in->end == in->cap) {
         size_t cap = in->cap ? 2 * in->cap : 1 << 18;
         if (cap > TEXT_BYTES_MAX)
-            return run_error(c, "standard input: line %zu (at byte %llu) is longer than %zu bytes",
+            return run_error(c, "%s: line %zu (at byte %llu) is longer than %zu bytes", name_of(in),
                              in->number, (unsigned long long)in->byte, TEXT_BYTES_MAX);
         char *grown = realloc(in->data, cap);
         if (!grown)
-            return run_error(c, "standard input: out of memory");
+            return run_error(c, "%s: out of memory", name_of(in));
         in->data = grown;
         in->cap = cap;
     }
@@ -102,10 +106,12 @@ static int fill(const struct command *c, struct line_reader *in) {
         return finish_output(c);
     ssize_t n;
     do
-        n = read(STDIN_FILENO, in->data + in->end, in->cap - in->end);
-    while (n < 0 && errno == EINTR);
+        n = read(in->fd, in->data + in->end, in->cap - in->end);
+    while (n < 0 && errno == EINTR && !interrupted());
+    if (n < 0 && errno == EINTR)
+        return EXIT_INTERRUPTED;
     if (n < 0)
-        return run_error(c, "standard input: %s", strerror(errno));
+        return run_error(c, "%s: %s", name_of(in), strerror(errno));
     in->end += (size_t)n;
     in->over = n == 0;
     return EXIT_GOOD;
@@ -136,6 +142,13 @@ int line_next(const struct command *c, struct line_reader *in) {
 void line_reader_free(struct line_reader *in) {
     free(in->data);
     *in = (struct line_reader){0};
+}
+
+bool line_is_blank(const char *line, size_t len) {
+    for (size_t i = 0; i < len; i++)
+        if (!strchr(" \t\r", line[i]) || line[i] == 0)
+            return false;
+    return true;
 }
 
 /* ---- files out ------------------------------------------------------------------------------- */

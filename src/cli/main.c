@@ -15,6 +15,7 @@ static const struct {
 } COMMANDS[] = {
     {"generate", "answer a prompt", generate_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
+    {"batch", "answer a file of requests, many at once", batch_main},
     {"perplexity", "measure a model's loss on a text, and its distance from another run",
      perplexity_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},

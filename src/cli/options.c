@@ -146,7 +146,10 @@ static void print_row(const struct option *o, void *args) {
              o->name, o->value ? " " : "", o->value ? o->value : "");
     const char *initial = default_text(o, args, buf);
     snprintf(right, sizeof right, *initial ? "%s [%s]" : "%s", o->help, initial);
-    printf("%-*s", HELP_COLUMN, left);
+    if (strlen(left) < HELP_COLUMN)
+        printf("%-*s", HELP_COLUMN, left);
+    else
+        printf("%s\n%*s", left, HELP_COLUMN, "");
     print_wrapped(right);
 }
 
@@ -273,4 +276,23 @@ kvasir_context_options cache_args_options(const struct cache_args *a) {
     kvasir_context_options options = a->options;
     options.cache_bytes = a->cache_mib << 20;
     return options;
+}
+
+struct engine_args engine_args_defaults(void) {
+    kvasir_engine_options options = kvasir_engine_defaults();
+    return (struct engine_args){.options = options,
+                                .memory_percent = (float)options.cache_memory_percent};
+}
+
+int engine_args_options(const struct command *c, const struct engine_args *a,
+                        kvasir_engine_options *out) {
+    if (a->options.stored_kv_group_size && !a->options.stored_kv_bits)
+        return usage_error(c, "--kv-cache-quantization-group-size: has no place without "
+                              "--kv-cache-quantization-bits");
+    if (a->options.stored_kv_bits && a->options.no_prefix_cache)
+        return usage_error(c, "--kv-cache-quantization-bits: has no place with --no-prefix-cache");
+    *out = a->options;
+    out->cache_memory_bytes = a->memory_mib << 20;
+    out->cache_memory_percent = (double)a->memory_percent;
+    return EXIT_GOOD;
 }

@@ -403,13 +403,6 @@ static int run_line(struct run *r, const char *line, size_t len) {
 
 /* ---- standard input line by line ------------------------------------------------------------- */
 
-static bool is_blank(const char *line, size_t len) {
-    for (size_t i = 0; i < len; i++)
-        if (!strchr(" \t\r", line[i]) || line[i] == 0)
-            return false;
-    return true;
-}
-
 /* Nobody watches where standard error is a file, and lines would be mixed where standard output is
  * a terminal too. */
 static void start_progress(struct progress *p) {
@@ -427,7 +420,7 @@ static int run_lines(struct run *r) {
     int code;
     while (!(code = line_next(&COMMAND, &in)) && in.line) {
         r->place = (struct place){in.number, in.byte};
-        if (!is_blank(in.line, in.len))
+        if (!line_is_blank(in.line, in.len))
             code = run_line(r, in.line, in.len);
         if (code)
             break;

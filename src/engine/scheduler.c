@@ -240,11 +240,15 @@ static kvasir_status reserve(struct sched *s, struct task *t, kvasir_error *err)
     return seq_reserve(t->seq, t->cap, err);
 }
 
+/* For the tokens that all have now. Who was preempted comes back only when everybody can grow by a
+ * page, or it would soon be preempted again. */
 static bool has_room(const struct sched *s, const struct task *t) {
     const struct kv_pool_stats p = kv_pool_stats(s->pool);
     const uint64_t free_bytes = p.budget_bytes - p.used_bytes - p.charged_bytes;
+    const uint64_t growth =
+        t->admitted ? (s->n_running + 1) * kv_cache_need_bytes(s->cache, 1, 1) : 0;
     return free_bytes + p.stored_bytes >=
-           outstanding(s) + overhead(s, t->cap) +
+           outstanding(s) + overhead(s, t->cap) + growth +
                seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
 }
 

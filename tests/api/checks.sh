@@ -16,17 +16,20 @@ trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 spdx='/* SPDX-License-Identifier: Apache-2.0 */'
 
-mkdir -p include src/{base,quant,text,backend/cpu/ref,cache,cli} tools
+mkdir -p include src/{base,quant,text,backend/cpu/ref,cache,server,cli} tools
 git init -q .
 cp "$SOURCE_DIR/.clang-format" .
 cp "$SOURCE_DIR"/include/*.h include/
-for folder in base quant text backend cache; do
+for folder in base quant text backend cache server; do
     echo "$spdx" >"src/$folder/$folder.h"
 done
 echo "$spdx" >src/cache/page.h
 printf '%s\n#include <stdio.h>\n\n#include "backend/backend.h"\n#include "cache/page.h"\n' "$spdx" \
     >src/cache/cache.c
-printf '%s\n#include <kvasir.h>\n\n#include "cli.h"\n' "$spdx" >src/cli/main.c
+printf '%s\n#include "cli.h"\n#include "server/server.h"\n\n#include <kvasir.h>\n' "$spdx" \
+    >src/cli/main.c
+printf '%s\n#include "server/server.h"\n\nvoid *f(void) {\n    return malloc(1);\n}\n' "$spdx" \
+    >src/server/server.c
 echo "$spdx" >src/cli/cli.h
 cp src/cache/cache.c good.c
 
@@ -63,10 +66,17 @@ plant src/cache/x.c 'must be written out' '#include HEADER'
 plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "base/base.h"'
 plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include <base/base.h>'
 plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "internal.h"'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "server/internal.h"'
+plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "base/base.h"'
+plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "cli/cli.h"'
+plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "kvasir_text.h"'
+plant src/cache/x.c '^src/cache/x.c:2: .*must not include server' '#include "server/server.h"'
 mkdir src/misc
 plant src/misc/x.c 'place in the order' 'int x;'
 
 plant src/cache/x.c '^src/cache/x.c:3: exit()' 'void f(void) {' '    exit(1);' '}'
+plant src/server/x.c '^src/server/x.c:2: printf()' 'int x = printf("x");'
+plant src/server/x.c '^src/server/x.c:2: exit()' 'int x = exit(1);'
 plant src/cache/x.c '^src/cache/x.c:2: malloc()' 'char *p = /* " */ malloc(3);'
 plant src/cache/x.c '^src/cache/x.c:2: getenv()' "char *p = '\"' + getenv(\"HOME\");"
 plant src/cache/x.c '^src/cache/x.c:2: printf()' 'int x = y ? printf("x") : 0;'

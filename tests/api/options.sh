@@ -9,7 +9,8 @@ good --version
 grep -qx 'kvasir [0-9.]*' out || die "--version"
 good --help
 commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
-for command in generate cache-prompt perplexity bench-kv-cache calibrate info tokenize convert; do
+for command in generate cache-prompt batch perplexity bench-kv-cache calibrate info tokenize \
+    convert; do
     grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
 run

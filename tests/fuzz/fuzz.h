@@ -7,6 +7,7 @@
  *     tokenizer_json.c   tokenizer.json, then a text through it, and a few ids back
  *     template.c     a chat template, then a conversation through it
  *     prompt_file.c  a prompt cache of mlx-lm's, written again where it opens
+ *     openai.c       a body of OpenAI's to a request
  *     tokenize.c     a text through small vocabularies of each kind, and back
  *     trace.c        recorded requests, through the yardsticks where they are accepted
  *

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* batch.c: `kvasir batch`, a file of OpenAI requests to a file of results.
+ *
+ *     this thread                   engine's thread          writer
+ *     lines -> jobs, submitted  ->  events into answers  ->  results, progress
+ *                 ^                                             |
+ *                 +---- room: so many jobs are there at once ---+
+ *
+ * All three meet in struct batch under one lock: a list of jobs in the input's order, from which
+ * the writer takes those that are complete, any or (--order input) the first only.
+ *
+ * Invariants
+ *   J1  A job is in the list from before it is submitted until the writer takes it, which it may
+ *       once the job is complete and submit has returned.
+ *   J2  What fails in a request is a result like any other. What makes the input no batch (no JSON,
+ *       no custom_id, one that came before) ends the run; a file is looked through for that before
+ *       anything is loaded.
+ *   J3  Whatever ends the run, the file of results can be gone on with: what was cancelled is not
+ *       in it, and with --order input nothing that comes behind that.
+ *
+ * SIGINT is blocked but in this thread, so that it interrupts the wait for a line of standard
+ * input.
+ */
+#include "cli.h"
+#include "server/server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct batch_args {
+    const char *model, *in, *out, *order;
+    struct chat_args chat;
+    struct engine_args engine;
+    uint32_t max_tokens;
+    bool quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct batch_args, field)
+static const struct option OPTIONS[] = {
+    MODEL_OPTION(struct batch_args),
+    {.name = "--input", .alias = "-i", .value = "FILE", .kind = OPTION_TEXT, ROW(in),
+     .required = true, .shown = "",
+     .help = "requests, one JSON object a line; - is standard input"},
+    {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
+     .required = true, .shown = "",
+     .help = "results; what a file that is there holds already is not run again"},
+    {.name = "--order", .value = "ORDER", .kind = OPTION_TEXT, ROW(order), .initial = "finished",
+     .help = "finished: results are written as they come; input: in the order of the requests"},
+    {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
+     .initial = "512", .max = UINT32_MAX,
+     .help = "longest answer of requests that do not say, if there is room; 0: as there is room"},
+    CHAT_OPTIONS(struct batch_args, chat),
+    ENGINE_OPTIONS(struct batch_args, engine),
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "nothing but errors on standard error"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "batch",
+    .summary = "Answers a file of requests, many at once, in OpenAI's batch format.",
+    .usage = "-m MODEL -i REQUESTS -o RESULTS [flags]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+    .details =
+        "A run that was ended (Ctrl-C, exit code 130) goes on where the same command is "
+        "given again.\nExit codes: 0 all good, 1 a request or the run failed, 2 wrong usage.",
+};
+
+/* A prompt-cache file that requests start from. */
+struct cache_file {
+    struct cache_file *next;
+    kvasir_prompt_cache *cache;
+    size_t users; /* under the lock */
+    char path[];
+};
+
+struct job {
+    struct job *next;
+    struct batch *batch;
+    char *custom_id;
+    struct cache_file *cache;      /* NULL: none */
+    struct openai_request request; /* until the answer is written */
+    struct openai_answer answer;
+    struct openai_error error; /* status 0: none */
+    bool submitted, complete;  /* under the lock */
+};
+
+struct batch {
+    const struct batch_args *a;
+    struct chat chat;
+    kvasir_engine_options options;
+    struct openai_setup setup;
+    kvasir_model *model;
+    kvasir_engine *engine;
+    struct line_reader in;
+    json_t *seen;   /* object: custom_id -> line */
+    size_t to_do;   /* requests that a look through the input found; 0: not known */
+    size_t skipped; /* finished before */
+    struct cache_file *files;
+
+    pthread_t writer;
+    bool writing; /* the writer was started */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* an answer, room in the engine's queue or in the list, the end */
+    /* under the lock */
+    struct results results;
+    struct job *first, **last;
+    size_t jobs, done, failed;
+    struct progress progress;
+    bool closing;   /* the writer ends when nothing is left to write */
+    int write_code; /* of the writer, which has ended then */
+};
+
+static int no_memory(void) {
+    return run_error(&COMMAND, "out of memory");
+}
+
+/* Waits for a change, a tenth of a second at most: Ctrl-C wakes nobody. Under the lock. */
+static void wait_change(struct batch *b) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += 100000000;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&b->changed, &b->lock, &t);
+}
+
+/* FNV-1a: names and seeds that follow from a custom_id. */
+static uint64_t hash_text(const char *text) {
+    uint64_t h = 0xcbf29ce484222325ULL;
+    for (; *text; text++)
+        h = (h ^ (unsigned char)*text) * 0x100000001b3ULL;
+    return h;
+}
+
+/* ---- prompt-cache files ---------------------------------------------------------------------- */
+
+/* Files that nobody uses stay open for later requests until another one is opened. */
+static void close_unused(struct batch *b) {
+    pthread_mutex_lock(&b->lock);
+    for (struct cache_file **at = &b->files; *at;) {
+        struct cache_file *f = *at;
+        if (f->users) {
+            at = &f->next;
+            continue;
+        }
+        *at = f->next;
+        kvasir_prompt_cache_close(f->cache);
+        free(f);
+    }
+    pthread_mutex_unlock(&b->lock);
+}
+
+static struct cache_file *open_file(struct batch *b, const char *path, kvasir_error *err) {
+    struct cache_file *f = malloc(sizeof *f + strlen(path) + 1);
+    if (!f) {
+        *err = (kvasir_error){KVASIR_ERR_MEMORY, -1, "out of memory"};
+        return NULL;
+    }
+    *f = (struct cache_file){.next = b->files};
+    memcpy(f->path, path, strlen(path) + 1);
+    if (kvasir_prompt_cache_open(b->model, path, &f->cache, err)) {
+        free(f);
+        return NULL;
+    }
+    b->files = f;
+    return f;
+}
+
+/* The job's file, opened where no other request has it. */
+static void use_file(struct batch *b, struct job *j) {
+    kvasir_error err;
+    struct cache_file *f = b->files;
+    while (f && strcmp(f->path, j->request.prompt_cache) != 0)
+        f = f->next;
+    if (!f) {
+        close_unused(b);
+        f = open_file(b, j->request.prompt_cache, &err);
+    }
+    if (!f) {
+        openai_error_of(&j->error, &err);
+        if (err.code != KVASIR_ERR_MEMORY)
+            j->error.status = OPENAI_BAD_REQUEST; /* the file that it names is not there */
+        snprintf(j->error.param, sizeof j->error.param, "prompt_cache");
+        return;
+    }
+    pthread_mutex_lock(&b->lock);
+    f->users++;
+    pthread_mutex_unlock(&b->lock);
+    j->cache = f;
+    j->request.engine.prompt_cache = f->cache;
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
+static struct job *job_create(struct batch *b, const char *custom_id) {
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->batch = b;
+    j->custom_id = strdup(custom_id);
+    if (!j->custom_id) {
+        free(j);
+        return NULL;
+    }
+    return j;
+}
+
+/* Under the lock, or when only one thread is left. */
+static void job_free(struct job *j) {
+    if (j->cache)
+        j->cache->users--;
+    openai_answer_free(&j->answer); /* looks at the request */
+    openai_request_free(&j->request);
+    free(j->custom_id);
+    free(j);
+}
+
+static void on_event(void *user, const kvasir_event *e) {
+    struct job *j = user;
+    struct batch *b = j->batch;
+    openai_answer_event(&j->answer, e);
+    if (e->kind != KVASIR_EVENT_START && !e->last)
+        return;
+    pthread_mutex_lock(&b->lock);
+    j->complete = e->last;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* ---- the writer ------------------------------------------------------------------------------ */
+
+/* {"status_code", "request_id", "body"} */
+static json_t *response_of(const struct batch *b, struct job *j) {
+    uint64_t hash = hash_text(j->custom_id);
+    char id[64], request_id[32];
+    bool chat = j->request.api == OPENAI_CHAT;
+    snprintf(id, sizeof id, "%s-%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)hash);
+    snprintf(request_id, sizeof request_id, "req_%016llx", (unsigned long long)hash);
+    json_t *body = NULL;
+    if (!j->error.status)
+        body = openai_answer_body(&j->answer, &b->setup, id, (int64_t)time(NULL), &j->error);
+    int status = body ? 200 : j->error.status;
+    if (!body)
+        body = json_pack("{s:o}", "error", openai_error_object(&j->error));
+    return json_pack("{s:i, s:s, s:o}", "status_code", status, "request_id", request_id, "body",
+                     body);
+}
+
+static int write_result(struct batch *b, struct job *j) {
+    char id[48];
+    snprintf(id, sizeof id, RESULT_ID "%016llx", (unsigned long long)hash_text(j->custom_id));
+    json_t *line = json_pack("{s:s, s:s, s:o, s:n}", "id", id, "custom_id", j->custom_id,
+                             "response", response_of(b, j), "error");
+    return line ? results_write(&COMMAND, &b->results, line) : no_memory();
+}
+
+/* Takes the next job to be written out of the list; NULL: none is ready. A cancelled one is
+ * dropped; with --order input it stays in front of all others. */
+static struct job *take_ready(struct batch *b) {
+    bool in_order = strcmp(b->a->order, "input") == 0;
+    for (struct job **at = &b->first; *at; at = &(*at)->next) {
+        struct job *j = *at;
+        if (j->complete && j->submitted && !j->answer.cancelled) {
+            *at = j->next;
+            if (b->last == &j->next)
+                b->last = at;
+            return j;
+        }
+        if (in_order)
+            break;
+    }
+    return NULL;
+}
+
+static void *write_results(void *user) {
+    struct batch *b = user;
+    pthread_mutex_lock(&b->lock);
+    while (!b->write_code) {
+        struct job *j = take_ready(b);
+        if (!j && b->closing)
+            break;
+        if (!j) {
+            wait_change(b);
+        } else {
+            pthread_mutex_unlock(&b->lock);
+            int code = write_result(b, j);
+            pthread_mutex_lock(&b->lock);
+            b->write_code = code;
+            b->done += !code;
+            b->failed += !code && j->error.status;
+            b->jobs--;
+            job_free(j);
+            pthread_cond_broadcast(&b->changed);
+        }
+        progress_step(&b->progress, b->done);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return NULL;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static bool stop_wanted(const struct batch *b) {
+    return interrupted() || b->write_code;
+}
+
+/* Into the list, once it has room: so much as the engine holds at once, running and waiting. False:
+ * the run is to end. */
+static bool enlist(struct batch *b, struct job *j) {
+    const size_t room = (size_t)b->options.max_running + b->options.max_waiting;
+    pthread_mutex_lock(&b->lock);
+    while (b->jobs >= room && !stop_wanted(b))
+        wait_change(b);
+    bool good = !stop_wanted(b);
+    if (good) {
+        *b->last = j;
+        b->last = &j->next;
+        b->jobs++;
+    }
+    pthread_mutex_unlock(&b->lock);
+    return good;
+}
+
+/* A default length gives way where there is no room for so much. */
+static kvasir_status try_submit(struct batch *b, struct job *j, kvasir_error *err) {
+    kvasir_request request = j->request.engine;
+    request.on_event = on_event;
+    request.user = j;
+    kvasir_status status = kvasir_engine_submit(b->engine, &request, NULL, err);
+    if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) ||
+        !j->request.default_length || !request.max_tokens)
+        return status;
+    request.max_tokens = 0;
+    return kvasir_engine_submit(b->engine, &request, NULL, err);
+}
+
+/* Hands a listed job to the engine. */
+static void submit(struct batch *b, struct job *j) {
+    kvasir_error err;
+    kvasir_status status = KVASIR_OK;
+    bool stopped = false;
+    while (!j->error.status && !stopped) {
+        status = try_submit(b, j, &err);
+        if (status != KVASIR_ERR_BUSY)
+            break;
+        pthread_mutex_lock(&b->lock);
+        wait_change(b);
+        stopped = stop_wanted(b);
+        pthread_mutex_unlock(&b->lock);
+    }
+    pthread_mutex_lock(&b->lock);
+    if (stopped)
+        j->answer.cancelled = j->complete = true;
+    else if (status)
+        openai_error_of(&j->error, &err);
+    j->complete |= j->error.status != 0;
+    j->submitted = true;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void refuse(struct job *j, const char *param, const char *text) {
+    j->error = (struct openai_error){.status = OPENAI_BAD_REQUEST};
+    snprintf(j->error.param, sizeof j->error.param, "%s", param);
+    snprintf(j->error.text, sizeof j->error.text, "%s: %s", param, text);
+}
+
+/* The line's request into the job, or what is wrong with it. */
+static void read_request(struct batch *b, struct job *j, const json_t *line) {
+    const char *method = json_string_value(json_object_get(line, "method"));
+    const char *url = json_string_value(json_object_get(line, "url"));
+    const json_t *body = json_object_get(line, "body");
+    struct openai_setup setup = b->setup;
+    enum openai_api api;
+    /* Without a seed of its own a request has one that no other has, and has it again. */
+    setup.sampling.seed = hash_text(j->custom_id);
+    if (!method || strcmp(method, "POST") != 0)
+        refuse(j, "method", "is not \"POST\"");
+    else if (!url || !openai_api_of(url, &api))
+        refuse(j, "url", "is neither \"/v1/chat/completions\" nor \"/v1/completions\"");
+    else if (!openai_read(&setup, api, body, &j->request, &j->error))
+        return;
+    else if (!openai_answer_init(&j->answer, &j->request))
+        openai_error_of(&j->error, &(kvasir_error){KVASIR_ERR_MEMORY, -1, "out of memory"});
+    else if (j->request.prompt_cache)
+        use_file(b, j);
+}
+
+static int run_request(struct batch *b, const char *custom_id, const json_t *line) {
+    struct job *j = job_create(b, custom_id);
+    if (!j)
+        return no_memory();
+    read_request(b, j, line);
+    if (enlist(b, j)) {
+        submit(b, j);
+        return EXIT_GOOD;
+    }
+    pthread_mutex_lock(&b->lock);
+    job_free(j);
+    pthread_mutex_unlock(&b->lock);
+    return EXIT_GOOD;
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+/* The line's custom_id; EXIT_RUN with a line where it has none or another line's. */
+static int take_id(struct batch *b, const json_t *line, const char **custom_id) {
+    const json_t *id = json_object_get(line, "custom_id");
+    *custom_id = json_string_value(id);
+    if (!*custom_id || !**custom_id || strlen(*custom_id) != json_string_length(id))
+        return run_error(&COMMAND, "-i: %s: line %zu: \"custom_id\" is %s", b->in.name,
+                         b->in.number,
+                         !id                  ? "missing"
+                         : json_is_string(id) ? "empty or holds a NUL character"
+                                              : "not a string");
+    json_int_t before = json_integer_value(json_object_get(b->seen, *custom_id));
+    if (before && (size_t)before != b->in.number)
+        return run_error(&COMMAND, "-i: %s: line %zu: custom_id \"%.100s\" is that of line %lld",
+                         b->in.name, b->in.number, *custom_id, (long long)before);
+    if (!before &&
+        json_object_set_new(b->seen, *custom_id, json_integer((json_int_t)b->in.number)) != 0)
+        return no_memory();
+    return EXIT_GOOD;
+}
+
+static int read_line(struct batch *b, json_t **line, const char **custom_id) {
+    json_error_t why;
+    *line = json_loadb(b->in.line, b->in.len, JSON_ALLOW_NUL, &why);
+    if (!json_is_object(*line))
+        return run_error(&COMMAND, "-i: %s: line %zu (at byte %llu): %s", b->in.name, b->in.number,
+                         (unsigned long long)b->in.byte, *line ? "is not a JSON object" : why.text);
+    return take_id(b, *line, custom_id);
+}
+
+/* Goes through the input: looks through it only, or runs what is not finished. */
+static int each_line(struct batch *b, bool run) {
+    int code;
+    while (!(code = line_next(&COMMAND, &b->in)) && b->in.line) {
+        if (line_is_blank(b->in.line, b->in.len))
+            continue;
+        json_t *line = NULL;
+        const char *custom_id;
+        code = read_line(b, &line, &custom_id);
+        bool finished = !code && results_has(&b->results, custom_id);
+        if (!code && !finished && run)
+            code = run_request(b, custom_id, line);
+        b->skipped += finished && run;
+        b->to_do += !code && !finished && !run;
+        json_decref(line);
+        if (code || interrupted())
+            break;
+        pthread_mutex_lock(&b->lock);
+        bool stop = stop_wanted(b);
+        pthread_mutex_unlock(&b->lock);
+        if (stop)
+            break;
+    }
+    return code;
+}
+
+/* Back to the start of the input, keeping what names it. */
+static int rewind_input(struct batch *b) {
+    int fd = b->in.fd;
+    const char *name = b->in.name;
+    line_reader_free(&b->in);
+    b->in.fd = fd;
+    b->in.name = name;
+    if (lseek(fd, 0, SEEK_SET) != 0)
+        return run_error(&COMMAND, "-i: %s: %s", name, strerror(errno));
+    return EXIT_GOOD;
+}
+
+/* Opens the files and, where the input is one, looks through it. *nothing: all is finished. */
+static int open_files(struct batch *b, bool *nothing) {
+    struct stat st;
+    const char *path = b->a->in;
+    bool standard = strcmp(path, "-") == 0;
+    b->in.name = standard ? "standard input" : path;
+    b->in.fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (b->in.fd < 0 || fstat(b->in.fd, &st) != 0)
+        return run_error(&COMMAND, "-i: %s: %s", path, strerror(errno));
+    b->seen = json_object();
+    if (!b->seen)
+        return no_memory();
+    int code = results_open(&COMMAND, &b->results, b->a->out);
+    if (!code && b->results.cut && !b->a->quiet)
+        fprintf(stderr, "note:   %s: its last line was torn, it is run again\n", b->a->out);
+    if (code || !S_ISREG(st.st_mode) || standard)
+        return code;
+    code = each_line(b, false);
+    *nothing = !code && !interrupted() && b->to_do == 0;
+    if (*nothing)
+        b->skipped = json_object_size(b->seen);
+    return code ? code : rewind_input(b);
+}
+
+/* ---- model and engine ------------------------------------------------------------------------ */
+
+static int open_model(struct batch *b) {
+    kvasir_error err;
+    kvasir_model_info info;
+    if (kvasir_model_open(b->a->model, &b->model, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_model_get_info(b->model, &info);
+    kvasir_tokenizer *text = kvasir_model_tokenizer(b->model);
+    int code = chat_set_template(&COMMAND, &b->chat, text);
+    if (code)
+        return code;
+    if (!b->a->quiet)
+        print_model_line(&info);
+    b->setup = (struct openai_setup){.tokenizer = text,
+                                     .variables = b->chat.kwargs,
+                                     .model = b->a->model,
+                                     .vocab = info.vocab,
+                                     .max_choices = b->options.max_running,
+                                     .max_tokens = b->a->max_tokens,
+                                     .sampling = kvasir_sampling_defaults(),
+                                     .prompt_cache = true};
+    return EXIT_GOOD;
+}
+
+/* Starts the engine and the writer, which are not to get SIGINT. */
+static int start(struct batch *b) {
+    sigset_t interrupt, old;
+    kvasir_error err;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &old);
+    int code = EXIT_GOOD;
+    if (kvasir_engine_create(b->model, &b->options, &b->engine, &err))
+        code = library_error(&COMMAND, &err);
+    if (!code) {
+        kvasir_context_info info;
+        kvasir_engine_get_context(b->engine, &info);
+        if (!b->a->quiet)
+            print_context_facts(&info);
+        progress_start(&b->progress, b->a->quiet ? NULL : "batch", b->to_do, "requests");
+        b->writing = pthread_create(&b->writer, NULL, write_results, b) == 0;
+        if (!b->writing)
+            code = run_error(&COMMAND, "cannot start a thread");
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return code;
+}
+
+/* Until everything is written, or the run is to end. */
+static void wait_written(struct batch *b) {
+    pthread_mutex_lock(&b->lock);
+    while (b->jobs > 0 && !stop_wanted(b))
+        wait_change(b);
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Ends the engine, whose last events come before it is gone, then the writer behind them. */
+static void stop(struct batch *b) {
+    kvasir_engine_destroy(b->engine);
+    b->engine = NULL;
+    if (b->writing) {
+        pthread_mutex_lock(&b->lock);
+        b->closing = true;
+        pthread_cond_broadcast(&b->changed);
+        pthread_mutex_unlock(&b->lock);
+        pthread_join(b->writer, NULL);
+        progress_end(&b->progress);
+    }
+    b->writing = false;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static void print_summary(const struct batch *b, const kvasir_engine_stats *s, double seconds) {
+    char peak[24], budget[24];
+    fprintf(stderr, "batch:  %zu requests in %.2f s, %zu failed", b->done, seconds, b->failed);
+    fprintf(stderr, b->skipped ? ", %zu finished before\n" : "\n", b->skipped);
+    fprintf(stderr, "prompt: %llu tokens, %llu of them from the cache\n",
+            (unsigned long long)s->prompt_tokens, (unsigned long long)s->cached_tokens);
+    fprintf(stderr, "answer: %llu tokens, %.1f tokens/s\n", (unsigned long long)s->generated_tokens,
+            ratio((double)s->generated_tokens, seconds));
+    fprintf(stderr, "cache:  at most %s of %s; preempted %llu times\n",
+            human_bytes((double)s->peak_bytes, peak), human_bytes((double)s->budget_bytes, budget),
+            (unsigned long long)s->preemptions);
+}
+
+static int run_batch(struct batch *b) {
+    bool nothing = false;
+    int code = engine_args_options(&COMMAND, &b->a->engine, &b->options);
+    if (!code)
+        code = chat_read(&COMMAND, &b->a->chat, &b->chat);
+    catch_interrupt();
+    if (!code)
+        code = open_files(b, &nothing);
+    if (nothing && !b->a->quiet)
+        fprintf(stderr, "batch:  all %zu requests were finished before\n", b->skipped);
+    if (code || nothing || interrupted())
+        return code;
+    code = open_model(b);
+    if (!code)
+        code = start(b);
+    if (code)
+        return code;
+    double begin = now_seconds();
+    code = each_line(b, true);
+    if (code == EXIT_INTERRUPTED)
+        code = EXIT_GOOD; /* batch_main says it, after the summary */
+    if (!code)
+        wait_written(b);
+    kvasir_engine_stats stats;
+    kvasir_engine_get_stats(b->engine, &stats);
+    stop(b);
+    code = code ? code : b->write_code;
+    if (!code && !b->a->quiet)
+        print_summary(b, &stats, now_seconds() - begin);
+    if (!code && b->failed && !interrupted())
+        code = run_error(&COMMAND, "%zu of %zu requests failed: the results say why", b->failed,
+                         b->done);
+    return code;
+}
+
+int batch_main(int argc, char **argv) {
+    struct batch_args a = {.engine = engine_args_defaults()};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    if (strcmp(a.order, "input") != 0 && strcmp(a.order, "finished") != 0)
+        return usage_error(&COMMAND, "--order: \"%.40s\" is neither input nor finished", a.order);
+    struct batch b = {.a = &a,
+                      .in.fd = -1,
+                      .last = &b.first,
+                      .lock = PTHREAD_MUTEX_INITIALIZER,
+                      .changed = PTHREAD_COND_INITIALIZER};
+    code = run_batch(&b);
+    stop(&b);
+    int closed = results_close(&COMMAND, &b.results);
+    code = code ? code : closed;
+    while (b.first) {
+        struct job *j = b.first;
+        b.first = j->next;
+        job_free(j);
+    }
+    close_unused(&b);
+    kvasir_model_close(b.model);
+    chat_free(&b.chat);
+    json_decref(b.seen);
+    if (b.in.fd > STDIN_FILENO)
+        close(b.in.fd);
+    line_reader_free(&b.in);
+    return !code && interrupted() ? EXIT_INTERRUPTED : code;
+}

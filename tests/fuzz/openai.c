@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A body of OpenAI's from outside to a request: the first byte says which API and whether a
+ * prompt-cache file may be named, the rest is JSON. What is read may be submitted as it is: the
+ * sampler takes its options, ids lie in the vocabulary. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../support/byte_tokenizer.h"
+#include "fuzz.h"
+#include "server/server.h"
+
+static const char TEMPLATE[] =
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{{ extra }}[a]";
+
+static void open_tokenizer(kvasir_tokenizer **out) {
+    char json[512], config[512], folder[512];
+    kvasir_error err;
+    snprintf(json, sizeof json, "%s", fuzz_path("tokenizer.json"));
+    snprintf(config, sizeof config, "%s", fuzz_path("tokenizer_config.json"));
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(json, '/') - json), json);
+    byte_tokenizer_write(json, config, TEMPLATE);
+    if (kvasir_tokenizer_open(folder, out, &err))
+        fuzz_fail("%s", err.text);
+}
+
+static void check_ids(const int32_t *ids, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= BYTE_VOCAB)
+            fuzz_fail("id %d", ids[i]);
+}
+
+static void check_request(const struct openai_setup *setup, const struct openai_request *r) {
+    const kvasir_request *e = &r->engine;
+    kvasir_error err;
+    kvasir_sampler *sampler;
+    if (e->n_tokens == 0 || e->n < 1 || e->n > setup->max_choices || e->top_logprobs > 20)
+        fuzz_fail("%zu tokens, %u choices, %d logprobs", e->n_tokens, e->n, e->top_logprobs);
+    check_ids(e->tokens, e->n_tokens);
+    check_ids(e->stop_tokens, e->n_stop_tokens);
+    for (size_t i = 0; i < e->n_stops; i++)
+        if (!*e->stops[i])
+            fuzz_fail("stop %zu is empty", i);
+    if (!r->model || (r->prompt_cache && !setup->prompt_cache) || (r->stream && !setup->stream))
+        fuzz_fail("what the setup does not allow");
+    if (kvasir_sampler_create(&e->sampling, setup->vocab, &sampler, &err))
+        fuzz_fail("%s", err.text);
+    kvasir_sampler_destroy(sampler);
+}
+
+static void check_refusal(const struct openai_error *err) {
+    if ((err->status != OPENAI_BAD_REQUEST && err->status != OPENAI_SERVER_ERROR) || !err->text[0])
+        fuzz_fail("status %d: %s", err->status, err->text);
+    if (strchr(err->text, '\n') || strncmp(err->text, err->param, strlen(err->param)) != 0)
+        fuzz_fail("\"%s\": \"%s\"", err->param, err->text);
+    json_t *object = openai_error_object(err); /* NULL too where a text is not UTF-8 */
+    if (!object)
+        fuzz_fail("no object for \"%s\"", err->text);
+    json_decref(object);
+}
+
+/* The chat is written as JSON, read again by the template's side, and rendered. */
+enum { TIMES = 400, BYTES = 8 << 20 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static kvasir_tokenizer *tokenizer;
+    if (!tokenizer)
+        open_tokenizer(&tokenizer);
+    if (size == 0)
+        return 0;
+    const struct openai_setup setup = {.tokenizer = tokenizer,
+                                       .model = "m",
+                                       .vocab = BYTE_VOCAB,
+                                       .max_choices = 8,
+                                       .max_tokens = 16,
+                                       .sampling = kvasir_sampling_defaults(),
+                                       .prompt_cache = data[0] & 2};
+    enum openai_api api = data[0] & 1 ? OPENAI_CHAT : OPENAI_COMPLETIONS;
+    json_t *body = json_loadb((const char *)data + 1, size - 1, JSON_ALLOW_NUL, NULL);
+    struct openai_request r;
+    struct openai_error err;
+    if (!body)
+        return 0;
+    budget_begin(BYTES + TIMES * size);
+    if (openai_read(&setup, api, body, &r, &err)) {
+        json_decref(body);
+        check_request(&setup, &r);
+        openai_request_free(&r);
+    } else {
+        json_decref(body);
+        check_refusal(&err);
+    }
+    budget_end();
+    return 0;
+}

@@ -1,0 +1,768 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* OpenAI's bodies: every field that is read, every one that is refused, the paths in errors; and
+ * events to bodies, of both APIs.
+ *
+ * The tokenizer's ids are bytes, so that a prompt can be read. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "byte_tokenizer.h"
+#include "model_files.h"
+#include "server/server.h"
+
+#include <cmocka.h>
+
+static const char TEMPLATE[] =
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments.x }})"
+    "{% endfor %}{% endfor %}{% if tools %}T{{ tools | length }}{% endif %}"
+    "{{ reasoning_effort }}{{ documents | length if documents else null_text }}{{ extra }}[a]";
+
+static struct temp_folder folder;
+static kvasir_tokenizer *tokenizer;
+static struct openai_setup setup;
+static struct openai_request r;
+static struct openai_error err;
+
+static void defaults(void) {
+    setup = (struct openai_setup){.tokenizer = tokenizer,
+                                  .model = "ours",
+                                  .vocab = BYTE_VOCAB,
+                                  .max_choices = 8,
+                                  .max_tokens = 77,
+                                  .sampling = kvasir_sampling_defaults()};
+}
+
+static bool read_text_body(enum openai_api api, const char *text) {
+    json_error_t why;
+    json_t *body = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why);
+    if (!body)
+        fail_msg("%s: %s", text, why.text);
+    memset(&err, 'x', sizeof err);
+    bool good = openai_read(&setup, api, body, &r, &err);
+    json_decref(body); /* what the request keeps of it lives on */
+    return good;
+}
+
+/* A body with `fields` behind a prompt. */
+static const char *with(enum openai_api api, const char *fields) {
+    static char text[4096];
+    snprintf(text, sizeof text, "{%s%s%s}",
+             api == OPENAI_CHAT ? "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+                                : "\"prompt\":\"hi\"",
+             *fields ? "," : "", fields);
+    return text;
+}
+
+static void good(enum openai_api api, const char *text) {
+    openai_request_free(&r);
+    if (!read_text_body(api, text))
+        fail_msg("%s: %s", text, err.text);
+}
+
+static void both(const char *fields) {
+    good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, fields));
+    good(OPENAI_CHAT, with(OPENAI_CHAT, fields));
+}
+
+/* Refused for the field `param`, with a text that holds `why`. */
+static void bad(enum openai_api api, const char *text, const char *param, const char *why) {
+    struct openai_request before = r;
+    if (read_text_body(api, text))
+        fail_msg("taken: %s", text);
+    assert_memory_equal(&before, &r, sizeof r);
+    assert_int_equal(err.status, OPENAI_BAD_REQUEST);
+    assert_string_equal(err.param, param);
+    size_t n = strlen(param);
+    if (n && (strncmp(err.text, param, n) != 0 || strncmp(err.text + n, ": ", 2) != 0))
+        fail_msg("\"%s\" does not begin with %s", err.text, param);
+    if (!strstr(err.text, why))
+        fail_msg("\"%s\" does not say \"%s\"", err.text, why);
+    assert_null(strchr(err.text, '\n'));
+    json_t *object = openai_error_object(&err);
+    assert_non_null(object);
+    assert_string_equal(json_string_value(json_object_get(object, "message")), err.text);
+    assert_string_equal(json_string_value(json_object_get(object, "type")),
+                        "invalid_request_error");
+    json_decref(object);
+}
+
+static void bad_field(const char *fields, const char *param, const char *why) {
+    bad(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, fields), param, why);
+    bad(OPENAI_CHAT, with(OPENAI_CHAT, fields), param, why);
+}
+
+/* The prompt's ids as a text, <s> and </s> by their names. */
+static void prompt_is(const char *wanted) {
+    char text[1024];
+    size_t n = 0;
+    for (size_t i = 0; i < r.engine.n_tokens; i++) {
+        int32_t id = r.engine.tokens[i];
+        n += (size_t)(id < 256 ? snprintf(text + n, sizeof text - n, "%c", id)
+                               : snprintf(text + n, sizeof text - n, "%s",
+                                          id == BYTE_BOS ? "<s>" : "</s>"));
+    }
+    assert_string_equal(text, wanted);
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+static void test_prompts(void **state) {
+    (void)state;
+    const enum openai_api api = OPENAI_COMPLETIONS;
+    good(api, "{\"prompt\":\"Gr\\u00fc\\u00df\"}");
+    prompt_is("<s>Gr\xc3\xbc\xc3\x9f");
+    good(api, "{\"prompt\":[\"one\"]}");
+    prompt_is("<s>one");
+    good(api, "{\"prompt\":\"a</s>b\"}"); /* control tokens are recognised */
+    prompt_is("<s>a</s>b");
+    good(api, "{\"prompt\":[104,105,257]}");
+    prompt_is("hi</s>");
+    good(api, "{\"prompt\":[[104,105]]}");
+    prompt_is("hi");
+    good(api, "{\"prompt\":\"\"}");
+    prompt_is("<s>");
+    good(api, "{\"prompt\":\"a\\u0000b\"}");
+    assert_int_equal(r.engine.n_tokens, 4);
+
+    bad(api, "{}", "prompt", "missing");
+    bad(api, "{\"prompt\":null}", "prompt", "missing");
+    bad(api, "{\"prompt\":3}", "prompt", "is a number, not a string");
+    bad(api, "{\"prompt\":{}}", "prompt", "is an object");
+    bad(api, "{\"prompt\":[]}", "prompt", "has no tokens");
+    bad(api, "{\"prompt\":[[]]}", "prompt[0]", "has no tokens");
+    bad(api, "{\"prompt\":[\"a\",\"b\",\"c\"]}", "prompt", "3 prompts: one to a request");
+    bad(api, "{\"prompt\":[[1],[2]]}", "prompt", "2 prompts");
+    bad(api, "{\"prompt\":[1,2.5]}", "prompt[1]", "2.5 is not a whole number");
+    bad(api, "{\"prompt\":[1,\"a\"]}", "prompt[1]", "is a string, not a whole number");
+    bad(api, "{\"prompt\":[[1,true]]}", "prompt[0][1]", "is a truth value");
+    bad(api, "{\"prompt\":[1,258]}", "prompt[1]", "258 is no token id, they go from 0 to 257");
+    bad(api, "{\"prompt\":[-1]}", "prompt[0]", "-1 is no token id");
+    bad(api, "{\"prompt\":[4294967296]}", "prompt[0]", "no token id");
+    bad(api, "[]", "", "not a JSON object");
+    bad(api, "\"x\"", "", "not a JSON object");
+}
+
+#define CHAT(messages) "{\"messages\":[" messages "]}"
+#define USER           "{\"role\":\"user\",\"content\":\"hi\"}"
+
+static void test_messages(void **state) {
+    (void)state;
+    const enum openai_api api = OPENAI_CHAT;
+    good(api, CHAT("{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"developer\",\"content\":"
+                   "\"d\"}," USER ",{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\","
+                   "\"content\":\"t\",\"tool_call_id\":\"1\"},{\"role\":\"function\",\"name\":"
+                   "\"f\",\"content\":\"f\"}"));
+    prompt_is("<s>[system]s[developer]d[user]hi[assistant]a[tool]t[function]f[a]");
+    good(api, CHAT("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+                   "{\"type\":\"text\",\"text\":\"\"},{\"type\":\"text\",\"text\":\" b\"}]}"));
+    prompt_is("<s>[user]a b[a]");
+    good(api, CHAT("{\"role\":\"user\",\"content\":[]}"));
+    prompt_is("<s>[user][a]");
+    good(api, CHAT("{\"role\":\"assistant\",\"content\":[{\"type\":\"refusal\",\"refusal\":"
+                   "\"no\"}]}"));
+    prompt_is("<s>[assistant]no[a]");
+    good(api, CHAT("{\"role\":\"assistant\"}"));
+    prompt_is("<s>[assistant][a]");
+    /* arguments are JSON in a string; templates want the values, and null for no text */
+    good(api, CHAT("{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\""
+                   ":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":7}\"}},"
+                   "{\"function\":{\"name\":\"g\",\"arguments\":{\"x\":8}}},"
+                   "{\"function\":{\"name\":\"h\",\"arguments\":\"\"}}]}"));
+    prompt_is("<s>[assistant]None(f 7)(g 8)(h )[a]");
+
+    bad(api, "{}", "messages", "missing");
+    bad(api, "{\"messages\":\"hi\"}", "messages", "is a string, not an array");
+    bad(api, "{\"messages\":[]}", "messages", "is empty");
+    bad(api, CHAT("3"), "messages[0]", "is a number, not an object");
+    bad(api, CHAT(USER ",null"), "messages[1]", "is null, not an object");
+    bad(api, CHAT(USER ",{\"content\":\"x\"}"), "messages[1].role", "missing");
+    bad(api, CHAT("{\"role\":1,\"content\":\"x\"}"), "messages[0].role", "is a number");
+    bad(api, CHAT("{\"role\":\"usr\\n\",\"content\":\"x\"}"), "messages[0].role",
+        "\"usr?\" is none of system");
+    bad(api, CHAT(USER "," USER ",{\"role\":\"user\"}"), "messages[2].content", "missing");
+    bad(api, CHAT("{\"role\":\"tool\",\"content\":null}"), "messages[0].content", "missing");
+    bad(api, CHAT("{\"role\":\"user\",\"content\":{}}"), "messages[0].content",
+        "is an object, not a string or an array of parts");
+    bad(api, CHAT("{\"role\":\"user\",\"content\":[\"x\"]}"), "messages[0].content[0]",
+        "is a string, not an object");
+    bad(api, CHAT("{\"role\":\"user\",\"content\":[{}]}"), "messages[0].content[0].type",
+        "missing");
+    bad(api,
+        CHAT("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"\"},{\"type\":"
+             "\"image_url\",\"image_url\":{}}]}"),
+        "messages[0].content[1].type", "\"image_url\" is not supported");
+    bad(api, CHAT("{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}"),
+        "messages[0].content[0].text", "missing");
+    bad(api, CHAT("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":5}]}"),
+        "messages[0].content[0].text", "is a number, not a string");
+}
+
+#define CALLS(calls) CHAT("{\"role\":\"assistant\",\"tool_calls\":" calls "}")
+
+static void test_tools(void **state) {
+    (void)state;
+    const enum openai_api api = OPENAI_CHAT;
+    good(api, with(api, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"));
+    prompt_is("<s>[user]hiT1[a]");
+    good(api, with(api, "\"tools\":[{},{}],\"tool_choice\":\"auto\",\"parallel_tool_calls\":true"));
+    prompt_is("<s>[user]hiT2[a]");
+    good(api, with(api, "\"tools\":[{}],\"tool_choice\":\"none\""));
+    prompt_is("<s>[user]hi[a]");
+    good(api, with(api, "\"tools\":[]"));
+    prompt_is("<s>[user]hi[a]");
+    bad(api, with(api, "\"tools\":{}"), "tools", "is an object, not an array");
+    bad(api, with(api, "\"tools\":[{},1]"), "tools[1]", "is a number");
+    bad_field("\"tool_choice\":\"required\"", "tool_choice", "neither \"none\" nor \"auto\"");
+    bad_field("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}",
+              "tool_choice", "cannot be made to call");
+
+    bad(api, CALLS("3"), "messages[0].tool_calls", "is a number, not an array");
+    bad(api, CALLS("[3]"), "messages[0].tool_calls[0]", "not an object");
+    bad(api, CALLS("[{}]"), "messages[0].tool_calls[0].function", "missing");
+    bad(api, CALLS("[{\"function\":{}}]"), "messages[0].tool_calls[0].function.name", "missing");
+    bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":[]}}]"),
+        "messages[0].tool_calls[0].function.arguments", "is an array, not a string");
+    bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"{x\"}}]"),
+        "messages[0].tool_calls[0].function.arguments", "is no JSON at byte");
+    bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"[1]\"}}]"),
+        "messages[0].tool_calls[0].function.arguments", "not the JSON text of an object");
+}
+
+static void test_template_variables(void **state) {
+    (void)state;
+    const enum openai_api api = OPENAI_CHAT;
+    good(api, with(api, "\"reasoning_effort\":\"low\""));
+    prompt_is("<s>[user]hilow[a]");
+    good(api, with(api, "\"documents\":[{},{}]"));
+    prompt_is("<s>[user]hi2[a]");
+    good(api, with(api, "\"chat_template_kwargs\":{\"extra\":\"more\"}"));
+    prompt_is("<s>[user]himore[a]");
+    json_t *variables = json_pack("{s:s}", "extra", "flag");
+    setup.variables = variables;
+    good(api, with(api, ""));
+    prompt_is("<s>[user]hiflag[a]");
+    good(api, with(api, "\"chat_template_kwargs\":{\"extra\":\"more\"}")); /* the request's wins */
+    prompt_is("<s>[user]himore[a]");
+    json_decref(variables);
+    defaults();
+    bad(api, with(api, "\"reasoning_effort\":1"), "reasoning_effort", "is a number");
+    bad(api, with(api, "\"documents\":{}"), "documents", "is an object");
+    bad(api, with(api, "\"chat_template_kwargs\":[]"), "chat_template_kwargs", "is an array");
+    bad(api, with(api, "\"chat_template_kwargs\":{\"messages\":[]}"),
+        "chat_template_kwargs.messages", "\"messages\" of the body");
+    /* what the template itself says */
+    kvasir_tokenizer *other;
+    kvasir_error why;
+    assert_int_equal(kvasir_tokenizer_open(folder.path, &other, &why), KVASIR_OK);
+    static const char RAISES[] = "{{ raise_exception('roles\\n must alternate') }}";
+    assert_int_equal(
+        kvasir_tokenizer_set_chat_template(other, "t", RAISES, sizeof RAISES - 1, &why), 0);
+    setup.tokenizer = other;
+    bad(api, with(api, ""), "messages", "must alternate");
+    kvasir_tokenizer_close(other);
+    defaults();
+}
+
+/* ---- a prompt that goes on behind a file ----------------------------------------------------- */
+
+static void test_prompt_cache(void **state) {
+    (void)state;
+    bad_field("\"prompt_cache\":\"f\"", "prompt_cache", "is not allowed here");
+    setup.prompt_cache = true;
+    good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, "\"prompt_cache\":\"dir/f\""));
+    assert_string_equal(r.prompt_cache, "dir/f");
+    prompt_is("hi"); /* no BOS */
+    good(OPENAI_CHAT, "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"user\",\"content\":"
+                      "\" on\"},{\"role\":\"assistant\",\"content\":\"a\"}," USER "]}");
+    prompt_is(" on[assistant]a[user]hi[a]");
+    bad(OPENAI_CHAT,
+        "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"system\",\"content\":\"x\"}," USER "]}",
+        "messages[0].role", "is not \"user\"");
+    bad(OPENAI_CHAT,
+        "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"user\",\"content\":\"x "
+        "kvasir:the-text-of-the-user\"}]}",
+        "prompt_cache", "once, as it is");
+    bad_field("\"prompt_cache\":3", "prompt_cache", "is a number");
+    bad_field("\"prompt_cache\":\"a\\u0000b\"", "prompt_cache", "holds a NUL character");
+    defaults();
+}
+
+/* ---- fields ---------------------------------------------------------------------------------- */
+
+static void test_defaults(void **state) {
+    (void)state;
+    const kvasir_sampling wanted = kvasir_sampling_defaults();
+    /* null is missing, and what does not change the answer is passed over */
+    both("\"model\":null,\"max_tokens\":null,\"temperature\":null,\"stop\":null,\"seed\":null,"
+         "\"logprobs\":null,\"logit_bias\":null,\"n\":null,\"stream\":null,\"tool_choice\":null,"
+         "\"user\":\"u\",\"metadata\":{\"a\":1},\"store\":true,\"service_tier\":\"auto\","
+         "\"parallel_tool_calls\":false,\"unheard_of\":[1]");
+    assert_string_equal(r.model, "ours");
+    assert_true(r.engine.max_tokens == 77 && r.default_length);
+    assert_int_equal(r.engine.n, 1);
+    assert_int_equal(r.engine.top_logprobs, -1);
+    assert_null(r.engine.salt);
+    assert_null(r.prompt_cache);
+    assert_false(r.stream || r.include_usage || r.engine.ignore_end);
+    assert_int_equal(r.engine.n_stops + r.engine.n_stop_tokens, 0);
+    assert_memory_equal(&r.engine.sampling, &wanted, sizeof wanted);
+}
+
+static void test_limits(void **state) {
+    (void)state;
+    both("\"max_tokens\":5");
+    assert_true(r.engine.max_tokens == 5 && !r.default_length);
+    both("\"max_completion_tokens\":9");
+    assert_false(r.default_length);
+    both("\"max_completion_tokens\":9,\"max_tokens\":5"); /* the newer name wins */
+    assert_int_equal(r.engine.max_tokens, 9);
+    both("\"max_tokens\":4294967295,\"n\":8,\"ignore_eos\":true");
+    assert_int_equal(r.engine.max_tokens, UINT32_MAX);
+    assert_int_equal(r.engine.n, 8);
+    assert_true(r.engine.ignore_end);
+    both("\"model\":\"gpt-x\",\"cache_salt\":\"tenant\"");
+    assert_string_equal(r.model, "gpt-x");
+    assert_string_equal(r.engine.salt, "tenant");
+    bad_field("\"max_tokens\":0", "max_tokens", "0 is out of range, it goes from 1 to 4294967295");
+    bad_field("\"max_tokens\":-1", "max_tokens", "-1 is out of range");
+    bad_field("\"max_tokens\":4294967296", "max_tokens", "out of range");
+    bad_field("\"max_tokens\":1.5", "max_tokens", "1.5 is not a whole number");
+    bad_field("\"max_tokens\":\"5\"", "max_tokens", "is a string, not a whole number");
+    bad_field("\"max_completion_tokens\":true", "max_completion_tokens", "is a truth value");
+    bad_field("\"n\":0", "n", "0 is out of range, it goes from 1 to 8");
+    bad_field("\"n\":9", "n", "9 is out of range");
+    bad_field("\"ignore_eos\":1", "ignore_eos", "is a number, not true or false");
+    bad_field("\"model\":7", "model", "is a number, not a string");
+    bad_field("\"cache_salt\":[]", "cache_salt", "is an array");
+    bad_field("\"cache_salt\":\"a\\u0000\"", "cache_salt", "NUL");
+}
+
+static void test_stream(void **state) {
+    (void)state;
+    both("\"stream\":false,\"stream_options\":{\"include_usage\":true}");
+    assert_true(!r.stream && r.include_usage);
+    bad_field("\"stream\":true", "stream", "is not possible here");
+    bad_field("\"stream\":\"yes\"", "stream", "is a string");
+    bad_field("\"stream_options\":[]", "stream_options", "is an array");
+    bad_field("\"stream_options\":{\"include_usage\":1}", "stream_options.include_usage",
+              "is a number");
+    setup.stream = true;
+    both("\"stream\":true");
+    assert_true(r.stream);
+    defaults();
+}
+
+static void test_stops(void **state) {
+    (void)state;
+    both("\"stop\":\"END\"");
+    assert_int_equal(r.engine.n_stops, 1);
+    assert_string_equal(r.engine.stops[0], "END");
+    both("\"stop\":[\"a\",\"\\u00fc\\n\"],\"stop_token_ids\":[10,257]");
+    assert_int_equal(r.engine.n_stops, 2);
+    assert_string_equal(r.engine.stops[1], "\xc3\xbc\n");
+    assert_int_equal(r.engine.n_stop_tokens, 2);
+    assert_int_equal(r.engine.stop_tokens[1], 257);
+    both("\"stop\":[]");
+    assert_int_equal(r.engine.n_stops, 0);
+    bad_field("\"stop\":3", "stop", "is a number, not a string or an array of them");
+    bad_field("\"stop\":\"\"", "stop", "the text is empty");
+    bad_field("\"stop\":[\"a\",\"\"]", "stop[1]", "the text is empty");
+    bad_field("\"stop\":[\"a\",null]", "stop[1]", "is null, not a string");
+    bad_field("\"stop\":\"a\\u0000b\"", "stop", "NUL");
+    bad_field("\"stop_token_ids\":[258]", "stop_token_ids[0]", "no token id");
+    bad_field("\"stop_token_ids\":7", "stop_token_ids", "is a number");
+    char many[512] = "\"stop\":[\"a\"";
+    for (int i = 0; i < 32; i++)
+        strcat(many, ",\"a\"");
+    strcat(many, "]");
+    bad_field(many, "stop", "33 texts are more than 32");
+}
+
+static void test_logprobs(void **state) {
+    (void)state;
+    const enum openai_api chat = OPENAI_CHAT, text = OPENAI_COMPLETIONS;
+    good(text, with(text, "\"logprobs\":0"));
+    assert_int_equal(r.engine.top_logprobs, 0);
+    good(text, with(text, "\"logprobs\":20"));
+    assert_int_equal(r.engine.top_logprobs, 20);
+    bad(text, with(text, "\"logprobs\":true"), "logprobs", "not a whole number");
+    bad(text, with(text, "\"logprobs\":21"), "logprobs", "21 is out of range");
+    good(chat, with(chat, "\"logprobs\":true"));
+    assert_int_equal(r.engine.top_logprobs, 0);
+    good(chat, with(chat, "\"logprobs\":true,\"top_logprobs\":3"));
+    assert_int_equal(r.engine.top_logprobs, 3);
+    good(chat, with(chat, "\"logprobs\":false,\"top_logprobs\":0"));
+    assert_int_equal(r.engine.top_logprobs, -1);
+    bad(chat, with(chat, "\"logprobs\":1"), "logprobs", "not true or false");
+    bad(chat, with(chat, "\"top_logprobs\":2"), "top_logprobs", "needs \"logprobs\": true");
+    bad(chat, with(chat, "\"logprobs\":true,\"top_logprobs\":21"), "top_logprobs", "out of range");
+}
+
+/* ---- sampling -------------------------------------------------------------------------------- */
+
+static void test_sampling(void **state) {
+    (void)state;
+    const kvasir_sampling *s = &r.engine.sampling;
+    both("\"temperature\":0.5,\"top_p\":0.25,\"top_k\":40,\"min_p\":0.125,"
+         "\"repetition_penalty\":1.5,\"repetition_context_size\":64,\"seed\":123,"
+         "\"presence_penalty\":-2,\"frequency_penalty\":2,\"presence_context_size\":5,"
+         "\"frequency_context_size\":6");
+    assert_true(s->temp == 0.5f && s->top_p == 0.25f && s->top_k == 40 && s->min_p == 0.125f);
+    assert_true(s->repetition_penalty == 1.5f && s->repetition_context == 64 && s->seed == 123);
+    assert_true(s->presence_penalty == -2 && s->frequency_penalty == 2);
+    assert_true(s->presence_context == 5 && s->frequency_context == 6);
+    both("\"temperature\":1,\"top_p\":1,\"top_k\":-1,\"seed\":-1");
+    assert_true(s->temp == 1 && s->top_p == 1 && s->top_k == 0 && s->seed == UINT64_MAX);
+    both("\"top_k\":0,\"seed\":9223372036854775807");
+    assert_true(s->top_k == 0 && s->seed == INT64_MAX);
+    setup.sampling.temp = 0.75f;
+    setup.sampling.seed = 9;
+    both("\"top_k\":258"); /* what a request does not say comes from the setup */
+    assert_true(s->temp == 0.75f && s->seed == 9 && s->top_k == 258);
+    defaults();
+
+    static const char *const out_of_range[][2] = {
+        {"temperature", "-0.1"},
+        {"temperature", "1001"},
+        {"top_p", "1.01"},
+        {"top_p", "-1"},
+        {"min_p", "-0.5"},
+        {"min_p", "2"},
+        {"repetition_penalty", "-1"},
+        {"repetition_penalty", "1e30"},
+        {"presence_penalty", "2.5"},
+        {"frequency_penalty", "-3"},
+        {"xtc_probability", "1.5"},
+        {"xtc_threshold", "0.6"},
+        {"top_k", "-2"},
+        {"top_k", "259"},
+        {"repetition_context_size", "0"},
+        {"presence_context_size", "1048577"},
+        {"frequency_context_size", "0"},
+    };
+    for (size_t i = 0; i < sizeof out_of_range / sizeof *out_of_range; i++) {
+        char field[80];
+        snprintf(field, sizeof field, "\"%s\":%s", out_of_range[i][0], out_of_range[i][1]);
+        bad_field(field, out_of_range[i][0], "is out of range, it goes from");
+        snprintf(field, sizeof field, "\"%s\":\"1\"", out_of_range[i][0]);
+        bad_field(field, out_of_range[i][0], "is a string, not a ");
+    }
+    bad_field("\"top_p\":0", "top_p", "0 would leave no token");
+    bad_field("\"seed\":1.5", "seed", "1.5 is not a whole number");
+}
+
+static void test_bias_and_xtc(void **state) {
+    (void)state;
+    const kvasir_sampling *s = &r.engine.sampling;
+    both("\"logit_bias\":{\"104\":-100,\"257\":2.5}");
+    assert_int_equal(s->n_logit_bias, 2);
+    assert_true(s->logit_bias[0].token == 104 && s->logit_bias[0].bias == -100);
+    assert_true(s->logit_bias[1].token == 257 && s->logit_bias[1].bias == 2.5f);
+    both("\"logit_bias\":{}");
+    assert_int_equal(s->n_logit_bias, 0);
+    bad_field("\"logit_bias\":[]", "logit_bias", "is an array, not an object");
+    bad_field("\"logit_bias\":{\"258\":1}", "logit_bias[\"258\"]", "is no token id");
+    bad_field("\"logit_bias\":{\"-1\":1}", "logit_bias[\"-1\"]", "is no token id");
+    bad_field("\"logit_bias\":{\"\":1}", "logit_bias[\"\"]", "is no token id");
+    bad_field("\"logit_bias\":{\"12x\":1}", "logit_bias[\"12x\"]", "is no token id");
+    bad_field("\"logit_bias\":{\"99999999999999999999\":1}", "logit_bias[\"99999999999999999999\"]",
+              "is no token id");
+    bad_field("\"logit_bias\":{\"1\":null}", "logit_bias[\"1\"]", "is null, not a number");
+    bad_field("\"logit_bias\":{\"1\":100.5}", "logit_bias[\"1\"]", "100.5 is out of range");
+
+    both("\"xtc_probability\":0.5,\"xtc_threshold\":0.25");
+    assert_true(s->xtc_probability == 0.5f && s->xtc_threshold == 0.25f);
+    bool line_end = false, end = false; /* of a line and of an answer */
+    for (size_t i = 0; i < s->n_xtc_special; i++) {
+        line_end |= s->xtc_special[i] == '\n';
+        end |= s->xtc_special[i] == BYTE_EOS;
+    }
+    assert_true(line_end && end);
+    both("\"xtc_probability\":0");
+    assert_int_equal(s->n_xtc_special, 0);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------- */
+
+static void test_refused(void **state) {
+    (void)state;
+    static const char *const fields[][3] = {
+        /* name, a value that is refused, one that asks for nothing */
+        {"response_format", "{\"type\":\"json_object\"}", "{\"type\":\"text\"}"},
+        {"suffix", "\"x\"", "\"\""},
+        {"echo", "true", "false"},
+        {"best_of", "2", "1"},
+        {"modalities", "[\"text\",\"audio\"]", "[\"text\"]"},
+        {"audio", "{\"voice\":\"alloy\"}", "null"},
+        {"functions", "[{\"name\":\"f\"}]", "[]"},
+        {"function_call", "\"auto\"", "\"none\""},
+        {"web_search_options", "{}", "null"},
+        {"verbosity", "\"low\"", "\"medium\""},
+        {"adapters", "\"path\"", "null"},
+        {"role_mapping", "{}", "null"},
+        {"chat_template", "\"x\"", "null"},
+        {"continue_final_message", "true", "false"},
+        {"add_generation_prompt", "false", "true"},
+        {"add_special_tokens", "false", "null"},
+        {"skip_special_tokens", "false", "true"},
+        {"include_stop_str_in_output", "true", "false"},
+        {"truncate_prompt_tokens", "5", "null"},
+        {"prompt_logprobs", "1", "null"},
+        {"prompt_embeds", "\"x\"", "null"},
+        {"min_tokens", "4", "0"},
+        {"use_beam_search", "true", "false"},
+        {"bad_words", "[\"x\"]", "[]"},
+        {"allowed_token_ids", "[1]", "null"},
+        {"logits_processors", "[]", "null"},
+        {"structured_outputs", "{}", "null"},
+        {"guided_json", "{}", "null"},
+        {"guided_regex", "\"x\"", "null"},
+        {"guided_choice", "[\"a\"]", "null"},
+        {"guided_grammar", "\"x\"", "null"},
+        {"grammar", "\"x\"", "null"},
+        {"json_schema", "{}", "null"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        char field[128];
+        snprintf(field, sizeof field, "\"%s\":%s", fields[i][0], fields[i][1]);
+        bad_field(field, fields[i][0], "is not supported");
+        snprintf(field, sizeof field, "\"%s\":%s", fields[i][0], fields[i][2]);
+        both(field);
+    }
+}
+
+static void test_urls_and_errors(void **state) {
+    (void)state;
+    enum openai_api api;
+    assert_true(openai_api_of("/v1/chat/completions", &api) && api == OPENAI_CHAT);
+    assert_true(openai_api_of("/v1/completions", &api) && api == OPENAI_COMPLETIONS);
+    assert_false(openai_api_of("/v1/completions/", &api));
+    assert_false(openai_api_of("/v1/embeddings", &api));
+    assert_false(openai_api_of("", &api));
+
+    static const struct {
+        kvasir_status code;
+        int status;
+    } codes[] = {
+        {KVASIR_ERR_ARGUMENT, 400},    {KVASIR_ERR_MEMORY, 500},   {KVASIR_ERR_IO, 500},
+        {KVASIR_ERR_FORMAT, 400},      {KVASIR_ERR_BUDGET, 400},   {KVASIR_ERR_CONTEXT, 400},
+        {KVASIR_ERR_UNSUPPORTED, 400}, {KVASIR_ERR_BUSY, 500},     {KVASIR_ERR_TEXT, 400},
+        {KVASIR_ERR_TEMPLATE, 400},    {KVASIR_ERR_CANCELLED, 500}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        kvasir_error why = {codes[i].code, -1, "two\nlines and half a character \xc3"};
+        openai_error_of(&err, &why);
+        assert_int_equal(err.status, codes[i].status);
+        assert_string_equal(err.text, "two?lines and half a character ");
+        json_t *object = openai_error_object(&err);
+        assert_string_equal(json_string_value(json_object_get(object, "type")),
+                            codes[i].status == 500 ? "server_error" : "invalid_request_error");
+        assert_true(json_is_null(json_object_get(object, "param")));
+        json_decref(object);
+    }
+    /* long and odd names in a path: one line of UTF-8 that ends somewhere */
+    char field[600] = "\"logit_bias\":{\"";
+    for (int i = 0; i < 120; i++)
+        strcat(field, "\xf0\x9f\x98\x80");
+    strcat(field, "\":1}");
+    assert_false(read_text_body(OPENAI_CHAT, with(OPENAI_CHAT, field)));
+    assert_int_equal(kvasir_utf8_check(err.text, strlen(err.text)), strlen(err.text));
+    assert_int_equal(kvasir_utf8_check(err.param, strlen(err.param)), strlen(err.param));
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static struct openai_answer answer;
+
+static void token_event(uint32_t choice, int32_t token, const char *text,
+                        const kvasir_token_logprob *top, size_t n_top) {
+    kvasir_event e = {.kind = KVASIR_EVENT_TOKEN,
+                      .choice = choice,
+                      .prompt_tokens = 12,
+                      .cached_tokens = 8,
+                      .token = token,
+                      .text = text,
+                      .len = strlen(text),
+                      .logprob = -0.5f,
+                      .top = top,
+                      .n_top = n_top};
+    openai_answer_event(&answer, &e);
+}
+
+static void done_event(uint32_t choice, kvasir_finish finish, const char *rest, bool last) {
+    static const kvasir_error why = {KVASIR_ERR_BUDGET, -1, "needs 5 bytes, 4 are there"};
+    kvasir_event e = {.kind = KVASIR_EVENT_DONE,
+                      .choice = choice,
+                      .prompt_tokens = 12,
+                      .cached_tokens = 8,
+                      .text = rest,
+                      .len = strlen(rest),
+                      .finish = finish,
+                      .error = finish == KVASIR_FINISH_ERROR ? &why : NULL,
+                      .last = last};
+    openai_answer_event(&answer, &e);
+}
+
+static void begin(enum openai_api api, const char *fields) {
+    openai_answer_free(&answer);
+    good(api, with(api, fields));
+    assert_true(openai_answer_init(&answer, &r));
+    openai_answer_event(&answer, &(kvasir_event){.kind = KVASIR_EVENT_START, .prompt_tokens = 12});
+}
+
+/* The body is this JSON. */
+static void body_is(const char *wanted) {
+    json_error_t why;
+    json_t *body = openai_answer_body(&answer, &setup, "id-1", 1700000000, &err);
+    json_t *expected = json_loads(wanted, 0, &why);
+    if (!expected)
+        fail_msg("%s at %d", why.text, why.position);
+    if (!body)
+        fail_msg("%s", err.text);
+    char *text = json_dumps(body, JSON_COMPACT);
+    if (!json_equal(body, expected))
+        fail_msg("%s\nis not\n%s", text, wanted);
+    free(text);
+    json_decref(expected);
+    json_decref(body);
+}
+
+#define USAGE(completion, total)                                                                   \
+    "\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":" completion ",\"total_tokens\":" total \
+    ",\"prompt_tokens_details\":{\"cached_tokens\":8}}"
+#define HEAD(object, model)                                                                        \
+    "{\"id\":\"id-1\",\"object\":\"" object "\",\"created\":1700000000,\"model\":\"" model "\","
+
+static void test_chat_answer(void **state) {
+    (void)state;
+    begin(OPENAI_CHAT, "\"n\":2,\"model\":\"m\"");
+    token_event(0, 'h', "h", NULL, 0);
+    token_event(1, 'x', "", NULL, 0);
+    token_event(0, 'i', "i", NULL, 0);
+    done_event(0, KVASIR_FINISH_STOP, "", false);
+    assert_false(answer.complete);
+    done_event(1, KVASIR_FINISH_LENGTH, "x", true); /* the rest of the text */
+    assert_true(answer.complete && !answer.failed && !answer.cancelled);
+    body_is(HEAD("chat.completion", "m") //
+            "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"hi\","
+            "\"refusal\":null},\"logprobs\":null,\"finish_reason\":\"stop\"},"
+            "{\"index\":1,\"message\":{\"role\":\"assistant\",\"content\":\"x\",\"refusal\":null},"
+            "\"logprobs\":null,\"finish_reason\":\"length\"}]," USAGE("3", "15") "}");
+}
+
+static void test_chat_logprobs(void **state) {
+    (void)state;
+    static const kvasir_token_logprob top[] = {{' ', -0.5f}, {BYTE_EOS, -INFINITY}};
+    begin(OPENAI_CHAT, "\"logprobs\":true,\"top_logprobs\":2");
+    token_event(0, ' ', " ", top, 2);
+    token_event(0, 0xc3, "", NULL, 0); /* a part of a character has no bytes to tell */
+    done_event(0, KVASIR_FINISH_STOP, "\xef\xbf\xbd", true);
+    body_is(HEAD("chat.completion", "ours") //
+            "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
+            "\" \\ufffd\",\"refusal\":null},\"logprobs\":{\"refusal\":null,\"content\":["
+            "{\"token\":\" \",\"logprob\":-0.5,\"bytes\":[32],\"top_logprobs\":["
+            "{\"token\":\" \",\"logprob\":-0.5,\"bytes\":[32]},"
+            "{\"token\":\"</s>\",\"logprob\":-9999.0,\"bytes\":[60,47,115,62]}]},"
+            "{\"token\":\"\\ufffd\",\"logprob\":-0.5,\"bytes\":null,\"top_logprobs\":[]}]},"
+            "\"finish_reason\":\"stop\"}]," USAGE("2", "14") "}");
+    begin(OPENAI_CHAT, "\"logprobs\":true"); /* an answer without tokens */
+    done_event(0, KVASIR_FINISH_STOP, "", true);
+    body_is(HEAD("chat.completion", "ours") //
+            "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"\","
+            "\"refusal\":null},\"logprobs\":{\"refusal\":null,\"content\":[]},"
+            "\"finish_reason\":\"stop\"}]," USAGE("0", "12") "}");
+}
+
+static void test_completion_answer(void **state) {
+    (void)state;
+    static const kvasir_token_logprob top[] = {{'a', -0.25f}, {0x80, -1}, {0x81, -2}};
+    begin(OPENAI_COMPLETIONS, "");
+    token_event(0, 'h', "h", NULL, 0);
+    done_event(0, KVASIR_FINISH_LENGTH, "", true);
+    body_is(HEAD("text_completion", "ours") //
+            "\"choices\":[{\"index\":0,\"text\":\"h\",\"logprobs\":null,\"finish_reason\":"
+            "\"length\"}]," USAGE("1", "13") "}");
+    begin(OPENAI_COMPLETIONS, "\"logprobs\":3");
+    token_event(0, 'h', "h", top, 3);
+    token_event(0, 0xc3, "", top, 1);
+    token_event(0, 0xbc, "\xc3\xbc", NULL, 0);
+    done_event(0, KVASIR_FINISH_STOP, "", true);
+    /* the chosen one beside the likeliest; of tokens that read the same, the likelier */
+    body_is(HEAD("text_completion", "ours") //
+            "\"choices\":[{\"index\":0,\"text\":\"h\\u00fc\",\"logprobs\":{"
+            "\"tokens\":[\"h\",\"\\ufffd\",\"\\ufffd\"],\"token_logprobs\":[-0.5,-0.5,-0.5],"
+            "\"top_logprobs\":[{\"a\":-0.25,\"\\ufffd\":-1.0,\"h\":-0.5},"
+            "{\"a\":-0.25,\"\\ufffd\":-0.5},{\"\\ufffd\":-0.5}],\"text_offset\":[0,1,2]},"
+            "\"finish_reason\":\"stop\"}]," USAGE("3", "15") "}");
+}
+
+static void test_failed_answers(void **state) {
+    (void)state;
+    begin(OPENAI_CHAT, "");
+    token_event(0, 'h', "h", NULL, 0);
+    done_event(0, KVASIR_FINISH_ERROR, "", true);
+    assert_true(answer.complete && answer.failed);
+    assert_null(openai_answer_body(&answer, &setup, "id", 0, &err));
+    assert_int_equal(err.status, OPENAI_BAD_REQUEST);
+    assert_string_equal(err.text, "needs 5 bytes, 4 are there");
+    begin(OPENAI_CHAT, "\"n\":2");
+    done_event(0, KVASIR_FINISH_STOP, "", false);
+    done_event(1, KVASIR_FINISH_CANCELLED, "", true);
+    assert_true(answer.complete && answer.cancelled && !answer.failed);
+    assert_null(openai_answer_body(&answer, &setup, "id", 0, &err));
+    assert_int_equal(err.status, OPENAI_SERVER_ERROR);
+    openai_answer_free(&answer);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static int set_up(void **state) {
+    (void)state;
+    kvasir_error why;
+    char config[192];
+    temp_folder_make(&folder);
+    snprintf(config, sizeof config, "%s", temp_file(&folder, "tokenizer_config.json"));
+    byte_tokenizer_write(temp_file(&folder, "tokenizer.json"), config, TEMPLATE);
+    if (kvasir_tokenizer_open(folder.path, &tokenizer, &why))
+        fail_msg("%s", why.text);
+    defaults();
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    openai_request_free(&r);
+    kvasir_tokenizer_close(tokenizer);
+    temp_folder_remove(&folder);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_template_variables),
+        cmocka_unit_test(test_prompt_cache),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_bias_and_xtc),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_urls_and_errors),
+        cmocka_unit_test(test_chat_answer),
+        cmocka_unit_test(test_chat_logprobs),
+        cmocka_unit_test(test_completion_answer),
+        cmocka_unit_test(test_failed_answers),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

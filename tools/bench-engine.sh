@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# bench-engine.sh [ROUNDS]: many sequences at once, the prefix tree and its policy, each measured
+# beside what bounds it in the same run (bench/batch.c, bench/tree.c, bench/simulate.sh). Results:
+# bench/results/engine-DATE-CPU.txt. Nothing else may run on the machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rounds=${1:-5}
+model=models/SmolLM2-135M-Instruct.Q4_1.gguf
+tiny=../shared/models/stories260K/stories260K-f32.gguf
+tools/fetch-model.sh
+cmake --preset release >/dev/null
+cmake --build build --target bench_batch bench_tree kvasir | tail -1
+cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr -cs 'A-Za-z0-9\n' '-')
+out=bench/results/engine-$(date -u +%F)-$cpu.txt
+mkdir -p bench/results
+{
+    echo "# $(git describe --always --dirty 2>/dev/null || echo no-commit), $(date -u +%FT%TZ), $cpu," \
+        "$(nproc) cores"
+    for part in decode histories hit shared; do
+        build/bench_batch "$model" "$part" "$rounds"
+    done
+    [ ! -f "$tiny" ] || { echo "stories260K:" && build/bench_batch "$tiny" histories "$rounds"; }
+    build/bench_tree || true # it names the bounds that it misses
+    [ ! -x bench/simulate.sh ] || bench/simulate.sh build/kvasir
+} | tee "$out"
+echo "written to $out"
