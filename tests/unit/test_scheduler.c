@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the scheduler promises (E2 to E5 of scheduler.h), on the null backend: which rows steps
+ * have, who waits for whom, who gives way. That tokens are right is for tests/sim/engine.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/scheduler.h"
+
+#include <cmocka.h>
+
+enum { TASKS = 16, STEP_ROWS = 256, LENGTH = 4096 };
+
+struct world {
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct prefix_tree *tree;
+    struct sched *sched;
+    struct task tasks[TASKS];
+    uint64_t rows;               /* run in all */
+    uint32_t most_parts;         /* of a step */
+    uint32_t prompt_rows[TASKS]; /* of the last step */
+    uint64_t last_step[TASKS];   /* in which the task generated */
+    uint64_t steps;
+    enum task_end ends[TASKS];
+    uint32_t ended, order[TASKS];
+};
+
+static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
+    (void)user;
+    (void)t;
+    (void)err;
+    return KVASIR_OK;
+}
+
+static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
+                              kvasir_error *err) {
+    struct world *w = user;
+    (void)err;
+    uint32_t rows = 0;
+    memset(w->prompt_rows, 0, sizeof w->prompt_rows);
+    for (uint32_t i = 0; i < n; i++) {
+        for (int t = 0; t < TASKS; t++)
+            if (w->tasks[t].seq == parts[i].seq)
+                w->prompt_rows[t] = parts[i].rows;
+        seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
+        rows += parts[i].rows;
+    }
+    assert_true(rows <= STEP_ROWS);
+    w->rows += rows;
+    w->most_parts = n > w->most_parts ? n : w->most_parts;
+    w->steps++;
+    return KVASIR_OK;
+}
+
+static void host_progress(void *user, struct task *t) {
+    (void)user;
+    (void)t;
+}
+
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    struct world *w = user;
+    (void)row;
+    w->last_step[t - w->tasks] = w->steps;
+    t->tokens[t->n_tokens] = (int32_t)(t->n_tokens * 7);
+    t->n_tokens++;
+    return t->n_tokens < t->cap;
+}
+
+static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
+    struct world *w = user;
+    (void)error;
+    w->ends[t - w->tasks] = end;
+    w->order[w->ended++] = (uint32_t)(t - w->tasks);
+}
+
+static struct world *make(uint64_t budget, uint32_t max_running) {
+    struct world *w = calloc(1, sizeof *w);
+    const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64};
+    const struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = budget};
+    const struct sched_options options = {.max_running = max_running, .step_rows = STEP_ROWS};
+    const struct sched_host host = {.user = w,
+                                    .admitted = host_admitted,
+                                    .run = host_run,
+                                    .progress = host_progress,
+                                    .next = host_next,
+                                    .ended = host_ended};
+    kvasir_error err;
+    assert_int_equal(backend_null_create(&w->backend, &err), KVASIR_OK);
+    assert_int_equal(kv_cache_create(w->backend, &shape, 1, &o, &w->cache, &err), KVASIR_OK);
+    assert_int_equal(tree_create(w->cache, 1000, &w->tree, &err), KVASIR_OK);
+    assert_int_equal(sched_create(w->cache, w->tree, &options, &host, &w->sched, &err), KVASIR_OK);
+    return w;
+}
+
+static void drop(struct world *w) {
+    for (int i = 0; i < TASKS; i++)
+        free(w->tasks[i].tokens);
+    sched_destroy(w->sched);
+    tree_destroy(w->tree);
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
+    assert_int_equal(pool.used_bytes + pool.charged_bytes, 0);
+    kv_cache_destroy(w->cache);
+    backend_destroy(w->backend);
+    free(w);
+}
+
+/* Task i: `shared` tokens that all have, then its own. */
+static void submit(struct world *w, uint32_t i, uint32_t prompt, uint32_t shared, uint32_t answer) {
+    struct task *t = &w->tasks[i];
+    *t = (struct task){.salt = "", .n_prompt = prompt, .cap = prompt + answer};
+    t->tokens = malloc(t->cap * sizeof *t->tokens);
+    for (uint32_t p = 0; p < prompt; p++)
+        t->tokens[p] = (int32_t)(p < shared ? p : p * 31 + (i + 1) * 100003);
+    sched_submit(w->sched, t);
+}
+
+static uint32_t step(struct world *w) {
+    kvasir_error err;
+    uint32_t rows;
+    assert_int_equal(sched_step(w->sched, &rows, &err), KVASIR_OK);
+    tree_check(w->tree);
+    return rows;
+}
+
+static void run_all(struct world *w) {
+    while (step(w))
+        ;
+}
+
+/* E4: eight requests with the same new prefix, all at once: its pages are computed by one. */
+static void test_prefix_computed_once(void **state) {
+    (void)state;
+    struct world *w = make((uint64_t)64 << 20, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        submit(w, i, 2100, 2000, 1);
+    run_all(w);
+    assert_int_equal(w->ended, 8);
+    assert_int_equal(w->rows, 2100 + 7 * (2100 - 2000)); /* found to the token */
+    assert_int_equal(sched_stats(w->sched).hits[KVASIR_HIT_COMMON_PREFIX], 7);
+    drop(w);
+}
+
+/* E4: who waits for a prefix keeps nobody behind it waiting, and goes on when the other is gone. */
+static void test_waiting_for_a_prefix(void **state) {
+    (void)state;
+    struct world *w = make((uint64_t)64 << 20, 8);
+    submit(w, 0, 3000, 2000, 1);
+    submit(w, 1, 3000, 2000, 1);
+    submit(w, 2, 200, 0, 1);
+    step(w);
+    assert_true(w->tasks[0].seq && !w->tasks[1].seq && w->tasks[2].seq);
+    sched_cancel(w->sched, &w->tasks[0]);
+    assert_int_equal(w->ends[0], END_CANCELLED);
+    step(w);
+    assert_non_null(w->tasks[1].seq);
+    run_all(w);
+    assert_int_equal(w->ends[1], END_COMPLETE);
+    drop(w);
+}
+
+/* E2: who generates has a row in every step; prompts share what is left equally. */
+static void test_rows_are_shared(void **state) {
+    (void)state;
+    struct world *w = make((uint64_t)64 << 20, 8);
+    submit(w, 0, 10, 0, 60);
+    submit(w, 1, 10, 0, 60);
+    step(w);
+    for (uint32_t i = 2; i < 5; i++)
+        submit(w, i, 2000, 0, 4);
+    for (int s = 0; s < 10; s++) {
+        step(w);
+        assert_int_equal(w->last_step[0], w->steps);
+        assert_int_equal(w->last_step[1], w->steps);
+        for (uint32_t i = 2; i < 5; i++)
+            assert_in_range(w->prompt_rows[i], (STEP_ROWS - 2) / 3, (STEP_ROWS - 2) / 3 + 2);
+    }
+    run_all(w);
+    assert_int_equal(w->ended, 5);
+    drop(w);
+}
+
+/* A short prompt behind a long one does not wait for its end. */
+static void test_short_behind_long(void **state) {
+    (void)state;
+    struct world *w = make((uint64_t)64 << 20, 8);
+    submit(w, 0, 4000, 0, 1);
+    submit(w, 1, 100, 0, 1);
+    step(w);
+    step(w);
+    assert_int_equal(w->ended, 1);
+    assert_int_equal(w->order[0], 1);
+    run_all(w);
+    drop(w);
+}
+
+/* E3: the budget is too small for all: the newest gives way, the oldest is never preempted, and
+ * all complete. */
+static void test_the_newest_gives_way(void **state) {
+    (void)state;
+    struct world *w = make(2600000, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        submit(w, i, 600, 0, 900);
+    bool preempted = false;
+    for (uint32_t rows = 1; rows;) {
+        rows = step(w);
+        assert_true(w->ended > 0 || w->tasks[0].seq); /* the oldest runs from the first step on */
+        preempted |= sched_stats(w->sched).preemptions > 0;
+        const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
+        assert_true(pool.peak_bytes <= pool.budget_bytes);
+    }
+    assert_true(preempted);
+    assert_int_equal(w->ended, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        assert_int_equal(w->ends[i], END_COMPLETE);
+    assert_int_equal(w->order[0], 0);
+    drop(w);
+}
+
+/* What comes back after a preemption comes from the tree as far as it was kept. */
+static void test_preempted_pages_stay(void **state) {
+    (void)state;
+    struct world *w = make(2600000, 8);
+    for (uint32_t i = 0; i < 8; i++)
+        submit(w, i, 600, 0, 900);
+    run_all(w);
+    const struct sched_stats s = sched_stats(w->sched);
+    assert_true(s.preemptions > 0);
+    assert_true(s.rerun_tokens < s.preemptions * 1500);
+    assert_int_equal(w->rows - s.rerun_tokens, 8 * (600 + 900 - 1));
+    drop(w);
+}
+
+/* A task of the longest length that the budget has room for completes alone. */
+static void test_need_is_enough(void **state) {
+    (void)state;
+    for (uint64_t budget = 200000; budget < 2000000; budget += 123457) {
+        struct world *w = make(budget, 4);
+        uint32_t longest = 2;
+        while (longest < LENGTH && sched_need(w->sched, longest + 1) <= budget)
+            longest++;
+        submit(w, 0, longest - 1, 0, 1);
+        submit(w, 1, longest / 2 + 1, 0, longest - longest / 2 - 1);
+        run_all(w);
+        assert_int_equal(w->ends[0], END_COMPLETE);
+        assert_int_equal(w->ends[1], END_COMPLETE);
+        assert_int_equal(w->ended, 2);
+        drop(w);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prefix_computed_once), cmocka_unit_test(test_waiting_for_a_prefix),
+        cmocka_unit_test(test_rows_are_shared),      cmocka_unit_test(test_short_behind_long),
+        cmocka_unit_test(test_the_newest_gives_way), cmocka_unit_test(test_preempted_pages_stay),
+        cmocka_unit_test(test_need_is_enough),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
