@@ -96,12 +96,13 @@ void tree_forget(struct prefix_tree *t, const void *salt, size_t salt_len);
 
 /* Stored prefixes in other formats than live ones: whole pages of stored sequences of at least
  * min_tokens. KVASIR_ERR_ARGUMENT where that would not be fewer bytes. Called between steps,
- * tree_requantize re-encodes at most so many pages, of those that nobody but the tree holds, and
- * says how many it did. */
+ * tree_requantize looks at so many nodes, from where it stopped last time, re-encodes at most so
+ * many of their pages, of those that nobody but the tree holds, and says how many it did. 0 of all
+ * nodes (UINT32_MAX): nothing is left to be done. */
 kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, struct kv_format v,
                                     uint32_t group_k, uint32_t group_v, uint32_t min_tokens,
                                     kvasir_error *err) MUST_CHECK;
-uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages);
+uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages, uint32_t nodes);
 
 struct tree_stats {
     uint64_t nodes, bytes; /* now; charged for them */

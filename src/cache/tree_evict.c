@@ -241,7 +241,11 @@ kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, s
     TRY(cache_rule_adopt(c, &t->stored_rule, err));
     t->stored_rule.start_pages = c->rule.start_pages; /* the exact start stays exact */
     t->min_tokens = min_tokens;
-    t->scratch = mem_alloc(requantize_scratch_bytes(c));
+    const uint64_t scratch = requantize_scratch_bytes(c);
+    TRY(pool_charge(c->pool, scratch, err));
+    t->stats.bytes += scratch;
+    t->scratch_bytes = scratch;
+    t->scratch = mem_alloc(scratch);
     if (!t->scratch)
         return fail(err, KVASIR_ERR_MEMORY, "prefix tree: out of memory");
     t->requantizes = true;
@@ -287,14 +291,11 @@ static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
     return good;
 }
 
-uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages) {
-    enum {
-        NODES_PER_PAGE = 16
-    }; /* looked at, so that a call is short where nothing is to be done */
+uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages, uint32_t nodes) {
     uint32_t done = 0;
     if (!t->requantizes)
         return 0;
-    for (uint32_t i = 0; i < pages * NODES_PER_PAGE && i < t->n_made && done < pages; i++) {
+    for (uint32_t i = 0; i < nodes && i < t->n_made && done < pages; i++) {
         const uint32_t x = t->requantize_at++ % t->n_made;
         t->requantize_at %= t->n_made;
         if (t->nodes[x].from != 0 || t->nodes[x].to != TILE_TOKENS)

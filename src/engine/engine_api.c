@@ -630,13 +630,13 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     return !stop;
 }
 
-/* Stored pages to fewer bits: all of them while nothing else is to be done, else one every so many
- * steps. */
+/* Stored pages to fewer bits: all of them while nothing else is to be done, else at most one every
+ * so many steps, among so many nodes. */
 static bool requantize(struct kvasir_engine *e, bool idle) {
-    enum { STEPS_PER_PAGE = 16 };
+    enum { STEPS_PER_PAGE = 16, NODES = 16 };
     if (!e->tree || (!idle && sched_stats(e->sched).steps % STEPS_PER_PAGE))
         return false;
-    return tree_requantize(e->tree, 1) > 0;
+    return tree_requantize(e->tree, 1, idle ? UINT32_MAX : NODES) > 0;
 }
 
 static void *engine_thread(void *user) {

@@ -222,8 +222,10 @@ static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit
                            kvasir_error *err) {
     *hit = (struct tree_hit){.kind = KVASIR_HIT_MISS};
     t->at = (struct tree_cursor){TREE_NOWHERE};
-    if (t->apart)
+    if (t->apart) { /* it takes its pages at once */
+        make_room(s, kv_cache_need_bytes(s->cache, t->n_prompt, s->options.step_rows));
         return s->host.begin(s->host.user, t, &t->seq, err);
+    }
     TRY(seq_create(s->cache, &t->seq, err));
     if (!s->tree)
         return KVASIR_OK;
@@ -260,7 +262,7 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
         t->hit = *hit;
         s->stats.prompt_tokens += t->n_prompt;
         s->stats.cached_tokens += length;
-        s->stats.hits[hit->kind]++;
+        s->stats.hits[hit->kind] += !t->apart;
     }
     t->admitted = true;
 }
