@@ -16,8 +16,8 @@ cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1 | tr -cs 'A-Za-z0
 out=bench/results/engine-$(date -u +%F)-$cpu.txt
 mkdir -p bench/results
 {
-    echo "# $(git describe --always --dirty 2>/dev/null || echo no-commit), $(date -u +%FT%TZ), $cpu," \
-        "$(nproc) cores"
+    commit=$(git describe --always --dirty 2>/dev/null || echo no-commit)
+    echo "# $commit, $(date -u +%FT%TZ), $cpu, $(nproc) cores"
     for part in decode histories hit shared; do
         build/bench_batch "$model" "$part" "$rounds"
     done
