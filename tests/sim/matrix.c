@@ -129,7 +129,7 @@ static bool keep_rows(void *user, size_t first, size_t rows, const float *logits
     return true;
 }
 
-/* Tokens up to `end`; rows [..][VOCAB] of all of them, or of the last one. Returns how many rows. */
+/* Tokens up to `end`; rows [*n][VOCAB] of the last of them: all, or one in a batch. */
 static kvasir_status alone(kvasir_seq *s, uint32_t end, float (*rows)[VOCAB], uint32_t *n,
                            kvasir_error *err) {
     const uint32_t at = kvasir_seq_length(s);
