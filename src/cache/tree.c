@@ -509,6 +509,8 @@ static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct 
 kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n, struct kv_seq *s,
                           struct tree_cursor *at, struct tree_hit *hit, kvasir_error *err) {
+    /* for node_part, before looking: later it might take what is found */
+    (void)tree_make_room(t, t->node_bytes);
     uint32_t root = find_root(t, salt, salt_len);
     *at = (struct tree_cursor){TREE_NOWHERE};
     *hit = (struct tree_hit){.kind = KVASIR_HIT_MISS};

@@ -186,23 +186,28 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
     return dropped;
 }
 
+/* Candidates of which nothing can go now wait at the end of the heap's array: among the others they
+ * would hide those whose key is larger. */
 bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
     struct kv_pool *pool = t->cache->pool;
-    uint32_t in_vain = 0; /* candidates in a row of which nothing could go */
-    while (pool_check_room(pool, bytes, NULL) != KVASIR_OK) {
-        if (t->n_heap == 0 || in_vain > t->n_heap)
-            return false;
+    uint32_t in_vain = 0;
+    while (pool_check_room(pool, bytes, NULL) != KVASIR_OK && t->n_heap > 0) {
         const uint32_t x = t->heap[0];
         const uint64_t pages = kv_pool_stats(pool).pages_used;
-        in_vain++;
-        if (is_leaf(t, x))
+        if (is_leaf(t, x)) {
             node_remove(t, x);
-        else if (!drop_inner(t, x))
-            continue;
-        in_vain = 0;
+        } else if (!drop_inner(t, x)) {
+            heap_remove(t, x);
+            t->heap[t->max_nodes - ++in_vain] = x;
+        }
         t->stats.evicted_pages += pages - kv_pool_stats(pool).pages_used;
     }
-    return true;
+    for (; in_vain > 0; in_vain--) {
+        const uint32_t x = t->heap[t->max_nodes - in_vain];
+        if (t->nodes[x].to && t->nodes[x].heap_at == NO_NODE) /* not gone, nor a leaf since */
+            heap_update(t, x);
+    }
+    return pool_check_room(pool, bytes, NULL) == KVASIR_OK;
 }
 
 /* Everything below a node that nobody stands on or below. A root without children goes with the

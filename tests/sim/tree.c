@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/cache.h"
+#include "cache/tree_internal.h"
 #include "engine/engine.h"
 
 enum { LIVE_MAX = 6, LENGTH_MAX = 700, EDITS = 150, GROUPS_MAX = 3 };
@@ -163,14 +163,20 @@ static void edit_new(struct world *w) {
     struct live *l = &w->live[w->n_live];
     struct tree_hit hit, look;
     kvasir_error err;
+    /* sometimes not a byte is free: where prefixes part something has to go */
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
+    const uint64_t filled =
+        random_below(4) ? 0 : pool.budget_bytes - pool.used_bytes - pool.charged_bytes;
+    CHECK(w, "charge", pool_charge(kv_cache_pool(w->cache), filled, &err) == KVASIR_OK);
     make_tokens(w, l);
     look = tree_look(w->tree, l->salt, strlen(l->salt), l->tokens, l->length);
     CHECK(w, "new", seq_create(w->cache, &l->seq, &err) == KVASIR_OK);
     CHECK(w, "resume",
           tree_resume(w->tree, l->salt, strlen(l->salt), l->tokens, l->length, l->seq, &l->at, &hit,
                       &err) == KVASIR_OK);
+    pool_discharge(kv_cache_pool(w->cache), filled);
     CHECK(w, "resume", hit.length == seq_length(l->seq) && hit.length < l->length);
-    CHECK(w, "look", look.length == hit.length || hit.length == 0);
+    CHECK(w, "look", look.length == hit.length || hit.length == 0 || filled);
     CHECK(w, "kind", (hit.length == 0) == (hit.kind == KVASIR_HIT_MISS));
     w->hits += hit.length > 0;
     w->hit_tokens += hit.length;
@@ -234,6 +240,13 @@ static void edit_fork(struct world *w, uint32_t i) {
         l->tokens[p] = (int32_t)random_below(3);
 }
 
+/* All that can go goes: what is left are nodes that somebody stands on or below. */
+static void edit_evict_all(struct world *w) {
+    CHECK(w, "so much room", !tree_make_room(w->tree, UINT64_MAX / 2));
+    for (uint32_t i = 0; i < w->tree->n_heap; i++)
+        CHECK(w, "no leaf", w->tree->nodes[w->tree->heap[i]].first_child != NO_NODE);
+}
+
 /* ---- programs -------------------------------------------------------------------------------- */
 
 static void make_world(struct world *w) {
@@ -284,6 +297,8 @@ static void run_program(struct world *w) {
             tree_forget(w->tree, random_below(2) ? NULL : "a", 1);
         else if (what == 7)
             (void)!tree_make_room(w->tree, random_below(1 << 18));
+        else if (what == 6 && random_below(8) == 0)
+            edit_evict_all(w);
         else
             edit_grow(w, random_below(w->n_live));
         check_world(w);

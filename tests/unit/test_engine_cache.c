@@ -289,6 +289,39 @@ static void test_prompt_caches_find_room_in_a_full_budget(void **state) {
     kvasir_prompt_cache_close(file);
 }
 
+/* Preempted, they begin with their file again. */
+static void test_preempted_requests_with_prompt_caches(void **state) {
+    (void)state;
+    enum { N = 6 };
+    kvasir_engine_options o = small_options();
+    int32_t tokens[200];
+    o.context.key_centre = "off";
+    kvasir_prompt_cache *file = make_file(&o, 130, text[1], 20, tokens, 200);
+    kvasir_engine *e = start(&o);
+    o.cache_memory_bytes = engine_settled(e).fixed_bytes + (700 << 10);
+    kvasir_engine_destroy(e);
+    e = start(&o);
+    struct answer *a[N];
+    for (int i = 0; i < N; i++) {
+        a[i] = answer_new(text[1], 20, 200);
+        a[i]->request.prompt_cache = file;
+        a[i]->request.ignore_end = true;
+        need(answer_submit(e, a[i], &err));
+    }
+    for (int i = 0; i < N; i++) {
+        answer_wait(a[i]);
+        assert_int_equal(a[i]->choices[0].finish, KVASIR_FINISH_LENGTH);
+        assert_memory_equal(a[i]->choices[0].tokens, tokens, sizeof tokens);
+        free(a[i]);
+    }
+    const kvasir_engine_stats s = engine_settled(e);
+    assert_true(s.preemptions > 0);
+    assert_int_equal(s.cached_tokens, N * 130);
+    assert_int_equal(s.prompt_tokens, N * 150);
+    kvasir_engine_destroy(e);
+    kvasir_prompt_cache_close(file);
+}
+
 /* ---- stored formats -------------------------------------------------------------------------- */
 
 static void settle_requantized(kvasir_engine *e, uint64_t pages) {
@@ -331,6 +364,7 @@ int main(void) {
         cmocka_unit_test(test_requests_begin_with_a_prompt_cache_file),
         cmocka_unit_test(test_a_prompt_cache_of_other_formats_fails_its_request_alone),
         cmocka_unit_test(test_prompt_caches_find_room_in_a_full_budget),
+        cmocka_unit_test(test_preempted_requests_with_prompt_caches),
         cmocka_unit_test(test_stored_prefixes_at_fewer_bits),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* I6 for the engine: 1,000 decode steps of 8 requests that stream allocate nothing and make no
+ * system call but parking (futex, and sched_yield where threads share a core), on the engine's
+ * thread and on those that compute for it.
+ *
+ * A child process runs them. Once all 8 generate, malloc and its family are counted where they are
+ * called, and a seccomp filter on all threads turns every other system call into a signal that is
+ * counted; nobody could take the filter off again, so the child ends behind its last step.
+ */
+#include "model_files.h"
+
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "tensors.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COUNTED 0 /* the sanitizer has malloc for itself */
+#elif defined(__has_feature)
+#define COUNTED (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
+#else
+#define COUNTED 1
+#endif
+
+#if COUNTED
+static long allocations;
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *p, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+void *malloc(size_t size) {
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return __libc_malloc(size);
+}
+void *calloc(size_t n, size_t size) {
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return __libc_calloc(n, size);
+}
+void *realloc(void *p, size_t size) {
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return __libc_realloc(p, size);
+}
+void *aligned_alloc(size_t alignment, size_t size) {
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    return __libc_memalign(alignment, size);
+}
+
+enum { BATCH = 8, WARM = 50, STEPS = 1000, PROMPT = 90 };
+
+/* What the child found out; shared with it. */
+struct findings {
+    long allocations, calls, first_call;
+    uint32_t tokens; /* of all requests, while it was counted */
+    int filter_errno;
+    bool complete;
+    char text[sizeof(((kvasir_error *)0)->text)];
+};
+static struct findings *found;
+static uint32_t generated[BATCH], at_start[BATCH];
+static long allocated;
+static bool counting;
+
+static void on_call(int signal_number, siginfo_t *info, void *context) {
+    (void)signal_number;
+    (void)context;
+    if (found->calls++ == 0)
+        found->first_call = info->si_syscall;
+}
+
+/* Every thread of the process, from now on. */
+static int count_calls(void) {
+    static struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex, 4, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_yield, 3, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSYS, &action, NULL);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) != 0)
+        return errno ? errno : EINVAL;
+    return 0;
+}
+
+struct setting {
+    const char *model, *kv_bits;
+    uint32_t max_kv_size;
+    int top_logprobs;
+    bool planted; /* one allocation and one system call, to see that they are seen */
+};
+
+static const struct setting *setting;
+static void *volatile planted;
+
+static uint32_t fewest(void) {
+    uint32_t least = UINT32_MAX;
+    for (int i = 0; i < BATCH; i++)
+        least = generated[i] - at_start[i] < least ? generated[i] - at_start[i] : least;
+    return least;
+}
+
+static void on_event(void *user, const kvasir_event *e) {
+    uint32_t *mine = user;
+    if (e->kind == KVASIR_EVENT_DONE)
+        _exit(3); /* too early */
+    if (e->kind != KVASIR_EVENT_TOKEN)
+        return;
+    ++*mine;
+    if (!counting && fewest() >= WARM) {
+        counting = true;
+        memcpy(at_start, generated, sizeof at_start);
+        allocated = __atomic_load_n(&allocations, __ATOMIC_RELAXED);
+        found->filter_errno = count_calls();
+        if (setting->planted) {
+            planted = malloc(1);
+            syscall(SYS_getppid);
+        }
+    } else if (counting && fewest() >= STEPS) {
+        found->allocations = __atomic_load_n(&allocations, __ATOMIC_RELAXED) - allocated;
+        for (int i = 0; i < BATCH; i++)
+            found->tokens += generated[i] - at_start[i];
+        found->complete = true;
+        _exit(0);
+    }
+}
+
+static void run_child(const struct setting *s) {
+    static const char *const stops[] = {"never said", "\u2603"};
+    static int32_t prompt[BATCH][PROMPT];
+    kvasir_model *model;
+    kvasir_engine *e;
+    kvasir_engine_options o = kvasir_engine_defaults();
+    kvasir_error *err = &(kvasir_error){0};
+    setting = s;
+    o.context.kv_bits = s->kv_bits;
+    o.context.max_kv_size = s->max_kv_size;
+    o.context.ctx = 2048;
+    o.context.threads = 2;
+    o.cache_memory_bytes = 256 << 20;
+    kvasir_status status = kvasir_model_open(s->model, &model, err);
+    if (status == KVASIR_OK)
+        status = kvasir_engine_create(model, &o, &e, err);
+    for (int i = 0; i < BATCH && status == KVASIR_OK; i++) {
+        kvasir_request r = kvasir_request_defaults();
+        for (int k = 0; k < PROMPT; k++)
+            prompt[i][k] = (k * 7 + i * k) % 512;
+        r.tokens = prompt[i];
+        r.n_tokens = PROMPT - (size_t)i;
+        r.max_tokens = 1900;
+        r.ignore_end = true;
+        r.top_logprobs = s->top_logprobs;
+        r.sampling.temp = i % 2 ? 1 : 0;
+        r.sampling.top_p = 0.9f;
+        r.sampling.repetition_penalty = 1.1f;
+        r.stops = stops;
+        r.n_stops = strstr(s->model, ".gguf") ? 2 : 0; /* has a tokenizer */
+        r.on_event = on_event;
+        r.user = &generated[i];
+        status = kvasir_engine_submit(e, &r, NULL, err);
+    }
+    if (status != KVASIR_OK) {
+        memcpy(found->text, err->text, sizeof found->text);
+        _exit(2);
+    }
+    for (;;)
+        pause(); /* it was called before the filter is there */
+}
+
+static void check(const struct setting *s) {
+    memset(found, 0, sizeof *found);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0)
+        run_child(s);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!found->complete)
+        fail_msg("%s: ended with status %d: %s; %ld calls, first %ld", s->model, status,
+                 found->text, found->calls, found->first_call);
+    assert_true(found->tokens >= BATCH * STEPS);
+    assert_int_equal(found->allocations, s->planted);
+    if (found->filter_errno)
+        printf("%s: no seccomp filter here (%s): system calls were not counted\n", s->model,
+               strerror(found->filter_errno));
+    else if (found->calls != s->planted)
+        fail_msg("%s: %ld system calls in %d steps, the first is number %ld", s->model,
+                 found->calls, STEPS, found->first_call);
+}
+
+static void test_1000_steps_of_8_requests(void **state) {
+    (void)state;
+    static const struct setting settings[] = {
+        {SHARED_DIR "/fixtures/tiny/llama", "8,4", 0, -1, true},
+        {SHARED_DIR "/fixtures/tiny/llama", "8,4", 0, -1, false},
+        {SHARED_DIR "/fixtures/tiny/llama", "8,4", 128, -1, false}, /* pages come and go */
+        {SHARED_DIR "/fixtures/tiny/gemma2", "4", 0, 5, false},
+        {SHARED_DIR "/fixtures/tiny/qwen3_next", "8,4", 0, -1, false},
+        {SHARED_DIR "/models/stories260K/stories260K-f32.gguf", "f16", 0, 20, false}, /* text */
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        check(&settings[i]);
+}
+
+int main(void) {
+    skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
+    skip_without(SHARED_DIR "/models/stories260K/stories260K-f32.gguf");
+    found = mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (found == MAP_FAILED)
+        return 1;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_1000_steps_of_8_requests)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+#else
+int main(void) {
+    printf("SKIPPED: a sanitizer has malloc for itself\n");
+    return 77;
+}
+#endif

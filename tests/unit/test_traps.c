@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The traps of prefix caches over quantized pages, each with the test that would fall into it: what
+ * other caches got wrong (shared/reference/mlx-and-vllm-mlx.md 7.1), and what this one could. With
+ * the tree itself and tiny models; whatever a sequence found, its logits are bit for bit those of
+ * the same tokens run cold. */
+#include "model_files.h"
+
+#include "cache/tree_internal.h"
+#include "engine/engine.h"
+#include "tensors.h"
+
+enum { VOCAB = 512, LONG = 330 };
+
+static kvasir_error err;
+static int32_t text[3][LONG];
+static float cold[LONG][VOCAB]; /* behind each token of text[0] */
+
+static void need(kvasir_status status) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err.text);
+}
+
+static int set_up(void **state) {
+    uint32_t r = 11;
+    (void)state;
+    for (int p = 0; p < 3; p++)
+        for (int i = 0; i < LONG; i++) {
+            r = r * 1664525 + 1013904223;
+            text[p][i] = (int32_t)(r >> 16) % VOCAB;
+        }
+    return 0;
+}
+
+/* ---- a model, its context and a tree --------------------------------------------------------- */
+
+struct world {
+    kvasir_model *model;
+    kvasir_context *ctx;
+    struct prefix_tree *tree;
+};
+
+struct found { /* a sequence that began with what the tree had */
+    kvasir_seq *seq;
+    struct tree_cursor at;
+    struct tree_hit hit;
+};
+
+static bool keep_rows(void *user, size_t first, size_t rows, const float *logits) {
+    (void)user;
+    memcpy(cold[first], logits, rows * sizeof *cold);
+    return true;
+}
+
+static void open_world(struct world *w, const char *name, const char *bits, uint64_t budget) {
+    char path[512];
+    kvasir_context_options o = kvasir_context_defaults();
+    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
+    o.kv_bits = bits;
+    o.ctx = 1024;
+    o.threads = 1;
+    o.cache_bytes = budget;
+    need(kvasir_model_open(path, &w->model, &err));
+    need(kvasir_context_create(w->model, &o, &w->ctx, &err));
+    kvasir_seq *s;
+    need(kvasir_seq_create(w->ctx, &s, &err));
+    need(kvasir_seq_eval(s, text[0], LONG, &(kvasir_eval_options){.on_logits = keep_rows}, &err));
+    kvasir_seq_destroy(s);
+    need(tree_create(w->ctx->cache, 1000, &w->tree, &err));
+}
+
+static struct kv_pool_stats pool_of(const struct world *w) {
+    return kv_pool_stats(kv_cache_pool(w->ctx->cache));
+}
+
+static void close_world(struct world *w) {
+    tree_check(w->tree);
+    tree_destroy(w->tree);
+    assert_int_equal(pool_of(w).used_bytes, 0);
+    kvasir_context_destroy(w->ctx);
+    kvasir_model_close(w->model);
+}
+
+static struct found find(struct world *w, const int32_t *tokens, uint32_t n) {
+    struct found f;
+    need(kvasir_seq_create(w->ctx, &f.seq, &err));
+    need(tree_resume(w->tree, "", 0, tokens, n, f.seq->seq, &f.at, &f.hit, &err));
+    need(seq_reserve(f.seq->seq, w->ctx->options.ctx, &err));
+    assert_int_equal(kvasir_seq_length(f.seq), f.hit.length);
+    return f;
+}
+
+/* Runs up to n tokens; logits [VOCAB] of the last one. */
+static void run(struct world *w, const struct found *f, const int32_t *tokens, uint32_t n,
+                float *logits) {
+    const uint32_t at = kvasir_seq_length(f->seq);
+    (void)!tree_make_room(w->tree, seq_need_bytes(f->seq->seq, n, 512, 0));
+    need(kvasir_seq_eval(f->seq, tokens + at, n - at, &(kvasir_eval_options){.last_logits = logits},
+                         &err));
+}
+
+static void put_away(struct world *w, struct found *f, bool store) {
+    if (store)
+        tree_store(w->tree, &f->at, f->seq->seq, true);
+    kvasir_seq_destroy(f->seq);
+    tree_close(w->tree, &f->at);
+    tree_check(w->tree);
+}
+
+/* A request of n tokens, whose prompt a recurrent model stores one token before its end, too. */
+static uint32_t request(struct world *w, const int32_t *tokens, uint32_t n) {
+    struct found f = find(w, tokens, n);
+    float logits[VOCAB];
+    if (kv_cache_is_recurrent(w->ctx->cache) && kvasir_seq_length(f.seq) < n - 1) {
+        run(w, &f, tokens, n - 1, logits);
+        tree_store(w->tree, &f.at, f.seq->seq, true);
+    }
+    run(w, &f, tokens, n, logits);
+    put_away(w, &f, true);
+    return f.hit.length;
+}
+
+/* ---- lengths --------------------------------------------------------------------------------- */
+
+static void check_lengths(const char *model, const char *bits, bool to_the_token) {
+    struct world w;
+    float logits[VOCAB];
+    int32_t tokens[LONG];
+    open_world(&w, model, bits, 64 << 20);
+    request(&w, text[0], 300);
+    for (uint32_t n = 2; n<LONG; n += n % 64> 60 || n % 64 < 3 ? 1 : 13) {
+        struct found f = find(&w, text[0], n); /* supersequence, exact, prefix */
+        assert_true(f.hit.length < n);
+        if (to_the_token)
+            assert_int_equal(f.hit.length, n - 1 < 300 ? n - 1 : 300);
+        run(&w, &f, text[0], n, logits);
+        assert_memory_equal(logits, cold[n - 1], sizeof logits);
+        put_away(&w, &f, false);
+        if (n > 300)
+            continue;
+        memcpy(tokens, text[0], n * sizeof *tokens); /* both go on, otherwise */
+        for (uint32_t i = n; i < LONG; i++)
+            tokens[i] = (text[0][i] + 1) % VOCAB;
+        f = find(&w, tokens, LONG);
+        assert_int_equal(f.hit.common, n < 300 ? n : 300);
+        if (to_the_token)
+            assert_int_equal(f.hit.length, n);
+        if (f.hit.length < n) { /* run again, to the same logits */
+            run(&w, &f, tokens, n, logits);
+            assert_memory_equal(logits, cold[n - 1], sizeof logits);
+        }
+        put_away(&w, &f, false);
+    }
+    close_world(&w);
+}
+
+static void test_hits_on_quantized_pages_leave_exactly_the_right_length(void **state) {
+    (void)state;
+    check_lengths("llama", "8,4", true);
+    check_lengths("llama", "3", true);
+    check_lengths("llama", "f16,2", true);
+    check_lengths("gemma2", "4,2", false); /* windows: as far as their pages reach */
+    check_lengths("gpt_oss", "8", false);
+    check_lengths("qwen3_next", "8,4", false); /* states: where they were kept */
+    check_lengths("lfm2", "4", false);
+}
+
+static void check_exact(const char *model) {
+    struct world w;
+    static const uint32_t lengths[] = {2, 63, 64, 65, 128, 200, 300};
+    for (int i = 0; i < 7; i++) {
+        float logits[VOCAB];
+        open_world(&w, model, "8,4", 64 << 20);
+        assert_int_equal(request(&w, text[0], lengths[i]), 0);
+        const struct kv_pool_stats stored = pool_of(&w);
+        for (int again = 0; again < 3; again++) {
+            struct found f = find(&w, text[0], lengths[i]);
+            assert_int_equal(f.hit.length, lengths[i] - 1);
+            assert_int_equal(f.hit.kind, KVASIR_HIT_EXACT);
+            run(&w, &f, text[0], lengths[i], logits);
+            assert_memory_equal(logits, cold[lengths[i] - 1], sizeof logits);
+            put_away(&w, &f, true);
+            assert_int_equal(pool_of(&w).used_bytes, stored.used_bytes);
+        }
+        close_world(&w);
+    }
+}
+
+static void test_an_exact_hit_runs_its_last_token_only(void **state) {
+    (void)state;
+    check_exact("llama");
+    check_exact("qwen3_next");
+}
+
+static void test_a_short_hit_never_beats_a_longer_common_prefix(void **state) {
+    (void)state;
+    int32_t beside[LONG];
+    memcpy(beside, text[0], sizeof beside);
+    memcpy(beside + 150, text[1], 100 * sizeof *beside);
+    for (int order = 0; order < 2; order++) {
+        struct world w;
+        float logits[VOCAB];
+        open_world(&w, "llama", "8,4", 64 << 20);
+        if (order)
+            request(&w, beside, 250);
+        request(&w, text[0], 50); /* the whole of a stored prompt goes before */
+        request(&w, text[0], 30);
+        if (!order)
+            request(&w, beside, 250);
+        struct found f = find(&w, text[0], 300);
+        assert_int_equal(f.hit.length, 150);
+        assert_int_equal(f.hit.kind, KVASIR_HIT_COMMON_PREFIX);
+        run(&w, &f, text[0], 300, logits);
+        assert_memory_equal(logits, cold[299], sizeof logits);
+        put_away(&w, &f, true);
+        close_world(&w);
+    }
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* The source's script: a request, then one that goes on behind it. Its stored bytes grew with
+ * every hit; here they are those of the tokens, in whole pages, hit or miss. */
+static void test_stored_bytes_are_those_of_the_tokens_on_a_hit_as_on_a_miss(void **state) {
+    (void)state;
+    static const uint32_t lengths[][2] = {{100, 101}, {100, 128}, {100, 129}, {64, 65},
+                                          {63, 64},   {1, 300},   {256, 300}, {299, 300}};
+    static const char *const bits[] = {"8,4", "8", "4", "f16"};
+    for (size_t b = 0; b < 4; b++)
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            struct world w;
+            kvasir_context_info info;
+            uint64_t bytes[2];
+            for (int hit = 0; hit < 2; hit++) {
+                open_world(&w, "llama", bits[b], 64 << 20);
+                kvasir_context_get_info(w.ctx, &info);
+                if (hit)
+                    request(&w, text[0], lengths[i][0]);
+                assert_int_equal(request(&w, text[0], lengths[i][1]), hit ? lengths[i][0] : 0);
+                bytes[hit] = pool_of(&w).stored_bytes;
+                assert_int_equal(bytes[hit], pool_of(&w).used_bytes);
+                close_world(&w);
+            }
+            const uint64_t page = round_up(info.kv_bytes_per_token * TILE_TOKENS, 4096);
+            assert_int_equal(bytes[0], (lengths[i][1] + 63) / 64 * page);
+            assert_int_equal(bytes[1], bytes[0]);
+        }
+}
+
+/* Sum over the bytes of all pages and states that the tree holds, and the number of those. */
+static uint64_t hash_stored(const struct world *w, uint32_t *n) {
+    const struct prefix_tree *t = w->tree;
+    const struct kv_cache *c = t->cache;
+    uint64_t hash = 0;
+    *n = 0;
+    for (uint32_t x = 0; x < t->n_made; x++)
+        for (uint32_t g = 0; t->nodes[x].to && g < c->n_groups; g++) {
+            const struct kv_page *page = node_page(t, x, g);
+            if (page->addr == NO_ADDR)
+                continue;
+            const uint8_t *bytes = pool_arena(c->pool) + (size_t)page->addr * PAGE_ADDR_UNIT;
+            uint64_t h = page->addr;
+            for (size_t i = 0; i < c->layouts[g][page->layout].page_bytes; i++)
+                h = (h ^ bytes[i]) * 0x100000001b3u;
+            hash += h;
+            ++*n;
+        }
+    return hash;
+}
+
+static void check_alias(const char *model, const char *bits) {
+    static const uint32_t lengths[] = {3, 40, 64, 100, 128, 199, 200};
+    struct world w;
+    int32_t tokens[LONG];
+    float logits[VOCAB];
+    uint32_t n, now;
+    open_world(&w, model, bits, 64 << 20);
+    struct found writer = find(&w, text[0], LONG);
+    run(&w, &writer, text[0], 200, logits);
+    tree_store(w.tree, &writer.at, writer.seq->seq, true);
+    for (size_t i = 0; i < 7; i++) { /* a part of each, so that no later one parts a node */
+        struct found f = find(&w, text[0], lengths[i] + 1);
+        put_away(&w, &f, false);
+    }
+    const uint64_t hash = hash_stored(&w, &n);
+    run(&w, &writer, text[0], 300, logits); /* who stored them writes on */
+    assert_memory_equal(logits, cold[299], sizeof logits);
+    assert_int_equal(hash_stored(&w, &now), hash);
+    for (size_t i = 0; i < 7; i++) {
+        kvasir_seq *fork;
+        memcpy(tokens, text[1], sizeof tokens);
+        memcpy(tokens, text[0], lengths[i] * sizeof *tokens);
+        struct found f = find(&w, tokens, LONG);
+        need(kvasir_seq_fork(f.seq, &fork, &err));
+        run(&w, &f, tokens, 310, logits);
+        need(kvasir_seq_eval(fork, text[2], 100, NULL, &err));
+        (void)!kvasir_seq_trim(fork, lengths[i] / 2, NULL, &err);
+        need(kvasir_seq_eval(fork, text[1], 30, NULL, &err));
+        kvasir_seq_destroy(fork);
+        put_away(&w, &f, false);
+        assert_int_equal(hash_stored(&w, &now), hash);
+        assert_int_equal(now, n);
+    }
+    put_away(&w, &writer, false);
+    assert_int_equal(hash_stored(&w, &now), hash);
+    close_world(&w);
+}
+
+static void test_a_stored_page_is_never_a_live_buffer(void **state) {
+    (void)state;
+    check_alias("llama", "8,4");
+    check_alias("llama", "f16");
+    check_alias("gemma2", "4,2");
+    check_alias("qwen3_next", "8");
+}
+
+static void check_evict(const char *model) {
+    struct world w;
+    float logits[VOCAB];
+    open_world(&w, model, "8,4", 0);
+    const uint64_t one = kv_cache_need_bytes(w.ctx->cache, LONG, 512);
+    close_world(&w);
+    open_world(&w, model, "8,4", 3 * one); /* two sequences, and what a third needs to fork */
+    request(&w, text[0], 300);
+    struct found live = find(&w, text[0], 290);
+    const uint32_t begin = live.hit.length;
+    for (int i = 0; i < 8; i++) {
+        struct found f = find(&w, text[1] + i, 300);
+        run(&w, &f, text[1] + i, 300, logits);
+        put_away(&w, &f, true);
+    }
+    (void)!tree_make_room(w.tree, UINT64_MAX / 2); /* all that can go */
+    assert_int_equal(kvasir_seq_length(live.seq), begin);
+    for (uint32_t n = begin + 1; n <= LONG; n++) {
+        run(&w, &live, text[0], n, logits);
+        assert_memory_equal(logits, cold[n - 1], sizeof logits);
+    }
+    put_away(&w, &live, true);
+    close_world(&w);
+}
+
+static void test_eviction_changes_nothing_that_a_live_sequence_sees(void **state) {
+    (void)state;
+    check_evict("llama");
+    check_evict("gemma2");
+    check_evict("qwen3_next");
+}
+
+/* ---- fewer bits ------------------------------------------------------------------------------ */
+
+static void test_min_quantize_tokens_at_255_256_257(void **state) {
+    (void)state;
+    const struct kv_format four = {.bits = 4};
+    static const uint32_t pages[] = {0, 4, 4}; /* of 255, 256, 257 tokens: whole ones */
+    for (uint32_t i = 0; i < 3; i++) {
+        struct world w;
+        float logits[VOCAB];
+        const uint32_t n = 255 + i;
+        open_world(&w, "llama", "8", 64 << 20);
+        need(tree_requantize_begin(w.tree, four, four, 0, 0, 256, &err));
+        struct found f = find(&w, text[0], n);
+        run(&w, &f, text[0], n, logits);
+        tree_store(w.tree, &f.at, f.seq->seq, true);
+        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0); /* somebody holds them */
+        put_away(&w, &f, false);
+        const uint64_t before = pool_of(&w).stored_bytes;
+        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), pages[i]);
+        assert_int_equal(tree_stats(w.tree).requantized_pages, pages[i]);
+        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0); /* once */
+        assert_true(pages[i] ? pool_of(&w).stored_bytes < before
+                             : pool_of(&w).stored_bytes == before);
+        f = find(&w, text[0], LONG); /* goes on behind them, whatever they are */
+        assert_int_equal(f.hit.length, n);
+        run(&w, &f, text[0], LONG, logits);
+        assert_int_equal(memcmp(logits, cold[LONG - 1], sizeof logits) == 0, pages[i] == 0);
+        put_away(&w, &f, true);
+        close_world(&w);
+    }
+}
+
+/* ---- the tree alone -------------------------------------------------------------------------- */
+
+struct bare {
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct prefix_tree *tree;
+};
+
+static void open_bare(struct bare *b, uint32_t window, uint64_t budget) {
+    const struct kv_shape shape = {.layers = 1, .kv_heads = 1, .head_dim = 32, .window = window};
+    const struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = budget};
+    const struct backend_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
+    need(backend_cpu_create(&b->backend, &cpu, &err));
+    need(kv_cache_create(b->backend, &shape, 1, &o, &b->cache, &err));
+    need(tree_create(b->cache, 1000, &b->tree, &err));
+}
+
+static void close_bare(struct bare *b) {
+    tree_check(b->tree);
+    tree_destroy(b->tree);
+    kv_cache_destroy(b->cache);
+    backend_destroy(b->backend);
+}
+
+/* What stands for a position's K and V. */
+static uint32_t *slot(struct kv_seq *s, uint32_t p) {
+    struct kv_view v;
+    seq_view(s, 0, &v);
+    const uint32_t i = kv_view_index(&v, p / TILE_TOKENS);
+    assert_int_not_equal(i, UINT32_MAX);
+    return (uint32_t *)(v.arena + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT) + p % TILE_TOKENS;
+}
+
+/* Begins with what is there, checks it, writes the rest, stores it. Returns what was found. */
+static uint32_t store_bare(struct bare *b, const int32_t *tokens, uint32_t n, bool write) {
+    struct kv_seq *s;
+    struct tree_cursor at;
+    struct tree_hit hit;
+    uint32_t h = 1;
+    need(seq_create(b->cache, &s, &err));
+    need(tree_resume(b->tree, "", 0, tokens, n, s, &at, &hit, &err));
+    if (write)
+        (void)!tree_make_room(b->tree, seq_need_bytes(s, n, n, 0));
+    if (write)
+        need(seq_prepare(s, n - hit.length, &err));
+    for (uint32_t p = 0; p < (write ? n : hit.length); p++) {
+        h = (h + (uint32_t)tokens[p] + 1) * 0x9e3779b1u;
+        if (p >= hit.length)
+            *slot(s, p) = h;
+        else if (b->cache->groups[0].span == UINT32_MAX)
+            assert_int_equal(*slot(s, p), h);
+    }
+    if (write) {
+        seq_commit(s, tokens + hit.length, n - hit.length);
+        tree_store(b->tree, &at, s, true);
+    }
+    seq_destroy(s);
+    tree_close(b->tree, &at);
+    return hit.length;
+}
+
+/* Far more nodes than buckets (the budget is small), all of two tokens: most buckets hold nodes
+ * that differ in their parents alone, and those that differ in both. Both are compared, so each
+ * prompt finds what is its own. */
+static void test_colliding_hashes_serve_no_wrong_pages(void **state) {
+    (void)state;
+    enum { PROMPTS = 150, TOKENS = 128 };
+    static int32_t tokens[PROMPTS][TOKENS];
+    struct bare b;
+    uint32_t r = 5;
+    open_bare(&b, 0, 8 << 20);
+    for (int i = 0; i < PROMPTS; i++) {
+        for (int k = 0; k < TOKENS; k++) {
+            r = r * 1664525 + 1013904223;
+            tokens[i][k] = (int32_t)(r >> 31);
+        }
+        store_bare(&b, tokens[i], TOKENS, true);
+        for (uint32_t n = 2; n <= TOKENS; n++) /* parts its pages at every token */
+            assert_int_equal(store_bare(&b, tokens[i], n, false), n - 1);
+    }
+    assert_true(tree_stats(b.tree).nodes > 5 * b.tree->n_buckets);
+    for (int i = 0; i < PROMPTS; i++) {
+        assert_int_equal(store_bare(&b, tokens[i], TOKENS, false), TOKENS - 1);
+        for (int k = 0; k < TOKENS; k += 5) {
+            tokens[i][k] += 2; /* nobody has it: the hit ends before it */
+            assert_int_equal(store_bare(&b, tokens[i], TOKENS, false), k);
+            tokens[i][k] -= 2;
+        }
+    }
+    close_bare(&b);
+}
+
+/* Room for a node that parts a hit's last page is made by eviction: not of what the hit sees. */
+static void test_a_hit_does_not_evict_its_own_window(void **state) {
+    (void)state;
+    for (uint32_t n = 66; n < 250; n += 7) {
+        struct bare b;
+        int32_t tokens[256];
+        for (int i = 0; i < 256; i++)
+            tokens[i] = i;
+        open_bare(&b, 100, 4 << 20);
+        store_bare(&b, tokens, 256, true);
+        const struct kv_pool_stats s = kv_pool_stats(b.cache->pool);
+        const uint64_t left = s.budget_bytes - s.used_bytes - s.charged_bytes;
+        need(pool_charge(b.cache->pool, left, &err)); /* not a byte is free */
+        struct kv_seq *seq;
+        struct tree_cursor at;
+        struct tree_hit hit;
+        need(seq_create(b.cache, &seq, &err));
+        need(tree_resume(b.tree, "", 0, tokens, n, seq, &at, &hit, &err));
+        tree_check(b.tree);
+        for (uint32_t p = hit.length > 99 ? hit.length - 99 : 0; p < hit.length; p++)
+            (void)slot(seq, p);
+        seq_destroy(seq);
+        tree_close(b.tree, &at);
+        pool_discharge(b.cache->pool, left);
+        close_bare(&b);
+    }
+}
+
+int main(void) {
+    skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hits_on_quantized_pages_leave_exactly_the_right_length),
+        cmocka_unit_test(test_an_exact_hit_runs_its_last_token_only),
+        cmocka_unit_test(test_a_short_hit_never_beats_a_longer_common_prefix),
+        cmocka_unit_test(test_stored_bytes_are_those_of_the_tokens_on_a_hit_as_on_a_miss),
+        cmocka_unit_test(test_a_stored_page_is_never_a_live_buffer),
+        cmocka_unit_test(test_eviction_changes_nothing_that_a_live_sequence_sees),
+        cmocka_unit_test(test_min_quantize_tokens_at_255_256_257),
+        cmocka_unit_test(test_colliding_hashes_serve_no_wrong_pages),
+        cmocka_unit_test(test_a_hit_does_not_evict_its_own_window),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
