@@ -92,9 +92,10 @@ struct backend {
 /* Row-runs that split attention can hold before it merges: 256 runs (131,072 tokens) of 64 rows. */
 enum { PARTIAL_ROWS = 16384 };
 
-/* Outputs of one item of a product: for one row some 100 KiB of weights (tens of microseconds:
- * small enough to balance two to sixteen threads, large against the cost of taking an item). */
-enum { ITEM_OUTPUTS = 64 };
+/* Outputs of one item of a product, at most: for one row some 100 KiB of weights (tens of
+ * microseconds: small enough to balance two to sixteen threads, large against the cost of taking an
+ * item). Rows of several tokens take as long for half as many. */
+enum { ITEM_OUTPUTS = 64, ITEM_OUTPUTS_ROWS = 32 };
 
 /* Takes `bytes` from a region that starts at *at, keeping 64-byte alignment. */
 static inline void *cut(uint8_t **at, size_t bytes) {
@@ -115,14 +116,14 @@ struct product_input product_input_part(const struct product_input *in, size_t f
                                         uint32_t rows);
 /* The type's products read codes, not floats. */
 bool product_takes_codes(enum weight_type t);
-/* Work items that the outputs of a matrix are cut into. */
-static inline uint32_t product_ranges(const struct weight *w) {
-    return (w->n + ITEM_OUTPUTS - 1) / ITEM_OUTPUTS;
+/* Ranges of so many outputs that a matrix is cut into. */
+static inline uint32_t product_ranges(const struct weight *w, uint32_t outputs) {
+    return (w->n + outputs - 1) / outputs;
 }
 /* y[r][i] = row r . w[i] (+ bias[i] where not NULL) for the outputs i of one range; y [rows][w->n],
- * at most limits.rows rows */
+ * at most limits.rows rows; outputs <= ITEM_OUTPUTS */
 void product_range(struct backend *b, const struct product_input *in, const struct weight *w,
-                   uint32_t range, const float *bias, float *y, int worker);
+                   uint32_t range, uint32_t outputs, const float *bias, float *y, int worker);
 
 /* ---- experts (experts.c) --------------------------------------------------------------------- */
 

@@ -176,13 +176,14 @@ static void wide_item(void *ctx, size_t item, int worker) {
     const struct weight *w = i.expert->gate;
     const float *bias = j->layer->gate_bias;
     float *y = j->s->wide;
-    if (i.range >= product_ranges(w)) {
-        i.range -= product_ranges(w);
+    if (i.range >= product_ranges(w, ITEM_OUTPUTS)) {
+        i.range -= product_ranges(w, ITEM_OUTPUTS);
         w = i.expert->up;
         bias = j->layer->up_bias;
         y = ups(j);
     }
-    product_range(j->b, &i.input, w, i.range, bias_of(bias, i.e, w), y + i.slot * w->n, worker);
+    product_range(j->b, &i.input, w, i.range, ITEM_OUTPUTS, bias_of(bias, i.e, w),
+                  y + i.slot * w->n, worker);
 }
 
 static void hidden_item(void *ctx, size_t slot, int worker) {
@@ -208,7 +209,7 @@ static void down_item(void *ctx, size_t item, int worker) {
     const struct expert_job *j = ctx;
     struct expert_item i = find_item(j, item);
     const struct weight *w = i.expert->down;
-    product_range(j->b, &i.input, w, i.range, bias_of(j->layer->down_bias, i.e, w),
+    product_range(j->b, &i.input, w, i.range, ITEM_OUTPUTS, bias_of(j->layer->down_bias, i.e, w),
                   j->s->x + i.slot * w->n, worker);
 }
 
@@ -248,11 +249,12 @@ void op_experts(struct backend *b, const float *x, uint32_t rows, const float *l
     }
     product_input_set(&s->input, s->x, slots, j.dim);
     thread_pool_run(b->pool, slots, gather_item, &j);
-    j.ranges = product_ranges(any->gate) + (any->up ? product_ranges(any->up) : 0);
+    j.ranges = product_ranges(any->gate, ITEM_OUTPUTS) +
+               (any->up ? product_ranges(any->up, ITEM_OUTPUTS) : 0);
     thread_pool_run(b->pool, active * j.ranges, wide_item, &j);
     product_input_set(&s->input, s->hidden, slots, j.expert_dim);
     thread_pool_run(b->pool, slots, hidden_item, &j);
-    j.ranges = product_ranges(any->down);
+    j.ranges = product_ranges(any->down, ITEM_OUTPUTS);
     thread_pool_run(b->pool, active * j.ranges, down_item, &j);
     thread_pool_run(b->pool, rows, combine_row, &j);
 }

@@ -96,9 +96,9 @@ static void add_rows(float *y, size_t y_stride, const float *x, size_t x_stride,
 }
 
 void product_range(struct backend *b, const struct product_input *in, const struct weight *w,
-                   uint32_t range, const float *bias, float *y, int worker) {
-    uint32_t n0 = range * ITEM_OUTPUTS;
-    uint32_t n1 = n0 + ITEM_OUTPUTS < w->n ? n0 + ITEM_OUTPUTS : w->n;
+                   uint32_t range, uint32_t outputs, const float *bias, float *y, int worker) {
+    uint32_t n0 = range * outputs;
+    uint32_t n1 = n0 + outputs < w->n ? n0 + outputs : w->n;
     struct worker_scratch *s = &b->scratch[worker];
     product_fn *product = b->kernels.product[weight_index(w->type)];
     y += n0;
@@ -118,6 +118,7 @@ struct product_job {
     const struct weight *const *w;
     const float *const *bias;
     float *const *y;
+    uint32_t outputs;       /* of an item */
     uint32_t first_item[5]; /* items of product i: [first_item[i], first_item[i + 1]) */
 };
 
@@ -126,8 +127,8 @@ static void product_item(void *ctx, size_t item, int worker) {
     uint32_t i = 0;
     while (item >= j->first_item[i + 1])
         i++;
-    product_range(j->b, &j->b->input, j->w[i], (uint32_t)item - j->first_item[i], j->bias[i],
-                  j->y[i], worker);
+    product_range(j->b, &j->b->input, j->w[i], (uint32_t)item - j->first_item[i], j->outputs,
+                  j->bias[i], j->y[i], worker);
 }
 
 static void pack_item(void *ctx, size_t item, int worker) {
@@ -138,10 +139,14 @@ static void pack_item(void *ctx, size_t item, int worker) {
 
 void op_product(struct backend *b, const float *x, uint32_t rows, const struct weight *const *w,
                 const float *const *bias, float *const *y, uint32_t count) {
-    struct product_job j = {.b = b, .w = w, .bias = bias, .y = y};
+    struct product_job j = {.b = b,
+                            .w = w,
+                            .bias = bias,
+                            .y = y,
+                            .outputs = rows == 1 ? ITEM_OUTPUTS : ITEM_OUTPUTS_ROWS};
     bool codes = false;
     for (uint32_t i = 0; i < count; i++) {
-        j.first_item[i + 1] = j.first_item[i] + product_ranges(w[i]);
+        j.first_item[i + 1] = j.first_item[i] + product_ranges(w[i], j.outputs);
         codes |= product_takes_codes(w[i]->type);
     }
     product_input_set(&b->input, x, rows, w[0]->k);

@@ -139,16 +139,34 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
 
 typedef void pass_fn(const struct pass *t);
 
+/* Tiles of six rows; the last two are of equal size, or one more: a tile of one or two rows takes
+ * about as long as one of four, since its sums wait for each other (docs/speed.md). */
 ALWAYS_INLINE void pass_rows(int runs, int planes, bool wide, const struct pass *t) {
-    uint32_t rows = t->a->rows, r = 0;
-    for (; r + 6 <= rows; r += 6)
-        tile(6, runs, planes, wide, t, r);
-    for (; r + 3 <= rows; r += 3)
-        tile(3, runs, planes, wide, t, r);
-    for (; r + 2 <= rows; r += 2)
-        tile(2, runs, planes, wide, t, r);
-    if (r < rows)
-        tile(1, runs, planes, wide, t, r);
+    const uint32_t rows = t->a->rows;
+    for (uint32_t r = 0, n; r < rows; r += n) {
+        const uint32_t left = rows - r;
+        n = left <= TILE_ROWS ? left : left < 2 * TILE_ROWS ? (left + 1) / 2 : TILE_ROWS;
+        switch (n) {
+        case 6:
+            tile(6, runs, planes, wide, t, r);
+            break;
+        case 5:
+            tile(5, runs, planes, wide, t, r);
+            break;
+        case 4:
+            tile(4, runs, planes, wide, t, r);
+            break;
+        case 3:
+            tile(3, runs, planes, wide, t, r);
+            break;
+        case 2:
+            tile(2, runs, planes, wide, t, r);
+            break;
+        default:
+            tile(1, runs, planes, wide, t, r);
+            break;
+        }
+    }
 }
 
 #define DEFINE_PASS(name, runs, planes, wide)                                                      \
