@@ -339,8 +339,8 @@ static void test_xtc_special(void **state) {
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         kvasir_tokenizer *t;
         kvasir_error err = {0};
-        int32_t *ids;
-        size_t n;
+        int32_t *ids = NULL;
+        size_t n = 0;
         if (kvasir_tokenizer_open(CASES[i].path, &t, &err) != KVASIR_OK ||
             kvasir_xtc_special(t, &ids, &n, &err) != KVASIR_OK)
             fail_msg("%s", err.text);
