@@ -10,7 +10,7 @@
 #include "answers.h"
 #include "tensors.h"
 
-enum { VOCAB = 512, PROMPT = 150, REPLY = 40 };
+enum { VOCAB = 512, PROMPT = 150 };
 
 static kvasir_error err;
 static kvasir_model *model;
@@ -375,6 +375,7 @@ static void test_destroy_ends_all_requests(void **state) {
 /* ---- preemption ------------------------------------------------------------------------------ */
 
 static void check_preemption(bool no_prefix_cache, uint32_t n) {
+    enum { ANSWER = 120 };
     kvasir_engine_options o = small_options();
     kvasir_engine *big = start(&o);
     kvasir_engine_stats s;
@@ -384,8 +385,8 @@ static void check_preemption(bool no_prefix_cache, uint32_t n) {
     o.no_prefix_cache = no_prefix_cache;
     kvasir_engine *small = start(&o);
     for (int i = 0; i < 8; i++) {
-        a[i] = request(i, 200);
-        b[i] = request(i, 200);
+        a[i] = request(i, ANSWER);
+        b[i] = request(i, ANSWER);
         a[i]->request.n = b[i]->request.n = n;
         need(answer_submit(big, a[i], &err));
         need(answer_submit(small, b[i], &err));
@@ -394,10 +395,10 @@ static void check_preemption(bool no_prefix_cache, uint32_t n) {
         answer_wait(a[i]);
         answer_wait(b[i]);
         for (uint32_t c = 0; c < n; c++) {
-            assert_int_equal(b[i]->choices[c].n, 200);
+            assert_int_equal(b[i]->choices[c].n, ANSWER);
             assert_int_equal(b[i]->choices[c].finish, KVASIR_FINISH_LENGTH);
             assert_memory_equal(a[i]->choices[c].tokens, b[i]->choices[c].tokens,
-                                200 * sizeof(int32_t));
+                                ANSWER * sizeof(int32_t));
         }
         free(a[i]);
         free(b[i]);
