@@ -142,6 +142,8 @@ void prompt_cache_shape(const struct kvasir_prompt_cache *p,
                         struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
                         uint32_t *keep);
 
+/* Its tokens, -1 where the file does not say them. */
+const int32_t *prompt_cache_ids(const struct kvasir_prompt_cache *p);
 uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head);
 /* Of classes, numbers, tensors and metadata, in their order; metadata rise by key. */
 kvasir_status prompt_cache_checksum(const struct prompt_file *f, uint64_t *out,

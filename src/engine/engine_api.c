@@ -427,6 +427,8 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .apart = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, e->scratch,
                               &c->sampler, err));
+    for (uint32_t i = 0; i < base; i++) /* -1, which the file does not say, is passed over */
+        kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
     for (size_t i = 0; i < r->n_tokens; i++)
         kvasir_sampler_accept(c->sampler, r->tokens[i]);
     TRY(kvasir_stop_create(r->stops, r->n_stops, &c->stop, err));

@@ -268,6 +268,10 @@ void kvasir_prompt_cache_close(kvasir_prompt_cache *p) {
     mem_free(p);
 }
 
+const int32_t *prompt_cache_ids(const struct kvasir_prompt_cache *p) {
+    return p->tokens;
+}
+
 uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *p) {
     return p->offset;
 }
