@@ -15,13 +15,17 @@
 
 enum { POOLS_MAX = 64 };
 
+struct page {
+    uint32_t addr, refs, bytes; /* refs 0: free */
+};
+
 struct count {
     const struct kv_pool *pool; /* NULL: free */
     uint64_t budget, pages, charged;
-    uint32_t n_addr;
-    struct {
-        uint32_t refs, bytes;
-    } * at; /* [n_addr], by address: memory comes when touched */
+    /* [cap] pages by hash of address, behind each other where they collide; at most half full. Of
+     * mmap: tests count calls of malloc, and none should grow it. */
+    struct page *table;
+    uint32_t cap, used;
     uint32_t class_bytes[PAGE_CLASSES_MAX];
 };
 static struct count counts[POOLS_MAX];
@@ -54,6 +58,62 @@ static void check(const struct count *c) {
         die("the pool's high-water mark is wrong");
 }
 
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static void table_make(struct count *c, uint32_t cap) {
+    c->cap = cap;
+    c->used = 0;
+    c->table = mmap(NULL, cap * sizeof *c->table, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (c->table == MAP_FAILED)
+        die("out of memory");
+}
+
+static uint32_t place_of(const struct count *c, uint32_t addr) {
+    return (addr * 0x9e3779b1u >> 8) & (c->cap - 1);
+}
+
+/* The page's entry, or the free one where it would stand. */
+static struct page *find(const struct count *c, uint32_t addr) {
+    uint32_t i = place_of(c, addr);
+    while (c->table[i].refs && c->table[i].addr != addr)
+        i = (i + 1) & (c->cap - 1);
+    return &c->table[i];
+}
+
+static void insert(struct count *c, struct page page) {
+    if (2 * ++c->used > c->cap) {
+        struct page *old = c->table;
+        const uint32_t n = c->cap;
+        table_make(c, 2 * n);
+        for (uint32_t i = 0; i < n; i++)
+            if (old[i].refs)
+                insert(c, old[i]);
+        c->used++;
+        munmap(old, n * sizeof *old);
+    }
+    *find(c, page.addr) = page;
+}
+
+/* Those behind it that it pushed there move up. */
+static void erase(struct count *c, struct page *page) {
+    uint32_t hole = (uint32_t)(page - c->table), i = hole;
+    c->used--;
+    for (;;) {
+        i = (i + 1) & (c->cap - 1);
+        if (!c->table[i].refs)
+            break;
+        const uint32_t home = place_of(c, c->table[i].addr);
+        if (((i - home) & (c->cap - 1)) < ((i - hole) & (c->cap - 1)))
+            continue;
+        c->table[hole] = c->table[i];
+        hole = i;
+    }
+    c->table[hole].refs = 0;
+}
+
+/* ---- in the pool's place --------------------------------------------------------------------- */
+
 #define REAL(result, name, ...)                                                                    \
     result __real_##name(__VA_ARGS__);                                                             \
     result __wrap_##name(__VA_ARGS__);                                                             \
@@ -65,12 +125,7 @@ REAL(kvasir_status, kv_pool_create, struct backend *b, uint64_t budget, struct k
     if (status != KVASIR_OK)
         return status;
     struct count *c = count_of(NULL);
-    const uint64_t n = (budget / PAGE_ADDR_UNIT + 65536) * 5; /* four times the budget, and more */
-    c->n_addr = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
-    c->at = mmap(NULL, c->n_addr * sizeof *c->at, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (c->at == MAP_FAILED)
-        die("no address space");
+    table_make(c, 1 << 14);
     c->budget = budget;
     c->pages = c->charged = 0;
     c->pool = *out;
@@ -84,7 +139,7 @@ REAL(void, kv_pool_destroy, struct kv_pool *p) {
     __real_kv_pool_destroy(p);
     if (!c)
         return;
-    munmap(c->at, c->n_addr * sizeof *c->at);
+    munmap(c->table, c->cap * sizeof *c->table);
     c->pool = NULL;
 }
 
@@ -102,27 +157,32 @@ REAL(kvasir_status, page_take, struct kv_pool *p, uint32_t class_index, uint32_t
     struct count *c = count_of(p);
     if (status != KVASIR_OK)
         return status;
-    if (*addr >= c->n_addr || c->at[*addr].refs)
+    if (find(c, *addr)->refs)
         die("a page is taken that somebody holds");
-    c->at[*addr].refs = 1;
-    c->at[*addr].bytes = c->class_bytes[class_index];
-    c->pages += c->at[*addr].bytes;
+    insert(c, (struct page){*addr, 1, c->class_bytes[class_index]});
+    c->pages += c->class_bytes[class_index];
     check(c);
     return status;
 }
 
 static void refer(struct kv_pool *p, uint32_t addr) {
-    struct count *c = count_of(p);
-    if (addr >= c->n_addr || c->at[addr].refs++ == 0)
+    struct page *page = find(count_of(p), addr);
+    if (page->refs == 0)
         die("a page that nobody holds is referred to");
+    page->refs++;
 }
 
 static void unrefer(struct kv_pool *p, uint32_t addr) {
     struct count *c = count_of(p);
-    if (addr >= c->n_addr || c->at[addr].refs == 0)
+    struct page *page = find(c, addr);
+    if (page->refs == 0)
         die("a page is given back that nobody holds");
-    if (--c->at[addr].refs == 0)
-        c->pages -= c->at[addr].bytes;
+    if (page->refs > 1) {
+        page->refs--;
+        return;
+    }
+    c->pages -= page->bytes;
+    erase(c, page);
 }
 
 REAL(void, page_ref, struct kv_pool *p, uint32_t addr) {
