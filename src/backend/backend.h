@@ -202,6 +202,8 @@ void backend_arena_release(struct backend *b, void *at, size_t bytes);
  * not since it was released; a host's memory is zero then, and comes when it is touched. */
 void backend_arena_take(struct backend *b, void *at, size_t bytes, bool fresh);
 void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes);
+/* Address space that a page takes: its bytes, or one unit where pages have none (null backend). */
+size_t backend_page_extent(const struct backend *b, size_t page_bytes);
 
 /* Order. Everything below, and backend_arena_take, _copy and _release, happens in the order of the
  * calls. Host arguments (struct batch and all it points to, tokens, positions, inv_freq, arrays of

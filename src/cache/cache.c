@@ -163,11 +163,32 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
     return KVASIR_OK;
 }
 
+/* The most that one table holds up to `length`, wherever steps begin: what a step's first query
+ * sees and the step's own rows are consecutive positions, that lie as badly among pages as can be.
+ */
+static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
+                                 uint32_t step) {
+    const struct kv_group *g = &c->groups[group];
+    const uint64_t own = c->layouts[group][LAYOUT_OWN].page_bytes,
+                   start = c->layouts[group][LAYOUT_START].page_bytes;
+    uint64_t pages = pages_for(length);
+    if (g->span != UINT32_MAX) {
+        const uint64_t positions = (uint64_t)g->span + step - 1,
+                       most = g->kept_pages + (positions + TILE_TOKENS - 2) / TILE_TOKENS + 1;
+        pages = pages < most ? pages : most;
+    }
+    const uint64_t at_start = pages < c->rule.start_pages ? pages : c->rule.start_pages;
+    if (g->span == UINT32_MAX || start > own)
+        return at_start * start + (pages - at_start) * own;
+    return pages * own; /* it leaves the smaller ones behind */
+}
+
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step) {
-    uint64_t bytes = peak_bytes(c, &c->rule, 0, length, step) + c->record_bytes;
+    uint64_t bytes = 2 * c->record_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const size_t own = c->layouts[g][LAYOUT_OWN].page_bytes,
                      start = c->layouts[g][LAYOUT_START].page_bytes;
+        bytes += table_most_bytes(c, g, length, step);
         bytes += c->rule.start_pages && start > own ? start : own;
     }
     return bytes;

@@ -61,7 +61,7 @@ struct block {
 
 struct page_class {
     size_t page_bytes;
-    uint32_t addr_step; /* page_bytes / PAGE_ADDR_UNIT */
+    uint32_t addr_step; /* addresses from one page to the next */
     uint32_t units;     /* of a superblock */
     uint32_t pages;     /* in a superblock */
     uint32_t first;     /* block with a page to give, or NO_BLOCK */
@@ -79,17 +79,22 @@ struct kv_pool {
     struct kv_pool_stats stats;
 };
 
+/* Units that addresses can tell apart. */
+#define UNITS_MAX ((UINT32_MAX - 1) / ADDR_PER_UNIT)
+
 /* Address space for a budget: superblocks that are partly empty pin space that other classes cannot
- * use, so there is four times as much of it as of budget. It costs nothing until touched. */
-static uint64_t space_units(uint64_t budget_bytes) {
-    uint64_t units = budget_bytes / UNIT_BYTES + 1;
-    return 4 * units + 64;
+ * use, so there is four times as much of it as of budget. It costs nothing until touched. Pages
+ * without bytes take one address each, so a budget of any size finds its pages among them. */
+static uint64_t space_units(const struct backend *b, uint64_t budget_bytes) {
+    const uint64_t units = 4 * (budget_bytes / UNIT_BYTES + 1) + 64;
+    return backend_page_extent(b, UNIT_BYTES) == UNIT_BYTES || units < UNITS_MAX ? units
+                                                                                 : UNITS_MAX;
 }
 
 kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv_pool **out,
                              kvasir_error *err) {
-    uint64_t units = space_units(budget_bytes);
-    if (units * ADDR_PER_UNIT >= UINT32_MAX)
+    uint64_t units = space_units(b, budget_bytes);
+    if (units > UNITS_MAX)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "--cache-mb, --cache-memory-mb: a budget of %" PRIu64
                     " MiB is more than pages can be addressed in",
@@ -140,14 +145,15 @@ kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_i
     }
     if (p->n_classes == PAGE_CLASSES_MAX)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d page sizes", PAGE_CLASSES_MAX);
-    size_t units = round_up(page_bytes, UNIT_BYTES) / UNIT_BYTES;
-    while (units * UNIT_BYTES % page_bytes > units * UNIT_BYTES / 16)
+    const size_t extent = backend_page_extent(p->backend, page_bytes);
+    size_t units = round_up(extent, UNIT_BYTES) / UNIT_BYTES;
+    while (units * UNIT_BYTES % extent > units * UNIT_BYTES / 16)
         units++;
     p->classes[p->n_classes] = (struct page_class){
         .page_bytes = page_bytes,
-        .addr_step = (uint32_t)(page_bytes / PAGE_ADDR_UNIT),
+        .addr_step = (uint32_t)(extent / PAGE_ADDR_UNIT),
         .units = (uint32_t)units,
-        .pages = (uint32_t)(units * UNIT_BYTES / page_bytes),
+        .pages = (uint32_t)(units * UNIT_BYTES / extent),
         .first = NO_BLOCK,
     };
     *class_index = p->n_classes++;

@@ -19,6 +19,8 @@
  *   measure.c      losses, divergences, bench-kv-cache
  *   trace.c  belady.c
  *                  recorded requests; what the best and the plainest cache would hit of them
+ *   simulate.c  simulate_shape.c  simulate_random.c
+ *                  the scheduler and the cache without a model: replays, random requests
  *
  * One thread owns a context and everything made from it.
  */
@@ -79,6 +81,9 @@ kvasir_status options_parse_formats(const char *bits, const char *groups,
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
+/* "K 8 g64, V 4 g64": the first group's. */
+void cache_format_text(const struct kv_cache *c, char text[64]);
+
 /* The step under way (step.c), filled anew by each. */
 struct step_buffers {
     int32_t *tokens;            /* [prefill_chunk] */
@@ -122,6 +127,12 @@ struct step_part {
 /* Runs the model over all parts' rows (at most prefill_chunk, of which logit_rows are wanted) and
  * commits them. Returns the wanted rows' logits [..][vocab] in order, valid until the next step. */
 const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n);
+
+/* Where a token's attention costs as much as its products with weights: what tree_create asks for.
+ * Of one token: those products, and those of attention for each cached token. */
+static inline uint32_t rebuild_tokens(double weights, double attention) {
+    return attention > 0 && weights > attention ? (uint32_t)(weights / attention) : 1;
+}
 
 /* ---- what seq_api.c and batch_api.c share ---- */
 

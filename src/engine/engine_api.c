@@ -100,9 +100,8 @@ kvasir_request kvasir_request_defaults(void) {
     return (kvasir_request){.n = 1, .sampling = kvasir_sampling_defaults(), .top_logprobs = -1};
 }
 
-/* Where a token's attention costs as much as its products: weights of a layer by what a cached
- * token costs in it, two products of every head. */
-static uint32_t rebuild_tokens(const struct model_config *c) {
+/* Products of a token: weights of its layers, and two of every head for each cached token. */
+static uint32_t model_rebuild_tokens(const struct model_config *c) {
     double weights = 0, attention = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const struct layer_config *l = &c->layers[i];
@@ -111,7 +110,7 @@ static uint32_t rebuild_tokens(const struct model_config *c) {
         weights += (double)c->dim * (2 * q + 2 * kv + 3 * ffn);
         attention += l->kind == LAYER_ATTENTION ? 2 * q : 0;
     }
-    return attention > 0 && weights > attention ? (uint32_t)(weights / attention) : 1;
+    return rebuild_tokens(weights, attention);
 }
 
 static kvasir_status settle_budget(const struct kvasir_model *m, const kvasir_engine_options *o,
@@ -570,35 +569,13 @@ static void forget(struct kvasir_engine *e, bool all, char **salts, size_t n) {
 }
 
 static void copy_stats(struct kvasir_engine *e) {
-    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(e->ctx->cache));
-    const struct sched_stats s = sched_stats(e->sched);
-    struct tree_stats tree = {0};
-    if (e->tree)
-        tree = tree_stats(e->tree);
+    kvasir_engine_stats stats = sched_engine_stats(e->sched);
+    stats.finished = e->finished;
+    stats.cancelled = e->cancelled;
+    stats.failed = e->failed;
+    stats.fixed_bytes = e->fixed_bytes;
     pthread_mutex_lock(&e->mutex);
-    kvasir_engine_stats *out = &e->stats;
-    *out = (kvasir_engine_stats){
-        .running = s.running,
-        .waiting = e->waiting,
-        .steps = s.steps,
-        .requests = e->requests,
-        .finished = e->finished,
-        .cancelled = e->cancelled,
-        .failed = e->failed,
-        .preemptions = s.preemptions,
-        .prompt_tokens = s.prompt_tokens,
-        .cached_tokens = s.cached_tokens,
-        .generated_tokens = s.generated_tokens,
-        .rerun_tokens = s.rerun_tokens,
-        .budget_bytes = pool.budget_bytes,
-        .used_bytes = pool.used_bytes + pool.charged_bytes,
-        .peak_bytes = pool.peak_bytes,
-        .fixed_bytes = e->fixed_bytes,
-        .stored_bytes = pool.stored_bytes + tree.bytes,
-        .evicted_pages = tree.evicted_pages,
-        .requantized_pages = tree.requantized_pages,
-    };
-    memcpy(out->hits, s.hits, sizeof out->hits);
+    e->stats = stats; /* waiting and requests are read under the mutex, too */
     pthread_mutex_unlock(&e->mutex);
 }
 
@@ -729,7 +706,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     TRY(sampler_scratch_create(config->vocab, &e->scratch, err));
     TRY(charge_fixed(e, err));
     if (!o->no_prefix_cache)
-        TRY(tree_create(e->ctx->cache, rebuild_tokens(config), &e->tree, err));
+        TRY(tree_create(e->ctx->cache, model_rebuild_tokens(config), &e->tree, err));
     TRY(begin_stored_formats(e, o, err));
     TRY(make_scheduler(e, o, err));
     e->fit_tokens = longest_fit(e);

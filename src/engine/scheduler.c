@@ -62,6 +62,30 @@ struct sched_stats sched_stats(const struct sched *s) {
     return stats;
 }
 
+kvasir_engine_stats sched_engine_stats(const struct sched *s) {
+    const struct sched_stats of = sched_stats(s);
+    const struct kv_pool_stats pool = kv_pool_stats(s->pool);
+    const struct tree_stats tree = s->tree ? tree_stats(s->tree) : (struct tree_stats){0};
+    kvasir_engine_stats stats = {
+        .running = of.running,
+        .waiting = of.waiting,
+        .steps = of.steps,
+        .preemptions = of.preemptions,
+        .prompt_tokens = of.prompt_tokens,
+        .cached_tokens = of.cached_tokens,
+        .generated_tokens = of.generated_tokens,
+        .rerun_tokens = of.rerun_tokens,
+        .budget_bytes = pool.budget_bytes,
+        .used_bytes = pool.used_bytes + pool.charged_bytes,
+        .peak_bytes = pool.peak_bytes,
+        .stored_bytes = pool.stored_bytes + tree.bytes,
+        .evicted_pages = tree.evicted_pages,
+        .requantized_pages = tree.requantized_pages,
+    };
+    memcpy(stats.hits, of.hits, sizeof stats.hits);
+    return stats;
+}
+
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
 /* Beside pages: the sequence's tokens and tables, the task's tokens. */
@@ -233,10 +257,21 @@ static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit
                        err);
 }
 
+/* E3: a task that is alone and still lacks room lets go of its place in the tree. What stands above
+ * it there, parted by tasks that are long gone, and what the place itself holds can be more than
+ * sched_need counted on; now it can go. What the task computes is not stored then. */
+static bool let_go(struct sched *s, struct task *t) {
+    if (!s->tree || t->at.node == TREE_NOWHERE)
+        return false;
+    tree_close(s->tree, &t->at);
+    return true;
+}
+
 /* Charges what the task holds beside pages, and sees to it that growing allocates nothing. */
 static kvasir_status reserve(struct sched *s, struct task *t, kvasir_error *err) {
     const uint64_t bytes = overhead(s, t->cap);
-    make_room(s, bytes);
+    if (!make_room(s, bytes) && s->n_running == 0 && let_go(s, t))
+        make_room(s, bytes);
     TRY(pool_charge(s->pool, bytes, err));
     t->charged = bytes;
     return seq_reserve(t->seq, t->cap, err);
@@ -397,6 +432,8 @@ static bool prepare(struct sched *s, struct task *t) {
         kvasir_status status = seq_prepare(t->seq, t->rows, &err);
         if (status == KVASIR_OK)
             return true;
+        if (status == KVASIR_ERR_BUDGET && s->n_running == 1 && let_go(s, t))
+            continue;
         if (status != KVASIR_ERR_BUDGET || s->n_running == 1) {
             finish(s, t, END_FAILED, &err);
             return false;
@@ -485,14 +522,9 @@ static void fail_all(struct sched *s, const kvasir_error *err) {
         finish(s, s->running[s->n_running - 1], END_FAILED, err);
 }
 
-kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
-    uint32_t n = 0, row = 0;
-    *rows = 0;
-    admit_all(s);
-    if (!s->n_running)
-        return KVASIR_OK;
-    share_rows(s);
-    prepare_all(s);
+/* The parts of the next step, of those whose pages are there. */
+static uint32_t gather(struct sched *s, uint32_t *rows) {
+    uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct task *t = s->running[i];
         const uint32_t at = seq_length(t->seq);
@@ -505,8 +537,20 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
                                            .wanted = at + t->rows == t->n_tokens};
         *rows += t->rows;
     }
-    if (!n)
-        return KVASIR_OK;
+    return n;
+}
+
+kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
+    uint32_t n, row = 0;
+    *rows = 0;
+    do { /* again where all that ran failed for want of memory: others may wait */
+        admit_all(s);
+        if (!s->n_running)
+            return KVASIR_OK;
+        share_rows(s);
+        prepare_all(s);
+        n = gather(s, rows);
+    } while (!n);
     kvasir_status status = s->host.run(s->host.user, s->parts, n, err);
     if (status != KVASIR_OK) {
         fail_all(s, err);

@@ -108,5 +108,7 @@ struct sched_stats {
     uint64_t hits[KVASIR_HIT_KINDS];
 };
 struct sched_stats sched_stats(const struct sched *s);
+/* The same with the pool's and the tree's; what only a host knows is 0. */
+kvasir_engine_stats sched_engine_stats(const struct sched *s);
 
 #endif

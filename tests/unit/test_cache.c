@@ -420,6 +420,38 @@ static void test_extreme_options(void **state) {
     assert_int_equal(all, (uint64_t)67108863 * (bytes / 10));
 }
 
+/* What is said to be enough for one sequence is, wherever its steps begin and end; a copied page,
+ * which it counts too, is not among what growing alone takes. */
+static void test_need_holds_for_any_steps(void **state) {
+    (void)state;
+    static const uint32_t spans[] = {1, 2, 33, 64, 65, 193, 200}, steps[] = {1, 2, 7, 64, 65, 220},
+                          starts[] = {0, 90, 600};
+    for (uint32_t i = 0; i < 7 * 6 * 3 * 2; i++) {
+        const uint32_t span = spans[i % 7], step = steps[i / 7 % 6], start = starts[i / 42 % 3];
+        const bool rotates = i / 126;
+        struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 8}, .quantized_start = start};
+        o.max_size = rotates ? span + 70 : 0;
+        o.keep = rotates ? 70 : 0;
+        struct world w = make_world(o, rotates ? 0 : span);
+        for (uint32_t run = 0; run < 4; run++) {
+            struct kv_seq *s;
+            const uint32_t length = 1 + (uint32_t)rand() % 700;
+            need(seq_create(w.cache, &s, &err));
+            const uint64_t most = kv_cache_need_bytes(w.cache, length, step);
+            for (uint32_t now; (now = length - seq_length(s)) > 0;) {
+                static const int32_t tokens[220];
+                const uint32_t n = 1 + (uint32_t)rand() % step;
+                now = n < now ? n : now;
+                need(seq_prepare(s, now, &err));
+                assert_true(used(w) + (start ? 32 << 10 : 20 << 10) <= most);
+                seq_commit(s, tokens, now);
+            }
+            seq_destroy(s);
+        }
+        free_world(w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_taken_pages_are_zero),
@@ -435,6 +467,7 @@ int main(void) {
         cmocka_unit_test(test_forecast_with_shared_pages),
         cmocka_unit_test(test_commit_of_less_than_prepared),
         cmocka_unit_test(test_extreme_options),
+        cmocka_unit_test(test_need_holds_for_any_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

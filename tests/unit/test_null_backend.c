@@ -93,6 +93,28 @@ static void test_pages_have_no_memory(void **state) {
     free_world(w);
 }
 
+/* Pages take one address each, whatever their size: 300,000 of 4 MiB, a terabyte, take a few MiB of
+ * bookkeeping, and no budget is larger than what can be addressed. */
+static void test_budgets_of_terabytes(void **state) {
+    (void)state;
+    enum { PAGES = 300000 };
+    const uint64_t budget = 20ull << 40, page = 4 << 20;
+    struct world w = make_world(16, budget, 0);
+    struct kv_pool *pool = kv_cache_pool(w.cache);
+    struct kv_seq *s;
+    need(seq_create(w.cache, &s, &err));
+    need(seq_reserve(s, PAGES * TILE_TOKENS, &err));
+    const uint64_t before = memory_resident_peak_bytes();
+    append(s, PAGES * TILE_TOKENS);
+    assert_int_equal(kv_pool_stats(pool).used_bytes, PAGES * page);
+    const uint64_t tables = PAGES * (TILE_TOKENS * sizeof(int32_t) + sizeof(struct kv_page)),
+                   grown = memory_resident_peak_bytes() - before;
+    if (grown > tables + PAGES * 64 + (4 << 20)) /* slots, twice, and sanitizers' of them */
+        fail_msg("resident memory grew by %llu bytes", (unsigned long long)grown);
+    seq_destroy(s);
+    free_world(w);
+}
+
 /* What a page or a state is given is lost, and it reads as zeros, also as codes. */
 static void test_pages_read_as_zeros(void **state) {
     (void)state;
@@ -131,6 +153,7 @@ static void test_pages_read_as_zeros(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages_have_no_memory),
+        cmocka_unit_test(test_budgets_of_terabytes),
         cmocka_unit_test(test_pages_read_as_zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -250,12 +250,51 @@ static void test_need_is_enough(void **state) {
     }
 }
 
+/* A task that fails while it runs alone does not end the step: who waits behind it is served. (It
+ * was never asked whether it fits.) */
+static void test_failure_serves_the_next(void **state) {
+    (void)state;
+    struct world *w = make(200000, 1);
+    submit(w, 0, 2000, 0, 1);
+    submit(w, 1, 20, 0, 1);
+    run_all(w);
+    assert_int_equal(w->ended, 2);
+    assert_int_equal(w->ends[0], END_FAILED);
+    assert_int_equal(w->ends[1], END_COMPLETE);
+    drop(w);
+}
+
+/* E3 with a tree that was parted at every token by tasks that are gone: more nodes stand above the
+ * task than sched_need counts on, and it completes all the same. */
+static void test_alone_under_many_nodes(void **state) {
+    (void)state;
+    enum { PROMPT = 62 };
+    struct world *w = make(1 << 20, 1);
+    const uint64_t need = sched_need(w->sched, PROMPT + 1);
+    drop(w);
+    w = make(need, 1);
+    for (uint32_t n = 1; n <= PROMPT; n++) {
+        submit(w, 0, n, PROMPT, 1);
+        run_all(w);
+        assert_int_equal(w->ends[0], END_COMPLETE);
+        free(w->tasks[0].tokens);
+        w->tasks[0].tokens = NULL;
+        w->ended = 0;
+    }
+    drop(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefix_computed_once), cmocka_unit_test(test_waiting_for_a_prefix),
-        cmocka_unit_test(test_rows_are_shared),      cmocka_unit_test(test_short_behind_long),
-        cmocka_unit_test(test_the_newest_gives_way), cmocka_unit_test(test_preempted_pages_stay),
+        cmocka_unit_test(test_prefix_computed_once),
+        cmocka_unit_test(test_waiting_for_a_prefix),
+        cmocka_unit_test(test_rows_are_shared),
+        cmocka_unit_test(test_short_behind_long),
+        cmocka_unit_test(test_the_newest_gives_way),
+        cmocka_unit_test(test_preempted_pages_stay),
         cmocka_unit_test(test_need_is_enough),
+        cmocka_unit_test(test_failure_serves_the_next),
+        cmocka_unit_test(test_alone_under_many_nodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

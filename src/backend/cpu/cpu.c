@@ -187,6 +187,10 @@ void backend_arena_copy(struct backend *b, void *to, const void *from, size_t by
         memcpy(to, from, bytes);
 }
 
+size_t backend_page_extent(const struct backend *b, size_t page_bytes) {
+    return b->null ? PAGE_ADDR_UNIT : page_bytes;
+}
+
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Operations run at once and find all they need in their own arguments. */
