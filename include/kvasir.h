@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h and
- * kvasir_engine.h).
+/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h,
+ * kvasir_engine.h and kvasir_simulate.h).
  *
  * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
@@ -329,5 +329,6 @@ KVASIR_API const char *kvasir_cpu_name(void);
 }
 #endif
 
-#include "kvasir_engine.h" /* many sequences at once */
+#include "kvasir_engine.h"   /* many sequences at once */
+#include "kvasir_simulate.h" /* the same without a model */
 #endif

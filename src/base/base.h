@@ -198,4 +198,12 @@ double m_softplus(double x); /* ln(1 + e^x) */
 void m_sincos(double x, double *sin_out, double *cos_out);
 double m_sqrt(double x);
 
+/* The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits in which every
+ * output bit depends on every input bit. */
+static inline uint64_t mix_bits(uint64_t x) {
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
+    return x ^ x >> 31;
+}
+
 #endif

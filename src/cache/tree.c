@@ -696,3 +696,18 @@ void tree_check(const struct prefix_tree *t) {
     assert(pool.used_bytes + pool.charged_bytes <= pool.budget_bytes);
     assert(pool.stored_bytes <= pool.used_bytes && t->stats.bytes <= pool.charged_bytes);
 }
+
+void tree_each_page(const struct prefix_tree *t, tree_page_fn *fn, void *user) {
+    const struct kv_cache *c = t->cache;
+    for (uint32_t x = 0; x < t->n_made; x++) {
+        if (t->nodes[x].from == t->nodes[x].to) /* a root, or free */
+            continue;
+        for (uint32_t g = 0; g < c->n_groups; g++) {
+            const struct kv_page *page = node_page(t, x, g);
+            if (page->addr != NO_ADDR)
+                fn(user, page->addr, c->layouts[g][page->layout].page_bytes);
+        }
+        if (t->nodes[x].state != NO_ADDR)
+            fn(user, t->nodes[x].state, c->record_bytes);
+    }
+}

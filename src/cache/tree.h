@@ -111,5 +111,8 @@ struct tree_stats {
 struct tree_stats tree_stats(const struct prefix_tree *t);
 /* Checks all that the invariants say, of every node; for tests. Dies with what is wrong. */
 void tree_check(const struct prefix_tree *t);
+/* Calls fn for every reference to a page or state that a node holds; for who counts them, too. */
+typedef void tree_page_fn(void *user, uint32_t addr, uint64_t bytes);
+void tree_each_page(const struct prefix_tree *t, tree_page_fn *fn, void *user);
 
 #endif

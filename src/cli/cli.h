@@ -3,7 +3,7 @@
  *
  *   main.c                                 finds the command; the only place that decides an exit
  *   generate.c  cache_prompt.c  batch.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c
- *   tokenize.c  convert.c                  the commands
+ *   tokenize.c  convert.c  simulate.c      the commands
  *   options.c   one table per command: reading flags, --help and defaults
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
  *   files.c     text in; files out that appear only when complete; safetensors
@@ -45,6 +45,7 @@ int info_main(int argc, char **argv);
 int tokenize_main(int argc, char **argv);
 int convert_main(int argc, char **argv);
 int calibrate_main(int argc, char **argv);
+int simulate_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 

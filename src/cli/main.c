@@ -22,6 +22,8 @@ static const struct {
     {"calibrate", "measure what is constant in a model's keys, for --key-centre", calibrate_main},
     {"convert", "write a checkpoint as a folder that mlx-lm loads", convert_main},
     {"info", "tell what a model file holds and what its cache costs", info_main},
+    {"simulate", "replay recorded requests through the scheduler and the cache, without a model",
+     simulate_main},
     {"tokenize", "turn text or chats into token ids, and back", tokenize_main},
 };
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
@@ -35,7 +37,7 @@ static void print_usage(FILE *to) {
 }
 
 static int unknown_command(const char *name) {
-    char names[128] = "";
+    char names[160] = "";
     for (size_t i = 0; i < N_COMMANDS; i++) {
         strcat(names, i ? ", " : "");
         strcat(names, COMMANDS[i].name);

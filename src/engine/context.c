@@ -48,6 +48,13 @@ void kvasir_context_destroy(kvasir_context *c) {
     mem_free(c);
 }
 
+void cache_format_text(const struct kv_cache *c, char text[64]) {
+    struct kv_format k, v;
+    char k_name[24], v_name[24];
+    kv_cache_formats(c, 0, &k, &v);
+    snprintf(text, 64, "K %s, V %s", kv_format_name(k, k_name), kv_format_name(v, v_name));
+}
+
 void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info) {
     struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
     *info = (kvasir_context_info){
@@ -63,11 +70,7 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .used_bytes = pool.used_bytes,
         .peak_bytes = pool.peak_bytes,
     };
-    struct kv_format k, v;
-    char k_name[24], v_name[24];
-    kv_cache_formats(c->cache, 0, &k, &v);
-    snprintf(info->kv_format, sizeof info->kv_format, "K %s, V %s", kv_format_name(k, k_name),
-             kv_format_name(v, v_name));
+    cache_format_text(c->cache, info->kv_format);
     snprintf(info->fingerprint, sizeof info->fingerprint, "%016" PRIx64, c->fingerprint);
     snprintf(info->notes, sizeof info->notes, "%s", c->options.notes);
 }

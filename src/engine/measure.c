@@ -82,10 +82,7 @@ struct normal_stream {
 
 /* SplitMix64. */
 static uint64_t next_bits(struct normal_stream *s) {
-    uint64_t x = s->state += 0x9e3779b97f4a7c15ULL;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
-    return x ^ x >> 31;
+    return mix_bits(s->state += 0x9e3779b97f4a7c15ULL);
 }
 
 /* Marsaglia's polar method: no sine or cosine, two numbers from each point in the unit circle. */

@@ -494,18 +494,10 @@ static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, 
 #define FOR_TOKEN 0x632be59bd9b4e019ULL
 #define FOR_XTC   0xd1342543de82ef95ULL
 
-/* The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits in which every
- * output bit depends on every input bit. */
-static uint64_t mix(uint64_t x) {
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
-    return x ^ x >> 31;
-}
-
 /* Number `draw` of a seed's stream, uniform in [0, 1) with 53 bits. The seed is mixed first, or
  * seeds that differ by the golden-ratio step would be the same stream shifted. */
 static double uniform(uint64_t seed, uint64_t draw, uint64_t what_for) {
-    uint64_t bits = mix(mix(seed + what_for) + draw * 0x9e3779b97f4a7c15ULL);
+    uint64_t bits = mix_bits(mix_bits(seed + what_for) + draw * 0x9e3779b97f4a7c15ULL);
     return (double)(bits >> 11) * 0x1p-53;
 }
 

@@ -168,6 +168,15 @@ kvasir_status trace_read(const char *path, struct trace *t, kvasir_error *err) {
     return status;
 }
 
+void trace_cut(struct trace *t, uint32_t n) {
+    for (; t->n > n; t->n--) {
+        const struct trace_request *last = &t->requests[t->n - 1];
+        t->prompt_tokens -= last->prompt;
+        t->output_tokens -= last->output;
+        t->n_blocks = last->first_block;
+    }
+}
+
 void trace_deinit(struct trace *t) {
     mem_free(t->requests);
     mem_free(t->blocks);

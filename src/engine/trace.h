@@ -47,6 +47,8 @@ kvasir_status trace_read(const char *path, struct trace *t, kvasir_error *err) M
 /* The same from memory; errors do not name a file. */
 kvasir_status trace_parse(const char *text, size_t len, struct trace *t,
                           kvasir_error *err) MUST_CHECK;
+/* Leaves the first n requests; none go where there are no more. */
+void trace_cut(struct trace *t, uint32_t n);
 void trace_deinit(struct trace *t);
 
 static inline uint32_t trace_blocks(const struct trace_request *r) {

@@ -19,8 +19,9 @@ export DESTDIR=$scratch/root
 cmake --install "$build" --prefix /opt/kvasir >"$scratch/log"
 at=$DESTDIR/opt/kvasir
 for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h include/kvasir_status.h \
-    include/kvasir_text.h include/kvasir_engine.h lib/pkgconfig/kvasir.pc \
-    share/man/man1/kvasir-cache-prompt.1 share/man/man1/kvasir-batch.1; do
+    include/kvasir_text.h include/kvasir_engine.h include/kvasir_simulate.h \
+    lib/pkgconfig/kvasir.pc share/man/man1/kvasir-cache-prompt.1 \
+    share/man/man1/kvasir-batch.1 share/man/man1/kvasir-simulate.1; do
     [ -e "$at/$file" ] || { echo "not installed: $file" && exit 1; }
 done
 "$at/bin/kvasir" --help >/dev/null

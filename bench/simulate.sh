@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# simulate.sh [PROGRAM]: hit rates of the prefix tree beside plain LRU's and Belady's optimum on the
+# conversation trace of ../shared (docs/cache-policy.md), and what the replay takes. Exits with 1
+# where the tree hits less than LRU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+program=${1:-build/kvasir}
+trace=../shared/traces/mooncake-fast25/conversation_trace.jsonl
+if [ ! -f "$trace" ]; then
+    echo "simulate: skipped, no trace: $trace"
+    exit
+fi
+
+failed=0
+table() { # TITLE FLAG...
+    local title=$1 budget
+    shift
+    echo "$title"
+    echo "  budget     tree %      LRU %   Belady %   GiB   us/step   wall s   MiB"
+    for budget in 10 20 40 60; do
+        "$program" simulate --trace "$trace" --budget "$budget%" --json -q "$@" | python3 -c '
+import json, sys
+o = json.load(sys.stdin)
+tree, lru, best = (100 * o[k] for k in ("hit_rate", "lru_hit_rate", "belady_hit_rate"))
+assert o["peak_bytes"] <= o["budget_bytes"]
+print("  %5s %% %10.3f %10.3f %10.3f %5.0f %9.2f %8.2f %5.0f%s" % (
+    sys.argv[1], tree, lru, best, o["budget_bytes"] / 2**30,
+    1e6 * o["engine_seconds"] / o["steps"], o["wall_seconds"], o["peak_memory_bytes"] / 2**20,
+    "" if tree >= lru else "   BELOW LRU"))
+sys.exit(tree < lru)' "$budget" || failed=1
+    done
+}
+
+table "hit rate of prompt tokens, requests one after the other (as LRU and Belady serve them):" \
+    --speed 0 --max-num-seqs 1 --prefill-chunk 4096
+table "arrivals as recorded, 32 at once:"
+exit "$failed"

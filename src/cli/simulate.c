@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* simulate.c: `kvasir simulate`, the engine without a model: recorded requests replayed through the
+ * real scheduler and prefix tree in virtual time, or random requests with faults, everything
+ * checked after every step. The library does it (kvasir_simulate.h); here are flags and tables.
+ */
+#include "cli.h"
+
+#include <string.h>
+
+struct simulate_args {
+    kvasir_simulate_options options;
+    const char *budget;
+    float speed, bandwidth, compute, weight_bits; /* GB/s, 10^12 operations/s */
+    uint32_t random;                              /* programs; 0: a trace */
+    uint64_t seed;
+    bool json, quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct simulate_args, field)
+static const struct option OPTIONS[] = {
+    {.name = "--trace", .value = "FILE", .kind = OPTION_TEXT, ROW(options.trace),
+     .help = "requests to replay, a JSON object a line: timestamp, input_length, output_length, "
+             "hash_ids; - is standard input"},
+    {.name = "--limit", .value = "N", .kind = OPTION_U32, ROW(options.limit), .shown = "all",
+     .min = 1, .max = UINT32_MAX, .help = "replay the first N requests"},
+    {.name = "--speed", .value = "X", .kind = OPTION_FLOAT, ROW(speed), .initial = "1",
+     .max = 1e9, .help = "requests come X times as fast as recorded; 0: all at the start"},
+    {.name = "--model-shape", .value = "S", .kind = OPTION_TEXT, ROW(options.model_shape),
+     .help = "smollm2-135m, qwen3-0.6b, qwen3-8b, llama3-8b, llama3-70b, or sizes: "
+             "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]"},
+    {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(options.window), .max = 1 << 30,
+     .shown = "0, none", .help = "some layers see the newest N tokens only"},
+    {.name = "--window-layers", .value = "N", .kind = OPTION_U32, ROW(options.window_layers),
+     .max = 1024, .shown = "half of them", .help = "how many layers those are"},
+    {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, ROW(options.kv_bits),
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or one for both"},
+    {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, ROW(options.kv_group_size),
+     .shown = "the largest of 64, 32 that divides the head size",
+     .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},
+    {.name = "--budget", .value = "B", .kind = OPTION_TEXT, ROW(budget), .initial = "100%",
+     .help = "bytes of the cache, with K, M, G or T of 1024; or a share of what all pages of the "
+             "trace take: 20%"},
+    {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, ROW(options.max_running),
+     .min = 1, .max = 4096, .help = "requests that run at once, at most"},
+    {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, ROW(options.prefill_chunk),
+     .min = 1, .max = 4096, .help = "tokens of a step, of all requests together, at most"},
+    {.name = "--no-prefix-cache", .kind = OPTION_FLAG, ROW(options.no_prefix_cache),
+     .help = "nothing is kept for later requests"},
+    {.name = "--bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(bandwidth), .initial = "4800",
+     .min = 1e-3, .max = 1e9, .help = "of memory, in 10^9 bytes a second"},
+    {.name = "--compute", .value = "X", .kind = OPTION_FLOAT, ROW(compute), .initial = "989",
+     .min = 1e-6, .max = 1e9, .help = "in 10^12 operations a second"},
+    {.name = "--weight-bits", .value = "X", .kind = OPTION_FLOAT, ROW(weight_bits),
+     .initial = "16", .min = 0.1, .max = 64, .help = "of one weight in memory"},
+    {.name = "--random", .value = "N", .kind = OPTION_U32, ROW(random), .shown = "",
+     .min = 1, .max = 1 << 30,
+     .help = "instead of a trace: N programs of random requests and faults, checked after every "
+             "step"},
+    {.name = "--seed", .value = "S", .kind = OPTION_U64, ROW(seed), .max = 9.2e18,
+     .help = "of --random's first program; the next one's is S + 1"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "nothing but errors on standard error"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "simulate",
+    .summary = "Replays recorded requests through the scheduler and the prefix cache, without a "
+               "model.",
+    .usage = "--trace FILE [flags] | --random N [--seed S]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+    .details = "Time is virtual: a step takes bytes / bandwidth + operations / compute. LRU and "
+               "Belady's optimum\nare by pages, for one request after the other in the same "
+               "budget.",
+};
+
+/* ---- flags ----------------------------------------------------------------------------------- */
+
+/* "300G", "20%" */
+static int read_budget(const char *text, kvasir_simulate_options *o) {
+    static const char SUFFIXES[] = "KMGT";
+    char unit = 0, rest = 0;
+    double x;
+    const int n = sscanf(text, "%lf%c%c", &x, &unit, &rest);
+    const char *suffix = unit ? strchr(SUFFIXES, unit) : NULL;
+    if (n < 1 || rest || strspn(text, "0123456789.") == 0 || (unit && unit != '%' && !suffix))
+        return usage_error(&COMMAND,
+                           "--budget: \"%.60s\" is neither bytes, as 300G, nor a share, "
+                           "as 20%%",
+                           text);
+    if (unit == '%') {
+        o->budget_percent = x;
+        return EXIT_GOOD;
+    }
+    for (const char *s = SUFFIXES; suffix && s <= suffix; s++)
+        x *= 1024;
+    if (x < 1 || x > 0x1p62)
+        return usage_error(&COMMAND, "--budget: %.60s is not between 1 and 2^62 bytes", text);
+    o->budget_bytes = (uint64_t)x;
+    return EXIT_GOOD;
+}
+
+static bool on_progress(void *user, size_t done, size_t total) {
+    (void)total;
+    progress_step(user, done);
+    return !interrupted();
+}
+
+/* ---- a trace --------------------------------------------------------------------------------- */
+
+static void print_spread(const char *what, const kvasir_spread *s) {
+    printf("  %-14s %9.3f %9.3f %9.3f %9.3f %9.3f\n", what, s->mean, s->p50, s->p90, s->p99,
+           s->max);
+}
+
+static void print_requests(const kvasir_simulation *s) {
+    char weights[24];
+    printf("trace:   %u requests in %.0f s, %llu tokens of prompts, %llu of answers\n", s->requests,
+           s->trace_seconds, (unsigned long long)s->prompt_tokens,
+           (unsigned long long)s->answer_tokens);
+    printf("model:   %s, %u layers", s->shape, s->layers);
+    if (s->window_layers)
+        printf(" (%u with a window)", s->window_layers);
+    printf(", weights %s; cache %s, %llu bytes a token\n",
+           human_bytes((double)s->weight_bytes, weights), s->kv_format,
+           (unsigned long long)s->kv_bytes_per_token);
+}
+
+static void print_cache(const kvasir_simulation *s) {
+    char budget[24], all[24], peak[24], now[24];
+    const kvasir_engine_stats *e = &s->stats;
+    printf("budget:  %s, %.1f %% of the %s of all pages: room for %llu of %llu\n",
+           human_bytes((double)e->budget_bytes, budget),
+           100 * ratio((double)e->budget_bytes, (double)s->all_bytes),
+           human_bytes((double)s->all_bytes, all), (unsigned long long)s->budget_pages,
+           (unsigned long long)s->all_pages);
+    printf("bytes:   %s at most (%llu of %llu), %s in the end, in %llu nodes of the tree; "
+           "%llu pages evicted\n",
+           human_bytes((double)e->peak_bytes, peak), (unsigned long long)e->peak_bytes,
+           (unsigned long long)e->budget_bytes, human_bytes((double)e->used_bytes, now),
+           (unsigned long long)s->tree_nodes, (unsigned long long)e->evicted_pages);
+    printf("hits:    %.3f %% of prompt tokens; plain LRU by pages %.3f %%, Belady's optimum "
+           "%.3f %%\n",
+           100 * s->hit_rate, 100 * s->lru_hit_rate, 100 * s->best_hit_rate);
+    printf("         %llu exact, %llu of a stored prefix, %llu of a longer prompt, %llu common "
+           "prefixes, %llu misses\n",
+           (unsigned long long)e->hits[KVASIR_HIT_EXACT],
+           (unsigned long long)e->hits[KVASIR_HIT_PREFIX],
+           (unsigned long long)e->hits[KVASIR_HIT_SUPERSEQUENCE],
+           (unsigned long long)e->hits[KVASIR_HIT_COMMON_PREFIX],
+           (unsigned long long)e->hits[KVASIR_HIT_MISS]);
+    printf("tokens:  %llu of prompts, %llu of them from the cache, %llu generated; %llu "
+           "preemptions, %llu tokens run again\n",
+           (unsigned long long)e->prompt_tokens, (unsigned long long)e->cached_tokens,
+           (unsigned long long)e->generated_tokens, (unsigned long long)e->preemptions,
+           (unsigned long long)e->rerun_tokens);
+}
+
+static int print_table(const kvasir_simulation *s) {
+    char memory[24];
+    const double steps = (double)s->stats.steps;
+    print_requests(s);
+    print_cache(s);
+    printf("time:    %.1f s, %.1f %% of it in %llu steps of %.2f ms on average\n",
+           s->virtual_seconds, 100 * ratio(s->busy_seconds, s->virtual_seconds),
+           (unsigned long long)s->stats.steps, 1e3 * ratio(s->busy_seconds, steps));
+    printf("\n  %-14s %9s %9s %9s %9s %9s\n", "seconds", "mean", "p50", "p90", "p99", "max");
+    print_spread("queued", &s->queued);
+    print_spread("first token", &s->first_token);
+    print_spread("last token", &s->total);
+    printf("\nsimulated in %.2f s, %.2f us of the engine a step, peak memory %s\n", s->wall_seconds,
+           1e6 * ratio(s->engine_seconds, steps),
+           human_bytes((double)kvasir_memory_peak(), memory));
+    return finish_output(&COMMAND);
+}
+
+static void put_spread(json_t *object, const char *key, const kvasir_spread *s) {
+    json_t *o = json_object();
+    put_real(o, "mean", s->mean);
+    put_real(o, "p50", s->p50);
+    put_real(o, "p90", s->p90);
+    put_real(o, "p99", s->p99);
+    put_real(o, "max", s->max);
+    json_object_set_new(object, key, o);
+}
+
+static void put_hits(json_t *object, const uint64_t *hits) {
+    static const char *const KINDS[KVASIR_HIT_KINDS] = {"miss", "exact", "prefix", "supersequence",
+                                                        "common_prefix"};
+    json_t *o = json_object();
+    for (size_t i = 0; i < KVASIR_HIT_KINDS; i++)
+        put_whole(o, KINDS[i], hits[i]);
+    json_object_set_new(object, "hits", o);
+}
+
+static int print_json(const kvasir_simulation *s) {
+    const kvasir_engine_stats *e = &s->stats;
+    json_t *o = json_object();
+    put_whole(o, "requests", s->requests);
+    put_text(o, "model_shape", s->shape);
+    put_text(o, "kv_format", s->kv_format);
+    put_whole(o, "kv_bytes_per_token", s->kv_bytes_per_token);
+    put_whole(o, "weight_bytes", s->weight_bytes);
+    put_whole(o, "page_bytes", s->page_bytes);
+    put_whole(o, "all_pages", s->all_pages);
+    put_whole(o, "all_bytes", s->all_bytes);
+    put_whole(o, "need_bytes", s->need_bytes);
+    put_whole(o, "budget_bytes", e->budget_bytes);
+    put_whole(o, "budget_pages", s->budget_pages);
+    put_whole(o, "peak_bytes", e->peak_bytes);
+    put_whole(o, "used_bytes", e->used_bytes);
+    put_whole(o, "stored_bytes", e->stored_bytes);
+    put_whole(o, "tree_nodes", s->tree_nodes);
+    put_whole(o, "evicted_pages", e->evicted_pages);
+    put_real(o, "hit_rate", s->hit_rate);
+    put_real(o, "lru_hit_rate", s->lru_hit_rate);
+    put_real(o, "belady_hit_rate", s->best_hit_rate);
+    put_hits(o, e->hits);
+    put_whole(o, "prompt_tokens", e->prompt_tokens);
+    put_whole(o, "cached_tokens", e->cached_tokens);
+    put_whole(o, "generated_tokens", e->generated_tokens);
+    put_whole(o, "preemptions", e->preemptions);
+    put_whole(o, "rerun_tokens", e->rerun_tokens);
+    put_whole(o, "steps", e->steps);
+    put_real(o, "virtual_seconds", s->virtual_seconds);
+    put_real(o, "busy_seconds", s->busy_seconds);
+    put_spread(o, "queued_seconds", &s->queued);
+    put_spread(o, "first_token_seconds", &s->first_token);
+    put_spread(o, "total_seconds", &s->total);
+    put_real(o, "wall_seconds", s->wall_seconds);
+    put_real(o, "engine_seconds", s->engine_seconds);
+    put_whole(o, "peak_memory_bytes", kvasir_memory_peak());
+    return json_print(&COMMAND, o);
+}
+
+static int replay(struct simulate_args *a, struct progress *progress) {
+    kvasir_simulate_options *o = &a->options;
+    kvasir_simulation s;
+    kvasir_error err;
+    int code = read_budget(a->budget, o);
+    if (code)
+        return code;
+    o->speed = (double)a->speed;
+    o->bandwidth = (double)a->bandwidth * 1e9;
+    o->compute = (double)a->compute * 1e12;
+    o->weight_bits = (double)a->weight_bits;
+    o->on_progress = on_progress;
+    o->user = progress;
+    progress_start(progress, a->quiet ? NULL : "replaying", o->limit, "requests");
+    const kvasir_status status = kvasir_simulate(o, &s, &err);
+    progress_end(progress);
+    if (status == KVASIR_ERR_CANCELLED)
+        return EXIT_INTERRUPTED;
+    if (status != KVASIR_OK)
+        return library_error(&COMMAND, &err);
+    return a->json ? print_json(&s) : print_table(&s);
+}
+
+/* ---- random requests ------------------------------------------------------------------------- */
+
+static int print_random(const struct simulate_args *a, const kvasir_random_simulation *s) {
+    const struct {
+        const char *key, *text;
+        uint64_t value;
+    } rows[] = {{"programs", "programs", s->programs},
+                {"steps", "steps, everything checked after each", s->steps},
+                {"requests", "requests", s->requests},
+                {"finished", "with their whole answer", s->finished},
+                {"cancelled", "cancelled", s->cancelled},
+                {"failed", "ended by a failing step", s->failed},
+                {"refused", "refused: larger than the budget", s->refused},
+                {"hits", "prompts that began with stored pages", s->hits},
+                {"preemptions", "preemptions", s->preemptions},
+                {"evicted_pages", "evicted pages", s->evicted_pages},
+                {"forgets", "times prefixes were forgotten", s->forgets},
+                {"device_faults", "failing steps", s->device_faults},
+                {"tokens_checked", "tokens that steps saw in pages, all right", s->tokens_checked}};
+    json_t *o = a->json ? json_object() : NULL;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (o)
+            put_whole(o, rows[i].key, rows[i].value);
+        else
+            printf("%12llu %s\n", (unsigned long long)rows[i].value, rows[i].text);
+    return o ? json_print(&COMMAND, o) : finish_output(&COMMAND);
+}
+
+static int run_random(const struct simulate_args *a, struct progress *progress) {
+    const kvasir_simulate_random_options o = {
+        .seed = a->seed, .programs = a->random, .on_progress = on_progress, .user = progress};
+    kvasir_random_simulation s;
+    kvasir_error err;
+    progress_start(progress, a->quiet ? NULL : "checking", a->random, "programs");
+    const kvasir_status status = kvasir_simulate_random(&o, &s, &err);
+    progress_end(progress);
+    if (status == KVASIR_ERR_CANCELLED)
+        return EXIT_INTERRUPTED;
+    if (status != KVASIR_OK)
+        return library_error(&COMMAND, &err);
+    return s.violation[0] ? run_error(&COMMAND, "%s", s.violation) : print_random(a, &s);
+}
+
+int simulate_main(int argc, char **argv) {
+    struct simulate_args a = {.options = kvasir_simulate_defaults()};
+    struct progress progress = {0};
+    int code;
+    if (!options_read(&COMMAND, argc, argv, &a, &code))
+        return code;
+    if (!a.options.trace == !a.random)
+        return usage_error(&COMMAND, "--trace or --random: one of them is needed");
+    catch_interrupt();
+    return a.random ? run_random(&a, &progress) : replay(&a, &progress);
+}

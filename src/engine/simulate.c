@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* simulate.c: replays recorded requests through the cache, the prefix tree and the scheduler as
+ * they are, on a backend whose pages have no memory, against a virtual clock.
+ *
+ *     trace --arrival--> (held back) --max_waiting--> sched: waiting -> running -> ended
+ *                                                       |
+ *                clock += cost of the step <--host.run--'      host.next: the trace's next token
+ *
+ * The clock stands still in between, so arrivals, queues and what is evicted do not depend on the
+ * machine that simulates. Requests whose turn has not come cost nothing: their tokens are made when
+ * the scheduler gets them.
+ *
+ * Beside it stand Belady's optimum and plain LRU of belady.c, in as many pages as the budget would
+ * hold if nothing else were in it. (Here nodes of the tree, tables and tokens are, too; and
+ * requests run at once.)
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/belady.h"
+#include "engine/scheduler.h"
+#include "engine/simulate.h"
+
+/* One of the trace's. */
+struct replayed {
+    struct task task; /* owner: this; tokens: while the scheduler has it */
+    double arrival, begun, first, ended;
+};
+
+struct replay {
+    const kvasir_simulate_options *o;
+    struct trace trace;
+    struct sim_model model;
+    struct kv_cache_options cache_options;
+    struct page_uses *uses;
+    struct sim_cost cost;
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct prefix_tree *tree; /* NULL: no_prefix_cache */
+    struct sched *sched;
+    struct replayed *requests; /* [trace.n] */
+    uint32_t n_submitted, n_ended;
+    double clock, busy;   /* virtual seconds; of them in steps */
+    double model_wall;    /* real seconds in the cost model */
+    kvasir_error failure; /* code KVASIR_OK: none */
+};
+
+kvasir_simulate_options kvasir_simulate_defaults(void) {
+    const kvasir_context_options context = kvasir_context_defaults();
+    const kvasir_engine_options engine = kvasir_engine_defaults();
+    return (kvasir_simulate_options){.speed = 1,
+                                     .model_shape = "llama3-8b",
+                                     .kv_bits = context.kv_bits,
+                                     .budget_percent = 100,
+                                     .max_running = engine.max_running,
+                                     .max_waiting = engine.max_waiting,
+                                     .prefill_chunk = context.prefill_chunk,
+                                     .bandwidth = 4.8e12,
+                                     .compute = 989e12,
+                                     .weight_bits = 16};
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static kvasir_status check_options(const kvasir_simulate_options *o, kvasir_error *err) {
+    if (!o->trace)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--trace: missing");
+    if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
+                    o->prefill_chunk, STEP_TOKENS_MAX);
+    if (o->max_running < 1 || o->max_running > o->prefill_chunk)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "--max-num-seqs %u: must be 1 to --prefill-chunk, %u: a step has a row for "
+                    "each",
+                    o->max_running, o->prefill_chunk);
+    if (o->max_waiting < 1)
+        return fail(err, KVASIR_ERR_ARGUMENT, "max_waiting: must be at least 1");
+    if (!o->budget_bytes && !(o->budget_percent > 0 && o->budget_percent <= 1e6))
+        return fail(err, KVASIR_ERR_ARGUMENT, "--budget: %g%% is not more than 0%%",
+                    o->budget_percent);
+    const struct {
+        const char *flag;
+        double value;
+    } rates[] = {{"--bandwidth", o->bandwidth},
+                 {"--compute", o->compute},
+                 {"--weight-bits", o->weight_bits}};
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        if (!(rates[i].value > 0 && rates[i].value < 1e30))
+            return fail(err, KVASIR_ERR_ARGUMENT, "%s: must be more than 0", rates[i].flag);
+    if (!(o->speed >= 0 && o->speed < 1e30))
+        return fail(err, KVASIR_ERR_ARGUMENT, "--speed: must be 0 or more");
+    return KVASIR_OK;
+}
+
+/* Bytes of a page of each layer group. */
+static kvasir_status page_bytes(const struct replay *r, uint64_t bytes[SIM_GROUPS_MAX],
+                                kvasir_error *err) {
+    for (uint32_t g = 0; g < r->model.n_groups; g++) {
+        const kvasir_status status = kv_cache_plan_bytes(&r->model.groups[g], 1, &r->cache_options,
+                                                         TILE_TOKENS, TILE_TOKENS, &bytes[g], err);
+        if (status != KVASIR_OK) {
+            fail_prefix(err, "--kv-group-size");
+            return status;
+        }
+    }
+    return KVASIR_OK;
+}
+
+static kvasir_status settle_budget(struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+    uint64_t bytes[SIM_GROUPS_MAX];
+    double token_bytes[SIM_GROUPS_MAX];
+    TRY(page_bytes(r, bytes, err));
+    for (uint32_t g = 0; g < r->model.n_groups; g++) {
+        out->page_bytes += bytes[g];
+        token_bytes[g] = (double)bytes[g] / TILE_TOKENS;
+    }
+    r->cost = sim_cost_make(&r->model, r->o, token_bytes);
+    TRY(page_uses_create(&r->trace, TILE_TOKENS, &r->uses, err));
+    out->all_pages = page_uses_unlimited(r->uses);
+    out->all_bytes = out->all_pages * out->page_bytes;
+    r->cache_options.budget_bytes =
+        r->o->budget_bytes ? r->o->budget_bytes
+                           : (uint64_t)((double)out->all_bytes * r->o->budget_percent / 100);
+    out->budget_pages = r->cache_options.budget_bytes / out->page_bytes;
+    out->kv_bytes_per_token = out->page_bytes / TILE_TOKENS;
+    out->weight_bytes = r->cost.weight_bytes;
+    return KVASIR_OK;
+}
+
+/* E3 rests on it: every request fits alone. */
+static kvasir_status check_need(const struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+    uint32_t most = 0;
+    for (uint32_t i = 1; i < r->trace.n; i++) {
+        const struct trace_request *a = &r->trace.requests[i], *b = &r->trace.requests[most];
+        most = a->prompt + a->output > b->prompt + b->output ? i : most;
+    }
+    const struct trace_request *largest = &r->trace.requests[most];
+    const uint64_t budget = r->cache_options.budget_bytes;
+    out->need_bytes = sched_need(r->sched, largest->prompt + largest->output);
+    if (out->need_bytes <= budget)
+        return KVASIR_OK;
+    return fail(err, KVASIR_ERR_BUDGET,
+                "--budget: %" PRIu64 " bytes are %.3g %% of the trace's %" PRIu64
+                "; request %u of it, a prompt of %u tokens and an answer of %u, needs %" PRIu64
+                " alone",
+                budget, 100 * (double)budget / (double)out->all_bytes, out->all_bytes, most + 1,
+                largest->prompt, largest->output, out->need_bytes);
+}
+
+/* ---- what the scheduler asks of its host ----------------------------------------------------- */
+
+static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
+                                kvasir_error *err) {
+    (void)t;
+    return seq_create(((struct replay *)user)->cache, out, err); /* no task is apart */
+}
+
+static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
+    const struct replay *r = user;
+    struct replayed *q = t->owner;
+    (void)err;
+    if (q->begun < 0)
+        q->begun = r->clock;
+    return KVASIR_OK;
+}
+
+static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
+                              kvasir_error *err) {
+    struct replay *r = user;
+    (void)err;
+    const double start = clock_seconds(), seconds = sim_cost_step(&r->cost, parts, n);
+    r->model_wall += clock_seconds() - start;
+    r->clock += seconds;
+    r->busy += seconds;
+    for (uint32_t i = 0; i < n; i++)
+        seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
+    return KVASIR_OK;
+}
+
+static void host_progress(void *user, struct task *t) {
+    (void)user;
+    (void)t;
+}
+
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    const struct replay *r = user;
+    struct replayed *q = t->owner;
+    const struct trace_request *request = &r->trace.requests[q - r->requests];
+    (void)row;
+    if (t->n_tokens == t->n_prompt)
+        q->first = r->clock;
+    t->tokens[t->n_tokens] = trace_token(&r->trace, request, t->n_tokens);
+    t->n_tokens++;
+    return t->n_tokens < t->cap;
+}
+
+static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
+    struct replay *r = user;
+    struct replayed *q = t->owner;
+    q->ended = r->clock;
+    r->n_ended++;
+    if (end == END_FAILED)
+        r->failure = *error;
+    mem_free(t->tokens);
+    t->tokens = NULL;
+}
+
+/* ---- the replay ------------------------------------------------------------------------------ */
+
+static kvasir_status submit(struct replay *r, kvasir_error *err) {
+    struct replayed *q = &r->requests[r->n_submitted];
+    const struct trace_request *request = &r->trace.requests[r->n_submitted];
+    const uint32_t cap = request->prompt + request->output;
+    q->begun = q->first = -1;
+    q->task = (struct task){.owner = q, .salt = "", .n_prompt = request->prompt, .cap = cap};
+    q->task.tokens = mem_calloc(cap, sizeof *q->task.tokens);
+    if (!q->task.tokens)
+        return fail(err, KVASIR_ERR_MEMORY, "request %u: out of memory", r->n_submitted + 1);
+    for (uint32_t i = 0; i < request->prompt; i++)
+        q->task.tokens[i] = trace_token(&r->trace, request, i);
+    sched_submit(r->sched, &q->task);
+    r->n_submitted++;
+    return KVASIR_OK;
+}
+
+static kvasir_status submit_due(struct replay *r, kvasir_error *err) {
+    while (r->n_submitted < r->trace.n && r->requests[r->n_submitted].arrival <= r->clock &&
+           sched_stats(r->sched).waiting < r->o->max_waiting)
+        TRY(submit(r, err));
+    return KVASIR_OK;
+}
+
+static kvasir_status replay(struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+    const double start = clock_seconds();
+    while (r->n_ended < r->trace.n) {
+        const uint32_t ended = r->n_ended;
+        uint32_t rows;
+        TRY(submit_due(r, err));
+        const double before = clock_seconds();
+        TRY(sched_step(r->sched, &rows, err));
+        out->engine_seconds += clock_seconds() - before;
+        if (r->failure.code != KVASIR_OK) {
+            *err = r->failure;
+            return r->failure.code;
+        }
+        if (rows == 0 && r->n_ended < r->trace.n) /* all that came has ended */
+            r->clock = r->requests[r->n_submitted].arrival;
+        if (r->o->on_progress && r->n_ended > ended &&
+            !r->o->on_progress(r->o->user, r->n_ended, r->trace.n))
+            return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
+    }
+    out->wall_seconds = clock_seconds() - start;
+    out->engine_seconds -= r->model_wall;
+    return KVASIR_OK;
+}
+
+static kvasir_status make_engine(struct replay *r, kvasir_error *err) {
+    const struct sched_options options = {.max_running = r->o->max_running,
+                                          .step_rows = r->o->prefill_chunk};
+    const struct sched_host host = {.user = r,
+                                    .begin = host_begin,
+                                    .admitted = host_admitted,
+                                    .run = host_run,
+                                    .progress = host_progress,
+                                    .next = host_next,
+                                    .ended = host_ended};
+    TRY(backend_null_create(&r->backend, err));
+    TRY(kv_cache_create(r->backend, r->model.groups, r->model.n_groups, &r->cache_options,
+                        &r->cache, err));
+    if (!r->o->no_prefix_cache)
+        TRY(tree_create(r->cache, r->cost.rebuild_tokens, &r->tree, err));
+    return sched_create(r->cache, r->tree, &options, &host, &r->sched, err);
+}
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The smallest value that `share` of them do not exceed. */
+static double rank(const double *sorted, uint32_t n, double share) {
+    const uint32_t at = (uint32_t)(share * n);
+    return sorted[at > 0 && at == share * n ? at - 1 : at];
+}
+
+/* values [n], n > 0; sorts them. */
+static kvasir_spread spread(double *values, uint32_t n) {
+    double sum = 0;
+    qsort(values, n, sizeof *values, compare_doubles);
+    for (uint32_t i = 0; i < n; i++)
+        sum += values[i];
+    return (kvasir_spread){.mean = sum / n,
+                           .p50 = rank(values, n, 0.5),
+                           .p90 = rank(values, n, 0.9),
+                           .p99 = rank(values, n, 0.99),
+                           .max = values[n - 1]};
+}
+
+static kvasir_status measure_times(const struct replay *r, kvasir_simulation *out,
+                                   kvasir_error *err) {
+    const uint32_t n = r->trace.n;
+    double *values = mem_calloc(n, sizeof *values);
+    if (!values)
+        return fail(err, KVASIR_ERR_MEMORY, "simulate: out of memory");
+    for (uint32_t i = 0; i < n; i++)
+        values[i] = r->requests[i].begun - r->requests[i].arrival;
+    out->queued = spread(values, n);
+    for (uint32_t i = 0; i < n; i++)
+        values[i] = r->requests[i].first - r->requests[i].arrival;
+    out->first_token = spread(values, n);
+    for (uint32_t i = 0; i < n; i++)
+        values[i] = r->requests[i].ended - r->requests[i].arrival;
+    out->total = spread(values, n);
+    mem_free(values);
+    return KVASIR_OK;
+}
+
+static kvasir_status measure(const struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+    const double tokens = (double)r->trace.prompt_tokens;
+    uint64_t lru, best;
+    out->stats = sched_engine_stats(r->sched);
+    out->stats.requests = out->stats.finished = r->n_ended;
+    out->tree_nodes = r->tree ? tree_stats(r->tree).nodes : 0;
+    out->virtual_seconds = r->clock;
+    out->busy_seconds = r->busy;
+    out->hit_rate = (double)out->stats.cached_tokens / tokens;
+    TRY(lru_hits(r->uses, out->budget_pages, &lru, err));
+    TRY(belady_hits(r->uses, out->budget_pages, &best, err));
+    out->lru_hit_rate = (double)lru / tokens;
+    out->best_hit_rate = (double)best / tokens;
+    return measure_times(r, out, err);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static kvasir_status open_trace(struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+    TRY(trace_read(r->o->trace, &r->trace, err));
+    if (r->o->limit)
+        trace_cut(&r->trace, r->o->limit);
+    r->requests = mem_calloc(r->trace.n, sizeof *r->requests);
+    if (!r->requests)
+        return fail(err, KVASIR_ERR_MEMORY, "simulate: out of memory");
+    for (uint32_t i = 0; i < r->trace.n; i++) {
+        const double seconds = r->trace.requests[i].at_ms / 1e3;
+        r->requests[i].arrival = r->o->speed > 0 ? seconds / r->o->speed : 0;
+    }
+    out->requests = r->trace.n;
+    out->prompt_tokens = r->trace.prompt_tokens;
+    out->answer_tokens = r->trace.output_tokens;
+    out->trace_seconds = r->requests[r->trace.n - 1].arrival;
+    return KVASIR_OK;
+}
+
+static void describe(const struct replay *r, kvasir_simulation *out) {
+    memcpy(out->shape, r->model.text, sizeof out->shape);
+    out->layers = r->model.layers;
+    out->window_layers = r->model.window_layers;
+    cache_format_text(r->cache, out->kv_format);
+}
+
+static void close_replay(struct replay *r) {
+    for (uint32_t i = 0; i < r->n_submitted; i++) /* after a failure */
+        sched_cancel(r->sched, &r->requests[i].task);
+    sched_destroy(r->sched);
+    tree_destroy(r->tree);
+    kv_cache_destroy(r->cache);
+    backend_destroy(r->backend);
+    page_uses_destroy(r->uses);
+    mem_free(r->requests);
+    trace_deinit(&r->trace);
+}
+
+kvasir_status kvasir_simulate(const kvasir_simulate_options *options, kvasir_simulation *out,
+                              kvasir_error *err) {
+    struct replay r = {.o = options};
+    kvasir_error unwanted;
+    err = err ? err : &unwanted;
+    *out = (kvasir_simulation){0};
+    kvasir_status status;
+    TRY_GOTO(check_options(options, err));
+    TRY_GOTO(sim_model_settle(options, &r.model, err));
+    TRY_GOTO(
+        options_parse_formats(options->kv_bits, options->kv_group_size, &r.cache_options, err));
+    TRY_GOTO(open_trace(&r, out, err));
+    TRY_GOTO(settle_budget(&r, out, err));
+    TRY_GOTO(make_engine(&r, err));
+    describe(&r, out);
+    TRY_GOTO(check_need(&r, out, err));
+    TRY_GOTO(replay(&r, out, err));
+    TRY_GOTO(measure(&r, out, err));
+done:
+    close_replay(&r);
+    return status;
+}

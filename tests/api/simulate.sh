@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# `kvasir simulate`: a small trace whose hits can be worked out by hand, budgets, refusals, random
+# programs; the first requests of the conversation trace where it is there.
+. "$(dirname "$0")/../support/api.bash"
+
+# Four turns of one conversation, an hour apart, then the first prompt again. Blocks of 512 tokens.
+cat >trace <<'T'
+{"timestamp": 0, "input_length": 1024, "output_length": 10, "hash_ids": [1, 2]}
+{"timestamp": 3600000, "input_length": 1536, "output_length": 10, "hash_ids": [1, 2, 3]}
+{"timestamp": 7200000, "input_length": 2000, "output_length": 10, "hash_ids": [1, 2, 3, 4]}
+{"timestamp": 10800000, "input_length": 2560, "output_length": 10, "hash_ids": [1, 2, 3, 5, 6]}
+{"timestamp": 14400000, "input_length": 1024, "output_length": 10, "hash_ids": [1, 2]}
+T
+good simulate --trace trace --json -q --budget 400% --model-shape 2,2,64
+[ -s err ] && die "--quiet speaks"
+python3 - <<'PY' || die "simulate --json"
+import json
+o = json.load(open("out"))
+assert o["requests"] == 5 and o["prompt_tokens"] == 1024 + 1536 + 2000 + 2560 + 1024
+# the last token of a prompt is always run
+assert o["cached_tokens"] == 1024 + 1536 + 1536 + 1023, o
+# an answer stands behind each stored prompt, so the next one leaves it; the last is all there
+assert o["hits"] == {"miss": 1, "exact": 0, "prefix": 0, "supersequence": 1, "common_prefix": 3}
+assert o["generated_tokens"] == 50 and o["preemptions"] == 0 and o["evicted_pages"] == 0
+# 2 layers, 2 heads of 64, K 8.5 and V 4.5 bits a value: 416 bytes a token, pages of whole 4 KiB
+assert o["page_bytes"] == 28672 and o["kv_bytes_per_token"] == 448
+# blocks 1 to 3, the full pages of 4, those of 5 and 6; a page behind each prompt
+assert o["all_pages"] == 24 + 7 + 16 + 5
+assert o["all_bytes"] == o["all_pages"] * o["page_bytes"]
+assert o["peak_bytes"] <= o["budget_bytes"]
+# by whole pages the last prompt is all there; its last token is run
+for key, hits in (("belady_hit_rate", 5120), ("lru_hit_rate", 5120), ("hit_rate", 5119)):
+    assert abs(o[key] - hits / 8144) < 1e-9, key
+for key in ("queued_seconds", "first_token_seconds", "total_seconds"):
+    s = o[key]
+    assert 0 <= s["p50"] <= s["p90"] <= s["p99"] <= s["max"], s
+assert o["queued_seconds"]["max"] == 0 and o["first_token_seconds"]["p50"] > 0
+assert 14400 < o["virtual_seconds"] < 14401 and o["busy_seconds"] < 1
+PY
+# the same without a cache; all at once: nothing is computed twice, and they wait
+good simulate --trace trace --json -q --no-prefix-cache --model-shape smollm2-135m
+[ "$(json cached_tokens)" = 0 ] || die "hits without a prefix cache"
+timeout 100 "$kvasir" simulate --trace - --json -q --speed 0 --budget 1G --model-shape qwen3-0.6b \
+    <trace >out 2>err || die "standard input"
+figures() {
+    for key in virtual_seconds cached_tokens steps peak_bytes budget_bytes; do json $key; done
+}
+once=$(figures)
+good simulate --trace trace --json -q --speed 0 --budget 1024M --model-shape qwen3-0.6b
+[ "$(figures)" = "$once" ] || die "two runs differ"
+[ "$(json cached_tokens)" = $((1024 + 1536 + 1536 + 1023)) ] || die "a prefix is computed twice"
+good simulate --trace trace --limit 2 --window 128 --window-layers 1 --model-shape 4,2,64 \
+    --kv-bits f16 --budget 3.5M
+grep -q '^trace: *2 requests' out || die "--limit"
+grep -q '4 layers (1 with a window)' out || die "--window"
+grep -q 'K f16, V f16' out || die "--kv-bits"
+grep -q '^hits: .* Belady' out || die "no table"
+
+# what does not fit is refused with the numbers, before anything runs
+expect 2 '--budget: 1048576 bytes are .* request 4 of it, .* 2560 tokens .* 10, needs [0-9]*' \
+    simulate --trace trace --budget 1M --model-shape smollm2-135m
+s() { expect 2 "$1" simulate "${@:2}"; }
+s '--trace or --random' --json
+s '--trace or --random' --trace trace --random 3
+s '--budget: "lots" is neither' --trace trace --budget lots
+s '--budget: "5%%" is neither' --trace trace --budget 5%%
+s '--budget: "5g" is neither' --trace trace --budget 5g
+s '--budget: "" is neither' --trace trace --budget ''
+s '--budget: "nan" is neither' --trace trace --budget nan
+s '--budget: 0%' --trace trace --budget 0%
+s '--budget: 0 is not between' --trace trace --budget 0
+s '--model-shape: "gpt" is neither' --trace trace --model-shape gpt
+s '--model-shape: "1,2" is neither' --trace trace --model-shape 1,2
+s '--model-shape: "1,2,64,4" is neither' --trace trace --model-shape 1,2,64,4
+s '--model-shape: "1,2,64," is neither' --trace trace --model-shape 1,2,64,
+s '--model-shape: layers 0 is not' --trace trace --model-shape 0,2,64
+s '--model-shape: head_dim 513 is not' --trace trace --model-shape 1,2,513
+s '--model-shape: 3 heads cannot' --trace trace --model-shape 1,2,64,3,1,1,1
+s '--window-layers: ' --trace trace --window-layers 2
+s '--window-layers: 33 of 32' --trace trace --window 5 --window-layers 33
+s '--max-num-seqs 9: .*--prefill-chunk, 8' --trace trace --max-num-seqs 9 --prefill-chunk 8
+s '--kv-bits: ' --trace trace --kv-bits 7
+s '--kv-group-size: ' --trace trace --kv-group-size 128 --model-shape smollm2-135m
+s '--speed: ' --trace trace --speed -1
+expect 1 'missing: ' simulate --trace missing
+echo '{"timestamp": 0}' >bad
+expect 1 'bad: line 1: field input_length is missing' simulate --trace bad
+: >empty
+expect 1 'empty: ' simulate --trace empty
+timeout 20 "$kvasir" simulate --trace trace -q --model-shape 1,1,64 >/dev/full 2>err
+[ $? = 1 ] || die "simulate to a full disk"
+
+good simulate --random 40 --seed 7 -q --json
+python3 - <<'PY' || die "simulate --random"
+import json
+o = json.load(open("out"))
+assert o["programs"] == 40 and o["requests"] > 1000 and o["steps"] > 5000
+assert o["requests"] >= o["refused"] and o["finished"] > 500
+assert min(o[k] for k in ("cancelled", "refused", "hits", "preemptions", "evicted_pages")) > 10, o
+assert o["tokens_checked"] > 1e6
+PY
+cp out first
+good simulate --random 40 --seed 7 -q --json
+cmp -s out first || die "the same seed, other figures"
+
+trace=$SHARED_DIR/traces/mooncake-fast25/conversation_trace.jsonl
+[ -f "$trace" ] || skip "no trace: $trace"
+good simulate --trace "$trace" --limit 500 --budget 20% --json -q
+python3 - <<'PY' || die "the conversation trace"
+import json
+o = json.load(open("out"))
+assert o["requests"] == 500 and o["prompt_tokens"] == 7124855 and o["generated_tokens"] == 180942
+assert o["peak_bytes"] <= o["budget_bytes"] and o["evicted_pages"] > 10000
+assert o["belady_hit_rate"] > o["hit_rate"] >= o["lru_hit_rate"] > 0.04
+PY
+# a pinch of memory: requests give way to each other, and all are served
+good simulate --trace "$trace" --limit 500 --budget 8G --json -q
+[ "$(json preemptions)" -gt 0 ] && [ "$(json generated_tokens)" = 180942 ] ||
+    die "a budget of hardly one request"
+good simulate --trace "$trace" --limit 500 --budget 20% --json -q --speed 0 --max-num-seqs 1 \
+    --prefill-chunk 4096 --model-shape smollm2-135m
+python3 - <<'PY' || die "one request after the other"
+import json
+o = json.load(open("out"))
+assert o["hit_rate"] >= o["lru_hit_rate"]
+PY
+exit 0
