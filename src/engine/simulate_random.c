@@ -462,7 +462,19 @@ static void cancel(struct world *w) {
     }
 }
 
+/* Of all that have not ended, the one that came first; NULL: none, or it waits. */
+static const struct trial *oldest_running(const struct world *w) {
+    const struct trial *oldest = NULL;
+    for (uint32_t i = 0; i < w->n_trials; i++) {
+        const struct trial *a = &w->trials[i];
+        if (!a->ended && (!oldest || a->task.order < oldest->task.order))
+            oldest = a;
+    }
+    return oldest && oldest->task.state == TASK_RUNNING ? oldest : NULL;
+}
+
 static void step(struct world *w, uint32_t *rows) {
+    const struct trial *oldest = oldest_running(w);
     kvasir_error err;
     w->fault = below(w, 400) == 0;
     const kvasir_status status = sched_step(w->sched, rows, &err);
@@ -472,6 +484,8 @@ static void step(struct world *w, uint32_t *rows) {
     w->fault = false;
     if (*rows > w->options.step_rows)
         violated(w, "a step of %u rows", *rows);
+    if (oldest && oldest->task.state == TASK_WAITING)
+        violated(w, "the oldest request gives way");
     check_all(w);
 }
 

@@ -127,7 +127,8 @@ static void check_live(struct world *w, const struct live *l) {
                 CHECK(w, "a position holds what its tokens give", *at == h);
         }
     }
-    CHECK(w, "tokens", memcmp(seq_tokens(l->seq), l->tokens, length * sizeof(int32_t)) == 0);
+    if (length)
+        CHECK(w, "tokens", memcmp(seq_tokens(l->seq), l->tokens, length * sizeof(int32_t)) == 0);
     if (w->options.state_bytes && length)
         CHECK(w, "state", *state_slot(l) == hash_at(l, length - 1));
 }
