@@ -308,12 +308,12 @@ void node_remove(struct prefix_tree *t, uint32_t x) {
         heap_update(t, parent);
 }
 
-static void lock(struct prefix_tree *t, uint32_t x) {
+void node_lock(struct prefix_tree *t, uint32_t x) {
     if (t->nodes[x].locks++ == 0 && !is_root(t, x))
         heap_remove(t, x);
 }
 
-static void unlock(struct prefix_tree *t, uint32_t x) {
+void node_unlock(struct prefix_tree *t, uint32_t x) {
     if (--t->nodes[x].locks > 0)
         return;
     if (is_root(t, x))
@@ -325,9 +325,9 @@ static void unlock(struct prefix_tree *t, uint32_t x) {
 /* Parts a node behind its first m tokens; returns the new upper part, or NO_NODE: no room. The node
  * is locked meanwhile, or making room might take it. */
 static uint32_t node_part(struct prefix_tree *t, uint32_t x, uint32_t m) {
-    lock(t, x);
+    node_lock(t, x);
     const uint32_t u = node_make(t);
-    unlock(t, x);
+    node_unlock(t, x);
     if (u == NO_NODE)
         return NO_NODE;
     struct node *upper = &t->nodes[u], *lower = &t->nodes[x];
@@ -452,21 +452,21 @@ struct tree_hit tree_look(const struct prefix_tree *t, const void *salt, size_t 
 static void cursor_move(struct prefix_tree *t, struct tree_cursor *at, uint32_t x) {
     if (at->node == x)
         return;
-    lock(t, x);
+    node_lock(t, x);
     if (at->node != TREE_NOWHERE)
-        unlock(t, at->node);
+        node_unlock(t, at->node);
     at->node = x;
 }
 
 struct tree_cursor tree_cursor_copy(struct prefix_tree *t, struct tree_cursor at) {
     if (at.node != TREE_NOWHERE)
-        lock(t, at.node);
+        node_lock(t, at.node);
     return at;
 }
 
 void tree_close(struct prefix_tree *t, struct tree_cursor *at) {
     if (at->node != TREE_NOWHERE)
-        unlock(t, at->node);
+        node_unlock(t, at->node);
     at->node = TREE_NOWHERE;
 }
 
@@ -487,8 +487,7 @@ static void touch(struct prefix_tree *t, uint32_t x, uint32_t length) {
 /* Fills the new sequence's tables along the path that ends in node x. */
 static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct kv_seq *s) {
     const struct kv_cache *c = t->cache;
-    uint32_t below =
-        UINT32_MAX; /* page number of the node before: the deepest one of a page serves */
+    uint32_t below = UINT32_MAX; /* page of the node before: a page's deepest node serves */
     for (uint32_t y = x; !is_root(t, y); y = t->nodes[y].parent) {
         const uint32_t number = t->nodes[y].number;
         for (uint32_t g = 0; g < c->n_groups && number != below; g++) {

@@ -279,12 +279,10 @@ static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
     struct kv_cache *c = t->cache;
     const uint32_t layout = layout_of(&t->stored_rule, group, t->nodes[x].number);
     struct kv_page to = {.layout = (uint16_t)layout};
-    t->nodes[x].locks++; /* not to be evicted for its own sake */
-    heap_update(t, x);
+    node_lock(t, x); /* not to be evicted for its own sake */
     bool good =
         tree_make_room(t, c->layouts[group][layout].page_bytes) &&
         page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL) == KVASIR_OK;
-    t->nodes[x].locks--;
     if (good) {
         page_requantize(c, group, t->nodes[x].number, TILE_TOKENS, *node_page(t, x, group), to,
                         t->scratch);
@@ -292,7 +290,7 @@ static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
         page_unref(c->pool, to.addr);
         t->stats.requantized_pages++;
     }
-    heap_update(t, x);
+    node_unlock(t, x);
     return good;
 }
 

@@ -80,6 +80,9 @@ static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t gr
     return g->span != UINT32_MAX && t->nodes[x].number >= g->kept_pages;
 }
 
+/* A locked node is not evicted; locks count. */
+void node_lock(struct prefix_tree *t, uint32_t x);
+void node_unlock(struct prefix_tree *t, uint32_t x);
 /* Takes a node without children off the tree, with all that it holds (tree.c). */
 void node_remove(struct prefix_tree *t, uint32_t x);
 /* The node holds this page of the group, in place of the one it held. */
