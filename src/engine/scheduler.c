@@ -225,12 +225,15 @@ static bool is_behind(struct sched *s, struct task *t) {
             seq_length(s->running[i]->seq) < t->behind_until)
             return true;
     t->behind = 0;
+    uint32_t stored = UINT32_MAX; /* not looked for yet */
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct task *r = s->running[i];
         const uint32_t length = seq_length(r->seq), until = worth_waiting(t, r);
         if (length >= until)
             continue;
-        if (tree_look(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens).length >= until)
+        if (stored == UINT32_MAX)
+            stored = tree_look(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens).length;
+        if (stored >= until)
             continue;
         t->behind = r->order + 1;
         t->behind_until = until;
@@ -500,9 +503,9 @@ static void take_token(struct sched *s, struct task *t, uint32_t row) {
 static bool settle(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
     const uint32_t length = seq_length(t->seq);
     t->rows = 0;
-    if (s->tree && !t->apart &&
-        (is_point(s, t, length) || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
-        tree_store(s->tree, &t->at, t->seq, is_point(s, t, length));
+    const bool point = is_point(s, t, length);
+    if (s->tree && !t->apart && (point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
+        tree_store(s->tree, &t->at, t->seq, point);
     if (length < t->n_tokens) {
         s->host.progress(s->host.user, t);
         return false;
