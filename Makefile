@@ -6,7 +6,7 @@ DESTDIR ?=
 DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_PROMPT := Explain what a key-value cache is to a curious twelve-year-old.
 
-.PHONY: all help deps demo models test check format soak bench cuda install \
+.PHONY: all help deps demo serve models test check format soak bench cuda install \
         uninstall clean debug asan tsan
 
 all: build/build.ninja ## build/kvasir and the libraries, release
@@ -32,6 +32,12 @@ demo: ## from nothing to an answer: dependencies, build, model, generate
 	@tools/fetch-model.sh
 	build/kvasir generate -m $(DEMO_MODEL) -p '$(DEMO_PROMPT)' --kv-bits 8,4
 
+serve: ## from nothing to a server on http://127.0.0.1:8080, with SmolLM2; Ctrl-C ends it
+	@tools/deps.sh demo
+	@$(MAKE) --no-print-directory all
+	@tools/fetch-model.sh
+	build/kvasir serve -m $(DEMO_MODEL) --kv-bits 8,4
+
 test: ## everything CI runs (.ci/run), below 30 minutes on 2 cores
 	@tools/test.sh
 
@@ -47,6 +53,7 @@ soak: ## long tests; the log goes to bench/results/
 bench: ## speed beside other programs; results go to bench/results/
 	@tools/bench.sh
 	@tools/bench-engine.sh
+	@tools/bench-server.sh
 
 cuda: ## build-cuda/opcheck: the CUDA backend and its checks, where nvcc is
 	@PATH="$$PATH:/usr/local/cuda/bin"; command -v nvcc >/dev/null || \

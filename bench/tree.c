@@ -113,12 +113,6 @@ static void bench_tree(uint32_t pages) {
 
 /* ---- the scheduler --------------------------------------------------------------------------- */
 
-static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *e) {
-    (void)user;
-    (void)t;
-    (void)e;
-    return KVASIR_OK;
-}
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *e) {
     (void)user;
@@ -126,10 +120,6 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     for (uint32_t i = 0; i < n; i++)
         seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
     return KVASIR_OK;
-}
-static void host_progress(void *user, struct task *t) {
-    (void)user;
-    (void)t;
 }
 static bool host_next(void *user, struct task *t, uint32_t row) {
     (void)user;
@@ -150,11 +140,7 @@ static void bench_steps(void) {
     enum { LENGTH = 4000 };
     struct world w;
     struct sched *s;
-    const struct sched_host host = {.admitted = host_admitted,
-                                    .run = host_run,
-                                    .progress = host_progress,
-                                    .next = host_next,
-                                    .ended = host_ended};
+    const struct sched_host host = {.run = host_run, .next = host_next, .ended = host_ended};
     const struct sched_options options = {.max_running = BATCH, .step_rows = 512};
     make_world(&w, (uint64_t)4 << 30);
     need(sched_create(w.cache, w.tree, &options, &host, &s, &err));

@@ -97,7 +97,8 @@ typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 
 typedef struct kvasir_context_options {
     const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
-    /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim */
+    /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim none
+     * divides stay f16, with a note; where that is all of them, it is an error. */
     const char *kv_group_size;
     /* constants that are not stored in quantized keys: "auto", "bias", "off", or a file of
      * kvasir_calibrate; auto: the model's key biases, else the file beside the model, else off */

@@ -70,6 +70,10 @@ typedef struct kvasir_engine_options {
     uint32_t max_running;        /* requests' sequences in steps at once, at most */
     uint32_t max_waiting;        /* requests that wait, at most */
     bool no_prefix_cache;        /* prefixes are not kept */
+    /* Beside the budget; 0: no limit. A stored prompt that another one goes on from is part of that
+     * one; what running requests hold does not count, but their nodes of the tree, in bytes. */
+    uint32_t stored_max_entries; /* stored prompts, at most; most stored_entries of the figures */
+    uint64_t stored_max_bytes;   /* most stored_bytes of the figures, as far as it may be evicted */
     /* stored prefixes at other bits than live ones, as kv_bits; NULL: as they are */
     const char *stored_kv_bits, *stored_kv_group_size;
     uint32_t min_quantize_tokens; /* of prefixes with at least so many tokens */
@@ -107,10 +111,13 @@ typedef enum kvasir_hit {
     KVASIR_HIT_COMMON_PREFIX, /* both go on, otherwise */
     KVASIR_HIT_KINDS
 } kvasir_hit;
+/* "miss", "exact", "prefix", "supersequence", "common_prefix" */
+KVASIR_API const char *kvasir_hit_text(kvasir_hit hit);
 
 typedef struct kvasir_token_logprob {
     int32_t token;
-    float logprob; /* natural, of the distribution before sampling's filters and temperature */
+    /* natural, of the model's distribution: before json_object, penalties, filters, temperature */
+    float logprob;
 } kvasir_token_logprob;
 
 /* Valid during the call. */
@@ -130,7 +137,9 @@ typedef struct kvasir_event {
     size_t n_top;
     /* DONE */
     kvasir_finish finish;
+    const char *stop;          /* the stop text before which the answer ends; NULL: none */
     const kvasir_error *error; /* KVASIR_FINISH_ERROR */
+    uint64_t cache_bytes;      /* of the choice's pages and states at its end; shared ones, too */
     bool last;                 /* nothing more comes of this request */
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: take the event and return. May cancel, may
@@ -147,7 +156,18 @@ typedef struct kvasir_request {
     size_t n_stops;
     const int32_t *stop_tokens; /* tokens that do, beside the vocabulary's; copied */
     size_t n_stop_tokens;
-    bool ignore_end;      /* the vocabulary's end tokens do not end the answer */
+    /* Control tokens whose names are a part of the answer's text (kvasir_detok_show); copied. One
+     * that ends the answer gives no text. */
+    const int32_t *shown_tokens;
+    size_t n_shown_tokens;
+    bool ignore_end; /* the vocabulary's end tokens do not end the answer */
+    /* The answer is one JSON object (RFC 8259) and ends with its last brace: of the tokens that can
+     * come next there one is sampled, as if the logits of all others were -inf. End and stop tokens
+     * are never chosen; max_tokens and stop texts may cut it. At most 64 levels, 64 blanks in a
+     * row, 64 digits of a number's whole part and of its fraction, 2 of its exponent; no \u0000.
+     * Refused: without a tokenizer that can write it, and with ignore_end. Where a vocabulary
+     * leads into a dead end the choice ends with an error. */
+    bool json_object;
     int32_t top_logprobs; /* -1: no logprobs; 0 to 20: beside the token's, those of the likeliest */
     const char *salt;     /* requests share prefixes with those of the same salt; NULL: "" */
     /* The prompt goes on behind what this file holds; borrowed until the last event. */
@@ -169,6 +189,11 @@ KVASIR_API void kvasir_engine_cancel(kvasir_engine *engine, uint64_t id);
  * NULL. */
 KVASIR_API void kvasir_engine_forget(kvasir_engine *engine, const char *salt);
 
+/* Steps are counted by how long they took: those of at most KVASIR_STEP_SECONDS(i), but not of what
+ * i - 1 says, by step_counts[i]; the last one counts all longer ones. */
+enum { KVASIR_STEP_COUNTS = 18 };
+#define KVASIR_STEP_SECONDS(i) (0.00025 * (double)(1u << (i))) /* 0.25 ms ... 16.384 s */
+
 typedef struct kvasir_engine_stats {
     uint32_t running, waiting;
     uint64_t steps, requests, finished, cancelled, failed, preemptions;
@@ -178,10 +203,59 @@ typedef struct kvasir_engine_stats {
     uint64_t budget_bytes, used_bytes, peak_bytes;
     uint64_t fixed_bytes;  /* of used: the buffers of steps */
     uint64_t stored_bytes; /* of used: pages and states that only the tree holds, and the tree */
+    /* stored prompts that no request runs on, and others do not go on from; of all that is stored,
+     * running requests' included: tokens, nodes of the tree */
+    uint64_t stored_entries, stored_tokens, tree_nodes;
+    uint64_t store_rejections; /* times that something did not fit the budget and was not stored */
     uint64_t evicted_pages, requantized_pages;
+    double step_seconds; /* of all steps */
+    uint64_t step_counts[KVASIR_STEP_COUNTS];
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
-KVASIR_API void kvasir_engine_get_context(const kvasir_engine *engine, kvasir_context_info *info);
+
+/* used_bytes by what it is; stored: of stored_bytes, live: all else. Formats that the engine has
+ * had pages in, "states" of recurrent layers where there are, "tables": what is no page. */
+typedef struct kvasir_format_bytes {
+    char format[64]; /* "K 8 g64, V 4 g64" */
+    uint64_t live_bytes, stored_bytes;
+} kvasir_format_bytes;
+/* Fills in at most `cap` of them; returns how many there are, which only grows. With stats, where
+ * not NULL, of the same moment. */
+KVASIR_API size_t kvasir_engine_get_formats(kvasir_engine *engine, kvasir_format_bytes *formats,
+                                            size_t cap, kvasir_engine_stats *stats);
+KVASIR_API void kvasir_engine_get_context(kvasir_engine *engine, kvasir_context_info *info);
+
+/* Layers that cache alike: head shape, window, formats. */
+typedef struct kvasir_layer_group {
+    uint32_t layers, kv_heads, head_dim;
+    uint32_t window;                 /* tokens that a query sees; 0: as of all layers */
+    char k_format[24], v_format[24]; /* "8 g64", "f16" */
+    uint64_t bytes_per_token, bytes_per_token16;
+} kvasir_layer_group;
+enum { KVASIR_LAYER_GROUPS_MAX = 8 };
+/* What memory is for; nothing of it changes while the engine lives. */
+typedef struct kvasir_memory_plan {
+    uint64_t weight_bytes; /* mapped, not of the budget */
+    uint64_t budget_bytes;
+    uint64_t step_bytes;  /* of the budget: the buffers of steps */
+    uint64_t state_bytes; /* of recurrent layers, a sequence; 0: there are none */
+    uint32_t fit_tokens;  /* of a sequence that has the budget alone */
+    /* A sequence's first tokens that stay f16 (quantized_kv_start, whole pages), their bytes, and
+     * what they would take in the formats of the others. */
+    uint32_t start_tokens;
+    uint64_t start_bytes, start_bytes_quantized;
+    uint32_t n_groups;
+    kvasir_layer_group groups[KVASIR_LAYER_GROUPS_MAX];
+} kvasir_memory_plan;
+KVASIR_API void kvasir_engine_get_plan(const kvasir_engine *engine, kvasir_memory_plan *plan);
+/* Of one sequence of so many tokens. */
+typedef struct kvasir_sequence_plan {
+    uint64_t bytes;      /* the most of its pages and states while it grows */
+    uint64_t bytes16;    /* at 16 bits, as kvasir_seq_bytes_16bit counts */
+    uint64_t need_bytes; /* of the budget: bytes, copies of pages, tables, its part of the tree */
+} kvasir_sequence_plan;
+KVASIR_API void kvasir_engine_plan_sequence(const kvasir_engine *engine, uint32_t tokens,
+                                            kvasir_sequence_plan *plan);
 
 #ifdef __cplusplus
 }

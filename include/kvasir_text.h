@@ -64,8 +64,12 @@ typedef struct kvasir_detok kvasir_detok;
 KVASIR_API kvasir_status kvasir_detok_create(const kvasir_tokenizer *tokenizer, kvasir_detok **out,
                                              kvasir_error *err);
 KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
+/* These control tokens give their names from here on; ids that are none change nothing. Copied;
+ * replaces those of an earlier call. */
+KVASIR_API kvasir_status kvasir_detok_show(kvasir_detok *detok, const int32_t *ids, size_t n,
+                                           kvasir_error *err);
 /* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
- * nothing. */
+ * nothing, but for those that are shown. */
 KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, const char **text,
                                            size_t *len, kvasir_error *err);
 /* The rest at the end of an answer; an unfinished character is U+FFFD. */
@@ -91,12 +95,18 @@ KVASIR_API bool kvasir_stop_push(kvasir_stop *stop, const char *text, size_t len
 /* No more comes: what was held back, at most kvasir_stop_hold bytes. False: a stop text had been
  * complete, and what is written ends before it. Afterwards a new text may begin. */
 KVASIR_API bool kvasir_stop_finish(kvasir_stop *stop, char *out, size_t *n);
+/* The stop text before which the text ended, until a new one begins; it belongs to `stop`. NULL:
+ * none. */
+KVASIR_API const char *kvasir_stop_found(const kvasir_stop *stop);
 
 /* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
  * thread uses the tokenizer. */
 KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
                                                             const char *name, const char *source,
                                                             size_t len, kvasir_error *err);
+/* The chat template's Jinja text with line ends as \n, *len bytes, which belong to the tokenizer.
+ * NULL: there is none that this build reads. */
+KVASIR_API const char *kvasir_chat_template(const kvasir_tokenizer *tokenizer, size_t *len);
 /* Renders a chat with the template. request: the text of a JSON object whose members are the
  * template's variables: "messages", "tools", "documents" (null where missing),
  * "add_generation_prompt" (true where missing) and any other. bos_token, eos_token and the like

@@ -9,7 +9,7 @@
 # A folder includes folders of lower numbers only, and of another folder only FOLDER/FOLDER.h;
 # below src/backend/ everything counts as backend. The program is the library's user, linked with
 # what kvasir.h exports: of ours server sees <kvasir.h> and its own headers, cli sees <kvasir.h>,
-# cli.h and server/server.h.
+# cli.h (or another of its own, as cli/X.h) and server/server.h.
 #
 #   base .. engine  <-- kvasir.h <-- server <-- server.h <-- cli
 #

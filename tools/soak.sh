@@ -6,16 +6,19 @@
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
 #   property   KVASIR_SOAK_PROGRAMS random programs of each test of that kind (2000)
+#   server     64 clients of all manners, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    beside the packages of others (tools/interop.sh)
 #   goldens    those that take long
+#   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)
+#   asan       every test but goldens under the address sanitizer, kcheck too
 #   tsan       every test but goldens and kcheck under the thread sanitizer
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
-[ $# != 0 ] || stages=(kcheck arm property fuzz interop goldens mutants tsan)
+[ $# != 0 ] || stages=(kcheck arm property server fuzz interop goldens recall mutants asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -51,13 +54,16 @@ for stage in "${stages[@]}"; do
         build-ci/tests/sim_tree --programs="${KVASIR_SOAK_PROGRAMS:-2000}0"
         build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
         ;;
+    server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
     interop) tools/interop.sh ;;
     goldens)
         KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary \
             -R '^golden\.' -E '^golden\.smollm2$'
         ;;
+    recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;
+    asan) tools/test.sh asan-all ;;
     tsan) tools/test.sh tsan-all ;;
     *)
         echo "soak: no stage is called $stage"

@@ -3,12 +3,14 @@
 #
 # test.sh [asan|tsan]: everything CI runs, or one sanitizer's part of it. Stops at the first stage
 # that fails; the last lines of a whole run are ctest's summary of the release build.
+# For tools/soak.sh: tsan-all; storm SECONDS, the server's storm under each sanitizer.
 #
 # What runs where, to stay below 30 minutes on 2 cores:
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      compiled without a warning
 #   cuda (build-cuda-ci)     where nvcc is: compiled for one architecture; nothing of it runs here
-#   asan (build-asan)        all but the goldens of real models
+#   asan (build-asan)        all but the goldens of real models and kcheck, which has guard pages of
+#                            its own (soak: kcheck, too)
 #   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
 #                            one thread)
 set -euo pipefail
@@ -30,23 +32,44 @@ build() {
     cmake --build "build-$preset"
 }
 
+# Leaks are errors; a stack behind each report of undefined behaviour.
+under_asan() { # COMMAND
+    ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 "$@"
+}
+
+# gcc 12's runtime cannot place its shadow under the address randomization of newer kernels;
+# setarch -R turns that off where a container lets it.
+under_tsan() { # COMMAND
+    local fixed=()
+    ! setarch -R true 2>/dev/null || fixed=(setarch -R)
+    TSAN_OPTIONS=halt_on_error=1 "${fixed[@]}" "$@"
+}
+
 run_asan() {
     stage "address and undefined behaviour sanitizers"
     build asan
-    # Leaks are errors; a stack behind each report of undefined behaviour.
-    ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-        ctest --test-dir build-asan --output-on-failure --no-label-summary -LE golden
+    under_asan ctest --test-dir build-asan --output-on-failure --no-label-summary -LE "$1"
 }
 
+# The label's programs only, or all of them.
 run_tsan() {
     stage "thread sanitizer"
-    build tsan
-    # gcc 12's runtime cannot place its shadow under the address randomization of newer kernels;
-    # setarch -R turns that off where a container lets it.
-    local fixed=()
-    ! setarch -R true 2>/dev/null || fixed=(setarch -R)
-    TSAN_OPTIONS=halt_on_error=1 "${fixed[@]}" \
-        ctest --test-dir build-tsan --output-on-failure --no-label-summary --no-tests=ignore "$@"
+    local target=all
+    [ "$1" != -L ] || target=threads_tests
+    cmake --preset tsan >/dev/null
+    cmake --build build-tsan --target $target
+    under_tsan ctest --test-dir build-tsan --output-on-failure --no-label-summary \
+        --no-tests=ignore "$@"
+}
+
+run_storm() { # SECONDS
+    local preset
+    for preset in asan tsan; do
+        stage "the server's storm, $preset"
+        cmake --preset $preset >/dev/null
+        cmake --build build-$preset --target sim_server
+        under_$preset build-$preset/tests/sim_server --seconds="$1" --clients=64
+    done
 }
 
 # Without a GPU opcheck can only be compiled; its C without a warning. One architecture of three:
@@ -62,14 +85,17 @@ run_cuda() {
 }
 
 case ${1:-all} in
-asan) run_asan ;;
+asan) run_asan 'golden|kcheck' ;;
+asan-all) run_asan golden ;;
 tsan) run_tsan -L threads ;;
 tsan-all) run_tsan -LE 'golden|kcheck' ;;
+storm) run_storm "$2" ;;
 all)
-    stage "dependencies, demo model"
+    stage "dependencies, demo model, clients"
     tools/deps.sh all
     tools/fetch-model.sh ||
         echo "WARNING: no demo model in models/: the tests that need it will be skipped" >&2
+    tools/clients.sh || echo "WARNING: api.clients will be skipped" >&2
 
     stage "gcc, release, warnings are errors"
     # On x86 a machine without AVX2 must not pass by testing less.
@@ -86,14 +112,14 @@ all)
     stage "cuda, compiled"
     run_cuda
 
-    run_asan
+    run_asan 'golden|kcheck'
     run_tsan -L threads
 
     stage "all tests"
     ctest --test-dir build-ci --output-on-failure --no-label-summary
     ;;
 *)
-    echo "usage: $0 [asan|tsan|tsan-all]" >&2
+    echo "usage: $0 [asan|asan-all|tsan|tsan-all|storm SECONDS]" >&2
     exit 2
     ;;
 esac

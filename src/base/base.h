@@ -170,10 +170,10 @@ const char *cpu_model_name(void);
 /* ---- threads (threads.c) --------------------------------------------------------------------- */
 
 /* A pool made once. thread_pool_run calls fn(ctx, item, worker) for every item in [0, items)
- * exactly once and returns when all are done; the caller works too (worker 0). Items are handed out
- * one by one in rising order; which worker gets which must not matter to the result. No allocation,
- * no lock while there is work: idle workers spin briefly, then park on a futex. Not re-entrant: one
- * run at a time. */
+ * exactly once and returns when all are done; the caller works too (worker 0). A worker begins with
+ * a stretch of neighbouring items and ends with what others have left; which worker gets which must
+ * not matter to the result. No allocation, no lock while there is work: idle workers spin briefly,
+ * then park on a futex. Not re-entrant: one run at a time. */
 struct thread_pool;
 typedef void thread_fn(void *ctx, size_t item, int worker);
 kvasir_status thread_pool_create(struct thread_pool **out, int threads,

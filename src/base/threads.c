@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool of threads made once.
  *
- *   run:   the caller writes the job (fn, ctx, items), opens it in `state`, raises `epoch` and
- *          works itself. Workers that see the epoch join while the job is open and take items by
- *          incrementing `next`. When no item is left the caller closes the job and waits for those
- *          that joined. A worker that the system did not schedule in time is not waited for.
+ *   run:   the caller writes the job (fn, ctx, parts), opens it in `state`, raises `epoch` and
+ *          works itself. Workers that see the epoch join while the job is open. When no item is
+ *          left the caller closes the job and waits for those that joined. A worker that the system
+ *          did not schedule in time is not waited for.
+ *   items: a worker takes the items of its own part, which are neighbours, one by one by
+ *          incrementing `next`, then what is left of the others' parts. Neighbours matter: what one
+ *          item fetches ahead is the next one's, and both must run on one core (docs/speed.md).
  *   idle:  a worker spins for a while (a decode step issues hundreds of runs, microseconds apart),
  *          then parks on a futex over `epoch`. `sleepers` tells whether a wake-up call is needed.
  *
@@ -13,7 +16,7 @@
  *       that have joined.
  *   T2  Opening releases, joining acquires, leaving releases, the caller's last look acquires: all
  *       writes of a run are seen by the next.
- *   T3  `next` may run past `items` by at most the number of workers: it never wraps.
+ *   T3  A part's `next` may run past its `end` by at most the number of workers: it never wraps.
  */
 #include <linux/futex.h>
 #include <pthread.h>
@@ -36,13 +39,18 @@ struct worker {
     int index;
 };
 
+/* Items [next, end) of a run. */
+struct part {
+    _Alignas(64) atomic_size_t next;
+    size_t end;
+};
+
 struct thread_pool {
     int threads;
     struct worker *workers; /* [threads - 1] */
     thread_fn *fn;
     void *ctx;
-    size_t items;
-    _Alignas(64) atomic_size_t next;
+    struct part *parts;             /* [threads]: a worker's own */
     _Alignas(64) atomic_uint epoch; /* futex word */
     _Alignas(64) atomic_uint state; /* JOB_OPEN | workers that joined */
     atomic_int sleepers;
@@ -66,11 +74,24 @@ static void futex_wake_all(atomic_uint *word) {
 }
 
 static void work(struct thread_pool *p, int worker) {
-    for (;;) {
-        size_t item = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (item >= p->items)
-            return;
-        p->fn(p->ctx, item, worker);
+    for (int i = 0; i < p->threads; i++) {
+        struct part *part = &p->parts[(worker + i) % p->threads];
+        while (atomic_load_explicit(&part->next, memory_order_relaxed) < part->end) {
+            size_t item = atomic_fetch_add_explicit(&part->next, 1, memory_order_relaxed);
+            if (item < part->end)
+                p->fn(p->ctx, item, worker);
+        }
+    }
+}
+
+static void cut_parts(struct thread_pool *p, size_t items) {
+    const size_t share = (items + (size_t)p->threads - 1) / (size_t)p->threads;
+    size_t first = 0;
+    for (int i = 0; i < p->threads; i++) {
+        const size_t end = items - first < share ? items : first + share;
+        atomic_store_explicit(&p->parts[i].next, first, memory_order_relaxed);
+        p->parts[i].end = end;
+        first = end;
     }
 }
 
@@ -126,7 +147,8 @@ kvasir_status thread_pool_create(struct thread_pool **out, int threads, kvasir_e
         return fail(err, KVASIR_ERR_MEMORY, "thread pool: out of memory");
     p->threads = 1;
     p->workers = mem_calloc((size_t)threads, sizeof *p->workers);
-    if (!p->workers) {
+    p->parts = mem_alloc_aligned((size_t)threads * sizeof *p->parts);
+    if (!p->workers || !p->parts) {
         thread_pool_destroy(p);
         return fail(err, KVASIR_ERR_MEMORY, "thread pool: out of memory");
     }
@@ -151,6 +173,7 @@ void thread_pool_destroy(struct thread_pool *p) {
     for (int i = 1; i < p->threads; i++)
         pthread_join(p->workers[i - 1].thread, NULL);
     mem_free(p->workers);
+    mem_free(p->parts);
     mem_free(p);
 }
 
@@ -166,8 +189,7 @@ void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *c
     }
     p->fn = fn;
     p->ctx = ctx;
-    p->items = items;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    cut_parts(p, items);
     atomic_store_explicit(&p->state, JOB_OPEN, memory_order_release);
     raise_epoch(p);
     work(p, 0);

@@ -70,6 +70,8 @@ kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_
         const uint32_t n = c->groups[g].n_layouts;
         struct page_layout made, *list = c->layouts[g];
         uint32_t i = 0;
+        if (c->groups[g].shape.stays)
+            continue; /* LAYOUT_OWN */
         TRY(layout_make(&c->groups[g].shape, k, v, group_k, group_v, &made, err));
         while (i < n && !(kv_format_equal(list[i].k.format, made.k.format) &&
                           kv_format_equal(list[i].v.format, made.v.format)))
@@ -91,8 +93,9 @@ static kvasir_status layout_register(struct kv_cache *c, uint32_t g, uint32_t i,
     struct kv_group *group = &c->groups[g];
     if (i < group->n_layouts)
         return KVASIR_OK;
-    TRY(page_class(c->pool, c->layouts[g][i].page_bytes, &group->page_class[i], err));
-    group->centred |= c->layouts[g][i].centred;
+    const struct page_layout *l = &c->layouts[g][i];
+    TRY(page_class(c->pool, l->page_bytes, l->k.format, l->v.format, &group->page_class[i], err));
+    group->centred |= l->centred;
     group->n_layouts = i + 1;
     return KVASIR_OK;
 }
@@ -194,6 +197,18 @@ uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t
     return bytes;
 }
 
+uint64_t kv_cache_bytes_16bit(const struct kv_cache *c, uint32_t length) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < c->n_groups; i++) {
+        const struct kv_group *g = &c->groups[i];
+        uint32_t seen = length;
+        if (g->span != UINT32_MAX && seen > g->keep + g->span)
+            seen = g->keep + g->span;
+        bytes += (uint64_t)seen * g->shape.layers * g->shape.kv_heads * g->shape.head_dim * 2 * 2;
+    }
+    return bytes;
+}
+
 bool kv_cache_is_recurrent(const struct kv_cache *c) {
     return c->record_bytes != 0;
 }
@@ -214,7 +229,8 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
         for (uint32_t i = LAYOUT_OWN; i <= LAYOUT_START; i++)
             TRY_GOTO(layout_register(c, g, i, err));
     if (c->record_bytes)
-        TRY_GOTO(page_class(c->pool, (size_t)c->record_bytes, &c->state_class, err));
+        TRY_GOTO(page_class(c->pool, (size_t)c->record_bytes, (struct kv_format){0},
+                            (struct kv_format){0}, &c->state_class, err));
     *out = c;
     return KVASIR_OK;
 done:

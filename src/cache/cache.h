@@ -48,6 +48,13 @@
 
 /* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */
 
+/* Layer groups; layouts of each that a cache has had pages in; kinds of pages, states included. */
+enum {
+    CACHE_GROUPS_MAX = 8,
+    CACHE_LAYOUTS_MAX = 16,
+    PAGE_CLASSES_MAX = CACHE_LAYOUTS_MAX * CACHE_GROUPS_MAX + 1
+};
+
 struct kv_pool;
 /* budget_bytes: the most that pages in use may add up to. Address space is reserved for it, memory
  * taken page by page. */
@@ -64,6 +71,14 @@ struct kv_pool_stats {
     uint64_t pages_used, pages_taken; /* now; ever */
 };
 struct kv_pool_stats kv_pool_stats(const struct kv_pool *p);
+/* Of used_bytes: pages of one kind, by who holds them. */
+struct kv_pool_class {
+    struct kv_format k, v; /* bits 0: states of recurrent layers */
+    uint64_t live_bytes, stored_bytes;
+};
+/* The pool's classes by number, which they keep; several may have the same formats. False: there
+ * are not so many. */
+bool kv_pool_class(const struct kv_pool *p, uint32_t i, struct kv_pool_class *out);
 /* Memory beside pages (tables, buffers of steps) that counts against the budget, too. */
 kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) MUST_CHECK;
 void pool_discharge(struct kv_pool *p, uint64_t bytes);
@@ -87,11 +102,10 @@ struct kv_shape {
     /* 0: none. A window group keeps its own bound; rotation does not apply to it */
     uint32_t window;
     struct kv_format k, v; /* bits 0: the options' */
+    bool stays;            /* in those, whatever others are changed to */
     /* Borrowed for the cache's life. Affine K pages are centred with it; NULL: no page is */
     const struct key_centre *centre;
 };
-
-enum { CACHE_GROUPS_MAX = 8 };
 
 struct kv_cache;
 kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, uint32_t n_groups,
@@ -107,6 +121,8 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
 /* The most bytes of pages and states that one sequence needs while it grows from nothing to
  * `length` in steps, alone, what is copied where prefixes part included. */
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step);
+/* Of `length` tokens, those that each layer sees, at 16 bits without pages; states not. */
+uint64_t kv_cache_bytes_16bit(const struct kv_cache *c, uint32_t length);
 bool kv_cache_is_recurrent(const struct kv_cache *c); /* sequences have states */
 /* A group's settled formats. */
 void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format *k,

@@ -7,13 +7,10 @@
 
 /* ---- pages (pool.c) -------------------------------------------------------------------------- */
 
-/* Layouts of a group: LAYOUT_OWN, LAYOUT_START and those of later seq_requantize calls. */
-enum { CACHE_LAYOUTS_MAX = 16 };
-
-/* Pages of one size come from superblocks of their own. Registered with the layouts. */
-enum { PAGE_CLASSES_MAX = CACHE_LAYOUTS_MAX * CACHE_GROUPS_MAX + 1 };
-kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_index,
-                         kvasir_error *err) MUST_CHECK;
+/* Pages of one size and pair of formats (bits 0: none, states) come from superblocks of their own.
+ * Registered with the layouts. */
+kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format k,
+                         struct kv_format v, uint32_t *class_index, kvasir_error *err) MUST_CHECK;
 
 /* A zeroed page with one reference. KVASIR_ERR_BUDGET leaves everything as it was. */
 kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
@@ -50,7 +47,8 @@ struct kv_group {
     uint32_t kept_pages; /* pages that hold positions < keep: never dropped */
 };
 
-enum { LAYOUT_OWN, LAYOUT_START }; /* the cache's formats; the exact start's */
+/* The cache's formats; the exact start's. Behind them those of later seq_requantize calls. */
+enum { LAYOUT_OWN, LAYOUT_START };
 
 /* Which of its group's layouts a page has: of all pages of one sequence (C7). */
 struct layout_rule {

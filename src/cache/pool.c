@@ -6,9 +6,9 @@
  *             class)
  *               page page page  slack    page page ...
  *
- * Pages of one size (a class) are cut from superblocks of just so many units that at most 1/16 of
- * the block is slack; the slack is never touched, so it costs address space and no memory. A
- * superblock whose last page goes back is released to the system as a whole.
+ * Pages of one size and pair of formats (a class) are cut from superblocks of just so many units
+ * that at most 1/16 of the block is slack; the slack is never touched, so it costs address space
+ * and no memory. A superblock whose last page goes back is released to the system as a whole.
  *
  * All bookkeeping is in two flat tables beside the arena, reserved like it: their memory comes when
  * it is touched, so nothing is allocated after creation and nothing is paid for an empty budget.
@@ -26,7 +26,8 @@
  *       when taken.
  *   P4  A superblock without pages in use exists only between pool_claim and pool_unclaim.
  *
- *   P5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's.
+ *   P5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's; each
+ *       class counts its own of them, and of all pages in use.
  *
  * Left out: eviction. Nothing here decides what to give back.
  */
@@ -61,10 +62,12 @@ struct block {
 
 struct page_class {
     size_t page_bytes;
-    uint32_t addr_step; /* addresses from one page to the next */
-    uint32_t units;     /* of a superblock */
-    uint32_t pages;     /* in a superblock */
-    uint32_t first;     /* block with a page to give, or NO_BLOCK */
+    struct kv_format k, v;
+    uint32_t addr_step;    /* addresses from one page to the next */
+    uint32_t units;        /* of a superblock */
+    uint32_t pages;        /* in a superblock */
+    uint32_t first;        /* block with a page to give, or NO_BLOCK */
+    uint64_t used, stored; /* pages in use; of them, those that only the tree holds */
 };
 
 struct kv_pool {
@@ -135,22 +138,36 @@ uint8_t *pool_arena(const struct kv_pool *p) {
     return p->arena;
 }
 
-kvasir_status page_class(struct kv_pool *p, size_t page_bytes, uint32_t *class_index,
-                         kvasir_error *err) {
+bool kv_pool_class(const struct kv_pool *p, uint32_t i, struct kv_pool_class *out) {
+    if (i >= p->n_classes)
+        return false;
+    const struct page_class *c = &p->classes[i];
+    *out = (struct kv_pool_class){.k = c->k,
+                                  .v = c->v,
+                                  .live_bytes = (c->used - c->stored) * c->page_bytes,
+                                  .stored_bytes = c->stored * c->page_bytes};
+    return true;
+}
+
+kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format k,
+                         struct kv_format v, uint32_t *class_index, kvasir_error *err) {
     for (uint32_t i = 0; i < p->n_classes; i++) {
-        if (p->classes[i].page_bytes == page_bytes) {
+        const struct page_class *c = &p->classes[i];
+        if (c->page_bytes == page_bytes && kv_format_equal(c->k, k) && kv_format_equal(c->v, v)) {
             *class_index = i;
             return KVASIR_OK;
         }
     }
     if (p->n_classes == PAGE_CLASSES_MAX)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d page sizes", PAGE_CLASSES_MAX);
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d kinds of pages", PAGE_CLASSES_MAX);
     const size_t extent = backend_page_extent(p->backend, page_bytes);
     size_t units = round_up(extent, UNIT_BYTES) / UNIT_BYTES;
     while (units * UNIT_BYTES % extent > units * UNIT_BYTES / 16)
         units++;
     p->classes[p->n_classes] = (struct page_class){
         .page_bytes = page_bytes,
+        .k = k,
+        .v = v,
         .addr_step = (uint32_t)(extent / PAGE_ADDR_UNIT),
         .units = (uint32_t)units,
         .pages = (uint32_t)(units * UNIT_BYTES / extent),
@@ -314,6 +331,7 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
     p->slots[*addr].tree_refs = 0;
     if (++b->used == c->pages)
         list_remove(p, c, unit);
+    c->used++;
     p->stats.pages_used++;
     p->stats.pages_taken++;
     p->stats.used_bytes += c->page_bytes;
@@ -321,19 +339,25 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
     return KVASIR_OK;
 }
 
-static size_t bytes_of(const struct kv_pool *p, uint32_t addr) {
-    return p->classes[p->blocks[block_of(p, addr)].class_index].page_bytes;
+static struct page_class *class_of(struct kv_pool *p, uint32_t addr) {
+    return &p->classes[p->blocks[block_of(p, addr)].class_index];
 }
 
-/* P5, before a reference comes or goes and after: takes the page off stored_bytes and puts it
+/* P5, before a reference comes or goes and after: takes the page off what is stored and puts it
  * back. */
 static void stored_less(struct kv_pool *p, uint32_t addr) {
-    if (p->slots[addr].refs == p->slots[addr].tree_refs)
-        p->stats.stored_bytes -= bytes_of(p, addr);
+    struct page_class *c = class_of(p, addr);
+    if (p->slots[addr].refs != p->slots[addr].tree_refs)
+        return;
+    c->stored--;
+    p->stats.stored_bytes -= c->page_bytes;
 }
 static void stored_more(struct kv_pool *p, uint32_t addr) {
-    if (p->slots[addr].refs == p->slots[addr].tree_refs)
-        p->stats.stored_bytes += bytes_of(p, addr);
+    struct page_class *c = class_of(p, addr);
+    if (p->slots[addr].refs != p->slots[addr].tree_refs)
+        return;
+    c->stored++;
+    p->stats.stored_bytes += c->page_bytes;
 }
 
 static void page_free(struct kv_pool *p, uint32_t addr) {
@@ -344,6 +368,7 @@ static void page_free(struct kv_pool *p, uint32_t addr) {
     b->free_head = addr;
     if (b->used-- == c->pages)
         list_push(p, c, unit);
+    c->used--;
     p->stats.pages_used--;
     p->stats.used_bytes -= c->page_bytes;
     if (b->used == 0)
@@ -391,5 +416,6 @@ bool page_is_live(const struct kv_pool *p, uint32_t addr) {
 }
 
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from) {
-    backend_arena_copy(p->backend, page_bytes_at(p, to), page_bytes_at(p, from), bytes_of(p, from));
+    backend_arena_copy(p->backend, page_bytes_at(p, to), page_bytes_at(p, from),
+                       class_of(p, from)->page_bytes);
 }

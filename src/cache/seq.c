@@ -286,15 +286,8 @@ uint64_t seq_bytes(const struct kv_seq *s) {
 }
 
 uint64_t seq_bytes_16bit(const struct kv_seq *s) {
-    uint64_t bytes = state_records(s) * s->cache->options.state_bytes;
-    for (uint32_t i = 0; i < s->cache->n_groups; i++) {
-        const struct kv_group *g = &s->cache->groups[i];
-        uint32_t seen = s->length;
-        if (g->span != UINT32_MAX && seen > g->keep + g->span)
-            seen = g->keep + g->span;
-        bytes += (uint64_t)seen * g->shape.layers * g->shape.kv_heads * g->shape.head_dim * 2 * 2;
-    }
-    return bytes;
+    return state_records(s) * s->cache->options.state_bytes +
+           kv_cache_bytes_16bit(s->cache, s->length);
 }
 
 void seq_state(const struct kv_seq *s, struct state_view *view) {

@@ -31,6 +31,10 @@ static uint64_t page_bytes_of_all(const struct kv_cache *c) {
     return bytes;
 }
 
+static bool is_reserved(const struct prefix_tree *t) {
+    return t->nodes && t->pages && t->heaps[ENDS].nodes && t->heaps[INNER].nodes && t->buckets;
+}
+
 kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct prefix_tree **out,
                           kvasir_error *err) {
     struct prefix_tree *t = mem_calloc(1, sizeof *t);
@@ -41,7 +45,10 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
     t->cache = c;
     t->rebuild_tokens = rebuild_tokens;
     t->free_node = NO_NODE;
-    t->node_bytes = sizeof *t->nodes + entry + sizeof *t->heap + sizeof *t->buckets;
+    t->max_ends = UINT32_MAX;
+    t->max_bytes = UINT64_MAX;
+    t->node_bytes =
+        sizeof *t->nodes + entry + CANDIDATES * sizeof *t->heaps->nodes + sizeof *t->buckets;
     const uint64_t most = budget / t->node_bytes + 1;
     t->max_nodes = most < NO_NODE ? (uint32_t)most : NO_NODE - 1;
     t->n_buckets = 1024;
@@ -49,9 +56,10 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
         t->n_buckets *= 2;
     t->nodes = mem_reserve(reserve_bytes(t->max_nodes, sizeof *t->nodes));
     t->pages = mem_reserve(reserve_bytes(t->max_nodes, entry));
-    t->heap = mem_reserve(reserve_bytes(t->max_nodes, sizeof *t->heap));
+    for (int i = 0; i < CANDIDATES; i++)
+        t->heaps[i].nodes = mem_reserve(reserve_bytes(t->max_nodes, sizeof *t->heaps[i].nodes));
     t->buckets = mem_reserve(reserve_bytes(t->n_buckets, sizeof *t->buckets));
-    if (!t->nodes || !t->pages || !t->heap || !t->buckets) {
+    if (!is_reserved(t)) {
         tree_destroy(t);
         return fail(err, KVASIR_ERR_MEMORY, "prefix tree: no address space is left for %u nodes",
                     t->max_nodes);
@@ -63,12 +71,13 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
 void tree_destroy(struct prefix_tree *t) {
     if (!t)
         return;
-    if (t->nodes && t->pages && t->heap && t->buckets)
+    if (is_reserved(t))
         tree_forget(t, NULL, 0);
-    assert(t->stats.nodes == 0);
+    assert(t->stats.nodes == 0 && t->stats.tokens == 0);
     mem_unreserve(t->nodes, reserve_bytes(t->max_nodes, sizeof *t->nodes));
     mem_unreserve(t->pages, reserve_bytes(t->max_nodes, t->cache->n_groups * sizeof *t->pages));
-    mem_unreserve(t->heap, reserve_bytes(t->max_nodes, sizeof *t->heap));
+    for (int i = 0; i < CANDIDATES; i++)
+        mem_unreserve(t->heaps[i].nodes, reserve_bytes(t->max_nodes, sizeof *t->heaps[i].nodes));
     mem_unreserve(t->buckets, reserve_bytes(t->n_buckets, sizeof *t->buckets));
     mem_free(t->salts);
     pool_discharge(t->cache->pool, t->scratch_bytes);
@@ -77,7 +86,13 @@ void tree_destroy(struct prefix_tree *t) {
 }
 
 struct tree_stats tree_stats(const struct prefix_tree *t) {
-    return t->stats;
+    struct tree_stats stats = t->stats;
+    stats.ends = t->heaps[ENDS].n;
+    return stats;
+}
+
+uint64_t tree_stored_bytes(const struct prefix_tree *t) {
+    return kv_pool_stats(t->cache->pool).stored_bytes + t->stats.bytes;
 }
 
 uint64_t tree_path_bytes(const struct prefix_tree *t, uint32_t tokens) {
@@ -301,6 +316,7 @@ void node_remove(struct prefix_tree *t, uint32_t x) {
         page_lend_elsewhere(t, x, g);
     unlink_child(t, x);
     release_contents(t, x);
+    t->stats.tokens -= (uint64_t)(t->nodes[x].to - t->nodes[x].from);
     node_free(t, x);
     if (is_root(t, parent))
         root_drop_if_bare(t, parent);
@@ -468,6 +484,7 @@ void tree_close(struct prefix_tree *t, struct tree_cursor *at) {
     if (at->node != TREE_NOWHERE)
         node_unlock(t, at->node);
     at->node = TREE_NOWHERE;
+    keep_limits(t); /* it may be an end now, and the sequence's pages are the tree's alone */
 }
 
 /* ---- hits ------------------------------------------------------------------------------------ */
@@ -601,6 +618,7 @@ static uint32_t node_add(struct prefix_tree *t, uint32_t parent, struct kv_seq *
     n->from = (uint8_t)(pos % TILE_TOKENS);
     n->to = (uint8_t)(end - n->number * TILE_TOKENS);
     memcpy(n->tokens + n->from, seq_tokens(s) + pos, (end - pos) * sizeof *n->tokens);
+    t->stats.tokens += end - pos;
     link_child(t, parent, x);
     for (uint32_t g = 0; g < t->cache->n_groups; g++) {
         struct kv_page page;
@@ -630,24 +648,25 @@ static uint32_t step_down(struct prefix_tree *t, uint32_t at, struct kv_seq *s, 
     return met;
 }
 
-void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool point) {
-    if (at->node == TREE_NOWHERE || !seq_is_plain(s))
-        return;
-    const uint32_t length = seq_length(s),
-                   end = point ? length : length / TILE_TOKENS * TILE_TOKENS;
+/* Stores what the sequence has computed of its first `end` tokens. False: no room. */
+static bool store_path(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
+                       uint32_t end) {
     uint32_t pos = node_end(t, at->node);
     while (pos < end) {
         const uint32_t x = step_down(t, at->node, s, pos, end);
         if (x == NO_NODE)
-            return;
+            return false;
         t->nodes[x].used = t->nodes[x].ended = t->clock;
         t->nodes[x].left_behind = false;
         cursor_move(t, at, x);
         pos = node_end(t, x);
     }
-    if (!point || pos != length || is_root(t, at->node))
-        return;
-    struct node *n = &t->nodes[at->node];
+    return true;
+}
+
+/* Says that a stored sequence ends at node x, with its state. */
+static void store_point(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
+    struct node *n = &t->nodes[x];
     uint32_t state;
     n->point = true;
     if (n->state == NO_ADDR && t->cache->record_bytes && seq_get_state(s, &state)) {
@@ -657,11 +676,28 @@ void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
     }
 }
 
+void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool point) {
+    const uint32_t length = seq_length(s),
+                   end = point ? length : length / TILE_TOKENS * TILE_TOKENS;
+    const bool can = at->node != TREE_NOWHERE && seq_is_plain(s);
+    if (can && !store_path(t, at, s, end))
+        t->stats.rejections++;
+    else if (can && point && node_end(t, at->node) == length && !is_root(t, at->node))
+        store_point(t, at->node, s);
+    keep_limits(t);
+}
+
 /* ---- checking -------------------------------------------------------------------------------- */
 
-static void check_node(const struct prefix_tree *t, uint32_t x, uint32_t *seen) {
+struct counted {
+    uint64_t nodes, tokens, ends;
+};
+
+static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *seen) {
     const struct node *n = &t->nodes[x];
-    ++*seen;
+    seen->nodes++;
+    seen->tokens += (uint64_t)(n->to - n->from);
+    seen->ends += n->first_child == NO_NODE && !n->locks;
     if (!is_root(t, x)) {
         const uint32_t before = node_end(t, n->parent);
         assert(n->to > n->from && n->to <= TILE_TOKENS);
@@ -683,13 +719,14 @@ static void check_node(const struct prefix_tree *t, uint32_t x, uint32_t *seen) 
 }
 
 void tree_check(const struct prefix_tree *t) {
-    uint32_t seen = 0;
+    struct counted seen = {0};
     for (uint32_t i = 0; i < t->cap_salts; i++)
         if (t->salts[i].bytes) {
             assert(is_root(t, t->salts[i].root));
             check_node(t, t->salts[i].root, &seen);
         }
-    assert(seen == t->stats.nodes);
+    assert(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
+    assert(seen.ends == t->heaps[ENDS].n && seen.ends <= t->max_ends);
     heap_check(t);
     const struct kv_pool_stats pool = kv_pool_stats(t->cache->pool);
     assert(pool.used_bytes + pool.charged_bytes <= pool.budget_bytes);

@@ -30,6 +30,8 @@
  *   T4  Pages that a live sequence holds are never evicted to make room: that would make none.
  *   T5  A node is charged to the pool, its pages are the pool's: the budget holds with all of it.
  *   T6  Nothing is allocated but for a new salt.
+ *   T7  What is stored keeps within tree_limit's limits: ends always; bytes behind each store and
+ *       close, as far as there is something that may go.
  *
  * Which goes first: docs/cache-policy.md, node_key in tree_evict.c.
  *
@@ -81,11 +83,19 @@ struct tree_hit tree_look(const struct prefix_tree *t, const void *salt, size_t 
 /* Stores the full pages that the sequence has computed behind *at; with `point`, all of its tokens,
  * with the state of recurrent layers: a place where hits are allowed. Pages that are there already
  * take the place of the sequence's own. What does not fit the budget, with all eviction, is not
- * stored. */
+ * stored, which counts as a rejection. */
 void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool point);
 /* A second cursor at the same place (forks). */
 struct tree_cursor tree_cursor_copy(struct prefix_tree *t, struct tree_cursor at);
 void tree_close(struct prefix_tree *t, struct tree_cursor *at);
+
+/* The most that is kept, beside the budget; 0: no limit. max_ends: stored prompts, each an end of
+ * the tree on which no cursor stands: a prompt that another one goes on from is part of that one.
+ * Too many: the end that would be evicted first goes, with what was only used for it.
+ * max_bytes: tree_stored_bytes. */
+void tree_limit(struct prefix_tree *t, uint32_t max_ends, uint64_t max_bytes);
+/* Of the budget: pages and states that only the tree holds, and the tree itself. */
+uint64_t tree_stored_bytes(const struct prefix_tree *t);
 
 /* What the nodes of one sequence of so many tokens are charged, while nothing else parts them. */
 uint64_t tree_path_bytes(const struct prefix_tree *t, uint32_t tokens);
@@ -106,7 +116,8 @@ uint32_t tree_requantize(struct prefix_tree *t, uint32_t pages, uint32_t nodes);
 
 struct tree_stats {
     uint64_t nodes, bytes; /* now; charged for them */
-    uint64_t evicted_pages, requantized_pages;
+    uint64_t ends, tokens; /* stored prompts (tree_limit); tokens of all nodes */
+    uint64_t evicted_pages, requantized_pages, rejections;
 };
 struct tree_stats tree_stats(const struct prefix_tree *t);
 /* Checks all that the invariants say, of every node; for tests. Dies with what is wrong. */

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tree_evict.c: what goes when room is needed, and what is kept in fewer bits.
  *
- * Candidates stand in a heap by key, lowest first, so that one costs O(log n):
+ * Candidates stand in two heaps by key, lowest first, so that one costs O(log n):
  *
  *     leaves       that no cursor stands at: the node goes, and its parent may become a leaf
  *     inner nodes  with pages of windows or a record: those go, the node stays (T3)
+ *
+ * Where pages are wanted the lower of the two firsts goes; where there are too many stored prompts,
+ * each of which is such a leaf, the first leaf goes with what leads to it alone (evict_end).
  *
  * A leaf that no hit can end at (a page of it is gone, or its record) goes before all others.
  * docs/cache-policy.md explains the key, and what it was measured against.
@@ -98,64 +101,77 @@ static bool is_candidate(const struct prefix_tree *t, uint32_t x) {
     return false;
 }
 
-static void heap_put(struct prefix_tree *t, uint32_t at, uint32_t x) {
-    t->heap[at] = x;
+static double key_at(const struct prefix_tree *t, const struct node_heap *h, uint32_t at) {
+    return t->nodes[h->nodes[at]].key;
+}
+
+static void heap_put(struct prefix_tree *t, struct node_heap *h, uint32_t at, uint32_t x) {
+    h->nodes[at] = x;
     t->nodes[x].heap_at = at;
 }
 
-static void sift_up(struct prefix_tree *t, uint32_t at) {
-    const uint32_t x = t->heap[at];
+static void sift_up(struct prefix_tree *t, struct node_heap *h, uint32_t at) {
+    const uint32_t x = h->nodes[at];
     const double key = t->nodes[x].key;
-    while (at > 0 && t->nodes[t->heap[(at - 1) / 2]].key > key) {
-        heap_put(t, at, t->heap[(at - 1) / 2]);
+    while (at > 0 && key_at(t, h, (at - 1) / 2) > key) {
+        heap_put(t, h, at, h->nodes[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    heap_put(t, at, x);
+    heap_put(t, h, at, x);
 }
 
-static void sift_down(struct prefix_tree *t, uint32_t at) {
-    const uint32_t x = t->heap[at];
+static void sift_down(struct prefix_tree *t, struct node_heap *h, uint32_t at) {
+    const uint32_t x = h->nodes[at];
     const double key = t->nodes[x].key;
-    for (uint32_t child; (child = 2 * at + 1) < t->n_heap; at = child) {
-        if (child + 1 < t->n_heap &&
-            t->nodes[t->heap[child + 1]].key < t->nodes[t->heap[child]].key)
+    for (uint32_t child; (child = 2 * at + 1) < h->n; at = child) {
+        if (child + 1 < h->n && key_at(t, h, child + 1) < key_at(t, h, child))
             child++;
-        if (t->nodes[t->heap[child]].key >= key)
+        if (key_at(t, h, child) >= key)
             break;
-        heap_put(t, at, t->heap[child]);
+        heap_put(t, h, at, h->nodes[child]);
     }
-    heap_put(t, at, x);
+    heap_put(t, h, at, x);
 }
 
 void heap_remove(struct prefix_tree *t, uint32_t x) {
     const uint32_t at = t->nodes[x].heap_at;
+    struct node_heap *h = &t->heaps[t->nodes[x].heap];
     if (at == NO_NODE)
         return;
     t->nodes[x].heap_at = NO_NODE;
-    const uint32_t last = t->heap[--t->n_heap];
+    const uint32_t last = h->nodes[--h->n];
     if (last == x)
         return;
-    heap_put(t, at, last);
-    sift_up(t, at);
-    sift_down(t, t->nodes[last].heap_at);
+    heap_put(t, h, at, last);
+    sift_up(t, h, at);
+    sift_down(t, h, t->nodes[last].heap_at);
 }
 
 void heap_update(struct prefix_tree *t, uint32_t x) {
-    if (!is_candidate(t, x)) {
+    struct node *n = &t->nodes[x];
+    const uint8_t kind = is_leaf(t, x) ? ENDS : INNER;
+    struct node_heap *h = &t->heaps[kind];
+    if (!is_candidate(t, x) || n->heap != kind)
         heap_remove(t, x);
+    if (!is_candidate(t, x))
         return;
-    }
-    t->nodes[x].key = node_key(t, x);
-    if (t->nodes[x].heap_at == NO_NODE)
-        heap_put(t, t->n_heap++, x);
-    sift_up(t, t->nodes[x].heap_at);
-    sift_down(t, t->nodes[x].heap_at);
+    n->heap = kind;
+    n->key = node_key(t, x);
+    if (n->heap_at == NO_NODE)
+        heap_put(t, h, h->n++, x);
+    sift_up(t, h, n->heap_at);
+    sift_down(t, h, n->heap_at);
 }
 
 void heap_check(const struct prefix_tree *t) {
-    for (uint32_t i = 0; i < t->n_heap; i++) {
-        assert(t->nodes[t->heap[i]].heap_at == i && is_candidate(t, t->heap[i]));
-        assert(i == 0 || t->nodes[t->heap[(i - 1) / 2]].key <= t->nodes[t->heap[i]].key);
+    for (int kind = 0; kind < CANDIDATES; kind++) {
+        const struct node_heap *h = &t->heaps[kind];
+        for (uint32_t i = 0; i < h->n; i++) {
+            const struct node *n = &t->nodes[h->nodes[i]];
+            assert(n->heap_at == i && n->heap == kind && is_candidate(t, h->nodes[i]));
+            assert(is_leaf(t, h->nodes[i]) == (kind == ENDS));
+            assert(i == 0 || key_at(t, h, (i - 1) / 2) <= n->key);
+        }
     }
 }
 
@@ -186,28 +202,91 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
     return dropped;
 }
 
-/* Candidates of which nothing can go now wait at the end of the heap's array: among the others they
- * would hide those whose key is larger. */
-bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
+/* The candidate with the lowest key, or NO_NODE. */
+static uint32_t first_candidate(const struct prefix_tree *t) {
+    const struct node_heap *ends = &t->heaps[ENDS], *inner = &t->heaps[INNER];
+    if (ends->n && (!inner->n || key_at(t, ends, 0) <= key_at(t, inner, 0)))
+        return ends->nodes[0];
+    return inner->n ? inner->nodes[0] : NO_NODE;
+}
+
+/* What eviction is to bring about: so many bytes of the budget free, at most so many stored. */
+struct goal {
+    uint64_t free_bytes, stored_bytes;
+};
+
+static bool is_met(const struct prefix_tree *t, struct goal goal) {
+    return pool_check_room(t->cache->pool, goal.free_bytes, NULL) == KVASIR_OK &&
+           tree_stored_bytes(t) <= goal.stored_bytes;
+}
+
+/* Whether anything went. Inner nodes of which nothing can go now wait at the end of their heap's
+ * array: among the others they would hide those whose key is larger. */
+static bool evict_round(struct prefix_tree *t, struct goal goal) {
     struct kv_pool *pool = t->cache->pool;
-    uint32_t in_vain = 0;
-    while (pool_check_room(pool, bytes, NULL) != KVASIR_OK && t->n_heap > 0) {
-        const uint32_t x = t->heap[0];
+    uint32_t in_vain = 0, x;
+    uint32_t *waiting = t->heaps[INNER].nodes + t->max_nodes;
+    bool some = false;
+    while (!is_met(t, goal) && (x = first_candidate(t)) != NO_NODE) {
         const uint64_t pages = kv_pool_stats(pool).pages_used;
         if (is_leaf(t, x)) {
             node_remove(t, x);
-        } else if (!drop_inner(t, x)) {
+            some = true;
+        } else if (drop_inner(t, x)) {
+            some = true;
+        } else {
             heap_remove(t, x);
-            t->heap[t->max_nodes - ++in_vain] = x;
+            *--waiting = x;
+            in_vain++;
         }
         t->stats.evicted_pages += pages - kv_pool_stats(pool).pages_used;
     }
-    for (; in_vain > 0; in_vain--) {
-        const uint32_t x = t->heap[t->max_nodes - in_vain];
-        if (t->nodes[x].to && t->nodes[x].heap_at == NO_NODE) /* not gone, nor a leaf since */
-            heap_update(t, x);
+    for (; in_vain > 0; in_vain--, waiting++)
+        if (t->nodes[*waiting].to && t->nodes[*waiting].heap_at == NO_NODE)
+            heap_update(t, *waiting); /* not gone, nor a leaf since */
+    return some;
+}
+
+/* False: nothing is left to evict. Another round where one was not enough: what went may have had a
+ * page that a node waited with, which has another one then (T2). */
+static bool evict(struct prefix_tree *t, struct goal goal) {
+    while (!is_met(t, goal) && evict_round(t, goal))
+        ;
+    return is_met(t, goal);
+}
+
+bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
+    return evict(t, (struct goal){bytes, UINT64_MAX});
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+void tree_limit(struct prefix_tree *t, uint32_t max_ends, uint64_t max_bytes) {
+    t->max_ends = max_ends ? max_ends : UINT32_MAX;
+    t->max_bytes = max_bytes ? max_bytes : UINT64_MAX;
+    keep_limits(t);
+}
+
+/* The leaf that would be evicted first, and what leads to it alone; but not what somebody has used
+ * since, where only part of a prompt was asked for again: that is the prompt's end then. */
+static void evict_end(struct prefix_tree *t) {
+    const uint64_t pages = kv_pool_stats(t->cache->pool).pages_used;
+    uint32_t x = t->heaps[ENDS].nodes[0];
+    const uint64_t used = t->nodes[x].used;
+    for (bool last = false; !last;) {
+        const uint32_t parent = t->nodes[x].parent;
+        last = is_root(t, parent) || t->nodes[parent].locks || t->nodes[parent].used > used ||
+               t->nodes[x].next != NO_NODE || t->nodes[x].prev != NO_NODE;
+        node_remove(t, x);
+        x = parent;
     }
-    return pool_check_room(pool, bytes, NULL) == KVASIR_OK;
+    t->stats.evicted_pages += pages - kv_pool_stats(t->cache->pool).pages_used;
+}
+
+void keep_limits(struct prefix_tree *t) {
+    while (t->heaps[ENDS].n > t->max_ends)
+        evict_end(t);
+    (void)evict(t, (struct goal){0, t->max_bytes});
 }
 
 /* Everything below a node that nobody stands on or below. A root without children goes with the

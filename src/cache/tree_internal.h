@@ -15,8 +15,9 @@ struct node {
     uint32_t number;             /* of its page; of a root: its salt's index */
     uint8_t from, to;            /* tokens [from, to) of that page; of roots, free nodes: 0, 0 */
     bool point;                  /* a stored sequence ended here */
+    uint8_t heap;                /* enum candidate: which one */
     uint32_t locks;              /* cursors that stand here */
-    uint32_t heap_at;            /* place in the heap, or NO_NODE */
+    uint32_t heap_at;            /* place in its heap, or NO_NODE */
     uint32_t state;              /* the record behind its last token, or NO_ADDR */
     uint32_t uses;               /* requests that went through it since it was stored */
     bool left_behind;            /* see leave_behind in tree_evict.c */
@@ -32,15 +33,25 @@ struct salt {
     uint32_t root;
 };
 
+/* Nodes that may be evicted, or parts of them, those of each kind in a heap of its own: lowest key
+ * first. */
+enum candidate { ENDS, INNER, CANDIDATES };
+struct node_heap {
+    uint32_t *nodes; /* [max_nodes] */
+    uint32_t n;
+};
+
 struct prefix_tree {
     struct kv_cache *cache;
     /* Address space for as many nodes as the budget could pay; memory comes when touched. */
     uint32_t max_nodes, n_made, free_node;
     struct node *nodes;    /* [max_nodes] */
     struct kv_page *pages; /* [max_nodes][n_groups]; addr NO_ADDR: not there */
-    uint32_t *heap;        /* [max_nodes] candidates of eviction, lowest key first */
     uint32_t *buckets;     /* [n_buckets] of (parent, first token) */
-    uint32_t n_heap, n_buckets;
+    uint32_t n_buckets;
+    struct node_heap heaps[CANDIDATES];
+    uint32_t max_ends; /* UINT32_MAX, UINT64_MAX: no limit */
+    uint64_t max_bytes;
     struct salt *salts; /* [cap_salts] */
     uint32_t cap_salts;
     uint64_t node_bytes; /* what one is charged */
@@ -100,6 +111,8 @@ void page_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group);
 void heap_update(struct prefix_tree *t, uint32_t x);
 void heap_remove(struct prefix_tree *t, uint32_t x);
 void heap_check(const struct prefix_tree *t);
+/* T7 */
+void keep_limits(struct prefix_tree *t);
 /* A request uses the node, after `clock` has counted it; ends: its next query sees the node's
  * windowed pages, or begins with its state. */
 void note_use(struct prefix_tree *t, uint32_t x, bool ends);

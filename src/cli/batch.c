@@ -27,7 +27,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -99,6 +98,7 @@ struct batch {
     struct chat chat;
     kvasir_engine_options options;
     struct openai_setup setup;
+    struct answer_syntax syntax; /* of the model's answers */
     kvasir_model *model;
     kvasir_engine *engine;
     struct line_reader in;
@@ -122,16 +122,6 @@ struct batch {
 
 static int no_memory(void) {
     return run_error(&COMMAND, "out of memory");
-}
-
-/* Waits for a change, a tenth of a second at most: Ctrl-C wakes nobody. Under the lock. */
-static void wait_change(struct batch *b) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    t.tv_nsec += 100000000;
-    t.tv_sec += t.tv_nsec / 1000000000;
-    t.tv_nsec %= 1000000000;
-    pthread_cond_timedwait(&b->changed, &b->lock, &t);
 }
 
 /* FNV-1a: names and seeds that follow from a custom_id. */
@@ -290,7 +280,7 @@ static void *write_results(void *user) {
         if (!j && b->closing)
             break;
         if (!j) {
-            wait_change(b);
+            wait_change(&b->changed, &b->lock);
         } else {
             pthread_mutex_unlock(&b->lock);
             int code = write_result(b, j);
@@ -320,7 +310,7 @@ static bool enlist(struct batch *b, struct job *j) {
     const size_t room = (size_t)b->options.max_running + b->options.max_waiting;
     pthread_mutex_lock(&b->lock);
     while (b->jobs >= room && !stop_wanted(b))
-        wait_change(b);
+        wait_change(&b->changed, &b->lock);
     bool good = !stop_wanted(b);
     if (good) {
         *b->last = j;
@@ -332,29 +322,17 @@ static bool enlist(struct batch *b, struct job *j) {
 }
 
 /* A default length gives way where there is no room for so much. */
-static kvasir_status try_submit(struct batch *b, struct job *j, kvasir_error *err) {
-    kvasir_request request = j->request.engine;
-    request.on_event = on_event;
-    request.user = j;
-    kvasir_status status = kvasir_engine_submit(b->engine, &request, NULL, err);
-    if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) ||
-        !j->request.default_length || !request.max_tokens)
-        return status;
-    request.max_tokens = 0;
-    return kvasir_engine_submit(b->engine, &request, NULL, err);
-}
-
 /* Hands a listed job to the engine. */
 static void submit(struct batch *b, struct job *j) {
     kvasir_error err;
     kvasir_status status = KVASIR_OK;
     bool stopped = false;
     while (!j->error.status && !stopped) {
-        status = try_submit(b, j, &err);
+        status = openai_submit(b->engine, &j->request, on_event, j, NULL, &err);
         if (status != KVASIR_ERR_BUSY)
             break;
         pthread_mutex_lock(&b->lock);
-        wait_change(b);
+        wait_change(&b->changed, &b->lock);
         stopped = stop_wanted(b);
         pthread_mutex_unlock(&b->lock);
     }
@@ -518,7 +496,9 @@ static int open_model(struct batch *b) {
         return code;
     if (!b->a->quiet)
         print_model_line(&info);
+    b->syntax = answer_syntax_of(text);
     b->setup = (struct openai_setup){.tokenizer = text,
+                                     .syntax = &b->syntax,
                                      .variables = b->chat.kwargs,
                                      .model = b->a->model,
                                      .vocab = info.vocab,
@@ -531,11 +511,8 @@ static int open_model(struct batch *b) {
 
 /* Starts the engine and the writer, which are not to get SIGINT. */
 static int start(struct batch *b) {
-    sigset_t interrupt, old;
     kvasir_error err;
-    sigemptyset(&interrupt);
-    sigaddset(&interrupt, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &interrupt, &old);
+    hold_interrupt(true);
     int code = EXIT_GOOD;
     if (kvasir_engine_create(b->model, &b->options, &b->engine, &err))
         code = library_error(&COMMAND, &err);
@@ -549,7 +526,7 @@ static int start(struct batch *b) {
         if (!b->writing)
             code = run_error(&COMMAND, "cannot start a thread");
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    hold_interrupt(false);
     return code;
 }
 
@@ -557,7 +534,7 @@ static int start(struct batch *b) {
 static void wait_written(struct batch *b) {
     pthread_mutex_lock(&b->lock);
     while (b->jobs > 0 && !stop_wanted(b))
-        wait_change(b);
+        wait_change(&b->changed, &b->lock);
     pthread_mutex_unlock(&b->lock);
 }
 

@@ -44,6 +44,18 @@ int chat_set_template(const struct command *c, const struct chat *chat, kvasir_t
     return EXIT_GOOD;
 }
 
+int chat_add_message(const struct command *c, json_t *messages, const char *role, const char *text,
+                     size_t len) {
+    size_t good = kvasir_utf8_check(text, len);
+    if (good < len)
+        return run_error(c, "the %s message is not UTF-8 (at byte %zu)", role, good);
+    json_t *content = json_stringn(text, len);
+    json_t *message = content ? json_pack("{s:s, s:o}", "role", role, "content", content) : NULL;
+    if (!message || json_array_append_new(messages, message) != 0)
+        return run_error(c, "chat: out of memory");
+    return EXIT_GOOD;
+}
+
 static kvasir_status out_of_memory(kvasir_error *err) {
     *err = (kvasir_error){.code = KVASIR_ERR_MEMORY, .offset = -1};
     snprintf(err->text, sizeof err->text, "chat: out of memory");

@@ -3,16 +3,21 @@
  *
  *   main.c                                 finds the command; the only place that decides an exit
  *   generate.c  cache_prompt.c  batch.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c
- *   tokenize.c  convert.c  simulate.c      the commands
- *   options.c   one table per command: reading flags, --help and defaults
+ *   tokenize.c  convert.c  simulate.c  serve.c  serve_plan.c
+ *                                          the commands
+ *   options.c   one table per command: reading flags
+ *   help.c      the same tables for people: --help, man pages, README
+ *   settings.c  the same tables from a file and the environment
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
  *   files.c     text in; files out that appear only when complete; safetensors
  *   prompt.c    from a user's prompt to token ids
  *   chat.c      from a chat to token ids
+ *   chat_X.c    `kvasir chat`, with a header of its own, chat_main.h
  *   sampling.c  how tokens are drawn
  *   results.c   a batch's file of results, which is gone on with
  *   stream.c    the answer on its way out: stop texts, whole writes
  *   interrupt.c Ctrl-C
+ *   notify.c    what systemd is told
  *
  * Standard output carries results only, everything else goes to standard error. A command returns
  * an exit code; what it opened it closes itself. Exit codes are part of the interface.
@@ -23,6 +28,7 @@
 #include <kvasir.h>
 
 #include <jansson.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -39,6 +45,7 @@ enum exit_code {
 int generate_main(int argc, char **argv);
 int cache_prompt_main(int argc, char **argv);
 int batch_main(int argc, char **argv);
+int chat_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);
 int bench_kv_cache_main(int argc, char **argv);
 int info_main(int argc, char **argv);
@@ -46,6 +53,7 @@ int tokenize_main(int argc, char **argv);
 int convert_main(int argc, char **argv);
 int calibrate_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
+int serve_main(int argc, char **argv);
 
 /* ---- options (options.c) --------------------------------------------------------------------- */
 
@@ -59,6 +67,9 @@ enum option_kind {
     OPTION_INT,
     OPTION_U64,
     OPTION_FLOAT,
+    OPTION_BYTES,  /* uint64_t; typed with a unit: 4GB, 1.5GiB */
+    OPTION_JSON,   /* const char *; in a --config file an object, too */
+    OPTION_CONFIG, /* struct settings */
 };
 
 enum { TEXT_LIST_MAX = 32 };
@@ -70,7 +81,7 @@ struct text_list {
 /* One row: a flag, the field of the command's argument struct it sets, its default, its help. */
 struct option {
     const char *name;  /* "--max-tokens"; "MODEL" without dashes: an operand */
-    const char *alias; /* "-n"; NULL */
+    const char *alias; /* "-n", or another program's name for it: "--max-model-len"; NULL */
     const char *value; /* how help calls its value; NULL for a flag */
     size_t offset;     /* of the field */
     /* default, read as if typed; NULL: what the struct holds (the library's own default) */
@@ -82,9 +93,10 @@ struct option {
     bool required;
 };
 
+enum { OPTIONS_MAX = 128 };
 struct command {
     const char *name, *summary, *usage;
-    const struct option *options; /* [n_options] */
+    const struct option *options; /* [n_options], at most OPTIONS_MAX */
     size_t n_options;
     const char *details; /* paragraphs under the flags in --help; NULL: none */
 };
@@ -92,6 +104,34 @@ struct command {
 /* Reads argv[1 ..] into args, a struct whose fields the library's own defaults may have filled.
  * False: help was printed or a line about an error; *exit_code says what to return. */
 bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code);
+
+/* For help.c and settings.c. */
+void *option_field(const struct option *o, void *args);
+/* Sets the row's field from text; `flag` names it in errors. */
+int option_read(const struct command *c, const struct option *o, const char *flag, const char *text,
+                void *args);
+/* By a name or alias with its dashes, [n]; NULL: no such flag. */
+const struct option *option_find(const struct command *c, const char *name, size_t n);
+
+/* help.c: prints what `word` asks for, --help, -h, --help=man or --help=markdown; false: it asks
+ * for nothing. */
+bool help_print(const struct command *c, const char *word, void *args);
+
+/* settings.c: where flags come from beside the command line; strings that were read live in it. */
+struct settings {
+    const char *path; /* --config; NULL */
+    json_t *kept;
+};
+/* clang-format off */
+#define CONFIG_OPTION(type, settings)                                                              \
+    {.name = "--config", .value = "FILE", .kind = OPTION_CONFIG,                                   \
+     .offset = offsetof(type, settings),                                                           \
+     .help = "flags from a JSON object, {\"kv-bits\": \"8,4\"}; KVASIR_KV_BITS and the like "      \
+             "win over it"}
+/* clang-format on */
+/* Fills rows that are not `given` yet, where the command has a row CONFIG_OPTION. */
+int settings_read(const struct command *c, bool *given, void *args);
+void settings_free(struct settings *s);
 
 /* The flags of every command that runs one sequence over a cache. */
 struct cache_args {
@@ -139,10 +179,12 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--kv-keep", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                     \
      .offset = offsetof(type, context.kv_keep),                                                    \
      .help = "first tokens that rotation never drops"},                                            \
-    {.name = "--ctx", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                         \
+    {.name = "--ctx", .alias = "--max-model-len", .value = "N", .kind = OPTION_U32,                \
+     .max = UINT32_MAX,                                                                            \
      .offset = offsetof(type, context.ctx), .shown = "from the model and free memory",             \
      .help = "most tokens of a sequence"},                                                         \
-    {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, .min = 1, .max = 4096,           \
+    {.name = "--prefill-chunk", .alias = "--prefill-step-size", .value = "N",                      \
+     .kind = OPTION_U32, .min = 1, .max = 4096,                                                    \
      .offset = offsetof(type, context.prefill_chunk),                                              \
      .help = "tokens of the prompt that one step evaluates at most"},                              \
     {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
@@ -171,7 +213,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "budget of the whole cache in MiB: live sequences and stored prefixes"},              \
     {.name = "--cache-memory-percent", .value = "P", .kind = OPTION_FLOAT, .max = 100,             \
      .offset = offsetof(type, engine.memory_percent),                                              \
-     .help = "the same in percent of the memory that is free beside the weights"},                 \
+     .help = "the same in percent of the memory that is free beside the weights; below 1 a "       \
+             "fraction: 0.2 is 20"},                                                               \
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
      .offset = offsetof(type, engine.options.max_running),                                         \
      .help = "sequences that take steps together at most"},                                        \
@@ -184,7 +227,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--kv-cache-min-quantize-tokens", .value = "N", .kind = OPTION_U32,                   \
      .max = UINT32_MAX, .offset = offsetof(type, engine.options.min_quantize_tokens),              \
      .help = "prefixes with fewer tokens are stored as they are"},                                 \
-    {.name = "--no-prefix-cache", .kind = OPTION_FLAG,                                             \
+    {.name = "--no-prefix-cache", .alias = "--disable-prefix-cache", .kind = OPTION_FLAG,          \
      .offset = offsetof(type, engine.options.no_prefix_cache),                                     \
      .help = "prefixes are not kept for later requests"}
 /* clang-format on */
@@ -312,9 +355,15 @@ int results_close(const struct command *c, struct results *r);
 
 /* ---- Ctrl-C (interrupt.c) -------------------------------------------------------------------- */
 
-/* From now on the first Ctrl-C makes interrupted() true; the second one kills as usual. */
+/* From now on the first Ctrl-C makes interrupted() true; the second one kills as usual. Called
+ * again it forgets one that came. */
 void catch_interrupt(void);
 bool interrupted(void);
+/* Threads that are started between true and false do not get SIGINT: it interrupts waits of this
+ * thread. */
+void hold_interrupt(bool hold);
+/* pthread_cond_wait, a tenth of a second at most: Ctrl-C wakes nobody. */
+void wait_change(pthread_cond_t *changed, pthread_mutex_t *lock);
 
 /* ---- chats (chat.c) -------------------------------------------------------------------------- */
 
@@ -326,7 +375,7 @@ struct chat_args {
     {.name = "--chat-template", .value = "FILE", .kind = OPTION_TEXT,                              \
      .offset = offsetof(type, chat.template_file), .shown = "the model's own",                     \
      .help = "a Jinja template for chats"},                                                        \
-    {.name = "--chat-template-kwargs", .value = "JSON", .kind = OPTION_TEXT,                       \
+    {.name = "--chat-template-kwargs", .value = "JSON", .kind = OPTION_JSON,                       \
      .offset = offsetof(type, chat.kwargs),                                                        \
      .help = "an object whose members are variables of the template: {\"enable_thinking\": false}"}
 /* clang-format on */
@@ -348,6 +397,9 @@ kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, js
 kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
                           char **text, size_t *len, kvasir_error *err);
 void chat_free(struct chat *chat);
+/* Appends {"role", "content"}. An error where the text is not UTF-8 says so and names the role. */
+int chat_add_message(const struct command *c, json_t *messages, const char *role, const char *text,
+                     size_t len);
 
 /* ---- prompt (prompt.c) ----------------------------------------------------------------------- */
 
@@ -390,41 +442,47 @@ struct sampling_args {
 struct sampling_args sampling_args_defaults(void);
 
 /* clang-format off */
-#define PENALTY_OPTIONS(type, args, kind_, least, help_)                                           \
-    {.name = "--" #kind_ "-penalty", .value = "X", .kind = OPTION_FLOAT, .shown = "0, off",        \
-     .offset = offsetof(type, args.options.kind_##_penalty), .min = least, .max = 1000,            \
-     .help = help_},                                                                               \
+/* Other names for rows of DRAWING_OPTIONS: none, or vllm-mlx's for what a server does by itself. */
+#define NO_ALIAS(name)      NULL
+#define DEFAULT_ALIAS(name) "--default-" name
+#define PENALTY_OPTIONS(type, sampling, kind_, alias_, least, help_)                               \
+    {.name = "--" #kind_ "-penalty", .alias = alias_, .value = "X", .kind = OPTION_FLOAT,          \
+     .shown = "0, off", .offset = offsetof(type, sampling.kind_##_penalty), .min = least,          \
+     .max = 1000, .help = help_},                                                                  \
     {.name = "--" #kind_ "-context-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,     \
-     .offset = offsetof(type, args.options.kind_##_context),                                       \
+     .offset = offsetof(type, sampling.kind_##_context),                                           \
      .help = "newest tokens that --" #kind_ "-penalty looks at, the prompt's too"}
-#define SAMPLING_OPTIONS(type, args)                                                               \
-    {.name = "--temp", .value = "T", .kind = OPTION_FLOAT, .max = 1000,                            \
-     .offset = offsetof(type, args.options.temp),                                                  \
+/* Of a kvasir_sampling. */
+#define DRAWING_OPTIONS(type, sampling, ALIAS)                                                     \
+    {.name = "--temp", .alias = ALIAS("temperature"), .value = "T", .kind = OPTION_FLOAT,          \
+     .max = 1000, .offset = offsetof(type, sampling.temp),                                         \
      .help = "temperature; 0 always takes the likeliest token"},                                   \
-    {.name = "--top-p", .value = "P", .kind = OPTION_FLOAT, .max = 1, .shown = "0, off",           \
-     .offset = offsetof(type, args.options.top_p),                                                 \
+    {.name = "--top-p", .alias = ALIAS("top-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
+     .shown = "0, off", .offset = offsetof(type, sampling.top_p),                                  \
      .help = "draw from the likeliest tokens that make up probability P"},                         \
-    {.name = "--min-p", .value = "P", .kind = OPTION_FLOAT, .max = 1, .shown = "0, off",           \
-     .offset = offsetof(type, args.options.min_p),                                                 \
+    {.name = "--min-p", .alias = ALIAS("min-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
+     .shown = "0, off", .offset = offsetof(type, sampling.min_p),                                  \
      .help = "draw from tokens at least P times as likely as the likeliest"},                      \
     {.name = "--min-tokens-to-keep", .value = "N", .kind = OPTION_U32, .min = 1,                   \
-     .max = UINT32_MAX, .offset = offsetof(type, args.options.min_tokens_to_keep),                 \
+     .max = UINT32_MAX, .offset = offsetof(type, sampling.min_tokens_to_keep),                     \
      .help = "tokens that --min-p leaves at least"},                                               \
     {.name = "--xtc-probability", .value = "P", .kind = OPTION_FLOAT, .max = 1,                    \
-     .shown = "0, off", .offset = offsetof(type, args.options.xtc_probability),                    \
+     .shown = "0, off", .offset = offsetof(type, sampling.xtc_probability),                        \
      .help = "leave out the likeliest tokens with this probability, drawn for each token"},        \
     {.name = "--xtc-threshold", .value = "P", .kind = OPTION_FLOAT, .max = 0.5,                    \
-     .offset = offsetof(type, args.options.xtc_threshold),                                         \
+     .offset = offsetof(type, sampling.xtc_threshold),                                             \
      .help = "those are all above probability P but the last"},                                    \
-    {.name = "--top-k", .value = "K", .kind = OPTION_I32, .max = INT32_MAX, .shown = "0, off",     \
-     .offset = offsetof(type, args.options.top_k),                                                 \
+    {.name = "--top-k", .alias = ALIAS("top-k"), .value = "K", .kind = OPTION_I32,                 \
+     .max = INT32_MAX, .shown = "0, off", .offset = offsetof(type, sampling.top_k),                \
      .help = "draw from the K likeliest tokens"},                                                  \
-    PENALTY_OPTIONS(type, args, repetition, 0,                                                     \
+    PENALTY_OPTIONS(type, sampling, repetition, ALIAS("repetition-penalty"), 0,                    \
                     "divide the logits of the newest tokens by X (multiply negative ones)"),       \
-    PENALTY_OPTIONS(type, args, presence, -1000,                                                   \
+    PENALTY_OPTIONS(type, sampling, presence, ALIAS("presence-penalty"), -1000,                    \
                     "subtract X from the logits of the newest tokens"),                            \
-    PENALTY_OPTIONS(type, args, frequency, -1000,                                                  \
-                    "subtract X once for every time that a token is among the newest"),            \
+    PENALTY_OPTIONS(type, sampling, frequency, ALIAS("frequency-penalty"), -1000,                  \
+                    "subtract X once for every time that a token is among the newest")
+#define SAMPLING_OPTIONS(type, args)                                                               \
+    DRAWING_OPTIONS(type, args.options, NO_ALIAS),                                                 \
     {.name = "--logit-bias", .value = "ID:BIAS,...", .kind = OPTION_TEXT,                          \
      .offset = offsetof(type, args.logit_bias),                                                    \
      .help = "add BIAS to the logit of token ID: 15:2.5,7:-100"},                                  \
@@ -442,6 +500,13 @@ int sampling_read(const struct command *c, const struct sampling_args *a, struct
 /* What xtc leaves alone of a vocabulary, where xtc is on. */
 int sampling_protect(const struct command *c, const kvasir_tokenizer *t, struct sampling *s);
 void sampling_free(struct sampling *s);
+
+/* ---- serve (serve_plan.c, notify.c) ---------------------------------------------------------- */
+
+/* What the memory of a server is for: --dry-run. Standard output. */
+int serve_plan_print(const struct command *c, kvasir_engine *engine, bool json);
+/* Tells the service manager, where there is one: "READY=1". */
+void notify(const char *state);
 
 /* ---- stream (stream.c) ----------------------------------------------------------------------- */
 

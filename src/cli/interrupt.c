@@ -2,11 +2,13 @@
 /* interrupt.c: Ctrl-C asks a command to end cleanly, a second one kills the program.
  *
  * The handler only sets a flag, which commands look at between steps, and is gone after its first
- * call. A parent that had the signal ignored (nohup, a script's background job) keeps its wish.
+ * call; a command that goes on behind it (chat) catches the next one anew. A parent that had the
+ * signal ignored (nohup, a script's background job) keeps its wish.
  */
 #include "cli.h"
 
 #include <signal.h>
+#include <time.h>
 
 static volatile sig_atomic_t came;
 
@@ -18,10 +20,27 @@ static void on_interrupt(int signal_number) {
 void catch_interrupt(void) {
     struct sigaction old, new = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&new.sa_mask);
+    came = 0;
     if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
         sigaction(SIGINT, &new, NULL);
 }
 
 bool interrupted(void) {
     return came != 0;
+}
+
+void wait_change(pthread_cond_t *changed, pthread_mutex_t *lock) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += 100000000;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(changed, lock, &t);
+}
+
+void hold_interrupt(bool hold) {
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &interrupt, NULL);
 }

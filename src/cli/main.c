@@ -14,7 +14,9 @@ static const struct {
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"generate", "answer a prompt", generate_main},
+    {"chat", "talk with a model or a server", chat_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
+    {"serve", "answer requests over HTTP, as OpenAI and Anthropic have them", serve_main},
     {"batch", "answer a file of requests, many at once", batch_main},
     {"perplexity", "measure a model's loss on a text, and its distance from another run",
      perplexity_main},

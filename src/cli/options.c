@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options.c: reads a command line by a table of rows (struct option in cli.h) and prints the same
- * table as --help, defaults included.
+/* options.c: reads a command line by a table of rows (struct option in cli.h). help.c prints the
+ * same table, settings.c fills it from a file and the environment.
  *
  *     "--flag value", "--flag=value", "-f value", a flag without value, operands in the order of
  *     their rows, "--" before one that begins with a dash
@@ -13,14 +13,15 @@
  */
 #include "cli.h"
 
+#include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static void *field(const struct option *o, void *args) {
+void *option_field(const struct option *o, void *args) {
     return (char *)args + o->offset;
 }
 
@@ -47,13 +48,13 @@ static int read_whole(const struct command *c, const struct option *o, const cha
     if (errno || (negative && n != 0) || (double)n < o->min || (double)n > o->max)
         return out_of_range(c, o, flag, text);
     if (o->kind == OPTION_U64)
-        *(uint64_t *)field(o, args) = n;
+        *(uint64_t *)option_field(o, args) = n;
     else if (o->kind == OPTION_U32)
-        *(uint32_t *)field(o, args) = (uint32_t)n;
+        *(uint32_t *)option_field(o, args) = (uint32_t)n;
     else if (o->kind == OPTION_I32)
-        *(int32_t *)field(o, args) = (int32_t)n;
+        *(int32_t *)option_field(o, args) = (int32_t)n;
     else
-        *(int *)field(o, args) = (int)n;
+        *(int *)option_field(o, args) = (int)n;
     return EXIT_GOOD;
 }
 
@@ -65,7 +66,7 @@ static int read_float(const struct command *c, const struct option *o, const cha
         return bad_number(c, o, flag, text);
     if (!(x >= o->min && x <= o->max))
         return out_of_range(c, o, flag, text);
-    *(float *)field(o, args) = (float)x;
+    *(float *)option_field(o, args) = (float)x;
     return EXIT_GOOD;
 }
 
@@ -77,20 +78,49 @@ static int append_text(const struct command *c, const char *flag, const char *te
     return EXIT_GOOD;
 }
 
-static int read_value(const struct command *c, const struct option *o, const char *flag,
+/* Bytes with the units of mlx_lm.server, which are decimal, and binary ones. */
+static int read_bytes(const struct command *c, const struct option *o, const char *flag,
                       const char *text, void *args) {
+    static const struct {
+        const char *name;
+        double bytes;
+    } UNITS[] = {{"", 1},         {"B", 1},        {"K", 1e3},      {"KB", 1e3},    {"M", 1e6},
+                 {"MB", 1e6},     {"G", 1e9},      {"GB", 1e9},     {"T", 1e12},    {"TB", 1e12},
+                 {"KIB", 0x1p10}, {"MIB", 0x1p20}, {"GIB", 0x1p30}, {"TIB", 0x1p40}};
+    const size_t digits = strspn(text, "0123456789.");
+    char *end;
+    const double x = strtod(text, &end);
+    for (size_t i = 0; digits && end == text + digits && i < sizeof UNITS / sizeof *UNITS; i++)
+        if (strcasecmp(end, UNITS[i].name) == 0) {
+            if (x * UNITS[i].bytes > 0x1p60)
+                return usage_error(c, "%s: %.60s is out of range", flag, text);
+            *(uint64_t *)option_field(o, args) = (uint64_t)(x * UNITS[i].bytes);
+            return EXIT_GOOD;
+        }
+    return usage_error(c, "%s: \"%.60s\" is no number of bytes, as 4GB, 500M or 1.5GiB", flag,
+                       text);
+}
+
+int option_read(const struct command *c, const struct option *o, const char *flag, const char *text,
+                void *args) {
     switch (o->kind) {
     case OPTION_FLAG:
-        *(bool *)field(o, args) = true;
+        *(bool *)option_field(o, args) = true;
         return EXIT_GOOD;
     case OPTION_TEXT:
-        *(const char **)field(o, args) = text;
+    case OPTION_JSON:
+        *(const char **)option_field(o, args) = text;
+        return EXIT_GOOD;
+    case OPTION_CONFIG:
+        ((struct settings *)option_field(o, args))->path = text;
         return EXIT_GOOD;
     case OPTION_TEXTS:
     case OPTION_WORDS:
-        return append_text(c, flag, text, field(o, args));
+        return append_text(c, flag, text, option_field(o, args));
     case OPTION_FLOAT:
         return read_float(c, o, flag, text, args);
+    case OPTION_BYTES:
+        return read_bytes(c, o, flag, text, args);
     case OPTION_U32:
     case OPTION_I32:
     case OPTION_INT:
@@ -100,72 +130,24 @@ static int read_value(const struct command *c, const struct option *o, const cha
     return EXIT_USAGE;
 }
 
-/* ---- help ------------------------------------------------------------------------------------ */
-
-/* The value a field holds, for "[default]"; "" where there is nothing to tell. */
-static const char *default_text(const struct option *o, void *args, char buf[64]) {
-    if (o->shown || o->initial)
-        return o->shown ? o->shown : o->initial;
-    const void *p = field(o, args);
-    buf[0] = 0;
-    if (o->kind == OPTION_TEXT && *(const char *const *)p)
-        return *(const char *const *)p;
-    if (o->kind == OPTION_U32)
-        snprintf(buf, 64, "%u", *(const uint32_t *)p);
-    else if (o->kind == OPTION_I32)
-        snprintf(buf, 64, "%d", *(const int32_t *)p);
-    else if (o->kind == OPTION_INT)
-        snprintf(buf, 64, "%d", *(const int *)p);
-    else if (o->kind == OPTION_U64)
-        snprintf(buf, 64, "%llu", (unsigned long long)*(const uint64_t *)p);
-    else if (o->kind == OPTION_FLOAT)
-        snprintf(buf, 64, "%g", (double)*(const float *)p);
-    return buf;
-}
-
-enum { HELP_COLUMN = 30, HELP_WIDTH = 100 };
-
-/* Prints words from HELP_COLUMN on, where the cursor is; lines end before HELP_WIDTH. */
-static void print_wrapped(const char *text) {
-    size_t column = HELP_COLUMN;
-    while (*text) {
-        size_t n = strcspn(text, " ");
-        if (column > HELP_COLUMN && column + 1 + n > HELP_WIDTH) {
-            printf("\n%*s", HELP_COLUMN, "");
-            column = HELP_COLUMN;
-        }
-        column += (size_t)printf("%s%.*s", column > HELP_COLUMN ? " " : "", (int)n, text);
-        text += n + (text[n] == ' ');
-    }
-    printf("\n");
-}
-
-static void print_row(const struct option *o, void *args) {
-    char left[80], buf[64], right[400];
-    snprintf(left, sizeof left, "  %s%s%s%s%s", o->alias ? o->alias : "", o->alias ? ", " : "",
-             o->name, o->value ? " " : "", o->value ? o->value : "");
-    const char *initial = default_text(o, args, buf);
-    snprintf(right, sizeof right, *initial ? "%s [%s]" : "%s", o->help, initial);
-    if (strlen(left) < HELP_COLUMN)
-        printf("%-*s", HELP_COLUMN, left);
-    else
-        printf("%s\n%*s", left, HELP_COLUMN, "");
-    print_wrapped(right);
-}
-
-static void print_help(const struct command *c, void *args) {
-    printf("usage: kvasir %s %s\n\n%s\n\n", c->name, c->usage, c->summary);
-    for (size_t i = 0; i < c->n_options; i++)
-        print_row(&c->options[i], args);
-    printf("%-*s%s\n", HELP_COLUMN, "  -h, --help", "this text");
-    if (c->details)
-        printf("\n%s\n", c->details);
-}
-
 /* ---- reading --------------------------------------------------------------------------------- */
 
 static bool is_flag(const struct option *o) {
     return o->name[0] == '-';
+}
+
+/* [n] of text is the name, to the end. */
+static bool is_name(const char *name, const char *text, size_t n) {
+    return name && strlen(name) == n && memcmp(name, text, n) == 0;
+}
+
+const struct option *option_find(const struct command *c, const char *name, size_t n) {
+    for (size_t i = 0; i < c->n_options; i++) {
+        const struct option *o = &c->options[i];
+        if (is_flag(o) && (is_name(o->name, name, n) || is_name(o->alias, name, n)))
+            return o;
+    }
+    return NULL;
 }
 
 /* The row of "--name" or of the part before '=' in "--name=value"; *value is behind the '=', or
@@ -173,16 +155,8 @@ static bool is_flag(const struct option *o) {
 static const struct option *find_flag(const struct command *c, const char *word,
                                       const char **value) {
     const char *equals = strncmp(word, "--", 2) == 0 ? strchr(word, '=') : NULL;
-    size_t n = equals ? (size_t)(equals - word) : strlen(word);
     *value = equals ? equals + 1 : NULL;
-    for (size_t i = 0; i < c->n_options; i++) {
-        const struct option *o = &c->options[i];
-        if (is_flag(o) && strlen(o->name) == n && memcmp(o->name, word, n) == 0)
-            return o;
-        if (o->alias && strcmp(o->alias, word) == 0)
-            return o;
-    }
-    return NULL;
+    return option_find(c, word, equals ? (size_t)(equals - word) : strlen(word));
 }
 
 static int read_operand(const struct command *c, const char *word, void *args) {
@@ -191,8 +165,8 @@ static int read_operand(const struct command *c, const char *word, void *args) {
         const struct option *o = &c->options[i];
         if (is_flag(o))
             continue;
-        if (!*(const char **)field(o, args))
-            return read_value(c, o, o->name, word, args);
+        if (!*(const char **)option_field(o, args))
+            return option_read(c, o, o->name, word, args);
         last = o;
     }
     if (last)
@@ -204,14 +178,14 @@ static int set_defaults(const struct command *c, void *args) {
     int code = EXIT_GOOD;
     for (size_t i = 0; i < c->n_options && !code; i++)
         if (c->options[i].initial)
-            code = read_value(c, &c->options[i], c->options[i].name, c->options[i].initial, args);
+            code = option_read(c, &c->options[i], c->options[i].name, c->options[i].initial, args);
     return code;
 }
 
 static int check_required(const struct command *c, void *args) {
     for (size_t i = 0; i < c->n_options; i++) {
         const struct option *o = &c->options[i];
-        if (o->required && !*(const char **)field(o, args))
+        if (o->required && !*(const char **)option_field(o, args))
             return usage_error(c, "%s: missing; see kvasir %s --help",
                                o->alias ? o->alias : o->name, c->name);
     }
@@ -225,7 +199,7 @@ static int read_flag(const struct command *c, const struct option *o, const char
     snprintf(flag, sizeof flag, "%.*s", (int)(value ? value - 1 - word : (long)strlen(word)), word);
     if (o->kind == OPTION_FLAG)
         return value ? usage_error(c, "%s: takes no value", flag)
-                     : read_value(c, o, flag, NULL, args);
+                     : option_read(c, o, flag, NULL, args);
     const char *unused;
     if (!value) {
         /* A flag of ours is not a value: "-m --json" forgot the model. "--prompt=--json" says so
@@ -234,17 +208,18 @@ static int read_flag(const struct command *c, const struct option *o, const char
             return usage_error(c, "%s: needs a value", flag);
         value = argv[(*at)++];
     }
-    int code = read_value(c, o, flag, value, args);
+    int code = option_read(c, o, flag, value, args);
     while (o->kind == OPTION_WORDS && !code && *at < argc && argv[*at][0] != '-')
-        code = read_value(c, o, flag, argv[(*at)++], args);
+        code = option_read(c, o, flag, argv[(*at)++], args);
     return code;
 }
 
 bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code) {
+    bool given[OPTIONS_MAX] = {false};
+    assert(c->n_options <= OPTIONS_MAX);
     int code = set_defaults(c, args);
     for (int at = 1; at < argc && !code; at++)
-        if (strcmp(argv[at], "--help") == 0 || strcmp(argv[at], "-h") == 0) {
-            print_help(c, args); /* first of all: nothing typed has replaced a default yet */
+        if (help_print(c, argv[at], args)) { /* first: nothing typed has replaced a default yet */
             *exit_code = finish_output(c);
             return false;
         }
@@ -253,13 +228,16 @@ bool options_read(const struct command *c, int argc, char **argv, void *args, in
         const struct option *o = find_flag(c, word, &value);
         if (strcmp(word, "--") == 0 && at < argc)
             code = read_operand(c, argv[at++], args);
-        else if (o)
+        else if (o) {
+            given[o - c->options] = true;
             code = read_flag(c, o, word, value, argc, argv, &at, args);
-        else if (word[0] == '-' && word[1] != 0)
+        } else if (word[0] == '-' && word[1] != 0)
             code = usage_error(c, "unknown flag \"%.60s\"; see kvasir %s --help", word, c->name);
         else
             code = read_operand(c, word, args);
     }
+    if (!code)
+        code = settings_read(c, given, args);
     if (!code)
         code = check_required(c, args);
     *exit_code = code;
@@ -293,6 +271,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
         return usage_error(c, "--kv-cache-quantization-bits: has no place with --no-prefix-cache");
     *out = a->options;
     out->cache_memory_bytes = a->memory_mib << 20;
-    out->cache_memory_percent = (double)a->memory_percent;
+    /* vllm-mlx has a fraction here: 0.2 */
+    out->cache_memory_percent = (double)a->memory_percent * (a->memory_percent < 1 ? 100 : 1);
     return EXIT_GOOD;
 }

@@ -86,18 +86,6 @@ int prompt_read(const struct command *c, const struct prompt_args *a, struct pro
     return p->len ? EXIT_GOOD : usage_error(c, "%s: the prompt is empty", from);
 }
 
-static int add_message(const struct command *c, json_t *list, const char *role, const char *text,
-                       size_t len) {
-    size_t good = kvasir_utf8_check(text, len);
-    if (good < len)
-        return run_error(c, "the %s message is not UTF-8 (at byte %zu)", role, good);
-    json_t *content = json_stringn(text, len);
-    json_t *message = content ? json_pack("{s:s, s:o}", "role", role, "content", content) : NULL;
-    if (!message || json_array_append_new(list, message) != 0)
-        return run_error(c, "chat: out of memory");
-    return EXIT_GOOD;
-}
-
 /* Stands for the user's text while a template is rendered, to find where that goes. */
 static const char MARK[] = "kvasir:the-text-of-the-user";
 
@@ -142,10 +130,10 @@ static int encode_chat(const struct command *c, const struct prompt_args *a,
     const bool whole = a->part == PROMPT_WHOLE;
     int code = EXIT_GOOD;
     if (a->system)
-        code = add_message(c, messages, "system", a->system, strlen(a->system));
+        code = chat_add_message(c, messages, "system", a->system, strlen(a->system));
     if (!code)
-        code = whole ? add_message(c, messages, "user", p->text, p->len)
-                     : add_message(c, messages, "user", MARK, strlen(MARK));
+        code = whole ? chat_add_message(c, messages, "user", p->text, p->len)
+                     : chat_add_message(c, messages, "user", MARK, strlen(MARK));
     kvasir_error err;
     if (!code && !whole)
         code = encode_part(c, a, t, request, p);

@@ -188,11 +188,9 @@ static void put_spread(json_t *object, const char *key, const kvasir_spread *s) 
 }
 
 static void put_hits(json_t *object, const uint64_t *hits) {
-    static const char *const KINDS[KVASIR_HIT_KINDS] = {"miss", "exact", "prefix", "supersequence",
-                                                        "common_prefix"};
     json_t *o = json_object();
-    for (size_t i = 0; i < KVASIR_HIT_KINDS; i++)
-        put_whole(o, KINDS[i], hits[i]);
+    for (int i = 0; i < KVASIR_HIT_KINDS; i++)
+        put_whole(o, kvasir_hit_text((kvasir_hit)i), hits[i]);
     json_object_set_new(object, "hits", o);
 }
 

@@ -48,11 +48,15 @@ void kvasir_context_destroy(kvasir_context *c) {
     mem_free(c);
 }
 
+void format_pair_text(struct kv_format k, struct kv_format v, char text[64]) {
+    char k_name[24], v_name[24];
+    snprintf(text, 64, "K %s, V %s", kv_format_name(k, k_name), kv_format_name(v, v_name));
+}
+
 void cache_format_text(const struct kv_cache *c, char text[64]) {
     struct kv_format k, v;
-    char k_name[24], v_name[24];
     kv_cache_formats(c, 0, &k, &v);
-    snprintf(text, 64, "K %s, V %s", kv_format_name(k, k_name), kv_format_name(v, v_name));
+    format_pair_text(k, v, text);
 }
 
 void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info) {

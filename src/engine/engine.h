@@ -4,12 +4,15 @@
  *   model_api.c    kvasir_model: checkpoint, configuration
  *   text_api.c     kvasir_tokenizer: tokenizer, chat template, special tokens
  *   options.c      kvasir_context_options settled: formats, context length, budget, notes
+ *   plan_api.c     what memory will be for, of an engine that is there
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   step.c         rows of any sequences to one batch
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
  *   batch_api.c    kvasir_batch: lists of sequences that take a step together
  *   scheduler.c    requests to steps: admission, fairness, preemption
- *   engine_api.c   kvasir_engine: the thread, its queue, sampling, events
+ *   engine_api.c  engine_request.c  engine_figures.c
+ *                  kvasir_engine: the thread and its lists; its requests, sampling, events; what it
+ *                  says about itself
  *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c  calibrate.c
@@ -81,8 +84,9 @@ kvasir_status options_parse_formats(const char *bits, const char *groups,
 kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
-/* "K 8 g64, V 4 g64": the first group's. */
-void cache_format_text(const struct kv_cache *c, char text[64]);
+/* "K 8 g64, V 4 g64" */
+void format_pair_text(struct kv_format k, struct kv_format v, char text[64]);
+void cache_format_text(const struct kv_cache *c, char text[64]); /* the first group's */
 
 /* The step under way (step.c), filled anew by each. */
 struct step_buffers {

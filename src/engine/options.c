@@ -116,6 +116,40 @@ kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
     return token_bytes(shapes, n, &o, bytes, err);
 }
 
+/* Layer groups whose heads no asked-for group divides stay f16, with a warning, where others
+ * quantize; an error where none can. */
+static kvasir_status settle_formats(const kvasir_context_options *o, struct settled *s,
+                                    kvasir_error *err) {
+    static const struct kv_format EXACT = {.bits = 16, .scalar = SCALAR_F16};
+    kvasir_error why[CACHE_GROUPS_MAX];
+    kvasir_status last = KVASIR_OK;
+    bool bad[CACHE_GROUPS_MAX] = {false}, some = false;
+    uint64_t bytes;
+    TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
+    for (uint32_t g = 0; g < s->n_groups; g++) {
+        struct kv_format k, v;
+        const kvasir_status status = group_bytes(&s->shapes[g], &s->cache, &k, &v, &bytes, &why[g]);
+        bad[g] = status != KVASIR_OK;
+        some |= !bad[g];
+        if (bad[g]) {
+            last = status;
+            if (err)
+                *err = why[g];
+        }
+    }
+    if (!some)
+        return last;
+    for (uint32_t g = 0; g < s->n_groups; g++)
+        if (bad[g]) {
+            s->shapes[g].k = s->shapes[g].v = EXACT;
+            s->shapes[g].stays = true;
+            settled_note(s, "warning: --kv-bits %s: %u layer%s f16: %s", o->kv_bits,
+                         s->shapes[g].layers, s->shapes[g].layers == 1 ? " stays" : "s stay",
+                         why[g].text);
+        }
+    return KVASIR_OK;
+}
+
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 /* Rows at a time never change a result, so that a model of odd proportions gets steps of fewer:
@@ -344,8 +378,11 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
         return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
                     o->prefill_chunk, STEP_TOKENS_MAX);
     settle_steps(m, s);
-    TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     s->n_groups = model_kv_groups(m->model, s->shapes);
+    if (o->like) /* the file's formats replace them below */
+        TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
+    else
+        TRY(settle_formats(o, s, err));
     s->cache.quantized_start = o->like ? 0 : o->quantized_kv_start;
     s->cache.state_bytes = model_state_bytes(m->model);
     if (s->cache.state_bytes)

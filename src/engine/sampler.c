@@ -3,6 +3,7 @@
  * the scratch for one vocabulary, which samplers may share; one thread at a time.
  *
  *     logits [vocab]
+ *        | allowed tokens        else -inf
  *        | logit bias            l + b
  *        | repetition penalty    l < 0 ? l * p : l / p    each distinct id of its context, once
  *        | presence penalty      l - p                    each distinct id of its context, once
@@ -36,7 +37,9 @@
  *       the same inputs give the same token on every machine.
  *   S3  Whatever the logits hold (NaN, infinities), the result is an id below vocab: NaN is never
  *       chosen unless everything is.
- *   S4  Between two calls scratch holds nothing that counts; scratch->marks is zero.
+ *   S4  Where only some tokens are allowed (sampler_allow) the result is one of them, even if the
+ *       logits of all of them are NaN or -inf.
+ *   S5  Between two calls scratch holds nothing that counts; scratch->marks is zero.
  *
  * A context of 0 is refused: mlx-lm's slice [-0:] takes it for all tokens, a reader for none.
  */
@@ -67,6 +70,7 @@ struct kvasir_sampler {
     uint32_t recent_next; /* where the next one goes */
     struct sampler_scratch *scratch;
     struct sampler_scratch *own; /* NULL: shared */
+    const uint64_t *allowed;     /* NULL: all tokens */
 };
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -291,12 +295,27 @@ static uint32_t distinct(const kvasir_sampler *s, uint32_t context) {
     return n;
 }
 
-/* The logits with bias and penalties, in scratch. */
+void sampler_allow(kvasir_sampler *s, const uint64_t *bits) {
+    s->allowed = bits;
+}
+
+static bool is_allowed(const kvasir_sampler *s, uint32_t id) {
+    return !s->allowed || (s->allowed[id / 64] >> id % 64 & 1);
+}
+
+static void copy_allowed(const kvasir_sampler *s, const float *given, float *logits) {
+    if (!s->allowed)
+        memcpy(logits, given, s->vocab * sizeof *logits);
+    for (uint32_t i = 0; s->allowed && i < s->vocab; i++)
+        logits[i] = is_allowed(s, i) ? given[i] : -INFINITY;
+}
+
+/* The logits of allowed tokens with bias and penalties, in scratch. */
 static const float *process(const kvasir_sampler *s, const float *given) {
     const kvasir_sampling *o = &s->options;
     const uint32_t *ids = s->scratch->ids;
     float *logits = s->scratch->logits;
-    memcpy(logits, given, s->vocab * sizeof *logits);
+    copy_allowed(s, given, logits);
     for (size_t i = 0; i < o->n_logit_bias; i++)
         logits[s->bias[i].token] += s->bias[i].bias;
     if (repeats_are_penalised(o)) {
@@ -353,6 +372,14 @@ static uint32_t largest(const float *logits, uint32_t vocab) {
         if (logits[i] == best)
             return i;
     return 0;
+}
+
+/* The same of allowed tokens, whose logits may all be those of the others. */
+static uint32_t likeliest(const kvasir_sampler *s, const float *logits) {
+    uint32_t id = largest(logits, s->vocab);
+    for (uint32_t i = 0; !is_allowed(s, id) && i < s->vocab; i++)
+        id = i;
+    return id;
 }
 
 static bool ranks_before(const float *logits, uint32_t a, uint32_t b) {
@@ -507,9 +534,9 @@ size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **id
     struct sampler_scratch *w = s->scratch;
     *ids = w->kept;
     *weights = w->weights;
-    if (processes(o))
+    if (s->allowed || processes(o))
         logits = process(s, logits);
-    uint32_t best = largest(logits, s->vocab), n = 1;
+    uint32_t best = likeliest(s, logits), n = 1;
     float max = value_of(logits, best);
     w->kept[0] = best;
     if (o->temp > 0 && !isinf(max)) {

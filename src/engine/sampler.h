@@ -22,6 +22,11 @@ kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vo
                                     struct sampler_scratch *scratch, kvasir_sampler **out,
                                     kvasir_error *err) MUST_CHECK;
 
+/* From now on only these tokens are picked: bits, token i in bit i % 64 of word i / 64, borrowed
+ * until the last pick and looked at by each; at least one is set. The logits of all others are -inf
+ * before anything else is done with them. NULL: all tokens. */
+void sampler_allow(kvasir_sampler *s, const uint64_t *bits);
+
 /* The tokens that may be drawn and their weights (the likeliest has 1, none is normalised): returns
  * their number n, 1 <= n <= vocab. ids [n], weights [n] belong to the scratch until its next use.
  * With temp 0 that is the one greedy token. A pick is a draw from this. */

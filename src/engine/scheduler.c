@@ -78,7 +78,11 @@ kvasir_engine_stats sched_engine_stats(const struct sched *s) {
         .budget_bytes = pool.budget_bytes,
         .used_bytes = pool.used_bytes + pool.charged_bytes,
         .peak_bytes = pool.peak_bytes,
-        .stored_bytes = pool.stored_bytes + tree.bytes,
+        .stored_bytes = s->tree ? tree_stored_bytes(s->tree) : 0,
+        .stored_entries = tree.ends,
+        .stored_tokens = tree.tokens,
+        .tree_nodes = tree.nodes,
+        .store_rejections = tree.rejections,
         .evicted_pages = tree.evicted_pages,
         .requantized_pages = tree.requantized_pages,
     };
@@ -169,6 +173,7 @@ static void put_away(struct sched *s, struct task *t) {
     kvasir_status status = seq_trim(t->seq, seq_length(t->seq), &reached, NULL); /* of a prepare */
     assert(status == KVASIR_OK);
     (void)status;
+    t->held_bytes = seq_bytes(t->seq);
     if (s->tree && !t->apart)
         tree_store(s->tree, &t->at, t->seq, true);
     running_remove(s, t);
@@ -249,12 +254,12 @@ static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit
                            kvasir_error *err) {
     *hit = (struct tree_hit){.kind = KVASIR_HIT_MISS};
     t->at = (struct tree_cursor){TREE_NOWHERE};
-    if (t->apart) { /* it takes its pages at once */
+    if (t->apart && s->host.begin) { /* it takes its pages at once */
         make_room(s, kv_cache_need_bytes(s->cache, t->n_prompt, s->options.step_rows));
         return s->host.begin(s->host.user, t, &t->seq, err);
     }
     TRY(seq_create(s->cache, &t->seq, err));
-    if (!s->tree)
+    if (!s->tree || t->apart)
         return KVASIR_OK;
     return tree_resume(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens, t->seq, &t->at, hit,
                        err);
@@ -339,7 +344,8 @@ static bool admit(struct sched *s, struct task *t) {
     }
     if (status == KVASIR_OK) {
         note_admission(s, t, &hit);
-        status = s->host.admitted(s->host.user, t, &err);
+        if (s->host.admitted)
+            status = s->host.admitted(s->host.user, t, &err);
     }
     if (status != KVASIR_OK) {
         release(s, t);
@@ -507,7 +513,8 @@ static bool settle(struct sched *s, struct task *t, uint32_t rows, uint32_t row)
     if (s->tree && !t->apart && (point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
         tree_store(s->tree, &t->at, t->seq, point);
     if (length < t->n_tokens) {
-        s->host.progress(s->host.user, t);
+        if (s->host.progress)
+            s->host.progress(s->host.user, t);
         return false;
     }
     const uint32_t followers = length == t->n_prompt ? t->n_followers : 0;

@@ -3,8 +3,8 @@
  *
  * A task is one answer under way: its prompt, what was generated so far, and while it runs a
  * sequence and its place in the prefix tree. The scheduler knows tokens, pages and budgets; how
- * logits come about and how a token is picked from them is its host's business (engine_api.c with a
- * model, simulate.c with a cost model).
+ * logits come about and how a token is picked from them is its host's business (engine_request.c
+ * with a model, simulate.c with a cost model).
  *
  *     waiting, by arrival --admit--> running: prompt --> answer --> done
  *            ^                          |
@@ -54,6 +54,7 @@ struct task {
     uint32_t seen;       /* rows below it were run before a preemption */
     uint32_t point;      /* a length at which a waiting task wants the state */
     uint64_t charged;
+    uint64_t held_bytes;      /* of its pages and states when it last gave them back */
     uint64_t behind;          /* 1 + order of the task whose prefix it waits for; 0: none */
     uint32_t behind_until;    /* that task's length by then */
     struct task *prev, *next; /* waiting list */
@@ -64,7 +65,8 @@ enum task_end { END_COMPLETE, END_CANCELLED, END_FAILED };
 
 struct sched_host {
     void *user;
-    /* The sequence of a task that is apart. */
+    /* begin, admitted and progress may be NULL. */
+    /* The sequence of a task that is apart; else an empty one. */
     kvasir_status (*begin)(void *user, struct task *t, struct kv_seq **out, kvasir_error *err);
     /* It is about to run, for the first time or after a preemption. */
     kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);

@@ -150,12 +150,6 @@ static kvasir_status check_need(const struct replay *r, kvasir_simulation *out, 
 
 /* ---- what the scheduler asks of its host ----------------------------------------------------- */
 
-static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
-                                kvasir_error *err) {
-    (void)t;
-    return seq_create(((struct replay *)user)->cache, out, err); /* no task is apart */
-}
-
 static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
     const struct replay *r = user;
     struct replayed *q = t->owner;
@@ -176,11 +170,6 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     for (uint32_t i = 0; i < n; i++)
         seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
     return KVASIR_OK;
-}
-
-static void host_progress(void *user, struct task *t) {
-    (void)user;
-    (void)t;
 }
 
 static bool host_next(void *user, struct task *t, uint32_t row) {
@@ -259,10 +248,8 @@ static kvasir_status make_engine(struct replay *r, kvasir_error *err) {
     const struct sched_options options = {.max_running = r->o->max_running,
                                           .step_rows = r->o->prefill_chunk};
     const struct sched_host host = {.user = r,
-                                    .begin = host_begin,
                                     .admitted = host_admitted,
                                     .run = host_run,
-                                    .progress = host_progress,
                                     .next = host_next,
                                     .ended = host_ended};
     TRY(backend_null_create(&r->backend, err));

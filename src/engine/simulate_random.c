@@ -170,12 +170,6 @@ static void run_state(struct world *w, const struct trial *a, uint32_t at, uint3
 
 static void check_bytes(struct world *w);
 
-static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
-                                kvasir_error *err) {
-    (void)t;
-    return seq_create(((struct world *)user)->cache, out, err);
-}
-
 static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
     struct world *w = user;
     (void)err;
@@ -582,7 +576,6 @@ static kvasir_status choose_budget(struct world *w, const struct sched_host *hos
 static kvasir_status make_world(struct world *w, kvasir_error *err) {
     const struct backend_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
     const struct sched_host host = {.user = w,
-                                    .begin = host_begin,
                                     .admitted = host_admitted,
                                     .run = host_run,
                                     .progress = host_progress,

@@ -226,6 +226,8 @@ struct kvasir_detok {
     const struct tokenizer *tokenizer;
     struct detok state;
     struct text_buf text;
+    int32_t *shown; /* [n_shown] control tokens that give their names */
+    size_t n_shown;
 };
 
 kvasir_status kvasir_detok_create(const kvasir_tokenizer *t, kvasir_detok **out,
@@ -243,7 +245,27 @@ void kvasir_detok_destroy(kvasir_detok *d) {
     if (!d)
         return;
     text_free(&d->text);
+    mem_free(d->shown);
     mem_free(d);
+}
+
+kvasir_status kvasir_detok_show(kvasir_detok *d, const int32_t *ids, size_t n, kvasir_error *err) {
+    int32_t *shown = mem_calloc(n + 1, sizeof *shown);
+    if (!shown)
+        return fail(err, KVASIR_ERR_MEMORY, "detokenizer: out of memory");
+    if (n)
+        memcpy(shown, ids, n * sizeof *shown);
+    mem_free(d->shown);
+    d->shown = shown;
+    d->n_shown = n;
+    return KVASIR_OK;
+}
+
+static bool is_shown(const struct kvasir_detok *d, int32_t id) {
+    for (size_t i = 0; i < d->n_shown; i++)
+        if (d->shown[i] == id)
+            return true;
+    return false;
 }
 
 static kvasir_status detok_give(struct kvasir_detok *d, bool good, const char **text, size_t *len,
@@ -259,7 +281,7 @@ kvasir_status kvasir_detok_push(kvasir_detok *d, int32_t id, const char **text, 
                                 kvasir_error *err) {
     d->text.len = 0;
     bool good = true;
-    if (!tokenizer_is_control(d->tokenizer, id))
+    if (!tokenizer_is_control(d->tokenizer, id) || is_shown(d, id))
         good = detok_push(&d->state, tokenizer_bytes(d->tokenizer, id), &d->text);
     return detok_give(d, good, text, len, err);
 }
@@ -301,6 +323,14 @@ static kvasir_status read_request(const struct kvasir_tokenizer *t, const char *
     else
         json_decref(root);
     return status;
+}
+
+const char *kvasir_chat_template(const kvasir_tokenizer *t, size_t *len) {
+    struct text_span source = {0};
+    if (t->template)
+        source = template_source(t->template);
+    *len = source.len;
+    return t->template ? source.data : NULL;
 }
 
 kvasir_status kvasir_chat_render(const kvasir_tokenizer *t, const char *request, size_t request_len,

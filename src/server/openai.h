@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* OpenAI's bodies of /v1/chat/completions and /v1/completions, both ways (openai_request.c,
- * openai_fields.c, openai_answer.c).
+ * openai_fields.c, openai_tools.c, openai_answer.c).
  *
  * Invariants
  *   R1  A field that would change the answer is honoured or refused by its name; unknown others are
@@ -16,16 +16,28 @@
 #include <jansson.h>
 #include <kvasir.h>
 
+#include "server/answer_syntax.h"
+
 enum openai_api { OPENAI_CHAT, OPENAI_COMPLETIONS };
 /* By the path of its URL; false: it is none of the two. */
 bool openai_api_of(const char *url, enum openai_api *api);
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-enum { OPENAI_BAD_REQUEST = 400, OPENAI_SERVER_ERROR = 500 };
+enum {
+    OPENAI_BAD_REQUEST = 400,
+    OPENAI_UNAUTHORIZED = 401,
+    OPENAI_FORBIDDEN = 403,
+    OPENAI_NOT_FOUND = 404,
+    OPENAI_BUSY = 429,
+    OPENAI_CANCELLED = 499, /* nobody is to try again by itself */
+    OPENAI_SERVER_ERROR = 500,
+    OPENAI_UNAVAILABLE = 503,
+};
 enum { OPENAI_PATH_MAX = 128 };
 struct openai_error {
-    int status;                  /* of HTTP: one of the two above */
+    int status;                  /* of HTTP */
+    const char *code;            /* OpenAI's name for it; NULL: none */
     char param[OPENAI_PATH_MAX]; /* the field's path; "" where no field is to blame */
     char text[640];
 };
@@ -39,6 +51,8 @@ json_t *openai_error_object(const struct openai_error *err);
 /* What all requests of a front end share. */
 struct openai_setup {
     const kvasir_tokenizer *tokenizer;
+    /* of chats' answers; NULL: all of an answer is content */
+    const struct answer_syntax *syntax;
     const json_t *variables;  /* object: of chat templates; a request's win. NULL: none */
     const char *model;        /* the name in answers to requests that say none */
     uint32_t vocab;           /* token ids lie below it */
@@ -57,12 +71,17 @@ struct openai_request {
     const char *model;
     const char *prompt_cache; /* path; NULL: none */
     bool stream, include_usage;
-    bool default_length;  /* no max_tokens said: the setup's, which may give way to 0 */
-    int32_t *ids;         /* the prompt, from the body; or */
-    int32_t *tokenized;   /* from the tokenizer; kvasir_free */
-    const char **stops;   /* [engine.n_stops] */
-    int32_t *stop_tokens; /* [engine.n_stop_tokens] */
-    int32_t *xtc_special; /* kvasir_free */
+    bool continues; /* the answer goes on the last message, whose text it does not repeat */
+    /* Of a chat: how its answers are read, but for the seed; all content where the setup has no
+     * syntax. */
+    struct answer_options answer;
+    bool default_length;   /* no max_tokens said: the setup's, which may give way to 0 */
+    int32_t *ids;          /* the prompt, from the body; or */
+    int32_t *tokenized;    /* from the tokenizer; kvasir_free */
+    const char **stops;    /* [engine.n_stops] */
+    int32_t *stop_tokens;  /* [engine.n_stop_tokens] */
+    int32_t *shown_tokens; /* [engine.n_shown_tokens] */
+    int32_t *xtc_special;  /* kvasir_free */
     kvasir_logit_bias *logit_bias;
     json_t *kept; /* array of the body's texts that are pointed to */
 };
@@ -71,13 +90,26 @@ bool openai_read(const struct openai_setup *setup, enum openai_api api, const js
                  struct openai_request *out, struct openai_error *err);
 void openai_request_free(struct openai_request *r);
 
+/* Submits it; a length that nobody asked for gives way where there is no room for it. */
+kvasir_status openai_submit(kvasir_engine *engine, const struct openai_request *r,
+                            kvasir_event_fn *on_event, void *user, uint64_t *id, kvasir_error *err);
+/* For choice `choice` of the answer `id` (what its body is called); see answer_parser_create. */
+struct answer_parser *openai_parser(const struct openai_request *r, const char *id, uint32_t choice,
+                                    answer_part_fn *fn, void *user);
+
 /* ---- from events to a body ------------------------------------------------------------------- */
+
+/* Calls that were cut off by the length are "length", as they are at OpenAI. */
+const char *openai_finish_reason(kvasir_finish finish, uint32_t calls);
 
 struct openai_token {
     int32_t token;
     float logprob;
     uint32_t n_top;
 };
+/* The request's own text of an event's stop text, which is the engine's. NULL: none. */
+const char *openai_stop_of(const struct openai_request *r, const char *stop);
+
 struct openai_choice {
     char *text; /* [len] */
     size_t len, cap;
@@ -86,6 +118,7 @@ struct openai_choice {
     kvasir_token_logprob *top; /* [n_top]: n_top of each token, one's after the other's */
     size_t n_top, top_cap;
     kvasir_finish finish;
+    const char *stop; /* the stop text that ended it, one of the request's; NULL: none */
 };
 /* One request's answer, collected event by event. Zero-initialised may be freed. */
 struct openai_answer {

@@ -8,13 +8,18 @@
  *     body (any thread, once the last event came): tokens become texts here
  *
  * A token's text is what it adds behind another text. One that holds a part of a character only has
- * U+FFFD in its text and null for its bytes, which OpenAI allows.
+ * U+FFFD in its text and null for its bytes, which OpenAI allows. One that the tokenizer does not
+ * know (rows of padding; models without a tokenizer) is called token_id:N, as in vLLM.
  *
  * Completion tokens are the tokens that came as events.
+ *
+ * A chat's text goes through its parser here (answer_syntax.h): content, reasoning_content,
+ * tool_calls.
  */
 #include "server/openai_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,6 +78,13 @@ static bool take_token(struct openai_choice *c, const kvasir_event *e, bool logp
     return true;
 }
 
+const char *openai_stop_of(const struct openai_request *r, const char *stop) {
+    for (size_t i = 0; stop && i < r->engine.n_stops; i++)
+        if (strcmp(r->stops[i], stop) == 0)
+            return r->stops[i];
+    return NULL;
+}
+
 /* The first failure is what is told. */
 static void set_failed(struct openai_answer *a, const kvasir_error *why) {
     static const kvasir_error NO_MEMORY = {KVASIR_ERR_MEMORY, -1, "out of memory for the answer"};
@@ -94,6 +106,7 @@ void openai_answer_event(struct openai_answer *a, const kvasir_event *e) {
         set_failed(a, NULL);
     if (e->kind == KVASIR_EVENT_DONE) {
         c->finish = e->finish;
+        c->stop = openai_stop_of(a->request, e->stop);
         a->cancelled |= e->finish == KVASIR_FINISH_CANCELLED;
         if (e->finish == KVASIR_FINISH_ERROR)
             set_failed(a, e->error);
@@ -106,10 +119,11 @@ void openai_answer_event(struct openai_answer *a, const kvasir_event *e) {
 /* Tokens to text, with a detokenizer that is at the beginning of a character between calls. */
 struct token_texts {
     const kvasir_tokenizer *tokenizer;
-    kvasir_detok *detok;
-    char *text; /* [len], of the last token */
+    kvasir_detok *detok; /* NULL: there is no tokenizer */
+    char *text;          /* [len], of the last token */
     size_t len, cap;
-    bool whole; /* it is what the token's bytes say */
+    bool whole;   /* it is what the token's bytes say */
+    bool unknown; /* it is token_id:N, which is not in the answer's text */
 };
 
 static bool append(struct token_texts *t, const char *text, size_t len) {
@@ -128,21 +142,29 @@ static bool holds_replacement(const char *text, size_t len) {
     return false;
 }
 
+/* Control tokens give no text to an answer: they are shown by their names. */
+static bool token_name(struct token_texts *t, int32_t token) {
+    char id[32], *name = NULL;
+    size_t n = 0;
+    const kvasir_status status = kvasir_detokenize(t->tokenizer, &token, 1, 0, &name, &n, NULL);
+    const bool good = status != KVASIR_ERR_MEMORY && append(t, name, n);
+    kvasir_free(name);
+    t->unknown = good && n == 0;
+    return t->unknown ? append(t, id, (size_t)snprintf(id, sizeof id, "token_id:%d", token)) : good;
+}
+
 static bool token_text(struct token_texts *t, int32_t token) {
     const char *part;
-    char *name = NULL;
     size_t n;
     t->len = 0;
-    bool good = kvasir_detok_push(t->detok, token, &part, &n, NULL) == KVASIR_OK &&
-                append(t, part, n) && kvasir_detok_finish(t->detok, &part, &n, NULL) == KVASIR_OK &&
-                append(t, part, n);
-    /* Control tokens give no text to an answer: they are shown by their names. */
-    if (good && t->len == 0) {
-        good = kvasir_detokenize(t->tokenizer, &token, 1, 0, &name, &n, NULL) == KVASIR_OK &&
-               append(t, name, n);
-        kvasir_free(name);
-    }
-    t->whole = !holds_replacement(t->text, t->len);
+    t->unknown = false;
+    bool good =
+        !t->detok ||
+        (kvasir_detok_push(t->detok, token, &part, &n, NULL) == KVASIR_OK && append(t, part, n) &&
+         kvasir_detok_finish(t->detok, &part, &n, NULL) == KVASIR_OK && append(t, part, n));
+    if (good && t->len == 0)
+        good = token_name(t, token);
+    t->whole = !t->unknown && !holds_replacement(t->text, t->len);
     return good;
 }
 
@@ -213,11 +235,11 @@ static size_t characters(const char *text, size_t len) {
 }
 
 /* {"tokens": [], "token_logprobs": [], "top_logprobs": [{}], "text_offset": []} */
-static json_t *completion_logprobs(struct token_texts *t, const struct openai_choice *c) {
+static json_t *completion_logprobs(struct token_texts *t, const struct openai_choice *c,
+                                   size_t offset) {
     json_t *tokens = json_array(), *values = json_array(), *tops = json_array(),
            *offsets = json_array();
     const kvasir_token_logprob *top = c->top;
-    size_t offset = 0;
     bool good = true;
     for (size_t i = 0; good && i < c->n_tokens; i++) {
         const struct openai_token *token = &c->tokens[i];
@@ -226,7 +248,7 @@ static json_t *completion_logprobs(struct token_texts *t, const struct openai_ch
                json_array_append_new(tokens, json_stringn(t->text, t->len)) == 0 &&
                json_array_append_new(values, logprob_json(token->logprob)) == 0 &&
                json_array_append_new(offsets, json_integer((json_int_t)offset)) == 0;
-        offset += characters(t->text, t->len);
+        offset += t->unknown ? 0 : characters(t->text, t->len);
         top += token->n_top;
     }
     json_t *object = json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values,
@@ -237,14 +259,14 @@ static json_t *completion_logprobs(struct token_texts *t, const struct openai_ch
     return NULL;
 }
 
-static json_t *logprobs_json(const struct openai_setup *setup, const struct openai_answer *a,
-                             const struct openai_choice *c) {
-    if (a->request->engine.top_logprobs < 0)
+json_t *openai_logprobs(const struct openai_setup *setup, const struct openai_request *r,
+                        const struct openai_choice *c, size_t offset) {
+    if (r->engine.top_logprobs < 0)
         return json_null();
     struct token_texts t = {.tokenizer = setup->tokenizer};
     json_t *made = NULL;
-    if (kvasir_detok_create(t.tokenizer, &t.detok, NULL) == KVASIR_OK)
-        made = a->request->api == OPENAI_CHAT ? chat_logprobs(&t, c) : completion_logprobs(&t, c);
+    if (kvasir_detok_create(t.tokenizer, &t.detok, NULL) != KVASIR_ERR_MEMORY)
+        made = r->api == OPENAI_CHAT ? chat_logprobs(&t, c) : completion_logprobs(&t, c, offset);
     kvasir_detok_destroy(t.detok);
     free(t.text);
     return made;
@@ -252,27 +274,112 @@ static json_t *logprobs_json(const struct openai_setup *setup, const struct open
 
 /* ---- body ------------------------------------------------------------------------------------ */
 
-static json_t *choice_json(const struct openai_setup *setup, const struct openai_answer *a,
-                           uint32_t i) {
+const char *openai_finish_reason(kvasir_finish finish, uint32_t calls) {
+    if (finish == KVASIR_FINISH_LENGTH)
+        return "length";
+    return calls ? "tool_calls" : "stop";
+}
+
+struct answer_parser *openai_parser(const struct openai_request *r, const char *id, uint32_t choice,
+                                    answer_part_fn *fn, void *user) {
+    struct answer_options options = r->answer;
+    options.seed = answer_seed(id, choice);
+    return answer_parser_create(&options, fn, user);
+}
+
+/* A message as its parser gives it. */
+struct message {
+    struct {
+        char *text; /* [len] */
+        size_t len, cap;
+    } texts[2];    /* ANSWER_CONTENT, ANSWER_REASONING */
+    json_t *calls; /* array */
+};
+
+static bool take_part(void *user, const struct answer_part *part) {
+    struct message *m = user;
+    if (part->kind == ANSWER_CALL)
+        return json_array_append_new(m->calls, json_pack("{s:s, s:s, s:{s:s%}}", "id", part->id,
+                                                         "type", "function", "function", "name",
+                                                         part->text, part->len)) == 0;
+    if (part->kind == ANSWER_ARGUMENTS) {
+        json_t *call = json_array_get(m->calls, part->call);
+        return json_object_set_new(json_object_get(call, "function"), "arguments",
+                                   json_stringn(part->text, part->len)) == 0;
+    }
+    size_t *len = &m->texts[part->kind].len;
+    if (!grow((void **)&m->texts[part->kind].text, &m->texts[part->kind].cap, *len, part->len, 1))
+        return false;
+    memcpy(m->texts[part->kind].text + *len, part->text, part->len);
+    *len += part->len;
+    return true;
+}
+
+static bool parse_message(const struct openai_answer *a, const char *id, uint32_t i,
+                          struct message *m) {
     const struct openai_choice *c = &a->choices[i];
-    const char *finish = c->finish == KVASIR_FINISH_LENGTH ? "length" : "stop";
-    json_t *text = json_stringn(c->text ? c->text : "", c->len);
-    json_t *logprobs = logprobs_json(setup, a, c);
+    struct answer_parser *p = openai_parser(a->request, id, i, take_part, m);
+    m->calls = json_array();
+    bool good = p && m->calls && answer_parser_push(p, c->text, c->len) && answer_parser_finish(p);
+    answer_parser_destroy(p);
+    return good;
+}
+
+/* {"role", "content": null where it only calls, "refusal", "reasoning_content", "tool_calls"}, the
+ * last two where there are any; *calls: how many. */
+static json_t *message_json(const struct openai_answer *a, const char *id, uint32_t i,
+                            uint32_t *calls) {
+    struct message m = {0};
+    json_t *made = NULL;
+    if (parse_message(a, id, i, &m)) {
+        size_t n = m.texts[ANSWER_CONTENT].len, reasoned = m.texts[ANSWER_REASONING].len;
+        *calls = (uint32_t)json_array_size(m.calls);
+        json_t *content =
+            n || !*calls ? json_stringn(n ? m.texts[ANSWER_CONTENT].text : "", n) : json_null();
+        made = json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", content, "refusal");
+        bool good = made != NULL;
+        if (good && reasoned)
+            good = json_object_set_new(made, "reasoning_content",
+                                       json_stringn(m.texts[ANSWER_REASONING].text, reasoned)) == 0;
+        if (good && *calls)
+            good = json_object_set(made, "tool_calls", m.calls) == 0;
+        if (!good) {
+            json_decref(made);
+            made = NULL;
+        }
+    }
+    json_decref(m.calls);
+    free(m.texts[ANSWER_CONTENT].text);
+    free(m.texts[ANSWER_REASONING].text);
+    return made;
+}
+
+static json_t *choice_json(const struct openai_setup *setup, const struct openai_answer *a,
+                           const char *id, uint32_t i) {
+    const struct openai_choice *c = &a->choices[i];
+    json_t *logprobs = openai_logprobs(setup, a->request, c, 0);
     if (a->request->api == OPENAI_COMPLETIONS)
-        return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "text", text, "logprobs",
-                         logprobs, "finish_reason", finish);
-    return json_pack("{s:I, s:{s:s, s:o, s:n}, s:o, s:s}", "index", (json_int_t)i, "message",
-                     "role", "assistant", "content", text, "refusal", "logprobs", logprobs,
-                     "finish_reason", finish);
+        return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "text",
+                         json_stringn(c->text ? c->text : "", c->len), "logprobs", logprobs,
+                         "finish_reason", openai_finish_reason(c->finish, 0));
+    uint32_t calls = 0;
+    json_t *message = message_json(a, id, i, &calls);
+    return json_pack("{s:I, s:o, s:o, s:s}", "index", (json_int_t)i, "message", message, "logprobs",
+                     logprobs, "finish_reason", openai_finish_reason(c->finish, calls));
+}
+
+json_t *openai_usage(uint32_t prompt_tokens, uint32_t cached_tokens, uint64_t completion_tokens) {
+    const json_int_t prompt = prompt_tokens, completion = (json_int_t)completion_tokens;
+    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
+                     completion, "total_tokens", prompt + completion, "prompt_tokens_details",
+                     "cached_tokens", (json_int_t)cached_tokens);
 }
 
 static json_t *usage_json(const struct openai_answer *a) {
-    json_int_t prompt = a->prompt_tokens, completion = 0;
+    uint64_t completion = 0;
     for (uint32_t i = 0; i < a->request->engine.n; i++)
-        completion += (json_int_t)a->choices[i].n_tokens;
-    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
-                     completion, "total_tokens", prompt + completion, "prompt_tokens_details",
-                     "cached_tokens", (json_int_t)a->cached_tokens);
+        completion += a->choices[i].n_tokens;
+    return openai_usage(a->prompt_tokens, a->cached_tokens, completion);
 }
 
 json_t *openai_answer_body(const struct openai_answer *a, const struct openai_setup *setup,
@@ -285,7 +392,7 @@ json_t *openai_answer_body(const struct openai_answer *a, const struct openai_se
     bool chat = a->request->api == OPENAI_CHAT, good = true;
     json_t *choices = json_array();
     for (uint32_t i = 0; good && i < a->request->engine.n; i++)
-        good = json_array_append_new(choices, choice_json(setup, a, i)) == 0;
+        good = json_array_append_new(choices, choice_json(setup, a, id, i)) == 0;
     json_t *body =
         json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
                   chat ? "chat.completion" : "text_completion", "created", (json_int_t)created,

@@ -48,16 +48,22 @@ bool openai_no_memory(struct openai_error *err) {
 void openai_error_of(struct openai_error *out, const kvasir_error *err) {
     openai_refuse(out, NULL, "%s", err->text);
     /* Prompts that are too long for context or budget are too long: the request's fault. */
-    if (err->code == KVASIR_ERR_MEMORY || err->code == KVASIR_ERR_IO ||
-        err->code == KVASIR_ERR_BUSY || err->code == KVASIR_ERR_CANCELLED)
+    if (err->code == KVASIR_ERR_MEMORY || err->code == KVASIR_ERR_IO)
         out->status = OPENAI_SERVER_ERROR;
+    else if (err->code == KVASIR_ERR_BUSY)
+        out->status = OPENAI_BUSY;
+    else if (err->code == KVASIR_ERR_CANCELLED)
+        out->status = OPENAI_CANCELLED;
+    else if (err->code == KVASIR_ERR_CONTEXT || err->code == KVASIR_ERR_BUDGET)
+        out->code = "context_length_exceeded";
 }
 
 json_t *openai_error_object(const struct openai_error *err) {
-    bool ours = err->status == OPENAI_SERVER_ERROR;
-    return json_pack("{s:s, s:s, s:s?, s:n}", "message", err->text, "type",
-                     ours ? "server_error" : "invalid_request_error", "param",
-                     *err->param ? err->param : NULL, "code");
+    const char *type = err->status >= OPENAI_SERVER_ERROR ? "server_error"
+                       : err->status == OPENAI_BUSY       ? "rate_limit_error"
+                                                          : "invalid_request_error";
+    return json_pack("{s:s, s:s, s:s?, s:s?}", "message", err->text, "type", type, "param",
+                     *err->param ? err->param : NULL, "code", err->code);
 }
 
 static const char *type_name(const json_t *value) {
@@ -91,6 +97,10 @@ bool openai_wrong_type(struct openai_error *err, const char *path, const json_t 
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+bool openai_is_object(const json_t *body, struct openai_error *err) {
+    return json_is_object(body) || openai_refuse(err, NULL, "the body is not a JSON object");
+}
+
 const json_t *openai_get(const json_t *object, const char *name) {
     const json_t *value = json_object_get(object, name);
     return json_is_null(value) ? NULL : value;
@@ -121,8 +131,8 @@ bool openai_whole(const json_t *object, const char *name, json_int_t min, json_i
     return true;
 }
 
-static bool read_real(const json_t *value, const char *path, double min, double max, float *out,
-                      struct openai_error *err) {
+bool openai_real(const json_t *value, const char *path, double min, double max, float *out,
+                 struct openai_error *err) {
     if (!value)
         return true;
     if (!json_is_number(value))
@@ -192,7 +202,6 @@ static const struct {
     const char *name, *harmless;
 } NOT_SUPPORTED[] = {
     /* OpenAI's */
-    {"response_format", "{\"type\":\"text\"}"},
     {"suffix", "\"\""},
     {"echo", "false"},
     {"best_of", "1"},
@@ -206,8 +215,6 @@ static const struct {
     {"adapters", NULL},
     {"role_mapping", NULL},
     {"chat_template", NULL},
-    {"continue_final_message", "false"},
-    {"add_generation_prompt", "true"},
     {"add_special_tokens", NULL},
     {"skip_special_tokens", "true"},
     {"include_stop_str_in_output", "false"},
@@ -309,7 +316,7 @@ static bool read_logit_bias(const struct openai_setup *setup, const json_t *body
                                  setup->vocab - 1);
         kvasir_logit_bias *b = &r->logit_bias[n++];
         b->token = (int32_t)id;
-        if (!read_real(value, path, -100, 100, &b->bias, err))
+        if (!openai_real(value, path, -100, 100, &b->bias, err))
             return false;
     }
     r->engine.sampling.logit_bias = r->logit_bias;
@@ -336,8 +343,8 @@ static bool read_sampling(const struct openai_setup *setup, const json_t *body,
     kvasir_sampling *s = &r->engine.sampling;
     *s = setup->sampling;
     for (size_t i = 0; i < sizeof REALS / sizeof *REALS; i++)
-        if (!read_real(openai_get(body, REALS[i].name), REALS[i].name, REALS[i].min, REALS[i].max,
-                       (float *)((char *)s + REALS[i].offset), err))
+        if (!openai_real(openai_get(body, REALS[i].name), REALS[i].name, REALS[i].min, REALS[i].max,
+                         (float *)((char *)s + REALS[i].offset), err))
             return false;
     /* OpenAI's 0 would leave the likeliest token, mlx-lm's is off: nobody is to get the other. */
     if (openai_get(body, "top_p") && s->top_p == 0)
@@ -368,6 +375,26 @@ static bool read_limits(const struct openai_setup *setup, const json_t *body,
     r->engine.max_tokens = (uint32_t)tokens;
     r->engine.n = (uint32_t)n;
     return openai_flag(body, "ignore_eos", &r->engine.ignore_end, err);
+}
+
+static bool read_format(const json_t *body, struct openai_request *r, struct openai_error *err) {
+    const json_t *format = openai_get(body, "response_format");
+    if (!format)
+        return true;
+    if (!json_is_object(format))
+        return openai_wrong_type(err, "response_format", format, "an object");
+    const char *word;
+    if (!openai_text(r, "response_format.type", openai_get(format, "type"), &word, err))
+        return false;
+    r->engine.json_object = strcmp(word, "json_object") == 0;
+    if (!r->engine.json_object && strcmp(word, "text") != 0)
+        return openai_refuse(err, "response_format.type",
+                             "\"%.40s\" is not supported: \"text\" and \"json_object\" are there",
+                             word);
+    if (r->engine.json_object && r->engine.ignore_end)
+        return openai_refuse(err, "ignore_eos",
+                             "not together with a response_format of type \"json_object\"");
+    return true;
 }
 
 static bool read_stop(struct openai_request *r, const char *path, const json_t *value,
@@ -430,6 +457,20 @@ static bool read_logprobs(const json_t *body, struct openai_request *r, struct o
     return true;
 }
 
+/* Of vLLM's pairs only those that leave the answer an answer: a new message, or the last one's
+ * going on. */
+static bool read_continues(const json_t *body, struct openai_request *r, struct openai_error *err) {
+    struct openai_chat_form form;
+    if (!openai_read_form(body, &form, err))
+        return false;
+    if (form.continues && r->api == OPENAI_COMPLETIONS)
+        return openai_refuse(err, "continue_final_message", "is not supported (but for false)");
+    if (!form.begins && !form.continues)
+        return openai_refuse(err, "add_generation_prompt", "is not supported (but for true)");
+    r->continues = form.continues;
+    return true;
+}
+
 static bool read_stream(const struct openai_setup *setup, const json_t *body,
                         struct openai_request *r, struct openai_error *err) {
     if (!openai_flag(body, "stream", &r->stream, err))
@@ -446,13 +487,23 @@ static bool read_stream(const struct openai_setup *setup, const json_t *body,
     return true;
 }
 
+static bool read_salt(struct openai_request *r, const json_t *body, struct openai_error *err) {
+    enum { SALT_MAX = 256 }; /* it stays as long as prefixes do */
+    if (!optional_text(r, body, "cache_salt", &r->engine.salt, err))
+        return false;
+    const size_t n = r->engine.salt ? strlen(r->engine.salt) : 0;
+    return n <= SALT_MAX ||
+           openai_refuse(err, "cache_salt", "%zu bytes are more than %d", n, SALT_MAX);
+}
+
 bool openai_read_fields(const struct openai_setup *setup, const json_t *body,
                         struct openai_request *r, struct openai_error *err) {
     r->model = setup->model;
     return check_supported(setup, body, err) && optional_text(r, body, "model", &r->model, err) &&
-           optional_text(r, body, "cache_salt", &r->engine.salt, err) &&
+           read_salt(r, body, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
-           read_stream(setup, body, r, err) && read_limits(setup, body, r, err) &&
+           read_continues(body, r, err) && read_stream(setup, body, r, err) &&
+           read_limits(setup, body, r, err) && read_format(body, r, err) &&
            read_sampling(setup, body, r, err) && read_stops(setup, body, r, err) &&
            read_logprobs(body, r, err);
 }

@@ -9,6 +9,11 @@
  * What templates are written for is Python's messages, so that texts in parts are joined and the
  * arguments of tool calls, JSON in a string, become values, as mlx-lm and vLLM do.
  *
+ * An answer begins a message of its own, as in mlx_lm.server and vLLM, also where the last message
+ * is an assistant's; it goes on that one where "continue_final_message" says so. What the template
+ * writes behind its text is left out then. Where a template trims texts, spaces at its end are left
+ * out too, as in transformers.
+ *
  * With a prompt-cache file the prompt goes on behind the user's text with which the file ends
  * (`kvasir cache-prompt`): no BOS; and of a chat, whose first message is the user's going on, what
  * the template writes before that message's text is left out.
@@ -40,7 +45,7 @@ static bool set_tokens(struct openai_request *r, const char *path, const int32_t
     return true;
 }
 
-static bool library_failed(struct openai_error *err, const char *path, const kvasir_error *why) {
+bool openai_library_failed(struct openai_error *err, const char *path, const kvasir_error *why) {
     openai_error_of(err, why);
     if (err->status == OPENAI_SERVER_ERROR)
         return false;
@@ -54,7 +59,7 @@ static bool tokenize(const struct openai_setup *setup, const char *path, const c
     size_t n;
     if (kvasir_tokenize(setup->tokenizer, text, len, flags | KVASIR_TOKENIZE_PARSE_SPECIAL,
                         &r->tokenized, &n, &why))
-        return library_failed(err, path, &why);
+        return openai_library_failed(err, path, &why);
     return set_tokens(r, path, r->tokenized, n, err);
 }
 
@@ -88,12 +93,8 @@ static bool read_prompt(const struct openai_setup *setup, const json_t *body,
 
 static const char *const ROLES[] = {"system", "developer", "user", "assistant", "tool", "function"};
 
-struct message_path {
-    char text[OPENAI_PATH_MAX];
-};
-/* "messages[2].content" */
-static struct message_path path_of(size_t i, const char *member) {
-    struct message_path p;
+struct openai_path openai_message_path(size_t i, const char *member) {
+    struct openai_path p;
     snprintf(p.text, sizeof p.text, "messages[%zu]%s%s", i, *member ? "." : "", member);
     return p;
 }
@@ -103,11 +104,11 @@ static bool read_role(const json_t *message, size_t i, const char **role,
     const json_t *value = openai_get(message, "role");
     *role = json_string_value(value);
     if (!*role)
-        return openai_wrong_type(err, path_of(i, "role").text, value, "a string");
+        return openai_wrong_type(err, openai_message_path(i, "role").text, value, "a string");
     for (size_t k = 0; k < sizeof ROLES / sizeof *ROLES; k++)
         if (strcmp(*role, ROLES[k]) == 0)
             return true;
-    return openai_refuse(err, path_of(i, "role").text,
+    return openai_refuse(err, openai_message_path(i, "role").text,
                          "\"%.40s\" is none of system, developer, user, assistant, tool, function",
                          *role);
 }
@@ -168,10 +169,10 @@ static bool read_content(const json_t *message, const char *role, size_t i, json
     if (json_is_array(content))
         return join_parts(content, i, out, err);
     if (content && !json_is_string(content))
-        return openai_wrong_type(err, path_of(i, "content").text, content,
+        return openai_wrong_type(err, openai_message_path(i, "content").text, content,
                                  "a string or an array of parts");
     if (!content && !assistant)
-        return openai_refuse(err, path_of(i, "content").text, "missing");
+        return openai_refuse(err, openai_message_path(i, "content").text, "missing");
     if (content)
         *out = json_incref((json_t *)content);
     else
@@ -179,61 +180,55 @@ static bool read_content(const json_t *message, const char *role, size_t i, json
     return *out || openai_no_memory(err);
 }
 
-/* One tool call of a message that is ours to change: its arguments become values. */
-static bool read_call(json_t *call, size_t i, size_t k, struct openai_error *err) {
-    char path[OPENAI_PATH_MAX];
-    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu]", i, k);
-    if (!json_is_object(call))
-        return openai_wrong_type(err, path, call, "an object");
-    json_t *function = json_object_get(call, "function");
-    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].function", i, k);
-    if (!json_is_object(function))
-        return openai_wrong_type(err, path, function, "an object");
-    const json_t *name = openai_get(function, "name");
-    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].function.name", i, k);
-    if (!json_is_string(name))
-        return openai_wrong_type(err, path, name, "a string");
-    const json_t *arguments = openai_get(function, "arguments");
-    snprintf(path, sizeof path, "messages[%zu].tool_calls[%zu].function.arguments", i, k);
-    if (!arguments || json_is_object(arguments))
-        return true;
-    if (!json_is_string(arguments))
-        return openai_wrong_type(err, path, arguments, "a string");
-    json_error_t why;
-    size_t len = json_string_length(arguments);
-    json_t *values =
-        len ? json_loadb(json_string_value(arguments), len, JSON_ALLOW_NUL, &why) : json_object();
-    if (!json_is_object(values)) {
-        bool parsed = values != NULL;
-        json_decref(values);
-        return parsed ? openai_refuse(err, path, "is not the JSON text of an object")
-                      : openai_refuse(err, path, "is no JSON at byte %d: %.100s", why.position,
-                                      len ? why.text : "");
+/* What a message says of reasoning has two names; templates know the first, gpt-oss's a third,
+ * which it does not take beside content where tools are called. */
+static bool read_reasoning(const struct openai_setup *setup, json_t *made, size_t i,
+                           struct openai_error *err) {
+    static const char *const NAMES[] = {"reasoning_content", "reasoning"};
+    const json_t *text = NULL;
+    for (size_t k = 0; k < 2; k++) {
+        const json_t *value = openai_get(made, NAMES[k]);
+        if (value && !json_is_string(value))
+            return openai_wrong_type(err, openai_message_path(i, NAMES[k]).text, value, "a string");
+        text = text ? text : value;
     }
-    return json_object_set_new(function, "arguments", values) == 0 || openai_no_memory(err);
+    if (!text)
+        return true;
+    bool harmony = setup->syntax && setup->syntax->tools == ANSWER_HARMONY &&
+                   !openai_get(made, "thinking") &&
+                   !(openai_get(made, "tool_calls") &&
+                     json_string_length(json_object_get(made, "content")) > 0);
+    return (json_object_set(made, NAMES[0], (json_t *)text) == 0 &&
+            (!harmony || json_object_set(made, "thinking", (json_t *)text) == 0)) ||
+           openai_no_memory(err);
 }
 
 /* A message as templates expect it, new; false with *err. */
-static bool read_message(const json_t *message, size_t i, json_t **out, struct openai_error *err) {
+static bool read_message(const struct openai_setup *setup, const json_t *message, size_t i,
+                         json_t **out, struct openai_error *err) {
     if (!json_is_object(message))
-        return openai_wrong_type(err, path_of(i, "").text, message, "an object");
+        return openai_wrong_type(err, openai_message_path(i, "").text, message, "an object");
     const char *role;
     json_t *content = NULL, *calls = NULL, *made = NULL;
     if (!read_role(message, i, &role, err) || !read_content(message, role, i, &content, err))
         return false;
-    const json_t *given = openai_get(message, "tool_calls");
+    const json_t *given = openai_get(message, "tool_calls"),
+                 *id = openai_get(message, "tool_call_id");
     bool good = true;
-    if (given && !json_is_array(given))
-        good = openai_wrong_type(err, path_of(i, "tool_calls").text, given, "an array");
+    if (id && !json_is_string(id))
+        good = openai_wrong_type(err, openai_message_path(i, "tool_call_id").text, id, "a string");
+    else if (given && !json_is_array(given))
+        good = openai_wrong_type(err, openai_message_path(i, "tool_calls").text, given, "an array");
     else if (given && !(calls = json_deep_copy(given)))
         good = openai_no_memory(err);
     for (size_t k = 0; good && k < json_array_size(calls); k++)
-        good = read_call(json_array_get(calls, k), i, k, err);
+        good = openai_read_call(json_array_get(calls, k), i, k, err);
     if (good) {
         made = json_copy((json_t *)message);
         if (!made || json_object_set(made, "content", content) != 0 ||
             (calls && json_object_set(made, "tool_calls", calls) != 0))
             good = openai_no_memory(err);
+        good = good && read_reasoning(setup, made, i, err);
     }
     json_decref(content);
     json_decref(calls);
@@ -244,7 +239,8 @@ static bool read_message(const json_t *message, size_t i, json_t **out, struct o
     return good;
 }
 
-static bool read_messages(const json_t *body, json_t **out, struct openai_error *err) {
+static bool read_messages(const struct openai_setup *setup, const json_t *body, json_t **out,
+                          struct openai_error *err) {
     const json_t *given = openai_get(body, "messages");
     if (!json_is_array(given))
         return openai_wrong_type(err, "messages", given, "an array");
@@ -253,7 +249,7 @@ static bool read_messages(const json_t *body, json_t **out, struct openai_error 
     json_t *list = json_array(), *message = NULL;
     bool good = list != NULL || openai_no_memory(err);
     for (size_t i = 0; good && i < json_array_size(given); i++) {
-        good = read_message(json_array_get(given, i), i, &message, err);
+        good = read_message(setup, json_array_get(given, i), i, &message, err);
         if (good && json_array_append_new(list, message) != 0)
             good = openai_no_memory(err);
     }
@@ -267,21 +263,12 @@ static bool read_messages(const json_t *body, json_t **out, struct openai_error 
 /* ---- template -------------------------------------------------------------------------------- */
 
 /* Members of the body that are variables of templates. */
-static bool set_variables(const struct openai_setup *setup, const json_t *body, json_t *variables,
-                          struct openai_error *err) {
-    const json_t *tools = openai_get(body, "tools");
-    const char *choice = json_string_value(openai_get(body, "tool_choice"));
-    if (tools && !json_is_array(tools))
-        return openai_wrong_type(err, "tools", tools, "an array");
-    for (size_t i = 0; i < json_array_size(tools); i++) {
-        char path[32];
-        snprintf(path, sizeof path, "tools[%zu]", i);
-        if (!json_is_object(json_array_get(tools, i)))
-            return openai_wrong_type(err, path, json_array_get(tools, i), "an object");
-    }
-    /* A model that does not know of tools does not call them. */
-    bool show = json_array_size(tools) > 0 && !(choice && strcmp(choice, "none") == 0);
-    if (show && json_object_set(variables, "tools", (json_t *)tools) != 0)
+static bool set_variables(const struct openai_setup *setup, const json_t *body,
+                          struct openai_request *r, json_t *variables, struct openai_error *err) {
+    const json_t *tools;
+    if (!openai_read_tools(body, r, &tools, err))
+        return false;
+    if (tools && json_object_set(variables, "tools", (json_t *)tools) != 0)
         return openai_no_memory(err);
     const json_t *effort = openai_get(body, "reasoning_effort");
     if (effort && !json_is_string(effort))
@@ -303,74 +290,184 @@ static bool set_variables(const struct openai_setup *setup, const json_t *body, 
     return true;
 }
 
-/* Stands before the first message's text while a template is rendered, to find where that goes. */
-static const char MARK[] = "kvasir:the-text-of-the-user";
+/* ---- where a chat's text begins and ends ----------------------------------------------------- */
 
-static bool set_mark(json_t *messages, struct openai_error *err) {
+bool openai_read_form(const json_t *body, struct openai_chat_form *form, struct openai_error *err) {
+    *form = (struct openai_chat_form){0};
+    if (!openai_flag(body, "continue_final_message", &form->continues, err))
+        return false;
+    form->begins = !form->continues;
+    if (!openai_flag(body, "add_generation_prompt", &form->begins, err))
+        return false;
+    return !(form->begins && form->continues) ||
+           openai_refuse(err, "add_generation_prompt",
+                         "cannot be true beside \"continue_final_message\"");
+}
+
+/* Stand before the first message's text, and behind the last one's, while a template is rendered,
+ * to find where those go. */
+static const char BEGIN_MARK[] = "kvasir:the-text-of-the-user";
+static const char END_MARK[] = "kvasir:the-end-of-the-text";
+
+static bool mark_text(json_t *message, const char *before, const char *behind,
+                      struct openai_error *err) {
+    const json_t *content = json_object_get(message, "content");
+    size_t len = json_string_length(content), n = strlen(before), m = strlen(behind);
+    char *text = malloc(n + len + m + 1);
+    if (!text)
+        return openai_no_memory(err);
+    memcpy(text, before, n);
+    if (len)
+        memcpy(text + n, json_string_value(content), len);
+    memcpy(text + n + len, behind, m);
+    json_t *marked = json_stringn(text, n + len + m);
+    free(text);
+    return json_object_set_new(message, "content", marked) == 0 || openai_no_memory(err);
+}
+
+static bool mark_begin(json_t *messages, struct openai_error *err) {
     json_t *first = json_array_get(messages, 0);
     if (strcmp(json_string_value(json_object_get(first, "role")), "user") != 0)
         return openai_refuse(err, "messages[0].role",
                              "is not \"user\", whose text goes on that of \"prompt_cache\"");
-    const json_t *content = json_object_get(first, "content");
-    size_t len = json_string_length(content), mark = strlen(MARK);
-    char *text = malloc(mark + len + 1);
-    if (!text)
+    return mark_text(first, BEGIN_MARK, "", err);
+}
+
+/* The mark has a space behind it, which a template that trims texts leaves away. */
+static bool mark_end(json_t *messages, struct openai_error *err) {
+    size_t i = json_array_size(messages) - 1;
+    json_t *last = json_array_get(messages, i);
+    char behind[sizeof END_MARK + 1];
+    if (strcmp(json_string_value(json_object_get(last, "role")), "assistant") != 0)
+        return openai_refuse(err, openai_message_path(i, "role").text,
+                             "is not \"assistant\": there is no answer to go on with");
+    if (json_array_size(json_object_get(last, "tool_calls")) > 0)
+        return openai_refuse(err, openai_message_path(i, "tool_calls").text,
+                             "end the last message: there is no text to go on with");
+    snprintf(behind, sizeof behind, "%s ", END_MARK);
+    return mark_text(last, "", behind, err);
+}
+
+/* What stands at the only mark of a text, which may hold NUL bytes; NULL: there are none or two. */
+static const char *find_mark(const char *text, size_t len, const char *mark) {
+    size_t n = strlen(mark);
+    const char *found = NULL;
+    for (; len >= n; text++, len--) {
+        if (memcmp(text, mark, n) != 0)
+            continue;
+        if (found)
+            return NULL;
+        found = text;
+    }
+    return found;
+}
+
+/* How the answer to this prompt is read. */
+static bool set_answer(const struct openai_setup *setup, const char *prompt, size_t len,
+                       struct openai_request *r, struct openai_error *err) {
+    if (!setup->syntax || r->engine.json_object) /* a JSON object holds no markers: all content */
+        return true;
+    r->answer.syntax = *setup->syntax;
+    r->answer.start = answer_start_of(setup->syntax, prompt, len);
+    if (!answer_shown_tokens(setup->syntax, r->answer.tools, setup->tokenizer, &r->shown_tokens,
+                             &r->engine.n_shown_tokens))
         return openai_no_memory(err);
-    memcpy(text, MARK, mark);
-    memcpy(text + mark, json_string_value(content), len);
-    json_t *marked = json_stringn(text, mark + len);
-    free(text);
-    return json_object_set_new(first, "content", marked) == 0 || openai_no_memory(err);
+    r->engine.shown_tokens = r->shown_tokens;
+    return true;
 }
 
-/* What stands behind the first mark of a text, which may hold NUL bytes; NULL: there is none. */
-static const char *find_mark(const char *text, size_t len) {
-    size_t n = strlen(MARK);
-    for (; len >= n; text++, len--)
-        if (memcmp(text, MARK, n) == 0)
-            return text + n;
-    return NULL;
+static bool is_space(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-static const char *behind_only_mark(const char *text, size_t len, struct openai_error *err) {
-    const char *behind = find_mark(text, len);
-    if (behind && !find_mark(behind, len - (size_t)(behind - text)))
-        return behind;
-    openai_refuse(err, "prompt_cache",
-                  "the chat template does not write the first message's text "
-                  "once, as it is: only /v1/completions can go on a file");
-    return NULL;
+/* Ends the text behind the last message's; `content` is what that said before it was marked. */
+static bool cut_end(const char *text, size_t *len, const json_t *content, size_t i,
+                    struct openai_error *err) {
+    const char *said = json_string_value(content), *mark = find_mark(text, *len, END_MARK);
+    size_t n = json_string_length(content), end = mark ? (size_t)(mark - text) : 0;
+    for (; n > 0 && is_space(*said); n--) /* templates may trim it */
+        said++;
+    if (!mark || end < n || (n && memcmp(mark - n, said, n) != 0))
+        return openai_refuse(err, openai_message_path(i, "content").text,
+                             "the chat template does not write the last message's text once, as "
+                             "it is: the answer cannot go on with it");
+    const char *behind = mark + strlen(END_MARK);
+    bool trimmed = behind == text + *len || *behind != ' ';
+    for (; trimmed && n > 0 && is_space(said[n - 1]); n--)
+        end--;
+    *len = end;
+    return true;
 }
 
-static bool render(const struct openai_setup *setup, const json_t *variables,
-                   struct openai_request *r, struct openai_error *err) {
-    char *request = json_dumps(variables, JSON_COMPACT), *text;
+/* Leaves out what stands before the first message's text. */
+static bool cut_begin(char *text, size_t *len, struct openai_error *err) {
+    const char *mark = find_mark(text, *len, BEGIN_MARK);
+    if (!mark)
+        return openai_refuse(err, "prompt_cache",
+                             "the chat template does not write the first message's text once, as "
+                             "it is: only /v1/completions can go on a file");
+    const char *from = mark + strlen(BEGIN_MARK);
+    *len -= (size_t)(from - text);
+    memmove(text, from, *len);
+    return true;
+}
+
+/* ---- a chat's text --------------------------------------------------------------------------- */
+
+static bool render(const struct openai_setup *setup, const json_t *variables, char **text,
+                   size_t *len, struct openai_error *err) {
+    char *request = json_dumps(variables, JSON_COMPACT);
     if (!request)
         return openai_no_memory(err);
-    kvasir_error why;
-    size_t len;
+    kvasir_error why = {0};
     kvasir_status status =
-        kvasir_chat_render(setup->tokenizer, request, strlen(request), &text, &len, &why);
+        kvasir_chat_render(setup->tokenizer, request, strlen(request), text, len, &why);
     free(request);
-    if (status)
-        return library_failed(err, "messages", &why);
-    const char *from = r->prompt_cache ? behind_only_mark(text, len, err) : text;
-    bool good = from && tokenize(setup, "messages", from, len - (size_t)(from - text), 0, r, err);
-    kvasir_free(text);
+    const char *place = strstr(why.text, ": chat template"); /* behind the model's path */
+    if (status != KVASIR_OK && place)
+        memmove(why.text, place + 2, strlen(place + 2) + 1);
+    return status == KVASIR_OK || openai_library_failed(err, "messages", &why);
+}
+
+bool openai_chat_text(const struct openai_setup *setup, const json_t *body,
+                      const struct openai_chat_form *form, struct openai_request *r, char **text,
+                      size_t *len, struct openai_error *err) {
+    json_t *messages = NULL, *variables;
+    if (!read_messages(setup, body, &messages, err))
+        return false;
+    size_t last = json_array_size(messages) - 1;
+    json_t *said = json_incref(json_object_get(json_array_get(messages, last), "content"));
+    bool good = (!form->behind_file || mark_begin(messages, err)) &&
+                (!form->continues || mark_end(messages, err));
+    variables = json_pack("{s:o}", "messages", messages);
+    if (!variables)
+        good = openai_no_memory(err);
+    good = good && set_variables(setup, body, r, variables, err);
+    if (good && !form->begins &&
+        json_object_set_new(variables, "add_generation_prompt", json_false()) != 0)
+        good = openai_no_memory(err);
+    good = good && render(setup, variables, text, len, err);
+    if (good && !((!form->continues || cut_end(*text, len, said, last, err)) &&
+                  (!form->behind_file || cut_begin(*text, len, err)))) {
+        kvasir_free(*text);
+        good = false;
+    }
+    json_decref(variables);
+    json_decref(said);
     return good;
 }
 
 static bool read_chat(const struct openai_setup *setup, const json_t *body,
                       struct openai_request *r, struct openai_error *err) {
-    json_t *messages = NULL, *variables;
-    if (!read_messages(body, &messages, err))
+    const struct openai_chat_form form = {
+        .begins = !r->continues, .continues = r->continues, .behind_file = r->prompt_cache != NULL};
+    char *text;
+    size_t len;
+    if (!openai_chat_text(setup, body, &form, r, &text, &len, err))
         return false;
-    bool good = !r->prompt_cache || set_mark(messages, err);
-    variables = json_pack("{s:o}", "messages", messages);
-    if (!variables)
-        good = openai_no_memory(err);
-    good = good && set_variables(setup, body, variables, err) && render(setup, variables, r, err);
-    json_decref(variables);
+    bool good =
+        tokenize(setup, "messages", text, len, 0, r, err) && set_answer(setup, text, len, r, err);
+    kvasir_free(text);
     return good;
 }
 
@@ -378,8 +475,8 @@ static bool read_chat(const struct openai_setup *setup, const json_t *body,
 
 bool openai_read(const struct openai_setup *setup, enum openai_api api, const json_t *body,
                  struct openai_request *out, struct openai_error *err) {
-    if (!json_is_object(body))
-        return openai_refuse(err, NULL, "the body is not a JSON object");
+    if (!openai_is_object(body, err))
+        return false;
     struct openai_request r = {
         .api = api, .engine = kvasir_request_defaults(), .kept = json_array()};
     bool good = r.kept || openai_no_memory(err);
@@ -394,11 +491,26 @@ bool openai_read(const struct openai_setup *setup, enum openai_api api, const js
     return good;
 }
 
+kvasir_status openai_submit(kvasir_engine *engine, const struct openai_request *r,
+                            kvasir_event_fn *on_event, void *user, uint64_t *id,
+                            kvasir_error *err) {
+    kvasir_request request = r->engine;
+    request.on_event = on_event;
+    request.user = user;
+    kvasir_status status = kvasir_engine_submit(engine, &request, id, err);
+    if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) || !r->default_length ||
+        !request.max_tokens)
+        return status;
+    request.max_tokens = 0;
+    return kvasir_engine_submit(engine, &request, id, err);
+}
+
 void openai_request_free(struct openai_request *r) {
     free(r->ids);
     kvasir_free(r->tokenized);
     free(r->stops);
     free(r->stop_tokens);
+    free(r->shown_tokens);
     kvasir_free(r->xtc_special);
     free(r->logit_bias);
     json_decref(r->kept);

@@ -15,9 +15,7 @@
 
 static const char replacement[] = "\xef\xbf\xbd";
 
-/* Looks at the character at s. Its length (1-4), 0 if the n bytes begin one and end inside it,
- * -1 if they cannot. */
-static int char_length(const uint8_t *s, size_t n) {
+int utf8_length(const uint8_t *s, size_t n) {
     uint8_t c = s[0];
     if (c < 0x80)
         return 1;
@@ -50,7 +48,7 @@ size_t utf8_check(const char *text, size_t len) {
                 continue;
             }
         }
-        int n = char_length(s + i, len - i);
+        int n = utf8_length(s + i, len - i);
         if (n <= 0)
             return i;
         i += (size_t)n;
@@ -62,7 +60,7 @@ size_t utf8_check(const char *text, size_t len) {
  * begin the next one. */
 static bool push_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
     d->held[d->n_held++] = byte;
-    int n = char_length(d->held, d->n_held);
+    int n = utf8_length(d->held, d->n_held);
     if (n == 0)
         return true;
     if (n > 0) {

@@ -41,8 +41,9 @@ struct stop_text {
 struct kvasir_stop {
     struct stop_text *texts; /* [n] */
     size_t n, longest;
-    const struct stop_text *held; /* the one with the most matched; NULL: nothing is held */
-    size_t back;                  /* bytes from B to the end of what came; 0: none is complete */
+    const struct stop_text *held;  /* the one with the most matched; NULL: nothing is held */
+    const struct stop_text *found; /* the one that begins at B, also of a text that has ended */
+    size_t back;                   /* bytes from B to the end of what came; 0: none is complete */
     bool stopped;
 };
 
@@ -127,10 +128,13 @@ static size_t push_byte(struct kvasir_stop *s, char byte, char *out) {
     size_t held_before = before ? before->matched : 0, back = s->back ? s->back + 1 : 0;
     size_t held = 0;
     s->held = NULL;
+    s->found = back ? s->found : NULL;
     for (size_t i = 0; i < s->n; i++) {
         struct stop_text *t = &s->texts[i];
-        if (advance(t, byte) && t->len > back)
+        if (advance(t, byte) && t->len > back) {
             back = t->len;
+            s->found = t;
+        }
         if (t->matched > held) {
             held = t->matched;
             s->held = t;
@@ -165,4 +169,8 @@ bool kvasir_stop_finish(kvasir_stop *s, char *out, size_t *n) {
     s->back = 0;
     s->stopped = false;
     return !complete;
+}
+
+const char *kvasir_stop_found(const kvasir_stop *s) {
+    return s->found ? s->found->text : NULL;
 }

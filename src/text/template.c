@@ -238,6 +238,10 @@ void template_destroy(struct template *t) {
     mem_free(t);
 }
 
+struct text_span template_source(const struct template *t) {
+    return (struct text_span){t->source, t->source_len};
+}
+
 /* ---- render ---------------------------------------------------------------------------------- */
 
 struct template_limits template_limits_default(void) {

@@ -108,8 +108,46 @@ bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) M
 bool detok_finish(struct detok *d, struct text_buf *out) MUST_CHECK;
 /* Offset of the first byte that is not valid UTF-8 (RFC 3629), or len. */
 size_t utf8_check(const char *text, size_t len);
+/* Of the character at s: its length (1-4), 0 if the n bytes (n > 0) begin one and end inside it, -1
+ * if they cannot. */
+int utf8_length(const uint8_t *s, size_t n);
 /* The value of a hexadecimal digit, -1 of any other character (unicode.c). */
 int hex_digit(char c);
+
+/* ---- JSON that a model writes (json_automaton.c, json_vocab.c) ------------------------------- */
+
+enum { JSON_LEVELS_MAX = 64, JSON_BLANKS_MAX = 64, JSON_DIGITS_MAX = 64 };
+/* Where a text that is to be one JSON object stands. Zeros: at its beginning. */
+struct json_state {
+    uint64_t objects; /* bit i: level i + 1 is an object, else an array */
+    uint8_t levels;   /* that are open */
+    uint8_t part;     /* enum json_part (json_automaton.h) */
+    bool key;         /* of a string */
+    uint8_t count;    /* blanks or digits in a row, bytes held */
+    uint8_t held[4];  /* of a begun character or escape */
+};
+/* One byte more. False: it cannot come here, and the state is of no more use. */
+bool json_push(struct json_state *s, uint8_t byte) MUST_CHECK;
+bool json_complete(const struct json_state *s); /* nothing more may come, not even blanks */
+
+/* The tokens of a vocabulary as an answer shows them (tokenizer_bytes), in an order in which all
+ * that may come next are found without looking at each. Immutable. */
+struct json_vocab;
+/* Of the tokens below n_ids, but control and end tokens and those of more than 255 bytes. t is
+ * borrowed for the call. KVASIR_ERR_UNSUPPORTED: it cannot write each object that it may begin. */
+kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struct json_vocab **out,
+                                kvasir_error *err) MUST_CHECK;
+void json_vocab_destroy(struct json_vocab *v);
+uint64_t json_vocab_bytes(const struct tokenizer *t, uint32_t n_ids); /* of the heap, once it is */
+/* That an object can be written without these tokens; else KVASIR_ERR_UNSUPPORTED. */
+kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *without, size_t n,
+                               kvasir_error *err) MUST_CHECK;
+/* A set of tokens: token i is bit i % 64 of word i / 64. */
+static inline size_t token_set_words(uint32_t n_ids) {
+    return ((size_t)n_ids + 63) / 64;
+}
+/* Fills bits [token_set_words(n_ids)] with the tokens that may come next. */
+void json_vocab_allow(const struct json_vocab *v, const struct json_state *s, uint64_t *bits);
 
 /* ---- JSON that a file holds (json_load.c) ---------------------------------------------------- */
 
@@ -128,6 +166,8 @@ struct template;
 kvasir_status template_parse(const char *source, size_t len, struct template **out,
                              kvasir_error *err) MUST_CHECK;
 void template_destroy(struct template *t);
+/* What it was made from, line ends as \n. */
+struct text_span template_source(const struct template *t);
 
 /* What one rendering may use: a template is a program that came with a file. */
 struct template_limits {

@@ -35,8 +35,8 @@
 /* What ends an answer: EOS, what the spec names, and the usual names of the end of a turn. */
 static void mark_ends(struct tokenizer *t, const struct tokenizer_spec *spec) {
     static const char *const names[] = {
-        "<|im_end|>", "<|endoftext|>",   "<|eot_id|>",
-        "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>",
+        "<|im_end|>",      "<|endoftext|>", "<|eot_id|>", "<|eom_id|>",
+        "<|end_of_text|>", "<end_of_turn>", "<|call|>",
     };
     for (size_t id = 0; id < t->pieces.n; id++)
         for (size_t k = 0; k < sizeof names / sizeof names[0]; k++)

@@ -97,6 +97,24 @@ is out1 logprobs 'all(max(t.values()) == p for t, p in
 is out1 logprobs 'c["logprobs"]["text_offset"][2] == len("".join(c["logprobs"]["tokens"][:2]))' true
 [ "$(result out1 text 'b["id"]')" != "$(result out1 ids 'b["id"]')" ] || die "ids are the same"
 
+# ---- one JSON object: it parses where it was not cut (token 128 is the byte of "}") ----
+json_object='"response_format":{"type":"json_object"}'
+{
+    request ended "{\"prompt\":\"Once\",\"max_tokens\":99,\"temperature\":1,\"n\":3,
+\"logit_bias\":{\"128\":30},$json_object}" | tr -d '\n'
+    echo
+    request cut "{\"prompt\":\"Once\",\"max_tokens\":5,\"logit_bias\":{\"128\":-100},$json_object}"
+    request schema '{"prompt":"Once","response_format":{"type":"json_schema","json_schema":{}}}'
+    request endless "{\"prompt\":\"Once\",\"ignore_eos\":true,$json_object}"
+} >in
+failing 1 '2 of 4 requests failed' -i in -o object
+is object ended 'all(type(json.loads(c["text"])) is dict for c in b["choices"])' true
+is object ended '[c["finish_reason"] for c in b["choices"]]' '["stop", "stop", "stop"]'
+is object cut '[c["finish_reason"], b["usage"]["completion_tokens"]]' '["length", 5]'
+is object schema 'r["response"]["status_code"]' 400
+is object schema 'b["error"]["param"]' response_format.type
+is object endless 'b["error"]["param"]' ignore_eos
+
 # ---- no seed: the same again, and another for another custom_id ----
 for id in a b c; do request $id '{"prompt":"Once","max_tokens":30,"temperature":1}'; done >in
 b -i in -o free1 -q

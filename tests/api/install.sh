@@ -3,8 +3,8 @@
 #
 # What `make install` leaves can be used and can be removed: kvasir.h is there with the headers that
 # it includes, a program of somebody else compiles through pkg-config against the shared and the
-# static library, only kvasir_ names are visible in either, and `make uninstall` takes away every
-# file.
+# static library, only kvasir_ names are visible in either, the systemd unit names the program where
+# it lies, and `make uninstall` takes away every file.
 set -euo pipefail
 build=$(dirname "$1")
 : "${SOURCE_DIR:?}"
@@ -21,10 +21,15 @@ at=$DESTDIR/opt/kvasir
 for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h include/kvasir_status.h \
     include/kvasir_text.h include/kvasir_engine.h include/kvasir_simulate.h \
     lib/pkgconfig/kvasir.pc share/man/man1/kvasir-cache-prompt.1 \
-    share/man/man1/kvasir-batch.1 share/man/man1/kvasir-simulate.1; do
+    share/man/man1/kvasir-batch.1 share/man/man1/kvasir-simulate.1 \
+    share/man/man1/kvasir-serve.1 share/man/man1/kvasir-chat.1 lib/systemd/system/kvasir.service; do
     [ -e "$at/$file" ] || { echo "not installed: $file" && exit 1; }
 done
 "$at/bin/kvasir" --help >/dev/null
+unit=$scratch/unit # what differs in it
+diff "$SOURCE_DIR/dist/kvasir.service" "$at/lib/systemd/system/kvasir.service" >"$unit" || true
+grep -q '^> ExecStart=/opt/kvasir/bin/kvasir serve ' "$unit" &&
+    [ "$(grep -c '^>' "$unit")" = 1 ] || { echo "the unit:" && cat "$unit" && exit 1; }
 
 names=$({
     nm -D --defined-only "$at/lib/libkvasir.so"

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The command line itself, without a model: help, version, wrong flags and values; every flag is in
-# its man page and no page tells of a flag that is not there.
+# its man page and no page tells of a flag that is not there; the lists of flags in the documents
+# are those of the program.
 . "$(dirname "$0")/../support/api.bash"
 
 good --version
 grep -qx 'kvasir [0-9.]*' out || die "--version"
 good --help
 commands=$(sed -n 's/^  \([a-z-]*\)  *.*/\1/p' out)
-for command in generate cache-prompt batch perplexity bench-kv-cache calibrate info tokenize \
-    convert simulate; do
+for command in generate chat serve cache-prompt batch perplexity bench-kv-cache calibrate info \
+    tokenize convert simulate; do
     grep -qx "$command" <<<"$commands" || die "--help does not tell of $command"
 done
 run
@@ -23,7 +24,7 @@ for command in $commands; do
     [ -s err ] && die "$command --help writes to standard error"
     awk 'length > 100 { bad = 1 } END { exit bad }' out || die "$command --help: a long line"
     page=$SOURCE_DIR/docs/man/kvasir-$command.1
-    flags=$(grep -o '^  \(-., \)\?--[a-z-]*' out | grep -o -e '--[a-z-]*')
+    flags=$(grep -oE '^  (-., )?--[a-z-]*(, --[a-z-]*)?' out | grep -o -e '--[a-z-]*')
     [ -n "$flags" ] || die "$command --help lists no flags"
     for flag in $flags; do
         grep -q "Fl -${flag#--}\b" "$page" || die "$flag is not in $page"
@@ -33,6 +34,8 @@ for command in $commands; do
     done
     expect 2 'unknown flag "--frob"' $command --frob
 done
+
+"$SOURCE_DIR/tools/flags.py" --check "$kvasir" || die "lists of flags in the documents"
 
 g() { expect 2 "^kvasir generate: $1" generate "${@:2}"; }
 g '-m: missing' -p hello

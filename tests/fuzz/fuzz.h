@@ -7,8 +7,10 @@
  *     tokenizer_json.c   tokenizer.json, then a text through it, and a few ids back
  *     template.c     a chat template, then a conversation through it
  *     prompt_file.c  a prompt cache of mlx-lm's, written again where it opens
- *     openai.c       a body of OpenAI's to a request
+ *     openai.c       a body of OpenAI's or Anthropic's to a request; /tokenize and the like
+ *     answer_syntax.c    an answer's text to reasoning, content and calls
  *     tokenize.c     a text through small vocabularies of each kind, and back
+ *     json.c         a text through the automaton of answers that are JSON objects
  *     trace.c        recorded requests, through the yardsticks where they are accepted
  *
  * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A body of OpenAI's from outside to a request: the first byte says which API and whether a
- * prompt-cache file may be named, the rest is JSON. What is read may be submitted as it is: the
- * sampler takes its options, ids lie in the vocabulary. */
+/* A body from outside to a request or an answer; the first byte says which, the rest is JSON:
+ *
+ *     '0' '1'   OpenAI's completions, chat; '2' '3': with a prompt-cache file allowed
+ *     '4' '5'   Anthropic's messages, count_tokens
+ *     '8' '9' ':'   tokenize, apply-template, detokenize
+ *
+ * What is read may be submitted as it is: the sampler takes its options, ids lie in the vocabulary.
+ * What is refused names a field of the API that was asked. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../support/byte_tokenizer.h"
 #include "fuzz.h"
+#include "server/anthropic.h"
 #include "server/server.h"
+#include "server/text_api.h"
 
 static const char TEMPLATE[] =
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -43,6 +50,8 @@ static void check_request(const struct openai_setup *setup, const struct openai_
     for (size_t i = 0; i < e->n_stops; i++)
         if (!*e->stops[i])
             fuzz_fail("stop %zu is empty", i);
+    if (e->json_object && e->ignore_end)
+        fuzz_fail("an object that does not end");
     if (!r->model || (r->prompt_cache && !setup->prompt_cache) || (r->stream && !setup->stream))
         fuzz_fail("what the setup does not allow");
     if (kvasir_sampler_create(&e->sampling, setup->vocab, &sampler, &err))
@@ -61,6 +70,80 @@ static void check_refusal(const struct openai_error *err) {
     json_decref(object);
 }
 
+/* Of Anthropic's fields, whatever the body is made into. */
+static void check_anthropic_refusal(const struct openai_error *err) {
+    static const char *const FIELDS[] = {"",
+                                         "messages",
+                                         "system",
+                                         "max_tokens",
+                                         "model",
+                                         "tools",
+                                         "top_p",
+                                         "stream",
+                                         "stop_sequences",
+                                         "thinking",
+                                         "tool_choice",
+                                         "container",
+                                         "cache_salt",
+                                         "mcp_servers",
+                                         "output_format",
+                                         "top_k",
+                                         "temperature",
+                                         "output_config",
+                                         "context_management",
+                                         "chat_template_kwargs"};
+    size_t n = strcspn(err->param, ".[");
+    check_refusal(err);
+    for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
+        if (strlen(FIELDS[i]) == n && memcmp(FIELDS[i], err->param, n) == 0)
+            return;
+    fuzz_fail("\"%s\" is no field of Anthropic's: %s", err->param, err->text);
+}
+
+static void read_openai(const struct openai_setup *setup, char which, json_t *body) {
+    struct openai_request r;
+    struct openai_error err;
+    bool good = openai_read(setup, which & 1 ? OPENAI_CHAT : OPENAI_COMPLETIONS, body, &r, &err);
+    json_decref(body);
+    if (!good) {
+        check_refusal(&err);
+        return;
+    }
+    check_request(setup, &r);
+    openai_request_free(&r);
+}
+
+static void read_anthropic(const struct openai_setup *setup, char which, json_t *body) {
+    struct openai_request r;
+    struct openai_error err;
+    bool counts = which & 1;
+    json_t *counted = counts ? anthropic_count(setup, body, &err) : NULL;
+    bool good = counts ? counted != NULL : anthropic_read(setup, body, &r, &err);
+    json_decref(body);
+    if (!good)
+        check_anthropic_refusal(&err);
+    else if (!counts) {
+        check_request(setup, &r);
+        openai_request_free(&r);
+    } else if (json_integer_value(json_object_get(counted, "input_tokens")) < 1)
+        fuzz_fail("a prompt of no tokens");
+    json_decref(counted);
+}
+
+static void read_text_api(const struct openai_setup *setup, char which, json_t *body) {
+    struct openai_error err;
+    json_t *answer = which & 2   ? text_api_detokenize(setup, body, &err)
+                     : which & 1 ? text_api_apply_template(setup, body, &err)
+                                 : text_api_tokenize(setup, 4096, body, &err);
+    json_decref(body);
+    if (!answer)
+        check_refusal(&err);
+    else if ((size_t)json_integer_value(json_object_get(answer, "count")) !=
+             json_array_size(json_object_get(answer, "tokens")))
+        fuzz_fail("another number of tokens");
+    json_decref(answer);
+}
+
 /* The chat is written as JSON, read again by the template's side, and rendered. */
 enum { TIMES = 400, BYTES = 8 << 20 };
 
@@ -77,21 +160,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                                        .max_tokens = 16,
                                        .sampling = kvasir_sampling_defaults(),
                                        .prompt_cache = data[0] & 2};
-    enum openai_api api = data[0] & 1 ? OPENAI_CHAT : OPENAI_COMPLETIONS;
     json_t *body = json_loadb((const char *)data + 1, size - 1, JSON_ALLOW_NUL, NULL);
-    struct openai_request r;
-    struct openai_error err;
     if (!body)
         return 0;
     budget_begin(BYTES + TIMES * size);
-    if (openai_read(&setup, api, body, &r, &err)) {
-        json_decref(body);
-        check_request(&setup, &r);
-        openai_request_free(&r);
-    } else {
-        json_decref(body);
-        check_refusal(&err);
-    }
+    if (data[0] & 8)
+        read_text_api(&setup, (char)data[0], body);
+    else if (data[0] & 4)
+        read_anthropic(&setup, (char)data[0], body);
+    else
+        read_openai(&setup, (char)data[0], body);
     budget_end();
     return 0;
 }

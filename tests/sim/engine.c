@@ -24,6 +24,7 @@
 
 #include "engine/scheduler.h"
 
+#include "random_programs.h"
 #include "sim_models.h"
 
 enum {
@@ -37,13 +38,6 @@ enum {
     OPS = 36,
     PROGRAMS_PER_WORLD = 10,
 };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
 
 static const char *const BITS[] = {"f16", "8", "8,4", "8,4", "4,2", "3", "4", "bf16,8", "f32"};
 static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
@@ -171,19 +165,6 @@ static void compare(const struct run *r, uint32_t string, uint32_t position, con
 }
 
 /* ---- the scheduler's host -------------------------------------------------------------------- */
-
-static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
-                                kvasir_error *err) {
-    (void)t;
-    return seq_create(((struct run *)user)->ctx->cache, out, err);
-}
-
-static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
-    (void)user;
-    (void)t;
-    (void)err;
-    return KVASIR_OK;
-}
 
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
@@ -493,8 +474,11 @@ static void check_all(struct run *r) {
 }
 
 static void begin_run(struct run *r) {
-    const struct sched_host host = {r,         host_begin, host_admitted, host_run, host_progress,
-                                    host_next, host_ended};
+    const struct sched_host host = {.user = r,
+                                    .run = host_run,
+                                    .progress = host_progress,
+                                    .next = host_next,
+                                    .ended = host_ended};
     kvasir_error err;
     need(r, kvasir_context_create(sim.models[r->p->w->model], &r->p->options, &r->ctx, &err), &err);
     const struct sched_options options = {r->p->max_running, r->ctx->options.prefill_chunk,
@@ -660,12 +644,7 @@ static void make_program(struct program *p) {
 int main(int argc, char **argv) {
     uint64_t seed = 20261122;
     unsigned long programs = 60;
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--programs=", 11) == 0)
-            programs = strtoul(argv[i] + 11, NULL, 10);
-        else if (strncmp(argv[i], "--seed=", 7) == 0)
-            seed = strtoull(argv[i] + 7, NULL, 10);
-    }
+    random_arguments(argc, argv, &programs, &seed);
     sim_models_open(&sim);
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct world *w = calloc(1, sizeof *w);

@@ -33,17 +33,11 @@
 
 #include "engine/engine.h"
 
+#include "random_programs.h"
 #include "sim_models.h"
 
 /* Most strings are short, because every token costs; one in eight passes two runs of 512. */
 enum { VOCAB = SIM_VOCAB, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
 
 static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
                                    "2",   "6,5", "bf16", "5,f16", "f32"};
@@ -555,12 +549,7 @@ static void run_program(struct program *p) {
 int main(int argc, char **argv) {
     uint64_t seed = 20261121;
     unsigned long programs = 60;
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--programs=", 11) == 0)
-            programs = strtoul(argv[i] + 11, NULL, 10);
-        else if (strncmp(argv[i], "--seed=", 7) == 0)
-            seed = strtoull(argv[i] + 7, NULL, 10);
-    }
+    random_arguments(argc, argv, &programs, &seed);
     sim_models_open(&sim);
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct program *p = calloc(1, sizeof *p);

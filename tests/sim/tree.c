@@ -4,11 +4,11 @@
  * that every byte that a later query would see can be checked wherever it came from.
  *
  * A program picks layer groups (full, windows, rotation with kept pages, a recurrent state), a
- * budget of some pages, and runs random requests against the tree: resume, grow with stores at
- * random places, fork, finish or drop. After each edit every live sequence is checked position by
- * position, tree_check checks the tree, the pool's figures are recomputed from scratch (an
- * independent count of pages and references), and every hit is compared with what a list of all
- * stored prefixes says is possible. At the end nothing is left.
+ * budget of some pages and perhaps limits of what is stored, and runs random requests against the
+ * tree: resume, grow with stores at random places, fork, finish or drop. After each edit every live
+ * sequence is checked position by position, tree_check checks the tree, the pool's figures are
+ * recomputed from scratch (an independent count of pages and references), and every hit is compared
+ * with what a list of all stored prefixes says is possible. At the end nothing is left.
  *
  *     sim_tree [--programs=N] [--seed=N]
  */
@@ -19,14 +19,9 @@
 #include "cache/tree_internal.h"
 #include "engine/engine.h"
 
+#include "random_programs.h"
+
 enum { LIVE_MAX = 6, LENGTH_MAX = 700, EDITS = 150, GROUPS_MAX = 3 };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
 
 struct live {
     struct kv_seq *seq;
@@ -46,6 +41,8 @@ struct world {
     struct kv_cache_options options;
     struct live live[LIVE_MAX];
     uint32_t n_live;
+    uint32_t max_ends; /* 0: no limit */
+    uint64_t max_bytes;
     uint64_t hits, hit_tokens;
 };
 
@@ -142,6 +139,28 @@ static void check_world(struct world *w) {
     tree_check(w->tree);
 }
 
+/* T7, counted without the heaps: leaves that nobody stands at; whether anything could still go. */
+static void check_limits(struct world *w) {
+    const struct prefix_tree *t = w->tree;
+    const struct kv_pool *pool = kv_cache_pool(w->cache);
+    uint32_t ends = 0;
+    bool could_go = false;
+    for (uint32_t x = 0; x < t->n_made; x++) {
+        const struct node *n = &t->nodes[x];
+        if (n->from == n->to || n->locks) /* a root, free, or somebody's */
+            continue;
+        ends += n->first_child == NO_NODE;
+        could_go |= n->state != NO_ADDR && !page_is_live(pool, n->state);
+        for (uint32_t g = 0; g < w->n_groups; g++)
+            could_go |= may_drop(t, x, g) && node_page(t, x, g)->addr != NO_ADDR &&
+                        !page_is_live(pool, node_page(t, x, g)->addr);
+    }
+    CHECK(w, "stored prompts", ends == tree_stats(t).ends);
+    CHECK(w, "stored prompts", !w->max_ends || ends <= w->max_ends);
+    CHECK(w, "stored bytes",
+          !w->max_bytes || tree_stored_bytes(t) <= w->max_bytes || (ends == 0 && !could_go));
+}
+
 /* ---- edits ----------------------------------------------------------------------------------- */
 
 static void make_tokens(struct world *w, struct live *l) {
@@ -195,10 +214,11 @@ static void edit_new(struct world *w) {
 
 static void edit_drop(struct world *w, uint32_t i, bool point) {
     struct live *l = &w->live[i];
-    if (point)
+    if (point) {
         tree_store(w->tree, &l->at, l->seq, true);
-    if (point)
+        check_limits(w);
         check_live(w, l);
+    }
     if (point && l->at.node != TREE_NOWHERE && random_below(2)) { /* it is found again, whole */
         const uint32_t length = seq_length(l->seq);
         if (length > 1) {
@@ -208,6 +228,7 @@ static void edit_drop(struct world *w, uint32_t i, bool point) {
     }
     seq_destroy(l->seq);
     tree_close(w->tree, &l->at);
+    check_limits(w);
     *l = w->live[--w->n_live];
 }
 
@@ -225,8 +246,10 @@ static void edit_grow(struct world *w, uint32_t i) {
         edit_drop(w, i, random_below(2)); /* preempted, or cancelled */
         return;
     }
-    if (random_below(3))
+    if (random_below(3)) {
         tree_store(w->tree, &l->at, l->seq, random_below(5) == 0);
+        check_limits(w);
+    }
 }
 
 static void edit_fork(struct world *w, uint32_t i) {
@@ -244,8 +267,7 @@ static void edit_fork(struct world *w, uint32_t i) {
 /* All that can go goes: what is left are nodes that somebody stands on or below. */
 static void edit_evict_all(struct world *w) {
     CHECK(w, "so much room", !tree_make_room(w->tree, UINT64_MAX / 2));
-    for (uint32_t i = 0; i < w->tree->n_heap; i++)
-        CHECK(w, "no leaf", w->tree->nodes[w->tree->heap[i]].first_child != NO_NODE);
+    CHECK(w, "no leaf", w->tree->heaps[ENDS].n == 0);
 }
 
 /* ---- programs -------------------------------------------------------------------------------- */
@@ -281,6 +303,11 @@ static void make_world(struct world *w) {
           kv_cache_create(w->backend, w->shapes, w->n_groups, &w->options, &w->cache, &err) ==
               KVASIR_OK);
     CHECK(w, "tree", tree_create(w->cache, 1000, &w->tree, &err) == KVASIR_OK);
+    if (random_below(3) == 0)
+        w->max_ends = 1 + random_below(6);
+    if (random_below(3) == 0)
+        w->max_bytes = 1 + random_below((uint32_t)(w->options.budget_bytes));
+    tree_limit(w->tree, w->max_ends, w->max_bytes);
 }
 
 static void run_program(struct world *w) {
@@ -300,7 +327,11 @@ static void run_program(struct world *w) {
             (void)!tree_make_room(w->tree, random_below(1 << 18));
         else if (what == 6 && random_below(8) == 0)
             edit_evict_all(w);
-        else
+        else if (what == 6 && random_below(8) == 0) { /* other limits, between requests */
+            w->max_ends = random_below(4);
+            tree_limit(w->tree, w->max_ends, w->max_bytes);
+            check_limits(w);
+        } else
             edit_grow(w, random_below(w->n_live));
         check_world(w);
     }
@@ -318,12 +349,7 @@ static void run_program(struct world *w) {
 int main(int argc, char **argv) {
     uint64_t seed = 20261122, hits = 0, tokens = 0;
     unsigned long programs = 60;
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--programs=", 11) == 0)
-            programs = strtoul(argv[i] + 11, NULL, 10);
-        else if (strncmp(argv[i], "--seed=", 7) == 0)
-            seed = strtoull(argv[i] + 7, NULL, 10);
-    }
+    random_arguments(argc, argv, &programs, &seed);
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     for (unsigned long i = 0; i < programs; i++) {
         struct world w = {.seed = seed + i};

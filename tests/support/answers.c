@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,6 +21,23 @@ static bool holding, held;
 static void wrong_if(struct answer *a, bool broken, const char *what) {
     if (broken && !a->wrong)
         a->wrong = what;
+}
+
+kvasir_engine_options answers_options(uint32_t prefill_chunk) {
+    kvasir_engine_options o = kvasir_engine_defaults();
+    o.context.ctx = 512;
+    o.context.threads = 2;
+    o.context.prefill_chunk = prefill_chunk;
+    o.cache_memory_bytes = 64 << 20;
+    return o;
+}
+
+kvasir_engine *answers_engine(const kvasir_model *model, const kvasir_engine_options *o) {
+    kvasir_error err;
+    kvasir_engine *e;
+    if (kvasir_engine_create(model, o, &e, &err))
+        fail_msg("%s", err.text);
+    return e;
 }
 
 #define RULE(a, x) wrong_if(a, !(x), #x)
@@ -40,6 +58,8 @@ static void take_token(struct answer *a, struct answer_choice *c, const kvasir_e
 static void take_done(struct answer *a, struct answer_choice *c, const kvasir_event *e) {
     c->done = true;
     c->finish = e->finish;
+    RULE(a, !e->stop || (e->finish == KVASIR_FINISH_STOP && *e->stop));
+    snprintf(c->stop, sizeof c->stop, "%s", e->stop ? e->stop : "");
     RULE(a, (e->finish == KVASIR_FINISH_ERROR) == (e->error != NULL));
     if (e->error)
         a->error = *e->error;
@@ -59,7 +79,8 @@ static void take_down(struct answer *a, const kvasir_event *e) {
     RULE(a, e->cached_tokens < e->prompt_tokens);
     RULE(a, e->kind != KVASIR_EVENT_TOKEN || e->prompt_done == e->prompt_tokens);
     RULE(a, e->completion_tokens >= c->completion && c->len + e->len < ANSWER_TEXT);
-    RULE(a, e->kind == KVASIR_EVENT_DONE || !e->last);
+    RULE(a, e->kind == KVASIR_EVENT_DONE || (!e->last && !e->cache_bytes));
+    RULE(a, !e->completion_tokens || e->kind != KVASIR_EVENT_DONE || e->cache_bytes);
     if (c->len + e->len < ANSWER_TEXT) {
         memcpy(c->text + c->len, e->text, e->len);
         c->len += e->len;
@@ -154,6 +175,27 @@ struct answer *answer_new(const int32_t *tokens, size_t n, uint32_t max_tokens) 
     return a;
 }
 
+/* Bytes by format add up to the figures of the same moment, steps by their time to all. */
+static void check_figures(kvasir_engine *e) {
+    kvasir_engine_stats s;
+    kvasir_format_bytes f[8];
+    const size_t n = kvasir_engine_get_formats(e, f, 8, &s);
+    uint64_t stored = 0, used = 0, steps = 0;
+    assert_in_range(n, 1, 8);
+    for (size_t i = 0; i < n; i++) {
+        stored += f[i].stored_bytes;
+        used += f[i].stored_bytes + f[i].live_bytes;
+        for (size_t k = 0; k < i; k++)
+            assert_string_not_equal(f[i].format, f[k].format);
+    }
+    assert_true(stored == s.stored_bytes && used == s.used_bytes);
+    for (int i = 0; i < KVASIR_STEP_COUNTS; i++)
+        steps += s.step_counts[i];
+    assert_int_equal(steps, s.steps);
+    assert_true((s.step_seconds > 0) == (s.steps > 0));
+    assert_true(s.stored_entries <= s.tree_nodes && s.tree_nodes <= s.stored_tokens + s.requests);
+}
+
 kvasir_engine_stats engine_settled(kvasir_engine *e) {
     kvasir_engine_stats s;
     uint64_t hits = 0;
@@ -166,6 +208,7 @@ kvasir_engine_stats engine_settled(kvasir_engine *e) {
     for (int i = 0; i < KVASIR_HIT_KINDS; i++)
         hits += s.hits[i];
     assert_int_equal(s.waiting, 0);
+    check_figures(e);
     assert_true(s.peak_bytes <= s.budget_bytes && s.used_bytes <= s.peak_bytes);
     assert_true(s.fixed_bytes + s.stored_bytes == s.used_bytes); /* nobody else holds anything */
     assert_true(s.cached_tokens <= s.prompt_tokens && hits <= s.requests);

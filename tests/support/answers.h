@@ -20,6 +20,7 @@ struct answer_choice {
     size_t len;
     bool done;
     kvasir_finish finish;
+    char stop[64]; /* the stop text that ended it, cut; "": none */
 };
 
 /* Zeros, but for the request. */
@@ -37,6 +38,11 @@ struct answer {
     kvasir_error error;
     const char *wrong; /* the first event that breaks a rule, or NULL */
 };
+
+/* Options of an engine for tiny models: chunks of PREFILL_CHUNK rows. */
+kvasir_engine_options answers_options(uint32_t prefill_chunk);
+/* Fails the test where the engine cannot be. */
+kvasir_engine *answers_engine(const kvasir_model *model, const kvasir_engine_options *o);
 
 /* Sets on_event and user. */
 kvasir_status answer_submit(kvasir_engine *e, struct answer *a, kvasir_error *err);

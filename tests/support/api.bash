@@ -8,11 +8,22 @@
 #                                error is one line and matches PATTERN, standard output is empty.
 #   good ARG...                  expect 0
 #   json KEY                     the value of KEY in ./out, a JSON object on one line
+#   start_server ARG...          `kvasir serve ARG...` on a free port: $pid, $url; standard error is
+#                                kept in $log; it goes with the test
+#   end_server SIGNAL CODE       ends the last one; CODE is its exit code
 #   die TEXT                     ends the test as failed
 set -uo pipefail
 kvasir=$(realpath "$1")
 api_scratch=$(mktemp -d)
-trap 'rm -rf "$api_scratch"' EXIT
+servers=()
+api_end() {
+    if [ ${#servers[@]} != 0 ]; then
+        kill "${servers[@]}"
+        wait "${servers[@]}"
+    fi 2>/dev/null
+    rm -rf "$api_scratch"
+}
+trap api_end EXIT
 cd "$api_scratch" || exit 1
 
 die() {
@@ -45,6 +56,30 @@ expect() {
 
 good() {
     run "$@" || die "exit code $?: kvasir $*"
+}
+
+# `timeout` ends a server whose test was killed.
+start_server() {
+    log=server${#servers[@]}.log
+    : >"$log"
+    timeout --foreground -k 5 900 "$kvasir" serve --port 0 "$@" >serve.out 2>"$log" </dev/null &
+    pid=$!
+    servers+=($pid)
+    for _ in {1..600}; do
+        url=$(sed -n 's/^server: listening on \(http:.*\)$/\1/p' "$log")
+        [ -z "$url" ] || return 0
+        kill -0 $pid 2>/dev/null || break
+        sleep 0.1
+    done
+    cp "$log" err
+    die "it does not listen: kvasir serve $*"
+}
+
+end_server() {
+    kill -"$1" $pid
+    wait $pid
+    local got=$?
+    [ $got = "$2" ] || die "exit code $got, not $2: kvasir serve, $1"
 }
 
 json() {

@@ -143,9 +143,9 @@ REAL(void, kv_pool_destroy, struct kv_pool *p) {
     c->pool = NULL;
 }
 
-REAL(kvasir_status, page_class, struct kv_pool *p, size_t bytes, uint32_t *index,
-     kvasir_error *err) {
-    const kvasir_status status = __real_page_class(p, bytes, index, err);
+REAL(kvasir_status, page_class, struct kv_pool *p, size_t bytes, struct kv_format k,
+     struct kv_format v, uint32_t *index, kvasir_error *err) {
+    const kvasir_status status = __real_page_class(p, bytes, k, v, index, err);
     if (status == KVASIR_OK)
         count_of(p)->class_bytes[*index] = (uint32_t)bytes;
     return status;

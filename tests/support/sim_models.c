@@ -6,19 +6,13 @@
 #include <string.h>
 
 #include "centres.h"
+#include "random_programs.h"
 #include "tensors.h"
 
 const char *const SIM_MODELS[SIM_N_MODELS] = {
     "llama",   "mistral",    "qwen2",         "qwen3",   "qwen3_yarn",  "qwen3_moe",   "smollm3",
     "granite", "olmo3",      "phi3_short",    "gemma2",  "gemma3",      "gemma4_full", "gpt_oss",
     "lfm2",    "qwen3_next", "gemma4_shared", "qwen3_5", "qwen3_5_moe", "blocks"};
-
-static uint64_t random_state = 20261121;
-
-static uint32_t next_random(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
 
 /* A model of random blocks in every quantized weight type, written as GGUF: arch llama (adjacent
  * rotary pairs), 2 layers, 128 dims, 4 query heads of 64 for 2 KV heads. */
@@ -28,9 +22,9 @@ static void random_tensor(struct gguf_writer *w, const char *name, enum weight_t
     size_t at = w->data.len, bytes = n * k / t->block_values * t->block_bytes;
     gguf_matrix(w, name, type, n, k);
     for (size_t i = 0; i < bytes; i++)
-        w->data.data[at + i] = (char)next_random(256);
+        w->data.data[at + i] = (char)random_below(256);
     for (size_t i = 0; i < bytes; i += t->block_bytes) {
-        uint16_t d = f32_to_f16(0.002f + 0.00002f * (float)next_random(100));
+        uint16_t d = f32_to_f16(0.002f + 0.00002f * (float)random_below(100));
         uint16_t m = f32_to_f16(-0.016f);
         memcpy(w->data.data + at + i, &d, 2);
         if (type == WEIGHT_Q4_1)

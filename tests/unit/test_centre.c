@@ -13,6 +13,7 @@
 
 #include "centres.h"
 #include "model_files.h"
+#include "random_programs.h"
 #include "tensors.h"
 
 #define TINY SHARED_DIR "/fixtures/tiny/"
@@ -22,13 +23,6 @@ static kvasir_error err;
 static void need(kvasir_status status) {
     if (status != KVASIR_OK)
         fail_msg("%s", err.text);
-}
-
-static uint64_t random_state = 1;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
 }
 
 static float random_float(float size) {

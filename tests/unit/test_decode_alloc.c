@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "centres.h"
+#include "count_allocations.h"
 #include "engine/sampler.h"
 #include "model_files.h"
 #include "tensors.h"
@@ -16,39 +17,7 @@
 
 #define MODEL SHARED_DIR "/fixtures/tiny/llama"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define COUNTED 0 /* the sanitizer has malloc for itself */
-#elif defined(__has_feature)
-#define COUNTED (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
-#else
-#define COUNTED 1
-#endif
-
-#if COUNTED
-static long calls;
-
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t n, size_t size);
-void *__libc_realloc(void *p, size_t size);
-void *__libc_memalign(size_t alignment, size_t size);
-
-void *malloc(size_t size) {
-    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
-    return __libc_malloc(size);
-}
-void *calloc(size_t n, size_t size) {
-    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
-    return __libc_calloc(n, size);
-}
-void *realloc(void *p, size_t size) {
-    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
-    return __libc_realloc(p, size);
-}
-void *aligned_alloc(size_t alignment, size_t size) {
-    __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
-    return __libc_memalign(alignment, size);
-}
-
+#if COUNTS_ALLOCATIONS
 static kvasir_model *model;
 static kvasir_error err;
 
@@ -59,12 +28,12 @@ static void need(kvasir_status status) {
 
 static void decode(kvasir_seq *s, int steps, float *logits) {
     kvasir_eval_options last = {.last_logits = logits};
-    long before = calls;
+    long before = allocations;
     for (int i = 0; i < steps; i++) {
         int32_t id = i % 512;
         need(kvasir_seq_eval(s, &id, 1, &last, &err));
     }
-    assert_int_equal(calls - before, 0);
+    assert_int_equal(allocations - before, 0);
 }
 
 static void check(const char *bits, uint32_t max_kv_size, const char *centre) {
@@ -140,7 +109,7 @@ static void test_sampling(void **state) {
     need(sampler_create_shared(&o, VOCAB, scratch, &all, &err));
     need(sampler_create_shared(&(kvasir_sampling){0}, VOCAB, scratch, &greedy, &err));
     need(kvasir_stop_create((const char *const[]){"abab", "ba!"}, 2, &stop, &err));
-    long before = calls;
+    long before = allocations;
     for (int i = 0; i < 1000; i++) {
         char out[16];
         size_t n;
@@ -154,7 +123,7 @@ static void test_sampling(void **state) {
         sampler_logprobs(logits, VOCAB, id, 20, &logprob, top);
         assert_true(kvasir_stop_push(stop, "abaababb", (size_t)(i % 3), out, &n));
     }
-    assert_int_equal(calls - before, 0);
+    assert_int_equal(allocations - before, 0);
     kvasir_stop_destroy(stop);
     kvasir_sampler_destroy(all);
     kvasir_sampler_destroy(greedy);

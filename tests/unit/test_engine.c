@@ -28,21 +28,6 @@ static kvasir_model *open_model(const char *name) {
     return model;
 }
 
-static kvasir_engine_options small_options(void) {
-    kvasir_engine_options o = kvasir_engine_defaults();
-    o.context.ctx = 512;
-    o.context.threads = 2;
-    o.context.prefill_chunk = 48;
-    o.cache_memory_bytes = 64 << 20;
-    return o;
-}
-
-static kvasir_engine *start(const kvasir_model *model, const kvasir_engine_options *o) {
-    kvasir_engine *e;
-    need(kvasir_engine_create(model, o, &e, &err));
-    return e;
-}
-
 /* Prompts that share beginnings of some lengths with the first one. */
 static int make_prompts(void **state) {
     static const int shared[] = {0, 0, 1, 63, 64, 65, 100, 128, 149, 150};
@@ -70,12 +55,12 @@ static void expect_alone(const struct answer *a, const kvasir_model *model,
 
 static void check_model(const char *name, const char *kv_bits, float temp, uint32_t chunk) {
     kvasir_model *model = open_model(name);
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     struct answer *a[10];
     o.context.kv_bits = kv_bits;
     o.context.prefill_chunk = chunk;
     o.max_running = 1000; /* as many as there is room for in a step */
-    kvasir_engine *e = start(model, &o);
+    kvasir_engine *e = answers_engine(model, &o);
     for (int i = 0; i < 10; i++) {
         a[i] = answer_new(prompt[i], PROMPT - (size_t)(i % 3) * 20, REPLY);
         a[i]->request.ignore_end = true;
@@ -112,10 +97,10 @@ static void test_answers_are_those_of_a_sequence_alone(void **state) {
 static void test_rotation(void **state) {
     (void)state;
     kvasir_model *model = open_model("llama");
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     struct answer *a[4];
     o.context.max_kv_size = 100;
-    kvasir_engine *e = start(model, &o);
+    kvasir_engine *e = answers_engine(model, &o);
     for (int i = 0; i < 4; i++) {
         a[i] = answer_new(prompt[i], PROMPT, 700); /* past --ctx */
         a[i]->request.sampling.temp = 1;
@@ -150,10 +135,10 @@ static bool same_tokens(const struct answer *a, uint32_t i, const struct answer 
 
 static void check_seeds(const char *name) {
     kvasir_model *model = open_model(name);
-    const kvasir_engine_options o = small_options();
+    const kvasir_engine_options o = answers_options(48);
     struct answer *a = answer_new(prompt[0], PROMPT, REPLY),
                   *again = answer_new(prompt[0], PROMPT, REPLY), *several, *one[5];
-    kvasir_engine *e = start(model, &o);
+    kvasir_engine *e = answers_engine(model, &o);
     sample(a, 5);
     sample(again, 5);
     answer_run(e, a);
@@ -199,8 +184,8 @@ static void test_seeds_and_choices(void **state) {
 static void test_choices_end_apart(void **state) {
     (void)state;
     kvasir_model *model = open_model("llama");
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(model, &o);
+    const kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e = answers_engine(model, &o);
     struct answer *all = answer_new(prompt[0], PROMPT, REPLY), *a;
     all->request.n = 4;
     sample(all, 0);
@@ -260,8 +245,8 @@ static void test_logprobs(void **state) {
     (void)state;
     static const int tops[] = {-1, 0, 1, 20};
     kvasir_model *model = open_model("llama");
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(model, &o);
+    const kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e = answers_engine(model, &o);
     float logits[VOCAB];
     for (int t = 0; t < 4; t++) {
         struct answer *a = answer_new(prompt[0], PROMPT, 10);
@@ -296,8 +281,8 @@ static void test_logprobs(void **state) {
 static void test_lengths(void **state) {
     (void)state;
     kvasir_model *model = open_model("llama");
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(model, &o);
+    const kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e = answers_engine(model, &o);
     static const uint32_t lengths[] = {1, 2, 0, 512 - PROMPT};
     for (int i = 0; i < 4; i++) {
         struct answer *a = answer_new(prompt[0], PROMPT, lengths[i]);
@@ -334,6 +319,8 @@ static void expect_text(const struct answer *a, const char *whole) {
     assert_int_equal(c->len, end - whole);
     assert_memory_equal(c->text, whole, c->len);
     assert_int_equal(c->finish, stopped ? KVASIR_FINISH_STOP : KVASIR_FINISH_LENGTH);
+    assert_int_equal(c->stop[0] != 0, stopped);
+    assert_memory_equal(end, c->stop, strlen(c->stop)); /* it begins there */
 }
 
 static void run_stops(kvasir_engine *e, const int32_t *ids, size_t n, const char *const *stops,
@@ -353,9 +340,9 @@ static void test_stop_texts(void **state) {
     int32_t *ids;
     size_t n;
     need(kvasir_model_open(STORIES, &model, &err));
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     o.context.kv_bits = "f16"; /* heads of 8 */
-    kvasir_engine *e = start(model, &o);
+    kvasir_engine *e = answers_engine(model, &o);
     need(kvasir_tokenize(kvasir_model_tokenizer(model), "Once upon a time", 16,
                          KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err));
     struct answer *plain = answer_new(ids, n, 60);
@@ -390,9 +377,9 @@ static void test_end_tokens(void **state) {
     (void)state;
     kvasir_model *model;
     need(kvasir_model_open(STORIES, &model, &err));
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     o.context.kv_bits = "f16";
-    kvasir_engine *e = start(model, &o);
+    kvasir_engine *e = answers_engine(model, &o);
     const kvasir_logit_bias bias = {2, 1000};
     assert_true(kvasir_token_is_end(kvasir_model_tokenizer(model), 2));
     for (int ignore = 0; ignore < 2; ignore++) {
@@ -404,6 +391,45 @@ static void test_end_tokens(void **state) {
         assert_int_equal(a->choices[0].n, ignore ? 8 : 0);
         assert_int_equal(a->choices[0].len, 0);
         assert_int_equal(a->choices[0].finish, ignore ? KVASIR_FINISH_LENGTH : KVASIR_FINISH_STOP);
+        free(a);
+    }
+    kvasir_engine_destroy(e);
+    kvasir_model_close(model);
+}
+
+/* Control tokens have no text, unless they are shown; one that ends the answer has none. */
+static void test_shown_tokens(void **state) {
+    (void)state;
+    kvasir_model *model;
+    need(kvasir_model_open(STORIES, &model, &err));
+    kvasir_engine_options o = answers_options(48);
+    o.context.kv_bits = "f16";
+    kvasir_engine *e = answers_engine(model, &o);
+    static const struct {
+        int32_t token;
+        bool shown, ignore_end;
+        const char *stop, *text;
+    } CASES[] = {
+        {1, false, false, NULL, ""},           {1, true, false, NULL, "<s><s><s>"},
+        {1, true, false, "s><", "<"},          {2, true, false, NULL, ""},
+        {2, true, true, NULL, "</s></s></s>"},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        const kvasir_logit_bias bias = {CASES[i].token, 1000};
+        int32_t shown[] = {5, CASES[i].token, -1, INT32_MAX};
+        struct answer *a = answer_new(prompt[0], 20, 3);
+        a->request.sampling.logit_bias = &bias;
+        a->request.sampling.n_logit_bias = 1;
+        a->request.ignore_end = CASES[i].ignore_end;
+        a->request.stops = &CASES[i].stop;
+        a->request.n_stops = CASES[i].stop != NULL;
+        a->request.shown_tokens = shown;
+        a->request.n_shown_tokens = CASES[i].shown ? 4 : 0;
+        need(answer_submit(e, a, &err));
+        memset(shown, 0, sizeof shown); /* it was copied */
+        answer_wait(a);
+        assert_int_equal(a->choices[0].len, strlen(CASES[i].text));
+        assert_memory_equal(a->choices[0].text, CASES[i].text, a->choices[0].len);
         free(a);
     }
     kvasir_engine_destroy(e);
@@ -422,6 +448,7 @@ int main(void) {
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_stop_texts),
         cmocka_unit_test(test_end_tokens),
+        cmocka_unit_test(test_shown_tokens),
     };
     return cmocka_run_group_tests(tests, make_prompts, NULL);
 }

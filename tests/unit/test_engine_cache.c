@@ -18,21 +18,6 @@ static void need(kvasir_status status) {
         fail_msg("%s", err.text);
 }
 
-static kvasir_engine_options small_options(void) {
-    kvasir_engine_options o = kvasir_engine_defaults();
-    o.context.ctx = 512;
-    o.context.threads = 2;
-    o.context.prefill_chunk = 64;
-    o.cache_memory_bytes = 64 << 20;
-    return o;
-}
-
-static kvasir_engine *start(const kvasir_engine_options *o) {
-    kvasir_engine *e;
-    need(kvasir_engine_create(model, o, &e, &err));
-    return e;
-}
-
 static int set_up(void **state) {
     uint32_t r = 11;
     (void)state;
@@ -77,8 +62,8 @@ static void expect_hit(kvasir_engine *e, const kvasir_engine_options *o, const i
 
 static void test_kinds_of_hits(void **state) {
     (void)state;
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(&o);
+    const kvasir_engine_options o = answers_options(64);
+    kvasir_engine *e = answers_engine(model, &o);
     struct answer *a = answer_new(text[0], 100, 1);
     answer_run(e, a); /* stores just the prompt: the one token of its answer is never run */
     assert_int_equal(a->hit, KVASIR_HIT_MISS);
@@ -100,8 +85,8 @@ static void test_kinds_of_hits(void **state) {
 
 static void test_salts_share_nothing(void **state) {
     (void)state;
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(&o);
+    const kvasir_engine_options o = answers_options(64);
+    kvasir_engine *e = answers_engine(model, &o);
     static const char *const salts[] = {NULL, "a", "b", "ab", "a b", "\xff"};
     for (int i = 0; i < 6; i++)
         expect_hit(e, &o, text[0], 200, salts[i], KVASIR_HIT_MISS, 0);
@@ -127,10 +112,10 @@ static void test_salts_share_nothing(void **state) {
 
 static void test_nothing_is_kept_with_no_prefix_cache(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(64);
     o.no_prefix_cache = true;
     o.stored_kv_bits = "4"; /* without effect */
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     expect_hit(e, &o, text[0], 200, NULL, KVASIR_HIT_MISS, 0);
     expect_hit(e, &o, text[0], 200, NULL, KVASIR_HIT_MISS, 0);
     kvasir_engine_forget(e, NULL);
@@ -139,13 +124,84 @@ static void test_nothing_is_kept_with_no_prefix_cache(void **state) {
     kvasir_engine_destroy(e);
 }
 
+/* Limits of what is stored, beside the budget; what the figures say of it. */
+static void test_limits_of_what_is_stored(void **state) {
+    (void)state;
+    kvasir_engine_options o = answers_options(64);
+    o.stored_max_entries = 2;
+    kvasir_engine *e = answers_engine(model, &o);
+    expect_hit(e, &o, text[0], 200, "a", KVASIR_HIT_MISS, 0);
+    expect_hit(e, &o, text[1], 200, "a", KVASIR_HIT_MISS, 0);
+    assert_int_equal(engine_settled(e).stored_entries, 2);
+    expect_hit(e, &o, text[1] + 100, 200, "a", KVASIR_HIT_MISS, 0);
+    const kvasir_engine_stats s = engine_settled(e);
+    assert_int_equal(s.stored_entries, 2);
+    assert_int_equal(s.stored_tokens, 2 * 204); /* the fifth token of an answer is not run */
+    assert_int_equal(s.tree_nodes, 2 * 4 + 1);
+    assert_int_equal(s.store_rejections, 0);
+    expect_hit(e, &o, text[1], 200, "a", KVASIR_HIT_SUPERSEQUENCE, 199);
+    expect_hit(e, &o, text[0], 200, "a", KVASIR_HIT_MISS, 0);
+    kvasir_engine_destroy(e);
+    o.stored_max_entries = 0;
+    o.stored_max_bytes = s.stored_bytes;
+    e = answers_engine(model, &o);
+    for (int i = 0; i < 8; i++) {
+        struct answer *a = answer_new(text[i % 2] + 10 * i, 200, 5);
+        answer_run(e, a);
+        assert_true(engine_settled(e).stored_bytes <= s.stored_bytes);
+        free(a);
+    }
+    assert_true(engine_settled(e).stored_entries >= 2);
+    kvasir_engine_destroy(e);
+}
+
+static kvasir_format_bytes format_in(kvasir_engine *e, const char *name) {
+    kvasir_format_bytes f[8];
+    (void)engine_settled(e);
+    const size_t n = kvasir_engine_get_formats(e, f, 8, NULL);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(f[i].format, name) == 0)
+            return f[i];
+    return (kvasir_format_bytes){.format = "?"};
+}
+
+static void test_bytes_by_format(void **state) {
+    (void)state;
+    kvasir_engine_options o = answers_options(64);
+    o.context.kv_bits = "8,4";
+    o.context.quantized_kv_start = 64;
+    o.stored_kv_bits = "4,2";
+    o.min_quantize_tokens = 300;
+    kvasir_engine *e = answers_engine(model, &o);
+    assert_int_equal(kvasir_engine_get_formats(e, NULL, 0, NULL), 1);
+    assert_true(format_in(e, "tables").live_bytes > 0);
+    assert_int_equal(format_in(e, "tables").live_bytes, engine_settled(e).fixed_bytes);
+    struct answer *a = answer_new(text[0], 200, 1);
+    answer_run(e, a);
+    assert_true(format_in(e, "K f16, V f16").stored_bytes > 0);
+    const uint64_t page = format_in(e, "K 8 g64, V 4 g64").stored_bytes / 3;
+    assert_true(page > 0);
+    assert_string_equal(format_in(e, "K 4 g64, V 2 g64").format, "?");
+    free(a);
+    a = answer_new(text[0], 350, 1); /* pages go to fewer bits while nothing else is to be done */
+    answer_run(e, a);
+    for (int i = 0; i < 1000 && engine_settled(e).requantized_pages < 3; i++)
+        usleep(1000);
+    /* the open one, and the one that the first prompt ended in */
+    assert_int_equal(format_in(e, "K 8 g64, V 4 g64").stored_bytes, 2 * page);
+    assert_true(format_in(e, "K 4 g64, V 2 g64").stored_bytes > 0);
+    assert_int_equal(format_in(e, "K 4 g64, V 2 g64").live_bytes, 0);
+    kvasir_engine_destroy(e);
+    free(a);
+}
+
 /* A prefix that many bring at once is computed once, by the first. */
 static void test_a_prefix_brought_at_once_is_computed_once(void **state) {
     (void)state;
     enum { N = 8, SHARED = 320 };
     static int32_t prompts[N][LONG];
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(&o);
+    const kvasir_engine_options o = answers_options(64);
+    kvasir_engine *e = answers_engine(model, &o);
     struct answer *a[N], *first = answer_new(text[1], 10, 400);
     first->hold_at = 1; /* so that all of them are there when the engine looks */
     answers_hold();
@@ -206,12 +262,12 @@ static void test_requests_begin_with_a_prompt_cache_file(void **state) {
     (void)state;
     static const char *const bits[] = {"8,4", "f16", "4", "bf16"};
     for (int b = 0; b < 4; b++) {
-        kvasir_engine_options o = small_options();
+        kvasir_engine_options o = answers_options(64);
         int32_t tokens[30];
         o.context.kv_bits = bits[b];
         o.context.key_centre = "off";
         kvasir_prompt_cache *file = make_file(&o, 130, text[1], 20, tokens, 30);
-        kvasir_engine *e = start(&o);
+        kvasir_engine *e = answers_engine(model, &o);
         for (int twice = 0; twice < 2; twice++) {
             struct answer *a = answer_new(text[1], 20, 30);
             a->request.prompt_cache = file;
@@ -241,13 +297,13 @@ static void test_requests_begin_with_a_prompt_cache_file(void **state) {
 
 static void test_a_prompt_cache_of_other_formats_fails_its_request_alone(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(64);
     int32_t tokens[1];
     o.context.kv_bits = "4";
     o.context.key_centre = "off";
     kvasir_prompt_cache *file = make_file(&o, 130, text[1], 20, tokens, 1);
     o.context.kv_bits = "8";
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     struct answer *a = answer_new(text[1], 20, 30);
     a->request.prompt_cache = file;
     need(answer_submit(e, a, &err));
@@ -264,15 +320,15 @@ static void test_a_prompt_cache_of_other_formats_fails_its_request_alone(void **
 /* Stored prefixes fill the budget: they go for one, as for any other request. */
 static void test_prompt_caches_find_room_in_a_full_budget(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(64);
     int32_t tokens[30];
     o.context.kv_bits = "8,4";
     o.context.key_centre = "off";
     kvasir_prompt_cache *file = make_file(&o, 380, text[1], 20, tokens, 30);
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     o.cache_memory_bytes = engine_settled(e).fixed_bytes + (700 << 10);
     kvasir_engine_destroy(e);
-    e = start(&o);
+    e = answers_engine(model, &o);
     for (int i = 0; i < 8; i++) {
         struct answer *a = answer_new(text[1] + i, 300, 5);
         answer_run(e, a);
@@ -293,14 +349,14 @@ static void test_prompt_caches_find_room_in_a_full_budget(void **state) {
 static void test_preempted_requests_with_prompt_caches(void **state) {
     (void)state;
     enum { N = 6 };
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(64);
     int32_t tokens[200];
     o.context.key_centre = "off";
     kvasir_prompt_cache *file = make_file(&o, 130, text[1], 20, tokens, 200);
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     o.cache_memory_bytes = engine_settled(e).fixed_bytes + (700 << 10);
     kvasir_engine_destroy(e);
-    e = start(&o);
+    e = answers_engine(model, &o);
     struct answer *a[N];
     for (int i = 0; i < N; i++) {
         a[i] = answer_new(text[1], 20, 200);
@@ -333,11 +389,11 @@ static void settle_requantized(kvasir_engine *e, uint64_t pages) {
 
 static void test_stored_prefixes_at_fewer_bits(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(64);
     o.context.kv_bits = "8";
     o.stored_kv_bits = "4";
     o.min_quantize_tokens = 300;
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     uint64_t stored[8];
     for (int i = 0; i < 8; i++) { /* every one of them, also when many lie there already */
         struct answer *a = answer_new(text[0] + 10 * i, 320, 1);
@@ -360,6 +416,8 @@ int main(void) {
         cmocka_unit_test(test_kinds_of_hits),
         cmocka_unit_test(test_salts_share_nothing),
         cmocka_unit_test(test_nothing_is_kept_with_no_prefix_cache),
+        cmocka_unit_test(test_limits_of_what_is_stored),
+        cmocka_unit_test(test_bytes_by_format),
         cmocka_unit_test(test_a_prefix_brought_at_once_is_computed_once),
         cmocka_unit_test(test_requests_begin_with_a_prompt_cache_file),
         cmocka_unit_test(test_a_prompt_cache_of_other_formats_fails_its_request_alone),

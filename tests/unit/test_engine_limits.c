@@ -21,21 +21,6 @@ static void need(kvasir_status status) {
         fail_msg("%s", err.text);
 }
 
-static kvasir_engine_options small_options(void) {
-    kvasir_engine_options o = kvasir_engine_defaults();
-    o.context.ctx = 512;
-    o.context.threads = 2;
-    o.context.prefill_chunk = 48;
-    o.cache_memory_bytes = 64 << 20;
-    return o;
-}
-
-static kvasir_engine *start(const kvasir_engine_options *o) {
-    kvasir_engine *e;
-    need(kvasir_engine_create(model, o, &e, &err));
-    return e;
-}
-
 static struct answer *request(int p, uint32_t max_tokens) {
     struct answer *a = answer_new(prompt[p], PROMPT, max_tokens);
     a->request.sampling.temp = 1;
@@ -77,9 +62,9 @@ static void refused(kvasir_engine *e, const struct answer *a, kvasir_status code
 
 static void test_bad_requests(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     o.max_running = 4;
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     const int32_t bad[] = {1, 2, VOCAB}, negative[] = {-1};
     struct answer *a = request(0, 10);
     const kvasir_request good = a->request;
@@ -124,14 +109,14 @@ static void test_bad_requests(void **state) {
 
 /* A budget of the buffers and some KiB. */
 static kvasir_engine *start_with(uint64_t bytes, uint32_t max_running) {
-    kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(&o);
+    kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e = answers_engine(model, &o);
     kvasir_engine_stats s;
     kvasir_engine_get_stats(e, &s);
     kvasir_engine_destroy(e);
     o.cache_memory_bytes = s.fixed_bytes + bytes;
     o.max_running = max_running;
-    return start(&o);
+    return answers_engine(model, &o);
 }
 
 static void test_never_fitting_requests_are_refused_with_the_numbers(void **state) {
@@ -185,13 +170,13 @@ static void not_created(const kvasir_engine_options *o, const char *a1) {
 
 static void test_bad_options_name_their_flag(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     o.max_running = 0;
     not_created(&o, "--max-num-seqs");
-    o = small_options();
+    o = answers_options(48);
     o.max_waiting = 0;
     not_created(&o, "max_waiting");
-    o = small_options();
+    o = answers_options(48);
     o.cache_memory_bytes = 0;
     static const double percents[] = {0, -1, 100.5, 1e300, NAN, INFINITY};
     for (size_t i = 0; i < sizeof percents / sizeof *percents; i++) {
@@ -200,12 +185,12 @@ static void test_bad_options_name_their_flag(void **state) {
     }
     static const uint64_t budgets[] = {1, 4096, 100000, 1 << 20, UINT64_MAX / 2, UINT64_MAX};
     for (size_t i = 0; i < sizeof budgets / sizeof *budgets; i++) {
-        o = small_options();
+        o = answers_options(48);
         o.cache_memory_bytes = budgets[i];
         o.context.prefill_chunk = 512;
         not_created(&o, "--cache-memory-mb");
     }
-    o = small_options();
+    o = answers_options(48);
     o.stored_kv_bits = "7";
     not_created(&o, "--kv-cache-quantization-bits");
     o.stored_kv_bits = "f32"; /* more than 8,4 */
@@ -213,7 +198,7 @@ static void test_bad_options_name_their_flag(void **state) {
     o.stored_kv_bits = "4";
     o.stored_kv_group_size = "48";
     not_created(&o, "group");
-    o = small_options();
+    o = answers_options(48);
     o.context.kv_bits = "9";
     not_created(&o, "--kv-bits");
 }
@@ -222,10 +207,10 @@ static void test_bad_options_name_their_flag(void **state) {
 
 static void test_a_full_queue_is_busy(void **state) {
     (void)state;
-    kvasir_engine_options o = small_options();
+    kvasir_engine_options o = answers_options(48);
     o.max_running = 1;
     o.max_waiting = 3;
-    kvasir_engine *e = start(&o);
+    kvasir_engine *e = answers_engine(model, &o);
     struct answer *a[5];
     for (int i = 0; i < 5; i++)
         a[i] = request(i, 5);
@@ -266,8 +251,8 @@ static void expect_cancelled(struct answer *a) {
 static void test_cancels(void **state) {
     (void)state;
     for (uint32_t n = 1; n < 6; n += 2) {
-        const kvasir_engine_options o = small_options();
-        kvasir_engine *e = start(&o);
+        const kvasir_engine_options o = answers_options(48);
+        kvasir_engine *e = answers_engine(model, &o);
         struct answer *beside = request(9, 300), *a;
         need(answer_submit(e, beside, &err));
         for (uint32_t at = 1; at < 5; at++) { /* from the callback, in the answer */
@@ -332,8 +317,8 @@ static void *storm(void *user) {
 static void test_cancels_from_many_threads(void **state) {
     (void)state;
     enum { THREADS = 6 };
-    const kvasir_engine_options o = small_options();
-    kvasir_engine *e = start(&o);
+    const kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e = answers_engine(model, &o);
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, storm, e), 0);
@@ -350,9 +335,9 @@ static void test_cancels_from_many_threads(void **state) {
 static void test_destroy_ends_all_requests(void **state) {
     (void)state;
     for (int run = 0; run < 6; run++) {
-        kvasir_engine_options o = small_options();
+        kvasir_engine_options o = answers_options(48);
         o.max_running = 1 + (uint32_t)run * 2;
-        kvasir_engine *e = start(&o);
+        kvasir_engine *e = answers_engine(model, &o);
         struct answer *a[10];
         for (int i = 0; i < 10; i++) {
             a[i] = request(i, 300);
@@ -367,8 +352,8 @@ static void test_destroy_ends_all_requests(void **state) {
             free(a[i]);
         }
     }
-    const kvasir_engine_options o = small_options();
-    kvasir_engine_destroy(start(&o)); /* with none */
+    const kvasir_engine_options o = answers_options(48);
+    kvasir_engine_destroy(answers_engine(model, &o)); /* with none */
     kvasir_engine_destroy(NULL);
 }
 
@@ -376,14 +361,14 @@ static void test_destroy_ends_all_requests(void **state) {
 
 static void check_preemption(bool no_prefix_cache, uint32_t n) {
     enum { ANSWER = 120 };
-    kvasir_engine_options o = small_options();
-    kvasir_engine *big = start(&o);
+    kvasir_engine_options o = answers_options(48);
+    kvasir_engine *big = answers_engine(model, &o);
     kvasir_engine_stats s;
     struct answer *a[8], *b[8];
     kvasir_engine_get_stats(big, &s);
     o.cache_memory_bytes = s.fixed_bytes + (400 << 10);
     o.no_prefix_cache = no_prefix_cache;
-    kvasir_engine *small = start(&o);
+    kvasir_engine *small = answers_engine(model, &o);
     for (int i = 0; i < 8; i++) {
         a[i] = request(i, ANSWER);
         b[i] = request(i, ANSWER);

@@ -109,7 +109,7 @@ static void test_budgets_of_terabytes(void **state) {
     assert_int_equal(kv_pool_stats(pool).used_bytes, PAGES * page);
     const uint64_t tables = PAGES * (TILE_TOKENS * sizeof(int32_t) + sizeof(struct kv_page)),
                    grown = memory_resident_peak_bytes() - before;
-    if (grown > tables + PAGES * 64 + (4 << 20)) /* slots, twice, and sanitizers' of them */
+    if (grown > tables + PAGES * 64 + SLACK) /* slots, twice */
         fail_msg("resident memory grew by %llu bytes", (unsigned long long)grown);
     seq_destroy(s);
     free_world(w);

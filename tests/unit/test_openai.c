@@ -1,115 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenAI's bodies: every field that is read, every one that is refused, the paths in errors; and
- * events to bodies, of both APIs.
- *
- * The tokenizer's ids are bytes, so that a prompt can be read. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "byte_tokenizer.h"
-#include "model_files.h"
-#include "server/server.h"
-
-#include <cmocka.h>
-
-static const char TEMPLATE[] =
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments.x }})"
-    "{% endfor %}{% endfor %}{% if tools %}T{{ tools | length }}{% endif %}"
-    "{{ reasoning_effort }}{{ documents | length if documents else null_text }}{{ extra }}[a]";
-
-static struct temp_folder folder;
-static kvasir_tokenizer *tokenizer;
-static struct openai_setup setup;
-static struct openai_request r;
-static struct openai_error err;
-
-static void defaults(void) {
-    setup = (struct openai_setup){.tokenizer = tokenizer,
-                                  .model = "ours",
-                                  .vocab = BYTE_VOCAB,
-                                  .max_choices = 8,
-                                  .max_tokens = 77,
-                                  .sampling = kvasir_sampling_defaults()};
-}
-
-static bool read_text_body(enum openai_api api, const char *text) {
-    json_error_t why;
-    json_t *body = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why);
-    if (!body)
-        fail_msg("%s: %s", text, why.text);
-    memset(&err, 'x', sizeof err);
-    bool good = openai_read(&setup, api, body, &r, &err);
-    json_decref(body); /* what the request keeps of it lives on */
-    return good;
-}
-
-/* A body with `fields` behind a prompt. */
-static const char *with(enum openai_api api, const char *fields) {
-    static char text[4096];
-    snprintf(text, sizeof text, "{%s%s%s}",
-             api == OPENAI_CHAT ? "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
-                                : "\"prompt\":\"hi\"",
-             *fields ? "," : "", fields);
-    return text;
-}
-
-static void good(enum openai_api api, const char *text) {
-    openai_request_free(&r);
-    if (!read_text_body(api, text))
-        fail_msg("%s: %s", text, err.text);
-}
-
-static void both(const char *fields) {
-    good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, fields));
-    good(OPENAI_CHAT, with(OPENAI_CHAT, fields));
-}
-
-/* Refused for the field `param`, with a text that holds `why`. */
-static void bad(enum openai_api api, const char *text, const char *param, const char *why) {
-    struct openai_request before = r;
-    if (read_text_body(api, text))
-        fail_msg("taken: %s", text);
-    assert_memory_equal(&before, &r, sizeof r);
-    assert_int_equal(err.status, OPENAI_BAD_REQUEST);
-    assert_string_equal(err.param, param);
-    size_t n = strlen(param);
-    if (n && (strncmp(err.text, param, n) != 0 || strncmp(err.text + n, ": ", 2) != 0))
-        fail_msg("\"%s\" does not begin with %s", err.text, param);
-    if (!strstr(err.text, why))
-        fail_msg("\"%s\" does not say \"%s\"", err.text, why);
-    assert_null(strchr(err.text, '\n'));
-    json_t *object = openai_error_object(&err);
-    assert_non_null(object);
-    assert_string_equal(json_string_value(json_object_get(object, "message")), err.text);
-    assert_string_equal(json_string_value(json_object_get(object, "type")),
-                        "invalid_request_error");
-    json_decref(object);
-}
-
-static void bad_field(const char *fields, const char *param, const char *why) {
-    bad(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, fields), param, why);
-    bad(OPENAI_CHAT, with(OPENAI_CHAT, fields), param, why);
-}
-
-/* The prompt's ids as a text, <s> and </s> by their names. */
-static void prompt_is(const char *wanted) {
-    char text[1024];
-    size_t n = 0;
-    for (size_t i = 0; i < r.engine.n_tokens; i++) {
-        int32_t id = r.engine.tokens[i];
-        n += (size_t)(id < 256 ? snprintf(text + n, sizeof text - n, "%c", id)
-                               : snprintf(text + n, sizeof text - n, "%s",
-                                          id == BYTE_BOS ? "<s>" : "</s>"));
-    }
-    assert_string_equal(text, wanted);
-}
+/* OpenAI's bodies to requests: every field that is read, every one that is refused, the paths in
+ * errors. */
+#include "openai_checks.h"
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
@@ -211,14 +103,45 @@ static void test_tools(void **state) {
     const enum openai_api api = OPENAI_CHAT;
     good(api, with(api, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"));
     prompt_is("<s>[user]hiT1[a]");
-    good(api, with(api, "\"tools\":[{},{}],\"tool_choice\":\"auto\",\"parallel_tool_calls\":true"));
+    assert_true(r.answer.tools && !r.answer.single);
+    assert_int_equal(json_array_size(r.answer.schema), 1); /* the body itself is gone */
+    good(api, with(api, "\"tools\":[" TOOL("f") "," TOOL("g-1_.x") "],\"tool_choice\":\"auto\","
+                                                                   "\"parallel_tool_calls\":true"));
     prompt_is("<s>[user]hiT2[a]");
-    good(api, with(api, "\"tools\":[{}],\"tool_choice\":\"none\""));
+    good(api, with(api, "\"tools\":[" TOOL("f") "],\"parallel_tool_calls\":false"));
+    assert_true(r.answer.tools && r.answer.single);
+    good(api, with(api, "\"tools\":[" TOOL("f") "],\"tool_choice\":\"none\""));
     prompt_is("<s>[user]hi[a]");
+    assert_false(r.answer.tools);
+    good(api, with(api, "\"parallel_tool_calls\":false"));
     good(api, with(api, "\"tools\":[]"));
     prompt_is("<s>[user]hi[a]");
     bad(api, with(api, "\"tools\":{}"), "tools", "is an object, not an array");
-    bad(api, with(api, "\"tools\":[{},1]"), "tools[1]", "is a number");
+    bad(api, with(api, "\"tools\":[" TOOL("f") ",1]"), "tools[1]", "is a number");
+    bad(api, with(api, "\"tools\":[{}]"), "tools[0].function", "missing");
+    bad(api, with(api, "\"tools\":[{\"type\":\"web_search\"}]"), "tools[0].type",
+        "\"web_search\" is not supported");
+    bad(api, with(api, "\"tools\":[{\"type\":1}]"), "tools[0].type", "is a number");
+    bad(api, with(api, "\"tools\":[{\"function\":[]}]"), "tools[0].function", "is an array");
+    bad(api, with(api, "\"tools\":[{\"function\":{}}]"), "tools[0].function.name", "missing");
+    bad(api, with(api, "\"tools\":[" TOOL("") "]"), "tools[0].function.name", "has 0 characters");
+    bad(api, with(api, "\"tools\":[" TOOL("a b") "]"), "tools[0].function.name", "is not made of");
+    bad(api, with(api, "\"tools\":[" TOOL("a\\u0000") "]"), "tools[0].function.name",
+        "is not made of");
+    bad(api,
+        with(api, "\"tools\":[" TOOL(
+                      "a2345678901234567890123456789012345678901234567890123456789012345") "]"),
+        "tools[0].function.name", "has 65 characters");
+    bad(api, with(api, "\"tools\":[{\"function\":{\"name\":\"f\",\"parameters\":\"x\"}}]"),
+        "tools[0].function.parameters", "is a string, not an object");
+    bad(api, with(api, "\"tools\":[{\"function\":{\"name\":\"f\",\"description\":1}}]"),
+        "tools[0].function.description", "is a number");
+    bad(api, with(api, "\"parallel_tool_calls\":1"), "parallel_tool_calls", "is a number");
+    char many[4096] = "\"tools\":[1";
+    for (int i = 0; i < 128; i++)
+        strcat(many, ",1");
+    strcat(many, "]");
+    bad(api, with(api, many), "tools", "129 are more than 128");
     bad_field("\"tool_choice\":\"required\"", "tool_choice", "neither \"none\" nor \"auto\"");
     bad_field("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}",
               "tool_choice", "cannot be made to call");
@@ -233,6 +156,45 @@ static void test_tools(void **state) {
         "messages[0].tool_calls[0].function.arguments", "is no JSON at byte");
     bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"[1]\"}}]"),
         "messages[0].tool_calls[0].function.arguments", "not the JSON text of an object");
+}
+
+/* What messages say of reasoning, and what calls are known by, reach the template. */
+static void test_reasoning_messages(void **state) {
+    (void)state;
+    const enum openai_api api = OPENAI_CHAT;
+    static const char SHOWS[] =
+        "{% for m in messages %}({{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }}|"
+        "{{ m.tool_call_id }}){% endfor %}";
+    struct answer_syntax syntax = {.tools = ANSWER_HERMES};
+    kvasir_tokenizer *other;
+    kvasir_error why;
+    assert_int_equal(kvasir_tokenizer_open(folder.path, &other, &why), KVASIR_OK);
+    assert_int_equal(kvasir_tokenizer_set_chat_template(other, "t", SHOWS, sizeof SHOWS - 1, &why),
+                     0);
+    setup.tokenizer = other;
+    setup.syntax = &syntax;
+#define ASSISTANT(fields) CHAT("{\"role\":\"assistant\",\"content\":\"c\"," fields "}")
+    good(api, ASSISTANT("\"reasoning_content\":\"r\",\"reasoning\":\"s\""));
+    prompt_is("(r||c|)");
+    good(api, ASSISTANT("\"reasoning_content\":null,\"reasoning\":\"s\""));
+    prompt_is("(s||c|)");
+    good(api, CHAT("{\"role\":\"tool\",\"content\":\"5\",\"tool_call_id\":\"call_1\"}"));
+    prompt_is("(||5|call_1)");
+    syntax.tools = ANSWER_HARMONY;
+    good(api, ASSISTANT("\"reasoning_content\":\"r\""));
+    prompt_is("(r|r|c|)");
+    good(api, ASSISTANT("\"reasoning\":\"r\",\"thinking\":\"t\""));
+    prompt_is("(r|t|c|)");
+    /* its template takes but one of the two beside calls */
+    good(api, ASSISTANT("\"reasoning\":\"r\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]"));
+    prompt_is("(r||c|)");
+    bad(api, ASSISTANT("\"reasoning_content\":3"), "messages[0].reasoning_content",
+        "is a number, not a string");
+    bad(api, ASSISTANT("\"reasoning\":[]"), "messages[0].reasoning", "is an array");
+    bad(api, CHAT("{\"role\":\"tool\",\"content\":\"5\",\"tool_call_id\":1}"),
+        "messages[0].tool_call_id", "is a number");
+    kvasir_tokenizer_close(other);
+    defaults();
 }
 
 static void test_template_variables(void **state) {
@@ -342,6 +304,42 @@ static void test_limits(void **state) {
     bad_field("\"model\":7", "model", "is a number, not a string");
     bad_field("\"cache_salt\":[]", "cache_salt", "is an array");
     bad_field("\"cache_salt\":\"a\\u0000\"", "cache_salt", "NUL");
+}
+
+static void test_response_format(void **state) {
+    (void)state;
+    both("\"response_format\":{\"type\":\"text\"}");
+    assert_false(r.engine.json_object);
+    both("\"response_format\":null");
+    assert_false(r.engine.json_object);
+    both("\"response_format\":{\"type\":\"json_object\",\"x\":1},\"ignore_eos\":false,\"n\":2,"
+         "\"stop\":\"}\",\"stop_token_ids\":[7],\"logit_bias\":{\"125\":-100}");
+    assert_true(r.engine.json_object);
+    static const char *const fields[][3] = {
+        {"{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\",\"schema\":{}}}",
+         "response_format.type",
+         "\"json_schema\" is not supported: \"text\" and \"json_object\" are there"},
+        {"{\"type\":\"grammar\"}", "response_format.type", "\"grammar\" is not supported"},
+        {"{\"type\":\"JSON_object\"}", "response_format.type", "is not supported"},
+        {"{\"type\":\"json_object\\u0000\"}", "response_format.type", "holds a NUL character"},
+        {"{\"type\":\"a\\nb\"}", "response_format.type", "is not supported"},
+        {"{\"type\":\"\"}", "response_format.type", "is not supported"},
+        {"{\"type\":1}", "response_format.type", "is a number, not a string"},
+        {"{\"type\":[\"text\"]}", "response_format.type", "is an array, not a string"},
+        {"{\"type\":null}", "response_format.type", "missing"},
+        {"{}", "response_format.type", "missing"},
+        {"\"json_object\"", "response_format", "is a string, not an object"},
+        {"[]", "response_format", "is an array, not an object"},
+        {"true", "response_format", "is a truth value, not an object"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        char field[160];
+        snprintf(field, sizeof field, "\"response_format\":%s", fields[i][0]);
+        bad_field(field, fields[i][1], fields[i][2]);
+    }
+    bad_field("\"ignore_eos\":true,\"response_format\":{\"type\":\"json_object\"}", "ignore_eos",
+              "not together with a response_format of type \"json_object\"");
+    both("\"ignore_eos\":true,\"response_format\":{\"type\":\"text\"}");
 }
 
 static void test_stream(void **state) {
@@ -495,7 +493,6 @@ static void test_refused(void **state) {
     (void)state;
     static const char *const fields[][3] = {
         /* name, a value that is refused, one that asks for nothing */
-        {"response_format", "{\"type\":\"json_object\"}", "{\"type\":\"text\"}"},
         {"suffix", "\"x\"", "\"\""},
         {"echo", "true", "false"},
         {"best_of", "2", "1"},
@@ -508,8 +505,6 @@ static void test_refused(void **state) {
         {"adapters", "\"path\"", "null"},
         {"role_mapping", "{}", "null"},
         {"chat_template", "\"x\"", "null"},
-        {"continue_final_message", "true", "false"},
-        {"add_generation_prompt", "false", "true"},
         {"add_special_tokens", "false", "null"},
         {"skip_special_tokens", "false", "true"},
         {"include_stop_str_in_output", "true", "false"},
@@ -553,8 +548,8 @@ static void test_urls_and_errors(void **state) {
     } codes[] = {
         {KVASIR_ERR_ARGUMENT, 400},    {KVASIR_ERR_MEMORY, 500},   {KVASIR_ERR_IO, 500},
         {KVASIR_ERR_FORMAT, 400},      {KVASIR_ERR_BUDGET, 400},   {KVASIR_ERR_CONTEXT, 400},
-        {KVASIR_ERR_UNSUPPORTED, 400}, {KVASIR_ERR_BUSY, 500},     {KVASIR_ERR_TEXT, 400},
-        {KVASIR_ERR_TEMPLATE, 400},    {KVASIR_ERR_CANCELLED, 500}};
+        {KVASIR_ERR_UNSUPPORTED, 400}, {KVASIR_ERR_BUSY, 429},     {KVASIR_ERR_TEXT, 400},
+        {KVASIR_ERR_TEMPLATE, 400},    {KVASIR_ERR_CANCELLED, 499}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         kvasir_error why = {codes[i].code, -1, "two\nlines and half a character \xc3"};
         openai_error_of(&err, &why);
@@ -562,7 +557,9 @@ static void test_urls_and_errors(void **state) {
         assert_string_equal(err.text, "two?lines and half a character ");
         json_t *object = openai_error_object(&err);
         assert_string_equal(json_string_value(json_object_get(object, "type")),
-                            codes[i].status == 500 ? "server_error" : "invalid_request_error");
+                            codes[i].status == 500   ? "server_error"
+                            : codes[i].status == 429 ? "rate_limit_error"
+                                                     : "invalid_request_error");
         assert_true(json_is_null(json_object_get(object, "param")));
         json_decref(object);
     }
@@ -576,182 +573,17 @@ static void test_urls_and_errors(void **state) {
     assert_int_equal(kvasir_utf8_check(err.param, strlen(err.param)), strlen(err.param));
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
-
-static struct openai_answer answer;
-
-static void token_event(uint32_t choice, int32_t token, const char *text,
-                        const kvasir_token_logprob *top, size_t n_top) {
-    kvasir_event e = {.kind = KVASIR_EVENT_TOKEN,
-                      .choice = choice,
-                      .prompt_tokens = 12,
-                      .cached_tokens = 8,
-                      .token = token,
-                      .text = text,
-                      .len = strlen(text),
-                      .logprob = -0.5f,
-                      .top = top,
-                      .n_top = n_top};
-    openai_answer_event(&answer, &e);
-}
-
-static void done_event(uint32_t choice, kvasir_finish finish, const char *rest, bool last) {
-    static const kvasir_error why = {KVASIR_ERR_BUDGET, -1, "needs 5 bytes, 4 are there"};
-    kvasir_event e = {.kind = KVASIR_EVENT_DONE,
-                      .choice = choice,
-                      .prompt_tokens = 12,
-                      .cached_tokens = 8,
-                      .text = rest,
-                      .len = strlen(rest),
-                      .finish = finish,
-                      .error = finish == KVASIR_FINISH_ERROR ? &why : NULL,
-                      .last = last};
-    openai_answer_event(&answer, &e);
-}
-
-static void begin(enum openai_api api, const char *fields) {
-    openai_answer_free(&answer);
-    good(api, with(api, fields));
-    assert_true(openai_answer_init(&answer, &r));
-    openai_answer_event(&answer, &(kvasir_event){.kind = KVASIR_EVENT_START, .prompt_tokens = 12});
-}
-
-/* The body is this JSON. */
-static void body_is(const char *wanted) {
-    json_error_t why;
-    json_t *body = openai_answer_body(&answer, &setup, "id-1", 1700000000, &err);
-    json_t *expected = json_loads(wanted, 0, &why);
-    if (!expected)
-        fail_msg("%s at %d", why.text, why.position);
-    if (!body)
-        fail_msg("%s", err.text);
-    char *text = json_dumps(body, JSON_COMPACT);
-    if (!json_equal(body, expected))
-        fail_msg("%s\nis not\n%s", text, wanted);
-    free(text);
-    json_decref(expected);
-    json_decref(body);
-}
-
-#define USAGE(completion, total)                                                                   \
-    "\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":" completion ",\"total_tokens\":" total \
-    ",\"prompt_tokens_details\":{\"cached_tokens\":8}}"
-#define HEAD(object, model)                                                                        \
-    "{\"id\":\"id-1\",\"object\":\"" object "\",\"created\":1700000000,\"model\":\"" model "\","
-
-static void test_chat_answer(void **state) {
-    (void)state;
-    begin(OPENAI_CHAT, "\"n\":2,\"model\":\"m\"");
-    token_event(0, 'h', "h", NULL, 0);
-    token_event(1, 'x', "", NULL, 0);
-    token_event(0, 'i', "i", NULL, 0);
-    done_event(0, KVASIR_FINISH_STOP, "", false);
-    assert_false(answer.complete);
-    done_event(1, KVASIR_FINISH_LENGTH, "x", true); /* the rest of the text */
-    assert_true(answer.complete && !answer.failed && !answer.cancelled);
-    body_is(HEAD("chat.completion", "m") //
-            "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"hi\","
-            "\"refusal\":null},\"logprobs\":null,\"finish_reason\":\"stop\"},"
-            "{\"index\":1,\"message\":{\"role\":\"assistant\",\"content\":\"x\",\"refusal\":null},"
-            "\"logprobs\":null,\"finish_reason\":\"length\"}]," USAGE("3", "15") "}");
-}
-
-static void test_chat_logprobs(void **state) {
-    (void)state;
-    static const kvasir_token_logprob top[] = {{' ', -0.5f}, {BYTE_EOS, -INFINITY}};
-    begin(OPENAI_CHAT, "\"logprobs\":true,\"top_logprobs\":2");
-    token_event(0, ' ', " ", top, 2);
-    token_event(0, 0xc3, "", NULL, 0); /* a part of a character has no bytes to tell */
-    done_event(0, KVASIR_FINISH_STOP, "\xef\xbf\xbd", true);
-    body_is(HEAD("chat.completion", "ours") //
-            "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
-            "\" \\ufffd\",\"refusal\":null},\"logprobs\":{\"refusal\":null,\"content\":["
-            "{\"token\":\" \",\"logprob\":-0.5,\"bytes\":[32],\"top_logprobs\":["
-            "{\"token\":\" \",\"logprob\":-0.5,\"bytes\":[32]},"
-            "{\"token\":\"</s>\",\"logprob\":-9999.0,\"bytes\":[60,47,115,62]}]},"
-            "{\"token\":\"\\ufffd\",\"logprob\":-0.5,\"bytes\":null,\"top_logprobs\":[]}]},"
-            "\"finish_reason\":\"stop\"}]," USAGE("2", "14") "}");
-    begin(OPENAI_CHAT, "\"logprobs\":true"); /* an answer without tokens */
-    done_event(0, KVASIR_FINISH_STOP, "", true);
-    body_is(HEAD("chat.completion", "ours") //
-            "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"\","
-            "\"refusal\":null},\"logprobs\":{\"refusal\":null,\"content\":[]},"
-            "\"finish_reason\":\"stop\"}]," USAGE("0", "12") "}");
-}
-
-static void test_completion_answer(void **state) {
-    (void)state;
-    static const kvasir_token_logprob top[] = {{'a', -0.25f}, {0x80, -1}, {0x81, -2}};
-    begin(OPENAI_COMPLETIONS, "");
-    token_event(0, 'h', "h", NULL, 0);
-    done_event(0, KVASIR_FINISH_LENGTH, "", true);
-    body_is(HEAD("text_completion", "ours") //
-            "\"choices\":[{\"index\":0,\"text\":\"h\",\"logprobs\":null,\"finish_reason\":"
-            "\"length\"}]," USAGE("1", "13") "}");
-    begin(OPENAI_COMPLETIONS, "\"logprobs\":3");
-    token_event(0, 'h', "h", top, 3);
-    token_event(0, 0xc3, "", top, 1);
-    token_event(0, 0xbc, "\xc3\xbc", NULL, 0);
-    done_event(0, KVASIR_FINISH_STOP, "", true);
-    /* the chosen one beside the likeliest; of tokens that read the same, the likelier */
-    body_is(HEAD("text_completion", "ours") //
-            "\"choices\":[{\"index\":0,\"text\":\"h\\u00fc\",\"logprobs\":{"
-            "\"tokens\":[\"h\",\"\\ufffd\",\"\\ufffd\"],\"token_logprobs\":[-0.5,-0.5,-0.5],"
-            "\"top_logprobs\":[{\"a\":-0.25,\"\\ufffd\":-1.0,\"h\":-0.5},"
-            "{\"a\":-0.25,\"\\ufffd\":-0.5},{\"\\ufffd\":-0.5}],\"text_offset\":[0,1,2]},"
-            "\"finish_reason\":\"stop\"}]," USAGE("3", "15") "}");
-}
-
-static void test_failed_answers(void **state) {
-    (void)state;
-    begin(OPENAI_CHAT, "");
-    token_event(0, 'h', "h", NULL, 0);
-    done_event(0, KVASIR_FINISH_ERROR, "", true);
-    assert_true(answer.complete && answer.failed);
-    assert_null(openai_answer_body(&answer, &setup, "id", 0, &err));
-    assert_int_equal(err.status, OPENAI_BAD_REQUEST);
-    assert_string_equal(err.text, "needs 5 bytes, 4 are there");
-    begin(OPENAI_CHAT, "\"n\":2");
-    done_event(0, KVASIR_FINISH_STOP, "", false);
-    done_event(1, KVASIR_FINISH_CANCELLED, "", true);
-    assert_true(answer.complete && answer.cancelled && !answer.failed);
-    assert_null(openai_answer_body(&answer, &setup, "id", 0, &err));
-    assert_int_equal(err.status, OPENAI_SERVER_ERROR);
-    openai_answer_free(&answer);
-}
-
-/* ---- all of it ------------------------------------------------------------------------------- */
-
-static int set_up(void **state) {
-    (void)state;
-    kvasir_error why;
-    char config[192];
-    temp_folder_make(&folder);
-    snprintf(config, sizeof config, "%s", temp_file(&folder, "tokenizer_config.json"));
-    byte_tokenizer_write(temp_file(&folder, "tokenizer.json"), config, TEMPLATE);
-    if (kvasir_tokenizer_open(folder.path, &tokenizer, &why))
-        fail_msg("%s", why.text);
-    defaults();
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    openai_request_free(&r);
-    kvasir_tokenizer_close(tokenizer);
-    temp_folder_remove(&folder);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_reasoning_messages),
         cmocka_unit_test(test_template_variables),
         cmocka_unit_test(test_prompt_cache),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_response_format),
         cmocka_unit_test(test_stream),
         cmocka_unit_test(test_stops),
         cmocka_unit_test(test_logprobs),
@@ -759,10 +591,6 @@ int main(void) {
         cmocka_unit_test(test_bias_and_xtc),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_urls_and_errors),
-        cmocka_unit_test(test_chat_answer),
-        cmocka_unit_test(test_chat_logprobs),
-        cmocka_unit_test(test_completion_answer),
-        cmocka_unit_test(test_failed_answers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -18,6 +18,8 @@
 
 #include "backend/backend.h"
 
+#include "random_programs.h"
+
 #include <cmocka.h> /* behind base.h: it defines a macro `fail` */
 
 static kvasir_error err;
@@ -25,13 +27,6 @@ static kvasir_error err;
 static void need(kvasir_status status) {
     if (status != KVASIR_OK)
         fail_msg("%s", err.text);
-}
-
-static uint64_t random_state = 1;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
 }
 
 static float random_float(float size) {

@@ -586,8 +586,8 @@ static void test_claims(void **state) {
     struct kv_pool *p;
     uint32_t small, large, addr[3];
     need(kv_pool_create(w.backend, 2 << 20, &p, &err)); /* 72 units of 2 MiB */
-    need(page_class(p, 4096, &small, &err));
-    need(page_class(p, 3 << 20, &large, &err));
+    need(page_class(p, 4096, FORMATS[F16], FORMATS[F16], &small, &err));
+    need(page_class(p, 3 << 20, FORMATS[F16], FORMATS[F16], &large, &err));
     for (int round = 0; round < 2; round++) {
         assert_int_equal(pool_claim(p, small, 72 * 512 + 1, &err), KVASIR_ERR_BUDGET);
         assert_non_null(strstr(err.text, "address space"));

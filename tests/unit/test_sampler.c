@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -604,6 +605,81 @@ static void test_draws_follow_the_distribution(void **state) {
     }
 }
 
+/* ---- allowed tokens -------------------------------------------------------------------------- */
+
+static bool in_set(const uint64_t *bits, uint32_t id) {
+    return bits[id / 64] >> id % 64 & 1;
+}
+
+/* The same draws as from logits of which all others are -inf, whatever the options. */
+static void test_allowed_is_as_if_others_were_out(void **state) {
+    (void)state;
+    enum { VOCAB = 700 };
+    static float logits[VOCAB], masked[VOCAB];
+    uint64_t bits[(VOCAB + 63) / 64];
+    const kvasir_logit_bias bias[] = {{3, 50}, {699, 30}, {64, -5}};
+    srand(11);
+    for (int round = 0; round < 300; round++) {
+        kvasir_sampling o = {.temp = (float)(round % 4), .seed = (uint64_t)round};
+        o.top_p = round & 4 ? 0.8f : 0;
+        o.min_p = round & 8 ? 0.05f : 0;
+        o.top_k = round & 16 ? 5 : 0;
+        o.xtc_probability = round & 32 ? 1 : 0;
+        o.xtc_threshold = 0.1f;
+        o.min_tokens_to_keep = round & 64 ? 10 : 0;
+        o.repetition_penalty = round & 128 ? 1.5f : 0;
+        o.logit_bias = bias;
+        o.n_logit_bias = round & 1 ? 3 : 0;
+        kvasir_sampler *a = make(o, VOCAB), *b = make(o, VOCAB);
+        memset(bits, 0, sizeof bits);
+        for (int n = 1 + (round % 3 ? rand() % 10 : rand() % VOCAB); n > 0; n--) {
+            const int id = rand() % VOCAB;
+            bits[id / 64] |= 1ULL << id % 64;
+        }
+        sampler_allow(a, bits);
+        for (int draw = 0; draw < 20; draw++) {
+            for (uint32_t i = 0; i < VOCAB; i++) {
+                logits[i] = (float)(rand() % 1000) / 100 + (in_set(bits, i) ? 0 : 100);
+                masked[i] = in_set(bits, i) ? logits[i] : -INFINITY;
+            }
+            const int32_t id = kvasir_sampler_pick(a, logits);
+            assert_true(in_set(bits, (uint32_t)id));
+            assert_int_equal(id, kvasir_sampler_pick(b, masked));
+            kvasir_sampler_accept(a, id);
+            kvasir_sampler_accept(b, id);
+        }
+        sampler_allow(a, NULL);
+        const int32_t id = kvasir_sampler_pick(a, logits);
+        assert_int_equal(id, kvasir_sampler_pick(b, logits));
+        kvasir_sampler_destroy(a);
+        kvasir_sampler_destroy(b);
+    }
+}
+
+/* Logits that say nothing about those that are allowed. */
+static void test_allowed_of_odd_logits(void **state) {
+    (void)state;
+    enum { VOCAB = 130 };
+    static const float odd[] = {-INFINITY, NAN, INFINITY, -3.4e38f, 3.4e38f};
+    float logits[VOCAB];
+    for (uint32_t only = 0; only < VOCAB; only += 43)
+        for (int i = 0; i < 5; i++)
+            for (int k = 0; k < 5; k++)
+                for (int temp = 0; temp < 2; temp++) {
+                    uint64_t bits[3] = {0};
+                    bits[only / 64] |= 1ULL << only % 64;
+                    kvasir_sampler *s = make(
+                        (kvasir_sampling){.temp = (float)temp, .top_k = 3, .repetition_penalty = 2},
+                        VOCAB);
+                    kvasir_sampler_accept(s, (int32_t)only);
+                    for (uint32_t t = 0; t < VOCAB; t++)
+                        logits[t] = odd[t == only ? i : k];
+                    sampler_allow(s, bits);
+                    assert_int_equal(kvasir_sampler_pick(s, logits), only);
+                    kvasir_sampler_destroy(s);
+                }
+}
+
 static void test_bad_options(void **state) {
     (void)state;
     static const kvasir_logit_bias HIGH[] = {{0, 1}, {4, 1}}, LOW[] = {{-1, 1}};
@@ -683,6 +759,8 @@ int main(void) {
         cmocka_unit_test(test_logprobs_of_odd_logits),
         cmocka_unit_test(test_same_seed_same_tokens),
         cmocka_unit_test(test_draws_follow_the_distribution),
+        cmocka_unit_test(test_allowed_is_as_if_others_were_out),
+        cmocka_unit_test(test_allowed_of_odd_logits),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_defaults),
     };

@@ -27,13 +27,6 @@ struct world {
     uint32_t ended, order[TASKS];
 };
 
-static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
-    (void)user;
-    (void)t;
-    (void)err;
-    return KVASIR_OK;
-}
-
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct world *w = user;
@@ -52,11 +45,6 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     w->most_parts = n > w->most_parts ? n : w->most_parts;
     w->steps++;
     return KVASIR_OK;
-}
-
-static void host_progress(void *user, struct task *t) {
-    (void)user;
-    (void)t;
 }
 
 static bool host_next(void *user, struct task *t, uint32_t row) {
@@ -80,12 +68,8 @@ static struct world *make(uint64_t budget, uint32_t max_running) {
     const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64};
     const struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = budget};
     const struct sched_options options = {.max_running = max_running, .step_rows = STEP_ROWS};
-    const struct sched_host host = {.user = w,
-                                    .admitted = host_admitted,
-                                    .run = host_run,
-                                    .progress = host_progress,
-                                    .next = host_next,
-                                    .ended = host_ended};
+    const struct sched_host host = {
+        .user = w, .run = host_run, .next = host_next, .ended = host_ended};
     kvasir_error err;
     assert_int_equal(backend_null_create(&w->backend, &err), KVASIR_OK);
     assert_int_equal(kv_cache_create(w->backend, &shape, 1, &o, &w->cache, &err), KVASIR_OK);

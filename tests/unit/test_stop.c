@@ -91,6 +91,43 @@ static void test_several(void **state) {
     check("x||ab#", TEXTS("bcbcd", "c", "abcbcbx"), TEXTS("xabcbc", "b", "d"));
 }
 
+/* Which one it was: the one that begins first, of those the shortest. */
+static void found(const char *want, const char *const *stops, size_t n_stops,
+                  const char *const *pieces, size_t n) {
+    kvasir_stop *s = make(stops, n_stops);
+    feed(s, pieces, n);
+    if (want)
+        assert_string_equal(kvasir_stop_found(s), want);
+    else
+        assert_null(kvasir_stop_found(s));
+    kvasir_stop_destroy(s);
+}
+
+static void test_found(void **state) {
+    (void)state;
+    found("STOP", TEXTS("STOP"), TEXTS("aS", "TOP"));
+    found(NULL, TEXTS("STOP"), TEXTS("aS", "TO"));
+    found(NULL, TEXTS("STOP"), NULL, 0);
+    found("abc", TEXTS("bcd", "abc"), TEXTS("xabcd"));
+    found("end", TEXTS("ending", "end"), TEXTS("ending"));
+    found("abcd", TEXTS("bc", "abcd"), TEXTS("xabc", "d"));
+    found("bc", TEXTS("bc", "abcd"), TEXTS("xabc", "e"));
+    found("bc", TEXTS("bc", "abcd"), TEXTS("xabc"));
+    found("bcbcd", TEXTS("c!", "bcbcd", "abcbcbx"), TEXTS("xabcbc", "d"));
+    kvasir_stop *s = make(TEXTS("ab"));
+    assert_null(kvasir_stop_found(s));
+    assert_string_equal(feed(s, TEXTS("xab")), "x#");
+    assert_string_equal(kvasir_stop_found(s), "ab");
+    assert_string_equal(feed(s, TEXTS("more")), "#"); /* stays ended until finish */
+    char out[2];
+    size_t n;
+    assert_false(kvasir_stop_finish(s, out, &n));
+    assert_string_equal(kvasir_stop_found(s), "ab");
+    assert_string_equal(feed(s, TEXTS("a")), "|a|"); /* a new text */
+    assert_null(kvasir_stop_found(s));
+    kvasir_stop_destroy(s);
+}
+
 static void test_utf8(void **state) {
     (void)state;
     /* \u00e9 and \u00e8 differ in their second byte: whole characters come out */
@@ -205,6 +242,12 @@ static void one_random_text(void) {
     assert_int_equal(going, end == len);
     assert_int_equal(got, end);
     assert_memory_equal(out, text, got);
+    const char *which = kvasir_stop_found(s);
+    assert_int_equal(which == NULL, end == len);
+    for (size_t i = 0; i < n && which; i++)
+        if (strncmp(text + end, stops[i], strlen(stops[i])) == 0)
+            assert_true(strlen(which) <= strlen(stops[i]));
+    assert_true(!which || strncmp(text + end, which, strlen(which)) == 0);
     kvasir_stop_destroy(s);
 }
 
@@ -239,10 +282,10 @@ static void test_long_stop_text(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_across_pieces),  cmocka_unit_test(test_several),
-        cmocka_unit_test(test_utf8),           cmocka_unit_test(test_after_the_end),
-        cmocka_unit_test(test_refused),        cmocka_unit_test(test_random_texts),
-        cmocka_unit_test(test_long_stop_text),
+        cmocka_unit_test(test_across_pieces), cmocka_unit_test(test_several),
+        cmocka_unit_test(test_found),         cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_after_the_end), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_random_texts),  cmocka_unit_test(test_long_stop_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* chat_answer.c: an answer of `kvasir chat` on its way to the screen, and what is kept of it.
+ *
+ *     reasoning  dim on a terminal, not written anywhere else
+ *     text       standard output, as it comes
+ *
+ * Invariant
+ *   S1  On a terminal control characters are shown as '?', but for line ends and tabs: what a model
+ *       or a server says moves no cursor. What is kept has them.
+ */
+#include "cli/chat_main.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool buffer_append(struct buffer *t, const char *data, size_t len) {
+    if (t->cap - t->len <= len) {
+        size_t cap = 2 * t->cap + len + 256;
+        char *grown = realloc(t->data, cap);
+        if (!grown)
+            return false;
+        t->data = grown;
+        t->cap = cap;
+    }
+    if (len)
+        memcpy(t->data + t->len, data, len);
+    t->len += len;
+    t->data[t->len] = 0;
+    return true;
+}
+
+void buffer_free(struct buffer *t) {
+    free(t->data);
+    *t = (struct buffer){0};
+}
+
+void answer_begin(struct answer *a, bool terminal) {
+    *a = (struct answer){.terminal = terminal, .begin = now_seconds()};
+}
+
+static void write_safely(FILE *to, const char *text, size_t len) {
+    size_t from = 0; /* what is not written yet */
+    for (size_t i = 0; i < len; i++) {
+        unsigned char x = (unsigned char)text[i];
+        bool c1 = x == 0xc2 && i + 1 < len && (unsigned char)text[i + 1] < 0xa0; /* U+0080 .. 9F */
+        if (!c1 && x != 0x7f && (x >= 0x20 || x == '\n' || x == '\t'))
+            continue;
+        fwrite(text + from, 1, i - from, to);
+        fputc('?', to);
+        i += c1;
+        from = i + 1;
+    }
+    fwrite(text + from, 1, len - from, to);
+}
+
+void print_safely(FILE *to, const char *text) {
+    write_safely(to, text, strlen(text));
+}
+
+static int show(const struct command *c, struct answer *a, enum answer_part_kind part,
+                const char *text, size_t len) {
+    if (!a->terminal && part == ANSWER_REASONING)
+        return EXIT_GOOD;
+    const bool was_reasoning = a->begun && a->shown == ANSWER_REASONING;
+    if (part == ANSWER_REASONING && !was_reasoning)
+        fputs("\033[2m", stdout);
+    if (part == ANSWER_CONTENT && was_reasoning)
+        fputs(a->last == '\n' ? "\033[0m\n" : "\033[0m\n\n", stdout);
+    a->begun = true;
+    a->shown = part;
+    a->last = text[len - 1];
+    if (a->terminal)
+        write_safely(stdout, text, len);
+    else
+        fwrite(text, 1, len, stdout);
+    return finish_output(c);
+}
+
+int answer_put(const struct command *c, struct answer *a, enum answer_part_kind part,
+               const char *text, size_t len) {
+    /* Line ends between reasoning and text belong to neither. */
+    if (part == ANSWER_CONTENT && a->parts[ANSWER_REASONING].len && !a->parts[part].len)
+        for (; len && *text == '\n'; len--)
+            text++;
+    if (!len)
+        return EXIT_GOOD;
+    if (a->first == 0)
+        a->first = now_seconds();
+    if (!buffer_append(&a->parts[part], text, len))
+        return run_error(c, "out of memory for the answer");
+    return show(c, a, part, text, len);
+}
+
+int answer_end(const struct command *c, struct answer *a) {
+    a->end = now_seconds();
+    if (a->first == 0)
+        a->first = a->end;
+    if (a->begun && a->shown == ANSWER_REASONING)
+        fputs("\033[0m", stdout);
+    if (a->begun && a->last != '\n')
+        putchar('\n');
+    if (a->terminal)
+        putchar('\n');
+    return finish_output(c);
+}
+
+void answer_free(struct answer *a) {
+    for (size_t i = 0; i < sizeof a->parts / sizeof *a->parts; i++)
+        buffer_free(&a->parts[i]);
+}
+
+void answer_print_stats(const struct answer *a) {
+    if (a->end == 0) {
+        fprintf(stderr, "answer: none yet\n");
+        return;
+    }
+    const double first = a->first - a->begin, rest = a->end - a->first;
+    if (!a->counted) {
+        fprintf(stderr, "answer: %.2f s to the first token, %.2f s for the others\n", first, rest);
+        return;
+    }
+    fprintf(stderr, "prompt: %llu tokens, %llu of them from the cache; %.2f s to the first token\n",
+            (unsigned long long)a->prompt_tokens, (unsigned long long)a->cached_tokens, first);
+    fprintf(stderr, "answer: %llu tokens, %.1f tokens/s\n", (unsigned long long)a->tokens,
+            a->tokens > 1 ? ratio((double)(a->tokens - 1), rest) : 0);
+}

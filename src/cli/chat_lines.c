@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* chat_lines.c: what is typed into `kvasir chat`.
+ *
+ *     terminal   libedit: editing, history, ~/.editrc. What is pasted comes as one piece with its
+ *                line ends (the terminal brackets it) and waits for Enter
+ *     else       lines as they are, no prompt
+ *
+ * In both a backslash at a line's end goes on in the next line.
+ *
+ * The history is $XDG_STATE_HOME/kvasir/history (~/.local/state where that is not set), readable by
+ * its owner only, written whenever something was said.
+ */
+#include "cli/chat_main.h"
+
+#include <errno.h>
+#include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <wchar.h>
+
+enum { HISTORY_LINES = 1000 };
+
+struct editor {
+    EditLine *edit;
+    History *history;
+    struct buffer path; /* of the history; empty: it is not kept */
+    bool goes_on;       /* the prompt is that of a line that continues one */
+    bool dropped;       /* Ctrl-C ended the line at hand */
+};
+
+/* ---- the history's file ---------------------------------------------------------------------- */
+
+/* Makes the folders of a path that are missing. */
+static bool make_folders(char *path) {
+    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        bool good = mkdir(path, 0700) == 0 || errno == EEXIST;
+        *slash = '/';
+        if (!good)
+            return false;
+    }
+    return true;
+}
+
+/* A variable that names a folder, as the XDG specification wants it: absolute. */
+static const char *folder_of(const char *variable) {
+    const char *folder = getenv(variable);
+    return folder && *folder == '/' ? folder : NULL;
+}
+
+static int open_history(const struct command *c, struct editor *e) {
+    HistEvent event;
+    e->history = history_init();
+    if (!e->history || history(e->history, &event, H_SETSIZE, HISTORY_LINES) < 0 ||
+        history(e->history, &event, H_SETUNIQUE, 1) < 0)
+        return run_error(c, "out of memory for the history");
+    const char *state = folder_of("XDG_STATE_HOME"), *home = folder_of("HOME");
+    const char *folder = state ? state : home;
+    if (!folder)
+        return EXIT_GOOD;
+    if (!buffer_append(&e->path, folder, strlen(folder)) ||
+        (!state && !buffer_append(&e->path, "/.local/state", 13)) ||
+        !buffer_append(&e->path, "/kvasir/history", 15))
+        return run_error(c, "out of memory for the history");
+    if (!make_folders(e->path.data)) {
+        fprintf(stderr, "note:   no history: %s: %s\n", e->path.data, strerror(errno));
+        buffer_free(&e->path);
+    } else {
+        history(e->history, &event, H_LOAD, e->path.data); /* none yet is fine */
+    }
+    return EXIT_GOOD;
+}
+
+static void remember(struct editor *e, const char *text) {
+    HistEvent event;
+    history(e->history, &event, H_ENTER, text);
+    if (e->path.len)
+        history(e->history, &event, H_SAVE, e->path.data);
+}
+
+/* ---- the editor ------------------------------------------------------------------------------ */
+
+static char *show_prompt(EditLine *edit) {
+    static char first[] = "> ", next[] = "... ";
+    struct editor *e;
+    el_get(edit, EL_CLIENTDATA, &e);
+    return e->goes_on ? next : first;
+}
+
+/* Far beyond any context; a terminal that never ends its paste is not listened to forever. */
+static const size_t PASTE_MAX = 1 << 22;
+
+/* Bound to what a terminal sends before a paste: takes it up to what it sends behind it. */
+static unsigned char take_paste(EditLine *edit, int key) {
+    static const wchar_t END[] = L"\033[201~";
+    const size_t end_len = sizeof END / sizeof *END - 1;
+    (void)key;
+    size_t n = 0, cap = 256;
+    wchar_t *pasted = malloc(cap * sizeof *pasted), c;
+    bool whole = false;
+    while (pasted && !whole && n < PASTE_MAX && el_wgetc(edit, &c) == 1) {
+        if (n + 1 == cap) {
+            wchar_t *grown = realloc(pasted, 2 * cap * sizeof *pasted);
+            if (!grown)
+                break;
+            pasted = grown;
+            cap *= 2;
+        }
+        pasted[n++] = c == L'\r' ? L'\n' : c;
+        whole = n >= end_len && wmemcmp(pasted + n - end_len, END, end_len) == 0;
+    }
+    bool good = whole;
+    if (good && n > end_len) {
+        pasted[n - end_len] = 0;
+        good = el_winsertstr(edit, pasted) == 0;
+    }
+    free(pasted);
+    return good ? CC_REFRESH : CC_ERROR;
+}
+
+/* Ctrl-C at the prompt is a key: a signal that comes just before libedit waits for one would be
+ * seen with the next only (edit_line sees to it that a prompt is shown to no other mode). */
+static unsigned char drop_line(EditLine *edit, int key) {
+    struct editor *e;
+    (void)key;
+    el_get(edit, EL_CLIENTDATA, &e);
+    e->dropped = true;
+    return CC_EOF;
+}
+
+static int open_editor(const struct command *c, struct lines *l) {
+    struct editor *e = l->editor = calloc(1, sizeof *e);
+    if (!e)
+        return run_error(c, "out of memory for the editor");
+    int code = open_history(c, e);
+    if (code)
+        return code;
+    /* libedit reads characters of the locale, chats are UTF-8. */
+    setlocale(LC_CTYPE, "");
+    if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+    e->edit = el_init("kvasir", stdin, stdout, stderr);
+    if (!e->edit)
+        return run_error(c, "cannot edit lines on this terminal");
+    el_set(e->edit, EL_CLIENTDATA, e);
+    el_set(e->edit, EL_PROMPT, show_prompt);
+    el_set(e->edit, EL_EDITOR, "emacs");
+    el_set(e->edit, EL_HIST, history, e->history);
+    el_set(e->edit, EL_SIGNAL, 1); /* the terminal is as it was while a signal is handled */
+    /* (el_set would keep copies that nobody frees.) */
+    el_wset(e->edit, EL_ADDFN, L"kvasir-paste", L"take what is pasted", take_paste);
+    el_set(e->edit, EL_BIND, "\\e[200~", "kvasir-paste", NULL);
+    el_wset(e->edit, EL_ADDFN, L"kvasir-drop", L"drop the line", drop_line);
+    el_set(e->edit, EL_SETTY, "-d", "intr=", NULL);
+    el_set(e->edit, EL_BIND, "^C", "kvasir-drop", NULL);
+    el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_source(e->edit, NULL);
+    return EXIT_GOOD;
+}
+
+static void bracket_pastes(bool on) {
+    fputs(on ? "\033[?2004h" : "\033[?2004l", stdout);
+    fflush(stdout);
+}
+
+/* One line of the terminal. *line is NULL at the end and where Ctrl-C, or its signal from
+ * elsewhere, dropped the line. */
+static int edit_line(const struct command *c, struct editor *e, const char **line, size_t *len) {
+    int n = 0;
+    bracket_pastes(true);
+    e->dropped = false;
+    el_set(e->edit, EL_PREP_TERM, 1); /* libedit would do so behind the prompt */
+    errno = 0;
+    *line = el_gets(e->edit, &n);
+    int error = errno;
+    bracket_pastes(false);
+    e->dropped |= interrupted();
+    if (!*line) {
+        putchar('\n');
+        fflush(stdout);
+        return n < 0 && !e->dropped ? run_error(c, "standard input: %s", strerror(error))
+                                    : EXIT_GOOD;
+    }
+    *len = (size_t)n;
+    if (*len && (*line)[*len - 1] == '\n')
+        --*len;
+    return EXIT_GOOD;
+}
+
+static int read_line(const struct command *c, struct lines *l, const char **line, size_t *len) {
+    if (l->terminal)
+        return edit_line(c, l->editor, line, len);
+    int code = line_next(c, &l->pipe);
+    *line = l->pipe.line;
+    *len = l->pipe.len;
+    return code;
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+int lines_open(const struct command *c, struct lines *l) {
+    *l = (struct lines){.terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)};
+    return l->terminal ? open_editor(c, l) : EXIT_GOOD;
+}
+
+int lines_next(const struct command *c, struct lines *l, const char **text, size_t *len) {
+    bool more = true, any = false;
+    *text = NULL;
+    l->text.len = 0;
+    while (more) {
+        const char *line;
+        size_t n = 0;
+        if (l->terminal)
+            l->editor->goes_on = any;
+        int code = read_line(c, l, &line, &n);
+        if (code)
+            return code;
+        if (!line && (l->terminal ? l->editor->dropped : interrupted())) {
+            l->text.len = 0;
+            any = true;
+        }
+        if (!line)
+            break;
+        more = n && line[n - 1] == '\\';
+        if ((any && !buffer_append(&l->text, "\n", 1)) || !buffer_append(&l->text, line, n - more))
+            return run_error(c, "out of memory for a line");
+        any = true;
+    }
+    if (!any)
+        return EXIT_GOOD;
+    if (!buffer_append(&l->text, "", 0))
+        return run_error(c, "out of memory for a line");
+    *text = l->text.data;
+    *len = l->text.len;
+    if (l->terminal && !line_is_blank(*text, *len))
+        remember(l->editor, *text);
+    return EXIT_GOOD;
+}
+
+void lines_close(struct lines *l) {
+    struct editor *e = l->editor;
+    if (e && e->edit)
+        el_end(e->edit);
+    if (e && e->history)
+        history_end(e->history);
+    if (e)
+        buffer_free(&e->path);
+    free(e);
+    line_reader_free(&l->pipe);
+    buffer_free(&l->text);
+    *l = (struct lines){0};
+}

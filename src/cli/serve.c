@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* serve.c: `kvasir serve`, the HTTP server (server/) on an engine, from flags to the last request.
+ *
+ *     flags, settings, keys  ->  model  ->  engine  ->  server  ->  wait for a signal
+ *                                             `-> --dry-run: serve_plan.c     |
+ *     second SIGTERM or SIGINT: the process ends at once  <-  drain  <--------'
+ *
+ * The signals are blocked in all threads and taken by this one, which does nothing else; until the
+ * engine starts they end the program as usual. A parent that had SIGINT ignored keeps its wish.
+ */
+#include "cli.h"
+#include "server/server.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct serve_args {
+    struct settings settings;
+    struct server_options server;
+    const char *model, *api_key_file;
+    struct text_list api_keys;
+    struct engine_args engine;
+    struct chat_args chat;
+    uint64_t body_mib;
+    uint32_t port, drain_timeout_s;
+    bool quantize_stored, batching, prefix_cache, dry_run, json, quiet;
+};
+
+/* clang-format off */
+#define ROW(field) .offset = offsetof(struct serve_args, field)
+#define SECONDS_ROW(name_, field, help_)                                                           \
+    {.name = name_, .value = "S", .kind = OPTION_U32, ROW(field), .min = 1, .max = 86400,          \
+     .help = help_}
+static const struct option OPTIONS[] = {
+    MODEL_OPTION(struct serve_args),
+    {.name = "--host", .value = "ADDRESS", .kind = OPTION_TEXT, ROW(server.host),
+     .help = "address to listen on; 0.0.0.0 and :: are all of the machine's"},
+    {.name = "--port", .value = "N", .kind = OPTION_U32, ROW(port), .max = 65535,
+     .help = "port to listen on; 0: a free one, which is printed"},
+    CONFIG_OPTION(struct serve_args, settings),
+    {.name = "--served-model-name", .value = "NAME", .kind = OPTION_TEXT, ROW(server.model_name),
+     .shown = "the file's or folder's", .help = "the model's name in answers and /v1/models"},
+    {.name = "--api-key", .value = "KEY", .kind = OPTION_TEXTS, ROW(api_keys),
+     .help = "requests must bring this key; may be given again. Others see it in the process "
+             "list: better --api-key-file or KVASIR_API_KEY"},
+    {.name = "--api-key-file", .value = "FILE", .kind = OPTION_TEXT, ROW(api_key_file),
+     .help = "more keys, one a line; # begins a comment"},
+    {.name = "--admin-key", .value = "KEY", .kind = OPTION_TEXT, ROW(server.admin_key),
+     .help = "key of requests that empty the cache; better KVASIR_ADMIN_KEY"},
+    {.name = "--share-prefixes", .kind = OPTION_FLAG, ROW(server.share_prefixes),
+     .help = "stored prefixes serve all keys, not only the one that brought them"},
+    {.name = "--cors-origin", .alias = "--allowed-origins", .value = "ORIGIN",
+     .kind = OPTION_TEXT, ROW(server.cors_origin),
+     .help = "pages of this site may call: https://example.org, or * for all"},
+    {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, .initial = "512",
+     ROW(server.max_tokens), .max = UINT32_MAX,
+     .help = "longest answer of requests that do not say, if there is room; 0: as there is room"},
+    {.name = "--max-request-tokens", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
+     ROW(server.max_prompt_tokens), .shown = "0, what fits",
+     .help = "longest prompt of a request"},
+    DRAWING_OPTIONS(struct serve_args, server.sampling, DEFAULT_ALIAS),
+    CHAT_OPTIONS(struct serve_args, chat),
+    ENGINE_OPTIONS(struct serve_args, engine),
+    {.name = "--kv-cache-quantization", .kind = OPTION_FLAG, ROW(quantize_stored),
+     .help = "as --kv-cache-quantization-bits 8, for what --kv-bits leaves at 16 or 32 bits"},
+    {.name = "--prompt-cache-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
+     ROW(engine.options.stored_max_entries), .shown = "0, no limit",
+     .help = "most prompts that are stored as prefixes"},
+    {.name = "--prompt-cache-bytes", .value = "B", .kind = OPTION_BYTES,
+     ROW(engine.options.stored_max_bytes), .shown = "0, no limit but the budget",
+     .help = "most bytes of stored prefixes: 4GB, 500M, 1.5GiB"},
+    {.name = "--continuous-batching", .kind = OPTION_FLAG, ROW(batching),
+     .help = "is always on; accepted as vllm-mlx has it"},
+    {.name = "--enable-prefix-cache", .kind = OPTION_FLAG, ROW(prefix_cache),
+     .help = "is on unless --no-prefix-cache; accepted as vllm-mlx has it"},
+    {.name = "--max-waiting", .value = "N", .kind = OPTION_U32, .min = 1, .max = 1 << 20,
+     ROW(engine.options.max_waiting),
+     .help = "requests that wait at most; more are told to come later (429)"},
+    {.name = "--max-connections", .value = "N", .kind = OPTION_U32, .min = 1, .max = 1 << 20,
+     ROW(server.max_connections), .help = "connections at once, idle ones too"},
+    {.name = "--max-body-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 4096,
+     ROW(body_mib), .help = "longest body of a request in MiB"},
+    SECONDS_ROW("--idle-timeout", server.idle_timeout_s,
+                "seconds between requests of a connection, and for a request to be complete"),
+    SECONDS_ROW("--write-timeout", server.write_timeout_s,
+                "seconds for a client to take something of its answer, then it is cancelled"),
+    SECONDS_ROW("--keepalive", server.keepalive_s,
+                "seconds between comments of a stream that has nothing else to send"),
+    {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",
+     ROW(drain_timeout_s),
+     .help = "seconds for open requests to end after SIGTERM or Ctrl-C; a second one ends at once"},
+    {.name = "--log-prompts", .kind = OPTION_FLAG, ROW(server.log_prompts),
+     .help = "bodies of requests go to the log, prompts and all"},
+    {.name = "--dry-run", .kind = OPTION_FLAG, ROW(dry_run),
+     .help = "print what memory will be for, and end"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "with --dry-run: one JSON object"},
+    {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
+     .help = "no lines about model and cache at the start; those about requests stay"},
+};
+/* clang-format on */
+
+static const struct command COMMAND = {
+    .name = "serve",
+    .summary = "Answers requests over HTTP, in the forms of OpenAI and Anthropic.",
+    .usage = "-m MODEL [--port N] [flags]",
+    .options = OPTIONS,
+    .n_options = sizeof OPTIONS / sizeof *OPTIONS,
+    .details =
+        "Every flag may come from a variable (KVASIR_KV_BITS=8,4) or from --config, too; the "
+        "command\nline wins over variables, those over the file.\n"
+        "Exit codes: 0 drained, 1 the start failed, 2 wrong usage.",
+};
+
+struct serve {
+    struct serve_args *a;
+    kvasir_engine_options options;
+    struct chat chat;
+    char *key_text;    /* of --api-key-file */
+    const char **keys; /* [server.n_api_keys] */
+    char name[256];    /* server.model_name, where no flag says it */
+    char stored_bits[32];
+    kvasir_model *model;
+    kvasir_engine *engine;
+    struct server *server;
+    sigset_t signals; /* that end it */
+};
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+/* What an Authorization header can hold without quoting. */
+static bool is_key(const char *key) {
+    const char *p = key;
+    while (*p > 0x20 && *p < 0x7f)
+        p++;
+    return p > key && !*p;
+}
+
+static int add_key(struct serve *s, const char *from, const char *key) {
+    struct server_options *o = &s->a->server;
+    if (!is_key(key))
+        return usage_error(&COMMAND, "%s: a key is one or more visible ASCII characters", from);
+    const char **keys = realloc(s->keys, (o->n_api_keys + 1) * sizeof *keys);
+    if (!keys)
+        return run_error(&COMMAND, "%s: out of memory", from);
+    s->keys = keys;
+    keys[o->n_api_keys++] = key;
+    o->api_keys = keys;
+    return EXIT_GOOD;
+}
+
+/* Lines of the file, without blanks around them. */
+static int add_file(struct serve *s) {
+    const char *path = s->a->api_key_file;
+    const size_t before = s->a->server.n_api_keys;
+    size_t len, line = 0;
+    int code = read_text(&COMMAND, "--api-key-file", path, &s->key_text, &len);
+    for (char *at = s->key_text, *next; !code && at; at = next) {
+        char place[300];
+        next = strchr(at, '\n');
+        if (next)
+            *next++ = 0;
+        at += strspn(at, " \t\r");
+        size_t n = strlen(at);
+        while (n && strchr(" \t\r", at[n - 1]))
+            at[--n] = 0;
+        snprintf(place, sizeof place, "--api-key-file: %.200s: line %zu", path, ++line);
+        if (*at && *at != '#')
+            code = add_key(s, place, at);
+    }
+    if (!code && s->a->server.n_api_keys == before)
+        return usage_error(&COMMAND, "--api-key-file: %.200s: holds no key", path);
+    return code;
+}
+
+static int read_keys(struct serve *s) {
+    int code = EXIT_GOOD;
+    for (size_t i = 0; i < s->a->api_keys.n && !code; i++)
+        code = add_key(s, "--api-key", s->a->api_keys.items[i]);
+    if (!code && s->a->api_key_file)
+        code = add_file(s);
+    if (!code && s->a->server.admin_key && !is_key(s->a->server.admin_key))
+        return usage_error(&COMMAND, "--admin-key: a key is one or more visible ASCII characters");
+    return code;
+}
+
+/* ---- flags ----------------------------------------------------------------------------------- */
+
+/* --kv-cache-quantization: 8 bits for what the live cache keeps exact, the rest as it is. Nothing
+ * is left to do where all of it is quantized already. */
+static void settle_stored(struct serve *s) {
+    kvasir_engine_options *o = &s->a->engine.options;
+    const char *live = o->context.kv_bits, *comma = strchr(live, ',');
+    const char *v = comma ? comma + 1 : live;
+    const int k_len = comma ? (int)(comma - live) : (int)strlen(live);
+    if (!s->a->quantize_stored || o->stored_kv_bits)
+        return;
+    const bool k_exact = memchr(live, 'f', (size_t)k_len), v_exact = strchr(v, 'f');
+    if (!k_exact && !v_exact) {
+        if (!s->a->quiet)
+            fprintf(stderr,
+                    "note:   --kv-cache-quantization has no effect: --kv-bits %.20s is quantized, "
+                    "stored prefixes stay so\n",
+                    live);
+        return;
+    }
+    snprintf(s->stored_bits, sizeof s->stored_bits, "%.*s,%.10s", k_exact ? 1 : k_len,
+             k_exact ? "8" : live, v_exact ? "8" : v);
+    o->stored_kv_bits = s->stored_bits;
+    if (!o->stored_kv_group_size)
+        o->stored_kv_group_size = o->context.kv_group_size;
+}
+
+/* The last part of the model's path. */
+static void settle_name(struct serve *s) {
+    const char *path = s->a->model;
+    size_t end = strlen(path), start;
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    for (start = end; start > 0 && path[start - 1] != '/'; start--)
+        ;
+    snprintf(s->name, sizeof s->name, "%.*s", (int)(end - start), path + start);
+    s->a->server.strict_model = s->a->server.model_name != NULL;
+    if (!s->a->server.model_name)
+        s->a->server.model_name = s->name;
+}
+
+/* Everything that needs no model. */
+static int settle_flags(struct serve *s) {
+    struct serve_args *a = s->a;
+    if (a->json && !a->dry_run)
+        return usage_error(&COMMAND, "--json: has no place without --dry-run");
+    if (a->prefix_cache && a->engine.options.no_prefix_cache)
+        return usage_error(&COMMAND, "--enable-prefix-cache and --no-prefix-cache: give one");
+    if (a->quantize_stored && a->engine.options.no_prefix_cache)
+        return usage_error(&COMMAND,
+                           "--kv-cache-quantization: has no place with --no-prefix-cache");
+    if (a->server.model_name && !*a->server.model_name)
+        return usage_error(&COMMAND, "--served-model-name: is empty");
+    settle_stored(s);
+    settle_name(s);
+    a->server.port = (uint16_t)a->port;
+    a->server.max_body_bytes = a->body_mib << 20;
+    a->server.max_choices = a->engine.options.max_running;
+    int code = engine_args_options(&COMMAND, &a->engine, &s->options);
+    if (!code)
+        code = read_keys(s);
+    if (!code)
+        code = chat_read(&COMMAND, &a->chat, &s->chat);
+    a->server.variables = s->chat.kwargs;
+    return code;
+}
+
+/* ---- start ----------------------------------------------------------------------------------- */
+
+static int open_model(struct serve *s) {
+    kvasir_error err;
+    kvasir_model_info info;
+    if (kvasir_model_open(s->a->model, &s->model, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_model_get_info(s->model, &info);
+    if (!s->a->quiet)
+        print_model_line(&info);
+    return chat_set_template(&COMMAND, &s->chat, kvasir_model_tokenizer(s->model));
+}
+
+/* From here on the signals that end the server wait for take_signal. */
+static void block_signals(struct serve *s) {
+    struct sigaction old;
+    sigemptyset(&s->signals);
+    sigaddset(&s->signals, SIGTERM);
+    if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        sigaddset(&s->signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &s->signals, NULL);
+}
+
+static int start_engine(struct serve *s) {
+    kvasir_error err;
+    kvasir_context_info info;
+    block_signals(s);
+    if (kvasir_engine_create(s->model, &s->options, &s->engine, &err))
+        return library_error(&COMMAND, &err);
+    kvasir_engine_get_context(s->engine, &info);
+    if (!s->a->quiet)
+        print_context_facts(&info);
+    return EXIT_GOOD;
+}
+
+static void log_line(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "%s\n", line);
+}
+
+static int start_server(struct serve *s) {
+    struct server_options *o = &s->a->server;
+    const bool v6 = strchr(o->host, ':') != NULL;
+    kvasir_error err;
+    o->on_log = log_line;
+    if (server_create(o, s->model, s->engine, &s->server, &err))
+        return library_error(&COMMAND, &err);
+    if (!server_is_loopback(o->host) && o->n_api_keys == 0)
+        fprintf(stderr, "note:   warning: no --api-key: who reaches %.100s may use the model\n",
+                o->host);
+    fprintf(stderr, "server: listening on http://%s%.100s%s:%u\n", v6 ? "[" : "", o->host,
+            v6 ? "]" : "", server_port(s->server));
+    notify("READY=1");
+    return EXIT_GOOD;
+}
+
+/* ---- end ------------------------------------------------------------------------------------- */
+
+/* The signal that came; 0: none did in so many milliseconds (-1: wait for one). */
+static int take_signal(const struct serve *s, long timeout_ms) {
+    const struct timespec time = {timeout_ms / 1000, timeout_ms % 1000 * 1000000};
+    int came;
+    do
+        came = timeout_ms < 0 ? sigwaitinfo(&s->signals, NULL)
+                              : sigtimedwait(&s->signals, NULL, &time);
+    while (came < 0 && errno == EINTR);
+    return came < 0 ? 0 : came;
+}
+
+/* As if it had not been caught. */
+static void end_by(const struct serve *s, int signal_number) {
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+    pthread_sigmask(SIG_UNBLOCK, &s->signals, NULL);
+}
+
+static void wait_and_drain(struct serve *s) {
+    enum { LOOK_MS = 50 };
+    const int came = take_signal(s, -1);
+    const double deadline = now_seconds() + s->a->drain_timeout_s;
+    uint32_t open;
+    notify("STOPPING=1");
+    server_drain(s->server);
+    open = server_open_requests(s->server);
+    fprintf(stderr, "server: %s, %u request%s open%s\n", came == SIGINT ? "SIGINT" : "SIGTERM",
+            open, open == 1 ? " is" : "s are", open ? "; a second signal ends at once" : "");
+    while (open && now_seconds() < deadline) {
+        const int again = take_signal(s, LOOK_MS);
+        if (again)
+            end_by(s, again);
+        open = server_open_requests(s->server);
+    }
+    if (open)
+        fprintf(stderr, "server: %u request%s cancelled: --drain-timeout %u is over\n", open,
+                open == 1 ? " is" : "s are", s->a->drain_timeout_s);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static int run_serve(struct serve *s) {
+    int code = settle_flags(s);
+    if (!code)
+        code = open_model(s);
+    if (!code)
+        code = start_engine(s);
+    if (code)
+        return code;
+    if (s->a->dry_run)
+        return serve_plan_print(&COMMAND, s->engine, s->a->json);
+    code = start_server(s);
+    if (!code)
+        wait_and_drain(s);
+    return code;
+}
+
+int serve_main(int argc, char **argv) {
+    struct serve_args a = {.engine = engine_args_defaults(), .server = server_defaults()};
+    struct serve s = {.a = &a};
+    int code;
+    a.server.sampling = kvasir_sampling_defaults();
+    a.port = a.server.port;
+    a.body_mib = a.server.max_body_bytes >> 20;
+    if (options_read(&COMMAND, argc, argv, &a, &code))
+        code = run_serve(&s);
+    server_destroy(s.server);
+    kvasir_engine_destroy(s.engine);
+    kvasir_model_close(s.model);
+    chat_free(&s.chat);
+    free(s.keys);
+    free(s.key_text);
+    settings_free(&a.settings);
+    return code;
+}

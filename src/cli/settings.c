@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* settings.c: flags from the environment and from a file, for commands with a row CONFIG_OPTION.
+ *
+ *     command line  >  KVASIR_<FLAG>  >  --config FILE (or KVASIR_CONFIG)  >  default
+ *
+ * A variable is a flag's long name in capitals, with _ for -: KVASIR_KV_BITS. Its text is read as
+ * if typed; of a flag without value it is 1, true, 0 or false, of one that may be given several
+ * times texts with commas between. Other variables that begin with KVASIR_ mean nothing.
+ *
+ * The file is one JSON object, whose keys are long names without their dashes:
+ *
+ *     {"kv-bits": "8,4", "max-num-seqs": 16, "prompt-cache-bytes": "4GB", "log-prompts": true,
+ *      "api-key": ["a", "b"], "chat-template-kwargs": {"enable_thinking": false}}
+ *
+ * An unknown key, one that comes twice and a value of another type are errors. Names of files mean
+ * what they mean on the command line.
+ *
+ * Each place fills only what the places before it have not: lists are replaced, never joined.
+ */
+#include "cli.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct reader {
+    const struct command *command;
+    struct settings *settings;
+    bool *given; /* [n_options] */
+    void *args;
+};
+
+/* Keeps the object for as long as the settings live; NULL: out of memory. */
+static json_t *keep(struct reader *r, json_t *value) {
+    return json_array_append_new(r->settings->kept, value) == 0 ? value : NULL;
+}
+
+static int no_memory(const struct reader *r) {
+    return run_error(r->command, "--config: out of memory");
+}
+
+static int set(struct reader *r, const struct option *o, const char *name, const char *text) {
+    r->given[o - r->command->options] = true;
+    return option_read(r->command, o, name, text, r->args);
+}
+
+static int set_flag(struct reader *r, const struct option *o, const char *name, bool on) {
+    if (on)
+        return set(r, o, name, NULL);
+    r->given[o - r->command->options] = true;
+    return EXIT_GOOD;
+}
+
+/* ---- environment ----------------------------------------------------------------------------- */
+
+enum { NAME_MAX_BYTES = 80 };
+
+/* "--kv-bits" to "KVASIR_KV_BITS" */
+static void variable_name(const char *flag, char name[NAME_MAX_BYTES]) {
+    size_t n = (size_t)snprintf(name, NAME_MAX_BYTES, "KVASIR_");
+    for (const char *p = flag + 2; *p && n + 1 < NAME_MAX_BYTES; p++)
+        name[n++] = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+    name[n] = 0;
+}
+
+static int set_list(struct reader *r, const struct option *o, const char *name, const char *text) {
+    int code = EXIT_GOOD;
+    while (!code) {
+        const size_t n = strcspn(text, ",");
+        const json_t *item = keep(r, json_stringn_nocheck(text, n));
+        if (!item)
+            return no_memory(r);
+        code = set(r, o, name, json_string_value(item));
+        text += n;
+        if (!*text)
+            break;
+        text++;
+    }
+    return code;
+}
+
+/* One name of a row; NULL and short ones have no variable. */
+static int read_variable(struct reader *r, const struct option *o, const char *flag,
+                         const char **taken) {
+    char name[NAME_MAX_BYTES];
+    if (!flag || strncmp(flag, "--", 2) != 0)
+        return EXIT_GOOD;
+    variable_name(flag, name);
+    const char *text = getenv(name);
+    if (!text)
+        return EXIT_GOOD;
+    if (*taken)
+        return usage_error(r->command, "%s: the environment has it as %s, too", *taken, flag);
+    *taken = flag;
+    if (o->kind == OPTION_TEXTS || o->kind == OPTION_WORDS)
+        return set_list(r, o, name, text);
+    if (o->kind != OPTION_FLAG)
+        return set(r, o, name, text);
+    const bool on = strcmp(text, "1") == 0 || strcmp(text, "true") == 0;
+    if (!on && strcmp(text, "0") != 0 && strcmp(text, "false") != 0)
+        return usage_error(r->command, "%s: \"%.60s\" is none of 1, true, 0, false", name, text);
+    return set_flag(r, o, name, on);
+}
+
+static int read_variables(struct reader *r) {
+    int code = EXIT_GOOD;
+    for (size_t i = 0; i < r->command->n_options && !code; i++) {
+        const struct option *o = &r->command->options[i];
+        const char *taken = NULL;
+        if (r->given[i])
+            continue;
+        code = read_variable(r, o, o->name, &taken);
+        if (!code)
+            code = read_variable(r, o, o->alias, &taken);
+    }
+    return code;
+}
+
+/* ---- file ------------------------------------------------------------------------------------ */
+
+/* What the file may hold for a row. */
+static const char *wanted_type(const struct option *o) {
+    switch (o->kind) {
+    case OPTION_FLAG:
+        return "true or false";
+    case OPTION_TEXT:
+    case OPTION_CONFIG:
+        return "a string";
+    case OPTION_JSON:
+        return "an object or a string";
+    case OPTION_TEXTS:
+    case OPTION_WORDS:
+        return "a string or an array of strings";
+    case OPTION_BYTES:
+        return "a number or a string with a unit";
+    default:
+        return "a number";
+    }
+}
+
+static bool is_list(const struct option *o) {
+    return o->kind == OPTION_TEXTS || o->kind == OPTION_WORDS;
+}
+
+/* A JSON value of a type that the row takes, as text that is kept; NULL: it is none, or memory is
+ * short. */
+static const char *text_of(struct reader *r, const struct option *o, const json_t *value) {
+    const bool number = o->kind == OPTION_U32 || o->kind == OPTION_I32 || o->kind == OPTION_INT ||
+                        o->kind == OPTION_U64 || o->kind == OPTION_FLOAT;
+    if (json_is_string(value) && !number && o->kind != OPTION_FLAG)
+        return json_string_value(value);
+    if ((json_is_number(value) && (number || o->kind == OPTION_BYTES)) ||
+        (json_is_object(value) && o->kind == OPTION_JSON)) {
+        char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+        const json_t *kept = text ? keep(r, json_string(text)) : NULL;
+        free(text);
+        return json_string_value(kept);
+    }
+    return NULL;
+}
+
+static int read_value(struct reader *r, const struct option *o, const char *name,
+                      const json_t *value) {
+    if (o->kind == OPTION_FLAG && json_is_boolean(value))
+        return set_flag(r, o, name, json_is_true(value));
+    int code = EXIT_GOOD;
+    size_t i = 0;
+    const json_t *item = value;
+    do {
+        if (is_list(o) && json_is_array(value) && !(item = json_array_get(value, i)))
+            break; /* the array's end */
+        const char *text = text_of(r, o, item);
+        if (!text)
+            return usage_error(r->command, "%s: must be %s", name, wanted_type(o));
+        code = set(r, o, name, text);
+    } while (!code && item != value && ++i);
+    return code;
+}
+
+static int read_member(struct reader *r, const bool *before, const char *key, const json_t *value) {
+    const struct command *c = r->command;
+    char flag[NAME_MAX_BYTES], name[256];
+    const int n = snprintf(flag, sizeof flag, "--%s", key);
+    const struct option *o = n < (int)sizeof flag ? option_find(c, flag, (size_t)n) : NULL;
+    snprintf(name, sizeof name, "--config: %.120s: \"%.60s\"", r->settings->path, key);
+    if (!o)
+        return usage_error(c, "%s: kvasir %s has no such flag", name, c->name);
+    if (o->kind == OPTION_CONFIG)
+        return usage_error(c, "%s: a file cannot name another", name);
+    const size_t row = (size_t)(o - c->options);
+    if (before[row])
+        return EXIT_GOOD;
+    if (r->given[row])
+        return usage_error(c, "%s: the file has %s twice, under both its names", name, o->name);
+    return read_value(r, o, name, value);
+}
+
+static int read_file(struct reader *r) {
+    const struct command *c = r->command;
+    const char *path = r->settings->path, *key;
+    char *text;
+    size_t len;
+    json_t *value;
+    json_error_t why;
+    bool before[OPTIONS_MAX];
+    int code = read_text(c, "--config", path, &text, &len);
+    if (code)
+        return code;
+    json_t *file = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+    free(text);
+    if (!file)
+        return usage_error(c, "--config: %.200s: line %d: %s", path, why.line, why.text);
+    if (!keep(r, file))
+        return no_memory(r);
+    if (!json_is_object(file))
+        return usage_error(c, "--config: %.200s: is not a JSON object", path);
+    memcpy(before, r->given, c->n_options);
+    json_object_foreach(file, key, value) {
+        code = read_member(r, before, key, value);
+        if (code)
+            break;
+    }
+    return code;
+}
+
+/* ---- both ------------------------------------------------------------------------------------ */
+
+int settings_read(const struct command *c, bool *given, void *args) {
+    struct reader r = {.command = c, .given = given, .args = args};
+    for (size_t i = 0; i < c->n_options; i++)
+        if (c->options[i].kind == OPTION_CONFIG)
+            r.settings = option_field(&c->options[i], args);
+    if (!r.settings)
+        return EXIT_GOOD;
+    r.settings->kept = json_array();
+    int code = r.settings->kept ? read_variables(&r) : no_memory(&r);
+    if (!code && r.settings->path)
+        code = read_file(&r);
+    return code;
+}
+
+void settings_free(struct settings *s) {
+    json_decref(s->kept);
+    *s = (struct settings){0};
+}

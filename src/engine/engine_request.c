@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A request of kvasir_engine: made by the thread that submits it, then the scheduler's host on the
+ * engine's thread.
+ *
+ *     logits row --> sampler --> token --> detokenizer --> stop texts --> on_event
+ *                       ^          |
+ *                       `-- where the JSON object stands, of a json_object
+ *
+ * A request has as many choices as it asks for; each is a task of the scheduler with a sampler, a
+ * detokenizer and a matcher of stop texts of its own. All of it is made by the thread that submits,
+ * so that the engine's allocates only where it admits (I6): sequences, and room for the answers'
+ * tokens.
+ */
+#include <assert.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "engine/engine_internal.h"
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static kvasir_event event_of(const struct choice *c, kvasir_event_kind kind) {
+    const struct request *q = c->request;
+    const struct task *lead = &q->choices[0].task;
+    return (kvasir_event){.request = q->id,
+                          .kind = kind,
+                          .choice = c->index,
+                          .prompt_tokens = q->prompt_tokens,
+                          .cached_tokens = q->cached_tokens,
+                          .prompt_done = q->prompt_done,
+                          .completion_tokens = c->generated,
+                          .hit = lead->hit.kind,
+                          .token = -1,
+                          .text = ""};
+}
+
+static void send(const struct choice *c, const kvasir_event *event) {
+    if (c->request->r.on_event)
+        c->request->r.on_event(c->request->r.user, event);
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static bool text_room(struct choice *c, size_t bytes) {
+    if (bytes <= c->text_cap)
+        return true;
+    char *text = mem_realloc(c->text, bytes, 1);
+    c->text = text ? text : c->text;
+    c->text_cap = text ? bytes : c->text_cap;
+    return text != NULL;
+}
+
+/* What becomes certain with so much more text, into c->text behind *len. False: a stop text. */
+static bool add_text(struct choice *c, const char *text, size_t n, size_t *len) {
+    size_t more = 0;
+    if (!text_room(c, *len + kvasir_stop_hold(c->stop) + n + 1))
+        return true; /* out of memory: the text is cut, the tokens are not */
+    const bool open = kvasir_stop_push(c->stop, text, n, c->text + *len, &more);
+    *len += more;
+    return open;
+}
+
+/* False: the answer ends here. */
+static bool token_text(struct choice *c, int32_t token, size_t *len) {
+    const char *text;
+    size_t n;
+    *len = 0;
+    if (!c->detok || kvasir_detok_push(c->detok, token, &text, &n, NULL) != KVASIR_OK)
+        return true;
+    return add_text(c, text, n, len);
+}
+
+static void rest_of_text(struct choice *c, size_t *len) {
+    const char *text;
+    size_t n, more = 0;
+    *len = 0;
+    if (c->detok && kvasir_detok_finish(c->detok, &text, &n, NULL) == KVASIR_OK &&
+        !add_text(c, text, n, len))
+        c->finish = KVASIR_FINISH_STOP;
+    if (!text_room(c, *len + kvasir_stop_hold(c->stop) + 1))
+        return;
+    if (!kvasir_stop_finish(c->stop, c->text + *len, &more))
+        c->finish = KVASIR_FINISH_STOP;
+    *len += more;
+}
+
+/* ---- JSON objects ---------------------------------------------------------------------------- */
+
+/* Fills e->allowed with what may come next. False: nothing may. */
+static bool allow_json(struct kvasir_engine *e, const struct choice *c) {
+    const struct request *q = c->request;
+    const uint32_t vocab = model_config(e->model->model)->vocab;
+    uint64_t any = 0;
+    json_vocab_allow(q->json, &c->json, e->allowed);
+    for (size_t i = 0; i < q->r.n_stop_tokens; i++) {
+        const uint32_t id = (uint32_t)q->stop_tokens[i];
+        if (id < vocab)
+            e->allowed[id / 64] &= ~(1ULL << id % 64);
+    }
+    for (size_t i = 0; i < token_set_words(vocab); i++)
+        any |= e->allowed[i];
+    return any != 0;
+}
+
+static void add_json(struct choice *c, int32_t token) {
+    const struct text_span bytes =
+        tokenizer_bytes(c->request->engine->model->text->tokenizer, token);
+    bool open = true;
+    for (size_t i = 0; i < bytes.len && open; i++)
+        open = json_push(&c->json, (uint8_t)bytes.data[i]);
+    assert(open);
+    (void)open;
+}
+
+/* The vocabulary for a request; the first one makes it. */
+static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasir_error *err) {
+    const kvasir_tokenizer *text = e->model->text;
+    kvasir_status status = KVASIR_OK;
+    if (q->r.ignore_end)
+        return fail(err, KVASIR_ERR_ARGUMENT, "json_object: not together with ignore_end");
+    if (!text->tokenizer)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "json_object: the model has no tokenizer");
+    pthread_mutex_lock(&e->json_mutex);
+    if (!e->json)
+        status =
+            json_vocab_create(text->tokenizer, model_config(e->model->model)->vocab, &e->json, err);
+    q->json = e->json;
+    pthread_mutex_unlock(&e->json_mutex);
+    TRY(status);
+    return json_vocab_check(q->json, q->stop_tokens, q->r.n_stop_tokens, err);
+}
+
+/* ---- what the scheduler asks of its host ----------------------------------------------------- */
+
+static struct choice *choice_of(struct task *t) {
+    return t->owner;
+}
+
+static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
+                                kvasir_error *err) {
+    struct kvasir_engine *e = user;
+    kvasir_seq *loaded;
+    if (e->tree) /* loading takes all pages at once */
+        (void)!tree_make_room(e->tree, kv_cache_need_bytes(e->ctx->cache, t->n_prompt,
+                                                           e->ctx->options.prefill_chunk));
+    TRY(kvasir_seq_load(e->ctx, choice_of(t)->request->r.prompt_cache, false, &loaded, err));
+    *out = loaded->seq;
+    mem_free(loaded);
+    return KVASIR_OK;
+}
+
+/* Room for the answers' tokens, once it runs. */
+static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
+    struct kvasir_engine *e = user;
+    struct choice *c = choice_of(t);
+    struct request *q = c->request;
+    if (q->started)
+        return KVASIR_OK;
+    for (uint32_t i = 0; i < q->r.n; i++) {
+        struct task *answer = &q->choices[i].task;
+        int32_t *tokens = mem_realloc(answer->tokens, answer->cap, sizeof *tokens);
+        if (!tokens)
+            return fail(err, KVASIR_ERR_MEMORY, "%u tokens of an answer: out of memory",
+                        answer->cap);
+        answer->tokens = tokens;
+    }
+    q->started = true;
+    q->cached_tokens = q->prompt_done = seq_length(t->seq);
+    pthread_mutex_lock(&e->mutex);
+    e->waiting--;
+    pthread_mutex_unlock(&e->mutex);
+    const kvasir_event event = event_of(c, KVASIR_EVENT_START);
+    send(c, &event);
+    return KVASIR_OK;
+}
+
+static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
+                              kvasir_error *err) {
+    struct kvasir_engine *e = user;
+    (void)err;
+    e->logits = step_run(e->ctx, parts, n);
+    return KVASIR_OK;
+}
+
+static void host_progress(void *user, struct task *t) {
+    const struct choice *c = choice_of(t);
+    const uint32_t done = seq_length(t->seq);
+    (void)user;
+    if (c->generated || done <= c->request->prompt_done)
+        return; /* tokens are run again */
+    c->request->prompt_done = done;
+    const kvasir_event event = event_of(c, KVASIR_EVENT_PROGRESS);
+    send(c, &event);
+}
+
+static bool ends_answer(const struct choice *c, int32_t token) {
+    const kvasir_request *r = &c->request->r;
+    for (size_t i = 0; i < r->n_stop_tokens; i++)
+        if (c->request->stop_tokens[i] == token)
+            return true;
+    return !r->ignore_end && kvasir_token_is_end(c->request->engine->model->text, token);
+}
+
+static bool host_next(void *user, struct task *t, uint32_t row) {
+    struct kvasir_engine *e = user;
+    struct choice *c = choice_of(t);
+    const kvasir_request *r = &c->request->r;
+    const uint32_t vocab = model_config(e->model->model)->vocab;
+    const float *logits = e->logits + (size_t)row * vocab;
+    if (c->request->json && !allow_json(e, c)) {
+        c->stuck = true;
+        return false;
+    }
+    const int32_t token = kvasir_sampler_pick(c->sampler, logits);
+    size_t len;
+    c->request->prompt_done = c->request->prompt_tokens;
+    kvasir_sampler_accept(c->sampler, token);
+    t->tokens[t->n_tokens++] = token;
+    c->generated++;
+    kvasir_event event = event_of(c, KVASIR_EVENT_TOKEN);
+    event.token = token;
+    if (r->top_logprobs >= 0) {
+        event.n_top = (size_t)r->top_logprobs < vocab ? (size_t)r->top_logprobs : vocab;
+        event.top = e->top;
+        sampler_logprobs(logits, vocab, token, (uint32_t)event.n_top, &event.logprob, e->top);
+    }
+    c->finish = KVASIR_FINISH_LENGTH;
+    if (ends_answer(c, token)) {
+        c->finish = KVASIR_FINISH_STOP;
+        return false;
+    }
+    bool open = token_text(c, token, &len);
+    event.text = c->text;
+    event.len = len;
+    send(c, &event);
+    if (c->request->json) {
+        add_json(c, token);
+        open = open && !json_complete(&c->json);
+    }
+    if (!open)
+        c->finish = KVASIR_FINISH_STOP;
+    return open && t->n_tokens < t->cap;
+}
+
+static void host_ended(void *user, struct task *t, enum task_end end, const kvasir_error *error) {
+    struct kvasir_engine *e = user;
+    struct choice *c = choice_of(t);
+    struct request *q = c->request;
+    kvasir_error why;
+    size_t len = 0;
+    if (c->stuck) {
+        end = END_FAILED;
+        (void)!fail(&why, KVASIR_ERR_UNSUPPORTED,
+                    "json_object: no token of the vocabulary can follow token %u of the answer",
+                    c->generated);
+        error = &why;
+    }
+    if (end == END_COMPLETE)
+        rest_of_text(c, &len);
+    else
+        c->finish = end == END_CANCELLED ? KVASIR_FINISH_CANCELLED : KVASIR_FINISH_ERROR;
+    kvasir_event event = event_of(c, KVASIR_EVENT_DONE);
+    event.text = len ? c->text : "";
+    event.len = len;
+    event.finish = c->finish;
+    event.stop = c->finish == KVASIR_FINISH_STOP ? kvasir_stop_found(c->stop) : NULL;
+    event.error = end == END_FAILED ? error : NULL;
+    event.cache_bytes = t->held_bytes;
+    event.last = --q->open == 0;
+    c->ended = true;
+    if (event.last) { /* no cancel finds it any more */
+        pthread_mutex_lock(&e->mutex);
+        e->waiting -= !q->started;
+        *(q->prev ? &q->prev->next : &e->open) = q->next;
+        if (q->next)
+            q->next->prev = q->prev;
+        pthread_mutex_unlock(&e->mutex);
+        e->finished += end == END_COMPLETE;
+        e->cancelled += end == END_CANCELLED;
+        e->failed += end == END_FAILED;
+    }
+    send(c, &event);
+    if (event.last)
+        request_close(q);
+}
+
+struct sched_host request_host(struct kvasir_engine *e) {
+    return (struct sched_host){.user = e,
+                               .begin = host_begin,
+                               .admitted = host_admitted,
+                               .run = host_run,
+                               .progress = host_progress,
+                               .next = host_next,
+                               .ended = host_ended};
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void choice_deinit(struct choice *c) {
+    kvasir_sampler_destroy(c->sampler);
+    kvasir_detok_destroy(c->detok);
+    kvasir_stop_destroy(c->stop);
+    mem_free(c->text);
+    mem_free(c->task.tokens);
+}
+
+void request_close(struct request *q) {
+    for (uint32_t i = 0; q->choices && i < q->r.n; i++)
+        choice_deinit(&q->choices[i]);
+    mem_free(q->choices);
+    mem_free(q->followers);
+    mem_free(q->salt);
+    mem_free(q->stop_tokens);
+    mem_free(q);
+}
+
+/* Tokens that a prompt and its answers may have together. */
+static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_request *r,
+                                   uint32_t base, uint32_t *cap, kvasir_error *err) {
+    const uint64_t prompt = base + (uint64_t)r->n_tokens;
+    const uint32_t ctx = e->rotates ? UINT32_MAX / 4 : e->ctx->options.ctx;
+    if (prompt >= ctx || prompt + r->max_tokens > ctx)
+        return fail(err, KVASIR_ERR_CONTEXT,
+                    "a prompt of %" PRIu64 " tokens and an answer of %u do not fit the context of "
+                    "%u tokens (--ctx)",
+                    prompt, r->max_tokens ? r->max_tokens : 1, ctx);
+    const uint64_t wanted = prompt + (r->max_tokens ? r->max_tokens : 1);
+    if (wanted > e->fit_tokens) {
+        return fail(err, KVASIR_ERR_BUDGET,
+                    "a prompt of %" PRIu64 " tokens and an answer of %u need %" PRIu64
+                    " bytes of cache alone: the budget is %" PRIu64 " bytes, of which buffers take "
+                    "%" PRIu64 ": room for %u tokens (--cache-memory-mb)",
+                    prompt, r->max_tokens ? r->max_tokens : 1,
+                    sched_need(e->sched, (uint32_t)wanted), e->info.cache_bytes, e->fixed_bytes,
+                    e->fit_tokens);
+    }
+    uint64_t most = e->rotates ? prompt + e->ctx->options.ctx : ctx;
+    most = most < e->fit_tokens ? most : e->fit_tokens;
+    *cap = (uint32_t)(r->max_tokens ? wanted : most);
+    return KVASIR_OK;
+}
+
+static kvasir_status check_request(const struct kvasir_engine *e, const kvasir_request *r,
+                                   kvasir_error *err) {
+    if (!r->tokens || r->n_tokens == 0)
+        return fail(err, KVASIR_ERR_ARGUMENT, "a request needs tokens");
+    if (r->n < 1 || r->n > e->max_running)
+        return fail(err, KVASIR_ERR_ARGUMENT, "n: %u is not between 1 and %u (--max-num-seqs)",
+                    r->n, e->max_running);
+    if (r->n > 1 && r->prompt_cache)
+        return fail(err, KVASIR_ERR_ARGUMENT, "n: 1 where a request begins with a prompt cache");
+    if (r->top_logprobs < -1 || r->top_logprobs > TOP_LOGPROBS_MAX)
+        return fail(err, KVASIR_ERR_ARGUMENT, "top_logprobs: %d is not between 0 and %d",
+                    r->top_logprobs, TOP_LOGPROBS_MAX);
+    return seq_check_tokens(e->ctx, r->tokens, r->n_tokens, err);
+}
+
+static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t index, uint32_t base,
+                                 uint32_t cap, kvasir_error *err) {
+    struct kvasir_engine *e = q->engine;
+    const kvasir_request *r = &q->r;
+    const uint32_t prompt = base + (uint32_t)r->n_tokens;
+    kvasir_sampling sampling = r->sampling;
+    sampling.seed += index;
+    c->request = q;
+    c->index = index;
+    c->task = (struct task){.owner = c,
+                            .salt = q->salt,
+                            .salt_len = strlen(q->salt),
+                            .n_prompt = prompt,
+                            .cap = cap,
+                            .apart = r->prompt_cache != NULL};
+    TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, e->scratch,
+                              &c->sampler, err));
+    if (q->json)
+        sampler_allow(c->sampler, e->allowed);
+    for (uint32_t i = 0; i < base; i++) /* -1, which the file does not say, is passed over */
+        kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
+    for (size_t i = 0; i < r->n_tokens; i++)
+        kvasir_sampler_accept(c->sampler, r->tokens[i]);
+    TRY(kvasir_stop_create(r->stops, r->n_stops, &c->stop, err));
+    if (e->model->text->tokenizer || r->n_stops)
+        TRY(kvasir_detok_create(e->model->text, &c->detok, err));
+    if (c->detok)
+        TRY(kvasir_detok_show(c->detok, r->shown_tokens, r->n_shown_tokens, err));
+    c->text_cap = 1024 + kvasir_stop_hold(c->stop);
+    c->text = mem_alloc(c->text_cap);
+    c->task.tokens = index ? NULL : mem_calloc(prompt, sizeof *c->task.tokens);
+    if (!c->text || (index == 0 && !c->task.tokens))
+        return fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
+    if (index == 0)
+        memcpy(c->task.tokens + base, r->tokens, r->n_tokens * sizeof *r->tokens);
+    return KVASIR_OK;
+}
+
+kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *r, struct request **out,
+                           kvasir_error *err) {
+    const uint32_t base = r->prompt_cache ? kvasir_prompt_cache_tokens(r->prompt_cache) : 0;
+    uint32_t cap = 0;
+    TRY(check_request(e, r, err));
+    TRY(settle_length(e, r, base, &cap, err));
+    struct request *q = mem_calloc(1, sizeof *q);
+    if (!q)
+        return fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
+    kvasir_status status = KVASIR_OK;
+    q->engine = e;
+    q->r = *r;
+    q->open = r->n;
+    q->prompt_tokens = base + (uint32_t)r->n_tokens;
+    q->salt = mem_strdup(r->salt ? r->salt : "");
+    q->choices = mem_calloc(r->n, sizeof *q->choices);
+    q->followers = mem_calloc(r->n, sizeof *q->followers);
+    q->stop_tokens = mem_calloc(r->n_stop_tokens + 1, sizeof *q->stop_tokens);
+    if (!q->salt || !q->choices || !q->followers || !q->stop_tokens)
+        status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
+    else if (r->n_stop_tokens)
+        memcpy(q->stop_tokens, r->stop_tokens, r->n_stop_tokens * sizeof *q->stop_tokens);
+    if (status == KVASIR_OK && r->json_object)
+        status = need_json(e, q, err);
+    for (uint32_t i = 0; i < r->n && status == KVASIR_OK; i++) {
+        status = choice_init(&q->choices[i], q, i, base, cap, err);
+        if (i)
+            q->followers[i - 1] = &q->choices[i].task;
+    }
+    if (status != KVASIR_OK) {
+        request_close(q);
+        return status;
+    }
+    q->choices[0].task.followers = q->followers;
+    q->choices[0].task.n_followers = r->n - 1;
+    q->r.tokens = NULL; /* the caller's, who may free them now */
+    q->r.stops = NULL;
+    q->r.shown_tokens = NULL;
+    *out = q;
+    return KVASIR_OK;
+}

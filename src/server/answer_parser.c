@@ -1,0 +1,615 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* answer_parser.c: an answer's text to parts (answer_syntax.h).
+ *
+ *     push --> in: text that is not decided yet
+ *                |
+ *              step    TEXT    up to the next marker it is content or reasoning
+ *                |     CALL    held up to its end marker, then read (answer_calls.c)
+ *                |     BARE    may a call begin here without a marker? (Llama 3, Qwen2.5)
+ *                |     HEADER  of harmony, held up to <|message|>
+ *                v
+ *              segment: a run of text of one kind between markers, less the white space that is
+ *                syntax --> fn
+ *
+ * Each step either takes something from `in` or waits for more; the place up to which it has looked
+ * is kept, so that no byte is looked at again but those of a marker's beginning.
+ */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/answer_syntax.h"
+#include "server/bytes.h"
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+enum state { TEXT, CALL, BARE, HEADER };
+
+enum action {
+    OPEN_THINKING,
+    CLOSE_THINKING,
+    OPEN_CALL,
+    OPEN_FUNCTION, /* Qwen3-Coder's without its outer marker */
+    DROP,
+    END_MESSAGE,  /* of harmony */
+    NEXT_MESSAGE, /* likewise: its header begins here */
+};
+struct marker {
+    const char *text;
+    enum action action;
+};
+
+struct answer_parser {
+    struct answer_options o;
+    answer_part_fn *fn;
+    void *user;
+    enum state state;
+    bool failed, ended;
+    struct bytes in;
+    size_t at;      /* of in: what is before is decided */
+    size_t scanned; /* from at: looked at */
+    /* CALL */
+    size_t body;       /* from at: where it begins, behind its marker */
+    const char *close; /* of Qwen3-Coder's and simple forms; NULL: as call_ends says */
+    bool bare;         /* no marker stood before it */
+    bool sure, quotes; /* whether texts are quoted: known; they are */
+    bool in_quotes, escaped;
+    json_t *name; /* harmony's; NULL: in the body */
+    /* segment */
+    bool thinking;       /* it is reasoning */
+    bool begun;          /* something of it was given */
+    bool beside;         /* a marker stands before it */
+    bool given[2];       /* segments of content, of reasoning */
+    struct bytes space;  /* of it: white space that may be syntax */
+    bool call_in_reason; /* the reasoning's end may still come */
+    bool bare_function;  /* </tool_call> may come without its beginning */
+    uint32_t n_calls;
+};
+
+static bool harmony(const struct answer_parser *p) {
+    return p->o.syntax.tools == ANSWER_HARMONY;
+}
+
+static const char *rest(const struct answer_parser *p) {
+    return p->in.data ? p->in.data + p->at : "";
+}
+
+static size_t rest_len(const struct answer_parser *p) {
+    return p->in.len - p->at;
+}
+
+static void consume(struct answer_parser *p, size_t n) {
+    p->at += n;
+    p->scanned = 0;
+}
+
+/* What is decided makes room: each byte moves once, because more was taken than is left. */
+static void compact(struct answer_parser *p) {
+    if (p->at <= p->in.len / 2)
+        return;
+    memmove(p->in.data, p->in.data + p->at, rest_len(p));
+    p->in.len -= p->at;
+    p->at = 0;
+}
+
+/* ---- segments -------------------------------------------------------------------------------- */
+
+static void part(struct answer_parser *p, const struct answer_part *one) {
+    if (!p->failed && !p->fn(p->user, one))
+        p->failed = true;
+}
+
+static void text_part(struct answer_parser *p, const char *text, size_t len) {
+    if (len)
+        part(p, &(struct answer_part){.kind = p->thinking ? ANSWER_REASONING : ANSWER_CONTENT,
+                                      .text = text,
+                                      .len = len});
+}
+
+static void hold_space(struct answer_parser *p, const char *text, size_t len) {
+    if (!bytes_add(&p->space, text, len))
+        p->failed = true;
+}
+
+static void give_space(struct answer_parser *p) {
+    text_part(p, p->space.data, p->space.len);
+    p->space.len = 0;
+}
+
+static void begin_segment(struct answer_parser *p) {
+    bool join = p->given[p->thinking] && (p->thinking || harmony(p));
+    if (join)
+        text_part(p, "\n", 1);
+    p->begun = p->given[p->thinking] = true;
+}
+
+static void give(struct answer_parser *p, const char *text, size_t len) {
+    size_t i = 0;
+    if (!p->begun) {
+        while (p->beside && p->space.len == 0 && i < len && text[i] == '\n')
+            i++;
+        size_t from = i;
+        while (i < len && isspace((unsigned char)text[i]))
+            i++;
+        hold_space(p, text + from, i - from);
+        if (i == len)
+            return;
+        begin_segment(p);
+    }
+    size_t end = len;
+    while (end > i && text[end - 1] == '\n')
+        end--;
+    if (end > i) {
+        give_space(p);
+        text_part(p, text + i, end - i);
+    }
+    hold_space(p, text + end, len - end);
+}
+
+/* A marker follows. */
+static void end_segment(struct answer_parser *p) {
+    p->space.len = 0;
+    p->begun = false;
+    p->beside = true;
+}
+
+/* ---- markers --------------------------------------------------------------------------------- */
+
+enum { MARKERS_MAX = 12 };
+
+static void add(struct marker *m, size_t *n, const char *text, enum action action) {
+    if (text)
+        m[(*n)++] = (struct marker){text, action};
+}
+
+static size_t harmony_markers(struct marker *m) {
+    size_t n = 0;
+    add(m, &n, "<|end|>", END_MESSAGE);
+    add(m, &n, "<|return|>", END_MESSAGE);
+    add(m, &n, "<|call|>", END_MESSAGE);
+    add(m, &n, "<|start|>", NEXT_MESSAGE);
+    add(m, &n, "<|channel|>", NEXT_MESSAGE);
+    add(m, &n, "<|message|>", DROP);
+    add(m, &n, "<|constrain|>", DROP);
+    return n;
+}
+
+/* Those that mean something in text. */
+static size_t text_markers(const struct answer_parser *p, struct marker *m) {
+    const struct answer_syntax *s = &p->o.syntax;
+    size_t n = 0;
+    if (harmony(p))
+        return harmony_markers(m);
+    add(m, &n, s->think_open, OPEN_THINKING);
+    if (p->thinking || p->call_in_reason)
+        add(m, &n, s->think_close, CLOSE_THINKING);
+    if (!p->o.tools)
+        return n;
+    add(m, &n, s->call_open, OPEN_CALL);
+    if (s->tools == ANSWER_QWEN_CODER) {
+        add(m, &n, "<function=", OPEN_FUNCTION);
+        if (p->bare_function)
+            add(m, &n, s->call_close, DROP);
+    }
+    return n;
+}
+
+/* Those that end a call. */
+static size_t call_markers(const struct answer_parser *p, struct marker *m) {
+    size_t n = 0;
+    if (harmony(p))
+        return harmony_markers(m);
+    if (p->close)
+        add(m, &n, p->close, DROP);
+    else /* the next one's beginning */
+        add(m, &n, p->o.syntax.call_open, OPEN_CALL);
+    return n;
+}
+
+/* JSON quotes its texts, and markers within are none; what else may stand between the same markers
+ * does not (an apostrophe of a parameter is none): the first character tells. */
+static void pass_char(struct answer_parser *p, char c) {
+    enum answer_tools tools = p->o.syntax.tools;
+    if (!p->sure && !isspace((unsigned char)c)) {
+        p->sure = true;
+        p->quotes =
+            tools == ANSWER_MISTRAL ||
+            ((tools == ANSWER_HERMES || tools == ANSWER_QWEN_CODER || tools == ANSWER_LLAMA3) &&
+             (c == '{' || c == '['));
+    }
+    if (!p->quotes)
+        return;
+    if (p->escaped)
+        p->escaped = false;
+    else if (p->in_quotes && c == '\\')
+        p->escaped = true;
+    else if (c == '"')
+        p->in_quotes = !p->in_quotes;
+    else if (c == '\n') /* JSON's texts hold none: the quote was no quote */
+        p->in_quotes = false;
+}
+
+/* Looks on from p->scanned for one of the markers; NULL: there is none up to p->scanned, behind
+ * which one may begin as soon as more comes. */
+static const struct marker *find(struct answer_parser *p, const struct marker *m, size_t n,
+                                 size_t most) {
+    const char *text = rest(p);
+    size_t len = rest_len(p) < most ? rest_len(p) : most;
+    for (; p->scanned < len; p->scanned++) {
+        size_t left = len - p->scanned;
+        const char *here = text + p->scanned;
+        for (size_t k = 0; k < n && !p->in_quotes; k++) {
+            size_t size = strlen(m[k].text);
+            bool same =
+                *here == *m[k].text && memcmp(here, m[k].text, left < size ? left : size) == 0;
+            if (same && left >= size)
+                return &m[k];
+            if (same && !p->ended)
+                return NULL;
+        }
+        if (p->state == CALL)
+            pass_char(p, *here);
+    }
+    return NULL;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+uint64_t answer_seed(const char *id, uint32_t choice) {
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (; *id; id++)
+        hash = (hash ^ (unsigned char)*id) * 0x100000001b3u;
+    return (hash ^ choice) * 0x100000001b3u;
+}
+
+/* "call_" and 24 characters; Mistral's templates want 9 characters and nothing else. */
+static void make_id(const struct answer_parser *p, char *id) {
+    static const char CHARS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    bool mistral = p->o.syntax.tools == ANSWER_MISTRAL;
+    uint64_t state = p->o.seed + 0x9e3779b97f4a7c15u * p->n_calls;
+    size_t n = mistral ? 0 : 5;
+    memcpy(id, "call_", 5);
+    for (int i = 0; i < (mistral ? 9 : 24); i++) { /* splitmix64 */
+        uint64_t z = state += 0x9e3779b97f4a7c15u * (UINT64_C(1) << 32 | 1);
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+        id[n++] = CHARS[(z ^ z >> 31) % (sizeof CHARS - 1)];
+    }
+    id[n] = 0;
+}
+
+static void call_parts(struct answer_parser *p, const json_t *call) {
+    const json_t *name = json_object_get(call, "name");
+    const char *given = json_string_value(json_object_get(call, "id"));
+    char id[80], *arguments;
+    if (p->failed || (p->o.single && p->n_calls))
+        return;
+    arguments = answer_arguments_text(json_object_get(call, "arguments"));
+    if (!arguments) {
+        p->failed = true;
+        return;
+    }
+    make_id(p, id);
+    part(p, &(struct answer_part){.kind = ANSWER_CALL,
+                                  .text = json_string_value(name),
+                                  .len = json_string_length(name),
+                                  .call = p->n_calls,
+                                  .id = given ? given : id});
+    part(p, &(struct answer_part){.kind = ANSWER_ARGUMENTS,
+                                  .text = arguments,
+                                  .len = strlen(arguments),
+                                  .call = p->n_calls});
+    p->n_calls++;
+    free(arguments);
+}
+
+/* Harmony's body is the arguments. */
+static size_t read_named(const struct answer_parser *p, const char *text, size_t len,
+                         json_t **calls) {
+    json_error_t why;
+    size_t i = 0;
+    while (i < len && isspace((unsigned char)text[i]))
+        i++;
+    json_t *arguments = i < len ? json_loadb(text, len, JSON_ALLOW_NUL, &why) : json_object();
+    *calls = NULL;
+    if (json_is_object(arguments))
+        *calls = json_pack("[{s:O, s:O}]", "name", p->name, "arguments", arguments);
+    json_decref(arguments);
+    return *calls ? len : 0;
+}
+
+static void begin_call(struct answer_parser *p, size_t marker, const char *close) {
+    p->state = CALL;
+    p->body = p->scanned = marker;
+    p->close = close;
+    p->bare = p->sure = p->quotes = p->in_quotes = p->escaped = false;
+}
+
+static void text_goes_on(struct answer_parser *p) {
+    enum answer_tools tools = p->o.syntax.tools;
+    bool bare = tools == ANSWER_LLAMA3 || tools == ANSWER_HERMES;
+    p->state = bare && p->o.tools && !p->thinking && !p->begun ? BARE : TEXT;
+}
+
+/* The call's text is complete: to `end`, from at, where a marker of `marker` bytes ends it. */
+static void close_call(struct answer_parser *p, size_t end, size_t marker, bool closed) {
+    const char *body = rest(p) + p->body;
+    size_t len = end - p->body, i, n;
+    json_t *calls = NULL, *call;
+    enum answer_tools form = p->bare ? ANSWER_LLAMA3 : p->o.syntax.tools;
+    size_t used = p->name ? read_named(p, body, len, &calls)
+                          : answer_calls_read(form, body, len, closed, p->o.schema, &calls);
+    p->in_quotes = false;
+    p->state = TEXT;
+    if (!calls) { /* as it was written */
+        n = end + marker;
+        give(p, rest(p), n);
+        consume(p, n);
+    } else {
+        end_segment(p);
+        json_array_foreach(calls, i, call) call_parts(p, call);
+        json_decref(calls);
+        p->call_in_reason |= p->thinking;
+        p->thinking = false;
+        give(p, body + used, len - used);
+        consume(p, end + marker);
+        text_goes_on(p);
+    }
+    json_decref(p->name);
+    p->name = NULL;
+}
+
+static bool step_call(struct answer_parser *p) {
+    struct marker m[MARKERS_MAX];
+    size_t n = call_markers(p, m);
+    const struct marker *found = find(p, m, n, SIZE_MAX);
+    if (!found && !p->ended)
+        return false;
+    if (!found) {
+        close_call(p, rest_len(p), 0, false);
+        return true;
+    }
+    bool taken = found->action == DROP || found->action == END_MESSAGE;
+    bool message = found->action == END_MESSAGE || found->action == NEXT_MESSAGE;
+    close_call(p, p->scanned, taken ? strlen(found->text) : 0, true);
+    if (message)
+        p->state = HEADER;
+    return true;
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static void set_thinking(struct answer_parser *p, bool thinking, size_t marker) {
+    end_segment(p);
+    consume(p, marker);
+    p->thinking = thinking;
+    p->call_in_reason = false;
+    text_goes_on(p);
+}
+
+static void act(struct answer_parser *p, const struct marker *m) {
+    size_t size = strlen(m->text);
+    switch (m->action) {
+    case OPEN_THINKING:
+        if (p->thinking) /* said twice: by the prompt, too */
+            consume(p, size);
+        else
+            set_thinking(p, true, size);
+        break;
+    case CLOSE_THINKING:
+        set_thinking(p, false, size);
+        break;
+    case OPEN_CALL:
+        begin_call(p, size, p->o.syntax.call_close);
+        break;
+    case OPEN_FUNCTION:
+        begin_call(p, 0, "</function>");
+        p->bare_function = true;
+        break;
+    case DROP:
+        end_segment(p);
+        consume(p, size);
+        break;
+    case END_MESSAGE:
+    case NEXT_MESSAGE:
+        end_segment(p);
+        consume(p, m->action == END_MESSAGE ? size : 0);
+        p->thinking = false;
+        p->state = HEADER;
+        break;
+    }
+}
+
+static bool step_text(struct answer_parser *p) {
+    struct marker m[MARKERS_MAX];
+    size_t n = text_markers(p, m);
+    p->scanned = 0;
+    const struct marker *found = find(p, m, n, SIZE_MAX);
+    size_t len = p->scanned;
+    give(p, rest(p), len);
+    consume(p, len);
+    if (found)
+        act(p, found);
+    return found || len;
+}
+
+/* ---- calls without a marker ------------------------------------------------------------------ */
+
+enum likely { NO, YES, UNSURE };
+
+/* An object whose first key is one of a call's may be one. */
+static enum likely begins_call(const char *text, size_t len) {
+    static const char *const KEYS[] = {"name\"",       "type\"",      "function\"",
+                                       "parameters\"", "arguments\"", "id\""};
+    enum { SPACE_MAX = 64 };
+    size_t i = 1, from = 1;
+    if (text[0] != '{')
+        return NO;
+    while (i < len && isspace((unsigned char)text[i]))
+        i++;
+    if (i - from > SPACE_MAX)
+        return NO;
+    if (i == len)
+        return UNSURE;
+    if (text[i++] != '"')
+        return NO;
+    for (size_t k = 0; k < sizeof KEYS / sizeof *KEYS; k++) {
+        size_t size = strlen(KEYS[k]), left = len - i;
+        if (memcmp(text + i, KEYS[k], left < size ? left : size) == 0)
+            return left < size ? UNSURE : YES;
+    }
+    return NO;
+}
+
+static bool step_bare(struct answer_parser *p) {
+    size_t i = 0;
+    while (i < rest_len(p) && isspace((unsigned char)rest(p)[i]))
+        i++;
+    give(p, rest(p), i);
+    consume(p, i);
+    if (rest_len(p) == 0)
+        return true;
+    enum likely call = begins_call(rest(p), rest_len(p));
+    if (call == UNSURE && !p->ended)
+        return false;
+    p->state = TEXT;
+    if (call == YES) {
+        begin_call(p, 0, NULL);
+        p->bare = true;
+    }
+    return true;
+}
+
+/* ---- harmony --------------------------------------------------------------------------------- */
+
+enum { HEADER_MAX = 512 };
+
+/* A word behind `mark` in a header; NULL and no length where there is no mark. */
+static const char *word_behind(const char *text, size_t len, const char *mark, size_t *n) {
+    size_t size = strlen(mark);
+    *n = 0;
+    for (size_t i = 0; i + size <= len; i++) {
+        if (memcmp(text + i, mark, size) != 0)
+            continue;
+        const char *word = text + i + size;
+        size_t left = len - i - size;
+        while (*n < left && !isspace((unsigned char)word[*n]) && word[*n] != '<')
+            ++*n;
+        return word;
+    }
+    return NULL;
+}
+
+static void open_message(struct answer_parser *p, size_t header) {
+    static const char FUNCTIONS[] = "functions.";
+    size_t n, n_to, all = header + strlen("<|message|>");
+    const char *channel = word_behind(rest(p), header, "<|channel|>", &n);
+    const char *to = word_behind(rest(p), header, "to=", &n_to);
+    p->thinking = n == 8 && memcmp(channel, "analysis", n) == 0;
+    p->state = TEXT;
+    if (n_to && p->o.tools && !memchr(to, 0, n_to)) {
+        size_t skip = sizeof FUNCTIONS - 1;
+        if (n_to > skip && memcmp(to, FUNCTIONS, skip) == 0) {
+            to += skip;
+            n_to -= skip;
+        }
+        p->thinking = false;
+        p->name = json_stringn(to, n_to);
+        if (p->name)
+            begin_call(p, all, NULL);
+        else
+            p->failed = true;
+        return;
+    }
+    end_segment(p);
+    consume(p, all);
+}
+
+/* What is no header is content: it is too long for one (its first marker is dropped, so that it is
+ * not taken for one again), or nothing in it says that it is. */
+static bool step_header(struct answer_parser *p) {
+    static const struct marker MESSAGE = {"<|message|>", DROP};
+    const struct marker *found = find(p, &MESSAGE, 1, HEADER_MAX + strlen(MESSAGE.text));
+    if (p->scanned > HEADER_MAX) {
+        struct marker m[MARKERS_MAX];
+        size_t n = harmony_markers(m), drop = 0;
+        for (size_t k = 0; k < n; k++)
+            if (memcmp(rest(p), m[k].text, strlen(m[k].text)) == 0)
+                drop = strlen(m[k].text);
+        consume(p, drop);
+        p->state = TEXT;
+        return true;
+    }
+    if (found) {
+        open_message(p, p->scanned);
+        return true;
+    }
+    if (!p->ended)
+        return false;
+    size_t n, len = rest_len(p);
+    if (word_behind(rest(p), len, "<|", &n)) /* one that was cut off */
+        consume(p, len);
+    p->state = TEXT;
+    return true;
+}
+
+/* ---- a stream -------------------------------------------------------------------------------- */
+
+static bool step(struct answer_parser *p) {
+    switch (p->state) {
+    case TEXT:
+        return step_text(p);
+    case CALL:
+        return step_call(p);
+    case BARE:
+        return step_bare(p);
+    case HEADER:
+        return step_header(p);
+    }
+    return false;
+}
+
+struct answer_parser *answer_parser_create(const struct answer_options *options, answer_part_fn *fn,
+                                           void *user) {
+    struct answer_parser *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->o = *options;
+    p->fn = fn;
+    p->user = user;
+    p->thinking = p->beside = options->start == ANSWER_AT_REASONING;
+    text_goes_on(p);
+    if (options->start == ANSWER_AT_HEADER)
+        p->state = HEADER;
+    return p;
+}
+
+void answer_parser_destroy(struct answer_parser *p) {
+    if (!p)
+        return;
+    json_decref(p->name);
+    bytes_free(&p->in);
+    bytes_free(&p->space);
+    free(p);
+}
+
+bool answer_parser_push(struct answer_parser *p, const char *text, size_t len) {
+    p->failed = p->failed || !bytes_add(&p->in, text, len);
+    while (!p->failed && rest_len(p) && step(p)) {
+    }
+    compact(p);
+    return !p->failed;
+}
+
+bool answer_parser_finish(struct answer_parser *p) {
+    p->ended = true;
+    while (!p->failed && rest_len(p) && step(p)) {
+    }
+    if (p->begun || !p->beside)
+        give_space(p);
+    return !p->failed;
+}
+
+uint32_t answer_parser_calls(const struct answer_parser *p) {
+    return p->n_calls;
+}

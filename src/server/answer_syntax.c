@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* answer_syntax.c: which syntax a model's answers have.
+ *
+ * A chat template writes earlier answers back into the prompt, or tells the model how to write
+ * them, so that the markers stand in it (what mlx-lm goes by, too). LFM2's do not, but its
+ * vocabulary has them. The first row that fits counts: the more special stands before what it
+ * resembles.
+ */
+#include "server/answer_syntax.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- templates ------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *needs[2]; /* texts that the template holds */
+    struct answer_syntax syntax;
+} CALLS[] = {
+    {{"<|channel|>", "<|message|>"}, {.tools = ANSWER_HARMONY}},
+    {{"<|tool_call>", "<tool_call|>"}, {ANSWER_GEMMA4, "<|tool_call>", "<tool_call|>", NULL, NULL}},
+    {{"<start_function_call>", "<end_function_call>"},
+     {ANSWER_FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>", NULL, NULL}},
+    {{"<|tool_list_start|>", "<|tool_list_end|>"},
+     {ANSWER_PYTHONIC, "<|tool_call_start|>", "<|tool_call_end|>", NULL, NULL}},
+    {{"<function=", "<parameter="}, {ANSWER_QWEN_CODER, "<tool_call>", "</tool_call>", NULL, NULL}},
+    {{"<tool_call>", "</tool_call>"}, {ANSWER_HERMES, "<tool_call>", "</tool_call>", NULL, NULL}},
+    {{"[TOOL_CALLS]", ""}, {ANSWER_MISTRAL, "[TOOL_CALLS]", NULL, NULL, NULL}},
+    {{"<|start_header_id|>", "\"parameters\": "},
+     {ANSWER_LLAMA3, "<|python_tag|>", NULL, NULL, NULL}},
+    {{"<|python_tag|>", ""}, {ANSWER_LLAMA3, "<|python_tag|>", NULL, NULL, NULL}},
+    {{"```tool_code", ""}, {ANSWER_TOOL_CODE, "```tool_code", "```", NULL, NULL}},
+};
+
+/* The last text of a row is what the template holds. */
+static const struct {
+    const char *open, *close, *needs;
+} THINKING[] = {
+    {"<|channel>thought", "<channel|>", "<channel|>"},
+    {"[THINK]", "[/THINK]", "[/THINK]"},
+    {"<think>", "</think>", "</think>"},
+    {"<think>", "</think>", "<think>"},
+};
+
+static bool holds(const char *text, size_t len, const char *part) {
+    size_t n = strlen(part);
+    for (; len >= n; text++, len--)
+        if (memcmp(text, part, n) == 0)
+            return true;
+    return false;
+}
+
+/* One token's name, and it is a control token: *id. */
+static bool is_control(const kvasir_tokenizer *t, int32_t id) {
+    char *shown, *hidden;
+    size_t n_shown, n_hidden;
+    if (kvasir_detokenize(t, &id, 1, 0, &shown, &n_shown, NULL))
+        return false;
+    kvasir_free(shown);
+    if (kvasir_detokenize(t, &id, 1, KVASIR_DETOKENIZE_SKIP_SPECIAL, &hidden, &n_hidden, NULL))
+        return false;
+    kvasir_free(hidden);
+    return n_shown > 0 && n_hidden == 0;
+}
+
+static bool has_token(const kvasir_tokenizer *t, const char *name) {
+    int32_t *ids;
+    size_t n;
+    if (kvasir_tokenize(t, name, strlen(name), KVASIR_TOKENIZE_PARSE_SPECIAL, &ids, &n, NULL))
+        return false;
+    kvasir_free(ids);
+    return n == 1;
+}
+
+struct answer_syntax answer_syntax_of(const kvasir_tokenizer *tokenizer) {
+    struct answer_syntax s = {0};
+    size_t len;
+    const char *text = kvasir_chat_template(tokenizer, &len);
+    if (!text)
+        return s;
+    for (size_t i = 0; !s.tools && i < sizeof CALLS / sizeof *CALLS; i++)
+        if (holds(text, len, CALLS[i].needs[0]) && holds(text, len, CALLS[i].needs[1]))
+            s = CALLS[i].syntax;
+    if (!s.tools && holds(text, len, "tools") && has_token(tokenizer, "<|tool_call_start|>"))
+        s = (struct answer_syntax){ANSWER_PYTHONIC, "<|tool_call_start|>", "<|tool_call_end|>",
+                                   NULL, NULL};
+    if (s.tools == ANSWER_HARMONY)
+        return s;
+    for (size_t i = 0; !s.think_open && i < sizeof THINKING / sizeof *THINKING; i++)
+        if (holds(text, len, THINKING[i].needs)) {
+            s.think_open = THINKING[i].open;
+            s.think_close = THINKING[i].close;
+        }
+    return s;
+}
+
+/* ---- control tokens -------------------------------------------------------------------------- */
+
+/* Texts whose control tokens are syntax, beside open and close; the last are NULL. */
+static const char *const *more_texts(enum answer_tools tools) {
+    static const char *const harmony[] = {"<|start|>",   "<|channel|>", "<|constrain|>",
+                                          "<|message|>", "<|end|>",     "<|call|>",
+                                          "<|return|>",  NULL};
+    static const char *const gemma4[] = {"<|\"|>", NULL};
+    static const char *const function_gemma[] = {"<escape>", NULL};
+    static const char *const mistral[] = {"[ARGS]", "[CALL_ID]", NULL};
+    static const char *const none[] = {NULL};
+    switch (tools) {
+    case ANSWER_HARMONY:
+        return harmony;
+    case ANSWER_GEMMA4:
+        return gemma4;
+    case ANSWER_FUNCTION_GEMMA:
+        return function_gemma;
+    case ANSWER_MISTRAL:
+        return mistral;
+    default:
+        return none;
+    }
+}
+
+enum { SHOWN_MAX = 16 };
+
+static bool add_shown(const kvasir_tokenizer *t, const char *text, int32_t *ids, size_t *n) {
+    int32_t *made;
+    size_t n_made;
+    kvasir_error err;
+    if (!text)
+        return true;
+    if (kvasir_tokenize(t, text, strlen(text), KVASIR_TOKENIZE_PARSE_SPECIAL, &made, &n_made, &err))
+        return err.code != KVASIR_ERR_MEMORY; /* without a tokenizer there is no text at all */
+    for (size_t i = 0; i < n_made && *n < SHOWN_MAX; i++)
+        if (is_control(t, made[i]))
+            ids[(*n)++] = made[i];
+    kvasir_free(made);
+    return true;
+}
+
+bool answer_shown_tokens(const struct answer_syntax *syntax, bool tools,
+                         const kvasir_tokenizer *tokenizer, int32_t **ids, size_t *n) {
+    int32_t *made = malloc(SHOWN_MAX * sizeof *made);
+    size_t count = 0;
+    bool good = made && add_shown(tokenizer, syntax->think_open, made, &count) &&
+                add_shown(tokenizer, syntax->think_close, made, &count);
+    if (tools)
+        good = good && add_shown(tokenizer, syntax->call_open, made, &count) &&
+               add_shown(tokenizer, syntax->call_close, made, &count);
+    if (tools || syntax->tools == ANSWER_HARMONY)
+        for (const char *const *text = more_texts(syntax->tools); good && *text; text++)
+            good = add_shown(tokenizer, *text, made, &count);
+    if (!good) {
+        free(made);
+        return false;
+    }
+    *ids = made;
+    *n = count;
+    return true;
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+static bool ends_with(const char *text, size_t len, const char *end) {
+    size_t n = strlen(end);
+    return len >= n && memcmp(text + len - n, end, n) == 0;
+}
+
+enum answer_start answer_start_of(const struct answer_syntax *syntax, const char *prompt,
+                                  size_t len) {
+    while (len && strchr(" \n\r\t", prompt[len - 1]) && prompt[len - 1])
+        len--;
+    if (syntax->tools == ANSWER_HARMONY) {
+        if (ends_with(prompt, len, "<|start|>assistant"))
+            return ANSWER_AT_HEADER;
+        return ends_with(prompt, len, "<|channel|>analysis<|message|>") ? ANSWER_AT_REASONING
+                                                                        : ANSWER_AT_CONTENT;
+    }
+    return syntax->think_open && ends_with(prompt, len, syntax->think_open) ? ANSWER_AT_REASONING
+                                                                            : ANSWER_AT_CONTENT;
+}

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* http.c: libmicrohttpd's callbacks as calls of a handler.
+ *
+ * What it refuses by itself: bodies that are too large (413), headers that are (431, and what is no
+ * HTTP: libmicrohttpd), requests that do not become complete (cut, http_watch.c).
+ *
+ * Memory of a connection: POOL_BYTES, which bounds its headers, and its body.
+ */
+#include "server/http_internal.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { POOL_BYTES = 16 << 10, FILL_BYTES = 8 << 10, BACKLOG = 512 };
+
+static struct call *call_of(const struct http_call *c) {
+    return (struct call *)c;
+}
+
+const char *http_header(const struct http_call *c, const char *name) {
+    return MHD_lookup_connection_value(call_of(c)->connection, MHD_HEADER_KIND, name);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+/* True: the call rests until http_wake; false: that has been. */
+static bool rest(struct call *c) {
+    pthread_mutex_lock(&c->mutex);
+    const bool woken = c->woken;
+    c->woken = false;
+    c->resting = !woken;
+    if (!woken)
+        MHD_suspend_connection(c->connection);
+    pthread_mutex_unlock(&c->mutex);
+    return !woken;
+}
+
+void http_wake(struct http_call *call) {
+    struct call *c = call_of(call);
+    pthread_mutex_lock(&c->mutex);
+    if (c->resting)
+        MHD_resume_connection(c->connection);
+    c->woken = !c->resting;
+    c->resting = false;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static void set_timeout(struct call *c, uint32_t seconds) {
+    (void)!MHD_set_connection_option(c->connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                                     (unsigned)seconds);
+}
+
+static enum http_step queue(struct call *c, const struct http_reply *r,
+                            struct MHD_Response *response) {
+    c->status = r->status;
+    for (size_t i = 0; i < HTTP_HEADERS_MAX && r->headers[i].name; i++)
+        (void)!MHD_add_response_header(response, r->headers[i].name, r->headers[i].value);
+    set_timeout(c, c->http->options.write_timeout_s);
+    if (MHD_queue_response(c->connection, r->status, response) != MHD_YES)
+        c->status = 0; /* the connection is broken off */
+    MHD_destroy_response(response);
+    return HTTP_REPLIED;
+}
+
+static enum http_step reply_bytes(struct http_call *call, const struct http_reply *r, char *body,
+                                  size_t len, enum MHD_ResponseMemoryMode mode) {
+    struct call *c = call_of(call);
+    struct MHD_Response *response = MHD_create_response_from_buffer(len, body, mode);
+    if (!response) {
+        if (mode == MHD_RESPMEM_MUST_FREE)
+            free(body);
+        return HTTP_REPLIED; /* nothing queued: the connection is broken off */
+    }
+    http_last_bytes(call);
+    return queue(c, r, response);
+}
+
+enum http_step http_reply_take(struct http_call *call, const struct http_reply *r, char *body,
+                               size_t len) {
+    return reply_bytes(call, r, body, len, MHD_RESPMEM_MUST_FREE);
+}
+
+enum http_step http_reply_static(struct http_call *call, const struct http_reply *r,
+                                 const char *body, size_t len) {
+    return reply_bytes(call, r, (char *)body, len, MHD_RESPMEM_PERSISTENT);
+}
+
+static ssize_t fill(void *user, uint64_t position, char *out, size_t max) {
+    struct call *c = user;
+    (void)position;
+    for (;;) {
+        const ssize_t n = c->fill(&c->c, out, max);
+        if (n == HTTP_FILL_END)
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        if (n == HTTP_FILL_ABORT)
+            return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (n > 0 || rest(c))
+            return n;
+    }
+}
+
+enum http_step http_reply_stream(struct http_call *call, const struct http_reply *r,
+                                 http_fill_fn *fn) {
+    struct call *c = call_of(call);
+    struct MHD_Response *response =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, FILL_BYTES, fill, c, NULL);
+    c->fill = fn;
+    return response ? queue(c, r, response) : HTTP_REPLIED;
+}
+
+void http_last_bytes(struct http_call *call) {
+    const struct call *c = call_of(call);
+    watch_deadline(c->http, c->conn, c->http->options.write_timeout_s);
+}
+
+void http_break_off(struct http_call *call) {
+    atomic_store(&call_of(call)->broken, true);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static struct call *call_create(struct http *h, struct MHD_Connection *connection, const char *url,
+                                const char *method) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct call *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->c.method = method;
+    c->c.path = url;
+    c->c.body = "";
+    c->http = h;
+    c->body_limit = h->options.max_body_bytes;
+    c->connection = connection;
+    c->conn = info ? info->socket_context : NULL;
+    pthread_mutex_init(&c->mutex, NULL);
+    watch_deadline(h, c->conn, h->options.idle_timeout_s); /* for the body */
+    return c;
+}
+
+static bool append_body(struct call *c, const char *data, size_t n) {
+    const size_t len = c->c.body_len;
+    if (n > c->body_limit - len) {
+        c->too_large = true;
+        return true;
+    }
+    if (len + n + 1 > c->cap) {
+        const size_t cap = 2 * (len + n + 1);
+        char *body = realloc(c->body, cap);
+        if (!body)
+            return false;
+        c->body = body;
+        c->cap = cap;
+    }
+    memcpy(c->body + len, data, n);
+    c->body[len + n] = 0;
+    c->c.body = c->body;
+    c->c.body_len = len + n;
+    return true;
+}
+
+static enum MHD_Result refuse(struct call *c, unsigned status, const char *code,
+                              const char *message) {
+    char *text = NULL;
+    const int n = asprintf(&text,
+                           "{\"error\":{\"message\":\"%s\",\"type\":\"invalid_request_error\","
+                           "\"param\":null,\"code\":%s}}",
+                           message, code);
+    const struct http_reply reply = {
+        status, {{"Content-Type", "application/json"}, {"Connection", "close"}}};
+    if (n < 0)
+        return MHD_NO;
+    http_reply_take(&c->c, &reply, text, (size_t)n);
+    return c->status ? MHD_YES : MHD_NO;
+}
+
+static enum MHD_Result refuse_size(struct call *c) {
+    char message[96];
+    snprintf(message, sizeof message, "the body is larger than %llu bytes (--max-body-mb)",
+             (unsigned long long)c->body_limit);
+    return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, "\"request_too_large\"", message);
+}
+
+struct framing {
+    int lengths; /* words about where the body ends */
+    bool bad_name;
+};
+
+static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const char *name,
+                                   const char *value) {
+    struct framing *f = user;
+    (void)kind;
+    (void)value;
+    for (const char *p = name; *p; p++)
+        f->bad_name |= *p <= 0x20 || *p >= 0x7f;
+    f->lengths +=
+        strcasecmp(name, "Content-Length") == 0 || strcasecmp(name, "Transfer-Encoding") == 0;
+    return MHD_YES;
+}
+
+/* What a proxy may have read otherwise: two words about where the body ends, or "Content-Length ",
+ * which is another header to libmicrohttpd. NULL: nothing of the kind. */
+static const char *ambiguous(const struct call *c) {
+    struct framing f = {0};
+    MHD_get_connection_values(c->connection, MHD_HEADER_KIND, note_header, &f);
+    return f.lengths > 1 ? "the length of the body is said twice"
+           : f.bad_name  ? "a header's name holds bytes that none may have"
+                         : NULL;
+}
+
+/* Said before the body comes, where its length is. */
+static bool declares_more_than(const struct call *c, uint64_t limit) {
+    const char *length = http_header(&c->c, "Content-Length");
+    return length && strtoull(length, NULL, 10) > limit;
+}
+
+static void drop_body(struct call *c) {
+    free(c->body);
+    c->body = NULL;
+    c->c.body = "";
+    c->c.body_len = 0;
+}
+
+static enum MHD_Result run_handler(struct call *c) {
+    const struct http_handler *handler = &c->http->options.handler;
+    if (!c->handled)
+        watch_begin(c->http, c->conn, c);
+    c->handled = true;
+    while (handler->handle(handler->user, &c->c) == HTTP_WAIT) {
+        drop_body(c);
+        if (rest(c))
+            return MHD_YES;
+    }
+    drop_body(c);
+    return c->status ? MHD_YES : MHD_NO;
+}
+
+/* What the headers are refused for, before the body. */
+static enum MHD_Result begin_request(struct call *c) {
+    const struct http_options *o = &c->http->options;
+    const char *wrong = ambiguous(c);
+    if (wrong)
+        return refuse(c, MHD_HTTP_BAD_REQUEST, "null", wrong);
+    if (declares_more_than(c, o->max_body_bytes))
+        return refuse_size(c);
+    c->body_limit = o->handler.body_limit(o->handler.user, &c->c);
+    return declares_more_than(c, c->body_limit) ? run_handler(c) : MHD_YES;
+}
+
+static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *n, void **state) {
+    struct call *c = *state;
+    (void)version;
+    if (!c) {
+        *state = c = call_create(user, connection, url, method);
+        return c ? begin_request(c) : MHD_NO;
+    }
+    if (*n == 0)
+        return c->too_large ? refuse_size(c) : run_handler(c);
+    /* of what has no length and is too large nothing more is read */
+    if (c->too_large || !append_body(c, data, *n))
+        return MHD_NO;
+    *n = 0;
+    return MHD_YES;
+}
+
+static void on_completed(void *user, struct MHD_Connection *connection, void **state,
+                         enum MHD_RequestTerminationCode why) {
+    struct http *h = user;
+    struct call *c = *state;
+    (void)connection;
+    (void)why;
+    if (!c)
+        return;
+    watch_end(h, c->conn); /* from here on nobody is told that the client is gone */
+    h->options.handler.done(h->options.handler.user, &c->c, c->status);
+    set_timeout(c, h->options.idle_timeout_s);
+    pthread_mutex_destroy(&c->mutex);
+    drop_body(c);
+    free(c);
+    *state = NULL;
+}
+
+/* A peer that has vanished without a word is noticed, too. */
+static void set_socket(int fd, uint32_t write_timeout_s) {
+    const int on = 1;
+    const unsigned timeout_ms = write_timeout_s * 1000;
+    (void)!setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+}
+
+static void on_connection(void *user, struct MHD_Connection *connection, void **state,
+                          enum MHD_ConnectionNotificationCode code) {
+    struct http *h = user;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        set_socket(info->connect_fd, h->options.write_timeout_s);
+        *state = watch_open(h, info->connect_fd);
+    } else {
+        watch_close(h, *state);
+        *state = NULL;
+    }
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static bool fail_text(char *error, size_t size, const char *what, const char *host, unsigned port,
+                      const char *why) {
+    snprintf(error, size, "%s %s:%u: %s", what, host, port, why);
+    return false;
+}
+
+static bool open_listener(struct http *h, char *error, size_t size) {
+    const struct http_options *o = &h->options;
+    struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *list = NULL;
+    struct sockaddr_storage bound;
+    socklen_t len = sizeof bound;
+    const int on = 1;
+    char port[8];
+    snprintf(port, sizeof port, "%u", o->port);
+    const int code = getaddrinfo(o->host, port, &hints, &list);
+    if (code != 0)
+        return fail_text(error, size, "--host", o->host, o->port, gai_strerror(code));
+    h->listener = socket(list->ai_family, list->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const bool good = h->listener >= 0 &&
+                      setsockopt(h->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                      bind(h->listener, list->ai_addr, list->ai_addrlen) == 0 &&
+                      listen(h->listener, BACKLOG) == 0 &&
+                      getsockname(h->listener, (struct sockaddr *)&bound, &len) == 0;
+    const int why = errno;
+    freeaddrinfo(list);
+    if (!good)
+        return fail_text(error, size, "cannot listen on", o->host, o->port, strerror(why));
+    h->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                : ((struct sockaddr_in *)&bound)->sin_port);
+    return true;
+}
+
+bool http_start(const struct http_options *o, struct http **out, char *error, size_t size) {
+    struct http *h = calloc(1, sizeof *h);
+    if (!h)
+        return fail_text(error, size, "cannot listen on", o->host, o->port, "out of memory");
+    h->options = *o;
+    h->listener = h->watch.epoll = h->watch.wake = -1;
+    pthread_mutex_init(&h->watch.mutex, NULL);
+    bool good = open_listener(h, error, size);
+    *out = h; /* handlers ask for it */
+    if (good) {
+        h->daemon = MHD_start_daemon(
+            MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, h->port, NULL, NULL,
+            on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_THREAD_POOL_SIZE,
+            (unsigned)o->threads, MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->max_connections,
+            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+            (unsigned)o->idle_timeout_s, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+            MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+            MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
+        good = h->daemon && watch_start(h);
+        if (!good)
+            fail_text(error, size, "cannot serve on", o->host, o->port, "no thread can be started");
+    }
+    if (!good) {
+        *out = NULL;
+        http_stop(h);
+    }
+    return good;
+}
+
+uint16_t http_port(const struct http *h) {
+    return h->port;
+}
+
+void http_quiesce(struct http *h) {
+    /* libmicrohttpd may look at the socket until its threads end: closed there */
+    if (MHD_quiesce_daemon(h->daemon) != MHD_INVALID_SOCKET) {
+        h->quiesced = true;
+        shutdown(h->listener, SHUT_RD);
+    }
+}
+
+void http_stop(struct http *h) {
+    if (!h)
+        return;
+    if (h->daemon)
+        MHD_stop_daemon(h->daemon); /* closes the listener unless it was quiesced */
+    if (h->listener >= 0 && (!h->daemon || h->quiesced))
+        close(h->listener);
+    watch_stop(h);
+    pthread_mutex_destroy(&h->watch.mutex);
+    free(h);
+}

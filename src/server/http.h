@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* http.h: HTTP by libmicrohttpd, as calls of a handler that may wait (http.c, http_watch.c).
+ *
+ *     libmicrohttpd's threads            any thread          the watcher
+ *       whole body there: handle
+ *         HTTP_WAIT: connection rests  <--- http_wake
+ *       handle again ... http_reply                            client gone: gone(), wake
+ *       or http_stream: fill, fill ...                         too slow, too long: cut
+ *       done
+ *
+ * Invariants
+ *   H1  handle, fill and done of one call never run at the same time as each other; gone may, on
+ *       the watcher's thread, between http_attach and done.
+ *   H2  A call that rests is woken by http_wake, also where that came just before; so a handler
+ *       looks at what it waits for after every handle or fill.
+ *   H3  done is the last that is heard of a call; http_wake is not allowed once it has returned.
+ *   H4  A client that closes its side is gone, whether the connection rests or not.
+ */
+#ifndef SERVER_HTTP_H
+#define SERVER_HTTP_H
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct http;
+struct http_call {
+    const char *method, *path;
+    const char *body; /* [body_len] and a NUL; of the first handle only */
+    size_t body_len;
+    void *user; /* http_attach; NULL at first */
+};
+
+enum http_step { HTTP_REPLIED, HTTP_WAIT };
+
+struct http_handler {
+    void *user;
+    /* Once the headers are there: the longest body that the call may bring. Where that is less than
+     * max_body_bytes, and the headers announce more, handle comes without a body, to refuse. */
+    uint64_t (*body_limit)(void *user, const struct http_call *call);
+    /* Once the whole body is there, and after each http_wake until it has replied. */
+    enum http_step (*handle)(void *user, struct http_call *call);
+    /* The client went away; nobody takes what is sent from here on. */
+    void (*gone)(void *user, struct http_call *call);
+    /* The call is over: sent, broken off, or never handled (user is NULL then). status: what was
+     * replied; 0: nothing. */
+    void (*done)(void *user, struct http_call *call, unsigned status);
+    /* Some times a second, on the watcher's thread. */
+    void (*tick)(void *user);
+};
+
+struct http_options {
+    const char *host;
+    uint16_t port;
+    uint32_t threads, max_connections;
+    uint64_t max_body_bytes;
+    uint32_t idle_timeout_s;  /* between requests, and for a request to be complete */
+    uint32_t write_timeout_s; /* for a reader to take something, or the rest */
+    struct http_handler handler;
+};
+/* False: *error (of `size` bytes) says why. */
+bool http_start(const struct http_options *options, struct http **out, char *error, size_t size);
+uint16_t http_port(const struct http *h);
+uint32_t http_connections(struct http *h);
+void http_quiesce(struct http *h); /* no new connections */
+/* Ends the threads; no call rests any more. */
+void http_stop(struct http *h);
+
+const char *http_header(const struct http_call *call, const char *name); /* NULL: none */
+/* In handle: sets the call's user, of whose going away gone tells from here on. False: the client
+ * has gone already. */
+bool http_attach(struct http_call *call, void *user);
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+enum { HTTP_HEADERS_MAX = 10 };
+struct http_reply {
+    unsigned status;
+    struct {
+        const char *name, *value;
+    } headers[HTTP_HEADERS_MAX]; /* ends where name is NULL */
+};
+static inline void http_reply_header(struct http_reply *r, const char *name, const char *value) {
+    size_t i = 0;
+    while (r->headers[i].name)
+        i++;
+    assert(i + 1 < HTTP_HEADERS_MAX);
+    r->headers[i].name = name;
+    r->headers[i].value = value;
+}
+/* In handle, once: the whole answer. Takes body (malloc), also where it fails. */
+enum http_step http_reply_take(struct http_call *call, const struct http_reply *reply, char *body,
+                               size_t len);
+/* The same with a text that outlives the server. */
+enum http_step http_reply_static(struct http_call *call, const struct http_reply *reply,
+                                 const char *body, size_t len);
+/* Writes at most max > 0 bytes to out: their number, or one of these. */
+enum { HTTP_FILL_WAIT = 0, HTTP_FILL_END = -1, HTTP_FILL_ABORT = -2 };
+typedef ssize_t http_fill_fn(struct http_call *call, char *out, size_t max);
+/* In handle, once: headers now, the body as fill gives it. */
+enum http_step http_reply_stream(struct http_call *call, const struct http_reply *reply,
+                                 http_fill_fn *fill);
+/* From any thread: what the call waits for may be there. */
+void http_wake(struct http_call *call);
+/* From any thread: the connection ends within seconds, whatever its client takes. */
+void http_break_off(struct http_call *call);
+/* The answer is complete but for the way to the client, who has write_timeout_s to take it. */
+void http_last_bytes(struct http_call *call);
+
+#endif

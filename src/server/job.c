@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* job.c: one request from its body to the last byte of its answer.
+ *
+ *     libmicrohttpd's threads             engine's thread            watcher
+ *       job_begin: read, submit
+ *          stream: headers, fill     <--    on_event: copied       tick: a comment is due
+ *          else:   waits                    into queue or answer   gone: cancel
+ *       fill / job_continue: chunks, body
+ *       job_done: the line of the log
+ *
+ * Invariants
+ *   B1  What runs on the engine's thread copies and wakes; events become JSON on the other side.
+ *   B2  Events that a reader does not take are at most options.buffer_bytes; then the request is
+ *       cancelled and the connection broken off.
+ *   B3  No text of a prompt or an answer is in log lines or errors, unless options.log_prompts.
+ */
+#include "server/server_internal.h"
+
+#include <stdio.h>
+#include <time.h>
+
+struct job {
+    struct server *server;
+    char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
+    const char *key; /* the tenant's, which the options hold */
+    char *salt;
+    json_t *body; /* until it is read; to the end where it is logged */
+    struct openai_setup setup;
+    struct openai_request request;
+    int64_t created;
+    const struct form *form;
+    struct openai_answer answer; /* unless stream */
+    void *stream;
+    struct bytes out; /* of the stream, on its way from out_at on */
+    size_t out_at;
+    struct bytes taken; /* events that the reader's side has */
+    size_t taken_at;
+    kvasir_error taken_error;
+    bool finished; /* the stream has nothing more */
+    struct job *prev, *next;
+    /* under the mutex */
+    pthread_mutex_t mutex;
+    struct http_call *call; /* NULL: over */
+    uint64_t engine_id;
+    bool complete, too_slow, gone, comment_due;
+    struct bytes queue; /* events and what they point to, one after the other */
+    kvasir_error error; /* of the choice that failed last */
+    uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens;
+    uint64_t cache_bytes;
+    kvasir_hit hit;
+    kvasir_finish finish;
+    struct metrics_request times;
+    int64_t sent_us;
+};
+
+static struct job *job_of(const struct http_call *call) {
+    return call->user;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void job_free(struct job *j) {
+    openai_answer_free(&j->answer);
+    j->form->close(j->stream);
+    openai_request_free(&j->request);
+    json_decref(j->body);
+    free(j->salt);
+    bytes_free(&j->out);
+    bytes_free(&j->taken);
+    bytes_free(&j->queue);
+    pthread_mutex_destroy(&j->mutex);
+    free(j);
+}
+
+static void job_list(struct job *j) {
+    struct server *s = j->server;
+    pthread_mutex_lock(&s->mutex);
+    j->next = s->jobs;
+    if (j->next)
+        j->next->prev = j;
+    s->jobs = j;
+    s->n_jobs++;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+/* Off the list, and freed. */
+static void job_end(struct job *j) {
+    struct server *s = j->server;
+    pthread_mutex_lock(&s->mutex);
+    *(j->prev ? &j->prev->next : &s->jobs) = j->next;
+    if (j->next)
+        j->next->prev = j->prev;
+    s->n_jobs--;
+    pthread_mutex_unlock(&s->mutex);
+    job_free(j);
+}
+
+/* ---- the engine's thread --------------------------------------------------------------------- */
+
+static void note_event(struct job *j, const kvasir_event *e) {
+    metrics_event(j->server->metrics, &j->times, e, server_now_us());
+    j->prompt_tokens = e->prompt_tokens;
+    j->cached_tokens = e->cached_tokens;
+    j->prompt_done = e->prompt_done;
+    j->hit = e->hit;
+    j->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
+    if (e->kind == KVASIR_EVENT_DONE) {
+        j->finish = e->finish;
+        j->cache_bytes += e->cache_bytes;
+        if (e->error)
+            j->error = *e->error;
+    }
+}
+
+/* The event, the likeliest tokens and the text; whole words, so that the next one is aligned. */
+static size_t queued_bytes(const kvasir_event *e) {
+    return (sizeof *e + e->n_top * sizeof *e->top + e->len + 7) / 8 * 8;
+}
+
+static void queue_event(struct job *j, const kvasir_event *e) {
+    const size_t tops = e->n_top * sizeof *e->top, bytes = queued_bytes(e);
+    if (!j->call || j->too_slow)
+        return;
+    if (j->queue.len + bytes > j->server->options.buffer_bytes || !bytes_room(&j->queue, bytes)) {
+        j->too_slow = true;
+        kvasir_engine_cancel(j->server->engine, e->request);
+        http_break_off(j->call);
+        return;
+    }
+    char *at = j->queue.data + j->queue.len;
+    kvasir_event kept = *e;
+    kept.stop = openai_stop_of(&j->request, e->stop);
+    memcpy(at, &kept, sizeof kept);
+    if (tops)
+        memcpy(at + sizeof *e, e->top, tops);
+    if (e->len)
+        memcpy(at + sizeof *e + tops, e->text, e->len);
+    j->queue.len += bytes;
+}
+
+static void on_event(void *user, const kvasir_event *e) {
+    struct job *j = user;
+    const bool stream = j->request.stream, last = e->last;
+    pthread_mutex_lock(&j->mutex);
+    note_event(j, e);
+    if (!stream)
+        openai_answer_event(&j->answer, e);
+    else if (e->kind != KVASIR_EVENT_PROGRESS)
+        queue_event(j, e);
+    j->complete = last;
+    const bool over = last && !j->call;
+    if (j->call && (last || (stream && e->kind != KVASIR_EVENT_PROGRESS)))
+        http_wake(j->call);
+    pthread_mutex_unlock(&j->mutex);
+    if (over)
+        job_end(j);
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static void read_queued(struct job *j, kvasir_event *e) {
+    const char *at = j->taken.data + j->taken_at;
+    memcpy(e, at, sizeof *e);
+    j->taken_at += queued_bytes(e);
+    e->top = (const kvasir_token_logprob *)(at + sizeof *e);
+    e->text = at + sizeof *e + e->n_top * sizeof *e->top;
+}
+
+static void stream_failed(struct job *j, const kvasir_error *why) {
+    struct openai_error err;
+    openai_error_of(&err, why);
+    (void)!j->form->failed(&err, &j->out);
+    j->finished = true;
+}
+
+static void stream_event(struct job *j, const kvasir_event *e) {
+    static const kvasir_error CANCELLED = {KVASIR_ERR_CANCELLED, -1, "cancelled"},
+                              NO_MEMORY = {KVASIR_ERR_MEMORY, -1, "out of memory for the answer"};
+    if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_ERROR)
+        stream_failed(j, &j->taken_error);
+    else if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_CANCELLED)
+        stream_failed(j, &CANCELLED);
+    else if (!j->form->event(j->stream, e, &j->out))
+        stream_failed(j, &NO_MEMORY);
+    else
+        j->finished = e->last;
+}
+
+/* Takes what the engine left; false: the connection is to be broken off. */
+static bool take_events(struct job *j) {
+    pthread_mutex_lock(&j->mutex);
+    const struct bytes empty = j->taken;
+    j->taken = j->queue;
+    j->queue = empty;
+    j->queue.len = j->taken_at = 0;
+    j->taken_error = j->error;
+    const uint32_t done = j->prompt_done, tokens = j->prompt_tokens;
+    const bool too_slow = j->too_slow, silent = j->comment_due && j->taken.len == 0;
+    j->comment_due = false;
+    if (silent || j->taken.len)
+        j->sent_us = server_now_us();
+    pthread_mutex_unlock(&j->mutex);
+    if (silent && !j->form->silence(done, tokens, &j->out))
+        return false;
+    while (j->taken_at < j->taken.len && !j->finished) {
+        kvasir_event e;
+        read_queued(j, &e);
+        stream_event(j, &e);
+    }
+    return !too_slow;
+}
+
+static ssize_t fill(struct http_call *call, char *out, size_t max) {
+    struct job *j = job_of(call);
+    if (j->out_at == j->out.len) {
+        j->out.len = j->out_at = 0;
+        if (j->finished)
+            return HTTP_FILL_END;
+        if (!take_events(j))
+            return HTTP_FILL_ABORT;
+        if (j->finished)
+            http_last_bytes(call);
+    }
+    const size_t n = j->out.len - j->out_at < max ? j->out.len - j->out_at : max;
+    if (n)
+        memcpy(out, j->out.data + j->out_at, n);
+    j->out_at += n;
+    return n ? (ssize_t)n : HTTP_FILL_WAIT;
+}
+
+/* ---- from a body to the engine --------------------------------------------------------------- */
+
+/* A tenant's prefixes are found by nobody else. */
+static bool set_salt(struct job *j, struct openai_error *err) {
+    const char *asked = j->request.engine.salt ? j->request.engine.salt : "";
+    const char *key = j->server->options.share_prefixes ? "" : j->key;
+    const size_t n = strlen(key), m = strlen(asked);
+    j->salt = malloc(n + m + 2);
+    if (!j->salt)
+        return openai_no_memory(err);
+    memcpy(j->salt, key, n);
+    j->salt[n] = '\n';
+    memcpy(j->salt + n + 1, asked, m + 1);
+    j->request.engine.salt = n || m ? j->salt : NULL;
+    return true;
+}
+
+static bool check_limits(const struct job *j, struct openai_error *err) {
+    const struct server_options *o = &j->server->options;
+    const size_t n = j->request.engine.n_tokens;
+    if (o->max_prompt_tokens && n > o->max_prompt_tokens)
+        return openai_refuse(err, j->form == &FORM_COMPLETIONS ? "prompt" : "messages",
+                             "%zu tokens are more than %u (--max-request-tokens)", n,
+                             o->max_prompt_tokens);
+    if (!o->strict_model || strcmp(j->request.model, o->model_name) == 0)
+        return true;
+    openai_refuse(err, "model", "\"%.100s\" is not served here, \"%.100s\" is", j->request.model,
+                  o->model_name);
+    err->status = OPENAI_NOT_FOUND;
+    err->code = "model_not_found";
+    return false;
+}
+
+static struct form_context context_of(const struct job *j) {
+    return (struct form_context){&j->setup, &j->request, j->id, j->created};
+}
+
+static bool read_request(struct job *j, const struct http_call *call, struct openai_error *err) {
+    struct server *s = j->server;
+    j->setup = s->setup;
+    /* one that no other request has, unless it asks for one */
+    j->setup.sampling.seed = s->id_base + 0x9e3779b97f4a7c15u * (atomic_load(&s->last_id) + 1);
+    if (!server_read_body(call, &j->body, err) ||
+        !j->form->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
+        !check_limits(j, err))
+        return false;
+    if (!s->options.log_prompts) {
+        json_decref(j->body);
+        j->body = NULL;
+    }
+    const struct form_context context = context_of(j);
+    if (j->request.stream)
+        return (j->stream = j->form->open(&context)) != NULL || openai_no_memory(err);
+    return openai_answer_init(&j->answer, &j->request) || openai_no_memory(err);
+}
+
+static void read_client_id(struct job *j, const struct http_call *call) {
+    const char *id = http_header(call, "X-Request-Id");
+    if (!id || strlen(id) >= sizeof j->client_id)
+        return;
+    for (const char *p = id; *p; p++)
+        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:", *p))
+            return;
+    snprintf(j->client_id, sizeof j->client_id, "%s", id);
+}
+
+static struct job *job_create(struct server *s, struct http_call *call, const struct form *form,
+                              const struct tenant *tenant) {
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->server = s;
+    j->call = call;
+    j->form = form;
+    j->key = tenant->key;
+    j->sent_us = server_now_us();
+    j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
+    server_new_id(s, form->id_prefix, j->id);
+    read_client_id(j, call);
+    pthread_mutex_init(&j->mutex, NULL);
+    return j;
+}
+
+static bool submit(struct job *j, struct openai_error *err) {
+    kvasir_error why;
+    uint64_t id;
+    metrics_submitted(&j->times, server_now_us());
+    if (openai_submit(j->server->engine, &j->request, on_event, j, &id, &why)) {
+        metrics_refused(j->server->metrics, metrics_refusal_of(why.code));
+        openai_error_of(err, &why);
+        return false;
+    }
+    pthread_mutex_lock(&j->mutex);
+    j->engine_id = id;
+    pthread_mutex_unlock(&j->mutex);
+    return true;
+}
+
+enum http_step job_begin(struct server *s, struct http_call *call, const struct form *form,
+                         const struct tenant *tenant) {
+    struct openai_error err;
+    struct job *j = job_create(s, call, form, tenant);
+    if (!j) {
+        openai_no_memory(&err);
+        return server_reply_error(s, call, &err);
+    }
+    if (!read_request(j, call, &err)) {
+        metrics_refused(s->metrics, REFUSED_BODY);
+        job_free(j);
+        return server_reply_error(s, call, &err);
+    }
+    job_list(j);
+    /* jobs_stop sees the job, or this sees that nothing more is to begin */
+    if (atomic_load(&s->stopping)) {
+        openai_refuse(&err, NULL, "the server is stopping");
+        err.status = OPENAI_UNAVAILABLE;
+    }
+    if (atomic_load(&s->stopping) || !submit(j, &err)) {
+        job_end(j);
+        return server_reply_error(s, call, &err);
+    }
+    if (!http_attach(call, j))
+        job_gone(call);
+    if (!j->request.stream)
+        return job_continue(call);
+    struct http_reply reply = server_reply_head(s, 200, "text/event-stream; charset=utf-8");
+    http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on as it comes */
+    http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
+    return http_reply_stream(call, &reply, fill);
+}
+
+enum http_step job_continue(struct http_call *call) {
+    struct job *j = job_of(call);
+    struct openai_error err;
+    pthread_mutex_lock(&j->mutex);
+    const bool complete = j->complete;
+    pthread_mutex_unlock(&j->mutex);
+    if (!complete)
+        return HTTP_WAIT;
+    const struct form_context context = context_of(j);
+    json_t *body = j->form->body(&j->answer, &context, &err);
+    if (!body && err.status == OPENAI_CANCELLED && atomic_load(&j->server->stopping))
+        err.status = OPENAI_UNAVAILABLE;
+    return body ? server_reply_json(j->server, call, 200, body)
+                : server_reply_error(j->server, call, &err);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+void job_gone(struct http_call *call) {
+    struct job *j = job_of(call);
+    pthread_mutex_lock(&j->mutex);
+    const uint64_t id = j->engine_id;
+    j->gone = true;
+    pthread_mutex_unlock(&j->mutex);
+    kvasir_engine_cancel(j->server->engine, id);
+}
+
+static const char *finish_text(const struct job *j) {
+    static const char *const TEXTS[] = {"stop", "length", "cancelled", "error"};
+    const bool broken = !j->complete || (j->gone && j->finish == KVASIR_FINISH_CANCELLED);
+    return j->too_slow ? "slow_reader" : broken ? "client_gone" : TEXTS[j->finish];
+}
+
+static int64_t ms_between(int64_t from_us, int64_t to_us) {
+    return from_us && to_us ? (to_us - from_us) / 1000 : -1;
+}
+
+static void log_job(const struct job *j, unsigned status) {
+    const struct server *s = j->server;
+    const struct metrics_request *t = &j->times;
+    server_log(s,
+               "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
+               "diverged_at=%u new=%u cache_bytes=%llu queue_ms=%lld first_token_ms=%lld "
+               "total_ms=%lld",
+               j->id, *j->client_id ? j->client_id : "-", j->form->name, status, finish_text(j),
+               j->prompt_tokens, j->cached_tokens, kvasir_hit_text(j->hit), j->cached_tokens,
+               j->completion_tokens, (unsigned long long)j->cache_bytes,
+               (long long)ms_between(t->submitted_us, t->started_us),
+               (long long)ms_between(t->submitted_us, t->first_us),
+               (long long)ms_between(t->submitted_us, server_now_us()));
+    if (s->options.log_prompts) {
+        char *text = json_dumps(j->body, JSON_COMPACT);
+        server_log(s, "id=%s body=%s", j->id, text ? text : "-");
+        free(text);
+    }
+}
+
+void job_done(struct http_call *call, unsigned status) {
+    struct job *j = job_of(call);
+    kvasir_engine *engine = j->server->engine;
+    pthread_mutex_lock(&j->mutex);
+    j->call = NULL;
+    const bool complete = j->complete;
+    const uint64_t id = j->engine_id;
+    log_job(j, status);
+    pthread_mutex_unlock(&j->mutex);
+    if (complete)
+        job_end(j);
+    else /* its last event may have freed it by now */
+        kvasir_engine_cancel(engine, id);
+}
+
+static bool is_called(const struct job *j, const struct tenant *tenant, const char *id) {
+    return (tenant->admin || strcmp(j->key, tenant->key) == 0) &&
+           (strcmp(j->id, id) == 0 || (*j->client_id && strcmp(j->client_id, id) == 0));
+}
+
+uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *id) {
+    uint32_t n = 0;
+    pthread_mutex_lock(&s->mutex);
+    for (struct job *j = s->jobs; j; j = j->next)
+        if (is_called(j, tenant, id)) {
+            pthread_mutex_lock(&j->mutex);
+            n += !j->complete;
+            kvasir_engine_cancel(s->engine, j->engine_id);
+            pthread_mutex_unlock(&j->mutex);
+        }
+    pthread_mutex_unlock(&s->mutex);
+    return n;
+}
+
+void jobs_stop(struct server *s) {
+    enum { ROUND_MS = 20 };
+    bool open = true;
+    while (open) {
+        struct timespec until;
+        open = false;
+        pthread_mutex_lock(&s->mutex);
+        for (struct job *j = s->jobs; j; j = j->next) {
+            pthread_mutex_lock(&j->mutex);
+            /* one that is complete and has no call is being taken off the list */
+            open |= !j->complete || !j->call;
+            kvasir_engine_cancel(s->engine, j->engine_id); /* 0: about to be submitted */
+            pthread_mutex_unlock(&j->mutex);
+        }
+        pthread_mutex_unlock(&s->mutex);
+        until = (struct timespec){.tv_nsec = ROUND_MS * 1000000};
+        if (open)
+            nanosleep(&until, NULL);
+    }
+}
+
+void jobs_tick(struct server *s) {
+    const int64_t now = server_now_us(), silence = (int64_t)s->options.keepalive_s * 1000000;
+    pthread_mutex_lock(&s->mutex);
+    for (struct job *j = s->jobs; j && silence; j = j->next) {
+        pthread_mutex_lock(&j->mutex);
+        if (j->request.stream && j->call && !j->complete && now - j->sent_us > silence) {
+            j->comment_due = true;
+            http_wake(j->call);
+        }
+        pthread_mutex_unlock(&j->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+}

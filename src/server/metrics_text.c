@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* metrics_text.c: GET /metrics, Prometheus' text format 0.0.4. docs/metrics.md says what each name
+ * means; names and buckets that vLLM has are vLLM's, with its label model_name. */
+#include "server/metrics_internal.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "server/bytes.h"
+
+/* The text under way. */
+struct page {
+    struct bytes text;
+    bool failed; /* out of memory */
+    char *model; /* model_name="..." */
+};
+
+__attribute__((format(printf, 2, 3))) static void add(struct page *p, const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    const int n = vsnprintf(NULL, 0, format, args);
+    p->failed = p->failed || n < 0 || !bytes_room(&p->text, (size_t)n + 1);
+    if (!p->failed) {
+        vsnprintf(p->text.data + p->text.len, (size_t)n + 1, format, again);
+        p->text.len += (size_t)n;
+    }
+    va_end(again);
+    va_end(args);
+}
+
+/* What stands between quotes: backslashes, quotes and line ends escaped. */
+static bool add_escaped(struct bytes *b, const char *value) {
+    bool good = true;
+    for (; good && *value; value++) {
+        if (*value == '\n')
+            good = bytes_add_text(b, "\\n");
+        else
+            good = (*value != '\\' && *value != '"' ? true : bytes_add_text(b, "\\")) &&
+                   bytes_add(b, value, 1);
+    }
+    return good;
+}
+
+/* name="value", to be freed; NULL: out of memory */
+static char *label(const char *name, const char *value) {
+    struct bytes b = {0};
+    if (bytes_add_text(&b, name) && bytes_add_text(&b, "=\"") && add_escaped(&b, value) &&
+        bytes_add(&b, "\"", 2))
+        return b.data;
+    bytes_free(&b);
+    return NULL;
+}
+
+/* ---- families -------------------------------------------------------------------------------- */
+
+static void family(struct page *p, const char *name, const char *type, const char *help) {
+    add(p, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* labels: "" or what stands in braces */
+static void whole(struct page *p, const char *name, const char *labels, uint64_t value) {
+    add(p, *labels ? "%s{%s} %" PRIu64 "\n" : "%s%s %" PRIu64 "\n", name, labels, value);
+}
+
+static void real(struct page *p, const char *name, const char *labels, double value) {
+    add(p, *labels ? "%s{%s} %.15g\n" : "%s%s %.15g\n", name, labels, value);
+}
+
+static void counter(struct page *p, const char *name, const char *labels, uint64_t value,
+                    const char *help) {
+    family(p, name, "counter", help);
+    whole(p, name, labels, value);
+}
+
+static void gauge(struct page *p, const char *name, const char *labels, double value,
+                  const char *help) {
+    family(p, name, "gauge", help);
+    real(p, name, labels, value);
+}
+
+/* One of a family with a label that comes from a list. */
+static void labelled(struct page *p, const char *name, const char *key, const char *value,
+                     uint64_t n) {
+    add(p, "%s{%s=\"%s\"} %" PRIu64 "\n", name, key, value, n);
+}
+
+static void histogram(struct page *p, const char *name, const char *labels,
+                      const struct histogram *h, const char *help) {
+    const char *comma = *labels ? "," : "";
+    char part[256];
+    uint64_t n = 0;
+    family(p, name, "histogram", help);
+    for (size_t i = 0; i < h->n; i++) {
+        char bound[32];
+        n += h->counts[i];
+        snprintf(bound, sizeof bound, "%.12g", h->bounds[i]);
+        /* as vLLM's clients write it: "1.0" */
+        add(p, "%s_bucket{%s%sle=\"%s%s\"} %" PRIu64 "\n", name, labels, comma, bound,
+            strpbrk(bound, ".e") ? "" : ".0", n);
+    }
+    n += h->counts[h->n];
+    add(p, "%s_bucket{%s%sle=\"+Inf\"} %" PRIu64 "\n", name, labels, comma, n);
+    snprintf(part, sizeof part, "%s_sum", name);
+    real(p, part, labels, h->sum);
+    snprintf(part, sizeof part, "%s_count", name);
+    whole(p, part, labels, n);
+}
+
+/* ---- vLLM's ---------------------------------------------------------------------------------- */
+
+static void vllm_engine(struct page *p, const kvasir_engine_stats *s) {
+    const char *m = p->model;
+    gauge(p, "vllm:num_requests_running", m, s->running, "Sequences that take part in steps.");
+    gauge(p, "vllm:num_requests_waiting", m, s->waiting,
+          "Requests that wait for their first step.");
+    gauge(p, "vllm:kv_cache_usage_perc", m,
+          s->budget_bytes ? (double)(s->used_bytes - s->stored_bytes) / (double)s->budget_bytes : 0,
+          "Part of the cache's budget that running requests and buffers hold. 1 is all of it.");
+    counter(p, "vllm:prefix_cache_queries_total", m, s->prompt_tokens,
+            "Tokens of prompts that were looked for among stored prefixes.");
+    counter(p, "vllm:prefix_cache_hits_total", m, s->cached_tokens,
+            "Tokens of prompts that came from stored prefixes.");
+    counter(p, "vllm:num_preemptions_total", m, s->preemptions,
+            "Times that a sequence gave way for want of memory.");
+    counter(p, "vllm:prompt_tokens_total", m, s->prompt_tokens,
+            "Tokens of prompts, cached ones included.");
+    counter(p, "vllm:generation_tokens_total", m, s->generated_tokens, "Tokens generated.");
+}
+
+static void vllm_requests(struct page *p, const struct counts *c) {
+    static const struct {
+        const char *name, *help;
+    } NAMES[HISTOGRAMS] = {
+        [TIME_TO_FIRST_TOKEN] = {"vllm:time_to_first_token_seconds",
+                                 "From a request's arrival to its first token."},
+        [INTER_TOKEN_LATENCY] = {"vllm:inter_token_latency_seconds",
+                                 "From one token of an answer to the next."},
+        [E2E_LATENCY] = {"vllm:e2e_request_latency_seconds",
+                         "From a request's arrival to its end."},
+        [QUEUE_TIME] = {"vllm:request_queue_time_seconds",
+                        "From a request's arrival to its first step."},
+        [PREFILL_TIME] = {"vllm:request_prefill_time_seconds",
+                          "From a request's first step to its first token."},
+        [DECODE_TIME] = {"vllm:request_decode_time_seconds",
+                         "From a request's first token to its last."},
+        [PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Tokens of a prompt."},
+        [GENERATION_TOKENS] = {"vllm:request_generation_tokens", "Tokens of an answer."},
+    };
+    static const char *const REASONS[FINISH_KINDS] = {
+        [KVASIR_FINISH_STOP] = "stop",
+        [KVASIR_FINISH_LENGTH] = "length",
+        [KVASIR_FINISH_CANCELLED] = "abort",
+        [KVASIR_FINISH_ERROR] = "error",
+    };
+    family(p, "vllm:request_success_total", "counter", "Answers that ended, by why.");
+    for (int i = 0; i < FINISH_KINDS; i++)
+        add(p, "vllm:request_success_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n", p->model,
+            REASONS[i], c->finished[i]);
+    for (int i = 0; i < HISTOGRAMS; i++)
+        histogram(p, NAMES[i].name, p->model, &c->histograms[i], NAMES[i].help);
+}
+
+/* ---- ours ------------------------------------------------------------------------------------ */
+
+static void cache_bytes(struct page *p, const struct server_figures *f) {
+    static const char NAME[] = "kvasir_cache_bytes";
+    family(p, NAME, "gauge",
+           "Bytes of the budget in use, by format, and whether only stored prefixes hold them.");
+    for (size_t i = 0; i < f->n_formats; i++) {
+        char *format = label("format", f->formats[i].format);
+        p->failed |= !format;
+        if (format) {
+            add(p, "%s{%s,kind=\"live\"} %" PRIu64 "\n", NAME, format, f->formats[i].live_bytes);
+            add(p, "%s{%s,kind=\"stored\"} %" PRIu64 "\n", NAME, format,
+                f->formats[i].stored_bytes);
+        }
+        free(format);
+    }
+}
+
+static void cache_figures(struct page *p, const struct server_figures *f) {
+    const kvasir_engine_stats *s = &f->engine;
+    cache_bytes(p, f);
+    gauge(p, "kvasir_cache_budget_bytes", "", (double)s->budget_bytes, "The cache's budget.");
+    gauge(p, "kvasir_cache_used_bytes", "", (double)s->used_bytes, "Of the budget, in use.");
+    gauge(p, "kvasir_cache_peak_bytes", "", (double)s->peak_bytes, "The most that was in use.");
+    gauge(p, "kvasir_cache_stored_bytes", "", (double)s->stored_bytes,
+          "In use by stored prefixes alone: what eviction can give back.");
+    gauge(p, "kvasir_cache_entries", "", (double)s->stored_entries,
+          "Stored prompts that no other one goes on from.");
+    gauge(p, "kvasir_cache_stored_tokens", "", (double)s->stored_tokens,
+          "Tokens that the prefix tree knows, those of running requests included.");
+    family(p, "kvasir_prefix_hits_total", "counter",
+           "Requests by how their prompt met what was stored.");
+    for (int i = 0; i < KVASIR_HIT_KINDS; i++)
+        labelled(p, "kvasir_prefix_hits_total", "kind", kvasir_hit_text((kvasir_hit)i), s->hits[i]);
+    counter(p, "kvasir_cache_evicted_pages_total", "", s->evicted_pages,
+            "Pages and states of stored prefixes given up for room or a limit.");
+    counter(p, "kvasir_cache_store_rejections_total", "", s->store_rejections,
+            "Times that the budget had no room to store what was computed.");
+    counter(p, "kvasir_requantized_pages_total", "", s->requantized_pages,
+            "Stored pages that were encoded again in fewer bits.");
+    counter(p, "kvasir_rerun_tokens_total", "", s->rerun_tokens,
+            "Tokens computed again after a preemption.");
+}
+
+static void requests_refused(struct page *p, const struct counts *c) {
+    static const char *const REASONS[REFUSAL_KINDS] = {
+        [REFUSED_QUEUE] = "queue",       [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
+        [REFUSED_BODY] = "body",         [REFUSED_SIZE] = "size",       [REFUSED_KEY] = "key",
+        [REFUSED_DRAINING] = "draining",
+    };
+    family(p, "kvasir_requests_refused_total", "counter",
+           "Requests that the engine never ran, by why.");
+    for (int i = 0; i < REFUSAL_KINDS; i++)
+        labelled(p, "kvasir_requests_refused_total", "reason", REASONS[i], c->refused[i]);
+    family(p, "kvasir_http_requests_total", "counter", "Answers of HTTP.");
+    for (size_t i = 0; i < c->n_http; i++)
+        add(p, "kvasir_http_requests_total{route=\"%s\",code=\"%u\"} %" PRIu64 "\n",
+            c->http[i].route, c->http[i].code, c->http[i].n);
+}
+
+static void steps(struct page *p, const kvasir_engine_stats *s) {
+    double bounds[KVASIR_STEP_COUNTS - 1];
+    struct histogram h = {.bounds = bounds, .n = KVASIR_STEP_COUNTS - 1, .sum = s->step_seconds};
+    for (int i = 0; i < KVASIR_STEP_COUNTS - 1; i++)
+        bounds[i] = KVASIR_STEP_SECONDS(i);
+    memcpy(h.counts, s->step_counts, sizeof s->step_counts);
+    histogram(p, "kvasir_step_seconds", "", &h, "Time of a step of the engine.");
+}
+
+static void process(struct page *p, const struct server_figures *f) {
+    char *version = label("version", kvasir_version()), *tier = label("cpu_tier", f->cpu_tier);
+    gauge(p, "kvasir_connections", "", f->connections, "Open connections.");
+    gauge(p, "kvasir_uptime_seconds", "", f->uptime_s, "Since the server started.");
+    if (f->resident_bytes)
+        gauge(p, "process_resident_memory_bytes", "", (double)f->resident_bytes,
+              "Resident memory size in bytes.");
+    family(p, "kvasir_build_info", "gauge", "Always 1.");
+    p->failed |= !version || !tier;
+    if (version && tier)
+        add(p, "kvasir_build_info{%s,%s} 1\n", version, tier);
+    free(version);
+    free(tier);
+}
+
+char *metrics_text(struct server_metrics *m, const struct server_figures *f, size_t *len) {
+    struct counts c;
+    struct page p = {.model = label("model_name", f->model)};
+    metrics_copy(m, &c);
+    p.failed = !p.model;
+    if (p.model) {
+        vllm_engine(&p, &f->engine);
+        vllm_requests(&p, &c);
+        cache_figures(&p, f);
+        requests_refused(&p, &c);
+        steps(&p, &f->engine);
+        process(&p, f);
+        free(p.model);
+    }
+    if (p.failed) {
+        bytes_free(&p.text);
+        return NULL;
+    }
+    *len = p.text.len;
+    return p.text.data;
+}

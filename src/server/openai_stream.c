@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* openai_stream.c: an engine's events as OpenAI's chunks, one server-sent event each:
+ *
+ *     data: {"id": ..., "object": "chat.completion.chunk", "choices": [{"delta": ...}]}\n\n
+ *     ...
+ *     data: {..., "choices": [], "usage": {...}}\n\n      where asked for
+ *     data: [DONE]\n\n
+ *
+ * A request that fails on its way has {"error": ...} in place of what would follow.
+ *
+ * A chat's text goes through its parser, which may hold it back; the engine holds back what may
+ * become a stop text. With log-probabilities every token has a chunk, with the text that came with
+ * it.
+ */
+#include <stdio.h>
+
+#include "server/form.h"
+#include "server/openai_internal.h"
+
+struct stream {
+    struct form_context c;
+    struct stream_choice {
+        struct stream *stream;
+        struct answer_parser *parser; /* of a chat */
+        bool begun;
+        size_t offset; /* characters so far */
+    } * choices;       /* [request->engine.n] */
+    uint64_t completion_tokens;
+    struct bytes head; /* what all chunks begin with, up to their choices */
+    struct bytes *out; /* of the event at hand */
+    json_t *logprobs;  /* of its token, until a chunk takes them; NULL */
+};
+
+static bool is_chat(const struct stream *s) {
+    return s->c.request->api == OPENAI_CHAT;
+}
+
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
+/* json_dump_callback_t */
+static int add_piece(const char *text, size_t len, void *out) {
+    return bytes_add(out, text, len) ? 0 : -1;
+}
+
+/* Takes value. */
+static bool add_json(json_t *value, struct bytes *out) {
+    const bool good =
+        value && json_dump_callback(value, add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) == 0;
+    json_decref(value);
+    return good;
+}
+
+/* Written once: half of what a chunk would cost. */
+static bool set_head(struct stream *s) {
+    json_t *head = json_pack("{s:s, s:s, s:I, s:s}", "id", s->c.id, "object",
+                             is_chat(s) ? "chat.completion.chunk" : "text_completion", "created",
+                             (json_int_t)s->c.created, "model", s->c.request->model);
+    if (!bytes_add_text(&s->head, "data: ") || !add_json(head, &s->head))
+        return false;
+    s->head.len--; /* the brace */
+    return bytes_add_text(&s->head, ",\"choices\":");
+}
+
+/* Takes choices and usage. */
+static bool add_chunk(const struct stream *s, json_t *choices, json_t *usage) {
+    bool good = bytes_add(s->out, s->head.data, s->head.len);
+    good = add_json(choices, s->out) && good;
+    if (s->c.request->include_usage) {
+        good = bytes_add_text(s->out, ",\"usage\":") && good;
+        good = add_json(usage ? usage : json_null(), s->out) && good;
+    }
+    return good && bytes_add_text(s->out, "}\n\n");
+}
+
+/* Takes content: a chat's delta, or a completion's text. */
+static bool add_choice(struct stream *s, const struct stream_choice *c, json_t *content,
+                       const char *finish) {
+    json_t *logprobs = s->logprobs ? s->logprobs : json_null();
+    s->logprobs = NULL;
+    json_t *choices = json_pack("[{s:I, s:o, s:o, s:s?}]", "index", (json_int_t)(c - s->choices),
+                                is_chat(s) ? "delta" : "text", content, "logprobs", logprobs,
+                                "finish_reason", finish);
+    return choices && add_chunk(s, choices, NULL);
+}
+
+static json_t *content_json(const struct stream *s, const char *text, size_t len) {
+    json_t *content = json_stringn(text, len);
+    return is_chat(s) ? json_pack("{s:o}", "content", content) : content;
+}
+
+/* answer_part_fn */
+static bool add_part(void *user, const struct answer_part *part) {
+    const struct stream_choice *c = user;
+    struct stream *s = c->stream;
+    json_t *delta;
+    if (part->kind == ANSWER_CALL)
+        delta = json_pack("{s:[{s:I, s:s, s:s, s:{s:s%, s:s}}]}", "tool_calls", "index",
+                          (json_int_t)part->call, "id", part->id, "type", "function", "function",
+                          "name", part->text, part->len, "arguments", "");
+    else if (part->kind == ANSWER_ARGUMENTS)
+        delta = json_pack("{s:[{s:I, s:{s:s%}}]}", "tool_calls", "index", (json_int_t)part->call,
+                          "function", "arguments", part->text, part->len);
+    else if (part->kind == ANSWER_REASONING)
+        delta = json_pack("{s:s%}", "reasoning_content", part->text, part->len);
+    else
+        delta = content_json(s, part->text, part->len);
+    return add_choice(s, c, delta, NULL);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static bool begin_choice(struct stream *s, struct stream_choice *c) {
+    if (c->begun || !is_chat(s))
+        return true;
+    c->begun = true;
+    return add_choice(s, c, json_pack("{s:s, s:s}", "role", "assistant", "content", ""), NULL);
+}
+
+static bool set_logprobs(struct stream *s, const kvasir_event *e, size_t offset) {
+    struct openai_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    const struct openai_choice c = {
+        .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
+    if (e->kind != KVASIR_EVENT_TOKEN || s->c.request->engine.top_logprobs < 0)
+        return true;
+    s->logprobs = openai_logprobs(s->c.setup, s->c.request, &c, offset);
+    return s->logprobs != NULL;
+}
+
+static bool add_text(struct stream *s, struct stream_choice *c, const kvasir_event *e) {
+    bool good = set_logprobs(s, e, c->offset);
+    for (size_t i = 0; i < e->len; i++)
+        c->offset += ((unsigned char)e->text[i] & 0xc0) != 0x80;
+    if (good && c->parser)
+        good = answer_parser_push(c->parser, e->text, e->len) &&
+               (e->kind != KVASIR_EVENT_DONE || answer_parser_finish(c->parser));
+    else if (good && e->len)
+        good = add_choice(s, c, content_json(s, e->text, e->len), NULL);
+    if (good && s->logprobs) /* its text comes later */
+        good = add_choice(s, c, content_json(s, "", 0), NULL);
+    return good;
+}
+
+static bool add_end(struct stream *s, struct stream_choice *c, const kvasir_event *e) {
+    const uint32_t calls = c->parser ? answer_parser_calls(c->parser) : 0;
+    if (!add_choice(s, c, is_chat(s) ? json_object() : json_string(""),
+                    openai_finish_reason(e->finish, calls)))
+        return false;
+    if (!e->last)
+        return true;
+    if (s->c.request->include_usage &&
+        !add_chunk(s, json_array(),
+                   openai_usage(e->prompt_tokens, e->cached_tokens, s->completion_tokens)))
+        return false;
+    return bytes_add_text(s->out, "data: [DONE]\n\n");
+}
+
+static bool stream_event(void *stream, const kvasir_event *e, struct bytes *out) {
+    struct stream *s = stream;
+    struct stream_choice *c = &s->choices[e->choice];
+    s->out = out;
+    s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
+    if (!begin_choice(s, c))
+        return false;
+    if (e->kind == KVASIR_EVENT_START)
+        return true;
+    return add_text(s, c, e) && (e->kind != KVASIR_EVENT_DONE || add_end(s, c, e));
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static void stream_close(void *stream) {
+    struct stream *s = stream;
+    if (!s)
+        return;
+    for (uint32_t i = 0; s->choices && i < s->c.request->engine.n; i++)
+        answer_parser_destroy(s->choices[i].parser);
+    json_decref(s->logprobs);
+    bytes_free(&s->head);
+    free(s->choices);
+    free(s);
+}
+
+static void *stream_open(const struct form_context *c) {
+    struct stream *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->c = *c;
+    s->choices = calloc(c->request->engine.n, sizeof *s->choices);
+    bool good = s->choices && set_head(s);
+    for (uint32_t i = 0; good && is_chat(s) && i < c->request->engine.n; i++) {
+        s->choices[i].stream = s;
+        s->choices[i].parser = openai_parser(c->request, c->id, i, add_part, &s->choices[i]);
+        good = s->choices[i].parser != NULL;
+    }
+    if (good)
+        return s;
+    stream_close(s);
+    return NULL;
+}
+
+/* As mlx_lm.server says it. */
+static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct bytes *out) {
+    char comment[64];
+    snprintf(comment, sizeof comment, ": keepalive %u/%u\n\n", prompt_done, prompt_tokens);
+    return bytes_add_text(out, comment);
+}
+
+static json_t *error_json(const struct openai_error *err) {
+    return json_pack("{s:o}", "error", openai_error_object(err));
+}
+
+static bool stream_failed(const struct openai_error *err, struct bytes *out) {
+    return bytes_add_text(out, "data: ") && add_json(error_json(err), out) &&
+           bytes_add_text(out, "\n\n");
+}
+
+static bool read_chat(const struct openai_setup *setup, const json_t *body,
+                      struct openai_request *out, struct openai_error *err) {
+    return openai_read(setup, OPENAI_CHAT, body, out, err);
+}
+
+static bool read_completions(const struct openai_setup *setup, const json_t *body,
+                             struct openai_request *out, struct openai_error *err) {
+    return openai_read(setup, OPENAI_COMPLETIONS, body, out, err);
+}
+
+static json_t *answer_body(const struct openai_answer *a, const struct form_context *c,
+                           struct openai_error *err) {
+    return openai_answer_body(a, c->setup, c->id, c->created, err);
+}
+
+const struct form FORM_CHAT = {"chat",         "chatcmpl-",  read_chat,    answer_body,
+                               error_json,     stream_open,  stream_close, stream_event,
+                               stream_silence, stream_failed};
+const struct form FORM_COMPLETIONS = {"completions",  "cmpl-",      read_completions, answer_body,
+                                      error_json,     stream_open,  stream_close,     stream_event,
+                                      stream_silence, stream_failed};

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The page at /, page.html, inside the program. */
+#ifndef SERVER_PAGE_H
+#define SERVER_PAGE_H
+
+#include <stddef.h>
+
+extern const char SERVER_PAGE[]; /* [SERVER_PAGE_LEN], UTF-8, and a NUL */
+extern const size_t SERVER_PAGE_LEN;
+
+/* Headers to send with it. The page holds its style and script and asks its own server only; no
+ * other site's page may frame it. */
+#define SERVER_PAGE_TYPE "text/html; charset=utf-8"
+#define SERVER_PAGE_CSP                                                                            \
+    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "                          \
+    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "             \
+    "frame-ancestors 'none'"
+
+#endif

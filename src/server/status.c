@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* status.c: figures to JSON. Keys that vllm-mlx has mean what they mean there; what it has nothing
+ * for stands beside them. */
+#include "server/status.h"
+
+#include <math.h>
+
+static double rounded(double x, int digits) {
+    const double scale = pow(10, digits);
+    return round(x * scale) / scale;
+}
+
+static json_t *whole(uint64_t n) {
+    return json_integer((json_int_t)n);
+}
+
+json_t *status_health(const struct server_figures *f) {
+    return json_pack("{s:s, s:b, s:s, s:[s], s:s, s:s}", "status", "healthy", "model_loaded", 1,
+                     "model_name", f->model, "available_models", f->model, "model_type", "llm",
+                     "engine_type", "kvasir");
+}
+
+json_t *status_version(void) {
+    return json_pack("{s:s}", "version", kvasir_version());
+}
+
+json_t *status_model(const struct server_figures *f) {
+    json_t *most = f->max_model_len ? whole(f->max_model_len) : json_null();
+    return json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", f->model, "object", "model", "created",
+                     (json_int_t)f->created_s, "owned_by", "kvasir", "max_model_len", most);
+}
+
+json_t *status_models(const struct server_figures *f) {
+    return json_pack("{s:s, s:[o]}", "object", "list", "data", status_model(f));
+}
+
+/* ---- the cache ------------------------------------------------------------------------------- */
+
+static uint64_t hits_of(const kvasir_engine_stats *s) {
+    uint64_t hits = 0;
+    for (int i = 0; i < KVASIR_HIT_KINDS; i++)
+        hits += i == KVASIR_HIT_MISS ? 0 : s->hits[i];
+    return hits;
+}
+
+/* Of requests, not of tokens. */
+static double hit_rate(const kvasir_engine_stats *s) {
+    const uint64_t hits = hits_of(s), all = hits + s->hits[KVASIR_HIT_MISS];
+    return all ? rounded((double)hits / (double)all, 4) : 0;
+}
+
+static json_t *hits_json(const kvasir_engine_stats *s) {
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "exact", whole(s->hits[KVASIR_HIT_EXACT]),
+                     "prefix", whole(s->hits[KVASIR_HIT_PREFIX]), "supersequence",
+                     whole(s->hits[KVASIR_HIT_SUPERSEQUENCE]), "common_prefix",
+                     whole(s->hits[KVASIR_HIT_COMMON_PREFIX]), "miss",
+                     whole(s->hits[KVASIR_HIT_MISS]));
+}
+
+/* [{"format", "kind": "live" | "stored", "bytes"}] */
+static json_t *formats_json(const struct server_figures *f) {
+    json_t *list = json_array();
+    bool good = list != NULL;
+    for (size_t i = 0; good && i < 2 * f->n_formats; i++) {
+        const kvasir_format_bytes *b = &f->formats[i / 2];
+        const bool live = i % 2 == 0;
+        good = json_array_append_new(list,
+                                     json_pack("{s:s, s:s, s:o}", "format", b->format, "kind",
+                                               live ? "live" : "stored", "bytes",
+                                               whole(live ? b->live_bytes : b->stored_bytes))) == 0;
+    }
+    if (good)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+static json_t *cache_json(const struct server_figures *f) {
+    const kvasir_engine_stats *s = &f->engine;
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:o, s:o}", "format",
+                     f->kv_format, "budget_bytes", whole(s->budget_bytes), "used_bytes",
+                     whole(s->used_bytes), "peak_bytes", whole(s->peak_bytes), "stored_bytes",
+                     whole(s->stored_bytes), "fixed_bytes", whole(s->fixed_bytes), "entries",
+                     whole(s->stored_entries), "by_format", formats_json(f), "hits", hits_json(s),
+                     "hit_rate", hit_rate(s), "evicted_pages", whole(s->evicted_pages),
+                     "preemptions", whole(s->preemptions));
+}
+
+json_t *status_cache_stats(const struct server_figures *f) {
+    const kvasir_engine_stats *s = &f->engine;
+    const double mib = 1 << 20, used = (double)s->stored_bytes, most = (double)s->budget_bytes;
+    json_t *stats = json_pack(
+        "{s:o, s:o, s:f, s:o, s:o, s:f, s:f, s:f, s:o, s:o}", "hits", whole(hits_of(s)), "misses",
+        whole(s->hits[KVASIR_HIT_MISS]), "hit_rate", hit_rate(s), "evictions",
+        whole(s->evicted_pages), "tokens_saved", whole(s->cached_tokens), "current_memory_mb",
+        rounded(used / mib, 2), "max_memory_mb", rounded(most / mib, 2), "memory_utilization",
+        most > 0 ? rounded(used / most, 4) : 0, "entry_count", whole(s->stored_entries),
+        "store_rejections", whole(s->store_rejections));
+    /* vllm-mlx has them one level down, next to its caches of images */
+    json_t *body = stats ? json_copy(stats) : NULL;
+    json_t *more = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "engine_cache", stats,
+                             "hits_by_kind", hits_json(s), "stored_tokens", whole(s->stored_tokens),
+                             "tree_nodes", whole(s->tree_nodes), "requantized_pages",
+                             whole(s->requantized_pages), "by_format", formats_json(f));
+    if (body && more && json_object_update(body, more) == 0) {
+        json_decref(more);
+        return body;
+    }
+    json_decref(body);
+    json_decref(more);
+    return NULL;
+}
+
+/* ---- now ------------------------------------------------------------------------------------- */
+
+json_t *status_now(const struct server_figures *f) {
+    const kvasir_engine_stats *s = &f->engine;
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:f, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}",
+        "status", "running", "model", f->model, "model_type", "llm", "engine_type", "kvasir",
+        "uptime_s", rounded(f->uptime_s, 1), "version", kvasir_version(), "num_running",
+        (json_int_t)s->running, "num_waiting", (json_int_t)s->waiting, "steps_executed",
+        whole(s->steps), "total_requests_processed", whole(s->finished), "total_prompt_tokens",
+        whole(s->prompt_tokens), "total_completion_tokens", whole(s->generated_tokens),
+        "total_cached_tokens", whole(s->cached_tokens), "generation_tps",
+        rounded(f->generation_tps, 2), "prompt_tps", rounded(f->prompt_tps, 2), "cache",
+        cache_json(f));
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* text_api.c: text_api.h.
+ *
+ *     prompt    BOS unless "add_special_tokens" is false (vLLM)
+ *     content   no BOS unless "add_special" is true (llama.cpp)
+ *     messages  what the template writes; "add_special_tokens": true puts a BOS before it (vLLM)
+ *
+ * Control tokens in a text are recognised, as they are in prompts; llama.cpp's "parse_special":
+ * false turns that off for "content".
+ */
+#include "server/text_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/openai_internal.h"
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+/* The text of a chat; *text: kvasir_free. */
+static bool chat_text(const struct openai_setup *setup, const json_t *body, char **text,
+                      size_t *len, struct openai_error *err) {
+    struct openai_chat_form form;
+    if (openai_get(body, "chat_template"))
+        return openai_refuse(err, "chat_template", "is not supported");
+    struct openai_request r = {.kept = json_array()}; /* how an answer would be read */
+    const bool good = openai_read_form(body, &form, err) &&
+                      openai_chat_text(setup, body, &form, &r, text, len, err);
+    openai_request_free(&r);
+    return good;
+}
+
+json_t *text_api_apply_template(const struct openai_setup *setup, const json_t *body,
+                                struct openai_error *err) {
+    char *text;
+    size_t len;
+    if (!openai_is_object(body, err) || !chat_text(setup, body, &text, &len, err))
+        return NULL;
+    json_t *answer = json_pack("{s:o}", "prompt", json_stringn(text, len));
+    kvasir_free(text);
+    if (!answer)
+        openai_no_memory(err);
+    return answer;
+}
+
+/* ---- to tokens ------------------------------------------------------------------------------- */
+
+/* A text to tokenize: of a chat, or one in the body. */
+struct source {
+    const char *path;
+    const char *text; /* [len] */
+    size_t len;
+    char *rendered; /* the same text, to be freed; or NULL */
+    bool bos, special;
+};
+
+static bool read_source(const struct openai_setup *setup, const json_t *body, struct source *s,
+                        struct openai_error *err) {
+    bool chat = openai_get(body, "messages") != NULL,
+         content = !chat && !openai_get(body, "prompt") && openai_get(body, "content");
+    *s = (struct source){.path = chat      ? "messages"
+                                 : content ? "content"
+                                           : "prompt",
+                         .bos = !chat && !content,
+                         .special = true};
+    if (!openai_flag(body, content ? "add_special" : "add_special_tokens", &s->bos, err) ||
+        (content && !openai_flag(body, "parse_special", &s->special, err)))
+        return false;
+    if (chat) {
+        if (!chat_text(setup, body, &s->rendered, &s->len, err))
+            return false;
+        s->text = s->rendered;
+        return true;
+    }
+    const json_t *text = openai_get(body, s->path);
+    if (!json_is_string(text))
+        return openai_wrong_type(err, s->path, text, "a string");
+    s->text = json_string_value(text);
+    s->len = json_string_length(text);
+    return true;
+}
+
+/* A token as the vocabulary writes it; where that is no UTF-8, what it says. */
+static json_t *token_string(const kvasir_tokenizer *tokenizer, int32_t id) {
+    size_t len;
+    char *text = NULL;
+    const char *piece = kvasir_token_piece(tokenizer, id, &len);
+    if (piece && kvasir_utf8_check(piece, len) == len)
+        return json_stringn(piece, len);
+    if (kvasir_detokenize(tokenizer, &id, 1, 0, &text, &len, NULL) != KVASIR_OK)
+        return NULL;
+    json_t *string = json_stringn(text, len);
+    kvasir_free(text);
+    return string;
+}
+
+static json_t *tokens_body(const kvasir_tokenizer *tokenizer, const int32_t *ids, size_t n,
+                           bool strings, uint32_t max_model_len, struct openai_error *err) {
+    json_t *tokens = json_array(), *texts = strings ? json_array() : json_null();
+    bool good = tokens && texts;
+    for (size_t i = 0; good && i < n; i++)
+        good = json_array_append_new(tokens, json_integer(ids[i])) == 0 &&
+               (!strings || json_array_append_new(texts, token_string(tokenizer, ids[i])) == 0);
+    json_t *answer = json_pack("{s:I, s:I, s:o, s:o}", "count", (json_int_t)n, "max_model_len",
+                               (json_int_t)max_model_len, "tokens", tokens, "token_strs", texts);
+    if (good && answer)
+        return answer;
+    json_decref(answer);
+    openai_no_memory(err);
+    return NULL;
+}
+
+json_t *text_api_tokenize(const struct openai_setup *setup, uint32_t max_model_len,
+                          const json_t *body, struct openai_error *err) {
+    struct source s = {0};
+    bool strings = false;
+    kvasir_error why;
+    int32_t *ids;
+    size_t n;
+    json_t *answer = NULL;
+    if (!openai_is_object(body, err) || !openai_flag(body, "return_token_strs", &strings, err) ||
+        !read_source(setup, body, &s, err))
+        return NULL;
+    unsigned flags =
+        (s.bos ? KVASIR_TOKENIZE_ADD_SPECIAL : 0) | (s.special ? KVASIR_TOKENIZE_PARSE_SPECIAL : 0);
+    if (kvasir_tokenize(setup->tokenizer, s.text, s.len, flags, &ids, &n, &why)) {
+        openai_library_failed(err, s.path, &why);
+    } else {
+        answer = tokens_body(setup->tokenizer, ids, n, strings, max_model_len, err);
+        kvasir_free(ids);
+    }
+    kvasir_free(s.rendered);
+    return answer;
+}
+
+/* ---- back to text ---------------------------------------------------------------------------- */
+
+json_t *text_api_detokenize(const struct openai_setup *setup, const json_t *body,
+                            struct openai_error *err) {
+    kvasir_error why;
+    int32_t *ids;
+    char *text;
+    size_t n, len;
+    if (!openai_is_object(body, err) ||
+        !openai_ids("tokens", openai_get(body, "tokens"), setup->vocab, &ids, &n, err))
+        return NULL;
+    kvasir_status status = kvasir_detokenize(setup->tokenizer, ids, n, 0, &text, &len, &why);
+    free(ids);
+    if (status) {
+        openai_library_failed(err, "tokens", &why);
+        return NULL;
+    }
+    json_t *said = json_stringn(text, len),
+           *answer = json_pack("{s:O, s:o}", "prompt", said, "content", said);
+    kvasir_free(text);
+    if (!answer)
+        openai_no_memory(err);
+    return answer;
+}

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvasir chat` on a pseudo terminal, for chat_conversation.sh: prompt, editing, history, pastes,
+Ctrl-C, dim reasoning, control characters, Ctrl-D.
+
+    chat_terminal.py KVASIR URL FOLDER
+"""
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import time
+
+kvasir, url, folder = sys.argv[1:]
+history = os.path.join(os.environ["XDG_STATE_HOME"], "kvasir", "history")
+
+
+class Terminal:
+    def __init__(self):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
+            os.chdir(folder)
+            os.execv(kvasir, ["kvasir", "chat", "--url", url])
+        self.seen = ""
+
+    def wait(self, text, seconds=20):
+        """What came up to the text, which is taken."""
+        end = time.time() + seconds
+        while text not in self.seen:
+            if time.time() > end:
+                sys.exit(f"chat_terminal: no {text!r} in {self.seen!r}")
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:  # the program has ended
+                    if text not in self.seen:
+                        sys.exit(f"chat_terminal: ended before {text!r}: {self.seen!r}")
+        before, self.seen = self.seen.split(text, 1)
+        return before
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def leave(self):
+        self.type("\x04")
+        end = time.time() + 20
+        while time.time() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.fd)
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.fd], [], [], 0.05)[0]:
+                try:
+                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
+                except OSError:
+                    pass
+        os.kill(self.pid, signal.SIGKILL)
+        sys.exit("chat_terminal: Ctrl-D does not leave")
+
+
+def check(good, what, t):
+    if not good:
+        sys.exit(f"chat_terminal: {what}: {t.seen!r}")
+
+
+def said():
+    """The newest message that the server got."""
+    with open(os.path.join(folder, "log")) as f:
+        bodies = [line["body"] for line in map(json.loads, f) if line["body"]]
+    return bodies[-1]["messages"]
+
+
+t = Terminal()
+t.wait("/help lists the commands")
+t.wait("> ")
+t.type("helo\x1b[Dl\r")  # one to the left, a letter put in
+t.wait("You said: hello")
+t.wait("> ")
+
+# a paste with line ends and a tab is one message, sent by Enter
+t.type("\x1b[200~first\rsecond\tü\x1b[201~")
+time.sleep(0.3)
+t.type("!\r")
+t.wait("You said: first\r\nsecond\tü!")
+check(said()[-1]["content"] == "first\nsecond\tü!", "the paste", t)
+t.wait("> ")
+
+# a line that goes on has another prompt
+t.type("one\\\r")
+t.wait("... ")
+t.type("two\r")
+t.wait("You said: one\r\ntwo")
+t.wait("> ")
+
+# reasoning is dim, and no longer where the answer begins
+t.type("think\r")
+t.wait("\x1b[2mLet me think of it.\x1b[0m")
+t.wait("It is done.")
+t.wait("> ")
+
+# what is said moves no cursor
+t.type("control\r")
+t.wait("?[2Jgone ?31m ??")
+t.wait("> ")
+
+# an error is a line; the conversation goes on without what failed
+t.type("refuse\r")
+t.wait("HTTP 400: messages[0].content: is not wanted")
+t.wait("> ")
+
+# Ctrl-C ends the answer, not the program, and drops a line at the prompt; both more than once
+for _ in range(2):
+    t.type("slow\r")
+    t.wait("7 8 9 ")
+    t.type("\x03")
+    t.wait("> ")
+    t.type("not this\x03")
+    t.wait("> ")
+t.type("after\r")
+t.wait("You said: after")
+messages = said()
+check(all(m["content"] not in ("refuse", "not this") for m in messages), "what failed stays", t)
+stopped = messages[-2]["content"]
+check(stopped.startswith("0 1 2 ") and len(stopped) < 5000, "what was ended is kept", t)
+t.wait("> ")
+t.type("/stats\r")
+t.wait("prompt: ")
+t.wait("> ")
+check(t.leave() == 0, "exit code", t)
+
+# the history is there again, for its owner only
+check(os.stat(history).st_mode & 0o777 == 0o600, "the history's mode", t)
+t = Terminal()
+t.wait("> ")
+t.type("\x1b[A\x1b[A\r")  # over /stats to the line before
+t.wait("You said: after")
+t.wait("> ")
+t.type("/quit\r")
+check(t.leave() == 0, "/quit", t)

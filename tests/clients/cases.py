@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What openai_client.py and anthropic_client.py share: a list of cases by part, what the scripts of
+scripts.json say, the server's status.
+
+    XXX_client.py PART URL [KEY...]      runs the cases of a part against a server
+"""
+import asyncio
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SCRIPTS = json.load(open(os.path.join(HERE, "scripts.json"), encoding="utf-8"))["scripts"]
+PLAIN = SCRIPTS["plain"]
+REASONING, FOUR = SCRIPTS["think"].removeprefix("<think>").split("</think>")
+
+_cases = []
+
+
+def case(part):
+    """Decorator: a function (of server) that is a case of `part`; it may be async."""
+    def add(function):
+        _cases.append((part, function))
+        return function
+    return add
+
+
+class Server:
+    def __init__(self, url, keys):
+        self.url, self.keys = url, keys
+
+    def get(self, path):
+        headers = {"Authorization": "Bearer " + self.keys[0]} if self.keys else {}
+        request = urllib.request.Request(self.url + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def running(self):
+        status = self.get("/v1/status")
+        return status["num_running"] + status["num_waiting"]
+
+    def wait_running(self, n, seconds=20):
+        """Until n requests are under way; how long it took."""
+        begin = time.monotonic()
+        while self.running() != n:
+            assert time.monotonic() - begin < seconds, f"{self.running()} requests, not {n}"
+            time.sleep(0.02)
+        return time.monotonic() - begin
+
+
+def raises(kind, call, *args, **kwargs):
+    """The error of that kind, exactly, that call(...) ends with."""
+    try:
+        call(*args, **kwargs)
+    except Exception as e:
+        assert type(e) is kind, f"{type(e).__name__}: {e}"
+        return e
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def main():
+    part, url, keys = sys.argv[1], sys.argv[2], sys.argv[3:]
+    chosen = [f for p, f in _cases if p == part]
+    assert chosen, f"no cases of {part}"
+    for function in chosen:
+        try:
+            result = function(Server(url, keys))
+            if inspect.isawaitable(result):
+                asyncio.run(result)
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            sys.exit(f"{os.path.basename(sys.argv[0])}: FAILED: {part}: {function.__name__}")
+    print(f"{os.path.basename(sys.argv[0])}: {part}: {len(chosen)} cases")

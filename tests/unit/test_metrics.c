@@ -1,0 +1,688 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a server counts and says of itself: a request's life in histograms, the text of /metrics
+ * read back by the rules of its format, JSON; and all of it over an engine that runs. */
+#include <pthread.h>
+
+#include "model_files.h"
+
+#include "answers.h"
+#include "server/status.h"
+#include "tensors.h"
+
+enum { SERIES_MAX = 1000, NAME_MAX_LEN = 400, S = 1000000 };
+
+static struct server_metrics *m;
+static struct server_figures figures;
+
+/* ---- reading the text back ------------------------------------------------------------------- */
+
+struct series {
+    char name[NAME_MAX_LEN]; /* with its labels, as written */
+    char type;               /* of its family: c, g, h */
+    double value;
+};
+static struct series read_back[SERIES_MAX];
+static size_t n_series;
+static char families[20000]; /* " name name " */
+
+static bool name_char(char c, bool first) {
+    return c == '_' || c == ':' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (!first && c >= '0' && c <= '9');
+}
+
+static const char *read_name(const char *at) {
+    assert_true(name_char(*at, true));
+    while (name_char(*at, false))
+        at++;
+    return at;
+}
+
+/* {name="value",...}, of which only \\ \" and \n may be escaped. */
+static const char *read_labels(const char *at) {
+    do {
+        at = read_name(at + 1);
+        assert_true(strncmp(at, "=\"", 2) == 0);
+        for (at += 2; *at != '"'; at++) {
+            assert_true(*at && *at != '\n');
+            if (*at == '\\')
+                assert_non_null(strchr("\\\"n", *++at));
+        }
+        at++;
+    } while (*at == ',');
+    assert_int_equal(*at, '}');
+    return at + 1;
+}
+
+/* Whether a sample's name is one of the family's. */
+static bool belongs(const char *name, size_t len, const char *family, char type) {
+    static const char *const PARTS[] = {"_bucket", "_sum", "_count"};
+    const size_t n = strlen(family);
+    if (len < n || strncmp(name, family, n) != 0)
+        return false;
+    if (type != 'h')
+        return len == n;
+    for (int i = 0; i < 3; i++)
+        if (len == n + strlen(PARTS[i]) && strncmp(name + n, PARTS[i], len - n) == 0)
+            return true;
+    return false;
+}
+
+static void read_sample(const char *line, const char *family, char type) {
+    struct series *s = &read_back[n_series++];
+    const char *at = read_name(line);
+    assert_true(n_series < SERIES_MAX);
+    assert_true(belongs(line, (size_t)(at - line), family, type));
+    if (*at == '{')
+        at = read_labels(at);
+    snprintf(s->name, sizeof s->name, "%.*s", (int)(at - line), line);
+    char *end;
+    assert_int_equal(*at, ' ');
+    s->value = strtod(at + 1, &end);
+    s->type = type;
+    assert_true(end > at + 1 && *end == '\n' && s->value >= 0);
+    for (size_t i = 0; i + 1 < n_series; i++)
+        assert_string_not_equal(read_back[i].name, s->name);
+}
+
+static void read_text(const char *text) {
+    char family[200] = "", type[20] = "";
+    n_series = 0;
+    strcpy(families, " ");
+    for (const char *line = text, *next; *line; line = next) {
+        char name[200], word[20];
+        next = strchr(line, '\n');
+        assert_non_null(next);
+        next++;
+        if (sscanf(line, "# HELP %199s", name) == 1) {
+            char once[210];
+            snprintf(once, sizeof once, " %s ", name);
+            assert_null(strstr(families, once)); /* all lines of a family are together */
+            strcat(families, once + 1);
+            snprintf(family, sizeof family, "%s", name);
+            type[0] = 0;
+        } else if (sscanf(line, "# TYPE %199s %19s", name, word) == 2) {
+            assert_string_equal(name, family);
+            snprintf(type, sizeof type, "%s", word);
+            assert_true(!strcmp(type, "counter") || !strcmp(type, "gauge") ||
+                        !strcmp(type, "histogram"));
+            const size_t n = strlen(name);
+            if (type[0] == 'c')
+                assert_string_equal(name + n - 6, "_total");
+        } else {
+            assert_true(type[0]);
+            read_sample(line, family, type[0]);
+        }
+    }
+}
+
+static const struct series *find(const char *name) {
+    for (size_t i = 0; i < n_series; i++)
+        if (strcmp(read_back[i].name, name) == 0)
+            return &read_back[i];
+    return NULL;
+}
+
+static double value(const char *name) {
+    const struct series *s = find(name);
+    if (!s)
+        fail_msg("%s is not there", name);
+    return s->value;
+}
+
+/* Buckets rise to the count, for one place of labels that all histograms of ours have. */
+static void check_histograms(void) {
+    double last = 0;
+    char base[NAME_MAX_LEN] = "";
+    for (size_t i = 0; i < n_series; i++) {
+        const char *bucket = strstr(read_back[i].name, "_bucket{");
+        if (!bucket)
+            continue;
+        const size_t n = (size_t)(bucket - read_back[i].name);
+        if (strncmp(base, read_back[i].name, n) != 0 || base[n])
+            last = 0;
+        snprintf(base, sizeof base, "%.*s", (int)n, read_back[i].name);
+        assert_true(read_back[i].value >= last);
+        last = read_back[i].value;
+        if (strstr(bucket, "le=\"+Inf\"")) {
+            assert_non_null(strstr(read_back[i + 1].name, "_sum"));
+            assert_non_null(strstr(read_back[i + 2].name, "_count"));
+            assert_true(read_back[i + 2].value == last);
+        }
+    }
+}
+
+static void scrape(void) {
+    size_t len;
+    char *text = metrics_text(m, &figures, &len);
+    assert_non_null(text);
+    assert_int_equal(strlen(text), len);
+    read_text(text);
+    check_histograms();
+    free(text);
+}
+
+/* ---- a request's life ------------------------------------------------------------------------ */
+
+static void begin_at(uint32_t max_tokens, int64_t now_us) {
+    metrics_destroy(m);
+    m = metrics_create(max_tokens, now_us);
+    assert_non_null(m);
+    figures = (struct server_figures){.model = "tiny", .cpu_tier = "ref"};
+}
+
+static void event(struct metrics_request *r, kvasir_event_kind kind, uint32_t done,
+                  uint32_t completion, int64_t now_us) {
+    const kvasir_event e = {.kind = kind,
+                            .prompt_tokens = 100,
+                            .cached_tokens = 40,
+                            .prompt_done = done,
+                            .completion_tokens = completion,
+                            .finish = KVASIR_FINISH_STOP,
+                            .last = kind == KVASIR_EVENT_DONE};
+    metrics_event(m, r, &e, now_us);
+}
+
+#define BUCKET(name, le) "vllm:" name "_bucket{model_name=\"tiny\",le=\"" le "\"}"
+#define ONE(name)        "vllm:" name "{model_name=\"tiny\"}"
+
+static void test_a_life(void **state) {
+    struct metrics_request r;
+    (void)state;
+    begin_at(4096, 5 * S);
+    metrics_submitted(&r, 10 * S);
+    event(&r, KVASIR_EVENT_START, 40, 0, 10 * S + 400000);      /* queue: 0.4 s */
+    event(&r, KVASIR_EVENT_PROGRESS, 70, 0, 10 * S + 500000);   /* 30 tokens run */
+    event(&r, KVASIR_EVENT_TOKEN, 100, 1, 11 * S);              /* 30 more */
+    event(&r, KVASIR_EVENT_TOKEN, 100, 2, 11 * S + 30000);      /* 30 ms */
+    event(&r, KVASIR_EVENT_TOKEN, 100, 3, 11 * S + 30000 + 10); /* 10 us */
+    event(&r, KVASIR_EVENT_DONE, 100, 4, 12 * S);
+    scrape();
+    assert_true(value(BUCKET("request_queue_time_seconds", "0.3")) == 0);
+    assert_true(value(BUCKET("request_queue_time_seconds", "0.5")) == 1);
+    assert_true(value(ONE("request_queue_time_seconds_sum")) == 0.4);
+    assert_true(value(BUCKET("time_to_first_token_seconds", "0.75")) == 0);
+    assert_true(value(BUCKET("time_to_first_token_seconds", "1.0")) == 1); /* bounds are in */
+    assert_true(value(BUCKET("request_prefill_time_seconds", "0.5")) == 0);
+    assert_true(value(BUCKET("request_prefill_time_seconds", "0.8")) == 1);
+    assert_true(value(BUCKET("inter_token_latency_seconds", "0.01")) == 1);
+    assert_true(value(BUCKET("inter_token_latency_seconds", "0.05")) == 2);
+    assert_true(value(ONE("inter_token_latency_seconds_count")) == 2);
+    assert_true(value(BUCKET("request_decode_time_seconds", "0.3")) == 1);
+    assert_true(value(ONE("e2e_request_latency_seconds_sum")) == 2);
+    assert_true(value(BUCKET("request_prompt_tokens", "50.0")) == 0);
+    assert_true(value(BUCKET("request_prompt_tokens", "100.0")) == 1);
+    assert_true(value(BUCKET("request_generation_tokens", "2.0")) == 0);
+    assert_true(value(BUCKET("request_generation_tokens", "5.0")) == 1);
+    assert_non_null(find(BUCKET("request_generation_tokens", "2000.0")));
+    assert_null(find(BUCKET("request_generation_tokens", "5000.0"))); /* > max_tokens */
+    assert_true(value("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"stop\"}") ==
+                1);
+    assert_true(
+        value("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"}") == 0);
+}
+
+/* What did not happen is not observed; a clock that goes back is no time. */
+static void test_lives_cut_short(void **state) {
+    (void)state;
+    struct metrics_request r;
+    const kvasir_event cancelled = {.kind = KVASIR_EVENT_DONE,
+                                    .prompt_tokens = 100,
+                                    .finish = KVASIR_FINISH_CANCELLED,
+                                    .last = true};
+    begin_at(0, S);
+    metrics_submitted(&r, S);
+    metrics_event(m, &r, &cancelled, 3 * S); /* in the queue */
+    metrics_submitted(&r, S);
+    event(&r, KVASIR_EVENT_START, 0, 0, 2 * S);
+    metrics_event(m, &r, &cancelled, 3 * S); /* in its prompt */
+    metrics_submitted(&r, 9 * S);
+    event(&r, KVASIR_EVENT_START, 0, 0, 8 * S);
+    event(&r, KVASIR_EVENT_TOKEN, 100, 1, 7 * S);
+    event(&r, KVASIR_EVENT_TOKEN, 100, 2, 6 * S);
+    scrape();
+    assert_true(
+        value("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"}") == 2);
+    assert_true(value(ONE("request_queue_time_seconds_count")) == 2);
+    assert_true(value(ONE("request_queue_time_seconds_sum")) == 1);
+    assert_true(value(ONE("request_prefill_time_seconds_count")) == 1);
+    assert_true(value(ONE("request_prefill_time_seconds_sum")) == 0);
+    assert_true(value(ONE("inter_token_latency_seconds_sum")) == 0);
+    assert_true(value(ONE("e2e_request_latency_seconds_count")) == 1);
+    assert_true(value(ONE("request_decode_time_seconds_count")) == 0);
+    assert_true(value(BUCKET("request_prompt_tokens", "1000000.0")) == 2); /* of any length */
+}
+
+/* Four choices of one request: each ends, the request once. */
+static void test_choices(void **state) {
+    struct metrics_request r;
+    (void)state;
+    begin_at(100, S);
+    metrics_submitted(&r, S);
+    event(&r, KVASIR_EVENT_START, 0, 0, S);
+    for (uint32_t step = 1; step <= 3; step++)
+        for (uint32_t c = 0; c < 4; c++) {
+            const kvasir_event e = {
+                .kind = KVASIR_EVENT_TOKEN, .choice = c, .completion_tokens = step};
+            metrics_event(m, &r, &e, S + step * 20000);
+        }
+    for (uint32_t c = 0; c < 4; c++) {
+        const kvasir_event e = {.kind = KVASIR_EVENT_DONE,
+                                .choice = c,
+                                .completion_tokens = 3,
+                                .finish = KVASIR_FINISH_LENGTH,
+                                .last = c == 3};
+        metrics_event(m, &r, &e, 2 * S);
+    }
+    scrape();
+    assert_true(value(ONE("inter_token_latency_seconds_count")) == 2);
+    assert_true(value(BUCKET("inter_token_latency_seconds", "0.01")) == 0);
+    assert_true(value(ONE("request_generation_tokens_count")) == 4);
+    assert_true(value(ONE("e2e_request_latency_seconds_count")) == 1);
+    assert_true(
+        value("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"length\"}") == 4);
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static void test_labels_are_escaped(void **state) {
+    (void)state;
+    begin_at(100, S);
+    figures.model = "a\"b\\c\nd{e=\"f\"} \xc3\xa4";
+    scrape();
+    const char *name = "vllm:num_requests_running{model_name=\"a\\\"b\\\\c\\nd{e=\\\"f\\\"} "
+                       "\xc3\xa4\"}";
+    assert_non_null(find(name));
+    figures.model = "";
+    scrape();
+    assert_non_null(find("vllm:num_requests_running{model_name=\"\"}"));
+    char long_name[3000];
+    memset(long_name, '"', sizeof long_name);
+    long_name[sizeof long_name - 1] = 0;
+    figures.model = long_name;
+    size_t len;
+    char *text = metrics_text(m, &figures, &len);
+    assert_true(text && len > 100 * 6000);
+    free(text);
+}
+
+static void test_routes_and_refusals(void **state) {
+    (void)state;
+    static char routes[METRICS_HTTP_MAX][20];
+    begin_at(100, S);
+    metrics_http(m, "chat", 200);
+    metrics_http(m, "chat", 429);
+    metrics_http(m, "chat", 200);
+    metrics_http(m, "health", 200);
+    for (int i = 0; i < REFUSAL_KINDS; i++)
+        for (int k = 0; k <= i; k++)
+            metrics_refused(m, (enum metrics_refusal)i);
+    assert_int_equal(metrics_refusal_of(KVASIR_ERR_BUSY), REFUSED_QUEUE);
+    assert_int_equal(metrics_refusal_of(KVASIR_ERR_CONTEXT), REFUSED_CONTEXT);
+    assert_int_equal(metrics_refusal_of(KVASIR_ERR_BUDGET), REFUSED_BUDGET);
+    assert_int_equal(metrics_refusal_of(KVASIR_ERR_ARGUMENT), REFUSED_BODY);
+    scrape();
+    assert_true(value("kvasir_http_requests_total{route=\"chat\",code=\"200\"}") == 2);
+    assert_true(value("kvasir_http_requests_total{route=\"chat\",code=\"429\"}") == 1);
+    assert_true(value("kvasir_requests_refused_total{reason=\"queue\"}") == 1);
+    assert_true(value("kvasir_requests_refused_total{reason=\"draining\"}") == REFUSAL_KINDS);
+    for (int round = 0; round < 3; round++)
+        for (int i = 0; i < METRICS_HTTP_MAX; i++) {
+            snprintf(routes[i], sizeof routes[i], "route%d", i);
+            metrics_http(m, routes[i], 404);
+        }
+    scrape();
+    assert_true(value("kvasir_http_requests_total{route=\"other\",code=\"0\"}") == 3 * 3);
+    assert_true(value("kvasir_http_requests_total{route=\"route0\",code=\"404\"}") == 3);
+}
+
+/* docs/metrics.md has every name. */
+static void test_names_are_explained(void **state) {
+    (void)state;
+    FILE *f = fopen(SOURCE_DIR "/docs/metrics.md", "r");
+    static char text[40000];
+    assert_non_null(f);
+    assert_in_range(fread(text, 1, sizeof text - 1, f), 1000, sizeof text - 2);
+    fclose(f);
+    begin_at(100, S);
+    figures.resident_bytes = 1;
+    scrape();
+    int n = 0;
+    for (char *name = strtok(families, " "); name; name = strtok(NULL, " "), n++) {
+        char quoted[220];
+        snprintf(quoted, sizeof quoted, "`%s", name);
+        const char *at = strstr(text, quoted);
+        if (!at || !strchr("`{", at[strlen(quoted)]))
+            fail_msg("docs/metrics.md does not say what %s is", name);
+    }
+    assert_true(n > 35);
+}
+
+/* Numbers that engines come to after years keep their digits. */
+static void test_large_numbers(void **state) {
+    (void)state;
+    begin_at(100, S);
+    figures.engine.prompt_tokens = 123456789012345;
+    figures.engine.budget_bytes = 1ull << 42;
+    figures.engine.used_bytes = 3ull << 40;
+    figures.engine.stored_bytes = 1ull << 40;
+    figures.engine.step_seconds = 31536000.125;
+    figures.engine.step_counts[0] = 1;
+    figures.engine.step_counts[3] = 5;
+    figures.engine.step_counts[KVASIR_STEP_COUNTS - 1] = 2;
+    figures.formats[0] = (kvasir_format_bytes){"K 8 g64, V 4 g64", 1ull << 40, 77};
+    figures.n_formats = 1;
+    scrape();
+    assert_true(value(ONE("prompt_tokens_total")) == 123456789012345);
+    assert_true(value("kvasir_cache_budget_bytes") == (double)(1ull << 42));
+    assert_true(value(ONE("kv_cache_usage_perc")) == 0.5);
+    assert_true(value("kvasir_step_seconds_sum") == 31536000.125);
+    assert_true(value("kvasir_step_seconds_bucket{le=\"0.00025\"}") == 1);
+    assert_true(value("kvasir_step_seconds_bucket{le=\"0.002\"}") == 6);
+    assert_true(value("kvasir_step_seconds_bucket{le=\"16.384\"}") == 6);
+    assert_true(value("kvasir_step_seconds_count") == 8);
+    assert_true(value("kvasir_cache_bytes{format=\"K 8 g64, V 4 g64\",kind=\"live\"}") ==
+                (double)(1ull << 40));
+    assert_true(value("kvasir_cache_bytes{format=\"K 8 g64, V 4 g64\",kind=\"stored\"}") == 77);
+}
+
+/* Random lives: no counter and no bucket ever falls, and none is lost. */
+static void test_counters_never_fall(void **state) {
+    (void)state;
+    static struct series before[SERIES_MAX];
+    struct metrics_request r[8] = {{0}};
+    uint32_t x = 7, tokens[8] = {0};
+    size_t n = 0;
+    int64_t now = S;
+    begin_at(5000, S);
+    for (int round = 0; round < 100; round++) {
+        for (int i = 0; i < 50; i++) {
+            x = x * 1664525 + 1013904223;
+            const uint32_t k = x >> 29, what = (x >> 20) % 8;
+            now += (x >> 8) % (1 << (round % 22));
+            if (!r[k].submitted_us || what == 0) {
+                metrics_submitted(&r[k], now);
+                tokens[k] = 0;
+                event(&r[k], KVASIR_EVENT_START, 40, 0, now);
+            } else if (what == 1) {
+                event(&r[k], KVASIR_EVENT_DONE, 100, tokens[k], now);
+                r[k].submitted_us = 0;
+            } else {
+                event(&r[k], KVASIR_EVENT_TOKEN, 100, ++tokens[k], now);
+            }
+            metrics_http(m, what % 2 ? "chat" : "models", 200 + what);
+        }
+        scrape();
+        for (size_t i = 0; i < n; i++) {
+            const struct series *s = find(before[i].name);
+            assert_non_null(s);
+            if (s->type != 'g')
+                assert_true(s->value >= before[i].value);
+        }
+        n = n_series;
+        memcpy(before, read_back, n * sizeof *before);
+    }
+}
+
+/* ---- rates ----------------------------------------------------------------------------------- */
+
+static void test_rates(void **state) {
+    (void)state;
+    struct metrics_request r;
+    kvasir_model *model;
+    kvasir_error err;
+    const kvasir_engine_options o = answers_options(64);
+    assert_int_equal(kvasir_model_open(SHARED_DIR "/fixtures/tiny/llama", &model, &err), KVASIR_OK);
+    kvasir_engine *e = answers_engine(model, &o);
+    begin_at(100, 1000 * (int64_t)S);
+    metrics_figures(m, e, 1000 * (int64_t)S, &figures);
+    assert_true(figures.generation_tps == 0 && figures.uptime_s == 0);
+    metrics_submitted(&r, 1000 * (int64_t)S);
+    event(&r, KVASIR_EVENT_START, 40, 0, 1000 * (int64_t)S);
+    for (uint32_t i = 1; i <= 20; i++) /* two seconds, ten tokens each */
+        event(&r, KVASIR_EVENT_TOKEN, 100, i, 1000 * (int64_t)S + i * 100000 - 1);
+    metrics_figures(m, e, 1002 * (int64_t)S, &figures);
+    assert_true(figures.generation_tps == 10);
+    assert_true(figures.prompt_tps == 30); /* 60 tokens that were not cached */
+    metrics_figures(m, e, 1010 * (int64_t)S, &figures);
+    assert_true(figures.generation_tps == 2);
+    metrics_figures(m, e, 1011 * (int64_t)S + S / 2, &figures); /* the first second is out */
+    assert_true(figures.generation_tps > 0.9 && figures.generation_tps < 1);
+    metrics_figures(m, e, 1013 * (int64_t)S, &figures);
+    assert_true(figures.generation_tps == 0 && figures.prompt_tps == 0);
+    event(&r, KVASIR_EVENT_TOKEN, 100, 21, 9000 * (int64_t)S);
+    event(&r, KVASIR_EVENT_TOKEN, 100, 22, 8000 * (int64_t)S); /* a clock that goes back */
+    metrics_figures(m, e, 9000 * (int64_t)S, &figures);
+    assert_true(figures.generation_tps == 0.2);
+    kvasir_engine_destroy(e);
+    kvasir_model_close(model);
+}
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+enum { THREADS = 4, LIVES = 500 };
+
+static void *live_often(void *user) {
+    struct metrics_request r;
+    (void)user;
+    for (int i = 0; i < LIVES; i++) {
+        const int64_t now = S + i * 1000;
+        metrics_submitted(&r, now);
+        event(&r, KVASIR_EVENT_START, 40, 0, now);
+        for (uint32_t t = 1; t <= 5; t++)
+            event(&r, KVASIR_EVENT_TOKEN, 100, t, now + t * 10);
+        event(&r, KVASIR_EVENT_DONE, 100, 5, now + 60);
+        metrics_http(m, "chat", 200 + (unsigned)i % 3);
+        metrics_refused(m, REFUSED_QUEUE);
+        if (i % 100 == 0) {
+            size_t len;
+            free(metrics_text(m, &figures, &len));
+        }
+    }
+    return NULL;
+}
+
+static void test_threads_lose_nothing(void **state) {
+    (void)state;
+    pthread_t threads[THREADS];
+    begin_at(100, S);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, live_often, NULL), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    scrape();
+    assert_true(value(ONE("inter_token_latency_seconds_count")) == THREADS * LIVES * 4);
+    assert_true(value(ONE("e2e_request_latency_seconds_count")) == THREADS * LIVES);
+    assert_true(value("kvasir_requests_refused_total{reason=\"queue\"}") == THREADS * LIVES);
+    assert_true(value("kvasir_http_requests_total{route=\"chat\",code=\"200\"}") +
+                    value("kvasir_http_requests_total{route=\"chat\",code=\"201\"}") +
+                    value("kvasir_http_requests_total{route=\"chat\",code=\"202\"}") ==
+                THREADS * LIVES);
+}
+
+/* ---- JSON, and an engine that runs ----------------------------------------------------------- */
+
+static double number_at(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    if (!json_is_number(value))
+        fail_msg("%s is no number", key);
+    return json_number_value(value);
+}
+
+static const char *text_at(const json_t *object, const char *key) {
+    return json_string_value(json_object_get(object, key));
+}
+
+static void test_small_bodies(void **state) {
+    (void)state;
+    begin_at(100, S);
+    figures.model = "org/tiny \"1\"";
+    figures.created_s = 1700000000;
+    figures.max_model_len = 4096;
+    json_t *health = status_health(&figures), *models = status_models(&figures),
+           *version = status_version();
+    assert_string_equal(text_at(health, "status"), "healthy");
+    assert_true(json_is_true(json_object_get(health, "model_loaded")));
+    assert_string_equal(text_at(health, "model_name"), "org/tiny \"1\"");
+    assert_string_equal(text_at(version, "version"), kvasir_version());
+    assert_string_equal(text_at(models, "object"), "list");
+    const json_t *one = json_array_get(json_object_get(models, "data"), 0);
+    assert_string_equal(text_at(one, "id"), "org/tiny \"1\"");
+    assert_string_equal(text_at(one, "object"), "model");
+    assert_string_equal(text_at(one, "owned_by"), "kvasir");
+    assert_true(number_at(one, "created") == 1700000000 && number_at(one, "max_model_len") == 4096);
+    json_decref(health);
+    json_decref(models);
+    json_decref(version);
+    figures.max_model_len = 0; /* rotation: any number */
+    models = status_model(&figures);
+    assert_true(json_is_null(json_object_get(models, "max_model_len")));
+    json_decref(models);
+    figures.model = "\xff";
+    assert_null(status_models(&figures));
+    assert_null(status_health(&figures));
+    assert_null(status_now(&figures));
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
+static int open_requests;
+
+static int64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * (int64_t)S + t.tv_nsec / 1000;
+}
+
+static void on_event(void *user, const kvasir_event *e) {
+    metrics_event(m, user, e, now_us());
+    pthread_mutex_lock(&lock);
+    open_requests -= e->last;
+    pthread_cond_signal(&ended);
+    pthread_mutex_unlock(&lock);
+}
+
+static void run_requests(kvasir_engine *e, int n, uint32_t prompt, uint32_t answer) {
+    static struct metrics_request r[8];
+    static int32_t tokens[200];
+    kvasir_error err;
+    for (int i = 0; i < 200; i++)
+        tokens[i] = (i * 7 + 3) % 512;
+    open_requests = n;
+    for (int i = 0; i < n; i++) {
+        kvasir_request q = kvasir_request_defaults();
+        q.tokens = tokens;
+        q.n_tokens = prompt;
+        q.max_tokens = answer;
+        q.ignore_end = true;
+        q.on_event = on_event;
+        q.user = &r[i];
+        metrics_submitted(&r[i], now_us());
+        assert_int_equal(kvasir_engine_submit(e, &q, NULL, &err), KVASIR_OK);
+    }
+    pthread_mutex_lock(&lock);
+    while (open_requests)
+        pthread_cond_wait(&ended, &lock);
+    pthread_mutex_unlock(&lock);
+    (void)engine_settled(e);
+}
+
+static void check_status(const kvasir_engine_stats *s) {
+    json_t *now = status_now(&figures), *stats = status_cache_stats(&figures);
+    assert_non_null(now);
+    assert_non_null(stats);
+    const json_t *cache = json_object_get(now, "cache"), *hits = json_object_get(cache, "hits");
+    assert_string_equal(text_at(now, "status"), "running");
+    assert_string_equal(text_at(now, "model"), "tiny");
+    assert_true(number_at(now, "num_running") == 0 && number_at(now, "num_waiting") == 0);
+    assert_true(number_at(now, "steps_executed") == (double)s->steps);
+    assert_true(number_at(now, "total_prompt_tokens") == 5 * 150);
+    assert_true(number_at(now, "total_cached_tokens") == (double)s->cached_tokens);
+    assert_true(number_at(now, "total_completion_tokens") == 5 * 20);
+    assert_true(number_at(now, "total_requests_processed") == 5);
+    assert_true(number_at(now, "generation_tps") > 0 && number_at(now, "prompt_tps") > 0);
+    assert_true(number_at(cache, "used_bytes") == (double)s->used_bytes);
+    assert_true(number_at(cache, "entries") == 1);
+    assert_string_equal(text_at(cache, "format"), "K 8 g64, V 4 g64");
+    double bytes = 0;
+    size_t i;
+    json_t *entry;
+    json_array_foreach(json_object_get(cache, "by_format"), i, entry) {
+        bytes += number_at(entry, "bytes");
+        assert_non_null(text_at(entry, "format"));
+        assert_string_equal(text_at(entry, "kind"), i % 2 ? "stored" : "live");
+    }
+    assert_true(bytes == (double)s->used_bytes);
+    assert_true(number_at(hits, "miss") == 1 && number_at(cache, "hit_rate") == 0.8);
+    assert_true(number_at(hits, "miss") + number_at(hits, "exact") + number_at(hits, "prefix") +
+                    number_at(hits, "supersequence") + number_at(hits, "common_prefix") ==
+                5);
+    assert_true(number_at(stats, "hits") == 4 && number_at(stats, "misses") == 1);
+    assert_true(number_at(stats, "hit_rate") == 0.8 && number_at(stats, "entry_count") == 1);
+    assert_true(number_at(stats, "tokens_saved") == (double)s->cached_tokens);
+    assert_true(number_at(stats, "max_memory_mb") == 64);
+    assert_true(number_at(stats, "evictions") == 0 && number_at(stats, "store_rejections") == 0);
+    assert_true(number_at(stats, "current_memory_mb") > 0);
+    assert_true(number_at(stats, "memory_utilization") > 0);
+    assert_true(number_at(json_object_get(stats, "engine_cache"), "hits") == 4);
+    json_decref(now);
+    json_decref(stats);
+}
+
+static void test_an_engine(void **state) {
+    (void)state;
+    kvasir_model *model;
+    kvasir_error err;
+    kvasir_engine_options o = answers_options(64);
+    o.context.kv_bits = "8,4";
+    assert_int_equal(kvasir_model_open(SHARED_DIR "/fixtures/tiny/llama", &model, &err), KVASIR_OK);
+    kvasir_engine *e = answers_engine(model, &o);
+    begin_at(512, now_us());
+    run_requests(e, 1, 150, 20);
+    run_requests(e, 4, 150, 20);
+    metrics_figures(m, e, now_us(), &figures);
+    const kvasir_engine_stats *s = &figures.engine;
+    scrape();
+    assert_true(value(ONE("prefix_cache_queries_total")) == 5 * 150);
+    assert_true(value(ONE("prefix_cache_hits_total")) == 4 * 149);
+    assert_true(value(ONE("generation_tokens_total")) == 5 * 20);
+    assert_true(value(ONE("request_generation_tokens_sum")) == 5 * 20);
+    assert_true(value(ONE("inter_token_latency_seconds_count")) == 5 * 19);
+    assert_true(value(ONE("time_to_first_token_seconds_count")) == 5);
+    assert_true(value(ONE("kv_cache_usage_perc")) > 0 && value(ONE("kv_cache_usage_perc")) < 1);
+    assert_true(value("kvasir_step_seconds_count") == (double)s->steps);
+    assert_true(value("kvasir_prefix_hits_total{kind=\"miss\"}") == 1);
+    assert_true(value("kvasir_cache_entries") == 1);
+    assert_true(value("process_resident_memory_bytes") > 1 << 20);
+    double bytes = 0, stored = 0;
+    for (size_t i = 0; i < n_series; i++)
+        if (strncmp(read_back[i].name, "kvasir_cache_bytes{", 19) == 0) {
+            bytes += read_back[i].value;
+            stored += strstr(read_back[i].name, "kind=\"stored\"") ? read_back[i].value : 0;
+        }
+    assert_true(bytes == value("kvasir_cache_used_bytes"));
+    assert_true(stored == value("kvasir_cache_stored_bytes") && stored > 0);
+    check_status(s);
+    kvasir_engine_destroy(e);
+    kvasir_model_close(model);
+}
+
+int main(void) {
+    skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_life),
+        cmocka_unit_test(test_lives_cut_short),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_labels_are_escaped),
+        cmocka_unit_test(test_routes_and_refusals),
+        cmocka_unit_test(test_names_are_explained),
+        cmocka_unit_test(test_large_numbers),
+        cmocka_unit_test(test_counters_never_fall),
+        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_threads_lose_nothing),
+        cmocka_unit_test(test_small_bodies),
+        cmocka_unit_test(test_an_engine),
+    };
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    metrics_destroy(m);
+    return failed;
+}

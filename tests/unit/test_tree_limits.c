@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* T7 of tree.h: which stored prompt goes when there are too many, what counts as one, bytes. On the
+ * null backend; random programs: tests/sim/tree.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache/tree_internal.h"
+
+#include <cmocka.h>
+
+enum { LONG = 1000 };
+
+static kvasir_error err;
+
+struct world {
+    struct backend *backend;
+    struct kv_cache *cache;
+    struct prefix_tree *tree;
+};
+
+static struct world make(uint32_t window, uint64_t state_bytes) {
+    struct world w;
+    const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64, .window = window};
+    const struct kv_cache_options o = {
+        .k = {.bits = 8}, .v = {.bits = 4}, .state_bytes = state_bytes, .budget_bytes = 64 << 20};
+    assert_int_equal(backend_null_create(&w.backend, &err), KVASIR_OK);
+    assert_int_equal(kv_cache_create(w.backend, &shape, 1, &o, &w.cache, &err), KVASIR_OK);
+    assert_int_equal(tree_create(w.cache, 1000, &w.tree, &err), KVASIR_OK);
+    return w;
+}
+
+static void unmake(struct world *w) {
+    tree_check(w->tree);
+    tree_destroy(w->tree);
+    assert_int_equal(kv_pool_stats(kv_cache_pool(w->cache)).used_bytes, 0);
+    kv_cache_destroy(w->cache);
+    backend_destroy(w->backend);
+}
+
+/* Tokens that are `head` for the first `same`, then `tail`. */
+static const int32_t *prompt(int32_t head, uint32_t same, int32_t tail) {
+    static int32_t tokens[LONG];
+    for (uint32_t i = 0; i < LONG; i++)
+        tokens[i] = i < same ? head : tail;
+    return tokens;
+}
+
+struct running {
+    struct kv_seq *seq;
+    struct tree_cursor at;
+};
+
+/* What is found of n tokens, which are run then and stored. */
+static uint32_t begin(struct world *w, const char *salt, const int32_t *tokens, uint32_t n,
+                      struct running *r) {
+    struct tree_hit hit;
+    assert_int_equal(seq_create(w->cache, &r->seq, &err), KVASIR_OK);
+    assert_int_equal(
+        tree_resume(w->tree, salt, strlen(salt), tokens, n, r->seq, &r->at, &hit, &err), KVASIR_OK);
+    assert_int_equal(seq_prepare(r->seq, n - hit.length, &err), KVASIR_OK);
+    seq_commit(r->seq, tokens + hit.length, n - hit.length);
+    tree_store(w->tree, &r->at, r->seq, true);
+    return hit.length;
+}
+
+static void finish(struct world *w, struct running *r) {
+    seq_destroy(r->seq);
+    tree_close(w->tree, &r->at);
+    tree_check(w->tree);
+}
+
+static uint32_t request(struct world *w, const int32_t *tokens, uint32_t n) {
+    struct running r;
+    const uint32_t found = begin(w, "", tokens, n, &r);
+    finish(w, &r);
+    return found;
+}
+
+static uint32_t look(const struct world *w, const int32_t *tokens, uint32_t n) {
+    return tree_look(w->tree, "", 0, tokens, n).length;
+}
+
+static uint64_t ends(const struct world *w) {
+    return tree_stats(w->tree).ends;
+}
+
+/* ---- stored prompts -------------------------------------------------------------------------- */
+
+static void test_the_oldest_prompt_goes_as_a_whole(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    tree_limit(w.tree, 3, 0);
+    for (int32_t i = 1; i <= 3; i++)
+        request(&w, prompt(i, LONG, 0), 300);
+    assert_int_equal(ends(&w), 3);
+    assert_int_equal(tree_stats(w.tree).tokens, 900);
+    const uint64_t nodes = tree_stats(w.tree).nodes;
+    request(&w, prompt(4, LONG, 0), 300);
+    assert_int_equal(ends(&w), 3);
+    assert_int_equal(look(&w, prompt(1, LONG, 0), 300), 0); /* not a page of it is left */
+    for (int32_t i = 2; i <= 4; i++)
+        assert_int_equal(look(&w, prompt(i, LONG, 0), 300), 299);
+    assert_int_equal(tree_stats(w.tree).nodes, nodes);
+    assert_int_equal(tree_stats(w.tree).tokens, 900);
+    assert_int_equal(tree_stats(w.tree).evicted_pages, 5);
+    request(&w, prompt(2, LONG, 0), 300); /* used again, so that 3 is older */
+    request(&w, prompt(5, LONG, 0), 300);
+    assert_int_equal(look(&w, prompt(3, LONG, 0), 300), 0);
+    assert_int_equal(look(&w, prompt(2, LONG, 0), 300), 299);
+    unmake(&w);
+}
+
+/* Of a prompt whose beginning is asked for again only what lies behind that may count as old. */
+static void test_a_beginning_that_is_used_stays(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    tree_limit(w.tree, 2, 0);
+    request(&w, prompt(1, LONG, 0), 500);
+    request(&w, prompt(2, LONG, 0), 500);
+    assert_int_equal(request(&w, prompt(1, LONG, 0), 200), 199);
+    request(&w, prompt(3, LONG, 0), 500);
+    assert_int_equal(ends(&w), 2);
+    assert_int_equal(look(&w, prompt(1, LONG, 0), 500), 200);
+    assert_int_equal(look(&w, prompt(2, LONG, 0), 500), 0);
+    assert_int_equal(look(&w, prompt(3, LONG, 0), 500), 499);
+    unmake(&w);
+}
+
+static void test_a_conversation_is_one_prompt(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    tree_limit(w.tree, 2, 0);
+    request(&w, prompt(9, LONG, 0), 100);
+    for (uint32_t n = 50; n < 900; n += 77) { /* each turn goes on from the one before */
+        request(&w, prompt(1, LONG, 0), n);
+        assert_int_equal(ends(&w), 2);
+    }
+    assert_int_equal(look(&w, prompt(9, LONG, 0), 100), 99);
+    /* the beginning of a stored one adds nothing either */
+    request(&w, prompt(1, LONG, 0), 33);
+    assert_int_equal(ends(&w), 2);
+    unmake(&w);
+}
+
+/* What two prompts share stays with the one that stays. */
+static void test_a_shared_beginning_stays(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    tree_limit(w.tree, 2, 0);
+    for (int32_t i = 1; i <= 6; i++) {
+        const uint32_t found = request(&w, prompt(7, 200, i + 10), 400);
+        assert_int_equal(found, i == 1 ? 0 : 200);
+        assert_int_equal(ends(&w), i == 1 ? 1 : 2);
+    }
+    assert_int_equal(look(&w, prompt(7, 200, 16), 400), 399);
+    assert_int_equal(look(&w, prompt(7, 200, 15), 400), 399);
+    assert_int_equal(look(&w, prompt(7, 200, 14), 400), 200);
+    unmake(&w);
+}
+
+static void test_running_ones_do_not_count(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    struct running r[5];
+    tree_limit(w.tree, 1, 0);
+    for (int32_t i = 0; i < 5; i++) {
+        begin(&w, "", prompt(i, LONG, 0), 200, &r[i]);
+        assert_int_equal(ends(&w), 0);
+    }
+    for (int32_t i = 0; i < 5; i++)
+        assert_int_equal(look(&w, prompt(i, LONG, 0), 200), 199);
+    for (int32_t i = 0; i < 5; i++) {
+        finish(&w, &r[i]);
+        assert_int_equal(ends(&w), 1);
+    }
+    assert_int_equal(look(&w, prompt(4, LONG, 0), 200), 199);
+    assert_int_equal(tree_stats(w.tree).tokens, 200);
+    /* whoever goes on from the only one holds it */
+    begin(&w, "", prompt(4, LONG, 0), 300, &r[0]);
+    assert_int_equal(ends(&w), 0);
+    request(&w, prompt(8, LONG, 0), 200);
+    assert_int_equal(ends(&w), 1);
+    assert_int_equal(look(&w, prompt(4, LONG, 0), 300), 299);
+    finish(&w, &r[0]);
+    assert_int_equal(ends(&w), 1);
+    unmake(&w);
+}
+
+/* The limit is of all salts together; a root goes with its last prompt. */
+static void test_salts_share_the_limit(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    struct running r;
+    const char *const salts[] = {"a", "b", "c"};
+    tree_limit(w.tree, 2, 0);
+    for (int i = 0; i < 3; i++) {
+        begin(&w, salts[i], prompt(1, LONG, 0), 100, &r);
+        finish(&w, &r);
+    }
+    assert_int_equal(ends(&w), 2);
+    assert_int_equal(tree_stats(w.tree).nodes, 2 * 3); /* a root and two pages each */
+    assert_int_equal(tree_look(w.tree, "a", 1, prompt(1, LONG, 0), 100).length, 0);
+    assert_int_equal(tree_look(w.tree, "c", 1, prompt(1, LONG, 0), 100).length, 99);
+    tree_limit(w.tree, 1, 0); /* a lower limit holds at once */
+    assert_int_equal(ends(&w), 1);
+    tree_limit(w.tree, 0, 0); /* none */
+    for (int32_t i = 2; i < 20; i++)
+        request(&w, prompt(i, LONG, 0), 70);
+    assert_int_equal(ends(&w), 19);
+    unmake(&w);
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+static void test_bytes(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t window;
+        uint64_t state_bytes;
+    } kinds[] = {{0, 0}, {100, 0}, {0, 4096}, {70, 8192}};
+    for (int k = 0; k < 4; k++) {
+        struct world w = make(kinds[k].window, kinds[k].state_bytes);
+        const uint64_t most = 60000;
+        tree_limit(w.tree, 0, most);
+        uint64_t seen = 0;
+        for (int32_t i = 0; i < 40; i++) {
+            request(&w, prompt(i % 13, 50 + (uint32_t)i * 5, i), 300);
+            assert_true(tree_stored_bytes(w.tree) <= most);
+            seen = tree_stored_bytes(w.tree) > seen ? tree_stored_bytes(w.tree) : seen;
+        }
+        assert_true(seen > most / 2); /* and something is kept */
+        assert_true(tree_stats(w.tree).evicted_pages > 40);
+        tree_limit(w.tree, 0, 1);
+        assert_int_equal(tree_stored_bytes(w.tree), 0);
+        assert_int_equal(request(&w, prompt(1, LONG, 0), 500), 0);
+        assert_int_equal(request(&w, prompt(1, LONG, 0), 500), 0);
+        assert_int_equal(tree_stats(w.tree).nodes, 0);
+        unmake(&w);
+    }
+}
+
+/* The pool's figures of each kind of pages are those of all pages together. */
+static void test_kinds_of_pages(void **state) {
+    (void)state;
+    struct world w = make(0, 8192);
+    struct running r;
+    struct kv_pool_class c;
+    request(&w, prompt(1, LONG, 0), 300);
+    begin(&w, "", prompt(2, LONG, 0), 200, &r);
+    uint64_t live = 0, stored = 0, states = 0;
+    uint32_t n = 0;
+    for (; kv_pool_class(kv_cache_pool(w.cache), n, &c); n++) {
+        live += c.live_bytes;
+        stored += c.stored_bytes;
+        states += c.k.bits ? 0 : c.live_bytes + c.stored_bytes;
+        assert_true((c.k.bits == 0) == (c.v.bits == 0));
+    }
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w.cache));
+    assert_int_equal(n, 3); /* its formats, the exact start's, states */
+    assert_true(live > 0 && stored > 0 && states == 2 * 8192);
+    assert_int_equal(stored, pool.stored_bytes);
+    assert_int_equal(live + stored, pool.used_bytes);
+    finish(&w, &r);
+    unmake(&w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_oldest_prompt_goes_as_a_whole),
+        cmocka_unit_test(test_a_beginning_that_is_used_stays),
+        cmocka_unit_test(test_a_conversation_is_one_prompt),
+        cmocka_unit_test(test_a_shared_beginning_stays),
+        cmocka_unit_test(test_running_ones_do_not_count),
+        cmocka_unit_test(test_salts_share_the_limit),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_kinds_of_pages),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

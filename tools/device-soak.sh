@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# device-soak.sh bundle   here: packs kcheck and the random programs (build-ci) with their libraries
+#                         and the tiny fixtures into build-soak/bundle.tar.gz
+# device-soak.sh run      on a machine with many cores and no compiler, to which that file came
+#                         along: the stages kcheck and property of tools/soak.sh, many at once.
+#                         Prints a log for bench/results/; exit 1 where something fails.
+#
+# Environment of run: COMMIT, SEEDS of kcheck (20), PROGRAMS of each random test (2000), JOBS (all
+# cores). Writes to /work/shared or wherever the fixtures lay here, which the programs know.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bundle=build-soak/bundle
+
+if [ "$1" = bundle ]; then
+    cmake --preset ci >/dev/null
+    cmake --build build-ci --target kcheck sim_property sim_engine sim_tree sim_simulate
+    rm -rf $bundle
+    mkdir -p $bundle/lib
+    for name in kcheck sim_property sim_engine sim_tree sim_simulate; do
+        strip -g -o $bundle/$name build-ci/tests/$name
+    done
+    ldd $bundle/kcheck $bundle/sim_* | sed -nE 's/.*(=> |\t)(\/[^ ]+) .*/\2/p' | sort -u |
+        xargs -I{} cp -L {} $bundle/lib/
+    shared=$(realpath ../shared)
+    echo "$shared" >$bundle/shared
+    tar cf $bundle/fixtures.tar -C "$shared" fixtures/tiny
+    tar czf $bundle.tar.gz $bundle
+    exit 0
+fi
+
+tar xzf $bundle.tar.gz
+shared=$(cat $bundle/shared)
+mkdir -p "$shared"
+[ -d "$shared/fixtures/tiny" ] || tar xf $bundle/fixtures.tar -C "$shared"
+jobs=${JOBS:-$(nproc)} programs=${PROGRAMS:-2000} seeds=${SEEDS:-20}
+out=$(mktemp -d)
+echo "device-soak: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores"
+grep -m1 'model name' /proc/cpuinfo || true
+run() { # NAME ARGUMENT...
+    local log=$out/$(tr -c 'A-Za-z0-9\n' - <<<"$*")
+    if "$bundle"/lib/ld-linux-x86-64.so.2 --library-path "$bundle/lib" "$bundle/$1" "${@:2}" \
+        >"$log" 2>&1; then
+        echo "$*: $(tail -1 "$log")"
+    else
+        echo "$*: FAILED"
+        tail -40 "$log"
+        return 1
+    fi
+}
+export -f run
+export bundle out
+# Each test's programs in parts, so that all cores have some of them: other seeds, the same number.
+parts=16
+{
+    for ((part = 0; part < parts; part++)); do
+        echo "sim_property --programs=$((programs / parts)) --seed=$((1000000 * part + 1))"
+        echo "sim_engine --programs=$((programs / parts)) --seed=$((1000000 * part + 1))"
+    done
+    echo "sim_tree --programs=$((10 * programs)) --seed=1"
+    echo "sim_simulate --programs=$programs"
+    for ((seed = 1; seed <= seeds; seed++)); do echo "kcheck --seed=$seed"; done
+} | xargs -P "$jobs" -L1 bash -c 'run $0 "$@"'
+echo "device-soak: passed, $((SECONDS / 60)) minutes"
