@@ -169,26 +169,17 @@ static bool append_body(struct call *c, const char *data, size_t n) {
     return true;
 }
 
-static enum MHD_Result refuse(struct call *c, unsigned status, const char *code,
-                              const char *message) {
-    char *text = NULL;
-    const int n = asprintf(&text,
-                           "{\"error\":{\"message\":\"%s\",\"type\":\"invalid_request_error\","
-                           "\"param\":null,\"code\":%s}}",
-                           message, code);
-    const struct http_reply reply = {
-        status, {{"Content-Type", "application/json"}, {"Connection", "close"}}};
-    if (n < 0)
-        return MHD_NO;
-    http_reply_take(&c->c, &reply, text, (size_t)n);
+static enum MHD_Result refuse(struct call *c, unsigned status, const char *why) {
+    const struct http_handler *handler = &c->http->options.handler;
+    handler->refuse(handler->user, &c->c, status, why);
     return c->status ? MHD_YES : MHD_NO;
 }
 
 static enum MHD_Result refuse_size(struct call *c) {
-    char message[96];
-    snprintf(message, sizeof message, "the body is larger than %llu bytes (--max-body-mb)",
+    char why[96];
+    snprintf(why, sizeof why, "the body is larger than %llu bytes (--max-body-mb)",
              (unsigned long long)c->body_limit);
-    return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, "\"request_too_large\"", message);
+    return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, why);
 }
 
 struct framing {
@@ -250,7 +241,7 @@ static enum MHD_Result begin_request(struct call *c) {
     const struct http_options *o = &c->http->options;
     const char *wrong = ambiguous(c);
     if (wrong)
-        return refuse(c, MHD_HTTP_BAD_REQUEST, "null", wrong);
+        return refuse(c, MHD_HTTP_BAD_REQUEST, wrong);
     if (declares_more_than(c, o->max_body_bytes))
         return refuse_size(c);
     c->body_limit = o->handler.body_limit(o->handler.user, &c->c);

@@ -42,6 +42,8 @@ struct http_handler {
     uint64_t (*body_limit)(void *user, const struct http_call *call);
     /* Once the whole body is there, and after each http_wake until it has replied. */
     enum http_step (*handle)(void *user, struct http_call *call);
+    /* In place of handle: what HTTP itself refuses. Replies, and the connection is to close. */
+    void (*refuse)(void *user, struct http_call *call, unsigned status, const char *why);
     /* The client went away; nobody takes what is sent from here on. */
     void (*gone)(void *user, struct http_call *call);
     /* The call is over: sent, broken off, or never handled (user is NULL then). status: what was

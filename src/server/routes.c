@@ -250,13 +250,17 @@ static enum http_step preflight(struct server *s, struct http_call *call) {
     return http_reply_static(call, &r, "", 0);
 }
 
-static enum http_step not_allowed(struct server *s, struct http_call *call,
-                                  const struct route *other) {
-    static const char TEXT[] = "{\"error\":{\"message\":\"the path does not know this method\","
-                               "\"type\":\"invalid_request_error\",\"param\":null,\"code\":null}}";
-    struct http_reply r = server_reply_head(s, 405, "application/json");
-    http_reply_header(&r, "Allow", other->method);
-    return http_reply_static(call, &r, TEXT, sizeof TEXT - 1);
+static enum http_step not_allowed(struct server *s, struct http_call *call) {
+    struct openai_error err;
+    char methods[64] = "OPTIONS";
+    size_t n = strlen(methods);
+    for (size_t i = 0; i < N_ROUTES; i++)
+        if (has_path(&ROUTES[i], call->path))
+            n += (size_t)snprintf(methods + n, sizeof methods - n, ", %s%s", ROUTES[i].method,
+                                  strcmp(ROUTES[i].method, "GET") == 0 ? ", HEAD" : "");
+    openai_refuse(&err, NULL, "the path does not know this method");
+    err.status = 405;
+    return server_reply_error_with(s, call, &err, "Allow", methods);
 }
 
 static enum http_step begin(struct server *s, struct http_call *call) {
@@ -276,7 +280,7 @@ static enum http_step begin(struct server *s, struct http_call *call) {
     if (!r)
         return refuse(s, call, OPENAI_NOT_FOUND, "there is no such path");
     if (!allowed)
-        return not_allowed(s, call, r);
+        return not_allowed(s, call);
     if (r->access == ADMIN && !tenant.admin)
         return refuse(s, call, OPENAI_FORBIDDEN, "this needs the admin key (--admin-key)");
     if (atomic_load(&s->draining) && r->access != ANYONE) {

@@ -84,7 +84,15 @@ enum http_step server_reply_json(struct server *s, struct http_call *call, unsig
 
 enum http_step server_reply_error(struct server *s, struct http_call *call,
                                   const struct openai_error *err) {
+    return server_reply_error_with(s, call, err, NULL, NULL);
+}
+
+enum http_step server_reply_error_with(struct server *s, struct http_call *call,
+                                       const struct openai_error *err, const char *name,
+                                       const char *value) {
     struct http_reply r = server_reply_head(s, (unsigned)err->status, "application/json");
+    if (name)
+        http_reply_header(&r, name, value);
     if (err->status == OPENAI_UNAUTHORIZED)
         http_reply_header(&r, "WWW-Authenticate", "Bearer");
     if (err->status == OPENAI_BUSY || err->status == OPENAI_UNAVAILABLE)
@@ -108,6 +116,14 @@ bool server_read_body(const struct http_call *call, json_t **body, struct openai
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
+
+static void handle_refuse(void *user, struct http_call *call, unsigned status, const char *why) {
+    struct openai_error err;
+    openai_refuse(&err, NULL, "%s", why);
+    err.status = (int)status;
+    err.code = status == 413 ? "request_too_large" : NULL;
+    server_reply_error_with(user, call, &err, "Connection", "close");
+}
 
 static void handle_gone(void *user, struct http_call *call) {
     (void)user;
@@ -178,6 +194,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                       .handler = {.user = s,
                                                   .body_limit = routes_body_limit,
                                                   .handle = routes_handle,
+                                                  .refuse = handle_refuse,
                                                   .gone = handle_gone,
                                                   .done = handle_done,
                                                   .tick = tick}};

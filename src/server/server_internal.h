@@ -56,6 +56,10 @@ enum http_step server_reply_json(struct server *s, struct http_call *call, unsig
 /* In the form of the call's API. */
 enum http_step server_reply_error(struct server *s, struct http_call *call,
                                   const struct openai_error *err);
+/* And with one header more. */
+enum http_step server_reply_error_with(struct server *s, struct http_call *call,
+                                       const struct openai_error *err, const char *name,
+                                       const char *value);
 /* The call's body; false: it is none, *err says why. */
 bool server_read_body(const struct http_call *call, json_t **body, struct openai_error *err);
 

@@ -49,12 +49,15 @@ static double hit_rate(const kvasir_engine_stats *s) {
     return all ? rounded((double)hits / (double)all, 4) : 0;
 }
 
+/* {kind: requests} */
 static json_t *hits_json(const kvasir_engine_stats *s) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "exact", whole(s->hits[KVASIR_HIT_EXACT]),
-                     "prefix", whole(s->hits[KVASIR_HIT_PREFIX]), "supersequence",
-                     whole(s->hits[KVASIR_HIT_SUPERSEQUENCE]), "common_prefix",
-                     whole(s->hits[KVASIR_HIT_COMMON_PREFIX]), "miss",
-                     whole(s->hits[KVASIR_HIT_MISS]));
+    json_t *hits = json_object();
+    for (int i = 0; hits && i < KVASIR_HIT_KINDS; i++)
+        if (json_object_set_new(hits, kvasir_hit_text((kvasir_hit)i), whole(s->hits[i])) != 0) {
+            json_decref(hits);
+            hits = NULL;
+        }
+    return hits;
 }
 
 /* [{"format", "kind": "live" | "stored", "bytes"}] */

@@ -312,6 +312,39 @@ static void test_methods(void **state) {
     is_idle();
 }
 
+/* What HTTP itself refuses is said as the path's API says it. */
+static void test_form_of_refusals(void **state) {
+    static const struct {
+        const char *request, *needs[4];
+    } CASES[] = {
+        {"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\n\r\n",
+         {"HTTP/1.1 413", "Connection: close", "\"type\":\"request_too_large\"", "--max-body-mb"}},
+        {POST "Content-Length: 1048577\r\n\r\n",
+         {"HTTP/1.1 413", "Connection: close", "\"code\":\"request_too_large\"", "--max-body-mb"}},
+        {"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length : 3\r\n\r\n{}",
+         {"HTTP/1.1 400", "Connection: close", "\"type\":\"error\"", "a header's name"}},
+        {"PUT /v1/messages HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+         {"HTTP/1.1 405", "Allow: OPTIONS, POST\r\n", "\"type\":\"error\"", "this method"}},
+        {"PUT /v1/requests/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+         {"HTTP/1.1 405", "Allow: OPTIONS, DELETE, POST\r\n", "\"param\":null", "this method"}},
+        {"PUT /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+         {"HTTP/1.1 405", "Allow: OPTIONS, GET, HEAD\r\n", "\"code\":null", "this method"}},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        struct client c;
+        open_client(&c);
+        client_send(&c, CASES[i].request, strlen(CASES[i].request));
+        while (client_wait_bytes(&c, c.len + 1))
+            ;
+        for (int n = 0; n < 4; n++)
+            if (!strstr(c.in, CASES[i].needs[n]))
+                fail_msg("case %zu: no '%s' in: %s", i, CASES[i].needs[n], c.in);
+        client_close(&c);
+    }
+    is_idle();
+}
+
 /* ---- clients that go away -------------------------------------------------------------------- */
 
 static void test_gone_while_asking(void **state) {
@@ -683,6 +716,7 @@ int main(void) {
         TEST(test_slow_requests, make),
         TEST(test_pipelining, make),
         TEST(test_methods, make),
+        TEST(test_form_of_refusals, make),
         TEST(test_hosts, make),
         TEST(test_gone_while_asking, make),
         TEST(test_gone_while_answered, make),
