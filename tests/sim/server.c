@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A server under a storm: many clients at once that ask, read slowly, go away at any byte, cancel
- * by id, send half a request, over a budget that is too small for all of them.
+ * by id, send half a request, look at figures, forget all prefixes, over a budget that is too small
+ * for all of them, so that some give way and go on later.
  *
  * Each request of a fixed list is first answered alone. In the storm every answer that comes whole
  * is that one, bit for bit (I1, end to end); what does not come whole was broken by the client that
@@ -18,7 +19,7 @@
 #include "http_client.h"
 #include "tiny_server.h"
 
-enum { REQUESTS = 24, BODY = 1200, CLIENTS_MAX = 256, BUDGET = 6 << 20, SETTLE_MS = 30000 };
+enum { REQUESTS = 24, BODY = 1200, CLIENTS_MAX = 256, BUDGET = 2 << 20, SETTLE_MS = 30000 };
 
 static struct {
     struct tiny_server tiny;
@@ -36,33 +37,53 @@ static uint32_t below(uint64_t *state, uint32_t n) {
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* Prompts that share beginnings of some lengths; answers of some lengths, sampled with a seed. */
+enum kind { COMPLETION, CHAT, CHAT_JSON, MESSAGE, KINDS };
+
+static enum kind kind_of(int i) {
+    return i % 2 == 0 ? COMPLETION : i % 8 == 5 ? CHAT_JSON : i % 8 == 7 ? MESSAGE : CHAT;
+}
+
+static const char *path_of(int i) {
+    static const char *const PATHS[KINDS] = {[COMPLETION] = "/v1/completions",
+                                             [CHAT] = "/v1/chat/completions",
+                                             [CHAT_JSON] = "/v1/chat/completions",
+                                             [MESSAGE] = "/v1/messages"};
+    return PATHS[kind_of(i)];
+}
+
+/* Prompts that share beginnings of some lengths; answers of some lengths, sampled with a seed where
+ * the API knows seeds. */
 static void make_requests(uint64_t seed) {
     static const char WORDS[] =
         "the quick brown fox jumps over a lazy dog while seven wizards box ";
     static const int SHARED[] = {0, 40, 64, 100, 200, 300};
     uint64_t state = seed;
     for (int i = 0; i < REQUESTS; i++) {
-        char prompt[512];
+        char prompt[512], more[200] = "";
         const int n = 20 + (int)below(&state, 300), shared = SHARED[below(&state, 6)];
         for (int k = 0; k < n; k++)
             prompt[k] = WORDS[(k + (k < shared ? 0 : 7 * i)) % (int)(sizeof WORDS - 1)];
         prompt[n] = 0;
         storm.stream[i] = i % 3 != 0;
+        const enum kind kind = kind_of(i);
         const uint32_t choices = i % 7 == 3 ? 2 : 1, tokens = 3 + below(&state, 120);
-        const char *url_field =
-            i % 2 ? "\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]" : "\"prompt\":\"%s\"";
+        if (kind == MESSAGE)
+            snprintf(more, sizeof more, "\"temperature\":0");
+        else
+            snprintf(more, sizeof more,
+                     "\"n\":%u,\"temperature\":1,\"seed\":%d,%s,"
+                     "\"stream_options\":{\"include_usage\":true}",
+                     choices, i,
+                     kind == CHAT_JSON ? "\"response_format\":{\"type\":\"json_object\"}"
+                                       : "\"ignore_eos\":true");
         char start[700];
-        snprintf(start, sizeof start, url_field, prompt);
-        snprintf(storm.body[i], BODY,
-                 "{%s,\"max_tokens\":%u,\"n\":%u,\"temperature\":1,\"seed\":%d,"
-                 "\"ignore_eos\":true,\"stream\":%s,\"stream_options\":{\"include_usage\":true}}",
-                 start, tokens, choices, i, storm.stream[i] ? "true" : "false");
+        snprintf(start, sizeof start,
+                 kind == COMPLETION ? "\"prompt\":\"%s\""
+                                    : "\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]",
+                 prompt);
+        snprintf(storm.body[i], BODY, "{%s,\"max_tokens\":%u,\"stream\":%s,%s}", start, tokens,
+                 storm.stream[i] ? "true" : "false", more);
     }
-}
-
-static const char *path_of(int i) {
-    return i % 2 ? "/v1/chat/completions" : "/v1/completions";
 }
 
 static bool same(const struct said *a, const struct said *b) {
@@ -99,6 +120,7 @@ enum manner {
     CANCELS_BY_ID,
     SENDS_HALF,
     STALLS, /* takes nothing for a while */
+    LOOKS,  /* at figures; now and then it forgets all prefixes */
     MANNERS
 };
 
@@ -124,6 +146,21 @@ static void note(int i, const struct client_answer *a, bool may_break) {
     }
 }
 
+static void look(struct client *c, uint64_t *state) {
+    static const char *const PATHS[] = {"/metrics", "/v1/status", "/v1/cache/stats", "/v1/cache"};
+    const uint32_t which = below(state, 40);
+    const char *path = PATHS[which == 0 ? 3 : which % 3];
+    if (client_request(c, which == 0 ? "DELETE" : "GET", path, "Connection: close\r\n", "")) {
+        struct client_answer a = client_read(c);
+        if (a.status != 200) {
+            atomic_fetch_add(&storm.wrong, 1);
+            printf("%s: status %d\n", path, a.status);
+        }
+        free(a.body);
+    }
+    client_close(c);
+}
+
 static void read_answer(struct client *c, int i, bool may_break) {
     struct client_answer a = client_read(c);
     note(i, &a, may_break);
@@ -143,6 +180,10 @@ static void ask(struct client *c, uint64_t *state, uint32_t number) {
         client_send(c, HALF, sizeof HALF - 1);
         pause_ms(below(state, 300));
         client_close(c);
+        return;
+    }
+    if (manner == LOOKS) {
+        look(c, state);
         return;
     }
     if (!client_request(c, "POST", path_of(i), headers, storm.body[i])) {
@@ -284,5 +325,5 @@ int main(int argc, char **argv) {
     tiny_server_close(&storm.tiny);
     return !(before && after && left == idle && atomic_load(&storm.wrong) == 0 &&
              atomic_load(&storm.whole) > 0 && stats.failed == 0 && stats.cancelled > 0 &&
-             stats.peak_bytes <= stats.budget_bytes);
+             stats.preemptions > 0 && stats.peak_bytes <= stats.budget_bytes);
 }

@@ -184,6 +184,33 @@ static void take_choice(const json_t *choice, struct said *out) {
     append(out->finish[i], sizeof *out->finish, json_object_get(choice, "finish_reason"));
 }
 
+/* Anthropic's: a message, or an event of its stream. */
+static void take_message(const json_t *object, struct said *out) {
+    const char *type = json_string_value(json_object_get(object, "type"));
+    const json_t *delta = json_object_get(object, "delta"), *content;
+    if (!type)
+        return;
+    out->done |= strcmp(type, "message_stop") == 0;
+    content = strcmp(type, "message") == 0 ? json_object_get(object, "content") : NULL;
+    for (size_t i = 0; i < json_array_size(content); i++)
+        append(out->text[0], SAID_TEXT, json_object_get(json_array_get(content, i), "text"));
+    append(out->text[0], SAID_TEXT, json_object_get(delta, "text"));
+    append(out->finish[0], sizeof *out->finish, json_object_get(delta, "stop_reason"));
+    append(out->finish[0], sizeof *out->finish, json_object_get(object, "stop_reason"));
+}
+
+static int64_t count(const json_t *usage, const char *name) {
+    return json_integer_value(json_object_get(usage, name));
+}
+
+static void take_usage(const json_t *usage, struct said *out) {
+    const json_t *details = json_object_get(usage, "prompt_tokens_details");
+    const int64_t read = count(usage, "cache_read_input_tokens"); /* Anthropic's */
+    out->prompt_tokens = count(usage, "prompt_tokens") + count(usage, "input_tokens") + read;
+    out->completion_tokens = count(usage, "completion_tokens") + count(usage, "output_tokens");
+    out->cached_tokens = count(details, "cached_tokens") + read;
+}
+
 static void take_object(const char *text, size_t len, struct said *out) {
     json_t *object = json_loadb(text, len, JSON_ALLOW_NUL, NULL);
     const json_t *error = json_object_get(object, "error");
@@ -195,12 +222,9 @@ static void take_object(const char *text, size_t len, struct said *out) {
     }
     for (size_t i = 0; i < json_array_size(choices); i++)
         take_choice(json_array_get(choices, i), out);
-    if (json_is_object(usage)) {
-        out->prompt_tokens = json_integer_value(json_object_get(usage, "prompt_tokens"));
-        out->completion_tokens = json_integer_value(json_object_get(usage, "completion_tokens"));
-        out->cached_tokens = json_integer_value(
-            json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
-    }
+    take_message(object, out);
+    if (json_is_object(usage))
+        take_usage(usage, out);
     json_decref(object);
 }
 
@@ -216,6 +240,8 @@ void said_read(const struct client_answer *a, struct said *out) {
         const char *end = strstr(at, "\n\n");
         if (!end)
             return;
+        if (strncmp(at, "event: ", 7) == 0)
+            at += strcspn(at, "\n") + 1;
         if (*at == ':')
             out->comments++;
         else if (strncmp(at, "data: [DONE]", 12) == 0)

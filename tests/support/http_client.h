@@ -39,13 +39,13 @@ bool client_wait_bytes(struct client *c, size_t n);
 /* One answer, whole. */
 struct client_answer client_read(struct client *c);
 
-/* What an answer of OpenAI's says, streamed or not. */
+/* What an answer of OpenAI's or Anthropic's says, streamed or not. */
 enum { SAID_CHOICES = 4, SAID_TEXT = 4096 };
 struct said {
     char text[SAID_CHOICES][SAID_TEXT];
     char finish[SAID_CHOICES][16];
     int64_t prompt_tokens, completion_tokens, cached_tokens; /* -1: not said */
-    bool done;                                               /* [DONE], or it was not streamed */
+    bool done;                                               /* [DONE], message_stop, or it was not streamed */
     bool failed;                                             /* an error object */
     char error[256];
     int comments;
