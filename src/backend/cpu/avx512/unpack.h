@@ -76,11 +76,12 @@ ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, int n, 
 }
 
 /* The 16 rows behind these are read next, and they are one stretch of memory: while block b of the
- * panel is unpacked, its share of them is asked for. bytes: of the block in one row. */
+ * panel is unpacked, its share of them is asked for, into L2 (docs/speed.md, "Ahead, into L2").
+ * bytes: of the block in one row. */
 ALWAYS_INLINE void prefetch_next(const struct panel_rows *r, size_t at, size_t bytes) {
     const char *next = (const char *)r->next + OUTPUTS * at;
     for (size_t line = 0; line < OUTPUTS * bytes; line += 64)
-        _mm_prefetch(next + line, _MM_HINT_T0);
+        _mm_prefetch(next + line, _MM_HINT_T1);
 }
 
 /* ---- scales ---------------------------------------------------------------------------------- */
