@@ -20,7 +20,9 @@ tries=${TRIES-"-np 1 -c 4096 -fa on -ctk f16 -ctv f16
 -np 1 -c 4096 -fa on -ctk q8_0 -ctv q8_0
 -np 2 -c 8192 -fa off -ctk f16 -ctv f16
 -np 4 -c 16384 -fa off -ctk f16 -ctv f16
--np 16 -c 65536 -fa off -ctk f16 -ctv f16"}
+-np 16 -c 65536 -fa off -ctk f16 -ctv f16
+-np 16 -c 65536 -kvu -fa off -ctk f16 -ctv f16
+-c 65536 -fa off -ctk f16 -ctv f16"}
 model=models/SmolLM2-135M-Instruct.Q4_1.gguf
 tools/fetch-model.sh
 mkdir -p "$dir" bench/results

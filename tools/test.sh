@@ -13,6 +13,7 @@
 #                            its own (soak: kcheck, too)
 #   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
 #                            one thread)
+# The vector kernels are instrumented in soak only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
@@ -47,19 +48,20 @@ under_tsan() { # COMMAND
     TSAN_OPTIONS=halt_on_error=1 "${fixed[@]}" "$@"
 }
 
-run_asan() {
+run_asan() { # OUT KERNELS
     stage "address and undefined behaviour sanitizers"
-    build asan
+    build asan -DKVASIR_SANITIZE_KERNELS="$2"
     under_asan ctest --test-dir build-asan --output-on-failure --no-label-summary \
         -j $sanitized_level -LE "$1"
 }
 
 # The label's programs only, or all of them.
-run_tsan() {
+run_tsan() { # KERNELS FLAG...
     stage "thread sanitizer"
-    local target=all
+    local target=all kernels=$1
+    shift
     [ "$1" != -L ] || target=threads_tests
-    cmake --preset tsan >/dev/null
+    cmake --preset tsan -DKVASIR_SANITIZE_KERNELS="$kernels" >/dev/null
     cmake --build build-tsan --target $target
     under_tsan ctest --test-dir build-tsan --output-on-failure --no-label-summary \
         -j $sanitized_level --no-tests=ignore "$@"
@@ -88,10 +90,10 @@ run_cuda() {
 }
 
 case ${1:-all} in
-asan) run_asan 'golden|kcheck' ;;
-asan-all) run_asan golden ;;
-tsan) run_tsan -L threads ;;
-tsan-all) run_tsan -LE 'golden|kcheck' ;;
+asan) run_asan 'golden|kcheck' OFF ;;
+asan-all) run_asan golden ON ;;
+tsan) run_tsan OFF -L threads ;;
+tsan-all) run_tsan ON -LE 'golden|kcheck' ;;
 storm) run_storm "$2" ;;
 all)
     stage "dependencies, demo model, clients"
@@ -115,11 +117,11 @@ all)
     run_cuda >build-ci/cuda.log 2>&1 & # a compiler with one thread, beside what has more
     cuda=$!
     trap wait EXIT
-    run_asan 'golden|kcheck'
+    run_asan 'golden|kcheck' OFF
     stage "cuda, compiled meanwhile"
     wait $cuda || { cat build-ci/cuda.log && exit 1; }
     tail -n 1 build-ci/cuda.log
-    run_tsan -L threads
+    run_tsan OFF -L threads
 
     stage "all tests"
     ctest --test-dir build-ci --output-on-failure --no-label-summary
