@@ -53,11 +53,17 @@ class Connection:
 
     async def send(self, method, path, body=None):
         text = json.dumps(body).encode() if body is not None else b""
-        self.writer.write((f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
-                           "Content-Type: application/json\r\n"
-                           f"Content-Length: {len(text)}\r\n\r\n").encode() + text)
-        status = int((await self.reader.readline()).split()[1])
-        headers = {}
+        request = (f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
+                   "Content-Type: application/json\r\n"
+                   f"Content-Length: {len(text)}\r\n\r\n").encode() + text
+        self.writer.write(request)
+        line = await self.reader.readline()
+        if not line:  # llama-server closes a connection after a stream
+            self.close()
+            await self.open()
+            self.writer.write(request)
+            line = await self.reader.readline()
+        status, headers = int(line.split()[1]), {}
         while (line := await self.reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()

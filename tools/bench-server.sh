@@ -7,12 +7,12 @@
 # TRIES has one run, and the one with most requests/s is llama-server's setting from there on. Then
 # what our HTTP layer costs: CPU per streamed token, memory of 2,000 idle connections.
 #
-#   ROUNDS 3; THREADS=2; LIMIT=200 seconds for one run of llama-server; PEER=none: ours alone
+#   ROUNDS 3; THREADS=2; LIMIT=280 seconds for one run of llama-server; PEER=none: ours alone
 #   TRIES: a line for each set of its flags; empty: BEST is taken
 # Results: bench/results/server-DATE-CPU.txt. Nothing else may run on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-rounds=${1:-3} threads=${THREADS:-2} limit=${LIMIT:-200} dir=build-bench/server port=18391
+rounds=${1:-3} threads=${THREADS:-2} limit=${LIMIT:-280} dir=build-bench/server port=18391
 best=${BEST:--np 1 -c 4096 -fa off -ctk f16 -ctv f16}
 tries=${TRIES-"-np 1 -c 4096 -fa on -ctk f16 -ctv f16
 -np 1 -c 4096 -fa off -ctk f16 -ctv f16
