@@ -78,7 +78,7 @@ typedef struct kvasir_engine_options {
     const char *stored_kv_bits, *stored_kv_group_size;
     uint32_t min_quantize_tokens; /* of prefixes with at least so many tokens */
 } kvasir_engine_options;
-/* kvasir_context_defaults, 75 %, 32 running, 1024 waiting, 256 tokens. */
+/* kvasir_context_defaults but prefill_chunk 128, 75 %, 32 running, 1024 waiting, 256 tokens. */
 KVASIR_API kvasir_engine_options kvasir_engine_defaults(void);
 
 /* Starts the thread. The model is borrowed for the engine's life. */

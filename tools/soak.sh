@@ -10,6 +10,7 @@
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    beside the packages of others (tools/interop.sh)
 #   goldens    those that take long
+#   proxy      nginx and Caddy in front, as docs/deploy.md shows them, where they are installed
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)
 #   asan       every test but goldens under the address sanitizer, kcheck too
@@ -18,7 +19,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
-[ $# != 0 ] || stages=(kcheck arm property server fuzz interop goldens recall mutants asan tsan)
+[ $# != 0 ] ||
+    stages=(kcheck arm property server fuzz interop goldens proxy recall mutants asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -61,6 +63,7 @@ for stage in "${stages[@]}"; do
         KVASIR_SOAK=1 ctest --test-dir build-ci --output-on-failure --no-label-summary \
             -R '^golden\.' -E '^golden\.smollm2$'
         ;;
+    proxy) SOURCE_DIR=$PWD bash tests/soak/proxy.sh build-ci/kvasir ;;
     recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;
     asan) tools/test.sh asan-all ;;

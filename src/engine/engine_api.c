@@ -21,8 +21,14 @@
 
 /* ---- options --------------------------------------------------------------------------------- */
 
+/* A new request waits for the step under way, and for the prompts beside it: small steps cost
+ * prompts nothing that can be measured (docs/speed.md, "The server beside llama-server"). */
+enum { STEP_TOKENS = 128 };
+
 kvasir_engine_options kvasir_engine_defaults(void) {
-    return (kvasir_engine_options){.context = kvasir_context_defaults(),
+    kvasir_context_options context = kvasir_context_defaults();
+    context.prefill_chunk = STEP_TOKENS;
+    return (kvasir_engine_options){.context = context,
                                    .cache_memory_percent = 75,
                                    .max_running = 32,
                                    .max_waiting = 1024,

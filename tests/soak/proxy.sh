@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# proxy.sh PROGRAM: nginx and Caddy (Debian's) with the configurations that docs/deploy.md shows,
+# TLS by a certificate of our own: streams come piece by piece, a client that goes away is noticed
+# behind the proxy, what is not for the world is not there, and the page may call.
+. "$(dirname "$0")/../support/api.bash"
+name=llm.example.org
+model=$api_scratch/scripted
+python3 "$SOURCE_DIR/tests/support/scripted_model.py" "$model" \
+    "$SOURCE_DIR/tests/clients/scripts.json" || die "scripted_model.py"
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=$name" \
+    -addext "subjectAltName=DNS:$name" -keyout key.pem -out cert.pem 2>err || die "openssl"
+start_server -q -m "$model" --api-key secret --keepalive 1 --prefill-chunk 1 --threads 1
+kvasir_port=${url##*:}
+
+# The block of lines behind the line $1 in deploy.md, without its indent.
+shown() {
+    awk -v start="$1" '$0 ~ start { on = 1; next }
+        on && /^    / { print substr($0, 5); got = 1 }
+        on && got && /^[^ ]/ { exit }' "$SOURCE_DIR/docs/deploy.md"
+}
+free_port() {
+    python3 -c 'import socket
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+print(s.getsockname()[1])'
+}
+through() { # PATH FLAG...
+    curl -sk --resolve "$name:$port:127.0.0.1" -H 'Authorization: Bearer secret' \
+        "https://$name:$port$1" "${@:2}"
+}
+status() { through "$@" -o /dev/null -w '%{http_code}'; }
+running() { curl -s -H 'Authorization: Bearer secret' "$url/v1/status" >out && json num_running; }
+
+# What a reverse proxy must do, of the one on $port.
+check() { # NAME
+    for _ in {1..100}; do
+        [ "$(status /health)" = 200 ] && break
+        sleep 0.1
+    done
+    [ "$(status /health)" = 200 ] || die "$1: /health: $(status /health)"
+    [ "$(status /v1/models)" = 200 ] || die "$1: /v1/models"
+    for path in /metrics /v1/cache /v1/cache/stats; do
+        [ "$(status $path)" = 404 ] || die "$1: $path is there"
+    done
+    [ "$(status /v1/models -H "Origin: https://$name:$port")" = 200 ] || die "$1: its page"
+    [ "$(status /v1/models -H 'Origin: https://evil.example')" = 403 ] || die "$1: any page"
+    head -c 34000000 /dev/zero >large
+    [ "$(status /v1/completions --data-binary @large)" = 413 ] || die "$1: 34 MB are taken"
+
+    # a second of silence, a comment; they come while the prompt is still under way
+    printf '{"prompt": "%060000d", "stream": true, "max_tokens": 5}' 0 >long.json
+    through /v1/completions -N --max-time 5 -d @long.json >came
+    [ "$(grep -c '^: keepalive' came)" -ge 2 ] || die "$1: no comments: $(head -c 200 came)"
+    ! grep -q '^data' came || die "$1: the prompt is too short for this test"
+    for _ in {1..50}; do
+        [ "$(running)" = 0 ] && break
+        sleep 0.1
+    done
+    [ "$(running)" = 0 ] || die "$1: nobody noticed that the client went away"
+    through /v1/completions -N >came \
+        -d '{"prompt": "say <|plain|>", "stream": true, "max_tokens": 60}'
+    grep -q '^data: \[DONE\]' came || die "$1: no stream"
+    echo "proxy.sh: $1"
+}
+
+port=$(free_port)
+{
+    echo "pid $PWD/nginx.pid; error_log $PWD/nginx.log; daemon off; master_process off;"
+    echo "events {} http { access_log off; client_body_temp_path $PWD/b; proxy_temp_path $PWD/p;"
+    echo "fastcgi_temp_path $PWD/f; uwsgi_temp_path $PWD/u; scgi_temp_path $PWD/s;"
+    shown '^nginx:$' | sed -e "s#127.0.0.1:8080#127.0.0.1:$kvasir_port#" -e '/http2 on/d' \
+        -e "s#listen 443 ssl#listen 127.0.0.1:$port ssl http2#" \
+        -e "s#/etc/letsencrypt/live/$name/fullchain.pem#$PWD/cert.pem#" \
+        -e "s#/etc/letsencrypt/live/$name/privkey.pem#$PWD/key.pem#"
+    echo "}"
+} >nginx.conf
+PATH=$PATH:/usr/sbin
+if command -v nginx >/dev/null; then
+    nginx -c "$PWD/nginx.conf" -p "$PWD" 2>err &
+    servers+=($!)
+    check nginx
+else
+    echo "proxy.sh: nginx left out, it is not installed"
+fi
+
+port=$(free_port)
+{
+    printf '{\n\tadmin off\n\tauto_https off\n\tlocal_certs\n}\n'
+    shown '^Caddy gets' | sed -e "s#127.0.0.1:8080#127.0.0.1:$kvasir_port#" \
+        -e "s#^$name {#https://$name:$port {\nbind 127.0.0.1\ntls $PWD/cert.pem $PWD/key.pem#"
+} >Caddyfile
+if command -v caddy >/dev/null; then
+    XDG_DATA_HOME=$PWD XDG_CONFIG_HOME=$PWD caddy run --config Caddyfile --adapter caddyfile \
+        >caddy.log 2>err &
+    servers+=($!)
+    check Caddy
+else
+    echo "proxy.sh: Caddy left out, it is not installed"
+fi
+exit 0
