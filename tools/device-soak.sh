@@ -8,7 +8,7 @@
 #                         Prints a log for bench/results/; exit 1 where something fails.
 #
 # Environment of run: COMMIT, SEEDS of kcheck (20), PROGRAMS of each random test (2000), JOBS (all
-# cores). Writes to /work/shared or wherever the fixtures lay here, which the programs know.
+# cores). Unpacks the fixtures to where they lay here, a path that the programs were built with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bundle=build-soak/bundle

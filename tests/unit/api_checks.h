@@ -94,6 +94,16 @@ static inline void prompt_is(const struct openai_request *r, const char *wanted)
     free(text);
 }
 
+static inline void api_defaults(void) {
+    setup = (struct openai_setup){.tokenizer = tokenizer,
+                                  .model = "ours",
+                                  .vocab = BYTE_VOCAB,
+                                  .max_choices = 8,
+                                  .max_tokens = 77,
+                                  .sampling = kvasir_sampling_defaults(),
+                                  .stream = true};
+}
+
 static inline int api_set_up(const char *template) {
     kvasir_error why;
     char config[192];
@@ -102,13 +112,7 @@ static inline int api_set_up(const char *template) {
     byte_tokenizer_write(temp_file(&folder, "tokenizer.json"), config, template);
     if (kvasir_tokenizer_open(folder.path, &tokenizer, &why))
         fail_msg("%s", why.text);
-    setup = (struct openai_setup){.tokenizer = tokenizer,
-                                  .model = "ours",
-                                  .vocab = BYTE_VOCAB,
-                                  .max_choices = 8,
-                                  .max_tokens = 77,
-                                  .sampling = kvasir_sampling_defaults(),
-                                  .stream = true};
+    api_defaults();
     return 0;
 }
 

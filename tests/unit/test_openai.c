@@ -9,17 +9,17 @@ static void test_prompts(void **state) {
     (void)state;
     const enum openai_api api = OPENAI_COMPLETIONS;
     good(api, "{\"prompt\":\"Gr\\u00fc\\u00df\"}");
-    prompt_is("<s>Gr\xc3\xbc\xc3\x9f");
+    prompt_is(&r, "<s>Gr\xc3\xbc\xc3\x9f");
     good(api, "{\"prompt\":[\"one\"]}");
-    prompt_is("<s>one");
+    prompt_is(&r, "<s>one");
     good(api, "{\"prompt\":\"a</s>b\"}"); /* control tokens are recognised */
-    prompt_is("<s>a</s>b");
+    prompt_is(&r, "<s>a</s>b");
     good(api, "{\"prompt\":[104,105,257]}");
-    prompt_is("hi</s>");
+    prompt_is(&r, "hi</s>");
     good(api, "{\"prompt\":[[104,105]]}");
-    prompt_is("hi");
+    prompt_is(&r, "hi");
     good(api, "{\"prompt\":\"\"}");
-    prompt_is("<s>");
+    prompt_is(&r, "<s>");
     good(api, "{\"prompt\":\"a\\u0000b\"}");
     assert_int_equal(r.engine.n_tokens, 4);
 
@@ -51,23 +51,23 @@ static void test_messages(void **state) {
                    "\"d\"}," USER ",{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\","
                    "\"content\":\"t\",\"tool_call_id\":\"1\"},{\"role\":\"function\",\"name\":"
                    "\"f\",\"content\":\"f\"}"));
-    prompt_is("<s>[system]s[developer]d[user]hi[assistant]a[tool]t[function]f[a]");
+    prompt_is(&r, "<s>[system]s[developer]d[user]hi[assistant]a[tool]t[function]f[a]");
     good(api, CHAT("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
                    "{\"type\":\"text\",\"text\":\"\"},{\"type\":\"text\",\"text\":\" b\"}]}"));
-    prompt_is("<s>[user]a b[a]");
+    prompt_is(&r, "<s>[user]a b[a]");
     good(api, CHAT("{\"role\":\"user\",\"content\":[]}"));
-    prompt_is("<s>[user][a]");
+    prompt_is(&r, "<s>[user][a]");
     good(api, CHAT("{\"role\":\"assistant\",\"content\":[{\"type\":\"refusal\",\"refusal\":"
                    "\"no\"}]}"));
-    prompt_is("<s>[assistant]no[a]");
+    prompt_is(&r, "<s>[assistant]no[a]");
     good(api, CHAT("{\"role\":\"assistant\"}"));
-    prompt_is("<s>[assistant][a]");
+    prompt_is(&r, "<s>[assistant][a]");
     /* arguments are JSON in a string; templates want the values, and null for no text */
     good(api, CHAT("{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\""
                    ":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":7}\"}},"
                    "{\"function\":{\"name\":\"g\",\"arguments\":{\"x\":8}}},"
                    "{\"function\":{\"name\":\"h\",\"arguments\":\"\"}}]}"));
-    prompt_is("<s>[assistant]None(f 7)(g 8)(h )[a]");
+    prompt_is(&r, "<s>[assistant]None(f 7)(g 8)(h )[a]");
 
     bad(api, "{}", "messages", "missing");
     bad(api, "{\"messages\":\"hi\"}", "messages", "is a string, not an array");
@@ -102,20 +102,20 @@ static void test_tools(void **state) {
     (void)state;
     const enum openai_api api = OPENAI_CHAT;
     good(api, with(api, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"));
-    prompt_is("<s>[user]hiT1[a]");
+    prompt_is(&r, "<s>[user]hiT1[a]");
     assert_true(r.answer.tools && !r.answer.single);
     assert_int_equal(json_array_size(r.answer.schema), 1); /* the body itself is gone */
     good(api, with(api, "\"tools\":[" TOOL("f") "," TOOL("g-1_.x") "],\"tool_choice\":\"auto\","
                                                                    "\"parallel_tool_calls\":true"));
-    prompt_is("<s>[user]hiT2[a]");
+    prompt_is(&r, "<s>[user]hiT2[a]");
     good(api, with(api, "\"tools\":[" TOOL("f") "],\"parallel_tool_calls\":false"));
     assert_true(r.answer.tools && r.answer.single);
     good(api, with(api, "\"tools\":[" TOOL("f") "],\"tool_choice\":\"none\""));
-    prompt_is("<s>[user]hi[a]");
+    prompt_is(&r, "<s>[user]hi[a]");
     assert_false(r.answer.tools);
     good(api, with(api, "\"parallel_tool_calls\":false"));
     good(api, with(api, "\"tools\":[]"));
-    prompt_is("<s>[user]hi[a]");
+    prompt_is(&r, "<s>[user]hi[a]");
     bad(api, with(api, "\"tools\":{}"), "tools", "is an object, not an array");
     bad(api, with(api, "\"tools\":[" TOOL("f") ",1]"), "tools[1]", "is a number");
     bad(api, with(api, "\"tools\":[{}]"), "tools[0].function", "missing");
@@ -175,19 +175,19 @@ static void test_reasoning_messages(void **state) {
     setup.syntax = &syntax;
 #define ASSISTANT(fields) CHAT("{\"role\":\"assistant\",\"content\":\"c\"," fields "}")
     good(api, ASSISTANT("\"reasoning_content\":\"r\",\"reasoning\":\"s\""));
-    prompt_is("(r||c|)");
+    prompt_is(&r, "(r||c|)");
     good(api, ASSISTANT("\"reasoning_content\":null,\"reasoning\":\"s\""));
-    prompt_is("(s||c|)");
+    prompt_is(&r, "(s||c|)");
     good(api, CHAT("{\"role\":\"tool\",\"content\":\"5\",\"tool_call_id\":\"call_1\"}"));
-    prompt_is("(||5|call_1)");
+    prompt_is(&r, "(||5|call_1)");
     syntax.tools = ANSWER_HARMONY;
     good(api, ASSISTANT("\"reasoning_content\":\"r\""));
-    prompt_is("(r|r|c|)");
+    prompt_is(&r, "(r|r|c|)");
     good(api, ASSISTANT("\"reasoning\":\"r\",\"thinking\":\"t\""));
-    prompt_is("(r|t|c|)");
+    prompt_is(&r, "(r|t|c|)");
     /* its template takes but one of the two beside calls */
     good(api, ASSISTANT("\"reasoning\":\"r\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]"));
-    prompt_is("(r||c|)");
+    prompt_is(&r, "(r||c|)");
     bad(api, ASSISTANT("\"reasoning_content\":3"), "messages[0].reasoning_content",
         "is a number, not a string");
     bad(api, ASSISTANT("\"reasoning\":[]"), "messages[0].reasoning", "is an array");
@@ -201,17 +201,17 @@ static void test_template_variables(void **state) {
     (void)state;
     const enum openai_api api = OPENAI_CHAT;
     good(api, with(api, "\"reasoning_effort\":\"low\""));
-    prompt_is("<s>[user]hilow[a]");
+    prompt_is(&r, "<s>[user]hilow[a]");
     good(api, with(api, "\"documents\":[{},{}]"));
-    prompt_is("<s>[user]hi2[a]");
+    prompt_is(&r, "<s>[user]hi2[a]");
     good(api, with(api, "\"chat_template_kwargs\":{\"extra\":\"more\"}"));
-    prompt_is("<s>[user]himore[a]");
+    prompt_is(&r, "<s>[user]himore[a]");
     json_t *variables = json_pack("{s:s}", "extra", "flag");
     setup.variables = variables;
     good(api, with(api, ""));
-    prompt_is("<s>[user]hiflag[a]");
+    prompt_is(&r, "<s>[user]hiflag[a]");
     good(api, with(api, "\"chat_template_kwargs\":{\"extra\":\"more\"}")); /* the request's wins */
-    prompt_is("<s>[user]himore[a]");
+    prompt_is(&r, "<s>[user]himore[a]");
     json_decref(variables);
     defaults();
     bad(api, with(api, "\"reasoning_effort\":1"), "reasoning_effort", "is a number");
@@ -240,10 +240,10 @@ static void test_prompt_cache(void **state) {
     setup.prompt_cache = true;
     good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, "\"prompt_cache\":\"dir/f\""));
     assert_string_equal(r.prompt_cache, "dir/f");
-    prompt_is("hi"); /* no BOS */
+    prompt_is(&r, "hi"); /* no BOS */
     good(OPENAI_CHAT, "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"user\",\"content\":"
                       "\" on\"},{\"role\":\"assistant\",\"content\":\"a\"}," USER "]}");
-    prompt_is(" on[assistant]a[user]hi[a]");
+    prompt_is(&r, " on[assistant]a[user]hi[a]");
     bad(OPENAI_CHAT,
         "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"system\",\"content\":\"x\"}," USER "]}",
         "messages[0].role", "is not \"user\"");
