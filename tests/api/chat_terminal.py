@@ -25,23 +25,43 @@ class Terminal:
             os.execv(kvasir, ["kvasir", "chat", "--url", url])
         self.seen = ""
 
+    def read(self, seconds):
+        """What the program writes within this time; None: nothing, "": it has ended."""
+        if not select.select([self.fd], [], [], seconds)[0]:
+            return None
+        try:
+            came = os.read(self.fd, 65536).decode(errors="replace")
+        except OSError:
+            return ""
+        self.seen += came
+        return came
+
     def wait(self, text, seconds=20):
         """What came up to the text, which is taken."""
         end = time.time() + seconds
         while text not in self.seen:
             if time.time() > end:
                 sys.exit(f"chat_terminal: no {text!r} in {self.seen!r}")
-            if select.select([self.fd], [], [], 0.1)[0]:
-                try:
-                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
-                except OSError:  # the program has ended
-                    if text not in self.seen:
-                        sys.exit(f"chat_terminal: ended before {text!r}: {self.seen!r}")
+            if self.read(0.1) == "" and text not in self.seen:
+                sys.exit(f"chat_terminal: ended before {text!r}: {self.seen!r}")
         before, self.seen = self.seen.split(text, 1)
         return before
 
     def type(self, text):
         os.write(self.fd, text.encode())
+
+    def interrupt(self):
+        """Ctrl-C, up to the prompt. Linux sends the signal and then drops what waits for the
+        terminal, the prompt too where the program was that fast: Ctrl-L shows it again."""
+        self.type("\x03")
+        end = time.time() + 20
+        while "> " not in self.seen and time.time() < end:
+            came = self.read(1)
+            if came is None:
+                self.type("\x0c")
+            elif came == "":
+                break
+        self.wait("> ", 0)
 
     def leave(self):
         self.type("\x04")
@@ -51,11 +71,7 @@ class Terminal:
             if pid:
                 os.close(self.fd)
                 return os.waitstatus_to_exitcode(status)
-            if select.select([self.fd], [], [], 0.05)[0]:
-                try:
-                    self.seen += os.read(self.fd, 65536).decode(errors="replace")
-                except OSError:
-                    pass
+            self.read(0.05)
         os.kill(self.pid, signal.SIGKILL)
         sys.exit("chat_terminal: Ctrl-D does not leave")
 
@@ -114,10 +130,9 @@ t.wait("> ")
 for _ in range(2):
     t.type("slow\r")
     t.wait("7 8 9 ")
-    t.type("\x03")
-    t.wait("> ")
-    t.type("not this\x03")
-    t.wait("> ")
+    t.interrupt()
+    t.type("not this")
+    t.interrupt()
 t.type("after\r")
 t.wait("You said: after")
 messages = said()
