@@ -167,7 +167,7 @@ static bool dtype_scalar(enum prompt_dtype dtype, uint8_t *scalar) {
 static uint8_t bits_of(const struct prompt_side *side, uint64_t dim) {
     uint64_t stream = (uint64_t)side->parts[0].dims[3] * 32;
     bool whole = dim != 0 && stream % dim == 0 && stream / dim <= 8;
-    return whole && prompt_bits_known((uint32_t)(stream / dim)) ? (uint8_t)(stream / dim) : 0;
+    return (uint8_t)(whole && prompt_bits_known((uint32_t)(stream / dim)) ? stream / dim : 0);
 }
 
 static bool set_group(struct prompt_side *side, uint8_t group) {

@@ -32,14 +32,20 @@ static void decode_f32(const struct weight *w, uint32_t row, float *out) {
 
 static void decode_f16(const struct weight *w, uint32_t row, float *out) {
     const uint8_t *p = weight_row(w, row);
-    for (size_t i = 0; i < w->k; i++)
-        out[i] = scalar_load(SCALAR_F16, p, i);
+    uint16_t h;
+    for (size_t i = 0; i < w->k; i++, p += sizeof h) {
+        memcpy(&h, p, sizeof h);
+        out[i] = f16_to_f32(h);
+    }
 }
 
 static void decode_bf16(const struct weight *w, uint32_t row, float *out) {
     const uint8_t *p = weight_row(w, row);
-    for (size_t i = 0; i < w->k; i++)
-        out[i] = scalar_load(SCALAR_BF16, p, i);
+    uint16_t h;
+    for (size_t i = 0; i < w->k; i++, p += sizeof h) {
+        memcpy(&h, p, sizeof h);
+        out[i] = bf16_to_f32(h);
+    }
 }
 
 /* ---- blocks of 32 ---------------------------------------------------------------------------- */

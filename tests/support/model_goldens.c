@@ -83,6 +83,7 @@ static kvasir_context *make_context(const char *bits, const char *group, uint32_
     o.act_bits = 16;
     o.key_centre = "off"; /* the goldens store keys as they are */
     o.max_kv_size = max_kv_size;
+    o.threads = 1; /* other tests run beside it */
     o.cache_bytes = (uint64_t)512 << 20;
     need(kvasir_context_create(model, &o, &ctx, &err), &err);
     return ctx;
