@@ -267,9 +267,6 @@ static struct form_context context_of(const struct job *j) {
 
 static bool read_request(struct job *j, const struct http_call *call, struct openai_error *err) {
     struct server *s = j->server;
-    j->setup = s->setup;
-    /* one that no other request has, unless it asks for one */
-    j->setup.sampling.seed = s->id_base + 0x9e3779b97f4a7c15u * (atomic_load(&s->last_id) + 1);
     if (!server_read_body(call, &j->body, err) ||
         !j->form->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
         !check_limits(j, err))
@@ -305,7 +302,8 @@ static struct job *job_create(struct server *s, struct http_call *call, const st
     j->key = tenant->key;
     j->sent_us = server_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
-    server_new_id(s, form->id_prefix, j->id);
+    j->setup = s->setup;
+    j->setup.sampling.seed = server_new_id(s, form->id_prefix, j->id); /* unless it asks for one */
     read_client_id(j, call);
     pthread_mutex_init(&j->mutex, NULL);
     return j;

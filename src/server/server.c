@@ -45,10 +45,11 @@ void server_log(const struct server *s, const char *format, ...) {
     free(line);
 }
 
-void server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]) {
+uint64_t server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]) {
     const uint64_t n = atomic_fetch_add(&s->last_id, 1) + 1;
     snprintf(out, JOB_ID_MAX, "%s%016llx%08llx", prefix, (unsigned long long)s->id_base,
              (unsigned long long)(n & 0xffffffff));
+    return s->id_base + 0x9e3779b97f4a7c15u * n;
 }
 
 /* ---- replies --------------------------------------------------------------------------------- */

@@ -44,8 +44,8 @@ struct tenant {
 /* A line of the log: "key=value key=value". */
 void server_log(const struct server *s, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* "prefix" and 24 hex digits that no other has. */
-void server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]);
+/* "prefix" and 24 hex digits that no other has. Returns a seed that no other request gets. */
+uint64_t server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]);
 int64_t server_now_us(void); /* monotonic */
 
 /* What all replies have; there is room for five headers more. */
