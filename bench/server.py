@@ -164,6 +164,8 @@ def summary(path):
         if "requests_per_s=" not in line:
             continue
         rows.setdefault(name, []).append(dict(p.split("=") for p in pairs))
+    if len(rows) < 2:
+        sys.exit("summary: no round of both was done in time (LIMIT)")
     (a, ours), (b, peer) = rows.items()
     for key, better in (("requests_per_s", 1), ("tokens_per_s", 1), ("first_median_ms", -1),
                         ("first_p95_ms", -1), ("first_turn_median_ms", -1),
