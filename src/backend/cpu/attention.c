@@ -195,81 +195,123 @@ static void mask_row(const struct kv_view *v, uint32_t p, uint32_t run_start, ui
     fill_masked(scores, clamp_to_run(p + 1, run_start, n), n);
 }
 
+/* The runs that a span of positions [pos, last] sees, in order: those with kept positions, then
+ * those from the window's start on. */
+static uint32_t kept_runs(const struct kv_view *v) {
+    return v->keep ? (v->keep - 1) / RUN_TOKENS + 1 : 0;
+}
+
+static uint32_t window_run(const struct kv_view *v, uint32_t pos) {
+    uint32_t first = window_start(v, pos) / RUN_TOKENS, kept = kept_runs(v);
+    return first > kept ? first : kept;
+}
+
+static uint32_t seen_runs(const struct kv_view *v, uint32_t pos, uint32_t last) {
+    uint32_t end = last / RUN_TOKENS + 1, kept = kept_runs(v), first = window_run(v, pos);
+    return (kept < end ? kept : end) + (end > first ? end - first : 0);
+}
+
+static uint32_t block_runs(const struct block *b) {
+    return seen_runs(b->view, b->pos, b->pos + b->tokens - 1);
+}
+
+static uint32_t nth_run(const struct block *b, uint32_t n) {
+    uint32_t kept = kept_runs(b->view);
+    return n < kept ? n : window_run(b->view, b->pos) + (n - kept);
+}
+
 /* The tiles of a run that some row of the block sees; NULL for the others, and behind the last. */
 struct run_tiles {
-    uint32_t n;
+    uint32_t start, n; /* first position; tiles */
+    uint32_t asked;    /* tiles whose first bytes of K were asked for during the run before */
     const uint8_t *tiles[RUN_TOKENS / TILE_TOKENS + 1];
     const struct page_layout *layouts[RUN_TOKENS / TILE_TOKENS];
 };
 
-static void find_tiles(const struct attention_job *j, const struct block *b, uint32_t run_start,
-                       uint32_t n, struct run_tiles *out) {
-    out->n = n / TILE_TOKENS;
-    for (uint32_t i = 0; i < out->n; i++) {
-        uint32_t start = run_start + i * TILE_TOKENS;
-        out->tiles[i] = NULL;
-        if (!block_sees(b, start, start + TILE_TOKENS))
+/* Run number i of those that the block sees. */
+static void find_run(const struct attention_job *j, const struct block *b, uint32_t i,
+                     struct run_tiles *out) {
+    const uint32_t start = nth_run(b, i) * RUN_TOKENS, left = b->pos + b->tokens - start;
+    const uint32_t n = (left < RUN_TOKENS ? left + TILE_TOKENS - 1 : RUN_TOKENS) / TILE_TOKENS;
+    *out = (struct run_tiles){.start = start, .n = n};
+    for (uint32_t t = 0; t < n; t++) {
+        const uint32_t first = start + t * TILE_TOKENS;
+        if (!block_sees(b, first, first + TILE_TOKENS))
             continue;
-        const struct kv_page *page = &b->view->pages[kv_view_index(b->view, start / TILE_TOKENS)];
-        out->layouts[i] = &b->view->layouts[page->layout];
-        out->tiles[i] = head_tiles(b->view, page, j->layer, b->head);
+        const struct kv_page *page = &b->view->pages[kv_view_index(b->view, first / TILE_TOKENS)];
+        out->layouts[t] = &b->view->layouts[page->layout];
+        out->tiles[t] = head_tiles(b->view, page, j->layer, b->head);
     }
-    out->tiles[out->n] = NULL;
 }
 
 /* A tile is read in pieces of 64 bytes a line, which hardware prefetchers follow badly, and the
  * next one lies in another page: asking for it while this one is worked on doubles the speed from
- * memory. Into L2: that takes none of the few places for misses that L1 has (docs/speed.md, "Ahead,
- * into L2"). NULL asks for nothing. */
-static void prefetch(const uint8_t *tile, uint32_t bytes) {
-    for (uint32_t line = 0; tile && line < bytes; line += 64)
+ * memory. Into L2: that holds up the work behind it least (docs/speed.md, "Ahead, into L2"). NULL
+ * asks for nothing. */
+static void ask(const uint8_t *tile, uint32_t from, uint32_t end) {
+    for (uint32_t line = from; tile && line < end; line += 64)
         __builtin_prefetch(tile + line, 0, 2 /* T1: to L2 */);
 }
 
+/* Bytes of a K tile that are asked for a run ahead, while values are worked on: keys are multiplied
+ * faster than memory gives them, values slower (docs/speed.md, "Keys a run ahead"). */
+static uint32_t bytes_ahead(const struct tile_layout *k) {
+    return 3 * k->bytes / 8 / 64 * 64;
+}
+
+/* Asks for tile i of the run that comes next: the first one whole, since none of its run comes
+ * before it. */
+static void ask_run(struct run_tiles *next, uint32_t i) {
+    if (i >= next->n)
+        return;
+    next->asked = i + 1;
+    if (next->tiles[i]) {
+        const struct tile_layout *k = &next->layouts[i]->k;
+        ask(next->tiles[i], 0, i == 0 ? k->bytes : bytes_ahead(k));
+    }
+}
+
 /* Scores, softmax and values of one run; partial results into part [rows] and out [rows][dim]. */
-static void block_run(const struct attention_job *j, const struct block *b, uint32_t run,
-                      struct worker_scratch *s, struct partial *part, float *out) {
+static void block_run(const struct attention_job *j, const struct block *b,
+                      const struct run_tiles *t, struct run_tiles *next, struct worker_scratch *s,
+                      struct partial *part, float *out) {
     const struct kernels *k = &j->b->kernels;
-    uint32_t run_start = run * RUN_TOKENS, last = b->pos + b->tokens - 1;
-    uint32_t n = last - run_start + 1 < RUN_TOKENS
-                     ? (uint32_t)round_up(last - run_start + 1, TILE_TOKENS)
-                     : RUN_TOKENS;
-    struct run_tiles t;
-    find_tiles(j, b, run_start, n, &t);
-    for (uint32_t i = 0; i < t.n; i++) {
-        if (!t.tiles[i]) {
+    const uint32_t n = t->n * TILE_TOKENS;
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (!t->tiles[i]) {
             for (uint32_t r = 0; r < b->rows; r++)
                 fill_masked(s->scores + (size_t)r * RUN_TOKENS, i * TILE_TOKENS,
                             (i + 1) * TILE_TOKENS);
             continue;
         }
-        const struct tile_layout *l = &t.layouts[i]->k;
+        const struct tile_layout *l = &t->layouts[i]->k;
         score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
-        prefetch(t.tiles[i + 1], l->bytes);
+        ask(t->tiles[i + 1], i + 1 < t->asked ? bytes_ahead(l) : 0, l->bytes);
         float *scores = s->scores + (size_t)i * TILE_TOKENS;
-        score(l, t.tiles[i], &s->queries, scores, RUN_TOKENS);
-        if (t.layouts[i]->centred)
-            centre_add(k, j->centre, run_start / TILE_TOKENS + i, b->rows, &s->centre, scores,
+        score(l, t->tiles[i], &s->queries, scores, RUN_TOKENS);
+        if (t->layouts[i]->centred)
+            centre_add(k, j->centre, t->start / TILE_TOKENS + i, b->rows, &s->centre, scores,
                        RUN_TOKENS);
         for (uint32_t r = 0; j->args->softcap > 0 && r < b->rows; r++)
             k->softcap(scores + (size_t)r * RUN_TOKENS, TILE_TOKENS, j->args->softcap);
     }
-    if (t.tiles[0])
-        prefetch(t.tiles[0] + t.layouts[0]->k.bytes, t.layouts[0]->v.bytes);
+    if (t->tiles[0])
+        ask(t->tiles[0], t->layouts[0]->k.bytes, t->layouts[0]->head_bytes);
     for (uint32_t r = 0; r < b->rows; r++) {
         float *scores = s->scores + (size_t)r * RUN_TOKENS;
-        mask_row(b->view, b->pos + r / j->gqa, run_start, n, scores);
+        mask_row(b->view, b->pos + r / j->gqa, t->start, n, scores);
         k->softmax_run(scores, n, &part[r].max, &part[r].sum);
     }
     memset(out, 0, (size_t)b->rows * j->head_dim * sizeof *out);
-    for (uint32_t i = 0; i < t.n; i++) {
-        if (!t.tiles[i])
+    for (uint32_t i = 0; i < t->n; i++) {
+        ask_run(next, i);
+        if (!t->tiles[i])
             continue;
-        const struct tile_layout *l = &t.layouts[i]->v;
-        uint32_t k_bytes = t.layouts[i]->k.bytes;
+        const struct tile_layout *l = &t->layouts[i]->v;
+        uint32_t k_bytes = t->layouts[i]->k.bytes;
         value_tile_fn *value = kv_format_exact(l->format) ? k->value_exact : k->value_affine;
-        prefetch(t.tiles[i + 1] ? t.tiles[i + 1] + k_bytes : NULL, l->bytes);
-        value(l, t.tiles[i] + k_bytes, s->scores + (size_t)i * TILE_TOKENS, RUN_TOKENS, b->rows,
+        ask(t->tiles[i + 1], k_bytes, k_bytes + l->bytes);
+        value(l, t->tiles[i] + k_bytes, s->scores + (size_t)i * TILE_TOKENS, RUN_TOKENS, b->rows,
               out, j->head_dim);
     }
 }
@@ -326,32 +368,17 @@ static void block_finish(const struct attention_job *j, const struct block *b,
     }
 }
 
-/* The runs that a span of positions [pos, last] sees, in order: those with kept positions, then
- * those from the window's start on. */
-static uint32_t kept_runs(const struct kv_view *v) {
-    return v->keep ? (v->keep - 1) / RUN_TOKENS + 1 : 0;
-}
-
-static uint32_t window_run(const struct kv_view *v, uint32_t pos) {
-    uint32_t first = window_start(v, pos) / RUN_TOKENS, kept = kept_runs(v);
-    return first > kept ? first : kept;
-}
-
-static uint32_t seen_runs(const struct kv_view *v, uint32_t pos, uint32_t last) {
-    uint32_t end = last / RUN_TOKENS + 1, kept = kept_runs(v), first = window_run(v, pos);
-    return (kept < end ? kept : end) + (end > first ? end - first : 0);
-}
-
-static uint32_t block_runs(const struct block *b) {
-    return seen_runs(b->view, b->pos, b->pos + b->tokens - 1);
-}
-
-static uint32_t nth_run(const struct block *b, uint32_t n) {
-    uint32_t kept = kept_runs(b->view);
-    return n < kept ? n : window_run(b->view, b->pos) + (n - kept);
-}
-
 /* ---- whole mode ------------------------------------------------------------------------------ */
+
+/* Of the block that the worker takes next, most likely. */
+static void find_first_run(const struct attention_job *j, size_t index, struct run_tiles *out) {
+    struct block b;
+    out->n = 0;
+    if (index >= j->n_blocks)
+        return;
+    block_find(j, index, &b);
+    find_run(j, &b, 0, out);
+}
 
 static void whole_item(void *ctx, size_t item, int worker) {
     const struct attention_job *j = ctx;
@@ -360,8 +387,16 @@ static void whole_item(void *ctx, size_t item, int worker) {
     block_find(j, item, &b);
     block_pack(j, &b, s);
     fold_start(s->all, b.rows);
-    for (uint32_t i = 0; i < block_runs(&b); i++) {
-        block_run(j, &b, nth_run(&b, i), s, s->run, s->run_out);
+    const uint32_t n = block_runs(&b);
+    struct run_tiles runs[2];
+    find_run(j, &b, 0, &runs[0]);
+    for (uint32_t i = 0; i < n; i++) {
+        struct run_tiles *now = &runs[i % 2], *next = &runs[(i + 1) % 2];
+        if (i + 1 < n)
+            find_run(j, &b, i + 1, next);
+        else
+            find_first_run(j, item + 1, next);
+        block_run(j, &b, now, next, s, s->run, s->run_out);
         fold(s->all, s->all_out, s->run, s->run_out, b.rows, j->head_dim);
     }
     block_finish(j, &b, s->all, s->all_out);
@@ -375,6 +410,14 @@ static size_t partial_at(const struct attention_job *j, size_t block, uint32_t s
     return (block * (1 + j->wave_runs) + slot) * j->slot_rows;
 }
 
+/* Run i of the wave; none where the block sees fewer. */
+static void find_wave_run(const struct attention_job *j, const struct block *b, uint32_t i,
+                          struct run_tiles *out) {
+    out->n = 0;
+    if (i < j->wave_runs && j->wave_first + i < block_runs(b))
+        find_run(j, b, j->wave_first + i, out);
+}
+
 static void split_item(void *ctx, size_t item, int worker) {
     const struct attention_job *j = ctx;
     struct worker_scratch *s = &j->b->scratch[worker];
@@ -383,14 +426,18 @@ static void split_item(void *ctx, size_t item, int worker) {
     struct block b;
     block_find(j, block, &b);
     block_pack(j, &b, s);
-    for (uint32_t i = first; i < first + j->runs_per_item && i < j->wave_runs; i++) {
-        size_t at = partial_at(j, block, 1 + i);
-        uint32_t n = j->wave_first + i;
-        if (n < block_runs(&b))
-            block_run(j, &b, nth_run(&b, n), s, j->b->partials + at,
-                      j->b->partial_out + at * j->head_dim);
-        else
+    const uint32_t end = first + j->runs_per_item;
+    struct run_tiles runs[2];
+    find_wave_run(j, &b, first, &runs[first % 2]);
+    for (uint32_t i = first; i < end && i < j->wave_runs; i++) {
+        const size_t at = partial_at(j, block, 1 + i);
+        struct run_tiles *now = &runs[i % 2], *next = &runs[(i + 1) % 2];
+        find_wave_run(j, &b, i + 1, next); /* behind `end` it is the next item's */
+        if (now->n == 0)
             fold_start(j->b->partials + at, b.rows);
+        else
+            block_run(j, &b, now, next, s, j->b->partials + at,
+                      j->b->partial_out + at * j->head_dim);
     }
 }
 
