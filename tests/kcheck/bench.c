@@ -315,6 +315,7 @@ static void bench_product(const struct tier *t, const struct weight_traits *trai
     b.a.scale = take(n / 8);
     b.a.sum = take(n / 8);
     b.a.sum16 = take(n / 4);
+    b.a.codes_sum16 = take(n / 4);
     b.y = take((size_t)rows * 8 * PRODUCT_PANEL * 4);
     b.scratch = take(product_scratch_bytes(k));
     make_product_weight(&b, traits->type, k, traits->type == WEIGHT_F32 ? 2 * L2_BYTES : L2_BYTES);
@@ -333,6 +334,7 @@ static void bench_product(const struct tier *t, const struct weight_traits *trai
     free(b.a.scale);
     free(b.a.sum);
     free(b.a.sum16);
+    free(b.a.codes_sum16);
     free(b.y);
     free(b.scratch);
 }
@@ -452,6 +454,7 @@ static void bench_smalls(const struct tier *t) {
     b.a.scale = take(SMALL / 8);
     b.a.sum = take(SMALL / 8);
     b.a.sum16 = take(SMALL / 4);
+    b.a.codes_sum16 = take(SMALL / 4);
     b.q = (struct query_rows){SMALL / 128, 128, b.z, take(SMALL * 2), take(SMALL), take(SMALL)};
     b.tile = take(TILE_TOKENS * HEAD_DIM_MAX * 4);
     b.state = take(3 * SMALL * 4);
@@ -490,6 +493,7 @@ static void bench_smalls(const struct tier *t) {
     free(b.a.scale);
     free(b.a.sum);
     free(b.a.sum16);
+    free(b.a.codes_sum16);
     free(b.q.codes);
     free(b.q.sum32);
     free(b.q.scale);

@@ -50,6 +50,7 @@ static struct act_rows act_buffers(const float *x, uint32_t rows, uint32_t k, in
     a.scale = take((size_t)rows * (k / BLOCK) * sizeof *a.scale);
     a.sum = take((size_t)rows * (k / BLOCK) * sizeof *a.sum);
     a.sum16 = take((size_t)rows * (k / BLOCK) * 2 * sizeof *a.sum16);
+    a.codes_sum16 = take((size_t)rows * (k / BLOCK) * 2 * sizeof *a.codes_sum16);
     return a;
 }
 
@@ -58,20 +59,19 @@ static int compare_ints(const void *a, const void *b) {
 }
 
 /* Whether block b of got holds the codes of want, sorted, in one of the forms that a tier may store
- * (kernels.h): as they are, or with an offset, 16-bit ones as a plane of high and one of low bytes.
- * The order inside a block is free. */
+ * (kernels.h): as they are, or 16-bit ones as a plane of high and one of low bytes. The order inside
+ * a block is free. */
 static bool same_codes(const struct act_rows *got, size_t b, const int want[BLOCK]) {
-    int plain_form[BLOCK], offset_form[BLOCK];
+    int plain_form[BLOCK], planes_form[BLOCK];
     for (size_t i = 0; i < BLOCK; i++) {
-        const uint8_t *bytes = (const uint8_t *)got->codes + b * BLOCK * (size_t)got->bits / 8;
+        const int8_t *bytes = (const int8_t *)got->codes + b * BLOCK * (size_t)got->bits / 8;
         plain_form[i] = act_code(got, b * BLOCK + i);
-        offset_form[i] =
-            got->bits == 8 ? bytes[i] - 128 : 256 * bytes[i] + bytes[BLOCK + i] - 16384;
+        planes_form[i] = got->bits == 8 ? bytes[i] : 256 * bytes[i] + bytes[BLOCK + i];
     }
     qsort(plain_form, BLOCK, sizeof *plain_form, compare_ints);
-    qsort(offset_form, BLOCK, sizeof *offset_form, compare_ints);
+    qsort(planes_form, BLOCK, sizeof *planes_form, compare_ints);
     return memcmp(plain_form, want, sizeof plain_form) == 0 ||
-           memcmp(offset_form, want, sizeof offset_form) == 0;
+           memcmp(planes_form, want, sizeof planes_form) == 0;
 }
 
 /* Codes and scales are defined to the bit; sum and rest follow from them in one rounding. */
@@ -258,6 +258,7 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
         freeze(a.scale);
         freeze(a.sum);
         freeze(a.sum16);
+        freeze(a.codes_sum16);
     }
     float *y = guarded(((rows - 1) * stride + (n1 - n0)) * sizeof *y);
     call_product(c->t->k.product[weight_index(c->w.type)], &c->w, n0, n1, &a, y, stride,

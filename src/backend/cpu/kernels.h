@@ -105,8 +105,9 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
  * plane (bits 8, code = rint(x * 127 / max|x|)) or 15 bits (bits 16, ACT16_MAX). scale and sum are
  * [row][k/32]; sum = scale * (exact sum of the block's codes), as float. sum16 [row][k/16] is the
  * same as sum for runs of 16. For float weights (run_values 0) only x is used.
- * codes [row][k] are s8 or s16, in natural order or the tier's own inside a block; or with an
- * offset: bytes code + 128, or the 32 high bytes of code + 16384, then the 32 low ones.
+ * codes [row][k] are s8 or s16, in natural order or the tier's own inside a block; AVX-512 has
+ * planes of s8, of 15 bits a block's 32 high bytes, then its 32 low ones, and fills codes_sum16
+ * [row][k/16] with the exact sums of runs of 16 codes.
  * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
  * rounded in its turn and multiplied as a second term (op_product). */
 struct act_rows {
@@ -115,6 +116,7 @@ struct act_rows {
     int bits; /* 8 or 16 */
     void *codes;
     float *scale, *sum, *sum16;
+    int32_t *codes_sum16;
     float *rest;
 };
 /* Fills codes, scale, sum (and rest) of row i from x. k is a multiple of 32. */

@@ -19,7 +19,8 @@ static bool act_init(struct act_rows *a, int bits, size_t rows, uint32_t dim) {
     a->scale = mem_alloc_aligned(blocks * sizeof(float));
     a->sum = mem_alloc_aligned(blocks * sizeof(float));
     a->sum16 = mem_alloc_aligned(2 * blocks * sizeof(float));
-    return a->codes && a->scale && a->sum && a->sum16;
+    a->codes_sum16 = mem_alloc_aligned(2 * blocks * sizeof(int32_t));
+    return a->codes && a->scale && a->sum && a->sum16 && a->codes_sum16;
 }
 
 static void act_free(struct act_rows *a) {
@@ -27,6 +28,7 @@ static void act_free(struct act_rows *a) {
     mem_free(a->scale);
     mem_free(a->sum);
     mem_free(a->sum16);
+    mem_free(a->codes_sum16);
 }
 
 bool product_input_init(struct product_input *in, int bits, size_t rows, uint32_t dim) {
@@ -72,7 +74,8 @@ static struct act_rows act_part(const struct act_rows *a, size_t first, uint32_t
                              .codes = (uint8_t *)a->codes + at * (size_t)a->bits / 8,
                              .scale = a->scale + at / 32,
                              .sum = a->sum + at / 32,
-                             .sum16 = a->sum16 + at / 16};
+                             .sum16 = a->sum16 + at / 16,
+                             .codes_sum16 = a->codes_sum16 + at / 16};
 }
 
 struct product_input product_input_part(const struct product_input *in, size_t first,

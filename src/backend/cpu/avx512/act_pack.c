@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* act_pack.c: rounding activations for products with quantized weights, AVX-512.
  *
- * product_codes.c multiplies unsigned bytes of activations by signed bytes of weights, so a block
- * of 32 codes is stored as
+ * product_codes.c multiplies signed bytes of activations by unsigned bytes of weights, so a block
+ * of 32 codes is stored, in natural order, as
  *
- *     8 bits    | code + 128, 32 bytes |
- *     16 bits   | high bytes of code + 16384, 32 of them | low bytes, 32 of them |
+ *     8 bits    | code, 32 bytes |
+ *     16 bits   | high, 32 of them | low, 32 of them |      code = 256 high + low, both s8
  *
- * in natural order. The offsets are taken back there, with the sums of the weights' codes.
+ * The weights' offset is taken back there, with the sums of codes.
  *
  * A block that holds an Inf or a NaN gets codes 0 and scale NaN: its outputs become NaN instead of
  * something plausible.
@@ -16,16 +16,29 @@
 
 #include "backend/cpu/avx512/product.h"
 
-/* s16 codes of a block, natural order. */
-ALWAYS_INLINE void store_codes8(uint8_t *to, __m512i codes) {
-    codes = _mm512_add_epi16(codes, _mm512_set1_epi16(128));
+/* s16 codes of a block as 8 bits or 16. */
+ALWAYS_INLINE void store_codes(int8_t *to, __m512i codes, int planes) {
+    if (planes == 2) { /* a low byte above 127 counts as 256 less, so its high byte is one more */
+        __m512i high = _mm512_add_epi16(codes, _mm512_set1_epi16(128));
+        high = _mm512_srli_epi16(high, 8);
+        _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(high));
+        to += BLOCK;
+    }
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(codes));
 }
 
-ALWAYS_INLINE void store_codes16(uint8_t *to, __m512i codes) {
-    codes = _mm512_add_epi16(codes, _mm512_set1_epi16(16384));
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(_mm512_srli_epi16(codes, 8)));
-    _mm256_storeu_si256((__m256i *)to + 1, _mm512_cvtepi16_epi8(codes));
+/* Sums of the two halves of a block. */
+struct halves_sums {
+    int32_t low, high;
+};
+
+ALWAYS_INLINE struct halves_sums sum_codes(__m512i codes) {
+    __m512i s = _mm512_madd_epi16(codes, _mm512_set1_epi16(1));
+    s = _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_BADC));
+    s = _mm512_add_epi32(s, _mm512_shuffle_epi32(s, _MM_PERM_CDAB));
+    s = _mm512_add_epi32(s, _mm512_shuffle_i32x4(s, s, 0xb1)); /* lanes of 128: 1 0 3 2 */
+    return (struct halves_sums){_mm_cvtsi128_si32(_mm512_castsi512_si128(s)),
+                                _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(s, 2))};
 }
 
 ALWAYS_INLINE void store_rest(float *to, __m512 x, __m256i codes, float scale) {
@@ -46,12 +59,10 @@ void avx512_act_pack(struct act_rows *a, uint32_t row) {
             store_rest(a->rest + at, x0, _mm512_castsi512_si256(c), r.scale);
             store_rest(a->rest + at + 16, x1, _mm512_extracti64x4_epi64(c, 1), r.scale);
         }
-        uint8_t *codes = (uint8_t *)a->codes + at * (size_t)planes;
-        if (planes == 1)
-            store_codes8(codes, c);
-        else
-            store_codes16(codes, c);
-        struct halves_sums sum = sum_block(codes, planes);
+        store_codes((int8_t *)a->codes + at * (size_t)planes, c, planes);
+        struct halves_sums sum = sum_codes(c);
+        a->codes_sum16[at / HALF] = sum.low;
+        a->codes_sum16[at / HALF + 1] = sum.high;
         a->scale[at / BLOCK] = r.scale;
         a->sum[at / BLOCK] = r.scale * (float)(sum.low + sum.high);
         a->sum16[at / HALF] = r.scale * (float)sum.low;

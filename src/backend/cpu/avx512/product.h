@@ -4,9 +4,10 @@
  * A panel is 16 weight rows, the outputs, side by side in the lanes of a vector; a block of it is
  * 32 inputs of each:
  *
- *     w[g], g = 0..7    | row 0: codes 4g .. 4g+3 | row 1: 4g .. 4g+3 | ... | row 15 |    s8
- *     run[u]            d and m of each row for its one run of 32 or its two runs of 16, and where
- *                       the sum of products starts, because activations are stored with an offset
+ *     w[g], g = 0..7    | row 0: codes 4g .. 4g+3 | row 1: 4g .. 4g+3 | ... | row 15 |    u8
+ *     run[u]            d and m of each row for its one run of 32 or its two runs of 16
+ *
+ * Codes are stored plus the type's offset.
  *
  * A type is one function that reads one of its blocks to blocks of a panel; everything else is made
  * from it (unpack.h) or the same for all (product_codes.c). Those functions are in unpack_32.c
@@ -20,7 +21,6 @@
 enum { BLOCK = 32, HALF = 16, GROUPS = BLOCK / 4, OUTPUTS = PRODUCT_PANEL };
 
 struct panel_run {
-    __m512i start;
     __m512 d, m; /* m is not read where the type has none */
 };
 
@@ -48,29 +48,28 @@ struct panel_rows {
     const uint8_t *next; /* the panel that is read after this one */
 };
 
-/* One row of activations made signed, for unsigned weights.
+/* One row of activations.
  *
- *     codes   per block | code, 32 bytes |, or where the row has halves (vector.h) | 8 runs of four
- *     | start   per run, where its sum starts: what the offset of the weights adds too much
+ *     codes   per block | code, 32 bytes |, or where the row has halves (vector.h) | 8 runs of four |
+ *     start   per run, where its sum starts: what the offset of the weights adds too much
  *     sums    of runs */
 struct act_row {
     const uint8_t *codes;
-    const int32_t *start;
+    const int32_t *start; /* not read where the offset is 0 */
     const float *scale, *sums;
     bool halves;
 };
 
 /* Fills blocks [b0, b0 + blocks) of a panel. Both are multiples of 8 for types with blocks of 256
  * values. */
-typedef void unpack_fn(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes,
-                       void *panel);
+typedef void unpack_fn(const struct panel_rows *r, uint32_t b0, uint32_t blocks, void *panel);
 /* The 16 outputs of one row of activations. */
 typedef __m512 row_fn(const struct panel_rows *r, const struct act_row *a, uint32_t blocks);
 
 struct panel_type {
     enum weight_type type;
     int offset; /* unpacked bytes are codes plus this */
-    bool wide;  /* codes may lie outside -64..63, bytes above 127 */
+    bool wide;  /* bytes may be above 127 */
     unpack_fn *unpack;
     row_fn *row;
 };
@@ -118,47 +117,15 @@ struct factors {
 ALWAYS_INLINE struct factors factors_of(__m512i w, bool wide) {
     if (!wide || !PAIRS_OVERFLOW)
         return (struct factors){{w}, 1};
-    /* floor(w / 2) and what it leaves: both in -64..64 */
-    __m512i u = _mm512_srli_epi16(_mm512_xor_si512(w, _mm512_set1_epi8((char)128)), 1);
-    __m512i half =
-        _mm512_sub_epi8(_mm512_and_si512(u, _mm512_set1_epi8(127)), _mm512_set1_epi8(64));
+    /* floor(w / 2) and what it leaves: both in 0..128 */
+    __m512i half = _mm512_and_si512(_mm512_srli_epi16(w, 1), _mm512_set1_epi8(127));
     return (struct factors){{half, _mm512_sub_epi8(w, half)}, 2};
 }
 
-ALWAYS_INLINE __m512i broadcast_group(const uint8_t *codes) {
+ALWAYS_INLINE __m512i broadcast_group(const void *codes) {
     int32_t four;
     memcpy(&four, codes, sizeof four);
     return _mm512_set1_epi32(four);
-}
-
-/* Where the sum of n groups starts: minus the offset of the activations times the sum of the codes.
- * With two planes it goes with the high one: 16384 is 64 there. */
-ALWAYS_INLINE __m512i start_of(const __m512i *w, int n, int planes) {
-    __m512i sum = _mm512_setzero_si512();
-    UNROLL_FOR(g, n) {
-        sum = dot4_u8s8(sum, _mm512_set1_epi8(1), w[g]);
-    }
-    sum = _mm512_sll_epi32(sum, _mm_cvtsi32_si128(planes == 1 ? 7 : 6));
-    return _mm512_sub_epi32(_mm512_setzero_si512(), sum);
-}
-
-/* Exact sums of the two halves of a block of activations as act_pack.c stores it. */
-struct halves_sums {
-    int32_t low, high;
-};
-
-ALWAYS_INLINE __m256i sum_eights(const uint8_t *bytes) {
-    return _mm256_sad_epu8(_mm256_loadu_si256((const __m256i *)bytes), _mm256_setzero_si256());
-}
-
-ALWAYS_INLINE struct halves_sums sum_block(const uint8_t *codes, int planes) {
-    const int offset = planes == 1 ? HALF * 128 : HALF * 16384;
-    __m256i s = sum_eights(codes);
-    if (planes == 2)
-        s = _mm256_add_epi64(_mm256_slli_epi64(s, 8), sum_eights(codes + BLOCK));
-    s = _mm256_add_epi64(s, _mm256_shuffle_epi32(s, 0x4e));
-    return (struct halves_sums){_mm_cvtsi128_si32(_mm256_castsi256_si128(s)) - offset,
-                                _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1)) - offset};
 }
 
 #endif

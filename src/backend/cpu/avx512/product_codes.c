@@ -12,30 +12,33 @@
  *                       for each chunk of 48 blocks
  *                           unpack the chunk of the weights into scratch
  *                           for each six rows of activations
- *                               accumulators from y, 24 sums in registers, accumulators to y
+ *                               accumulators from y, 24 sums in registers, accumulators to y;
+ *                               with each block some lines of the next two panels are asked for
  *
- * P2 A lane is an output; four of its codes meet four activations that are broadcast. One side must
- *    be unsigned bytes, so it has an offset, and sums start from minus the offset times the sum of
- *    the other side's codes:
+ * P2 A lane is an output; four of its codes meet four activations that are broadcast. Weights are
+ *    unsigned bytes as they are unpacked (a nibble of Q4_0 is its code plus 8), activations signed
+ *    ones, so sums start from minus that offset times the sum of the activations' codes.
+ *    Activations of 15 bits are two planes of bytes, or with one row what vector.h makes of them.
  *
- *        one row    weights as they are unpacked (a nibble of Q4_0 is its code plus 8); the
- *                   activations are made signed once a call, their sums are per run
- *        more       activations as act_pack.c stores them; the sums of weights are per output and
- *                   run and stand in the panel
- *
- *    Activations of 15 bits are two planes of bytes, or what vector.h makes of them.
- *
- * P3 Without VNNI pairs of products are summed in 16 bits: 255 times codes from -64 to 64, two at a
- *    time, is 32640. Types with wider codes have them cut into two halves (factors_of), but for the
- *    high plane, whose bytes are at most 127; with one row they are multiplied as words
- *    (split_bytes).
+ * P3 Without VNNI pairs of products are summed in 16 bits: two bytes of at most 128 times codes from
+ *    -128 to 127 are -32768 to 32512. Types with larger bytes have them cut into two halves
+ *    (factors_of), but for the high plane, whose codes are from -64 to 64; with one row they are
+ *    multiplied as words (split_bytes).
  */
 #include "backend/cpu/avx512/product.h"
 
 enum {
-    CHUNK = 48,    /* blocks of 704 or 896 bytes: 66 or 84 KiB for two panels, in L2 */
+    CHUNK = 48,    /* blocks of 640 or 768 bytes: 60 or 72 KiB for two panels, in L2 */
     TILE_ROWS = 6, /* x 2 panels: 12 sums and 12 accumulators */
     PANELS = 2,
+};
+
+/* The weights of the next two panels: some lines of them are asked for with each block that a tile
+ * multiplies, into L2, up to the end. While a panel is unpacked memory is busy with that one, while
+ * it is multiplied with nothing (docs/speed.md, "Ahead, while multiplying"). */
+struct ahead {
+    const char *at, *end;
+    uint32_t lines; /* a block and tile */
 };
 
 /* A pass of all rows of activations over a chunk of two panels. */
@@ -43,17 +46,19 @@ struct pass {
     const struct act_rows *a;
     const uint8_t *panel[PANELS];
     uint32_t b0, blocks; /* of the chunk */
+    int32_t offset;      /* of the weights' bytes */
     bool has_min;
     __mmask16 lanes[PANELS]; /* outputs that are asked for */
     float *y[PANELS];        /* of row 0 and a panel's first lane */
     size_t y_stride;
+    struct ahead ahead;
 };
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
 /* dot[r][p] += groups [g0, g0 + n) of one plane. x[r]: the plane's 32 bytes. */
 ALWAYS_INLINE void add_products(int rows, bool wide, const struct panel_block *const block[PANELS],
-                                int g0, int n, const uint8_t *const x[], __m512i dot[][PANELS]) {
+                                int g0, int n, const int8_t *const x[], __m512i dot[][PANELS]) {
     UNROLL_FOR(i, n) {
         struct factors f[PANELS];
         UNROLL_FOR(p, PANELS) {
@@ -63,16 +68,29 @@ ALWAYS_INLINE void add_products(int rows, bool wide, const struct panel_block *c
             __m512i c = keep(broadcast_group(x[r] + 4 * (g0 + i)));
             UNROLL_FOR(p, PANELS) {
                 UNROLL_FOR(part, f[p].count) {
-                    dot[r][p] = keep(dot4_u8s8(dot[r][p], c, f[p].part[part]));
+                    dot[r][p] = keep(dot4_u8s8(dot[r][p], f[p].part[part], c));
                 }
             }
         }
     }
 }
 
+ALWAYS_INLINE void ask_ahead(struct ahead *a) {
+    for (uint32_t l = 0; l < a->lines && a->at < a->end; l++, a->at += 64)
+        _mm_prefetch(a->at, _MM_HINT_T1);
+}
+
+/* Where the sum of run u of block `at` of all rows starts. */
+ALWAYS_INLINE __m512i start_of(const struct pass *t, int runs, size_t at, int u) {
+    if (t->offset == 0)
+        return _mm512_setzero_si512();
+    const int32_t *half = t->a->codes_sum16 + 2 * at;
+    return _mm512_set1_epi32(-t->offset * (runs == 1 ? half[0] + half[1] : half[u]));
+}
+
 /* P1 and P2 for `rows` rows from row r0 on. */
 ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct pass *t,
-                        uint32_t r0) {
+                        uint32_t r0, struct ahead *ahead) {
     const struct act_rows *a = t->a;
     const size_t blocks = a->k / BLOCK;
     const float *sums = runs == 1 ? a->sum : a->sum16;
@@ -85,7 +103,7 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
     }
     for (uint32_t b = 0; b < t->blocks; b++) {
         const struct panel_block *block[PANELS];
-        const uint8_t *x[TILE_ROWS];
+        const int8_t *x[TILE_ROWS];
         UNROLL_FOR(p, PANELS) {
             block[p] = (const struct panel_block *)(t->panel[p] + b * panel_block_bytes(runs));
         }
@@ -93,22 +111,26 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
             size_t at = (r0 + (size_t)rows + (size_t)r) * blocks + t->b0 + b;
             _mm_prefetch((const char *)a->codes + at * BLOCK * (size_t)planes, _MM_HINT_T0);
         }
+        ask_ahead(ahead);
         UNROLL_FOR(u, runs) {
             __m512i dot[TILE_ROWS][PANELS];
             UNROLL_FOR(r, rows) {
                 size_t at = (r0 + (size_t)r) * blocks + t->b0 + b;
-                x[r] = (const uint8_t *)a->codes + at * BLOCK * (size_t)planes;
+                x[r] = (const int8_t *)a->codes + at * BLOCK * (size_t)planes;
+                __m512i start = planes == 1 ? start_of(t, runs, at, u) : _mm512_setzero_si512();
                 UNROLL_FOR(p, PANELS) {
-                    dot[r][p] = block[p]->run[u].start;
+                    dot[r][p] = start;
                 }
             }
             add_products(rows, wide && planes == 1, block, u * GROUPS / runs, GROUPS / runs, x,
                          dot);
             if (planes == 2) {
                 UNROLL_FOR(r, rows) {
+                    size_t at = (r0 + (size_t)r) * blocks + t->b0 + b;
+                    __m512i start = start_of(t, runs, at, u);
                     x[r] += BLOCK;
                     UNROLL_FOR(p, PANELS) {
-                        dot[r][p] = _mm512_slli_epi32(dot[r][p], 8);
+                        dot[r][p] = _mm512_add_epi32(_mm512_slli_epi32(dot[r][p], 8), start);
                     }
                 }
                 add_products(rows, wide, block, u * GROUPS / runs, GROUPS / runs, x, dot);
@@ -143,27 +165,28 @@ typedef void pass_fn(const struct pass *t);
  * about as long as one of four, since its sums wait for each other (docs/speed.md). */
 ALWAYS_INLINE void pass_rows(int runs, int planes, bool wide, const struct pass *t) {
     const uint32_t rows = t->a->rows;
+    struct ahead ahead = t->ahead;
     for (uint32_t r = 0, n; r < rows; r += n) {
         const uint32_t left = rows - r;
         n = left <= TILE_ROWS ? left : left < 2 * TILE_ROWS ? (left + 1) / 2 : TILE_ROWS;
         switch (n) {
         case 6:
-            tile(6, runs, planes, wide, t, r);
+            tile(6, runs, planes, wide, t, r, &ahead);
             break;
         case 5:
-            tile(5, runs, planes, wide, t, r);
+            tile(5, runs, planes, wide, t, r, &ahead);
             break;
         case 4:
-            tile(4, runs, planes, wide, t, r);
+            tile(4, runs, planes, wide, t, r, &ahead);
             break;
         case 3:
-            tile(3, runs, planes, wide, t, r);
+            tile(3, runs, planes, wide, t, r, &ahead);
             break;
         case 2:
-            tile(2, runs, planes, wide, t, r);
+            tile(2, runs, planes, wide, t, r, &ahead);
             break;
         default:
-            tile(1, runs, planes, wide, t, r);
+            tile(1, runs, planes, wide, t, r, &ahead);
             break;
         }
     }
@@ -257,48 +280,41 @@ static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
 }
 
 /* Block b of a row of activations, as act_pack.c stores it, as halves. */
-ALWAYS_INLINE __m512i signed_halves(const uint8_t *codes, int planes) {
-    __m256i first = _mm256_loadu_si256((const __m256i *)codes);
-    if (planes == 1)
-        return halves_of_runs(
-            _mm512_sub_epi16(_mm512_cvtepu8_epi16(first), _mm512_set1_epi16(128)));
-    __m256i low = _mm256_loadu_si256((const __m256i *)codes + 1);
-    __m512i code = _mm512_or_si512(_mm512_slli_epi16(_mm512_cvtepu8_epi16(first), 8),
-                                   _mm512_cvtepu8_epi16(low));
-    return halves_of_runs(_mm512_sub_epi16(code, _mm512_set1_epi16(16384)));
+ALWAYS_INLINE __m512i block_halves(const int8_t *codes, int planes) {
+    __m512i c = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)codes));
+    if (planes == 2) {
+        __m256i low = _mm256_loadu_si256((const __m256i *)codes + 1);
+        c = _mm512_add_epi16(_mm512_slli_epi16(c, 8), _mm512_cvtepi8_epi16(low));
+    }
+    return halves_of_runs(c);
 }
 
-/* The row of activations made signed, in scratch. */
-static struct act_row signed_row(const struct product *p, void *scratch) {
+/* The row of activations; in scratch what is not there yet. */
+static struct act_row only_row(const struct product *p, void *scratch) {
     const struct act_rows *a = p->a;
     const bool halves = p->planes == 2 || (p->type->wide && PAIRS_OVERFLOW);
-    const uint8_t *from = a->codes;
-    uint8_t *to = scratch;
-    int32_t *start = (int32_t *)(to + p->blocks * (halves ? 2 * BLOCK : BLOCK));
-    const struct act_row row = {to, start, a->scale, p->runs == 1 ? a->sum : a->sum16, halves};
-    for (uint32_t b = 0; b < p->blocks; b++, from += BLOCK * p->planes) {
-        if (p->type->offset != 0) {
-            struct halves_sums s = sum_block(from, p->planes);
-            if (p->runs == 1)
-                s.low += s.high;
-            else
-                start[2 * b + 1] = -p->type->offset * s.high;
-            start[b * (uint32_t)p->runs] = -p->type->offset * s.low;
-        }
-        if (halves) {
-            _mm512_storeu_si512(to + 2 * BLOCK * b, signed_halves(from, p->planes));
-        } else {
-            __m256i codes = _mm256_loadu_si256((const __m256i *)from);
-            codes = _mm256_xor_si256(codes, _mm256_set1_epi8((char)128));
-            _mm256_storeu_si256((__m256i *)(to + BLOCK * b), codes);
-        }
+    const uint32_t runs = p->blocks * (uint32_t)p->runs;
+    int32_t *start = scratch;
+    uint8_t *codes = (uint8_t *)(start + round_up(runs, 16));
+    for (uint32_t i = 0; p->type->offset != 0 && i < runs; i++) {
+        const int32_t sum =
+            p->runs == 2 ? a->codes_sum16[i] : a->codes_sum16[2 * i] + a->codes_sum16[2 * i + 1];
+        start[i] = -p->type->offset * sum;
     }
-    return row;
+    for (uint32_t b = 0; halves && b < p->blocks; b++) {
+        const int8_t *from = (const int8_t *)a->codes + (size_t)b * BLOCK * (size_t)p->planes;
+        _mm512_storeu_si512(codes + 2 * BLOCK * (size_t)b, block_halves(from, p->planes));
+    }
+    return (struct act_row){.codes = halves ? codes : a->codes,
+                            .start = start,
+                            .scale = a->scale,
+                            .sums = p->runs == 1 ? a->sum : a->sum16,
+                            .halves = halves};
 }
 
 /* One row of activations: no detour of the weights over scratch. */
 static void product_row(const struct product *p, void *scratch) {
-    const struct act_row row = signed_row(p, scratch);
+    const struct act_row row = only_row(p, scratch);
     for (uint32_t j = p->n0; j < p->n1; j += OUTPUTS) {
         struct panel_rows rows;
         float *y;
@@ -307,9 +323,21 @@ static void product_row(const struct product *p, void *scratch) {
     }
 }
 
+/* Of the two panels that begin at `next`: their share for blocks [b, b + blocks). */
+static struct ahead ahead_of(const struct product *p, const uint8_t *next, uint32_t b,
+                             uint32_t blocks) {
+    const size_t bytes = PANELS * OUTPUTS * p->row_bytes;
+    const uint32_t tiles = (p->a->rows + TILE_ROWS - 1) / TILE_ROWS;
+    const size_t first = bytes * b / p->blocks, end = bytes * (b + blocks) / p->blocks;
+    return (struct ahead){.at = (const char *)next + first,
+                          .end = (const char *)next + end,
+                          .lines = (uint32_t)((end - first) / 64 / (blocks * tiles)) + 1};
+}
+
 static void product_panels(const struct product *p, void *scratch) {
     pass_fn *pass = pass_of(p->runs, p->planes, p->type->wide);
-    struct pass t = {.a = p->a, .has_min = p->has_min, .y_stride = p->y_stride};
+    struct pass t = {
+        .a = p->a, .offset = p->type->offset, .has_min = p->has_min, .y_stride = p->y_stride};
     for (uint32_t j = p->n0; j < p->n1; j += PANELS * OUTPUTS) {
         struct panel_rows rows[PANELS];
         uint32_t panels = p->n1 - j > OUTPUTS ? PANELS : 1;
@@ -321,21 +349,14 @@ static void product_panels(const struct product *p, void *scratch) {
             t.blocks = p->blocks - b < CHUNK ? p->blocks - b : CHUNK;
             for (uint32_t i = 0; i < panels; i++) {
                 uint8_t *panel = (uint8_t *)scratch + i * t.blocks * panel_block_bytes(p->runs);
-                p->type->unpack(&rows[i], b, t.blocks, p->planes, panel);
+                p->type->unpack(&rows[i], b, t.blocks, panel);
                 t.panel[i] = panel;
             }
             if (panels < PANELS)
                 t.panel[1] = t.panel[0], t.y[1] = t.y[0];
+            t.ahead = ahead_of(p, rows[0].next, b, t.blocks);
             pass(&t);
         }
-    }
-}
-
-static void set_starts(void *panel, uint32_t blocks, int runs, int planes) {
-    for (uint32_t b = 0; b < blocks; b++) {
-        struct panel_block *block = panel_block(panel, b, runs);
-        for (int u = 0; u < runs; u++)
-            block->run[u].start = start_of(block->w + u * GROUPS / runs, GROUPS / runs, planes);
     }
 }
 
@@ -351,15 +372,16 @@ static void product_small(const struct product *p, void *scratch) {
         traits->parts(p->w, o < p->w->n ? o : p->w->n - 1, codes, d, m);
         for (uint32_t i = 0; i < k; i++) {
             struct panel_block *b = panel_block(panel, i / BLOCK, p->runs);
-            ((int8_t *)&b->w[i % BLOCK / 4])[4 * o + i % 4] = codes[i];
+            ((uint8_t *)&b->w[i % BLOCK / 4])[4 * o + i % 4] =
+                (uint8_t)(codes[i] + p->type->offset);
             ((float *)&b->run[i % BLOCK / run].d)[o] = d[i / run];
             ((float *)&b->run[i % BLOCK / run].m)[o] = m[i / run];
         }
     }
-    set_starts(panel, p->blocks, p->runs, p->planes);
     const struct pass t = {.a = p->a,
                            .panel = {panel, panel},
                            .blocks = p->blocks,
+                           .offset = p->type->offset,
                            .has_min = p->has_min,
                            .lanes = {first_lanes(p->n1) & ~first_lanes(p->n0), 0},
                            .y = {p->y - p->n0, p->y - p->n0},

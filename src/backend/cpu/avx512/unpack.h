@@ -29,10 +29,11 @@ ALWAYS_INLINE void load_rows(const struct panel_rows *r, size_t at, __m512i v[4]
     }
     UNROLL_FOR(j, 4) {
         const size_t row = (size_t)j * r->stride;
-        __m512i x = _mm512_castsi128_si512(load_16(p[0] + row));
-        x = _mm512_inserti32x4(x, load_16(p[1] + row), 1);
-        x = _mm512_inserti32x4(x, load_16(p[2] + row), 2);
-        v[j] = _mm512_inserti32x4(x, load_16(p[3] + row), 3);
+        __m256i low = _mm256_castsi128_si256(load_16(p[0] + row));
+        __m256i high = _mm256_castsi128_si256(load_16(p[2] + row));
+        low = _mm256_inserti128_si256(low, load_16(p[1] + row), 1);
+        high = _mm256_inserti128_si256(high, load_16(p[3] + row), 1);
+        v[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
     }
 }
 
@@ -75,9 +76,9 @@ ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, int n, 
     }
 }
 
-/* The 16 rows behind these are read next, and they are one stretch of memory: while block b of the
- * panel is unpacked, its share of them is asked for, into L2 (docs/speed.md, "Ahead, into L2").
- * bytes: of the block in one row. */
+/* The 16 rows behind these are read next, and they are one stretch of memory: with block b its
+ * share of them is asked for, into L2 (docs/speed.md, "Ahead, into L2"). bytes: of the block in one
+ * row. With several rows of activations product_codes.c asks, while it multiplies. */
 ALWAYS_INLINE void prefetch_next(const struct panel_rows *r, size_t at, size_t bytes) {
     const char *next = (const char *)r->next + OUTPUTS * at;
     for (size_t line = 0; line < OUTPUTS * bytes; line += 64)
@@ -134,19 +135,12 @@ ALWAYS_INLINE __m512i lookup(const uint8_t values[16], __m512i codes) {
 
 /* ---- a type ---------------------------------------------------------------------------------- */
 
-/* One block of unpacked bytes as a block of a panel: signed codes, d and m, starts. */
-ALWAYS_INLINE void put_block(const struct panel_block *from, int runs, int offset, int planes,
-                             struct panel_block *to) {
-    const int n = GROUPS / runs;
-    __m512i w[GROUPS];
+ALWAYS_INLINE void put_block(const struct panel_block *from, int runs, struct panel_block *to) {
     UNROLL_FOR(g, GROUPS) {
-        w[g] = _mm512_sub_epi8(from->w[g], _mm512_set1_epi8((char)offset));
-        to->w[g] = w[g];
+        to->w[g] = from->w[g];
     }
     UNROLL_FOR(u, runs) {
-        to->run[u].d = from->run[u].d;
-        to->run[u].m = from->run[u].m;
-        to->run[u].start = start_of(w + u * n, n, planes);
+        to->run[u] = from->run[u];
     }
 }
 
@@ -189,15 +183,14 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
  * `offset`. From there a block goes to its sums or its panel through registers, or at most a few
  * KiB of stack. */
 #define DEFINE_TYPE(name, units, bytes, runs, has_min, offset)                                     \
-    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes, \
+    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
                              void *panel) {                                                        \
         size_t at = b0 / (units) * (size_t)(bytes);                                                \
         for (uint32_t b = 0; b < blocks; b += (units), at += (bytes)) {                            \
             struct panel_block w[units];                                                           \
-            prefetch_next(r, at, bytes);                                                           \
             name(r, at, w);                                                                        \
             UNROLL_FOR(i, units) {                                                                 \
-                put_block(w + i, runs, offset, planes, panel_block(panel, b + (uint32_t)i, runs)); \
+                put_block(w + i, runs, panel_block(panel, b + (uint32_t)i, runs));                 \
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \

@@ -182,15 +182,14 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
 
 /* As DEFINE_TYPE of unpack.h, for types whose scales are read for many blocks at once. */
 #define DEFINE_ROWS_TYPE(name, from, bits, has_min, offset)                                        \
-    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks, int planes, \
+    void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
                              void *panel) {                                                        \
         struct scales s;                                                                           \
         s.first = s.end = 0;                                                                       \
         for (uint32_t i = 0; i < blocks; i++) {                                                    \
             struct panel_block w;                                                                  \
-            prefetch_next(r, (b0 + i) * 4 * (size_t)(bits), 4 * (size_t)(bits));                   \
             from(r, b0 + i, bits, &s, &w);                                                         \
-            put_block(&w, 1, offset, planes, panel_block(panel, i, 1));                            \
+            put_block(&w, 1, panel_block(panel, i, 1));                                            \
         }                                                                                          \
     }                                                                                              \
     ALWAYS_INLINE __m512 row_##name(const struct panel_rows *r, const struct act_row *a,           \
