@@ -138,7 +138,7 @@ struct batch {
     const int32_t *tokens; /* [rows] */
     const uint32_t *pos;   /* [rows] */
     uint32_t n_seqs;
-    const struct batch_seq *seqs;    /* [n_seqs] */
+    const struct batch_seq *seqs;    /* [n_seqs], in any order */
     const struct kv_view *views;     /* [layer group][n_seqs] */
     const struct state_view *states; /* [n_seqs]; NULL: the model has no recurrent layer */
     uint32_t n_logit_rows;

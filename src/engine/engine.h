@@ -92,6 +92,8 @@ void cache_format_text(const struct kv_cache *c, char text[64]); /* the first gr
 struct step_buffers {
     int32_t *tokens;            /* [prefill_chunk] */
     uint32_t *pos, *logit_rows; /* the same */
+    uint32_t *order;            /* the same: parts by cost, the dearest first */
+    uint32_t *first_row;        /* the same: of a part */
     struct batch_seq *seqs;     /* the same */
     struct kv_view *views;      /* [layer group][sequence] */
     struct state_view *states;  /* [prefill_chunk] */

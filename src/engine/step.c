@@ -2,7 +2,8 @@
 /* step.c: one step of a model over any sequences of a context: how their rows become a batch. Every
  * evaluation comes through here: kvasir_seq_eval with one sequence, kvasir_batch_eval and the
  * scheduler with many. Nothing is padded: a step's rows are the sequences' rows, one after the
- * other. Allocates nothing.
+ * other, and so are the logits; only the list of sequences has an order of its own. Allocates
+ * nothing.
  */
 #include <assert.h>
 #include <string.h>
@@ -15,12 +16,14 @@ kvasir_status step_init(struct kvasir_context *c, kvasir_error *err) {
     s->tokens = mem_calloc(rows, sizeof *s->tokens);
     s->pos = mem_calloc(rows, sizeof *s->pos);
     s->logit_rows = mem_calloc(rows, sizeof *s->logit_rows);
+    s->order = mem_calloc(rows, sizeof *s->order);
+    s->first_row = mem_calloc(rows, sizeof *s->first_row);
     s->seqs = mem_calloc(rows, sizeof *s->seqs);
     s->views = mem_calloc(rows * c->n_groups, sizeof *s->views);
     s->states = mem_calloc(rows, sizeof *s->states);
     s->logits = mem_alloc_aligned(c->options.logit_rows * vocab * sizeof *s->logits);
-    if (!s->tokens || !s->pos || !s->logit_rows || !s->seqs || !s->views || !s->states ||
-        !s->logits)
+    if (!s->tokens || !s->pos || !s->logit_rows || !s->order || !s->first_row || !s->seqs ||
+        !s->views || !s->states || !s->logits)
         return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
     return KVASIR_OK;
 }
@@ -30,6 +33,8 @@ void step_deinit(struct kvasir_context *c) {
     mem_free(s->tokens);
     mem_free(s->pos);
     mem_free(s->logit_rows);
+    mem_free(s->order);
+    mem_free(s->first_row);
     mem_free(s->seqs);
     mem_free(s->views);
     mem_free(s->states);
@@ -39,20 +44,58 @@ void step_deinit(struct kvasir_context *c) {
 uint64_t step_bytes(const struct kvasir_context *c) {
     const struct step_buffers *s = &c->step;
     const size_t rows = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
-    return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->seqs +
-                   c->n_groups * sizeof *s->views + sizeof *s->states) +
+    return rows * (sizeof *s->tokens + sizeof *s->pos + sizeof *s->logit_rows + sizeof *s->order +
+                   sizeof *s->first_row + sizeof *s->seqs + c->n_groups * sizeof *s->views +
+                   sizeof *s->states) +
            c->options.logit_rows * vocab * sizeof *s->logits;
 }
 
-/* A sequence's rows behind `row` others. */
-static void add_part(struct step_buffers *s, const struct step_part *p, uint32_t i, uint32_t row) {
+/* What a part attends to. */
+static uint64_t cost_of(const struct step_part *p) {
+    return (uint64_t)p->rows * (seq_length(p->seq) + p->rows);
+}
+
+/* The rows of part i behind `row` others; its place among the parts before it by cost, the dearest
+ * first. */
+static void add_part(struct step_buffers *s, const struct step_part *parts, uint32_t i,
+                     uint32_t row) {
+    const struct step_part *p = &parts[i];
     const uint32_t first = seq_length(p->seq);
-    s->seqs[i] = (struct batch_seq){.row = row, .rows = p->rows, .pos = first};
-    seq_state(p->seq, &s->states[i]);
+    const uint64_t cost = cost_of(p);
     for (uint32_t r = 0; r < p->rows; r++) {
         s->tokens[row + r] = p->tokens[r];
         s->pos[row + r] = first + r;
     }
+    uint32_t at = i;
+    for (; at > 0 && cost_of(&parts[s->order[at - 1]]) < cost; at--)
+        s->order[at] = s->order[at - 1];
+    s->order[at] = i;
+    s->first_row[i] = row;
+}
+
+/* Part i as sequence `at` of the batch, of n. */
+static void put_seq(const struct kvasir_context *c, const struct step_part *parts, uint32_t i,
+                    uint32_t at, uint32_t n) {
+    const struct step_buffers *s = &c->step;
+    const struct kv_seq *seq = parts[i].seq;
+    s->seqs[at] =
+        (struct batch_seq){.row = s->first_row[i], .rows = parts[i].rows, .pos = seq_length(seq)};
+    seq_state(seq, &s->states[at]);
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        seq_view(seq, g, &s->views[g * n + at]);
+}
+
+/* Each thread begins with a stretch of the batch's sequences (base/threads.c), so they are dealt by
+ * cost, to and fro: stretches cost about the same, and what is taken last is short. */
+static void deal_seqs(const struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
+    const uint32_t threads = (uint32_t)backend_threads(c->backend);
+    uint32_t at = 0;
+    for (uint32_t t = 0; t < threads; t++)
+        for (uint32_t lap = 0; lap * threads < n; lap++) {
+            const uint32_t k = lap * threads + (lap % 2 ? threads - 1 - t : t);
+            if (k < n)
+                put_seq(c, parts, c->step.order[k], at++, n);
+        }
 }
 
 const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
@@ -61,13 +104,12 @@ const float *step_run(struct kvasir_context *c, const struct step_part *parts, u
     for (uint32_t i = 0; i < n; i++) {
         assert(rows + parts[i].rows <= c->options.prefill_chunk);
         assert(wanted + parts[i].wanted <= c->options.logit_rows);
-        add_part(s, &parts[i], i, rows);
-        for (uint32_t g = 0; g < c->n_groups; g++)
-            seq_view(parts[i].seq, g, &s->views[g * n + i]);
+        add_part(s, parts, i, rows);
         rows += parts[i].rows;
         for (uint32_t r = parts[i].wanted; r > 0; r--)
             s->logit_rows[wanted++] = rows - r;
     }
+    deal_seqs(c, parts, n);
     struct batch batch = {.rows = rows,
                           .tokens = s->tokens,
                           .pos = s->pos,
