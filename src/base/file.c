@@ -48,6 +48,10 @@ kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *
     return KVASIR_OK;
 }
 
+void file_map_reread(const struct file_map *m) {
+    madvise((void *)m->data, m->size, MADV_HUGEPAGE);
+}
+
 void file_map_close(struct file_map *m) {
     if (m->data)
         munmap((void *)m->data, m->size);

@@ -37,6 +37,7 @@ kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
     c->maps = maps;
     TRY(file_map_open(map, path, err));
+    file_map_reread(map);
     c->maps[c->n_maps++] = *map;
     return KVASIR_OK;
 }
