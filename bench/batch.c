@@ -89,6 +89,20 @@ static void drop(kvasir_seq **seqs, uint32_t n) {
         kvasir_seq_destroy(seqs[i]);
 }
 
+/* MiB of mapped files, the weights, that the system maps in huge pages: 92 of 92 or none makes a
+ * fifth of a step (docs/speed.md, "Weights in huge pages"). */
+static double huge_file_mib(void) {
+    FILE *f = fopen("/proc/self/smaps_rollup", "r");
+    char line[256];
+    unsigned long kib = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "FilePmdMapped: %lu", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return (double)kib / 1024;
+}
+
 /* ---- decode ---------------------------------------------------------------------------------- */
 
 static void bench_decode(const kvasir_model *m, int rounds) {
@@ -128,8 +142,8 @@ static void bench_decode(const kvasir_model *m, int rounds) {
                  by_rows = BATCH * median(row_ms, rounds) +
                            median(alone_ms, rounds) * s / (BATCH * w + s);
     const double bound = by_bytes > by_rows ? by_bytes : by_rows;
-    printf("weights %.1f MiB, cache %.1f MiB in %d sequences\n", w / (1 << 20), s / (1 << 20),
-           BATCH);
+    printf("weights %.1f MiB (%.1f in huge pages), cache %.1f MiB in %d sequences\n", w / (1 << 20),
+           huge_file_mib(), s / (1 << 20), BATCH);
     printf("decode: alone %.2f ms in all, together %.2f ms: gain %.2f\n", median(alone_ms, rounds),
            median(batch_ms, rounds), median(gain, rounds));
     printf("  allowed by bytes %.2f; by bytes or products %.2f (a row of a prompt %.3f ms)\n",
