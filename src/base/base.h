@@ -100,8 +100,8 @@ struct file_map {
 };
 kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *err) MUST_CHECK;
 void file_map_close(struct file_map *m);
-/* Advice: all of it will be read again and again, so the system may map it in huge pages. Linux does
- * so from 6.16 on (ext4; xfs sooner), with what is not in memory yet. */
+/* Advice: all of it will be read again and again, so the system may map it in huge pages. Linux
+ * does so from 6.16 on (ext4; xfs sooner), with what is not in memory yet. */
 void file_map_reread(const struct file_map *m);
 /* Reads a whole file (or standard input where path is "-") into a fresh NUL-terminated string,
  * *size bytes long. */

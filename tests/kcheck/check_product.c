@@ -59,8 +59,8 @@ static int compare_ints(const void *a, const void *b) {
 }
 
 /* Whether block b of got holds the codes of want, sorted, in one of the forms that a tier may store
- * (kernels.h): as they are, or 16-bit ones as a plane of high and one of low bytes. The order inside
- * a block is free. */
+ * (kernels.h): as they are, or 16-bit ones as a plane of high and one of low bytes. The order
+ * inside a block is free. */
 static bool same_codes(const struct act_rows *got, size_t b, const int want[BLOCK]) {
     int plain_form[BLOCK], planes_form[BLOCK];
     for (size_t i = 0; i < BLOCK; i++) {

@@ -50,7 +50,7 @@ struct panel_rows {
 
 /* One row of activations.
  *
- *     codes   per block | code, 32 bytes |, or where the row has halves (vector.h) | 8 runs of four |
+ *     codes   per block | code, 32 bytes |, or where the row has halves (vector.h) 8 runs of four
  *     start   per run, where its sum starts: what the offset of the weights adds too much
  *     sums    of runs */
 struct act_row {

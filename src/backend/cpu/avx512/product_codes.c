@@ -20,8 +20,8 @@
  *    ones, so sums start from minus that offset times the sum of the activations' codes.
  *    Activations of 15 bits are two planes of bytes, or with one row what vector.h makes of them.
  *
- * P3 Without VNNI pairs of products are summed in 16 bits: two bytes of at most 128 times codes from
- *    -128 to 127 are -32768 to 32512. Types with larger bytes have them cut into two halves
+ * P3 Without VNNI pairs of products are summed in 16 bits: two bytes of at most 128 times codes
+ *    from -128 to 127 are -32768 to 32512. Types with larger bytes have them cut into two halves
  *    (factors_of), but for the high plane, whose codes are from -64 to 64; with one row they are
  *    multiplied as words (split_bytes).
  */
