@@ -28,8 +28,8 @@ fetch() {
         echo "$sha256  $1" | sha256sum --check --status
     }
     let_go() {
-        sync "$model"
-        dd if="$model" iflag=nocache count=0 status=none || true # small pages will do
+        sync "$model" || true # small pages will do
+        dd if="$model" iflag=nocache count=0 status=none || true
     }
     if [ -e "$model" ]; then
         if matches "$model"; then

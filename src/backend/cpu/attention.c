@@ -246,10 +246,9 @@ static void find_run(const struct attention_job *j, const struct block *b, uint3
 
 /* A tile is read in pieces of 64 bytes a line, which hardware prefetchers follow badly, and the
  * next one lies in another page: asking for it while this one is worked on doubles the speed from
- * memory. Into L2: that holds up the work behind it least (docs/speed.md, "Ahead, into L2"). NULL
- * asks for nothing. */
+ * memory. Into L2: that holds up the work behind it least (docs/speed.md, "Ahead, into L2"). */
 static void ask(const uint8_t *tile, uint32_t from, uint32_t end) {
-    for (uint32_t line = from; tile && line < end; line += 64)
+    for (uint32_t line = from; line < end; line += 64)
         __builtin_prefetch(tile + line, 0, 2 /* T1: to L2 */);
 }
 
@@ -259,16 +258,28 @@ static uint32_t bytes_ahead(const struct tile_layout *k) {
     return 3 * k->bytes / 8 / 64 * 64;
 }
 
-/* Asks for tile i of the run that comes next: the first one whole, since none of its run comes
- * before it. */
+/* Asks for K of tile i of the run that comes next: whole, where no tile of its run comes before
+ * it. */
 static void ask_run(struct run_tiles *next, uint32_t i) {
     if (i >= next->n)
         return;
     next->asked = i + 1;
-    if (next->tiles[i]) {
-        const struct tile_layout *k = &next->layouts[i]->k;
-        ask(next->tiles[i], 0, i == 0 ? k->bytes : bytes_ahead(k));
-    }
+    if (!next->tiles[i])
+        return;
+    const struct tile_layout *k = &next->layouts[i]->k;
+    ask(next->tiles[i], 0, i == 0 || !next->tiles[i - 1] ? k->bytes : bytes_ahead(k));
+}
+
+/* What was not asked for yet of K of tile i of the run at hand; V of it. */
+static void ask_keys(const struct run_tiles *t, uint32_t i) {
+    if (!t->tiles[i])
+        return;
+    const struct tile_layout *k = &t->layouts[i]->k;
+    ask(t->tiles[i], i < t->asked ? bytes_ahead(k) : 0, k->bytes);
+}
+static void ask_values(const struct run_tiles *t, uint32_t i) {
+    if (t->tiles[i])
+        ask(t->tiles[i], t->layouts[i]->k.bytes, t->layouts[i]->head_bytes);
 }
 
 /* Scores, softmax and values of one run; partial results into part [rows] and out [rows][dim]. */
@@ -278,6 +289,7 @@ static void block_run(const struct attention_job *j, const struct block *b,
     const struct kernels *k = &j->b->kernels;
     const uint32_t n = t->n * TILE_TOKENS;
     for (uint32_t i = 0; i < t->n; i++) {
+        ask_keys(t, i + 1);
         if (!t->tiles[i]) {
             for (uint32_t r = 0; r < b->rows; r++)
                 fill_masked(s->scores + (size_t)r * RUN_TOKENS, i * TILE_TOKENS,
@@ -286,7 +298,6 @@ static void block_run(const struct attention_job *j, const struct block *b,
         }
         const struct tile_layout *l = &t->layouts[i]->k;
         score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
-        ask(t->tiles[i + 1], i + 1 < t->asked ? bytes_ahead(l) : 0, l->bytes);
         float *scores = s->scores + (size_t)i * TILE_TOKENS;
         score(l, t->tiles[i], &s->queries, scores, RUN_TOKENS);
         if (t->layouts[i]->centred)
@@ -295,8 +306,7 @@ static void block_run(const struct attention_job *j, const struct block *b,
         for (uint32_t r = 0; j->args->softcap > 0 && r < b->rows; r++)
             k->softcap(scores + (size_t)r * RUN_TOKENS, TILE_TOKENS, j->args->softcap);
     }
-    if (t->tiles[0])
-        ask(t->tiles[0], t->layouts[0]->k.bytes, t->layouts[0]->head_bytes);
+    ask_values(t, 0);
     for (uint32_t r = 0; r < b->rows; r++) {
         float *scores = s->scores + (size_t)r * RUN_TOKENS;
         mask_row(b->view, b->pos + r / j->gqa, t->start, n, scores);
@@ -305,14 +315,13 @@ static void block_run(const struct attention_job *j, const struct block *b,
     memset(out, 0, (size_t)b->rows * j->head_dim * sizeof *out);
     for (uint32_t i = 0; i < t->n; i++) {
         ask_run(next, i);
+        ask_values(t, i + 1);
         if (!t->tiles[i])
             continue;
         const struct tile_layout *l = &t->layouts[i]->v;
-        uint32_t k_bytes = t->layouts[i]->k.bytes;
         value_tile_fn *value = kv_format_exact(l->format) ? k->value_exact : k->value_affine;
-        ask(t->tiles[i + 1], k_bytes, k_bytes + l->bytes);
-        value(l, t->tiles[i] + k_bytes, s->scores + (size_t)i * TILE_TOKENS, RUN_TOKENS, b->rows,
-              out, j->head_dim);
+        value(l, t->tiles[i] + t->layouts[i]->k.bytes, s->scores + (size_t)i * TILE_TOKENS,
+              RUN_TOKENS, b->rows, out, j->head_dim);
     }
 }
 

@@ -76,9 +76,9 @@ ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, int n, 
     }
 }
 
-/* The 16 rows behind these are read next, and they are one stretch of memory: with block b its
- * share of them is asked for, into L2 (docs/speed.md, "Ahead, into L2"). bytes: of the block in one
- * row. With several rows of activations product_codes.c asks, while it multiplies. */
+/* The 16 rows behind these are read next, and they are one stretch of memory: with the block at
+ * `at` of a row, `bytes` long, its share of them is asked for, into L2 (docs/speed.md, "Ahead, into
+ * L2"). For codes with several rows of activations product_codes.c does so, while it multiplies. */
 ALWAYS_INLINE void prefetch_next(const struct panel_rows *r, size_t at, size_t bytes) {
     const char *next = (const char *)r->next + OUTPUTS * at;
     for (size_t line = 0; line < OUTPUTS * bytes; line += 64)

@@ -106,7 +106,7 @@ ALWAYS_INLINE __m512i round_s16(__m512 x0, __m512 x1, __m512 factor) {
 /* ---- what the two tiers do differently ------------------------------------------------------- */
 
 /* acc + the four products of each 32-bit lane, unsigned bytes times signed ones, exact in s32. The
- * version without VNNI sums pairs in 16 bits first: it is exact where |u s + u' s'| <= 32767. */
+ * version without VNNI sums pairs in 16 bits first: it is exact where u s + u' s' fits. */
 ALWAYS_INLINE __m512i dot4_u8s8(__m512i acc, __m512i u, __m512i s) {
 #ifdef KVASIR_AVX512VNNI
     return _mm512_dpbusd_epi32(acc, u, s);
