@@ -89,8 +89,8 @@ static void drop(kvasir_seq **seqs, uint32_t n) {
         kvasir_seq_destroy(seqs[i]);
 }
 
-/* MiB of mapped files, the weights, that the system maps in huge pages: 92 of 92 or none makes a
- * fifth of a step (docs/speed.md, "Weights in huge pages"). */
+/* MiB of mapped files, the weights, that the system maps in huge pages: all or none makes up to a
+ * tenth of a step (docs/speed.md, "Weights in huge pages"). */
 static double huge_file_mib(void) {
     FILE *f = fopen("/proc/self/smaps_rollup", "r");
     char line[256];
