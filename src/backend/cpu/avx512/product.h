@@ -60,11 +60,25 @@ struct act_row {
     bool halves;
 };
 
+/* A few rows of activations, of 8 bits. All are [row][block], start and sums [row][run]. */
+enum { FEW_ROWS = 8 };
+
+struct act_few {
+    uint32_t rows; /* 2 to FEW_ROWS */
+    const int8_t *codes;
+    const int32_t *start; /* not read where the offset is 0 */
+    const float *scale, *sums;
+};
+
 /* Fills blocks [b0, b0 + blocks) of a panel. Both are multiples of 8 for types with blocks of 256
  * values. */
 typedef void unpack_fn(const struct panel_rows *r, uint32_t b0, uint32_t blocks, void *panel);
 /* The 16 outputs of one row of activations. */
 typedef __m512 row_fn(const struct panel_rows *r, const struct act_row *a, uint32_t blocks);
+
+/* The 16 outputs of a few rows, of which those of `lanes` go to y. */
+typedef void few_fn(const struct panel_rows *r, const struct act_few *a, uint32_t blocks,
+                    __mmask16 lanes, float *y, size_t y_stride);
 
 struct panel_type {
     enum weight_type type;
@@ -72,11 +86,13 @@ struct panel_type {
     bool wide;  /* bytes may be above 127 */
     unpack_fn *unpack;
     row_fn *row;
+    few_fn *few;
 };
 
 #define DECLARE_TYPE(name)                                                                         \
     unpack_fn TIER(unpack_##name);                                                                 \
-    row_fn TIER(row_##name);
+    row_fn TIER(row_##name);                                                                       \
+    few_fn TIER(few_##name);
 DECLARE_TYPE(q4_0)
 DECLARE_TYPE(q4_1)
 DECLARE_TYPE(q5_0)

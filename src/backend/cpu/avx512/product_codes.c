@@ -3,11 +3,13 @@
  *
  * P1 An output is one float32 accumulator over the runs in order,
  *        acc = fma(d_u * scale_b, dot_u, acc)    and with a minimum    acc = fma(m_u, sum_u, acc)
- *    with dot_u exact in s32. Both ways below do exactly this, so an output has the same bits in
+ *    with dot_u exact in s32. All ways below do exactly this, so an output has the same bits in
  *    any company.
  *
  *        one row    16 outputs at a time; a block goes from the mapped weights to the sums without
  *                   a detour over memory (add_block of unpack.h)
+ *        2 to 8     of 8 bits: 16 outputs at a time; a block is multiplied with all rows while the
+ *                   next one is unpacked (multiply_group of unpack.h)
  *        more       for each two panels (32 outputs)
  *                       for each chunk of 48 blocks
  *                           unpack the chunk of the weights into scratch
@@ -80,12 +82,19 @@ ALWAYS_INLINE void ask_ahead(struct ahead *a) {
         _mm_prefetch(a->at, _MM_HINT_T1);
 }
 
-/* Where the sum of run u of block `at` of all rows starts. */
-ALWAYS_INLINE __m512i start_of(const struct pass *t, int runs, size_t at, int u) {
+/* Where the sum of a run of activations starts: P2. */
+ALWAYS_INLINE int32_t start_of(int offset, int runs, const int32_t *codes_sum16, size_t run) {
+    if (runs == 2)
+        return -offset * codes_sum16[run];
+    return -offset * (codes_sum16[2 * run] + codes_sum16[2 * run + 1]);
+}
+
+/* Of run u of block `at` of all rows. */
+ALWAYS_INLINE __m512i start_of_run(const struct pass *t, int runs, size_t at, int u) {
     if (t->offset == 0)
         return _mm512_setzero_si512();
-    const int32_t *half = t->a->codes_sum16 + 2 * at;
-    return _mm512_set1_epi32(-t->offset * (runs == 1 ? half[0] + half[1] : half[u]));
+    const size_t run = at * (size_t)runs + (size_t)u;
+    return _mm512_set1_epi32(start_of(t->offset, runs, t->a->codes_sum16, run));
 }
 
 /* P1 and P2 for `rows` rows from row r0 on. */
@@ -117,7 +126,7 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
             UNROLL_FOR(r, rows) {
                 size_t at = (r0 + (size_t)r) * blocks + t->b0 + b;
                 x[r] = (const int8_t *)a->codes + at * BLOCK * (size_t)planes;
-                __m512i start = planes == 1 ? start_of(t, runs, at, u) : _mm512_setzero_si512();
+                __m512i start = planes == 1 ? start_of_run(t, runs, at, u) : _mm512_setzero_si512();
                 UNROLL_FOR(p, PANELS) {
                     dot[r][p] = start;
                 }
@@ -127,7 +136,7 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
             if (planes == 2) {
                 UNROLL_FOR(r, rows) {
                     size_t at = (r0 + (size_t)r) * blocks + t->b0 + b;
-                    __m512i start = start_of(t, runs, at, u);
+                    __m512i start = start_of_run(t, runs, at, u);
                     x[r] += BLOCK;
                     UNROLL_FOR(p, PANELS) {
                         dot[r][p] = _mm512_add_epi32(_mm512_slli_epi32(dot[r][p], 8), start);
@@ -221,7 +230,7 @@ static pass_fn *pass_of(int runs, int planes, bool wide) {
 static const struct panel_type *type_of(enum weight_type t) {
     enum { NARROW = false, WIDE = true };
 #define TYPE(name, NAME, offset, wide)                                                             \
-    { WEIGHT_##NAME, offset, wide, TIER(unpack_##name), TIER(row_##name) }
+    { WEIGHT_##NAME, offset, wide, TIER(unpack_##name), TIER(row_##name), TIER(few_##name) }
     static const struct panel_type TYPES[] = {
         TYPE(q4_0, Q4_0, 8, NARROW),
         TYPE(q4_1, Q4_1, 0, NARROW),
@@ -296,11 +305,8 @@ static struct act_row only_row(const struct product *p, void *scratch) {
     const uint32_t runs = p->blocks * (uint32_t)p->runs;
     int32_t *start = scratch;
     uint8_t *codes = (uint8_t *)(start + round_up(runs, 16));
-    for (uint32_t i = 0; p->type->offset != 0 && i < runs; i++) {
-        const int32_t sum =
-            p->runs == 2 ? a->codes_sum16[i] : a->codes_sum16[2 * i] + a->codes_sum16[2 * i + 1];
-        start[i] = -p->type->offset * sum;
-    }
+    for (uint32_t i = 0; p->type->offset != 0 && i < runs; i++)
+        start[i] = start_of(p->type->offset, p->runs, a->codes_sum16, i);
     for (uint32_t b = 0; halves && b < p->blocks; b++) {
         const int8_t *from = (const int8_t *)a->codes + (size_t)b * BLOCK * (size_t)p->planes;
         _mm512_storeu_si512(codes + 2 * BLOCK * (size_t)b, block_halves(from, p->planes));
@@ -320,6 +326,26 @@ static void product_row(const struct product *p, void *scratch) {
         float *y;
         __mmask16 lanes = panel_at(p, j, OUTPUTS, &rows, &y);
         _mm512_mask_storeu_ps(y, lanes, p->type->row(&rows, &row, p->blocks));
+    }
+}
+
+/* A few rows of activations: a block of the weights is multiplied while the next is unpacked. */
+static void product_few(const struct product *p, void *scratch) {
+    const struct act_rows *a = p->a;
+    const uint32_t runs = a->rows * p->blocks * (uint32_t)p->runs;
+    int32_t *start = scratch;
+    for (uint32_t i = 0; p->type->offset != 0 && i < runs; i++)
+        start[i] = start_of(p->type->offset, p->runs, a->codes_sum16, i);
+    const struct act_few few = {.rows = a->rows,
+                                .codes = a->codes,
+                                .start = start,
+                                .scale = a->scale,
+                                .sums = p->runs == 1 ? a->sum : a->sum16};
+    for (uint32_t j = p->n0; j < p->n1; j += OUTPUTS) {
+        struct panel_rows rows;
+        float *y;
+        __mmask16 lanes = panel_at(p, j, OUTPUTS, &rows, &y);
+        p->type->few(&rows, &few, p->blocks, lanes, y, p->y_stride);
     }
 }
 
@@ -408,6 +434,8 @@ void TIER(product_codes)(const struct weight *w, uint32_t n0, uint32_t n1, const
         product_small(&p, scratch);
     else if (a->rows == 1)
         product_row(&p, scratch);
+    else if (a->rows <= FEW_ROWS && p.planes == 1 && !(p.type->wide && PAIRS_OVERFLOW))
+        product_few(&p, scratch);
     else
         product_panels(&p, scratch);
 }

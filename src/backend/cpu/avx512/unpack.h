@@ -1,11 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* unpack.h: what the files that fill panels share: reading 16 rows side by side, cutting bytes into
- * codes. In all of it lane o of a vector of dwords is row o.
+ * codes, and the functions of a type. In all of it lane o of a vector of dwords is row o.
  */
 #ifndef KVASIR_CPU_AVX512_UNPACK_H
 #define KVASIR_CPU_AVX512_UNPACK_H
 
 #include "backend/cpu/avx512/product.h"
+
+/* ---- multiplying a block while the next one is unpacked -------------------------------------- */
+
+/* Unpacking loads and shuffles, products multiply: other units of a core, so that both together need
+ * not take longer than the longer one. Hardware does not look far enough ahead to find that by
+ * itself (docs/speed.md, "Unpacked while multiplying"), so with a few rows of activations the
+ * groups of one block stand between the loads of the next, or each before what overwrites it.
+ *
+ * Sums of an output are those of P1 of product_codes.c. */
+struct products {
+    const struct act_few *a;
+    int rows, runs, offset; /* rows: even, the last one twice where there are fewer */
+    bool has_min;
+    size_t blocks;                   /* of a row */
+    size_t b0, b;                    /* the first block of those in work; the one to multiply */
+    const struct panel_block *block; /* the same */
+    __m512i *dot;                    /* [FEW_ROWS]: arrays of their own, or constants beside them */
+    __m512 *acc; /* would be read before compilers know that they are constant */
+};
+
+/* Index of block b in row i of the activations. */
+ALWAYS_INLINE size_t block_at(const struct products *m, int i) {
+    const size_t row = i == m->rows - 1 ? m->a->rows - 1 : (size_t)i;
+    return row * m->blocks + m->b;
+}
+
+/* Group g of the block; 0 to 7 in order. */
+ALWAYS_INLINE void multiply_group(struct products *m, int g) {
+    const int n = GROUPS / m->runs, u = g / n;
+    const struct panel_run *run = &m->block->run[u];
+    const __m512i w = keep(m->block->w[g]);
+    UNROLL_FOR(i, m->rows) {
+        const size_t at = block_at(m, i);
+        if (g % n == 0)
+            m->dot[i] = m->offset != 0
+                            ? _mm512_set1_epi32(m->a->start[at * (size_t)m->runs + (size_t)u])
+                            : _mm512_setzero_si512();
+        __m512i c = broadcast_group(m->a->codes + at * BLOCK + 4 * g);
+        m->dot[i] = keep(dot4_u8s8(m->dot[i], w, c));
+    }
+    if (g % n != n - 1)
+        return;
+    UNROLL_FOR(i, m->rows) {
+        const size_t at = block_at(m, i);
+        __m512 d = _mm512_mul_ps(run->d, _mm512_set1_ps(m->a->scale[at]));
+        m->acc[i] = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(m->dot[i]), m->acc[i]);
+        if (m->has_min) {
+            __m512 sum = _mm512_set1_ps(m->a->sums[at * (size_t)m->runs + (size_t)u]);
+            m->acc[i] = _mm512_fmadd_ps(run->m, sum, m->acc[i]);
+        }
+    }
+}
+
+/* Groups [first, first + count) are multiplied meanwhile; none of them where `of` is NULL. */
+struct meanwhile {
+    struct products *of;
+    int first, count;
+};
+#define NOTHING ((struct meanwhile){NULL, 0, 0})
+
+/* After load i of n: its share of them. */
+ALWAYS_INLINE void multiply_meanwhile(struct meanwhile m, int i, int n) {
+    if (!m.of)
+        return;
+    UNROLL_FOR(g, GROUPS) {
+        if (g >= i * m.count / n && g < (i + 1) * m.count / n)
+            multiply_group(m.of, m.first + g);
+    }
+}
 
 /* ---- reading rows ---------------------------------------------------------------------------- */
 
@@ -22,7 +91,8 @@ ALWAYS_INLINE __m128i load_16(const uint8_t *p) {
 }
 
 /* 16 bytes of each row, lane i of v[j] is row 4i + j. */
-ALWAYS_INLINE void load_rows(const struct panel_rows *r, size_t at, __m512i v[4]) {
+ALWAYS_INLINE void load_rows(const struct panel_rows *r, size_t at, struct meanwhile m,
+                             __m512i v[4]) {
     const uint8_t *p[4];
     UNROLL_FOR(i, 4) {
         p[i] = four_rows(r, i, at);
@@ -34,6 +104,7 @@ ALWAYS_INLINE void load_rows(const struct panel_rows *r, size_t at, __m512i v[4]
         low = _mm256_inserti128_si256(low, load_16(p[1] + row), 1);
         high = _mm256_inserti128_si256(high, load_16(p[3] + row), 1);
         v[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        multiply_meanwhile(m, j, 4);
     }
 }
 
@@ -47,38 +118,38 @@ ALWAYS_INLINE void turn(const __m512i v[4], __m512i q[4]) {
     q[3] = _mm512_unpackhi_epi64(t2, t3);
 }
 
-ALWAYS_INLINE void load_turned(const struct panel_rows *r, size_t at, __m512i q[4]) {
+ALWAYS_INLINE void load_turned(const struct panel_rows *r, size_t at, struct meanwhile m,
+                               __m512i q[4]) {
     __m512i v[4];
-    load_rows(r, at, v);
+    load_rows(r, at, m, v);
     turn(v, q);
 }
 
-/* n x 32 bytes: dword o of q[j] is dword j of row o, from `at` on. A load of 32 bytes costs what
- * one of 16 does. */
-ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, int n, __m512i *q) {
-    for (int k = 0; k < n; k++, at += 32, q += 8) {
-        __m512i t[2][4]; /* lanes: dwords 0..3 and 4..7 of four rows, then of the next four */
-        UNROLL_FOR(half, 2) {
-            const uint8_t *p[2] = {four_rows(r, 2 * half, at), four_rows(r, 2 * half + 1, at)};
-            __m512i v[4];
-            UNROLL_FOR(j, 4) {
-                const size_t row = (size_t)j * r->stride;
-                __m256i low = _mm256_loadu_si256((const __m256i *)(p[0] + row));
-                __m256i high = _mm256_loadu_si256((const __m256i *)(p[1] + row));
-                v[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-            }
-            turn(v, t[half]);
-        }
+/* 32 bytes: dword o of q[j] is dword j of row o. A load of 32 bytes costs what one of 16 does. */
+ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, struct meanwhile m,
+                                  __m512i q[8]) {
+    __m512i t[2][4]; /* lanes: dwords 0..3 and 4..7 of four rows, then of the next four */
+    UNROLL_FOR(half, 2) {
+        const uint8_t *p[2] = {four_rows(r, 2 * half, at), four_rows(r, 2 * half + 1, at)};
+        __m512i v[4];
         UNROLL_FOR(j, 4) {
-            q[j] = _mm512_shuffle_i32x4(t[0][j], t[1][j], 0x88);
-            q[j + 4] = _mm512_shuffle_i32x4(t[0][j], t[1][j], 0xdd);
+            const size_t row = (size_t)j * r->stride;
+            __m256i low = _mm256_loadu_si256((const __m256i *)(p[0] + row));
+            __m256i high = _mm256_loadu_si256((const __m256i *)(p[1] + row));
+            v[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+            multiply_meanwhile(m, 4 * half + j, 8);
         }
+        turn(v, t[half]);
+    }
+    UNROLL_FOR(j, 4) {
+        q[j] = _mm512_shuffle_i32x4(t[0][j], t[1][j], 0x88);
+        q[j + 4] = _mm512_shuffle_i32x4(t[0][j], t[1][j], 0xdd);
     }
 }
 
 /* The 16 rows behind these are read next, and they are one stretch of memory: with the block at
  * `at` of a row, `bytes` long, its share of them is asked for, into L2 (docs/speed.md, "Ahead, into
- * L2"). For codes with several rows of activations product_codes.c does so, while it multiplies. */
+ * L2"). With more than a few rows of activations product_codes.c does so, while it multiplies. */
 ALWAYS_INLINE void prefetch_next(const struct panel_rows *r, size_t at, size_t bytes) {
     const char *next = (const char *)r->next + OUTPUTS * at;
     for (size_t line = 0; line < OUTPUTS * bytes; line += 64)
@@ -133,6 +204,20 @@ ALWAYS_INLINE __m512i lookup(const uint8_t values[16], __m512i codes) {
     return _mm512_shuffle_epi8(table, codes);
 }
 
+/* The array from here on stands in memory: while rows are multiplied, the registers are theirs. */
+#define IN_MEMORY(array) __asm__("" : "+m"(array))
+
+/* Group g of panel block c of a type with several. What stood there is multiplied first. */
+ALWAYS_INLINE void put_group(struct products *m, struct panel_block *first, int c, int g,
+                             __m512i w) {
+    if (m) {
+        m->block = first + c;
+        m->b = m->b0 + (size_t)c;
+        multiply_group(m, g);
+    }
+    first[c].w[g] = w;
+}
+
 /* ---- a type ---------------------------------------------------------------------------------- */
 
 ALWAYS_INLINE void put_block(const struct panel_block *from, int runs, struct panel_block *to) {
@@ -178,17 +263,52 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
     return acc;
 }
 
+ALWAYS_INLINE void start_products(int rows, __m512 *acc) {
+    UNROLL_FOR(i, rows) {
+        acc[i] = _mm512_setzero_ps();
+    }
+}
+
+ALWAYS_INLINE void store_products(const struct products *m, __mmask16 lanes, float *y,
+                                  size_t y_stride) {
+    UNROLL_FOR(i, m->rows) {
+        if ((uint32_t)i < m->a->rows)
+            _mm512_mask_storeu_ps(y + (size_t)i * y_stride, lanes, m->acc[i]);
+    }
+}
+
+/* The rest of the function few_NAME of a type: for each even number of rows one. */
+#define DEFINE_FEW(name)                                                                           \
+    void TIER(few_##name)(const struct panel_rows *r, const struct act_few *a, uint32_t blocks,    \
+                          __mmask16 lanes, float *y, size_t y_stride) {                            \
+        switch ((a->rows + 1) / 2) {                                                               \
+        case 1:                                                                                    \
+            few_##name(2, r, a, blocks, lanes, y, y_stride);                                       \
+            break;                                                                                 \
+        case 2:                                                                                    \
+            few_##name(4, r, a, blocks, lanes, y, y_stride);                                       \
+            break;                                                                                 \
+        case 3:                                                                                    \
+            few_##name(6, r, a, blocks, lanes, y, y_stride);                                       \
+            break;                                                                                 \
+        default:                                                                                   \
+            few_##name(8, r, a, blocks, lanes, y, y_stride);                                       \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+
 /* The functions of a type whose blocks are `units` panel blocks of 32 values, `bytes` long, with
  * `runs` runs in each 32, from the function `name`, which unpacks one of them to bytes, codes plus
- * `offset`. From there a block goes to its sums or its panel through registers, or at most a few
- * KiB of stack. */
+ * `offset`, and multiplies the one before meanwhile: with one unit it has that from m->block, with
+ * more from where it puts the next, group by group, then scales. From there a block goes to its
+ * sums or its panel through registers, or at most a few KiB of stack. */
 #define DEFINE_TYPE(name, units, bytes, runs, has_min, offset)                                     \
     void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
                              void *panel) {                                                        \
         size_t at = b0 / (units) * (size_t)(bytes);                                                \
         for (uint32_t b = 0; b < blocks; b += (units), at += (bytes)) {                            \
             struct panel_block w[units];                                                           \
-            name(r, at, w);                                                                        \
+            name(r, at, NULL, w);                                                                  \
             UNROLL_FOR(i, units) {                                                                 \
                 put_block(w + i, runs, panel_block(panel, b + (uint32_t)i, runs));                 \
             }                                                                                      \
@@ -201,7 +321,7 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
         for (uint32_t b = 0; b < blocks; b += (units), at += (bytes)) {                            \
             struct panel_block w[units];                                                           \
             prefetch_next(r, at, bytes);                                                           \
-            name(r, at, w);                                                                        \
+            name(r, at, NULL, w);                                                                  \
             UNROLL_FOR(i, units) {                                                                 \
                 acc = add_block(w + i, runs, has_min, offset, a, halves, b + (size_t)i, acc);      \
             }                                                                                      \
@@ -211,6 +331,27 @@ ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_m
     __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
                             uint32_t blocks) {                                                     \
         return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
-    }
+    }                                                                                              \
+    ALWAYS_INLINE void few_##name(int rows, const struct panel_rows *r, const struct act_few *a,   \
+                                  uint32_t blocks, __mmask16 lanes, float *y, size_t y_stride) {   \
+        __m512i dot[FEW_ROWS];                                                                     \
+        __m512 acc[FEW_ROWS];                                                                      \
+        struct products m = {a, rows, runs, offset, has_min, blocks, 0, 0, NULL, dot, acc};        \
+        start_products(rows, acc);                                                                 \
+        struct panel_block now[units], then[units];                                                \
+        name(r, 0, NULL, now);                                                                     \
+        for (uint32_t b = 0; b < blocks; b += (units)) {                                           \
+            const size_t at = b / (units) * (size_t)(bytes);                                       \
+            m.block = now;                                                                         \
+            m.b = m.b0 = b;                                                                        \
+            prefetch_next(r, at, bytes);                                                           \
+            /* behind the last one is nothing: that one again */                                   \
+            name(r, b + (units) < blocks ? at + (bytes) : at, &m, (units) == 1 ? then : now);      \
+            if ((units) == 1)                                                                      \
+                put_block(then, runs, now);                                                        \
+        }                                                                                          \
+        store_products(&m, lanes, y, y_stride);                                                    \
+    }                                                                                              \
+    DEFINE_FEW(name)
 
 #endif

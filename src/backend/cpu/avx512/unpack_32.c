@@ -8,10 +8,12 @@
 
 /* ---- codes of a block ------------------------------------------------------------------------ */
 
-/* Nibbles from 16 bytes at `at`. */
-ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct panel_block *b) {
+/* Nibbles from 16 bytes at `at`, and groups 4 to 7 of the products; the first four belong to the
+ * scales. */
+ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct products *m,
+                               struct panel_block *b) {
     __m512i q[4];
-    load_turned(r, at, q);
+    load_turned(r, at, (struct meanwhile){m, 4, 4}, q);
     UNROLL_FOR(j, 4) {
         b->w[j] = bits_of(q[j], 0, 4);
         b->w[j + 4] = bits_of(q[j], 4, 4);
@@ -20,8 +22,8 @@ ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct pan
 
 /* Nibbles that stand for values of a table. */
 ALWAYS_INLINE void put_values(const struct panel_rows *r, size_t at, const uint8_t values[16],
-                              struct panel_block *b) {
-    put_nibbles(r, at, b);
+                              struct products *m, struct panel_block *b) {
+    put_nibbles(r, at, m, b);
     UNROLL_FOR(g, GROUPS) {
         b->w[g] = lookup(values, b->w[g]);
     }
@@ -29,10 +31,10 @@ ALWAYS_INLINE void put_values(const struct panel_rows *r, size_t at, const uint8
 
 /* Nibbles with a fifth bit, bit i of `fifth` for code i. */
 ALWAYS_INLINE void put_fives(const struct panel_rows *r, size_t at, __m512i fifth,
-                             struct panel_block *b) {
+                             struct products *m, struct panel_block *b) {
     const __m512i first =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
-    put_nibbles(r, at, b);
+    put_nibbles(r, at, m, b);
     UNROLL_FOR(g, GROUPS) {
         /* byte g / 2 of every dword four times, of which byte i looks at bit 4 (g % 2) + i */
         const __m512i order = _mm512_add_epi8(first, _mm512_set1_epi8((char)(g / 2)));
@@ -45,54 +47,61 @@ ALWAYS_INLINE void put_fives(const struct panel_rows *r, size_t at, __m512i fift
 /* ---- the types ------------------------------------------------------------------------------- */
 
 /* The dword at `at` of each row; 16 bytes are read. */
-ALWAYS_INLINE __m512i column(const struct panel_rows *r, size_t at) {
+ALWAYS_INLINE __m512i column(const struct panel_rows *r, size_t at, struct products *m) {
     __m512i q[4];
-    load_turned(r, at, q);
+    load_turned(r, at, (struct meanwhile){m, 0, 4}, q);
     return q[0];
 }
 
 /* A type is one block of it, at `at` of its row, to one block of a panel. */
-ALWAYS_INLINE void q4_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
-    put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
-    put_nibbles(r, at + 2, b);
+ALWAYS_INLINE void q4_0(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *b) {
+    put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
+    put_nibbles(r, at + 2, m, b);
 }
 
-ALWAYS_INLINE void q4_1(const struct panel_rows *r, size_t at, struct panel_block *b) {
-    __m512i head = column(r, at);
+ALWAYS_INLINE void q4_1(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *b) {
+    __m512i head = column(r, at, m);
     put_scales(b, 0, low_f16(head), high_f16(head));
-    put_nibbles(r, at + 4, b);
+    put_nibbles(r, at + 4, m, b);
 }
 
-ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
+ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *b) {
     __m512i head[4];
-    load_turned(r, at, head);
+    load_turned(r, at, (struct meanwhile){m, 0, 4}, head);
     put_scales(b, 0, low_f16(head[0]), _mm512_setzero_ps());
     __m512i fifth = _mm512_or_si512(_mm512_srli_epi32(head[0], 16), _mm512_slli_epi32(head[1], 16));
-    put_fives(r, at + 6, fifth, b);
+    put_fives(r, at + 6, fifth, m, b);
 }
 
-ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct panel_block *b) {
+ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *b) {
     __m512i head[4];
-    load_turned(r, at, head);
+    load_turned(r, at, (struct meanwhile){m, 0, 4}, head);
     put_scales(b, 0, low_f16(head[0]), high_f16(head[0]));
-    put_fives(r, at + 8, head[1], b);
+    put_fives(r, at + 8, head[1], m, b);
 }
 
-ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct panel_block *b) {
-    put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
-    load_turned_32(r, at + 2, 1, b->w);
+ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *b) {
+    put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
+    load_turned_32(r, at + 2, (struct meanwhile){m, 4, 4}, b->w);
     flip_signs(b->w);
 }
 
-ALWAYS_INLINE void iq4_nl(const struct panel_rows *r, size_t at, struct panel_block *b) {
-    put_scales(b, 0, low_f16(column(r, at)), _mm512_setzero_ps());
-    put_values(r, at + 2, IQ4_VALUES_128, b);
+ALWAYS_INLINE void iq4_nl(const struct panel_rows *r, size_t at, struct products *m,
+                          struct panel_block *b) {
+    put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
+    put_values(r, at + 2, IQ4_VALUES_128, m, b);
 }
 
-ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct panel_block *b) {
-    __m512i e = _mm512_and_si512(column(r, at), _mm512_set1_epi32(255));
+ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct products *m,
+                         struct panel_block *b) {
+    __m512i e = _mm512_and_si512(column(r, at, m), _mm512_set1_epi32(255));
     put_scales(b, 0, e8m0_halves(e), _mm512_setzero_ps());
-    put_values(r, at + 1, E2M1_DOUBLED_12, b);
+    put_values(r, at + 1, E2M1_DOUBLED_12, m, b);
 }
 
 /* blocks of a panel, bytes, runs, has a minimum, offset */

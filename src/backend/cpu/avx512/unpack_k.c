@@ -50,61 +50,65 @@ ALWAYS_INLINE void put_q4_k_scales(const __m512i head[4], struct panel_block *fi
 
 /* high: the fifth bits, NULL for Q4_K. */
 ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const __m512i *high,
-                                  struct panel_block *first) {
+                                  struct products *m, struct panel_block *first) {
     for (int quarter = 0; quarter < 4; quarter++) {
         __m512i low[GROUPS];
-        struct panel_block *a = first + 2 * quarter;
-        struct panel_block *b = first + 2 * quarter + 1;
-        load_turned_32(r, at + 32 * (size_t)quarter, 1, low);
-        for (int g = 0; g < GROUPS; g++) {
-            a->w[g] = bits_of(low[g], 0, 4);
-            b->w[g] = bits_of(low[g], 4, 4);
-            if (high) {
-                a->w[g] = or_bit(a->w[g], high[g], 2 * quarter, 16);
-                b->w[g] = or_bit(b->w[g], high[g], 2 * quarter + 1, 16);
+        load_turned_32(r, at + 32 * (size_t)quarter, NOTHING, low);
+        UNROLL_FOR(half, 2) {
+            const int c = 2 * quarter + half;
+            UNROLL_FOR(g, GROUPS) {
+                __m512i w = bits_of(low[g], 4 * half, 4);
+                put_group(m, first, c, g, high ? or_bit(w, high[g], c, 16) : w);
             }
         }
     }
 }
 
-ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *first) {
     __m512i head[4];
-    load_turned(r, at, head);
+    put_q4_k_codes(r, at + 16, NULL, m, first);
+    load_turned(r, at, NOTHING, head);
     put_q4_k_scales(head, first);
-    put_q4_k_codes(r, at + 16, NULL, first);
 }
 
-ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *first) {
     __m512i head[4], high[GROUPS];
-    load_turned(r, at, head);
-    load_turned_32(r, at + 16, 1, high);
+    load_turned_32(r, at + 16, NOTHING, high);
+    put_q4_k_codes(r, at + 48, high, m, first);
+    load_turned(r, at, NOTHING, head);
     put_q4_k_scales(head, first);
-    put_q4_k_codes(r, at + 48, high, first);
 }
 
 /* ---- Q2_K, Q3_K ------------------------------------------------------------------------------ */
 
-/* Four panel blocks of 2-bit codes from 32 bytes. */
-ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, struct panel_block *first) {
+/* Panel blocks c0 to c0 + 3, of 2-bit codes from 32 bytes. high: third bits, NULL for Q2_K. */
+ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, int c0, const __m512i *high,
+                            struct products *m, struct panel_block *first) {
     __m512i low[GROUPS];
-    load_turned_32(r, at, 1, low);
+    load_turned_32(r, at, NOTHING, low);
+    if (m)
+        IN_MEMORY(low);
     UNROLL_FOR(c, 4) {
-        struct panel_block *b = first + c;
-        for (int g = 0; g < GROUPS; g++)
-            b->w[g] = bits_of(low[g], 2 * c, 2);
+        UNROLL_FOR(g, GROUPS) {
+            __m512i w = bits_of(low[g], 2 * c, 2);
+            put_group(m, first, c0 + c, g, high ? or_bit(w, high[g], c0 + c, 4) : w);
+        }
     }
 }
 
-ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *first) {
     __m512i subs[4], tail[4];
-    load_turned(r, at, subs);
-    load_turned(r, at + 68, tail);
+    put_twos(r, at + 16, 0, NULL, m, first);
+    put_twos(r, at + 48, 4, NULL, m, first);
+    load_turned(r, at, NOTHING, subs);
+    load_turned(r, at + 68, NOTHING, tail);
     __m512 d = low_f16(tail[3]), dmin = high_f16(tail[3]);
     for (int u = 0; u < 2 * UNITS; u++)
         put_scales(first + u / 2, u % 2, scaled(d, field(subs[u / 4], u % 4 * 8, 4)),
                    minus_scaled(dmin, field(subs[u / 4], u % 4 * 8 + 4, 4)));
-    put_twos(r, at + 16, first);
-    put_twos(r, at + 48, first + 4);
 }
 
 /* tail: 16 bytes from two before the sub-scales to the block's end, d. A sub-scale's lower four
@@ -126,79 +130,86 @@ ALWAYS_INLINE void put_q3_k_scales(const __m512i tail[4], struct panel_block *fi
 }
 
 /* A code plus 4 is two low bits and a high one. */
-ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *first) {
     __m512i high[GROUPS], tail[4];
-    load_turned(r, at + 94, tail);
+    load_turned_32(r, at, NOTHING, high);
+    if (m)
+        IN_MEMORY(high);
+    for (int half = 0; half < 2; half++)
+        put_twos(r, at + 32 + 32 * (size_t)half, 4 * half, high, m, first);
+    load_turned(r, at + 94, NOTHING, tail);
     put_q3_k_scales(tail, first);
-    put_twos(r, at + 32, first);
-    put_twos(r, at + 64, first + 4);
-    load_turned_32(r, at, 1, high);
-    UNROLL_FOR(c, UNITS) {
-        struct panel_block *b = first + c;
-        for (int g = 0; g < GROUPS; g++)
-            b->w[g] = or_bit(b->w[g], high[g], c, 4);
-    }
 }
 
 /* ---- Q6_K ------------------------------------------------------------------------------------ */
 
-/* 128 values: their low nibbles in 64 bytes, two high bits in 32. */
-ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t high_at,
-                             struct panel_block *first) {
-    __m512i low[2 * GROUPS], high[GROUPS];
-    load_turned_32(r, low_at, 2, low);
-    load_turned_32(r, high_at, 1, high);
+/* Panel blocks c0 to c0 + 3: their low nibbles in 64 bytes, two high bits in 32. */
+ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t high_at, int c0,
+                             struct products *m, struct panel_block *first) {
+    __m512i low[2][GROUPS], high[GROUPS];
+    load_turned_32(r, low_at, NOTHING, low[0]);
+    load_turned_32(r, low_at + 32, NOTHING, low[1]);
+    load_turned_32(r, high_at, NOTHING, high);
+    if (m) {
+        IN_MEMORY(low);
+        IN_MEMORY(high);
+    }
     UNROLL_FOR(c, 4) {
-        struct panel_block *b = first + c;
-        for (int g = 0; g < GROUPS; g++) {
+        UNROLL_FOR(g, GROUPS) {
             __m512i upper = _mm512_slli_epi16(bits_of(high[g], 2 * c, 2), 4);
-            b->w[g] = _mm512_or_si512(bits_of(low[c % 2 * GROUPS + g], c / 2 * 4, 4), upper);
+            __m512i w = _mm512_or_si512(bits_of(low[c % 2][g], c / 2 * 4, 4), upper);
+            put_group(m, first, c0 + c, g, w);
         }
     }
 }
 
-ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *first) {
     __m512i subs[4], tail[4];
-    load_turned(r, at + 192, subs);
-    load_turned(r, at + 194, tail);
+    for (int half = 0; half < 2; half++)
+        put_sixes(r, at + 64 * (size_t)half, at + 128 + 32 * (size_t)half, 4 * half, m, first);
+    load_turned(r, at + 192, NOTHING, subs);
+    load_turned(r, at + 194, NOTHING, tail);
     __m512 d = high_f16(tail[3]);
     for (int u = 0; u < 2 * UNITS; u++) {
         __m512i top = _mm512_sll_epi32(subs[u / 4], _mm_cvtsi32_si128(24 - u % 4 * 8));
         put_scales(first + u / 2, u % 2, scaled(d, _mm512_srai_epi32(top, 24)),
                    _mm512_setzero_ps());
     }
-    put_sixes(r, at, at + 128, first);
-    put_sixes(r, at + 64, at + 160, first + 4);
 }
 
 /* ---- Q8_K, IQ4_XS ---------------------------------------------------------------------------- */
 
-ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct products *m,
+                        struct panel_block *first) {
     __m512i head[4];
-    load_turned(r, at, head);
-    for (size_t c = 0; c < UNITS; c++) {
-        struct panel_block *b = first + c;
-        put_scales(b, 0, _mm512_castsi512_ps(head[0]), _mm512_setzero_ps());
-        load_turned_32(r, at + 4 + 32 * c, 1, b->w);
-        flip_signs(b->w);
+    load_turned(r, at, NOTHING, head);
+    for (int c = 0; c < UNITS; c++) {
+        __m512i w[GROUPS];
+        load_turned_32(r, at + 4 + 32 * (size_t)c, NOTHING, w);
+        flip_signs(w);
+        UNROLL_FOR(g, GROUPS) {
+            put_group(m, first, c, g, w[g]);
+        }
+        put_scales(first + c, 0, _mm512_castsi512_ps(head[0]), _mm512_setzero_ps());
     }
 }
 
-ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct panel_block *first) {
+ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct products *m,
+                          struct panel_block *first) {
     __m512i head[4];
-    load_turned(r, at, head);
+    load_turned(r, at, NOTHING, head);
     __m512 d = low_f16(head[0]);
     for (int c = 0; c < UNITS; c++) {
-        struct panel_block *b = first + c;
         __m512i high = _mm512_slli_epi32(field(head[0], 16 + 2 * c, 2), 4);
         __m512i sub = _mm512_or_si512(high, field(head[1], 4 * c, 4)), q[4];
-        put_scales(b, 0, scaled(d, _mm512_sub_epi32(sub, _mm512_set1_epi32(32))),
-                   _mm512_setzero_ps());
-        load_turned(r, at + 8 + 16 * (size_t)c, q);
-        UNROLL_FOR(j, 4) {
-            b->w[j] = lookup(IQ4_VALUES_128, bits_of(q[j], 0, 4));
-            b->w[j + 4] = lookup(IQ4_VALUES_128, bits_of(q[j], 4, 4));
+        load_turned(r, at + 8 + 16 * (size_t)c, NOTHING, q);
+        UNROLL_FOR(g, GROUPS) {
+            put_group(m, first, c, g, lookup(IQ4_VALUES_128, bits_of(q[g % 4], g / 4 * 4, 4)));
         }
+        put_scales(first + c, 0, scaled(d, _mm512_sub_epi32(sub, _mm512_set1_epi32(32))),
+                   _mm512_setzero_ps());
     }
 }
 

@@ -32,7 +32,7 @@ static void load_scales(const struct panel_rows *r, const void *array, size_t ro
         s.stride = 16;
     }
     prefetch_next(&s, at, 16);
-    load_turned(&s, at, q);
+    load_turned(&s, at, NOTHING, q);
 }
 
 /* The elements of scalar type t in 16 bytes of each row. */
@@ -91,9 +91,10 @@ static __attribute__((noinline)) void mlx_scales(const struct panel_rows *r, uin
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* 16 nibbles of a stream, 8 bytes, side by side with those of three other rows. */
-ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, __m512i w[GROUPS]) {
+ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct products *m,
+                               __m512i w[GROUPS]) {
     __m512i v[4], first[4], second[4];
-    load_rows(r, at, v);
+    load_rows(r, at, (struct meanwhile){m, 0, GROUPS}, v);
     UNROLL_FOR(j, 4) {
         __m512i even = bits_of(v[j], 0, 4), odd = bits_of(v[j], 4, 4);
         first[j] = _mm512_unpacklo_epi8(even, odd);
@@ -119,7 +120,8 @@ ALWAYS_INLINE __m512i spread(__m512i v, int bits, int from) {
 }
 
 /* 16 codes: 2 * bits bytes of each row. */
-ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, __m512i w[4]) {
+ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, struct meanwhile m,
+                            __m512i w[4]) {
     const __mmask16 bytes = (__mmask16)((1u << 2 * bits) - 1);
     /* where the first byte of each four codes is */
     const char a = 0, b = (char)(bits / 2), c = (char)bits, d = (char)(bits + bits / 2);
@@ -139,6 +141,7 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, __m
         __m512i all = _mm512_inserti32x4(_mm512_castsi128_si512(x[0]), x[1], 1);
         all = _mm512_inserti32x4(_mm512_inserti32x4(all, x[2], 2), x[3], 3);
         v[j] = _mm512_shuffle_epi8(all, order);
+        multiply_meanwhile(m, j, 4);
     }
     turn(v, q);
     UNROLL_FOR(j, 4) {
@@ -148,33 +151,34 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, __m
 
 /* ---- the types ------------------------------------------------------------------------------- */
 
-ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, __m512i w[GROUPS]) {
+ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, struct products *m,
+                             __m512i w[GROUPS]) {
     if (bits == 8) {
-        load_turned_32(r, at, 1, w);
+        load_turned_32(r, at, (struct meanwhile){m, 0, GROUPS}, w);
     } else if (bits == 4) {
-        put_nibbles(r, at, w);
+        put_nibbles(r, at, m, w);
     } else {
-        put_half(r, at, bits, w);
-        put_half(r, at + 2 * (size_t)bits, bits, w + 4);
+        put_half(r, at, bits, (struct meanwhile){m, 0, 4}, w);
+        put_half(r, at + 2 * (size_t)bits, bits, (struct meanwhile){m, 4, 4}, w + 4);
     }
 }
 
 /* Block b of the rows. */
 ALWAYS_INLINE void affine(const struct panel_rows *r, uint32_t b, int bits, struct scales *s,
-                          struct panel_block *w) {
+                          struct products *m, struct panel_block *w) {
     uint32_t g = b >> __builtin_ctz(r->w->group / BLOCK); /* a power of two */
     if (g < s->first || g >= s->end)
         affine_scales(r, g, bits == 8, s);
     put_scales(w, 0, s->d[g - s->first], s->m[g - s->first]);
-    put_codes(r, b * 4 * (size_t)bits, bits, w->w);
+    put_codes(r, b * 4 * (size_t)bits, bits, m, w->w);
 }
 
 ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, struct scales *s,
-                             struct panel_block *w) {
+                             struct products *m, struct panel_block *w) {
     if (b < s->first || b >= s->end)
         mlx_scales(r, b, s);
     put_scales(w, 0, s->d[b - s->first], s->m[b - s->first]);
-    put_codes(r, b * 4 * (size_t)bits, bits, w->w);
+    put_codes(r, b * 4 * (size_t)bits, bits, m, w->w);
     UNROLL_FOR(g, GROUPS) {
         w->w[g] = lookup(E2M1_DOUBLED_12, w->w[g]);
     }
@@ -188,7 +192,7 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
         s.first = s.end = 0;                                                                       \
         for (uint32_t i = 0; i < blocks; i++) {                                                    \
             struct panel_block w;                                                                  \
-            from(r, b0 + i, bits, &s, &w);                                                         \
+            from(r, b0 + i, bits, &s, NULL, &w);                                                   \
             put_block(&w, 1, panel_block(panel, i, 1));                                            \
         }                                                                                          \
     }                                                                                              \
@@ -200,7 +204,7 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
         for (uint32_t b = 0; b < blocks; b++) {                                                    \
             struct panel_block w;                                                                  \
             prefetch_next(r, b * 4 * (size_t)(bits), 4 * (size_t)(bits));                          \
-            from(r, b, bits, &s, &w);                                                              \
+            from(r, b, bits, &s, NULL, &w);                                                        \
             acc = add_block(&w, 1, has_min, offset, a, halves, b, acc);                            \
         }                                                                                          \
         return acc;                                                                                \
@@ -208,7 +212,27 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
     __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
                             uint32_t blocks) {                                                     \
         return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
-    }
+    }                                                                                              \
+    ALWAYS_INLINE void few_##name(int rows, const struct panel_rows *r, const struct act_few *a,   \
+                                  uint32_t blocks, __mmask16 lanes, float *y, size_t y_stride) {   \
+        __m512i dot[FEW_ROWS];                                                                     \
+        __m512 acc[FEW_ROWS];                                                                      \
+        struct products m = {a, rows, 1, offset, has_min, blocks, 0, 0, NULL, dot, acc};           \
+        start_products(rows, acc);                                                                 \
+        struct panel_block now, then;                                                              \
+        struct scales s;                                                                           \
+        s.first = s.end = 0;                                                                       \
+        from(r, 0, bits, &s, NULL, &now);                                                          \
+        for (uint32_t b = 0; b < blocks; b++) {                                                    \
+            m.block = &now;                                                                        \
+            m.b = b;                                                                               \
+            prefetch_next(r, b * 4 * (size_t)(bits), 4 * (size_t)(bits));                          \
+            from(r, b + 1 < blocks ? b + 1 : b, bits, &s, &m, &then);                              \
+            put_block(&then, 1, &now);                                                             \
+        }                                                                                          \
+        store_products(&m, lanes, y, y_stride);                                                    \
+    }                                                                                              \
+    DEFINE_FEW(name)
 
 /* bits, has a minimum, offset */
 DEFINE_ROWS_TYPE(affine2, affine, 2, true, 0)
