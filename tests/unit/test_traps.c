@@ -7,6 +7,7 @@
 
 #include "cache/tree_internal.h"
 #include "engine/engine.h"
+#include "exchange.h"
 #include "tensors.h"
 
 enum { VOCAB = 512, LONG = 330 };
@@ -34,6 +35,7 @@ static int set_up(void **state) {
 /* ---- a model, its context and a tree --------------------------------------------------------- */
 
 struct world {
+    kvasir_context_options options;
     kvasir_model *model;
     kvasir_context *ctx;
     struct prefix_tree *tree;
@@ -51,14 +53,19 @@ static bool keep_rows(void *user, size_t first, size_t rows, const float *logits
     return true;
 }
 
-static void open_world(struct world *w, const char *name, const char *bits, uint64_t budget) {
-    char path[512];
+static kvasir_context_options options_of(const char *bits, uint64_t budget) {
     kvasir_context_options o = kvasir_context_defaults();
-    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
     o.kv_bits = bits;
     o.ctx = 1024;
     o.threads = 1;
     o.cache_bytes = budget;
+    return o;
+}
+
+static void open_world_of(struct world *w, const char *name, kvasir_context_options o) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
+    w->options = o;
     need(kvasir_model_open(path, &w->model, &err));
     need(kvasir_context_create(w->model, &o, &w->ctx, &err));
     kvasir_seq *s;
@@ -66,6 +73,10 @@ static void open_world(struct world *w, const char *name, const char *bits, uint
     need(kvasir_seq_eval(s, text[0], LONG, &(kvasir_eval_options){.on_logits = keep_rows}, &err));
     kvasir_seq_destroy(s);
     need(tree_create(w->ctx->cache, 1000, &w->tree, &err));
+}
+
+static void open_world(struct world *w, const char *name, const char *bits, uint64_t budget) {
+    open_world_of(w, name, options_of(bits, budget));
 }
 
 static struct kv_pool_stats pool_of(const struct world *w) {
@@ -377,6 +388,170 @@ static void test_min_quantize_tokens_at_255_256_257(void **state) {
     }
 }
 
+/* What is stored, and what is asked for then. */
+struct stored_case {
+    const char *model, *bits, *stored; /* formats of live pages, of stored ones */
+    uint32_t start, max_size;          /* quantized_kv_start, max_kv_size */
+    uint32_t length;                   /* stored tokens of text[0] */
+    uint32_t parts;                    /* > 0: another stored prompt goes elsewhere there */
+    uint32_t agrees;                   /* > 0: the prompt agrees with what is stored up to there */
+    uint32_t hit;                      /* tokens that it begins with */
+    uint32_t fewer;                    /* bit i: page i of them has the stored formats */
+};
+
+static float after_hit[LONG][VOCAB]; /* logits behind each token from `hit` on */
+
+static bool keep_after_hit(void *user, size_t first, size_t rows, const float *logits) {
+    memcpy(after_hit[*(const uint32_t *)user + first], logits, rows * sizeof *after_hit);
+    return true;
+}
+
+/* Every row that one of them holds the other holds, too: the same, in pages of the same formats. */
+static void check_same_kv(const kvasir_seq *a, const kvasir_seq *b) {
+    static float rows[2][HEAD_DIM_MAX * TILE_TOKENS];
+    const struct model_config *config = model_config(a->ctx->model->model);
+    const uint32_t length = kvasir_seq_length(a);
+    assert_int_equal(kvasir_seq_length(b), length);
+    uint32_t checked = 0;
+    for (uint32_t l = 0; l < config->n_layers; l++)
+        for (uint32_t h = 0; h < config->layers[l].kv_heads; h++)
+            for (uint32_t p = 0; p < length; p += TILE_TOKENS)
+                for (int part = KVASIR_PART_K; part <= KVASIR_PART_V; part++) {
+                    const uint32_t n = length - p < TILE_TOKENS ? length - p : TILE_TOKENS;
+                    const kvasir_status status =
+                        kvasir_seq_read_kv(a, (kvasir_kv_part)part, l, h, p, n, rows[0], NULL);
+                    assert_int_equal(
+                        kvasir_seq_read_kv(b, (kvasir_kv_part)part, l, h, p, n, rows[1], NULL),
+                        status);
+                    if (status != KVASIR_OK)
+                        continue; /* another kind of layer, or a window has left the page */
+                    assert_memory_equal(rows[0], rows[1],
+                                        n * config->layers[l].head_dim * sizeof(float));
+                    checked++;
+                }
+    assert_true(checked > 0);
+    for (uint32_t g = 0; g < a->ctx->n_groups; g++) {
+        struct kv_view x, y;
+        seq_view(a->seq, g, &x);
+        seq_view(b->seq, g, &y);
+        assert_int_equal(x.n_pages, y.n_pages);
+        for (uint32_t i = 0; i < x.n_pages; i++) {
+            const struct page_layout *k = &x.layouts[x.pages[i].layout],
+                                     *m = &y.layouts[y.pages[i].layout];
+            assert_true(kv_format_equal(k->k.format, m->k.format));
+            assert_true(kv_format_equal(k->v.format, m->v.format));
+        }
+    }
+}
+
+/* The resumed sequence goes on in a batch, beside one whose pages are all live ones. */
+static void check_beside(struct world *w, const struct stored_case *c, kvasir_seq *resumed,
+                         const int32_t *tokens) {
+    static const uint32_t counts[][2] = {{1, 70}, {5, 1}, {0, 3}, {1, 1}, {1, 90}, {1, 1}};
+    static int32_t both[LONG];
+    float logits[2][VOCAB];
+    kvasir_seq *pair[2] = {resumed};
+    kvasir_batch *batch;
+    uint32_t at = c->hit, beside = 0;
+    need(kvasir_seq_create(w->ctx, &pair[1], &err));
+    need(kvasir_batch_merge(w->ctx, pair, 2, &batch, &err));
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        memcpy(both, tokens + at, counts[i][0] * sizeof *both);
+        memcpy(both + counts[i][0], text[0] + beside, counts[i][1] * sizeof *both);
+        need(kvasir_batch_eval(batch, both, counts[i], &logits[0][0], &err));
+        at += counts[i][0];
+        beside += counts[i][1];
+        if (counts[i][0])
+            assert_memory_equal(logits[0], after_hit[at - 1], sizeof *logits);
+        assert_memory_equal(logits[1], cold[beside - 1], sizeof *logits);
+    }
+    kvasir_batch_destroy(batch); /* and both sequences */
+}
+
+/* What goes on behind stored pages at fewer bits gives, bit for bit, what goes on behind the same
+ * pages of a sequence that was never stored: alone and in a batch. */
+static void check_stored(const struct stored_case *c) {
+    struct world w;
+    struct kv_cache_options stored = {0};
+    kvasir_context *other;
+    kvasir_seq *twin, *alone, *beside;
+    int32_t tokens[LONG];
+    static float expected[LONG][VOCAB];
+    kvasir_context_options o = options_of(c->bits, 64 << 20);
+    o.quantized_kv_start = c->start;
+    o.max_kv_size = c->max_size;
+    open_world_of(&w, c->model, o);
+    need(options_parse_formats(c->stored, NULL, &stored, &err));
+    need(tree_requantize_begin(w.tree, stored.k, stored.v, 0, 0, 0, &err));
+    request(&w, text[0], c->length);
+    memcpy(tokens, text[0], sizeof tokens);
+    if (c->parts) {
+        memcpy(tokens + c->parts, text[1], 40 * sizeof *tokens);
+        request(&w, tokens, c->parts + 40);
+        memcpy(tokens, text[0], sizeof tokens);
+    }
+    assert_true(tree_requantize(w.tree, 100, UINT32_MAX) > 0);
+    assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0);
+    if (c->agrees)
+        memcpy(tokens + c->agrees, text[2], (LONG - c->agrees) * sizeof *tokens);
+    struct found f = find(&w, tokens, LONG);
+    assert_int_equal(f.hit.length, c->hit);
+
+    need(kvasir_context_create(w.model, &o, &other, &err));
+    need(kvasir_seq_create(other, &twin, &err));
+    need(kvasir_seq_eval(twin, tokens, c->hit, NULL, &err));
+    exchange_pages(twin, c->fewer, c->stored);
+    check_same_kv(f.seq, twin);
+    need(kvasir_seq_fork(f.seq, &alone, &err));
+    need(kvasir_seq_fork(f.seq, &beside, &err));
+
+    uint32_t first = c->hit;
+    const kvasir_eval_options all = {.on_logits = keep_after_hit, .user = &first};
+    need(kvasir_seq_eval(alone, tokens + c->hit, LONG - c->hit, &all, &err));
+    memcpy(expected, after_hit, sizeof after_hit);
+    for (; first < LONG; first++) /* one by one: chunks change nothing here either */
+        need(kvasir_seq_eval(twin, tokens + first, 1, &all, &err));
+    assert_memory_equal(after_hit[c->hit], expected[c->hit], (LONG - c->hit) * sizeof *after_hit);
+    check_same_kv(alone, twin);
+    if (!c->agrees) /* and it is another answer than that of live pages */
+        assert_memory_not_equal(after_hit[LONG - 1], cold[LONG - 1], sizeof *after_hit);
+    check_beside(&w, c, beside, tokens);
+
+    kvasir_seq_destroy(alone);
+    kvasir_seq_destroy(twin);
+    assert_int_equal(kv_pool_stats(kv_cache_pool(other->cache)).used_bytes, 0);
+    kvasir_context_destroy(other);
+    put_away(&w, &f, false);
+    close_world(&w);
+}
+
+static void test_stored_pages_at_fewer_bits_are_attended_to_as_they_are(void **state) {
+    (void)state;
+    static const struct stored_case cases[] = {
+        {"llama", "8", "4", .length = 256, .hit = 256, .fewer = 0xf},
+        {"llama", "8", "4", .length = 300, .hit = 300, .fewer = 0xf}, /* an open page behind */
+        {"llama", "8,4", "4,2", .length = 257, .hit = 257, .fewer = 0xf},
+        {"llama", "f16", "8,4", .length = 300, .hit = 300, .fewer = 0xf},
+        {"llama", "f16,4", "3,4", .length = 255, .hit = 255, .fewer = 0x7},
+        {"llama", "8", "4", .start = 64, .length = 300, .hit = 300, .fewer = 0xe},
+        {"llama", "8", "4", .max_size = 150, .length = 300, .hit = 300, .fewer = 0xf},
+        /* a page that parts stays as it is */
+        {"llama", "8", "4", .length = 300, .parts = 100, .hit = 300, .fewer = 0xd},
+        /* a hit does not end inside a re-encoded page */
+        {"llama", "8", "4", .length = 300, .agrees = 150, .hit = 128, .fewer = 0x3},
+        /* centred keys, and such as had none until they were stored */
+        {"qwen2", "8", "4", .length = 300, .hit = 300, .fewer = 0xf},
+        {"qwen2", "f16", "4", .length = 300, .hit = 300, .fewer = 0xf},
+        /* windows; states */
+        {"gemma2", "8", "4,2", .length = 300, .hit = 300, .fewer = 0xf},
+        {"gpt_oss", "8", "4", .length = 300, .hit = 300, .fewer = 0xf},
+        {"qwen3_next", "8,4", "4,2", .length = 300, .hit = 300, .fewer = 0xf},
+        {"lfm2", "8", "3", .length = 300, .hit = 300, .fewer = 0xf},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_stored(&cases[i]);
+}
+
 /* ---- the tree alone -------------------------------------------------------------------------- */
 
 struct bare {
@@ -507,6 +682,7 @@ int main(void) {
         cmocka_unit_test(test_a_stored_page_is_never_a_live_buffer),
         cmocka_unit_test(test_eviction_changes_nothing_that_a_live_sequence_sees),
         cmocka_unit_test(test_min_quantize_tokens_at_255_256_257),
+        cmocka_unit_test(test_stored_pages_at_fewer_bits_are_attended_to_as_they_are),
         cmocka_unit_test(test_colliding_hashes_serve_no_wrong_pages),
         cmocka_unit_test(test_a_hit_does_not_evict_its_own_window),
     };
