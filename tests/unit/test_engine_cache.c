@@ -4,6 +4,7 @@
 #include "model_files.h"
 
 #include "answers.h"
+#include "exchange.h"
 #include "tensors.h"
 
 enum { VOCAB = 512, LONG = 400 };
@@ -387,6 +388,30 @@ static void settle_requantized(kvasir_engine *e, uint64_t pages) {
     assert_int_equal(engine_settled(e).requantized_pages, pages);
 }
 
+/* What the text's first 330 tokens are answered with behind five pages of these formats. */
+static void answer_behind(const kvasir_context_options *o, const char *bits, int32_t *tokens,
+                          uint32_t n_tokens) {
+    kvasir_context *ctx;
+    kvasir_seq *seq;
+    kvasir_sampler *greedy;
+    const kvasir_sampling sampling = kvasir_sampling_defaults();
+    float logits[VOCAB];
+    kvasir_eval_options last = {.last_logits = logits};
+    need(kvasir_context_create(model, o, &ctx, &err));
+    need(kvasir_seq_create(ctx, &seq, &err));
+    need(kvasir_sampler_create(&sampling, VOCAB, &greedy, &err));
+    need(kvasir_seq_eval(seq, text[0], 320, NULL, &err));
+    exchange_pages(seq, 0x1f, bits);
+    need(kvasir_seq_eval(seq, text[0] + 320, 10, &last, &err));
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        tokens[i] = kvasir_sampler_pick(greedy, logits);
+        need(kvasir_seq_eval(seq, &tokens[i], 1, &last, &err));
+    }
+    kvasir_sampler_destroy(greedy);
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(ctx);
+}
+
 static void test_stored_prefixes_at_fewer_bits(void **state) {
     (void)state;
     kvasir_engine_options o = answers_options(64);
@@ -403,9 +428,15 @@ static void test_stored_prefixes_at_fewer_bits(void **state) {
         stored[i] = engine_settled(e).stored_bytes;
         assert_true(i < 2 || stored[i] - stored[i - 1] == stored[1] - stored[0]);
     }
+    int32_t tokens[20], as_they_were[20];
+    answer_behind(&o.context, "4", tokens, 20);
+    answer_behind(&o.context, "8", as_they_were, 20);
+    assert_memory_not_equal(tokens, as_they_were, sizeof tokens);
     struct answer *a = answer_new(text[0], 330, 20); /* goes on behind pages of 4 bits */
+    a->request.ignore_end = true;
     answer_run(e, a);
     assert_int_equal(a->cached_tokens, 320);
+    assert_memory_equal(a->choices[0].tokens, tokens, sizeof tokens);
     free(a);
     kvasir_engine_destroy(e);
 }
