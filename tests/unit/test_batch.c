@@ -196,7 +196,7 @@ static void check_edits(const char *model, const char *bits, const char *fewer, 
 static void test_edits_of_full_attention(void **state) {
     (void)state;
     check_edits("llama", "8,4", "4,2", 0);
-    check_edits("qwen2", "8", "3", 0); /* centred keys */
+    check_edits("qwen2", "8", "3", 0); /* another shape, with biases */
 }
 
 static void test_edits_of_rotating_sequences(void **state) {

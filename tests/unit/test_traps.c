@@ -6,7 +6,7 @@
 #include "model_files.h"
 
 #include "cache/tree_internal.h"
-#include "engine/engine.h"
+#include "centres.h"
 #include "exchange.h"
 #include "tensors.h"
 
@@ -14,6 +14,7 @@ enum { VOCAB = 512, LONG = 330 };
 
 static kvasir_error err;
 static int32_t text[3][LONG];
+static struct temp_folder folder;
 static float cold[LONG][VOCAB]; /* behind each token of text[0] */
 
 static void need(kvasir_status status) {
@@ -29,13 +30,19 @@ static int set_up(void **state) {
             r = r * 1664525 + 1013904223;
             text[p][i] = (int32_t)(r >> 16) % VOCAB;
         }
+    temp_folder_make(&folder);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    temp_folder_remove(&folder);
     return 0;
 }
 
 /* ---- a model, its context and a tree --------------------------------------------------------- */
 
 struct world {
-    kvasir_context_options options;
     kvasir_model *model;
     kvasir_context *ctx;
     struct prefix_tree *tree;
@@ -65,7 +72,6 @@ static kvasir_context_options options_of(const char *bits, uint64_t budget) {
 static void open_world_of(struct world *w, const char *name, kvasir_context_options o) {
     char path[512];
     snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
-    w->options = o;
     need(kvasir_model_open(path, &w->model, &err));
     need(kvasir_context_create(w->model, &o, &w->ctx, &err));
     kvasir_seq *s;
@@ -391,6 +397,7 @@ static void test_min_quantize_tokens_at_255_256_257(void **state) {
 /* What is stored, and what is asked for then. */
 struct stored_case {
     const char *model, *bits, *stored; /* formats of live pages, of stored ones */
+    bool centres;                      /* keys have large constant parts that are taken off */
     uint32_t start, max_size;          /* quantized_kv_start, max_kv_size */
     uint32_t length;                   /* stored tokens of text[0] */
     uint32_t parts;                    /* > 0: another stored prompt goes elsewhere there */
@@ -404,6 +411,20 @@ static float after_hit[LONG][VOCAB]; /* logits behind each token from `hit` on *
 static bool keep_after_hit(void *user, size_t first, size_t rows, const float *logits) {
     memcpy(after_hit[*(const uint32_t *)user + first], logits, rows * sizeof *after_hit);
     return true;
+}
+
+/* A calibration file for the model. */
+static const char *write_centres(const char *name) {
+    char path[512];
+    kvasir_model *m;
+    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
+    need(kvasir_model_open(path, &m, &err));
+    struct text_buf file = random_centres(m, 20, 1);
+    assert_non_null(file.data);
+    temp_write(&folder, "centres", file.data, file.len);
+    text_free(&file);
+    kvasir_model_close(m);
+    return folder.file;
 }
 
 /* Every row that one of them holds the other holds, too: the same, in pages of the same formats. */
@@ -468,11 +489,26 @@ static void check_beside(struct world *w, const struct stored_case *c, kvasir_se
     kvasir_batch_destroy(batch); /* and both sequences */
 }
 
+/* Stores what the case says, and puts all of it that can be to fewer bits. */
+static void store_fewer(struct world *w, const struct stored_case *c) {
+    struct kv_cache_options o = {0};
+    int32_t tokens[LONG];
+    need(options_parse_formats(c->stored, NULL, &o, &err));
+    need(tree_requantize_begin(w->tree, o.k, o.v, 0, 0, 0, &err));
+    request(w, text[0], c->length);
+    if (c->parts) {
+        memcpy(tokens, text[0], c->parts * sizeof *tokens);
+        memcpy(tokens + c->parts, text[1], 40 * sizeof *tokens);
+        request(w, tokens, c->parts + 40);
+    }
+    assert_true(tree_requantize(w->tree, 100, UINT32_MAX) > 0);
+    assert_int_equal(tree_requantize(w->tree, 100, UINT32_MAX), 0);
+}
+
 /* What goes on behind stored pages at fewer bits gives, bit for bit, what goes on behind the same
  * pages of a sequence that was never stored: alone and in a batch. */
 static void check_stored(const struct stored_case *c) {
     struct world w;
-    struct kv_cache_options stored = {0};
     kvasir_context *other;
     kvasir_seq *twin, *alone, *beside;
     int32_t tokens[LONG];
@@ -480,18 +516,11 @@ static void check_stored(const struct stored_case *c) {
     kvasir_context_options o = options_of(c->bits, 64 << 20);
     o.quantized_kv_start = c->start;
     o.max_kv_size = c->max_size;
+    o.key_centre = c->centres ? write_centres(c->model) : "off";
     open_world_of(&w, c->model, o);
-    need(options_parse_formats(c->stored, NULL, &stored, &err));
-    need(tree_requantize_begin(w.tree, stored.k, stored.v, 0, 0, 0, &err));
-    request(&w, text[0], c->length);
+    assert_true(c->centres == (w.ctx->centres != NULL));
+    store_fewer(&w, c);
     memcpy(tokens, text[0], sizeof tokens);
-    if (c->parts) {
-        memcpy(tokens + c->parts, text[1], 40 * sizeof *tokens);
-        request(&w, tokens, c->parts + 40);
-        memcpy(tokens, text[0], sizeof tokens);
-    }
-    assert_true(tree_requantize(w.tree, 100, UINT32_MAX) > 0);
-    assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0);
     if (c->agrees)
         memcpy(tokens + c->agrees, text[2], (LONG - c->agrees) * sizeof *tokens);
     struct found f = find(&w, tokens, LONG);
@@ -539,9 +568,9 @@ static void test_stored_pages_at_fewer_bits_are_attended_to_as_they_are(void **s
         {"llama", "8", "4", .length = 300, .parts = 100, .hit = 300, .fewer = 0xd},
         /* a hit does not end inside a re-encoded page */
         {"llama", "8", "4", .length = 300, .agrees = 150, .hit = 128, .fewer = 0x3},
-        /* centred keys, and such as had none until they were stored */
-        {"qwen2", "8", "4", .length = 300, .hit = 300, .fewer = 0xf},
-        {"qwen2", "f16", "4", .length = 300, .hit = 300, .fewer = 0xf},
+        /* centred keys, in stored pages and in live ones */
+        {"llama", "8", "4", .centres = true, .length = 300, .hit = 300, .fewer = 0xf},
+        {"llama", "8", "4", .centres = true, .start = 64, .length = 300, .hit = 300, .fewer = 0xe},
         /* windows; states */
         {"gemma2", "8", "4,2", .length = 300, .hit = 300, .fewer = 0xf},
         {"gpt_oss", "8", "4", .length = 300, .hit = 300, .fewer = 0xf},
@@ -686,5 +715,5 @@ int main(void) {
         cmocka_unit_test(test_colliding_hashes_serve_no_wrong_pages),
         cmocka_unit_test(test_a_hit_does_not_evict_its_own_window),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return cmocka_run_group_tests(tests, set_up, tear_down);
 }
