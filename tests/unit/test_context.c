@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "model_files.h"
+#include "tensors.h"
 
 #include <cmocka.h>
 
@@ -95,21 +96,25 @@ static kvasir_model *open_wide(uint32_t ffn_dim) {
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
-static kvasir_context *context_of(const kvasir_model *m, const char *bits, uint32_t start) {
-    kvasir_context_options o = kvasir_context_defaults();
+static kvasir_context *context_of(const kvasir_model *m, kvasir_context_options o) {
     kvasir_context *ctx;
-    o.kv_bits = bits;
-    o.quantized_kv_start = start;
     o.threads = 1;
     need(kvasir_context_create(m, &o, &ctx, &err));
     return ctx;
 }
 
-static uint64_t fingerprint(const kvasir_model *m, const char *bits, uint32_t start) {
-    kvasir_context *ctx = context_of(m, bits, start);
+static uint64_t fingerprint_of(const kvasir_model *m, kvasir_context_options o) {
+    kvasir_context *ctx = context_of(m, o);
     uint64_t value = ctx->fingerprint;
     kvasir_context_destroy(ctx);
     return value;
+}
+
+static uint64_t fingerprint(const kvasir_model *m, const char *bits, uint32_t start) {
+    kvasir_context_options o = kvasir_context_defaults();
+    o.kv_bits = bits;
+    o.quantized_kv_start = start;
+    return fingerprint_of(m, o);
 }
 
 static void test_exact_start(void **state) {
@@ -123,12 +128,86 @@ static void test_exact_start(void **state) {
     kvasir_model_close(m);
 }
 
+static uint64_t rotating(const kvasir_model *m, uint32_t max_size, uint32_t keep) {
+    kvasir_context_options o = kvasir_context_defaults();
+    o.max_kv_size = max_size;
+    o.kv_keep = keep;
+    return fingerprint_of(m, o);
+}
+
+/* What a query sees, to the token: pages behind the first ones depend on it. */
+static void test_rotation(void **state) {
+    (void)state;
+    kvasir_model *m = open_wide(64);
+    const uint64_t all = rotating(m, 0, 4), some = rotating(m, 128, 4);
+    assert_true(some != all);
+    assert_true(some == rotating(m, 128, 4));
+    assert_true(some != rotating(m, 129, 4));
+    assert_true(some != rotating(m, 192, 4));
+    assert_true(some != rotating(m, 128, 0));
+    assert_true(some != rotating(m, 128, 5));
+    assert_true(rotating(m, 128, 0) != rotating(m, 128, 5));
+    assert_true(all == rotating(m, 0, 5)); /* nothing to keep it from */
+    kvasir_model_close(m);
+}
+
+/* With a context of so many tokens. */
+static uint64_t of_length(const kvasir_model *m, uint32_t ctx) {
+    kvasir_context_options o = kvasir_context_defaults();
+    o.kv_bits = "f16";
+    o.ctx = ctx;
+    return fingerprint_of(m, o);
+}
+
+/* Trained on 128 tokens. */
+static kvasir_model *open_scaled(const char *rope_type) {
+    struct text_buf tensors = tiny_folder_tensors(false);
+    char config[1024];
+    kvasir_model *m;
+    snprintf(config, sizeof config,
+             "%.*s,\"max_position_embeddings\":128,\"rope_scaling\":{\"rope_type\":\"%s\","
+             "\"factor\":4}}",
+             (int)strlen(TINY_MLX_CONFIG) - 1, TINY_MLX_CONFIG, rope_type);
+    temp_write(&folder, "config.json", config, strlen(config));
+    temp_write(&folder, "model.safetensors", tensors.data, tensors.len);
+    text_free(&tensors);
+    need(kvasir_model_open(folder.path, &m, &err));
+    return m;
+}
+
+/* The length of the context counts where it chooses how K is turned, and only there. */
+static void test_rope_variants(void **state) {
+    (void)state;
+    kvasir_model *m = open_wide(64);
+    assert_true(of_length(m, 128) == of_length(m, 4096));
+    kvasir_model_close(m);
+    m = open_scaled("linear");
+    assert_true(of_length(m, 128) == of_length(m, 4096));
+    kvasir_model_close(m);
+    /* dynamic: behind the trained length each length has its own */
+    m = open_scaled("dynamic");
+    assert_true(of_length(m, 64) == of_length(m, 128));
+    assert_true(of_length(m, 128) != of_length(m, 256));
+    assert_true(of_length(m, 256) != of_length(m, 257));
+    assert_true(of_length(m, 256) == of_length(m, 256));
+    kvasir_model_close(m);
+    /* longrope: one up to the original length, one above */
+    if (!path_exists(SHARED_DIR "/fixtures/tiny/phi3_long/config.json"))
+        return;
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/phi3_long", &m, &err));
+    assert_true(of_length(m, 64) == of_length(m, 128));
+    assert_true(of_length(m, 128) != of_length(m, 129));
+    assert_true(of_length(m, 129) == of_length(m, 1024));
+    kvasir_model_close(m);
+}
+
 /* A file must not make a step take many times its size: 65,536 dims of 32-bit floats, two such
  * buffers, are 256 MiB at 512 rows, of a file of 8 MiB. */
 static void test_wide_steps(void **state) {
     (void)state;
     kvasir_model *m = open_wide(64), *wide = open_wide(65536);
-    kvasir_context *ctx = context_of(m, "8", 0), *narrow = context_of(wide, "8", 0);
+    const kvasir_context_options o = kvasir_context_defaults();
+    kvasir_context *ctx = context_of(m, o), *narrow = context_of(wide, o);
     assert_int_equal(ctx->options.prefill_chunk, 512);
     assert_null(strstr(ctx->options.notes, "--prefill-chunk"));
     assert_int_equal(narrow->options.prefill_chunk, 32);
@@ -147,9 +226,10 @@ static void test_wide_steps(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
-                                       cmocka_unit_test(test_exact_start),
-                                       cmocka_unit_test(test_wide_steps)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_model_fingerprint), cmocka_unit_test(test_exact_start),
+        cmocka_unit_test(test_rotation), cmocka_unit_test(test_rope_variants),
+        cmocka_unit_test(test_wide_steps)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);
