@@ -124,13 +124,13 @@ static void bench_decode(const kvasir_model *m, int rounds) {
             alone_ms[r] += step_ms(c, &seqs[i], 1, 1);
         batch_ms[r] = step_ms(c, seqs, BATCH, 1);
         gain[r] = alone_ms[r] / batch_ms[r];
-        /* what products of many rows cost a row: 8 x 64 rows of prompts of no length */
         drop(seqs, BATCH);
         grow(c, seed, equal, BATCH, seqs);
         flat[r] = step_ms(c, seqs, BATCH, 1);
         drop(seqs, BATCH);
         grow(c, seed, one_long, BATCH, seqs);
         steep[r] = step_ms(c, seqs, BATCH, 1) / flat[r];
+        /* what products of many rows cost a row: 8 x 64 rows of prompts of no length */
         for (uint32_t i = 0; i < BATCH; i++)
             need(kvasir_seq_trim(seqs[i], 0, NULL, &err));
         row_ms[r] = step_ms(c, seqs, BATCH, 64) / (BATCH * 64);

@@ -113,7 +113,8 @@ typedef struct kvasir_context_options {
      * keys not centred, no exact start */
     const kvasir_prompt_cache *like;
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
-    /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself */
+    /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself;
+     * in an engine: of a prompt, as places for hits; 0: every 1024 */
     uint32_t snapshot_tokens;
     int threads;          /* 0: one per core */
     const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */

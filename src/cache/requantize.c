@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* requantize.c: a page's rows in other formats: what seq_requantize (seq.c) does to each page.
+/* requantize.c: a page's rows in other formats: what seq_requantize (seq.c) does to each page of a
+ * sequence, and tree_requantize (tree_evict.c) to stored full pages.
  *
  *     page in the arena --backend_read-->  layer  --rows-->  layer  --backend_write-->  new page
  *
@@ -8,7 +9,9 @@
  * stays is copied. Between a centred K tile and one that is not, rope(c, t) of the row's position
  * is put back or taken off (C7).
  *
- * Left out: threads. Scalar code is slow, but the call is rare: once in the life of a sequence.
+ * Left out: threads. The code is scalar, so a page of a large model takes a while. A sequence pays
+ * that where it asks for it; stored pages go one by one, all of them while an engine has nothing
+ * else to do, else one in many steps.
  */
 #include <string.h>
 

@@ -20,7 +20,12 @@
  * sees, and recurrent layers have their state (a node holds the record behind its last token). The
  * sequence gets references; only a page that is partly its own is copied, when it goes on.
  *
- * Invariants (tests/unit/test_tree.c, tests/sim/ try to break them)
+ * A tree belongs to one cache and so to one context: model, formats, rope variant, max size, keep
+ * and exact start are the same for all that is in it. So they are no part of the key, which is the
+ * tokens behind a salt. Prompt-cache files, which outlive a context, carry the model's fingerprint,
+ * formats and rotation; those are checked when a file is read.
+ *
+ * Invariants (tests/sim/tree.c, tests/unit/test_traps.c and test_tree_limits.c try to break them)
  *   T1  A node's pages hold what its tokens, after those of its path, were encoded to: the same
  *       bytes whoever computed them. Only full pages are re-encoded (tree_requantize).
  *   T2  Nodes of one page on one path hold the page of the deepest of them, so that a page whose

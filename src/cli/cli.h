@@ -195,19 +195,25 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},           \
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
      .offset = offsetof(type, context.act_bits),                                                   \
-     .help = "rounding of activations before quantized products: 8, or 16 for near float32"},      \
+     .help = "rounding of activations before quantized products: 8, or 16 for near float32"}
+
+#define SNAPSHOT_OPTION(type, context, initial, text)                                              \
     {.name = "--snapshot-tokens", .value = "N", .kind = OPTION_U32, .max = 1 << 30,                \
-     .offset = offsetof(type, context.snapshot_tokens), .shown = "0, none",                        \
-     .help = "keep the state of recurrent layers every N tokens (whole pages), for later trims"}
+     .offset = offsetof(type, context.snapshot_tokens), .shown = initial, .help = text}
 
 #define CACHE_OPTIONS(type)                                                                        \
     CONTEXT_OPTIONS(type, cache.options),                                                          \
+    SNAPSHOT_OPTION(type, cache.options, "0, none",                                                \
+        "keep the state of recurrent layers every N tokens (whole pages), for later trims"),       \
     {.name = "--cache-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                       \
      .offset = offsetof(type, cache.cache_mib), .shown = "from --ctx and free memory",             \
      .help = "budget of all pages of the cache in MiB"}
 
 #define ENGINE_OPTIONS(type, engine)                                                               \
     CONTEXT_OPTIONS(type, engine.options.context),                                                 \
+    SNAPSHOT_OPTION(type, engine.options.context, "0, every 1,024",                                \
+        "keep the state of recurrent layers every N tokens of a prompt (whole pages), where "      \
+        "other requests can go on"),                                                               \
     {.name = "--cache-memory-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                \
      .offset = offsetof(type, engine.memory_mib), .shown = "from --cache-memory-percent",          \
      .help = "budget of the whole cache in MiB: live sequences and stored prefixes"},              \

@@ -17,6 +17,7 @@
  *                  mlx-lm's prompt-cache files to sequences and back
  *   centre.c  centre_file.c  calibrate.c
  *                  key centres: which pairs of which heads get one; the calibration file; making it
+ *   convert_api.c  kvasir_convert: checkpoints to folders that mlx-lm loads
  *   fingerprint.c  what cached bytes depend on, as 64 bits
  *   sampler.c      kvasir_sampler; log-probabilities
  *   measure.c      losses, divergences, bench-kv-cache
@@ -64,7 +65,7 @@ struct settled {
     struct kv_cache_options cache;
     struct backend_options backend;
     uint32_t ctx;
-    uint32_t snapshot_tokens; /* states are kept every so many tokens; 0: never */
+    uint32_t snapshot_tokens; /* states are kept every so many tokens; 0: none by itself */
     uint32_t visible;         /* tokens a query sees at most (rotation, window); 0: all */
     uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens; of any where bounded */
     uint32_t prefill_chunk; /* rows of a step, at most, and those whose logits are wanted */
