@@ -370,7 +370,7 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .n_prompt = prompt,
                             .cap = cap,
                             .apart = r->prompt_cache != NULL};
-    TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, e->scratch,
+    TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
     if (q->json)
         sampler_allow(c->sampler, e->allowed);

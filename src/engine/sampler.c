@@ -65,7 +65,7 @@ struct kvasir_sampler {
     uint32_t vocab;
     uint64_t draws;
     int32_t *recent;      /* [recent_cap] ring of accepted ids; NULL without penalties */
-    uint32_t recent_cap;  /* the largest context */
+    uint32_t recent_cap;  /* the largest context, or all ids that will be accepted */
     uint32_t recent_n;    /* ids in the ring */
     uint32_t recent_next; /* where the next one goes */
     struct sampler_scratch *scratch;
@@ -204,7 +204,7 @@ static void *copy_of(const void *items, size_t n, size_t size) {
     return copy;
 }
 
-static kvasir_status create(const kvasir_sampling *o, uint32_t vocab,
+static kvasir_status create(const kvasir_sampling *o, uint32_t vocab, uint32_t accepts,
                             struct sampler_scratch *scratch, kvasir_sampler **out,
                             kvasir_error *err) {
     kvasir_sampler *s = mem_calloc(1, sizeof *s);
@@ -215,7 +215,7 @@ static kvasir_status create(const kvasir_sampling *o, uint32_t vocab,
     s->special = copy_of(o->xtc_special, o->n_xtc_special, sizeof *s->special);
     s->vocab = vocab;
     s->scratch = scratch;
-    s->recent_cap = context_of(o);
+    s->recent_cap = context_of(o) < accepts ? context_of(o) : accepts;
     if (s->recent_cap)
         s->recent = mem_calloc(s->recent_cap, sizeof *s->recent);
     if ((o->n_logit_bias && !s->bias) || (o->n_xtc_special && !s->special) ||
@@ -228,11 +228,11 @@ static kvasir_status create(const kvasir_sampling *o, uint32_t vocab,
 }
 
 kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vocab,
-                                    struct sampler_scratch *scratch, kvasir_sampler **out,
-                                    kvasir_error *err) {
+                                    uint32_t accepts, struct sampler_scratch *scratch,
+                                    kvasir_sampler **out, kvasir_error *err) {
     TRY(check_options(sampling, vocab, err));
     assert(scratch->vocab == vocab);
-    return create(sampling, vocab, scratch, out, err);
+    return create(sampling, vocab, accepts, scratch, out, err);
 }
 
 kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
@@ -240,7 +240,7 @@ kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vo
     TRY(check_options(sampling, vocab, err));
     struct sampler_scratch *own = NULL;
     TRY(sampler_scratch_create(vocab, &own, err));
-    kvasir_status status = create(sampling, vocab, own, out, err);
+    kvasir_status status = create(sampling, vocab, UINT32_MAX, own, out, err);
     if (status == KVASIR_OK)
         (*out)->own = own;
     else

@@ -17,10 +17,11 @@ void sampler_scratch_destroy(struct sampler_scratch *scratch);
 size_t sampler_scratch_bytes(uint32_t vocab); /* of the heap */
 
 /* kvasir_sampler_create with scratch for this vocabulary, which is borrowed for the sampler's life:
- * what is left of a sampler has the size of its options and contexts. */
+ * what is left of a sampler has the size of its options and contexts. At most `accepts` ids will be
+ * accepted: a context that looks further back takes no room for more. */
 kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vocab,
-                                    struct sampler_scratch *scratch, kvasir_sampler **out,
-                                    kvasir_error *err) MUST_CHECK;
+                                    uint32_t accepts, struct sampler_scratch *scratch,
+                                    kvasir_sampler **out, kvasir_error *err) MUST_CHECK;
 
 /* From now on only these tokens are picked: bits, token i in bit i % 64 of word i / 64, borrowed
  * until the last pick and looked at by each; at least one is set. The logits of all others are -inf

@@ -106,8 +106,8 @@ static void test_sampling(void **state) {
     kvasir_sampler *all, *greedy;
     kvasir_stop *stop;
     need(sampler_scratch_create(VOCAB, &scratch, &err));
-    need(sampler_create_shared(&o, VOCAB, scratch, &all, &err));
-    need(sampler_create_shared(&(kvasir_sampling){0}, VOCAB, scratch, &greedy, &err));
+    need(sampler_create_shared(&o, VOCAB, 1000, scratch, &all, &err));
+    need(sampler_create_shared(&(kvasir_sampling){0}, VOCAB, 1000, scratch, &greedy, &err));
     need(kvasir_stop_create((const char *const[]){"abab", "ba!"}, 2, &stop, &err));
     long before = allocations;
     for (int i = 0; i < 1000; i++) {

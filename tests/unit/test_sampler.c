@@ -483,12 +483,13 @@ static void test_shared_scratch(void **state) {
         o.presence_penalty = i & 16 ? 0.5f : 0;
         o.frequency_penalty = i % 3 ? 0.25f : 0;
         o.frequency_context = 7;
+        o.presence_context = i & 2 ? 1 << 20 : 20; /* all that is accepted */
         o.repetition_penalty = i % 5 ? 1.1f : 0;
         o.logit_bias = bias, o.n_logit_bias = i & 1 ? 2 : 1;
         o.xtc_special = special, o.n_xtc_special = 3;
         o.seed = (uint64_t)i % 4;
         assert_int_equal(kvasir_sampler_create(&o, VOCAB_MAX, &alone[i], &err), KVASIR_OK);
-        assert_int_equal(sampler_create_shared(&o, VOCAB_MAX, scratch, &shared[i], &err),
+        assert_int_equal(sampler_create_shared(&o, VOCAB_MAX, 60, scratch, &shared[i], &err),
                          KVASIR_OK);
     }
     int32_t drawn[N][60];
