@@ -12,10 +12,16 @@
  * the formats that they have. Budgets are often too small for all, so that requests wait and are
  * preempted. After every operation the tree and the budget are checked, at the end nothing is left.
  *
- * A program that fails is made smaller: its operations are left out as long as it still fails.
+ * Models, formats and rotation go in turn by the world's seed (sim_worlds.h); what was compared of
+ * each shape is counted, and a run long enough for all pairs fails where one is missing.
+ *
+ * A program that fails, be it by an assert or a bad address, is made smaller: this program begins
+ * anew with --shrink and leaves out operations as long as it still fails, each try in a child.
  *
  *     sim_engine [--programs=N] [--seed=N]
+ *     sim_engine --seed=N --program=K [--shrink]     one program of one world
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +30,9 @@
 
 #include "engine/scheduler.h"
 
+#include "last_words.h"
 #include "random_programs.h"
-#include "sim_models.h"
+#include "sim_worlds.h"
 
 enum {
     VOCAB = SIM_VOCAB,
@@ -39,12 +46,12 @@ enum {
     PROGRAMS_PER_WORLD = 10,
 };
 
-static const char *const BITS[] = {"f16", "8", "8,4", "8,4", "4,2", "3", "4", "bf16,8", "f32"};
 static const uint32_t CHUNKS[] = {1, 2, 7, 31, 64, 65, 200, 512};
 
 struct world {
     uint64_t seed;
-    uint32_t model, length;
+    struct sim_world choice;
+    uint32_t length;
     kvasir_context_options options;
     int32_t tokens[STRINGS][LENGTH_LONG];
     float *logits[STRINGS]; /* [LENGTH_LONG][VOCAB] */
@@ -116,14 +123,13 @@ struct run {
 static struct sim_models sim;
 static bool shrinking; /* this process only says whether a program fails */
 static uint64_t hits, preemptions, cancels, rows_compared;
-
-static void shrink(const struct program *p);
+static struct sim_coverage coverage;
 
 static void print_program(const struct program *p) {
     const kvasir_context_options *o = &p->options;
     printf("  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, chunk "
            "%u, threads %d, tier %s, act_bits %d, budget %llu, running %u, points every %u%s\n",
-           SIM_MODELS[p->w->model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
+           SIM_MODELS[p->w->choice.model], o->kv_bits, o->kv_group_size ? o->kv_group_size : "-",
            o->key_centre, o->quantized_kv_start, o->max_kv_size, o->kv_keep, o->prefill_chunk,
            o->threads, o->cpu_tier, o->act_bits, (unsigned long long)o->cache_bytes, p->max_running,
            p->every, p->no_tree ? ", no tree" : "");
@@ -132,17 +138,37 @@ static void print_program(const struct program *p) {
                p->ops[i].c, p->ops[i].d);
 }
 
-static void die(const struct run *r, const char *what, uint32_t at) {
+/* What makes a program of a world small, and what is said where a signal ends it before. */
+static struct {
+    char seed[40], program[40], words[200];
+    char *arguments[5];
+} again;
+
+static void set_again(const struct program *p) {
+    const unsigned long long seed = p->w->seed;
+    snprintf(again.seed, sizeof again.seed, "--seed=%llu", seed);
+    snprintf(again.program, sizeof again.program, "--program=%lu", p->number);
+    snprintf(again.words, sizeof again.words,
+             "FAILED: ended by a signal, or a sanitizer\n  run again with --seed=%llu "
+             "--program=%lu\n",
+             seed, p->number);
+    memcpy(again.arguments, (char *[]){"sim_engine", again.seed, again.program, "--shrink", NULL},
+           sizeof again.arguments);
+    last_words(again.words, again.arguments);
+}
+
+_Noreturn static void die(const struct run *r, const char *what, uint32_t at) {
     if (shrinking)
         _exit(3);
-    printf("FAILED: %s (%u) in operation %u\n"
-           "  run again with --programs=%d --seed=%llu (program %lu of the world)\n",
-           what, at, r->op, PROGRAMS_PER_WORLD, (unsigned long long)r->p->w->seed, r->p->number);
-    print_program(r->p);
-    fflush(stdout);
-    shrink(r->p);
+    printf("FAILED: %s (%u) in operation %u\n  run again with --seed=%llu --program=%lu\n", what,
+           at, r->op, (unsigned long long)r->p->w->seed, r->p->number);
+    if (!r->p->n_ops) { /* the plain runs */
+        print_program(r->p);
+        exit(1);
+    }
     sim_models_close(&sim);
-    exit(1);
+    fflush(stdout);
+    begin_anew(again.arguments);
 }
 
 #define CHECK(r, what, x)                                                                          \
@@ -480,7 +506,8 @@ static void begin_run(struct run *r) {
                                     .next = host_next,
                                     .ended = host_ended};
     kvasir_error err;
-    need(r, kvasir_context_create(sim.models[r->p->w->model], &r->p->options, &r->ctx, &err), &err);
+    need(r, kvasir_context_create(sim.models[r->p->w->choice.model], &r->p->options, &r->ctx, &err),
+         &err);
     const struct sched_options options = {r->p->max_running, r->ctx->options.prefill_chunk,
                                           r->p->every};
     if (!r->p->no_tree)
@@ -529,6 +556,8 @@ static bool still_fails(const struct program *p) {
     const pid_t child = fork();
     if (child == 0) {
         shrinking = true;
+        last_words(NULL, NULL);
+        (void)dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
         run_program(p);
         _exit(0);
     }
@@ -539,6 +568,11 @@ static bool still_fails(const struct program *p) {
 
 static void shrink(const struct program *p) {
     struct program small = *p;
+    print_program(p);
+    if (!still_fails(p)) {
+        printf("alone it does not fail\n");
+        return;
+    }
     for (uint32_t size = OPS / 2; size > 0;) {
         bool smaller = false;
         for (uint32_t at = 0; at + size <= small.n_ops;) {
@@ -577,8 +611,10 @@ static void run_reference(struct world *w) {
     kvasir_context_options o = w->options;
     kvasir_context *ctx;
     kvasir_error err;
+    set_again(&p);
+    last_words(again.words, NULL); /* nothing to make smaller */
     o.cache_bytes = 256 << 20;
-    need(&r, kvasir_context_create(sim.models[w->model], &o, &ctx, &err), &err);
+    need(&r, kvasir_context_create(sim.models[w->choice.model], &o, &ctx, &err), &err);
     for (int s = 0; s < STRINGS; s++) {
         kvasir_seq *seq;
         kvasir_eval_options eval = {.on_logits = keep_rows, .user = w->logits[s]};
@@ -587,11 +623,11 @@ static void run_reference(struct world *w) {
         kvasir_seq_destroy(seq);
     }
     kvasir_context_destroy(ctx);
+    last_words(NULL, NULL);
 }
 
 static void make_world(struct world *w) {
     random_state = w->seed * 0x9e3779b97f4a7c15u + 1;
-    w->model = (uint32_t)(w->seed % SIM_N_MODELS);
     w->length = random_below(30) == 0 ? LENGTH_LONG : LENGTH;
     for (int s = 0; s < STRINGS; s++) {
         const uint32_t shared = s ? random_below(w->length) : 0;
@@ -600,14 +636,9 @@ static void make_world(struct world *w) {
     }
     kvasir_context_options *o = &w->options;
     *o = kvasir_context_defaults();
-    o->kv_bits = BITS[random_below(sizeof BITS / sizeof *BITS)];
+    w->choice = sim_world_make(&sim, w->seed, o);
     o->kv_group_size = random_below(2) ? "32" : NULL;
-    o->quantized_kv_start = random_below(4) ? 0 : random_below(200);
-    if (random_below(3) == 0) {
-        o->max_kv_size = random_below(2) ? 128 : 2 + random_below(150);
-        o->kv_keep = random_below(3) ? 4 % o->max_kv_size : random_below(o->max_kv_size);
-    }
-    o->key_centre = sim.centres[w->model][0] && random_below(2) ? sim.centres[w->model] : "off";
+    o->quantized_kv_start = random_below(4) ? 0 : random_below(193); /* three pages of LENGTH */
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = w->length == LENGTH ? random_tier() : "auto"; /* ref would take a minute */
     o->ctx = LENGTH_LONG;
@@ -641,30 +672,59 @@ static void make_program(struct program *p) {
                                 .d = random_below(1u << 20)};
 }
 
-int main(int argc, char **argv) {
-    uint64_t seed = 20261122;
-    unsigned long programs = 60;
-    random_arguments(argc, argv, &programs, &seed);
-    sim_models_open(&sim);
-    printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
+/* The programs from one number on, counted through all worlds. */
+static void run_programs(uint64_t seed, unsigned long from, unsigned long n, bool small) {
     struct world *w = calloc(1, sizeof *w);
     for (int s = 0; s < STRINGS; s++)
         w->logits[s] = malloc((size_t)LENGTH_LONG * VOCAB * sizeof(float));
-    for (unsigned long i = 0; i < programs; i++) {
+    for (unsigned long i = from; i < from + n; i++) {
         struct program p = {.w = w, .number = i % PROGRAMS_PER_WORLD};
-        if (p.number == 0) {
+        if (p.number == 0 || i == from) {
             w->seed = seed + i / PROGRAMS_PER_WORLD;
             make_world(w);
         }
         make_program(&p);
+        if (small) {
+            shrink(&p);
+            break;
+        }
+        const uint64_t rows = rows_compared;
+        set_again(&p);
         run_program(&p);
+        last_words(NULL, NULL);
+        sim_coverage_add(&coverage, &sim, &w->choice, rows_compared - rows);
     }
-    printf("%llu rows of logits bit-identical; %llu hits, %llu preemptions, %llu cancels\n",
-           (unsigned long long)rows_compared, (unsigned long long)hits,
-           (unsigned long long)preemptions, (unsigned long long)cancels);
-    sim_models_close(&sim);
     for (int s = 0; s < STRINGS; s++)
         free(w->logits[s]);
     free(w);
-    return programs >= 60 && (!hits || !preemptions || !cancels);
+}
+
+int main(int argc, char **argv) {
+    uint64_t seed = 20261122;
+    unsigned long programs = 60, from = 0;
+    bool small = false;
+    random_arguments(argc, argv, &programs, &seed);
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--program=", 10) == 0) {
+            from = strtoul(argv[i] + 10, NULL, 10);
+            programs = 1;
+        }
+        small |= strcmp(argv[i], "--shrink") == 0;
+    }
+    sim_models_open(&sim);
+    last_words(NULL, NULL);
+    if (small) {
+        run_programs(seed, from, programs, small);
+        sim_models_close(&sim);
+        return 1;
+    }
+    printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
+    run_programs(seed, from, programs, false);
+    printf("%llu rows of logits bit-identical; %llu hits, %llu preemptions, %llu cancels\n",
+           (unsigned long long)rows_compared, (unsigned long long)hits,
+           (unsigned long long)preemptions, (unsigned long long)cancels);
+    const bool whole =
+        programs < SIM_WORLDS * PROGRAMS_PER_WORLD || sim_coverage_whole(&coverage, &sim);
+    sim_models_close(&sim);
+    return !whole || (programs >= 60 && (!hits || !preemptions || !cancels));
 }

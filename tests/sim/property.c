@@ -11,6 +11,9 @@
  * Every row of logits is compared by memcmp; budgets are kept and nothing is left in the pool at
  * the end.
  *
+ * Models, formats and rotation go in turn by the seed (sim_worlds.h); what was compared of each
+ * shape is counted, and a run long enough for all pairs fails where one is missing.
+ *
  * Requantizing to other formats is the exception to I1: what was rounded stays so. What holds is
  * tried beside it: two sequences with the same history of evaluations, trims and requantizes have
  * the same logits, also where one goes in other pieces, chunks and threads, in steps with other
@@ -33,8 +36,9 @@
 
 #include "engine/engine.h"
 
+#include "last_words.h"
 #include "random_programs.h"
-#include "sim_models.h"
+#include "sim_worlds.h"
 
 /* Most strings are short, because every token costs; one in eight passes two runs of 512. */
 enum { VOCAB = SIM_VOCAB, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
@@ -46,7 +50,7 @@ enum { N_BITS = 11, N_CHUNKS = 8 };
 
 struct program {
     uint64_t seed;
-    uint32_t model;
+    struct sim_world choice;
     kvasir_context_options options;
     uint32_t shared; /* the strings agree in positions < shared */
     uint32_t length;
@@ -60,6 +64,8 @@ struct live {
 };
 
 static struct sim_models sim;
+static struct sim_coverage coverage;
+static uint64_t rows_compared;
 
 static void die(const struct program *p, const char *what, uint32_t position) {
     const kvasir_context_options *o = &p->options;
@@ -67,7 +73,7 @@ static void die(const struct program *p, const char *what, uint32_t position) {
            "  model %s, kv_bits %s, group %s, centre %s, start %u, max_kv_size %u, keep %u, "
            "snapshots %u, chunk %u, threads %d, tier %s, shared %u\n"
            "  run again with --programs=1 --seed=%llu\n",
-           what, position, SIM_MODELS[p->model], o->kv_bits,
+           what, position, SIM_MODELS[p->choice.model], o->kv_bits,
            o->kv_group_size ? o->kv_group_size : "-", o->key_centre, o->quantized_kv_start,
            o->max_kv_size, o->kv_keep, o->snapshot_tokens, o->prefill_chunk, o->threads,
            o->cpu_tier, p->shared, (unsigned long long)p->seed);
@@ -98,7 +104,7 @@ static void run_reference(struct program *p) {
     o.threads = 1 + (int)random_below(3);
     kvasir_error err;
     kvasir_context *ctx;
-    need(p, kvasir_context_create(sim.models[p->model], &o, &ctx, &err), &err);
+    need(p, kvasir_context_create(sim.models[p->choice.model], &o, &ctx, &err), &err);
     for (int s = 0; s < 2; s++) {
         kvasir_seq *seq;
         need(p, kvasir_seq_create(ctx, &seq, &err), &err);
@@ -115,6 +121,7 @@ static void compare_row(const struct program *p, int string, uint32_t position, 
                         const char *what) {
     if (memcmp(logits, p->logits[string] + (size_t)position * VOCAB, VOCAB * sizeof *logits) != 0)
         die(p, what, position);
+    rows_compared++;
 }
 
 struct eval_check {
@@ -268,7 +275,7 @@ static void edit_trim(const struct program *p, kvasir_context *ctx, struct live 
         return;
     }
     kvasir_model_info info;
-    kvasir_model_get_info(sim.models[p->model], &info);
+    kvasir_model_get_info(sim.models[p->choice.model], &info);
     if ((!p->options.max_kv_size && !info.window) || to == 0)
         die(p, "trim: refused without reason", to);
     if (kvasir_seq_length(l->seq) != length || kvasir_seq_bytes(l->seq) != bytes)
@@ -476,7 +483,7 @@ static void run_histories(const struct program *p) {
         o.cache_bytes = 256 << 20;
         struct player y = {.p = p, .h = &h, .wild = way == 1};
         kvasir_error err;
-        need(p, kvasir_context_create(sim.models[p->model], &o, &y.ctx, &err), &err);
+        need(p, kvasir_context_create(sim.models[p->choice.model], &o, &y.ctx, &err), &err);
         play(&y);
         kvasir_context_info info;
         kvasir_context_get_info(y.ctx, &info);
@@ -497,8 +504,7 @@ static const char *random_tier(void) {
 
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
-    p->model = random_below(SIM_N_MODELS);
-    p->length = p->seed % 8 == 5 ? LENGTH_LONG : LENGTH;
+    p->length = (p->seed + p->seed / SIM_N_MODELS) % 8 == 5 ? LENGTH_LONG : LENGTH;
     p->shared = random_below(p->length);
     for (int s = 0; s < 2; s++)
         for (uint32_t i = 0; i < p->length; i++)
@@ -506,22 +512,9 @@ static void run_program(struct program *p) {
                 s == 1 && i < p->shared ? p->tokens[0][i] : (int32_t)random_below(VOCAB);
     p->options = kvasir_context_defaults();
     kvasir_context_options *o = &p->options;
-    /* Consecutive seeds go through every pair of formats with every kind of rotation. */
-    o->kv_bits = BITS[p->seed % N_BITS];
+    p->choice = sim_world_make(&sim, p->seed, o);
     o->kv_group_size = random_below(2) ? "32" : NULL;
     o->quantized_kv_start = random_below(3) ? 0 : random_below(200);
-    switch (p->seed / N_BITS % 4) {
-    case 1:
-    case 2:
-        o->max_kv_size = 128;
-        o->kv_keep = p->seed / N_BITS % 4 == 1 ? 0 : 4;
-        break;
-    case 3:
-        o->max_kv_size = 2 + random_below(200);
-        o->kv_keep = random_below(o->max_kv_size);
-        break;
-    }
-    o->key_centre = sim.centres[p->model][0] && random_below(3) ? sim.centres[p->model] : "off";
     o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = random_tier();
@@ -534,7 +527,7 @@ static void run_program(struct program *p) {
         o->cache_bytes = (uint64_t)1 << (20 + random_below(2));
     kvasir_context *ctx;
     kvasir_error err;
-    need(p, kvasir_context_create(sim.models[p->model], o, &ctx, &err), &err);
+    need(p, kvasir_context_create(sim.models[p->choice.model], o, &ctx, &err), &err);
     run_edits(p, ctx, 24);
     kvasir_context_info info;
     kvasir_context_get_info(ctx, &info);
@@ -551,18 +544,29 @@ int main(int argc, char **argv) {
     unsigned long programs = 60;
     random_arguments(argc, argv, &programs, &seed);
     sim_models_open(&sim);
+    last_words(NULL, NULL);
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct program *p = calloc(1, sizeof *p);
     for (int s = 0; s < 2; s++)
         p->logits[s] = malloc((size_t)LENGTH_LONG * VOCAB * sizeof(float));
     for (unsigned long i = 0; i < programs; i++) {
+        char words[120];
         p->seed = seed + i;
+        snprintf(words, sizeof words,
+                 "FAILED: ended by a signal, or a sanitizer\n  run again with --programs=1 "
+                 "--seed=%llu\n",
+                 (unsigned long long)p->seed);
+        last_words(words, NULL);
+        const uint64_t rows = rows_compared;
         run_program(p);
+        sim_coverage_add(&coverage, &sim, &p->choice, rows_compared - rows);
+        last_words(NULL, NULL);
     }
     printf("all logits bit-identical\n");
+    const bool whole = programs < SIM_WORLDS || sim_coverage_whole(&coverage, &sim);
     sim_models_close(&sim);
     for (int s = 0; s < 2; s++)
         free(p->logits[s]);
     free(p);
-    return 0;
+    return !whole;
 }

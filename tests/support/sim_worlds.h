@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which tiny model, cache format and rotation a test of random programs takes: in turn, so that so
+ * many consecutive seeds hold all pairs that issue 7 asks for; and the count of what was tried. */
+#ifndef SIM_WORLDS_H
+#define SIM_WORLDS_H
+
+#include "sim_models.h"
+
+/* Shapes of a cache. The first three are those of models that have nothing of the others; a model
+ * may have several of the others, whatever its rotation. */
+enum sim_shape {
+    SHAPE_PLAIN,
+    SHAPE_KEEPING,  /* rotating, some tokens kept */
+    SHAPE_ROTATING, /* none kept */
+    SHAPE_WINDOW,
+    SHAPE_SINKS,
+    SHAPE_SHARED, /* layers that read another's K and V */
+    SHAPE_RECURRENT,
+    SHAPE_EXPERTS,
+    SIM_SHAPES
+};
+enum sim_format {
+    FORMAT_F16,
+    FORMAT_8,
+    FORMAT_8_4,
+    FORMAT_8_4_CENTRED, /* where a model's keys cannot be centred, FORMAT_OTHER takes its turn */
+    FORMAT_4_2,
+    FORMAT_3,
+    FORMAT_OTHER, /* one of some others */
+    SIM_FORMATS
+};
+enum sim_rotation { ROTATION_NONE, ROTATION_KEEPING, ROTATION_KEEPING_NONE, SIM_ROTATIONS };
+
+/* In so many consecutive seeds every model meets every format and every rotation, and the plain
+ * ones together every format with every rotation. */
+enum { SIM_WORLDS = 7 * SIM_N_MODELS };
+
+struct sim_world {
+    uint32_t model;
+    enum sim_format format;
+    enum sim_rotation rotation;
+};
+/* Sets kv_bits, key_centre, max_kv_size and kv_keep of the options; a function of the seed. */
+struct sim_world sim_world_make(const struct sim_models *s, uint64_t seed,
+                                kvasir_context_options *o);
+
+/* Rows of logits that were compared. */
+struct sim_coverage {
+    uint64_t formats[SIM_SHAPES][SIM_FORMATS], rotations[SIM_SHAPES][SIM_ROTATIONS];
+};
+void sim_coverage_add(struct sim_coverage *c, const struct sim_models *s, const struct sim_world *w,
+                      uint64_t rows);
+/* Prints the counts. False, and says so, where a pair is missing that one of the models could
+ * have had. */
+bool sim_coverage_whole(const struct sim_coverage *c, const struct sim_models *s);
+
+#endif
