@@ -11,6 +11,12 @@
 /* The address sanitizer prints more about a bad address than the signal would leave it to. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #include <sanitizer/common_interface_defs.h>
+/* The one of undefined behaviour has a callback of its own that nobody reaches; but an end by
+ * abort() is a signal. */
+__attribute__((visibility("default"))) const char *__ubsan_default_options(void);
+const char *__ubsan_default_options(void) {
+    return "abort_on_error=1";
+}
 static const int SIGNALS[] = {SIGABRT};
 #else
 static const int SIGNALS[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
