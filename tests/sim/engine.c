@@ -141,7 +141,7 @@ static void print_program(const struct program *p) {
 /* What makes a program of a world small, and what is said where a signal ends it before. */
 static struct {
     char seed[40], program[40], words[200];
-    char *arguments[5];
+    char *arguments[4];
 } again;
 
 static void set_again(const struct program *p) {
@@ -152,7 +152,7 @@ static void set_again(const struct program *p) {
              "FAILED: ended by a signal, or a sanitizer\n  run again with --seed=%llu "
              "--program=%lu\n",
              seed, p->number);
-    memcpy(again.arguments, (char *[]){"sim_engine", again.seed, again.program, "--shrink", NULL},
+    memcpy(again.arguments, (char *[]){again.seed, again.program, "--shrink", NULL},
            sizeof again.arguments);
     last_words(again.words, again.arguments);
 }

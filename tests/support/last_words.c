@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* program_invocation_name */
 #include "last_words.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,8 +28,32 @@ static const int SIGNALS[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 static const char *volatile words;
 static char *const *volatile then;
 
+/* How this program was started, up to its own name: where a dynamic linker was called with it
+ * (tools/device-soak.sh), that is what begins anew. */
+static char command[4096];
+enum { ARGUMENTS_MAX = 32 };
+static char *anew[ARGUMENTS_MAX + 1];
+static int n_command;
+
+static void note_command(void) {
+    const int file = open("/proc/self/cmdline", O_RDONLY);
+    const ssize_t n = file < 0 ? 0 : read(file, command, sizeof command - 1);
+    for (char *at = command; at < command + n && n_command < ARGUMENTS_MAX / 2;) {
+        anew[n_command++] = at;
+        if (strcmp(at, program_invocation_name) == 0)
+            break;
+        at += strlen(at) + 1;
+    }
+    if (file >= 0)
+        close(file);
+}
+
 void begin_anew(char *const *arguments) {
-    (void)execv("/proc/self/exe", arguments);
+    int n = n_command;
+    for (; *arguments && n < ARGUMENTS_MAX; arguments++)
+        anew[n++] = *arguments;
+    anew[n] = NULL;
+    (void)execv("/proc/self/exe", anew);
     _exit(1);
 }
 
@@ -49,7 +76,8 @@ static void on_signal(int signal) {
 static void catch_signals(void) {
     /* Not blocked, or the program that begins anew would have it blocked, too. */
     const struct sigaction action = {.sa_handler = on_signal,
-                                     .sa_flags = SA_RESETHAND | SA_NODEFER};
+                                     .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)};
+    note_command();
     (void)setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     for (size_t i = 0; i < sizeof SIGNALS / sizeof *SIGNALS; i++)
         (void)sigaction(SIGNALS[i], &action, NULL);

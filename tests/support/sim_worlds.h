@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tiny model, cache format and rotation a test of random programs takes: in turn, so that so
- * many consecutive seeds hold all pairs that issue 7 asks for; and the count of what was tried. */
+ * many consecutive seeds hold every pair of shape and format, and of shape and rotation; and the
+ * count of what was tried. */
 #ifndef SIM_WORLDS_H
 #define SIM_WORLDS_H
 
