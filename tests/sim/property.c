@@ -528,7 +528,9 @@ static void run_program(struct program *p) {
     kvasir_context *ctx;
     kvasir_error err;
     need(p, kvasir_context_create(sim.models[p->choice.model], o, &ctx, &err), &err);
+    const uint64_t rows = rows_compared;
     run_edits(p, ctx, 24);
+    sim_coverage_add(&coverage, &sim, &p->choice, rows_compared - rows);
     kvasir_context_info info;
     kvasir_context_get_info(ctx, &info);
     if (info.used_bytes != 0)
@@ -557,9 +559,7 @@ int main(int argc, char **argv) {
                  "--seed=%llu\n",
                  (unsigned long long)p->seed);
         last_words(words, NULL);
-        const uint64_t rows = rows_compared;
         run_program(p);
-        sim_coverage_add(&coverage, &sim, &p->choice, rows_compared - rows);
         last_words(NULL, NULL);
     }
     printf("all logits bit-identical\n");
