@@ -51,6 +51,7 @@ static double store_one(struct world *w, const int32_t *tokens) {
     struct tree_hit hit;
     need(seq_create(w->cache, &s, &err));
     need(tree_resume(w->tree, "", 0, tokens, PROMPT, s, &at, &hit, &err));
+    tree_count(w->tree, &at, tokens, PROMPT);
     const uint32_t n = PROMPT - seq_length(s);
     tree_make_room(w->tree, seq_need_bytes(s, PROMPT, n, 0));
     need(seq_prepare(s, n, &err));

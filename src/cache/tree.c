@@ -507,6 +507,7 @@ static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct 
     uint32_t below = UINT32_MAX; /* page of the node before: a page's deepest node serves */
     for (uint32_t y = x; !is_root(t, y); y = t->nodes[y].parent) {
         const uint32_t number = t->nodes[y].number;
+        t->nodes[y].left_behind = false; /* somebody goes on from it */
         for (uint32_t g = 0; g < c->n_groups && number != below; g++) {
             const struct kv_group *group = &c->groups[g];
             if (number >= group->kept_pages && number < first_held(group, length))
@@ -535,11 +536,8 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
     if (root == NO_NODE || n == 0)
         return KVASIR_OK; /* it will not be stored */
     cursor_move(t, at, root);
-    t->clock++;
-    struct walk w = walk(t, root, tokens, n, n - 1);
+    const struct walk w = walk(t, root, tokens, n, n - 1);
     *hit = (struct tree_hit){w.length, w.common, hit_kind(t, &w, n)};
-    if (w.common > 0 && w.common < n)
-        leave_behind(t, w.node, w.matched);
     if (!w.length)
         return KVASIR_OK;
     uint32_t x = w.best;
@@ -556,9 +554,27 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
         return status;
     }
     cursor_move(t, at, x);
-    touch(t, x, w.length);
     put_path(t, x, w.length, s);
     return KVASIR_OK;
+}
+
+void tree_count(struct prefix_tree *t, const struct tree_cursor *at, const int32_t *tokens,
+                uint32_t n) {
+    uint32_t x = at->node;
+    if (x == TREE_NOWHERE)
+        return;
+    t->clock++;
+    /* on from the cursor: what was found behind it may have gone since */
+    uint32_t common = node_end(t, x), matched = (uint32_t)(t->nodes[x].to - t->nodes[x].from);
+    for (uint32_t child; common < n && matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from) &&
+                         (child = find_child(t, x, tokens[common])) != NO_NODE;) {
+        x = child;
+        matched = common_run(&t->nodes[x], tokens + common, n - common);
+        common += matched;
+    }
+    if (common > 0 && common < n)
+        leave_behind(t, x, matched);
+    touch(t, at->node, node_end(t, at->node));
 }
 
 /* ---- storing --------------------------------------------------------------------------------- */

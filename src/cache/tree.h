@@ -76,12 +76,17 @@ struct tree_hit {
 /* Looks for n tokens among those stored with the same salt, and begins the sequence, which is new,
  * with what serves of the first n - 1: the last one is always run, for its logits. *at stands
  * behind them (close it with tree_close, after what was computed is stored). A failure leaves the
- * sequence empty and *at nowhere. salt: any bytes. */
+ * sequence empty and *at nowhere. salt: any bytes. Counts as no use: that is tree_count's. */
 kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n, struct kv_seq *s,
                           struct tree_cursor *at, struct tree_hit *hit,
                           kvasir_error *err) MUST_CHECK;
-/* The same without a sequence, changing nothing. */
+/* Says that a request with these n tokens uses what its sequence began with, before anything is
+ * stored from *at: once for each request, not each time that it tries to begin. What eviction goes
+ * by is counted here. */
+void tree_count(struct prefix_tree *t, const struct tree_cursor *at, const int32_t *tokens,
+                uint32_t n);
+/* tree_resume without a sequence, changing nothing. */
 struct tree_hit tree_look(const struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n);
 

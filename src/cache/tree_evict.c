@@ -57,7 +57,6 @@ void note_use(struct prefix_tree *t, uint32_t x, bool ends) {
     t->mean_age += ((double)(t->clock - n->used) - t->mean_age) / (double)t->ages;
     n->used = t->clock;
     n->uses++;
-    n->left_behind = false;
     if (ends)
         n->ended = t->clock;
     if (n->heap_at != NO_NODE)

@@ -297,6 +297,8 @@ static bool has_room(const struct sched *s, const struct task *t) {
                seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
 }
 
+/* The tree counts the request once, when it begins: not what it tried in vain before, nor what it
+ * finds after a preemption. */
 static void note_admission(struct sched *s, struct task *t, const struct tree_hit *hit) {
     const uint32_t length = seq_length(t->seq);
     if (t->admitted) {
@@ -306,6 +308,8 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
         s->stats.prompt_tokens += t->n_prompt;
         s->stats.cached_tokens += length;
         s->stats.hits[hit->kind] += !t->apart;
+        if (s->tree)
+            tree_count(s->tree, &t->at, t->tokens, t->n_tokens);
     }
     t->admitted = true;
 }

@@ -317,6 +317,7 @@ static void op_seq_new(struct run *r, const struct op *op) {
          tree_resume(r->tree, "", 0, r->p->w->tokens[s->string], 1 + op->b % r->p->w->length,
                      s->seq->seq, &s->at, &hit, &err),
          &err);
+    tree_count(r->tree, &s->at, r->p->w->tokens[s->string], 1 + op->b % r->p->w->length);
     need(r, seq_reserve(s->seq->seq, r->ctx->options.ctx, &err), &err);
     hits += hit.length > 0;
 }

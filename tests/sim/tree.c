@@ -258,6 +258,11 @@ static void edit_new(struct world *w) {
           tree_resume(w->tree, l->salt, strlen(l->salt), l->tokens, l->length, l->seq, &l->at, &hit,
                       &err) == KVASIR_OK);
     pool_discharge(kv_cache_pool(w->cache), filled);
+    if (random_below(8)) { /* before, room for what comes beside it may have been made */
+        if (!random_below(4))
+            (void)tree_make_room(w->tree, 1 + random_below(1 << 16));
+        tree_count(w->tree, &l->at, l->tokens, l->length);
+    }
     CHECK(w, "resume", hit.length == seq_length(l->seq) && hit.length < l->length);
     CHECK(w, "look", look.length == hit.length || hit.length == 0 || filled);
     CHECK(w, "kind", (hit.length == 0) == (hit.kind == KVASIR_HIT_MISS));

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/tree_internal.h"
 #include "engine/scheduler.h"
 
 #include <cmocka.h>
@@ -213,6 +214,47 @@ static void test_preempted_pages_stay(void **state) {
     assert_true(s.preemptions > 0);
     assert_true(s.rerun_tokens < s.preemptions * 1500);
     assert_int_equal(w->rows - s.rerun_tokens, 8 * (600 + 900 - 1));
+    assert_int_equal(w->tree->clock, 8); /* who comes back is no other request */
+    drop(w);
+}
+
+/* Requests that went through the tree's first page of submit's shared tokens. */
+static uint32_t uses_of_shared(const struct world *w) {
+    for (uint32_t x = 0; x < w->tree->n_made; x++) {
+        const struct node *n = &w->tree->nodes[x];
+        if (n->to && n->number == 0 && n->from == 0 && n->tokens[0] == 0 && n->tokens[1] == 1)
+            return n->uses;
+    }
+    return 0;
+}
+
+/* A request that waits for room until three others have ended, and is tried each time, is one use
+ * of what it finds, when it begins. */
+static void test_waiting_counts_as_one_use(void **state) {
+    (void)state;
+    enum { OTHERS = 6, LATE = 1 + OTHERS };
+    struct world *w = make(2600000, 8);
+    submit(w, 0, 600, 600, 1);
+    run_all(w);
+    assert_int_equal(uses_of_shared(w), 1);
+    for (uint32_t i = 1; i <= OTHERS; i++)
+        submit(w, i, 600, 0, 20 * i);
+    step(w);
+    const uint64_t clock = w->tree->clock, ages = w->tree->ages;
+    submit(w, LATE, 3800, 600, 1);
+    while (!w->tasks[LATE].seq) {
+        assert_int_equal(w->tree->clock, clock);
+        assert_int_equal(uses_of_shared(w), 1);
+        assert_true(step(w));
+    }
+    assert_true(w->ended >= 1 + 3);
+    assert_int_equal(w->tasks[LATE].hit.length, 600);
+    assert_int_equal(w->tree->clock, clock + 1);
+    assert_int_equal(w->tree->ages, ages + 10); /* its ten pages */
+    assert_int_equal(uses_of_shared(w), 2);
+    run_all(w);
+    assert_int_equal(w->ends[LATE], END_COMPLETE);
+    assert_int_equal(uses_of_shared(w), 2);
     drop(w);
 }
 
@@ -276,6 +318,7 @@ int main(void) {
         cmocka_unit_test(test_short_behind_long),
         cmocka_unit_test(test_the_newest_gives_way),
         cmocka_unit_test(test_preempted_pages_stay),
+        cmocka_unit_test(test_waiting_counts_as_one_use),
         cmocka_unit_test(test_need_is_enough),
         cmocka_unit_test(test_failure_serves_the_next),
         cmocka_unit_test(test_alone_under_many_nodes),

@@ -101,6 +101,7 @@ static struct found find(struct world *w, const int32_t *tokens, uint32_t n) {
     struct found f;
     need(kvasir_seq_create(w->ctx, &f.seq, &err));
     need(tree_resume(w->tree, "", 0, tokens, n, f.seq->seq, &f.at, &f.hit, &err));
+    tree_count(w->tree, &f.at, tokens, n);
     need(seq_reserve(f.seq->seq, w->ctx->options.ctx, &err));
     assert_int_equal(kvasir_seq_length(f.seq), f.hit.length);
     return f;
@@ -622,6 +623,7 @@ static uint32_t store_bare(struct bare *b, const int32_t *tokens, uint32_t n, bo
     uint32_t h = 1;
     need(seq_create(b->cache, &s, &err));
     need(tree_resume(b->tree, "", 0, tokens, n, s, &at, &hit, &err));
+    tree_count(b->tree, &at, tokens, n);
     if (write)
         (void)!tree_make_room(b->tree, seq_need_bytes(s, n, n, 0));
     if (write)

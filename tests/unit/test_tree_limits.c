@@ -59,6 +59,7 @@ static uint32_t begin(struct world *w, const char *salt, const int32_t *tokens, 
     assert_int_equal(seq_create(w->cache, &r->seq, &err), KVASIR_OK);
     assert_int_equal(
         tree_resume(w->tree, salt, strlen(salt), tokens, n, r->seq, &r->at, &hit, &err), KVASIR_OK);
+    tree_count(w->tree, &r->at, tokens, n);
     assert_int_equal(seq_prepare(r->seq, n - hit.length, &err), KVASIR_OK);
     seq_commit(r->seq, tokens + hit.length, n - hit.length);
     tree_store(w->tree, &r->at, r->seq, true);
