@@ -140,9 +140,6 @@ static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
                                 kvasir_error *err) {
     struct kvasir_engine *e = user;
     kvasir_seq *loaded;
-    if (e->tree) /* loading takes all pages at once */
-        (void)!tree_make_room(e->tree, kv_cache_need_bytes(e->ctx->cache, t->n_prompt,
-                                                           e->ctx->options.prefill_chunk));
     TRY(kvasir_seq_load(e->ctx, choice_of(t)->request->r.prompt_cache, false, &loaded, err));
     *out = loaded->seq;
     mem_free(loaded);
