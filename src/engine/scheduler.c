@@ -378,8 +378,23 @@ static void admit_all(struct sched *s) {
 static bool is_point(const struct sched *s, const struct task *t, uint32_t length) {
     const uint32_t every = s->options.snapshot_tokens;
     return s->recurrent && s->tree && !t->apart && length > 0 &&
-           (length == t->n_prompt - 1 || length == t->point ||
-            (every && length % every == 0 && length < t->n_prompt));
+           (length == t->n_prompt - 1 || length == t->point || (every && length % every == 0));
+}
+
+/* In an answer a state is taken only where room is left: for it, and for what all that run take
+ * for the tokens they have and up to a page more. By then the task stands further on, and the state
+ * may go like all that is stored. Of who runs, each may stand at one that cannot go yet. So nobody
+ * gives way because a state is kept. */
+static bool has_room_for_state(const struct sched *s) {
+    const struct kv_pool_stats p = kv_pool_stats(s->pool);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct task *t = s->running[i];
+        const uint32_t page_on = seq_length(t->seq) + TILE_TOKENS,
+                       until = t->n_tokens > page_on ? t->n_tokens : page_on;
+        bytes += seq_need_bytes(t->seq, until, s->options.step_rows, 1);
+    }
+    return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes >= bytes;
 }
 
 /* Rows until the next point, or all that the task's tokens need. */
@@ -513,7 +528,7 @@ static void take_token(struct sched *s, struct task *t, uint32_t row) {
 static bool settle(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
     const uint32_t length = seq_length(t->seq);
     t->rows = 0;
-    const bool point = is_point(s, t, length);
+    const bool point = is_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
     if (s->tree && !t->apart && (point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
         tree_store(s->tree, &t->at, t->seq, point);
     if (length < t->n_tokens) {

@@ -25,6 +25,8 @@
  *       that it could share: a prefix is computed once. That keeps nobody behind it waiting.
  *   E5  What a task holds beside pages is charged to the pool while it runs.
  *   E6  A step allocates only where it admits or forks.
+ *   E7  A state of recurrent layers is kept in an answer only where room is left for what all that
+ *       run take until they are a page on: nobody gives way for it.
  */
 #ifndef KVASIR_ENGINE_SCHEDULER_H
 #define KVASIR_ENGINE_SCHEDULER_H
@@ -83,7 +85,8 @@ struct sched_host {
 struct sched_options {
     uint32_t max_running; /* <= step_rows, and logit rows that a step can have */
     uint32_t step_rows;
-    uint32_t snapshot_tokens; /* points of recurrent layers' states; 0: only where prompts end */
+    /* recurrent layers' states are kept every so many tokens; 0: where prompts and answers end */
+    uint32_t snapshot_tokens;
 };
 
 struct sched;

@@ -84,6 +84,39 @@ static void test_kinds_of_hits(void **state) {
     kvasir_engine_destroy(e);
 }
 
+/* Recurrent layers: who goes on from the middle of a long answer (an answer made again from there)
+ * begins with the last state that was kept in it, not at the prompt's end. */
+static void test_hits_inside_answers_of_a_hybrid(void **state) {
+    (void)state;
+    enum { PROMPT = 70, ANSWER = 400, EVERY = 128 };
+    kvasir_model *hybrid;
+    kvasir_engine_options o = answers_options(64);
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/qwen3_next", &hybrid, &err));
+    o.context.snapshot_tokens = EVERY;
+    kvasir_engine *e = answers_engine(hybrid, &o);
+    struct answer *a = answer_new(text[0], PROMPT, ANSWER);
+    a->request.ignore_end = true;
+    answer_run(e, a);
+    static const uint32_t same[] = {390, 320, 250, 100, 58, 57, 20}; /* tokens of the answer */
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        int32_t tokens[PROMPT + ANSWER], alone[5];
+        const uint32_t common = PROMPT + same[i], at = common / EVERY * EVERY;
+        memcpy(tokens, text[0], PROMPT * sizeof *tokens);
+        memcpy(tokens + PROMPT, a->choices[0].tokens, same[i] * sizeof *tokens);
+        tokens[common] = (a->choices[0].tokens[same[i]] + 1 + (int32_t)i) % VOCAB;
+        struct answer *b = answer_new(tokens, common + 1, 5);
+        b->request.ignore_end = true;
+        answer_run(e, b);
+        assert_int_equal(b->cached_tokens, at > PROMPT ? at : PROMPT - 1);
+        assert_int_equal(answer_alone(hybrid, &o.context, &b->request, 0, alone), 5);
+        assert_memory_equal(b->choices[0].tokens, alone, sizeof alone);
+        free(b);
+    }
+    free(a);
+    kvasir_engine_destroy(e);
+    kvasir_model_close(hybrid);
+}
+
 static void test_salts_share_nothing(void **state) {
     (void)state;
     const kvasir_engine_options o = answers_options(64);
@@ -445,6 +478,7 @@ int main(void) {
     skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds_of_hits),
+        cmocka_unit_test(test_hits_inside_answers_of_a_hybrid),
         cmocka_unit_test(test_salts_share_nothing),
         cmocka_unit_test(test_nothing_is_kept_with_no_prefix_cache),
         cmocka_unit_test(test_limits_of_what_is_stored),

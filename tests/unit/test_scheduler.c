@@ -64,11 +64,15 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     w->order[w->ended++] = (uint32_t)(t - w->tasks);
 }
 
-static struct world *make(uint64_t budget, uint32_t max_running) {
+/* state_bytes: of recurrent layers; 0: there are none. */
+static struct world *make_recurrent(uint64_t budget, uint32_t max_running, uint64_t state_bytes,
+                                    uint32_t snapshot_tokens) {
     struct world *w = calloc(1, sizeof *w);
     const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64};
-    const struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = budget};
-    const struct sched_options options = {.max_running = max_running, .step_rows = STEP_ROWS};
+    const struct kv_cache_options o = {
+        .k = {.bits = 8}, .v = {.bits = 4}, .state_bytes = state_bytes, .budget_bytes = budget};
+    const struct sched_options options = {
+        .max_running = max_running, .step_rows = STEP_ROWS, .snapshot_tokens = snapshot_tokens};
     const struct sched_host host = {
         .user = w, .run = host_run, .next = host_next, .ended = host_ended};
     kvasir_error err;
@@ -77,6 +81,10 @@ static struct world *make(uint64_t budget, uint32_t max_running) {
     assert_int_equal(tree_create(w->cache, 1000, &w->tree, &err), KVASIR_OK);
     assert_int_equal(sched_create(w->cache, w->tree, &options, &host, &w->sched, &err), KVASIR_OK);
     return w;
+}
+
+static struct world *make(uint64_t budget, uint32_t max_running) {
+    return make_recurrent(budget, max_running, 0, 0);
 }
 
 static void drop(struct world *w) {
@@ -310,6 +318,63 @@ static void test_alone_under_many_nodes(void **state) {
     drop(w);
 }
 
+/* Recurrent layers: who goes on from the middle of an answer begins with the last state that was
+ * kept there. */
+static void test_states_inside_answers(void **state) {
+    (void)state;
+    enum { PROMPT = 100, ANSWER = 2000 };
+    struct world *w = make_recurrent((uint64_t)64 << 20, 4, 40000, 256);
+    submit(w, 0, PROMPT, PROMPT, ANSWER);
+    run_all(w);
+    for (uint32_t i = 1; i < 8; i++) {
+        const uint32_t same = 250 * i;
+        submit(w, i, PROMPT + ANSWER, 0, 1);
+        memcpy(w->tasks[i].tokens, w->tasks[0].tokens, same * sizeof(int32_t));
+        run_all(w);
+        assert_int_equal(w->tasks[i].hit.length, same < 256 ? PROMPT - 1 : same / 256 * 256);
+    }
+    drop(w);
+}
+
+struct outcome {
+    uint64_t steps, preemptions;
+    uint32_t states; /* kept in the tree, of answers */
+};
+
+static struct outcome run_answers(uint64_t budget, uint32_t n, uint32_t snapshot_tokens) {
+    struct world *w = make_recurrent(budget, n, 40000, snapshot_tokens);
+    for (uint32_t i = 0; i < n; i++)
+        submit(w, i, 40, 0, 300 + 100 * i);
+    run_all(w);
+    struct outcome o = {w->steps, sched_stats(w->sched).preemptions, 0};
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(w->ends[i], END_COMPLETE);
+    for (uint32_t x = 0; x < w->tree->n_made; x++) {
+        const struct node *node = &w->tree->nodes[x];
+        o.states += node->to == TILE_TOKENS && node->state != NO_ADDR;
+    }
+    drop(w);
+    return o;
+}
+
+/* E7, from a budget that one answer needs to one that has room for everything. */
+static void test_states_inside_answers_take_no_room(void **state) {
+    (void)state;
+    enum { N = 4 };
+    uint32_t quiet = 0, kept = 0;
+    for (uint64_t budget = 500000; budget < 3000000; budget += 23456) {
+        const struct outcome without = run_answers(budget, N, 0),
+                             with = run_answers(budget, N, TILE_TOKENS);
+        if (with.preemptions > without.preemptions)
+            fail_msg("%llu bytes: %llu preemptions, %llu without states",
+                     (unsigned long long)budget, (unsigned long long)with.preemptions,
+                     (unsigned long long)without.preemptions);
+        quiet += without.preemptions == 0;
+        kept += with.states > 0;
+    }
+    assert_true(quiet > 20 && kept > 20);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefix_computed_once),
@@ -320,6 +385,8 @@ int main(void) {
         cmocka_unit_test(test_preempted_pages_stay),
         cmocka_unit_test(test_waiting_counts_as_one_use),
         cmocka_unit_test(test_need_is_enough),
+        cmocka_unit_test(test_states_inside_answers),
+        cmocka_unit_test(test_states_inside_answers_take_no_room),
         cmocka_unit_test(test_failure_serves_the_next),
         cmocka_unit_test(test_alone_under_many_nodes),
     };
