@@ -1,16 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The prefix tree at 1,000,000 pages and the scheduler at 32 sequences, on the null backend: what
- * they cost themselves.
+/* The prefix tree at 1,000,000 pages, the scheduler and the whole engine at 32 sequences, on the
+ * null backend: what they cost themselves.
  *
  *     tree [PAGES]
  *
  * Prints: microseconds of a lookup of a 32,000-token prompt (all of it stored; of 10 in a row), of
  * storing and of evicting a page, and of a step of 32 sequences that generate (median and 99th
- * percentile), beside the issue's bounds. Exit code 1 where one is missed.
+ * percentile), of the scheduler alone and of all that an engine does in it, beside the issue's
+ * bounds. Exit code 1 where one is missed.
+ *
+ * The engine is one of the public interface with a model whose forward costs nothing: the linker
+ * puts two functions below in place of the library's (--wrap in CMakeLists.txt), so that its
+ * backend is the null one, whose logits are zeros, and nothing is computed. All else is as ever:
+ * inbox, scheduler, pages, the step's batch, sampler, detokenizer, events, figures.
  */
 #include "bench.h"
 
+#include <semaphore.h>
+
 #include "engine/scheduler.h"
+
+#define MODEL "../shared/models/stories260K/stories260K-f32.gguf"
 
 enum { PROMPT = 32000, LAYERS = 4, BATCH = 32, STEPS = 4000, LOOKUPS = 400, PROMPTS_MAX = 8000 };
 
@@ -162,7 +172,7 @@ static void bench_steps(void) {
         times[n++] = 1e6 * (clock_seconds() - start);
     }
     qsort(times, n, sizeof *times, by_value);
-    report("a step of 32 sequences that generate, median", times[n / 2], 50, "us");
+    report("the scheduler's step of 32 that generate, median", times[n / 2], 50, "us");
     printf("  99th percentile %.1f us, most %.1f us\n", times[n * 99 / 100], times[n - 1]);
     for (uint32_t i = 0; i < BATCH; i++) {
         sched_cancel(s, &tasks[i]);
@@ -174,6 +184,111 @@ static void bench_steps(void) {
     backend_destroy(w.backend);
 }
 
+/* ---- the engine ------------------------------------------------------------------------------ */
+
+kvasir_status __wrap_backend_cpu_create(struct backend **out, const struct backend_options *options,
+                                        kvasir_error *e);
+const float *__wrap_model_forward(struct model_run *run, const struct batch *batch);
+
+kvasir_status __wrap_backend_cpu_create(struct backend **out, const struct backend_options *options,
+                                        kvasir_error *e) {
+    (void)options;
+    return backend_null_create(out, e);
+}
+
+const float *__wrap_model_forward(struct model_run *run, const struct batch *batch) {
+    (void)run;
+    (void)batch;
+    return NULL;
+}
+
+/* On the engine's thread: from one token of the first request to its next one everything happens
+ * once. */
+static struct {
+    double times[STEPS], last;
+    uint32_t n, generating;
+    sem_t submitted, done;
+} steps;
+
+static void wait_for(sem_t *semaphore) {
+    while (sem_wait(semaphore) != 0)
+        ;
+}
+
+static void on_event(void *user, const kvasir_event *e) {
+    const uint32_t *first = user;
+    if (e->kind == KVASIR_EVENT_START && *first) /* or it might end before the last one comes */
+        wait_for(&steps.submitted);
+    if (e->kind != KVASIR_EVENT_TOKEN)
+        return;
+    steps.generating += e->completion_tokens == 1;
+    if (!*first || steps.generating < BATCH)
+        return;
+    const double now = clock_seconds();
+    if (steps.last > 0 && steps.n < STEPS / 2) {
+        steps.times[steps.n++] = 1e6 * (now - steps.last);
+        if (steps.n == STEPS / 2)
+            sem_post(&steps.done);
+    }
+    steps.last = now;
+}
+
+/* temp 0: the likeliest token. */
+static void bench_engine(const kvasir_model *model, float temp, const char *what) {
+    enum { LENGTH = 4000 };
+    static const uint32_t is_first[2] = {1, 0};
+    static int32_t tokens[LENGTH];
+    kvasir_engine_options o = kvasir_engine_defaults();
+    kvasir_engine *e;
+    o.context.ctx = LENGTH + 2 * STEPS;
+    o.context.kv_bits = "f16"; /* heads of 8 dims: no group divides them */
+    o.context.prefill_chunk = 512;
+    o.cache_memory_bytes = (uint64_t)4 << 30;
+    o.max_running = BATCH;
+    need(kvasir_engine_create(model, &o, &e, &err));
+    steps.n = steps.generating = 0;
+    steps.last = 0;
+    sem_init(&steps.submitted, 0, 0);
+    sem_init(&steps.done, 0, 0);
+    for (uint32_t i = 0; i < BATCH; i++) {
+        kvasir_request r = kvasir_request_defaults();
+        for (uint32_t p = 0; p < LENGTH; p++)
+            tokens[p] = (int32_t)((p < LENGTH / 2 ? p : p * 31 + i) % 256) + 3;
+        r.tokens = tokens;
+        r.n_tokens = LENGTH;
+        r.max_tokens = 2 * STEPS;
+        r.ignore_end = true;
+        r.sampling.temp = temp;
+        r.sampling.seed = i;
+        r.on_event = on_event;
+        r.user = (void *)(uintptr_t)&is_first[i > 0];
+        need(kvasir_engine_submit(e, &r, NULL, &err));
+    }
+    sem_post(&steps.submitted);
+    wait_for(&steps.done);
+    kvasir_engine_destroy(e);
+    sem_destroy(&steps.submitted);
+    sem_destroy(&steps.done);
+    qsort(steps.times, steps.n, sizeof *steps.times, by_value);
+    if (temp > 0) /* what a pick costs goes by the vocabulary */
+        printf("%-52s %10.3f us\n", what, steps.times[steps.n / 2]);
+    else
+        report(what, steps.times[steps.n / 2], 50, "us");
+    printf("  99th percentile %.1f us, most %.1f us\n", steps.times[steps.n * 99 / 100],
+           steps.times[steps.n - 1]);
+}
+
+static void bench_engines(void) {
+    kvasir_model *model;
+    if (kvasir_model_open(MODEL, &model, &err) != KVASIR_OK) {
+        printf("the engine: skipped: %s\n", err.text);
+        return;
+    }
+    bench_engine(model, 0, "the engine's step of 32, greedy, 512 tokens, median");
+    bench_engine(model, 1, "the same at temperature 1, median");
+    kvasir_model_close(model);
+}
+
 int main(int argc, char **argv) {
     const long pages = argc > 1 ? atol(argv[1]) : 1000000;
     if (pages < 1000 || pages > 2000000) {
@@ -182,5 +297,6 @@ int main(int argc, char **argv) {
     }
     bench_tree((uint32_t)pages);
     bench_steps();
+    bench_engines();
     return missed;
 }
