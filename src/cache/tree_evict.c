@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tree_evict.c: what goes when room is needed, and what is kept in fewer bits.
  *
- * Candidates stand in two heaps by key, lowest first, so that one costs O(log n):
+ * Candidates stand in two heaps by key, lowest first, so that one costs O(log n) (what is tried in
+ * vain, too: evict_round):
  *
  *     leaves       that no cursor stands at: the node goes, and its parent may become a leaf
  *     inner nodes  with pages of windows or a record: those go, the node stays (T3)
@@ -219,8 +220,15 @@ static bool is_met(const struct prefix_tree *t, struct goal goal) {
            tree_stored_bytes(t) <= goal.stored_bytes;
 }
 
-/* Whether anything went. Inner nodes of which nothing can go now wait at the end of their heap's
- * array: among the others they would hide those whose key is larger. */
+/* Whether anything went. Inner nodes of which nothing can go now, because running sequences hold
+ * it (T4), wait at the end of their heap's array: among the others they would hide those whose key
+ * is larger. So a round in which e candidates go and k are tried in vain costs O((e + k) log n).
+ * Who was tried in vain comes back with the key of what is used now, behind the inner nodes that
+ * nobody uses; so k is mostly 0 while more is stored than running sequences see. At most it is the
+ * number of nodes whose windows' pages or records these hold, and where little else is stored each
+ * round may meet them all. (Conversations, half of the layers with a window of 4,096, 32 at once:
+ * none beside 2,965,164 that went at a budget of 10 %; at 0.3 %, a few requests, 1,688,286 beside
+ * 4,439,339, in one round 1,053 at most.) */
 static bool evict_round(struct prefix_tree *t, struct goal goal) {
     struct kv_pool *pool = t->cache->pool;
     uint32_t in_vain = 0, x;
