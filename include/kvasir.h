@@ -210,7 +210,8 @@ KVASIR_API kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, con
 KVASIR_API void kvasir_prompt_cache_close(kvasir_prompt_cache *cache);
 KVASIR_API uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *cache);
 /* A new sequence with the file's tokens, whose bytes it stores as they are; in a context of other
- * formats only with `convert`. Tokens are -1 where the file does not say them (mlx-lm's do not). */
+ * formats only with `convert`; a file of ours whose keys another rope turned than this context's
+ * --ctx chooses is refused. Tokens are -1 where the file does not say them (mlx-lm's do not). */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
 /* Writes a sequence as a file that mlx-lm loads: in the form of mlx-lm 0.32 where its classes hold

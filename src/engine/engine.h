@@ -172,5 +172,8 @@ kvasir_status prompt_cache_checksum(const struct prompt_file *f, uint64_t *out,
 kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) MUST_CHECK;
 kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                   kvasir_error *err) MUST_CHECK;
+/* Of how K was turned: what --ctx chose of the model's rope. */
+kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out,
+                               kvasir_error *err) MUST_CHECK;
 
 #endif

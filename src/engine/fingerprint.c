@@ -111,6 +111,15 @@ static bool put_variant(struct text_buf *b, const struct kvasir_context *c) {
     return true;
 }
 
+kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out, kvasir_error *err) {
+    struct text_buf b = {0};
+    bool good = put_variant(&b, c);
+    if (good)
+        *out = XXH3_64bits(b.data, b.len);
+    text_free(&b);
+    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "fingerprint: out of memory");
+}
+
 static bool put_centres(struct text_buf *b, const struct key_centre *c) {
     if (!c)
         return text_printf(b, "centre none\n");

@@ -235,6 +235,25 @@ static kvasir_status check_origin(struct kvasir_prompt_cache *p, kvasir_error *e
     return tokens ? read_tokens(p, tokens, err) : KVASIR_OK;
 }
 
+/* K is stored after rope, so pages of another variant of it would be read wrongly and in silence.
+ * Files of others do not say theirs. */
+static kvasir_status check_rope(const struct kvasir_prompt_cache *p, const struct kvasir_context *c,
+                                kvasir_error *err) {
+    const char *file = metadata(&p->file, "kvasir_rope");
+    char ours[17];
+    uint64_t rope;
+    if (!file)
+        return KVASIR_OK;
+    TRY(rope_fingerprint(c, &rope, err));
+    snprintf(ours, sizeof ours, "%016" PRIx64, rope);
+    return strcmp(file, ours) == 0
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_ARGUMENT,
+                      "the file's keys were turned by another rope (fingerprint %.32s) than --ctx "
+                      "%u chooses (%s): take the --ctx that the file was saved with",
+                      file, c->options.ctx, ours);
+}
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, const char *path,
@@ -482,6 +501,7 @@ kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p,
                       ctx->options.ctx);
         goto done;
     }
+    TRY_GOTO(check_rope(p, ctx, err));
     TRY_GOTO(kvasir_seq_create(ctx, &seq, err));
     l->seq = seq->seq;
     TRY_GOTO(check_formats(l, err));

@@ -246,7 +246,8 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     struct saver *s = mem_calloc(1, sizeof *s);
     struct text_buf tokens = {0};
     const struct kvasir_model *m = seq->ctx->model;
-    char model[17];
+    char model[17], rope_text[17];
+    uint64_t rope;
     kvasir_status status;
     if (!s)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
@@ -257,6 +258,8 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     }
     TRY_GOTO(describe(s, err)); /* s->file */
     snprintf(model, sizeof model, "%016" PRIx64, m->id);
+    TRY_GOTO(rope_fingerprint(seq->ctx, &rope, err));
+    snprintf(rope_text, sizeof rope_text, "%016" PRIx64, rope);
     if (!put_tokens(seq, &tokens)) {
         status = fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
         goto done;
@@ -264,8 +267,9 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     char sum_text[17] = "";
     uint64_t sum;
     /* rising by key, the checksum apart; without tokens where some are not known */
-    struct prompt_pair metadata[5] = {{"kvasir_checksum", sum_text}, {"kvasir_model", model}};
-    uint32_t n = 2;
+    struct prompt_pair metadata[6] = {
+        {"kvasir_checksum", sum_text}, {"kvasir_model", model}, {"kvasir_rope", rope_text}};
+    uint32_t n = 3;
     if (all_known(seq))
         metadata[n++] = (struct prompt_pair){"kvasir_tokens", tokens.data};
     metadata[n++] = (struct prompt_pair){"model", m->path};

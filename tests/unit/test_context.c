@@ -201,6 +201,59 @@ static void test_rope_variants(void **state) {
     kvasir_model_close(m);
 }
 
+/* Whether what was saved under one --ctx loads under another. */
+static bool loads(const kvasir_model *m, uint32_t saved_with, uint32_t ctx) {
+    const int32_t tokens[20] = {0};
+    kvasir_context_options o = kvasir_context_defaults();
+    kvasir_prompt_cache *file;
+    kvasir_seq *seq;
+    char path[512];
+    o.kv_bits = "f16";
+    o.ctx = saved_with;
+    kvasir_context *c = context_of(m, o);
+    need(kvasir_seq_create(c, &seq, &err));
+    need(kvasir_seq_eval(seq, tokens, 20, NULL, &err));
+    snprintf(path, sizeof path, "%s/prompt.safetensors", folder.path);
+    need(kvasir_seq_save(seq, path, false, &err));
+    kvasir_seq_destroy(seq);
+    kvasir_context_destroy(c);
+    o.ctx = ctx;
+    c = context_of(m, o);
+    need(kvasir_prompt_cache_open(m, path, &file, &err));
+    const kvasir_status status = kvasir_seq_load(c, file, false, &seq, &err);
+    kvasir_prompt_cache_close(file);
+    (void)remove(path);
+    if (status == KVASIR_OK) {
+        kvasir_seq_destroy(seq);
+    } else {
+        assert_int_equal(status, KVASIR_ERR_ARGUMENT);
+        assert_non_null(strstr(err.text, "another rope"));
+        assert_null(seq);
+    }
+    kvasir_context_destroy(c);
+    return status == KVASIR_OK;
+}
+
+/* K is stored after rope: what another variant of it turned must not be read in silence. */
+static void test_files_know_their_rope(void **state) {
+    (void)state;
+    kvasir_model *m = open_wide(64);
+    assert_true(loads(m, 128, 4096));
+    kvasir_model_close(m);
+    m = open_scaled("dynamic");
+    assert_true(loads(m, 64, 128));
+    assert_true(loads(m, 256, 256));
+    assert_false(loads(m, 128, 256));
+    assert_false(loads(m, 256, 128));
+    kvasir_model_close(m);
+    if (!path_exists(SHARED_DIR "/fixtures/tiny/phi3_long/config.json"))
+        return;
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/phi3_long", &m, &err));
+    assert_true(loads(m, 129, 1024));
+    assert_false(loads(m, 128, 1024));
+    kvasir_model_close(m);
+}
+
 /* A file must not make a step take many times its size: 65,536 dims of 32-bit floats, two such
  * buffers, are 256 MiB at 512 rows, of a file of 8 MiB. */
 static void test_wide_steps(void **state) {
@@ -226,10 +279,12 @@ static void test_wide_steps(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model_fingerprint), cmocka_unit_test(test_exact_start),
-        cmocka_unit_test(test_rotation), cmocka_unit_test(test_rope_variants),
-        cmocka_unit_test(test_wide_steps)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
+                                       cmocka_unit_test(test_exact_start),
+                                       cmocka_unit_test(test_rotation),
+                                       cmocka_unit_test(test_rope_variants),
+                                       cmocka_unit_test(test_files_know_their_rope),
+                                       cmocka_unit_test(test_wide_steps)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     temp_folder_remove(&folder);
