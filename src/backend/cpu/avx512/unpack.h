@@ -9,8 +9,8 @@
 
 /* ---- multiplying a block while the next one is unpacked -------------------------------------- */
 
-/* Unpacking loads and shuffles, products multiply: other units of a core, so that both together need
- * not take longer than the longer one. Hardware does not look far enough ahead to find that by
+/* Unpacking loads and shuffles, products multiply: other units of a core, so that both together
+ * need not take longer than the longer one. Hardware does not look far enough ahead to find that by
  * itself (docs/speed.md, "Unpacked while multiplying"), so with a few rows of activations the
  * groups of one block stand between the loads of the next, or each before what overwrites it.
  *
