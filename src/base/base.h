@@ -193,6 +193,7 @@ void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void
  * NaN. */
 float m_expf(float x);
 double m_exp(double x);
+void m_exp_each(double *x, size_t n); /* x[i] = m_exp(x[i]), in vectors */
 double m_log(double x);
 double m_pow(double base, double exponent); /* base > 0 */
 double m_tanh(double x);

@@ -3,8 +3,8 @@
  * conversions of IEEE doubles, in the order written (the build sets -ffp-contract=off), polynomials
  * after an exact argument reduction.
  *
- * Left out: speed. The hot exponentials are vectors inside backend/cpu's tiers; these serve tables,
- * merges and sampling.
+ * Left out: speed, but for m_exp_each, which sampling takes of whole vocabularies. The exponentials
+ * of attention are vectors inside backend/cpu's tiers; these serve tables, merges and sampling.
  */
 #include <math.h>
 #include <string.h>
@@ -38,22 +38,44 @@ static double exp_rest(double r) {
     return r + r * r * p;
 }
 
-/* x = k ln2 + r, |r| <= ln2/2 */
+/* x = k ln2 + r, |r| <= ln2/2. Without branches, so that compilers make vectors of it. A double at
+ * 1.5 * 2^52 has integers for its neighbours: what is added to it is rounded to one, and stands in
+ * its low bits. With 2046 added they are the sum of the exponent fields of two factors whose
+ * product is 2^k: two, so that results below 2^-1022 are rounded once, into a subnormal. */
+static inline __attribute__((always_inline)) double exp_lane(double x) {
+    const double whole = 6755399441055744.0 + 2046, low = -745.2, high = 709.782712893384;
+    double t = x > low ? x : low;
+    t = t < high ? t : high;
+    double shifted = t * 1.4426950408889634 + whole;
+    double k = shifted - whole;
+    double r = (t - k * LN2_HIGH) - k * LN2_LOW;
+    uint64_t fields = to_bits(shifted) & 0xfff, half = fields >> 1;
+    double e = (1.0 + exp_rest(r)) * from_bits(half << 52) * from_bits((fields - half) << 52);
+    e = x < low ? 0.0 : e;
+    e = x > high ? (double)INFINITY : e;
+    return x != x ? x : e;
+}
+
 double m_exp(double x) {
-    if (x != x)
-        return x;
-    if (x > 709.782712893384)
-        return (double)INFINITY;
-    if (x < -745.2)
-        return 0.0;
-    double k = rint(x * 1.4426950408889634);
-    double r = (x - k * LN2_HIGH) - k * LN2_LOW;
-    double e = 1.0 + exp_rest(r);
-    int n = (int)k;
-    /* Two factors: results below 2^-1022 are rounded once, into a subnormal. */
-    int half = n / 2;
-    return e * from_bits((uint64_t)(half + 1023) << 52) *
-           from_bits((uint64_t)(n - half + 1023) << 52);
+    return exp_lane(x);
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static void exp_each_avx2(double *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        x[i] = exp_lane(x[i]);
+}
+#endif
+
+void m_exp_each(double *x, size_t n) {
+#ifdef __x86_64__
+    if (cpu_tier_have(CPU_TIER_AVX2)) {
+        exp_each_avx2(x, n);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < n; i++)
+        x[i] = exp_lane(x[i]);
 }
 
 float m_expf(float x) {

@@ -417,6 +417,22 @@ static double relative(const float *logits, uint32_t id, double max) {
     return m_exp((double)value_of(logits, id) - max);
 }
 
+/* weights[i] = exp((logits[kept[i]] - max) / temp) for the first n of scratch->kept. */
+static void weigh(struct sampler_scratch *w, const float *logits, float max, float temp,
+                  uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        w->weights[i] = ((double)value_of(logits, w->kept[i]) - (double)max) / (double)temp;
+    m_exp_each(w->weights, n);
+}
+
+/* In four sums, as one would wait for itself at each step. */
+static double sum_of(const double *x, size_t n) {
+    double sum[4] = {0};
+    for (size_t i = 0; i < n; i++)
+        sum[i % 4] += x[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 /* ---- filters --------------------------------------------------------------------------------- */
 
 /* Where a walk down the order ends; the first candidate always stays. */
@@ -472,10 +488,9 @@ static void mark_special(const kvasir_sampler *s, uint8_t mark) {
  * last one stays, with a probability above 0. */
 static uint32_t leave_top_out(const kvasir_sampler *s, const float *logits, float max, uint32_t n) {
     struct sampler_scratch *w = s->scratch;
-    double sum = 0, last = INFINITY;
-    for (uint32_t i = 0; i < n; i++)
-        sum += w->weights[i] = relative(logits, w->kept[i], (double)max);
-    double threshold = (double)s->options.xtc_threshold * sum;
+    double last = INFINITY;
+    weigh(w, logits, max, 1, n);
+    double threshold = (double)s->options.xtc_threshold * sum_of(w->weights, n);
     for (uint32_t i = 0; i < n; i++)
         if (w->weights[i] > threshold && w->weights[i] < last)
             last = w->weights[i];
@@ -498,10 +513,8 @@ static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, 
     struct cut cut = {.mass = INFINITY, .limit = xtc ? n : top_k};
     bool by_mass = o->top_p > 0 && o->top_p < 1, ordered = by_mass || o->min_p > 0;
     if (by_mass) {
-        cut.mass = 0;
-        for (uint32_t i = 0; i < n; i++)
-            cut.mass += relative(logits, i, (double)max);
-        cut.mass *= (double)o->top_p;
+        weigh(w, logits, max, 1, n);
+        cut.mass = sum_of(w->weights, n) * (double)o->top_p;
     }
     cut.least = (double)o->min_p;
     cut.at_least = o->min_tokens_to_keep;
@@ -549,10 +562,10 @@ size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **id
                 max = logits[w->kept[i]] > max ? logits[w->kept[i]] : max;
         }
     }
-    w->weights[0] = 1;
-    for (uint32_t i = n > 1 ? 0 : 1; i < n; i++)
-        w->weights[i] =
-            m_exp(((double)value_of(logits, w->kept[i]) - (double)max) / (double)o->temp);
+    if (n > 1)
+        weigh(w, logits, max, o->temp, n);
+    else
+        w->weights[0] = 1;
     return n;
 }
 
@@ -560,10 +573,7 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
     const uint32_t *ids;
     const double *weights;
     size_t n = sampler_weigh(s, logits, &ids, &weights);
-    double total = 0, run = 0;
-    for (size_t i = 0; i < n; i++)
-        total += weights[i];
-    double target = uniform(s->options.seed, s->draws++, FOR_TOKEN) * total;
+    double target = uniform(s->options.seed, s->draws++, FOR_TOKEN) * sum_of(weights, n), run = 0;
     size_t last = 0; /* rounding may leave run a hair below target at the end */
     for (size_t i = 0; i < n; i++) {
         if (weights[i] == 0)
@@ -594,9 +604,15 @@ static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
                       float *logprob, kvasir_token_logprob *top) {
     assert(n_top <= TOP_LOGPROBS_MAX && n_top <= vocab && token >= 0 && (uint32_t)token < vocab);
-    double max = (double)value_of(logits, largest(logits, vocab)), sum = 0;
-    for (uint32_t i = 0; i < vocab; i++)
-        sum += m_exp(below((double)value_of(logits, i), max));
+    enum { BLOCK = 1024 };
+    double max = (double)value_of(logits, largest(logits, vocab)), sum = 0, block[BLOCK];
+    for (uint32_t at = 0; at < vocab; at += BLOCK) {
+        const uint32_t n = vocab - at < BLOCK ? vocab - at : BLOCK;
+        for (uint32_t i = 0; i < n; i++)
+            block[i] = below((double)value_of(logits, at + i), max);
+        m_exp_each(block, n);
+        sum += sum_of(block, n);
+    }
     double log_sum = m_log(sum);
     for (uint32_t i = 0; n_top && i < vocab; i++) {
         float value = value_of(logits, i);

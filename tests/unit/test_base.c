@@ -14,6 +14,28 @@ static double unit(void) {
     return (double)rand() / RAND_MAX * 2 - 1;
 }
 
+/* Each of many has the bits that it has alone, wherever it stands. */
+static void test_exp_each(void **state) {
+    (void)state;
+    static const double ends[] = {
+        0,        -0.0,   1,    -1e-300, 709.782712893384, 709.7827128933841, -745,
+        -745.133, -745.2, -746, -708.4,  INFINITY,         -INFINITY};
+    double x[1003], each[1003];
+    for (int round = 0; round < 100; round++) {
+        const size_t n = 1 + (size_t)rand() % 1003;
+        for (size_t i = 0; i < n; i++)
+            x[i] = rand() % 8 ? unit() * (i % 2 ? 760 : 40)
+                              : ends[(size_t)rand() % (sizeof ends / sizeof *ends)];
+        x[rand() % (int)n] = NAN;
+        memcpy(each, x, n * sizeof *x);
+        m_exp_each(each, n);
+        for (size_t i = 0; i < n; i++) {
+            const double alone = m_exp(x[i]);
+            assert_memory_equal(&each[i], &alone, sizeof alone);
+        }
+    }
+}
+
 static void test_exp_log(void **state) {
     (void)state;
     for (int i = 0; i < 200000; i++) {
@@ -76,8 +98,8 @@ static void test_errors(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_exp_log), cmocka_unit_test(test_tanh),
-                                       cmocka_unit_test(test_sincos),
-                                       cmocka_unit_test(test_errors)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exp_each), cmocka_unit_test(test_exp_log),
+        cmocka_unit_test(test_tanh), cmocka_unit_test(test_sincos), cmocka_unit_test(test_errors)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
