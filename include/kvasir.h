@@ -114,7 +114,7 @@ typedef struct kvasir_context_options {
     const kvasir_prompt_cache *like;
     uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
     /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself;
-     * in an engine: of a prompt, as places for hits; 0: every 1024 */
+     * in an engine as places for hits, in answers where room is left; 0: every 1024 */
     uint32_t snapshot_tokens;
     int threads;          /* 0: one per core */
     const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
@@ -210,8 +210,9 @@ KVASIR_API kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, con
 KVASIR_API void kvasir_prompt_cache_close(kvasir_prompt_cache *cache);
 KVASIR_API uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *cache);
 /* A new sequence with the file's tokens, whose bytes it stores as they are; in a context of other
- * formats only with `convert`; a file of ours whose keys another rope turned than this context's
- * --ctx chooses is refused. Tokens are -1 where the file does not say them (mlx-lm's do not). */
+ * formats only with `convert`. A file of ours is refused if its keys were turned by another rope
+ * than the one that this context's --ctx chooses. Tokens are -1 where the file does not say them
+ * (mlx-lm's do not). */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
 /* Writes a sequence as a file that mlx-lm loads: in the form of mlx-lm 0.32 where its classes hold

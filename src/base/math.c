@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exp, log, tanh, sin and cos that have the same bits on every machine: only +, -, *, / and
- * conversions of IEEE doubles, in the order written (the build sets -ffp-contract=off), polynomials
- * after an exact argument reduction.
+/* exp, log, tanh, sin and cos that have the same bits on every machine: only +, -, *, /,
+ * conversions and bits of IEEE doubles, in the order written (the build sets -ffp-contract=off),
+ * polynomials after an exact argument reduction.
  *
  * Left out: speed, but for m_exp_each, which sampling takes of whole vocabularies. The exponentials
  * of attention are vectors inside backend/cpu's tiers; these serve tables, merges and sampling.
@@ -69,7 +69,7 @@ __attribute__((target("avx2"))) static void exp_each_avx2(double *x, size_t n) {
 
 void m_exp_each(double *x, size_t n) {
 #ifdef __x86_64__
-    if (cpu_tier_have(CPU_TIER_AVX2)) {
+    if (__builtin_cpu_supports("avx2")) { /* noted at start: cpuid is slow in a virtual machine */
         exp_each_avx2(x, n);
         return;
     }

@@ -76,7 +76,8 @@ struct tree_hit {
 /* Looks for n tokens among those stored with the same salt, and begins the sequence, which is new,
  * with what serves of the first n - 1: the last one is always run, for its logits. *at stands
  * behind them (close it with tree_close, after what was computed is stored). A failure leaves the
- * sequence empty and *at nowhere. salt: any bytes. Counts as no use: that is tree_count's. */
+ * sequence empty and *at nowhere. salt: any bytes. Counts as no use (that is tree_count's), but
+ * nothing on its path is left behind any more. */
 kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n, struct kv_seq *s,
                           struct tree_cursor *at, struct tree_hit *hit,

@@ -212,7 +212,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
 #define ENGINE_OPTIONS(type, engine)                                                               \
     CONTEXT_OPTIONS(type, engine.options.context),                                                 \
     SNAPSHOT_OPTION(type, engine.options.context, "0, every 1,024",                                \
-        "keep the state of recurrent layers every N tokens of a prompt (whole pages), where "      \
+        "keep the state of recurrent layers every N tokens (whole pages), where "      \
         "other requests can go on"),                                                               \
     {.name = "--cache-memory-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                \
      .offset = offsetof(type, engine.memory_mib), .shown = "from --cache-memory-percent",          \

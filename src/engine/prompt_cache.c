@@ -11,8 +11,9 @@
  * Opening a file checks all of it against the model: layers, classes, heads, what is held, whose
  * file it is. Loading makes a new sequence in a context whose cache is like the file's
  * (kvasir_context_options.like), so nothing is rounded again; with `convert` in any context. A file
- * that kvasir_seq_save wrote knows its tokens and its model; mlx-lm's says neither, so its tokens
- * are unknown (-1): they cannot be run again, which only recurrent models ever ask for.
+ * that kvasir_seq_save wrote knows its tokens, its model and its rope; mlx-lm's says none of these,
+ * so its tokens are unknown (-1): they cannot be run again, which only recurrent models ever ask
+ * for.
  *
  * Invariants
  *   P1  A file is refused before anything is made of it, or the sequence holds exactly its rows.

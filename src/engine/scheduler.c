@@ -383,8 +383,9 @@ static bool is_point(const struct sched *s, const struct task *t, uint32_t lengt
 
 /* In an answer a state is taken only where room is left: for it, and for what all that run take
  * for the tokens they have and up to a page more. By then the task stands further on, and the state
- * may go like all that is stored. Of who runs, each may stand at one that cannot go yet. So nobody
- * gives way because a state is kept. */
+ * may go like all that is stored. What is stored may hold one more state for each that runs, where
+ * its cursor stands, which cannot go yet: hence one more each. So nobody gives way because a state
+ * is kept. */
 static bool has_room_for_state(const struct sched *s) {
     const struct kv_pool_stats p = kv_pool_stats(s->pool);
     uint64_t bytes = 0;

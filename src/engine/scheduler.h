@@ -22,7 +22,8 @@
  *   E3  Where pages are short the task that arrived last gives way. So the oldest one always gets
  *       on: alone it fits (sched_need is asked before a task is accepted).
  *   E4  Admission is by arrival. A task waits while another one that runs is computing a prefix
- *       that it could share: a prefix is computed once. That keeps nobody behind it waiting.
+ *       that it could share: a prefix is computed once (of recurrent layers in an answer: where
+ *       E7 has room for the state). That keeps nobody behind it waiting.
  *   E5  What a task holds beside pages is charged to the pool while it runs.
  *   E6  A step allocates only where it admits or forks.
  *   E7  A state of recurrent layers is kept in an answer only where room is left for what all that

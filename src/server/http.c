@@ -341,6 +341,19 @@ static bool open_listener(struct http *h, char *error, size_t size) {
     return true;
 }
 
+static bool start_daemon(struct http *h) {
+    const struct http_options *o = &h->options;
+    h->daemon = MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, h->port, NULL, NULL, on_request,
+        h, MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)o->threads,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->max_connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)o->idle_timeout_s, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
+    return h->daemon != NULL;
+}
+
 bool http_start(const struct http_options *o, struct http **out, char *error, size_t size) {
     struct http *h = calloc(1, sizeof *h);
     if (!h)
@@ -351,21 +364,13 @@ bool http_start(const struct http_options *o, struct http **out, char *error, si
     bool good = open_listener(h, error, size);
     *out = h; /* handlers ask for it */
     if (good) {
-        h->daemon = MHD_start_daemon(
-            MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, h->port, NULL, NULL,
-            on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_THREAD_POOL_SIZE,
-            (unsigned)o->threads, MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->max_connections,
-            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
-            (unsigned)o->idle_timeout_s, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-            MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-            MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
-        good = h->daemon && watch_start(h);
+        good = watch_start(h) && start_daemon(h); /* which may have a request at once */
         if (!good)
             fail_text(error, size, "cannot serve on", o->host, o->port, "no thread can be started");
     }
     if (!good) {
-        *out = NULL;
         http_stop(h);
+        *out = NULL;
     }
     return good;
 }

@@ -38,7 +38,7 @@ static int n_command;
 static void note_command(void) {
     const int file = open("/proc/self/cmdline", O_RDONLY);
     const ssize_t n = file < 0 ? 0 : read(file, command, sizeof command - 1);
-    for (char *at = command; at < command + n && n_command < ARGUMENTS_MAX / 2;) {
+    for (char *at = command; n > 0 && at < command + n && n_command < ARGUMENTS_MAX / 2;) {
         anew[n_command++] = at;
         if (strcmp(at, program_invocation_name) == 0)
             break;
@@ -46,6 +46,8 @@ static void note_command(void) {
     }
     if (file >= 0)
         close(file);
+    if (n_command == 0)
+        anew[n_command++] = program_invocation_name;
 }
 
 void begin_anew(char *const *arguments) {

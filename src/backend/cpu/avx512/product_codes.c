@@ -8,8 +8,9 @@
  *
  *        one row    16 outputs at a time; a block goes from the mapped weights to the sums without
  *                   a detour over memory (add_block of unpack.h)
- *        2 to 8     of 8 bits: 16 outputs at a time; a block is multiplied with all rows while the
- *                   next one is unpacked (multiply_group of unpack.h)
+ *        2 to 8     of 8 bits, without VNNI of narrow types (P3): 16 outputs at a time; a block is
+ *                   multiplied with all rows while the next one is unpacked (multiply_group of
+ *                   unpack.h)
  *        more       for each two panels (32 outputs)
  *                       for each chunk of 48 blocks
  *                           unpack the chunk of the weights into scratch
@@ -298,6 +299,12 @@ ALWAYS_INLINE __m512i block_halves(const int8_t *codes, int planes) {
     return halves_of_runs(c);
 }
 
+/* Where the sums of the first n runs of activations start. */
+static void fill_starts(const struct product *p, uint32_t n, int32_t *start) {
+    for (uint32_t i = 0; p->type->offset != 0 && i < n; i++)
+        start[i] = start_of(p->type->offset, p->runs, p->a->codes_sum16, i);
+}
+
 /* The row of activations; in scratch what is not there yet. */
 static struct act_row only_row(const struct product *p, void *scratch) {
     const struct act_rows *a = p->a;
@@ -305,8 +312,7 @@ static struct act_row only_row(const struct product *p, void *scratch) {
     const uint32_t runs = p->blocks * (uint32_t)p->runs;
     int32_t *start = scratch;
     uint8_t *codes = (uint8_t *)(start + round_up(runs, 16));
-    for (uint32_t i = 0; p->type->offset != 0 && i < runs; i++)
-        start[i] = start_of(p->type->offset, p->runs, a->codes_sum16, i);
+    fill_starts(p, runs, start);
     for (uint32_t b = 0; halves && b < p->blocks; b++) {
         const int8_t *from = (const int8_t *)a->codes + (size_t)b * BLOCK * (size_t)p->planes;
         _mm512_storeu_si512(codes + 2 * BLOCK * (size_t)b, block_halves(from, p->planes));
@@ -334,8 +340,7 @@ static void product_few(const struct product *p, void *scratch) {
     const struct act_rows *a = p->a;
     const uint32_t runs = a->rows * p->blocks * (uint32_t)p->runs;
     int32_t *start = scratch;
-    for (uint32_t i = 0; p->type->offset != 0 && i < runs; i++)
-        start[i] = start_of(p->type->offset, p->runs, a->codes_sum16, i);
+    fill_starts(p, runs, start);
     const struct act_few few = {.rows = a->rows,
                                 .codes = a->codes,
                                 .start = start,

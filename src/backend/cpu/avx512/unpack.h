@@ -15,25 +15,27 @@
  * groups of one block stand between the loads of the next, or each before what overwrites it.
  *
  * Sums of an output are those of P1 of product_codes.c. */
-struct products {
+struct few_products {
     const struct act_few *a;
     int rows, runs, offset; /* rows: even, the last one twice where there are fewer */
     bool has_min;
     size_t blocks;                   /* of a row */
     size_t b0, b;                    /* the first block of those in work; the one to multiply */
-    const struct panel_block *block; /* the same */
-    __m512i *dot;                    /* [FEW_ROWS]: arrays of their own, or constants beside them */
-    __m512 *acc; /* would be read before compilers know that they are constant */
+    const struct panel_block *block; /* block b */
+    /* [FEW_ROWS]. Not in here, as compilers would then read the constants beside them before they
+     * know them. */
+    __m512i *dot;
+    __m512 *acc;
 };
 
 /* Index of block b in row i of the activations. */
-ALWAYS_INLINE size_t block_at(const struct products *m, int i) {
+ALWAYS_INLINE size_t block_at(const struct few_products *m, int i) {
     const size_t row = i == m->rows - 1 ? m->a->rows - 1 : (size_t)i;
     return row * m->blocks + m->b;
 }
 
 /* Group g of the block; 0 to 7 in order. */
-ALWAYS_INLINE void multiply_group(struct products *m, int g) {
+ALWAYS_INLINE void multiply_group(struct few_products *m, int g) {
     const int n = GROUPS / m->runs, u = g / n;
     const struct panel_run *run = &m->block->run[u];
     const __m512i w = keep(m->block->w[g]);
@@ -61,7 +63,7 @@ ALWAYS_INLINE void multiply_group(struct products *m, int g) {
 
 /* Groups [first, first + count) are multiplied meanwhile; none of them where `of` is NULL. */
 struct meanwhile {
-    struct products *of;
+    struct few_products *of;
     int first, count;
 };
 #define NOTHING ((struct meanwhile){NULL, 0, 0})
@@ -149,7 +151,7 @@ ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, struct 
 
 /* The 16 rows behind these are read next, and they are one stretch of memory: with the block at
  * `at` of a row, `bytes` long, its share of them is asked for, into L2 (docs/speed.md, "Ahead, into
- * L2"). With more than a few rows of activations product_codes.c does so, while it multiplies. */
+ * L2"). Where rows go over panels product_codes.c does so, while it multiplies. */
 ALWAYS_INLINE void prefetch_next(const struct panel_rows *r, size_t at, size_t bytes) {
     const char *next = (const char *)r->next + OUTPUTS * at;
     for (size_t line = 0; line < OUTPUTS * bytes; line += 64)
@@ -208,7 +210,7 @@ ALWAYS_INLINE __m512i lookup(const uint8_t values[16], __m512i codes) {
 #define IN_MEMORY(array) __asm__("" : "+m"(array))
 
 /* Group g of panel block c of a type with several. What stood there is multiplied first. */
-ALWAYS_INLINE void put_group(struct products *m, struct panel_block *first, int c, int g,
+ALWAYS_INLINE void put_group(struct few_products *m, struct panel_block *first, int c, int g,
                              __m512i w) {
     if (m) {
         m->block = first + c;
@@ -269,7 +271,7 @@ ALWAYS_INLINE void start_products(int rows, __m512 *acc) {
     }
 }
 
-ALWAYS_INLINE void store_products(const struct products *m, __mmask16 lanes, float *y,
+ALWAYS_INLINE void store_products(const struct few_products *m, __mmask16 lanes, float *y,
                                   size_t y_stride) {
     UNROLL_FOR(i, m->rows) {
         if ((uint32_t)i < m->a->rows)
@@ -277,8 +279,12 @@ ALWAYS_INLINE void store_products(const struct products *m, __mmask16 lanes, flo
     }
 }
 
-/* The rest of the function few_NAME of a type: for each even number of rows one. */
-#define DEFINE_FEW(name)                                                                           \
+/* What a type's functions row_NAME and few_NAME for constants leave: the choice of these. */
+#define DEFINE_CHOICES(name)                                                                       \
+    __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
+                            uint32_t blocks) {                                                     \
+        return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
+    }                                                                                              \
     void TIER(few_##name)(const struct panel_rows *r, const struct act_few *a, uint32_t blocks,    \
                           __mmask16 lanes, float *y, size_t y_stride) {                            \
         switch ((a->rows + 1) / 2) {                                                               \
@@ -299,9 +305,10 @@ ALWAYS_INLINE void store_products(const struct products *m, __mmask16 lanes, flo
 
 /* The functions of a type whose blocks are `units` panel blocks of 32 values, `bytes` long, with
  * `runs` runs in each 32, from the function `name`, which unpacks one of them to bytes, codes plus
- * `offset`, and multiplies the one before meanwhile: with one unit it has that from m->block, with
- * more from where it puts the next, group by group, then scales. From there a block goes to its
- * sums or its panel through registers, or at most a few KiB of stack. */
+ * `offset`, and where m is not NULL multiplies the block before meanwhile. With one unit that is
+ * m->block. With several the next one overwrites it in place: put_group multiplies each group just
+ * before, and scales are put only behind the last group of what they belong to. From there a block
+ * goes to its sums or its panel through registers, or at most a few KiB of stack. */
 #define DEFINE_TYPE(name, units, bytes, runs, has_min, offset)                                     \
     void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
                              void *panel) {                                                        \
@@ -328,15 +335,11 @@ ALWAYS_INLINE void store_products(const struct products *m, __mmask16 lanes, flo
         }                                                                                          \
         return acc;                                                                                \
     }                                                                                              \
-    __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
-                            uint32_t blocks) {                                                     \
-        return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
-    }                                                                                              \
     ALWAYS_INLINE void few_##name(int rows, const struct panel_rows *r, const struct act_few *a,   \
                                   uint32_t blocks, __mmask16 lanes, float *y, size_t y_stride) {   \
         __m512i dot[FEW_ROWS];                                                                     \
         __m512 acc[FEW_ROWS];                                                                      \
-        struct products m = {a, rows, runs, offset, has_min, blocks, 0, 0, NULL, dot, acc};        \
+        struct few_products m = {a, rows, runs, offset, has_min, blocks, 0, 0, NULL, dot, acc};    \
         start_products(rows, acc);                                                                 \
         struct panel_block now[units], then[units];                                                \
         name(r, 0, NULL, now);                                                                     \
@@ -352,6 +355,6 @@ ALWAYS_INLINE void store_products(const struct products *m, __mmask16 lanes, flo
         }                                                                                          \
         store_products(&m, lanes, y, y_stride);                                                    \
     }                                                                                              \
-    DEFINE_FEW(name)
+    DEFINE_CHOICES(name)
 
 #endif

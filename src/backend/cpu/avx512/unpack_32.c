@@ -10,7 +10,7 @@
 
 /* Nibbles from 16 bytes at `at`, and groups 4 to 7 of the products; the first four belong to the
  * scales. */
-ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct few_products *m,
                                struct panel_block *b) {
     __m512i q[4];
     load_turned(r, at, (struct meanwhile){m, 4, 4}, q);
@@ -22,7 +22,7 @@ ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct pro
 
 /* Nibbles that stand for values of a table. */
 ALWAYS_INLINE void put_values(const struct panel_rows *r, size_t at, const uint8_t values[16],
-                              struct products *m, struct panel_block *b) {
+                              struct few_products *m, struct panel_block *b) {
     put_nibbles(r, at, m, b);
     UNROLL_FOR(g, GROUPS) {
         b->w[g] = lookup(values, b->w[g]);
@@ -31,7 +31,7 @@ ALWAYS_INLINE void put_values(const struct panel_rows *r, size_t at, const uint8
 
 /* Nibbles with a fifth bit, bit i of `fifth` for code i. */
 ALWAYS_INLINE void put_fives(const struct panel_rows *r, size_t at, __m512i fifth,
-                             struct products *m, struct panel_block *b) {
+                             struct few_products *m, struct panel_block *b) {
     const __m512i first =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
     put_nibbles(r, at, m, b);
@@ -47,27 +47,27 @@ ALWAYS_INLINE void put_fives(const struct panel_rows *r, size_t at, __m512i fift
 /* ---- the types ------------------------------------------------------------------------------- */
 
 /* The dword at `at` of each row; 16 bytes are read. */
-ALWAYS_INLINE __m512i column(const struct panel_rows *r, size_t at, struct products *m) {
+ALWAYS_INLINE __m512i column(const struct panel_rows *r, size_t at, struct few_products *m) {
     __m512i q[4];
     load_turned(r, at, (struct meanwhile){m, 0, 4}, q);
     return q[0];
 }
 
 /* A type is one block of it, at `at` of its row, to one block of a panel. */
-ALWAYS_INLINE void q4_0(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q4_0(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
     put_nibbles(r, at + 2, m, b);
 }
 
-ALWAYS_INLINE void q4_1(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q4_1(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     __m512i head = column(r, at, m);
     put_scales(b, 0, low_f16(head), high_f16(head));
     put_nibbles(r, at + 4, m, b);
 }
 
-ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     __m512i head[4];
     load_turned(r, at, (struct meanwhile){m, 0, 4}, head);
@@ -76,7 +76,7 @@ ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct products *
     put_fives(r, at + 6, fifth, m, b);
 }
 
-ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     __m512i head[4];
     load_turned(r, at, (struct meanwhile){m, 0, 4}, head);
@@ -84,20 +84,20 @@ ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct products *
     put_fives(r, at + 8, head[1], m, b);
 }
 
-ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
     load_turned_32(r, at + 2, (struct meanwhile){m, 4, 4}, b->w);
     flip_signs(b->w);
 }
 
-ALWAYS_INLINE void iq4_nl(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void iq4_nl(const struct panel_rows *r, size_t at, struct few_products *m,
                           struct panel_block *b) {
     put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
     put_values(r, at + 2, IQ4_VALUES_128, m, b);
 }
 
-ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct few_products *m,
                          struct panel_block *b) {
     __m512i e = _mm512_and_si512(column(r, at, m), _mm512_set1_epi32(255));
     put_scales(b, 0, e8m0_halves(e), _mm512_setzero_ps());

@@ -8,9 +8,9 @@
  */
 #include "backend/cpu/avx512/unpack.h"
 
-enum { UNITS = 8, VALUES = 32 * UNITS };
+enum { UNITS = 8 };
 
-/* Bits [from, from + bits) of every dword as a float. */
+/* Bits [from, from + bits) of every dword. */
 ALWAYS_INLINE __m512i field(__m512i v, int from, int bits) {
     v = _mm512_srli_epi32(v, (unsigned)from);
     return _mm512_and_si512(v, _mm512_set1_epi32((1 << bits) - 1));
@@ -50,7 +50,7 @@ ALWAYS_INLINE void put_q4_k_scales(const __m512i head[4], struct panel_block *fi
 
 /* high: the fifth bits, NULL for Q4_K. */
 ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const __m512i *high,
-                                  struct products *m, struct panel_block *first) {
+                                  struct few_products *m, struct panel_block *first) {
     for (int quarter = 0; quarter < 4; quarter++) {
         __m512i low[GROUPS];
         load_turned_32(r, at + 32 * (size_t)quarter, NOTHING, low);
@@ -64,7 +64,7 @@ ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const _
     }
 }
 
-ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i head[4];
     put_q4_k_codes(r, at + 16, NULL, m, first);
@@ -72,7 +72,7 @@ ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct products *
     put_q4_k_scales(head, first);
 }
 
-ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i head[4], high[GROUPS];
     load_turned_32(r, at + 16, NOTHING, high);
@@ -85,7 +85,7 @@ ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct products *
 
 /* Panel blocks c0 to c0 + 3, of 2-bit codes from 32 bytes. high: third bits, NULL for Q2_K. */
 ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, int c0, const __m512i *high,
-                            struct products *m, struct panel_block *first) {
+                            struct few_products *m, struct panel_block *first) {
     __m512i low[GROUPS];
     load_turned_32(r, at, NOTHING, low);
     if (m)
@@ -98,7 +98,7 @@ ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, int c0, const
     }
 }
 
-ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i subs[4], tail[4];
     put_twos(r, at + 16, 0, NULL, m, first);
@@ -130,7 +130,7 @@ ALWAYS_INLINE void put_q3_k_scales(const __m512i tail[4], struct panel_block *fi
 }
 
 /* A code plus 4 is two low bits and a high one. */
-ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i high[GROUPS], tail[4];
     load_turned_32(r, at, NOTHING, high);
@@ -146,7 +146,7 @@ ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct products *
 
 /* Panel blocks c0 to c0 + 3: their low nibbles in 64 bytes, two high bits in 32. */
 ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t high_at, int c0,
-                             struct products *m, struct panel_block *first) {
+                             struct few_products *m, struct panel_block *first) {
     __m512i low[2][GROUPS], high[GROUPS];
     load_turned_32(r, low_at, NOTHING, low[0]);
     load_turned_32(r, low_at + 32, NOTHING, low[1]);
@@ -164,7 +164,7 @@ ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t h
     }
 }
 
-ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i subs[4], tail[4];
     for (int half = 0; half < 2; half++)
@@ -181,7 +181,7 @@ ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct products *
 
 /* ---- Q8_K, IQ4_XS ---------------------------------------------------------------------------- */
 
-ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i head[4];
     load_turned(r, at, NOTHING, head);
@@ -196,7 +196,7 @@ ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct products *
     }
 }
 
-ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct few_products *m,
                           struct panel_block *first) {
     __m512i head[4];
     load_turned(r, at, NOTHING, head);

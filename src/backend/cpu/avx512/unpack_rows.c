@@ -91,7 +91,7 @@ static __attribute__((noinline)) void mlx_scales(const struct panel_rows *r, uin
 /* ---- codes ----------------------------------------------------------------------------------- */
 
 /* 16 nibbles of a stream, 8 bytes, side by side with those of three other rows. */
-ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct products *m,
+ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct few_products *m,
                                __m512i w[GROUPS]) {
     __m512i v[4], first[4], second[4];
     load_rows(r, at, (struct meanwhile){m, 0, GROUPS}, v);
@@ -151,8 +151,8 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, str
 
 /* ---- the types ------------------------------------------------------------------------------- */
 
-ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, struct products *m,
-                             __m512i w[GROUPS]) {
+ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits,
+                             struct few_products *m, __m512i w[GROUPS]) {
     if (bits == 8) {
         load_turned_32(r, at, (struct meanwhile){m, 0, GROUPS}, w);
     } else if (bits == 4) {
@@ -165,7 +165,7 @@ ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits, st
 
 /* Block b of the rows. */
 ALWAYS_INLINE void affine(const struct panel_rows *r, uint32_t b, int bits, struct scales *s,
-                          struct products *m, struct panel_block *w) {
+                          struct few_products *m, struct panel_block *w) {
     uint32_t g = b >> __builtin_ctz(r->w->group / BLOCK); /* a power of two */
     if (g < s->first || g >= s->end)
         affine_scales(r, g, bits == 8, s);
@@ -174,7 +174,7 @@ ALWAYS_INLINE void affine(const struct panel_rows *r, uint32_t b, int bits, stru
 }
 
 ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, struct scales *s,
-                             struct products *m, struct panel_block *w) {
+                             struct few_products *m, struct panel_block *w) {
     if (b < s->first || b >= s->end)
         mlx_scales(r, b, s);
     put_scales(w, 0, s->d[b - s->first], s->m[b - s->first]);
@@ -209,15 +209,11 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
         }                                                                                          \
         return acc;                                                                                \
     }                                                                                              \
-    __m512 TIER(row_##name)(const struct panel_rows *r, const struct act_row *a,                   \
-                            uint32_t blocks) {                                                     \
-        return a->halves ? row_##name(r, a, true, blocks) : row_##name(r, a, false, blocks);       \
-    }                                                                                              \
     ALWAYS_INLINE void few_##name(int rows, const struct panel_rows *r, const struct act_few *a,   \
                                   uint32_t blocks, __mmask16 lanes, float *y, size_t y_stride) {   \
         __m512i dot[FEW_ROWS];                                                                     \
         __m512 acc[FEW_ROWS];                                                                      \
-        struct products m = {a, rows, 1, offset, has_min, blocks, 0, 0, NULL, dot, acc};           \
+        struct few_products m = {a, rows, 1, offset, has_min, blocks, 0, 0, NULL, dot, acc};       \
         start_products(rows, acc);                                                                 \
         struct panel_block now, then;                                                              \
         struct scales s;                                                                           \
@@ -232,7 +228,7 @@ ALWAYS_INLINE void mxfp4_mlx(const struct panel_rows *r, uint32_t b, int bits, s
         }                                                                                          \
         store_products(&m, lanes, y, y_stride);                                                    \
     }                                                                                              \
-    DEFINE_FEW(name)
+    DEFINE_CHOICES(name)
 
 /* bits, has a minimum, offset */
 DEFINE_ROWS_TYPE(affine2, affine, 2, true, 0)
