@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir_context: one backend, one cache and the buffers of a step, all made here, so that steps
  * allocate nothing. */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "engine/centre.h"
@@ -75,6 +74,6 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .peak_bytes = pool.peak_bytes,
     };
     cache_format_text(c->cache, info->kv_format);
-    snprintf(info->fingerprint, sizeof info->fingerprint, "%016" PRIx64, c->fingerprint);
+    fingerprint_text(c->fingerprint, info->fingerprint);
     snprintf(info->notes, sizeof info->notes, "%s", c->options.notes);
 }

@@ -169,6 +169,7 @@ kvasir_status prompt_cache_checksum(const struct prompt_file *f, uint64_t *out,
 
 /* ---- fingerprints (fingerprint.c) ------------------------------------------------------------ */
 
+void fingerprint_text(uint64_t fingerprint, char out[17]); /* as people and files have it */
 kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) MUST_CHECK;
 kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                   kvasir_error *err) MUST_CHECK;

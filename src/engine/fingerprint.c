@@ -88,13 +88,23 @@ static bool put_model(struct text_buf *b, const struct model *m) {
     return good;
 }
 
+/* The hash of b, which is freed. good: all of it could be written. */
+static kvasir_status finish(struct text_buf *b, bool good, const char *what, uint64_t *out,
+                            kvasir_error *err) {
+    if (good)
+        *out = XXH3_64bits(b->data, b->len);
+    text_free(b);
+    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", what);
+}
+
+void fingerprint_text(uint64_t fingerprint, char out[17]) {
+    snprintf(out, 17, "%016" PRIx64, fingerprint);
+}
+
 kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) {
     struct text_buf b = {0};
     bool good = put_model(&b, m);
-    if (good)
-        *out = XXH3_64bits(b.data, b.len);
-    text_free(&b);
-    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "model fingerprint: out of memory");
+    return finish(&b, good, "model fingerprint", out, err);
 }
 
 /* The rope that --ctx chose: longrope has two, dynamic one for each length. */
@@ -114,10 +124,7 @@ static bool put_variant(struct text_buf *b, const struct kvasir_context *c) {
 kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out, kvasir_error *err) {
     struct text_buf b = {0};
     bool good = put_variant(&b, c);
-    if (good)
-        *out = XXH3_64bits(b.data, b.len);
-    text_free(&b);
-    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "fingerprint: out of memory");
+    return finish(&b, good, "fingerprint", out, err);
 }
 
 static bool put_centres(struct text_buf *b, const struct key_centre *c) {
@@ -146,8 +153,5 @@ kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                            v.group, v.scalar);
     }
     good = good && put_variant(&b, c) && put_centres(&b, c->centres ? &c->centres->centre : NULL);
-    if (good)
-        *out = XXH3_64bits(b.data, b.len);
-    text_free(&b);
-    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "fingerprint: out of memory");
+    return finish(&b, good, "fingerprint", out, err);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvasir_model: a checkpoint bound to a family's forward, and its text side (text_api.c). Also what
  * the library tells of itself and of the machine. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -110,5 +109,5 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
         .parameters = m->parameters,
         .weight_bytes = model_weight_bytes(m->model),
     };
-    snprintf(info->fingerprint, sizeof info->fingerprint, "%016" PRIx64, m->id);
+    fingerprint_text(m->id, info->fingerprint);
 }

@@ -20,7 +20,6 @@
  *   P2  What a query at the sequence's end sees was in the file. Rows that no query sees any more
  *       and that the file lacks are zeros, and a trim that would show them is refused.
  */
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,10 +175,6 @@ static const char *metadata(const struct prompt_file *f, const char *key) {
     return NULL;
 }
 
-static void model_text(const struct kvasir_model *m, char out[17]) {
-    snprintf(out, 17, "%016" PRIx64, m->id);
-}
-
 /* "1,2,3" of exactly offset tokens. */
 static kvasir_status read_tokens(struct kvasir_prompt_cache *p, const char *text,
                                  kvasir_error *err) {
@@ -209,7 +204,7 @@ static kvasir_status check_sum(const struct kvasir_prompt_cache *p, bool ours, k
                            "metadata kvasir_model without kvasir_checksum: the file is damaged")
                     : KVASIR_OK;
     TRY(prompt_cache_checksum(&p->file, &sum, err));
-    snprintf(found, sizeof found, "%016" PRIx64, sum);
+    fingerprint_text(sum, found);
     return strcmp(found, text) == 0
                ? KVASIR_OK
                : fail(err, KVASIR_ERR_FORMAT,
@@ -222,7 +217,7 @@ static kvasir_status check_origin(struct kvasir_prompt_cache *p, kvasir_error *e
     const char *model = metadata(&p->file, "kvasir_model"),
                *tokens = metadata(&p->file, "kvasir_tokens");
     char ours[17];
-    model_text(p->model, ours);
+    fingerprint_text(p->model->id, ours);
     if (model && strcmp(model, ours) != 0)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "the file was made with the model %.32s (fingerprint), this one is %s", model,
@@ -246,7 +241,7 @@ static kvasir_status check_rope(const struct kvasir_prompt_cache *p, const struc
     if (!file)
         return KVASIR_OK;
     TRY(rope_fingerprint(c, &rope, err));
-    snprintf(ours, sizeof ours, "%016" PRIx64, rope);
+    fingerprint_text(rope, ours);
     return strcmp(file, ours) == 0
                ? KVASIR_OK
                : fail(err, KVASIR_ERR_ARGUMENT,

@@ -10,7 +10,6 @@
  * zeros, which nothing reads: the next token overwrites it.
  */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -257,9 +256,9 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
         goto done;
     }
     TRY_GOTO(describe(s, err)); /* s->file */
-    snprintf(model, sizeof model, "%016" PRIx64, m->id);
+    fingerprint_text(m->id, model);
     TRY_GOTO(rope_fingerprint(seq->ctx, &rope, err));
-    snprintf(rope_text, sizeof rope_text, "%016" PRIx64, rope);
+    fingerprint_text(rope, rope_text);
     if (!put_tokens(seq, &tokens)) {
         status = fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
         goto done;
@@ -279,7 +278,7 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     s->file.metadata = metadata;
     s->file.n_metadata = n;
     TRY_GOTO(prompt_cache_checksum(&s->file, &sum, err));
-    snprintf(sum_text, sizeof sum_text, "%016" PRIx64, sum);
+    fingerprint_text(sum, sum_text);
     status = prompt_file_write(path, &s->file, err);
 done:
     text_free(&tokens);
