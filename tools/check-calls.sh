@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check-calls.sh [ROOT]: outside base/ and cli/ nothing prints, reads the environment, ends the
-# process or, in the library, takes memory behind base.h's back (server/ is a user of the library
-# and does not see base.h). Comments and strings are not looked at.
+# check-calls.sh [ROOT]: outside util/ and cli/ nothing prints, reads the environment, ends the
+# process or, in the library, takes memory behind util.h's back (server/ is a user of the library
+# and does not see util.h). Comments and strings are not looked at.
 set -euo pipefail
 root=${1:-$(dirname "$0")/..}
 cd "$root"
 
 find src \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
-    -not -path 'src/base/*' -not -path 'src/cli/*' | sort |
+    -not -path 'src/util/*' -not -path 'src/cli/*' | sort |
     xargs awk '
     BEGIN {
         says = "exit|_exit|_Exit|quick_exit|abort|getenv|secure_getenv|setenv|printf|fprintf|" \
@@ -58,7 +58,7 @@ find src \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
         if (match(code, "(^|[^A-Za-z0-9_.>])" calls "[ \t]*\\(")) {
             name = substr(code, RSTART, RLENGTH)
             gsub(/[^A-Za-z0-9_]/, "", name)
-            printf "%s:%d: %s() belongs to base/ and cli/\n", FILENAME, FNR, name
+            printf "%s:%d: %s() belongs to util/ and cli/\n", FILENAME, FNR, name
             broken = 1
         }
     }

@@ -4,14 +4,14 @@
 # check-layers.sh [ROOT]: the include graph is the one DESIGN section 4 draws. Prints file:line of
 # every #include that breaks it.
 #
-#   base 0   quant 1  text 1   backend 2   cache 3   model 4   engine 5   server 6   cli 7
+#   util 0   quant 1  text 1   backend 2   cache 3   model 4   engine 5   server 6   cli 7
 #
 # A folder includes folders of lower numbers only, and of another folder only FOLDER/FOLDER.h;
 # below src/backend/ everything counts as backend. The program is the library's user, linked with
 # what kvasir.h exports: of ours server sees <kvasir.h> and its own headers, cli sees <kvasir.h>,
 # cli.h (or another of its own, as cli/X.h) and server/server.h.
 #
-#   base .. engine  <-- kvasir.h <-- server <-- server.h <-- cli
+#   util .. engine  <-- kvasir.h <-- server <-- server.h <-- cli
 #
 # kvasir.h itself includes its own kvasir_X.h and system headers only and is
 # allowed everywhere.
@@ -23,7 +23,7 @@ cd "$root"
 find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) | sort |
     xargs awk '
     BEGIN {
-        n = split("base 0 quant 1 text 1 backend 2 cache 3 model 4 engine 5 server 6 cli 7", w, " ")
+        n = split("util 0 quant 1 text 1 backend 2 cache 3 model 4 engine 5 server 6 cli 7", w, " ")
         for (i = 1; i < n; i += 2)
             level[w[i]] = w[i + 1]
     }

@@ -74,7 +74,7 @@ if [ "${1:-}" = --files-c ]; then
     exit
 fi
 rule "layers (DESIGN section 4)" "$tools/check-layers.sh" .
-rule "calls that belong to base/ and cli/" "$tools/check-calls.sh" .
+rule "calls that belong to util/ and cli/" "$tools/check-calls.sh" .
 rule "kvasir.h compiles alone as C" header_alone gcc c c11
 rule "kvasir.h compiles alone as C++" header_alone g++ c++ c++11
 rule "clang-format" format

@@ -23,8 +23,8 @@
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
 
-#include "base/base.h"
 #include "quant/quant.h"
+#include "util/util.h"
 
 struct backend;
 

@@ -49,8 +49,8 @@
 #ifndef KVASIR_PROMPT_FILE_H
 #define KVASIR_PROMPT_FILE_H
 
-#include "base/base.h"
 #include "quant/quant.h"
+#include "util/util.h"
 
 enum prompt_form { PROMPT_FORM_032, PROMPT_FORM_LEGACY };
 

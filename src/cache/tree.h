@@ -45,8 +45,8 @@
 #ifndef KVASIR_CACHE_TREE_H
 #define KVASIR_CACHE_TREE_H
 
-#include "base/base.h"
 #include "quant/quant.h"
+#include "util/util.h"
 
 struct kv_cache;
 struct kv_seq;

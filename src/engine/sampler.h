@@ -6,7 +6,7 @@
 #ifndef KVASIR_ENGINE_SAMPLER_H
 #define KVASIR_ENGINE_SAMPLER_H
 
-#include "base/base.h"
+#include "util/util.h"
 
 /* What a pick needs for a whole vocabulary, 21 bytes a token. Samplers of one thread may share it:
  * it holds nothing between two picks. */

@@ -85,7 +85,7 @@ static void put_seq(const struct kvasir_context *c, const struct step_part *part
         seq_view(seq, g, &s->views[g * n + at]);
 }
 
-/* Each thread begins with a stretch of an operation's items (base/threads.c), which follow the
+/* Each thread begins with a stretch of an operation's items (util/threads.c), which follow the
  * batch's sequences, so these are dealt by cost, to and fro: of steps that decode, stretches cost
  * about the same, and what is taken last is short. */
 static void deal_seqs(const struct kvasir_context *c, const struct step_part *parts, uint32_t n) {

@@ -18,7 +18,7 @@
 #ifndef KVASIR_ENGINE_TRACE_H
 #define KVASIR_ENGINE_TRACE_H
 
-#include "base/base.h"
+#include "util/util.h"
 
 enum {
     TRACE_BLOCK_TOKENS = 512,

@@ -11,7 +11,7 @@
 #ifndef KVASIR_QUANT_H
 #define KVASIR_QUANT_H
 
-#include "base/base.h"
+#include "util/util.h"
 
 /* ---- 16-bit floats (half.c) ------------------------------------------------------------ */
 

@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 /* ---- tokenizer (tokenizer.c; tokenizer_internal.h lists its parts) --------------------------- */
 

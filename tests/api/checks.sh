@@ -56,18 +56,18 @@ plant() {
     planted=$((planted + 1))
 }
 
-plant src/base/x.c '^src/base/x.c:2: .*base (0) must not include quant' '#include "quant/quant.h"'
+plant src/util/x.c '^src/util/x.c:2: .*util (0) must not include quant' '#include "quant/quant.h"'
 plant src/quant/x.c '^src/quant/x.c:3: .*must not include text' '' '#include "text/text.h"'
 plant src/backend/cpu/ref/x.c '^src/backend/cpu/ref/x.c:2:' '#include "cache/cache.h"'
 plant src/backend/cpu/x.h '^src/backend/cpu/x.h:2:' '#  include <cache/cache.h>'
-plant src/backend/x.c 'only the front header' '#include "base/hidden.h"'
+plant src/backend/x.c 'only the front header' '#include "util/hidden.h"'
 plant src/cache/x.c 'no \.\.' '#include "../quant/quant.h"'
 plant src/cache/x.c 'must be written out' '#include HEADER'
-plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "base/base.h"'
-plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include <base/base.h>'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "util/util.h"'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include <util/util.h>'
 plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "internal.h"'
 plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "server/internal.h"'
-plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "base/base.h"'
+plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "util/util.h"'
 plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "cli/cli.h"'
 plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "kvasir_text.h"'
 plant src/cache/x.c '^src/cache/x.c:2: .*must not include server' '#include "server/server.h"'

@@ -445,7 +445,7 @@ static void fill_scores(float *p, uint32_t n) {
         p[i] = -INFINITY;
 }
 
-/* exp is held to 2 units in the last place (base.h promises that of m_expf), below 2^-126 to
+/* exp is held to 2 units in the last place (util.h promises that of m_expf), below 2^-126 to
  * 2^-126: tiers may flush what is subnormal. The argument is one float32 subtraction, the same for
  * all. The sum is that of the weights returned: n - 1 additions in any order. */
 static void compare_softmax(const float *x, const float *p, uint32_t n, float max, float sum) {

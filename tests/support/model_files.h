@@ -18,7 +18,7 @@
 
 #include "model/model_internal.h"
 
-#include <cmocka.h> /* behind base.h: it defines a macro `fail` */
+#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
 
 /* ---- files ----------------------------------------------------------------------------------- */
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: our exp, log, tanh, sin and cos against libm (good to an ulp here), errors as text. */
+/* util/: our exp, log, tanh, sin and cos against libm (good to an ulp here), errors as text. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 #include <cmocka.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Losses, divergences and the bench of cache formats, against values worked out another way. */
-#include "base/base.h"
+#include "util/util.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -20,7 +20,7 @@
 
 #include "random_programs.h"
 
-#include <cmocka.h> /* behind base.h: it defines a macro `fail` */
+#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
 
 static kvasir_error err;
 

@@ -18,7 +18,7 @@
 
 #include "quant/quant.h"
 
-#include <cmocka.h> /* behind base.h: it defines a macro `fail` */
+#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
 
 #define COUNT(a)     (sizeof(a) / sizeof *(a))
 #define QUANTIZE_DIR SHARED_DIR "/fixtures/mlx/quantize"

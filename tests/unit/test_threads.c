@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 #include <cmocka.h>
 

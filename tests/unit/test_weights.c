@@ -13,7 +13,7 @@
 
 #include "quant/quant.h"
 
-#include <cmocka.h> /* behind base.h: it defines a macro `fail` */
+#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
 
 enum { MAGIC = 8, RECORDS_MAX = 256 };
 

@@ -16,7 +16,7 @@
 
 #include "text/text.h"
 
-#include <cmocka.h> /* behind base.h: it defines a macro `fail` */
+#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
 
 enum { MEGABYTE = 1 << 20 };
 

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 static double from_bits(uint64_t u) {
     double d;

@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 /* ---- files ----------------------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 double clock_seconds(void) {
     struct timespec t;

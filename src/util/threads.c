@@ -25,7 +25,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 /* Some 20 to 80 microseconds of `pause`: longer than the serial gaps between two runs of a step,
  * short against the time slice that a neighbour on the same core would lose. */

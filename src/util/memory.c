@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 void *mem_alloc(size_t bytes) {
     return malloc(bytes ? bytes : 1);

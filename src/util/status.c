@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 const char *kvasir_status_text(kvasir_status status) {
     switch (status) {

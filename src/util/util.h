@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/: what every folder stands on. Status and errors, memory, files, clock, threads, CPU
+/* util/: what every folder stands on. Status and errors, memory, files, clock, threads, CPU
  * features and machine limits, and the few functions of libm that we do not take from libm.
  *
  * This is the only folder (beside cli/) that may print, read the environment or touch malloc. It
  * knows nothing of models or caches. All functions are safe to call from any thread unless they say
  * otherwise.
  */
-#ifndef KVASIR_BASE_H
-#define KVASIR_BASE_H
+#ifndef KVASIR_UTIL_H
+#define KVASIR_UTIL_H
 
 #include <stdarg.h>
 #include <stdbool.h>

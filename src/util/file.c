@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "util/util.h"
 
 static kvasir_status open_regular(const char *path, int *fd, struct stat *st, kvasir_error *err) {
     *fd = open(path, O_RDONLY | O_CLOEXEC);
