@@ -16,11 +16,11 @@ trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 spdx='/* SPDX-License-Identifier: Apache-2.0 */'
 
-mkdir -p include src/{base,quant,text,backend/cpu/ref,cache,server,cli} tools
+mkdir -p include src/{util,quant,text,backend/cpu/ref,cache,server,cli} tools
 git init -q .
 cp "$SOURCE_DIR/.clang-format" .
 cp "$SOURCE_DIR"/include/*.h include/
-for folder in base quant text backend cache server; do
+for folder in util quant text backend cache server; do
     echo "$spdx" >"src/$folder/$folder.h"
 done
 echo "$spdx" >src/cache/page.h
@@ -63,13 +63,12 @@ plant src/backend/cpu/x.h '^src/backend/cpu/x.h:2:' '#  include <cache/cache.h>'
 plant src/backend/x.c 'only the front header' '#include "util/hidden.h"'
 plant src/cache/x.c 'no \.\.' '#include "../quant/quant.h"'
 plant src/cache/x.c 'must be written out' '#include HEADER'
-plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "util/util.h"'
-plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include <util/util.h>'
-plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "internal.h"'
-plant src/cli/x.c '^src/cli/x.c:2: .*cli uses' '#include "server/internal.h"'
-plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "util/util.h"'
-plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "cli/cli.h"'
-plant src/server/x.c '^src/server/x.c:2: .*server uses' '#include "kvasir_text.h"'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli sees' '#include "quant/quant.h"'
+plant src/cli/x.c '^src/cli/x.c:2: .*cli sees' '#include <engine/engine.h>'
+plant src/cli/x.c '^src/cli/x.c:2: .*only the front' '#include "server/internal.h"'
+plant src/server/x.c '^src/server/x.c:2: .*server sees' '#include "text/text.h"'
+plant src/server/x.c '^src/server/x.c:2: .*must not include cli' '#include "cli/cli.h"'
+plant src/server/x.c '^src/server/x.c:2: .*as a whole' '#include "kvasir_text.h"'
 plant src/cache/x.c '^src/cache/x.c:2: .*must not include server' '#include "server/server.h"'
 mkdir src/misc
 plant src/misc/x.c 'place in the order' 'int x;'
