@@ -7,7 +7,7 @@
  *     `came` -> reasoning | text, shown      <-
  *     Ctrl-C -> kvasir_engine_cancel
  *
- * What of an answer is reasoning is the server's rule (server/answer_syntax.h).
+ * What of an answer is reasoning is the server's rule (api/answer_syntax.h).
  */
 #include "cli/chat_main.h"
 

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "server/bytes.h"
+#include "api/api.h"
 
 /* The text under way. */
 struct page {

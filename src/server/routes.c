@@ -8,11 +8,10 @@
  *
  * Keys are compared in a time that depends on what was sent only.
  */
-#include "server/anthropic.h"
+#include "api/api.h"
 #include "server/page.h"
 #include "server/server_internal.h"
 #include "server/status.h"
-#include "server/text_api.h"
 
 #include <stdio.h>
 #include <strings.h>

@@ -9,7 +9,7 @@
 #ifndef SERVER_H
 #define SERVER_H
 
-#include "server/openai.h"
+#include "api/api.h"
 
 struct server_options {
     const char *host;            /* address to listen on */

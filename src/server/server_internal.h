@@ -9,10 +9,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "server/form.h"
-#include "server/http.h"
+#include "api/api.h"
+#include "http/http.h"
 #include "server/metrics.h"
-#include "server/openai_internal.h"
 #include "server/server.h"
 
 enum { JOB_ID_MAX = 64 };

@@ -12,10 +12,10 @@
 #include <string.h>
 
 #include "../support/byte_tokenizer.h"
+#include "api/anthropic.h"
+#include "api/text_endpoints.h"
 #include "fuzz.h"
-#include "server/anthropic.h"
 #include "server/server.h"
-#include "server/text_api.h"
 
 static const char TEMPLATE[] =
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/answer_syntax.h"
+#include "api/answer_syntax.h"
 
 /* Every syntax, with its usual markers. */
 static const struct answer_syntax ALL[] = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Anthropic's bodies: every field that is read, every one that is refused by its path, what becomes
  * of a chat; answers as bodies and as events, read again as a client would. */
+#include "api/anthropic.h"
 #include "api_checks.h"
-#include "server/anthropic.h"
 
 static const char TEMPLATE[] =
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"

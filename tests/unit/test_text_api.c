@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bodies of /tokenize, /detokenize and /apply-template: in vLLM's words and in llama.cpp's, every
  * one that is refused, and texts through real tokenizers and back. */
+#include "api/text_endpoints.h"
 #include "api_checks.h"
-#include "server/text_api.h"
 
 static const char TEMPLATE[] = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
                                "{% if tools %}T{{ tools | length }}{% endif %}{{ extra }}"

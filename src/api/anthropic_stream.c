@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anthropic_stream.c: a request of /v1/messages as form.h has it: what it is read into is an
  * OpenAI request, and an answer is one choice. */
-#include "server/anthropic.h"
-#include "server/form.h"
-#include "server/openai_internal.h"
+#include "api/anthropic.h"
+#include "api/form.h"
+#include "api/openai_internal.h"
 
 struct stream {
     struct form_context c;

@@ -10,13 +10,13 @@
  *   R3  Nothing here prints, opens files or keeps state between requests. Functions may run on any
  *       thread; one struct is used by one thread at a time.
  */
-#ifndef SERVER_OPENAI_H
-#define SERVER_OPENAI_H
+#ifndef API_OPENAI_H
+#define API_OPENAI_H
 
 #include <jansson.h>
 #include <kvasir.h>
 
-#include "server/answer_syntax.h"
+#include "api/answer_syntax.h"
 
 enum openai_api { OPENAI_CHAT, OPENAI_COMPLETIONS };
 /* By the path of its URL; false: it is none of the two. */
@@ -41,6 +41,10 @@ struct openai_error {
     char param[OPENAI_PATH_MAX]; /* the field's path; "" where no field is to blame */
     char text[640];
 };
+/* Fills *err with "path: why", returns false. path NULL: no field is to blame. */
+bool openai_refuse(struct openai_error *err, const char *path, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+bool openai_no_memory(struct openai_error *err);
 /* What a failed call of the library means to who sent the request. */
 void openai_error_of(struct openai_error *out, const kvasir_error *err);
 /* {"message", "type", "param", "code"}; NULL: out of memory */

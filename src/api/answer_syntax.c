@@ -6,7 +6,7 @@
  * vocabulary has them. The first row that fits counts: the more special stands before what it
  * resembles.
  */
-#include "server/answer_syntax.h"
+#include "api/answer_syntax.h"
 
 #include <stdlib.h>
 #include <string.h>

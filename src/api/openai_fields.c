@@ -5,7 +5,7 @@
  * A missing member and null are the same. A number is in range or refused by its name, so that
  * nothing is left for the engine to find wrong with it.
  */
-#include "server/openai_internal.h"
+#include "api/openai_internal.h"
 
 #include <math.h>
 #include <stdarg.h>

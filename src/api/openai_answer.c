@@ -16,7 +16,7 @@
  * A chat's text goes through its parser here (answer_syntax.h): content, reasoning_content,
  * tool_calls.
  */
-#include "server/openai_internal.h"
+#include "api/openai_internal.h"
 
 #include <math.h>
 #include <stdio.h>

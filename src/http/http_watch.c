@@ -9,7 +9,7 @@
  * before it closes the socket. Events name connections by a number that is never used again, so one
  * that was fetched just before says nothing of the socket's next owner.
  */
-#include "server/http_internal.h"
+#include "http/http_internal.h"
 
 #include <stdlib.h>
 #include <sys/epoll.h>

@@ -14,12 +14,12 @@
  * together they are the prompt. cache_creation_input_tokens is 0: all of a prompt is kept, at no
  * price.
  */
-#ifndef SERVER_ANTHROPIC_H
-#define SERVER_ANTHROPIC_H
+#ifndef API_ANTHROPIC_H
+#define API_ANTHROPIC_H
 
-#include "server/answer_syntax.h"
-#include "server/bytes.h"
-#include "server/openai.h"
+#include "api/answer_syntax.h"
+#include "api/bytes.h"
+#include "api/openai.h"
 
 /* ---- from a body to a request ---------------------------------------------------------------- */
 

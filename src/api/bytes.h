@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bytes.h: bytes that grow. */
-#ifndef SERVER_BYTES_H
-#define SERVER_BYTES_H
+#ifndef API_BYTES_H
+#define API_BYTES_H
 
 #include <stdbool.h>
 #include <stddef.h>

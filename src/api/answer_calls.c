@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/answer_syntax.h"
+#include "api/answer_syntax.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
 

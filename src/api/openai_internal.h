@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of openai.h share. */
-#ifndef SERVER_OPENAI_INTERNAL_H
-#define SERVER_OPENAI_INTERNAL_H
+#ifndef API_OPENAI_INTERNAL_H
+#define API_OPENAI_INTERNAL_H
 
-#include "server/openai.h"
+#include "api/openai.h"
 
-/* Fills *err with "path: why", returns false. path NULL: no field is to blame. */
-bool openai_refuse(struct openai_error *err, const char *path, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-bool openai_no_memory(struct openai_error *err);
 /* The value is of another kind than `wanted`, "a string". */
 bool openai_wrong_type(struct openai_error *err, const char *path, const json_t *value,
                        const char *wanted);

@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/answer_syntax.h"
-#include "server/bytes.h"
+#include "api/answer_syntax.h"
+#include "api/bytes.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text_api.c: text_api.h.
+/* text_endpoints.c: text_endpoints.h.
  *
  *     prompt    BOS unless "add_special_tokens" is false (vLLM)
  *     content   no BOS unless "add_special" is true (llama.cpp)
@@ -8,12 +8,12 @@
  * Control tokens in a text are recognised, as they are in prompts; llama.cpp's "parse_special":
  * false turns that off for "content".
  */
-#include "server/text_api.h"
+#include "api/text_endpoints.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/openai_internal.h"
+#include "api/openai_internal.h"
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 

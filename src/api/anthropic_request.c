@@ -22,8 +22,8 @@
  * Everything that openai_read could find wrong with messages and tools is found here, by
  * Anthropic's names; but for what a template says, and that it cannot go on with a last text.
  */
-#include "server/anthropic.h"
-#include "server/openai_internal.h"
+#include "api/anthropic.h"
+#include "api/openai_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -6,7 +6,7 @@
  * call a tool cannot be had (openai_fields.c refuses it). "parallel_tool_calls": false keeps the
  * first call of an answer.
  */
-#include "server/openai_internal.h"
+#include "api/openai_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What http.c and http_watch.c share. */
-#ifndef SERVER_HTTP_INTERNAL_H
-#define SERVER_HTTP_INTERNAL_H
+#ifndef HTTP_HTTP_INTERNAL_H
+#define HTTP_HTTP_INTERNAL_H
 
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "server/http.h"
+#include "http/http.h"
 
 /* One connection, for the watcher; its list and fields are under watch.mutex. */
 struct conn {

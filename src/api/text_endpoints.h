@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of /tokenize, /detokenize and /apply-template (text_api.c): texts, tokens and templates
- * without an engine. Fields are vLLM's and llama.cpp's; what openai.h says of errors and threads
- * holds here, too. Answers are new; NULL with *err. */
-#ifndef SERVER_TEXT_API_H
-#define SERVER_TEXT_API_H
+/* Bodies of /tokenize, /detokenize and /apply-template: text, tokens and templates without an
+ * engine. Fields are vLLM's and llama.cpp's. What openai.h says of errors and threads holds here
+ * too. Results are new; NULL with *err. */
+#ifndef API_TEXT_ENDPOINTS_H
+#define API_TEXT_ENDPOINTS_H
 
-#include "server/openai.h"
+#include "api/openai.h"
 
 /* {"prompt"} (vLLM), {"content"} (llama.cpp) or a chat, {"messages", ...} (vLLM), to
  * {"tokens", "count", "max_model_len", "token_strs"}; the last is null without

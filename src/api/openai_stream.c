@@ -14,8 +14,8 @@
  */
 #include <stdio.h>
 
-#include "server/form.h"
-#include "server/openai_internal.h"
+#include "api/form.h"
+#include "api/openai_internal.h"
 
 struct stream {
     struct form_context c;

@@ -25,8 +25,8 @@
  *
  * A call may begin within reasoning, which it ends (as in mlx-lm).
  */
-#ifndef SERVER_ANSWER_SYNTAX_H
-#define SERVER_ANSWER_SYNTAX_H
+#ifndef API_ANSWER_SYNTAX_H
+#define API_ANSWER_SYNTAX_H
 
 #include <jansson.h>
 #include <kvasir.h>

@@ -18,7 +18,7 @@
  * (`kvasir cache-prompt`): no BOS; and of a chat, whose first message is the user's going on, what
  * the template writes before that message's text is left out.
  */
-#include "server/openai_internal.h"
+#include "api/openai_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  *
  * Memory of a connection: POOL_BYTES, which bounds its headers, and its body.
  */
-#include "server/http_internal.h"
+#include "http/http_internal.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

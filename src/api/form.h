@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* form.h: how a request of some API is read and its answers are written, behind one interface:
  * OpenAI's (openai_stream.c) and Anthropic's (anthropic_stream.c). */
-#ifndef SERVER_FORM_H
-#define SERVER_FORM_H
+#ifndef API_FORM_H
+#define API_FORM_H
 
-#include "server/bytes.h"
-#include "server/openai.h"
+#include "api/bytes.h"
+#include "api/openai.h"
 
 /* What a stream of one request needs; borrowed. */
 struct form_context {

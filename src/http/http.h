@@ -16,8 +16,8 @@
  *   H3  done is the last that is heard of a call; http_wake is not allowed once it has returned.
  *   H4  A client that closes its side is gone, whether the connection rests or not.
  */
-#ifndef SERVER_HTTP_H
-#define SERVER_HTTP_H
+#ifndef HTTP_HTTP_H
+#define HTTP_HTTP_H
 
 #include <assert.h>
 #include <stdbool.h>

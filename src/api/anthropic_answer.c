@@ -12,7 +12,7 @@
  * stop_reason: max_tokens where the answer was cut; else tool_use where a tool is called; else
  * stop_sequence, with the text, where one ended it; else end_turn.
  */
-#include "server/anthropic.h"
+#include "api/anthropic.h"
 
 #include <string.h>
 
