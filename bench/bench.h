@@ -38,7 +38,7 @@ static inline int32_t random_token(uint32_t vocab) {
 }
 
 static inline uint8_t *page_at(const struct kv_view *v, uint32_t number) {
-    return (uint8_t *)v->arena + (size_t)v->pages[kv_view_index(v, number)].addr * PAGE_ADDR_UNIT;
+    return backend_cpu_arena_bytes(v->arena) + page_offset(v->pages[kv_view_index(v, number)].addr);
 }
 
 /* Grows a sequence to `depth` by copies of the pages of another one's SEED_TOKENS tokens (or its

@@ -18,6 +18,7 @@
 
 #include <semaphore.h>
 
+#include "backend/null/null.h"
 #include "engine/scheduler.h"
 
 #define MODEL "../shared/models/stories260K/stories260K-f32.gguf"
@@ -186,11 +187,12 @@ static void bench_steps(void) {
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
-kvasir_status __wrap_backend_cpu_create(struct backend **out, const struct backend_options *options,
-                                        kvasir_error *e);
+kvasir_status __wrap_backend_cpu_create(struct backend **out,
+                                        const struct backend_cpu_options *options, kvasir_error *e);
 const float *__wrap_model_forward(struct model_run *run, const struct batch *batch);
 
-kvasir_status __wrap_backend_cpu_create(struct backend **out, const struct backend_options *options,
+kvasir_status __wrap_backend_cpu_create(struct backend **out,
+                                        const struct backend_cpu_options *options,
                                         kvasir_error *e) {
     (void)options;
     return backend_null_create(out, e);

@@ -8,7 +8,8 @@
 #   lab 6    http 6   api 6    server 7   cli 8
 #
 # A folder includes folders of lower numbers only, and of another folder only FOLDER/FOLDER.h;
-# below src/backend/ everything counts as backend. http, api, server and cli use the library as any
+# below src/backend/ everything counts as backend, whose folders have a header of their own, X/X.h,
+# that creates one. http, api, server and cli use the library as any
 # program does, through <kvasir.h>: of its folders they see util/ alone, and each other by number.
 # cli sees lab/, too.
 #
@@ -33,6 +34,10 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
     function beyond_wall(own, folder) {
         return own in user && !(folder in user) && folder != "util" &&
                !(own == "cli" && folder == "lab")
+    }
+    # Where one of the backends is created: backend/cpu/cpu.h, ...
+    function creates_backend(header,  part) {
+        return split(header, part, "/") == 3 && part[1] == "backend" && part[3] == part[2] ".h"
     }
     function bad(why) {
         printf "%s:%d: %s: %s\n", FILENAME, FNR, header, why
@@ -75,7 +80,7 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
             next
         else if (level[folder] >= level[own])
             bad(own " (" level[own] ") must not include " folder " (" level[folder] ")")
-        else if (header != folder "/" folder ".h")
+        else if (header != folder "/" folder ".h" && !creates_backend(header))
             bad("only the front header " folder "/" folder ".h may be included from " own)
     }
     END { exit broken }

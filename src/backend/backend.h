@@ -1,13 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backend/: the contract between the engine and a device.
  *
- * A step of the model is a list of operations enqueued on a backend: each call below records (or,
- * on the CPU, runs) one operation and returns nothing. Nothing comes back to the host until
- * backend_read. So a GPU fits behind the same calls: they become kernel launches of one stream or
- * nodes of one graph. Everything an operation needs is in its arguments: plain data, no callbacks,
- * no pointers into the cache's own structures.
+ * A backend is a table of operations (struct backend_ops) and plain data. cpu/cpu.h, null/null.h
+ * and cuda/cuda.h each declare how one is created; after that every call goes through the table.
  *
- * Invariants every backend keeps (I1 of DESIGN.md):
+ * A step of the model is a list of operations that are enqueued: a call records (or, on the CPU,
+ * runs) one operation and returns nothing. Nothing comes back to the host until backend_read. So a
+ * call may become a kernel launch of one stream. Everything that an operation needs is in its
+ * arguments: plain data, no callbacks, no pointers into the cache's own structures.
+ *
+ *     memory          who owns it                       how the host names it
+ *     buffers         backend_alloc, backend_upload     device pointers (float *), never followed
+ *     weights         backend_weight_put                struct backend_weight *
+ *     pages, states   the arena (backend_arena_create)  struct backend_arena * and a byte offset;
+ *                                                       a page's address counts units of 4 KiB
+ *
+ * Only a backend turns a handle and an offset into an address. page_tile gives the offset of a tile;
+ * nobody else computes it.
+ *
+ * Errors stick. After the first error of a device nothing runs any more, reads give zeros, and
+ * backend_flush and every read return that error. Enqueueing never reports one.
+ *
+ * Invariants that every backend keeps (same tokens, whatever the cache did):
  *   B1  The result of a row depends on that row, its weights and the cache bytes it sees: never on
  *       the other rows of the step, on how a prompt was cut into steps, on the number of threads.
  *   B2  K and V of new tokens are stored before any attention of that layer runs, and attention
@@ -17,23 +31,26 @@
  *   B4  Attention reduces over runs of a fixed length at absolute positions (RUN_TOKENS on CPUs),
  *       merged in order of position.
  *
- * Buffers are device memory: from backend_alloc, or constants from backend_upload; on the CPU they
- * are ordinary pointers. Matrices are row-major, a row is a token. `float *x [rows][dim]` is dense.
+ * Matrices are row-major, a row is a token. `float *x [rows][dim]` is dense.
  */
 #ifndef KVASIR_BACKEND_H
 #define KVASIR_BACKEND_H
 
-#include "quant/quant.h"
-#include "util/util.h"
+#include "backend/shapes.h"
+
+#ifdef __CUDACC__
+#define BACKEND_DEVICE __host__ __device__
+#else
+#define BACKEND_DEVICE
+#endif
 
 struct backend;
+struct backend_weight; /* a matrix in a backend's own form */
+struct backend_arena;  /* the memory that pages and states live in */
 
 enum {
-    /* attention run: maxima, sums and weights are computed per run, runs merged in order */
-    RUN_TOKENS = 512,
-    PAGE_ADDR_UNIT = 4096, /* a page's address counts these from the arena's base */
-    HEAD_DIM_MAX = 512,
-    GQA_MAX = 16, /* query heads a KV head may serve */
+    PAGE_ADDR_UNIT = 4096,  /* a page's address counts these from the arena's start */
+    BACKEND_GROUPS_MAX = 8, /* layer groups of a model */
 };
 
 /* ---- plain data that cache/ hands to the backend --------------------------------------------- */
@@ -53,9 +70,25 @@ struct page_layout {
 void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
                       struct kv_format k, struct kv_format v);
 
+/* Byte offset of an address in the arena. */
+static inline BACKEND_DEVICE size_t page_offset(uint32_t addr) {
+    return (size_t)addr * PAGE_ADDR_UNIT;
+}
+/* Byte offset of a tile from the start of its page. The one place that computes it: a backend whose
+ * kernels have a layout of their own (CUDA) passes the same three sizes. */
+static inline BACKEND_DEVICE size_t page_tile_at(uint32_t layer_bytes, uint32_t head_bytes,
+                                                 uint32_t k_bytes, uint32_t layer, uint32_t head,
+                                                 enum tile_kind part) {
+    return (size_t)layer * layer_bytes + (size_t)head * head_bytes + (part == TILE_V ? k_bytes : 0);
+}
+static inline size_t page_tile(const struct page_layout *l, uint32_t layer, uint32_t head,
+                               enum tile_kind part) {
+    return page_tile_at(l->layer_bytes, l->head_bytes, l->k.bytes, layer, head, part);
+}
+
 /* One entry of a sequence's page table. */
 struct kv_page {
-    uint32_t addr;   /* arena base + addr * PAGE_ADDR_UNIT */
+    uint32_t addr;   /* of the arena, in units of PAGE_ADDR_UNIT */
     uint16_t layout; /* index into kv_view.layouts: the format belongs to the page */
     uint16_t reserved;
 };
@@ -97,7 +130,7 @@ void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, u
  *     pages[]:  0 .. kept-1 |               kept ..................... n-1
  */
 struct kv_view {
-    const uint8_t *arena;
+    struct backend_arena *arena;
     const struct page_layout *layouts; /* of this layer group; all have its heads and head_dim */
     /* Of this layer group, the same for all sequences; NULL where no layout is centred. */
     const struct key_centre *centre;
@@ -121,7 +154,7 @@ static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
  * a layer has, and where, is the model's business: operations take the byte at which theirs
  * begins (a multiple of 64). */
 struct state_view {
-    const uint8_t *arena;
+    struct backend_arena *arena;
     uint32_t addr; /* in units of PAGE_ADDR_UNIT */
 };
 
@@ -145,106 +178,36 @@ struct batch {
     const uint32_t *logit_rows; /* [n_logit_rows], rising */
 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* A page whose rows are decoded, and encoded into another page in another layout. */
+struct page_conversion {
+    const struct page_layout *from, *to; /* same layers, heads and head_dim */
+    uint32_t from_addr, to_addr;         /* different pages; the target is all zeros */
+    const struct key_centre *centre;     /* NULL: neither layout is centred */
+    uint32_t position, rows;             /* of the page's first row; rows that it holds */
+};
+/* The definition, between pages in host memory: what the operation of the same name does. Row by row
+ * through quant/, so the new bytes are a function of the old ones alone; between a centred K tile
+ * and one that is not, rope(c, t) of the row's position is put back or taken off. A tile whose
+ * format stays is copied. */
+void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
 
-struct backend_options {
-    int threads;        /* 0: one per core */
-    enum cpu_tier tier; /* at most this one; CPU_TIER_COUNT: the best this machine has */
-    /* 8 or 16: planes that activations are rounded to before a product with quantized weights */
-    int act_bits;
+/* ---- experts and recurrent layers ------------------------------------------------------------ */
+
+struct expert {
+    const struct backend_weight *gate,
+        *up;                           /* [expert_dim][dim]; up NULL: rows of gate are gate, up in
+                                          turn */
+    const struct backend_weight *down; /* [dim][expert_dim] */
+};
+struct expert_layer {
+    uint32_t n, top_k;                            /* top_k <= n */
+    const struct expert *experts;                 /* [n], host memory that stays as it is */
+    const float *gate_bias, *up_bias, *down_bias; /* [n][outputs of the matrix]; NULL: none */
+    const float *scale; /* [n]: factor of an expert's weight; NULL: ones */
+    enum gate_kind gate;
+    bool normalize; /* weights are softmax over the chosen, not over all */
 };
 
-kvasir_status backend_cpu_create(struct backend **out, const struct backend_options *opt,
-                                 kvasir_error *err) MUST_CHECK;
-/* A backend for simulations: pages of its arena have addresses and no bytes. What is written or
- * copied there is lost, what is read is zeros. No operation may be called. */
-kvasir_status backend_null_create(struct backend **out, kvasir_error *err) MUST_CHECK;
-void backend_destroy(struct backend *b);
-const char *backend_tier(const struct backend *b);
-int backend_threads(const struct backend *b);
-/* The most that operations will be asked for. */
-struct backend_limits {
-    uint32_t rows;     /* of a step */
-    uint32_t dim;      /* inputs of a product */
-    uint32_t head_dim; /* of attention */
-    /* of op_experts; 0: it is never called */
-    uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down product */
-};
-/* Scratch for these: called once at start-up, so that no operation allocates (I6). */
-kvasir_status backend_reserve(struct backend *b, const struct backend_limits *limits,
-                              kvasir_error *err) MUST_CHECK;
-
-/* Tables for a layer group's centred keys, after backend_reserve and before any operation sees a
- * view with this centre. The centre is borrowed for the backend's life. */
-kvasir_status backend_reserve_centre(struct backend *b, const struct key_centre *c,
-                                     kvasir_error *err) MUST_CHECK;
-
-void *backend_alloc(struct backend *b, size_t bytes) MUST_CHECK;
-void backend_free(struct backend *b, void *p);
-/* Constants that operations read as buffers: gains, biases. Returns device memory that holds what
- * the host memory holds now: a copy, or, where the device reads host memory, that memory itself, so
- * the caller keeps it unchanged until backend_upload_free. Made when a run is created. NULL: no
- * memory is left. */
-const void *backend_upload(struct backend *b, const void *host, size_t bytes) MUST_CHECK;
-/* What backend_upload returned, or NULL; the host memory stays the caller's. */
-void backend_upload_free(struct backend *b, const void *device);
-/* Waits for everything enqueued and copies to host memory. */
-void backend_read(struct backend *b, void *host, const void *device, size_t bytes);
-/* The other way, in order with everything enqueued: what `host` holds now. */
-void backend_write(struct backend *b, void *device, const void *host, size_t bytes);
-
-/* The arena that pages live in: address space now, memory when a page is taken. */
-void *backend_arena_reserve(struct backend *b, size_t bytes) MUST_CHECK;
-void backend_arena_unreserve(struct backend *b, void *arena, size_t bytes);
-/* gives memory back; reads as zeros after */
-void backend_arena_release(struct backend *b, void *at, size_t bytes);
-/* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there yet, or
- * not since it was released; a host's memory is zero then, and comes when it is touched. */
-void backend_arena_take(struct backend *b, void *at, size_t bytes, bool fresh);
-void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes);
-/* Address space that a page takes: its bytes, or one unit where pages have none (null backend). */
-size_t backend_page_extent(const struct backend *b, size_t page_bytes);
-
-/* Order. Everything below, and backend_arena_take, _copy and _release, happens in the order of the
- * calls. Host arguments (struct batch and all it points to, tokens, positions, inv_freq, arrays of
- * pointers, struct weight) are consumed before a call returns: the caller may change or free them
- * at once; only what a weight points to stays where it is. Every batch has at least one sequence
- * and every sequence at least one row. A backend whose memory is not the host's copies weights when
- * a run is created; on the CPU they are used where they are mapped. Gains and biases come from
- * backend_upload.
- */
-
-/* Before the operations of a step, once: the batch that op_kv_store and op_attention are called
- * with until the next step begins, whose tables a device takes here in one copy. batch->views is
- * [groups][n_seqs], groups the model's layer groups. */
-void backend_step_begin(struct backend *b, const struct batch *batch, uint32_t groups);
-
-/* ---- operations ------------------------------------------------------------------------------ */
-
-/* y[row] = weight row tokens[row], in float32. */
-void op_embed(struct backend *b, const struct weight *w, const int32_t *tokens, uint32_t rows,
-              float *y);
-/* y = x / sqrt(mean(x^2) + eps) * gain, over each `dim` values; x is [rows][dim]; y may be x. gain
- * is [dim] float32; NULL: ones. */
-void op_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows, uint32_t dim,
-                 float eps, float *y);
-/* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x [rows][k],
- * y[i] [rows][w[i]->n]. Activations are rounded once for all of them where a weight's type asks for
- * it. count <= 4. */
-void op_product(struct backend *b, const float *x, uint32_t rows, const struct weight *const *w,
-                const float *const *bias, float *const *y, uint32_t count);
-/* cos, sin of pos[row] * inv_freq[i] as float32, [rows][n]; inv_freq is host memory, [n]. */
-void op_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
-                   uint32_t n, float scale, float *cos_out, float *sin_out);
-/* Rotates x [rows][heads][head_dim] in place: the first 2*n dims of each head. Pairs are (i, i + n)
- * in the result; `adjacent` says that the input holds them as (2i, 2i+1), as GGUF's llama arch
- * orders the rows of wq and wk. */
-void op_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
-             const float *cos_in, const float *sin_in, uint32_t n, bool adjacent);
-/* Encodes K and V of every row of the batch into its page. k, v: [rows][kv_heads][head_dim]. layer
- * counts inside the group; views is this group's [n_seqs]. */
-void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
-                 uint32_t layer, const float *k, const float *v);
 struct attention_args {
     uint32_t heads; /* query heads */
     float scale;
@@ -252,91 +215,273 @@ struct attention_args {
     const float
         *sinks; /* [heads]: one more score in each head's softmax, of no value; NULL: none */
 };
-/* out[row][head] = softmax(scale * q . K) V over what the row sees.
- * q, out: [rows][heads][head_dim]. */
-void op_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
-                  uint32_t layer, const float *q, const struct attention_args *args, float *out);
 
-/* What a gate does to its input x before it is multiplied. */
-enum gate_kind {
-    GATE_NONE,      /* x */
-    GATE_SILU,      /* x sigmoid(x) */
-    GATE_GELU_TANH, /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
-    GATE_SIGMOID,
-    /* gpt_oss: x = min(x, 7), x sigmoid(1.702 x), times clamp(up, -7, 7) + 1 */
-    GATE_SWIGLU_CLAMPED,
-    GATE_KINDS
-};
-/* y = gated(gate) * up, elementwise over n values; y may be gate or up. */
-void op_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
-                 size_t n, float *y);
-/* x += scale * y */
-void op_add(struct backend *b, float *x, const float *y, float scale, size_t n);
-/* x *= scale */
-void op_scale(struct backend *b, float *x, float scale, size_t n);
-/* x[row] *= sigmoid(gate[row]); x is [rows][dim]. */
-void op_gate_rows(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim);
-/* x = cap * tanh(x / cap) */
-void op_softcap(struct backend *b, float *x, float cap, size_t n);
-/* Blocks of n values from one place to another that does not overlap it:
- * to[row * to_row + block * to_block + i] = from[row * from_row + block * from_block + i]. */
 struct block_strides {
     uint32_t row, block; /* in values */
 };
-void op_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n, const float *from,
-                  struct block_strides from_strides, float *to, struct block_strides to_strides);
-/* ---- experts ---- */
 
-struct expert {
-    const struct weight *gate,
-        *up;                   /* [expert_dim][dim]; up NULL: rows of gate are gate, up in turn */
-    const struct weight *down; /* [dim][expert_dim] */
-};
-struct expert_layer {
-    uint32_t n, top_k;            /* top_k <= n */
-    const struct expert *experts; /* [n], host memory; stays where it is, as what it points to */
-    const float *gate_bias, *up_bias, *down_bias; /* [n][outputs of the matrix]; NULL: none */
-    const float *scale; /* [n]: factor of an expert's weight; NULL: ones */
-    enum gate_kind gate;
-    bool normalize; /* weights are softmax over the chosen, not over all */
-};
-/* Each row goes through the top_k experts of its largest logits (of equal ones the lower number):
- *     y[row] = sum of  w_e * down_e(gated(gate_e x) * up_e x)  in falling order of logits,
- * w = softmax(logits[row]) times scale. logits: [rows][n], of the router. An expert's matrices are
- * read once for all rows that chose it. y may not be x. */
-void op_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
-                const struct expert_layer *layer, float *y);
-
-/* ---- recurrent layers ----
- *
- * Rows of a sequence go in order of position, one by one, also where a step has many (I1). `at`:
- * byte of the record where the layer's state begins. */
-
-/* y[row][c] = sum over j < width of w[j][c] * x[row - (width - 1) + j][c], in order of j, then silu
- * where asked for. Inputs before the step's first row of a sequence are the state,
- * float32 [width - 1][channels], oldest first. w: [width][channels]. y may be x. */
-void op_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
-                   const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
-
-/* The gated delta rule. A value head h has the key head h / (value_heads / key_heads), or where
- * keys_cycle h % key_heads, and the state S, float32 [value_heads][key_dim][value_dim]:
- *     q = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim),  k = k / sqrt(sum k^2 + 1e-6)
- *     S = S * exp(-rate[h] * softplus(a + bias[h]))
- *     S = S + k (sigmoid(beta) (v - S^T k))^T
- *     y = S^T q
- * key_dim is at most HEAD_DIM_MAX.
- * qkv: [rows][q: key_heads * key_dim | k: the same | v: value_heads * value_dim]
- * beta, a: [rows][value_heads];  rate, bias: [value_heads];  y: [rows][value_heads][value_dim] */
 struct delta_layer {
     uint32_t key_heads, value_heads, key_dim, value_dim;
     const float *rate, *bias;
     bool keys_cycle;
 };
-void op_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
-                   const float *beta, const float *a, const struct delta_layer *layer, float *y);
 
-/* y[i] = x[index[i]], rows of dim. */
-void op_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
-                    uint32_t dim, float *y);
+/* ---- what a backend is asked for, and what it can do ----------------------------------------- */
+
+/* The most that operations will be asked for. */
+struct backend_limits {
+    uint32_t rows;     /* of a step */
+    uint32_t seqs;     /* of a step; 0: as many as rows */
+    uint32_t dim;      /* inputs of a product */
+    uint32_t head_dim; /* of attention */
+    /* of op_experts; 0: it is never called */
+    uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down product */
+    /* What tables of a step need on a device; the CPU reads none of it. */
+    uint64_t pages;  /* entries of all page tables of one layer group in a step */
+    uint32_t groups; /* layer groups */
+    struct backend_group {
+        uint32_t heads, kv_heads, head_dim; /* heads: query heads */
+    } group[BACKEND_GROUPS_MAX];
+};
+
+/* What a backend is and can do. Constant for its life. */
+struct backend_info {
+    char name[96];    /* for people: "NVIDIA H200, sm_90, 132 SMs" */
+    const char *tier; /* of its kernels: "avx2", "sm_90" */
+    uint32_t
+        threads; /* that take an operation's items, in order of a batch's sequences; 1: others */
+    uint32_t rows_good;    /* a step of more rows is no faster per row */
+    uint32_t rows_max;     /* of a step */
+    uint32_t logit_rows;   /* rows that the head multiplies at a time */
+    uint64_t memory_bytes; /* free memory of the device; 0: it uses the host's */
+    /* Rows that steps are made for, rising: others cost as much as the next of these. None: any. */
+    const uint32_t *buckets;
+    uint32_t n_buckets;
+    bool pages_without_bytes; /* each page takes one unit of the arena, whatever its size */
+};
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+/* Order: everything that is enqueued, and arena_take, _copy, _write and _release, happens in the
+ * order of the calls. Host arguments (struct batch and all it points to, tokens, positions,
+ * inv_freq, arrays of pointers) are consumed before a call returns: the caller may change or free
+ * them at once. Every batch has at least one sequence and every sequence at least one row. Gains and
+ * biases are buffers, from upload.
+ *
+ * One thread calls. After `reserve`, and once weights and arena are there, nothing allocates on the
+ * host (I6).
+ *
+ * The members up to step_begin are never NULL. An operation below it is NULL when the backend lacks
+ * it (backend_absent): model_run_create refuses a model on such a backend. */
+struct backend_ops {
+    /* ---- life ---- */
+    void (*destroy)(struct backend *b); /* frees b; weights and arenas went before */
+    void (*info)(const struct backend *b, struct backend_info *out);
+    /* Scratch for these: called once, before any operation, so that no operation allocates. */
+    kvasir_status (*reserve)(struct backend *b, const struct backend_limits *limits,
+                             kvasir_error *err) MUST_CHECK;
+    /* Tables for a layer group's centred keys, after reserve and before any operation sees a view
+     * with this centre. The centre is borrowed for the backend's life. */
+    kvasir_status (*reserve_centre)(struct backend *b, const struct key_centre *c,
+                                    kvasir_error *err) MUST_CHECK;
+    /* KVASIR_ERR_UNSUPPORTED, naming the format, when pages of this layout cannot be used. */
+    kvasir_status (*check_layout)(const struct backend *b, const struct page_layout *l,
+                                  kvasir_error *err) MUST_CHECK;
+    /* Waits for everything enqueued; the first error so far. */
+    kvasir_status (*flush)(struct backend *b, kvasir_error *err) MUST_CHECK;
+
+    /* ---- buffers ---- */
+    void *(*alloc)(struct backend *b, size_t bytes)MUST_CHECK; /* NULL: no memory is left */
+    void (*free)(struct backend *b, void *p);
+    /* Constants that operations read as buffers. Returns device memory that holds what the host
+     * memory holds now: a copy, or, if the device reads host memory, that memory itself, so the
+     * caller keeps it unchanged until upload_free. NULL: no memory is left. */
+    const void *(*upload)(struct backend *b, const void *host, size_t bytes);
+    void (*upload_free)(struct backend *b, const void *device);
+    /* Waits for everything enqueued and copies to host memory: zeros after an error. */
+    kvasir_status (*read)(struct backend *b, void *host, const void *device, size_t bytes,
+                          kvasir_error *err) MUST_CHECK;
+    /* The other way, in order with everything enqueued: what `host` holds now. */
+    void (*write)(struct backend *b, void *device, const void *host, size_t bytes);
+
+    /* ---- weights ---- */
+    /* A matrix as the products read it: on the CPU the mapped one, on a device a repacked copy. *w
+     * and what it points to stay as they are until weight_drop. KVASIR_ERR_UNSUPPORTED: products of
+     * this type are missing. */
+    kvasir_status (*weight_put)(struct backend *b, const struct weight *w,
+                                const struct backend_weight **out, kvasir_error *err) MUST_CHECK;
+    void (*weight_drop)(struct backend *b, const struct backend_weight *w); /* or NULL */
+
+    /* ---- the arena: address space now, memory when a page is taken ---- */
+    struct backend_arena *(*arena_create)(struct backend *b, size_t bytes); /* NULL: no space */
+    void (*arena_destroy)(struct backend *b, struct backend_arena *a);
+    /* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there yet,
+     * or not since it was released; a host's memory is zero then, and comes when it is touched. */
+    void (*arena_take)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
+                       bool fresh);
+    /* Gives memory back; reads as zeros after. */
+    void (*arena_release)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
+    void (*arena_copy)(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
+                       size_t bytes);
+    /* As read and write; `at` is a byte offset (page_offset, page_tile). */
+    kvasir_status (*arena_read)(struct backend *b, const struct backend_arena *a, size_t at,
+                                void *host, size_t bytes, kvasir_error *err) MUST_CHECK;
+    void (*arena_write)(struct backend *b, struct backend_arena *a, size_t at, const void *host,
+                        size_t bytes);
+    void (*page_convert)(struct backend *b, struct backend_arena *a,
+                         const struct page_conversion *c);
+
+    /* ---- a step ---- */
+    /* Before the operations of a step, once: the batch that kv_store, attention, short_conv and
+     * delta_rule are called with until the next step begins, whose tables a device takes here in one
+     * copy. batch->views is [groups][n_seqs], groups the model's layer groups. A batch that the
+     * backend cannot run is an error that sticks. */
+    void (*step_begin)(struct backend *b, const struct batch *batch, uint32_t groups);
+
+    /* ---- operations: BACKEND_OPERATIONS lists them ---- */
+    /* y[row] = weight row tokens[row], in float32. */
+    void (*embed)(struct backend *b, const struct backend_weight *w, const int32_t *tokens,
+                  uint32_t rows, float *y);
+    /* y = x / sqrt(mean(x^2) + eps) * gain, over each `dim` values; x is [rows][dim]; y may be x.
+     * gain is [dim] float32; NULL: ones. */
+    void (*rms_norm)(struct backend *b, const float *x, const float *gain, uint32_t rows,
+                     uint32_t dim, float eps, float *y);
+    /* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x [rows][k],
+     * y[i] [rows][outputs of w[i]]. Activations are rounded once for all of them if a weight's type
+     * asks for it. count <= PRODUCTS_MAX. */
+    void (*product)(struct backend *b, const float *x, uint32_t rows,
+                    const struct backend_weight *const *w, const float *const *bias,
+                    float *const *y, uint32_t count);
+    /* cos, sin of pos[row] * inv_freq[i] as float32, [rows][n]; inv_freq is host memory, [n]. */
+    void (*rope_table)(struct backend *b, const uint32_t *pos, uint32_t rows,
+                       const double *inv_freq, uint32_t n, float scale, float *cos_out,
+                       float *sin_out);
+    /* Rotates x [rows][heads][head_dim] in place: the first 2*n dims of each head. Pairs are
+     * (i, i + n) in the result; `adjacent` says that the input holds them as (2i, 2i+1), as GGUF's
+     * llama arch orders the rows of wq and wk. */
+    void (*rope)(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
+                 const float *cos_in, const float *sin_in, uint32_t n, bool adjacent);
+    /* Encodes K and V of every row of the batch into its page. k, v: [rows][kv_heads][head_dim].
+     * layer counts inside the group; views is this group's [n_seqs]. */
+    void (*kv_store)(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                     uint32_t layer, const float *k, const float *v);
+    /* out[row][head] = softmax(scale * q . K) V over what the row sees.
+     * q, out: [rows][heads][head_dim]. */
+    void (*attention)(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                      uint32_t layer, const float *q, const struct attention_args *args,
+                      float *out);
+    /* y = gated(gate) * up, elementwise over n values; y may be gate or up. */
+    void (*gate_mul)(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
+                     size_t n, float *y);
+    void (*add)(struct backend *b, float *x, const float *y, float scale,
+                size_t n);                                             /* x += scale y */
+    void (*scale)(struct backend *b, float *x, float scale, size_t n); /* x *= scale */
+    /* x[row] *= sigmoid(gate[row]); x is [rows][dim]. */
+    void (*gate_rows)(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim);
+    void (*softcap)(struct backend *b, float *x, float cap, size_t n); /* x = cap tanh(x / cap) */
+    /* Blocks of n values from one place to another that does not overlap it:
+     * to[row * to_row + block * to_block + i] = from[row * from_row + block * from_block + i]. */
+    void (*rearrange)(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n,
+                      const float *from, struct block_strides from_strides, float *to,
+                      struct block_strides to_strides);
+    /* y[i] = x[index[i]], rows of dim. */
+    void (*gather_rows)(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
+                        uint32_t dim, float *y);
+    /* Each row goes through the top_k experts of its largest logits (of equal ones the lower
+     * number):
+     *     y[row] = sum of  w_e * down_e(gated(gate_e x) * up_e x)  in falling order of logits,
+     * w = softmax(logits[row]) times scale. logits: [rows][n], of the router. An expert's matrices
+     * are read once for all rows that chose it. y may not be x. */
+    void (*experts)(struct backend *b, const float *x, uint32_t rows, const float *logits,
+                    const struct expert_layer *layer, float *y);
+
+    /* Recurrent layers: rows of a sequence go in order of position, one by one, also when a step
+     * has many (I1). `at`: byte of the record where the layer's state begins. */
+
+    /* y[row][c] = sum over j < width of w[j][c] * x[row - (width - 1) + j][c], in order of j, then
+     * silu if asked for. Inputs before the step's first row of a sequence are the state,
+     * float32 [width - 1][channels], oldest first. w: [width][channels]. y may be x. */
+    void (*short_conv)(struct backend *b, const struct batch *batch, size_t at, const float *x,
+                       const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
+    /* The gated delta rule. A value head h has the key head h / (value_heads / key_heads), or if
+     * keys_cycle h % key_heads, and the state S, float32 [value_heads][key_dim][value_dim]:
+     *     q = q / sqrt(sum q^2 + 1e-6) / sqrt(key_dim),  k = k / sqrt(sum k^2 + 1e-6)
+     *     S = S * exp(-rate[h] * softplus(a + bias[h]))
+     *     S = S + k (sigmoid(beta) (v - S^T k))^T
+     *     y = S^T q
+     * key_dim is at most HEAD_DIM_MAX.
+     * qkv: [rows][q: key_heads * key_dim | k: the same | v: value_heads * value_dim]
+     * beta, a: [rows][value_heads];  rate, bias: [value_heads];  y: [rows][value_heads][value_dim] */
+    void (*delta_rule)(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
+                       const float *beta, const float *a, const struct delta_layer *layer,
+                       float *y);
+};
+
+enum { PRODUCTS_MAX = 4 }; /* products of one input */
+
+/* Each backend's own struct begins with this one. */
+struct backend {
+    const struct backend_ops *ops;
+};
+
+#define BACKEND_OPERATIONS(X)                                                                      \
+    X(embed)                                                                                       \
+    X(rms_norm)                                                                                    \
+    X(product)                                                                                     \
+    X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul) X(add) X(scale) X(gate_rows)        \
+        X(softcap) X(rearrange) X(gather_rows) X(experts) X(short_conv) X(delta_rule)
+
+/* The i-th operation that b lacks; NULL: there are not so many. */
+const char *backend_absent(const struct backend *b, uint32_t i);
+
+/* ---- calls through the table: what they mean stands there ------------------------------------ */
+
+static inline void backend_destroy(struct backend *b) { /* or NULL */
+    if (b)
+        b->ops->destroy(b);
+}
+
+#define BACKEND_CALL(name, b, ...) ((b)->ops->name((b), __VA_ARGS__))
+
+#define backend_info(b, ...)           BACKEND_CALL(info, b, __VA_ARGS__)
+#define backend_reserve(b, ...)        BACKEND_CALL(reserve, b, __VA_ARGS__)
+#define backend_reserve_centre(b, ...) BACKEND_CALL(reserve_centre, b, __VA_ARGS__)
+#define backend_check_layout(b, ...)   BACKEND_CALL(check_layout, b, __VA_ARGS__)
+#define backend_flush(b, ...)          BACKEND_CALL(flush, b, __VA_ARGS__)
+#define backend_alloc(b, ...)          BACKEND_CALL(alloc, b, __VA_ARGS__)
+#define backend_free(b, ...)           BACKEND_CALL(free, b, __VA_ARGS__)
+#define backend_upload(b, ...)         BACKEND_CALL(upload, b, __VA_ARGS__)
+#define backend_upload_free(b, ...)    BACKEND_CALL(upload_free, b, __VA_ARGS__)
+#define backend_read(b, ...)           BACKEND_CALL(read, b, __VA_ARGS__)
+#define backend_write(b, ...)          BACKEND_CALL(write, b, __VA_ARGS__)
+#define backend_weight_put(b, ...)     BACKEND_CALL(weight_put, b, __VA_ARGS__)
+#define backend_weight_drop(b, ...)    BACKEND_CALL(weight_drop, b, __VA_ARGS__)
+#define backend_arena_create(b, ...)   BACKEND_CALL(arena_create, b, __VA_ARGS__)
+#define backend_arena_destroy(b, ...)  BACKEND_CALL(arena_destroy, b, __VA_ARGS__)
+#define backend_arena_take(b, ...)     BACKEND_CALL(arena_take, b, __VA_ARGS__)
+#define backend_arena_release(b, ...)  BACKEND_CALL(arena_release, b, __VA_ARGS__)
+#define backend_arena_copy(b, ...)     BACKEND_CALL(arena_copy, b, __VA_ARGS__)
+#define backend_arena_read(b, ...)     BACKEND_CALL(arena_read, b, __VA_ARGS__)
+#define backend_arena_write(b, ...)    BACKEND_CALL(arena_write, b, __VA_ARGS__)
+#define backend_page_convert(b, ...)   BACKEND_CALL(page_convert, b, __VA_ARGS__)
+#define backend_step_begin(b, ...)     BACKEND_CALL(step_begin, b, __VA_ARGS__)
+
+#define op_embed(b, ...)       BACKEND_CALL(embed, b, __VA_ARGS__)
+#define op_rms_norm(b, ...)    BACKEND_CALL(rms_norm, b, __VA_ARGS__)
+#define op_product(b, ...)     BACKEND_CALL(product, b, __VA_ARGS__)
+#define op_rope_table(b, ...)  BACKEND_CALL(rope_table, b, __VA_ARGS__)
+#define op_rope(b, ...)        BACKEND_CALL(rope, b, __VA_ARGS__)
+#define op_kv_store(b, ...)    BACKEND_CALL(kv_store, b, __VA_ARGS__)
+#define op_attention(b, ...)   BACKEND_CALL(attention, b, __VA_ARGS__)
+#define op_gate_mul(b, ...)    BACKEND_CALL(gate_mul, b, __VA_ARGS__)
+#define op_add(b, ...)         BACKEND_CALL(add, b, __VA_ARGS__)
+#define op_scale(b, ...)       BACKEND_CALL(scale, b, __VA_ARGS__)
+#define op_gate_rows(b, ...)   BACKEND_CALL(gate_rows, b, __VA_ARGS__)
+#define op_softcap(b, ...)     BACKEND_CALL(softcap, b, __VA_ARGS__)
+#define op_rearrange(b, ...)   BACKEND_CALL(rearrange, b, __VA_ARGS__)
+#define op_gather_rows(b, ...) BACKEND_CALL(gather_rows, b, __VA_ARGS__)
+#define op_experts(b, ...)     BACKEND_CALL(experts, b, __VA_ARGS__)
+#define op_short_conv(b, ...)  BACKEND_CALL(short_conv, b, __VA_ARGS__)
+#define op_delta_rule(b, ...)  BACKEND_CALL(delta_rule, b, __VA_ARGS__)
 
 #endif

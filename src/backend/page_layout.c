@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_layout.c: how a page is cut, and what its centred keys lack. The same on every backend, so
- * that moving a page is a copy.
+/* page_layout.c: how a page is cut, what its centred keys lack, and its rows in another layout. The
+ * same on every backend, so that moving a page is a copy.
  *
  *     page:  | layer 0                                           | layer 1 ... | to 4 KiB |
  *            | head 0: K tile | V tile | head 1: K tile | V tile |
  */
+#include <assert.h>
+#include <string.h>
+
 #include "backend/backend.h"
 
 void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
@@ -29,4 +32,34 @@ void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, u
         key[p->pair] += (float)(sign * ((double)p->c1 * cosine - (double)p->c2 * sine));
         key[p->pair + c->n] += (float)(sign * ((double)p->c2 * cosine + (double)p->c1 * sine));
     }
+}
+
+static void tile_convert(const struct page_conversion *c, enum tile_kind part, uint32_t layer,
+                         uint32_t head, const uint8_t *in, uint8_t *out) {
+    const struct tile_layout *from = part == TILE_K ? &c->from->k : &c->from->v,
+                             *to = part == TILE_K ? &c->to->k : &c->to->v;
+    if (kv_format_equal(from->format, to->format)) {
+        memcpy(out, in, to->bytes);
+        return;
+    }
+    const int sign = part == TILE_K ? (int)c->from->centred - (int)c->to->centred : 0;
+    for (uint32_t row = 0; row < c->rows; row++) {
+        float values[HEAD_DIM_MAX];
+        tile_decode_row(from, in, row, values);
+        if (sign)
+            key_centre_add(c->centre, layer, head, c->position + row, sign, values);
+        tile_encode_row(to, out, row, values);
+    }
+}
+
+void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to) {
+    const struct page_layout *l = c->to;
+    assert(c->rows <= TILE_TOKENS && l->k.head_dim <= HEAD_DIM_MAX);
+    assert(c->from->layers == l->layers && c->from->kv_heads == l->kv_heads);
+    for (uint32_t layer = 0; layer < l->layers; layer++)
+        for (uint32_t head = 0; head < l->kv_heads; head++)
+            for (int part = TILE_K; part <= TILE_V; part++)
+                tile_convert(c, (enum tile_kind)part, layer, head,
+                             from + page_tile(c->from, layer, head, (enum tile_kind)part),
+                             to + page_tile(l, layer, head, (enum tile_kind)part));
 }

@@ -2,6 +2,8 @@
 /* What all sequences of one context have in common: layer groups, formats, what a query sees, the
  * pool. Settled once at creation; everything after is arithmetic on it: which pages a sequence
  * holds is a function of positions alone, so what it will cost is known before it grows. */
+#include <assert.h>
+
 #include "cache/cache_internal.h"
 
 static const struct kv_format EXACT_START = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
@@ -94,6 +96,7 @@ static kvasir_status layout_register(struct kv_cache *c, uint32_t g, uint32_t i,
     if (i < group->n_layouts)
         return KVASIR_OK;
     const struct page_layout *l = &c->layouts[g][i];
+    TRY(backend_check_layout(c->backend, l, err));
     TRY(page_class(c->pool, l->page_bytes, l->k.format, l->v.format, &group->page_class[i], err));
     group->centred |= l->centred;
     group->n_layouts = i + 1;
@@ -257,4 +260,19 @@ void kv_cache_formats(const struct kv_cache *c, uint32_t group, struct kv_format
 
 uint32_t kv_cache_start_pages(const struct kv_cache *c) {
     return c->rule.start_pages;
+}
+
+/* ---- other formats --------------------------------------------------------------------------- */
+
+void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, uint32_t rows,
+                     struct kv_page from, struct kv_page to) {
+    const struct page_conversion conversion = {.from = &c->layouts[group][from.layout],
+                                               .to = &c->layouts[group][to.layout],
+                                               .from_addr = from.addr,
+                                               .to_addr = to.addr,
+                                               .centre = c->groups[group].shape.centre,
+                                               .position = number * TILE_TOKENS,
+                                               .rows = rows};
+    assert(rows > 0 && rows <= TILE_TOKENS && from.addr != to.addr);
+    backend_page_convert(c->backend, pool_arena(c->pool), &conversion);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache/: THE HEART. Pages, and sequences that are lists of pages. Start here, then pool.c, then
- * seq.c, then tree.h and tree.c: what was computed once, found again; requantize.c last.
+ * seq.c, then tree.h and tree.c: what was computed once, found again; requantizing last.
  *
  * A page holds 64 consecutive tokens of one sequence for one layer group, all layers and heads of
  * it, K and V, in the format they were encoded to when they were produced. It is one contiguous
@@ -50,7 +50,7 @@
 
 /* Layer groups; layouts of each that a cache has had pages in; kinds of pages, states included. */
 enum {
-    CACHE_GROUPS_MAX = 8,
+    CACHE_GROUPS_MAX = BACKEND_GROUPS_MAX,
     CACHE_LAYOUTS_MAX = 16,
     PAGE_CLASSES_MAX = CACHE_LAYOUTS_MAX * CACHE_GROUPS_MAX + 1
 };

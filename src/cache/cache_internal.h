@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What pool.c, cache.c, seq.c, requantize.c, tree.c and tree_evict.c share (the last two more:
+/* What pool.c, cache.c, seq.c, tree.c and tree_evict.c share (the last two more:
  * tree_internal.h). Not for other folders. */
 #ifndef KVASIR_CACHE_INTERNAL_H
 #define KVASIR_CACHE_INTERNAL_H
@@ -25,7 +25,7 @@ void page_store(struct kv_pool *p, uint32_t addr);
 void page_unstore(struct kv_pool *p, uint32_t addr);
 bool page_is_live(const struct kv_pool *p, uint32_t addr); /* somebody else holds it, too */
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from);
-uint8_t *pool_arena(const struct kv_pool *p);
+struct backend_arena *pool_arena(const struct kv_pool *p);
 /* Address space for so many pages of the class beside those in use: until pool_unclaim only the
  * budget can refuse to take them, as long as no other pages are taken than were claimed. A class
  * that is claimed again: all of it, not more of it. */
@@ -111,13 +111,11 @@ bool seq_get_state(const struct kv_seq *s, uint32_t *addr);
  * leaves tokens or pages open. */
 bool seq_is_plain(const struct kv_seq *s);
 
-/* ---- other formats (requantize.c) ------------------------------------------------------------ */
+/* ---- other formats (cache.c) ----------------------------------------------------------------- */
 
-/* Bytes of host memory that page_requantize works in: a layer of any page, twice. */
-size_t requantize_scratch_bytes(const struct kv_cache *c);
 /* Rows below `rows` of page `number` of the group go from one page to another, which is zero and of
  * another layout. */
 void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, uint32_t rows,
-                     struct kv_page from, struct kv_page to, void *scratch);
+                     struct kv_page from, struct kv_page to);
 
 #endif

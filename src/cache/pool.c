@@ -72,7 +72,8 @@ struct page_class {
 
 struct kv_pool {
     struct backend *backend;
-    uint8_t *arena;
+    struct backend_arena *arena;
+    bool pages_without_bytes; /* of struct backend_info */
     uint32_t n_units;
     uint32_t unit_hint;   /* no free unit lies before it */
     struct slot *slots;   /* [n_units * ADDR_PER_UNIT] */
@@ -88,27 +89,31 @@ struct kv_pool {
 /* Address space for a budget: superblocks that are partly empty pin space that other classes cannot
  * use, so there is four times as much of it as of budget. It costs nothing until touched. Pages
  * without bytes take one address each, so a budget of any size finds its pages among them. */
-static uint64_t space_units(const struct backend *b, uint64_t budget_bytes) {
+static uint64_t space_units(const struct kv_pool *p, uint64_t budget_bytes) {
     const uint64_t units = 4 * (budget_bytes / UNIT_BYTES + 1) + 64;
-    return backend_page_extent(b, UNIT_BYTES) == UNIT_BYTES || units < UNITS_MAX ? units
-                                                                                 : UNITS_MAX;
+    return p->pages_without_bytes && units > UNITS_MAX ? UNITS_MAX : units;
 }
 
 kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv_pool **out,
                              kvasir_error *err) {
-    uint64_t units = space_units(b, budget_bytes);
-    if (units > UNITS_MAX)
+    struct kv_pool *p = mem_calloc(1, sizeof *p);
+    if (!p)
+        return fail(err, KVASIR_ERR_MEMORY, "page pool: out of memory");
+    struct backend_info info;
+    backend_info(b, &info);
+    p->backend = b;
+    p->pages_without_bytes = info.pages_without_bytes;
+    const uint64_t units = space_units(p, budget_bytes);
+    if (units > UNITS_MAX) {
+        mem_free(p);
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "--cache-mb, --cache-memory-mb: a budget of %" PRIu64
                     " MiB is more than pages can be addressed in",
                     budget_bytes >> 20);
-    struct kv_pool *p = mem_calloc(1, sizeof *p);
-    if (!p)
-        return fail(err, KVASIR_ERR_MEMORY, "page pool: out of memory");
-    p->backend = b;
+    }
     p->n_units = (uint32_t)units;
     p->stats.budget_bytes = budget_bytes;
-    p->arena = backend_arena_reserve(b, p->n_units * UNIT_BYTES);
+    p->arena = backend_arena_create(b, p->n_units * UNIT_BYTES);
     p->slots = mem_reserve((size_t)p->n_units * ADDR_PER_UNIT * sizeof *p->slots);
     p->blocks = mem_reserve(round_up(p->n_units * sizeof *p->blocks, 4096));
     if (!p->arena || !p->slots || !p->blocks) {
@@ -125,7 +130,7 @@ void kv_pool_destroy(struct kv_pool *p) {
     if (!p)
         return;
     if (p->arena)
-        backend_arena_unreserve(p->backend, p->arena, p->n_units * UNIT_BYTES);
+        backend_arena_destroy(p->backend, p->arena);
     mem_unreserve(p->slots, (size_t)p->n_units * ADDR_PER_UNIT * sizeof *p->slots);
     mem_unreserve(p->blocks, round_up(p->n_units * sizeof *p->blocks, 4096));
     mem_free(p);
@@ -134,7 +139,7 @@ void kv_pool_destroy(struct kv_pool *p) {
 struct kv_pool_stats kv_pool_stats(const struct kv_pool *p) {
     return p->stats;
 }
-uint8_t *pool_arena(const struct kv_pool *p) {
+struct backend_arena *pool_arena(const struct kv_pool *p) {
     return p->arena;
 }
 
@@ -160,7 +165,7 @@ kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format 
     }
     if (p->n_classes == PAGE_CLASSES_MAX)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d kinds of pages", PAGE_CLASSES_MAX);
-    const size_t extent = backend_page_extent(p->backend, page_bytes);
+    const size_t extent = p->pages_without_bytes ? PAGE_ADDR_UNIT : page_bytes;
     size_t units = round_up(extent, UNIT_BYTES) / UNIT_BYTES;
     while (units * UNIT_BYTES % extent > units * UNIT_BYTES / 16)
         units++;
@@ -236,7 +241,7 @@ static void block_release(struct kv_pool *p, uint32_t unit) {
     struct block *b = &p->blocks[unit];
     uint32_t units = b->units;
     list_remove(p, &p->classes[b->class_index], unit);
-    backend_arena_release(p->backend, p->arena + unit * UNIT_BYTES, units * UNIT_BYTES);
+    backend_arena_release(p->backend, p->arena, unit * ADDR_PER_UNIT, units * UNIT_BYTES);
     for (uint32_t i = 0; i < units; i++)
         p->blocks[unit + i] = (struct block){0};
     if (unit < p->unit_hint)
@@ -270,10 +275,6 @@ void pool_unclaim(struct kv_pool *p) {
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
-
-static uint8_t *page_bytes_at(const struct kv_pool *p, uint32_t addr) {
-    return p->arena + (size_t)addr * PAGE_ADDR_UNIT;
-}
 
 static uint32_t block_of(const struct kv_pool *p, uint32_t addr) {
     return p->blocks[addr / ADDR_PER_UNIT].owner - 1;
@@ -326,7 +327,7 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
         *addr = b->free_head;
         b->free_head = p->slots[*addr].next_free;
     }
-    backend_arena_take(p->backend, page_bytes_at(p, *addr), c->page_bytes, fresh);
+    backend_arena_take(p->backend, p->arena, *addr, c->page_bytes, fresh);
     p->slots[*addr].refs = 1;
     p->slots[*addr].tree_refs = 0;
     if (++b->used == c->pages)
@@ -416,6 +417,5 @@ bool page_is_live(const struct kv_pool *p, uint32_t addr) {
 }
 
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from) {
-    backend_arena_copy(p->backend, page_bytes_at(p, to), page_bytes_at(p, from),
-                       class_of(p, from)->page_bytes);
+    backend_arena_copy(p->backend, p->arena, to, from, class_of(p, from)->page_bytes);
 }

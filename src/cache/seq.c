@@ -310,55 +310,54 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
     };
 }
 
-/* The entry of a page, and where its tile lies; NULL: it is not in the table. */
-static const struct kv_page *find_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part,
-                                       uint32_t layer, uint32_t head, uint32_t number,
-                                       const struct page_layout **layout, uint8_t **tile) {
+/* Offset in the arena of a tile of page `number`, and its layout; NULL: the page is not there. */
+static const struct page_layout *find_tile(const struct kv_seq *s, uint32_t group,
+                                           enum tile_kind part, uint32_t layer, uint32_t head,
+                                           uint32_t number, size_t *at) {
     struct kv_view view;
     seq_view(s, group, &view);
     uint32_t i = kv_view_index(&view, number);
     if (i == UINT32_MAX)
         return NULL;
-    const struct page_layout *l = *layout = &view.layouts[view.pages[i].layout];
-    *tile = (uint8_t *)view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
-            (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes +
-            (part == TILE_V ? l->k.bytes : 0);
-    return &view.pages[i];
+    const struct page_layout *l = &view.layouts[view.pages[i].layout];
+    assert(layer < l->layers && head < l->kv_heads);
+    *at = page_offset(view.pages[i].addr) + page_tile(l, layer, head, part);
+    return l;
 }
 
 bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                    uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes) {
-    const struct page_layout *l;
-    uint8_t *tile;
-    if (!find_tile(s, group, part, layer, head, number, &l, &tile))
+    size_t at;
+    const struct page_layout *l = find_tile(s, group, part, layer, head, number, &at);
+    if (!l)
         return false;
     *layout = part == TILE_K ? &l->k : &l->v;
-    backend_read(s->cache->backend, bytes, tile, (*layout)->bytes);
+    (void)!backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), at, bytes,
+                              (*layout)->bytes, NULL); /* an error sticks */
     return true;
 }
 
 void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                     uint32_t head, uint32_t number, const void *bytes) {
-    const struct page_layout *l;
-    uint8_t *tile;
+    size_t at;
     assert(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
     s->foreign = true;
-    if (find_tile(s, group, part, layer, head, number, &l, &tile))
-        backend_write(s->cache->backend, tile, bytes, part == TILE_K ? l->k.bytes : l->v.bytes);
-}
-
-static uint8_t *state_at(const struct kv_seq *s) {
-    return pool_arena(s->cache->pool) + (size_t)s->state * PAGE_ADDR_UNIT;
+    const struct page_layout *l = find_tile(s, group, part, layer, head, number, &at);
+    if (l)
+        backend_arena_write(s->cache->backend, pool_arena(s->cache->pool), at, bytes,
+                            part == TILE_K ? l->k.bytes : l->v.bytes);
 }
 
 void seq_read_state(const struct kv_seq *s, void *record) {
     assert(s->has_state);
-    backend_read(s->cache->backend, record, state_at(s), s->cache->options.state_bytes);
+    (void)!backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
+                              record, s->cache->options.state_bytes, NULL); /* an error sticks */
 }
 
 void seq_write_state(struct kv_seq *s, const void *record) {
     assert(s->has_state && s->prepared > s->length);
-    backend_write(s->cache->backend, state_at(s), record, s->cache->options.state_bytes);
+    backend_arena_write(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
+                        record, s->cache->options.state_bytes);
 }
 
 void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first) {
@@ -368,28 +367,24 @@ void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first) {
 kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                        uint32_t head, uint32_t position, uint32_t n, float *rows, bool *centred,
                        kvasir_error *err) {
-    struct kv_view view;
-    seq_view(s, group, &view);
-    uint32_t i = kv_view_index(&view, position / TILE_TOKENS);
-    if (position >= s->length || n > s->length - position || i == UINT32_MAX)
+    size_t at;
+    const struct page_layout *l =
+        find_tile(s, group, part, layer, head, position / TILE_TOKENS, &at);
+    if (position >= s->length || n > s->length - position || !l)
         return fail(err, KVASIR_ERR_ARGUMENT, "positions %u to %u are not in the cache", position,
                     position + n - 1);
     assert(n <= TILE_TOKENS - position % TILE_TOKENS);
-    const struct page_layout *l = &view.layouts[view.pages[i].layout];
-    const uint8_t *tile = view.arena + (size_t)view.pages[i].addr * PAGE_ADDR_UNIT +
-                          (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes;
     const struct tile_layout *tl = part == TILE_K ? &l->k : &l->v;
     *centred = part == TILE_K && l->centred;
-    if (part == TILE_V)
-        tile += l->k.bytes;
     void *copy = mem_alloc(tl->bytes);
     if (!copy)
         return fail(err, KVASIR_ERR_MEMORY, "reading the cache: out of memory");
-    backend_read(s->cache->backend, copy, tile, tl->bytes);
-    for (uint32_t r = 0; r < n; r++)
+    const kvasir_status status =
+        backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), at, copy, tl->bytes, err);
+    for (uint32_t r = 0; status == KVASIR_OK && r < n; r++)
         tile_decode_row(tl, copy, position % TILE_TOKENS + r, rows + (size_t)r * tl->head_dim);
     mem_free(copy);
-    return KVASIR_OK;
+    return status;
 }
 
 /* ---- beginning with stored pages (tree.c) ---------------------------------------------------- */
@@ -721,7 +716,7 @@ static kvasir_status requantize_claim(const struct kv_seq *s, const struct layou
 
 /* Nothing can refuse: room was made sure of. */
 static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
-                             uint32_t entry, void *scratch) {
+                             uint32_t entry) {
     struct kv_cache *c = s->cache;
     struct kv_page *page = &s->tables[group].pages[entry], to = {0};
     uint32_t number = number_of(s, group, entry), layout = layout_of(rule, group, number);
@@ -730,7 +725,7 @@ static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, u
     (void)status;
     to.layout = (uint16_t)layout;
     uint32_t rows = s->length - number * TILE_TOKENS;
-    page_requantize(c, group, number, rows < TILE_TOKENS ? rows : TILE_TOKENS, *page, to, scratch);
+    page_requantize(c, group, number, rows < TILE_TOKENS ? rows : TILE_TOKENS, *page, to);
     page_unref(c->pool, page->addr);
     *page = to;
 }
@@ -739,27 +734,20 @@ kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_for
                              uint32_t group_k, uint32_t group_v, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     struct layout_rule rule;
-    void *scratch = NULL;
     kvasir_status status;
     assert(s->prepared == s->length);
     TRY(cache_rule_find(c, k, v, group_k, group_v, &rule, err));
     TRY(pool_check_room(c->pool, requantize_bytes(s, &rule), err));
     TRY(cache_rule_adopt(c, &rule, err));
     TRY_GOTO(requantize_claim(s, &rule, err));
-    scratch = mem_alloc(requantize_scratch_bytes(c));
-    if (!scratch) {
-        status = fail(err, KVASIR_ERR_MEMORY, "requantizing a sequence: out of memory");
-        goto done;
-    }
     for (uint32_t g = 0; g < c->n_groups; g++)
         for (uint32_t i = 0; i < s->tables[g].n; i++)
             if (must_change(s, &rule, g, i)) {
-                requantize_entry(s, &rule, g, i, scratch);
+                requantize_entry(s, &rule, g, i);
                 s->foreign = true;
             }
     s->rule = rule;
 done:
     pool_unclaim(c->pool);
-    mem_free(scratch);
     return status;
 }

@@ -80,8 +80,6 @@ void tree_destroy(struct prefix_tree *t) {
         mem_unreserve(t->heaps[i].nodes, reserve_bytes(t->max_nodes, sizeof *t->heaps[i].nodes));
     mem_unreserve(t->buckets, reserve_bytes(t->n_buckets, sizeof *t->buckets));
     mem_free(t->salts);
-    pool_discharge(t->cache->pool, t->scratch_bytes);
-    mem_free(t->scratch);
     mem_free(t);
 }
 

@@ -332,13 +332,6 @@ kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, s
     TRY(cache_rule_adopt(c, &t->stored_rule, err));
     t->stored_rule.start_pages = c->rule.start_pages; /* the exact start stays exact */
     t->min_tokens = min_tokens;
-    const uint64_t scratch = requantize_scratch_bytes(c);
-    TRY(pool_charge(c->pool, scratch, err));
-    t->stats.bytes += scratch;
-    t->scratch_bytes = scratch;
-    t->scratch = mem_alloc(scratch);
-    if (!t->scratch)
-        return fail(err, KVASIR_ERR_MEMORY, "prefix tree: out of memory");
     t->requantizes = true;
     return KVASIR_OK;
 }
@@ -370,8 +363,7 @@ static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
         tree_make_room(t, c->layouts[group][layout].page_bytes) &&
         page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL) == KVASIR_OK;
     if (good) {
-        page_requantize(c, group, t->nodes[x].number, TILE_TOKENS, *node_page(t, x, group), to,
-                        t->scratch);
+        page_requantize(c, group, t->nodes[x].number, TILE_TOKENS, *node_page(t, x, group), to);
         hold_page(t, x, group, to);
         page_unref(c->pool, to.addr);
         t->stats.requantized_pages++;

@@ -66,8 +66,6 @@ struct prefix_tree {
     bool requantizes;
     struct layout_rule stored_rule;
     uint32_t min_tokens, requantize_at; /* the node to look at next */
-    void *scratch;                      /* [scratch_bytes], charged */
-    uint64_t scratch_bytes;
 };
 
 static inline struct kv_page *node_page(const struct prefix_tree *t, uint32_t x, uint32_t group) {

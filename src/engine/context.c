@@ -17,6 +17,7 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
     TRY_GOTO(centres_settle(model, options->like ? "off" : options->key_centre, &c->options,
                             &c->centres, err));
     TRY_GOTO(backend_cpu_create(&c->backend, &c->options.backend, err));
+    backend_info(c->backend, &c->device);
     struct kv_shape *shapes = c->options.shapes;
     c->n_groups = c->options.n_groups;
     if (c->centres)
@@ -67,8 +68,8 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .cache_bytes = pool.budget_bytes,
         .kv_bytes_per_token = c->options.kv_bytes_per_token,
         .kv_bytes_per_token16 = c->options.kv_bytes_per_token16,
-        .cpu_tier = backend_tier(c->backend),
-        .threads = backend_threads(c->backend),
+        .cpu_tier = c->device.tier,
+        .threads = (int)c->device.threads,
         .act_bits = c->options.backend.act_bits,
         .used_bytes = pool.used_bytes,
         .peak_bytes = pool.peak_bytes,

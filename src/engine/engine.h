@@ -31,6 +31,7 @@
 #ifndef KVASIR_ENGINE_H
 #define KVASIR_ENGINE_H
 
+#include "backend/cpu/cpu.h"
 #include "cache/cache.h"
 #include "model/model.h"
 
@@ -63,7 +64,7 @@ struct settled {
     struct kv_shape shapes[CACHE_GROUPS_MAX]; /* [n_groups] the model's layer groups */
     uint32_t n_groups;
     struct kv_cache_options cache;
-    struct backend_options backend;
+    struct backend_cpu_options backend;
     uint32_t ctx;
     uint32_t snapshot_tokens; /* states are kept every so many tokens; 0: none by itself */
     uint32_t visible;         /* tokens a query sees at most (rotation, window); 0: all */
@@ -105,6 +106,7 @@ struct kvasir_context {
     const struct kvasir_model *model;
     struct settled options;
     struct backend *backend;
+    struct backend_info device; /* of the backend */
     struct kv_cache *cache;
     struct centres *centres; /* NULL: no keys are centred */
     struct model_run *run;

@@ -372,7 +372,7 @@ kvasir_context_options kvasir_context_defaults(void) {
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              struct settled *s, kvasir_error *err) {
     *s = (struct settled){.prefill_chunk = o->prefill_chunk};
-    s->backend = (struct backend_options){.threads = o->threads, .act_bits = o->act_bits};
+    s->backend = (struct backend_cpu_options){.threads = o->threads, .act_bits = o->act_bits};
     TRY(parse_tier(o->cpu_tier, &s->backend.tier, err));
     if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
         return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/null/null.h"
 #include "engine/belady.h"
 #include "engine/scheduler.h"
 #include "engine/simulate.h"

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu.h"
 #include "engine/scheduler.h"
 
 enum {
@@ -107,12 +108,19 @@ static uint64_t stored_hash(const struct trial *a, uint32_t group, uint32_t posi
     return a->hash[position + 1] + group;
 }
 
-static uint8_t *place_of(const struct kv_view *v, uint32_t position) {
+/* Where a position's hash is stored; false: it has no page. */
+static bool place_of(const struct kv_view *v, uint32_t position, size_t *at) {
     const uint32_t i = kv_view_index(v, position / TILE_TOKENS);
-    return i == UINT32_MAX
-               ? NULL
-               : (uint8_t *)(uintptr_t)v->arena + (size_t)v->pages[i].addr * PAGE_ADDR_UNIT +
-                     position % TILE_TOKENS * sizeof(uint64_t);
+    if (i == UINT32_MAX)
+        return false;
+    *at = page_offset(v->pages[i].addr) + position % TILE_TOKENS * sizeof(uint64_t);
+    return true;
+}
+
+static uint64_t read_hash(struct world *w, const struct backend_arena *arena, size_t at) {
+    uint64_t hash;
+    (void)!backend_arena_read(w->backend, arena, at, &hash, sizeof hash, NULL);
+    return hash;
 }
 
 static void write_rows(struct world *w, const struct trial *a, uint32_t group, uint32_t at,
@@ -121,9 +129,9 @@ static void write_rows(struct world *w, const struct trial *a, uint32_t group, u
     seq_view(a->task.seq, group, &v);
     for (uint32_t p = at; p < end; p++) {
         const uint64_t hash = stored_hash(a, group, p);
-        uint8_t *place = place_of(&v, p);
-        if (place)
-            backend_write(w->backend, place, &hash, sizeof hash);
+        size_t place;
+        if (place_of(&v, p, &place))
+            backend_arena_write(w->backend, v.arena, place, &hash, sizeof hash);
         else
             violated(w, "row %u of group %u has no page", p, group);
     }
@@ -136,16 +144,14 @@ static void check_rows(struct world *w, const struct trial *a, uint32_t group, u
     seq_view(a->task.seq, group, &v);
     const uint32_t seen_from = v.span == UINT32_MAX || at + 1 < v.span ? 0 : at + 1 - v.span;
     for (uint32_t p = 0; p < end; p++) {
-        uint64_t hash;
+        size_t place;
         if (p >= v.keep && p < seen_from)
             continue;
-        const uint8_t *place = place_of(&v, p);
-        if (!place) {
+        if (!place_of(&v, p, &place)) {
             violated(w, "row %u does not find token %u of group %u", at, p, group);
             return;
         }
-        backend_read(w->backend, &hash, place, sizeof hash);
-        if (hash != stored_hash(a, group, p)) {
+        if (read_hash(w, v.arena, place) != stored_hash(a, group, p)) {
             violated(w, "row %u sees a wrong token %u in group %u", at, p, group);
             return;
         }
@@ -155,15 +161,13 @@ static void check_rows(struct world *w, const struct trial *a, uint32_t group, u
 
 static void run_state(struct world *w, const struct trial *a, uint32_t at, uint32_t end) {
     struct state_view state;
-    uint64_t hash;
     if (!w->cache_options.state_bytes)
         return;
     seq_state(a->task.seq, &state);
-    uint8_t *record = (uint8_t *)(uintptr_t)state.arena + (size_t)state.addr * PAGE_ADDR_UNIT;
-    backend_read(w->backend, &hash, record, sizeof hash);
-    if (hash != (at ? a->hash[at] : 0))
+    const size_t record = page_offset(state.addr);
+    if (read_hash(w, state.arena, record) != (at ? a->hash[at] : 0))
         violated(w, "the state is not that behind %u tokens", at);
-    backend_write(w->backend, record, &a->hash[end], sizeof a->hash[end]);
+    backend_arena_write(w->backend, state.arena, record, &a->hash[end], sizeof a->hash[end]);
 }
 
 /* ---- what the scheduler asks of its host ----------------------------------------------------- */
@@ -574,7 +578,7 @@ static kvasir_status choose_budget(struct world *w, const struct sched_host *hos
 }
 
 static kvasir_status make_world(struct world *w, kvasir_error *err) {
-    const struct backend_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
+    const struct backend_cpu_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
     const struct sched_host host = {.user = w,
                                     .admitted = host_admitted,
                                     .run = host_run,

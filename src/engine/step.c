@@ -89,7 +89,7 @@ static void put_seq(const struct kvasir_context *c, const struct step_part *part
  * batch's sequences, so these are dealt by cost, to and fro: of steps that decode, stretches cost
  * about the same, and what is taken last is short. */
 static void deal_seqs(const struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
-    const uint32_t threads = (uint32_t)backend_threads(c->backend);
+    const uint32_t threads = c->device.threads;
     uint32_t at = 0;
     for (uint32_t t = 0; t < threads; t++)
         for (uint32_t lap = 0; lap * threads < n; lap++) {
@@ -124,7 +124,8 @@ const float *step_run(struct kvasir_context *c, const struct step_part *parts, u
     for (uint32_t i = 0; i < n; i++)
         seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
     if (wanted)
-        backend_read(c->backend, s->logits, logits,
-                     (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits);
+        (void)!backend_read(c->backend, s->logits, logits,
+                            (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits,
+                            NULL);
     return s->logits;
 }

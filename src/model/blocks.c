@@ -15,7 +15,7 @@ void block_scale(struct model_run *r, float *x, float scale, size_t n) {
 
 void block_product(struct model_run *r, const float *x, uint32_t rows, const struct weight *w,
                    vector_id bias, float *y) {
-    op_product(r->backend, x, rows, (const struct weight *[]){w},
+    op_product(r->backend, x, rows, (const struct backend_weight *[]){weight_on_device(r, w)},
                (const float *[]){on_device(r, bias)}, (float *[]){y}, 1);
 }
 
@@ -60,7 +60,10 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
     const struct layer_weights *l = &r->model->layers[layer];
     const struct layer_config *shape = &c->layers[layer];
     const uint32_t rows = batch->rows;
-    op_product(r->backend, h, rows, (const struct weight *[]){&l->q, &l->k, &l->v},
+    op_product(r->backend, h, rows,
+               (const struct backend_weight *[]){weight_on_device(r, &l->q),
+                                                 weight_on_device(r, &l->k),
+                                                 weight_on_device(r, &l->v)},
                (const float *[]){on_device(r, l->q_bias), on_device(r, l->k_bias),
                                  on_device(r, l->v_bias)},
                (float *[]){r->q, r->k, r->v}, 3);
@@ -74,7 +77,9 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
 
 void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h, uint32_t rows,
                float *out) {
-    op_product(r->backend, h, rows, (const struct weight *[]){&w->gate, &w->up},
+    op_product(r->backend, h, rows,
+               (const struct backend_weight *[]){weight_on_device(r, &w->gate),
+                                                 weight_on_device(r, &w->up)},
                (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);
     op_gate_mul(r->backend, r->model->config.gate, r->gate, r->up, (size_t)rows * w->gate.n,
                 r->gate);

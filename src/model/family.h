@@ -228,6 +228,13 @@ static inline const float *on_device(const struct model_run *r, vector_id v) {
     return r->vectors[v];
 }
 
+/* A matrix on the run's backend. */
+static inline const struct backend_weight *weight_on_device(const struct model_run *r,
+                                                            const struct weight *w) {
+    (void)r;
+    return (const struct backend_weight *)w;
+}
+
 /* ---- blocks (blocks.c) ----------------------------------------------------------------------- */
 
 /* y = norm(x) over `dim` values of each of `rows` rows. */

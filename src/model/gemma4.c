@@ -27,7 +27,8 @@ static void make_layer_inputs(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &m->config;
     const uint32_t d = c->layer_input_dim, rows = batch->rows;
     const size_t n = (size_t)rows * c->n_layers * d;
-    op_embed(r->backend, &m->layer_embed, batch->tokens, rows, r->layer_inputs);
+    op_embed(r->backend, weight_on_device(r, &m->layer_embed), batch->tokens, rows,
+             r->layer_inputs);
     op_scale(r->backend, r->layer_inputs, (float)m_sqrt(d), n);
     block_product(r, r->x, rows, &m->layer_projection, 0, r->layer_projected);
     op_scale(r->backend, r->layer_projected, (float)(1 / m_sqrt(c->dim)), n);

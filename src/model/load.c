@@ -280,7 +280,9 @@ kvasir_status experts_alloc(struct binder *b, struct layer_weights *l) {
         return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %u experts", n);
     for (uint32_t e = 0; e < n; e++) {
         struct weight *w = &l->expert_matrices[(size_t)3 * e];
-        l->experts[e] = (struct expert){&w[PLACE_GATE], &w[PLACE_UP], &w[PLACE_DOWN]};
+        l->experts[e] = (struct expert){(const struct backend_weight *)&w[PLACE_GATE],
+                                        (const struct backend_weight *)&w[PLACE_UP],
+                                        (const struct backend_weight *)&w[PLACE_DOWN]};
     }
     return KVASIR_OK;
 }

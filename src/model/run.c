@@ -26,7 +26,7 @@ const float *model_forward(struct model_run *r, const struct batch *batch) {
     for (uint32_t i = 0; i < c->n_ropes; i++)
         op_rope_table(b, batch->pos, batch->rows, r->inv_freq[i], c->ropes[i].dims / 2,
                       r->rope_scale[i], r->rope_cos[i], r->rope_sin[i]);
-    op_embed(b, &m->embed, batch->tokens, batch->rows, r->x);
+    op_embed(b, weight_on_device(r, &m->embed), batch->tokens, batch->rows, r->x);
     block_scale(r, r->x, c->embed_scale, (size_t)batch->rows * c->dim);
     m->family->forward(r, batch);
     if (batch->n_logit_rows) {

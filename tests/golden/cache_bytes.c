@@ -46,7 +46,7 @@ static void fill(kvasir_seq *s, uint32_t tokens) {
         struct kv_view v;
         seq_view(s->seq, 0, &v);
         for (uint32_t p = seq_length(s->seq) / TILE_TOKENS; p < v.n_pages; p++)
-            memset((uint8_t *)v.arena + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT, 1,
+            memset(backend_cpu_arena_bytes(v.arena) + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT, 1,
                    v.layouts[v.pages[p].layout].page_bytes);
         seq_commit(s->seq, ids, STEP);
     }

@@ -87,8 +87,9 @@ static struct place place_of(const struct kv_view *v, uint32_t p) {
     const uint32_t i = kv_view_index(v, p / 64);
     if (i == UINT32_MAX)
         return (struct place){0};
-    return (struct place){&v->layouts[v->pages[i].layout],
-                          (uint8_t *)v->arena + (size_t)v->pages[i].addr * PAGE_ADDR_UNIT, p % 64};
+    return (struct place){
+        &v->layouts[v->pages[i].layout],
+        backend_cpu_arena_bytes(v->arena) + (size_t)v->pages[i].addr * PAGE_ADDR_UNIT, p % 64};
 }
 
 /* Rows that 4 bits and 16 hold alike: nibbles with the least and the greatest among them. */
@@ -123,7 +124,7 @@ static bool holds(const struct world *w, const struct place *at, uint32_t h) {
 static uint32_t *state_slot(const struct live *l) {
     struct state_view v;
     seq_state(l->seq, &v);
-    return (uint32_t *)(v.arena + (size_t)v.addr * PAGE_ADDR_UNIT);
+    return (uint32_t *)(backend_cpu_arena_bytes(v.arena) + (size_t)v.addr * PAGE_ADDR_UNIT);
 }
 
 /* A step of n tokens, as a model would: reads the state before, writes pages and state. */
@@ -396,7 +397,7 @@ static void make_world(struct world *w) {
     CHECK(w, "backend",
           backend_cpu_create(
               &w->backend,
-              &(struct backend_options){.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8},
+              &(struct backend_cpu_options){.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8},
               &err) == KVASIR_OK);
     CHECK(w, "cache",
           kv_cache_create(w->backend, w->shapes, w->n_groups, &w->options, &w->cache, &err) ==

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu.h"
 #include "cache/cache_internal.h"
 
 #include <cmocka.h>
@@ -27,7 +28,7 @@ struct world {
 /* 2 layers, 1 head of 64: an f16 page is 2 * 2 * 64 * 64 * 2 bytes = 32 KiB, an 8/8 one 20 KiB. */
 static struct world make_world(struct kv_cache_options o, uint32_t window) {
     struct world w;
-    struct backend_options b = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
+    struct backend_cpu_options b = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
     struct kv_shape shape = {.layers = 2, .kv_heads = 1, .head_dim = 64, .window = window};
     if (!o.k.bits)
         o.k = o.v = (struct kv_format){.bits = 16, .scalar = SCALAR_F16};
@@ -55,8 +56,8 @@ static uint8_t *slot_of(struct kv_seq *s, uint32_t position) {
     seq_view(s, 0, &v);
     uint32_t i = kv_view_index(&v, position / TILE_TOKENS);
     return i == UINT32_MAX ? NULL
-                           : (uint8_t *)v.arena + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT +
-                                 position % TILE_TOKENS;
+                           : backend_cpu_arena_bytes(v.arena) +
+                                 (size_t)v.pages[i].addr * PAGE_ADDR_UNIT + position % TILE_TOKENS;
 }
 
 /* Appends n tokens in steps; each writes `mark` into a byte of its own in its page. */
@@ -91,7 +92,8 @@ static void test_taken_pages_are_zero(void **state) {
         seq_view(s, 0, &v);
         size_t bytes = v.layouts[0].page_bytes;
         for (uint32_t i = 0; i < v.n_pages; i++) {
-            uint8_t *page = (uint8_t *)v.arena + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT;
+            uint8_t *page =
+                backend_cpu_arena_bytes(v.arena) + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT;
             for (size_t k = 0; k < bytes; k++)
                 assert_int_equal(page[k], 0);
             memset(page, 0xff, bytes);
@@ -102,7 +104,9 @@ static void test_taken_pages_are_zero(void **state) {
         seq_view(s, 0, &v);
         for (uint32_t i = 0; i < v.n_pages; i++)
             for (size_t k = 0; k < bytes; k++)
-                assert_int_equal(v.arena[(size_t)v.pages[i].addr * PAGE_ADDR_UNIT + k], 0);
+                assert_int_equal(
+                    backend_cpu_arena_bytes(v.arena)[(size_t)v.pages[i].addr * PAGE_ADDR_UNIT + k],
+                    0);
         seq_destroy(s);
         seq_destroy(other);
     }
@@ -121,15 +125,16 @@ static void test_pages_never_overlap(void **state) {
         struct kv_view v;
         seq_view(seqs[i], 0, &v);
         for (uint32_t p = 0; p < v.n_pages; p++)
-            memset((uint8_t *)v.arena + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT, i + 1,
-                   v.layouts[v.pages[p].layout].page_bytes);
+            memset(backend_cpu_arena_bytes(v.arena) + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT,
+                   i + 1, v.layouts[v.pages[p].layout].page_bytes);
     }
     for (int i = 0; i < 24; i++) {
         struct kv_view v;
         seq_view(seqs[i], 0, &v);
         for (uint32_t p = 0; p < v.n_pages; p++) {
             assert_int_equal(v.pages[p].layout, p < 2 ? 1 : 0); /* C7: 100 tokens are two pages */
-            const uint8_t *page = v.arena + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT;
+            const uint8_t *page =
+                backend_cpu_arena_bytes(v.arena) + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT;
             for (size_t k = 0; k < v.layouts[v.pages[p].layout].page_bytes; k++)
                 assert_int_equal(page[k], i + 1);
         }

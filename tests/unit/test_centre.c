@@ -50,7 +50,7 @@ static void pages_init(struct pages *p, struct backend *b, uint32_t start,
     page_layout_init(&p->layout, LAYERS, KV_HEADS, DIM, f32, f32);
     p->layout.centred = c != NULL;
     uint32_t n = sizeof p->table / sizeof *p->table;
-    uint8_t *arena = backend_alloc(b, n * p->layout.page_bytes);
+    struct backend_arena *arena = backend_arena_create(b, n * p->layout.page_bytes);
     for (uint32_t i = 0; i < n; i++)
         p->table[i].addr = (uint32_t)(i * p->layout.page_bytes / PAGE_ADDR_UNIT);
     p->view = (struct kv_view){.arena = arena,
@@ -112,7 +112,7 @@ static double worst_difference(const float *a, const float *b, size_t n) {
 
 static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
     struct backend *b;
-    struct backend_options o = {.threads = 2, .tier = tier, .act_bits = 16};
+    struct backend_cpu_options o = {.threads = 2, .tier = tier, .act_bits = 16};
     struct centres *c = make_centre(n);
     need(backend_cpu_create(&b, &o, &err));
     need(backend_reserve(b, &(struct backend_limits){.rows = TOKENS, .dim = 256, .head_dim = DIM},
@@ -142,8 +142,8 @@ static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
             fail_msg("tier %s, from %u, %u pairs, layer %u: off by %g", cpu_tier_name(tier), start,
                      n, layer, worst);
     }
-    backend_free(b, (void *)plain.view.arena);
-    backend_free(b, (void *)centred.view.arena);
+    backend_arena_destroy(b, plain.view.arena);
+    backend_arena_destroy(b, centred.view.arena);
     backend_destroy(b);
     free(k);
     free(v);

@@ -566,9 +566,9 @@ static void test_flat_gate(void **state) {
     const struct layer_weights *l = m->layers;
     assert_int_equal(l->shared_gate.n, 1);
     assert_int_equal(l->shared_gate.k, 64);
-    assert_ptr_equal(l->experts[1].up->data,
-                     (const uint8_t *)l->experts[0].gate->data + (48 + 24) * 64 * 4);
-    assert_int_equal(l->experts[1].down->k, 24);
+    assert_ptr_equal(l->expert_matrices[3 * 1 + 1].data,
+                     (const uint8_t *)l->expert_matrices[0].data + (48 + 24) * 64 * 4);
+    assert_int_equal(l->expert_matrices[3 * 1 + 2].k, 24);
     model_close(m);
 }
 

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "backend/null/null.h"
 #include "cache/cache_internal.h"
 
 #include <cmocka.h>

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
 
 #include "random_programs.h"
 
@@ -43,7 +43,7 @@ static float *random_floats(size_t n, float size) {
 static struct backend *make_backend(enum cpu_tier tier, int threads, int act_bits,
                                     struct backend_limits limits) {
     struct backend *b;
-    struct backend_options o = {.threads = threads, .tier = tier, .act_bits = act_bits};
+    struct backend_cpu_options o = {.threads = threads, .tier = tier, .act_bits = act_bits};
     need(backend_cpu_create(&b, &o, &err));
     need(backend_reserve(b, &limits, &err));
     return b;
@@ -81,7 +81,7 @@ static void pages_init(struct pages *p, struct backend *b, uint32_t dim, uint32_
     *p = (struct pages){0};
     page_layout_init(&p->layout, 1, KV_HEADS, dim, f32, f32);
     uint32_t n = sizeof p->table / sizeof *p->table;
-    uint8_t *arena = backend_alloc(b, n * p->layout.page_bytes);
+    struct backend_arena *arena = backend_arena_create(b, n * p->layout.page_bytes);
     for (uint32_t i = 0; i < n; i++)
         p->table[i].addr = (uint32_t)(i * p->layout.page_bytes / PAGE_ADDR_UNIT);
     p->view = (struct kv_view){
@@ -139,7 +139,7 @@ static void check_attention(enum cpu_tier tier, const struct attention_args *arg
         for (uint32_t d = 0; d < dim; d++) /* scores to 50 u, values below 1 */
             near("attended", (size_t)i * dim + d, out[(size_t)i * dim + d], want[d], 2e-5);
     }
-    backend_free(b, (void *)p.view.arena);
+    backend_arena_destroy(b, p.view.arena);
     backend_destroy(b);
     free(k);
     free(v);
@@ -189,7 +189,7 @@ static void same_without_sinks(enum cpu_tier tier) {
                      &(struct attention_args){HEADS, 0.125f, 0, i ? sinks : NULL}, out[i]);
     }
     assert_memory_equal(out[0], out[1], n * sizeof *out[0]);
-    backend_free(b, (void *)p.view.arena);
+    backend_arena_destroy(b, p.view.arena);
     backend_destroy(b);
     free(k);
     free(v);
@@ -214,6 +214,7 @@ struct mixture {
     struct weight weights[EXPERTS][3];
     float *values[EXPERTS][3]; /* decoded */
     float scale[EXPERTS];
+    bool in_turn;
 };
 
 /* [n][k] of one of three types, made of random values. */
@@ -246,7 +247,7 @@ static struct mixture *make_mixture(enum weight_type type, enum gate_kind gate, 
         make_matrix(&w[0], type, in_turn ? WIDE : HIDDEN, MODEL_DIM, &m->values[e][0]);
         make_matrix(&w[1], type, HIDDEN, MODEL_DIM, &m->values[e][1]);
         make_matrix(&w[2], type, MODEL_DIM, HIDDEN, &m->values[e][2]);
-        m->experts[e] = (struct expert){&w[0], in_turn ? NULL : &w[1], &w[2]};
+        m->in_turn = in_turn;
         m->scale[e] = 1 + random_float(0.5f);
     }
     m->layer = (struct expert_layer){
@@ -257,6 +258,16 @@ static struct mixture *make_mixture(enum weight_type type, enum gate_kind gate, 
         m->layer.scale = m->scale;
     }
     return m;
+}
+
+/* Its matrices as the CPU has them. */
+static void put_mixture(struct mixture *m, struct backend *b) {
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        const struct backend_weight *w[3];
+        for (int i = 0; i < 3; i++)
+            need(backend_weight_put(b, &m->weights[e][i], &w[i], &err));
+        m->experts[e] = (struct expert){w[0], m->in_turn ? NULL : w[1], w[2]};
+    }
 }
 
 static void free_mixture(struct mixture *m) {
@@ -351,12 +362,13 @@ static float *random_logits(void) {
 /* `bound`: relative to the largest output, what rounding activations may cost: at 8 bits up to
  * 1/254 of a block's largest for each of them, twice, which adds up to percents; at 16 next to
  * nothing. */
-static void check_mixture(enum cpu_tier tier, const struct mixture *m, int act_bits, double bound) {
+static void check_mixture(enum cpu_tier tier, struct mixture *m, int act_bits, double bound) {
     size_t n = (size_t)ROWS * MODEL_DIM;
     float *x = random_floats(n, 1), *logits = random_logits(), *y = malloc(n * sizeof *y);
     float *other = malloc(n * sizeof *y), largest = 0;
     struct backend *one = make_backend(tier, 1, act_bits, EXPERT_LIMITS);
     struct backend *two = make_backend(tier, 2, act_bits, EXPERT_LIMITS);
+    put_mixture(m, one);
     op_experts(one, x, ROWS, logits, &m->layer, y);
     op_experts(two, x, ROWS, logits, &m->layer, other);
     assert_memory_equal(y, other, n * sizeof *y);
@@ -409,6 +421,7 @@ static void bad_logits_of_tier(enum cpu_tier tier) {
     float *x = random_floats(n, 1), *logits = random_logits(), *y = malloc(n * sizeof *y);
     float *good = malloc(n * sizeof *y);
     struct backend *b = make_backend(tier, 2, 8, EXPERT_LIMITS);
+    put_mixture(m, b);
     op_experts(b, x, ROWS, logits, &m->layer, good);
     for (uint32_t e = 0; e < EXPERTS; e++)
         logits[2 * EXPERTS + e] = NAN;
@@ -451,7 +464,8 @@ struct recurrent {
 
 struct outputs {
     float *conv, *y; /* [seq][step][CHANNELS], [VALUES] */
-    uint8_t *arena;
+    struct backend_arena *records;
+    uint8_t *arena; /* what they hold at the end */
 };
 
 static void put_row(float *to, const float *from, size_t n) {
@@ -470,7 +484,7 @@ static void recurrent_step(struct backend *b, const struct recurrent *in, struct
     for (uint32_t s = 0; s < SEQS; s++) {
         if (!rows[s])
             continue;
-        views[batch.n_seqs] = (struct state_view){out->arena, s * RECORD_UNITS};
+        views[batch.n_seqs] = (struct state_view){out->records, s * RECORD_UNITS};
         seqs[batch.n_seqs++] = (struct batch_seq){batch.rows, rows[s], first[s]};
         for (uint32_t r = 0; r < rows[s]; r++, batch.rows++) {
             size_t at = s * STEPS + first[s] + r;
@@ -497,8 +511,8 @@ static struct outputs run_plan(enum cpu_tier tier, const struct recurrent *in, e
         make_backend(tier, plan == ALL_AT_ONCE ? 1 : 2, 8,
                      (struct backend_limits){.rows = SEQS * STEPS, .dim = 64, .head_dim = DIM});
     struct outputs out = {calloc(SEQS * STEPS * CHANNELS, 4), calloc(SEQS * STEPS * VALUES, 4),
-                          aligned_alloc(64, SEQS * RECORD_UNITS * PAGE_ADDR_UNIT)};
-    memset(out.arena, 0, SEQS * RECORD_UNITS * PAGE_ADDR_UNIT);
+                          backend_arena_create(b, SEQS * RECORD_UNITS * PAGE_ADDR_UNIT),
+                          malloc(SEQS * RECORD_UNITS * PAGE_ADDR_UNIT)};
     uint32_t done[SEQS] = {0}, left = SEQS * STEPS;
     while (left) {
         uint32_t rows[SEQS] = {0};
@@ -519,6 +533,9 @@ static struct outputs run_plan(enum cpu_tier tier, const struct recurrent *in, e
             left -= rows[s];
         }
     }
+    need(backend_arena_read(b, out.records, 0, out.arena, SEQS * RECORD_UNITS * PAGE_ADDR_UNIT,
+                            &err));
+    backend_arena_destroy(b, out.records);
     backend_destroy(b);
     return out;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu.h"
 #include "cache/cache_internal.h"
 
 #include <cmocka.h>
@@ -63,7 +64,7 @@ struct world {
 
 static struct world make_world(struct pair own, struct kv_cache_options o) {
     struct world w = {.own = own};
-    struct backend_options b = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
+    struct backend_cpu_options b = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
     o.k = FORMATS[own.k];
     o.v = FORMATS[own.v];
     if (!o.budget_bytes)
@@ -129,7 +130,7 @@ static void track_free(struct track *t) {
 static uint8_t *tile_of(const struct kv_view *v, const struct kv_page *page, enum tile_kind part,
                         uint32_t layer, uint32_t head) {
     const struct page_layout *l = &v->layouts[page->layout];
-    return (uint8_t *)v->arena + (size_t)page->addr * PAGE_ADDR_UNIT +
+    return backend_cpu_arena_bytes(v->arena) + page_offset(page->addr) +
            (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes +
            (part == TILE_V ? l->k.bytes : 0);
 }
@@ -268,7 +269,8 @@ static uint8_t *image(const struct kv_seq *s, size_t *bytes) {
         seq_view(s, g, &v);
         for (uint32_t i = 0; i < v.n_pages; i++) {
             size_t n = v.layouts[v.pages[i].layout].page_bytes;
-            memcpy(out + *bytes, v.arena + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT, n);
+            memcpy(out + *bytes,
+                   backend_cpu_arena_bytes(v.arena) + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT, n);
             *bytes += n;
         }
     }
@@ -417,7 +419,8 @@ static void lossless(uint8_t format) {
     seq_view(t->s, 0, &v);
     uint32_t bits = 0;
     for (uint32_t i = 0; i < v.n_pages; i++) { /* the last one has rows to come */
-        uint16_t *at = (uint16_t *)(void *)(v.arena + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT);
+        uint16_t *at = (uint16_t *)(void *)(backend_cpu_arena_bytes(v.arena) +
+                                            (size_t)v.pages[i].addr * PAGE_ADDR_UNIT);
         for (size_t k = 0; i < 4 && k < v.layouts[0].page_bytes / 2; k++, bits++) {
             uint16_t x = (uint16_t)bits;
             float value = format == F16 ? f16_to_f32(x) : bf16_to_f32(x);
@@ -551,7 +554,8 @@ static void test_states_stay(void **state) {
         struct state_view v;
         need(seq_prepare(t->s, 1, &err)); /* makes the record private */
         seq_state(t->s, &v);
-        memset((uint8_t *)v.arena + (size_t)v.addr * PAGE_ADDR_UNIT, (int)i + 1, 5000);
+        memset(backend_cpu_arena_bytes(v.arena) + (size_t)v.addr * PAGE_ADDR_UNIT, (int)i + 1,
+               5000);
         need(seq_trim(t->s, seq_length(t->s), &reached, &err));
         need(store(t, 30, 30));
         need(seq_snapshot(t->s, &err));
@@ -567,7 +571,8 @@ static void test_states_stay(void **state) {
         assert_int_equal(reached, 30 * (i + 1));
         seq_state(t->s, &v);
         for (uint32_t k = 0; k < 5000; k++)
-            assert_int_equal(v.arena[(size_t)v.addr * PAGE_ADDR_UNIT + k], i + 1);
+            assert_int_equal(backend_cpu_arena_bytes(v.arena)[(size_t)v.addr * PAGE_ADDR_UNIT + k],
+                             i + 1);
         check(t);
         if (i == 1) {
             need(seq_trim(t->s, 45, &reached, &err));

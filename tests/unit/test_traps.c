@@ -5,6 +5,7 @@
  * the same tokens run cold. */
 #include "model_files.h"
 
+#include "backend/cpu/cpu.h"
 #include "cache/tree_internal.h"
 #include "centres.h"
 #include "exchange.h"
@@ -275,7 +276,8 @@ static uint64_t hash_stored(const struct world *w, uint32_t *n) {
             const struct kv_page *page = node_page(t, x, g);
             if (page->addr == NO_ADDR)
                 continue;
-            const uint8_t *bytes = pool_arena(c->pool) + (size_t)page->addr * PAGE_ADDR_UNIT;
+            const uint8_t *bytes =
+                backend_cpu_arena_bytes(pool_arena(c->pool)) + page_offset(page->addr);
             uint64_t h = page->addr;
             for (size_t i = 0; i < c->layouts[g][page->layout].page_bytes; i++)
                 h = (h ^ bytes[i]) * 0x100000001b3u;
@@ -593,7 +595,7 @@ struct bare {
 static void open_bare(struct bare *b, uint32_t window, uint64_t budget) {
     const struct kv_shape shape = {.layers = 1, .kv_heads = 1, .head_dim = 32, .window = window};
     const struct kv_cache_options o = {.k = {.bits = 8}, .v = {.bits = 4}, .budget_bytes = budget};
-    const struct backend_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
+    const struct backend_cpu_options cpu = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
     need(backend_cpu_create(&b->backend, &cpu, &err));
     need(kv_cache_create(b->backend, &shape, 1, &o, &b->cache, &err));
     need(tree_create(b->cache, 1000, &b->tree, &err));
@@ -612,7 +614,9 @@ static uint32_t *slot(struct kv_seq *s, uint32_t p) {
     seq_view(s, 0, &v);
     const uint32_t i = kv_view_index(&v, p / TILE_TOKENS);
     assert_int_not_equal(i, UINT32_MAX);
-    return (uint32_t *)(v.arena + (size_t)v.pages[i].addr * PAGE_ADDR_UNIT) + p % TILE_TOKENS;
+    return (uint32_t *)(backend_cpu_arena_bytes(v.arena) +
+                        (size_t)v.pages[i].addr * PAGE_ADDR_UNIT) +
+           p % TILE_TOKENS;
 }
 
 /* Begins with what is there, checks it, writes the rest, stores it. Returns what was found. */

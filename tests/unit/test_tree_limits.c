@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/null/null.h"
 #include "cache/tree_internal.h"
 
 #include <cmocka.h>

@@ -31,7 +31,7 @@
 /* ---- storing --------------------------------------------------------------------------------- */
 
 struct store_job {
-    const struct backend *b;
+    const struct cpu_backend *b;
     const struct batch *batch;
     const struct kv_view *views;
     const struct centre_table *centre;
@@ -43,11 +43,18 @@ static uint32_t pages_touched(const struct batch_seq *s) {
     return (s->pos + s->rows - 1) / TILE_TOKENS - s->pos / TILE_TOKENS + 1;
 }
 
+static const struct kv_page *page_of(const struct kv_view *v, uint32_t number) {
+    const uint32_t i = kv_view_index(v, number);
+    assert(i != UINT32_MAX); /* a table lacks a page that a query sees */
+    return &v->pages[i];
+}
+
+/* The K tile of a head; its V tile stands right after. */
 static uint8_t *head_tiles(const struct kv_view *v, const struct kv_page *page, uint32_t layer,
                            uint32_t head) {
     const struct page_layout *l = &v->layouts[page->layout];
-    return (uint8_t *)v->arena + (size_t)page->addr * PAGE_ADDR_UNIT +
-           (size_t)layer * l->layer_bytes + (size_t)head * l->head_bytes;
+    return arena_at(v->arena, page_offset(page->addr) + page_tile(l, layer, head, TILE_K),
+                    l->head_bytes);
 }
 
 /* An item is all rows that fall into one page, for one head: tokens of a tile share bytes of
@@ -62,7 +69,7 @@ static void store_item(void *ctx, size_t item, int worker) {
     const struct batch_seq *seq = &j->batch->seqs[s];
     const struct kv_view *view = &j->views[s];
     uint32_t number = seq->pos / TILE_TOKENS + page_index;
-    const struct kv_page *page = &view->pages[kv_view_index(view, number)];
+    const struct kv_page *page = page_of(view, number);
     const struct page_layout *l = &view->layouts[page->layout];
     uint8_t *tiles = head_tiles(view, page, j->layer, head);
     uint32_t first = number * TILE_TOKENS > seq->pos ? number * TILE_TOKENS : seq->pos;
@@ -81,8 +88,9 @@ static void store_item(void *ctx, size_t item, int worker) {
     }
 }
 
-void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
-                 uint32_t layer, const float *k, const float *v) {
+void cpu_kv_store(struct backend *base, const struct batch *batch, const struct kv_view *views,
+                  uint32_t layer, const float *k, const float *v) {
+    struct cpu_backend *b = cpu_of(base);
     struct store_job j = {b, batch, views, centre_find(b, views[0].centre), layer, k, v};
     size_t pages = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++)
@@ -93,7 +101,7 @@ void op_kv_store(struct backend *b, const struct batch *batch, const struct kv_v
 /* ---- one run of one block -------------------------------------------------------------------- */
 
 struct attention_job {
-    struct backend *b;
+    struct cpu_backend *b;
     const struct batch *batch;
     const struct kv_view *views;
     const struct centre_table *centre; /* NULL: no page of the group is centred */
@@ -238,7 +246,7 @@ static void find_run(const struct attention_job *j, const struct block *b, uint3
         const uint32_t first = start + t * TILE_TOKENS;
         if (!block_sees(b, first, first + TILE_TOKENS))
             continue;
-        const struct kv_page *page = &b->view->pages[kv_view_index(b->view, first / TILE_TOKENS)];
+        const struct kv_page *page = page_of(b->view, first / TILE_TOKENS);
         out->layouts[t] = &b->view->layouts[page->layout];
         out->tiles[t] = head_tiles(b->view, page, j->layer, b->head);
     }
@@ -471,6 +479,7 @@ static void split_fold(void *ctx, size_t block, int worker) {
 /* Runs that fit in a wave: every block keeps its fold and wave_runs partials. op_attention chose
  * split mode only where at least one fits. */
 static uint32_t wave_limit(const struct attention_job *j) {
+    assert(j->n_blocks > 0 && 2 * j->n_blocks * j->slot_rows <= PARTIAL_ROWS);
     return PARTIAL_ROWS / (j->n_blocks * j->slot_rows) - 1;
 }
 
@@ -488,8 +497,9 @@ static void run_split(struct attention_job *j, uint32_t runs) {
     }
 }
 
-void op_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
-                  uint32_t layer, const float *q, const struct attention_args *args, float *out) {
+void cpu_attention(struct backend *base, const struct batch *batch, const struct kv_view *views,
+                   uint32_t layer, const float *q, const struct attention_args *args, float *out) {
+    struct cpu_backend *b = cpu_of(base);
     const struct page_layout *l = &views[0].layouts[0];
     struct attention_job j = {.b = b,
                               .batch = batch,
@@ -504,6 +514,8 @@ void op_attention(struct backend *b, const struct batch *batch, const struct kv_
                               .q = q,
                               .args = args,
                               .out = out};
+    assert(batch->rows <= b->limits.rows && l->k.head_dim <= b->limits.head_dim);
+    assert(layer < l->layers && j.gqa >= 1 && j.gqa <= BLOCK_ROWS);
     while (j.block_tokens * j.gqa > BLOCK_ROWS)
         j.block_tokens /= 2;
     uint32_t runs = 0;

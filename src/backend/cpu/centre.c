@@ -110,8 +110,9 @@ static bool scratch_init(struct centre_scratch *s, size_t pairs) {
     return true;
 }
 
-kvasir_status backend_reserve_centre(struct backend *b, const struct key_centre *c,
-                                     kvasir_error *err) {
+kvasir_status cpu_reserve_centre(struct backend *base, const struct key_centre *c,
+                                 kvasir_error *err) {
+    struct cpu_backend *b = cpu_of(base);
     if (b->n_centres == CENTRES_MAX)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d groups with centred keys",
                     CENTRES_MAX);
@@ -125,7 +126,7 @@ kvasir_status backend_reserve_centre(struct backend *b, const struct key_centre 
     return KVASIR_OK;
 }
 
-void centre_deinit(struct backend *b) {
+void centre_deinit(struct cpu_backend *b) {
     for (uint32_t i = 0; i < b->n_centres; i++) {
         mem_free(b->centres[i].waves);
         mem_free(b->centres[i].tiles);
@@ -135,7 +136,7 @@ void centre_deinit(struct backend *b) {
         mem_free(b->scratch[i].centre.memory);
 }
 
-const struct centre_table *centre_find(const struct backend *b, const struct key_centre *c) {
+const struct centre_table *centre_find(const struct cpu_backend *b, const struct key_centre *c) {
     for (uint32_t i = 0; c && i < b->n_centres; i++)
         if (b->centres[i].centre == c)
             return &b->centres[i];

@@ -7,47 +7,14 @@
  * threads (B1). Products live in product.c, attention in attention.c, experts in
  * experts.c, recurrent layers in recurrent.c.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/cpu/cpu_internal.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-kvasir_status backend_cpu_create(struct backend **out, const struct backend_options *opt,
-                                 kvasir_error *err) {
-    if (opt->act_bits != 8 && opt->act_bits != 16)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--act-bits %d: must be 8 or 16", opt->act_bits);
-    if (opt->threads < 0 || opt->threads > 1024)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--threads %d: must be 0 (one per core) to 1024",
-                    opt->threads);
-    struct backend *b = mem_calloc(1, sizeof *b);
-    if (!b)
-        return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
-    b->threads = opt->threads ? opt->threads : cpu_count();
-    b->act_bits = opt->act_bits;
-    kernels_select(&b->kernels, opt->tier);
-    kvasir_status status = thread_pool_create(&b->pool, b->threads, err);
-    if (status == KVASIR_OK) {
-        b->scratch = mem_calloc((size_t)b->threads, sizeof *b->scratch);
-        if (!b->scratch)
-            status = fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
-    }
-    if (status != KVASIR_OK) {
-        backend_destroy(b);
-        return status;
-    }
-    *out = b;
-    return KVASIR_OK;
-}
-
-kvasir_status backend_null_create(struct backend **out, kvasir_error *err) {
-    struct backend_options opt = {.threads = 1, .tier = CPU_TIER_REF, .act_bits = 8};
-    TRY(backend_cpu_create(out, &opt, err));
-    (*out)->null = true;
-    return KVASIR_OK;
-}
-
-static void scratch_free(struct backend *b) {
+static void scratch_free(struct cpu_backend *b) {
     product_input_deinit(&b->input);
     experts_deinit(b);
     mem_free(b->partials);
@@ -56,9 +23,8 @@ static void scratch_free(struct backend *b) {
         mem_free(b->scratch[i].memory);
 }
 
-void backend_destroy(struct backend *b) {
-    if (!b)
-        return;
+static void cpu_destroy(struct backend *base) {
+    struct cpu_backend *b = cpu_of(base);
     thread_pool_destroy(b->pool);
     centre_deinit(b);
     scratch_free(b);
@@ -66,11 +32,33 @@ void backend_destroy(struct backend *b) {
     mem_free(b);
 }
 
-const char *backend_tier(const struct backend *b) {
-    return cpu_tier_name(b->kernels.tier);
+/* The head's rows: at 150,000 tokens each takes 600 KB of logits, and more rows at a time make a
+ * product no faster. */
+enum { ROWS_GOOD = 128, LOGIT_ROWS = 64 };
+
+static void cpu_info(const struct backend *base, struct backend_info *out) {
+    const struct cpu_backend *b = (const struct cpu_backend *)base;
+    *out = (struct backend_info){.tier = cpu_tier_name(b->kernels.tier),
+                                 .threads = (uint32_t)b->threads,
+                                 .rows_good = ROWS_GOOD,
+                                 .rows_max = UINT32_MAX,
+                                 .logit_rows = LOGIT_ROWS};
+    snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", out->tier, b->threads,
+             b->threads == 1 ? "" : "s");
 }
-int backend_threads(const struct backend *b) {
-    return b->threads;
+
+static kvasir_status cpu_check_layout(const struct backend *b, const struct page_layout *l,
+                                      kvasir_error *err) {
+    (void)b;
+    (void)err;
+    assert(l->k.head_dim <= HEAD_DIM_MAX);
+    return KVASIR_OK;
+}
+
+static kvasir_status cpu_flush(struct backend *b, kvasir_error *err) {
+    (void)b;
+    (void)err;
+    return KVASIR_OK;
 }
 
 static bool worker_scratch_init(struct worker_scratch *s, const struct backend_limits *limits) {
@@ -110,8 +98,9 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
     return true;
 }
 
-kvasir_status backend_reserve(struct backend *b, const struct backend_limits *limits,
-                              kvasir_error *err) {
+static kvasir_status cpu_reserve(struct backend *base, const struct backend_limits *limits,
+                                 kvasir_error *err) {
+    struct cpu_backend *b = cpu_of(base);
     b->limits = *limits;
     bool good = product_input_init(&b->input, b->act_bits, limits->rows, limits->dim);
     good = good && (limits->experts == 0 || experts_init(b));
@@ -128,74 +117,121 @@ kvasir_status backend_reserve(struct backend *b, const struct backend_limits *li
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-void *backend_alloc(struct backend *b, size_t bytes) {
+static void *cpu_alloc(struct backend *b, size_t bytes) {
     (void)b;
     return mem_alloc_aligned(bytes);
 }
 
-void backend_free(struct backend *b, void *p) {
+static void cpu_free(struct backend *b, void *p) {
     (void)b;
     mem_free(p);
 }
 
-/* Operations read host memory: constants are used where they lie. */
-const void *backend_upload(struct backend *b, const void *host, size_t bytes) {
+/* Operations read host memory: constants and weights are used where they lie. */
+static const void *cpu_upload(struct backend *b, const void *host, size_t bytes) {
     (void)b;
     (void)bytes;
     return host;
 }
 
-void backend_upload_free(struct backend *b, const void *device) {
+static void cpu_upload_free(struct backend *b, const void *device) {
     (void)b;
     (void)device;
 }
 
-void backend_read(struct backend *b, void *host, const void *device, size_t bytes) {
-    if (b->null)
-        memset(host, 0, bytes);
-    else
-        memcpy(host, device, bytes);
+static kvasir_status cpu_weight_put(struct backend *b, const struct weight *w,
+                                    const struct backend_weight **out, kvasir_error *err) {
+    (void)b;
+    (void)err;
+    *out = (const struct backend_weight *)w;
+    return KVASIR_OK;
 }
 
-void backend_write(struct backend *b, void *device, const void *host, size_t bytes) {
-    if (!b->null)
-        memcpy(device, host, bytes);
+static void cpu_weight_drop(struct backend *b, const struct backend_weight *w) {
+    (void)b;
+    (void)w;
 }
 
-void *backend_arena_reserve(struct backend *b, size_t bytes) {
-    return mem_reserve(b->null ? PAGE_ADDR_UNIT : bytes); /* nobody reads pages without bytes */
+static kvasir_status cpu_read(struct backend *b, void *host, const void *device, size_t bytes,
+                              kvasir_error *err) {
+    (void)b;
+    (void)err;
+    memcpy(host, device, bytes);
+    return KVASIR_OK;
 }
 
-void backend_arena_unreserve(struct backend *b, void *arena, size_t bytes) {
-    mem_unreserve(arena, b->null ? PAGE_ADDR_UNIT : bytes);
+static void cpu_write(struct backend *b, void *device, const void *host, size_t bytes) {
+    (void)b;
+    memcpy(device, host, bytes);
 }
 
-void backend_arena_release(struct backend *b, void *at, size_t bytes) {
-    if (!b->null)
-        mem_release(at, bytes);
+static struct backend_arena *cpu_arena_create(struct backend *b, size_t bytes) {
+    (void)b;
+    struct backend_arena *a = mem_calloc(1, sizeof *a);
+    if (!a)
+        return NULL;
+    a->bytes = bytes;
+    a->base = mem_reserve(bytes);
+    if (a->base)
+        return a;
+    mem_free(a);
+    return NULL;
 }
 
-void backend_arena_take(struct backend *b, void *at, size_t bytes, bool fresh) {
-    if (!fresh && !b->null)
-        memset(at, 0, bytes);
+static void cpu_arena_destroy(struct backend *b, struct backend_arena *a) {
+    (void)b;
+    mem_unreserve(a->base, a->bytes);
+    mem_free(a);
 }
 
-void backend_arena_copy(struct backend *b, void *to, const void *from, size_t bytes) {
-    if (!b->null)
-        memcpy(to, from, bytes);
+static void cpu_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
+                           bool fresh) {
+    (void)b;
+    uint8_t *page = arena_at(a, page_offset(addr), bytes);
+    if (!fresh)
+        memset(page, 0, bytes);
 }
 
-size_t backend_page_extent(const struct backend *b, size_t page_bytes) {
-    return b->null ? PAGE_ADDR_UNIT : page_bytes;
+static void cpu_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr,
+                              size_t bytes) {
+    (void)b;
+    mem_release(arena_at(a, page_offset(addr), bytes), bytes);
+}
+
+static void cpu_arena_copy(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
+                           size_t bytes) {
+    (void)b;
+    memcpy(arena_at(a, page_offset(to), bytes), arena_at(a, page_offset(from), bytes), bytes);
+}
+
+static kvasir_status cpu_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
+                                    void *host, size_t bytes, kvasir_error *err) {
+    return cpu_read(b, host, arena_at(a, at, bytes), bytes, err);
+}
+
+static void cpu_arena_write(struct backend *b, struct backend_arena *a, size_t at, const void *host,
+                            size_t bytes) {
+    cpu_write(b, arena_at(a, at, bytes), host, bytes);
+}
+
+static void cpu_page_convert(struct backend *b, struct backend_arena *a,
+                             const struct page_conversion *c) {
+    (void)b;
+    page_convert(c, arena_at(a, page_offset(c->from_addr), c->from->page_bytes),
+                 arena_at(a, page_offset(c->to_addr), c->to->page_bytes));
+}
+
+uint8_t *backend_cpu_arena_bytes(const struct backend_arena *a) {
+    return a->base;
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Operations run at once and find all they need in their own arguments. */
-void backend_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {
+static void cpu_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {
     (void)b;
-    (void)batch;
     (void)groups;
+    assert(batch->rows > 0 && batch->n_seqs > 0 && batch->n_seqs <= batch->rows);
 }
 
 /* ---- loops over rows ------------------------------------------------------------------------- */
@@ -205,7 +241,7 @@ void backend_step_begin(struct backend *b, const struct batch *batch, uint32_t g
 enum { ROWS_PER_ITEM = 8 };
 
 struct row_job {
-    const struct backend *b;
+    const struct cpu_backend *b;
     const float *x, *y;
     float *out;
     uint32_t rows, dim;
@@ -226,7 +262,7 @@ struct row_job {
             float scale;
         } table;
         struct {
-            const struct weight *w;
+            const struct backend_weight *w;
             const int32_t *tokens;
         } embed;
         struct {
@@ -250,18 +286,19 @@ static void rows_item(void *ctx, size_t item, int worker) {
         j->row(j, r);
 }
 
-static void run_rows(struct backend *b, struct row_job *j) {
+static void run_rows(struct cpu_backend *b, struct row_job *j) {
     j->b = b;
     thread_pool_run(b->pool, (j->rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, rows_item, j);
 }
 
 static void embed_row(const struct row_job *j, uint32_t r) {
-    const struct weight *w = j->embed.w;
+    const struct weight *w = &j->embed.w->w;
     weight_traits_of(w->type)->decode(w, (uint32_t)j->embed.tokens[r], j->out + (size_t)r * w->k);
 }
 
-void op_embed(struct backend *b, const struct weight *w, const int32_t *tokens, uint32_t rows,
-              float *y) {
+static void cpu_embed(struct backend *base, const struct backend_weight *w, const int32_t *tokens,
+                      uint32_t rows, float *y) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {.out = y, .rows = rows, .embed = {w, tokens}, .row = embed_row};
     run_rows(b, &j);
 }
@@ -271,8 +308,9 @@ static void norm_row(const struct row_job *j, uint32_t r) {
     j->b->kernels.rms_norm(j->x + at, j->norm.gain, j->dim, j->norm.eps, j->out + at);
 }
 
-void op_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows, uint32_t dim,
-                 float eps, float *y) {
+static void cpu_rms_norm(struct backend *base, const float *x, const float *gain, uint32_t rows,
+                         uint32_t dim, float eps, float *y) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {
         .x = x, .out = y, .rows = rows, .dim = dim, .norm = {gain, eps}, .row = norm_row};
     run_rows(b, &j);
@@ -287,8 +325,10 @@ static void rope_table_row(const struct row_job *j, uint32_t r) {
     }
 }
 
-void op_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows, const double *inv_freq,
-                   uint32_t n, float scale, float *cos_out, float *sin_out) {
+static void cpu_rope_table(struct backend *base, const uint32_t *pos, uint32_t rows,
+                           const double *inv_freq, uint32_t n, float scale, float *cos_out,
+                           float *sin_out) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {.rows = rows,
                         .dim = n,
                         .table = {pos, inv_freq, cos_out, sin_out, scale},
@@ -304,8 +344,10 @@ static void rope_row(const struct row_job *j, uint32_t r) {
         j->b->kernels.rope(x + (size_t)h * j->rope.head_dim, j->rope.n, c, s, j->rope.adjacent);
 }
 
-void op_rope(struct backend *b, float *x, uint32_t rows, uint32_t heads, uint32_t head_dim,
-             const float *cos_in, const float *sin_in, uint32_t n, bool adjacent) {
+static void cpu_rope(struct backend *base, float *x, uint32_t rows, uint32_t heads,
+                     uint32_t head_dim, const float *cos_in, const float *sin_in, uint32_t n,
+                     bool adjacent) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {.out = x,
                         .rows = rows,
                         .rope = {cos_in, sin_in, heads, head_dim, n, adjacent},
@@ -330,8 +372,9 @@ static void gate_mul_row(const struct row_job *j, uint32_t r) {
     j->flat.gate_mul(j->x + at, j->y + at, flat_count(j, r), j->out + at);
 }
 
-void op_gate_mul(struct backend *b, enum gate_kind kind, const float *gate, const float *up,
-                 size_t n, float *y) {
+static void cpu_gate_mul(struct backend *base, enum gate_kind kind, const float *gate,
+                         const float *up, size_t n, float *y) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {.x = gate,
                         .y = up,
                         .out = y,
@@ -346,7 +389,8 @@ static void add_row(const struct row_job *j, uint32_t r) {
     j->b->kernels.add(j->out + at, j->y + at, j->flat.by, flat_count(j, r));
 }
 
-void op_add(struct backend *b, float *x, const float *y, float scale, size_t n) {
+static void cpu_add(struct backend *base, float *x, const float *y, float scale, size_t n) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {
         .y = y, .out = x, .rows = flat_rows(n), .flat = {.n = n, .by = scale}, .row = add_row};
     run_rows(b, &j);
@@ -356,7 +400,8 @@ static void scale_row(const struct row_job *j, uint32_t r) {
     j->b->kernels.scale(j->out + (size_t)r * FLAT_DIM, j->flat.by, flat_count(j, r));
 }
 
-void op_scale(struct backend *b, float *x, float scale, size_t n) {
+static void cpu_scale(struct backend *base, float *x, float scale, size_t n) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {
         .out = x, .rows = flat_rows(n), .flat = {.n = n, .by = scale}, .row = scale_row};
     run_rows(b, &j);
@@ -366,7 +411,8 @@ static void softcap_row(const struct row_job *j, uint32_t r) {
     j->b->kernels.softcap(j->out + (size_t)r * FLAT_DIM, flat_count(j, r), j->flat.by);
 }
 
-void op_softcap(struct backend *b, float *x, float cap, size_t n) {
+static void cpu_softcap(struct backend *base, float *x, float cap, size_t n) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {
         .out = x, .rows = flat_rows(n), .flat = {.n = n, .by = cap}, .row = softcap_row};
     run_rows(b, &j);
@@ -376,7 +422,9 @@ static void gate_rows_row(const struct row_job *j, uint32_t r) {
     j->b->kernels.scale(j->out + (size_t)r * j->dim, (float)m_sigmoid((double)j->x[r]), j->dim);
 }
 
-void op_gate_rows(struct backend *b, float *x, const float *gate, uint32_t rows, uint32_t dim) {
+static void cpu_gate_rows(struct backend *base, float *x, const float *gate, uint32_t rows,
+                          uint32_t dim) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {.x = gate, .out = x, .rows = rows, .dim = dim, .row = gate_rows_row};
     run_rows(b, &j);
 }
@@ -389,8 +437,10 @@ static void rearrange_row(const struct row_job *j, uint32_t r) {
                j->dim * sizeof *to);
 }
 
-void op_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n, const float *from,
-                  struct block_strides from_strides, float *to, struct block_strides to_strides) {
+static void cpu_rearrange(struct backend *base, uint32_t rows, uint32_t blocks, uint32_t n,
+                          const float *from, struct block_strides from_strides, float *to,
+                          struct block_strides to_strides) {
+    struct cpu_backend *b = cpu_of(base);
     struct row_job j = {.x = from,
                         .out = to,
                         .rows = rows,
@@ -400,9 +450,83 @@ void op_rearrange(struct backend *b, uint32_t rows, uint32_t blocks, uint32_t n,
     run_rows(b, &j);
 }
 
-void op_gather_rows(struct backend *b, const float *x, const uint32_t *index, uint32_t n,
-                    uint32_t dim, float *y) {
-    (void)b;
+static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t *index, uint32_t n,
+                            uint32_t dim, float *y) {
+    struct cpu_backend *b = cpu_of(base);
+    assert(n <= b->limits.rows);
     for (uint32_t i = 0; i < n; i++)
         memcpy(y + (size_t)i * dim, x + (size_t)index[i] * dim, dim * sizeof *y);
+}
+
+/* ---- the table -------------------------------------------------------------------------------- */
+
+static const struct backend_ops CPU_OPS = {
+    .destroy = cpu_destroy,
+    .info = cpu_info,
+    .reserve = cpu_reserve,
+    .reserve_centre = cpu_reserve_centre,
+    .check_layout = cpu_check_layout,
+    .flush = cpu_flush,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_upload,
+    .upload_free = cpu_upload_free,
+    .read = cpu_read,
+    .write = cpu_write,
+    .weight_put = cpu_weight_put,
+    .weight_drop = cpu_weight_drop,
+    .arena_create = cpu_arena_create,
+    .arena_destroy = cpu_arena_destroy,
+    .arena_take = cpu_arena_take,
+    .arena_release = cpu_arena_release,
+    .arena_copy = cpu_arena_copy,
+    .arena_read = cpu_arena_read,
+    .arena_write = cpu_arena_write,
+    .page_convert = cpu_page_convert,
+    .step_begin = cpu_step_begin,
+    .embed = cpu_embed,
+    .rms_norm = cpu_rms_norm,
+    .product = cpu_product,
+    .rope_table = cpu_rope_table,
+    .rope = cpu_rope,
+    .kv_store = cpu_kv_store,
+    .attention = cpu_attention,
+    .gate_mul = cpu_gate_mul,
+    .add = cpu_add,
+    .scale = cpu_scale,
+    .gate_rows = cpu_gate_rows,
+    .softcap = cpu_softcap,
+    .rearrange = cpu_rearrange,
+    .gather_rows = cpu_gather_rows,
+    .experts = cpu_experts,
+    .short_conv = cpu_short_conv,
+    .delta_rule = cpu_delta_rule,
+};
+
+kvasir_status backend_cpu_create(struct backend **out, const struct backend_cpu_options *opt,
+                                 kvasir_error *err) {
+    if (opt->act_bits != 8 && opt->act_bits != 16)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--act-bits %d: must be 8 or 16", opt->act_bits);
+    if (opt->threads < 0 || opt->threads > 1024)
+        return fail(err, KVASIR_ERR_ARGUMENT, "--threads %d: must be 0 (one per core) to 1024",
+                    opt->threads);
+    struct cpu_backend *b = mem_calloc(1, sizeof *b);
+    if (!b)
+        return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
+    b->base.ops = &CPU_OPS;
+    b->threads = opt->threads ? opt->threads : cpu_count();
+    b->act_bits = opt->act_bits;
+    kernels_select(&b->kernels, opt->tier);
+    kvasir_status status = thread_pool_create(&b->pool, b->threads, err);
+    if (status == KVASIR_OK) {
+        b->scratch = mem_calloc((size_t)b->threads, sizeof *b->scratch);
+        if (!b->scratch)
+            status = fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
+    }
+    if (status != KVASIR_OK) {
+        cpu_destroy(&b->base);
+        return status;
+    }
+    *out = &b->base;
+    return KVASIR_OK;
 }

@@ -3,6 +3,9 @@
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
+#include <assert.h>
+
+#include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
 
 /* Query rows (tokens x heads of one KV head) that share each tile: enough that unpacking a tile is
@@ -73,11 +76,21 @@ struct worker_scratch {
     struct centre_scratch centre;
 };
 
-struct backend {
+/* A matrix is the mapped one. */
+struct backend_weight {
+    struct weight w;
+};
+
+struct backend_arena {
+    uint8_t *base;
+    size_t bytes;
+};
+
+struct cpu_backend {
+    struct backend base;
     struct kernels kernels;
     struct thread_pool *pool;
     int threads, act_bits;
-    bool null; /* of backend_null_create: what lies in the arena is never touched */
     struct backend_limits limits;             /* what scratch was made for */
     struct product_input input;               /* of op_product: limits.rows x limits.dim */
     struct expert_scratch experts;            /* empty where limits.experts is 0 */
@@ -88,6 +101,16 @@ struct backend {
     uint32_t n_centres;
     uint32_t centre_pairs; /* most of one head: what workers have room for */
 };
+
+static inline struct cpu_backend *cpu_of(struct backend *b) {
+    return (struct cpu_backend *)b;
+}
+
+/* The bytes [at, at + bytes) of an arena. */
+static inline uint8_t *arena_at(const struct backend_arena *a, size_t at, size_t bytes) {
+    assert(at <= a->bytes && bytes <= a->bytes - at);
+    return a->base + at;
+}
 
 /* Row-runs that split attention can hold before it merges: 256 runs (131,072 tokens) of 64 rows. */
 enum { PARTIAL_ROWS = 16384 };
@@ -104,13 +127,31 @@ static inline void *cut(uint8_t **at, size_t bytes) {
     return p;
 }
 
+/* ---- operations, by file ---------------------------------------------------------------------- */
+
+kvasir_status cpu_reserve_centre(struct backend *b, const struct key_centre *c,
+                                 kvasir_error *err) MUST_CHECK;
+void cpu_product(struct backend *b, const float *x, uint32_t rows,
+                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                 uint32_t count);
+void cpu_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                  uint32_t layer, const float *k, const float *v);
+void cpu_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                   uint32_t layer, const float *q, const struct attention_args *args, float *out);
+void cpu_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
+                 const struct expert_layer *layer, float *y);
+void cpu_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
+                    const float *w, uint32_t width, uint32_t channels, bool silu, float *y);
+void cpu_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
+                    const float *beta, const float *a, const struct delta_layer *layer, float *y);
+
 /* ---- products (product.c) -------------------------------------------------------------------- */
 
 bool product_input_init(struct product_input *in, int bits, size_t rows, uint32_t dim) MUST_CHECK;
 void product_input_deinit(struct product_input *in);
 /* Products multiply x [rows][k] from now on, those with codes once every row is packed. */
 void product_input_set(struct product_input *in, const float *x, uint32_t rows, uint32_t k);
-void product_input_pack(const struct backend *b, struct product_input *in, uint32_t row);
+void product_input_pack(const struct cpu_backend *b, struct product_input *in, uint32_t row);
 /* Its rows [first, first + rows), which share its memory. */
 struct product_input product_input_part(const struct product_input *in, size_t first,
                                         uint32_t rows);
@@ -122,19 +163,19 @@ static inline uint32_t product_ranges(const struct weight *w, uint32_t outputs) 
 }
 /* y[r][i] = row r . w[i] (+ bias[i] where not NULL) for the outputs i of one range; y [rows][w->n],
  * at most limits.rows rows; outputs <= ITEM_OUTPUTS */
-void product_range(struct backend *b, const struct product_input *in, const struct weight *w,
+void product_range(struct cpu_backend *b, const struct product_input *in, const struct weight *w,
                    uint32_t range, uint32_t outputs, const float *bias, float *y, int worker);
 
 /* ---- experts (experts.c) --------------------------------------------------------------------- */
 
-bool experts_init(struct backend *b) MUST_CHECK;
-void experts_deinit(struct backend *b);
+bool experts_init(struct cpu_backend *b) MUST_CHECK;
+void experts_deinit(struct cpu_backend *b);
 
 /* ---- centred keys (centre.c) ----------------------------------------------------------------- */
 
 /* The table that backend_reserve_centre made; NULL for NULL. */
-const struct centre_table *centre_find(const struct backend *b, const struct key_centre *c);
-void centre_deinit(struct backend *b);
+const struct centre_table *centre_find(const struct cpu_backend *b, const struct key_centre *c);
+void centre_deinit(struct cpu_backend *b);
 /* out = k - rope(c, pos) for KV head `head` of `layer`; k, out: [head_dim] */
 void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head, uint32_t pos,
                      uint32_t head_dim, const float *k, float *out);

@@ -24,7 +24,7 @@
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
-bool experts_init(struct backend *b) {
+bool experts_init(struct cpu_backend *b) {
     const struct backend_limits *l = &b->limits;
     struct expert_scratch *s = &b->experts;
     size_t pairs = (size_t)l->rows * l->top_k;
@@ -42,7 +42,7 @@ bool experts_init(struct backend *b) {
            s->slot_of && s->row_of && s->first && s->active && s->x && s->wide && s->hidden;
 }
 
-void experts_deinit(struct backend *b) {
+void experts_deinit(struct cpu_backend *b) {
     struct expert_scratch *s = &b->experts;
     void *memory[] = {s->chosen, s->weight, s->slot_of, s->row_of, s->first,
                       s->active, s->x,      s->wide,    s->hidden};
@@ -54,7 +54,7 @@ void experts_deinit(struct backend *b) {
 /* ---- routing --------------------------------------------------------------------------------- */
 
 struct expert_job {
-    struct backend *b;
+    struct cpu_backend *b;
     struct expert_scratch *s;
     const struct expert_layer *layer;
     const float *x, *logits;
@@ -173,12 +173,12 @@ static float *ups(const struct expert_job *j) {
 static void wide_item(void *ctx, size_t item, int worker) {
     const struct expert_job *j = ctx;
     struct expert_item i = find_item(j, item);
-    const struct weight *w = i.expert->gate;
+    const struct weight *w = &i.expert->gate->w;
     const float *bias = j->layer->gate_bias;
     float *y = j->s->wide;
     if (i.range >= product_ranges(w, ITEM_OUTPUTS)) {
         i.range -= product_ranges(w, ITEM_OUTPUTS);
-        w = i.expert->up;
+        w = &i.expert->up->w;
         bias = j->layer->up_bias;
         y = ups(j);
     }
@@ -208,7 +208,7 @@ static void hidden_item(void *ctx, size_t slot, int worker) {
 static void down_item(void *ctx, size_t item, int worker) {
     const struct expert_job *j = ctx;
     struct expert_item i = find_item(j, item);
-    const struct weight *w = i.expert->down;
+    const struct weight *w = &i.expert->down->w;
     product_range(j->b, &i.input, w, i.range, ITEM_OUTPUTS, bias_of(j->layer->down_bias, i.e, w),
                   j->s->x + i.slot * w->n, worker);
 }
@@ -225,8 +225,9 @@ static void combine_row(void *ctx, size_t row, int worker) {
     }
 }
 
-void op_experts(struct backend *b, const float *x, uint32_t rows, const float *logits,
-                const struct expert_layer *layer, float *y) {
+void cpu_experts(struct backend *base, const float *x, uint32_t rows, const float *logits,
+                 const struct expert_layer *layer, float *y) {
+    struct cpu_backend *b = cpu_of(base);
     const struct expert *any = &layer->experts[0];
     struct expert_scratch *s = &b->experts;
     struct expert_job j = {.b = b,
@@ -236,25 +237,29 @@ void op_experts(struct backend *b, const float *x, uint32_t rows, const float *l
                            .logits = logits,
                            .y = y,
                            .rows = rows,
-                           .dim = any->gate->k,
-                           .expert_dim = any->down->k};
+                           .dim = any->gate->w.k,
+                           .expert_dim = any->down->w.k};
+    const struct backend_limits *limits = &b->limits;
+    assert(rows <= limits->rows && layer->n <= limits->experts);
+    assert(layer->top_k <= limits->top_k && layer->top_k <= layer->n);
+    assert(j.dim <= limits->dim && j.expert_dim <= limits->expert_dim);
     uint32_t slots = rows * layer->top_k;
     thread_pool_run(b->pool, rows, route_row, &j);
     size_t active = sort_pairs(&j);
     for (size_t i = 0; i < active; i++) {
         const struct expert *e = &layer->experts[s->active[i]];
         j.wide_codes |=
-            product_takes_codes(e->gate->type) || (e->up && product_takes_codes(e->up->type));
-        j.down_codes |= product_takes_codes(e->down->type);
+            product_takes_codes(e->gate->w.type) || (e->up && product_takes_codes(e->up->w.type));
+        j.down_codes |= product_takes_codes(e->down->w.type);
     }
     product_input_set(&s->input, s->x, slots, j.dim);
     thread_pool_run(b->pool, slots, gather_item, &j);
-    j.ranges = product_ranges(any->gate, ITEM_OUTPUTS) +
-               (any->up ? product_ranges(any->up, ITEM_OUTPUTS) : 0);
+    j.ranges = product_ranges(&any->gate->w, ITEM_OUTPUTS) +
+               (any->up ? product_ranges(&any->up->w, ITEM_OUTPUTS) : 0);
     thread_pool_run(b->pool, active * j.ranges, wide_item, &j);
     product_input_set(&s->input, s->hidden, slots, j.expert_dim);
     thread_pool_run(b->pool, slots, hidden_item, &j);
-    j.ranges = product_ranges(any->down, ITEM_OUTPUTS);
+    j.ranges = product_ranges(&any->down->w, ITEM_OUTPUTS);
     thread_pool_run(b->pool, active * j.ranges, down_item, &j);
     thread_pool_run(b->pool, rows, combine_row, &j);
 }

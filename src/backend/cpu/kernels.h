@@ -15,7 +15,7 @@
 
 #include <math.h>
 
-#include "backend/backend.h"
+#include "backend/shapes.h"
 
 /* Queries and probabilities are rounded to 15 bits: code = rint(x * (ACT16_MAX / max|x|)). Two s8
  * planes (code = 128 * hi + lo) or one s16 hold it. Products with 8-bit codes over <= 128 terms

@@ -59,7 +59,7 @@ bool product_takes_codes(enum weight_type t) {
     return weight_traits_of(t)->run_values > 0;
 }
 
-void product_input_pack(const struct backend *b, struct product_input *in, uint32_t row) {
+void product_input_pack(const struct cpu_backend *b, struct product_input *in, uint32_t row) {
     b->kernels.act_pack(&in->act, row);
     if (in->act.rest)
         b->kernels.act_pack(&in->rest, row);
@@ -98,7 +98,7 @@ static void add_rows(float *y, size_t y_stride, const float *x, size_t x_stride,
             y[r * y_stride + i] += x[r * x_stride + i];
 }
 
-void product_range(struct backend *b, const struct product_input *in, const struct weight *w,
+void product_range(struct cpu_backend *b, const struct product_input *in, const struct weight *w,
                    uint32_t range, uint32_t outputs, const float *bias, float *y, int worker) {
     uint32_t n0 = range * outputs;
     uint32_t n1 = n0 + outputs < w->n ? n0 + outputs : w->n;
@@ -117,12 +117,13 @@ void product_range(struct backend *b, const struct product_input *in, const stru
 /* ---- op_product ------------------------------------------------------------------------------ */
 
 struct product_job {
-    struct backend *b;
-    const struct weight *const *w;
+    struct cpu_backend *b;
+    const struct backend_weight *const *w;
     const float *const *bias;
     float *const *y;
-    uint32_t outputs;       /* of an item */
-    uint32_t first_item[5]; /* items of product i: [first_item[i], first_item[i + 1]) */
+    uint32_t outputs; /* of an item */
+    uint32_t
+        first_item[PRODUCTS_MAX + 1]; /* items of product i: [first_item[i], first_item[i + 1]) */
 };
 
 static void product_item(void *ctx, size_t item, int worker) {
@@ -130,18 +131,23 @@ static void product_item(void *ctx, size_t item, int worker) {
     uint32_t i = 0;
     while (item >= j->first_item[i + 1])
         i++;
-    product_range(j->b, &j->b->input, j->w[i], (uint32_t)item - j->first_item[i], j->outputs,
+    assert(i < PRODUCTS_MAX);
+    product_range(j->b, &j->b->input, &j->w[i]->w, (uint32_t)item - j->first_item[i], j->outputs,
                   j->bias[i], j->y[i], worker);
 }
 
 static void pack_item(void *ctx, size_t item, int worker) {
     (void)worker;
-    struct backend *b = ctx;
+    struct cpu_backend *b = ctx;
     product_input_pack(b, &b->input, (uint32_t)item);
 }
 
-void op_product(struct backend *b, const float *x, uint32_t rows, const struct weight *const *w,
-                const float *const *bias, float *const *y, uint32_t count) {
+void cpu_product(struct backend *base, const float *x, uint32_t rows,
+                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                 uint32_t count) {
+    struct cpu_backend *b = cpu_of(base);
+    assert(count >= 1 && count <= PRODUCTS_MAX);
+    assert(rows <= b->limits.rows && w[0]->w.k <= b->limits.dim);
     struct product_job j = {.b = b,
                             .w = w,
                             .bias = bias,
@@ -149,10 +155,11 @@ void op_product(struct backend *b, const float *x, uint32_t rows, const struct w
                             .outputs = rows == 1 ? ITEM_OUTPUTS : ITEM_OUTPUTS_ROWS};
     bool codes = false;
     for (uint32_t i = 0; i < count; i++) {
-        j.first_item[i + 1] = j.first_item[i] + product_ranges(w[i], j.outputs);
-        codes |= product_takes_codes(w[i]->type);
+        assert(w[i]->w.k == w[0]->w.k);
+        j.first_item[i + 1] = j.first_item[i] + product_ranges(&w[i]->w, j.outputs);
+        codes |= product_takes_codes(w[i]->w.type);
     }
-    product_input_set(&b->input, x, rows, w[0]->k);
+    product_input_set(&b->input, x, rows, w[0]->w.k);
     if (codes)
         thread_pool_run(b->pool, rows, pack_item, b);
     thread_pool_run(b->pool, j.first_item[count], product_item, &j);

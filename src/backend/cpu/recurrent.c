@@ -14,15 +14,14 @@
 /* Channels of one item: a few KiB of state and of weights, in L1 from token to token. */
 enum { CONV_CHANNELS = 256 };
 
-/* What views give is const: only the operations of the layer that owns it write it. */
-static float *state_at(const struct state_view *v, size_t at) {
-    return (float *)((uint8_t *)v->arena + (size_t)v->addr * PAGE_ADDR_UNIT + at);
+static float *state_at(const struct state_view *v, size_t at, size_t values) {
+    return (float *)(void *)arena_at(v->arena, page_offset(v->addr) + at, values * sizeof(float));
 }
 
 /* ---- short convolutions ---------------------------------------------------------------------- */
 
 struct conv_job {
-    const struct backend *b;
+    const struct cpu_backend *b;
     const struct batch *batch;
     size_t at;
     const float *x, *w;
@@ -37,7 +36,8 @@ static void conv_item(void *ctx, size_t item, int worker) {
     size_t s = item / j->ranges, first = item % j->ranges * CONV_CHANNELS;
     size_t n = j->channels - first < CONV_CHANNELS ? j->channels - first : CONV_CHANNELS;
     const struct batch_seq *seq = &j->batch->seqs[s];
-    float *state = state_at(&j->batch->states[s], j->at) + first;
+    float *state =
+        state_at(&j->batch->states[s], j->at, (size_t)(j->width - 1) * j->channels) + first;
     for (uint32_t r = seq->row; r < seq->row + seq->rows; r++) {
         size_t here = (size_t)r * j->channels + first;
         j->b->kernels.short_conv(state, j->w + first, j->channels, j->width, j->x + here, n,
@@ -45,8 +45,10 @@ static void conv_item(void *ctx, size_t item, int worker) {
     }
 }
 
-void op_short_conv(struct backend *b, const struct batch *batch, size_t at, const float *x,
-                   const float *w, uint32_t width, uint32_t channels, bool silu, float *y) {
+void cpu_short_conv(struct backend *base, const struct batch *batch, size_t at, const float *x,
+                    const float *w, uint32_t width, uint32_t channels, bool silu, float *y) {
+    struct cpu_backend *b = cpu_of(base);
+    assert(width > 0 && channels > 0);
     struct conv_job j = {.b = b,
                          .batch = batch,
                          .at = at,
@@ -63,7 +65,7 @@ void op_short_conv(struct backend *b, const struct batch *batch, size_t at, cons
 /* ---- the gated delta rule -------------------------------------------------------------------- */
 
 struct delta_job {
-    const struct backend *b;
+    const struct cpu_backend *b;
     const struct batch *batch;
     size_t at;
     const float *qkv, *beta, *a;
@@ -91,8 +93,10 @@ static void delta_item(void *ctx, size_t item, int worker) {
     uint32_t key_head =
         l->keys_cycle ? head % l->key_heads : head / (l->value_heads / l->key_heads);
     const struct batch_seq *seq = &j->batch->seqs[item / l->value_heads];
-    float *state = state_at(&j->batch->states[item / l->value_heads], j->at) +
-                   (size_t)head * l->key_dim * l->value_dim;
+    const size_t matrix = (size_t)l->key_dim * l->value_dim;
+    float *state =
+        state_at(&j->batch->states[item / l->value_heads], j->at, l->value_heads * matrix) +
+        head * matrix;
     size_t keys = (size_t)l->key_heads * l->key_dim, values = (size_t)l->value_heads * l->value_dim;
     float q[HEAD_DIM_MAX], k[HEAD_DIM_MAX];
     for (size_t r = seq->row; r < (size_t)seq->row + seq->rows; r++) {
@@ -111,8 +115,10 @@ static void delta_item(void *ctx, size_t item, int worker) {
     }
 }
 
-void op_delta_rule(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
-                   const float *beta, const float *a, const struct delta_layer *layer, float *y) {
+void cpu_delta_rule(struct backend *base, const struct batch *batch, size_t at, const float *qkv,
+                    const float *beta, const float *a, const struct delta_layer *layer, float *y) {
+    struct cpu_backend *b = cpu_of(base);
+    assert(layer->key_dim <= HEAD_DIM_MAX && layer->key_heads > 0);
     struct delta_job j = {
         .b = b, .batch = batch, .at = at, .qkv = qkv, .beta = beta, .a = a, .layer = layer, .y = y};
     thread_pool_run(b->pool, (size_t)batch->n_seqs * layer->value_heads, delta_item, &j);

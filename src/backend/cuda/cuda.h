@@ -13,7 +13,7 @@
  * Errors of the device stick: after the first one every call does nothing, and cuda_status and
  * cuda_read report it.
  *
- * Built by `make cuda` where nvcc is; elsewhere cuda_none.c says so.
+ * Built by `make cuda` where nvcc is; no other build has a CUDA table.
  */
 #ifndef KVASIR_CUDA_H
 #define KVASIR_CUDA_H

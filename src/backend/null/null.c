@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* null.c: a backend without bytes, threads and kernels: what a cache and a scheduler cost by
+ * themselves. It has none of the operations. */
+#include <assert.h>
+#include <string.h>
+
+#include "backend/null/null.h"
+
+/* Most of these ignore their arguments. */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+struct backend_arena {
+    size_t bytes; /* of address space: the bounds of what callers name */
+};
+
+/* ---- life and memory ------------------------------------------------------------------------- */
+
+static void null_destroy(struct backend *b) {
+    mem_free(b);
+}
+
+static void null_info(const struct backend *b, struct backend_info *out) {
+    *out = (struct backend_info){.name = "null",
+                                 .tier = "null",
+                                 .threads = 1,
+                                 .rows_good = UINT32_MAX,
+                                 .rows_max = UINT32_MAX,
+                                 .logit_rows = 64,
+                                 .pages_without_bytes = true};
+}
+
+static kvasir_status null_reserve(struct backend *b, const struct backend_limits *limits,
+                                  kvasir_error *err) {
+    return KVASIR_OK;
+}
+
+static kvasir_status null_reserve_centre(struct backend *b, const struct key_centre *c,
+                                         kvasir_error *err) {
+    return KVASIR_OK;
+}
+
+static kvasir_status null_check_layout(const struct backend *b, const struct page_layout *l,
+                                       kvasir_error *err) {
+    return KVASIR_OK;
+}
+
+static kvasir_status null_flush(struct backend *b, kvasir_error *err) {
+    return KVASIR_OK;
+}
+
+static void *null_alloc(struct backend *b, size_t bytes) {
+    return mem_alloc_aligned(bytes);
+}
+
+static void null_free(struct backend *b, void *p) {
+    mem_free(p);
+}
+
+static const void *null_upload(struct backend *b, const void *host, size_t bytes) {
+    return host;
+}
+
+static void null_upload_free(struct backend *b, const void *device) {}
+
+static kvasir_status null_read(struct backend *b, void *host, const void *device, size_t bytes,
+                               kvasir_error *err) {
+    memset(host, 0, bytes);
+    return KVASIR_OK;
+}
+
+static void null_write(struct backend *b, void *device, const void *host, size_t bytes) {}
+
+static kvasir_status null_weight_put(struct backend *b, const struct weight *w,
+                                     const struct backend_weight **out, kvasir_error *err) {
+    *out = (const struct backend_weight *)w;
+    return KVASIR_OK;
+}
+
+static void null_weight_drop(struct backend *b, const struct backend_weight *w) {}
+
+/* ---- the arena ------------------------------------------------------------------------------- */
+
+static void check_unit(const struct backend_arena *a, uint32_t addr) {
+    assert(page_offset(addr) < a->bytes);
+}
+
+static struct backend_arena *null_arena_create(struct backend *b, size_t bytes) {
+    struct backend_arena *a = mem_calloc(1, sizeof *a);
+    if (a)
+        a->bytes = bytes;
+    return a;
+}
+
+static void null_arena_destroy(struct backend *b, struct backend_arena *a) {
+    mem_free(a);
+}
+
+static void null_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
+                            bool fresh) {
+    check_unit(a, addr);
+}
+
+static void null_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr,
+                               size_t bytes) {
+    check_unit(a, addr);
+}
+
+static void null_arena_copy(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
+                            size_t bytes) {
+    check_unit(a, to);
+    check_unit(a, from);
+}
+
+static kvasir_status null_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
+                                     void *host, size_t bytes, kvasir_error *err) {
+    memset(host, 0, bytes);
+    return KVASIR_OK;
+}
+
+static void null_arena_write(struct backend *b, struct backend_arena *a, size_t at,
+                             const void *host, size_t bytes) {}
+
+static void null_page_convert(struct backend *b, struct backend_arena *a,
+                              const struct page_conversion *c) {
+    check_unit(a, c->from_addr);
+    check_unit(a, c->to_addr);
+}
+
+static void null_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {}
+
+static const struct backend_ops NULL_OPS = {
+    .destroy = null_destroy,
+    .info = null_info,
+    .reserve = null_reserve,
+    .reserve_centre = null_reserve_centre,
+    .check_layout = null_check_layout,
+    .flush = null_flush,
+    .alloc = null_alloc,
+    .free = null_free,
+    .upload = null_upload,
+    .upload_free = null_upload_free,
+    .read = null_read,
+    .write = null_write,
+    .weight_put = null_weight_put,
+    .weight_drop = null_weight_drop,
+    .arena_create = null_arena_create,
+    .arena_destroy = null_arena_destroy,
+    .arena_take = null_arena_take,
+    .arena_release = null_arena_release,
+    .arena_copy = null_arena_copy,
+    .arena_read = null_arena_read,
+    .arena_write = null_arena_write,
+    .page_convert = null_page_convert,
+    .step_begin = null_step_begin,
+};
+
+kvasir_status backend_null_create(struct backend **out, kvasir_error *err) {
+    struct backend *b = mem_calloc(1, sizeof *b);
+    if (!b)
+        return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");
+    b->ops = &NULL_OPS;
+    *out = b;
+    return KVASIR_OK;
+}

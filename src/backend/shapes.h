@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Constants that backends and their kernels share. Apart from backend.h so that an edit of the
+ * contract does not recompile every kernel. */
+#ifndef KVASIR_BACKEND_SHAPES_H
+#define KVASIR_BACKEND_SHAPES_H
+
+#include "quant/quant.h"
+#include "util/util.h"
+
+enum {
+    /* Tokens of one attention run on CPUs: maxima, sums and weights are computed per run, and runs
+     * are merged in order. */
+    RUN_TOKENS = 512,
+    HEAD_DIM_MAX = 512,
+    GQA_MAX = 16, /* query heads a KV head may serve */
+};
+
+/* What a gate does to its input x before it is multiplied. */
+enum gate_kind {
+    GATE_NONE,      /* x */
+    GATE_SILU,      /* x sigmoid(x) */
+    GATE_GELU_TANH, /* x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+    GATE_SIGMOID,
+    /* gpt_oss: x = min(x, 7), x sigmoid(1.702 x), times clamp(up, -7, 7) + 1 */
+    GATE_SWIGLU_CLAMPED,
+    GATE_KINDS
+};
+
+#endif
