@@ -36,7 +36,8 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1;
 # ---- building ------------------------------------------------------------------------------------
 
 ref_files=(src/backend/cpu/ref/*.c)
-c_files=(src/util/*.c src/quant/*.c src/backend/page_layout.c tests/opcheck/*.c
+mapfile -t util_files < <(ls src/util/*.c | grep -v json.c) # which needs jansson
+c_files=("${util_files[@]}" src/quant/*.c src/backend/page_layout.c tests/opcheck/*.c
     tests/support/random_data.c)
 cuda_files=(src/backend/cuda/*.cu)
 header_files=(include/*.h tests/opcheck/*.h tests/support/random_data.h src/backend/cuda/*.cuh)

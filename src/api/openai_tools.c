@@ -7,6 +7,7 @@
  * first call of an answer.
  */
 #include "api/openai_internal.h"
+#include "util/json.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -104,16 +105,15 @@ bool openai_read_call(json_t *call, size_t i, size_t k, struct openai_error *err
         return true;
     if (!json_is_string(arguments))
         return openai_wrong_type(err, path, arguments, "a string");
-    json_error_t why;
+    kvasir_error why;
     size_t len = json_string_length(arguments);
-    json_t *values =
-        len ? json_loadb(json_string_value(arguments), len, JSON_ALLOW_NUL, &why) : json_object();
+    json_t *values = len ? NULL : json_object();
+    if (len && json_load_request(json_string_value(arguments), len, JSON_ALLOW_NUL, &values,
+                                 &why) != KVASIR_OK)
+        return openai_refuse(err, path, "%.100s", why.text);
     if (!json_is_object(values)) {
-        bool parsed = values != NULL;
         json_decref(values);
-        return parsed ? openai_refuse(err, path, "is not the JSON text of an object")
-                      : openai_refuse(err, path, "is no JSON at byte %d: %.100s", why.position,
-                                      len ? why.text : "");
+        return openai_refuse(err, path, "is not the JSON text of an object");
     }
     return json_object_set_new(function, "arguments", values) == 0 || openai_no_memory(err);
 }

@@ -17,6 +17,7 @@
 
 #include "cache/prompt_file_internal.h"
 #include "text/text.h"
+#include "util/json.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are read where they lie");
 

@@ -23,6 +23,7 @@
  */
 #include "cli.h"
 #include "server/server.h"
+#include "util/json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -412,11 +413,11 @@ static int take_id(struct batch *b, const json_t *line, const char **custom_id) 
 }
 
 static int read_line(struct batch *b, json_t **line, const char **custom_id) {
-    json_error_t why;
-    *line = json_loadb(b->in.line, b->in.len, JSON_ALLOW_NUL, &why);
-    if (!json_is_object(*line))
+    kvasir_error why;
+    const bool read = json_load_request(b->in.line, b->in.len, JSON_ALLOW_NUL, line, &why) == 0;
+    if (!read || !json_is_object(*line))
         return run_error(&COMMAND, "-i: %s: line %zu (at byte %llu): %s", b->in.name, b->in.number,
-                         (unsigned long long)b->in.byte, *line ? "is not a JSON object" : why.text);
+                         (unsigned long long)b->in.byte, read ? "is not a JSON object" : why.text);
     return take_id(b, *line, custom_id);
 }
 

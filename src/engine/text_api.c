@@ -20,6 +20,7 @@
 #include <time.h>
 
 #include "engine/engine.h"
+#include "util/json.h"
 
 /* ---- what may be missing --------------------------------------------------------------------- */
 
@@ -307,11 +308,12 @@ static bool add_defaults(json_t *variables) {
 
 static kvasir_status read_request(const struct kvasir_tokenizer *t, const char *request, size_t len,
                                   json_t **variables, kvasir_error *err) {
-    json_error_t why;
-    json_t *root = json_loadb(request, len, JSON_ALLOW_NUL, &why);
-    if (!root)
-        return fail_at(err, KVASIR_ERR_TEXT, why.position, "chat request: %s", why.text);
-    kvasir_status status = KVASIR_OK;
+    json_t *root;
+    kvasir_status status = json_load_request(request, len, JSON_ALLOW_NUL, &root, err);
+    if (status != KVASIR_OK) {
+        fail_prefix(err, "chat request");
+        return status;
+    }
     if (!json_is_object(root))
         status = fail(err, KVASIR_ERR_TEXT, "chat request: is not a JSON object");
     else if (!json_is_array(json_object_get(root, "messages")))

@@ -13,6 +13,7 @@
 
 #include "engine/trace.h"
 #include "text/text.h"
+#include "util/json.h"
 
 enum { FILE_MAX = 1 << 30 };
 

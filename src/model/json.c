@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* JSON out of files that nobody vouches for: config.json, the safetensors header and index. It is
- * parsed in text/, within bounds (json_load_bounded). The getters check type and range and name the
+ * parsed within bounds (json_load_bounded). The getters check type and range and name the
  * field: no number of a file goes on unchecked.
  */
 #include <math.h>

@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "model/model.h"
+#include "util/json.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "checkpoints are read where they lie");
 
@@ -103,7 +104,7 @@ kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
 
 /* ---- JSON (json.c) --------------------------------------------------------------------------- */
 
-/* json_load_bounded (text.h). `at` is where the text stands in its file. */
+/* json_load_bounded (util/json.h). `at` is where the text stands in its file. */
 kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
                          kvasir_error *err) MUST_CHECK;
 /* For documents of which no number is read: a tokenizer's model_max_length may be 10^30. */

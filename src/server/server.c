@@ -6,6 +6,7 @@
  * no call may rest any more.
  */
 #include "server/server_internal.h"
+#include "util/json.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -104,16 +105,12 @@ enum http_step server_reply_error_with(struct server *s, struct http_call *call,
 }
 
 bool server_read_body(const struct http_call *call, json_t **body, struct openai_error *err) {
-    json_error_t why;
+    kvasir_error why;
     if (call->body_len == 0)
         return openai_refuse(err, NULL, "the body is empty");
-    *body = json_loadb(call->body, call->body_len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &why);
-    if (*body)
-        return true;
-    char *near = strstr(why.text, " near "); /* what is quoted may be a prompt's text */
-    if (near)
-        *near = 0;
-    return openai_refuse(err, NULL, "the body is no JSON at byte %d: %s", why.position, why.text);
+    return json_load_request(call->body, call->body_len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES,
+                             body, &why) == KVASIR_OK ||
+           openai_refuse(err, NULL, "%s", why.text);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

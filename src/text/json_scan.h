@@ -16,6 +16,7 @@
 #define KVASIR_JSON_SCAN_H
 
 #include "text/text.h"
+#include "util/json.h"
 
 struct json_scan {
     const char *name;

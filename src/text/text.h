@@ -149,16 +149,6 @@ static inline size_t token_set_words(uint32_t n_ids) {
 /* Fills bits [token_set_words(n_ids)] with the tokens that may come next. */
 void json_vocab_allow(const struct json_vocab *v, const struct json_state *s, uint64_t *bits);
 
-/* ---- JSON that a file holds (json_load.c) ---------------------------------------------------- */
-
-/* The deepest text we read is config.json (rope_parameters inside the document: 3); 32 leaves room
- * for vendors' own. */
-enum { JSON_DEPTH_MAX = 32 };
-/* jansson's json_loadb with duplicates refused, nesting up to JSON_DEPTH_MAX, and a bound on the
- * tree's memory by the text's size. `at` is where the text stands in its file, for errors. */
-kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t flags,
-                                json_t **out, kvasir_error *err) MUST_CHECK;
-
 /* ---- chat templates (template_*.c): a Jinja subset ------------------------------------------- */
 
 /* Parse errors and run errors name line and column of the template. */

@@ -24,6 +24,7 @@
 
 #include "text/json_scan.h"
 #include "text/tokenizer_parts.h"
+#include "util/json.h"
 
 /* Tables are as long as the largest id: one beyond so many, and a quarter of the file's bytes, is
  * refused, so that a small file cannot make them large. (A token takes 20 bytes and more.) */

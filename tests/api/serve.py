@@ -146,7 +146,7 @@ def test_log(prompts):
         check(two["client_id"] == "mine-1" and two["hit"] == "supersequence", two)
 
         # what is refused: a line, and no text of it in the log
-        for body, place in ((b'{"messages": "' + SECRET.encode(), "no JSON"),
+        for body, place in ((b'{"messages": "' + SECRET.encode(), "invalid JSON"),
                             (chat_body(SECRET, SECRET), "max_tokens"),
                             ({"messages": [{"role": SECRET, "content": SECRET}]}, "messages[0]")):
             status, error = s.ask("POST", "/v1/chat/completions", body)

@@ -153,7 +153,7 @@ static void test_tools(void **state) {
     bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":[]}}]"),
         "messages[0].tool_calls[0].function.arguments", "is an array, not a string");
     bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"{x\"}}]"),
-        "messages[0].tool_calls[0].function.arguments", "is no JSON at byte");
+        "messages[0].tool_calls[0].function.arguments", "invalid JSON at byte");
     bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"[1]\"}}]"),
         "messages[0].tool_calls[0].function.arguments", "not the JSON text of an object");
 }

@@ -131,7 +131,11 @@ static void test_bodies(void **state) {
     deep = repeated("", "{\"a\":", 100000, "1");
     refused(CHAT, deep, NULL);
     free(deep);
-    /* a quarter of a million members that nobody knows are passed over */
+    /* a tree of 80 times the text is refused before it is built */
+    deep = repeated("{\"prompt\":\"x\",\"other\":[{}", ",{}", 1 << 20, "]}");
+    refused(COMPLETIONS, deep, NULL);
+    free(deep);
+    /* a quarter of a million unknown values are ignored */
     deep = repeated("{\"prompt\":\"x\",\"max_tokens\":1,\"other\":[1", ",2", 250000, "]}");
     answered(COMPLETIONS, deep);
     free(deep);

@@ -195,11 +195,50 @@ static void test_json_depth(void **state) {
         }
 }
 
+/* What a tree would take is known before it is built: 4 MiB of "{}," would take 314 MiB. */
+static void test_request_bounds(void **state) {
+    (void)state;
+    static const struct {
+        const char *unit; /* repeated in an array */
+        size_t n;
+        kvasir_status want;
+    } BODIES[] = {
+        {"{},", (4 << 20) / 3, KVASIR_ERR_FORMAT},
+        {"[],", (4 << 20) / 3, KVASIR_ERR_FORMAT},
+        {"{},", 100, KVASIR_OK},
+        {"151643,", 1000000, KVASIR_OK},
+        {"1,", 3000000, KVASIR_ERR_FORMAT},
+        {"\"text\",", 100000, KVASIR_OK},
+    };
+    for (size_t i = 0; i < sizeof BODIES / sizeof *BODIES; i++) {
+        const size_t unit = strlen(BODIES[i].unit), len = BODIES[i].n * unit + 3;
+        char *body = mem_alloc(len + 1);
+        body[0] = '[';
+        for (size_t k = 0; k < BODIES[i].n; k++)
+            memcpy(body + 1 + k * unit, BODIES[i].unit, unit);
+        memcpy(body + len - 2, "0]", 2);
+        body[len] = 0;
+        const uint64_t before = memory_resident_peak_bytes();
+        json_t *tree;
+        kvasir_error err = {0};
+        assert_int_equal(json_load_request(body, strlen(body), 0, &tree, &err), BODIES[i].want);
+        if (BODIES[i].want != KVASIR_OK)
+            assert_true(memory_resident_peak_bytes() - before < 1 << 20);
+        json_decref(tree);
+        mem_free(body);
+    }
+    kvasir_error err = {0};
+    json_t *tree;
+    assert_int_equal(json_load_request("{\"a\": SECRET}", 13, 0, &tree, &err), KVASIR_ERR_TEXT);
+    assert_string_equal(err.text, "invalid JSON at byte 12: invalid token");
+    assert_int_equal(err.offset, 12);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decoder_of_a_token), cmocka_unit_test(test_decoder_of_a_text),
         cmocka_unit_test(test_post_processor),     cmocka_unit_test(test_json_memory),
-        cmocka_unit_test(test_json_depth),
+        cmocka_unit_test(test_json_depth),         cmocka_unit_test(test_request_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <string.h>
+
+#include "util/json.h"
+
+enum {
+    /* Bytes of jansson 2.14 on 64 bits, rounded up with malloc's own: a value with its place in an
+     * array, and what an array, an object and a key take on top. */
+    VALUE_BYTES = 64,
+    ARRAY_BYTES = 144,
+    OBJECT_BYTES = 256,
+    KEY_BYTES = 96,
+    /* What a text may take. A safetensors header takes 10 times its size, one of short names and
+     * shapes 18 times; "{},{},..." would take 78 times, and is refused where it is long. */
+    MEMORY_TIMES = 32,
+    MEMORY_FREE = 64 << 10,
+    REQUEST_FREE = 4 << 20, /* deep schemas of tools take more times their text */
+};
+
+/* One pass over the text outside strings: how deep it nests and what its tree will take. */
+static kvasir_status check_bounds(const char *text, size_t len, int64_t at, unsigned depth_max,
+                                  uint64_t *tree_bytes, kvasir_error *err) {
+    unsigned depth = 0;
+    bool in_string = false;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < len; i++) {
+        char ch = text[i];
+        if (in_string) {
+            if (ch == '\\')
+                i++;
+            else if (ch == '"')
+                in_string = false;
+            continue;
+        }
+        switch (ch) {
+        case '"':
+            in_string = true;
+            break;
+        case '{':
+        case '[':
+            bytes += VALUE_BYTES;
+            bytes += ch == '{' ? OBJECT_BYTES : ARRAY_BYTES;
+            if (++depth > depth_max)
+                return fail_at(err, KVASIR_ERR_FORMAT, at + (int64_t)i,
+                               "JSON is nested deeper than %u levels", depth_max);
+            break;
+        case '}':
+        case ']':
+            depth -= depth > 0;
+            break;
+        case ',':
+            bytes += VALUE_BYTES;
+            break;
+        case ':':
+            bytes += KEY_BYTES;
+            break;
+        default:
+            break;
+        }
+    }
+    *tree_bytes = bytes;
+    return KVASIR_OK;
+}
+
+static kvasir_status fail_size(size_t len, int64_t at, kvasir_error *err) {
+    return fail_at(err, KVASIR_ERR_FORMAT, at,
+                   "JSON of %zu bytes would take more than %d times its size in memory", len,
+                   MEMORY_TIMES);
+}
+
+static bool is_too_large(uint64_t tree_bytes, size_t len, uint64_t free_bytes) {
+    return tree_bytes > (uint64_t)MEMORY_TIMES * len + free_bytes;
+}
+
+kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t flags,
+                                json_t **out, kvasir_error *err) {
+    uint64_t tree_bytes;
+    *out = NULL;
+    TRY(check_bounds(text, len, at, JSON_DEPTH_MAX, &tree_bytes, err));
+    if (is_too_large(tree_bytes, len, MEMORY_FREE))
+        return fail_size(len, at, err);
+    json_error_t problem;
+    *out = json_loadb(text, len, flags | JSON_REJECT_DUPLICATES, &problem);
+    if (!*out)
+        return fail_at(err, KVASIR_ERR_FORMAT, at + problem.position,
+                       "JSON does not parse: line %d, column %d: %s", problem.line, problem.column,
+                       problem.text);
+    return KVASIR_OK;
+}
+
+kvasir_status json_load_request(const char *text, size_t len, size_t flags, json_t **out,
+                                kvasir_error *err) {
+    uint64_t tree_bytes;
+    *out = NULL;
+    TRY(check_bounds(text, len, 0, JSON_REQUEST_DEPTH_MAX, &tree_bytes, err));
+    if (is_too_large(tree_bytes, len, REQUEST_FREE))
+        return fail_size(len, 0, err);
+    if (tree_bytes > JSON_REQUEST_TREE_MAX)
+        return fail_at(err, KVASIR_ERR_FORMAT, 0,
+                       "JSON of %zu bytes would take %" PRIu64 " MiB in memory, at most %d are "
+                       "allowed",
+                       len, tree_bytes >> 20, JSON_REQUEST_TREE_MAX >> 20);
+    json_error_t problem;
+    *out = json_loadb(text, len, flags, &problem);
+    if (*out)
+        return KVASIR_OK;
+    char *quote = strstr(problem.text, " near "); /* what follows is the request's text */
+    if (quote)
+        *quote = 0;
+    return fail_at(err, KVASIR_ERR_TEXT, problem.position, "invalid JSON at byte %d: %s",
+                   problem.position, problem.text);
+}
