@@ -13,9 +13,9 @@ void block_scale(struct model_run *r, float *x, float scale, size_t n) {
         op_scale(r->backend, x, scale, n);
 }
 
-void block_product(struct model_run *r, const float *x, uint32_t rows, const struct weight *w,
-                   vector_id bias, float *y) {
-    op_product(r->backend, x, rows, (const struct backend_weight *[]){weight_on_device(r, w)},
+void block_product(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
+                   float *y) {
+    op_product(r->backend, x, rows, (const struct backend_weight *[]){matrix_on_device(r, w)},
                (const float *[]){on_device(r, bias)}, (float *[]){y}, 1);
 }
 
@@ -61,9 +61,8 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
     const struct layer_config *shape = &c->layers[layer];
     const uint32_t rows = batch->rows;
     op_product(r->backend, h, rows,
-               (const struct backend_weight *[]){weight_on_device(r, &l->q),
-                                                 weight_on_device(r, &l->k),
-                                                 weight_on_device(r, &l->v)},
+               (const struct backend_weight *[]){
+                   matrix_on_device(r, l->q), matrix_on_device(r, l->k), matrix_on_device(r, l->v)},
                (const float *[]){on_device(r, l->q_bias), on_device(r, l->k_bias),
                                  on_device(r, l->v_bias)},
                (float *[]){r->q, r->k, r->v}, 3);
@@ -72,18 +71,18 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
     block_rope(r, batch, layer, r->q, c->heads);
     block_rope(r, batch, layer, r->k, shape->kv_heads);
     block_attend(r, batch, layer);
-    block_product(r, r->attended, rows, &l->o, l->o_bias, out);
+    block_product(r, r->attended, rows, l->o, l->o_bias, out);
 }
 
 void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h, uint32_t rows,
                float *out) {
-    op_product(r->backend, h, rows,
-               (const struct backend_weight *[]){weight_on_device(r, &w->gate),
-                                                 weight_on_device(r, &w->up)},
-               (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);
-    op_gate_mul(r->backend, r->model->config.gate, r->gate, r->up, (size_t)rows * w->gate.n,
-                r->gate);
-    block_product(r, r->gate, rows, &w->down, 0, out);
+    op_product(
+        r->backend, h, rows,
+        (const struct backend_weight *[]){matrix_on_device(r, w->gate), matrix_on_device(r, w->up)},
+        (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);
+    op_gate_mul(r->backend, r->model->config.gate, r->gate, r->up,
+                (size_t)rows * model_matrix(r->model, w->gate)->n, r->gate);
+    block_product(r, r->gate, rows, w->down, 0, out);
 }
 
 void block_experts(struct model_run *r, const struct layer_weights *l, const float *h,
@@ -91,20 +90,21 @@ void block_experts(struct model_run *r, const struct layer_weights *l, const flo
     const struct model_config *c = &r->model->config;
     const struct expert_layer e = {.n = c->moe.n,
                                    .top_k = c->moe.top_k,
-                                   .experts = l->experts,
+                                   .experts =
+                                       r->experts + (size_t)(l - r->model->layers) * c->moe.n,
                                    .gate_bias = on_device(r, l->gate_bias),
                                    .up_bias = on_device(r, l->up_bias),
                                    .down_bias = on_device(r, l->down_bias),
                                    .scale = on_device(r, l->expert_scale),
                                    .gate = c->gate,
                                    .normalize = c->moe.normalize};
-    block_product(r, router_input, rows, &l->router, l->router_bias, r->router);
+    block_product(r, router_input, rows, l->router, l->router_bias, r->router);
     if (!c->moe.shared_dim) {
         op_experts(r->backend, h, rows, r->router, &e, out);
         return;
     }
     op_experts(r->backend, h, rows, r->router, &e, r->routed);
-    block_product(r, h, rows, &l->shared_gate, 0, r->router);
+    block_product(r, h, rows, l->shared_gate, 0, r->router);
     block_mlp(r, &l->shared, h, rows, out);
     op_gate_rows(r->backend, out, r->router, rows, c->dim);
     op_add(r->backend, out, r->routed, 1, (size_t)rows * c->dim);

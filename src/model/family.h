@@ -139,7 +139,10 @@ struct binder {
 /* By whole names. */
 bool bind_has(const struct binder *b, const char *name);
 kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n, uint32_t k,
-                          struct weight *w) MUST_CHECK;
+                          matrix_id *out) MUST_CHECK;
+/* One that is cut into matrices (bind_rows). */
+kvasir_status bind_joint(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                         struct weight *w) MUST_CHECK;
 kvasir_status bind_vector(struct binder *b, const char *name, uint32_t n,
                           vector_id *out) MUST_CHECK;
 /* A gain: 1 is added where the family stores them less 1. */
@@ -150,7 +153,7 @@ kvasir_status vector_make(struct binder *b, uint32_t n, vector_id *out, float **
 /* Parts of a layer: "model.layers.N.PART"; a matrix ends with ".weight". */
 bool layer_has(const struct binder *b, uint32_t layer, const char *part);
 kvasir_status layer_matrix(struct binder *b, uint32_t layer, const char *part, uint32_t n,
-                           uint32_t k, struct weight *w) MUST_CHECK;
+                           uint32_t k, matrix_id *out) MUST_CHECK;
 kvasir_status layer_vector(struct binder *b, uint32_t layer, const char *part, uint32_t n,
                            vector_id *out) MUST_CHECK;
 /* "PART.weight", as bind_norm. */
@@ -173,11 +176,11 @@ kvasir_status layer_experts(struct binder *b, uint32_t layer, const char *part,
                             struct layer_weights *l) MUST_CHECK;
 /* Rows [first, first + n) of a bound matrix. */
 kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first, uint32_t n,
-                        struct weight *out) MUST_CHECK;
+                        matrix_id *out) MUST_CHECK;
 /* Memory of the model's for a matrix that lies otherwise in the file. */
 kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) MUST_CHECK;
 /* Memory for the layer's experts, matrices still to be bound; gpt_oss has its own forms of them. */
-enum { PLACE_GATE, PLACE_UP, PLACE_DOWN }; /* expert_matrices[3 e + PLACE] */
+enum { PLACE_GATE, PLACE_UP, PLACE_DOWN, PLACES }; /* expert_matrices[PLACES e + PLACE] */
 kvasir_status experts_alloc(struct binder *b, struct layer_weights *l) MUST_CHECK;
 /* Expert e's matrix is rows [e * stride + first, + n) of the stack. */
 kvasir_status experts_spread(struct binder *b, struct layer_weights *l, int place,
@@ -200,8 +203,10 @@ struct layer_name layer_name(uint32_t layer, const char *part, const char *tail)
 struct model_run {
     const struct model *model;
     struct backend *backend;
-    const float **vectors;       /* [model's vectors], uploaded */
-    double *inv_freq[ROPES_MAX]; /* [dims / 2], host */
+    const float **vectors;                  /* [model's vectors], uploaded */
+    const struct backend_weight **matrices; /* [model's matrices] */
+    struct expert *experts;                 /* [layer][expert]; NULL: the model has none */
+    double *inv_freq[ROPES_MAX];            /* [dims / 2], host */
     float rope_scale[ROPES_MAX];
     /* Device buffers; row < max_rows, logit_row < max_logit_rows. */
     float *x;                                         /* [row][dim] the residual stream */
@@ -228,11 +233,10 @@ static inline const float *on_device(const struct model_run *r, vector_id v) {
     return r->vectors[v];
 }
 
-/* A matrix on the run's backend. */
-static inline const struct backend_weight *weight_on_device(const struct model_run *r,
-                                                            const struct weight *w) {
-    (void)r;
-    return (const struct backend_weight *)w;
+static inline const struct backend_weight *matrix_on_device(const struct model_run *r,
+                                                            matrix_id id) {
+    assert(id < r->model->n_matrices);
+    return r->matrices[id];
 }
 
 /* ---- blocks (blocks.c) ----------------------------------------------------------------------- */
@@ -243,8 +247,8 @@ void block_norm(struct model_run *r, const float *x, vector_id gain, uint32_t ro
 /* x *= scale, where that is not 1. */
 void block_scale(struct model_run *r, float *x, float scale, size_t n);
 /* y = w x + bias */
-void block_product(struct model_run *r, const float *x, uint32_t rows, const struct weight *w,
-                   vector_id bias, float *y);
+void block_product(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
+                   float *y);
 /* Turns x [rows][heads][head_dim] by the layer's rope, where it has one. */
 void block_rope(struct model_run *r, const struct batch *batch, uint32_t layer, float *x,
                 uint32_t heads);

@@ -27,10 +27,9 @@ static void make_layer_inputs(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &m->config;
     const uint32_t d = c->layer_input_dim, rows = batch->rows;
     const size_t n = (size_t)rows * c->n_layers * d;
-    op_embed(r->backend, weight_on_device(r, &m->layer_embed), batch->tokens, rows,
-             r->layer_inputs);
+    op_embed(r->backend, matrix_on_device(r, m->layer_embed), batch->tokens, rows, r->layer_inputs);
     op_scale(r->backend, r->layer_inputs, (float)m_sqrt(d), n);
-    block_product(r, r->x, rows, &m->layer_projection, 0, r->layer_projected);
+    block_product(r, r->x, rows, m->layer_projection, 0, r->layer_projected);
     op_scale(r->backend, r->layer_projected, (float)(1 / m_sqrt(c->dim)), n);
     block_norm(r, r->layer_projected, m->layer_projection_norm, rows * c->n_layers, d,
                r->layer_projected);
@@ -44,18 +43,18 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     const struct layer_config *shape = &c->layers[i];
     const struct layer_weights *l = &r->model->layers[i];
     const uint32_t rows = batch->rows, dim = shape->head_dim, kv_rows = rows * shape->kv_heads;
-    block_product(r, h, rows, &l->q, 0, r->q);
+    block_product(r, h, rows, l->q, 0, r->q);
     block_norm(r, r->q, l->q_norm, rows * c->heads, dim, r->q);
     block_rope(r, batch, i, r->q, c->heads);
     if (shape->kv_from == i) {
-        block_product(r, h, rows, &l->k, 0, r->k);
-        block_product(r, h, rows, shape->k_is_v ? &l->k : &l->v, 0, r->v);
+        block_product(r, h, rows, l->k, 0, r->k);
+        block_product(r, h, rows, shape->k_is_v ? l->k : l->v, 0, r->v);
         block_norm(r, r->k, l->k_norm, kv_rows, dim, r->k);
         block_norm(r, r->v, 0, kv_rows, dim, r->v);
         block_rope(r, batch, i, r->k, shape->kv_heads);
     }
     block_attend(r, batch, i);
-    block_product(r, r->attended, rows, &l->o, 0, out);
+    block_product(r, r->attended, rows, l->o, 0, out);
 }
 
 /* t = norm(mlp(h)) + norm(experts(norm(x))) */
@@ -74,10 +73,10 @@ static void input_block(struct model_run *r, const struct layer_weights *l, uint
     const struct model_config *c = &r->model->config;
     const uint32_t d = c->layer_input_dim;
     const struct block_strides all = {c->n_layers * d, 0}, one = {d, 0};
-    block_product(r, r->x, rows, &l->input_gate, 0, r->gate);
+    block_product(r, r->x, rows, l->input_gate, 0, r->gate);
     op_rearrange(r->backend, rows, 1, d, r->layer_inputs + (size_t)i * d, all, r->up, one);
     op_gate_mul(r->backend, c->gate, r->gate, r->up, (size_t)rows * d, r->gate);
-    block_product(r, r->gate, rows, &l->input_projection, 0, r->t);
+    block_product(r, r->gate, rows, l->input_projection, 0, r->t);
     block_norm(r, r->t, l->input_post_norm, rows, c->dim, r->t);
     op_add(r->backend, r->x, r->t, 1, (size_t)rows * c->dim);
 }

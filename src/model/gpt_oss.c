@@ -120,8 +120,6 @@ static kvasir_status bind_joint_experts(struct binder *b, uint32_t i, struct lay
     TRY(experts_alloc(b, l));
     TRY(experts_spread(b, l, PLACE_GATE, &both, 2 * dim, 0, 2 * dim));
     TRY(experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim));
-    for (uint32_t e = 0; e < n; e++)
-        l->experts[e].up = NULL;
     TRY(bind_values(b, layer_name(i, "mlp.experts.gate_up_proj_bias", "").text,
                     (uint64_t[]){n, 2 * dim}, 2, &l->gate_bias, &bias));
     return bind_values(b, layer_name(i, "mlp.experts.down_proj_bias", "").text,

@@ -25,11 +25,12 @@ bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float 
 double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch) {
     const struct layer_weights *l = &m->layers[layer];
     const struct model_config *c = &m->config;
-    const struct weight_traits *traits = weight_traits_of(l->k.type);
+    const struct weight *keys = model_matrix(m, l->k);
+    const struct weight_traits *traits = weight_traits_of(keys->type);
     const float *gain = m->vectors[l->attn_norm].data;
     double sum = 0;
     for (uint32_t row = 0; row < c->head_dim; row += ROW_STEP) {
-        traits->decode(&l->k, head * c->head_dim + row, scratch);
+        traits->decode(keys, head * c->head_dim + row, scratch);
         for (uint32_t i = 0; i < c->dim; i++) {
             double x = (double)scratch[i] * (double)gain[i];
             sum += x * x;

@@ -14,7 +14,7 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
     const struct layer_weights *l = &r->model->layers[i];
     const uint32_t rows = batch->rows, dim = c->dim;
     const struct block_strides joint = {3 * dim, 0}, own = {dim, 0};
-    block_product(r, h, rows, &l->mixed_in, 0, r->wide); /* b | c | u */
+    block_product(r, h, rows, l->mixed_in, 0, r->wide); /* b | c | u */
     op_rearrange(r->backend, rows, 1, dim, r->wide, joint, r->mixed, own);
     op_rearrange(r->backend, rows, 1, dim, r->wide + 2 * (size_t)dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
@@ -22,7 +22,7 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
                   on_device(r, l->conv), c->conv_width, dim, false, r->mixed);
     op_rearrange(r->backend, rows, 1, dim, r->wide + dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
-    block_product(r, r->mixed, rows, &l->out, 0, out);
+    block_product(r, r->mixed, rows, l->out, 0, out);
 }
 
 void lfm2_forward(struct model_run *r, const struct batch *batch) {

@@ -174,7 +174,7 @@ static kvasir_status bind_fused_mlp(struct binder *b, uint32_t i, uint32_t ffn_d
                                     struct mlp_weights *w) {
     const uint32_t dim = b->model->config.dim;
     struct weight both;
-    TRY(layer_matrix(b, i, "mlp.gate_up_proj", 2 * ffn_dim, dim, &both));
+    TRY(bind_joint(b, layer_name(i, "mlp.gate_up_proj", ".weight").text, 2 * ffn_dim, dim, &both));
     TRY(bind_rows(b, &both, 0, ffn_dim, &w->gate));
     TRY(bind_rows(b, &both, ffn_dim, ffn_dim, &w->up));
     return layer_matrix(b, i, "mlp.down_proj", dim, ffn_dim, &w->down);

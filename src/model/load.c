@@ -49,12 +49,34 @@ static kvasir_status bind(struct binder *b, const char *name, const uint64_t *di
     return KVASIR_OK;
 }
 
-kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n, uint32_t k,
-                          struct weight *w) {
+static kvasir_status matrix_add(struct binder *b, const struct weight *w, matrix_id *out) {
+    struct model *m = b->model;
+    if (m->n_matrices == m->cap_matrices) {
+        const uint32_t cap = m->cap_matrices * 2;
+        struct weight *matrices = mem_realloc(m->matrices, cap, sizeof *matrices);
+        if (!matrices)
+            return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's matrices");
+        m->matrices = matrices;
+        m->cap_matrices = cap;
+    }
+    *out = m->n_matrices;
+    m->matrices[m->n_matrices++] = *w;
+    return KVASIR_OK;
+}
+
+kvasir_status bind_joint(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                         struct weight *w) {
     const struct checkpoint_tensor *t = NULL;
     TRY(bind(b, name, (uint64_t[]){n, k}, 2, &t));
     *w = checkpoint_weight(t);
     return KVASIR_OK;
+}
+
+kvasir_status bind_matrix(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                          matrix_id *out) {
+    struct weight w;
+    TRY(bind_joint(b, name, n, k, &w));
+    return matrix_add(b, &w, out);
 }
 
 kvasir_status bind_stack(struct binder *b, const char *name, uint32_t experts, uint32_t n,
@@ -115,13 +137,13 @@ kvasir_status bind_norm(struct binder *b, const char *name, uint32_t n, vector_i
 }
 
 kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first, uint32_t n,
-                        struct weight *out) {
+                        matrix_id *out) {
     const struct weight_traits *t = weight_traits_of(w->type);
-    *out = *w;
-    out->data = (const uint8_t *)w->data + first * weight_row_bytes(t, w->k);
-    out->n = n;
+    struct weight part = *w;
+    part.data = (const uint8_t *)w->data + first * weight_row_bytes(t, w->k);
+    part.n = n;
     if (!w->scales)
-        return KVASIR_OK;
+        return matrix_add(b, &part, out);
     const uint32_t shared = w->group_rows ? w->group_rows : 1;
     if (shared < w->n && first % shared != 0)
         return fail(b->err, KVASIR_ERR_UNSUPPORTED,
@@ -133,10 +155,10 @@ kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first
                           : w->scalar == SCALAR_F32   ? 4
                                                       : 2,
                  at = first / shared * groups * scalar;
-    out->scales = (const uint8_t *)w->scales + at;
+    part.scales = (const uint8_t *)w->scales + at;
     if (w->biases)
-        out->biases = (const uint8_t *)w->biases + at;
-    return KVASIR_OK;
+        part.biases = (const uint8_t *)w->biases + at;
+    return matrix_add(b, &part, out);
 }
 
 kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) {
@@ -165,8 +187,8 @@ bool layer_has(const struct binder *b, uint32_t layer, const char *part) {
 }
 
 kvasir_status layer_matrix(struct binder *b, uint32_t layer, const char *part, uint32_t n,
-                           uint32_t k, struct weight *w) {
-    return bind_matrix(b, layer_name(layer, part, ".weight").text, n, k, w);
+                           uint32_t k, matrix_id *out) {
+    return bind_matrix(b, layer_name(layer, part, ".weight").text, n, k, out);
 }
 
 kvasir_status layer_vector(struct binder *b, uint32_t layer, const char *part, uint32_t n,
@@ -231,7 +253,7 @@ static kvasir_status attention_joint(struct binder *b, uint32_t i, uint32_t q_di
     const uint32_t all = q_dim + 2 * kv_dim;
     struct weight joint;
     vector_id bias;
-    TRY(layer_matrix(b, i, "self_attn.qkv_proj", all, c->dim, &joint));
+    TRY(bind_joint(b, layer_name(i, "self_attn.qkv_proj", ".weight").text, all, c->dim, &joint));
     TRY(bind_rows(b, &joint, 0, q_dim, &l->q));
     TRY(bind_rows(b, &joint, q_dim, kv_dim, &l->k));
     TRY(bind_rows(b, &joint, q_dim + kv_dim, kv_dim, &l->v));
@@ -274,17 +296,9 @@ kvasir_status layer_attention(struct binder *b, uint32_t i, uint32_t q_blocks,
 
 kvasir_status experts_alloc(struct binder *b, struct layer_weights *l) {
     const uint32_t n = b->model->config.moe.n;
-    l->experts = mem_calloc(n, sizeof *l->experts);
-    l->expert_matrices = mem_calloc(n, 3 * sizeof *l->expert_matrices);
-    if (!l->experts || !l->expert_matrices)
-        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %u experts", n);
-    for (uint32_t e = 0; e < n; e++) {
-        struct weight *w = &l->expert_matrices[(size_t)3 * e];
-        l->experts[e] = (struct expert){(const struct backend_weight *)&w[PLACE_GATE],
-                                        (const struct backend_weight *)&w[PLACE_UP],
-                                        (const struct backend_weight *)&w[PLACE_DOWN]};
-    }
-    return KVASIR_OK;
+    l->expert_matrices = mem_calloc(n, PLACES * sizeof *l->expert_matrices);
+    return l->expert_matrices ? KVASIR_OK
+                              : fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %u experts", n);
 }
 
 /* experts.E.gate_proj.weight ... */
@@ -296,7 +310,7 @@ static kvasir_status experts_single(struct binder *b, uint32_t layer, const char
         struct mlp_weights w;
         snprintf(name, sizeof name, "%s.experts.%u", part, e);
         TRY(layer_mlp(b, layer, name, c->moe.dim, &w));
-        struct weight *to = &l->expert_matrices[(size_t)3 * e];
+        matrix_id *to = &l->expert_matrices[(size_t)PLACES * e];
         to[PLACE_GATE] = w.gate;
         to[PLACE_UP] = w.up;
         to[PLACE_DOWN] = w.down;
@@ -309,7 +323,7 @@ kvasir_status experts_spread(struct binder *b, struct layer_weights *l, int plac
                              uint32_t n) {
     for (uint32_t e = 0; e < b->model->config.moe.n; e++)
         TRY(bind_rows(b, stack, e * stride + first, n,
-                      &l->expert_matrices[(size_t)3 * e + (size_t)place]));
+                      &l->expert_matrices[(size_t)PLACES * e + (size_t)place]));
     return KVASIR_OK;
 }
 
@@ -537,11 +551,12 @@ static kvasir_status load(struct model *m, kvasir_error *err) {
     TRY(place_layers(m, err));
     place_states(m);
     m->layers = mem_calloc(m->config.n_layers, sizeof *m->layers);
-    m->cap_vectors = 64;
-    m->n_vectors = 1;
+    m->cap_vectors = m->cap_matrices = 64;
+    m->n_vectors = m->n_matrices = 1;
+    m->matrices = mem_calloc(m->cap_matrices, sizeof *m->matrices);
     m->vectors = mem_calloc(m->cap_vectors, sizeof *m->vectors);
     b.bound = mem_calloc(checkpoint_tensor_count(m->checkpoint), sizeof *b.bound);
-    kvasir_status status = m->layers && m->vectors && b.bound
+    kvasir_status status = m->layers && m->vectors && m->matrices && b.bound
                                ? bind_all(&b)
                                : fail(err, KVASIR_ERR_MEMORY, "out of memory for the layers");
     mem_free(b.bound);
@@ -571,14 +586,13 @@ done:
 void model_close(struct model *m) {
     if (!m)
         return;
-    for (uint32_t i = 0; m->layers && i < m->config.n_layers; i++) {
-        mem_free(m->layers[i].experts);
+    for (uint32_t i = 0; m->layers && i < m->config.n_layers; i++)
         mem_free(m->layers[i].expert_matrices);
-    }
     mem_free(m->layers);
     for (uint32_t i = 0; m->vectors && i < m->n_vectors; i++)
         mem_free(m->vectors[i].data);
     mem_free(m->vectors);
+    mem_free(m->matrices);
     for (uint32_t i = 0; i < m->n_copies; i++)
         mem_free(m->copies[i]);
     mem_free(m->copies);

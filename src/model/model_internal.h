@@ -20,6 +20,7 @@
 #ifndef KVASIR_MODEL_INTERNAL_H
 #define KVASIR_MODEL_INTERNAL_H
 
+#include <assert.h>
 #include <string.h>
 
 #include "model/model.h"
@@ -305,41 +306,44 @@ struct model_vector {
     uint32_t n;
 };
 
+/* A matrix of the model, by number: struct weight in the model, a backend's own form in a run. 0:
+ * there is none. */
+typedef uint32_t matrix_id;
+
 struct mlp_weights {
-    struct weight gate, up, down; /* [ffn_dim][dim] twice, [dim][ffn_dim] */
+    matrix_id gate, up, down; /* [ffn_dim][dim] twice, [dim][ffn_dim] */
 };
 
 /* What any family's layer may have; what it lacks is 0. */
 struct layer_weights {
     vector_id attn_norm, attn_post_norm, ffn_norm, ffn_post_norm; /* [dim] before, behind a block */
 
-    struct weight q, k, v, o;
+    matrix_id q, k, v, o;
     vector_id q_bias, k_bias, v_bias, o_bias;
     vector_id q_norm, k_norm; /* [head_dim], or over all heads */
     vector_id sinks;          /* [heads] */
 
     struct mlp_weights mlp;
 
-    struct weight router; /* [experts][dim] */
+    matrix_id router; /* [experts][dim] */
     vector_id router_bias, expert_scale;
     vector_id gate_bias, up_bias, down_bias; /* [experts][n] */
-    struct expert *experts;                  /* [moe.n], owned; into expert_matrices */
-    struct weight *expert_matrices;          /* owned */
+    matrix_id *expert_matrices;              /* [moe.n][PLACES], owned */
     struct mlp_weights shared;               /* the expert that all rows take */
-    struct weight shared_gate;               /* [1][dim] its weight, behind a sigmoid */
+    matrix_id shared_gate;                   /* [1][dim] its weight, behind a sigmoid */
 
     /* gated delta net, short convolution */
-    struct weight mixed_in;    /* to what the convolution goes over (and more: the family says) */
-    struct weight z_in;        /* [value_heads * value_dim][dim] */
-    struct weight beta, alpha; /* [value_heads][dim]; of both in beta where alpha.data is NULL */
-    struct weight out;
+    matrix_id mixed_in;    /* to what the convolution goes over (and more: the family says) */
+    matrix_id z_in;        /* [value_heads * value_dim][dim] */
+    matrix_id beta, alpha; /* [value_heads][dim]; of both in beta if alpha is 0 */
+    matrix_id out;
     vector_id conv;       /* [width][channels] */
     vector_id rate, bias; /* [value_heads] */
     vector_id value_norm; /* [value_dim] */
 
     /* gemma4 */
     vector_id mlp_post_norm, experts_norm, experts_post_norm, router_scale;
-    struct weight input_gate, input_projection; /* [layer_input_dim][dim], [dim][..] */
+    matrix_id input_gate, input_projection; /* [layer_input_dim][dim], [dim][..] */
     vector_id input_post_norm;
     float scale;
 };
@@ -349,17 +353,19 @@ struct model {
     struct checkpoint *checkpoint;
     struct model_config config;
     const struct family *family;
-    struct weight embed;       /* [vocab][dim] */
-    struct weight head;        /* [vocab][dim]; the embedding where tied */
+    matrix_id embed;           /* [vocab][dim] */
+    matrix_id head;            /* [vocab][dim]; the embedding where tied */
     vector_id final_norm;      /* [dim] */
     const float *rope_factors; /* [dims / 2] of ropes[0], its frequencies' divisors; NULL: none */
     struct layer_weights *layers;
     struct model_vector *vectors; /* [n_vectors]; the first is none */
     uint32_t n_vectors, cap_vectors;
+    struct weight *matrices; /* [n_matrices]; the first is none */
+    uint32_t n_matrices, cap_matrices;
     void **copies; /* [n_copies] matrices that lie otherwise in the file; owned */
     uint32_t n_copies;
     /* gemma4's inputs per layer: [layer_input_vocab][n_layers * layer_input_dim], [that][dim] */
-    struct weight layer_embed, layer_projection;
+    matrix_id layer_embed, layer_projection;
     vector_id layer_projection_norm;
     struct kv_shape groups[CACHE_GROUPS_MAX];
     uint32_t n_groups;
@@ -368,5 +374,10 @@ struct model {
     uint64_t state_bytes;
     uint64_t weight_bytes;
 };
+
+static inline const struct weight *model_matrix(const struct model *m, matrix_id id) {
+    assert(id < m->n_matrices);
+    return &m->matrices[id];
+}
 
 #endif

@@ -36,7 +36,7 @@ static void project_joint(struct model_run *r, const struct layer_weights *l, co
                                keys = {d.channels, key}, values = {d.channels, d.group},
                                z = {d.values, d.group};
     struct backend *b = r->backend;
-    block_product(r, h, rows, &l->mixed_in, 0, r->wide); /* [head][q | k | v | z] */
+    block_product(r, h, rows, l->mixed_in, 0, r->wide); /* [head][q | k | v | z] */
     op_rearrange(b, rows, heads, key, r->wide, joint, r->mixed, keys);
     op_rearrange(b, rows, heads, key, r->wide + key, joint, r->mixed + d.keys, keys);
     op_rearrange(b, rows, heads, d.group, r->wide + 2 * key, joint, r->mixed + 2 * d.keys, values);
@@ -50,7 +50,7 @@ static void project_joint_gates(struct model_run *r, const struct layer_weights 
     const uint32_t heads = c->delta.key_heads, ratio = c->delta.value_heads / heads;
     const struct block_strides pair = {2 * c->delta.value_heads, 2 * ratio},
                                one = {c->delta.value_heads, ratio};
-    block_product(r, h, rows, &l->beta, 0, r->wide); /* [head][beta | a] */
+    block_product(r, h, rows, l->beta, 0, r->wide); /* [head][beta | a] */
     op_rearrange(r->backend, rows, heads, ratio, r->wide, pair, r->beta, one);
     op_rearrange(r->backend, rows, heads, ratio, r->wide + ratio, pair, r->alpha, one);
 }
@@ -58,12 +58,12 @@ static void project_joint_gates(struct model_run *r, const struct layer_weights 
 /* All four, of what matrices there are. */
 static void project(struct model_run *r, const struct layer_weights *l, const float *h,
                     uint32_t rows) {
-    const uint32_t apart = l->z_in.data ? l->alpha.data ? 4 : 2 : 0;
+    const uint32_t apart = l->z_in ? l->alpha ? 4 : 2 : 0;
     if (apart)
         op_product(r->backend, h, rows,
                    (const struct backend_weight *[]){
-                       weight_on_device(r, &l->mixed_in), weight_on_device(r, &l->z_in),
-                       weight_on_device(r, &l->beta), weight_on_device(r, &l->alpha)},
+                       matrix_on_device(r, l->mixed_in), matrix_on_device(r, l->z_in),
+                       matrix_on_device(r, l->beta), matrix_on_device(r, l->alpha)},
                    (const float *[]){NULL, NULL, NULL, NULL},
                    (float *[]){r->mixed, r->z, r->beta, r->alpha}, apart);
     else
@@ -93,7 +93,7 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
     block_norm(r, r->attended, l->value_norm, rows * c->delta.value_heads, c->delta.value_dim,
                r->attended);
     op_gate_mul(r->backend, GATE_SILU, r->z, r->attended, (size_t)rows * d.values, r->attended);
-    block_product(r, r->attended, rows, &l->out, 0, out);
+    block_product(r, r->attended, rows, l->out, 0, out);
 }
 
 static void attention_block(struct model_run *r, const struct batch *batch, uint32_t i,
@@ -103,9 +103,8 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     const uint32_t rows = batch->rows, dim = c->head_dim, q_dim = c->heads * dim;
     const struct block_strides joint = {2 * q_dim, 2 * dim}, own = {q_dim, dim};
     op_product(r->backend, h, rows,
-               (const struct backend_weight *[]){weight_on_device(r, &l->q),
-                                                 weight_on_device(r, &l->k),
-                                                 weight_on_device(r, &l->v)},
+               (const struct backend_weight *[]){
+                   matrix_on_device(r, l->q), matrix_on_device(r, l->k), matrix_on_device(r, l->v)},
                (const float *[]){NULL, NULL, NULL}, (float *[]){r->wide, r->k, r->v}, 3);
     op_rearrange(r->backend, rows, c->heads, dim, r->wide, joint, r->q, own); /* [head][q | g] */
     op_rearrange(r->backend, rows, c->heads, dim, r->wide + dim, joint, r->z, own);
@@ -115,7 +114,7 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     block_rope(r, batch, i, r->k, c->kv_heads);
     block_attend(r, batch, i);
     op_gate_mul(r->backend, GATE_SIGMOID, r->z, r->attended, (size_t)rows * q_dim, r->attended);
-    block_product(r, r->attended, rows, &l->o, 0, out);
+    block_product(r, r->attended, rows, l->o, 0, out);
 }
 
 void qwen_hybrid_forward(struct model_run *r, const struct batch *batch) {

@@ -26,13 +26,13 @@ const float *model_forward(struct model_run *r, const struct batch *batch) {
     for (uint32_t i = 0; i < c->n_ropes; i++)
         op_rope_table(b, batch->pos, batch->rows, r->inv_freq[i], c->ropes[i].dims / 2,
                       r->rope_scale[i], r->rope_cos[i], r->rope_sin[i]);
-    op_embed(b, weight_on_device(r, &m->embed), batch->tokens, batch->rows, r->x);
+    op_embed(b, matrix_on_device(r, m->embed), batch->tokens, batch->rows, r->x);
     block_scale(r, r->x, c->embed_scale, (size_t)batch->rows * c->dim);
     m->family->forward(r, batch);
     if (batch->n_logit_rows) {
         op_gather_rows(b, r->x, batch->logit_rows, batch->n_logit_rows, c->dim, r->h);
         block_norm(r, r->h, m->final_norm, batch->n_logit_rows, c->dim, r->h);
-        block_product(r, r->h, batch->n_logit_rows, &m->head, 0, r->logits);
+        block_product(r, r->h, batch->n_logit_rows, m->head, 0, r->logits);
         block_scale(r, r->logits, c->logit_scale, (size_t)batch->n_logit_rows * c->vocab);
         if (c->logit_softcap > 0)
             op_softcap(b, r->logits, c->logit_softcap, (size_t)batch->n_logit_rows * c->vocab);
@@ -87,7 +87,7 @@ struct run_buffer {
     float **at;
     size_t values; /* 32-bit rows times widths of at most VOCAB_MAX: 56 bits */
 };
-enum { RUN_BUFFERS = 20 + 2 * ROPES_MAX };
+enum { RUN_BUFFERS = 19 + 2 * ROPES_MAX };
 
 static uint32_t list_buffers(struct model_run *r, const struct model_config *c, size_t rows,
                              size_t logit_rows, struct run_buffer list[RUN_BUFFERS]) {
@@ -113,6 +113,7 @@ static uint32_t list_buffers(struct model_run *r, const struct model_config *c, 
         {&r->layer_inputs, rows * w.layer_inputs},
         {&r->layer_projected, rows * w.layer_inputs},
     };
+    _Static_assert(sizeof buffers / sizeof *buffers + 2 * ROPES_MAX <= RUN_BUFFERS, "all fit");
     uint32_t n = 0;
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i].values)
@@ -149,17 +150,32 @@ static kvasir_status alloc_buffers(struct model_run *r, uint32_t rows, uint32_t 
     return KVASIR_OK;
 }
 
-static kvasir_status reserve(struct model_run *r, uint32_t rows, kvasir_error *err) {
-    const struct model_config *c = &r->model->config;
+/* Page tables of full contexts, one for each row of a step. */
+static uint64_t table_entries(uint32_t ctx, uint32_t rows) {
+    return ((uint64_t)ctx / TILE_TOKENS + 2) * rows;
+}
+
+static kvasir_status reserve(struct model_run *r, uint32_t rows, uint32_t ctx, kvasir_error *err) {
+    const struct model *m = r->model;
+    const struct model_config *c = &m->config;
     const struct widths w = widths_of(c);
     struct backend_limits limits = {
         .rows = rows,
+        .seqs = rows,
+        .pages = table_entries(ctx, rows),
+        .groups = m->n_groups,
         .dim = max_u32(max_u32(c->dim, w.ffn), max_u32(max_u32(w.q, w.z), c->moe.dim)),
         .experts = c->moe.n,
         .top_k = c->moe.top_k,
         .expert_dim = c->moe.dim};
     for (uint32_t i = 0; i < c->n_layers; i++)
         limits.head_dim = max_u32(limits.head_dim, c->layers[i].head_dim);
+    for (uint32_t g = 0; g < m->n_groups; g++)
+        limits.group[g] =
+            (struct backend_group){c->heads, m->groups[g].kv_heads, m->groups[g].head_dim};
+    const char *absent = backend_absent(r->backend, 0);
+    if (absent)
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "this backend lacks an operation: %s", absent);
     return backend_reserve(r->backend, &limits, err);
 }
 
@@ -175,6 +191,30 @@ static kvasir_status upload_vectors(struct model_run *r, kvasir_error *err) {
         r->vectors[i] = backend_upload(r->backend, v->data, v->n * sizeof *v->data);
         if (!r->vectors[i])
             return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model's gains and biases");
+    }
+    return KVASIR_OK;
+}
+
+/* Embedding and head may be one matrix: the same number, put once. */
+static kvasir_status put_matrices(struct model_run *r, kvasir_error *err) {
+    const struct model *m = r->model;
+    r->matrices = mem_calloc(m->n_matrices, sizeof *r->matrices);
+    if (!r->matrices)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model run");
+    for (uint32_t i = 1; i < m->n_matrices; i++)
+        TRY(backend_weight_put(r->backend, model_matrix(m, i), &r->matrices[i], err));
+    if (!m->config.moe.n)
+        return KVASIR_OK;
+    r->experts = mem_calloc((size_t)m->config.n_layers * m->config.moe.n, sizeof *r->experts);
+    if (!r->experts)
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model run");
+    for (uint32_t i = 0; i < m->config.n_layers; i++) {
+        const matrix_id *id = m->layers[i].expert_matrices;
+        struct expert *e = r->experts + (size_t)i * m->config.moe.n, *end = e + m->config.moe.n;
+        for (; id && e < end; e++, id += PLACES)
+            *e = (struct expert){.gate = matrix_on_device(r, id[PLACE_GATE]),
+                                 .up = matrix_on_device(r, id[PLACE_UP]),
+                                 .down = matrix_on_device(r, id[PLACE_DOWN])};
     }
     return KVASIR_OK;
 }
@@ -202,9 +242,10 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
     r->model = m;
     r->backend = b;
     kvasir_status status;
-    TRY_GOTO(reserve(r, max_rows, err));
+    TRY_GOTO(reserve(r, max_rows, ctx, err));
     TRY_GOTO(alloc_buffers(r, max_rows, max_logit_rows, err));
     TRY_GOTO(upload_vectors(r, err));
+    TRY_GOTO(put_matrices(r, err));
     TRY_GOTO(make_ropes(r, ctx, err));
 done:
     if (status == KVASIR_OK)
@@ -224,6 +265,10 @@ void model_run_destroy(struct model_run *r) {
     for (uint32_t i = 1; r->vectors && i < r->model->n_vectors; i++)
         backend_upload_free(r->backend, r->vectors[i]);
     mem_free(r->vectors);
+    for (uint32_t i = 1; r->matrices && i < r->model->n_matrices; i++)
+        backend_weight_drop(r->backend, r->matrices[i]);
+    mem_free(r->matrices);
+    mem_free(r->experts);
     for (uint32_t i = 0; i < ROPES_MAX; i++)
         mem_free(r->inv_freq[i]);
     mem_free(r);

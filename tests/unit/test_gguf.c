@@ -420,12 +420,12 @@ static void test_load(void **state) {
         if (model_open(path, &m, &err) != KVASIR_OK)
             fail_msg("%s", err.text);
         const struct layer_weights *l = &m->layers[1];
-        assert_int_equal(m->embed.n, 8);
-        assert_int_equal(m->embed.k, 64);
-        assert_ptr_equal(m->head.data, m->embed.data);
-        assert_int_equal(l->mlp.down.n, 64);
-        assert_int_equal(l->mlp.down.k, 96);
-        assert_int_equal(l->v.type, WEIGHT_BF16);
+        assert_int_equal(model_matrix(m, m->embed)->n, 8);
+        assert_int_equal(model_matrix(m, m->embed)->k, 64);
+        assert_ptr_equal(model_matrix(m, m->head)->data, model_matrix(m, m->embed)->data);
+        assert_int_equal(model_matrix(m, l->mlp.down)->n, 64);
+        assert_int_equal(model_matrix(m, l->mlp.down)->k, 96);
+        assert_int_equal(model_matrix(m, l->v)->type, WEIGHT_BF16);
         assert_int_equal(!!l->q_bias && !!l->k_bias && !!l->v_bias, i == 1);
         assert_int_equal(!!l->q_norm && !!l->k_norm, i == 2);
         uint32_t bits;

@@ -237,9 +237,9 @@ static void test_fixtures(void **state) {
         if (model_open(path, &m, &err) != KVASIR_OK)
             fail_msg("%s", err.text);
         assert_string_equal(model_config(m)->name, names[i]);
-        assert_int_equal(m->embed.type, WEIGHT_BF16);
-        assert_int_equal(m->embed.n, 512);
-        assert_int_equal(m->head.data == m->embed.data, i != 1);
+        assert_int_equal(model_matrix(m, m->embed)->type, WEIGHT_BF16);
+        assert_int_equal(model_matrix(m, m->embed)->n, 512);
+        assert_int_equal(model_matrix(m, m->head)->data == model_matrix(m, m->embed)->data, i != 1);
         assert_int_equal(m->layers[3].k_bias != 0, i == 2);
         assert_int_equal(m->layers[3].k_norm != 0, i == 3);
         model_close(m);
