@@ -8,6 +8,7 @@
  * smallest value of a group of GROUP dims, averaged over groups and tokens (without the first
  * four). tools/key_range_plot.py draws it.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,8 +110,9 @@ int main(int argc, char **argv) {
     kvasir_seq *seq = run_text(ctx, argv[2], o.ctx);
     kvasir_model_info info;
     kvasir_model_get_info(model, &info);
-    printf("# %s, %u tokens, group %s; %s", info.name, kvasir_seq_length(seq), argv[4],
-           settled.notes);
+    const uint64_t *n = settled.facts[0].n; /* KVASIR_FACT_CENTRED */
+    printf("# %s, %u tokens, group %s; %.1f of %" PRIu64 " pairs of a head are centred\n",
+           info.name, kvasir_seq_length(seq), argv[4], (double)n[1] / (double)n[2], n[3]);
     printf("# layer\twidest\tmean\twidest, centred\tmean, centred\n");
     for (uint32_t layer = 0; layer < info.layers; layer++)
         print_layer(seq, layer, (uint32_t)atoi(argv[4]), &centres->centre);

@@ -124,11 +124,52 @@ typedef struct kvasir_context_options {
  * else 0. */
 KVASIR_API kvasir_context_options kvasir_context_defaults(void);
 
-/* The model is borrowed for the context's life. Errors of an option name its command line flag. */
+/* The model is borrowed for the context's life. */
 KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
                                                const kvasir_context_options *options,
                                                kvasir_context **out, kvasir_error *err);
 KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequences */
+
+/* What was settled beside or against the options, with numbers n[0], n[1] ... */
+#define KVASIR_FACT_MAP(X)                                                                         \
+    X(LAYERS_EXACT)    /* layers, head size: no group size fits, so they stay f16; once a group */ \
+    X(CHUNK_LOWERED)   /* prefill_chunk as asked for, as it is, bytes of a step's row */           \
+    X(CTX_LOWERED)     /* ctx, the model's own, budget that does not hold the model's own */       \
+    X(CTX_UNTRAINED)   /* ctx, the tokens that the model was trained for */                        \
+    X(BUDGET_SMALL)    /* bytes that a sequence may need, the smaller budget */                    \
+    X(BUDGET_TOKENS)   /* tokens of a sequence that the budget holds, fewer than ctx */            \
+    X(START_UNUSED)    /* quantized_kv_start has no effect: the cache is not quantized */          \
+    X(START_EXACT)     /* first tokens that stay f16, bytes of one of them, of any other */        \
+    X(MAX_SIZE_UNUSED) /* max_kv_size has no effect: every layer's own window */                   \
+    X(WINDOW_KEPT)     /* max_kv_size, which layers with this window do not follow */              \
+    X(SNAPSHOT_UNUSED) /* snapshot_tokens has no effect: no layer is recurrent */                  \
+    X(CENTRE_UNUSED)   /* key_centre has no effect: keys are not quantized */                      \
+    X(CENTRE_NOTHING)  /* source (kvasir_centre_source), whose constants are too small to help */  \
+    X(CENTRED)         /* source, centred pairs, heads they are in, rotary pairs of a head */      \
+    X(RUNNING_LOWERED) /* max_running as asked for, as it is */
+typedef enum kvasir_fact_kind {
+#define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,
+    KVASIR_FACT_MAP(KVASIR_FACT_ENUM)
+#undef KVASIR_FACT_ENUM
+} kvasir_fact_kind;
+typedef enum kvasir_centre_source {
+    KVASIR_CENTRE_BIAS,   /* the model's key biases */
+    KVASIR_CENTRE_BESIDE, /* the calibration file beside the model */
+    KVASIR_CENTRE_FILE,   /* the file that key_centre names */
+} kvasir_centre_source;
+typedef struct kvasir_fact {
+    kvasir_fact_kind kind;
+    uint64_t n[4];
+} kvasir_fact;
+
+/* Layers that cache alike: head shape, window, formats. */
+typedef struct kvasir_layer_group {
+    uint32_t layers, kv_heads, head_dim;
+    uint32_t window;                 /* tokens that a query sees; 0: as of all layers */
+    char k_format[24], v_format[24]; /* "8 g64", "f16" */
+    uint64_t bytes_per_token, bytes_per_token16;
+} kvasir_layer_group;
+enum { KVASIR_LAYER_GROUPS_MAX = 8, KVASIR_FACTS_MAX = 24 };
 
 typedef struct kvasir_context_info {
     uint32_t ctx;                  /* most tokens of a sequence; 0: any number (rotation) */
@@ -142,7 +183,13 @@ typedef struct kvasir_context_info {
     const char *cpu_tier;
     int threads, act_bits;
     uint64_t used_bytes, peak_bytes; /* pages in use, now and at most */
-    char notes[1024]; /* lines for the user: flags without effect, what a flag costs, warnings */
+    uint32_t prefill_chunk;          /* tokens of a step at most */
+    uint64_t state_bytes;            /* of recurrent layers, a sequence; 0: there are none */
+    uint32_t recurrent_layers;
+    uint32_t sharing_layers; /* that read the K and V of another layer */
+    uint32_t n_groups, n_facts;
+    kvasir_layer_group groups[KVASIR_LAYER_GROUPS_MAX]; /* [n_groups] */
+    kvasir_fact facts[KVASIR_FACTS_MAX];                /* [n_facts] */
 } kvasir_context_info;
 KVASIR_API void kvasir_context_get_info(const kvasir_context *ctx, kvasir_context_info *info);
 

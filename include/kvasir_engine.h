@@ -225,14 +225,6 @@ KVASIR_API size_t kvasir_engine_get_formats(kvasir_engine *engine, kvasir_format
                                             size_t cap, kvasir_engine_stats *stats);
 KVASIR_API void kvasir_engine_get_context(kvasir_engine *engine, kvasir_context_info *info);
 
-/* Layers that cache alike: head shape, window, formats. */
-typedef struct kvasir_layer_group {
-    uint32_t layers, kv_heads, head_dim;
-    uint32_t window;                 /* tokens that a query sees; 0: as of all layers */
-    char k_format[24], v_format[24]; /* "8 g64", "f16" */
-    uint64_t bytes_per_token, bytes_per_token16;
-} kvasir_layer_group;
-enum { KVASIR_LAYER_GROUPS_MAX = 8 };
 /* What memory is for; nothing of it changes while the engine lives. */
 typedef struct kvasir_memory_plan {
     uint64_t weight_bytes; /* mapped, not of the budget */

@@ -40,11 +40,15 @@ typedef enum kvasir_status {
 #undef KVASIR_STATUS_ENUM
 } kvasir_status;
 
-/* What went wrong, where. text is one line, static inside the struct, nothing to free. */
+/* What went wrong, and where. Nothing in it needs to be freed. Its layout is frozen. */
 typedef struct kvasir_error {
     kvasir_status code;
-    int64_t offset; /* byte offset in the file that text names; -1 where there is none */
-    char text[512];
+    int64_t offset; /* byte offset in the file that text names; -1: none */
+    /* The option at fault, as struct and member of these headers: "context.kv_bits",
+     * "sampling.top_p". Static. NULL: none. text says what is wrong with its value and what is
+     * allowed, not its name. */
+    const char *field;
+    char text[512]; /* one line without a full stop */
 } kvasir_error;
 
 KVASIR_API const char *kvasir_status_text(kvasir_status status);

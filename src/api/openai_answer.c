@@ -87,7 +87,8 @@ const char *openai_stop_of(const struct openai_request *r, const char *stop) {
 
 /* The first failure is what is told. */
 static void set_failed(struct openai_answer *a, const kvasir_error *why) {
-    static const kvasir_error NO_MEMORY = {KVASIR_ERR_MEMORY, -1, "out of memory for the answer"};
+    static const kvasir_error NO_MEMORY = {
+        .code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory for the answer"};
     if (!a->failed)
         a->error = why ? *why : NO_MEMORY;
     a->failed = true;
@@ -385,7 +386,8 @@ static json_t *usage_json(const struct openai_answer *a) {
 json_t *openai_answer_body(const struct openai_answer *a, const struct openai_setup *setup,
                            const char *id, int64_t created, struct openai_error *err) {
     if (a->failed || a->cancelled) {
-        static const kvasir_error CANCELLED = {KVASIR_ERR_CANCELLED, -1, "cancelled"};
+        static const kvasir_error CANCELLED = {
+            .code = KVASIR_ERR_CANCELLED, .offset = -1, .text = "cancelled"};
         openai_error_of(err, a->failed ? &a->error : &CANCELLED);
         return NULL;
     }

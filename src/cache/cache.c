@@ -47,11 +47,12 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
         return fail(err, KVASIR_ERR_UNSUPPORTED, "%u layer groups (1 to %d are supported)",
                     n_groups, CACHE_GROUPS_MAX);
     if (opt->max_size && opt->keep >= opt->max_size)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--kv-keep %u leaves no room below --max-kv-size %u",
-                    opt->keep, opt->max_size);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.kv_keep",
+                          "%u tokens leave no room for others: a token sees at most %u", opt->keep,
+                          opt->max_size);
     if (opt->max_size > MAX_SIZE_LIMIT)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--max-kv-size %u: at most %u", opt->max_size,
-                    MAX_SIZE_LIMIT);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.max_kv_size", "%u is more than %u",
+                          opt->max_size, MAX_SIZE_LIMIT);
     c->options = *opt;
     c->record_bytes = round_up(opt->state_bytes, PAGE_ADDR_UNIT);
     c->n_groups = n_groups;

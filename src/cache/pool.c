@@ -106,10 +106,9 @@ kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv
     const uint64_t units = space_units(p, budget_bytes);
     if (units > UNITS_MAX) {
         mem_free(p);
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "--cache-mb, --cache-memory-mb: a budget of %" PRIu64
-                    " MiB is more than pages can be addressed in",
-                    budget_bytes >> 20);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.cache_bytes",
+                          "a budget of %" PRIu64 " MiB is more than pages can be addressed in",
+                          budget_bytes >> 20);
     }
     p->n_units = (uint32_t)units;
     p->stats.budget_bytes = budget_bytes;

@@ -45,6 +45,7 @@
 #ifndef KVASIR_CACHE_TREE_H
 #define KVASIR_CACHE_TREE_H
 
+#include "kvasir.h"
 #include "quant/quant.h"
 #include "util/util.h"
 

@@ -154,7 +154,7 @@ static void close_unused(struct batch *b) {
 static struct cache_file *open_file(struct batch *b, const char *path, kvasir_error *err) {
     struct cache_file *f = malloc(sizeof *f + strlen(path) + 1);
     if (!f) {
-        *err = (kvasir_error){KVASIR_ERR_MEMORY, -1, "out of memory"};
+        *err = (kvasir_error){.code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory"};
         return NULL;
     }
     *f = (struct cache_file){.next = b->files};
@@ -370,7 +370,9 @@ static void read_request(struct batch *b, struct job *j, const json_t *line) {
     else if (!openai_read(&setup, api, body, &j->request, &j->error))
         return;
     else if (!openai_answer_init(&j->answer, &j->request))
-        openai_error_of(&j->error, &(kvasir_error){KVASIR_ERR_MEMORY, -1, "out of memory"});
+        openai_error_of(
+            &j->error,
+            &(kvasir_error){.code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory"});
     else if (j->request.prompt_cache)
         use_file(b, j);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* output.c: what all commands print the same way. Error lines, bytes for people, JSON, progress,
- * and the facts about a model and its cache that stand at the head of a run.
+/* output.c: what all commands print the same way: error lines, bytes for people, JSON, progress.
  *
  * Results go to standard output, all else to standard error. An error is one line whatever the
  * names in it hold.
@@ -40,14 +39,6 @@ int run_error(const struct command *c, const char *format, ...) {
     error_line(c, format, args);
     va_end(args);
     return EXIT_RUN;
-}
-
-int library_error(const struct command *c, const kvasir_error *err) {
-    if (err->code == KVASIR_ERR_ARGUMENT || strncmp(err->text, "--", 2) == 0)
-        return usage_error(c, "%s", err->text);
-    if (err->offset >= 0)
-        return run_error(c, "%s (at byte %lld)", err->text, (long long)err->offset);
-    return run_error(c, "%s", err->text);
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -153,52 +144,4 @@ void progress_end(struct progress *p) {
     if (p->terminal && p->shown)
         fprintf(stderr, "\r%70s\r", "");
     p->shown = false;
-}
-
-/* ---- facts ----------------------------------------------------------------------------------- */
-
-void print_model_line(const kvasir_model_info *m) {
-    char weights[24];
-    fprintf(stderr, "model:  %s (%s, %s), %.1f M parameters, weights %s\n",
-            m->name && *m->name ? m->name : "without a name", m->arch, m->format,
-            (double)m->parameters / 1e6, human_bytes((double)m->weight_bytes, weights));
-}
-
-/* The library's notes are lines of their own. */
-static void print_notes(const char *notes) {
-    while (*notes) {
-        size_t n = strcspn(notes, "\n");
-        if (n)
-            fprintf(stderr, "note:   %.*s\n", (int)n, notes);
-        notes += n + (notes[n] == '\n');
-    }
-}
-
-void print_context_facts(const kvasir_context_info *i) {
-    char token[24], token16[24], budget[24], length[48] = "any length";
-    if (i->ctx)
-        snprintf(length, sizeof length, "up to %u tokens", i->ctx);
-    fprintf(stderr, "cache:  %s, %s a token (16-bit: %s, %.2fx); %s, budget %s\n", i->kv_format,
-            human_bytes((double)i->kv_bytes_per_token, token),
-            human_bytes((double)i->kv_bytes_per_token16, token16),
-            ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), length,
-            human_bytes((double)i->cache_bytes, budget));
-    fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", kvasir_cpu_name(),
-            i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
-    print_notes(i->notes);
-}
-
-void put_context_facts(json_t *object, const kvasir_context_info *i) {
-    put_text(object, "kv_format", i->kv_format);
-    put_whole(object, "kv_bytes_per_token", i->kv_bytes_per_token);
-    put_whole(object, "kv_bytes_per_token_16bit", i->kv_bytes_per_token16);
-    put_whole(object, "ctx", i->ctx);
-    put_whole(object, "visible_tokens", i->visible);
-    put_whole(object, "ctx_bytes", i->ctx_bytes);
-    put_whole(object, "cache_budget_bytes", i->cache_bytes);
-    put_text(object, "cpu_tier", i->cpu_tier);
-    put_whole(object, "threads", (uint64_t)i->threads);
-    put_whole(object, "act_bits", (uint64_t)i->act_bits);
-    put_text(object, "fingerprint", i->fingerprint);
-    put_text(object, "notes", i->notes);
 }

@@ -148,7 +148,7 @@ static kvasir_status check_step(struct kvasir_batch *b, const int32_t *tokens,
     if (need > pool.budget_bytes - used)
         return fail(err, KVASIR_ERR_BUDGET,
                     "a step of %zu sequences needs %" PRIu64 " more bytes of cache: the budget is "
-                    "%" PRIu64 ", of which %" PRIu64 " are in use (--cache-mb)",
+                    "%" PRIu64 ", of which %" PRIu64 " are in use",
                     b->n, need, pool.budget_bytes, used);
     return KVASIR_OK;
 }

@@ -84,8 +84,8 @@ static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
     uint32_t most = o->tokens ? o->tokens : TOKENS_DEFAULT;
     const char *text = o->text ? o->text : TEXT;
     if (most < TOKENS_MIN || most > TOKENS_MAX)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--tokens %u: must be %d to %d", most, TOKENS_MIN,
-                    TOKENS_MAX);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "calibrate.tokens",
+                          "%u is not between %d and %d", most, TOKENS_MIN, TOKENS_MAX);
     TRY(kvasir_tokenize(kvasir_model_tokenizer(m), text, o->text ? o->len : strlen(TEXT),
                         KVASIR_TOKENIZE_ADD_SPECIAL, &c->ids, &c->n, err));
     /* a window drops what is further back than it is long */

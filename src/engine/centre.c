@@ -180,14 +180,11 @@ void centres_destroy(struct centres *c) {
     mem_free(c);
 }
 
-/* ---- --key-centre ---------------------------------------------------------------------------- */
+/* ---- key_centre ---------------------------------------------------------------------------- */
 
 static kvasir_status stats_of_file(const struct kvasir_model *m, const char *path,
                                    struct key_stats *s, kvasir_error *err) {
-    kvasir_status status = centre_file_read(path, m->id, s, err);
-    if (status != KVASIR_OK)
-        fail_prefix(err, "--key-centre");
-    return status;
+    return fail_of_field(centre_file_read(path, m->id, s, err), err, "context.key_centre");
 }
 
 /* auto's second choice. */
@@ -204,38 +201,23 @@ done:
     return status;
 }
 
-/* Fills the stats; *source, for the note, is NULL where there is nothing to take. */
+/* Fills the stats if there are any. */
 static kvasir_status find_stats(const struct kvasir_model *m, const char *how, struct key_stats *s,
-                                const char **source, kvasir_error *err) {
-    bool automatic = strcmp(how, "auto") == 0, bias = strcmp(how, "bias") == 0, found = false;
-    *source = NULL;
-    if (!automatic && !bias) {
-        *source = how;
+                                bool *found, kvasir_centre_source *source, kvasir_error *err) {
+    const bool automatic = strcmp(how, "auto") == 0, bias = strcmp(how, "bias") == 0;
+    *found = !automatic && !bias;
+    *source = KVASIR_CENTRE_FILE;
+    if (*found)
         return stats_of_file(m, how, s, err);
-    }
-    TRY(stats_of_bias(m->model, s, &found, err));
-    if (found)
-        *source = "the model's key biases";
-    else if (bias)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--key-centre bias: the model has no key biases");
-    if (found)
+    *source = KVASIR_CENTRE_BIAS;
+    TRY(stats_of_bias(m->model, s, found, err));
+    if (*found)
         return KVASIR_OK;
-    TRY(stats_beside(m, s, &found, err));
-    if (found)
-        *source = "the calibration file beside the model";
-    return KVASIR_OK;
-}
-
-static void say(struct settled *settled, const struct key_stats *s, const char *source,
-                const struct centres *c) {
-    if (!c) {
-        settled_note(settled, "--key-centre: no constant in %.200s is worth taking off", source);
-        return;
-    }
-    double pairs = c->first[heads_of(s)];
-    settled_note(settled,
-                 "keys are centred by %.200s: %.1f of %u rotary pairs a head on average, %u layers",
-                 source, pairs / (double)heads_of(s), s->n, s->layers);
+    if (bias)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
+                          "the model has no key biases");
+    *source = KVASIR_CENTRE_BESIDE;
+    return stats_beside(m, s, found, err);
 }
 
 kvasir_status centres_settle(const struct kvasir_model *m, const char *how, struct settled *settled,
@@ -246,21 +228,25 @@ kvasir_status centres_settle(const struct kvasir_model *m, const char *how, stru
         return KVASIR_OK;
     if (!model_keys_alike(m->model))
         return automatic ? KVASIR_OK
-                         : fail(err, KVASIR_ERR_UNSUPPORTED,
-                                "--key-centre %.200s: keys of a %s model cannot be centred: its "
-                                "layers cache or turn differently",
-                                how, model_config(m->model)->arch);
+                         : fail_field(err, KVASIR_ERR_UNSUPPORTED, "context.key_centre",
+                                      "keys of a %s model cannot be centred: its layers differ in "
+                                      "what they cache or how they rotate",
+                                      model_config(m->model)->arch);
     struct key_stats stats;
-    const char *source;
+    kvasir_centre_source source;
+    bool found;
     kvasir_status status;
     TRY(key_stats_init(&stats, m->model, err));
-    TRY_GOTO(find_stats(m, how, &stats, &source, err));
+    TRY_GOTO(find_stats(m, how, &stats, &found, &source, err));
     if (exact) {
-        settled_note(settled, "--key-centre has no effect: keys are not quantized");
-    } else if (source) {
+        settled_fact(settled, KVASIR_FACT_CENTRE_UNUSED, 0, 0, 0, 0);
+    } else if (found) {
         TRY_GOTO(centres_choose(&stats, m->model, out, err));
-        if (*out || !automatic)
-            say(settled, &stats, source, *out);
+        if (*out)
+            settled_fact(settled, KVASIR_FACT_CENTRED, source, (*out)->first[heads_of(&stats)],
+                         heads_of(&stats), stats.n);
+        else if (!automatic)
+            settled_fact(settled, KVASIR_FACT_CENTRE_NOTHING, source, 0, 0, 0);
     }
 done:
     key_stats_deinit(&stats);

@@ -2,6 +2,7 @@
 /* kvasir_context: one backend, one cache and the buffers of a step, all made here, so that steps
  * allocate nothing. */
 #include <stdio.h>
+#include <string.h>
 
 #include "engine/centre.h"
 
@@ -59,6 +60,34 @@ void cache_format_text(const struct kv_cache *c, char text[64]) {
     format_pair_text(k, v, text);
 }
 
+_Static_assert((int)KVASIR_LAYER_GROUPS_MAX == (int)CACHE_GROUPS_MAX, "all groups have room");
+
+static kvasir_layer_group group_of(const kvasir_context *c, uint32_t g) {
+    const struct kv_shape *shape = &c->options.shapes[g];
+    struct kv_format k, v;
+    kvasir_layer_group out = {.layers = shape->layers,
+                              .kv_heads = shape->kv_heads,
+                              .head_dim = shape->head_dim,
+                              .window = shape->window};
+    kv_cache_formats(c->cache, g, &k, &v);
+    kv_format_name(k, out.k_format);
+    kv_format_name(v, out.v_format);
+    const uint64_t tiles = (uint64_t)shape->layers * shape->kv_heads;
+    out.bytes_per_token = tiles *
+                          (kv_tile_bytes(k, shape->head_dim) + kv_tile_bytes(v, shape->head_dim)) /
+                          TILE_TOKENS;
+    out.bytes_per_token16 = tiles * shape->head_dim * 2 * sizeof(uint16_t);
+    return out;
+}
+
+static void count_layers(const struct model_config *model, kvasir_context_info *info) {
+    for (uint32_t i = 0; i < model->n_layers; i++)
+        if (model->layers[i].kind != LAYER_ATTENTION)
+            info->recurrent_layers++;
+        else if (model->layers[i].kv_from != i)
+            info->sharing_layers++;
+}
+
 void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info) {
     struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(c->cache));
     *info = (kvasir_context_info){
@@ -73,8 +102,15 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .act_bits = c->options.backend.act_bits,
         .used_bytes = pool.used_bytes,
         .peak_bytes = pool.peak_bytes,
+        .prefill_chunk = c->options.prefill_chunk,
+        .state_bytes = c->options.cache.state_bytes,
+        .n_groups = c->n_groups,
+        .n_facts = c->options.n_facts,
     };
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        info->groups[g] = group_of(c, g);
+    memcpy(info->facts, c->options.facts, sizeof info->facts);
+    count_layers(model_config(c->model->model), info);
     cache_format_text(c->cache, info->kv_format);
     fingerprint_text(c->fingerprint, info->fingerprint);
-    snprintf(info->notes, sizeof info->notes, "%s", c->options.notes);
 }

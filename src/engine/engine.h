@@ -3,7 +3,7 @@
  *
  *   model_api.c    kvasir_model: checkpoint, configuration
  *   text_api.c     kvasir_tokenizer: tokenizer, chat template, special tokens
- *   options.c      kvasir_context_options settled: formats, context length, budget, notes
+ *   options.c      kvasir_context_options settled: formats, context length, budget, facts
  *   plan_api.c     what memory will be for, of an engine that is there
  *   context.c      kvasir_context: backend, cache, the buffers of a step
  *   step.c         rows of any sequences to one batch
@@ -33,6 +33,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "cache/cache.h"
+#include "kvasir.h"
 #include "model/model.h"
 
 struct kvasir_tokenizer {
@@ -72,18 +73,20 @@ struct settled {
     uint32_t prefill_chunk; /* rows of a step, at most, and those whose logits are wanted */
     uint32_t logit_rows;
     uint64_t kv_bytes_per_token, kv_bytes_per_token16;
-    char notes[sizeof(((kvasir_context_info *)0)->notes)];
+    uint32_t n_facts;
+    kvasir_fact facts[KVASIR_FACTS_MAX];
 };
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              struct settled *out, kvasir_error *err) MUST_CHECK;
-/* Adds a line to the notes. */
-void settled_note(struct settled *s, const char *format, ...) PRINTF_LIKE(2, 3);
-/* kv_bits and kv_group_size into k, v, group_k and group_v. Errors begin with the flag. */
+/* Numbers that the kind does not have are 0. */
+void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
+                  uint64_t d);
+/* kv_bits and kv_group_size into k, v, group_k and group_v. */
 kvasir_status options_parse_formats(const char *bits, const char *groups,
                                     struct kv_cache_options *o, kvasir_error *err) MUST_CHECK;
-/* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors begin with
- * `flag`. */
-kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
+/* "64" or "64,32" (K,V); NULL gives 0, 0: the default of each head size. Errors are of
+ * `field`. */
+kvasir_status options_parse_groups(const char *field, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
 /* "K 8 g64, V 4 g64" */
@@ -175,7 +178,7 @@ void fingerprint_text(uint64_t fingerprint, char out[17]); /* as people and file
 kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) MUST_CHECK;
 kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                   kvasir_error *err) MUST_CHECK;
-/* Of how K was turned: what --ctx chose of the model's rope. */
+/* Of how K was turned: what ctx chose of the model's RoPE. */
 kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                kvasir_error *err) MUST_CHECK;
 

@@ -59,8 +59,8 @@ static kvasir_status settle_budget(const struct kvasir_model *m, const kvasir_en
     if (*bytes)
         return KVASIR_OK;
     if (!(o->cache_memory_percent > 0 && o->cache_memory_percent <= 100))
-        return fail(err, KVASIR_ERR_ARGUMENT, "--cache-memory-percent: %g is not in (0, 100]",
-                    o->cache_memory_percent);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.cache_memory_percent",
+                          "%g is not above 0 and at most 100", o->cache_memory_percent);
     const uint64_t free_bytes = available > weights ? available - weights : available / 4;
     *bytes = (uint64_t)((double)free_bytes * o->cache_memory_percent / 100);
     return KVASIR_OK;
@@ -90,7 +90,8 @@ kvasir_status kvasir_engine_submit(kvasir_engine *e, const kvasir_request *r, ui
     TRY(request_make(e, r, &q, err));
     pthread_mutex_lock(&e->mutex);
     if (e->waiting >= e->max_waiting) {
-        status = fail(err, KVASIR_ERR_BUSY, "%u requests wait, which is the most", e->max_waiting);
+        status = fail(err, KVASIR_ERR_BUSY,
+                      "%u requests are waiting, the most allowed: try again later", e->max_waiting);
     } else {
         q->id = ++e->requests;
         if (id)
@@ -237,9 +238,7 @@ static kvasir_status begin_stored_formats(struct kvasir_engine *e, const kvasir_
     if (status == KVASIR_OK)
         status = tree_requantize_begin(e->tree, k.k, k.v, k.group_k, k.group_v,
                                        o->min_quantize_tokens, err);
-    if (status != KVASIR_OK)
-        fail_prefix(err, "--kv-cache-quantization-bits");
-    return status;
+    return fail_of_field(status, err, "engine.stored_kv_bits");
 }
 
 /* What a json_object takes. Its vocabulary is made when one is asked for, and counts before: a
@@ -257,10 +256,10 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     const uint64_t bytes = model_run_bytes(e->model->model, o->prefill_chunk, o->logit_rows) +
                            step_bytes(e->ctx) + sampler_scratch_bytes(vocab) + json_bytes(e, vocab);
     if (pool_charge(pool, bytes, NULL) != KVASIR_OK)
-        return fail(err, KVASIR_ERR_BUDGET,
-                    "--cache-memory-mb: a budget of %" PRIu64 " bytes does not hold the buffers "
-                    "of steps of %u tokens (%" PRIu64 " bytes): raise it, or lower --prefill-chunk",
-                    kv_pool_stats(pool).budget_bytes, o->prefill_chunk, bytes);
+        return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
+                          "a budget of %" PRIu64 " bytes does not hold the buffers for steps of %u "
+                          "tokens (%" PRIu64 " bytes): raise it, or let steps take fewer tokens",
+                          kv_pool_stats(pool).budget_bytes, o->prefill_chunk, bytes);
     e->fixed_bytes = bytes;
     return KVASIR_OK;
 }
@@ -271,10 +270,10 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
     struct settled *s = &e->ctx->options;
     e->max_running = o->max_running;
     if (e->max_running < 1)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--max-num-seqs: must be at least 1");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_running", "must be at least 1");
     if (e->max_running > s->logit_rows || e->max_running > s->prefill_chunk) {
         e->max_running = s->logit_rows < s->prefill_chunk ? s->logit_rows : s->prefill_chunk;
-        settled_note(s, "--max-num-seqs %u is lowered to %u", o->max_running, e->max_running);
+        settled_fact(s, KVASIR_FACT_RUNNING_LOWERED, o->max_running, e->max_running, 0, 0);
     }
     const struct sched_options options = {.max_running = e->max_running,
                                           .step_rows = s->prefill_chunk,
@@ -288,9 +287,13 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
                                  kvasir_error *err) {
     kvasir_context_options context = o->context;
     if (o->max_waiting < 1)
-        return fail(err, KVASIR_ERR_ARGUMENT, "max_waiting: must be at least 1");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_waiting", "must be at least 1");
     TRY(settle_budget(e->model, o, &context.cache_bytes, err));
-    TRY(kvasir_context_create(e->model, &context, &e->ctx, err));
+    kvasir_status status = kvasir_context_create(e->model, &context, &e->ctx, err);
+    if (status != KVASIR_OK && err && err->field &&
+        strcmp(err->field, "context.cache_bytes") == 0) /* which came from the engine's options */
+        err->field = "engine.cache_memory_bytes";
+    TRY(status);
     const struct model_config *config = model_config(e->model->model);
     e->max_waiting = o->max_waiting;
     e->rotates = e->ctx->options.cache.max_size != 0;
@@ -307,13 +310,13 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     TRY(make_scheduler(e, o, err));
     e->fit_tokens = longest_fit(e);
     if (!e->fit_tokens)
-        return fail(err, KVASIR_ERR_BUDGET,
-                    "--cache-memory-mb: a budget of %" PRIu64 " bytes, of which the buffers of "
-                    "steps take %" PRIu64 ", does not hold one page",
-                    context.cache_bytes, e->fixed_bytes);
+        return fail_field(err, KVASIR_ERR_BUDGET, "engine.cache_memory_bytes",
+                          "a budget of %" PRIu64
+                          " bytes, of which the buffers of steps take %" PRIu64
+                          ", does not hold one page",
+                          context.cache_bytes, e->fixed_bytes);
     if (!e->rotates && e->fit_tokens < e->ctx->options.ctx)
-        settled_note(&e->ctx->options, "the budget has room for a sequence of %u tokens",
-                     e->fit_tokens);
+        settled_fact(&e->ctx->options, KVASIR_FACT_BUDGET_TOKENS, e->fit_tokens, 0, 0, 0);
     figures_copy(e);
     kvasir_context_get_info(e->ctx, &e->info);
     if (pthread_create(&e->thread, NULL, engine_thread, e) != 0)

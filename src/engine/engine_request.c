@@ -117,9 +117,11 @@ static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasi
     const kvasir_tokenizer *text = e->model->text;
     kvasir_status status = KVASIR_OK;
     if (q->r.ignore_end)
-        return fail(err, KVASIR_ERR_ARGUMENT, "json_object: not together with ignore_end");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.json_object",
+                          "cannot be combined with ignore_end");
     if (!text->tokenizer)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "json_object: the model has no tokenizer");
+        return fail_field(err, KVASIR_ERR_UNSUPPORTED, "request.json_object",
+                          "the model has no tokenizer");
     pthread_mutex_lock(&e->json_mutex);
     if (!e->json)
         status =
@@ -247,9 +249,9 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     size_t len = 0;
     if (c->stuck) {
         end = END_FAILED;
-        (void)!fail(&why, KVASIR_ERR_UNSUPPORTED,
-                    "json_object: no token of the vocabulary can follow token %u of the answer",
-                    c->generated);
+        (void)!fail_field(&why, KVASIR_ERR_UNSUPPORTED, "request.json_object",
+                          "no token of the vocabulary can follow token %u of the answer",
+                          c->generated);
         error = &why;
     }
     if (end == END_COMPLETE)
@@ -319,14 +321,14 @@ static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_r
     if (prompt >= ctx || prompt + r->max_tokens > ctx)
         return fail(err, KVASIR_ERR_CONTEXT,
                     "a prompt of %" PRIu64 " tokens and an answer of %u do not fit the context of "
-                    "%u tokens (--ctx)",
+                    "%u tokens",
                     prompt, r->max_tokens ? r->max_tokens : 1, ctx);
     const uint64_t wanted = prompt + (r->max_tokens ? r->max_tokens : 1);
     if (wanted > e->fit_tokens) {
         return fail(err, KVASIR_ERR_BUDGET,
                     "a prompt of %" PRIu64 " tokens and an answer of %u need %" PRIu64
-                    " bytes of cache alone: the budget is %" PRIu64 " bytes, of which buffers take "
-                    "%" PRIu64 ": room for %u tokens (--cache-memory-mb)",
+                    " bytes of cache: the budget is %" PRIu64 " bytes, of which buffers take "
+                    "%" PRIu64 ", which leaves room for %u tokens",
                     prompt, r->max_tokens ? r->max_tokens : 1,
                     sched_need(e->sched, (uint32_t)wanted), e->info.cache_bytes, e->fixed_bytes,
                     e->fit_tokens);
@@ -340,15 +342,16 @@ static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_r
 static kvasir_status check_request(const struct kvasir_engine *e, const kvasir_request *r,
                                    kvasir_error *err) {
     if (!r->tokens || r->n_tokens == 0)
-        return fail(err, KVASIR_ERR_ARGUMENT, "a request needs tokens");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.tokens", "the prompt has no tokens");
     if (r->n < 1 || r->n > e->max_running)
-        return fail(err, KVASIR_ERR_ARGUMENT, "n: %u is not between 1 and %u (--max-num-seqs)",
-                    r->n, e->max_running);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.n", "%u is not between 1 and %u", r->n,
+                          e->max_running);
     if (r->n > 1 && r->prompt_cache)
-        return fail(err, KVASIR_ERR_ARGUMENT, "n: 1 where a request begins with a prompt cache");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.n",
+                          "must be 1 when a request continues a prompt cache");
     if (r->top_logprobs < -1 || r->top_logprobs > TOP_LOGPROBS_MAX)
-        return fail(err, KVASIR_ERR_ARGUMENT, "top_logprobs: %d is not between 0 and %d",
-                    r->top_logprobs, TOP_LOGPROBS_MAX);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.top_logprobs",
+                          "%d is not between 0 and %d", r->top_logprobs, TOP_LOGPROBS_MAX);
     return seq_check_tokens(e->ctx, r->tokens, r->n_tokens, err);
 }
 

@@ -146,19 +146,19 @@ static kvasir_status take_shape(struct bench *b, const kvasir_kv_bench_options *
         b->head_dim = model->head_dim;
     }
     const struct {
-        const char *flag;
+        const char *field;
         uint32_t value, max;
-    } bounds[] = {{"--layers", b->layers, BENCH_LAYERS_MAX},
-                  {"--seq-len", b->seq_len, TOKENS_MAX},
-                  {"--heads", b->heads, HEADS_MAX},
-                  {"--head-dim", b->head_dim, DIM_MAX}};
+    } bounds[] = {{"kv_bench.layers", b->layers, BENCH_LAYERS_MAX},
+                  {"kv_bench.seq_len", b->seq_len, TOKENS_MAX},
+                  {"kv_bench.heads", b->heads, HEADS_MAX},
+                  {"kv_bench.head_dim", b->head_dim, DIM_MAX}};
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
         if (bounds[i].value == 0 || bounds[i].value > bounds[i].max)
-            return fail(err, KVASIR_ERR_ARGUMENT, "%s: %u is not between 1 and %u", bounds[i].flag,
-                        bounds[i].value, bounds[i].max);
+            return fail_field(err, KVASIR_ERR_ARGUMENT, bounds[i].field,
+                              "%u is not between 1 and %u", bounds[i].value, bounds[i].max);
     if (o->n_formats == 0 || o->n_formats > FORMATS_MAX)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--bits: %zu formats, not between 1 and %d",
-                    o->n_formats, FORMATS_MAX);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "kv_bench.formats",
+                          "%zu formats, not between 1 and %d", o->n_formats, FORMATS_MAX);
     return KVASIR_OK;
 }
 
@@ -166,18 +166,12 @@ static kvasir_status take_format(struct bench *b, struct candidate *c, const cha
                                  const char *group_text, kvasir_error *err) {
     struct kv_format formats[2];
     uint32_t groups[2];
-    TRY(options_parse_groups("--group-size", group_text, &groups[0], &groups[1], err));
-    kvasir_status status = kv_format_parse_pair(text, &formats[0], &formats[1], err);
-    if (status != KVASIR_OK) {
-        fail_prefix(err, "--bits");
-        return status;
-    }
+    TRY(options_parse_groups("kv_bench.kv_group_size", group_text, &groups[0], &groups[1], err));
+    TRY(fail_of_field(kv_format_parse_pair(text, &formats[0], &formats[1], err), err,
+                      "kv_bench.formats"));
     for (int part = 0; part < 2; part++) {
-        status = kv_format_settle(&formats[part], b->head_dim, groups[part], err);
-        if (status != KVASIR_OK) {
-            fail_prefix(err, "--group-size");
-            return status;
-        }
+        TRY(fail_of_field(kv_format_settle(&formats[part], b->head_dim, groups[part], err), err,
+                          "kv_bench.kv_group_size"));
         tile_layout_init(&c->layouts[part], part == 0 ? TILE_K : TILE_V, formats[part],
                          b->head_dim);
     }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Options settled: texts parsed, defaults found from the model and the machine, and everything the
- * user should know about them said in notes. Errors name the flag. */
+/* Options settled: texts parsed, defaults found from the model and the machine, and facts about
+ * what the options did not get (kvasir_fact). */
+#include <assert.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
 
-/* Without a word from the model. */
+/* Used if the checkpoint states no context length. */
 enum { CTX_DEFAULT = 4096 };
 /* What the process needs beside weights and cache (step buffers, tokenizer), and the part of the
  * rest of free memory that a cache may plan with: others want to run too. */
@@ -21,14 +21,10 @@ enum { LOGIT_ROWS = 64 };
 /* Sequences of the full context that the default budget has room for (forks), memory permitting. */
 enum { DEFAULT_SEQUENCES = 4 };
 
-void settled_note(struct settled *s, const char *format, ...) {
-    size_t at = strlen(s->notes);
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(s->notes + at, sizeof s->notes - at, format, args);
-    va_end(args);
-    if (n > 0 && (size_t)n + 1 < sizeof s->notes - at)
-        strcat(s->notes, "\n");
+void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
+                  uint64_t d) {
+    assert(s->n_facts < KVASIR_FACTS_MAX);
+    s->facts[s->n_facts++] = (kvasir_fact){kind, {a, b, c, d}};
 }
 
 /* ---- formats --------------------------------------------------------------------------------- */
@@ -43,7 +39,7 @@ static bool parse_group(const char **text, uint32_t *out) {
     return v == 32 || v == 64 || v == 128;
 }
 
-kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t *k, uint32_t *v,
+kvasir_status options_parse_groups(const char *field, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) {
     *k = *v = 0;
     if (!text)
@@ -56,19 +52,15 @@ kvasir_status options_parse_groups(const char *flag, const char *text, uint32_t 
         good = parse_group(&p, v);
     }
     if (!good || *p)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "%s: %.40s: must be 32, 64 or 128, or a pair K,V of them", flag, text);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, field,
+                          "\"%.40s\" is not 32, 64 or 128, nor a pair K,V of them", text);
     return KVASIR_OK;
 }
 
 kvasir_status options_parse_formats(const char *bits, const char *groups,
                                     struct kv_cache_options *o, kvasir_error *err) {
-    kvasir_status status = kv_format_parse_pair(bits, &o->k, &o->v, err);
-    if (status != KVASIR_OK) {
-        fail_prefix(err, "--kv-bits");
-        return status;
-    }
-    return options_parse_groups("--kv-group-size", groups, &o->group_k, &o->group_v, err);
+    TRY(fail_of_field(kv_format_parse_pair(bits, &o->k, &o->v, err), err, "context.kv_bits"));
+    return options_parse_groups("context.kv_group_size", groups, &o->group_k, &o->group_v, err);
 }
 
 /* A layer group's formats, and exact bytes of one token in all its layers: pages are that, times
@@ -83,17 +75,14 @@ static kvasir_status group_bytes(const struct kv_shape *shape, const struct kv_c
     if (status == KVASIR_OK)
         status =
             kv_format_settle(v, shape->head_dim, shape->v.bits ? shape->v.group : o->group_v, err);
-    if (status != KVASIR_OK) {
-        fail_prefix(err, "--kv-group-size");
-        return status;
-    }
+    TRY(fail_of_field(status, err, "context.kv_group_size"));
     uint64_t tiles = (uint64_t)shape->layers * shape->kv_heads;
     *bytes = tiles * (kv_tile_bytes(*k, shape->head_dim) + kv_tile_bytes(*v, shape->head_dim)) /
              TILE_TOKENS;
     return KVASIR_OK;
 }
 
-/* Of all groups. */
+/* Sum over layer groups. */
 static kvasir_status token_bytes(const struct kv_shape *shapes, uint32_t n,
                                  const struct kv_cache_options *o, uint64_t *bytes,
                                  kvasir_error *err) {
@@ -116,26 +105,21 @@ kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
     return token_bytes(shapes, n, &o, bytes, err);
 }
 
-/* Layer groups whose heads no asked-for group divides stay f16, with a warning, where others
- * quantize; an error where none can. */
+/* Layer groups whose heads no allowed group size divides stay f16 if others can be quantized; an
+ * error if none can. */
 static kvasir_status settle_formats(const kvasir_context_options *o, struct settled *s,
                                     kvasir_error *err) {
     static const struct kv_format EXACT = {.bits = 16, .scalar = SCALAR_F16};
-    kvasir_error why[CACHE_GROUPS_MAX];
     kvasir_status last = KVASIR_OK;
     bool bad[CACHE_GROUPS_MAX] = {false}, some = false;
     uint64_t bytes;
     TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     for (uint32_t g = 0; g < s->n_groups; g++) {
         struct kv_format k, v;
-        const kvasir_status status = group_bytes(&s->shapes[g], &s->cache, &k, &v, &bytes, &why[g]);
+        const kvasir_status status = group_bytes(&s->shapes[g], &s->cache, &k, &v, &bytes, err);
         bad[g] = status != KVASIR_OK;
         some |= !bad[g];
-        if (bad[g]) {
-            last = status;
-            if (err)
-                *err = why[g];
-        }
+        last = bad[g] ? status : last;
     }
     if (!some)
         return last;
@@ -143,9 +127,8 @@ static kvasir_status settle_formats(const kvasir_context_options *o, struct sett
         if (bad[g]) {
             s->shapes[g].k = s->shapes[g].v = EXACT;
             s->shapes[g].stays = true;
-            settled_note(s, "warning: --kv-bits %s: %u layer%s f16: %s", o->kv_bits,
-                         s->shapes[g].layers, s->shapes[g].layers == 1 ? " stays" : "s stay",
-                         why[g].text);
+            settled_fact(s, KVASIR_FACT_LAYERS_EXACT, s->shapes[g].layers, s->shapes[g].head_dim, 0,
+                         0);
         }
     return KVASIR_OK;
 }
@@ -164,10 +147,8 @@ static void settle_steps(const struct kvasir_model *m, struct settled *s) {
            model_run_bytes(m->model, s->prefill_chunk, s->logit_rows) > most)
         s->prefill_chunk /= 2;
     if (s->prefill_chunk < asked)
-        settled_note(s,
-                     "--prefill-chunk %u is lowered to %u: this model's steps need %" PRIu64
-                     " bytes a row",
-                     asked, s->prefill_chunk, model_run_bytes(m->model, 1, 0));
+        settled_fact(s, KVASIR_FACT_CHUNK_LOWERED, asked, s->prefill_chunk,
+                     model_run_bytes(m->model, 1, 0), 0);
 }
 
 /* ---- context length and budget --------------------------------------------------------------- */
@@ -198,7 +179,7 @@ static kvasir_status try_plan(const struct settled *s, uint32_t length, uint64_t
                                err);
 }
 
-/* Once it has worked. */
+/* Only after try_plan succeeded, so it cannot fail. */
 static uint64_t plan(const struct settled *s, uint32_t length) {
     uint64_t bytes = 0;
     (void)!try_plan(s, length, &bytes, NULL);
@@ -236,108 +217,43 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     uint64_t one_page;
     TRY(try_plan(s, 1, &one_page, err));
     if (one_page > s->cache.budget_bytes)
-        return fail(err, KVASIR_ERR_BUDGET,
-                    "--cache-mb, --cache-memory-mb: a budget of %" PRIu64 " bytes does not hold "
-                    "one page of %d tokens (%" PRIu64 " bytes)",
-                    s->cache.budget_bytes, TILE_TOKENS, one_page);
+        return fail_field(err, KVASIR_ERR_BUDGET, "context.cache_bytes",
+                          "a budget of %" PRIu64
+                          " bytes does not hold one page of %d tokens (%" PRIu64 " bytes)",
+                          s->cache.budget_bytes, TILE_TOKENS, one_page);
     if (!o->ctx && !s->visible && plan(s, s->ctx) > s->cache.budget_bytes) {
         s->ctx = longest_fit(s, s->ctx);
-        settled_note(
-            s,
-            "context cut to %u tokens: a cache for the model's %u does not fit into %" PRIu64
-            " bytes",
-            s->ctx, trained, s->cache.budget_bytes);
+        settled_fact(s, KVASIR_FACT_CTX_LOWERED, s->ctx, trained, s->cache.budget_bytes, 0);
     }
     s->ctx_bytes = plan(s, s->visible ? settled_length(s, s->visible) : s->ctx);
     if (!o->cache_bytes && s->ctx_bytes < usable / DEFAULT_SEQUENCES)
         s->cache.budget_bytes = s->ctx_bytes * DEFAULT_SEQUENCES;
     if (s->ctx_bytes > s->cache.budget_bytes)
-        settled_note(
-            s, "warning: a sequence may need %" PRIu64 " bytes of cache, the budget is %" PRIu64,
-            s->ctx_bytes, s->cache.budget_bytes);
+        settled_fact(s, KVASIR_FACT_BUDGET_SMALL, s->ctx_bytes, s->cache.budget_bytes, 0, 0);
     if (c->ctx_train && s->ctx > c->ctx_train)
-        settled_note(s, "warning: --ctx %u is past the %u tokens the model was trained for", s->ctx,
-                     c->ctx_train);
+        settled_fact(s, KVASIR_FACT_CTX_UNTRAINED, s->ctx, c->ctx_train, 0, 0);
     return KVASIR_OK;
 }
 
-static uint32_t layers_that(const struct model_config *c, bool recurrent) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < c->n_layers; i++)
-        n += recurrent ? c->layers[i].kind != LAYER_ATTENTION
-                       : c->layers[i].kind == LAYER_ATTENTION && c->layers[i].kv_from != i;
-    return n;
-}
-
-/* One line of a model whose layers cache differently: which take what. */
-static kvasir_status say_groups(const struct kvasir_model *m, struct settled *s,
-                                kvasir_error *err) {
-    const struct kv_shape *shapes = s->shapes;
-    const uint32_t n = s->n_groups, recurrent = layers_that(model_config(m->model), true),
-                   sharing = layers_that(model_config(m->model), false);
-    struct text_buf line = {0};
-    kvasir_status status = KVASIR_OK;
-    bool good = true;
-    if (n == 1 && !recurrent && !sharing)
-        return KVASIR_OK;
-    for (uint32_t g = 0; good && g < n; g++) {
-        struct kv_format k, v;
-        uint64_t bytes;
-        char k_name[24], v_name[24], window[32] = "all tokens";
-        TRY_GOTO(group_bytes(&shapes[g], &s->cache, &k, &v, &bytes, err));
-        if (shapes[g].window)
-            snprintf(window, sizeof window, "%u tokens", shapes[g].window);
-        good = text_printf(&line, "%s%u layer%s see%s %s: K %s, V %s, %" PRIu64 " bytes a token",
-                           g ? "; " : "", shapes[g].layers, shapes[g].layers == 1 ? "" : "s",
-                           shapes[g].layers == 1 ? "s" : "", window, kv_format_name(k, k_name),
-                           kv_format_name(v, v_name), bytes);
-    }
-    if (sharing)
-        good = good && text_printf(&line, "; %u read the K and V of others", sharing);
-    if (recurrent)
-        good = good && text_printf(&line, "; %u recurrent: %" PRIu64 " bytes a sequence", recurrent,
-                                   s->cache.state_bytes);
-    if (good)
-        settled_note(s, "%s", line.data);
-    else
-        status = fail(err, KVASIR_ERR_MEMORY, "options: out of memory");
-done:
-    text_free(&line);
-    return status;
-}
-
-/* What flags cost, and which have no effect here. */
-static void say_flags(const struct kvasir_model *m, const kvasir_context_options *o,
-                      struct settled *s) {
+/* What options cost, and which have no effect here. */
+static void find_unused(const struct kvasir_model *m, const kvasir_context_options *o,
+                        struct settled *s) {
     const uint32_t window = window_of_all(s);
     uint64_t start = round_up(o->quantized_kv_start, TILE_TOKENS);
     if (start > s->ctx && !s->visible)
         start = round_up(s->ctx, TILE_TOKENS);
     if (start && kv_format_exact(s->cache.k) && kv_format_exact(s->cache.v))
-        settled_note(s, "--quantized-kv-start has no effect: the cache is not quantized");
+        settled_fact(s, KVASIR_FACT_START_UNUSED, 0, 0, 0, 0);
     else if (start)
-        settled_note(s,
-                     "--quantized-kv-start %u: the first %" PRIu64 " tokens stay f16: %" PRId64
-                     " bytes a token instead of %" PRId64,
-                     o->quantized_kv_start, start, (int64_t)s->kv_bytes_per_token16,
-                     (int64_t)s->kv_bytes_per_token);
+        settled_fact(s, KVASIR_FACT_START_EXACT, start, s->kv_bytes_per_token16,
+                     s->kv_bytes_per_token, 0);
     if (o->max_kv_size && window)
-        settled_note(s,
-                     "--max-kv-size has no effect: every layer keeps its own window of %u tokens",
-                     window);
+        settled_fact(s, KVASIR_FACT_MAX_SIZE_UNUSED, window, 0, 0, 0);
     else if (o->max_kv_size && model_config(m->model)->window)
-        settled_note(s, "--max-kv-size %u: layers with a window keep their own of %u tokens",
-                     o->max_kv_size, model_config(m->model)->window);
+        settled_fact(s, KVASIR_FACT_WINDOW_KEPT, o->max_kv_size, model_config(m->model)->window, 0,
+                     0);
     if (o->snapshot_tokens && !s->cache.state_bytes)
-        settled_note(s, "--snapshot-tokens has no effect: no layer is recurrent");
-    if (s->visible)
-        settled_note(s,
-                     "a token sees at most %u: at any length at most %" PRIu64
-                     " bytes of cache, the pages of a step of %u tokens included",
-                     s->visible, s->ctx_bytes, s->prefill_chunk);
-    else
-        settled_note(s, "a sequence of %u tokens takes %" PRIu64 " bytes of cache", s->ctx,
-                     s->ctx_bytes);
+        settled_fact(s, KVASIR_FACT_SNAPSHOT_UNUSED, 0, 0, 0, 0);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -350,14 +266,14 @@ static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_err
         if (strcmp(text, cpu_tier_name((enum cpu_tier)t)) != 0)
             continue;
         if (!cpu_tier_have((enum cpu_tier)t))
-            return fail(err, KVASIR_ERR_UNSUPPORTED, "--cpu-tier %s: this machine does not have it",
-                        text);
+            return fail_field(err, KVASIR_ERR_UNSUPPORTED, "context.cpu_tier",
+                              "this machine does not have %s", text);
         *out = (enum cpu_tier)t;
         return KVASIR_OK;
     }
-    return fail(err, KVASIR_ERR_ARGUMENT,
-                "--cpu-tier %s: must be auto, ref, avx2, avx512, avx512vnni, neon or neondot",
-                text);
+    return fail_field(err, KVASIR_ERR_ARGUMENT, "context.cpu_tier",
+                      "\"%.40s\" is not auto, ref, avx2, avx512, avx512vnni, neon or neondot",
+                      text);
 }
 
 kvasir_context_options kvasir_context_defaults(void) {
@@ -375,8 +291,8 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     s->backend = (struct backend_cpu_options){.threads = o->threads, .act_bits = o->act_bits};
     TRY(parse_tier(o->cpu_tier, &s->backend.tier, err));
     if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
-                    o->prefill_chunk, STEP_TOKENS_MAX);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.prefill_chunk",
+                          "%u is not between 1 and %d", o->prefill_chunk, STEP_TOKENS_MAX);
     settle_steps(m, s);
     s->n_groups = model_kv_groups(m->model, s->shapes);
     if (o->like) /* the file's formats replace them below */
@@ -389,14 +305,13 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
         s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
     if (o->like)
         prompt_cache_shape(o->like, s->shapes, &s->cache.max_size, &s->cache.keep);
-    else if (o->max_kv_size && !window_of_all(s)) { /* else without effect: say_flags */
+    else if (o->max_kv_size && !window_of_all(s)) { /* else without effect: find_unused */
         s->cache.max_size = o->max_kv_size;
         s->cache.keep = o->kv_keep;
     }
     TRY(token_bytes(s->shapes, s->n_groups, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
     TRY(settle_lengths(m, o, s, err));
-    TRY(say_groups(m, s, err));
-    say_flags(m, o, s);
+    find_unused(m, o, s);
     return KVASIR_OK;
 }

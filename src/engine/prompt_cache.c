@@ -244,10 +244,12 @@ static kvasir_status check_rope(const struct kvasir_prompt_cache *p, const struc
     fingerprint_text(rope, ours);
     return strcmp(file, ours) == 0
                ? KVASIR_OK
-               : fail(err, KVASIR_ERR_ARGUMENT,
-                      "the file's keys were turned by another rope (fingerprint %.32s) than --ctx "
-                      "%u chooses (%s): take the --ctx that the file was saved with",
-                      file, c->options.ctx, ours);
+               : fail_field(
+                     err, KVASIR_ERR_ARGUMENT, "context.ctx",
+                     "the file's keys were rotated by another RoPE (fingerprint %.32s) than a "
+                     "context of %u tokens uses (%s): use the context length that the file was "
+                     "saved with",
+                     file, c->options.ctx, ours);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -332,11 +334,12 @@ static kvasir_status check_seen(const struct loader *l, uint32_t layer, kvasir_e
     for (uint32_t p = 0; p < view.keep && p < kv->offset && good; p++)
         good = prompt_entry_row(kv, p) >= 0;
     return good ? KVASIR_OK
-                : fail(err, KVASIR_ERR_ARGUMENT,
-                       "layer %u: the file holds positions from %u on, the next token sees them "
-                       "from %u on%s",
-                       layer, held, start,
-                       l->p->max_size ? ": --max-kv-size and --kv-keep must be the file's" : "");
+                : fail_field(
+                      err, KVASIR_ERR_ARGUMENT, l->p->max_size ? "context.max_kv_size" : NULL,
+                      "layer %u: the file holds positions from %u on, but the next token sees them "
+                      "from %u on%s",
+                      layer, held, start,
+                      l->p->max_size ? ": tokens seen and kept must be those of the file" : "");
 }
 
 static kvasir_status check_formats(const struct loader *l, kvasir_error *err) {
@@ -348,21 +351,18 @@ static kvasir_status check_formats(const struct loader *l, kvasir_error *err) {
         const struct kv_format formats[] = {l->p->shapes[g].k, l->p->shapes[g].v};
         for (int side = 0; side < 2 && !l->convert; side++)
             if (l->p->mixed || !same_format(tiles[side]->format, formats[side]))
-                return fail(err, KVASIR_ERR_ARGUMENT,
-                            "the file's %s is %s%s, the cache's %s: only --convert-cache changes "
-                            "what is stored",
-                            side ? "V" : "K", kv_format_name(formats[side], theirs),
-                            l->p->mixed ? " and others" : "",
-                            kv_format_name(tiles[side]->format, ours));
+                return fail_field(err, KVASIR_ERR_ARGUMENT, "load.convert",
+                                  "the file's %s is %s%s, the cache's %s: it must be converted",
+                                  side ? "V" : "K", kv_format_name(formats[side], theirs),
+                                  l->p->mixed ? " and others" : "",
+                                  kv_format_name(tiles[side]->format, ours));
         if (view.layouts[0].centred)
-            return fail(
-                err, KVASIR_ERR_ARGUMENT,
-                "a file's keys are not centred: the cache's must not be (--key-centre off)");
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
+                              "must be off: a file's keys are not centred");
     }
     if (kv_cache_start_pages(l->ctx->cache) && !l->convert)
-        return fail(
-            err, KVASIR_ERR_ARGUMENT,
-            "--quantized-kv-start has no place with a file in one format (--convert-cache)");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
+                          "must be 0 unless the file is converted: a file has one format");
     return KVASIR_OK;
 }
 
@@ -492,9 +492,8 @@ kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p,
         goto done;
     }
     if (p->offset > ctx->options.ctx && !ctx->options.cache.max_size) {
-        status = fail(err, KVASIR_ERR_CONTEXT,
-                      "the file's %u tokens do not fit the context of %u: raise --ctx", p->offset,
-                      ctx->options.ctx);
+        status = fail(err, KVASIR_ERR_CONTEXT, "the file's %u tokens do not fit the context of %u",
+                      p->offset, ctx->options.ctx);
         goto done;
     }
     TRY_GOTO(check_rope(p, ctx, err));

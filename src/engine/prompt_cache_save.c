@@ -139,12 +139,13 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
     const struct page_layout *l = &view.layouts[view.pages[view.n_pages - 1].layout];
     for (uint32_t i = 0; i < view.n_pages; i++) {
         if (view.layouts[view.pages[i].layout].centred)
-            return fail(err, KVASIR_ERR_ARGUMENT,
-                        "keys are centred, which mlx-lm knows nothing of: --key-centre off");
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "context.key_centre",
+                              "must be off: mlx-lm cannot read centred keys");
         if (&view.layouts[view.pages[i].layout] != l)
-            return fail(err, KVASIR_ERR_ARGUMENT,
-                        "the sequence's pages have several formats (--quantized-kv-start): a file "
-                        "has one, kvasir_seq_requantize makes them so");
+            return fail_field(
+                err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
+                "the sequence's pages have several formats, a file has one: use 0, or "
+                "kvasir_seq_requantize");
     }
     const bool ring = view.span != UINT32_MAX, affine = !kv_format_exact(l->k.format),
                affine_v = !kv_format_exact(l->v.format);

@@ -96,40 +96,39 @@ static bool processes(const kvasir_sampling *o) {
 }
 
 static kvasir_status check_filters(const kvasir_sampling *o, uint32_t vocab, kvasir_error *err) {
-    const kvasir_status bad = KVASIR_ERR_ARGUMENT;
     if (!(o->temp >= 0) || isinf(o->temp))
-        return fail(err, bad, "--temp: %g is not a finite number of at least 0", (double)o->temp);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.temp",
+                          "%g is not a finite number of at least 0", (double)o->temp);
     if (!(o->top_p >= 0 && o->top_p <= 1))
-        return fail(err, bad, "--top-p: %g is not between 0 and 1", (double)o->top_p);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.top_p", "%g is not between 0 and 1",
+                          (double)o->top_p);
     if (!(o->min_p >= 0 && o->min_p <= 1))
-        return fail(err, bad, "--min-p: %g is not between 0 and 1", (double)o->min_p);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.min_p", "%g is not between 0 and 1",
+                          (double)o->min_p);
     if (o->min_tokens_to_keep > vocab)
-        return fail(err, bad,
-                    "--min-tokens-to-keep: %u is not between 1 and the vocabulary size "
-                    "%u",
-                    o->min_tokens_to_keep, vocab);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.min_tokens_to_keep",
+                          "%u is more than the vocabulary size %u", o->min_tokens_to_keep, vocab);
     if (!(o->xtc_probability >= 0 && o->xtc_probability <= 1))
-        return fail(err, bad, "--xtc-probability: %g is not between 0 and 1",
-                    (double)o->xtc_probability);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.xtc_probability",
+                          "%g is not between 0 and 1", (double)o->xtc_probability);
     if (!(o->xtc_threshold >= 0 && o->xtc_threshold <= 0.5f))
-        return fail(err, bad, "--xtc-threshold: %g is not between 0 and 0.5",
-                    (double)o->xtc_threshold);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.xtc_threshold",
+                          "%g is not between 0 and 0.5", (double)o->xtc_threshold);
     if (o->top_k < 0 || (uint32_t)o->top_k > vocab)
-        return fail(err, bad, "--top-k: %d is not between 0 and the vocabulary size %u", o->top_k,
-                    vocab);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.top_k",
+                          "%d is not between 0 and the vocabulary size %u", o->top_k, vocab);
     return KVASIR_OK;
 }
 
-static kvasir_status check_penalty(const char *flag, float penalty, float least, uint32_t context,
-                                   kvasir_error *err) {
-    const kvasir_status bad = KVASIR_ERR_ARGUMENT;
+/* fields: of the penalty and of its context */
+static kvasir_status check_penalty(const char *const fields[2], float penalty, float least,
+                                   uint32_t context, kvasir_error *err) {
     if (!isfinite(penalty) || penalty < least)
-        return fail(err, bad, "--%s-penalty: %g is not a finite number%s", flag, (double)penalty,
-                    least == 0 ? " of at least 0" : "");
-    if (penalty != 0 && context == 0)
-        return fail(err, bad, "--%s-penalty: needs a --%s-context-size above 0", flag, flag);
-    if (penalty != 0 && context > CONTEXT_MAX)
-        return fail(err, bad, "--%s-context-size: %u is above %d", flag, context, CONTEXT_MAX);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, fields[0], "%g is not a finite number%s",
+                          (double)penalty, least == 0 ? " of at least 0" : "");
+    if (penalty != 0 && (context == 0 || context > CONTEXT_MAX))
+        return fail_field(err, KVASIR_ERR_ARGUMENT, fields[1], "%u is not between 1 and %d",
+                          context, CONTEXT_MAX);
     return KVASIR_OK;
 }
 
@@ -137,11 +136,11 @@ static kvasir_status check_bias(const kvasir_sampling *o, uint32_t vocab, kvasir
     for (size_t i = 0; i < o->n_logit_bias; i++) {
         const kvasir_logit_bias *b = &o->logit_bias[i];
         if (b->token < 0 || (uint32_t)b->token >= vocab)
-            return fail(err, KVASIR_ERR_ARGUMENT,
-                        "--logit-bias: id %d is not below the vocabulary size %u", b->token, vocab);
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.logit_bias",
+                              "id %d is not below the vocabulary size %u", b->token, vocab);
         if (!isfinite(b->bias))
-            return fail(err, KVASIR_ERR_ARGUMENT, "--logit-bias: %g of id %d is not finite",
-                        (double)b->bias, b->token);
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "sampling.logit_bias",
+                              "%g of id %d is not finite", (double)b->bias, b->token);
     }
     return KVASIR_OK;
 }
@@ -151,9 +150,15 @@ static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kva
         return fail(err, KVASIR_ERR_ARGUMENT, "sampler: the vocabulary is empty");
     TRY(check_filters(o, vocab, err));
     uint32_t context = repeats_are_penalised(o) ? o->repetition_context : 1;
-    TRY(check_penalty("repetition", o->repetition_penalty, 0, context, err));
-    TRY(check_penalty("presence", o->presence_penalty, -INFINITY, o->presence_context, err));
-    TRY(check_penalty("frequency", o->frequency_penalty, -INFINITY, o->frequency_context, err));
+    TRY(check_penalty(
+        (const char *const[]){"sampling.repetition_penalty", "sampling.repetition_context"},
+        o->repetition_penalty, 0, context, err));
+    TRY(check_penalty(
+        (const char *const[]){"sampling.presence_penalty", "sampling.presence_context"},
+        o->presence_penalty, -INFINITY, o->presence_context, err));
+    TRY(check_penalty(
+        (const char *const[]){"sampling.frequency_penalty", "sampling.frequency_context"},
+        o->frequency_penalty, -INFINITY, o->frequency_context, err));
     return check_bias(o, vocab, err);
 }
 

@@ -6,6 +6,7 @@
 #ifndef KVASIR_ENGINE_SAMPLER_H
 #define KVASIR_ENGINE_SAMPLER_H
 
+#include "kvasir.h"
 #include "util/util.h"
 
 /* What a pick needs for a whole vocabulary, 21 bytes a token. Samplers of one thread may share it:

@@ -83,10 +83,8 @@ kvasir_status seq_check_length(const struct kvasir_seq *s, size_t n, kvasir_erro
     const struct kvasir_context *c = s->ctx;
     uint64_t end = seq_length(s->seq) + (uint64_t)n;
     if (end > c->options.ctx && !c->options.cache.max_size)
-        return fail(err, KVASIR_ERR_CONTEXT,
-                    "%" PRIu64 " tokens do not fit the context of %u: raise --ctx, or let the "
-                    "cache rotate with --max-kv-size",
-                    end, c->options.ctx);
+        return fail(err, KVASIR_ERR_CONTEXT, "%" PRIu64 " tokens do not fit the context of %u", end,
+                    c->options.ctx);
     if (end > UINT32_MAX - TILE_TOKENS)
         return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
     return KVASIR_OK;
@@ -108,7 +106,7 @@ static kvasir_status check_room(const struct kvasir_seq *s, size_t n, uint32_t s
     if (need > pool.budget_bytes - used)
         return fail(err, KVASIR_ERR_BUDGET,
                     "%u tokens need %" PRIu64 " more bytes of cache: the budget is %" PRIu64
-                    ", of which %" PRIu64 " are in use (--cache-mb)",
+                    ", of which %" PRIu64 " are in use",
                     end, need, pool.budget_bytes, used);
     return seq_reserve(s->seq, end, err);
 }

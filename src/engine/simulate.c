@@ -66,31 +66,30 @@ kvasir_simulate_options kvasir_simulate_defaults(void) {
 
 static kvasir_status check_options(const kvasir_simulate_options *o, kvasir_error *err) {
     if (!o->trace)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--trace: missing");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.trace", "missing");
     if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--prefill-chunk %u: must be 1 to %d",
-                    o->prefill_chunk, STEP_TOKENS_MAX);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.prefill_chunk",
+                          "%u is not between 1 and %d", o->prefill_chunk, STEP_TOKENS_MAX);
     if (o->max_running < 1 || o->max_running > o->prefill_chunk)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "--max-num-seqs %u: must be 1 to --prefill-chunk, %u: a step has a row for "
-                    "each",
-                    o->max_running, o->prefill_chunk);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.max_running",
+                          "%u is not between 1 and the %u rows of a step, one for each",
+                          o->max_running, o->prefill_chunk);
     if (o->max_waiting < 1)
-        return fail(err, KVASIR_ERR_ARGUMENT, "max_waiting: must be at least 1");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.max_waiting", "must be at least 1");
     if (!o->budget_bytes && !(o->budget_percent > 0 && o->budget_percent <= 1e6))
-        return fail(err, KVASIR_ERR_ARGUMENT, "--budget: %g%% is not more than 0%%",
-                    o->budget_percent);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.budget_percent",
+                          "%g%% is not more than 0%%", o->budget_percent);
     const struct {
-        const char *flag;
+        const char *field;
         double value;
-    } rates[] = {{"--bandwidth", o->bandwidth},
-                 {"--compute", o->compute},
-                 {"--weight-bits", o->weight_bits}};
+    } rates[] = {{"simulate.bandwidth", o->bandwidth},
+                 {"simulate.compute", o->compute},
+                 {"simulate.weight_bits", o->weight_bits}};
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
         if (!(rates[i].value > 0 && rates[i].value < 1e30))
-            return fail(err, KVASIR_ERR_ARGUMENT, "%s: must be more than 0", rates[i].flag);
+            return fail_field(err, KVASIR_ERR_ARGUMENT, rates[i].field, "must be more than 0");
     if (!(o->speed >= 0 && o->speed < 1e30))
-        return fail(err, KVASIR_ERR_ARGUMENT, "--speed: must be 0 or more");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.speed", "must be 0 or more");
     return KVASIR_OK;
 }
 
@@ -100,10 +99,7 @@ static kvasir_status page_bytes(const struct replay *r, uint64_t bytes[SIM_GROUP
     for (uint32_t g = 0; g < r->model.n_groups; g++) {
         const kvasir_status status = kv_cache_plan_bytes(&r->model.groups[g], 1, &r->cache_options,
                                                          TILE_TOKENS, TILE_TOKENS, &bytes[g], err);
-        if (status != KVASIR_OK) {
-            fail_prefix(err, "--kv-group-size");
-            return status;
-        }
+        TRY(fail_of_field(status, err, "simulate.kv_group_size"));
     }
     return KVASIR_OK;
 }
@@ -141,12 +137,12 @@ static kvasir_status check_need(const struct replay *r, kvasir_simulation *out, 
     out->need_bytes = sched_need(r->sched, largest->prompt + largest->output);
     if (out->need_bytes <= budget)
         return KVASIR_OK;
-    return fail(err, KVASIR_ERR_BUDGET,
-                "--budget: %" PRIu64 " bytes are %.3g %% of the trace's %" PRIu64
-                "; request %u of it, a prompt of %u tokens and an answer of %u, needs %" PRIu64
-                " alone",
-                budget, 100 * (double)budget / (double)out->all_bytes, out->all_bytes, most + 1,
-                largest->prompt, largest->output, out->need_bytes);
+    return fail_field(
+        err, KVASIR_ERR_BUDGET, "simulate.budget_bytes",
+        "%" PRIu64 " bytes are %.3g %% of the trace's %" PRIu64
+        "; request %u of it, a prompt of %u tokens and an answer of %u, needs %" PRIu64 " alone",
+        budget, 100 * (double)budget / (double)out->all_bytes, out->all_bytes, most + 1,
+        largest->prompt, largest->output, out->need_bytes);
 }
 
 /* ---- what the scheduler asks of its host ----------------------------------------------------- */

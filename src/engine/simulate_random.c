@@ -89,8 +89,8 @@ static void PRINTF_LIKE(2, 3) violated(struct world *w, const char *format, ...)
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     snprintf(w->sum->violation, sizeof w->sum->violation,
-             "%s (step %" PRIu64 " of them all; again with --random 1 --seed %" PRIu64 ")", what,
-             w->sum->steps, w->seed);
+             "%s (step %" PRIu64 " of them all; one program from seed %" PRIu64 " repeats it)",
+             what, w->sum->steps, w->seed);
 }
 
 static bool holds(const struct world *w) {

@@ -25,10 +25,10 @@ static kvasir_status fail_shape(kvasir_error *err, const char *text) {
         strcat(names, NAMED[i].text);
         strcat(names, i + 1 < N_NAMED ? ", " : "");
     }
-    return fail(err, KVASIR_ERR_ARGUMENT,
-                "--model-shape: \"%.60s\" is neither one of %s nor "
-                "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]",
-                text, names);
+    return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.model_shape",
+                      "\"%.60s\" is neither one of %s nor "
+                      "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]",
+                      text, names);
 }
 
 static kvasir_status check_sizes(const struct sim_model *m, kvasir_error *err) {
@@ -41,15 +41,15 @@ static kvasir_status check_sizes(const struct sim_model *m, kvasir_error *err) {
                   {"vocab", m->vocab, 1 << 24}};
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++)
         if (bounds[i].value < 1 || bounds[i].value > bounds[i].max)
-            return fail(err, KVASIR_ERR_ARGUMENT, "--model-shape: %s %u is not between 1 and %u",
-                        bounds[i].name, bounds[i].value, bounds[i].max);
+            return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.model_shape",
+                              "%s %u is not between 1 and %u", bounds[i].name, bounds[i].value,
+                              bounds[i].max);
     if (m->head_dim % 4)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--model-shape: head_dim %u is not a multiple of 4",
-                    m->head_dim);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.model_shape",
+                          "head_dim %u is not a multiple of 4", m->head_dim);
     if (m->heads % m->kv_heads)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "--model-shape: %u heads cannot share %u KV heads equally", m->heads,
-                    m->kv_heads);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.model_shape",
+                          "%u heads cannot share %u KV heads equally", m->heads, m->kv_heads);
     return KVASIR_OK;
 }
 
@@ -98,10 +98,10 @@ kvasir_status sim_model_settle(const kvasir_simulate_options *o, struct sim_mode
                                kvasir_error *err) {
     TRY(parse_shape(o->model_shape, m, err));
     if (o->window_layers && !o->window)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--window-layers: how many see only --window tokens");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.window_layers", "needs a window");
     if (o->window_layers > m->layers)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--window-layers: %u of %u layers", o->window_layers,
-                    m->layers);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.window_layers",
+                          "%u is more than the model's %u layers", o->window_layers, m->layers);
     if (o->window)
         m->window_layers = o->window_layers ? o->window_layers : (m->layers + 1) / 2;
     const struct kv_shape all = {.layers = m->layers - m->window_layers,

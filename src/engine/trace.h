@@ -18,6 +18,7 @@
 #ifndef KVASIR_ENGINE_TRACE_H
 #define KVASIR_ENGINE_TRACE_H
 
+#include "kvasir.h"
 #include "util/util.h"
 
 enum {

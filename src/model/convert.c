@@ -71,8 +71,8 @@ static kvasir_status make_plan(struct plan *p, const struct model *m, kvasir_err
         p->matrices += matrix && p->items[p->n_items - 1].quantized;
     }
     if (p->options->bits && !p->matrices)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--group-size %u divides no matrix of the model",
-                    p->options->group_size);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "convert.group_size",
+                          "%u divides no matrix of the model", p->options->group_size);
     return KVASIR_OK;
 }
 
@@ -333,16 +333,18 @@ static kvasir_status settle_options(const kvasir_convert_options *o, enum scalar
         enum scalar_type type;
     } dtypes[] = {{"bf16", SCALAR_BF16}, {"f16", SCALAR_F16}, {"f32", SCALAR_F32}};
     if (o->bits && (o->bits > 8 || o->bits == 7 || o->bits < 2))
-        return fail(err, KVASIR_ERR_ARGUMENT, "--bits %u: must be 2, 3, 4, 5, 6 or 8", o->bits);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "convert.bits", "%u is not 2, 3, 4, 5, 6 or 8",
+                          o->bits);
     if (o->bits && o->group_size != 32 && o->group_size != 64 && o->group_size != 128)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--group-size %u: must be 32, 64 or 128",
-                    o->group_size);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "convert.group_size", "%u is not 32, 64 or 128",
+                          o->group_size);
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
         if (strcmp(o->dtype, dtypes[i].name) == 0) {
             *dtype = dtypes[i].type;
             return KVASIR_OK;
         }
-    return fail(err, KVASIR_ERR_ARGUMENT, "--dtype %.20s: must be bf16, f16 or f32", o->dtype);
+    return fail_field(err, KVASIR_ERR_ARGUMENT, "convert.dtype",
+                      "\"%.20s\" is not bf16, f16 or f32", o->dtype);
 }
 
 /* Quantized matrices first. */

@@ -15,6 +15,7 @@
 #define KVASIR_MODEL_H
 
 #include "cache/cache.h"
+#include "kvasir.h"
 #include "text/text.h"
 
 /* ---- configuration --------------------------------------------------------------------------- */

@@ -174,8 +174,12 @@ static void stream_failed(struct job *j, const kvasir_error *why) {
 }
 
 static void stream_event(struct job *j, const kvasir_event *e) {
-    static const kvasir_error CANCELLED = {KVASIR_ERR_CANCELLED, -1, "cancelled"},
-                              NO_MEMORY = {KVASIR_ERR_MEMORY, -1, "out of memory for the answer"};
+    static const kvasir_error CANCELLED = {.code = KVASIR_ERR_CANCELLED,
+                                           .offset = -1,
+                                           .text = "cancelled"},
+                              NO_MEMORY = {.code = KVASIR_ERR_MEMORY,
+                                           .offset = -1,
+                                           .text = "out of memory for the answer"};
     if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_ERROR)
         stream_failed(j, &j->taken_error);
     else if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_CANCELLED)

@@ -168,7 +168,8 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     enum { THREADS = 4 }; /* one may be busy with a long prompt's tokens */
     kvasir_context_info info;
     struct server *s = calloc(1, sizeof *s);
-    *err = (kvasir_error){KVASIR_ERR_MEMORY, -1, "out of memory for the server"};
+    *err = (kvasir_error){
+        .code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory for the server"};
     if (!s)
         return err->code;
     s->options = *o;

@@ -228,8 +228,8 @@ kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *withou
     static const char needed[] = "{}]\":\\u0d";
     for (const char *c = needed; *c; c++)
         if (!has_byte(&v->all, (uint8_t)*c, without, n))
-            return fail(err, KVASIR_ERR_UNSUPPORTED,
-                        "json_object: no token that may be chosen is '%c' alone", *c);
+            return fail_field(err, KVASIR_ERR_UNSUPPORTED, "request.json_object",
+                              "no token that may be chosen is '%c' alone", *c);
     return KVASIR_OK;
 }
 

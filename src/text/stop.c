@@ -63,13 +63,14 @@ static kvasir_status add_text(struct stop_text *t, const char *text, kvasir_erro
     t->len = strlen(text);
     size_t good = utf8_check(text, t->len);
     if (t->len == 0)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--stop: the text is empty");
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.stops", "the text is empty");
     if (good < t->len)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--stop: the text is not UTF-8 at byte %zu", good);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.stops",
+                          "the text is not UTF-8 at byte %zu", good);
     t->text = mem_strndup(text, t->len);
     t->border = mem_calloc(t->len, sizeof *t->border);
     if (!t->text || !t->border)
-        return fail(err, KVASIR_ERR_MEMORY, "--stop: out of memory");
+        return fail(err, KVASIR_ERR_MEMORY, "stop texts: out of memory");
     find_borders(t);
     return KVASIR_OK;
 }
@@ -81,7 +82,7 @@ kvasir_status kvasir_stop_create(const char *const *stops, size_t n, kvasir_stop
         s->texts = mem_calloc(n ? n : 1, sizeof *s->texts);
     kvasir_status status = KVASIR_OK;
     if (!s || !s->texts)
-        status = fail(err, KVASIR_ERR_MEMORY, "--stop: out of memory");
+        status = fail(err, KVASIR_ERR_MEMORY, "stop texts: out of memory");
     for (; status == KVASIR_OK && s->n < n; s->n++) {
         status = add_text(&s->texts[s->n], stops[s->n], err);
         if (s->texts[s->n].len > s->longest)

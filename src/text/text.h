@@ -9,6 +9,7 @@
 
 #include <jansson.h>
 
+#include "kvasir_text.h"
 #include "util/util.h"
 
 /* ---- tokenizer (tokenizer.c; tokenizer_internal.h lists its parts) --------------------------- */

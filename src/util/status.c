@@ -16,12 +16,13 @@ const char *kvasir_status_text(kvasir_status status) {
     return "unknown status";
 }
 
-static void fill(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
-                 va_list args) {
+static void fill(kvasir_error *err, kvasir_status code, int64_t offset, const char *field,
+                 const char *format, va_list args) {
     if (!err)
         return;
     err->code = code;
     err->offset = offset;
+    err->field = field;
     vsnprintf(err->text, sizeof err->text, format, args);
     /* Text may quote names out of a file: an error stays one line whatever they hold. */
     for (char *p = err->text; *p; p++)
@@ -32,7 +33,7 @@ static void fill(kvasir_error *err, kvasir_status code, int64_t offset, const ch
 kvasir_status fail(kvasir_error *err, kvasir_status code, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fill(err, code, -1, format, args);
+    fill(err, code, -1, NULL, format, args);
     va_end(args);
     return code;
 }
@@ -41,9 +42,24 @@ kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, con
                       ...) {
     va_list args;
     va_start(args, format);
-    fill(err, code, offset, format, args);
+    fill(err, code, offset, NULL, format, args);
     va_end(args);
     return code;
+}
+
+kvasir_status fail_field(kvasir_error *err, kvasir_status code, const char *field,
+                         const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fill(err, code, -1, field, format, args);
+    va_end(args);
+    return code;
+}
+
+kvasir_status fail_of_field(kvasir_status status, kvasir_error *err, const char *field) {
+    if (status != KVASIR_OK && err)
+        err->field = field;
+    return status;
 }
 
 void fail_prefix(kvasir_error *err, const char *prefix) {

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kvasir.h" /* the status enum and kvasir_error are public */
+#include "kvasir_status.h" /* the status enum and kvasir_error are public */
 
 /* ---- status and errors (status.c) ------------------------------------------------------------ */
 
@@ -38,12 +38,16 @@
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
 /* Fills *err (may be NULL) and returns `code`, so that a failing line reads `return fail(err, CODE,
- * "why %d", x);`. Offset is -1 (none); fail_at names a byte offset in the file at hand. Text is one
- * line without a full stop. */
+ * "why %d", x);`. Text is one line without a full stop and names no command-line flag. fail_at adds
+ * a byte offset in the file at hand, fail_field the option at fault (kvasir_error.field). */
 kvasir_status fail(kvasir_error *err, kvasir_status code, const char *format, ...)
     PRINTF_LIKE(3, 4);
 kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
                       ...) PRINTF_LIKE(4, 5);
+kvasir_status fail_field(kvasir_error *err, kvasir_status code, const char *field,
+                         const char *format, ...) PRINTF_LIKE(4, 5);
+/* A failed status becomes an error of this option; KVASIR_OK stays what it is. */
+kvasir_status fail_of_field(kvasir_status status, kvasir_error *err, const char *field);
 /* Puts "prefix: " in front of an error's text (a reader's caller adds the file's name). */
 void fail_prefix(kvasir_error *err, const char *prefix);
 

@@ -57,7 +57,7 @@ PY
 bad 2 'other was made with another model' --key-centre other
 bad 2 'checksum'
 p --key-centre off
-expect 2 '^kvasir generate: --key-centre bias: the model has no key biases' \
+expect 2 '^kvasir generate: --key-centre: the model has no key biases' \
     generate -m model.gguf -p a --key-centre bias
 
 # Ctrl-C leaves what was there

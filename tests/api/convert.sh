@@ -9,10 +9,10 @@ c() { expect 2 "^kvasir convert: $1" convert "${@:2}"; }
 c 'IN: missing'
 c 'OUT: missing' "$tiny"
 c 'one OUT only, then came "third"' "$tiny" a third
-c '--bits 7: must be 2, 3, 4, 5, 6 or 8' "$tiny" a --bits 7
+c '--bits: 7 is not 2, 3, 4, 5, 6 or 8' "$tiny" a --bits 7
 c '--bits: 9 is out of range' "$tiny" a --bits 9
-c '--group-size 48: must be 32, 64 or 128' "$tiny" a --bits 4 --group-size 48
-c '--dtype f8: must be bf16, f16 or f32' "$tiny" a --dtype f8
+c '--group-size: 48 is not 32, 64 or 128' "$tiny" a --bits 4 --group-size 48
+c '--dtype: "f8" is not bf16, f16 or f32' "$tiny" a --dtype f8
 mkdir there
 c 'there: is there already' "$tiny" there/
 expect 1 'nowhere: No such file' convert nowhere a

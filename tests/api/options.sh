@@ -116,7 +116,7 @@ b() { expect 2 "^kvasir bench-kv-cache: $1" bench-kv-cache "${@:2}"; }
 b '--bits: .*"7"' --bits 7
 b '--bits: .*"7"' --bits 8 7
 b '--bits: needs a value' --bits
-b '--group-size: 48' --group-size 48
+b '--group-size: "48"' --group-size 48
 b '--group-size: .*96' --head-dim 96 --layers 1
 b '--group-size: .*100' --head-dim 100
 b '--head-dim: 8192 is out of range' --head-dim 8192

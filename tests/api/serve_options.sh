@@ -32,7 +32,7 @@ s '--enable-prefix-cache and --no-prefix-cache: give one' -m x --enable-prefix-c
     --disable-prefix-cache
 s '--kv-cache-quantization: has no place with --no-prefix-cache' -m x --kv-cache-quantization \
     --no-prefix-cache
-s '--cache-memory-percent: 0 is not in (0, 100]' -m "$tiny" --cache-memory-percent 0 -q
+s '--cache-memory-percent: 0 is not above 0 and at most 100' -m "$tiny" --cache-memory-percent 0 -q
 s '--cache-memory-percent: -0.1 is out of range' -m x --cache-memory-percent=-0.1
 s '--cache-memory-percent: 101 is out of range' -m x --cache-memory-percent 101
 s '--prompt-cache-size: -1 is out of range' -m x --prompt-cache-size=-1
@@ -247,7 +247,7 @@ done
 # Heads of 80 have no group, those of 96 only one of 32.
 mixed() { # MODEL FLAG...: one group quantizes, the other stays f16, with a warning
     good serve -m "$1" --cache-memory-mb 64 --dry-run "${@:2}"
-    [ "$(grep -c '^note:   warning: --kv-bits 8,4: 1 layer stays f16: ' err)" = 1 ] || die "warning"
+    [ "$(grep -c '^note:   warning: --kv-bits leaves 1 layer(s) at f16: ' err)" = 1 ] || die "warning"
     good serve -m "$1" --cache-memory-mb 64 --dry-run --json -q "${@:2}"
     python3 -c '
 import json

@@ -95,6 +95,17 @@ static void test_errors(void **state) {
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(fail_at(NULL, KVASIR_ERR_FORMAT, 3, "x"), KVASIR_ERR_FORMAT);
     fail_prefix(NULL, "x");
+    assert_null(err.field);
+    assert_int_equal(fail_field(&err, KVASIR_ERR_ARGUMENT, "context.ctx", "%d", 1),
+                     KVASIR_ERR_ARGUMENT);
+    assert_string_equal(err.field, "context.ctx");
+    assert_int_equal(fail_of_field(KVASIR_OK, &err, "context.threads"), KVASIR_OK);
+    assert_string_equal(err.field, "context.ctx");
+    assert_int_equal(fail_of_field(KVASIR_ERR_IO, &err, "context.threads"), KVASIR_ERR_IO);
+    assert_string_equal(err.field, "context.threads");
+    assert_int_equal(fail_of_field(KVASIR_ERR_IO, NULL, "context.threads"), KVASIR_ERR_IO);
+    assert_int_equal((fail)(&err, KVASIR_ERR_IO, "x"), KVASIR_ERR_IO);
+    assert_null(err.field);
 }
 
 int main(void) {

@@ -305,6 +305,13 @@ static const char *write_file(const kvasir_model *m, const char *name, float siz
     return path;
 }
 
+/* The kind of a context's only fact; -1: it has none. */
+static int fact_of(const kvasir_model *m, const char *bits, const char *how) {
+    const kvasir_context_info info = info_of(m, bits, how);
+    assert_true(info.n_facts <= 1);
+    return info.n_facts ? (int)info.facts[0].kind : -1;
+}
+
 static void test_flag(void **state) {
     (void)state;
     kvasir_model *llama = open_tiny("llama"), *qwen2 = open_tiny("qwen2");
@@ -314,18 +321,20 @@ static void test_flag(void **state) {
     snprintf(small, sizeof small, "%s", write_file(llama, "small.safetensors", 0.1f));
 
     assert_int_equal(context_of(llama, "8", "bias", &ctx), KVASIR_ERR_ARGUMENT);
-    assert_non_null(strstr(err.text, "--key-centre bias"));
+    assert_string_equal(err.field, "context.key_centre");
+    assert_non_null(strstr(err.text, "no key biases"));
     assert_int_equal(context_of(llama, "8", "/no/such/file", &ctx), KVASIR_ERR_IO);
-    assert_non_null(strstr(err.text, "--key-centre: /no/such/file"));
+    assert_string_equal(err.field, "context.key_centre");
+    assert_non_null(strstr(err.text, "/no/such/file"));
     assert_int_equal(context_of(qwen2, "8", path, &ctx), KVASIR_ERR_ARGUMENT);
     assert_non_null(strstr(err.text, "another model"));
 
-    /* one line where something is centred; off and auto without anything say nothing */
-    assert_non_null(strstr(info_of(llama, "8", path).notes, "keys are centred by"));
-    assert_non_null(strstr(info_of(llama, "8", small).notes, "worth taking off"));
-    assert_non_null(strstr(info_of(llama, "f16", path).notes, "no effect"));
-    assert_null(strstr(info_of(llama, "8", "auto").notes, "centre"));
-    assert_null(strstr(info_of(llama, "8", "off").notes, "centre"));
+    /* one fact if something is centred, or nothing against the user's word */
+    assert_int_equal(fact_of(llama, "8", path), KVASIR_FACT_CENTRED);
+    assert_int_equal(fact_of(llama, "8", small), KVASIR_FACT_CENTRE_NOTHING);
+    assert_int_equal(fact_of(llama, "f16", path), KVASIR_FACT_CENTRE_UNUSED);
+    assert_int_equal(fact_of(llama, "8", "auto"), -1);
+    assert_int_equal(fact_of(llama, "8", "off"), -1);
 
     /* the fingerprint knows what pages hold, and nothing else */
     char off[17], on[17];
@@ -384,8 +393,10 @@ static void test_requantized(void **state) {
     (void)state;
     enum { N = 200, VOCAB = 512 };
     static const struct {
-        const char *bits, *group, *text;
-    } bad[] = {{"7", NULL, "--kv-bits"}, {"8", "48", "--kv-group-size"}, {"8", "128", "32, 64"}};
+        const char *bits, *group, *field;
+    } bad[] = {{"7", NULL, "context.kv_bits"},
+               {"8", "48", "context.kv_group_size"},
+               {"8", "128", "context.kv_group_size"}};
     kvasir_model *m = open_tiny("llama");
     kvasir_model_info model;
     kvasir_model_get_info(m, &model);
@@ -406,7 +417,7 @@ static void test_requantized(void **state) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(kvasir_seq_requantize(s, bad[i].bits, bad[i].group, &err),
                          KVASIR_ERR_ARGUMENT);
-        assert_non_null(strstr(err.text, bad[i].text));
+        assert_string_equal(err.field, bad[i].field);
     }
     assert_int_equal(kvasir_seq_bytes(s), bytes);
     need(kvasir_seq_requantize(fork[1], "f32", NULL, &err));

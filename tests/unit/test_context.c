@@ -227,7 +227,7 @@ static bool loads(const kvasir_model *m, uint32_t saved_with, uint32_t ctx) {
         kvasir_seq_destroy(seq);
     } else {
         assert_int_equal(status, KVASIR_ERR_ARGUMENT);
-        assert_non_null(strstr(err.text, "another rope"));
+        assert_non_null(strstr(err.text, "another RoPE"));
         assert_null(seq);
     }
     kvasir_context_destroy(c);
@@ -262,9 +262,11 @@ static void test_wide_steps(void **state) {
     const kvasir_context_options o = kvasir_context_defaults();
     kvasir_context *ctx = context_of(m, o), *narrow = context_of(wide, o);
     assert_int_equal(ctx->options.prefill_chunk, 512);
-    assert_null(strstr(ctx->options.notes, "--prefill-chunk"));
+    assert_int_equal(ctx->options.n_facts, 0);
     assert_int_equal(narrow->options.prefill_chunk, 32);
-    assert_non_null(strstr(narrow->options.notes, "--prefill-chunk 512 is lowered to 32"));
+    assert_int_equal(narrow->options.facts[0].kind, KVASIR_FACT_CHUNK_LOWERED);
+    assert_int_equal(narrow->options.facts[0].n[0], 512);
+    assert_int_equal(narrow->options.facts[0].n[1], 32);
     int32_t tokens[100] = {0};
     float logits[32];
     kvasir_eval_options last = {.last_logits = logits};

@@ -309,11 +309,11 @@ static void test_refused(void **state) {
             quotes[n++] = id;
     assert_int_equal(n, 2);
     a->request.ignore_end = true;
-    refused(e, a, KVASIR_ERR_ARGUMENT, "json_object: not together with ignore_end");
+    refused(e, a, KVASIR_ERR_ARGUMENT, "cannot be combined with ignore_end");
     a->request.ignore_end = false;
     a->request.stop_tokens = quotes;
     a->request.n_stop_tokens = n;
-    refused(e, a, KVASIR_ERR_UNSUPPORTED, "json_object: no token that may be chosen is '\"' alone");
+    refused(e, a, KVASIR_ERR_UNSUPPORTED, "no token that may be chosen is '\"' alone");
     a->request.n_stop_tokens = 1;
     answer_run(e, a);
     assert_int_equal(engine_settled(e).requests, 1);
@@ -323,7 +323,7 @@ static void test_refused(void **state) {
     o = answers_options(48);
     e = answers_engine(mute, &o);
     a->request.n_stop_tokens = 0;
-    refused(e, a, KVASIR_ERR_UNSUPPORTED, "json_object: the model has no tokenizer");
+    refused(e, a, KVASIR_ERR_UNSUPPORTED, "the model has no tokenizer");
     kvasir_engine_destroy(e);
     kvasir_model_close(mute);
     free(a);
@@ -360,7 +360,7 @@ static void test_a_dead_end(void **state) {
     answer_wait(a);
     for (int c = 0; c < 2; c++)
         assert_int_equal(a->choices[c].finish, KVASIR_FINISH_ERROR);
-    assert_string_equal(a->error.text, "json_object: no token of the vocabulary can follow token "
+    assert_string_equal(a->error.text, "no token of the vocabulary can follow token "
                                        "3 of the answer");
     assert_string_equal(a->choices[0].text, "{\":t\":t");
     assert_int_equal(engine_settled(e).failed, 1);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Losses, divergences and the bench of cache formats, against values worked out another way. */
+#include "kvasir.h"
 #include "util/util.h"
 
 #include <math.h>
@@ -185,23 +186,23 @@ static void test_bench_refuses(void **state) {
         .layers = 1, .seq_len = 1, .heads = 1, .head_dim = 64, .formats = GOOD, .n_formats = 1};
     struct {
         kvasir_kv_bench_options o;
-        const char *flag;
+        const char *field;
     } cases[7];
     for (size_t i = 0; i < 7; i++)
         cases[i].o = fine;
-    cases[0].o.layers = 0, cases[0].flag = "--layers";
-    cases[1].o.seq_len = 0, cases[1].flag = "--seq-len";
-    cases[2].o.heads = 5000, cases[2].flag = "--heads";
-    cases[3].o.head_dim = 8192, cases[3].flag = "--head-dim";
-    cases[4].o.formats = BAD, cases[4].flag = "--bits";
-    cases[5].o.kv_group_size = "128", cases[5].flag = "--group-size";
-    cases[6].o.n_formats = 0, cases[6].flag = "--bits";
+    cases[0].o.layers = 0, cases[0].field = "kv_bench.layers";
+    cases[1].o.seq_len = 0, cases[1].field = "kv_bench.seq_len";
+    cases[2].o.heads = 5000, cases[2].field = "kv_bench.heads";
+    cases[3].o.head_dim = 8192, cases[3].field = "kv_bench.head_dim";
+    cases[4].o.formats = BAD, cases[4].field = "kv_bench.formats";
+    cases[5].o.kv_group_size = "128", cases[5].field = "kv_bench.kv_group_size";
+    cases[6].o.n_formats = 0, cases[6].field = "kv_bench.formats";
     for (size_t i = 0; i < 7; i++) {
         struct rows r = {.n = 0};
         kvasir_error err;
         assert_int_not_equal(kvasir_kv_bench(&cases[i].o, take, &r, &err), KVASIR_OK);
         assert_int_equal(r.n, 0);
-        assert_memory_equal(err.text, cases[i].flag, strlen(cases[i].flag));
+        assert_string_equal(err.field, cases[i].field);
     }
 }
 

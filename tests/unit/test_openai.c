@@ -551,7 +551,8 @@ static void test_urls_and_errors(void **state) {
         {KVASIR_ERR_UNSUPPORTED, 400}, {KVASIR_ERR_BUSY, 429},     {KVASIR_ERR_TEXT, 400},
         {KVASIR_ERR_TEMPLATE, 400},    {KVASIR_ERR_CANCELLED, 499}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
-        kvasir_error why = {codes[i].code, -1, "two\nlines and half a character \xc3"};
+        kvasir_error why = {
+            .code = codes[i].code, .offset = -1, .text = "two\nlines and half a character \xc3"};
         openai_error_of(&err, &why);
         assert_int_equal(err.status, codes[i].status);
         assert_string_equal(err.text, "two?lines and half a character ");

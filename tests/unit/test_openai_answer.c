@@ -22,7 +22,8 @@ static void token_event(uint32_t choice, int32_t token, const char *text,
 static const char *stop_of_done; /* of the next event */
 
 static void done_event(uint32_t choice, kvasir_finish finish, const char *rest, bool last) {
-    static const kvasir_error why = {KVASIR_ERR_BUDGET, -1, "needs 5 bytes, 4 are there"};
+    static const kvasir_error why = {
+        .code = KVASIR_ERR_BUDGET, .offset = -1, .text = "needs 5 bytes, 4 are there"};
     kvasir_event e = {.kind = KVASIR_EVENT_DONE,
                       .choice = choice,
                       .prompt_tokens = 12,

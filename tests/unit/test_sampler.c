@@ -687,40 +687,46 @@ static void test_bad_options(void **state) {
     static const kvasir_logit_bias INFINITE[] = {{1, INFINITY}};
     static const struct {
         kvasir_sampling o;
-        const char *flag;
+        const char *field, *text;
     } CASES[] = {
-        {{.temp = -1}, "--temp"},
-        {{.temp = NAN}, "--temp"},
-        {{.temp = INFINITY}, "--temp"},
-        {{.top_p = 1.5f}, "--top-p"},
-        {{.top_p = NAN}, "--top-p"},
-        {{.min_p = -0.1f}, "--min-p"},
-        {{.top_k = -1}, "--top-k"},
-        {{.top_k = 5}, "--top-k"},
-        {{.repetition_penalty = -1}, "--repetition-penalty"},
-        {{.repetition_penalty = 1.1f}, "--repetition-penalty"}, /* context 0 */
+        {{.temp = -1}, "sampling.temp", ""},
+        {{.temp = NAN}, "sampling.temp", ""},
+        {{.temp = INFINITY}, "sampling.temp", ""},
+        {{.top_p = 1.5f}, "sampling.top_p", ""},
+        {{.top_p = NAN}, "sampling.top_p", ""},
+        {{.min_p = -0.1f}, "sampling.min_p", ""},
+        {{.top_k = -1}, "sampling.top_k", ""},
+        {{.top_k = 5}, "sampling.top_k", ""},
+        {{.repetition_penalty = -1}, "sampling.repetition_penalty", ""},
+        {{.repetition_penalty = 1.1f}, "sampling.repetition_context", "0 is not"},
         {{.repetition_penalty = 1.1f, .repetition_context = 1 << 30},
-         "--repetition-context-size: 1073741824"},
-        {{.presence_penalty = NAN, .presence_context = 1}, "--presence-penalty: nan"},
-        {{.presence_penalty = 1}, "--presence-penalty: needs"},
-        {{.frequency_penalty = -INFINITY, .frequency_context = 1}, "--frequency-penalty: -inf"},
-        {{.frequency_penalty = 1}, "--frequency-penalty: needs"},
-        {{.frequency_penalty = 1, .frequency_context = UINT32_MAX}, "--frequency-context-size"},
-        {{.min_tokens_to_keep = 5}, "--min-tokens-to-keep: 5"},
-        {{.xtc_probability = 1.1f}, "--xtc-probability"},
-        {{.xtc_probability = NAN}, "--xtc-probability"},
-        {{.xtc_threshold = 0.6f}, "--xtc-threshold: 0.6"},
-        {{.xtc_threshold = -0.1f}, "--xtc-threshold"},
-        {{.logit_bias = HIGH, .n_logit_bias = 2}, "--logit-bias: id 4"},
-        {{.logit_bias = LOW, .n_logit_bias = 1}, "--logit-bias: id -1"},
-        {{.logit_bias = INFINITE, .n_logit_bias = 1}, "--logit-bias: inf of id 1"},
+         "sampling.repetition_context",
+         "1073741824"},
+        {{.presence_penalty = NAN, .presence_context = 1}, "sampling.presence_penalty", "nan"},
+        {{.presence_penalty = 1}, "sampling.presence_context", "0 is not"},
+        {{.frequency_penalty = -INFINITY, .frequency_context = 1},
+         "sampling.frequency_penalty",
+         "-inf"},
+        {{.frequency_penalty = 1}, "sampling.frequency_context", "0 is not"},
+        {{.frequency_penalty = 1, .frequency_context = UINT32_MAX},
+         "sampling.frequency_context",
+         ""},
+        {{.min_tokens_to_keep = 5}, "sampling.min_tokens_to_keep", "5"},
+        {{.xtc_probability = 1.1f}, "sampling.xtc_probability", ""},
+        {{.xtc_probability = NAN}, "sampling.xtc_probability", ""},
+        {{.xtc_threshold = 0.6f}, "sampling.xtc_threshold", "0.6"},
+        {{.xtc_threshold = -0.1f}, "sampling.xtc_threshold", ""},
+        {{.logit_bias = HIGH, .n_logit_bias = 2}, "sampling.logit_bias", "id 4"},
+        {{.logit_bias = LOW, .n_logit_bias = 1}, "sampling.logit_bias", "id -1"},
+        {{.logit_bias = INFINITE, .n_logit_bias = 1}, "sampling.logit_bias", "inf of id 1"},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         kvasir_sampler *s = NULL;
         kvasir_error err;
         assert_int_equal(kvasir_sampler_create(&CASES[i].o, 4, &s, &err), KVASIR_ERR_ARGUMENT);
         assert_null(s);
-        assert_memory_equal(err.text, CASES[i].flag, __builtin_strlen(CASES[i].flag));
+        assert_string_equal(err.field, CASES[i].field);
+        assert_memory_equal(err.text, CASES[i].text, __builtin_strlen(CASES[i].text));
     }
     kvasir_sampler *s = NULL;
     assert_int_equal(kvasir_sampler_create(&(kvasir_sampling){0}, 0, &s, NULL),

@@ -170,15 +170,16 @@ static void test_refused(void **state) {
     (void)state;
     static const struct {
         const char *stop, *error;
-    } CASES[] = {{"", "--stop: the text is empty"},
-                 {"\x82\xac", "--stop: the text is not UTF-8 at byte 0"},
-                 {"ab\xe2\x82", "--stop: the text is not UTF-8 at byte 2"}};
+    } CASES[] = {{"", "the text is empty"},
+                 {"\x82\xac", "the text is not UTF-8 at byte 0"},
+                 {"ab\xe2\x82", "the text is not UTF-8 at byte 2"}};
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         kvasir_stop *s = NULL;
         kvasir_error err;
         assert_int_equal(
             kvasir_stop_create((const char *const[]){"good", CASES[i].stop, "good"}, 3, &s, &err),
             KVASIR_ERR_ARGUMENT);
+        assert_string_equal(err.field, "request.stops");
         assert_string_equal(err.text, CASES[i].error);
         assert_null(s);
     }

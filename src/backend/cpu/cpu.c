@@ -506,10 +506,11 @@ static const struct backend_ops CPU_OPS = {
 kvasir_status backend_cpu_create(struct backend **out, const struct backend_cpu_options *opt,
                                  kvasir_error *err) {
     if (opt->act_bits != 8 && opt->act_bits != 16)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--act-bits %d: must be 8 or 16", opt->act_bits);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.act_bits", "%d is neither 8 nor 16",
+                          opt->act_bits);
     if (opt->threads < 0 || opt->threads > 1024)
-        return fail(err, KVASIR_ERR_ARGUMENT, "--threads %d: must be 0 (one per core) to 1024",
-                    opt->threads);
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.threads",
+                          "%d is not between 0 (one per core) and 1024", opt->threads);
     struct cpu_backend *b = mem_calloc(1, sizeof *b);
     if (!b)
         return fail(err, KVASIR_ERR_MEMORY, "backend: out of memory");

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* explain.c: what the library says as data, in the words of the command line. Its errors name a
+ * member of an options struct, which becomes the flag that sets it; the facts of a context become
+ * sentences.
+ */
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+/* Flags whose names differ from the member they set. */
+static const struct {
+    const char *field, *flag;
+} FLAGS[] = {
+    {"context.cache_bytes", "--cache-mb"},
+    {"engine.cache_memory_bytes", "--cache-memory-mb"},
+    {"engine.max_running", "--max-num-seqs"},
+    {"engine.stored_kv_bits", "--kv-cache-quantization-bits"},
+    {"engine.stored_kv_group_size", "--kv-cache-quantization-group-size"},
+    {"kv_bench.formats", "--bits"},
+    {"kv_bench.kv_group_size", "--group-size"},
+    {"load.convert", "--convert-cache"},
+    {"request.stops", "--stop"},
+    {"sampling.frequency_context", "--frequency-context-size"},
+    {"sampling.presence_context", "--presence-context-size"},
+    {"sampling.repetition_context", "--repetition-context-size"},
+    {"simulate.budget_bytes", "--budget"},
+    {"simulate.budget_percent", "--budget"},
+    {"simulate.max_running", "--max-num-seqs"},
+};
+
+/* Flags that move a limit that a run has met. */
+static const struct {
+    kvasir_status code;
+    const char *flag, *advice;
+} LIMITS[] = {
+    {KVASIR_ERR_CONTEXT, "--ctx", "raise --ctx"},
+    {KVASIR_ERR_CONTEXT, "--max-kv-size", "limit what a token sees with --max-kv-size"},
+    {KVASIR_ERR_BUDGET, "--cache-mb", "raise --cache-mb"},
+    {KVASIR_ERR_BUDGET, "--cache-memory-mb", "raise --cache-memory-mb"},
+};
+
+static bool has_flag(const struct command *c, const char *flag) {
+    return option_find(c, flag, strlen(flag)) != NULL;
+}
+
+/* The command's flag for a field, in `buf` if it is called as the member; NULL: it has none. */
+static const char *flag_of(const struct command *c, const char *field, char buf[64]) {
+    for (size_t i = 0; i < sizeof FLAGS / sizeof *FLAGS; i++)
+        if (strcmp(FLAGS[i].field, field) == 0 && has_flag(c, FLAGS[i].flag))
+            return FLAGS[i].flag;
+    const char *member = strchr(field, '.');
+    snprintf(buf, 64, "--%s", member ? member + 1 : field);
+    for (char *p = buf; *p; p++)
+        *p = *p == '_' ? '-' : *p;
+    return has_flag(c, buf) ? buf : NULL;
+}
+
+int library_error(const struct command *c, const kvasir_error *err) {
+    char buf[64], advice[128] = "";
+    const char *flag = err->field ? flag_of(c, err->field, buf) : NULL;
+    if (flag || err->code == KVASIR_ERR_ARGUMENT)
+        return usage_error(c, "%s%s%s", flag ? flag : "", flag ? ": " : "", err->text);
+    for (size_t i = 0; i < sizeof LIMITS / sizeof *LIMITS; i++)
+        if (LIMITS[i].code == err->code && has_flag(c, LIMITS[i].flag)) {
+            const size_t n = strlen(advice);
+            snprintf(advice + n, sizeof advice - n, "%s %s", n ? " or" : ":", LIMITS[i].advice);
+        }
+    if (err->offset >= 0)
+        return run_error(c, "%s (at byte %lld)", err->text, (long long)err->offset);
+    return run_error(c, "%s%s", err->text, advice);
+}
+
+/* ---- facts ----------------------------------------------------------------------------------- */
+
+/* {0} is n[0] and so on, {0:c} the name of a source of key centres, {1/2} a quotient. */
+static const char *const SENTENCES[] = {
+    [KVASIR_FACT_LAYERS_EXACT] = "warning: --kv-bits leaves {0} layer(s) at f16: no group "
+                                 "size fits their heads of {1} values",
+    [KVASIR_FACT_CHUNK_LOWERED] = "--prefill-chunk {0} is lowered to {1}: this model's steps need "
+                                  "{2} bytes a row",
+    [KVASIR_FACT_CTX_LOWERED] = "the context is lowered to {0} tokens: a cache for the model's {1} "
+                                "does not fit into {2} bytes",
+    [KVASIR_FACT_CTX_UNTRAINED] = "warning: --ctx {0} is more than the {1} tokens that the model "
+                                  "was trained for",
+    [KVASIR_FACT_BUDGET_SMALL] = "warning: a sequence may need {0} bytes of cache, the budget is "
+                                 "{1}",
+    [KVASIR_FACT_BUDGET_TOKENS] = "the budget has room for a sequence of {0} tokens",
+    [KVASIR_FACT_START_UNUSED] = "--quantized-kv-start has no effect: the cache is not quantized",
+    [KVASIR_FACT_START_EXACT] = "--quantized-kv-start: the first {0} tokens stay f16: {1} bytes a "
+                                "token instead of {2}",
+    [KVASIR_FACT_MAX_SIZE_UNUSED] = "--max-kv-size has no effect: every layer keeps its own window "
+                                    "of {0} tokens",
+    [KVASIR_FACT_WINDOW_KEPT] = "--max-kv-size {0}: layers with a window keep their own of {1} "
+                                "tokens",
+    [KVASIR_FACT_SNAPSHOT_UNUSED] = "--snapshot-tokens has no effect: no layer is recurrent",
+    [KVASIR_FACT_CENTRE_UNUSED] = "--key-centre has no effect: keys are not quantized",
+    [KVASIR_FACT_CENTRE_NOTHING] = "--key-centre has no effect: the constants in {0:c} are too "
+                                   "small to help",
+    [KVASIR_FACT_CENTRED] = "keys are centred by {0:c}: {1/2} of {3} rotary pairs of a head on "
+                            "average",
+    [KVASIR_FACT_RUNNING_LOWERED] = "--max-num-seqs {0} is lowered to {1}",
+};
+static const char *const CENTRE_SOURCES[] = {
+    [KVASIR_CENTRE_BIAS] = "the model's key biases",
+    [KVASIR_CENTRE_BESIDE] = "the calibration file beside the model",
+    [KVASIR_CENTRE_FILE] = "the calibration file",
+};
+#define COUNT_FACT(name) +1
+_Static_assert(sizeof SENTENCES / sizeof *SENTENCES == KVASIR_FACT_MAP(COUNT_FACT),
+               "every fact has a sentence");
+
+static void write_fact(FILE *to, const kvasir_fact *f) {
+    for (const char *p = SENTENCES[f->kind]; *p; p++) {
+        if (*p != '{') {
+            fputc(*p, to);
+            continue;
+        }
+        const uint64_t n = f->n[p[1] - '0'];
+        if (p[2] == ':')
+            fputs(CENTRE_SOURCES[n], to);
+        else if (p[2] == '/')
+            fprintf(to, "%.1f", ratio((double)n, (double)f->n[p[3] - '0']));
+        else
+            fprintf(to, "%llu", (unsigned long long)n);
+        p = strchr(p, '}');
+    }
+}
+
+/* Which layers cache what, unless all cache alike. */
+static void write_groups(FILE *to, const kvasir_context_info *i, const char *begin) {
+    if (i->n_groups <= 1 && !i->recurrent_layers && !i->sharing_layers)
+        return;
+    fputs(begin, to);
+    for (uint32_t g = 0; g < i->n_groups; g++) {
+        const kvasir_layer_group *l = &i->groups[g];
+        char window[32] = "all tokens";
+        if (l->window)
+            snprintf(window, sizeof window, "%u tokens", l->window);
+        fprintf(to, "%s%u layer%s see%s %s: K %s, V %s, %llu bytes a token", g ? "; " : "",
+                l->layers, l->layers == 1 ? "" : "s", l->layers == 1 ? "s" : "", window,
+                l->k_format, l->v_format, (unsigned long long)l->bytes_per_token);
+    }
+    if (i->sharing_layers)
+        fprintf(to, "; %u read the K and V of others", i->sharing_layers);
+    if (i->recurrent_layers)
+        fprintf(to, "; %u recurrent: %llu bytes a sequence", i->recurrent_layers,
+                (unsigned long long)i->state_bytes);
+    fputc('\n', to);
+}
+
+/* Lines that each begin with `begin`. */
+static void write_notes(FILE *to, const kvasir_context_info *i, const char *begin) {
+    for (uint32_t f = 0; f < i->n_facts; f++) {
+        fputs(begin, to);
+        write_fact(to, &i->facts[f]);
+        fputc('\n', to);
+    }
+    write_groups(to, i, begin);
+    if (i->visible)
+        fprintf(to,
+                "%sa token sees at most %u: at any length at most %llu bytes of cache, the pages "
+                "of a step of %u tokens included\n",
+                begin, i->visible, (unsigned long long)i->ctx_bytes, i->prefill_chunk);
+    else
+        fprintf(to, "%sa sequence of %u tokens takes %llu bytes of cache\n", begin, i->ctx,
+                (unsigned long long)i->ctx_bytes);
+}
+
+void print_model_line(const kvasir_model_info *m) {
+    char weights[24];
+    fprintf(stderr, "model:  %s (%s, %s), %.1f M parameters, weights %s\n",
+            m->name && *m->name ? m->name : "without a name", m->arch, m->format,
+            (double)m->parameters / 1e6, human_bytes((double)m->weight_bytes, weights));
+}
+
+void print_context_facts(const kvasir_context_info *i) {
+    char token[24], token16[24], budget[24], length[48] = "any length";
+    if (i->ctx)
+        snprintf(length, sizeof length, "up to %u tokens", i->ctx);
+    fprintf(stderr, "cache:  %s, %s a token (16-bit: %s, %.2fx); %s, budget %s\n", i->kv_format,
+            human_bytes((double)i->kv_bytes_per_token, token),
+            human_bytes((double)i->kv_bytes_per_token16, token16),
+            ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), length,
+            human_bytes((double)i->cache_bytes, budget));
+    fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", kvasir_cpu_name(),
+            i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
+    write_notes(stderr, i, "note:   ");
+}
+
+void put_context_facts(json_t *object, const kvasir_context_info *i) {
+    char *notes = NULL;
+    size_t size;
+    FILE *to = open_memstream(&notes, &size);
+    put_text(object, "kv_format", i->kv_format);
+    put_whole(object, "kv_bytes_per_token", i->kv_bytes_per_token);
+    put_whole(object, "kv_bytes_per_token_16bit", i->kv_bytes_per_token16);
+    put_whole(object, "ctx", i->ctx);
+    put_whole(object, "visible_tokens", i->visible);
+    put_whole(object, "ctx_bytes", i->ctx_bytes);
+    put_whole(object, "cache_budget_bytes", i->cache_bytes);
+    put_text(object, "cpu_tier", i->cpu_tier);
+    put_whole(object, "threads", (uint64_t)i->threads);
+    put_whole(object, "act_bits", (uint64_t)i->act_bits);
+    put_text(object, "fingerprint", i->fingerprint);
+    if (to) {
+        write_notes(to, i, "");
+        fclose(to);
+    }
+    put_text(object, "notes", notes);
+    free(notes);
+}
