@@ -99,7 +99,7 @@ KVASIR_API bool kvasir_stop_finish(kvasir_stop *stop, char *out, size_t *n);
  * none. */
 KVASIR_API const char *kvasir_stop_found(const kvasir_stop *stop);
 
-/* Replaces the chat template by a Jinja text, which `name` names in errors. Not while another
+/* Replaces the chat template by a Jinja text; `name` begins its parse errors. Not while another
  * thread uses the tokenizer. */
 KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
                                                             const char *name, const char *source,

@@ -58,6 +58,13 @@ licence() {
         FNR == 2 && !found { print FILENAME ": no SPDX line first" }'
 }
 spaces() { own_text | xargs -r grep -HnE '[[:blank:]]+$'; }
+# Flags belong to cli/: errors below it name a field (kvasir_error.field). Comments may.
+flags() {
+    files 'src/*.[ch]' 'src/*.inl' 'src/*.cu' 'src/*.cuh' | grep -v '^src/cli/' |
+        xargs -r awk '{ line = $0; gsub(/\/\*.*(\*\/|$)/, "", line) }
+            line ~ /^ \* / { next }
+            line ~ /"([^"\\]|\\.)*--[a-z]/ { print FILENAME ":" FNR ": a flag in a text" }'
+}
 scripts() {
     local f
     for f in $(files '*.sh' .ci/run); do bash -n "$f"; done
@@ -82,6 +89,7 @@ rule "100 columns" columns
 rule "no blanks at line ends" spaces
 rule "file length" length
 rule "SPDX line" licence
+rule "no flags in texts below cli/" flags
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run
 

@@ -45,8 +45,31 @@ bool openai_no_memory(struct openai_error *err) {
     return false;
 }
 
+/* Members of a body that are not called as the option they set. */
+static const struct {
+    const char *field, *path;
+} PATHS[] = {
+    {"request.json_object", "response_format"},
+    {"request.stops", "stop"},
+    {"request.tokens", "prompt"},
+    {"sampling.frequency_context", "frequency_context_size"},
+    {"sampling.presence_context", "presence_context_size"},
+    {"sampling.repetition_context", "repetition_context_size"},
+    {"sampling.temp", "temperature"},
+};
+
+/* The member of a body that sets an option; NULL: a server's option, which no client sends. */
+static const char *path_of(const char *field) {
+    for (size_t i = 0; field && i < sizeof PATHS / sizeof *PATHS; i++)
+        if (strcmp(PATHS[i].field, field) == 0)
+            return PATHS[i].path;
+    const bool sent =
+        field && (strncmp(field, "request.", 8) == 0 || strncmp(field, "sampling.", 9) == 0);
+    return sent ? strchr(field, '.') + 1 : NULL;
+}
+
 void openai_error_of(struct openai_error *out, const kvasir_error *err) {
-    openai_refuse(out, NULL, "%s", err->text);
+    openai_refuse(out, path_of(err->field), "%s", err->text);
     /* Prompts that are too long for context or budget are too long: the request's fault. */
     if (err->code == KVASIR_ERR_MEMORY || err->code == KVASIR_ERR_IO)
         out->status = OPENAI_SERVER_ERROR;

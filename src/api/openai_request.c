@@ -423,9 +423,6 @@ static bool render(const struct openai_setup *setup, const json_t *variables, ch
     kvasir_status status =
         kvasir_chat_render(setup->tokenizer, request, strlen(request), text, len, &why);
     free(request);
-    const char *place = strstr(why.text, ": chat template"); /* behind the model's path */
-    if (status != KVASIR_OK && place)
-        memmove(why.text, place + 2, strlen(place + 2) + 1);
     return status == KVASIR_OK || openai_library_failed(err, "messages", &why);
 }
 

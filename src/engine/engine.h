@@ -42,7 +42,6 @@ struct kvasir_tokenizer {
     kvasir_error tokenizer_error;
     struct template *template; /* NULL: none; why stands in template_error */
     kvasir_error template_error;
-    char *template_name; /* in its errors; NULL: path */
     bool has_template;   /* there is one, if only one that does not parse */
     json_t *variables;   /* "bos_token": "<s>" ...: what templates see of the vocabulary */
 };

@@ -55,38 +55,26 @@ static void load_tokenizer(struct kvasir_tokenizer *t, const struct checkpoint *
         fail_prefix(&t->tokenizer_error, t->path);
 }
 
-/* Errors begin with name. */
-static kvasir_status parse_template(const char *name, const char *source, size_t len,
-                                    struct template **out, kvasir_error *err) {
-    kvasir_status status = template_parse(source, len, out, err);
-    if (status != KVASIR_OK)
-        fail_prefix(err, name);
-    return status;
-}
-
 static void load_template(struct kvasir_tokenizer *t, const struct checkpoint *c) {
     const char *source = checkpoint_chat_template(c);
     t->has_template = source != NULL;
     if (!source)
-        fail(&t->template_error, KVASIR_ERR_UNSUPPORTED, "%s: has no chat template", t->path);
+        fail(&t->template_error, KVASIR_ERR_UNSUPPORTED, "the model has no chat template");
     else
-        (void)!parse_template(t->path, source, strlen(source), &t->template, &t->template_error);
+        (void)!template_parse(source, strlen(source), &t->template, &t->template_error);
 }
 
 kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *t, const char *name,
                                                  const char *source, size_t len,
                                                  kvasir_error *err) {
     struct template *parsed;
-    TRY(parse_template(name, source, len, &parsed, err));
-    char *copy = mem_strdup(name);
-    if (!copy) {
-        template_destroy(parsed);
-        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", name);
+    kvasir_status status = template_parse(source, len, &parsed, err);
+    if (status != KVASIR_OK) {
+        fail_prefix(err, name);
+        return status;
     }
     template_destroy(t->template);
-    mem_free(t->template_name);
     t->template = parsed;
-    t->template_name = copy;
     t->has_template = true;
     return KVASIR_OK;
 }
@@ -131,7 +119,6 @@ void kvasir_tokenizer_close(kvasir_tokenizer *t) {
     json_decref(t->variables);
     template_destroy(t->template);
     tokenizer_destroy(t->tokenizer);
-    mem_free(t->template_name);
     mem_free(t->path);
     mem_free(t);
 }
@@ -348,7 +335,6 @@ kvasir_status kvasir_chat_render(const kvasir_tokenizer *t, const char *request,
     json_decref(variables);
     if (status == KVASIR_OK)
         return give_text(&text, out, len, err);
-    fail_prefix(err, t->template_name ? t->template_name : t->path);
     text_free(&text);
     return status;
 }

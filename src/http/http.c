@@ -177,7 +177,7 @@ static enum MHD_Result refuse(struct call *c, unsigned status, const char *why) 
 
 static enum MHD_Result refuse_size(struct call *c) {
     char why[96];
-    snprintf(why, sizeof why, "the body is larger than %llu bytes (--max-body-mb)",
+    snprintf(why, sizeof why, "the body is larger than the %llu bytes allowed",
              (unsigned long long)c->body_limit);
     return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, why);
 }
@@ -199,13 +199,13 @@ static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const ch
     return MHD_YES;
 }
 
-/* What a proxy may have read otherwise: two words about where the body ends, or "Content-Length ",
- * which is another header to libmicrohttpd. NULL: nothing of the kind. */
+/* Rejects requests that a proxy might frame differently (request smuggling): two headers about
+ * where the body ends, or "Content-Length ", another header to libmicrohttpd. NULL: none. */
 static const char *ambiguous(const struct call *c) {
     struct framing f = {0};
     MHD_get_connection_values(c->connection, MHD_HEADER_KIND, note_header, &f);
-    return f.lengths > 1 ? "the length of the body is said twice"
-           : f.bad_name  ? "a header's name holds bytes that none may have"
+    return f.lengths > 1 ? "more than one Content-Length or Transfer-Encoding header"
+           : f.bad_name  ? "a header name contains an invalid byte"
                          : NULL;
 }
 
@@ -308,13 +308,12 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static bool fail_text(char *error, size_t size, const char *what, const char *host, unsigned port,
-                      const char *why) {
-    snprintf(error, size, "%s %s:%u: %s", what, host, port, why);
+static bool start_failed(struct http_error *err, const struct http_options *o, const char *why) {
+    snprintf(err->text, sizeof err->text, "cannot listen on %s:%u: %s", o->host, o->port, why);
     return false;
 }
 
-static bool open_listener(struct http *h, char *error, size_t size) {
+static bool open_listener(struct http *h, struct http_error *err) {
     const struct http_options *o = &h->options;
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
     struct addrinfo *list = NULL;
@@ -324,8 +323,9 @@ static bool open_listener(struct http *h, char *error, size_t size) {
     char port[8];
     snprintf(port, sizeof port, "%u", o->port);
     const int code = getaddrinfo(o->host, port, &hints, &list);
+    err->bad_host = code != 0;
     if (code != 0)
-        return fail_text(error, size, "--host", o->host, o->port, gai_strerror(code));
+        return start_failed(err, o, gai_strerror(code));
     h->listener = socket(list->ai_family, list->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const bool good = h->listener >= 0 &&
                       setsockopt(h->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
@@ -335,7 +335,7 @@ static bool open_listener(struct http *h, char *error, size_t size) {
     const int why = errno;
     freeaddrinfo(list);
     if (!good)
-        return fail_text(error, size, "cannot listen on", o->host, o->port, strerror(why));
+        return start_failed(err, o, strerror(why));
     h->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
                                                 : ((struct sockaddr_in *)&bound)->sin_port);
     return true;
@@ -354,19 +354,20 @@ static bool start_daemon(struct http *h) {
     return h->daemon != NULL;
 }
 
-bool http_start(const struct http_options *o, struct http **out, char *error, size_t size) {
+bool http_start(const struct http_options *o, struct http **out, struct http_error *err) {
+    *err = (struct http_error){0};
     struct http *h = calloc(1, sizeof *h);
     if (!h)
-        return fail_text(error, size, "cannot listen on", o->host, o->port, "out of memory");
+        return start_failed(err, o, "out of memory");
     h->options = *o;
     h->listener = h->watch.epoll = h->watch.wake = -1;
     pthread_mutex_init(&h->watch.mutex, NULL);
-    bool good = open_listener(h, error, size);
+    bool good = open_listener(h, err);
     *out = h; /* handlers ask for it */
     if (good) {
         good = watch_start(h) && start_daemon(h); /* which may have a request at once */
         if (!good)
-            fail_text(error, size, "cannot serve on", o->host, o->port, "no thread can be started");
+            start_failed(err, o, "no thread can be started");
     }
     if (!good) {
         http_stop(h);

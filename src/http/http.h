@@ -62,8 +62,12 @@ struct http_options {
     uint32_t write_timeout_s; /* for a reader to take something, or the rest */
     struct http_handler handler;
 };
-/* False: *error (of `size` bytes) says why. */
-bool http_start(const struct http_options *options, struct http **out, char *error, size_t size);
+struct http_error {
+    bool bad_host; /* the host's name is at fault */
+    char text[256];
+};
+/* False: *err says why. */
+bool http_start(const struct http_options *options, struct http **out, struct http_error *err);
 uint16_t http_port(const struct http *h);
 uint32_t http_connections(struct http *h);
 void http_quiesce(struct http *h); /* no new connections */

@@ -254,7 +254,7 @@ static bool check_limits(const struct job *j, struct openai_error *err) {
     const size_t n = j->request.engine.n_tokens;
     if (o->max_prompt_tokens && n > o->max_prompt_tokens)
         return openai_refuse(err, j->form == &FORM_COMPLETIONS ? "prompt" : "messages",
-                             "%zu tokens are more than %u (--max-request-tokens)", n,
+                             "%zu tokens are more than the %u that a prompt may have", n,
                              o->max_prompt_tokens);
     if (!o->strict_model || strcmp(j->request.model, o->model_name) == 0)
         return true;

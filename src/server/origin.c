@@ -62,9 +62,9 @@ static bool foreign_page(const struct server *s, const char *origin, const char 
 const char *origin_refused(const struct server *s, const struct http_call *call) {
     const char *host = http_header(call, "Host");
     if (foreign_page(s, http_header(call, "Origin"), host))
-        return "pages of other sites may not call (--cors-origin)";
+        return "requests from pages of this origin are not allowed";
     if (foreign_name(s, host))
-        return "Host is no name of this machine, and nobody is asked for a key: --api-key, or "
-               "--cors-origin with the site's name";
+        return "the Host header does not name this machine, which a server without an API key "
+               "requires";
     return NULL;
 }

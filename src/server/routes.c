@@ -281,7 +281,7 @@ static enum http_step begin(struct server *s, struct http_call *call) {
     if (!allowed)
         return not_allowed(s, call);
     if (r->access == ADMIN && !tenant.admin)
-        return refuse(s, call, OPENAI_FORBIDDEN, "this needs the admin key (--admin-key)");
+        return refuse(s, call, OPENAI_FORBIDDEN, "this needs the admin key");
     if (atomic_load(&s->draining) && r->access != ANYONE) {
         metrics_refused(s->metrics, REFUSED_DRAINING);
         return refuse(s, call, OPENAI_UNAVAILABLE, "the server is stopping");

@@ -197,8 +197,11 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                                   .gone = handle_gone,
                                                   .done = handle_done,
                                                   .tick = tick}};
-    if (!http_start(&http, &s->http, err->text, sizeof err->text)) {
-        err->code = KVASIR_ERR_IO;
+    struct http_error why;
+    if (!http_start(&http, &s->http, &why)) {
+        *err = (kvasir_error){
+            .code = KVASIR_ERR_IO, .offset = -1, .field = why.bad_host ? "server.host" : NULL};
+        snprintf(err->text, sizeof err->text, "%s", why.text);
         server_destroy(s);
         return err->code;
     }

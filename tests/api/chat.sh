@@ -71,7 +71,7 @@ run tokenize -m "$demo" <want || die "tokenize"
 [ "$templated" = "[$("$kvasir" tokenize -m "$demo" <want | sed 's/ /, /g')]" ] ||
     die "--chat-template: $templated"
 printf 'a\n{%% if x %%}\n  {{ x | nope }}{%% endif %%}' >t
-expect 1 '^kvasir generate: t: chat template line 3 column 10: No filter named .nope' generate \
+expect 1 '^kvasir generate: chat template line 3 column 10: No filter named .nope' generate \
     -m "$demo" -q -p a --chat-template t --chat-template-kwargs '{"x": 1}'
 printf '\n {%% nope %%}' >t
 expect 1 '^kvasir generate: --chat-template: t: chat template line 2 column 5: unknown statement' \

@@ -87,6 +87,8 @@ plant src/backend/x.cu 'more than 800 lines' "$(seq -f '// %.0f' 800)"
 plant src/cache/x.c '^src/cache/x.c:2:' "/* $(printf '%099d' 0) */"
 plant src/cache/x.c '^src/cache/x.c:2:' '/* blank */ '
 plant src/cache/x.c 'more than 800 lines' "$(seq -f '/* %.0f */' 800)"
+plant src/cache/x.c '^src/cache/x.c:2: a flag' 'const char *s = "raise --ctx";'
+plant src/server/x.c '^src/server/x.c:2: a flag' 'const char *s = "--api-key: x"; /* x */'
 plant tools/x.sh 'not executable' '# x'
 plant tools/y.sh 'y.sh: line' 'if x'
 
@@ -109,7 +111,8 @@ cp good.h include/kvasir.h
 # What only looks like a violation: names in comments, strings and longer names, members.
 printf '%s\n' "$spdx" '/* exit(1);' ' * malloc(2) */' 'int my_exit(int x);' \
     'const char *s = "a \" printf(1)";' 'int y = ops->exit(1) + mem_malloc(2);' \
-    "int z = '\"'; /* getenv(x) */" >src/cache/x.c
+    "int z = '\"'; /* getenv(x) */" '/* "--ctx" */' 'const char *t = "<!-- x -->";' \
+    >src/cache/x.c
 clang-format -i src/cache/x.c
 check >out 2>&1 || { cat out && exit 1; }
 echo "$planted kinds of violation found, none invented"

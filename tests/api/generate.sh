@@ -79,7 +79,7 @@ bad '--logit-bias: id 512 is not below the vocabulary size 512' --logit-bias 1:1
 bad '--min-tokens-to-keep: 513' --min-p 0.5 --min-tokens-to-keep 513
 bad '--frequency-context-size: 0 is not between 1 and' --frequency-penalty 1 \
     --frequency-context-size 0
-bad '--presence-context-size: 2000000 is not between 1 and' --presence-penalty 1 --presence-context-size 2000000
+bad '--presence-context-size: 2000000 is not' --presence-penalty 1 --presence-context-size 2000000
 
 # --logits: complete or not there
 g -n 0 -q --logits l.safetensors

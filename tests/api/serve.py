@@ -216,7 +216,8 @@ def test_addresses():
     with Server(port=port) as s:  # at once, with connections of the one before in TIME_WAIT
         check(s.port == port, "the same port")
     refused_start(1, "192.0.2.1:8080", "--host", "192.0.2.1", "--port", "8080")
-    refused_start(2, "--host nowhere.invalid", "--host", "nowhere.invalid", "--port", "0")
+    refused_start(2, "--host: cannot listen on nowhere.inv",
+                  "--host", "nowhere.invalid", "--port", "0")
 
 
 # ---- ends ----------------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ done
 # Heads of 80 have no group, those of 96 only one of 32.
 mixed() { # MODEL FLAG...: one group quantizes, the other stays f16, with a warning
     good serve -m "$1" --cache-memory-mb 64 --dry-run "${@:2}"
-    [ "$(grep -c '^note:   warning: --kv-bits leaves 1 layer(s) at f16: ' err)" = 1 ] || die "warning"
+    [ "$(grep -c '^note:   warning: --kv-bits leaves 1 layer(s) at ' err)" = 1 ] || die "warning"
     good serve -m "$1" --cache-memory-mb 64 --dry-run --json -q "${@:2}"
     python3 -c '
 import json

@@ -80,7 +80,7 @@ s '--model-shape: head_dim 513 is not' --trace trace --model-shape 1,2,513
 s '--model-shape: 3 heads cannot' --trace trace --model-shape 1,2,64,3,1,1,1
 s '--window-layers: ' --trace trace --window-layers 2
 s '--window-layers: 33 is more than' --trace trace --window 5 --window-layers 33
-s '--max-num-seqs: 9 is not between 1 and the 8 rows of a step' --trace trace --max-num-seqs 9 --prefill-chunk 8
+s '--max-num-seqs: 9 is not between 1 and the 8' --trace trace --max-num-seqs 9 --prefill-chunk 8
 s '--kv-bits: ' --trace trace --kv-bits 7
 s '--kv-group-size: ' --trace trace --kv-group-size 128 --model-shape smollm2-135m
 s '--speed: ' --trace trace --speed -1

@@ -82,9 +82,9 @@ t 1 'standard input: "260" is no token of this vocabulary of 260 (at byte 4)$' '
 t 1 'standard input: "-1" is no token' '[-1]' -m odd.gguf --decode
 t 1 'standard input: "1x" is no token.* (at byte 2)$' '1 1x 2' -m odd.gguf --decode
 t 1 'standard input: "99999999999999999999' '99999999999999999999' -m odd.gguf --decode
-t 1 'standard input: .*odd.gguf: has no chat template' '[{"role": "user"}]' -m odd.gguf --chat
+t 1 'standard input: the model has no chat template' '[{"role": "user"}]' -m odd.gguf --chat
 printf '{{ messages[0].content }}\n\n{{ raise_exception("only so far") }}' >t.jinja
-t 1 'standard input: t.jinja: chat template line 3 column .*: only so far' '[{}]' -m odd.gguf \
+t 1 'standard input: chat template line 3 column .*: only so far' '[{}]' -m odd.gguf \
     --chat --chat-template t.jinja
 t 1 'standard input: .*(at byte 2)$' '[}' -m odd.gguf --chat --chat-template t.jinja
 t 1 "standard input: '.' or '{' expected" '7' -m odd.gguf --chat --chat-template t.jinja
@@ -122,7 +122,7 @@ j '1: "ids" is not an array' '{"ids": 1}'
 j '1: "260" is no token' '{"ids": [260]}'
 j '1: "a value of another kind" is no token' '{"ids": [1.5]}'
 j '1: .*UTF-8\|1: unable to decode byte 0xff' '{"text": "\xff"}'
-j '1: .*odd.gguf: has no chat template' '{"messages": []}'
+j '1: the model has no chat template' '{"messages": []}'
 j '1: chat request: messages' '{"text": "a"}' --chat --chat-template <(printf x)
 
 # answers line by line, and a long corpus in little memory
@@ -217,7 +217,7 @@ for name, goldens in cases.items():
         if "error" in golden:
             lines, code, err = tokenize([golden["args"]], "--chat-template", template)
             assert code == 1 and not lines and golden["error"].split(": ", 1)[1] in err, (name, err)
-            assert f"line 1: {template}: chat template line " in err, err
+            assert "line 1: chat template line " in err, err
             raises += 1
 print(f"{renders} chats as jinja2 renders them, {raises} fail as they must")
 PY

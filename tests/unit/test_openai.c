@@ -564,6 +564,22 @@ static void test_urls_and_errors(void **state) {
         assert_true(json_is_null(json_object_get(object, "param")));
         json_decref(object);
     }
+    /* an option becomes the member that sets it; a server's is not named */
+    static const struct {
+        const char *field, *param, *text;
+    } fields[] = {{"request.n", "n", "n: bad"},
+                  {"request.stops", "stop", "stop: bad"},
+                  {"sampling.top_p", "top_p", "top_p: bad"},
+                  {"sampling.temp", "temperature", "temperature: bad"},
+                  {"context.ctx", "", "bad"},
+                  {"engine.max_running", "", "bad"}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const kvasir_error why = {
+            .code = KVASIR_ERR_ARGUMENT, .offset = -1, .field = fields[i].field, .text = "bad"};
+        openai_error_of(&err, &why);
+        assert_string_equal(err.param, fields[i].param);
+        assert_string_equal(err.text, fields[i].text);
+    }
     /* long and odd names in a path: one line of UTF-8 that ends somewhere */
     char field[600] = "\"logit_bias\":{\"";
     for (int i = 0; i < 120; i++)

@@ -318,9 +318,9 @@ static void test_form_of_refusals(void **state) {
         const char *request, *needs[4];
     } CASES[] = {
         {"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\n\r\n",
-         {"HTTP/1.1 413", "Connection: close", "\"type\":\"request_too_large\"", "--max-body-mb"}},
+         {"HTTP/1.1 413", "Connection: close", "\"type\":\"request_too_large\"", "bytes allowed"}},
         {POST "Content-Length: 1048577\r\n\r\n",
-         {"HTTP/1.1 413", "Connection: close", "\"code\":\"request_too_large\"", "--max-body-mb"}},
+         {"HTTP/1.1 413", "Connection: close", "\"code\":\"request_too_large\"", "bytes allowed"}},
         {"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length : 3\r\n\r\n{}",
          {"HTTP/1.1 400", "Connection: close", "\"type\":\"error\"", "a header's name"}},
         {"PUT /v1/messages HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
