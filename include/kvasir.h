@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h,
- * kvasir_engine.h and kvasir_simulate.h).
+/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h
+ * and kvasir_engine.h).
  *
  * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
@@ -101,7 +101,7 @@ typedef struct kvasir_context_options {
      * divides stay f16, with a note; where that is all of them, it is an error. */
     const char *kv_group_size;
     /* constants that are not stored in quantized keys: "auto", "bias", "off", or a file of
-     * kvasir_calibrate; auto: the model's key biases, else the file beside the model, else off */
+     * lab_calibrate; auto: the model's key biases, else the file beside the model, else off */
     const char *key_centre;
     uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
     /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
@@ -311,75 +311,9 @@ KVASIR_API void kvasir_sampler_destroy(kvasir_sampler *sampler);
 KVASIR_API int32_t kvasir_sampler_pick(kvasir_sampler *sampler, const float *logits); /* [vocab] */
 KVASIR_API void kvasir_sampler_accept(kvasir_sampler *sampler, int32_t id); /* prompt tokens too */
 
-/* ---- calibration -------------------------------------------------------------------------- */
-
-typedef struct kvasir_calibrate_options {
-    const char *text; /* [len]; NULL: a built-in one */
-    size_t len;
-    uint32_t tokens; /* run so many of its start; 0: 512 */
-    int threads;
-    const char *cpu_tier;            /* NULL: "auto" */
-    kvasir_progress_fn *on_progress; /* NULL: none */
-    void *user;
-} kvasir_calibrate_options;
-typedef struct kvasir_calibration {
-    void *file; /* what the file that key_centre names holds, [size]; kvasir_free */
-    size_t size;
-    uint32_t tokens;       /* averaged over */
-    uint32_t rotary_pairs; /* of a head */
-    double pairs;          /* of them that will be centred, on average */
-} kvasir_calibration;
-/* Measures what is constant in the model's keys, over a text. */
-KVASIR_API kvasir_status kvasir_calibrate(const kvasir_model *model,
-                                          const kvasir_calibrate_options *options,
-                                          kvasir_calibration *out, kvasir_error *err);
-/* The file that key_centre "auto" looks for: beside a GGUF file, inside a folder. *path:
- * kvasir_free. */
-KVASIR_API kvasir_status kvasir_calibration_path(const kvasir_model *model, char **path,
-                                                 kvasir_error *err);
-
-/* ---- measuring ---------------------------------------------------------------------------- */
-
-typedef struct kvasir_kv_bench_options {
-    uint32_t layers, seq_len, heads, head_dim; /* K and V [layers][heads][seq_len][head_dim] */
-    const char *const *formats;                /* as kv_bits, single: "8", "4" ... */
-    size_t n_formats;
-    const char *kv_group_size;
-    uint64_t seed; /* of the normal data */
-    /* not NULL: its K and V instead; layers, heads, head_dim, seq_len follow */
-    const kvasir_seq *seq;
-} kvasir_kv_bench_options;
-typedef struct kvasir_kv_bench_row {
-    char format[32];
-    uint64_t bytes, bytes16; /* of the whole cache; at true 16 bits */
-    double mean_error, max_error;
-    double encode_seconds, decode_seconds; /* for all layers, summed */
-    double encode_gb_s, decode_gb_s;       /* float32 bytes in, out */
-} kvasir_kv_bench_row;
-typedef void kvasir_kv_bench_fn(void *user, const kvasir_kv_bench_row *row);
-/* Calls fn once per format. Memory: one layer at a time. */
-KVASIR_API kvasir_status kvasir_kv_bench(const kvasir_kv_bench_options *options,
-                                         kvasir_kv_bench_fn *fn, void *user, kvasir_error *err);
-
-/* KL divergence of q from p, sum p (ln p - ln q) in nats, and -ln p[target], -ln q[target], from
- * logits [vocab]. */
-typedef struct kvasir_divergence {
-    double kl, nll_p, nll_q;
-    bool same_top;
-} kvasir_divergence;
-KVASIR_API kvasir_divergence kvasir_compare_logits(const float *p, const float *q, uint32_t vocab,
-                                                   int32_t target);
-/* -ln p(target) */
-KVASIR_API double kvasir_nll(const float *logits, uint32_t vocab, int32_t target);
-
-KVASIR_API uint64_t kvasir_memory_available(void); /* bytes: MemAvailable and the control group */
-KVASIR_API uint64_t kvasir_memory_peak(void);      /* this process's peak resident bytes */
-KVASIR_API const char *kvasir_cpu_name(void);
-
 #ifdef __cplusplus
 }
 #endif
 
-#include "kvasir_engine.h"   /* many sequences at once */
-#include "kvasir_simulate.h" /* the same without a model */
+#include "kvasir_engine.h" /* many sequences at once */
 #endif

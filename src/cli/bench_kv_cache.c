@@ -69,17 +69,17 @@ static const struct command COMMAND = {
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 struct table {
-    kvasir_kv_bench_row rows[TEXT_LIST_MAX];
+    lab_kv_bench_row rows[TEXT_LIST_MAX];
     size_t n;
 };
 
-static void take_row(void *user, const kvasir_kv_bench_row *row) {
+static void take_row(void *user, const lab_kv_bench_row *row) {
     struct table *t = user;
     if (t->n < TEXT_LIST_MAX)
         t->rows[t->n++] = *row;
 }
 
-static int print_table(const struct table *t, const kvasir_kv_bench_options *o) {
+static int print_table(const struct table *t, const lab_kv_bench_options *o) {
     char bytes[24];
     printf("KV cache: %u layers, seq_len %u, %u heads, head_dim %u, groups of %s, %s\n\n",
            o->layers, o->seq_len, o->heads, o->head_dim, o->kv_group_size,
@@ -89,7 +89,7 @@ static int print_table(const struct table *t, const kvasir_kv_bench_options *o) 
     printf("%-8s %12s %7.2fx %10s %10s %22s %22s\n", "16-bit",
            human_bytes((double)t->rows[0].bytes16, bytes), 1.0, "-", "-", "-", "-");
     for (size_t i = 0; i < t->n; i++) {
-        const kvasir_kv_bench_row *r = &t->rows[i];
+        const lab_kv_bench_row *r = &t->rows[i];
         printf("%-8s %12s %7.2fx %10.5f %10.5f %10.1f ms %4.2f GB/s %10.1f ms %4.2f GB/s\n",
                r->format, human_bytes((double)r->bytes, bytes),
                ratio((double)r->bytes16, (double)r->bytes), r->mean_error, r->max_error,
@@ -98,7 +98,7 @@ static int print_table(const struct table *t, const kvasir_kv_bench_options *o) 
     return finish_output(&COMMAND);
 }
 
-static json_t *row_json(const kvasir_kv_bench_row *r) {
+static json_t *row_json(const lab_kv_bench_row *r) {
     json_t *o = json_object();
     put_text(o, "format", r->format);
     put_whole(o, "bytes", r->bytes);
@@ -113,7 +113,7 @@ static json_t *row_json(const kvasir_kv_bench_row *r) {
     return o;
 }
 
-static int print_json(const struct table *t, const kvasir_kv_bench_options *o) {
+static int print_json(const struct table *t, const lab_kv_bench_options *o) {
     json_t *object = json_object(), *rows = json_array();
     put_whole(object, "layers", o->layers);
     put_whole(object, "seq_len", o->seq_len);
@@ -127,10 +127,10 @@ static int print_json(const struct table *t, const kvasir_kv_bench_options *o) {
     return json_print(&COMMAND, object);
 }
 
-static int measure(const struct bench_args *a, const kvasir_kv_bench_options *o) {
+static int measure(const struct bench_args *a, const lab_kv_bench_options *o) {
     struct table t = {.n = 0};
     kvasir_error err;
-    if (kvasir_kv_bench(o, take_row, &t, &err))
+    if (lab_kv_bench(o, take_row, &t, &err))
         return library_error(&COMMAND, &err);
     return a->json ? print_json(&t, o) : print_table(&t, o);
 }
@@ -161,7 +161,7 @@ static int tokenize_text(const struct bench_args *a, struct real *r, size_t *n) 
 }
 
 /* K and V as the model makes them: stored at 32 bits. */
-static int run_text(const struct bench_args *a, struct real *r, kvasir_kv_bench_options *o) {
+static int run_text(const struct bench_args *a, struct real *r, lab_kv_bench_options *o) {
     kvasir_error err;
     size_t n;
     if (kvasir_model_open(a->model, &r->model, &err))
@@ -191,7 +191,7 @@ static int run_text(const struct bench_args *a, struct real *r, kvasir_kv_bench_
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 static int bench(const struct bench_args *a, struct real *r) {
-    kvasir_kv_bench_options o = {
+    lab_kv_bench_options o = {
         .layers = a->layers ? a->layers : LAYERS,
         .seq_len = a->seq_len ? a->seq_len : SEQ_LEN,
         .heads = a->heads ? a->heads : HEADS,

@@ -49,7 +49,7 @@ struct run {
     const struct calibrate_args *a;
     kvasir_model *model;
     char *text, *path;
-    kvasir_calibration result;
+    lab_calibration result;
     struct out_file out;
     struct progress progress;
 };
@@ -63,18 +63,18 @@ static bool on_progress(void *user, size_t done, size_t total) {
 
 static int measure(struct run *r) {
     const struct calibrate_args *a = r->a;
-    kvasir_calibrate_options o = {.tokens = a->tokens,
-                                  .threads = a->threads,
-                                  .cpu_tier = a->cpu_tier,
-                                  .on_progress = on_progress,
-                                  .user = r};
+    lab_calibrate_options o = {.tokens = a->tokens,
+                               .threads = a->threads,
+                               .cpu_tier = a->cpu_tier,
+                               .on_progress = on_progress,
+                               .user = r};
     int code = a->file ? read_text(&COMMAND, "-f", a->file, &r->text, &o.len) : EXIT_GOOD;
     if (code)
         return code;
     o.text = r->text;
     kvasir_error err;
     progress_start(&r->progress, a->quiet ? NULL : "calibrating", a->tokens, "tokens");
-    kvasir_status status = kvasir_calibrate(r->model, &o, &r->result, &err);
+    kvasir_status status = lab_calibrate(r->model, &o, &r->result, &err);
     progress_end(&r->progress);
     if (status == KVASIR_ERR_CANCELLED)
         return EXIT_INTERRUPTED;
@@ -82,7 +82,7 @@ static int measure(struct run *r) {
 }
 
 static int tell(const struct run *r, const char *path) {
-    const kvasir_calibration *c = &r->result;
+    const lab_calibration *c = &r->result;
     if (r->a->json) {
         json_t *o = json_object();
         put_text(o, "file", path);
@@ -104,7 +104,7 @@ static int calibrate(struct run *r) {
     const struct calibrate_args *a = r->a;
     kvasir_error err;
     if (kvasir_model_open(a->model, &r->model, &err) ||
-        kvasir_calibration_path(r->model, &r->path, &err))
+        lab_calibration_path(r->model, &r->path, &err))
         return library_error(&COMMAND, &err);
     const char *path = a->out ? a->out : r->path;
     int code = out_open(&COMMAND, &r->out, "-o", path); /* before the work, not after it */

@@ -27,6 +27,8 @@
 
 #include <kvasir.h>
 
+#include "lab/lab.h"
+#include "util/util.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <stdarg.h>

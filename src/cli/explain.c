@@ -185,7 +185,7 @@ void print_context_facts(const kvasir_context_info *i) {
             human_bytes((double)i->kv_bytes_per_token16, token16),
             ratio((double)i->kv_bytes_per_token16, (double)i->kv_bytes_per_token), length,
             human_bytes((double)i->cache_bytes, budget));
-    fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", kvasir_cpu_name(),
+    fprintf(stderr, "cpu:    %s, tier %s, %d thread%s, activations %d bits\n", cpu_model_name(),
             i->cpu_tier, i->threads, i->threads == 1 ? "" : "s", i->act_bits);
     write_notes(stderr, i, "note:   ");
 }

@@ -375,7 +375,7 @@ static void print_summary(const struct run *r) {
     fprintf(stderr, "cache:  %llu tokens in %s of pages; at 16 bits %s, %.2fx; peak memory %s\n",
             (unsigned long long)held, human_bytes((double)used, bytes),
             human_bytes((double)used16, bytes16), ratio((double)used16, (double)used),
-            human_bytes((double)kvasir_memory_peak(), peak));
+            human_bytes((double)memory_resident_peak_bytes(), peak));
 }
 
 static int print_json(const struct run *r, const kvasir_context_info *info) {
@@ -398,7 +398,7 @@ static int print_json(const struct run *r, const kvasir_context_info *info) {
     put_whole(o, "cache_bytes", used);
     put_whole(o, "cache_bytes_16bit", used16);
     put_real(o, "cache_ratio", ratio((double)used16, (double)used));
-    put_whole(o, "memory_peak_bytes", kvasir_memory_peak());
+    put_whole(o, "memory_peak_bytes", memory_resident_peak_bytes());
     put_whole(o, "seed", r->sampling.options.seed);
     put_context_facts(o, info);
     return json_print(&COMMAND, o);

@@ -243,7 +243,7 @@ static int compare_row(struct run *r, const float *logits, int32_t target) {
     int code = read_base_at(r, r->base.logit_offset + r->done * bytes, r->base.row, bytes);
     if (code)
         return code;
-    kvasir_divergence d = kvasir_compare_logits(r->base.row, logits, r->info.vocab, target);
+    lab_divergence d = lab_compare_logits(r->base.row, logits, r->info.vocab, target);
     r->nll[r->done] = d.nll_q;
     r->kl[r->done] = d.kl;
     r->same_top += d.same_top;
@@ -259,7 +259,7 @@ static bool take_logits(void *user, size_t first, size_t rows, const float *logi
         if (r->a->base)
             r->code = compare_row(r, row, target);
         else
-            r->nll[r->done] = kvasir_nll(row, r->info.vocab, target);
+            r->nll[r->done] = lab_nll(row, r->info.vocab, target);
         if (!r->code && r->base_out.f)
             r->code = out_write(&COMMAND, &r->base_out, row, vocab * sizeof *row);
         r->done++;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* simulate.c: `kvasir simulate`, the engine without a model: recorded requests replayed through the
  * real scheduler and prefix tree in virtual time, or random requests with faults, everything
- * checked after every step. The library does it (kvasir_simulate.h); here are flags and tables.
+ * checked after every step. lab/ does it; here are flags and tables.
  */
 #include "cli.h"
 
 #include <string.h>
 
 struct simulate_args {
-    kvasir_simulate_options options;
+    lab_simulate_options options;
     const char *budget;
     float speed, bandwidth, compute, weight_bits; /* GB/s, 10^12 operations/s */
     uint32_t random;                              /* programs; 0: a trace */
@@ -80,7 +80,7 @@ static const struct command COMMAND = {
 /* ---- flags ----------------------------------------------------------------------------------- */
 
 /* "300G", "20%" */
-static int read_budget(const char *text, kvasir_simulate_options *o) {
+static int read_budget(const char *text, lab_simulate_options *o) {
     static const char SUFFIXES[] = "KMGT";
     char unit = 0, rest = 0;
     double x;
@@ -111,12 +111,12 @@ static bool on_progress(void *user, size_t done, size_t total) {
 
 /* ---- a trace --------------------------------------------------------------------------------- */
 
-static void print_spread(const char *what, const kvasir_spread *s) {
+static void print_spread(const char *what, const lab_spread *s) {
     printf("  %-14s %9.3f %9.3f %9.3f %9.3f %9.3f\n", what, s->mean, s->p50, s->p90, s->p99,
            s->max);
 }
 
-static void print_requests(const kvasir_simulation *s) {
+static void print_requests(const lab_simulation *s) {
     char weights[24];
     printf("trace:   %u requests in %.0f s, %llu tokens of prompts, %llu of answers\n", s->requests,
            s->trace_seconds, (unsigned long long)s->prompt_tokens,
@@ -129,7 +129,7 @@ static void print_requests(const kvasir_simulation *s) {
            (unsigned long long)s->kv_bytes_per_token);
 }
 
-static void print_cache(const kvasir_simulation *s) {
+static void print_cache(const lab_simulation *s) {
     char budget[24], all[24], peak[24], now[24];
     const kvasir_engine_stats *e = &s->stats;
     printf("budget:  %s, %.1f %% of the %s of all pages: room for %llu of %llu\n",
@@ -159,7 +159,7 @@ static void print_cache(const kvasir_simulation *s) {
            (unsigned long long)e->rerun_tokens);
 }
 
-static int print_table(const kvasir_simulation *s) {
+static int print_table(const lab_simulation *s) {
     char memory[24];
     const double steps = (double)s->stats.steps;
     print_requests(s);
@@ -173,11 +173,11 @@ static int print_table(const kvasir_simulation *s) {
     print_spread("last token", &s->total);
     printf("\nsimulated in %.2f s, %.2f us of the engine a step, peak memory %s\n", s->wall_seconds,
            1e6 * ratio(s->engine_seconds, steps),
-           human_bytes((double)kvasir_memory_peak(), memory));
+           human_bytes((double)memory_resident_peak_bytes(), memory));
     return finish_output(&COMMAND);
 }
 
-static void put_spread(json_t *object, const char *key, const kvasir_spread *s) {
+static void put_spread(json_t *object, const char *key, const lab_spread *s) {
     json_t *o = json_object();
     put_real(o, "mean", s->mean);
     put_real(o, "p50", s->p50);
@@ -194,7 +194,7 @@ static void put_hits(json_t *object, const uint64_t *hits) {
     json_object_set_new(object, "hits", o);
 }
 
-static int print_json(const kvasir_simulation *s) {
+static int print_json(const lab_simulation *s) {
     const kvasir_engine_stats *e = &s->stats;
     json_t *o = json_object();
     put_whole(o, "requests", s->requests);
@@ -230,13 +230,13 @@ static int print_json(const kvasir_simulation *s) {
     put_spread(o, "total_seconds", &s->total);
     put_real(o, "wall_seconds", s->wall_seconds);
     put_real(o, "engine_seconds", s->engine_seconds);
-    put_whole(o, "peak_memory_bytes", kvasir_memory_peak());
+    put_whole(o, "peak_memory_bytes", memory_resident_peak_bytes());
     return json_print(&COMMAND, o);
 }
 
 static int replay(struct simulate_args *a, struct progress *progress) {
-    kvasir_simulate_options *o = &a->options;
-    kvasir_simulation s;
+    lab_simulate_options *o = &a->options;
+    lab_simulation s;
     kvasir_error err;
     int code = read_budget(a->budget, o);
     if (code)
@@ -248,7 +248,7 @@ static int replay(struct simulate_args *a, struct progress *progress) {
     o->on_progress = on_progress;
     o->user = progress;
     progress_start(progress, a->quiet ? NULL : "replaying", o->limit, "requests");
-    const kvasir_status status = kvasir_simulate(o, &s, &err);
+    const kvasir_status status = lab_simulate(o, &s, &err);
     progress_end(progress);
     if (status == KVASIR_ERR_CANCELLED)
         return EXIT_INTERRUPTED;
@@ -259,7 +259,7 @@ static int replay(struct simulate_args *a, struct progress *progress) {
 
 /* ---- random requests ------------------------------------------------------------------------- */
 
-static int print_random(const struct simulate_args *a, const kvasir_random_simulation *s) {
+static int print_random(const struct simulate_args *a, const lab_random_simulation *s) {
     const struct {
         const char *key, *text;
         uint64_t value;
@@ -286,12 +286,12 @@ static int print_random(const struct simulate_args *a, const kvasir_random_simul
 }
 
 static int run_random(const struct simulate_args *a, struct progress *progress) {
-    const kvasir_simulate_random_options o = {
+    const lab_simulate_random_options o = {
         .seed = a->seed, .programs = a->random, .on_progress = on_progress, .user = progress};
-    kvasir_random_simulation s;
+    lab_random_simulation s;
     kvasir_error err;
     progress_start(progress, a->quiet ? NULL : "checking", a->random, "programs");
-    const kvasir_status status = kvasir_simulate_random(&o, &s, &err);
+    const kvasir_status status = lab_simulate_random(&o, &s, &err);
     progress_end(progress);
     if (status == KVASIR_ERR_CANCELLED)
         return EXIT_INTERRUPTED;
@@ -301,7 +301,7 @@ static int run_random(const struct simulate_args *a, struct progress *progress) 
 }
 
 int simulate_main(int argc, char **argv) {
-    struct simulate_args a = {.options = kvasir_simulate_defaults()};
+    struct simulate_args a = {.options = lab_simulate_defaults()};
     struct progress progress = {0};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))

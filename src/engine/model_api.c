@@ -12,16 +12,6 @@ const char *kvasir_version(void) {
 void kvasir_free(void *p) {
     mem_free(p);
 }
-uint64_t kvasir_memory_available(void) {
-    return memory_available_bytes();
-}
-uint64_t kvasir_memory_peak(void) {
-    return memory_resident_peak_bytes();
-}
-const char *kvasir_cpu_name(void) {
-    return cpu_model_name();
-}
-
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static void count_tensors(struct kvasir_model *m) {

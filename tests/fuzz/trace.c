@@ -2,8 +2,8 @@
 /* Recorded requests from outside. What is accepted keeps what trace.c says (T1 - T3), and the
  * yardsticks of it are in order: no hits without room, LRU <= Belady's <= the prompts. The first
  * byte of the input picks the size of a page. */
-#include "engine/belady.h"
 #include "fuzz.h"
+#include "lab/belady.h"
 
 static void need(kvasir_status status, const kvasir_error *err) {
     if (status != KVASIR_OK)

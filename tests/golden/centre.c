@@ -19,6 +19,7 @@
 
 #include <kvasir.h>
 
+#include "lab/lab.h"
 #include "model_files.h"
 #include "tensors.h"
 
@@ -120,7 +121,7 @@ static bool take_rows(void *user, size_t first, size_t rows, const float *logits
         float *exact = w->exact + (first + r) * vocab;
         if (w->first)
             memcpy(exact, ours, vocab * sizeof *exact);
-        kvasir_divergence d = kvasir_compare_logits(exact, ours, vocab, w->ids[first + r + 1]);
+        lab_divergence d = lab_compare_logits(exact, ours, vocab, w->ids[first + r + 1]);
         w->s->kl_sum += d.kl;
         w->s->nll_sum += d.nll_q;
         w->s->tokens++;
@@ -139,9 +140,9 @@ static void run_window(struct window *w) {
 /* ---- a plan ---------------------------------------------------------------------------------- */
 
 static const char *calibrate(const kvasir_model *model) {
-    kvasir_calibrate_options o = {0};
-    kvasir_calibration c;
-    need(kvasir_calibrate(model, &o, &c, &err));
+    lab_calibrate_options o = {0};
+    lab_calibration c;
+    need(lab_calibrate(model, &o, &c, &err));
     printf("calibrated on %u tokens: %.1f of %u pairs a head\n", c.tokens, c.pairs, c.rotary_pairs);
     const char *path = temp_write(&folder, "centres", c.file, c.size);
     kvasir_free(c.file);

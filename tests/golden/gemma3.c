@@ -19,6 +19,7 @@
 
 #include <kvasir.h>
 
+#include "lab/lab.h"
 #include "model_goldens.h"
 #include "tensors.h"
 
@@ -69,7 +70,7 @@ static bool keep_rows(void *user, size_t first, size_t rows, const float *logits
         if (pos >= ROWS_FROM)
             row_hash[pos] = hash_row(logits);
         if (pos + 1 < TOKENS)
-            part_loss[pos / PART] += kvasir_nll(logits, vocab, ids[pos + 1]);
+            part_loss[pos / PART] += lab_nll(logits, vocab, ids[pos + 1]);
     }
     return true;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_simulate_random: nothing is violated, and all that it is to try does happen. Each program
+/* lab_simulate_random: nothing is violated, and all that it is to try does happen. Each program
  * takes some milliseconds.
  *
  *     sim_simulate [--programs=N] [--seed=N]
@@ -8,11 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lab/lab.h"
 #include <kvasir.h>
 
 int main(int argc, char **argv) {
-    kvasir_simulate_random_options o = {.seed = 20261122, .programs = 600};
-    kvasir_random_simulation s;
+    lab_simulate_random_options o = {.seed = 20261122, .programs = 600};
+    lab_random_simulation s;
     kvasir_error err;
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], "--programs=", 11) == 0)
@@ -21,7 +22,7 @@ int main(int argc, char **argv) {
             o.seed = strtoull(argv[i] + 7, NULL, 10);
     }
     printf("%u programs from seed %llu\n", o.programs, (unsigned long long)o.seed);
-    if (kvasir_simulate_random(&o, &s, &err)) {
+    if (lab_simulate_random(&o, &s, &err)) {
         printf("FAILED: %s\n", err.text);
         return 1;
     }

@@ -9,6 +9,7 @@
 #include <jansson.h>
 #include <kvasir.h>
 
+#include "lab/lab.h"
 #include "model_goldens.h"
 #include "tensors.h"
 
@@ -52,12 +53,12 @@ static bool take_rows(void *user, size_t first, size_t rows, const float *logits
         const size_t pos = w->at + first + r;
         const float *ours = logits + r * vocab;
         float *exact = w->exact + (first + r) * vocab;
-        kvasir_divergence d = {0};
+        lab_divergence d = {0};
         if (s == runs) {
             memcpy(exact, ours, vocab * sizeof *exact);
-            d.nll_q = kvasir_nll(ours, vocab, w->ids[pos + 1]);
+            d.nll_q = lab_nll(ours, vocab, w->ids[pos + 1]);
         } else {
-            d = kvasir_compare_logits(exact, ours, vocab, w->ids[pos + 1]);
+            d = lab_compare_logits(exact, ours, vocab, w->ids[pos + 1]);
         }
         double golden = (double)s->golden_nll[w->first + pos], off = fabs(d.nll_q - golden);
         s->nll_sum += d.nll_q;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/belady.h"
+#include "lab/belady.h"
 
 #include <cmocka.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Losses, divergences and the bench of cache formats, against values worked out another way. */
-#include "kvasir.h"
+#include "lab/lab.h"
 #include "util/util.h"
 
 #include <math.h>
@@ -20,20 +20,20 @@ static bool near(double a, double b, double tolerance) {
 static void test_nll(void **state) {
     (void)state;
     static const float FLAT[4] = {7, 7, 7, 7};
-    assert_true(near(kvasir_nll(FLAT, 4, 2), log(4), 1e-12));
+    assert_true(near(lab_nll(FLAT, 4, 2), log(4), 1e-12));
     /* logits are log probabilities up to a constant */
     static const double P[4] = {.5, .25, .125, .125};
     float logits[4];
     for (int i = 0; i < 4; i++)
         logits[i] = (float)log(P[i]) + 1000;
     for (int i = 0; i < 4; i++)
-        assert_true(near(kvasir_nll(logits, 4, i), -log(P[i]), 2e-4)); /* float at 1000 */
+        assert_true(near(lab_nll(logits, 4, i), -log(P[i]), 2e-4)); /* float at 1000 */
     static const float FAR[3] = {0, 100, -1000};
-    assert_true(near(kvasir_nll(FAR, 3, 0), 100, 1e-9));
-    assert_true(near(kvasir_nll(FAR, 3, 1), 0, 1e-12));
-    assert_true(near(kvasir_nll(FAR, 3, 2), 1100, 1e-9));
-    assert_true(isnan(kvasir_nll(FAR, 3, 3)));
-    assert_true(isnan(kvasir_nll(FAR, 3, -1)));
+    assert_true(near(lab_nll(FAR, 3, 0), 100, 1e-9));
+    assert_true(near(lab_nll(FAR, 3, 1), 0, 1e-12));
+    assert_true(near(lab_nll(FAR, 3, 2), 1100, 1e-9));
+    assert_true(isnan(lab_nll(FAR, 3, 3)));
+    assert_true(isnan(lab_nll(FAR, 3, -1)));
 }
 
 static void test_divergence(void **state) {
@@ -56,44 +56,44 @@ static void test_divergence(void **state) {
         lq[i] = (double)q[i] - log(sq);
         kl += exp(lp[i]) * (lp[i] - lq[i]);
     }
-    kvasir_divergence d = kvasir_compare_logits(p, q, N, 17);
+    lab_divergence d = lab_compare_logits(p, q, N, 17);
     assert_true(near(d.kl, kl, 1e-11));
     assert_true(near(d.nll_p, -lp[17], 1e-11));
     assert_true(near(d.nll_q, -lq[17], 1e-11));
-    assert_true(near(d.nll_p, kvasir_nll(p, N, 17), 1e-12));
+    assert_true(near(d.nll_p, lab_nll(p, N, 17), 1e-12));
     /* itself, and itself moved by a constant: nothing */
-    assert_true(kvasir_compare_logits(p, p, N, 0).kl == 0);
+    assert_true(lab_compare_logits(p, p, N, 0).kl == 0);
     for (int i = 0; i < N; i++)
         q[i] = p[i] + 3;
-    assert_true(near(kvasir_compare_logits(p, q, N, 0).kl, 0, 1e-6)); /* float sums */
+    assert_true(near(lab_compare_logits(p, q, N, 0).kl, 0, 1e-6)); /* float sums */
 }
 
 static void test_divergence_edges(void **state) {
     (void)state;
     static const float P[3] = {0, 0, -INFINITY}, Q[3] = {0, -INFINITY, 5};
-    assert_true(near(kvasir_compare_logits(P, P, 3, 0).kl, 0, 1e-15));
-    assert_true(isinf(kvasir_compare_logits(P, Q, 3, 0).kl));
-    assert_false(kvasir_compare_logits(P, Q, 3, 0).same_top);
-    assert_true(kvasir_compare_logits(P, P, 3, 0).same_top);
-    assert_true(isnan(kvasir_compare_logits(P, Q, 3, 7).nll_p));
+    assert_true(near(lab_compare_logits(P, P, 3, 0).kl, 0, 1e-15));
+    assert_true(isinf(lab_compare_logits(P, Q, 3, 0).kl));
+    assert_false(lab_compare_logits(P, Q, 3, 0).same_top);
+    assert_true(lab_compare_logits(P, P, 3, 0).same_top);
+    assert_true(isnan(lab_compare_logits(P, Q, 3, 7).nll_p));
 }
 
 /* ---- bench-kv-cache -------------------------------------------------------------------------- */
 
 struct rows {
-    kvasir_kv_bench_row row[16];
+    lab_kv_bench_row row[16];
     size_t n;
 };
 
-static void take(void *user, const kvasir_kv_bench_row *row) {
+static void take(void *user, const lab_kv_bench_row *row) {
     struct rows *r = user;
     r->row[r->n++] = *row;
 }
 
-static struct rows bench(kvasir_kv_bench_options o) {
+static struct rows bench(lab_kv_bench_options o) {
     struct rows r = {.n = 0};
     kvasir_error err;
-    assert_int_equal(kvasir_kv_bench(&o, take, &r, &err), KVASIR_OK);
+    assert_int_equal(lab_kv_bench(&o, take, &r, &err), KVASIR_OK);
     assert_int_equal(r.n, o.n_formats);
     return r;
 }
@@ -103,13 +103,13 @@ static void test_bench_bytes(void **state) {
     static const char *const FORMATS[] = {"f32", "f16", "bf16", "8", "6",
                                           "5",   "4",   "3",    "2", "8,4"};
     static const double BITS[] = {32, 16, 16, 8.5, 6.5, 5.5, 4.5, 3.5, 2.5, 6.5};
-    struct rows r = bench((kvasir_kv_bench_options){.layers = 2,
-                                                    .seq_len = 100,
-                                                    .heads = 3,
-                                                    .head_dim = 128,
-                                                    .formats = FORMATS,
-                                                    .n_formats = 10,
-                                                    .kv_group_size = "64"});
+    struct rows r = bench((lab_kv_bench_options){.layers = 2,
+                                                 .seq_len = 100,
+                                                 .heads = 3,
+                                                 .head_dim = 128,
+                                                 .formats = FORMATS,
+                                                 .n_formats = 10,
+                                                 .kv_group_size = "64"});
     double values = 2.0 * 2 * 100 * 3 * 128;
     for (size_t i = 0; i < r.n; i++) {
         assert_string_equal(r.row[i].format, FORMATS[i]);
@@ -123,20 +123,20 @@ static void test_bench_bytes(void **state) {
 static void test_bench_errors(void **state) {
     (void)state;
     static const char *const FORMATS[] = {"f32", "f16", "8", "6", "4", "2"};
-    struct rows r = bench((kvasir_kv_bench_options){.layers = 2,
-                                                    .seq_len = 192,
-                                                    .heads = 2,
-                                                    .head_dim = 128,
-                                                    .formats = FORMATS,
-                                                    .n_formats = 6,
-                                                    .kv_group_size = "64"});
+    struct rows r = bench((lab_kv_bench_options){.layers = 2,
+                                                 .seq_len = 192,
+                                                 .heads = 2,
+                                                 .head_dim = 128,
+                                                 .formats = FORMATS,
+                                                 .n_formats = 6,
+                                                 .kv_group_size = "64"});
     assert_true(r.row[0].mean_error == 0 && r.row[0].max_error == 0);
     assert_true(r.row[1].mean_error > 0 && r.row[1].max_error < 2e-3);
     static const int BITS[] = {8, 6, 4, 2};
     for (size_t i = 0; i < 4; i++) {
         /* 64 normal numbers span 4.7 on average */
         double step = 4.7 / (double)((1 << BITS[i]) - 1);
-        const kvasir_kv_bench_row *row = &r.row[i + 2];
+        const lab_kv_bench_row *row = &r.row[i + 2];
         assert_true(row->mean_error > 0.15 * step && row->mean_error < 0.4 * step);
         assert_true(row->max_error > row->mean_error && row->max_error < 3 * step);
         assert_true(row->encode_seconds > 0 && row->encode_gb_s > 0);
@@ -148,13 +148,13 @@ static void test_bench_errors(void **state) {
 static void test_bench_repeats(void **state) {
     (void)state;
     static const char *const ALL[] = {"8", "4"}, *const ONE[] = {"4"};
-    kvasir_kv_bench_options o = {.layers = 1,
-                                 .seq_len = 65,
-                                 .heads = 1,
-                                 .head_dim = 64,
-                                 .formats = ALL,
-                                 .n_formats = 2,
-                                 .seed = 5};
+    lab_kv_bench_options o = {.layers = 1,
+                              .seq_len = 65,
+                              .heads = 1,
+                              .head_dim = 64,
+                              .formats = ALL,
+                              .n_formats = 2,
+                              .seed = 5};
     struct rows a = bench(o);
     o.formats = ONE;
     o.n_formats = 1;
@@ -169,23 +169,23 @@ static void test_bench_repeats(void **state) {
 static void test_bench_wide(void **state) {
     (void)state;
     static const char *const FORMATS[] = {"4", "3"};
-    struct rows r = bench((kvasir_kv_bench_options){.layers = 1,
-                                                    .seq_len = 3,
-                                                    .heads = 1,
-                                                    .head_dim = 4096,
-                                                    .formats = FORMATS,
-                                                    .n_formats = 2,
-                                                    .kv_group_size = "32"});
+    struct rows r = bench((lab_kv_bench_options){.layers = 1,
+                                                 .seq_len = 3,
+                                                 .heads = 1,
+                                                 .head_dim = 4096,
+                                                 .formats = FORMATS,
+                                                 .n_formats = 2,
+                                                 .kv_group_size = "32"});
     assert_true(r.row[0].mean_error < r.row[1].mean_error);
 }
 
 static void test_bench_refuses(void **state) {
     (void)state;
     static const char *const GOOD[] = {"8"}, *const BAD[] = {"7"};
-    const kvasir_kv_bench_options fine = {
+    const lab_kv_bench_options fine = {
         .layers = 1, .seq_len = 1, .heads = 1, .head_dim = 64, .formats = GOOD, .n_formats = 1};
     struct {
-        kvasir_kv_bench_options o;
+        lab_kv_bench_options o;
         const char *field;
     } cases[7];
     for (size_t i = 0; i < 7; i++)
@@ -200,7 +200,7 @@ static void test_bench_refuses(void **state) {
     for (size_t i = 0; i < 7; i++) {
         struct rows r = {.n = 0};
         kvasir_error err;
-        assert_int_not_equal(kvasir_kv_bench(&cases[i].o, take, &r, &err), KVASIR_OK);
+        assert_int_not_equal(lab_kv_bench(&cases[i].o, take, &r, &err), KVASIR_OK);
         assert_int_equal(r.n, 0);
         assert_string_equal(err.field, cases[i].field);
     }

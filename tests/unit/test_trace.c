@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/trace.h"
+#include "lab/trace.h"
 
 #include <cmocka.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_calibrate: what is constant in a model's keys, measured on a few hundred tokens.
+/* lab_calibrate: what is constant in a model's keys, measured on a few hundred tokens.
  *
  *     text -> tokens -> the model over f32 pages -> K after rope, read back head by head
  *          -> turned back to before rope -> mean and spread per (layer, KV head, pair)
@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/centre.h"
+#include "lab/lab.h"
 
 enum {
     TOKENS_DEFAULT = 512,
@@ -80,7 +81,7 @@ struct calibration {
 };
 
 static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
-                                 const kvasir_calibrate_options *o, kvasir_error *err) {
+                                 const lab_calibrate_options *o, kvasir_error *err) {
     uint32_t most = o->tokens ? o->tokens : TOKENS_DEFAULT;
     const char *text = o->text ? o->text : TEXT;
     if (most < TOKENS_MIN || most > TOKENS_MAX)
@@ -99,7 +100,7 @@ static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
 }
 
 static kvasir_status run_tokens(struct calibration *c, const kvasir_model *m,
-                                const kvasir_calibrate_options *o, kvasir_error *err) {
+                                const lab_calibrate_options *o, kvasir_error *err) {
     kvasir_context_options options = kvasir_context_defaults();
     options.kv_bits = "f32";
     options.key_centre = "off";
@@ -170,7 +171,7 @@ static kvasir_status measure_head(struct calibration *c, uint32_t layer, uint32_
 }
 
 static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
-                               const kvasir_calibrate_options *o, kvasir_calibration *out,
+                               const lab_calibrate_options *o, lab_calibration *out,
                                kvasir_error *err) {
     c->config = model_config(m->model);
     if (!model_keys_alike(m->model))
@@ -189,9 +190,9 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
     struct centres *chosen = NULL;
     TRY(centres_choose(&c->stats, m->model, &chosen, err));
     double heads = (double)c->config->n_layers * c->config->kv_heads;
-    *out = (kvasir_calibration){.tokens = (uint32_t)c->n - SINKS,
-                                .rotary_pairs = c->stats.n,
-                                .pairs = chosen ? chosen->first[(size_t)heads] / heads : 0};
+    *out = (lab_calibration){.tokens = (uint32_t)c->n - SINKS,
+                             .rotary_pairs = c->stats.n,
+                             .pairs = chosen ? chosen->first[(size_t)heads] / heads : 0};
     centres_destroy(chosen);
     struct text_buf file = {0};
     TRY(centre_file_write(&c->stats, m->id, out->tokens, &file, err));
@@ -200,8 +201,8 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_calibrate(const kvasir_model *m, const kvasir_calibrate_options *o,
-                               kvasir_calibration *out, kvasir_error *err) {
+kvasir_status lab_calibrate(const kvasir_model *m, const lab_calibrate_options *o,
+                            lab_calibration *out, kvasir_error *err) {
     struct calibration c = {0};
     kvasir_status status = calibrate(&c, m, o, out, err);
     kvasir_seq_destroy(c.seq);
@@ -214,7 +215,7 @@ kvasir_status kvasir_calibrate(const kvasir_model *m, const kvasir_calibrate_opt
     return status;
 }
 
-kvasir_status kvasir_calibration_path(const kvasir_model *m, char **path, kvasir_error *err) {
+kvasir_status lab_calibration_path(const kvasir_model *m, char **path, kvasir_error *err) {
     struct text_buf text = {0};
     kvasir_status status = centre_file_path(m, &text, err);
     *path = text.data;

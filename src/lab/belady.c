@@ -29,7 +29,7 @@
  */
 #include <string.h>
 
-#include "engine/belady.h"
+#include "lab/belady.h"
 
 #define NEVER UINT32_MAX /* no request has this number */
 #define NONE  UINT32_MAX /* no page, no node */

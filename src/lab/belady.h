@@ -9,10 +9,10 @@
  *
  * Left out: time. Requests that ran at once, and pages that they hold while they run.
  */
-#ifndef KVASIR_ENGINE_BELADY_H
-#define KVASIR_ENGINE_BELADY_H
+#ifndef LAB_BELADY_H
+#define LAB_BELADY_H
 
-#include "engine/trace.h"
+#include "lab/trace.h"
 
 /* A trace as uses of pages. */
 struct page_uses;

@@ -2,7 +2,7 @@
 /* measure.c: how far one distribution is from another, and what a cache format costs in bytes,
  * error and time. Owns nothing; pure functions of their arguments.
  *
- * kvasir_kv_bench walks a cache tile by tile and holds one tile of float rows at a time, however
+ * lab_kv_bench walks a cache tile by tile and holds one tile of float rows at a time, however
  * long and wide the cache is:
  *
  *     for each layer, part (K, V), head, page of 64 tokens:
@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "lab/lab.h"
 
 /* ---- distributions --------------------------------------------------------------------------- */
 
@@ -37,7 +38,7 @@ static double nll_of(double max, double sum, float logit) {
     return max + m_log(sum) - (double)logit;
 }
 
-double kvasir_nll(const float *logits, uint32_t vocab, int32_t target) {
+double lab_nll(const float *logits, uint32_t vocab, int32_t target) {
     if (target < 0 || (uint32_t)target >= vocab)
         return (double)NAN;
     double max = (double)logits[argmax(logits, vocab)], sum = 0;
@@ -48,8 +49,7 @@ double kvasir_nll(const float *logits, uint32_t vocab, int32_t target) {
 
 /* With e_i = exp(p_i - max p), S = sum e: KL = sum e_i (p_i - q_i) / S - (ln S_p - ln S_q), each ln
  * including its maximum. One pass once the maxima are known. */
-kvasir_divergence kvasir_compare_logits(const float *p, const float *q, uint32_t vocab,
-                                        int32_t target) {
+lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab, int32_t target) {
     uint32_t top_p = argmax(p, vocab), top_q = argmax(q, vocab);
     double max_p = (double)p[top_p], max_q = (double)q[top_q];
     double sum_p = 0, sum_q = 0, cross = 0;
@@ -62,7 +62,7 @@ kvasir_divergence kvasir_compare_logits(const float *p, const float *q, uint32_t
     }
     double kl = cross / sum_p - (max_p + m_log(sum_p)) + (max_q + m_log(sum_q));
     bool in_range = target >= 0 && (uint32_t)target < vocab;
-    return (kvasir_divergence){
+    return (lab_divergence){
         .kl = kl < 0 ? 0 : kl, /* rounding of equal distributions */
         .nll_p = in_range ? nll_of(max_p, sum_p, p[target]) : (double)NAN,
         .nll_q = in_range ? nll_of(max_q, sum_q, q[target]) : (double)NAN,
@@ -116,7 +116,7 @@ enum {
 
 struct candidate {
     struct tile_layout layouts[2]; /* K, V */
-    kvasir_kv_bench_row row;
+    lab_kv_bench_row row;
     double error_sum; /* of |x - stored x| */
 };
 
@@ -130,8 +130,7 @@ struct bench {
     uint8_t *tile;      /* of the widest format */
 };
 
-static kvasir_status take_shape(struct bench *b, const kvasir_kv_bench_options *o,
-                                kvasir_error *err) {
+static kvasir_status take_shape(struct bench *b, const lab_kv_bench_options *o, kvasir_error *err) {
     b->seq = o->seq;
     b->normal.state = o->seed;
     b->layers = o->layers;
@@ -247,8 +246,8 @@ static kvasir_status allocate(struct bench *b, size_t n_formats, kvasir_error *e
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_kv_bench(const kvasir_kv_bench_options *options, kvasir_kv_bench_fn *fn,
-                              void *user, kvasir_error *err) {
+kvasir_status lab_kv_bench(const lab_kv_bench_options *options, lab_kv_bench_fn *fn, void *user,
+                           kvasir_error *err) {
     struct bench b = {0};
     kvasir_status status;
     TRY_GOTO(take_shape(&b, options, err));

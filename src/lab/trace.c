@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/trace.h"
+#include "lab/trace.h"
 #include "text/text.h"
 #include "util/json.h"
 

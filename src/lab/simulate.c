@@ -19,9 +19,9 @@
 #include <string.h>
 
 #include "backend/null/null.h"
-#include "engine/belady.h"
 #include "engine/scheduler.h"
-#include "engine/simulate.h"
+#include "lab/belady.h"
+#include "lab/simulate.h"
 
 /* One of the trace's. */
 struct replayed {
@@ -30,7 +30,7 @@ struct replayed {
 };
 
 struct replay {
-    const kvasir_simulate_options *o;
+    const lab_simulate_options *o;
     struct trace trace;
     struct sim_model model;
     struct kv_cache_options cache_options;
@@ -47,24 +47,24 @@ struct replay {
     kvasir_error failure; /* code KVASIR_OK: none */
 };
 
-kvasir_simulate_options kvasir_simulate_defaults(void) {
+lab_simulate_options lab_simulate_defaults(void) {
     const kvasir_context_options context = kvasir_context_defaults();
     const kvasir_engine_options engine = kvasir_engine_defaults();
-    return (kvasir_simulate_options){.speed = 1,
-                                     .model_shape = "llama3-8b",
-                                     .kv_bits = context.kv_bits,
-                                     .budget_percent = 100,
-                                     .max_running = engine.max_running,
-                                     .max_waiting = engine.max_waiting,
-                                     .prefill_chunk = context.prefill_chunk,
-                                     .bandwidth = 4.8e12,
-                                     .compute = 989e12,
-                                     .weight_bits = 16};
+    return (lab_simulate_options){.speed = 1,
+                                  .model_shape = "llama3-8b",
+                                  .kv_bits = context.kv_bits,
+                                  .budget_percent = 100,
+                                  .max_running = engine.max_running,
+                                  .max_waiting = engine.max_waiting,
+                                  .prefill_chunk = context.prefill_chunk,
+                                  .bandwidth = 4.8e12,
+                                  .compute = 989e12,
+                                  .weight_bits = 16};
 }
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-static kvasir_status check_options(const kvasir_simulate_options *o, kvasir_error *err) {
+static kvasir_status check_options(const lab_simulate_options *o, kvasir_error *err) {
     if (!o->trace)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.trace", "missing");
     if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
@@ -104,7 +104,7 @@ static kvasir_status page_bytes(const struct replay *r, uint64_t bytes[SIM_GROUP
     return KVASIR_OK;
 }
 
-static kvasir_status settle_budget(struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir_error *err) {
     uint64_t bytes[SIM_GROUPS_MAX];
     double token_bytes[SIM_GROUPS_MAX];
     TRY(page_bytes(r, bytes, err));
@@ -126,7 +126,7 @@ static kvasir_status settle_budget(struct replay *r, kvasir_simulation *out, kva
 }
 
 /* E3 rests on it: every request fits alone. */
-static kvasir_status check_need(const struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+static kvasir_status check_need(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     uint32_t most = 0;
     for (uint32_t i = 1; i < r->trace.n; i++) {
         const struct trace_request *a = &r->trace.requests[i], *b = &r->trace.requests[most];
@@ -217,7 +217,7 @@ static kvasir_status submit_due(struct replay *r, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-static kvasir_status replay(struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error *err) {
     const double start = clock_seconds();
     while (r->n_ended < r->trace.n) {
         const uint32_t ended = r->n_ended;
@@ -271,20 +271,19 @@ static double rank(const double *sorted, uint32_t n, double share) {
 }
 
 /* values [n], n > 0; sorts them. */
-static kvasir_spread spread(double *values, uint32_t n) {
+static lab_spread spread(double *values, uint32_t n) {
     double sum = 0;
     qsort(values, n, sizeof *values, compare_doubles);
     for (uint32_t i = 0; i < n; i++)
         sum += values[i];
-    return (kvasir_spread){.mean = sum / n,
-                           .p50 = rank(values, n, 0.5),
-                           .p90 = rank(values, n, 0.9),
-                           .p99 = rank(values, n, 0.99),
-                           .max = values[n - 1]};
+    return (lab_spread){.mean = sum / n,
+                        .p50 = rank(values, n, 0.5),
+                        .p90 = rank(values, n, 0.9),
+                        .p99 = rank(values, n, 0.99),
+                        .max = values[n - 1]};
 }
 
-static kvasir_status measure_times(const struct replay *r, kvasir_simulation *out,
-                                   kvasir_error *err) {
+static kvasir_status measure_times(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     const uint32_t n = r->trace.n;
     double *values = mem_calloc(n, sizeof *values);
     if (!values)
@@ -302,7 +301,7 @@ static kvasir_status measure_times(const struct replay *r, kvasir_simulation *ou
     return KVASIR_OK;
 }
 
-static kvasir_status measure(const struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+static kvasir_status measure(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     const double tokens = (double)r->trace.prompt_tokens;
     uint64_t lru, best;
     out->stats = sched_engine_stats(r->sched);
@@ -320,7 +319,7 @@ static kvasir_status measure(const struct replay *r, kvasir_simulation *out, kva
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static kvasir_status open_trace(struct replay *r, kvasir_simulation *out, kvasir_error *err) {
+static kvasir_status open_trace(struct replay *r, lab_simulation *out, kvasir_error *err) {
     TRY(trace_read(r->o->trace, &r->trace, err));
     if (r->o->limit)
         trace_cut(&r->trace, r->o->limit);
@@ -338,7 +337,7 @@ static kvasir_status open_trace(struct replay *r, kvasir_simulation *out, kvasir
     return KVASIR_OK;
 }
 
-static void describe(const struct replay *r, kvasir_simulation *out) {
+static void describe(const struct replay *r, lab_simulation *out) {
     memcpy(out->shape, r->model.text, sizeof out->shape);
     out->layers = r->model.layers;
     out->window_layers = r->model.window_layers;
@@ -357,12 +356,12 @@ static void close_replay(struct replay *r) {
     trace_deinit(&r->trace);
 }
 
-kvasir_status kvasir_simulate(const kvasir_simulate_options *options, kvasir_simulation *out,
-                              kvasir_error *err) {
+kvasir_status lab_simulate(const lab_simulate_options *options, lab_simulation *out,
+                           kvasir_error *err) {
     struct replay r = {.o = options};
     kvasir_error unwanted;
     err = err ? err : &unwanted;
-    *out = (kvasir_simulation){0};
+    *out = (lab_simulation){0};
     kvasir_status status;
     TRY_GOTO(check_options(options, err));
     TRY_GOTO(sim_model_settle(options, &r.model, err));

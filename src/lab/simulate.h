@@ -12,10 +12,11 @@
  *
  * Left out: what a machine overlaps, kernels that reach less than the data sheet, small steps.
  */
-#ifndef KVASIR_ENGINE_SIMULATE_H
-#define KVASIR_ENGINE_SIMULATE_H
+#ifndef LAB_SIMULATE_H
+#define LAB_SIMULATE_H
 
 #include "engine/engine.h"
+#include "lab/lab.h"
 
 enum { SIM_GROUPS_MAX = 2 };
 
@@ -27,7 +28,7 @@ struct sim_model {
     uint32_t n_groups;
 };
 /* The shape and window of the options. */
-kvasir_status sim_model_settle(const kvasir_simulate_options *o, struct sim_model *out,
+kvasir_status sim_model_settle(const lab_simulate_options *o, struct sim_model *out,
                                kvasir_error *err) MUST_CHECK;
 
 struct sim_cost {
@@ -41,7 +42,7 @@ struct sim_cost {
     } groups[SIM_GROUPS_MAX];
 };
 /* token_bytes [n_groups]: of one token in the cache. */
-struct sim_cost sim_cost_make(const struct sim_model *m, const kvasir_simulate_options *o,
+struct sim_cost sim_cost_make(const struct sim_model *m, const lab_simulate_options *o,
                               const double *token_bytes);
 /* Of one step, in seconds; the parts' sequences do not have its rows yet. */
 double sim_cost_step(const struct sim_cost *c, const struct step_part *parts, uint32_t n);

@@ -21,6 +21,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "engine/scheduler.h"
+#include "lab/lab.h"
 
 enum {
     REQUESTS_MAX = 72, /* choices of all requests of a program */
@@ -72,7 +73,7 @@ struct world {
     struct held *held; /* [cap_held] */
     size_t n_held, cap_held;
     uint64_t most_bytes; /* counted */
-    kvasir_random_simulation *sum;
+    lab_random_simulation *sum;
 };
 
 static uint32_t below(struct world *w, uint32_t n) {
@@ -619,7 +620,7 @@ static void add_figures(struct world *w) {
     w->sum->programs++;
 }
 
-static kvasir_status run_program(uint64_t seed, kvasir_random_simulation *sum, kvasir_error *err) {
+static kvasir_status run_program(uint64_t seed, lab_random_simulation *sum, kvasir_error *err) {
     struct world w = {.seed = seed, .random = mix_bits(seed), .sum = sum};
     const kvasir_status status = make_world(&w, err);
     for (int i = 0; i < MOVES && status == KVASIR_OK && holds(&w); i++)
@@ -632,9 +633,9 @@ static kvasir_status run_program(uint64_t seed, kvasir_random_simulation *sum, k
     return status;
 }
 
-kvasir_status kvasir_simulate_random(const kvasir_simulate_random_options *options,
-                                     kvasir_random_simulation *out, kvasir_error *err) {
-    *out = (kvasir_random_simulation){0};
+kvasir_status lab_simulate_random(const lab_simulate_random_options *options,
+                                  lab_random_simulation *out, kvasir_error *err) {
+    *out = (lab_random_simulation){0};
     for (uint32_t i = 0; i < options->programs && !out->violation[0]; i++) {
         TRY(run_program(options->seed + i, out, err));
         if (options->on_progress && !options->on_progress(options->user, i + 1, options->programs))

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/simulate.h"
+#include "lab/simulate.h"
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
@@ -94,7 +94,7 @@ static kvasir_status parse_shape(const char *text, struct sim_model *m, kvasir_e
     return parse_sizes(text, m, err);
 }
 
-kvasir_status sim_model_settle(const kvasir_simulate_options *o, struct sim_model *m,
+kvasir_status sim_model_settle(const lab_simulate_options *o, struct sim_model *m,
                                kvasir_error *err) {
     TRY(parse_shape(o->model_shape, m, err));
     if (o->window_layers && !o->window)
@@ -120,7 +120,7 @@ kvasir_status sim_model_settle(const kvasir_simulate_options *o, struct sim_mode
 
 /* ---- costs ----------------------------------------------------------------------------------- */
 
-struct sim_cost sim_cost_make(const struct sim_model *m, const kvasir_simulate_options *o,
+struct sim_cost sim_cost_make(const struct sim_model *m, const lab_simulate_options *o,
                               const double *token_bytes) {
     const double q = (double)m->heads * m->head_dim, kv = (double)m->kv_heads * m->head_dim,
                  layer = (double)m->dim * (2 * q + 2 * kv + 3 * (double)m->ffn_dim),

@@ -15,8 +15,8 @@
  * Both are >= 0 and below 2^31, no output token is a prompt token or one of another output, and
  * equal prompt tokens have equal ids and offsets.
  */
-#ifndef KVASIR_ENGINE_TRACE_H
-#define KVASIR_ENGINE_TRACE_H
+#ifndef LAB_TRACE_H
+#define LAB_TRACE_H
 
 #include "kvasir.h"
 #include "util/util.h"
