@@ -112,7 +112,8 @@ typedef struct kvasir_context_options {
     /* not NULL: formats, max_kv_size and kv_keep of this file's cache in place of the fields above,
      * keys not centred, no exact start */
     const kvasir_prompt_cache *like;
-    uint32_t prefill_chunk; /* tokens a step evaluates at most, 1..4096 */
+    uint32_t prefill_chunk; /* tokens a step evaluates at most, up to 4096; 0: what the backend
+                               is best at */
     /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself;
      * in an engine as places for hits, in answers where room is left; 0: every 1024 */
     uint32_t snapshot_tokens;

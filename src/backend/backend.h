@@ -174,8 +174,6 @@ struct batch {
     const struct batch_seq *seqs;    /* [n_seqs], in any order */
     const struct kv_view *views;     /* [layer group][n_seqs] */
     const struct state_view *states; /* [n_seqs]; NULL: the model has no recurrent layer */
-    uint32_t n_logit_rows;
-    const uint32_t *logit_rows; /* [n_logit_rows], rising */
 };
 
 /* A page whose rows are decoded, and encoded into another page in another layout. */
@@ -252,6 +250,7 @@ struct backend_info {
         threads; /* that take an operation's items, in order of a batch's sequences; 1: others */
     uint32_t rows_good;    /* a step of more rows is no faster per row */
     uint32_t rows_max;     /* of a step */
+    int act_bits;          /* of activations in a product with quantized weights: 8 or 16 */
     uint32_t logit_rows;   /* rows that the head multiplies at a time */
     uint64_t memory_bytes; /* free memory of the device; 0: it uses the host's */
     /* Rows that steps are made for, rising: others cost as much as the next of these. None: any. */
@@ -428,8 +427,9 @@ struct backend {
     X(embed)                                                                                       \
     X(rms_norm)                                                                                    \
     X(product)                                                                                     \
-    X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul) X(add) X(scale) X(gate_rows)        \
-        X(softcap) X(rearrange) X(gather_rows) X(experts) X(short_conv) X(delta_rule)
+    X(rope_table)                                                                                  \
+    X(rope) X(kv_store) X(attention) X(gate_mul) X(add) X(scale) X(gate_rows) X(softcap)           \
+        X(rearrange) X(gather_rows) X(experts) X(short_conv) X(delta_rule)
 
 /* The i-th operation that b lacks; NULL: there are not so many. */
 const char *backend_absent(const struct backend *b, uint32_t i);

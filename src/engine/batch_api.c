@@ -3,8 +3,8 @@
  * rows of any of them, merge, extract, filter and extend are edits of that list: what a batched
  * cache with padded tensors has whole classes for.
  *
- * A step of many sequences is run in turns where the buffers are short (logits of logit_rows
- * sequences, prefill_chunk rows); which rows run beside each other changes no bit. */
+ * A step of more rows than prefill_chunk is run in turns; which rows run beside each other changes
+ * no bit. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -156,8 +156,8 @@ static kvasir_status check_step(struct kvasir_batch *b, const int32_t *tokens,
 /* The next turn: rows of as many sequences as the buffers hold. Returns their number. */
 static uint32_t take_turn(struct kvasir_batch *b) {
     const struct settled *o = &b->ctx->options;
-    uint32_t n = 0, rows = 0, wanted = 0;
-    for (size_t i = 0; i < b->n && rows < o->prefill_chunk && wanted < o->logit_rows; i++) {
+    uint32_t n = 0, rows = 0;
+    for (size_t i = 0; i < b->n && rows < o->prefill_chunk; i++) {
         struct step_part *p = &b->parts[i];
         if (!p->rows)
             continue;
@@ -165,7 +165,6 @@ static uint32_t take_turn(struct kvasir_batch *b) {
         b->turn[n] = *p;
         b->turn[n].rows = most;
         b->turn[n].wanted = most == p->rows;
-        wanted += b->turn[n].wanted;
         b->owner[n++] = i;
         rows += most;
         p->tokens += most;
@@ -179,11 +178,14 @@ static kvasir_status run_turn(struct kvasir_batch *b, uint32_t n, float *logits,
     const size_t vocab = model_config(b->ctx->model->model)->vocab;
     for (uint32_t i = 0; i < n; i++)
         TRY(seq_prepare(b->turn[i].seq, b->turn[i].rows, err));
-    const float *row = step_run(b->ctx, b->turn, n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (b->turn[i].wanted && logits)
-            memcpy(logits + b->owner[i] * vocab, row, vocab * sizeof *logits);
-        row += b->turn[i].wanted * vocab;
+    TRY(step_run(b->ctx, b->turn, n, err));
+    for (uint32_t i = 0, row = 0; i < n; i++) {
+        const float *from;
+        if (b->turn[i].wanted && logits) {
+            TRY(step_logits(b->ctx, row, &from, err));
+            memcpy(logits + b->owner[i] * vocab, from, vocab * sizeof *logits);
+        }
+        row += b->turn[i].wanted;
         TRY(seq_snapshot_if_due(b->seqs[b->owner[i]], err));
     }
     return KVASIR_OK;

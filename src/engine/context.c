@@ -9,16 +9,28 @@
 kvasir_status kvasir_context_create(const kvasir_model *model,
                                     const kvasir_context_options *options, kvasir_context **out,
                                     kvasir_error *err) {
+    struct backend_cpu_options cpu;
+    struct backend *backend;
+    TRY(options_backend(options, &cpu, err));
+    TRY(backend_cpu_create(&backend, &cpu, err));
+    return context_create_take(model, options, backend, out, err);
+}
+
+kvasir_status context_create_take(const struct kvasir_model *model,
+                                  const kvasir_context_options *options, struct backend *backend,
+                                  struct kvasir_context **out, kvasir_error *err) {
     struct kvasir_context *c = mem_calloc(1, sizeof *c);
-    if (!c)
+    if (!c) {
+        backend_destroy(backend);
         return fail(err, KVASIR_ERR_MEMORY, "context: out of memory");
+    }
     c->model = model;
+    c->backend = backend;
+    backend_info(backend, &c->device);
     kvasir_status status;
-    TRY_GOTO(options_settle(model, options, &c->options, err));
+    TRY_GOTO(options_settle(model, options, &c->device, &c->options, err));
     TRY_GOTO(centres_settle(model, options->like ? "off" : options->key_centre, &c->options,
                             &c->centres, err));
-    TRY_GOTO(backend_cpu_create(&c->backend, &c->options.backend, err));
-    backend_info(c->backend, &c->device);
     struct kv_shape *shapes = c->options.shapes;
     c->n_groups = c->options.n_groups;
     if (c->centres)
@@ -99,7 +111,7 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .kv_bytes_per_token16 = c->options.kv_bytes_per_token16,
         .cpu_tier = c->device.tier,
         .threads = (int)c->device.threads,
-        .act_bits = c->options.backend.act_bits,
+        .act_bits = c->device.act_bits,
         .used_bytes = pool.used_bytes,
         .peak_bytes = pool.peak_bytes,
         .prefill_chunk = c->options.prefill_chunk,

@@ -64,19 +64,23 @@ struct settled {
     struct kv_shape shapes[CACHE_GROUPS_MAX]; /* [n_groups] the model's layer groups */
     uint32_t n_groups;
     struct kv_cache_options cache;
-    struct backend_cpu_options backend;
     uint32_t ctx;
     uint32_t snapshot_tokens; /* states are kept every so many tokens; 0: none by itself */
     uint32_t visible;         /* tokens a query sees at most (rotation, window); 0: all */
     uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens; of any where bounded */
-    uint32_t prefill_chunk; /* rows of a step, at most, and those whose logits are wanted */
-    uint32_t logit_rows;
+    uint32_t prefill_chunk; /* rows of a step, at most */
+    uint32_t logit_rows;    /* of them, those whose logits are computed at a time */
     uint64_t kv_bytes_per_token, kv_bytes_per_token16;
     uint32_t n_facts;
     kvasir_fact facts[KVASIR_FACTS_MAX];
 };
+/* The CPU backend that they ask for. */
+kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,
+                              kvasir_error *err) MUST_CHECK;
+/* All else, within what the backend can do. */
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
-                             struct settled *out, kvasir_error *err) MUST_CHECK;
+                             const struct backend_info *device, struct settled *out,
+                             kvasir_error *err) MUST_CHECK;
 /* Numbers that the kind does not have are 0. */
 void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
                   uint64_t d);
@@ -101,6 +105,8 @@ struct step_buffers {
     struct batch_seq *seqs;     /* the same */
     struct kv_view *views;      /* [layer group][sequence] */
     struct state_view *states;  /* [prefill_chunk] */
+    uint32_t wanted;            /* rows of logit_rows */
+    uint32_t slice, slice_end;  /* of those, whose logits are here */
     float *logits;              /* [options.logit_rows][vocab], host memory */
 };
 
@@ -116,6 +122,11 @@ struct kvasir_context {
     uint32_t n_groups;
     struct step_buffers step;
 };
+
+/* A context on a backend that it takes, also when it fails. kvasir_context_create is one on a CPU. */
+kvasir_status context_create_take(const struct kvasir_model *model,
+                                  const kvasir_context_options *options, struct backend *backend,
+                                  struct kvasir_context **out, kvasir_error *err) MUST_CHECK;
 
 struct kvasir_seq {
     struct kvasir_context *ctx;
@@ -135,9 +146,15 @@ struct step_part {
     uint32_t rows;
     uint32_t wanted; /* logits of its last so many rows */
 };
-/* Runs the model over all parts' rows (at most prefill_chunk, of which logit_rows are wanted) and
- * commits them. Returns the wanted rows' logits [..][vocab] in order, valid until the next step. */
-const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n);
+/* Runs the model over all parts' rows, at most prefill_chunk, and commits them. A failure is the
+ * device's: no row is committed then, and every later step fails, too. */
+kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
+                       kvasir_error *err) MUST_CHECK;
+/* Logits of the step's wanted row `row`, with as many after it as options.logit_rows still had room
+ * for: asked for in rising order, each slice is computed once. Valid until a row of another slice is
+ * asked for. */
+kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
+                          kvasir_error *err) MUST_CHECK;
 
 /* Where a token's attention costs as much as its products with weights: what tree_create asks for.
  * Of one token: those products, and those of attention for each cached token. */

@@ -214,9 +214,10 @@ static void *engine_thread(void *user) {
     bool idle = false;
     while (take_orders(e, idle)) {
         uint32_t rows;
+        kvasir_error err;
         const double start = clock_seconds();
-        (void)!sched_step(e->sched, &rows, NULL); /* its tasks have been told */
-        if (rows)
+        const kvasir_status status = sched_step(e->sched, &rows, &err); /* its tasks were told */
+        if (rows && status == KVASIR_OK)
             figures_note_step(e, clock_seconds() - start);
         idle = rows == 0 && !requantize(e, true);
         if (rows)
@@ -271,8 +272,8 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
     e->max_running = o->max_running;
     if (e->max_running < 1)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_running", "must be at least 1");
-    if (e->max_running > s->logit_rows || e->max_running > s->prefill_chunk) {
-        e->max_running = s->logit_rows < s->prefill_chunk ? s->logit_rows : s->prefill_chunk;
+    if (e->max_running > s->prefill_chunk) {
+        e->max_running = s->prefill_chunk;
         settled_fact(s, KVASIR_FACT_RUNNING_LOWERED, o->max_running, e->max_running, 0, 0);
     }
     const struct sched_options options = {.max_running = e->max_running,
@@ -289,7 +290,10 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     if (o->max_waiting < 1)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "engine.max_waiting", "must be at least 1");
     TRY(settle_budget(e->model, o, &context.cache_bytes, err));
-    kvasir_status status = kvasir_context_create(e->model, &context, &e->ctx, err);
+    struct backend *backend = e->backend;
+    e->backend = NULL;
+    kvasir_status status = backend ? context_create_take(e->model, &context, backend, &e->ctx, err)
+                                   : kvasir_context_create(e->model, &context, &e->ctx, err);
     if (status != KVASIR_OK && err && err->field &&
         strcmp(err->field, "context.cache_bytes") == 0) /* which came from the engine's options */
         err->field = "engine.cache_memory_bytes";
@@ -327,10 +331,18 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
 
 kvasir_status kvasir_engine_create(const kvasir_model *model, const kvasir_engine_options *options,
                                    kvasir_engine **out, kvasir_error *err) {
+    return engine_create_take(model, options, NULL, out, err);
+}
+
+kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_options *options,
+                                 struct backend *backend, kvasir_engine **out, kvasir_error *err) {
     struct kvasir_engine *e = mem_calloc(1, sizeof *e);
-    if (!e)
+    if (!e) {
+        backend_destroy(backend);
         return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
+    }
     e->model = model;
+    e->backend = backend;
     e->inbox_end = &e->inbox;
     pthread_mutex_init(&e->mutex, NULL);
     pthread_mutex_init(&e->json_mutex, NULL);
@@ -354,6 +366,7 @@ void kvasir_engine_destroy(kvasir_engine *e) {
         pthread_mutex_unlock(&e->mutex);
         pthread_join(e->thread, NULL);
     }
+    backend_destroy(e->backend);
     sched_destroy(e->sched);
     tree_destroy(e->tree);
     if (e->ctx)

@@ -48,11 +48,12 @@ struct request {
 struct kvasir_engine {
     const struct kvasir_model *model;
     struct kvasir_context *ctx;
+    struct backend *backend;  /* for the context, until it is made; NULL: a CPU */
     struct prefix_tree *tree; /* NULL: prefixes are not kept */
     struct sched *sched;
     struct sampler_scratch *scratch;
     uint64_t *allowed;   /* [token_set_words(vocab)] of the json_object at hand */
-    const float *logits; /* of the step under way */
+    const float *logits; /* [vocab] of the row that host_next is called for */
     uint64_t fixed_bytes;
     uint32_t max_running, max_waiting;
     uint32_t fit_tokens; /* of a sequence that has the whole budget */
@@ -88,6 +89,10 @@ struct kvasir_engine {
 kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *r, struct request **out,
                            kvasir_error *err);
 void request_close(struct request *q);
+/* An engine on a backend that it takes, also when it fails. */
+kvasir_status engine_create_take(const struct kvasir_model *model,
+                                 const kvasir_engine_options *options, struct backend *backend,
+                                 struct kvasir_engine **out, kvasir_error *err) MUST_CHECK;
 /* On the engine's thread: a step took so long; the figures as they are now are what others read. */
 void figures_note_step(struct kvasir_engine *e, double seconds);
 void figures_copy(struct kvasir_engine *e);

@@ -176,9 +176,12 @@ static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct kvasir_engine *e = user;
-    (void)err;
-    e->logits = step_run(e->ctx, parts, n);
-    return KVASIR_OK;
+    return step_run(e->ctx, parts, n, err);
+}
+
+static kvasir_status host_logits(void *user, uint32_t row, kvasir_error *err) {
+    struct kvasir_engine *e = user;
+    return step_logits(e->ctx, row, &e->logits, err);
 }
 
 static void host_progress(void *user, struct task *t) {
@@ -205,7 +208,8 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     struct choice *c = choice_of(t);
     const kvasir_request *r = &c->request->r;
     const uint32_t vocab = model_config(e->model->model)->vocab;
-    const float *logits = e->logits + (size_t)row * vocab;
+    const float *logits = e->logits;
+    (void)row;
     if (c->request->json && !allow_json(e, c)) {
         c->stuck = true;
         return false;
@@ -288,6 +292,7 @@ struct sched_host request_host(struct kvasir_engine *e) {
                                .begin = host_begin,
                                .admitted = host_admitted,
                                .run = host_run,
+                               .logits = host_logits,
                                .progress = host_progress,
                                .next = host_next,
                                .ended = host_ended};

@@ -140,12 +140,12 @@ kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                   kvasir_error *err) {
     const struct kv_cache_options *o = &c->options.cache;
     struct text_buf b = {0};
-    bool good = text_printf(&b,
-                            "kvasir context 3\nmodel %016" PRIx64 "\norder %d arithmetic %d\n"
-                            "start %u max %u keep %u act %d\n",
-                            c->model->id, KV_ORDER_VERSION, KV_ARITHMETIC_VERSION,
-                            kv_cache_start_pages(c->cache), o->max_size, o->keep,
-                            c->options.backend.act_bits);
+    bool good =
+        text_printf(&b,
+                    "kvasir context 3\nmodel %016" PRIx64 "\norder %d arithmetic %d\n"
+                    "start %u max %u keep %u act %d\n",
+                    c->model->id, KV_ORDER_VERSION, KV_ARITHMETIC_VERSION,
+                    kv_cache_start_pages(c->cache), o->max_size, o->keep, c->device.act_bits);
     for (uint32_t g = 0; good && g < c->n_groups; g++) {
         struct kv_format k, v;
         kv_cache_formats(c->cache, g, &k, &v);

@@ -14,9 +14,7 @@ enum { CTX_DEFAULT = 4096 };
  * rest of free memory that a cache may plan with: others want to run too. */
 #define MEMORY_RESERVE      ((uint64_t)256 << 20)
 #define MEMORY_SHARE(bytes) ((bytes) / 4 * 3)
-/* Rows whose logits a step gives at most (4 bytes times the vocabulary each), and what steps may
- * take beside as much as the weights. */
-enum { LOGIT_ROWS = 64 };
+/* What the buffers of steps may take beside as much as the weights. */
 #define STEP_BYTES ((uint64_t)16 << 20)
 /* Sequences of the full context that the default budget has room for (forks), memory permitting. */
 enum { DEFAULT_SEQUENCES = 4 };
@@ -137,10 +135,16 @@ static kvasir_status settle_formats(const kvasir_context_options *o, struct sett
 
 /* Rows at a time never change a result, so that a model of odd proportions gets steps of fewer:
  * their buffers stay below its weights and a little more. */
-static void settle_steps(const struct kvasir_model *m, struct settled *s) {
+static void settle_steps(const struct kvasir_model *m, const struct backend_info *device,
+                         struct settled *s) {
     const uint64_t most = model_weight_bytes(m->model) + STEP_BYTES;
     const uint32_t asked = s->prefill_chunk;
-    s->logit_rows = LOGIT_ROWS;
+    const uint32_t rows_max =
+        device->rows_max < STEP_TOKENS_MAX ? device->rows_max : STEP_TOKENS_MAX;
+    assert(device->rows_good > 0 && rows_max > 0 && device->logit_rows > 0);
+    if (s->prefill_chunk > rows_max)
+        s->prefill_chunk = rows_max;
+    s->logit_rows = device->logit_rows;
     while (s->logit_rows > 1 && model_run_bytes(m->model, 1, s->logit_rows) > most / 2)
         s->logit_rows /= 2;
     while (s->prefill_chunk > 1 &&
@@ -153,8 +157,10 @@ static void settle_steps(const struct kvasir_model *m, struct settled *s) {
 
 /* ---- context length and budget --------------------------------------------------------------- */
 
-static uint64_t usable_memory(const struct kvasir_model *m) {
-    uint64_t available = memory_available_bytes(), weights = model_weight_bytes(m->model);
+static uint64_t usable_memory(const struct kvasir_model *m, const struct backend_info *device) {
+    const uint64_t weights = model_weight_bytes(m->model),
+                   available =
+                       device->memory_bytes ? device->memory_bytes : memory_available_bytes();
     if (available <= weights + MEMORY_RESERVE)
         return MEMORY_RESERVE / 4; /* little is left: a small cache beats none */
     return MEMORY_SHARE(available - weights - MEMORY_RESERVE);
@@ -206,9 +212,10 @@ static uint32_t settled_length(const struct settled *s, uint32_t seen) {
 }
 
 static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_context_options *o,
-                                    struct settled *s, kvasir_error *err) {
+                                    const struct backend_info *device, struct settled *s,
+                                    kvasir_error *err) {
     const struct model_config *c = model_config(m->model);
-    uint64_t usable = usable_memory(m);
+    uint64_t usable = usable_memory(m, device);
     uint32_t trained = c->ctx_train ? c->ctx_train : CTX_DEFAULT;
     const uint32_t window = window_of_all(s);
     s->visible = window ? window : s->cache.max_size;
@@ -285,15 +292,20 @@ kvasir_context_options kvasir_context_defaults(void) {
                                     .act_bits = 8};
 }
 
+kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,
+                              kvasir_error *err) {
+    *out = (struct backend_cpu_options){.threads = o->threads, .act_bits = o->act_bits};
+    return parse_tier(o->cpu_tier, &out->tier, err);
+}
+
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
-                             struct settled *s, kvasir_error *err) {
-    *s = (struct settled){.prefill_chunk = o->prefill_chunk};
-    s->backend = (struct backend_cpu_options){.threads = o->threads, .act_bits = o->act_bits};
-    TRY(parse_tier(o->cpu_tier, &s->backend.tier, err));
-    if (o->prefill_chunk < 1 || o->prefill_chunk > STEP_TOKENS_MAX)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.prefill_chunk",
-                          "%u is not between 1 and %d", o->prefill_chunk, STEP_TOKENS_MAX);
-    settle_steps(m, s);
+                             const struct backend_info *device, struct settled *s,
+                             kvasir_error *err) {
+    *s = (struct settled){.prefill_chunk = o->prefill_chunk ? o->prefill_chunk : device->rows_good};
+    if (o->prefill_chunk > STEP_TOKENS_MAX)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "context.prefill_chunk", "%u is more than %d",
+                          o->prefill_chunk, STEP_TOKENS_MAX);
+    settle_steps(m, device, s);
     s->n_groups = model_kv_groups(m->model, s->shapes);
     if (o->like) /* the file's formats replace them below */
         TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
@@ -311,7 +323,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
     }
     TRY(token_bytes(s->shapes, s->n_groups, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
-    TRY(settle_lengths(m, o, s, err));
+    TRY(settle_lengths(m, o, device, s, err));
     find_unused(m, o, s);
     return KVASIR_OK;
 }

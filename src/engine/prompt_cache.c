@@ -508,6 +508,8 @@ kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p,
         kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
     status =
         l->tile ? load_pages(l, err) : fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+    if (status == KVASIR_OK)
+        status = backend_flush(ctx->backend, err);
 done:
     if (status == KVASIR_OK)
         *out = seq;

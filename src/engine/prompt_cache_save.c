@@ -280,6 +280,7 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     s->file.n_metadata = n;
     TRY_GOTO(prompt_cache_checksum(&s->file, &sum, err));
     fingerprint_text(sum, sum_text);
+    TRY_GOTO(backend_flush(seq->ctx->backend, err)); /* all of it was read once by now */
     status = prompt_file_write(path, &s->file, err);
 done:
     text_free(&tokens);

@@ -586,9 +586,16 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
         fail_all(s, err);
         return status;
     }
-    s->stats.steps++;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
+        if (s->parts[i].wanted && s->host.logits)
+            status = s->host.logits(s->host.user, row, err);
+        if (status != KVASIR_OK) {
+            fail_all(s, err);
+            return status;
+        }
         row += settle(s, s->part_tasks[i], s->parts[i].rows, row);
+    }
+    s->stats.steps++;
     return KVASIR_OK;
 }
 

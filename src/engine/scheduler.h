@@ -68,13 +68,16 @@ enum task_end { END_COMPLETE, END_CANCELLED, END_FAILED };
 
 struct sched_host {
     void *user;
-    /* begin, admitted and progress may be NULL. */
+    /* begin, admitted, logits and progress may be NULL. */
     /* The sequence of a task that is apart; else an empty one. */
     kvasir_status (*begin)(void *user, struct task *t, struct kv_seq **out, kvasir_error *err);
     /* It is about to run, for the first time or after a preemption. */
     kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);
     /* Runs the model over the parts' rows and commits them. */
     kvasir_status (*run)(void *user, const struct step_part *parts, uint32_t n, kvasir_error *err);
+    /* Makes the logits of the step's wanted row `row` ready, before next is called for it; rows come
+     * in rising order. */
+    kvasir_status (*logits)(void *user, uint32_t row, kvasir_error *err);
     void (*progress)(void *user, struct task *t); /* rows of its prompt have been run */
     /* All of the task's tokens have been run, its logits are wanted row `row` of the step: picks a
      * token and appends it to tokens, n_tokens. False: the answer is complete. */
@@ -84,7 +87,7 @@ struct sched_host {
 };
 
 struct sched_options {
-    uint32_t max_running; /* <= step_rows, and logit rows that a step can have */
+    uint32_t max_running; /* <= step_rows */
     uint32_t step_rows;
     /* recurrent layers' states are kept every so many tokens; 0: where prompts and answers end */
     uint32_t snapshot_tokens;

@@ -119,8 +119,11 @@ kvasir_status seq_snapshot_if_due(struct kvasir_seq *s, kvasir_error *err) {
 /* One step over n tokens, logits of the last `wanted` rows. */
 static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t n, uint32_t wanted,
                           const float **logits, kvasir_error *err) {
+    assert(wanted <= s->ctx->options.logit_rows);
     TRY(seq_prepare(s->seq, n, err));
-    *logits = step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted}, 1);
+    TRY(step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted}, 1, err));
+    if (wanted)
+        TRY(step_logits(s->ctx, 0, logits, err));
     return seq_snapshot_if_due(s, err);
 }
 
@@ -147,7 +150,7 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
         uint32_t rows = seq_step_rows(s, n - done, most);
         bool last = done + rows == n;
         uint32_t wanted = o->on_logits ? rows : last && o->last_logits ? 1 : 0;
-        const float *logits;
+        const float *logits = NULL;
         TRY(step(s, tokens + done, rows, wanted, &logits, err));
         if (o->on_logits && !o->on_logits(o->user, done, rows, logits))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
@@ -167,7 +170,7 @@ kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, uint32_t *rerun, k
         *rerun = length - reached;
     while (seq_length(s->seq) < length) {
         const uint32_t at = seq_length(s->seq);
-        const float *logits;
+        const float *logits = NULL;
         TRY(step(s, seq_tokens(s->seq) + at, seq_step_rows(s, length - at, most), 0, &logits, err));
     }
     return KVASIR_OK;
@@ -179,7 +182,8 @@ kvasir_status kvasir_seq_requantize(kvasir_seq *s, const char *kv_bits, const ch
     uint64_t bytes;
     TRY(kvasir_model_kv_bytes(s->ctx->model, kv_bits, kv_group_size, &bytes, err)); /* they fit */
     TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
-    return seq_requantize(s->seq, o.k, o.v, o.group_k, o.group_v, err);
+    TRY(seq_requantize(s->seq, o.k, o.v, o.group_k, o.group_v, err));
+    return backend_flush(s->ctx->backend, err);
 }
 
 kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint32_t layer,

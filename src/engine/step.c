@@ -99,16 +99,31 @@ static void deal_seqs(const struct kvasir_context *c, const struct step_part *pa
         }
 }
 
-const float *step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
+/* Logits of the wanted rows from `first` on, as many as the head multiplies at a time. */
+static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir_error *err) {
     struct step_buffers *s = &c->step;
-    uint32_t rows = 0, wanted = 0;
+    const uint32_t left = s->wanted - first, most = c->options.logit_rows,
+                   n = left < most ? left : most;
+    const float *logits = model_head(c->run, s->logit_rows + first, n);
+    s->slice = s->slice_end = first;
+    TRY(backend_read(c->backend, s->logits, logits,
+                     (size_t)n * model_config(c->model->model)->vocab * sizeof *logits, err));
+    s->slice_end = first + n;
+    return KVASIR_OK;
+}
+
+kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
+                       kvasir_error *err) {
+    struct step_buffers *s = &c->step;
+    uint32_t rows = 0;
+    s->wanted = s->slice = s->slice_end = 0;
     for (uint32_t i = 0; i < n; i++) {
         assert(rows + parts[i].rows <= c->options.prefill_chunk);
-        assert(wanted + parts[i].wanted <= c->options.logit_rows);
+        assert(parts[i].wanted <= parts[i].rows);
         add_part(s, parts, i, rows);
         rows += parts[i].rows;
         for (uint32_t r = parts[i].wanted; r > 0; r--)
-            s->logit_rows[wanted++] = rows - r;
+            s->logit_rows[s->wanted++] = rows - r;
     }
     deal_seqs(c, parts, n);
     struct batch batch = {.rows = rows,
@@ -117,15 +132,20 @@ const float *step_run(struct kvasir_context *c, const struct step_part *parts, u
                           .n_seqs = n,
                           .seqs = s->seqs,
                           .views = s->views,
-                          .states = c->options.cache.state_bytes ? s->states : NULL,
-                          .n_logit_rows = wanted,
-                          .logit_rows = s->logit_rows};
-    const float *logits = model_forward(c->run, &batch);
-    for (uint32_t i = 0; i < n; i++)
-        seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
-    if (wanted)
-        (void)!backend_read(c->backend, s->logits, logits,
-                            (size_t)wanted * model_config(c->model->model)->vocab * sizeof *logits,
-                            NULL);
-    return s->logits;
+                          .states = c->options.cache.state_bytes ? s->states : NULL};
+    model_forward(c->run, &batch);
+    const kvasir_status status = s->wanted ? read_slice(c, 0, err) : backend_flush(c->backend, err);
+    for (uint32_t i = 0; i < n; i++) /* none of them where the device failed */
+        seq_commit(parts[i].seq, parts[i].tokens, status == KVASIR_OK ? parts[i].rows : 0);
+    return status;
+}
+
+kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
+                          kvasir_error *err) {
+    struct step_buffers *s = &c->step;
+    assert(row < s->wanted);
+    if (row < s->slice || row >= s->slice_end)
+        TRY(read_slice(c, row, err));
+    *logits = s->logits + (size_t)(row - s->slice) * model_config(c->model->model)->vocab;
+    return KVASIR_OK;
 }

@@ -203,6 +203,7 @@ struct layer_name layer_name(uint32_t layer, const char *part, const char *tail)
 struct model_run {
     const struct model *model;
     struct backend *backend;
+    uint32_t max_logit_rows;
     const float **vectors;                  /* [model's vectors], uploaded */
     const struct backend_weight **matrices; /* [model's matrices] */
     struct expert *experts;                 /* [layer][expert]; NULL: the model has none */

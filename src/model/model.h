@@ -189,7 +189,7 @@ struct state_layout {
 struct state_layout model_state_layout(const struct model *m, uint32_t layer);
 
 struct model_run;
-/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits, of sequences
+/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits at a time, of sequences
  * of up to ctx positions. The model and the backend are borrowed for the run's life. Nothing is
  * allocated after this. */
 kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t ctx,
@@ -198,9 +198,11 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
 void model_run_destroy(struct model_run *r);
 /* Bytes of those buffers. */
 uint64_t model_run_bytes(const struct model *m, uint32_t max_rows, uint32_t max_logit_rows);
-/* Enqueues one step: stores K and V of every row, and computes logits [n_logit_rows][vocab] of the
- * batch's logit rows into device memory owned by the run (valid until the next step). */
-const float *model_forward(struct model_run *r, const struct batch *batch);
+/* Enqueues one step: stores K and V of every row and leaves each row's last residual in the run. */
+void model_forward(struct model_run *r, const struct batch *batch);
+/* Enqueues the logits [n][vocab] of some rows of the last step, rising, at most max_logit_rows at a
+ * time; into device memory owned by the run, valid until the next head or step. */
+const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n);
 
 /* ---- converting (convert.c) ------------------------------------------------------------------ */
 

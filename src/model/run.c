@@ -17,7 +17,7 @@
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-const float *model_forward(struct model_run *r, const struct batch *batch) {
+void model_forward(struct model_run *r, const struct batch *batch) {
     const struct model *m = r->model;
     const struct model_config *c = &m->config;
     struct backend *b = r->backend;
@@ -29,14 +29,18 @@ const float *model_forward(struct model_run *r, const struct batch *batch) {
     op_embed(b, matrix_on_device(r, m->embed), batch->tokens, batch->rows, r->x);
     block_scale(r, r->x, c->embed_scale, (size_t)batch->rows * c->dim);
     m->family->forward(r, batch);
-    if (batch->n_logit_rows) {
-        op_gather_rows(b, r->x, batch->logit_rows, batch->n_logit_rows, c->dim, r->h);
-        block_norm(r, r->h, m->final_norm, batch->n_logit_rows, c->dim, r->h);
-        block_product(r, r->h, batch->n_logit_rows, m->head, 0, r->logits);
-        block_scale(r, r->logits, c->logit_scale, (size_t)batch->n_logit_rows * c->vocab);
-        if (c->logit_softcap > 0)
-            op_softcap(b, r->logits, c->logit_softcap, (size_t)batch->n_logit_rows * c->vocab);
-    }
+}
+
+const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n) {
+    const struct model *m = r->model;
+    const struct model_config *c = &m->config;
+    assert(n > 0 && n <= r->max_logit_rows);
+    op_gather_rows(r->backend, r->x, rows, n, c->dim, r->h);
+    block_norm(r, r->h, m->final_norm, n, c->dim, r->h);
+    block_product(r, r->h, n, m->head, 0, r->logits);
+    block_scale(r, r->logits, c->logit_scale, (size_t)n * c->vocab);
+    if (c->logit_softcap > 0)
+        op_softcap(r->backend, r->logits, c->logit_softcap, (size_t)n * c->vocab);
     return r->logits;
 }
 
@@ -241,6 +245,7 @@ kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for a model run");
     r->model = m;
     r->backend = b;
+    r->max_logit_rows = max_logit_rows;
     kvasir_status status;
     TRY_GOTO(reserve(r, max_rows, ctx, err));
     TRY_GOTO(alloc_buffers(r, max_rows, max_logit_rows, err));

@@ -195,9 +195,12 @@ static void compare(const struct run *r, uint32_t string, uint32_t position, con
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct run *r = user;
-    (void)err;
-    r->logits = step_run(r->ctx, parts, n);
-    return KVASIR_OK;
+    return step_run(r->ctx, parts, n, err);
+}
+
+static kvasir_status host_logits(void *user, uint32_t row, kvasir_error *err) {
+    struct run *r = user;
+    return step_logits(r->ctx, row, &r->logits, err);
 }
 
 static void host_progress(void *user, struct task *t) {
@@ -206,9 +209,9 @@ static void host_progress(void *user, struct task *t) {
 
 static bool host_next(void *user, struct task *t, uint32_t row) {
     struct run *r = user;
+    (void)row;
     const struct answer *a = t->owner;
-    compare(r, a->string, t->n_tokens - 1, r->logits + (size_t)row * VOCAB,
-            "request: other logits");
+    compare(r, a->string, t->n_tokens - 1, r->logits, "request: other logits");
     t->tokens[t->n_tokens] = r->p->w->tokens[a->string][t->n_tokens];
     t->n_tokens++;
     return t->n_tokens < t->cap;
@@ -503,6 +506,7 @@ static void check_all(struct run *r) {
 static void begin_run(struct run *r) {
     const struct sched_host host = {.user = r,
                                     .run = host_run,
+                                    .logits = host_logits,
                                     .progress = host_progress,
                                     .next = host_next,
                                     .ended = host_ended};

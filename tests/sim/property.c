@@ -185,10 +185,9 @@ static const float *forward(kvasir_context *ctx, struct kv_seq *const *seqs,
                           .n_seqs = n_seqs,
                           .seqs = rows,
                           .views = views,
-                          .states = ctx->options.cache.state_bytes ? states : NULL,
-                          .n_logit_rows = n,
-                          .logit_rows = logit_rows};
-    return model_forward(ctx->run, &batch);
+                          .states = ctx->options.cache.state_bytes ? states : NULL};
+    model_forward(ctx->run, &batch);
+    return model_head(ctx->run, logit_rows, n);
 }
 
 /* Several sequences in one step, each with some rows: the contract of backend.h taken at its

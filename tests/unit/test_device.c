@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an engine and a sequence make of a backend's table: a device that fails for good ends
+ * requests with its error, and a head that multiplies fewer rows than a step wants is called in
+ * slices. The backend is the CPU's with some members of its table replaced. */
+#include "model_files.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+#include "answers.h"
+#include "backend/cpu/cpu.h"
+#include "engine/engine_internal.h"
+
+enum { PROMPT = 60, REPLY = 12, REQUESTS = 100, VOCAB = 512 };
+
+static kvasir_error err;
+static int32_t prompt[REQUESTS][PROMPT];
+
+static void need(kvasir_status status) {
+    if (status != KVASIR_OK)
+        fail_msg("%s", err.text);
+}
+
+/* ---- the CPU's table, watched ---------------------------------------------------------------- */
+
+static struct {
+    const struct backend_ops *cpu;
+    struct backend_ops ops;
+    atomic_int waits_left; /* calls that wait for the device, until it fails; sticks at 0 */
+    atomic_uint most_seqs, most_head_rows;
+} watched;
+
+static kvasir_status lost(kvasir_error *e) {
+    if (atomic_load(&watched.waits_left) == 0)
+        return (fail)(e, KVASIR_ERR_IO, "the device is lost"); /* cmocka has a macro of this name */
+    atomic_fetch_sub(&watched.waits_left, 1);
+    return KVASIR_OK;
+}
+
+static kvasir_status watched_flush(struct backend *b, kvasir_error *e) {
+    TRY(lost(e));
+    return watched.cpu->flush(b, e);
+}
+static kvasir_status watched_read(struct backend *b, void *host, const void *device, size_t bytes,
+                                  kvasir_error *e) {
+    memset(host, 0, bytes);
+    TRY(lost(e));
+    return watched.cpu->read(b, host, device, bytes, e);
+}
+static kvasir_status watched_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
+                                        void *host, size_t bytes, kvasir_error *e) {
+    memset(host, 0, bytes);
+    TRY(lost(e));
+    return watched.cpu->arena_read(b, a, at, host, bytes, e);
+}
+
+static void note_most(atomic_uint *most, uint32_t n) {
+    if (n > atomic_load(most))
+        atomic_store(most, n);
+}
+static void watched_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {
+    note_most(&watched.most_seqs, batch->n_seqs);
+    watched.cpu->step_begin(b, batch, groups);
+}
+static void watched_gather_rows(struct backend *b, const float *x, const uint32_t *index,
+                                uint32_t n, uint32_t dim, float *y) {
+    note_most(&watched.most_head_rows, n);
+    watched.cpu->gather_rows(b, x, index, n, dim, y);
+}
+
+static struct backend *watched_backend(void) {
+    struct backend *b;
+    need(backend_cpu_create(
+        &b, &(struct backend_cpu_options){.threads = 2, .tier = CPU_TIER_COUNT, .act_bits = 8},
+        &err));
+    watched.cpu = b->ops;
+    watched.ops = *b->ops;
+    watched.ops.flush = watched_flush;
+    watched.ops.read = watched_read;
+    watched.ops.arena_read = watched_arena_read;
+    watched.ops.step_begin = watched_step_begin;
+    watched.ops.gather_rows = watched_gather_rows;
+    b->ops = &watched.ops;
+    atomic_store(&watched.waits_left, INT32_MAX);
+    atomic_store(&watched.most_seqs, 0);
+    atomic_store(&watched.most_head_rows, 0);
+    return b;
+}
+
+static kvasir_model *open_model(const char *name) {
+    char path[512];
+    kvasir_model *model;
+    snprintf(path, sizeof path, "%s/fixtures/tiny/%s", SHARED_DIR, name);
+    need(kvasir_model_open(path, &model, &err));
+    return model;
+}
+
+static int make_prompts(void **state) {
+    uint32_t r = 7;
+    (void)state;
+    for (int p = 0; p < REQUESTS; p++)
+        for (int i = 0; i < PROMPT; i++) {
+            r = r * 1664525 + 1013904223;
+            prompt[p][i] = (int32_t)(r >> 16) % VOCAB;
+        }
+    return 0;
+}
+
+/* ---- a device that fails --------------------------------------------------------------------- */
+
+static void check_lost_in_engine(const kvasir_model *model, int waits) {
+    enum { BESIDE = 5 };
+    kvasir_engine_options o = answers_options(48);
+    kvasir_engine *e;
+    struct answer *a[BESIDE], *after = answer_new(prompt[0], PROMPT, REPLY);
+    need(engine_create_take(model, &o, watched_backend(), &e, &err));
+    atomic_store(&watched.waits_left, waits);
+    for (int i = 0; i < BESIDE; i++) {
+        a[i] = answer_new(prompt[i], PROMPT - (size_t)i, REPLY);
+        a[i]->request.ignore_end = true;
+        need(answer_submit(e, a[i], &err));
+    }
+    for (int i = 0; i < BESIDE; i++) {
+        answer_wait(a[i]);
+        assert_int_equal(a[i]->choices[0].finish, KVASIR_FINISH_ERROR);
+        assert_int_equal(a[i]->error.code, KVASIR_ERR_IO);
+        assert_string_equal(a[i]->error.text, "the device is lost");
+        free(a[i]);
+    }
+    need(answer_submit(e, after, &err)); /* and the engine goes on to say so */
+    answer_wait(after);
+    assert_string_equal(after->error.text, "the device is lost");
+    assert_int_equal(engine_settled(e).failed, BESIDE + 1);
+    kvasir_engine_destroy(e);
+    free(after);
+}
+
+static void test_lost_device_ends_requests(void **state) {
+    (void)state;
+    static const int WAITS[] = {0, 1, 4, 10};
+    static const char *const MODELS[] = {"llama", "lfm2"};
+    for (int m = 0; m < 2; m++) {
+        kvasir_model *model = open_model(MODELS[m]);
+        for (size_t i = 0; i < sizeof WAITS / sizeof *WAITS; i++)
+            check_lost_in_engine(model, WAITS[i]);
+        kvasir_model_close(model);
+    }
+}
+
+static void test_lost_device_in_a_sequence(void **state) {
+    (void)state;
+    kvasir_model *model = open_model("llama");
+    kvasir_context_options o = kvasir_context_defaults();
+    struct temp_folder folder;
+    struct stat stat_buf;
+    kvasir_context *c;
+    kvasir_seq *s;
+    float logits[VOCAB];
+    o.ctx = 256;
+    o.prefill_chunk = 0; /* what the backend is best at */
+    temp_folder_make(&folder);
+    need(context_create_take(model, &o, watched_backend(), &c, &err));
+    assert_int_equal(c->options.prefill_chunk, c->device.rows_good);
+    need(kvasir_seq_create(c, &s, &err));
+    need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
+    atomic_store(&watched.waits_left, 0);
+    const kvasir_eval_options last = {.last_logits = logits};
+    assert_int_equal(kvasir_seq_eval(s, prompt[0] + 20, 5, &last, &err), KVASIR_ERR_IO);
+    assert_int_equal(kvasir_seq_eval(s, prompt[0] + 20, 5, NULL, &err), KVASIR_ERR_IO);
+    assert_int_equal(kvasir_seq_length(s), 20);
+    const char *path = temp_file(&folder, "saved.safetensors");
+    assert_int_equal(kvasir_seq_save(s, path, false, &err), KVASIR_ERR_IO);
+    assert_int_not_equal(stat(path, &stat_buf), 0);
+    assert_int_equal(kvasir_seq_requantize(s, "4", NULL, &err), KVASIR_ERR_IO);
+    float row[HEAD_DIM_MAX];
+    assert_int_equal(kvasir_seq_read_kv(s, KVASIR_PART_K, 0, 0, 0, 1, row, &err), KVASIR_ERR_IO);
+    kvasir_seq_destroy(s);
+    kvasir_context_destroy(c);
+    rmdir(folder.path);
+    kvasir_model_close(model);
+}
+
+/* ---- more sequences than the head multiplies at a time --------------------------------------- */
+
+static void test_more_sequences_than_logit_rows(void **state) {
+    (void)state;
+    kvasir_model *model = open_model("llama");
+    kvasir_engine_options o = answers_options(200);
+    struct answer *a[REQUESTS];
+    kvasir_engine *e;
+    int32_t tokens[ANSWER_TOKENS];
+    o.max_running = REQUESTS;
+    o.cache_memory_bytes = 64 << 20;
+    need(engine_create_take(model, &o, watched_backend(), &e, &err));
+    answers_hold();
+    for (int i = 0; i < REQUESTS; i++) {
+        a[i] = answer_new(prompt[i], 5, 3 * REPLY);
+        a[i]->request.ignore_end = true;
+        a[i]->request.sampling.temp = i % 2 ? 1 : 0;
+        a[i]->request.sampling.seed = (uint64_t)i;
+        a[i]->hold_at = i == 0; /* until all are there */
+        need(answer_submit(e, a[i], &err));
+    }
+    answer_wait_held();
+    answers_release();
+    for (int i = 0; i < REQUESTS; i++) {
+        answer_wait(a[i]);
+        const uint32_t n = answer_alone(model, &o.context, &a[i]->request, 0, tokens);
+        assert_int_equal(a[i]->choices[0].n, n);
+        assert_memory_equal(a[i]->choices[0].tokens, tokens, n * sizeof *tokens);
+        free(a[i]);
+    }
+    struct backend_info info;
+    backend_info(e->ctx->backend, &info);
+    assert_int_equal(e->max_running, REQUESTS);
+    assert_int_equal(watched.most_seqs, REQUESTS);
+    assert_int_equal(watched.most_head_rows, info.logit_rows);
+    assert_true(info.logit_rows < REQUESTS);
+    kvasir_engine_destroy(e);
+    kvasir_model_close(model);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lost_device_ends_requests),
+        cmocka_unit_test(test_lost_device_in_a_sequence),
+        cmocka_unit_test(test_more_sequences_than_logit_rows),
+    };
+    return cmocka_run_group_tests(tests, make_prompts, NULL);
+}
