@@ -5,7 +5,6 @@
  *     page:  | layer 0                                           | layer 1 ... | to 4 KiB |
  *            | head 0: K tile | V tile | head 1: K tile | V tile |
  */
-#include <assert.h>
 #include <string.h>
 
 #include "backend/backend.h"
@@ -54,8 +53,8 @@ static void tile_convert(const struct page_conversion *c, enum tile_kind part, u
 
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to) {
     const struct page_layout *l = c->to;
-    assert(c->rows <= TILE_TOKENS && l->k.head_dim <= HEAD_DIM_MAX);
-    assert(c->from->layers == l->layers && c->from->kv_heads == l->kv_heads);
+    ASSERT(c->rows <= TILE_TOKENS && l->k.head_dim <= HEAD_DIM_MAX);
+    ASSERT(c->from->layers == l->layers && c->from->kv_heads == l->kv_heads);
     for (uint32_t layer = 0; layer < l->layers; layer++)
         for (uint32_t head = 0; head < l->kv_heads; head++)
             for (int part = TILE_K; part <= TILE_V; part++)

@@ -2,7 +2,6 @@
 /* What all sequences of one context have in common: layer groups, formats, what a query sees, the
  * pool. Settled once at creation; everything after is arithmetic on it: which pages a sequence
  * holds is a function of positions alone, so what it will cost is known before it grows. */
-#include <assert.h>
 
 #include "cache/cache_internal.h"
 
@@ -274,6 +273,6 @@ void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, 
                                                .centre = c->groups[group].shape.centre,
                                                .position = number * TILE_TOKENS,
                                                .rows = rows};
-    assert(rows > 0 && rows <= TILE_TOKENS && from.addr != to.addr);
+    ASSERT(rows > 0 && rows <= TILE_TOKENS && from.addr != to.addr);
     backend_page_convert(c->backend, pool_arena(c->pool), &conversion);
 }

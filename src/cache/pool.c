@@ -31,7 +31,6 @@
  *
  * Left out: eviction. Nothing here decides what to give back.
  */
-#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -302,7 +301,7 @@ kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) 
 }
 
 void pool_discharge(struct kv_pool *p, uint64_t bytes) {
-    assert(bytes <= p->stats.charged_bytes);
+    ASSERT(bytes <= p->stats.charged_bytes);
     p->stats.charged_bytes -= bytes;
 }
 
@@ -386,7 +385,7 @@ bool page_shared(const struct kv_pool *p, uint32_t addr) {
 
 void page_unref(struct kv_pool *p, uint32_t addr) {
     struct slot *s = &p->slots[addr];
-    assert(s->refs > s->tree_refs);
+    ASSERT(s->refs > s->tree_refs);
     if (--s->refs == 0)
         page_free(p, addr);
     else
@@ -395,14 +394,14 @@ void page_unref(struct kv_pool *p, uint32_t addr) {
 
 void page_store(struct kv_pool *p, uint32_t addr) {
     struct slot *s = &p->slots[addr];
-    assert(s->refs > 0);
+    ASSERT(s->refs > 0);
     s->refs++;
     s->tree_refs++;
 }
 
 void page_unstore(struct kv_pool *p, uint32_t addr) {
     struct slot *s = &p->slots[addr];
-    assert(s->tree_refs > 0);
+    ASSERT(s->tree_refs > 0);
     stored_less(p, addr);
     s->tree_refs--;
     if (--s->refs == 0)

@@ -21,7 +21,6 @@
  *   S3  The page of position `length`, while it is partly filled, is private to the sequence from
  *       the prepare on: seq_prepare copies it if anyone else holds it.
  */
-#include <assert.h>
 #include <string.h>
 
 #include "cache/cache_internal.h"
@@ -223,7 +222,7 @@ uint64_t seq_overhead_bytes(const struct kv_cache *c, uint32_t length) {
 
 kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err) {
     struct kv_seq *f = NULL;
-    assert(s->prepared == s->length); /* pages that a step is writing are not shared */
+    ASSERT(s->prepared == s->length); /* pages that a step is writing are not shared */
     TRY(seq_create(s->cache, &f, err));
     kvasir_status status;
     TRY_GOTO(token_room(f, s->length, err));
@@ -320,7 +319,7 @@ static const struct page_layout *find_tile(const struct kv_seq *s, uint32_t grou
     if (i == UINT32_MAX)
         return NULL;
     const struct page_layout *l = &view.layouts[view.pages[i].layout];
-    assert(layer < l->layers && head < l->kv_heads);
+    ASSERT(layer < l->layers && head < l->kv_heads);
     *at = page_offset(view.pages[i].addr) + page_tile(l, layer, head, part);
     return l;
 }
@@ -340,7 +339,7 @@ bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, 
 void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                     uint32_t head, uint32_t number, const void *bytes) {
     size_t at;
-    assert(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
+    ASSERT(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
     s->foreign = true;
     const struct page_layout *l = find_tile(s, group, part, layer, head, number, &at);
     if (l)
@@ -349,13 +348,13 @@ void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint3
 }
 
 void seq_read_state(const struct kv_seq *s, void *record) {
-    assert(s->has_state);
+    ASSERT(s->has_state);
     (void)!backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
                               record, s->cache->options.state_bytes, NULL); /* an error sticks */
 }
 
 void seq_write_state(struct kv_seq *s, const void *record) {
-    assert(s->has_state && s->prepared > s->length);
+    ASSERT(s->has_state && s->prepared > s->length);
     backend_arena_write(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
                         record, s->cache->options.state_bytes);
 }
@@ -373,7 +372,7 @@ kvasir_status seq_read(const struct kv_seq *s, uint32_t group, enum tile_kind pa
     if (position >= s->length || n > s->length - position || !l)
         return fail(err, KVASIR_ERR_ARGUMENT, "positions %u to %u are not in the cache", position,
                     position + n - 1);
-    assert(n <= TILE_TOKENS - position % TILE_TOKENS);
+    ASSERT(n <= TILE_TOKENS - position % TILE_TOKENS);
     const struct tile_layout *tl = part == TILE_K ? &l->k : &l->v;
     *centred = part == TILE_K && l->centred;
     void *copy = mem_alloc(tl->bytes);
@@ -395,7 +394,7 @@ uint32_t first_held(const struct kv_group *g, uint32_t length) {
 
 kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t length,
                            kvasir_error *err) {
-    assert(s->length == 0 && s->prepared == 0);
+    ASSERT(s->length == 0 && s->prepared == 0);
     TRY(token_room(s, length, err));
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
         struct table *t = &s->tables[g];
@@ -425,12 +424,12 @@ static uint32_t entry_of(const struct kv_seq *s, uint32_t group, uint32_t number
 
 void seq_put_page(struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page page) {
     const uint32_t i = entry_of(s, group, number);
-    assert(i != UINT32_MAX);
+    ASSERT(i != UINT32_MAX);
     s->tables[group].pages[i] = page;
 }
 
 void seq_put_state(struct kv_seq *s, uint32_t addr) {
-    assert(!s->has_state);
+    ASSERT(!s->has_state);
     s->state = addr;
     s->has_state = true;
 }
@@ -509,7 +508,7 @@ static kvasir_status state_unshare(struct kv_seq *s, kvasir_error *err) {
 kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     uint32_t end;
-    assert(s->prepared == s->length);
+    ASSERT(s->prepared == s->length);
     if (__builtin_add_overflow(s->length, n, &end) || end > UINT32_MAX - TILE_TOKENS)
         return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
     /* All or none: what is needed is known before anything is taken. */
@@ -578,7 +577,7 @@ static void drop_useless(struct kv_seq *s) {
 }
 
 void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
-    assert(n <= s->prepared - s->length);
+    ASSERT(n <= s->prepared - s->length);
     memmove(s->tokens + s->length, tokens, n * sizeof *tokens); /* after a trim they are there */
     s->length += n;
     s->prepared = s->length;
@@ -655,7 +654,7 @@ kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached, kva
 }
 
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
-    assert(s->prepared == s->length); /* a step may be writing the state */
+    ASSERT(s->prepared == s->length); /* a step may be writing the state */
     if (!s->has_state || (s->n_snapshots && s->snapshots[s->n_snapshots - 1].length == s->length))
         return KVASIR_OK;
     TRY(snapshot_room(s, s->n_snapshots + 1, err));
@@ -721,7 +720,7 @@ static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, u
     struct kv_page *page = &s->tables[group].pages[entry], to = {0};
     uint32_t number = number_of(s, group, entry), layout = layout_of(rule, group, number);
     kvasir_status status = page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL);
-    assert(status == KVASIR_OK);
+    ASSERT(status == KVASIR_OK);
     (void)status;
     to.layout = (uint16_t)layout;
     uint32_t rows = s->length - number * TILE_TOKENS;
@@ -735,7 +734,7 @@ kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_for
     struct kv_cache *c = s->cache;
     struct layout_rule rule;
     kvasir_status status;
-    assert(s->prepared == s->length);
+    ASSERT(s->prepared == s->length);
     TRY(cache_rule_find(c, k, v, group_k, group_v, &rule, err));
     TRY(pool_check_room(c->pool, requantize_bytes(s, &rule), err));
     TRY(cache_rule_adopt(c, &rule, err));

@@ -9,7 +9,6 @@
  *     before   parent -- x [from ............. to)
  *     after    parent -- u [from .. m) -- x [m .. to)        u holds x's page, too
  */
-#include <assert.h>
 #include <string.h>
 
 #include <xxhash.h>
@@ -73,7 +72,7 @@ void tree_destroy(struct prefix_tree *t) {
         return;
     if (is_reserved(t))
         tree_forget(t, NULL, 0);
-    assert(t->stats.nodes == 0 && t->stats.tokens == 0);
+    ASSERT(t->stats.nodes == 0 && t->stats.tokens == 0);
     mem_unreserve(t->nodes, reserve_bytes(t->max_nodes, sizeof *t->nodes));
     mem_unreserve(t->pages, reserve_bytes(t->max_nodes, t->cache->n_groups * sizeof *t->pages));
     for (int i = 0; i < CANDIDATES; i++)
@@ -165,7 +164,7 @@ static uint32_t node_make(struct prefix_tree *t) {
     else
         return NO_NODE;
     kvasir_status status = pool_charge(t->cache->pool, t->node_bytes, NULL);
-    assert(status == KVASIR_OK);
+    ASSERT(status == KVASIR_OK);
     (void)status;
     t->stats.nodes++;
     t->stats.bytes += t->node_bytes;
@@ -308,7 +307,7 @@ void page_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group) {
 
 void node_remove(struct prefix_tree *t, uint32_t x) {
     const uint32_t parent = t->nodes[x].parent;
-    assert(t->nodes[x].first_child == NO_NODE && !t->nodes[x].locks && !is_root(t, x));
+    ASSERT(t->nodes[x].first_child == NO_NODE && !t->nodes[x].locks && !is_root(t, x));
     heap_remove(t, x);
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         page_lend_elsewhere(t, x, g);
@@ -714,20 +713,20 @@ static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *
     seen->ends += n->first_child == NO_NODE && !n->locks;
     if (!is_root(t, x)) {
         const uint32_t before = node_end(t, n->parent);
-        assert(n->to > n->from && n->to <= TILE_TOKENS);
-        assert(n->number * TILE_TOKENS + n->from == before);
-        assert(find_child(t, n->parent, n->tokens[n->from]) == x);
+        ASSERT(n->to > n->from && n->to <= TILE_TOKENS);
+        ASSERT(n->number * TILE_TOKENS + n->from == before);
+        ASSERT(find_child(t, n->parent, n->tokens[n->from]) == x);
         for (uint32_t g = 0; g < t->cache->n_groups; g++) {
             const struct kv_page *page = node_page(t, x, g);
             if (page->addr == NO_ADDR)
                 continue;
             /* T2 */
-            assert(child_with(t, x, g, NO_ADDR) == NO_NODE ||
+            ASSERT(child_with(t, x, g, NO_ADDR) == NO_NODE ||
                    child_with(t, x, g, page->addr) != NO_NODE);
         }
     }
     for (uint32_t y = n->first_child; y != NO_NODE; y = t->nodes[y].next) {
-        assert(t->nodes[y].parent == x);
+        ASSERT(t->nodes[y].parent == x);
         check_node(t, y, seen);
     }
 }
@@ -736,15 +735,15 @@ void tree_check(const struct prefix_tree *t) {
     struct counted seen = {0};
     for (uint32_t i = 0; i < t->cap_salts; i++)
         if (t->salts[i].bytes) {
-            assert(is_root(t, t->salts[i].root));
+            ASSERT(is_root(t, t->salts[i].root));
             check_node(t, t->salts[i].root, &seen);
         }
-    assert(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
-    assert(seen.ends == t->heaps[ENDS].n && seen.ends <= t->max_ends);
+    ASSERT(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
+    ASSERT(seen.ends == t->heaps[ENDS].n && seen.ends <= t->max_ends);
     heap_check(t);
     const struct kv_pool_stats pool = kv_pool_stats(t->cache->pool);
-    assert(pool.used_bytes + pool.charged_bytes <= pool.budget_bytes);
-    assert(pool.stored_bytes <= pool.used_bytes && t->stats.bytes <= pool.charged_bytes);
+    ASSERT(pool.used_bytes + pool.charged_bytes <= pool.budget_bytes);
+    ASSERT(pool.stored_bytes <= pool.used_bytes && t->stats.bytes <= pool.charged_bytes);
 }
 
 void tree_each_page(const struct prefix_tree *t, tree_page_fn *fn, void *user) {

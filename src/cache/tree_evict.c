@@ -13,7 +13,6 @@
  * A leaf that no hit can end at (a page of it is gone, or its record) goes before all others.
  * docs/cache-policy.md explains the key, and what it was measured against.
  */
-#include <assert.h>
 #include <string.h>
 
 #include "cache/tree_internal.h"
@@ -168,9 +167,9 @@ void heap_check(const struct prefix_tree *t) {
         const struct node_heap *h = &t->heaps[kind];
         for (uint32_t i = 0; i < h->n; i++) {
             const struct node *n = &t->nodes[h->nodes[i]];
-            assert(n->heap_at == i && n->heap == kind && is_candidate(t, h->nodes[i]));
-            assert(is_leaf(t, h->nodes[i]) == (kind == ENDS));
-            assert(i == 0 || key_at(t, h, (i - 1) / 2) <= n->key);
+            ASSERT(n->heap_at == i && n->heap == kind && is_candidate(t, h->nodes[i]));
+            ASSERT(is_leaf(t, h->nodes[i]) == (kind == ENDS));
+            ASSERT(i == 0 || key_at(t, h, (i - 1) / 2) <= n->key);
         }
     }
 }

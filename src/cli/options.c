@@ -13,7 +13,6 @@
  */
 #include "cli.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -216,7 +215,7 @@ static int read_flag(const struct command *c, const struct option *o, const char
 
 bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code) {
     bool given[OPTIONS_MAX] = {false};
-    assert(c->n_options <= OPTIONS_MAX);
+    ASSERT(c->n_options <= OPTIONS_MAX);
     int code = set_defaults(c, args);
     for (int at = 1; at < argc && !code; at++)
         if (help_print(c, argv[at], args)) { /* first: nothing typed has replaced a default yet */

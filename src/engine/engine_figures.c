@@ -8,7 +8,6 @@
  * Classes of the pool that have the same formats (layer groups of other shapes) are one entry. It
  * appears with its first page and stays.
  */
-#include <assert.h>
 #include <string.h>
 
 #include "engine/engine_internal.h"
@@ -56,7 +55,7 @@ static void copy_formats(struct kvasir_engine *e, const kvasir_engine_stats *sta
         live += c.live_bytes;
         stored += c.stored_bytes;
     }
-    assert(stored <= stats->stored_bytes && live + stats->stored_bytes <= stats->used_bytes);
+    ASSERT(stored <= stats->stored_bytes && live + stats->stored_bytes <= stats->used_bytes);
     e->formats[0].stored_bytes = stats->stored_bytes - stored;
     e->formats[0].live_bytes = stats->used_bytes - stats->stored_bytes - live;
 }

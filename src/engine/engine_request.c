@@ -11,7 +11,6 @@
  * so that the engine's allocates only where it admits (I6): sequences, and room for the answers'
  * tokens.
  */
-#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -108,7 +107,7 @@ static void add_json(struct choice *c, int32_t token) {
     bool open = true;
     for (size_t i = 0; i < bytes.len && open; i++)
         open = json_push(&c->json, (uint8_t)bytes.data[i]);
-    assert(open);
+    ASSERT(open);
     (void)open;
 }
 

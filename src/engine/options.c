@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Options settled: texts parsed, defaults found from the model and the machine, and facts about
  * what the options did not get (kvasir_fact). */
-#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +20,7 @@ enum { DEFAULT_SEQUENCES = 4 };
 
 void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
                   uint64_t d) {
-    assert(s->n_facts < KVASIR_FACTS_MAX);
+    ASSERT(s->n_facts < KVASIR_FACTS_MAX);
     s->facts[s->n_facts++] = (kvasir_fact){kind, {a, b, c, d}};
 }
 
@@ -141,7 +140,7 @@ static void settle_steps(const struct kvasir_model *m, const struct backend_info
     const uint32_t asked = s->prefill_chunk;
     const uint32_t rows_max =
         device->rows_max < STEP_TOKENS_MAX ? device->rows_max : STEP_TOKENS_MAX;
-    assert(device->rows_good > 0 && rows_max > 0 && device->logit_rows > 0);
+    ASSERT(device->rows_good > 0 && rows_max > 0 && device->logit_rows > 0);
     if (s->prefill_chunk > rows_max)
         s->prefill_chunk = rows_max;
     s->logit_rows = device->logit_rows;

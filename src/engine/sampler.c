@@ -45,7 +45,6 @@
  */
 #include "engine/sampler.h"
 
-#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -236,7 +235,7 @@ kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vo
                                     uint32_t accepts, struct sampler_scratch *scratch,
                                     kvasir_sampler **out, kvasir_error *err) {
     TRY(check_options(sampling, vocab, err));
-    assert(scratch->vocab == vocab);
+    ASSERT(scratch->vocab == vocab);
     return create(sampling, vocab, accepts, scratch, out, err);
 }
 
@@ -608,7 +607,7 @@ static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float
 
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,
                       float *logprob, kvasir_token_logprob *top) {
-    assert(n_top <= TOP_LOGPROBS_MAX && n_top <= vocab && token >= 0 && (uint32_t)token < vocab);
+    ASSERT(n_top <= TOP_LOGPROBS_MAX && n_top <= vocab && token >= 0 && (uint32_t)token < vocab);
     enum { BLOCK = 1024 };
     double max = (double)value_of(logits, largest(logits, vocab)), sum = 0, block[BLOCK];
     for (uint32_t at = 0; at < vocab; at += BLOCK) {

@@ -3,7 +3,6 @@
  * owns it, as it owns the cache. */
 #include "engine/scheduler.h"
 
-#include <assert.h>
 #include <string.h>
 
 struct sched {
@@ -49,7 +48,7 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
 void sched_destroy(struct sched *s) {
     if (!s)
         return;
-    assert(!s->first && !s->n_running);
+    ASSERT(!s->first && !s->n_running);
     mem_free(s->running);
     mem_free(s->parts);
     mem_free(s->part_tasks);
@@ -171,7 +170,7 @@ static void release(struct sched *s, struct task *t) {
 static void put_away(struct sched *s, struct task *t) {
     uint32_t reached;
     kvasir_status status = seq_trim(t->seq, seq_length(t->seq), &reached, NULL); /* of a prepare */
-    assert(status == KVASIR_OK);
+    ASSERT(status == KVASIR_OK);
     (void)status;
     t->held_bytes = seq_bytes(t->seq);
     if (s->tree && !t->apart)

@@ -4,7 +4,6 @@
  * Everything that can refuse a call (context length, budget, token ids) is checked before the first
  * step, so that a refused call has changed nothing. A step prepares pages, runs the model over its
  * rows, and commits them. */
-#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -119,7 +118,7 @@ kvasir_status seq_snapshot_if_due(struct kvasir_seq *s, kvasir_error *err) {
 /* One step over n tokens, logits of the last `wanted` rows. */
 static kvasir_status step(struct kvasir_seq *s, const int32_t *tokens, uint32_t n, uint32_t wanted,
                           const float **logits, kvasir_error *err) {
-    assert(wanted <= s->ctx->options.logit_rows);
+    ASSERT(wanted <= s->ctx->options.logit_rows);
     TRY(seq_prepare(s->seq, n, err));
     TRY(step_run(s->ctx, &(struct step_part){s->seq, tokens, n, wanted}, 1, err));
     if (wanted)

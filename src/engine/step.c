@@ -5,7 +5,6 @@
  * other, and so are the logits; only the list of sequences has an order of its own. Allocates
  * nothing.
  */
-#include <assert.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -118,8 +117,8 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
     uint32_t rows = 0;
     s->wanted = s->slice = s->slice_end = 0;
     for (uint32_t i = 0; i < n; i++) {
-        assert(rows + parts[i].rows <= c->options.prefill_chunk);
-        assert(parts[i].wanted <= parts[i].rows);
+        ASSERT(rows + parts[i].rows <= c->options.prefill_chunk);
+        ASSERT(parts[i].wanted <= parts[i].rows);
         add_part(s, parts, i, rows);
         rows += parts[i].rows;
         for (uint32_t r = parts[i].wanted; r > 0; r--)
@@ -143,7 +142,7 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) {
     struct step_buffers *s = &c->step;
-    assert(row < s->wanted);
+    ASSERT(row < s->wanted);
     if (row < s->slice || row >= s->slice_end)
         TRY(read_slice(c, row, err));
     *logits = s->logits + (size_t)(row - s->slice) * model_config(c->model->model)->vocab;

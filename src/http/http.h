@@ -19,11 +19,12 @@
 #ifndef HTTP_HTTP_H
 #define HTTP_HTTP_H
 
-#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+#include "util/util.h"
 
 struct http;
 struct http_call {
@@ -92,7 +93,7 @@ static inline void http_reply_header(struct http_reply *r, const char *name, con
     size_t i = 0;
     while (r->headers[i].name)
         i++;
-    assert(i + 1 < HTTP_HEADERS_MAX);
+    ASSERT(i + 1 < HTTP_HEADERS_MAX);
     r->headers[i].name = name;
     r->headers[i].value = value;
 }

@@ -236,7 +236,7 @@ static inline const float *on_device(const struct model_run *r, vector_id v) {
 
 static inline const struct backend_weight *matrix_on_device(const struct model_run *r,
                                                             matrix_id id) {
-    assert(id < r->model->n_matrices);
+    ASSERT(id < r->model->n_matrices);
     return r->matrices[id];
 }
 

@@ -20,7 +20,6 @@
 #ifndef KVASIR_MODEL_INTERNAL_H
 #define KVASIR_MODEL_INTERNAL_H
 
-#include <assert.h>
 #include <string.h>
 
 #include "model/model.h"
@@ -376,7 +375,7 @@ struct model {
 };
 
 static inline const struct weight *model_matrix(const struct model *m, matrix_id id) {
-    assert(id < m->n_matrices);
+    ASSERT(id < m->n_matrices);
     return &m->matrices[id];
 }
 

@@ -34,7 +34,7 @@ void model_forward(struct model_run *r, const struct batch *batch) {
 const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n) {
     const struct model *m = r->model;
     const struct model_config *c = &m->config;
-    assert(n > 0 && n <= r->max_logit_rows);
+    ASSERT(n > 0 && n <= r->max_logit_rows);
     op_gather_rows(r->backend, r->x, rows, n, c->dim, r->h);
     block_norm(r, r->h, m->final_norm, n, c->dim, r->h);
     block_product(r, r->h, n, m->head, 0, r->logits);

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "kvasir_status.h" /* the status enum and kvasir_error are public */
+#include "util/assert.h"
 
 /* ---- status and errors (status.c) ------------------------------------------------------------ */
 

@@ -45,7 +45,7 @@ static uint32_t pages_touched(const struct batch_seq *s) {
 
 static const struct kv_page *page_of(const struct kv_view *v, uint32_t number) {
     const uint32_t i = kv_view_index(v, number);
-    assert(i != UINT32_MAX); /* a table lacks a page that a query sees */
+    ASSERT(i != UINT32_MAX); /* a table lacks a page that a query sees */
     return &v->pages[i];
 }
 
@@ -479,7 +479,7 @@ static void split_fold(void *ctx, size_t block, int worker) {
 /* Runs that fit in a wave: every block keeps its fold and wave_runs partials. op_attention chose
  * split mode only where at least one fits. */
 static uint32_t wave_limit(const struct attention_job *j) {
-    assert(j->n_blocks > 0 && 2 * j->n_blocks * j->slot_rows <= PARTIAL_ROWS);
+    ASSERT(j->n_blocks > 0 && 2 * j->n_blocks * j->slot_rows <= PARTIAL_ROWS);
     return PARTIAL_ROWS / (j->n_blocks * j->slot_rows) - 1;
 }
 
@@ -514,8 +514,8 @@ void cpu_attention(struct backend *base, const struct batch *batch, const struct
                               .q = q,
                               .args = args,
                               .out = out};
-    assert(batch->rows <= b->limits.rows && l->k.head_dim <= b->limits.head_dim);
-    assert(layer < l->layers && j.gqa >= 1 && j.gqa <= BLOCK_ROWS);
+    ASSERT(batch->rows <= b->limits.rows && l->k.head_dim <= b->limits.head_dim);
+    ASSERT(layer < l->layers && j.gqa >= 1 && j.gqa <= BLOCK_ROWS);
     while (j.block_tokens * j.gqa > BLOCK_ROWS)
         j.block_tokens /= 2;
     uint32_t runs = 0;

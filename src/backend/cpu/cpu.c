@@ -52,7 +52,7 @@ static kvasir_status cpu_check_layout(const struct backend *b, const struct page
                                       kvasir_error *err) {
     (void)b;
     (void)err;
-    assert(l->k.head_dim <= HEAD_DIM_MAX);
+    ASSERT(l->k.head_dim <= HEAD_DIM_MAX);
     return KVASIR_OK;
 }
 
@@ -232,7 +232,7 @@ uint8_t *backend_cpu_arena_bytes(const struct backend_arena *a) {
 static void cpu_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {
     (void)b;
     (void)groups;
-    assert(batch->rows > 0 && batch->n_seqs > 0 && batch->n_seqs <= batch->rows);
+    ASSERT(batch->rows > 0 && batch->n_seqs > 0 && batch->n_seqs <= batch->rows);
 }
 
 /* ---- loops over rows ------------------------------------------------------------------------- */
@@ -454,7 +454,7 @@ static void cpu_rearrange(struct backend *base, uint32_t rows, uint32_t blocks, 
 static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t *index, uint32_t n,
                             uint32_t dim, float *y) {
     struct cpu_backend *b = cpu_of(base);
-    assert(n <= b->limits.rows);
+    ASSERT(n <= b->limits.rows);
     for (uint32_t i = 0; i < n; i++)
         memcpy(y + (size_t)i * dim, x + (size_t)index[i] * dim, dim * sizeof *y);
 }

@@ -3,8 +3,6 @@
 #ifndef KVASIR_CPU_INTERNAL_H
 #define KVASIR_CPU_INTERNAL_H
 
-#include <assert.h>
-
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/kernels.h"
 
@@ -108,7 +106,7 @@ static inline struct cpu_backend *cpu_of(struct backend *b) {
 
 /* The bytes [at, at + bytes) of an arena. */
 static inline uint8_t *arena_at(const struct backend_arena *a, size_t at, size_t bytes) {
-    assert(at <= a->bytes && bytes <= a->bytes - at);
+    ASSERT(at <= a->bytes && bytes <= a->bytes - at);
     return a->base + at;
 }
 

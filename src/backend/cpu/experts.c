@@ -240,9 +240,9 @@ void cpu_experts(struct backend *base, const float *x, uint32_t rows, const floa
                            .dim = any->gate->w.k,
                            .expert_dim = any->down->w.k};
     const struct backend_limits *limits = &b->limits;
-    assert(rows <= limits->rows && layer->n <= limits->experts);
-    assert(layer->top_k <= limits->top_k && layer->top_k <= layer->n);
-    assert(j.dim <= limits->dim && j.expert_dim <= limits->expert_dim);
+    ASSERT(rows <= limits->rows && layer->n <= limits->experts);
+    ASSERT(layer->top_k <= limits->top_k && layer->top_k <= layer->n);
+    ASSERT(j.dim <= limits->dim && j.expert_dim <= limits->expert_dim);
     uint32_t slots = rows * layer->top_k;
     thread_pool_run(b->pool, rows, route_row, &j);
     size_t active = sort_pairs(&j);

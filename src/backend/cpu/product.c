@@ -131,7 +131,7 @@ static void product_item(void *ctx, size_t item, int worker) {
     uint32_t i = 0;
     while (item >= j->first_item[i + 1])
         i++;
-    assert(i < PRODUCTS_MAX);
+    ASSERT(i < PRODUCTS_MAX);
     product_range(j->b, &j->b->input, &j->w[i]->w, (uint32_t)item - j->first_item[i], j->outputs,
                   j->bias[i], j->y[i], worker);
 }
@@ -146,8 +146,8 @@ void cpu_product(struct backend *base, const float *x, uint32_t rows,
                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
                  uint32_t count) {
     struct cpu_backend *b = cpu_of(base);
-    assert(count >= 1 && count <= PRODUCTS_MAX);
-    assert(rows <= b->limits.rows && w[0]->w.k <= b->limits.dim);
+    ASSERT(count >= 1 && count <= PRODUCTS_MAX);
+    ASSERT(rows <= b->limits.rows && w[0]->w.k <= b->limits.dim);
     struct product_job j = {.b = b,
                             .w = w,
                             .bias = bias,
@@ -155,7 +155,7 @@ void cpu_product(struct backend *base, const float *x, uint32_t rows,
                             .outputs = rows == 1 ? ITEM_OUTPUTS : ITEM_OUTPUTS_ROWS};
     bool codes = false;
     for (uint32_t i = 0; i < count; i++) {
-        assert(w[i]->w.k == w[0]->w.k);
+        ASSERT(w[i]->w.k == w[0]->w.k);
         j.first_item[i + 1] = j.first_item[i] + product_ranges(&w[i]->w, j.outputs);
         codes |= product_takes_codes(w[i]->w.type);
     }

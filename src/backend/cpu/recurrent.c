@@ -48,7 +48,7 @@ static void conv_item(void *ctx, size_t item, int worker) {
 void cpu_short_conv(struct backend *base, const struct batch *batch, size_t at, const float *x,
                     const float *w, uint32_t width, uint32_t channels, bool silu, float *y) {
     struct cpu_backend *b = cpu_of(base);
-    assert(width > 0 && channels > 0);
+    ASSERT(width > 0 && channels > 0);
     struct conv_job j = {.b = b,
                          .batch = batch,
                          .at = at,
@@ -118,7 +118,7 @@ static void delta_item(void *ctx, size_t item, int worker) {
 void cpu_delta_rule(struct backend *base, const struct batch *batch, size_t at, const float *qkv,
                     const float *beta, const float *a, const struct delta_layer *layer, float *y) {
     struct cpu_backend *b = cpu_of(base);
-    assert(layer->key_dim <= HEAD_DIM_MAX && layer->key_heads > 0);
+    ASSERT(layer->key_dim <= HEAD_DIM_MAX && layer->key_heads > 0);
     struct delta_job j = {
         .b = b, .batch = batch, .at = at, .qkv = qkv, .beta = beta, .a = a, .layer = layer, .y = y};
     thread_pool_run(b->pool, (size_t)batch->n_seqs * layer->value_heads, delta_item, &j);

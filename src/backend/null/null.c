@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* null.c: a backend without bytes, threads and kernels: what a cache and a scheduler cost by
  * themselves. It has none of the operations. */
-#include <assert.h>
 #include <string.h>
 
 #include "backend/null/null.h"
@@ -82,7 +81,7 @@ static void null_weight_drop(struct backend *b, const struct backend_weight *w) 
 /* ---- the arena ------------------------------------------------------------------------------- */
 
 static void check_unit(const struct backend_arena *a, uint32_t addr) {
-    assert(page_offset(addr) < a->bytes);
+    ASSERT(page_offset(addr) < a->bytes);
 }
 
 static struct backend_arena *null_arena_create(struct backend *b, size_t bytes) {
