@@ -43,7 +43,6 @@
 #define KVASIR_CACHE_H
 
 #include "backend/backend.h"
-#include "cache/prompt_file.h"
 #include "cache/tree.h"
 
 /* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */

@@ -33,6 +33,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "cache/cache.h"
+#include "files/files.h"
 #include "kvasir.h"
 #include "model/model.h"
 
@@ -42,8 +43,8 @@ struct kvasir_tokenizer {
     kvasir_error tokenizer_error;
     struct template *template; /* NULL: none; why stands in template_error */
     kvasir_error template_error;
-    bool has_template;   /* there is one, if only one that does not parse */
-    json_t *variables;   /* "bos_token": "<s>" ...: what templates see of the vocabulary */
+    bool has_template; /* there is one, if only one that does not parse */
+    json_t *variables; /* "bos_token": "<s>" ...: what templates see of the vocabulary */
 };
 /* The checkpoint is borrowed for the call; path stands in errors. A part that the checkpoint lacks
  * is no failure. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mlx-lm's prompt-cache files <-> sequences.
  *
- *     file      one cache object for each layer that has one (cache/prompt_file.h)
+ *     file      one cache object for each layer that has one (files/prompt_file.h)
  *                  KVCache, QuantizedKVCache       all tokens       full layers
  *                  Rotating..., QuantizedRotating  keep + newest    full layers with --max-kv-size,
  *                                                                   layers with a window

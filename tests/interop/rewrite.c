@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cache/prompt_file.h"
+#include "files/prompt_file.h"
 
 int main(int argc, char **argv) {
     struct prompt_file f = {0};

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/prompt_file.h"
+#include "files/prompt_file.h"
 
 static inline void prompt_text_add(struct text_buf *out, const char *text) {
     if (!text_append(out, text, strlen(text)))

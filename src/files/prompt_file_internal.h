@@ -9,7 +9,7 @@
 #ifndef KVASIR_PROMPT_FILE_INTERNAL_H
 #define KVASIR_PROMPT_FILE_INTERNAL_H
 
-#include "cache/prompt_file.h"
+#include "files/prompt_file.h"
 
 /* CacheLists inside CacheLists. Models have none; it bounds recursion and names. */
 enum { PROMPT_DEPTH_MAX = 4, PROMPT_NAME_MAX = 128 };

@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "cache/prompt_file_internal.h"
+#include "files/prompt_file_internal.h"
 
 struct reader {
     struct prompt_header h;

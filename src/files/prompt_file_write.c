@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cache/prompt_file_internal.h"
-#include "text/text.h"
+#include "files/prompt_file_internal.h"
+#include "util/json.h"
 
 /* What is asked of the caller at a time; a longer row alone. */
 enum { CHUNK_BYTES = 1 << 16 };

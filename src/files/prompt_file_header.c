@@ -15,8 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache/prompt_file_internal.h"
-#include "text/text.h"
+#include "files/prompt_file_internal.h"
 #include "util/json.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensors are read where they lie");

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cache/prompt_file_internal.h"
+#include "files/prompt_file_internal.h"
 
 /* ---- names ----------------------------------------------------------------------------------- */
 

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* files/: formats of files, as plain data: what a file says and how it is written. Knows nothing of
+ * pages, sequences or models. Any thread; what a function opens belongs to one.
+ *
+ *     prompt_file.h   prompt caches of mlx-lm (prompt_file*.c)
+ */
+#ifndef KVASIR_FILES_H
+#define KVASIR_FILES_H
+
+#include "files/prompt_file.h"
+
+#endif
