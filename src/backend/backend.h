@@ -423,13 +423,17 @@ struct backend {
     const struct backend_ops *ops;
 };
 
+/* clang-format off */
+/* What a backend must have, but for buffers and weights (host.h has those of the host). */
+#define BACKEND_MEMBERS(X)                                                                         \
+    X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
+    X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
+    X(page_convert) X(step_begin)
 #define BACKEND_OPERATIONS(X)                                                                      \
-    X(embed)                                                                                       \
-    X(rms_norm)                                                                                    \
-    X(product)                                                                                     \
-    X(rope_table)                                                                                  \
-    X(rope) X(kv_store) X(attention) X(gate_mul) X(add) X(scale) X(gate_rows) X(softcap)           \
-        X(rearrange) X(gather_rows) X(experts) X(short_conv) X(delta_rule)
+    X(embed) X(rms_norm) X(product) X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul)     \
+    X(add) X(scale) X(gate_rows) X(softcap) X(rearrange) X(gather_rows) X(experts) X(short_conv)   \
+    X(delta_rule)
+/* clang-format on */
 
 /* The i-th operation that b lacks; NULL: there are not so many. */
 const char *backend_absent(const struct backend *b, uint32_t i);

@@ -13,13 +13,13 @@
  *                   2. -INFINITY where a row does not see a token     by position, not by column
  *                   3. maximum, exp, sum                              softmax_run
  *                   4. weighted values of the same tiles              value_tile, codes as stored
- *      then         runs are folded in order of position                  fold
+ *      then         runs are merged in order of position                  merge_run
  *      at the end   a sink joins the sum, then all is divided by it       block_finish
  *
- * Two ways to spread this over threads give the same bits, because the fold is the same chain:
+ * Two ways to spread this over threads give the same bits, because runs are merged in the same order:
  *   whole   an item is a block with all its runs (prefill: there are many blocks)
  *   split   an item is some consecutive runs of a block; their partial results are kept apart and
- *           folded afterwards (decode: one block a head, many runs)
+ *           merged afterwards (decode: one block a head, many runs)
  *
  * No buffer here grows with the context: scores are one run's, partials are merged in waves.
  */
@@ -126,7 +126,7 @@ struct block {
     uint32_t rows;             /* tokens * gqa */
 };
 
-/* Lowest position behind the kept ones that a query at p sees. */
+/* Lowest position after the kept ones that a query at p sees. */
 static uint32_t window_start(const struct kv_view *v, uint32_t p) {
     return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
 }
@@ -194,7 +194,7 @@ static uint32_t clamp_to_run(uint32_t position, uint32_t run_start, uint32_t n) 
     return position - run_start < n ? position - run_start : n;
 }
 
-/* Masks what the query at p does not see of the n tokens from run_start on: behind p, and between
+/* Masks what the query at p does not see of the n tokens from run_start on: after p, and between
  * the kept ones and the window. */
 static void mask_row(const struct kv_view *v, uint32_t p, uint32_t run_start, uint32_t n,
                      float *scores) {
@@ -228,10 +228,10 @@ static uint32_t nth_run(const struct block *b, uint32_t n) {
     return n < kept ? n : window_run(b->view, b->pos) + (n - kept);
 }
 
-/* The tiles of a run that some row of the block sees; NULL for the others, and behind the last. */
+/* The tiles of a run that some row of the block sees; NULL for the others, and after the last. */
 struct run_tiles {
-    uint32_t start, n; /* first position; tiles */
-    uint32_t asked;    /* tiles whose first bytes of K were asked for during the run before */
+    uint32_t start, n;   /* first position; tiles */
+    uint32_t prefetched; /* tiles whose first K bytes were prefetched during the run before */
     const uint8_t *tiles[RUN_TOKENS / TILE_TOKENS + 1];
     const struct page_layout *layouts[RUN_TOKENS / TILE_TOKENS];
 };
@@ -253,14 +253,14 @@ static void find_run(const struct attention_job *j, const struct block *b, uint3
 }
 
 /* A tile is read in pieces of 64 bytes a line, which hardware prefetchers follow badly, and the
- * next one lies in another page: asking for it while this one is worked on doubles the speed from
- * memory. Into L2: that holds up the work behind it least (docs/speed.md, "Ahead, into L2"). */
-static void ask(const uint8_t *tile, uint32_t from, uint32_t end) {
+ * next one lies in another page: prefetching it while this one is worked on doubles the speed from
+ * memory. Into L2: that delays the work after it least (docs/speed.md, "Ahead, into L2"). */
+static void prefetch(const uint8_t *tile, uint32_t from, uint32_t end) {
     for (uint32_t line = from; line < end; line += 64)
         __builtin_prefetch(tile + line, 0, 2 /* T1: to L2 */);
 }
 
-/* Bytes of a K tile that are asked for a run ahead, while values are worked on: keys are multiplied
+/* Bytes of a K tile that are prefetched a run ahead, while values are worked on: keys are multiplied
  * faster than memory gives them, values slower (docs/speed.md, "Keys a run ahead"). */
 static uint32_t bytes_ahead(const struct tile_layout *k) {
     return 3 * k->bytes / 8 / 64 * 64;
@@ -268,26 +268,26 @@ static uint32_t bytes_ahead(const struct tile_layout *k) {
 
 /* Asks for K of tile i of the run that comes next: whole, where no tile of its run comes before
  * it. */
-static void ask_run(struct run_tiles *next, uint32_t i) {
+static void prefetch_run(struct run_tiles *next, uint32_t i) {
     if (i >= next->n)
         return;
-    next->asked = i + 1;
+    next->prefetched = i + 1;
     if (!next->tiles[i])
         return;
     const struct tile_layout *k = &next->layouts[i]->k;
-    ask(next->tiles[i], 0, i == 0 || !next->tiles[i - 1] ? k->bytes : bytes_ahead(k));
+    prefetch(next->tiles[i], 0, i == 0 || !next->tiles[i - 1] ? k->bytes : bytes_ahead(k));
 }
 
-/* What was not asked for yet of K of tile i of the run at hand; V of it. */
-static void ask_keys(const struct run_tiles *t, uint32_t i) {
+/* What was not prefetched yet of K of tile i of the run at hand; V of it. */
+static void prefetch_keys(const struct run_tiles *t, uint32_t i) {
     if (!t->tiles[i])
         return;
     const struct tile_layout *k = &t->layouts[i]->k;
-    ask(t->tiles[i], i < t->asked ? bytes_ahead(k) : 0, k->bytes);
+    prefetch(t->tiles[i], i < t->prefetched ? bytes_ahead(k) : 0, k->bytes);
 }
-static void ask_values(const struct run_tiles *t, uint32_t i) {
+static void prefetch_values(const struct run_tiles *t, uint32_t i) {
     if (t->tiles[i])
-        ask(t->tiles[i], t->layouts[i]->k.bytes, t->layouts[i]->head_bytes);
+        prefetch(t->tiles[i], t->layouts[i]->k.bytes, t->layouts[i]->head_bytes);
 }
 
 /* Scores, softmax and values of one run; partial results into part [rows] and out [rows][dim]. */
@@ -297,7 +297,7 @@ static void block_run(const struct attention_job *j, const struct block *b,
     const struct kernels *k = &j->b->kernels;
     const uint32_t n = t->n * TILE_TOKENS;
     for (uint32_t i = 0; i < t->n; i++) {
-        ask_keys(t, i + 1);
+        prefetch_keys(t, i + 1);
         if (!t->tiles[i]) {
             for (uint32_t r = 0; r < b->rows; r++)
                 fill_masked(s->scores + (size_t)r * RUN_TOKENS, i * TILE_TOKENS,
@@ -314,7 +314,7 @@ static void block_run(const struct attention_job *j, const struct block *b,
         for (uint32_t r = 0; j->args->softcap > 0 && r < b->rows; r++)
             k->softcap(scores + (size_t)r * RUN_TOKENS, TILE_TOKENS, j->args->softcap);
     }
-    ask_values(t, 0);
+    prefetch_values(t, 0);
     for (uint32_t r = 0; r < b->rows; r++) {
         float *scores = s->scores + (size_t)r * RUN_TOKENS;
         mask_row(b->view, b->pos + r / j->gqa, t->start, n, scores);
@@ -322,8 +322,8 @@ static void block_run(const struct attention_job *j, const struct block *b,
     }
     memset(out, 0, (size_t)b->rows * j->head_dim * sizeof *out);
     for (uint32_t i = 0; i < t->n; i++) {
-        ask_run(next, i);
-        ask_values(t, i + 1);
+        prefetch_run(next, i);
+        prefetch_values(t, i + 1);
         if (!t->tiles[i])
             continue;
         const struct tile_layout *l = &t->layouts[i]->v;
@@ -333,10 +333,10 @@ static void block_run(const struct attention_job *j, const struct block *b,
     }
 }
 
-/* ---- folding runs in order of position ------------------------------------------------------- */
+/* ---- merging runs in order of position ------------------------------------------------------- */
 
-static void fold(struct partial *all, float *all_out, const struct partial *run,
-                 const float *run_out, uint32_t rows, uint32_t dim) {
+static void merge_run(struct partial *all, float *all_out, const struct partial *run,
+                      const float *run_out, uint32_t rows, uint32_t dim) {
     for (uint32_t r = 0; r < rows; r++, all_out += dim, run_out += dim) {
         if (run[r].max == -INFINITY)
             continue;
@@ -354,7 +354,7 @@ static void fold(struct partial *all, float *all_out, const struct partial *run,
     }
 }
 
-static void fold_start(struct partial *all, uint32_t rows) {
+static void merge_start(struct partial *all, uint32_t rows) {
     for (uint32_t r = 0; r < rows; r++)
         all[r] = (struct partial){.max = -INFINITY, .sum = 0};
 }
@@ -403,7 +403,7 @@ static void whole_item(void *ctx, size_t item, int worker) {
     struct block b;
     block_find(j, item, &b);
     block_pack(j, &b, s);
-    fold_start(s->all, b.rows);
+    merge_start(s->all, b.rows);
     const uint32_t n = block_runs(&b);
     struct run_tiles runs[2];
     find_run(j, &b, 0, &runs[0]);
@@ -414,14 +414,14 @@ static void whole_item(void *ctx, size_t item, int worker) {
         else
             find_first_run(j, item + 1, next);
         block_run(j, &b, now, next, s, s->run, s->run_out);
-        fold(s->all, s->all_out, s->run, s->run_out, b.rows, j->head_dim);
+        merge_run(s->all, s->all_out, s->run, s->run_out, b.rows, j->head_dim);
     }
     block_finish(j, &b, s->all, s->all_out);
 }
 
 /* ---- split mode ------------------------------------------------------------------------------ */
 
-/* Partials are [block][slot][row]: slot 0 is what the block's runs have folded to so far, slot
+/* Partials are [block][slot][row]: slot 0 is what the block's runs have merged to so far, slot
  * 1 + i is the run that is number wave_first + i of those it sees. */
 static size_t partial_at(const struct attention_job *j, size_t block, uint32_t slot) {
     return (block * (1 + j->wave_runs) + slot) * j->slot_rows;
@@ -449,34 +449,34 @@ static void split_item(void *ctx, size_t item, int worker) {
     for (uint32_t i = first; i < end && i < j->wave_runs; i++) {
         const size_t at = partial_at(j, block, 1 + i);
         struct run_tiles *now = &runs[i % 2], *next = &runs[(i + 1) % 2];
-        find_wave_run(j, &b, i + 1, next); /* behind `end` it is the next item's */
+        find_wave_run(j, &b, i + 1, next); /* after `end` it is the next item's */
         if (now->n == 0)
-            fold_start(j->b->partials + at, b.rows);
+            merge_start(j->b->partials + at, b.rows);
         else
             block_run(j, &b, now, next, s, j->b->partials + at,
                       j->b->partial_out + at * j->head_dim);
     }
 }
 
-static void split_fold(void *ctx, size_t block, int worker) {
+static void split_merge(void *ctx, size_t block, int worker) {
     (void)worker;
     const struct attention_job *j = ctx;
     struct block b;
     block_find(j, block, &b);
     size_t dim = j->head_dim, all = partial_at(j, block, 0);
     if (j->wave_first == 0)
-        fold_start(j->b->partials + all, b.rows);
+        merge_start(j->b->partials + all, b.rows);
     for (uint32_t i = 0; i < j->wave_runs; i++) {
         size_t at = partial_at(j, block, 1 + i);
-        fold(j->b->partials + all, j->b->partial_out + all * dim, j->b->partials + at,
-             j->b->partial_out + at * dim, b.rows, j->head_dim);
+        merge_run(j->b->partials + all, j->b->partial_out + all * dim, j->b->partials + at,
+                  j->b->partial_out + at * dim, b.rows, j->head_dim);
     }
     uint32_t end = j->wave_first + j->wave_runs;
     if (end >= block_runs(&b) && j->wave_first < block_runs(&b))
         block_finish(j, &b, j->b->partials + all, j->b->partial_out + all * dim);
 }
 
-/* Runs that fit in a wave: every block keeps its fold and wave_runs partials. op_attention chose
+/* Runs that fit in a wave: every block keeps its merged result and wave_runs partials. op_attention chose
  * split mode only where at least one fits. */
 static uint32_t wave_limit(const struct attention_job *j) {
     ASSERT(j->n_blocks > 0 && 2 * j->n_blocks * j->slot_rows <= PARTIAL_ROWS);
@@ -493,7 +493,7 @@ static void run_split(struct attention_job *j, uint32_t runs) {
     j->runs_per_item = (j->wave_runs + j->items_per_block - 1) / j->items_per_block;
     for (j->wave_first = 0; j->wave_first < runs; j->wave_first += j->wave_runs) {
         thread_pool_run(j->b->pool, (size_t)j->n_blocks * j->items_per_block, split_item, j);
-        thread_pool_run(j->b->pool, j->n_blocks, split_fold, j);
+        thread_pool_run(j->b->pool, j->n_blocks, split_merge, j);
     }
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu_internal.h"
+#include "backend/host.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -53,12 +54,6 @@ static kvasir_status cpu_check_layout(const struct backend *b, const struct page
     (void)b;
     (void)err;
     ASSERT(l->k.head_dim <= HEAD_DIM_MAX);
-    return KVASIR_OK;
-}
-
-static kvasir_status cpu_flush(struct backend *b, kvasir_error *err) {
-    (void)b;
-    (void)err;
     return KVASIR_OK;
 }
 
@@ -118,54 +113,6 @@ static kvasir_status cpu_reserve(struct backend *base, const struct backend_limi
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void *cpu_alloc(struct backend *b, size_t bytes) {
-    (void)b;
-    return mem_alloc_aligned(bytes);
-}
-
-static void cpu_free(struct backend *b, void *p) {
-    (void)b;
-    mem_free(p);
-}
-
-/* Operations read host memory: constants and weights are used where they lie. */
-static const void *cpu_upload(struct backend *b, const void *host, size_t bytes) {
-    (void)b;
-    (void)bytes;
-    return host;
-}
-
-static void cpu_upload_free(struct backend *b, const void *device) {
-    (void)b;
-    (void)device;
-}
-
-static kvasir_status cpu_weight_put(struct backend *b, const struct weight *w,
-                                    const struct backend_weight **out, kvasir_error *err) {
-    (void)b;
-    (void)err;
-    *out = (const struct backend_weight *)w;
-    return KVASIR_OK;
-}
-
-static void cpu_weight_drop(struct backend *b, const struct backend_weight *w) {
-    (void)b;
-    (void)w;
-}
-
-static kvasir_status cpu_read(struct backend *b, void *host, const void *device, size_t bytes,
-                              kvasir_error *err) {
-    (void)b;
-    (void)err;
-    memcpy(host, device, bytes);
-    return KVASIR_OK;
-}
-
-static void cpu_write(struct backend *b, void *device, const void *host, size_t bytes) {
-    (void)b;
-    memcpy(device, host, bytes);
-}
-
 static struct backend_arena *cpu_arena_create(struct backend *b, size_t bytes) {
     (void)b;
     struct backend_arena *a = mem_calloc(1, sizeof *a);
@@ -207,12 +154,12 @@ static void cpu_arena_copy(struct backend *b, struct backend_arena *a, uint32_t 
 
 static kvasir_status cpu_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
                                     void *host, size_t bytes, kvasir_error *err) {
-    return cpu_read(b, host, arena_at(a, at, bytes), bytes, err);
+    return host_read(b, host, arena_at(a, at, bytes), bytes, err);
 }
 
 static void cpu_arena_write(struct backend *b, struct backend_arena *a, size_t at, const void *host,
                             size_t bytes) {
-    cpu_write(b, arena_at(a, at, bytes), host, bytes);
+    host_write(b, arena_at(a, at, bytes), host, bytes);
 }
 
 static void cpu_page_convert(struct backend *b, struct backend_arena *a,
@@ -294,12 +241,14 @@ static void run_rows(struct cpu_backend *b, struct row_job *j) {
 
 static void embed_row(const struct row_job *j, uint32_t r) {
     const struct weight *w = &j->embed.w->w;
+    assert(j->embed.tokens[r] >= 0 && (uint32_t)j->embed.tokens[r] < w->n);
     weight_traits_of(w->type)->decode(w, (uint32_t)j->embed.tokens[r], j->out + (size_t)r * w->k);
 }
 
 static void cpu_embed(struct backend *base, const struct backend_weight *w, const int32_t *tokens,
                       uint32_t rows, float *y) {
     struct cpu_backend *b = cpu_of(base);
+    assert(rows <= b->limits.rows);
     struct row_job j = {.out = y, .rows = rows, .embed = {w, tokens}, .row = embed_row};
     run_rows(b, &j);
 }
@@ -330,6 +279,7 @@ static void cpu_rope_table(struct backend *base, const uint32_t *pos, uint32_t r
                            const double *inv_freq, uint32_t n, float scale, float *cos_out,
                            float *sin_out) {
     struct cpu_backend *b = cpu_of(base);
+    assert(rows <= b->limits.rows && 2 * n <= HEAD_DIM_MAX);
     struct row_job j = {.rows = rows,
                         .dim = n,
                         .table = {pos, inv_freq, cos_out, sin_out, scale},
@@ -349,6 +299,7 @@ static void cpu_rope(struct backend *base, float *x, uint32_t rows, uint32_t hea
                      uint32_t head_dim, const float *cos_in, const float *sin_in, uint32_t n,
                      bool adjacent) {
     struct cpu_backend *b = cpu_of(base);
+    assert(rows <= b->limits.rows && 2 * n <= head_dim);
     struct row_job j = {.out = x,
                         .rows = rows,
                         .rope = {cos_in, sin_in, heads, head_dim, n, adjacent},
@@ -376,6 +327,7 @@ static void gate_mul_row(const struct row_job *j, uint32_t r) {
 static void cpu_gate_mul(struct backend *base, enum gate_kind kind, const float *gate,
                          const float *up, size_t n, float *y) {
     struct cpu_backend *b = cpu_of(base);
+    assert(kind < GATE_KINDS);
     struct row_job j = {.x = gate,
                         .y = up,
                         .out = y,
@@ -461,48 +413,10 @@ static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t
 
 /* ---- the table -------------------------------------------------------------------------------- */
 
-static const struct backend_ops CPU_OPS = {
-    .destroy = cpu_destroy,
-    .info = cpu_info,
-    .reserve = cpu_reserve,
-    .reserve_centre = cpu_reserve_centre,
-    .check_layout = cpu_check_layout,
-    .flush = cpu_flush,
-    .alloc = cpu_alloc,
-    .free = cpu_free,
-    .upload = cpu_upload,
-    .upload_free = cpu_upload_free,
-    .read = cpu_read,
-    .write = cpu_write,
-    .weight_put = cpu_weight_put,
-    .weight_drop = cpu_weight_drop,
-    .arena_create = cpu_arena_create,
-    .arena_destroy = cpu_arena_destroy,
-    .arena_take = cpu_arena_take,
-    .arena_release = cpu_arena_release,
-    .arena_copy = cpu_arena_copy,
-    .arena_read = cpu_arena_read,
-    .arena_write = cpu_arena_write,
-    .page_convert = cpu_page_convert,
-    .step_begin = cpu_step_begin,
-    .embed = cpu_embed,
-    .rms_norm = cpu_rms_norm,
-    .product = cpu_product,
-    .rope_table = cpu_rope_table,
-    .rope = cpu_rope,
-    .kv_store = cpu_kv_store,
-    .attention = cpu_attention,
-    .gate_mul = cpu_gate_mul,
-    .add = cpu_add,
-    .scale = cpu_scale,
-    .gate_rows = cpu_gate_rows,
-    .softcap = cpu_softcap,
-    .rearrange = cpu_rearrange,
-    .gather_rows = cpu_gather_rows,
-    .experts = cpu_experts,
-    .short_conv = cpu_short_conv,
-    .delta_rule = cpu_delta_rule,
-};
+#define MEMBER(name) .name = cpu_##name,
+static const struct backend_ops CPU_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
+                                           BACKEND_MEMBERS(MEMBER) BACKEND_OPERATIONS(MEMBER)};
+#undef MEMBER
 
 kvasir_status backend_cpu_create(struct backend **out, const struct backend_cpu_options *opt,
                                  kvasir_error *err) {

@@ -3,6 +3,7 @@
  * themselves. It has none of the operations. */
 #include <string.h>
 
+#include "backend/host.h"
 #include "backend/null/null.h"
 
 /* Most of these ignore their arguments. */
@@ -44,24 +45,6 @@ static kvasir_status null_check_layout(const struct backend *b, const struct pag
     return KVASIR_OK;
 }
 
-static kvasir_status null_flush(struct backend *b, kvasir_error *err) {
-    return KVASIR_OK;
-}
-
-static void *null_alloc(struct backend *b, size_t bytes) {
-    return mem_alloc_aligned(bytes);
-}
-
-static void null_free(struct backend *b, void *p) {
-    mem_free(p);
-}
-
-static const void *null_upload(struct backend *b, const void *host, size_t bytes) {
-    return host;
-}
-
-static void null_upload_free(struct backend *b, const void *device) {}
-
 static kvasir_status null_read(struct backend *b, void *host, const void *device, size_t bytes,
                                kvasir_error *err) {
     memset(host, 0, bytes);
@@ -69,14 +52,6 @@ static kvasir_status null_read(struct backend *b, void *host, const void *device
 }
 
 static void null_write(struct backend *b, void *device, const void *host, size_t bytes) {}
-
-static kvasir_status null_weight_put(struct backend *b, const struct weight *w,
-                                     const struct backend_weight **out, kvasir_error *err) {
-    *out = (const struct backend_weight *)w;
-    return KVASIR_OK;
-}
-
-static void null_weight_drop(struct backend *b, const struct backend_weight *w) {}
 
 /* ---- the arena ------------------------------------------------------------------------------- */
 
@@ -128,31 +103,10 @@ static void null_page_convert(struct backend *b, struct backend_arena *a,
 
 static void null_step_begin(struct backend *b, const struct batch *batch, uint32_t groups) {}
 
-static const struct backend_ops NULL_OPS = {
-    .destroy = null_destroy,
-    .info = null_info,
-    .reserve = null_reserve,
-    .reserve_centre = null_reserve_centre,
-    .check_layout = null_check_layout,
-    .flush = null_flush,
-    .alloc = null_alloc,
-    .free = null_free,
-    .upload = null_upload,
-    .upload_free = null_upload_free,
-    .read = null_read,
-    .write = null_write,
-    .weight_put = null_weight_put,
-    .weight_drop = null_weight_drop,
-    .arena_create = null_arena_create,
-    .arena_destroy = null_arena_destroy,
-    .arena_take = null_arena_take,
-    .arena_release = null_arena_release,
-    .arena_copy = null_arena_copy,
-    .arena_read = null_arena_read,
-    .arena_write = null_arena_write,
-    .page_convert = null_page_convert,
-    .step_begin = null_step_begin,
-};
+#define MEMBER(name) .name = null_##name,
+static const struct backend_ops NULL_OPS = {HOST_MEMBERS, .read = null_read, .write = null_write,
+                                            BACKEND_MEMBERS(MEMBER)};
+#undef MEMBER
 
 kvasir_status backend_null_create(struct backend **out, kvasir_error *err) {
     struct backend *b = mem_calloc(1, sizeof *b);
