@@ -241,14 +241,14 @@ static void run_rows(struct cpu_backend *b, struct row_job *j) {
 
 static void embed_row(const struct row_job *j, uint32_t r) {
     const struct weight *w = &j->embed.w->w;
-    assert(j->embed.tokens[r] >= 0 && (uint32_t)j->embed.tokens[r] < w->n);
+    ASSERT(j->embed.tokens[r] >= 0 && (uint32_t)j->embed.tokens[r] < w->n);
     weight_traits_of(w->type)->decode(w, (uint32_t)j->embed.tokens[r], j->out + (size_t)r * w->k);
 }
 
 static void cpu_embed(struct backend *base, const struct backend_weight *w, const int32_t *tokens,
                       uint32_t rows, float *y) {
     struct cpu_backend *b = cpu_of(base);
-    assert(rows <= b->limits.rows);
+    ASSERT(rows <= b->limits.rows);
     struct row_job j = {.out = y, .rows = rows, .embed = {w, tokens}, .row = embed_row};
     run_rows(b, &j);
 }
@@ -279,7 +279,7 @@ static void cpu_rope_table(struct backend *base, const uint32_t *pos, uint32_t r
                            const double *inv_freq, uint32_t n, float scale, float *cos_out,
                            float *sin_out) {
     struct cpu_backend *b = cpu_of(base);
-    assert(rows <= b->limits.rows && 2 * n <= HEAD_DIM_MAX);
+    ASSERT(rows <= b->limits.rows && 2 * n <= HEAD_DIM_MAX);
     struct row_job j = {.rows = rows,
                         .dim = n,
                         .table = {pos, inv_freq, cos_out, sin_out, scale},
@@ -299,7 +299,7 @@ static void cpu_rope(struct backend *base, float *x, uint32_t rows, uint32_t hea
                      uint32_t head_dim, const float *cos_in, const float *sin_in, uint32_t n,
                      bool adjacent) {
     struct cpu_backend *b = cpu_of(base);
-    assert(rows <= b->limits.rows && 2 * n <= head_dim);
+    ASSERT(rows <= b->limits.rows && 2 * n <= head_dim);
     struct row_job j = {.out = x,
                         .rows = rows,
                         .rope = {cos_in, sin_in, heads, head_dim, n, adjacent},
@@ -327,7 +327,7 @@ static void gate_mul_row(const struct row_job *j, uint32_t r) {
 static void cpu_gate_mul(struct backend *base, enum gate_kind kind, const float *gate,
                          const float *up, size_t n, float *y) {
     struct cpu_backend *b = cpu_of(base);
-    assert(kind < GATE_KINDS);
+    ASSERT(kind < GATE_KINDS);
     struct row_job j = {.x = gate,
                         .y = up,
                         .out = y,
