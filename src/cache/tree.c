@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree.c: the prefix tree's structure: finding, storing, parting nodes. tree.h has the drawing and
+/* tree.c: the prefix tree's structure: finding, storing, splitting and merging nodes. tree.h has the drawing and
  * the invariants; tree_evict.c decides what goes.
  *
  * Children are found by (parent, first token): one bucket each step of a walk, then the run of
- * tokens is compared. Parting a node keeps its number for the lower part, so that cursors and
- * children stay where they are, and makes a new one for the upper part.
+ * tokens is compared. Splitting a node keeps its number for the lower part, so that cursors and
+ * children stay where they are, and makes a new one for the upper part. Once nothing ends at the
+ * upper part and nothing else goes on from it, both merge again.
  *
  *     before   parent -- x [from ............. to)
  *     after    parent -- u [from .. m) -- x [m .. to)        u holds x's page, too
@@ -287,7 +288,7 @@ static void root_remove(struct prefix_tree *t, uint32_t x) {
     node_free(t, x);
 }
 
-/* ---- removing, parting ----------------------------------------------------------------------- */
+/* ---- removing, splitting --------------------------------------------------------------------- */
 
 static void root_drop_if_bare(struct prefix_tree *t, uint32_t x) {
     if (is_root(t, x) && t->nodes[x].first_child == NO_NODE && !t->nodes[x].locks)
@@ -318,7 +319,7 @@ void node_remove(struct prefix_tree *t, uint32_t x) {
     if (is_root(t, parent))
         root_drop_if_bare(t, parent);
     else
-        heap_update(t, parent);
+        node_settle(t, parent);
 }
 
 void node_lock(struct prefix_tree *t, uint32_t x) {
@@ -332,23 +333,28 @@ void node_unlock(struct prefix_tree *t, uint32_t x) {
     if (is_root(t, x))
         root_drop_if_bare(t, x);
     else
-        heap_update(t, x);
+        node_settle(t, x);
 }
 
-/* Parts a node behind its first m tokens; returns the new upper part, or NO_NODE: no room. The node
- * is locked meanwhile, or making room might take it. */
-static uint32_t node_part(struct prefix_tree *t, uint32_t x, uint32_t m) {
+/* Splits a node after its first m tokens; returns the new upper part, or NO_NODE: no room. The node
+ * is locked meanwhile, or making room might take it; its parent may merge with it then, so the place
+ * to cut is a position. */
+static uint32_t node_split(struct prefix_tree *t, uint32_t x, uint32_t m) {
+    const uint8_t cut = (uint8_t)(t->nodes[x].from + m);
+    ASSERT(cut > t->nodes[x].from && cut < t->nodes[x].to);
     node_lock(t, x);
     const uint32_t u = node_make(t);
-    node_unlock(t, x);
-    if (u == NO_NODE)
+    t->nodes[x].locks--;
+    if (u == NO_NODE) {
+        node_settle(t, x);
         return NO_NODE;
+    }
     struct node *upper = &t->nodes[u], *lower = &t->nodes[x];
     const uint32_t parent = lower->parent;
     unlink_child(t, x);
     upper->number = lower->number;
     upper->from = lower->from;
-    upper->to = lower->from = (uint8_t)(lower->from + m);
+    upper->to = lower->from = cut;
     upper->used = lower->used;
     upper->ended = lower->ended;
     upper->uses = lower->uses;
@@ -361,6 +367,50 @@ static uint32_t node_part(struct prefix_tree *t, uint32_t x, uint32_t m) {
     heap_update(t, u);
     heap_update(t, x);
     return u;
+}
+
+/* Whether a node and its only child are one again: nothing ended at the node, nothing stands at it,
+ * and both hold the same pages. */
+static bool node_is_split_in_vain(const struct prefix_tree *t, uint32_t x) {
+    const struct node *n = &t->nodes[x];
+    const uint32_t child = n->first_child;
+    if (n->locks || n->point || n->state != NO_ADDR || child == NO_NODE ||
+        t->nodes[child].next != NO_NODE || !in_parents_page(t, child))
+        return false;
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        if (node_page(t, x, g)->addr != node_page(t, child, g)->addr)
+            return false;
+    return true;
+}
+
+/* The way back of node_split: the lower part keeps its number, its cursors and its children. */
+static void node_merge(struct prefix_tree *t, uint32_t u) {
+    struct node *upper = &t->nodes[u];
+    const uint32_t x = upper->first_child, parent = upper->parent;
+    struct node *lower = &t->nodes[x];
+    ASSERT(lower->from == upper->to && lower->number == upper->number);
+    heap_remove(t, u);
+    unlink_child(t, x);
+    unlink_child(t, u);
+    memcpy(lower->tokens + upper->from, upper->tokens + upper->from,
+           (size_t)(upper->to - upper->from) * sizeof *upper->tokens);
+    lower->from = upper->from;
+    lower->used = upper->used > lower->used ? upper->used : lower->used;
+    lower->ended = upper->ended > lower->ended ? upper->ended : lower->ended;
+    lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
+    lower->left_behind = upper->left_behind;
+    link_child(t, parent, x);
+    release_contents(t, u);
+    node_free(t, u);
+    heap_update(t, x);
+}
+
+void node_settle(struct prefix_tree *t, uint32_t x) {
+    ASSERT(!is_root(t, x));
+    if (node_is_split_in_vain(t, x))
+        node_merge(t, x);
+    else
+        heap_update(t, x);
 }
 
 /* ---- walking --------------------------------------------------------------------------------- */
@@ -523,7 +573,7 @@ static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct 
 kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n, struct kv_seq *s,
                           struct tree_cursor *at, struct tree_hit *hit, kvasir_error *err) {
-    /* for node_part, before looking: later it might take what is found */
+    /* for node_split, before looking: later it might take what is found */
     (void)tree_make_room(t, t->node_bytes);
     uint32_t root = find_root(t, salt, salt_len);
     *at = (struct tree_cursor){TREE_NOWHERE};
@@ -540,11 +590,13 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
     uint32_t x = w.best;
     if (node_end(t, x) > w.length) {
         const uint32_t m = w.length - (t->nodes[x].number * TILE_TOKENS + t->nodes[x].from);
-        x = node_part(t, x, m);
+        x = node_split(t, x, m);
     }
     /* not even room for a node: a miss */
     kvasir_status status = x == NO_NODE ? KVASIR_OK : seq_begin_at(s, tokens, w.length, err);
     if (x == NO_NODE || status != KVASIR_OK) {
+        if (x != NO_NODE)
+            node_settle(t, x);
         *hit = (struct tree_hit){.common = w.common, .kind = KVASIR_HIT_MISS};
         if (status != KVASIR_OK)
             tree_close(t, at);
@@ -655,7 +707,7 @@ static uint32_t step_down(struct prefix_tree *t, uint32_t at, struct kv_seq *s, 
     }
     const struct node *n = &t->nodes[x];
     const uint32_t m = common_run(n, tokens + pos, end - pos);
-    const uint32_t met = m < (uint32_t)(n->to - n->from) ? node_part(t, x, m) : x;
+    const uint32_t met = m < (uint32_t)(n->to - n->from) ? node_split(t, x, m) : x;
     if (met != NO_NODE)
         node_meet(t, met, s);
     return met;
@@ -725,10 +777,8 @@ static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *
                    child_with(t, x, g, page->addr) != NO_NODE);
         }
     }
-    for (uint32_t y = n->first_child; y != NO_NODE; y = t->nodes[y].next) {
+    for (uint32_t y = n->first_child; y != NO_NODE; y = t->nodes[y].next)
         ASSERT(t->nodes[y].parent == x);
-        check_node(t, y, seen);
-    }
 }
 
 void tree_check(const struct prefix_tree *t) {
@@ -736,7 +786,8 @@ void tree_check(const struct prefix_tree *t) {
     for (uint32_t i = 0; i < t->cap_salts; i++)
         if (t->salts[i].bytes) {
             ASSERT(is_root(t, t->salts[i].root));
-            check_node(t, t->salts[i].root, &seen);
+            for (uint32_t x = t->salts[i].root; x != NO_NODE; x = node_next(t, x, t->salts[i].root))
+                check_node(t, x, &seen);
         }
     ASSERT(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
     ASSERT(seen.ends == t->heaps[ENDS].n && seen.ends <= t->max_ends);

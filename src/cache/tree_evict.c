@@ -197,7 +197,7 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
     }
     if (!dropped) /* a live sequence sees them now (T4) */
         n->ended = t->clock;
-    heap_update(t, x);
+    node_settle(t, x);
     return dropped;
 }
 
@@ -295,14 +295,26 @@ void keep_limits(struct prefix_tree *t) {
     (void)evict(t, (struct goal){0, t->max_bytes});
 }
 
-/* Everything below a node that nobody stands on or below. A root without children goes with the
- * last of them. */
-static void forget_below(struct prefix_tree *t, uint32_t x) {
-    for (uint32_t y = t->nodes[x].first_child, next; y != NO_NODE; y = next) {
-        next = t->nodes[y].next;
-        forget_below(t, y);
-        if (is_leaf(t, y) && !t->nodes[y].locks)
-            node_remove(t, y);
+static uint32_t first_leaf(const struct prefix_tree *t, uint32_t x) {
+    while (t->nodes[x].first_child != NO_NODE)
+        x = t->nodes[x].first_child;
+    return x;
+}
+
+/* Removes every node below a root that no cursor stands on or below, children first. A root without
+ * children goes with the last of them. A parent must not merge before its turn, so it is locked
+ * while a child goes. */
+static void forget_below(struct prefix_tree *t, uint32_t root) {
+    for (uint32_t x = first_leaf(t, root); x != root;) {
+        const uint32_t parent = t->nodes[x].parent, next = t->nodes[x].next;
+        t->nodes[parent].locks += parent != root;
+        if (is_leaf(t, x) && !t->nodes[x].locks)
+            node_remove(t, x);
+        else
+            node_settle(t, x);
+        if (parent != root)
+            t->nodes[parent].locks--;
+        x = next != NO_NODE ? first_leaf(t, next) : parent;
     }
 }
 
@@ -337,10 +349,8 @@ kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, s
 
 /* Whether something stored that goes through x is at least so long. */
 static bool reaches(const struct prefix_tree *t, uint32_t x, uint32_t tokens) {
-    if (node_end(t, x) >= tokens)
-        return true;
-    for (uint32_t y = t->nodes[x].first_child; y != NO_NODE; y = t->nodes[y].next)
-        if (reaches(t, y, tokens))
+    for (uint32_t y = x; y != NO_NODE; y = node_next(t, y, x))
+        if (node_end(t, y) >= tokens)
             return true;
     return false;
 }

@@ -83,6 +83,15 @@ static inline bool in_parents_page(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
     return !is_root(t, n->parent) && t->nodes[n->parent].number == n->number;
 }
+/* The node after x in a walk over the subtree of `top`, parents first; NO_NODE: x was the last one.
+ * Paths may be as deep as a sequence has tokens, so nothing here recurses. */
+static inline uint32_t node_next(const struct prefix_tree *t, uint32_t x, uint32_t top) {
+    if (t->nodes[x].first_child != NO_NODE)
+        return t->nodes[x].first_child;
+    while (x != top && t->nodes[x].next == NO_NODE)
+        x = t->nodes[x].parent;
+    return x == top ? NO_NODE : t->nodes[x].next;
+}
 /* Pages of inner nodes that may go: those of groups whose queries do not see everything. */
 static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t group) {
     const struct kv_group *g = &t->cache->groups[group];
@@ -92,8 +101,12 @@ static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t gr
 /* A locked node is not evicted; locks count. */
 void node_lock(struct prefix_tree *t, uint32_t x);
 void node_unlock(struct prefix_tree *t, uint32_t x);
-/* Takes a node without children off the tree, with all that it holds (tree.c). */
+/* Takes a node without children off the tree, with all that it holds (tree.c). Its parent may merge
+ * with the only child that is left: parent's number is then free. */
 void node_remove(struct prefix_tree *t, uint32_t x);
+/* After a node lost a child, its last cursor or its state: merges it with its only child, or gives
+ * it its place among the candidates. */
+void node_settle(struct prefix_tree *t, uint32_t x);
 /* The node holds this page of the group, in place of the one it held. */
 void hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);
 /* Puts the page `to` of a group in place of `from` in the node and those above it in its page. */

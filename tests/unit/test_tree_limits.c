@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* T7 of tree.h: which stored prompt goes when there are too many, what counts as one, bytes. On the
  * null backend; random programs: tests/sim/tree.c. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -21,15 +22,21 @@ struct world {
     struct prefix_tree *tree;
 };
 
-static struct world make(uint32_t window, uint64_t state_bytes) {
+static struct world make_with(uint32_t window, uint64_t state_bytes, uint64_t budget_bytes) {
     struct world w;
     const struct kv_shape shape = {.layers = 2, .kv_heads = 2, .head_dim = 64, .window = window};
-    const struct kv_cache_options o = {
-        .k = {.bits = 8}, .v = {.bits = 4}, .state_bytes = state_bytes, .budget_bytes = 64 << 20};
+    const struct kv_cache_options o = {.k = {.bits = 8},
+                                       .v = {.bits = 4},
+                                       .state_bytes = state_bytes,
+                                       .budget_bytes = budget_bytes};
     assert_int_equal(backend_null_create(&w.backend, &err), KVASIR_OK);
     assert_int_equal(kv_cache_create(w.backend, &shape, 1, &o, &w.cache, &err), KVASIR_OK);
     assert_int_equal(tree_create(w.cache, 1000, &w.tree, &err), KVASIR_OK);
     return w;
+}
+
+static struct world make(uint32_t window, uint64_t state_bytes) {
+    return make_with(window, state_bytes, 64 << 20);
 }
 
 static void unmake(struct world *w) {
@@ -268,6 +275,65 @@ static void test_kinds_of_pages(void **state) {
     unmake(&w);
 }
 
+/* ---- paths as deep as they are long ---------------------------------------------------------- */
+
+enum { DEEP = 200000, SMALL_STACK = 256 << 10 };
+
+static void *check_and_forget(void *user) {
+    const struct world *w = user;
+    tree_check(w->tree);
+    tree_forget(w->tree, "", 0);
+    return NULL;
+}
+
+/* A prompt stored after each of its tokens is a path of as many nodes. Nothing may recurse over
+ * them: the engine's thread has a stack of 8 MiB, this one has 256 KiB. */
+static void test_a_path_of_one_token_nodes(void **state) {
+    (void)state;
+    struct world w = make_with(0, 0, 1 << 30);
+    struct running r;
+    static int32_t tokens[DEEP];
+    for (uint32_t i = 0; i < DEEP; i++)
+        tokens[i] = (int32_t)(i % 1000);
+    begin(&w, "", tokens, 1, &r);
+    for (uint32_t i = 1; i < DEEP; i++) {
+        assert_int_equal(seq_prepare(r.seq, 1, &err), KVASIR_OK);
+        seq_commit(r.seq, tokens + i, 1);
+        tree_store(w.tree, &r.at, r.seq, true);
+    }
+    assert_int_equal(tree_stats(w.tree).nodes, DEEP + 1);
+    seq_destroy(r.seq);
+    tree_close(w.tree, &r.at);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, SMALL_STACK);
+    assert_int_equal(pthread_create(&thread, &attributes, check_and_forget, &w), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    pthread_attr_destroy(&attributes);
+    assert_int_equal(tree_stats(w.tree).nodes, 0);
+    unmake(&w);
+}
+
+/* Requests that leave a stored prompt inside a page split it. Once they are gone, it is whole. */
+static void test_what_was_split_merges_again(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    tree_limit(w.tree, 2, 0);
+    request(&w, prompt(1, LONG, 0), 320);
+    const uint64_t nodes = tree_stats(w.tree).nodes;
+    for (uint32_t same = 250; same < 260; same++) { /* the next one evicts the one before */
+        request(&w, prompt(1, same, 2), 320);
+        request(&w, prompt(1, LONG, 0), 320);
+    }
+    struct running r;
+    begin(&w, "", prompt(3, LONG, 0), 320, &r); /* evicts the last of them */
+    finish(&w, &r);
+    assert_int_equal(look(&w, prompt(1, LONG, 0), 320), 319);
+    assert_int_equal(tree_stats(w.tree).nodes, 2 * nodes - 1); /* and one root */
+    unmake(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_oldest_prompt_goes_as_a_whole),
@@ -278,6 +344,8 @@ int main(void) {
         cmocka_unit_test(test_salts_share_the_limit),
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_kinds_of_pages),
+        cmocka_unit_test(test_a_path_of_one_token_nodes),
+        cmocka_unit_test(test_what_was_split_merges_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
