@@ -15,8 +15,8 @@
  *     pages, states   the arena (backend_arena_create)  struct backend_arena * and a byte offset;
  *                                                       a page's address counts units of 4 KiB
  *
- * Only a backend turns a handle and an offset into an address. page_tile gives the offset of a tile;
- * nobody else computes it.
+ * Only a backend turns a handle and an offset into an address. page_tile gives the offset of a
+ * tile; nobody else computes it.
  *
  * Errors stick. After the first error of a device nothing runs any more, reads give zeros, and
  * backend_flush and every read return that error. Enqueueing never reports one.
@@ -183,9 +183,9 @@ struct page_conversion {
     const struct key_centre *centre;     /* NULL: neither layout is centred */
     uint32_t position, rows;             /* of the page's first row; rows that it holds */
 };
-/* The definition, between pages in host memory: what the operation of the same name does. Row by row
- * through quant/, so the new bytes are a function of the old ones alone; between a centred K tile
- * and one that is not, rope(c, t) of the row's position is put back or taken off. A tile whose
+/* The definition, between pages in host memory: what the operation of the same name does. Row by
+ * row through quant/, so the new bytes are a function of the old ones alone; between a centred K
+ * tile and one that is not, rope(c, t) of the row's position is put back or taken off. A tile whose
  * format stays is copied. */
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
 
@@ -264,8 +264,8 @@ struct backend_info {
 /* Order: everything that is enqueued, and arena_take, _copy, _write and _release, happens in the
  * order of the calls. Host arguments (struct batch and all it points to, tokens, positions,
  * inv_freq, arrays of pointers) are consumed before a call returns: the caller may change or free
- * them at once. Every batch has at least one sequence and every sequence at least one row. Gains and
- * biases are buffers, from upload.
+ * them at once. Every batch has at least one sequence and every sequence at least one row. Gains
+ * and biases are buffers, from upload.
  *
  * One thread calls. After `reserve`, and once weights and arena are there, nothing allocates on the
  * host (I6).
@@ -314,8 +314,9 @@ struct backend_ops {
     /* ---- the arena: address space now, memory when a page is taken ---- */
     struct backend_arena *(*arena_create)(struct backend *b, size_t bytes); /* NULL: no space */
     void (*arena_destroy)(struct backend *b, struct backend_arena *a);
-    /* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there yet,
-     * or not since it was released; a host's memory is zero then, and comes when it is touched. */
+    /* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there
+     * yet, or not since it was released; a host's memory is zero then, and comes when it is
+     * touched. */
     void (*arena_take)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                        bool fresh);
     /* Gives memory back; reads as zeros after. */
@@ -332,8 +333,8 @@ struct backend_ops {
 
     /* ---- a step ---- */
     /* Before the operations of a step, once: the batch that kv_store, attention, short_conv and
-     * delta_rule are called with until the next step begins, whose tables a device takes here in one
-     * copy. batch->views is [groups][n_seqs], groups the model's layer groups. A batch that the
+     * delta_rule are called with until the next step begins, whose tables a device takes here in
+     * one copy. batch->views is [groups][n_seqs], groups the model's layer groups. A batch that the
      * backend cannot run is an error that sticks. */
     void (*step_begin)(struct backend *b, const struct batch *batch, uint32_t groups);
 
@@ -345,9 +346,9 @@ struct backend_ops {
      * gain is [dim] float32; NULL: ones. */
     void (*rms_norm)(struct backend *b, const float *x, const float *gain, uint32_t rows,
                      uint32_t dim, float eps, float *y);
-    /* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x [rows][k],
-     * y[i] [rows][outputs of w[i]]. Activations are rounded once for all of them if a weight's type
-     * asks for it. count <= PRODUCTS_MAX. */
+    /* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x
+     * [rows][k], y[i] [rows][outputs of w[i]]. Activations are rounded once for all of them if a
+     * weight's type asks for it. count <= PRODUCTS_MAX. */
     void (*product)(struct backend *b, const float *x, uint32_t rows,
                     const struct backend_weight *const *w, const float *const *bias,
                     float *const *y, uint32_t count);
@@ -410,7 +411,7 @@ struct backend_ops {
      *     y = S^T q
      * key_dim is at most HEAD_DIM_MAX.
      * qkv: [rows][q: key_heads * key_dim | k: the same | v: value_heads * value_dim]
-     * beta, a: [rows][value_heads];  rate, bias: [value_heads];  y: [rows][value_heads][value_dim] */
+     * beta, a: [rows][value_heads]; rate, bias: [value_heads]; y: [rows][value_heads][value_dim] */
     void (*delta_rule)(struct backend *b, const struct batch *batch, size_t at, const float *qkv,
                        const float *beta, const float *a, const struct delta_layer *layer,
                        float *y);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree.c: the prefix tree's structure: finding, storing, splitting and merging nodes. tree.h has the drawing and
- * the invariants; tree_evict.c decides what goes.
+/* tree.c: the prefix tree's structure: finding, storing, splitting and merging nodes. tree.h has
+ * the drawing and the invariants; tree_evict.c decides what goes.
  *
  * Children are found by (parent, first token): one bucket each step of a walk, then the run of
  * tokens is compared. Splitting a node keeps its number for the lower part, so that cursors and
@@ -337,8 +337,8 @@ void node_unlock(struct prefix_tree *t, uint32_t x) {
 }
 
 /* Splits a node after its first m tokens; returns the new upper part, or NO_NODE: no room. The node
- * is locked meanwhile, or making room might take it; its parent may merge with it then, so the place
- * to cut is a position. */
+ * is locked meanwhile, or making room might take it; its parent may merge with it then, so the
+ * place to cut is a position. */
 static uint32_t node_split(struct prefix_tree *t, uint32_t x, uint32_t m) {
     const uint8_t cut = (uint8_t)(t->nodes[x].from + m);
     ASSERT(cut > t->nodes[x].from && cut < t->nodes[x].to);

@@ -29,7 +29,8 @@
  *   T1  A node's pages hold what its tokens, after those of its path, were encoded to: the same
  *       bytes whoever computed them. Only full pages are re-encoded (tree_requantize).
  *   T2  Nodes of one page on one path hold the page of the deepest of them, so that a page whose
- *       tokens grew frees the shorter one. (If a page is split, of any of its children in the page.)
+ *       tokens grew frees the shorter one. (If a page is split, of any of its children in the
+ *       page.)
  *   T3  A node goes only when it has no children and no cursor stands at it: leaf first. Pages of
  *       windows, and records, of inner nodes may go before; then hits end elsewhere.
  *   T4  Pages that a live sequence holds are never evicted to make room: that would make none.

@@ -124,7 +124,8 @@ struct kvasir_context {
     struct step_buffers step;
 };
 
-/* A context on a backend that it takes, also when it fails. kvasir_context_create is one on a CPU. */
+/* A context on a backend, which it owns from then on, also on failure. kvasir_context_create makes
+ * one on a CPU. */
 kvasir_status context_create_take(const struct kvasir_model *model,
                                   const kvasir_context_options *options, struct backend *backend,
                                   struct kvasir_context **out, kvasir_error *err) MUST_CHECK;
@@ -152,8 +153,8 @@ struct step_part {
 kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
                        kvasir_error *err) MUST_CHECK;
 /* Logits of the step's wanted row `row`, with as many after it as options.logit_rows still had room
- * for: asked for in rising order, each slice is computed once. Valid until a row of another slice is
- * asked for. */
+ * for: asked for in rising order, each slice is computed once. Valid until a row of another slice
+ * is asked for. */
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) MUST_CHECK;
 

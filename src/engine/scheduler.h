@@ -75,8 +75,8 @@ struct sched_host {
     kvasir_status (*admitted)(void *user, struct task *t, kvasir_error *err);
     /* Runs the model over the parts' rows and commits them. */
     kvasir_status (*run)(void *user, const struct step_part *parts, uint32_t n, kvasir_error *err);
-    /* Makes the logits of the step's wanted row `row` ready, before next is called for it; rows come
-     * in rising order. */
+    /* Makes the logits of the step's wanted row `row` ready, before next is called for it; rows
+     * come in rising order. */
     kvasir_status (*logits)(void *user, uint32_t row, kvasir_error *err);
     void (*progress)(void *user, struct task *t); /* rows of its prompt have been run */
     /* All of the task's tokens have been run, its logits are wanted row `row` of the step: picks a

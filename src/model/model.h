@@ -189,9 +189,9 @@ struct state_layout {
 struct state_layout model_state_layout(const struct model *m, uint32_t layer);
 
 struct model_run;
-/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits at a time, of sequences
- * of up to ctx positions. The model and the backend are borrowed for the run's life. Nothing is
- * allocated after this. */
+/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits at a time, of
+ * sequences of up to ctx positions. The model and the backend are borrowed for the run's life.
+ * Nothing is allocated after this. */
 kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t ctx,
                                uint32_t max_rows, uint32_t max_logit_rows, struct model_run **out,
                                kvasir_error *err) MUST_CHECK;

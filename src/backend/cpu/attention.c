@@ -16,7 +16,8 @@
  *      then         runs are merged in order of position                  merge_run
  *      at the end   a sink joins the sum, then all is divided by it       block_finish
  *
- * Two ways to spread this over threads give the same bits, because runs are merged in the same order:
+ * Two ways to spread this over threads give the same bits, because runs are merged in the same
+ * order:
  *   whole   an item is a block with all its runs (prefill: there are many blocks)
  *   split   an item is some consecutive runs of a block; their partial results are kept apart and
  *           merged afterwards (decode: one block a head, many runs)
@@ -260,8 +261,8 @@ static void prefetch(const uint8_t *tile, uint32_t from, uint32_t end) {
         __builtin_prefetch(tile + line, 0, 2 /* T1: to L2 */);
 }
 
-/* Bytes of a K tile that are prefetched a run ahead, while values are worked on: keys are multiplied
- * faster than memory gives them, values slower (docs/speed.md, "Keys a run ahead"). */
+/* Bytes of a K tile that are prefetched a run ahead, while values are worked on: keys are
+ * multiplied faster than memory gives them, values slower (docs/speed.md, "Keys a run ahead"). */
 static uint32_t bytes_ahead(const struct tile_layout *k) {
     return 3 * k->bytes / 8 / 64 * 64;
 }
@@ -476,8 +477,8 @@ static void split_merge(void *ctx, size_t block, int worker) {
         block_finish(j, &b, j->b->partials + all, j->b->partial_out + all * dim);
 }
 
-/* Runs that fit in a wave: every block keeps its merged result and wave_runs partials. op_attention chose
- * split mode only where at least one fits. */
+/* Runs that fit in a wave: every block keeps its merged result and wave_runs partials. op_attention
+ * chose split mode only where at least one fits. */
 static uint32_t wave_limit(const struct attention_job *j) {
     ASSERT(j->n_blocks > 0 && 2 * j->n_blocks * j->slot_rows <= PARTIAL_ROWS);
     return PARTIAL_ROWS / (j->n_blocks * j->slot_rows) - 1;

@@ -411,7 +411,7 @@ static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t
         memcpy(y + (size_t)i * dim, x + (size_t)index[i] * dim, dim * sizeof *y);
 }
 
-/* ---- the table -------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define MEMBER(name) .name = cpu_##name,
 static const struct backend_ops CPU_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,

@@ -125,7 +125,7 @@ static inline void *cut(uint8_t **at, size_t bytes) {
     return p;
 }
 
-/* ---- operations, by file ---------------------------------------------------------------------- */
+/* ---- operations, by file --------------------------------------------------------------------- */
 
 kvasir_status cpu_reserve_centre(struct backend *b, const struct key_centre *c,
                                  kvasir_error *err) MUST_CHECK;
