@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What pool.c, cache.c, seq.c, tree.c and tree_evict.c share (the last two more:
+/* What pool.c, cache.c, seq.c and the prefix tree share (the last two more:
  * tree_internal.h). Not for other folders. */
 #ifndef KVASIR_CACHE_INTERNAL_H
 #define KVASIR_CACHE_INTERNAL_H

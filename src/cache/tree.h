@@ -39,7 +39,7 @@
  *   T7  What is stored keeps within tree_limit's limits: ends always; bytes behind each store and
  *       close, as far as there is something that may go.
  *
- * Which goes first: docs/cache-policy.md, node_key in tree_evict.c.
+ * Which goes first: docs/cache-policy.md, tree_policy.c.
  *
  * Belongs to the thread that owns the cache.
  */

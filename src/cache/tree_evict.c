@@ -1,178 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree_evict.c: what goes when room is needed, and what is kept in fewer bits.
+/* tree_evict.c: makes room, keeps the limits, and re-encodes stored pages with fewer bits.
  *
- * Candidates stand in two heaps by key, lowest first, so that one costs O(log n) (what is tried in
- * vain, too: evict_round):
- *
- *     leaves       that no cursor stands at: the node goes, and its parent may become a leaf
- *     inner nodes  with pages of windows or a record: those go, the node stays (T3)
- *
- * Where pages are wanted the lower of the two firsts goes; where there are too many stored prompts,
- * each of which is such a leaf, the first leaf goes with what leads to it alone (evict_end).
- *
- * A leaf that no hit can end at (a page of it is gone, or its record) goes before all others.
- * docs/cache-policy.md explains the key, and what it was measured against.
+ * If pages are wanted, the candidate with the lower key of the two heaps' first ones goes
+ * (tree_policy.c). If there are too many stored prompts, each of which is a leaf, the first leaf
+ * goes with the nodes that lead to it alone (evict_end).
  */
 #include <string.h>
 
 #include "cache/tree_internal.h"
-
-/* ---- the policy ------------------------------------------------------------------------------ */
-
-static bool is_leaf(const struct prefix_tree *t, uint32_t x) {
-    return t->nodes[x].first_child == NO_NODE;
-}
-
-static bool is_useless(const struct prefix_tree *t, uint32_t x) {
-    for (uint32_t g = 0; g < t->cache->n_groups; g++)
-        if (node_page(t, x, g)->addr == NO_ADDR)
-            return true;
-    return t->cache->record_bytes && t->nodes[x].state == NO_ADDR;
-}
-
-/* The longer ago a page was used, the less likely it is used again, by about one half for each half
- * of the mean age G at which pages are; a page used twice as often is about twice as likely; and a
- * late one costs more to compute. uses * cost * 2^(-age / (G / 2)) is an order that time does not
- * change, and so is its logarithm. */
-static double leaf_key(const struct prefix_tree *t, const struct node *n) {
-    static const double LN2 = 0.693147180559945309417;
-    const double position = (double)n->number * TILE_TOKENS,
-                 cost = 1 + position / (double)t->rebuild_tokens;
-    return (double)n->used + t->mean_age / 2 * m_log((double)n->uses * cost) / LN2;
-}
-
-static double node_key(const struct prefix_tree *t, uint32_t x) {
-    const struct node *n = &t->nodes[x];
-    if (!is_leaf(t, x))
-        return (double)n->ended;
-    if (is_useless(t, x))
-        return -2;
-    return n->left_behind ? -1 : leaf_key(t, n);
-}
-
-void note_use(struct prefix_tree *t, uint32_t x, bool ends) {
-    enum { MEMORY = 10000 }; /* uses that the mean age remembers */
-    struct node *n = &t->nodes[x];
-    t->ages += t->ages < MEMORY;
-    t->mean_age += ((double)(t->clock - n->used) - t->mean_age) / (double)t->ages;
-    n->used = t->clock;
-    n->uses++;
-    if (ends)
-        n->ended = t->clock;
-    if (n->heap_at != NO_NODE)
-        heap_update(t, x);
-}
-
-static uint32_t only_child(const struct prefix_tree *t, uint32_t x) {
-    const uint32_t y = t->nodes[x].first_child;
-    return y != NO_NODE && t->nodes[y].next == NO_NODE ? y : NO_NODE;
-}
-
-/* A chain that only one request after the other went along, each a step further, is a conversation.
- * Where the next one leaves it and goes on with tokens of its own, what the chain has behind that
- * place is the conversation's old end (an answer made again, a template that renders past turns
- * otherwise): nobody will come back for it. */
-void leave_behind(struct prefix_tree *t, uint32_t x, uint32_t matched) {
-    const uint32_t uses = t->nodes[x].uses;
-    const bool whole = matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from);
-    const uint32_t first = whole ? only_child(t, x) : x;
-    for (uint32_t y = first; y != NO_NODE; y = only_child(t, y))
-        if (t->nodes[y].locks) /* somebody is on it */
-            return;
-    for (uint32_t y = first; y != NO_NODE && t->nodes[y].uses == uses; y = only_child(t, y)) {
-        t->nodes[y].left_behind = true;
-        if (t->nodes[y].heap_at != NO_NODE)
-            heap_update(t, y);
-    }
-}
-
-/* ---- the heap -------------------------------------------------------------------------------- */
-
-static bool is_candidate(const struct prefix_tree *t, uint32_t x) {
-    const struct node *n = &t->nodes[x];
-    if (is_root(t, x) || n->locks)
-        return false;
-    if (is_leaf(t, x) || n->state != NO_ADDR)
-        return true;
-    for (uint32_t g = 0; g < t->cache->n_groups; g++)
-        if (may_drop(t, x, g) && node_page(t, x, g)->addr != NO_ADDR)
-            return true;
-    return false;
-}
-
-static double key_at(const struct prefix_tree *t, const struct node_heap *h, uint32_t at) {
-    return t->nodes[h->nodes[at]].key;
-}
-
-static void heap_put(struct prefix_tree *t, struct node_heap *h, uint32_t at, uint32_t x) {
-    h->nodes[at] = x;
-    t->nodes[x].heap_at = at;
-}
-
-static void sift_up(struct prefix_tree *t, struct node_heap *h, uint32_t at) {
-    const uint32_t x = h->nodes[at];
-    const double key = t->nodes[x].key;
-    while (at > 0 && key_at(t, h, (at - 1) / 2) > key) {
-        heap_put(t, h, at, h->nodes[(at - 1) / 2]);
-        at = (at - 1) / 2;
-    }
-    heap_put(t, h, at, x);
-}
-
-static void sift_down(struct prefix_tree *t, struct node_heap *h, uint32_t at) {
-    const uint32_t x = h->nodes[at];
-    const double key = t->nodes[x].key;
-    for (uint32_t child; (child = 2 * at + 1) < h->n; at = child) {
-        if (child + 1 < h->n && key_at(t, h, child + 1) < key_at(t, h, child))
-            child++;
-        if (key_at(t, h, child) >= key)
-            break;
-        heap_put(t, h, at, h->nodes[child]);
-    }
-    heap_put(t, h, at, x);
-}
-
-void heap_remove(struct prefix_tree *t, uint32_t x) {
-    const uint32_t at = t->nodes[x].heap_at;
-    struct node_heap *h = &t->heaps[t->nodes[x].heap];
-    if (at == NO_NODE)
-        return;
-    t->nodes[x].heap_at = NO_NODE;
-    const uint32_t last = h->nodes[--h->n];
-    if (last == x)
-        return;
-    heap_put(t, h, at, last);
-    sift_up(t, h, at);
-    sift_down(t, h, t->nodes[last].heap_at);
-}
-
-void heap_update(struct prefix_tree *t, uint32_t x) {
-    struct node *n = &t->nodes[x];
-    const uint8_t kind = is_leaf(t, x) ? ENDS : INNER;
-    struct node_heap *h = &t->heaps[kind];
-    if (!is_candidate(t, x) || n->heap != kind)
-        heap_remove(t, x);
-    if (!is_candidate(t, x))
-        return;
-    n->heap = kind;
-    n->key = node_key(t, x);
-    if (n->heap_at == NO_NODE)
-        heap_put(t, h, h->n++, x);
-    sift_up(t, h, n->heap_at);
-    sift_down(t, h, n->heap_at);
-}
-
-void heap_check(const struct prefix_tree *t) {
-    for (int kind = 0; kind < CANDIDATES; kind++) {
-        const struct node_heap *h = &t->heaps[kind];
-        for (uint32_t i = 0; i < h->n; i++) {
-            const struct node *n = &t->nodes[h->nodes[i]];
-            ASSERT(n->heap_at == i && n->heap == kind && is_candidate(t, h->nodes[i]));
-            ASSERT(is_leaf(t, h->nodes[i]) == (kind == ENDS));
-            ASSERT(i == 0 || key_at(t, h, (i - 1) / 2) <= n->key);
-        }
-    }
-}
 
 /* ---- making room ----------------------------------------------------------------------------- */
 
@@ -185,7 +20,7 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
         struct kv_page *page = node_page(t, x, g);
         if (!may_drop(t, x, g) || page->addr == NO_ADDR || page_is_live(pool, page->addr))
             continue;
-        page_lend_elsewhere(t, x, g);
+        node_lend_elsewhere(t, x, g);
         page_unstore(pool, page->addr);
         page->addr = NO_ADDR;
         dropped = true;
@@ -201,18 +36,14 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
     return dropped;
 }
 
-/* The candidate with the lowest key, or NO_NODE. */
-static uint32_t first_candidate(const struct prefix_tree *t) {
-    const struct node_heap *ends = &t->heaps[ENDS], *inner = &t->heaps[INNER];
-    if (ends->n && (!inner->n || key_at(t, ends, 0) <= key_at(t, inner, 0)))
-        return ends->nodes[0];
-    return inner->n ? inner->nodes[0] : NO_NODE;
-}
-
 /* What eviction is to bring about: so many bytes of the budget free, at most so many stored. */
 struct goal {
     uint64_t free_bytes, stored_bytes;
 };
+
+uint64_t tree_stored_bytes(const struct prefix_tree *t) {
+    return kv_pool_stats(t->cache->pool).stored_bytes + t->stats.bytes;
+}
 
 static bool is_met(const struct prefix_tree *t, struct goal goal) {
     return pool_check_room(t->cache->pool, goal.free_bytes, NULL) == KVASIR_OK &&
@@ -233,7 +64,7 @@ static bool evict_round(struct prefix_tree *t, struct goal goal) {
     uint32_t in_vain = 0, x;
     uint32_t *waiting = t->heaps[INNER].nodes + t->max_nodes;
     bool some = false;
-    while (!is_met(t, goal) && (x = first_candidate(t)) != NO_NODE) {
+    while (!is_met(t, goal) && (x = tree_first_candidate(t)) != NO_NODE) {
         const uint64_t pages = kv_pool_stats(pool).pages_used;
         if (is_leaf(t, x)) {
             node_remove(t, x);
@@ -241,7 +72,7 @@ static bool evict_round(struct prefix_tree *t, struct goal goal) {
         } else if (drop_inner(t, x)) {
             some = true;
         } else {
-            heap_remove(t, x);
+            tree_heap_remove(t, x);
             *--waiting = x;
             in_vain++;
         }
@@ -249,7 +80,7 @@ static bool evict_round(struct prefix_tree *t, struct goal goal) {
     }
     for (; in_vain > 0; in_vain--, waiting++)
         if (t->nodes[*waiting].to && t->nodes[*waiting].heap_at == NO_NODE)
-            heap_update(t, *waiting); /* not gone, nor a leaf since */
+            tree_heap_update(t, *waiting); /* not gone, nor a leaf since */
     return some;
 }
 
@@ -270,7 +101,7 @@ bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
 void tree_limit(struct prefix_tree *t, uint32_t max_ends, uint64_t max_bytes) {
     t->max_ends = max_ends ? max_ends : UINT32_MAX;
     t->max_bytes = max_bytes ? max_bytes : UINT64_MAX;
-    keep_limits(t);
+    tree_keep_limits(t);
 }
 
 /* The leaf that would be evicted first, and what leads to it alone; but not what somebody has used
@@ -281,7 +112,7 @@ static void evict_end(struct prefix_tree *t) {
     const uint64_t used = t->nodes[x].used;
     for (bool last = false; !last;) {
         const uint32_t parent = t->nodes[x].parent;
-        last = is_root(t, parent) || t->nodes[parent].locks || t->nodes[parent].used > used ||
+        last = is_root(t, parent) || t->nodes[parent].pins || t->nodes[parent].used > used ||
                t->nodes[x].next != NO_NODE || t->nodes[x].prev != NO_NODE;
         node_remove(t, x);
         x = parent;
@@ -289,7 +120,7 @@ static void evict_end(struct prefix_tree *t) {
     t->stats.evicted_pages += pages - kv_pool_stats(t->cache->pool).pages_used;
 }
 
-void keep_limits(struct prefix_tree *t) {
+void tree_keep_limits(struct prefix_tree *t) {
     while (t->heaps[ENDS].n > t->max_ends)
         evict_end(t);
     (void)evict(t, (struct goal){0, t->max_bytes});
@@ -307,13 +138,13 @@ static uint32_t first_leaf(const struct prefix_tree *t, uint32_t x) {
 static void forget_below(struct prefix_tree *t, uint32_t root) {
     for (uint32_t x = first_leaf(t, root); x != root;) {
         const uint32_t parent = t->nodes[x].parent, next = t->nodes[x].next;
-        t->nodes[parent].locks += parent != root;
-        if (is_leaf(t, x) && !t->nodes[x].locks)
+        t->nodes[parent].pins += parent != root;
+        if (is_leaf(t, x) && !t->nodes[x].pins)
             node_remove(t, x);
         else
             node_settle(t, x);
         if (parent != root)
-            t->nodes[parent].locks--;
+            t->nodes[parent].pins--;
         x = next != NO_NODE ? first_leaf(t, next) : parent;
     }
 }
@@ -367,17 +198,17 @@ static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
     struct kv_cache *c = t->cache;
     const uint32_t layout = layout_of(&t->stored_rule, group, t->nodes[x].number);
     struct kv_page to = {.layout = (uint16_t)layout};
-    node_lock(t, x); /* not to be evicted for its own sake */
+    node_pin(t, x); /* not to be evicted for its own sake */
     bool good =
         tree_make_room(t, c->layouts[group][layout].page_bytes) &&
         page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL) == KVASIR_OK;
     if (good) {
         page_requantize(c, group, t->nodes[x].number, TILE_TOKENS, *node_page(t, x, group), to);
-        hold_page(t, x, group, to);
+        node_hold_page(t, x, group, to);
         page_unref(c->pool, to.addr);
         t->stats.requantized_pages++;
     }
-    node_unlock(t, x);
+    node_unpin(t, x);
     return good;
 }
 

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tree.c and tree_evict.c share: nodes, and where they stand. */
+/* What the files of the prefix tree share. Each calls only those before it:
+ *
+ *     tree_policy.c   which node goes first: keys, two heaps
+ *     tree_nodes.c    nodes: children, pages, roots, splitting, merging
+ *     tree_evict.c    making room, limits, fewer bits
+ *     tree.c          life, hits, storing, checking
+ */
 #ifndef KVASIR_CACHE_TREE_INTERNAL_H
 #define KVASIR_CACHE_TREE_INTERNAL_H
 
@@ -16,11 +22,11 @@ struct node {
     uint8_t from, to;            /* tokens [from, to) of that page; of roots, free nodes: 0, 0 */
     bool point;                  /* a stored sequence ended here */
     uint8_t heap;                /* enum candidate: which one */
-    uint32_t locks;              /* cursors that stand here */
-    uint32_t heap_at;            /* place in its heap, or NO_NODE */
-    uint32_t state;              /* the record behind its last token, or NO_ADDR */
+    uint32_t pins;               /* cursors at this node */
+    uint32_t heap_at;            /* index in its heap, or NO_NODE */
+    uint32_t state;              /* the state after its last token, or NO_ADDR */
     uint32_t uses;               /* requests that went through it since it was stored */
-    bool left_behind;            /* see leave_behind in tree_evict.c */
+    bool abandoned;              /* see node_abandon_rest */
     uint64_t used, ended;        /* clock of the last hit through it; of the last that saw its
                                     windowed pages or began with its state */
     double key;                  /* of its place in the heap */
@@ -33,8 +39,7 @@ struct salt {
     uint32_t root;
 };
 
-/* Nodes that may be evicted, or parts of them, those of each kind in a heap of its own: lowest key
- * first. */
+/* Nodes that may be evicted, or parts of them: a heap for each kind, lowest key first. */
 enum candidate { ENDS, INNER, CANDIDATES };
 struct node_heap {
     uint32_t *nodes; /* [max_nodes] */
@@ -98,36 +103,61 @@ static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t gr
     return g->span != UINT32_MAX && t->nodes[x].number >= g->kept_pages;
 }
 
-/* A locked node is not evicted; locks count. */
-void node_lock(struct prefix_tree *t, uint32_t x);
-void node_unlock(struct prefix_tree *t, uint32_t x);
-/* Takes a node without children off the tree, with all that it holds (tree.c). Its parent may merge
- * with the only child that is left: parent's number is then free. */
-void node_remove(struct prefix_tree *t, uint32_t x);
-/* After a node lost a child, its last cursor or its state: merges it with its only child, or gives
- * it its place among the candidates. */
-void node_settle(struct prefix_tree *t, uint32_t x);
-/* The node holds this page of the group, in place of the one it held. */
-void hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);
-/* Puts the page `to` of a group in place of `from` in the node and those above it in its page. */
-void page_exchange(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
-                   struct kv_page to);
-/* Before a node loses its page of the group: what is above it in that page takes another child's
- * (T2). */
-void page_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group);
+static inline bool is_leaf(const struct prefix_tree *t, uint32_t x) {
+    return t->nodes[x].first_child == NO_NODE;
+}
 
-/* ---- eviction (tree_evict.c) ---- */
+/* ---- which goes first (tree_policy.c) -------------------------------------------------------- */
 
-/* After anything that its place among the candidates depends on: children, locks, pages, use. */
-void heap_update(struct prefix_tree *t, uint32_t x);
-void heap_remove(struct prefix_tree *t, uint32_t x);
-void heap_check(const struct prefix_tree *t);
-/* T7 */
-void keep_limits(struct prefix_tree *t);
-/* A request uses the node, after `clock` has counted it; ends: its next query sees the node's
+/* After a change of what a node's place among the candidates depends on: children, pins, pages,
+ * use. */
+void tree_heap_update(struct prefix_tree *t, uint32_t x);
+void tree_heap_remove(struct prefix_tree *t, uint32_t x);
+/* The candidate with the lowest key, or NO_NODE. */
+uint32_t tree_first_candidate(const struct prefix_tree *t);
+void tree_heap_check(const struct prefix_tree *t);
+/* A request uses the node; the clock has counted it already. ends: its next query sees the node's
  * windowed pages, or begins with its state. */
-void note_use(struct prefix_tree *t, uint32_t x, bool ends);
+void node_note_use(struct prefix_tree *t, uint32_t x, bool ends);
 /* A request went along node x, of which `matched` tokens agree, and goes on elsewhere. */
-void leave_behind(struct prefix_tree *t, uint32_t x, uint32_t matched);
+void node_abandon_rest(struct prefix_tree *t, uint32_t x, uint32_t matched);
+
+/* ---- nodes (tree_nodes.c) -------------------------------------------------------------------- */
+
+/* The child whose first token it is, or NO_NODE. */
+uint32_t node_find_child(const struct prefix_tree *t, uint32_t parent, int32_t token);
+void node_link(struct prefix_tree *t, uint32_t parent, uint32_t x);
+/* An empty node, charged to the budget, which has room for it (tree_make_room); NO_NODE: all
+ * numbers are taken. */
+uint32_t node_make(struct prefix_tree *t);
+/* The root of a salt, or NO_NODE; what a root costs beside a node; a new root, for which there is
+ * room, or NO_NODE: out of memory. */
+uint32_t tree_find_root(const struct prefix_tree *t, const void *salt, size_t len);
+uint64_t tree_salt_bytes(size_t len);
+uint32_t node_make_root(struct prefix_tree *t, const void *salt, size_t len);
+/* A pinned node is not evicted; pins are counted. */
+void node_pin(struct prefix_tree *t, uint32_t x);
+void node_unpin(struct prefix_tree *t, uint32_t x);
+/* Splits node x at token `cut` of its page: the empty node u becomes the upper part. */
+void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut);
+/* Removes a node without children, with all that it holds. Its parent may then merge with its only
+ * child, which frees the parent's number. */
+void node_remove(struct prefix_tree *t, uint32_t x);
+/* After a node lost a child, its last cursor or its state: merges it with its only child, or
+ * updates its place among the candidates. */
+void node_settle(struct prefix_tree *t, uint32_t x);
+/* The node holds this page of the group, instead of the one it held. */
+void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);
+/* Replaces the page `from` of a group by `to` in the node and in those above it in its page. */
+void node_exchange_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
+                        struct kv_page to);
+/* Before a node loses its page of the group: nodes above it in that page take another child's
+ * (T2). */
+void node_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group);
+
+/* ---- eviction (tree_evict.c) ----------------------------------------------------------------- */
+
+/* T7 */
+void tree_keep_limits(struct prefix_tree *t);
 
 #endif

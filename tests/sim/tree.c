@@ -195,7 +195,7 @@ static void check_limits(struct world *w) {
     bool could_go = false;
     for (uint32_t x = 0; x < t->n_made; x++) {
         const struct node *n = &t->nodes[x];
-        if (n->from == n->to || n->locks) /* a root, free, or somebody's */
+        if (n->from == n->to || n->pins) /* a root, free, or somebody's */
             continue;
         ends += n->first_child == NO_NODE;
         could_go |= n->state != NO_ADDR && !page_is_live(pool, n->state);

@@ -664,8 +664,8 @@ static void test_colliding_hashes_serve_no_wrong_pages(void **state) {
             tokens[i][k] = (int32_t)(r >> 31);
         }
         store_bare(&b, tokens[i], TOKENS, true);
-        for (uint32_t n = 2; n <= TOKENS; n++) /* parts its pages at every token */
-            assert_int_equal(store_bare(&b, tokens[i], n, false), n - 1);
+        for (uint32_t n = 2; n <= TOKENS; n++) /* splits its pages at every token, for good */
+            assert_int_equal(store_bare(&b, tokens[i], n, true), n - 1);
     }
     assert_true(tree_stats(b.tree).nodes > 5 * b.tree->n_buckets);
     for (int i = 0; i < PROMPTS; i++) {

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tree_nodes.c: the nodes of the prefix tree: children, pages, roots, removing, splitting, merging.
+ * tree.h has the drawing and the invariants; nothing here makes room.
+ *
+ * Children are found by (parent, first token): one bucket per step of a walk. Splitting a node keeps
+ * its number for the lower part, so that cursors and children stay where they are, and takes a new
+ * node for the upper part. Once no stored sequence ends at the upper part and it has no other child,
+ * both merge again.
+ *
+ *     before   parent -- x [from ............. to)
+ *     after    parent -- u [from .. m) -- x [m .. to)        u holds x's pages, too
+ */
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "cache/tree_internal.h"
+
+/* ---- children -------------------------------------------------------------------------------- */
+
+/* Buckets hold a node's number + 1, so that memory of zeros is an empty table. */
+static uint32_t *bucket_of(const struct prefix_tree *t, uint32_t parent, int32_t token) {
+    uint64_t h = ((uint64_t)parent << 32 | (uint32_t)token) * 0x9e3779b97f4a7c15u;
+    return &t->buckets[(h >> 32 ^ h >> 57) & (t->n_buckets - 1)];
+}
+
+static void bucket_insert(struct prefix_tree *t, uint32_t x) {
+    struct node *n = &t->nodes[x];
+    uint32_t *b = bucket_of(t, n->parent, n->tokens[n->from]);
+    n->hash_next = *b;
+    *b = x + 1;
+}
+
+static void bucket_remove(struct prefix_tree *t, uint32_t x) {
+    struct node *n = &t->nodes[x];
+    uint32_t *b = bucket_of(t, n->parent, n->tokens[n->from]);
+    while (*b != x + 1)
+        b = &t->nodes[*b - 1].hash_next;
+    *b = n->hash_next;
+}
+
+uint32_t node_find_child(const struct prefix_tree *t, uint32_t parent, int32_t token) {
+    for (uint32_t x = *bucket_of(t, parent, token); x; x = t->nodes[x - 1].hash_next) {
+        const struct node *n = &t->nodes[x - 1];
+        if (n->parent == parent && n->tokens[n->from] == token)
+            return x - 1;
+    }
+    return NO_NODE;
+}
+
+void node_link(struct prefix_tree *t, uint32_t parent, uint32_t x) {
+    struct node *p = &t->nodes[parent], *n = &t->nodes[x];
+    n->parent = parent;
+    n->prev = NO_NODE;
+    n->next = p->first_child;
+    if (n->next != NO_NODE)
+        t->nodes[n->next].prev = x;
+    p->first_child = x;
+    bucket_insert(t, x);
+}
+
+static void unlink_child(struct prefix_tree *t, uint32_t x) {
+    struct node *n = &t->nodes[x];
+    bucket_remove(t, x);
+    if (n->prev != NO_NODE)
+        t->nodes[n->prev].next = n->next;
+    else
+        t->nodes[n->parent].first_child = n->next;
+    if (n->next != NO_NODE)
+        t->nodes[n->next].prev = n->prev;
+}
+
+/* ---- nodes ----------------------------------------------------------------------------------- */
+
+uint32_t node_make(struct prefix_tree *t) {
+    uint32_t x = t->free_node;
+    if (x != NO_NODE)
+        t->free_node = t->nodes[x].next;
+    else if (t->n_made < t->max_nodes)
+        x = t->n_made++;
+    else
+        return NO_NODE;
+    kvasir_status status = pool_charge(t->cache->pool, t->node_bytes, NULL);
+    ASSERT(status == KVASIR_OK);
+    (void)status;
+    t->stats.nodes++;
+    t->stats.bytes += t->node_bytes;
+    t->nodes[x] = (struct node){.parent = NO_NODE,
+                                .first_child = NO_NODE,
+                                .prev = NO_NODE,
+                                .next = NO_NODE,
+                                .heap_at = NO_NODE,
+                                .state = NO_ADDR,
+                                .uses = 1,
+                                .used = t->clock,
+                                .ended = t->clock};
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        *node_page(t, x, g) = (struct kv_page){.addr = NO_ADDR};
+    return x;
+}
+
+static void node_free(struct prefix_tree *t, uint32_t x) {
+    t->nodes[x].next = t->free_node;
+    t->free_node = x;
+    t->stats.nodes--;
+    t->stats.bytes -= t->node_bytes;
+    t->nodes[x].from = t->nodes[x].to = 0;
+    pool_discharge(t->cache->pool, t->node_bytes);
+}
+
+void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page) {
+    struct kv_page *mine = node_page(t, x, group);
+    page_store(t->cache->pool, page.addr);
+    if (mine->addr != NO_ADDR)
+        page_unstore(t->cache->pool, mine->addr);
+    *mine = page;
+}
+
+void node_exchange_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
+                        struct kv_page to) {
+    for (uint32_t y = x, up; !is_root(t, y); y = up) {
+        up = t->nodes[y].parent;
+        if (node_page(t, y, group)->addr == from)
+            node_hold_page(t, y, group, to);
+        if (is_root(t, up) || t->nodes[up].number != t->nodes[y].number)
+            break;
+    }
+}
+
+static void release_contents(struct prefix_tree *t, uint32_t x) {
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        if (node_page(t, x, g)->addr != NO_ADDR)
+            page_unstore(t->cache->pool, node_page(t, x, g)->addr);
+    if (t->nodes[x].state != NO_ADDR)
+        page_unstore(t->cache->pool, t->nodes[x].state);
+}
+
+/* ---- roots ----------------------------------------------------------------------------------- */
+
+static int32_t salt_hash(const void *salt, size_t len) {
+    return (int32_t)XXH3_64bits(salt, len);
+}
+
+uint32_t tree_find_root(const struct prefix_tree *t, const void *salt, size_t len) {
+    const int32_t hash = salt_hash(salt, len);
+    for (uint32_t x = *bucket_of(t, NO_NODE, hash); x; x = t->nodes[x - 1].hash_next) {
+        const struct node *n = &t->nodes[x - 1];
+        if (n->parent != NO_NODE || n->tokens[0] != hash)
+            continue;
+        const struct salt *s = &t->salts[n->number];
+        if (s->len == len && memcmp(s->bytes, salt, len) == 0)
+            return x - 1;
+    }
+    return NO_NODE;
+}
+
+uint64_t tree_salt_bytes(size_t len) {
+    return sizeof(struct salt) + len + 1;
+}
+
+static uint32_t free_salt(struct prefix_tree *t) {
+    uint32_t i = 0;
+    while (i < t->cap_salts && t->salts[i].bytes)
+        i++;
+    if (i < t->cap_salts)
+        return i;
+    const uint32_t cap = t->cap_salts ? 2 * t->cap_salts : 8;
+    struct salt *salts = mem_realloc(t->salts, cap, sizeof *salts);
+    if (!salts)
+        return NO_NODE;
+    memset(salts + t->cap_salts, 0, (cap - t->cap_salts) * sizeof *salts);
+    t->salts = salts;
+    t->cap_salts = cap;
+    return i;
+}
+
+uint32_t node_make_root(struct prefix_tree *t, const void *salt, size_t len) {
+    const uint32_t i = free_salt(t), x = i == NO_NODE ? NO_NODE : node_make(t);
+    if (x == NO_NODE)
+        return NO_NODE;
+    char *bytes = mem_alloc(len + 1);
+    if (!bytes || pool_charge(t->cache->pool, tree_salt_bytes(len), NULL) != KVASIR_OK) {
+        mem_free(bytes);
+        node_free(t, x);
+        return NO_NODE;
+    }
+    t->stats.bytes += tree_salt_bytes(len);
+    if (len)
+        memcpy(bytes, salt, len);
+    t->salts[i] = (struct salt){bytes, len, x};
+    t->nodes[x].number = i;
+    t->nodes[x].tokens[0] = salt_hash(salt, len);
+    bucket_insert(t, x);
+    return x;
+}
+
+static void remove_root(struct prefix_tree *t, uint32_t x) {
+    struct salt *s = &t->salts[t->nodes[x].number];
+    bucket_remove(t, x);
+    pool_discharge(t->cache->pool, tree_salt_bytes(s->len));
+    t->stats.bytes -= tree_salt_bytes(s->len);
+    mem_free(s->bytes);
+    *s = (struct salt){0};
+    node_free(t, x);
+}
+
+/* ---- removing, splitting --------------------------------------------------------------------- */
+
+static void drop_bare_root(struct prefix_tree *t, uint32_t x) {
+    if (is_root(t, x) && t->nodes[x].first_child == NO_NODE && !t->nodes[x].pins)
+        remove_root(t, x);
+}
+
+void node_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group) {
+    if (!in_parents_page(t, x) || node_page(t, x, group)->addr == NO_ADDR)
+        return;
+    uint32_t z = t->nodes[t->nodes[x].parent].first_child;
+    while (z != NO_NODE && (z == x || node_page(t, z, group)->addr == NO_ADDR))
+        z = t->nodes[z].next;
+    if (z != NO_NODE)
+        node_exchange_page(t, t->nodes[x].parent, group, node_page(t, x, group)->addr,
+                           *node_page(t, z, group));
+}
+
+void node_remove(struct prefix_tree *t, uint32_t x) {
+    const uint32_t parent = t->nodes[x].parent;
+    ASSERT(t->nodes[x].first_child == NO_NODE && !t->nodes[x].pins && !is_root(t, x));
+    tree_heap_remove(t, x);
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        node_lend_elsewhere(t, x, g);
+    unlink_child(t, x);
+    release_contents(t, x);
+    t->stats.tokens -= (uint64_t)(t->nodes[x].to - t->nodes[x].from);
+    node_free(t, x);
+    if (is_root(t, parent))
+        drop_bare_root(t, parent);
+    else
+        node_settle(t, parent);
+}
+
+void node_pin(struct prefix_tree *t, uint32_t x) {
+    if (t->nodes[x].pins++ == 0 && !is_root(t, x))
+        tree_heap_remove(t, x);
+}
+
+void node_unpin(struct prefix_tree *t, uint32_t x) {
+    if (--t->nodes[x].pins > 0)
+        return;
+    if (is_root(t, x))
+        drop_bare_root(t, x);
+    else
+        node_settle(t, x);
+}
+
+void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut) {
+    ASSERT(cut > t->nodes[x].from && cut < t->nodes[x].to);
+    ASSERT(t->nodes[u].from == t->nodes[u].to);
+    struct node *upper = &t->nodes[u], *lower = &t->nodes[x];
+    const uint32_t parent = lower->parent;
+    unlink_child(t, x);
+    upper->number = lower->number;
+    upper->from = lower->from;
+    upper->to = lower->from = cut;
+    upper->used = lower->used;
+    upper->ended = lower->ended;
+    upper->uses = lower->uses;
+    memcpy(upper->tokens, lower->tokens, upper->to * sizeof *upper->tokens);
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        if (node_page(t, x, g)->addr != NO_ADDR)
+            node_hold_page(t, u, g, *node_page(t, x, g));
+    node_link(t, parent, u);
+    node_link(t, u, x);
+    tree_heap_update(t, u);
+    tree_heap_update(t, x);
+}
+
+/* Whether a node can merge with its only child: no stored sequence ends at the node, no cursor pins
+ * it, and both hold the same pages. */
+static bool node_can_merge(const struct prefix_tree *t, uint32_t x) {
+    const struct node *n = &t->nodes[x];
+    const uint32_t child = n->first_child;
+    if (n->pins || n->point || n->state != NO_ADDR || child == NO_NODE ||
+        t->nodes[child].next != NO_NODE || !in_parents_page(t, child))
+        return false;
+    for (uint32_t g = 0; g < t->cache->n_groups; g++)
+        if (node_page(t, x, g)->addr != node_page(t, child, g)->addr)
+            return false;
+    return true;
+}
+
+/* The reverse of node_split: the lower part keeps its number, its cursors and its children. */
+static void node_merge(struct prefix_tree *t, uint32_t u) {
+    struct node *upper = &t->nodes[u];
+    const uint32_t x = upper->first_child, parent = upper->parent;
+    struct node *lower = &t->nodes[x];
+    ASSERT(lower->from == upper->to && lower->number == upper->number);
+    tree_heap_remove(t, u);
+    unlink_child(t, x);
+    unlink_child(t, u);
+    memcpy(lower->tokens + upper->from, upper->tokens + upper->from,
+           (size_t)(upper->to - upper->from) * sizeof *upper->tokens);
+    lower->from = upper->from;
+    lower->used = upper->used > lower->used ? upper->used : lower->used;
+    lower->ended = upper->ended > lower->ended ? upper->ended : lower->ended;
+    lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
+    lower->abandoned = upper->abandoned;
+    node_link(t, parent, x);
+    release_contents(t, u);
+    node_free(t, u);
+    tree_heap_update(t, x);
+}
+
+void node_settle(struct prefix_tree *t, uint32_t x) {
+    ASSERT(!is_root(t, x));
+    if (node_can_merge(t, x))
+        node_merge(t, x);
+    else
+        tree_heap_update(t, x);
+}
