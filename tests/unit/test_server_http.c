@@ -322,7 +322,7 @@ static void test_form_of_refusals(void **state) {
         {POST "Content-Length: 1048577\r\n\r\n",
          {"HTTP/1.1 413", "Connection: close", "\"code\":\"request_too_large\"", "bytes allowed"}},
         {"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length : 3\r\n\r\n{}",
-         {"HTTP/1.1 400", "Connection: close", "\"type\":\"error\"", "a header's name"}},
+         {"HTTP/1.1 400", "Connection: close", "\"type\":\"error\"", "a header name"}},
         {"PUT /v1/messages HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
          {"HTTP/1.1 405", "Allow: OPTIONS, POST\r\n", "\"type\":\"error\"", "this method"}},
         {"PUT /v1/requests/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
