@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check.sh [ROOT]      the rules on the text of the tree (DESIGN sections 4 and 7) that a script can
-#                      hold. Prints every violation; tests/api/checks.sh plants one of each kind.
+# check.sh [ROOT]      the rules on the text of the tree (CONTRIBUTING.md) that a script can hold.
+#                      Prints every violation; tests/api/checks.sh plants one of each kind.
 # check.sh --files-c   lists the C files it looks at
 set -uo pipefail
 tools=$(cd "$(dirname "$0")" && pwd)
@@ -35,7 +35,7 @@ own_text() {
     files '*.sh' '*.py' '*.cmake' '*CMakeLists.txt' Makefile '*.in' .ci/run
 }
 
-# gcc parses; nothing is left behind. Comments of C++ and the like would show with -pedantic.
+# gcc only parses. Comments of C++ and the like would show with -pedantic.
 header_alone() { # COMPILER LANGUAGE STANDARD
     "$1" -x "$2" -std="$3" -Wall -Wextra -pedantic -Werror -fsyntax-only - \
         <<<'#include "include/kvasir.h"'
@@ -65,6 +65,11 @@ flags() {
             line ~ /^ \* / { next }
             line ~ /"([^"\\]|\\.)*--[a-z]/ { print FILENAME ":" FNR ": a flag in a text" }'
 }
+mutants() { # every planted bug of tests/mutants.txt is one that can still be planted
+    [ ! -f tests/mutants.txt ] || python3 "$tools/mutants.py" check src tests/mutants.txt
+    [ ! -f tests/opcheck/mutants.txt ] ||
+        python3 "$tools/mutants.py" check src/backend/cuda tests/opcheck/mutants.txt
+}
 scripts() {
     local f
     for f in $(files '*.sh' .ci/run); do bash -n "$f"; done
@@ -80,7 +85,7 @@ if [ "${1:-}" = --files-c ]; then
     c_files
     exit
 fi
-rule "layers (DESIGN section 4)" "$tools/check-layers.sh" .
+rule "layers" "$tools/check-layers.sh" .
 rule "calls that belong to util/ and cli/" "$tools/check-calls.sh" .
 rule "kvasir.h compiles alone as C" header_alone gcc c c11
 rule "kvasir.h compiles alone as C++" header_alone g++ c++ c++11
@@ -90,6 +95,7 @@ rule "no blanks at line ends" spaces
 rule "file length" length
 rule "SPDX line" licence
 rule "no flags in texts below cli/" flags
+rule "mutants can be planted" mutants
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run
 

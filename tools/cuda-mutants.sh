@@ -25,16 +25,7 @@ tree_hash=$(tools/opcheck.sh stamp)
 log=${OUT:-bench/results}/cuda-mutants-$(date -u +%F).txt
 mkdir -p build-mutants
 
-plant() { # FILE BEFORE AFTER
-    python3 - "$@" <<'PY'
-import sys
-path, before, after = sys.argv[1:]
-text = open(path).read()
-if before not in text:
-    sys.exit(f"cuda-mutants: '{before}' is not in {path}")
-open(path, "w").write(text.replace(before, after, 1))
-PY
-}
+plant() { python3 tools/mutants.py plant "$@"; } # FILE BEFORE AFTER
 make_program() { # FOLDER LINE; an empty line: the tree itself
     local to=$1 tree
     [ ! -x "$to/opcheck" ] || return 0

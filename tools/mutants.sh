@@ -20,16 +20,7 @@ holds() { # PROGRAMS; *by* names the test that fails
         timeout 300 "$dir/build/tests/sim_$by" --programs="$1" >"$dir/log" 2>&1 || return 1
     done
 }
-plant() { # FILE BEFORE AFTER
-    python3 - "$@" <<'PY'
-import sys
-path, before, after = sys.argv[1:]
-text = open(path).read()
-if before not in text:
-    sys.exit(f"mutants: '{before}' is not in {path}")
-open(path, "w").write(text.replace(before, after, 1))
-PY
-}
+plant() { python3 tools/mutants.py plant "$@"; } # FILE BEFORE AFTER
 cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TESTING=ON \
     -DSHARED_DIR="$PWD/../shared" -DMODELS_DIR="$PWD/models" >/dev/null
 build

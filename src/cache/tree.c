@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree.c: the prefix tree: life, hits, storing, checking. tree.h has the drawing and the invariants;
- * tree_nodes.c keeps the nodes, tree_policy.c says which goes first, tree_evict.c makes room.
+/* tree.c: the prefix tree: life, hits, storing, checking. tree.h has the drawing and the
+ * invariants, tree_internal.h lists the files.
  */
 #include <string.h>
 

@@ -2,10 +2,10 @@
 /* tree_nodes.c: the nodes of the prefix tree: children, pages, roots, removing, splitting, merging.
  * tree.h has the drawing and the invariants; nothing here makes room.
  *
- * Children are found by (parent, first token): one bucket per step of a walk. Splitting a node keeps
- * its number for the lower part, so that cursors and children stay where they are, and takes a new
- * node for the upper part. Once no stored sequence ends at the upper part and it has no other child,
- * both merge again.
+ * Children are found by (parent, first token): one bucket per step of a walk. Splitting a node
+ * keeps its number for the lower part, so that cursors and children stay where they are, and takes
+ * a new node for the upper part. Once no stored sequence ends at the upper part and it has no other
+ * child, both merge again.
  *
  *     before   parent -- x [from ............. to)
  *     after    parent -- u [from .. m) -- x [m .. to)        u holds x's pages, too

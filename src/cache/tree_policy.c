@@ -77,7 +77,7 @@ void node_abandon_rest(struct prefix_tree *t, uint32_t x, uint32_t matched) {
     }
 }
 
-/* ---- the heaps -------------------------------------------------------------------------------- */
+/* ---- the heaps ------------------------------------------------------------------------------- */
 
 static bool is_candidate(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
