@@ -14,7 +14,7 @@
 # cli sees lab/, too, which sees every header of engine/, because it experiments with its parts.
 #
 # kvasir.h itself includes its own kvasir_X.h and system headers only and is allowed everywhere.
-# util/json.h is a front header too: util.h is for builds without jansson.
+# Every header of util/ is a front header.
 # Names without a folder mean the including file's own folder; paths with .. are refused.
 set -euo pipefail
 root=${1:-$(dirname "$0")/..}
@@ -83,7 +83,7 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
             bad(own " (" level[own] ") must not include " folder " (" level[folder] ")")
         else if (own == "lab" && folder == "engine")
             next
-        else if (header != folder "/" folder ".h" && header != "util/json.h" &&
+        else if (header != folder "/" folder ".h" && folder != "util" &&
                  !creates_backend(header))
             bad("only the front header " folder "/" folder ".h may be included from " own)
     }

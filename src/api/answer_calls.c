@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "api/answer_syntax.h"
+#include "util/utf8.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -298,15 +299,7 @@ static size_t read_code(struct reader *r, char *out) {
     if (c < 0 || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
         return 0;
     r->at += n + 1;
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    size_t len = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = len - 1; i > 0; i--, c >>= 6)
-        out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)((0xf00 >> len & 0xff) | c);
-    return len;
+    return utf8_put(out, (uint32_t)c);
 }
 
 /* A text in ' or ", of Python or JSON: \n \t and the like, others stay as they are. */

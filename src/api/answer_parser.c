@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "api/answer_syntax.h"
-#include "api/bytes.h"
+#include "util/util.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
@@ -45,7 +45,7 @@ struct answer_parser {
     void *user;
     enum state state;
     bool failed, ended;
-    struct bytes in;
+    struct text_buf in;
     size_t at;      /* of in: what is before is decided */
     size_t scanned; /* from at: looked at */
     /* CALL */
@@ -56,13 +56,13 @@ struct answer_parser {
     bool in_quotes, escaped;
     json_t *name; /* harmony's; NULL: in the body */
     /* segment */
-    bool thinking;       /* it is reasoning */
-    bool begun;          /* something of it was given */
-    bool beside;         /* a marker stands before it */
-    bool given[2];       /* segments of content, of reasoning */
-    struct bytes space;  /* of it: white space that may be syntax */
-    bool call_in_reason; /* the reasoning's end may still come */
-    bool bare_function;  /* </tool_call> may come without its beginning */
+    bool thinking;         /* it is reasoning */
+    bool begun;            /* something of it was given */
+    bool beside;           /* a marker stands before it */
+    bool given[2];         /* segments of content, of reasoning */
+    struct text_buf space; /* of it: white space that may be syntax */
+    bool call_in_reason;   /* the reasoning's end may still come */
+    bool bare_function;    /* </tool_call> may come without its beginning */
     uint32_t n_calls;
 };
 
@@ -107,7 +107,7 @@ static void text_part(struct answer_parser *p, const char *text, size_t len) {
 }
 
 static void hold_space(struct answer_parser *p, const char *text, size_t len) {
-    if (!bytes_add(&p->space, text, len))
+    if (!text_append(&p->space, text, len))
         p->failed = true;
 }
 
@@ -256,10 +256,7 @@ static const struct marker *find(struct answer_parser *p, const struct marker *m
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 uint64_t answer_seed(const char *id, uint32_t choice) {
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (; *id; id++)
-        hash = (hash ^ (unsigned char)*id) * 0x100000001b3u;
-    return (hash ^ choice) * 0x100000001b3u;
+    return (hash_fnv1a(id) ^ choice) * 0x100000001b3u;
 }
 
 /* "call_" and 24 characters; Mistral's templates want 9 characters and nothing else. */
@@ -270,10 +267,8 @@ static void make_id(const struct answer_parser *p, char *id) {
     size_t n = mistral ? 0 : 5;
     memcpy(id, "call_", 5);
     for (int i = 0; i < (mistral ? 9 : 24); i++) { /* splitmix64 */
-        uint64_t z = state += 0x9e3779b97f4a7c15u * (UINT64_C(1) << 32 | 1);
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        id[n++] = CHARS[(z ^ z >> 31) % (sizeof CHARS - 1)];
+        state += 0x9e3779b97f4a7c15u * (UINT64_C(1) << 32 | 1);
+        id[n++] = CHARS[mix_bits(state) % (sizeof CHARS - 1)];
     }
     id[n] = 0;
 }
@@ -588,13 +583,13 @@ void answer_parser_destroy(struct answer_parser *p) {
     if (!p)
         return;
     json_decref(p->name);
-    bytes_free(&p->in);
-    bytes_free(&p->space);
+    text_free(&p->in);
+    text_free(&p->space);
     free(p);
 }
 
 bool answer_parser_push(struct answer_parser *p, const char *text, size_t len) {
-    p->failed = p->failed || !bytes_add(&p->in, text, len);
+    p->failed = p->failed || !text_append(&p->in, text, len);
     while (!p->failed && rest_len(p) && step(p)) {
     }
     compact(p);

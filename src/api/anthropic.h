@@ -18,8 +18,8 @@
 #define API_ANTHROPIC_H
 
 #include "api/answer_syntax.h"
-#include "api/bytes.h"
 #include "api/openai.h"
+#include "util/util.h"
 
 /* ---- from a body to a request ---------------------------------------------------------------- */
 
@@ -56,7 +56,7 @@ enum anthropic_block {
 /* One answer as events. Zeros but for `out` have said nothing; there is nothing to free. Each
  * function returns false where memory ran out: the answer cannot go on. */
 struct anthropic_stream {
-    struct bytes *out; /* events are appended here; borrowed */
+    struct text_buf *out; /* events are appended here; borrowed */
     enum anthropic_block open;
     uint32_t blocks; /* begun */
     bool calls;      /* a tool is called */

@@ -14,6 +14,7 @@
  */
 #include "api/anthropic.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -128,9 +129,9 @@ json_t *anthropic_answer_body(const json_t *answer, const char *id, const char *
 static bool event(struct anthropic_stream *s, json_t *data) {
     const char *type = json_string_value(json_object_get(data, "type"));
     char *text = data ? json_dumps(data, JSON_COMPACT) : NULL;
-    bool good = text && bytes_add_text(s->out, "event: ") && bytes_add_text(s->out, type) &&
-                bytes_add_text(s->out, "\ndata: ") && bytes_add_text(s->out, text) &&
-                bytes_add_text(s->out, "\n\n");
+    bool good = text && text_puts(s->out, "event: ") && text_puts(s->out, type) &&
+                text_puts(s->out, "\ndata: ") && text_puts(s->out, text) &&
+                text_puts(s->out, "\n\n");
     free(text);
     json_decref(data);
     return good;

@@ -69,7 +69,7 @@ struct chat {
     json_t *messages;
     /* the last one, which is not among them yet; role NULL: none */
     const char *role;
-    struct bytes text, thinking;
+    struct text_buf text, thinking;
     json_t *calls; /* array, or NULL */
     struct openai_error *err;
 };
@@ -77,11 +77,11 @@ struct chat {
 static void chat_free(struct chat *c) {
     json_decref(c->messages);
     json_decref(c->calls);
-    bytes_free(&c->text);
-    bytes_free(&c->thinking);
+    text_free(&c->text);
+    text_free(&c->thinking);
 }
 
-static json_t *string_json(const struct bytes *b) {
+static json_t *string_json(const struct text_buf *b) {
     return json_stringn(b->data ? b->data : "", b->len);
 }
 
@@ -121,30 +121,31 @@ static bool enter(struct chat *c, const char *role) {
 }
 
 /* These are false where memory ran out. */
-static bool add_text(struct bytes *b, const char *text, size_t len) {
-    return (len == 0 || b->len == 0 || bytes_add(b, "\n", 1)) && bytes_add(b, text, len);
+static bool add_text(struct text_buf *b, const char *text, size_t len) {
+    return (len == 0 || b->len == 0 || text_append(b, "\n", 1)) && text_append(b, text, len);
 }
 
-static bool add_system(struct bytes *b, const char *text, size_t len) {
+static bool add_system(struct text_buf *b, const char *text, size_t len) {
     static const char BILLING[] = "x-anthropic-billing-header:";
-    struct bytes kept = {0};
+    struct text_buf kept = {0};
     bool good = true;
     while (good && len > 0) {
         const char *end = memchr(text, '\n', len);
         size_t n = end ? (size_t)(end - text) + 1 : len;
         if (n < strlen(BILLING) || memcmp(text, BILLING, strlen(BILLING)) != 0)
-            good = bytes_add(&kept, text, n);
+            good = text_append(&kept, text, n);
         text += n;
         len -= n;
     }
     good = good && add_text(b, kept.data, kept.len);
-    bytes_free(&kept);
+    text_free(&kept);
     return good;
 }
 
 /* A text, or an array of text blocks, through `add`. */
-static bool add_texts(struct bytes *b, const json_t *content, const char *at,
-                      bool (*add)(struct bytes *, const char *, size_t), struct openai_error *err) {
+static bool add_texts(struct text_buf *b, const json_t *content, const char *at,
+                      bool (*add)(struct text_buf *, const char *, size_t),
+                      struct openai_error *err) {
     if (json_is_string(content))
         return add(b, json_string_value(content), json_string_length(content)) ||
                openai_no_memory(err);
@@ -212,10 +213,10 @@ static bool tool_result_block(struct chat *c, const json_t *block, const char *a
         return false;
     if (failed && !json_is_boolean(failed))
         return openai_wrong_type(c->err, member(at, "is_error").text, failed, "true or false");
-    struct bytes text = {0}, said = {0};
+    struct text_buf text = {0}, said = {0};
     bool good = !content || add_texts(&text, content, member(at, "content").text, add_text, c->err);
-    if (good && !((!json_is_true(failed) || bytes_add_text(&said, "Error: ")) &&
-                  bytes_add(&said, text.data, text.len)))
+    if (good && !((!json_is_true(failed) || text_puts(&said, "Error: ")) &&
+                  text_append(&said, text.data, text.len)))
         good = openai_no_memory(c->err);
     if (good) {
         c->role = c->text.len ? c->role : NULL; /* no empty message before the first result */
@@ -223,8 +224,8 @@ static bool tool_result_block(struct chat *c, const json_t *block, const char *a
             end_message(c) && append(c, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id",
                                                   id, "content", string_json(&said)));
     }
-    bytes_free(&text);
-    bytes_free(&said);
+    text_free(&text);
+    text_free(&said);
     return good;
 }
 

@@ -5,6 +5,8 @@
 #include "api/form.h"
 #include "api/openai_internal.h"
 
+#include <stdlib.h>
+
 struct stream {
     struct form_context c;
     struct anthropic_stream events;
@@ -47,7 +49,7 @@ static void *stream_open(const struct form_context *c) {
     return NULL;
 }
 
-static bool stream_event(void *stream, const kvasir_event *e, struct bytes *out) {
+static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct stream *s = stream;
     const struct anthropic_usage usage = {e->prompt_tokens, e->cached_tokens,
                                           s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN};
@@ -61,14 +63,14 @@ static bool stream_event(void *stream, const kvasir_event *e, struct bytes *out)
             anthropic_stream_finish(&s->events, e->finish, e->stop, &usage));
 }
 
-static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct bytes *out) {
+static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out) {
     struct anthropic_stream events = {.out = out};
     (void)prompt_done;
     (void)prompt_tokens;
     return anthropic_stream_ping(&events);
 }
 
-static bool stream_failed(const struct openai_error *err, struct bytes *out) {
+static bool stream_failed(const struct openai_error *err, struct text_buf *out) {
     struct anthropic_stream events = {.out = out};
     return anthropic_stream_error(&events, err->status, err->text);
 }

@@ -7,7 +7,6 @@
 
 #include "api/answer_syntax.h"
 #include "api/anthropic.h"
-#include "api/bytes.h"
 #include "api/form.h"
 #include "api/openai.h"
 #include "api/text_endpoints.h"

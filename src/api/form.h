@@ -4,8 +4,8 @@
 #ifndef API_FORM_H
 #define API_FORM_H
 
-#include "api/bytes.h"
 #include "api/openai.h"
+#include "util/util.h"
 
 /* What a stream of one request needs; borrowed. */
 struct form_context {
@@ -29,10 +29,10 @@ struct form {
     /* Server-sent events, appended to *out; false: out of memory. NULL from open, too. */
     void *(*open)(const struct form_context *c);
     void (*close)(void *stream); /* NULL is allowed */
-    bool (*event)(void *stream, const kvasir_event *event, struct bytes *out);
+    bool (*event)(void *stream, const kvasir_event *event, struct text_buf *out);
     /* Nothing else is sent for a while. */
-    bool (*silence)(uint32_t prompt_done, uint32_t prompt_tokens, struct bytes *out);
-    bool (*failed)(const struct openai_error *err, struct bytes *out); /* in place of the rest */
+    bool (*silence)(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out);
+    bool (*failed)(const struct openai_error *err, struct text_buf *out); /* in place of the rest */
 };
 extern const struct form FORM_CHAT, FORM_COMPLETIONS, FORM_MESSAGES;
 

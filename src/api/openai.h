@@ -17,6 +17,7 @@
 #include <kvasir.h>
 
 #include "api/answer_syntax.h"
+#include "util/util.h"
 
 enum openai_api { OPENAI_CHAT, OPENAI_COMPLETIONS };
 /* By the path of its URL; false: it is none of the two. */
@@ -43,7 +44,7 @@ struct openai_error {
 };
 /* Fills *err with "path: why", returns false. path NULL: no field is to blame. */
 bool openai_refuse(struct openai_error *err, const char *path, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+    PRINTF_LIKE(3, 4);
 bool openai_no_memory(struct openai_error *err);
 /* What a failed call of the library means to who sent the request. */
 void openai_error_of(struct openai_error *out, const kvasir_error *err);

@@ -6,6 +6,7 @@
  * nothing is left for the engine to find wrong with it.
  */
 #include "api/openai_internal.h"
+#include "util/utf8.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -20,7 +21,7 @@ static void make_line(char *text) {
     for (char *p = text; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
             *p = '?';
-    text[kvasir_utf8_check(text, strlen(text))] = 0;
+    text[utf8_check(text, strlen(text))] = 0;
 }
 
 bool openai_refuse(struct openai_error *err, const char *path, const char *format, ...) {

@@ -13,6 +13,7 @@
  * it.
  */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "api/form.h"
 #include "api/openai_internal.h"
@@ -26,9 +27,9 @@ struct stream {
         size_t offset; /* characters so far */
     } * choices;       /* [request->engine.n] */
     uint64_t completion_tokens;
-    struct bytes head; /* what all chunks begin with, up to their choices */
-    struct bytes *out; /* of the event at hand */
-    json_t *logprobs;  /* of its token, until a chunk takes them; NULL */
+    struct text_buf head; /* what all chunks begin with, up to their choices */
+    struct text_buf *out; /* of the event at hand */
+    json_t *logprobs;     /* of its token, until a chunk takes them; NULL */
 };
 
 static bool is_chat(const struct stream *s) {
@@ -39,11 +40,11 @@ static bool is_chat(const struct stream *s) {
 
 /* json_dump_callback_t */
 static int add_piece(const char *text, size_t len, void *out) {
-    return bytes_add(out, text, len) ? 0 : -1;
+    return text_append(out, text, len) ? 0 : -1;
 }
 
 /* Takes value. */
-static bool add_json(json_t *value, struct bytes *out) {
+static bool add_json(json_t *value, struct text_buf *out) {
     const bool good =
         value && json_dump_callback(value, add_piece, out, JSON_COMPACT | JSON_ENCODE_ANY) == 0;
     json_decref(value);
@@ -55,21 +56,21 @@ static bool set_head(struct stream *s) {
     json_t *head = json_pack("{s:s, s:s, s:I, s:s}", "id", s->c.id, "object",
                              is_chat(s) ? "chat.completion.chunk" : "text_completion", "created",
                              (json_int_t)s->c.created, "model", s->c.request->model);
-    if (!bytes_add_text(&s->head, "data: ") || !add_json(head, &s->head))
+    if (!text_puts(&s->head, "data: ") || !add_json(head, &s->head))
         return false;
     s->head.len--; /* the brace */
-    return bytes_add_text(&s->head, ",\"choices\":");
+    return text_puts(&s->head, ",\"choices\":");
 }
 
 /* Takes choices and usage. */
 static bool add_chunk(const struct stream *s, json_t *choices, json_t *usage) {
-    bool good = bytes_add(s->out, s->head.data, s->head.len);
+    bool good = text_append(s->out, s->head.data, s->head.len);
     good = add_json(choices, s->out) && good;
     if (s->c.request->include_usage) {
-        good = bytes_add_text(s->out, ",\"usage\":") && good;
+        good = text_puts(s->out, ",\"usage\":") && good;
         good = add_json(usage ? usage : json_null(), s->out) && good;
     }
-    return good && bytes_add_text(s->out, "}\n\n");
+    return good && text_puts(s->out, "}\n\n");
 }
 
 /* Takes content: a chat's delta, or a completion's text. */
@@ -151,10 +152,10 @@ static bool add_end(struct stream *s, struct stream_choice *c, const kvasir_even
         !add_chunk(s, json_array(),
                    openai_usage(e->prompt_tokens, e->cached_tokens, s->completion_tokens)))
         return false;
-    return bytes_add_text(s->out, "data: [DONE]\n\n");
+    return text_puts(s->out, "data: [DONE]\n\n");
 }
 
-static bool stream_event(void *stream, const kvasir_event *e, struct bytes *out) {
+static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct stream *s = stream;
     struct stream_choice *c = &s->choices[e->choice];
     s->out = out;
@@ -175,7 +176,7 @@ static void stream_close(void *stream) {
     for (uint32_t i = 0; s->choices && i < s->c.request->engine.n; i++)
         answer_parser_destroy(s->choices[i].parser);
     json_decref(s->logprobs);
-    bytes_free(&s->head);
+    text_free(&s->head);
     free(s->choices);
     free(s);
 }
@@ -199,19 +200,18 @@ static void *stream_open(const struct form_context *c) {
 }
 
 /* As mlx_lm.server says it. */
-static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct bytes *out) {
+static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out) {
     char comment[64];
     snprintf(comment, sizeof comment, ": keepalive %u/%u\n\n", prompt_done, prompt_tokens);
-    return bytes_add_text(out, comment);
+    return text_puts(out, comment);
 }
 
 static json_t *error_json(const struct openai_error *err) {
     return json_pack("{s:o}", "error", openai_error_object(err));
 }
 
-static bool stream_failed(const struct openai_error *err, struct bytes *out) {
-    return bytes_add_text(out, "data: ") && add_json(error_json(err), out) &&
-           bytes_add_text(out, "\n\n");
+static bool stream_failed(const struct openai_error *err, struct text_buf *out) {
+    return text_puts(out, "data: ") && add_json(error_json(err), out) && text_puts(out, "\n\n");
 }
 
 static bool read_chat(const struct openai_setup *setup, const json_t *body,

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "api/openai_internal.h"
+#include "util/utf8.h"
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
@@ -85,7 +86,7 @@ static json_t *token_string(const kvasir_tokenizer *tokenizer, int32_t id) {
     size_t len;
     char *text = NULL;
     const char *piece = kvasir_token_piece(tokenizer, id, &len);
-    if (piece && kvasir_utf8_check(piece, len) == len)
+    if (piece && utf8_check(piece, len) == len)
         return json_stringn(piece, len);
     if (kvasir_detokenize(tokenizer, &id, 1, 0, &text, &len, NULL) != KVASIR_OK)
         return NULL;

@@ -125,14 +125,6 @@ static int no_memory(void) {
     return run_error(&COMMAND, "out of memory");
 }
 
-/* FNV-1a: names and seeds that follow from a custom_id. */
-static uint64_t hash_text(const char *text) {
-    uint64_t h = 0xcbf29ce484222325ULL;
-    for (; *text; text++)
-        h = (h ^ (unsigned char)*text) * 0x100000001b3ULL;
-    return h;
-}
-
 /* ---- prompt-cache files ---------------------------------------------------------------------- */
 
 /* Files that nobody uses stay open for later requests until another one is opened. */
@@ -232,7 +224,7 @@ static void on_event(void *user, const kvasir_event *e) {
 
 /* {"status_code", "request_id", "body"} */
 static json_t *response_of(const struct batch *b, struct job *j) {
-    uint64_t hash = hash_text(j->custom_id);
+    uint64_t hash = hash_fnv1a(j->custom_id);
     char id[64], request_id[32];
     bool chat = j->request.api == OPENAI_CHAT;
     snprintf(id, sizeof id, "%s-%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)hash);
@@ -249,7 +241,7 @@ static json_t *response_of(const struct batch *b, struct job *j) {
 
 static int write_result(struct batch *b, struct job *j) {
     char id[48];
-    snprintf(id, sizeof id, RESULT_ID "%016llx", (unsigned long long)hash_text(j->custom_id));
+    snprintf(id, sizeof id, RESULT_ID "%016llx", (unsigned long long)hash_fnv1a(j->custom_id));
     json_t *line = json_pack("{s:s, s:s, s:o, s:n}", "id", id, "custom_id", j->custom_id,
                              "response", response_of(b, j), "error");
     return line ? results_write(&COMMAND, &b->results, line) : no_memory();
@@ -362,7 +354,7 @@ static void read_request(struct batch *b, struct job *j, const json_t *line) {
     struct openai_setup setup = b->setup;
     enum openai_api api;
     /* Without a seed of its own a request has one that no other has, and has it again. */
-    setup.sampling.seed = hash_text(j->custom_id);
+    setup.sampling.seed = hash_fnv1a(j->custom_id);
     if (!method || strcmp(method, "POST") != 0)
         refuse(j, "method", "is not \"POST\"");
     else if (!url || !openai_api_of(url, &api))
@@ -588,7 +580,7 @@ static int run_batch(struct batch *b) {
         code = start(b);
     if (code)
         return code;
-    double begin = now_seconds();
+    double begin = clock_seconds();
     code = each_line(b, true);
     if (code == EXIT_INTERRUPTED)
         code = EXIT_GOOD; /* batch_main says it, after the summary */
@@ -599,7 +591,7 @@ static int run_batch(struct batch *b) {
     stop(b);
     code = code ? code : b->write_code;
     if (!code && !b->a->quiet)
-        print_summary(b, &stats, now_seconds() - begin);
+        print_summary(b, &stats, clock_seconds() - begin);
     if (!code && b->failed && !interrupted())
         code = run_error(&COMMAND, "%zu of %zu requests failed: the results say why", b->failed,
                          b->done);

@@ -136,9 +136,9 @@ static int evaluate(struct run *r) {
     kvasir_error err;
     kvasir_eval_options eval = {.on_progress = show_progress, .user = r};
     progress_start(&r->progress, r->a->quiet ? NULL : "prompt", r->prompt.n, "tokens");
-    double start = now_seconds();
+    double start = clock_seconds();
     kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);
-    r->seconds = now_seconds() - start;
+    r->seconds = clock_seconds() - start;
     progress_end(&r->progress);
     if (status == KVASIR_ERR_CANCELLED)
         return EXIT_INTERRUPTED;

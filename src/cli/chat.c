@@ -9,6 +9,7 @@
  *     ids
  */
 #include "cli.h"
+#include "util/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ int chat_set_template(const struct command *c, const struct chat *chat, kvasir_t
 
 int chat_add_message(const struct command *c, json_t *messages, const char *role, const char *text,
                      size_t len) {
-    size_t good = kvasir_utf8_check(text, len);
+    size_t good = utf8_check(text, len);
     if (good < len)
         return run_error(c, "the %s message is not UTF-8 (at byte %zu)", role, good);
     json_t *content = json_stringn(text, len);

@@ -13,29 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool buffer_append(struct buffer *t, const char *data, size_t len) {
-    if (t->cap - t->len <= len) {
-        size_t cap = 2 * t->cap + len + 256;
-        char *grown = realloc(t->data, cap);
-        if (!grown)
-            return false;
-        t->data = grown;
-        t->cap = cap;
-    }
-    if (len)
-        memcpy(t->data + t->len, data, len);
-    t->len += len;
-    t->data[t->len] = 0;
-    return true;
-}
-
-void buffer_free(struct buffer *t) {
-    free(t->data);
-    *t = (struct buffer){0};
-}
-
 void answer_begin(struct answer *a, bool terminal) {
-    *a = (struct answer){.terminal = terminal, .begin = now_seconds()};
+    *a = (struct answer){.terminal = terminal, .begin = clock_seconds()};
 }
 
 static void write_safely(FILE *to, const char *text, size_t len) {
@@ -85,14 +64,14 @@ int answer_put(const struct command *c, struct answer *a, enum answer_part_kind 
     if (!len)
         return EXIT_GOOD;
     if (a->first == 0)
-        a->first = now_seconds();
-    if (!buffer_append(&a->parts[part], text, len))
+        a->first = clock_seconds();
+    if (!text_append(&a->parts[part], text, len))
         return run_error(c, "out of memory for the answer");
     return show(c, a, part, text, len);
 }
 
 int answer_end(const struct command *c, struct answer *a) {
-    a->end = now_seconds();
+    a->end = clock_seconds();
     if (a->first == 0)
         a->first = a->end;
     if (a->begun && a->shown == ANSWER_REASONING)
@@ -106,7 +85,7 @@ int answer_end(const struct command *c, struct answer *a) {
 
 void answer_free(struct answer *a) {
     for (size_t i = 0; i < sizeof a->parts / sizeof *a->parts; i++)
-        buffer_free(&a->parts[i]);
+        text_free(&a->parts[i]);
 }
 
 void answer_print_stats(const struct answer *a) {

@@ -30,7 +30,7 @@ struct engine_source {
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* one of these: */
-    struct buffer came;     /* text that is not shown yet */
+    struct text_buf came;   /* text that is not shown yet */
     bool complete, no_memory;
     kvasir_event last; /* figures and the end; its pointers are not looked at */
     kvasir_error error;
@@ -40,7 +40,7 @@ static void on_event(void *user, const kvasir_event *e) {
     struct engine_source *s = user;
     pthread_mutex_lock(&s->lock);
     bool text = e->kind == KVASIR_EVENT_TOKEN || e->kind == KVASIR_EVENT_DONE;
-    if (text && !buffer_append(&s->came, e->text, e->len))
+    if (text && !text_append(&s->came, e->text, e->len))
         s->no_memory = true;
     s->last = *e;
     if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_ERROR)
@@ -113,15 +113,15 @@ static int follow(struct engine_source *s, uint64_t id, struct answer_parser *pa
             wait_change(&s->changed, &s->lock);
         if (interrupted() && !s->came.len && !s->complete)
             wait_change(&s->changed, &s->lock); /* it was cancelled */
-        struct buffer came = s->came;
-        s->came = (struct buffer){0};
+        struct text_buf came = s->came;
+        s->came = (struct text_buf){0};
         complete = s->complete;
         if (s->no_memory && !code)
             code = run_error(s->c, "out of memory for the answer");
         pthread_mutex_unlock(&s->lock);
         if (!code)
             code = parsed(s, answer_parser_push(parser, came.data, came.len));
-        buffer_free(&came);
+        text_free(&came);
         if (code || interrupted())
             kvasir_engine_cancel(s->engine, id);
     }
@@ -187,7 +187,7 @@ static void engine_close(void *self) {
     free(s->shown_tokens);
     sampling_free(&s->sampling);
     chat_free(&s->chat);
-    buffer_free(&s->came);
+    text_free(&s->came);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s);

@@ -27,9 +27,9 @@ enum { HISTORY_LINES = 1000 };
 struct editor {
     EditLine *edit;
     History *history;
-    struct buffer path; /* of the history; empty: it is not kept */
-    bool goes_on;       /* the prompt is that of a line that continues one */
-    bool dropped;       /* Ctrl-C ended the line at hand */
+    struct text_buf path; /* of the history; empty: it is not kept */
+    bool goes_on;         /* the prompt is that of a line that continues one */
+    bool dropped;         /* Ctrl-C ended the line at hand */
 };
 
 /* ---- the history's file ---------------------------------------------------------------------- */
@@ -62,13 +62,12 @@ static int open_history(const struct command *c, struct editor *e) {
     const char *folder = state ? state : home;
     if (!folder)
         return EXIT_GOOD;
-    if (!buffer_append(&e->path, folder, strlen(folder)) ||
-        (!state && !buffer_append(&e->path, "/.local/state", 13)) ||
-        !buffer_append(&e->path, "/kvasir/history", 15))
+    if (!text_puts(&e->path, folder) || (!state && !text_puts(&e->path, "/.local/state")) ||
+        !text_puts(&e->path, "/kvasir/history"))
         return run_error(c, "out of memory for the history");
     if (!make_folders(e->path.data)) {
         fprintf(stderr, "note:   no history: %s: %s\n", e->path.data, strerror(errno));
-        buffer_free(&e->path);
+        text_free(&e->path);
     } else {
         history(e->history, &event, H_LOAD, e->path.data); /* none yet is fine */
     }
@@ -226,13 +225,13 @@ int lines_next(const struct command *c, struct lines *l, const char **text, size
         if (!line)
             break;
         more = n && line[n - 1] == '\\';
-        if ((any && !buffer_append(&l->text, "\n", 1)) || !buffer_append(&l->text, line, n - more))
+        if ((any && !text_puts(&l->text, "\n")) || !text_append(&l->text, line, n - more))
             return run_error(c, "out of memory for a line");
         any = true;
     }
     if (!any)
         return EXIT_GOOD;
-    if (!buffer_append(&l->text, "", 0))
+    if (!text_append(&l->text, "", 0))
         return run_error(c, "out of memory for a line");
     *text = l->text.data;
     *len = l->text.len;
@@ -248,9 +247,9 @@ void lines_close(struct lines *l) {
     if (e && e->history)
         history_end(e->history);
     if (e)
-        buffer_free(&e->path);
+        text_free(&e->path);
     free(e);
     line_reader_free(&l->pipe);
-    buffer_free(&l->text);
+    text_free(&l->text);
     *l = (struct lines){0};
 }

@@ -170,7 +170,8 @@ static int run_command(struct conversation *v, const char *line) {
 /* ---- messages -------------------------------------------------------------------------------- */
 
 static int keep_answer(struct conversation *v, const struct answer *a) {
-    const struct buffer *text = &a->parts[ANSWER_CONTENT], *reasoning = &a->parts[ANSWER_REASONING];
+    const struct text_buf *text = &a->parts[ANSWER_CONTENT],
+                          *reasoning = &a->parts[ANSWER_REASONING];
     json_t *content = json_stringn(text->data ? text->data : "", text->len);
     json_t *message =
         content ? json_pack("{s:s, s:o}", "role", "assistant", "content", content) : NULL;

@@ -25,21 +25,13 @@ struct chat_options {
     bool quiet;
 };
 
-/* A text that grows; data is NULL or ends with a NUL behind len. */
-struct buffer {
-    char *data;
-    size_t len, cap;
-};
-bool buffer_append(struct buffer *t, const char *data, size_t len); /* false: out of memory */
-void buffer_free(struct buffer *t);
-
 /* ---- lines (chat_lines.c) -------------------------------------------------------------------- */
 
 struct lines {
     bool terminal; /* standard input and output are */
     struct editor *editor;
     struct line_reader pipe;
-    struct buffer text;
+    struct text_buf text;
 };
 int lines_open(const struct command *c, struct lines *l);
 /* What was said: a line, with those behind it that it goes on in; blank where Ctrl-C dropped it.
@@ -52,7 +44,7 @@ void lines_close(struct lines *l);
 /* Its parts are ANSWER_CONTENT and ANSWER_REASONING. */
 struct answer {
     bool terminal;
-    struct buffer parts[2];
+    struct text_buf parts[2];
     bool begun;                  /* something was written, and last of it: */
     enum answer_part_kind shown; /* this part */
     char last;                   /* this byte */

@@ -33,11 +33,11 @@ struct remote {
 /* One call of the server. */
 struct call {
     struct remote *r;
-    struct answer *a; /* of a stream; NULL: the body is wanted */
-    struct buffer in; /* the body, or a line of the stream that is not complete */
-    long status;      /* of HTTP; 0: none came */
-    bool complete;    /* the stream said that it ends */
-    int code;         /* the line was printed */
+    struct answer *a;   /* of a stream; NULL: the body is wanted */
+    struct text_buf in; /* the body, or a line of the stream that is not complete */
+    long status;        /* of HTTP; 0: none came */
+    bool complete;      /* the stream said that it ends */
+    int code;           /* the line was printed */
 };
 
 /* ---- what comes ------------------------------------------------------------------------------ */
@@ -135,7 +135,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *user) {
     n *= size; /* which is 1 */
     if (n > BODY_MAX - call->in.len)
         call->code = run_error(call->r->c, "%s: the answer is too long", call->r->base);
-    else if (!buffer_append(&call->in, data, n))
+    else if (!text_append(&call->in, data, n))
         call->code = run_error(call->r->c, "out of memory for the answer");
     else if (call->a && call->status == 200)
         call->code = read_lines(call);
@@ -161,11 +161,10 @@ static int refused(struct call *call, const char *path) {
 /* GET, or POST of a body. Good where Ctrl-C ended it. */
 static int call_server(struct call *call, const char *path, const char *body) {
     struct remote *r = call->r;
-    struct buffer url = {0};
+    struct text_buf url = {0};
     char why[CURL_ERROR_SIZE] = "";
-    if (!buffer_append(&url, r->base, strlen(r->base)) ||
-        !buffer_append(&url, path, strlen(path))) {
-        buffer_free(&url);
+    if (!text_puts(&url, r->base) || !text_puts(&url, path)) {
+        text_free(&url);
         return run_error(r->c, "out of memory for the URL");
     }
     CURL *h = r->curl;
@@ -186,7 +185,7 @@ static int call_server(struct call *call, const char *path, const char *body) {
     CURLcode result = curl_easy_perform(h);
     curl_easy_getinfo(h, CURLINFO_RESPONSE_CODE, &call->status);
     curl_easy_setopt(h, CURLOPT_ERRORBUFFER, NULL);
-    buffer_free(&url);
+    text_free(&url);
     if (call->code || (result && interrupted()))
         return call->code;
     if (result)
@@ -206,7 +205,7 @@ static int get_object(struct remote *r, const char *path, json_t **out) {
         json_decref(*out);
         *out = NULL;
     }
-    buffer_free(&call.in);
+    text_free(&call.in);
     return code;
 }
 
@@ -281,7 +280,7 @@ static int remote_answer(void *self, json_t *messages, struct answer *a) {
     r->turns++;
     int code = call_server(&call, "/v1/chat/completions", body);
     free(body);
-    buffer_free(&call.in);
+    text_free(&call.in);
     if (!code && !call.complete && !interrupted())
         code = run_error(r->c, "%s: the answer broke off", r->base);
     return code;
@@ -348,16 +347,15 @@ static int take_url(struct remote *r) {
 }
 
 static int make_headers(struct remote *r) {
-    struct buffer key = {0};
+    struct text_buf key = {0};
     const char *secret = r->o->api_key;
     if (secret && (!*secret || strpbrk(secret, "\r\n")))
         return usage_error(r->c, "--api-key: is empty or holds a line end");
     bool good = (r->headers = curl_slist_append(NULL, "Content-Type: application/json")) != NULL;
     if (secret)
-        good = good && buffer_append(&key, "Authorization: Bearer ", 22) &&
-               buffer_append(&key, secret, strlen(secret)) &&
+        good = good && text_puts(&key, "Authorization: Bearer ") && text_puts(&key, secret) &&
                curl_slist_append(r->headers, key.data);
-    buffer_free(&key);
+    text_free(&key);
     return good ? EXIT_GOOD : run_error(r->c, "out of memory");
 }
 

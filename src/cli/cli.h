@@ -41,8 +41,6 @@ enum exit_code {
     EXIT_INTERRUPTED = 130 /* Ctrl-C ended the run early (128 + SIGINT, as shells have it) */
 };
 
-#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
-
 /* The commands; argv[0] is the command's name. */
 int generate_main(int argc, char **argv);
 int cache_prompt_main(int argc, char **argv);
@@ -262,8 +260,6 @@ void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n);
 int json_print(const struct command *c, json_t *object);
 /* Flushes standard output; EXIT_RUN with a line where that failed. */
 int finish_output(const struct command *c);
-
-double now_seconds(void); /* monotonic */
 
 /* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
  * else a line every few seconds. */
@@ -520,12 +516,11 @@ void notify(const char *state);
 
 /* The text of an answer: what kvasir_stop lets through, written and kept. */
 struct stream {
-    kvasir_stop *stop; /* borrowed */
-    FILE *to;          /* NULL: only collected */
-    char *text;        /* [cap], the answer so far but for what is held back */
-    size_t len, cap;
-    bool stopped;    /* a stop text came: text ends before it */
-    int write_error; /* errno of a failed write, 0 */
+    kvasir_stop *stop;    /* borrowed */
+    FILE *to;             /* NULL: only collected */
+    struct text_buf text; /* the answer so far but for what is held back */
+    bool stopped;         /* a stop text came: text ends before it */
+    int write_error;      /* errno of a failed write, 0 */
 };
 /* False when there is nothing more to do: a stop text came, a write or an allocation failed. */
 bool stream_push(struct stream *s, const char *text, size_t len);

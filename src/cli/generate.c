@@ -247,9 +247,9 @@ static int run_prompt(struct run *r) {
     }
     kvasir_error err;
     progress_start(&r->progress, r->a->quiet ? NULL : "prompt", r->prompt.n, "tokens");
-    double start = now_seconds();
+    double start = clock_seconds();
     kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);
-    r->prompt_seconds = now_seconds() - start;
+    r->prompt_seconds = clock_seconds() - start;
     progress_end(&r->progress);
     if (r->write_failed)
         return EXIT_RUN;
@@ -263,14 +263,8 @@ static int run_prompt(struct run *r) {
 /* ---- answer ---------------------------------------------------------------------------------- */
 
 static int keep_id(struct run *r, int32_t id) {
-    if (r->answer_n == r->answer_cap) {
-        size_t cap = r->answer_cap ? 2 * r->answer_cap : 256;
-        int32_t *grown = realloc(r->answer, cap * sizeof *grown);
-        if (!grown)
-            return run_error(&COMMAND, "out of memory");
-        r->answer = grown;
-        r->answer_cap = cap;
-    }
+    if (!ARRAY_GROW(r->answer, r->answer_cap, r->answer_n + 1))
+        return run_error(&COMMAND, "out of memory");
     r->answer[r->answer_n++] = id;
     return EXIT_GOOD;
 }
@@ -295,7 +289,7 @@ static int show_token(struct run *r, int32_t id) {
 }
 
 static int run_answer(struct run *r) {
-    double start = now_seconds();
+    double start = clock_seconds();
     const kvasir_tokenizer *text = kvasir_model_tokenizer(r->model);
     int code = EXIT_GOOD;
     r->finish = r->at_limit;
@@ -322,7 +316,7 @@ static int run_answer(struct run *r) {
         else
             r->steps++;
     }
-    r->decode_seconds = now_seconds() - start;
+    r->decode_seconds = clock_seconds() - start;
     return code;
 }
 
@@ -340,7 +334,7 @@ static int end_text(struct run *r) {
     int code = check_stream(r);
     if (code || !r->stream.to)
         return code;
-    if (r->stream.len > 0 && r->stream.text[r->stream.len - 1] != '\n')
+    if (r->stream.text.len > 0 && r->stream.text.data[r->stream.text.len - 1] != '\n')
         putchar('\n');
     return finish_output(&COMMAND);
 }
@@ -382,7 +376,8 @@ static int print_json(const struct run *r, const kvasir_context_info *info) {
     json_t *o = json_object();
     uint64_t used = kvasir_seq_bytes(r->seq), used16 = kvasir_seq_bytes_16bit(r->seq);
     json_t *text =
-        r->detok ? json_stringn(r->stream.text ? r->stream.text : "", r->stream.len) : NULL;
+        r->detok ? json_stringn(r->stream.text.data ? r->stream.text.data : "", r->stream.text.len)
+                 : NULL;
     json_object_set_new(o, "text", text ? text : json_null());
     put_ids(o, "ids", r->answer, r->answer_n);
     put_ids(o, "prompt_ids", r->prompt.ids, r->prompt.n);

@@ -58,12 +58,6 @@ double ratio(double a, double b) {
     return b > 0 ? a / b : 0;
 }
 
-double now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 void put_text(json_t *object, const char *key, const char *text) {
@@ -120,7 +114,7 @@ static void show(struct progress *p, size_t done, double seconds) {
 }
 
 void progress_start(struct progress *p, const char *what, size_t total, const char *unit) {
-    double now = now_seconds();
+    double now = clock_seconds();
     *p = (struct progress){.what = what,
                            .unit = unit,
                            .total = total,
@@ -133,7 +127,7 @@ void progress_start(struct progress *p, const char *what, size_t total, const ch
 }
 
 void progress_step(struct progress *p, size_t done) {
-    double now = now_seconds();
+    double now = clock_seconds();
     if (!p->what || now - p->last < (p->terminal ? TERMINAL_SECONDS : LOG_SECONDS))
         return;
     p->last = now;

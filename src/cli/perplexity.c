@@ -301,7 +301,7 @@ static int run_window(struct run *r, uint32_t number) {
     char what[32];
     snprintf(what, sizeof what, "window %u of %u", number + 1, r->windows);
     progress_start(&r->progress, r->a->quiet ? NULL : what, r->a->window - 1, "tokens");
-    double start = now_seconds();
+    double start = clock_seconds();
     kvasir_eval_options eval = {.on_logits = take_logits, .on_progress = show_progress, .user = r};
     kvasir_status status = kvasir_seq_eval(seq, r->ids, r->a->window - 1, &eval, &err);
     progress_end(&r->progress);
@@ -315,7 +315,7 @@ static int run_window(struct run *r, uint32_t number) {
     if (status)
         return library_error(&COMMAND, &err);
     if (!r->a->quiet)
-        print_window(r, now_seconds() - start);
+        print_window(r, clock_seconds() - start);
     return EXIT_GOOD;
 }
 

@@ -18,7 +18,7 @@ static int read_seed(const struct command *c, const char *text, uint64_t *seed) 
     if (!text) {
         /* 53 bits: a JSON reader that keeps numbers as doubles gets the seed back exactly. */
         if (getrandom(seed, sizeof *seed, 0) != (ssize_t)sizeof *seed)
-            *seed = (uint64_t)(now_seconds() * 1e9);
+            *seed = (uint64_t)(clock_seconds() * 1e9);
         *seed >>= 11;
         return EXIT_GOOD;
     }

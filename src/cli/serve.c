@@ -332,14 +332,14 @@ static void end_by(const struct serve *s, int signal_number) {
 static void wait_and_drain(struct serve *s) {
     enum { LOOK_MS = 50 };
     const int came = take_signal(s, -1);
-    const double deadline = now_seconds() + s->a->drain_timeout_s;
+    const double deadline = clock_seconds() + s->a->drain_timeout_s;
     uint32_t open;
     notify("STOPPING=1");
     server_drain(s->server);
     open = server_open_requests(s->server);
     fprintf(stderr, "server: %s, %u request%s open%s\n", came == SIGINT ? "SIGINT" : "SIGTERM",
             open, open == 1 ? " is" : "s are", open ? "; a second signal ends at once" : "");
-    while (open && now_seconds() < deadline) {
+    while (open && clock_seconds() < deadline) {
         const int again = take_signal(s, LOOK_MS);
         if (again)
             end_by(s, again);

@@ -11,26 +11,19 @@
 #include <stdlib.h>
 
 static bool reserve(struct stream *s, size_t n) {
-    if (s->cap - s->len >= n)
-        return true;
-    size_t cap = 2 * s->cap + n + 256;
-    char *grown = realloc(s->text, cap);
-    if (!grown) {
+    if (!text_reserve(&s->text, n))
         s->write_error = ENOMEM;
-        return false;
-    }
-    s->text = grown;
-    s->cap = cap;
-    return true;
+    return s->write_error == 0;
 }
 
 /* n bytes came to the end of text. */
 static bool send(struct stream *s, size_t n) {
-    if (s->to && n > 0 && (fwrite(s->text + s->len, 1, n, s->to) != n || fflush(s->to) != 0)) {
+    if (s->to && n > 0 &&
+        (fwrite(s->text.data + s->text.len, 1, n, s->to) != n || fflush(s->to) != 0)) {
         s->write_error = errno ? errno : EIO;
         return false;
     }
-    s->len += n;
+    s->text.len += n;
     return !s->stopped;
 }
 
@@ -38,7 +31,7 @@ bool stream_push(struct stream *s, const char *text, size_t len) {
     if (s->stopped || s->write_error || !reserve(s, len + kvasir_stop_hold(s->stop)))
         return false;
     size_t n;
-    s->stopped = !kvasir_stop_push(s->stop, text, len, s->text + s->len, &n);
+    s->stopped = !kvasir_stop_push(s->stop, text, len, s->text.data + s->text.len, &n);
     return send(s, n);
 }
 
@@ -46,11 +39,11 @@ bool stream_finish(struct stream *s) {
     if (s->write_error || !reserve(s, kvasir_stop_hold(s->stop)))
         return false;
     size_t n;
-    s->stopped = !kvasir_stop_finish(s->stop, s->text + s->len, &n);
+    s->stopped = !kvasir_stop_finish(s->stop, s->text.data + s->text.len, &n);
     return send(s, n);
 }
 
 void stream_free(struct stream *s) {
-    free(s->text);
+    text_free(&s->text);
     *s = (struct stream){0};
 }

@@ -13,6 +13,7 @@
  * ends the run; what came before it stands.
  */
 #include "cli.h"
+#include "util/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -130,7 +131,7 @@ static json_t *piece_json(const struct run *r, int32_t id) {
         return json_string("");
     char *text = malloc(3 * len + 1);
     for (size_t at = 0; text && at < len;) {
-        size_t good = kvasir_utf8_check(piece + at, len - at);
+        size_t good = utf8_check(piece + at, len - at);
         memcpy(text + used, piece + at, good);
         used += good;
         at += good;

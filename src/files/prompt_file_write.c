@@ -102,15 +102,9 @@ static kvasir_status put_header(struct writer *w, const char *name, enum prompt_
 
 /* Takes own, also on failure. */
 static kvasir_status push_block_take(struct writer *w, struct block b) {
-    if (w->n == w->cap) {
-        size_t cap = w->cap ? 2 * w->cap : 64;
-        struct block *grown = mem_realloc(w->blocks, cap, sizeof *grown);
-        if (!grown) {
-            mem_free(b.own);
-            return no_memory(w);
-        }
-        w->blocks = grown;
-        w->cap = cap;
+    if (!ARRAY_GROW(w->blocks, w->cap, w->n + 1)) {
+        mem_free(b.own);
+        return no_memory(w);
     }
     w->blocks[w->n++] = b;
     return KVASIR_OK;

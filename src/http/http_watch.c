@@ -15,15 +15,14 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "util/util.h"
 
 enum { ROUND_MS = 200, EVENTS = 64 };
 
 static int64_t now_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec;
+    return (int64_t)clock_seconds();
 }
 
 static struct conn *find(struct watch *w, uint64_t id) {

@@ -46,15 +46,9 @@ kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
                                   const struct checkpoint_tensor *tensor, kvasir_error *err) {
     if (!name)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
-    if (c->n_tensors == c->cap_tensors) {
-        size_t cap = c->cap_tensors ? c->cap_tensors * 2 : 256;
-        struct checkpoint_tensor *tensors = mem_realloc(c->tensors, cap, sizeof *tensors);
-        if (!tensors) {
-            mem_free(name);
-            return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", cap);
-        }
-        c->tensors = tensors;
-        c->cap_tensors = cap;
+    if (!ARRAY_GROW(c->tensors, c->cap_tensors, c->n_tensors + 1)) {
+        mem_free(name);
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", c->n_tensors + 1);
     }
     struct checkpoint_tensor *t = &c->tensors[c->n_tensors++];
     *t = *tensor;

@@ -182,14 +182,8 @@ static int compare_values(const void *a, const void *b) {
 
 static kvasir_status take_values(struct reader *r, struct gguf *g, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
-        if (g->n_values == g->cap_values) {
-            size_t cap = g->cap_values ? g->cap_values * 2 : 64;
-            struct gguf_value *values = mem_realloc(g->values, cap, sizeof *values);
-            if (!values)
-                return fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %zu values", cap);
-            g->values = values;
-            g->cap_values = cap;
-        }
+        if (!ARRAY_GROW(g->values, g->cap_values, g->n_values + 1))
+            return fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %" PRIu64 " values", n);
         TRY(take_value(r, &g->values[g->n_values]));
         g->n_values++;
     }
@@ -518,13 +512,9 @@ static kvasir_status take_tensors(struct reader *r, const struct gguf *g, struct
     kvasir_status status;
     TRY_GOTO(read_alignment(g, &alignment, r->err));
     for (uint64_t i = 0; i < g->n_tensors; i++) {
-        if (i == cap) {
-            cap = cap ? cap * 2 : 256;
-            struct data_place *grown = mem_realloc(places, cap, sizeof *grown);
-            if (!grown)
-                TRY_GOTO(fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", cap));
-            places = grown;
-        }
+        if (!ARRAY_GROW(places, cap, i + 1))
+            TRY_GOTO(fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %" PRIu64 " tensors",
+                          g->n_tensors));
         TRY_GOTO(add_tensor(r, c, &places[i]));
     }
     size_t start = round_up(r->pos, alignment); /* pos is at most a file's size: no overflow */

@@ -46,10 +46,6 @@ const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n) {
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-static uint32_t max_u32(uint32_t a, uint32_t b) {
-    return a > b ? a : b;
-}
-
 /* Values of a row that the layers need at most. */
 struct widths {
     uint32_t q, kv, ffn, wide, mixed, z, heads, layer_inputs;

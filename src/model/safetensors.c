@@ -136,14 +136,8 @@ static kvasir_status read_tensor(const char *name, const json_t *info, const uin
 
 static kvasir_status add_raw(struct raw_tensors *raw, const char *name, const struct raw_tensor *t,
                              kvasir_error *err) {
-    if (raw->n == raw->cap) {
-        size_t cap = raw->cap ? raw->cap * 2 : 256;
-        struct raw_tensor *list = mem_realloc(raw->list, cap, sizeof *list);
-        if (!list)
-            return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", cap);
-        raw->list = list;
-        raw->cap = cap;
-    }
+    if (!ARRAY_GROW(raw->list, raw->cap, raw->n + 1))
+        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", raw->n + 1);
     raw->list[raw->n] = *t;
     raw->list[raw->n].name = mem_strdup(name);
     if (!raw->list[raw->n].name)

@@ -17,6 +17,8 @@
 #include "server/server_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 struct job {
@@ -31,9 +33,9 @@ struct job {
     const struct form *form;
     struct openai_answer answer; /* unless stream */
     void *stream;
-    struct bytes out; /* of the stream, on its way from out_at on */
+    struct text_buf out; /* of the stream, on its way from out_at on */
     size_t out_at;
-    struct bytes taken; /* events that the reader's side has */
+    struct text_buf taken; /* events that the reader's side has */
     size_t taken_at;
     kvasir_error taken_error;
     bool finished; /* the stream has nothing more */
@@ -43,8 +45,8 @@ struct job {
     struct http_call *call; /* NULL: over */
     uint64_t engine_id;
     bool complete, too_slow, gone, comment_due;
-    struct bytes queue; /* events and what they point to, one after the other */
-    kvasir_error error; /* of the choice that failed last */
+    struct text_buf queue; /* events and what they point to, one after the other */
+    kvasir_error error;    /* of the choice that failed last */
     uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens;
     uint64_t cache_bytes;
     kvasir_hit hit;
@@ -65,9 +67,9 @@ static void job_free(struct job *j) {
     openai_request_free(&j->request);
     json_decref(j->body);
     free(j->salt);
-    bytes_free(&j->out);
-    bytes_free(&j->taken);
-    bytes_free(&j->queue);
+    text_free(&j->out);
+    text_free(&j->taken);
+    text_free(&j->queue);
     pthread_mutex_destroy(&j->mutex);
     free(j);
 }
@@ -121,7 +123,7 @@ static void queue_event(struct job *j, const kvasir_event *e) {
     const size_t tops = e->n_top * sizeof *e->top, bytes = queued_bytes(e);
     if (!j->call || j->too_slow)
         return;
-    if (j->queue.len + bytes > j->server->options.buffer_bytes || !bytes_room(&j->queue, bytes)) {
+    if (j->queue.len + bytes > j->server->options.buffer_bytes || !text_reserve(&j->queue, bytes)) {
         j->too_slow = true;
         kvasir_engine_cancel(j->server->engine, e->request);
         http_break_off(j->call);
@@ -193,7 +195,7 @@ static void stream_event(struct job *j, const kvasir_event *e) {
 /* Takes what the engine left; false: the connection is to be broken off. */
 static bool take_events(struct job *j) {
     pthread_mutex_lock(&j->mutex);
-    const struct bytes empty = j->taken;
+    const struct text_buf empty = j->taken;
     j->taken = j->queue;
     j->queue = empty;
     j->queue.len = j->taken_at = 0;

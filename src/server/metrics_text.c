@@ -6,50 +6,45 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "api/api.h"
 
 /* The text under way. */
 struct page {
-    struct bytes text;
+    struct text_buf text;
     bool failed; /* out of memory */
     char *model; /* model_name="..." */
 };
 
-__attribute__((format(printf, 2, 3))) static void add(struct page *p, const char *format, ...) {
-    va_list args, again;
+static void PRINTF_LIKE(2, 3) add(struct page *p, const char *format, ...) {
+    va_list args;
     va_start(args, format);
-    va_copy(again, args);
-    const int n = vsnprintf(NULL, 0, format, args);
-    p->failed = p->failed || n < 0 || !bytes_room(&p->text, (size_t)n + 1);
-    if (!p->failed) {
-        vsnprintf(p->text.data + p->text.len, (size_t)n + 1, format, again);
-        p->text.len += (size_t)n;
-    }
-    va_end(again);
+    p->failed = p->failed || !text_vprintf(&p->text, format, args);
     va_end(args);
 }
 
 /* What stands between quotes: backslashes, quotes and line ends escaped. */
-static bool add_escaped(struct bytes *b, const char *value) {
+static bool add_escaped(struct text_buf *b, const char *value) {
     bool good = true;
     for (; good && *value; value++) {
         if (*value == '\n')
-            good = bytes_add_text(b, "\\n");
+            good = text_puts(b, "\\n");
         else
-            good = (*value != '\\' && *value != '"' ? true : bytes_add_text(b, "\\")) &&
-                   bytes_add(b, value, 1);
+            good = (*value != '\\' && *value != '"' ? true : text_puts(b, "\\")) &&
+                   text_append(b, value, 1);
     }
     return good;
 }
 
 /* name="value", to be freed; NULL: out of memory */
 static char *label(const char *name, const char *value) {
-    struct bytes b = {0};
-    if (bytes_add_text(&b, name) && bytes_add_text(&b, "=\"") && add_escaped(&b, value) &&
-        bytes_add(&b, "\"", 2))
+    struct text_buf b = {0};
+    if (text_puts(&b, name) && text_puts(&b, "=\"") && add_escaped(&b, value) &&
+        text_append(&b, "\"", 1))
         return b.data;
-    bytes_free(&b);
+    text_free(&b);
     return NULL;
 }
 
@@ -261,7 +256,7 @@ char *metrics_text(struct server_metrics *m, const struct server_figures *f, siz
         free(p.model);
     }
     if (p.failed) {
-        bytes_free(&p.text);
+        text_free(&p.text);
         return NULL;
     }
     *len = p.text.len;

@@ -14,6 +14,7 @@
 #include "server/status.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <strings.h>
 
 enum access { ANYONE, KEY, ADMIN };

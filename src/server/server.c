@@ -10,6 +10,8 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -27,9 +29,7 @@ struct server_options server_defaults(void) {
 }
 
 int64_t server_now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    return (int64_t)(clock_seconds() * 1e6);
 }
 
 void server_log(const struct server *s, const char *format, ...) {

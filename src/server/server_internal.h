@@ -13,6 +13,7 @@
 #include "http/http.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "util/util.h"
 
 enum { JOB_ID_MAX = 64 };
 
@@ -41,8 +42,7 @@ struct tenant {
 };
 
 /* A line of the log: "key=value key=value". */
-void server_log(const struct server *s, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void server_log(const struct server *s, const char *format, ...) PRINTF_LIKE(2, 3);
 /* "prefix" and 24 hex digits that no other has. Returns a seed that no other request gets. */
 uint64_t server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]);
 int64_t server_now_us(void); /* monotonic */

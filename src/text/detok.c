@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token bytes to whole characters, and the check that text is UTF-8 (RFC 3629: shortest form, no
- * surrogates, nothing above U+10FFFF).
+/* Token bytes to whole characters.
  *
  * A token may end inside a character; struct detok holds the bytes of at most one begun character
  * (up to 3) until the rest arrives. Invariants:
@@ -14,47 +13,6 @@
 #include "text/text.h"
 
 static const char replacement[] = "\xef\xbf\xbd";
-
-int utf8_length(const uint8_t *s, size_t n) {
-    uint8_t c = s[0];
-    if (c < 0x80)
-        return 1;
-    if (c < 0xc2 || c > 0xf4)
-        return -1;
-    int len = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
-    /* Overlong forms, surrogates and the end of Unicode narrow only the second byte. */
-    uint8_t low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80;
-    uint8_t high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
-    for (int i = 1; i < len; i++) {
-        if ((size_t)i >= n)
-            return 0;
-        if (s[i] < low || s[i] > high)
-            return -1;
-        low = 0x80;
-        high = 0xbf;
-    }
-    return len;
-}
-
-size_t utf8_check(const char *text, size_t len) {
-    const uint8_t *s = (const uint8_t *)text;
-    size_t i = 0;
-    while (i < len) {
-        uint64_t eight;
-        if (len - i >= sizeof eight) {
-            memcpy(&eight, s + i, sizeof eight);
-            if ((eight & 0x8080808080808080u) == 0) {
-                i += sizeof eight;
-                continue;
-            }
-        }
-        int n = utf8_length(s + i, len - i);
-        if (n <= 0)
-            return i;
-        i += (size_t)n;
-    }
-    return len;
-}
 
 /* One byte more. What is held always begins a character. A byte that does not go on with it may
  * begin the next one. */

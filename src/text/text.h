@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "kvasir_text.h"
+#include "util/utf8.h"
 #include "util/util.h"
 
 /* ---- tokenizer (tokenizer.c; tokenizer_internal.h lists its parts) --------------------------- */
@@ -107,11 +108,6 @@ struct detok {
 bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) MUST_CHECK;
 /* The end: what is still held comes out as U+FFFD. */
 bool detok_finish(struct detok *d, struct text_buf *out) MUST_CHECK;
-/* Offset of the first byte that is not valid UTF-8 (RFC 3629), or len. */
-size_t utf8_check(const char *text, size_t len);
-/* Of the character at s: its length (1-4), 0 if the n bytes (n > 0) begin one and end inside it, -1
- * if they cannot. */
-int utf8_length(const uint8_t *s, size_t n);
 /* The value of a hexadecimal digit, -1 of any other character (unicode.c). */
 int hex_digit(char c);
 

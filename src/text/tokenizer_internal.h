@@ -40,13 +40,8 @@ enum {
 
 /* ---- characters (unicode.c) ------------------------------------------------------------------ */
 
-/* The character at text[*at] of valid UTF-8; moves *at behind it. */
-uint32_t utf8_next(const char *text, size_t *at);
-/* The character that ends at text[at], at > 0; *start is where it begins. */
-uint32_t utf8_before(const char *text, size_t at, size_t *start);
-size_t utf8_put(char *out, uint32_t c); /* bytes written, up to 4 */
-bool is_space(uint32_t c);              /* White_Space */
-bool is_word(uint32_t c);               /* \w of Unicode's regular expressions (UTS 18) */
+bool is_space(uint32_t c); /* White_Space */
+bool is_word(uint32_t c);  /* \w of Unicode's regular expressions (UTS 18) */
 
 /* Bytes of a file fit to be quoted in an error: printable ASCII as it is, \xHH for the rest, cut
  * short. */

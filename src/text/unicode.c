@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Characters: one at a time out of valid UTF-8 and back, and the two classes that the edges of
- * added tokens ask for. The check that text is UTF-8 is in detok.c.
+/* The two classes of characters that the edges of added tokens ask for.
  *
  * Tables of Unicode are utf8proc's; what changes from one version of Unicode to the next are
  * characters that no vocabulary knows.
@@ -14,44 +13,6 @@ int hex_digit(char c) {
         return c - '0';
     c |= 0x20;
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-uint32_t utf8_next(const char *text, size_t *at) {
-    const uint8_t *s = (const uint8_t *)text + *at;
-    if (s[0] < 0x80) {
-        *at += 1;
-        return s[0];
-    }
-    if (s[0] < 0xe0) {
-        *at += 2;
-        return (s[0] & 0x1fu) << 6 | (s[1] & 0x3fu);
-    }
-    if (s[0] < 0xf0) {
-        *at += 3;
-        return (s[0] & 0x0fu) << 12 | (s[1] & 0x3fu) << 6 | (s[2] & 0x3fu);
-    }
-    *at += 4;
-    return (s[0] & 0x07u) << 18 | (s[1] & 0x3fu) << 12 | (s[2] & 0x3fu) << 6 | (s[3] & 0x3fu);
-}
-
-uint32_t utf8_before(const char *text, size_t at, size_t *start) {
-    size_t from = at - 1;
-    while (((uint8_t)text[from] & 0xc0) == 0x80)
-        from--;
-    *start = from;
-    return utf8_next(text, &from);
-}
-
-size_t utf8_put(char *out, uint32_t c) {
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = n - 1; i > 0; i--, c >>= 6)
-        out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)((n == 2 ? 0xc0 : n == 3 ? 0xe0 : 0xf0) | c);
-    return n;
 }
 
 bool is_space(uint32_t c) {

@@ -51,28 +51,29 @@ void mem_free(void *p) {
     free(p);
 }
 
-/* ---- text ------------------------------------------------------------------------------------ */
-
-static bool text_room(struct text_buf *b, size_t more) {
-    size_t need;
-    if (!add_size(b->len, more, &need) || !add_size(need, 1, &need))
-        return false;
-    if (need <= b->cap)
-        return true;
-    size_t cap = b->cap ? b->cap : 64;
-    while (cap < need)
-        if (!mul_size(cap, 2, &cap))
-            return false;
-    char *data = mem_realloc(b->data, cap, 1);
-    if (!data)
-        return false;
-    b->data = data;
-    b->cap = cap;
-    return true;
+/* At least 64 bytes or 8 items, then doubled. */
+void *array_grow(void *list, size_t *cap, size_t need, size_t cap_max, size_t size) {
+    ASSERT(need > *cap && need <= cap_max && size > 0);
+    size_t least = max_size(64 / size, 8);
+    size_t new_cap = *cap > cap_max / 2 ? cap_max : max_size(2 * *cap, least);
+    new_cap = max_size(new_cap < cap_max ? new_cap : cap_max, need);
+    void *grown = mem_realloc(list, new_cap, size);
+    if (grown)
+        *cap = new_cap;
+    return grown;
 }
 
-bool text_append(struct text_buf *b, const char *data, size_t n) {
-    if (!text_room(b, n))
+/* ---- text ------------------------------------------------------------------------------------ */
+
+bool text_reserve(struct text_buf *b, size_t n) {
+    size_t need;
+    ASSERT(b->len <= b->cap && (b->cap == 0) == (b->data == NULL));
+    return add_size(b->len, n, &need) && add_size(need, 1, &need) &&
+           ARRAY_GROW(b->data, b->cap, need);
+}
+
+bool text_append(struct text_buf *b, const void *data, size_t n) {
+    if (!text_reserve(b, n))
         return false;
     if (n)
         memcpy(b->data + b->len, data, n);
@@ -81,18 +82,28 @@ bool text_append(struct text_buf *b, const char *data, size_t n) {
     return true;
 }
 
+bool text_puts(struct text_buf *b, const char *text) {
+    return text_append(b, text, strlen(text));
+}
+
+bool text_vprintf(struct text_buf *b, const char *format, va_list args) {
+    va_list again;
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, again);
+    va_end(again);
+    if (n < 0 || !text_reserve(b, (size_t)n))
+        return false;
+    vsnprintf(b->data + b->len, (size_t)n + 1, format, args);
+    b->len += (size_t)n;
+    return true;
+}
+
 bool text_printf(struct text_buf *b, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(NULL, 0, format, args);
+    bool good = text_vprintf(b, format, args);
     va_end(args);
-    if (n < 0 || !text_room(b, (size_t)n))
-        return false;
-    va_start(args, format);
-    vsnprintf(b->data + b->len, (size_t)n + 1, format, args);
-    va_end(args);
-    b->len += (size_t)n;
-    return true;
+    return good;
 }
 
 void text_free(struct text_buf *b) {

@@ -75,6 +75,33 @@ static inline bool add_size(size_t a, size_t b, size_t *out) {
 static inline size_t round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
+static inline uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+static inline uint32_t max_u32(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+static inline size_t min_size(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+static inline size_t max_size(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* `ARRAY_GROW(list, cap, need)` makes room for need items in an array of cap items, which at least
+ * doubles; list and cap are variables and change. False if memory ran out: nothing has changed. */
+#define ARRAY_GROW(list, cap, need)                                                                \
+    ((need) <= (cap) || ({                                                                         \
+         size_t array_cap_ = (cap);                                                                \
+         void *array_new_ =                                                                        \
+             array_grow((list), &array_cap_, (need), (__typeof__(cap))-1, sizeof *(list));         \
+         if (array_new_) {                                                                         \
+             (list) = array_new_;                                                                  \
+             (cap) = (__typeof__(cap))array_cap_;                                                  \
+         }                                                                                         \
+         array_new_ != NULL;                                                                       \
+     }))
+void *array_grow(void *list, size_t *cap, size_t need, size_t cap_max, size_t size) MUST_CHECK;
 
 /* A growing byte buffer; always NUL-terminated once something was appended. Zero-initialised is
  * empty. Appends return false when memory ran out (the buffer stays as it was). */
@@ -82,9 +109,13 @@ struct text_buf {
     char *data;
     size_t len, cap;
 };
-bool text_append(struct text_buf *b, const char *data, size_t n) MUST_CHECK;
+bool text_append(struct text_buf *b, const void *data, size_t n) MUST_CHECK;
+bool text_puts(struct text_buf *b, const char *text) MUST_CHECK;
 bool text_printf(struct text_buf *b, const char *format, ...) PRINTF_LIKE(2, 3) MUST_CHECK;
-void text_free(struct text_buf *b);
+bool text_vprintf(struct text_buf *b, const char *format, va_list args) MUST_CHECK;
+/* Room for n bytes more and the NUL after them, for callers that write to data + len themselves. */
+bool text_reserve(struct text_buf *b, size_t n) MUST_CHECK;
+void text_free(struct text_buf *b); /* data may also be kept, and freed with mem_free */
 
 /* ---- address space for pages (memory.c) ------------------------------------------------------ */
 
@@ -213,6 +244,14 @@ static inline uint64_t mix_bits(uint64_t x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
     x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
     return x ^ x >> 31;
+}
+
+/* FNV-1a, for ids and seeds that were published with it; elsewhere hashes are XXH64. */
+static inline uint64_t hash_fnv1a(const char *text) {
+    uint64_t h = 0xcbf29ce484222325ULL;
+    for (; *text; text++)
+        h = (h ^ (unsigned char)*text) * 0x100000001b3ULL;
+    return h;
 }
 
 #endif

@@ -4,6 +4,8 @@
 #include "api/anthropic.h"
 #include "api_checks.h"
 
+#include <string.h>
+
 static const char TEMPLATE[] =
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
     "{% if m.reasoning_content %}R{{ m.reasoning_content }}{% endif %}"
@@ -412,7 +414,7 @@ static void test_answers(void **state) {
  * are the names. What was sent is gone from the stream then. */
 static json_t *events_of(struct anthropic_stream *s) {
     json_t *events = json_array();
-    assert_true(bytes_add(s->out, "", 1));
+    assert_true(text_append(s->out, "", 1));
     for (char *at = s->out->data, *end; *at; at = end + 2) {
         char name[64];
         int n = 0;
@@ -463,7 +465,7 @@ static const struct anthropic_usage BEGINS = {12, 8, 0}, ENDS = {12, 8, 3};
 
 static void test_stream(void **state) {
     (void)state;
-    struct bytes out = {0};
+    struct text_buf out = {0};
     struct anthropic_stream s = {.out = &out};
     assert_true(anthropic_stream_start(&s, "msg_1", "m", &BEGINS));
     events_are(&s, EVENTS("{\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"type\":"
@@ -497,16 +499,16 @@ static void test_stream(void **state) {
                           DELTA("3", "\"input_json_delta\",\"partial_json\":\"{}\""), STOP("3"),
                           START_TEXT("4"), DELTA("4", "\"text_delta\",\"text\":\"z\""), STOP("4"),
                           SAID("tool_use", "null"), OVER));
-    bytes_free(&out);
+    text_free(&out);
 }
 
 /* An answer without a word. */
 static void finish_is(kvasir_finish finish, const char *stop, const char *said) {
-    struct bytes out = {0};
+    struct text_buf out = {0};
     struct anthropic_stream s = {.out = &out};
     assert_true(anthropic_stream_finish(&s, finish, stop, &ENDS));
     events_are(&s, EVENTS(START_TEXT("0"), STOP("0"), said, OVER));
-    bytes_free(&out);
+    text_free(&out);
 }
 
 static void test_ends_of_streams(void **state) {
@@ -514,14 +516,14 @@ static void test_ends_of_streams(void **state) {
     finish_is(KVASIR_FINISH_STOP, NULL, SAID("end_turn", "null"));
     finish_is(KVASIR_FINISH_STOP, "E\"", SAID("stop_sequence", "\"E\\\"\""));
     finish_is(KVASIR_FINISH_LENGTH, NULL, SAID("max_tokens", "null"));
-    struct bytes out = {0};
+    struct text_buf out = {0};
     struct anthropic_stream s = {.out = &out};
     assert_true(anthropic_stream_ping(&s));
     assert_true(anthropic_stream_error(&s, 503, "busy"));
     events_are(&s, EVENTS(PING, "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\","
                                 "\"message\":\"busy\"}}"));
     assert_false(part(&s, ANSWER_CONTENT, NULL, "\xff", 1)); /* no engine says it */
-    bytes_free(&out);
+    text_free(&out);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
