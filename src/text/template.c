@@ -14,8 +14,6 @@
  * bounds the C stack: one level costs at most some 600 bytes of stack in an optimized build, 2 KiB
  * with sanitizers.
  */
-#include <stdio.h>
-
 #include "text/template_internal.h"
 
 #define SOURCE_LIMIT ((size_t)512 << 10) /* templates seen in the wild are below 64 KiB */
@@ -23,141 +21,8 @@
 #define PARSE_ARENA  ((size_t)256 << 20) /* at most some 400 bytes for a byte of source */
 #define ARENA_BASE   ((size_t)64 << 20)
 #define ARENA_FACTOR 4 /* a captured block as large as that, in a buffer that grew by doubling */
-#define CHUNK_FIRST  ((size_t)16 << 10)
-#define CHUNK_MOST   ((size_t)1 << 20)
-
-struct tpl_chunk {
-    struct tpl_chunk *older;
-    size_t size, used;
-    max_align_t data[];
-};
-
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-static _Noreturn void leave(struct tpl *t, kvasir_status status) {
-    t->status = status;
-    longjmp(t->failed, 1);
-}
-
-static _Noreturn void fail_memory(struct tpl *t) {
-    (void)fail(t->err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
-    leave(t, KVASIR_ERR_MEMORY);
-}
-
-void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes) {
-    const size_t align = _Alignof(max_align_t);
-    if (bytes > SIZE_MAX / 2 || bytes > arena->limit)
-        tpl_fail(t, "needs more than %zu bytes of memory", arena->limit);
-    bytes = round_up(bytes ? bytes : 1, align);
-    struct tpl_chunk *c = arena->newest;
-    if (!c || c->size - c->used < bytes) {
-        size_t size = c ? c->size * 2 : CHUNK_FIRST;
-        size = size > CHUNK_MOST ? CHUNK_MOST : size;
-        size = size < bytes ? bytes : size;
-        if (arena->taken + size > arena->limit)
-            tpl_fail(t, "needs more than %zu bytes of memory", arena->limit);
-        struct tpl_chunk *fresh = mem_alloc(sizeof *fresh + size);
-        if (!fresh)
-            fail_memory(t);
-        *fresh = (struct tpl_chunk){.older = c, .size = size};
-        arena->newest = c = fresh;
-        arena->taken += size;
-    }
-    void *p = (char *)c->data + c->used;
-    c->used += bytes;
-    return p;
-}
-
-void tpl_arena_release(struct tpl_arena *arena) {
-    while (arena->newest) {
-        struct tpl_chunk *older = arena->newest->older;
-        mem_free(arena->newest);
-        arena->newest = older;
-    }
-    arena->taken = 0;
-}
-
-void *tpl_alloc(struct tpl *t, size_t count, size_t size) {
-    size_t bytes;
-    if (!mul_size(count, size, &bytes))
-        tpl_fail(t, "needs more than %zu bytes of memory", t->arena->limit);
-    void *p = tpl_arena_take(t, t->arena, bytes);
-    memset(p, 0, bytes);
-    return p;
-}
-
-void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t len) {
-    if (!len)
-        return;
-    if (len > t->output_limit || out->len > t->output_limit - len)
-        tpl_fail(t, "writes more than %zu bytes", t->output_limit);
-    if (out->direct) {
-        if (!text_append(out->direct, data, len))
-            fail_memory(t);
-        out->len += len;
-        return;
-    }
-    if (len > out->cap - out->len) {
-        size_t cap = out->cap ? out->cap * 2 : 256;
-        cap = cap - out->len < len ? out->len + len : cap;
-        char *grown = tpl_arena_take(t, t->arena, cap);
-        if (out->len)
-            memcpy(grown, out->data, out->len);
-        out->data = grown;
-        out->cap = cap;
-    }
-    memcpy(out->data + out->len, data, len);
-    out->len += len;
-}
-
-void tpl_out_printf(struct tpl *t, struct tpl_out *out, const char *format, ...) {
-    char text[512]; /* numbers and names of ours only */
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (n > 0)
-        tpl_out_put(t, out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1);
-}
 
 /* ---- errors and limits ----------------------------------------------------------------------- */
-
-/* Line and column (both from 1, columns in code points) of t->at. */
-static void locate(const struct tpl *t, size_t *line, size_t *column) {
-    *line = *column = 1;
-    for (size_t i = 0; i < t->at && i < t->source_len; i++) {
-        unsigned char c = (unsigned char)t->source[i];
-        if (c == '\n') {
-            ++*line;
-            *column = 1;
-        } else if ((c & 0xc0) != 0x80) {
-            ++*column;
-        }
-    }
-}
-
-_Noreturn void tpl_fail(struct tpl *t, const char *format, ...) {
-    char text[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    size_t line, column;
-    locate(t, &line, &column);
-    (void)fail(t->err, KVASIR_ERR_TEMPLATE, "chat template line %zu column %zu: %s", line, column,
-               text);
-    leave(t, KVASIR_ERR_TEMPLATE);
-}
-
-void tpl_enter_deep(struct tpl *t) {
-    tpl_fail(t, "nested more than %u levels deep", t->depth_limit);
-}
-
-void tpl_charge(struct tpl *t, uint64_t steps) {
-    if (t->steps_limit - t->steps < steps)
-        tpl_fail(t, "takes more than %llu steps", (unsigned long long)t->steps_limit);
-    t->steps += steps;
-}
 
 /* Runs fn under the one setjmp. A function of its own so that no local of the callers can be
  * clobbered. */
@@ -252,6 +117,48 @@ struct template_limits template_limits_default(void) {
         .steps = 10000000, .depth = 1000, .output_bytes = (size_t)64 << 20};
 }
 
+/* Strings are borrowed from the JSON value, which outlives the rendering. */
+static tval from_json(struct tpl *t, json_t *json) {
+    tval v = tpl_none();
+    tpl_enter(t);
+    switch (json_typeof(json)) {
+    case JSON_OBJECT: {
+        struct tpl_dict *d = tpl_dict_new(t);
+        for (void *it = json_object_iter(json); it; it = json_object_iter_next(json, it)) {
+            const char *key = json_object_iter_key(it);
+            tval name = tpl_str_borrow(t, key, json_object_iter_key_len(it));
+            tpl_dict_set(t, d, name, from_json(t, json_object_iter_value(it)));
+        }
+        v = (tval){.type = TPL_DICT, .dict = d};
+        break;
+    }
+    case JSON_ARRAY: {
+        struct tpl_items items = {0};
+        for (size_t i = 0; i < json_array_size(json); i++)
+            tpl_items_push(t, &items, from_json(t, json_array_get(json, i)));
+        v = tpl_items_finish(t, &items, TPL_LIST);
+        break;
+    }
+    case JSON_STRING:
+        v = tpl_str_borrow(t, json_string_value(json), json_string_length(json));
+        break;
+    case JSON_INTEGER:
+        v = tpl_int(json_integer_value(json));
+        break;
+    case JSON_REAL:
+        v = tpl_float(json_real_value(json));
+        break;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        v = tpl_bool(json_is_true(json));
+        break;
+    case JSON_NULL:
+        break;
+    }
+    tpl_leave(t);
+    return v;
+}
+
 struct render_job {
     const struct template *tmpl;
     json_t *args;
@@ -262,7 +169,7 @@ static void render_all(struct tpl *t, void *ctx) {
     struct render_job *job = ctx;
     if (!json_is_object(job->args))
         tpl_fail(t, "its arguments are not a JSON object");
-    t->args = tpl_from_json(t, job->args).dict;
+    t->args = from_json(t, job->args).dict;
     t->out = &job->out;
     struct tpl_scope *root = tpl_scope_new(t, NULL);
     (void)tpl_exec(t, root, job->tmpl->body);
@@ -289,7 +196,9 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
                       .tmpl = t,
                       .steps_limit = l.steps,
                       .output_limit = l.output_bytes,
-                      .now = now};
+                      .now = now,
+                      .get_attr = tpl_get_attr,
+                      .get_item = tpl_get_item};
     kvasir_status status = guard(&run, render_all, &job);
     if (status != KVASIR_OK) {
         out->len = before;

@@ -9,6 +9,8 @@
  * collides keys on purpose is stopped by the step limit, as each probe past the first few is
  * charged.
  */
+#include <math.h>
+
 #include "text/template_internal.h"
 
 #define INDEX_FROM 8 /* up to here a scan over hashes is as fast */
@@ -92,17 +94,12 @@ static void index_add(struct tpl_dict *d, size_t entry) {
 }
 
 static void grow(struct tpl *t, struct tpl_dict *d) {
-    size_t cap = d->cap ? d->cap * 2 : 4;
-    if (cap > UINT32_MAX / 2)
+    if (d->cap > UINT32_MAX / 4)
         tpl_fail(t, "a dictionary with more than %zu entries", d->cap);
-    struct tpl_entry *entries = tpl_alloc(t, cap, sizeof *entries);
-    if (d->n)
-        memcpy(entries, d->entries, d->n * sizeof *entries);
-    d->entries = entries;
-    d->cap = cap;
-    if (cap <= INDEX_FROM)
+    TPL_GROW(t, t->arena, d->entries, d->n, d->cap, 4);
+    if (d->cap <= INDEX_FROM)
         return;
-    d->index_size = cap * 2; /* cap is a power of two: at most half full */
+    d->index_size = d->cap * 2; /* cap is a power of two: at most half full */
     d->index = tpl_alloc(t, d->index_size, sizeof *d->index);
     for (size_t i = 0; i < d->n; i++)
         index_add(d, i);
@@ -125,4 +122,97 @@ void tpl_dict_set(struct tpl *t, struct tpl_dict *d, tval key, tval value) {
 const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key) {
     struct tpl_entry *e = find(t, d, key, hash_value(t, key));
     return e ? &e->value : NULL;
+}
+
+/* ---- equality -------------------------------------------------------------------------------- */
+
+/* -1, 0, 1; 2 where one is not a number. */
+int tpl_order_numbers(tval a, tval b) {
+    if (a.type != TPL_FLOAT && b.type != TPL_FLOAT) {
+        int64_t x, y;
+        tpl_as_int(a, &x);
+        tpl_as_int(b, &y);
+        return x < y ? -1 : x > y;
+    }
+    if (a.type == TPL_FLOAT && b.type == TPL_FLOAT)
+        return a.f < b.f ? -1 : a.f > b.f ? 1 : a.f == b.f ? 0 : 2;
+    bool swapped = a.type == TPL_FLOAT;
+    double f = swapped ? a.f : b.f;
+    int64_t i;
+    tpl_as_int(swapped ? b : a, &i);
+    int order; /* of i against f */
+    if (isnan(f))
+        return 2;
+    if (f >= 9223372036854775808.0)
+        order = -1;
+    else if (f < -9223372036854775808.0)
+        order = 1;
+    else {
+        int64_t whole = (int64_t)f;
+        double rest = f - (double)whole;
+        order = i < whole ? -1 : i > whole ? 1 : rest > 0 ? -1 : rest < 0;
+    }
+    return swapped ? -order : order;
+}
+
+static bool equal_lists(struct tpl *t, const struct tpl_list *a, const struct tpl_list *b) {
+    if (a->n != b->n)
+        return false;
+    for (size_t i = 0; i < a->n; i++)
+        if (!tpl_equal(t, a->items[i], b->items[i]))
+            return false;
+    return true;
+}
+
+static bool equal_dicts(struct tpl *t, const struct tpl_dict *a, const struct tpl_dict *b) {
+    if (a->n != b->n)
+        return false;
+    for (size_t i = 0; i < a->n; i++) {
+        const tval *other = tpl_dict_get(t, b, a->entries[i].key);
+        if (!other || !tpl_equal(t, a->entries[i].value, *other))
+            return false;
+    }
+    return true;
+}
+
+static bool equal_same_type(struct tpl *t, tval a, tval b) {
+    switch (a.type) {
+    case TPL_UNSET:
+    case TPL_UNDEFINED:
+    case TPL_NONE:
+        return true;
+    case TPL_LIST:
+    case TPL_TUPLE:
+        return equal_lists(t, a.list, b.list);
+    case TPL_DICT:
+        return equal_dicts(t, a.dict, b.dict);
+    case TPL_VIEW:
+        return a.view->kind == b.view->kind && a.view->kind != TPL_VALUES &&
+               equal_dicts(t, a.view->dict, b.view->dict);
+    case TPL_RANGE:
+        return a.range->n == b.range->n &&
+               (a.range->n == 0 || (a.range->start == b.range->start &&
+                                    (a.range->n == 1 || a.range->step == b.range->step)));
+    case TPL_METHOD:
+        return a.method->builtin == b.method->builtin &&
+               tpl_equal(t, a.method->self, b.method->self);
+    default:
+        return a.macro == b.macro; /* the same object */
+    }
+}
+
+bool tpl_equal(struct tpl *t, tval a, tval b) {
+    tpl_charge(t, 1);
+    if (tpl_is_number(a) && tpl_is_number(b))
+        return tpl_order_numbers(a, b) == 0;
+    if (a.type != b.type)
+        return false;
+    if (a.type == TPL_STR) {
+        tpl_charge_bytes(t, a.s->len);
+        return tpl_str_equal(a.s, b.s);
+    }
+    tpl_enter(t);
+    bool equal = equal_same_type(t, a, b);
+    tpl_leave(t);
+    return equal;
 }

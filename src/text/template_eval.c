@@ -15,16 +15,10 @@
 static tval own_attr(struct tpl *t, tval v, tval name) {
     bool unsafe;
     const struct tpl_builtin *b = tpl_method_find(v, name.s, &unsafe);
-    if (unsafe) {
-        struct tpl_undef *u = tpl_alloc(t, 1, sizeof *u);
-        *u = (struct tpl_undef){TPL_UNDEF_UNSAFE, tpl_type_name(v), name};
-        return (tval){.type = TPL_UNDEFINED, .undef = u};
-    }
-    if (b) {
-        struct tpl_method *m = tpl_alloc(t, 1, sizeof *m);
-        *m = (struct tpl_method){v, b};
-        return (tval){.type = TPL_METHOD, .method = m};
-    }
+    if (unsafe)
+        return tpl_undef(t, TPL_UNDEF_UNSAFE, tpl_type_name(v), name);
+    if (b)
+        return tpl_method_of(t, v, b);
     if (v.type == TPL_SPACE) {
         const tval *found = tpl_dict_get(t, v.dict, name);
         return found ? *found : tpl_unset();
@@ -124,7 +118,7 @@ static tval slice_text(struct tpl *t, const struct tpl_str *s, struct slice c) {
     struct tpl_out out = {0};
     size_t *offsets = tpl_alloc(t, s->chars + 1, sizeof *offsets), k = 0;
     for (size_t i = 0; i < s->len; i++)
-        if (((unsigned char)s->data[i] & 0xc0) != 0x80)
+        if (!utf8_is_inside(s->data[i]))
             offsets[k++] = i;
     offsets[k] = s->len;
     for (size_t i = 0; i < c.n; i++) {
@@ -163,29 +157,21 @@ static tval eval_slice(struct tpl *t, struct tpl_scope *scope, const struct tpl_
 
 /* ---- calls, filters, tests ------------------------------------------------------------------- */
 
-static void add_kw(struct tpl *t, struct tpl_named **kw, struct tpl_call *call, size_t *cap,
-                   const struct tpl_str *name, tval value) {
+static void add_kw(struct tpl *t, struct tpl_call *call, size_t *cap, const struct tpl_str *name,
+                   tval value) {
     for (size_t i = 0; i < call->n_kw; i++)
-        if (tpl_str_equal((*kw)[i].name, name))
+        if (tpl_str_equal(call->kw[i].name, name))
             tpl_fail(t, "two values for the keyword argument '%s'", tpl_excerpt(t, name));
-    if (call->n_kw == *cap) {
-        *cap = *cap ? *cap * 2 : 4;
-        struct tpl_named *grown = tpl_alloc(t, *cap, sizeof *grown);
-        if (call->n_kw)
-            memcpy(grown, *kw, call->n_kw * sizeof *grown);
-        *kw = grown;
-    }
+    TPL_GROW(t, t->arena, call->kw, call->n_kw, *cap, 4);
     tpl_charge(t, call->n_kw);
-    (*kw)[call->n_kw++] = (struct tpl_named){name, value};
-    call->kw = *kw;
+    call->kw[call->n_kw++] = (struct tpl_named){name, value};
 }
 
-static void eval_star_star(struct tpl *t, struct tpl_named **kw, struct tpl_call *call, size_t *cap,
-                           tval v) {
+static void eval_star_star(struct tpl *t, struct tpl_call *call, size_t *cap, tval v) {
     if (v.type != TPL_DICT)
         tpl_fail(t, "argument after ** must be a mapping, not %s", tpl_type_name(v));
     for (size_t i = 0; i < v.dict->n; i++)
-        add_kw(t, kw, call, cap, tpl_need_str(t, v.dict->entries[i].key, "keywords"),
+        add_kw(t, call, cap, tpl_need_str(t, v.dict->entries[i].key, "keywords"),
                v.dict->entries[i].value);
 }
 
@@ -193,7 +179,6 @@ static struct tpl_call eval_args(struct tpl *t, struct tpl_scope *scope,
                                  const struct tpl_args *args) {
     struct tpl_call call = {0};
     struct tpl_items pos = {0};
-    struct tpl_named *kw = NULL;
     size_t cap = 0;
     for (size_t i = 0; i < args->n_pos; i++)
         tpl_items_push(t, &pos, tpl_eval(t, scope, args->pos[i]));
@@ -203,9 +188,9 @@ static struct tpl_call eval_args(struct tpl *t, struct tpl_scope *scope,
             tpl_items_push(t, &pos, item);
     }
     for (size_t i = 0; i < args->n_kw; i++)
-        add_kw(t, &kw, &call, &cap, args->kw[i].name, tpl_eval(t, scope, args->kw[i].value));
+        add_kw(t, &call, &cap, args->kw[i].name, tpl_eval(t, scope, args->kw[i].value));
     if (args->star_star)
-        eval_star_star(t, &kw, &call, &cap, tpl_eval(t, scope, args->star_star));
+        eval_star_star(t, &call, &cap, tpl_eval(t, scope, args->star_star));
     call.pos = pos.items;
     call.n_pos = pos.n;
     return call;
@@ -220,21 +205,14 @@ static tval eval_call(struct tpl *t, struct tpl_scope *scope, const struct tpl_n
     return v;
 }
 
+/* Tests too. */
 static tval eval_filter(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
     tval input = node->a ? tpl_eval(t, scope, node->a) : t->captured;
     struct tpl_call call = eval_args(t, scope, node->args);
     t->at = node->at;
     if (!node->builtin)
-        tpl_fail(t, "No filter named '%s'", tpl_excerpt(t, node->value.s));
-    return tpl_invoke(t, node->builtin, input, &call);
-}
-
-static tval eval_test(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
-    tval input = tpl_eval(t, scope, node->a);
-    struct tpl_call call = eval_args(t, scope, node->args);
-    t->at = node->at;
-    if (!node->builtin)
-        tpl_fail(t, "No test named '%s'", tpl_excerpt(t, node->value.s));
+        tpl_fail(t, "No %s named '%s'", node->kind == NODE_TEST ? "test" : "filter",
+                 tpl_excerpt(t, node->value.s));
     return tpl_invoke(t, node->builtin, input, &call);
 }
 
@@ -286,12 +264,7 @@ static tval eval_concat(struct tpl *t, struct tpl_scope *scope, const struct tpl
     const struct tpl_str *text = tpl_to_str(t, tpl_eval(t, scope, node->list[0]));
     for (uint32_t i = 1; i < node->n; i++)
         text = tpl_str_join2(t, text, tpl_to_str(t, tpl_eval(t, scope, node->list[i]))).s;
-    if (!text->markup)
-        return tpl_from_str(text);
-    struct tpl_str *plain = tpl_alloc(t, 1, sizeof *plain); /* ~ makes plain text of markup */
-    *plain = *text;
-    plain->markup = false;
-    return tpl_from_str(plain);
+    return tpl_str_marked(t, text, false);
 }
 
 static tval eval_sign(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
@@ -339,7 +312,7 @@ tval tpl_eval(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *nod
         [NODE_NAME] = eval_name,     [NODE_TUPLE] = eval_items,     [NODE_LIST] = eval_items,
         [NODE_DICT] = eval_dict,     [NODE_ATTR] = eval_access,     [NODE_ITEM] = eval_access,
         [NODE_SLICE] = eval_slice,   [NODE_CALL] = eval_call,       [NODE_FILTER] = eval_filter,
-        [NODE_TEST] = eval_test,     [NODE_NOT] = eval_logic,       [NODE_NEG] = eval_sign,
+        [NODE_TEST] = eval_filter,   [NODE_NOT] = eval_logic,       [NODE_NEG] = eval_sign,
         [NODE_POS] = eval_sign,      [NODE_AND] = eval_logic,       [NODE_OR] = eval_logic,
         [NODE_COND] = eval_logic,    [NODE_COMPARE] = eval_compare, [NODE_BINARY] = eval_binary,
         [NODE_CONCAT] = eval_concat,

@@ -38,14 +38,7 @@ void tpl_scope_set(struct tpl *t, struct tpl_scope *scope, int32_t name, tval va
             scope->vars[i].value = value;
             return;
         }
-    if (scope->n == scope->cap) {
-        size_t cap = scope->cap ? scope->cap * 2 : 4;
-        struct tpl_var *grown = tpl_alloc(t, cap, sizeof *grown);
-        if (scope->n)
-            memcpy(grown, scope->vars, scope->n * sizeof *grown);
-        scope->vars = grown;
-        scope->cap = cap;
-    }
+    TPL_GROW(t, t->arena, scope->vars, scope->n, scope->cap, 4);
     scope->vars[scope->n++] = (struct tpl_var){name, value};
 }
 
@@ -181,15 +174,13 @@ static int64_t loop_length(struct tpl *t, struct tpl_loop *loop) {
     return loop->passing;
 }
 
-static tval loop_cycle(struct tpl *t, tval self, const tval *p, const struct tpl_call *call) {
-    (void)p;
+TPL_FN(loop_cycle) {
     if (!call->n_pos)
         tpl_fail(t, "no items for cycling given");
     return call->pos[(size_t)self.loop->index0 % call->n_pos];
 }
 
-static tval loop_changed(struct tpl *t, tval self, const tval *p, const struct tpl_call *call) {
-    (void)p;
+TPL_FN(loop_changed) {
     tval now = tpl_list_of(t, TPL_TUPLE, call->pos, call->n_pos);
     bool changed = !tpl_equal(t, self.loop->changed, now);
     self.loop->changed = now;
@@ -231,13 +222,10 @@ tval tpl_loop_attr(struct tpl *t, struct tpl_loop *loop, const struct tpl_str *n
         return loop->index0 == 0 ? tpl_undef_hint(t, "there is no previous item") : loop->prev;
     if (strcmp(text, "nextitem") == 0)
         return peek(t, loop) ? loop->peeked : tpl_undef_hint(t, "there is no next item");
-    const struct tpl_builtin *b =
-        tpl_search(loop_methods, sizeof loop_methods / sizeof *loop_methods, text, strlen(text));
-    if (!b)
-        return loop_number(t, loop, text);
-    struct tpl_method *m = tpl_alloc(t, 1, sizeof *m);
-    *m = (struct tpl_method){{.type = TPL_LOOP, .loop = loop}, b};
-    return (tval){.type = TPL_METHOD, .method = m};
+    static const struct tpl_table table = TPL_TABLE(loop_methods);
+    const struct tpl_builtin *b = tpl_search(&table, text, strlen(text));
+    return b ? tpl_method_of(t, (tval){.type = TPL_LOOP, .loop = loop}, b)
+             : loop_number(t, loop, text);
 }
 
 tval tpl_loop_recurse(struct tpl *t, struct tpl_loop *loop, const struct tpl_call *call) {

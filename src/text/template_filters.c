@@ -9,67 +9,33 @@
 
 #include "text/template_internal.h"
 
-#define FILTER(fn_name)                                                                            \
-    static tval fn_name(struct tpl *t, tval self, const tval *p, const struct tpl_call *call)
-#define UNUSED(x) ((void)(x))
-
 /* ---- text ------------------------------------------------------------------------------------ */
 
-FILTER(filter_upper) {
-    UNUSED(p), UNUSED(call);
-    return tpl_change_case(t, tpl_to_str(t, self), CASE_UPPER);
-}
-FILTER(filter_lower) {
-    UNUSED(p), UNUSED(call);
-    return tpl_change_case(t, tpl_to_str(t, self), CASE_LOWER);
-}
-FILTER(filter_capitalize) {
-    UNUSED(p), UNUSED(call);
-    return tpl_change_case(t, tpl_to_str(t, self), CASE_CAPITALIZE);
-}
-FILTER(filter_title) {
-    UNUSED(p), UNUSED(call);
-    return tpl_change_case(t, tpl_to_str(t, self), CASE_TITLE_FILTER);
-}
-FILTER(filter_trim) {
-    UNUSED(call);
-    return tpl_strip(t, tpl_to_str(t, self), p[0], true, true);
-}
-FILTER(filter_string) {
-    UNUSED(p), UNUSED(call);
-    return tpl_from_str(tpl_to_str(t, self));
-}
+TPL_EXPR(filter_upper, tpl_change_case(t, tpl_to_str(t, self), CASE_UPPER))
+TPL_EXPR(filter_lower, tpl_change_case(t, tpl_to_str(t, self), CASE_LOWER))
+TPL_EXPR(filter_capitalize, tpl_change_case(t, tpl_to_str(t, self), CASE_CAPITALIZE))
+TPL_EXPR(filter_title, tpl_change_case(t, tpl_to_str(t, self), CASE_TITLE_FILTER))
+TPL_EXPR(filter_trim, tpl_strip(t, tpl_to_str(t, self), p[0], true, true))
+TPL_EXPR(filter_string, tpl_from_str(tpl_to_str(t, self)))
 
-static const struct tpl_str *plain(struct tpl *t, tval v) {
-    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
-    *s = *tpl_to_str(t, v);
-    s->markup = false;
-    return s;
-}
-
-FILTER(filter_replace) {
-    UNUSED(call);
+TPL_FN(filter_replace) {
     bool all = p[2].type == TPL_UNSET || p[2].type == TPL_NONE;
-    return tpl_replace(t, plain(t, self), tpl_to_str(t, p[0]), tpl_to_str(t, p[1]),
-                       all ? -1 : tpl_need_int(t, p[2], "count"));
+    return tpl_replace(t, tpl_str_marked(t, tpl_to_str(t, self), false).s, tpl_to_str(t, p[0]),
+                       tpl_to_str(t, p[1]), all ? -1 : tpl_need_int(t, p[2], "count"));
 }
 
-FILTER(filter_center) {
-    UNUSED(call);
-    int64_t width = p[0].type == TPL_UNSET ? 80 : tpl_need_int(t, p[0], "width");
+TPL_FN(filter_center) {
+    int64_t width = tpl_int_or(t, p[0], 80, "width");
     return tpl_center(t, tpl_to_str(t, self), width, tpl_lit(t, " ").s, 0);
 }
 
-FILTER(filter_indent) {
-    UNUSED(call);
+TPL_FN(filter_indent) {
     const struct tpl_str *s = tpl_need_str(t, self, "the text to indent"), *by;
     bool first = tpl_truth(p[1]), blank = tpl_truth(p[2]);
     if (p[0].type == TPL_STR)
         by = p[0].s;
     else
-        by = tpl_center(t, tpl_lit(t, "").s,
-                        p[0].type == TPL_UNSET ? 4 : tpl_need_int(t, p[0], "width"),
-                        tpl_lit(t, " ").s, 0)
+        by = tpl_center(t, tpl_lit(t, "").s, tpl_int_or(t, p[0], 4, "width"), tpl_lit(t, " ").s, 0)
                  .s;
     /* one more line end, or a last empty line would be lost */
     const struct tpl_str *ended = tpl_str_join2(t, s, tpl_lit(t, "\n").s).s;
@@ -86,11 +52,10 @@ FILTER(filter_indent) {
     return tpl_str_from_out(t, &out);
 }
 
-FILTER(filter_truncate) {
-    UNUSED(call);
+TPL_FN(filter_truncate) {
     const struct tpl_str *end =
         p[2].type == TPL_UNSET ? tpl_lit(t, "...").s : tpl_need_str(t, p[2], "end");
-    int64_t length = p[0].type == TPL_UNSET ? 255 : tpl_need_int(t, p[0], "length");
+    int64_t length = tpl_int_or(t, p[0], 255, "length");
     int64_t leeway =
         tpl_is_missing(p[3]) || p[3].type == TPL_NONE ? 5 : tpl_need_int(t, p[3], "leeway");
     if (length < (int64_t)end->chars || leeway < 0)
@@ -108,16 +73,14 @@ FILTER(filter_truncate) {
     return tpl_str_join2(t, tpl_substr(t, s, 0, cut).s, end);
 }
 
-FILTER(filter_wordcount) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_wordcount) {
     const struct tpl_str *s = tpl_to_str(t, self);
     const struct tpl_builtin *is_alnum = tpl_str_method_find("isalnum", 7);
     int64_t words = 0;
     bool inside = false;
-    for (size_t i = 0, n; i < s->len; i += n) {
-        n = s->len - i;
-        (void)tpl_utf8_at(s->data + i, &n);
-        tval c = tpl_substr(t, s, i, i + n);
+    for (size_t i = 0, next = 0; i < s->len; i = next) {
+        (void)utf8_next(s->data, &next);
+        tval c = tpl_substr(t, s, i, next);
         bool word = s->data[i] == '_' || is_alnum->fn(t, c, NULL, NULL).b;
         words += word && !inside;
         inside = word;
@@ -125,8 +88,7 @@ FILTER(filter_wordcount) {
     return tpl_int(words);
 }
 
-FILTER(filter_format) {
-    UNUSED(p);
+TPL_FN(filter_format) {
     const struct tpl_str *s = tpl_to_str(t, self);
     if (call->n_kw && call->n_pos)
         tpl_fail(t, "can't handle positional and keyword arguments at the same time");
@@ -138,34 +100,18 @@ FILTER(filter_format) {
     return tpl_format_percent(t, s, (tval){.type = TPL_DICT, .dict = d});
 }
 
-static tval marked(struct tpl *t, const struct tpl_str *s) {
-    struct tpl_str *m = tpl_alloc(t, 1, sizeof *m);
-    *m = *s;
-    m->markup = true;
-    return tpl_from_str(m);
-}
-
-FILTER(filter_safe) {
-    UNUSED(p), UNUSED(call);
-    return marked(t, tpl_to_str(t, self));
-}
+TPL_EXPR(filter_safe, tpl_str_marked(t, tpl_to_str(t, self), true))
 
 static tval escape(struct tpl *t, const struct tpl_str *s) {
     struct tpl_out out = {0};
     tpl_put_escaped(t, &out, s);
-    return marked(t, tpl_str_from_out(t, &out).s);
+    return tpl_str_marked(t, tpl_str_from_out(t, &out).s, true);
 }
-FILTER(filter_escape) {
-    UNUSED(p), UNUSED(call);
-    return self.type == TPL_STR && self.s->markup ? self : escape(t, tpl_to_str(t, self));
-}
-FILTER(filter_forceescape) {
-    UNUSED(p), UNUSED(call);
-    return escape(t, tpl_to_str(t, self));
-}
+TPL_EXPR(filter_escape,
+         self.type == TPL_STR && self.s->markup ? self : escape(t, tpl_to_str(t, self)))
+TPL_EXPR(filter_forceescape, escape(t, tpl_to_str(t, self)))
 
-FILTER(filter_urlencode) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_urlencode) {
     if (tpl_is_iterable(self) && self.type != TPL_STR)
         tpl_fail(t, "urlencode of something that is not text is not supported");
     const struct tpl_str *s = tpl_to_str(t, self);
@@ -184,15 +130,13 @@ FILTER(filter_urlencode) {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-FILTER(filter_default) {
-    UNUSED(call);
+TPL_FN(filter_default) {
     if (self.type == TPL_UNDEFINED || (tpl_truth(p[1]) && !tpl_truth(self)))
         return p[0].type == TPL_UNSET ? tpl_lit(t, "") : p[0];
     return self;
 }
 
-FILTER(filter_attr) {
-    UNUSED(call);
+TPL_FN(filter_attr) {
     tval name = tpl_from_str(tpl_need_str(t, p[0], "attribute name"));
     tval v = tpl_get_attr(t, self, name);
     /* an item of that name does not count as an attribute */
@@ -200,8 +144,7 @@ FILTER(filter_attr) {
     return item ? tpl_undef_attr(t, self, name) : v;
 }
 
-FILTER(filter_tojson) {
-    UNUSED(call);
+TPL_FN(filter_tojson) {
     struct tpl_out out = {0};
     struct tpl_json_style style = {.ascii = tpl_truth(p[0]), .sort = tpl_truth(p[3])};
     style.indented = !tpl_is_missing(p[1]) && p[1].type != TPL_NONE;
@@ -227,8 +170,7 @@ FILTER(filter_tojson) {
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-FILTER(filter_abs) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_abs) {
     int64_t i;
     if (!tpl_is_number(self))
         tpl_fail(t, "bad operand type for abs(): '%s'", tpl_type_name(self));
@@ -302,10 +244,9 @@ static bool double_to_int(double f, int64_t *out) {
     return fits;
 }
 
-FILTER(filter_int) {
-    UNUSED(call);
+TPL_FN(filter_int) {
     tval fallback = p[0].type == TPL_UNSET ? tpl_int(0) : p[0];
-    int64_t base = p[1].type == TPL_UNSET ? 10 : tpl_need_int(t, p[1], "base"), i;
+    int64_t base = tpl_int_or(t, p[1], 10, "base"), i;
     double f;
     if (self.type == TPL_UNDEFINED)
         tpl_fail_undefined(t, self);
@@ -329,8 +270,7 @@ FILTER(filter_int) {
     return fallback;
 }
 
-FILTER(filter_float) {
-    UNUSED(call);
+TPL_FN(filter_float) {
     double f;
     if (self.type == TPL_UNDEFINED)
         tpl_fail_undefined(t, self);
@@ -381,9 +321,8 @@ static int64_t round_int(struct tpl *t, int64_t value, int64_t n) {
     return r.i;
 }
 
-FILTER(filter_round) {
-    UNUSED(call);
-    int64_t n = p[0].type == TPL_UNSET ? 0 : tpl_need_int(t, p[0], "precision"), i;
+TPL_FN(filter_round) {
+    int64_t n = tpl_int_or(t, p[0], 0, "precision"), i;
     bool common = p[1].type == TPL_UNSET || tpl_str_is(p[1], "common");
     bool up = tpl_str_is(p[1], "ceil");
     if (!common && !up && !tpl_str_is(p[1], "floor"))
@@ -402,7 +341,7 @@ FILTER(filter_round) {
     return tpl_float((up ? ceil(scaled) : floor(scaled)) / unit);
 }
 
-static const struct tpl_builtin filters[] = {
+static const struct tpl_builtin value_filters[] = {
     {"abs", "", filter_abs},
     {"attr", "name", filter_attr},
     {"capitalize", "", filter_capitalize},
@@ -430,7 +369,4 @@ static const struct tpl_builtin filters[] = {
     {"wordcount", "", filter_wordcount},
 };
 
-const struct tpl_builtin *tpl_filter_find(const char *name, size_t len) {
-    const struct tpl_builtin *b = tpl_search(filters, sizeof filters / sizeof *filters, name, len);
-    return b ? b : tpl_sequence_filter_find(name, len);
-}
+const struct tpl_table tpl_value_filters = TPL_TABLE(value_filters);

@@ -38,6 +38,7 @@
 #include <string.h>
 
 #include "text/text.h"
+#include "text/unicode.h"
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
@@ -321,15 +322,26 @@ struct tpl {
     struct tpl_out *out;
     tval captured; /* input of a filter node without one */
     int64_t now;
+    /* tpl_get_attr and tpl_get_item, for str.format, which is below them. */
+    tval (*get_attr)(struct tpl *t, tval v, tval name);
+    tval (*get_item)(struct tpl *t, tval v, tval key);
 };
 
-/* template.c */
+/* ---- limits and failure (template_limits.c) -------------------------------------------------- */
+
 _Noreturn void tpl_fail(struct tpl *t, const char *format, ...) PRINTF_LIKE(2, 3);
-/* The text of an Undefined that was used where it may not be. */
-_Noreturn void tpl_fail_undefined(struct tpl *t, tval v);
 void *tpl_alloc(struct tpl *t, size_t count, size_t size) __attribute__((malloc)); /* zeroed */
 void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes);
 void tpl_arena_release(struct tpl_arena *arena);
+/* Room for one more item in items[n] with space for cap: a full array is copied to one of twice the
+ * size, with zeros at its end. */
+#define TPL_GROW(t, arena, items, n, cap, first)                                                   \
+    do {                                                                                           \
+        if ((n) == (cap))                                                                          \
+            (items) = tpl_grow_array(t, arena, items, n, &(cap), first, sizeof(*(items)));         \
+    } while (0)
+void *tpl_grow_array(struct tpl *t, struct tpl_arena *arena, const void *items, size_t n,
+                     size_t *cap, size_t first, size_t size);
 void tpl_enter_deep(struct tpl *t);
 static inline void tpl_enter(struct tpl *t) {
     if (++t->depth > t->depth_limit)
@@ -404,8 +416,7 @@ struct tpl_parser {
     struct tpl_arena *scratch;
     const struct tpl_token *tok;
     size_t names_cap;
-    int32_t *name_index; /* hash table of name number + 1, 0 is free; in scratch */
-    size_t name_index_size;
+    struct tpl_dict *name_numbers;
     int loops; /* {% for %} around the current statement inside the current function */
     bool saw_caller, saw_varargs, saw_kwargs;
 };
@@ -421,6 +432,7 @@ struct tpl_nodes { /* a list being collected, in scratch */
 void tpl_parse(struct tpl_parser *p);
 struct tpl_node *tpl_node_new(struct tpl_parser *p, enum tpl_node_kind kind, size_t at);
 void tpl_nodes_push(struct tpl_parser *p, struct tpl_nodes *list, struct tpl_node *node);
+struct tpl_node **tpl_nodes_keep(struct tpl_parser *p, const struct tpl_nodes *list);
 void tpl_nodes_finish(struct tpl_parser *p, const struct tpl_nodes *list, struct tpl_node *into);
 int32_t tpl_intern(struct tpl_parser *p, const char *text, size_t len);
 bool tpl_tok_is_name(const struct tpl_parser *p, const struct tpl_token *tok, const char *name);
@@ -465,11 +477,20 @@ static inline bool tpl_is_number(tval v) {
 static inline bool tpl_is_missing(tval v) {
     return v.type == TPL_UNSET || v.type == TPL_UNDEFINED;
 }
+static inline bool tpl_is_given(tval v) { /* an optional argument */
+    return v.type != TPL_UNSET && v.type != TPL_NONE;
+}
+/* str.isspace() of one character. */
+static inline bool tpl_is_space(uint32_t c) {
+    return is_space(c) || (c >= 0x1c && c <= 0x1f);
+}
 /* Text that stays where it is (source, arguments, literals) and text that is copied. */
 tval tpl_str_borrow(struct tpl *t, const char *data, size_t len);
 tval tpl_str_copy(struct tpl *t, const char *data, size_t len);
 tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str *b);
-tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out);       /* takes the buffer over */
+tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out); /* takes the buffer over */
+tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to); /* bytes */
+tval tpl_str_marked(struct tpl *t, const struct tpl_str *s, bool markup);
 tval tpl_str_like(struct tpl *t, tval v, const struct tpl_str *model); /* copies the markup mark */
 bool tpl_str_is(tval v, const char *text);
 bool tpl_str_equal(const struct tpl_str *a, const struct tpl_str *b);
@@ -491,6 +512,7 @@ tval tpl_items_finish(struct tpl *t, const struct tpl_items *items,
                       enum tpl_type type);    /* or CURSOR */
 tval tpl_pair(struct tpl *t, tval a, tval b); /* a tuple */
 
+tval tpl_undef(struct tpl *t, enum tpl_undef_kind kind, const char *owner, tval name);
 tval tpl_undef_name(struct tpl *t, const struct tpl_str *name);
 tval tpl_undef_hint(struct tpl *t, const char *text);
 tval tpl_undef_attr(struct tpl *t, tval owner, tval name);
@@ -503,8 +525,6 @@ tval tpl_item(struct tpl *t, tval v,
               size_t i);               /* i < tpl_length of a list, tuple, range or string */
 bool tpl_as_int(tval v, int64_t *out); /* bool and int */
 double tpl_as_double(tval v);          /* of a number */
-int64_t tpl_need_int(struct tpl *t, tval v, const char *what);
-const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what);
 
 struct tpl_iter {
     tval of;
@@ -514,18 +534,18 @@ bool tpl_is_iterable(tval v);
 struct tpl_iter tpl_iter_begin(struct tpl *t, tval v); /* fails: '...' object is not iterable */
 bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out);
 const struct tpl_list *tpl_to_list(struct tpl *t, tval v); /* all items; shares a list's own */
-tval tpl_from_json(struct tpl *t, json_t *json);
 
-/* ---- dictionaries (template_dict.c) ---------------------------------------------------------- */
+/* ---- equality, dictionaries (template_dict.c) ------------------------------------------------ */
 
+bool tpl_equal(struct tpl *t, tval a, tval b);
+int tpl_order_numbers(tval a, tval b); /* -1, 0, 1; 2 if one is NaN */
 struct tpl_dict *tpl_dict_new(struct tpl *t);
 void tpl_dict_set(struct tpl *t, struct tpl_dict *d, tval key, tval value);
 const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key); /* NULL: not there */
 bool tpl_is_hashable(struct tpl *t, tval v);
 
-/* ---- comparison, arithmetic (template_order.c) ----------------------------------------------- */
+/* ---- order (template_order.c), arithmetic (template_arith.c) --------------------------------- */
 
-bool tpl_equal(struct tpl *t, tval a, tval b);
 /* a < b as Python's <; fails for types without an order. `op` is only for the message. */
 bool tpl_less(struct tpl *t, tval a, tval b, const char *op);
 bool tpl_contains(struct tpl *t, tval container, tval item);
@@ -534,8 +554,10 @@ bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b);
 /* Stable; keys[i] belongs to items[i]. */
 void tpl_sort(struct tpl *t, tval *keys, tval *items, size_t n, bool reverse);
 
-/* ---- text of values (template_print.c, template_format.c) ------------------------------------ */
+/* ---- text of values (template_print.c, _number.c, _json.c, _format.c, _strftime.c) ----------- */
 
+/* Fails with the text of an Undefined that was used. */
+_Noreturn void tpl_fail_undefined(struct tpl *t, tval v);
 void tpl_put_str(struct tpl *t, struct tpl_out *out, tval v);  /* Python's str() */
 void tpl_put_repr(struct tpl *t, struct tpl_out *out, tval v); /* Python's repr() */
 const struct tpl_str *tpl_to_str(struct tpl *t, tval v);
@@ -545,14 +567,10 @@ struct tpl_json_style {
 };
 void tpl_put_json(struct tpl *t, struct tpl_out *out, tval v, const struct tpl_json_style *style);
 void tpl_put_escaped(struct tpl *t, struct tpl_out *out, const struct tpl_str *s); /* HTML */
-size_t tpl_put_utf8(char *to, uint32_t c); /* room for 4; bytes written */
-/* A code point and its length; s is valid UTF-8 and not empty. */
-uint32_t tpl_utf8_at(const char *s, size_t *len);
-bool tpl_is_space(uint32_t c); /* str.isspace() of one character */
-bool tpl_is_printable(uint32_t c);
 /* Decimal text to double and back independently of the process's locale. */
 bool tpl_parse_double(const char *text, size_t len, double *out);
 #define TPL_FLOAT_CHARS 40
+void tpl_put_number(struct tpl *t, struct tpl_out *out, tval v); /* INT or FLOAT */
 size_t tpl_print_double(char *to, double value); /* repr(); room for TPL_FLOAT_CHARS */
 /* printf's %.<precision><conversion> of a double with '.' as the decimal point, whatever the
  * locale. */
@@ -568,7 +586,7 @@ tval tpl_strftime(struct tpl *t, const struct tpl_str *format);
 struct tpl_call { /* evaluated arguments */
     const tval *pos;
     size_t n_pos;
-    const struct tpl_named {
+    struct tpl_named {
         const struct tpl_str *name;
         tval value;
     } * kw;
@@ -584,19 +602,43 @@ struct tpl_builtin {
     tpl_fn *fn;
 };
 #define TPL_MAX_PARAMS 5
+struct tpl_table {
+    const struct tpl_builtin *builtins;
+    size_t n;
+};
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define TPL_TABLE(array)                                                                           \
+    { array, COUNT(array) }
+/* The head of a tpl_fn, and one that is an expression. */
+#define TPL_FN(name)                                                                               \
+    static tval name(TPL_UNUSED struct tpl *t, TPL_UNUSED tval self, TPL_UNUSED const tval *p,     \
+                     TPL_UNUSED const struct tpl_call *call)
+#define TPL_EXPR(name, expr)                                                                       \
+    TPL_FN(name) {                                                                                 \
+        return expr;                                                                               \
+    }
+#define TPL_UNUSED __attribute__((unused))
 
+/* template_builtin.c */
+const struct tpl_builtin *tpl_search(const struct tpl_table *table, const char *name, size_t len);
 tval tpl_invoke(struct tpl *t, const struct tpl_builtin *b, tval self, const struct tpl_call *call);
+tval tpl_method_of(struct tpl *t, tval self, const struct tpl_builtin *b);
+int64_t tpl_need_int(struct tpl *t, tval v, const char *what);
+const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what);
+int64_t tpl_int_or(struct tpl *t, tval v, int64_t otherwise, const char *what); /* if UNSET */
+
+/* By name; NULL: there is none (template_names.c, template_globals.c, template_methods.c). */
 const struct tpl_builtin *tpl_filter_find(const char *name, size_t len);
-const struct tpl_builtin *tpl_sequence_filter_find(const char *name, size_t len);
 const struct tpl_builtin *tpl_test_find(const char *name, size_t len);
 const struct tpl_builtin *tpl_global_find(const char *name, size_t len);
-const struct tpl_builtin *tpl_search(const struct tpl_builtin *table, size_t n, const char *name,
-                                     size_t len);
+extern const struct tpl_table tpl_value_filters, tpl_sequence_filters, tpl_value_tests;
+/* The value at an attribute path; `otherwise`: UNSET, or what replaces undefined. */
+tval tpl_follow(struct tpl *t, tval v, tval path, tval otherwise);
 /* A method of a value by name: *builtin NULL and *unsafe false where there is none. */
 const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name, bool *unsafe);
 const struct tpl_builtin *tpl_str_method_find(const char *name, size_t len);
 
-/* shared by methods and filters (template_methods.c) */
+/* shared by methods and filters (template_text.c) */
 tval tpl_strip(struct tpl *t, const struct tpl_str *s, tval chars, bool left, bool right);
 enum tpl_case {
     CASE_UPPER,
@@ -610,7 +652,7 @@ tval tpl_change_case(struct tpl *t, const struct tpl_str *s, enum tpl_case how);
 tval tpl_replace(struct tpl *t, const struct tpl_str *s, const struct tpl_str *from,
                  const struct tpl_str *to, int64_t count);
 tval tpl_split_lines(struct tpl *t, const struct tpl_str *s, bool keep_ends);
-tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to); /* bytes */
+bool tpl_is_cased(uint32_t c, bool *upper);
 tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const struct tpl_str *fill,
                 int where); /* where: -1 text left, 0 centre, 1 right */
 

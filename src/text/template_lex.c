@@ -71,14 +71,7 @@ const char *tpl_token_name(enum tpl_token_kind kind) {
 }
 
 static struct tpl_token *push(struct lexer *x, enum tpl_token_kind kind, size_t at, size_t len) {
-    if (x->n == x->cap) {
-        size_t cap = x->cap ? x->cap * 2 : 256;
-        struct tpl_token *grown = tpl_arena_take(x->t, x->scratch, cap * sizeof *grown);
-        if (x->n)
-            memcpy(grown, x->tokens, x->n * sizeof *grown);
-        x->tokens = grown;
-        x->cap = cap;
-    }
+    TPL_GROW(x->t, x->scratch, x->tokens, x->n, x->cap, 256);
     struct tpl_token *tok = &x->tokens[x->n++];
     *tok = (struct tpl_token){.kind = kind, .at = at, .len = len, .value = tpl_unset()};
     return tok;
@@ -92,10 +85,10 @@ static bool at_text(const struct lexer *x, size_t pos, const char *text) {
 /* pos behind any white space that starts there. */
 static size_t skip_space(const struct lexer *x, size_t pos) {
     while (pos < x->len) {
-        size_t n = x->len - pos;
-        if (!tpl_is_space(tpl_utf8_at(x->s + pos, &n)))
+        size_t next = pos;
+        if (!tpl_is_space(utf8_next(x->s, &next)))
             break;
-        pos += n;
+        pos = next;
     }
     return pos;
 }
@@ -103,11 +96,8 @@ static size_t skip_space(const struct lexer *x, size_t pos) {
 /* The end of [from, to) without the white space before `to`. */
 static size_t strip_end(const struct lexer *x, size_t from, size_t to) {
     while (to > from) {
-        size_t start = to - 1;
-        while (start > from && ((unsigned char)x->s[start] & 0xc0) == 0x80)
-            start--;
-        size_t n = to - start;
-        if (!tpl_is_space(tpl_utf8_at(x->s + start, &n)))
+        size_t start;
+        if (!tpl_is_space(utf8_before(x->s, to, &start)))
             break;
         to = start;
     }
@@ -173,14 +163,13 @@ static bool is_digit_of(int base, char c) {
     return value >= 0 && value < base;
 }
 
-static bool is_name_char(const struct lexer *x, size_t pos, size_t *n) {
-    unsigned char c = (unsigned char)x->s[pos];
-    *n = 1;
+/* Whether names may hold the character at pos; *next is the one after it. */
+static bool is_name_char(const struct lexer *x, size_t pos, size_t *next) {
+    *next = pos;
+    uint32_t c = utf8_next(x->s, next);
     if (c < 0x80)
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit((char)c) || c == '_';
-    *n = x->len - pos;
-    uint32_t code = tpl_utf8_at(x->s + pos, n);
-    return !tpl_is_space(code) && tpl_is_printable(code);
+    return !tpl_is_space(c) && is_printable(c);
 }
 
 /* pos behind digits of the base that may be split by single underscores; pos itself where there are
@@ -311,7 +300,7 @@ static void put_escape(struct lexer *x, struct tpl_out *out, size_t *pos, size_t
     if (octal)
         --*pos;
     char bytes[4];
-    tpl_out_put(x->t, out, bytes, tpl_put_utf8(bytes, escape_code(x, pos, end, c)));
+    tpl_out_put(x->t, out, bytes, utf8_put(bytes, escape_code(x, pos, end, c)));
 }
 
 static void lex_string(struct lexer *x) {
@@ -356,14 +345,7 @@ static enum tpl_token_kind operator_at(const struct lexer *x) {
 
 static void balance(struct lexer *x, enum tpl_token_kind kind) {
     if (kind == TOK_LPAREN || kind == TOK_LBRACKET || kind == TOK_LBRACE) {
-        if (x->n_brackets == x->cap_brackets) {
-            size_t cap = x->cap_brackets ? x->cap_brackets * 2 : 64;
-            uint8_t *grown = tpl_arena_take(x->t, x->scratch, cap);
-            if (x->n_brackets)
-                memcpy(grown, x->brackets, x->n_brackets);
-            x->brackets = grown;
-            x->cap_brackets = cap;
-        }
+        TPL_GROW(x->t, x->scratch, x->brackets, x->n_brackets, x->cap_brackets, 64);
         x->brackets[x->n_brackets++] = (uint8_t)(kind + 1); /* closers follow their openers */
     } else if (kind == TOK_RPAREN || kind == TOK_RBRACKET || kind == TOK_RBRACE) {
         if (!x->n_brackets)
@@ -378,7 +360,7 @@ static void balance(struct lexer *x, enum tpl_token_kind kind) {
 static void lex_tag(struct lexer *x, bool block) {
     x->n_brackets = 0;
     while (x->pos < x->len) {
-        size_t end, n;
+        size_t end, next;
         if (!x->n_brackets && closing(x, x->pos, block ? "%}" : "}}", block, block, &end)) {
             push(x, block ? TOK_BLOCK_END : TOK_PRINT_END, x->pos, end - x->pos);
             x->pos = end;
@@ -390,10 +372,10 @@ static void lex_tag(struct lexer *x, bool block) {
             x->pos = blank;
         } else if (is_digit(c)) {
             lex_number(x);
-        } else if (is_name_char(x, x->pos, &n)) {
+        } else if (is_name_char(x, x->pos, &next)) {
             size_t from = x->pos;
-            while (x->pos < x->len && is_name_char(x, x->pos, &n))
-                x->pos += n;
+            while (x->pos < x->len && is_name_char(x, x->pos, &next))
+                x->pos = next;
             push(x, TOK_NAME, from, x->pos - from);
         } else if (c == '\'' || c == '"') {
             lex_string(x);
@@ -401,7 +383,7 @@ static void lex_tag(struct lexer *x, bool block) {
             enum tpl_token_kind kind = operator_at(x);
             x->t->at = x->pos;
             if (kind == TOK_END)
-                tpl_fail(x->t, "unexpected character '%.*s'", (int)n, x->s + x->pos);
+                tpl_fail(x->t, "unexpected character '%.*s'", (int)(next - x->pos), x->s + x->pos);
             balance(x, kind);
             push(x, kind, x->pos, strlen(token_names[kind]));
             x->pos += strlen(token_names[kind]);

@@ -10,200 +10,27 @@
 
 #include "text/template_internal.h"
 
-/* ---- text operations ------------------------------------------------------------------------- */
-
-tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to) {
-    struct tpl_str *part = tpl_alloc(t, 1, sizeof *part);
-    *part = *tpl_str_borrow(t, s->data + from, to > from ? to - from : 0).s;
-    part->markup = s->markup;
-    return tpl_from_str(part);
-}
-
-static bool in_set(const struct tpl_str *chars, const char *c, size_t n) {
-    return tpl_find(chars->data, 0, chars->len, c, n) != SIZE_MAX;
-}
-
-tval tpl_strip(struct tpl *t, const struct tpl_str *s, tval chars, bool left, bool right) {
-    const struct tpl_str *set = NULL;
-    if (!tpl_is_missing(chars) && chars.type != TPL_NONE)
-        set = tpl_need_str(t, chars, "strip arg");
-    size_t from = 0, to = s->len;
-    tpl_charge_bytes(t, s->len);
-    while (left && from < to) {
-        size_t n = to - from;
-        uint32_t c = tpl_utf8_at(s->data + from, &n);
-        if (set ? !in_set(set, s->data + from, n) : !tpl_is_space(c))
-            break;
-        from += n;
-    }
-    while (right && to > from) {
-        size_t at = to - 1;
-        while (at > from && ((unsigned char)s->data[at] & 0xc0) == 0x80)
-            at--;
-        size_t n = to - at;
-        uint32_t c = tpl_utf8_at(s->data + at, &n);
-        if (set ? !in_set(set, s->data + at, n) : !tpl_is_space(c))
-            break;
-        to = at;
-    }
-    return from == 0 && to == s->len ? tpl_from_str(s) : tpl_substr(t, s, from, to);
-}
-
-static bool is_cased(uint32_t c, bool *upper) {
-    utf8proc_category_t cat = utf8proc_category((utf8proc_int32_t)c);
-    *upper = cat == UTF8PROC_CATEGORY_LU || cat == UTF8PROC_CATEGORY_LT;
-    return *upper || cat == UTF8PROC_CATEGORY_LL;
-}
-
-static uint32_t to_upper(uint32_t c) {
-    return (uint32_t)utf8proc_toupper((utf8proc_int32_t)c);
-}
-
-static uint32_t to_lower(uint32_t c) {
-    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
-}
-
-tval tpl_change_case(struct tpl *t, const struct tpl_str *s, enum tpl_case how) {
-    struct tpl_out out = {0};
-    bool start = true;
-    tpl_charge_bytes(t, s->len * 4);
-    for (size_t i = 0, n; i < s->len; i += n) {
-        n = s->len - i;
-        uint32_t c = tpl_utf8_at(s->data + i, &n);
-        bool upper, cased = is_cased(c, &upper);
-        bool raise = how == CASE_UPPER || (how == CASE_SWAP ? !upper : start && how != CASE_LOWER);
-        uint32_t mapped = raise ? to_upper(c) : to_lower(c);
-        char bytes[4];
-        tpl_out_put(t, &out, bytes, tpl_put_utf8(bytes, mapped));
-        if (how == CASE_TITLE_METHOD)
-            start = !cased;
-        else if (how == CASE_TITLE_FILTER)
-            start = tpl_is_space(c) || (c < 0x80 && c && strchr("-({[<", (int)c));
-        else
-            start = false;
-    }
-    return tpl_str_like(t, tpl_str_from_out(t, &out), s);
-}
-
-tval tpl_replace(struct tpl *t, const struct tpl_str *s, const struct tpl_str *from,
-                 const struct tpl_str *to, int64_t count) {
-    struct tpl_out out = {0};
-    size_t at = 0;
-    uint64_t left = count < 0 ? UINT64_MAX : (uint64_t)count;
-    tpl_charge_bytes(t, s->len);
-    while (left && at <= s->len) {
-        size_t hit = tpl_find(s->data, at, s->len, from->data, from->len);
-        if (hit == SIZE_MAX)
-            break;
-        tpl_charge(t, 1);
-        tpl_out_put(t, &out, s->data + at, hit - at);
-        tpl_out_put(t, &out, to->data, to->len);
-        at = hit + from->len;
-        left--;
-        if (from->len == 0) { /* between all characters */
-            size_t n = s->len - at;
-            if (n)
-                (void)tpl_utf8_at(s->data + at, &n);
-            tpl_out_put(t, &out, s->data + at, n);
-            at += n ? n : 1;
-        }
-    }
-    if (at < s->len)
-        tpl_out_put(t, &out, s->data + at, s->len - at);
-    return tpl_str_like(t, tpl_str_from_out(t, &out), s);
-}
-
-tval tpl_split_lines(struct tpl *t, const struct tpl_str *s, bool keep_ends) {
-    struct tpl_items lines = {0};
-    size_t from = 0;
-    tpl_charge_bytes(t, s->len);
-    for (size_t i = 0, n; i < s->len;) {
-        n = s->len - i;
-        uint32_t c = tpl_utf8_at(s->data + i, &n);
-        bool end = (c >= 10 && c <= 13) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
-                   c == 0x2029;
-        size_t at = i;
-        i += n;
-        if (!end)
-            continue;
-        if (c == '\r' && i < s->len && s->data[i] == '\n')
-            i++;
-        tpl_charge(t, 1);
-        tpl_items_push(t, &lines, tpl_substr(t, s, from, keep_ends ? i : at));
-        from = i;
-    }
-    if (from < s->len)
-        tpl_items_push(t, &lines, tpl_substr(t, s, from, s->len));
-    return tpl_items_finish(t, &lines, TPL_LIST);
-}
-
-tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const struct tpl_str *fill,
-                int where) {
-    struct tpl_out out = {0};
-    if (fill->chars != 1)
-        tpl_fail(t, "The fill character must be exactly one character long");
-    if (width <= (int64_t)s->chars)
-        return tpl_from_str(s);
-    uint64_t pad = (uint64_t)width - s->chars;
-    uint64_t left = where < 0 ? 0 : where > 0 ? pad : pad / 2 + (pad & (uint64_t)width & 1);
-    tpl_charge(t, pad);
-    for (uint64_t i = 0; i < left; i++)
-        tpl_out_put(t, &out, fill->data, fill->len);
-    tpl_out_put(t, &out, s->data, s->len);
-    for (uint64_t i = left; i < pad; i++)
-        tpl_out_put(t, &out, fill->data, fill->len);
-    return tpl_str_like(t, tpl_str_from_out(t, &out), s);
-}
-
 /* ---- str: case, strip, pad ------------------------------------------------------------------- */
 
-#define METHOD(fn_name)                                                                            \
-    static tval fn_name(struct tpl *t, tval self, const tval *p, const struct tpl_call *call)
-#define UNUSED(x) ((void)(x))
+TPL_EXPR(str_upper, tpl_change_case(t, self.s, CASE_UPPER))
+TPL_EXPR(str_lower, tpl_change_case(t, self.s, CASE_LOWER))
+TPL_EXPR(str_capitalize, tpl_change_case(t, self.s, CASE_CAPITALIZE))
+TPL_EXPR(str_title, tpl_change_case(t, self.s, CASE_TITLE_METHOD))
+TPL_EXPR(str_swapcase, tpl_change_case(t, self.s, CASE_SWAP))
 
-#define CASE_METHOD(fn_name, how)                                                                  \
-    METHOD(fn_name) {                                                                              \
-        UNUSED(p), UNUSED(call);                                                                   \
-        return tpl_change_case(t, self.s, how);                                                    \
-    }
-CASE_METHOD(str_upper, CASE_UPPER)
-CASE_METHOD(str_lower, CASE_LOWER)
-CASE_METHOD(str_capitalize, CASE_CAPITALIZE)
-CASE_METHOD(str_title, CASE_TITLE_METHOD)
-CASE_METHOD(str_swapcase, CASE_SWAP)
-
-METHOD(str_strip) {
-    UNUSED(call);
-    return tpl_strip(t, self.s, p[0], true, true);
-}
-METHOD(str_lstrip) {
-    UNUSED(call);
-    return tpl_strip(t, self.s, p[0], true, false);
-}
-METHOD(str_rstrip) {
-    UNUSED(call);
-    return tpl_strip(t, self.s, p[0], false, true);
-}
+TPL_EXPR(str_strip, tpl_strip(t, self.s, p[0], true, true))
+TPL_EXPR(str_lstrip, tpl_strip(t, self.s, p[0], true, false))
+TPL_EXPR(str_rstrip, tpl_strip(t, self.s, p[0], false, true))
 
 static tval pad(struct tpl *t, tval self, const tval *p, int where) {
     const struct tpl_str *fill =
         p[1].type == TPL_UNSET ? tpl_lit(t, " ").s : tpl_need_str(t, p[1], "fill character");
     return tpl_center(t, self.s, tpl_need_int(t, p[0], "width"), fill, where);
 }
-METHOD(str_center) {
-    UNUSED(call);
-    return pad(t, self, p, 0);
-}
-METHOD(str_ljust) {
-    UNUSED(call);
-    return pad(t, self, p, -1);
-}
-METHOD(str_rjust) {
-    UNUSED(call);
-    return pad(t, self, p, 1);
-}
-METHOD(str_zfill) {
-    UNUSED(call);
+TPL_EXPR(str_center, pad(t, self, p, 0))
+TPL_EXPR(str_ljust, pad(t, self, p, -1))
+TPL_EXPR(str_rjust, pad(t, self, p, 1))
+TPL_FN(str_zfill) {
     const struct tpl_str *s = self.s, *zero = tpl_lit(t, "0").s;
     size_t sign = s->len && (s->data[0] == '-' || s->data[0] == '+');
     int64_t width = tpl_need_int(t, p[0], "width") - (int64_t)sign;
@@ -253,14 +80,8 @@ static tval has_affix(struct tpl *t, tval self, const tval *p, bool at_end) {
     }
     return tpl_bool(has);
 }
-METHOD(str_startswith) {
-    UNUSED(call);
-    return has_affix(t, self, p, false);
-}
-METHOD(str_endswith) {
-    UNUSED(call);
-    return has_affix(t, self, p, true);
-}
+TPL_EXPR(str_startswith, has_affix(t, self, p, false))
+TPL_EXPR(str_endswith, has_affix(t, self, p, true))
 
 static size_t find_last(const char *hay, size_t from, size_t to, const char *needle, size_t len) {
     if (len > to - from)
@@ -285,31 +106,18 @@ static int64_t find_chars(struct tpl *t, tval self, const tval *p, bool last) {
     }
     return hit == SIZE_MAX ? -1 : (int64_t)tpl_substr(t, s, 0, hit).s->chars;
 }
-METHOD(str_find) {
-    UNUSED(call);
-    return tpl_int(find_chars(t, self, p, false));
-}
-METHOD(str_rfind) {
-    UNUSED(call);
-    return tpl_int(find_chars(t, self, p, true));
-}
+TPL_EXPR(str_find, tpl_int(find_chars(t, self, p, false)))
+TPL_EXPR(str_rfind, tpl_int(find_chars(t, self, p, true)))
 
 static tval need_found(struct tpl *t, int64_t at) {
     if (at < 0)
         tpl_fail(t, "substring not found");
     return tpl_int(at);
 }
-METHOD(str_index) {
-    UNUSED(call);
-    return need_found(t, find_chars(t, self, p, false));
-}
-METHOD(str_rindex) {
-    UNUSED(call);
-    return need_found(t, find_chars(t, self, p, true));
-}
+TPL_EXPR(str_index, need_found(t, find_chars(t, self, p, false)))
+TPL_EXPR(str_rindex, need_found(t, find_chars(t, self, p, true)))
 
-METHOD(str_count) {
-    UNUSED(call);
+TPL_FN(str_count) {
     const struct tpl_str *needle = tpl_need_str(t, p[0], "the text to count");
     size_t from, to;
     int64_t n = 0;
@@ -326,40 +134,29 @@ METHOD(str_count) {
 
 /* ---- str: cut and join ----------------------------------------------------------------------- */
 
-METHOD(str_replace) {
-    UNUSED(call);
-    int64_t count = p[2].type == TPL_UNSET ? -1 : tpl_need_int(t, p[2], "count");
+TPL_FN(str_replace) {
+    int64_t count = tpl_int_or(t, p[2], -1, "count");
     return tpl_replace(t, self.s, tpl_need_str(t, p[0], "replace() argument 1"),
                        tpl_need_str(t, p[1], "replace() argument 2"), count);
 }
 
-static size_t skip_blanks(const struct tpl_str *s, size_t at) {
-    for (size_t n; at < s->len; at += n) {
-        n = s->len - at;
-        if (!tpl_is_space(tpl_utf8_at(s->data + at, &n)))
+/* The end of the white space, or of the word, that begins at `at`. */
+static size_t run_end(const struct tpl_str *s, size_t at, bool space) {
+    for (size_t next = at; at < s->len; at = next)
+        if (tpl_is_space(utf8_next(s->data, &next)) != space)
             break;
-    }
-    return at;
-}
-
-static size_t skip_word(const struct tpl_str *s, size_t at) {
-    for (size_t n; at < s->len; at += n) {
-        n = s->len - at;
-        if (tpl_is_space(tpl_utf8_at(s->data + at, &n)))
-            break;
-    }
     return at;
 }
 
 static void split_words(struct tpl *t, const struct tpl_str *s, int64_t most,
                         struct tpl_items *parts) {
-    for (size_t at = skip_blanks(s, 0); at < s->len;) {
-        size_t end = most == 0 ? s->len : skip_word(s, at);
+    for (size_t at = run_end(s, 0, true); at < s->len;) {
+        size_t end = most == 0 ? s->len : run_end(s, at, false);
         tval part = tpl_substr(t, s, at, end);
         tpl_charge(t, 1);
         tpl_items_push(t, parts, part);
         most -= most > 0;
-        at = skip_blanks(s, end);
+        at = run_end(s, end, true);
     }
 }
 
@@ -403,7 +200,7 @@ static void split_by(struct tpl *t, const struct tpl_str *s, const struct tpl_st
 
 static tval split(struct tpl *t, tval self, const tval *p, bool from_right) {
     struct tpl_items parts = {0};
-    int64_t most = p[1].type == TPL_UNSET ? -1 : tpl_need_int(t, p[1], "maxsplit");
+    int64_t most = tpl_int_or(t, p[1], -1, "maxsplit");
     tpl_charge_bytes(t, self.s->len * 2);
     if (p[0].type == TPL_UNSET || p[0].type == TPL_NONE) {
         (from_right ? rsplit_words : split_words)(t, self.s, most, &parts);
@@ -417,19 +214,10 @@ static tval split(struct tpl *t, tval self, const tval *p, bool from_right) {
     }
     return tpl_items_finish(t, &parts, TPL_LIST);
 }
-METHOD(str_split) {
-    UNUSED(call);
-    return split(t, self, p, false);
-}
-METHOD(str_rsplit) {
-    UNUSED(call);
-    return split(t, self, p, true);
-}
+TPL_EXPR(str_split, split(t, self, p, false))
+TPL_EXPR(str_rsplit, split(t, self, p, true))
 
-METHOD(str_splitlines) {
-    UNUSED(call);
-    return tpl_split_lines(t, self.s, tpl_truth(p[0]));
-}
+TPL_EXPR(str_splitlines, tpl_split_lines(t, self.s, tpl_truth(p[0])))
 
 static tval partition(struct tpl *t, tval self, const tval *p, bool last) {
     const struct tpl_str *s = self.s, *sep = tpl_need_str(t, p[0], "separator");
@@ -450,17 +238,10 @@ static tval partition(struct tpl *t, tval self, const tval *p, bool last) {
     }
     return tpl_list_of(t, TPL_TUPLE, parts, 3);
 }
-METHOD(str_partition) {
-    UNUSED(call);
-    return partition(t, self, p, false);
-}
-METHOD(str_rpartition) {
-    UNUSED(call);
-    return partition(t, self, p, true);
-}
+TPL_EXPR(str_partition, partition(t, self, p, false))
+TPL_EXPR(str_rpartition, partition(t, self, p, true))
 
-METHOD(str_join) {
-    UNUSED(call);
+TPL_FN(str_join) {
     struct tpl_out out = {0};
     struct tpl_iter it = tpl_iter_begin(t, p[0]);
     tval item;
@@ -475,22 +256,17 @@ METHOD(str_join) {
     return tpl_str_like(t, tpl_str_from_out(t, &out), self.s);
 }
 
-METHOD(str_removeprefix) {
-    UNUSED(call);
+TPL_FN(str_removeprefix) {
     const struct tpl_str *affix = tpl_need_str(t, p[0], "removeprefix() argument");
     bool has = affix_is(self.s, 0, self.s->len, affix, false);
     return has ? tpl_substr(t, self.s, affix->len, self.s->len) : self;
 }
-METHOD(str_removesuffix) {
-    UNUSED(call);
+TPL_FN(str_removesuffix) {
     const struct tpl_str *affix = tpl_need_str(t, p[0], "removesuffix() argument");
     bool has = affix_is(self.s, 0, self.s->len, affix, true);
     return has ? tpl_substr(t, self.s, 0, self.s->len - affix->len) : self;
 }
-METHOD(str_format) {
-    UNUSED(p);
-    return tpl_format_braces(t, self.s, call);
-}
+TPL_EXPR(str_format, tpl_format_braces(t, self.s, call))
 
 /* ---- str: kinds of characters ---------------------------------------------------------------- */
 
@@ -516,31 +292,23 @@ static bool is_kind(uint32_t c, enum kind kind) {
 static tval all_kind(struct tpl *t, const struct tpl_str *s, enum kind kind) {
     bool all = s->len > 0 || kind == KIND_ASCII;
     tpl_charge_bytes(t, s->len);
-    for (size_t i = 0, n; i < s->len && all; i += n) {
-        n = s->len - i;
-        all = is_kind(tpl_utf8_at(s->data + i, &n), kind);
-    }
+    for (size_t i = 0; i < s->len && all;)
+        all = is_kind(utf8_next(s->data, &i), kind);
     return tpl_bool(all);
 }
 
-#define KIND_METHOD(fn_name, kind)                                                                 \
-    METHOD(fn_name) {                                                                              \
-        UNUSED(p), UNUSED(call);                                                                   \
-        return all_kind(t, self.s, kind);                                                          \
-    }
-KIND_METHOD(str_isalpha, KIND_ALPHA)
-KIND_METHOD(str_isdigit, KIND_DIGIT)
-KIND_METHOD(str_isalnum, KIND_ALNUM)
-KIND_METHOD(str_isspace, KIND_SPACE)
-KIND_METHOD(str_isascii, KIND_ASCII)
+TPL_EXPR(str_isalpha, all_kind(t, self.s, KIND_ALPHA))
+TPL_EXPR(str_isdigit, all_kind(t, self.s, KIND_DIGIT))
+TPL_EXPR(str_isalnum, all_kind(t, self.s, KIND_ALNUM))
+TPL_EXPR(str_isspace, all_kind(t, self.s, KIND_SPACE))
+TPL_EXPR(str_isascii, all_kind(t, self.s, KIND_ASCII))
 
 static tval all_case(struct tpl *t, const struct tpl_str *s, bool want_upper) {
     bool any = false;
     tpl_charge_bytes(t, s->len);
-    for (size_t i = 0, n; i < s->len; i += n) {
+    for (size_t i = 0; i < s->len;) {
         bool upper;
-        n = s->len - i;
-        if (!is_cased(tpl_utf8_at(s->data + i, &n), &upper))
+        if (!tpl_is_cased(utf8_next(s->data, &i), &upper))
             continue;
         if (upper != want_upper)
             return tpl_bool(false);
@@ -548,14 +316,8 @@ static tval all_case(struct tpl *t, const struct tpl_str *s, bool want_upper) {
     }
     return tpl_bool(any);
 }
-METHOD(str_isupper) {
-    UNUSED(p), UNUSED(call);
-    return all_case(t, self.s, true);
-}
-METHOD(str_islower) {
-    UNUSED(p), UNUSED(call);
-    return all_case(t, self.s, false);
-}
+TPL_EXPR(str_isupper, all_case(t, self.s, true))
+TPL_EXPR(str_islower, all_case(t, self.s, false))
 
 static const struct tpl_builtin str_methods[] = {
     {"capitalize", "", str_capitalize},
@@ -601,24 +363,21 @@ static const struct tpl_builtin str_methods[] = {
 
 /* ---- list, tuple, dict ----------------------------------------------------------------------- */
 
-METHOD(list_count) {
-    UNUSED(call);
+TPL_FN(list_count) {
     int64_t n = 0;
     for (size_t i = 0; i < self.list->n; i++)
         n += tpl_equal(t, self.list->items[i], p[0]);
     return tpl_int(n);
 }
 
-METHOD(list_index) {
-    UNUSED(call);
+TPL_FN(list_index) {
     for (size_t i = 0; i < self.list->n; i++)
         if (tpl_equal(t, self.list->items[i], p[0]))
             return tpl_int((int64_t)i);
     tpl_fail(t, "the value is not in the %s", tpl_type_name(self));
 }
 
-METHOD(copy) { /* nothing changes it: a copy is the same */
-    UNUSED(t), UNUSED(p), UNUSED(call);
+TPL_FN(copy) { /* nothing changes it: a copy is the same */
     return self;
 }
 
@@ -627,20 +386,10 @@ static tval view(struct tpl *t, tval self, enum tpl_view_kind kind) {
     *v = (struct tpl_view){kind, self.dict};
     return (tval){.type = TPL_VIEW, .view = v};
 }
-METHOD(dict_keys) {
-    UNUSED(p), UNUSED(call);
-    return view(t, self, TPL_KEYS);
-}
-METHOD(dict_values) {
-    UNUSED(p), UNUSED(call);
-    return view(t, self, TPL_VALUES);
-}
-METHOD(dict_items) {
-    UNUSED(p), UNUSED(call);
-    return view(t, self, TPL_ITEMS);
-}
-METHOD(dict_get) {
-    UNUSED(call);
+TPL_EXPR(dict_keys, view(t, self, TPL_KEYS))
+TPL_EXPR(dict_values, view(t, self, TPL_VALUES))
+TPL_EXPR(dict_items, view(t, self, TPL_ITEMS))
+TPL_FN(dict_get) {
     const tval *found = tpl_dict_get(t, self.dict, p[0]);
     return found ? *found : p[1].type == TPL_UNSET ? tpl_none() : p[1];
 }
@@ -662,18 +411,9 @@ static bool listed(const char *const *names, size_t n, const struct tpl_str *nam
     return false;
 }
 
-#define COUNT(a) (sizeof(a) / sizeof *(a))
-
-const struct tpl_builtin *tpl_search(const struct tpl_builtin *table, size_t n, const char *name,
-                                     size_t len) {
-    for (size_t i = 0; i < n; i++)
-        if (strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0)
-            return &table[i];
-    return NULL;
-}
-
 const struct tpl_builtin *tpl_str_method_find(const char *name, size_t len) {
-    return tpl_search(str_methods, COUNT(str_methods), name, len);
+    static const struct tpl_table table = TPL_TABLE(str_methods);
+    return tpl_search(&table, name, len);
 }
 
 const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name, bool *unsafe) {
@@ -688,12 +428,12 @@ const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name,
         return tpl_str_method_find(s, n);
     case TPL_LIST:
         *unsafe = listed(list_changes, COUNT(list_changes), name);
-        return tpl_search(list_methods, COUNT(list_methods), s, n);
+        return tpl_search(&(struct tpl_table)TPL_TABLE(list_methods), s, n);
     case TPL_TUPLE:
-        return tpl_search(list_methods + 1, COUNT(list_methods) - 1, s, n);
+        return tpl_search(&(struct tpl_table){list_methods + 1, COUNT(list_methods) - 1}, s, n);
     case TPL_DICT:
         *unsafe = listed(dict_changes, COUNT(dict_changes), name);
-        return tpl_search(dict_methods, COUNT(dict_methods), s, n);
+        return tpl_search(&(struct tpl_table)TPL_TABLE(dict_methods), s, n);
     default:
         return NULL;
     }

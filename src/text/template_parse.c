@@ -11,125 +11,10 @@
 
 /* ---- shared with the expression parser ------------------------------------------------------- */
 
-struct tpl_node *tpl_node_new(struct tpl_parser *p, enum tpl_node_kind kind, size_t at) {
-    struct tpl_node *node = tpl_alloc(p->t, 1, sizeof *node);
-    node->kind = kind;
-    node->at = (uint32_t)at;
-    return node;
-}
-
-void tpl_nodes_push(struct tpl_parser *p, struct tpl_nodes *list, struct tpl_node *node) {
-    if (list->n == list->cap) {
-        size_t cap = list->cap ? list->cap * 2 : 8;
-        struct tpl_node **grown = tpl_arena_take(p->t, p->scratch, cap * sizeof(*grown));
-        if (list->n)
-            memcpy(grown, list->items, list->n * sizeof(*grown));
-        list->items = grown;
-        list->cap = cap;
-    }
-    list->items[list->n++] = node;
-}
-
-static struct tpl_node **nodes_keep(struct tpl_parser *p, const struct tpl_nodes *list) {
-    struct tpl_node **kept = tpl_alloc(p->t, list->n, sizeof(*kept));
-    if (list->n)
-        memcpy(kept, list->items, list->n * sizeof(*kept));
-    return kept;
-}
-
-void tpl_nodes_finish(struct tpl_parser *p, const struct tpl_nodes *list, struct tpl_node *into) {
-    into->list = nodes_keep(p, list);
-    into->n = (uint32_t)list->n;
-}
-
-static uint64_t name_hash(const char *text, size_t len) {
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ (unsigned char)text[i]) * 1099511628211u;
-    return h;
-}
-
-static void names_grow(struct tpl_parser *p) {
-    struct template *tmpl = p->tmpl;
-    size_t cap = p->names_cap ? p->names_cap * 2 : 64, size = cap * 2;
-    const struct tpl_str **names = tpl_alloc(p->t, cap, sizeof(*names));
-    if (tmpl->n_names)
-        memcpy(names, tmpl->names, tmpl->n_names * sizeof(*names));
-    tmpl->names = names;
-    p->names_cap = cap;
-    p->name_index = tpl_arena_take(p->t, p->scratch, size * sizeof *p->name_index);
-    memset(p->name_index, 0, size * sizeof *p->name_index);
-    p->name_index_size = size;
-    for (size_t i = 0; i < tmpl->n_names; i++) {
-        size_t slot = name_hash(names[i]->data, names[i]->len) & (size - 1);
-        while (p->name_index[slot])
-            slot = (slot + 1) & (size - 1);
-        p->name_index[slot] = (int32_t)i + 1;
-    }
-}
-
-int32_t tpl_intern(struct tpl_parser *p, const char *text, size_t len) {
-    struct template *tmpl = p->tmpl;
-    if (tmpl->n_names == p->names_cap)
-        names_grow(p);
-    size_t mask = p->name_index_size - 1, slot = name_hash(text, len) & mask;
-    for (; p->name_index[slot]; slot = (slot + 1) & mask) {
-        const struct tpl_str *known = tmpl->names[p->name_index[slot] - 1];
-        if (known->len == len && memcmp(known->data, text, len) == 0)
-            return p->name_index[slot] - 1;
-    }
-    tmpl->names[tmpl->n_names] = tpl_str_borrow(p->t, text, len).s;
-    p->name_index[slot] = (int32_t)++tmpl->n_names;
-    return (int32_t)tmpl->n_names - 1;
-}
-
-bool tpl_tok_is_name(const struct tpl_parser *p, const struct tpl_token *tok, const char *name) {
-    return tok->kind == TOK_NAME && tok->len == strlen(name) &&
-           memcmp(p->t->source + tok->at, name, tok->len) == 0;
-}
-
-bool tpl_skip(struct tpl_parser *p, enum tpl_token_kind kind) {
-    if (p->tok->kind != kind)
-        return false;
-    p->tok++;
-    return true;
-}
-
-bool tpl_skip_name(struct tpl_parser *p, const char *name) {
-    if (!tpl_tok_is_name(p, p->tok, name))
-        return false;
-    p->tok++;
-    return true;
-}
-
-_Noreturn void tpl_unexpected(struct tpl_parser *p, const char *wanted) {
-    const struct tpl_token *tok = p->tok;
-    p->t->at = tok->at;
-    if (tok->kind == TOK_END)
-        tpl_fail(p->t, "unexpected end of template, expected %s", wanted);
-    if (tok->kind == TOK_NAME)
-        tpl_fail(p->t, "expected %s, got '%s'", wanted, tpl_excerpt(p->t, tpl_token_str(p, tok)));
-    tpl_fail(p->t, "expected %s, got '%s'", wanted, tpl_token_name(tok->kind));
-}
-
-const struct tpl_token *tpl_expect(struct tpl_parser *p, enum tpl_token_kind kind) {
-    if (p->tok->kind != kind) {
-        char wanted[32] = "'";
-        strncat(wanted, tpl_token_name(kind), 24);
-        strcat(wanted, "'");
-        tpl_unexpected(p, wanted);
-    }
-    return p->tok++;
-}
-
-const struct tpl_str *tpl_token_str(struct tpl_parser *p, const struct tpl_token *tok) {
-    return tpl_str_borrow(p->t, p->t->source + tok->at, tok->len).s;
-}
-
 static int32_t expect_name(struct tpl_parser *p) {
     const struct tpl_token *tok = tpl_expect(p, TOK_NAME);
     static const char *const constants[] = {"true", "false", "none", "True", "False", "None"};
-    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+    for (size_t i = 0; i < COUNT(constants); i++)
         if (tpl_tok_is_name(p, tok, constants[i])) {
             p->t->at = tok->at;
             tpl_fail(p->t, "cannot assign to '%s'", constants[i]);
@@ -291,7 +176,7 @@ static void parse_signature(struct tpl_parser *p, struct tpl_params *params) {
     }
     p->tok++;
     params->n = names.n;
-    params->defaults = nodes_keep(p, &defaults);
+    params->defaults = tpl_nodes_keep(p, &defaults);
     params->names = tpl_alloc(p->t, params->n, sizeof *params->names);
     for (size_t i = 0; i < names.n; i++)
         params->names[i] = names.items[i]->name;
@@ -407,13 +292,13 @@ static struct tpl_node *parse_statement(struct tpl_parser *p) {
     if (tok->kind != TOK_NAME)
         tpl_unexpected(p, "the name of a statement");
     p->tok++;
-    for (size_t i = 0; i < sizeof statements / sizeof *statements; i++)
+    for (size_t i = 0; i < COUNT(statements); i++)
         if (tpl_tok_is_name(p, tok, statements[i].name))
             return statements[i].parse(p, tpl_node_new(p, statements[i].kind, tok->at));
     static const char *const refused[] = {"block", "extends",    "include", "import",    "from",
                                           "do",    "autoescape", "trans",   "pluralize", "debug"};
     p->t->at = tok->at;
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+    for (size_t i = 0; i < COUNT(refused); i++)
         if (tpl_tok_is_name(p, tok, refused[i]))
             tpl_fail(p->t, "the statement '%s' is not supported in a chat template", refused[i]);
     tpl_fail(p->t, "unknown statement '%s'", tpl_excerpt(p->t, tpl_token_str(p, tok)));
@@ -421,6 +306,7 @@ static struct tpl_node *parse_statement(struct tpl_parser *p) {
 
 void tpl_parse(struct tpl_parser *p) {
     static const char *const fixed[TPL_NAMES_FIXED] = {"loop", "caller", "varargs", "kwargs"};
+    p->name_numbers = tpl_dict_new(p->t);
     for (size_t i = 0; i < TPL_NAMES_FIXED; i++)
         (void)tpl_intern(p, fixed[i], strlen(fixed[i]));
     p->tmpl->body = parse_block(p, NULL);

@@ -20,36 +20,26 @@ static struct tpl_node *parse_postfix(struct tpl_parser *p, struct tpl_node *nod
 
 /* ---- literals and names ---------------------------------------------------------------------- */
 
-static struct tpl_node *parse_list(struct tpl_parser *p, const struct tpl_token *tok) {
-    struct tpl_node *node = tpl_node_new(p, NODE_LIST, tok->at);
-    struct tpl_nodes list = {0};
-    while (p->tok->kind != TOK_RBRACKET) {
-        if (list.n) {
-            tpl_expect(p, TOK_COMMA);
-            if (p->tok->kind == TOK_RBRACKET)
-                break;
-        }
-        tpl_nodes_push(p, &list, tpl_parse_expr(p, true));
-    }
-    tpl_expect(p, TOK_RBRACKET);
-    tpl_nodes_finish(p, &list, node);
-    return node;
+/* Reads the comma between two items. False: the closing token comes next; a comma may precede it. */
+static bool more_items(struct tpl_parser *p, bool first, enum tpl_token_kind close) {
+    if (!first && p->tok->kind != close)
+        tpl_expect(p, TOK_COMMA);
+    return p->tok->kind != close;
 }
 
-static struct tpl_node *parse_dict(struct tpl_parser *p, const struct tpl_token *tok) {
-    struct tpl_node *node = tpl_node_new(p, NODE_DICT, tok->at);
+/* [a, b] or {a: b, c: d} after its bracket. */
+static struct tpl_node *parse_items(struct tpl_parser *p, const struct tpl_token *tok, bool dict) {
+    struct tpl_node *node = tpl_node_new(p, dict ? NODE_DICT : NODE_LIST, tok->at);
+    const enum tpl_token_kind close = dict ? TOK_RBRACE : TOK_RBRACKET;
     struct tpl_nodes list = {0};
-    while (p->tok->kind != TOK_RBRACE) {
-        if (list.n) {
-            tpl_expect(p, TOK_COMMA);
-            if (p->tok->kind == TOK_RBRACE)
-                break;
+    while (more_items(p, !list.n, close)) {
+        tpl_nodes_push(p, &list, tpl_parse_expr(p, true));
+        if (dict) {
+            tpl_expect(p, TOK_COLON);
+            tpl_nodes_push(p, &list, tpl_parse_expr(p, true));
         }
-        tpl_nodes_push(p, &list, tpl_parse_expr(p, true));
-        tpl_expect(p, TOK_COLON);
-        tpl_nodes_push(p, &list, tpl_parse_expr(p, true));
     }
-    tpl_expect(p, TOK_RBRACE);
+    p->tok++;
     tpl_nodes_finish(p, &list, node);
     return node;
 }
@@ -110,10 +100,8 @@ static struct tpl_node *parse_primary(struct tpl_parser *p, bool with_namespace)
         tpl_expect(p, TOK_RPAREN);
         break;
     case TOK_LBRACKET:
-        node = parse_list(p, tok);
-        break;
     case TOK_LBRACE:
-        node = parse_dict(p, tok);
+        node = parse_items(p, tok, tok->kind == TOK_LBRACE);
         break;
     default:
         p->tok = tok;
@@ -128,12 +116,7 @@ static const struct tpl_args *parse_args(struct tpl_parser *p) {
     struct tpl_args *args = tpl_alloc(p->t, 1, sizeof *args);
     struct tpl_nodes pos = {0}, kw = {0}, names = {0};
     size_t at = tpl_expect(p, TOK_LPAREN)->at;
-    for (bool first = true; p->tok->kind != TOK_RPAREN; first = false) {
-        if (!first) {
-            tpl_expect(p, TOK_COMMA);
-            if (p->tok->kind == TOK_RPAREN)
-                break;
-        }
+    for (bool first = true; more_items(p, first, TOK_RPAREN); first = false) {
         bool ordered = !args->star_star;
         if (tpl_skip(p, TOK_MUL)) {
             ordered = ordered && !args->star;
@@ -336,7 +319,7 @@ static bool binary_op(enum tpl_token_kind kind, int *level, enum tpl_op *op) {
         {TOK_DIV, LEVEL_PRODUCT, OP_DIV},  {TOK_FLOORDIV, LEVEL_PRODUCT, OP_FLOORDIV},
         {TOK_MOD, LEVEL_PRODUCT, OP_MOD},  {TOK_POW, LEVEL_POWER, OP_POW},
     };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+    for (size_t i = 0; i < COUNT(table); i++)
         if (table[i].kind == kind) {
             *level = table[i].level;
             *op = table[i].op;
@@ -424,26 +407,25 @@ static struct tpl_node *parse_not(struct tpl_parser *p) {
     return node;
 }
 
-static struct tpl_node *parse_and(struct tpl_parser *p) {
-    struct tpl_node *left = parse_not(p);
-    for (const struct tpl_token *tok = p->tok; tpl_skip_name(p, "and"); tok = p->tok) {
-        struct tpl_node *node = tpl_node_new(p, NODE_AND, tok->at);
+/* a WORD b WORD c, left to right. */
+static struct tpl_node *parse_chain(struct tpl_parser *p, const char *word, enum tpl_node_kind kind,
+                                    struct tpl_node *(*operand)(struct tpl_parser *)) {
+    struct tpl_node *left = operand(p);
+    for (const struct tpl_token *tok = p->tok; tpl_skip_name(p, word); tok = p->tok) {
+        struct tpl_node *node = tpl_node_new(p, kind, tok->at);
         node->a = left;
-        node->b = parse_not(p);
+        node->b = operand(p);
         left = node;
     }
     return left;
 }
 
+static struct tpl_node *parse_and(struct tpl_parser *p) {
+    return parse_chain(p, "and", NODE_AND, parse_not);
+}
+
 static struct tpl_node *parse_or(struct tpl_parser *p) {
-    struct tpl_node *left = parse_and(p);
-    for (const struct tpl_token *tok = p->tok; tpl_skip_name(p, "or"); tok = p->tok) {
-        struct tpl_node *node = tpl_node_new(p, NODE_OR, tok->at);
-        node->a = left;
-        node->b = parse_and(p);
-        left = node;
-    }
-    return left;
+    return parse_chain(p, "or", NODE_OR, parse_and);
 }
 
 /* Every bracket comes through here: this is where their depth is counted. */

@@ -8,10 +8,6 @@
  */
 #include "text/template_internal.h"
 
-#define FILTER(fn_name)                                                                            \
-    static tval fn_name(struct tpl *t, tval self, const tval *p, const struct tpl_call *call)
-#define UNUSED(x) ((void)(x))
-
 /* ---- attribute paths ------------------------------------------------------------------------- */
 
 static tval path_part(struct tpl *t, const struct tpl_str *path, size_t from, size_t to) {
@@ -26,7 +22,7 @@ static tval path_part(struct tpl *t, const struct tpl_str *path, size_t from, si
 
 /* The value at the path; `path` NONE or UNSET is the value itself. `otherwise`: UNSET, or what
  * replaces undefined. */
-static tval follow(struct tpl *t, tval v, tval path, tval otherwise) {
+tval tpl_follow(struct tpl *t, tval v, tval path, tval otherwise) {
     bool replaces = otherwise.type != TPL_UNSET && otherwise.type != TPL_NONE;
     if (path.type == TPL_UNSET || path.type == TPL_NONE)
         return v;
@@ -54,11 +50,11 @@ static tval fold_case(struct tpl *t, tval v, bool case_sensitive) {
 static tval sort_key(struct tpl *t, tval item, tval attribute, bool case_sensitive) {
     struct tpl_items key = {0};
     if (attribute.type != TPL_STR)
-        return fold_case(t, follow(t, item, attribute, tpl_unset()), case_sensitive);
+        return fold_case(t, tpl_follow(t, item, attribute, tpl_unset()), case_sensitive);
     for (size_t from = 0; from <= attribute.s->len;) {
         size_t to = tpl_find(attribute.s->data, from, attribute.s->len, ",", 1);
         to = to == SIZE_MAX ? attribute.s->len : to;
-        tval v = follow(t, item, tpl_substr(t, attribute.s, from, to), tpl_unset());
+        tval v = tpl_follow(t, item, tpl_substr(t, attribute.s, from, to), tpl_unset());
         tpl_items_push(t, &key, fold_case(t, v, case_sensitive));
         from = to + 1;
     }
@@ -79,13 +75,9 @@ static tval sorted(struct tpl *t, tval self, tval attribute, bool case_sensitive
     return tpl_items_finish(t, &(struct tpl_items){items, list->n, list->n}, TPL_LIST);
 }
 
-FILTER(filter_sort) {
-    UNUSED(call);
-    return sorted(t, self, p[2], tpl_truth(p[1]), tpl_truth(p[0]));
-}
+TPL_EXPR(filter_sort, sorted(t, self, p[2], tpl_truth(p[1]), tpl_truth(p[0])))
 
-FILTER(filter_dictsort) {
-    UNUSED(call);
+TPL_FN(filter_dictsort) {
     bool by_value = tpl_str_is(p[1], "value");
     if (p[1].type != TPL_UNSET && !by_value && !tpl_str_is(p[1], "key"))
         tpl_fail(t, "You can only sort by either \"key\" or \"value\"");
@@ -106,7 +98,7 @@ static tval extreme(struct tpl *t, tval self, const tval *p, bool greatest) {
     struct tpl_iter it = tpl_iter_begin(t, self);
     tval best = tpl_unset(), best_key = tpl_unset();
     for (tval item; tpl_iter_next(t, &it, &item);) {
-        tval key = fold_case(t, follow(t, item, p[1], tpl_unset()), tpl_truth(p[0]));
+        tval key = fold_case(t, tpl_follow(t, item, p[1], tpl_unset()), tpl_truth(p[0]));
         bool better = best.type == TPL_UNSET || (greatest ? tpl_less(t, best_key, key, ">")
                                                           : tpl_less(t, key, best_key, "<"));
         best = better ? item : best;
@@ -115,17 +107,10 @@ static tval extreme(struct tpl *t, tval self, const tval *p, bool greatest) {
     return best.type == TPL_UNSET ? tpl_undef_hint(t, "No aggregated item, sequence was empty.")
                                   : best;
 }
-FILTER(filter_min) {
-    UNUSED(call);
-    return extreme(t, self, p, false);
-}
-FILTER(filter_max) {
-    UNUSED(call);
-    return extreme(t, self, p, true);
-}
+TPL_EXPR(filter_min, extreme(t, self, p, false))
+TPL_EXPR(filter_max, extreme(t, self, p, true))
 
-FILTER(filter_reverse) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_reverse) {
     struct tpl_items items = {0};
     struct tpl_out out = {0};
     const struct tpl_list *list = tpl_to_list(t, self);
@@ -141,13 +126,12 @@ FILTER(filter_reverse) {
     return tpl_items_finish(t, &items, self.type == TPL_CURSOR ? TPL_LIST : TPL_CURSOR);
 }
 
-FILTER(filter_unique) {
-    UNUSED(call);
+TPL_FN(filter_unique) {
     struct tpl_items items = {0};
     struct tpl_dict *seen = tpl_dict_new(t);
     struct tpl_iter it = tpl_iter_begin(t, self);
     for (tval item; tpl_iter_next(t, &it, &item);) {
-        tval key = fold_case(t, follow(t, item, p[1], tpl_unset()), tpl_truth(p[0]));
+        tval key = fold_case(t, tpl_follow(t, item, p[1], tpl_unset()), tpl_truth(p[0]));
         if (tpl_dict_get(t, seen, key))
             continue;
         tpl_dict_set(t, seen, key, tpl_none());
@@ -158,8 +142,7 @@ FILTER(filter_unique) {
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-FILTER(filter_first) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_first) {
     struct tpl_iter it = tpl_iter_begin(t, self);
     tval item;
     if (!tpl_iter_next(t, &it, &item))
@@ -167,8 +150,7 @@ FILTER(filter_first) {
     return item;
 }
 
-FILTER(filter_last) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_last) {
     if (self.type == TPL_CURSOR || !tpl_is_iterable(self))
         tpl_fail(t, "'%s' object is not reversible", tpl_type_name(self));
     size_t n = tpl_length(t, self);
@@ -179,19 +161,14 @@ FILTER(filter_last) {
     return tpl_item(t, self, n - 1);
 }
 
-FILTER(filter_length) {
-    UNUSED(p), UNUSED(call);
-    return tpl_int((int64_t)tpl_length(t, self));
-}
+TPL_EXPR(filter_length, tpl_int((int64_t)tpl_length(t, self)))
 
-FILTER(filter_list) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_list) {
     const struct tpl_list *list = tpl_to_list(t, self);
     return tpl_list_of(t, TPL_LIST, list->items, list->n);
 }
 
-FILTER(filter_items) {
-    UNUSED(p), UNUSED(call);
+TPL_FN(filter_items) {
     struct tpl_items items = {0};
     if (self.type != TPL_UNDEFINED && self.type != TPL_DICT)
         tpl_fail(t, "Can only get item pairs from a mapping.");
@@ -203,10 +180,9 @@ FILTER(filter_items) {
     return tpl_items_finish(t, &items, TPL_CURSOR);
 }
 
-FILTER(filter_batch) {
-    UNUSED(call);
+TPL_FN(filter_batch) {
     int64_t size = tpl_need_int(t, p[0], "linecount");
-    bool fills = p[1].type != TPL_UNSET && p[1].type != TPL_NONE;
+    bool fills = tpl_is_given(p[1]);
     const struct tpl_list *list = tpl_to_list(t, self);
     struct tpl_items rows = {0}, row = {0};
     for (size_t i = 0; i < list->n; i++) {
@@ -226,10 +202,9 @@ FILTER(filter_batch) {
     return tpl_items_finish(t, &rows, TPL_CURSOR);
 }
 
-FILTER(filter_slice) {
-    UNUSED(call);
+TPL_FN(filter_slice) {
     int64_t slices = tpl_need_int(t, p[0], "slices");
-    bool fills = p[1].type != TPL_UNSET && p[1].type != TPL_NONE;
+    bool fills = tpl_is_given(p[1]);
     const struct tpl_list *list = tpl_to_list(t, self);
     struct tpl_items rows = {0};
     size_t at = 0;
@@ -248,21 +223,20 @@ FILTER(filter_slice) {
     return tpl_items_finish(t, &rows, TPL_CURSOR);
 }
 
-FILTER(filter_groupby) {
-    UNUSED(call);
+TPL_FN(filter_groupby) {
     bool case_sensitive = tpl_truth(p[2]);
     const struct tpl_list *list = tpl_to_list(t, self);
     tval *keys = tpl_alloc(t, list->n, sizeof *keys), *items = tpl_alloc(t, list->n, sizeof *items);
     struct tpl_items groups = {0};
     for (size_t i = 0; i < list->n; i++) {
         items[i] = list->items[i];
-        keys[i] = fold_case(t, follow(t, items[i], p[0], p[1]), case_sensitive);
+        keys[i] = fold_case(t, tpl_follow(t, items[i], p[0], p[1]), case_sensitive);
     }
     tpl_sort(t, keys, items, list->n, false);
     for (size_t from = 0, to; from < list->n; from = to) {
         for (to = from + 1; to < list->n && tpl_equal(t, keys[from], keys[to]);)
             to++;
-        tval name = follow(t, items[from], p[0], p[1]);
+        tval name = tpl_follow(t, items[from], p[0], p[1]);
         tval pair = tpl_pair(t, name, tpl_list_of(t, TPL_LIST, items + from, to - from));
         struct tpl_list *group = tpl_alloc(t, 1, sizeof *group);
         *group = *pair.list;
@@ -274,8 +248,7 @@ FILTER(filter_groupby) {
 
 /* ---- folding --------------------------------------------------------------------------------- */
 
-FILTER(filter_join) {
-    UNUSED(call);
+TPL_FN(filter_join) {
     const struct tpl_str *between = p[0].type == TPL_UNSET ? NULL : tpl_to_str(t, p[0]);
     struct tpl_out out = {0};
     struct tpl_iter it = tpl_iter_begin(t, self);
@@ -283,111 +256,24 @@ FILTER(filter_join) {
     for (tval item; tpl_iter_next(t, &it, &item); first = false) {
         if (!first && between)
             tpl_out_put(t, &out, between->data, between->len);
-        tpl_put_str(t, &out, follow(t, item, p[1], tpl_unset()));
+        tpl_put_str(t, &out, tpl_follow(t, item, p[1], tpl_unset()));
     }
     return tpl_str_from_out(t, &out);
 }
 
-FILTER(filter_sum) {
-    UNUSED(call);
+TPL_FN(filter_sum) {
     tval sum = p[1].type == TPL_UNSET ? tpl_int(0) : p[1];
     struct tpl_iter it = tpl_iter_begin(t, self);
     if (sum.type == TPL_STR)
         tpl_fail(t, "sum() can't sum strings [use ''.join(seq) instead]");
     for (tval item; tpl_iter_next(t, &it, &item);)
-        sum = tpl_arith(t, OP_ADD, sum, follow(t, item, p[0], tpl_unset()));
+        sum = tpl_arith(t, OP_ADD, sum, tpl_follow(t, item, p[0], tpl_unset()));
     return sum;
 }
 
 /* ---- map and select -------------------------------------------------------------------------- */
 
-static tval named_value(const struct tpl_call *call, const char *name) {
-    for (size_t i = 0; i < call->n_kw; i++)
-        if (tpl_str_is(tpl_from_str(call->kw[i].name), name))
-            return call->kw[i].value;
-    return tpl_unset();
-}
-
-FILTER(filter_map) {
-    UNUSED(p);
-    struct tpl_items items = {0};
-    if (self.type != TPL_CURSOR && !tpl_truth(self))
-        return tpl_items_finish(t, &items, TPL_CURSOR);
-    tval attribute = named_value(call, "attribute"), otherwise = named_value(call, "default");
-    bool by_attribute = !call->n_pos && attribute.type != TPL_UNSET;
-    const struct tpl_builtin *filter = NULL;
-    struct tpl_call rest = *call;
-    if (by_attribute) {
-        if (call->n_kw > (otherwise.type == TPL_UNSET ? 1u : 2u))
-            tpl_fail(t, "Unexpected keyword argument of map");
-    } else {
-        if (!call->n_pos)
-            tpl_fail(t, "map requires a filter argument");
-        const struct tpl_str *name = tpl_need_str(t, call->pos[0], "the filter's name");
-        filter = tpl_filter_find(name->data, name->len);
-        if (!filter)
-            tpl_fail(t, "No filter named '%s'", tpl_excerpt(t, name));
-        rest.pos++;
-        rest.n_pos--;
-    }
-    struct tpl_iter it = tpl_iter_begin(t, self);
-    tpl_enter(t);
-    for (tval item; tpl_iter_next(t, &it, &item);)
-        tpl_items_push(t, &items,
-                       filter ? tpl_invoke(t, filter, item, &rest)
-                              : follow(t, item, attribute, otherwise));
-    tpl_leave(t);
-    return tpl_items_finish(t, &items, TPL_CURSOR);
-}
-
-/* Items that pass a test (or are true), of the item or one of its attributes. */
-static tval choose(struct tpl *t, tval self, const struct tpl_call *call, bool by_attribute,
-                   bool wanted) {
-    struct tpl_items items = {0};
-    struct tpl_call rest = *call;
-    tval attribute = tpl_unset();
-    const struct tpl_builtin *test = NULL;
-    if (self.type != TPL_CURSOR && !tpl_truth(self))
-        return tpl_items_finish(t, &items, TPL_CURSOR);
-    if (by_attribute) {
-        if (!call->n_pos)
-            tpl_fail(t, "Missing parameter for attribute name");
-        attribute = *rest.pos++;
-        rest.n_pos--;
-    }
-    if (rest.n_pos) {
-        const struct tpl_str *name = tpl_need_str(t, *rest.pos++, "the test's name");
-        rest.n_pos--;
-        test = tpl_test_find(name->data, name->len);
-        if (!test)
-            tpl_fail(t, "No test named '%s'", tpl_excerpt(t, name));
-    }
-    struct tpl_iter it = tpl_iter_begin(t, self);
-    for (tval item; tpl_iter_next(t, &it, &item);) {
-        tval v = follow(t, item, attribute, tpl_unset());
-        if (tpl_truth(test ? tpl_invoke(t, test, v, &rest) : v) == wanted)
-            tpl_items_push(t, &items, item);
-    }
-    return tpl_items_finish(t, &items, TPL_CURSOR);
-}
-FILTER(filter_select) {
-    UNUSED(p);
-    return choose(t, self, call, false, true);
-}
-FILTER(filter_reject) {
-    UNUSED(p);
-    return choose(t, self, call, false, false);
-}
-FILTER(filter_selectattr) {
-    UNUSED(p);
-    return choose(t, self, call, true, true);
-}
-FILTER(filter_rejectattr) {
-    UNUSED(p);
-    return choose(t, self, call, true, false);
-}
-
-static const struct tpl_builtin filters[] = {
+static const struct tpl_builtin sequence_filters[] = {
     {"batch", "linecount fill_with?", filter_batch},
     {"count", "", filter_length},
     {"dictsort", "case_sensitive? by? reverse?", filter_dictsort},
@@ -398,20 +284,13 @@ static const struct tpl_builtin filters[] = {
     {"last", "", filter_last},
     {"length", "", filter_length},
     {"list", "", filter_list},
-    {"map", NULL, filter_map},
     {"max", "case_sensitive? attribute?", filter_max},
     {"min", "case_sensitive? attribute?", filter_min},
-    {"reject", NULL, filter_reject},
-    {"rejectattr", NULL, filter_rejectattr},
     {"reverse", "", filter_reverse},
-    {"select", NULL, filter_select},
-    {"selectattr", NULL, filter_selectattr},
     {"slice", "slices fill_with?", filter_slice},
     {"sort", "reverse? case_sensitive? attribute?", filter_sort},
     {"sum", "attribute? start?", filter_sum},
     {"unique", "case_sensitive? attribute?", filter_unique},
 };
 
-const struct tpl_builtin *tpl_sequence_filter_find(const char *name, size_t len) {
-    return tpl_search(filters, sizeof filters / sizeof *filters, name, len);
-}
+const struct tpl_table tpl_sequence_filters = TPL_TABLE(sequence_filters);

@@ -3,92 +3,53 @@
  * select("eq", 1). */
 #include "text/template_internal.h"
 
-#define TEST(fn_name)                                                                              \
-    static tval fn_name(struct tpl *t, tval self, const tval *p, const struct tpl_call *call)
-#define UNUSED(x) ((void)(x))
-
-/* Tests of the type alone. */
-#define TYPE_TEST(fn_name, expr)                                                                   \
-    TEST(fn_name) {                                                                                \
-        UNUSED(t), UNUSED(p), UNUSED(call);                                                        \
-        return tpl_bool(expr);                                                                     \
-    }
-TYPE_TEST(test_defined, self.type != TPL_UNDEFINED)
-TYPE_TEST(test_undefined, self.type == TPL_UNDEFINED)
-TYPE_TEST(test_none, self.type == TPL_NONE)
-TYPE_TEST(test_boolean, self.type == TPL_BOOL)
-TYPE_TEST(test_true, self.type == TPL_BOOL && self.b)
-TYPE_TEST(test_false, self.type == TPL_BOOL && !self.b)
-TYPE_TEST(test_integer, self.type == TPL_INT)
-TYPE_TEST(test_float, self.type == TPL_FLOAT)
-TYPE_TEST(test_number, tpl_is_number(self))
-TYPE_TEST(test_string, self.type == TPL_STR)
-TYPE_TEST(test_mapping, self.type == TPL_DICT)
-TYPE_TEST(test_sequence, tpl_has_length(self) && self.type != TPL_VIEW)
-TYPE_TEST(test_iterable, tpl_is_iterable(self))
-TYPE_TEST(test_escaped, self.type == TPL_STR && self.s->markup)
-TYPE_TEST(test_callable, self.type == TPL_MACRO || self.type == TPL_FUNCTION ||
-                             self.type == TPL_METHOD || self.type == TPL_LOOP ||
-                             self.type == TPL_UNDEFINED)
+TPL_EXPR(test_defined, tpl_bool(self.type != TPL_UNDEFINED))
+TPL_EXPR(test_undefined, tpl_bool(self.type == TPL_UNDEFINED))
+TPL_EXPR(test_none, tpl_bool(self.type == TPL_NONE))
+TPL_EXPR(test_boolean, tpl_bool(self.type == TPL_BOOL))
+TPL_EXPR(test_true, tpl_bool(self.type == TPL_BOOL && self.b))
+TPL_EXPR(test_false, tpl_bool(self.type == TPL_BOOL && !self.b))
+TPL_EXPR(test_integer, tpl_bool(self.type == TPL_INT))
+TPL_EXPR(test_float, tpl_bool(self.type == TPL_FLOAT))
+TPL_EXPR(test_number, tpl_bool(tpl_is_number(self)))
+TPL_EXPR(test_string, tpl_bool(self.type == TPL_STR))
+TPL_EXPR(test_mapping, tpl_bool(self.type == TPL_DICT))
+TPL_EXPR(test_sequence, tpl_bool(tpl_has_length(self) && self.type != TPL_VIEW))
+TPL_EXPR(test_iterable, tpl_bool(tpl_is_iterable(self)))
+TPL_EXPR(test_escaped, tpl_bool(self.type == TPL_STR && self.s->markup))
+TPL_EXPR(test_callable,
+         tpl_bool(self.type == TPL_MACRO || self.type == TPL_FUNCTION || self.type == TPL_METHOD ||
+                  self.type == TPL_LOOP || self.type == TPL_UNDEFINED))
 
 static tval remainder_is(struct tpl *t, tval v, tval by, int64_t want) {
     return tpl_bool(tpl_equal(t, tpl_arith(t, OP_MOD, v, by), tpl_int(want)));
 }
-TEST(test_even) {
-    UNUSED(p), UNUSED(call);
-    return remainder_is(t, self, tpl_int(2), 0);
-}
-TEST(test_odd) {
-    UNUSED(p), UNUSED(call);
-    return remainder_is(t, self, tpl_int(2), 1);
-}
-TEST(test_divisibleby) {
-    UNUSED(call);
-    return remainder_is(t, self, p[0], 0);
-}
+TPL_EXPR(test_even, remainder_is(t, self, tpl_int(2), 0))
+TPL_EXPR(test_odd, remainder_is(t, self, tpl_int(2), 1))
+TPL_EXPR(test_divisibleby, remainder_is(t, self, p[0], 0))
 
-#define COMPARE_TEST(fn_name, op)                                                                  \
-    TEST(fn_name) {                                                                                \
-        UNUSED(call);                                                                              \
-        return tpl_bool(tpl_compare(t, op, self, p[0]));                                           \
-    }
-COMPARE_TEST(test_eq, OP_EQ)
-COMPARE_TEST(test_ne, OP_NE)
-COMPARE_TEST(test_lt, OP_LT)
-COMPARE_TEST(test_le, OP_LE)
-COMPARE_TEST(test_gt, OP_GT)
-COMPARE_TEST(test_ge, OP_GE)
-COMPARE_TEST(test_in, OP_IN)
+TPL_EXPR(test_eq, tpl_bool(tpl_compare(t, OP_EQ, self, p[0])))
+TPL_EXPR(test_ne, tpl_bool(tpl_compare(t, OP_NE, self, p[0])))
+TPL_EXPR(test_lt, tpl_bool(tpl_compare(t, OP_LT, self, p[0])))
+TPL_EXPR(test_le, tpl_bool(tpl_compare(t, OP_LE, self, p[0])))
+TPL_EXPR(test_gt, tpl_bool(tpl_compare(t, OP_GT, self, p[0])))
+TPL_EXPR(test_ge, tpl_bool(tpl_compare(t, OP_GE, self, p[0])))
+TPL_EXPR(test_in, tpl_bool(tpl_compare(t, OP_IN, self, p[0])))
 
 /* Python's `is`: small values are one object if they are equal and of one type, others are where
  * they lie. */
-TEST(test_sameas) {
-    UNUSED(call);
+TPL_FN(test_sameas) {
     bool small = self.type <= TPL_STR;
     return tpl_bool(self.type == p[0].type &&
                     (small ? tpl_equal(t, self, p[0]) : self.macro == p[0].macro));
 }
 
-TEST(test_lower) {
-    UNUSED(p), UNUSED(call);
-    return tpl_str_method_find("islower", 7)->fn(t, tpl_from_str(tpl_to_str(t, self)), NULL, NULL);
-}
-TEST(test_upper) {
-    UNUSED(p), UNUSED(call);
-    return tpl_str_method_find("isupper", 7)->fn(t, tpl_from_str(tpl_to_str(t, self)), NULL, NULL);
-}
-TEST(test_filter) {
-    UNUSED(p), UNUSED(call);
-    const struct tpl_str *name = tpl_need_str(t, self, "the filter's name");
-    return tpl_bool(tpl_filter_find(name->data, name->len) != NULL);
-}
-TEST(test_test) {
-    UNUSED(p), UNUSED(call);
-    const struct tpl_str *name = tpl_need_str(t, self, "the test's name");
-    return tpl_bool(tpl_test_find(name->data, name->len) != NULL);
-}
+TPL_EXPR(test_lower,
+         tpl_str_method_find("islower", 7)->fn(t, tpl_from_str(tpl_to_str(t, self)), NULL, NULL))
+TPL_EXPR(test_upper,
+         tpl_str_method_find("isupper", 7)->fn(t, tpl_from_str(tpl_to_str(t, self)), NULL, NULL))
 
-static const struct tpl_builtin tests[] = {
+static const struct tpl_builtin value_tests[] = {
     {"defined", "", test_defined},
     {"undefined", "", test_undefined},
     {"none", "", test_none},
@@ -126,10 +87,6 @@ static const struct tpl_builtin tests[] = {
     {"sameas", "other", test_sameas},
     {"lower", "", test_lower},
     {"upper", "", test_upper},
-    {"filter", "", test_filter},
-    {"test", "", test_test},
 };
 
-const struct tpl_builtin *tpl_test_find(const char *name, size_t len) {
-    return tpl_search(tests, sizeof tests / sizeof *tests, name, len);
-}
+const struct tpl_table tpl_value_tests = TPL_TABLE(value_tests);

@@ -16,16 +16,20 @@
 static size_t count_chars(const char *data, size_t len) {
     size_t n = 0;
     for (size_t i = 0; i < len; i++)
-        n += ((unsigned char)data[i] & 0xc0) != 0x80;
+        n += !utf8_is_inside(data[i]);
     return n;
 }
 
-tval tpl_str_borrow(struct tpl *t, const char *data, size_t len) {
+static struct tpl_str *str_over(struct tpl *t, const char *data, size_t len) {
     struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
     s->data = data;
     s->len = len;
     s->chars = count_chars(data, len);
-    return tpl_from_str(s);
+    return s;
+}
+
+tval tpl_str_borrow(struct tpl *t, const char *data, size_t len) {
+    return tpl_from_str(str_over(t, data, len));
 }
 
 tval tpl_str_copy(struct tpl *t, const char *data, size_t len) {
@@ -40,9 +44,7 @@ tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out) {
         return tpl_str_borrow(t, "", 0);
     struct tpl_strbuf *buf = tpl_alloc(t, 1, sizeof *buf);
     *buf = (struct tpl_strbuf){out->data, out->len, out->cap};
-    tval v = tpl_str_borrow(t, out->data, out->len);
-    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
-    *s = *v.s;
+    struct tpl_str *s = str_over(t, out->data, out->len);
     s->buf = buf;
     return tpl_from_str(s);
 }
@@ -75,13 +77,17 @@ tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str 
     return tpl_from_str(s);
 }
 
+tval tpl_str_marked(struct tpl *t, const struct tpl_str *s, bool markup) {
+    if (s->markup == markup)
+        return tpl_from_str(s);
+    struct tpl_str *copy = tpl_alloc(t, 1, sizeof *copy);
+    *copy = *s;
+    copy->markup = markup;
+    return tpl_from_str(copy);
+}
+
 tval tpl_str_like(struct tpl *t, tval v, const struct tpl_str *model) {
-    if (v.s->markup == model->markup)
-        return v;
-    struct tpl_str *s = tpl_alloc(t, 1, sizeof *s);
-    *s = *v.s;
-    s->markup = model->markup;
-    return tpl_from_str(s);
+    return tpl_str_marked(t, v.s, model->markup);
 }
 
 bool tpl_str_is(tval v, const char *text) {
@@ -97,7 +103,7 @@ size_t tpl_str_offset(const struct tpl_str *s, size_t chars) {
         return chars < s->chars ? chars : s->len;
     size_t i = 0;
     for (size_t seen = 0; i < s->len; i++)
-        if (((unsigned char)s->data[i] & 0xc0) != 0x80 && seen++ == chars)
+        if (!utf8_is_inside(s->data[i]) && seen++ == chars)
             break;
     return i;
 }
@@ -111,7 +117,7 @@ size_t tpl_find(const char *hay, size_t from, size_t to, const char *needle, siz
 const char *tpl_excerpt(struct tpl *t, const struct tpl_str *s) {
     size_t n = s->len;
     if (n > 60)
-        for (n = 57; n && ((unsigned char)s->data[n] & 0xc0) == 0x80;)
+        for (n = 57; n && utf8_is_inside(s->data[n]);)
             n--;
     char *text = tpl_alloc(t, n + 4, 1);
     memcpy(text, s->data, n);
@@ -120,6 +126,12 @@ const char *tpl_excerpt(struct tpl *t, const struct tpl_str *s) {
         if ((unsigned char)*c < 0x20)
             *c = ' ';
     return text;
+}
+
+tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to) {
+    struct tpl_str *part = str_over(t, s->data + from, to > from ? to - from : 0);
+    part->markup = s->markup;
+    return tpl_from_str(part);
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -160,14 +172,7 @@ tval tpl_list_join2(struct tpl *t, tval a, tval b) {
 }
 
 void tpl_items_push(struct tpl *t, struct tpl_items *into, tval v) {
-    if (into->n == into->cap) {
-        size_t cap = into->cap ? into->cap * 2 : 8;
-        tval *grown = tpl_alloc(t, cap, sizeof *grown);
-        if (into->n)
-            memcpy(grown, into->items, into->n * sizeof *grown);
-        into->items = grown;
-        into->cap = cap;
-    }
+    TPL_GROW(t, t->arena, into->items, into->n, into->cap, 8);
     into->items[into->n++] = v;
 }
 
@@ -185,45 +190,23 @@ tval tpl_pair(struct tpl *t, tval a, tval b) {
 
 /* ---- Undefined ------------------------------------------------------------------------------- */
 
-static tval undef(struct tpl *t, enum tpl_undef_kind kind, const char *owner, tval name) {
+tval tpl_undef(struct tpl *t, enum tpl_undef_kind kind, const char *owner, tval name) {
     struct tpl_undef *u = tpl_alloc(t, 1, sizeof *u);
     *u = (struct tpl_undef){kind, owner, name};
     return (tval){.type = TPL_UNDEFINED, .undef = u};
 }
 
 tval tpl_undef_name(struct tpl *t, const struct tpl_str *name) {
-    return undef(t, TPL_UNDEF_NAME, NULL, tpl_from_str(name));
+    return tpl_undef(t, TPL_UNDEF_NAME, NULL, tpl_from_str(name));
 }
 
 tval tpl_undef_hint(struct tpl *t, const char *text) {
-    return undef(t, TPL_UNDEF_HINT, text, tpl_none());
+    return tpl_undef(t, TPL_UNDEF_HINT, text, tpl_none());
 }
 
 tval tpl_undef_attr(struct tpl *t, tval owner, tval name) {
-    return undef(t, name.type == TPL_STR ? TPL_UNDEF_ATTR : TPL_UNDEF_ITEM, tpl_type_name(owner),
-                 name);
-}
-
-_Noreturn void tpl_fail_undefined(struct tpl *t, tval v) {
-    const struct tpl_undef *u = v.undef;
-    struct tpl_out repr = {0};
-    bool none = u->owner && strcmp(u->owner, "NoneType") == 0;
-    const char *owner = !u->owner ? "" : none ? "None" : u->owner, *kind = none ? "" : " object";
-    tpl_put_repr(t, &repr, u->name);
-    const char *name = tpl_excerpt(t, tpl_str_from_out(t, &repr).s);
-    switch (u->kind) {
-    case TPL_UNDEF_NAME:
-        tpl_fail(t, "%s is undefined", name);
-    case TPL_UNDEF_ATTR:
-        tpl_fail(t, "'%s%s' has no attribute %s", owner, kind, name);
-    case TPL_UNDEF_ITEM:
-        tpl_fail(t, "%s%s has no element %s", owner, kind, name);
-    case TPL_UNDEF_UNSAFE:
-        tpl_fail(t, "access to attribute %s of '%s' object is unsafe.", name, u->owner);
-    case TPL_UNDEF_HINT:
-        break;
-    }
-    tpl_fail(t, "%s", owner);
+    return tpl_undef(t, name.type == TPL_STR ? TPL_UNDEF_ATTR : TPL_UNDEF_ITEM,
+                     tpl_type_name(owner), name);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -296,10 +279,10 @@ tval tpl_item(struct tpl *t, tval v, size_t i) {
     if (v.type == TPL_RANGE)
         return tpl_int(v.range->start + (int64_t)i * v.range->step);
     if (v.type == TPL_STR) {
-        size_t from = tpl_str_offset(v.s, i), n = v.s->len - from;
+        size_t from = tpl_str_offset(v.s, i), to = from;
         tpl_charge_bytes(t, from);
-        (void)tpl_utf8_at(v.s->data + from, &n);
-        return tpl_substr(t, v.s, from, from + n);
+        (void)utf8_next(v.s->data, &to);
+        return tpl_substr(t, v.s, from, to);
     }
     return v.list->items[i];
 }
@@ -311,23 +294,6 @@ bool tpl_as_int(tval v, int64_t *out) {
 
 double tpl_as_double(tval v) {
     return v.type == TPL_FLOAT ? v.f : v.type == TPL_BOOL ? (double)v.b : (double)v.i;
-}
-
-int64_t tpl_need_int(struct tpl *t, tval v, const char *what) {
-    int64_t i;
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
-    if (!tpl_as_int(v, &i))
-        tpl_fail(t, "%s must be an integer, not '%s'", what, tpl_type_name(v));
-    return i;
-}
-
-const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what) {
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
-    if (v.type != TPL_STR)
-        tpl_fail(t, "%s must be str, not %s", what, tpl_type_name(v));
-    return v.s;
 }
 
 /* ---- iteration ------------------------------------------------------------------------------- */
@@ -361,10 +327,9 @@ bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out) {
     if (v.type == TPL_STR) {
         if (it->next >= v.s->len)
             return false;
-        size_t n = v.s->len - it->next;
-        (void)tpl_utf8_at(v.s->data + it->next, &n);
-        *out = tpl_str_borrow(t, v.s->data + it->next, n); /* plain, also out of markup */
-        it->next += n;
+        size_t from = it->next;
+        (void)utf8_next(v.s->data, &it->next);
+        *out = tpl_str_borrow(t, v.s->data + from, it->next - from); /* plain, even of markup */
         return true;
     }
     if (it->next >= length_of(v))
@@ -387,48 +352,4 @@ const struct tpl_list *tpl_to_list(struct tpl *t, tval v) {
     for (tval item; tpl_iter_next(t, &it, &item);)
         tpl_items_push(t, &items, item);
     return tpl_items_finish(t, &items, TPL_LIST).list;
-}
-
-/* ---- arguments ------------------------------------------------------------------------------- */
-
-/* Strings are borrowed from the JSON value, which outlives the rendering. */
-tval tpl_from_json(struct tpl *t, json_t *json) {
-    tval v = tpl_none();
-    tpl_enter(t);
-    switch (json_typeof(json)) {
-    case JSON_OBJECT: {
-        struct tpl_dict *d = tpl_dict_new(t);
-        for (void *it = json_object_iter(json); it; it = json_object_iter_next(json, it)) {
-            const char *key = json_object_iter_key(it);
-            tval name = tpl_str_borrow(t, key, json_object_iter_key_len(it));
-            tpl_dict_set(t, d, name, tpl_from_json(t, json_object_iter_value(it)));
-        }
-        v = (tval){.type = TPL_DICT, .dict = d};
-        break;
-    }
-    case JSON_ARRAY: {
-        struct tpl_items items = {0};
-        for (size_t i = 0; i < json_array_size(json); i++)
-            tpl_items_push(t, &items, tpl_from_json(t, json_array_get(json, i)));
-        v = tpl_items_finish(t, &items, TPL_LIST);
-        break;
-    }
-    case JSON_STRING:
-        v = tpl_str_borrow(t, json_string_value(json), json_string_length(json));
-        break;
-    case JSON_INTEGER:
-        v = tpl_int(json_integer_value(json));
-        break;
-    case JSON_REAL:
-        v = tpl_float(json_real_value(json));
-        break;
-    case JSON_TRUE:
-    case JSON_FALSE:
-        v = tpl_bool(json_is_true(json));
-        break;
-    case JSON_NULL:
-        break;
-    }
-    tpl_leave(t);
-    return v;
 }

@@ -25,6 +25,7 @@
 #include <pcre2.h>
 
 #include "text/text.h"
+#include "text/unicode.h"
 
 enum {
     /* Absurdity limits, some 16 times the largest vocabulary known (262,144 tokens, 514,906
@@ -37,11 +38,6 @@ enum {
 /* U+2581, which SentencePiece writes for a space. */
 #define SPACE_MARK     "\xe2\x96\x81"
 #define SPACE_MARK_LEN 3
-
-/* ---- characters (unicode.c) ------------------------------------------------------------------ */
-
-bool is_space(uint32_t c); /* White_Space */
-bool is_word(uint32_t c);  /* \w of Unicode's regular expressions (UTS 18) */
 
 /* Bytes of a file fit to be quoted in an error: printable ASCII as it is, \xHH for the rest, cut
  * short. */

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two classes of characters that the edges of added tokens ask for.
- *
- * Tables of Unicode are utf8proc's; what changes from one version of Unicode to the next are
- * characters that no vocabulary knows.
+/* Classes of characters. Tables of Unicode are utf8proc's; what changes from one version of Unicode
+ * to the next are characters that no vocabulary knows.
  */
 #include <utf8proc.h>
 
-#include "text/tokenizer_internal.h"
+#include "text/text.h"
+#include "text/unicode.h"
 
 int hex_digit(char c) {
     if (c >= '0' && c <= '9')
@@ -39,5 +38,23 @@ bool is_word(uint32_t c) {
         return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
                (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189) || c == 0x200c ||
                c == 0x200d;
+    }
+}
+
+bool is_printable(uint32_t c) {
+    if (c < 0x80)
+        return c >= 0x20 && c < 0x7f;
+    switch (utf8proc_category((utf8proc_int32_t)c)) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+        return false;
+    default:
+        return true;
     }
 }

@@ -71,7 +71,8 @@ def environment():
 
 
 class Error(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_int), ("offset", ctypes.c_int64), ("text", ctypes.c_char * 512)]
+    _fields_ = [("code", ctypes.c_int), ("offset", ctypes.c_int64),
+                ("field", ctypes.c_char_p), ("text", ctypes.c_char * 512)]
 
 
 class Kvasir:
