@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_builtin.c: filters, tests, methods and global functions (struct tpl_builtin): finding one
- * by name, binding arguments to its parameters, and what arguments must be.
+/* template_builtin.c: what filters, tests, methods and global functions share (struct tpl_builtin):
+ * finding one by name, binding arguments to its parameters, and what arguments must be.
  *
  * Parameters are a string, "old new count?": positional arguments fill it from the left, keywords
  * by name, and a ? marks what may be missing.

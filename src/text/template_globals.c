@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_globals.c: the global functions: range, dict, namespace, raise_exception, strftime_now. */
+/* template_globals.c: the global functions: range, dict, namespace and the two of transformers. */
 #include "text/template_internal.h"
 
 #define RANGE_LIMIT 100000 /* Jinja2's sandbox has the same */

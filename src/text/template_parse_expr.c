@@ -20,7 +20,7 @@ static struct tpl_node *parse_postfix(struct tpl_parser *p, struct tpl_node *nod
 
 /* ---- literals and names ---------------------------------------------------------------------- */
 
-/* Reads the comma between two items. False: the closing token comes next; a comma may precede it. */
+/* Reads the comma between two items. False: the closing token is next, perhaps after a comma. */
 static bool more_items(struct tpl_parser *p, bool first, enum tpl_token_kind close) {
     if (!first && p->tok->kind != close)
         tpl_expect(p, TOK_COMMA);
