@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* openai_answer.c: an engine's events to a body.
  *
- *     events (engine's thread: what is borrowed is copied, nothing is computed)
- *        v
+ *     events (engine's thread: what is borrowed is copied, nothing is computed; memory for an
+ *        v    answer of usual length is there before)
  *     choices: text, and the token ids with their logprobs where they were asked for
  *        v
  *     body (any thread, once the last event came): tokens become texts here
@@ -25,12 +25,6 @@
 
 /* ---- collecting ------------------------------------------------------------------------------ */
 
-bool openai_answer_init(struct openai_answer *a, const struct openai_request *request) {
-    *a = (struct openai_answer){.request = request};
-    a->choices = calloc(request->engine.n, sizeof *a->choices);
-    return a->choices != NULL;
-}
-
 void openai_answer_free(struct openai_answer *a) {
     for (uint32_t i = 0; a->choices && i < a->request->engine.n; i++) {
         free(a->choices[i].text);
@@ -52,6 +46,29 @@ static bool grow(void **data, size_t *cap, size_t len, size_t n, size_t size) {
     *data = grown;
     *cap = wanted;
     return true;
+}
+
+/* Room for an answer of usual length, so that events find it there. */
+static bool reserve(struct openai_choice *c, const kvasir_request *r) {
+    enum { TOKENS = 2048, TOKEN_BYTES = 8 };
+    const size_t n = r->max_tokens && r->max_tokens < TOKENS ? r->max_tokens : TOKENS;
+    if (!grow((void **)&c->text, &c->cap, 0, n * TOKEN_BYTES, 1))
+        return false;
+    if (r->top_logprobs < 0)
+        return true;
+    return grow((void **)&c->tokens, &c->tokens_cap, 0, n, sizeof *c->tokens) &&
+           grow((void **)&c->top, &c->top_cap, 0, n * (size_t)r->top_logprobs, sizeof *c->top);
+}
+
+bool openai_answer_init(struct openai_answer *a, const struct openai_request *request) {
+    *a = (struct openai_answer){.request = request};
+    a->choices = calloc(request->engine.n, sizeof *a->choices);
+    for (uint32_t i = 0; a->choices && i < request->engine.n; i++)
+        if (!reserve(&a->choices[i], &request->engine)) {
+            openai_answer_free(a);
+            return false;
+        }
+    return a->choices != NULL;
 }
 
 static bool take_text(struct openai_choice *c, const kvasir_event *e) {

@@ -285,7 +285,10 @@ static void *write_results(void *user) {
             job_free(j);
             pthread_cond_broadcast(&b->changed);
         }
-        progress_step(&b->progress, b->done);
+        const size_t done = b->done;
+        pthread_mutex_unlock(&b->lock); /* the engine's thread takes it */
+        progress_step(&b->progress, done);
+        pthread_mutex_lock(&b->lock);
     }
     pthread_mutex_unlock(&b->lock);
     return NULL;

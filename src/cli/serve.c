@@ -5,8 +5,9 @@
  *                                             `-> --dry-run: serve_plan.c     |
  *     second SIGTERM or SIGINT: the process ends at once  <-  drain  <--------'
  *
- * The signals are blocked in all threads and taken by this one, which does nothing else; until the
- * engine starts they end the program as usual. A parent that had SIGINT ignored keeps its wish.
+ * The signals are blocked in all threads and taken by this one, which does nothing else; before
+ * the engine starts, and after the first one, they end the program as usual. If the parent had
+ * SIGINT ignored, it stays so.
  */
 #include "cli.h"
 #include "server/server.h"
@@ -311,40 +312,28 @@ static int start_server(struct serve *s) {
 
 /* ---- end ------------------------------------------------------------------------------------- */
 
-/* The signal that came; 0: none did in so many milliseconds (-1: wait for one). */
-static int take_signal(const struct serve *s, long timeout_ms) {
-    const struct timespec time = {timeout_ms / 1000, timeout_ms % 1000 * 1000000};
+/* The first signal that ends the server. From then on another one ends the process. */
+static int take_signal(const struct serve *s) {
     int came;
     do
-        came = timeout_ms < 0 ? sigwaitinfo(&s->signals, NULL)
-                              : sigtimedwait(&s->signals, NULL, &time);
+        came = sigwaitinfo(&s->signals, NULL);
     while (came < 0 && errno == EINTR);
-    return came < 0 ? 0 : came;
-}
-
-/* As if it had not been caught. */
-static void end_by(const struct serve *s, int signal_number) {
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
+    signal(SIGTERM, SIG_DFL);
+    if (sigismember(&s->signals, SIGINT))
+        signal(SIGINT, SIG_DFL);
     pthread_sigmask(SIG_UNBLOCK, &s->signals, NULL);
+    return came;
 }
 
 static void wait_and_drain(struct serve *s) {
-    enum { LOOK_MS = 50 };
-    const int came = take_signal(s, -1);
-    const double deadline = clock_seconds() + s->a->drain_timeout_s;
+    const int came = take_signal(s);
     uint32_t open;
     notify("STOPPING=1");
     server_drain(s->server);
     open = server_open_requests(s->server);
     fprintf(stderr, "server: %s, %u request%s open%s\n", came == SIGINT ? "SIGINT" : "SIGTERM",
             open, open == 1 ? " is" : "s are", open ? "; a second signal ends at once" : "");
-    while (open && clock_seconds() < deadline) {
-        const int again = take_signal(s, LOOK_MS);
-        if (again)
-            end_by(s, again);
-        open = server_open_requests(s->server);
-    }
+    open = server_wait_idle(s->server, s->a->drain_timeout_s);
     if (open)
         fprintf(stderr, "server: %u request%s cancelled: --drain-timeout %u is over\n", open,
                 open == 1 ? " is" : "s are", s->a->drain_timeout_s);

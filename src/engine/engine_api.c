@@ -123,14 +123,15 @@ void kvasir_engine_cancel(kvasir_engine *e, uint64_t id) {
 }
 
 void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
-    char *copy = salt ? mem_strdup(salt) : NULL;
+    const size_t size = salt ? strlen(salt) + 1 : 0;
+    struct forget_order *order = salt ? mem_alloc(sizeof *order + size) : NULL;
+    if (order)
+        memcpy(order->salt, salt, size);
     pthread_mutex_lock(&e->mutex);
-    char **list = copy ? mem_realloc(e->forget, e->n_forget + 1, sizeof *list) : NULL;
-    if (list) {
-        e->forget = list;
-        list[e->n_forget++] = copy;
-    } else { /* all; where memory is short for one, too: more is forgotten than asked for */
-        mem_free(copy);
+    if (order) {
+        order->next = e->forget;
+        e->forget = order;
+    } else { /* all; also if memory is short for one: more is forgotten than asked for */
         e->forget_all = true;
     }
     pthread_cond_signal(&e->wake);
@@ -159,30 +160,28 @@ static void cancel_request(struct kvasir_engine *e, struct request *q) {
         }
 }
 
-static void forget(struct kvasir_engine *e, bool all, char **salts, size_t n) {
+static void forget(struct kvasir_engine *e, bool all, struct forget_order *orders) {
     if (all && e->tree)
         tree_forget(e->tree, NULL, 0);
-    for (size_t i = 0; i < n; i++) {
+    for (struct forget_order *o = orders, *next; o; o = next) {
+        next = o->next;
         if (e->tree)
-            tree_forget(e->tree, salts[i], strlen(salts[i]));
-        mem_free(salts[i]);
+            tree_forget(e->tree, o->salt, strlen(o->salt));
+        mem_free(o);
     }
-    mem_free(salts);
 }
 
 /* Takes what others left; waits for it where there is nothing to do. False: the end. */
 static bool take_orders(struct kvasir_engine *e, bool idle) {
     pthread_mutex_lock(&e->mutex);
-    while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->n_forget)
+    while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->forget)
         pthread_cond_wait(&e->wake, &e->mutex);
     struct request *inbox = e->inbox;
-    char **salts = e->forget;
-    const size_t n_salts = e->n_forget;
+    struct forget_order *orders = e->forget;
     const bool all = e->forget_all, cancels = e->cancels, stop = e->stop;
     e->inbox = NULL;
     e->inbox_end = &e->inbox;
     e->forget = NULL;
-    e->n_forget = 0;
     e->forget_all = e->cancels = false;
     for (struct request *q = e->open; stop && q; q = q->next)
         atomic_store(&q->cancel, true);
@@ -195,8 +194,8 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     if (cancels || stop)
         for (struct request *q; (q = find_cancelled(e)) != NULL;)
             cancel_request(e, q);
-    if (all || n_salts)
-        forget(e, all, salts, n_salts);
+    if (all || orders)
+        forget(e, all, orders);
     return !stop;
 }
 

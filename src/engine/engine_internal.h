@@ -45,6 +45,12 @@ struct request {
     struct request *inbox_next;
 };
 
+/* Prefixes of a salt are to be forgotten. */
+struct forget_order {
+    struct forget_order *next;
+    char salt[];
+};
+
 struct kvasir_engine {
     const struct kvasir_model *model;
     struct kvasir_context *ctx;
@@ -75,8 +81,7 @@ struct kvasir_engine {
     uint32_t waiting;  /* submitted, and never admitted */
     uint64_t requests; /* ever; the last id */
     bool stop, cancels, forget_all;
-    char **forget; /* [n_forget] salts */
-    size_t n_forget;
+    struct forget_order *forget; /* salts of prefixes to be forgotten */
     kvasir_engine_stats stats;
     /* [n_formats], the first: "tables"; of each class of the pool: its entry, or 0 */
     kvasir_format_bytes formats[PAGE_CLASSES_MAX + 1];

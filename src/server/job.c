@@ -10,6 +10,8 @@
  *
  * Invariants
  *   B1  What runs on the engine's thread copies and wakes; events become JSON on the other side.
+ *       It holds the job's mutex for a copy into memory that is there already, and no lock while it
+ *       allocates, writes or frees. No thread does so while it holds the job's mutex.
  *   B2  Events that a reader does not take are at most options.buffer_bytes; then the request is
  *       cancelled and the connection broken off.
  *   B3  No text of a prompt or an answer is in log lines or errors, unless options.log_prompts.
@@ -19,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct job {
     struct server *server;
@@ -35,11 +36,12 @@ struct job {
     void *stream;
     struct text_buf out; /* of the stream, on its way from out_at on */
     size_t out_at;
-    struct text_buf taken; /* events that the reader's side has */
+    struct text_buf taken; /* events that the reader's side has; of fixed capacity, as is queue */
     size_t taken_at;
     kvasir_error taken_error;
-    bool finished; /* the stream has nothing more */
-    struct job *prev, *next;
+    bool finished;                   /* the stream has nothing more */
+    struct metrics_request measured; /* the engine's thread's alone, from submit on */
+    struct job *prev, *next;         /* under the server's mutex */
     /* under the mutex */
     pthread_mutex_t mutex;
     struct http_call *call; /* NULL: over */
@@ -51,7 +53,7 @@ struct job {
     uint64_t cache_bytes;
     kvasir_hit hit;
     kvasir_finish finish;
-    struct metrics_request times;
+    struct metrics_request times; /* a copy of measured */
     int64_t sent_us;
 };
 
@@ -82,25 +84,50 @@ static void job_list(struct job *j) {
         j->next->prev = j;
     s->jobs = j;
     s->n_jobs++;
+    s->n_incomplete++;
     pthread_mutex_unlock(&s->mutex);
 }
 
-/* Off the list, and freed. */
-static void job_end(struct job *j) {
+/* Under the server's mutex: off the list. */
+static void unlist(struct job *j) {
     struct server *s = j->server;
-    pthread_mutex_lock(&s->mutex);
+    ASSERT(s->n_jobs > 0);
     *(j->prev ? &j->prev->next : &s->jobs) = j->next;
     if (j->next)
         j->next->prev = j->prev;
-    s->n_jobs--;
+    if (--s->n_jobs == 0)
+        pthread_cond_broadcast(&s->changed);
+}
+
+/* Under the server's mutex: the engine has nothing more to say of a job. */
+static void count_complete(struct server *s) {
+    ASSERT(s->n_incomplete > 0);
+    if (--s->n_incomplete == 0)
+        pthread_cond_broadcast(&s->changed);
+}
+
+/* The call is over, the engine was done before. */
+static void job_end(struct job *j) {
+    struct server *s = j->server;
+    pthread_mutex_lock(&s->mutex);
+    unlist(j);
     pthread_mutex_unlock(&s->mutex);
     job_free(j);
+}
+
+/* The engine never had it. */
+static void job_drop(struct job *j) {
+    struct server *s = j->server;
+    pthread_mutex_lock(&s->mutex);
+    count_complete(s);
+    pthread_mutex_unlock(&s->mutex);
+    job_end(j);
 }
 
 /* ---- the engine's thread --------------------------------------------------------------------- */
 
 static void note_event(struct job *j, const kvasir_event *e) {
-    metrics_event(j->server->metrics, &j->times, e, server_now_us());
+    j->times = j->measured;
     j->prompt_tokens = e->prompt_tokens;
     j->cached_tokens = e->cached_tokens;
     j->prompt_done = e->prompt_done;
@@ -123,12 +150,13 @@ static void queue_event(struct job *j, const kvasir_event *e) {
     const size_t tops = e->n_top * sizeof *e->top, bytes = queued_bytes(e);
     if (!j->call || j->too_slow)
         return;
-    if (j->queue.len + bytes > j->server->options.buffer_bytes || !text_reserve(&j->queue, bytes)) {
+    if (j->queue.len + bytes > j->server->options.buffer_bytes) {
         j->too_slow = true;
         kvasir_engine_cancel(j->server->engine, e->request);
         http_break_off(j->call);
         return;
     }
+    ASSERT(j->queue.len + bytes <= j->queue.cap);
     char *at = j->queue.data + j->queue.len;
     kvasir_event kept = *e;
     kept.stop = openai_stop_of(&j->request, e->stop);
@@ -142,20 +170,30 @@ static void queue_event(struct job *j, const kvasir_event *e) {
 
 static void on_event(void *user, const kvasir_event *e) {
     struct job *j = user;
+    struct server *s = j->server;
     const bool stream = j->request.stream, last = e->last;
-    pthread_mutex_lock(&j->mutex);
-    note_event(j, e);
-    if (!stream)
+    metrics_event(s->metrics, &j->measured, e, server_now_us());
+    if (!stream) /* the answer is this thread's until it is complete */
         openai_answer_event(&j->answer, e);
-    else if (e->kind != KVASIR_EVENT_PROGRESS)
+    pthread_mutex_lock(&j->mutex);
+    ASSERT(!j->complete);
+    note_event(j, e);
+    if (stream && e->kind != KVASIR_EVENT_PROGRESS)
         queue_event(j, e);
     j->complete = last;
     const bool over = last && !j->call;
     if (j->call && (last || (stream && e->kind != KVASIR_EVENT_PROGRESS)))
         http_wake(j->call);
     pthread_mutex_unlock(&j->mutex);
+    if (!last)
+        return;
+    pthread_mutex_lock(&s->mutex); /* the job may be gone by now, unless it is over */
     if (over)
-        job_end(j);
+        unlist(j);
+    count_complete(s);
+    pthread_mutex_unlock(&s->mutex);
+    if (over)
+        job_free(j);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
@@ -282,8 +320,12 @@ static bool read_request(struct job *j, const struct http_call *call, struct ope
         j->body = NULL;
     }
     const struct form_context context = context_of(j);
-    if (j->request.stream)
-        return (j->stream = j->form->open(&context)) != NULL || openai_no_memory(err);
+    if (j->request.stream) {
+        j->stream = j->form->open(&context);
+        return (j->stream && text_reserve(&j->queue, s->options.buffer_bytes) &&
+                text_reserve(&j->taken, s->options.buffer_bytes)) ||
+               openai_no_memory(err);
+    }
     return openai_answer_init(&j->answer, &j->request) || openai_no_memory(err);
 }
 
@@ -318,7 +360,7 @@ static struct job *job_create(struct server *s, struct http_call *call, const st
 static bool submit(struct job *j, struct openai_error *err) {
     kvasir_error why;
     uint64_t id;
-    metrics_submitted(&j->times, server_now_us());
+    metrics_submitted(&j->measured, server_now_us());
     if (openai_submit(j->server->engine, &j->request, on_event, j, &id, &why)) {
         metrics_refused(j->server->metrics, metrics_refusal_of(why.code));
         openai_error_of(err, &why);
@@ -327,6 +369,8 @@ static bool submit(struct job *j, struct openai_error *err) {
     pthread_mutex_lock(&j->mutex);
     j->engine_id = id;
     pthread_mutex_unlock(&j->mutex);
+    if (atomic_load(&j->server->stopping)) /* jobs_stop may have looked for the id before */
+        kvasir_engine_cancel(j->server->engine, id);
     return true;
 }
 
@@ -350,7 +394,7 @@ enum http_step job_begin(struct server *s, struct http_call *call, const struct 
         err.status = OPENAI_UNAVAILABLE;
     }
     if (atomic_load(&s->stopping) || !submit(j, &err)) {
-        job_end(j);
+        job_drop(j);
         return server_reply_error(s, call, &err);
     }
     if (!http_attach(call, j))
@@ -390,49 +434,81 @@ void job_gone(struct http_call *call) {
     kvasir_engine_cancel(j->server->engine, id);
 }
 
+/* What the log says of a job, copied, since the job may be freed before it is written. */
+struct job_record {
+    char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
+    const char *route, *finish;
+    unsigned status;
+    uint32_t prompt_tokens, cached_tokens, completion_tokens;
+    uint64_t cache_bytes;
+    kvasir_hit hit;
+    struct metrics_request times;
+    json_t *body; /* the job's, taken; NULL unless options.log_prompts */
+};
+
 static const char *finish_text(const struct job *j) {
     static const char *const TEXTS[] = {"stop", "length", "cancelled", "error"};
+    _Static_assert(sizeof TEXTS / sizeof *TEXTS == KVASIR_FINISH_ERROR + 1, "a text for each");
     const bool broken = !j->complete || (j->gone && j->finish == KVASIR_FINISH_CANCELLED);
     return j->too_slow ? "slow_reader" : broken ? "client_gone" : TEXTS[j->finish];
+}
+
+/* Under the job's mutex. */
+static void record_job(struct job *j, unsigned status, struct job_record *out) {
+    *out = (struct job_record){.route = j->form->name,
+                               .finish = finish_text(j),
+                               .status = status,
+                               .prompt_tokens = j->prompt_tokens,
+                               .cached_tokens = j->cached_tokens,
+                               .completion_tokens = j->completion_tokens,
+                               .cache_bytes = j->cache_bytes,
+                               .hit = j->hit,
+                               .times = j->times,
+                               .body = j->body};
+    memcpy(out->id, j->id, sizeof out->id);
+    memcpy(out->client_id, j->client_id, sizeof out->client_id);
+    j->body = NULL;
 }
 
 static int64_t ms_between(int64_t from_us, int64_t to_us) {
     return from_us && to_us ? (to_us - from_us) / 1000 : -1;
 }
 
-static void log_job(const struct job *j, unsigned status) {
-    const struct server *s = j->server;
-    const struct metrics_request *t = &j->times;
+static void log_record(const struct server *s, const struct job_record *r) {
+    const struct metrics_request *t = &r->times;
     server_log(s,
                "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
                "diverged_at=%u new=%u cache_bytes=%llu queue_ms=%lld first_token_ms=%lld "
                "total_ms=%lld",
-               j->id, *j->client_id ? j->client_id : "-", j->form->name, status, finish_text(j),
-               j->prompt_tokens, j->cached_tokens, kvasir_hit_text(j->hit), j->cached_tokens,
-               j->completion_tokens, (unsigned long long)j->cache_bytes,
+               r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
+               r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
+               r->completion_tokens, (unsigned long long)r->cache_bytes,
                (long long)ms_between(t->submitted_us, t->started_us),
                (long long)ms_between(t->submitted_us, t->first_us),
                (long long)ms_between(t->submitted_us, server_now_us()));
     if (s->options.log_prompts) {
-        char *text = json_dumps(j->body, JSON_COMPACT);
-        server_log(s, "id=%s body=%s", j->id, text ? text : "-");
+        char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
+        server_log(s, "id=%s body=%s", r->id, text ? text : "-");
         free(text);
     }
 }
 
 void job_done(struct http_call *call, unsigned status) {
     struct job *j = job_of(call);
-    kvasir_engine *engine = j->server->engine;
+    struct server *s = j->server;
+    struct job_record record;
     pthread_mutex_lock(&j->mutex);
     j->call = NULL;
     const bool complete = j->complete;
     const uint64_t id = j->engine_id;
-    log_job(j, status);
+    record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
     if (complete)
         job_end(j);
     else /* its last event may have freed it by now */
-        kvasir_engine_cancel(engine, id);
+        kvasir_engine_cancel(s->engine, id);
+    log_record(s, &record);
+    json_decref(record.body);
 }
 
 static bool is_called(const struct job *j, const struct tenant *tenant, const char *id) {
@@ -447,32 +523,26 @@ uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *
         if (is_called(j, tenant, id)) {
             pthread_mutex_lock(&j->mutex);
             n += !j->complete;
-            kvasir_engine_cancel(s->engine, j->engine_id);
+            const uint64_t engine_id = j->engine_id;
             pthread_mutex_unlock(&j->mutex);
+            kvasir_engine_cancel(s->engine, engine_id);
         }
     pthread_mutex_unlock(&s->mutex);
     return n;
 }
 
 void jobs_stop(struct server *s) {
-    enum { ROUND_MS = 20 };
-    bool open = true;
-    while (open) {
-        struct timespec until;
-        open = false;
-        pthread_mutex_lock(&s->mutex);
-        for (struct job *j = s->jobs; j; j = j->next) {
-            pthread_mutex_lock(&j->mutex);
-            /* one that is complete and has no call is being taken off the list */
-            open |= !j->complete || !j->call;
-            kvasir_engine_cancel(s->engine, j->engine_id); /* 0: about to be submitted */
-            pthread_mutex_unlock(&j->mutex);
-        }
-        pthread_mutex_unlock(&s->mutex);
-        until = (struct timespec){.tv_nsec = ROUND_MS * 1000000};
-        if (open)
-            nanosleep(&until, NULL);
+    pthread_mutex_lock(&s->mutex);
+    ASSERT(atomic_load(&s->stopping));
+    for (struct job *j = s->jobs; j; j = j->next) {
+        pthread_mutex_lock(&j->mutex);
+        const uint64_t id = j->engine_id; /* 0: submit sees that the server is stopping */
+        pthread_mutex_unlock(&j->mutex);
+        kvasir_engine_cancel(s->engine, id);
     }
+    while (s->n_incomplete)
+        pthread_cond_wait(&s->changed, &s->mutex);
+    pthread_mutex_unlock(&s->mutex);
 }
 
 void jobs_tick(struct server *s) {

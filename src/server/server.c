@@ -33,17 +33,12 @@ int64_t server_now_us(void) {
 }
 
 void server_log(const struct server *s, const char *format, ...) {
-    char *line = NULL;
     va_list args;
-    if (!s->options.on_log)
+    if (!s->log)
         return;
     va_start(args, format);
-    if (vasprintf(&line, format, args) < 0)
-        line = NULL;
+    log_add(s->log, format, args);
     va_end(args);
-    if (line)
-        s->options.on_log(s->options.log_user, line);
-    free(line);
 }
 
 uint64_t server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]) {
@@ -163,6 +158,15 @@ static void set_up(struct server *s) {
         s->id_base = (uint64_t)s->started_us;
 }
 
+static void init_locks(struct server *s) {
+    pthread_condattr_t monotonic;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err) {
     enum { THREADS = 4 }; /* one may be busy with a long prompt's tokens */
@@ -175,11 +179,12 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->options = *o;
     s->model = model;
     s->engine = engine;
-    pthread_mutex_init(&s->mutex, NULL);
+    init_locks(s);
     set_up(s);
     kvasir_engine_get_context(engine, &info);
     s->metrics = metrics_create(info.ctx, s->started_us);
-    if (!s->metrics) {
+    s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
+    if (!s->metrics || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -225,6 +230,18 @@ uint32_t server_open_requests(struct server *s) {
     return n;
 }
 
+uint32_t server_wait_idle(struct server *s, double seconds) {
+    const int64_t until_us = server_now_us() + (int64_t)(seconds * 1e6);
+    const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
+    int expired = 0;
+    pthread_mutex_lock(&s->mutex);
+    while (s->n_jobs && !expired)
+        expired = pthread_cond_timedwait(&s->changed, &s->mutex, &until);
+    const uint32_t n = s->n_jobs;
+    pthread_mutex_unlock(&s->mutex);
+    return n;
+}
+
 void server_destroy(struct server *s) {
     if (!s)
         return;
@@ -234,7 +251,9 @@ void server_destroy(struct server *s) {
         jobs_stop(s);
         http_stop(s->http);
     }
+    log_destroy(s->log);
     metrics_destroy(s->metrics);
+    pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->mutex);
     free(s);
 }

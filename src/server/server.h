@@ -33,7 +33,8 @@ struct server_options {
     uint32_t write_timeout_s; /* for a reader to take something */
     uint32_t keepalive_s;     /* between comments of a stream while nothing else is sent */
     bool log_prompts;         /* prompts go to the log, too */
-    /* A line of the log, without its end, from any thread; NULL: none is kept. */
+    /* A line of the log, without its end. Called on a thread of its own, which may wait as long as
+     * it likes: requests go on, and lines that find no room are counted. NULL: none is kept. */
     void (*on_log)(void *user, const char *line);
     void *log_user;
 };
@@ -53,7 +54,9 @@ uint16_t server_port(const struct server *s);
 void server_drain(struct server *s);
 /* Requests that are not answered yet. */
 uint32_t server_open_requests(struct server *s);
-/* Cancels what is open; ends the threads. */
+/* Waits until every request is answered, at most so many seconds; how many are still open. */
+uint32_t server_wait_idle(struct server *s, double seconds);
+/* Cancels what is open; ends the threads, the log's after its last line. */
 void server_destroy(struct server *s);
 
 #endif

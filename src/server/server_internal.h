@@ -11,6 +11,7 @@
 
 #include "api/api.h"
 #include "http/http.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/server.h"
 #include "util/util.h"
@@ -29,10 +30,13 @@ struct server {
     uint64_t id_base;              /* random */
     atomic_uint_least64_t last_id;
     atomic_bool draining, stopping;
+    struct log *log; /* NULL: none is kept */
     /* under the mutex */
     pthread_mutex_t mutex;
+    pthread_cond_t changed; /* n_jobs or n_incomplete came to 0 */
     struct job *jobs;
     uint32_t n_jobs;
+    uint32_t n_incomplete; /* of them: without their last event */
 };
 
 /* Whose request it is: requests of one tenant share prefixes and may cancel each other. */
@@ -41,7 +45,7 @@ struct tenant {
     bool admin;
 };
 
-/* A line of the log: "key=value key=value". */
+/* A line of the log: "key=value key=value". Waits for nobody (log.h). */
 void server_log(const struct server *s, const char *format, ...) PRINTF_LIKE(2, 3);
 /* "prefix" and 24 hex digits that no other has. Returns a seed that no other request gets. */
 uint64_t server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]);

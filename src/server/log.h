@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* log.h: lines of the log, written by a thread of their own (log.c), so that a log that nobody
+ * reads stops no request. */
+#ifndef SERVER_LOG_H
+#define SERVER_LOG_H
+
+#include <stdarg.h>
+
+struct log;
+/* write: one line without its end; it may block. NULL: out of memory. */
+struct log *log_create(void (*write)(void *user, const char *line), void *user);
+/* From any thread. Does not wait for `write`: a line that finds too many unwritten ones is dropped,
+ * and a later line says how many were. */
+void log_add(struct log *l, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
+/* Ends after the last line is written. NULL is allowed. */
+void log_destroy(struct log *l);
+
+#endif
