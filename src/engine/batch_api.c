@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_batch: sequences in a list. Since a sequence is tokens and page tables, and a step takes
- * rows of any of them, merge, extract, filter and extend are edits of that list: what a batched
- * cache with padded tensors has whole classes for.
+/* batch_api.c: kvasir_batch, a list of sequences. A sequence is tokens and page tables, and a step
+ * takes rows of any sequences. So merge, extract, filter and extend, for which a batched cache with
+ * padded tensors has whole classes, are edits of that list.
  *
- * A step of more rows than prefill_chunk is run in turns; which rows run beside each other changes
- * no bit. */
+ * A step of more rows than prefill_chunk is run in several turns. Which rows run together changes no
+ * bit. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -14,9 +14,9 @@ struct kvasir_batch {
     struct kvasir_context *ctx;
     struct kvasir_seq **seqs; /* [n] */
     size_t n, cap;
-    /* of the step under way, [cap] */
-    struct step_part *parts, *turn; /* what is left of each sequence's rows; this turn's */
-    size_t *owner;                  /* places of this turn's sequences */
+    /* of the current step, [cap] */
+    struct step_part *parts, *turn; /* each sequence's remaining rows; this turn's rows */
+    size_t *owner;                  /* indices of this turn's sequences */
 };
 
 static kvasir_status room(struct kvasir_batch *b, size_t n, kvasir_error *err) {
@@ -52,9 +52,9 @@ kvasir_status kvasir_batch_merge(kvasir_context *ctx, kvasir_seq *const *seqs, s
     kvasir_status status = room(b, n ? n : 1, err);
     for (size_t i = 0; i < n && status == KVASIR_OK; i++) {
         if (seqs[i]->ctx != ctx)
-            status = fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu is of another context", i);
+            status = fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu belongs to another context", i);
         else if (holds(b, seqs[i]))
-            status = fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu is there twice", i);
+            status = fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu is listed twice", i);
         else
             b->seqs[b->n++] = seqs[i];
     }
@@ -89,7 +89,8 @@ kvasir_seq *kvasir_batch_seq(const kvasir_batch *b, size_t i) {
 
 kvasir_status kvasir_batch_extract(kvasir_batch *b, size_t i, kvasir_seq **out, kvasir_error *err) {
     if (i >= b->n)
-        return fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu of a batch of %zu", i, b->n);
+        return fail(err, KVASIR_ERR_ARGUMENT, "there is no sequence %zu in a batch of %zu", i,
+                    b->n);
     *out = b->seqs[i];
     b->n--;
     memmove(b->seqs + i, b->seqs + i + 1, (b->n - i) * sizeof *b->seqs);
@@ -101,8 +102,7 @@ kvasir_status kvasir_batch_filter(kvasir_batch *b, const size_t *keep, size_t n,
     for (size_t i = 0; i < n; i++)
         if (keep[i] >= b->n || (i > 0 && keep[i] <= keep[i - 1]))
             return fail(err, KVASIR_ERR_ARGUMENT,
-                        "sequence %zu at place %zu: the kept ones rise and are below %zu", keep[i],
-                        i, b->n);
+                        "keep[%zu] is %zu: indices must rise and be below %zu", i, keep[i], b->n);
     size_t kept = 0;
     for (size_t i = 0; i < b->n; i++)
         if (kept < n && keep[kept] == i)
@@ -115,7 +115,8 @@ kvasir_status kvasir_batch_filter(kvasir_batch *b, const size_t *keep, size_t n,
 
 kvasir_status kvasir_batch_extend(kvasir_batch *b, kvasir_batch *from, kvasir_error *err) {
     if (b == from || b->ctx != from->ctx)
-        return fail(err, KVASIR_ERR_ARGUMENT, "a batch is extended by another one of its context");
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "a batch can only be extended by another batch of the same context");
     TRY(room(b, b->n + from->n, err));
     if (from->n)
         memcpy(b->seqs + b->n, from->seqs, from->n * sizeof *b->seqs);
@@ -126,7 +127,7 @@ kvasir_status kvasir_batch_extend(kvasir_batch *b, kvasir_batch *from, kvasir_er
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Everything that can refuse, before anything runs; fills the parts. */
+/* Checks all reasons to refuse before anything runs, and fills the parts. */
 static kvasir_status check_step(struct kvasir_batch *b, const int32_t *tokens,
                                 const uint32_t *counts, kvasir_error *err) {
     const struct kvasir_context *c = b->ctx;
@@ -162,6 +163,7 @@ static uint32_t take_turn(struct kvasir_batch *b) {
         if (!p->rows)
             continue;
         const uint32_t most = seq_step_rows(b->seqs[i], p->rows, o->prefill_chunk - rows);
+        ASSERT(n < b->cap && most > 0 && most <= p->rows);
         b->turn[n] = *p;
         b->turn[n].rows = most;
         b->turn[n].wanted = most == p->rows;

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which keys are centred: --key-centre settled.
+/* centre.c: chooses which keys are centred, from the option key_centre.
  *
- *     auto    the model's key biases, else the calibration file beside it, else nothing
+ *     auto    the model's key biases, else the calibration file beside it, else none
  *     bias    the model's key biases
  *     FILE    that calibration file
- *     off     nothing: every key is stored as it is, as mlx does
+ *     off     none: every key is stored as it is, as mlx does
  *
- * What a centre is worth. The codes of a group span its range, which a large constant widens: the
- * error of a key grows with the largest |c| of its group, in units of what the keys themselves
- * spread. So pairs are taken in order of |c| / spread, over all layers and heads, until the budget
- * is used up: this lowers the largest ratio that is left as far as the budget allows, and leaves
- * heads alone that need nothing. Below RATIO_MIN a constant hides in the spread and taking it off
- * gains nothing.
+ * What a centre gains. The codes of a group span its range, which a large constant widens: a key's
+ * error grows with the largest |c| of its group relative to the keys' own spread. So pairs are taken
+ * in order of |c| / spread, over all layers and heads, until the budget is used up. This lowers the
+ * largest remaining ratio as far as the budget allows, and skips heads that need nothing. Below
+ * RATIO_MIN the constant is smaller than the spread, and removing it gains nothing.
  *
- * What a centre costs. A pair is two multiplications a token and query head. An eighth of the
- * rotary pairs, as the average over all heads, does what all of them would (mean KL at 4 bits with
- * 2, 4, 8 and 32 of 32 pairs 0.085, 0.057, 0.058 and 0.061 on Qwen2.5-Coder-0.5B, 512 tokens).
- * docs/quality.md says what they cost.
+ * What a centre costs. A pair costs two multiplications per token and query head. An eighth of the
+ * rotary pairs, averaged over all heads, gains as much as all of them (mean KL at 4 bits with 2, 4,
+ * 8 and 32 of 32 pairs 0.085, 0.057, 0.058 and 0.061 on Qwen2.5-Coder-0.5B, 512 tokens).
+ * docs/quality.md has the cost.
  *
- * A bias says nothing of the spread, but the weights do: a key dim is W h + b with h of about unit
+ * A bias does not tell the spread, but the weights do: a key dim is W h + b, where h has about unit
  * size times the norm's gain, so its spread is about |W gain|.
  */
 #include <math.h>
@@ -28,9 +27,9 @@
 
 #include "engine/centre.h"
 
-/* The budget: the average over all heads is at most one in so many. */
+/* The budget: on average over all heads at most one pair in so many has a centre. */
 enum { PAIRS_PER_CENTRE = 8 };
-/* |c| must be above this many times what a dim spreads. */
+/* |c| must be more than this many times the spread of a dim. */
 static const double RATIO_MIN = 1;
 
 /* ---- statistics ------------------------------------------------------------------------------ */
@@ -57,7 +56,7 @@ void key_stats_deinit(struct key_stats *s) {
     *s = (struct key_stats){0};
 }
 
-/* False: the model has no key biases. */
+/* *found false: the model has no key biases. */
 static kvasir_status stats_of_bias(const struct model *m, struct key_stats *s, bool *found,
                                    kvasir_error *err) {
     float *row = mem_calloc(model_config(m)->dim, sizeof *row);
@@ -107,7 +106,7 @@ static double head_spread(const struct key_stats *s, size_t head) {
     return m_sqrt(sum / s->n);
 }
 
-/* The chosen ones in order of place; returns how many. list: [heads * n]. */
+/* The chosen pairs, ordered by head and pair; returns how many. list: [heads * n]. */
 static size_t pick(const struct key_stats *s, struct candidate *list) {
     size_t n = 0, most = heads_of(s) * s->n / PAIRS_PER_CENTRE;
     for (uint32_t head = 0; head < heads_of(s); head++) {
@@ -187,7 +186,7 @@ static kvasir_status stats_of_file(const struct kvasir_model *m, const char *pat
     return fail_of_field(centre_file_read(path, m->id, s, err), err, "context.key_centre");
 }
 
-/* auto's second choice. */
+/* The calibration file beside the model, if there is one. */
 static kvasir_status stats_beside(const struct kvasir_model *m, struct key_stats *s, bool *found,
                                   kvasir_error *err) {
     struct text_buf path = {0};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calibration file: means and spreads of a model's keys, as safetensors.
+/* centre_file.c: the calibration file: means and spreads of a model's keys, as safetensors.
  *
  *     | u64 n | header: n bytes of JSON, padded with blanks | mean | rms |
  *
@@ -10,8 +10,8 @@
  *               tokens     how many were averaged over
  *               checksum   XXH64 of model, tokens and the data, 16 hex digits
  *
- * Reading is strict: the shape follows from the model, and a file that is not byte for byte what
- * would be written for its data is damaged. The header is parsed only to say what is wrong with it.
+ * Reading is strict: the shape follows from the model, and a file that differs in any byte from what
+ * we would write for its data is damaged. The header is parsed only to report what is wrong with it.
  */
 #include <inttypes.h>
 #include <math.h>

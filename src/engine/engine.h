@@ -1,30 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/: the public objects of kvasir.h over model/, cache/, backend/ and text/.
+/* engine/: requests, continuous batching, sampling; the public objects of kvasir.h.
  *
- *   model_api.c    kvasir_model: checkpoint, configuration
+ *   model_api.c    kvasir_model: a checkpoint bound to its family's forward pass; conversion
  *   text_api.c     kvasir_tokenizer: tokenizer, chat template, special tokens
- *   options.c      kvasir_context_options settled: formats, context length, budget, facts
- *   plan_api.c     what memory will be for, of an engine that is there
+ *   formats.c      texts to cache formats, bytes of a token
+ *   context_options.c
+ *                  a context's options with defaults filled in: formats, length, budget, facts
  *   context.c      kvasir_context: backend, cache, the buffers of a step
- *   step.c         rows of any sequences to one batch
+ *   step.c         rows of any sequences as one batch
  *   seq_api.c      kvasir_seq: evaluation in steps, trim, fork, reading back
  *   batch_api.c    kvasir_batch: lists of sequences that take a step together
  *   scheduler.c    requests to steps: admission, fairness, preemption
- *   engine_api.c  engine_request.c  engine_figures.c
- *                  kvasir_engine: the thread and its lists; its requests, sampling, events; what it
- *                  says about itself
+ *   engine_api.c  engine_request.c  engine_stats.c
+ *                  kvasir_engine: its thread and lists; requests, sampling, events; figures
  *   prompt_cache.c  prompt_cache_save.c  prompt_cache_checksum.c
  *                  mlx-lm's prompt-cache files to sequences and back
- *   centre.c  centre_file.c  calibrate.c
- *                  key centres: which pairs of which heads get one; the calibration file; making it
- *   convert_api.c  kvasir_convert: checkpoints to folders that mlx-lm loads
- *   fingerprint.c  what cached bytes depend on, as 64 bits
+ *   centre.c  centre_file.c
+ *                  key centres: which pairs of which heads get one; the calibration file
+ *   fingerprint.c  what cached bytes depend on, in 64 bits
  *   sampler.c      kvasir_sampler; log-probabilities
- *   measure.c      losses, divergences, bench-kv-cache
- *   trace.c  belady.c
- *                  recorded requests; what the best and the plainest cache would hit of them
- *   simulate.c  simulate_shape.c  simulate_random.c
- *                  the scheduler and the cache without a model: replays, random requests
  *
  * One thread owns a context and everything made from it.
  */
@@ -39,15 +33,15 @@
 
 struct kvasir_tokenizer {
     char *path;                  /* of the checkpoint */
-    struct tokenizer *tokenizer; /* NULL: none; why stands in tokenizer_error */
+    struct tokenizer *tokenizer; /* NULL: none, because of tokenizer_error */
     kvasir_error tokenizer_error;
-    struct template *template; /* NULL: none; why stands in template_error */
+    struct template *template; /* NULL: none, because of template_error */
     kvasir_error template_error;
-    bool has_template; /* there is one, if only one that does not parse */
-    json_t *variables; /* "bos_token": "<s>" ...: what templates see of the vocabulary */
+    bool has_template; /* the checkpoint has one, even if it does not parse */
+    json_t *variables; /* "bos_token": "<s>" ...: special tokens, as templates see them */
 };
-/* The checkpoint is borrowed for the call; path stands in errors. A part that the checkpoint lacks
- * is no failure. */
+/* The checkpoint is borrowed for the call; path is for errors. A part that the checkpoint lacks is
+ * not an error. */
 kvasir_status text_create(const struct checkpoint *c, const char *path,
                           struct kvasir_tokenizer **out, kvasir_error *err) MUST_CHECK;
 
@@ -60,31 +54,35 @@ struct kvasir_model {
     uint64_t parameters;
 };
 
-/* Options after parsing and defaults (options.c). */
+/* Options after parsing, with defaults filled in (context_options.c). */
 struct settled {
     struct kv_shape shapes[CACHE_GROUPS_MAX]; /* [n_groups] the model's layer groups */
     uint32_t n_groups;
     struct kv_cache_options cache;
     uint32_t ctx;
-    uint32_t snapshot_tokens; /* states are kept every so many tokens; 0: none by itself */
+    uint32_t snapshot_tokens; /* a state is kept every so many tokens; 0: only on request */
     uint32_t visible;         /* tokens a query sees at most (rotation, window); 0: all */
-    uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens; of any where bounded */
+    uint64_t
+        ctx_bytes; /* most cache bytes of a sequence of ctx tokens; of any if what it sees is bounded */
     uint32_t prefill_chunk; /* rows of a step, at most */
-    uint32_t logit_rows;    /* of them, those whose logits are computed at a time */
+    uint32_t logit_rows;    /* rows whose logits are computed at a time */
     uint64_t kv_bytes_per_token, kv_bytes_per_token16;
     uint32_t n_facts;
     kvasir_fact facts[KVASIR_FACTS_MAX];
 };
-/* The CPU backend that they ask for. */
+/* Options of the CPU backend, from those of a context. */
 kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,
                               kvasir_error *err) MUST_CHECK;
-/* All else, within what the backend can do. */
+/* All other options, within what the backend can do. */
 kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_options *o,
                              const struct backend_info *device, struct settled *out,
                              kvasir_error *err) MUST_CHECK;
-/* Numbers that the kind does not have are 0. */
+/* Adds a fact; numbers that its kind does not use are 0. */
 void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
                   uint64_t d);
+
+/* ---- formats (formats.c) --------------------------------------------------------------------- */
+
 /* kv_bits and kv_group_size into k, v, group_k and group_v. */
 kvasir_status options_parse_formats(const char *bits, const char *groups,
                                     struct kv_cache_options *o, kvasir_error *err) MUST_CHECK;
@@ -93,21 +91,31 @@ kvasir_status options_parse_formats(const char *bits, const char *groups,
 kvasir_status options_parse_groups(const char *field, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
+/* A layer group's formats, and bytes of one token in all its layers: a page is 64 times that, rounded
+ * up to 4 KiB. */
+kvasir_status formats_group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
+                                  struct kv_format *k, struct kv_format *v, uint64_t *bytes,
+                                  kvasir_error *err) MUST_CHECK;
+/* The same, summed over n layer groups. */
+kvasir_status formats_token_bytes(const struct kv_shape *shapes, uint32_t n,
+                                  const struct kv_cache_options *o, uint64_t *bytes,
+                                  kvasir_error *err) MUST_CHECK;
+
 /* "K 8 g64, V 4 g64" */
 void format_pair_text(struct kv_format k, struct kv_format v, char text[64]);
 void cache_format_text(const struct kv_cache *c, char text[64]); /* the first group's */
 
-/* The step under way (step.c), filled anew by each. */
+/* Buffers of the current step (step.c). */
 struct step_buffers {
     int32_t *tokens;            /* [prefill_chunk] */
     uint32_t *pos, *logit_rows; /* the same */
-    uint32_t *order;            /* the same: parts by cost, the dearest first */
+    uint32_t *order;            /* the same: parts by cost, highest first */
     uint32_t *first_row;        /* the same: of a part */
     struct batch_seq *seqs;     /* the same */
     struct kv_view *views;      /* [layer group][sequence] */
     struct state_view *states;  /* [prefill_chunk] */
     uint32_t wanted;            /* rows of logit_rows */
-    uint32_t slice, slice_end;  /* of those, whose logits are here */
+    uint32_t slice, slice_end;  /* of those, the rows whose logits are in host memory */
     float *logits;              /* [options.logit_rows][vocab], host memory */
 };
 
@@ -148,18 +156,18 @@ struct step_part {
     uint32_t rows;
     uint32_t wanted; /* logits of its last so many rows */
 };
-/* Runs the model over all parts' rows, at most prefill_chunk, and commits them. A failure is the
+/* Runs the model over all parts' rows, at most prefill_chunk, and commits them. An error is the
  * device's: no row is committed then, and every later step fails, too. */
 kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
                        kvasir_error *err) MUST_CHECK;
-/* Logits of the step's wanted row `row`, with as many after it as options.logit_rows still had room
- * for: asked for in rising order, each slice is computed once. Valid until a row of another slice
- * is asked for. */
+/* Logits of the step's wanted row `row`. They are computed in slices of options.logit_rows rows: if
+ * rows are requested in rising order, each slice is computed once. Valid until a row of another
+ * slice is requested. */
 kvasir_status step_logits(struct kvasir_context *c, uint32_t row, const float **logits,
                           kvasir_error *err) MUST_CHECK;
 
-/* Where a token's attention costs as much as its products with weights: what tree_create asks for.
- * Of one token: those products, and those of attention for each cached token. */
+/* The position at which a token's attention costs as much as its matmuls with weights (for
+ * tree_create). weights: multiplications of those; attention: of attention per cached token. */
 static inline uint32_t rebuild_tokens(double weights, double attention) {
     return attention > 0 && weights > attention ? (uint32_t)(weights / attention) : 1;
 }
@@ -168,35 +176,40 @@ static inline uint32_t rebuild_tokens(double weights, double attention) {
 
 kvasir_status seq_check_tokens(const struct kvasir_context *c, const int32_t *tokens, size_t n,
                                kvasir_error *err) MUST_CHECK;
-/* That n more tokens fit the context. */
+/* Fails with KVASIR_ERR_CONTEXT unless n more tokens fit. */
 kvasir_status seq_check_length(const struct kvasir_seq *s, size_t n, kvasir_error *err) MUST_CHECK;
-/* States that will be kept on the way to `length`, but for one just there. */
+/* How many states will be kept before `length`. */
 uint32_t seq_snapshots_until(const struct kvasir_seq *s, uint32_t length);
 kvasir_status seq_snapshot_if_due(struct kvasir_seq *s, kvasir_error *err) MUST_CHECK;
-/* Rows of the next step: steps end where a state is to be kept. */
+/* Rows of the next step: steps end at positions at which a state is kept. */
 uint32_t seq_step_rows(const struct kvasir_seq *s, size_t left, uint32_t most);
 
 /* ---- prompt-cache files (prompt_cache.c, prompt_cache_save.c) -------------------------------- */
 
-/* The model's layer groups with the file's formats, and how full layers rotate (0: not). */
+/* The model's layer groups with the file's formats, and the rotation of layers without a window (0:
+ * none). */
 void prompt_cache_shape(const struct kvasir_prompt_cache *p,
                         struct kv_shape shapes[CACHE_GROUPS_MAX], uint32_t *max_size,
                         uint32_t *keep);
 
-/* Its tokens, -1 where the file does not say them. */
+/* A new sequence with the file's tokens, in a context whose cache has the file's formats, or with
+ * convert in any. The file is refused before anything is made of it (P1). */
+kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
+                                bool convert, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
+/* Its tokens; -1: the file does not say. */
 const int32_t *prompt_cache_ids(const struct kvasir_prompt_cache *p);
 uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head);
-/* Of classes, numbers, tensors and metadata, in their order; metadata rise by key. */
+/* Of classes, numbers, tensors and metadata, in their order; metadata sorted by key. */
 kvasir_status prompt_cache_checksum(const struct prompt_file *f, uint64_t *out,
                                     kvasir_error *err) MUST_CHECK;
 
 /* ---- fingerprints (fingerprint.c) ------------------------------------------------------------ */
 
-void fingerprint_text(uint64_t fingerprint, char out[17]); /* as people and files have it */
+void fingerprint_text(uint64_t fingerprint, char out[17]); /* hexadecimal, as in files and logs */
 kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error *err) MUST_CHECK;
 kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                   kvasir_error *err) MUST_CHECK;
-/* Of how K was turned: what ctx chose of the model's RoPE. */
+/* Of the RoPE frequencies that ctx selected. */
 kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                kvasir_error *err) MUST_CHECK;
 

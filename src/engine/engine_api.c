@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_engine: one thread that owns a context, a prefix tree and a scheduler, and the two lists
- * through which others reach it.
+/* engine_api.c: kvasir_engine, one thread that owns a context, a prefix tree and a scheduler, and
+ * the lists through which other threads reach it.
  *
  *     any thread                          the engine's thread
  *       submit --> inbox --.                 take inbox, cancels, what to forget
  *       cancel --> flags --+--(mutex)-->     sched_step: admit, rows, pages, model
  *       forget --> list  --'                   next(): sample, text, stop texts --> on_event
- *       stats  <-- copy  <-----------------  copy of the figures
+ *       stats  <-- copy  <-----------------  publish the figures
  *
- * Requests: engine_request.c; the figures: engine_figures.c.
+ * engine_request.c has requests, engine_stats.c the figures.
  *
- * One budget: the buffers of steps are charged to the pool at the start, what tasks hold beside
- * pages while they run, nodes of the tree as they come (I3). Requests that wait are bounded by
- * max_waiting, each by its prompt, and are not in the budget.
+ * One budget (I3): step buffers are charged to the pool at the start, what tasks hold beside pages
+ * while they run, nodes of the tree as they are made. Waiting requests are not in the budget; their
+ * number is bounded by max_waiting.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -21,8 +21,8 @@
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-/* A new request waits for the step under way, and for the prompts beside it: small steps cost
- * prompts nothing that can be measured (docs/speed.md, "The server beside llama-server"). */
+/* A new request waits for the current step and its prompts, so steps are small. That costs prompts
+ * nothing that can be measured (docs/speed.md, "The server beside llama-server"). */
 enum { STEP_TOKENS = 128 };
 
 kvasir_engine_options kvasir_engine_defaults(void) {
@@ -39,7 +39,7 @@ kvasir_request kvasir_request_defaults(void) {
     return (kvasir_request){.n = 1, .sampling = kvasir_sampling_defaults(), .top_logprobs = -1};
 }
 
-/* Products of a token: weights of its layers, and two of every head for each cached token. */
+/* Multiplications of a token: weights of its layers, and two per head and cached token. */
 static uint32_t model_rebuild_tokens(const struct model_config *c) {
     double weights = 0, attention = 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -131,7 +131,7 @@ void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
     if (order) {
         order->next = e->forget;
         e->forget = order;
-    } else { /* all; also if memory is short for one: more is forgotten than asked for */
+    } else { /* all; also if memory is short: better to forget too much than too little */
         e->forget_all = true;
     }
     pthread_cond_signal(&e->wake);
@@ -140,7 +140,8 @@ void kvasir_engine_forget(kvasir_engine *e, const char *salt) {
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* One that came after the inbox was emptied is left for the next time. */
+/* A cancelled request that the scheduler has. Those still in the inbox are left for the next
+ * call. */
 static struct request *find_cancelled(struct kvasir_engine *e) {
     struct request *q;
     pthread_mutex_lock(&e->mutex);
@@ -150,7 +151,7 @@ static struct request *find_cancelled(struct kvasir_engine *e) {
     return q;
 }
 
-/* Ends all choices, the one that others follow last; the request is gone with the last of them. */
+/* Ends all choices, the leading one last. The request is freed with the last of them. */
 static void cancel_request(struct kvasir_engine *e, struct request *q) {
     uint32_t open = q->open;
     for (uint32_t i = q->r.n; open > 0;)
@@ -171,7 +172,7 @@ static void forget(struct kvasir_engine *e, bool all, struct forget_order *order
     }
 }
 
-/* Takes what others left; waits for it where there is nothing to do. False: the end. */
+/* Takes what other threads have left, and waits for it if idle. False: the engine stops. */
 static bool take_orders(struct kvasir_engine *e, bool idle) {
     pthread_mutex_lock(&e->mutex);
     while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->forget)
@@ -199,8 +200,8 @@ static bool take_orders(struct kvasir_engine *e, bool idle) {
     return !stop;
 }
 
-/* Stored pages to fewer bits: all of them while nothing else is to be done, else at most one every
- * so many steps, among so many nodes. */
+/* Re-encodes stored pages with fewer bits: as many as there are while idle, otherwise at most one
+ * every STEPS_PER_PAGE steps, looking at NODES nodes. */
 static bool requantize(struct kvasir_engine *e, bool idle) {
     enum { STEPS_PER_PAGE = 16, NODES = 16 };
     if (!e->tree || (!idle && sched_stats(e->sched).steps % STEPS_PER_PAGE))
@@ -215,13 +216,14 @@ static void *engine_thread(void *user) {
         uint32_t rows;
         kvasir_error err;
         const double start = clock_seconds();
-        const kvasir_status status = sched_step(e->sched, &rows, &err); /* its tasks were told */
+        /* on an error the scheduler has ended its tasks with it */
+        const kvasir_status status = sched_step(e->sched, &rows, &err);
         if (rows && status == KVASIR_OK)
-            figures_note_step(e, clock_seconds() - start);
+            stats_note_step(e, clock_seconds() - start);
         idle = rows == 0 && !requantize(e, true);
         if (rows)
             requantize(e, false);
-        figures_copy(e);
+        stats_publish(e);
     }
     return NULL;
 }
@@ -241,8 +243,8 @@ static kvasir_status begin_stored_formats(struct kvasir_engine *e, const kvasir_
     return fail_of_field(status, err, "engine.stored_kv_bits");
 }
 
-/* What a json_object takes. Its vocabulary is made when one is asked for, and counts before: a
- * request that was accepted is to find room. */
+/* Bytes that json_object takes. The vocabulary is made on first use, but charged up front, so that
+ * an accepted request cannot fail for lack of it. */
 static uint64_t json_bytes(const struct kvasir_engine *e, uint32_t vocab) {
     const struct tokenizer *t = e->model->text->tokenizer;
     return t ? json_vocab_bytes(t, vocab) + token_set_words(vocab) * sizeof *e->allowed : 0;
@@ -294,7 +296,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     kvasir_status status = backend ? context_create_take(e->model, &context, backend, &e->ctx, err)
                                    : kvasir_context_create(e->model, &context, &e->ctx, err);
     if (status != KVASIR_OK && err && err->field &&
-        strcmp(err->field, "context.cache_bytes") == 0) /* which came from the engine's options */
+        strcmp(err->field, "context.cache_bytes") == 0) /* set from the engine's option */
         err->field = "engine.cache_memory_bytes";
     TRY(status);
     const struct model_config *config = model_config(e->model->model);
@@ -320,7 +322,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
                           context.cache_bytes, e->fixed_bytes);
     if (!e->rotates && e->fit_tokens < e->ctx->options.ctx)
         settled_fact(&e->ctx->options, KVASIR_FACT_BUDGET_TOKENS, e->fit_tokens, 0, 0, 0);
-    figures_copy(e);
+    stats_publish(e);
     kvasir_context_get_info(e->ctx, &e->info);
     if (pthread_create(&e->thread, NULL, engine_thread, e) != 0)
         return fail(err, KVASIR_ERR_MEMORY, "engine: no thread can be started");

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A request of kvasir_engine: made by the thread that submits it, then the scheduler's host on the
- * engine's thread.
+/* engine_request.c: a request, made by the thread that submits it; and the scheduler's host, which
+ * handles it on the engine's thread.
  *
  *     logits row --> sampler --> token --> detokenizer --> stop texts --> on_event
  *                       ^          |
- *                       `-- where the JSON object stands, of a json_object
+ *                       `-- state of the JSON automaton (json_object)
  *
- * A request has as many choices as it asks for; each is a task of the scheduler with a sampler, a
- * detokenizer and a matcher of stop texts of its own. All of it is made by the thread that submits,
- * so that the engine's allocates only where it admits (I6): sequences, and room for the answers'
- * tokens.
+ * Each choice of a request is a task of the scheduler with its own sampler, detokenizer and stop
+ * matcher. The submitting thread makes them, so that the engine's thread allocates only on admission
+ * (I6): sequences, and room for the answers' tokens.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -49,7 +48,8 @@ static bool text_room(struct choice *c, size_t bytes) {
     return text != NULL;
 }
 
-/* What becomes certain with so much more text, into c->text behind *len. False: a stop text. */
+/* Appends to c->text, at *len, what is certain not to be part of a stop text after n more bytes.
+ * False: a stop text was found. */
 static bool add_text(struct choice *c, const char *text, size_t n, size_t *len) {
     size_t more = 0;
     if (!text_room(c, *len + kvasir_stop_hold(c->stop) + n + 1))
@@ -85,7 +85,7 @@ static void rest_of_text(struct choice *c, size_t *len) {
 
 /* ---- JSON objects ---------------------------------------------------------------------------- */
 
-/* Fills e->allowed with what may come next. False: nothing may. */
+/* Fills e->allowed with the tokens that may come next. False: there is none. */
 static bool allow_json(struct kvasir_engine *e, const struct choice *c) {
     const struct request *q = c->request;
     const uint32_t vocab = model_config(e->model->model)->vocab;
@@ -111,7 +111,7 @@ static void add_json(struct choice *c, int32_t token) {
     (void)open;
 }
 
-/* The vocabulary for a request; the first one makes it. */
+/* The JSON view of the vocabulary, which the first request that needs it makes. */
 static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasir_error *err) {
     const kvasir_tokenizer *text = e->model->text;
     kvasir_status status = KVASIR_OK;
@@ -131,7 +131,7 @@ static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasi
     return json_vocab_check(q->json, q->stop_tokens, q->r.n_stop_tokens, err);
 }
 
-/* ---- what the scheduler asks of its host ----------------------------------------------------- */
+/* ---- the scheduler's host -------------------------------------------------------------------- */
 
 static struct choice *choice_of(struct task *t) {
     return t->owner;
@@ -140,14 +140,10 @@ static struct choice *choice_of(struct task *t) {
 static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
                                 kvasir_error *err) {
     struct kvasir_engine *e = user;
-    kvasir_seq *loaded;
-    TRY(kvasir_seq_load(e->ctx, choice_of(t)->request->r.prompt_cache, false, &loaded, err));
-    *out = loaded->seq;
-    mem_free(loaded);
-    return KVASIR_OK;
+    return prompt_cache_load(e->ctx, choice_of(t)->request->r.prompt_cache, false, out, err);
 }
 
-/* Room for the answers' tokens, once it runs. */
+/* Makes room for the answers' tokens when the request first runs. */
 static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
     struct kvasir_engine *e = user;
     struct choice *c = choice_of(t);
@@ -188,7 +184,7 @@ static void host_progress(void *user, struct task *t) {
     const uint32_t done = seq_length(t->seq);
     (void)user;
     if (c->generated || done <= c->request->prompt_done)
-        return; /* tokens are run again */
+        return; /* after a preemption tokens are run again */
     c->request->prompt_done = done;
     const kvasir_event event = event_of(c, KVASIR_EVENT_PROGRESS);
     send(c, &event);
@@ -217,6 +213,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     size_t len;
     c->request->prompt_done = c->request->prompt_tokens;
     kvasir_sampler_accept(c->sampler, token);
+    ASSERT(token >= 0 && (uint32_t)token < vocab && t->n_tokens < t->cap);
     t->tokens[t->n_tokens++] = token;
     c->generated++;
     kvasir_event event = event_of(c, KVASIR_EVENT_TOKEN);
@@ -268,9 +265,10 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     event.stop = c->finish == KVASIR_FINISH_STOP ? kvasir_stop_found(c->stop) : NULL;
     event.error = end == END_FAILED ? error : NULL;
     event.cache_bytes = t->held_bytes;
+    ASSERT(q->open > 0 && !c->ended);
     event.last = --q->open == 0;
     c->ended = true;
-    if (event.last) { /* no cancel finds it any more */
+    if (event.last) { /* off the list, so that no cancel finds it */
         pthread_mutex_lock(&e->mutex);
         e->waiting -= !q->started;
         *(q->prev ? &q->prev->next : &e->open) = q->next;
@@ -317,7 +315,7 @@ void request_close(struct request *q) {
     mem_free(q);
 }
 
-/* Tokens that a prompt and its answers may have together. */
+/* The most tokens that the prompt and an answer may have together. */
 static kvasir_status settle_length(const struct kvasir_engine *e, const kvasir_request *r,
                                    uint32_t base, uint32_t *cap, kvasir_error *err) {
     const uint64_t prompt = base + (uint64_t)r->n_tokens;
@@ -373,12 +371,12 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .salt_len = strlen(q->salt),
                             .n_prompt = prompt,
                             .cap = cap,
-                            .apart = r->prompt_cache != NULL};
+                            .detached = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
     if (q->json)
         sampler_allow(c->sampler, e->allowed);
-    for (uint32_t i = 0; i < base; i++) /* -1, which the file does not say, is passed over */
+    for (uint32_t i = 0; i < base; i++) /* accept ignores -1, a token that the file does not name */
         kvasir_sampler_accept(c->sampler, prompt_cache_ids(r->prompt_cache)[i]);
     for (size_t i = 0; i < r->n_tokens; i++)
         kvasir_sampler_accept(c->sampler, r->tokens[i]);
@@ -432,7 +430,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *r, str
     }
     q->choices[0].task.followers = q->followers;
     q->choices[0].task.n_followers = r->n - 1;
-    q->r.tokens = NULL; /* the caller's, who may free them now */
+    q->r.tokens = NULL; /* the caller may free these now */
     q->r.stops = NULL;
     q->r.shown_tokens = NULL;
     *out = q;

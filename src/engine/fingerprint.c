@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fingerprints: what two caches must agree in so that the pages of one mean the same in the other.
+/* fingerprint.c: hashes of all that two caches must agree on, so that the pages of one mean the same
+ * in the other.
  *
- *     model    configuration, rope frequencies, and of every tensor: name, type, shape, groups, and
- *              three samples of 64 bytes (begin, middle, end) of its data, of its scales and of its
- *              biases, in order of names
+ *     model    configuration, rope frequencies, and for every tensor, in order of names: name, type,
+ *              shape, groups, and three samples of 64 bytes (start, middle, end) of its data, its
+ *              scales and its biases
  *     context  model, formats of K and V with the versions of their storage order and arithmetic,
  *              exact start, rotation, activations' rounding, centres
  *
- * Each is written out as text and bytes, then hashed by XXH3 to 64 bits; what is hashed begins with
- * a version. Not in it: threads, chunks and the budget, which change no bit, and the tier, which
- * changes float sums by rounding only.
+ * Each is written as text and bytes, starting with a version, and hashed by XXH3 to 64 bits. Not
+ * included: threads, chunks and the budget, which change no bit, and the tier, which changes float
+ * sums by rounding only.
  *
- * A model is not read as a whole: that would take as long as the disk needs. Checkpoints that
- * differ in some weights but in none of the samples pass as one; training changes all of them (that
- * of scales and biases alone, those).
+ * Only samples of a checkpoint are hashed, because reading all of it takes as long as the disk
+ * needs. Checkpoints that differ only outside the samples have the same fingerprint; training
+ * changes all weights, and training scales or biases alone changes all of those.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -88,7 +89,7 @@ static bool put_model(struct text_buf *b, const struct model *m) {
     return good;
 }
 
-/* The hash of b, which is freed. good: all of it could be written. */
+/* Hashes b and frees it. good: there was memory for all of it. */
 static kvasir_status finish(struct text_buf *b, bool good, const char *what, uint64_t *out,
                             kvasir_error *err) {
     if (good)
@@ -107,7 +108,7 @@ kvasir_status model_identity(const struct model *m, uint64_t *out, kvasir_error 
     return finish(&b, good, "model fingerprint", out, err);
 }
 
-/* The rope that --ctx chose: longrope has two, dynamic one for each length. */
+/* The RoPE that the context length selects: longrope has two variants, dynamic one per length. */
 static bool put_variant(struct text_buf *b, const struct kvasir_context *c) {
     const struct model *m = c->model->model;
     double inv_freq[ROPE_PAIRS_MAX];

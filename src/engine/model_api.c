@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_model: a checkpoint bound to a family's forward, and its text side (text_api.c). Also what
- * the library tells of itself and of the machine. */
+/* model_api.c: kvasir_model, a checkpoint bound to its family's forward pass, with its tokenizer
+ * (text_api.c); conversion of checkpoints; the library's version. */
 #include <stdio.h>
 #include <string.h>
 
@@ -100,4 +100,15 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
         .weight_bytes = model_weight_bytes(m->model),
     };
     fingerprint_text(m->id, info->fingerprint);
+}
+
+/* ---- converting ------------------------------------------------------------------------------ */
+
+kvasir_convert_options kvasir_convert_defaults(void) {
+    return (kvasir_convert_options){.group_size = 64, .dtype = "bf16"};
+}
+
+kvasir_status kvasir_convert(const char *in, const char *out, const kvasir_convert_options *options,
+                             kvasir_error *err) {
+    return model_convert(in, out, options, err);
 }

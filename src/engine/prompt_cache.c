@@ -478,44 +478,34 @@ static kvasir_status load_pages(struct loader *l, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p, bool convert,
-                              kvasir_seq **out, kvasir_error *err) {
-    struct loader *l = mem_calloc(1, sizeof *l);
-    kvasir_seq *seq = NULL;
+kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
+                                bool convert, struct kv_seq **out, kvasir_error *err) {
+    struct loader l = {.p = p, .ctx = ctx, .convert = convert};
     kvasir_status status;
     *out = NULL;
-    if (!l)
-        return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
-    *l = (struct loader){.p = p, .ctx = ctx, .convert = convert};
-    if (p->model != ctx->model) {
-        status = fail(err, KVASIR_ERR_ARGUMENT, "the file was opened for another model");
-        goto done;
-    }
-    if (p->offset > ctx->options.ctx && !ctx->options.cache.max_size) {
-        status = fail(err, KVASIR_ERR_CONTEXT, "the file's %u tokens do not fit the context of %u",
-                      p->offset, ctx->options.ctx);
-        goto done;
-    }
-    TRY_GOTO(check_rope(p, ctx, err));
-    TRY_GOTO(kvasir_seq_create(ctx, &seq, err));
-    l->seq = seq->seq;
-    TRY_GOTO(check_formats(l, err));
+    if (p->model != ctx->model)
+        return fail(err, KVASIR_ERR_ARGUMENT, "the file was opened for another model");
+    if (p->offset > ctx->options.ctx && !ctx->options.cache.max_size)
+        return fail(err, KVASIR_ERR_CONTEXT, "the file's %u tokens do not fit the context of %u",
+                    p->offset, ctx->options.ctx);
+    TRY(check_rope(p, ctx, err));
+    TRY(seq_create(ctx->cache, &l.seq, err));
+    TRY_GOTO(check_formats(&l, err));
     for (uint32_t i = 0; i < model_config(p->model->model)->n_layers; i++)
         if (p->of_layer[i] && prompt_class_is_kv(p->of_layer[i]->class))
-            TRY_GOTO(check_seen(l, i, err));
-    TRY_GOTO(seq_reserve(l->seq, p->offset, err));
-    l->tile = mem_alloc(
+            TRY_GOTO(check_seen(&l, i, err));
+    TRY_GOTO(seq_reserve(l.seq, p->offset, err));
+    l.tile = mem_alloc(
         kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
     status =
-        l->tile ? load_pages(l, err) : fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
+        l.tile ? load_pages(&l, err) : fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     if (status == KVASIR_OK)
         status = backend_flush(ctx->backend, err);
 done:
-    if (status == KVASIR_OK)
-        *out = seq;
+    mem_free(l.tile);
+    if (status != KVASIR_OK)
+        seq_destroy(l.seq);
     else
-        kvasir_seq_destroy(seq);
-    mem_free(l->tile);
-    mem_free(l);
+        *out = l.seq;
     return status;
 }

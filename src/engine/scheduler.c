@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scheduler.c: admission, sharing out rows, preemption. scheduler.h has the invariants. One thread
- * owns it, as it owns the cache. */
+/* scheduler.c: admission, distribution of rows, preemption. scheduler.h has the invariants. Belongs
+ * to the thread that owns the cache. */
 #include "engine/scheduler.h"
 
 #include <string.h>
@@ -13,11 +13,11 @@ struct sched {
     struct sched_host host;
     struct task *first, *last; /* waiting, by order */
     struct task **running;     /* [max_running] */
-    struct step_part *parts;   /* [max_running] of the step under way */
+    struct step_part *parts;   /* [max_running] of the current step */
     struct task **part_tasks;  /* [max_running] */
     uint32_t n_running, turn;
     uint64_t next_order;
-    bool blocked; /* the first waiting task did not fit, and nothing has ended since */
+    bool blocked; /* the first waiting task did not fit, and no task has ended since */
     bool recurrent;
     struct sched_stats stats;
 };
@@ -108,7 +108,7 @@ static bool make_room(struct sched *s, uint64_t bytes) {
     return bytes <= p.budget_bytes - p.used_bytes - p.charged_bytes;
 }
 
-/* What running tasks will still take for the tokens that they have. */
+/* Bytes that running tasks still need for tokens that they have already. */
 static uint64_t outstanding(const struct sched *s) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -121,7 +121,7 @@ static uint64_t outstanding(const struct sched *s) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* By order: who was preempted comes before who arrived later. */
+/* In order of arrival: a preempted task goes before those that arrived later. */
 static void waiting_insert(struct sched *s, struct task *t) {
     struct task *after = s->last;
     while (after && after->order > t->order)
@@ -144,10 +144,17 @@ static void waiting_remove(struct sched *s, struct task *t) {
     s->blocked = false;
 }
 
+static void running_add(struct sched *s, struct task *t) {
+    ASSERT(s->n_running < s->options.max_running && t->seq);
+    t->state = TASK_RUNNING;
+    s->running[s->n_running++] = t;
+}
+
 static void running_remove(struct sched *s, struct task *t) {
     uint32_t i = 0;
-    while (s->running[i] != t)
+    while (i < s->n_running && s->running[i] != t)
         i++;
+    ASSERT(i < s->n_running);
     s->n_running--;
     memmove(s->running + i, s->running + i + 1, (s->n_running - i) * sizeof *s->running);
     s->blocked = false;
@@ -155,7 +162,7 @@ static void running_remove(struct sched *s, struct task *t) {
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
 
-/* The task holds nothing any more. */
+/* Frees all that the task holds. */
 static void release(struct sched *s, struct task *t) {
     seq_destroy(t->seq);
     t->seq = NULL;
@@ -166,14 +173,15 @@ static void release(struct sched *s, struct task *t) {
     t->rows = 0;
 }
 
-/* Stores what the task has computed, with a point at its end, and lets go of it. */
-static void put_away(struct sched *s, struct task *t) {
+/* Stores what the task has computed, as an entry that ends there, and frees what it holds. */
+static void suspend(struct sched *s, struct task *t) {
     uint32_t reached;
-    kvasir_status status = seq_trim(t->seq, seq_length(t->seq), &reached, NULL); /* of a prepare */
-    ASSERT(status == KVASIR_OK);
+    /* drops pages that were prepared for rows that will not be run */
+    kvasir_status status = seq_trim(t->seq, seq_length(t->seq), &reached, NULL);
+    ASSERT(status == KVASIR_OK && reached == seq_length(t->seq));
     (void)status;
     t->held_bytes = seq_bytes(t->seq);
-    if (s->tree && !t->apart)
+    if (s->tree && !t->detached)
         tree_store(s->tree, &t->at, t->seq, true);
     running_remove(s, t);
     release(s, t);
@@ -181,11 +189,11 @@ static void put_away(struct sched *s, struct task *t) {
 
 static void finish(struct sched *s, struct task *t, enum task_end end, const kvasir_error *error) {
     if (t->state == TASK_RUNNING)
-        put_away(s, t);
+        suspend(s, t);
     else if (t->state == TASK_WAITING)
         waiting_remove(s, t);
     t->state = TASK_DONE;
-    for (uint32_t i = 0; i < t->n_followers; i++) /* they wait for a prompt that nobody will run */
+    for (uint32_t i = 0; i < t->n_followers; i++) /* nobody else will run their prompt */
         if (t->followers[i]->state == TASK_FOLLOWING)
             finish(s, t->followers[i], end, error);
     s->host.ended(s->host.user, t, end, error);
@@ -194,7 +202,7 @@ static void finish(struct sched *s, struct task *t, enum task_end end, const kva
 static void preempt(struct sched *s, struct task *t) {
     const uint32_t length = seq_length(t->seq);
     t->seen = length > t->seen ? length : t->seen;
-    put_away(s, t);
+    suspend(s, t);
     waiting_insert(s, t);
     s->stats.preemptions++;
 }
@@ -214,78 +222,78 @@ static uint32_t common_tokens(const struct task *a, const struct task *b) {
 }
 
 /* E4: whole pages of r's prompt that t will find in the tree if it waits. */
-static uint32_t worth_waiting(const struct task *t, const struct task *r) {
-    if (r->apart || !same_salt(t, r))
+static uint32_t shareable_prefix(const struct task *t, const struct task *r) {
+    if (r->detached || !same_salt(t, r))
         return 0;
     const uint32_t common = common_tokens(t, r);
     return (common < t->n_tokens ? common : t->n_tokens - 1) / TILE_TOKENS * TILE_TOKENS;
 }
 
-static bool is_behind(struct sched *s, struct task *t) {
-    if (!s->tree || t->apart)
+static bool waits_on_prefix(struct sched *s, struct task *t) {
+    if (!s->tree || t->detached)
         return false;
-    for (uint32_t i = 0; i < s->n_running && t->behind; i++)
-        if (s->running[i]->order == t->behind - 1 &&
-            seq_length(s->running[i]->seq) < t->behind_until)
+    for (uint32_t i = 0; i < s->n_running && t->waits_for; i++)
+        if (s->running[i]->order == t->waits_for - 1 &&
+            seq_length(s->running[i]->seq) < t->waits_until)
             return true;
-    t->behind = 0;
-    uint32_t stored = UINT32_MAX; /* not looked for yet */
+    t->waits_for = 0;
+    uint32_t stored = UINT32_MAX; /* not looked up yet */
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct task *r = s->running[i];
-        const uint32_t length = seq_length(r->seq), until = worth_waiting(t, r);
+        const uint32_t length = seq_length(r->seq), until = shareable_prefix(t, r);
         if (length >= until)
             continue;
         if (stored == UINT32_MAX)
             stored = tree_look(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens).length;
         if (stored >= until)
             continue;
-        t->behind = r->order + 1;
-        t->behind_until = until;
-        if (r->point <= length || until < r->point) /* recurrent layers: the state there, too */
+        t->waits_for = r->order + 1;
+        t->waits_until = until;
+        if (r->point <= length || until < r->point) /* recurrent layers need the state there */
             r->point = until;
         return true;
     }
     return false;
 }
 
-/* A sequence with what is stored of the task's tokens. */
+/* Makes the task's sequence, beginning with the stored prefix of its tokens. */
 static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit,
                            kvasir_error *err) {
     *hit = (struct tree_hit){.kind = KVASIR_HIT_MISS};
     t->at = (struct tree_cursor){TREE_NOWHERE};
-    if (t->apart && s->host.begin) { /* it takes its pages at once */
+    if (t->detached && s->host.begin) { /* it takes its pages at once */
         make_room(s, kv_cache_need_bytes(s->cache, t->n_prompt, s->options.step_rows));
         return s->host.begin(s->host.user, t, &t->seq, err);
     }
     TRY(seq_create(s->cache, &t->seq, err));
-    if (!s->tree || t->apart)
+    if (!s->tree || t->detached)
         return KVASIR_OK;
     return tree_resume(s->tree, t->salt, t->salt_len, t->tokens, t->n_tokens, t->seq, &t->at, hit,
                        err);
 }
 
-/* E3: a task that is alone and still lacks room lets go of its place in the tree. What stands above
- * it there, parted by tasks that are long gone, and what the place itself holds can be more than
- * sched_need counted on; now it can go. What the task computes is not stored then. */
-static bool let_go(struct sched *s, struct task *t) {
+/* E3: if the only running task still lacks pages, drop its tree cursor. The cursor pins its
+ * ancestors, including splits that finished tasks left and sched_need() did not budget for. Without
+ * it they can be evicted; the price is that this task is not stored. */
+static bool drop_cursor(struct sched *s, struct task *t) {
     if (!s->tree || t->at.node == TREE_NOWHERE)
         return false;
     tree_close(s->tree, &t->at);
     return true;
 }
 
-/* Charges what the task holds beside pages, and sees to it that growing allocates nothing. */
+/* Charges what the task holds beside pages, and reserves it, so that later steps do not allocate. */
 static kvasir_status reserve(struct sched *s, struct task *t, kvasir_error *err) {
     const uint64_t bytes = overhead(s, t->cap);
-    if (!make_room(s, bytes) && s->n_running == 0 && let_go(s, t))
+    if (!make_room(s, bytes) && s->n_running == 0 && drop_cursor(s, t))
         make_room(s, bytes);
     TRY(pool_charge(s->pool, bytes, err));
     t->charged = bytes;
     return seq_reserve(t->seq, t->cap, err);
 }
 
-/* For the tokens that all have now. Who was preempted comes back only when everybody can grow by a
- * page, or it would soon be preempted again. */
+/* Whether there is room for the tokens that all tasks have now. A preempted task comes back only if
+ * all can grow by a page, or it would soon be preempted again. */
 static bool has_room(const struct sched *s, const struct task *t) {
     const struct kv_pool_stats p = kv_pool_stats(s->pool);
     const uint64_t free_bytes = p.budget_bytes - p.used_bytes - p.charged_bytes;
@@ -296,8 +304,8 @@ static bool has_room(const struct sched *s, const struct task *t) {
                seq_need_bytes(t->seq, t->n_tokens, s->options.step_rows, 0);
 }
 
-/* The tree counts the request once, when it begins: not what it tried in vain before, nor what it
- * finds after a preemption. */
+/* The tree counts a request once, when it is first admitted: neither failed attempts before nor
+ * admissions after a preemption count. */
 static void note_admission(struct sched *s, struct task *t, const struct tree_hit *hit) {
     const uint32_t length = seq_length(t->seq);
     if (t->admitted) {
@@ -306,14 +314,14 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
         t->hit = *hit;
         s->stats.prompt_tokens += t->n_prompt;
         s->stats.cached_tokens += length;
-        s->stats.hits[hit->kind] += !t->apart;
+        s->stats.hits[hit->kind] += !t->detached;
         if (s->tree)
             tree_count(s->tree, &t->at, t->tokens, t->n_tokens);
     }
     t->admitted = true;
 }
 
-/* Places among the running that a task's followers will take. */
+/* How many of a task's followers will need a place among the running. */
 static uint32_t following(const struct task *t) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < t->n_followers; i++)
@@ -328,7 +336,7 @@ static uint32_t places_taken(const struct sched *s) {
     return n;
 }
 
-/* False: it has to wait for room. */
+/* False: the task has to wait for room. */
 static bool admit(struct sched *s, struct task *t) {
     struct tree_hit hit;
     kvasir_error err;
@@ -356,15 +364,14 @@ static bool admit(struct sched *s, struct task *t) {
         return true;
     }
     waiting_remove(s, t);
-    t->state = TASK_RUNNING;
-    s->running[s->n_running++] = t;
+    running_add(s, t);
     return true;
 }
 
 static void admit_all(struct sched *s) {
     for (struct task *t = s->first, *next; t && !s->blocked; t = next) {
         next = t->next;
-        if (is_behind(s, t))
+        if (waits_on_prefix(s, t))
             continue;
         if (!admit(s, t))
             s->blocked = true;
@@ -373,18 +380,17 @@ static void admit_all(struct sched *s) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* Recurrent layers: steps end where the tree is to have their state. */
+/* Recurrent layers: steps end at lengths at which the tree is to store their state. */
 static bool is_point(const struct sched *s, const struct task *t, uint32_t length) {
     const uint32_t every = s->options.snapshot_tokens;
-    return s->recurrent && s->tree && !t->apart && length > 0 &&
+    return s->recurrent && s->tree && !t->detached && length > 0 &&
            (length == t->n_prompt - 1 || length == t->point || (every && length % every == 0));
 }
 
-/* In an answer a state is taken only where room is left: for it, and for what all that run take
- * for the tokens they have and up to a page more. By then the task stands further on, and the state
- * may go like all that is stored. What is stored may hold one more state for each that runs, where
- * its cursor stands, which cannot go yet: hence one more each. So nobody gives way because a state
- * is kept. */
+/* E7. In an answer a state is stored only if there is room for it and for all running tasks to grow
+ * by a page. Once they have, this task's cursor has moved on and the state can be evicted like
+ * anything stored. Until then each running task may pin one stored state, at its cursor: hence one
+ * more state for each of them. */
 static bool has_room_for_state(const struct sched *s) {
     const struct kv_pool_stats p = kv_pool_stats(s->pool);
     uint64_t bytes = 0;
@@ -401,7 +407,7 @@ static bool has_room_for_state(const struct sched *s) {
 static uint32_t rows_left(const struct sched *s, const struct task *t) {
     const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
     uint32_t end = t->n_tokens;
-    if (!s->recurrent || !s->tree || t->apart)
+    if (!s->recurrent || !s->tree || t->detached)
         return end - at;
     if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
         end = t->n_prompt - 1;
@@ -416,11 +422,12 @@ static bool is_last_row(const struct task *t) {
     return t->n_tokens - seq_length(t->seq) == 1;
 }
 
-/* E2. Served in an order that begins elsewhere each step: who generates first, then prompts, each
- * an equal share, then what is left over. */
-static void share_rows(struct sched *s) {
+/* E2. Tasks that generate get their row first; then each prompt gets an equal share; then what is
+ * left goes to the first prompts. The order starts with another task at each step. */
+static void distribute_rows(struct sched *s) {
     const uint32_t n = s->n_running;
     uint32_t left = s->options.step_rows, prompts = 0;
+    ASSERT(n > 0 && n <= left);
     s->turn++;
     for (uint32_t i = 0; i < n; i++) {
         struct task *t = s->running[(s->turn + i) % n];
@@ -451,7 +458,7 @@ static struct task *newest(const struct sched *s) {
     return t;
 }
 
-/* E3. False: the task itself gave way, or failed. */
+/* E3. False: the task itself was preempted, or failed. */
 static bool prepare(struct sched *s, struct task *t) {
     kvasir_error err;
     for (;;) {
@@ -460,7 +467,7 @@ static bool prepare(struct sched *s, struct task *t) {
         kvasir_status status = seq_prepare(t->seq, t->rows, &err);
         if (status == KVASIR_OK)
             return true;
-        if (status == KVASIR_ERR_BUDGET && s->n_running == 1 && let_go(s, t))
+        if (status == KVASIR_ERR_BUDGET && s->n_running == 1 && drop_cursor(s, t))
             continue;
         if (status != KVASIR_ERR_BUDGET || s->n_running == 1) {
             finish(s, t, END_FAILED, &err);
@@ -473,7 +480,7 @@ static bool prepare(struct sched *s, struct task *t) {
     }
 }
 
-/* The oldest first: what is short is short for the others. */
+/* Oldest first, so that a shortage hits the newest. */
 static void prepare_all(struct sched *s) {
     uint64_t from = 0;
     for (;;) {
@@ -492,7 +499,7 @@ static void prepare_all(struct sched *s) {
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* Those who share a task's prompt go on from it on their own. */
+/* Followers get forks of the task's sequence, now that the prompt has been run. */
 static void fork_followers(struct sched *s, struct task *t) {
     for (uint32_t i = 0; i < t->n_followers; i++) {
         struct task *f = t->followers[i];
@@ -506,15 +513,14 @@ static void fork_followers(struct sched *s, struct task *t) {
         kvasir_status status = seq_fork(t->seq, &f->seq, &err);
         if (status == KVASIR_OK)
             status = reserve(s, f, &err);
-        if (status != KVASIR_OK) { /* it begins again, with what the tree has of the prompt */
+        if (status != KVASIR_OK) { /* it starts over, with the prompt's stored prefix */
             release(s, f);
             waiting_insert(s, f);
             continue;
         }
         if (s->tree)
             f->at = tree_cursor_copy(s->tree, t->at);
-        f->state = TASK_RUNNING;
-        s->running[s->n_running++] = f;
+        running_add(s, f);
     }
 }
 
@@ -524,12 +530,13 @@ static void take_token(struct sched *s, struct task *t, uint32_t row) {
         finish(s, t, END_COMPLETE, NULL);
 }
 
-/* After the rows have been run. Returns whether its logits were wanted. */
-static bool settle(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
+/* After the task's rows have been run: stores what is due and takes tokens. Returns whether its
+ * logits were wanted. */
+static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
     const uint32_t length = seq_length(t->seq);
     t->rows = 0;
     const bool point = is_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
-    if (s->tree && !t->apart && (point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
+    if (s->tree && !t->detached && (point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
         tree_store(s->tree, &t->at, t->seq, point);
     if (length < t->n_tokens) {
         if (s->host.progress)
@@ -551,7 +558,7 @@ static void fail_all(struct sched *s, const kvasir_error *err) {
         finish(s, s->running[s->n_running - 1], END_FAILED, err);
 }
 
-/* The parts of the next step, of those whose pages are there. */
+/* The parts of the next step: the tasks whose pages are prepared. */
 static uint32_t gather(struct sched *s, uint32_t *rows) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -559,6 +566,7 @@ static uint32_t gather(struct sched *s, uint32_t *rows) {
         const uint32_t at = seq_length(t->seq);
         if (!t->rows)
             continue;
+        ASSERT(at + t->rows <= t->n_tokens && t->n_tokens <= t->cap);
         s->part_tasks[n] = t;
         s->parts[n++] = (struct step_part){.seq = t->seq,
                                            .tokens = t->tokens + at,
@@ -566,17 +574,18 @@ static uint32_t gather(struct sched *s, uint32_t *rows) {
                                            .wanted = at + t->rows == t->n_tokens};
         *rows += t->rows;
     }
+    ASSERT(*rows <= s->options.step_rows);
     return n;
 }
 
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
     uint32_t n, row = 0;
     *rows = 0;
-    do { /* again where all that ran failed for want of memory: others may wait */
+    do { /* again if all running tasks failed for lack of memory: others may be waiting */
         admit_all(s);
         if (!s->n_running)
             return KVASIR_OK;
-        share_rows(s);
+        distribute_rows(s);
         prepare_all(s);
         n = gather(s, rows);
     } while (!n);
@@ -592,7 +601,7 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
             fail_all(s, err);
             return status;
         }
-        row += settle(s, s->part_tasks[i], s->parts[i].rows, row);
+        row += finish_step(s, s->part_tasks[i], s->parts[i].rows, row);
     }
     s->stats.steps++;
     return KVASIR_OK;
@@ -601,6 +610,7 @@ kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err) {
 /* ---- requests -------------------------------------------------------------------------------- */
 
 void sched_submit(struct sched *s, struct task *t) {
+    ASSERT(t->n_prompt > 0 && t->n_prompt < t->cap && t->n_followers < s->options.max_running);
     t->n_tokens = t->n_prompt;
     t->order = s->next_order++;
     t->at = (struct tree_cursor){TREE_NOWHERE};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_seq: tokens evaluated step by step.
+/* seq_api.c: kvasir_seq, tokens evaluated step by step.
  *
- * Everything that can refuse a call (context length, budget, token ids) is checked before the first
+ * All reasons to refuse a call (context length, budget, token ids) are checked before the first
  * step, so that a refused call has changed nothing. A step prepares pages, runs the model over its
  * rows, and commits them. */
 #include <inttypes.h>
@@ -9,20 +9,38 @@
 
 #include "engine/centre.h"
 
-kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out, kvasir_error *err) {
-    struct kvasir_seq *s = mem_calloc(1, sizeof *s);
-    if (!s)
-        return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
-    s->ctx = ctx;
-    kvasir_status status = seq_create(ctx->cache, &s->seq, err);
-    if (status == KVASIR_OK) /* so that steps do not allocate (a rotating sequence may pass ctx) */
-        status = seq_reserve(s->seq, ctx->options.ctx, err);
-    if (status != KVASIR_OK) {
+/* What all ways to make a sequence end with: reserves, so that steps do not allocate (a rotating
+ * sequence may grow beyond ctx), or frees it. */
+static kvasir_status finish_create(struct kvasir_seq *s, kvasir_status status, kvasir_seq **out,
+                                   kvasir_error *err) {
+    if (status == KVASIR_OK)
+        status = seq_reserve(s->seq, s->ctx->options.ctx, err);
+    *out = status == KVASIR_OK ? s : NULL;
+    if (status != KVASIR_OK)
         kvasir_seq_destroy(s);
-        return status;
-    }
-    *out = s;
+    return status;
+}
+
+static kvasir_status alloc(struct kvasir_context *ctx, struct kvasir_seq **out, kvasir_error *err) {
+    *out = mem_calloc(1, sizeof **out);
+    if (!*out)
+        return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
+    (*out)->ctx = ctx;
     return KVASIR_OK;
+}
+
+kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out, kvasir_error *err) {
+    struct kvasir_seq *s;
+    TRY(alloc(ctx, &s, err));
+    return finish_create(s, seq_create(ctx->cache, &s->seq, err), out, err);
+}
+
+kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p, bool convert,
+                              kvasir_seq **out, kvasir_error *err) {
+    struct kvasir_seq *s;
+    *out = NULL;
+    TRY(alloc(ctx, &s, err));
+    return finish_create(s, prompt_cache_load(ctx, p, convert, &s->seq, err), out, err);
 }
 
 void kvasir_seq_destroy(kvasir_seq *s) {
@@ -33,19 +51,9 @@ void kvasir_seq_destroy(kvasir_seq *s) {
 }
 
 kvasir_status kvasir_seq_fork(kvasir_seq *s, kvasir_seq **out, kvasir_error *err) {
-    struct kvasir_seq *f = mem_calloc(1, sizeof *f);
-    if (!f)
-        return fail(err, KVASIR_ERR_MEMORY, "sequence: out of memory");
-    f->ctx = s->ctx;
-    kvasir_status status = seq_fork(s->seq, &f->seq, err);
-    if (status == KVASIR_OK)
-        status = seq_reserve(f->seq, s->ctx->options.ctx, err);
-    if (status != KVASIR_OK) {
-        kvasir_seq_destroy(f);
-        return status;
-    }
-    *out = f;
-    return KVASIR_OK;
+    struct kvasir_seq *f;
+    TRY(alloc(s->ctx, &f, err));
+    return finish_create(f, seq_fork(s->seq, &f->seq, err), out, err);
 }
 
 uint32_t kvasir_seq_length(const kvasir_seq *s) {
@@ -73,7 +81,7 @@ kvasir_status seq_check_tokens(const struct kvasir_context *c, const int32_t *to
     for (size_t i = 0; i < n; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= vocab)
             return fail(err, KVASIR_ERR_ARGUMENT,
-                        "token %" PRId32 " at place %zu is not in the vocabulary of %u", tokens[i],
+                        "token %" PRId32 " at index %zu is not in the vocabulary of %u", tokens[i],
                         i, vocab);
     return KVASIR_OK;
 }
@@ -85,7 +93,7 @@ kvasir_status seq_check_length(const struct kvasir_seq *s, size_t n, kvasir_erro
         return fail(err, KVASIR_ERR_CONTEXT, "%" PRIu64 " tokens do not fit the context of %u", end,
                     c->options.ctx);
     if (end > UINT32_MAX - TILE_TOKENS)
-        return fail(err, KVASIR_ERR_CONTEXT, "a sequence of more than 2^32 tokens");
+        return fail(err, KVASIR_ERR_CONTEXT, "a sequence cannot have more than 2^32 tokens");
     return KVASIR_OK;
 }
 
@@ -179,7 +187,8 @@ kvasir_status kvasir_seq_requantize(kvasir_seq *s, const char *kv_bits, const ch
                                     kvasir_error *err) {
     struct kv_cache_options o = {0};
     uint64_t bytes;
-    TRY(kvasir_model_kv_bytes(s->ctx->model, kv_bits, kv_group_size, &bytes, err)); /* they fit */
+    /* whether the groups divide the heads */
+    TRY(kvasir_model_kv_bytes(s->ctx->model, kv_bits, kv_group_size, &bytes, err));
     TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
     TRY(seq_requantize(s->seq, o.k, o.v, o.group_k, o.group_v, err));
     return backend_flush(s->ctx->backend, err);
@@ -192,8 +201,9 @@ kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint3
     const struct model_config *config = model_config(model);
     if (layer >= config->n_layers || config->layers[layer].kind != LAYER_ATTENTION ||
         kv_head >= config->layers[layer].kv_heads)
-        return fail(err, KVASIR_ERR_ARGUMENT, "layer %u, head %u: the model has no such K and V",
-                    layer, kv_head);
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "layer %u, KV head %u: the model has no K and V with these numbers", layer,
+                    kv_head);
     const struct kv_place place = model_kv_place(model, layer);
     const uint32_t dim = config->layers[layer].head_dim;
     enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* step.c: one step of a model over any sequences of a context: how their rows become a batch. Every
- * evaluation comes through here: kvasir_seq_eval with one sequence, kvasir_batch_eval and the
- * scheduler with many. Nothing is padded: a step's rows are the sequences' rows, one after the
- * other, and so are the logits; only the list of sequences has an order of its own. Allocates
- * nothing.
+/* step.c: one step of a model over any sequences of a context, as one batch. Every evaluation comes
+ * through here: kvasir_seq_eval with one sequence, kvasir_batch_eval and the scheduler with many.
+ * Nothing is padded: a step's rows are the sequences' rows one after the other, and so are the
+ * logits. Only the list of sequences is reordered, by cost. Allocates nothing.
  */
 #include <string.h>
 
@@ -49,13 +48,12 @@ uint64_t step_bytes(const struct kvasir_context *c) {
            c->options.logit_rows * vocab * sizeof *s->logits;
 }
 
-/* What a part attends to. */
+/* Positions that a part's rows attend to, together. */
 static uint64_t cost_of(const struct step_part *p) {
     return (uint64_t)p->rows * (seq_length(p->seq) + p->rows);
 }
 
-/* The rows of part i behind `row` others; its place among the parts before it by cost, the dearest
- * first. */
+/* Adds the rows of part i from `row` on, and inserts it into the order by cost, highest first. */
 static void add_part(struct step_buffers *s, const struct step_part *parts, uint32_t i,
                      uint32_t row) {
     const struct step_part *p = &parts[i];
@@ -72,7 +70,7 @@ static void add_part(struct step_buffers *s, const struct step_part *parts, uint
     s->first_row[i] = row;
 }
 
-/* Part i as sequence `at` of the batch, of n. */
+/* Part i becomes sequence `at` of the batch's n. */
 static void put_seq(const struct kvasir_context *c, const struct step_part *parts, uint32_t i,
                     uint32_t at, uint32_t n) {
     const struct step_buffers *s = &c->step;
@@ -84,9 +82,9 @@ static void put_seq(const struct kvasir_context *c, const struct step_part *part
         seq_view(seq, g, &s->views[g * n + at]);
 }
 
-/* Each thread begins with a stretch of an operation's items (util/threads.c), which follow the
- * batch's sequences, so these are dealt by cost, to and fro: of steps that decode, stretches cost
- * about the same, and what is taken last is short. */
+/* Each thread starts with a contiguous range of an operation's items (util/threads.c), and items
+ * follow the order of the batch's sequences. So sequences are dealt to the ranges by cost, back and
+ * forth: in decode the ranges then cost about the same, and the items left for last are short. */
 static void deal_seqs(const struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
     const uint32_t threads = c->device.threads;
     uint32_t at = 0;
@@ -134,7 +132,7 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
                           .states = c->options.cache.state_bytes ? s->states : NULL};
     model_forward(c->run, &batch);
     const kvasir_status status = s->wanted ? read_slice(c, 0, err) : backend_flush(c->backend, err);
-    for (uint32_t i = 0; i < n; i++) /* none of them where the device failed */
+    for (uint32_t i = 0; i < n; i++) /* no rows if the device failed */
         seq_commit(parts[i].seq, parts[i].tokens, status == KVASIR_OK ? parts[i].rows : 0);
     return status;
 }

@@ -444,7 +444,7 @@ static void submit(struct world *w) {
         lead->followers[i - 1] = &lead[i].task;
     lead->task.followers = lead->followers;
     lead->task.n_followers = choices - 1;
-    lead->task.apart = choices == 1 && below(w, 12) == 0;
+    lead->task.detached = choices == 1 && below(w, 12) == 0;
     sched_submit(w->sched, &lead->task);
 }
 

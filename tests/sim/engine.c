@@ -245,7 +245,7 @@ static struct answer *make_answer(struct run *r, const struct op *op) {
                             .salt_len = op->d & 64 ? 1 : 0,
                             .n_prompt = prompt,
                             .cap = prompt + reply,
-                            .apart = (op->d & 31) == 31};
+                            .detached = (op->d & 31) == 31};
     a->task.tokens = malloc((prompt + reply) * sizeof(int32_t));
     memcpy(a->task.tokens, r->p->w->tokens[a->string], prompt * sizeof(int32_t));
     return a;

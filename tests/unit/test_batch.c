@@ -252,11 +252,11 @@ static void test_refused_merges(void **state) {
     struct twin a = make_twin(&w, 0, 70, NULL), b = make_twin(&w, 1, 10, "4");
     const struct kv_pool_stats before = pool_of(w.ctx);
     refused(kvasir_batch_merge(w.ctx, (kvasir_seq *const[]){a.seq, b.seq, a.seq}, 3, &batch, &err),
-            "sequence 2 is there twice");
+            "sequence 2 is listed twice");
     refused(kvasir_batch_merge(w.ctx, (kvasir_seq *const[]){a.seq, b.alone}, 2, &batch, &err),
-            "sequence 1 is of another context");
+            "sequence 1 belongs to another context");
     refused(kvasir_batch_merge(w.other, &a.seq, 1, &batch, &err),
-            "sequence 0 is of another context");
+            "sequence 0 belongs to another context");
     assert_null(batch);
     no_page_moved(&w, before);
     check_alone(&a, 5);
@@ -279,9 +279,9 @@ static void refuse_edits(kvasir_batch *b, kvasir_batch *others) {
                  {{3}, 1},    {{0, 3}, 2}, {{0, 1, 2, 3}, 4}, {{SIZE_MAX}, 1}};
     kvasir_seq *out = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        refused(kvasir_batch_filter(b, wrong[i].keep, wrong[i].n, &err), "are below 3");
-    refused(kvasir_batch_extract(b, 3, &out, &err), "sequence 3 of a batch of 3");
-    refused(kvasir_batch_extract(b, SIZE_MAX, &out, &err), "of a batch of 3");
+        refused(kvasir_batch_filter(b, wrong[i].keep, wrong[i].n, &err), "be below 3");
+    refused(kvasir_batch_extract(b, 3, &out, &err), "no sequence 3 in a batch of 3");
+    refused(kvasir_batch_extract(b, SIZE_MAX, &out, &err), "in a batch of 3");
     assert_null(out);
     refused(kvasir_batch_extend(b, b, &err), "another one of its context");
     refused(kvasir_batch_extend(b, others, &err), "another one of its context");
@@ -308,7 +308,7 @@ static void test_refused_edits_change_nothing(void **state) {
     check_eval(batch, (struct twin *[]){&t[0], &t[1], &t[2]}, 3, (const uint32_t[]){60, 1, 30});
     need(kvasir_batch_filter(batch, NULL, 0, &err));
     refused(kvasir_batch_extract(batch, 0, &out, &err), "sequence 0 of a batch of 0");
-    refused(kvasir_batch_filter(batch, (const size_t[]){0}, 1, &err), "are below 0");
+    refused(kvasir_batch_filter(batch, (const size_t[]){0}, 1, &err), "be below 0");
     assert_null(out);
     kvasir_batch_destroy(batch);
     kvasir_batch_destroy(others); /* and lone.alone */
@@ -333,7 +333,7 @@ static void test_refused_steps_change_nothing(void **state) {
     const struct kv_pool_stats before = pool_of(w.ctx);
     tokens[7] = VOCAB;
     refused(kvasir_batch_eval(batch, tokens, (const uint32_t[]){5, 3}, &logits[0][0], &err),
-            "token 512 at place 2 is not in the vocabulary");
+            "token 512 at index 2 is not in the vocabulary");
     tokens[7] = 0;
     assert_int_equal(
         kvasir_batch_eval(batch, tokens, (const uint32_t[]){5, 955}, &logits[0][0], &err),

@@ -71,10 +71,10 @@ static void test_bad_requests(void **state) {
     const kvasir_request good = a->request;
     a->request.tokens = bad;
     a->request.n_tokens = 3;
-    refused(e, a, KVASIR_ERR_ARGUMENT, "token 512", "place 2");
+    refused(e, a, KVASIR_ERR_ARGUMENT, "token 512", "index 2");
     a->request.tokens = negative;
     a->request.n_tokens = 1;
-    refused(e, a, KVASIR_ERR_ARGUMENT, "token -1", "place 0");
+    refused(e, a, KVASIR_ERR_ARGUMENT, "token -1", "index 0");
     a->request.n_tokens = 0;
     refused(e, a, KVASIR_ERR_ARGUMENT, "request.tokens", "no tokens");
     a->request = good;

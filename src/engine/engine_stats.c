@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_figures.c: what an engine says about itself. Its thread takes the figures down after every
- * step, from counters that are kept anyway, under the mutex that others read them with: nothing is
- * walked, nothing allocated (I6).
+/* engine_stats.c: what an engine reports about itself. After every step the engine's thread copies
+ * counters that exist anyway, under the mutex that readers take. Nothing is walked or allocated.
  *
- *     used_bytes = pages of each class of the pool, states' too, + what is charged ("tables")
+ *     used_bytes = pages of each class of the pool, with states, + charged bytes ("tables")
  *
- * Classes of the pool that have the same formats (layer groups of other shapes) are one entry. It
- * appears with its first page and stays.
+ * Classes of the pool with the same formats (layer groups of different shapes) share an entry. It
+ * appears with the class's first page and stays.
  */
 #include <string.h>
 
 #include "engine/engine_internal.h"
 
-void figures_note_step(struct kvasir_engine *e, double seconds) {
+void stats_note_step(struct kvasir_engine *e, double seconds) {
     int i = 0;
     while (i < KVASIR_STEP_COUNTS - 1 && seconds > KVASIR_STEP_SECONDS(i))
         i++;
@@ -20,7 +19,7 @@ void figures_note_step(struct kvasir_engine *e, double seconds) {
     e->step_seconds += seconds;
 }
 
-/* The entry of a class of pages, a new one where there is none yet. */
+/* The entry of a class of pages; a new one if there is none yet. */
 static kvasir_format_bytes *format_of(struct kvasir_engine *e, uint32_t class_index,
                                       const struct kv_pool_class *c) {
     uint16_t *at = &e->class_format[class_index];
@@ -33,6 +32,7 @@ static kvasir_format_bytes *format_of(struct kvasir_engine *e, uint32_t class_in
     while (i < e->n_formats && strcmp(e->formats[i].format, text) != 0)
         i++;
     if (i == e->n_formats) {
+        ASSERT(i < sizeof e->formats / sizeof *e->formats);
         memcpy(e->formats[i].format, text, sizeof text);
         e->n_formats++;
     }
@@ -60,7 +60,7 @@ static void copy_formats(struct kvasir_engine *e, const kvasir_engine_stats *sta
     e->formats[0].live_bytes = stats->used_bytes - stats->stored_bytes - live;
 }
 
-void figures_copy(struct kvasir_engine *e) {
+void stats_publish(struct kvasir_engine *e) {
     kvasir_engine_stats stats = sched_engine_stats(e->sched);
     stats.finished = e->finished;
     stats.cancelled = e->cancelled;
@@ -69,7 +69,7 @@ void figures_copy(struct kvasir_engine *e) {
     stats.step_seconds = e->step_seconds;
     memcpy(stats.step_counts, e->step_counts, sizeof stats.step_counts);
     pthread_mutex_lock(&e->mutex);
-    e->stats = stats; /* waiting and requests are read under the mutex, too */
+    e->stats = stats; /* without waiting and requests, which get_stats reads itself */
     if (!e->n_formats)
         e->formats[e->n_formats++] = (kvasir_format_bytes){.format = "tables"};
     copy_formats(e, &stats);
@@ -103,5 +103,36 @@ const char *kvasir_hit_text(kvasir_hit hit) {
         [KVASIR_HIT_SUPERSEQUENCE] = "supersequence",
         [KVASIR_HIT_COMMON_PREFIX] = "common_prefix",
     };
-    return TEXTS[hit];
+    return TEXTS[hit < KVASIR_HIT_KINDS ? hit : KVASIR_HIT_MISS];
+}
+
+/* ---- the memory plan: settled when the engine was made, so any thread may ask ---------------- */
+
+void kvasir_engine_get_plan(const kvasir_engine *e, kvasir_memory_plan *plan) {
+    const struct settled *s = &e->ctx->options;
+    *plan = (kvasir_memory_plan){
+        .weight_bytes = model_weight_bytes(e->model->model),
+        .budget_bytes = s->cache.budget_bytes,
+        .step_bytes = e->fixed_bytes,
+        .state_bytes = s->cache.state_bytes,
+        .fit_tokens = e->fit_tokens,
+        .start_tokens = kv_cache_start_pages(e->ctx->cache) * TILE_TOKENS,
+        .n_groups = s->n_groups,
+    };
+    for (uint32_t g = 0; g < s->n_groups; g++) {
+        plan->groups[g] = e->info.groups[g];
+        plan->start_bytes += plan->start_tokens * plan->groups[g].bytes_per_token16;
+        plan->start_bytes_quantized += plan->start_tokens * plan->groups[g].bytes_per_token;
+    }
+}
+
+void kvasir_engine_plan_sequence(const kvasir_engine *e, uint32_t tokens,
+                                 kvasir_sequence_plan *plan) {
+    const struct settled *s = &e->ctx->options;
+    *plan = (kvasir_sequence_plan){
+        .bytes16 = s->cache.state_bytes + kv_cache_bytes_16bit(e->ctx->cache, tokens),
+        .need_bytes = sched_need(e->sched, tokens),
+    };
+    (void)!kv_cache_plan_bytes(s->shapes, s->n_groups, &s->cache, tokens, s->prefill_chunk,
+                               &plan->bytes, NULL); /* cannot fail: it worked for the engine */
 }

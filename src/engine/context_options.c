@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Options settled: texts parsed, defaults found from the model and the machine, and facts about
- * what the options did not get (kvasir_fact). */
+/* context_options.c: parses a context's options, finds defaults from the model and the machine, and
+ * lists facts about what the options did not get (kvasir_fact). */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
 
 /* Used if the checkpoint states no context length. */
 enum { CTX_DEFAULT = 4096 };
-/* What the process needs beside weights and cache (step buffers, tokenizer), and the part of the
- * rest of free memory that a cache may plan with: others want to run too. */
+/* What the process needs beside weights and cache (step buffers, tokenizer), and the share of the
+ * free memory that remains which a cache takes: other programs need some too. */
 #define MEMORY_RESERVE      ((uint64_t)256 << 20)
 #define MEMORY_SHARE(bytes) ((bytes) / 4 * 3)
-/* What the buffers of steps may take beside as much as the weights. */
+/* Step buffers may take weight_bytes + STEP_BYTES. */
 #define STEP_BYTES ((uint64_t)16 << 20)
-/* Sequences of the full context that the default budget has room for (forks), memory permitting. */
+/* The default budget holds so many sequences of the full context, if memory allows. */
 enum { DEFAULT_SEQUENCES = 4 };
 
 void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t b, uint64_t c,
@@ -26,84 +25,8 @@ void settled_fact(struct settled *s, kvasir_fact_kind kind, uint64_t a, uint64_t
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-static bool parse_group(const char **text, uint32_t *out) {
-    char *end;
-    if (**text < '0' || **text > '9')
-        return false;
-    unsigned long v = strtoul(*text, &end, 10);
-    *text = end;
-    *out = (uint32_t)v;
-    return v == 32 || v == 64 || v == 128;
-}
-
-kvasir_status options_parse_groups(const char *field, const char *text, uint32_t *k, uint32_t *v,
-                                   kvasir_error *err) {
-    *k = *v = 0;
-    if (!text)
-        return KVASIR_OK;
-    const char *p = text;
-    bool good = parse_group(&p, k);
-    *v = *k;
-    if (good && *p == ',') {
-        p++;
-        good = parse_group(&p, v);
-    }
-    if (!good || *p)
-        return fail_field(err, KVASIR_ERR_ARGUMENT, field,
-                          "\"%.40s\" is not 32, 64 or 128, nor a pair K,V of them", text);
-    return KVASIR_OK;
-}
-
-kvasir_status options_parse_formats(const char *bits, const char *groups,
-                                    struct kv_cache_options *o, kvasir_error *err) {
-    TRY(fail_of_field(kv_format_parse_pair(bits, &o->k, &o->v, err), err, "context.kv_bits"));
-    return options_parse_groups("context.kv_group_size", groups, &o->group_k, &o->group_v, err);
-}
-
-/* A layer group's formats, and exact bytes of one token in all its layers: pages are that, times
- * 64, rounded up to 4 KiB. */
-static kvasir_status group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
-                                 struct kv_format *k, struct kv_format *v, uint64_t *bytes,
-                                 kvasir_error *err) {
-    *k = shape->k.bits ? shape->k : o->k;
-    *v = shape->v.bits ? shape->v : o->v;
-    kvasir_status status =
-        kv_format_settle(k, shape->head_dim, shape->k.bits ? shape->k.group : o->group_k, err);
-    if (status == KVASIR_OK)
-        status =
-            kv_format_settle(v, shape->head_dim, shape->v.bits ? shape->v.group : o->group_v, err);
-    TRY(fail_of_field(status, err, "context.kv_group_size"));
-    uint64_t tiles = (uint64_t)shape->layers * shape->kv_heads;
-    *bytes = tiles * (kv_tile_bytes(*k, shape->head_dim) + kv_tile_bytes(*v, shape->head_dim)) /
-             TILE_TOKENS;
-    return KVASIR_OK;
-}
-
-/* Sum over layer groups. */
-static kvasir_status token_bytes(const struct kv_shape *shapes, uint32_t n,
-                                 const struct kv_cache_options *o, uint64_t *bytes,
-                                 kvasir_error *err) {
-    struct kv_format k, v;
-    uint64_t of_group;
-    *bytes = 0;
-    for (uint32_t g = 0; g < n; g++) {
-        TRY(group_bytes(&shapes[g], o, &k, &v, &of_group, err));
-        *bytes += of_group;
-    }
-    return KVASIR_OK;
-}
-
-kvasir_status kvasir_model_kv_bytes(const kvasir_model *m, const char *kv_bits,
-                                    const char *kv_group_size, uint64_t *bytes, kvasir_error *err) {
-    struct kv_cache_options o = {0};
-    TRY(options_parse_formats(kv_bits, kv_group_size, &o, err));
-    struct kv_shape shapes[CACHE_GROUPS_MAX];
-    uint32_t n = model_kv_groups(m->model, shapes);
-    return token_bytes(shapes, n, &o, bytes, err);
-}
-
-/* Layer groups whose heads no allowed group size divides stay f16 if others can be quantized; an
- * error if none can. */
+/* If no group size divides the heads of a layer group, it stays f16 as long as other groups can be
+ * quantized; if none can, that is an error. */
 static kvasir_status settle_formats(const kvasir_context_options *o, struct settled *s,
                                     kvasir_error *err) {
     static const struct kv_format EXACT = {.bits = 16, .scalar = SCALAR_F16};
@@ -113,7 +36,8 @@ static kvasir_status settle_formats(const kvasir_context_options *o, struct sett
     TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     for (uint32_t g = 0; g < s->n_groups; g++) {
         struct kv_format k, v;
-        const kvasir_status status = group_bytes(&s->shapes[g], &s->cache, &k, &v, &bytes, err);
+        const kvasir_status status =
+            formats_group_bytes(&s->shapes[g], &s->cache, &k, &v, &bytes, err);
         bad[g] = status != KVASIR_OK;
         some |= !bad[g];
         last = bad[g] ? status : last;
@@ -132,8 +56,8 @@ static kvasir_status settle_formats(const kvasir_context_options *o, struct sett
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Rows at a time never change a result, so that a model of odd proportions gets steps of fewer:
- * their buffers stay below its weights and a little more. */
+/* How many rows a step has never changes a result. So a model with a large vocabulary for its size
+ * gets smaller steps, to bound their buffers. */
 static void settle_steps(const struct kvasir_model *m, const struct backend_info *device,
                          struct settled *s) {
     const uint64_t most = model_weight_bytes(m->model) + STEP_BYTES;
@@ -161,13 +85,14 @@ static uint64_t usable_memory(const struct kvasir_model *m, const struct backend
                    available =
                        device->memory_bytes ? device->memory_bytes : memory_available_bytes();
     if (available <= weights + MEMORY_RESERVE)
-        return MEMORY_RESERVE / 4; /* little is left: a small cache beats none */
+        return MEMORY_RESERVE / 4; /* too little memory: try a small cache */
     return MEMORY_SHARE(available - weights - MEMORY_RESERVE);
 }
 
-/* The largest window where every layer that caches has one; 0: some see everything. */
+/* The largest window if every layer that caches has one; 0: some layers see everything. */
 static uint32_t window_of_all(const struct settled *s) {
     uint32_t largest = 0;
+    ASSERT(s->n_groups <= CACHE_GROUPS_MAX);
     for (uint32_t g = 0; g < s->n_groups; g++) {
         if (!s->shapes[g].window)
             return 0;
@@ -176,8 +101,8 @@ static uint32_t window_of_all(const struct settled *s) {
     return largest;
 }
 
-/* What one sequence needs at most while it grows to `length` tokens. Whether it fails depends on
- * the cache's options alone, not on the length. */
+/* The most bytes that one sequence needs while it grows to `length` tokens. Success depends on the
+ * cache's options only, not on the length. */
 static kvasir_status try_plan(const struct settled *s, uint32_t length, uint64_t *bytes,
                               kvasir_error *err) {
     return kv_cache_plan_bytes(s->shapes, s->n_groups, &s->cache, length, s->prefill_chunk, bytes,
@@ -191,7 +116,7 @@ static uint64_t plan(const struct settled *s, uint32_t length) {
     return bytes;
 }
 
-/* The longest of whole pages, at most `most`, that fits the budget. */
+/* The longest length in whole pages, up to `most`, that fits the budget. */
 static uint32_t longest_fit(const struct settled *s, uint32_t most) {
     uint32_t low = 0, high = most / TILE_TOKENS; /* pages */
     while (low < high) {
@@ -204,7 +129,7 @@ static uint32_t longest_fit(const struct settled *s, uint32_t most) {
     return low * TILE_TOKENS;
 }
 
-/* A sequence that sees at most so many tokens holds its most before it is this long. */
+/* A length by which a sequence that sees at most `seen` tokens has reached its largest size. */
 static uint32_t settled_length(const struct settled *s, uint32_t seen) {
     uint64_t length = (uint64_t)seen + 2 * (uint64_t)s->prefill_chunk + 4 * TILE_TOKENS;
     return length < UINT32_MAX / 2 ? (uint32_t)length : UINT32_MAX / 2;
@@ -241,7 +166,7 @@ static kvasir_status settle_lengths(const struct kvasir_model *m, const kvasir_c
     return KVASIR_OK;
 }
 
-/* What options cost, and which have no effect here. */
+/* Adds facts: what options cost, and which have no effect for this model. */
 static void find_unused(const struct kvasir_model *m, const kvasir_context_options *o,
                         struct settled *s) {
     const uint32_t window = window_of_all(s);
@@ -262,7 +187,7 @@ static void find_unused(const struct kvasir_model *m, const kvasir_context_optio
         settled_fact(s, KVASIR_FACT_SNAPSHOT_UNUSED, 0, 0, 0, 0);
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- settling -------------------------------------------------------------------------------- */
 
 static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_error *err) {
     *out = CPU_TIER_COUNT;
@@ -306,7 +231,7 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
                           o->prefill_chunk, STEP_TOKENS_MAX);
     settle_steps(m, device, s);
     s->n_groups = model_kv_groups(m->model, s->shapes);
-    if (o->like) /* the file's formats replace them below */
+    if (o->like) /* only to check them: the file's formats replace them below */
         TRY(options_parse_formats(o->kv_bits, o->kv_group_size, &s->cache, err));
     else
         TRY(settle_formats(o, s, err));
@@ -316,11 +241,11 @@ kvasir_status options_settle(const struct kvasir_model *m, const kvasir_context_
         s->snapshot_tokens = (uint32_t)round_up(o->snapshot_tokens, TILE_TOKENS);
     if (o->like)
         prompt_cache_shape(o->like, s->shapes, &s->cache.max_size, &s->cache.keep);
-    else if (o->max_kv_size && !window_of_all(s)) { /* else without effect: find_unused */
+    else if (o->max_kv_size && !window_of_all(s)) { /* otherwise no effect: find_unused */
         s->cache.max_size = o->max_kv_size;
         s->cache.keep = o->kv_keep;
     }
-    TRY(token_bytes(s->shapes, s->n_groups, &s->cache, &s->kv_bytes_per_token, err));
+    TRY(formats_token_bytes(s->shapes, s->n_groups, &s->cache, &s->kv_bytes_per_token, err));
     TRY(kvasir_model_kv_bytes(m, "f16", NULL, &s->kv_bytes_per_token16, err));
     TRY(settle_lengths(m, o, device, s, err));
     find_unused(m, o, s);
