@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fingerprint.c: hashes of all that two caches must agree on, so that the pages of one mean the same
- * in the other.
+/* fingerprint.c: hashes of all that two caches must agree on, so that the pages of one mean the
+ * same in the other.
  *
- *     model    configuration, rope frequencies, and for every tensor, in order of names: name, type,
- *              shape, groups, and three samples of 64 bytes (start, middle, end) of its data, its
- *              scales and its biases
+ *     model    configuration, rope frequencies, and for every tensor, in order of names: name,
+ *              type, shape, groups, and three samples of 64 bytes (start, middle, end) of its
+ *              data, its scales and its biases
  *     context  model, formats of K and V with the versions of their storage order and arithmetic,
  *              exact start, rotation, activations' rounding, centres
  *

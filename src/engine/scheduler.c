@@ -282,7 +282,8 @@ static bool drop_cursor(struct sched *s, struct task *t) {
     return true;
 }
 
-/* Charges what the task holds beside pages, and reserves it, so that later steps do not allocate. */
+/* Charges what the task holds beside pages, and reserves it, so that later steps do not allocate.
+ * */
 static kvasir_status reserve(struct sched *s, struct task *t, kvasir_error *err) {
     const uint64_t bytes = overhead(s, t->cap);
     if (!make_room(s, bytes) && s->n_running == 0 && drop_cursor(s, t))

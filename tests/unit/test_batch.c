@@ -283,9 +283,9 @@ static void refuse_edits(kvasir_batch *b, kvasir_batch *others) {
     refused(kvasir_batch_extract(b, 3, &out, &err), "no sequence 3 in a batch of 3");
     refused(kvasir_batch_extract(b, SIZE_MAX, &out, &err), "in a batch of 3");
     assert_null(out);
-    refused(kvasir_batch_extend(b, b, &err), "another one of its context");
-    refused(kvasir_batch_extend(b, others, &err), "another one of its context");
-    refused(kvasir_batch_extend(others, b, &err), "another one of its context");
+    refused(kvasir_batch_extend(b, b, &err), "another batch of the same context");
+    refused(kvasir_batch_extend(b, others, &err), "another batch of the same context");
+    refused(kvasir_batch_extend(others, b, &err), "another batch of the same context");
     assert_int_equal(kvasir_batch_size(b), 3);
     assert_int_equal(kvasir_batch_size(others), 1);
 }
