@@ -3,8 +3,8 @@
  * takes rows of any sequences. So merge, extract, filter and extend, for which a batched cache with
  * padded tensors has whole classes, are edits of that list.
  *
- * A step of more rows than prefill_chunk is run in several turns. Which rows run together changes no
- * bit. */
+ * A step of more rows than prefill_chunk is run in several turns. Which rows run together changes
+ * no bit. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -7,10 +7,10 @@
  *     off     none: every key is stored as it is, as mlx does
  *
  * What a centre gains. The codes of a group span its range, which a large constant widens: a key's
- * error grows with the largest |c| of its group relative to the keys' own spread. So pairs are taken
- * in order of |c| / spread, over all layers and heads, until the budget is used up. This lowers the
- * largest remaining ratio as far as the budget allows, and skips heads that need nothing. Below
- * RATIO_MIN the constant is smaller than the spread, and removing it gains nothing.
+ * error grows with the largest |c| of its group relative to the keys' own spread. So pairs are
+ * taken in order of |c| / spread, over all layers and heads, until the budget is used up. This
+ * lowers the largest remaining ratio as far as the budget allows, and skips heads that need
+ * nothing. Below RATIO_MIN the constant is smaller than the spread, and removing it gains nothing.
  *
  * What a centre costs. A pair costs two multiplications per token and query head. An eighth of the
  * rotary pairs, averaged over all heads, gains as much as all of them (mean KL at 4 bits with 2, 4,

@@ -10,8 +10,9 @@
  *               tokens     how many were averaged over
  *               checksum   XXH64 of model, tokens and the data, 16 hex digits
  *
- * Reading is strict: the shape follows from the model, and a file that differs in any byte from what
- * we would write for its data is damaged. The header is parsed only to report what is wrong with it.
+ * Reading is strict: the shape follows from the model, and a file that differs in any byte from
+ * what we would write for its data is damaged. The header is parsed only to report what is wrong
+ * with it.
  */
 #include <inttypes.h>
 #include <math.h>

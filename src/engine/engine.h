@@ -62,8 +62,7 @@ struct settled {
     uint32_t ctx;
     uint32_t snapshot_tokens; /* a state is kept every so many tokens; 0: only on request */
     uint32_t visible;         /* tokens a query sees at most (rotation, window); 0: all */
-    uint64_t
-        ctx_bytes; /* most cache bytes of a sequence of ctx tokens; of any if what it sees is bounded */
+    uint64_t ctx_bytes;     /* most cache bytes of a sequence of ctx tokens, or of any if bounded */
     uint32_t prefill_chunk; /* rows of a step, at most */
     uint32_t logit_rows;    /* rows whose logits are computed at a time */
     uint64_t kv_bytes_per_token, kv_bytes_per_token16;
@@ -91,8 +90,8 @@ kvasir_status options_parse_formats(const char *bits, const char *groups,
 kvasir_status options_parse_groups(const char *field, const char *text, uint32_t *k, uint32_t *v,
                                    kvasir_error *err) MUST_CHECK;
 
-/* A layer group's formats, and bytes of one token in all its layers: a page is 64 times that, rounded
- * up to 4 KiB. */
+/* A layer group's formats, and bytes of one token in all its layers: a page is 64 times that,
+ * rounded up to 4 KiB. */
 kvasir_status formats_group_bytes(const struct kv_shape *shape, const struct kv_cache_options *o,
                                   struct kv_format *k, struct kv_format *v, uint64_t *bytes,
                                   kvasir_error *err) MUST_CHECK;

@@ -7,8 +7,8 @@
  *                       `-- state of the JSON automaton (json_object)
  *
  * Each choice of a request is a task of the scheduler with its own sampler, detokenizer and stop
- * matcher. The submitting thread makes them, so that the engine's thread allocates only on admission
- * (I6): sequences, and room for the answers' tokens.
+ * matcher. The submitting thread makes them, so that the engine's thread allocates only on
+ * admission (I6): sequences, and room for the answers' tokens.
  */
 #include <inttypes.h>
 #include <string.h>

@@ -307,7 +307,7 @@ static void test_refused_edits_change_nothing(void **state) {
     no_page_moved(&w, before);
     check_eval(batch, (struct twin *[]){&t[0], &t[1], &t[2]}, 3, (const uint32_t[]){60, 1, 30});
     need(kvasir_batch_filter(batch, NULL, 0, &err));
-    refused(kvasir_batch_extract(batch, 0, &out, &err), "sequence 0 of a batch of 0");
+    refused(kvasir_batch_extract(batch, 0, &out, &err), "no sequence 0 in a batch of 0");
     refused(kvasir_batch_filter(batch, (const size_t[]){0}, 1, &err), "be below 0");
     assert_null(out);
     kvasir_batch_destroy(batch);
