@@ -24,17 +24,11 @@ kvasir_status added_put(struct added_set *a, struct added_token token, kvasir_er
     struct text_span text = token.text;
     if (text.len == 0 || utf8_check(text.data, text.len) != text.len)
         return KVASIR_OK;
-    if (a->n == a->cap) {
-        size_t cap = a->cap ? 2 * a->cap : 16;
-        struct added_token *grown = mem_realloc(a->token, cap, sizeof *grown);
-        if (!grown)
-            return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu added tokens", cap);
-        a->token = grown;
-        a->cap = cap;
-    }
     token.text.data = mem_strndup(text.data, text.len);
-    if (!token.text.data)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for added tokens");
+    if (!token.text.data || !ARRAY_GROW(a->token, a->cap, a->n + 1)) {
+        mem_free((char *)token.text.data);
+        return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu added tokens", a->n + 1);
+    }
     a->token[a->n++] = token;
     return KVASIR_OK;
 }
@@ -42,7 +36,7 @@ kvasir_status added_put(struct added_set *a, struct added_token token, kvasir_er
 static int compare_texts(const void *a, const void *b) {
     struct text_span x = ((const struct added_token *)a)->text;
     struct text_span y = ((const struct added_token *)b)->text;
-    int order = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
+    int order = memcmp(x.data, y.data, min_size(x.len, y.len));
     if (order || x.len != y.len)
         return order ? order : (x.len > y.len) - (x.len < y.len);
     int32_t i = ((const struct added_token *)a)->id, j = ((const struct added_token *)b)->id;
@@ -113,26 +107,6 @@ static bool stands_alone(struct text_span text, size_t start, size_t end) {
     return end == text.len || !is_word(utf8_next(text.data, &at));
 }
 
-static size_t spaces_from(struct text_span text, size_t at, size_t start) {
-    while (start > at) {
-        size_t before;
-        if (!is_space(utf8_before(text.data, start, &before)))
-            break;
-        start = before;
-    }
-    return start;
-}
-
-static size_t spaces_to(struct text_span text, size_t end) {
-    while (end < text.len) {
-        size_t behind = end;
-        if (!is_space(utf8_next(text.data, &behind)))
-            break;
-        end = behind;
-    }
-    return end;
-}
-
 kvasir_status added_split(const struct added_set *a, struct text_span text, bool parse_special,
                           const struct added_sink *sink, kvasir_error *err) {
     size_t plain = 0;  /* text[plain, at) holds no token */
@@ -149,9 +123,9 @@ kvasir_status added_split(const struct added_set *a, struct text_span text, bool
             (token->single_word && !stands_alone(text, start, end)))
             continue;
         if (token->lstrip)
-            start = spaces_from(text, plain, start);
+            start = spaces_before(text, plain, start);
         if (token->rstrip)
-            end = spaces = end < spaces ? spaces : spaces_to(text, end);
+            end = spaces = end < spaces ? spaces : spaces_after(text, end);
         if (plain < start)
             TRY(sink->plain(sink->ctx, (struct text_span){text.data + plain, start - plain}, plain,
                             err));

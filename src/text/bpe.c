@@ -143,7 +143,7 @@ static uint64_t heap_pop(uint64_t *heap, size_t *n) {
         size_t child = 4 * i + 1;
         if (child >= *n)
             break;
-        size_t end = child + 4 < *n ? child + 4 : *n, best = child;
+        size_t end = min_size(child + 4, *n), best = child;
         for (size_t c = child + 1; c < end; c++)
             if (heap[c] < heap[best])
                 best = c;
@@ -171,27 +171,6 @@ void bpe_scratch_deinit(struct bpe_scratch *s) {
     mem_free(s->symbol);
     text_free(&s->spelled);
     memset(s, 0, sizeof *s);
-}
-
-static bool scratch_room(struct bpe_scratch *s, size_t n) {
-    if (n <= s->cap)
-        return true;
-    size_t cap = n > 2 * s->cap ? n : 2 * s->cap;
-    mem_free(s->heap); /* nothing in it outlives a word */
-    mem_free(s->symbol);
-    s->heap = NULL;
-    s->symbol = NULL;
-    s->cap = 0;
-    size_t heap_bytes, symbol_bytes;
-    if (!mul_size(cap, 2 * sizeof *s->heap, &heap_bytes) ||
-        !mul_size(cap, sizeof *s->symbol, &symbol_bytes))
-        return false;
-    s->heap = mem_alloc(heap_bytes);
-    s->symbol = mem_alloc(symbol_bytes);
-    if (!s->heap || !s->symbol)
-        return false;
-    s->cap = cap;
-    return true;
 }
 
 /* Symbols of a word as they come, and the unknown token that waits for the end of its run. */
@@ -273,7 +252,7 @@ static uint32_t spell(const struct bpe *b, struct bpe_symbol *symbol, const char
 /* ---- merging --------------------------------------------------------------------------------- */
 
 /* Finds the merge of a symbol with the next one. */
-static void look_up(const struct bpe *b, struct bpe_symbol *symbol, uint32_t left) {
+static void look_up_merge(const struct bpe *b, struct bpe_symbol *symbol, uint32_t left) {
     uint32_t right = symbol[left].next;
     const struct merge *m =
         right == NONE ? NULL : merge_map_find(&b->merges, symbol[left].id, symbol[right].id);
@@ -289,9 +268,9 @@ static void merge_at(const struct bpe *b, struct bpe_symbol *symbol, uint32_t le
     symbol[right].rank = MERGE_NONE;
     if (after != NONE)
         symbol[after].prev = left;
-    look_up(b, symbol, left);
+    look_up_merge(b, symbol, left);
     if (symbol[left].prev != NONE)
-        look_up(b, symbol, symbol[left].prev);
+        look_up_merge(b, symbol, symbol[left].prev);
 }
 
 static void merge_few(const struct bpe *b, struct bpe_symbol *symbol) {
@@ -308,7 +287,7 @@ static void merge_few(const struct bpe *b, struct bpe_symbol *symbol) {
     }
 }
 
-static void push(struct bpe_scratch *s, size_t *n_heap, uint32_t left) {
+static void push_pair(struct bpe_scratch *s, size_t *n_heap, uint32_t left) {
     if (s->symbol[left].rank != MERGE_NONE)
         heap_push(s->heap, n_heap, (uint64_t)s->symbol[left].rank << 32 | left);
 }
@@ -316,16 +295,16 @@ static void push(struct bpe_scratch *s, size_t *n_heap, uint32_t left) {
 static void merge_many(const struct bpe *b, struct bpe_scratch *s, uint32_t n) {
     size_t n_heap = 0;
     for (uint32_t i = 0; i + 1 < n; i++)
-        push(s, &n_heap, i);
+        push_pair(s, &n_heap, i);
     while (n_heap > 0) {
         uint64_t entry = heap_pop(s->heap, &n_heap);
         uint32_t left = (uint32_t)entry;
         if (s->symbol[left].rank != entry >> 32)
             continue;
         merge_at(b, s->symbol, left);
-        push(s, &n_heap, left);
+        push_pair(s, &n_heap, left);
         if (s->symbol[left].prev != NONE)
-            push(s, &n_heap, s->symbol[left].prev);
+            push_pair(s, &n_heap, s->symbol[left].prev);
     }
 }
 
@@ -367,13 +346,14 @@ bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, si
             return true;
         }
     }
-    if (len > INT32_MAX || !scratch_room(s, len))
+    if (len > INT32_MAX || !ARRAY_GROW(s->symbol, s->symbol_cap, len) ||
+        !ARRAY_GROW(s->heap, s->heap_cap, 2 * len))
         return false;
     uint32_t n_symbols = spell(b, s->symbol, word, len);
     if (n_symbols == 0)
         return true;
     for (uint32_t i = 0; i < n_symbols; i++)
-        look_up(b, s->symbol, i);
+        look_up_merge(b, s->symbol, i);
     if (n_symbols <= FEW)
         merge_few(b, s->symbol);
     else

@@ -16,7 +16,7 @@ static const char replacement[] = "\xef\xbf\xbd";
 
 /* One byte more. What is held always begins a character. A byte that does not go on with it may
  * begin the next one. */
-static bool push_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
+static bool detok_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
     d->held[d->n_held++] = byte;
     int n = utf8_length(d->held, d->n_held);
     if (n == 0)
@@ -29,7 +29,7 @@ static bool push_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
     d->n_held = 0;
     if (!text_append(out, replacement, 3))
         return false;
-    return alone || push_byte(d, byte, out);
+    return alone || detok_byte(d, byte, out);
 }
 
 bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) {
@@ -38,8 +38,8 @@ bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) {
     size_t i = 0;
     while (i < bytes.len) {
         size_t run = d->n_held ? 0 : utf8_check(bytes.data + i, bytes.len - i);
-        bool ok =
-            run ? text_append(out, bytes.data + i, run) : push_byte(d, (uint8_t)bytes.data[i], out);
+        bool ok = run ? text_append(out, bytes.data + i, run)
+                      : detok_byte(d, (uint8_t)bytes.data[i], out);
         if (!ok) {
             *d = before;
             out->len = len_before;

@@ -37,7 +37,7 @@ enum { EXPONENT_DIGITS_MAX = 2 };
 
 static bool push_between(struct json_state *s, uint8_t c);
 
-static bool enter(struct json_state *s, enum json_part part) {
+static bool enter_part(struct json_state *s, enum json_part part) {
     s->part = (uint8_t)part;
     s->count = 0;
     return true;
@@ -54,22 +54,22 @@ static bool open_level(struct json_state *s, bool object) {
         return false;
     const uint64_t bit = 1ULL << s->levels++;
     s->objects = object ? s->objects | bit : s->objects & ~bit;
-    return enter(s, object ? PART_FIRST_KEY : PART_FIRST_VALUE);
+    return enter_part(s, object ? PART_FIRST_KEY : PART_FIRST_VALUE);
 }
 
 static bool close_level(struct json_state *s, uint8_t bracket) {
     if (bracket != (in_object(s) ? '}' : ']'))
         return false;
     s->objects &= ~(1ULL << --s->levels);
-    return enter(s, s->levels ? PART_AFTER : PART_END);
+    return enter_part(s, s->levels ? PART_AFTER : PART_END);
 }
 
 /* ---- numbers and literals -------------------------------------------------------------------- */
 
 /* One digit more of a run, which may be its first. */
-static bool digit(struct json_state *s, enum json_part part, uint8_t limit) {
+static bool push_digit(struct json_state *s, enum json_part part, uint8_t limit) {
     if (s->part != part)
-        enter(s, part);
+        enter_part(s, part);
     return ++s->count <= limit;
 }
 
@@ -77,33 +77,33 @@ static bool push_number(struct json_state *s, uint8_t c) {
     const bool is_digit = c >= '0' && c <= '9';
     switch (s->part) {
     case PART_MINUS:
-        return is_digit && digit(s, c == '0' ? PART_ZERO : PART_WHOLE, JSON_DIGITS_MAX);
+        return is_digit && push_digit(s, c == '0' ? PART_ZERO : PART_WHOLE, JSON_DIGITS_MAX);
     case PART_WHOLE:
         if (is_digit)
-            return digit(s, PART_WHOLE, JSON_DIGITS_MAX);
+            return push_digit(s, PART_WHOLE, JSON_DIGITS_MAX);
         break;
     case PART_POINT:
-        return is_digit && digit(s, PART_FRACTION, JSON_DIGITS_MAX);
+        return is_digit && push_digit(s, PART_FRACTION, JSON_DIGITS_MAX);
     case PART_FRACTION:
         if (is_digit)
-            return digit(s, PART_FRACTION, JSON_DIGITS_MAX);
+            return push_digit(s, PART_FRACTION, JSON_DIGITS_MAX);
         break;
     case PART_E:
         if (c == '+' || c == '-')
-            return enter(s, PART_E_SIGN);
-        return is_digit && digit(s, PART_EXPONENT, EXPONENT_DIGITS_MAX);
+            return enter_part(s, PART_E_SIGN);
+        return is_digit && push_digit(s, PART_EXPONENT, EXPONENT_DIGITS_MAX);
     case PART_E_SIGN:
-        return is_digit && digit(s, PART_EXPONENT, EXPONENT_DIGITS_MAX);
+        return is_digit && push_digit(s, PART_EXPONENT, EXPONENT_DIGITS_MAX);
     case PART_EXPONENT:
         if (is_digit)
-            return digit(s, PART_EXPONENT, EXPONENT_DIGITS_MAX);
+            return push_digit(s, PART_EXPONENT, EXPONENT_DIGITS_MAX);
         break;
     }
     if (c == '.' && (s->part == PART_ZERO || s->part == PART_WHOLE))
-        return enter(s, PART_POINT);
+        return enter_part(s, PART_POINT);
     if ((c == 'e' || c == 'E') && s->part != PART_EXPONENT)
-        return enter(s, PART_E);
-    enter(s, PART_AFTER);
+        return enter_part(s, PART_E);
+    enter_part(s, PART_AFTER);
     return push_between(s, c);
 }
 
@@ -113,33 +113,33 @@ enum { TRUE_REST = 0, FALSE_REST = 4, NULL_REST = 9 };
 
 static bool begin_literal(struct json_state *s, uint8_t rest) {
     s->held[0] = rest;
-    return enter(s, PART_LITERAL);
+    return enter_part(s, PART_LITERAL);
 }
 
 static bool push_literal(struct json_state *s, uint8_t c) {
     if (c != (uint8_t)LITERALS[s->held[0]++])
         return false;
-    return LITERALS[s->held[0]] || enter(s, PART_AFTER);
+    return LITERALS[s->held[0]] || enter_part(s, PART_AFTER);
 }
 
 /* ---- strings --------------------------------------------------------------------------------- */
 
 static bool begin_string(struct json_state *s, bool key) {
     s->key = key;
-    return enter(s, PART_TEXT);
+    return enter_part(s, PART_TEXT);
 }
 
 static bool push_text(struct json_state *s, uint8_t c) {
     if (c == '"')
-        return enter(s, s->key ? PART_COLON : PART_AFTER);
+        return enter_part(s, s->key ? PART_COLON : PART_AFTER);
     if (c == '\\')
-        return enter(s, PART_ESCAPE);
+        return enter_part(s, PART_ESCAPE);
     if (c < 0x20)
         return false;
     if (c < 0x80)
         return true;
     s->held[0] = c;
-    enter(s, PART_CHARACTER);
+    enter_part(s, PART_CHARACTER);
     s->count = 1;
     return utf8_length(s->held, 1) == 0;
 }
@@ -147,13 +147,13 @@ static bool push_text(struct json_state *s, uint8_t c) {
 static bool push_character(struct json_state *s, uint8_t c) {
     s->held[s->count++] = c;
     const int length = utf8_length(s->held, s->count);
-    return length == 0 || (length > 0 && enter(s, PART_TEXT));
+    return length == 0 || (length > 0 && enter_part(s, PART_TEXT));
 }
 
 static bool push_escape(struct json_state *s, uint8_t c) {
     if (c == 'u')
-        return enter(s, PART_HEX);
-    return c && strchr("\"\\/bfnrt", c) && enter(s, PART_TEXT);
+        return enter_part(s, PART_HEX);
+    return c && strchr("\"\\/bfnrt", c) && enter_part(s, PART_TEXT);
 }
 
 /* U+D800-DBFF must be followed by U+DC00-DFFF, which stand nowhere else. */
@@ -172,7 +172,7 @@ static bool push_hex(struct json_state *s, uint8_t c) {
         return true;
     if (!(held[0] | held[1] | held[2] | held[3]))
         return false;
-    return enter(s, !low && surrogate ? PART_HIGH : PART_TEXT);
+    return enter_part(s, !low && surrogate ? PART_HIGH : PART_TEXT);
 }
 
 /* ---- between ------------------------------------------------------------------------------- */
@@ -191,9 +191,10 @@ static bool begin_value(struct json_state *s, uint8_t c) {
     case 'n':
         return begin_literal(s, NULL_REST);
     case '-':
-        return enter(s, PART_MINUS);
+        return enter_part(s, PART_MINUS);
     }
-    return c >= '0' && c <= '9' && digit(s, c == '0' ? PART_ZERO : PART_WHOLE, JSON_DIGITS_MAX);
+    return c >= '0' && c <= '9' &&
+           push_digit(s, c == '0' ? PART_ZERO : PART_WHOLE, JSON_DIGITS_MAX);
 }
 
 static bool push_between(struct json_state *s, uint8_t c) {
@@ -207,13 +208,13 @@ static bool push_between(struct json_state *s, uint8_t c) {
     case PART_KEY:
         return c == '"' && begin_string(s, true);
     case PART_COLON:
-        return c == ':' && enter(s, PART_VALUE);
+        return c == ':' && enter_part(s, PART_VALUE);
     case PART_FIRST_VALUE:
         return c == ']' ? close_level(s, c) : begin_value(s, c);
     case PART_VALUE:
         return begin_value(s, c);
     case PART_AFTER:
-        return c == ',' ? enter(s, in_object(s) ? PART_KEY : PART_VALUE) : close_level(s, c);
+        return c == ',' ? enter_part(s, in_object(s) ? PART_KEY : PART_VALUE) : close_level(s, c);
     }
     return false;
 }
@@ -229,9 +230,9 @@ bool json_push(struct json_state *s, uint8_t byte) {
     case PART_ESCAPE:
         return push_escape(s, byte);
     case PART_HIGH:
-        return byte == '\\' && enter(s, PART_HIGH_U);
+        return byte == '\\' && enter_part(s, PART_HIGH_U);
     case PART_HIGH_U:
-        return byte == 'u' && enter(s, PART_LOW);
+        return byte == 'u' && enter_part(s, PART_LOW);
     case PART_HEX:
     case PART_LOW:
         return push_hex(s, byte);

@@ -25,7 +25,7 @@ kvasir_status scan_fail(const struct json_scan *s, kvasir_status code, const cha
     return fail_there(s, code, s->at, what);
 }
 
-static kvasir_status bad(const struct json_scan *s, const char *what) {
+static kvasir_status bad_json(const struct json_scan *s, const char *what) {
     return fail_there(s, KVASIR_ERR_FORMAT, s->at, what);
 }
 
@@ -38,11 +38,11 @@ char scan_peek(struct json_scan *s) {
     return 0;
 }
 
-static kvasir_status expect(struct json_scan *s, char c) {
+static kvasir_status scan_expect(struct json_scan *s, char c) {
     if (scan_peek(s) != c || s->at == s->text.len) {
         char what[] = "expected '?'";
         what[sizeof "expected '" - 1] = c;
-        return bad(s, what);
+        return bad_json(s, what);
     }
     s->at++;
     return KVASIR_OK;
@@ -51,12 +51,12 @@ static kvasir_status expect(struct json_scan *s, char c) {
 /* ---- objects and arrays ---------------------------------------------------------------------- */
 
 kvasir_status scan_open(struct json_scan *s, char bracket) {
-    TRY(expect(s, bracket));
+    TRY(scan_expect(s, bracket));
     s->first = true;
     return KVASIR_OK;
 }
 
-static kvasir_status next(struct json_scan *s, char close, bool *more) {
+static kvasir_status scan_next(struct json_scan *s, char close, bool *more) {
     bool first = s->first;
     s->first = false;
     *more = scan_peek(s) != close;
@@ -64,19 +64,19 @@ static kvasir_status next(struct json_scan *s, char close, bool *more) {
         s->at++;
         return KVASIR_OK;
     }
-    return first ? KVASIR_OK : expect(s, ',');
+    return first ? KVASIR_OK : scan_expect(s, ',');
 }
 
 kvasir_status scan_next_item(struct json_scan *s, bool *more) {
-    return next(s, ']', more);
+    return scan_next(s, ']', more);
 }
 
 kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *more) {
-    TRY(next(s, '}', more));
+    TRY(scan_next(s, '}', more));
     if (!*more)
         return KVASIR_OK;
     TRY(scan_string(s, key));
-    return expect(s, ':');
+    return scan_expect(s, ':');
 }
 
 /* ---- strings --------------------------------------------------------------------------------- */
@@ -87,13 +87,13 @@ static kvasir_status code_unit(struct json_scan *s, uint32_t *out) {
     for (int i = 0; i < 4; i++, s->at++) {
         int digit = s->at < s->text.len ? hex_digit(s->text.data[s->at]) : -1;
         if (digit < 0)
-            return bad(s, "\\u without four digits");
+            return bad_json(s, "\\u without four digits");
         *out = *out << 4 | (uint32_t)digit;
     }
     return KVASIR_OK;
 }
 
-static kvasir_status character(struct json_scan *s, uint32_t *c) {
+static kvasir_status scan_character(struct json_scan *s, uint32_t *c) {
     size_t start = s->at;
     TRY(code_unit(s, c));
     if (*c < 0xd800 || *c > 0xdfff)
@@ -111,7 +111,7 @@ static kvasir_status character(struct json_scan *s, uint32_t *c) {
     return KVASIR_OK;
 }
 
-static kvasir_status escape(struct json_scan *s) {
+static kvasir_status scan_escape(struct json_scan *s) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     char c = s->at < s->text.len ? s->text.data[s->at] : 0;
     const char *name = c ? strchr(names, c) : NULL;
@@ -122,11 +122,11 @@ static kvasir_status escape(struct json_scan *s) {
         out[0] = values[name - names];
     } else if (c == 'u') {
         uint32_t code;
-        TRY(character(s, &code));
+        TRY(scan_character(s, &code));
         n = utf8_put(out, code);
     } else {
         s->at--;
-        return bad(s, "an escape that JSON does not have");
+        return bad_json(s, "an escape that JSON does not have");
     }
     if (!text_append(&s->plain, out, n))
         return scan_fail(s, KVASIR_ERR_MEMORY, "no memory for a string");
@@ -153,7 +153,7 @@ static kvasir_status check_utf8(const struct json_scan *s, size_t start, size_t 
 }
 
 kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
-    TRY(expect(s, '"'));
+    TRY(scan_expect(s, '"'));
     size_t start = s->at;
     bool escaped = false;
     s->plain.len = 0;
@@ -161,7 +161,7 @@ kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
         size_t run = s->at;
         s->at = plain_run(s);
         if (s->at == s->text.len)
-            return bad(s, "a string without an end");
+            return bad_json(s, "a string without an end");
         TRY(check_utf8(s, run, s->at));
         char c = s->text.data[s->at];
         if (c == '"' && !escaped)
@@ -172,9 +172,9 @@ kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
         if (c == '"')
             break;
         if (c != '\\')
-            return bad(s, "a control character in a string");
+            return bad_json(s, "a control character in a string");
         s->at++;
-        TRY(escape(s));
+        TRY(scan_escape(s));
     }
     *out = escaped ? (struct text_span){s->plain.data, s->plain.len}
                    : (struct text_span){s->text.data + start, s->at - start};
@@ -184,13 +184,13 @@ kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
 
 /* ---- other values ---------------------------------------------------------------------------- */
 
-static bool is_digit(const struct json_scan *s, size_t at) {
+static bool digit_at(const struct json_scan *s, size_t at) {
     return at < s->text.len && s->text.data[at] >= '0' && s->text.data[at] <= '9';
 }
 
 static bool take_digits(struct json_scan *s) {
     size_t start = s->at;
-    while (is_digit(s, s->at))
+    while (digit_at(s, s->at))
         s->at++;
     return s->at > start;
 }
@@ -202,28 +202,28 @@ static bool take_byte(struct json_scan *s, const char *one_of) {
     return true;
 }
 
-static kvasir_status number(struct json_scan *s) {
+static kvasir_status skip_number(struct json_scan *s) {
     (void)take_byte(s, "-");
     bool zero = s->at < s->text.len && s->text.data[s->at] == '0';
     bool good = take_digits(s);
-    if (zero && good && s->at >= 2 && is_digit(s, s->at - 1) && is_digit(s, s->at - 2))
-        return bad(s, "a number with a leading zero");
+    if (zero && good && s->at >= 2 && digit_at(s, s->at - 1) && digit_at(s, s->at - 2))
+        return bad_json(s, "a number with a leading zero");
     if (good && take_byte(s, "."))
         good = take_digits(s);
     if (good && take_byte(s, "eE")) {
         (void)take_byte(s, "+-");
         good = take_digits(s);
     }
-    return good ? KVASIR_OK : bad(s, "expected a value");
+    return good ? KVASIR_OK : bad_json(s, "expected a value");
 }
 
 kvasir_status scan_id(struct json_scan *s, int32_t *out) {
     (void)scan_peek(s);
     size_t start = s->at;
-    TRY(number(s));
+    TRY(skip_number(s));
     int64_t value = 0;
     for (size_t i = start; i < s->at && value <= INT32_MAX; i++) {
-        if (!is_digit(s, i))
+        if (!digit_at(s, i))
             return fail_there(s, KVASIR_ERR_FORMAT, start, "an id that is no whole number");
         value = value * 10 + (s->text.data[i] - '0');
     }
@@ -233,7 +233,7 @@ kvasir_status scan_id(struct json_scan *s, int32_t *out) {
     return KVASIR_OK;
 }
 
-static bool take_word(struct json_scan *s, const char *word) {
+static bool take_literal(struct json_scan *s, const char *word) {
     size_t len = strlen(word);
     if (s->text.len - s->at < len || memcmp(s->text.data + s->at, word, len) != 0)
         return false;
@@ -243,8 +243,8 @@ static bool take_word(struct json_scan *s, const char *word) {
 
 kvasir_status scan_bool(struct json_scan *s, bool *out) {
     (void)scan_peek(s);
-    *out = take_word(s, "true");
-    return *out || take_word(s, "false") ? KVASIR_OK : bad(s, "expected true or false");
+    *out = take_literal(s, "true");
+    return *out || take_literal(s, "false") ? KVASIR_OK : bad_json(s, "expected true or false");
 }
 
 static kvasir_status skip_value(struct json_scan *s, int depth) {
@@ -252,7 +252,7 @@ static kvasir_status skip_value(struct json_scan *s, int depth) {
     bool more = true;
     char c = scan_peek(s);
     if (depth == JSON_DEPTH_MAX && (c == '{' || c == '['))
-        return bad(s, "nested too deep");
+        return bad_json(s, "nested too deep");
     switch (c) {
     case '{':
         TRY(scan_open(s, '{'));
@@ -276,9 +276,9 @@ static kvasir_status skip_value(struct json_scan *s, int depth) {
     case 'f':
         return scan_bool(s, &more);
     case 'n':
-        return take_word(s, "null") ? KVASIR_OK : bad(s, "expected a value");
+        return take_literal(s, "null") ? KVASIR_OK : bad_json(s, "expected a value");
     default:
-        return number(s);
+        return skip_number(s);
     }
 }
 
@@ -292,5 +292,5 @@ kvasir_status scan_skip(struct json_scan *s, struct text_span *raw) {
 
 kvasir_status scan_finish(struct json_scan *s) {
     (void)scan_peek(s);
-    return s->at == s->text.len ? KVASIR_OK : bad(s, "more text behind the value");
+    return s->at == s->text.len ? KVASIR_OK : bad_json(s, "more text behind the value");
 }

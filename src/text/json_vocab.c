@@ -41,20 +41,20 @@ struct json_vocab {
 };
 
 /* What a vocabulary needs memory for. */
-struct counts {
+struct vocab_counts {
     uint32_t tokens, closing; /* `closing`: with a quotation mark, so at least those */
     size_t bytes;
 };
 
 /* ---- the tokens of a vocabulary -------------------------------------------------------------- */
 
-struct token {
+struct sorted_token {
     struct text_span bytes;
     uint32_t id;
 };
 
 /* Empty: it is never to be chosen. */
-static struct text_span usable(const struct tokenizer *t, uint32_t id) {
+static struct text_span usable_bytes(const struct tokenizer *t, uint32_t id) {
     const struct text_span none = {"", 0}, bytes = tokenizer_bytes(t, (int32_t)id);
     if (tokenizer_is_control(t, (int32_t)id) || tokenizer_is_end(t, (int32_t)id))
         return none;
@@ -62,13 +62,13 @@ static struct text_span usable(const struct tokenizer *t, uint32_t id) {
 }
 
 static uint32_t ids_of(const struct tokenizer *t, uint32_t n_ids) {
-    return tokenizer_size(t) < n_ids ? (uint32_t)tokenizer_size(t) : n_ids;
+    return (uint32_t)min_size(tokenizer_size(t), n_ids);
 }
 
-static struct counts count_tokens(const struct tokenizer *t, uint32_t n_ids) {
-    struct counts c = {0};
+static struct vocab_counts count_tokens(const struct tokenizer *t, uint32_t n_ids) {
+    struct vocab_counts c = {0};
     for (uint32_t id = 0, n = ids_of(t, n_ids); id < n; id++) {
-        const struct text_span bytes = usable(t, id);
+        const struct text_span bytes = usable_bytes(t, id);
         c.tokens += bytes.len > 0;
         c.closing += bytes.len > 0 && memchr(bytes.data, '"', bytes.len);
         c.bytes += bytes.len;
@@ -77,8 +77,8 @@ static struct counts count_tokens(const struct tokenizer *t, uint32_t n_ids) {
 }
 
 static int compare_tokens(const void *a, const void *b) {
-    const struct token *x = a, *y = b;
-    const size_t both = x->bytes.len < y->bytes.len ? x->bytes.len : y->bytes.len;
+    const struct sorted_token *x = a, *y = b;
+    const size_t both = min_size(x->bytes.len, y->bytes.len);
     const int order = memcmp(x->bytes.data, y->bytes.data, both);
     if (order)
         return order;
@@ -91,7 +91,7 @@ static int compare_tokens(const void *a, const void *b) {
 
 enum { LIST_BYTES = 2 * sizeof(uint32_t) + 2 * sizeof(uint8_t) }; /* of a token */
 
-static size_t memory_of(const struct counts *c, uint32_t n_ids) {
+static size_t memory_of(const struct vocab_counts *c, uint32_t n_ids) {
     return sizeof(struct json_vocab) + token_set_words(n_ids) * sizeof(uint64_t) +
            ((size_t)c->tokens + c->closing) * LIST_BYTES + c->bytes;
 }
@@ -133,7 +133,7 @@ static void sort_in_string(struct json_vocab *v, uint32_t i) {
     v->inside[all->id[i] / 64] |= 1ULL << all->id[i] % 64;
 }
 
-static void fill(struct json_vocab *v, const struct token *tokens, uint32_t n) {
+static void fill_vocab(struct json_vocab *v, const struct sorted_token *tokens, uint32_t n) {
     uint32_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         const struct text_span bytes = tokens[i].bytes;
@@ -149,7 +149,7 @@ static void fill(struct json_vocab *v, const struct token *tokens, uint32_t n) {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* One piece: the widest first. */
-static struct json_vocab *place(const struct counts *c, uint32_t n_ids) {
+static struct json_vocab *place_vocab(const struct vocab_counts *c, uint32_t n_ids) {
     struct json_vocab *v = mem_calloc(1, memory_of(c, n_ids));
     if (!v)
         return NULL;
@@ -169,9 +169,9 @@ static struct json_vocab *place(const struct counts *c, uint32_t n_ids) {
 
 kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struct json_vocab **out,
                                 kvasir_error *err) {
-    const struct counts counts = count_tokens(t, n_ids);
-    struct token *tokens = mem_calloc(counts.tokens + 1, sizeof *tokens);
-    struct json_vocab *v = place(&counts, n_ids);
+    const struct vocab_counts counts = count_tokens(t, n_ids);
+    struct sorted_token *tokens = mem_calloc(counts.tokens + 1, sizeof *tokens);
+    struct json_vocab *v = place_vocab(&counts, n_ids);
     uint32_t n = 0;
     kvasir_status status = KVASIR_OK;
     if (!tokens || !v) {
@@ -180,11 +180,11 @@ kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struc
         goto done;
     }
     for (uint32_t id = 0; n < counts.tokens; id++) {
-        tokens[n] = (struct token){usable(t, id), id};
+        tokens[n] = (struct sorted_token){usable_bytes(t, id), id};
         n += tokens[n].bytes.len > 0;
     }
     qsort(tokens, n, sizeof *tokens, compare_tokens);
-    fill(v, tokens, n);
+    fill_vocab(v, tokens, n);
     TRY_GOTO(json_vocab_check(v, NULL, 0, err));
     *out = v;
 done:
@@ -199,7 +199,7 @@ void json_vocab_destroy(struct json_vocab *v) {
 }
 
 uint64_t json_vocab_bytes(const struct tokenizer *t, uint32_t n_ids) {
-    const struct counts counts = count_tokens(t, n_ids);
+    const struct vocab_counts counts = count_tokens(t, n_ids);
     return memory_of(&counts, n_ids);
 }
 
@@ -234,8 +234,9 @@ kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *withou
 }
 
 /* Tokens from .. to - 1, which begin with one byte; `states` is room for one behind every byte. */
-static void walk(const struct json_vocab *v, const struct token_list *list, uint32_t from,
-                 uint32_t to, struct json_state states[TOKEN_BYTES_MAX + 1], uint64_t *bits) {
+static void walk_tokens(const struct json_vocab *v, const struct token_list *list, uint32_t from,
+                        uint32_t to, struct json_state states[TOKEN_BYTES_MAX + 1],
+                        uint64_t *bits) {
     uint32_t stuck = TOKEN_BYTES_MAX; /* the byte of the one before that could not come */
     for (uint32_t i = from; i < to; i++) {
         if (list->same[i] > stuck)
@@ -262,6 +263,6 @@ void json_vocab_allow(const struct json_vocab *v, const struct json_state *s, ui
     for (unsigned byte = 0; byte < 256; byte++) {
         struct json_state one = *s;
         if (list->first[byte] < list->first[byte + 1] && json_push(&one, (uint8_t)byte))
-            walk(v, list, list->first[byte], list->first[byte + 1], states, bits);
+            walk_tokens(v, list, list->first[byte], list->first[byte + 1], states, bits);
     }
 }

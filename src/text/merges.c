@@ -22,7 +22,7 @@ static uint64_t pair_of(int32_t left, int32_t right) {
 }
 
 /* The slot that holds the pair, or the free one where it belongs. */
-static struct merge *find_slot(const struct merge_map *m, uint64_t pair) {
+static struct merge *merge_slot(const struct merge_map *m, uint64_t pair) {
     size_t mask = ((size_t)1 << (64 - m->shift)) - 1;
     /* 2^64 / golden ratio, odd: the high bits of the product depend on every bit of both ids. */
     size_t i = (size_t)(pair * 0x9e3779b97f4a7c15u >> m->shift);
@@ -34,11 +34,11 @@ static struct merge *find_slot(const struct merge_map *m, uint64_t pair) {
 const struct merge *merge_map_find(const struct merge_map *m, int32_t left, int32_t right) {
     if (m->n == 0)
         return NULL;
-    const struct merge *found = find_slot(m, pair_of(left, right));
+    const struct merge *found = merge_slot(m, pair_of(left, right));
     return found->pair == UINT64_MAX ? NULL : found;
 }
 
-static bool grow(struct merge_map *m) {
+static bool merge_map_grow(struct merge_map *m) {
     struct merge_map larger = {.shift = m->slot ? m->shift - 1 : 54, .n = m->n};
     size_t slots = (size_t)1 << (64 - larger.shift);
     larger.slot = mem_alloc(slots * sizeof *larger.slot);
@@ -48,7 +48,7 @@ static bool grow(struct merge_map *m) {
         larger.slot[i].pair = UINT64_MAX;
     for (size_t i = 0; m->slot && i < slots / 2; i++)
         if (m->slot[i].pair != UINT64_MAX)
-            *find_slot(&larger, m->slot[i].pair) = m->slot[i];
+            *merge_slot(&larger, m->slot[i].pair) = m->slot[i];
     mem_free(m->slot);
     *m = larger;
     return true;
@@ -57,9 +57,9 @@ static bool grow(struct merge_map *m) {
 bool merge_map_add(struct merge_map *m, int32_t left, int32_t right, uint32_t rank, int32_t result,
                    bool keep_first) {
     if (!m->slot || m->n >= (size_t)1 << (63 - m->shift))
-        if (!grow(m))
+        if (!merge_map_grow(m))
             return false;
-    struct merge *slot = find_slot(m, pair_of(left, right));
+    struct merge *slot = merge_slot(m, pair_of(left, right));
     if (slot->pair != UINT64_MAX && keep_first)
         return true;
     m->n += slot->pair == UINT64_MAX;

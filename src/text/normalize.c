@@ -13,6 +13,7 @@
  * A step may make text longer (NFKC up to 11 times); how much in all is limited, since the steps
  * come out of a file.
  */
+#define _GNU_SOURCE /* memmem */
 #include <string.h>
 #include <utf8proc.h>
 
@@ -129,7 +130,7 @@ static void order_accents(int32_t *c, size_t n, int32_t *copy) {
 static bool chars_room(struct normalizer_scratch *scratch, size_t n) {
     if (n <= scratch->chars_cap)
         return true;
-    size_t cap = n > 2 * scratch->chars_cap ? n : 2 * scratch->chars_cap;
+    size_t cap = max_size(n, 2 * scratch->chars_cap);
     int32_t *chars = mem_realloc(scratch->chars, cap, 2 * sizeof *chars);
     if (!chars)
         return false;
@@ -191,7 +192,7 @@ static bool normal_form(struct normalizer_scratch *scratch, enum normalizer_kind
 
 /* ---- the other steps ------------------------------------------------------------------------- */
 
-static bool lowercase(struct text_span text, struct text_buf *out) {
+static bool append_lowercase(struct text_span text, struct text_buf *out) {
     for (size_t at = 0; at < text.len;) {
         char small[4];
         uint32_t c = utf8_next(text.data, &at);
@@ -208,33 +209,31 @@ static bool lowercase(struct text_span text, struct text_buf *out) {
     return true;
 }
 
-static struct text_span strip(const struct normalizer_step *step, struct text_span text) {
-    size_t start = 0, end = text.len;
-    while (step->left && start < end) {
-        size_t next = start;
-        if (!is_space(utf8_next(text.data, &next)))
-            break;
-        start = next;
-    }
-    while (step->right && end > start) {
-        size_t before;
-        if (!is_space(utf8_before(text.data, end, &before)))
-            break;
-        end = before;
-    }
+static struct text_span strip_ends(const struct normalizer_step *step, struct text_span text) {
+    size_t start = step->left ? spaces_after(text, 0) : 0;
+    size_t end = step->right ? spaces_before(text, start, text.len) : text.len;
     return (struct text_span){text.data + start, end - start};
 }
 
-size_t find_text(struct text_span text, size_t from, const char *what, size_t len) {
-    while (text.len - from >= len) {
-        const char *at = memchr(text.data + from, what[0], text.len - from - len + 1);
-        if (!at)
+size_t spaces_after(struct text_span text, size_t at) {
+    for (size_t next = at; at < text.len; at = next)
+        if (!is_space(utf8_next(text.data, &next)))
             break;
-        if (memcmp(at, what, len) == 0)
-            return (size_t)(at - text.data);
-        from = (size_t)(at - text.data) + 1;
-    }
-    return text.len;
+    return at;
+}
+
+size_t spaces_before(struct text_span text, size_t least, size_t at) {
+    for (size_t before; at > least; at = before)
+        if (!is_space(utf8_before(text.data, at, &before)))
+            break;
+    return at;
+}
+
+size_t find_text(struct text_span text, size_t from, const char *what, size_t len) {
+    const char *start = text.data + from;
+    const char *at = len == 1 ? memchr(start, what[0], text.len - from)
+                              : memmem(start, text.len - from, what, len);
+    return at ? (size_t)(at - text.data) : text.len;
 }
 
 bool replace_text(struct text_span text, const char *from, size_t from_len, const char *to,
@@ -250,8 +249,9 @@ bool replace_text(struct text_span text, const char *from, size_t from_len, cons
 }
 
 /* Writes to out and sets *changed, or narrows *text, or does nothing. */
-static bool run_step(const struct normalizer_step *step, struct normalizer_scratch *scratch,
-                     size_t limit, struct text_span *text, struct text_buf *out, bool *changed) {
+static bool run_normalizer_step(const struct normalizer_step *step,
+                                struct normalizer_scratch *scratch, size_t limit,
+                                struct text_span *text, struct text_buf *out, bool *changed) {
     switch (step->kind) {
     case NORMALIZE_NFC:
     case NORMALIZE_NFD:
@@ -260,9 +260,9 @@ static bool run_step(const struct normalizer_step *step, struct normalizer_scrat
         return normal_form(scratch, step->kind, *text, out, changed);
     case NORMALIZE_LOWERCASE:
         *changed = true;
-        return lowercase(*text, out);
+        return append_lowercase(*text, out);
     case NORMALIZE_STRIP:
-        *text = strip(step, *text);
+        *text = strip_ends(step, *text);
         return true;
     case NORMALIZE_PREPEND:
         *changed = text->len > 0;
@@ -283,7 +283,7 @@ kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scrat
         struct text_buf *to = &scratch->text[next];
         to->len = 0;
         bool changed = false;
-        if (!run_step(&n->step[i], scratch, limit, &text, to, &changed))
+        if (!run_normalizer_step(&n->step[i], scratch, limit, &text, to, &changed))
             return fail(err, KVASIR_ERR_MEMORY, "no memory to normalize a text of %zu bytes",
                         text.len);
         if (!changed)

@@ -18,64 +18,11 @@
 
 #include "text/tokenizer_internal.h"
 
-bool span_equal(struct text_span a, struct text_span b) {
-    return a.len == b.len && (a.len == 0 || memcmp(a.data, b.data, a.len) == 0);
-}
-
-struct text_span span_of(const char *text) {
-    return (struct text_span){text, strlen(text)};
-}
-
-struct quoted quote_bytes(const char *data, size_t len) {
-    struct quoted q = {""};
-    size_t n = 0;
-    for (size_t i = 0; i < len; i++) {
-        if (n + 8 > sizeof q.text) { /* room for one escape, three points and the NUL */
-            memcpy(q.text + n, "...", 4);
-            return q;
-        }
-        uint8_t c = (uint8_t)data[i];
-        if (c >= 0x20 && c < 0x7f) {
-            q.text[n++] = (char)c;
-            continue;
-        }
-        static const char hex[] = "0123456789abcdef";
-        const char escape[] = {'\\', 'x', hex[c >> 4], hex[c & 15]};
-        memcpy(q.text + n, escape, sizeof escape);
-        n += sizeof escape;
-    }
-    q.text[n] = 0;
-    return q;
-}
-
 /* ---- by id ----------------------------------------------------------------------------------- */
 
-static bool room_for_entry(struct pieces *p) {
-    if (p->n_entries < p->entries_cap)
-        return true;
-    size_t cap = p->entries_cap ? 2 * p->entries_cap : 256;
-    struct piece_entry *entry = mem_realloc(p->entry, cap, sizeof *entry);
-    if (!entry)
-        return false;
-    p->entry = entry;
-    p->entries_cap = cap;
-    return true;
-}
-
 static bool room_for_id(struct pieces *p, size_t id) {
-    if (id >= p->cap) {
-        size_t cap = p->cap ? 2 * p->cap : 256;
-        cap = cap > id ? cap : id + 1;
-        int32_t *by_id = mem_realloc(p->by_id, cap, sizeof *by_id);
-        if (by_id)
-            p->by_id = by_id;
-        uint8_t *kind = mem_realloc(p->kind, cap, sizeof *kind);
-        if (kind)
-            p->kind = kind;
-        if (!by_id || !kind)
-            return false;
-        p->cap = cap;
-    }
+    if (!ARRAY_GROW(p->by_id, p->by_id_cap, id + 1) || !ARRAY_GROW(p->kind, p->kind_cap, id + 1))
+        return false;
     for (; p->n <= id; p->n++) {
         p->by_id[p->n] = -1;
         p->kind[p->n] = 0;
@@ -96,13 +43,13 @@ kvasir_status pieces_add(struct pieces *p, int32_t id, struct text_span piece, e
                     "the pieces of a vocabulary have more than %d bytes, or there are more than %d",
                     VOCAB_BYTES_MAX, 2 * TOKENS_MAX);
     uint32_t at = (uint32_t)p->text.len;
-    if (!room_for_entry(p) || !room_for_id(p, (size_t)id) ||
+    if (!ARRAY_GROW(p->entry, p->entries_cap, p->n_entries + 1) || !room_for_id(p, (size_t)id) ||
         !text_append(&p->text, piece.data, piece.len))
         return fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", p->n);
     p->by_id[id] = (int32_t)p->n_entries;
     p->kind[id] = (uint8_t)kind;
     p->entry[p->n_entries++] = (struct piece_entry){at, (uint32_t)piece.len, id};
-    p->longest = p->longest < piece.len ? piece.len : p->longest;
+    p->longest = max_size(p->longest, piece.len);
     return KVASIR_OK;
 }
 

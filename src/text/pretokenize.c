@@ -23,6 +23,7 @@
  * The text was checked to be UTF-8 by the caller; PCRE2 is told not to check again, for it would
  * walk the rest of the text at every match.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "text/tokenizer_internal.h"
@@ -69,19 +70,15 @@ kvasir_status known_pre_find(const char *name, const struct known_pre **out, kva
             *out = &known[i];
             return KVASIR_OK;
         }
-        size_t len = strlen(known[i].name);
-        if (at + len + 3 < sizeof names) {
-            memcpy(names + at, i ? ", " : "", i ? 2 : 0);
-            at += i ? 2 : 0;
-            memcpy(names + at, known[i].name, len);
-            at += len;
-        }
+        int n = snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", known[i].name);
+        ASSERT(n > 0 && (size_t)n < sizeof names - at);
+        at += (size_t)n;
     }
-    return fail(err, KVASIR_ERR_UNSUPPORTED, "pre-tokenizer \"%s\" is not supported (known: %.*s)",
-                quote_bytes(name, strlen(name)).text, (int)at, names);
+    return fail(err, KVASIR_ERR_UNSUPPORTED, "pre-tokenizer \"%s\" is not supported (known: %s)",
+                quote_bytes(name, strlen(name)).text, names);
 }
 
-kvasir_status pretokenizer_add(struct pretokenizer *p, const struct stage *stage,
+kvasir_status pretokenizer_add(struct pretokenizer *p, const struct pre_stage *stage,
                                kvasir_error *err) {
     if (p->n == PRETOKENIZER_STAGES_MAX) {
         pcre2_code_free(stage->re);
@@ -95,7 +92,7 @@ kvasir_status pretokenizer_add(struct pretokenizer *p, const struct stage *stage
 kvasir_status pretokenizer_add_patterns(struct pretokenizer *p, const char *const *patterns,
                                         kvasir_error *err) {
     for (; *patterns; patterns++) {
-        struct stage stage = {.kind = STAGE_REGEX, .behavior = SPLIT_ISOLATED};
+        struct pre_stage stage = {.kind = STAGE_REGEX, .behavior = SPLIT_ISOLATED};
         TRY(regex_compile_onig(span_of(*patterns), &stage.re, err));
         TRY(pretokenizer_add(p, &stage, err));
     }
@@ -115,7 +112,7 @@ kvasir_status pre_scratch_init(struct pre_scratch *scratch, size_t text_len, kva
     if (!scratch->match || !scratch->limits)
         return fail(err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", text_len);
     size_t steps = MATCH_STEPS + MATCH_STEPS_A_BYTE * text_len;
-    pcre2_set_match_limit(scratch->limits, steps < UINT32_MAX ? (uint32_t)steps : UINT32_MAX);
+    pcre2_set_match_limit(scratch->limits, (uint32_t)min_size(steps, UINT32_MAX));
     return KVASIR_OK;
 }
 
@@ -129,11 +126,11 @@ void pre_scratch_deinit(struct pre_scratch *scratch) {
 
 /* ---- matches --------------------------------------------------------------------------------- */
 
-struct part {
+struct split_part {
     struct text_span text;
     bool at_start; /* of the input */
 };
-struct split {
+struct splitting {
     const struct pretokenizer *p;
     struct pre_scratch *scratch;
     word_fn *fn;
@@ -150,7 +147,7 @@ static kvasir_status match_failed(int rc, size_t len, kvasir_error *err) {
 }
 
 /* Finds the next match at or behind `from`; both ends are text.len where there is none. */
-static kvasir_status next_match(const struct split *s, const struct stage *stage,
+static kvasir_status next_match(const struct splitting *s, const struct pre_stage *stage,
                                 struct text_span text, size_t from, size_t *start, size_t *end) {
     *start = *end = text.len;
     if (stage->kind == STAGE_LITERAL) {
@@ -179,7 +176,7 @@ static kvasir_status next_match(const struct split *s, const struct stage *stage
 
 /* ---- stages ---------------------------------------------------------------------------------- */
 
-static kvasir_status run_stage(const struct split *s, int stage, struct part part);
+static kvasir_status run_stage(const struct splitting *s, int stage, struct split_part part);
 
 /* Items that were joined and wait for the next one. */
 struct joined {
@@ -200,24 +197,24 @@ static bool belongs_to_last(enum split_behavior behavior, bool last, bool match)
     }
 }
 
-static kvasir_status emit(const struct split *s, int stage, const struct part *part,
-                          const struct joined *j) {
+static kvasir_status emit_items(const struct splitting *s, int stage, const struct split_part *part,
+                                const struct joined *j) {
     bool removed = s->p->stage[stage].behavior == SPLIT_REMOVED && j->match;
     if (j->start == j->end || removed)
         return KVASIR_OK;
-    struct part next = {{part->text.data + j->start, j->end - j->start},
-                        part->at_start && j->start == 0};
+    struct split_part next = {{part->text.data + j->start, j->end - j->start},
+                              part->at_start && j->start == 0};
     return run_stage(s, stage + 1, next);
 }
 
-static kvasir_status take(const struct split *s, int stage, const struct part *part,
-                          struct joined *j, size_t start, size_t end, bool match) {
-    const struct stage *g = &s->p->stage[stage];
+static kvasir_status take_item(const struct splitting *s, int stage, const struct split_part *part,
+                               struct joined *j, size_t start, size_t end, bool match) {
+    const struct pre_stage *g = &s->p->stage[stage];
     match = match != g->invert;
     if (start == end)
         return KVASIR_OK;
     if (j->start == j->end || !belongs_to_last(g->behavior, j->match, match)) {
-        TRY(emit(s, stage, part, j));
+        TRY(emit_items(s, stage, part, j));
         j->start = start;
     }
     j->end = end;
@@ -225,22 +222,22 @@ static kvasir_status take(const struct split *s, int stage, const struct part *p
     return KVASIR_OK;
 }
 
-static kvasir_status cut(const struct split *s, int stage, struct part part) {
+static kvasir_status cut_part(const struct splitting *s, int stage, struct split_part part) {
     struct joined j = {0};
     size_t at = 0;
     while (at < part.text.len) {
         size_t start, end;
         TRY(next_match(s, &s->p->stage[stage], part.text, at, &start, &end));
-        TRY(take(s, stage, &part, &j, at, start, false));
-        TRY(take(s, stage, &part, &j, start, end, true));
+        TRY(take_item(s, stage, &part, &j, at, start, false));
+        TRY(take_item(s, stage, &part, &j, start, end, true));
         at = end;
     }
-    return emit(s, stage, &part, &j);
+    return emit_items(s, stage, &part, &j);
 }
 
 /* Writes the part anew and hands it on. */
-static kvasir_status rewrite(const struct split *s, int stage, struct part part) {
-    const struct stage *g = &s->p->stage[stage];
+static kvasir_status rewrite_part(const struct splitting *s, int stage, struct split_part part) {
+    const struct pre_stage *g = &s->p->stage[stage];
     struct text_buf *out = &s->scratch->text[stage];
     struct text_span text = part.text;
     bool changed = false, good;
@@ -261,16 +258,16 @@ static kvasir_status rewrite(const struct split *s, int stage, struct part part)
 }
 
 /* Recurses at most PRETOKENIZER_STAGES_MAX deep; `match` is read before the recursion. */
-static kvasir_status run_stage(const struct split *s, int stage, struct part part) {
+static kvasir_status run_stage(const struct splitting *s, int stage, struct split_part part) {
     if (stage == s->p->n) {
         if (!s->fn(s->ctx, part.text.data, part.text.len))
             return fail(s->err, KVASIR_ERR_MEMORY, "no memory to encode a word of %zu bytes",
                         part.text.len);
         return KVASIR_OK;
     }
-    enum stage_kind kind = s->p->stage[stage].kind;
-    return kind == STAGE_PREFIX || kind == STAGE_MARKS ? rewrite(s, stage, part)
-                                                       : cut(s, stage, part);
+    enum pre_stage_kind kind = s->p->stage[stage].kind;
+    return kind == STAGE_PREFIX || kind == STAGE_MARKS ? rewrite_part(s, stage, part)
+                                                       : cut_part(s, stage, part);
 }
 
 kvasir_status pretokenizer_split(const struct pretokenizer *p, struct pre_scratch *scratch,
@@ -278,6 +275,6 @@ kvasir_status pretokenizer_split(const struct pretokenizer *p, struct pre_scratc
                                  kvasir_error *err) {
     if (text.len == 0)
         return KVASIR_OK;
-    struct split s = {p, scratch, fn, ctx, err};
-    return run_stage(&s, 0, (struct part){text, at_start});
+    struct splitting s = {p, scratch, fn, ctx, err};
+    return run_stage(&s, 0, (struct split_part){text, at_start});
 }

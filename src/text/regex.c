@@ -52,22 +52,22 @@ struct translation {
     kvasir_error *err;
 };
 
-static kvasir_status refuse(const struct translation *t, size_t at, const char *what) {
+static kvasir_status refuse_pattern(const struct translation *t, size_t at, const char *what) {
     return fail_at(t->err, KVASIR_ERR_UNSUPPORTED, (int64_t)at,
                    "pre-tokenizer pattern, character %zu: %s is not supported", at, what);
 }
 
-static kvasir_status put(struct translation *t, const char *text, size_t len) {
+static kvasir_status put_pattern(struct translation *t, const char *text, size_t len) {
     if (!text_append(&t->out, text, len))
         return fail(t->err, KVASIR_ERR_MEMORY, "no memory for a pattern");
     return KVASIR_OK;
 }
 
 static kvasir_status put_text(struct translation *t, const char *text) {
-    return put(t, text, strlen(text));
+    return put_pattern(t, text, strlen(text));
 }
 
-static char peek(const struct translation *t, size_t ahead) {
+static char peek_pattern(const struct translation *t, size_t ahead) {
     return t->at + ahead < t->in.len ? t->in.data[t->at + ahead] : 0;
 }
 
@@ -80,11 +80,11 @@ static bool is_letter(char c) {
 }
 
 /* \p{..} and \P{..}, t->at on the p: general categories of one or two letters, or a script. */
-static kvasir_status property(struct translation *t) {
+static kvasir_status translate_property(struct translation *t) {
     size_t start = t->at, name = start + 2;
     bool negate = t->in.data[start] == 'P';
-    if (peek(t, 1) != '{')
-        return refuse(t, start, "a property without braces");
+    if (peek_pattern(t, 1) != '{')
+        return refuse_pattern(t, start, "a property without braces");
     if (name < t->in.len && t->in.data[name] == '^') {
         negate = !negate;
         name++;
@@ -93,41 +93,41 @@ static kvasir_status property(struct translation *t) {
     while (end < t->in.len && (is_letter(t->in.data[end]) || t->in.data[end] == '_'))
         end++;
     if (end == t->in.len || t->in.data[end] != '}' || end == name || end - name > 32)
-        return refuse(t, start, "a property of that form");
+        return refuse_pattern(t, start, "a property of that form");
     TRY(put_text(t, negate ? "\\P{" : "\\p{"));
     if (end - name > 2)
         TRY(put_text(t, "sc:"));
-    TRY(put(t, t->in.data + name, end + 1 - name));
+    TRY(put_pattern(t, t->in.data + name, end + 1 - name));
     t->at = end + 1;
     return KVASIR_OK;
 }
 
 /* \xHH, \x{H...} and \uHHHH. */
-static kvasir_status code_point(struct translation *t) {
+static kvasir_status translate_code_point(struct translation *t) {
     size_t start = t->at++, n = 0;
-    bool braces = t->in.data[start] == 'x' && peek(t, 0) == '{';
+    bool braces = t->in.data[start] == 'x' && peek_pattern(t, 0) == '{';
     size_t most = braces ? 6 : t->in.data[start] == 'u' ? 4 : 2;
     t->at += braces;
-    while (n < most && is_hex(peek(t, n)))
+    while (n < most && is_hex(peek_pattern(t, n)))
         n++;
-    if (n == 0 || (!braces && n != most) || (braces && peek(t, n) != '}'))
-        return refuse(t, start, "a code point of that form");
+    if (n == 0 || (!braces && n != most) || (braces && peek_pattern(t, n) != '}'))
+        return refuse_pattern(t, start, "a code point of that form");
     TRY(put_text(t, "\\x{"));
-    TRY(put(t, t->in.data + t->at, n));
+    TRY(put_pattern(t, t->in.data + t->at, n));
     t->at += n + braces;
     return put_text(t, "}");
 }
 
-static kvasir_status escape(struct translation *t) {
+static kvasir_status translate_escape(struct translation *t) {
     size_t start = t->at++;
-    char c = peek(t, 0);
+    char c = peek_pattern(t, 0);
     switch (c) {
     case 's':
         t->at++;
         return put_text(t, t->in_class ? SPACE : "[" SPACE "]");
     case 'S':
         if (t->in_class)
-            return refuse(t, start, "\\S in a class");
+            return refuse_pattern(t, start, "\\S in a class");
         t->at++;
         return put_text(t, "[^" SPACE "]");
     case 'v':
@@ -135,10 +135,10 @@ static kvasir_status escape(struct translation *t) {
         return put_text(t, "\\x{0b}");
     case 'p':
     case 'P':
-        return property(t);
+        return translate_property(t);
     case 'x':
     case 'u':
-        return code_point(t);
+        return translate_code_point(t);
     case 'd':
     case 'D':
     case 'n':
@@ -148,16 +148,16 @@ static kvasir_status escape(struct translation *t) {
         break;
     default: /* an escaped sign is that sign */
         if (c < '!' || c > '~' || is_letter(c) || (c >= '0' && c <= '9'))
-            return refuse(t, start, "this escape");
+            return refuse_pattern(t, start, "this escape");
     }
     t->at++;
-    return put(t, t->in.data + start, 2);
+    return put_pattern(t, t->in.data + start, 2);
 }
 
 /* ( and what follows it. */
-static kvasir_status group(struct translation *t) {
+static kvasir_status translate_group(struct translation *t) {
     static const char *const known[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?i)"};
-    if (peek(t, 1) != '?') {
+    if (peek_pattern(t, 1) != '?') {
         t->at++;
         return put_text(t, "(");
     }
@@ -168,63 +168,65 @@ static kvasir_status group(struct translation *t) {
             return put_text(t, known[k]);
         }
     }
-    return refuse(t, t->at, "a group of that kind");
+    return refuse_pattern(t, t->at, "a group of that kind");
 }
 
 /* {n}, {n,} and {n,m}. What may follow: for Oniguruma {n}? is {0,n} and {n}+ is repeated. */
-static kvasir_status interval(struct translation *t) {
+static kvasir_status translate_interval(struct translation *t) {
     size_t n = 1, commas = 0;
-    while ((peek(t, n) >= '0' && peek(t, n) <= '9') || (n > 1 && peek(t, n) == ',' && !commas++))
+    while ((peek_pattern(t, n) >= '0' && peek_pattern(t, n) <= '9') ||
+           (n > 1 && peek_pattern(t, n) == ',' && !commas++))
         n++;
-    if (n == 1 || peek(t, n) != '}' || peek(t, n + 1) == '+' || peek(t, n + 1) == '?')
-        return refuse(t, t->at, "a brace of that form");
-    TRY(put(t, t->in.data + t->at, n + 1));
+    if (n == 1 || peek_pattern(t, n) != '}' || peek_pattern(t, n + 1) == '+' ||
+        peek_pattern(t, n + 1) == '?')
+        return refuse_pattern(t, t->at, "a brace of that form");
+    TRY(put_pattern(t, t->in.data + t->at, n + 1));
     t->at += n + 1;
     return KVASIR_OK;
 }
 
-static kvasir_status open_class(struct translation *t) {
-    size_t n = peek(t, 1) == '^' ? 2 : 1;
-    if (peek(t, n) == ']')
-        return refuse(t, t->at, "a class that begins with ]");
-    TRY(put(t, t->in.data + t->at, n));
+static kvasir_status translate_class(struct translation *t) {
+    size_t n = peek_pattern(t, 1) == '^' ? 2 : 1;
+    if (peek_pattern(t, n) == ']')
+        return refuse_pattern(t, t->at, "a class that begins with ]");
+    TRY(put_pattern(t, t->in.data + t->at, n));
     t->at += n;
     t->in_class = true;
     return KVASIR_OK;
 }
 
-static kvasir_status in_class(struct translation *t, char c) {
+static kvasir_status translate_in_class(struct translation *t, char c) {
     if (c == '[')
-        return refuse(t, t->at, "a class in a class");
-    if (c == '&' && peek(t, 1) == '&')
-        return refuse(t, t->at, "&&");
+        return refuse_pattern(t, t->at, "a class in a class");
+    if (c == '&' && peek_pattern(t, 1) == '&')
+        return refuse_pattern(t, t->at, "&&");
     t->in_class = c != ']';
-    return put(t, &t->in.data[t->at++], 1);
+    return put_pattern(t, &t->in.data[t->at++], 1);
 }
 
 static kvasir_status translate(struct translation *t) {
     while (t->at < t->in.len) {
         char c = t->in.data[t->at];
         if (c == '\\')
-            TRY(escape(t));
+            TRY(translate_escape(t));
         else if (t->in_class)
-            TRY(in_class(t, c));
+            TRY(translate_in_class(t, c));
         else if (c == '[')
-            TRY(open_class(t));
+            TRY(translate_class(t));
         else if (c == '(')
-            TRY(group(t));
+            TRY(translate_group(t));
         else if (c == '{')
-            TRY(interval(t));
+            TRY(translate_interval(t));
         else if (c == '^' || c == 0)
-            return refuse(t, t->at, c ? "^" : "a NUL");
+            return refuse_pattern(t, t->at, c ? "^" : "a NUL");
         else if (c == '$' || c == '.') {
             t->at++;
             TRY(put_text(t, c == '$' ? "(?![^\\n])" : "[^\\n]"));
         } else {
-            TRY(put(t, &t->in.data[t->at++], 1));
+            TRY(put_pattern(t, &t->in.data[t->at++], 1));
         }
     }
-    return t->in_class ? refuse(t, t->in.len, "a class without an end") : KVASIR_OK;
+    return t->in_class ? refuse_pattern(t, t->in.len, "a class without an end") : KVASIR_OK;
 }
 
 kvasir_status regex_compile_onig(struct text_span pattern, pcre2_code **out, kvasir_error *err) {

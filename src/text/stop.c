@@ -59,7 +59,7 @@ static void find_borders(struct stop_text *t) {
     }
 }
 
-static kvasir_status add_text(struct stop_text *t, const char *text, kvasir_error *err) {
+static kvasir_status add_stop_text(struct stop_text *t, const char *text, kvasir_error *err) {
     t->len = strlen(text);
     size_t good = utf8_check(text, t->len);
     if (t->len == 0)
@@ -84,7 +84,7 @@ kvasir_status kvasir_stop_create(const char *const *stops, size_t n, kvasir_stop
     if (!s || !s->texts)
         status = fail(err, KVASIR_ERR_MEMORY, "stop texts: out of memory");
     for (; status == KVASIR_OK && s->n < n; s->n++) {
-        status = add_text(&s->texts[s->n], stops[s->n], err);
+        status = add_stop_text(&s->texts[s->n], stops[s->n], err);
         if (s->texts[s->n].len > s->longest)
             s->longest = s->texts[s->n].len;
     }
@@ -113,7 +113,7 @@ size_t kvasir_stop_hold(const kvasir_stop *s) {
 /* ---- text ------------------------------------------------------------------------------------ */
 
 /* True where the byte completes the stop text; where that comes again is behind B. */
-static bool advance(struct stop_text *t, char byte) {
+static bool advance_stop_text(struct stop_text *t, char byte) {
     while (t->matched > 0 && t->text[t->matched] != byte)
         t->matched = t->border[t->matched];
     t->matched += t->text[t->matched] == byte;
@@ -124,7 +124,7 @@ static bool advance(struct stop_text *t, char byte) {
 }
 
 /* One byte more; returns how many became certain, written to out. */
-static size_t push_byte(struct kvasir_stop *s, char byte, char *out) {
+static size_t stop_byte(struct kvasir_stop *s, char byte, char *out) {
     const struct stop_text *before = s->held;
     size_t held_before = before ? before->matched : 0, back = s->back ? s->back + 1 : 0;
     size_t held = 0;
@@ -132,7 +132,7 @@ static size_t push_byte(struct kvasir_stop *s, char byte, char *out) {
     s->found = back ? s->found : NULL;
     for (size_t i = 0; i < s->n; i++) {
         struct stop_text *t = &s->texts[i];
-        if (advance(t, byte) && t->len > back) {
+        if (advance_stop_text(t, byte) && t->len > back) {
             back = t->len;
             s->found = t;
         }
@@ -146,7 +146,7 @@ static size_t push_byte(struct kvasir_stop *s, char byte, char *out) {
     size_t sure = held_before + 1 - (s->stopped ? back : held);
     /* what was held before, then this byte */
     if (sure > 0 && before)
-        memcpy(out, before->text, sure < held_before ? sure : held_before);
+        memcpy(out, before->text, min_size(sure, held_before));
     if (sure > held_before)
         out[held_before] = byte;
     return sure;
@@ -155,7 +155,7 @@ static size_t push_byte(struct kvasir_stop *s, char byte, char *out) {
 bool kvasir_stop_push(kvasir_stop *s, const char *text, size_t len, char *out, size_t *n) {
     *n = 0;
     for (size_t i = 0; i < len && !s->stopped; i++)
-        *n += push_byte(s, text[i], out + *n);
+        *n += stop_byte(s, text[i], out + *n);
     return !s->stopped;
 }
 

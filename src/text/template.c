@@ -26,7 +26,7 @@
 
 /* Runs fn under the one setjmp. A function of its own so that no local of the callers can be
  * clobbered. */
-static kvasir_status guard(struct tpl *t, void (*fn)(struct tpl *, void *), void *ctx) {
+static kvasir_status run_guarded(struct tpl *t, void (*fn)(struct tpl *, void *), void *ctx) {
     if (setjmp(t->failed) == 0) {
         fn(t, ctx);
         t->status = KVASIR_OK;
@@ -87,7 +87,7 @@ kvasir_status template_parse(const char *source, size_t len, struct template **o
     struct tpl t = {.arena = &tmpl->arena, .err = err, .depth_limit = PARSE_DEPTH};
     t.steps_limit = UINT64_MAX; /* parsing is linear in a source of bounded size */
     t.output_limit = SIZE_MAX;
-    kvasir_status status = guard(&t, parse_all, &job);
+    kvasir_status status = run_guarded(&t, parse_all, &job);
     tpl_arena_release(&job.scratch);
     if (status == KVASIR_OK)
         *out = tmpl;
@@ -199,7 +199,7 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
                       .now = now,
                       .get_attr = tpl_get_attr,
                       .get_item = tpl_get_item};
-    kvasir_status status = guard(&run, render_all, &job);
+    kvasir_status status = run_guarded(&run, render_all, &job);
     if (status != KVASIR_OK) {
         out->len = before;
         out->data[before] = 0;

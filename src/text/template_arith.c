@@ -8,7 +8,7 @@
 
 static const char *const symbols[] = {"+", "-", "*", "/", "//", "%", "** or pow()"};
 
-static _Noreturn void unsupported(struct tpl *t, enum tpl_op op, tval a, tval b) {
+static _Noreturn void fail_operands(struct tpl *t, enum tpl_op op, tval a, tval b) {
     if (op == OP_ADD && (a.type == TPL_STR || a.type == TPL_LIST || a.type == TPL_TUPLE))
         tpl_fail(t, "can only concatenate %s (not \"%s\") to %s", tpl_type_name(a),
                  tpl_type_name(b), tpl_type_name(a));
@@ -16,13 +16,13 @@ static _Noreturn void unsupported(struct tpl *t, enum tpl_op op, tval a, tval b)
              tpl_type_name(b));
 }
 
-static _Noreturn void overflow(struct tpl *t) {
+static _Noreturn void fail_overflow(struct tpl *t) {
     tpl_fail(t, "an integer result that does not fit 64 bits");
 }
 
 static int64_t floor_div(struct tpl *t, int64_t a, int64_t b) {
     if (a == INT64_MIN && b == -1)
-        overflow(t);
+        fail_overflow(t);
     int64_t q = a / b;
     return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
 }
@@ -35,17 +35,17 @@ static double power_whole(double base, uint64_t n) {
     return result;
 }
 
-static tval power(struct tpl *t, tval a, tval b) {
+static tval arith_power(struct tpl *t, tval a, tval b) {
     int64_t x, n;
     double base = tpl_as_double(a), e = tpl_as_double(b);
     if (tpl_as_int(a, &x) && tpl_as_int(b, &n) && n >= 0) {
         int64_t result = 1;
         while (n) {
             if ((n & 1) && __builtin_mul_overflow(result, x, &result))
-                overflow(t);
+                fail_overflow(t);
             n >>= 1;
             if (n && __builtin_mul_overflow(x, x, &x))
-                overflow(t);
+                fail_overflow(t);
         }
         return tpl_int(result);
     }
@@ -86,7 +86,7 @@ static tval arith_int(struct tpl *t, enum tpl_op op, int64_t a, int64_t b) {
         return tpl_int(r != 0 && (r < 0) != (b < 0) ? r + b : r);
     }
     if (over)
-        overflow(t);
+        fail_overflow(t);
     return tpl_int(r);
 }
 
@@ -120,7 +120,7 @@ static tval arith_float(struct tpl *t, enum tpl_op op, double a, double b) {
 }
 
 /* "ab" * 3, [0] * n */
-static tval repeat(struct tpl *t, tval v, int64_t count) {
+static tval repeat_sequence(struct tpl *t, tval v, int64_t count) {
     size_t n = count < 0 ? 0 : (size_t)count, total;
     bool text = v.type == TPL_STR;
     size_t len = text ? v.s->len : v.list->n;
@@ -153,7 +153,7 @@ static const struct tpl_str *as_markup(struct tpl *t, const struct tpl_str *s) {
     return tpl_str_marked(t, tpl_str_from_out(t, &out).s, true).s;
 }
 
-static tval add(struct tpl *t, tval a, tval b) {
+static tval add_sequences(struct tpl *t, tval a, tval b) {
     if (a.type == TPL_STR && b.type == TPL_STR) {
         if (a.s->markup != b.s->markup)
             return tpl_str_join2(t, as_markup(t, a.s), as_markup(t, b.s));
@@ -161,7 +161,7 @@ static tval add(struct tpl *t, tval a, tval b) {
     }
     if (a.type == b.type && (a.type == TPL_LIST || a.type == TPL_TUPLE))
         return tpl_list_join2(t, a, b);
-    unsupported(t, OP_ADD, a, b);
+    fail_operands(t, OP_ADD, a, b);
 }
 
 tval tpl_arith(struct tpl *t, enum tpl_op op, tval a, tval b) {
@@ -174,20 +174,20 @@ tval tpl_arith(struct tpl *t, enum tpl_op op, tval a, tval b) {
         tpl_fail_undefined(t, b);
     if (tpl_is_number(a) && tpl_is_number(b)) {
         if (op == OP_POW)
-            return power(t, a, b);
+            return arith_power(t, a, b);
         if (tpl_as_int(a, &x) && tpl_as_int(b, &y))
             return arith_int(t, op, x, y);
         return arith_float(t, op, tpl_as_double(a), tpl_as_double(b));
     }
     if (op == OP_ADD)
-        return add(t, a, b);
+        return add_sequences(t, a, b);
     if (op == OP_MUL) {
         bool a_seq = a.type == TPL_STR || a.type == TPL_LIST || a.type == TPL_TUPLE;
         bool b_seq = b.type == TPL_STR || b.type == TPL_LIST || b.type == TPL_TUPLE;
         if (a_seq && tpl_as_int(b, &y))
-            return repeat(t, a, y);
+            return repeat_sequence(t, a, y);
         if (b_seq && tpl_as_int(a, &x))
-            return repeat(t, b, x);
+            return repeat_sequence(t, b, x);
     }
-    unsupported(t, op, a, b);
+    fail_operands(t, op, a, b);
 }

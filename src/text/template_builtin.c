@@ -29,7 +29,8 @@ static size_t param_number(const char *params, const struct tpl_str *name) {
     return TPL_MAX_PARAMS;
 }
 
-static void bind(struct tpl *t, const struct tpl_builtin *b, const struct tpl_call *call, tval *p) {
+static void bind_arguments(struct tpl *t, const struct tpl_builtin *b, const struct tpl_call *call,
+                           tval *p) {
     bool optional[TPL_MAX_PARAMS];
     size_t n = 0;
     for (const char *s = b->params; *s; n++) {
@@ -62,7 +63,7 @@ tval tpl_invoke(struct tpl *t, const struct tpl_builtin *b, tval self,
     tpl_charge(t, 1);
     if (!b->params)
         return b->fn(t, self, NULL, call);
-    bind(t, b, call, p);
+    bind_arguments(t, b, call, p);
     return b->fn(t, self, p, call);
 }
 

@@ -30,7 +30,7 @@ bool tpl_is_hashable(struct tpl *t, tval v) {
     return hashable;
 }
 
-static uint64_t mix(uint64_t h) {
+static uint64_t hash_mix(uint64_t h) {
     h ^= h >> 33;
     h *= 0xff51afd7ed558ccdu;
     h ^= h >> 33;
@@ -44,14 +44,14 @@ static uint64_t hash_value(struct tpl *t, tval v) {
         for (size_t k = 0; k < v.s->len; k++)
             h = (h ^ (unsigned char)v.s->data[k]) * 1099511628211u;
         tpl_charge_bytes(t, v.s->len);
-        return mix(h);
+        return hash_mix(h);
     }
     if (tpl_as_int(v, &i))
-        return mix((uint64_t)i);
+        return hash_mix((uint64_t)i);
     switch (v.type) {
     case TPL_FLOAT:
         if (v.f >= -9e18 && v.f <= 9e18)
-            return mix((uint64_t)(int64_t)v.f); /* equal to the hash of an equal integer */
+            return hash_mix((uint64_t)(int64_t)v.f); /* equal to the hash of an equal integer */
         return 1;
     case TPL_TUPLE:
         tpl_enter(t);
@@ -59,7 +59,7 @@ static uint64_t hash_value(struct tpl *t, tval v) {
             h = (h ^ hash_value(t, v.list->items[k])) * 1099511628211u;
         tpl_charge(t, v.list->n);
         tpl_leave(t);
-        return mix(h);
+        return hash_mix(h);
     case TPL_LIST:
     case TPL_DICT:
     case TPL_VIEW:
@@ -69,7 +69,8 @@ static uint64_t hash_value(struct tpl *t, tval v) {
     }
 }
 
-static struct tpl_entry *find(struct tpl *t, const struct tpl_dict *d, tval key, uint64_t hash) {
+static struct tpl_entry *dict_find(struct tpl *t, const struct tpl_dict *d, tval key,
+                                   uint64_t hash) {
     if (!d->index) {
         for (size_t i = 0; i < d->n; i++)
             if (d->entries[i].hash == hash && tpl_equal(t, d->entries[i].key, key))
@@ -86,14 +87,14 @@ static struct tpl_entry *find(struct tpl *t, const struct tpl_dict *d, tval key,
     return NULL;
 }
 
-static void index_add(struct tpl_dict *d, size_t entry) {
+static void dict_index_add(struct tpl_dict *d, size_t entry) {
     size_t mask = d->index_size - 1, slot = d->entries[entry].hash & mask;
     while (d->index[slot])
         slot = (slot + 1) & mask;
     d->index[slot] = (uint32_t)entry + 1;
 }
 
-static void grow(struct tpl *t, struct tpl_dict *d) {
+static void dict_grow(struct tpl *t, struct tpl_dict *d) {
     if (d->cap > UINT32_MAX / 4)
         tpl_fail(t, "a dictionary with more than %zu entries", d->cap);
     TPL_GROW(t, t->arena, d->entries, d->n, d->cap, 4);
@@ -102,25 +103,25 @@ static void grow(struct tpl *t, struct tpl_dict *d) {
     d->index_size = d->cap * 2; /* cap is a power of two: at most half full */
     d->index = tpl_alloc(t, d->index_size, sizeof *d->index);
     for (size_t i = 0; i < d->n; i++)
-        index_add(d, i);
+        dict_index_add(d, i);
 }
 
 void tpl_dict_set(struct tpl *t, struct tpl_dict *d, tval key, tval value) {
     uint64_t hash = hash_value(t, key);
-    struct tpl_entry *e = find(t, d, key, hash);
+    struct tpl_entry *e = dict_find(t, d, key, hash);
     if (e) {
         e->value = value;
         return;
     }
     if (d->n == d->cap)
-        grow(t, d);
+        dict_grow(t, d);
     d->entries[d->n++] = (struct tpl_entry){key, value, hash};
     if (d->index)
-        index_add(d, d->n - 1);
+        dict_index_add(d, d->n - 1);
 }
 
 const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key) {
-    struct tpl_entry *e = find(t, d, key, hash_value(t, key));
+    struct tpl_entry *e = dict_find(t, d, key, hash_value(t, key));
     return e ? &e->value : NULL;
 }
 

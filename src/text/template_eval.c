@@ -67,7 +67,7 @@ tval tpl_get_item(struct tpl *t, tval v, tval key) {
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 
-struct slice {
+struct slice_bounds {
     int64_t start, step;
     size_t n;
 };
@@ -82,15 +82,15 @@ static bool slice_bound(struct tpl *t, struct tpl_scope *scope, const struct tpl
     return true;
 }
 
-static int64_t clamp(int64_t i, int64_t n, int64_t low, int64_t high) {
+static int64_t clamp_bound(int64_t i, int64_t n, int64_t low, int64_t high) {
     if (i < 0)
         i = i < -n ? -1 - n : i; /* keeps i + n from wrapping */
     i += i < 0 ? n : 0;
     return i < low ? low : i > high ? high : i;
 }
 
-static struct slice eval_bounds(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node,
-                                int64_t n) {
+static struct slice_bounds eval_bounds(struct tpl *t, struct tpl_scope *scope,
+                                       const struct tpl_node *node, int64_t n) {
     int64_t start = 0, stop = 0, step = 1;
     bool has_start = slice_bound(t, scope, node->list[0], &start);
     bool has_stop = slice_bound(t, scope, node->list[1], &stop);
@@ -101,14 +101,14 @@ static struct slice eval_bounds(struct tpl *t, struct tpl_scope *scope, const st
         tpl_fail(t, "slice step cannot be zero");
     step = step < -INT64_MAX ? -INT64_MAX : step;
     int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
-    start = has_start ? clamp(start, n, low, high) : step > 0 ? low : high;
-    stop = has_stop ? clamp(stop, n, low, high) : step > 0 ? high : low;
+    start = has_start ? clamp_bound(start, n, low, high) : step > 0 ? low : high;
+    stop = has_stop ? clamp_bound(stop, n, low, high) : step > 0 ? high : low;
     int64_t count = step > 0 ? (stop > start ? (stop - start - 1) / step + 1 : 0)
                              : (stop < start ? (start - stop - 1) / -step + 1 : 0);
-    return (struct slice){start, step, (size_t)count};
+    return (struct slice_bounds){start, step, (size_t)count};
 }
 
-static tval slice_text(struct tpl *t, const struct tpl_str *s, struct slice c) {
+static tval slice_text(struct tpl *t, const struct tpl_str *s, struct slice_bounds c) {
     tpl_charge_bytes(t, s->len);
     if (c.n == 0)
         return tpl_substr(t, s, 0, 0);
@@ -137,7 +137,7 @@ static tval eval_slice(struct tpl *t, struct tpl_scope *scope, const struct tpl_
         tpl_fail(t, "unhashable type: 'slice'");
     if (v.type != TPL_STR && v.type != TPL_LIST && v.type != TPL_TUPLE && v.type != TPL_RANGE)
         tpl_fail(t, "'%s' object is not subscriptable", tpl_type_name(v));
-    struct slice c = eval_bounds(t, scope, node, (int64_t)tpl_length(t, v));
+    struct slice_bounds c = eval_bounds(t, scope, node, (int64_t)tpl_length(t, v));
     if (v.type == TPL_STR)
         return slice_text(t, v.s, c);
     if (v.type == TPL_RANGE) {

@@ -71,8 +71,8 @@ void tpl_assign(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *t
 /* ---- blocks whose text is caught ------------------------------------------------------------- */
 
 /* Runs the body in a scope of its own with its output caught. */
-static enum tpl_flow capture(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *body,
-                             tval *text) {
+static enum tpl_flow capture_body(struct tpl *t, struct tpl_scope *scope,
+                                  const struct tpl_node *body, tval *text) {
     struct tpl_out out = {0}, *outer = t->out;
     t->out = &out;
     enum tpl_flow flow = tpl_exec(t, tpl_scope_new(t, scope), body);
@@ -84,7 +84,7 @@ static enum tpl_flow capture(struct tpl *t, struct tpl_scope *scope, const struc
 static enum tpl_flow exec_set_block(struct tpl *t, struct tpl_scope *scope,
                                     const struct tpl_node *node) {
     tval text;
-    enum tpl_flow flow = capture(t, scope, node->body, &text);
+    enum tpl_flow flow = capture_body(t, scope, node->body, &text);
     if (flow != FLOW_NEXT)
         return flow;
     if (node->b) {
@@ -98,7 +98,7 @@ static enum tpl_flow exec_set_block(struct tpl *t, struct tpl_scope *scope,
 static enum tpl_flow exec_filter_block(struct tpl *t, struct tpl_scope *scope,
                                        const struct tpl_node *node) {
     tval text;
-    enum tpl_flow flow = capture(t, scope, node->body, &text);
+    enum tpl_flow flow = capture_body(t, scope, node->body, &text);
     if (flow != FLOW_NEXT)
         return flow;
     t->captured = text;
@@ -137,7 +137,7 @@ static enum tpl_flow exec_call_block(struct tpl *t, struct tpl_scope *scope,
 /* ---- loops ----------------------------------------------------------------------------------- */
 
 /* The next item that passes the loop's `if`; false at the end. */
-static bool fetch(struct tpl *t, struct tpl_loop *loop, tval *out) {
+static bool loop_fetch(struct tpl *t, struct tpl_loop *loop, tval *out) {
     while (loop->next < loop->items->n) {
         tval item = loop->items->items[loop->next++];
         tpl_charge(t, 1);
@@ -153,8 +153,8 @@ static bool fetch(struct tpl *t, struct tpl_loop *loop, tval *out) {
     return false;
 }
 
-static bool peek(struct tpl *t, struct tpl_loop *loop) {
-    return loop->peeked.type != TPL_UNSET || fetch(t, loop, &loop->peeked);
+static bool loop_peek(struct tpl *t, struct tpl_loop *loop) {
+    return loop->peeked.type != TPL_UNSET || loop_fetch(t, loop, &loop->peeked);
 }
 
 /* Length with the `if` applied: asks for all the rest at once, as Jinja2 does. */
@@ -162,7 +162,7 @@ static int64_t loop_length(struct tpl *t, struct tpl_loop *loop) {
     if (loop->passing >= 0)
         return loop->passing;
     struct tpl_items rest = {0};
-    for (tval item; fetch(t, loop, &item);)
+    for (tval item; loop_fetch(t, loop, &item);)
         tpl_items_push(t, &rest, item);
     loop->passing = loop->index0 + 1 + (loop->peeked.type != TPL_UNSET) + (int64_t)rest.n;
     loop->items = tpl_items_finish(t, &rest, TPL_LIST).list;
@@ -217,11 +217,11 @@ tval tpl_loop_attr(struct tpl *t, struct tpl_loop *loop, const struct tpl_str *n
     if (strcmp(text, "first") == 0)
         return tpl_bool(loop->index0 == 0);
     if (strcmp(text, "last") == 0)
-        return tpl_bool(!peek(t, loop));
+        return tpl_bool(!loop_peek(t, loop));
     if (strcmp(text, "previtem") == 0)
         return loop->index0 == 0 ? tpl_undef_hint(t, "there is no previous item") : loop->prev;
     if (strcmp(text, "nextitem") == 0)
-        return peek(t, loop) ? loop->peeked : tpl_undef_hint(t, "there is no next item");
+        return loop_peek(t, loop) ? loop->peeked : tpl_undef_hint(t, "there is no next item");
     static const struct tpl_table table = TPL_TABLE(loop_methods);
     const struct tpl_builtin *b = tpl_search(&table, text, strlen(text));
     return b ? tpl_method_of(t, (tval){.type = TPL_LOOP, .loop = loop}, b)
@@ -253,7 +253,7 @@ enum tpl_flow tpl_exec_for(struct tpl *t, struct tpl_scope *scope, const struct 
     if (!node->d && iterable.type != TPL_CURSOR)
         loop->passing = (int64_t)loop->items->n;
     tpl_enter(t);
-    while (peek(t, loop)) {
+    while (loop_peek(t, loop)) {
         loop->prev = loop->current;
         loop->current = loop->peeked;
         loop->peeked = tpl_unset();

@@ -102,14 +102,14 @@ TPL_FN(filter_format) {
 
 TPL_EXPR(filter_safe, tpl_str_marked(t, tpl_to_str(t, self), true))
 
-static tval escape(struct tpl *t, const struct tpl_str *s) {
+static tval escape_html(struct tpl *t, const struct tpl_str *s) {
     struct tpl_out out = {0};
     tpl_put_escaped(t, &out, s);
     return tpl_str_marked(t, tpl_str_from_out(t, &out).s, true);
 }
 TPL_EXPR(filter_escape,
-         self.type == TPL_STR && self.s->markup ? self : escape(t, tpl_to_str(t, self)))
-TPL_EXPR(filter_forceescape, escape(t, tpl_to_str(t, self)))
+         self.type == TPL_STR && self.s->markup ? self : escape_html(t, tpl_to_str(t, self)))
+TPL_EXPR(filter_forceescape, escape_html(t, tpl_to_str(t, self)))
 
 TPL_FN(filter_urlencode) {
     if (tpl_is_iterable(self) && self.type != TPL_STR)

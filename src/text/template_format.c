@@ -16,7 +16,7 @@
 #define MAX_PRECISION 400    /* digits behind the point; the longest double fits tpl_put_double */
 
 /* What both formats know of a field. */
-struct field {
+struct format_field {
     char fill_bytes[4];
     size_t fill_len;
     char align; /* < > ^ = or 0 */
@@ -27,14 +27,15 @@ struct field {
     char type;                /* 0: none */
 };
 
-static void put_padding(struct tpl *t, struct tpl_out *out, const struct field *f, int64_t n) {
+static void put_padding(struct tpl *t, struct tpl_out *out, const struct format_field *f,
+                        int64_t n) {
     for (int64_t i = 0; i < n; i++)
         tpl_out_put(t, out, f->fill_bytes, f->fill_len);
 }
 
 /* prefix (sign, 0x) and text with the field's padding. */
-static void put_field(struct tpl *t, struct tpl_out *out, const struct field *f, const char *prefix,
-                      const struct tpl_str *text, char default_align) {
+static void put_field(struct tpl *t, struct tpl_out *out, const struct format_field *f,
+                      const char *prefix, const struct tpl_str *text, char default_align) {
     size_t prefix_len = strlen(prefix);
     int64_t pad = f->width - (int64_t)(text->chars + prefix_len);
     char align = f->align ? f->align : default_align;
@@ -49,8 +50,8 @@ static void put_field(struct tpl *t, struct tpl_out *out, const struct field *f,
         put_padding(t, out, f, pad - before);
 }
 
-static const struct tpl_str *grouped(struct tpl *t, const struct tpl_str *digits, char mark,
-                                     size_t every) {
+static const struct tpl_str *group_digits(struct tpl *t, const struct tpl_str *digits, char mark,
+                                          size_t every) {
     struct tpl_out out = {0};
     size_t whole = 0;
     while (whole < digits->len && digits->data[whole] != '.' && digits->data[whole] != 'e')
@@ -64,7 +65,7 @@ static const struct tpl_str *grouped(struct tpl *t, const struct tpl_str *digits
     return tpl_str_from_out(t, &out).s;
 }
 
-static void put_int_field(struct tpl *t, struct tpl_out *out, const struct field *f,
+static void put_int_field(struct tpl *t, struct tpl_out *out, const struct format_field *f,
                           int64_t value) {
     unsigned long long u = value < 0 ? 0 - (unsigned long long)value : (unsigned long long)value;
     struct tpl_out digits = {0};
@@ -92,13 +93,13 @@ static void put_int_field(struct tpl *t, struct tpl_out *out, const struct field
     }
     const struct tpl_str *text = tpl_str_from_out(t, &digits).s;
     if (f->group)
-        text = grouped(t, text, f->group, f->type && strchr("xXob", f->type) ? 4 : 3);
+        text = group_digits(t, text, f->group, f->type && strchr("xXob", f->type) ? 4 : 3);
     while (f->precision > (int64_t)text->len) /* %.5d: at least so many digits */
         text = tpl_str_join2(t, tpl_lit(t, "0").s, text).s;
     put_field(t, out, f, prefix, text, '>');
 }
 
-static void put_float_field(struct tpl *t, struct tpl_out *out, const struct field *f,
+static void put_float_field(struct tpl *t, struct tpl_out *out, const struct format_field *f,
                             double value) {
     struct tpl_out digits = {0};
     char prefix[2] = "", shortest[TPL_FLOAT_CHARS];
@@ -121,10 +122,10 @@ static void put_float_field(struct tpl *t, struct tpl_out *out, const struct fie
         tpl_put_double(t, &digits, abs_value, type ? type : 'g', precision, f->alternate);
     }
     const struct tpl_str *text = tpl_str_from_out(t, &digits).s;
-    put_field(t, out, f, prefix, f->group ? grouped(t, text, f->group, 3) : text, '>');
+    put_field(t, out, f, prefix, f->group ? group_digits(t, text, f->group, 3) : text, '>');
 }
 
-static void put_text_field(struct tpl *t, struct tpl_out *out, const struct field *f,
+static void put_text_field(struct tpl *t, struct tpl_out *out, const struct format_field *f,
                            const struct tpl_str *s) {
     if (f->precision >= 0 && (size_t)f->precision < s->chars)
         s = tpl_substr(t, s, 0, tpl_str_offset(s, (size_t)f->precision)).s;
@@ -144,7 +145,7 @@ static int64_t scan_number(struct tpl *t, const struct tpl_str *s, size_t *i, in
 
 /* ---- "..." % args ---------------------------------------------------------------------------- */
 
-struct percent {
+struct percent_format {
     struct tpl *t;
     const struct tpl_str *s;
     size_t i;
@@ -152,7 +153,7 @@ struct percent {
     size_t used;
 };
 
-static tval next_arg(struct percent *p) {
+static tval next_arg(struct percent_format *p) {
     bool tuple = p->args.type == TPL_TUPLE;
     if (p->used >= (tuple ? p->args.list->n : 1))
         tpl_fail(p->t, "not enough arguments for format string");
@@ -160,7 +161,7 @@ static tval next_arg(struct percent *p) {
     return tuple ? p->args.list->items[p->used - 1] : p->args;
 }
 
-static int64_t percent_number(struct percent *p, int64_t most) {
+static int64_t percent_number(struct percent_format *p, int64_t most) {
     if (p->i < p->s->len && p->s->data[p->i] == '*') {
         p->i++;
         int64_t n = tpl_need_int(p->t, next_arg(p), "* in a format");
@@ -171,7 +172,7 @@ static int64_t percent_number(struct percent *p, int64_t most) {
     return scan_number(p->t, p->s, &p->i, most);
 }
 
-static void percent_flags(struct percent *p, struct field *f) {
+static void percent_flags(struct percent_format *p, struct format_field *f) {
     bool zero = false;
     for (; p->i < p->s->len; p->i++) {
         char c = p->s->data[p->i];
@@ -192,7 +193,8 @@ static void percent_flags(struct percent *p, struct field *f) {
     }
 }
 
-static void percent_value(struct percent *p, struct tpl_out *out, struct field *f, tval v) {
+static void percent_value(struct percent_format *p, struct tpl_out *out, struct format_field *f,
+                          tval v) {
     struct tpl *t = p->t;
     if (f->type == 's' || f->type == 'r' || f->type == 'c') {
         const struct tpl_str *text = NULL;
@@ -233,8 +235,8 @@ static void percent_value(struct percent *p, struct tpl_out *out, struct field *
     }
 }
 
-static void percent_field(struct percent *p, struct tpl_out *out) {
-    struct field f = {.fill_bytes = " ", .fill_len = 1, .precision = -1};
+static void percent_field(struct percent_format *p, struct tpl_out *out) {
+    struct format_field f = {.fill_bytes = " ", .fill_len = 1, .precision = -1};
     const struct tpl_str *s = p->s;
     tval v = tpl_unset();
     if (p->i < s->len && s->data[p->i] == '(') {
@@ -275,7 +277,7 @@ static void percent_field(struct percent *p, struct tpl_out *out) {
 }
 
 tval tpl_format_percent(struct tpl *t, const struct tpl_str *format, tval args) {
-    struct percent p = {.t = t, .s = format, .args = args};
+    struct percent_format p = {.t = t, .s = format, .args = args};
     struct tpl_out out = {0};
     while (p.i < format->len) {
         const char *from = format->data + p.i, *next = memchr(from, '%', format->len - p.i);
@@ -297,14 +299,14 @@ tval tpl_format_percent(struct tpl *t, const struct tpl_str *format, tval args) 
 
 /* ---- "...".format(...) ----------------------------------------------------------------------- */
 
-struct braces {
+struct brace_format {
     struct tpl *t;
     const struct tpl_str *s;
     const struct tpl_call *call;
     size_t next_auto;
 };
 
-static tval first_value(struct braces *b, const struct tpl_str *name) {
+static tval first_value(struct brace_format *b, const struct tpl_str *name) {
     int64_t number = name->len ? 0 : (int64_t)b->next_auto++;
     bool is_number = true;
     for (size_t i = 0; i < name->len && is_number; i++) {
@@ -324,7 +326,7 @@ static tval first_value(struct braces *b, const struct tpl_str *name) {
 }
 
 /* name.attr[key]: from and to in bytes of the format. */
-static tval field_value(struct braces *b, size_t from, size_t to) {
+static tval field_value(struct brace_format *b, size_t from, size_t to) {
     const char *d = b->s->data;
     size_t i = from;
     while (i < to && d[i] != '.' && d[i] != '[')
@@ -350,8 +352,8 @@ static tval field_value(struct braces *b, size_t from, size_t to) {
     return v;
 }
 
-static struct field scan_spec(struct tpl *t, const struct tpl_str *s) {
-    struct field f = {.fill_bytes = " ", .fill_len = 1, .precision = -1};
+static struct format_field scan_spec(struct tpl *t, const struct tpl_str *s) {
+    struct format_field f = {.fill_bytes = " ", .fill_len = 1, .precision = -1};
     size_t i = 0, n = 0;
     if (s->len)
         (void)utf8_next(s->data, &n);
@@ -393,7 +395,7 @@ static struct field scan_spec(struct tpl *t, const struct tpl_str *s) {
 }
 
 static void put_spec(struct tpl *t, struct tpl_out *out, tval v, const struct tpl_str *spec) {
-    struct field f = scan_spec(t, spec);
+    struct format_field f = scan_spec(t, spec);
     int64_t whole;
     bool for_float = f.type && strchr("eEfFgG%", f.type);
     f.type = f.type == 'n' ? 'd' : f.type;
@@ -416,7 +418,7 @@ static void put_spec(struct tpl *t, struct tpl_out *out, tval v, const struct tp
     }
 }
 
-static void braces_field(struct braces *b, struct tpl_out *out, size_t from, size_t to) {
+static void braces_field(struct brace_format *b, struct tpl_out *out, size_t from, size_t to) {
     const char *d = b->s->data;
     size_t name_end = from;
     int open = 0;
@@ -442,7 +444,7 @@ static void braces_field(struct braces *b, struct tpl_out *out, size_t from, siz
 }
 
 tval tpl_format_braces(struct tpl *t, const struct tpl_str *format, const struct tpl_call *call) {
-    struct braces b = {t, format, call, 0};
+    struct brace_format b = {t, format, call, 0};
     struct tpl_out out = {0};
     const char *d = format->data;
     tpl_charge_bytes(t, format->len);

@@ -70,20 +70,21 @@ const char *tpl_token_name(enum tpl_token_kind kind) {
     return token_names[kind];
 }
 
-static struct tpl_token *push(struct lexer *x, enum tpl_token_kind kind, size_t at, size_t len) {
+static struct tpl_token *push_token(struct lexer *x, enum tpl_token_kind kind, size_t at,
+                                    size_t len) {
     TPL_GROW(x->t, x->scratch, x->tokens, x->n, x->cap, 256);
     struct tpl_token *tok = &x->tokens[x->n++];
     *tok = (struct tpl_token){.kind = kind, .at = at, .len = len, .value = tpl_unset()};
     return tok;
 }
 
-static bool at_text(const struct lexer *x, size_t pos, const char *text) {
+static bool lexer_at(const struct lexer *x, size_t pos, const char *text) {
     size_t n = strlen(text);
     return x->len - pos >= n && memcmp(x->s + pos, text, n) == 0;
 }
 
 /* pos behind any white space that starts there. */
-static size_t skip_space(const struct lexer *x, size_t pos) {
+static size_t lexer_skip_space(const struct lexer *x, size_t pos) {
     while (pos < x->len) {
         size_t next = pos;
         if (!tpl_is_space(utf8_next(x->s, &next)))
@@ -106,14 +107,14 @@ static size_t strip_end(const struct lexer *x, size_t from, size_t to) {
 
 /* A closing mark ("%}", "#}") at pos, with its sign: *end is behind it and the white space it eats.
  */
-static bool closing(const struct lexer *x, size_t pos, const char *mark, bool plus, bool trim,
-                    size_t *end) {
-    if (at_text(x, pos, "-") && at_text(x, pos + 1, mark)) {
-        *end = skip_space(x, pos + 3);
+static bool closing_mark(const struct lexer *x, size_t pos, const char *mark, bool plus, bool trim,
+                         size_t *end) {
+    if (lexer_at(x, pos, "-") && lexer_at(x, pos + 1, mark)) {
+        *end = lexer_skip_space(x, pos + 3);
         return true;
     }
-    bool signed_plus = plus && at_text(x, pos, "+") && at_text(x, pos + 1, mark);
-    if (!signed_plus && !at_text(x, pos, mark))
+    bool signed_plus = plus && lexer_at(x, pos, "+") && lexer_at(x, pos + 1, mark);
+    if (!signed_plus && !lexer_at(x, pos, mark))
         return false;
     *end = pos + (signed_plus ? 3 : 2);
     if (trim && !signed_plus && *end < x->len && x->s[*end] == '\n')
@@ -126,11 +127,11 @@ static bool raw_tag(const struct lexer *x, size_t pos, const char *word, bool tr
     size_t p = pos + 2;
     if (p < x->len && (x->s[p] == '-' || x->s[p] == '+'))
         p++;
-    p = skip_space(x, p);
-    if (!at_text(x, p, word))
+    p = lexer_skip_space(x, p);
+    if (!lexer_at(x, p, word))
         return false;
-    p = skip_space(x, p + strlen(word));
-    return closing(x, p, "%}", trim, trim, end);
+    p = lexer_skip_space(x, p + strlen(word));
+    return closing_mark(x, p, "%}", trim, trim, end);
 }
 
 /* Emits the text [x->pos, tag) in front of a tag, stripped as the tag's sign and lstrip_blocks say.
@@ -149,12 +150,12 @@ static void push_data(struct lexer *x, size_t tag, bool lstrip) {
             to = line;
     }
     if (to > from)
-        push(x, TOK_DATA, from, to - from);
+        push_token(x, TOK_DATA, from, to - from);
 }
 
 /* ---- inside a tag ---------------------------------------------------------------------------- */
 
-static bool is_digit(char c) {
+static bool is_decimal(char c) {
     return c >= '0' && c <= '9';
 }
 
@@ -168,7 +169,7 @@ static bool is_name_char(const struct lexer *x, size_t pos, size_t *next) {
     *next = pos;
     uint32_t c = utf8_next(x->s, next);
     if (c < 0x80)
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit((char)c) || c == '_';
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_decimal((char)c) || c == '_';
     return !tpl_is_space(c) && is_printable(c);
 }
 
@@ -245,7 +246,7 @@ static void lex_number(struct lexer *x) {
         double value = 0;
         if (!tpl_parse_double(text, n, &value))
             tpl_fail(x->t, "not a number");
-        push(x, TOK_FLOAT, from, end - from)->value = tpl_float(value);
+        push_token(x, TOK_FLOAT, from, end - from)->value = tpl_float(value);
     } else {
         int base;
         end = scan_int(x, from, &base);
@@ -255,7 +256,7 @@ static void lex_number(struct lexer *x) {
                 (__builtin_mul_overflow(value, (int64_t)base, &value) ||
                  __builtin_add_overflow(value, (int64_t)hex_digit(x->s[i]), &value)))
                 tpl_fail(x->t, "an integer that does not fit 64 bits");
-        push(x, TOK_INT, from, end - from)->value = tpl_int(value);
+        push_token(x, TOK_INT, from, end - from)->value = tpl_int(value);
     }
     x->pos = end;
 }
@@ -329,13 +330,13 @@ static void lex_string(struct lexer *x) {
         }
         value = tpl_str_from_out(x->t, &out);
     }
-    push(x, TOK_STRING, x->pos, end + 1 - x->pos)->value = value;
+    push_token(x, TOK_STRING, x->pos, end + 1 - x->pos)->value = value;
     x->pos = end + 1;
 }
 
 static enum tpl_token_kind operator_at(const struct lexer *x) {
     for (enum tpl_token_kind k = TOK_ADD; k <= TOK_SEMICOLON; k++) /* the long ones first */
-        if (token_names[k][1] && at_text(x, x->pos, token_names[k]))
+        if (token_names[k][1] && lexer_at(x, x->pos, token_names[k]))
             return k;
     for (enum tpl_token_kind k = TOK_ADD; k <= TOK_SEMICOLON; k++)
         if (!token_names[k][1] && x->s[x->pos] == token_names[k][0])
@@ -343,7 +344,7 @@ static enum tpl_token_kind operator_at(const struct lexer *x) {
     return TOK_END;
 }
 
-static void balance(struct lexer *x, enum tpl_token_kind kind) {
+static void balance_brackets(struct lexer *x, enum tpl_token_kind kind) {
     if (kind == TOK_LPAREN || kind == TOK_LBRACKET || kind == TOK_LBRACE) {
         TPL_GROW(x->t, x->scratch, x->brackets, x->n_brackets, x->cap_brackets, 64);
         x->brackets[x->n_brackets++] = (uint8_t)(kind + 1); /* closers follow their openers */
@@ -361,22 +362,22 @@ static void lex_tag(struct lexer *x, bool block) {
     x->n_brackets = 0;
     while (x->pos < x->len) {
         size_t end, next;
-        if (!x->n_brackets && closing(x, x->pos, block ? "%}" : "}}", block, block, &end)) {
-            push(x, block ? TOK_BLOCK_END : TOK_PRINT_END, x->pos, end - x->pos);
+        if (!x->n_brackets && closing_mark(x, x->pos, block ? "%}" : "}}", block, block, &end)) {
+            push_token(x, block ? TOK_BLOCK_END : TOK_PRINT_END, x->pos, end - x->pos);
             x->pos = end;
             return;
         }
-        size_t blank = skip_space(x, x->pos);
+        size_t blank = lexer_skip_space(x, x->pos);
         char c = x->s[x->pos];
         if (blank > x->pos) {
             x->pos = blank;
-        } else if (is_digit(c)) {
+        } else if (is_decimal(c)) {
             lex_number(x);
         } else if (is_name_char(x, x->pos, &next)) {
             size_t from = x->pos;
             while (x->pos < x->len && is_name_char(x, x->pos, &next))
                 x->pos = next;
-            push(x, TOK_NAME, from, x->pos - from);
+            push_token(x, TOK_NAME, from, x->pos - from);
         } else if (c == '\'' || c == '"') {
             lex_string(x);
         } else {
@@ -384,8 +385,8 @@ static void lex_tag(struct lexer *x, bool block) {
             x->t->at = x->pos;
             if (kind == TOK_END)
                 tpl_fail(x->t, "unexpected character '%.*s'", (int)(next - x->pos), x->s + x->pos);
-            balance(x, kind);
-            push(x, kind, x->pos, strlen(token_names[kind]));
+            balance_brackets(x, kind);
+            push_token(x, kind, x->pos, strlen(token_names[kind]));
             x->pos += strlen(token_names[kind]);
         }
     }
@@ -397,7 +398,7 @@ static void lex_comment(struct lexer *x, size_t tag) {
     size_t p = tag + 2, end = 0;
     if (p < x->len && (x->s[p] == '-' || x->s[p] == '+'))
         p++;
-    while (p < x->len && !closing(x, p, "#}", true, true, &end))
+    while (p < x->len && !closing_mark(x, p, "#}", true, true, &end))
         p++;
     x->t->at = tag;
     if (p >= x->len)
@@ -407,7 +408,7 @@ static void lex_comment(struct lexer *x, size_t tag) {
 
 static void lex_raw(struct lexer *x, size_t tag, size_t body) {
     size_t p = body, end = 0;
-    while (p < x->len && !(at_text(x, p, "{%") && raw_tag(x, p, "endraw", true, &end)))
+    while (p < x->len && !(lexer_at(x, p, "{%") && raw_tag(x, p, "endraw", true, &end)))
         p++;
     x->t->at = tag;
     if (p >= x->len)
@@ -429,7 +430,7 @@ const struct tpl_token *tpl_lex(struct tpl *t, struct tpl_arena *scratch) {
     while (x.pos < x.len) {
         size_t tag = find_tag(&x), body;
         if (tag == x.len) {
-            push(&x, TOK_DATA, x.pos, x.len - x.pos);
+            push_token(&x, TOK_DATA, x.pos, x.len - x.pos);
             break;
         }
         char mark = x.s[tag + 1];
@@ -439,13 +440,13 @@ const struct tpl_token *tpl_lex(struct tpl *t, struct tpl_arena *scratch) {
         } else if (mark == '%' && raw_tag(&x, tag, "raw", false, &body)) {
             lex_raw(&x, tag, body);
         } else {
-            push(&x, mark == '%' ? TOK_BLOCK_BEGIN : TOK_PRINT_BEGIN, tag, 2);
+            push_token(&x, mark == '%' ? TOK_BLOCK_BEGIN : TOK_PRINT_BEGIN, tag, 2);
             x.pos = tag + 2;
             if (x.pos < x.len && (x.s[x.pos] == '-' || x.s[x.pos] == '+'))
                 x.pos++;
             lex_tag(&x, mark == '%');
         }
     }
-    push(&x, TOK_END, x.len, 0);
+    push_token(&x, TOK_END, x.len, 0);
     return x.tokens;
 }

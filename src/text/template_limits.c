@@ -24,7 +24,7 @@ struct tpl_chunk {
 /* ---- failure --------------------------------------------------------------------------------- */
 
 /* Line and column (both from 1, columns in code points) of t->at. */
-static void locate(const struct tpl *t, size_t *line, size_t *column) {
+static void locate_error(const struct tpl *t, size_t *line, size_t *column) {
     *line = *column = 1;
     for (size_t i = 0; i < t->at && i < t->source_len; i++) {
         unsigned char c = (unsigned char)t->source[i];
@@ -37,7 +37,7 @@ static void locate(const struct tpl *t, size_t *line, size_t *column) {
     }
 }
 
-static _Noreturn void leave(struct tpl *t, kvasir_status status) {
+static _Noreturn void leave_run(struct tpl *t, kvasir_status status) {
     t->status = status;
     longjmp(t->failed, 1);
 }
@@ -49,15 +49,15 @@ _Noreturn void tpl_fail(struct tpl *t, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     size_t line, column;
-    locate(t, &line, &column);
+    locate_error(t, &line, &column);
     (void)fail(t->err, KVASIR_ERR_TEMPLATE, "chat template line %zu column %zu: %s", line, column,
                text);
-    leave(t, KVASIR_ERR_TEMPLATE);
+    leave_run(t, KVASIR_ERR_TEMPLATE);
 }
 
 static _Noreturn void fail_memory(struct tpl *t) {
     (void)fail(t->err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
-    leave(t, KVASIR_ERR_MEMORY);
+    leave_run(t, KVASIR_ERR_MEMORY);
 }
 
 void tpl_enter_deep(struct tpl *t) {
@@ -79,9 +79,7 @@ void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes) {
     bytes = round_up(bytes ? bytes : 1, align);
     struct tpl_chunk *c = arena->newest;
     if (!c || c->size - c->used < bytes) {
-        size_t size = c ? c->size * 2 : CHUNK_FIRST;
-        size = size > CHUNK_MOST ? CHUNK_MOST : size;
-        size = size < bytes ? bytes : size;
+        size_t size = max_size(min_size(c ? c->size * 2 : CHUNK_FIRST, CHUNK_MOST), bytes);
         if (arena->taken + size > arena->limit)
             tpl_fail(t, "needs more than %zu bytes of memory", arena->limit);
         struct tpl_chunk *fresh = mem_alloc(sizeof *fresh + size);

@@ -22,14 +22,14 @@ TPL_EXPR(str_strip, tpl_strip(t, self.s, p[0], true, true))
 TPL_EXPR(str_lstrip, tpl_strip(t, self.s, p[0], true, false))
 TPL_EXPR(str_rstrip, tpl_strip(t, self.s, p[0], false, true))
 
-static tval pad(struct tpl *t, tval self, const tval *p, int where) {
+static tval pad_text(struct tpl *t, tval self, const tval *p, int where) {
     const struct tpl_str *fill =
         p[1].type == TPL_UNSET ? tpl_lit(t, " ").s : tpl_need_str(t, p[1], "fill character");
     return tpl_center(t, self.s, tpl_need_int(t, p[0], "width"), fill, where);
 }
-TPL_EXPR(str_center, pad(t, self, p, 0))
-TPL_EXPR(str_ljust, pad(t, self, p, -1))
-TPL_EXPR(str_rjust, pad(t, self, p, 1))
+TPL_EXPR(str_center, pad_text(t, self, p, 0))
+TPL_EXPR(str_ljust, pad_text(t, self, p, -1))
+TPL_EXPR(str_rjust, pad_text(t, self, p, 1))
 TPL_FN(str_zfill) {
     const struct tpl_str *s = self.s, *zero = tpl_lit(t, "0").s;
     size_t sign = s->len && (s->data[0] == '-' || s->data[0] == '+');
@@ -42,8 +42,8 @@ TPL_FN(str_zfill) {
 
 /* [from, to) in bytes of optional start and end in code points; false where start is behind the
  * end. */
-static bool span(struct tpl *t, const struct tpl_str *s, tval start, tval end, size_t *from,
-                 size_t *to) {
+static bool char_range(struct tpl *t, const struct tpl_str *s, tval start, tval end, size_t *from,
+                       size_t *to) {
     int64_t n = (int64_t)s->chars, a = 0, b = n;
     if (start.type != TPL_UNSET && start.type != TPL_NONE)
         a = tpl_need_int(t, start, "start");
@@ -66,7 +66,7 @@ static bool affix_is(const struct tpl_str *s, size_t from, size_t to, const stru
 
 static tval has_affix(struct tpl *t, tval self, const tval *p, bool at_end) {
     size_t from, to;
-    bool inside = span(t, self.s, p[1], p[2], &from, &to), has = false;
+    bool inside = char_range(t, self.s, p[1], p[2], &from, &to), has = false;
     if (p[0].type == TPL_TUPLE) {
         for (size_t i = 0; i < p[0].list->n && !has; i++) {
             tpl_charge(t, 1);
@@ -96,7 +96,7 @@ static size_t find_last(const char *hay, size_t from, size_t to, const char *nee
 static int64_t find_chars(struct tpl *t, tval self, const tval *p, bool last) {
     const struct tpl_str *s = self.s, *needle = tpl_need_str(t, p[0], "the text to find");
     size_t from, to, hit;
-    if (!span(t, s, p[1], p[2], &from, &to))
+    if (!char_range(t, s, p[1], p[2], &from, &to))
         return -1;
     if (last) {
         tpl_charge(t, needle->len / 64 * (to - from)); /* the plain search from the back */
@@ -121,7 +121,7 @@ TPL_FN(str_count) {
     const struct tpl_str *needle = tpl_need_str(t, p[0], "the text to count");
     size_t from, to;
     int64_t n = 0;
-    if (!span(t, self.s, p[1], p[2], &from, &to))
+    if (!char_range(t, self.s, p[1], p[2], &from, &to))
         return tpl_int(0);
     if (needle->len == 0)
         return tpl_int((int64_t)tpl_substr(t, self.s, from, to).s->chars + 1);
@@ -198,7 +198,7 @@ static void split_by(struct tpl *t, const struct tpl_str *s, const struct tpl_st
         tpl_items_push(t, parts, back.items[--back.n]);
 }
 
-static tval split(struct tpl *t, tval self, const tval *p, bool from_right) {
+static tval split_text(struct tpl *t, tval self, const tval *p, bool from_right) {
     struct tpl_items parts = {0};
     int64_t most = tpl_int_or(t, p[1], -1, "maxsplit");
     tpl_charge_bytes(t, self.s->len * 2);
@@ -214,12 +214,12 @@ static tval split(struct tpl *t, tval self, const tval *p, bool from_right) {
     }
     return tpl_items_finish(t, &parts, TPL_LIST);
 }
-TPL_EXPR(str_split, split(t, self, p, false))
-TPL_EXPR(str_rsplit, split(t, self, p, true))
+TPL_EXPR(str_split, split_text(t, self, p, false))
+TPL_EXPR(str_rsplit, split_text(t, self, p, true))
 
 TPL_EXPR(str_splitlines, tpl_split_lines(t, self.s, tpl_truth(p[0])))
 
-static tval partition(struct tpl *t, tval self, const tval *p, bool last) {
+static tval partition_text(struct tpl *t, tval self, const tval *p, bool last) {
     const struct tpl_str *s = self.s, *sep = tpl_need_str(t, p[0], "separator");
     tval empty = tpl_lit(t, "");
     if (!sep->len)
@@ -238,8 +238,8 @@ static tval partition(struct tpl *t, tval self, const tval *p, bool last) {
     }
     return tpl_list_of(t, TPL_TUPLE, parts, 3);
 }
-TPL_EXPR(str_partition, partition(t, self, p, false))
-TPL_EXPR(str_rpartition, partition(t, self, p, true))
+TPL_EXPR(str_partition, partition_text(t, self, p, false))
+TPL_EXPR(str_rpartition, partition_text(t, self, p, true))
 
 TPL_FN(str_join) {
     struct tpl_out out = {0};
@@ -270,9 +270,9 @@ TPL_EXPR(str_format, tpl_format_braces(t, self.s, call))
 
 /* ---- str: kinds of characters ---------------------------------------------------------------- */
 
-enum kind { KIND_ALPHA, KIND_DIGIT, KIND_ALNUM, KIND_SPACE, KIND_ASCII };
+enum char_kind { KIND_ALPHA, KIND_DIGIT, KIND_ALNUM, KIND_SPACE, KIND_ASCII };
 
-static bool is_kind(uint32_t c, enum kind kind) {
+static bool is_kind(uint32_t c, enum char_kind kind) {
     utf8proc_category_t cat = utf8proc_category((utf8proc_int32_t)c);
     bool alpha = cat >= UTF8PROC_CATEGORY_LU && cat <= UTF8PROC_CATEGORY_LO;
     switch (kind) {
@@ -289,7 +289,7 @@ static bool is_kind(uint32_t c, enum kind kind) {
     }
 }
 
-static tval all_kind(struct tpl *t, const struct tpl_str *s, enum kind kind) {
+static tval all_kind(struct tpl *t, const struct tpl_str *s, enum char_kind kind) {
     bool all = s->len > 0 || kind == KIND_ASCII;
     tpl_charge_bytes(t, s->len);
     for (size_t i = 0; i < s->len && all;)
@@ -377,34 +377,34 @@ TPL_FN(list_index) {
     tpl_fail(t, "the value is not in the %s", tpl_type_name(self));
 }
 
-TPL_FN(copy) { /* nothing changes it: a copy is the same */
+TPL_FN(same_value) { /* nothing changes it: a copy is the same */
     return self;
 }
 
-static tval view(struct tpl *t, tval self, enum tpl_view_kind kind) {
+static tval dict_view(struct tpl *t, tval self, enum tpl_view_kind kind) {
     struct tpl_view *v = tpl_alloc(t, 1, sizeof *v);
     *v = (struct tpl_view){kind, self.dict};
     return (tval){.type = TPL_VIEW, .view = v};
 }
-TPL_EXPR(dict_keys, view(t, self, TPL_KEYS))
-TPL_EXPR(dict_values, view(t, self, TPL_VALUES))
-TPL_EXPR(dict_items, view(t, self, TPL_ITEMS))
+TPL_EXPR(dict_keys, dict_view(t, self, TPL_KEYS))
+TPL_EXPR(dict_values, dict_view(t, self, TPL_VALUES))
+TPL_EXPR(dict_items, dict_view(t, self, TPL_ITEMS))
 TPL_FN(dict_get) {
     const tval *found = tpl_dict_get(t, self.dict, p[0]);
     return found ? *found : p[1].type == TPL_UNSET ? tpl_none() : p[1];
 }
 
 static const struct tpl_builtin list_methods[] = {
-    {"copy", "", copy},
+    {"copy", "", same_value},
     {"count", "value", list_count},
     {"index", "value", list_index},
 };
 static const struct tpl_builtin dict_methods[] = {
-    {"copy", "", copy},      {"get", "key default?", dict_get}, {"items", "", dict_items},
-    {"keys", "", dict_keys}, {"values", "", dict_values},
+    {"copy", "", same_value}, {"get", "key default?", dict_get}, {"items", "", dict_items},
+    {"keys", "", dict_keys},  {"values", "", dict_values},
 };
 
-static bool listed(const char *const *names, size_t n, const struct tpl_str *name) {
+static bool is_listed(const char *const *names, size_t n, const struct tpl_str *name) {
     for (size_t i = 0; i < n; i++)
         if (strlen(names[i]) == name->len && memcmp(names[i], name->data, name->len) == 0)
             return true;
@@ -427,12 +427,12 @@ const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name,
     case TPL_STR:
         return tpl_str_method_find(s, n);
     case TPL_LIST:
-        *unsafe = listed(list_changes, COUNT(list_changes), name);
+        *unsafe = is_listed(list_changes, COUNT(list_changes), name);
         return tpl_search(&(struct tpl_table)TPL_TABLE(list_methods), s, n);
     case TPL_TUPLE:
         return tpl_search(&(struct tpl_table){list_methods + 1, COUNT(list_methods) - 1}, s, n);
     case TPL_DICT:
-        *unsafe = listed(dict_changes, COUNT(dict_changes), name);
+        *unsafe = is_listed(dict_changes, COUNT(dict_changes), name);
         return tpl_search(&(struct tpl_table)TPL_TABLE(dict_methods), s, n);
     default:
         return NULL;

@@ -43,8 +43,8 @@ TPL_FN(filter_map) {
 }
 
 /* Items that pass a test (or are true), of the item or one of its attributes. */
-static tval choose(struct tpl *t, tval self, const struct tpl_call *call, bool by_attribute,
-                   bool wanted) {
+static tval select_items(struct tpl *t, tval self, const struct tpl_call *call, bool by_attribute,
+                         bool wanted) {
     struct tpl_items items = {0};
     struct tpl_call rest = *call;
     tval attribute = tpl_unset();
@@ -73,13 +73,13 @@ static tval choose(struct tpl *t, tval self, const struct tpl_call *call, bool b
     return tpl_items_finish(t, &items, TPL_CURSOR);
 }
 
-TPL_EXPR(filter_select, choose(t, self, call, false, true))
+TPL_EXPR(filter_select, select_items(t, self, call, false, true))
 
-TPL_EXPR(filter_reject, choose(t, self, call, false, false))
+TPL_EXPR(filter_reject, select_items(t, self, call, false, false))
 
-TPL_EXPR(filter_selectattr, choose(t, self, call, true, true))
+TPL_EXPR(filter_selectattr, select_items(t, self, call, true, true))
 
-TPL_EXPR(filter_rejectattr, choose(t, self, call, true, false))
+TPL_EXPR(filter_rejectattr, select_items(t, self, call, true, false))
 
 TPL_FN(test_filter) {
     const struct tpl_str *name = tpl_need_str(t, self, "the filter's name");

@@ -11,7 +11,7 @@
 /* ---- equality and order ---------------------------------------------------------------------- */
 
 static bool less_text(const struct tpl_str *a, const struct tpl_str *b) {
-    size_t n = a->len < b->len ? a->len : b->len;
+    size_t n = min_size(a->len, b->len);
     int order = n ? memcmp(a->data, b->data, n) : 0; /* UTF-8 sorts as code points do */
     return order < 0 || (order == 0 && a->len < b->len);
 }
@@ -25,14 +25,14 @@ bool tpl_less(struct tpl *t, tval a, tval b, const char *op) {
     if (tpl_is_number(a) && tpl_is_number(b))
         return tpl_order_numbers(a, b) == -1;
     if (a.type == TPL_STR && b.type == TPL_STR) {
-        tpl_charge_bytes(t, a.s->len < b.s->len ? a.s->len : b.s->len);
+        tpl_charge_bytes(t, min_size(a.s->len, b.s->len));
         return less_text(a.s, b.s);
     }
     if (a.type != b.type || (a.type != TPL_LIST && a.type != TPL_TUPLE))
         tpl_fail(t, "'%s' not supported between instances of '%s' and '%s'", op, tpl_type_name(a),
                  tpl_type_name(b));
     const struct tpl_list *x = a.list, *y = b.list;
-    size_t i = 0, n = x->n < y->n ? x->n : y->n;
+    size_t i = 0, n = min_size(x->n, y->n);
     tpl_enter(t);
     while (i < n && tpl_equal(t, x->items[i], y->items[i]))
         i++;

@@ -44,7 +44,7 @@ static struct tpl_node *parse_items(struct tpl_parser *p, const struct tpl_token
     return node;
 }
 
-static struct tpl_node *constant(struct tpl_parser *p, size_t at, tval value) {
+static struct tpl_node *constant_node(struct tpl_parser *p, size_t at, tval value) {
     struct tpl_node *node = tpl_node_new(p, NODE_CONST, at);
     if (value.type == TPL_STR) /* without its buffer: no rendering may append to it (T4) */
         value = tpl_str_borrow(p->t, value.s->data, value.s->len);
@@ -55,11 +55,11 @@ static struct tpl_node *constant(struct tpl_parser *p, size_t at, tval value) {
 static struct tpl_node *parse_name(struct tpl_parser *p, const struct tpl_token *tok,
                                    bool with_namespace) {
     if (tpl_tok_is_name(p, tok, "true") || tpl_tok_is_name(p, tok, "True"))
-        return constant(p, tok->at, tpl_bool(true));
+        return constant_node(p, tok->at, tpl_bool(true));
     if (tpl_tok_is_name(p, tok, "false") || tpl_tok_is_name(p, tok, "False"))
-        return constant(p, tok->at, tpl_bool(false));
+        return constant_node(p, tok->at, tpl_bool(false));
     if (tpl_tok_is_name(p, tok, "none") || tpl_tok_is_name(p, tok, "None"))
-        return constant(p, tok->at, tpl_none());
+        return constant_node(p, tok->at, tpl_none());
     struct tpl_node *node = tpl_node_new(p, NODE_NAME, tok->at);
     node->name = tpl_intern(p, p->t->source + tok->at, tok->len);
     p->saw_caller |= node->name == TPL_NAME_CALLER;
@@ -77,7 +77,7 @@ static struct tpl_node *parse_string(struct tpl_parser *p, const struct tpl_toke
     tval value = tok->value;
     for (; p->tok->kind == TOK_STRING; p->tok++)
         value = tpl_str_join2(p->t, value.s, p->tok->value.s);
-    return constant(p, tok->at, value);
+    return constant_node(p, tok->at, value);
 }
 
 static struct tpl_node *parse_primary(struct tpl_parser *p, bool with_namespace) {
@@ -93,7 +93,7 @@ static struct tpl_node *parse_primary(struct tpl_parser *p, bool with_namespace)
         break;
     case TOK_INT:
     case TOK_FLOAT:
-        node = constant(p, tok->at, tok->value);
+        node = constant_node(p, tok->at, tok->value);
         break;
     case TOK_LPAREN:
         node = tpl_parse_tuple(p, true, true, NULL);
@@ -125,7 +125,7 @@ static const struct tpl_args *parse_args(struct tpl_parser *p) {
             args->star_star = tpl_parse_expr(p, true);
         } else if (p->tok->kind == TOK_NAME && p->tok[1].kind == TOK_ASSIGN) {
             tpl_nodes_push(p, &names,
-                           constant(p, p->tok->at, tpl_from_str(tpl_token_str(p, p->tok))));
+                           constant_node(p, p->tok->at, tpl_from_str(tpl_token_str(p, p->tok))));
             p->tok += 2;
             tpl_nodes_push(p, &kw, tpl_parse_expr(p, true));
         } else {
@@ -193,7 +193,7 @@ static struct tpl_node *parse_dot(struct tpl_parser *p, struct tpl_node *of,
         node->value = tpl_from_str(tpl_token_str(p, name));
     } else if (name->kind == TOK_INT) {
         node->kind = NODE_ITEM;
-        node->b = constant(p, name->at, name->value);
+        node->b = constant_node(p, name->at, name->value);
     } else {
         p->tok = name;
         tpl_unexpected(p, "a name or number behind '.'");

@@ -63,7 +63,8 @@ static tval sort_key(struct tpl *t, tval item, tval attribute, bool case_sensiti
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-static tval sorted(struct tpl *t, tval self, tval attribute, bool case_sensitive, bool reverse) {
+static tval sort_sequence(struct tpl *t, tval self, tval attribute, bool case_sensitive,
+                          bool reverse) {
     const struct tpl_list *list = tpl_to_list(t, self);
     tval *keys = tpl_alloc(t, list->n, sizeof *keys), *items = tpl_alloc(t, list->n, sizeof *items);
     for (size_t i = 0; i < list->n; i++) {
@@ -75,7 +76,7 @@ static tval sorted(struct tpl *t, tval self, tval attribute, bool case_sensitive
     return tpl_items_finish(t, &(struct tpl_items){items, list->n, list->n}, TPL_LIST);
 }
 
-TPL_EXPR(filter_sort, sorted(t, self, p[2], tpl_truth(p[1]), tpl_truth(p[0])))
+TPL_EXPR(filter_sort, sort_sequence(t, self, p[2], tpl_truth(p[1]), tpl_truth(p[0])))
 
 TPL_FN(filter_dictsort) {
     bool by_value = tpl_str_is(p[1], "value");
@@ -90,11 +91,11 @@ TPL_FN(filter_dictsort) {
         const struct tpl_entry *e = &self.dict->entries[i];
         tpl_items_push(t, &pairs, tpl_pair(t, e->key, e->value));
     }
-    return sorted(t, tpl_items_finish(t, &pairs, TPL_LIST), tpl_int(by_value), tpl_truth(p[0]),
-                  tpl_truth(p[2]));
+    return sort_sequence(t, tpl_items_finish(t, &pairs, TPL_LIST), tpl_int(by_value),
+                         tpl_truth(p[0]), tpl_truth(p[2]));
 }
 
-static tval extreme(struct tpl *t, tval self, const tval *p, bool greatest) {
+static tval find_extreme(struct tpl *t, tval self, const tval *p, bool greatest) {
     struct tpl_iter it = tpl_iter_begin(t, self);
     tval best = tpl_unset(), best_key = tpl_unset();
     for (tval item; tpl_iter_next(t, &it, &item);) {
@@ -107,8 +108,8 @@ static tval extreme(struct tpl *t, tval self, const tval *p, bool greatest) {
     return best.type == TPL_UNSET ? tpl_undef_hint(t, "No aggregated item, sequence was empty.")
                                   : best;
 }
-TPL_EXPR(filter_min, extreme(t, self, p, false))
-TPL_EXPR(filter_max, extreme(t, self, p, true))
+TPL_EXPR(filter_min, find_extreme(t, self, p, false))
+TPL_EXPR(filter_max, find_extreme(t, self, p, true))
 
 TPL_FN(filter_reverse) {
     struct tpl_items items = {0};

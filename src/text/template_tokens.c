@@ -11,11 +11,12 @@
 #include <string.h>
 
 #include "text/json_scan.h"
+#include "text/tokenizer_internal.h"
 
 enum { NAME_MAX_BYTES = 64 }; /* of a member: "additional_..._token"; longer ones name no token */
 
-static kvasir_status add(json_t *variables, const char *name, struct text_span text,
-                         kvasir_error *err) {
+static kvasir_status add_variable(json_t *variables, const char *name, struct text_span text,
+                                  kvasir_error *err) {
     /* A GGUF file's token may be no UTF-8: then it is none that a template could write. */
     if (utf8_check(text.data, text.len) < text.len)
         return KVASIR_OK;
@@ -25,16 +26,12 @@ static kvasir_status add(json_t *variables, const char *name, struct text_span t
     return KVASIR_OK;
 }
 
-static bool is_named(struct text_span key, const char *name) {
-    return key.len == strlen(name) && memcmp(key.data, name, key.len) == 0;
-}
-
 /* "<s>", or {"content": "<s>", ...}. Anything else names no token. */
-static kvasir_status read_token(struct json_scan *s, const char *name, json_t *variables) {
+static kvasir_status read_token_variable(struct json_scan *s, const char *name, json_t *variables) {
     struct text_span text, raw;
     if (scan_peek(s) == '"') {
         TRY(scan_string(s, &text));
-        return add(variables, name, text, s->err);
+        return add_variable(variables, name, text, s->err);
     }
     if (scan_peek(s) != '{')
         return scan_skip(s, &raw);
@@ -44,9 +41,9 @@ static kvasir_status read_token(struct json_scan *s, const char *name, json_t *v
         TRY(scan_next_key(s, &key, &more));
         if (!more)
             return KVASIR_OK;
-        if (is_named(key, "content") && scan_peek(s) == '"') {
+        if (span_equal(key, span_of("content")) && scan_peek(s) == '"') {
             TRY(scan_string(s, &text));
-            TRY(add(variables, name, text, s->err));
+            TRY(add_variable(variables, name, text, s->err));
         } else {
             TRY(scan_skip(s, &raw));
         }
@@ -54,7 +51,7 @@ static kvasir_status read_token(struct json_scan *s, const char *name, json_t *v
 }
 
 /* A key's text is gone once its value is read. */
-static bool token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
+static bool copy_token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
     static const char suffix[] = "_token";
     const size_t n = sizeof suffix - 1;
     if (key.len >= NAME_MAX_BYTES || key.len <= n || memchr(key.data, 0, key.len) ||
@@ -65,7 +62,7 @@ static bool token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
     return true;
 }
 
-static kvasir_status read_members(struct json_scan *s, bool outermost, json_t *variables) {
+static kvasir_status read_variables(struct json_scan *s, bool outermost, json_t *variables) {
     TRY(scan_open(s, '{'));
     for (bool more = true;;) {
         struct text_span key, raw;
@@ -73,10 +70,11 @@ static kvasir_status read_members(struct json_scan *s, bool outermost, json_t *v
         TRY(scan_next_key(s, &key, &more));
         if (!more)
             return KVASIR_OK;
-        if (token_name(key, name))
-            TRY(read_token(s, name, variables));
-        else if (outermost && is_named(key, "extra_special_tokens") && scan_peek(s) == '{')
-            TRY(read_members(s, false, variables));
+        if (copy_token_name(key, name))
+            TRY(read_token_variable(s, name, variables));
+        else if (outermost && span_equal(key, span_of("extra_special_tokens")) &&
+                 scan_peek(s) == '{')
+            TRY(read_variables(s, false, variables));
         else
             TRY(scan_skip(s, &raw));
     }
@@ -87,7 +85,7 @@ kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct to
     if (spec->config.data) {
         struct json_scan s;
         scan_init(&s, "tokenizer_config.json", spec->config, err);
-        kvasir_status status = read_members(&s, true, variables);
+        kvasir_status status = read_variables(&s, true, variables);
         scan_deinit(&s);
         return status;
     }
@@ -100,6 +98,6 @@ kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct to
                   {"pad_token", spec->pad}};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         if (tokens[i].id >= 0)
-            TRY(add(variables, tokens[i].name, tokenizer_bytes(t, tokens[i].id), err));
+            TRY(add_variable(variables, tokens[i].name, tokenizer_bytes(t, tokens[i].id), err));
     return KVASIR_OK;
 }

@@ -92,7 +92,7 @@ struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
 /* The token as the vocabulary writes it. Empty for an id that no token has. */
 struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id);
 
-/* A GGUF's vocabulary as the text of a tokenizer.json (tokenizer_write.c), appended to out. */
+/* A GGUF's vocabulary as the text of a tokenizer.json (tokenizer_to_json.c), appended to out. */
 kvasir_status tokenizer_write_json(const struct tokenizer_spec *spec, struct text_buf *out,
                                    kvasir_error *err) MUST_CHECK;
 

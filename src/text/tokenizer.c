@@ -56,7 +56,7 @@ static kvasir_status derive_bytes(struct tokenizer *t, kvasir_error *err) {
     size_t n = t->pieces.n;
     struct text_buf all = {0};
     size_t limit = growth_limit(t->pieces.text.len), most = 2 * (size_t)VOCAB_BYTES_MAX;
-    limit = limit < most ? limit : most; /* t->start has 32 bits */
+    limit = min_size(limit, most); /* t->start has 32 bits */
     t->start = mem_calloc(n + 1, sizeof *t->start);
     t->ends = mem_calloc(n, sizeof *t->ends);
     kvasir_status status = KVASIR_OK;
@@ -125,23 +125,11 @@ struct encoding {
     size_t n, cap;
 };
 
-static bool ids_room(struct encoding *e, size_t more) {
-    if (e->cap - e->n >= more)
-        return true;
-    size_t cap = 2 * e->cap > e->n + more ? 2 * e->cap : e->n + more;
-    int32_t *ids = mem_realloc(e->ids, cap, sizeof *ids);
-    if (!ids)
-        return false;
-    e->ids = ids;
-    e->cap = cap;
-    return true;
-}
-
-static bool take_word(void *ctx, const char *word, size_t len) {
+static bool encode_word(void *ctx, const char *word, size_t len) {
     struct encoding *e = ctx;
     for (size_t at = 0; at < len;) {
         size_t end = bpe_cut(&e->t->bpe, word, len, at);
-        if (!ids_room(e, end - at) ||
+        if (!ARRAY_GROW(e->ids, e->cap, e->n + end - at) ||
             !bpe_encode(&e->t->bpe, &e->bpe, word + at, end - at, e->ids, &e->n))
             return false;
         at = end;
@@ -149,47 +137,47 @@ static bool take_word(void *ctx, const char *word, size_t len) {
     return true;
 }
 
-static kvasir_status take_token(void *ctx, int32_t id, kvasir_error *err) {
+static kvasir_status take_id(void *ctx, int32_t id, kvasir_error *err) {
     struct encoding *e = ctx;
-    if (!ids_room(e, 1))
+    if (!ARRAY_GROW(e->ids, e->cap, e->n + 1))
         return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu tokens", e->n + 1);
     e->ids[e->n++] = id;
     return KVASIR_OK;
 }
 
-static kvasir_status take_normalized(void *ctx, struct text_span text, size_t offset,
-                                     kvasir_error *err) {
+static kvasir_status encode_normalized(void *ctx, struct text_span text, size_t offset,
+                                       kvasir_error *err) {
     struct encoding *e = ctx;
-    return pretokenizer_split(&e->t->pre, &e->pre, text, e->at_start && offset == 0, take_word, e,
+    return pretokenizer_split(&e->t->pre, &e->pre, text, e->at_start && offset == 0, encode_word, e,
                               err);
 }
 
-static kvasir_status take_plain(void *ctx, struct text_span text, size_t offset,
-                                kvasir_error *err) {
+static kvasir_status encode_plain(void *ctx, struct text_span text, size_t offset,
+                                  kvasir_error *err) {
     struct encoding *e = ctx;
     e->at_start = offset == 0;
     TRY(normalizer_run(&e->t->normalizer, &e->normal, text, &text, err));
     if (text.len > TEXT_BYTES_MAX)
         return fail(err, KVASIR_ERR_TEXT, "a normalized text of %zu bytes (up to %zu)", text.len,
                     TEXT_BYTES_MAX);
-    struct added_sink sink = {take_normalized, take_token, e};
+    struct added_sink sink = {encode_normalized, take_id, e};
     return added_split(&e->t->added_normalized, text, e->parse_special, &sink, err);
 }
 
 static kvasir_status add_ids(struct encoding *e, const struct id_list *list, kvasir_error *err) {
     for (size_t i = 0; i < list->n; i++)
-        TRY(take_token(e, list->id[i], err));
+        TRY(take_id(e, list->id[i], err));
     return KVASIR_OK;
 }
 
 static kvasir_status encode_all(struct encoding *e, struct text_span text, unsigned flags,
                                 kvasir_error *err) {
     TRY(pre_scratch_init(&e->pre, text.len, err));
-    if (!ids_room(e, text.len / 4 + 16))
+    if (!ARRAY_GROW(e->ids, e->cap, e->n + text.len / 4 + 16))
         return fail(err, KVASIR_ERR_MEMORY, "no memory to encode a text of %zu bytes", text.len);
     if (flags & TOKENIZE_ADD_SPECIAL)
         TRY(add_ids(e, &e->t->before, err));
-    struct added_sink sink = {take_plain, take_token, e};
+    struct added_sink sink = {encode_plain, take_id, e};
     TRY(added_split(&e->t->added, text, e->parse_special, &sink, err));
     if (flags & TOKENIZE_ADD_SPECIAL)
         TRY(add_ids(e, &e->t->after, err));
@@ -221,40 +209,4 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
     pre_scratch_deinit(&e.pre);
     bpe_scratch_deinit(&e.bpe);
     return status;
-}
-
-/* ---- questions about tokens ------------------------------------------------------------------ */
-
-const char *tokenizer_name(const struct tokenizer *t) {
-    return t->name;
-}
-
-size_t tokenizer_size(const struct tokenizer *t) {
-    return t->pieces.n;
-}
-
-int32_t tokenizer_bos(const struct tokenizer *t) {
-    return t->bos;
-}
-
-int32_t tokenizer_eos(const struct tokenizer *t) {
-    return t->eos;
-}
-
-bool tokenizer_is_end(const struct tokenizer *t, int32_t id) {
-    return pieces_has(&t->pieces, id) && t->ends[id];
-}
-
-bool tokenizer_is_control(const struct tokenizer *t, int32_t id) {
-    return pieces_has(&t->pieces, id) && is_control_kind(t->pieces.kind[id]);
-}
-
-struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id) {
-    if (!pieces_has(&t->pieces, id))
-        return (struct text_span){"", 0};
-    return (struct text_span){t->bytes + t->start[id], t->start[id + 1] - t->start[id]};
-}
-
-struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id) {
-    return pieces_at(&t->pieces, id);
 }

@@ -2,8 +2,8 @@
 /* The seams between the parts of the tokenizer; nothing outside src/text (and its unit tests) reads
  * this.
  *
- *     making one     tokenizer_fields.c (GGUF's fields)      \
- *                    tokenizer_json.c, tokenizer_parts.c     /  fill in a struct tokenizer
+ *     making one     tokenizer_from_gguf.c                   \
+ *                    tokenizer_from_json.c, _pipeline.c      /  fill in a struct tokenizer
  *
  *     encoding       text
  *      added.c         --added tokens written as they are-->  segments
@@ -12,7 +12,7 @@
  *      pretokenize.c   --patterns-------------------------->  words
  *      bpe.c           --merges---------------------------->  token ids
  *
- *     decoding       decode.c: ids to a whole text; detok.c: bytes to whole characters
+ *     decoding       tokenizer_decode.c: ids to a whole text; detok.c: bytes to whole characters
  *
  * A word is what the pre-tokenizer cuts: no merge ever crosses its ends. Everything an encoding
  * writes to (the output, scratch, PCRE2's match data) belongs to that one call, so that a tokenizer
@@ -23,6 +23,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <string.h>
 
 #include "text/text.h"
 #include "text/unicode.h"
@@ -46,8 +47,12 @@ struct quoted {
 };
 struct quoted quote_bytes(const char *data, size_t len);
 
-bool span_equal(struct text_span a, struct text_span b);
-struct text_span span_of(const char *text);
+static inline bool span_equal(struct text_span a, struct text_span b) {
+    return a.len == b.len && (a.len == 0 || memcmp(a.data, b.data, a.len) == 0);
+}
+static inline struct text_span span_of(const char *text) {
+    return (struct text_span){text, strlen(text)};
+}
 
 /* ---- pieces (pieces.c): what a vocabulary writes, by id and by its bytes --------------------- */
 
@@ -63,7 +68,7 @@ struct pieces {
     size_t n_entries, entries_cap;
     int32_t *by_id; /* [n] its entry, -1: free */
     uint8_t *kind;  /* [n] enum token_kind, 0: free */
-    size_t n, cap;
+    size_t n, by_id_cap, kind_cap;
     size_t longest; /* bytes */
 };
 /* Adds a token. An id that has one keeps the newer piece. */
@@ -172,6 +177,9 @@ void normalizer_scratch_deinit(struct normalizer_scratch *scratch);
 static inline size_t growth_limit(size_t len) {
     return 16 * len + 1024;
 }
+/* Where the white space ends that begins at text[at], and where that begins which ends there. */
+size_t spaces_after(struct text_span text, size_t at);
+size_t spaces_before(struct text_span text, size_t least, size_t at);
 /* Where `what` (len > 0) first stands at or behind `from`; text.len: nowhere. */
 size_t find_text(struct text_span text, size_t from, const char *what, size_t len);
 /* Appends text with every `from` replaced and sets *changed, or does nothing where there is none.
@@ -189,14 +197,14 @@ enum split_behavior {
     SPLIT_MERGED_WITH_NEXT,
     SPLIT_CONTIGUOUS,
 };
-enum stage_kind {
+enum pre_stage_kind {
     STAGE_REGEX,
     STAGE_LITERAL,
     STAGE_PREFIX, /* `text` in front of a part that does not begin with it */
     STAGE_MARKS,  /* spaces become U+2581 */
 };
-struct stage {
-    enum stage_kind kind;
+struct pre_stage {
+    enum pre_stage_kind kind;
     enum split_behavior behavior;
     bool invert;     /* what lies between the matches is the match */
     bool first_only; /* PREFIX: only where the text begins */
@@ -206,7 +214,7 @@ struct stage {
 };
 enum { PRETOKENIZER_STAGES_MAX = 16 };
 struct pretokenizer {
-    struct stage stage[PRETOKENIZER_STAGES_MAX];
+    struct pre_stage stage[PRETOKENIZER_STAGES_MAX];
     int n;
 };
 struct pre_scratch {
@@ -215,7 +223,7 @@ struct pre_scratch {
     struct text_buf text[PRETOKENIZER_STAGES_MAX]; /* what PREFIX and MARKS write */
 };
 /* Adds a stage; takes *stage over. */
-kvasir_status pretokenizer_add(struct pretokenizer *p, const struct stage *stage,
+kvasir_status pretokenizer_add(struct pretokenizer *p, const struct pre_stage *stage,
                                kvasir_error *err) MUST_CHECK;
 /* Adds stages that cut at the matches of patterns of ours (NULL-terminated). */
 kvasir_status pretokenizer_add_patterns(struct pretokenizer *p, const char *const *patterns,
@@ -303,9 +311,9 @@ void bpe_deinit(struct bpe *b);
 
 /* Working memory of one thread, grown to the longest word seen. Zero-initialised is empty. */
 struct bpe_scratch {
-    uint64_t *heap;            /* [2 * cap] rank << 32 | symbol */
-    struct bpe_symbol *symbol; /* [cap] */
-    size_t cap;
+    uint64_t *heap; /* rank << 32 | symbol */
+    struct bpe_symbol *symbol;
+    size_t heap_cap, symbol_cap;
     struct text_buf spelled; /* a word in the alphabet */
     bool control;            /* a whole word may become a control token */
 };
@@ -317,7 +325,7 @@ size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from);
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
                 int32_t *ids, size_t *n) MUST_CHECK;
 
-/* ---- decoders (decode.c) --------------------------------------------------------------------- */
+/* ---- decoders (tokenizer_decode.c) --------------------------------------------------------------------- */
 
 enum { DECODER_STEPS_MAX = 8 };
 enum decoder_kind {
@@ -368,6 +376,18 @@ kvasir_status tokenizer_from_fields(struct tokenizer *t, const struct tokenizer_
                                     kvasir_error *err) MUST_CHECK;
 kvasir_status tokenizer_from_json(struct tokenizer *t, struct text_span json,
                                   struct text_span config, kvasir_error *err) MUST_CHECK;
+/* The small parts of a tokenizer.json (tokenizer_pipeline.c), read from JSON values (NULL and null:
+ * there is none). Errors name the path in the file. */
+kvasir_status pipeline_normalizer(json_t *value, struct normalizer *n,
+                                  kvasir_error *err) MUST_CHECK;
+/* *byte_level: words are spelled in bytes. */
+kvasir_status pipeline_pre_tokenizer(json_t *value, struct pretokenizer *pre, bool *byte_level,
+                                     kvasir_error *err) MUST_CHECK;
+/* Fills in t->before and t->after; t's pieces are complete. */
+kvasir_status pipeline_post_processor(json_t *value, struct tokenizer *t,
+                                      kvasir_error *err) MUST_CHECK;
+kvasir_status pipeline_decoder(json_t *value, struct decoder *d, kvasir_error *err) MUST_CHECK;
+
 /* Appends the bytes of a token as it stands inside a text. */
 kvasir_status decoder_token_bytes(const struct tokenizer *t, int32_t id, struct text_buf *out,
                                   kvasir_error *err) MUST_CHECK;

@@ -2,10 +2,10 @@
 /* Classes of characters. Tables of Unicode are utf8proc's; what changes from one version of Unicode
  * to the next are characters that no vocabulary knows.
  */
+#include <string.h>
 #include <utf8proc.h>
 
-#include "text/text.h"
-#include "text/unicode.h"
+#include "text/tokenizer_internal.h"
 
 int hex_digit(char c) {
     if (c >= '0' && c <= '9')
@@ -57,4 +57,26 @@ bool is_printable(uint32_t c) {
     default:
         return true;
     }
+}
+
+struct quoted quote_bytes(const char *data, size_t len) {
+    struct quoted q = {""};
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (n + 8 > sizeof q.text) { /* room for one escape, three points and the NUL */
+            memcpy(q.text + n, "...", 4);
+            return q;
+        }
+        uint8_t c = (uint8_t)data[i];
+        if (c >= 0x20 && c < 0x7f) {
+            q.text[n++] = (char)c;
+            continue;
+        }
+        static const char hex[] = "0123456789abcdef";
+        const char escape[] = {'\\', 'x', hex[c >> 4], hex[c & 15]};
+        memcpy(q.text + n, escape, sizeof escape);
+        n += sizeof escape;
+    }
+    q.text[n] = 0;
+    return q;
 }

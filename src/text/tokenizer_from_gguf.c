@@ -57,8 +57,8 @@ static kvasir_status read_pieces(struct tokenizer *t, const struct tokenizer_spe
 
 /* ---- the two models -------------------------------------------------------------------------- */
 
-static kvasir_status byte_level(struct tokenizer *t, const struct tokenizer_spec *spec,
-                                kvasir_error *err) {
+static kvasir_status make_byte_level(struct tokenizer *t, const struct tokenizer_spec *spec,
+                                     kvasir_error *err) {
     const struct known_pre *pre;
     TRY(known_pre_find(spec->pre ? spec->pre : "default", &pre, err));
     snprintf(t->name, sizeof t->name, "gpt2 (%s)", pre->name);
@@ -73,8 +73,8 @@ static kvasir_status byte_level(struct tokenizer *t, const struct tokenizer_spec
     return KVASIR_OK;
 }
 
-static kvasir_status sentencepiece(struct tokenizer *t, const struct tokenizer_spec *spec,
-                                   kvasir_error *err) {
+static kvasir_status make_sentencepiece(struct tokenizer *t, const struct tokenizer_spec *spec,
+                                        kvasir_error *err) {
     if (!spec->scores)
         return fail(err, KVASIR_ERR_FORMAT, "a vocabulary of model \"llama\" without scores");
     snprintf(t->name, sizeof t->name, "llama (SentencePiece BPE)");
@@ -114,7 +114,7 @@ kvasir_status tokenizer_from_fields(struct tokenizer *t, const struct tokenizer_
                     quote_bytes(model, strlen(model)).text);
     TRY(check_fields(spec, err));
     TRY(read_pieces(t, spec, err));
-    TRY(gpt2 ? byte_level(t, spec, err) : sentencepiece(t, spec, err));
+    TRY(gpt2 ? make_byte_level(t, spec, err) : make_sentencepiece(t, spec, err));
     t->bos = spec->bos;
     t->eos = spec->eos;
     if (spec->add_bos && spec->bos >= 0)

@@ -23,7 +23,7 @@
 #include <string.h>
 
 #include "text/json_scan.h"
-#include "text/tokenizer_parts.h"
+#include "text/tokenizer_internal.h"
 #include "util/json.h"
 
 /* Tables are as long as the largest id: one beyond so many, and a quarter of the file's bytes, is
@@ -72,7 +72,7 @@ static const char *const model_keys[MODEL_KEYS] = {
     "merges",
 };
 
-struct reading {
+struct json_reading {
     struct tokenizer *t;
     struct text_span json;
     struct text_span file[FILE_KEYS], model[MODEL_KEYS]; /* raw values; data NULL: absent */
@@ -84,12 +84,13 @@ struct reading {
 /* ---- helpers --------------------------------------------------------------------------------- */
 
 /* Reads or skips the value of the known key `key`, leaving its text in *value. */
-typedef kvasir_status take_fn(struct reading *r, struct json_scan *s, int key,
+typedef kvasir_status take_fn(struct json_reading *r, struct json_scan *s, int key,
                               struct text_span *value);
 
 /* Walks an object of known keys. */
-static kvasir_status walk(struct reading *r, struct json_scan *s, const char *const *names, int n,
-                          struct text_span *values, take_fn *take) {
+static kvasir_status walk_object(struct json_reading *r, struct json_scan *s,
+                                 const char *const *names, int n, struct text_span *values,
+                                 take_fn *take) {
     struct text_span key;
     TRY(scan_open(s, '{'));
     for (bool more = true;;) {
@@ -108,7 +109,7 @@ static kvasir_status walk(struct reading *r, struct json_scan *s, const char *co
 }
 
 /* A scan of a value that stands in the file, with the file's offsets. */
-static void scan_part(struct reading *r, struct json_scan *s, struct text_span value) {
+static void scan_part(struct json_reading *r, struct json_scan *s, struct text_span value) {
     size_t start = (size_t)(value.data - r->json.data);
     scan_init(s, "tokenizer.json", (struct text_span){r->json.data, start + value.len}, r->err);
     s->at = start;
@@ -124,13 +125,13 @@ static kvasir_status blame_path(const char *path, kvasir_status status, kvasir_e
     return status;
 }
 
-static kvasir_status blame(const struct json_scan *s, const char *path, kvasir_status status) {
+static kvasir_status blame_scan(const struct json_scan *s, const char *path, kvasir_status status) {
     if (status != KVASIR_OK && s->err)
         s->err->offset = (int64_t)s->at;
     return blame_path(path, status, s->err);
 }
 
-static kvasir_status keep(struct reading *r, struct text_span *text) {
+static kvasir_status keep_string(struct json_reading *r, struct text_span *text) {
     r->kept.len = 0;
     if (!text_append(&r->kept, text->data, text->len))
         return fail(r->err, KVASIR_ERR_MEMORY, "no memory for tokenizer.json");
@@ -138,7 +139,7 @@ static kvasir_status keep(struct reading *r, struct text_span *text) {
     return KVASIR_OK;
 }
 
-static kvasir_status check_id(const struct reading *r, const struct json_scan *s, int32_t id) {
+static kvasir_status check_id(const struct json_reading *r, const struct json_scan *s, int32_t id) {
     if ((size_t)id < IDS_FREE + r->json.len / 4)
         return KVASIR_OK;
     return fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)s->at,
@@ -147,7 +148,7 @@ static kvasir_status check_id(const struct reading *r, const struct json_scan *s
 }
 
 /* A small value as a tree; absent is NULL. */
-static kvasir_status small_value(struct reading *r, const char *path, struct text_span raw,
+static kvasir_status small_value(struct json_reading *r, const char *path, struct text_span raw,
                                  json_t **out) {
     *out = NULL;
     if (!raw.data)
@@ -164,7 +165,7 @@ static kvasir_status small_value(struct reading *r, const char *path, struct tex
 
 /* ---- vocab and merges ------------------------------------------------------------------------ */
 
-static kvasir_status read_vocab(struct reading *r, struct json_scan *s) {
+static kvasir_status read_vocab(struct json_reading *r, struct json_scan *s) {
     struct pieces *p = &r->t->pieces;
     TRY(scan_open(s, '{'));
     for (bool more = true;;) {
@@ -176,7 +177,7 @@ static kvasir_status read_vocab(struct reading *r, struct json_scan *s) {
         /* The key must outlive the id, which is no string. */
         TRY(scan_id(s, &id));
         TRY(check_id(r, s, id));
-        TRY(blame(s, "model.vocab", pieces_add(p, id, piece, TOKEN_NORMAL, r->err)));
+        TRY(blame_scan(s, "model.vocab", pieces_add(p, id, piece, TOKEN_NORMAL, r->err)));
     }
     if (p->n == 0)
         return scan_fail(s, KVASIR_ERR_FORMAT, "model.vocab is empty");
@@ -184,28 +185,29 @@ static kvasir_status read_vocab(struct reading *r, struct json_scan *s) {
 }
 
 /* "a b" or ["a", "b"]. */
-static kvasir_status read_merge(struct reading *r, struct json_scan *s, size_t rank) {
+static kvasir_status read_merge(struct json_reading *r, struct json_scan *s, size_t rank) {
     struct merge_map *m = &r->t->bpe.merges;
     struct text_span left, right;
     if (scan_peek(s) == '"') {
         TRY(scan_string(s, &left));
-        return blame(s, "model.merges", merge_add_line(m, &r->t->map, left, rank, false, r->err));
+        return blame_scan(s, "model.merges",
+                          merge_add_line(m, &r->t->map, left, rank, false, r->err));
     }
     bool more;
     TRY(scan_open(s, '['));
     TRY(scan_next_item(s, &more));
     TRY(scan_string(s, &left));
-    TRY(keep(r, &left));
+    TRY(keep_string(r, &left));
     TRY(scan_next_item(s, &more));
     TRY(scan_string(s, &right));
     TRY(scan_next_item(s, &more));
     if (more)
         return scan_fail(s, KVASIR_ERR_FORMAT, "a merge of more than two pieces");
-    return blame(s, "model.merges",
-                 merge_add_named(m, &r->t->map, left, right, rank, false, r->err));
+    return blame_scan(s, "model.merges",
+                      merge_add_named(m, &r->t->map, left, right, rank, false, r->err));
 }
 
-static kvasir_status read_merges(struct reading *r, struct json_scan *s) {
+static kvasir_status read_merges(struct json_reading *r, struct json_scan *s) {
     TRY(scan_open(s, '['));
     for (size_t rank = 0;; rank++) {
         bool more;
@@ -218,20 +220,20 @@ static kvasir_status read_merges(struct reading *r, struct json_scan *s) {
 
 /* ---- the model's settings -------------------------------------------------------------------- */
 
-static kvasir_status setting(struct reading *r, int key, json_t **out) {
+static kvasir_status model_setting(struct json_reading *r, int key, json_t **out) {
     char path[48];
     snprintf(path, sizeof path, "model.%s", model_keys[key]);
     return small_value(r, path, r->model[key], out);
 }
 
-static kvasir_status refuse_setting(struct reading *r, int key, const char *what) {
+static kvasir_status refuse_setting(struct json_reading *r, int key, const char *what) {
     return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, r->model[key].data - r->json.data,
                    "tokenizer.json: model.%s %s", model_keys[key], what);
 }
 
-static kvasir_status read_flag(struct reading *r, int key, bool *out) {
+static kvasir_status read_model_flag(struct json_reading *r, int key, bool *out) {
     json_t *value;
-    TRY(setting(r, key, &value));
+    TRY(model_setting(r, key, &value));
     bool good = !value || json_is_boolean(value) || json_is_null(value);
     *out = json_is_true(value);
     json_decref(value);
@@ -239,9 +241,9 @@ static kvasir_status read_flag(struct reading *r, int key, bool *out) {
 }
 
 /* A setting that only its empty value is supported of: null, "" or 0. */
-static kvasir_status read_empty(struct reading *r, int key) {
+static kvasir_status read_empty(struct json_reading *r, int key) {
     json_t *value;
-    TRY(setting(r, key, &value));
+    TRY(model_setting(r, key, &value));
     bool good = !value || json_is_null(value) ||
                 (json_is_string(value) && json_string_length(value) == 0) ||
                 (json_is_number(value) && json_number_value(value) == 0);
@@ -249,9 +251,9 @@ static kvasir_status read_empty(struct reading *r, int key) {
     return good ? KVASIR_OK : refuse_setting(r, key, "is not supported");
 }
 
-static kvasir_status read_type(struct reading *r) {
+static kvasir_status read_type(struct json_reading *r) {
     json_t *value;
-    TRY(setting(r, MODEL_TYPE, &value));
+    TRY(model_setting(r, MODEL_TYPE, &value));
     const char *type = value ? json_string_value(value) : "BPE"; /* older files have none */
     kvasir_status status = KVASIR_OK;
     if (!type || strcmp(type, "BPE") != 0)
@@ -262,9 +264,9 @@ static kvasir_status read_type(struct reading *r) {
     return status;
 }
 
-static kvasir_status read_unk(struct reading *r) {
+static kvasir_status read_unk(struct json_reading *r) {
     json_t *value;
-    TRY(setting(r, MODEL_UNK, &value));
+    TRY(model_setting(r, MODEL_UNK, &value));
     kvasir_status status = KVASIR_OK;
     struct bpe *b = &r->t->bpe;
     if (json_is_string(value)) {
@@ -279,7 +281,7 @@ static kvasir_status read_unk(struct reading *r) {
 }
 
 /* vocab is read where it stands, merges too if vocab came first. */
-static kvasir_status take_model(struct reading *r, struct json_scan *s, int key,
+static kvasir_status take_model(struct json_reading *r, struct json_scan *s, int key,
                                 struct text_span *value) {
     bool read = key == MODEL_VOCAB || (key == MODEL_MERGES && r->t->map.slot);
     if (!read)
@@ -291,7 +293,7 @@ static kvasir_status take_model(struct reading *r, struct json_scan *s, int key,
     return KVASIR_OK;
 }
 
-static kvasir_status late_merges(struct reading *r) {
+static kvasir_status late_merges(struct json_reading *r) {
     struct json_scan s;
     scan_part(r, &s, r->model[MODEL_MERGES]);
     kvasir_status status = read_merges(r, &s);
@@ -300,7 +302,7 @@ static kvasir_status late_merges(struct reading *r) {
 }
 
 /* What is left of the model once all of it was walked. */
-static kvasir_status read_settings(struct reading *r) {
+static kvasir_status read_settings(struct json_reading *r) {
     TRY(read_type(r));
     if (!r->model[MODEL_VOCAB].data || !r->model[MODEL_MERGES].data)
         return fail(r->err, KVASIR_ERR_FORMAT, "tokenizer.json: model has no %s",
@@ -308,9 +310,9 @@ static kvasir_status read_settings(struct reading *r) {
     TRY(read_empty(r, MODEL_DROPOUT));
     TRY(read_empty(r, MODEL_PREFIX));
     TRY(read_empty(r, MODEL_SUFFIX));
-    TRY(read_flag(r, MODEL_FUSE_UNK, &r->t->bpe.fuse_unk));
-    TRY(read_flag(r, MODEL_BYTE_FALLBACK, &r->t->bpe.byte_fallback));
-    TRY(read_flag(r, MODEL_IGNORE_MERGES, &r->t->bpe.whole_words));
+    TRY(read_model_flag(r, MODEL_FUSE_UNK, &r->t->bpe.fuse_unk));
+    TRY(read_model_flag(r, MODEL_BYTE_FALLBACK, &r->t->bpe.byte_fallback));
+    TRY(read_model_flag(r, MODEL_IGNORE_MERGES, &r->t->bpe.whole_words));
     TRY(read_unk(r));
     return r->has_merges ? KVASIR_OK : late_merges(r);
 }
@@ -322,8 +324,8 @@ struct added_reading {
     bool has_content, normalized, has_normalized;
 };
 
-static kvasir_status read_added_field(struct reading *r, struct json_scan *s, struct text_span key,
-                                      struct added_reading *a) {
+static kvasir_status read_added_field(struct json_reading *r, struct json_scan *s,
+                                      struct text_span key, struct added_reading *a) {
     const struct {
         const char *name;
         bool *value;
@@ -345,11 +347,11 @@ static kvasir_status read_added_field(struct reading *r, struct json_scan *s, st
                        quote_bytes(key.data, key.len).text);
     a->has_content = true;
     TRY(scan_string(s, &a->token.text));
-    return keep(r, &a->token.text);
+    return keep_string(r, &a->token.text);
 }
 
 /* Gives the token its place among the pieces. A content that is a piece has that piece's id. */
-static kvasir_status place_added(struct reading *r, const struct json_scan *s,
+static kvasir_status place_added(struct json_reading *r, const struct json_scan *s,
                                  const struct added_token *token) {
     struct pieces *p = &r->t->pieces;
     int32_t id = piece_map_find(&r->t->map, token->text.data, token->text.len);
@@ -365,10 +367,10 @@ static kvasir_status place_added(struct reading *r, const struct json_scan *s,
         return KVASIR_OK;
     }
     TRY(check_id(r, s, token->id));
-    return blame(s, "added_tokens", pieces_add(p, token->id, token->text, kind, r->err));
+    return blame_scan(s, "added_tokens", pieces_add(p, token->id, token->text, kind, r->err));
 }
 
-static kvasir_status read_added_token(struct reading *r, struct json_scan *s,
+static kvasir_status read_added_token(struct json_reading *r, struct json_scan *s,
                                       struct normalizer_scratch *scratch) {
     struct added_reading a = {.token.id = -1};
     struct text_span key;
@@ -390,7 +392,7 @@ static kvasir_status read_added_token(struct reading *r, struct json_scan *s,
     return added_put(&r->t->added_normalized, a.token, r->err);
 }
 
-static kvasir_status read_added(struct reading *r) {
+static kvasir_status read_added(struct json_reading *r) {
     struct json_scan s;
     struct normalizer_scratch scratch = {0};
     kvasir_status status = KVASIR_OK;
@@ -412,23 +414,23 @@ done:
 
 /* ---- small parts ----------------------------------------------------------------------------- */
 
-static kvasir_status read_small(struct reading *r, int key) {
+static kvasir_status read_small(struct json_reading *r, int key) {
     json_t *value;
     struct tokenizer *t = r->t;
     TRY(small_value(r, file_keys[key], r->file[key], &value));
     kvasir_status status = KVASIR_OK;
     switch (key) {
     case FILE_NORMALIZER:
-        status = part_normalizer(value, &t->normalizer, r->err);
+        status = pipeline_normalizer(value, &t->normalizer, r->err);
         break;
     case FILE_PRE:
-        status = part_pre_tokenizer(value, &t->pre, &t->bpe.bytes, r->err);
+        status = pipeline_pre_tokenizer(value, &t->pre, &t->bpe.bytes, r->err);
         break;
     case FILE_POST:
-        status = part_post_processor(value, t, r->err);
+        status = pipeline_post_processor(value, t, r->err);
         break;
     case FILE_DECODER:
-        status = part_decoder(value, &t->decoder, r->err);
+        status = pipeline_decoder(value, &t->decoder, r->err);
         break;
     case FILE_VERSION:
         if (value && (!json_is_string(value) || strcmp(json_string_value(value), "1.0") != 0))
@@ -442,7 +444,7 @@ static kvasir_status read_small(struct reading *r, int key) {
 }
 
 /* Bytes of GPT-2's alphabet that the vocabulary lacks would become other pieces' bytes. */
-static kvasir_status check_fallback(struct reading *r) {
+static kvasir_status check_fallback(struct json_reading *r) {
     const struct bpe *b = &r->t->bpe;
     if (!b->bytes || !b->byte_fallback)
         return KVASIR_OK;
@@ -487,7 +489,8 @@ static kvasir_status named_token(const struct tokenizer *t, struct json_scan *s,
     return KVASIR_OK;
 }
 
-static kvasir_status read_config(struct tokenizer *t, struct text_span config, kvasir_error *err) {
+static kvasir_status read_tokenizer_config(struct tokenizer *t, struct text_span config,
+                                           kvasir_error *err) {
     static const char *const names[CONFIG_NAMES] = {"bos_token", "eos_token"};
     int32_t *ids[CONFIG_NAMES] = {&t->bos, &t->eos};
     struct json_scan s;
@@ -519,19 +522,19 @@ done:
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static kvasir_status take_file(struct reading *r, struct json_scan *s, int key,
+static kvasir_status take_file(struct json_reading *r, struct json_scan *s, int key,
                                struct text_span *value) {
     if (key != FILE_MODEL)
         return scan_skip(s, value);
     value->data = s->text.data + s->at;
-    return walk(r, s, model_keys, MODEL_KEYS, r->model, take_model);
+    return walk_object(r, s, model_keys, MODEL_KEYS, r->model, take_model);
 }
 
-static kvasir_status read_file(struct reading *r) {
+static kvasir_status read_tokenizer_file(struct json_reading *r) {
     struct json_scan s;
     kvasir_status status = KVASIR_OK;
     scan_init(&s, "tokenizer.json", r->json, r->err);
-    TRY_GOTO(walk(r, &s, file_keys, FILE_KEYS, r->file, take_file));
+    TRY_GOTO(walk_object(r, &s, file_keys, FILE_KEYS, r->file, take_file));
     TRY_GOTO(scan_finish(&s));
     if (!r->file[FILE_MODEL].data) {
         status = scan_fail(&s, KVASIR_ERR_FORMAT, "no model");
@@ -552,14 +555,14 @@ done:
 
 kvasir_status tokenizer_from_json(struct tokenizer *t, struct text_span json,
                                   struct text_span config, kvasir_error *err) {
-    struct reading r = {.t = t, .json = json, .err = err};
+    struct json_reading r = {.t = t, .json = json, .err = err};
     snprintf(t->name, sizeof t->name, "tokenizer.json BPE");
-    kvasir_status status = read_file(&r);
+    kvasir_status status = read_tokenizer_file(&r);
     text_free(&r.kept);
     if (status != KVASIR_OK)
         return status;
     /* Without a config the template says what begins and ends a text. */
     t->bos = t->before.n ? t->before.id[0] : -1;
     t->eos = t->after.n ? t->after.id[t->after.n - 1] : -1;
-    return config.data ? read_config(t, config, err) : KVASIR_OK;
+    return config.data ? read_tokenizer_config(t, config, err) : KVASIR_OK;
 }

@@ -36,7 +36,7 @@ static int named_byte(struct text_span piece) {
 
 /* ---- one token ------------------------------------------------------------------------------- */
 
-static struct text_span strip(const struct decoder_step *step, struct text_span text) {
+static struct text_span strip_token(const struct decoder_step *step, struct text_span text) {
     struct text_span what = {step->from, step->from_len};
     for (uint32_t i = 0; i < step->start && text.len >= what.len; i++) {
         if (memcmp(text.data, what.data, what.len) != 0)
@@ -58,7 +58,7 @@ static bool step_token(const struct decoder_step *step, struct text_span token, 
                        size_t limit, struct text_buf *out) {
     bool changed = false;
     if (step->kind == DECODE_STRIP)
-        token = strip(step, token);
+        token = strip_token(step, token);
     if (step->kind == DECODE_REPLACE && !replace_text(token, step->from, step->from_len, step->to,
                                                       step->to_len, limit, out, &changed))
         return false;
@@ -132,25 +132,25 @@ kvasir_status decoder_token_bytes(const struct tokenizer *t, int32_t id, struct 
 /* ---- a list of tokens ------------------------------------------------------------------------ */
 
 enum { NO_ID = -1 };
-struct chain {
+struct token_chain {
     struct text_buf text;
     size_t *end; /* [cap] where each of n tokens ends in text */
     int32_t *id; /* [cap] its id, of several the first; NO_ID: what a fuse made */
     size_t n;
 };
 
-static struct text_span chain_at(const struct chain *c, size_t i) {
+static struct text_span chain_at(const struct token_chain *c, size_t i) {
     size_t start = i ? c->end[i - 1] : 0;
     return (struct text_span){c->text.data + start, c->end[i] - start};
 }
 
-static void chain_end(struct chain *c, int32_t id) {
+static void chain_end(struct token_chain *c, int32_t id) {
     c->id[c->n] = id;
     c->end[c->n++] = c->text.len;
 }
 
 /* The characters that a run of bytes is, or as many U+FFFD where it is not UTF-8 as a whole. */
-static bool put_bytes(struct chain *out, const char *bytes, size_t n, int32_t id) {
+static bool put_byte_run(struct token_chain *out, const char *bytes, size_t n, int32_t id) {
     bool good = true;
     if (utf8_check(bytes, n) == n)
         good = text_append(&out->text, bytes, n);
@@ -161,7 +161,7 @@ static bool put_bytes(struct chain *out, const char *bytes, size_t n, int32_t id
     return good;
 }
 
-static bool fall_back(const struct chain *in, struct chain *out) {
+static bool fall_back(const struct token_chain *in, struct token_chain *out) {
     struct text_buf run = {0};
     bool good = true;
     for (size_t i = 0; i <= in->n && good; i++) {
@@ -173,7 +173,7 @@ static bool fall_back(const struct chain *in, struct chain *out) {
             continue;
         }
         if (run.len)
-            good = put_bytes(out, run.data, run.len, in->id[i - run.len]);
+            good = put_byte_run(out, run.data, run.len, in->id[i - run.len]);
         run.len = 0;
         if (i < in->n) {
             good = good && text_append(&out->text, token.data, token.len);
@@ -185,8 +185,8 @@ static bool fall_back(const struct chain *in, struct chain *out) {
 }
 
 /* Stops soon after out->text has grown past limit. */
-static bool run_step(const struct decoder_step *step, size_t limit, const struct chain *in,
-                     struct chain *out) {
+static bool run_decoder_step(const struct decoder_step *step, size_t limit,
+                             const struct token_chain *in, struct token_chain *out) {
     out->n = out->text.len = 0;
     if (step->kind == DECODE_BYTE_FALLBACK)
         return fall_back(in, out);
@@ -208,12 +208,12 @@ static bool is_skipped(const struct tokenizer *t, int32_t id, unsigned flags) {
            ((flags & DETOKENIZE_SKIP_SPECIAL) && tokenizer_is_control(t, id));
 }
 
-static kvasir_status no_memory(size_t n, kvasir_error *err) {
+static kvasir_status no_decode_memory(size_t n, kvasir_error *err) {
     return fail(err, KVASIR_ERR_MEMORY, "no memory to decode %zu tokens", n);
 }
 
 static bool start_chain(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
-                        struct chain *c) {
+                        struct token_chain *c) {
     for (size_t i = 0; i < n; i++) {
         if (is_skipped(t, ids[i], flags))
             continue;
@@ -227,22 +227,22 @@ static bool start_chain(const struct tokenizer *t, const int32_t *ids, size_t n,
 }
 
 static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids, size_t n,
-                                  unsigned flags, struct chain work[2], struct text_buf *out,
+                                  unsigned flags, struct token_chain work[2], struct text_buf *out,
                                   kvasir_error *err) {
     const struct decoder *d = &t->decoder;
     for (int k = 0; k < 2; k++) {
         work[k].end = mem_calloc(n + 1, sizeof *work[k].end); /* FUSE makes one token of none */
         work[k].id = mem_calloc(n + 1, sizeof *work[k].id);
         if (!work[k].end || !work[k].id || !text_append(&work[k].text, "", 0))
-            return no_memory(n, err);
+            return no_decode_memory(n, err);
     }
     if (!start_chain(t, ids, n, flags, &work[0]))
-        return no_memory(n, err);
+        return no_decode_memory(n, err);
     size_t len = work[0].text.len, limit = growth_limit(len);
     for (int i = 0; i < d->n; i++) {
-        struct chain *to = &work[(i + 1) % 2];
-        if (!run_step(&d->step[i], limit, &work[i % 2], to))
-            return no_memory(n, err);
+        struct token_chain *to = &work[(i + 1) % 2];
+        if (!run_decoder_step(&d->step[i], limit, &work[i % 2], to))
+            return no_decode_memory(n, err);
         if (to->text.len <= limit)
             continue;
         int32_t id = to->id[to->n - 1];
@@ -258,7 +258,7 @@ static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids,
     return detok_push(&whole_only, (struct text_span){whole->data, whole->len}, out) &&
                    detok_finish(&whole_only, out)
                ? KVASIR_OK
-               : no_memory(n, err);
+               : no_decode_memory(n, err);
 }
 
 static bool decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
@@ -273,8 +273,8 @@ static bool decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n
 kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                                unsigned flags, struct text_buf *out, kvasir_error *err) {
     if (t->decoder.n && t->decoder.step[0].kind == DECODE_BYTE_LEVEL)
-        return decode_bytes(t, ids, n, flags, out) ? KVASIR_OK : no_memory(n, err);
-    struct chain work[2] = {{.n = 0}, {.n = 0}};
+        return decode_bytes(t, ids, n, flags, out) ? KVASIR_OK : no_decode_memory(n, err);
+    struct token_chain work[2] = {{.n = 0}, {.n = 0}};
     kvasir_status status = decode_chain(t, ids, n, flags, work, out, err);
     for (int k = 0; k < 2; k++) {
         text_free(&work[k].text);

@@ -12,155 +12,160 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "text/tokenizer_parts.h"
+#include "text/tokenizer_internal.h"
 
 /* ---- places and fields ----------------------------------------------------------------------- */
 
 /* Where in the file a value stands. */
-struct place {
+struct part_path {
     char text[180];
 };
 
-static struct place place_key(const struct place *up, const char *key) {
-    struct place p;
+static struct part_path place_key(const struct part_path *up, const char *key) {
+    struct part_path p;
     snprintf(p.text, sizeof p.text, "%.120s.%s", up->text, quote_bytes(key, strlen(key)).text);
     return p;
 }
 
-static struct place place_item(const struct place *up, size_t index) {
-    struct place p;
+static struct part_path place_item(const struct part_path *up, size_t index) {
+    struct part_path p;
     snprintf(p.text, sizeof p.text, "%.120s[%zu]", up->text, index);
     return p;
 }
 
-struct part {
-    const json_t *value;
-    struct place place;
+struct pipeline_part {
+    json_t *value;
+    struct part_path place;
     int depth;
     kvasir_error *err;
 };
 
-static kvasir_status wrong(const struct part *p, const char *key, const char *what) {
-    struct place place = key ? place_key(&p->place, key) : p->place;
+static kvasir_status wrong_part(const struct pipeline_part *p, const char *key, const char *what) {
+    struct part_path place = key ? place_key(&p->place, key) : p->place;
     return fail(p->err, KVASIR_ERR_FORMAT, "tokenizer.json: %s %s", place.text, what);
 }
 
-static kvasir_status unsupported(const struct part *p, const char *key, const char *what) {
-    struct place place = key ? place_key(&p->place, key) : p->place;
+static kvasir_status unsupported_part(const struct pipeline_part *p, const char *key,
+                                      const char *what) {
+    struct part_path place = key ? place_key(&p->place, key) : p->place;
     return fail(p->err, KVASIR_ERR_UNSUPPORTED, "tokenizer.json: %s %s", place.text, what);
 }
 
 /* Every key is "type" or one of a NULL-terminated list. */
-static kvasir_status only_keys(const struct part *p, const char *const *known) {
+static kvasir_status only_keys(const struct pipeline_part *p, const char *const *known) {
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)p->value, key, value) {
+    json_object_foreach(p->value, key, value) {
         bool found = strcmp(key, "type") == 0;
         for (size_t k = 0; known[k] && !found; k++)
             found = strcmp(key, known[k]) == 0;
         if (!found)
-            return unsupported(p, key, "is not supported");
+            return unsupported_part(p, key, "is not supported");
     }
     return KVASIR_OK;
 }
 
 #define ONLY_KEYS(p, ...) TRY(only_keys(p, (const char *const[]){__VA_ARGS__, NULL}))
 
-static kvasir_status get_bool(const struct part *p, const char *key, bool otherwise, bool *out) {
-    const json_t *value = json_object_get(p->value, key);
+static kvasir_status get_bool(const struct pipeline_part *p, const char *key, bool otherwise,
+                              bool *out) {
+    json_t *value = json_object_get(p->value, key);
     *out = value ? json_is_true(value) : otherwise;
-    return !value || json_is_boolean(value) ? KVASIR_OK : wrong(p, key, "is not true or false");
+    return !value || json_is_boolean(value) ? KVASIR_OK
+                                            : wrong_part(p, key, "is not true or false");
 }
 
 /* A short text that is copied. */
-static kvasir_status get_text(const struct part *p, const char *key, char out[NORMALIZER_TEXT_MAX],
-                              uint8_t *len) {
-    const json_t *value = json_object_get(p->value, key);
+static kvasir_status get_text(const struct pipeline_part *p, const char *key,
+                              char out[NORMALIZER_TEXT_MAX], uint8_t *len) {
+    json_t *value = json_object_get(p->value, key);
     if (!json_is_string(value))
-        return wrong(p, key, "is not a string");
+        return wrong_part(p, key, "is not a string");
     if (json_string_length(value) > NORMALIZER_TEXT_MAX)
-        return unsupported(p, key, "is longer than is supported");
+        return unsupported_part(p, key, "is longer than is supported");
     *len = (uint8_t)json_string_length(value);
     memcpy(out, json_string_value(value), *len);
     return KVASIR_OK;
 }
 
-static kvasir_status get_count(const struct part *p, const char *key, uint32_t *out) {
-    const json_t *value = json_object_get(p->value, key);
+static kvasir_status get_count(const struct pipeline_part *p, const char *key, uint32_t *out) {
+    json_t *value = json_object_get(p->value, key);
     json_int_t n = json_is_integer(value) ? json_integer_value(value) : -1;
     if (n < 0 || n > 65535)
-        return wrong(p, key, "is not a number from 0 to 65535");
+        return wrong_part(p, key, "is not a number from 0 to 65535");
     *out = (uint32_t)n;
     return KVASIR_OK;
 }
 
 /* {"String": ...} or {"Regex": ...}; exactly one of the two is set. */
-static kvasir_status get_pattern(const struct part *p, const json_t **literal,
-                                 const json_t **regex) {
-    const json_t *pattern = json_object_get(p->value, "pattern");
+static kvasir_status get_pattern(const struct pipeline_part *p, json_t **literal, json_t **regex) {
+    json_t *pattern = json_object_get(p->value, "pattern");
     *literal = json_object_get(pattern, "String");
     *regex = json_object_get(pattern, "Regex");
     if (json_object_size(pattern) != 1 || !(json_is_string(*literal) || json_is_string(*regex)))
-        return wrong(p, "pattern", "is not {\"String\": text} or {\"Regex\": text}");
+        return wrong_part(p, "pattern", "is not {\"String\": text} or {\"Regex\": text}");
     return KVASIR_OK;
 }
 
-static kvasir_status get_literal(const struct part *p, char out[NORMALIZER_TEXT_MAX],
+static kvasir_status get_literal(const struct pipeline_part *p, char out[NORMALIZER_TEXT_MAX],
                                  uint8_t *len) {
-    const json_t *literal, *regex;
+    json_t *literal, *regex;
     TRY(get_pattern(p, &literal, &regex));
     if (!literal)
-        return unsupported(p, "pattern.Regex", "is not supported here");
+        return unsupported_part(p, "pattern.Regex", "is not supported here");
     size_t n = json_string_length(literal);
     if (n == 0 || n > NORMALIZER_TEXT_MAX)
-        return unsupported(p, "pattern.String", n ? "is longer than is supported" : "is empty");
+        return unsupported_part(p, "pattern.String",
+                                n ? "is longer than is supported" : "is empty");
     *len = (uint8_t)n;
     memcpy(out, json_string_value(literal), n);
     return KVASIR_OK;
 }
 
 /* The type of a part that is an object; "" is null. */
-static kvasir_status get_type(const struct part *p, const char **type) {
+static kvasir_status get_type(const struct pipeline_part *p, const char **type) {
     *type = "";
     if (!p->value || json_is_null(p->value))
         return KVASIR_OK;
     if (p->depth > 8)
-        return unsupported(p, NULL, "is nested deeper than is supported");
+        return unsupported_part(p, NULL, "is nested deeper than is supported");
     *type = json_string_value(json_object_get(p->value, "type"));
-    return *type ? KVASIR_OK : wrong(p, "type", "is not a string");
+    return *type ? KVASIR_OK : wrong_part(p, "type", "is not a string");
 }
 
-static kvasir_status unknown_type(const struct part *p, const char *type) {
+static kvasir_status unknown_type(const struct pipeline_part *p, const char *type) {
     char what[96];
     snprintf(what, sizeof what, "\"%s\" is not supported", quote_bytes(type, strlen(type)).text);
-    return unsupported(p, "type", what);
+    return unsupported_part(p, "type", what);
 }
 
 /* Reads every part of a Sequence. */
-typedef kvasir_status read_fn(const struct part *p, void *out);
+typedef kvasir_status read_fn(const struct pipeline_part *p, void *out);
 
-static kvasir_status each(const struct part *p, const char *key, read_fn *fn, void *out) {
+static kvasir_status each_part(const struct pipeline_part *p, const char *key, read_fn *fn,
+                               void *out) {
     ONLY_KEYS(p, key);
-    const json_t *list = json_object_get(p->value, key);
+    json_t *list = json_object_get(p->value, key);
     if (!json_is_array(list))
-        return wrong(p, key, "is not an array");
-    struct place up = place_key(&p->place, key);
+        return wrong_part(p, key, "is not an array");
+    struct part_path up = place_key(&p->place, key);
     for (size_t i = 0; i < json_array_size(list); i++) {
-        struct part item = {json_array_get(list, i), place_item(&up, i), p->depth + 1, p->err};
+        struct pipeline_part item = {json_array_get(list, i), place_item(&up, i), p->depth + 1,
+                                     p->err};
         if (!json_is_object(item.value))
-            return wrong(&item, NULL, "is not an object");
+            return wrong_part(&item, NULL, "is not an object");
         TRY(fn(&item, out));
     }
     return KVASIR_OK;
 }
 
-static bool is(const char *type, const char *name) {
+static bool is_type(const char *type, const char *name) {
     return strcmp(type, name) == 0;
 }
 
 /* ---- normalizer ------------------------------------------------------------------------------ */
 
-static kvasir_status normalizer_fields(const struct part *p, const char *type,
+static kvasir_status normalizer_fields(const struct pipeline_part *p, const char *type,
                                        struct normalizer_step *step) {
     static const struct {
         const char *type;
@@ -173,22 +178,22 @@ static kvasir_status normalizer_fields(const struct part *p, const char *type,
         {"Lowercase", NORMALIZE_LOWERCASE},
     };
     for (size_t k = 0; k < sizeof plain / sizeof plain[0]; k++)
-        if (is(type, plain[k].type)) {
+        if (is_type(type, plain[k].type)) {
             step->kind = plain[k].kind;
             return only_keys(p, (const char *const[]){NULL});
         }
-    if (is(type, "Strip")) {
+    if (is_type(type, "Strip")) {
         step->kind = NORMALIZE_STRIP;
         ONLY_KEYS(p, "strip_left", "strip_right");
         TRY(get_bool(p, "strip_left", true, &step->left));
         return get_bool(p, "strip_right", true, &step->right);
     }
-    if (is(type, "Prepend")) {
+    if (is_type(type, "Prepend")) {
         step->kind = NORMALIZE_PREPEND;
         ONLY_KEYS(p, "prepend");
         return get_text(p, "prepend", step->to, &step->to_len);
     }
-    if (is(type, "Replace")) {
+    if (is_type(type, "Replace")) {
         step->kind = NORMALIZE_REPLACE;
         ONLY_KEYS(p, "pattern", "content");
         TRY(get_literal(p, step->from, &step->from_len));
@@ -197,21 +202,21 @@ static kvasir_status normalizer_fields(const struct part *p, const char *type,
     return unknown_type(p, type);
 }
 
-static kvasir_status read_normalizer(const struct part *p, void *out) {
+static kvasir_status read_normalizer(const struct pipeline_part *p, void *out) {
     struct normalizer *n = out;
     const char *type;
     TRY(get_type(p, &type));
     if (!*type)
         return KVASIR_OK;
-    if (is(type, "Sequence"))
-        return each(p, "normalizers", read_normalizer, n);
+    if (is_type(type, "Sequence"))
+        return each_part(p, "normalizers", read_normalizer, n);
     if (n->n == NORMALIZER_STEPS_MAX)
-        return unsupported(p, NULL, "is one step more than is supported");
+        return unsupported_part(p, NULL, "is one step more than is supported");
     return normalizer_fields(p, type, &n->step[n->n++]);
 }
 
-kvasir_status part_normalizer(const json_t *value, struct normalizer *n, kvasir_error *err) {
-    struct part p = {value, {"normalizer"}, 0, err};
+kvasir_status pipeline_normalizer(json_t *value, struct normalizer *n, kvasir_error *err) {
+    struct pipeline_part p = {value, {"normalizer"}, 0, err};
     return read_normalizer(&p, n);
 }
 
@@ -222,9 +227,8 @@ struct pre_reading {
     bool byte_level;
 };
 
-static kvasir_status add_stage(const struct part *p, struct pretokenizer *pre,
-                               const struct stage *stage) {
-    kvasir_status status = pretokenizer_add(pre, stage, p->err);
+/* Says of which part an error is that another file found. */
+static kvasir_status blame_part(const struct pipeline_part *p, kvasir_status status) {
     if (status != KVASIR_OK) {
         char prefix[sizeof p->place.text + 20];
         snprintf(prefix, sizeof prefix, "tokenizer.json: %s", p->place.text);
@@ -233,37 +237,36 @@ static kvasir_status add_stage(const struct part *p, struct pretokenizer *pre,
     return status;
 }
 
-static kvasir_status add_regex(const struct part *p, struct pretokenizer *pre,
-                               struct text_span pattern, enum split_behavior behavior,
-                               bool invert) {
-    struct stage stage = {.kind = STAGE_REGEX, .behavior = behavior, .invert = invert};
-    kvasir_status status = regex_compile_onig(pattern, &stage.re, p->err);
-    if (status != KVASIR_OK) {
-        char prefix[sizeof p->place.text + 20];
-        snprintf(prefix, sizeof prefix, "tokenizer.json: %s", p->place.text);
-        fail_prefix(p->err, prefix);
-        if (p->err)
-            p->err->offset = -1; /* it is one in the pattern, not in the file */
-        return status;
-    }
-    return add_stage(p, pre, &stage);
+static kvasir_status add_stage(const struct pipeline_part *p, struct pretokenizer *pre,
+                               const struct pre_stage *stage) {
+    return blame_part(p, pretokenizer_add(pre, stage, p->err));
 }
 
-static kvasir_status get_behavior(const struct part *p, enum split_behavior *out) {
+static kvasir_status add_regex(const struct pipeline_part *p, struct pretokenizer *pre,
+                               struct text_span pattern, enum split_behavior behavior,
+                               bool invert) {
+    struct pre_stage stage = {.kind = STAGE_REGEX, .behavior = behavior, .invert = invert};
+    kvasir_status status = blame_part(p, regex_compile_onig(pattern, &stage.re, p->err));
+    if (status != KVASIR_OK && p->err)
+        p->err->offset = -1; /* it is one in the pattern, not in the file */
+    return status == KVASIR_OK ? add_stage(p, pre, &stage) : status;
+}
+
+static kvasir_status get_behavior(const struct pipeline_part *p, enum split_behavior *out) {
     static const char *const names[] = {"Isolated", "Removed", "MergedWithPrevious",
                                         "MergedWithNext", "Contiguous"};
     const char *name = json_string_value(json_object_get(p->value, "behavior"));
     for (int k = 0; name && k < 5; k++)
-        if (is(name, names[k])) {
+        if (is_type(name, names[k])) {
             *out = (enum split_behavior)k;
             return KVASIR_OK;
         }
-    return wrong(p, "behavior", "is not one that is known");
+    return wrong_part(p, "behavior", "is not one that is known");
 }
 
-static kvasir_status read_split(const struct part *p, struct pretokenizer *pre) {
-    const json_t *literal, *regex;
-    struct stage stage = {.kind = STAGE_LITERAL};
+static kvasir_status read_split(const struct pipeline_part *p, struct pretokenizer *pre) {
+    json_t *literal, *regex;
+    struct pre_stage stage = {.kind = STAGE_LITERAL};
     ONLY_KEYS(p, "pattern", "behavior", "invert");
     TRY(get_pattern(p, &literal, &regex));
     TRY(get_behavior(p, &stage.behavior));
@@ -276,74 +279,75 @@ static kvasir_status read_split(const struct part *p, struct pretokenizer *pre) 
     return add_stage(p, pre, &stage);
 }
 
-static kvasir_status read_byte_level(const struct part *p, struct pre_reading *r) {
+static kvasir_status read_byte_level(const struct pipeline_part *p, struct pre_reading *r) {
     bool space, regex, ignored;
     ONLY_KEYS(p, "add_prefix_space", "use_regex", "trim_offsets");
     TRY(get_bool(p, "add_prefix_space", true, &space));
     TRY(get_bool(p, "use_regex", true, &regex));
     TRY(get_bool(p, "trim_offsets", true, &ignored));
     r->byte_level = true;
-    struct stage prefix = {.kind = STAGE_PREFIX, .text = " ", .text_len = 1};
+    struct pre_stage prefix = {.kind = STAGE_PREFIX, .text = " ", .text_len = 1};
     if (space)
         TRY(add_stage(p, r->p, &prefix));
     return regex ? add_regex(p, r->p, span_of(gpt2_pattern), SPLIT_ISOLATED, false) : KVASIR_OK;
 }
 
-static kvasir_status check_mark(const struct part *p) {
-    const json_t *mark = json_object_get(p->value, "replacement");
+static kvasir_status check_mark(const struct pipeline_part *p) {
+    json_t *mark = json_object_get(p->value, "replacement");
     if (!json_is_string(mark) || strcmp(json_string_value(mark), SPACE_MARK) != 0)
-        return unsupported(p, "replacement", "is not U+2581");
+        return unsupported_part(p, "replacement", "is not U+2581");
     return KVASIR_OK;
 }
 
 /* "always", "first" or "never"; older files say add_prefix_space instead. */
-static kvasir_status get_scheme(const struct part *p, const char **scheme) {
+static kvasir_status get_scheme(const struct pipeline_part *p, const char **scheme) {
     bool add;
     TRY(get_bool(p, "add_prefix_space", true, &add));
-    const json_t *value = json_object_get(p->value, "prepend_scheme");
+    json_t *value = json_object_get(p->value, "prepend_scheme");
     *scheme = value ? json_string_value(value) : add ? "always" : "never";
-    if (!*scheme || !(is(*scheme, "always") || is(*scheme, "first") || is(*scheme, "never")))
-        return wrong(p, "prepend_scheme", "is not always, first or never");
-    if (!add && !is(*scheme, "never"))
-        return wrong(p, "add_prefix_space", "contradicts prepend_scheme");
+    if (!*scheme ||
+        !(is_type(*scheme, "always") || is_type(*scheme, "first") || is_type(*scheme, "never")))
+        return wrong_part(p, "prepend_scheme", "is not always, first or never");
+    if (!add && !is_type(*scheme, "never"))
+        return wrong_part(p, "add_prefix_space", "contradicts prepend_scheme");
     return KVASIR_OK;
 }
 
-static kvasir_status read_metaspace(const struct part *p, struct pretokenizer *pre) {
+static kvasir_status read_metaspace(const struct pipeline_part *p, struct pretokenizer *pre) {
     const char *scheme;
     bool split;
     ONLY_KEYS(p, "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep");
     TRY(check_mark(p));
     TRY(get_scheme(p, &scheme));
     TRY(get_bool(p, "split", true, &split));
-    struct stage stage = {.kind = STAGE_MARKS, .text = SPACE_MARK, .text_len = SPACE_MARK_LEN};
+    struct pre_stage stage = {.kind = STAGE_MARKS, .text = SPACE_MARK, .text_len = SPACE_MARK_LEN};
     TRY(add_stage(p, pre, &stage));
     stage.kind = STAGE_PREFIX;
-    stage.first_only = is(scheme, "first");
-    if (!is(scheme, "never"))
+    stage.first_only = is_type(scheme, "first");
+    if (!is_type(scheme, "never"))
         TRY(add_stage(p, pre, &stage));
     stage.kind = STAGE_LITERAL;
     stage.behavior = SPLIT_MERGED_WITH_NEXT;
     return split ? add_stage(p, pre, &stage) : KVASIR_OK;
 }
 
-static kvasir_status read_pre_tokenizer(const struct part *p, void *out) {
+static kvasir_status read_pre_tokenizer(const struct pipeline_part *p, void *out) {
     struct pre_reading *r = out;
     const char *type;
     TRY(get_type(p, &type));
     if (!*type)
         return KVASIR_OK;
-    if (is(type, "Sequence"))
-        return each(p, "pretokenizers", read_pre_tokenizer, r);
+    if (is_type(type, "Sequence"))
+        return each_part(p, "pretokenizers", read_pre_tokenizer, r);
     if (r->byte_level)
-        return unsupported(p, NULL, "stands behind ByteLevel, which is not supported");
-    if (is(type, "Split"))
+        return unsupported_part(p, NULL, "stands behind ByteLevel, which is not supported");
+    if (is_type(type, "Split"))
         return read_split(p, r->p);
-    if (is(type, "ByteLevel"))
+    if (is_type(type, "ByteLevel"))
         return read_byte_level(p, r);
-    if (is(type, "Metaspace"))
+    if (is_type(type, "Metaspace"))
         return read_metaspace(p, r->p);
-    if (is(type, "Digits")) {
+    if (is_type(type, "Digits")) {
         bool single;
         ONLY_KEYS(p, "individual_digits");
         TRY(get_bool(p, "individual_digits", false, &single));
@@ -353,9 +357,9 @@ static kvasir_status read_pre_tokenizer(const struct part *p, void *out) {
     return unknown_type(p, type);
 }
 
-kvasir_status part_pre_tokenizer(const json_t *value, struct pretokenizer *pre, bool *byte_level,
-                                 kvasir_error *err) {
-    struct part p = {value, {"pre_tokenizer"}, 0, err};
+kvasir_status pipeline_pre_tokenizer(json_t *value, struct pretokenizer *pre, bool *byte_level,
+                                     kvasir_error *err) {
+    struct pipeline_part p = {value, {"pre_tokenizer"}, 0, err};
     struct pre_reading r = {.p = pre};
     TRY(read_pre_tokenizer(&p, &r));
     *byte_level = r.byte_level;
@@ -364,25 +368,25 @@ kvasir_status part_pre_tokenizer(const json_t *value, struct pretokenizer *pre, 
 
 /* ---- post_processor -------------------------------------------------------------------------- */
 
-static kvasir_status too_many(const struct part *p, bool before) {
+static kvasir_status too_many(const struct pipeline_part *p, bool before) {
     char what[64];
     snprintf(what, sizeof what, "adds more than %d tokens %s the text", IDS_ADDED_MAX,
              before ? "in front of" : "behind");
-    return unsupported(p, "single", what);
+    return unsupported_part(p, "single", what);
 }
 
 /* The ids of the special token that a template names. */
-static kvasir_status push_special(const struct part *p, const struct tokenizer *t, const char *name,
-                                  struct id_list *list) {
-    const json_t *tokens = json_object_get(p->value, "special_tokens");
-    const json_t *ids = json_object_get(json_object_get(tokens, name), "ids");
+static kvasir_status push_special(const struct pipeline_part *p, const struct tokenizer *t,
+                                  const char *name, struct id_list *list) {
+    json_t *tokens = json_object_get(p->value, "special_tokens");
+    json_t *ids = json_object_get(json_object_get(tokens, name), "ids");
     if (!json_is_array(ids))
-        return wrong(p, "special_tokens", "lacks a token that the template names");
+        return wrong_part(p, "special_tokens", "lacks a token that the template names");
     for (size_t i = 0; i < json_array_size(ids); i++) {
-        const json_t *id = json_array_get(ids, i);
+        json_t *id = json_array_get(ids, i);
         json_int_t n = json_is_integer(id) ? json_integer_value(id) : -1;
         if (n < 0 || n > INT32_MAX || !pieces_has(&t->pieces, (int32_t)n))
-            return wrong(p, "special_tokens", "names an id that no token has");
+            return wrong_part(p, "special_tokens", "names an id that no token has");
         if (list->n == IDS_ADDED_MAX)
             return too_many(p, list == &t->before);
         list->id[list->n++] = (int32_t)n;
@@ -391,89 +395,90 @@ static kvasir_status push_special(const struct part *p, const struct tokenizer *
 }
 
 /* Of one text: tokens, the text, tokens. */
-static kvasir_status read_template(const struct part *p, struct tokenizer *t) {
+static kvasir_status read_template_processing(const struct pipeline_part *p, struct tokenizer *t) {
     if (t->before.n || t->after.n)
-        return unsupported(p, NULL, "is a second template, which is not supported");
-    const json_t *single = json_object_get(p->value, "single");
+        return unsupported_part(p, NULL, "is a second template, which is not supported");
+    json_t *single = json_object_get(p->value, "single");
     size_t texts = 0;
     ONLY_KEYS(p, "single", "pair", "special_tokens");
     for (size_t i = 0; i < json_array_size(single); i++) {
-        const json_t *item = json_array_get(single, i);
-        const json_t *special = json_object_get(item, "SpecialToken");
+        json_t *item = json_array_get(single, i);
+        json_t *special = json_object_get(item, "SpecialToken");
         const char *text =
             json_string_value(json_object_get(json_object_get(item, "Sequence"), "id"));
         const char *name = json_string_value(json_object_get(special, "id"));
-        if (json_object_size(item) != 1 || !(name || (text && is(text, "A"))))
-            return wrong(p, "single", "holds what is neither a SpecialToken nor Sequence A");
+        if (json_object_size(item) != 1 || !(name || (text && is_type(text, "A"))))
+            return wrong_part(p, "single", "holds what is neither a SpecialToken nor Sequence A");
         if (name)
             TRY(push_special(p, t, name, texts ? &t->after : &t->before));
         texts += text != NULL;
     }
-    return texts == 1 ? KVASIR_OK : wrong(p, "single", "does not hold Sequence A once");
+    return texts == 1 ? KVASIR_OK : wrong_part(p, "single", "does not hold Sequence A once");
 }
 
-static kvasir_status read_post_processor(const struct part *p, void *out) {
+static kvasir_status read_post_processor(const struct pipeline_part *p, void *out) {
     struct tokenizer *t = out;
     const char *type;
     TRY(get_type(p, &type));
     if (!*type)
         return KVASIR_OK;
-    if (is(type, "Sequence"))
-        return each(p, "processors", read_post_processor, t);
-    if (is(type, "ByteLevel")) {
+    if (is_type(type, "Sequence"))
+        return each_part(p, "processors", read_post_processor, t);
+    if (is_type(type, "ByteLevel")) {
         ONLY_KEYS(p, "add_prefix_space", "use_regex", "trim_offsets");
         return KVASIR_OK;
     }
-    return is(type, "TemplateProcessing") ? read_template(p, t) : unknown_type(p, type);
+    return is_type(type, "TemplateProcessing") ? read_template_processing(p, t)
+                                               : unknown_type(p, type);
 }
 
-kvasir_status part_post_processor(const json_t *value, struct tokenizer *t, kvasir_error *err) {
-    struct part p = {value, {"post_processor"}, 0, err};
+kvasir_status pipeline_post_processor(json_t *value, struct tokenizer *t, kvasir_error *err) {
+    struct pipeline_part p = {value, {"post_processor"}, 0, err};
     return read_post_processor(&p, t);
 }
 
 /* ---- decoder --------------------------------------------------------------------------------- */
 
-static kvasir_status decoder_fields(const struct part *p, const char *type,
+static kvasir_status decoder_fields(const struct pipeline_part *p, const char *type,
                                     struct decoder_step *step) {
-    if (is(type, "ByteLevel")) {
+    if (is_type(type, "ByteLevel")) {
         step->kind = DECODE_BYTE_LEVEL;
         ONLY_KEYS(p, "add_prefix_space", "use_regex", "trim_offsets");
         return KVASIR_OK;
     }
-    if (is(type, "ByteFallback") || is(type, "Fuse")) {
-        step->kind = is(type, "Fuse") ? DECODE_FUSE : DECODE_BYTE_FALLBACK;
+    if (is_type(type, "ByteFallback") || is_type(type, "Fuse")) {
+        step->kind = is_type(type, "Fuse") ? DECODE_FUSE : DECODE_BYTE_FALLBACK;
         return only_keys(p, (const char *const[]){NULL});
     }
-    if (is(type, "Replace")) {
+    if (is_type(type, "Replace")) {
         step->kind = DECODE_REPLACE;
         ONLY_KEYS(p, "pattern", "content");
         TRY(get_literal(p, step->from, &step->from_len));
         return get_text(p, "content", step->to, &step->to_len);
     }
-    if (is(type, "Strip")) {
+    if (is_type(type, "Strip")) {
         step->kind = DECODE_STRIP;
         ONLY_KEYS(p, "content", "start", "stop");
         TRY(get_text(p, "content", step->from, &step->from_len));
         size_t at = 0;
         if (step->from_len == 0 || (utf8_next(step->from, &at), at != step->from_len))
-            return wrong(p, "content", "is not one character");
+            return wrong_part(p, "content", "is not one character");
         TRY(get_count(p, "start", &step->start));
         return get_count(p, "stop", &step->stop);
     }
-    if (is(type, "Metaspace")) {
+    if (is_type(type, "Metaspace")) {
         const char *scheme;
         step->kind = DECODE_MARKS;
         ONLY_KEYS(p, "replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep");
         TRY(check_mark(p));
         TRY(get_scheme(p, &scheme));
-        step->strip = !is(scheme, "never");
+        step->strip = !is_type(scheme, "never");
         return KVASIR_OK;
     }
     return unknown_type(p, type);
 }
 
-static kvasir_status read_decoder(const struct part *p, void *out) {
+static kvasir_status read_decoder(const struct pipeline_part *p, void *out) {
     struct decoder *d = out;
     const char *type;
     TRY(get_type(p, &type));
@@ -481,16 +486,16 @@ static kvasir_status read_decoder(const struct part *p, void *out) {
         d->spaces = true;
         return KVASIR_OK;
     }
-    if (is(type, "Sequence"))
-        return each(p, "decoders", read_decoder, d);
+    if (is_type(type, "Sequence"))
+        return each_part(p, "decoders", read_decoder, d);
     if (d->n == DECODER_STEPS_MAX)
-        return unsupported(p, NULL, "is one step more than is supported");
-    if (d->n && (is(type, "ByteLevel") || d->step[0].kind == DECODE_BYTE_LEVEL))
-        return unsupported(p, NULL, "stands beside ByteLevel, which is not supported");
+        return unsupported_part(p, NULL, "is one step more than is supported");
+    if (d->n && (is_type(type, "ByteLevel") || d->step[0].kind == DECODE_BYTE_LEVEL))
+        return unsupported_part(p, NULL, "stands beside ByteLevel, which is not supported");
     return decoder_fields(p, type, &d->step[d->n++]);
 }
 
-kvasir_status part_decoder(const json_t *value, struct decoder *d, kvasir_error *err) {
-    struct part p = {value, {"decoder"}, 0, err};
+kvasir_status pipeline_decoder(json_t *value, struct decoder *d, kvasir_error *err) {
+    struct pipeline_part p = {value, {"decoder"}, 0, err};
     return read_decoder(&p, d);
 }

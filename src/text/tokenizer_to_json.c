@@ -19,14 +19,14 @@ struct json_writer {
     bool good;
 };
 
-static void put(struct json_writer *w, const char *text) {
-    w->good = w->good && text_append(w->out, text, strlen(text));
+static void put_json(struct json_writer *w, const char *text) {
+    w->good = w->good && text_puts(w->out, text);
 }
 
-static void put_string(struct json_writer *w, struct text_span s) {
+static void put_json_string(struct json_writer *w, struct text_span s) {
     json_t *value = json_stringn(s.data, s.len);
     char *text = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
-    w->good = w->good && text && text_append(w->out, text, strlen(text));
+    w->good = w->good && text && text_puts(w->out, text);
     free(text);
     json_decref(value);
 }
@@ -35,70 +35,70 @@ static void put_string(struct json_writer *w, struct text_span s) {
 
 static void put_added(struct json_writer *w, const struct tokenizer_spec *spec) {
     bool first = true;
-    put(w, "\"added_tokens\":[");
+    put_json(w, "\"added_tokens\":[");
     for (size_t i = 0; i < spec->n_tokens; i++) {
         uint8_t kind = spec->kinds ? spec->kinds[i] : TOKEN_NORMAL;
         if (kind != TOKEN_CONTROL && kind != TOKEN_USER_DEFINED && kind != TOKEN_UNKNOWN)
             continue;
         w->good =
             w->good && text_printf(w->out, "%s{\"id\":%zu,\"content\":", first ? "" : ",\n", i);
-        put_string(w, spec->pieces[i]);
-        put(w, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
-               "\"special\":");
-        put(w, kind == TOKEN_USER_DEFINED ? "false}" : "true}");
+        put_json_string(w, spec->pieces[i]);
+        put_json(w, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
+                    "\"special\":");
+        put_json(w, kind == TOKEN_USER_DEFINED ? "false}" : "true}");
         first = false;
     }
-    put(w, "],\n");
+    put_json(w, "],\n");
 }
 
 static void put_vocab(struct json_writer *w, const struct tokenizer_spec *spec) {
-    put(w, "\"vocab\":{");
+    put_json(w, "\"vocab\":{");
     for (size_t i = 0; i < spec->n_tokens; i++) {
-        put(w, i ? ",\n" : "");
-        put_string(w, spec->pieces[i]);
+        put_json(w, i ? ",\n" : "");
+        put_json_string(w, spec->pieces[i]);
         w->good = w->good && text_printf(w->out, ":%zu", i);
     }
-    put(w, "},\n");
+    put_json(w, "},\n");
 }
 
 /* BOS in front and EOS behind, as the file asks for. */
 static void put_template(struct json_writer *w, const struct tokenizer_spec *spec) {
     int32_t bos = spec->add_bos ? spec->bos : -1, eos = spec->add_eos ? spec->eos : -1;
     const int32_t ids[] = {bos, eos};
-    put(w, "{\"type\":\"TemplateProcessing\",\"single\":[");
+    put_json(w, "{\"type\":\"TemplateProcessing\",\"single\":[");
     for (int i = 0; i < 2; i++) {
         if (ids[i] >= 0) {
-            put(w, i ? ",{\"SpecialToken\":{\"id\":" : "{\"SpecialToken\":{\"id\":");
-            put_string(w, spec->pieces[ids[i]]);
-            put(w, ",\"type_id\":0}}");
+            put_json(w, i ? ",{\"SpecialToken\":{\"id\":" : "{\"SpecialToken\":{\"id\":");
+            put_json_string(w, spec->pieces[ids[i]]);
+            put_json(w, ",\"type_id\":0}}");
         }
         if (i == 0)
-            put(w, bos >= 0 ? ",{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}"
-                            : "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}");
+            put_json(w, bos >= 0 ? ",{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}"
+                                 : "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}");
     }
-    put(w, "],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},"
-           "{\"Sequence\":{\"id\":\"B\",\"type_id\":1}}],\"special_tokens\":{");
+    put_json(w, "],\"pair\":[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},"
+                "{\"Sequence\":{\"id\":\"B\",\"type_id\":1}}],\"special_tokens\":{");
     for (int i = 0; i < 2; i++) {
         if (ids[i] < 0 || (i == 1 && bos == eos))
             continue;
-        put(w, i && bos >= 0 ? "," : "");
-        put_string(w, spec->pieces[ids[i]]);
-        put(w, ":{\"id\":");
-        put_string(w, spec->pieces[ids[i]]);
+        put_json(w, i && bos >= 0 ? "," : "");
+        put_json_string(w, spec->pieces[ids[i]]);
+        put_json(w, ":{\"id\":");
+        put_json_string(w, spec->pieces[ids[i]]);
         w->good = w->good && text_printf(w->out, ",\"ids\":[%d],\"tokens\":[", ids[i]);
-        put_string(w, spec->pieces[ids[i]]);
-        put(w, "]}");
+        put_json_string(w, spec->pieces[ids[i]]);
+        put_json(w, "]}");
     }
-    put(w, "}}");
+    put_json(w, "}}");
 }
 
 static void put_post_processor(struct json_writer *w, const struct tokenizer_spec *spec) {
-    put(w, "\"post_processor\":");
+    put_json(w, "\"post_processor\":");
     if ((spec->add_bos && spec->bos >= 0) || (spec->add_eos && spec->eos >= 0))
         put_template(w, spec);
     else
-        put(w, "null");
-    put(w, ",\n");
+        put_json(w, "null");
+    put_json(w, ",\n");
 }
 
 /* ---- merges ---------------------------------------------------------------------------------- */
@@ -122,15 +122,15 @@ static kvasir_status put_merges(struct json_writer *w, const struct tokenizer *t
         if (m->slot[i].pair != UINT64_MAX && m->slot[i].rank != MERGE_NONE)
             list[n++] = m->slot[i];
     qsort(list, n, sizeof *list, compare_merges);
-    put(w, "\"merges\":[");
+    put_json(w, "\"merges\":[");
     for (size_t i = 0; i < n; i++) {
-        put(w, i ? ",\n[" : "[");
-        put_string(w, pieces_at(&t->pieces, (int32_t)(list[i].pair >> 32)));
-        put(w, ",");
-        put_string(w, pieces_at(&t->pieces, (int32_t)(uint32_t)list[i].pair));
-        put(w, "]");
+        put_json(w, i ? ",\n[" : "[");
+        put_json_string(w, pieces_at(&t->pieces, (int32_t)(list[i].pair >> 32)));
+        put_json(w, ",");
+        put_json_string(w, pieces_at(&t->pieces, (int32_t)(uint32_t)list[i].pair));
+        put_json(w, "]");
     }
-    put(w, "]}");
+    put_json(w, "]}");
     mem_free(list);
     return KVASIR_OK;
 }
@@ -141,50 +141,52 @@ static kvasir_status put_byte_level(struct json_writer *w, const struct tokenize
                                     kvasir_error *err) {
     const struct known_pre *known;
     TRY(known_pre_find(spec->pre ? spec->pre : "default", &known, err));
-    put(w, "\"normalizer\":");
-    put(w, known->nfc ? "{\"type\":\"NFC\"}" : "null");
-    put(w, ",\n\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
+    put_json(w, "\"normalizer\":");
+    put_json(w, known->nfc ? "{\"type\":\"NFC\"}" : "null");
+    put_json(w, ",\n\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
     for (const char *const *pattern = known->patterns; *pattern; pattern++) {
-        put(w, "{\"type\":\"Split\",\"pattern\":{\"Regex\":");
-        put_string(w, (struct text_span){*pattern, strlen(*pattern)});
-        put(w, "},\"behavior\":\"Isolated\",\"invert\":false},\n");
+        put_json(w, "{\"type\":\"Split\",\"pattern\":{\"Regex\":");
+        put_json_string(w, (struct text_span){*pattern, strlen(*pattern)});
+        put_json(w, "},\"behavior\":\"Isolated\",\"invert\":false},\n");
     }
-    put(w, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
-           "\"use_regex\":false}]},\n");
-    put(w, "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
-           "\"use_regex\":true},\n"
-           "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
-           "\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,"
-           "\"byte_fallback\":false,\"ignore_merges\":");
-    put(w, known->ignore_merges ? "true,\n" : "false,\n");
+    put_json(w, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+                "\"use_regex\":false}]},\n");
+    put_json(w,
+             "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+             "\"use_regex\":true},\n"
+             "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,"
+             "\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,"
+             "\"byte_fallback\":false,\"ignore_merges\":");
+    put_json(w, known->ignore_merges ? "true,\n" : "false,\n");
     return KVASIR_OK;
 }
 
 static void put_sentencepiece(struct json_writer *w, const struct tokenizer_spec *spec) {
-    put(w, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    put_json(w, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
     if (spec->add_space_prefix)
-        put(w, "{\"type\":\"Prepend\",\"prepend\":\"" SPACE_MARK "\"},\n");
-    put(w, "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE_MARK
-           "\"}]},\n\"pre_tokenizer\":null,\n");
-    put(w, "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
-           "{\"String\":\"" SPACE_MARK "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},"
-           "{\"type\":\"Fuse\"}");
+        put_json(w, "{\"type\":\"Prepend\",\"prepend\":\"" SPACE_MARK "\"},\n");
+    put_json(w, "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE_MARK
+                "\"}]},\n\"pre_tokenizer\":null,\n");
+    put_json(w,
+             "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
+             "{\"String\":\"" SPACE_MARK "\"},\"content\":\" \"},{\"type\":\"ByteFallback\"},"
+             "{\"type\":\"Fuse\"}");
     if (spec->add_space_prefix)
-        put(w, ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}");
-    put(w, "]},\n\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":");
+        put_json(w, ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}");
+    put_json(w, "]},\n\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":");
     if (spec->unk >= 0)
-        put_string(w, spec->pieces[spec->unk]);
+        put_json_string(w, spec->pieces[spec->unk]);
     else
-        put(w, "null");
-    put(w, ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":true,"
-           "\"byte_fallback\":true,\"ignore_merges\":false,\n");
+        put_json(w, "null");
+    put_json(w, ",\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":true,"
+                "\"byte_fallback\":true,\"ignore_merges\":false,\n");
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 static kvasir_status put_all(struct json_writer *w, const struct tokenizer_spec *spec,
                              const struct tokenizer *t, kvasir_error *err) {
-    put(w, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n");
+    put_json(w, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n");
     put_added(w, spec);
     put_post_processor(w, spec);
     if (t->bpe.bytes)
@@ -193,7 +195,7 @@ static kvasir_status put_all(struct json_writer *w, const struct tokenizer_spec 
         put_sentencepiece(w, spec);
     put_vocab(w, spec);
     TRY(put_merges(w, t, err));
-    put(w, "}\n");
+    put_json(w, "}\n");
     return w->good ? KVASIR_OK
                    : fail(err, KVASIR_ERR_FORMAT,
                           "a token that is not UTF-8, or no memory for tokenizer.json");
