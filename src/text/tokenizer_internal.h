@@ -325,7 +325,7 @@ size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from);
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
                 int32_t *ids, size_t *n) MUST_CHECK;
 
-/* ---- decoders (tokenizer_decode.c) --------------------------------------------------------------------- */
+/* ---- decoders (tokenizer_decode.c) ----------------------------------------------------------- */
 
 enum { DECODER_STEPS_MAX = 8 };
 enum decoder_kind {
