@@ -13,7 +13,7 @@
 #include "bench.h"
 
 static double decode_speed(kvasir_seq *s, int tokens, uint32_t vocab, float *logits) {
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     double start = clock_seconds();
     for (int i = 0; i < tokens; i++) {
         int32_t id = random_token(vocab);
@@ -26,7 +26,7 @@ static double prompt_speed(kvasir_seq *s, int tokens, uint32_t vocab, float *log
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
     for (int i = 0; i < tokens; i++)
         ids[i] = random_token(vocab);
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     double start = clock_seconds();
     need(kvasir_seq_eval(s, ids, (size_t)tokens, &last, &err));
     double speed = tokens / (clock_seconds() - start);

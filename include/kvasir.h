@@ -13,7 +13,7 @@
  *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
  *   kvasir_sampler   picks the next token from logits
  *
- * A program in a dozen lines (examples: src/cli/generate.c):
+ * A short program (examples: src/cli/generate.c):
  *
  *     kvasir_model_open(path, &model, &err);
  *     kvasir_context_options opt = kvasir_context_defaults();
@@ -21,7 +21,8 @@
  *     kvasir_seq_create(ctx, &seq, &err);
  *     kvasir_tokenizer *t = kvasir_model_tokenizer(model);
  *     kvasir_tokenize(t, text, strlen(text), KVASIR_TOKENIZE_ADD_SPECIAL, &ids, &n, &err);
- *     kvasir_eval_options last = {.last_logits = logits};
+ *     kvasir_eval_options last = kvasir_eval_defaults();
+ *     last.last_logits = logits;
  *     kvasir_seq_eval(seq, ids, n, &last, &err);
  *     while ((id = kvasir_sampler_pick(sampler, logits)) != end) {
  *         kvasir_sampler_accept(sampler, id);
@@ -33,6 +34,11 @@
  * error. Arguments are borrowed for the call. What a `create` or `open` returned is given back with
  * its `destroy` or `close`, where NULL is allowed; a model outlives its contexts, a context its
  * sequences. Strings are UTF-8, sizes are bytes, positions count tokens from 0.
+ *
+ * Option structs begin with struct_size, which their `_defaults` function sets: initialise them
+ * with it. Later versions may add fields at the end. A program that was built with an older header
+ * gets the defaults of the fields it does not know; one that was built with a newer header than the
+ * library gets KVASIR_ERR_ARGUMENT.
  */
 #ifndef KVASIR_H
 #define KVASIR_H
@@ -77,13 +83,20 @@ KVASIR_API kvasir_status kvasir_model_kv_bytes(const kvasir_model *model, const 
 typedef bool kvasir_progress_fn(void *user, size_t done, size_t total); /* false: cancel */
 
 typedef struct kvasir_convert_options {
+    size_t struct_size;
     uint32_t bits;       /* 0: no quantization; 2 3 4 5 6 8: matrices as mx.quantize, mode affine */
     uint32_t group_size; /* 32, 64, 128; matrices that it does not divide stay as dtype */
     const char *dtype;   /* "bf16", "f16", "f32": of all else, scales and biases included */
     kvasir_progress_fn *on_progress; /* rows; NULL: none */
     void *user;
 } kvasir_convert_options;
-KVASIR_API kvasir_convert_options kvasir_convert_defaults(void); /* bits 0, group 64, bf16 */
+KVASIR_API void kvasir_convert_init(kvasir_convert_options *options, size_t struct_size);
+/* bits 0, group 64, bf16 */
+static inline kvasir_convert_options kvasir_convert_defaults(void) {
+    kvasir_convert_options options;
+    kvasir_convert_init(&options, sizeof options);
+    return options;
+}
 /* Writes any checkpoint that kvasir_model_open reads as a folder that mlx-lm loads. `out` must not
  * exist: it appears when it is complete. Memory beside the mapped input: less than the largest
  * tensor. */
@@ -96,6 +109,7 @@ typedef struct kvasir_context kvasir_context;
 typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 
 typedef struct kvasir_context_options {
+    size_t struct_size;
     const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
     /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim none
      * divides stay f16, with a note; where that is all of them, it is an error. */
@@ -121,9 +135,14 @@ typedef struct kvasir_context_options {
     const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
     int act_bits;         /* 8 or 16: rounding of activations in quantized products */
 } kvasir_context_options;
+KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
 /* kv_bits "8,4", key_centre "auto", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all
  * else 0. */
-KVASIR_API kvasir_context_options kvasir_context_defaults(void);
+static inline kvasir_context_options kvasir_context_defaults(void) {
+    kvasir_context_options options;
+    kvasir_context_init(&options, sizeof options);
+    return options;
+}
 
 /* The model is borrowed for the context's life. */
 KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
@@ -231,11 +250,17 @@ KVASIR_API kvasir_status kvasir_seq_requantize(kvasir_seq *seq, const char *kv_b
 typedef bool kvasir_logits_fn(void *user, size_t first, size_t rows, const float *logits);
 
 typedef struct kvasir_eval_options {
+    size_t struct_size;
     float *last_logits;              /* [vocab], of the last token; NULL: not wanted */
     kvasir_logits_fn *on_logits;     /* all tokens' logits, step by step; NULL: not wanted */
     kvasir_progress_fn *on_progress; /* after each step, in tokens; NULL: none */
     void *user;
 } kvasir_eval_options;
+/* All 0. */
+static inline kvasir_eval_options kvasir_eval_defaults(void) {
+    kvasir_eval_options options = {sizeof options, NULL, NULL, NULL, NULL};
+    return options;
+}
 /* Appends n tokens (n > 0) and runs the model over them. KVASIR_ERR_CONTEXT past ctx (without
  * max_kv_size) and KVASIR_ERR_BUDGET, naming budget and need, come before any work. After
  * KVASIR_ERR_CANCELLED the sequence holds the steps that were done. options may be NULL. */
@@ -281,6 +306,7 @@ typedef struct kvasir_logit_bias {
  * temperature 1. The context of a penalty is the number of newest accepted tokens that it looks
  * at. Arrays are copied by kvasir_sampler_create. */
 typedef struct kvasir_sampling {
+    size_t struct_size;
     float temp;                  /* 0: greedy */
     float top_p;                 /* 0 or 1: off */
     float min_p;                 /* 0: off */
@@ -302,8 +328,13 @@ typedef struct kvasir_sampling {
     size_t n_logit_bias;
     uint64_t seed;
 } kvasir_sampling;
+KVASIR_API void kvasir_sampling_init(kvasir_sampling *sampling, size_t struct_size);
 /* Greedy; contexts 20, min_tokens_to_keep 1, xtc_threshold 0.1, all else 0. */
-KVASIR_API kvasir_sampling kvasir_sampling_defaults(void);
+static inline kvasir_sampling kvasir_sampling_defaults(void) {
+    kvasir_sampling sampling;
+    kvasir_sampling_init(&sampling, sizeof sampling);
+    return sampling;
+}
 
 typedef struct kvasir_sampler kvasir_sampler;
 KVASIR_API kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,

@@ -60,6 +60,7 @@ KVASIR_API kvasir_status kvasir_batch_eval(kvasir_batch *batch, const int32_t *t
 typedef struct kvasir_engine kvasir_engine;
 
 typedef struct kvasir_engine_options {
+    size_t struct_size;
     /* As of kvasir_context_create; prefill_chunk is the most rows of a step, of all requests
      * together; cache_bytes is not used, but what follows. */
     kvasir_context_options context;
@@ -78,8 +79,14 @@ typedef struct kvasir_engine_options {
     const char *stored_kv_bits, *stored_kv_group_size;
     uint32_t min_quantize_tokens; /* of prefixes with at least so many tokens */
 } kvasir_engine_options;
+KVASIR_API void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size,
+                                   size_t context_size);
 /* kvasir_context_defaults but prefill_chunk 128, 75 %, 32 running, 1024 waiting, 256 tokens. */
-KVASIR_API kvasir_engine_options kvasir_engine_defaults(void);
+static inline kvasir_engine_options kvasir_engine_defaults(void) {
+    kvasir_engine_options options;
+    kvasir_engine_init(&options, sizeof options, sizeof options.context);
+    return options;
+}
 
 /* Starts the thread. The model is borrowed for the engine's life. */
 KVASIR_API kvasir_status kvasir_engine_create(const kvasir_model *model,
@@ -147,6 +154,7 @@ typedef struct kvasir_event {
 typedef void kvasir_event_fn(void *user, const kvasir_event *event);
 
 typedef struct kvasir_request {
+    size_t struct_size;
     const int32_t *tokens; /* the prompt, [n_tokens], n_tokens > 0; copied */
     size_t n_tokens;
     uint32_t max_tokens;      /* of each choice; 0: what the context has room for */
@@ -175,8 +183,14 @@ typedef struct kvasir_request {
     kvasir_event_fn *on_event;
     void *user;
 } kvasir_request;
+KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
+                                    size_t sampling_size);
 /* n 1, kvasir_sampling_defaults, top_logprobs -1, all else 0. */
-KVASIR_API kvasir_request kvasir_request_defaults(void);
+static inline kvasir_request kvasir_request_defaults(void) {
+    kvasir_request request;
+    kvasir_request_init(&request, sizeof request, sizeof request.sampling);
+    return request;
+}
 
 /* From any thread. KVASIR_ERR_BUSY: max_waiting requests wait. KVASIR_ERR_CONTEXT and
  * KVASIR_ERR_BUDGET, with the numbers: it could never run. */

@@ -134,7 +134,8 @@ static bool show_progress(void *user, size_t done, size_t total) {
 
 static int evaluate(struct run *r) {
     kvasir_error err;
-    kvasir_eval_options eval = {.on_progress = show_progress, .user = r};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_progress = show_progress, .user = r};
     progress_start(&r->progress, r->a->quiet ? NULL : "prompt", r->prompt.n, "tokens");
     double start = clock_seconds();
     kvasir_status status = kvasir_seq_eval(r->seq, r->prompt.ids, r->prompt.n, &eval, &err);

@@ -237,7 +237,10 @@ static bool show_progress(void *user, size_t done, size_t total) {
 }
 
 static int run_prompt(struct run *r) {
-    kvasir_eval_options eval = {.last_logits = r->logits, .on_progress = show_progress, .user = r};
+    kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
+                                .last_logits = r->logits,
+                                .on_progress = show_progress,
+                                .user = r};
     if (r->logits_file.f) {
         struct tensor_entry t = {"logits", "F32", {r->prompt.n, r->info.vocab}, 2};
         int code = safetensors_begin(&COMMAND, &r->logits_file, &t, 1, NULL);
@@ -310,7 +313,8 @@ static int run_answer(struct run *r) {
         if (code || r->answer_n == r->limit)
             break;
         kvasir_error err;
-        kvasir_eval_options last = {.last_logits = r->logits};
+        kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
+                                    .last_logits = r->logits};
         if (kvasir_seq_eval(r->seq, &id, 1, &last, &err))
             code = library_error(&COMMAND, &err);
         else

@@ -302,7 +302,10 @@ static int run_window(struct run *r, uint32_t number) {
     snprintf(what, sizeof what, "window %u of %u", number + 1, r->windows);
     progress_start(&r->progress, r->a->quiet ? NULL : what, r->a->window - 1, "tokens");
     double start = clock_seconds();
-    kvasir_eval_options eval = {.on_logits = take_logits, .on_progress = show_progress, .user = r};
+    kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
+                                .on_logits = take_logits,
+                                .on_progress = show_progress,
+                                .user = r};
     kvasir_status status = kvasir_seq_eval(seq, r->ids, r->a->window - 1, &eval, &err);
     progress_end(&r->progress);
     kvasir_seq_destroy(seq);

@@ -11,9 +11,11 @@ kvasir_status kvasir_context_create(const kvasir_model *model,
                                     kvasir_error *err) {
     struct backend_cpu_options cpu;
     struct backend *backend;
-    TRY(options_backend(options, &cpu, err));
+    kvasir_context_options settled;
+    TRY(context_options_read(options, &settled, err));
+    TRY(options_backend(&settled, &cpu, err));
     TRY(backend_cpu_create(&backend, &cpu, err));
-    return context_create_take(model, options, backend, out, err);
+    return context_create_take(model, &settled, backend, out, err);
 }
 
 kvasir_status context_create_take(const struct kvasir_model *model,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "engine/struct_size.h"
 
 /* Used if the checkpoint states no context length. */
 enum { CTX_DEFAULT = 4096 };
@@ -207,13 +208,30 @@ static kvasir_status parse_tier(const char *text, enum cpu_tier *out, kvasir_err
                       text);
 }
 
-kvasir_context_options kvasir_context_defaults(void) {
-    return (kvasir_context_options){.kv_bits = "8,4",
-                                    .key_centre = "auto",
-                                    .kv_keep = 4,
-                                    .prefill_chunk = 512,
-                                    .cpu_tier = "auto",
-                                    .act_bits = 8};
+const struct sized_struct SIZED_CONTEXT = {
+    .name = "kvasir_context_options",
+    .maker = "kvasir_context_defaults()",
+    .field = "context.struct_size",
+    .size = sizeof(kvasir_context_options),
+};
+_Static_assert(sizeof(kvasir_context_options) == 96,
+               "later fields begin here at the earliest (struct_size.h)");
+static const kvasir_context_options DEFAULTS = {.struct_size = sizeof(kvasir_context_options),
+                                                .kv_bits = "8,4",
+                                                .key_centre = "auto",
+                                                .kv_keep = 4,
+                                                .prefill_chunk = 512,
+                                                .cpu_tier = "auto",
+                                                .act_bits = 8};
+
+void kvasir_context_init(kvasir_context_options *options, size_t struct_size) {
+    struct_write(&SIZED_CONTEXT, &DEFAULTS, options, struct_size, 0);
+}
+
+kvasir_status context_options_read(const kvasir_context_options *given, kvasir_context_options *out,
+                                   kvasir_error *err) {
+    *out = DEFAULTS;
+    return struct_read(&SIZED_CONTEXT, given, out, err);
 }
 
 kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,

@@ -69,6 +69,9 @@ struct settled {
     uint32_t n_facts;
     kvasir_fact facts[KVASIR_FACTS_MAX];
 };
+/* The caller's options, of any version, as this one's. */
+kvasir_status context_options_read(const kvasir_context_options *given, kvasir_context_options *out,
+                                   kvasir_error *err) MUST_CHECK;
 /* Options of the CPU backend, from those of a context. */
 kvasir_status options_backend(const kvasir_context_options *o, struct backend_cpu_options *out,
                               kvasir_error *err) MUST_CHECK;

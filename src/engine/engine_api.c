@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "engine/engine_internal.h"
+#include "engine/struct_size.h"
 
 /* ---- options --------------------------------------------------------------------------------- */
 
@@ -25,18 +26,31 @@
  * nothing that can be measured (docs/speed.md, "The server beside llama-server"). */
 enum { STEP_TOKENS = 128 };
 
-kvasir_engine_options kvasir_engine_defaults(void) {
+static const struct sized_struct SIZED_ENGINE = {
+    .name = "kvasir_engine_options",
+    .maker = "kvasir_engine_defaults()",
+    .field = "engine.struct_size",
+    .size = sizeof(kvasir_engine_options),
+    .nested = &SIZED_CONTEXT,
+    .nested_at = offsetof(kvasir_engine_options, context),
+};
+_Static_assert(sizeof(kvasir_engine_options) - sizeof(kvasir_context_options) == 72,
+               "later fields begin here at the earliest (struct_size.h)");
+
+static kvasir_engine_options engine_defaults(void) {
     kvasir_context_options context = kvasir_context_defaults();
     context.prefill_chunk = STEP_TOKENS;
-    return (kvasir_engine_options){.context = context,
+    return (kvasir_engine_options){.struct_size = sizeof(kvasir_engine_options),
+                                   .context = context,
                                    .cache_memory_percent = 75,
                                    .max_running = 32,
                                    .max_waiting = 1024,
                                    .min_quantize_tokens = 256};
 }
 
-kvasir_request kvasir_request_defaults(void) {
-    return (kvasir_request){.n = 1, .sampling = kvasir_sampling_defaults(), .top_logprobs = -1};
+void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size, size_t context_size) {
+    const kvasir_engine_options defaults = engine_defaults();
+    struct_write(&SIZED_ENGINE, &defaults, options, struct_size, context_size);
 }
 
 /* Multiplications of a token: weights of its layers, and two per head and cached token. */
@@ -337,10 +351,14 @@ kvasir_status kvasir_engine_create(const kvasir_model *model, const kvasir_engin
 
 kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_options *options,
                                  struct backend *backend, kvasir_engine **out, kvasir_error *err) {
-    struct kvasir_engine *e = mem_calloc(1, sizeof *e);
-    if (!e) {
+    kvasir_engine_options settled = engine_defaults();
+    struct kvasir_engine *e = NULL;
+    kvasir_status status = struct_read(&SIZED_ENGINE, options, &settled, err);
+    if (status == KVASIR_OK && !(e = mem_calloc(1, sizeof *e)))
+        status = fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
+    if (status != KVASIR_OK) {
         backend_destroy(backend);
-        return fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
+        return status;
     }
     e->model = model;
     e->backend = backend;
@@ -348,7 +366,7 @@ kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_
     pthread_mutex_init(&e->mutex, NULL);
     pthread_mutex_init(&e->json_mutex, NULL);
     pthread_cond_init(&e->wake, NULL);
-    kvasir_status status = engine_init(e, options, err);
+    status = engine_init(e, &settled, err);
     if (status != KVASIR_OK) {
         kvasir_engine_destroy(e);
         return status;

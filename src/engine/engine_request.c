@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "engine/engine_internal.h"
+#include "engine/struct_size.h"
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
@@ -395,8 +396,34 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
     return KVASIR_OK;
 }
 
-kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *r, struct request **out,
-                           kvasir_error *err) {
+static const struct sized_struct SIZED_REQUEST = {
+    .name = "kvasir_request",
+    .maker = "kvasir_request_defaults()",
+    .field = "request.struct_size",
+    .size = sizeof(kvasir_request),
+    .nested = &SIZED_SAMPLING,
+    .nested_at = offsetof(kvasir_request, sampling),
+};
+_Static_assert(sizeof(kvasir_request) - sizeof(kvasir_sampling) == 120,
+               "later fields begin here at the earliest (struct_size.h)");
+
+static kvasir_request request_defaults(void) {
+    return (kvasir_request){.struct_size = sizeof(kvasir_request),
+                            .n = 1,
+                            .sampling = kvasir_sampling_defaults(),
+                            .top_logprobs = -1};
+}
+
+void kvasir_request_init(kvasir_request *request, size_t struct_size, size_t sampling_size) {
+    const kvasir_request defaults = request_defaults();
+    struct_write(&SIZED_REQUEST, &defaults, request, struct_size, sampling_size);
+}
+
+kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
+                           struct request **out, kvasir_error *err) {
+    kvasir_request settled = request_defaults();
+    const kvasir_request *r = &settled;
+    TRY(struct_read(&SIZED_REQUEST, given, &settled, err));
     const uint32_t base = r->prompt_cache ? kvasir_prompt_cache_tokens(r->prompt_cache) : 0;
     uint32_t cap = 0;
     TRY(check_request(e, r, err));

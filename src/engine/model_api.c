@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "engine/struct_size.h"
 
 const char *kvasir_version(void) {
     return "0.1.0";
@@ -104,11 +105,24 @@ void kvasir_model_get_info(const kvasir_model *m, kvasir_model_info *info) {
 
 /* ---- converting ------------------------------------------------------------------------------ */
 
-kvasir_convert_options kvasir_convert_defaults(void) {
-    return (kvasir_convert_options){.group_size = 64, .dtype = "bf16"};
+static const struct sized_struct SIZED_CONVERT = {
+    .name = "kvasir_convert_options",
+    .maker = "kvasir_convert_defaults()",
+    .field = "convert.struct_size",
+    .size = sizeof(kvasir_convert_options),
+};
+_Static_assert(sizeof(kvasir_convert_options) == 40,
+               "later fields begin here at the earliest (struct_size.h)");
+static const kvasir_convert_options CONVERT_DEFAULTS = {
+    .struct_size = sizeof(kvasir_convert_options), .group_size = 64, .dtype = "bf16"};
+
+void kvasir_convert_init(kvasir_convert_options *options, size_t struct_size) {
+    struct_write(&SIZED_CONVERT, &CONVERT_DEFAULTS, options, struct_size, 0);
 }
 
 kvasir_status kvasir_convert(const char *in, const char *out, const kvasir_convert_options *options,
                              kvasir_error *err) {
-    return model_convert(in, out, options, err);
+    kvasir_convert_options settled = CONVERT_DEFAULTS;
+    TRY(struct_read(&SIZED_CONVERT, options, &settled, err));
+    return model_convert(in, out, &settled, err);
 }

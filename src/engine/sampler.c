@@ -44,6 +44,7 @@
  * A context of 0 is refused: mlx-lm's slice [-0:] takes it for all tokens, a reader for none.
  */
 #include "engine/sampler.h"
+#include "engine/struct_size.h"
 
 #include <math.h>
 #include <string.h>
@@ -77,12 +78,23 @@ struct kvasir_sampler {
 /* The ring of a context comes from a request: 4 MiB at most. No model's context is longer. */
 enum { CONTEXT_MAX = 1 << 20 };
 
-kvasir_sampling kvasir_sampling_defaults(void) {
-    return (kvasir_sampling){.repetition_context = 20,
-                             .presence_context = 20,
-                             .frequency_context = 20,
-                             .min_tokens_to_keep = 1,
-                             .xtc_threshold = 0.1f};
+const struct sized_struct SIZED_SAMPLING = {
+    .name = "kvasir_sampling",
+    .maker = "kvasir_sampling_defaults()",
+    .field = "sampling.struct_size",
+    .size = sizeof(kvasir_sampling),
+};
+_Static_assert(sizeof(kvasir_sampling) == 104,
+               "later fields begin here at the earliest (struct_size.h)");
+static const kvasir_sampling DEFAULTS = {.struct_size = sizeof(kvasir_sampling),
+                                         .repetition_context = 20,
+                                         .presence_context = 20,
+                                         .frequency_context = 20,
+                                         .min_tokens_to_keep = 1,
+                                         .xtc_threshold = 0.1f};
+
+void kvasir_sampling_init(kvasir_sampling *sampling, size_t struct_size) {
+    struct_write(&SIZED_SAMPLING, &DEFAULTS, sampling, struct_size, 0);
 }
 
 static bool repeats_are_penalised(const kvasir_sampling *o) {
@@ -241,10 +253,12 @@ kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vo
 
 kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
                                     kvasir_sampler **out, kvasir_error *err) {
-    TRY(check_options(sampling, vocab, err));
+    kvasir_sampling settled = DEFAULTS;
+    TRY(struct_read(&SIZED_SAMPLING, sampling, &settled, err));
+    TRY(check_options(&settled, vocab, err));
     struct sampler_scratch *own = NULL;
     TRY(sampler_scratch_create(vocab, &own, err));
-    kvasir_status status = create(sampling, vocab, UINT32_MAX, own, out, err);
+    kvasir_status status = create(&settled, vocab, UINT32_MAX, own, out, err);
     if (status == KVASIR_OK)
         (*out)->own = own;
     else

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/centre.h"
+#include "engine/struct_size.h"
 
 /* What all ways to make a sequence end with: reserves, so that steps do not allocate (a rotating
  * sequence may grow beyond ctx), or frees it. */
@@ -141,10 +142,21 @@ uint32_t seq_step_rows(const struct kvasir_seq *s, size_t left, uint32_t most) {
     return rows < to_snapshot ? rows : to_snapshot;
 }
 
+static const struct sized_struct SIZED_EVAL = {
+    .name = "kvasir_eval_options",
+    .maker = "kvasir_eval_defaults()",
+    .field = "eval.struct_size",
+    .size = sizeof(kvasir_eval_options),
+};
+_Static_assert(sizeof(kvasir_eval_options) == 40,
+               "later fields begin here at the earliest (struct_size.h)");
+
 kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
                               const kvasir_eval_options *options, kvasir_error *err) {
-    static const kvasir_eval_options none = {0};
-    const kvasir_eval_options *o = options ? options : &none;
+    kvasir_eval_options settled = kvasir_eval_defaults();
+    const kvasir_eval_options *o = &settled;
+    if (options)
+        TRY(struct_read(&SIZED_EVAL, options, &settled, err));
     struct kvasir_context *c = s->ctx;
     uint32_t most = c->options.prefill_chunk, vocab = model_config(c->model->model)->vocab;
     if (o->on_logits && most > c->options.logit_rows)

@@ -111,7 +111,8 @@ static kvasir_status run_tokens(struct calibration *c, const kvasir_model *m,
         options.cpu_tier = o->cpu_tier;
     TRY(kvasir_context_create(m, &options, &c->ctx, err));
     TRY(kvasir_seq_create(c->ctx, &c->seq, err));
-    kvasir_eval_options eval = {.on_progress = o->on_progress, .user = o->user};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_progress = o->on_progress, .user = o->user};
     return kvasir_seq_eval(c->seq, c->ids, c->n, &eval, err);
 }
 

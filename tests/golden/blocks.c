@@ -392,7 +392,8 @@ static void run(const char *path, const char *tier, float logits[TOKENS * VOCAB]
     need(kvasir_model_open(path, &model, &err), &err);
     need(kvasir_context_create(model, &o, &ctx, &err), &err);
     need(kvasir_seq_create(ctx, &seq, &err), &err);
-    kvasir_eval_options eval = {.on_logits = keep_logits, .user = logits};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = keep_logits, .user = logits};
     need(kvasir_seq_eval(seq, tokens, TOKENS, &eval, &err), &err);
     kvasir_seq_destroy(seq);
     kvasir_context_destroy(ctx);

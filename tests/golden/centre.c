@@ -131,7 +131,8 @@ static bool take_rows(void *user, size_t first, size_t rows, const float *logits
 
 static void run_window(struct window *w) {
     kvasir_seq *seq;
-    kvasir_eval_options eval = {.on_logits = take_rows, .user = w};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = take_rows, .user = w};
     need(kvasir_seq_create(w->s->ctx, &seq, &err));
     need(kvasir_seq_eval(seq, w->ids, w->length, &eval, &err));
     kvasir_seq_destroy(seq);

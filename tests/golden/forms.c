@@ -78,7 +78,8 @@ static struct logits run(const char *path, const char *fixture, uint32_t ctx_len
     o.act_bits = 16;
     o.ctx = ctx_length;
     o.cache_bytes = 64 << 20;
-    kvasir_eval_options eval = {.on_logits = keep_rows, .user = &l};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = keep_rows, .user = &l};
     if (kvasir_context_create(model, &o, &ctx, &err) != KVASIR_OK ||
         kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK ||
         kvasir_seq_eval(seq, ids.data, ids.n, &eval, &err) != KVASIR_OK)

@@ -149,7 +149,7 @@ static void test_long(void **state) {
 
     kvasir_context *ctx = make_context(512); /* one call, all rows */
     need(kvasir_seq_create(ctx, &seq, &err), &err);
-    kvasir_eval_options keep = {.on_logits = keep_rows};
+    kvasir_eval_options keep = {.struct_size = sizeof(kvasir_eval_options), .on_logits = keep_rows};
     need(kvasir_seq_eval(seq, ids, TOKENS, &keep, &err), &err);
     const uint64_t bytes = kvasir_seq_bytes(seq);
     assert_int_equal(bytes, expected_bytes(TOKENS, WINDOW + PAGE));
@@ -170,7 +170,8 @@ static void test_long(void **state) {
     need(kvasir_seq_create(ctx, &seq, &err), &err);
     need(kvasir_seq_eval(seq, ids, ROWS_FROM, NULL, &err), &err);
     struct compared c = {.at = ROWS_FROM};
-    kvasir_eval_options compare = {.on_logits = compare_rows, .user = &c};
+    kvasir_eval_options compare = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = compare_rows, .user = &c};
     need(kvasir_seq_eval(seq, ids + c.at, TOKENS - DECODED - c.at, &compare, &err), &err);
     for (c.at = TOKENS - DECODED; c.at < TOKENS; c.at++)
         need(kvasir_seq_eval(seq, ids + c.at, 1, &compare, &err), &err);

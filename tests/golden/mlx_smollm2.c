@@ -98,7 +98,8 @@ static void run(const char *path, const int32_t *ids, struct rows *rows) {
         rows->logits = malloc(TOKENS_MAX * info.vocab * sizeof *rows->logits);
     assert_non_null(rows->logits);
     rows->vocab = info.vocab;
-    kvasir_eval_options eval = {.on_logits = take_rows, .user = rows};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = take_rows, .user = rows};
     need(kvasir_seq_eval(seq, ids, TOKENS_MAX, &eval, &err), &err);
     kvasir_seq_destroy(seq);
     kvasir_context_destroy(ctx);

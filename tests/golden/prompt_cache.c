@@ -83,7 +83,8 @@ static double worst_of(const struct one_case *c, const json_t *top) {
 
 static void feed(struct one_case *c, kvasir_seq *seq, const int32_t *ids, size_t n) {
     kvasir_error err;
-    kvasir_eval_options last = {.last_logits = c->logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
+                                .last_logits = c->logits};
     if (n && kvasir_seq_eval(seq, ids, n, &last, &err) != KVASIR_OK)
         fail_msg("%s: %s", c->file, err.text);
 }

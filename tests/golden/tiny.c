@@ -136,7 +136,8 @@ static void check_model(const char *model, const char *name, const char *label, 
                   logits = golden_get(&file, "logits");
     struct comparison c = {
         .positions = at.data, .logits = logits.data, .n = at.n, .vocab = logits.n / at.n};
-    kvasir_eval_options eval = {.on_logits = compare_rows, .user = &c};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = compare_rows, .user = &c};
     run_model(model, ctx_length, tier, bits, &ids, &eval);
     assert_int_equal(c.next, c.n);
     judge(&c, name, label, bits, bound);
@@ -180,7 +181,8 @@ static void check_beside_ref(const char *name, uint32_t ctx, const char *tier, c
     struct comparison cost = {
         .positions = at.data, .logits = logits.data, .n = at.n, .vocab = logits.n / at.n};
     struct rows ref = {malloc(ids.n * cost.vocab * sizeof(float)), cost.vocab};
-    kvasir_eval_options keep = {.on_logits = keep_rows, .user = &ref};
+    kvasir_eval_options keep = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = keep_rows, .user = &ref};
     fixture_path(path, name, "");
     run_model(path, ctx, "ref", bits, &ids, &keep);
     compare_rows(&cost, 0, ids.n, ref.logits);
@@ -190,7 +192,8 @@ static void check_beside_ref(const char *name, uint32_t ctx, const char *tier, c
                cost.vocab * sizeof(float));
     struct comparison c = {
         .positions = at.data, .logits = at_positions, .n = at.n, .vocab = cost.vocab};
-    kvasir_eval_options compare = {.on_logits = compare_rows, .user = &c};
+    kvasir_eval_options compare = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = compare_rows, .user = &c};
     run_model(path, ctx, tier, bits, &ids, &compare);
     printf("%-13s %-10s %-5s mean difference from ref %.3f of what the format costs\n", name, tier,
            bits, c.sum / cost.sum);
@@ -255,12 +258,14 @@ static void test_mxfp4(void **state) {
     int32_t *positions = malloc(ids.n * sizeof *positions);
     for (size_t i = 0; i < ids.n; i++)
         positions[i] = (int32_t)i;
-    kvasir_eval_options keep = {.on_logits = keep_rows, .user = &plain};
+    kvasir_eval_options keep = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = keep_rows, .user = &plain};
     snprintf(path, sizeof path, "%s/gpt_oss-mxfp4-plain.gguf", gguf_dir);
     run_model(path, 0, NULL, "f32", &ids, &keep);
     struct comparison c = {
         .positions = positions, .logits = plain.logits, .n = ids.n, .vocab = vocab};
-    kvasir_eval_options compare = {.on_logits = compare_rows, .user = &c};
+    kvasir_eval_options compare = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = compare_rows, .user = &c};
     snprintf(path, sizeof path, "%s/gpt_oss-mxfp4.gguf", gguf_dir);
     run_model(path, 0, NULL, "f32", &ids, &compare);
     printf("gpt_oss       mxfp4 f32    max |error| / max |logit| = %.2e (bound %.1e)\n",

@@ -38,7 +38,7 @@ int main(void) {
     static int32_t seen[MANY];
     uint32_t vocab;
     size_t n_seen;
-    for (kvasir_sampling o = {0}; read_case(&vocab, &o, seen, &n_seen);) {
+    for (kvasir_sampling o = {.struct_size = sizeof o}; read_case(&vocab, &o, seen, &n_seen);) {
         kvasir_sampler *s;
         kvasir_error err;
         if (kvasir_sampler_create(&o, vocab, &s, &err) != KVASIR_OK) {

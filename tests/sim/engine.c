@@ -341,7 +341,8 @@ static bool check_rows(void *user, size_t first, size_t rows, const float *logit
 static void op_seq_eval(struct run *r, struct seq_beside *s, const struct op *op) {
     const uint32_t at = kvasir_seq_length(s->seq), left = r->p->w->length - at;
     struct row_check check = {r, s->string, at};
-    kvasir_eval_options eval = {.on_logits = check_rows, .user = &check};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = check_rows, .user = &check};
     kvasir_error err;
     if (!left)
         return;
@@ -622,7 +623,9 @@ static void run_reference(struct world *w) {
     need(&r, kvasir_context_create(sim.models[w->choice.model], &o, &ctx, &err), &err);
     for (int s = 0; s < STRINGS; s++) {
         kvasir_seq *seq;
-        kvasir_eval_options eval = {.on_logits = keep_rows, .user = w->logits[s]};
+        kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
+                                    .on_logits = keep_rows,
+                                    .user = w->logits[s]};
         need(&r, kvasir_seq_create(ctx, &seq, &err), &err);
         need(&r, kvasir_seq_eval(seq, w->tokens[s], w->length, &eval, &err), &err);
         kvasir_seq_destroy(seq);

@@ -135,7 +135,10 @@ static kvasir_status alone(kvasir_seq *s, uint32_t end, float (*rows)[VOCAB], ui
     const uint32_t at = kvasir_seq_length(s);
     *n = end - at;
     return kvasir_seq_eval(s, text[0] + at, end - at,
-                           &(kvasir_eval_options){.on_logits = keep_rows, .user = rows}, err);
+                           &(kvasir_eval_options){.struct_size = sizeof(kvasir_eval_options),
+                                                  .on_logits = keep_rows,
+                                                  .user = rows},
+                           err);
 }
 
 static kvasir_status batched(struct world *w, kvasir_seq *s, uint32_t end, float (*rows)[VOCAB],

@@ -108,7 +108,9 @@ static void run_reference(struct program *p) {
     for (int s = 0; s < 2; s++) {
         kvasir_seq *seq;
         need(p, kvasir_seq_create(ctx, &seq, &err), &err);
-        kvasir_eval_options eval = {.on_logits = keep_rows, .user = p->logits[s]};
+        kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
+                                    .on_logits = keep_rows,
+                                    .user = p->logits[s]};
         need(p, kvasir_seq_eval(seq, p->tokens[s], p->length, &eval, &err), &err);
         kvasir_seq_destroy(seq);
     }
@@ -149,8 +151,9 @@ static void edit_eval(const struct program *p, struct live *l) {
     struct eval_check check = {p, l->string, at};
     float last[VOCAB];
     /* With all rows wanted, steps are short; with the last only, they are as long as the chunk. */
-    kvasir_eval_options all = {.on_logits = check_rows, .user = &check};
-    kvasir_eval_options end = {.last_logits = last};
+    kvasir_eval_options all = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = check_rows, .user = &check};
+    kvasir_eval_options end = {.struct_size = sizeof(kvasir_eval_options), .last_logits = last};
     bool rows = random_below(2);
     uint64_t bytes = kvasir_seq_bytes(l->seq);
     kvasir_status status =
@@ -428,7 +431,8 @@ static void play_step(struct player *y, const int32_t *tokens, uint32_t n) {
 }
 
 static void play_eval(struct player *y, const struct event *e) {
-    kvasir_eval_options eval = {.on_logits = player_rows, .user = y};
+    kvasir_eval_options eval = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = player_rows, .user = y};
     kvasir_error err;
     uint32_t at = kvasir_seq_length(y->seq), end = at + e->n;
     end = end < y->p->length ? end : y->p->length;

@@ -226,7 +226,7 @@ uint32_t answer_alone(const kvasir_model *model, const kvasir_context_options *o
     uint32_t n = 0;
     kvasir_model_get_info(model, &info);
     float *logits = malloc(info.vocab * sizeof *logits);
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     sampling.seed += choice;
     if (kvasir_context_create(model, o, &ctx, &err) != KVASIR_OK ||
         kvasir_seq_create(ctx, &seq, &err) != KVASIR_OK ||

@@ -109,7 +109,8 @@ static void run_window(const int32_t *ids, size_t length, size_t first, size_t n
                                 .at = at,
                                 .first = first,
                                 .exact = exact};
-            kvasir_eval_options eval = {.on_logits = take_rows, .user = &step};
+            kvasir_eval_options eval = {
+                .struct_size = sizeof(kvasir_eval_options), .on_logits = take_rows, .user = &step};
             need(kvasir_seq_eval(seqs[i], ids + at, n, &eval, &err), &err);
         }
     }
@@ -211,7 +212,7 @@ static size_t follow(kvasir_context *ctx, const json_t *prompt, const json_t *go
         tokens[i] = (int32_t)json_integer_value(json_array_get(prompt, i));
     kvasir_seq *seq;
     kvasir_error err;
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     need(kvasir_seq_create(ctx, &seq, &err), &err);
     need(kvasir_seq_eval(seq, tokens, n, &last, &err), &err);
     for (; step < json_array_size(ids); step++) {

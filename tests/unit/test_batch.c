@@ -84,8 +84,10 @@ static struct twin make_twin(const struct world *w, int i, uint32_t length, cons
 
 /* n more tokens of the twin that is alone; its logits behind them. */
 static void eval_alone(const struct twin *t, uint32_t n, float *logits) {
-    need(kvasir_seq_eval(t->alone, t->text + kvasir_seq_length(t->alone), n,
-                         &(kvasir_eval_options){.last_logits = logits}, &err));
+    need(kvasir_seq_eval(
+        t->alone, t->text + kvasir_seq_length(t->alone), n,
+        &(kvasir_eval_options){.struct_size = sizeof(kvasir_eval_options), .last_logits = logits},
+        &err));
 }
 
 /* The batch holds these sequences, in this order; counts[i] more tokens of each give what they give
@@ -117,8 +119,10 @@ static void check_eval(kvasir_batch *b, struct twin *const *twins, size_t n,
 /* Out of the batch: the sequence itself goes on as its twin does. */
 static void check_alone(const struct twin *t, uint32_t n) {
     float logits[VOCAB], alone[VOCAB];
-    need(kvasir_seq_eval(t->seq, t->text + kvasir_seq_length(t->seq), n,
-                         &(kvasir_eval_options){.last_logits = logits}, &err));
+    need(kvasir_seq_eval(
+        t->seq, t->text + kvasir_seq_length(t->seq), n,
+        &(kvasir_eval_options){.struct_size = sizeof(kvasir_eval_options), .last_logits = logits},
+        &err));
     eval_alone(t, n, alone);
     assert_memory_equal(logits, alone, sizeof logits);
 }

@@ -433,7 +433,8 @@ static void test_requantized(void **state) {
             assert_true(worst_difference(before, after, n) < 0.5);
         }
     for (int i = 0; i < 3; i++) {
-        kvasir_eval_options last = {.last_logits = logits[i]};
+        kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
+                                    .last_logits = logits[i]};
         need(kvasir_seq_eval(fork[i], tokens + N, 1, &last, &err));
         kvasir_seq_destroy(fork[i]);
     }

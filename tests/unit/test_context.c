@@ -269,7 +269,7 @@ static void test_wide_steps(void **state) {
     assert_int_equal(narrow->options.facts[0].n[1], 32);
     int32_t tokens[100] = {0};
     float logits[32];
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     kvasir_seq *seq;
     need(kvasir_seq_create(narrow, &seq, &err));
     need(kvasir_seq_eval(seq, tokens, 100, &last, &err));

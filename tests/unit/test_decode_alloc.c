@@ -27,7 +27,7 @@ static void need(kvasir_status status) {
 }
 
 static void decode(kvasir_seq *s, int steps, float *logits) {
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     long before = allocations;
     for (int i = 0; i < steps; i++) {
         int32_t id = i % 512;

@@ -164,7 +164,8 @@ static void test_lost_device_in_a_sequence(void **state) {
     need(kvasir_seq_create(c, &s, &err));
     need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
     atomic_store(&watched.waits_left, 0);
-    const kvasir_eval_options last = {.last_logits = logits};
+    const kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
+                                      .last_logits = logits};
     assert_int_equal(kvasir_seq_eval(s, prompt[0] + 20, 5, &last, &err), KVASIR_ERR_IO);
     assert_int_equal(kvasir_seq_eval(s, prompt[0] + 20, 5, NULL, &err), KVASIR_ERR_IO);
     assert_int_equal(kvasir_seq_length(s), 20);

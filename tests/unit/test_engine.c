@@ -257,7 +257,8 @@ static void test_logprobs(void **state) {
         a->request.n = 2;
         answer_run(e, a);
         for (uint32_t c = 0; c < 2; c++) {
-            kvasir_eval_options last = {.last_logits = logits};
+            kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options),
+                                        .last_logits = logits};
             need(kvasir_context_create(model, &o.context, &ctx, &err));
             need(kvasir_seq_create(ctx, &seq, &err));
             need(kvasir_seq_eval(seq, prompt[0], PROMPT, &last, &err));

@@ -271,7 +271,7 @@ static kvasir_prompt_cache *make_file(const kvasir_engine_options *o, uint32_t n
     kvasir_seq *seq;
     kvasir_prompt_cache *file;
     float logits[VOCAB];
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     const char *path = temp_file(&folder, "prompt.safetensors");
     need(kvasir_context_create(model, &o->context, &ctx, &err));
     need(kvasir_seq_create(ctx, &seq, &err));
@@ -429,7 +429,7 @@ static void answer_behind(const kvasir_context_options *o, const char *bits, int
     kvasir_sampler *greedy;
     const kvasir_sampling sampling = kvasir_sampling_defaults();
     float logits[VOCAB];
-    kvasir_eval_options last = {.last_logits = logits};
+    kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
     need(kvasir_context_create(model, o, &ctx, &err));
     need(kvasir_seq_create(ctx, &seq, &err));
     need(kvasir_sampler_create(&sampling, VOCAB, &greedy, &err));

@@ -19,6 +19,7 @@ enum { VOCAB_MAX = 1024 };
 static kvasir_sampler *make(kvasir_sampling o, uint32_t vocab) {
     kvasir_sampler *s = NULL;
     kvasir_error err;
+    o.struct_size = sizeof o;
     if (o.repetition_context == 0)
         o.repetition_context = 20;
     if (o.presence_context == 0)
@@ -723,14 +724,16 @@ static void test_bad_options(void **state) {
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         kvasir_sampler *s = NULL;
         kvasir_error err;
-        assert_int_equal(kvasir_sampler_create(&CASES[i].o, 4, &s, &err), KVASIR_ERR_ARGUMENT);
+        kvasir_sampling o = CASES[i].o;
+        o.struct_size = sizeof o;
+        assert_int_equal(kvasir_sampler_create(&o, 4, &s, &err), KVASIR_ERR_ARGUMENT);
         assert_null(s);
         assert_string_equal(err.field, CASES[i].field);
         assert_memory_equal(err.text, CASES[i].text, __builtin_strlen(CASES[i].text));
     }
     kvasir_sampler *s = NULL;
-    assert_int_equal(kvasir_sampler_create(&(kvasir_sampling){0}, 0, &s, NULL),
-                     KVASIR_ERR_ARGUMENT);
+    const kvasir_sampling defaults = kvasir_sampling_defaults();
+    assert_int_equal(kvasir_sampler_create(&defaults, 0, &s, NULL), KVASIR_ERR_ARGUMENT);
     kvasir_sampler_destroy(NULL);
 }
 

@@ -77,7 +77,10 @@ static void open_world_of(struct world *w, const char *name, kvasir_context_opti
     need(kvasir_context_create(w->model, &o, &w->ctx, &err));
     kvasir_seq *s;
     need(kvasir_seq_create(w->ctx, &s, &err));
-    need(kvasir_seq_eval(s, text[0], LONG, &(kvasir_eval_options){.on_logits = keep_rows}, &err));
+    need(kvasir_seq_eval(
+        s, text[0], LONG,
+        &(kvasir_eval_options){.struct_size = sizeof(kvasir_eval_options), .on_logits = keep_rows},
+        &err));
     kvasir_seq_destroy(s);
     need(tree_create(w->ctx->cache, 1000, &w->tree, &err));
 }
@@ -113,8 +116,10 @@ static void run(struct world *w, const struct found *f, const int32_t *tokens, u
                 float *logits) {
     const uint32_t at = kvasir_seq_length(f->seq);
     (void)!tree_make_room(w->tree, seq_need_bytes(f->seq->seq, n, 512, 0));
-    need(kvasir_seq_eval(f->seq, tokens + at, n - at, &(kvasir_eval_options){.last_logits = logits},
-                         &err));
+    need(kvasir_seq_eval(
+        f->seq, tokens + at, n - at,
+        &(kvasir_eval_options){.struct_size = sizeof(kvasir_eval_options), .last_logits = logits},
+        &err));
 }
 
 static void put_away(struct world *w, struct found *f, bool store) {
@@ -538,7 +543,8 @@ static void check_stored(const struct stored_case *c) {
     need(kvasir_seq_fork(f.seq, &beside, &err));
 
     uint32_t first = c->hit;
-    const kvasir_eval_options all = {.on_logits = keep_after_hit, .user = &first};
+    const kvasir_eval_options all = {
+        .struct_size = sizeof(kvasir_eval_options), .on_logits = keep_after_hit, .user = &first};
     need(kvasir_seq_eval(alone, tokens + c->hit, LONG - c->hit, &all, &err));
     memcpy(expected, after_hit, sizeof after_hit);
     for (; first < LONG; first++) /* one by one: chunks change nothing here either */
