@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/struct_size.h"
+#include "model_files.h"
 #include "tensors.h"
 #include <kvasir.h>
 
