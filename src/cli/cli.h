@@ -9,7 +9,7 @@
  *   help.c      the same tables for people: --help, man pages, README
  *   settings.c  the same tables from a file and the environment
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
- *   files.c     text in; files out that appear only when complete; safetensors
+ *   files.c     text in; files out that appear only when complete
  *   prompt.c    from a user's prompt to token ids
  *   chat.c      from a chat to token ids
  *   chat_X.c    `kvasir chat`, with a header of its own, chat_main.h
@@ -27,6 +27,7 @@
 
 #include <kvasir.h>
 
+#include "files/safetensors.h"
 #include "lab/lab.h"
 #include "util/util.h"
 #include <jansson.h>
@@ -305,39 +306,20 @@ void line_reader_free(struct line_reader *in); /* fd stays open */
 /* Nothing but blanks. */
 bool line_is_blank(const char *line, size_t len);
 
-/* A file that is either complete or not there: written as PATH.tmp, renamed by out_commit. What is
- * no regular file (a pipe, /dev/null) is written directly. Zero-initialised is closed. */
+/* A file that is either complete or not there (file_replacer). What is no regular file (a pipe,
+ * /dev/null) is written directly. Zero-initialised is closed. */
 struct out_file {
-    FILE *f;
-    const char *flag; /* "--logits", for errors */
-    char *path, *tmp; /* tmp NULL: written directly */
+    struct file_replacer to; /* only its `out` if direct */
+    const char *flag;        /* "--logits", for errors */
+    bool open, direct;
 };
 int out_open(const struct command *c, struct out_file *o, const char *flag, const char *path);
-/* EXIT_RUN with a line where the disk of an open file has fewer than `bytes` left. */
-int out_check_room(const struct command *c, const struct out_file *o, uint64_t bytes);
 int out_write(const struct command *c, struct out_file *o, const void *data, size_t bytes);
+/* The header of a safetensors file, whose data follow. Fails if the disk has too little room for
+ * all of it. Frees h. */
+int out_write_header(const struct command *c, struct out_file *o, struct st_header *h);
 int out_commit(const struct command *c, struct out_file *o);
 void out_abandon(struct out_file *o); /* removes what was written; a closed file is fine */
-
-enum { TENSOR_RANK_MAX = 3 };
-struct tensor_entry {
-    const char *name, *dtype; /* "logits", "F32" */
-    uint64_t dims[TENSOR_RANK_MAX];
-    unsigned rank;
-};
-/* The header of a safetensors file whose tensors' data follow in this order. All dtypes here take 4
- * bytes. metadata may be NULL; it is borrowed. */
-int safetensors_begin(const struct command *c, struct out_file *o, const struct tensor_entry *t,
-                      size_t n, json_t *metadata);
-/* The header of a file opened for reading, checked against the file's size: *data_start is where
- * tensor data begin, *header (json_decref) the parsed object. */
-int safetensors_read_header(const struct command *c, FILE *f, const char *path, json_t **header,
-                            uint64_t *data_start);
-/* Finds a tensor and checks dtype (4 bytes each), rank and extent; *offset counts from the start of
- * the file. dims is [rank]. */
-int safetensors_find(const struct command *c, const char *path, json_t *header, uint64_t data_start,
-                     const char *name, const char *dtype, unsigned rank, uint64_t *dims,
-                     uint64_t *offset);
 
 /* ---- results of a batch (results.c) ---------------------------------------------------------- */
 

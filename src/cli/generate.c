@@ -241,9 +241,10 @@ static int run_prompt(struct run *r) {
                                 .last_logits = r->logits,
                                 .on_progress = show_progress,
                                 .user = r};
-    if (r->logits_file.f) {
-        struct tensor_entry t = {"logits", "F32", {r->prompt.n, r->info.vocab}, 2};
-        int code = safetensors_begin(&COMMAND, &r->logits_file, &t, 1, NULL);
+    if (r->logits_file.open) {
+        struct st_header h = {0};
+        st_add(&h, "logits", ST_F32, (uint64_t[]){r->prompt.n, r->info.vocab}, 2);
+        int code = out_write_header(&COMMAND, &r->logits_file, &h);
         if (code)
             return code;
         eval.on_logits = write_logits;
@@ -260,7 +261,7 @@ static int run_prompt(struct run *r) {
         return EXIT_GOOD; /* the interrupt ends the answer before it begins */
     if (status)
         return library_error(&COMMAND, &err);
-    return r->logits_file.f ? out_commit(&COMMAND, &r->logits_file) : EXIT_GOOD;
+    return r->logits_file.open ? out_commit(&COMMAND, &r->logits_file) : EXIT_GOOD;
 }
 
 /* ---- answer ---------------------------------------------------------------------------------- */

@@ -61,12 +61,10 @@ static const struct command COMMAND = {
 };
 
 struct base_file {
-    FILE *f;
-    uint64_t windows;      /* in the file */
-    uint64_t ids_offset;   /* [windows][window] int32 */
-    uint64_t logit_offset; /* [windows][window-1][vocab] float */
+    struct file_map map;
+    const uint8_t *ids;    /* [windows][window] int32, at any address */
+    const uint8_t *logits; /* [windows][window-1][vocab] float, likewise */
     float *row;            /* [vocab] */
-    int32_t *ids;          /* [window] */
 };
 
 struct run {
@@ -155,27 +153,19 @@ static void take_window(struct run *r, uint32_t number, int32_t *ids) {
 /* ---- the base file --------------------------------------------------------------------------- */
 
 static int start_base_out(struct run *r) {
-    const struct tensor_entry t[] = {
-        {"ids", "I32", {r->windows, r->a->window}, 2},
-        {"logits", "F32", {r->windows, r->a->window - 1, r->info.vocab}, 3}};
+    struct st_header h = {0};
     json_t *metadata = json_pack("{s:s, s:s}", "writer", "kvasir perplexity --save-base", "kv_bits",
                                  r->a->cache.options.kv_bits);
-    int code = safetensors_begin(&COMMAND, &r->base_out, t, 2, metadata);
+    st_add_metadata(&h, metadata);
     json_decref(metadata);
+    st_add(&h, "ids", ST_I32, (uint64_t[]){r->windows, r->a->window}, 2);
+    st_add(&h, "logits", ST_F32, (uint64_t[]){r->windows, r->a->window - 1, r->info.vocab}, 3);
+    int code = out_write_header(&COMMAND, &r->base_out, &h);
     for (uint32_t w = 0; w < r->windows && !code; w++) {
         take_window(r, w, r->ids);
         code = out_write(&COMMAND, &r->base_out, r->ids, r->a->window * sizeof *r->ids);
     }
     return code;
-}
-
-static int read_base_at(struct run *r, uint64_t offset, void *data, size_t bytes) {
-    errno = 0;
-    if (fseeko(r->base.f, (off_t)offset, SEEK_SET) == 0 &&
-        fread(data, 1, bytes, r->base.f) == bytes)
-        return EXIT_GOOD;
-    return run_error(&COMMAND, "--base: %s: cannot read at byte %llu: %s", r->a->base,
-                     (unsigned long long)offset, errno ? strerror(errno) : "the file ends");
 }
 
 static int check_base_shape(struct run *r, const uint64_t ids[2], const uint64_t logits[3]) {
@@ -195,59 +185,71 @@ static int check_base_shape(struct run *r, const uint64_t ids[2], const uint64_t
 }
 
 static int check_base_ids(struct run *r) {
-    int code = EXIT_GOOD;
-    for (uint32_t w = 0; w < r->windows && !code; w++) {
+    for (uint32_t w = 0; w < r->windows; w++) {
         size_t bytes = r->a->window * sizeof *r->ids;
         take_window(r, w, r->ids);
-        code = read_base_at(r, r->base.ids_offset + w * bytes, r->base.ids, bytes);
-        if (!code && memcmp(r->ids, r->base.ids, bytes) != 0)
-            code = usage_error(&COMMAND,
+        if (memcmp(r->ids, r->base.ids + w * bytes, bytes) != 0)
+            return usage_error(&COMMAND,
                                "--base: %s was saved for another text or tokenizer: window %u "
                                "differs",
                                r->a->base, w);
     }
-    return code;
+    return EXIT_GOOD;
+}
+
+static int find_base(struct run *r, const struct st_table *table, const char *name,
+                     enum st_dtype dtype, uint32_t rank, const struct st_tensor **out) {
+    const struct st_tensor *t = *out = st_find(table, name);
+    if (!t)
+        return run_error(&COMMAND,
+                         "--base: %s: has no tensor \"%s\": it was not written by --save-base",
+                         r->a->base, name);
+    if (t->dtype != dtype || t->n_dims != rank || t->bytes == 0)
+        return run_error(&COMMAND, "--base: %s: tensor \"%s\" is not %s of rank %u", r->a->base,
+                         name, st_dtype_name(dtype), rank);
+    return EXIT_GOOD;
+}
+
+static int check_base(struct run *r, const struct st_table *table) {
+    const struct st_tensor *ids, *logits;
+    int code = find_base(r, table, "ids", ST_I32, 2, &ids);
+    if (!code)
+        code = find_base(r, table, "logits", ST_F32, 3, &logits);
+    if (!code)
+        code = check_base_shape(r, ids->dims, logits->dims);
+    if (code)
+        return code;
+    r->base.ids = ids->data;
+    r->base.logits = logits->data;
+    return check_base_ids(r);
 }
 
 static int open_base(struct run *r) {
     struct base_file *b = &r->base;
-    b->f = fopen(r->a->base, "rb");
-    if (!b->f)
-        return run_error(&COMMAND, "--base: %s: %s", r->a->base, strerror(errno));
+    struct st_table table = {0};
+    kvasir_error err;
     b->row = malloc(r->info.vocab * sizeof *b->row);
-    b->ids = malloc(r->a->window * sizeof *b->ids);
-    if (!b->row || !b->ids)
+    if (!b->row)
         return run_error(&COMMAND, "out of memory");
-    json_t *header = NULL;
-    uint64_t data, ids[2], logits[3];
-    int code = safetensors_read_header(&COMMAND, b->f, r->a->base, &header, &data);
-    if (code)
-        return code;
-    code =
-        safetensors_find(&COMMAND, r->a->base, header, data, "ids", "I32", 2, ids, &b->ids_offset);
-    if (!code)
-        code = safetensors_find(&COMMAND, r->a->base, header, data, "logits", "F32", 3, logits,
-                                &b->logit_offset);
-    json_decref(header);
-    if (!code)
-        code = check_base_shape(r, ids, logits);
-    if (!code)
-        code = check_base_ids(r);
+    if (file_map_open(&b->map, r->a->base, &err))
+        return run_error(&COMMAND, "--base: %s", err.text);
+    bool bad = st_read(&table, &b->map, NULL, &err) || st_sort(&table, &err) ||
+               st_check_data(&table, 0, &b->map, &err);
+    int code =
+        bad ? run_error(&COMMAND, "--base: %s: %s", r->a->base, err.text) : check_base(r, &table);
+    st_table_free(&table);
     return code;
 }
 
 /* ---- a window -------------------------------------------------------------------------------- */
 
-static int compare_row(struct run *r, const float *logits, int32_t target) {
+static void compare_row(struct run *r, const float *logits, int32_t target) {
     size_t bytes = r->info.vocab * sizeof *logits;
-    int code = read_base_at(r, r->base.logit_offset + r->done * bytes, r->base.row, bytes);
-    if (code)
-        return code;
+    memcpy(r->base.row, r->base.logits + r->done * bytes, bytes);
     lab_divergence d = lab_compare_logits(r->base.row, logits, r->info.vocab, target);
     r->nll[r->done] = d.nll_q;
     r->kl[r->done] = d.kl;
     r->same_top += d.same_top;
-    return EXIT_GOOD;
 }
 
 static bool take_logits(void *user, size_t first, size_t rows, const float *logits) {
@@ -257,10 +259,10 @@ static bool take_logits(void *user, size_t first, size_t rows, const float *logi
         const float *row = logits + i * vocab;
         int32_t target = r->ids[first + i + 1];
         if (r->a->base)
-            r->code = compare_row(r, row, target);
+            compare_row(r, row, target);
         else
             r->nll[r->done] = lab_nll(row, r->info.vocab, target);
-        if (!r->code && r->base_out.f)
+        if (!r->code && r->base_out.open)
             r->code = out_write(&COMMAND, &r->base_out, row, vocab * sizeof *row);
         r->done++;
     }
@@ -398,11 +400,15 @@ static int print_text(const struct run *r, const struct figures *f) {
 }
 
 static int write_nll(struct run *r) {
-    const struct tensor_entry t = {"nll", "F32", {r->windows, r->a->window - 1}, 2};
-    int code = safetensors_begin(&COMMAND, &r->nll_out, &t, 1, NULL);
-    for (size_t i = 0; i < r->done && !code; i++) {
-        float x = (float)r->nll[i];
-        code = out_write(&COMMAND, &r->nll_out, &x, sizeof x);
+    struct st_header h = {0};
+    st_add(&h, "nll", ST_F32, (uint64_t[]){r->windows, r->a->window - 1}, 2);
+    int code = out_write_header(&COMMAND, &r->nll_out, &h);
+    for (size_t i = 0; i < r->done && !code;) {
+        float x[1024];
+        size_t n = 0;
+        while (n < 1024 && i < r->done)
+            x[n++] = (float)r->nll[i++];
+        code = out_write(&COMMAND, &r->nll_out, x, n * sizeof *x);
     }
     return code ? code : out_commit(&COMMAND, &r->nll_out);
 }
@@ -441,7 +447,7 @@ static int open_all(struct run *r) {
     }
     if (r->a->base)
         return open_base(r);
-    return r->base_out.f ? start_base_out(r) : EXIT_GOOD;
+    return r->base_out.open ? start_base_out(r) : EXIT_GOOD;
 }
 
 static int perplexity(struct run *r) {
@@ -451,9 +457,9 @@ static int perplexity(struct run *r) {
         code = open_all(r);
     for (uint32_t w = 0; w < r->windows && !code; w++)
         code = run_window(r, w);
-    if (!code && r->base_out.f)
+    if (!code && r->base_out.open)
         code = out_commit(&COMMAND, &r->base_out);
-    if (!code && r->nll_out.f)
+    if (!code && r->nll_out.open)
         code = write_nll(r);
     if (code)
         return code;
@@ -470,10 +476,8 @@ int perplexity_main(int argc, char **argv) {
     code = perplexity(&r);
     out_abandon(&r.base_out);
     out_abandon(&r.nll_out);
-    if (r.base.f)
-        fclose(r.base.f);
+    file_map_close(&r.base.map);
     free(r.base.row);
-    free(r.base.ids);
     free(r.ids);
     free(r.nll);
     free(r.kl);

@@ -16,6 +16,7 @@
  */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +24,7 @@
 #include <xxhash.h>
 
 #include "engine/centre.h"
+#include "files/safetensors.h"
 
 #define FORMAT "kvasir key centre 1"
 enum {
@@ -59,30 +61,26 @@ static uint64_t checksum_of(const struct key_stats *s, uint64_t model_id, uint32
 
 static bool put_header(const struct key_stats *s, uint64_t model_id, uint32_t tokens,
                        struct text_buf *out) {
-    size_t mean = mean_count(s) * sizeof(float);
-    return text_printf(out,
-                       "{\"__metadata__\":{\"format\":\"" FORMAT "\",\"model\":\"%016" PRIx64
-                       "\",\"tokens\":\"%" PRIu32 "\",\"checksum\":\"%016" PRIx64 "\"},"
-                       "\"mean\":{\"dtype\":\"F32\",\"shape\":[%u,%u,%u,2],"
-                       "\"data_offsets\":[0,%zu]},"
-                       "\"rms\":{\"dtype\":\"F32\",\"shape\":[%u,%u,%u],"
-                       "\"data_offsets\":[%zu,%zu]}}",
-                       model_id, tokens, checksum_of(s, model_id, tokens), s->layers, s->kv_heads,
-                       s->n, mean, s->layers, s->kv_heads, s->n, mean, data_bytes(s));
+    const uint64_t mean[] = {s->layers, s->kv_heads, s->n, 2};
+    struct st_header h = {0};
+    char id[20], count[12], sum[20];
+    snprintf(id, sizeof id, "%016" PRIx64, model_id);
+    snprintf(count, sizeof count, "%" PRIu32, tokens);
+    snprintf(sum, sizeof sum, "%016" PRIx64, checksum_of(s, model_id, tokens));
+    json_t *metadata = json_pack("{s:s, s:s, s:s, s:s}", "format", FORMAT, "model", id, "tokens",
+                                 count, "checksum", sum);
+    st_add_metadata(&h, metadata);
+    json_decref(metadata);
+    st_add(&h, "mean", ST_F32, mean, 4);
+    st_add(&h, "rms", ST_F32, mean, 3);
+    return st_finish(&h, 0, out);
 }
 
 kvasir_status centre_file_write(const struct key_stats *s, uint64_t model_id, uint32_t tokens,
                                 struct text_buf *out, kvasir_error *err) {
-    struct text_buf header = {0};
-    bool good = put_header(s, model_id, tokens, &header);
-    while (good && header.len % 8)
-        good = text_append(&header, " ", 1);
-    uint64_t n = header.len;
-    good = good && text_append(out, (const char *)&n, sizeof n) &&
-           text_append(out, header.data, header.len) &&
-           text_append(out, (const char *)s->mean, mean_count(s) * sizeof(float)) &&
-           text_append(out, (const char *)s->rms, rms_count(s) * sizeof(float));
-    text_free(&header);
+    bool good = put_header(s, model_id, tokens, out) &&
+                text_append(out, s->mean, mean_count(s) * sizeof(float)) &&
+                text_append(out, s->rms, rms_count(s) * sizeof(float));
     if (!good)
         text_free(out);
     return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "calibration file: out of memory");

@@ -60,8 +60,7 @@ static kvasir_status fail_class(uint32_t layer, const struct prompt_entry *e, co
 /* Shape [1, a, b] or [1, a, b, c] (c 0: not there). */
 static bool has_shape(const struct prompt_tensor *t, uint32_t a, uint32_t b, uint32_t c) {
     return t->present && t->n_dims == (c ? 4u : 3u) && t->dims[0] == 1 && t->dims[1] == a &&
-           t->dims[2] == b && (!c || t->dims[3] == c) && t->dtype != PROMPT_U32 &&
-           t->dtype != PROMPT_I32;
+           t->dims[2] == b && (!c || t->dims[3] == c) && t->dtype != ST_U32 && t->dtype != ST_I32;
 }
 
 static kvasir_status check_state(const struct model_config *c, uint32_t layer,
@@ -410,9 +409,9 @@ static void load_page(struct loader *l, uint32_t layer, uint32_t first, uint32_t
 /* A state's values [a][b] of a tensor, at to[i * stride_a + j * stride_b]. */
 static void load_values(const struct prompt_tensor *t, size_t first, size_t a, size_t b, float *to,
                         size_t stride_a, size_t stride_b) {
-    const enum scalar_type scalar = t->dtype == PROMPT_F16    ? SCALAR_F16
-                                    : t->dtype == PROMPT_BF16 ? SCALAR_BF16
-                                                              : SCALAR_F32;
+    const enum scalar_type scalar = t->dtype == ST_F16    ? SCALAR_F16
+                                    : t->dtype == ST_BF16 ? SCALAR_BF16
+                                                          : SCALAR_F32;
     for (size_t i = 0; i < a; i++)
         for (size_t j = 0; j < b; j++)
             to[i * stride_a + j * stride_b] = scalar_load(scalar, t->data, first + i * b + j);

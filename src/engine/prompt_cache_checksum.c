@@ -22,7 +22,7 @@ static bool is_made(const struct prompt_tensor *t) {
 
 /* [1, blocks, rows, width] of a KV cache's tensor, made by its callback. */
 static kvasir_status add_rows(struct sum *s, const struct prompt_tensor *t) {
-    const size_t row = (size_t)t->dims[3] * prompt_dtype_bytes(t->dtype);
+    const size_t row = (size_t)t->dims[3] * st_dtype_bytes(t->dtype);
     for (uint32_t block = 0; block < t->dims[1]; block++)
         for (uint32_t r = 0; r < t->dims[2]; r += ROWS_AT_ONCE) {
             uint32_t n = t->dims[2] - r < ROWS_AT_ONCE ? t->dims[2] - r : ROWS_AT_ONCE;
@@ -33,7 +33,7 @@ static kvasir_status add_rows(struct sum *s, const struct prompt_tensor *t) {
 }
 
 static kvasir_status add_tensor(struct sum *s, const struct prompt_tensor *t) {
-    uint32_t head[PROMPT_DIMS_MAX + 3] = {t->present, t->dtype, t->n_dims};
+    uint32_t head[ST_DIMS_MAX + 3] = {t->present, t->dtype, t->n_dims};
     memcpy(head + 3, t->dims, t->n_dims * sizeof *t->dims);
     (void)XXH3_64bits_update(s->state, head, sizeof head);
     if (is_made(t))

@@ -105,8 +105,8 @@ static kvasir_status make_rows(void *ctx, uint32_t head, uint32_t row, uint32_t 
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
-static enum prompt_dtype dtype_of(enum scalar_type t) {
-    return t == SCALAR_F16 ? PROMPT_F16 : t == SCALAR_BF16 ? PROMPT_BF16 : PROMPT_F32;
+static enum st_dtype dtype_of(enum scalar_type t) {
+    return t == SCALAR_F16 ? ST_F16 : t == SCALAR_BF16 ? ST_BF16 : ST_F32;
 }
 
 static void describe_side(struct saver *s, uint32_t at, struct kv_place place, enum tile_kind kind,
@@ -119,7 +119,7 @@ static void describe_side(struct saver *s, uint32_t at, struct kv_place place, e
         const uint32_t width = codes  ? l->head_dim * (uint32_t)l->format.bits / 32
                                : part ? l->groups
                                       : l->head_dim;
-        side->parts[part] = prompt_tensor_of(codes ? PROMPT_U32 : dtype_of(l->format.scalar), 4,
+        side->parts[part] = prompt_tensor_of(codes ? ST_U32 : dtype_of(l->format.scalar), 4,
                                              (uint32_t[]){1, kv->heads, kv->rows, width});
         struct source *from =
             &s->sources[((size_t)at * 2 + (kind == TILE_V)) * PROMPT_PARTS + (size_t)part];
@@ -176,7 +176,7 @@ static void describe_state(struct saver *s, uint32_t layer, uint32_t at) {
     const uint32_t heads = c->delta.value_heads, key = c->delta.key_dim, value = c->delta.value_dim;
     uint8_t *record = (uint8_t *)s->records, *turned = record + model_state_bytes(m);
     struct prompt_tensor *states = &s->states[(size_t)at * 2];
-    states[0] = prompt_tensor_of(PROMPT_F32, 3, (uint32_t[]){1, l.width - 1, l.channels});
+    states[0] = prompt_tensor_of(ST_F32, 3, (uint32_t[]){1, l.width - 1, l.channels});
     states[0].data = turned + l.window;
     memcpy(turned + l.window, record + l.window, l.matrix - l.window);
     if (delta) {
@@ -193,7 +193,7 @@ static void describe_state(struct saver *s, uint32_t layer, uint32_t at) {
                        (const float *)(record + l.window) + row * l.channels + values + h * value,
                        value * sizeof(float));
         }
-        states[1] = prompt_tensor_of(PROMPT_F32, 4, (uint32_t[]){1, heads, value, key});
+        states[1] = prompt_tensor_of(ST_F32, 4, (uint32_t[]){1, heads, value, key});
         states[1].data = turned + l.matrix;
     }
     s->entries[at] = (struct prompt_entry){.class = PROMPT_ARRAYS,

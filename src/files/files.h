@@ -2,11 +2,13 @@
 /* files/: formats of files, as plain data: what a file says and how it is written. Knows nothing of
  * pages, sequences or models. Any thread; what a function opens belongs to one.
  *
+ *     safetensors.h   headers of safetensors; a front header, too
  *     prompt_file.h   prompt caches of mlx-lm (prompt_file*.c)
  */
 #ifndef KVASIR_FILES_H
 #define KVASIR_FILES_H
 
 #include "files/prompt_file.h"
+#include "files/safetensors.h"
 
 #endif

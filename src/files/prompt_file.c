@@ -30,25 +30,13 @@ const char *prompt_class_name(enum prompt_class class) {
     return names[class];
 }
 
-static const struct {
-    const char *name;
-    size_t bytes;
-} dtypes[] = {
-    [PROMPT_F32] = {"F32", 4}, [PROMPT_F16] = {"F16", 2}, [PROMPT_BF16] = {"BF16", 2},
-    [PROMPT_U32] = {"U32", 4}, [PROMPT_I32] = {"I32", 4},
-};
-
-size_t prompt_dtype_bytes(enum prompt_dtype dtype) {
-    return dtypes[dtype].bytes;
-}
-const char *prompt_dtype_name(enum prompt_dtype dtype) {
-    return dtypes[dtype].name;
+bool prompt_dtype_known(enum st_dtype dtype) {
+    return dtype <= ST_BF16 || dtype == ST_U32 || dtype == ST_I32;
 }
 
-struct prompt_tensor prompt_tensor_of(enum prompt_dtype dtype, uint32_t n_dims,
-                                      const uint32_t *dims) {
+struct prompt_tensor prompt_tensor_of(enum st_dtype dtype, uint32_t n_dims, const uint32_t *dims) {
     struct prompt_tensor t = {.present = true, .dtype = dtype, .n_dims = n_dims};
-    t.bytes = dtypes[dtype].bytes;
+    t.bytes = st_dtype_bytes(dtype);
     for (uint32_t i = 0; i < n_dims; i++) {
         t.dims[i] = dims[i];
         t.bytes *= dims[i];
@@ -117,7 +105,7 @@ uint32_t prompt_entry_held(const struct prompt_kv *kv) {
 /* ---- rows as numbers ------------------------------------------------------------------------- */
 
 static const uint8_t *row_at(const struct prompt_tensor *t, uint32_t head, uint32_t row) {
-    size_t bytes = t->dims[3] * dtypes[t->dtype].bytes;
+    size_t bytes = t->dims[3] * st_dtype_bytes(t->dtype);
     return t->data + ((size_t)head * t->dims[2] + row) * bytes;
 }
 
@@ -158,9 +146,9 @@ bool prompt_group_known(uint32_t group) {
     return group == 32 || group == 64 || group == 128;
 }
 
-static bool dtype_scalar(enum prompt_dtype dtype, uint8_t *scalar) {
-    *scalar = dtype == PROMPT_F32 ? SCALAR_F32 : dtype == PROMPT_F16 ? SCALAR_F16 : SCALAR_BF16;
-    return dtype <= PROMPT_BF16;
+static bool dtype_scalar(enum st_dtype dtype, uint8_t *scalar) {
+    *scalar = dtype == ST_F32 ? SCALAR_F32 : dtype == ST_F16 ? SCALAR_F16 : SCALAR_BF16;
+    return dtype <= ST_BF16;
 }
 
 /* The bits that packed words have with a head size, or 0. */
@@ -238,7 +226,7 @@ kvasir_status prompt_entry_settle(struct prompt_kv *kv, uint32_t key_dim, uint32
 static const char *shape_text(const struct prompt_tensor *t, char text[PROMPT_NAME_MAX]) {
     size_t len = 0;
     text[0] = 0;
-    for (uint32_t i = 0; i < t->n_dims && i < PROMPT_DIMS_MAX; i++) /* of 10 digits */
+    for (uint32_t i = 0; i < t->n_dims && i < ST_DIMS_MAX; i++) /* of 10 digits */
         len +=
             (size_t)snprintf(text + len, PROMPT_NAME_MAX - len, "%s%u", i ? ", " : "", t->dims[i]);
     return text;
@@ -247,8 +235,9 @@ static const char *shape_text(const struct prompt_tensor *t, char text[PROMPT_NA
 /* A tensor of the caller's: dims and bytes agree, and there is something to write. */
 static kvasir_status check_tensor(const char *name, const struct prompt_tensor *t,
                                   kvasir_error *err) {
-    size_t bytes =
-        t->n_dims <= PROMPT_DIMS_MAX && t->dtype <= PROMPT_I32 ? dtypes[t->dtype].bytes : SIZE_MAX;
+    size_t bytes = t->n_dims <= ST_DIMS_MAX && prompt_dtype_known(t->dtype)
+                       ? st_dtype_bytes(t->dtype)
+                       : SIZE_MAX;
     for (uint32_t i = 0; i < t->n_dims && bytes != SIZE_MAX; i++)
         if (t->dims[i] > PROMPT_COUNT_MAX || !mul_size(bytes, t->dims[i], &bytes))
             bytes = SIZE_MAX;
@@ -259,14 +248,14 @@ static kvasir_status check_tensor(const char *name, const struct prompt_tensor *
 }
 
 static kvasir_status check_part(const char *name, const struct prompt_tensor *t,
-                                enum prompt_dtype dtype, const struct prompt_kv *kv, uint64_t width,
+                                enum st_dtype dtype, const struct prompt_kv *kv, uint64_t width,
                                 kvasir_error *err) {
     char text[PROMPT_NAME_MAX];
     if (!t->present)
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s is missing", name);
     if (t->dtype != dtype)
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s has dtype %s, must be %s", name,
-                    prompt_dtype_name(t->dtype), prompt_dtype_name(dtype));
+                    st_dtype_name(t->dtype), st_dtype_name(dtype));
     if (t->n_dims != 4 || t->dims[0] != 1 || t->dims[1] != kv->heads || t->dims[2] != kv->rows ||
         t->dims[3] != width)
         return fail(err, KVASIR_ERR_FORMAT,
@@ -276,8 +265,8 @@ static kvasir_status check_part(const char *name, const struct prompt_tensor *t,
     return check_tensor(name, t, err);
 }
 
-static enum prompt_dtype scalar_dtype(uint8_t scalar) {
-    return scalar == SCALAR_F32 ? PROMPT_F32 : scalar == SCALAR_F16 ? PROMPT_F16 : PROMPT_BF16;
+static enum st_dtype scalar_dtype(uint8_t scalar) {
+    return scalar == SCALAR_F32 ? ST_F32 : scalar == SCALAR_F16 ? ST_F16 : ST_BF16;
 }
 
 static kvasir_status check_affine(const struct prompt_kv *kv, const struct prompt_scope *s,
@@ -295,13 +284,13 @@ static kvasir_status check_affine(const struct prompt_kv *kv, const struct promp
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s: rows of %u values are no groups of %u",
                     prompt_part_name(name, s, class, i, 1), side->dim, f.group);
     uint64_t words = (uint64_t)side->dim * f.bits / 32, groups = side->dim / f.group;
-    enum prompt_dtype scalar = scalar_dtype(f.scalar);
+    enum st_dtype scalar = scalar_dtype(f.scalar);
     TRY(check_part(prompt_part_name(name, s, class, i, 1), &side->parts[1], scalar, kv, groups,
                    err));
     TRY(check_part(prompt_part_name(name, s, class, i, 2), &side->parts[2], scalar, kv, groups,
                    err));
-    return check_part(prompt_part_name(name, s, class, i, 0), &side->parts[0], PROMPT_U32, kv,
-                      words, err);
+    return check_part(prompt_part_name(name, s, class, i, 0), &side->parts[0], ST_U32, kv, words,
+                      err);
 }
 
 static kvasir_status check_side(const struct prompt_kv *kv, const struct prompt_scope *s,
@@ -386,7 +375,7 @@ static kvasir_status check_batch_of_one(const struct prompt_tensor *t, const cha
                                         kvasir_error *err) {
     if (!t->present)
         return KVASIR_OK;
-    if (t->dtype != PROMPT_I32 || t->n_dims != 1 || t->dims[0] != 1)
+    if (t->dtype != ST_I32 || t->n_dims != 1 || t->dims[0] != 1)
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s must be I32 of shape [1]", name);
     return check_tensor(name, t, err);
 }

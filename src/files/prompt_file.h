@@ -49,6 +49,7 @@
 #ifndef KVASIR_PROMPT_FILE_H
 #define KVASIR_PROMPT_FILE_H
 
+#include "files/safetensors.h"
 #include "quant/quant.h"
 #include "util/util.h"
 
@@ -66,22 +67,17 @@ const char *prompt_class_name(enum prompt_class class); /* as files have it */
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-enum prompt_dtype { PROMPT_F32, PROMPT_F16, PROMPT_BF16, PROMPT_U32, PROMPT_I32 };
-size_t prompt_dtype_bytes(enum prompt_dtype dtype);
-const char *prompt_dtype_name(enum prompt_dtype dtype); /* "BF16" */
-
 /* Makes rows [row, row + n) of one block of a tensor in out, for the writer. A block is a KV head
  * of a cache's tensor [1, heads, rows, width]; other tensors are one block, whose rows are as long
  * as their last dim. Blocks and rows come in rising order, each row once. */
 typedef kvasir_status prompt_rows_fn(void *ctx, uint32_t block, uint32_t row, uint32_t n, void *out,
                                      kvasir_error *err);
 
-enum { PROMPT_DIMS_MAX = 8 };
 struct prompt_tensor {
     bool present; /* false: None, and the rest is 0 */
-    enum prompt_dtype dtype;
+    enum st_dtype dtype;
     uint32_t n_dims; /* 0: a scalar */
-    uint32_t dims[PROMPT_DIMS_MAX];
+    uint32_t dims[ST_DIMS_MAX];
     size_t bytes; /* what dims and dtype say */
     /* Little-endian, last dim fastest, at any address: mlx aligns nothing. A file's is valid until
      * it is closed. */
@@ -90,8 +86,7 @@ struct prompt_tensor {
     void *ctx;
 };
 /* A tensor without data. dims are below 2^31, and their product fits. */
-struct prompt_tensor prompt_tensor_of(enum prompt_dtype dtype, uint32_t n_dims,
-                                      const uint32_t *dims);
+struct prompt_tensor prompt_tensor_of(enum st_dtype dtype, uint32_t n_dims, const uint32_t *dims);
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
@@ -190,7 +185,7 @@ struct prompt_file {
     struct prompt_entry *entries; /* layers */
     /* Of prompt_file_open; zero in a description that the caller made. */
     struct file_map map;
-    struct json_t *header; /* holds the strings */
+    struct json_t *header; /* the metadata: holds the strings */
 };
 
 /* Errors name the file and the tensor or metadata key. KVASIR_ERR_UNSUPPORTED: a class or number

@@ -32,6 +32,7 @@ const char *prompt_name(char name[PROMPT_NAME_MAX], const char *prefix, const ch
 const char *prompt_part_name(char name[PROMPT_NAME_MAX], const struct prompt_scope *s,
                              enum prompt_class class, int side, int part);
 
+bool prompt_dtype_known(enum st_dtype dtype); /* what prompt caches hold */
 bool prompt_bits_known(uint32_t bits);
 bool prompt_group_known(uint32_t group);
 /* Fills in heads, rows, scalar types and dims from the tensors and from bits and groups (0: to be
@@ -47,21 +48,21 @@ kvasir_status prompt_file_check(const struct prompt_file *f, enum prompt_form fo
 enum prompt_kind { PROMPT_PLAIN, PROMPT_SCALAR, PROMPT_STRING, PROMPT_NONE };
 
 struct prompt_raw {
-    const char *name; /* borrowed from the JSON */
+    const char *name; /* borrowed from the table */
     struct prompt_tensor tensor;
     enum prompt_kind kind; /* all plain until the form is known */
     bool taken;
 };
 struct prompt_meta {
-    const char *key, *value; /* borrowed likewise */
+    const char *key, *value; /* borrowed from the JSON */
     bool taken;
 };
 struct prompt_header {
-    struct json_t *json;
+    struct json_t *json;        /* the metadata */
+    struct st_table table;      /* the tensors as the file has them */
     struct prompt_raw *tensors; /* rising by name */
     struct prompt_meta *metas;  /* rising by key */
     size_t n_tensors, n_metas;
-    size_t base; /* where the data section begins in the file */
 };
 /* deinit also after a failure; it leaves json to whom it was given. */
 kvasir_status prompt_header_read(const struct file_map *map, struct prompt_header *h,

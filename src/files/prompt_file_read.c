@@ -261,7 +261,7 @@ static kvasir_status read_kv(struct reader *r, const struct prompt_scope *s,
 /* In the older form None is F32 [0] and nothing says so. */
 static kvasir_status take_padding(struct reader *r, const char *name, struct prompt_tensor *t) {
     TRY(take_tensor(r, name, t));
-    if (r->form == PROMPT_FORM_LEGACY && t->dtype == PROMPT_F32 && t->n_dims == 1 && t->bytes == 0)
+    if (r->form == PROMPT_FORM_LEGACY && t->dtype == ST_F32 && t->n_dims == 1 && t->bytes == 0)
         *t = (struct prompt_tensor){0};
     return KVASIR_OK;
 }
@@ -400,14 +400,14 @@ static kvasir_status settle_form(struct reader *r) {
 static bool kind_fits(const struct prompt_tensor *t, const char *text, enum prompt_kind *kind) {
     if (strcmp(text, "scalar") == 0) {
         *kind = PROMPT_SCALAR;
-        return t->dtype == PROMPT_I32 && t->n_dims == 0;
+        return t->dtype == ST_I32 && t->n_dims == 0;
     }
     if (strcmp(text, "string") == 0) {
         *kind = PROMPT_STRING;
-        return t->dtype == PROMPT_I32 && t->n_dims == 1;
+        return t->dtype == ST_I32 && t->n_dims == 1;
     }
     *kind = PROMPT_NONE;
-    return strcmp(text, "none") == 0 && t->dtype == PROMPT_F32 && t->n_dims == 1 && t->bytes == 0;
+    return strcmp(text, "none") == 0 && t->dtype == ST_F32 && t->n_dims == 1 && t->bytes == 0;
 }
 
 /* 2.N.0 and 2.N.1 of the newer form. */

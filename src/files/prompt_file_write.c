@@ -27,10 +27,10 @@ struct block {
 struct writer {
     const char *path;
     enum prompt_form form;
-    json_t *header, *metadata;
+    struct st_header header;
+    json_t *metadata;
     struct block *blocks;
     size_t n, cap;
-    uint64_t end;      /* of the data so far */
     uint32_t n_values; /* named in 2.N */
     kvasir_error *err;
 };
@@ -68,9 +68,8 @@ static kvasir_status put_user_metadata(struct writer *w, const struct prompt_fil
         if (!good)
             status = no_memory(w);
         else if (!pair->key[0] || json_object_get(w->metadata, key.data))
-            status =
-                fail(w->err, KVASIR_ERR_ARGUMENT,
-                     "%s: metadata key %.100s is empty or stands there twice", w->path, key.data);
+            status = fail(w->err, KVASIR_ERR_ARGUMENT,
+                          "%s: metadata key %.100s is empty or a duplicate", w->path, key.data);
         else
             status = put_meta(w, key.data, pair->value);
         text_free(&key);
@@ -81,23 +80,13 @@ static kvasir_status put_user_metadata(struct writer *w, const struct prompt_fil
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-static json_t *shape_json(const uint32_t *dims, uint32_t n) {
-    json_t *shape = json_array();
-    for (uint32_t i = 0; i < n; i++)
-        json_array_append_new(shape, json_integer(dims[i]));
-    return shape;
-}
-
-static kvasir_status put_header(struct writer *w, const char *name, enum prompt_dtype dtype,
-                                const uint32_t *dims, uint32_t n_dims) {
-    uint64_t begin = w->end, bytes = prompt_dtype_bytes(dtype);
+static void put_header(struct writer *w, const char *name, enum st_dtype dtype,
+                       const uint32_t *dims, uint32_t n_dims) {
+    uint64_t wide[ST_DIMS_MAX];
+    ASSERT(n_dims <= ST_DIMS_MAX); /* prompt_file_check */
     for (uint32_t i = 0; i < n_dims; i++)
-        bytes *= dims[i]; /* checked to fit */
-    w->end += bytes;
-    json_t *info =
-        json_pack("{s:s, s:o, s:[I,I]}", "dtype", prompt_dtype_name(dtype), "shape",
-                  shape_json(dims, n_dims), "data_offsets", (json_int_t)begin, (json_int_t)w->end);
-    return json_object_set_new(w->header, name, info) == 0 ? KVASIR_OK : no_memory(w);
+        wide[i] = dims[i];
+    st_add(&w->header, name, dtype, wide, n_dims);
 }
 
 /* Takes own, also on failure. */
@@ -114,19 +103,18 @@ static kvasir_status push_block_take(struct writer *w, struct block b) {
 static kvasir_status put_part(struct writer *w, const char *name, const struct prompt_tensor *t,
                               uint32_t kept) {
     const uint32_t dims[] = {1, t->dims[1], kept, t->dims[3]};
-    TRY(put_header(w, name, t->dtype, dims, 4));
-    return push_block_take(w,
-                           (struct block){.t = t,
-                                          .count = t->dims[1],
-                                          .rows = t->dims[2],
-                                          .kept = kept,
-                                          .row_bytes = t->dims[3] * prompt_dtype_bytes(t->dtype)});
+    put_header(w, name, t->dtype, dims, 4);
+    return push_block_take(w, (struct block){.t = t,
+                                             .count = t->dims[1],
+                                             .rows = t->dims[2],
+                                             .kept = kept,
+                                             .row_bytes = t->dims[3] * st_dtype_bytes(t->dtype)});
 }
 
 static kvasir_status put_state(struct writer *w, const char *name, const struct prompt_tensor *t) {
-    TRY(put_header(w, name, t->dtype, t->dims, t->n_dims));
+    put_header(w, name, t->dtype, t->dims, t->n_dims);
     struct block b = {.t = t, .count = 1};
-    b.row_bytes = t->dims[t->n_dims - 1] * prompt_dtype_bytes(t->dtype);
+    b.row_bytes = t->dims[t->n_dims - 1] * st_dtype_bytes(t->dtype);
     b.rows = b.kept = b.row_bytes ? t->bytes / b.row_bytes : 0;
     if (t->rows && b.rows > UINT32_MAX)
         return fail(w->err, KVASIR_ERR_ARGUMENT, "%s: tensor %s has too many rows", w->path, name);
@@ -135,10 +123,10 @@ static kvasir_status put_state(struct writer *w, const char *name, const struct 
 
 /* A tensor that stands for a Python value: n numbers of shape dims. */
 static kvasir_status put_value(struct writer *w, const char *name, const char *kind,
-                               enum prompt_dtype dtype, const int32_t *values, uint32_t n,
+                               enum st_dtype dtype, const int32_t *values, uint32_t n,
                                uint32_t n_dims) {
     char key[PROMPT_NAME_MAX];
-    TRY(put_header(w, name, dtype, &n, n_dims));
+    put_header(w, name, dtype, &n, n_dims);
     w->n_values++;
     TRY(put_meta(w, prompt_name(key, "2", "%u.0", w->n_values), name));
     TRY(put_meta(w, prompt_name(key, "2", "%u.1", w->n_values), kind));
@@ -155,11 +143,11 @@ static kvasir_status put_scalar(struct writer *w, const struct prompt_scope *s, 
                                 uint32_t value) {
     char name[PROMPT_NAME_MAX];
     int32_t x = (int32_t)value;
-    return put_value(w, prompt_name(name, s->tensor, "%u", number), "scalar", PROMPT_I32, &x, 1, 0);
+    return put_value(w, prompt_name(name, s->tensor, "%u", number), "scalar", ST_I32, &x, 1, 0);
 }
 
 static kvasir_status put_none(struct writer *w, const char *name) {
-    return put_value(w, name, "none", PROMPT_F32, NULL, 0, 1);
+    return put_value(w, name, "none", ST_F32, NULL, 0, 1);
 }
 
 static kvasir_status put_string(struct writer *w, const char *name, const char *text) {
@@ -167,7 +155,7 @@ static kvasir_status put_string(struct writer *w, const char *name, const char *
     uint32_t n = 0;
     for (; text[n]; n++)
         codes[n] = text[n];
-    return put_value(w, name, "string", PROMPT_I32, codes, n, 1);
+    return put_value(w, name, "string", ST_I32, codes, n, 1);
 }
 
 /* ---- K and V --------------------------------------------------------------------------------- */
@@ -273,10 +261,8 @@ static kvasir_status put_entry(struct writer *w, const struct prompt_scope *s,
 static kvasir_status lay_out(struct writer *w, const struct prompt_file *f) {
     bool legacy = w->form == PROMPT_FORM_LEGACY;
     char key[PROMPT_NAME_MAX];
-    w->header = json_object();
     w->metadata = json_object();
-    if (json_object_set(w->header, "__metadata__", w->metadata) != 0)
-        return no_memory(w);
+    st_add_metadata(&w->header, w->metadata);
     TRY(put_user_metadata(w, f));
     if (!legacy)
         TRY(put_meta(w, "2.0", ""));
@@ -292,16 +278,11 @@ static kvasir_status lay_out(struct writer *w, const struct prompt_file *f) {
 /* ---- to the disk ----------------------------------------------------------------------------- */
 
 static kvasir_status write_header(struct writer *w, struct file_writer *out) {
-    char *text = json_dumps(w->header, JSON_COMPACT | JSON_SORT_KEYS);
-    if (!text)
-        return no_memory(w);
-    uint64_t len = strlen(text), total = round_up(len, 8);
-    kvasir_status status;
-    TRY_GOTO(file_write(out, &total, sizeof total, w->err));
-    TRY_GOTO(file_write(out, text, len, w->err));
-    TRY_GOTO(file_write(out, "        ", total - len, w->err));
-done:
-    mem_free(text);
+    struct text_buf text = {0};
+    kvasir_status status = st_finish(&w->header, JSON_SORT_KEYS, &text)
+                               ? file_write(out, text.data, text.len, w->err)
+                               : no_memory(w);
+    text_free(&text);
     return status;
 }
 
@@ -352,7 +333,7 @@ static void writer_deinit(struct writer *w) {
         mem_free(w->blocks[i].own);
     mem_free(w->blocks);
     json_decref(w->metadata);
-    json_decref(w->header);
+    st_header_free(&w->header);
 }
 
 /* The rules of a file, but the fault is the caller's. */

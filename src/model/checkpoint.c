@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A checkpoint: files mapped read-only and one table of their tensors. gguf.c and safetensors.c
+/* A checkpoint: files mapped read-only and one table of their tensors. gguf.c and hf_folder.c
  * fill it; whoever reads it need not know which did.
  *
  *     checkpoint_open(path)
@@ -67,7 +67,7 @@ kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) {
     qsort(c->tensors, c->n_tensors, sizeof *c->tensors, compare_names);
     for (size_t i = 1; i < c->n_tensors; i++)
         if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
-            return fail(err, KVASIR_ERR_FORMAT, "tensor %s stands there twice", c->tensors[i].name);
+            return fail(err, KVASIR_ERR_FORMAT, "duplicate tensor %s", c->tensors[i].name);
     return KVASIR_OK;
 }
 
@@ -120,13 +120,6 @@ struct weight checkpoint_weight(const struct checkpoint_tensor *t) {
                            .group = t->group,
                            .group_rows = t->group_rows,
                            .scalar = t->scalar};
-}
-
-bool name_is_clean(const char *name, size_t len) {
-    for (size_t i = 0; i < len; i++)
-        if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
-            return false;
-    return len > 0;
 }
 
 bool ends_with(const char *name, const char *tail) {

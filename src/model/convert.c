@@ -78,8 +78,8 @@ static kvasir_status make_plan(struct plan *p, const struct model *m, kvasir_err
 
 /* ---- the header ------------------------------------------------------------------------------ */
 
-static const char *dtype_name(enum scalar_type t) {
-    return t == SCALAR_F32 ? "F32" : t == SCALAR_F16 ? "F16" : "BF16";
+static enum st_dtype file_dtype(enum scalar_type t) {
+    return t == SCALAR_F32 ? ST_F32 : t == SCALAR_F16 ? ST_F16 : ST_BF16;
 }
 
 /* "model.norm.weight" -> "model.norm.scales" */
@@ -87,58 +87,41 @@ static void part_name(const char *weight, const char *part, char name[NAME_BYTES
     snprintf(name, NAME_BYTES, "%.*s%s", (int)(strlen(weight) - strlen("weight")), weight, part);
 }
 
-struct header {
-    json_t *object;
-    uint64_t offset;
-    bool good;
-};
-
-static void add_entry(struct header *h, const char *name, const char *dtype, uint64_t rows,
-                      uint64_t columns, bool matrix, size_t value_bytes) {
-    uint64_t end = h->offset + rows * columns * value_bytes;
-    json_t *shape = matrix ? json_pack("[I, I]", (json_int_t)rows, (json_int_t)columns)
-                           : json_pack("[I]", (json_int_t)(rows * columns));
-    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape,
-                              "data_offsets", (json_int_t)h->offset, (json_int_t)end);
-    h->good = h->good && entry && json_object_set_new(h->object, name, entry) == 0;
-    h->offset = end;
+static void add_entry(struct st_header *h, const char *name, enum st_dtype dtype, uint64_t rows,
+                      uint64_t columns, bool matrix) {
+    st_add(h, name, dtype, matrix ? (uint64_t[]){rows, columns} : (uint64_t[]){rows * columns},
+           matrix ? 2 : 1);
 }
 
-static void add_item(struct header *h, const struct plan *p, const struct item *item) {
+static void add_item(struct st_header *h, const struct plan *p, const struct item *item) {
     struct weight w = checkpoint_weight(item->from);
     const char *name = item->from->name;
-    size_t value_bytes = scalar_bytes(p->dtype);
+    enum st_dtype dtype = file_dtype(p->dtype);
     if (!item->quantized) {
-        add_entry(h, name, dtype_name(p->dtype), w.n, w.k, item->from->n_dims == 2, value_bytes);
+        add_entry(h, name, dtype, w.n, w.k, item->from->n_dims == 2);
         return;
     }
     char part[NAME_BYTES];
-    add_entry(h, name, "U32", w.n, (uint64_t)w.k * p->options->bits / 32, true, 4);
+    add_entry(h, name, ST_U32, w.n, (uint64_t)w.k * p->options->bits / 32, true);
     for (int i = 0; i < 2; i++) {
         part_name(name, i ? "biases" : "scales", part);
-        add_entry(h, part, dtype_name(p->dtype), w.n, w.k / p->options->group_size, true,
-                  value_bytes);
+        add_entry(h, part, dtype, w.n, w.k / p->options->group_size, true);
     }
 }
 
 static kvasir_status write_header(const struct plan *p, struct file_writer *out,
                                   kvasir_error *err) {
-    struct header h = {json_pack("{s:{s:s}}", "__metadata__", "format", "mlx"), 0, true};
-    h.good = h.object != NULL;
+    struct st_header h = {0};
+    struct text_buf text = {0};
+    json_t *metadata = json_pack("{s:s}", "format", "mlx");
+    st_add_metadata(&h, metadata);
+    json_decref(metadata);
     for (size_t i = 0; i < p->n_items; i++)
         add_item(&h, p, &p->items[i]);
-    char *text = h.good ? json_dumps(h.object, JSON_COMPACT) : NULL;
-    json_decref(h.object);
-    if (!text)
-        return fail(err, KVASIR_ERR_MEMORY, "convert: out of memory for the header");
-    static const char spaces[] = "       ";
-    uint64_t len = strlen(text), padded = round_up(len, 8);
-    kvasir_status status;
-    TRY_GOTO(file_write(out, &padded, sizeof padded, err));
-    TRY_GOTO(file_write(out, text, len, err));
-    TRY_GOTO(file_write(out, spaces, padded - len, err));
-done:
-    mem_free(text); /* jansson takes from malloc, too */
+    kvasir_status status = st_finish(&h, 0, &text) ? file_write(out, text.data, text.len, err)
+                                                   : fail(err, KVASIR_ERR_MEMORY,
+                                                          "convert: out of memory for the header");
+    text_free(&text);
     return status;
 }
 
@@ -365,7 +348,7 @@ static kvasir_status convert_into(const char *in, const char *folder, const stru
         return fail(err, KVASIR_ERR_MEMORY, "convert: out of memory");
     order_items(p, sorted);
     mem_free(sorted);
-    TRY(convert_files(in, folder, m, p->options, dtype_name(p->dtype), err));
+    TRY(convert_files(in, folder, m, p->options, st_dtype_name(file_dtype(p->dtype)), err));
     return write_tensors(p, folder, err);
 }
 

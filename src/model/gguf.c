@@ -145,7 +145,7 @@ static kvasir_status take_elements(struct reader *r, uint32_t elem, uint64_t cou
 static kvasir_status take_value(struct reader *r, struct gguf_value *v) {
     int64_t at = (int64_t)r->pos;
     TRY(take_string(r, "a metadata key", &v->key));
-    if (v->key.len == 0 || v->key.len > GGUF_KEY_MAX || !name_is_clean(v->key.data, v->key.len))
+    if (v->key.len == 0 || v->key.len > GGUF_KEY_MAX || !st_name_is_clean(v->key.data, v->key.len))
         return fail_at(r->err, KVASIR_ERR_FORMAT, at,
                        "a metadata key must have 1 to %d bytes and no control characters",
                        GGUF_KEY_MAX);
@@ -192,7 +192,7 @@ static kvasir_status take_values(struct reader *r, struct gguf *g, uint64_t n) {
     for (size_t i = 1; i < g->n_values; i++)
         if (compare_values(&g->values[i - 1], &g->values[i]) == 0)
             return fail_at(r->err, KVASIR_ERR_FORMAT, g->values[i].offset,
-                           "metadata key %.*s stands there twice", (int)g->values[i].key.len,
+                           "duplicate metadata key %.*s", (int)g->values[i].key.len,
                            g->values[i].key.data);
     return KVASIR_OK;
 }
@@ -427,7 +427,7 @@ static kvasir_status take_tensor(struct reader *r, struct text_span *name,
     int64_t at = (int64_t)r->pos;
     *t = (struct checkpoint_tensor){0};
     TRY(take_string(r, "a tensor's name", name));
-    if (name->len > GGUF_NAME_MAX || !name_is_clean(name->data, name->len))
+    if (name->len > GGUF_NAME_MAX || !st_name_is_clean(name->data, name->len))
         return fail_at(r->err, KVASIR_ERR_FORMAT, at,
                        "a tensor's name must have 1 to %d bytes and no control characters",
                        GGUF_NAME_MAX);

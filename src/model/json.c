@@ -17,30 +17,6 @@ kvasir_status json_parse_strings(const char *text, size_t len, int64_t at, json_
     return json_load_bounded(text, len, at, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
-const char *json_kind(const json_t *value) {
-    if (!value)
-        return "nothing";
-    switch (json_typeof(value)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "an integer";
-    case JSON_REAL:
-        return "a real number";
-    case JSON_TRUE:
-        return "true";
-    case JSON_FALSE:
-        return "false";
-    case JSON_NULL:
-        return "null";
-    }
-    return "nothing";
-}
-
 /* *value stays NULL where the field is missing and need not be there. */
 static kvasir_status field(const struct json_scope *s, const char *key, bool required,
                            const json_t **value) {

@@ -2,7 +2,7 @@
 /* model/: checkpoints, and one readable forward per family.
  *
  *   checkpoint   files mapped read-only, a table of tensors, the configuration, the tokenizer's
- *                data (gguf.c, safetensors.c + config.c behind one interface: checkpoint.c)
+ *                data (gguf.c, hf_folder.c + config.c behind one interface: checkpoint.c)
  *   model        the checkpoint's tensors bound to the places of a family (load.c, and the family's
  *                own file), checked for shape
  *   model_run    buffers of one backend for steps of up to max_rows rows (run.c), and the forward

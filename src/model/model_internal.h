@@ -7,7 +7,7 @@
  *         gguf_config.c  what those values mean: the configuration
  *         gguf_names.c   Hugging Face's names for its tensors
  *         gguf_text.c    the vocabulary and the chat template
- *       safetensors.c  a folder: tensors of one or several files
+ *       hf_folder.c    a folder: tensors of one or several files
  *         modules.c      those that belong together joined: mlx's and 8-bit floats' scales
  *         config.c       its config.json
  *         quantization.c what that says about quantized modules
@@ -22,6 +22,7 @@
 
 #include <string.h>
 
+#include "files/safetensors.h"
 #include "model/model.h"
 #include "util/json.h"
 
@@ -80,7 +81,6 @@ bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims,
 kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) MUST_CHECK;
 /* Bytes below 0x20 (and DEL) in a name would break one-line messages and logs: readers refuse such
  * names. */
-bool name_is_clean(const char *name, size_t len);
 /* With something before the tail. */
 bool ends_with(const char *name, const char *tail);
 /* Tensors that a model has no use for: tables of rotations that old files carry, the copy of the
@@ -126,7 +126,6 @@ kvasir_status json_get_bool(const struct json_scope *s, const char *key, bool *o
 /* *out borrowed from the document. */
 kvasir_status json_get_string(const struct json_scope *s, const char *key, bool required,
                               const char **out) MUST_CHECK;
-const char *json_kind(const json_t *value); /* "a string", "null" ... for errors */
 
 /* ---- config.json (config.c, quantization.c) -------------------------------------------------- */
 
@@ -156,40 +155,11 @@ kvasir_status quantization_of_module(const struct quantization *q, const char *m
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,
                            struct quantization *q, kvasir_error *err) MUST_CHECK;
 
-/* ---- a folder's tensors (safetensors.c, modules.c) ------------------------------------------- */
+/* ---- a folder's tensors (hf_folder.c, modules.c) ------------------------------------------- */
 
 /* Integers and truth values are those of parts that are not run, and refused elsewhere. */
-enum raw_dtype {
-    RAW_F32,
-    RAW_F16,
-    RAW_BF16,
-    RAW_F8_E4M3,
-    RAW_U32,
-    RAW_U8,
-    RAW_I64,
-    RAW_I32,
-    RAW_BOOL,
-};
-enum { RAW_DIMS_MAX = 8 }; /* convolutions over pictures in time have 5 */
-const char *raw_dtype_name(enum raw_dtype dtype);
-
-/* A tensor as a file has it. */
-struct raw_tensor {
-    char *name; /* owned */
-    enum raw_dtype dtype;
-    uint32_t n_dims;
-    uint64_t dims[RAW_DIMS_MAX]; /* slowest first */
-    const uint8_t *data;
-    size_t bytes;
-    bool taken; /* part of a checkpoint's tensor by now (modules.c) */
-};
-struct raw_tensors {
-    struct raw_tensor *list; /* [n], rising by name once all files are read */
-    size_t n, cap;
-};
-struct raw_tensor *raw_find(const struct raw_tensors *raw, const char *name);
 /* Appends the checkpoint's tensors. */
-kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *quantization,
+kvasir_status modules_join(struct st_table *raw, const struct quantization *quantization,
                            struct checkpoint *c, kvasir_error *err) MUST_CHECK;
 
 /* ---- a folder's files (folder.c) ------------------------------------------------------------- */

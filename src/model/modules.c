@@ -25,7 +25,7 @@
 #include "model/model_internal.h"
 
 struct joiner {
-    struct raw_tensors *raw;
+    struct st_table *raw;
     const struct quantization *quantization;
     struct checkpoint *checkpoint;
     bool any_f8;
@@ -33,14 +33,14 @@ struct joiner {
 };
 
 /* X of "X.weight", mem_free; NULL: no memory. */
-static char *module_of(const struct raw_tensor *weight) {
+static char *module_of(const struct st_tensor *weight) {
     return mem_strndup(weight->name, strlen(weight->name) - (sizeof ".weight" - 1));
 }
 
-static struct raw_tensor *part_of(const struct joiner *j, const char *module, const char *part) {
+static struct st_tensor *part_of(const struct joiner *j, const char *module, const char *part) {
     char name[512]; /* a longer one has no place in any family */
     int n = snprintf(name, sizeof name, "%s.%s", module, part);
-    return n > 0 && (size_t)n < sizeof name ? raw_find(j->raw, name) : NULL;
+    return n > 0 && (size_t)n < sizeof name ? st_find(j->raw, name) : NULL;
 }
 
 static bool begins_with(const char *name, const char *head) {
@@ -74,15 +74,15 @@ static kvasir_status add(struct joiner *j, const char *name, const struct checkp
     return checkpoint_add_take(j->checkpoint, full_name(name), t, j->err);
 }
 
-static bool scalar_of(const struct raw_tensor *t, enum scalar_type *scalar) {
+static bool scalar_of(const struct st_tensor *t, enum scalar_type *scalar) {
     switch (t->dtype) {
-    case RAW_F32:
+    case ST_F32:
         *scalar = SCALAR_F32;
         return true;
-    case RAW_F16:
+    case ST_F16:
         *scalar = SCALAR_F16;
         return true;
-    case RAW_BF16:
+    case ST_BF16:
         *scalar = SCALAR_BF16;
         return true;
     default:
@@ -93,20 +93,19 @@ static bool scalar_of(const struct raw_tensor *t, enum scalar_type *scalar) {
 /* ---- mlx ------------------------------------------------------------------------------------- */
 
 /* Rows of all dims but the fastest: of a stack of matrices [experts][n] too. */
-static uint64_t rows_of(const struct raw_tensor *t) {
+static uint64_t rows_of(const struct st_tensor *t) {
     uint64_t n = 1;
     for (uint32_t i = 0; i + 1 < t->n_dims; i++) /* its bytes are in the file: no overflow */
         n *= t->dims[i];
     return n;
 }
-static uint64_t cols_of(const struct raw_tensor *t) {
+static uint64_t cols_of(const struct st_tensor *t) {
     return t->dims[t->n_dims - 1];
 }
 
 /* A part of a module: as many rows, of the right type. */
 static kvasir_status check_part(struct joiner *j, const char *module, const char *part,
-                                const struct raw_tensor *t, const struct raw_tensor *w,
-                                bool bytes) {
+                                const struct st_tensor *t, const struct st_tensor *w, bool bytes) {
     enum scalar_type scalar;
     if (!t)
         return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s.%s is missing", module, part);
@@ -117,9 +116,9 @@ static kvasir_status check_part(struct joiner *j, const char *module, const char
                     "tensor %s has shape %s, expected %" PRIu64 " rows as %s has", t->name,
                     shape_text(t->dims, t->n_dims, found), rows_of(w), w->name);
     }
-    if (bytes ? t->dtype != RAW_U8 : !scalar_of(t, &scalar))
+    if (bytes ? t->dtype != ST_U8 : !scalar_of(t, &scalar))
         return fail(j->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has dtype %s, expected %s", t->name,
-                    raw_dtype_name(t->dtype), bytes ? "U8 (mode mxfp4)" : "F16, BF16 or F32");
+                    st_dtype_name(t->dtype), bytes ? "U8 (mode mxfp4)" : "F16, BF16 or F32");
     return KVASIR_OK;
 }
 
@@ -136,9 +135,8 @@ static kvasir_status check_packing(struct joiner *j, const char *module, struct 
     return KVASIR_OK;
 }
 
-static kvasir_status join_mlx_parts(struct joiner *j, struct raw_tensor *w, const char *module) {
-    struct raw_tensor *scales = part_of(j, module, "scales"),
-                      *biases = part_of(j, module, "biases");
+static kvasir_status join_mlx_parts(struct joiner *j, struct st_tensor *w, const char *module) {
+    struct st_tensor *scales = part_of(j, module, "scales"), *biases = part_of(j, module, "biases");
     struct mlx_format f;
     TRY(quantization_of_module(j->quantization, module, &f, j->err));
     bool affine = f.mode == MLX_AFFINE;
@@ -172,7 +170,7 @@ static kvasir_status join_mlx_parts(struct joiner *j, struct raw_tensor *w, cons
     return add(j, w->name, &t);
 }
 
-static kvasir_status join_mlx(struct joiner *j, struct raw_tensor *w) {
+static kvasir_status join_mlx(struct joiner *j, struct st_tensor *w) {
     if (j->quantization->method != QUANTIZED_MLX || !ends_with(w->name, ".weight"))
         return fail(j->err, KVASIR_ERR_UNSUPPORTED,
                     "tensor %s has dtype U32, which only a quantized module's weight may have "
@@ -196,14 +194,14 @@ static kvasir_status check_named_modules(struct joiner *j) {
     json_object_foreach(q->object, module, value) {
         if (!json_is_object(value))
             continue;
-        const struct raw_tensor *w = part_of(j, module, "weight");
+        const struct st_tensor *w = part_of(j, module, "weight");
         struct text_buf longer = {0};
         if (!w && text_printf(&longer, "model.%s", module))
             w = part_of(j, longer.data, "weight");
         text_free(&longer);
         if (!w && strncmp(module, "model.", 6) == 0)
             w = part_of(j, module + 6, "weight");
-        if (!w || w->dtype != RAW_U32)
+        if (!w || w->dtype != ST_U32)
             return fail(j->err, KVASIR_ERR_FORMAT,
                         "field %s.%.90s: there is no such quantized "
                         "module",
@@ -216,7 +214,7 @@ static kvasir_status check_named_modules(struct joiner *j) {
 
 /* X_blocks U8 [experts][n][k/32][16] with X_scales U8 [experts][n][k/32]: byte i of a block has
  * values 2i and 2i + 1, so that the bytes are those of mlx's words. */
-static kvasir_status join_mxfp4(struct joiner *j, struct raw_tensor *blocks) {
+static kvasir_status join_mxfp4(struct joiner *j, struct st_tensor *blocks) {
     enum { BLOCK = 32 };
     char name[512];
     const size_t len = strlen(blocks->name) - (sizeof "_blocks" - 1);
@@ -224,8 +222,8 @@ static kvasir_status join_mxfp4(struct joiner *j, struct raw_tensor *blocks) {
         return fail(j->err, KVASIR_ERR_FORMAT, "tensor %.60s...: the name is too long",
                     blocks->name);
     snprintf(name, sizeof name, "%.*s_scales", (int)len, blocks->name);
-    struct raw_tensor *scales = raw_find(j->raw, name);
-    if (!scales || scales->dtype != RAW_U8 || blocks->n_dims != 4 || scales->n_dims != 3 ||
+    struct st_tensor *scales = st_find(j->raw, name);
+    if (!scales || scales->dtype != ST_U8 || blocks->n_dims != 4 || scales->n_dims != 3 ||
         blocks->dims[3] != BLOCK / 2 ||
         memcmp(blocks->dims, scales->dims, 3 * sizeof *scales->dims) != 0)
         return fail(j->err, KVASIR_ERR_FORMAT,
@@ -249,7 +247,7 @@ static kvasir_status join_mxfp4(struct joiner *j, struct raw_tensor *blocks) {
 /* ---- F8 -------------------------------------------------------------------------------------- */
 
 /* Sets group and group_rows by the scale's shape; false: it fits no reading. */
-static bool settle_scale(const struct quantization *q, const struct raw_tensor *scale,
+static bool settle_scale(const struct quantization *q, const struct st_tensor *scale,
                          struct checkpoint_tensor *t) {
     uint64_t n = t->dims[0], k = t->dims[1], count = 1;
     for (uint32_t i = 0; i < scale->n_dims; i++) /* its bytes are in the file: no overflow */
@@ -266,9 +264,9 @@ static bool settle_scale(const struct quantization *q, const struct raw_tensor *
            scale->dims[1] == (k + q->block_cols - 1) / q->block_cols;
 }
 
-static kvasir_status join_f8_parts(struct joiner *j, struct raw_tensor *w, const char *module) {
-    struct raw_tensor *scale = part_of(j, module, "weight_scale"),
-                      *inverse = part_of(j, module, "weight_scale_inv");
+static kvasir_status join_f8_parts(struct joiner *j, struct st_tensor *w, const char *module) {
+    struct st_tensor *scale = part_of(j, module, "weight_scale"),
+                     *inverse = part_of(j, module, "weight_scale_inv");
     struct checkpoint_tensor t = {.type = WEIGHT_F8_E4M3,
                                   .n_dims = 2,
                                   .dims = {w->dims[0], w->dims[1]},
@@ -282,7 +280,7 @@ static kvasir_status join_f8_parts(struct joiner *j, struct raw_tensor *w, const
         if (!scalar_of(scale, &t.scalar))
             return fail(j->err, KVASIR_ERR_UNSUPPORTED,
                         "tensor %s has dtype %s, expected F16, BF16 or F32", scale->name,
-                        raw_dtype_name(scale->dtype));
+                        st_dtype_name(scale->dtype));
         if (!settle_scale(j->quantization, scale, &t)) {
             char found[SHAPE_TEXT_MAX], of[SHAPE_TEXT_MAX];
             return fail(j->err, KVASIR_ERR_FORMAT,
@@ -299,7 +297,7 @@ static kvasir_status join_f8_parts(struct joiner *j, struct raw_tensor *w, const
     return add(j, w->name, &t);
 }
 
-static kvasir_status join_f8(struct joiner *j, struct raw_tensor *w) {
+static kvasir_status join_f8(struct joiner *j, struct st_tensor *w) {
     if (!ends_with(w->name, ".weight") || w->n_dims != 2 || w->dims[0] > UINT32_MAX ||
         w->dims[1] > UINT32_MAX)
         return fail(j->err, KVASIR_ERR_UNSUPPORTED,
@@ -326,7 +324,7 @@ static bool is_activation_scale(const char *name) {
 
 /* ---- the others ------------------------------------------------------------------------------ */
 
-static kvasir_status add_plain(struct joiner *j, const struct raw_tensor *r) {
+static kvasir_status add_plain(struct joiner *j, const struct st_tensor *r) {
     static const enum weight_type types[] = {
         [SCALAR_F16] = WEIGHT_F16, [SCALAR_BF16] = WEIGHT_BF16, [SCALAR_F32] = WEIGHT_F32};
     enum scalar_type scalar;
@@ -338,11 +336,11 @@ static kvasir_status add_plain(struct joiner *j, const struct raw_tensor *r) {
         return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s belongs to no quantized weight", r->name);
     if (!scalar_of(r, &scalar))
         return fail(j->err, KVASIR_ERR_UNSUPPORTED,
-                    r->dtype == RAW_U8
+                    r->dtype == ST_U8
                         ? "tensor %s has dtype %s, which only the scales of an mxfp4 module may "
                           "have"
                         : "tensor %s has dtype %s, which no tensor that is run may have",
-                    r->name, raw_dtype_name(r->dtype));
+                    r->name, st_dtype_name(r->dtype));
     if (r->n_dims > TENSOR_DIMS_MAX)
         return fail(j->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has %u dims, supported are %d",
                     r->name, r->n_dims, TENSOR_DIMS_MAX);
@@ -364,7 +362,7 @@ static kvasir_status take_other_parts(struct joiner *j) {
     return KVASIR_OK;
 }
 
-kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *quantization,
+kvasir_status modules_join(struct st_table *raw, const struct quantization *quantization,
                            struct checkpoint *c, kvasir_error *err) {
     struct joiner j = {.raw = raw, .quantization = quantization, .checkpoint = c, .err = err};
     TRY(check_named_modules(&j));
@@ -372,11 +370,11 @@ kvasir_status modules_join(struct raw_tensors *raw, const struct quantization *q
     for (size_t i = 0; i < raw->n; i++) {
         if (raw->list[i].taken)
             continue;
-        if (raw->list[i].dtype == RAW_U32)
+        if (raw->list[i].dtype == ST_U32)
             TRY(join_mlx(&j, &raw->list[i]));
-        if (raw->list[i].dtype == RAW_F8_E4M3)
+        if (raw->list[i].dtype == ST_F8_E4M3)
             TRY(join_f8(&j, &raw->list[i]));
-        if (raw->list[i].dtype == RAW_U8 && ends_with(raw->list[i].name, "_blocks"))
+        if (raw->list[i].dtype == ST_U8 && ends_with(raw->list[i].name, "_blocks"))
             TRY(join_mxfp4(&j, &raw->list[i]));
     }
     for (size_t i = 0; i < raw->n; i++)

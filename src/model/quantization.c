@@ -71,7 +71,7 @@ static kvasir_status read_mlx(struct quantization *q, kvasir_error *err) {
     snprintf(prefix, sizeof prefix, "%s.", q->field);
     TRY(read_format(&(struct json_scope){q->object, prefix, err}, true, &q->usual));
     json_object_foreach(q->object, key, value) {
-        if (!name_is_clean(key, strlen(key)))
+        if (!st_name_is_clean(key, strlen(key)))
             return fail(err, KVASIR_ERR_FORMAT, "field %s has a key with control characters",
                         q->field);
         if (json_is_object(value))

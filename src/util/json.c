@@ -18,6 +18,30 @@ enum {
     REQUEST_FREE = 4 << 20, /* deep schemas of tools take more times their text */
 };
 
+const char *json_kind(const json_t *value) {
+    if (!value)
+        return "nothing";
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a real number";
+    case JSON_TRUE:
+        return "true";
+    case JSON_FALSE:
+        return "false";
+    case JSON_NULL:
+        return "null";
+    }
+    return "nothing";
+}
+
 /* One pass over the text outside strings: how deep it nests and what its tree will take. */
 static kvasir_status check_bounds(const char *text, size_t len, int64_t at, unsigned depth_max,
                                   uint64_t *tree_bytes, kvasir_error *err) {

@@ -34,4 +34,7 @@ kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t
 kvasir_status json_load_request(const char *text, size_t len, size_t flags, json_t **out,
                                 kvasir_error *err) MUST_CHECK;
 
+/* "a string", "null" ..., for errors; of NULL "nothing". */
+const char *json_kind(const json_t *value);
+
 #endif

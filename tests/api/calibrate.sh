@@ -11,7 +11,7 @@ file=model.gguf.key-centre.safetensors
 good calibrate -m model.gguf --json -n 128
 [ "$(json tokens) $(json rotary_pairs) $(json file)" = "124 32 $file" ] || die "figures"
 [ -s "$file" ] || die "no file"
-ls ./*.tmp >/dev/null 2>&1 && die "a .tmp file is left"
+ls ./*.tmp-* >/dev/null 2>&1 && die "a .tmp file is left"
 
 # auto takes it, off does not; exact keys are never centred; the fingerprint tells them apart
 p() { good generate -m model.gguf -p Hello -n 2 --ctx 128 --temp 0 --json "$@"; }
@@ -66,7 +66,7 @@ timeout --foreground 60 "$kvasir" calibrate -m model.gguf -n 8192 \
     -f "$SHARED_DIR/text/wikitext-2-raw/wiki.test.raw" >out 2>err &
 pid=$!
 for _ in $(seq 100); do
-    [ -e "$file.tmp" ] && break
+    ls "$file".tmp-* >/dev/null 2>&1 && break
     sleep 0.1
 done
 sleep 0.5
@@ -74,5 +74,5 @@ kill -INT $pid
 wait $pid
 [ $? = 130 ] || die "Ctrl-C: exit code"
 cmp -s "$file" before || die "Ctrl-C changes the file"
-ls ./*.tmp >/dev/null 2>&1 && die "a .tmp file is left"
+ls ./*.tmp-* >/dev/null 2>&1 && die "a .tmp file is left"
 exit 0

@@ -27,7 +27,7 @@ static inline void prompt_text_tensor(struct text_buf *out, const struct prompt_
         prompt_text_add(out, "none");
         return;
     }
-    prompt_text_add(out, prompt_dtype_name(t->dtype));
+    prompt_text_add(out, st_dtype_name(t->dtype));
     for (uint32_t i = 0; i < t->n_dims; i++)
         prompt_text_number(out, i ? "," : "(", t->dims[i]);
     prompt_text_add(out, t->n_dims ? ")" : "()");

@@ -332,7 +332,8 @@ static void test_more_values(void **state) {
         kvasir_status status;
         const char *words;
     } cases[] = {
-        {"general.name", GGUF_STRING, 0, "x", KVASIR_ERR_FORMAT, "general.name stands there twice"},
+        {"general.name", GGUF_STRING, 0, "x", KVASIR_ERR_FORMAT,
+         "duplicate metadata key general.name"},
         {"general.type", GGUF_STRING, 0, "adapter", KVASIR_ERR_UNSUPPORTED, "is adapter"},
         {"general.alignment", GGUF_U32, 48, NULL, KVASIR_ERR_FORMAT, "must be a power of two"},
         {"general.alignment", GGUF_U32, 4, NULL, KVASIR_ERR_FORMAT, "must be from 8"},
@@ -393,7 +394,7 @@ static void test_bad_tensors(void **state) {
         {24, "\0\0", 2, KVASIR_ERR_FORMAT, "overlap"},
         {12, "\0\1", 2, KVASIR_ERR_FORMAT, "overlap"},
         {12, "\x21", 1, KVASIR_ERR_FORMAT, "overlap"}, /* by one row */
-        {(size_t)-19, "blk.1.attn_v", 12, KVASIR_ERR_FORMAT, "stands there twice"},
+        {(size_t)-19, "blk.1.attn_v", 12, KVASIR_ERR_FORMAT, "duplicate tensor"},
         {(size_t)-19, "\n", 1, KVASIR_ERR_FORMAT, "a tensor's name must have"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

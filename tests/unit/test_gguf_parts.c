@@ -180,7 +180,7 @@ static void test_other_model(void **state) {
     text_free(&b);
     for (unsigned no = 1; no <= PARTS; no++)
         assert_refused(part_file(no), KVASIR_ERR_FORMAT,
-                       "tensor model.layers.0.input_layernorm.weight stands there twice");
+                       "duplicate tensor model.layers.0.input_layernorm.weight");
     write_part(1, 1, PARTS, TENSORS + 1);
     write_part(2, 2, PARTS, TENSORS + 1);
     write_part(3, 3, PARTS, TENSORS + 1);

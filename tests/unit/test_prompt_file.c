@@ -43,8 +43,8 @@ static const char *mlx_dtype(const char *ours) {
 /* The tensor that a file names LAYER.REST; a number or None as the newer form has them. */
 static struct prompt_tensor tensor_named(const struct prompt_entry *e, bool legacy,
                                          const char *rest) {
-    const struct prompt_tensor scalar = prompt_tensor_of(PROMPT_I32, 0, NULL);
-    const struct prompt_tensor none = prompt_tensor_of(PROMPT_F32, 1, &(uint32_t){0});
+    const struct prompt_tensor scalar = prompt_tensor_of(ST_I32, 0, NULL);
+    const struct prompt_tensor none = prompt_tensor_of(ST_F32, 1, &(uint32_t){0});
     uint32_t first = (uint32_t)(rest[0] - '0'), second = rest[1] ? (uint32_t)(rest[2] - '0') : 0;
     if (e->class == PROMPT_ARRAYS && legacy)
         return e->arrays.states[first];
@@ -63,7 +63,7 @@ static void check_tensors(const struct prompt_file *f, json_t *tensors) {
         struct prompt_tensor t =
             tensor_named(e, f->form == PROMPT_FORM_LEGACY, strchr(name, '.') + 1);
         assert_true(t.present);
-        assert_string_equal(mlx_dtype(prompt_dtype_name(t.dtype)),
+        assert_string_equal(mlx_dtype(st_dtype_name(t.dtype)),
                             json_string_value(json_array_get(value, 0)));
         json_t *shape = json_array_get(value, 1);
         assert_int_equal(t.n_dims, json_array_size(shape));
@@ -210,8 +210,8 @@ static void test_corrupt(void **state) {
         {"wrong-dtype-name", "tensor 0.0.0 has dtype U33"},
         {"wrong-dtype", "tensor 0.0.0 has dtype F32, must be U32"},
         {"scales-wrong-dtype", "tensor 0.0.1 has dtype I16"},
-        {"shape-overflow", "tensor 0.0.0: field shape"},
-        {"shape-overflow-zero", "tensor 0.0.0: field shape"},
+        {"shape-overflow", "tensor 0.0.0: the product of its shape overflows"},
+        {"shape-overflow-zero", "tensor 0.0.0: the product of its shape overflows"},
         {"shape-negative", "tensor 0.0.0: field shape"},
         {"shape-size-mismatch", "tensor 0.0.0: its shape needs"},
         {"offsets-past-end", "data_offsets end at"},

@@ -173,7 +173,7 @@ static struct prompt_entry streamed_entry(struct source *k, struct source *v) {
         const uint32_t dims[] = {1, 3, k->rows, sources[i]->width};
         side->format = (struct kv_format){.bits = 16, .scalar = SCALAR_BF16};
         side->dim = sources[i]->width;
-        side->parts[0] = prompt_tensor_of(PROMPT_BF16, 4, dims);
+        side->parts[0] = prompt_tensor_of(ST_BF16, 4, dims);
         side->parts[0].rows = count_rows;
         side->parts[0].ctx = sources[i];
     }
@@ -271,7 +271,7 @@ static void test_refused_writes(void **state) {
     e[1] = streamed_entry(&k, &v);
     f.n_metadata = 2;
     f.metadata = pairs;
-    refuse_to_write(&f, "stands there twice");
+    refuse_to_write(&f, "is empty or a duplicate");
     pairs[1].key = "";
     refuse_to_write(&f, "is empty");
     pairs[1].key = "\xff";
@@ -342,7 +342,7 @@ static void compare_held(const struct prompt_kv *a, const struct prompt_kv *b) {
                                        *t = &b->sides[i % 2].parts[i / 2 % 3];
             if (!s->present)
                 continue;
-            size_t row = s->dims[3] * prompt_dtype_bytes(s->dtype), head = i / 6;
+            size_t row = s->dims[3] * st_dtype_bytes(s->dtype), head = i / 6;
             assert_memory_equal(s->data + (head * s->dims[2] + (size_t)x) * row,
                                 t->data + (head * t->dims[2] + (size_t)y) * row, row);
         }
