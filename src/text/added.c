@@ -51,6 +51,7 @@ void added_sort(struct added_set *a) {
         a->first[(uint8_t)a->token[i].text.data[0] + 1]++;
     for (int c = 0; c < 256; c++)
         a->first[c + 1] += a->first[c];
+    ASSERT(a->first[256] == a->n);
 }
 
 void added_deinit(struct added_set *a) {
@@ -93,6 +94,7 @@ static const struct added_token *token_at(const struct added_set *a, const char 
             low++;
         if (depth == len)
             break;
+        DEBUG_ASSERT(depth < len && high <= a->n);
         int byte = (uint8_t)text[depth];
         low = lower_bound(a, low, high, depth, byte);
         high = lower_bound(a, low, high, depth, byte + 1);

@@ -14,6 +14,8 @@ enum {
     ALPHABET_END,
 };
 
+_Static_assert(ALPHABET_END == 0x144, "68 bytes are written as U+0100 and up");
+
 uint32_t alphabet_char(uint8_t byte) {
     if (byte <= 0x20)
         return (uint32_t)(LOW_FIRST + byte);

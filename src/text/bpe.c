@@ -137,6 +137,7 @@ static void heap_push(uint64_t *heap, size_t *n, uint64_t key) {
 }
 
 static uint64_t heap_pop(uint64_t *heap, size_t *n) {
+    DEBUG_ASSERT(*n > 0);
     uint64_t top = heap[0], key = heap[--*n];
     size_t i = 0;
     for (;;) {
@@ -176,12 +177,14 @@ void bpe_scratch_deinit(struct bpe_scratch *s) {
 /* Symbols of a word as they come, and the unknown token that waits for the end of its run. */
 struct spelling {
     const struct bpe *b;
-    struct bpe_symbol *symbol;
+    struct bpe_symbol *symbol; /* [room] */
+    size_t room;
     uint32_t n;
     bool unknown;
 };
 
 static void spell_id(struct spelling *s, int32_t id) {
+    ASSERT(s->n < s->room);
     s->symbol[s->n] = (struct bpe_symbol){id, s->n - 1, s->n + 1, MERGE_NONE, -1};
     s->n++;
 }
@@ -230,7 +233,7 @@ static void spell_character(struct spelling *s, const char *c, size_t len) {
 
 static uint32_t spell(const struct bpe *b, struct bpe_symbol *symbol, const char *word,
                       size_t len) {
-    struct spelling s = {.b = b, .symbol = symbol};
+    struct spelling s = {.b = b, .symbol = symbol, .room = len};
     if (b->bytes) {
         spell_bytes(&s, (const uint8_t *)word, len);
     } else {
@@ -262,6 +265,7 @@ static void look_up_merge(const struct bpe *b, struct bpe_symbol *symbol, uint32
 
 /* Makes one symbol of two and looks up its new neighbourhoods. */
 static void merge_at(const struct bpe *b, struct bpe_symbol *symbol, uint32_t left) {
+    DEBUG_ASSERT(symbol[left].rank != MERGE_NONE && symbol[left].next != NONE);
     uint32_t right = symbol[left].next, after = symbol[right].next;
     symbol[left].id = symbol[left].result;
     symbol[left].next = after;
@@ -288,6 +292,7 @@ static void merge_few(const struct bpe *b, struct bpe_symbol *symbol) {
 }
 
 static void push_pair(struct bpe_scratch *s, size_t *n_heap, uint32_t left) {
+    DEBUG_ASSERT(left < s->symbol_cap && *n_heap < s->heap_cap);
     if (s->symbol[left].rank != MERGE_NONE)
         heap_push(s->heap, n_heap, (uint64_t)s->symbol[left].rank << 32 | left);
 }

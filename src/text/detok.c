@@ -17,6 +17,7 @@ static const char replacement[] = "\xef\xbf\xbd";
 /* One byte more. What is held always begins a character. A byte that does not go on with it may
  * begin the next one. */
 static bool detok_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
+    ASSERT(d->n_held < sizeof d->held);
     d->held[d->n_held++] = byte;
     int n = utf8_length(d->held, d->n_held);
     if (n == 0)

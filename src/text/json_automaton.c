@@ -34,6 +34,8 @@
 #include "text/tokenizer_internal.h"
 
 enum { EXPONENT_DIGITS_MAX = 2 };
+_Static_assert(JSON_LEVELS_MAX <= 64, "one bit of json_state.objects each");
+_Static_assert(JSON_BLANKS_MAX < UINT8_MAX && JSON_DIGITS_MAX < UINT8_MAX, "json_state.count");
 
 static bool push_between(struct json_state *s, uint8_t c);
 
@@ -60,6 +62,7 @@ static bool open_level(struct json_state *s, bool object) {
 static bool close_level(struct json_state *s, uint8_t bracket) {
     if (bracket != (in_object(s) ? '}' : ']'))
         return false;
+    ASSERT(s->levels > 0 && s->levels <= JSON_LEVELS_MAX);
     s->objects &= ~(1ULL << --s->levels);
     return enter_part(s, s->levels ? PART_AFTER : PART_END);
 }
@@ -117,6 +120,7 @@ static bool begin_literal(struct json_state *s, uint8_t rest) {
 }
 
 static bool push_literal(struct json_state *s, uint8_t c) {
+    ASSERT(s->held[0] < sizeof LITERALS - 1);
     if (c != (uint8_t)LITERALS[s->held[0]++])
         return false;
     return LITERALS[s->held[0]] || enter_part(s, PART_AFTER);
@@ -145,6 +149,7 @@ static bool push_text(struct json_state *s, uint8_t c) {
 }
 
 static bool push_character(struct json_state *s, uint8_t c) {
+    ASSERT(s->count < sizeof s->held);
     s->held[s->count++] = c;
     const int length = utf8_length(s->held, s->count);
     return length == 0 || (length > 0 && enter_part(s, PART_TEXT));
@@ -162,6 +167,7 @@ static bool push_hex(struct json_state *s, uint8_t c) {
     if (value < 0)
         return false;
     uint8_t *held = s->held;
+    ASSERT(s->count < sizeof s->held);
     held[s->count++] = (uint8_t)value;
     const bool low = s->part == PART_LOW, surrogate = held[0] == 0xd && held[1] >= 8;
     if (s->count == 1)
@@ -222,6 +228,7 @@ static bool push_between(struct json_state *s, uint8_t c) {
 /* ---- the automaton ------------------------------------------------------------------------- */
 
 bool json_push(struct json_state *s, uint8_t byte) {
+    DEBUG_ASSERT(s->part <= PART_LITERAL && s->levels <= JSON_LEVELS_MAX);
     switch (s->part) {
     case PART_TEXT:
         return push_text(s, byte);

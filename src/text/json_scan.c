@@ -30,6 +30,7 @@ static kvasir_status bad_json(const struct json_scan *s, const char *what) {
 }
 
 char scan_peek(struct json_scan *s) {
+    ASSERT(s->at <= s->text.len);
     for (; s->at < s->text.len; s->at++) {
         char c = s->text.data[s->at];
         if (c != ' ' && c != '\n' && c != '\r' && c != '\t')

@@ -24,7 +24,7 @@
 
 #include "text/json_automaton.h"
 
-enum { TOKEN_BYTES_MAX = UINT8_MAX };
+enum { TOKEN_BYTES_MAX = UINT8_MAX }; /* token_list.len and .same have 8 bits */
 
 struct token_list {
     uint32_t n;
@@ -98,6 +98,7 @@ static size_t memory_of(const struct vocab_counts *c, uint32_t n_ids) {
 
 static void list_add(struct json_vocab *v, struct token_list *list, uint32_t id, uint32_t at,
                      size_t len) {
+    ASSERT(len > 0 && len <= TOKEN_BYTES_MAX && id < v->n_ids);
     const uint8_t *bytes = v->bytes + at;
     size_t same = 0;
     if (list->n) {
@@ -153,6 +154,7 @@ static struct json_vocab *place_vocab(const struct vocab_counts *c, uint32_t n_i
     struct json_vocab *v = mem_calloc(1, memory_of(c, n_ids));
     if (!v)
         return NULL;
+    _Static_assert(sizeof *v % sizeof(uint64_t) == 0, "the bits after it are aligned");
     v->n_ids = n_ids;
     v->inside = (uint64_t *)(v + 1);
     v->all.id = (uint32_t *)(v->inside + token_set_words(n_ids));
@@ -183,6 +185,7 @@ kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struc
         tokens[n] = (struct sorted_token){usable_bytes(t, id), id};
         n += tokens[n].bytes.len > 0;
     }
+    ASSERT(n == counts.tokens);
     qsort(tokens, n, sizeof *tokens, compare_tokens);
     fill_vocab(v, tokens, n);
     TRY_GOTO(json_vocab_check(v, NULL, 0, err));
@@ -244,6 +247,7 @@ static void walk_tokens(const struct json_vocab *v, const struct token_list *lis
         const uint8_t *bytes = v->bytes + list->at[i];
         const uint32_t len = list->len[i];
         uint32_t k = list->same[i];
+        DEBUG_ASSERT(k <= len && list->id[i] < v->n_ids);
         struct json_state s = states[k];
         for (; k < len && json_step(&s, bytes[k]); k++)
             states[k + 1] = s;

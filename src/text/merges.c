@@ -41,6 +41,7 @@ const struct merge *merge_map_find(const struct merge_map *m, int32_t left, int3
 static bool merge_map_grow(struct merge_map *m) {
     struct merge_map larger = {.shift = m->slot ? m->shift - 1 : 54, .n = m->n};
     size_t slots = (size_t)1 << (64 - larger.shift);
+    ASSERT(larger.shift > 32 && m->n < slots / 2);
     larger.slot = mem_alloc(slots * sizeof *larger.slot);
     if (!larger.slot)
         return false;
@@ -54,11 +55,13 @@ static bool merge_map_grow(struct merge_map *m) {
     return true;
 }
 
-bool merge_map_add(struct merge_map *m, int32_t left, int32_t right, uint32_t rank, int32_t result,
-                   bool keep_first) {
+/* Adds a merge or, unless keep_first, replaces that of the same pair. False: no memory. */
+static bool merge_map_add(struct merge_map *m, int32_t left, int32_t right, uint32_t rank,
+                          int32_t result, bool keep_first) {
     if (!m->slot || m->n >= (size_t)1 << (63 - m->shift))
         if (!merge_map_grow(m))
             return false;
+    ASSERT(left >= 0 && right >= 0 && result >= 0 && m->n < (size_t)1 << (63 - m->shift));
     struct merge *slot = merge_slot(m, pair_of(left, right));
     if (slot->pair != UINT64_MAX && keep_first)
         return true;

@@ -157,6 +157,7 @@ static bool append_normal(struct normalizer_scratch *scratch, enum normalizer_ki
             return false;
         n += (size_t)more;
     }
+    ASSERT(n <= scratch->chars_cap);
     order_accents(scratch->chars, n, scratch->chars + scratch->chars_cap);
     if (is_composed(form)) {
         utf8proc_ssize_t composed = utf8proc_normalize_utf32(scratch->chars, (utf8proc_ssize_t)n,
@@ -279,6 +280,7 @@ kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scrat
                              struct text_span text, struct text_span *out, kvasir_error *err) {
     size_t limit = growth_limit(text.len);
     int next = 0; /* the buffer that `text` does not stand in */
+    ASSERT(n->n >= 0 && n->n <= NORMALIZER_STEPS_MAX);
     for (int i = 0; i < n->n; i++) {
         struct text_buf *to = &scratch->text[next];
         to->len = 0;

@@ -18,6 +18,8 @@
 
 #include "text/tokenizer_internal.h"
 
+_Static_assert((uint64_t)VOCAB_BYTES_MAX + PIECE_BYTES_MAX <= UINT32_MAX, "offsets have 32 bits");
+
 /* ---- by id ----------------------------------------------------------------------------------- */
 
 static bool room_for_id(struct pieces *p, size_t id) {
@@ -46,6 +48,7 @@ kvasir_status pieces_add(struct pieces *p, int32_t id, struct text_span piece, e
     if (!ARRAY_GROW(p->entry, p->entries_cap, p->n_entries + 1) || !room_for_id(p, (size_t)id) ||
         !text_append(&p->text, piece.data, piece.len))
         return fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", p->n);
+    ASSERT((size_t)id < p->n && p->text.len <= UINT32_MAX);
     p->by_id[id] = (int32_t)p->n_entries;
     p->kind[id] = (uint8_t)kind;
     p->entry[p->n_entries++] = (struct piece_entry){at, (uint32_t)piece.len, id};
@@ -61,6 +64,7 @@ struct text_span pieces_at(const struct pieces *p, int32_t id) {
     if (!pieces_has(p, id))
         return (struct text_span){"", 0};
     const struct piece_entry *e = &p->entry[p->by_id[id]];
+    DEBUG_ASSERT((size_t)p->by_id[id] < p->n_entries && e->at + e->len <= p->text.len);
     return (struct text_span){p->text.data + e->at, e->len};
 }
 
@@ -121,6 +125,7 @@ kvasir_status piece_map_init(struct piece_map *map, const struct pieces *pieces,
     *map = (struct piece_map){pieces, mem_alloc(slots * sizeof *map->slot), slots - 1};
     if (!map->slot)
         return fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", pieces->n);
+    ASSERT(slots >= 2 * pieces->n_entries && (slots & map->mask) == 0);
     for (size_t i = 0; i < slots; i++)
         map->slot[i].id = -1;
     for (size_t i = 0; i < pieces->n_entries; i++) {

@@ -169,6 +169,7 @@ static kvasir_status next_match(const struct splitting *s, const struct pre_stag
     if (rc < 0)
         return match_failed(rc, text.len, s->err);
     const PCRE2_SIZE *span = pcre2_get_ovector_pointer(scratch->match);
+    ASSERT(span[0] >= from && span[0] < span[1] && span[1] <= text.len);
     *start = span[0];
     *end = span[1];
     return KVASIR_OK;
@@ -259,6 +260,7 @@ static kvasir_status rewrite_part(const struct splitting *s, int stage, struct s
 
 /* Recurses at most PRETOKENIZER_STAGES_MAX deep; `match` is read before the recursion. */
 static kvasir_status run_stage(const struct splitting *s, int stage, struct split_part part) {
+    ASSERT(stage <= s->p->n && s->p->n <= PRETOKENIZER_STAGES_MAX);
     if (stage == s->p->n) {
         if (!s->fn(s->ctx, part.text.data, part.text.len))
             return fail(s->err, KVASIR_ERR_MEMORY, "no memory to encode a word of %zu bytes",

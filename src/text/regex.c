@@ -25,7 +25,8 @@
 const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
                             "\\s+(?!\\S)|\\s+";
 
-kvasir_status regex_compile(const char *pattern, size_t len, pcre2_code **out, kvasir_error *err) {
+static kvasir_status regex_compile(const char *pattern, size_t len, pcre2_code **out,
+                                   kvasir_error *err) {
     int code;
     PCRE2_SIZE at;
     *out = pcre2_compile((PCRE2_SPTR)pattern, len, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C,
@@ -206,6 +207,7 @@ static kvasir_status translate_in_class(struct translation *t, char c) {
 
 static kvasir_status translate(struct translation *t) {
     while (t->at < t->in.len) {
+        DEBUG_ASSERT(t->out.len <= 16 * t->at + 16);
         char c = t->in.data[t->at];
         if (c == '\\')
             TRY(translate_escape(t));

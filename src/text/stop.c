@@ -114,6 +114,7 @@ size_t kvasir_stop_hold(const kvasir_stop *s) {
 
 /* True where the byte completes the stop text; where that comes again is behind B. */
 static bool advance_stop_text(struct stop_text *t, char byte) {
+    DEBUG_ASSERT(t->matched < t->len);
     while (t->matched > 0 && t->text[t->matched] != byte)
         t->matched = t->border[t->matched];
     t->matched += t->text[t->matched] == byte;
@@ -144,6 +145,7 @@ static size_t stop_byte(struct kvasir_stop *s, char byte, char *out) {
     s->back = back;
     s->stopped = back > 0 && held <= back; /* nothing can begin before B any more */
     size_t sure = held_before + 1 - (s->stopped ? back : held);
+    ASSERT(sure <= held_before + 1);
     /* what was held before, then this byte */
     if (sure > 0 && before)
         memcpy(out, before->text, min_size(sure, held_before));

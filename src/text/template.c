@@ -29,6 +29,7 @@
 static kvasir_status run_guarded(struct tpl *t, void (*fn)(struct tpl *, void *), void *ctx) {
     if (setjmp(t->failed) == 0) {
         fn(t, ctx);
+        ASSERT(t->depth == 0);
         t->status = KVASIR_OK;
     }
     return t->status;

@@ -12,6 +12,7 @@ static _Noreturn void fail_operands(struct tpl *t, enum tpl_op op, tval a, tval 
     if (op == OP_ADD && (a.type == TPL_STR || a.type == TPL_LIST || a.type == TPL_TUPLE))
         tpl_fail(t, "can only concatenate %s (not \"%s\") to %s", tpl_type_name(a),
                  tpl_type_name(b), tpl_type_name(a));
+    ASSERT(op < COUNT(symbols));
     tpl_fail(t, "unsupported operand type(s) for %s: '%s' and '%s'", symbols[op], tpl_type_name(a),
              tpl_type_name(b));
 }

@@ -34,6 +34,7 @@ static void bind_arguments(struct tpl *t, const struct tpl_builtin *b, const str
     bool optional[TPL_MAX_PARAMS];
     size_t n = 0;
     for (const char *s = b->params; *s; n++) {
+        ASSERT(n < TPL_MAX_PARAMS);
         s += strcspn(s, "? ");
         optional[n] = *s == '?';
         s += strspn(s, "? ");

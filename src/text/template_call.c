@@ -55,7 +55,7 @@ static void bind_rest(struct tpl *t, struct tpl_scope *scope, const struct tpl_m
                       caller.type == TPL_UNSET ? tpl_undef_hint(t, "No caller defined") : caller);
     if (params->uses_kwargs)
         tpl_scope_set(t, scope, TPL_NAME_KWARGS, (tval){.type = TPL_DICT, .dict = kwargs});
-    size_t taken = call->n_pos < params->n ? call->n_pos : params->n;
+    size_t taken = min_size(call->n_pos, params->n);
     if (params->uses_varargs)
         tpl_scope_set(t, scope, TPL_NAME_VARARGS,
                       tpl_list_of(t, TPL_TUPLE, call->pos + taken, call->n_pos - taken));
@@ -64,7 +64,7 @@ static void bind_rest(struct tpl *t, struct tpl_scope *scope, const struct tpl_m
                  params->n);
 }
 
-tval tpl_call_macro(struct tpl *t, const struct tpl_macro *macro, const struct tpl_call *call) {
+static tval call_macro(struct tpl *t, const struct tpl_macro *macro, const struct tpl_call *call) {
     const struct tpl_params *params = macro->node->params;
     struct tpl_scope *scope = tpl_scope_new(t, macro->scope);
     tpl_enter(t);
@@ -98,7 +98,7 @@ tval tpl_call_value(struct tpl *t, tval callee, const struct tpl_call *call) {
     case TPL_UNDEFINED:
         tpl_fail_undefined(t, callee);
     case TPL_MACRO:
-        return tpl_call_macro(t, callee.macro, call);
+        return call_macro(t, callee.macro, call);
     case TPL_FUNCTION:
         return tpl_invoke(t, callee.function, tpl_none(), call);
     case TPL_METHOD:

@@ -79,6 +79,7 @@ static struct tpl_entry *dict_find(struct tpl *t, const struct tpl_dict *d, tval
     }
     size_t mask = d->index_size - 1;
     for (size_t slot = hash & mask; d->index[slot]; slot = (slot + 1) & mask) {
+        DEBUG_ASSERT(d->index[slot] <= d->n);
         struct tpl_entry *e = &d->entries[d->index[slot] - 1];
         tpl_charge(t, 1);
         if (e->hash == hash && tpl_equal(t, e->key, key))
@@ -102,6 +103,7 @@ static void dict_grow(struct tpl *t, struct tpl_dict *d) {
         return;
     d->index_size = d->cap * 2; /* cap is a power of two: at most half full */
     d->index = tpl_alloc(t, d->index_size, sizeof *d->index);
+    ASSERT((d->index_size & (d->index_size - 1)) == 0 && d->n < d->index_size);
     for (size_t i = 0; i < d->n; i++)
         dict_index_add(d, i);
 }
@@ -115,6 +117,7 @@ void tpl_dict_set(struct tpl *t, struct tpl_dict *d, tval key, tval value) {
     }
     if (d->n == d->cap)
         dict_grow(t, d);
+    ASSERT(d->n < d->cap);
     d->entries[d->n++] = (struct tpl_entry){key, value, hash};
     if (d->index)
         dict_index_add(d, d->n - 1);

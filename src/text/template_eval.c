@@ -105,6 +105,7 @@ static struct slice_bounds eval_bounds(struct tpl *t, struct tpl_scope *scope,
     stop = has_stop ? clamp_bound(stop, n, low, high) : step > 0 ? high : low;
     int64_t count = step > 0 ? (stop > start ? (stop - start - 1) / step + 1 : 0)
                              : (stop < start ? (start - stop - 1) / -step + 1 : 0);
+    ASSERT(count >= 0 && count <= n);
     return (struct slice_bounds){start, step, (size_t)count};
 }
 
@@ -321,6 +322,7 @@ tval tpl_eval(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *nod
     t->at = node->at;
     if (node->kind == NODE_CONST)
         return node->value;
+    DEBUG_ASSERT(node->kind < COUNT(table) && table[node->kind]);
     tpl_enter(t);
     tval v = table[node->kind](t, scope, node);
     tpl_leave(t);

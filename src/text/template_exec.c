@@ -42,6 +42,9 @@ void tpl_scope_set(struct tpl *t, struct tpl_scope *scope, int32_t name, tval va
     scope->vars[scope->n++] = (struct tpl_var){name, value};
 }
 
+static void assign_to(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *target,
+                      tval value);
+
 static void assign_tuple(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *target,
                          tval value) {
     const struct tpl_list *items = tpl_to_list(t, value);
@@ -50,10 +53,11 @@ static void assign_tuple(struct tpl *t, struct tpl_scope *scope, const struct tp
     if (items->n < target->n)
         tpl_fail(t, "not enough values to unpack (expected %u, got %zu)", target->n, items->n);
     for (uint32_t i = 0; i < target->n; i++)
-        tpl_assign(t, scope, target->list[i], items->items[i]);
+        assign_to(t, scope, target->list[i], items->items[i]);
 }
 
-void tpl_assign(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *target, tval value) {
+static void assign_to(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *target,
+                      tval value) {
     tpl_charge(t, 1);
     t->at = target->at;
     if (target->kind == NODE_NAME) {
@@ -91,7 +95,7 @@ static enum tpl_flow exec_set_block(struct tpl *t, struct tpl_scope *scope,
         t->captured = text;
         text = tpl_eval(t, scope, node->b);
     }
-    tpl_assign(t, scope, node->a, text);
+    assign_to(t, scope, node->a, text);
     return FLOW_NEXT;
 }
 
@@ -143,7 +147,7 @@ static bool loop_fetch(struct tpl *t, struct tpl_loop *loop, tval *out) {
         tpl_charge(t, 1);
         if (loop->node->d) {
             struct tpl_scope *scope = tpl_scope_new(t, loop->scope);
-            tpl_assign(t, scope, loop->node->a, item);
+            assign_to(t, scope, loop->node->a, item);
             if (!tpl_truth(tpl_eval(t, scope, loop->node->d)))
                 continue;
         }
@@ -165,6 +169,7 @@ static int64_t loop_length(struct tpl *t, struct tpl_loop *loop) {
     for (tval item; loop_fetch(t, loop, &item);)
         tpl_items_push(t, &rest, item);
     loop->passing = loop->index0 + 1 + (loop->peeked.type != TPL_UNSET) + (int64_t)rest.n;
+    ASSERT(loop->passing >= 0);
     loop->items = tpl_items_finish(t, &rest, TPL_LIST).list;
     loop->next = 0;
     struct tpl_node *unfiltered = tpl_alloc(t, 1, sizeof *unfiltered);
@@ -228,20 +233,8 @@ tval tpl_loop_attr(struct tpl *t, struct tpl_loop *loop, const struct tpl_str *n
              : loop_number(t, loop, text);
 }
 
-tval tpl_loop_recurse(struct tpl *t, struct tpl_loop *loop, const struct tpl_call *call) {
-    if (!loop->node->flag)
-        tpl_fail(t, "The loop must have the 'recursive' marker to be called recursively.");
-    if (call->n_pos != 1 || call->n_kw)
-        tpl_fail(t, "loop() takes exactly one argument");
-    struct tpl_out out = {0}, *outer = t->out;
-    t->out = &out;
-    (void)tpl_exec_for(t, loop->scope, loop->node, call->pos[0], loop->nesting + 1);
-    t->out = outer;
-    return tpl_str_from_out(t, &out);
-}
-
-enum tpl_flow tpl_exec_for(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node,
-                           tval iterable, uint32_t nesting) {
+static enum tpl_flow run_loop(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node,
+                              tval iterable, uint32_t nesting) {
     struct tpl_loop *loop = tpl_alloc(t, 1, sizeof *loop);
     struct tpl_scope *pass = NULL;
     bool finished =
@@ -262,7 +255,7 @@ enum tpl_flow tpl_exec_for(struct tpl *t, struct tpl_scope *scope, const struct 
             pass = tpl_scope_new(t, scope);
         pass->n = 0;
         tpl_scope_set(t, pass, TPL_NAME_LOOP, (tval){.type = TPL_LOOP, .loop = loop});
-        tpl_assign(t, pass, node->a, loop->current);
+        assign_to(t, pass, node->a, loop->current);
         enum tpl_flow flow = tpl_exec(t, pass, node->body);
         finished = finished || flow == FLOW_NEXT;
         if (flow == FLOW_BREAK)
@@ -272,6 +265,18 @@ enum tpl_flow tpl_exec_for(struct tpl *t, struct tpl_scope *scope, const struct 
     if (!finished && node->c)
         return tpl_exec(t, tpl_scope_new(t, scope), node->c);
     return FLOW_NEXT;
+}
+
+tval tpl_loop_recurse(struct tpl *t, struct tpl_loop *loop, const struct tpl_call *call) {
+    if (!loop->node->flag)
+        tpl_fail(t, "The loop must have the 'recursive' marker to be called recursively.");
+    if (call->n_pos != 1 || call->n_kw)
+        tpl_fail(t, "loop() takes exactly one argument");
+    struct tpl_out out = {0}, *outer = t->out;
+    t->out = &out;
+    (void)run_loop(t, loop->scope, loop->node, call->pos[0], loop->nesting + 1);
+    t->out = outer;
+    return tpl_str_from_out(t, &out);
 }
 
 /* ---- statements ------------------------------------------------------------------------------ */
@@ -305,11 +310,11 @@ static enum tpl_flow exec_if(struct tpl *t, struct tpl_scope *scope, const struc
 }
 
 static enum tpl_flow exec_for(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
-    return tpl_exec_for(t, scope, node, tpl_eval(t, scope, node->b), 0);
+    return run_loop(t, scope, node, tpl_eval(t, scope, node->b), 0);
 }
 
 static enum tpl_flow exec_set(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
-    tpl_assign(t, scope, node->a, tpl_eval(t, scope, node->b));
+    assign_to(t, scope, node->a, tpl_eval(t, scope, node->b));
     return FLOW_NEXT;
 }
 
@@ -323,7 +328,7 @@ static enum tpl_flow exec_with(struct tpl *t, struct tpl_scope *scope,
                                const struct tpl_node *node) {
     struct tpl_scope *inner = tpl_scope_new(t, scope);
     for (uint32_t i = 0; i < node->n; i += 2)
-        tpl_assign(t, inner, node->list[i], tpl_eval(t, scope, node->list[i + 1]));
+        assign_to(t, inner, node->list[i], tpl_eval(t, scope, node->list[i + 1]));
     return tpl_exec(t, inner, node->body);
 }
 
@@ -352,6 +357,7 @@ enum tpl_flow tpl_exec(struct tpl *t, struct tpl_scope *scope, const struct tpl_
     t->at = node->at;
     if (node->kind == NODE_BREAK || node->kind == NODE_CONTINUE)
         return node->kind == NODE_BREAK ? FLOW_BREAK : FLOW_CONTINUE;
+    DEBUG_ASSERT(node->kind < COUNT(table) && table[node->kind]);
     tpl_enter(t);
     enum tpl_flow flow = table[node->kind](t, scope, node);
     tpl_leave(t);

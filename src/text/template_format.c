@@ -12,8 +12,7 @@
 
 #include "text/template_internal.h"
 
-#define MAX_WIDTH     100000 /* of a field, in characters */
-#define MAX_PRECISION 400    /* digits behind the point; the longest double fits tpl_put_double */
+#define MAX_WIDTH 100000 /* of a field, in characters */
 
 /* What both formats know of a field. */
 struct format_field {
@@ -76,6 +75,7 @@ static void put_int_field(struct tpl *t, struct tpl_out *out, const struct forma
         *p++ = '0';
         *p++ = f->type;
     }
+    ASSERT(p < prefix + sizeof prefix);
     *p = 0;
     if (f->type == 'b') {
         int top = 63;
@@ -259,7 +259,7 @@ static void percent_field(struct percent_format *p, struct tpl_out *out) {
     }
     if (p->i < s->len && s->data[p->i] == '.') {
         p->i++;
-        f.precision = percent_number(p, MAX_PRECISION);
+        f.precision = percent_number(p, TPL_PRECISION_MAX);
         f.precision = f.precision < 0 ? 0 : f.precision;
     }
     while (p->i < s->len && strchr("hlL", s->data[p->i]) && s->data[p->i])
@@ -383,7 +383,7 @@ static struct format_field scan_spec(struct tpl *t, const struct tpl_str *s) {
         f.group = s->data[i++];
     if (i < s->len && s->data[i] == '.') {
         i++;
-        f.precision = scan_number(t, s, &i, MAX_PRECISION);
+        f.precision = scan_number(t, s, &i, TPL_PRECISION_MAX);
         if (f.precision < 0)
             tpl_fail(t, "Format specifier missing precision");
     }

@@ -348,6 +348,7 @@ static inline void tpl_enter(struct tpl *t) {
         tpl_enter_deep(t);
 }
 static inline void tpl_leave(struct tpl *t) {
+    DEBUG_ASSERT(t->depth > 0);
     t->depth--;
 }
 void tpl_charge(struct tpl *t, uint64_t steps);
@@ -548,7 +549,6 @@ bool tpl_is_hashable(struct tpl *t, tval v);
 
 /* a < b as Python's <; fails for types without an order. `op` is only for the message. */
 bool tpl_less(struct tpl *t, tval a, tval b, const char *op);
-bool tpl_contains(struct tpl *t, tval container, tval item);
 tval tpl_arith(struct tpl *t, enum tpl_op op, tval a, tval b);
 bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b);
 /* Stable; keys[i] belongs to items[i]. */
@@ -574,6 +574,7 @@ void tpl_put_number(struct tpl *t, struct tpl_out *out, tval v); /* INT or FLOAT
 size_t tpl_print_double(char *to, double value); /* repr(); room for TPL_FLOAT_CHARS */
 /* printf's %.<precision><conversion> of a double with '.' as the decimal point, whatever the
  * locale. */
+#define TPL_PRECISION_MAX 400 /* digits after the point */
 void tpl_put_double(struct tpl *t, struct tpl_out *out, double value, char conversion,
                     int precision, bool alternate);
 tval tpl_format_percent(struct tpl *t, const struct tpl_str *format, tval args);
@@ -665,10 +666,6 @@ tval tpl_call_value(struct tpl *t, tval callee, const struct tpl_call *call);
 
 enum tpl_flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE };
 enum tpl_flow tpl_exec(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node);
-enum tpl_flow tpl_exec_for(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node,
-                           tval iterable, uint32_t nesting);
-tval tpl_call_macro(struct tpl *t, const struct tpl_macro *macro, const struct tpl_call *call);
-void tpl_assign(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *target, tval value);
 struct tpl_scope *tpl_scope_new(struct tpl *t, struct tpl_scope *outer);
 const tval *tpl_scope_find(struct tpl *t, const struct tpl_scope *scope, int32_t name);
 void tpl_scope_set(struct tpl *t, struct tpl_scope *scope, int32_t name, tval value);

@@ -94,6 +94,7 @@ static void put_json_dict(struct json_print *w, const struct tpl_dict *d) {
         tpl_out_put(w->t, w->out, w->style->key_sep->data, w->style->key_sep->len);
         put_json(w, values ? values[i] : entries[i].value);
     }
+    ASSERT(w->level > 0);
     w->level--;
     json_break(w);
     tpl_out_lit(w->t, w->out, "}");

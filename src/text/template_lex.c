@@ -66,12 +66,18 @@ static const char *const token_names[] = {
     [TOK_SEMICOLON] = ";",
 };
 
+_Static_assert(COUNT(token_names) == TOK_SEMICOLON + 1, "every token has a name");
+_Static_assert(TOK_RPAREN == TOK_LPAREN + 1 && TOK_RBRACKET == TOK_LBRACKET + 1 &&
+                   TOK_RBRACE == TOK_LBRACE + 1,
+               "closing brackets follow their opening ones");
+
 const char *tpl_token_name(enum tpl_token_kind kind) {
     return token_names[kind];
 }
 
 static struct tpl_token *push_token(struct lexer *x, enum tpl_token_kind kind, size_t at,
                                     size_t len) {
+    ASSERT(at <= x->len && len <= x->len - at);
     TPL_GROW(x->t, x->scratch, x->tokens, x->n, x->cap, 256);
     struct tpl_token *tok = &x->tokens[x->n++];
     *tok = (struct tpl_token){.kind = kind, .at = at, .len = len, .value = tpl_unset()};
@@ -282,6 +288,7 @@ static uint32_t escape_code(struct lexer *x, size_t *pos, size_t end, char lette
 
 static void put_escape(struct lexer *x, struct tpl_out *out, size_t *pos, size_t end) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
+    _Static_assert(sizeof from == sizeof to, "every letter has a value");
     char c = x->s[(*pos)++];
     const char *simple = c ? strchr(from, c) : NULL;
     if (c == '\n')

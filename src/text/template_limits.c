@@ -65,6 +65,7 @@ void tpl_enter_deep(struct tpl *t) {
 }
 
 void tpl_charge(struct tpl *t, uint64_t steps) {
+    DEBUG_ASSERT(t->steps <= t->steps_limit);
     if (t->steps_limit - t->steps < steps)
         tpl_fail(t, "takes more than %llu steps", (unsigned long long)t->steps_limit);
     t->steps += steps;
@@ -89,6 +90,7 @@ void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes) {
         arena->newest = c = fresh;
         arena->taken += size;
     }
+    ASSERT(bytes <= c->size - c->used && arena->taken <= arena->limit);
     void *p = (char *)c->data + c->used;
     c->used += bytes;
     return p;
@@ -139,6 +141,7 @@ void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t le
         out->len += len;
         return;
     }
+    ASSERT(out->len <= out->cap);
     if (len > out->cap - out->len) {
         size_t cap = out->cap ? out->cap * 2 : 256;
         cap = cap - out->len < len ? out->len + len : cap;

@@ -54,6 +54,7 @@ static bool char_range(struct tpl *t, const struct tpl_str *s, tval start, tval 
     tpl_charge_bytes(t, s->len);
     *from = tpl_str_offset(s, (size_t)a);
     *to = tpl_str_offset(s, (size_t)b);
+    DEBUG_ASSERT(*from <= s->len && *to <= s->len);
     return a <= b;
 }
 

@@ -27,6 +27,7 @@ struct tpl_node **tpl_nodes_keep(struct tpl_parser *p, const struct tpl_nodes *l
 }
 
 void tpl_nodes_finish(struct tpl_parser *p, const struct tpl_nodes *list, struct tpl_node *into) {
+    ASSERT(list->n <= UINT32_MAX);
     into->list = tpl_nodes_keep(p, list);
     into->n = (uint32_t)list->n;
 }

@@ -77,12 +77,15 @@ size_t tpl_print_double(char *to, double value) {
             *o++ = '.';
         *o++ = i >= 0 && i < n ? digits[i] : '0';
     }
+    ASSERT(o - to < TPL_FLOAT_CHARS);
     return (size_t)(o - to);
 }
 
 void tpl_put_double(struct tpl *t, struct tpl_out *out, double value, char conversion,
                     int precision, bool alternate) {
-    char format[8], text[800]; /* 309 digits, the point, MAX_PRECISION more */
+    char format[8], text[800];
+    _Static_assert(sizeof text > 309 + 1 + TPL_PRECISION_MAX, "the longest double fits");
+    ASSERT(precision >= 0 && precision <= TPL_PRECISION_MAX);
     snprintf(format, sizeof format, alternate ? "%%#.*%c" : "%%.*%c", conversion);
     int n = snprintf(text, sizeof text, format, precision, value);
     if (n < 0 || (size_t)n >= sizeof text)

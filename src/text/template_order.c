@@ -41,27 +41,6 @@ bool tpl_less(struct tpl *t, tval a, tval b, const char *op) {
     return less;
 }
 
-bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b) {
-    switch (op) {
-    case OP_EQ:
-        return tpl_equal(t, a, b);
-    case OP_NE:
-        return !tpl_equal(t, a, b);
-    case OP_LT:
-        return tpl_less(t, a, b, "<");
-    case OP_GT:
-        return tpl_less(t, b, a, ">");
-    case OP_LE: /* not "not >": NaN is neither */
-        return tpl_less(t, a, b, "<=") || tpl_equal(t, a, b);
-    case OP_GE:
-        return tpl_less(t, b, a, ">=") || tpl_equal(t, a, b);
-    case OP_IN:
-        return tpl_contains(t, b, a);
-    default:
-        return !tpl_contains(t, b, a);
-    }
-}
-
 static bool range_contains(const struct tpl_range *r, tval item) {
     int64_t i;
     if (item.type == TPL_FLOAT) {
@@ -77,7 +56,7 @@ static bool range_contains(const struct tpl_range *r, tval item) {
     return false;
 }
 
-bool tpl_contains(struct tpl *t, tval in, tval item) {
+static bool contains_value(struct tpl *t, tval in, tval item) {
     if (in.type == TPL_STR) {
         if (item.type != TPL_STR)
             tpl_fail(t, "'in <string>' requires string as left operand, not %s",
@@ -100,6 +79,27 @@ bool tpl_contains(struct tpl *t, tval in, tval item) {
     return false;
 }
 
+bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b) {
+    switch (op) {
+    case OP_EQ:
+        return tpl_equal(t, a, b);
+    case OP_NE:
+        return !tpl_equal(t, a, b);
+    case OP_LT:
+        return tpl_less(t, a, b, "<");
+    case OP_GT:
+        return tpl_less(t, b, a, ">");
+    case OP_LE: /* not "not >": NaN is neither */
+        return tpl_less(t, a, b, "<=") || tpl_equal(t, a, b);
+    case OP_GE:
+        return tpl_less(t, b, a, ">=") || tpl_equal(t, a, b);
+    case OP_IN:
+        return contains_value(t, b, a);
+    default:
+        return !contains_value(t, b, a);
+    }
+}
+
 /* ---- sorting --------------------------------------------------------------------------------- */
 
 struct sorter {
@@ -112,6 +112,7 @@ static void sort_part(struct tpl *t, struct sorter *s, size_t from, size_t to) {
     if (to - from < 2)
         return;
     size_t mid = from + (to - from) / 2;
+    DEBUG_ASSERT(from < mid && mid < to);
     sort_part(t, s, from, mid);
     sort_part(t, s, mid, to);
     size_t a = from, b = mid;

@@ -133,6 +133,7 @@ static struct tpl_node *parse_for(struct tpl_parser *p, struct tpl_node *node) {
         node->d = tpl_parse_expr(p, true);
     node->flag = tpl_skip_name(p, "recursive");
     node->body = parse_body(p, &ends);
+    ASSERT(p->loops > 0);
     p->loops--;
     if (tpl_skip_name(p, "else"))
         node->c = parse_simple_body(p, "endfor");
@@ -309,5 +310,6 @@ void tpl_parse(struct tpl_parser *p) {
     p->name_numbers = tpl_dict_new(p->t);
     for (size_t i = 0; i < TPL_NAMES_FIXED; i++)
         (void)tpl_intern(p, fixed[i], strlen(fixed[i]));
+    ASSERT(p->tmpl->n_names == TPL_NAMES_FIXED);
     p->tmpl->body = parse_block(p, NULL);
 }

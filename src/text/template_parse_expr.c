@@ -354,6 +354,7 @@ static struct tpl_node *parse_binary(struct tpl_parser *p, int least) {
 }
 
 static bool compare_op(struct tpl_parser *p, enum tpl_op *op) {
+    _Static_assert(TOK_GE - TOK_EQ == OP_GE - OP_EQ, "tokens and operators are in one order");
     enum tpl_token_kind kind = p->tok->kind;
     if (kind >= TOK_EQ && kind <= TOK_GE) {
         *op = (enum tpl_op)(OP_EQ + (int)(kind - TOK_EQ));

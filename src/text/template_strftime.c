@@ -35,6 +35,7 @@ static void iso_week(const struct tm *tm, int *year, int *week) {
     else if (thursday >= days_of(*year))
         thursday -= days_of((*year)++);
     *week = thursday / 7 + 1;
+    ASSERT(*week >= 1 && *week <= 53);
 }
 
 static bool put_time_number(struct tpl *t, struct tpl_out *out, char c, char flag,

@@ -57,6 +57,7 @@ static bool copy_token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
     if (key.len >= NAME_MAX_BYTES || key.len <= n || memchr(key.data, 0, key.len) ||
         memcmp(key.data + key.len - n, suffix, n) != 0)
         return false;
+    ASSERT(key.len < NAME_MAX_BYTES);
     memcpy(name, key.data, key.len);
     name[key.len] = 0;
     return true;

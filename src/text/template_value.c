@@ -67,6 +67,7 @@ tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str 
     } else {
         s->data = a->data;
     }
+    ASSERT(b->len <= buf->cap - buf->used);
     if (b->len)
         memcpy(buf->data + buf->used, b->data, b->len);
     buf->used += b->len;
@@ -129,6 +130,7 @@ const char *tpl_excerpt(struct tpl *t, const struct tpl_str *s) {
 }
 
 tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to) {
+    DEBUG_ASSERT(from <= s->len && to <= s->len);
     struct tpl_str *part = str_over(t, s->data + from, to > from ? to - from : 0);
     part->markup = s->markup;
     return tpl_from_str(part);
@@ -165,6 +167,7 @@ tval tpl_list_join2(struct tpl *t, tval a, tval b) {
         if (x->n)
             memcpy(buf->items, x->items, x->n * sizeof(tval));
     }
+    ASSERT(y->n <= buf->cap - buf->used);
     if (y->n)
         memcpy(buf->items + buf->used, y->items, y->n * sizeof(tval));
     buf->used += y->n;
@@ -224,6 +227,8 @@ const char *tpl_type_name(tval v) {
         [TPL_LOOP] = "LoopContext",
     };
     static const char *const views[] = {"dict_keys", "dict_values", "dict_items"};
+    _Static_assert(COUNT(names) == TPL_LOOP + 1, "every type has a name");
+    _Static_assert(COUNT(views) == TPL_ITEMS + 1, "every view has a name");
     if (v.type == TPL_VIEW)
         return views[v.view->kind];
     return v.type == TPL_STR && v.s->markup ? "Markup" : names[v.type];
@@ -276,6 +281,7 @@ bool tpl_truth(tval v) {
 }
 
 tval tpl_item(struct tpl *t, tval v, size_t i) {
+    DEBUG_ASSERT(i < length_of(v));
     if (v.type == TPL_RANGE)
         return tpl_int(v.range->start + (int64_t)i * v.range->step);
     if (v.type == TPL_STR) {
@@ -319,6 +325,7 @@ bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out) {
     tval v = it->of;
     tpl_charge(t, 1);
     if (v.type == TPL_CURSOR) {
+        DEBUG_ASSERT(v.cursor->next <= v.cursor->list->n);
         if (v.cursor->next >= v.cursor->list->n)
             return false;
         *out = v.cursor->list->items[v.cursor->next++];

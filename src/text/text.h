@@ -123,6 +123,7 @@ struct json_state {
     uint8_t count;    /* blanks or digits in a row, bytes held */
     uint8_t held[4];  /* of a begun character or escape */
 };
+_Static_assert(sizeof(struct json_state) == 16, "copied for every token");
 /* One byte more. False: it cannot come here, and the state is of no more use. */
 bool json_push(struct json_state *s, uint8_t byte) MUST_CHECK;
 bool json_complete(const struct json_state *s); /* nothing more may come, not even blanks */

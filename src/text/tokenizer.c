@@ -43,6 +43,7 @@ static void mark_ends(struct tokenizer *t, const struct tokenizer_spec *spec) {
             if ((t->pieces.kind[id] == TOKEN_CONTROL || t->pieces.kind[id] == TOKEN_USER_DEFINED) &&
                 span_equal(pieces_at(&t->pieces, (int32_t)id), span_of(names[k])))
                 t->ends[id] = true;
+    ASSERT(t->eos < 0 || pieces_has(&t->pieces, t->eos));
     if (t->eos >= 0)
         t->ends[t->eos] = true;
     if (!spec->json.data && spec->eot >= 0)
@@ -68,6 +69,7 @@ static kvasir_status derive_bytes(struct tokenizer *t, kvasir_error *err) {
             status = fail(err, KVASIR_ERR_FORMAT,
                           "the decoder makes all tokens up to %zu too long: more than %zu bytes",
                           id, limit);
+        ASSERT(status != KVASIR_OK || all.len <= UINT32_MAX);
         t->start[id + 1] = (uint32_t)all.len;
     }
     t->bytes = all.data;
@@ -129,6 +131,7 @@ static bool encode_word(void *ctx, const char *word, size_t len) {
     struct encoding *e = ctx;
     for (size_t at = 0; at < len;) {
         size_t end = bpe_cut(&e->t->bpe, word, len, at);
+        ASSERT(end > at && end <= len);
         if (!ARRAY_GROW(e->ids, e->cap, e->n + end - at) ||
             !bpe_encode(&e->t->bpe, &e->bpe, word + at, end - at, e->ids, &e->n))
             return false;
@@ -141,6 +144,7 @@ static kvasir_status take_id(void *ctx, int32_t id, kvasir_error *err) {
     struct encoding *e = ctx;
     if (!ARRAY_GROW(e->ids, e->cap, e->n + 1))
         return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu tokens", e->n + 1);
+    DEBUG_ASSERT(pieces_has(&e->t->pieces, id));
     e->ids[e->n++] = id;
     return KVASIR_OK;
 }

@@ -136,15 +136,17 @@ struct token_chain {
     struct text_buf text;
     size_t *end; /* [cap] where each of n tokens ends in text */
     int32_t *id; /* [cap] its id, of several the first; NO_ID: what a fuse made */
-    size_t n;
+    size_t n, cap;
 };
 
 static struct text_span chain_at(const struct token_chain *c, size_t i) {
     size_t start = i ? c->end[i - 1] : 0;
+    DEBUG_ASSERT(i < c->n && start <= c->end[i] && c->end[i] <= c->text.len);
     return (struct text_span){c->text.data + start, c->end[i] - start};
 }
 
 static void chain_end(struct token_chain *c, int32_t id) {
+    ASSERT(c->n < c->cap);
     c->id[c->n] = id;
     c->end[c->n++] = c->text.len;
 }
@@ -232,6 +234,7 @@ static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids,
     const struct decoder *d = &t->decoder;
     for (int k = 0; k < 2; k++) {
         work[k].end = mem_calloc(n + 1, sizeof *work[k].end); /* FUSE makes one token of none */
+        work[k].cap = n + 1;
         work[k].id = mem_calloc(n + 1, sizeof *work[k].id);
         if (!work[k].end || !work[k].id || !text_append(&work[k].text, "", 0))
             return no_decode_memory(n, err);

@@ -117,6 +117,7 @@ kvasir_status tokenizer_from_fields(struct tokenizer *t, const struct tokenizer_
     TRY(gpt2 ? make_byte_level(t, spec, err) : make_sentencepiece(t, spec, err));
     t->bos = spec->bos;
     t->eos = spec->eos;
+    ASSERT(t->pieces.n == spec->n_tokens);
     if (spec->add_bos && spec->bos >= 0)
         t->before = (struct id_list){{spec->bos}, 1};
     if (spec->add_eos && spec->eos >= 0)

@@ -111,6 +111,7 @@ static kvasir_status walk_object(struct json_reading *r, struct json_scan *s,
 /* A scan of a value that stands in the file, with the file's offsets. */
 static void scan_part(struct json_reading *r, struct json_scan *s, struct text_span value) {
     size_t start = (size_t)(value.data - r->json.data);
+    ASSERT(value.data >= r->json.data && start + value.len <= r->json.len);
     scan_init(s, "tokenizer.json", (struct text_span){r->json.data, start + value.len}, r->err);
     s->at = start;
 }

@@ -240,10 +240,8 @@ kvasir_status known_pre_find(const char *name, const struct known_pre **out,
                              kvasir_error *err) MUST_CHECK;
 extern const char gpt2_pattern[];
 
-/* PCRE2's code of a pattern. An error's offset is the character of the pattern. */
-kvasir_status regex_compile(const char *pattern, size_t len, pcre2_code **out,
-                            kvasir_error *err) MUST_CHECK;
-/* The same of a pattern that a tokenizer.json holds, which is in Oniguruma's dialect. */
+/* PCRE2's code of a pattern in Oniguruma's dialect, as tokenizer.json files have them. An error's
+ * offset is the character of the pattern. */
 kvasir_status regex_compile_onig(struct text_span pattern, pcre2_code **out,
                                  kvasir_error *err) MUST_CHECK;
 
@@ -270,9 +268,6 @@ struct merge_map {
     unsigned shift;
     size_t n;
 };
-/* Adds a merge or, where keep_first is false, replaces that of the same pair. False: no memory. */
-bool merge_map_add(struct merge_map *m, int32_t left, int32_t right, uint32_t rank, int32_t result,
-                   bool keep_first) MUST_CHECK;
 void merge_map_deinit(struct merge_map *m);
 /* NULL: the two do not merge. */
 const struct merge *merge_map_find(const struct merge_map *m, int32_t left, int32_t right);

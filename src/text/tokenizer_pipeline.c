@@ -75,6 +75,7 @@ static kvasir_status get_bool(const struct pipeline_part *p, const char *key, bo
                                             : wrong_part(p, key, "is not true or false");
 }
 
+_Static_assert(NORMALIZER_TEXT_MAX <= UINT8_MAX, "lengths have 8 bits");
 /* A short text that is copied. */
 static kvasir_status get_text(const struct pipeline_part *p, const char *key,
                               char out[NORMALIZER_TEXT_MAX], uint8_t *len) {
@@ -389,6 +390,7 @@ static kvasir_status push_special(const struct pipeline_part *p, const struct to
             return wrong_part(p, "special_tokens", "names an id that no token has");
         if (list->n == IDS_ADDED_MAX)
             return too_many(p, list == &t->before);
+        ASSERT(list->n < IDS_ADDED_MAX);
         list->id[list->n++] = (int32_t)n;
     }
     return KVASIR_OK;

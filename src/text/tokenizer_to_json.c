@@ -121,6 +121,7 @@ static kvasir_status put_merges(struct json_writer *w, const struct tokenizer *t
     for (size_t i = 0; m->n && i < (size_t)1 << (64 - m->shift); i++)
         if (m->slot[i].pair != UINT64_MAX && m->slot[i].rank != MERGE_NONE)
             list[n++] = m->slot[i];
+    ASSERT(n <= m->n);
     qsort(list, n, sizeof *list, compare_merges);
     put_json(w, "\"merges\":[");
     for (size_t i = 0; i < n; i++) {

@@ -29,6 +29,7 @@ bool tokenizer_is_control(const struct tokenizer *t, int32_t id) {
 struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id) {
     if (!pieces_has(&t->pieces, id))
         return (struct text_span){"", 0};
+    DEBUG_ASSERT(t->start[id] <= t->start[id + 1]);
     return (struct text_span){t->bytes + t->start[id], t->start[id + 1] - t->start[id]};
 }
 
