@@ -55,7 +55,7 @@ folder_of() { # LINE
 checks() {
     local filter
     for filter in "128 dims" long product kv_store step; do
-        timeout 100 "$1" --quick --filter="$filter" || return 1
+        timeout 100 "$1" --device=cuda --quick --filter="$filter" || return 1
     done
 }
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# opcheck.sh [check|sanitize|bench|profile|all] [ARGUMENT...]   the CUDA backend on a GPU
+# opcheck.sh [check|sanitize|bench|profile|all] [ARGUMENT...]   the CUDA backend on a GPU; opcheck
+# for the CPU's tiers is one of the tests
 #
-#   check      opcheck, with these arguments (--filter=TEXT, --seed=N, ...)
+#   check      opcheck --device=cuda, with these arguments (--filter=TEXT, --seed=N, ...)
 #   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
 #   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, product, step; all),
 #              the same shapes in PyTorch (cuda_yardstick.py)
@@ -14,7 +15,8 @@
 #   stamp      prints what `make cuda` writes beside build-cuda/opcheck: a hash of the sources
 #
 # It takes build-cuda/opcheck where the stamp beside it fits the sources; else it compiles with gcc
-# and nvcc alone, for this machine's GPU, into build-opcheck/ (no cmake, no library but libc there).
+# and nvcc alone, for this machine's GPU, into build-opcheck/ (no cmake, no library but libc there;
+# of the CPU's tiers only ref).
 # Objects carry a hash of what they were made from in their names: times of files say nothing in a
 # tree that was copied.
 #
@@ -37,14 +39,14 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1;
 
 ref_files=(src/backend/cpu/ref/*.c)
 mapfile -t util_files < <(ls src/util/*.c | grep -v json.c) # which needs jansson
-c_files=("${util_files[@]}" src/quant/*.c src/backend/page_layout.c tests/opcheck/*.c
-    tests/support/random_data.c)
+c_files=("${util_files[@]}" src/quant/*.c src/backend/*.c src/backend/cpu/*.c tests/opcheck/*.c
+    tests/opcheck/cuda/*.c tests/support/random_data.c)
 cuda_files=(src/backend/cuda/*.cu)
 header_files=(include/*.h tests/opcheck/*.h tests/support/random_data.h src/backend/cuda/*.cuh)
 while IFS= read -r f; do header_files+=("$f"); done < <(find src -name '*.h' | sort)
 # The flags of CMakeLists.txt. -lineinfo: the sanitizer names lines; the code is the same.
 c_flags="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc"
-c_flags+=" -Itests/opcheck -Itests/support"
+c_flags+=" -Itests/opcheck -Itests/support -DKVASIR_CUDA -DKVASIR_REF_ONLY"
 nvcc_flags="-std=c++17 -O3 -fmad=false -lineinfo -Iinclude -Isrc"
 
 hash_of() { sha256sum | cut -c1-16; }
@@ -117,7 +119,7 @@ header() {
     "$NVCC" --version 2>/dev/null | tail -1 || true
 }
 
-do_check() { "$program" "$@"; }
+do_check() { "$program" --device=cuda "$@"; }
 
 do_sanitize() {
     local tool checked status=0
@@ -131,14 +133,14 @@ do_sanitize() {
         echo "compute-sanitizer --tool $tool"
         checked=$program
         [ "$tool" = memcheck ] || checked=build-opcheck/opcheck-KVASIR_RACECHECK
-        compute-sanitizer --tool "$tool" --error-exitcode 9 "$checked" --quick "$@" || status=$?
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$checked" --device=cuda --quick "$@" || status=$?
     done
     return "$status"
 }
 
 do_bench() {
     local part=${1:-all} status=0 ceiling
-    "$program" --bench="$part" | tee "$work/bench.txt" || status=$?
+    "$program" --device=cuda --bench="$part" | tee "$work/bench.txt" || status=$?
     ceiling=$(sed -n 's/^read ceiling: \([0-9.]*\) TB.*/\1/p' "$work/bench.txt")
     case $part in
     all | decode | prefill)
@@ -158,7 +160,7 @@ do_profile() {
     metrics+=,regex:smsp__average_warps_issue_stalled_.*_per_issue_active.ratio
     metrics+=,regex:sm__inst_executed_pipe_[a-z]*.sum
     ncu --clock-control none --metrics "$metrics" --page raw -k "regex:^(decode|prefill)" \
-        --launch-skip 3 --launch-count 1 "$program" --bench="$1" --filter="${2:-}" |
+        --launch-skip 3 --launch-count 1 "$program" --device=cuda --bench="$1" --filter="${2:-}" |
         grep -E '^[^ ]|\.(sum|ratio|avg) |sustained_(active|elapsed) ' |
         grep -vE '^==|pipe_.*sustained|\.(min|max)'
 }

@@ -246,8 +246,9 @@ struct backend_limits {
 struct backend_info {
     char name[96];    /* for people: "NVIDIA H200, sm_90, 132 SMs" */
     const char *tier; /* of its kernels: "avx2", "sm_90" */
-    uint32_t
-        threads; /* that take an operation's items, in order of a batch's sequences; 1: others */
+    /* Workers among whom the sequences of a batch are divided, in order, so that their order can
+     * balance the load. 1: order makes no difference. */
+    uint32_t workers;
     uint32_t rows_good;    /* a step of more rows is no faster per row */
     uint32_t rows_max;     /* of a step */
     int act_bits;          /* of activations in a product with quantized weights: 8 or 16 */

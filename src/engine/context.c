@@ -112,7 +112,7 @@ void kvasir_context_get_info(const kvasir_context *c, kvasir_context_info *info)
         .kv_bytes_per_token = c->options.kv_bytes_per_token,
         .kv_bytes_per_token16 = c->options.kv_bytes_per_token16,
         .cpu_tier = c->device.tier,
-        .threads = (int)c->device.threads,
+        .threads = (int)c->device.workers,
         .act_bits = c->device.act_bits,
         .used_bytes = pool.used_bytes,
         .peak_bytes = pool.peak_bytes,

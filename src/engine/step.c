@@ -86,7 +86,7 @@ static void put_seq(const struct kvasir_context *c, const struct step_part *part
  * follow the order of the batch's sequences. So sequences are dealt to the ranges by cost, back and
  * forth: in decode the ranges then cost about the same, and the items left for last are short. */
 static void deal_seqs(const struct kvasir_context *c, const struct step_part *parts, uint32_t n) {
-    const uint32_t threads = c->device.threads;
+    const uint32_t threads = c->device.workers;
     uint32_t at = 0;
     for (uint32_t t = 0; t < threads; t++)
         for (uint32_t lap = 0; lap * threads < n; lap++) {

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* opcheck's main: the device, what is run and with which seed. The seed is fixed, so that a run on
- * a lent machine can be repeated on the next one; --seed tries other data.
+/* opcheck's main: which devices, what is run and with which seed. The seed is fixed, so that a run
+ * on a lent machine can be repeated on the next one; --seed tries other data.
  *
- * Exit 0 when every family holds, 1 when one does not, when nothing was checked or there is no
- * device, 2 on a wrong option. --bench checks nothing and exits 0.
+ * Devices are the CPU backend in every tier that this machine has and, in builds with KVASIR_CUDA,
+ * CUDA. Builds with KVASIR_REF_ONLY (tools/opcheck.sh) have the ref tier alone and check CUDA.
+ *
+ * Exit 0 when every family holds, 1 when one does not, when nothing was checked or a device is
+ * missing, 2 on a wrong option. --bench checks nothing and exits 0.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,24 +14,27 @@
 
 #include "opcheck.h"
 
-struct cuda_backend *device;
 bool quick;
 
 static const char USAGE[] =
-    "usage: opcheck [--seed=N] [--filter=TEXT] [--quick] [--step] [--bench[=PART]]\n"
+    "usage: opcheck [--seed=N] [--device=NAME] [--filter=TEXT] [--quick] [--step]\n"
+    "               [--bench[=PART]]\n"
     "  --seed=N        other data than the fixed seed's; printed always\n"
+    "  --device=NAME   only this one: a tier of the CPU, cpu for all of them, or cuda\n"
     "  --filter=TEXT   only families whose line holds TEXT, as \"attention\" or \"8/4\"; of times\n"
     "                  of decode those of \"FORMATS, BATCH x CONTEXT, HEADS heads, D DIMS\"\n"
     "  --quick         fewer and smaller cases: under compute-sanitizer\n"
-    "  --step          only steps as graphs\n"
-    "  --bench[=PART]  times instead of checks; PART is decode, prefill, encode, product, step\n"
+    "  --step          only steps as graphs (cuda)\n"
+    "  --bench[=PART]  times instead of checks (cuda); PART is decode, prefill, encode, product, "
+    "step\n"
     "                  or all (default)\n";
 
 static const char *const PARTS[] = {"all", "decode", "prefill", "encode", "product", "step"};
 
 struct options {
     uint64_t seed;
-    const char *bench; /* a part; NULL: checks */
+    const char *bench;  /* a part; NULL: checks */
+    const char *device; /* a name; NULL: all */
     bool step;
 };
 static struct options options = {.seed = 20261121};
@@ -70,6 +76,8 @@ static void read_options(int argc, char **argv) {
             seed_option(v);
         else if ((v = value_of(argv[i], "--filter=")))
             set_filter(v);
+        else if ((v = value_of(argv[i], "--device=")))
+            options.device = v;
         else if (strcmp(argv[i], "--quick") == 0)
             quick = true;
         else if (strcmp(argv[i], "--step") == 0)
@@ -88,42 +96,89 @@ static void read_options(int argc, char **argv) {
         wrong_option("--step is of the checks; with --bench say", "--bench=step");
 }
 
-static void run_benches(void) {
-    bench();
-    if (bench_wants("step"))
-        bench_step();
+/* ---- devices --------------------------------------------------------------------------------- */
+
+/* Several threads, so that they meet; the reference has one. */
+enum { THREADS = 3, DEVICES_MAX = CPU_TIER_COUNT + 1 };
+
+static struct device_choice devices[DEVICES_MAX];
+static size_t device_count;
+
+static void device_add(const struct device_choice *d) {
+    const bool wanted = !options.device || strcmp(options.device, d->name) == 0 ||
+                        (!d->cuda && strcmp(options.device, "cpu") == 0);
+    ASSERT(device_count < DEVICES_MAX);
+    if (wanted)
+        devices[device_count++] = *d;
 }
+
+static void find_devices(void) {
+#ifndef KVASIR_REF_ONLY
+    for (int t = 0; t < CPU_TIER_COUNT; t++) {
+        const enum cpu_tier tier = (enum cpu_tier)t;
+        /* the ref tier on several threads must have the very bits of the reference */
+        const double exact = tier == CPU_TIER_REF ? 0 : 1;
+        if (cpu_tier_have(tier))
+            device_add(&(struct device_choice){.name = cpu_tier_name(tier),
+                                               .tier = tier,
+                                               .threads = THREADS,
+                                               .rows_near = exact * 2e-5,
+                                               .weights_near = exact * 1e-3,
+                                               .pages_near = exact * 2e-3});
+    }
+#endif
+#ifdef KVASIR_CUDA
+    device_add(&(struct device_choice){
+        .name = "cuda", .cuda = true, .rows_near = 2e-5, .weights_near = 1e-2, .pages_near = 3e-2});
+#endif
+}
+
+/* ---- what is run ----------------------------------------------------------------------------- */
 
 static void run_checks(void) {
     if (!options.step) {
+        check_rows();
+        check_pages();
         check_encode();
-        check_attention();
-        check_product();
     }
-    check_step();
+#ifdef KVASIR_CUDA
+    if (choice->cuda && !options.step) {
+        check_cuda_attention();
+        check_cuda_product();
+    }
+    if (choice->cuda)
+        check_cuda_step();
+#endif
+}
+
+static void run_benches(void) {
+#ifdef KVASIR_CUDA
+    if (!choice->cuda)
+        return;
+    bench();
+    if (bench_wants("step"))
+        bench_step();
+#endif
 }
 
 int main(int argc, char **argv) {
-    kvasir_error err = {0};
     read_options(argc, argv);
-    if (cuda_create(&device, &err) != KVASIR_OK)
-        give_up("%s", err.text);
-    printf("opcheck: seed %llu, %s%s\n", (unsigned long long)options.seed, cuda_name(device),
-           quick ? ", quick" : "");
-    fflush(stdout);
+    find_devices();
+    printf("opcheck: seed %llu%s\n", (unsigned long long)options.seed, quick ? ", quick" : "");
     set_seed(options.seed);
-    if (options.bench)
-        run_benches();
-    else
-        run_checks();
-    bool works = cuda_status(device, &err) == KVASIR_OK;
-    cuda_destroy(device);
-    if (!works)
-        give_up("the device: %s", err.text);
+    for (size_t i = 0; i < device_count; i++) {
+        device_choose(&devices[i]);
+        if (options.bench)
+            run_benches();
+        else
+            run_checks();
+        device_must_work();
+    }
+    device_end();
     if (options.bench)
         return 0;
     if (families_checked() == 0)
-        give_up("nothing was checked: no family's line holds --filter's text");
+        give_up("nothing was checked: no such device, or no family's line holds --filter's text");
     printf("opcheck: %d of %d families failed%s\n", families_failed(), families_checked(),
            families_failed() > 0 ? "" : ", all hold");
     if (families_failed() > 0)

@@ -1,43 +1,81 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* opcheck: the CUDA twin of kcheck. Every operation of src/backend/cuda against the reference on
- * the CPU, in double, and against itself.
+/* opcheck: every operation of every backend's table against the reference: the CPU backend's ref
+ * tier on one thread. kcheck does the same for single kernels.
  *
- *     opcheck [--seed=N] [--filter=TEXT] [--quick] [--step] [--bench[=PART]]
+ *     opcheck [--seed=N] [--device=NAME] [--filter=TEXT] [--quick] [--step] [--bench[=PART]]
  *
- *     main.c             options, what is run
- *     support.c          counting, device buffers; tests/support/random_data.c has the numbers
- *     scene.c            sequences over pages in the arena: what check_attention and bench read
- *     check_encode.c     cuda_kv_store
- *     check_attention.c  cuda_attention
- *     check_product.c    cuda_product
- *     check_step.c       a step as a graph, replayed for other batches
- *     bench.c            --bench: attention, encode, products beside the read ceiling of the run
+ *     main.c             options, devices, what is run
+ *     support.c          counting, devices, their buffers; tests/support/random_data.c has the
+ *                        numbers
+ *     scene.c            sequences over pages in the arena
+ *     check_rows.c       operations over rows: all but those with pages or states
+ *     check_pages.c      attention, recurrent layers, the arena
+ *     check_encode.c     kv_store, byte for byte
+ *     cuda/              built with KVASIR_CUDA: the CUDA backend against its own arithmetic
+ *       check_attention.c  attention
+ *       check_product.c    product
+ *       check_step.c       a step as a graph, replayed for other batches; errors that stick
+ *       bench.c            --bench: times beside the read ceiling of the run
  *
  * What is asked of an operation:
- *   O1  its bytes where bytes are defined (encode); else |got - ref| <= bound * sum|terms|, the
- *       worst that the arithmetic allows, derived beside each check
+ *   O1  its bytes if bytes are defined (kv_store, copies, embed); else results near the reference.
+ *       The tolerance of check_rows.c and check_pages.c is a part of a row's largest value: these
+ *       checks are about shapes, strides and tables. Bounds that are derived from an arithmetic are
+ *       in kcheck and in cuda/.
  *   O2  rows, sequences and outputs do not see each other: the bits of a row alone, in any batch,
- *       cut into steps anyhow, in the decode and in the prefill kernel
+ *       cut into steps anyhow
  *   O3  not a byte written outside: canaries around every output, the arena's other bytes compared
  *   O4  no error of the device; compute-sanitizer's memcheck and racecheck are clean (tools)
+ *
+ * An operation that a backend lacks is listed as absent.
  */
 #ifndef OPCHECK_H
 #define OPCHECK_H
 
-#include "backend/cuda/cuda.h"
+#include "backend/backend.h"
 #include "random_data.h"
 
-extern struct cuda_backend *device;
+/* The backend under test and the reference; those of the last device_begin. */
+extern struct backend *device, *reference;
 extern bool quick; /* fewer and smaller cases: under compute-sanitizer */
 
+void check_rows(void);
+void check_pages(void);
 void check_encode(void);
-void check_attention(void);
-void check_product(void);
-void check_step(void);
+#ifdef KVASIR_CUDA
+void check_cuda_attention(void);
+void check_cuda_product(void);
+void check_cuda_step(void);
 void bench(void);
 void bench_step(void);
+#endif
 /* --bench names this part ("decode", "prefill", "encode", "product", "step") or all of them. */
 bool bench_wants(const char *part);
+
+/* ---- devices (support.c) --------------------------------------------------------------------- */
+
+struct device_choice {
+    const char *name;    /* "avx2", "cuda" */
+    bool cuda;           /* else the CPU backend */
+    enum cpu_tier tier;  /* of it */
+    int threads;         /* of it */
+    double rows_near;    /* tolerance of sums in float32 */
+    double weights_near; /* and of what is made with rounded activations */
+    double pages_near;   /* of attention, between this backend's arithmetic and the reference's */
+};
+extern const struct device_choice *choice;
+/* The device of all that follows. Creates it once, without buffers; ends the program if it cannot.
+ */
+void device_choose(const struct device_choice *c);
+/* A new device and a new reference, made for these limits: ends the last ones and the case's
+ * buffers. */
+void device_begin(const struct backend_limits *limits, int act_bits);
+/* Gives both back. */
+void device_end(void);
+/* The first error of the device ends the program. */
+void device_must_work(void);
+/* True if the device has the operation; else counts it as absent. */
+#define device_has(operation) (device->ops->operation != NULL)
 
 /* ---- families and cases (support.c) ---------------------------------------------------------- */
 
@@ -50,16 +88,21 @@ int families_checked(void);
 int families_failed(void);
 /* Ends the program over something that is no check: no memory, a call that must work. */
 _Noreturn void give_up(const char *format, ...) PRINTF_LIKE(1, 2);
+/* The same if status is not KVASIR_OK. */
+void must(kvasir_status status, const kvasir_error *err, const char *what);
 void set_filter(const char *text);
 bool filter_keeps(const char *line);
 void set_seed(uint64_t seed);
 
 /* Starts a case: frees the last one's buffers. The text is printed when a check of it fails. */
 void case_begin(const char *format, ...) PRINTF_LIKE(1, 2);
-/* |got - want| <= bound; where want is not finite, got must not be either. Prints the first few
+/* |got - want| <= bound; if want is not finite, got must not be either. Prints the first few
  * failures of a family; the largest |got - want| / bound is part of its line. */
 void check_near(const char *what, size_t i, size_t j, double got, double want, double bound);
 void check_that(bool holds, const char *format, ...) PRINTF_LIKE(2, 3);
+/* Each of `rows` rows of `dim` values within `tolerance` of the row's largest; 0: the same bits. */
+void check_rows_near(const char *what, const float *got, const float *want, size_t rows, size_t dim,
+                     double tolerance);
 
 /* ---- buffers (support.c) --------------------------------------------------------------------- */
 
@@ -68,15 +111,16 @@ void check_that(bool holds, const char *format, ...) PRINTF_LIKE(2, 3);
 void *device_buffer(size_t bytes);
 /* The same, holding a copy of host memory. */
 void *device_copy(const void *host, size_t bytes);
-/* Host memory until the next case_begin, zeroed. */
+/* Host memory until the next case_begin, zeroed. The reference's buffers are such. */
 void *plain(size_t bytes);
+/* n normal numbers in such memory. */
+float *plain_floats(size_t n);
 /* A host copy of device memory; waits. Until the next case_begin. */
 void *from_device(const void *device, size_t bytes);
 
 /* ---- sequences over pages (scene.c) ---------------------------------------------------------- */
 
-/* One layer group with sequences whose pages lie in random order in the arena, on the device and,
- * where it is small enough to be checked, on the host as well. */
+/* One layer group with sequences whose pages lie in random order in the arena. */
 struct scene_seq {
     uint32_t length;     /* tokens that pages hold after the step */
     uint32_t rows;       /* of the step: positions [length - rows, length) */
@@ -88,25 +132,40 @@ struct scene {
     uint32_t heads, kv_heads, head_dim, layers;
     uint32_t n_seqs;
     struct scene_seq *seqs;
-    uint32_t prefill_rows; /* of the limits */
-    /* made by scene_build */
-    uint8_t *arena, *host_arena; /* device; host_arena is NULL where `host` was false */
+    /* made by scene_plan */
     size_t arena_bytes;
+    uint8_t *image; /* what the arena holds, if the scene is small enough to be checked */
+    struct place *places;
+    uint32_t n_pages;
     struct kv_page *pages; /* [n_seqs][max_pages] */
     uint32_t max_pages;
     struct batch batch;
-    struct kv_view *views;      /* [n_seqs] what the device sees */
-    struct kv_view *host_views; /* [n_seqs] the same over host_arena */
+    /* made by scene_attach */
+    struct backend_arena *arena, *reference_arena;
+    struct kv_view *views;           /* [n_seqs] what the device sees; batch.views */
+    struct kv_view *reference_views; /* [n_seqs] the same over the reference's arena */
 };
-/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs, seqs and prefill_rows; makes the rest.
- * A layouts[1] with page_bytes 0 becomes a copy of layouts[0]. Where `host`, tokens below length
- * hold random values, encoded by the definition in quant/, and slots behind, gaps between pages and
- * the ends of pages hold garbage: random codes, NaN, infinities. Where not, all slots hold random
- * codes and plausible scales: a few pages made here, copied over the arena in random order.
+/* Takes layouts, heads, kv_heads, head_dim, layers, n_seqs and seqs; makes the rest but for the
+ * arenas. A layouts[1] with page_bytes 0 becomes a copy of layouts[0]. If `checked`, tokens below
+ * length hold random values, encoded by the definition in quant/, and slots after them, gaps
+ * between pages and the ends of pages hold garbage: random codes, NaN, infinities. If not, all
+ * slots hold random codes and plausible scales: a few pages made by scene_attach, copied over the
+ * arena in random order.
  *
- * Pages that no row sees are dropped from the tables, as cache/ would. device is reserved for the
- * batch, which has one layer group; no step begins. */
-void scene_build(struct scene *s, bool host);
-void scene_free(struct scene *s);
+ * Pages that no row sees are dropped from the tables, as cache/ would. */
+void scene_plan(struct scene *s, bool checked);
+/* What a step of the scene asks for; one layer group. */
+struct backend_limits scene_limits(const struct scene *s);
+/* Arenas on device and reference, with the scene's pages; no step begins. The device is one whose
+ * limits hold the scene. */
+void scene_attach(struct scene *s);
+/* The arena's bytes as scene_attach left them. */
+void scene_reset(const struct scene *s);
+void scene_detach(struct scene *s);
+/* scene_plan, device_begin for this scene alone, scene_attach. */
+void scene_build(struct scene *s, bool checked);
+void scene_free(struct scene *s); /* detaches, too */
+/* The batch, over the reference's views. */
+struct batch scene_reference_batch(const struct scene *s);
 
 #endif

@@ -7,8 +7,8 @@
  *     arena   | seq 2 page 0 | seq 0 page 5 | gap | seq 1 page 3 | ...
  *
  * so a kernel that takes the next page for the neighbour in memory reads somebody else's tokens,
- * and one that reads behind a page reads NaN. Checked scenes are made whole in host memory and
- * uploaded in one piece: the host's views and the device's show the same bytes.
+ * and one that reads past a page reads NaN. Checked scenes are made whole in host memory and
+ * written to the arenas in one piece.
  *
  * Scenes for benches may be larger than host memory. Some pages with random content (PATTERN_BYTES
  * of them) are uploaded to the first places of the arena and copied to the others on the device.
@@ -78,6 +78,7 @@ static struct place *make_places(const struct scene *s, uint32_t *count) {
             places[*count - 1] = places[at];
             places[at] = (struct place){i, number, number >= s->seqs[i].switch_at, 0};
         }
+    ASSERT(*count == n);
     return places;
 }
 
@@ -171,21 +172,15 @@ static void fill_page(const struct page_layout *l, uint8_t *page, uint32_t used)
     }
 }
 
-static void make_host_arena(struct scene *s, const struct place *places, uint32_t count) {
-    s->host_arena = take(s->arena_bytes, 1);
+static void make_image(struct scene *s) {
+    s->image = take(s->arena_bytes, 1);
     /* gaps and ends of pages; the bits of NaN are among these, and often */
-    random_bytes(s->host_arena, s->arena_bytes);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t begin = places[i].number * TILE_TOKENS, length = s->seqs[places[i].seq].length;
+    random_bytes(s->image, s->arena_bytes);
+    for (uint32_t i = 0; i < s->n_pages; i++) {
+        const struct place *p = &s->places[i];
+        uint32_t begin = p->number * TILE_TOKENS, length = s->seqs[p->seq].length;
         uint32_t used = length - begin < TILE_TOKENS ? length - begin : TILE_TOKENS;
-        fill_page(&s->layouts[places[i].layout],
-                  s->host_arena + (size_t)places[i].addr * PAGE_ADDR_UNIT, used);
-    }
-    cuda_upload(device, s->arena, s->host_arena, s->arena_bytes);
-    s->host_views = take(s->n_seqs, sizeof *s->host_views);
-    for (uint32_t i = 0; i < s->n_seqs; i++) {
-        s->host_views[i] = s->views[i];
-        s->host_views[i].arena = s->host_arena;
+        fill_page(&s->layouts[p->layout], s->image + page_offset(p->addr), used);
     }
 }
 
@@ -223,24 +218,21 @@ static void pattern_page(const struct page_layout *l, uint8_t *page) {
 }
 
 /* The first pages of a layout in the arena are patterns, the others copies of a random one. */
-static void fill_arena(const struct scene *s, const struct place *places, uint32_t count,
-                       uint32_t layout) {
+static void fill_arena(const struct scene *s, uint32_t layout) {
     const struct page_layout *l = &s->layouts[layout];
-    uint32_t max = (uint32_t)(PATTERN_BYTES / l->page_bytes), made = 0;
+    uint32_t max = (uint32_t)(PATTERN_BYTES / l->page_bytes), made = 0, at[PATTERNS_MAX];
     max = max < PATTERNS_MIN ? PATTERNS_MIN : max > PATTERNS_MAX ? PATTERNS_MAX : max;
-    size_t at[PATTERNS_MAX];
     uint8_t *page = take(l->page_bytes, 1);
-    for (uint32_t i = 0; i < count; i++) {
-        size_t to = (size_t)places[i].addr * PAGE_ADDR_UNIT;
-        if (places[i].layout != layout)
+    for (uint32_t i = 0; i < s->n_pages; i++) {
+        uint32_t to = s->places[i].addr;
+        if (s->places[i].layout != layout)
             continue;
         if (made < max) {
             pattern_page(l, page);
-            cuda_upload(device, s->arena + to, page, l->page_bytes);
+            backend_arena_write(device, s->arena, page_offset(to), page, l->page_bytes);
             at[made++] = to;
         } else
-            cuda_arena_copy(device, s->arena + to, s->arena + at[random_below(made)],
-                            l->page_bytes);
+            backend_arena_copy(device, s->arena, to, at[random_below(made)], l->page_bytes);
     }
     mem_free(page);
 }
@@ -266,58 +258,94 @@ static void make_views(struct scene *s) {
     }
 }
 
-static void reserve_for(const struct scene *s, uint32_t entries) {
-    kvasir_error err = {0};
-    struct cuda_limits limits = {.max_rows = s->batch.rows,
-                                 .max_seqs = s->n_seqs,
-                                 .max_pages = entries,
-                                 .max_inputs = s->heads * s->head_dim,
-                                 .groups = 1,
-                                 .prefill_rows = s->prefill_rows};
-    limits.group[0].heads = s->heads;
-    limits.group[0].kv_heads = s->kv_heads;
-    limits.group[0].head_dim = s->head_dim;
-    if (cuda_reserve(device, &limits, &err) != KVASIR_OK)
-        give_up("cuda_reserve for %u rows, %u sequences, %u pages: %s", limits.max_rows,
-                limits.max_seqs, limits.max_pages, err.text);
+struct backend_limits scene_limits(const struct scene *s) {
+    return (struct backend_limits){.rows = s->batch.rows,
+                                   .seqs = s->n_seqs,
+                                   .dim = s->heads * s->head_dim,
+                                   .head_dim = s->head_dim,
+                                   .pages = s->n_pages,
+                                   .groups = 1,
+                                   .group = {{s->heads, s->kv_heads, s->head_dim}}};
 }
 
-void scene_build(struct scene *s, bool host) {
+void scene_plan(struct scene *s, bool checked) {
     if (s->layouts[1].page_bytes == 0)
         s->layouts[1] = s->layouts[0];
-    s->host_arena = NULL;
-    s->host_views = NULL;
     make_views(s);
-    uint32_t count;
-    struct place *places = make_places(s, &count);
-    lay_out(s, places, count, host);
-    s->arena = cuda_arena_reserve(device, s->arena_bytes);
-    if (!s->arena)
-        give_up("no arena of %zu bytes on the device", s->arena_bytes);
+    s->places = make_places(s, &s->n_pages);
+    lay_out(s, s->places, s->n_pages, checked);
+    s->image = NULL;
+    s->arena = s->reference_arena = NULL;
+    s->reference_views = take(s->n_seqs, sizeof *s->reference_views);
+    if (checked)
+        make_image(s);
+    make_batch(s);
+}
+
+static struct backend_arena *arena_on(struct backend *b, const struct scene *s,
+                                      struct kv_view *views) {
+    struct backend_arena *a = backend_arena_create(b, s->arena_bytes);
+    if (!a)
+        give_up("no arena of %zu bytes", s->arena_bytes);
     for (uint32_t i = 0; i < s->n_seqs; i++)
-        s->views[i].arena = s->arena;
-    cuda_arena_take(device, s->arena, s->arena_bytes);
-    if (host)
-        make_host_arena(s, places, count);
+        views[i].arena = a;
+    backend_arena_take(b, a, 0, s->arena_bytes, true);
+    if (s->image)
+        backend_arena_write(b, a, 0, s->image, s->arena_bytes);
+    return a;
+}
+
+void scene_attach(struct scene *s) {
+    ASSERT(!s->arena);
+    s->arena = arena_on(device, s, s->views);
+    memcpy(s->reference_views, s->views, s->n_seqs * sizeof *s->views);
+    if (s->image)
+        s->reference_arena = arena_on(reference, s, s->reference_views);
     else
         for (uint32_t layout = 0; layout < 2; layout++)
-            fill_arena(s, places, count, layout);
-    mem_free(places);
-    make_batch(s);
-    reserve_for(s, count);
+            fill_arena(s, layout);
+}
+
+void scene_reset(const struct scene *s) {
+    ASSERT(s->image);
+    backend_arena_write(device, s->arena, 0, s->image, s->arena_bytes);
+    backend_arena_write(reference, s->reference_arena, 0, s->image, s->arena_bytes);
+}
+
+struct batch scene_reference_batch(const struct scene *s) {
+    struct batch batch = s->batch;
+    batch.views = s->reference_views;
+    return batch;
+}
+
+void scene_detach(struct scene *s) {
+    if (s->arena)
+        backend_arena_destroy(device, s->arena);
+    if (s->reference_arena)
+        backend_arena_destroy(reference, s->reference_arena);
+    s->arena = s->reference_arena = NULL;
+}
+
+void scene_build(struct scene *s, bool checked) {
+    scene_plan(s, checked);
+    const struct backend_limits limits = scene_limits(s);
+    device_begin(&limits, 8);
+    scene_attach(s);
 }
 
 void scene_free(struct scene *s) {
-    cuda_arena_unreserve(device, s->arena, s->arena_bytes);
-    mem_free(s->host_arena);
+    scene_detach(s);
+    mem_free(s->image);
+    mem_free(s->places);
     mem_free(s->pages);
     mem_free(s->views);
-    mem_free(s->host_views);
+    mem_free(s->reference_views);
     mem_free((void *)s->batch.tokens);
     mem_free((void *)s->batch.pos);
     mem_free((void *)s->batch.seqs);
-    s->arena = s->host_arena = NULL;
+    s->image = NULL;
+    s->places = NULL;
     s->pages = NULL;
-    s->views = s->host_views = NULL;
+    s->views = s->reference_views = NULL;
     memset(&s->batch, 0, sizeof s->batch);
 }

@@ -1,23 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* support.c: what every check of opcheck stands on: families, cases, device buffers. One thread,
- * one case at a time, state in statics.
+/* support.c: what every check of opcheck stands on: devices, families, cases, device buffers. One
+ * thread, one case at a time, state in statics.
  *
- * A device buffer is an allocation of its own, so that compute-sanitizer sees reads behind it too:
+ * A device buffer is an allocation of its own, so that compute-sanitizer sees reads after it too:
  *
  *     | 256 canaries | the bytes asked for, 0xff | canaries: at least 256, to a multiple of 256 |
  *
  * Canaries are read back when the case ends, which is when the next one or the family does. The
  * bytes in the middle are NaN as floats, so an output that was left out shows.
  *
- * An error of the device sticks (cuda.h): nothing that runs after it means anything, so the family
- * that meets one is reported and the run ends.
+ * An error of the device sticks (backend.h): nothing that runs after it means anything, so the
+ * family that meets one is reported and the run ends.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu.h"
 #include "opcheck.h"
+#ifdef KVASIR_CUDA
+#include "backend/cuda/cuda.h"
+#endif
+
+struct backend *device, *reference;
+const struct device_choice *choice;
 
 static uint64_t run_seed;
 
@@ -25,7 +32,7 @@ static uint64_t run_seed;
 
 enum { FAILURES_SHOWN = 4 };
 static struct {
-    char line[112];
+    char line[128];
     char shown[FAILURES_SHOWN][560]; /* the first failures */
     unsigned long checks, failures;
     double worst; /* largest error as a fraction of its bound */
@@ -64,8 +71,10 @@ bool family_begin(const char *operation, const char *format, ...) {
     va_end(args);
     memset(&family, 0, sizeof family);
     snprintf(family.line, sizeof family.line, "%-10s %-32s", operation, text);
-    /* data of its own for each family, so that one can be repeated by --filter */
+    /* data of its own for each family, so that one can be repeated by --filter; the same for all
+     * devices */
     random_start(run_seed, family.line);
+    snprintf(family.line, sizeof family.line, "%-10s %-10s %-32s", choice->name, operation, text);
     case_text[0] = 0;
     return filter_keeps(family.line);
 }
@@ -75,7 +84,7 @@ static void case_finish(void);
 void family_end(void) {
     kvasir_error err = {0};
     case_finish();
-    bool lost = cuda_status(device, &err) != KVASIR_OK;
+    bool lost = backend_flush(device, &err) != KVASIR_OK;
     check_that(!lost, "the device: %s", err.text);
     printf("%s %9lu checks  worst %.3f of bound  %s\n", family.line, family.checks, family.worst,
            family.failures ? "FAILED" : "ok");
@@ -97,6 +106,11 @@ int families_checked(void) {
 
 int families_failed(void) {
     return failed_families;
+}
+
+void must(kvasir_status status, const kvasir_error *err, const char *what) {
+    if (status != KVASIR_OK)
+        give_up("%s: %s", what, err->text);
 }
 
 static void failure(const char *text) {
@@ -130,6 +144,22 @@ void check_that(bool holds, const char *format, ...) {
     failure(text);
 }
 
+void check_rows_near(const char *what, const float *got, const float *want, size_t rows, size_t dim,
+                     double tolerance) {
+    for (size_t i = 0; i < rows; i++, got += dim, want += dim) {
+        double most = 0;
+        for (size_t j = 0; j < dim; j++)
+            if (isfinite(want[j]) && fabs((double)want[j]) > most)
+                most = fabs((double)want[j]);
+        if (tolerance == 0)
+            check_that(memcmp(got, want, dim * sizeof *got) == 0, "%s: other bits in row %zu", what,
+                       i);
+        else
+            for (size_t j = 0; j < dim; j++)
+                check_near(what, i, j, (double)got[j], (double)want[j], tolerance * most + 1e-30);
+    }
+}
+
 /* ---- buffers --------------------------------------------------------------------------------- */
 
 enum { BUFFERS_MAX = 256, PLAIN_MAX = 4096, CANARY = 0xa5, CANARY_BYTES = 256 };
@@ -157,23 +187,27 @@ static size_t touched(const uint8_t *p, size_t n) {
 /* False: the device has an error, which family_end reports. */
 static bool look_at_canaries(const struct buffer *b) {
     uint8_t front[CANARY_BYTES], back[2 * CANARY_BYTES];
-    size_t behind = back_bytes(b->bytes);
-    if (cuda_read(device, front, b->base, sizeof front, NULL) != KVASIR_OK ||
-        cuda_read(device, back, b->base + CANARY_BYTES + b->bytes, behind, NULL) != KVASIR_OK)
+    size_t after = back_bytes(b->bytes);
+    if (backend_read(device, front, b->base, sizeof front, NULL) != KVASIR_OK ||
+        backend_read(device, back, b->base + CANARY_BYTES + b->bytes, after, NULL) != KVASIR_OK)
         return false;
     size_t n = touched(front, sizeof front);
     check_that(n == 0, "wrote %zu bytes before a buffer of %zu", n, b->bytes);
-    n = touched(back, behind);
-    check_that(n == 0, "wrote %zu bytes behind a buffer of %zu", n, b->bytes);
+    n = touched(back, after);
+    check_that(n == 0, "wrote %zu bytes after a buffer of %zu", n, b->bytes);
     return true;
 }
 
-static void case_finish(void) {
+static void buffers_finish(void) {
     bool works = true;
     for (size_t i = 0; works && i < buffer_count; i++)
         works = look_at_canaries(&buffers[i]);
     while (buffer_count > 0)
-        cuda_free(device, buffers[--buffer_count].base);
+        backend_free(device, buffers[--buffer_count].base);
+}
+
+static void case_finish(void) {
+    buffers_finish();
     while (plain_count > 0)
         mem_free(plain_blocks[--plain_count]);
 }
@@ -191,7 +225,7 @@ static void *buffer_new(const void *host, size_t bytes) {
     size_t total = CANARY_BYTES + bytes + back_bytes(bytes);
     if (buffer_count == BUFFERS_MAX)
         give_up("a case takes more than %d device buffers", BUFFERS_MAX);
-    uint8_t *image = mem_alloc(total), *base = cuda_alloc(device, total);
+    uint8_t *image = mem_alloc(total), *base = backend_alloc(device, total);
     if (!image || !base)
         give_up("no memory for a device buffer of %zu bytes", bytes);
     memset(image, CANARY, total);
@@ -199,7 +233,7 @@ static void *buffer_new(const void *host, size_t bytes) {
         memcpy(image + CANARY_BYTES, host, bytes);
     else
         memset(image + CANARY_BYTES, 0xff, bytes);
-    cuda_upload(device, base, image, total);
+    backend_write(device, base, image, total);
     mem_free(image);
     buffers[buffer_count++] = (struct buffer){base, bytes};
     return base + CANARY_BYTES;
@@ -220,10 +254,72 @@ void *plain(size_t bytes) {
     return plain_blocks[plain_count++] = p;
 }
 
+float *plain_floats(size_t n) {
+    float *x = plain(n * sizeof *x);
+    fill(x, n, FILL_NORMAL);
+    return x;
+}
+
 void *from_device(const void *from, size_t bytes) {
     kvasir_error err = {0};
     void *p = plain(bytes);
-    if (cuda_read(device, p, from, bytes, &err) != KVASIR_OK)
+    if (backend_read(device, p, from, bytes, &err) != KVASIR_OK)
         check_that(false, "reading %zu bytes back: %s", bytes, err.text);
     return p;
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static void cpu_create(struct backend **out, enum cpu_tier tier, int threads, int act_bits) {
+    kvasir_error err = {0};
+    const struct backend_cpu_options o = {.threads = threads, .tier = tier, .act_bits = act_bits};
+    must(backend_cpu_create(out, &o, &err), &err, "backend_cpu_create");
+}
+
+static void device_create(int act_bits) {
+#ifdef KVASIR_CUDA
+    if (choice->cuda) {
+        kvasir_error err = {0};
+        const struct backend_cuda_options o = {.act_bits = act_bits};
+        must(backend_cuda_create(&device, &o, &err), &err, "backend_cuda_create");
+        return;
+    }
+#endif
+    cpu_create(&device, choice->tier, choice->threads, act_bits);
+}
+
+void device_end(void) {
+    buffers_finish();
+    backend_destroy(device);
+    backend_destroy(reference);
+    device = reference = NULL;
+}
+
+void device_begin(const struct backend_limits *limits, int act_bits) {
+    kvasir_error err = {0};
+    device_end();
+    device_create(act_bits);
+    cpu_create(&reference, CPU_TIER_REF, 1, act_bits);
+    must(backend_reserve(device, limits, &err), &err, "reserve");
+    must(backend_reserve(reference, limits, &err), &err, "reserve of the reference");
+}
+
+void device_must_work(void) {
+    kvasir_error err = {0};
+    must(backend_flush(device, &err), &err, "the device");
+}
+
+void device_choose(const struct device_choice *c) {
+    struct backend_info info;
+    const char *absent;
+    device_end();
+    choice = c;
+    device_create(8);
+    backend_info(device, &info);
+    printf("device %s: %s\n", c->name, info.name);
+    for (uint32_t i = 0; (absent = backend_absent(device, i)); i++)
+        printf("%s%s", i ? " " : "absent: ", absent);
+    if (backend_absent(device, 0))
+        printf("\n");
+    fflush(stdout);
 }

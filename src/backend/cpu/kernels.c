@@ -8,7 +8,8 @@
 void kernels_select(struct kernels *k, enum cpu_tier tier) {
     static void (*const init[CPU_TIER_COUNT])(struct kernels *) = {
         [CPU_TIER_REF] = kernels_init_ref,
-#if defined(__x86_64__)
+#if defined(KVASIR_REF_ONLY) /* tools/opcheck.sh: the reference for another backend */
+#elif defined(__x86_64__)
         [CPU_TIER_AVX2] = kernels_init_avx2,
         [CPU_TIER_AVX512] = kernels_init_avx512,
         [CPU_TIER_AVX512VNNI] = kernels_init_avx512vnni,

@@ -188,8 +188,7 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &v
         uint32_t layout = 0;
         const uint8_t *page = page_find(g, view, number, &layout);
         const dev_layout &l = layouts[layout];
-        t.bits =
-            (uint64_t)(page + (size_t)layer * l.layer_bytes + (size_t)kv * l.head_bytes) | layout;
+        t.bits = (uint64_t)tile_of(page, l, layer, kv, TILE_K) | layout;
         seen = page != nullptr;
     }
     const uint32_t all = __ballot_sync(~0u, seen);
@@ -509,19 +508,4 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
     const uint32_t split = decode_split(b, blocks);
     cuda_ok(b, launch_early(b, c.kernel, dim3(plan.blocks[COUNT_DECODE], kv_heads, split), THREADS,
                             bytes, b->group[group], args));
-}
-
-extern "C" void cuda_attention(cuda_backend *b, const batch *batch, const kv_view *views,
-                               uint32_t layer, const float *q, uint32_t heads, float scale,
-                               float *out) {
-    uint32_t group;
-    if (!operation_begins(b, batch, views, layer, &group))
-        return;
-    // blocks and scratch were made for the limits' heads
-    if (heads != b->limits.group[group].heads)
-        cuda_ok(b, cudaErrorInvalidValue);
-    if (b->error == cudaSuccess && b->plan[group].blocks[COUNT_DECODE])
-        attention_decode(b, group, layer, q, heads, scale, out);
-    if (b->error == cudaSuccess && b->plan[group].blocks[COUNT_PREFILL])
-        attention_prefill(b, group, layer, q, heads, scale, out);
 }

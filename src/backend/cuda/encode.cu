@@ -99,8 +99,7 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
     if (!page)
         return false;
     dev_layout l = g.layouts[layout];
-    p.tile = const_cast<uint8_t *>(page) + (size_t)layer * l.layer_bytes +
-             (size_t)head * l.head_bytes + (is_v ? l.k_bytes : 0);
+    p.tile = const_cast<uint8_t *>(tile_of(page, l, layer, head, is_v ? TILE_V : TILE_K));
     p.format = (tile_format)(is_v ? l.v : l.k);
     p.bf16 = (is_v ? l.v_bf16 : l.k_bf16) != 0;
     return true;
@@ -378,16 +377,16 @@ __global__ void __launch_bounds__(2 * D)
     case Q2G32:
         store_affine<D>(p, 2, p.format == Q2G64 ? 64 : 32, codes, ranges);
         break;
-    default: // cuda_step_begin lets no other in
+    default: // step_begin lets no other in
         break;
     }
 }
 
 } // namespace
 
-extern "C" void cuda_kv_store(struct cuda_backend *b, const struct batch *batch,
-                              const struct kv_view *views, uint32_t layer, const float *k,
-                              const float *v) {
+void cuda_kv_store(struct backend *base, const struct batch *batch, const struct kv_view *views,
+                   uint32_t layer, const float *k, const float *v) {
+    cuda_backend *b = cuda_of(base);
     uint32_t g;
     if (!operation_begins(b, batch, views, layer, &g))
         return;

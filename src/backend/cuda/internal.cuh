@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // internal.cuh: what the .cu files share: the backend, and a step's tables as kernels see them.
 //
-//     backend.cu   life, memory, arena, graphs       encode.cu    K and V into pages
-//     step.cu      the tables of a step              product.cu   4-bit weights
-//     decode.cu    attention of few rows             prefill.cu   attention of many rows
+//     backend.cu     the table, life, scratch          product.cu   4-bit weights
+//     memory.cu      buffers, arenas                   encode.cu    K and V into pages
+//     step.cu        the tables of a step              decode.cu    attention of few rows
+//     attention.cu   chooses between these two:        prefill.cu   attention of many rows
+//     graph.cu, clock.cu   for opcheck (graph.h)       error.cu     the first error
+//
+// A file calls those below it only: error; memory, decode, prefill; step, product; encode,
+// attention, graph, clock; backend.
 //
 // All kernels are compiled without contraction (-fmad=false): a*b+c is two roundings, fmaf() one.
 #pragma once
 
 #include <cuda_runtime.h>
 
-extern "C" { // what backend.h includes are C headers; their functions have C linkage
-#include "backend/backend.h"
-}
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/graph.h" // and backend.h
+
+enum { CUDA_LAYOUTS_MAX = 8 }; // page layouts of a layer group
 
 // ---- tables of a step, in device memory, written by one copy ---------------------------------
 
@@ -64,7 +68,7 @@ struct step_group {
     const struct prefill_item *prefill;
     const struct store_item *store;
     // How many there are, in device memory: a graph's launches have as many blocks as its bucket,
-    // and a block behind the end returns.
+    // and a block after the last item returns.
     const uint32_t *counts; // [3] decode, prefill, store
 };
 enum { COUNT_DECODE, COUNT_PREFILL, COUNT_STORE, COUNTS };
@@ -79,7 +83,12 @@ __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &
         return nullptr;
     kv_page page = g.pages[v.first_page + i];
     *layout = page.layout;
-    return g.arena + (size_t)page.addr * PAGE_ADDR_UNIT;
+    return g.arena + page_offset(page.addr);
+}
+// A tile of a page of this layout.
+__device__ inline const uint8_t *tile_of(const uint8_t *page, const dev_layout &l, uint32_t layer,
+                                         uint32_t head, tile_kind part) {
+    return page + page_tile_at(l.layer_bytes, l.head_bytes, l.k_bytes, layer, head, part);
 }
 
 // ---- the backend -----------------------------------------------------------------------------
@@ -102,9 +111,9 @@ struct table_caps {
 struct step_plan {
     uint32_t rows, n_seqs; // at most
     size_t bytes;          // that the copy moves, from the start of the tables
-    table_caps caps[CUDA_GROUPS_MAX];
-    step_group group[CUDA_GROUPS_MAX];
-    group_plan plan[CUDA_GROUPS_MAX];
+    table_caps caps[BACKEND_GROUPS_MAX];
+    step_group group[BACKEND_GROUPS_MAX];
+    group_plan plan[BACKEND_GROUPS_MAX];
 };
 
 struct cuda_graph {
@@ -114,51 +123,118 @@ struct cuda_graph {
 };
 
 struct cuda_backend {
+    struct backend base; // first: what the contract knows
+    kvasir_error error;  // the first one; sticks
     cudaStream_t stream;
-    cudaError_t error; // the first one; sticks
-    char name[96];
+    char name[96], tier[16];
+    int act_bits;
+    uint64_t memory_bytes; // free when it was created
     int sm_count;
     bool overlaps; // kernels were compiled to wait for the one before (kernel_waits)
     uint32_t shared_per_block, shared_per_sm, shared_reserved; // bytes; reserved: of each block
-    cuda_limits limits;
+    backend_limits limits;                                     // seqs is settled
+    uint32_t prefill_rows;                                     // of cuda_prefill_rows, settled
     bool reserved, capturing;
-    bool captured_step;      // cuda_step_begin was called since cuda_capture_begin
-    uint32_t reserved_times; // graphs of an earlier cuda_reserve point to memory that is gone
+    bool captured_step;      // a step began since cuda_capture_begin
+    uint32_t reserved_times; // graphs of an earlier reserve point to memory that is gone
     // tables: the same bytes pinned on the host and on the device
     uint8_t *host_tables, *dev_tables;
     cudaEvent_t tables_read;   // host_tables may be written again
     const cuda_graph *written; // whose next step host_tables hold; NULL: of a step without a graph
-    table_caps most[CUDA_GROUPS_MAX]; // that any step within the limits needs
-    step_group group[CUDA_GROUPS_MAX];
-    group_plan plan[CUDA_GROUPS_MAX];
-    step_plan step; // of the last cuda_step_begin: where group and plan come from
+    table_caps most[BACKEND_GROUPS_MAX]; // that any step within the limits needs
+    step_group group[BACKEND_GROUPS_MAX];
+    group_plan plan[BACKEND_GROUPS_MAX];
+    step_plan step; // of the last step_begin: where group and plan come from
     // scratch of decode: partial results (decode.cu says of what), arrival counters
     float *part_out;   // [part][gqa][head_dim]
     float2 *part_ms;   // [part][gqa] maximum, sum
     uint32_t *arrived; // [decode row][kv head]
     // scratch of products
     void *act;
-    struct cuda_arenas *arenas; // backend.cu
+    struct cuda_arenas *arenas; // memory.cu
+    uint8_t *staging;           // host memory of page_convert
+    size_t staging_bytes;
 };
+static_assert(offsetof(cuda_backend, base) == 0, "cuda_of relies on it");
 
-// Remembers the first error. Returns true where there was none so far.
+static inline cuda_backend *cuda_of(struct backend *b) {
+    return (cuda_backend *)b;
+}
+
+// Heads that attention and encoding have kernels for.
+static inline bool head_dim_supported(uint32_t dims) {
+    return dims == 64 || dims == 128 || dims == 256;
+}
+
+// ---- errors (error.cu) -----------------------------------------------------------------------
+
+// No error so far. After the first one nothing is enqueued any more.
+static inline bool cuda_works(const cuda_backend *b) {
+    return b->error.code == KVASIR_OK;
+}
+// Keeps e if it is the first error.
+void cuda_stick(cuda_backend *b, const kvasir_error *e);
+// Keeps what the runtime says if it is the first error. True if there is none so far.
 bool cuda_ok(cuda_backend *b, cudaError_t e);
+// The first error; KVASIR_OK: there is none.
+kvasir_status cuda_status(const cuda_backend *b, kvasir_error *err);
 
-// The layer group of an operation's views. False, and an error that sticks, where these are not the
-// batch's or its pages have no such layer.
-bool operation_begins(cuda_backend *b, const batch *batch, const kv_view *views, uint32_t layer,
-                      uint32_t *group);
+// ---- members of the table, by file -----------------------------------------------------------
+
+// memory.cu
+kvasir_status cuda_flush(struct backend *b, kvasir_error *err);
+void *cuda_alloc(struct backend *b, size_t bytes);
+void cuda_free(struct backend *b, void *p);
+const void *cuda_upload(struct backend *b, const void *host, size_t bytes);
+void cuda_upload_free(struct backend *b, const void *device);
+kvasir_status cuda_read(struct backend *b, void *host, const void *device, size_t bytes,
+                        kvasir_error *err);
+void cuda_write(struct backend *b, void *device, const void *host, size_t bytes);
+struct backend_arena *cuda_arena_create(struct backend *b, size_t bytes);
+void cuda_arena_destroy(struct backend *b, struct backend_arena *a);
+void cuda_arena_take(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
+                     bool fresh);
+void cuda_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
+void cuda_arena_copy(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
+                     size_t bytes);
+kvasir_status cuda_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
+                              void *host, size_t bytes, kvasir_error *err);
+void cuda_arena_write(struct backend *b, struct backend_arena *a, size_t at, const void *host,
+                      size_t bytes);
+void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct page_conversion *c);
+// product.cu
+kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,
+                              const struct backend_weight **out, kvasir_error *err);
+void cuda_weight_drop(struct backend *b, const struct backend_weight *w);
+void cuda_product(struct backend *b, const float *x, uint32_t rows,
+                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                  uint32_t count);
+// step.cu
+kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
+                                kvasir_error *err);
+void cuda_step_begin(struct backend *b, const struct batch *batch, uint32_t groups);
+// encode.cu, attention.cu
+void cuda_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                   uint32_t layer, const float *k, const float *v);
+void cuda_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
+                    uint32_t layer, const float *q, const struct attention_args *args, float *out);
 
 // ---- between the files -----------------------------------------------------------------------
 
-// What the first error was, as a status: KVASIR_OK where there was none.
-kvasir_status cuda_fail(const cuda_backend *b, kvasir_error *err);
+// memory.cu: looks the driver up; gives back what is left.
+kvasir_status arenas_open(cuda_backend *b, int device, kvasir_error *err);
+void arenas_close(cuda_backend *b);
+// memory.cu: where kernels find an arena.
+const uint8_t *arena_base(const struct backend_arena *a);
+// clock.cu: what this build has for the device. False: nothing.
+bool device_image(cudaFuncAttributes *out);
 // step.cu: the most that a group's tables hold within the limits, and the bytes of all groups'.
-void table_caps_most(const cuda_limits *l, table_caps *caps);
-size_t tables_lay_out(const cuda_limits *l, const uint8_t *base, uint32_t n_seqs,
+void table_caps_most(const cuda_backend *b, table_caps *caps);
+size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_seqs,
                       const table_caps *caps, step_group *groups);
-// limits.prefill_rows, settled.
-uint32_t prefill_rows_of(const cuda_limits *l);
+// step.cu: the layer group of an operation's views, which are the batch's. False after an error.
+bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *views,
+                      uint32_t layer, uint32_t *group);
 // decode.cu: partial results, each of all heads of a KV head, that a launch of so many items leaves
 // at most.
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads);

@@ -348,8 +348,7 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
         uint32_t layout = 0;
         const uint8_t *page = page_find(g, view, number, &layout);
         const dev_layout &l = g.layouts[layout];
-        const uint8_t *tile = page + (size_t)a.layer * l.layer_bytes + (size_t)kv * l.head_bytes +
-                              (K ? 0 : l.k_bytes);
+        const uint8_t *tile = tile_of(page, l, a.layer, kv, K ? TILE_K : TILE_V);
         auto wait = [&] { ring.wait_empty(); };
         const uint32_t first = number * TILE_TOKENS;
         const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;

@@ -40,7 +40,7 @@
 #include "backend/cuda/internal.cuh"
 #include "backend/cuda/mma.cuh"
 
-struct cuda_weight {
+struct backend_weight {
     uint32_t n, k;
     uint32_t group; // inputs that share a scale
     bool affine, bf16;
@@ -388,7 +388,7 @@ template <int GROUP, bool AFFINE, int BITS> product_fn kernel_for(uint32_t rows)
                         : product_kernel<GROUP, AFFINE, BITS, CHUNK_ROWS / tile_rows<BITS>>;
 }
 
-template <int BITS> product_fn kernel_for(const cuda_weight *w, uint32_t rows) {
+template <int BITS> product_fn kernel_for(const backend_weight *w, uint32_t rows) {
     return !w->affine       ? kernel_for<32, false, BITS>(rows)
            : w->group == 32 ? kernel_for<32, true, BITS>(rows)
            : w->group == 64 ? kernel_for<64, true, BITS>(rows)
@@ -396,7 +396,7 @@ template <int BITS> product_fn kernel_for(const cuda_weight *w, uint32_t rows) {
 }
 
 template <int BITS>
-void product(cuda_backend *b, const float *x, uint32_t rows, const cuda_weight *w,
+void product(cuda_backend *b, const float *x, uint32_t rows, const backend_weight *w,
              const float *bias, float *y) {
     product_args a = {};
     a.weights = w->data;
@@ -456,7 +456,7 @@ uint16_t scalar_of(const weight *w, const void *scalars, uint32_t row, uint32_t 
     return v;
 }
 
-void repack_codes(const weight *w, const cuda_weight *to, uint8_t *out) {
+void repack_codes(const weight *w, const backend_weight *to, uint8_t *out) {
     uint32_t *words = (uint32_t *)out;
     for (uint32_t row = 0; row < w->n; row++)
         for (uint32_t block = 0; block < w->k / BLOCK; block++) {
@@ -468,7 +468,7 @@ void repack_codes(const weight *w, const cuda_weight *to, uint8_t *out) {
         }
 }
 
-void repack_scalars(const weight *w, const cuda_weight *to, const void *scalars, uint8_t *out) {
+void repack_scalars(const weight *w, const backend_weight *to, const void *scalars, uint8_t *out) {
     uint16_t *halves = (uint16_t *)out;
     for (uint32_t row = 0; row < w->n; row++)
         for (uint32_t group = 0; group < w->k / to->group; group++) {
@@ -502,11 +502,12 @@ size_t product_scratch_bytes_cuda(uint32_t max_rows, uint32_t max_inputs) {
     return rows * pairs * (PAIR * 2 + PAIR / BLOCK * 8);
 }
 
-extern "C" kvasir_status cuda_weight_create(struct cuda_backend *b, const struct weight *w,
-                                            struct cuda_weight **out, kvasir_error *err) {
+kvasir_status cuda_weight_put(struct backend *base, const struct weight *w,
+                              const struct backend_weight **out, kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
     *out = nullptr;
     TRY(check_weight(w, err));
-    cuda_weight c = {};
+    backend_weight c = {};
     c.n = w->n;
     c.k = w->k;
     c.affine = w->type == WEIGHT_AFFINE4;
@@ -522,7 +523,7 @@ extern "C" kvasir_status cuda_weight_create(struct cuda_backend *b, const struct
 
     kvasir_status status = KVASIR_OK;
     uint8_t *host = (uint8_t *)mem_calloc(bytes, 1);
-    cuda_weight *made = (cuda_weight *)mem_alloc(sizeof *made);
+    backend_weight *made = (backend_weight *)mem_alloc(sizeof *made);
     if (!host || !made) {
         status = fail(err, KVASIR_ERR_MEMORY, "no memory to repack %zu bytes of weights", bytes);
         goto done;
@@ -531,15 +532,15 @@ extern "C" kvasir_status cuda_weight_create(struct cuda_backend *b, const struct
     repack_scalars(w, &c, w->scales, host + c.scale_offset);
     if (c.affine)
         repack_scalars(w, &c, w->biases, host + c.bias_offset);
-    c.data = (uint8_t *)cuda_alloc(b, bytes);
+    c.data = (uint8_t *)cuda_alloc(base, bytes);
     if (!c.data) {
-        status = cuda_fail(b, err);
+        status = cuda_status(b, err);
         if (status == KVASIR_OK)
             status =
                 fail(err, KVASIR_ERR_MEMORY, "no device memory for %zu bytes of weights", bytes);
         goto done;
     }
-    cuda_upload(b, c.data, host, bytes);
+    cuda_write(base, c.data, host, bytes);
     *made = c;
     *out = made;
     made = nullptr;
@@ -549,24 +550,25 @@ done:
     return status;
 }
 
-extern "C" void cuda_weight_destroy(struct cuda_backend *b, struct cuda_weight *w) {
+void cuda_weight_drop(struct backend *b, const struct backend_weight *w) {
     if (!w)
         return;
     cuda_free(b, w->data);
-    mem_free(w);
+    mem_free(const_cast<backend_weight *>(w));
 }
 
-extern "C" void cuda_product(struct cuda_backend *b, const float *x, uint32_t rows,
-                             const struct cuda_weight *w, const float *bias, int act_bits,
-                             float *y) {
-    if (b->error != cudaSuccess || rows == 0)
-        return;
-    if (!b->reserved || rows > b->limits.max_rows || w->k > b->limits.max_inputs) {
-        cuda_ok(b, cudaErrorInvalidValue); // the scratch was made for less
-        return;
+// Each product rounds x anew into the same scratch: its first kernel waits for the last product.
+void cuda_product(struct backend *base, const float *x, uint32_t rows,
+                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                  uint32_t count) {
+    cuda_backend *b = cuda_of(base);
+    ASSERT(count >= 1 && count <= PRODUCTS_MAX);
+    ASSERT(b->reserved || !cuda_works(b));
+    for (uint32_t i = 0; i < count && rows > 0 && cuda_works(b); i++) {
+        ASSERT(rows <= b->limits.rows && w[i]->k <= b->limits.dim && w[i]->k == w[0]->k);
+        if (b->act_bits == 8)
+            product<8>(b, x, rows, w[i], bias[i], y[i]);
+        else
+            product<16>(b, x, rows, w[i], bias[i], y[i]);
     }
-    if (act_bits == 8)
-        product<8>(b, x, rows, w, bias, y);
-    else
-        product<16>(b, x, rows, w, bias, y);
 }

@@ -7,7 +7,7 @@
 //
 // Two ways to the same bytes:
 //
-//     cuda_step_begin     measure, lay out, write, copy. Arrays are as long as the step needs; in a
+//     step_begin          measure, lay out, write, copy. Arrays are as long as the step needs; in a
 //                         capture as long as its bucket, so that they stay where they are
 //     cuda_step_update    measure, check against the bucket, write: the graph's first node copies
 //
@@ -32,25 +32,22 @@ enum { SUPER_TOKENS = 2048, SUPER_PAGES = SUPER_TOKENS / TILE_TOKENS };
 
 // ---- sizes -----------------------------------------------------------------------------------
 
-// Alone in a step, one row is faster in the decode kernel; two share every tile in the other.
-uint32_t prefill_rows_of(const cuda_limits *l) {
-    return l->prefill_rows ? l->prefill_rows : 2;
-}
-
 static uint32_t saturate(uint64_t n) {
     return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
 }
 
 // A sequence of n pages gives a row at most n / 32 + 3 items: its kept pages begin at a super-run,
 // the others may begin and end inside one.
-void table_caps_most(const cuda_limits *l, table_caps *caps) {
-    uint64_t rows = std::max(1u, std::min(prefill_rows_of(l) - 1, l->max_rows));
-    uint64_t supers = (l->max_pages + SUPER_PAGES - 1) / SUPER_PAGES;
-    caps->pages = l->max_pages;
+void table_caps_most(const cuda_backend *b, table_caps *caps) {
+    const backend_limits *l = &b->limits;
+    ASSERT(l->pages <= UINT32_MAX && b->prefill_rows > 0);
+    uint64_t rows = std::max(1u, std::min(b->prefill_rows - 1, l->rows));
+    uint64_t supers = (l->pages + SUPER_PAGES - 1) / SUPER_PAGES;
+    caps->pages = (uint32_t)l->pages;
     caps->items[COUNT_DECODE] =
-        saturate(rows * supers + 3 * std::min<uint64_t>(l->max_rows, rows * l->max_seqs));
-    caps->items[COUNT_PREFILL] = l->max_rows;
-    caps->items[COUNT_STORE] = saturate(l->max_rows / TILE_TOKENS + 2 * (uint64_t)l->max_seqs);
+        saturate(rows * supers + 3 * std::min<uint64_t>(l->rows, rows * l->seqs));
+    caps->items[COUNT_PREFILL] = l->rows;
+    caps->items[COUNT_STORE] = saturate(l->rows / TILE_TOKENS + 2 * (uint64_t)l->seqs);
 }
 
 template <class T> static void place(const uint8_t *base, size_t *at, size_t n, const T **out) {
@@ -59,7 +56,7 @@ template <class T> static void place(const uint8_t *base, size_t *at, size_t n, 
 }
 
 // Fills the pointers of groups[]; returns the bytes of all tables.
-size_t tables_lay_out(const cuda_limits *l, const uint8_t *base, uint32_t n_seqs,
+size_t tables_lay_out(const backend_limits *l, const uint8_t *base, uint32_t n_seqs,
                       const table_caps *caps, step_group *groups) {
     size_t at = 0;
     const batch_seq *seqs;
@@ -88,7 +85,7 @@ static uint32_t bucket(uint64_t n) {
 
 // ---- what rows see ---------------------------------------------------------------------------
 
-// Lowest position behind the kept ones that a query at p sees.
+// Lowest position after the kept ones that a query at p sees.
 static uint32_t window_start(const kv_view *v, uint32_t p) {
     return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
 }
@@ -159,16 +156,9 @@ static bool tile_format_of(const tile_layout *l, bool key, uint8_t *out) {
     return false;
 }
 
-static kvasir_status layout_convert(const cuda_limits *l, uint32_t group, const page_layout *from,
-                                    dev_layout *to, kvasir_error *err) {
-    const auto &shape = l->group[group];
+// The formats of a layout as kernels branch on them.
+static kvasir_status layout_formats(const page_layout *from, dev_layout *to, kvasir_error *err) {
     char k[24], v[24];
-    if (from->kv_heads != shape.kv_heads || from->k.head_dim != shape.head_dim ||
-        from->v.head_dim != shape.head_dim)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "CUDA: pages of %u KV heads of %u dims in layer group %u, which was reserved "
-                    "for %u of %u",
-                    from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
     if (from->centred)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "CUDA: pages with centred keys are not supported");
     if (!tile_format_of(&from->k, true, &to->k))
@@ -181,6 +171,30 @@ static kvasir_status layout_convert(const cuda_limits *l, uint32_t group, const 
                     "CUDA: V pages of format %s are not supported: f16, bf16, or 8, 4 or 2 bits in "
                     "groups of 64 or 32",
                     kv_format_name(from->v.format, v));
+    ASSERT(to->k < TILE_FORMATS && to->v < TILE_FORMATS);
+    return KVASIR_OK;
+}
+
+kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
+                                kvasir_error *err) {
+    (void)b;
+    dev_layout formats;
+    if (!head_dim_supported(l->k.head_dim))
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "CUDA: heads of %u dims are not supported: 64, 128 or 256", l->k.head_dim);
+    return layout_formats(l, &formats, err);
+}
+
+static kvasir_status layout_convert(const backend_limits *l, uint32_t group,
+                                    const page_layout *from, dev_layout *to, kvasir_error *err) {
+    const auto &shape = l->group[group];
+    if (from->kv_heads != shape.kv_heads || from->k.head_dim != shape.head_dim ||
+        from->v.head_dim != shape.head_dim)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "CUDA: pages of %u KV heads of %u dims in layer group %u, which was reserved "
+                    "for %u of %u",
+                    from->kv_heads, from->k.head_dim, group, shape.kv_heads, shape.head_dim);
+    TRY(layout_formats(from, to, err));
     to->k_bf16 = from->k.format.scalar == SCALAR_BF16;
     to->v_bf16 = from->v.format.scalar == SCALAR_BF16;
     to->k_bytes = from->k.bytes;
@@ -199,13 +213,13 @@ struct group_need {
     dev_layout layouts[CUDA_LAYOUTS_MAX]; // those that no page has are zero
 };
 
-static kvasir_status check_batch(const cuda_limits *l, const batch *batch, kvasir_error *err) {
-    if (batch->rows == 0 || batch->rows > l->max_rows)
+static kvasir_status check_batch(const backend_limits *l, const batch *batch, kvasir_error *err) {
+    if (batch->rows == 0 || batch->rows > l->rows)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u rows: reserved for 1 to %u",
-                    batch->rows, l->max_rows);
-    if (batch->n_seqs == 0 || batch->n_seqs > l->max_seqs)
+                    batch->rows, l->rows);
+    if (batch->n_seqs == 0 || batch->n_seqs > l->seqs)
         return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u sequences: reserved for 1 to %u",
-                    batch->n_seqs, l->max_seqs);
+                    batch->n_seqs, l->seqs);
     uint64_t rows = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const batch_seq *seq = &batch->seqs[s];
@@ -232,7 +246,7 @@ static uint32_t layouts_used(const kv_view *views, uint32_t n_seqs) {
     return used;
 }
 
-static kvasir_status measure_formats(const cuda_limits *l, uint32_t group, const kv_view *views,
+static kvasir_status measure_formats(const backend_limits *l, uint32_t group, const kv_view *views,
                                      uint32_t n_seqs, group_need *need, kvasir_error *err) {
     uint32_t used = layouts_used(views, n_seqs);
     if (used >> 31)
@@ -250,14 +264,15 @@ static kvasir_status measure_formats(const cuda_limits *l, uint32_t group, const
 }
 
 // bucket: of a captured step, whose kernel says how many rows a block holds; NULL: of this one.
-static kvasir_status measure_group(const cuda_limits *l, const batch *batch, uint32_t group,
+static kvasir_status measure_group(const cuda_backend *b, const batch *batch, uint32_t group,
                                    const step_plan *bucket, group_need *need, kvasir_error *err) {
+    const backend_limits *l = &b->limits;
     const kv_view *views = batch->views + (size_t)group * batch->n_seqs;
     *need = group_need{};
     need->layers = UINT32_MAX;
     TRY(measure_formats(l, group, views, batch->n_seqs, need, err));
     const auto &shape = l->group[group];
-    uint32_t gqa = shape.heads / shape.kv_heads, prefill_rows = prefill_rows_of(l);
+    uint32_t gqa = shape.heads / shape.kv_heads, prefill_rows = b->prefill_rows;
     need->prefill_tokens =
         bucket ? bucket->plan[group].prefill_tokens
                : std::max(1u, prefill_block_rows(need->k_formats, need->v_formats, shape.head_dim) /
@@ -305,7 +320,7 @@ static kvasir_status measure(const cuda_backend *b, const batch *batch, const st
                              group_need *needs, kvasir_error *err) {
     TRY(check_batch(&b->limits, batch, err));
     for (uint32_t g = 0; g < b->limits.groups; g++) {
-        TRY(measure_group(&b->limits, batch, g, bucket, &needs[g], err));
+        TRY(measure_group(b, batch, g, bucket, &needs[g], err));
         TRY(fits(&needs[g], &b->most[g], "what was reserved", err));
     }
     return KVASIR_OK;
@@ -318,13 +333,15 @@ template <class T> static T *host_of(const cuda_backend *b, const T *p) {
     return (T *)(b->host_tables + ((const uint8_t *)p - b->dev_tables));
 }
 
-static void write_pages(const cuda_backend *b, const step_group *g, const batch *batch,
-                        const kv_view *views) {
+static void write_pages(const cuda_backend *b, const step_plan *step, uint32_t group,
+                        const batch *batch, const kv_view *views) {
+    const step_group *g = &step->group[group];
     dev_view *out = host_of(b, g->views);
     kv_page *pages = host_of(b, g->pages);
     uint32_t first = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const kv_view *v = &views[s];
+        ASSERT(first + v->n_pages <= step->caps[group].pages);
         memcpy(pages + first, v->pages, v->n_pages * sizeof *pages);
         out[s] = {first, v->n_pages, v->kept_pages, v->base_page, v->keep, v->span};
         first += v->n_pages;
@@ -379,7 +396,7 @@ static void write_store(store_item *out, const batch *batch) {
 
 static void write_step(const cuda_backend *b, const step_plan *step, const batch *batch,
                        const group_need *needs) {
-    uint32_t prefill_rows = prefill_rows_of(&b->limits);
+    uint32_t prefill_rows = b->prefill_rows;
     memcpy(host_of(b, step->group[0].seqs), batch->seqs, batch->n_seqs * sizeof *batch->seqs);
     for (uint32_t i = 0; i < b->limits.groups; i++) {
         const step_group *g = &step->group[i];
@@ -387,7 +404,7 @@ static void write_step(const cuda_backend *b, const step_plan *step, const batch
         for (int c = 0; c < COUNTS; c++)
             host_of(b, g->counts)[c] = (uint32_t)needs[i].items[c];
         memcpy(host_of(b, g->layouts), needs[i].layouts, sizeof needs[i].layouts);
-        write_pages(b, g, batch, views);
+        write_pages(b, step, i, batch, views);
         write_decode(host_of(b, g->decode), batch, views, host_of(b, g->views), prefill_rows);
         write_prefill(host_of(b, g->prefill), batch, prefill_rows, needs[i].prefill_tokens);
         write_store(host_of(b, g->store), batch);
@@ -419,7 +436,7 @@ static void plan_step(const cuda_backend *b, const batch *batch, const group_nee
                       step_plan *step) {
     *step = step_plan{};
     step->rows = batch->rows;
-    step->n_seqs = b->capturing ? b->limits.max_seqs : batch->n_seqs;
+    step->n_seqs = b->capturing ? b->limits.seqs : batch->n_seqs;
     for (uint32_t g = 0; g < b->limits.groups; g++) {
         const group_need *need = &needs[g];
         group_plan *plan = &step->plan[g];
@@ -431,7 +448,7 @@ static void plan_step(const cuda_backend *b, const batch *batch, const group_nee
         plan->v_formats = need->v_formats;
         plan->prefill_tokens = need->prefill_tokens;
         plan->layers = need->layers;
-        step->group[g].arena = batch->views[(size_t)g * batch->n_seqs].arena;
+        step->group[g].arena = arena_base(batch->views[(size_t)g * batch->n_seqs].arena);
     }
     step->bytes = tables_lay_out(&b->limits, b->dev_tables, step->n_seqs, step->caps, step->group);
 }
@@ -452,14 +469,14 @@ static kvasir_status kernels_fit(const cuda_backend *b, const group_need *needs,
     return KVASIR_OK;
 }
 
-kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
-                              kvasir_error *err) {
-    TRY(cuda_fail(b, err));
-    if (!b->reserved)
-        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step before cuda_reserve");
-    if (b->capturing && b->captured_step)
-        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a graph holds one step");
-    group_need needs[CUDA_GROUPS_MAX];
+static kvasir_status begin(cuda_backend *b, const batch *batch, uint32_t groups,
+                           kvasir_error *err) {
+    ASSERT(b->reserved);
+    ASSERT(!b->capturing || !b->captured_step); // a graph holds one step
+    if (groups != b->limits.groups)
+        return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: a step of %u layer groups: reserved for %u",
+                    groups, b->limits.groups);
+    group_need needs[BACKEND_GROUPS_MAX];
     TRY(measure(b, batch, nullptr, needs, err));
     TRY(kernels_fit(b, needs, err));
     plan_step(b, batch, needs, &b->step);
@@ -468,7 +485,7 @@ kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
     // Under capture the copy becomes a node, and an event would become part of the graph too:
     // cuda_capture_begin has waited, cuda_graph_launch records.
     if (!b->capturing && !cuda_ok(b, cudaEventSynchronize(b->tables_read)))
-        return cuda_fail(b, err);
+        return cuda_status(b, err);
     write_step(b, &b->step, batch, needs);
     b->written = nullptr;
     cuda_ok(b, cudaMemcpyAsync(b->dev_tables, b->host_tables, b->step.bytes, cudaMemcpyHostToDevice,
@@ -476,18 +493,23 @@ kvasir_status cuda_step_begin(struct cuda_backend *b, const struct batch *batch,
     if (!b->capturing)
         cuda_ok(b, cudaEventRecord(b->tables_read, b->stream));
     b->captured_step = b->capturing;
-    return cuda_fail(b, err);
+    return cuda_status(b, err);
 }
 
-bool operation_begins(cuda_backend *b, const batch *batch, const kv_view *views, uint32_t layer,
-                      uint32_t *group) {
-    if (b->error != cudaSuccess)
+void cuda_step_begin(struct backend *base, const struct batch *batch, uint32_t groups) {
+    cuda_backend *b = cuda_of(base);
+    kvasir_error err;
+    if (cuda_works(b) && begin(b, batch, groups, &err) != KVASIR_OK)
+        cuda_stick(b, &err);
+}
+
+bool operation_begins(const cuda_backend *b, const batch *batch, const kv_view *views,
+                      uint32_t layer, uint32_t *group) {
+    if (!cuda_works(b))
         return false;
-    const size_t at = views < batch->views || batch->n_seqs == 0
-                          ? SIZE_MAX
-                          : (size_t)(views - batch->views) / batch->n_seqs;
-    if (at >= b->limits.groups || layer >= b->plan[at].layers)
-        return cuda_ok(b, cudaErrorInvalidValue);
+    ASSERT(views >= batch->views && batch->n_seqs > 0);
+    const size_t at = (size_t)(views - batch->views) / batch->n_seqs;
+    ASSERT(at < b->limits.groups && layer < b->plan[at].layers);
     *group = (uint32_t)at;
     return true;
 }
@@ -504,29 +526,28 @@ static kvasir_status fits_bucket(const cuda_backend *b, const step_plan *step, c
         TRY(fits(&needs[g], &step->caps[g], "the graph", err));
         if ((needs[g].k_formats & ~plan->k_formats) || (needs[g].v_formats & ~plan->v_formats))
             return fail(err, KVASIR_ERR_ARGUMENT,
-                        "CUDA: the step has pages of a format that the graph's step has not");
+                        "CUDA: the step has pages of a format that the graph's step did not have");
         if (needs[g].layers < plan->layers)
             return fail(err, KVASIR_ERR_ARGUMENT,
                         "CUDA: the step has pages of %u layers, the graph's step of %u",
                         needs[g].layers, plan->layers);
-        if (batch->views[(size_t)g * batch->n_seqs].arena != step->group[g].arena)
+        if (arena_base(batch->views[(size_t)g * batch->n_seqs].arena) != step->group[g].arena)
             return fail(err, KVASIR_ERR_ARGUMENT, "CUDA: the graph's step has another arena");
     }
     return KVASIR_OK;
 }
 
-kvasir_status cuda_step_update(struct cuda_backend *b, struct cuda_graph *g,
+kvasir_status cuda_step_update(struct backend *base, struct cuda_graph *g,
                                const struct batch *batch, kvasir_error *err) {
-    TRY(cuda_fail(b, err));
-    if (b->capturing || g->reserved != b->reserved_times)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    b->capturing ? "CUDA: an update while a graph is captured"
-                                 : "CUDA: the graph is older than the last cuda_reserve");
-    group_need needs[CUDA_GROUPS_MAX];
+    cuda_backend *b = cuda_of(base);
+    TRY(cuda_status(b, err));
+    ASSERT(!b->capturing);
+    ASSERT(g->reserved == b->reserved_times); // its tables are still there
+    group_need needs[BACKEND_GROUPS_MAX];
     TRY(measure(b, batch, &g->step, needs, err));
     TRY(fits_bucket(b, &g->step, batch, needs, err));
     if (!cuda_ok(b, cudaEventSynchronize(b->tables_read)))
-        return cuda_fail(b, err);
+        return cuda_status(b, err);
     write_step(b, &g->step, batch, needs);
     b->written = g;
     return KVASIR_OK;

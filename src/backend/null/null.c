@@ -22,7 +22,7 @@ static void null_destroy(struct backend *b) {
 static void null_info(const struct backend *b, struct backend_info *out) {
     *out = (struct backend_info){.name = "null",
                                  .tier = "null",
-                                 .threads = 1,
+                                 .workers = 1,
                                  .act_bits = 8,
                                  .rows_good = UINT32_MAX,
                                  .rows_max = UINT32_MAX,

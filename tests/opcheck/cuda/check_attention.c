@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_attention.c: cuda_attention.
+/* check_attention.c: attention on CUDA.
  *
- * Against a reference in double, over the host's copy of the pages, with the query and what affine
+ * Against a reference in double, over the scene's image of the pages, with the query and what affine
  * tiles say rounded as arithmetic.cuh has it, and nothing else rounded. u = 2^-24, gamma(n) as in
  * kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max) and P = sum p:
  *
@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/graph.h"
 #include "opcheck.h"
 
 enum { SUPER = 2048 };
@@ -96,9 +97,9 @@ struct row_reference {
 };
 
 /* Attention of one row and head of sequence s at position p. */
-static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_t head, uint32_t p,
-                      const float *q, float scale, struct row_reference *r) {
-    const struct kv_view *view = &c->host_views[s];
+static void attend_in_double(const struct scene *c, uint32_t s, uint32_t layer, uint32_t head,
+                             uint32_t p, const float *q, float scale, struct row_reference *r) {
+    const struct kv_view *view = &c->views[s];
     uint32_t dim = c->head_dim, kv = head / (c->heads / c->kv_heads);
     struct token *tokens = calloc(p + 1, sizeof *tokens);
     float x[HEAD_DIM_MAX];
@@ -113,8 +114,7 @@ static void reference(const struct scene *c, uint32_t s, uint32_t layer, uint32_
             continue;
         const struct kv_page *page = &view->pages[kv_view_index(view, t / TILE_TOKENS)];
         const struct page_layout *l = &view->layouts[page->layout];
-        const uint8_t *tiles = view->arena + (size_t)page->addr * PAGE_ADDR_UNIT +
-                               (size_t)layer * l->layer_bytes + (size_t)kv * l->head_bytes;
+        const uint8_t *tiles = c->image + page_offset(page->addr) + page_tile(l, layer, kv, TILE_K);
         double k[HEAD_DIM_MAX], dot = 0, terms = 0;
         decode_token(&l->k, tiles, t % TILE_TOKENS, k);
         const double *y = rounded[page->layout];
@@ -171,28 +171,17 @@ static const float *attend(const struct scene *c, const struct batch *batch, uin
                            const float *q, float scale) {
     size_t bytes = (size_t)batch->rows * c->heads * c->head_dim * sizeof *q;
     float *device_q = device_copy(q, bytes), *out = device_buffer(bytes);
-    kvasir_error err;
-    if (cuda_step_begin(device, batch, &err) != KVASIR_OK) {
-        check_that(false, "step_begin: %s", err.text);
-        return plain(bytes);
-    }
-    cuda_attention(device, batch, batch->views, layer, device_q, c->heads, scale, out);
+    const struct attention_args args = {.heads = c->heads, .scale = scale};
+    backend_step_begin(device, batch, 1);
+    op_attention(device, batch, batch->views, layer, device_q, &args, out);
     return from_device(out, bytes);
 }
 
 /* The same with another threshold between the kernels. */
 static const float *attend_by(const struct scene *c, const struct batch *batch, uint32_t layer,
                               const float *q, float scale, uint32_t prefill_rows) {
-    struct cuda_limits l = {.max_rows = c->batch.rows,
-                            .max_seqs = c->n_seqs,
-                            .max_pages = c->n_seqs * c->max_pages,
-                            .max_inputs = 32,
-                            .groups = 1,
-                            .group = {{c->heads, c->kv_heads, c->head_dim}},
-                            .prefill_rows = prefill_rows};
-    kvasir_error err;
-    if (cuda_reserve(device, &l, &err) != KVASIR_OK)
-        check_that(false, "reserve: %s", err.text);
+    kvasir_error err = {0};
+    must(cuda_prefill_rows(device, prefill_rows, &err), &err, "cuda_prefill_rows");
     return attend(c, batch, layer, q, scale);
 }
 
@@ -220,7 +209,6 @@ static struct batch part_of(const struct scene *c, uint32_t s, uint32_t first, u
     b.views = c->batch.views + s;
     b.tokens = NULL;
     b.pos = NULL;
-    b.n_logit_rows = 0;
     return b;
 }
 
@@ -245,7 +233,7 @@ static void check_scene(struct scene *c, float q_size) {
                     continue;
                 struct row_reference r;
                 size_t at = (size_t)(seq->row + i) * width + (size_t)h * c->head_dim;
-                reference(c, s, layer, h, seq->pos + i, q + at, scale, &r);
+                attend_in_double(c, s, layer, h, seq->pos + i, q + at, scale, &r);
                 for (uint32_t d = 0; d < c->head_dim; d++)
                     check_near("out", seq->row + i, h * c->head_dim + d, (double)out[at + d],
                                r.out[d], r.bound[d]);
@@ -359,7 +347,7 @@ static void check_groups(void) {
     const struct kv_format k[GROUPS] = {affine(8, 64, SCALAR_F16), F16_FORMAT},
                            v[GROUPS] = {affine(4, 64, SCALAR_F16), F16_FORMAT};
     struct kv_view views[GROUPS * SEQS];
-    struct cuda_limits limits = {.max_inputs = 32, .groups = GROUPS};
+    struct backend_limits limits = {.groups = GROUPS};
     const float *alone[GROUPS], *q[GROUPS];
     size_t bytes[GROUPS];
     case_begin("%d sequences", SEQS);
@@ -372,31 +360,31 @@ static void check_groups(void) {
                          F16_FORMAT);
         scene_build(&c[g], true);
         size_t n = (size_t)c[g].batch.rows * c[g].heads * c[g].head_dim;
-        float *x = plain(n * sizeof *x);
-        fill(x, n, FILL_NORMAL);
-        q[g] = x;
-        bytes[g] = n * sizeof *x;
-        alone[g] = attend_by(&c[g], &c[g].batch, LAYER, x, 0.1f, 0);
-        for (int s = 0; s < SEQS; s++)
-            views[g * SEQS + s] = c[g].views[s];
-        limits.max_pages =
-            limits.max_pages > SEQS * c[g].max_pages ? limits.max_pages : SEQS * c[g].max_pages;
-        limits.group[g].heads = c[g].heads;
-        limits.group[g].kv_heads = c[g].kv_heads;
-        limits.group[g].head_dim = c[g].head_dim;
+        q[g] = plain_floats(n);
+        bytes[g] = n * sizeof *q[g];
+        alone[g] = attend_by(&c[g], &c[g].batch, LAYER, q[g], 0.1f, 0);
+        scene_detach(&c[g]);
+        const struct backend_limits one = scene_limits(&c[g]);
+        limits.rows = one.rows;
+        limits.seqs = one.seqs;
+        limits.dim = limits.dim > one.dim ? limits.dim : one.dim;
+        limits.head_dim = limits.head_dim > one.head_dim ? limits.head_dim : one.head_dim;
+        limits.pages = limits.pages > one.pages ? limits.pages : one.pages;
+        limits.group[g] = one.group[0];
+    }
+    device_begin(&limits, 8);
+    for (int g = 0; g < GROUPS; g++) {
+        scene_attach(&c[g]);
+        memcpy(views + g * SEQS, c[g].views, SEQS * sizeof *views);
     }
     struct batch batch = c[0].batch;
     batch.views = views;
-    limits.max_rows = batch.rows;
-    limits.max_seqs = SEQS;
-    kvasir_error err;
-    if (cuda_reserve(device, &limits, &err) != KVASIR_OK ||
-        cuda_step_begin(device, &batch, &err) != KVASIR_OK)
-        check_that(false, "two groups: %s", err.text);
+    backend_step_begin(device, &batch, GROUPS);
     for (int g = GROUPS - 1; g >= 0; g--) {
+        const struct attention_args args = {.heads = c[g].heads, .scale = 0.1f};
         float *out = device_buffer(bytes[g]);
-        cuda_attention(device, &batch, views + g * SEQS, LAYER, device_copy(q[g], bytes[g]),
-                       c[g].heads, 0.1f, out);
+        op_attention(device, &batch, views + g * SEQS, LAYER, device_copy(q[g], bytes[g]), &args,
+                     out);
         same_bits("group of two", &c[g], from_device(out, bytes[g]), alone[g], batch.rows);
     }
     for (int g = 0; g < GROUPS; g++)
@@ -404,7 +392,7 @@ static void check_groups(void) {
     family_end();
 }
 
-void check_attention(void) {
+void check_cuda_attention(void) {
     static const uint32_t DIMS[] = {128, 64, 256};
     for (uint32_t i = 0; i < 3; i++) {
         check_formats(F16_FORMAT, F16_FORMAT, DIMS[i]);

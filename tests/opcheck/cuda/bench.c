@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/graph.h"
 #include "opcheck.h"
 
 enum { TIMES = 5, HEADS = 32, KV_HEADS = 8, HEAD_DIM = 128, LAYERS_MAX = 128, GRAPH_MIN = 32 };
@@ -60,28 +61,23 @@ enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS };
  * and millions of them would take longer to make than to time. */
 static float *random_floats(size_t n) {
     enum { TABLE = 1 << 18 };
-    float *x = mem_alloc(n * sizeof *x), *on_device = cuda_alloc(device, n * sizeof *x);
+    float *x = mem_alloc(n * sizeof *x), *on_device = backend_alloc(device, n * sizeof *x);
     if (!x || !on_device)
         give_up("no memory for %zu floats", n);
     for (size_t i = 0; i < n && i < TABLE; i++)
         x[i] = (float)random_below(1 << 16) * (3.0f / 65536) - 1.5f;
     for (size_t i = TABLE; i < n; i++)
         x[i] = x[i - TABLE];
-    cuda_upload(device, on_device, x, n * sizeof *x);
+    backend_write(device, on_device, x, n * sizeof *x);
     mem_free(x);
     return on_device;
 }
 
 static float *device_floats(size_t n) {
-    float *x = cuda_alloc(device, n * sizeof *x);
+    float *x = backend_alloc(device, n * sizeof *x);
     if (!x)
         give_up("no memory for %zu floats on the device", n);
     return x;
-}
-
-static void must(kvasir_status status, const kvasir_error *err) {
-    if (status != KVASIR_OK)
-        give_up("%s", err->text);
 }
 
 static void random_words(void *to, size_t bytes) {
@@ -101,13 +97,12 @@ static int compare_doubles(const void *a, const void *b) {
 
 /* Microseconds of one of `repetitions` that a call of enqueue(ctx) enqueues. */
 static double median_us(void (*enqueue)(void *), void *ctx, int calls, int repetitions) {
-    kvasir_error err = {0};
     double us[TIMES];
     enqueue(ctx); /* warms clocks and code */
-    must(cuda_status(device, &err), &err);
+    device_must_work();
     for (int i = 0; i < TIMES; i++)
         us[i] = cuda_time_us(device, enqueue, ctx, calls) / ((double)calls * repetitions);
-    must(cuda_status(device, &err), &err);
+    device_must_work();
     qsort(us, TIMES, sizeof *us, compare_doubles);
     return us[TIMES / 2];
 }
@@ -151,7 +146,6 @@ static size_t layer_kv_bytes(const struct attention *a) {
 static void attention_begin(struct attention *a, const struct format *f, uint32_t heads,
                             uint32_t head_dim, uint32_t batch, uint32_t length, uint32_t rows,
                             uint32_t layers) {
-    kvasir_error err = {0};
     struct scene *s = &a->scene;
     memset(a, 0, sizeof *a);
     s->heads = heads;
@@ -172,24 +166,25 @@ static void attention_begin(struct attention *a, const struct format *f, uint32_
     size_t n = (size_t)s->batch.rows * heads * head_dim;
     a->q = random_floats(n);
     a->out = device_floats(n);
-    must(cuda_step_begin(device, &s->batch, &err), &err);
-    must(cuda_status(device, &err), &err);
+    backend_step_begin(device, &s->batch, 1);
+    device_must_work();
 }
 
 static void attention_end(struct attention *a) {
     if (a->graph)
         cuda_graph_destroy(a->graph);
-    cuda_free(device, a->q);
-    cuda_free(device, a->out);
+    backend_free(device, a->q);
+    backend_free(device, a->out);
     scene_free(&a->scene);
 }
 
 static void attention_enqueue(void *ctx) {
     struct attention *a = ctx;
     const struct scene *s = &a->scene;
-    float scale = (float)(1 / m_sqrt(s->head_dim));
+    const struct attention_args args = {.heads = s->heads,
+                                        .scale = (float)(1 / m_sqrt(s->head_dim))};
     for (int i = 0; i < a->repetitions; i++) {
-        cuda_attention(device, &s->batch, s->views, a->at, a->q, s->heads, scale, a->out);
+        op_attention(device, &s->batch, s->views, a->at, a->q, &args, a->out);
         a->at = (a->at + 1) % s->layers;
     }
 }
@@ -213,10 +208,10 @@ static double attention_graph_us(struct attention *a) {
         (int)(layers < GRAPH_MIN ? (GRAPH_MIN + layers - 1) / layers * layers : layers);
     a->at = 0;
     cuda_capture_begin(device);
-    must(cuda_step_begin(device, &a->scene.batch, &err), &err);
+    backend_step_begin(device, &a->scene.batch, 1);
     attention_enqueue(a);
-    must(cuda_capture_end(device, &a->graph, &err), &err);
-    must(cuda_step_update(device, a->graph, &a->scene.batch, &err), &err);
+    must(cuda_capture_end(device, &a->graph, &err), &err, "cuda_capture_end");
+    must(cuda_step_update(device, a->graph, &a->scene.batch, &err), &err, "cuda_step_update");
     return median_us(graph_enqueue, a, 3, a->repetitions);
 }
 
@@ -337,7 +332,7 @@ static void store_enqueue(void *ctx) {
     struct storing *st = ctx;
     const struct scene *s = &st->a->scene;
     for (uint32_t layer = 0; layer < s->layers; layer++)
-        cuda_kv_store(device, &s->batch, s->views, layer, st->k, st->v);
+        op_kv_store(device, &s->batch, s->views, layer, st->k, st->v);
 }
 
 static void bench_encode(void) {
@@ -353,8 +348,8 @@ static void bench_encode(void) {
         struct storing st = {&a, random_floats(n), random_floats(n)};
         double attention = attention_us(&a) * LAYERS;
         double encode = median_us(store_enqueue, &st, 3, 1);
-        cuda_free(device, st.k);
-        cuda_free(device, st.v);
+        backend_free(device, st.k);
+        backend_free(device, st.v);
         attention_end(&a);
         double percent = 100 * encode / attention;
         printf("%-9s %10.3f %13.3f %8.2f", f->name, encode * 1e-3, attention * 1e-3, percent);
@@ -369,7 +364,7 @@ static void bench_encode(void) {
 enum { PRODUCT_ROWS_MAX = 64, PRODUCT_INPUTS = 4096, COPIES_MAX = 64, PRODUCT_REPETITIONS = 64 };
 
 struct product {
-    struct cuda_weight *copies[COPIES_MAX]; /* the same matrix at other addresses */
+    const struct backend_weight *copies[COPIES_MAX]; /* the same matrix at other addresses */
     uint32_t n_copies, rows;
     float *x, *y;
     int act_bits;
@@ -377,21 +372,20 @@ struct product {
 
 static void product_enqueue(void *ctx) {
     struct product *p = ctx;
+    const float *const no_bias = NULL;
     for (uint32_t i = 0; i < PRODUCT_REPETITIONS; i++)
-        cuda_product(device, p->x, p->rows, p->copies[i % p->n_copies], NULL, p->act_bits, p->y);
+        op_product(device, p->x, p->rows, &p->copies[i % p->n_copies], &no_bias, &p->y, 1);
 }
 
-static void reserve_for_products(void) {
-    kvasir_error err = {0};
-    struct cuda_limits limits = {.max_rows = PRODUCT_ROWS_MAX,
-                                 .max_seqs = 1,
-                                 .max_pages = 1,
-                                 .max_inputs = PRODUCT_INPUTS,
-                                 .groups = 1};
-    limits.group[0].heads = HEADS;
-    limits.group[0].kv_heads = KV_HEADS;
-    limits.group[0].head_dim = HEAD_DIM;
-    must(cuda_reserve(device, &limits, &err), &err);
+static void begin_products(int act_bits) {
+    const struct backend_limits limits = {.rows = PRODUCT_ROWS_MAX,
+                                          .seqs = 1,
+                                          .dim = PRODUCT_INPUTS,
+                                          .head_dim = HEAD_DIM,
+                                          .pages = 1,
+                                          .groups = 1,
+                                          .group = {{HEADS, KV_HEADS, HEAD_DIM}}};
+    device_begin(&limits, act_bits);
 }
 
 /* Random codes under small scales. Returns the bytes of the matrix. */
@@ -425,16 +419,35 @@ static size_t make_matrix(struct weight *w, uint32_t n) {
 
 static void product_times(struct product *p, const char *name, uint32_t n, size_t bytes) {
     static const uint32_t ROWS[] = {1, 8, PRODUCT_ROWS_MAX};
-    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++)
-        for (p->act_bits = 8; p->act_bits <= 16; p->act_bits += 8) {
-            p->rows = ROWS[i];
-            double us = median_us(product_enqueue, p, 3, PRODUCT_REPETITIONS);
-            double operations = 2.0 * n * PRODUCT_INPUTS * p->rows;
-            printf("%-12s %5u x %4d %5u %4d %9.2f %7.2f %9.1f %8.2f\n", name, n, PRODUCT_INPUTS,
-                   p->rows, p->act_bits, us, (double)bytes / us * 1e-6,
-                   100 * (double)bytes / us * 1e6 / ceiling, operations / us * 1e-6);
-            fflush(stdout);
-        }
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+        p->rows = ROWS[i];
+        double us = median_us(product_enqueue, p, 3, PRODUCT_REPETITIONS);
+        double operations = 2.0 * n * PRODUCT_INPUTS * p->rows;
+        printf("%-12s %5u x %4d %5u %4d %9.2f %7.2f %9.1f %8.2f\n", name, n, PRODUCT_INPUTS,
+               p->rows, p->act_bits, us, (double)bytes / us * 1e-6,
+               100 * (double)bytes / us * 1e6 / ceiling, operations / us * 1e-6);
+        fflush(stdout);
+    }
+}
+
+/* One matrix in copies enough that they do not stay in the second-level cache. */
+static void bench_matrix(struct weight *w, const char *name, uint32_t n, int act_bits) {
+    kvasir_error err = {0};
+    struct product p = {.act_bits = act_bits};
+    size_t bytes = make_matrix(w, n);
+    begin_products(act_bits);
+    p.x = random_floats((size_t)PRODUCT_ROWS_MAX * PRODUCT_INPUTS);
+    p.y = device_floats((size_t)PRODUCT_ROWS_MAX * n);
+    for (size_t held = 0; held < COLD_BYTES / 2 && p.n_copies < COPIES_MAX; held += bytes)
+        must(backend_weight_put(device, w, &p.copies[p.n_copies++], &err), &err, "weight_put");
+    product_times(&p, name, n, bytes);
+    while (p.n_copies > 0)
+        backend_weight_drop(device, p.copies[--p.n_copies]);
+    backend_free(device, p.x);
+    backend_free(device, p.y);
+    mem_free((void *)w->data);
+    mem_free((void *)w->scales);
+    mem_free((void *)w->biases);
 }
 
 static void bench_product(void) {
@@ -444,30 +457,16 @@ static void bench_product(void) {
         uint32_t group;
     } TYPES[] = {{"Q4_0", WEIGHT_Q4_0, 0}, {"AFFINE4 g64", WEIGHT_AFFINE4, 64}};
     static const uint32_t OUTPUTS[] = {4096, 14336};
-    kvasir_error err = {0};
-    reserve_for_products();
     printf("\nproducts, outputs x inputs; bytes of the weights\n");
     printf("%-12s %12s %5s %4s %9s %7s %9s %8s\n", "", "", "rows", "act", "us", "TB/s", "% ceiling",
            "TOP/s");
     for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
-        for (size_t j = 0; j < sizeof OUTPUTS / sizeof *OUTPUTS; j++) {
-            struct weight w = {
-                .type = TYPES[i].type, .group = TYPES[i].group, .scalar = SCALAR_F16};
-            struct product p = {0};
-            size_t bytes = make_matrix(&w, OUTPUTS[j]);
-            p.x = random_floats((size_t)PRODUCT_ROWS_MAX * PRODUCT_INPUTS);
-            p.y = device_floats((size_t)PRODUCT_ROWS_MAX * OUTPUTS[j]);
-            for (size_t held = 0; held < COLD_BYTES / 2 && p.n_copies < COPIES_MAX; held += bytes)
-                must(cuda_weight_create(device, &w, &p.copies[p.n_copies++], &err), &err);
-            product_times(&p, TYPES[i].name, OUTPUTS[j], bytes);
-            while (p.n_copies > 0)
-                cuda_weight_destroy(device, p.copies[--p.n_copies]);
-            cuda_free(device, p.x);
-            cuda_free(device, p.y);
-            mem_free((void *)w.data);
-            mem_free((void *)w.scales);
-            mem_free((void *)w.biases);
-        }
+        for (size_t j = 0; j < sizeof OUTPUTS / sizeof *OUTPUTS; j++)
+            for (int act_bits = 8; act_bits <= 16; act_bits += 8) {
+                struct weight w = {
+                    .type = TYPES[i].type, .group = TYPES[i].group, .scalar = SCALAR_F16};
+                bench_matrix(&w, TYPES[i].name, OUTPUTS[j], act_bits);
+            }
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
@@ -478,14 +477,12 @@ static void measure_ceiling(void) {
         if (ceiling < speed)
             ceiling = speed;
     }
-    kvasir_error err = {0};
-    must(cuda_status(device, &err), &err);
+    device_must_work();
     printf("read ceiling: %.2f TB/s, the best of five over 8 GiB\n", ceiling * 1e-12);
     fflush(stdout);
 }
 
 void bench(void) {
-    printf("device: %s\n", cuda_name(device));
     measure_ceiling();
     if (bench_wants("decode"))
         bench_decode();

@@ -3,33 +3,36 @@
  *
  *     q = random
  *     for each layer
- *         k, v into the pages           cuda_kv_store
- *         a = attention(q, pages)       cuda_attention
- *         q = W a                       cuda_product
+ *         k, v into the pages           kv_store
+ *         a = attention(q, pages)       attention
+ *         q = W a                       product
  *
  * so each layer's input is the last one's output, and one row that came too early or went wrong
- * changes every bit behind it. The same calls are made one by one and captured; what they leave
- * behind, outputs and the whole arena, must be equal byte for byte:
+ * changes every bit after it. The same calls are made one by one and captured; what they
+ * leave, outputs and the whole arena, must be equal byte for byte:
  *
  *     batch A   sequences of the scene: rows for decode and for prefill, windows, two page formats
  *     batch B   of A's bucket: sequences in another order, with fewer rows, at other positions,
  *               over other pages. The graph of A runs it, then A again
  *     refused   more items, more rows, a format more than the captured step had; the graph still
  *               runs its own step afterwards
+ *     sticky    a batch that was not reserved for, attention that is not supported: an error that
+ *               stays
  *
- * A step stores into pages that the next one reads, so the arena is uploaded again before each.
+ * A step stores into pages that the next one reads, so the arena is written again before each.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/cuda/graph.h"
 #include "opcheck.h"
 
 enum { SEQS_MAX = 32, WEIGHTS_MAX = 8, WEIGHT_GROUP = 64 };
 
 struct model {
     struct scene scene;
-    struct cuda_weight *weights[WEIGHTS_MAX];
+    const struct backend_weight *weights[WEIGHTS_MAX];
     uint32_t n_weights; /* layer i has weights[i % n_weights] */
     uint32_t dim;       /* heads * head_dim: inputs and outputs of W */
     float scale;
@@ -44,11 +47,6 @@ struct own_batch {
     struct batch_seq seqs[SEQS_MAX];
     struct kv_view views[SEQS_MAX];
 };
-
-static void must(kvasir_status status, const kvasir_error *err, const char *what) {
-    if (status != KVASIR_OK)
-        give_up("%s: %s", what, err->text);
-}
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
@@ -83,7 +81,7 @@ static void make_weights(struct model *m, uint32_t count) {
                              .scalar = SCALAR_F16};
     m->n_weights = count;
     for (uint32_t i = 0; i < count; i++)
-        must(cuda_weight_create(device, &w, &m->weights[i], &err), &err, "cuda_weight_create");
+        must(backend_weight_put(device, &w, &m->weights[i], &err), &err, "weight_put");
     mem_free(codes);
     mem_free(scales);
     mem_free(biases);
@@ -100,9 +98,9 @@ static float *random_rows(size_t n) {
 }
 
 /* Takes m->scene as scene_build does; the batch is the scene's. Buffers last until case_begin. */
-static void model_make(struct model *m, bool host, uint32_t n_weights) {
+static void model_make(struct model *m, bool checked, uint32_t n_weights) {
     struct scene *s = &m->scene;
-    scene_build(s, host);
+    scene_build(s, checked);
     size_t rows = s->batch.rows, kv_dim = (size_t)s->kv_heads * s->head_dim;
     m->dim = s->heads * s->head_dim;
     m->scale = 1.0f / sqrtf((float)s->head_dim);
@@ -117,24 +115,24 @@ static void model_make(struct model *m, bool host, uint32_t n_weights) {
 
 static void model_free(struct model *m) {
     for (uint32_t i = 0; i < m->n_weights; i++)
-        cuda_weight_destroy(device, m->weights[i]);
+        backend_weight_drop(device, m->weights[i]);
     scene_free(&m->scene);
 }
 
 static void enqueue_layers(const struct model *m, const struct batch *batch) {
     const float *q = m->q;
+    const struct attention_args args = {.heads = m->scene.heads, .scale = m->scale};
+    const float *const no_bias = NULL;
     for (uint32_t layer = 0; layer < m->scene.layers; layer++, q = m->y) {
-        cuda_kv_store(device, batch, batch->views, layer, m->k, m->v);
-        cuda_attention(device, batch, batch->views, layer, q, m->scene.heads, m->scale,
-                       m->attended);
-        cuda_product(device, m->attended, batch->rows, m->weights[layer % m->n_weights], NULL, 8,
-                     m->y);
+        op_kv_store(device, batch, batch->views, layer, m->k, m->v);
+        op_attention(device, batch, batch->views, layer, q, &args, m->attended);
+        op_product(device, m->attended, batch->rows, &m->weights[layer % m->n_weights], &no_bias,
+                   &m->y, 1);
     }
 }
 
 static void enqueue_step(const struct model *m, const struct batch *batch) {
-    kvasir_error err = {0};
-    must(cuda_step_begin(device, batch, &err), &err, "cuda_step_begin");
+    backend_step_begin(device, batch, 1);
     enqueue_layers(m, batch);
 }
 
@@ -203,16 +201,18 @@ struct outcome {
 static void reset(const struct model *m) {
     uint8_t *poison = plain(m->y_bytes);
     memset(poison, 0xff, m->y_bytes);
-    cuda_upload(device, m->y, poison, m->y_bytes);
-    cuda_upload(device, m->attended, poison, m->y_bytes);
-    cuda_upload(device, m->scene.arena, m->scene.host_arena, m->scene.arena_bytes);
+    backend_write(device, m->y, poison, m->y_bytes);
+    backend_write(device, m->attended, poison, m->y_bytes);
+    backend_arena_write(device, m->scene.arena, 0, m->scene.image, m->scene.arena_bytes);
 }
 
 static struct outcome outcome_of(const struct model *m, const struct batch *batch) {
     size_t bytes = (size_t)batch->rows * m->dim * sizeof *m->y;
-    return (struct outcome){.y = from_device(m->y, bytes),
-                            .arena = from_device(m->scene.arena, m->scene.arena_bytes),
-                            .y_bytes = bytes};
+    kvasir_error err = {0};
+    uint8_t *arena = plain(m->scene.arena_bytes);
+    must(backend_arena_read(device, m->scene.arena, 0, arena, m->scene.arena_bytes, &err), &err,
+         "arena_read");
+    return (struct outcome){.y = from_device(m->y, bytes), .arena = arena, .y_bytes = bytes};
 }
 
 static struct outcome run_plain(const struct model *m, const struct batch *batch) {
@@ -298,6 +298,51 @@ static void check_refusals(const struct model *m) {
     cuda_graph_destroy(graph);
 }
 
+/* What a sticky error must be: reported by all that waits, reads are zeros, later calls do nothing.
+ * The device is given up after it. */
+static void check_sticks(const struct model *m, kvasir_status code, const char *what) {
+    kvasir_error err = {0};
+    uint8_t byte = 1;
+    check_that(backend_flush(device, &err) == code && err.text[0], "%s: flush: \"%s\"", what,
+               err.text);
+    enqueue_step(m, &m->scene.batch);
+    check_that(backend_read(device, &byte, m->y, 1, &err) == code && byte == 0,
+               "%s: a read after it", what);
+    byte = 1;
+    check_that(backend_arena_read(device, m->scene.arena, 0, &byte, 1, &err) == code && byte == 0,
+               "%s: a read of the arena after it", what);
+    check_that(backend_alloc(device, 1) == NULL, "%s: memory after it", what);
+}
+
+static void check_errors_stick(void) {
+    if (!family_begin("step", "errors stick"))
+        return;
+    struct scene_seq seqs[] = {
+        {.length = 100, .rows = 2, .span = UINT32_MAX, .switch_at = UINT32_MAX}};
+    for (int kind = 0; kind < 3; kind++) {
+        static const char *const WHAT[] = {"rows", "groups", "a soft cap"};
+        struct model m = {
+            .scene = {
+                .heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1, .n_seqs = 1, .seqs = seqs}};
+        page_layout_init(&m.scene.layouts[0], 1, 1, 64, affine(8, 64), affine(8, 64));
+        case_begin("%s", WHAT[kind]);
+        model_make(&m, true, 1);
+        const struct backend_limits limits = scene_limits(&m.scene);
+        struct own_batch b;
+        batch_of_one(&b, &m.scene, 0);
+        b.batch.rows += kind == 0;
+        backend_step_begin(device, &b.batch, kind == 1 ? 2 : 1);
+        if (kind == 2) {
+            const struct attention_args args = {.heads = 2, .scale = 1, .softcap = 30};
+            op_attention(device, &b.batch, b.batch.views, 0, m.q, &args, m.attended);
+        }
+        check_sticks(&m, kind == 2 ? KVASIR_ERR_UNSUPPORTED : KVASIR_ERR_ARGUMENT, WHAT[kind]);
+        model_free(&m);
+        device_begin(&limits, 8); /* canaries of the lost device are not looked at */
+    }
+    family_end();
+}
+
 static void check_formats(const char *name, struct kv_format k, struct kv_format v,
                           uint32_t head_dim, bool prefill) {
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
@@ -326,10 +371,11 @@ static void check_formats(const char *name, struct kv_format k, struct kv_format
     family_end();
 }
 
-void check_step(void) {
+void check_cuda_step(void) {
     const struct kv_format exact = {.bits = 16, .scalar = SCALAR_BF16, .group = 0};
     check_formats("8/4", affine(8, 64), affine(4, 64), 128, false);
     check_formats("8/4", affine(8, 64), affine(4, 64), 128, true);
+    check_errors_stick();
     if (quick)
         return;
     check_formats("4/2 g32", affine(4, 32), affine(2, 32), 64, true);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_product.c: cuda_product against the same arithmetic in double.
+/* check_product.c: product on CUDA against the same arithmetic in double.
  *
  * Activations are rounded here as act_pack_ref does it (cpu/ref/product.c), weights are what
  * weight_traits' parts say: codes, d and m of each block of 32. With scale_b and sum_b of a block
@@ -156,19 +156,18 @@ static void compare_outputs(const struct product_case *c, const float *y) {
 /* ---- a case ---------------------------------------------------------------------------------- */
 
 /* y of `rows` rows of x (host), outputs [0, n) of the matrix. */
-static const float *run_product(const struct product_case *c, const struct cuda_weight *w,
+static const float *run_product(const struct product_case *c, const struct backend_weight *w,
                                 const float *x, uint32_t rows, uint32_t n) {
     size_t bytes = (size_t)rows * n * sizeof(float);
     float *y = device_buffer(bytes);
     const float *bias = c->bias ? device_copy(c->bias, n * sizeof *bias) : NULL;
-    cuda_product(device, device_copy(x, (size_t)rows * c->w.k * sizeof *x), rows, w, bias, c->bits,
-                 y);
+    op_product(device, device_copy(x, (size_t)rows * c->w.k * sizeof *x), rows, &w, &bias, &y, 1);
     return from_device(y, bytes);
 }
 
 /* Rows [first, first + rows) in another order, which starts with row `first`: the bits of y. */
-static void check_company(const struct product_case *c, const struct cuda_weight *w, uint32_t first,
-                          uint32_t rows, uint32_t n, const float *y) {
+static void check_company(const struct product_case *c, const struct backend_weight *w,
+                          uint32_t first, uint32_t rows, uint32_t n, const float *y) {
     uint32_t k = c->w.k, turn = rows > 1 ? random_below(rows) : 0;
     float *x = plain((size_t)rows * k * sizeof *x);
     for (uint32_t i = 0; i < rows; i++)
@@ -182,7 +181,7 @@ static void check_company(const struct product_case *c, const struct cuda_weight
     }
 }
 
-static void check_invariance(const struct product_case *c, const struct cuda_weight *w,
+static void check_invariance(const struct product_case *c, const struct backend_weight *w,
                              const float *y) {
     check_company(c, w, random_below(c->rows), 1, c->w.n, y);
     if (c->rows > 1) {
@@ -193,15 +192,15 @@ static void check_invariance(const struct product_case *c, const struct cuda_wei
         return;
     /* the same matrix without its last rows */
     struct weight less = c->w;
-    struct cuda_weight *cut;
+    const struct backend_weight *cut;
     kvasir_error err = {0};
     less.n = 1 + random_below(c->w.n - 1);
-    if (cuda_weight_create(device, &less, &cut, &err) != KVASIR_OK) {
-        check_that(false, "cuda_weight_create of %u outputs: %s", less.n, err.text);
+    if (backend_weight_put(device, &less, &cut, &err) != KVASIR_OK) {
+        check_that(false, "weight_put of %u outputs: %s", less.n, err.text);
         return;
     }
     check_company(c, cut, 0, c->rows, less.n, y);
-    cuda_weight_destroy(device, cut);
+    backend_weight_drop(device, cut);
 }
 
 static float *make_x(uint32_t rows, uint32_t k, bool extremes) {
@@ -226,16 +225,16 @@ static void check_case(struct product_case *c, uint32_t n, uint32_t k, bool extr
     float *bias = plain(n * sizeof *bias);
     fill(bias, n, FILL_NORMAL);
     c->bias = random_bits() & 1 ? bias : NULL;
-    struct cuda_weight *w;
+    const struct backend_weight *w;
     kvasir_error err = {0};
-    if (cuda_weight_create(device, &c->w, &w, &err) != KVASIR_OK) {
-        check_that(false, "cuda_weight_create: %s", err.text);
+    if (backend_weight_put(device, &c->w, &w, &err) != KVASIR_OK) {
+        check_that(false, "weight_put: %s", err.text);
         return;
     }
     const float *y = run_product(c, w, c->x, c->rows, n);
     compare_outputs(c, y);
     check_invariance(c, w, y);
-    cuda_weight_destroy(device, w);
+    backend_weight_drop(device, w);
 }
 
 /* Every number of rows with some shape, every shape with some number of rows. */
@@ -258,34 +257,36 @@ static void check_type(struct product_case *c) {
 }
 
 static void check_refusals(void) {
-    if (!family_begin("weight_create", "refusals"))
+    if (!family_begin("weight_put", "refusals"))
         return;
     case_begin("what has no product");
     static const uint8_t bytes[1 << 12];
     struct weight w = {.data = bytes, .scales = bytes, .biases = bytes, .n = 4, .k = 128};
-    struct cuda_weight *out;
+    const struct backend_weight *out;
     w.type = WEIGHT_Q8_0;
-    check_that(cuda_weight_create(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "Q8_0");
+    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "Q8_0");
     w.type = WEIGHT_AFFINE4;
     w.group = 64;
     w.scalar = SCALAR_F32;
-    check_that(cuda_weight_create(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "f32 scales");
+    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "f32 scales");
     w.scalar = SCALAR_F16;
     w.group = 16;
-    check_that(cuda_weight_create(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "group 16");
+    check_that(backend_weight_put(device, &w, &out, NULL) == KVASIR_ERR_UNSUPPORTED, "group 16");
     family_end();
 }
 
-void check_product(void) {
-    struct cuda_limits limits = {
-        .max_rows = ROWS_MAX, .max_seqs = 1, .max_pages = 4, .max_inputs = K_MAX, .groups = 1};
-    limits.group[0].heads = limits.group[0].kv_heads = 1;
-    limits.group[0].head_dim = 64;
-    kvasir_error err = {0};
-    if (cuda_reserve(device, &limits, &err) != KVASIR_OK)
-        give_up("cuda_reserve for products: %s", err.text);
+static const struct backend_limits LIMITS = {.rows = ROWS_MAX,
+                                             .seqs = 1,
+                                             .dim = K_MAX,
+                                             .head_dim = 64,
+                                             .pages = 4,
+                                             .groups = 1,
+                                             .group = {{1, 1, 64}}};
+
+void check_cuda_product(void) {
     static const uint32_t GROUPS[] = {32, 64, 128};
     for (int bits = 8; bits <= 16; bits += 8) {
+        device_begin(&LIMITS, bits);
         struct product_case c = {.traits = weight_traits_of(WEIGHT_Q4_0), .bits = bits};
         c.w.type = WEIGHT_Q4_0;
         if (family_begin("product", "Q4_0 act %d", bits)) {

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// memory.cu: buffers and arenas.
+//
+//     buffers    weights, activations    cudaMalloc
+//     arenas     pages, states           address space, memory in units of 2 MiB
+//
+//     arena:  | unit | unit | ............ | unit |   reserved: addresses only
+//                mapped[]: 1      1      0 ...        memory is mapped when arena_take comes to a
+//                                                     unit, and given back in whole units
+//
+// Invariants:
+//   C3  A page's address stays the same for the arena's life: memory is mapped and unmapped there.
+//   C4  A unit is unmapped only when everything that was enqueued before has run.
+//   C6  Only mapped units are read, copied or written: callers take a page before they use it.
+//
+// The driver's functions for virtual memory are looked up by name, so that the program needs no
+// libcuda at link time and starts on machines without a driver.
+#include <algorithm>
+#include <cudaTypedefs.h>
+#include <string.h>
+
+#include "backend/cuda/internal.cuh"
+
+enum {
+    ARENA_UNIT = 2 << 20,
+};
+static_assert(ARENA_UNIT % PAGE_ADDR_UNIT == 0, "units begin at addresses of pages");
+
+struct backend_arena {
+    uint8_t *base;
+    size_t units;
+    bool *mapped; // [units]
+    backend_arena *next;
+};
+
+struct cuda_arenas {
+    int device;
+    backend_arena *first; // those that arena_destroy has not seen
+    PFN_cuMemAddressReserve_v10020 address_reserve;
+    PFN_cuMemAddressFree_v10020 address_free;
+    PFN_cuMemCreate_v10020 create;
+    PFN_cuMemRelease_v10020 release;
+    PFN_cuMemMap_v10020 map;
+    PFN_cuMemUnmap_v10020 unmap;
+    PFN_cuMemSetAccess_v10020 set_access;
+    PFN_cuMemGetAllocationGranularity_v10020 granularity;
+};
+
+// The driver's numbers are the runtime's, for all errors that both have.
+static bool driver_ok(cuda_backend *b, CUresult r) {
+    return cuda_ok(b, (cudaError_t)r);
+}
+
+// False after an error. A capture records launches: it must not meet an allocation or a wait.
+static bool can_work(const cuda_backend *b) {
+    ASSERT(!b->capturing || !cuda_works(b));
+    return cuda_works(b);
+}
+
+static bool wait(cuda_backend *b) {
+    return cuda_works(b) && cuda_ok(b, cudaStreamSynchronize(b->stream));
+}
+
+// ---- buffers ---------------------------------------------------------------------------------
+
+kvasir_status cuda_flush(struct backend *base, kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
+    ASSERT(!b->capturing);
+    (void)wait(b);
+    return cuda_status(b, err);
+}
+
+void *cuda_alloc(struct backend *base, size_t bytes) {
+    cuda_backend *b = cuda_of(base);
+    void *p = nullptr;
+    if (!can_work(b))
+        return nullptr;
+    cudaError_t e = cudaMalloc(&p, std::max<size_t>(bytes, 1));
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); // the caller deals with it: it does not stick
+        return nullptr;
+    }
+    return cuda_ok(b, e) ? p : nullptr;
+}
+
+void cuda_free(struct backend *base, void *p) {
+    cuda_backend *b = cuda_of(base);
+    if (!p)
+        return;
+    ASSERT(!b->capturing);
+    (void)wait(b);
+    (void)cudaFree(p); // also after an error: it gives the memory back if anything can
+}
+
+// A copy from pageable memory goes through the driver's own pinned buffers, and the call returns
+// when the last byte is there: so the caller's memory is free again, though the device may not have
+// the data yet. Pinned memory would be read later, by the device: nothing in Kvasir that is written
+// this way is pinned.
+void cuda_write(struct backend *base, void *device, const void *host, size_t bytes) {
+    cuda_backend *b = cuda_of(base);
+    if (bytes && can_work(b))
+        cuda_ok(b, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, b->stream));
+}
+
+kvasir_status cuda_read(struct backend *base, void *host, const void *device, size_t bytes,
+                        kvasir_error *err) {
+    cuda_backend *b = cuda_of(base);
+    if (bytes && can_work(b))
+        cuda_ok(b, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, b->stream));
+    if (!wait(b))
+        memset(host, 0, bytes);
+    return cuda_status(b, err);
+}
+
+const void *cuda_upload(struct backend *base, const void *host, size_t bytes) {
+    void *p = cuda_alloc(base, bytes);
+    if (p)
+        cuda_write(base, p, host, bytes);
+    return p;
+}
+
+void cuda_upload_free(struct backend *base, const void *device) {
+    cuda_free(base, const_cast<void *>(device));
+}
+
+// ---- the driver ------------------------------------------------------------------------------
+
+template <class F> static bool find_driver(const char *name, F *out) {
+    const unsigned cuda_10_2 = 10020; // all of these are that old
+    cudaDriverEntryPointQueryResult found;
+    void *p = nullptr;
+    if (cudaGetDriverEntryPointByVersion(name, &p, cuda_10_2, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+        return false;
+    *out = (F)p;
+    return p != nullptr;
+}
+
+static CUmemAllocationProp unit_properties(const cuda_arenas *a) {
+    CUmemAllocationProp p = {};
+    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    p.location.id = a->device;
+    return p;
+}
+
+kvasir_status arenas_open(cuda_backend *b, int device, kvasir_error *err) {
+    cuda_arenas *a = (cuda_arenas *)mem_calloc(1, sizeof *a);
+    if (!a)
+        return fail(err, KVASIR_ERR_MEMORY, "CUDA: out of memory");
+    b->arenas = a;
+    a->device = device;
+    CUmemAllocationProp properties = unit_properties(a);
+    size_t unit = 0;
+    if (!find_driver("cuMemAddressReserve", &a->address_reserve) ||
+        !find_driver("cuMemAddressFree", &a->address_free) ||
+        !find_driver("cuMemCreate", &a->create) || !find_driver("cuMemRelease", &a->release) ||
+        !find_driver("cuMemMap", &a->map) || !find_driver("cuMemUnmap", &a->unmap) ||
+        !find_driver("cuMemSetAccess", &a->set_access) ||
+        !find_driver("cuMemGetAllocationGranularity", &a->granularity) ||
+        a->granularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+        unit == 0 || ARENA_UNIT % unit != 0)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "CUDA: %s: the driver cannot map memory in units of 2 MiB", b->name);
+    return KVASIR_OK;
+}
+
+void arenas_close(cuda_backend *b) {
+    while (b->arenas && b->arenas->first)
+        cuda_arena_destroy(&b->base, b->arenas->first);
+    mem_free(b->arenas);
+    b->arenas = nullptr;
+}
+
+// ---- units of an arena -----------------------------------------------------------------------
+
+static size_t bytes_of(const backend_arena *a) {
+    return a->units * ARENA_UNIT;
+}
+
+// Where the bytes [at, at + bytes) are.
+static uint8_t *arena_at(const backend_arena *a, size_t at, size_t bytes) {
+    ASSERT(at <= bytes_of(a) && bytes <= bytes_of(a) - at);
+    return a->base + at;
+}
+
+// The same, of mapped units (C6).
+static uint8_t *mapped_at(const backend_arena *a, size_t at, size_t bytes) {
+    uint8_t *p = arena_at(a, at, bytes);
+    for (size_t unit = at / ARENA_UNIT; unit * ARENA_UNIT < at + bytes; unit++)
+        ASSERT(a->mapped[unit]);
+    return p;
+}
+
+// The handle is given up at once: the mapping keeps the memory, and unmapping frees it.
+static bool unit_map(cuda_backend *b, backend_arena *a, size_t unit) {
+    const cuda_arenas *d = b->arenas;
+    ASSERT(unit < a->units && !a->mapped[unit]);
+    CUdeviceptr at = (CUdeviceptr)(a->base + unit * ARENA_UNIT);
+    CUmemAllocationProp properties = unit_properties(d);
+    CUmemGenericAllocationHandle handle;
+    CUmemAccessDesc access = {};
+    access.location = properties.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (!driver_ok(b, d->create(&handle, ARENA_UNIT, &properties, 0)))
+        return false;
+    CUresult mapped = d->map(at, ARENA_UNIT, 0, handle, 0);
+    CUresult released = d->release(handle);
+    if (!driver_ok(b, mapped))
+        return false;
+    a->mapped[unit] = true;
+    driver_ok(b, released);
+    return driver_ok(b, d->set_access(at, ARENA_UNIT, &access, 1));
+}
+
+static void unit_unmap(cuda_backend *b, backend_arena *a, size_t unit) {
+    if (!a->mapped[unit])
+        return;
+    driver_ok(b, b->arenas->unmap((CUdeviceptr)(a->base + unit * ARENA_UNIT), ARENA_UNIT));
+    a->mapped[unit] = false;
+}
+
+const uint8_t *arena_base(const struct backend_arena *a) {
+    return a->base;
+}
+
+// ---- arenas ----------------------------------------------------------------------------------
+
+struct backend_arena *cuda_arena_create(struct backend *base, size_t bytes) {
+    cuda_backend *b = cuda_of(base);
+    if (!bytes || !can_work(b))
+        return nullptr;
+    backend_arena *a = (backend_arena *)mem_calloc(1, sizeof *a);
+    if (!a)
+        return nullptr;
+    a->units = round_up(bytes, ARENA_UNIT) / ARENA_UNIT;
+    a->mapped = (bool *)mem_calloc(a->units, sizeof *a->mapped);
+    CUdeviceptr at = 0;
+    if (!a->mapped ||
+        b->arenas->address_reserve(&at, bytes_of(a), ARENA_UNIT, 0, 0) != CUDA_SUCCESS) {
+        mem_free(a->mapped);
+        mem_free(a);
+        return nullptr;
+    }
+    a->base = (uint8_t *)at;
+    a->next = b->arenas->first;
+    b->arenas->first = a;
+    return a;
+}
+
+void cuda_arena_destroy(struct backend *base, struct backend_arena *a) {
+    cuda_backend *b = cuda_of(base);
+    ASSERT(!b->capturing);
+    backend_arena **link = &b->arenas->first;
+    while (*link != a) {
+        ASSERT(*link); // it is one of this backend's
+        link = &(*link)->next;
+    }
+    (void)wait(b);
+    for (size_t unit = 0; unit < a->units; unit++)
+        unit_unmap(b, a, unit);
+    driver_ok(b, b->arenas->address_free((CUdeviceptr)a->base, bytes_of(a)));
+    *link = a->next;
+    mem_free(a->mapped);
+    mem_free(a);
+}
+
+// fresh or not: memory that was just mapped holds whatever it held before.
+void cuda_arena_take(struct backend *base, struct backend_arena *a, uint32_t addr, size_t bytes,
+                     bool fresh) {
+    cuda_backend *b = cuda_of(base);
+    (void)fresh;
+    const size_t from = page_offset(addr);
+    uint8_t *at = arena_at(a, from, bytes);
+    if (!bytes || !can_work(b))
+        return;
+    for (size_t unit = from / ARENA_UNIT; unit * ARENA_UNIT < from + bytes; unit++)
+        if (!a->mapped[unit] && !unit_map(b, a, unit))
+            return;
+    cuda_ok(b, cudaMemsetAsync(at, 0, bytes, b->stream));
+}
+
+// Zeros what is mapped of [from, end).
+static void zero_mapped(cuda_backend *b, const backend_arena *a, size_t from, size_t end) {
+    while (from < end) {
+        size_t unit = from / ARENA_UNIT, stop = std::min(end, (unit + 1) * ARENA_UNIT);
+        ASSERT(unit < a->units);
+        if (a->mapped[unit])
+            cuda_ok(b, cudaMemsetAsync(a->base + from, 0, stop - from, b->stream));
+        from = stop;
+    }
+}
+
+// Units that the range covers are given back. Of those that it shares with others its part is
+// zeroed.
+void cuda_arena_release(struct backend *base, struct backend_arena *a, uint32_t addr,
+                        size_t bytes) {
+    cuda_backend *b = cuda_of(base);
+    const size_t from = page_offset(addr), end = from + bytes;
+    (void)arena_at(a, from, bytes);
+    if (!bytes || !can_work(b))
+        return;
+    const size_t first = round_up(from, ARENA_UNIT), last = end / ARENA_UNIT * ARENA_UNIT;
+    if (first >= last) {
+        zero_mapped(b, a, from, end);
+        return;
+    }
+    zero_mapped(b, a, from, first);
+    zero_mapped(b, a, last, end);
+    if (!wait(b))
+        return;
+    for (size_t unit = first / ARENA_UNIT; unit < last / ARENA_UNIT; unit++)
+        unit_unmap(b, a, unit);
+}
+
+void cuda_arena_copy(struct backend *base, struct backend_arena *a, uint32_t to, uint32_t from,
+                     size_t bytes) {
+    cuda_backend *b = cuda_of(base);
+    if (!bytes || !can_work(b))
+        return;
+    uint8_t *out = mapped_at(a, page_offset(to), bytes);
+    const uint8_t *in = mapped_at(a, page_offset(from), bytes);
+    ASSERT(out + bytes <= in || in + bytes <= out);
+    cuda_ok(b, cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, b->stream));
+}
+
+kvasir_status cuda_arena_read(struct backend *base, const struct backend_arena *a, size_t at,
+                              void *host, size_t bytes, kvasir_error *err) {
+    const void *from = cuda_works(cuda_of(base)) ? mapped_at(a, at, bytes) : nullptr;
+    return cuda_read(base, host, from, bytes, err);
+}
+
+void cuda_arena_write(struct backend *base, struct backend_arena *a, size_t at, const void *host,
+                      size_t bytes) {
+    if (cuda_works(cuda_of(base)))
+        cuda_write(base, mapped_at(a, at, bytes), host, bytes);
+}
+
+// ---- pages in another layout -----------------------------------------------------------------
+
+// Room for the two pages in host memory, kept for the next one: the only allocation on the host
+// after reserve. NULL after an error.
+static uint8_t *staging(cuda_backend *b, size_t bytes) {
+    if (b->staging_bytes < bytes) {
+        mem_free(b->staging);
+        b->staging = (uint8_t *)mem_alloc(bytes);
+        b->staging_bytes = b->staging ? bytes : 0;
+        if (!b->staging) {
+            kvasir_error err;
+            fail(&err, KVASIR_ERR_MEMORY, "CUDA: no host memory for a page of %zu bytes", bytes);
+            cuda_stick(b, &err);
+        }
+    }
+    return cuda_works(b) ? b->staging : nullptr;
+}
+
+// By way of the host, with its definition: bytes are the same on every backend. It waits.
+void cuda_page_convert(struct backend *base, struct backend_arena *a,
+                       const struct page_conversion *c) {
+    const size_t from_bytes = c->from->page_bytes, to_bytes = c->to->page_bytes;
+    uint8_t *from = staging(cuda_of(base), from_bytes + to_bytes);
+    if (!from ||
+        cuda_arena_read(base, a, page_offset(c->from_addr), from, from_bytes, nullptr) != KVASIR_OK)
+        return;
+    memset(from + from_bytes, 0, to_bytes);
+    page_convert(c, from, from + from_bytes);
+    cuda_arena_write(base, a, page_offset(c->to_addr), from + from_bytes, to_bytes);
+}

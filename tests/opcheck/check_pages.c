@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check_pages.c: operations over pages and states against the reference's table, and what the
+ * contract says of arenas and buffers. What kv_store writes is checked in check_encode.c.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "opcheck.h"
+
+/* ---- buffers and arenas ---------------------------------------------------------------------- */
+
+static struct backend_limits some_limits(void) {
+    return (struct backend_limits){.rows = 16,
+                                   .seqs = 4,
+                                   .dim = 64,
+                                   .head_dim = 64,
+                                   .pages = 16,
+                                   .groups = 1,
+                                   .group = {{1, 1, 64}}};
+}
+
+static void check_buffers(void) {
+    enum { BYTES = 3000 };
+    if (!family_begin("buffers", "alloc, upload, write, read"))
+        return;
+    const struct backend_limits limits = some_limits();
+    kvasir_error err = {0};
+    case_begin("%d bytes", BYTES);
+    device_begin(&limits, 8);
+    uint8_t *host = plain(BYTES), *copy = plain(BYTES), *back = plain(BYTES);
+    for (size_t i = 0; i < BYTES; i++)
+        copy[i] = host[i] = (uint8_t)random_bits();
+    uint8_t *buffer = backend_alloc(device, BYTES);
+    const void *constant = backend_upload(device, copy, BYTES);
+    check_that(buffer && constant, "no memory");
+    backend_write(device, buffer, host, BYTES);
+    memset(host, 0, BYTES); /* it was consumed */
+    must(backend_read(device, back, buffer, BYTES, &err), &err, "read");
+    check_that(memcmp(back, copy, BYTES) == 0, "what was written is not what is read");
+    memset(back, 0, BYTES);
+    must(backend_read(device, back, constant, BYTES, &err), &err, "read");
+    check_that(memcmp(back, copy, BYTES) == 0, "what was uploaded is not what is read");
+    backend_upload_free(device, constant);
+    backend_free(device, buffer);
+    family_end();
+}
+
+static void *arena_bytes(struct backend_arena *a, size_t at, size_t bytes) {
+    kvasir_error err = {0};
+    void *p = plain(bytes);
+    must(backend_arena_read(device, a, at, p, bytes, &err), &err, "arena_read");
+    return p;
+}
+
+static bool all_are(const uint8_t *p, size_t n, uint8_t value) {
+    while (n > 0 && p[n - 1] == value)
+        n--;
+    return n == 0;
+}
+
+/* Pages of 3 units at addresses 0, 3, 6, 9; memory comes in units of its own. */
+static void check_arena(void) {
+    enum { PAGE = 3 * PAGE_ADDR_UNIT, ARENA = 8 << 20 };
+    if (!family_begin("arena", "take, write, copy, release"))
+        return;
+    const struct backend_limits limits = some_limits();
+    case_begin("pages of %d bytes", (int)PAGE);
+    device_begin(&limits, 8);
+    struct backend_arena *a = backend_arena_create(device, ARENA);
+    if (!a)
+        give_up("no arena of %d bytes", (int)ARENA);
+    uint8_t *ones = plain(PAGE);
+    memset(ones, 1, PAGE);
+    for (uint32_t i = 0; i < 4; i++) {
+        backend_arena_take(device, a, 3 * i, PAGE, true);
+        check_that(all_are(arena_bytes(a, page_offset(3 * i), PAGE), PAGE, 0), "page %u: no zeros",
+                   i);
+    }
+    backend_arena_write(device, a, page_offset(3) + 5, ones, PAGE - 5);
+    backend_arena_copy(device, a, 6, 3, PAGE);
+    memset(ones, 2, PAGE); /* it was consumed */
+    const uint8_t *p = arena_bytes(a, page_offset(6), PAGE);
+    check_that(all_are(p, 5, 0) && all_are(p + 5, PAGE - 5, 1), "a copy of a page");
+    check_that(all_are(arena_bytes(a, 0, PAGE), PAGE, 0) &&
+                   all_are(arena_bytes(a, page_offset(9), PAGE), PAGE, 0),
+               "pages beside it");
+    backend_arena_take(device, a, 3, PAGE, false);
+    check_that(all_are(arena_bytes(a, page_offset(3), PAGE), PAGE, 0), "a page that is used again");
+    backend_arena_release(device, a, 6, PAGE);
+    backend_arena_take(device, a, 6, PAGE, true);
+    check_that(all_are(arena_bytes(a, page_offset(6), PAGE), PAGE, 0), "a released page");
+    /* a whole extent that others do not share */
+    backend_arena_take(device, a, (4 << 20) / PAGE_ADDR_UNIT, 2 << 20, true);
+    backend_arena_write(device, a, 4 << 20, ones, PAGE);
+    backend_arena_release(device, a, (4 << 20) / PAGE_ADDR_UNIT, 2 << 20);
+    backend_arena_take(device, a, (4 << 20) / PAGE_ADDR_UNIT, 2 << 20, true);
+    check_that(all_are(arena_bytes(a, 4 << 20, PAGE), PAGE, 0), "a released extent");
+    backend_arena_destroy(device, a);
+    family_end();
+}
+
+/* ---- formats --------------------------------------------------------------------------------- */
+
+static const struct pair {
+    const char *name;
+    struct kv_format k, v;
+} PAIRS[] = {
+    {"f16", {16, SCALAR_F16, 0}, {16, SCALAR_F16, 0}},
+    {"bf16", {16, SCALAR_BF16, 0}, {16, SCALAR_BF16, 0}},
+    {"f32", {32, SCALAR_F32, 0}, {32, SCALAR_F32, 0}},
+    {"8/8", {8, SCALAR_F16, 64}, {8, SCALAR_F16, 64}},
+    {"8/4", {8, SCALAR_F16, 64}, {4, SCALAR_F16, 64}},
+    {"4/2 g32", {4, SCALAR_F16, 32}, {2, SCALAR_F16, 32}},
+    {"6/3", {6, SCALAR_F16, 64}, {3, SCALAR_F16, 64}},
+    {"5/5 bf16", {5, SCALAR_BF16, 32}, {5, SCALAR_BF16, 32}},
+};
+enum { N_PAIRS = sizeof PAIRS / sizeof *PAIRS };
+
+/* False, once for each format: pages that the device lacks. */
+static bool device_has_pages(const struct page_layout *l, const char *name) {
+    kvasir_error err = {0};
+    const kvasir_status status = backend_check_layout(device, l, &err);
+    if (status == KVASIR_OK)
+        return true;
+    check_that(status == KVASIR_ERR_UNSUPPORTED, "check_layout: %s", err.text);
+    printf("absent: pages %s\n", name);
+    return false;
+}
+
+static void check_convert(void) {
+    enum { LAYERS = 2, KV_HEADS = 2, HEAD_DIM = 64, ROWS = 50, TO = 64 };
+    if (!family_begin("page", "convert"))
+        return;
+    static const uint32_t WAYS[][2] = {{0, 4}, {0, 3}, {3, 5}, {4, 4}, {1, 0}};
+    const struct backend_limits limits = some_limits();
+    for (size_t i = 0; i < sizeof WAYS / sizeof *WAYS; i++) {
+        const struct pair *from = &PAIRS[WAYS[i][0]], *to = &PAIRS[WAYS[i][1]];
+        struct page_layout l[2];
+        page_layout_init(&l[0], LAYERS, KV_HEADS, HEAD_DIM, from->k, from->v);
+        page_layout_init(&l[1], LAYERS, KV_HEADS, HEAD_DIM, to->k, to->v);
+        case_begin("%s to %s", from->name, to->name);
+        device_begin(&limits, 8);
+        uint8_t *page = plain(l[0].page_bytes), *want = plain(l[1].page_bytes);
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            for (uint32_t head = 0; head < KV_HEADS; head++)
+                for (uint32_t t = 0; t < ROWS; t++) {
+                    uint8_t *k = page + page_tile(&l[0], layer, head, TILE_K);
+                    tile_encode_row(&l[0].k, k, t, plain_floats(HEAD_DIM));
+                    tile_encode_row(&l[0].v, k + l[0].k.bytes, t, plain_floats(HEAD_DIM));
+                }
+        const struct page_conversion c = {
+            .from = &l[0], .to = &l[1], .from_addr = 1, .to_addr = TO, .rows = ROWS};
+        page_convert(&c, page, want);
+        struct backend_arena *a = backend_arena_create(device, 2 << 20);
+        backend_arena_take(device, a, 1, l[0].page_bytes, true);
+        backend_arena_take(device, a, TO, l[1].page_bytes, true);
+        backend_arena_write(device, a, page_offset(1), page, l[0].page_bytes);
+        backend_page_convert(device, a, &c);
+        check_that(
+            memcmp(arena_bytes(a, page_offset(TO), l[1].page_bytes), want, l[1].page_bytes) == 0,
+            "other bytes than the definition's");
+        backend_arena_destroy(device, a);
+    }
+    family_end();
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+enum { LAYERS = 2, KV_HEADS = 2, GQA = 3, HEADS = KV_HEADS * GQA, HEAD_DIM = 64 };
+enum { WIDTH = HEADS * HEAD_DIM };
+
+/* Rows of many tokens and of one, windows, kept positions, two formats, more than one split. */
+static const struct scene_seq SEQS[] = {
+    {.length = 700, .rows = 5, .span = UINT32_MAX, .switch_at = 4},
+    {.length = 130, .rows = 1, .keep = 4, .span = 60, .switch_at = UINT32_MAX},
+    {.length = 1300, .rows = 1, .span = UINT32_MAX, .switch_at = UINT32_MAX},
+    {.length = 70, .rows = 70, .span = UINT32_MAX, .switch_at = 0},
+    {.length = 600, .rows = 40, .keep = 70, .span = 100, .switch_at = 3},
+};
+enum { N_SEQS = sizeof SEQS / sizeof *SEQS };
+
+/* Rows [first, first + rows) of sequence s as a batch of its own. */
+static struct batch part_of(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
+                            struct batch_seq *seq) {
+    struct batch b = c->batch;
+    *seq = (struct batch_seq){.row = 0, .rows = rows, .pos = c->batch.seqs[s].pos + first};
+    b.rows = rows;
+    b.n_seqs = 1;
+    b.seqs = seq;
+    b.views = c->batch.views + s;
+    return b;
+}
+
+static void compare_attention(const struct scene *c, const struct attention_args *args,
+                              const float *device_sinks, double tolerance) {
+    const uint32_t rows = c->batch.rows, layer = LAYERS - 1;
+    const size_t bytes = (size_t)rows * WIDTH * sizeof(float);
+    const struct batch ref_batch = scene_reference_batch(c);
+    const float *q = plain_floats((size_t)rows * WIDTH);
+    float *want = plain(bytes), *out = device_buffer(bytes);
+    const float *device_q = device_copy(q, bytes);
+    struct attention_args device_args = *args;
+    device_args.sinks = device_sinks;
+    backend_step_begin(reference, &ref_batch, 1);
+    op_attention(reference, &ref_batch, ref_batch.views, layer, q, args, want);
+    backend_step_begin(device, &c->batch, 1);
+    op_attention(device, &c->batch, c->batch.views, layer, device_q, &device_args, out);
+    const float *got = from_device(out, bytes);
+    check_rows_near("out", got, want, (size_t)rows * HEADS, HEAD_DIM, tolerance);
+    for (uint32_t s = 0; s < c->n_seqs; s++) { /* alone, and only its last rows */
+        const struct batch_seq *seq = &c->batch.seqs[s];
+        const uint32_t first = random_below(seq->rows), n = seq->rows - first;
+        struct batch_seq one;
+        const struct batch b = part_of(c, s, first, n, &one);
+        const size_t at = (size_t)(seq->row + first) * WIDTH, part = (size_t)n * WIDTH;
+        float *alone = device_buffer(part * sizeof *alone);
+        backend_step_begin(device, &b, 1);
+        op_attention(device, &b, b.views, layer, device_q + at, &device_args, alone);
+        check_that(
+            memcmp(from_device(alone, part * sizeof *alone), got + at, part * sizeof *alone) == 0,
+            "sequence %u from row %u on: other bits alone", s, first);
+    }
+}
+
+static void make_scene(struct scene *c, struct scene_seq *seqs, const struct pair *p) {
+    memcpy(seqs, SEQS, sizeof SEQS);
+    *c = (struct scene){.heads = HEADS,
+                        .kv_heads = KV_HEADS,
+                        .head_dim = HEAD_DIM,
+                        .layers = LAYERS,
+                        .n_seqs = N_SEQS,
+                        .seqs = seqs};
+    page_layout_init(&c->layouts[0], LAYERS, KV_HEADS, HEAD_DIM, PAIRS[0].k, PAIRS[0].v);
+    page_layout_init(&c->layouts[1], LAYERS, KV_HEADS, HEAD_DIM, p->k, p->v);
+}
+
+static void check_attention(const struct pair *p) {
+    struct scene c;
+    struct scene_seq seqs[N_SEQS];
+    make_scene(&c, seqs, p);
+    if (!device_has_pages(&c.layouts[1], p->name) || !family_begin("attention", "%s", p->name))
+        return;
+    struct attention_args args = {.heads = HEADS, .scale = 0.125f};
+    case_begin("%d sequences", (int)N_SEQS);
+    scene_build(&c, true);
+    compare_attention(&c, &args, NULL, choice->pages_near);
+    if (!choice->cuda) {
+        args.softcap = 3;
+        args.sinks = plain_floats(HEADS);
+        compare_attention(&c, &args, device_copy(args.sinks, HEADS * sizeof(float)),
+                          choice->pages_near);
+    }
+    scene_free(&c);
+    family_end();
+}
+
+/* ---- centred keys ---------------------------------------------------------------------------- */
+
+/* K and V of the step's rows are stored by each side in its own way, then attended to. Codes may
+ * differ by one where a value is at the edge of two. */
+static void check_centred(void) {
+    enum { PAIRS_OF_HEAD = 5, N = HEAD_DIM / 2, I = LAYERS * KV_HEADS };
+    struct centre_pair pairs[I * PAIRS_OF_HEAD];
+    uint32_t first[I + 1];
+    double inv_freq[N];
+    struct scene c;
+    struct scene_seq seqs[N_SEQS];
+    make_scene(&c, seqs, &PAIRS[4]);
+    c.layouts[0] = c.layouts[1];
+    c.layouts[0].centred = true;
+    if (!device_has_pages(&c.layouts[0], "with centred keys") ||
+        !family_begin("attention", "centred keys"))
+        return;
+    case_begin("%d pairs of a head", (int)PAIRS_OF_HEAD);
+    for (uint32_t j = 0; j < N; j++)
+        inv_freq[j] = m_pow(10000, -(double)j / N);
+    for (uint32_t i = 0; i <= I; i++)
+        first[i] = i * PAIRS_OF_HEAD;
+    for (uint32_t i = 0; i < I * PAIRS_OF_HEAD; i++)
+        pairs[i] = (struct centre_pair){i % PAIRS_OF_HEAD * 6 + 1, 2 * random_normal(),
+                                        2 * random_normal()};
+    const struct key_centre centre = {.layers = LAYERS,
+                                      .kv_heads = KV_HEADS,
+                                      .n = N,
+                                      .pairs_max = PAIRS_OF_HEAD,
+                                      .inv_freq = inv_freq,
+                                      .first = first,
+                                      .pairs = pairs};
+    kvasir_error err = {0};
+    scene_build(&c, true);
+    must(backend_reserve_centre(device, &centre, &err), &err, "reserve_centre");
+    must(backend_reserve_centre(reference, &centre, &err), &err, "reserve_centre");
+    for (uint32_t s = 0; s < c.n_seqs; s++)
+        c.views[s].centre = c.reference_views[s].centre = &centre;
+    const struct batch ref_batch = scene_reference_batch(&c);
+    const size_t n = (size_t)c.batch.rows * KV_HEADS * HEAD_DIM;
+    backend_step_begin(reference, &ref_batch, 1);
+    backend_step_begin(device, &c.batch, 1);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const float *k = plain_floats(n), *v = plain_floats(n);
+        op_kv_store(reference, &ref_batch, ref_batch.views, layer, k, v);
+        op_kv_store(device, &c.batch, c.batch.views, layer, device_copy(k, n * sizeof *k),
+                    device_copy(v, n * sizeof *v));
+    }
+    const struct attention_args args = {.heads = HEADS, .scale = 0.125f};
+    compare_attention(&c, &args, NULL, choice->pages_near > 0 ? choice->pages_near + 1e-2 : 0);
+    scene_free(&c);
+    family_end();
+}
+
+/* ---- recurrent layers ------------------------------------------------------------------------ */
+
+enum { STATES = 3, STATE_UNITS = 8, STATE_AT = 192, ROWS_OF_ALL = 12 };
+
+/* Three sequences of 1, 7 and 4 rows, their states in an arena. */
+struct recurrent {
+    struct backend_arena *arena[2]; /* of the reference, of the device */
+    struct state_view states[2][STATES];
+    struct batch_seq seqs[STATES];
+    struct batch batch[2];
+};
+
+static void recurrent_make(struct recurrent *r) {
+    static const uint32_t N_ROWS[STATES] = {1, 7, 4};
+    struct backend *const backends[2] = {reference, device};
+    uint32_t row = 0;
+    for (uint32_t s = 0; s < STATES; s++) {
+        r->seqs[s] = (struct batch_seq){row, N_ROWS[s], 10 * s};
+        row += N_ROWS[s];
+    }
+    ASSERT(row == ROWS_OF_ALL);
+    for (int i = 0; i < 2; i++) {
+        r->arena[i] = backend_arena_create(backends[i], 2 << 20);
+        for (uint32_t s = 0; s < STATES; s++) {
+            r->states[i][s] = (struct state_view){r->arena[i], (STATES - 1 - s) * STATE_UNITS};
+            backend_arena_take(backends[i], r->arena[i], r->states[i][s].addr,
+                               (size_t)STATE_UNITS * PAGE_ADDR_UNIT, true);
+        }
+        r->batch[i] = (struct batch){
+            .rows = ROWS_OF_ALL, .n_seqs = STATES, .seqs = r->seqs, .states = r->states[i]};
+    }
+}
+
+static void recurrent_free(struct recurrent *r) {
+    backend_arena_destroy(reference, r->arena[0]);
+    backend_arena_destroy(device, r->arena[1]);
+}
+
+/* A step of an operation over a batch: its y. `at` is the first row's place in all inputs. */
+struct recurrent_op {
+    size_t width;       /* of a row of y */
+    size_t state_bytes; /* from STATE_AT on */
+    void (*run)(struct backend *b, const struct batch *batch, int side, uint32_t at, float *y);
+};
+
+/* Two steps on both sides; then the second sequence again on the device, one row after the other
+ * from the state after the first step: the same bits. */
+static void check_recurrent(const struct recurrent_op *op) {
+    const size_t n = ROWS_OF_ALL * op->width;
+    struct recurrent r;
+    recurrent_make(&r);
+    kvasir_error err = {0};
+    float *want = plain(n * sizeof *want), *y = device_buffer(n * sizeof *y);
+    const size_t one = page_offset(r.states[1][1].addr) + STATE_AT;
+    uint8_t *before = plain(op->state_bytes);
+    for (int step = 0; step < 2; step++) {
+        must(backend_arena_read(device, r.arena[1], one, before, op->state_bytes, &err), &err,
+             "arena_read");
+        backend_step_begin(reference, &r.batch[0], 0);
+        op->run(reference, &r.batch[0], 0, 0, want);
+        backend_step_begin(device, &r.batch[1], 0);
+        op->run(device, &r.batch[1], 1, 0, y);
+        check_rows_near("y", from_device(y, n * sizeof *y), want, ROWS_OF_ALL, op->width,
+                        choice->rows_near * 10);
+        for (uint32_t s = 0; s < STATES; s++) {
+            const size_t at = page_offset(r.states[1][s].addr) + STATE_AT;
+            float *state = plain(op->state_bytes);
+            must(backend_arena_read(reference, r.arena[0], at, state, op->state_bytes, &err), &err,
+                 "arena_read");
+            check_rows_near("state", arena_bytes(r.arena[1], at, op->state_bytes), state, 1,
+                            op->state_bytes / sizeof(float), choice->rows_near * 10);
+        }
+    }
+    const float *got = from_device(y, n * sizeof *y);
+    backend_arena_write(device, r.arena[1], one, before, op->state_bytes);
+    for (uint32_t i = 0; i < r.seqs[1].rows; i++) {
+        const struct batch_seq seq = {.row = 0, .rows = 1, .pos = r.seqs[1].pos + i};
+        const struct batch b = {.rows = 1, .n_seqs = 1, .seqs = &seq, .states = &r.states[1][1]};
+        float *alone = device_buffer(op->width * sizeof *alone);
+        backend_step_begin(device, &b, 0);
+        op->run(device, &b, 1, r.seqs[1].row + i, alone);
+        check_that(memcmp(from_device(alone, op->width * sizeof *alone),
+                          got + (r.seqs[1].row + i) * op->width, op->width * sizeof *alone) == 0,
+                   "row %u alone: other bits", i);
+    }
+    recurrent_free(&r);
+}
+
+enum { CONV_CHANNELS = 300, CONV_WIDTH = 4 };
+static struct { const float *x[2], *w[2]; } conv;
+
+static void run_conv(struct backend *b, const struct batch *batch, int side, uint32_t at,
+                     float *y) {
+    op_short_conv(b, batch, STATE_AT, conv.x[side] + (size_t)at * CONV_CHANNELS, conv.w[side],
+                  CONV_WIDTH, CONV_CHANNELS, true, y);
+}
+
+enum { KEY_HEADS = 2, VALUE_HEADS = 4, KEY_DIM = 32, VALUE_DIM = 24 };
+enum { QKV = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM };
+static struct {
+    const float *qkv[2], *beta[2], *a[2];
+    struct delta_layer layer[2];
+} delta;
+
+static void run_delta(struct backend *b, const struct batch *batch, int side, uint32_t at,
+                      float *y) {
+    op_delta_rule(b, batch, STATE_AT, delta.qkv[side] + (size_t)at * QKV,
+                  delta.beta[side] + (size_t)at * VALUE_HEADS,
+                  delta.a[side] + (size_t)at * VALUE_HEADS, &delta.layer[side], y);
+}
+
+static void put_both(const float *side[2], size_t n) {
+    side[0] = plain_floats(n);
+    side[1] = device_copy(side[0], n * sizeof(float));
+}
+
+static void check_recurrents(void) {
+    const struct backend_limits limits = some_limits();
+    if (device_has(short_conv) && family_begin("short_conv", "%d channels", CONV_CHANNELS)) {
+        case_begin("width %d", CONV_WIDTH);
+        device_begin(&limits, 8);
+        put_both(conv.x, (size_t)ROWS_OF_ALL * CONV_CHANNELS);
+        put_both(conv.w, (size_t)CONV_WIDTH * CONV_CHANNELS);
+        check_recurrent(&(struct recurrent_op){
+            CONV_CHANNELS, sizeof(float) * (CONV_WIDTH - 1) * CONV_CHANNELS, run_conv});
+        family_end();
+    }
+    for (int cycle = 0; cycle < 2 && device_has(delta_rule); cycle++) {
+        const float *rate[2], *bias[2];
+        if (!family_begin("delta_rule", "keys %s", cycle ? "cycle" : "in turn"))
+            continue;
+        case_begin("%d value heads", VALUE_HEADS);
+        device_begin(&limits, 8);
+        put_both(delta.qkv, (size_t)ROWS_OF_ALL * QKV);
+        put_both(delta.beta, (size_t)ROWS_OF_ALL * VALUE_HEADS);
+        put_both(delta.a, (size_t)ROWS_OF_ALL * VALUE_HEADS);
+        put_both(rate, VALUE_HEADS);
+        put_both(bias, VALUE_HEADS);
+        for (int side = 0; side < 2; side++)
+            delta.layer[side] = (struct delta_layer){KEY_HEADS,  VALUE_HEADS, KEY_DIM,   VALUE_DIM,
+                                                     rate[side], bias[side],  cycle != 0};
+        check_recurrent(&(struct recurrent_op){
+            VALUE_HEADS * VALUE_DIM, sizeof(float) * VALUE_HEADS * KEY_DIM * VALUE_DIM, run_delta});
+        family_end();
+    }
+}
+
+void check_pages(void) {
+    check_buffers();
+    check_arena();
+    check_convert();
+    if (choice->cuda)
+        printf("absent: attention with a soft cap, attention with sinks\n");
+    for (uint32_t i = 0; device_has(attention) && i < N_PAIRS; i++)
+        check_attention(&PAIRS[i]);
+    if (device_has(attention) && device_has(kv_store))
+        check_centred();
+    check_recurrents();
+}

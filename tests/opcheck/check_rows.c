@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* check_rows.c: operations over rows against the reference's table. Each is called on both with the
+ * same inputs; then some rows alone on the device, whose bits must be those that they had among the
+ * others. Arguments in host memory are overwritten as soon as a call returns: they were consumed.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "opcheck.h"
+
+enum {
+    ROWS_MAX = 40,
+    DIM_MAX = 512,
+    HEADS = 3,
+    HEAD_DIM = 64,
+    EXPERTS = 6,
+    TOP_K = 2,
+    EXPERT_DIM = 96
+};
+
+static const uint32_t ROWS[] = {1, 2, 9, ROWS_MAX};
+enum { ROW_COUNTS = sizeof ROWS / sizeof *ROWS };
+
+static void begin(int act_bits) {
+    const struct backend_limits limits = {.rows = ROWS_MAX,
+                                          .seqs = 1,
+                                          .dim = DIM_MAX,
+                                          .head_dim = HEAD_DIM,
+                                          .experts = EXPERTS,
+                                          .top_k = TOP_K,
+                                          .expert_dim = EXPERT_DIM,
+                                          .pages = 4,
+                                          .groups = 1,
+                                          .group = {{HEADS, HEADS, HEAD_DIM}}};
+    device_begin(&limits, act_bits);
+}
+
+/* ---- the same floats on both ----------------------------------------------------------------- */
+
+struct both {
+    float *device, *host;
+    size_t n;
+};
+
+static struct both both_of(float *x, size_t n) {
+    return (struct both){device_copy(x, n * sizeof *x), x, n};
+}
+static struct both random_both(size_t n) {
+    return both_of(plain_floats(n), n);
+}
+static struct both output(size_t n) {
+    return (struct both){device_buffer(n * sizeof(float)), plain(n * sizeof(float)), n};
+}
+/* A copy that both may write to. */
+static struct both copy_of(const struct both *x) {
+    float *host = plain(x->n * sizeof *host);
+    memcpy(host, x->host, x->n * sizeof *host);
+    return (struct both){device_copy(host, x->n * sizeof *host), host, x->n};
+}
+
+/* What the device made of y, held against the reference. */
+static const float *compare(const struct both *y, size_t rows, double tolerance) {
+    const float *got = from_device(y->device, y->n * sizeof *got);
+    check_rows_near("y", got, y->host, rows, y->n / rows, tolerance);
+    return got;
+}
+
+static void same_bits(const float *device_y, const float *want, size_t n, const char *what) {
+    const float *got = from_device(device_y, n * sizeof *got);
+    check_that(memcmp(got, want, n * sizeof *got) == 0, "%s: other bits", what);
+}
+
+static void spoil(void *p, size_t bytes) {
+    memset(p, 0xff, bytes);
+}
+
+/* ---- one input, one output ------------------------------------------------------------------- */
+
+static void check_rms_norm(void) {
+    if (!device_has(rms_norm) || !family_begin("rms_norm", "rows of 64, 96, 512"))
+        return;
+    static const uint32_t DIMS[] = {64, 96, DIM_MAX};
+    for (uint32_t i = 0; i < 3 * ROW_COUNTS; i++) {
+        const uint32_t dim = DIMS[i % 3], rows = ROWS[i / 3];
+        case_begin("%u rows of %u", rows, dim);
+        begin(8);
+        struct both x = random_both((size_t)rows * dim), gain = random_both(dim);
+        struct both y = i % 2 ? output(x.n) : copy_of(&x);
+        const bool ones = i % 5 == 0;
+        op_rms_norm(reference, i % 2 ? x.host : y.host, ones ? NULL : gain.host, rows, dim, 1e-5f,
+                    y.host);
+        op_rms_norm(device, i % 2 ? x.device : y.device, ones ? NULL : gain.device, rows, dim,
+                    1e-5f, y.device);
+        const float *got = compare(&y, rows, choice->rows_near);
+        const uint32_t row = random_below(rows);
+        float *alone = device_buffer(dim * sizeof *alone);
+        op_rms_norm(device, x.device + (size_t)row * dim, ones ? NULL : gain.device, 1, dim, 1e-5f,
+                    alone);
+        same_bits(alone, got + (size_t)row * dim, dim, "a row alone");
+    }
+    family_end();
+}
+
+static void check_rope(void) {
+    enum { N = HEAD_DIM / 2, WIDTH = HEADS * HEAD_DIM };
+    if (!device_has(rope_table) || !device_has(rope) || !family_begin("rope", "and its table"))
+        return;
+    for (uint32_t i = 0; i < 2 * ROW_COUNTS; i++) {
+        const uint32_t rows = ROWS[i / 2], n = i % 3 ? N : N / 2;
+        const bool adjacent = i % 2 != 0;
+        case_begin("%u rows, %u pairs%s", rows, n, adjacent ? ", adjacent" : "");
+        begin(8);
+        uint32_t pos[2][ROWS_MAX];
+        double inv_freq[2][N];
+        for (uint32_t r = 0; r < rows; r++)
+            pos[0][r] = pos[1][r] = random_below(200000);
+        for (uint32_t j = 0; j < n; j++)
+            inv_freq[0][j] = inv_freq[1][j] = m_pow(10000, -(double)j / n);
+        struct both c = output((size_t)rows * n), s = output((size_t)rows * n);
+        op_rope_table(reference, pos[0], rows, inv_freq[0], n, 1.5f, c.host, s.host);
+        op_rope_table(device, pos[1], rows, inv_freq[1], n, 1.5f, c.device, s.device);
+        spoil(pos[1], sizeof pos[1]);
+        spoil(inv_freq[1], sizeof inv_freq[1]);
+        compare(&c, rows, choice->rows_near);
+        compare(&s, rows, choice->rows_near);
+        struct both in = random_both((size_t)rows * WIDTH), x = copy_of(&in);
+        op_rope(reference, x.host, rows, HEADS, HEAD_DIM, c.host, s.host, n, adjacent);
+        op_rope(device, x.device, rows, HEADS, HEAD_DIM, c.device, s.device, n, adjacent);
+        const float *got = compare(&x, rows, choice->rows_near);
+        const uint32_t row = random_below(rows);
+        float *alone = device_copy(in.host + (size_t)row * WIDTH, WIDTH * sizeof *alone);
+        op_rope(device, alone, 1, HEADS, HEAD_DIM, c.device + (size_t)row * n,
+                s.device + (size_t)row * n, n, adjacent);
+        same_bits(alone, got + (size_t)row * WIDTH, WIDTH, "a row alone");
+    }
+    family_end();
+}
+
+/* ---- elementwise ----------------------------------------------------------------------------- */
+
+static const size_t COUNTS[] = {1, 31, 1024, 1025, 5000};
+enum { N_COUNTS = sizeof COUNTS / sizeof *COUNTS };
+
+static void check_gates(void) {
+    if (!device_has(gate_mul) || !family_begin("gate_mul", "%d kinds", GATE_KINDS))
+        return;
+    for (uint32_t i = 0; i < GATE_KINDS * N_COUNTS; i++) {
+        const enum gate_kind kind = (enum gate_kind)(i % GATE_KINDS);
+        const size_t n = COUNTS[i / GATE_KINDS];
+        case_begin("kind %d, %zu values", (int)kind, n);
+        begin(8);
+        struct both gate = random_both(n), up = random_both(n), y = output(n), y2 = copy_of(&gate);
+        op_gate_mul(reference, kind, gate.host, up.host, n, y.host);
+        op_gate_mul(device, kind, gate.device, up.device, n, y.device);
+        const float *got = compare(&y, 1, choice->rows_near);
+        op_gate_mul(device, kind, y2.device, up.device, n, y2.device);
+        same_bits(y2.device, got, n, "in place");
+    }
+    family_end();
+}
+
+static void check_elementwise(void) {
+    if (!family_begin("elementwise", "add, scale, softcap"))
+        return;
+    for (uint32_t i = 0; i < N_COUNTS; i++) {
+        const size_t n = COUNTS[i];
+        case_begin("%zu values", n);
+        begin(8);
+        struct both x = random_both(n), y = random_both(n), z = copy_of(&x);
+        if (device_has(add)) {
+            op_add(reference, z.host, y.host, 0.7f, n);
+            op_add(device, z.device, y.device, 0.7f, n);
+            compare(&z, 1, choice->rows_near);
+        }
+        z = copy_of(&x);
+        if (device_has(scale)) {
+            op_scale(reference, z.host, 1.7f, n);
+            op_scale(device, z.device, 1.7f, n);
+            compare(&z, 1, choice->rows_near);
+        }
+        z = copy_of(&x);
+        if (device_has(softcap)) {
+            op_softcap(reference, z.host, 1.5f, n);
+            op_softcap(device, z.device, 1.5f, n);
+            compare(&z, 1, choice->rows_near);
+        }
+    }
+    family_end();
+}
+
+/* ---- moving rows ----------------------------------------------------------------------------- */
+
+static void check_moves(void) {
+    enum { DIM = 96, BLOCKS = 3, N = 20 };
+    if (!family_begin("rows", "gate_rows, rearrange, gather_rows"))
+        return;
+    for (uint32_t i = 0; i < ROW_COUNTS; i++) {
+        const uint32_t rows = ROWS[i];
+        case_begin("%u rows", rows);
+        begin(8);
+        struct both in = random_both((size_t)rows * DIM), gate = random_both(rows);
+        struct both x = copy_of(&in), to = output((size_t)rows * DIM), y = output(in.n);
+        if (device_has(gate_rows)) {
+            op_gate_rows(reference, x.host, gate.host, rows, DIM);
+            op_gate_rows(device, x.device, gate.device, rows, DIM);
+            compare(&x, rows, choice->rows_near);
+        }
+        if (device_has(rearrange)) { /* of y all else stays as it is */
+            const struct block_strides from = {DIM, 30}, at = {DIM, 31};
+            memset(to.host, 0xff, to.n * sizeof *to.host); /* what device_buffer holds */
+            op_rearrange(reference, rows, BLOCKS, N, in.host, from, to.host, at);
+            op_rearrange(device, rows, BLOCKS, N, in.device, from, to.device, at);
+            compare(&to, rows, 0);
+        }
+        if (device_has(gather_rows)) {
+            uint32_t index[2][ROWS_MAX];
+            for (uint32_t r = 0; r < rows; r++)
+                index[0][r] = index[1][r] = random_below(rows);
+            op_gather_rows(reference, in.host, index[0], rows, DIM, y.host);
+            op_gather_rows(device, in.device, index[1], rows, DIM, y.device);
+            spoil(index[1], sizeof index[1]);
+            compare(&y, rows, 0);
+        }
+    }
+    family_end();
+}
+
+/* ---- matrices -------------------------------------------------------------------------------- */
+
+struct matrix {
+    const struct backend_weight *device, *reference; /* NULL: the device does not have the type */
+};
+
+static const struct weight TYPES[] = {
+    {.type = WEIGHT_F32},
+    {.type = WEIGHT_F16},
+    {.type = WEIGHT_BF16},
+    {.type = WEIGHT_Q4_0},
+    {.type = WEIGHT_Q8_0},
+    {.type = WEIGHT_AFFINE4, .group = 64, .scalar = SCALAR_F16},
+    {.type = WEIGHT_AFFINE8, .group = 32, .scalar = SCALAR_BF16},
+};
+enum { N_TYPES = sizeof TYPES / sizeof *TYPES };
+
+static bool is_float(enum weight_type t) {
+    return t == WEIGHT_F32 || t == WEIGHT_F16 || t == WEIGHT_BF16;
+}
+
+static void *random_scalars(size_t n, enum scalar_type t, float size) {
+    uint8_t *p = plain(n * scalar_bytes(t));
+    for (size_t i = 0; i < n; i++)
+        scalar_store(t, p, i, random_normal() * size);
+    return p;
+}
+
+/* Values of about the same size in every type. */
+static void make_values(struct weight *w) {
+    const struct weight_traits *t = weight_traits_of(w->type);
+    const size_t values = (size_t)w->n * w->k, bytes = w->n * weight_row_bytes(t, w->k);
+    if (is_float(w->type)) {
+        w->data = random_scalars(values,
+                                 w->type == WEIGHT_F32   ? SCALAR_F32
+                                 : w->type == WEIGHT_F16 ? SCALAR_F16
+                                                         : SCALAR_BF16,
+                                 0.3f);
+        return;
+    }
+    const float step = w->type == WEIGHT_Q8_0 || w->type == WEIGHT_AFFINE8 ? 0.004f : 0.06f;
+    uint8_t *p = plain(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (uint8_t)random_bits();
+    w->data = p;
+    if (w->group > 0) {
+        w->scales = random_scalars(values / w->group, w->scalar, step);
+        w->biases = random_scalars(values / w->group, w->scalar, 0.3f);
+    } else
+        for (size_t at = 0; at < bytes; at += t->block_bytes)
+            scalar_store(SCALAR_F16, p + at, 0, random_normal() * step);
+}
+
+static struct matrix matrix_make(const struct weight *type, uint32_t n, uint32_t k) {
+    kvasir_error err = {0};
+    struct matrix m = {0};
+    struct weight *w = plain(sizeof *w); /* it stays until weight_drop */
+    *w = *type;
+    w->n = n;
+    w->k = k;
+    make_values(w);
+    must(backend_weight_put(reference, w, &m.reference, &err), &err, "weight_put");
+    const kvasir_status status = backend_weight_put(device, w, &m.device, &err);
+    if (status != KVASIR_OK) {
+        check_that(status == KVASIR_ERR_UNSUPPORTED, "weight_put: %s", err.text);
+        m.device = NULL;
+    }
+    return m;
+}
+
+static void matrix_drop(struct matrix *m) {
+    backend_weight_drop(device, m->device);
+    backend_weight_drop(reference, m->reference);
+}
+
+/* Says that a type is absent, or begins its family. */
+static bool type_begins(const char *operation, const struct weight *type, int act_bits) {
+    const char *name = weight_traits_of(type->type)->name;
+    static const uint8_t bytes[1 << 14];
+    struct weight w = *type;
+    const struct backend_weight *put;
+    kvasir_error err = {0};
+    w.data = w.scales = w.biases = bytes;
+    w.n = 16;
+    w.k = 128;
+    if (backend_weight_put(device, &w, &put, &err) == KVASIR_ERR_UNSUPPORTED) {
+        if (act_bits == 8)
+            printf("absent: %s of %s\n", operation, name);
+        return false;
+    }
+    backend_weight_drop(device, put);
+    return family_begin(operation, "%s, act %d", name, act_bits);
+}
+
+/* ---- embed, product -------------------------------------------------------------------------- */
+
+static void check_embed(void) {
+    enum { N = 50, K = 128 };
+    if (!device_has(embed) || !family_begin("embed", "%d types", N_TYPES))
+        return;
+    for (uint32_t i = 0; i < N_TYPES; i++) {
+        int32_t tokens[2][ROWS_MAX];
+        case_begin("%s", weight_traits_of(TYPES[i].type)->name);
+        begin(8);
+        struct matrix m = matrix_make(&TYPES[i], N, K);
+        struct both y = output((size_t)ROWS_MAX * K);
+        for (uint32_t r = 0; r < ROWS_MAX; r++)
+            tokens[0][r] = tokens[1][r] = (int32_t)random_below(N);
+        op_embed(reference, m.reference, tokens[0], ROWS_MAX, y.host);
+        op_embed(device, m.device, tokens[1], ROWS_MAX, y.device);
+        spoil(tokens[1], sizeof tokens[1]);
+        compare(&y, ROWS_MAX, 0);
+        matrix_drop(&m);
+    }
+    family_end();
+}
+
+/* Up to PRODUCTS_MAX matrices of one input. */
+static void product_case(const struct weight *type, uint32_t rows, uint32_t k, int act_bits) {
+    static const uint32_t OUTPUTS[PRODUCTS_MAX] = {70, 1, 33, 128};
+    struct matrix m[PRODUCTS_MAX];
+    const struct backend_weight *w[2][PRODUCTS_MAX];
+    const float *bias[2][PRODUCTS_MAX];
+    float *y[2][PRODUCTS_MAX];
+    struct both out[PRODUCTS_MAX];
+    const uint32_t count = 1 + random_below(PRODUCTS_MAX);
+    case_begin("%u rows of %u, %u matrices", rows, k, count);
+    begin(act_bits);
+    struct both x = random_both((size_t)rows * k);
+    for (uint32_t i = 0; i < count; i++) {
+        struct both b = random_both(OUTPUTS[i]);
+        const bool biased = random_bits() & 1;
+        m[i] = matrix_make(type, OUTPUTS[i], k);
+        out[i] = output((size_t)rows * OUTPUTS[i]);
+        w[0][i] = m[i].reference, w[1][i] = m[i].device;
+        bias[0][i] = biased ? b.host : NULL, bias[1][i] = biased ? b.device : NULL;
+        y[0][i] = out[i].host, y[1][i] = out[i].device;
+    }
+    op_product(reference, x.host, rows, w[0], bias[0], y[0], count);
+    op_product(device, x.device, rows, w[1], bias[1], y[1], count);
+    spoil(y[1], sizeof y[1]);
+    for (uint32_t i = 0; i < count; i++) {
+        const float *got = compare(&out[i], rows, choice->weights_near);
+        const uint32_t row = random_below(rows), n = OUTPUTS[i];
+        float *alone = device_buffer(n * sizeof *alone);
+        op_product(device, x.device + (size_t)row * k, 1, &w[1][i], &bias[1][i], &alone, 1);
+        same_bits(alone, got + (size_t)row * n, n, "a row alone");
+    }
+    for (uint32_t i = 0; i < count; i++)
+        matrix_drop(&m[i]);
+}
+
+static void check_product(void) {
+    static const uint32_t KS[] = {64, 128, DIM_MAX};
+    for (uint32_t i = 0; device_has(product) && i < N_TYPES; i++)
+        for (int act_bits = 8; act_bits <= (is_float(TYPES[i].type) ? 8 : 16); act_bits += 8) {
+            if (!type_begins("product", &TYPES[i], act_bits))
+                continue;
+            for (uint32_t j = 0; j < ROW_COUNTS; j++)
+                product_case(&TYPES[i], ROWS[j], KS[(i + j) % 3], act_bits);
+            family_end();
+        }
+}
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+/* Outputs of experts are inputs that are rounded: where a sum falls to the other side of a rounding
+ * to 8 bits, a term moves by 1 in 127. */
+static double experts_near(int act_bits) {
+    return choice->weights_near > 0 && act_bits == 8 ? choice->weights_near + 2e-2
+                                                     : choice->weights_near;
+}
+
+struct expert_case {
+    struct matrix gate[EXPERTS], up[EXPERTS], down[EXPERTS];
+    struct expert experts[2][EXPERTS]; /* of the reference, of the device */
+    struct expert_layer layer[2];
+};
+
+static void experts_make(struct expert_case *c, const struct weight *type, uint32_t dim, bool pairs,
+                         bool biased) {
+    const uint32_t wide = pairs ? 2 * EXPERT_DIM : EXPERT_DIM;
+    struct weight inner = *type; /* EXPERT_DIM is no multiple of 64 */
+    inner.group = inner.group > 32 ? 32 : inner.group;
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        c->gate[e] = matrix_make(type, wide, dim);
+        c->up[e] = matrix_make(type, EXPERT_DIM, dim);
+        c->down[e] = matrix_make(&inner, dim, EXPERT_DIM);
+        c->experts[0][e] =
+            (struct expert){c->gate[e].reference, c->up[e].reference, c->down[e].reference};
+        c->experts[1][e] = (struct expert){c->gate[e].device, c->up[e].device, c->down[e].device};
+        if (pairs)
+            c->experts[0][e].up = c->experts[1][e].up = NULL;
+    }
+    struct both gate_bias = random_both((size_t)EXPERTS * wide), scale = random_both(EXPERTS),
+                up_bias = random_both((size_t)EXPERTS * EXPERT_DIM),
+                down_bias = random_both((size_t)EXPERTS * dim);
+    c->layer[0] = (struct expert_layer){.n = EXPERTS,
+                                        .top_k = TOP_K,
+                                        .experts = c->experts[0],
+                                        .gate = pairs ? GATE_SWIGLU_CLAMPED : GATE_SILU,
+                                        .normalize = !pairs};
+    c->layer[1] = c->layer[0];
+    c->layer[1].experts = c->experts[1];
+    if (!biased)
+        return;
+    c->layer[0].gate_bias = gate_bias.host, c->layer[1].gate_bias = gate_bias.device;
+    c->layer[0].down_bias = down_bias.host, c->layer[1].down_bias = down_bias.device;
+    c->layer[0].scale = scale.host, c->layer[1].scale = scale.device;
+    if (!pairs)
+        c->layer[0].up_bias = up_bias.host, c->layer[1].up_bias = up_bias.device;
+}
+
+static void experts_case(const struct weight *type, uint32_t rows, int act_bits) {
+    enum { DIM = 128 };
+    struct expert_case c;
+    const bool pairs = random_bits() & 1, biased = random_bits() & 1;
+    case_begin("%u rows%s%s", rows, pairs ? ", gate and up in turn" : "", biased ? ", bias" : "");
+    begin(act_bits);
+    experts_make(&c, type, DIM, pairs, biased);
+    struct both x = random_both((size_t)rows * DIM), logits = random_both((size_t)rows * EXPERTS),
+                y = output(x.n);
+    op_experts(reference, x.host, rows, logits.host, &c.layer[0], y.host);
+    op_experts(device, x.device, rows, logits.device, &c.layer[1], y.device);
+    const float *got = compare(&y, rows, experts_near(act_bits));
+    const uint32_t row = random_below(rows);
+    float *alone = device_buffer(DIM * sizeof *alone);
+    op_experts(device, x.device + (size_t)row * DIM, 1, logits.device + (size_t)row * EXPERTS,
+               &c.layer[1], alone);
+    same_bits(alone, got + (size_t)row * DIM, DIM, "a row alone");
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        matrix_drop(&c.gate[e]);
+        matrix_drop(&c.up[e]);
+        matrix_drop(&c.down[e]);
+    }
+}
+
+static void check_experts(void) {
+    for (uint32_t i = 0; device_has(experts) && i < N_TYPES; i++)
+        for (int act_bits = 8; act_bits <= (is_float(TYPES[i].type) ? 8 : 16); act_bits += 8) {
+            if (!type_begins("experts", &TYPES[i], act_bits))
+                continue;
+            for (uint32_t j = 0; j < ROW_COUNTS; j++)
+                experts_case(&TYPES[i], ROWS[j], act_bits);
+            family_end();
+        }
+}
+
+void check_rows(void) {
+    begin(8);
+    check_rms_norm();
+    check_rope();
+    check_gates();
+    check_elementwise();
+    check_moves();
+    check_embed();
+    check_product();
+    check_experts();
+}
