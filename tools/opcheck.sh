@@ -133,7 +133,8 @@ do_sanitize() {
         echo "compute-sanitizer --tool $tool"
         checked=$program
         [ "$tool" = memcheck ] || checked=build-opcheck/opcheck-KVASIR_RACECHECK
-        compute-sanitizer --tool "$tool" --error-exitcode 9 "$checked" --device=cuda --quick "$@" || status=$?
+        compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$checked" --device=cuda --quick "$@" || status=$?
     done
     return "$status"
 }

@@ -276,7 +276,8 @@ static void run_case(void) {
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* The i-th side that a page may have on every backend; the 2-bit ones, which only V has, come last. */
+/* The i-th side that a page may have on every backend; the 2-bit ones, which only V has, come
+ * last. */
 enum { K_FORMATS = 10, V_FORMATS = 14 };
 
 static struct kv_format nth_format(uint32_t i) {

@@ -200,14 +200,15 @@ static kvasir_status cuda_reserve_centre(struct backend *base, const struct key_
 // The members that are not set are absent.
 static backend_ops make_ops() {
     backend_ops ops = {};
+    // clang-format off
 #define MEMBER(name) ops.name = cuda_##name;
     BACKEND_MEMBERS(MEMBER)
-    MEMBER(flush)
-    MEMBER(alloc)
-    MEMBER(free) MEMBER(upload) MEMBER(upload_free) MEMBER(read) MEMBER(write) MEMBER(weight_put)
-        MEMBER(weight_drop) MEMBER(product) MEMBER(kv_store) MEMBER(attention)
+    MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
+    MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
+    MEMBER(product) MEMBER(kv_store) MEMBER(attention)
 #undef MEMBER
-            return ops;
+        // clang-format on
+        return ops;
 }
 static const backend_ops CUDA_OPS = make_ops();
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_attention.c: attention on CUDA.
  *
- * Against a reference in double, over the scene's image of the pages, with the query and what affine
- * tiles say rounded as arithmetic.cuh has it, and nothing else rounded. u = 2^-24, gamma(n) as in
- * kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max) and P = sum p:
+ * Against a reference in double, over the scene's image of the pages, with the query and what
+ * affine tiles say rounded as arithmetic.cuh has it, and nothing else rounded. u = 2^-24, gamma(n)
+ * as in kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max) and P = sum p:
  *
  *   score    dim products and additions of the tensor core (it truncates: 2 u each)
  *            e_t = gamma(2 dim) sum|terms|
