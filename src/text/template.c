@@ -1,31 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template.c: the front of the chat-template interpreter (the public functions of text.h), its
- * memory and its errors.
+/* template.c: the public functions for chat templates (text.h): parse, render, free.
  *
- * A parse or a rendering is one struct tpl on the caller's stack. Its memory is an arena: a chain
- * of chunks, newest first, each filled from the front. A failure anywhere below writes the error
- * and jumps back to the one setjmp here (guard), after which the arena is released or, for a parse
- * that went well, kept inside struct template.
+ * A parse or a rendering is one struct tpl on the caller's stack. It runs under the one setjmp here
+ * (run_guarded). If it fails, its arena is released. If a parse succeeds, its arena is kept in
+ * struct template.
  *
- *     newest ─▶ [used......free] ─▶ [used......] ─▶ [one large block] ─▶ NULL
- *
- * Limits: output_bytes bounds the text, and the arena with it (ARENA_BASE + ARENA_FACTOR x
- * output_bytes), so that doubling a string or a list in a loop ends early; steps bounds time; depth
- * bounds the C stack: one level costs at most some 600 bytes of stack in an optimized build, 2 KiB
- * with sanitizers.
+ * Limits of a rendering: `output_bytes` bounds the text and, through it, the arena (ARENA_BASE +
+ * ARENA_FACTOR x output_bytes), so a template that doubles a string in a loop ends early. `steps`
+ * bounds time. `depth` bounds the C stack: one level needs at most about 600 bytes of stack in an
+ * optimized build, 2 KiB with sanitizers.
  */
 #include "text/template_internal.h"
 
-#define SOURCE_LIMIT ((size_t)512 << 10) /* templates seen in the wild are below 64 KiB */
-#define PARSE_DEPTH  200 /* nested brackets and blocks: 12 C frames each, templates seen need 12 */
-#define PARSE_ARENA  ((size_t)256 << 20) /* at most some 400 bytes for a byte of source */
+#define SOURCE_LIMIT ((size_t)512 << 10) /* known templates are below 64 KiB */
+#define PARSE_DEPTH  200 /* nested brackets and blocks: 12 C frames each; known templates need 12 */
+#define PARSE_ARENA  ((size_t)256 << 20) /* at most about 400 bytes per byte of source */
 #define ARENA_BASE   ((size_t)64 << 20)
-#define ARENA_FACTOR 4 /* a captured block as large as that, in a buffer that grew by doubling */
+#define ARENA_FACTOR 4 /* one captured block of that size, in a buffer that grew by doubling */
 
 /* ---- errors and limits ----------------------------------------------------------------------- */
 
-/* Runs fn under the one setjmp. A function of its own so that no local of the callers can be
- * clobbered. */
+/* Runs fn under the one setjmp. This is a function of its own so that longjmp cannot clobber locals
+ * of the callers. */
 static kvasir_status run_guarded(struct tpl *t, void (*fn)(struct tpl *, void *), void *ctx) {
     if (setjmp(t->failed) == 0) {
         fn(t, ctx);
@@ -44,7 +40,7 @@ struct parse_job {
     struct tpl_arena scratch;
 };
 
-/* \r\n and \r become \n; one line end at the very end is dropped (Jinja2 without
+/* Turns \r\n and \r into \n and drops one line end at the very end (Jinja2 without
  * keep_trailing_newline). */
 static void take_source(struct tpl *t, struct parse_job *job) {
     char *to = tpl_alloc(t, job->len + 1, 1);
@@ -111,14 +107,14 @@ struct text_span template_source(const struct template *t) {
 /* ---- render ---------------------------------------------------------------------------------- */
 
 struct template_limits template_limits_default(void) {
-    /* A 1,000-message conversation with tools takes about 10^5 steps; 10^7 run in well under a
-     * second. Depth: the deepest template seen needs 40 levels, a macro that calls itself 12 more
-     * per level of a JSON schema. */
+    /* 1,000 messages with tools take about 10^5 steps; 10^7 steps run in well under a second. The
+     * deepest known template needs 40 levels; a macro that calls itself needs 12 more per level of
+     * a JSON schema. */
     return (struct template_limits){
         .steps = 10000000, .depth = 1000, .output_bytes = (size_t)64 << 20};
 }
 
-/* Strings are borrowed from the JSON value, which outlives the rendering. */
+/* Borrows the strings of the JSON value, which outlives the rendering. */
 static tval from_json(struct tpl *t, json_t *json) {
     tval v = tpl_none();
     tpl_enter(t);
@@ -186,7 +182,7 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
         room = SIZE_MAX / 2;
     arena.limit = room;
     const size_t before = out->len;
-    if (!text_append(out, "", 0)) /* a prompt without a character is still a string */
+    if (!text_append(out, "", 0)) /* an empty prompt is a string, too */
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
     struct render_job job = {.tmpl = t, .args = args, .out.direct = out};
     struct tpl run = {.arena = &arena,

@@ -145,7 +145,7 @@ static tval repeat_sequence(struct tpl *t, tval v, int64_t count) {
     return tpl_items_finish(t, &items, v.type);
 }
 
-/* A side of + beside a Markup is escaped. */
+/* Addition with a Markup on one side escapes the other side. */
 static const struct tpl_str *as_markup(struct tpl *t, const struct tpl_str *s) {
     if (s->markup)
         return s;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* template_builtin.c: what filters, tests, methods and global functions share (struct tpl_builtin):
- * finding one by name, binding arguments to its parameters, and what arguments must be.
+ * finding one by name, binding arguments to parameters, and checking arguments.
  *
- * Parameters are a string, "old new count?": positional arguments fill it from the left, keywords
- * by name, and a ? marks what may be missing.
+ * Parameters are a string such as "old new count?". Positional arguments fill it from the left,
+ * keyword arguments by name. A ? marks an optional parameter.
  */
 #include "text/template_internal.h"
 
@@ -17,7 +17,7 @@ const struct tpl_builtin *tpl_search(const struct tpl_table *table, const char *
 
 /* ---- binding --------------------------------------------------------------------------------- */
 
-/* The number of the parameter that `name` is, or TPL_MAX_PARAMS. */
+/* The index of the parameter `name`; TPL_MAX_PARAMS if there is none. */
 static size_t param_number(const char *params, const struct tpl_str *name) {
     for (size_t i = 0; *params; i++) {
         size_t len = strcspn(params, "? ");

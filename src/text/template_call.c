@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_call.c: calling things: evaluating arguments is in template_eval.c, binding them to
- * parameters is here, for built-in functions, filters, tests and methods (struct tpl_builtin) and
- * for macros. Also the global functions.
+/* template_call.c: calls, and the arguments of macros.
  *
- * A builtin's parameters are a string, "old new count?": positional arguments fill it from the
- * left, keywords by name, a ? marks what may be missing. Macros have Jinja2's rules: missing
- * arguments are undefined or take their default (evaluated in the macro's scope, so it may name
- * earlier parameters), surplus ones go to varargs and kwargs if the body names those and are an
- * error if not, and the block of {% call %} arrives as `caller`.
+ * Macros follow Jinja2's rules. A missing argument takes its default, which is evaluated in the
+ * macro's scope and so may use earlier parameters; without a default it is undefined. Surplus
+ * arguments go to varargs and kwargs if the body uses these names; otherwise they are an error. The
+ * block of {% call %} arrives as `caller`.
  */
 #include "text/template_internal.h"
 
@@ -20,7 +17,7 @@ static const struct tpl_named *find_kw(const struct tpl_call *call, const struct
     return NULL;
 }
 
-/* Whether a parameter of that name is still free behind the positional arguments. */
+/* Whether the parameter `name` is not filled by a positional argument. */
 static bool is_free_param(const struct tpl *t, const struct tpl_params *params, size_t n_pos,
                           const struct tpl_str *name) {
     for (size_t i = n_pos; i < params->n; i++)
@@ -29,7 +26,7 @@ static bool is_free_param(const struct tpl *t, const struct tpl_params *params, 
     return false;
 }
 
-/* Keywords that are no parameter, and positions behind the last one. */
+/* Keyword arguments without a parameter, and surplus positional arguments. */
 static void bind_rest(struct tpl *t, struct tpl_scope *scope, const struct tpl_macro *macro,
                       const struct tpl_call *call) {
     const struct tpl_params *params = macro->node->params;

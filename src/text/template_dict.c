@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_dict.c: ordered dictionaries with Python's idea of equal keys (1, 1.0 and True are one
- * key).
+/* template_dict.c: equality of values, and ordered dictionaries. Keys are equal as in Python: 1,
+ * 1.0 and True are one key.
  *
  *     entries  [ key value hash ][ ... ]          in order of first insertion
- *     index    [ 0 ][ 2 ][ 0 ][ 1 ] ...           entry number + 1 at hash & (size - 1), probed on
+ *     index    [ 0 ][ 2 ][ 0 ][ 1 ] ...           entry number + 1, at or after hash & mask
  *
- * Small dictionaries have no index. The hash of text is FNV-1a: a template or a request that
- * collides keys on purpose is stopped by the step limit, as each probe past the first few is
- * charged.
+ * Small dictionaries have no index. The hash of a string is FNV-1a. Each probe is charged as a
+ * step, so the step limit stops a template or request that makes keys collide on purpose.
  */
 #include <math.h>
 
 #include "text/template_internal.h"
 
-#define INDEX_FROM 8 /* up to here a scan over hashes is as fast */
+#define INDEX_FROM 8 /* up to here a scan of the hashes is as fast */
 
 struct tpl_dict *tpl_dict_new(struct tpl *t) {
     return tpl_alloc(t, 1, sizeof(struct tpl_dict));
@@ -51,7 +50,7 @@ static uint64_t hash_value(struct tpl *t, tval v) {
     switch (v.type) {
     case TPL_FLOAT:
         if (v.f >= -9e18 && v.f <= 9e18)
-            return hash_mix((uint64_t)(int64_t)v.f); /* equal to the hash of an equal integer */
+            return hash_mix((uint64_t)(int64_t)v.f); /* as the hash of an equal integer */
         return 1;
     case TPL_TUPLE:
         tpl_enter(t);
@@ -130,7 +129,7 @@ const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key) {
 
 /* ---- equality -------------------------------------------------------------------------------- */
 
-/* -1, 0, 1; 2 where one is not a number. */
+/* -1, 0 or 1; 2 if one is NaN. */
 int tpl_order_numbers(tval a, tval b) {
     if (a.type != TPL_FLOAT && b.type != TPL_FLOAT) {
         int64_t x, y;
@@ -144,7 +143,7 @@ int tpl_order_numbers(tval a, tval b) {
     double f = swapped ? a.f : b.f;
     int64_t i;
     tpl_as_int(swapped ? b : a, &i);
-    int order; /* of i against f */
+    int order; /* of i and f */
     if (isnan(f))
         return 2;
     if (f >= 9223372036854775808.0)

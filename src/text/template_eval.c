@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_eval.c: expressions to values: a walk over the nodes, one step and one level of depth
- * for each.
+/* template_eval.c: evaluates expressions: a walk over the nodes, one step and one level of depth
+ * per node.
  *
- * t->at follows the node whose own work is being done, so that an error names the operator, filter
- * or call that failed and not the last operand. Attribute and item access follow the sandbox's
- * getattr and getitem: a.b prefers methods, a["b"] prefers items, and what is not there is an
+ * t->at is the place of the node whose own work is being done, so an error names the operator,
+ * filter or call that failed, not its last operand. Attributes and items follow the sandbox's
+ * getattr and getitem: a.b prefers methods, a["b"] prefers items. What does not exist is an
  * Undefined that remembers why.
  */
 #include "text/template_internal.h"
 
 /* ---- attributes and items -------------------------------------------------------------------- */
 
-/* What getattr(v, name) would find; UNSET where there is no such attribute. */
+/* What getattr(v, name) finds; UNSET if there is no such attribute. */
 static tval own_attr(struct tpl *t, tval v, tval name) {
     bool unsafe;
     const struct tpl_builtin *b = tpl_method_find(v, name.s, &unsafe);
@@ -84,7 +84,7 @@ static bool slice_bound(struct tpl *t, struct tpl_scope *scope, const struct tpl
 
 static int64_t clamp_bound(int64_t i, int64_t n, int64_t low, int64_t high) {
     if (i < 0)
-        i = i < -n ? -1 - n : i; /* keeps i + n from wrapping */
+        i = i < -n ? -1 - n : i; /* i + n must not overflow */
     i += i < 0 ? n : 0;
     return i < low ? low : i > high ? high : i;
 }
@@ -144,7 +144,7 @@ static tval eval_slice(struct tpl *t, struct tpl_scope *scope, const struct tpl_
     if (v.type == TPL_RANGE) {
         struct tpl_range *r = tpl_alloc(t, 1, sizeof *r);
         *r = (struct tpl_range){v.range->start + c.start * v.range->step, 0, c.n};
-        r->step = c.n > 1 ? v.range->step * c.step : 1; /* one item: any step will do */
+        r->step = c.n > 1 ? v.range->step * c.step : 1; /* with one item any step is right */
         return (tval){.type = TPL_RANGE, .range = r};
     }
     if (c.step == 1)
@@ -206,7 +206,7 @@ static tval eval_call(struct tpl *t, struct tpl_scope *scope, const struct tpl_n
     return v;
 }
 
-/* Tests too. */
+/* Filters and tests. */
 static tval eval_filter(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
     tval input = node->a ? tpl_eval(t, scope, node->a) : t->captured;
     struct tpl_call call = eval_args(t, scope, node->args);

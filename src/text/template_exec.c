@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* template_exec.c: statements, variables and loops.
  *
- * Scopes are Jinja2's: for (fresh on every pass), macro, block set, filter, with and generation
- * have their own; if has none. A macro keeps the scope it was defined in and sees what that holds
- * when it is called.
+ * Scopes are those of Jinja2. Each pass of a for, each macro call and each block set, filter, with
+ * and generation has its own; if has none. A macro keeps the scope it was defined in and sees what
+ * that scope holds at the time of the call.
  *
- *     args ◀─ root ◀─ for, one pass ◀─ block set     found from the right, set in the rightmost
+ *     args ◀─ root ◀─ for, one pass ◀─ block set     read from the right, set in the rightmost
  *              ▲───── macro call                     whoever calls it
  *
- * A loop fetches items one ahead at most and applies its `if` when an item is fetched, as Jinja2's
- * generator does, so that a condition on a namespace sees what earlier passes did.
+ * A loop fetches at most one item ahead and tests its `if` when it fetches, like Jinja2's
+ * generator. So a condition on a namespace sees what earlier passes did.
  */
 #include "text/template_internal.h"
 
@@ -23,7 +23,7 @@ struct tpl_scope *tpl_scope_new(struct tpl *t, struct tpl_scope *outer) {
 
 const tval *tpl_scope_find(struct tpl *t, const struct tpl_scope *scope, int32_t name) {
     for (; scope; scope = scope->outer) {
-        tpl_charge(t, scope->n / 32); /* a scan; templates have a few dozen names */
+        tpl_charge(t, scope->n / 32); /* a scan: templates have a few dozen names */
         for (size_t i = 0; i < scope->n; i++)
             if (scope->vars[i].name == name)
                 return &scope->vars[i].value;
@@ -74,7 +74,7 @@ static void assign_to(struct tpl *t, struct tpl_scope *scope, const struct tpl_n
 
 /* ---- blocks whose text is caught ------------------------------------------------------------- */
 
-/* Runs the body in a scope of its own with its output caught. */
+/* Runs the body in its own scope and captures its output. */
 static enum tpl_flow capture_body(struct tpl *t, struct tpl_scope *scope,
                                   const struct tpl_node *body, tval *text) {
     struct tpl_out out = {0}, *outer = t->out;
@@ -118,7 +118,7 @@ static tval macro_value(struct tpl *t, struct tpl_scope *scope, const struct tpl
     return (tval){.type = TPL_MACRO, .macro = macro};
 }
 
-/* {% call(x) f(a) %} body {% endcall %}: f(a, caller=a macro of the body) */
+/* {% call(x) f(a) %} body {% endcall %} is f(a, caller=...), with the body as a macro. */
 static enum tpl_flow exec_call_block(struct tpl *t, struct tpl_scope *scope,
                                      const struct tpl_node *node) {
     struct tpl_node *with_caller = tpl_alloc(t, 1, sizeof *with_caller);
@@ -161,7 +161,7 @@ static bool loop_peek(struct tpl *t, struct tpl_loop *loop) {
     return loop->peeked.type != TPL_UNSET || loop_fetch(t, loop, &loop->peeked);
 }
 
-/* Length with the `if` applied: asks for all the rest at once, as Jinja2 does. */
+/* The number of items that pass the `if`. Like Jinja2, this fetches all remaining items at once. */
 static int64_t loop_length(struct tpl *t, struct tpl_loop *loop) {
     if (loop->passing >= 0)
         return loop->passing;
@@ -237,8 +237,7 @@ static enum tpl_flow run_loop(struct tpl *t, struct tpl_scope *scope, const stru
                               tval iterable, uint32_t nesting) {
     struct tpl_loop *loop = tpl_alloc(t, 1, sizeof *loop);
     struct tpl_scope *pass = NULL;
-    bool finished =
-        false; /* as in Jinja2, a pass that breaks or continues does not keep `else` away */
+    bool finished = false; /* a pass that ends with break or continue does not prevent `else` */
     *loop = (struct tpl_loop){.node = node, .scope = scope, .index0 = -1, .passing = -1};
     loop->nesting = nesting;
     t->at = node->b->at;

@@ -2,8 +2,8 @@
 /* template_filters.c: filters on one value (text, numbers, JSON). Filters on sequences are in
  * template_sequences.c.
  *
- * Each does what Jinja2's filter of that name does with automatic escaping off; tojson is Hugging
- * Face's, which is json.dumps without HTML escapes.
+ * Each does what Jinja2's filter of that name does without automatic escaping. tojson is Hugging
+ * Face's: json.dumps without HTML escapes.
  */
 #include <math.h>
 
@@ -64,7 +64,7 @@ TPL_FN(filter_truncate) {
         return self;
     const struct tpl_str *s = tpl_need_str(t, self, "the text to truncate");
     size_t cut = tpl_str_offset(s, (size_t)length - end->chars);
-    if (!tpl_truth(p[1])) /* back to the last blank */
+    if (!tpl_truth(p[1])) /* back to the last space */
         for (size_t i = cut; i-- > 0;)
             if (s->data[i] == ' ') {
                 cut = i;
@@ -139,7 +139,7 @@ TPL_FN(filter_default) {
 TPL_FN(filter_attr) {
     tval name = tpl_from_str(tpl_need_str(t, p[0], "attribute name"));
     tval v = tpl_get_attr(t, self, name);
-    /* an item of that name does not count as an attribute */
+    /* an item is not an attribute */
     bool item = self.type == TPL_DICT && v.type != TPL_METHOD && v.type != TPL_UNDEFINED;
     return item ? tpl_undef_attr(t, self, name) : v;
 }
@@ -179,7 +179,7 @@ TPL_FN(filter_abs) {
     return i < 0 ? tpl_arith(t, OP_SUB, tpl_int(0), self) : tpl_int(i);
 }
 
-/* Python's float(text): blanks around, single underscores between digits, inf and nan. */
+/* Python's float(text): surrounding spaces, single underscores between digits, inf and nan. */
 static bool text_to_double(struct tpl *t, const struct tpl_str *text, double *out) {
     const struct tpl_str *s = tpl_strip(t, text, tpl_none(), true, true).s;
     char copy[400];
@@ -204,7 +204,7 @@ static bool text_to_double(struct tpl *t, const struct tpl_str *text, double *ou
     return tpl_parse_double(copy, n, out);
 }
 
-/* Python's int(text, base); false where it is none or does not fit. */
+/* Python's int(text, base). False if text is not an integer or does not fit. */
 static bool text_to_int(struct tpl *t, const struct tpl_str *text, int64_t base, int64_t *out) {
     const struct tpl_str *s = tpl_strip(t, text, tpl_none(), true, true).s;
     size_t i = s->len && (s->data[0] == '-' || s->data[0] == '+');
@@ -229,7 +229,7 @@ static bool text_to_int(struct tpl *t, const struct tpl_str *text, int64_t base,
                     : (c | 0x20) >= 'a' && (c | 0x20) <= 'z' ? (c | 0x20) - 'a' + 10
                                                              : 99;
         if (digit >= base || __builtin_mul_overflow(value, base, &value) ||
-            __builtin_sub_overflow(value, (int64_t)digit, &value)) /* negative: reaches INT64_MIN */
+            __builtin_sub_overflow(value, (int64_t)digit, &value)) /* reaches INT64_MIN */
             return false;
     }
     if (!negative && value == INT64_MIN)
@@ -288,8 +288,8 @@ static double power_of_ten(int64_t n) {
     return r;
 }
 
-/* To n digits behind the point, halves of the exact binary value to even: decimal printing does
- * just that. */
+/* Rounds to n digits after the point. Ties of the exact binary value go to even, as decimal
+ * printing does. */
 static double round_digits(struct tpl *t, double value, int64_t n) {
     if (isnan(value) || isinf(value) || n > 300)
         return value;

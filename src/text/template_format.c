@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_format.c: the three little format languages of Python: "..." % x, "...".format(x) and
- * strftime.
+/* template_format.c: Python's two formats: "..." % x and "...".format(x).
  *
  *     %[(key)][-+ 0#][width|*][.precision|.*]conversion      one of s r d i u x X o c e E f F g G %
  *     {[name or number][.attr|[key]]...[!r|!s][:spec]}       [[fill]<>=^][+- ][#][0][w][,][.p]type
- *     %[-_0]conversion                                       as strftime(3) in the C locale, in UTC
  *
- * Widths and precisions are bounded: a format is no way around the memory limit.
+ * Widths and precisions are bounded, so that a format cannot evade the memory limit.
  */
 #include <math.h>
 
@@ -14,7 +12,7 @@
 
 #define MAX_WIDTH 100000 /* of a field, in characters */
 
-/* What both formats know of a field. */
+/* A field of either format. */
 struct format_field {
     char fill_bytes[4];
     size_t fill_len;
@@ -32,7 +30,7 @@ static void put_padding(struct tpl *t, struct tpl_out *out, const struct format_
         tpl_out_put(t, out, f->fill_bytes, f->fill_len);
 }
 
-/* prefix (sign, 0x) and text with the field's padding. */
+/* Writes prefix (sign, 0x) and text, padded to the field's width. */
 static void put_field(struct tpl *t, struct tpl_out *out, const struct format_field *f,
                       const char *prefix, const struct tpl_str *text, char default_align) {
     size_t prefix_len = strlen(prefix);
@@ -94,7 +92,7 @@ static void put_int_field(struct tpl *t, struct tpl_out *out, const struct forma
     const struct tpl_str *text = tpl_str_from_out(t, &digits).s;
     if (f->group)
         text = group_digits(t, text, f->group, f->type && strchr("xXob", f->type) ? 4 : 3);
-    while (f->precision > (int64_t)text->len) /* %.5d: at least so many digits */
+    while (f->precision > (int64_t)text->len) /* %.5d: at least 5 digits */
         text = tpl_str_join2(t, tpl_lit(t, "0").s, text).s;
     put_field(t, out, f, prefix, text, '>');
 }
@@ -132,7 +130,7 @@ static void put_text_field(struct tpl *t, struct tpl_out *out, const struct form
     put_field(t, out, f, "", s, '<');
 }
 
-/* A number in a format, or -1 where there is none. */
+/* A number in a format; -1 if there is none. */
 static int64_t scan_number(struct tpl *t, const struct tpl_str *s, size_t *i, int64_t most) {
     int64_t n = -1;
     for (; *i < s->len && s->data[*i] >= '0' && s->data[*i] <= '9'; ++*i) {
@@ -149,7 +147,7 @@ struct percent_format {
     struct tpl *t;
     const struct tpl_str *s;
     size_t i;
-    tval args; /* a tuple gives its items one by one, anything else is one argument */
+    tval args; /* a tuple holds the arguments; any other value is the one argument */
     size_t used;
 };
 
@@ -199,7 +197,7 @@ static void percent_value(struct percent_format *p, struct tpl_out *out, struct 
     if (f->type == 's' || f->type == 'r' || f->type == 'c') {
         const struct tpl_str *text = NULL;
         struct tpl_out repr = {0};
-        if (f->align == '=') { /* 0 pads numbers only */
+        if (f->align == '=') { /* 0 pads only numbers */
             f->align = '>';
             f->fill_bytes[0] = ' ';
         }
@@ -325,7 +323,7 @@ static tval first_value(struct brace_format *b, const struct tpl_str *name) {
     tpl_fail(b->t, "the format's key '%s' is not there", tpl_excerpt(b->t, name));
 }
 
-/* name.attr[key]: from and to in bytes of the format. */
+/* The value of name.attr[key]; `from` and `to` are byte offsets in the format. */
 static tval field_value(struct brace_format *b, size_t from, size_t to) {
     const char *d = b->s->data;
     size_t i = from;

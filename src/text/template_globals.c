@@ -2,7 +2,7 @@
 /* template_globals.c: the global functions: range, dict, namespace and the two of transformers. */
 #include "text/template_internal.h"
 
-#define RANGE_LIMIT 100000 /* Jinja2's sandbox has the same */
+#define RANGE_LIMIT 100000 /* as in Jinja2's sandbox */
 
 TPL_FN(global_range) {
     int64_t start = 0, stop = tpl_need_int(t, p[0], "range() argument"), step = 1;

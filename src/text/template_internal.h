@@ -1,35 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* template_internal.h: what the template_*.c files share. Nothing outside src/text includes it.
  *
- *   once:           source ─ template_lex.c ─▶ tokens ─ template_parse.c, _parse_expr.c ─▶ nodes
- *   per rendering:  nodes, args ─ template_exec.c (statements), _eval.c (expressions) ─▶ text
- *                      │ values          template_value.c, template_dict.c, template_order.c
- *                      │ their text      template_print.c, template_format.c
- *                      │ calls, globals  template_call.c
- *                      └ language names  template_filters.c, template_sequences.c,
- *                                        template_methods.c, template_tests.c
+ *   parse:   source ─ template_lex.c ─▶ tokens ─ template_parse.c, _parse_expr.c ─▶ nodes
+ *   render:  nodes, args ─ template_exec.c (statements), _eval.c (expressions) ─▶ text
  *
- * The language is Jinja2 as Hugging Face runs chat templates: an immutable sandbox with trim_blocks
- * and lstrip_blocks, loop controls, {% generation %}, and no automatic escaping.
+ *   Each of these rests on those below it; only exec, eval and call call each other.
+ *      statements, expressions      template_exec.c, _eval.c, _call.c
+ *      filters and tests by name    template_names.c, _filters.c, _sequences.c, _tests.c
+ *      methods, global functions    template_methods.c, _globals.c
+ *      text operations, formats     template_text.c, _format.c, _strftime.c, _json.c
+ *      operators                    template_arith.c, _order.c
+ *      arguments                    template_builtin.c
+ *      text of values               template_print.c, _number.c
+ *      values                       template_dict.c, _value.c
+ *      memory, limits, failure      template_limits.c
+ *
+ * The language is Jinja2 as Hugging Face runs chat templates: an immutable sandbox with
+ * trim_blocks, lstrip_blocks, loop controls and {% generation %}, without automatic escaping.
  *
  * Invariants
- *  T1  Memory of one parse or one rendering comes from one arena with a limit; nothing in it is
- *      freed alone. Therefore a failure may leave from any depth with longjmp (tpl_fail): between
- *      setjmp in template.c and tpl_fail no code owns anything outside the arena.
- *  T2  Values never change once made, namespaces and cursors (iterators, loops) apart. So they are
- *      shared, not copied, and only a namespace can make a cycle; every walk of a value therefore
- *      counts depth and steps.
- *  T3  Every recursion on source, nodes or values passes tpl_enter/tpl_leave; every loop whose
- *      length a template can choose passes tpl_charge. A template can neither overflow the stack
- *      nor run on for ever.
- *  T4  A struct template is never written after template_parse: renderings in several threads share
- *      it.
- *  T5  Strings are valid UTF-8; lengths and indexes that a template sees count code points.
+ * T1  All memory of one parse or rendering comes from one arena with a limit. Nothing in it is freed
+ *     alone. So a failure may leave from any depth with longjmp (tpl_fail): between the setjmp in
+ *     template.c and tpl_fail, no code owns anything outside the arena.
+ * T2  Values never change, except namespaces and cursors (iterators, loops). So they are shared, not
+ *     copied. Only a namespace can make a cycle; therefore every walk of a value counts depth and
+ *     steps.
+ * T3  Every recursion on source, nodes or values passes tpl_enter and tpl_leave. Every loop whose
+ *     length a template can choose passes tpl_charge. So a template cannot overflow the stack or
+ *     run forever.
+ * T4  A struct template is never written after template_parse: several threads may render it.
+ * T5  Strings are valid UTF-8. Lengths and indexes that a template sees count code points.
  *
- * Differences from Jinja2 that a template can see: integers have 64 bits (overflow is an error);
- * case mapping is one character to one character; generators are computed when made; the statements
- * block, extends, include, import and do are refused when parsed, filters that are not here when
- * they are reached; fractional powers may differ in the last digit.
+ * Differences from Jinja2: integers have 64 bits, and overflow is an error. Case mapping maps one
+ * character to one character. Generators are computed when they are made. The statements block,
+ * extends, include, import and do are refused by the parser, unknown filters when they are reached.
+ * Fractional powers may differ in the last digit.
  */
 #ifndef KVASIR_TEMPLATE_INTERNAL_H
 #define KVASIR_TEMPLATE_INTERNAL_H
@@ -43,7 +48,7 @@
 /* ---- values ---------------------------------------------------------------------------------- */
 
 enum tpl_type {
-    TPL_UNSET, /* no value at all: a parameter that was not given; never seen by a template */
+    TPL_UNSET, /* a parameter that was not given; a template never sees it */
     TPL_UNDEFINED,
     TPL_NONE,
     TPL_BOOL,
@@ -54,9 +59,9 @@ enum tpl_type {
     TPL_TUPLE,
     TPL_DICT,
     TPL_VIEW,     /* dict.keys(), .values(), .items() */
-    TPL_CURSOR,   /* a Python iterator or generator: can be walked once */
+    TPL_CURSOR,   /* a Python iterator or generator, which can be walked once */
     TPL_RANGE,    /* range(...) */
-    TPL_SPACE,    /* namespace(...): the one thing that can be assigned into */
+    TPL_SPACE,    /* namespace(...), the only value that can be assigned to */
     TPL_MACRO,    /* {% macro %} or the body of {% call %} */
     TPL_FUNCTION, /* a global function */
     TPL_METHOD,   /* a built-in method bound to its object */
@@ -71,7 +76,7 @@ struct tpl_value {
         double f;
         const struct tpl_str *s;
         const struct tpl_list *list; /* LIST, TUPLE */
-        struct tpl_dict *dict;       /* DICT (never written once visible), SPACE (may be) */
+        struct tpl_dict *dict;       /* DICT (not written once visible), SPACE (may be written) */
         const struct tpl_view *view;
         struct tpl_cursor *cursor;
         const struct tpl_range *range;
@@ -84,8 +89,8 @@ struct tpl_value {
 };
 typedef struct tpl_value tval;
 
-/* `buf` lets a + b extend a in place while nobody else has: building a text piece by piece stays
- * linear. */
+/* With `buf`, a + b can extend a in place if nobody has extended it yet, so that building a string
+ * piece by piece is linear. */
 struct tpl_strbuf {
     char *data;
     size_t used, cap;
@@ -95,7 +100,7 @@ struct tpl_str {
     size_t len;   /* bytes */
     size_t chars; /* code points */
     struct tpl_strbuf *buf;
-    bool markup; /* made by |safe or |escape: + escapes the other side, as markupsafe does */
+    bool markup; /* made by |safe or |escape: + escapes the other side, as in markupsafe */
 };
 
 struct tpl_listbuf {
@@ -105,12 +110,12 @@ struct tpl_listbuf {
 struct tpl_list {
     const tval *items;
     size_t n;
-    struct tpl_listbuf *buf; /* as in tpl_str; NULL: items are not to be extended */
+    struct tpl_listbuf *buf; /* as in tpl_str; NULL: items cannot be extended */
     bool group;              /* a tuple made by |groupby: has .grouper and .list */
 };
 
-/* Insertion-ordered; `index` (open addressing, entry number + 1, 0 is free) exists above 8 entries.
- */
+/* In order of insertion. `index` (open addressing, entry number + 1, 0 is free) exists above 8
+ * entries. */
 struct tpl_entry {
     tval key, value;
     uint64_t hash;
@@ -151,7 +156,7 @@ struct tpl_undef {
 
 struct tpl_macro {
     const struct tpl_node *node; /* NODE_MACRO or NODE_CALL_BLOCK */
-    struct tpl_scope *scope;     /* where it was defined */
+    struct tpl_scope *scope;     /* in which it was defined */
 };
 struct tpl_method {
     tval self;
@@ -159,19 +164,19 @@ struct tpl_method {
 };
 struct tpl_loop {
     const struct tpl_node *node;
-    struct tpl_scope *scope; /* where the {% for %} stands */
+    struct tpl_scope *scope; /* of the {% for %} */
     const struct tpl_list *items;
-    size_t next;                /* first item not fetched yet */
+    size_t next;                /* the first item that is not fetched yet */
     int64_t index0;             /* -1 before the first pass */
-    int64_t passing;            /* length with the `if` applied; -1: not known yet */
+    int64_t passing;            /* items that pass the `if`; -1: not known yet */
     uint32_t nesting;           /* of recursive calls */
-    tval prev, current, peeked; /* peeked is UNSET when nothing was looked at */
-    tval changed;               /* arguments of the last loop.changed(), UNSET at first */
+    tval prev, current, peeked; /* peeked is UNSET if nothing was fetched ahead */
+    tval changed;               /* arguments of the last loop.changed(), first UNSET */
 };
 
 /* ---- nodes ----------------------------------------------------------------------------------- */
 
-/* What the fields of a node mean. Blocks (*) may be NULL (empty). */
+/* The meaning of the fields of a node. Blocks (*) may be NULL (empty). */
 enum tpl_node_kind {
     NODE_CONST,   /* value */
     NODE_NAME,    /* name */
@@ -182,7 +187,7 @@ enum tpl_node_kind {
     NODE_ITEM,    /* a [ b ] */
     NODE_SLICE,   /* a [ list[0] : list[1] : list[2] ], each may be NULL */
     NODE_CALL,    /* a ( args ) */
-    NODE_FILTER,  /* a | value(str)( args ), builtin; a NULL: the text of the surrounding block */
+    NODE_FILTER,  /* a | value(str)( args ), builtin; a NULL: captured text */
     NODE_TEST,    /* a is value(str)( args ), builtin */
     NODE_NOT,     /* a */
     NODE_NEG,     /* a */
@@ -229,7 +234,7 @@ enum tpl_op {
     OP_NOT_IN,
 };
 
-struct tpl_args { /* of a call, a filter or a test, not evaluated */
+struct tpl_args { /* of a call, filter or test, not evaluated */
     struct tpl_node **pos;
     size_t n_pos;
     struct tpl_keyword {
@@ -242,7 +247,7 @@ struct tpl_args { /* of a call, a filter or a test, not evaluated */
 
 struct tpl_params { /* of a macro */
     int32_t *names;
-    struct tpl_node **defaults; /* [n], NULL where there is none */
+    struct tpl_node **defaults; /* [n], NULL if there is none */
     size_t n;
     bool uses_caller, uses_varargs, uses_kwargs;
 };
@@ -260,7 +265,7 @@ struct tpl_node {
     const struct tpl_args *args;
     const struct tpl_params *params;
     const struct tpl_builtin
-        *builtin; /* NULL: no such filter or test; an error when it is reached */
+        *builtin; /* NULL: no such filter or test, which fails when it is reached */
     tval value;
 };
 
@@ -277,24 +282,24 @@ enum { TPL_NAME_LOOP, TPL_NAME_CALLER, TPL_NAME_VARARGS, TPL_NAME_KWARGS, TPL_NA
 
 struct template {
     struct tpl_arena arena;
-    const char *source; /* line ends made \n, the last one dropped */
+    const char *source; /* with \n for line ends, without the last one */
     size_t source_len;
     const struct tpl_str **names; /* [n_names] */
     size_t n_names;
     struct tpl_node *body;
 };
 
-/* Text being written: into the arena (captured blocks, strings), or, for what is printed outside of
- * any block, straight into the caller's buffer. */
+/* Text being written: to the arena (captured blocks, strings) or, outside of any block, directly to
+ * the caller's buffer. */
 struct tpl_out {
     char *data;
     size_t len, cap;
     struct text_buf
-        *direct; /* NULL: data[cap] in the arena; else only len is kept, for the limit */
+        *direct; /* NULL: data[cap] is in the arena; else only len is kept, for the limit */
 };
 
-/* Variables of one block. Searched from the end outwards to the root scope, then the arguments,
- * then the globals. */
+/* Variables of one block. A name is looked up here, in the outer scopes, in the arguments, in the
+ * globals. */
 struct tpl_scope {
     struct tpl_scope *outer;
     struct tpl_var {
@@ -302,27 +307,27 @@ struct tpl_scope {
         tval value;
     } * vars;
     size_t n, cap;
-    bool kept; /* a macro refers to it: it may not be used again */
+    bool kept; /* a macro refers to it: it cannot be reused */
 };
 
 struct tpl {
     struct tpl_arena *arena;
     const char *source;
     size_t source_len;
-    size_t at; /* offset that an error now would name */
+    size_t at; /* the place that an error would name now */
     kvasir_error *err;
     kvasir_status status;
     jmp_buf failed;
     uint32_t depth, depth_limit;
-    /* rendering only */
+    /* for rendering only */
     const struct template *tmpl;
     uint64_t steps, steps_limit;
     size_t output_limit;
     struct tpl_dict *args;
     struct tpl_out *out;
-    tval captured; /* input of a filter node without one */
+    tval captured; /* input of a filter node that has none */
     int64_t now;
-    /* tpl_get_attr and tpl_get_item, for str.format, which is below them. */
+    /* tpl_get_attr and tpl_get_item, for str.format, which is in a lower layer. */
     tval (*get_attr)(struct tpl *t, tval v, tval name);
     tval (*get_item)(struct tpl *t, tval v, tval key);
 };
@@ -333,8 +338,8 @@ _Noreturn void tpl_fail(struct tpl *t, const char *format, ...) PRINTF_LIKE(2, 3
 void *tpl_alloc(struct tpl *t, size_t count, size_t size) __attribute__((malloc)); /* zeroed */
 void *tpl_arena_take(struct tpl *t, struct tpl_arena *arena, size_t bytes);
 void tpl_arena_release(struct tpl_arena *arena);
-/* Room for one more item in items[n] with space for cap: a full array is copied to one of twice the
- * size, with zeros at its end. */
+/* Makes room for one more item in items[n], which has room for cap: copies a full array to one of
+ * twice the size, with zeros at its end. */
 #define TPL_GROW(t, arena, items, n, cap, first)                                                   \
     do {                                                                                           \
         if ((n) == (cap))                                                                          \
@@ -352,7 +357,7 @@ static inline void tpl_leave(struct tpl *t) {
     t->depth--;
 }
 void tpl_charge(struct tpl *t, uint64_t steps);
-/* Work over that many bytes: one step for each 64. */
+/* For work on that many bytes: one step per 64. */
 static inline void tpl_charge_bytes(struct tpl *t, size_t bytes) {
     tpl_charge(t, 1 + bytes / 64);
 }
@@ -402,10 +407,10 @@ enum tpl_token_kind {
 };
 struct tpl_token {
     enum tpl_token_kind kind;
-    size_t at, len; /* in the source; for TOK_DATA what is left after stripping */
+    size_t at, len; /* in the source; of TOK_DATA, what is left after stripping */
     tval value;     /* TOK_STRING, TOK_INT, TOK_FLOAT */
 };
-/* Tokens lie in `scratch` and end with TOK_END. */
+/* The tokens are in `scratch` and end with TOK_END. */
 const struct tpl_token *tpl_lex(struct tpl *t, struct tpl_arena *scratch);
 const char *tpl_token_name(enum tpl_token_kind kind);
 
@@ -418,10 +423,10 @@ struct tpl_parser {
     const struct tpl_token *tok;
     size_t names_cap;
     struct tpl_dict *name_numbers;
-    int loops; /* {% for %} around the current statement inside the current function */
+    int loops; /* {% for %} statements around this place in the current function */
     bool saw_caller, saw_varargs, saw_kwargs;
 };
-/* Every recursion of the parser: an error names the token it is at. */
+/* For every recursion of the parser: an error names the current token. */
 static inline void tpl_parse_enter(struct tpl_parser *p) {
     p->t->at = p->tok->at;
     tpl_enter(p->t);
@@ -443,8 +448,8 @@ const struct tpl_token *tpl_expect(struct tpl_parser *p, enum tpl_token_kind kin
 _Noreturn void tpl_unexpected(struct tpl_parser *p, const char *wanted);
 const struct tpl_str *tpl_token_str(struct tpl_parser *p, const struct tpl_token *tok);
 struct tpl_node *tpl_parse_expr(struct tpl_parser *p, bool with_cond);
-/* An expression or, with commas, a tuple. `end_name`: a name that may follow the last comma, or
- * NULL. */
+/* An expression or, with commas, a tuple. `end_name`, if not NULL, is a name that may follow the
+ * last comma. */
 struct tpl_node *tpl_parse_tuple(struct tpl_parser *p, bool with_cond, bool parens,
                                  const char *end_name);
 struct tpl_node *tpl_parse_target(struct tpl_parser *p, bool with_namespace, const char *end_name);
@@ -485,21 +490,20 @@ static inline bool tpl_is_given(tval v) { /* an optional argument */
 static inline bool tpl_is_space(uint32_t c) {
     return is_space(c) || (c >= 0x1c && c <= 0x1f);
 }
-/* Text that stays where it is (source, arguments, literals) and text that is copied. */
+/* Text that stays where it is (source, arguments, literals); text that is copied. */
 tval tpl_str_borrow(struct tpl *t, const char *data, size_t len);
 tval tpl_str_copy(struct tpl *t, const char *data, size_t len);
 tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str *b);
-tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out); /* takes the buffer over */
+tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out); /* takes over the buffer */
 tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to); /* bytes */
 tval tpl_str_marked(struct tpl *t, const struct tpl_str *s, bool markup);
 tval tpl_str_like(struct tpl *t, tval v, const struct tpl_str *model); /* copies the markup mark */
 bool tpl_str_is(tval v, const char *text);
 bool tpl_str_equal(const struct tpl_str *a, const struct tpl_str *b);
 size_t tpl_str_offset(const struct tpl_str *s, size_t chars); /* byte offset of a code point */
-/* First place of needle in [from, to) of hay, in bytes; SIZE_MAX where there is none. */
+/* The first place of needle in [from, to) of hay, in bytes; SIZE_MAX if there is none. */
 size_t tpl_find(const char *hay, size_t from, size_t to, const char *needle, size_t len);
-/* Text that is part of an interpreter message: at most 60 bytes, one line. For use in one tpl_fail.
- */
+/* An excerpt for one error message: at most 60 bytes, without line ends. */
 const char *tpl_excerpt(struct tpl *t, const struct tpl_str *s);
 
 tval tpl_list_of(struct tpl *t, enum tpl_type type, const tval *items, size_t n); /* copies */
@@ -510,7 +514,7 @@ struct tpl_items { /* a list being collected */
 };
 void tpl_items_push(struct tpl *t, struct tpl_items *into, tval v);
 tval tpl_items_finish(struct tpl *t, const struct tpl_items *items,
-                      enum tpl_type type);    /* or CURSOR */
+                      enum tpl_type type);    /* or a CURSOR */
 tval tpl_pair(struct tpl *t, tval a, tval b); /* a tuple */
 
 tval tpl_undef(struct tpl *t, enum tpl_undef_kind kind, const char *owner, tval name);
@@ -523,18 +527,19 @@ bool tpl_truth(tval v);
 size_t tpl_length(struct tpl *t, tval v); /* len(v) */
 bool tpl_has_length(tval v);
 tval tpl_item(struct tpl *t, tval v,
-              size_t i);               /* i < tpl_length of a list, tuple, range or string */
+              size_t i);               /* i < tpl_length; of a list, tuple, range or string */
 bool tpl_as_int(tval v, int64_t *out); /* bool and int */
 double tpl_as_double(tval v);          /* of a number */
 
 struct tpl_iter {
     tval of;
-    size_t next; /* element number, byte offset for strings */
+    size_t next; /* index of the element; byte offset in a string */
 };
 bool tpl_is_iterable(tval v);
 struct tpl_iter tpl_iter_begin(struct tpl *t, tval v); /* fails: '...' object is not iterable */
 bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out);
-const struct tpl_list *tpl_to_list(struct tpl *t, tval v); /* all items; shares a list's own */
+const struct tpl_list *tpl_to_list(struct tpl *t,
+                                   tval v); /* all items; a list is returned itself */
 
 /* ---- equality, dictionaries (template_dict.c) ------------------------------------------------ */
 
@@ -542,12 +547,12 @@ bool tpl_equal(struct tpl *t, tval a, tval b);
 int tpl_order_numbers(tval a, tval b); /* -1, 0, 1; 2 if one is NaN */
 struct tpl_dict *tpl_dict_new(struct tpl *t);
 void tpl_dict_set(struct tpl *t, struct tpl_dict *d, tval key, tval value);
-const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key); /* NULL: not there */
+const tval *tpl_dict_get(struct tpl *t, const struct tpl_dict *d, tval key); /* NULL: no such key */
 bool tpl_is_hashable(struct tpl *t, tval v);
 
 /* ---- order (template_order.c), arithmetic (template_arith.c) --------------------------------- */
 
-/* a < b as Python's <; fails for types without an order. `op` is only for the message. */
+/* Python's a < b. Fails for types without an order; `op` is for that message. */
 bool tpl_less(struct tpl *t, tval a, tval b, const char *op);
 tval tpl_arith(struct tpl *t, enum tpl_op op, tval a, tval b);
 bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b);
@@ -556,7 +561,7 @@ void tpl_sort(struct tpl *t, tval *keys, tval *items, size_t n, bool reverse);
 
 /* ---- text of values (template_print.c, _number.c, _json.c, _format.c, _strftime.c) ----------- */
 
-/* Fails with the text of an Undefined that was used. */
+/* Fails because an Undefined was used. */
 _Noreturn void tpl_fail_undefined(struct tpl *t, tval v);
 void tpl_put_str(struct tpl *t, struct tpl_out *out, tval v);  /* Python's str() */
 void tpl_put_repr(struct tpl *t, struct tpl_out *out, tval v); /* Python's repr() */
@@ -567,13 +572,12 @@ struct tpl_json_style {
 };
 void tpl_put_json(struct tpl *t, struct tpl_out *out, tval v, const struct tpl_json_style *style);
 void tpl_put_escaped(struct tpl *t, struct tpl_out *out, const struct tpl_str *s); /* HTML */
-/* Decimal text to double and back independently of the process's locale. */
+/* Decimal text to double and back, in any locale. */
 bool tpl_parse_double(const char *text, size_t len, double *out);
 #define TPL_FLOAT_CHARS 40
 void tpl_put_number(struct tpl *t, struct tpl_out *out, tval v); /* INT or FLOAT */
 size_t tpl_print_double(char *to, double value); /* repr(); room for TPL_FLOAT_CHARS */
-/* printf's %.<precision><conversion> of a double with '.' as the decimal point, whatever the
- * locale. */
+/* printf's %.<precision><conversion> of a double, with '.' as decimal point in any locale. */
 #define TPL_PRECISION_MAX 400 /* digits after the point */
 void tpl_put_double(struct tpl *t, struct tpl_out *out, double value, char conversion,
                     int precision, bool alternate);
@@ -594,12 +598,11 @@ struct tpl_call { /* evaluated arguments */
     size_t n_kw;
 };
 
-/* p: the parameters named in `params`, bound, UNSET where an optional one is missing; NULL when
- * params is NULL. */
+/* p: the arguments of the parameters in `params`, UNSET if not given; NULL if params is NULL. */
 typedef tval tpl_fn(struct tpl *t, tval self, const tval *p, const struct tpl_call *call);
 struct tpl_builtin {
     const char *name;
-    const char *params; /* "a b? c?": names, ? marks optional; NULL: fn reads `call` itself */
+    const char *params; /* "a b? c?": names, ? marks optional ones; NULL: fn reads `call` itself */
     tpl_fn *fn;
 };
 #define TPL_MAX_PARAMS 5
@@ -610,7 +613,7 @@ struct tpl_table {
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define TPL_TABLE(array)                                                                           \
     { array, COUNT(array) }
-/* The head of a tpl_fn, and one that is an expression. */
+/* TPL_FN begins the definition of a tpl_fn. TPL_EXPR defines one that is an expression. */
 #define TPL_FN(name)                                                                               \
     static tval name(TPL_UNUSED struct tpl *t, TPL_UNUSED tval self, TPL_UNUSED const tval *p,     \
                      TPL_UNUSED const struct tpl_call *call)
@@ -628,14 +631,15 @@ int64_t tpl_need_int(struct tpl *t, tval v, const char *what);
 const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what);
 int64_t tpl_int_or(struct tpl *t, tval v, int64_t otherwise, const char *what); /* if UNSET */
 
-/* By name; NULL: there is none (template_names.c, template_globals.c, template_methods.c). */
+/* Finds one by name; NULL if there is none (template_names.c, template_globals.c). */
 const struct tpl_builtin *tpl_filter_find(const char *name, size_t len);
 const struct tpl_builtin *tpl_test_find(const char *name, size_t len);
 const struct tpl_builtin *tpl_global_find(const char *name, size_t len);
 extern const struct tpl_table tpl_value_filters, tpl_sequence_filters, tpl_value_tests;
-/* The value at an attribute path; `otherwise`: UNSET, or what replaces undefined. */
+/* The value at an attribute path. `otherwise`, if not UNSET, replaces an undefined value. */
 tval tpl_follow(struct tpl *t, tval v, tval path, tval otherwise);
-/* A method of a value by name: *builtin NULL and *unsafe false where there is none. */
+/* The method `name` of a value; NULL if there is none. *unsafe: it exists, but would change its
+ * object. */
 const struct tpl_builtin *tpl_method_find(tval self, const struct tpl_str *name, bool *unsafe);
 const struct tpl_builtin *tpl_str_method_find(const char *name, size_t len);
 
@@ -655,7 +659,7 @@ tval tpl_replace(struct tpl *t, const struct tpl_str *s, const struct tpl_str *f
 tval tpl_split_lines(struct tpl *t, const struct tpl_str *s, bool keep_ends);
 bool tpl_is_cased(uint32_t c, bool *upper);
 tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const struct tpl_str *fill,
-                int where); /* where: -1 text left, 0 centre, 1 right */
+                int where); /* where: -1 left, 0 centre, 1 right */
 
 /* ---- evaluation (template_eval.c, template_exec.c) ------------------------------------------- */
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_json.c: values as JSON, as Hugging Face's tojson prints them: json.dumps without HTML
- * escapes.
- */
+/* template_json.c: values as JSON, like Hugging Face's tojson: json.dumps without HTML escapes. */
 #include <math.h>
 
 #include "text/template_internal.h"

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_lex.c: template source to tokens, with Jinja2's rules for white space.
+/* template_lex.c: source to tokens, with Jinja2's rules for white space.
  *
  *     text {%- set x = 1 -%} text {{ x }} text {# comment #} text {% raw %} text {% endraw %}
  *     DATA BLOCK_BEGIN ... BLOCK_END DATA PRINT_BEGIN ... PRINT_END DATA (nothing) DATA DATA
  *
- *  - `-` inside a tag strips all white space on that side, `+` keeps it all.
- *  - trim_blocks: one line end right behind a statement, a comment or endraw is dropped.
- *  - lstrip_blocks: blanks between the start of a line and a statement, a comment or raw are
+ *  - `-` inside a tag strips all white space on that side; `+` keeps it.
+ *  - trim_blocks: one line end right after a statement, a comment or endraw is dropped.
+ *  - lstrip_blocks: white space between the start of a line and a statement, a comment or raw is
  *    dropped.
  *  - Neither applies to {{ }}.
- *  - A closing mark counts only where the brackets inside the tag are balanced.
+ *  - A closing mark counts only if the brackets inside the tag are balanced.
  *
- * Works on the normalized source (\n only, see template.c). String and number tokens carry their
- * value.
+ * Reads the normalized source (only \n, see template.c). String and number tokens hold their value.
  */
 #include "text/template_internal.h"
 
@@ -89,7 +88,7 @@ static bool lexer_at(const struct lexer *x, size_t pos, const char *text) {
     return x->len - pos >= n && memcmp(x->s + pos, text, n) == 0;
 }
 
-/* pos behind any white space that starts there. */
+/* The end of the white space that begins at pos. */
 static size_t lexer_skip_space(const struct lexer *x, size_t pos) {
     while (pos < x->len) {
         size_t next = pos;
@@ -100,7 +99,7 @@ static size_t lexer_skip_space(const struct lexer *x, size_t pos) {
     return pos;
 }
 
-/* The end of [from, to) without the white space before `to`. */
+/* The end of [from, to) without trailing white space. */
 static size_t strip_end(const struct lexer *x, size_t from, size_t to) {
     while (to > from) {
         size_t start;
@@ -111,8 +110,8 @@ static size_t strip_end(const struct lexer *x, size_t from, size_t to) {
     return to;
 }
 
-/* A closing mark ("%}", "#}") at pos, with its sign: *end is behind it and the white space it eats.
- */
+/* Whether a closing mark ("%}", "#}"), with its sign, is at pos. *end is after it and the white
+ * space that it strips. */
 static bool closing_mark(const struct lexer *x, size_t pos, const char *mark, bool plus, bool trim,
                          size_t *end) {
     if (lexer_at(x, pos, "-") && lexer_at(x, pos + 1, mark)) {
@@ -128,7 +127,7 @@ static bool closing_mark(const struct lexer *x, size_t pos, const char *mark, bo
     return true;
 }
 
-/* "{%[-+]? word %}" of raw and endraw at pos; *end is behind it. */
+/* Whether "{%[-+]? word %}" (raw or endraw) is at pos; *end is after it. */
 static bool raw_tag(const struct lexer *x, size_t pos, const char *word, bool trim, size_t *end) {
     size_t p = pos + 2;
     if (p < x->len && (x->s[p] == '-' || x->s[p] == '+'))
@@ -140,8 +139,8 @@ static bool raw_tag(const struct lexer *x, size_t pos, const char *word, bool tr
     return closing_mark(x, p, "%}", trim, trim, end);
 }
 
-/* Emits the text [x->pos, tag) in front of a tag, stripped as the tag's sign and lstrip_blocks say.
- */
+/* Emits the text [x->pos, tag) before a tag, stripped according to the tag's sign and
+ * lstrip_blocks. */
 static void push_data(struct lexer *x, size_t tag, bool lstrip) {
     size_t from = x->pos, to = tag;
     char sign = tag + 2 < x->len ? x->s[tag + 2] : 0;
@@ -170,7 +169,7 @@ static bool is_digit_of(int base, char c) {
     return value >= 0 && value < base;
 }
 
-/* Whether names may hold the character at pos; *next is the one after it. */
+/* Whether names may hold the character at pos; *next is after it. */
 static bool is_name_char(const struct lexer *x, size_t pos, size_t *next) {
     *next = pos;
     uint32_t c = utf8_next(x->s, next);
@@ -179,8 +178,7 @@ static bool is_name_char(const struct lexer *x, size_t pos, size_t *next) {
     return !tpl_is_space(c) && is_printable(c);
 }
 
-/* pos behind digits of the base that may be split by single underscores; pos itself where there are
- * none. */
+/* The end of the digits at pos, which may be split by single underscores; pos if there are none. */
 static size_t scan_digits(const struct lexer *x, size_t pos, int base, bool leading_underscore) {
     size_t end = pos;
     for (;;) {
@@ -193,8 +191,8 @@ static size_t scan_digits(const struct lexer *x, size_t pos, int base, bool lead
     }
 }
 
-/* The end of a float literal at pos, or pos. A number behind a dot is an index (a.0.1), not a
- * fraction. */
+/* The end of the float literal at pos; pos if there is none. A number after a dot is an index
+ * (a.0.1), not a fraction. */
 static size_t scan_float(const struct lexer *x, size_t pos) {
     if (pos && x->s[pos - 1] == '.')
         return pos;
@@ -240,7 +238,7 @@ static void lex_number(struct lexer *x) {
     size_t from = x->pos, end = scan_float(x, from);
     x->t->at = from;
     if (end > from) {
-        char text[64]; /* without underscores; longer literals are no one's intent */
+        char text[64]; /* without underscores */
         size_t n = 0;
         for (size_t i = from; i < end; i++) {
             if (x->s[i] == '_')
@@ -267,8 +265,7 @@ static void lex_number(struct lexer *x) {
     x->pos = end;
 }
 
-/* \x41 \u00e9 \U0001f600 and octal \101: *pos is behind the letter (or at the first octal digit).
- */
+/* \x41 \u00e9 \U0001f600 and octal \101. *pos is after the letter, or at the first octal digit. */
 static uint32_t escape_code(struct lexer *x, size_t *pos, size_t end, char letter) {
     size_t digits = letter == 'x' ? 2 : letter == 'u' ? 4 : letter == 'U' ? 8 : 3;
     int base = digits == 3 ? 8 : 16;
@@ -354,7 +351,7 @@ static enum tpl_token_kind operator_at(const struct lexer *x) {
 static void balance_brackets(struct lexer *x, enum tpl_token_kind kind) {
     if (kind == TOK_LPAREN || kind == TOK_LBRACKET || kind == TOK_LBRACE) {
         TPL_GROW(x->t, x->scratch, x->brackets, x->n_brackets, x->cap_brackets, 64);
-        x->brackets[x->n_brackets++] = (uint8_t)(kind + 1); /* closers follow their openers */
+        x->brackets[x->n_brackets++] = (uint8_t)(kind + 1); /* the closing one */
     } else if (kind == TOK_RPAREN || kind == TOK_RBRACKET || kind == TOK_RBRACE) {
         if (!x->n_brackets)
             tpl_fail(x->t, "unexpected '%s'", token_names[kind]);
@@ -364,7 +361,7 @@ static void balance_brackets(struct lexer *x, enum tpl_token_kind kind) {
     }
 }
 
-/* The tokens of a tag up to and with its closing mark, or up to the end of the source. */
+/* The tokens of a tag including its closing mark, or up to the end of the source. */
 static void lex_tag(struct lexer *x, bool block) {
     x->n_brackets = 0;
     while (x->pos < x->len) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_limits.c: what one parse or one rendering may use, memory, output, steps and depth, and
- * the failure that ends it (struct tpl).
+/* template_limits.c: the memory, output, steps and depth of one parse or rendering (struct tpl),
+ * each with a limit, and the failure that ends it.
  *
  * Memory is an arena: a chain of chunks, newest first, each filled from the front.
  *
@@ -23,7 +23,7 @@ struct tpl_chunk {
 
 /* ---- failure --------------------------------------------------------------------------------- */
 
-/* Line and column (both from 1, columns in code points) of t->at. */
+/* Line and column of t->at, both from 1; columns count code points. */
 static void locate_error(const struct tpl *t, size_t *line, size_t *column) {
     *line = *column = 1;
     for (size_t i = 0; i < t->at && i < t->source_len; i++) {
@@ -156,7 +156,7 @@ void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t le
 }
 
 void tpl_out_printf(struct tpl *t, struct tpl_out *out, const char *format, ...) {
-    char text[512]; /* numbers and names of ours only */
+    char text[512]; /* only for our own numbers and names */
     va_list args;
     va_start(args, format);
     int n = vsnprintf(text, sizeof text, format, args);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_methods.c: the methods of str, list, tuple and dict, and the text operations that
- * filters share with them.
+/* template_methods.c: the methods of str, list, tuple and dict.
  *
- * The sandbox is immutable: methods that change their object (list.append, dict.update ...) exist
+ * The sandbox is immutable. Methods that change their object (list.append, dict.update ...) exist
  * by name, but give an Undefined that fails with Jinja2's security message when it is used. Methods
  * that are not here are undefined.
  */
@@ -40,7 +39,7 @@ TPL_FN(str_zfill) {
 
 /* ---- str: search ----------------------------------------------------------------------------- */
 
-/* [from, to) in bytes of optional start and end in code points; false where start is behind the
+/* The byte range [from, to) of an optional start and end in code points. False if start is after
  * end. */
 static bool char_range(struct tpl *t, const struct tpl_str *s, tval start, tval end, size_t *from,
                        size_t *to) {
@@ -93,14 +92,14 @@ static size_t find_last(const char *hay, size_t from, size_t to, const char *nee
     return SIZE_MAX;
 }
 
-/* The position in code points, or -1. */
+/* The index in code points, or -1. */
 static int64_t find_chars(struct tpl *t, tval self, const tval *p, bool last) {
     const struct tpl_str *s = self.s, *needle = tpl_need_str(t, p[0], "the text to find");
     size_t from, to, hit;
     if (!char_range(t, s, p[1], p[2], &from, &to))
         return -1;
     if (last) {
-        tpl_charge(t, needle->len / 64 * (to - from)); /* the plain search from the back */
+        tpl_charge(t, needle->len / 64 * (to - from)); /* find_last compares at every place */
         hit = find_last(s->data, from, to, needle->data, needle->len);
     } else {
         hit = tpl_find(s->data, from, to, needle->data, needle->len);
@@ -141,7 +140,7 @@ TPL_FN(str_replace) {
                        tpl_need_str(t, p[1], "replace() argument 2"), count);
 }
 
-/* The end of the white space, or of the word, that begins at `at`. */
+/* The end of the white space (or of the word) that begins at `at`. */
 static size_t run_end(const struct tpl_str *s, size_t at, bool space) {
     for (size_t next = at; at < s->len; at = next)
         if (tpl_is_space(utf8_next(s->data, &next)) != space)
@@ -161,8 +160,7 @@ static void split_words(struct tpl *t, const struct tpl_str *s, int64_t most,
     }
 }
 
-/* From the back: words are collected forwards, then those in front of the last `most` are joined
- * again. */
+/* rsplit: splits into all words, then joins those before the last `most` again. */
 static void rsplit_words(struct tpl *t, const struct tpl_str *s, int64_t most,
                          struct tpl_items *parts) {
     struct tpl_items all = {0};
@@ -378,7 +376,7 @@ TPL_FN(list_index) {
     tpl_fail(t, "the value is not in the %s", tpl_type_name(self));
 }
 
-TPL_FN(same_value) { /* nothing changes it: a copy is the same */
+TPL_FN(same_value) { /* values do not change: a copy is the same */
     return self;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* template_names.c: all filters and tests by name, and those that take such a name: map("upper"),
- * select("eq", 1), "upper" is filter.
- */
+ * select("eq", 1), "upper" is filter. */
 #include "text/template_internal.h"
 
 static tval named_value(const struct tpl_call *call, const char *name) {
@@ -42,7 +41,7 @@ TPL_FN(filter_map) {
     return tpl_items_finish(t, &items, TPL_CURSOR);
 }
 
-/* Items that pass a test (or are true), of the item or one of its attributes. */
+/* The items that pass a test (or are true), by themselves or by one of their attributes. */
 static tval select_items(struct tpl *t, tval self, const struct tpl_call *call, bool by_attribute,
                          bool wanted) {
     struct tpl_items items = {0};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_nodes.c: what the parsers of statements and of expressions share: nodes, lists of them,
+/* template_nodes.c: what the parsers of statements and of expressions share: nodes, lists of nodes,
  * names, and the walk over the tokens.
  *
- * Names are interned: a variable is a number from here on. Lists are collected in the scratch arena
- * and copied once to the template's.
+ * Names are interned: after parsing, a variable is a number. Lists are collected in the scratch
+ * arena and copied once to the template's.
  */
 #include "text/template_internal.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* template_number.c: decimal text to doubles and back.
  *
- * Doubles are printed with the fewest digits that read back as the same double, laid out as
- * Python's repr does (with an exponent below 1e-4 and from 1e16 on). printf and strtod follow the
- * locale of the process. The decimal point is replaced here, so that a program that calls setlocale
- * gets the same prompts.
+ * Doubles are printed like Python's repr: with the fewest digits that read back as the same double,
+ * and with an exponent below 1e-4 and from 1e16 on. printf and strtod depend on the locale of the
+ * process. The decimal point is replaced here, so that a program that calls setlocale gets the same
+ * prompts.
  */
 #include <locale.h>
 #include <math.h>
@@ -35,8 +35,8 @@ bool tpl_parse_double(const char *text, size_t len, double *out) {
     return n > 0 && end == copy + n;
 }
 
-/* Significant digits and decimal exponent of |value|, the fewest that read back. digits has room
- * for 18. */
+/* The fewest significant digits that read back as |value|, and its decimal exponent. digits has
+ * room for 18. */
 static int shortest_digits(double value, char *digits, int *exponent) {
     char text[64];
     int n = 0;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_order.c: comparison, membership, arithmetic and sorting of values, with Python's rules
- * and messages.
+/* template_order.c: order, membership and sorting of values, with Python's rules and messages.
  *
- * Numbers of all three types compare by value (exactly: an int64 is never rounded to double for
- * it). Everything that walks nested values counts depth and steps, as values can share parts (x =
- * [x, x], fifty times).
+ * Numbers of all three types compare by value, and exactly: an int64 is never rounded to double. A
+ * walk of nested values counts depth and steps, because values can share parts (x = [x, x], fifty
+ * times).
  */
 #include "text/template_internal.h"
 
@@ -12,7 +11,7 @@
 
 static bool less_text(const struct tpl_str *a, const struct tpl_str *b) {
     size_t n = min_size(a->len, b->len);
-    int order = n ? memcmp(a->data, b->data, n) : 0; /* UTF-8 sorts as code points do */
+    int order = n ? memcmp(a->data, b->data, n) : 0; /* UTF-8 sorts like code points */
     return order < 0 || (order == 0 && a->len < b->len);
 }
 
@@ -50,7 +49,7 @@ static bool range_contains(const struct tpl_range *r, tval item) {
     } else if (!tpl_as_int(item, &i)) {
         return false;
     }
-    for (size_t k = 0; k < r->n; k++) /* at most 100,000, see range() */
+    for (size_t k = 0; k < r->n; k++) /* at most 100,000, see global_range */
         if (r->start + (int64_t)k * r->step == i)
             return true;
     return false;
@@ -89,7 +88,7 @@ bool tpl_compare(struct tpl *t, enum tpl_op op, tval a, tval b) {
         return tpl_less(t, a, b, "<");
     case OP_GT:
         return tpl_less(t, b, a, ">");
-    case OP_LE: /* not "not >": NaN is neither */
+    case OP_LE: /* not "not >", because of NaN */
         return tpl_less(t, a, b, "<=") || tpl_equal(t, a, b);
     case OP_GE:
         return tpl_less(t, b, a, ">=") || tpl_equal(t, a, b);
@@ -107,7 +106,7 @@ struct sorter {
     bool reverse;
 };
 
-/* Merge sort, top down: stable, n log n, and free to leave with tpl_fail, which qsort is not. */
+/* Merge sort, top down: stable, n log n, and unlike qsort it may be left with tpl_fail. */
 static void sort_part(struct tpl *t, struct sorter *s, size_t from, size_t to) {
     if (to - from < 2)
         return;

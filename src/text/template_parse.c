@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_parse.c: tokens to nodes: statements, and what both parsers share (lists, names,
- * errors).
+/* template_parse.c: tokens to nodes: statements. Expressions are in template_parse_expr.c.
  *
- * Recursive descent. A block is everything up to one of its end tags: parse_block returns with the
- * end tag's name as the current token, its "{%" already read. Names are interned: a variable is a
- * number from here on. Lists are collected in the scratch arena and copied once to the template's.
- * Expressions are in template_parse_expr.c.
+ * The parser is recursive descent. A block is everything up to one of its end tags. parse_block
+ * returns when the name of the end tag is the current token and its "{%" is already read.
  */
 #include "text/template_internal.h"
 
@@ -43,7 +40,7 @@ static struct tpl_node *parse_print(struct tpl_parser *p) {
     return node;
 }
 
-/* Text and tags up to an end tag (or, with ends NULL, the end of the template). */
+/* Text and tags up to an end tag, or up to the end of the template if `ends` is NULL. */
 static struct tpl_node *parse_block(struct tpl_parser *p, const struct end_tags *ends) {
     struct tpl_nodes list = {0};
     struct tpl_node *block = tpl_node_new(p, NODE_BLOCK, p->tok->at);
@@ -70,7 +67,7 @@ static struct tpl_node *parse_block(struct tpl_parser *p, const struct end_tags 
             tpl_nodes_push(p, &list, data);
         } else if (tok->kind == TOK_PRINT_BEGIN) {
             tpl_nodes_push(p, &list, parse_print(p));
-        } else { /* the lexer gives nothing else between tags */
+        } else { /* between tags the lexer gives nothing else */
             if (is_end_tag(p, ends))
                 break;
             tpl_nodes_push(p, &list, parse_statement(p));
@@ -82,7 +79,8 @@ static struct tpl_node *parse_block(struct tpl_parser *p, const struct end_tags 
     return block;
 }
 
-/* The rest of an opening tag, the block behind it; the current token is the end tag's name. */
+/* The rest of an opening tag and the block after it. The current token is then the end tag's name.
+ */
 static struct tpl_node *parse_body(struct tpl_parser *p, const struct end_tags *ends) {
     tpl_skip(p, TOK_COLON);
     tpl_expect(p, TOK_BLOCK_END);
@@ -95,8 +93,7 @@ static struct tpl_node *parse_simple_body(struct tpl_parser *p, const char *end)
     return body;
 }
 
-/* The body of something that Jinja2 compiles to a function: loops around it do not reach into it.
- */
+/* The body of what Jinja2 compiles to a function: loops around it do not extend into it. */
 static struct tpl_node *parse_function_body(struct tpl_parser *p, const char *end) {
     int loops = p->loops;
     p->loops = 0;
@@ -154,7 +151,7 @@ static struct tpl_node *parse_set(struct tpl_parser *p, struct tpl_node *node) {
     return node;
 }
 
-/* A list to be collected whose elements are names: nodes hold them until the count is known. */
+/* Collects a name in a list of nodes. */
 static void push_name(struct tpl_parser *p, struct tpl_nodes *names, int32_t name) {
     struct tpl_node *holder = tpl_node_new(p, NODE_NAME, p->tok->at);
     holder->name = name;
@@ -183,8 +180,8 @@ static void parse_signature(struct tpl_parser *p, struct tpl_params *params) {
         params->names[i] = names.items[i]->name;
 }
 
-/* A body that may name caller, varargs and kwargs: what it names is noted in params and for the
- * body around it. */
+/* A body that may use caller, varargs and kwargs. Notes their use in params and for the outer body.
+ */
 static struct tpl_node *parse_macro_body(struct tpl_parser *p, struct tpl_params *params,
                                          const char *end) {
     bool caller = p->saw_caller, varargs = p->saw_varargs, kwargs = p->saw_kwargs;

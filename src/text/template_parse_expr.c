@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_parse_expr.c: tokens to nodes: expressions. From loose to tight, as in Jinja2:
+/* template_parse_expr.c: tokens to nodes: expressions. Operators from loose to tight, as in Jinja2:
  *
  *     a if c else b      right to left; without else: undefined
  *     or, and, not
@@ -11,7 +11,7 @@
  *     -a +a              tighter than **: -2 ** 2 is 4
  *     a.b a[b] a(b)      then a | filter, a is test: of all of -a, but only of the b in x + b
  *
- * Binary operators are one loop over a table of levels, so that an open bracket costs few C frames.
+ * Binary operators are one loop over a table of levels, so that an open bracket needs few C frames.
  */
 #include "text/template_internal.h"
 
@@ -20,14 +20,14 @@ static struct tpl_node *parse_postfix(struct tpl_parser *p, struct tpl_node *nod
 
 /* ---- literals and names ---------------------------------------------------------------------- */
 
-/* Reads the comma between two items. False: the closing token is next, perhaps after a comma. */
+/* Reads the comma between two items. False if the closing token is next, perhaps after a comma. */
 static bool more_items(struct tpl_parser *p, bool first, enum tpl_token_kind close) {
     if (!first && p->tok->kind != close)
         tpl_expect(p, TOK_COMMA);
     return p->tok->kind != close;
 }
 
-/* [a, b] or {a: b, c: d} after its bracket. */
+/* [a, b] or {a: b, c: d}, after the bracket. */
 static struct tpl_node *parse_items(struct tpl_parser *p, const struct tpl_token *tok, bool dict) {
     struct tpl_node *node = tpl_node_new(p, dict ? NODE_DICT : NODE_LIST, tok->at);
     const enum tpl_token_kind close = dict ? TOK_RBRACE : TOK_RBRACKET;
@@ -46,7 +46,7 @@ static struct tpl_node *parse_items(struct tpl_parser *p, const struct tpl_token
 
 static struct tpl_node *constant_node(struct tpl_parser *p, size_t at, tval value) {
     struct tpl_node *node = tpl_node_new(p, NODE_CONST, at);
-    if (value.type == TPL_STR) /* without its buffer: no rendering may append to it (T4) */
+    if (value.type == TPL_STR) /* without its buffer: a rendering must not append to it (T4) */
         value = tpl_str_borrow(p->t, value.s->data, value.s->len);
     node->value = value;
     return node;
@@ -72,7 +72,7 @@ static struct tpl_node *parse_name(struct tpl_parser *p, const struct tpl_token 
     return node;
 }
 
-/* Adjacent string literals are one. */
+/* Adjacent string literals are one string. */
 static struct tpl_node *parse_string(struct tpl_parser *p, const struct tpl_token *tok) {
     tval value = tok->value;
     for (; p->tok->kind == TOK_STRING; p->tok++)
@@ -148,7 +148,7 @@ static const struct tpl_args *parse_args(struct tpl_parser *p) {
     return args;
 }
 
-/* One bound of a slice, or NULL in front of ':' and ']'. */
+/* One bound of a slice; NULL before ':' and ']'. */
 static struct tpl_node *parse_bound(struct tpl_parser *p) {
     enum tpl_token_kind kind = p->tok->kind;
     return kind == TOK_COLON || kind == TOK_RBRACKET ? NULL : tpl_parse_expr(p, true);
@@ -222,7 +222,7 @@ static struct tpl_node *parse_postfix(struct tpl_parser *p, struct tpl_node *nod
     }
 }
 
-/* The name of a filter or test. Dots are allowed in it, though no name we know has one. */
+/* The name of a filter or test. It may contain dots, although no name we know does. */
 static tval dotted_name(struct tpl_parser *p) {
     const struct tpl_token *first = tpl_expect(p, TOK_NAME), *last = first;
     while (tpl_skip(p, TOK_DOT))
@@ -245,7 +245,7 @@ struct tpl_node *tpl_parse_filters(struct tpl_parser *p, struct tpl_node *input,
     return input;
 }
 
-/* Behind "is": [not] name, then arguments in brackets or one operand without. */
+/* After "is": [not] name, then arguments in brackets or one operand without brackets. */
 static struct tpl_node *parse_test(struct tpl_parser *p, struct tpl_node *of, size_t at) {
     struct tpl_node *node = tpl_node_new(p, NODE_TEST, at);
     bool negated = tpl_skip_name(p, "not");
@@ -305,7 +305,7 @@ static struct tpl_node *parse_unary(struct tpl_parser *p, bool with_filter) {
     return with_filter ? parse_filters_tests(p, node) : node;
 }
 
-/* Levels of binary operators, loose to tight. */
+/* Levels of binary operators, from loose to tight. */
 enum { LEVEL_SUM, LEVEL_CONCAT, LEVEL_PRODUCT, LEVEL_POWER, LEVELS };
 
 static bool binary_op(enum tpl_token_kind kind, int *level, enum tpl_op *op) {
@@ -328,7 +328,7 @@ static bool binary_op(enum tpl_token_kind kind, int *level, enum tpl_op *op) {
     return false;
 }
 
-/* Operators of `least` or a tighter level, all left to right. */
+/* Operators of level `least` and tighter, left to right. */
 static struct tpl_node *parse_binary(struct tpl_parser *p, int least) {
     struct tpl_node *left = parse_unary(p, true);
     int level;
@@ -429,7 +429,7 @@ static struct tpl_node *parse_or(struct tpl_parser *p) {
     return parse_chain(p, "or", NODE_OR, parse_and);
 }
 
-/* Every bracket comes through here: this is where their depth is counted. */
+/* Every bracket is parsed through here, so here its depth is counted. */
 struct tpl_node *tpl_parse_expr(struct tpl_parser *p, bool with_cond) {
     tpl_parse_enter(p);
     struct tpl_node *value = parse_or(p);

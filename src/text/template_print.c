@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_print.c: values as text, as Python's str() and repr() print them, HTML escapes, and the
- * text of a failure on an Undefined. */
+/* template_print.c: values as text, like Python's str() and repr(); HTML escapes; the failure on an
+ * Undefined. */
 #include "text/template_internal.h"
 
 /* ---- str() and repr() ------------------------------------------------------------------------ */

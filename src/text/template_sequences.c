@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_sequences.c: filters on sequences: join, map, select, sort, groupby and their kin.
+/* template_sequences.c: filters on sequences: join, sort, groupby and others.
  *
- * What is a generator in Jinja2 (map, select, items, batch, unique ...) is computed at once here,
- * but keeps a generator's manners: it can be walked once and has neither length nor index
- * (TPL_CURSOR). An `attribute` is a path: "a.b.0" is item "a", then "b", then 0; sort takes several
- * paths with commas between.
+ * Generators of Jinja2 (items, batch, unique ...) are computed at once here, but behave like
+ * generators: they can be walked once and have no length and no index (TPL_CURSOR). An `attribute`
+ * is a path: "a.b.0" is item "a", then "b", then 0. sort takes several paths, separated by commas.
  */
 #include "text/template_internal.h"
 
@@ -20,8 +19,7 @@ static tval path_part(struct tpl *t, const struct tpl_str *path, size_t from, si
     return digits ? tpl_int(number) : tpl_substr(t, path, from, to);
 }
 
-/* The value at the path; `path` NONE or UNSET is the value itself. `otherwise`: UNSET, or what
- * replaces undefined. */
+/* `path` NONE or UNSET: the value itself. */
 tval tpl_follow(struct tpl *t, tval v, tval path, tval otherwise) {
     bool replaces = otherwise.type != TPL_UNSET && otherwise.type != TPL_NONE;
     if (path.type == TPL_UNSET || path.type == TPL_NONE)
@@ -46,7 +44,7 @@ static tval fold_case(struct tpl *t, tval v, bool case_sensitive) {
     return v.type == TPL_STR && !case_sensitive ? tpl_change_case(t, v.s, CASE_LOWER) : v;
 }
 
-/* A sort key: one value for one path, a list of them for "a,b". */
+/* A sort key: for one path a value, for "a,b" a list of values. */
 static tval sort_key(struct tpl *t, tval item, tval attribute, bool case_sensitive) {
     struct tpl_items key = {0};
     if (attribute.type != TPL_STR)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_strftime.c: strftime_now, which formats as strftime(3) does in the C locale, in UTC.
+/* template_strftime.c: strftime_now. Formats like strftime(3) in the C locale, in UTC.
  *
  *     %[-_0]conversion      glibc's flags: - no padding, _ spaces, 0 zeros
  */
@@ -14,7 +14,7 @@ static const char *const month_names[] = {"January",   "February", "March",    "
                                           "May",       "June",     "July",     "August",
                                           "September", "October",  "November", "December"};
 
-/* A number with glibc's flags: '-' no padding, '_' blanks, '0' zeros. */
+/* A number with glibc's flags. */
 static void put_time(struct tpl *t, struct tpl_out *out, int value, int width, char pad,
                      char flag) {
     pad = flag == '_' ? ' ' : flag == '0' ? '0' : pad;
@@ -26,7 +26,7 @@ static int days_of(int year) {
     return (year % 4 == 0 && year % 100 != 0) || year % 400 == 0 ? 366 : 365;
 }
 
-/* A week belongs to the year that its Thursday is in (ISO 8601). */
+/* A week belongs to the year of its Thursday (ISO 8601). */
 static void iso_week(const struct tm *tm, int *year, int *week) {
     int thursday = tm->tm_yday - (tm->tm_wday + 6) % 7 + 3;
     *year = tm->tm_year + 1900;
@@ -67,7 +67,7 @@ static bool put_time_number(struct tpl *t, struct tpl_out *out, char c, char fla
         {'V', week, 2, '0'},
         {'G', year, 1, '0'},
         {'g', year % 100, 2, '0'},
-        {'f', 0, 6, '0'}, /* the clock given has whole seconds */
+        {'f', 0, 6, '0'}, /* `now` is in whole seconds */
     };
     for (size_t i = 0; i < COUNT(table); i++)
         if (table[i].c == c) {
@@ -130,7 +130,7 @@ static void put_time_format(struct tpl *t, struct tpl_out *out, const char *f, s
         if (done)
             i = k;
         else
-            tpl_out_put(t, out, f + i, 1); /* what strftime does not know stays as it is */
+            tpl_out_put(t, out, f + i, 1); /* unknown conversions are copied */
     }
 }
 

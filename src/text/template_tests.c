@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_tests.c: the tests behind `is` and in select: x is defined, x is divisibleby 3,
- * select("eq", 1). */
+/* template_tests.c: the tests of `is` and select: x is defined, x is divisibleby 3, select("eq",
+ * 1). */
 #include "text/template_internal.h"
 
 TPL_EXPR(test_defined, tpl_bool(self.type != TPL_UNDEFINED))
@@ -36,8 +36,8 @@ TPL_EXPR(test_gt, tpl_bool(tpl_compare(t, OP_GT, self, p[0])))
 TPL_EXPR(test_ge, tpl_bool(tpl_compare(t, OP_GE, self, p[0])))
 TPL_EXPR(test_in, tpl_bool(tpl_compare(t, OP_IN, self, p[0])))
 
-/* Python's `is`: small values are one object if they are equal and of one type, others are where
- * they lie. */
+/* Python's `is`: simple values are identical if they are equal and of one type, others if they are
+ * the same object. */
 TPL_FN(test_sameas) {
     bool small = self.type <= TPL_STR;
     return tpl_bool(self.type == p[0].type &&

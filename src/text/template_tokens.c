@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a chat template may ask of the vocabulary: bos_token, eos_token and the like as text.
+/* template_tokens.c: the special tokens that a chat template may use, as text: bos_token, eos_token
+ * and others.
  *
- *     tokenizer_config.json   every member "..._token" that is a string, or an object with
- *                             "content"; those of "extra_special_tokens" too
- *     a GGUF file, or no config   bos, eos, unk and pad, where there are such
+ *     tokenizer_config.json       every member "..._token" that is a string, or an object with
+ *                                 "content"; those of "extra_special_tokens" too
+ *     a GGUF file, or no config   bos, eos, unk and pad, if it has them
  *
  * A token that the vocabulary does not have is undefined in the template, as with transformers. The
- * config is scanned, not parsed to a tree: it lists the whole of added tokens, too.
+ * config is scanned, not parsed to a tree, because it lists all added tokens, too.
  */
 #include <string.h>
 
 #include "text/json_scan.h"
 #include "text/tokenizer_internal.h"
 
-enum { NAME_MAX_BYTES = 64 }; /* of a member: "additional_..._token"; longer ones name no token */
+enum { NAME_MAX_BYTES = 64 }; /* of a member's name; longer names are ignored */
 
 static kvasir_status add_variable(json_t *variables, const char *name, struct text_span text,
                                   kvasir_error *err) {
-    /* A GGUF file's token may be no UTF-8: then it is none that a template could write. */
+    /* A token of a GGUF file may not be UTF-8. A template could not write it. */
     if (utf8_check(text.data, text.len) < text.len)
         return KVASIR_OK;
     if (json_object_set_new(variables, name, json_stringn(text.len ? text.data : "", text.len)) !=
@@ -26,7 +27,7 @@ static kvasir_status add_variable(json_t *variables, const char *name, struct te
     return KVASIR_OK;
 }
 
-/* "<s>", or {"content": "<s>", ...}. Anything else names no token. */
+/* "<s>", or {"content": "<s>", ...}. Anything else is ignored. */
 static kvasir_status read_token_variable(struct json_scan *s, const char *name, json_t *variables) {
     struct text_span text, raw;
     if (scan_peek(s) == '"') {
@@ -50,7 +51,7 @@ static kvasir_status read_token_variable(struct json_scan *s, const char *name, 
     }
 }
 
-/* A key's text is gone once its value is read. */
+/* Copies the name, because a key's text is gone once its value is read. */
 static bool copy_token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
     static const char suffix[] = "_token";
     const size_t n = sizeof suffix - 1;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* template_value.c: making and reading the values of a template: strings, lists, Undefined,
- * iteration, and JSON in.
+/* template_value.c: makes and reads values: strings, lists, Undefined, iteration.
  *
- * Appending. `x + y` of strings and lists copies x unless x ends where its buffer's used part ends;
- * then y is written behind it and both share the buffer, as nothing ever changes what x covers:
+ * `x + y` of strings and lists copies x only if something was already appended to x. Otherwise y is
+ * written after x and both share the buffer, because what x covers never changes:
  *
  *     buffer  [ h e l l o   w o r l d . . . . ]     used = 11, cap = 16
  *     x       [ h e l l o ]      x + " world"  [ h e l l o   w o r l d ]
@@ -111,7 +110,7 @@ size_t tpl_str_offset(const struct tpl_str *s, size_t chars) {
 
 size_t tpl_find(const char *hay, size_t from, size_t to, const char *needle, size_t len) {
     const char *hit = len == 1 ? memchr(hay + from, needle[0], to - from)
-                               : memmem(hay + from, to - from, needle, len); /* linear: glibc */
+                               : memmem(hay + from, to - from, needle, len); /* glibc's is linear */
     return hit ? (size_t)(hit - hay) : SIZE_MAX;
 }
 
