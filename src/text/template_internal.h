@@ -5,8 +5,8 @@
  *   render:  nodes, args ─ template_exec.c (statements), _eval.c (expressions) ─▶ text
  *
  *   Each of these rests on those below it; only exec, eval and call call each other.
- *      statements, expressions      template_exec.c, _eval.c, _call.c
  *      filters and tests by name    template_names.c, _filters.c, _sequences.c, _tests.c
+ *      statements, expressions      template_exec.c, _eval.c, _call.c
  *      methods, global functions    template_methods.c, _globals.c
  *      text operations, formats     template_text.c, _format.c, _strftime.c, _json.c
  *      operators                    template_arith.c, _order.c
@@ -19,12 +19,12 @@
  * trim_blocks, lstrip_blocks, loop controls and {% generation %}, without automatic escaping.
  *
  * Invariants
- * T1  All memory of one parse or rendering comes from one arena with a limit. Nothing in it is freed
- *     alone. So a failure may leave from any depth with longjmp (tpl_fail): between the setjmp in
- *     template.c and tpl_fail, no code owns anything outside the arena.
- * T2  Values never change, except namespaces and cursors (iterators, loops). So they are shared, not
- *     copied. Only a namespace can make a cycle; therefore every walk of a value counts depth and
- *     steps.
+ * T1  All memory of one parse or rendering comes from one arena with a limit. Nothing in it is
+ *     freed alone. So a failure may leave from any depth with longjmp (tpl_fail): between the
+ *     setjmp in template.c and tpl_fail, no code owns anything outside the arena.
+ * T2  Values never change, except namespaces and cursors (iterators, loops). So they are shared,
+ *     not copied. Only a namespace can make a cycle; therefore every walk of a value counts depth
+ *     and steps.
  * T3  Every recursion on source, nodes or values passes tpl_enter and tpl_leave. Every loop whose
  *     length a template can choose passes tpl_charge. So a template cannot overflow the stack or
  *     run forever.
