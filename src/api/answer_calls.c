@@ -71,7 +71,7 @@ static json_t *take_json(struct reader *r) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static bool is_name(const json_t *name) {
+static bool is_name(json_t *name) {
     size_t n = json_string_length(name);
     return n > 0 && strlen(json_string_value(name)) == n;
 }
@@ -99,9 +99,9 @@ static bool add_id(json_t *calls, const char *id, size_t n) {
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 /* A new reference to an object; NULL: it is none. Some models write it as a text. */
-static json_t *arguments_of(const json_t *given) {
+static json_t *arguments_of(json_t *given) {
     if (json_is_object(given))
-        return json_incref((json_t *)given);
+        return json_incref(given);
     if (!json_is_string(given))
         return NULL;
     json_t *read =
@@ -113,9 +113,9 @@ static json_t *arguments_of(const json_t *given) {
 }
 
 /* bare: without a marker before it, any object might be an answer: arguments must be there. */
-static bool add_object(json_t *calls, const json_t *object, bool bare) {
-    const json_t *inner = json_object_get(object, "function"), *id = json_object_get(object, "id");
-    const json_t *from = json_is_object(inner) ? inner : object;
+static bool add_object(json_t *calls, json_t *object, bool bare) {
+    json_t *inner = json_object_get(object, "function"), *id = json_object_get(object, "id");
+    json_t *from = json_is_object(inner) ? inner : object;
     json_t *arguments = json_object_get(from, "arguments");
     if (!arguments)
         arguments = json_object_get(from, "parameters");
@@ -124,7 +124,7 @@ static bool add_object(json_t *calls, const json_t *object, bool bare) {
            (!id || add_id(calls, json_string_value(id), json_string_length(id)));
 }
 
-static bool add_value(json_t *calls, const json_t *value, bool bare) {
+static bool add_value(json_t *calls, json_t *value, bool bare) {
     if (!json_is_array(value))
         return json_is_object(value) && add_object(calls, value, bare);
     bool good = json_array_size(value) > 0;
@@ -181,14 +181,14 @@ static bool read_args(struct reader *r, json_t *calls) {
 /* ---- XML ------------------------------------------------------------------------------------- */
 
 /* The type that the tool's schema gives a parameter; NULL: it does not say. */
-static const json_t *type_of(const json_t *schema, const json_t *name, const json_t *key) {
+static json_t *type_of(json_t *schema, json_t *name, json_t *key) {
     for (size_t i = 0; i < json_array_size(schema); i++) {
-        const json_t *function = json_object_get(json_array_get(schema, i), "function");
+        json_t *function = json_object_get(json_array_get(schema, i), "function");
         if (json_equal(json_object_get(function, "name"), name)) {
-            const json_t *parameters = json_object_get(function, "parameters");
-            const json_t *all = json_object_get(parameters, "properties");
-            const json_t *one = json_object_get(all, json_string_value(key));
-            const json_t *type = json_object_get(one, "type");
+            json_t *parameters = json_object_get(function, "parameters");
+            json_t *all = json_object_get(parameters, "properties");
+            json_t *one = json_object_get(all, json_string_value(key));
+            json_t *type = json_object_get(one, "type");
             return type ? type : json_object_get(one, "anyOf");
         }
     }
@@ -196,7 +196,7 @@ static const json_t *type_of(const json_t *schema, const json_t *name, const jso
 }
 
 /* "string", or among ["string", ..] or [{"type": "string"}, ..] */
-static bool says_string(const json_t *type) {
+static bool says_string(json_t *type) {
     if (json_is_object(type))
         type = json_object_get(type, "type");
     const char *word = json_string_value(type);
@@ -208,9 +208,9 @@ static bool says_string(const json_t *type) {
 
 /* A value without a type: a text, but where the schema says another type and the value is JSON
  * (as in vLLM and mlx-lm). */
-static json_t *typed_value(const json_t *schema, const json_t *name, const json_t *key,
-                           const char *text, size_t len) {
-    const json_t *type = type_of(schema, name, key);
+static json_t *typed_value(json_t *schema, json_t *name, json_t *key, const char *text,
+                           size_t len) {
+    json_t *type = type_of(schema, name, key);
     if (type && !says_string(type)) {
         json_t *value = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
         if (value)
@@ -227,8 +227,7 @@ static json_t *typed_value(const json_t *schema, const json_t *name, const json_
 
 /* k>v</parameter>; a value may also end where the next parameter or the function's end begins.
  * One line end at each end of it is layout. */
-static bool read_parameter(struct reader *r, json_t *arguments, const json_t *schema,
-                           const json_t *name) {
+static bool read_parameter(struct reader *r, json_t *arguments, json_t *schema, json_t *name) {
     const char *key, *value;
     size_t n_key, n;
     if (!take_until(r, ">", &key, &n_key))
@@ -253,7 +252,7 @@ static bool read_parameter(struct reader *r, json_t *arguments, const json_t *sc
     return good;
 }
 
-static bool read_function(struct reader *r, json_t *calls, bool closed, const json_t *schema) {
+static bool read_function(struct reader *r, json_t *calls, bool closed, json_t *schema) {
     const char *text;
     size_t n;
     if (!take(r, "<function=") || !take_until(r, ">", &text, &n))
@@ -477,8 +476,7 @@ static bool read_pythons(struct reader *r, json_t *calls) {
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 /* Several where the form has its own ends: f{..} f{..} */
-static bool read_many(struct reader *r, json_t *calls, bool closed, const json_t *schema,
-                      bool braces) {
+static bool read_many(struct reader *r, json_t *calls, bool closed, json_t *schema, bool braces) {
     bool good = true;
     do {
         good = braces ? read_braces(r, calls) : read_function(r, calls, closed, schema);
@@ -488,7 +486,7 @@ static bool read_many(struct reader *r, json_t *calls, bool closed, const json_t
 }
 
 /* By what the text begins with, where models of a family write several forms. */
-static bool read_calls(enum answer_tools tools, struct reader *r, bool closed, const json_t *schema,
+static bool read_calls(enum answer_tools tools, struct reader *r, bool closed, json_t *schema,
                        json_t *calls) {
     switch (tools) {
     case ANSWER_HERMES:
@@ -516,7 +514,7 @@ static bool read_calls(enum answer_tools tools, struct reader *r, bool closed, c
 }
 
 size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, bool closed,
-                         const json_t *schema, json_t **calls) {
+                         json_t *schema, json_t **calls) {
     struct reader r = {.at = text, .end = text + len};
     bool open_end = tools == ANSWER_MISTRAL || tools == ANSWER_LLAMA3;
     *calls = json_array();
@@ -533,7 +531,7 @@ size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, 
 
 /* The shortest of three precisions that says the same numbers: 0.1 is not to become
  * 0.10000000000000001. */
-char *answer_arguments_text(const json_t *arguments) {
+char *answer_arguments_text(json_t *arguments) {
     for (size_t precision = 15; precision < 17; precision++) {
         char *text = json_dumps(arguments, JSON_REAL_PRECISION(precision));
         json_t *again = text ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;

@@ -273,8 +273,8 @@ static void make_id(const struct answer_parser *p, char *id) {
     id[n] = 0;
 }
 
-static void call_parts(struct answer_parser *p, const json_t *call) {
-    const json_t *name = json_object_get(call, "name");
+static void call_parts(struct answer_parser *p, json_t *call) {
+    json_t *name = json_object_get(call, "name");
     const char *given = json_string_value(json_object_get(call, "id"));
     char id[80], *arguments;
     if (p->failed || (p->o.single && p->n_calls))

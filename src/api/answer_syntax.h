@@ -91,10 +91,10 @@ typedef bool answer_part_fn(void *user, const struct answer_part *part);
 struct answer_options {
     struct answer_syntax syntax;
     enum answer_start start;
-    bool tools;           /* shown to the model: without, calls are text like any other */
-    bool single;          /* calls behind the first are dropped ("parallel_tool_calls": false) */
-    const json_t *schema; /* the request's tools, for forms that do not write types; may be NULL */
-    uint64_t seed;        /* of the ids of calls (answer_seed) */
+    bool tools;     /* shown to the model: without, calls are text like any other */
+    bool single;    /* calls behind the first are dropped ("parallel_tool_calls": false) */
+    json_t *schema; /* the request's tools, for forms that do not write types; may be NULL */
+    uint64_t seed;  /* of the ids of calls (answer_seed) */
 };
 /* Of choice `choice` of request `id`: the same calls get the same ids. */
 uint64_t answer_seed(const char *id, uint32_t choice);
@@ -119,8 +119,8 @@ uint32_t answer_parser_calls(const struct answer_parser *p);
  * took: all, or none where it is no call; MISTRAL and LLAMA3, which write no end, may leave text
  * behind the last call. */
 size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, bool closed,
-                         const json_t *schema, json_t **calls);
+                         json_t *schema, json_t **calls);
 /* The JSON text of arguments; free(). NULL: out of memory. */
-char *answer_arguments_text(const json_t *arguments);
+char *answer_arguments_text(json_t *arguments);
 
 #endif

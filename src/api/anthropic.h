@@ -3,8 +3,8 @@
  * (anthropic_request.c, anthropic_answer.c). What openai.h says of fields, errors and threads holds
  * here, too.
  *
- *     body --anthropic_translate--> OpenAI's body --openai_read--> struct openai_request
- *     body <--anthropic_answer_body-- OpenAI's body <--openai_answer_body-- struct openai_answer
+ *     body --anthropic_translate--> OpenAI's body --openai_read--> struct api_request
+ *     body <--anthropic_answer_body-- OpenAI's body <--openai_answer_body-- struct api_answer
  *     events (SSE) <--struct anthropic_stream-- parts of an answer
  *
  * So limits of sampling, templates and tokens are read in one place; errors name Anthropic's
@@ -25,13 +25,12 @@
 
 /* A body of /v1/messages as one of /v1/chat/completions, new; NULL with *err. count: a body of
  * count_tokens, which needs no max_tokens. */
-json_t *anthropic_translate(const json_t *body, bool count, struct openai_error *err);
+json_t *anthropic_translate(json_t *body, bool count, struct api_error *err);
 /* As openai_read. */
-bool anthropic_read(const struct openai_setup *setup, const json_t *body,
-                    struct openai_request *out, struct openai_error *err);
+bool anthropic_read(const struct api_setup *setup, json_t *body, struct api_request *out,
+                    struct api_error *err);
 /* {"input_tokens"}: how many tokens the prompt has. NULL with *err. */
-json_t *anthropic_count(const struct openai_setup *setup, const json_t *body,
-                        struct openai_error *err);
+json_t *anthropic_count(const struct api_setup *setup, json_t *body, struct api_error *err);
 
 /* ---- from an answer to a body ---------------------------------------------------------------- */
 
@@ -40,7 +39,7 @@ json_t *anthropic_error_body(int status, const char *message);
 
 /* answer: OpenAI's body of it, of which the first choice counts. stop: the stop text that ended it,
  * or NULL. NULL: out of memory. */
-json_t *anthropic_answer_body(const json_t *answer, const char *id, const char *stop);
+json_t *anthropic_answer_body(json_t *answer, const char *id, const char *stop);
 
 /* ---- from the parts of an answer to events --------------------------------------------------- */
 

@@ -59,7 +59,7 @@ static const char *stop_sequence(bool cut, bool calls, const char *stop) {
 /* ---- body ------------------------------------------------------------------------------------ */
 
 /* The model's arguments: JSON text. One that is no object, which no parser lets through, is {}. */
-static json_t *call_input(const json_t *arguments) {
+static json_t *call_input(json_t *arguments) {
     json_t *input = json_loadb(json_string_value(arguments), json_string_length(arguments),
                                JSON_ALLOW_NUL, NULL);
     if (json_is_object(input))
@@ -68,14 +68,14 @@ static json_t *call_input(const json_t *arguments) {
     return json_object();
 }
 
-static bool has_text(const json_t *text) {
+static bool has_text(json_t *text) {
     return json_string_length(text) > 0;
 }
 
-static json_t *content_json(const json_t *message) {
-    const json_t *reasoning = json_object_get(message, "reasoning_content"),
-                 *text = json_object_get(message, "content"),
-                 *calls = json_object_get(message, "tool_calls");
+static json_t *content_json(json_t *message) {
+    json_t *reasoning = json_object_get(message, "reasoning_content"),
+           *text = json_object_get(message, "content"),
+           *calls = json_object_get(message, "tool_calls");
     size_t n = json_array_size(calls);
     json_t *content = json_array();
     bool good = content != NULL;
@@ -84,12 +84,12 @@ static json_t *content_json(const json_t *message) {
             json_array_append_new(content, json_pack("{s:s, s:O, s:s}", "type", "thinking",
                                                      "thinking", reasoning, "signature", "")) == 0;
     if (good && (has_text(text) || (!has_text(reasoning) && n == 0)))
-        good = json_array_append_new(content,
-                                     json_pack("{s:s, s:o}", "type", "text", "text",
-                                               json_is_string(text) ? json_incref((json_t *)text)
-                                                                    : json_string(""))) == 0;
+        good =
+            json_array_append_new(content, json_pack("{s:s, s:o}", "type", "text", "text",
+                                                     json_is_string(text) ? json_incref(text)
+                                                                          : json_string(""))) == 0;
     for (size_t i = 0; good && i < n; i++) {
-        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
+        json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
         good =
             json_array_append_new(
                 content, json_pack("{s:s, s:O, s:O, s:o}", "type", "tool_use", "id",
@@ -102,14 +102,13 @@ static json_t *content_json(const json_t *message) {
     return NULL;
 }
 
-static json_int_t count_of(const json_t *usage, const char *name) {
+static json_int_t count_of(json_t *usage, const char *name) {
     return json_integer_value(json_object_get(usage, name));
 }
 
-json_t *anthropic_answer_body(const json_t *answer, const char *id, const char *stop) {
-    const json_t *choice = json_array_get(json_object_get(answer, "choices"), 0),
-                 *message = json_object_get(choice, "message"),
-                 *usage = json_object_get(answer, "usage");
+json_t *anthropic_answer_body(json_t *answer, const char *id, const char *stop) {
+    json_t *choice = json_array_get(json_object_get(answer, "choices"), 0),
+           *message = json_object_get(choice, "message"), *usage = json_object_get(answer, "usage");
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
     bool cut = finish && strcmp(finish, "length") == 0,
          calls = json_array_size(json_object_get(message, "tool_calls")) > 0;

@@ -23,40 +23,37 @@
  * Anthropic's names; but for what a template says, and that it cannot go on with a last text.
  */
 #include "api/anthropic.h"
-#include "api/openai_internal.h"
+#include "api/api_json.h"
+#include "util/util.h"
 
 #include <stdio.h>
 #include <string.h>
 
-struct path {
-    char text[OPENAI_PATH_MAX];
-};
 /* "messages[2].content[0]" and "input": "messages[2].content[0].input" */
-static struct path member(const char *at, const char *name) {
-    struct path p;
+static struct api_path member(const char *at, const char *name) {
+    struct api_path p;
     snprintf(p.text, sizeof p.text, "%.80s.%.40s", at, name);
     return p;
 }
-static struct path item(const char *at, size_t i) {
-    struct path p;
+static struct api_path item(const char *at, size_t i) {
+    struct api_path p;
     snprintf(p.text, sizeof p.text, "%.80s[%zu]", at, i);
     return p;
 }
 
 /* A member that is a string; NULL with *err. */
-static const json_t *string_of(const json_t *object, const char *at, const char *name,
-                               struct openai_error *err) {
-    const json_t *value = openai_get(object, name);
+static json_t *string_of(json_t *object, const char *at, const char *name, struct api_error *err) {
+    json_t *value = api_get(object, name);
     if (json_is_string(value))
         return value;
-    openai_wrong_type(err, member(at, name).text, value, "a string");
+    api_wrong_type(err, member(at, name).text, value, "a string");
     return NULL;
 }
 
 /* The type of a block; NULL with *err. */
-static const char *type_of(const json_t *block, const char *at, struct openai_error *err) {
+static const char *type_of(json_t *block, const char *at, struct api_error *err) {
     if (!json_is_object(block)) {
-        openai_wrong_type(err, at, block, "an object");
+        api_wrong_type(err, at, block, "an object");
         return NULL;
     }
     return json_string_value(string_of(block, at, "type", err));
@@ -71,7 +68,7 @@ struct chat {
     const char *role;
     struct text_buf text, thinking;
     json_t *calls; /* array, or NULL */
-    struct openai_error *err;
+    struct api_error *err;
 };
 
 static void chat_free(struct chat *c) {
@@ -87,7 +84,7 @@ static json_t *string_json(const struct text_buf *b) {
 
 /* Takes message. */
 static bool append(struct chat *c, json_t *message) {
-    return json_array_append_new(c->messages, message) == 0 || openai_no_memory(c->err);
+    return json_array_append_new(c->messages, message) == 0 || api_no_memory(c->err);
 }
 
 /* Ends the last message. */
@@ -109,7 +106,7 @@ static bool end_message(struct chat *c) {
     if (good)
         return append(c, message);
     json_decref(message);
-    return openai_no_memory(c->err);
+    return api_no_memory(c->err);
 }
 
 /* What comes is of this role. */
@@ -143,81 +140,80 @@ static bool add_system(struct text_buf *b, const char *text, size_t len) {
 }
 
 /* A text, or an array of text blocks, through `add`. */
-static bool add_texts(struct text_buf *b, const json_t *content, const char *at,
-                      bool (*add)(struct text_buf *, const char *, size_t),
-                      struct openai_error *err) {
+static bool add_texts(struct text_buf *b, json_t *content, const char *at,
+                      bool (*add)(struct text_buf *, const char *, size_t), struct api_error *err) {
     if (json_is_string(content))
         return add(b, json_string_value(content), json_string_length(content)) ||
-               openai_no_memory(err);
+               api_no_memory(err);
     if (!json_is_array(content))
-        return openai_wrong_type(err, at, content, "a string or an array of blocks");
+        return api_wrong_type(err, at, content, "a string or an array of blocks");
     for (size_t i = 0; i < json_array_size(content); i++) {
-        const json_t *block = json_array_get(content, i), *text;
-        const struct path here = item(at, i);
+        json_t *block = json_array_get(content, i), *text;
+        const struct api_path here = item(at, i);
         const char *type = type_of(block, here.text, err);
         if (!type)
             return false;
         if (strcmp(type, "text") != 0)
-            return openai_refuse(err, member(here.text, "type").text,
-                                 "\"%.40s\" is not supported (but for text)", type);
+            return api_refuse(err, member(here.text, "type").text,
+                              "\"%.40s\" is not supported (but for text)", type);
         if (!(text = string_of(block, here.text, "text", err)))
             return false;
         if (!add(b, json_string_value(text), json_string_length(text)))
-            return openai_no_memory(err);
+            return api_no_memory(err);
     }
     return true;
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static bool text_block(struct chat *c, const json_t *block, const char *at) {
-    const json_t *text = string_of(block, at, "text", c->err);
+static bool text_block(struct chat *c, json_t *block, const char *at) {
+    json_t *text = string_of(block, at, "text", c->err);
     if (!text)
         return false;
     return add_text(&c->text, json_string_value(text), json_string_length(text)) ||
-           openai_no_memory(c->err);
+           api_no_memory(c->err);
 }
 
-static bool thinking_block(struct chat *c, const json_t *block, const char *at) {
-    const json_t *text = string_of(block, at, "thinking", c->err);
+static bool thinking_block(struct chat *c, json_t *block, const char *at) {
+    json_t *text = string_of(block, at, "thinking", c->err);
     if (!text)
         return false;
     return add_text(&c->thinking, json_string_value(text), json_string_length(text)) ||
-           openai_no_memory(c->err);
+           api_no_memory(c->err);
 }
 
-static bool redacted_block(struct chat *c, const json_t *block, const char *at) {
+static bool redacted_block(struct chat *c, json_t *block, const char *at) {
     (void)c, (void)block, (void)at;
     return true;
 }
 
-static bool tool_use_block(struct chat *c, const json_t *block, const char *at) {
-    const json_t *id = string_of(block, at, "id", c->err), *name, *input;
+static bool tool_use_block(struct chat *c, json_t *block, const char *at) {
+    json_t *id = string_of(block, at, "id", c->err), *name, *input;
     if (!id || !(name = string_of(block, at, "name", c->err)))
         return false;
-    input = openai_get(block, "input");
+    input = api_get(block, "input");
     if (!json_is_object(input))
-        return openai_wrong_type(c->err, member(at, "input").text, input, "an object");
+        return api_wrong_type(c->err, member(at, "input").text, input, "an object");
     if (!c->calls)
         c->calls = json_array();
     return json_array_append_new(c->calls,
                                  json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function",
                                            "function", "name", name, "arguments", input)) == 0 ||
-           openai_no_memory(c->err);
+           api_no_memory(c->err);
 }
 
-static bool tool_result_block(struct chat *c, const json_t *block, const char *at) {
-    const json_t *id = string_of(block, at, "tool_use_id", c->err),
-                 *content = openai_get(block, "content"), *failed = openai_get(block, "is_error");
+static bool tool_result_block(struct chat *c, json_t *block, const char *at) {
+    json_t *id = string_of(block, at, "tool_use_id", c->err), *content = api_get(block, "content"),
+           *failed = api_get(block, "is_error");
     if (!id)
         return false;
     if (failed && !json_is_boolean(failed))
-        return openai_wrong_type(c->err, member(at, "is_error").text, failed, "true or false");
+        return api_wrong_type(c->err, member(at, "is_error").text, failed, "true or false");
     struct text_buf text = {0}, said = {0};
     bool good = !content || add_texts(&text, content, member(at, "content").text, add_text, c->err);
     if (good && !((!json_is_true(failed) || text_puts(&said, "Error: ")) &&
                   text_append(&said, text.data, text.len)))
-        good = openai_no_memory(c->err);
+        good = api_no_memory(c->err);
     if (good) {
         c->role = c->text.len ? c->role : NULL; /* no empty message before the first result */
         good =
@@ -231,7 +227,7 @@ static bool tool_result_block(struct chat *c, const json_t *block, const char *a
 
 static const struct block_kind {
     const char *type, *role; /* NULL: of any */
-    bool (*read)(struct chat *c, const json_t *block, const char *at);
+    bool (*read)(struct chat *c, json_t *block, const char *at);
 } BLOCKS[] = {
     {"text", NULL, text_block},
     {"tool_use", "assistant", tool_use_block},
@@ -240,7 +236,7 @@ static const struct block_kind {
     {"tool_result", "user", tool_result_block},
 };
 
-static bool read_block(struct chat *c, const char *role, const json_t *block, const char *at) {
+static bool read_block(struct chat *c, const char *role, json_t *block, const char *at) {
     const char *type = type_of(block, at, c->err);
     const struct block_kind *kind = NULL;
     if (!type)
@@ -249,32 +245,30 @@ static bool read_block(struct chat *c, const char *role, const json_t *block, co
         if (strcmp(type, BLOCKS[i].type) == 0)
             kind = &BLOCKS[i];
     if (!kind)
-        return openai_refuse(c->err, member(at, "type").text,
-                             "\"%.40s\" is not supported (but for text, tool_use, tool_result, "
-                             "thinking)",
-                             type);
+        return api_refuse(c->err, member(at, "type").text,
+                          "\"%.40s\" is not supported (but for text, tool_use, tool_result, "
+                          "thinking)",
+                          type);
     if (kind->role && strcmp(kind->role, role) != 0)
-        return openai_refuse(c->err, member(at, "type").text, "\"%s\" is no block of \"%s\"", type,
-                             role);
+        return api_refuse(c->err, member(at, "type").text, "\"%s\" is no block of \"%s\"", type,
+                          role);
     return enter(c, role) && kind->read(c, block, at);
 }
 
-static bool read_message(struct chat *c, const json_t *message, const char *at) {
+static bool read_message(struct chat *c, json_t *message, const char *at) {
     static const char *const ROLES[] = {"user", "assistant", "system"};
     if (!json_is_object(message))
-        return openai_wrong_type(c->err, at, message, "an object");
-    const json_t *given = string_of(message, at, "role", c->err),
-                 *content = openai_get(message, "content");
+        return api_wrong_type(c->err, at, message, "an object");
+    json_t *given = string_of(message, at, "role", c->err), *content = api_get(message, "content");
     const char *role = NULL;
-    const struct path here = member(at, "content");
+    const struct api_path here = member(at, "content");
     if (!given)
         return false;
     for (size_t i = 0; i < sizeof ROLES / sizeof *ROLES; i++)
         role = strcmp(json_string_value(given), ROLES[i]) == 0 ? ROLES[i] : role;
     if (!role)
-        return openai_refuse(c->err, member(at, "role").text,
-                             "\"%.40s\" is none of user, assistant, system",
-                             json_string_value(given));
+        return api_refuse(c->err, member(at, "role").text,
+                          "\"%.40s\" is none of user, assistant, system", json_string_value(given));
     bool system = strcmp(role, "system") == 0;
     if (!json_is_array(content) || system)
         return enter(c, role) &&
@@ -286,13 +280,13 @@ static bool read_message(struct chat *c, const json_t *message, const char *at) 
 }
 
 /* The chat into `out`, with continue_final_message where its last message is an assistant's. */
-static bool read_chat(struct chat *c, const json_t *body, json_t *out) {
-    const json_t *system = openai_get(body, "system"), *messages = openai_get(body, "messages");
+static bool read_chat(struct chat *c, json_t *body, json_t *out) {
+    json_t *system = api_get(body, "system"), *messages = api_get(body, "messages");
     size_t n = json_array_size(messages);
     if (!json_is_array(messages))
-        return openai_wrong_type(c->err, "messages", messages, "an array");
+        return api_wrong_type(c->err, "messages", messages, "an array");
     if (n == 0)
-        return openai_refuse(c->err, "messages", "is empty");
+        return api_refuse(c->err, "messages", "is empty");
     if (system &&
         (!enter(c, "system") || !add_texts(&c->text, system, "system", add_system, c->err)))
         return false;
@@ -303,79 +297,78 @@ static bool read_chat(struct chat *c, const json_t *body, json_t *out) {
             return false;
     bool goes_on = c->role && strcmp(c->role, "assistant") == 0;
     if (goes_on && c->calls)
-        return openai_refuse(c->err, member(item("messages", n - 1).text, "content").text,
-                             "ends the chat with tool_use: its tool_result is missing");
+        return api_refuse(c->err, member(item("messages", n - 1).text, "content").text,
+                          "ends the chat with tool_use: its tool_result is missing");
     if (!end_message(c))
         return false;
     if (json_object_set(out, "messages", c->messages) != 0 ||
         json_object_set_new(out, "continue_final_message", json_boolean(goes_on)) != 0)
-        return openai_no_memory(c->err);
+        return api_no_memory(c->err);
     return true;
 }
 
 /* ---- tools ----------------------------------------------------------------------------------- */
 
-static bool read_tool(const json_t *tool, const char *at, json_t *out, struct openai_error *err) {
+static bool read_tool(json_t *tool, const char *at, json_t *out, struct api_error *err) {
     if (!json_is_object(tool))
-        return openai_wrong_type(err, at, tool, "an object");
-    const json_t *type = openai_get(tool, "type"), *about = openai_get(tool, "description"),
-                 *schema = openai_get(tool, "input_schema"), *name;
+        return api_wrong_type(err, at, tool, "an object");
+    json_t *type = api_get(tool, "type"), *about = api_get(tool, "description"),
+           *schema = api_get(tool, "input_schema"), *name;
     if (type && !json_is_string(type))
-        return openai_wrong_type(err, member(at, "type").text, type, "a string");
+        return api_wrong_type(err, member(at, "type").text, type, "a string");
     if (type && strcmp(json_string_value(type), "custom") != 0)
-        return openai_refuse(err, member(at, "type").text,
-                             "\"%.40s\" is not supported (but for custom)",
-                             json_string_value(type));
+        return api_refuse(err, member(at, "type").text,
+                          "\"%.40s\" is not supported (but for custom)", json_string_value(type));
     if (!(name = string_of(tool, at, "name", err)))
         return false;
     if (about && !json_is_string(about))
-        return openai_wrong_type(err, member(at, "description").text, about, "a string");
+        return api_wrong_type(err, member(at, "description").text, about, "a string");
     if (!json_is_object(schema))
-        return openai_wrong_type(err, member(at, "input_schema").text, schema, "an object");
+        return api_wrong_type(err, member(at, "input_schema").text, schema, "an object");
     json_t *function =
         json_pack("{s:O, s:o, s:O}", "name", name, "description",
-                  about ? json_incref((json_t *)about) : json_string(""), "parameters", schema);
+                  about ? json_incref(about) : json_string(""), "parameters", schema);
     return json_array_append_new(
                out, json_pack("{s:s, s:o}", "type", "function", "function", function)) == 0 ||
-           openai_no_memory(err);
+           api_no_memory(err);
 }
 
-static bool read_tools(const json_t *body, json_t *out, struct openai_error *err) {
-    const json_t *tools = openai_get(body, "tools");
+static bool read_tools(json_t *body, json_t *out, struct api_error *err) {
+    json_t *tools = api_get(body, "tools");
     if (!tools)
         return true;
     if (!json_is_array(tools))
-        return openai_wrong_type(err, "tools", tools, "an array");
+        return api_wrong_type(err, "tools", tools, "an array");
     json_t *list = json_array();
-    bool good = list || openai_no_memory(err);
+    bool good = list || api_no_memory(err);
     for (size_t i = 0; good && i < json_array_size(tools); i++)
         good = read_tool(json_array_get(tools, i), item("tools", i).text, list, err);
     if (good && json_object_set(out, "tools", list) != 0)
-        good = openai_no_memory(err);
+        good = api_no_memory(err);
     json_decref(list);
     return good;
 }
 
-static bool read_tool_choice(const json_t *body, json_t *out, struct openai_error *err) {
-    const json_t *choice = openai_get(body, "tool_choice");
+static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
+    json_t *choice = api_get(body, "tool_choice");
     if (!choice)
         return true;
     const char *type = type_of(choice, "tool_choice", err);
     if (!type)
         return false;
     if (strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
-        return openai_refuse(err, "tool_choice.type",
-                             "\"%.40s\" is neither \"none\" nor \"auto\": an answer cannot be made "
-                             "to call a tool",
-                             type);
-    const json_t *single = openai_get(choice, "disable_parallel_tool_use");
+        return api_refuse(err, "tool_choice.type",
+                          "\"%.40s\" is neither \"none\" nor \"auto\": an answer cannot be made "
+                          "to call a tool",
+                          type);
+    json_t *single = api_get(choice, "disable_parallel_tool_use");
     if (single && !json_is_boolean(single))
-        return openai_wrong_type(err, "tool_choice.disable_parallel_tool_use", single,
-                                 "true or false");
+        return api_wrong_type(err, "tool_choice.disable_parallel_tool_use", single,
+                              "true or false");
     if (json_object_set_new(out, "tool_choice", json_string(type)) != 0 ||
         (single &&
          json_object_set_new(out, "parallel_tool_calls", json_boolean(!json_is_true(single))) != 0))
-        return openai_no_memory(err);
+        return api_no_memory(err);
     return true;
 }
 
@@ -385,41 +378,39 @@ static bool read_tool_choice(const json_t *body, json_t *out, struct openai_erro
 static const char *const NOT_SUPPORTED[] = {"container", "mcp_servers", "output_format"};
 
 /* Edits of the prompt: templates leave out older reasoning by themselves. */
-static bool check_edits(const json_t *body, struct openai_error *err) {
+static bool check_edits(json_t *body, struct api_error *err) {
     static const char KNOWN[] = "clear_thinking_";
-    const json_t *management = openai_get(body, "context_management"),
-                 *edits = openai_get(management, "edits");
+    json_t *management = api_get(body, "context_management"), *edits = api_get(management, "edits");
     if (management && !json_is_object(management))
-        return openai_wrong_type(err, "context_management", management, "an object");
+        return api_wrong_type(err, "context_management", management, "an object");
     if (edits && !json_is_array(edits))
-        return openai_wrong_type(err, "context_management.edits", edits, "an array");
+        return api_wrong_type(err, "context_management.edits", edits, "an array");
     for (size_t i = 0; i < json_array_size(edits); i++) {
-        const struct path at = item("context_management.edits", i);
+        const struct api_path at = item("context_management.edits", i);
         const char *type = type_of(json_array_get(edits, i), at.text, err);
         if (!type)
             return false;
         if (strncmp(type, KNOWN, strlen(KNOWN)) != 0)
-            return openai_refuse(err, member(at.text, "type").text, "\"%.40s\" is not supported",
-                                 type);
+            return api_refuse(err, member(at.text, "type").text, "\"%.40s\" is not supported",
+                              type);
     }
     return true;
 }
 
-static bool check_supported(const json_t *body, struct openai_error *err) {
+static bool check_supported(json_t *body, struct api_error *err) {
     for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++) {
-        const json_t *value = openai_get(body, NOT_SUPPORTED[i]);
+        json_t *value = api_get(body, NOT_SUPPORTED[i]);
         bool empty = (json_is_array(value) && json_array_size(value) == 0) ||
                      (json_is_object(value) && json_object_size(value) == 0);
         if (value && !empty)
-            return openai_refuse(err, NOT_SUPPORTED[i], "is not supported");
+            return api_refuse(err, NOT_SUPPORTED[i], "is not supported");
     }
     return check_edits(body, err);
 }
 
 /* {"type": "enabled", "budget_tokens": 1024} */
-static bool read_thinking(const json_t *body, json_t *kwargs, struct openai_error *err) {
-    const json_t *thinking = openai_get(body, "thinking"),
-                 *budget = openai_get(thinking, "budget_tokens");
+static bool read_thinking(json_t *body, json_t *kwargs, struct api_error *err) {
+    json_t *thinking = api_get(body, "thinking"), *budget = api_get(thinking, "budget_tokens");
     if (!thinking)
         return true;
     const char *type = type_of(thinking, "thinking", err);
@@ -427,51 +418,51 @@ static bool read_thinking(const json_t *body, json_t *kwargs, struct openai_erro
         return false;
     bool on = strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0;
     if (!on && strcmp(type, "disabled") != 0)
-        return openai_refuse(err, "thinking.type",
-                             "\"%.40s\" is none of enabled, disabled, adaptive", type);
+        return api_refuse(err, "thinking.type", "\"%.40s\" is none of enabled, disabled, adaptive",
+                          type);
     if (budget && !json_is_integer(budget))
-        return openai_wrong_type(err, "thinking.budget_tokens", budget, "a whole number");
+        return api_wrong_type(err, "thinking.budget_tokens", budget, "a whole number");
     return json_object_set_new(kwargs, "enable_thinking", json_boolean(on)) == 0 ||
-           openai_no_memory(err);
+           api_no_memory(err);
 }
 
 /* chat_template_kwargs, which vLLM and vllm-mlx take here too, with what `thinking` says. */
-static bool read_kwargs(const json_t *body, json_t *out, struct openai_error *err) {
-    const json_t *given = openai_get(body, "chat_template_kwargs");
+static bool read_kwargs(json_t *body, json_t *out, struct api_error *err) {
+    json_t *given = api_get(body, "chat_template_kwargs");
     if (given && !json_is_object(given))
-        return openai_wrong_type(err, "chat_template_kwargs", given, "an object");
-    json_t *kwargs = given ? json_copy((json_t *)given) : json_object();
+        return api_wrong_type(err, "chat_template_kwargs", given, "an object");
+    json_t *kwargs = given ? json_copy(given) : json_object();
     if (!kwargs)
-        return openai_no_memory(err);
+        return api_no_memory(err);
     bool good = read_thinking(body, kwargs, err);
     if (good && json_object_set(out, "chat_template_kwargs", kwargs) != 0)
-        good = openai_no_memory(err);
+        good = api_no_memory(err);
     json_decref(kwargs);
     return good;
 }
 
 /* {"effort": "low"}; templates know the three lower ones */
-static bool read_output_config(const json_t *body, json_t *out, struct openai_error *err) {
+static bool read_output_config(json_t *body, json_t *out, struct api_error *err) {
     static const char *const EFFORTS[][2] = {
         {"low", "low"}, {"medium", "medium"}, {"high", "high"}, {"xhigh", "high"}, {"max", "high"}};
-    const json_t *config = openai_get(body, "output_config"), *effort;
+    json_t *config = api_get(body, "output_config"), *effort;
     if (!config)
         return true;
     if (!json_is_object(config))
-        return openai_wrong_type(err, "output_config", config, "an object");
-    if (openai_get(config, "format"))
-        return openai_refuse(err, "output_config.format", "is not supported");
-    if (!openai_get(config, "effort"))
+        return api_wrong_type(err, "output_config", config, "an object");
+    if (api_get(config, "format"))
+        return api_refuse(err, "output_config.format", "is not supported");
+    if (!api_get(config, "effort"))
         return true;
     if (!(effort = string_of(config, "output_config", "effort", err)))
         return false;
     for (size_t i = 0; i < sizeof EFFORTS / sizeof *EFFORTS; i++)
         if (strcmp(json_string_value(effort), EFFORTS[i][0]) == 0)
             return json_object_set_new(out, "reasoning_effort", json_string(EFFORTS[i][1])) == 0 ||
-                   openai_no_memory(err);
-    return openai_refuse(err, "output_config.effort",
-                         "\"%.40s\" is none of low, medium, high, xhigh, max",
-                         json_string_value(effort));
+                   api_no_memory(err);
+    return api_refuse(err, "output_config.effort",
+                      "\"%.40s\" is none of low, medium, high, xhigh, max",
+                      json_string_value(effort));
 }
 
 /* Fields that go over as they are. */
@@ -483,31 +474,31 @@ static const struct {
     {"stream", "stream"}, {"cache_salt", "cache_salt"},
 };
 
-static bool copy_fields(const json_t *body, bool count, json_t *out, struct openai_error *err) {
-    const json_t *stops = openai_get(body, "stop_sequences");
+static bool copy_fields(json_t *body, bool count, json_t *out, struct api_error *err) {
+    json_t *stops = api_get(body, "stop_sequences");
     float temperature;
-    if (!openai_real(openai_get(body, "temperature"), "temperature", 0, 1, &temperature, err))
+    if (!api_real(api_get(body, "temperature"), "temperature", 0, 1, &temperature, err))
         return false;
     if (stops && !json_is_array(stops))
-        return openai_wrong_type(err, "stop_sequences", stops, "an array of strings");
-    if (!count && !openai_get(body, "max_tokens"))
-        return openai_refuse(err, "max_tokens", "missing");
+        return api_wrong_type(err, "stop_sequences", stops, "an array of strings");
+    if (!count && !api_get(body, "max_tokens"))
+        return api_refuse(err, "max_tokens", "missing");
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++) {
-        const json_t *value = openai_get(body, FIELDS[i].theirs);
-        if (value && json_object_set(out, FIELDS[i].openai, (json_t *)value) != 0)
-            return openai_no_memory(err);
+        json_t *value = api_get(body, FIELDS[i].theirs);
+        if (value && json_object_set(out, FIELDS[i].openai, value) != 0)
+            return api_no_memory(err);
     }
     return true;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-json_t *anthropic_translate(const json_t *body, bool count, struct openai_error *err) {
-    if (!openai_is_object(body, err))
+json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
+    if (!api_is_object(body, err))
         return NULL;
     struct chat chat = {.messages = json_array(), .err = err};
     json_t *out = json_object();
-    bool good = (out && chat.messages) || openai_no_memory(err);
+    bool good = (out && chat.messages) || api_no_memory(err);
     good = good && check_supported(body, err) && copy_fields(body, count, out, err) &&
            read_tools(body, out, err) && read_tool_choice(body, out, err) &&
            read_kwargs(body, out, err) && read_output_config(body, out, err) &&
@@ -520,9 +511,9 @@ json_t *anthropic_translate(const json_t *body, bool count, struct openai_error 
 }
 
 /* The error's path begins with `from`: it is to begin with `to`. */
-static bool rename_path(struct openai_error *err, const char *from, const char *to) {
+static bool rename_path(struct api_error *err, const char *from, const char *to) {
     size_t n = strlen(from);
-    struct openai_error named = *err;
+    struct api_error named = *err;
     if (strncmp(err->param, from, n) != 0 || (err->param[n] && !strchr(".[", err->param[n])))
         return false;
     snprintf(named.param, sizeof named.param, "%s%.100s", to, err->param + n);
@@ -532,7 +523,7 @@ static bool rename_path(struct openai_error *err, const char *from, const char *
 }
 
 /* What is left for openai_read to refuse, by Anthropic's names. */
-static void rename_error(const json_t *body, const json_t *translated, struct openai_error *err) {
+static void rename_error(json_t *body, json_t *translated, struct api_error *err) {
     size_t last = json_array_size(json_object_get(translated, "messages")) - 1,
            theirs = json_array_size(json_object_get(body, "messages")) - 1;
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
@@ -541,31 +532,30 @@ static void rename_error(const json_t *body, const json_t *translated, struct op
     rename_path(err, item("messages", last).text, item("messages", theirs).text);
 }
 
-static bool read_body(const struct openai_setup *setup, const json_t *body, bool count,
-                      struct openai_request *out, struct openai_error *err) {
+static bool read_body(const struct api_setup *setup, json_t *body, bool count,
+                      struct api_request *out, struct api_error *err) {
     json_t *translated = anthropic_translate(body, count, err);
     if (!translated)
         return false;
-    bool good = openai_read(setup, OPENAI_CHAT, translated, out, err);
+    bool good = openai_read(setup, API_CHAT, translated, out, err);
     if (!good)
         rename_error(body, translated, err);
     json_decref(translated);
     return good;
 }
 
-bool anthropic_read(const struct openai_setup *setup, const json_t *body,
-                    struct openai_request *out, struct openai_error *err) {
+bool anthropic_read(const struct api_setup *setup, json_t *body, struct api_request *out,
+                    struct api_error *err) {
     return read_body(setup, body, false, out, err);
 }
 
-json_t *anthropic_count(const struct openai_setup *setup, const json_t *body,
-                        struct openai_error *err) {
-    struct openai_request r;
+json_t *anthropic_count(const struct api_setup *setup, json_t *body, struct api_error *err) {
+    struct api_request r;
     if (!read_body(setup, body, true, &r, err))
         return NULL;
     json_t *counted = json_pack("{s:I}", "input_tokens", (json_int_t)r.engine.n_tokens);
-    openai_request_free(&r);
+    api_request_free(&r);
     if (!counted)
-        openai_no_memory(err);
+        api_no_memory(err);
     return counted;
 }

@@ -1,14 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* api/: requests and answers as clients know them, without HTTP and without an engine. A protocol
- * (form.h) turns a JSON body into a request, and events of the engine into JSON: OpenAI's chats and
- * completions, Anthropic's messages. The server is one user, `kvasir batch` another. */
+/* api/: requests and answers as clients know them, without HTTP and without an engine.
+ *
+ *     body (JSON) -- struct protocol --> struct api_request --> engine
+ *     body (JSON) <-- struct protocol -- struct api_answer <-- events
+ *
+ * api_*: what all protocols share. openai_* and anthropic_*: the protocols (protocol.h). answer_*:
+ * reasoning and tool calls in a model's text. The server is one user, `kvasir batch` another.
+ */
 #ifndef API_API_H
 #define API_API_H
 
 #include "api/answer_syntax.h"
 #include "api/anthropic.h"
-#include "api/form.h"
+#include "api/api_answer.h"
+#include "api/api_error.h"
+#include "api/api_json.h"
+#include "api/api_request.h"
 #include "api/openai.h"
+#include "api/protocol.h"
 #include "api/text_endpoints.h"
 
 #endif

@@ -15,13 +15,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "api/form.h"
 #include "api/openai_internal.h"
+#include "api/protocol.h"
 
-struct stream {
-    struct form_context c;
-    struct stream_choice {
-        struct stream *stream;
+struct openai_stream {
+    struct protocol_context c;
+    struct chunk_choice {
+        struct openai_stream *stream;
         struct answer_parser *parser; /* of a chat */
         bool begun;
         size_t offset; /* characters so far */
@@ -32,8 +32,8 @@ struct stream {
     json_t *logprobs;     /* of its token, until a chunk takes them; NULL */
 };
 
-static bool is_chat(const struct stream *s) {
-    return s->c.request->api == OPENAI_CHAT;
+static bool is_chat(const struct openai_stream *s) {
+    return s->c.request->api == API_CHAT;
 }
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
@@ -52,7 +52,7 @@ static bool add_json(json_t *value, struct text_buf *out) {
 }
 
 /* Written once: half of what a chunk would cost. */
-static bool set_head(struct stream *s) {
+static bool set_head(struct openai_stream *s) {
     json_t *head = json_pack("{s:s, s:s, s:I, s:s}", "id", s->c.id, "object",
                              is_chat(s) ? "chat.completion.chunk" : "text_completion", "created",
                              (json_int_t)s->c.created, "model", s->c.request->model);
@@ -63,7 +63,7 @@ static bool set_head(struct stream *s) {
 }
 
 /* Takes choices and usage. */
-static bool add_chunk(const struct stream *s, json_t *choices, json_t *usage) {
+static bool add_chunk(const struct openai_stream *s, json_t *choices, json_t *usage) {
     bool good = text_append(s->out, s->head.data, s->head.len);
     good = add_json(choices, s->out) && good;
     if (s->c.request->include_usage) {
@@ -74,7 +74,7 @@ static bool add_chunk(const struct stream *s, json_t *choices, json_t *usage) {
 }
 
 /* Takes content: a chat's delta, or a completion's text. */
-static bool add_choice(struct stream *s, const struct stream_choice *c, json_t *content,
+static bool add_choice(struct openai_stream *s, const struct chunk_choice *c, json_t *content,
                        const char *finish) {
     json_t *logprobs = s->logprobs ? s->logprobs : json_null();
     s->logprobs = NULL;
@@ -84,15 +84,15 @@ static bool add_choice(struct stream *s, const struct stream_choice *c, json_t *
     return choices && add_chunk(s, choices, NULL);
 }
 
-static json_t *content_json(const struct stream *s, const char *text, size_t len) {
+static json_t *content_json(const struct openai_stream *s, const char *text, size_t len) {
     json_t *content = json_stringn(text, len);
     return is_chat(s) ? json_pack("{s:o}", "content", content) : content;
 }
 
 /* answer_part_fn */
 static bool add_part(void *user, const struct answer_part *part) {
-    const struct stream_choice *c = user;
-    struct stream *s = c->stream;
+    const struct chunk_choice *c = user;
+    struct openai_stream *s = c->stream;
     json_t *delta;
     if (part->kind == ANSWER_CALL)
         delta = json_pack("{s:[{s:I, s:s, s:s, s:{s:s%, s:s}}]}", "tool_calls", "index",
@@ -110,16 +110,16 @@ static bool add_part(void *user, const struct answer_part *part) {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static bool begin_choice(struct stream *s, struct stream_choice *c) {
+static bool begin_choice(struct openai_stream *s, struct chunk_choice *c) {
     if (c->begun || !is_chat(s))
         return true;
     c->begun = true;
     return add_choice(s, c, json_pack("{s:s, s:s}", "role", "assistant", "content", ""), NULL);
 }
 
-static bool set_logprobs(struct stream *s, const kvasir_event *e, size_t offset) {
-    struct openai_token token = {e->token, e->logprob, (uint32_t)e->n_top};
-    const struct openai_choice c = {
+static bool set_logprobs(struct openai_stream *s, const kvasir_event *e, size_t offset) {
+    struct api_token token = {e->token, e->logprob, (uint32_t)e->n_top};
+    const struct api_choice c = {
         .tokens = &token, .n_tokens = 1, .top = (kvasir_token_logprob *)e->top, .n_top = e->n_top};
     if (e->kind != KVASIR_EVENT_TOKEN || s->c.request->engine.top_logprobs < 0)
         return true;
@@ -127,7 +127,7 @@ static bool set_logprobs(struct stream *s, const kvasir_event *e, size_t offset)
     return s->logprobs != NULL;
 }
 
-static bool add_text(struct stream *s, struct stream_choice *c, const kvasir_event *e) {
+static bool add_text(struct openai_stream *s, struct chunk_choice *c, const kvasir_event *e) {
     bool good = set_logprobs(s, e, c->offset);
     for (size_t i = 0; i < e->len; i++)
         c->offset += ((unsigned char)e->text[i] & 0xc0) != 0x80;
@@ -141,7 +141,7 @@ static bool add_text(struct stream *s, struct stream_choice *c, const kvasir_eve
     return good;
 }
 
-static bool add_end(struct stream *s, struct stream_choice *c, const kvasir_event *e) {
+static bool add_end(struct openai_stream *s, struct chunk_choice *c, const kvasir_event *e) {
     const uint32_t calls = c->parser ? answer_parser_calls(c->parser) : 0;
     if (!add_choice(s, c, is_chat(s) ? json_object() : json_string(""),
                     openai_finish_reason(e->finish, calls)))
@@ -156,8 +156,8 @@ static bool add_end(struct stream *s, struct stream_choice *c, const kvasir_even
 }
 
 static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
-    struct stream *s = stream;
-    struct stream_choice *c = &s->choices[e->choice];
+    struct openai_stream *s = stream;
+    struct chunk_choice *c = &s->choices[e->choice];
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;
     if (!begin_choice(s, c))
@@ -170,7 +170,7 @@ static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *o
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static void stream_close(void *stream) {
-    struct stream *s = stream;
+    struct openai_stream *s = stream;
     if (!s)
         return;
     for (uint32_t i = 0; s->choices && i < s->c.request->engine.n; i++)
@@ -181,8 +181,8 @@ static void stream_close(void *stream) {
     free(s);
 }
 
-static void *stream_open(const struct form_context *c) {
-    struct stream *s = calloc(1, sizeof *s);
+static void *stream_open(const struct protocol_context *c) {
+    struct openai_stream *s = calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->c = *c;
@@ -190,7 +190,7 @@ static void *stream_open(const struct form_context *c) {
     bool good = s->choices && set_head(s);
     for (uint32_t i = 0; good && is_chat(s) && i < c->request->engine.n; i++) {
         s->choices[i].stream = s;
-        s->choices[i].parser = openai_parser(c->request, c->id, i, add_part, &s->choices[i]);
+        s->choices[i].parser = api_answer_parser(c->request, c->id, i, add_part, &s->choices[i]);
         good = s->choices[i].parser != NULL;
     }
     if (good)
@@ -206,32 +206,36 @@ static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct 
     return text_puts(out, comment);
 }
 
-static json_t *error_json(const struct openai_error *err) {
+static json_t *error_json(const struct api_error *err) {
     return json_pack("{s:o}", "error", openai_error_object(err));
 }
 
-static bool stream_failed(const struct openai_error *err, struct text_buf *out) {
+static bool stream_failed(const struct api_error *err, struct text_buf *out) {
     return text_puts(out, "data: ") && add_json(error_json(err), out) && text_puts(out, "\n\n");
 }
 
-static bool read_chat(const struct openai_setup *setup, const json_t *body,
-                      struct openai_request *out, struct openai_error *err) {
-    return openai_read(setup, OPENAI_CHAT, body, out, err);
+static bool read_chat(const struct api_setup *setup, json_t *body, struct api_request *out,
+                      struct api_error *err) {
+    return openai_read(setup, API_CHAT, body, out, err);
 }
 
-static bool read_completions(const struct openai_setup *setup, const json_t *body,
-                             struct openai_request *out, struct openai_error *err) {
-    return openai_read(setup, OPENAI_COMPLETIONS, body, out, err);
+static bool read_completions(const struct api_setup *setup, json_t *body, struct api_request *out,
+                             struct api_error *err) {
+    return openai_read(setup, API_COMPLETIONS, body, out, err);
 }
 
-static json_t *answer_body(const struct openai_answer *a, const struct form_context *c,
-                           struct openai_error *err) {
+static json_t *answer_body(const struct api_answer *a, const struct protocol_context *c,
+                           struct api_error *err) {
     return openai_answer_body(a, c->setup, c->id, c->created, err);
 }
 
-const struct form FORM_CHAT = {"chat",         "chatcmpl-",  read_chat,    answer_body,
-                               error_json,     stream_open,  stream_close, stream_event,
-                               stream_silence, stream_failed};
-const struct form FORM_COMPLETIONS = {"completions",  "cmpl-",      read_completions, answer_body,
-                                      error_json,     stream_open,  stream_close,     stream_event,
-                                      stream_silence, stream_failed};
+/* The two differ in what they read. */
+#define OPENAI_PROTOCOL(name_, prefix_, prompt_field_, read_)                                      \
+    {                                                                                              \
+        .name = name_, .id_prefix = prefix_, .prompt_field = prompt_field_, .read = read_,         \
+        .body = answer_body, .error = error_json, .open = stream_open, .close = stream_close,      \
+        .event = stream_event, .silence = stream_silence, .failed = stream_failed                  \
+    }
+const struct protocol PROTOCOL_CHAT = OPENAI_PROTOCOL("chat", "chatcmpl-", "messages", read_chat);
+const struct protocol PROTOCOL_COMPLETIONS =
+    OPENAI_PROTOCOL("completions", "cmpl-", "prompt", read_completions);

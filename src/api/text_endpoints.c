@@ -19,28 +19,28 @@
 /* ---- texts ----------------------------------------------------------------------------------- */
 
 /* The text of a chat; *text: kvasir_free. */
-static bool chat_text(const struct openai_setup *setup, const json_t *body, char **text,
-                      size_t *len, struct openai_error *err) {
-    struct openai_chat_form form;
-    if (openai_get(body, "chat_template"))
-        return openai_refuse(err, "chat_template", "is not supported");
-    struct openai_request r = {.kept = json_array()}; /* how an answer would be read */
-    const bool good = openai_read_form(body, &form, err) &&
-                      openai_chat_text(setup, body, &form, &r, text, len, err);
-    openai_request_free(&r);
+static bool chat_text(const struct api_setup *setup, json_t *body, char **text, size_t *len,
+                      struct api_error *err) {
+    struct openai_chat_shape shape;
+    if (api_get(body, "chat_template"))
+        return api_refuse(err, "chat_template", "is not supported");
+    struct api_request r = {.kept = json_array()}; /* how an answer would be read */
+    const bool good = openai_read_shape(body, &shape, err) &&
+                      openai_chat_text(setup, body, &shape, &r, text, len, err);
+    api_request_free(&r);
     return good;
 }
 
-json_t *text_api_apply_template(const struct openai_setup *setup, const json_t *body,
-                                struct openai_error *err) {
+json_t *text_endpoint_apply_template(const struct api_setup *setup, json_t *body,
+                                     struct api_error *err) {
     char *text;
     size_t len;
-    if (!openai_is_object(body, err) || !chat_text(setup, body, &text, &len, err))
+    if (!api_is_object(body, err) || !chat_text(setup, body, &text, &len, err))
         return NULL;
     json_t *answer = json_pack("{s:o}", "prompt", json_stringn(text, len));
     kvasir_free(text);
     if (!answer)
-        openai_no_memory(err);
+        api_no_memory(err);
     return answer;
 }
 
@@ -55,17 +55,17 @@ struct source {
     bool bos, special;
 };
 
-static bool read_source(const struct openai_setup *setup, const json_t *body, struct source *s,
-                        struct openai_error *err) {
-    bool chat = openai_get(body, "messages") != NULL,
-         content = !chat && !openai_get(body, "prompt") && openai_get(body, "content");
+static bool read_source(const struct api_setup *setup, json_t *body, struct source *s,
+                        struct api_error *err) {
+    bool chat = api_get(body, "messages") != NULL,
+         content = !chat && !api_get(body, "prompt") && api_get(body, "content");
     *s = (struct source){.path = chat      ? "messages"
                                  : content ? "content"
                                            : "prompt",
                          .bos = !chat && !content,
                          .special = true};
-    if (!openai_flag(body, content ? "add_special" : "add_special_tokens", &s->bos, err) ||
-        (content && !openai_flag(body, "parse_special", &s->special, err)))
+    if (!api_flag(body, content ? "add_special" : "add_special_tokens", &s->bos, err) ||
+        (content && !api_flag(body, "parse_special", &s->special, err)))
         return false;
     if (chat) {
         if (!chat_text(setup, body, &s->rendered, &s->len, err))
@@ -73,9 +73,9 @@ static bool read_source(const struct openai_setup *setup, const json_t *body, st
         s->text = s->rendered;
         return true;
     }
-    const json_t *text = openai_get(body, s->path);
+    json_t *text = api_get(body, s->path);
     if (!json_is_string(text))
-        return openai_wrong_type(err, s->path, text, "a string");
+        return api_wrong_type(err, s->path, text, "a string");
     s->text = json_string_value(text);
     s->len = json_string_length(text);
     return true;
@@ -96,7 +96,7 @@ static json_t *token_string(const kvasir_tokenizer *tokenizer, int32_t id) {
 }
 
 static json_t *tokens_body(const kvasir_tokenizer *tokenizer, const int32_t *ids, size_t n,
-                           bool strings, uint32_t max_model_len, struct openai_error *err) {
+                           bool strings, uint32_t max_model_len, struct api_error *err) {
     json_t *tokens = json_array(), *texts = strings ? json_array() : json_null();
     bool good = tokens && texts;
     for (size_t i = 0; good && i < n; i++)
@@ -107,25 +107,25 @@ static json_t *tokens_body(const kvasir_tokenizer *tokenizer, const int32_t *ids
     if (good && answer)
         return answer;
     json_decref(answer);
-    openai_no_memory(err);
+    api_no_memory(err);
     return NULL;
 }
 
-json_t *text_api_tokenize(const struct openai_setup *setup, uint32_t max_model_len,
-                          const json_t *body, struct openai_error *err) {
+json_t *text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model_len, json_t *body,
+                               struct api_error *err) {
     struct source s = {0};
     bool strings = false;
     kvasir_error why;
     int32_t *ids;
     size_t n;
     json_t *answer = NULL;
-    if (!openai_is_object(body, err) || !openai_flag(body, "return_token_strs", &strings, err) ||
+    if (!api_is_object(body, err) || !api_flag(body, "return_token_strs", &strings, err) ||
         !read_source(setup, body, &s, err))
         return NULL;
     unsigned flags =
         (s.bos ? KVASIR_TOKENIZE_ADD_SPECIAL : 0) | (s.special ? KVASIR_TOKENIZE_PARSE_SPECIAL : 0);
     if (kvasir_tokenize(setup->tokenizer, s.text, s.len, flags, &ids, &n, &why)) {
-        openai_library_failed(err, s.path, &why);
+        api_library_failed(err, s.path, &why);
     } else {
         answer = tokens_body(setup->tokenizer, ids, n, strings, max_model_len, err);
         kvasir_free(ids);
@@ -136,25 +136,25 @@ json_t *text_api_tokenize(const struct openai_setup *setup, uint32_t max_model_l
 
 /* ---- back to text ---------------------------------------------------------------------------- */
 
-json_t *text_api_detokenize(const struct openai_setup *setup, const json_t *body,
-                            struct openai_error *err) {
+json_t *text_endpoint_detokenize(const struct api_setup *setup, json_t *body,
+                                 struct api_error *err) {
     kvasir_error why;
     int32_t *ids;
     char *text;
     size_t n, len;
-    if (!openai_is_object(body, err) ||
-        !openai_ids("tokens", openai_get(body, "tokens"), setup->vocab, &ids, &n, err))
+    if (!api_is_object(body, err) ||
+        !api_ids("tokens", api_get(body, "tokens"), setup->vocab, &ids, &n, err))
         return NULL;
     kvasir_status status = kvasir_detokenize(setup->tokenizer, ids, n, 0, &text, &len, &why);
     free(ids);
     if (status) {
-        openai_library_failed(err, "tokens", &why);
+        api_library_failed(err, "tokens", &why);
         return NULL;
     }
     json_t *said = json_stringn(text, len),
            *answer = json_pack("{s:O, s:o}", "prompt", said, "content", said);
     kvasir_free(text);
     if (!answer)
-        openai_no_memory(err);
+        api_no_memory(err);
     return answer;
 }

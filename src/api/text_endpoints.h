@@ -10,13 +10,13 @@
 /* {"prompt"} (vLLM), {"content"} (llama.cpp) or a chat, {"messages", ...} (vLLM), to
  * {"tokens", "count", "max_model_len", "token_strs"}; the last is null without
  * "return_token_strs". */
-json_t *text_api_tokenize(const struct openai_setup *setup, uint32_t max_model_len,
-                          const json_t *body, struct openai_error *err);
+json_t *text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model_len, json_t *body,
+                               struct api_error *err);
 /* {"tokens"} to {"prompt", "content"}: the same text by the names of both. */
-json_t *text_api_detokenize(const struct openai_setup *setup, const json_t *body,
-                            struct openai_error *err);
+json_t *text_endpoint_detokenize(const struct api_setup *setup, json_t *body,
+                                 struct api_error *err);
 /* A chat to {"prompt"}. */
-json_t *text_api_apply_template(const struct openai_setup *setup, const json_t *body,
-                                struct openai_error *err);
+json_t *text_endpoint_apply_template(const struct api_setup *setup, json_t *body,
+                                     struct api_error *err);
 
 #endif

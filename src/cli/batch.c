@@ -87,18 +87,18 @@ struct job {
     struct job *next;
     struct batch *batch;
     char *custom_id;
-    struct cache_file *cache;      /* NULL: none */
-    struct openai_request request; /* until the answer is written */
-    struct openai_answer answer;
-    struct openai_error error; /* status 0: none */
-    bool submitted, complete;  /* under the lock */
+    struct cache_file *cache;   /* NULL: none */
+    struct api_request request; /* until the answer is written */
+    struct api_answer answer;
+    struct api_error error;   /* status 0: none */
+    bool submitted, complete; /* under the lock */
 };
 
 struct batch {
     const struct batch_args *a;
     struct chat chat;
     kvasir_engine_options options;
-    struct openai_setup setup;
+    struct api_setup setup;
     struct answer_syntax syntax; /* of the model's answers */
     kvasir_model *model;
     kvasir_engine *engine;
@@ -170,9 +170,9 @@ static void use_file(struct batch *b, struct job *j) {
         f = open_file(b, j->request.prompt_cache, &err);
     }
     if (!f) {
-        openai_error_of(&j->error, &err);
+        api_error_of(&j->error, &err);
         if (err.code != KVASIR_ERR_MEMORY)
-            j->error.status = OPENAI_BAD_REQUEST; /* the file that it names is not there */
+            j->error.status = HTTP_BAD_REQUEST; /* the file that it names is not there */
         snprintf(j->error.param, sizeof j->error.param, "prompt_cache");
         return;
     }
@@ -202,8 +202,8 @@ static struct job *job_create(struct batch *b, const char *custom_id) {
 static void job_free(struct job *j) {
     if (j->cache)
         j->cache->users--;
-    openai_answer_free(&j->answer); /* looks at the request */
-    openai_request_free(&j->request);
+    api_answer_free(&j->answer); /* looks at the request */
+    api_request_free(&j->request);
     free(j->custom_id);
     free(j);
 }
@@ -211,7 +211,7 @@ static void job_free(struct job *j) {
 static void on_event(void *user, const kvasir_event *e) {
     struct job *j = user;
     struct batch *b = j->batch;
-    openai_answer_event(&j->answer, e);
+    api_answer_event(&j->answer, e);
     if (e->kind != KVASIR_EVENT_START && !e->last)
         return;
     pthread_mutex_lock(&b->lock);
@@ -226,7 +226,7 @@ static void on_event(void *user, const kvasir_event *e) {
 static json_t *response_of(const struct batch *b, struct job *j) {
     uint64_t hash = hash_fnv1a(j->custom_id);
     char id[64], request_id[32];
-    bool chat = j->request.api == OPENAI_CHAT;
+    bool chat = j->request.api == API_CHAT;
     snprintf(id, sizeof id, "%s-%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)hash);
     snprintf(request_id, sizeof request_id, "req_%016llx", (unsigned long long)hash);
     json_t *body = NULL;
@@ -324,7 +324,7 @@ static void submit(struct batch *b, struct job *j) {
     kvasir_status status = KVASIR_OK;
     bool stopped = false;
     while (!j->error.status && !stopped) {
-        status = openai_submit(b->engine, &j->request, on_event, j, NULL, &err);
+        status = api_submit(b->engine, &j->request, on_event, j, NULL, &err);
         if (status != KVASIR_ERR_BUSY)
             break;
         pthread_mutex_lock(&b->lock);
@@ -336,7 +336,7 @@ static void submit(struct batch *b, struct job *j) {
     if (stopped)
         j->answer.cancelled = j->complete = true;
     else if (status)
-        openai_error_of(&j->error, &err);
+        api_error_of(&j->error, &err);
     j->complete |= j->error.status != 0;
     j->submitted = true;
     pthread_cond_broadcast(&b->changed);
@@ -344,7 +344,7 @@ static void submit(struct batch *b, struct job *j) {
 }
 
 static void refuse(struct job *j, const char *param, const char *text) {
-    j->error = (struct openai_error){.status = OPENAI_BAD_REQUEST};
+    j->error = (struct api_error){.status = HTTP_BAD_REQUEST};
     snprintf(j->error.param, sizeof j->error.param, "%s", param);
     snprintf(j->error.text, sizeof j->error.text, "%s: %s", param, text);
 }
@@ -353,19 +353,19 @@ static void refuse(struct job *j, const char *param, const char *text) {
 static void read_request(struct batch *b, struct job *j, const json_t *line) {
     const char *method = json_string_value(json_object_get(line, "method"));
     const char *url = json_string_value(json_object_get(line, "url"));
-    const json_t *body = json_object_get(line, "body");
-    struct openai_setup setup = b->setup;
-    enum openai_api api;
+    json_t *body = json_object_get(line, "body");
+    struct api_setup setup = b->setup;
+    enum api_kind api;
     /* Without a seed of its own a request has one that no other has, and has it again. */
     setup.sampling.seed = hash_fnv1a(j->custom_id);
     if (!method || strcmp(method, "POST") != 0)
         refuse(j, "method", "is not \"POST\"");
-    else if (!url || !openai_api_of(url, &api))
+    else if (!url || !openai_kind_of(url, &api))
         refuse(j, "url", "is neither \"/v1/chat/completions\" nor \"/v1/completions\"");
     else if (!openai_read(&setup, api, body, &j->request, &j->error))
         return;
-    else if (!openai_answer_init(&j->answer, &j->request))
-        openai_error_of(
+    else if (!api_answer_init(&j->answer, &j->request))
+        api_error_of(
             &j->error,
             &(kvasir_error){.code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory"});
     else if (j->request.prompt_cache)
@@ -495,15 +495,15 @@ static int open_model(struct batch *b) {
     if (!b->a->quiet)
         print_model_line(&info);
     b->syntax = answer_syntax_of(text);
-    b->setup = (struct openai_setup){.tokenizer = text,
-                                     .syntax = &b->syntax,
-                                     .variables = b->chat.kwargs,
-                                     .model = b->a->model,
-                                     .vocab = info.vocab,
-                                     .max_choices = b->options.max_running,
-                                     .max_tokens = b->a->max_tokens,
-                                     .sampling = kvasir_sampling_defaults(),
-                                     .prompt_cache = true};
+    b->setup = (struct api_setup){.tokenizer = text,
+                                  .syntax = &b->syntax,
+                                  .variables = b->chat.kwargs,
+                                  .model = b->a->model,
+                                  .vocab = info.vocab,
+                                  .max_choices = b->options.max_running,
+                                  .max_tokens = b->a->max_tokens,
+                                  .sampling = kvasir_sampling_defaults(),
+                                  .prompt_cache = true};
     return EXIT_GOOD;
 }
 

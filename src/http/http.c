@@ -19,20 +19,22 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "util/http_status.h"
+
 enum { POOL_BYTES = 16 << 10, FILL_BYTES = 8 << 10, BACKLOG = 512 };
 
-static struct call *call_of(const struct http_call *c) {
-    return (struct call *)c;
+static struct exchange *exchange_of(const struct http_exchange *c) {
+    return (struct exchange *)c;
 }
 
-const char *http_header(const struct http_call *c, const char *name) {
-    return MHD_lookup_connection_value(call_of(c)->connection, MHD_HEADER_KIND, name);
+const char *http_header(const struct http_exchange *c, const char *name) {
+    return MHD_lookup_connection_value(exchange_of(c)->connection, MHD_HEADER_KIND, name);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 /* True: the call rests until http_wake; false: that has been. */
-static bool rest(struct call *c) {
+static bool rest(struct exchange *c) {
     pthread_mutex_lock(&c->mutex);
     const bool woken = c->woken;
     c->woken = false;
@@ -43,8 +45,8 @@ static bool rest(struct call *c) {
     return !woken;
 }
 
-void http_wake(struct http_call *call) {
-    struct call *c = call_of(call);
+void http_wake(struct http_exchange *exchange) {
+    struct exchange *c = exchange_of(exchange);
     pthread_mutex_lock(&c->mutex);
     if (c->resting)
         MHD_resume_connection(c->connection);
@@ -55,12 +57,12 @@ void http_wake(struct http_call *call) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static void set_timeout(struct call *c, uint32_t seconds) {
+static void set_timeout(struct exchange *c, uint32_t seconds) {
     (void)!MHD_set_connection_option(c->connection, MHD_CONNECTION_OPTION_TIMEOUT,
                                      (unsigned)seconds);
 }
 
-static enum http_step queue(struct call *c, const struct http_reply *r,
+static enum http_step queue(struct exchange *c, const struct http_reply *r,
                             struct MHD_Response *response) {
     c->status = r->status;
     for (size_t i = 0; i < HTTP_HEADERS_MAX && r->headers[i].name; i++)
@@ -72,31 +74,31 @@ static enum http_step queue(struct call *c, const struct http_reply *r,
     return HTTP_REPLIED;
 }
 
-static enum http_step reply_bytes(struct http_call *call, const struct http_reply *r, char *body,
-                                  size_t len, enum MHD_ResponseMemoryMode mode) {
-    struct call *c = call_of(call);
+static enum http_step reply_bytes(struct http_exchange *exchange, const struct http_reply *r,
+                                  char *body, size_t len, enum MHD_ResponseMemoryMode mode) {
+    struct exchange *c = exchange_of(exchange);
     struct MHD_Response *response = MHD_create_response_from_buffer(len, body, mode);
     if (!response) {
         if (mode == MHD_RESPMEM_MUST_FREE)
             free(body);
         return HTTP_REPLIED; /* nothing queued: the connection is broken off */
     }
-    http_last_bytes(call);
+    http_last_bytes(exchange);
     return queue(c, r, response);
 }
 
-enum http_step http_reply_take(struct http_call *call, const struct http_reply *r, char *body,
-                               size_t len) {
-    return reply_bytes(call, r, body, len, MHD_RESPMEM_MUST_FREE);
+enum http_step http_reply_take(struct http_exchange *exchange, const struct http_reply *r,
+                               char *body, size_t len) {
+    return reply_bytes(exchange, r, body, len, MHD_RESPMEM_MUST_FREE);
 }
 
-enum http_step http_reply_static(struct http_call *call, const struct http_reply *r,
+enum http_step http_reply_static(struct http_exchange *exchange, const struct http_reply *r,
                                  const char *body, size_t len) {
-    return reply_bytes(call, r, (char *)body, len, MHD_RESPMEM_PERSISTENT);
+    return reply_bytes(exchange, r, (char *)body, len, MHD_RESPMEM_PERSISTENT);
 }
 
 static ssize_t fill(void *user, uint64_t position, char *out, size_t max) {
-    struct call *c = user;
+    struct exchange *c = user;
     (void)position;
     for (;;) {
         const ssize_t n = c->fill(&c->c, out, max);
@@ -109,31 +111,31 @@ static ssize_t fill(void *user, uint64_t position, char *out, size_t max) {
     }
 }
 
-enum http_step http_reply_stream(struct http_call *call, const struct http_reply *r,
+enum http_step http_reply_stream(struct http_exchange *exchange, const struct http_reply *r,
                                  http_fill_fn *fn) {
-    struct call *c = call_of(call);
+    struct exchange *c = exchange_of(exchange);
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, FILL_BYTES, fill, c, NULL);
     c->fill = fn;
     return response ? queue(c, r, response) : HTTP_REPLIED;
 }
 
-void http_last_bytes(struct http_call *call) {
-    const struct call *c = call_of(call);
+void http_last_bytes(struct http_exchange *exchange) {
+    const struct exchange *c = exchange_of(exchange);
     watch_deadline(c->http, c->conn, c->http->options.write_timeout_s);
 }
 
-void http_break_off(struct http_call *call) {
-    atomic_store(&call_of(call)->broken, true);
+void http_break_off(struct http_exchange *exchange) {
+    atomic_store(&exchange_of(exchange)->broken, true);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static struct call *call_create(struct http *h, struct MHD_Connection *connection, const char *url,
-                                const char *method) {
+static struct exchange *exchange_create(struct http *h, struct MHD_Connection *connection,
+                                        const char *url, const char *method) {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    struct call *c = calloc(1, sizeof *c);
+    struct exchange *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->c.method = method;
@@ -148,7 +150,7 @@ static struct call *call_create(struct http *h, struct MHD_Connection *connectio
     return c;
 }
 
-static bool append_body(struct call *c, const char *data, size_t n) {
+static bool append_body(struct exchange *c, const char *data, size_t n) {
     const size_t len = c->c.body_len;
     if (n > c->body_limit - len) {
         c->too_large = true;
@@ -169,17 +171,17 @@ static bool append_body(struct call *c, const char *data, size_t n) {
     return true;
 }
 
-static enum MHD_Result refuse(struct call *c, unsigned status, const char *why) {
+static enum MHD_Result refuse(struct exchange *c, unsigned status, const char *why) {
     const struct http_handler *handler = &c->http->options.handler;
     handler->refuse(handler->user, &c->c, status, why);
     return c->status ? MHD_YES : MHD_NO;
 }
 
-static enum MHD_Result refuse_size(struct call *c) {
+static enum MHD_Result refuse_size(struct exchange *c) {
     char why[96];
     snprintf(why, sizeof why, "the body is larger than the %llu bytes allowed",
              (unsigned long long)c->body_limit);
-    return refuse(c, MHD_HTTP_CONTENT_TOO_LARGE, why);
+    return refuse(c, HTTP_CONTENT_TOO_LARGE, why);
 }
 
 struct framing {
@@ -201,7 +203,7 @@ static enum MHD_Result note_header(void *user, enum MHD_ValueKind kind, const ch
 
 /* Rejects requests that a proxy might frame differently (request smuggling): two headers about
  * where the body ends, or "Content-Length ", another header to libmicrohttpd. NULL: none. */
-static const char *ambiguous(const struct call *c) {
+static const char *ambiguous(const struct exchange *c) {
     struct framing f = {0};
     MHD_get_connection_values(c->connection, MHD_HEADER_KIND, note_header, &f);
     return f.lengths > 1 ? "more than one Content-Length or Transfer-Encoding header"
@@ -210,19 +212,19 @@ static const char *ambiguous(const struct call *c) {
 }
 
 /* Said before the body comes, where its length is. */
-static bool declares_more_than(const struct call *c, uint64_t limit) {
+static bool declares_more_than(const struct exchange *c, uint64_t limit) {
     const char *length = http_header(&c->c, "Content-Length");
     return length && strtoull(length, NULL, 10) > limit;
 }
 
-static void drop_body(struct call *c) {
+static void drop_body(struct exchange *c) {
     free(c->body);
     c->body = NULL;
     c->c.body = "";
     c->c.body_len = 0;
 }
 
-static enum MHD_Result run_handler(struct call *c) {
+static enum MHD_Result run_handler(struct exchange *c) {
     const struct http_handler *handler = &c->http->options.handler;
     if (!c->handled)
         watch_begin(c->http, c->conn, c);
@@ -237,11 +239,11 @@ static enum MHD_Result run_handler(struct call *c) {
 }
 
 /* What the headers are refused for, before the body. */
-static enum MHD_Result begin_request(struct call *c) {
+static enum MHD_Result begin_request(struct exchange *c) {
     const struct http_options *o = &c->http->options;
     const char *wrong = ambiguous(c);
     if (wrong)
-        return refuse(c, MHD_HTTP_BAD_REQUEST, wrong);
+        return refuse(c, HTTP_BAD_REQUEST, wrong);
     if (declares_more_than(c, o->max_body_bytes))
         return refuse_size(c);
     c->body_limit = o->handler.body_limit(o->handler.user, &c->c);
@@ -251,10 +253,10 @@ static enum MHD_Result begin_request(struct call *c) {
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection, const char *url,
                                   const char *method, const char *version, const char *data,
                                   size_t *n, void **state) {
-    struct call *c = *state;
+    struct exchange *c = *state;
     (void)version;
     if (!c) {
-        *state = c = call_create(user, connection, url, method);
+        *state = c = exchange_create(user, connection, url, method);
         return c ? begin_request(c) : MHD_NO;
     }
     if (*n == 0)
@@ -269,7 +271,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
 static void on_completed(void *user, struct MHD_Connection *connection, void **state,
                          enum MHD_RequestTerminationCode why) {
     struct http *h = user;
-    struct call *c = *state;
+    struct exchange *c = *state;
     (void)connection;
     (void)why;
     if (!c)

@@ -13,7 +13,7 @@
  *       the watcher's thread, between http_attach and done.
  *   H2  A call that rests is woken by http_wake, also where that came just before; so a handler
  *       looks at what it waits for after every handle or fill.
- *   H3  done is the last that is heard of a call; http_wake is not allowed once it has returned.
+ *   H3  done is the last that is heard of a exchange; http_wake is not allowed once it has returned.
  *   H4  A client that closes its side is gone, whether the connection rests or not.
  */
 #ifndef HTTP_HTTP_H
@@ -27,7 +27,7 @@
 #include "util/util.h"
 
 struct http;
-struct http_call {
+struct http_exchange {
     const char *method, *path;
     const char *body; /* [body_len] and a NUL; of the first handle only */
     size_t body_len;
@@ -40,16 +40,16 @@ struct http_handler {
     void *user;
     /* Once the headers are there: the longest body that the call may bring. Where that is less than
      * max_body_bytes, and the headers announce more, handle comes without a body, to refuse. */
-    uint64_t (*body_limit)(void *user, const struct http_call *call);
+    uint64_t (*body_limit)(void *user, const struct http_exchange *exchange);
     /* Once the whole body is there, and after each http_wake until it has replied. */
-    enum http_step (*handle)(void *user, struct http_call *call);
+    enum http_step (*handle)(void *user, struct http_exchange *exchange);
     /* In place of handle: what HTTP itself refuses. Replies, and the connection is to close. */
-    void (*refuse)(void *user, struct http_call *call, unsigned status, const char *why);
+    void (*refuse)(void *user, struct http_exchange *exchange, unsigned status, const char *why);
     /* The client went away; nobody takes what is sent from here on. */
-    void (*gone)(void *user, struct http_call *call);
+    void (*gone)(void *user, struct http_exchange *exchange);
     /* The call is over: sent, broken off, or never handled (user is NULL then). status: what was
      * replied; 0: nothing. */
-    void (*done)(void *user, struct http_call *call, unsigned status);
+    void (*done)(void *user, struct http_exchange *exchange, unsigned status);
     /* Some times a second, on the watcher's thread. */
     void (*tick)(void *user);
 };
@@ -75,10 +75,10 @@ void http_quiesce(struct http *h); /* no new connections */
 /* Ends the threads; no call rests any more. */
 void http_stop(struct http *h);
 
-const char *http_header(const struct http_call *call, const char *name); /* NULL: none */
+const char *http_header(const struct http_exchange *exchange, const char *name); /* NULL: none */
 /* In handle: sets the call's user, of whose going away gone tells from here on. False: the client
  * has gone already. */
-bool http_attach(struct http_call *call, void *user);
+bool http_attach(struct http_exchange *exchange, void *user);
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
@@ -98,22 +98,22 @@ static inline void http_reply_header(struct http_reply *r, const char *name, con
     r->headers[i].value = value;
 }
 /* In handle, once: the whole answer. Takes body (malloc), also where it fails. */
-enum http_step http_reply_take(struct http_call *call, const struct http_reply *reply, char *body,
-                               size_t len);
+enum http_step http_reply_take(struct http_exchange *exchange, const struct http_reply *reply,
+                               char *body, size_t len);
 /* The same with a text that outlives the server. */
-enum http_step http_reply_static(struct http_call *call, const struct http_reply *reply,
+enum http_step http_reply_static(struct http_exchange *exchange, const struct http_reply *reply,
                                  const char *body, size_t len);
 /* Writes at most max > 0 bytes to out: their number, or one of these. */
 enum { HTTP_FILL_WAIT = 0, HTTP_FILL_END = -1, HTTP_FILL_ABORT = -2 };
-typedef ssize_t http_fill_fn(struct http_call *call, char *out, size_t max);
+typedef ssize_t http_fill_fn(struct http_exchange *exchange, char *out, size_t max);
 /* In handle, once: headers now, the body as fill gives it. */
-enum http_step http_reply_stream(struct http_call *call, const struct http_reply *reply,
+enum http_step http_reply_stream(struct http_exchange *exchange, const struct http_reply *reply,
                                  http_fill_fn *fill);
 /* From any thread: what the call waits for may be there. */
-void http_wake(struct http_call *call);
+void http_wake(struct http_exchange *exchange);
 /* From any thread: the connection ends within seconds, whatever its client takes. */
-void http_break_off(struct http_call *call);
+void http_break_off(struct http_exchange *exchange);
 /* The answer is complete but for the way to the client, who has write_timeout_s to take it. */
-void http_last_bytes(struct http_call *call);
+void http_last_bytes(struct http_exchange *exchange);
 
 #endif

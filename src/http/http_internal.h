@@ -13,9 +13,9 @@
 struct conn {
     struct conn *prev, *next;
     int fd;
-    uint64_t id;        /* never used again */
-    struct call *call;  /* being answered; NULL: none */
-    int64_t deadline_s; /* it is cut then; 0: never */
+    uint64_t id;               /* never used again */
+    struct exchange *exchange; /* being answered; NULL: none */
+    int64_t deadline_s;        /* it is cut then; 0: never */
     bool cut;
 };
 
@@ -38,8 +38,8 @@ struct http {
     struct watch watch;
 };
 
-struct call {
-    struct http_call c; /* first: one is cast to the other */
+struct exchange {
+    struct http_exchange c; /* first: one is cast to the other */
     struct http *http;
     struct MHD_Connection *connection;
     struct conn *conn;
@@ -64,7 +64,7 @@ void watch_close(struct http *h, struct conn *conn);
 /* The connection is to be at another state within so many seconds. */
 void watch_deadline(struct http *h, struct conn *conn, uint32_t seconds);
 /* From here on the client's going away is told, until watch_end. */
-void watch_begin(struct http *h, struct conn *conn, struct call *call);
+void watch_begin(struct http *h, struct conn *conn, struct exchange *exchange);
 void watch_end(struct http *h, struct conn *conn);
 
 #endif

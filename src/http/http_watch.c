@@ -35,16 +35,17 @@ static struct conn *find(struct watch *w, uint64_t id) {
 static void tell_gone(struct http *h, uint64_t id) {
     pthread_mutex_lock(&h->watch.mutex);
     struct conn *c = find(&h->watch, id);
-    if (c && c->call) {
-        c->call->gone = true;
-        if (c->call->c.user)
-            h->options.handler.gone(h->options.handler.user, &c->call->c);
+    if (c && c->exchange) {
+        c->exchange->gone = true;
+        if (c->exchange->c.user)
+            h->options.handler.gone(h->options.handler.user, &c->exchange->c);
     }
     pthread_mutex_unlock(&h->watch.mutex);
 }
 
 static bool is_due(const struct conn *c, int64_t now) {
-    return (c->deadline_s && now > c->deadline_s) || (c->call && atomic_load(&c->call->broken));
+    return (c->deadline_s && now > c->deadline_s) ||
+           (c->exchange && atomic_load(&c->exchange->broken));
 }
 
 /* Both directions at once: libmicrohttpd finds the connection closed. */
@@ -139,12 +140,12 @@ void watch_deadline(struct http *h, struct conn *c, uint32_t seconds) {
     pthread_mutex_unlock(&h->watch.mutex);
 }
 
-void watch_begin(struct http *h, struct conn *c, struct call *call) {
+void watch_begin(struct http *h, struct conn *c, struct exchange *exchange) {
     if (!c)
         return;
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET, .data.u64 = c->id};
     pthread_mutex_lock(&h->watch.mutex);
-    c->call = call;
+    c->exchange = exchange;
     c->deadline_s = 0;
     /* one that has closed its side already is told of at once */
     (void)!epoll_ctl(h->watch.epoll, EPOLL_CTL_ADD, c->fd, &event);
@@ -156,15 +157,15 @@ void watch_end(struct http *h, struct conn *c) {
         return;
     struct epoll_event none = {0};
     pthread_mutex_lock(&h->watch.mutex);
-    if (c->call)
+    if (c->exchange)
         (void)!epoll_ctl(h->watch.epoll, EPOLL_CTL_DEL, c->fd, &none);
-    c->call = NULL;
+    c->exchange = NULL;
     c->deadline_s = now_s() + h->options.idle_timeout_s;
     pthread_mutex_unlock(&h->watch.mutex);
 }
 
-bool http_attach(struct http_call *call, void *user) {
-    struct call *c = (struct call *)call;
+bool http_attach(struct http_exchange *exchange, void *user) {
+    struct exchange *c = (struct exchange *)exchange;
     pthread_mutex_lock(&c->http->watch.mutex);
     c->c.user = user;
     const bool here = !c->gone;

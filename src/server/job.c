@@ -28,11 +28,11 @@ struct job {
     const char *key; /* the tenant's, which the options hold */
     char *salt;
     json_t *body; /* until it is read; to the end where it is logged */
-    struct openai_setup setup;
-    struct openai_request request;
+    struct api_setup setup;
+    struct api_request request;
     int64_t created;
-    const struct form *form;
-    struct openai_answer answer; /* unless stream */
+    const struct protocol *protocol;
+    struct api_answer answer; /* unless stream */
     void *stream;
     struct text_buf out; /* of the stream, on its way from out_at on */
     size_t out_at;
@@ -44,7 +44,7 @@ struct job {
     struct job *prev, *next;         /* under the server's mutex */
     /* under the mutex */
     pthread_mutex_t mutex;
-    struct http_call *call; /* NULL: over */
+    struct http_exchange *exchange; /* NULL: over */
     uint64_t engine_id;
     bool complete, too_slow, gone, comment_due;
     struct text_buf queue; /* events and what they point to, one after the other */
@@ -57,16 +57,16 @@ struct job {
     int64_t sent_us;
 };
 
-static struct job *job_of(const struct http_call *call) {
-    return call->user;
+static struct job *job_of(const struct http_exchange *exchange) {
+    return exchange->user;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static void job_free(struct job *j) {
-    openai_answer_free(&j->answer);
-    j->form->close(j->stream);
-    openai_request_free(&j->request);
+    api_answer_free(&j->answer);
+    j->protocol->close(j->stream);
+    api_request_free(&j->request);
     json_decref(j->body);
     free(j->salt);
     text_free(&j->out);
@@ -148,18 +148,18 @@ static size_t queued_bytes(const kvasir_event *e) {
 
 static void queue_event(struct job *j, const kvasir_event *e) {
     const size_t tops = e->n_top * sizeof *e->top, bytes = queued_bytes(e);
-    if (!j->call || j->too_slow)
+    if (!j->exchange || j->too_slow)
         return;
     if (j->queue.len + bytes > j->server->options.buffer_bytes) {
         j->too_slow = true;
         kvasir_engine_cancel(j->server->engine, e->request);
-        http_break_off(j->call);
+        http_break_off(j->exchange);
         return;
     }
     ASSERT(j->queue.len + bytes <= j->queue.cap);
     char *at = j->queue.data + j->queue.len;
     kvasir_event kept = *e;
-    kept.stop = openai_stop_of(&j->request, e->stop);
+    kept.stop = api_stop_of(&j->request, e->stop);
     memcpy(at, &kept, sizeof kept);
     if (tops)
         memcpy(at + sizeof *e, e->top, tops);
@@ -172,18 +172,18 @@ static void on_event(void *user, const kvasir_event *e) {
     struct job *j = user;
     struct server *s = j->server;
     const bool stream = j->request.stream, last = e->last;
-    metrics_event(s->metrics, &j->measured, e, server_now_us());
+    metrics_event(s->metrics, &j->measured, e, metrics_now_us());
     if (!stream) /* the answer is this thread's until it is complete */
-        openai_answer_event(&j->answer, e);
+        api_answer_event(&j->answer, e);
     pthread_mutex_lock(&j->mutex);
     ASSERT(!j->complete);
     note_event(j, e);
     if (stream && e->kind != KVASIR_EVENT_PROGRESS)
         queue_event(j, e);
     j->complete = last;
-    const bool over = last && !j->call;
-    if (j->call && (last || (stream && e->kind != KVASIR_EVENT_PROGRESS)))
-        http_wake(j->call);
+    const bool over = last && !j->exchange;
+    if (j->exchange && (last || (stream && e->kind != KVASIR_EVENT_PROGRESS)))
+        http_wake(j->exchange);
     pthread_mutex_unlock(&j->mutex);
     if (!last)
         return;
@@ -207,9 +207,9 @@ static void read_queued(struct job *j, kvasir_event *e) {
 }
 
 static void stream_failed(struct job *j, const kvasir_error *why) {
-    struct openai_error err;
-    openai_error_of(&err, why);
-    (void)!j->form->failed(&err, &j->out);
+    struct api_error err;
+    api_error_of(&err, why);
+    (void)!j->protocol->failed(&err, &j->out);
     j->finished = true;
 }
 
@@ -224,7 +224,7 @@ static void stream_event(struct job *j, const kvasir_event *e) {
         stream_failed(j, &j->taken_error);
     else if (e->kind == KVASIR_EVENT_DONE && e->finish == KVASIR_FINISH_CANCELLED)
         stream_failed(j, &CANCELLED);
-    else if (!j->form->event(j->stream, e, &j->out))
+    else if (!j->protocol->event(j->stream, e, &j->out))
         stream_failed(j, &NO_MEMORY);
     else
         j->finished = e->last;
@@ -242,9 +242,9 @@ static bool take_events(struct job *j) {
     const bool too_slow = j->too_slow, silent = j->comment_due && j->taken.len == 0;
     j->comment_due = false;
     if (silent || j->taken.len)
-        j->sent_us = server_now_us();
+        j->sent_us = metrics_now_us();
     pthread_mutex_unlock(&j->mutex);
-    if (silent && !j->form->silence(done, tokens, &j->out))
+    if (silent && !j->protocol->silence(done, tokens, &j->out))
         return false;
     while (j->taken_at < j->taken.len && !j->finished) {
         kvasir_event e;
@@ -254,8 +254,8 @@ static bool take_events(struct job *j) {
     return !too_slow;
 }
 
-static ssize_t fill(struct http_call *call, char *out, size_t max) {
-    struct job *j = job_of(call);
+static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
+    struct job *j = job_of(exchange);
     if (j->out_at == j->out.len) {
         j->out.len = j->out_at = 0;
         if (j->finished)
@@ -263,7 +263,7 @@ static ssize_t fill(struct http_call *call, char *out, size_t max) {
         if (!take_events(j))
             return HTTP_FILL_ABORT;
         if (j->finished)
-            http_last_bytes(call);
+            http_last_bytes(exchange);
     }
     const size_t n = j->out.len - j->out_at < max ? j->out.len - j->out_at : max;
     if (n)
@@ -275,13 +275,13 @@ static ssize_t fill(struct http_call *call, char *out, size_t max) {
 /* ---- from a body to the engine --------------------------------------------------------------- */
 
 /* A tenant's prefixes are found by nobody else. */
-static bool set_salt(struct job *j, struct openai_error *err) {
+static bool set_salt(struct job *j, struct api_error *err) {
     const char *asked = j->request.engine.salt ? j->request.engine.salt : "";
     const char *key = j->server->options.share_prefixes ? "" : j->key;
     const size_t n = strlen(key), m = strlen(asked);
     j->salt = malloc(n + m + 2);
     if (!j->salt)
-        return openai_no_memory(err);
+        return api_no_memory(err);
     memcpy(j->salt, key, n);
     j->salt[n] = '\n';
     memcpy(j->salt + n + 1, asked, m + 1);
@@ -289,48 +289,49 @@ static bool set_salt(struct job *j, struct openai_error *err) {
     return true;
 }
 
-static bool check_limits(const struct job *j, struct openai_error *err) {
+static bool check_limits(const struct job *j, struct api_error *err) {
     const struct server_options *o = &j->server->options;
     const size_t n = j->request.engine.n_tokens;
     if (o->max_prompt_tokens && n > o->max_prompt_tokens)
-        return openai_refuse(err, j->form == &FORM_COMPLETIONS ? "prompt" : "messages",
-                             "%zu tokens are more than the %u that a prompt may have", n,
-                             o->max_prompt_tokens);
+        return api_refuse(err, j->protocol->prompt_field,
+                          "%zu tokens are more than the %u that a prompt may have", n,
+                          o->max_prompt_tokens);
     if (!o->strict_model || strcmp(j->request.model, o->model_name) == 0)
         return true;
-    openai_refuse(err, "model", "\"%.100s\" is not served here, \"%.100s\" is", j->request.model,
-                  o->model_name);
-    err->status = OPENAI_NOT_FOUND;
+    api_refuse(err, "model", "\"%.100s\" is not served here, \"%.100s\" is", j->request.model,
+               o->model_name);
+    err->status = HTTP_NOT_FOUND;
     err->code = "model_not_found";
     return false;
 }
 
-static struct form_context context_of(const struct job *j) {
-    return (struct form_context){&j->setup, &j->request, j->id, j->created};
+static struct protocol_context context_of(const struct job *j) {
+    return (struct protocol_context){&j->setup, &j->request, j->id, j->created};
 }
 
-static bool read_request(struct job *j, const struct http_call *call, struct openai_error *err) {
+static bool read_request(struct job *j, const struct http_exchange *exchange,
+                         struct api_error *err) {
     struct server *s = j->server;
-    if (!server_read_body(call, &j->body, err) ||
-        !j->form->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
+    if (!reply_read_body(exchange, &j->body, err) ||
+        !j->protocol->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
         !check_limits(j, err))
         return false;
     if (!s->options.log_prompts) {
         json_decref(j->body);
         j->body = NULL;
     }
-    const struct form_context context = context_of(j);
+    const struct protocol_context context = context_of(j);
     if (j->request.stream) {
-        j->stream = j->form->open(&context);
+        j->stream = j->protocol->open(&context);
         return (j->stream && text_reserve(&j->queue, s->options.buffer_bytes) &&
                 text_reserve(&j->taken, s->options.buffer_bytes)) ||
-               openai_no_memory(err);
+               api_no_memory(err);
     }
-    return openai_answer_init(&j->answer, &j->request) || openai_no_memory(err);
+    return api_answer_init(&j->answer, &j->request) || api_no_memory(err);
 }
 
-static void read_client_id(struct job *j, const struct http_call *call) {
-    const char *id = http_header(call, "X-Request-Id");
+static void read_client_id(struct job *j, const struct http_exchange *exchange) {
+    const char *id = http_header(exchange, "X-Request-Id");
     if (!id || strlen(id) >= sizeof j->client_id)
         return;
     for (const char *p = id; *p; p++)
@@ -339,31 +340,39 @@ static void read_client_id(struct job *j, const struct http_call *call) {
     snprintf(j->client_id, sizeof j->client_id, "%s", id);
 }
 
-static struct job *job_create(struct server *s, struct http_call *call, const struct form *form,
-                              const struct tenant *tenant) {
+/* "prefix" and 24 hex digits that no other request has. Returns a seed that no other gets. */
+static uint64_t new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]) {
+    const uint64_t n = atomic_fetch_add(&s->last_id, 1) + 1;
+    snprintf(out, JOB_ID_MAX, "%s%016llx%08llx", prefix, (unsigned long long)s->id_base,
+             (unsigned long long)(n & 0xffffffff));
+    return s->id_base + 0x9e3779b97f4a7c15u * n;
+}
+
+static struct job *job_create(struct server *s, struct http_exchange *exchange,
+                              const struct protocol *protocol, const struct tenant *tenant) {
     struct job *j = calloc(1, sizeof *j);
     if (!j)
         return NULL;
     j->server = s;
-    j->call = call;
-    j->form = form;
+    j->exchange = exchange;
+    j->protocol = protocol;
     j->key = tenant->key;
-    j->sent_us = server_now_us();
+    j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
-    j->setup.sampling.seed = server_new_id(s, form->id_prefix, j->id); /* unless it asks for one */
-    read_client_id(j, call);
+    j->setup.sampling.seed = new_id(s, protocol->id_prefix, j->id); /* unless it asks for one */
+    read_client_id(j, exchange);
     pthread_mutex_init(&j->mutex, NULL);
     return j;
 }
 
-static bool submit(struct job *j, struct openai_error *err) {
+static bool submit(struct job *j, struct api_error *err) {
     kvasir_error why;
     uint64_t id;
-    metrics_submitted(&j->measured, server_now_us());
-    if (openai_submit(j->server->engine, &j->request, on_event, j, &id, &why)) {
+    metrics_submitted(&j->measured, metrics_now_us());
+    if (api_submit(j->server->engine, &j->request, on_event, j, &id, &why)) {
         metrics_refused(j->server->metrics, metrics_refusal_of(why.code));
-        openai_error_of(err, &why);
+        api_error_of(err, &why);
         return false;
     }
     pthread_mutex_lock(&j->mutex);
@@ -374,59 +383,59 @@ static bool submit(struct job *j, struct openai_error *err) {
     return true;
 }
 
-enum http_step job_begin(struct server *s, struct http_call *call, const struct form *form,
-                         const struct tenant *tenant) {
-    struct openai_error err;
-    struct job *j = job_create(s, call, form, tenant);
+enum http_step job_begin(struct server *s, struct http_exchange *exchange,
+                         const struct protocol *protocol, const struct tenant *tenant) {
+    struct api_error err;
+    struct job *j = job_create(s, exchange, protocol, tenant);
     if (!j) {
-        openai_no_memory(&err);
-        return server_reply_error(s, call, &err);
+        api_no_memory(&err);
+        return reply_error(s, exchange, protocol, &err);
     }
-    if (!read_request(j, call, &err)) {
+    if (!read_request(j, exchange, &err)) {
         metrics_refused(s->metrics, REFUSED_BODY);
         job_free(j);
-        return server_reply_error(s, call, &err);
+        return reply_error(s, exchange, protocol, &err);
     }
     job_list(j);
     /* jobs_stop sees the job, or this sees that nothing more is to begin */
     if (atomic_load(&s->stopping)) {
-        openai_refuse(&err, NULL, "the server is stopping");
-        err.status = OPENAI_UNAVAILABLE;
+        api_refuse(&err, NULL, "the server is stopping");
+        err.status = HTTP_UNAVAILABLE;
     }
     if (atomic_load(&s->stopping) || !submit(j, &err)) {
         job_drop(j);
-        return server_reply_error(s, call, &err);
+        return reply_error(s, exchange, protocol, &err);
     }
-    if (!http_attach(call, j))
-        job_gone(call);
+    if (!http_attach(exchange, j))
+        job_gone(exchange);
     if (!j->request.stream)
-        return job_continue(call);
-    struct http_reply reply = server_reply_head(s, 200, "text/event-stream; charset=utf-8");
+        return job_continue(exchange);
+    struct http_reply reply = reply_head(s, HTTP_OK, "text/event-stream; charset=utf-8");
     http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on as it comes */
     http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
-    return http_reply_stream(call, &reply, fill);
+    return http_reply_stream(exchange, &reply, fill);
 }
 
-enum http_step job_continue(struct http_call *call) {
-    struct job *j = job_of(call);
-    struct openai_error err;
+enum http_step job_continue(struct http_exchange *exchange) {
+    struct job *j = job_of(exchange);
+    struct api_error err;
     pthread_mutex_lock(&j->mutex);
     const bool complete = j->complete;
     pthread_mutex_unlock(&j->mutex);
     if (!complete)
         return HTTP_WAIT;
-    const struct form_context context = context_of(j);
-    json_t *body = j->form->body(&j->answer, &context, &err);
-    if (!body && err.status == OPENAI_CANCELLED && atomic_load(&j->server->stopping))
-        err.status = OPENAI_UNAVAILABLE;
-    return body ? server_reply_json(j->server, call, 200, body)
-                : server_reply_error(j->server, call, &err);
+    const struct protocol_context context = context_of(j);
+    json_t *body = j->protocol->body(&j->answer, &context, &err);
+    if (!body && err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
+        err.status = HTTP_UNAVAILABLE;
+    return body ? reply_json(j->server, exchange, HTTP_OK, body)
+                : reply_error(j->server, exchange, j->protocol, &err);
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-void job_gone(struct http_call *call) {
-    struct job *j = job_of(call);
+void job_gone(struct http_exchange *exchange) {
+    struct job *j = job_of(exchange);
     pthread_mutex_lock(&j->mutex);
     const uint64_t id = j->engine_id;
     j->gone = true;
@@ -455,7 +464,7 @@ static const char *finish_text(const struct job *j) {
 
 /* Under the job's mutex. */
 static void record_job(struct job *j, unsigned status, struct job_record *out) {
-    *out = (struct job_record){.route = j->form->name,
+    *out = (struct job_record){.route = j->protocol->name,
                                .finish = finish_text(j),
                                .status = status,
                                .prompt_tokens = j->prompt_tokens,
@@ -476,29 +485,29 @@ static int64_t ms_between(int64_t from_us, int64_t to_us) {
 
 static void log_record(const struct server *s, const struct job_record *r) {
     const struct metrics_request *t = &r->times;
-    server_log(s,
-               "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
-               "diverged_at=%u new=%u cache_bytes=%llu queue_ms=%lld first_token_ms=%lld "
-               "total_ms=%lld",
-               r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
-               r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
-               r->completion_tokens, (unsigned long long)r->cache_bytes,
-               (long long)ms_between(t->submitted_us, t->started_us),
-               (long long)ms_between(t->submitted_us, t->first_us),
-               (long long)ms_between(t->submitted_us, server_now_us()));
+    log_add(s->log,
+            "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
+            "diverged_at=%u new=%u cache_bytes=%llu queue_ms=%lld first_token_ms=%lld "
+            "total_ms=%lld",
+            r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
+            r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
+            r->completion_tokens, (unsigned long long)r->cache_bytes,
+            (long long)ms_between(t->submitted_us, t->started_us),
+            (long long)ms_between(t->submitted_us, t->first_us),
+            (long long)ms_between(t->submitted_us, metrics_now_us()));
     if (s->options.log_prompts) {
         char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
-        server_log(s, "id=%s body=%s", r->id, text ? text : "-");
+        log_add(s->log, "id=%s body=%s", r->id, text ? text : "-");
         free(text);
     }
 }
 
-void job_done(struct http_call *call, unsigned status) {
-    struct job *j = job_of(call);
+void job_done(struct http_exchange *exchange, unsigned status) {
+    struct job *j = job_of(exchange);
     struct server *s = j->server;
     struct job_record record;
     pthread_mutex_lock(&j->mutex);
-    j->call = NULL;
+    j->exchange = NULL;
     const bool complete = j->complete;
     const uint64_t id = j->engine_id;
     record_job(j, status, &record);
@@ -546,13 +555,13 @@ void jobs_stop(struct server *s) {
 }
 
 void jobs_tick(struct server *s) {
-    const int64_t now = server_now_us(), silence = (int64_t)s->options.keepalive_s * 1000000;
+    const int64_t now = metrics_now_us(), silence = (int64_t)s->options.keepalive_s * 1000000;
     pthread_mutex_lock(&s->mutex);
     for (struct job *j = s->jobs; j && silence; j = j->next) {
         pthread_mutex_lock(&j->mutex);
-        if (j->request.stream && j->call && !j->complete && now - j->sent_us > silence) {
+        if (j->request.stream && j->exchange && !j->complete && now - j->sent_us > silence) {
             j->comment_due = true;
-            http_wake(j->call);
+            http_wake(j->exchange);
         }
         pthread_mutex_unlock(&j->mutex);
     }

@@ -7,11 +7,10 @@
 #include "server/log.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include "util/util.h"
 
 enum { QUEUE_BYTES = 16 << 20 }; /* of lines that are not written yet */
 
@@ -34,7 +33,7 @@ struct log {
     bool stop;
 };
 
-static struct line *format_line(const char *format, va_list args) {
+PRINTF_LIKE(1, 0) static struct line *format_line(const char *format, va_list args) {
     va_list again;
     va_copy(again, args);
     const int n = vsnprintf(NULL, 0, format, args);
@@ -47,8 +46,13 @@ static struct line *format_line(const char *format, va_list args) {
     return line;
 }
 
-void log_add(struct log *l, const char *format, va_list args) {
+void log_add(struct log *l, const char *format, ...) {
+    va_list args;
+    if (!l)
+        return;
+    va_start(args, format);
     struct line *line = format_line(format, args);
+    va_end(args);
     pthread_mutex_lock(&l->mutex);
     const bool fits = line && (!l->first || l->bytes + line->len <= QUEUE_BYTES);
     l->dropped += !fits;

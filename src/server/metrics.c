@@ -9,6 +9,7 @@
  * and no prefill time.
  */
 #include "server/metrics_internal.h"
+#include "util/util.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,6 +87,10 @@ static double rate_of(struct rate *r, int64_t created_us, int64_t now_us) {
     const int64_t begin_us = (r->second - METRICS_WINDOW_S) * 1000000,
                   span_us = now_us - (begin_us > created_us ? begin_us : created_us);
     return span_us > 0 ? (double)n * 1e6 / (double)span_us : 0;
+}
+
+int64_t metrics_now_us(void) {
+    return (int64_t)(clock_seconds() * 1e6);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */

@@ -21,9 +21,10 @@
 
 #include <kvasir.h>
 
+int64_t metrics_now_us(void); /* monotonic: the clock of all times below */
+
 struct server_metrics;
-/* max_tokens: of a prompt and its answer; 0: any number. now_us: of one monotonic clock, here and
- * below. NULL: out of memory. */
+/* max_tokens: of a prompt and its answer; 0: any number. NULL: out of memory. */
 struct server_metrics *metrics_create(uint32_t max_tokens, int64_t now_us);
 void metrics_destroy(struct server_metrics *m);
 

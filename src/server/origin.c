@@ -59,9 +59,9 @@ static bool foreign_page(const struct server *s, const char *origin, const char 
     return !site || !host || strcasecmp(site, host) != 0;
 }
 
-const char *origin_refused(const struct server *s, const struct http_call *call) {
-    const char *host = http_header(call, "Host");
-    if (foreign_page(s, http_header(call, "Origin"), host))
+const char *origin_refused(const struct server *s, const struct http_exchange *exchange) {
+    const char *host = http_header(exchange, "Host");
+    if (foreign_page(s, http_header(exchange, "Origin"), host))
         return "requests from pages of this origin are not allowed";
     if (foreign_name(s, host))
         return "the Host header does not name this machine, which a server without an API key "

@@ -11,7 +11,7 @@
 #include "api/api.h"
 #include "server/page.h"
 #include "server/server_internal.h"
-#include "server/status.h"
+#include "server/status_json.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -23,8 +23,13 @@ struct route {
     const char *method, *path; /* a path that ends in '/' begins others */
     const char *name;
     enum access access;
-    enum http_step (*run)(struct server *s, struct http_call *call, const struct tenant *tenant);
+    enum http_step (*run)(struct server *s, struct http_exchange *exchange,
+                          const struct route *route, const struct tenant *tenant);
+    const struct protocol *protocol; /* of its errors, too; NULL: OpenAI's */
+    /* run_text's: the answer to a body that needs no engine; NULL with *err */
+    json_t *(*text)(const struct server *s, json_t *body, struct api_error *err);
 };
+static const struct protocol *protocol_of(const struct http_exchange *exchange);
 
 /* ---- who ------------------------------------------------------------------------------------- */
 
@@ -36,17 +41,19 @@ static bool same_key(const char *given, const char *key) {
     return !differ;
 }
 
-static const char *given_key(const struct http_call *call) {
-    const char *bearer = http_header(call, "Authorization"), *key = http_header(call, "X-Api-Key");
+static const char *given_key(const struct http_exchange *exchange) {
+    const char *bearer = http_header(exchange, "Authorization"),
+               *key = http_header(exchange, "X-Api-Key");
     if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
         return bearer + 7 + strspn(bearer + 7, " ");
     return key ? key : "";
 }
 
 /* False: no key, or one that is unknown. */
-static bool find_tenant(const struct server *s, const struct http_call *call, struct tenant *out) {
+static bool find_tenant(const struct server *s, const struct http_exchange *exchange,
+                        struct tenant *out) {
     const struct server_options *o = &s->options;
-    const char *given = given_key(call);
+    const char *given = given_key(exchange);
     *out = (struct tenant){.key = ""};
     bool known = o->n_api_keys == 0;
     for (size_t i = 0; i < o->n_api_keys; i++)
@@ -63,146 +70,164 @@ static bool find_tenant(const struct server *s, const struct http_call *call, st
 
 /* ---- routes ---------------------------------------------------------------------------------- */
 
-static enum http_step refuse(struct server *s, struct http_call *call, int status,
+static enum http_step refuse(struct server *s, struct http_exchange *exchange, int status,
                              const char *text) {
-    struct openai_error err;
-    openai_refuse(&err, NULL, "%s", text);
+    struct api_error err;
+    api_refuse(&err, NULL, "%s", text);
     err.status = status;
-    err.code = status == OPENAI_UNAUTHORIZED ? "invalid_api_key" : NULL;
-    return server_reply_error(s, call, &err);
+    err.code = status == HTTP_UNAUTHORIZED ? "invalid_api_key" : NULL;
+    return reply_error(s, exchange, protocol_of(exchange), &err);
 }
 
-static enum http_step run_job(struct server *s, struct http_call *call, const struct tenant *t) {
-    return job_begin(s, call, route_form(call), t);
+static enum http_step run_job(struct server *s, struct http_exchange *exchange,
+                              const struct route *r, const struct tenant *t) {
+    return job_begin(s, exchange, r->protocol, t);
 }
 
 static struct server_figures figures(struct server *s) {
     struct server_figures f = {.model = s->options.model_name,
                                .created_s = s->started_s,
                                .connections = http_connections(s->http)};
-    metrics_figures(s->metrics, s->engine, server_now_us(), &f);
+    metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
 }
 
 #define DEFINE_STATUS(name)                                                                        \
-    static enum http_step run_##name(struct server *s, struct http_call *call,                     \
-                                     const struct tenant *t) {                                     \
+    static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
+                                     const struct route *r, const struct tenant *t) {              \
         const struct server_figures f = figures(s);                                                \
-        (void)t;                                                                                   \
-        return server_reply_json(s, call, 200, status_##name(&f));                                 \
+        (void)r, (void)t;                                                                          \
+        return reply_json(s, exchange, HTTP_OK, status_##name(&f));                                \
     }
 DEFINE_STATUS(models)
 DEFINE_STATUS(health)
 DEFINE_STATUS(now)
 DEFINE_STATUS(cache_stats)
 
-static enum http_step run_model(struct server *s, struct http_call *call, const struct tenant *t) {
+static enum http_step run_model(struct server *s, struct http_exchange *exchange,
+                                const struct route *r, const struct tenant *t) {
     const struct server_figures f = figures(s);
-    (void)t;
-    if (strcmp(call->path + strlen("/v1/models/"), s->options.model_name) != 0)
-        return refuse(s, call, OPENAI_NOT_FOUND, "no model is called so");
-    return server_reply_json(s, call, 200, status_model(&f));
+    (void)r, (void)t;
+    if (strcmp(exchange->path + strlen("/v1/models/"), s->options.model_name) != 0)
+        return refuse(s, exchange, HTTP_NOT_FOUND, "no model is called so");
+    return reply_json(s, exchange, HTTP_OK, status_model(&f));
 }
 
-static enum http_step run_metrics(struct server *s, struct http_call *call,
-                                  const struct tenant *t) {
-    const struct http_reply reply = server_reply_head(s, 200, METRICS_CONTENT_TYPE);
+static enum http_step run_metrics(struct server *s, struct http_exchange *exchange,
+                                  const struct route *r, const struct tenant *t) {
+    const struct http_reply reply = reply_head(s, HTTP_OK, METRICS_CONTENT_TYPE);
     const struct server_figures f = figures(s);
     size_t len;
     char *text = metrics_text(s->metrics, &f, &len);
-    (void)t;
-    return text ? http_reply_take(call, &reply, text, len)
-                : refuse(s, call, OPENAI_SERVER_ERROR, "out of memory");
+    (void)r, (void)t;
+    return text ? http_reply_take(exchange, &reply, text, len)
+                : refuse(s, exchange, HTTP_SERVER_ERROR, "out of memory");
 }
 
-static enum http_step run_page(struct server *s, struct http_call *call, const struct tenant *t) {
-    struct http_reply reply = server_reply_head(s, 200, SERVER_PAGE_TYPE);
-    (void)t;
+static enum http_step run_page(struct server *s, struct http_exchange *exchange,
+                               const struct route *r, const struct tenant *t) {
+    struct http_reply reply = reply_head(s, HTTP_OK, SERVER_PAGE_TYPE);
+    (void)r, (void)t;
     http_reply_header(&reply, "Content-Security-Policy", SERVER_PAGE_CSP);
-    return http_reply_static(call, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
+    return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 
-/* Bodies that need no engine. */
-static enum http_step run_text(struct server *s, struct http_call *call, const struct tenant *t) {
-    struct openai_error err;
+static json_t *tokenize(const struct server *s, json_t *body, struct api_error *err) {
     kvasir_context_info info;
+    kvasir_engine_get_context(s->engine, &info);
+    return text_endpoint_tokenize(&s->setup, info.ctx, body, err);
+}
+
+static json_t *detokenize(const struct server *s, json_t *body, struct api_error *err) {
+    return text_endpoint_detokenize(&s->setup, body, err);
+}
+
+static json_t *apply_template(const struct server *s, json_t *body, struct api_error *err) {
+    return text_endpoint_apply_template(&s->setup, body, err);
+}
+
+static json_t *count_tokens(const struct server *s, json_t *body, struct api_error *err) {
+    return anthropic_count(&s->setup, body, err);
+}
+
+static enum http_step run_text(struct server *s, struct http_exchange *exchange,
+                               const struct route *r, const struct tenant *t) {
+    struct api_error err;
     json_t *body = NULL, *answer = NULL;
     (void)t;
-    kvasir_engine_get_context(s->engine, &info);
-    if (server_read_body(call, &body, &err)) {
-        if (strcmp(call->path, "/tokenize") == 0)
-            answer = text_api_tokenize(&s->setup, info.ctx, body, &err);
-        else if (strcmp(call->path, "/detokenize") == 0)
-            answer = text_api_detokenize(&s->setup, body, &err);
-        else if (strcmp(call->path, "/apply-template") == 0)
-            answer = text_api_apply_template(&s->setup, body, &err);
-        else
-            answer = anthropic_count(&s->setup, body, &err);
-    }
+    if (reply_read_body(exchange, &body, &err))
+        answer = r->text(s, body, &err);
     json_decref(body);
-    return answer ? server_reply_json(s, call, 200, answer) : server_reply_error(s, call, &err);
+    return answer ? reply_json(s, exchange, HTTP_OK, answer)
+                  : reply_error(s, exchange, protocol_of(exchange), &err);
 }
 
-static enum http_step run_ready(struct server *s, struct http_call *call, const struct tenant *t) {
-    (void)t;
+static enum http_step run_ready(struct server *s, struct http_exchange *exchange,
+                                const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
     if (atomic_load(&s->draining))
-        return refuse(s, call, OPENAI_UNAVAILABLE, "the server is stopping");
-    return server_reply_json(s, call, 200, json_pack("{s:s}", "status", "ready"));
+        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is stopping");
+    return reply_json(s, exchange, HTTP_OK, json_pack("{s:s}", "status", "ready"));
 }
 
-static enum http_step run_version(struct server *s, struct http_call *call,
-                                  const struct tenant *t) {
-    (void)t;
-    return server_reply_json(s, call, 200, status_version());
+static enum http_step run_version(struct server *s, struct http_exchange *exchange,
+                                  const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, status_version());
 }
 
 /* DELETE /v1/requests/ID and POST /v1/requests/ID/cancel */
-static enum http_step run_cancel(struct server *s, struct http_call *call, const struct tenant *t) {
+static enum http_step run_cancel(struct server *s, struct http_exchange *exchange,
+                                 const struct route *r, const struct tenant *t) {
+    (void)r;
     static const char END[] = "/cancel";
     char id[JOB_ID_MAX + sizeof END];
-    snprintf(id, sizeof id, "%s", call->path + strlen("/v1/requests/"));
+    snprintf(id, sizeof id, "%s", exchange->path + strlen("/v1/requests/"));
     const size_t n = strlen(id), end = sizeof END - 1;
-    if (strcmp(call->method, "POST") == 0) {
+    if (strcmp(exchange->method, "POST") == 0) {
         if (n < end || strcmp(id + n - end, END) != 0)
-            return refuse(s, call, OPENAI_NOT_FOUND, "there is no such path");
+            return refuse(s, exchange, HTTP_NOT_FOUND, "there is no such path");
         id[n - end] = 0;
     }
     if (jobs_cancel(s, t, id) == 0)
-        return refuse(s, call, OPENAI_NOT_FOUND, "no such request is under way");
-    return server_reply_json(s, call, 200,
-                             json_pack("{s:s, s:s, s:b, s:s}", "object", "request.cancel", "id", id,
-                                       "cancelled", 1, "model", s->options.model_name));
+        return refuse(s, exchange, HTTP_NOT_FOUND, "no such request is under way");
+    return reply_json(s, exchange, HTTP_OK,
+                      json_pack("{s:s, s:s, s:b, s:s}", "object", "request.cancel", "id", id,
+                                "cancelled", 1, "model", s->options.model_name));
 }
 
-static enum http_step run_forget(struct server *s, struct http_call *call, const struct tenant *t) {
-    (void)t;
+static enum http_step run_forget(struct server *s, struct http_exchange *exchange,
+                                 const struct route *r, const struct tenant *t) {
+    (void)r, (void)t;
     kvasir_engine_forget(s->engine, NULL);
-    return server_reply_json(s, call, 200,
-                             json_pack("{s:s, s:b}", "status", "cleared", "rewarm_scheduled", 0));
+    return reply_json(s, exchange, HTTP_OK,
+                      json_pack("{s:s, s:b}", "status", "cleared", "rewarm_scheduled", 0));
 }
 
 static const struct route ROUTES[] = {
-    {"POST", "/v1/chat/completions", "chat", KEY, run_job},
-    {"POST", "/chat/completions", "chat", KEY, run_job}, /* mlx_lm.server's second name */
-    {"POST", "/v1/completions", "completions", KEY, run_job},
-    {"POST", "/v1/messages", "messages", KEY, run_job},
-    {"POST", "/v1/messages/count_tokens", "count_tokens", KEY, run_text},
-    {"POST", "/tokenize", "tokenize", KEY, run_text},
-    {"POST", "/detokenize", "detokenize", KEY, run_text},
-    {"POST", "/apply-template", "apply_template", KEY, run_text},
-    {"GET", "/v1/models", "models", KEY, run_models},
-    {"GET", "/v1/models/", "models", KEY, run_model},
-    {"DELETE", "/v1/requests/", "cancel", KEY, run_cancel},
-    {"POST", "/v1/requests/", "cancel", KEY, run_cancel},
-    {"DELETE", "/v1/cache", "forget", ADMIN, run_forget},
-    {"DELETE", "/v1/cache/prefix", "forget", ADMIN, run_forget},
-    {"GET", "/v1/cache/stats", "cache_stats", KEY, run_cache_stats},
-    {"GET", "/v1/status", "status", KEY, run_now},
-    {"GET", "/metrics", "metrics", KEY, run_metrics},
-    {"GET", "/", "page", ANYONE, run_page},
-    {"GET", "/health", "health", ANYONE, run_health},
-    {"GET", "/ready", "ready", ANYONE, run_ready},
-    {"GET", "/version", "version", KEY, run_version},
+    {"POST", "/v1/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT, NULL},
+    {"POST", "/chat/completions", "chat", KEY, run_job, &PROTOCOL_CHAT,
+     NULL}, /* mlx_lm.server's second name */
+    {"POST", "/v1/completions", "completions", KEY, run_job, &PROTOCOL_COMPLETIONS, NULL},
+    {"POST", "/v1/messages", "messages", KEY, run_job, &PROTOCOL_MESSAGES, NULL},
+    {"POST", "/v1/messages/count_tokens", "count_tokens", KEY, run_text, &PROTOCOL_MESSAGES,
+     count_tokens},
+    {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, tokenize},
+    {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, detokenize},
+    {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, apply_template},
+    {"GET", "/v1/models", "models", KEY, run_models, NULL, NULL},
+    {"GET", "/v1/models/", "models", KEY, run_model, NULL, NULL},
+    {"DELETE", "/v1/requests/", "cancel", KEY, run_cancel, NULL, NULL},
+    {"POST", "/v1/requests/", "cancel", KEY, run_cancel, NULL, NULL},
+    {"DELETE", "/v1/cache", "forget", ADMIN, run_forget, NULL, NULL},
+    {"DELETE", "/v1/cache/prefix", "forget", ADMIN, run_forget, NULL, NULL},
+    {"GET", "/v1/cache/stats", "cache_stats", KEY, run_cache_stats, NULL, NULL},
+    {"GET", "/v1/status", "status", KEY, run_now, NULL, NULL},
+    {"GET", "/metrics", "metrics", KEY, run_metrics, NULL, NULL},
+    {"GET", "/", "page", ANYONE, run_page, NULL, NULL},
+    {"GET", "/health", "health", ANYONE, run_health, NULL, NULL},
+    {"GET", "/ready", "ready", ANYONE, run_ready, NULL, NULL},
+    {"GET", "/version", "version", KEY, run_version, NULL, NULL},
 };
 enum { N_ROUTES = sizeof ROUTES / sizeof *ROUTES };
 
@@ -214,12 +239,12 @@ static bool has_path(const struct route *r, const char *path) {
 }
 
 /* Of the path and the method, or else of the path alone; NULL: there is none. */
-static const struct route *find_route(const struct http_call *call, bool *allowed) {
-    const char *method = strcmp(call->method, "HEAD") == 0 ? "GET" : call->method;
+static const struct route *find_route(const struct http_exchange *exchange, bool *allowed) {
+    const char *method = strcmp(exchange->method, "HEAD") == 0 ? "GET" : exchange->method;
     const struct route *other = NULL;
     *allowed = true;
     for (size_t i = 0; i < N_ROUTES; i++)
-        if (has_path(&ROUTES[i], call->path)) {
+        if (has_path(&ROUTES[i], exchange->path)) {
             if (strcmp(ROUTES[i].method, method) == 0)
                 return &ROUTES[i];
             other = &ROUTES[i];
@@ -228,81 +253,94 @@ static const struct route *find_route(const struct http_call *call, bool *allowe
     return other;
 }
 
-const char *route_name(const struct http_call *call) {
+const char *routes_name(const struct http_exchange *exchange) {
     bool allowed;
-    const struct route *r = find_route(call, &allowed);
+    const struct route *r = find_route(exchange, &allowed);
     return r ? r->name : "other";
 }
 
-const struct form *route_form(const struct http_call *call) {
-    if (strncmp(call->path, "/v1/messages", strlen("/v1/messages")) == 0)
-        return &FORM_MESSAGES;
-    return strcmp(call->path, "/v1/completions") == 0 ? &FORM_COMPLETIONS : &FORM_CHAT;
+/* Of the route whose path is the exchange's or goes before it, OpenAI's if there is none. */
+static const struct protocol *protocol_of(const struct http_exchange *exchange) {
+    for (size_t i = 0; i < N_ROUTES; i++) {
+        const size_t n = strlen(ROUTES[i].path);
+        if (ROUTES[i].protocol && strncmp(exchange->path, ROUTES[i].path, n) == 0 &&
+            (exchange->path[n] == 0 || exchange->path[n] == '/'))
+            return ROUTES[i].protocol;
+    }
+    return &PROTOCOL_CHAT;
 }
 
 /* A browser asks whether another site's page may call. */
-static enum http_step preflight(struct server *s, struct http_call *call) {
-    struct http_reply r = server_reply_head(s, 204, NULL);
+static enum http_step preflight(struct server *s, struct http_exchange *exchange) {
+    struct http_reply r = reply_head(s, HTTP_NO_CONTENT, NULL);
     if (s->options.cors_origin) {
         http_reply_header(&r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
         http_reply_header(&r, "Access-Control-Allow-Headers", "*, Authorization");
     }
-    return http_reply_static(call, &r, "", 0);
+    return http_reply_static(exchange, &r, "", 0);
 }
 
-static enum http_step not_allowed(struct server *s, struct http_call *call) {
-    struct openai_error err;
+static enum http_step not_allowed(struct server *s, struct http_exchange *exchange) {
+    struct api_error err;
     char methods[64] = "OPTIONS";
     size_t n = strlen(methods);
     for (size_t i = 0; i < N_ROUTES; i++)
-        if (has_path(&ROUTES[i], call->path))
+        if (has_path(&ROUTES[i], exchange->path))
             n += (size_t)snprintf(methods + n, sizeof methods - n, ", %s%s", ROUTES[i].method,
                                   strcmp(ROUTES[i].method, "GET") == 0 ? ", HEAD" : "");
-    openai_refuse(&err, NULL, "the path does not know this method");
-    err.status = 405;
-    return server_reply_error_with(s, call, &err, "Allow", methods);
+    api_refuse(&err, NULL, "the path does not know this method");
+    err.status = HTTP_METHOD_NOT_ALLOWED;
+    return reply_error_with(s, exchange, protocol_of(exchange), &err, "Allow", methods);
 }
 
-static enum http_step begin(struct server *s, struct http_call *call) {
+static enum http_step begin(struct server *s, struct http_exchange *exchange) {
     struct tenant tenant;
     bool allowed;
-    const struct route *r = find_route(call, &allowed);
-    const char *refused = origin_refused(s, call);
+    const struct route *r = find_route(exchange, &allowed);
+    const char *refused = origin_refused(s, exchange);
     if (refused)
-        return refuse(s, call, OPENAI_FORBIDDEN, refused);
-    if (strcmp(call->method, "OPTIONS") == 0)
-        return preflight(s, call);
-    if (!find_tenant(s, call, &tenant) && !(r && r->access == ANYONE)) {
+        return refuse(s, exchange, HTTP_FORBIDDEN, refused);
+    if (strcmp(exchange->method, "OPTIONS") == 0)
+        return preflight(s, exchange);
+    if (!find_tenant(s, exchange, &tenant) && !(r && r->access == ANYONE)) {
         metrics_refused(s->metrics, REFUSED_KEY);
-        return refuse(s, call, OPENAI_UNAUTHORIZED,
-                      *given_key(call) ? "the API key is not known" : "an API key is needed");
+        return refuse(s, exchange, HTTP_UNAUTHORIZED,
+                      *given_key(exchange) ? "the API key is not known" : "an API key is needed");
     }
     if (!r)
-        return refuse(s, call, OPENAI_NOT_FOUND, "there is no such path");
+        return refuse(s, exchange, HTTP_NOT_FOUND, "there is no such path");
     if (!allowed)
-        return not_allowed(s, call);
+        return not_allowed(s, exchange);
     if (r->access == ADMIN && !tenant.admin)
-        return refuse(s, call, OPENAI_FORBIDDEN, "this needs the admin key");
+        return refuse(s, exchange, HTTP_FORBIDDEN, "this needs the admin key");
     if (atomic_load(&s->draining) && r->access != ANYONE) {
         metrics_refused(s->metrics, REFUSED_DRAINING);
-        return refuse(s, call, OPENAI_UNAVAILABLE, "the server is stopping");
+        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is stopping");
     }
-    return r->run(s, call, &tenant);
+    return r->run(s, exchange, r, &tenant);
 }
 
-uint64_t routes_body_limit(void *user, const struct http_call *call) {
+uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
     enum { SMALL = 64 << 10 }; /* what is refused may have come in one piece with its headers */
     const struct server *s = user;
     const uint64_t most = s->options.max_body_bytes;
     struct tenant tenant;
     bool allowed;
-    const struct route *r = find_route(call, &allowed);
-    if (r && allowed && strcmp(r->method, "POST") == 0 && !origin_refused(s, call) &&
-        find_tenant(s, call, &tenant))
+    const struct route *r = find_route(exchange, &allowed);
+    if (r && allowed && strcmp(r->method, "POST") == 0 && !origin_refused(s, exchange) &&
+        find_tenant(s, exchange, &tenant))
         return most;
     return most < SMALL ? most : SMALL;
 }
 
-enum http_step routes_handle(void *user, struct http_call *call) {
-    return call->user ? job_continue(call) : begin(user, call);
+enum http_step routes_handle(void *user, struct http_exchange *exchange) {
+    return exchange->user ? job_continue(exchange) : begin(user, exchange);
+}
+
+void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, const char *why) {
+    struct api_error err;
+    api_refuse(&err, NULL, "%s", why);
+    err.status = (int)status;
+    err.code = status == HTTP_CONTENT_TOO_LARGE ? "request_too_large" : NULL;
+    reply_error_with(user, exchange, protocol_of(exchange), &err, "Connection", "close");
 }

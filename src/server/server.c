@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* server.c: the server's life, and how it replies.
+/* server.c: the server's life.
  *
  * End of a server: server_drain refuses what is new, while what is open goes on; server_destroy
  * cancels that, waits for its last events (whose calls reply then) and ends libmicrohttpd, in which
  * no call may rest any more.
  */
 #include "server/server_internal.h"
-#include "util/json.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,111 +27,23 @@ struct server_options server_defaults(void) {
                                    .keepalive_s = 5};
 }
 
-int64_t server_now_us(void) {
-    return (int64_t)(clock_seconds() * 1e6);
-}
-
-void server_log(const struct server *s, const char *format, ...) {
-    va_list args;
-    if (!s->log)
-        return;
-    va_start(args, format);
-    log_add(s->log, format, args);
-    va_end(args);
-}
-
-uint64_t server_new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]) {
-    const uint64_t n = atomic_fetch_add(&s->last_id, 1) + 1;
-    snprintf(out, JOB_ID_MAX, "%s%016llx%08llx", prefix, (unsigned long long)s->id_base,
-             (unsigned long long)(n & 0xffffffff));
-    return s->id_base + 0x9e3779b97f4a7c15u * n;
-}
-
-/* ---- replies --------------------------------------------------------------------------------- */
-
-struct http_reply server_reply_head(const struct server *s, unsigned status, const char *type) {
-    struct http_reply r = {.status = status};
-    if (type)
-        http_reply_header(&r, "Content-Type", type);
-    http_reply_header(&r, "Cache-Control", "no-store");
-    http_reply_header(&r, "X-Content-Type-Options", "nosniff");
-    if (s->options.cors_origin)
-        http_reply_header(&r, "Access-Control-Allow-Origin", s->options.cors_origin);
-    return r;
-}
-
-static enum http_step reply_value(const struct http_reply *reply, struct http_call *call,
-                                  json_t *value) {
-    static const char NO_MEMORY[] = "{\"error\":{\"message\":\"out of memory\"}}";
-    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
-    json_decref(value);
-    if (text)
-        return http_reply_take(call, reply, text, strlen(text));
-    const struct http_reply failed = {.status = 500,
-                                      .headers = {{"Content-Type", "application/json"}}};
-    return http_reply_static(call, &failed, NO_MEMORY, sizeof NO_MEMORY - 1);
-}
-
-enum http_step server_reply_json(struct server *s, struct http_call *call, unsigned status,
-                                 json_t *value) {
-    const struct http_reply r = server_reply_head(s, status, "application/json");
-    return reply_value(&r, call, value);
-}
-
-enum http_step server_reply_error(struct server *s, struct http_call *call,
-                                  const struct openai_error *err) {
-    return server_reply_error_with(s, call, err, NULL, NULL);
-}
-
-enum http_step server_reply_error_with(struct server *s, struct http_call *call,
-                                       const struct openai_error *err, const char *name,
-                                       const char *value) {
-    struct http_reply r = server_reply_head(s, (unsigned)err->status, "application/json");
-    if (name)
-        http_reply_header(&r, name, value);
-    if (err->status == OPENAI_UNAUTHORIZED)
-        http_reply_header(&r, "WWW-Authenticate", "Bearer");
-    if (err->status == OPENAI_BUSY || err->status == OPENAI_UNAVAILABLE)
-        http_reply_header(&r, "Retry-After", "2");
-    if (err->status == OPENAI_UNAVAILABLE)
-        http_reply_header(&r, "Connection", "close");
-    return reply_value(&r, call, route_form(call)->error(err));
-}
-
-bool server_read_body(const struct http_call *call, json_t **body, struct openai_error *err) {
-    kvasir_error why;
-    if (call->body_len == 0)
-        return openai_refuse(err, NULL, "the body is empty");
-    return json_load_request(call->body, call->body_len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES,
-                             body, &why) == KVASIR_OK ||
-           openai_refuse(err, NULL, "%s", why.text);
-}
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void handle_refuse(void *user, struct http_call *call, unsigned status, const char *why) {
-    struct openai_error err;
-    openai_refuse(&err, NULL, "%s", why);
-    err.status = (int)status;
-    err.code = status == 413 ? "request_too_large" : NULL;
-    server_reply_error_with(user, call, &err, "Connection", "close");
-}
-
-static void handle_gone(void *user, struct http_call *call) {
+static void handle_gone(void *user, struct http_exchange *exchange) {
     (void)user;
-    job_gone(call);
+    job_gone(exchange);
 }
 
-static void handle_done(void *user, struct http_call *call, unsigned status) {
+static void handle_done(void *user, struct http_exchange *exchange, unsigned status) {
     const struct server *s = user;
     if (status)
-        metrics_http(s->metrics, route_name(call), status);
-    if (status == 413)
+        metrics_http(s->metrics, routes_name(exchange), status);
+    if (status == HTTP_CONTENT_TOO_LARGE)
         metrics_refused(s->metrics, REFUSED_SIZE);
-    if (call->user)
-        job_done(call, status);
-    else if (status >= 300)
-        server_log(s, "route=%s status=%u", route_name(call), status);
+    if (exchange->user)
+        job_done(exchange, status);
+    else if (status >= HTTP_BAD_REQUEST)
+        log_add(s->log, "route=%s status=%u", routes_name(exchange), status);
 }
 
 static void tick(void *user) {
@@ -143,17 +54,17 @@ static void set_up(struct server *s) {
     kvasir_model_info info;
     kvasir_model_get_info(s->model, &info);
     s->syntax = answer_syntax_of(kvasir_model_tokenizer(s->model));
-    s->setup = (struct openai_setup){.tokenizer = kvasir_model_tokenizer(s->model),
-                                     .syntax = &s->syntax,
-                                     .variables = s->options.variables,
-                                     .model = s->options.model_name,
-                                     .vocab = info.vocab,
-                                     .max_choices = s->options.max_choices,
-                                     .max_tokens = s->options.max_tokens,
-                                     .sampling = s->options.sampling,
-                                     .stream = true};
+    s->setup = (struct api_setup){.tokenizer = kvasir_model_tokenizer(s->model),
+                                  .syntax = &s->syntax,
+                                  .variables = s->options.variables,
+                                  .model = s->options.model_name,
+                                  .vocab = info.vocab,
+                                  .max_choices = s->options.max_choices,
+                                  .max_tokens = s->options.max_tokens,
+                                  .sampling = s->options.sampling,
+                                  .stream = true};
     s->started_s = (int64_t)time(NULL);
-    s->started_us = server_now_us();
+    s->started_us = metrics_now_us();
     if (getrandom(&s->id_base, sizeof s->id_base, 0) != (ssize_t)sizeof s->id_base)
         s->id_base = (uint64_t)s->started_us;
 }
@@ -198,7 +109,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                       .handler = {.user = s,
                                                   .body_limit = routes_body_limit,
                                                   .handle = routes_handle,
-                                                  .refuse = handle_refuse,
+                                                  .refuse = routes_refuse,
                                                   .gone = handle_gone,
                                                   .done = handle_done,
                                                   .tick = tick}};
@@ -231,7 +142,7 @@ uint32_t server_open_requests(struct server *s) {
 }
 
 uint32_t server_wait_idle(struct server *s, double seconds) {
-    const int64_t until_us = server_now_us() + (int64_t)(seconds * 1e6);
+    const int64_t until_us = metrics_now_us() + (int64_t)(seconds * 1e6);
     const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
     int expired = 0;
     pthread_mutex_lock(&s->mutex);

@@ -3,8 +3,8 @@
  * tensors. Like cli/ it is a user of the library: it sees <kvasir.h>, jansson and libmicrohttpd,
  * and nothing else of ours.
  *
- *     body (JSON) --openai_read--> struct openai_request --kvasir_engine_submit--> engine
- *     body (JSON) <--openai_answer_body-- struct openai_answer <--events-- engine
+ *     body (JSON) --openai_read--> struct api_request --kvasir_engine_submit--> engine
+ *     body (JSON) <--openai_answer_body-- struct api_answer <--events-- engine
  */
 #ifndef SERVER_H
 #define SERVER_H
@@ -21,7 +21,7 @@ struct server_options {
     const char *admin_key;      /* of what changes the cache; NULL: see server_routes */
     bool share_prefixes;        /* keys are not tenants of their own in the prefix tree */
     const char *cors_origin;    /* NULL: no other site's pages may call */
-    const json_t *variables;    /* object: of chat templates; NULL: none */
+    json_t *variables;          /* object: of chat templates; NULL: none */
     kvasir_sampling sampling;   /* of requests that do not say */
     uint32_t max_tokens;        /* likewise; 0: what there is room for */
     uint32_t max_choices;       /* "n" of a request at most */

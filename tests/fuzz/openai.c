@@ -39,7 +39,7 @@ static void check_ids(const int32_t *ids, size_t n) {
             fuzz_fail("id %d", ids[i]);
 }
 
-static void check_request(const struct openai_setup *setup, const struct openai_request *r) {
+static void check_request(const struct api_setup *setup, const struct api_request *r) {
     const kvasir_request *e = &r->engine;
     kvasir_error err;
     kvasir_sampler *sampler;
@@ -59,8 +59,8 @@ static void check_request(const struct openai_setup *setup, const struct openai_
     kvasir_sampler_destroy(sampler);
 }
 
-static void check_refusal(const struct openai_error *err) {
-    if ((err->status != OPENAI_BAD_REQUEST && err->status != OPENAI_SERVER_ERROR) || !err->text[0])
+static void check_refusal(const struct api_error *err) {
+    if ((err->status != HTTP_BAD_REQUEST && err->status != HTTP_SERVER_ERROR) || !err->text[0])
         fuzz_fail("status %d: %s", err->status, err->text);
     if (strchr(err->text, '\n') || strncmp(err->text, err->param, strlen(err->param)) != 0)
         fuzz_fail("\"%s\": \"%s\"", err->param, err->text);
@@ -71,7 +71,7 @@ static void check_refusal(const struct openai_error *err) {
 }
 
 /* Of Anthropic's fields, whatever the body is made into. */
-static void check_anthropic_refusal(const struct openai_error *err) {
+static void check_anthropic_refusal(const struct api_error *err) {
     static const char *const FIELDS[] = {"",
                                          "messages",
                                          "system",
@@ -100,22 +100,22 @@ static void check_anthropic_refusal(const struct openai_error *err) {
     fuzz_fail("\"%s\" is no field of Anthropic's: %s", err->param, err->text);
 }
 
-static void read_openai(const struct openai_setup *setup, char which, json_t *body) {
-    struct openai_request r;
-    struct openai_error err;
-    bool good = openai_read(setup, which & 1 ? OPENAI_CHAT : OPENAI_COMPLETIONS, body, &r, &err);
+static void read_openai(const struct api_setup *setup, char which, json_t *body) {
+    struct api_request r;
+    struct api_error err;
+    bool good = openai_read(setup, which & 1 ? API_CHAT : API_COMPLETIONS, body, &r, &err);
     json_decref(body);
     if (!good) {
         check_refusal(&err);
         return;
     }
     check_request(setup, &r);
-    openai_request_free(&r);
+    api_request_free(&r);
 }
 
-static void read_anthropic(const struct openai_setup *setup, char which, json_t *body) {
-    struct openai_request r;
-    struct openai_error err;
+static void read_anthropic(const struct api_setup *setup, char which, json_t *body) {
+    struct api_request r;
+    struct api_error err;
     bool counts = which & 1;
     json_t *counted = counts ? anthropic_count(setup, body, &err) : NULL;
     bool good = counts ? counted != NULL : anthropic_read(setup, body, &r, &err);
@@ -124,17 +124,17 @@ static void read_anthropic(const struct openai_setup *setup, char which, json_t 
         check_anthropic_refusal(&err);
     else if (!counts) {
         check_request(setup, &r);
-        openai_request_free(&r);
+        api_request_free(&r);
     } else if (json_integer_value(json_object_get(counted, "input_tokens")) < 1)
         fuzz_fail("a prompt of no tokens");
     json_decref(counted);
 }
 
-static void read_text_api(const struct openai_setup *setup, char which, json_t *body) {
-    struct openai_error err;
-    json_t *answer = which & 2   ? text_api_detokenize(setup, body, &err)
-                     : which & 1 ? text_api_apply_template(setup, body, &err)
-                                 : text_api_tokenize(setup, 4096, body, &err);
+static void read_text_api(const struct api_setup *setup, char which, json_t *body) {
+    struct api_error err;
+    json_t *answer = which & 2   ? text_endpoint_detokenize(setup, body, &err)
+                     : which & 1 ? text_endpoint_apply_template(setup, body, &err)
+                                 : text_endpoint_tokenize(setup, 4096, body, &err);
     json_decref(body);
     if (!answer)
         check_refusal(&err);
@@ -153,13 +153,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         open_tokenizer(&tokenizer);
     if (size == 0)
         return 0;
-    const struct openai_setup setup = {.tokenizer = tokenizer,
-                                       .model = "m",
-                                       .vocab = BYTE_VOCAB,
-                                       .max_choices = 8,
-                                       .max_tokens = 16,
-                                       .sampling = kvasir_sampling_defaults(),
-                                       .prompt_cache = data[0] & 2};
+    const struct api_setup setup = {.tokenizer = tokenizer,
+                                    .model = "m",
+                                    .vocab = BYTE_VOCAB,
+                                    .max_choices = 8,
+                                    .max_tokens = 16,
+                                    .sampling = kvasir_sampling_defaults(),
+                                    .prompt_cache = data[0] & 2};
     json_t *body = json_loadb((const char *)data + 1, size - 1, JSON_ALLOW_NUL, NULL);
     if (!body)
         return 0;

@@ -23,8 +23,8 @@
 
 static struct temp_folder folder;
 static kvasir_tokenizer *tokenizer;
-static struct openai_setup setup;
-static struct openai_error err;
+static struct api_setup setup;
+static struct api_error err;
 
 static inline void set_template(const char *source, size_t len) {
     kvasir_error why;
@@ -72,7 +72,7 @@ static inline void same_json(json_t *got, const char *wanted) {
 /* *err blames `param`, with a text that holds `why`. */
 static inline void check_refused(const char *body, const char *param, const char *why) {
     size_t n = strlen(param);
-    assert_int_equal(err.status, OPENAI_BAD_REQUEST);
+    assert_int_equal(err.status, HTTP_BAD_REQUEST);
     if (strcmp(err.param, param) != 0 || !strstr(err.text, why))
         fail_msg("%s\n\"%s\" (%s) is not about %s: \"%s\"", body, err.text, err.param, param, why);
     if (n && (strncmp(err.text, param, n) != 0 || strncmp(err.text + n, ": ", 2) != 0))
@@ -81,7 +81,7 @@ static inline void check_refused(const char *body, const char *param, const char
 }
 
 /* A prompt's ids as a text, <s> and </s> by their names. */
-static inline void prompt_is(const struct openai_request *r, const char *wanted) {
+static inline void prompt_is(const struct api_request *r, const char *wanted) {
     char *text = malloc(5 * r->engine.n_tokens + 1);
     size_t n = 0;
     for (size_t i = 0; i < r->engine.n_tokens; i++) {
@@ -95,13 +95,13 @@ static inline void prompt_is(const struct openai_request *r, const char *wanted)
 }
 
 static inline void api_defaults(void) {
-    setup = (struct openai_setup){.tokenizer = tokenizer,
-                                  .model = "ours",
-                                  .vocab = BYTE_VOCAB,
-                                  .max_choices = 8,
-                                  .max_tokens = 77,
-                                  .sampling = kvasir_sampling_defaults(),
-                                  .stream = true};
+    setup = (struct api_setup){.tokenizer = tokenizer,
+                               .model = "ours",
+                               .vocab = BYTE_VOCAB,
+                               .max_choices = 8,
+                               .max_tokens = 77,
+                               .sampling = kvasir_sampling_defaults(),
+                               .stream = true};
 }
 
 static inline int api_set_up(const char *template) {

@@ -16,14 +16,14 @@ static const char TEMPLATE[] =
     "{% endfor %}{% endfor %}{% if tools %}T{{ tools | length }}{% endif %}"
     "{{ reasoning_effort }}{{ documents | length if documents else null_text }}{{ extra }}[a]";
 
-static struct openai_request r;
+static struct api_request r;
 
 static inline void defaults(void) {
     api_defaults();
     setup.stream = false;
 }
 
-static inline bool read_text_body(enum openai_api api, const char *text) {
+static inline bool read_text_body(enum api_kind api, const char *text) {
     json_t *body = json_of(text);
     memset(&err, 'x', sizeof err);
     bool good = openai_read(&setup, api, body, &r, &err);
@@ -32,29 +32,29 @@ static inline bool read_text_body(enum openai_api api, const char *text) {
 }
 
 /* A body with `fields` behind a prompt. */
-static inline const char *with(enum openai_api api, const char *fields) {
+static inline const char *with(enum api_kind api, const char *fields) {
     static char text[4096];
     snprintf(text, sizeof text, "{%s%s%s}",
-             api == OPENAI_CHAT ? "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
-                                : "\"prompt\":\"hi\"",
+             api == API_CHAT ? "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+                             : "\"prompt\":\"hi\"",
              *fields ? "," : "", fields);
     return text;
 }
 
-static inline void good(enum openai_api api, const char *text) {
-    openai_request_free(&r);
+static inline void good(enum api_kind api, const char *text) {
+    api_request_free(&r);
     if (!read_text_body(api, text))
         fail_msg("%s: %s", text, err.text);
 }
 
 static inline void both(const char *fields) {
-    good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, fields));
-    good(OPENAI_CHAT, with(OPENAI_CHAT, fields));
+    good(API_COMPLETIONS, with(API_COMPLETIONS, fields));
+    good(API_CHAT, with(API_CHAT, fields));
 }
 
 /* Refused for the field `param`, with a text that holds `why`. */
-static inline void bad(enum openai_api api, const char *text, const char *param, const char *why) {
-    struct openai_request before = r;
+static inline void bad(enum api_kind api, const char *text, const char *param, const char *why) {
+    struct api_request before = r;
     if (read_text_body(api, text))
         fail_msg("taken: %s", text);
     assert_memory_equal(&before, &r, sizeof r);
@@ -68,8 +68,8 @@ static inline void bad(enum openai_api api, const char *text, const char *param,
 }
 
 static inline void bad_field(const char *fields, const char *param, const char *why) {
-    bad(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, fields), param, why);
-    bad(OPENAI_CHAT, with(OPENAI_CHAT, fields), param, why);
+    bad(API_COMPLETIONS, with(API_COMPLETIONS, fields), param, why);
+    bad(API_CHAT, with(API_CHAT, fields), param, why);
 }
 
 static inline int set_up(void **state) {
@@ -80,7 +80,7 @@ static inline int set_up(void **state) {
 }
 
 static inline int tear_down(void **state) {
-    openai_request_free(&r);
+    api_request_free(&r);
     return api_tear_down(state);
 }
 

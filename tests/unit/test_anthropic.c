@@ -16,7 +16,7 @@ static const char TEMPLATE[] =
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{{ extra }}"
     "{% if add_generation_prompt %}[a]{% endif %}";
 
-static struct openai_request r;
+static struct api_request r;
 
 static bool read_text_body(const char *text) {
     json_t *body = json_of(text);
@@ -27,13 +27,13 @@ static bool read_text_body(const char *text) {
 }
 
 static void good(const char *text) {
-    openai_request_free(&r);
+    api_request_free(&r);
     if (!read_text_body(text))
         fail_msg("%s: %s", text, err.text);
 }
 
 static void bad(const char *text, const char *param, const char *why) {
-    struct openai_request before = r;
+    struct api_request before = r;
     if (read_text_body(text))
         fail_msg("taken: %s", text);
     assert_memory_equal(&before, &r, sizeof r);
@@ -319,18 +319,18 @@ static void test_real_templates(void **state) {
                                         "meta-llama-Llama-3.1-8B-Instruct",
                                         "google-gemma-4-31B-it"};
     for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
-        struct openai_request same;
+        struct api_request same;
         if (!set_real_template(NAMES[i]))
             skip();
         good(THEIRS);
         json_t *body = json_of(OPENAI);
-        if (!openai_read(&setup, OPENAI_CHAT, body, &same, &err))
+        if (!openai_read(&setup, API_CHAT, body, &same, &err))
             fail_msg("%s: %s", NAMES[i], err.text);
         assert_int_equal(r.engine.n_tokens, same.engine.n_tokens);
         assert_memory_equal(r.engine.tokens, same.engine.tokens,
                             same.engine.n_tokens * sizeof(int32_t));
         assert_true(r.engine.n_tokens > 40);
-        openai_request_free(&same);
+        api_request_free(&same);
         json_decref(body);
     }
     set_template(TEMPLATE, strlen(TEMPLATE));
@@ -534,7 +534,7 @@ static int set_up(void **state) {
 }
 
 static int tear_down(void **state) {
-    openai_request_free(&r);
+    api_request_free(&r);
     return api_tear_down(state);
 }
 

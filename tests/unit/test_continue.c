@@ -8,9 +8,9 @@ static const char TEMPLATE[] =
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[a]{% endif %}";
 
-static struct openai_request r;
+static struct api_request r;
 
-static bool read_text_body(enum openai_api api, const char *text) {
+static bool read_text_body(enum api_kind api, const char *text) {
     json_t *body = json_of(text);
     bool good = openai_read(&setup, api, body, &r, &err);
     json_decref(body);
@@ -18,13 +18,13 @@ static bool read_text_body(enum openai_api api, const char *text) {
 }
 
 static void good(const char *text, const char *wanted) {
-    if (!read_text_body(OPENAI_CHAT, text))
+    if (!read_text_body(API_CHAT, text))
         fail_msg("%s: %s", text, err.text);
     prompt_is(&r, wanted);
-    openai_request_free(&r);
+    api_request_free(&r);
 }
 
-static void bad(enum openai_api api, const char *text, const char *param, const char *why) {
+static void bad(enum api_kind api, const char *text, const char *param, const char *why) {
     if (read_text_body(api, text))
         fail_msg("taken: %s", text);
     check_refused(text, param, why);
@@ -38,7 +38,7 @@ static void bad(enum openai_api api, const char *text, const char *param, const 
 
 static void test_continue(void **state) {
     (void)state;
-    const enum openai_api api = OPENAI_CHAT;
+    const enum api_kind api = API_CHAT;
     /* only where it is asked for: mlx_lm.server and vLLM begin a new message */
     good("{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"a\"}]}",
          "<s>[user]hi[assistant]a[a]");
@@ -52,10 +52,10 @@ static void test_continue(void **state) {
     assert_true(read_text_body(api, GO_ON("", "\"content\":\"a\\u0000b\"")));
     assert_true(r.continues);
     assert_int_equal(r.engine.tokens[r.engine.n_tokens - 2], 0);
-    openai_request_free(&r);
+    api_request_free(&r);
     assert_true(read_text_body(api, CHAT("\"n\":1")));
     assert_false(r.continues);
-    openai_request_free(&r);
+    api_request_free(&r);
     setup.prompt_cache = true; /* a file's chat goes on, and its last message */
     good(GO_ON("\"prompt_cache\":\"f\",", "\"content\":\"so\""), "hi[assistant]so");
     setup.prompt_cache = false;
@@ -69,9 +69,9 @@ static void test_continue(void **state) {
     bad(api, CHAT("\"continue_final_message\":1"), "continue_final_message", "is a number");
     bad(api, CHAT("\"add_generation_prompt\":\"\""), "add_generation_prompt", "is a string");
     bad(api, CHAT("\"add_generation_prompt\":false"), "add_generation_prompt", "is not supported");
-    bad(OPENAI_COMPLETIONS, "{\"prompt\":\"x\",\"continue_final_message\":true}",
+    bad(API_COMPLETIONS, "{\"prompt\":\"x\",\"continue_final_message\":true}",
         "continue_final_message", "is not supported");
-    bad(OPENAI_COMPLETIONS, "{\"prompt\":\"x\",\"add_generation_prompt\":false}",
+    bad(API_COMPLETIONS, "{\"prompt\":\"x\",\"add_generation_prompt\":false}",
         "add_generation_prompt", "is not supported");
 }
 
@@ -83,7 +83,7 @@ static void goes_on(const char *template, const char *text, const char *wanted) 
     if (wanted)
         good(body, wanted);
     else
-        bad(OPENAI_CHAT, body, "messages[1].content", "does not write the last message's text");
+        bad(API_CHAT, body, "messages[1].content", "does not write the last message's text");
     set_template(TEMPLATE, strlen(TEMPLATE));
 }
 
@@ -149,7 +149,7 @@ static void check_real(const char *name, const char *last) {
     char messages[512], body[1024];
     snprintf(messages, sizeof messages, MESSAGES, last);
     snprintf(body, sizeof body, "{\"continue_final_message\":true,\"messages\":%s}", messages);
-    if (!read_text_body(OPENAI_CHAT, body))
+    if (!read_text_body(API_CHAT, body))
         fail_msg("%s: %s", name, err.text);
     char *whole = whole_chat(messages), *text;
     size_t len, n = strlen(last);
@@ -162,7 +162,7 @@ static void check_real(const char *name, const char *last) {
         fail_msg("%s: \"%s\" does not end with \"%s\"", name, text, last);
     kvasir_free(text);
     kvasir_free(whole);
-    openai_request_free(&r);
+    api_request_free(&r);
 }
 
 static void test_real_templates(void **state) {

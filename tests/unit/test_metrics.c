@@ -6,7 +6,7 @@
 #include "model_files.h"
 
 #include "answers.h"
-#include "server/status.h"
+#include "server/status_json.h"
 #include "tensors.h"
 
 enum { SERIES_MAX = 1000, NAME_MAX_LEN = 400, S = 1000000 };

@@ -7,7 +7,7 @@
 
 static void test_prompts(void **state) {
     (void)state;
-    const enum openai_api api = OPENAI_COMPLETIONS;
+    const enum api_kind api = API_COMPLETIONS;
     good(api, "{\"prompt\":\"Gr\\u00fc\\u00df\"}");
     prompt_is(&r, "<s>Gr\xc3\xbc\xc3\x9f");
     good(api, "{\"prompt\":[\"one\"]}");
@@ -46,7 +46,7 @@ static void test_prompts(void **state) {
 
 static void test_messages(void **state) {
     (void)state;
-    const enum openai_api api = OPENAI_CHAT;
+    const enum api_kind api = API_CHAT;
     good(api, CHAT("{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"developer\",\"content\":"
                    "\"d\"}," USER ",{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\","
                    "\"content\":\"t\",\"tool_call_id\":\"1\"},{\"role\":\"function\",\"name\":"
@@ -100,7 +100,7 @@ static void test_messages(void **state) {
 
 static void test_tools(void **state) {
     (void)state;
-    const enum openai_api api = OPENAI_CHAT;
+    const enum api_kind api = API_CHAT;
     good(api, with(api, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"));
     prompt_is(&r, "<s>[user]hiT1[a]");
     assert_true(r.answer.tools && !r.answer.single);
@@ -161,7 +161,7 @@ static void test_tools(void **state) {
 /* What messages say of reasoning, and what calls are known by, reach the template. */
 static void test_reasoning_messages(void **state) {
     (void)state;
-    const enum openai_api api = OPENAI_CHAT;
+    const enum api_kind api = API_CHAT;
     static const char SHOWS[] =
         "{% for m in messages %}({{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }}|"
         "{{ m.tool_call_id }}){% endfor %}";
@@ -199,7 +199,7 @@ static void test_reasoning_messages(void **state) {
 
 static void test_template_variables(void **state) {
     (void)state;
-    const enum openai_api api = OPENAI_CHAT;
+    const enum api_kind api = API_CHAT;
     good(api, with(api, "\"reasoning_effort\":\"low\""));
     prompt_is(&r, "<s>[user]hilow[a]");
     good(api, with(api, "\"documents\":[{},{}]"));
@@ -238,16 +238,16 @@ static void test_prompt_cache(void **state) {
     (void)state;
     bad_field("\"prompt_cache\":\"f\"", "prompt_cache", "is not allowed here");
     setup.prompt_cache = true;
-    good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, "\"prompt_cache\":\"dir/f\""));
+    good(API_COMPLETIONS, with(API_COMPLETIONS, "\"prompt_cache\":\"dir/f\""));
     assert_string_equal(r.prompt_cache, "dir/f");
     prompt_is(&r, "hi"); /* no BOS */
-    good(OPENAI_CHAT, "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"user\",\"content\":"
-                      "\" on\"},{\"role\":\"assistant\",\"content\":\"a\"}," USER "]}");
+    good(API_CHAT, "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"user\",\"content\":"
+                   "\" on\"},{\"role\":\"assistant\",\"content\":\"a\"}," USER "]}");
     prompt_is(&r, " on[assistant]a[user]hi[a]");
-    bad(OPENAI_CHAT,
+    bad(API_CHAT,
         "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"system\",\"content\":\"x\"}," USER "]}",
         "messages[0].role", "is not \"user\"");
-    bad(OPENAI_CHAT,
+    bad(API_CHAT,
         "{\"prompt_cache\":\"f\",\"messages\":[{\"role\":\"user\",\"content\":\"x "
         "kvasir:the-text-of-the-user\"}]}",
         "prompt_cache", "once, as it is");
@@ -385,7 +385,7 @@ static void test_stops(void **state) {
 
 static void test_logprobs(void **state) {
     (void)state;
-    const enum openai_api chat = OPENAI_CHAT, text = OPENAI_COMPLETIONS;
+    const enum api_kind chat = API_CHAT, text = API_COMPLETIONS;
     good(text, with(text, "\"logprobs\":0"));
     assert_int_equal(r.engine.top_logprobs, 0);
     good(text, with(text, "\"logprobs\":20"));
@@ -535,12 +535,12 @@ static void test_refused(void **state) {
 
 static void test_urls_and_errors(void **state) {
     (void)state;
-    enum openai_api api;
-    assert_true(openai_api_of("/v1/chat/completions", &api) && api == OPENAI_CHAT);
-    assert_true(openai_api_of("/v1/completions", &api) && api == OPENAI_COMPLETIONS);
-    assert_false(openai_api_of("/v1/completions/", &api));
-    assert_false(openai_api_of("/v1/embeddings", &api));
-    assert_false(openai_api_of("", &api));
+    enum api_kind api;
+    assert_true(openai_kind_of("/v1/chat/completions", &api) && api == API_CHAT);
+    assert_true(openai_kind_of("/v1/completions", &api) && api == API_COMPLETIONS);
+    assert_false(openai_kind_of("/v1/completions/", &api));
+    assert_false(openai_kind_of("/v1/embeddings", &api));
+    assert_false(openai_kind_of("", &api));
 
     static const struct {
         kvasir_status code;
@@ -553,7 +553,7 @@ static void test_urls_and_errors(void **state) {
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         kvasir_error why = {
             .code = codes[i].code, .offset = -1, .text = "two\nlines and half a character \xc3"};
-        openai_error_of(&err, &why);
+        api_error_of(&err, &why);
         assert_int_equal(err.status, codes[i].status);
         assert_string_equal(err.text, "two?lines and half a character ");
         json_t *object = openai_error_object(&err);
@@ -576,7 +576,7 @@ static void test_urls_and_errors(void **state) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const kvasir_error why = {
             .code = KVASIR_ERR_ARGUMENT, .offset = -1, .field = fields[i].field, .text = "bad"};
-        openai_error_of(&err, &why);
+        api_error_of(&err, &why);
         assert_string_equal(err.param, fields[i].param);
         assert_string_equal(err.text, fields[i].text);
     }
@@ -585,7 +585,7 @@ static void test_urls_and_errors(void **state) {
     for (int i = 0; i < 120; i++)
         strcat(field, "\xf0\x9f\x98\x80");
     strcat(field, "\":1}");
-    assert_false(read_text_body(OPENAI_CHAT, with(OPENAI_CHAT, field)));
+    assert_false(read_text_body(API_CHAT, with(API_CHAT, field)));
     assert_int_equal(kvasir_utf8_check(err.text, strlen(err.text)), strlen(err.text));
     assert_int_equal(kvasir_utf8_check(err.param, strlen(err.param)), strlen(err.param));
 }

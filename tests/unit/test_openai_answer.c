@@ -2,7 +2,7 @@
 /* Events to OpenAI's bodies, of both APIs; and how a chat's answer is read. */
 #include "openai_checks.h"
 
-static struct openai_answer answer;
+static struct api_answer answer;
 
 static void token_event(uint32_t choice, int32_t token, const char *text,
                         const kvasir_token_logprob *top, size_t n_top) {
@@ -16,7 +16,7 @@ static void token_event(uint32_t choice, int32_t token, const char *text,
                       .logprob = -0.5f,
                       .top = top,
                       .n_top = n_top};
-    openai_answer_event(&answer, &e);
+    api_answer_event(&answer, &e);
 }
 
 static const char *stop_of_done; /* of the next event */
@@ -34,14 +34,14 @@ static void done_event(uint32_t choice, kvasir_finish finish, const char *rest, 
                       .stop = stop_of_done,
                       .error = finish == KVASIR_FINISH_ERROR ? &why : NULL,
                       .last = last};
-    openai_answer_event(&answer, &e);
+    api_answer_event(&answer, &e);
 }
 
-static void begin(enum openai_api api, const char *fields) {
-    openai_answer_free(&answer);
+static void begin(enum api_kind api, const char *fields) {
+    api_answer_free(&answer);
     good(api, with(api, fields));
-    assert_true(openai_answer_init(&answer, &r));
-    openai_answer_event(&answer, &(kvasir_event){.kind = KVASIR_EVENT_START, .prompt_tokens = 12});
+    assert_true(api_answer_init(&answer, &r));
+    api_answer_event(&answer, &(kvasir_event){.kind = KVASIR_EVENT_START, .prompt_tokens = 12});
 }
 
 /* The body is this JSON. */
@@ -69,7 +69,7 @@ static void body_is(const char *wanted) {
 
 static void test_chat_answer(void **state) {
     (void)state;
-    begin(OPENAI_CHAT, "\"n\":2,\"model\":\"m\"");
+    begin(API_CHAT, "\"n\":2,\"model\":\"m\"");
     token_event(0, 'h', "h", NULL, 0);
     token_event(1, 'x', "", NULL, 0);
     token_event(0, 'i', "i", NULL, 0);
@@ -87,7 +87,7 @@ static void test_chat_answer(void **state) {
 static void test_chat_logprobs(void **state) {
     (void)state;
     static const kvasir_token_logprob top[] = {{' ', -0.5f}, {BYTE_EOS, -INFINITY}};
-    begin(OPENAI_CHAT, "\"logprobs\":true,\"top_logprobs\":2");
+    begin(API_CHAT, "\"logprobs\":true,\"top_logprobs\":2");
     token_event(0, ' ', " ", top, 2);
     token_event(0, 0xc3, "", NULL, 0); /* a part of a character has no bytes to tell */
     done_event(0, KVASIR_FINISH_STOP, "\xef\xbf\xbd", true);
@@ -99,7 +99,7 @@ static void test_chat_logprobs(void **state) {
             "{\"token\":\"</s>\",\"logprob\":-9999.0,\"bytes\":[60,47,115,62]}]},"
             "{\"token\":\"\\ufffd\",\"logprob\":-0.5,\"bytes\":null,\"top_logprobs\":[]}]},"
             "\"finish_reason\":\"stop\"}]," USAGE("2", "14") "}");
-    begin(OPENAI_CHAT, "\"logprobs\":true,\"top_logprobs\":1");
+    begin(API_CHAT, "\"logprobs\":true,\"top_logprobs\":1");
     token_event(0, BYTE_VOCAB, "", &(kvasir_token_logprob){BYTE_VOCAB + 7, -0.25f}, 1);
     done_event(0, KVASIR_FINISH_LENGTH, "", true); /* the tokenizer knows neither */
     body_is(HEAD("chat.completion", "ours")        //
@@ -108,7 +108,7 @@ static void test_chat_logprobs(void **state) {
             "{\"token\":\"token_id:258\",\"logprob\":-0.5,\"bytes\":null,\"top_logprobs\":["
             "{\"token\":\"token_id:265\",\"logprob\":-0.25,\"bytes\":null}]}]},"
             "\"finish_reason\":\"length\"}]," USAGE("1", "13") "}");
-    begin(OPENAI_CHAT, "\"logprobs\":true"); /* an answer without tokens */
+    begin(API_CHAT, "\"logprobs\":true"); /* an answer without tokens */
     done_event(0, KVASIR_FINISH_STOP, "", true);
     body_is(HEAD("chat.completion", "ours") //
             "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"\","
@@ -119,13 +119,13 @@ static void test_chat_logprobs(void **state) {
 static void test_completion_answer(void **state) {
     (void)state;
     static const kvasir_token_logprob top[] = {{'a', -0.25f}, {0x80, -1}, {0x81, -2}};
-    begin(OPENAI_COMPLETIONS, "");
+    begin(API_COMPLETIONS, "");
     token_event(0, 'h', "h", NULL, 0);
     done_event(0, KVASIR_FINISH_LENGTH, "", true);
     body_is(HEAD("text_completion", "ours") //
             "\"choices\":[{\"index\":0,\"text\":\"h\",\"logprobs\":null,\"finish_reason\":"
             "\"length\"}]," USAGE("1", "13") "}");
-    begin(OPENAI_COMPLETIONS, "\"logprobs\":3");
+    begin(API_COMPLETIONS, "\"logprobs\":3");
     token_event(0, 'h', "h", top, 3);
     token_event(0, 0xc3, "", top, 1);
     token_event(0, 0xbc, "\xc3\xbc", NULL, 0);
@@ -147,7 +147,7 @@ static void test_completion_answer(void **state) {
 static void answer_text(const char *fields, const char *text, kvasir_finish finish) {
     char part[512];
     size_t len = strlen(text);
-    begin(OPENAI_CHAT, fields);
+    begin(API_CHAT, fields);
     for (size_t i = 0; i < 3; i++) {
         size_t from = len * i / 3, to = len * (i + 1) / 3;
         snprintf(part, sizeof part, "%.*s", (int)(to - from), text + from);
@@ -211,7 +211,7 @@ static void test_calls_in_answers(void **state) {
     defaults();
     answer_text(F_TOOL, "<think>\n", KVASIR_FINISH_STOP); /* without a syntax all is content */
     message_is("{\"role\":\"assistant\",\"content\":\"<think>\\n\",\"refusal\":null}", "stop");
-    openai_answer_free(&answer);
+    api_answer_free(&answer);
 }
 
 /* What the prompt and the vocabulary say of the answer. */
@@ -225,23 +225,23 @@ static void test_answer_options(void **state) {
     assert_int_equal(kvasir_tokenizer_set_chat_template(other, "t", ENDS, sizeof ENDS - 1, &why),
                      0);
     setup.tokenizer = other;
-    good(OPENAI_CHAT, with(OPENAI_CHAT, F_TOOL));
+    good(API_CHAT, with(API_CHAT, F_TOOL));
     assert_int_equal(r.answer.start, ANSWER_AT_CONTENT);
     assert_int_equal(r.engine.n_shown_tokens, 0);
     setup.syntax = &syntax;
-    good(OPENAI_CHAT, with(OPENAI_CHAT, ""));
+    good(API_CHAT, with(API_CHAT, ""));
     assert_int_equal(r.answer.start, ANSWER_AT_REASONING);
     assert_int_equal(r.engine.n_shown_tokens, 1);
     assert_int_equal(r.engine.shown_tokens[0], BYTE_EOS);
     /* a JSON object is content, also where the prompt opened reasoning */
-    good(OPENAI_CHAT, with(OPENAI_CHAT, F_TOOL ",\"response_format\":{\"type\":\"json_object\"}"));
+    good(API_CHAT, with(API_CHAT, F_TOOL ",\"response_format\":{\"type\":\"json_object\"}"));
     assert_int_equal(r.answer.start, ANSWER_AT_CONTENT);
     assert_int_equal(r.answer.syntax.tools, ANSWER_TOOLS_NONE);
     assert_null(r.answer.syntax.think_open);
-    good(OPENAI_CHAT, with(OPENAI_CHAT, F_TOOL ",\"chat_template_kwargs\":{\"extra\":\"</s>\"}"));
+    good(API_CHAT, with(API_CHAT, F_TOOL ",\"chat_template_kwargs\":{\"extra\":\"</s>\"}"));
     assert_int_equal(r.answer.start, ANSWER_AT_CONTENT);
     assert_int_equal(r.engine.n_shown_tokens, 2);
-    good(OPENAI_COMPLETIONS, with(OPENAI_COMPLETIONS, ""));
+    good(API_COMPLETIONS, with(API_COMPLETIONS, ""));
     assert_int_equal(r.engine.n_shown_tokens, 0);
     kvasir_tokenizer_close(other);
     defaults();
@@ -250,7 +250,7 @@ static void test_answer_options(void **state) {
 static void test_stop_of_answer(void **state) {
     (void)state;
     char engines[] = "two";
-    begin(OPENAI_CHAT, "\"n\":2,\"stop\":[\"one\",\"two\"]");
+    begin(API_CHAT, "\"n\":2,\"stop\":[\"one\",\"two\"]");
     stop_of_done = engines;
     done_event(0, KVASIR_FINISH_STOP, "", false);
     stop_of_done = NULL;
@@ -262,20 +262,20 @@ static void test_stop_of_answer(void **state) {
 
 static void test_failed_answers(void **state) {
     (void)state;
-    begin(OPENAI_CHAT, "");
+    begin(API_CHAT, "");
     token_event(0, 'h', "h", NULL, 0);
     done_event(0, KVASIR_FINISH_ERROR, "", true);
     assert_true(answer.complete && answer.failed);
     assert_null(openai_answer_body(&answer, &setup, "id", 0, &err));
-    assert_int_equal(err.status, OPENAI_BAD_REQUEST);
+    assert_int_equal(err.status, HTTP_BAD_REQUEST);
     assert_string_equal(err.text, "needs 5 bytes, 4 are there");
-    begin(OPENAI_CHAT, "\"n\":2");
+    begin(API_CHAT, "\"n\":2");
     done_event(0, KVASIR_FINISH_STOP, "", false);
     done_event(1, KVASIR_FINISH_CANCELLED, "", true);
     assert_true(answer.complete && answer.cancelled && !answer.failed);
     assert_null(openai_answer_body(&answer, &setup, "id", 0, &err));
-    assert_int_equal(err.status, OPENAI_CANCELLED);
-    openai_answer_free(&answer);
+    assert_int_equal(err.status, HTTP_CLIENT_CLOSED);
+    api_answer_free(&answer);
 }
 
 int main(void) {

@@ -8,15 +8,15 @@ static const char TEMPLATE[] = "{% for m in messages %}[{{ m.role }}]{{ m.conten
                                "{% if tools %}T{{ tools | length }}{% endif %}{{ extra }}"
                                "{% if add_generation_prompt %}[a]{% endif %}";
 
-typedef json_t *function(const json_t *body);
-static json_t *tokenize(const json_t *body) {
-    return text_api_tokenize(&setup, 4096, body, &err);
+typedef json_t *function(json_t *body);
+static json_t *tokenize(json_t *body) {
+    return text_endpoint_tokenize(&setup, 4096, body, &err);
 }
-static json_t *detokenize(const json_t *body) {
-    return text_api_detokenize(&setup, body, &err);
+static json_t *detokenize(json_t *body) {
+    return text_endpoint_detokenize(&setup, body, &err);
 }
-static json_t *apply(const json_t *body) {
-    return text_api_apply_template(&setup, body, &err);
+static json_t *apply(json_t *body) {
+    return text_endpoint_apply_template(&setup, body, &err);
 }
 
 static void is(function *f, const char *body, const char *wanted) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* status.c: figures to JSON. Keys that vllm-mlx has mean what they mean there; what it has nothing
  * for stands beside them. */
-#include "server/status.h"
+#include "server/status_json.h"
 
 #include <math.h>
 

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* api_json.c: api_json.h. */
+#include "api/api_json.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *type_name(json_t *value) {
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+    case JSON_REAL:
+        return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a truth value";
+    case JSON_NULL:
+        break;
+    }
+    return "null";
+}
+
+bool api_wrong_type(struct api_error *err, const char *path, json_t *value, const char *wanted) {
+    if (!value)
+        return api_refuse(err, path, "missing");
+    if (json_is_real(value) && strcmp(wanted, "a whole number") == 0)
+        return api_refuse(err, path, "%.10g is not a whole number", json_real_value(value));
+    return api_refuse(err, path, "is %s, not %s", type_name(value), wanted);
+}
+
+bool api_is_object(json_t *body, struct api_error *err) {
+    return json_is_object(body) || api_refuse(err, NULL, "the body is not a JSON object");
+}
+
+json_t *api_get(json_t *object, const char *name) {
+    json_t *value = json_object_get(object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+bool api_flag(json_t *object, const char *name, bool *out, struct api_error *err) {
+    json_t *value = api_get(object, name);
+    if (!value)
+        return true;
+    if (!json_is_boolean(value))
+        return api_wrong_type(err, name, value, "true or false");
+    *out = json_is_true(value);
+    return true;
+}
+
+bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max, json_int_t *out,
+               struct api_error *err) {
+    json_t *value = api_get(object, name);
+    if (!value)
+        return true;
+    if (!json_is_integer(value))
+        return api_wrong_type(err, name, value, "a whole number");
+    json_int_t n = json_integer_value(value);
+    if (n < min || n > max)
+        return api_refuse(err, name, "%lld is out of range, it goes from %lld to %lld",
+                          (long long)n, (long long)min, (long long)max);
+    *out = n;
+    return true;
+}
+
+bool api_real(json_t *value, const char *path, double min, double max, float *out,
+              struct api_error *err) {
+    if (!value)
+        return true;
+    if (!json_is_number(value))
+        return api_wrong_type(err, path, value, "a number");
+    double x = json_number_value(value);
+    if (!(x >= min && x <= max))
+        return api_refuse(err, path, "%.10g is out of range, it goes from %.10g to %.10g", x, min,
+                          max);
+    *out = (float)x;
+    return true;
+}
+
+bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
+              struct api_error *err) {
+    if (!json_is_string(value))
+        return api_wrong_type(err, path, value, "a string");
+    if (strlen(json_string_value(value)) != json_string_length(value))
+        return api_refuse(err, path, "holds a NUL character");
+    /* the array counts a reference; the text itself is not changed */
+    if (json_array_append(kept, value) != 0)
+        return api_no_memory(err);
+    *out = json_string_value(value);
+    return true;
+}
+
+bool api_ids(const char *path, json_t *list, uint32_t vocab, int32_t **ids, size_t *n,
+             struct api_error *err) {
+    if (!json_is_array(list))
+        return api_wrong_type(err, path, list, "an array of token ids");
+    size_t count = json_array_size(list);
+    int32_t *made = malloc((count + 1) * sizeof *made);
+    if (!made)
+        return api_no_memory(err);
+    for (size_t i = 0; i < count; i++) {
+        json_t *item = json_array_get(list, i);
+        json_int_t id = json_integer_value(item);
+        char at[API_PATH_MAX];
+        snprintf(at, sizeof at, "%.100s[%zu]", path, i);
+        bool good = json_is_integer(item) && id >= 0 && id < vocab;
+        if (!json_is_integer(item))
+            api_wrong_type(err, at, item, "a whole number");
+        else if (!good)
+            api_refuse(err, at, "%lld is no token id, they go from 0 to %u", (long long)id,
+                       vocab - 1);
+        if (!good) {
+            free(made);
+            return false;
+        }
+        made[i] = (int32_t)id;
+    }
+    *ids = made;
+    *n = count;
+    return true;
+}

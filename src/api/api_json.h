@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* api_json.h: members of a body, read by type. A missing member and null are the same everywhere. */
+#ifndef API_API_JSON_H
+#define API_API_JSON_H
+
+#include <jansson.h>
+
+#include "api/api_error.h"
+
+/* "messages[2].content" */
+struct api_path {
+    char text[API_PATH_MAX];
+};
+
+/* The value is of another kind than `wanted`, "a string". */
+bool api_wrong_type(struct api_error *err, const char *path, json_t *value, const char *wanted);
+
+/* A body is an object. */
+bool api_is_object(json_t *body, struct api_error *err);
+/* A member of the body; NULL where it is missing or null, which are the same everywhere. */
+json_t *api_get(json_t *object, const char *name);
+/* These leave *out as it is where the member is missing. */
+bool api_flag(json_t *object, const char *name, bool *out, struct api_error *err);
+bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max, json_int_t *out,
+               struct api_error *err);
+/* A text without NUL bytes. `kept`, an array, counts a reference to it. */
+bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
+              struct api_error *err);
+/* Array of token ids below vocab; *ids is the caller's (free). */
+bool api_ids(const char *path, json_t *list, uint32_t vocab, int32_t **ids, size_t *n,
+             struct api_error *err);
+
+bool api_real(json_t *value, const char *path, double min, double max, float *out,
+              struct api_error *err);
+
+#endif

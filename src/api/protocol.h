@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* protocol.h: how requests of an API are read and its answers are written, behind one interface:
+ * OpenAI's chats and completions (openai_stream.c), Anthropic's messages (anthropic_stream.c). */
+#ifndef API_PROTOCOL_H
+#define API_PROTOCOL_H
+
+#include "api/api_answer.h"
+
+/* What the answer to one request needs; borrowed. */
+struct protocol_context {
+    const struct api_setup *setup;
+    const struct api_request *request;
+    const char *id;
+    int64_t created;
+};
+
+struct protocol {
+    const char *name, *id_prefix;
+    const char *prompt_field; /* member of a body that holds the prompt */
+    /* As openai_read. */
+    bool (*read)(const struct api_setup *setup, json_t *body, struct api_request *out,
+                 struct api_error *err);
+    /* As openai_answer_body. */
+    json_t *(*body)(const struct api_answer *a, const struct protocol_context *c,
+                    struct api_error *err);
+    /* {"error": ...}; NULL: out of memory */
+    json_t *(*error)(const struct api_error *err);
+
+    /* Server-sent events, appended to *out. False, and NULL from open: out of memory. */
+    void *(*open)(const struct protocol_context *c);
+    void (*close)(void *stream); /* NULL is allowed */
+    bool (*event)(void *stream, const kvasir_event *event, struct text_buf *out);
+    /* Nothing else is sent for a while. */
+    bool (*silence)(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out);
+    bool (*failed)(const struct api_error *err, struct text_buf *out); /* in place of the rest */
+};
+extern const struct protocol PROTOCOL_CHAT, PROTOCOL_COMPLETIONS, PROTOCOL_MESSAGES;
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* reply.c: JSON bodies in and out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/server_internal.h"
+#include "util/json.h"
+
+struct http_reply reply_head(const struct server *s, unsigned status, const char *type) {
+    struct http_reply r = {.status = status};
+    if (type)
+        http_reply_header(&r, "Content-Type", type);
+    http_reply_header(&r, "Cache-Control", "no-store");
+    http_reply_header(&r, "X-Content-Type-Options", "nosniff");
+    if (s->options.cors_origin)
+        http_reply_header(&r, "Access-Control-Allow-Origin", s->options.cors_origin);
+    return r;
+}
+
+static enum http_step reply_value(const struct http_reply *reply, struct http_exchange *exchange,
+                                  json_t *value) {
+    static const char NO_MEMORY[] = "{\"error\":{\"message\":\"out of memory\"}}";
+    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    json_decref(value);
+    if (text)
+        return http_reply_take(exchange, reply, text, strlen(text));
+    const struct http_reply failed = {.status = HTTP_SERVER_ERROR,
+                                      .headers = {{"Content-Type", "application/json"}}};
+    return http_reply_static(exchange, &failed, NO_MEMORY, sizeof NO_MEMORY - 1);
+}
+
+enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsigned status,
+                          json_t *value) {
+    const struct http_reply r = reply_head(s, status, "application/json");
+    return reply_value(&r, exchange, value);
+}
+
+enum http_step reply_error(struct server *s, struct http_exchange *exchange,
+                           const struct protocol *protocol, const struct api_error *err) {
+    return reply_error_with(s, exchange, protocol, err, NULL, NULL);
+}
+
+enum http_step reply_error_with(struct server *s, struct http_exchange *exchange,
+                                const struct protocol *protocol, const struct api_error *err,
+                                const char *name, const char *value) {
+    struct http_reply r = reply_head(s, (unsigned)err->status, "application/json");
+    if (name)
+        http_reply_header(&r, name, value);
+    if (err->status == HTTP_UNAUTHORIZED)
+        http_reply_header(&r, "WWW-Authenticate", "Bearer");
+    if (err->status == HTTP_TOO_MANY_REQUESTS || err->status == HTTP_UNAVAILABLE)
+        http_reply_header(&r, "Retry-After", "2");
+    if (err->status == HTTP_UNAVAILABLE)
+        http_reply_header(&r, "Connection", "close");
+    return reply_value(&r, exchange, protocol->error(err));
+}
+
+bool reply_read_body(const struct http_exchange *exchange, json_t **body, struct api_error *err) {
+    kvasir_error why;
+    if (exchange->body_len == 0)
+        return api_refuse(err, NULL, "the body is empty");
+    return json_load_request(exchange->body, exchange->body_len,
+                             JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, body, &why) == KVASIR_OK ||
+           api_refuse(err, NULL, "%s", why.text);
+}
