@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* api_json.h: members of a body, read by type. A missing member and null are the same everywhere. */
+/* api_json.h: members of a body, read by type. A missing member and null are the same everywhere.
+ */
 #ifndef API_API_JSON_H
 #define API_API_JSON_H
 

@@ -8,7 +8,8 @@
  *
  * An answer begins a message of its own, as in mlx_lm.server and vLLM, also after an assistant's
  * message. With "continue_final_message" it continues that one: what the template writes after its
- * text is cut off. If a template trims texts, spaces at the end are cut off too, as in transformers.
+ * text is cut off. If a template trims texts, spaces at the end are cut off too, as in
+ * transformers.
  *
  * With a prompt-cache file the prompt continues the user's text with which the file ends (`kvasir
  * cache-prompt`). The first message of a chat is the rest of that text: what the template writes
