@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all sequences of one context have in common: layer groups, formats, what a query sees, the
- * pool. Settled once at creation; everything after is arithmetic on it: which pages a sequence
- * holds is a function of positions alone, so what it will cost is known before it grows. */
+/* What all sequences of one context have in common: layer groups, formats, what a query sees,
+ * the pool. It is fixed at creation, and everything after that is arithmetic on it. Which pages
+ * a sequence holds is a function of positions alone, so its cost is known before it grows. */
 
 #include "cache/cache_internal.h"
 
 static const struct kv_format EXACT_START = {.bits = 16, .scalar = SCALAR_F16, .group = 0};
 
-/* Keeps spans away from UINT32_MAX (everything is seen) and page numbers from overflow. */
+/* Keeps spans below UINT32_MAX (which means that everything is seen) and page numbers from
+ * overflow. */
 #define MAX_SIZE_LIMIT (UINT32_MAX / 2)
 
 static kvasir_status layout_make(const struct kv_shape *shape, struct kv_format k,
@@ -39,7 +40,7 @@ static kvasir_status group_init(struct kv_cache *c, uint32_t g, const struct kv_
     return layout_make(shape, EXACT_START, EXACT_START, 0, 0, &c->layouts[g][LAYOUT_START], err);
 }
 
-/* Everything but the pool. */
+/* Checks the options and fills in everything but the pool. */
 static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, uint32_t n_groups,
                             const struct kv_cache_options *opt, kvasir_error *err) {
     if (n_groups == 0 || n_groups > CACHE_GROUPS_MAX)
@@ -53,7 +54,7 @@ static kvasir_status settle(struct kv_cache *c, const struct kv_shape *groups, u
         return fail_field(err, KVASIR_ERR_ARGUMENT, "context.max_kv_size", "%u is more than %u",
                           opt->max_size, MAX_SIZE_LIMIT);
     c->options = *opt;
-    c->record_bytes = round_up(opt->state_bytes, PAGE_ADDR_UNIT);
+    c->state_page_bytes = round_up(opt->state_bytes, PAGE_ADDR_UNIT);
     c->n_groups = n_groups;
     if (!kv_format_exact(opt->k) || !kv_format_exact(opt->v))
         c->rule.start_pages = pages_for(opt->quantized_start);
@@ -72,7 +73,7 @@ kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_
         const uint32_t n = c->groups[g].n_layouts;
         struct page_layout made, *list = c->layouts[g];
         uint32_t i = 0;
-        if (c->groups[g].shape.stays)
+        if (c->groups[g].shape.fixed_format)
             continue; /* LAYOUT_OWN */
         TRY(layout_make(&c->groups[g].shape, k, v, group_k, group_v, &made, err));
         while (i < n && !(kv_format_equal(list[i].k.format, made.k.format) &&
@@ -80,8 +81,8 @@ kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_
             i++;
         if (i == CACHE_LAYOUTS_MAX)
             return fail(err, KVASIR_ERR_UNSUPPORTED,
-                        "this cache has had pages in %d pairs of K and V formats, which is the "
-                        "most it can tell apart",
+                        "this cache has already used %d pairs of K and V formats, which is the "
+                        "most it supports",
                         CACHE_LAYOUTS_MAX);
         if (i == n)
             list[n] = made;
@@ -121,7 +122,7 @@ uint32_t first_seen(const struct kv_group *g, uint32_t p) {
     return first > g->kept_pages ? first : g->kept_pages;
 }
 
-/* Bytes of the pages that a table holds when the next query is at `length` and positions below
+/* Bytes of the pages in a table whose next query is at `length` and whose positions before
  * `prepared` have pages. */
 static uint64_t table_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t group,
                             uint32_t length, uint32_t prepared) {
@@ -141,7 +142,7 @@ static uint64_t table_bytes(const struct kv_cache *c, const struct layout_rule *
 
 uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
                    uint32_t prepared) {
-    uint64_t bytes = prepared ? c->record_bytes : 0;
+    uint64_t bytes = prepared ? c->state_page_bytes : 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
         bytes += table_bytes(c, r, g, length, prepared);
     return bytes;
@@ -169,8 +170,9 @@ kvasir_status kv_cache_plan_bytes(const struct kv_shape *groups, uint32_t n_grou
     return KVASIR_OK;
 }
 
-/* The most that one table holds up to `length`, wherever steps begin: what a step's first query
- * sees and the step's own rows are consecutive positions, that lie as badly among pages as can be.
+/* The most bytes that one table holds up to `length`, wherever steps begin. What a step's first
+ * query sees and the step's own rows are consecutive positions; they are assumed to cross as many
+ * page borders as possible.
  */
 static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint32_t length,
                                  uint32_t step) {
@@ -186,11 +188,11 @@ static uint64_t table_most_bytes(const struct kv_cache *c, uint32_t group, uint3
     const uint64_t at_start = pages < c->rule.start_pages ? pages : c->rule.start_pages;
     if (g->span == UINT32_MAX || start > own)
         return at_start * start + (pages - at_start) * own;
-    return pages * own; /* it leaves the smaller ones behind */
+    return pages * own; /* it has dropped the smaller pages of the exact start by then */
 }
 
 uint64_t kv_cache_need_bytes(const struct kv_cache *c, uint32_t length, uint32_t step) {
-    uint64_t bytes = 2 * c->record_bytes;
+    uint64_t bytes = 2 * c->state_page_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         const size_t own = c->layouts[g][LAYOUT_OWN].page_bytes,
                      start = c->layouts[g][LAYOUT_START].page_bytes;
@@ -213,7 +215,7 @@ uint64_t kv_cache_bytes_16bit(const struct kv_cache *c, uint32_t length) {
 }
 
 bool kv_cache_is_recurrent(const struct kv_cache *c) {
-    return c->record_bytes != 0;
+    return c->state_page_bytes != 0;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -231,8 +233,8 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
     for (uint32_t g = 0; g < n_groups; g++)
         for (uint32_t i = LAYOUT_OWN; i <= LAYOUT_START; i++)
             TRY_GOTO(layout_register(c, g, i, err));
-    if (c->record_bytes)
-        TRY_GOTO(page_class(c->pool, (size_t)c->record_bytes, (struct kv_format){0},
+    if (c->state_page_bytes)
+        TRY_GOTO(page_class(c->pool, (size_t)c->state_page_bytes, (struct kv_format){0},
                             (struct kv_format){0}, &c->state_class, err));
     *out = c;
     return KVASIR_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What pool.c, cache.c, seq.c and the prefix tree share (the last two more:
- * tree_internal.h). Not for other folders. */
+/* What pool.c, cache.c, seq.c and the prefix tree share. Other folders include cache.h only;
+ * what the files of the tree share is in tree_internal.h. */
 #ifndef KVASIR_CACHE_INTERNAL_H
 #define KVASIR_CACHE_INTERNAL_H
 
@@ -8,32 +8,31 @@
 
 /* ---- pages (pool.c) -------------------------------------------------------------------------- */
 
-/* Pages of one size and pair of formats (bits 0: none, states) come from superblocks of their own.
- * Registered with the layouts. */
+/* Registers a class: pages of one size and pair of formats, which share superblocks. States have
+ * formats with bits 0. */
 kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format k,
                          struct kv_format v, uint32_t *class_index, kvasir_error *err) MUST_CHECK;
 
-/* A zeroed page with one reference. KVASIR_ERR_BUDGET leaves everything as it was. */
+/* Takes a zeroed page with one reference. KVASIR_ERR_BUDGET leaves everything as it was. */
 kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                         kvasir_error *err) MUST_CHECK;
 void page_ref(struct kv_pool *p, uint32_t addr);
 void page_unref(struct kv_pool *p, uint32_t addr);
 bool page_shared(const struct kv_pool *p, uint32_t addr); /* more than one reference */
-/* References of the prefix tree, counted apart: a page that nobody else holds can be evicted. The
- * page has a reference of somebody when it is stored. */
+/* References of the prefix tree are counted apart: a page that only the tree holds can be
+ * evicted. A page must have a reference when it is stored. */
 void page_store(struct kv_pool *p, uint32_t addr);
 void page_unstore(struct kv_pool *p, uint32_t addr);
-bool page_is_live(const struct kv_pool *p, uint32_t addr); /* somebody else holds it, too */
+bool page_is_live(const struct kv_pool *p, uint32_t addr); /* not the tree's alone */
 void page_copy(struct kv_pool *p, uint32_t to, uint32_t from);
 struct backend_arena *pool_arena(const struct kv_pool *p);
-/* Address space for so many pages of the class beside those in use: until pool_unclaim only the
- * budget can refuse to take them, as long as no other pages are taken than were claimed. A class
- * that is claimed again: all of it, not more of it. */
+/* Claims address space for so many more pages of the class. Until pool_unclaim only the budget
+ * can refuse to take them, as long as no unclaimed pages are taken. A second claim for the same
+ * class replaces the first one. */
 kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages,
                          kvasir_error *err) MUST_CHECK;
-void pool_unclaim(struct kv_pool *p); /* gives back what was not taken, of all classes */
-/* Fills err with budget, use and need, and returns KVASIR_ERR_BUDGET, where `need` more bytes would
- * not fit. */
+void pool_unclaim(struct kv_pool *p); /* frees what was not taken, of all classes */
+/* KVASIR_ERR_BUDGET, with budget, use and need in err, unless `need` more bytes fit. */
 kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_error *err) MUST_CHECK;
 
 /* ---- cache ----------------------------------------------------------------------------------- */
@@ -41,20 +40,21 @@ kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_err
 /* One layer group: its page layouts and what its queries see. */
 struct kv_group {
     struct kv_shape shape;
-    uint32_t n_layouts;                     /* registered; they stay for the cache's life */
+    uint32_t n_layouts;                     /* registered, for the cache's life */
     uint32_t page_class[CACHE_LAYOUTS_MAX]; /* of each layout */
     bool centred;                           /* some layout is */
     uint32_t keep, span; /* a query at p sees positions < keep and those in (p - span, p] */
     uint32_t kept_pages; /* pages that hold positions < keep: never dropped */
 };
 
-/* The cache's formats; the exact start's. Behind them those of later seq_requantize calls. */
+/* The first two layouts of a group: the cache's formats, those of the exact start. The others
+ * come from seq_requantize and the prefix tree. */
 enum { LAYOUT_OWN, LAYOUT_START };
 
-/* Which of its group's layouts a page has: of all pages of one sequence (C7). */
+/* Which of its group's layouts a page has: one rule for all pages of a sequence (CACHE-7). */
 struct layout_rule {
     uint32_t start_pages;              /* pages with a smaller number have LAYOUT_START */
-    uint32_t layout[CACHE_GROUPS_MAX]; /* all others */
+    uint32_t layout[CACHE_GROUPS_MAX]; /* all other pages */
 };
 
 static inline uint32_t layout_of(const struct layout_rule *r, uint32_t group, uint32_t number) {
@@ -68,25 +68,25 @@ struct kv_cache {
     uint32_t n_groups;
     struct kv_group groups[CACHE_GROUPS_MAX];
     struct page_layout layouts[CACHE_GROUPS_MAX][CACHE_LAYOUTS_MAX];
-    struct layout_rule rule; /* of new sequences */
-    uint32_t state_class;    /* of records, where options.state_bytes is not 0 */
-    uint64_t record_bytes;   /* state_bytes in whole units */
+    struct layout_rule rule;   /* of new sequences */
+    uint32_t state_class;      /* class of states, if there are any */
+    uint64_t state_page_bytes; /* of one state's page; 0: there are no states */
 };
 
-/* The rule of a sequence that has K and V in these formats from its first token on. Layouts that
- * are new stand behind their group's registered ones, for the caller to plan with. */
+/* Finds the rule of a sequence that has K and V in these formats from its first token on. New
+ * layouts are written after the group's registered ones, for the caller to plan with. */
 kvasir_status cache_rule_find(struct kv_cache *c, struct kv_format k, struct kv_format v,
                               uint32_t group_k, uint32_t group_v, struct layout_rule *rule,
                               kvasir_error *err) MUST_CHECK;
-/* Registers what cache_rule_find found, before anything else looks for a rule. */
+/* Registers those new layouts. No other rule may be looked for in between. */
 kvasir_status cache_rule_adopt(struct kv_cache *c, const struct layout_rule *rule,
                                kvasir_error *err) MUST_CHECK;
 
 uint32_t pages_for(uint32_t tokens); /* pages that hold positions below `tokens` */
-/* Number of the first page behind the kept ones that a query at position p or later sees. */
+/* Number of the first page, after the kept ones, that a query at position p or later sees. */
 uint32_t first_seen(const struct kv_group *g, uint32_t p);
-/* Bytes of the pages that a sequence holds when its next query is at `length` and positions below
- * `prepared` have pages. */
+/* Bytes of the pages and state of a sequence whose next query is at `length` and whose positions
+ * before `prepared` have pages. */
 uint64_t all_bytes(const struct kv_cache *c, const struct layout_rule *r, uint32_t length,
                    uint32_t prepared);
 /* The most of them while it grows from `from` to `length` in steps. */
@@ -95,26 +95,27 @@ uint64_t peak_bytes(const struct kv_cache *c, const struct layout_rule *r, uint3
 
 /* ---- what the prefix tree does to sequences (seq.c) ------------------------------------------ */
 
-/* The first page, behind the kept ones, that a table holds whose next query is at `length`. */
+/* The first page, after the kept ones, in a table whose next query is at `length`. */
 uint32_t first_held(const struct kv_group *g, uint32_t length);
-/* Begins a new sequence with tokens whose pages and state, with references of its own, are to be
- * put in place by the next two: every page that its tables hold (pages below pages_for(length) that
- * are kept or from first_held on). KVASIR_ERR_MEMORY leaves it new. */
+/* Starts a new sequence with tokens that have been computed. The caller must then fill its
+ * tables with the next two functions, giving it a reference to each page and state: every page
+ * below pages_for(length) that is kept or from first_held on. KVASIR_ERR_MEMORY leaves the
+ * sequence new. */
 kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t length,
                            kvasir_error *err) MUST_CHECK;
 void seq_put_page(struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page page);
 void seq_put_state(struct kv_seq *s, uint32_t addr);
-/* A page of its tables; false: it is not there. */
+/* A page of its tables; false: the tables do not hold it. */
 bool seq_get_page(const struct kv_seq *s, uint32_t group, uint32_t number, struct kv_page *page);
 bool seq_get_state(const struct kv_seq *s, uint32_t *addr);
-/* Whether its pages are what its tokens alone would give: not requantized, and not from a file that
- * leaves tokens or pages open. */
+/* Whether its pages are what its tokens alone would give: not requantized, and not from a file
+ * that lacks tokens or pages. */
 bool seq_is_plain(const struct kv_seq *s);
 
 /* ---- other formats (cache.c) ----------------------------------------------------------------- */
 
-/* Rows below `rows` of page `number` of the group go from one page to another, which is zero and of
- * another layout. */
+/* Converts the first `rows` rows of the group's page `number` from one page to another, which is
+ * all zeros and has another layout. */
 void page_requantize(const struct kv_cache *c, uint32_t group, uint32_t number, uint32_t rows,
                      struct kv_page from, struct kv_page to);
 

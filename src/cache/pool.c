@@ -1,35 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The page pool: one arena of address space, one budget of bytes, reference counts.
  *
- *   arena   | unit 0 | unit 1 | unit 2 | unit 3 | unit 4 | ...        a unit is 2 MiB
- *             `---- superblock ----'   `- superblock -'                 (1 or more units, one
- *             class)
+ *   arena   | unit 0 | unit 1 | unit 2 | unit 3 | unit 4 | ...    a unit is 2 MiB
+ *             `---- superblock ----'   `- superblock -'           (1 or more units, one class)
  *               page page page  slack    page page ...
  *
- * Pages of one size and pair of formats (a class) are cut from superblocks of just so many units
- * that at most 1/16 of the block is slack; the slack is never touched, so it costs address space
- * and no memory. A superblock whose last page goes back is released to the system as a whole.
+ * Pages of one size and pair of formats (a class) are cut from superblocks. A superblock has so
+ * many units that at most 1/16 of it is slack. Slack is never touched, so it costs address space
+ * but no memory. A superblock goes back to the system as a whole when its last page is freed.
  *
- * All bookkeeping is in two flat tables beside the arena, reserved like it: their memory comes when
- * it is touched, so nothing is allocated after creation and nothing is paid for an empty budget.
+ * All bookkeeping is in two flat tables beside the arena. They are reserved like the arena and get
+ * memory when touched, so nothing is allocated after creation and an empty budget costs nothing.
  *
  *   slots[addr]    4 KiB unit -> references of the page that starts there, and how many of them are
  *                  the prefix tree's; or the next free page
  *   blocks[unit]   2 MiB unit -> superblock that starts there
  *
  * Invariants
- *   P1  used_bytes is the sum of page_bytes over pages with references; with charged_bytes, what
- *       others keep beside pages (pool_charge), it is <= budget_bytes.
- *   P2  A block is in its class's list exactly when it has a page to give.
- *   P3  Pages at or behind `fresh` in a block were never taken since the block was made: they are
- *       zero because the system gave them so (backend_arena_take knows). Recycled ones are zeroed
- *       when taken.
- *   P4  A superblock without pages in use exists only between pool_claim and pool_unclaim.
+ *   POOL-1  used_bytes is the sum of page_bytes over pages with references. used_bytes +
+ *           charged_bytes (what others keep beside pages, pool_charge) <= budget_bytes.
+ *   POOL-2  A block is in its class's list exactly if it has a free page.
+ *   POOL-3  Pages from `fresh` on were never taken since the block was made: they are zero because
+ *           the system gave them so (backend_arena_take is told). Recycled pages are zeroed when
+ *           taken.
+ *   POOL-4  A superblock without pages in use exists only between pool_claim and pool_unclaim.
+ *   POOL-5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's.
+ *           Each class counts its own pages: those in use, and of them those that are stored.
  *
- *   P5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's; each
- *       class counts its own of them, and of all pages in use.
- *
- * Left out: eviction. Nothing here decides what to give back.
+ * The pool does not evict: it never decides what to free.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -45,18 +43,18 @@ struct slot {
     uint32_t refs;
     union {
         uint32_t tree_refs; /* of refs */
-        uint32_t next_free; /* address of the next free page of the block; while refs is 0 */
+        uint32_t next_free; /* address of the block's next free page, while refs is 0 */
     };
 };
 
 struct block {
     uint32_t units; /* 0: no block starts at this unit */
-    uint32_t owner; /* first unit of the block that this unit belongs to, + 1; 0: free unit */
+    uint32_t owner; /* first unit of this unit's block, + 1; 0: free unit */
     uint32_t class_index;
     uint32_t used;       /* pages with references */
     uint32_t fresh;      /* pages ever taken since the block was made */
     uint32_t free_head;  /* address of a recycled page, or NO_PAGE */
-    uint32_t prev, next; /* list of blocks of the class that have a page to give */
+    uint32_t prev, next; /* the class's list of blocks with a free page */
 };
 
 struct page_class {
@@ -65,8 +63,8 @@ struct page_class {
     uint32_t addr_step;    /* addresses from one page to the next */
     uint32_t units;        /* of a superblock */
     uint32_t pages;        /* in a superblock */
-    uint32_t first;        /* block with a page to give, or NO_BLOCK */
-    uint64_t used, stored; /* pages in use; of them, those that only the tree holds */
+    uint32_t first;        /* first block with a free page, or NO_BLOCK */
+    uint64_t used, stored; /* pages in use; of those, the ones that only the tree holds */
 };
 
 struct kv_pool {
@@ -74,7 +72,7 @@ struct kv_pool {
     struct backend_arena *arena;
     bool pages_without_bytes; /* of struct backend_info */
     uint32_t n_units;
-    uint32_t unit_hint;   /* no free unit lies before it */
+    uint32_t unit_hint;   /* no unit before it is free */
     struct slot *slots;   /* [n_units * ADDR_PER_UNIT] */
     struct block *blocks; /* [n_units] */
     struct page_class classes[PAGE_CLASSES_MAX];
@@ -82,12 +80,12 @@ struct kv_pool {
     struct kv_pool_stats stats;
 };
 
-/* Units that addresses can tell apart. */
+/* The most units that 32-bit addresses can cover. */
 #define UNITS_MAX ((UINT32_MAX - 1) / ADDR_PER_UNIT)
 
-/* Address space for a budget: superblocks that are partly empty pin space that other classes cannot
- * use, so there is four times as much of it as of budget. It costs nothing until touched. Pages
- * without bytes take one address each, so a budget of any size finds its pages among them. */
+/* Address space for a budget: four times as much, because partly empty superblocks hold space
+ * that other classes cannot use. It costs nothing until it is touched. A page without bytes
+ * (null backend) takes one address, so UNITS_MAX units hold the pages of any budget. */
 static uint64_t space_units(const struct kv_pool *p, uint64_t budget_bytes) {
     const uint64_t units = 4 * (budget_bytes / UNIT_BYTES + 1) + 64;
     return p->pages_without_bytes && units > UNITS_MAX ? UNITS_MAX : units;
@@ -106,7 +104,7 @@ kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv
     if (units > UNITS_MAX) {
         mem_free(p);
         return fail_field(err, KVASIR_ERR_ARGUMENT, "context.cache_bytes",
-                          "a budget of %" PRIu64 " MiB is more than pages can be addressed in",
+                          "a budget of %" PRIu64 " MiB is more than page addresses can cover",
                           budget_bytes >> 20);
     }
     p->n_units = (uint32_t)units;
@@ -201,7 +199,7 @@ static void list_remove(struct kv_pool *p, struct page_class *c, uint32_t unit) 
         p->blocks[b->next].prev = b->prev;
 }
 
-/* First run of free units that is long enough, or NO_BLOCK. */
+/* First unit of the first run of `count` free units, or NO_BLOCK. */
 static uint32_t find_units(struct kv_pool *p, uint32_t count) {
     uint32_t run = 0;
     bool seen_free = false;
@@ -234,7 +232,7 @@ static uint32_t block_make(struct kv_pool *p, uint32_t class_index) {
     return unit;
 }
 
-/* The block's memory goes back to the system and reads as zeros when it is taken again. */
+/* Gives the block's memory back to the system. It reads as zeros when it is taken again. */
 static void block_release(struct kv_pool *p, uint32_t unit) {
     struct block *b = &p->blocks[unit];
     uint32_t units = b->units;
@@ -342,8 +340,8 @@ static struct page_class *class_of(struct kv_pool *p, uint32_t addr) {
     return &p->classes[p->blocks[block_of(p, addr)].class_index];
 }
 
-/* P5, before a reference comes or goes and after: takes the page off what is stored and puts it
- * back. */
+/* POOL-5: around every change of a page's references, stored_less takes it off the stored pages
+ * and stored_more adds it again, if only the tree holds it. */
 static void stored_less(struct kv_pool *p, uint32_t addr) {
     struct page_class *c = class_of(p, addr);
     if (p->slots[addr].refs != p->slots[addr].tree_refs)

@@ -7,19 +7,20 @@
  *               [kept]  (dropped)    [page] [page] [open]
  *      index      0                    1      2      3          base_page = 5, n = 4
  *
- * Which numbers stand in the table is a function of `length` (and of `prepared` during a step):
+ * Which page numbers are in the table is a function of `length` (and of `prepared` during a step):
  *
  *      pages [0, kept)  and  pages [first_seen(length), last page of prepared]
  *
- * where first_seen(p) is the page of the lowest position that a query at p sees behind the kept
- * ones. Append moves the right end, rotation and windows the left one, trim moves the right end
+ * where first_seen(p) is the first page after the kept ones that a query at p sees. Appending moves
+ * the right end of that range; rotation and windows move the left end; trimming moves the right end
  * back. No byte of a page moves for any of it.
  *
- * Invariants beside C1-C7 of cache.h
- *   S1  length <= prepared; prepared > length only between seq_prepare and seq_commit or seq_trim.
- *   S2  Entries of a table are in rising page number, each holds one reference.
- *   S3  The page of position `length`, while it is partly filled, is private to the sequence from
- *       the prepare on: seq_prepare copies it if anyone else holds it.
+ * Invariants, besides those of cache.h
+ *   SEQ-1  length <= prepared. prepared > length only between seq_prepare and seq_commit or
+ *          seq_trim.
+ *   SEQ-2  Entries of a table have rising page numbers. Each holds one reference.
+ *   SEQ-3  From seq_prepare on, the partly filled page of position `length` is private to the
+ *          sequence: seq_prepare copies it if anyone else holds it.
  */
 #include <string.h>
 
@@ -28,34 +29,34 @@
 struct table {
     struct kv_page *pages; /* [cap] */
     uint32_t n, cap;
-    uint32_t base_page; /* number of the first entry behind the kept ones */
-    uint32_t missing;   /* positions [kept, missing) of these pages hold nothing */
+    uint32_t base_page; /* number of the first page after the kept ones */
+    uint32_t missing;   /* positions from the kept ones to here hold nothing (seq_mark_missing) */
 };
 
-/* The record of the recurrent layers behind position length - 1. */
+/* The recurrent layers' state after `length` tokens; addr is its page. */
 struct snapshot {
     uint32_t length, addr;
 };
 
 struct kv_seq {
     struct kv_cache *cache;
-    struct layout_rule rule; /* what every page of its tables has, and new ones get */
+    struct layout_rule rule; /* layouts of all pages of its tables, also of new ones */
     int32_t *tokens;         /* [token_cap] */
     uint32_t token_cap;
     uint32_t length, prepared;
-    bool foreign; /* some of its bytes are not what its tokens alone give: from a file, rounded */
+    /* Computing its tokens again would give other bytes: some are from a file, or requantized. */
+    bool not_reproducible;
     struct table tables[CACHE_GROUPS_MAX];
     /* recurrent layers */
-    uint32_t state; /* address of the record, where has_state; without one the state is zeros */
+    uint32_t state; /* its page, if has_state; without one the state is all zeros */
     bool has_state;
     struct snapshot *snapshots; /* [n_snapshots], rising by length; each holds a reference */
     uint32_t n_snapshots, cap_snapshots;
 };
 
-/* ---- which pages a table holds: functions of positions alone ----------------------------------
- * */
+/* ---- which pages a table holds: functions of positions alone --------------------------------- */
 
-/* Entry of the open page (the one that position `length` falls into when partly filled), or -1. */
+/* Index of the open page (the partly filled one that `length` is in), or -1. */
 static int64_t open_entry(const struct kv_seq *s, uint32_t group) {
     if (s->length % TILE_TOKENS == 0)
         return -1;
@@ -73,14 +74,14 @@ static bool state_is_shared(const struct kv_seq *s) {
     return s->has_state && page_shared(s->cache->pool, s->state);
 }
 
-/* Entries of a table that covers positions below `length`. */
+/* Number of entries of a table that covers positions before `length`. */
 static uint32_t entries_for(const struct kv_seq *s, uint32_t group, uint32_t length) {
     uint32_t pages = pages_for(length), kept = s->cache->groups[group].kept_pages;
     return pages <= kept ? pages : kept + (pages - s->tables[group].base_page);
 }
 
-/* Bytes of shared pages that growing up to a query at `end` will drop from the table: they stay in
- * use with their other holders, so what dropping frees must not be counted on. */
+/* Bytes of shared pages that the table will drop while it grows to a query at `end`. Their other
+ * holders keep them in use, so dropping them frees nothing. */
 static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
@@ -94,9 +95,9 @@ static uint64_t shared_dropped_bytes(const struct kv_seq *s, uint32_t end) {
     return bytes;
 }
 
-/* What making the open pages and the state private will cost. */
+/* Bytes that private copies of shared open pages and of a shared state will take. */
 static uint64_t copy_bytes(const struct kv_seq *s) {
-    uint64_t bytes = state_is_shared(s) ? s->cache->record_bytes : 0;
+    uint64_t bytes = state_is_shared(s) ? s->cache->state_page_bytes : 0;
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         if (open_is_shared(s, g))
             bytes +=
@@ -150,7 +151,7 @@ void seq_destroy(struct kv_seq *s) {
     mem_free(s);
 }
 
-/* Sizes double, from `cap` or the least on. */
+/* Capacity for n items: `cap`, or `least` if that is 0, doubled until it is enough. */
 static uint64_t grown(uint64_t cap, uint64_t least, uint64_t n) {
     cap = cap ? cap : least;
     while (cap < n)
@@ -196,8 +197,8 @@ static kvasir_status snapshot_room(struct kv_seq *s, uint32_t n, kvasir_error *e
     return KVASIR_OK;
 }
 
-/* Entries that a table has at most. A bounded one never grows past its span and the pages of a
- * step. */
+/* The most entries of a table up to `length`. A bounded table never has more than its kept
+ * pages, its span and one step. */
 static uint32_t entries_until(const struct kv_group *g, uint32_t length) {
     uint64_t n = pages_for(length), step_pages = STEP_TOKENS_MAX / TILE_TOKENS + 2;
     if (g->span != UINT32_MAX && n > g->kept_pages + pages_for(g->span) + step_pages)
@@ -230,7 +231,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
         TRY_GOTO(table_room(&f->tables[g], s->tables[g].n, err));
     TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
     f->rule = s->rule;
-    f->foreign = s->foreign;
+    f->not_reproducible = s->not_reproducible;
     f->length = f->prepared = s->length;
     f->has_state = s->has_state;
     f->state = s->state;
@@ -269,15 +270,15 @@ const int32_t *seq_tokens(const struct kv_seq *s) {
     return s->tokens;
 }
 
-static uint32_t state_records(const struct kv_seq *s) {
-    uint32_t records = s->has_state ? 1 : 0;
-    for (uint32_t i = 0; i < s->n_snapshots; i++) /* the newest may still be the state itself */
-        records += !s->has_state || s->snapshots[i].addr != s->state;
-    return records;
+static uint32_t count_states(const struct kv_seq *s) {
+    uint32_t count = s->has_state ? 1 : 0;
+    for (uint32_t i = 0; i < s->n_snapshots; i++) /* the newest may be the state itself */
+        count += !s->has_state || s->snapshots[i].addr != s->state;
+    return count;
 }
 
 uint64_t seq_bytes(const struct kv_seq *s) {
-    uint64_t bytes = state_records(s) * s->cache->record_bytes;
+    uint64_t bytes = count_states(s) * s->cache->state_page_bytes;
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         for (uint32_t i = 0; i < s->tables[g].n; i++)
             bytes += s->cache->layouts[g][s->tables[g].pages[i].layout].page_bytes;
@@ -285,7 +286,7 @@ uint64_t seq_bytes(const struct kv_seq *s) {
 }
 
 uint64_t seq_bytes_16bit(const struct kv_seq *s) {
-    return state_records(s) * s->cache->options.state_bytes +
+    return count_states(s) * s->cache->options.state_bytes +
            kv_cache_bytes_16bit(s->cache, s->length);
 }
 
@@ -309,7 +310,8 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view) {
     };
 }
 
-/* Offset in the arena of a tile of page `number`, and its layout; NULL: the page is not there. */
+/* Layout of page `number`, and in *at the offset of one of its tiles in the arena. NULL: the
+ * page is not in the table. */
 static const struct page_layout *find_tile(const struct kv_seq *s, uint32_t group,
                                            enum tile_kind part, uint32_t layer, uint32_t head,
                                            uint32_t number, size_t *at) {
@@ -340,23 +342,23 @@ void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint3
                     uint32_t head, uint32_t number, const void *bytes) {
     size_t at;
     ASSERT(number >= s->length / TILE_TOKENS && number < pages_for(s->prepared));
-    s->foreign = true;
+    s->not_reproducible = true;
     const struct page_layout *l = find_tile(s, group, part, layer, head, number, &at);
     if (l)
         backend_arena_write(s->cache->backend, pool_arena(s->cache->pool), at, bytes,
                             part == TILE_K ? l->k.bytes : l->v.bytes);
 }
 
-void seq_read_state(const struct kv_seq *s, void *record) {
+void seq_read_state(const struct kv_seq *s, void *state) {
     ASSERT(s->has_state);
     (void)!backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
-                              record, s->cache->options.state_bytes, NULL); /* an error sticks */
+                              state, s->cache->options.state_bytes, NULL); /* an error sticks */
 }
 
-void seq_write_state(struct kv_seq *s, const void *record) {
+void seq_write_state(struct kv_seq *s, const void *state) {
     ASSERT(s->has_state && s->prepared > s->length);
-    backend_arena_write(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
-                        record, s->cache->options.state_bytes);
+    backend_arena_write(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state), state,
+                        s->cache->options.state_bytes);
 }
 
 void seq_mark_missing(struct kv_seq *s, uint32_t group, uint32_t first) {
@@ -415,7 +417,7 @@ kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t len
     return KVASIR_OK;
 }
 
-/* Index of a page in a table, whether the entry is filled or not. */
+/* Index of a page in a table, even if its entry is not filled yet. */
 static uint32_t entry_of(const struct kv_seq *s, uint32_t group, uint32_t number) {
     struct kv_view view;
     seq_view(s, group, &view);
@@ -450,7 +452,7 @@ bool seq_is_plain(const struct kv_seq *s) {
     for (uint32_t g = 0; g < s->cache->n_groups; g++)
         if (s->rule.layout[g] != s->cache->rule.layout[g])
             return false;
-    return s->rule.start_pages == s->cache->rule.start_pages && !s->foreign;
+    return s->rule.start_pages == s->cache->rule.start_pages && !s->not_reproducible;
 }
 
 /* ---- growing --------------------------------------------------------------------------------- */
@@ -460,10 +462,10 @@ uint64_t seq_need_bytes(const struct kv_seq *s, uint32_t length, uint32_t step,
     uint64_t held = all_bytes(s->cache, &s->rule, s->length, s->length);
     uint64_t most = peak_bytes(s->cache, &s->rule, s->length, length, step);
     return (most > held ? most - held : 0) + copy_bytes(s) + shared_dropped_bytes(s, length) +
-           snapshots * s->cache->record_bytes;
+           snapshots * s->cache->state_page_bytes;
 }
 
-/* Takes a page for `number` at the table's end. */
+/* Appends a new page for `number`. */
 static kvasir_status table_push(struct kv_seq *s, uint32_t group, uint32_t number,
                                 kvasir_error *err) {
     struct kv_cache *c = s->cache;
@@ -475,7 +477,7 @@ static kvasir_status table_push(struct kv_seq *s, uint32_t group, uint32_t numbe
     return KVASIR_OK;
 }
 
-/* S3: a private copy of the open page. The original stays with whoever else holds it. */
+/* SEQ-3: replaces a shared open page by a private copy. The other holders keep the original. */
 static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error *err) {
     if (!open_is_shared(s, group))
         return KVASIR_OK;
@@ -489,11 +491,12 @@ static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error
     return KVASIR_OK;
 }
 
-/* C8: a record of its own: zeros at first, a copy where a snapshot or a fork holds it, too. */
+/* CACHE-8: makes the state private: zeros at first, a copy if a snapshot or a fork also holds
+ * it. */
 static kvasir_status state_unshare(struct kv_seq *s, kvasir_error *err) {
     struct kv_cache *c = s->cache;
     uint32_t addr;
-    if (!c->record_bytes || (s->has_state && !state_is_shared(s)))
+    if (!c->state_page_bytes || (s->has_state && !state_is_shared(s)))
         return KVASIR_OK;
     TRY(page_take(c->pool, c->state_class, &addr, err));
     if (s->has_state) {
@@ -526,7 +529,7 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
     s->prepared = end;
     return KVASIR_OK;
 done:
-    /* An unshared open page or state stays so: it holds the same bytes. */
+    /* Open pages and states that were made private remain so: they hold the same bytes. */
     if (s->length == 0)
         state_drop(s);
     for (uint32_t g = 0; g < c->n_groups; g++)
@@ -534,7 +537,7 @@ done:
     return status;
 }
 
-/* Gives back the pages behind the kept ones that no query from `length` on sees. */
+/* Frees the pages after the kept ones that no query from `length` on sees. */
 static void drop_unseen(struct kv_seq *s, uint32_t group) {
     const struct kv_group *g = &s->cache->groups[group];
     struct table *t = &s->tables[group];
@@ -549,7 +552,7 @@ static void drop_unseen(struct kv_seq *s, uint32_t group) {
             (t->n - g->kept_pages) * sizeof *t->pages);
 }
 
-/* True if every page that a query at `length` sees behind it is still in the group's table. */
+/* True if the group's table still has every page that a query at `length` sees. */
 static bool can_trim(const struct kv_seq *s, uint32_t group, uint32_t length) {
     const struct kv_group *g = &s->cache->groups[group];
     const struct table *t = &s->tables[group];
@@ -566,7 +569,7 @@ static bool can_trim_all(const struct kv_seq *s, uint32_t length) {
     return true;
 }
 
-/* Snapshots whose pages are gone serve no trim any more. */
+/* Drops the snapshots to which no trim can return, because pages that they need are gone. */
 static void drop_useless(struct kv_seq *s) {
     uint32_t drop = 0;
     while (drop < s->n_snapshots && !can_trim_all(s, s->snapshots[drop].length))
@@ -578,11 +581,12 @@ static void drop_useless(struct kv_seq *s) {
 
 void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
     ASSERT(n <= s->prepared - s->length);
-    memmove(s->tokens + s->length, tokens, n * sizeof *tokens); /* after a trim they are there */
+    /* After a trim, `tokens` may be this very memory. */
+    memmove(s->tokens + s->length, tokens, n * sizeof *tokens);
     s->length += n;
     s->prepared = s->length;
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
-        table_truncate(s, g, entries_for(s, g, s->length)); /* where less was used than prepared */
+        table_truncate(s, g, entries_for(s, g, s->length)); /* pages that were not used */
         drop_unseen(s, g);
     }
     drop_useless(s);
@@ -590,7 +594,7 @@ void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n) {
 
 /* ---- shrinking ------------------------------------------------------------------------------- */
 
-/* Names the lengths next to `length` that work: up to `below`, and from `above` on. */
+/* The error names the nearest lengths that work: up to `below`, and from `above` on. */
 static kvasir_status fail_trim(const struct kv_seq *s, uint32_t length, kvasir_error *err) {
     uint32_t below = length, above = length;
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
@@ -621,10 +625,10 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
     }
     s->length = s->prepared = length;
     if (length == 0)
-        s->foreign = false;
+        s->not_reproducible = false;
 }
 
-/* Back to the newest snapshot at or before `length`, or to nothing. */
+/* Goes back to the newest usable snapshot at or before `length`, or to nothing. */
 static void trim_state(struct kv_seq *s, uint32_t length) {
     uint32_t n = s->n_snapshots;
     while (n > 0 &&
@@ -643,7 +647,7 @@ static void trim_state(struct kv_seq *s, uint32_t length) {
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached, kvasir_error *err) {
     if (length > s->length)
         return fail(err, KVASIR_ERR_ARGUMENT, "cannot trim %u tokens to %u", s->length, length);
-    if (s->cache->record_bytes && length < s->length)
+    if (s->cache->state_page_bytes && length < s->length)
         trim_state(s, length);
     else if (can_trim_all(s, length))
         trim_pages(s, length);
@@ -665,21 +669,21 @@ kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) {
 
 /* ---- other formats --------------------------------------------------------------------------- */
 
-/* Number of the page that an entry of the table stands for. */
+/* Page number of a table's entry. */
 static uint32_t number_of(const struct kv_seq *s, uint32_t group, uint32_t entry) {
     uint32_t kept = s->cache->groups[group].kept_pages;
     return entry < kept ? entry : s->tables[group].base_page + (entry - kept);
 }
 
-/* Whether an entry's page has another layout than it is to have. */
+/* Whether an entry's page does not have the layout that the rule gives it. */
 static bool must_change(const struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
                         uint32_t entry) {
     return s->tables[group].pages[entry].layout !=
            layout_of(rule, group, number_of(s, group, entry));
 }
 
-/* What is in use at most beyond what is now, while one page after the other is exchanged. A page
- * that someone else holds, too, makes no room. */
+/* The most bytes in use beyond those in use now, while pages are exchanged one by one. Dropping
+ * a page that somebody else holds frees nothing. */
 static uint64_t requantize_bytes(const struct kv_seq *s, const struct layout_rule *rule) {
     uint64_t taken = 0, given = 0, most = 0;
     for (uint32_t g = 0; g < s->cache->n_groups; g++) {
@@ -698,7 +702,8 @@ static uint64_t requantize_bytes(const struct kv_seq *s, const struct layout_rul
     return most;
 }
 
-/* Groups may share a page class. */
+/* Claims address space for all new pages. Groups may share a page class, so pages are counted
+ * first. */
 static kvasir_status requantize_claim(const struct kv_seq *s, const struct layout_rule *rule,
                                       kvasir_error *err) {
     const struct kv_cache *c = s->cache;
@@ -713,7 +718,7 @@ static kvasir_status requantize_claim(const struct kv_seq *s, const struct layou
     return KVASIR_OK;
 }
 
-/* Nothing can refuse: room was made sure of. */
+/* Cannot fail: budget and address space have been checked. */
 static void requantize_entry(struct kv_seq *s, const struct layout_rule *rule, uint32_t group,
                              uint32_t entry) {
     struct kv_cache *c = s->cache;
@@ -743,7 +748,7 @@ kvasir_status seq_requantize(struct kv_seq *s, struct kv_format k, struct kv_for
         for (uint32_t i = 0; i < s->tables[g].n; i++)
             if (must_change(s, &rule, g, i)) {
                 requantize_entry(s, &rule, g, i);
-                s->foreign = true;
+                s->not_reproducible = true;
             }
     s->rule = rule;
 done:

@@ -12,8 +12,8 @@ static size_t reserve_bytes(size_t count, size_t size) {
     return round_up(count * size, 4096);
 }
 
-/* The smallest page of a path, all groups together: more nodes than the budget has room for pages
- * exist only where they part pages, or where only part of a window model's pages are kept. */
+/* Bytes of one page of every group: budget / this is about how many nodes there can be. There
+ * are more only if pages are split, or if window pages were dropped. */
 static uint64_t page_bytes_of_all(const struct kv_cache *c) {
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < c->n_groups; g++)
@@ -22,7 +22,7 @@ static uint64_t page_bytes_of_all(const struct kv_cache *c) {
 }
 
 static bool is_reserved(const struct prefix_tree *t) {
-    return t->nodes && t->pages && t->heaps[ENDS].nodes && t->heaps[INNER].nodes && t->buckets;
+    return t->nodes && t->pages && t->heaps[LEAVES].nodes && t->heaps[INNER].nodes && t->buckets;
 }
 
 kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct prefix_tree **out,
@@ -35,7 +35,7 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
     t->cache = c;
     t->rebuild_tokens = rebuild_tokens;
     t->free_node = NO_NODE;
-    t->max_ends = UINT32_MAX;
+    t->max_entries = UINT32_MAX;
     t->max_bytes = UINT64_MAX;
     t->node_bytes =
         sizeof *t->nodes + entry + CANDIDATES * sizeof *t->heaps->nodes + sizeof *t->buckets;
@@ -75,7 +75,7 @@ void tree_destroy(struct prefix_tree *t) {
 
 struct tree_stats tree_stats(const struct prefix_tree *t) {
     struct tree_stats stats = t->stats;
-    stats.ends = t->heaps[ENDS].n;
+    stats.entries = t->heaps[LEAVES].n;
     return stats;
 }
 
@@ -85,7 +85,7 @@ uint64_t tree_path_bytes(const struct prefix_tree *t, uint32_t tokens) {
 
 /* ---- new nodes ------------------------------------------------------------------------------- */
 
-/* An empty node, charged to the budget; NO_NODE: there is no room for it even after eviction. */
+/* An empty node, charged to the budget. NO_NODE: no room even after eviction. */
 static uint32_t make_node(struct prefix_tree *t) {
     return tree_make_room(t, t->node_bytes) ? node_make(t) : NO_NODE;
 }
@@ -95,9 +95,9 @@ static uint32_t make_root(struct prefix_tree *t, const void *salt, size_t len) {
                                                                    : NO_NODE;
 }
 
-/* Splits a node after its first m tokens. Returns the new upper part, or NO_NODE: no room. The node
- * is pinned while room is made, or it might be evicted itself; its parent may merge with it then,
- * so the cut is a position in the page. */
+/* Splits a node after its first m tokens. Returns the new upper part, or NO_NODE: no room. The
+ * node is pinned while room is made, because it might be evicted itself. Its parent may merge
+ * with it meanwhile, so the cut is a position in the page. */
 static uint32_t split(struct prefix_tree *t, uint32_t x, uint32_t m) {
     const uint8_t cut = (uint8_t)(t->nodes[x].from + m);
     node_pin(t, x);
@@ -120,16 +120,17 @@ static uint32_t common_run(const struct node *n, const int32_t *tokens, uint32_t
     return m;
 }
 
-/* How far a prompt's tokens go along the tree, and the longest length that serves. */
+/* The result of following a prompt: how far its tokens agree, and the longest length that can be
+ * used. */
 struct walk {
-    uint32_t node, matched; /* where it ended: so many tokens of that node agree */
+    uint32_t node, matched; /* the last node, and how many of its tokens agree */
     uint32_t common;        /* tokens that agree in all */
-    uint32_t best, length;  /* the node that `length` lies in, or NO_NODE */
+    uint32_t best, length;  /* the node that contains token `length` - 1, or NO_NODE */
 };
 
-/* Newest page of a group that is not there, while walking; -1: none. */
+/* While walking: the last page that is missing in each group; -1: none. */
 struct gaps {
-    int64_t before[CACHE_GROUPS_MAX], now[CACHE_GROUPS_MAX]; /* of pages before this one; with it */
+    int64_t before[CACHE_GROUPS_MAX], now[CACHE_GROUPS_MAX]; /* without the current page; with it */
     uint32_t number;
 };
 
@@ -143,12 +144,12 @@ static void gaps_pass(const struct prefix_tree *t, struct gaps *gaps, uint32_t x
             node_page(t, x, g)->addr == NO_ADDR ? (int64_t)gaps->number : gaps->before[g];
 }
 
-/* Whether a sequence may begin with `length` tokens, the last of them in node x: all is there that
- * its next query sees, and a page that it will write on with is of its own format. */
+/* Whether a sequence may start with `length` tokens, the last of them in node x: the tree has
+ * all that its next query sees, and a page that it will write to has the live format. */
 static bool serves(const struct prefix_tree *t, const struct gaps *gaps, uint32_t x,
                    uint32_t length) {
     const struct kv_cache *c = t->cache;
-    if (c->record_bytes && (length < node_end(t, x) || t->nodes[x].state == NO_ADDR))
+    if (c->state_page_bytes && (length < node_end(t, x) || t->nodes[x].state == NO_ADDR))
         return false;
     for (uint32_t g = 0; g < c->n_groups; g++) {
         if (gaps->now[g] >= (int64_t)first_held(&c->groups[g], length))
@@ -160,7 +161,7 @@ static bool serves(const struct prefix_tree *t, const struct gaps *gaps, uint32_
     return true;
 }
 
-/* Tokens up to `usable` may be used, all n count as common. */
+/* Follows n tokens; at most `usable` of them may be used. */
 static struct walk walk(const struct prefix_tree *t, uint32_t root, const int32_t *tokens,
                         uint32_t n, uint32_t usable) {
     struct walk w = {.node = root, .best = NO_NODE};
@@ -192,7 +193,7 @@ static kvasir_hit hit_kind(const struct prefix_tree *t, const struct walk *w, ui
     if (w->length == 0)
         return KVASIR_HIT_MISS;
     const struct node *x = &t->nodes[w->node];
-    const bool ended = w->matched == (uint32_t)(x->to - x->from) && x->point;
+    const bool ended = w->matched == (uint32_t)(x->to - x->from) && x->hit_point;
     if (w->common == n)
         return ended ? KVASIR_HIT_EXACT : KVASIR_HIT_SUPERSEQUENCE;
     return ended ? KVASIR_HIT_PREFIX : KVASIR_HIT_COMMON_PREFIX;
@@ -228,12 +229,13 @@ void tree_close(struct prefix_tree *t, struct tree_cursor *at) {
     if (at->node != TREE_NOWHERE)
         node_unpin(t, at->node);
     at->node = TREE_NOWHERE;
-    tree_keep_limits(t); /* it may be an end now, and the sequence's pages are the tree's alone */
+    tree_keep_limits(t); /* it may be an entry now, and its pages the tree's alone */
 }
 
 /* ---- hits ------------------------------------------------------------------------------------ */
 
-/* Recency of a hit: of the path for leaves to come; of what its next query sees and its state. */
+/* Counts a hit of `length` tokens that ends at node x, for every node of the path. Only those
+ * that the next query sees, and x for its state, count as resumed. */
 static void touch(struct prefix_tree *t, uint32_t x, uint32_t length) {
     uint32_t seen_from = UINT32_MAX;
     for (uint32_t g = 0; g < t->cache->n_groups; g++) {
@@ -248,20 +250,20 @@ static void touch(struct prefix_tree *t, uint32_t x, uint32_t length) {
 /* Fills the new sequence's tables along the path that ends in node x. */
 static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct kv_seq *s) {
     const struct kv_cache *c = t->cache;
-    uint32_t below = UINT32_MAX; /* page of the node before: a page's deepest node serves */
+    uint32_t previous = UINT32_MAX; /* page of the node before: the deepest one has it all */
     for (uint32_t y = x; !is_root(t, y); y = t->nodes[y].parent) {
         const uint32_t number = t->nodes[y].number;
-        t->nodes[y].abandoned = false; /* somebody goes on from it */
-        for (uint32_t g = 0; g < c->n_groups && number != below; g++) {
+        t->nodes[y].abandoned = false; /* somebody continues it */
+        for (uint32_t g = 0; g < c->n_groups && number != previous; g++) {
             const struct kv_group *group = &c->groups[g];
             if (number >= group->kept_pages && number < first_held(group, length))
                 continue;
             page_ref(c->pool, node_page(t, y, g)->addr);
             seq_put_page(s, g, number, *node_page(t, y, g));
         }
-        below = number;
+        previous = number;
     }
-    if (c->record_bytes) {
+    if (c->state_page_bytes) {
         page_ref(c->pool, t->nodes[x].state);
         seq_put_state(s, t->nodes[x].state);
     }
@@ -270,7 +272,7 @@ static void put_path(struct prefix_tree *t, uint32_t x, uint32_t length, struct 
 kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_len,
                           const int32_t *tokens, uint32_t n, struct kv_seq *s,
                           struct tree_cursor *at, struct tree_hit *hit, kvasir_error *err) {
-    /* for split, before the walk: later, eviction might take what the walk found */
+    /* Room for the split, before the walk: making it later might evict what the walk found. */
     (void)tree_make_room(t, t->node_bytes);
     uint32_t root = tree_find_root(t, salt, salt_len);
     *at = (struct tree_cursor){TREE_NOWHERE};
@@ -278,7 +280,7 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
     if (root == NO_NODE)
         root = make_root(t, salt, salt_len);
     if (root == NO_NODE || n == 0)
-        return KVASIR_OK; /* it will not be stored */
+        return KVASIR_OK; /* nothing will be stored */
     cursor_move(t, at, root);
     const struct walk w = walk(t, root, tokens, n, n - 1);
     *hit = (struct tree_hit){w.length, w.common, hit_kind(t, &w, n)};
@@ -289,7 +291,7 @@ kvasir_status tree_resume(struct prefix_tree *t, const void *salt, size_t salt_l
         const uint32_t m = w.length - (t->nodes[x].number * TILE_TOKENS + t->nodes[x].from);
         x = split(t, x, m);
     }
-    /* not even room for a node: a miss */
+    /* A miss if there is not even room for a node. */
     kvasir_status status = x == NO_NODE ? KVASIR_OK : seq_begin_at(s, tokens, w.length, err);
     if (x == NO_NODE || status != KVASIR_OK) {
         if (x != NO_NODE)
@@ -310,7 +312,7 @@ void tree_count(struct prefix_tree *t, const struct tree_cursor *at, const int32
     if (x == TREE_NOWHERE)
         return;
     t->clock++;
-    /* on from the cursor: what was found behind it may have gone since */
+    /* From the cursor on: what was found after it may be gone since. */
     uint32_t common = node_end(t, x), matched = (uint32_t)(t->nodes[x].to - t->nodes[x].from);
     for (uint32_t child; common < n && matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from) &&
                          (child = node_find_child(t, x, tokens[common])) != NO_NODE;) {
@@ -325,7 +327,8 @@ void tree_count(struct prefix_tree *t, const struct tree_cursor *at, const int32
 
 /* ---- storing --------------------------------------------------------------------------------- */
 
-/* A child of x in its page that holds this page of the group, or any where addr is NO_ADDR. */
+/* A child of x in the same page that references page `addr` of the group, or any page if addr is
+ * NO_ADDR. */
 static uint32_t child_with(const struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t addr) {
     uint32_t y = t->nodes[x].to < TILE_TOKENS ? t->nodes[x].first_child : NO_NODE;
     while (y != NO_NODE && (node_page(t, y, group)->addr == NO_ADDR ||
@@ -334,26 +337,27 @@ static uint32_t child_with(const struct prefix_tree *t, uint32_t x, uint32_t gro
     return y;
 }
 
-/* T2: what is above a node in its page takes the node's, where no other child lends it one. */
-static void lend(struct prefix_tree *t, uint32_t x, uint32_t group) {
+/* TREE-2, after a node got a page: ancestors in the same page take it, too, unless another child
+ * has the page that they reference. */
+static void share_page_upwards(struct prefix_tree *t, uint32_t x, uint32_t group) {
     const uint32_t parent = t->nodes[x].parent;
     if (!in_parents_page(t, x))
         return;
     const uint32_t above = node_page(t, parent, group)->addr;
     if (above != NO_ADDR && child_with(t, parent, group, above) == NO_NODE)
-        node_exchange_page(t, parent, group, above, *node_page(t, x, group));
+        node_replace_page(t, parent, group, above, *node_page(t, x, group));
 }
 
-/* Gives a node the page that it lacks: a child's, if one has it, else the sequence's. */
+/* Gives a node the page that it lacks: a child's if it has one, otherwise the sequence's. */
 static void node_restore(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page mine) {
     const uint32_t child = child_with(t, x, group, NO_ADDR);
     node_hold_page(t, x, group, child == NO_NODE ? mine : *node_page(t, child, group));
-    lend(t, x, group);
+    share_page_upwards(t, x, group);
 }
 
-/* An existing node that a sequence has computed, too: what it lacks is given, and a full page of
- * the sequence's own is exchanged for it. */
-static void node_meet(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
+/* The sequence has computed the tokens of an existing node. The node takes pages that it lacks;
+ * a full page that both have is taken from the tree, which frees the sequence's own. */
+static void node_adopt_pages(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
     const uint32_t number = t->nodes[x].number;
     for (uint32_t g = 0; g < t->cache->n_groups; g++) {
         struct kv_page mine, *held = node_page(t, x, g);
@@ -369,7 +373,7 @@ static void node_meet(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
     }
 }
 
-/* A new child for tokens [pos, end) of the sequence, inside one page. */
+/* Adds a child for tokens [pos, end) of the sequence, inside one page. */
 static uint32_t node_add(struct prefix_tree *t, uint32_t parent, struct kv_seq *s, uint32_t pos,
                          uint32_t end) {
     const uint32_t x = make_node(t); /* the cursor pins the parent */
@@ -386,14 +390,14 @@ static uint32_t node_add(struct prefix_tree *t, uint32_t parent, struct kv_seq *
         struct kv_page page;
         if (seq_get_page(s, g, n->number, &page)) {
             node_hold_page(t, x, g, page);
-            lend(t, x, g);
+            share_page_upwards(t, x, g);
         }
     }
     return x;
 }
 
-/* The child of `at` that continues with the sequence's tokens at pos, parted where it goes
- * elsewhere or beyond `end`; a new one where there is none. NO_NODE: no room. */
+/* The child of `at` that continues with the sequence's tokens at pos. It is split if it goes on
+ * differently or past `end`, and made if there is none. NO_NODE: no room. */
 static uint32_t step_down(struct prefix_tree *t, uint32_t at, struct kv_seq *s, uint32_t pos,
                           uint32_t end) {
     const int32_t *tokens = seq_tokens(s);
@@ -404,10 +408,10 @@ static uint32_t step_down(struct prefix_tree *t, uint32_t at, struct kv_seq *s, 
     }
     const struct node *n = &t->nodes[x];
     const uint32_t m = common_run(n, tokens + pos, end - pos);
-    const uint32_t met = m < (uint32_t)(n->to - n->from) ? split(t, x, m) : x;
-    if (met != NO_NODE)
-        node_meet(t, met, s);
-    return met;
+    const uint32_t y = m < (uint32_t)(n->to - n->from) ? split(t, x, m) : x;
+    if (y != NO_NODE)
+        node_adopt_pages(t, y, s);
+    return y;
 }
 
 /* Stores what the sequence has computed of its first `end` tokens. False: no room. */
@@ -418,7 +422,7 @@ static bool store_path(struct prefix_tree *t, struct tree_cursor *at, struct kv_
         const uint32_t x = step_down(t, at->node, s, pos, end);
         if (x == NO_NODE)
             return false;
-        t->nodes[x].used = t->nodes[x].ended = t->clock;
+        t->nodes[x].used = t->nodes[x].resumed = t->clock;
         t->nodes[x].abandoned = false;
         cursor_move(t, at, x);
         pos = node_end(t, x);
@@ -426,26 +430,26 @@ static bool store_path(struct prefix_tree *t, struct tree_cursor *at, struct kv_
     return true;
 }
 
-/* Says that a stored sequence ends at node x, with its state. */
-static void store_point(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
+/* Makes node x a hit point and stores the sequence's state there. */
+static void store_hit_point(struct prefix_tree *t, uint32_t x, struct kv_seq *s) {
     struct node *n = &t->nodes[x];
     uint32_t state;
-    n->point = true;
-    if (n->state == NO_ADDR && t->cache->record_bytes && seq_get_state(s, &state)) {
+    n->hit_point = true;
+    if (n->state == NO_ADDR && t->cache->state_page_bytes && seq_get_state(s, &state)) {
         page_store(t->cache->pool, state);
         n->state = state;
-        n->ended = t->clock;
+        n->resumed = t->clock;
     }
 }
 
-void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool point) {
+void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s, bool hit_point) {
     const uint32_t length = seq_length(s),
-                   end = point ? length : length / TILE_TOKENS * TILE_TOKENS;
+                   end = hit_point ? length : length / TILE_TOKENS * TILE_TOKENS;
     const bool can = at->node != TREE_NOWHERE && seq_is_plain(s);
     if (can && !store_path(t, at, s, end))
         t->stats.rejections++;
-    else if (can && point && node_end(t, at->node) == length && !is_root(t, at->node))
-        store_point(t, at->node, s);
+    else if (can && hit_point && node_end(t, at->node) == length && !is_root(t, at->node))
+        store_hit_point(t, at->node, s);
     tree_keep_limits(t);
 }
 
@@ -469,7 +473,7 @@ static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *
             const struct kv_page *page = node_page(t, x, g);
             if (page->addr == NO_ADDR)
                 continue;
-            /* T2 */
+            /* TREE-2 */
             ASSERT(child_with(t, x, g, NO_ADDR) == NO_NODE ||
                    child_with(t, x, g, page->addr) != NO_NODE);
         }
@@ -487,7 +491,7 @@ void tree_check(const struct prefix_tree *t) {
                 check_node(t, x, &seen);
         }
     ASSERT(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
-    ASSERT(seen.ends == t->heaps[ENDS].n && seen.ends <= t->max_ends);
+    ASSERT(seen.ends == t->heaps[LEAVES].n && seen.ends <= t->max_entries);
     tree_heap_check(t);
     const struct kv_pool_stats pool = kv_pool_stats(t->cache->pool);
     ASSERT(pool.used_bytes + pool.charged_bytes <= pool.budget_bytes);
@@ -505,6 +509,6 @@ void tree_each_page(const struct prefix_tree *t, tree_page_fn *fn, void *user) {
                 fn(user, page->addr, c->layouts[g][page->layout].page_bytes);
         }
         if (t->nodes[x].state != NO_ADDR)
-            fn(user, t->nodes[x].state, c->record_bytes);
+            fn(user, t->nodes[x].state, c->state_page_bytes);
     }
 }

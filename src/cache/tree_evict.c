@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree_evict.c: makes room, keeps the limits, and re-encodes stored pages with fewer bits.
+/* tree_evict.c: makes room, enforces the limits, and re-encodes stored pages with fewer bits.
  *
- * If pages are wanted, the candidate with the lower key of the two heaps' first ones goes
- * (tree_policy.c). If there are too many stored prompts, each of which is a leaf, the first leaf
- * goes with the nodes that lead to it alone (evict_end).
+ * To make room, the better of the two heaps' first candidates is evicted (tree_policy.c). If there
+ * are too many entries, each of which is a leaf, the first leaf is removed with the nodes that lead
+ * to it alone (evict_entry).
  */
 #include <string.h>
 
@@ -11,7 +11,8 @@
 
 /* ---- making room ----------------------------------------------------------------------------- */
 
-/* Windows' pages and the record of an inner node, where nobody else holds them. */
+/* Drops the window pages and the state of an inner node that no live sequence holds. False:
+ * there are none. */
 static bool drop_inner(struct prefix_tree *t, uint32_t x) {
     struct kv_pool *pool = t->cache->pool;
     struct node *n = &t->nodes[x];
@@ -20,7 +21,7 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
         struct kv_page *page = node_page(t, x, g);
         if (!may_drop(t, x, g) || page->addr == NO_ADDR || page_is_live(pool, page->addr))
             continue;
-        node_lend_elsewhere(t, x, g);
+        node_unshare_page_upwards(t, x, g);
         page_unstore(pool, page->addr);
         page->addr = NO_ADDR;
         dropped = true;
@@ -30,13 +31,13 @@ static bool drop_inner(struct prefix_tree *t, uint32_t x) {
         n->state = NO_ADDR;
         dropped = true;
     }
-    if (!dropped) /* a live sequence sees them now (T4) */
-        n->ended = t->clock;
+    if (!dropped) /* live sequences hold them all (TREE-4) */
+        n->resumed = t->clock;
     node_settle(t, x);
     return dropped;
 }
 
-/* What eviction is to bring about: so many bytes of the budget free, at most so many stored. */
+/* What eviction must reach: so many bytes of the budget free, at most so many stored. */
 struct goal {
     uint64_t free_bytes, stored_bytes;
 };
@@ -50,15 +51,17 @@ static bool is_met(const struct prefix_tree *t, struct goal goal) {
            tree_stored_bytes(t) <= goal.stored_bytes;
 }
 
-/* Whether anything went. Inner nodes of which nothing can go now, because running sequences hold
- * it (T4), wait at the end of their heap's array: among the others they would hide those whose key
- * is larger. So a round in which e candidates go and k are tried in vain costs O((e + k) log n).
- * Who was tried in vain comes back with the key of what is used now, behind the inner nodes that
- * nobody uses; so k is mostly 0 while more is stored than running sequences see. At most it is the
- * number of nodes whose windows' pages or records these hold, and where little else is stored each
- * round may meet them all. (Conversations, half of the layers with a window of 4,096, 32 at once:
- * none beside 2,965,164 that went at a budget of 10 %; at 0.3 %, a few requests, 1,688,286 beside
- * 4,439,339, in one round 1,053 at most.) */
+/* Returns whether anything was evicted. An inner node may hold nothing that can be dropped now,
+ * because running sequences hold it (TREE-4). Such nodes leave the heap for the rest of the round
+ * and wait at the end of its array; otherwise they would hide nodes with larger keys. So a round
+ * that evicts e candidates and tries k in vain costs O((e + k) log n).
+ *
+ * A node tried in vain returns with the current clock as its key, after inner nodes that nobody
+ * uses. So k is mostly 0 while more is stored than running sequences see. At most k is the
+ * number of nodes whose window pages or states running sequences hold. If little else is stored,
+ * each round may try them all. (Measured with conversations, half of the layers with a window of
+ * 4,096, 32 at once. At a budget of 10 %: none, and 2,965,164 evicted. At 0.3 %, a few requests:
+ * 1,688,286 in vain and 4,439,339 evicted, at most 1,053 in one round.) */
 static bool evict_round(struct prefix_tree *t, struct goal goal) {
     struct kv_pool *pool = t->cache->pool;
     uint32_t in_vain = 0, x;
@@ -80,12 +83,12 @@ static bool evict_round(struct prefix_tree *t, struct goal goal) {
     }
     for (; in_vain > 0; in_vain--, waiting++)
         if (t->nodes[*waiting].to && t->nodes[*waiting].heap_at == NO_NODE)
-            tree_heap_update(t, *waiting); /* not gone, nor a leaf since */
+            tree_heap_update(t, *waiting); /* neither removed nor a leaf by now */
     return some;
 }
 
-/* False: nothing is left to evict. Another round where one was not enough: what went may have had a
- * page that a node waited with, which has another one then (T2). */
+/* False: nothing is left to evict. One round may not be enough: after a node was removed, a node
+ * that waited may reference another page (TREE-2), which can be dropped. */
 static bool evict(struct prefix_tree *t, struct goal goal) {
     while (!is_met(t, goal) && evict_round(t, goal))
         ;
@@ -98,17 +101,18 @@ bool tree_make_room(struct prefix_tree *t, uint64_t bytes) {
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-void tree_limit(struct prefix_tree *t, uint32_t max_ends, uint64_t max_bytes) {
-    t->max_ends = max_ends ? max_ends : UINT32_MAX;
+void tree_limit(struct prefix_tree *t, uint32_t max_entries, uint64_t max_bytes) {
+    t->max_entries = max_entries ? max_entries : UINT32_MAX;
     t->max_bytes = max_bytes ? max_bytes : UINT64_MAX;
     tree_keep_limits(t);
 }
 
-/* The leaf that would be evicted first, and what leads to it alone; but not what somebody has used
- * since, where only part of a prompt was asked for again: that is the prompt's end then. */
-static void evict_end(struct prefix_tree *t) {
+/* Removes the leaf that would be evicted first, and the nodes that lead to it alone. It stops at
+ * a node that was used later than the leaf: a later prompt ended there, so that node is now an
+ * entry. */
+static void evict_entry(struct prefix_tree *t) {
     const uint64_t pages = kv_pool_stats(t->cache->pool).pages_used;
-    uint32_t x = t->heaps[ENDS].nodes[0];
+    uint32_t x = t->heaps[LEAVES].nodes[0];
     const uint64_t used = t->nodes[x].used;
     for (bool last = false; !last;) {
         const uint32_t parent = t->nodes[x].parent;
@@ -121,8 +125,8 @@ static void evict_end(struct prefix_tree *t) {
 }
 
 void tree_keep_limits(struct prefix_tree *t) {
-    while (t->heaps[ENDS].n > t->max_ends)
-        evict_end(t);
+    while (t->heaps[LEAVES].n > t->max_entries)
+        evict_entry(t);
     (void)evict(t, (struct goal){0, t->max_bytes});
 }
 
@@ -132,9 +136,9 @@ static uint32_t first_leaf(const struct prefix_tree *t, uint32_t x) {
     return x;
 }
 
-/* Removes every node below a root that no cursor stands on or below, children first. A root without
- * children goes with the last of them. A parent must not merge before its turn, so it is locked
- * while a child goes. */
+/* Removes every node of a salt that no cursor pins, children first. The root goes with its last
+ * child. While a child is removed its parent is pinned, so that it does not merge before its
+ * turn. */
 static void forget_below(struct prefix_tree *t, uint32_t root) {
     for (uint32_t x = first_leaf(t, root); x != root;) {
         const uint32_t parent = t->nodes[x].parent, next = t->nodes[x].next;
@@ -178,7 +182,7 @@ kvasir_status tree_requantize_begin(struct prefix_tree *t, struct kv_format k, s
     return KVASIR_OK;
 }
 
-/* Whether something stored that goes through x is at least so long. */
+/* Whether a stored sequence through x has at least so many tokens. */
 static bool reaches(const struct prefix_tree *t, uint32_t x, uint32_t tokens) {
     for (uint32_t y = x; y != NO_NODE; y = node_next(t, y, x))
         if (node_end(t, y) >= tokens)
@@ -186,8 +190,9 @@ static bool reaches(const struct prefix_tree *t, uint32_t x, uint32_t tokens) {
     return false;
 }
 
-/* A page of a node that is all of it, in another format than stored ones have. (A page that parts,
- * or in which something ended, stays as it is: whoever goes on from there writes on in it.) */
+/* Whether the page must be re-encoded. The node covers the whole page and only the tree holds
+ * it. (A page that is split, or in which a sequence ended, keeps its format: whoever continues
+ * there writes to a copy of it.) */
 static bool must_requantize(const struct prefix_tree *t, uint32_t x, uint32_t group) {
     const struct kv_page *page = node_page(t, x, group);
     return page->addr != NO_ADDR && !page_is_live(t->cache->pool, page->addr) &&
@@ -198,7 +203,7 @@ static bool requantize_page(struct prefix_tree *t, uint32_t x, uint32_t group) {
     struct kv_cache *c = t->cache;
     const uint32_t layout = layout_of(&t->stored_rule, group, t->nodes[x].number);
     struct kv_page to = {.layout = (uint16_t)layout};
-    node_pin(t, x); /* not to be evicted for its own sake */
+    node_pin(t, x); /* or making room might evict it */
     bool good =
         tree_make_room(t, c->layouts[group][layout].page_bytes) &&
         page_take(c->pool, c->groups[group].page_class[layout], &to.addr, NULL) == KVASIR_OK;

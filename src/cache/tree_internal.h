@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the prefix tree share. Each calls only those before it:
  *
- *     tree_policy.c   which node goes first: keys, two heaps
+ *     tree_policy.c   which node is evicted first: keys, two heaps
  *     tree_nodes.c    nodes: children, pages, roots, splitting, merging
  *     tree_evict.c    making room, limits, fewer bits
  *     tree.c          life, hits, storing, checking
@@ -14,22 +14,22 @@
 enum { NO_NODE = UINT32_MAX, NO_ADDR = UINT32_MAX };
 
 struct node {
-    uint32_t parent;             /* NO_NODE: this is the root of a salt */
+    uint32_t parent;             /* NO_NODE: it is the root of a salt */
     uint32_t first_child;        /* or NO_NODE */
-    uint32_t prev, next;         /* siblings; next also links free nodes and salts */
+    uint32_t prev, next;         /* siblings; next also links free nodes */
     uint32_t hash_next;          /* of the bucket */
-    uint32_t number;             /* of its page; of a root: its salt's index */
-    uint8_t from, to;            /* tokens [from, to) of that page; of roots, free nodes: 0, 0 */
-    bool point;                  /* a stored sequence ended here */
-    uint8_t heap;                /* enum candidate: which one */
+    uint32_t number;             /* of its page; of a root: index of its salt */
+    uint8_t from, to;            /* tokens [from, to) of that page; 0, 0: a root or free */
+    bool hit_point;              /* a stored sequence ended here */
+    uint8_t heap;                /* its heap (enum candidate) */
     uint32_t pins;               /* cursors at this node */
     uint32_t heap_at;            /* index in its heap, or NO_NODE */
-    uint32_t state;              /* the state after its last token, or NO_ADDR */
+    uint32_t state;              /* page of the state after its last token, or NO_ADDR */
     uint32_t uses;               /* requests that went through it since it was stored */
     bool abandoned;              /* see node_abandon_rest */
-    uint64_t used, ended;        /* clock of the last hit through it; of the last that saw its
-                                    windowed pages or began with its state */
-    double key;                  /* of its place in the heap */
+    uint64_t used;               /* clock of the last hit through it */
+    uint64_t resumed;            /* clock of the last hit that needed its window pages or state */
+    double key;                  /* its order in the heap */
     int32_t tokens[TILE_TOKENS]; /* [from, to) are set */
 };
 
@@ -39,8 +39,9 @@ struct salt {
     uint32_t root;
 };
 
-/* Nodes that may be evicted, or parts of them: a heap for each kind, lowest key first. */
-enum candidate { ENDS, INNER, CANDIDATES };
+/* Candidates for eviction, or for losing pages: one heap for leaves, one for inner nodes; the
+ * lowest key is first. */
+enum candidate { LEAVES, INNER, CANDIDATES };
 struct node_heap {
     uint32_t *nodes; /* [max_nodes] */
     uint32_t n;
@@ -48,29 +49,29 @@ struct node_heap {
 
 struct prefix_tree {
     struct kv_cache *cache;
-    /* Address space for as many nodes as the budget could pay; memory comes when touched. */
+    /* Address space for as many nodes as the budget could pay for. Memory comes when touched. */
     uint32_t max_nodes, n_made, free_node;
     struct node *nodes;    /* [max_nodes] */
-    struct kv_page *pages; /* [max_nodes][n_groups]; addr NO_ADDR: not there */
+    struct kv_page *pages; /* addr NO_ADDR: not held */
     uint32_t *buckets;     /* [n_buckets] of (parent, first token) */
     uint32_t n_buckets;
     struct node_heap heaps[CANDIDATES];
-    uint32_t max_ends; /* UINT32_MAX, UINT64_MAX: no limit */
+    uint32_t max_entries; /* UINT32_MAX, UINT64_MAX: no limit */
     uint64_t max_bytes;
     struct salt *salts; /* [cap_salts] */
     uint32_t cap_salts;
-    uint64_t node_bytes; /* what one is charged */
+    uint64_t node_bytes; /* charged for one node */
     uint64_t clock;      /* requests so far */
-    /* the policy's: requests between two uses of a page on average, over `ages` of them; where a
-     * page costs twice as much as a first one to compute anew */
+    /* For the policy: the mean number of requests between two uses of a page, over `ages` uses;
+     * the position at which computing a page costs twice as much as computing the first page. */
     double mean_age;
     uint64_t ages;
     uint32_t rebuild_tokens;
     struct tree_stats stats;
-    /* stored formats */
+    /* formats of stored pages */
     bool requantizes;
     struct layout_rule stored_rule;
-    uint32_t min_tokens, requantize_at; /* the node to look at next */
+    uint32_t min_tokens, requantize_at; /* next node to look at */
 };
 
 static inline struct kv_page *node_page(const struct prefix_tree *t, uint32_t x, uint32_t group) {
@@ -79,7 +80,7 @@ static inline struct kv_page *node_page(const struct prefix_tree *t, uint32_t x,
 static inline bool is_root(const struct prefix_tree *t, uint32_t x) {
     return t->nodes[x].parent == NO_NODE;
 }
-/* Tokens up to and with the node's last one. */
+/* Number of tokens up to the node's end. */
 static inline uint32_t node_end(const struct prefix_tree *t, uint32_t x) {
     return is_root(t, x) ? 0 : t->nodes[x].number * TILE_TOKENS + t->nodes[x].to;
 }
@@ -88,8 +89,8 @@ static inline bool in_parents_page(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
     return !is_root(t, n->parent) && t->nodes[n->parent].number == n->number;
 }
-/* The node after x in a walk over the subtree of `top`, parents first; NO_NODE: x was the last one.
- * Paths may be as deep as a sequence has tokens, so nothing here recurses. */
+/* The node after x in a walk over the subtree of `top`, parents first; NO_NODE: x was the last
+ * one. A path can have as many nodes as a sequence has tokens, so nothing here recurses. */
 static inline uint32_t node_next(const struct prefix_tree *t, uint32_t x, uint32_t top) {
     if (t->nodes[x].first_child != NO_NODE)
         return t->nodes[x].first_child;
@@ -97,7 +98,8 @@ static inline uint32_t node_next(const struct prefix_tree *t, uint32_t x, uint32
         x = t->nodes[x].parent;
     return x == top ? NO_NODE : t->nodes[x].next;
 }
-/* Pages of inner nodes that may go: those of groups whose queries do not see everything. */
+/* Whether an inner node may lose its page of this group: only groups with a window or rotation,
+ * and no kept pages. */
 static inline bool may_drop(const struct prefix_tree *t, uint32_t x, uint32_t group) {
     const struct kv_group *g = &t->cache->groups[group];
     return g->span != UINT32_MAX && t->nodes[x].number >= g->kept_pages;
@@ -109,55 +111,55 @@ static inline bool is_leaf(const struct prefix_tree *t, uint32_t x) {
 
 /* ---- which goes first (tree_policy.c) -------------------------------------------------------- */
 
-/* After a change of what a node's place among the candidates depends on: children, pins, pages,
- * use. */
+/* To call after a change of a node's children, pins, pages or use: updates its place among the
+ * candidates. */
 void tree_heap_update(struct prefix_tree *t, uint32_t x);
 void tree_heap_remove(struct prefix_tree *t, uint32_t x);
 /* The candidate with the lowest key, or NO_NODE. */
 uint32_t tree_first_candidate(const struct prefix_tree *t);
 void tree_heap_check(const struct prefix_tree *t);
-/* A request uses the node; the clock has counted it already. ends: its next query sees the node's
- * windowed pages, or begins with its state. */
-void node_note_use(struct prefix_tree *t, uint32_t x, bool ends);
-/* A request went along node x, of which `matched` tokens agree, and goes on elsewhere. */
+/* A request uses the node, and the clock has counted that request. resumes: its next query sees
+ * the node's window pages, or starts with its state. */
+void node_note_use(struct prefix_tree *t, uint32_t x, bool resumes);
+/* A request shares the first `matched` tokens of node x and then continues with others. */
 void node_abandon_rest(struct prefix_tree *t, uint32_t x, uint32_t matched);
 
 /* ---- nodes (tree_nodes.c) -------------------------------------------------------------------- */
 
-/* The child whose first token it is, or NO_NODE. */
+/* The child that begins with this token, or NO_NODE. */
 uint32_t node_find_child(const struct prefix_tree *t, uint32_t parent, int32_t token);
 void node_link(struct prefix_tree *t, uint32_t parent, uint32_t x);
-/* An empty node, charged to the budget, which has room for it (tree_make_room); NO_NODE: all
- * numbers are taken. */
+/* An empty node, charged to the budget, which must have room for it (tree_make_room). NO_NODE:
+ * all node numbers are in use. */
 uint32_t node_make(struct prefix_tree *t);
-/* The root of a salt, or NO_NODE; what a root costs beside a node; a new root, for which there is
- * room, or NO_NODE: out of memory. */
+/* The root of a salt, or NO_NODE. What a root is charged besides a node. A new root, for which
+ * there must be room, or NO_NODE: out of memory. */
 uint32_t tree_find_root(const struct prefix_tree *t, const void *salt, size_t len);
 uint64_t tree_salt_bytes(size_t len);
 uint32_t node_make_root(struct prefix_tree *t, const void *salt, size_t len);
-/* A pinned node is not evicted; pins are counted. */
+/* A pinned node is not evicted. Pins are counted. */
 void node_pin(struct prefix_tree *t, uint32_t x);
 void node_unpin(struct prefix_tree *t, uint32_t x);
-/* Splits node x at token `cut` of its page: the empty node u becomes the upper part. */
+/* Splits node x at token `cut` of its page. The empty node u becomes the upper part. */
 void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut);
-/* Removes a node without children, with all that it holds. Its parent may then merge with its only
- * child, which frees the parent's number. */
+/* Removes a node without children and frees what it holds. Its parent may then merge with its
+ * only remaining child; the parent's number is free after that. */
 void node_remove(struct prefix_tree *t, uint32_t x);
-/* After a node lost a child, its last cursor or its state: merges it with its only child, or
- * updates its place among the candidates. */
+/* To call after a node lost a child, its last cursor or its state: merges it with its only
+ * child, or updates its place among the candidates. */
 void node_settle(struct prefix_tree *t, uint32_t x);
-/* The node holds this page of the group, instead of the one it held. */
+/* Makes the node reference this page of the group instead of its present one. */
 void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv_page page);
-/* Replaces the page `from` of a group by `to` in the node and in those above it in its page. */
-void node_exchange_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
-                        struct kv_page to);
-/* Before a node loses its page of the group: nodes above it in that page take another child's
- * (T2). */
-void node_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group);
+/* Replaces the group's page `from` by `to` in the node and in its ancestors in the same page. */
+void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
+                       struct kv_page to);
+/* TREE-2, before a node drops its page of the group: ancestors that share it take another
+ * child's page. */
+void node_unshare_page_upwards(struct prefix_tree *t, uint32_t x, uint32_t group);
 
 /* ---- eviction (tree_evict.c) ----------------------------------------------------------------- */
 
-/* T7 */
+/* TREE-7 */
 void tree_keep_limits(struct prefix_tree *t);
 
 #endif

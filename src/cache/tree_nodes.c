@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tree_nodes.c: the nodes of the prefix tree: children, pages, roots, removing, splitting, merging.
- * tree.h has the drawing and the invariants; nothing here makes room.
+ * tree.h has the drawing and the invariants. Nothing here makes room.
  *
- * Children are found by (parent, first token): one bucket per step of a walk. Splitting a node
- * keeps its number for the lower part, so that cursors and children stay where they are, and takes
- * a new node for the upper part. Once no stored sequence ends at the upper part and it has no other
- * child, both merge again.
+ * Children are found by (parent, first token), so each step of a walk looks into one bucket. When a
+ * node is split, the lower part keeps its number, so that cursors and children need no change; the
+ * upper part is a new node. Both merge again when no stored sequence ends at the upper part and it
+ * has no other child.
  *
  *     before   parent -- x [from ............. to)
- *     after    parent -- u [from .. m) -- x [m .. to)        u holds x's pages, too
+ *     after    parent -- u [from .. m) -- x [m .. to)        u references x's pages, too
  */
 #include <string.h>
 
@@ -18,7 +18,7 @@
 
 /* ---- children -------------------------------------------------------------------------------- */
 
-/* Buckets hold a node's number + 1, so that memory of zeros is an empty table. */
+/* Buckets hold node numbers + 1, so memory of zeros is an empty table. */
 static uint32_t *bucket_of(const struct prefix_tree *t, uint32_t parent, int32_t token) {
     uint64_t h = ((uint64_t)parent << 32 | (uint32_t)token) * 0x9e3779b97f4a7c15u;
     return &t->buckets[(h >> 32 ^ h >> 57) & (t->n_buckets - 1)];
@@ -93,7 +93,7 @@ uint32_t node_make(struct prefix_tree *t) {
                                 .state = NO_ADDR,
                                 .uses = 1,
                                 .used = t->clock,
-                                .ended = t->clock};
+                                .resumed = t->clock};
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         *node_page(t, x, g) = (struct kv_page){.addr = NO_ADDR};
     return x;
@@ -116,8 +116,8 @@ void node_hold_page(struct prefix_tree *t, uint32_t x, uint32_t group, struct kv
     *mine = page;
 }
 
-void node_exchange_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
-                        struct kv_page to) {
+void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
+                       struct kv_page to) {
     for (uint32_t y = x, up; !is_root(t, y); y = up) {
         up = t->nodes[y].parent;
         if (node_page(t, y, group)->addr == from)
@@ -211,15 +211,15 @@ static void drop_bare_root(struct prefix_tree *t, uint32_t x) {
         remove_root(t, x);
 }
 
-void node_lend_elsewhere(struct prefix_tree *t, uint32_t x, uint32_t group) {
+void node_unshare_page_upwards(struct prefix_tree *t, uint32_t x, uint32_t group) {
     if (!in_parents_page(t, x) || node_page(t, x, group)->addr == NO_ADDR)
         return;
     uint32_t z = t->nodes[t->nodes[x].parent].first_child;
     while (z != NO_NODE && (z == x || node_page(t, z, group)->addr == NO_ADDR))
         z = t->nodes[z].next;
     if (z != NO_NODE)
-        node_exchange_page(t, t->nodes[x].parent, group, node_page(t, x, group)->addr,
-                           *node_page(t, z, group));
+        node_replace_page(t, t->nodes[x].parent, group, node_page(t, x, group)->addr,
+                          *node_page(t, z, group));
 }
 
 void node_remove(struct prefix_tree *t, uint32_t x) {
@@ -227,7 +227,7 @@ void node_remove(struct prefix_tree *t, uint32_t x) {
     ASSERT(t->nodes[x].first_child == NO_NODE && !t->nodes[x].pins && !is_root(t, x));
     tree_heap_remove(t, x);
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
-        node_lend_elsewhere(t, x, g);
+        node_unshare_page_upwards(t, x, g);
     unlink_child(t, x);
     release_contents(t, x);
     t->stats.tokens -= (uint64_t)(t->nodes[x].to - t->nodes[x].from);
@@ -262,7 +262,7 @@ void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut) {
     upper->from = lower->from;
     upper->to = lower->from = cut;
     upper->used = lower->used;
-    upper->ended = lower->ended;
+    upper->resumed = lower->resumed;
     upper->uses = lower->uses;
     memcpy(upper->tokens, lower->tokens, upper->to * sizeof *upper->tokens);
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
@@ -274,12 +274,12 @@ void node_split(struct prefix_tree *t, uint32_t x, uint32_t u, uint8_t cut) {
     tree_heap_update(t, x);
 }
 
-/* Whether a node can merge with its only child: no stored sequence ends at the node, no cursor pins
- * it, and both hold the same pages. */
+/* Whether a node can merge with its only child: no stored sequence ends at it, no cursor pins
+ * it, and both reference the same pages. */
 static bool node_can_merge(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
     const uint32_t child = n->first_child;
-    if (n->pins || n->point || n->state != NO_ADDR || child == NO_NODE ||
+    if (n->pins || n->hit_point || n->state != NO_ADDR || child == NO_NODE ||
         t->nodes[child].next != NO_NODE || !in_parents_page(t, child))
         return false;
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
@@ -288,7 +288,7 @@ static bool node_can_merge(const struct prefix_tree *t, uint32_t x) {
     return true;
 }
 
-/* The reverse of node_split: the lower part keeps its number, its cursors and its children. */
+/* The reverse of node_split. The lower part keeps its number, its cursors and its children. */
 static void node_merge(struct prefix_tree *t, uint32_t u) {
     struct node *upper = &t->nodes[u];
     const uint32_t x = upper->first_child, parent = upper->parent;
@@ -301,7 +301,7 @@ static void node_merge(struct prefix_tree *t, uint32_t u) {
            (size_t)(upper->to - upper->from) * sizeof *upper->tokens);
     lower->from = upper->from;
     lower->used = upper->used > lower->used ? upper->used : lower->used;
-    lower->ended = upper->ended > lower->ended ? upper->ended : lower->ended;
+    lower->resumed = upper->resumed > lower->resumed ? upper->resumed : lower->resumed;
     lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
     lower->abandoned = upper->abandoned;
     node_link(t, parent, x);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree_policy.c: which node of the prefix tree goes first. docs/cache-policy.md explains the keys
- * and what they were measured against.
+/* tree_policy.c: which node of the prefix tree is evicted first. docs/cache-policy.md explains the
+ * keys and what they were measured against.
  *
- * Candidates are in two heaps by key, lowest first, so that an update costs O(log n):
+ * Candidates are in two heaps by key, lowest first, so an update costs O(log n):
  *
- *     leaves       that no cursor pins: the node goes, and its parent may become a leaf
- *     inner nodes  with pages of windows or a state: those go, the node stays (T3)
+ *     leaves       without a cursor: the node is removed, and its parent may become a leaf
+ *     inner nodes  with window pages or a state: those are dropped, the node is kept (TREE-3)
  *
- * A leaf at which no hit can end (one of its pages is gone, or its state) goes before all others,
- * then abandoned ones, then the rest.
+ * Leaves at which no hit can end (a page or the state is gone) are evicted first, then abandoned
+ * ones, then the rest.
  */
 #include "cache/tree_internal.h"
 
@@ -18,13 +18,14 @@ static bool is_useless(const struct prefix_tree *t, uint32_t x) {
     for (uint32_t g = 0; g < t->cache->n_groups; g++)
         if (node_page(t, x, g)->addr == NO_ADDR)
             return true;
-    return t->cache->record_bytes && t->nodes[x].state == NO_ADDR;
+    return t->cache->state_page_bytes && t->nodes[x].state == NO_ADDR;
 }
 
-/* Let G be the mean age at which pages are used again. A page becomes half as likely to be used for
- * every G / 2 that pass; one used twice as often is about twice as likely; a late one costs more to
- * compute. uses * cost * 2^(-age / (G / 2)) orders pages in a way that does not change with time,
- * and so does its logarithm, which is the key. */
+/* Let G be the mean age at which pages are used again. The chance that a page is used again
+ * halves for every G/2 requests that pass; a page used twice as often is about twice as likely
+ * to be used again; a late page costs more to compute. So pages are ordered by uses * cost *
+ * 2^(-age / (G/2)). That order does not change as time passes, and neither does that of the
+ * logarithm, which is the key. */
 static double leaf_key(const struct prefix_tree *t, const struct node *n) {
     static const double LN2 = 0.693147180559945309417;
     const double position = (double)n->number * TILE_TOKENS,
@@ -35,21 +36,21 @@ static double leaf_key(const struct prefix_tree *t, const struct node *n) {
 static double node_key(const struct prefix_tree *t, uint32_t x) {
     const struct node *n = &t->nodes[x];
     if (!is_leaf(t, x))
-        return (double)n->ended;
+        return (double)n->resumed;
     if (is_useless(t, x))
         return -2;
     return n->abandoned ? -1 : leaf_key(t, n);
 }
 
-void node_note_use(struct prefix_tree *t, uint32_t x, bool ends) {
+void node_note_use(struct prefix_tree *t, uint32_t x, bool resumes) {
     enum { MEMORY = 10000 }; /* uses that the mean age remembers */
     struct node *n = &t->nodes[x];
     t->ages += t->ages < MEMORY;
     t->mean_age += ((double)(t->clock - n->used) - t->mean_age) / (double)t->ages;
     n->used = t->clock;
     n->uses++;
-    if (ends)
-        n->ended = t->clock;
+    if (resumes)
+        n->resumed = t->clock;
     if (n->heap_at != NO_NODE)
         tree_heap_update(t, x);
 }
@@ -59,10 +60,10 @@ static uint32_t only_child(const struct prefix_tree *t, uint32_t x) {
     return y != NO_NODE && t->nodes[y].next == NO_NODE ? y : NO_NODE;
 }
 
-/* A chain of nodes with equal use counts is a conversation: each request went along all of it and
- * added a step. If a request leaves the chain and goes on with other tokens, the rest of the chain
- * is the conversation's old end (an answer made again, or a template that renders past turns
- * differently), and nobody will come back for it. */
+/* A chain of nodes with equal use counts is a conversation: each request used all of it and
+ * added a step. If a request leaves the chain and continues with other tokens, the rest of the
+ * chain is the conversation's old end (an answer generated again, or a template that renders
+ * past turns differently). Nobody will come back for it. */
 void node_abandon_rest(struct prefix_tree *t, uint32_t x, uint32_t matched) {
     const uint32_t uses = t->nodes[x].uses;
     const bool whole = matched == (uint32_t)(t->nodes[x].to - t->nodes[x].from);
@@ -139,7 +140,7 @@ void tree_heap_remove(struct prefix_tree *t, uint32_t x) {
 
 void tree_heap_update(struct prefix_tree *t, uint32_t x) {
     struct node *n = &t->nodes[x];
-    const uint8_t kind = is_leaf(t, x) ? ENDS : INNER;
+    const uint8_t kind = is_leaf(t, x) ? LEAVES : INNER;
     struct node_heap *h = &t->heaps[kind];
     if (!is_candidate(t, x) || n->heap != kind)
         tree_heap_remove(t, x);
@@ -154,9 +155,9 @@ void tree_heap_update(struct prefix_tree *t, uint32_t x) {
 }
 
 uint32_t tree_first_candidate(const struct prefix_tree *t) {
-    const struct node_heap *ends = &t->heaps[ENDS], *inner = &t->heaps[INNER];
-    if (ends->n && (!inner->n || key_at(t, ends, 0) <= key_at(t, inner, 0)))
-        return ends->nodes[0];
+    const struct node_heap *leaves = &t->heaps[LEAVES], *inner = &t->heaps[INNER];
+    if (leaves->n && (!inner->n || key_at(t, leaves, 0) <= key_at(t, inner, 0)))
+        return leaves->nodes[0];
     return inner->n ? inner->nodes[0] : NO_NODE;
 }
 
@@ -166,7 +167,7 @@ void tree_heap_check(const struct prefix_tree *t) {
         for (uint32_t i = 0; i < h->n; i++) {
             const struct node *n = &t->nodes[h->nodes[i]];
             ASSERT(n->heap_at == i && n->heap == kind && is_candidate(t, h->nodes[i]));
-            ASSERT(is_leaf(t, h->nodes[i]) == (kind == ENDS));
+            ASSERT(is_leaf(t, h->nodes[i]) == (kind == LEAVES));
             ASSERT(i == 0 || key_at(t, h, (i - 1) / 2) <= n->key);
         }
     }

@@ -48,7 +48,7 @@ static kvasir_status settle_formats(const kvasir_context_options *o, struct sett
     for (uint32_t g = 0; g < s->n_groups; g++)
         if (bad[g]) {
             s->shapes[g].k = s->shapes[g].v = EXACT;
-            s->shapes[g].stays = true;
+            s->shapes[g].fixed_format = true;
             settled_fact(s, KVASIR_FACT_LAYERS_EXACT, s->shapes[g].layers, s->shapes[g].head_dim, 0,
                          0);
         }

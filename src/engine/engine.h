@@ -195,7 +195,7 @@ void prompt_cache_shape(const struct kvasir_prompt_cache *p,
                         uint32_t *keep);
 
 /* A new sequence with the file's tokens, in a context whose cache has the file's formats, or with
- * convert in any. The file is refused before anything is made of it (P1). */
+ * convert in any. The file is refused before anything is made of it (PROMPT-1). */
 kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
                                 bool convert, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
 /* Its tokens; -1: the file does not say. */

@@ -16,8 +16,9 @@
  * for.
  *
  * Invariants
- *   P1  A file is refused before anything is made of it, or the sequence holds exactly its rows.
- *   P2  What a query at the sequence's end sees was in the file. Rows that no query sees any more
+ *   PROMPT-1 A file is refused before anything is made of it, or the sequence holds exactly its
+ *   rows. PROMPT-2 What a query at the sequence's end sees was in the file. Rows that no query sees
+ *   any more
  *       and that the file lacks are zeros, and a trim that would show them is refused.
  */
 #include <limits.h>
@@ -312,7 +313,7 @@ struct loader {
     float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
 };
 
-/* The first position from which on all are in the file; those below keep are, too (P2). */
+/* The first position from which on all are in the file; those below keep are, too (PROMPT-2). */
 static uint32_t first_held(const struct prompt_kv *kv) {
     uint32_t p = kv->offset;
     while (p > 0 && prompt_entry_row(kv, p - 1) >= 0)

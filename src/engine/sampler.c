@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sampler.c: from logits to the next token. Owns the sampling options, the last accepted tokens and
- * the scratch for one vocabulary, which samplers may share; one thread at a time.
+/* sampler.c: from logits to the next token. A sampler owns its options and the last accepted
+ * tokens. Scratch for one vocabulary may be shared by the samplers of one thread.
  *
  *     logits [vocab]
  *        | allowed tokens        else -inf
@@ -11,37 +11,39 @@
  *        +-- temp 0 -----------------------------------------------> the largest, lowest id first
  *        v
  *     candidates, largest first:   c0  c1  c2  c3  c4  c5 | c6 ...  c(vocab-1)
- *        | top_p   a candidate stays while the probability before it is below top_p
+ *        | top_p   keep a candidate while the probability before it is below top_p
  *        | min_p   ... while its probability is at least min_p times the largest, and the first
  *        |         min_tokens_to_keep in any case
  *        v
  *                                  c0  c1  c2  c3  c4  c5        probabilities of these alone:
- *        | xtc     with probability xtc_probability: of those above xtc_threshold all but the least
- *        |         likely go, and but those that are xtc_special
- *        v                     .3  .25 .2  .12 .08 .05           threshold 0.1: c0 c1 c2 go
+ *        | xtc     with probability xtc_probability: drop those above xtc_threshold except the
+ *        |         least likely of them and those in xtc_special
+ *        v                     .3  .25 .2  .12 .08 .05           threshold 0.1: drop c0 c1 c2
  *                                              c3  c4  c5
- *        | top_k   the first top_k stay
+ *        | top_k   keep the first top_k
  *        v
  *     draw c with probability ~ exp(l / temp)
  *
- * mlx-lm applies the filters one after the other, each on what the one before left, with
- * probabilities at temperature 1 in all of them. top_p and min_p keep a beginning of the same
- * descending order, so one walk down that order with several stop conditions is the same; so does
- * top_k where xtc does not come between. A heap gives as much of the order as is needed, and no
- * vocabulary is ever sorted as a whole unless the options keep all of it.
+ * mlx-lm applies these filters one after the other, each to what the previous one left, all with
+ * probabilities at temperature 1. top_p and min_p keep the start of the same descending order, so
+ * one walk down that order with several stop conditions gives the same; so does top_k if xtc does
+ * not come in between. A heap produces as much of the order as is needed: a whole vocabulary is
+ * sorted only if the options keep all of it.
  *
  * Invariants
- *   S1  A pick depends on the options, the logits, the accepted tokens and the number of picks made
- *       so far: random numbers are a function of (seed, draw number, what for), not a state.
- *   S2  Equal logits are ordered by id; sums run in a fixed order in double; exp is base's own. So
- *       the same inputs give the same token on every machine.
- *   S3  Whatever the logits hold (NaN, infinities), the result is an id below vocab: NaN is never
- *       chosen unless everything is.
- *   S4  Where only some tokens are allowed (sampler_allow) the result is one of them, even if the
- *       logits of all of them are NaN or -inf.
- *   S5  Between two calls scratch holds nothing that counts; scratch->marks is zero.
+ *   SAMPLE-1  A pick depends on the options, the logits, the accepted tokens and the number of
+ *             picks so far. Random numbers are a function of (seed, draw number, purpose), not a
+ *             state.
+ *   SAMPLE-2  Equal logits are ordered by id; sums run in a fixed order in double; exp is our own.
+ *             So the same inputs give the same token on every machine.
+ *   SAMPLE-3  Whatever the logits hold (NaN, infinities), the result is an id below vocab. NaN is
+ *             never chosen unless everything is NaN.
+ *   SAMPLE-4  If only some tokens are allowed (sampler_allow), the result is one of them, even if
+ *             all their logits are NaN or -inf.
+ *   SAMPLE-5  Between two calls scratch holds nothing that counts, and scratch->marks is all zero.
  *
- * A context of 0 is refused: mlx-lm's slice [-0:] takes it for all tokens, a reader for none.
+ * A context of 0 is refused: mlx-lm's slice [-0:] would mean all tokens, a reader would expect
+ * none.
  */
 #include "engine/sampler.h"
 #include "engine/struct_size.h"
@@ -67,7 +69,7 @@ struct kvasir_sampler {
     int32_t *recent;      /* [recent_cap] ring of accepted ids; NULL without penalties */
     uint32_t recent_cap;  /* the largest context, or all ids that will be accepted */
     uint32_t recent_n;    /* ids in the ring */
-    uint32_t recent_next; /* where the next one goes */
+    uint32_t recent_next; /* index of the next one */
     struct sampler_scratch *scratch;
     struct sampler_scratch *own; /* NULL: shared */
     const uint64_t *allowed;     /* NULL: all tokens */
@@ -75,7 +77,8 @@ struct kvasir_sampler {
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-/* The ring of a context comes from a request: 4 MiB at most. No model's context is longer. */
+/* A context's size comes from a request and its ring is allocated: 4 MiB at most. No model's
+ * context is longer. */
 enum { CONTEXT_MAX = 1 << 20 };
 
 const struct sized_struct SIZED_SAMPLING = {
@@ -175,8 +178,8 @@ static kvasir_status check_options(const kvasir_sampling *o, uint32_t vocab, kva
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* The arrays lie behind one another in the order of the struct: none needs more alignment than the
- * one before. */
+/* The arrays follow one another in the order of the struct; none needs more alignment than the
+ * one before it. */
 enum { SCRATCH_BYTES = sizeof(double) + sizeof(float) + 2 * sizeof(uint32_t) + 1 };
 
 size_t sampler_scratch_bytes(uint32_t vocab) {
@@ -212,7 +215,7 @@ static uint32_t context_of(const kvasir_sampling *o) {
     return n;
 }
 
-/* NULL where n is 0 or memory ran out. */
+/* NULL if n is 0 or memory ran out. */
 static void *copy_of(const void *items, size_t n, size_t size) {
     void *copy = n ? mem_calloc(n, size) : NULL;
     if (copy)
@@ -287,12 +290,12 @@ void kvasir_sampler_accept(kvasir_sampler *s, int32_t id) {
         s->recent_n++;
 }
 
-/* The accepted ids that a context holds. */
+/* Number of accepted ids in a context. */
 static uint32_t held_by(const kvasir_sampler *s, uint32_t context) {
     return s->recent_n < context ? s->recent_n : context;
 }
 
-/* Id number i from the newest, which is 0; i < recent_n. */
+/* The i-th newest id, from 0; i < recent_n. */
 static uint32_t recent_id(const kvasir_sampler *s, uint32_t i) {
     uint32_t newest = s->recent_next + s->recent_cap - 1; /* caps are at most CONTEXT_MAX */
     return (uint32_t)s->recent[(newest - i) % s->recent_cap];
@@ -357,8 +360,8 @@ static float value_of(const float *logits, uint32_t id) {
     return isnan(logits[id]) ? -INFINITY : logits[id];
 }
 
-/* The largest of some, NaN left out; -inf where there is none. Many maxima side by side are a few
- * vectors to any compiler; one would be a chain of n comparisons. */
+/* The largest of n values without NaN; -inf if there is none. Compilers turn 32 maxima side by
+ * side into a few vectors; one maximum would be a chain of n comparisons. */
 static float largest_of(const float *x, size_t n) {
     enum { LANES = 32 };
     float best[LANES], all = -INFINITY;
@@ -375,8 +378,8 @@ static float largest_of(const float *x, size_t n) {
     return all;
 }
 
-/* The first id of the largest logit; 0 where all are NaN. Only the block that brought the largest
- * is looked through for its id. */
+/* The first id with the largest logit; 0 if all are NaN. Only the block that has the largest
+ * logit is searched for its id. */
 static uint32_t largest(const float *logits, uint32_t vocab) {
     enum { BLOCK = 1024 };
     float best = -INFINITY;
@@ -392,7 +395,7 @@ static uint32_t largest(const float *logits, uint32_t vocab) {
     return 0;
 }
 
-/* The same of allowed tokens, whose logits may all be those of the others. */
+/* The same among the allowed tokens. If all of them are NaN or -inf, the first allowed one. */
 static uint32_t likeliest(const kvasir_sampler *s, const float *logits) {
     uint32_t id = largest(logits, s->vocab);
     for (uint32_t i = 0; !is_allowed(s, id) && i < s->vocab; i++)
@@ -422,7 +425,7 @@ static void make_heap(const float *logits, uint32_t *heap, uint32_t n) {
         sift_down(logits, heap, n, i);
 }
 
-/* Takes the first of the order out of a heap of n. */
+/* Removes the first id in order from a heap of n. */
 static uint32_t take_best(const float *logits, uint32_t *heap, uint32_t n) {
     uint32_t best = heap[0];
     heap[0] = heap[n - 1];
@@ -430,7 +433,7 @@ static uint32_t take_best(const float *logits, uint32_t *heap, uint32_t n) {
     return best;
 }
 
-/* exp(logits[id] - max), 0 .. 1: the probability at temperature 1 in units of the largest. */
+/* exp(logits[id] - max), 0 .. 1: the probability at temperature 1 divided by the largest one. */
 static double relative(const float *logits, uint32_t id, double max) {
     return m_exp((double)value_of(logits, id) - max);
 }
@@ -443,7 +446,7 @@ static void weigh(struct sampler_scratch *w, const float *logits, float max, flo
     m_exp_each(w->weights, n);
 }
 
-/* In four sums, as one would wait for itself at each step. */
+/* Four sums, because each step of a single one would wait for the last. */
 static double sum_of(const double *x, size_t n) {
     double sum[4] = {0};
     for (size_t i = 0; i < n; i++)
@@ -453,23 +456,24 @@ static double sum_of(const double *x, size_t n) {
 
 /* ---- filters --------------------------------------------------------------------------------- */
 
-/* Where a walk down the order ends; the first candidate always stays. */
+/* When a walk down the order ends. The first candidate is always kept. Probabilities are divided
+ * by the largest one. */
 struct cut {
-    double mass;       /* enough for those before; in units of the largest probability, as */
-    double least;      /* the smallest that stays, but */
-    uint32_t at_least; /* so many stay whatever theirs is */
+    double mass;       /* kept candidates may have so much before the last */
+    double least;      /* the smallest that is kept, but */
+    uint32_t at_least; /* so many are kept in any case */
     uint32_t limit;
 };
 
-/* Candidates further below the largest than this are few in any walk that ends early: they are made
- * a heap only when a walk comes to them. exp(-12) is 6e-6: all of a vocabulary of 150,000 together
- * weigh less than the largest there. */
+/* A walk that ends early hardly meets candidates further below the largest than this, so they
+ * become a heap only if a walk reaches them. exp(-12) is 6e-6: in a vocabulary of 150,000 all of
+ * them together weigh less than the largest one. */
 static const float NEAR = 12;
 
-/* Keeps of scratch->kept [n] what comes before the cut, in order; returns its number.
+/* Keeps those of scratch->kept [n] before the cut, in order, and returns their number.
  *
  *     ids:  | heap of the near ones | the far ones |
- *           0                      near            n          */
+ *           0                      near            n */
 static uint32_t walk(struct sampler_scratch *w, const float *logits, float max, uint32_t n,
                      const struct cut *cut) {
     uint32_t near = 0, far = n;
@@ -502,9 +506,9 @@ static void mark_special(const kvasir_sampler *s, uint8_t mark) {
             s->scratch->marks[s->special[i]] = mark;
 }
 
-/* Leaves the likely ones but the last out of scratch->kept [n], whatever its order. At least that
- * last one stays, with a probability above 0. */
-static uint32_t leave_top_out(const kvasir_sampler *s, const float *logits, float max, uint32_t n) {
+/* XTC: drops the candidates above the threshold, except the least likely of them, from
+ * scratch->kept [n], in any order. At least that one is left, with a probability above 0. */
+static uint32_t drop_likely(const kvasir_sampler *s, const float *logits, float max, uint32_t n) {
     struct sampler_scratch *w = s->scratch;
     double last = INFINITY;
     weigh(w, logits, max, 1, n);
@@ -521,7 +525,7 @@ static uint32_t leave_top_out(const kvasir_sampler *s, const float *logits, floa
     return kept;
 }
 
-/* Fills scratch->kept with the candidates that the filters leave; returns their number. */
+/* Fills scratch->kept with the candidates that the filters keep, and returns their number. */
 static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, bool xtc) {
     const kvasir_sampling *o = &s->options;
     struct sampler_scratch *w = s->scratch;
@@ -539,7 +543,7 @@ static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, 
     if (ordered)
         n = walk(w, logits, max, n, &cut);
     if (xtc)
-        n = leave_top_out(s, logits, max, n);
+        n = drop_likely(s, logits, max, n);
     if (n <= top_k)
         return n;
     return ordered ? top_k
@@ -548,12 +552,12 @@ static uint32_t filter(const kvasir_sampler *s, const float *logits, float max, 
 
 /* ---- drawing --------------------------------------------------------------------------------- */
 
-/* What a random number is for, as a constant that keeps the streams of a seed apart. */
+/* Purposes of random numbers: constants that keep the streams of a seed apart. */
 #define FOR_TOKEN 0x632be59bd9b4e019ULL
 #define FOR_XTC   0xd1342543de82ef95ULL
 
-/* Number `draw` of a seed's stream, uniform in [0, 1) with 53 bits. The seed is mixed first, or
- * seeds that differ by the golden-ratio step would be the same stream shifted. */
+/* Number `draw` of a seed's stream, uniform in [0, 1) with 53 bits. The seed is mixed first;
+ * otherwise seeds that differ by the golden-ratio step would give the same stream, shifted. */
 static double uniform(uint64_t seed, uint64_t draw, uint64_t what_for) {
     uint64_t bits = mix_bits(mix_bits(seed + what_for) + draw * 0x9e3779b97f4a7c15ULL);
     return (double)(bits >> 11) * 0x1p-53;
@@ -574,7 +578,7 @@ size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **id
         bool xtc = o->xtc_probability > 0 &&
                    uniform(o->seed, s->draws, FOR_XTC) < (double)o->xtc_probability;
         n = filter(s, logits, max, xtc);
-        if (xtc) { /* the largest may be gone; far below it all weights could be 0 */
+        if (xtc) { /* the largest may be gone; without this all weights could underflow to 0 */
             max = -INFINITY;
             for (uint32_t i = 0; i < n; i++)
                 max = logits[w->kept[i]] > max ? logits[w->kept[i]] : max;
@@ -592,7 +596,7 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
     const double *weights;
     size_t n = sampler_weigh(s, logits, &ids, &weights);
     double target = uniform(s->options.seed, s->draws++, FOR_TOKEN) * sum_of(weights, n), run = 0;
-    size_t last = 0; /* rounding may leave run a hair below target at the end */
+    size_t last = 0; /* rounding may leave run slightly below target at the end */
     for (size_t i = 0; i < n; i++) {
         if (weights[i] == 0)
             continue;
@@ -606,12 +610,13 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
 
 /* ---- log-probabilities ----------------------------------------------------------------------- */
 
-/* ln of what exp(l - max) makes of it; an infinite largest has all of the weight to itself. */
+/* ln of exp(value - max). If the largest is infinite, it has all of the weight. */
 static double below(double value, double max) {
     return value == max ? 0 : value - max;
 }
 
-/* Inserts behind those that are not smaller; ids come rising. */
+/* Inserts after values that are not smaller. ids come in rising order, so equal ones are sorted
+ * by id. */
 static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float value) {
     uint32_t at = n - 1;
     for (; at > 0 && top[at - 1].logprob < value; at--)

@@ -78,7 +78,7 @@ kvasir_engine_stats sched_engine_stats(const struct sched *s) {
         .used_bytes = pool.used_bytes + pool.charged_bytes,
         .peak_bytes = pool.peak_bytes,
         .stored_bytes = s->tree ? tree_stored_bytes(s->tree) : 0,
-        .stored_entries = tree.ends,
+        .stored_entries = tree.entries,
         .stored_tokens = tree.tokens,
         .tree_nodes = tree.nodes,
         .store_rejections = tree.rejections,
@@ -221,7 +221,7 @@ static uint32_t common_tokens(const struct task *a, const struct task *b) {
     return i;
 }
 
-/* E4: whole pages of r's prompt that t will find in the tree if it waits. */
+/* SCHED-4: whole pages of r's prompt that t will find in the tree if it waits. */
 static uint32_t shareable_prefix(const struct task *t, const struct task *r) {
     if (r->detached || !same_salt(t, r))
         return 0;
@@ -249,8 +249,9 @@ static bool waits_on_prefix(struct sched *s, struct task *t) {
             continue;
         t->waits_for = r->order + 1;
         t->waits_until = until;
-        if (r->point <= length || until < r->point) /* recurrent layers need the state there */
-            r->point = until;
+        /* Recurrent layers need the state there. */
+        if (r->hit_point <= length || until < r->hit_point)
+            r->hit_point = until;
         return true;
     }
     return false;
@@ -272,7 +273,7 @@ static kvasir_status begin(struct sched *s, struct task *t, struct tree_hit *hit
                        err);
 }
 
-/* E3: if the only running task still lacks pages, drop its tree cursor. The cursor pins its
+/* SCHED-3: if the only running task still lacks pages, drop its tree cursor. The cursor pins its
  * ancestors, including splits that finished tasks left and sched_need() did not budget for. Without
  * it they can be evicted; the price is that this task is not stored. */
 static bool drop_cursor(struct sched *s, struct task *t) {
@@ -382,14 +383,14 @@ static void admit_all(struct sched *s) {
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* Recurrent layers: steps end at lengths at which the tree is to store their state. */
-static bool is_point(const struct sched *s, const struct task *t, uint32_t length) {
+static bool is_hit_point(const struct sched *s, const struct task *t, uint32_t length) {
     const uint32_t every = s->options.snapshot_tokens;
     return s->recurrent && s->tree && !t->detached && length > 0 &&
-           (length == t->n_prompt - 1 || length == t->point || (every && length % every == 0));
+           (length == t->n_prompt - 1 || length == t->hit_point || (every && length % every == 0));
 }
 
-/* E7. In an answer a state is stored only if there is room for it and for all running tasks to grow
- * by a page. Once they have, this task's cursor has moved on and the state can be evicted like
+/* SCHED-7. In an answer a state is stored only if there is room for it and for all running tasks to
+ * grow by a page. Once they have, this task's cursor has moved on and the state can be evicted like
  * anything stored. Until then each running task may pin one stored state, at its cursor: hence one
  * more state for each of them. */
 static bool has_room_for_state(const struct sched *s) {
@@ -412,8 +413,8 @@ static uint32_t rows_left(const struct sched *s, const struct task *t) {
         return end - at;
     if (at < t->n_prompt - 1 && t->n_prompt - 1 < end)
         end = t->n_prompt - 1;
-    if (at < t->point && t->point < end)
-        end = t->point;
+    if (at < t->hit_point && t->hit_point < end)
+        end = t->hit_point;
     if (every && at / every * every + every < end)
         end = at / every * every + every;
     return end - at;
@@ -423,8 +424,8 @@ static bool is_last_row(const struct task *t) {
     return t->n_tokens - seq_length(t->seq) == 1;
 }
 
-/* E2. Tasks that generate get their row first; then each prompt gets an equal share; then what is
- * left goes to the first prompts. The order starts with another task at each step. */
+/* SCHED-2. Tasks that generate get their row first; then each prompt gets an equal share; then what
+ * is left goes to the first prompts. The order starts with another task at each step. */
 static void distribute_rows(struct sched *s) {
     const uint32_t n = s->n_running;
     uint32_t left = s->options.step_rows, prompts = 0;
@@ -459,7 +460,7 @@ static struct task *newest(const struct sched *s) {
     return t;
 }
 
-/* E3. False: the task itself was preempted, or failed. */
+/* SCHED-3. False: the task itself was preempted, or failed. */
 static bool prepare(struct sched *s, struct task *t) {
     kvasir_error err;
     for (;;) {
@@ -536,9 +537,11 @@ static void take_token(struct sched *s, struct task *t, uint32_t row) {
 static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
     const uint32_t length = seq_length(t->seq);
     t->rows = 0;
-    const bool point = is_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
-    if (s->tree && !t->detached && (point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
-        tree_store(s->tree, &t->at, t->seq, point);
+    const bool hit_point =
+        is_hit_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
+    if (s->tree && !t->detached &&
+        (hit_point || (length - rows) / TILE_TOKENS != length / TILE_TOKENS))
+        tree_store(s->tree, &t->at, t->seq, hit_point);
     if (length < t->n_tokens) {
         if (s->host.progress)
             s->host.progress(s->host.user, t);

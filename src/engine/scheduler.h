@@ -14,19 +14,19 @@
  *                    store; host.next for every task whose tokens have all been run
  *
  * Invariants (tests/sim/ try to break them)
- *   E1  A task's tokens do not depend on what runs beside it, on preemption or on hits: each comes
- *       from the logits of its own tokens and from its own sampler.
- *   E2  A step has at most step_rows rows: one for each task that generates; the rest is shared
- *       equally among prompts, starting with another task at each step.
- *   E3  If pages are short, the task that arrived last is preempted. So the oldest one always makes
- *       progress: alone it fits (sched_need is checked before a task is accepted).
- *   E4  Admission is by arrival. A task waits while a running one computes a prefix that both
- *       share, so that a prefix is computed once (of recurrent layers in an answer: if E7 has room
- *       for the state). Tasks that arrived later need not wait for it.
- *   E5  What a task holds beside pages is charged to the pool while it runs.
- *   E6  A step allocates only if it admits or forks.
- *   E7  A state of recurrent layers is kept in an answer only if all running tasks would still have
- *       room to grow by a page: keeping one never preempts a task.
+ *   SCHED-1  A task's tokens do not depend on what runs beside it, on preemption or on hits: each
+ *            comes from the logits of its own tokens and from its own sampler.
+ *   SCHED-2  A step has at most step_rows rows: one for each task that generates; the rest is
+ *            shared equally among prompts, starting with another task at each step.
+ *   SCHED-3  If pages are short, the task that arrived last is preempted. So the oldest one always
+ *            makes progress: alone it fits (sched_need is checked before a task is accepted).
+ *   SCHED-4  Admission is by arrival. A task waits while a running one computes a prefix that both
+ *            share, so that a prefix is computed once (of recurrent layers in an answer: if SCHED-7
+ *            has room for the state). Tasks that arrived later need not wait for it.
+ *   SCHED-5  What a task holds beside pages is charged to the pool while it runs.
+ *   SCHED-6  A step allocates only if it admits or forks.
+ *   SCHED-7  A state of recurrent layers is kept in an answer only if all running tasks would still
+ *            have room to grow by a page: keeping one never preempts a task.
  */
 #ifndef KVASIR_ENGINE_SCHEDULER_H
 #define KVASIR_ENGINE_SCHEDULER_H
@@ -54,7 +54,7 @@ struct task {
     struct tree_hit hit; /* of its first admission */
     bool admitted;       /* ever */
     uint32_t seen;       /* rows before it were run before a preemption */
-    uint32_t point;      /* a length at which a waiting task wants the state */
+    uint32_t hit_point;  /* a length at which a waiting task wants the state */
     uint64_t charged;
     uint64_t held_bytes;      /* of its pages and states when it last released them */
     uint64_t waits_for;       /* 1 + order of the task whose prefix it waits for; 0: none */

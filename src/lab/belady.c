@@ -10,22 +10,23 @@
  *     uses[]    0 1 .. 7 8 .. 13 | 0 1 .. 7 16 17 ..      page numbers, request after request
  *
  * Invariants
- *   Y1  a page's number is larger than those of all pages before it on its chain;
- *   Y2  what is in a cache is closed towards the root: a page is there only with all before it.
+ *   BELADY-1  a page's number is larger than those of all pages before it on its chain;
+ *   BELADY-2 what is in a cache is closed towards the root: a page is there only with all before
+ *   it.
  *       So hits are counted by walking the chain up to the first page that is missing.
  *
  * Belady's: of all pages the one whose next use is farthest goes first, those that are never used
- * again before all others, the deeper one where two are used next by the same request (Y1: the
- * larger number). A chain's pages are used no earlier the deeper they are, so this keeps Y2, and a
- * page that is there counts as a hit whenever it is used. Without the rule of prefixes this is the
- * optimum of paging (with bypass: what a request brought need not stay); the rule only takes hits
- * away from others, so it is the optimum with it, too. Pages behind the prompt (its last, partly
- * filled one and those of the output) are never used again in a trace, so the optimum gives them
- * back at once and they are left out.
+ * again before all others, the deeper one where two are used next by the same request (BELADY-1:
+ * the larger number). A chain's pages are used no earlier the deeper they are, so this keeps
+ * BELADY-2, and a page that is there counts as a hit whenever it is used. Without the rule of
+ * prefixes this is the optimum of paging (with bypass: what a request brought need not stay); the
+ * rule only takes hits away from others, so it is the optimum with it, too. Pages behind the prompt
+ * (its last, partly filled one and those of the output) are never used again in a trace, so the
+ * optimum gives them back at once and they are left out.
  *
  * LRU: a request uses its chain from the deepest page to the root, so the order of last use is
- * leaf-first (Y2). It cannot know what is never used again: pages behind the prompt take room as
- * they would in a cache.
+ * leaf-first (BELADY-2). It cannot know what is never used again: pages behind the prompt take room
+ * as they would in a cache.
  */
 #include <string.h>
 

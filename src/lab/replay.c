@@ -125,7 +125,7 @@ static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir
     return KVASIR_OK;
 }
 
-/* E3 rests on it: every request fits alone. */
+/* SCHED-3 rests on it: every request fits alone. */
 static kvasir_status check_need(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     uint32_t most = 0;
     for (uint32_t i = 1; i < r->trace.n; i++) {

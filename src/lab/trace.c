@@ -3,9 +3,9 @@
  * arrays, so a trace takes a fraction of its text.
  *
  * Invariants of a trace that was accepted
- *   T1  a request has one id for each block that its prompt begins, each at most TRACE_ID_MAX;
- *   T2  arrivals do not fall, so the order of lines is the order of requests;
- *   T3  every token is >= 0 and fits 31 bits: ids leave room for all outputs above them.
+ *   TRACE-1  a request has one id for each block that its prompt begins, each at most TRACE_ID_MAX;
+ *   TRACE-2  arrivals do not fall, so the order of lines is the order of requests;
+ *   TRACE-3  every token is >= 0 and fits 31 bits: ids leave room for all outputs above them.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -102,7 +102,7 @@ static kvasir_status read_request(const struct line *l, struct trace *t) {
     return KVASIR_OK;
 }
 
-/* Outputs take the numbers above those of prompts (T3). */
+/* Outputs take the numbers above those of prompts (TRACE-3). */
 static kvasir_status number_outputs(struct trace *t, kvasir_error *err) {
     uint64_t next = 0;
     for (uint32_t i = 0; i < t->n_blocks; i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recorded requests from outside. What is accepted keeps what trace.c says (T1 - T3), and the
+/* Recorded requests from outside. What is accepted keeps what trace.c says (TRACE-1 to 3), and the
  * yardsticks of it are in order: no hits without room, LRU <= Belady's <= the prompts. The first
  * byte of the input picks the size of a page. */
 #include "fuzz.h"

@@ -46,7 +46,7 @@ struct world {
     struct kv_cache_options options;
     struct live live[LIVE_MAX];
     uint32_t n_live;
-    uint32_t max_ends; /* 0: no limit */
+    uint32_t max_entries; /* 0: no limit */
     uint64_t max_bytes;
     bool requantizes; /* stored pages have fewer bits than live ones */
     uint32_t min_tokens;
@@ -187,7 +187,7 @@ static void check_world(struct world *w) {
     tree_check(w->tree);
 }
 
-/* T7, counted without the heaps: leaves that nobody stands at; whether anything could still go. */
+/* TREE-7, counted without the heaps: leaves without a cursor; whether anything may still go. */
 static void check_limits(struct world *w) {
     const struct prefix_tree *t = w->tree;
     const struct kv_pool *pool = kv_cache_pool(w->cache);
@@ -203,8 +203,8 @@ static void check_limits(struct world *w) {
             could_go |= may_drop(t, x, g) && node_page(t, x, g)->addr != NO_ADDR &&
                         !page_is_live(pool, node_page(t, x, g)->addr);
     }
-    CHECK(w, "stored prompts", ends == tree_stats(t).ends);
-    CHECK(w, "stored prompts", !w->max_ends || ends <= w->max_ends);
+    CHECK(w, "stored prompts", ends == tree_stats(t).entries);
+    CHECK(w, "stored prompts", !w->max_entries || ends <= w->max_entries);
     CHECK(w, "stored bytes",
           !w->max_bytes || tree_stored_bytes(t) <= w->max_bytes || (ends == 0 && !could_go));
 }
@@ -339,7 +339,7 @@ static void edit_fork(struct world *w, uint32_t i) {
 /* All that can go goes: what is left are nodes that somebody stands on or below. */
 static void edit_evict_all(struct world *w) {
     CHECK(w, "so much room", !tree_make_room(w->tree, UINT64_MAX / 2));
-    CHECK(w, "no leaf", w->tree->heaps[ENDS].n == 0);
+    CHECK(w, "no leaf", w->tree->heaps[LEAVES].n == 0);
 }
 
 /* Pages that only the tree holds are encoded anew, of some nodes or of all. */
@@ -410,10 +410,10 @@ static void make_world(struct world *w) {
               tree_requantize_begin(w->tree, four, four, 0, 0, w->min_tokens, &err) == KVASIR_OK);
     }
     if (random_below(3) == 0)
-        w->max_ends = 1 + random_below(6);
+        w->max_entries = 1 + random_below(6);
     if (random_below(3) == 0)
         w->max_bytes = 1 + random_below((uint32_t)(w->options.budget_bytes));
-    tree_limit(w->tree, w->max_ends, w->max_bytes);
+    tree_limit(w->tree, w->max_entries, w->max_bytes);
 }
 
 static void run_program(struct world *w) {
@@ -436,8 +436,8 @@ static void run_program(struct world *w) {
         else if (what == 6 && random_below(8) == 0)
             edit_evict_all(w);
         else if (what == 6 && random_below(8) == 0) { /* other limits, between requests */
-            w->max_ends = random_below(4);
-            tree_limit(w->tree, w->max_ends, w->max_bytes);
+            w->max_entries = random_below(4);
+            tree_limit(w->tree, w->max_entries, w->max_bytes);
             check_limits(w);
         } else
             edit_grow(w, random_below(w->n_live));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool and sequences against their invariants (C1-C7 of cache.h, P1-P3, S1-S3), without a
- * model: "storing" a token is a write of a byte pattern into its page. */
+/* The pool and sequences against their invariants (CACHE-1 to 7 of cache.h, POOL-1 to 3, SEQ-1
+ * to 3), without a model: "storing" a token is a write of a byte pattern into its page. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -132,7 +132,7 @@ static void test_pages_never_overlap(void **state) {
         struct kv_view v;
         seq_view(seqs[i], 0, &v);
         for (uint32_t p = 0; p < v.n_pages; p++) {
-            assert_int_equal(v.pages[p].layout, p < 2 ? 1 : 0); /* C7: 100 tokens are two pages */
+            assert_int_equal(v.pages[p].layout, p < 2 ? 1 : 0); /* CACHE-7: two pages */
             const uint8_t *page =
                 backend_cpu_arena_bytes(v.arena) + (size_t)v.pages[p].addr * PAGE_ADDR_UNIT;
             for (size_t k = 0; k < v.layouts[v.pages[p].layout].page_bytes; k++)
@@ -156,7 +156,7 @@ static void test_budget(void **state) {
     assert_int_equal(seq_prepare(s, 190, &err), KVASIR_ERR_BUDGET);
     assert_non_null(strstr(err.text, "131072")); /* the budget, and the need */
     assert_non_null(strstr(err.text, "65536"));
-    assert_int_equal(used(w), 3 * page); /* C5 */
+    assert_int_equal(used(w), 3 * page); /* CACHE-5 */
     assert_int_equal(seq_length(s), 130);
     append(s, 126, 126, 8); /* exactly to the budget */
     assert_int_equal(used(w), 4 * page);
@@ -229,7 +229,7 @@ static void test_trim_into_a_shared_page(void **state) {
     free_world(w);
 }
 
-/* C4: a table holds what position `length` and later ones see, and no page more. */
+/* CACHE-4: a table holds what position `length` and later ones see, and no page more. */
 static void check_visible(struct kv_seq *s, uint32_t keep, uint32_t span) {
     uint32_t length = seq_length(s);
     for (uint32_t p = 0; p < length; p++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the scheduler promises (E2 to E5 of scheduler.h), on the null backend: which rows steps
- * have, who waits for whom, who gives way. That tokens are right is for tests/sim/engine.c. */
+/* What the scheduler promises (SCHED-2 to 5 of scheduler.h), on the null backend: which rows
+ * steps have, who waits for whom, who gives way. That tokens are right is for tests/sim/engine.c.
+ * */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -123,7 +124,7 @@ static void run_all(struct world *w) {
         ;
 }
 
-/* E4: eight requests with the same new prefix, all at once: its pages are computed by one. */
+/* SCHED-4: eight requests with the same new prefix, all at once: its pages are computed by one. */
 static void test_prefix_computed_once(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -136,7 +137,8 @@ static void test_prefix_computed_once(void **state) {
     drop(w);
 }
 
-/* E4: who waits for a prefix keeps nobody behind it waiting, and goes on when the other is gone. */
+/* SCHED-4: who waits for a prefix keeps nobody behind it waiting, and goes on when the other is
+ * gone. */
 static void test_waiting_for_a_prefix(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -154,7 +156,7 @@ static void test_waiting_for_a_prefix(void **state) {
     drop(w);
 }
 
-/* E2: who generates has a row in every step; prompts share what is left equally. */
+/* SCHED-2: who generates has a row in every step; prompts share what is left equally. */
 static void test_rows_are_shared(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -189,8 +191,8 @@ static void test_short_behind_long(void **state) {
     drop(w);
 }
 
-/* E3: the budget is too small for all: the newest gives way, the oldest is never preempted, and
- * all complete. */
+/* SCHED-3: the budget is too small for all: the newest gives way, the oldest is never preempted,
+ * and all complete. */
 static void test_the_newest_gives_way(void **state) {
     (void)state;
     struct world *w = make(2600000, 8);
@@ -299,8 +301,8 @@ static void test_failure_serves_the_next(void **state) {
     drop(w);
 }
 
-/* E3 with a tree that was parted at every token by tasks that are gone: more nodes stand above the
- * task than sched_need counts on, and it completes all the same. */
+/* SCHED-3 with a tree that was parted at every token by tasks that are gone: more nodes stand above
+ * the task than sched_need counts on, and it completes all the same. */
 static void test_alone_under_many_nodes(void **state) {
     (void)state;
     enum { PROMPT = 62 };
@@ -358,7 +360,7 @@ static struct outcome run_answers(uint64_t budget, uint32_t n, uint32_t snapshot
     return o;
 }
 
-/* E7, from a budget that one answer needs to one that has room for everything. */
+/* SCHED-7, from a budget that one answer needs to one that has room for everything. */
 static void test_states_inside_answers_take_no_room(void **state) {
     (void)state;
     enum { N = 4 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* T7 of tree.h: which stored prompt goes when there are too many, what counts as one, bytes. On the
- * null backend; random programs: tests/sim/tree.c. */
+/* TREE-7 of tree.h: which stored prompt goes when there are too many, what counts as one, bytes. On
+ * the null backend; random programs: tests/sim/tree.c. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -92,7 +92,7 @@ static uint32_t look(const struct world *w, const int32_t *tokens, uint32_t n) {
 }
 
 static uint64_t ends(const struct world *w) {
-    return tree_stats(w->tree).ends;
+    return tree_stats(w->tree).entries;
 }
 
 /* ---- stored prompts -------------------------------------------------------------------------- */
