@@ -3,16 +3,15 @@
  *
  *     | u64 n | header: n bytes of JSON, padded with blanks | mean | rms |
  *
- *     mean  F32 [layers, kv_heads, pairs, 2]   key pairs (i, i + n) before rope
+ *     mean  F32 [layers, kv_heads, pairs, 2]   key pairs (i, i + n) before RoPE
  *     rms   F32 [layers, kv_heads, pairs]      spread of a dim around its mean
  *     metadata  format     "kvasir key centre 1"
  *               model      model_identity, 16 hex digits
  *               tokens     how many were averaged over
  *               checksum   XXH64 of model, tokens and the data, 16 hex digits
  *
- * Reading is strict: the shape follows from the model, and a file that differs in any byte from
- * what we would write for its data is damaged. The header is parsed only to report what is wrong
- * with it.
+ * Reading is strict. The shape follows from the model, and a file counts as damaged if any byte
+ * differs from what we would write for its data. The header is parsed only to say what is wrong.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -52,7 +51,7 @@ kvasir_status centre_file_path(const struct kvasir_model *m, struct text_buf *ou
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* A hash is the seed of the next one. */
+/* Each hash is the seed of the next one. */
 static uint64_t checksum_of(const struct key_stats *s, uint64_t model_id, uint32_t tokens) {
     XXH64_hash_t h = XXH64(&tokens, sizeof tokens, model_id);
     h = XXH64(s->mean, mean_count(s) * sizeof(float), h);
@@ -111,7 +110,7 @@ static kvasir_status read_metadata(const char *path, const json_t *metadata, uin
         return damaged(path, "not a calibration file of this version", err);
     if (!number_field(metadata, "model", "0123456789abcdef", 16, &id) ||
         !number_field(metadata, "tokens", "0123456789", 10, &count) || count > UINT32_MAX)
-        return damaged(path, "its metadata are damaged", err);
+        return damaged(path, "its metadata is damaged", err);
     if (id != model_id)
         return fail(err, KVASIR_ERR_ARGUMENT,
                     "%s was made with another model (%016" PRIx64 ", this one is %016" PRIx64
@@ -121,12 +120,12 @@ static kvasir_status read_metadata(const char *path, const json_t *metadata, uin
     return KVASIR_OK;
 }
 
-/* The data of a file of the right size, and that the file is what we write for them. */
+/* Takes the data of a file. The file must be exactly what we write for them. */
 static kvasir_status take_data(const char *path, const char *file, size_t size, size_t start,
                                uint64_t model_id, uint32_t tokens, struct key_stats *s,
                                kvasir_error *err) {
     if (size - start != data_bytes(s))
-        return damaged(path, "its data do not have the model's shape", err);
+        return damaged(path, "its data does not have the model's shape", err);
     memcpy(s->mean, file + start, mean_count(s) * sizeof(float));
     memcpy(s->rms, file + start + mean_count(s) * sizeof(float), rms_count(s) * sizeof(float));
     struct text_buf same = {0};

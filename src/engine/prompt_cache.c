@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mlx-lm's prompt-cache files <-> sequences.
+/* prompt_cache.c: opens mlx-lm's prompt-cache files and makes sequences of them.
  *
  *     file      one cache object for each layer that has one (files/prompt_file.h)
  *                  KVCache, QuantizedKVCache       all tokens       full layers
  *                  Rotating..., QuantizedRotating  keep + newest    full layers with --max-kv-size,
  *                                                                   layers with a window
  *                  ArraysCache                     state            recurrent layers
- *     sequence  pages: a row of the file is a token's row of a tile, the same codes, scales, biases
+ *     sequence  pages: a row of the file is a token's row of a tile, with the same codes, scales
+ *               and biases
  *
- * Opening a file checks all of it against the model: layers, classes, heads, what is held, whose
- * file it is. Loading makes a new sequence in a context whose cache is like the file's
- * (kvasir_context_options.like), so nothing is rounded again; with `convert` in any context. A file
- * that kvasir_seq_save wrote knows its tokens, its model and its rope; mlx-lm's says none of these,
- * so its tokens are unknown (-1): they cannot be run again, which only recurrent models ever ask
- * for.
+ * Opening a file checks all of it against the model: layers, classes, heads, what is held, which
+ * model made it. Loading makes a new sequence in a context whose cache has the file's formats
+ * (kvasir_context_options.like), so nothing is rounded again; with `convert`, in any context. A
+ * file that kvasir_seq_save wrote knows its tokens, model and RoPE. mlx-lm's own files know none of
+ * these, so their tokens are unknown (-1) and cannot be run again, which only recurrent models ever
+ * need.
  *
  * Invariants
- *   PROMPT-1 A file is refused before anything is made of it, or the sequence holds exactly its
- *   rows. PROMPT-2 What a query at the sequence's end sees was in the file. Rows that no query sees
- *   any more
- *       and that the file lacks are zeros, and a trim that would show them is refused.
+ *   PROMPT-1  A file is refused before anything is made of it, or the sequence holds exactly its
+ *             rows.
+ *   PROMPT-2  The file had everything that a query at the sequence's end sees. Rows that the file
+ *             lacks and no query sees any more are zeros. A trim that would make them visible is
+ *             refused.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -31,13 +33,13 @@
 struct kvasir_prompt_cache {
     const struct kvasir_model *model;
     struct prompt_file file;
-    uint32_t offset;                          /* tokens */
-    int32_t *tokens;                          /* [offset]; -1: unknown */
-    const struct prompt_entry **of_layer;     /* [n_layers]; NULL: the layer has none of its own */
+    uint32_t offset;                      /* tokens */
+    int32_t *tokens;                      /* [offset]; -1: unknown */
+    const struct prompt_entry **of_layer; /* [n_layers]; NULL: the layer has no cache of its own */
     struct kv_shape shapes[CACHE_GROUPS_MAX]; /* the model's, with the file's formats */
     uint32_t n_groups;
-    uint32_t max_size, keep; /* of the full layers' rings; 0: they hold all */
-    bool mixed;              /* layers of one group differ: load only with convert */
+    uint32_t max_size, keep; /* rotation of the full layers; 0: they hold all tokens */
+    bool mixed;              /* layers of one group have several formats: load only with convert */
 };
 
 /* ---- what a layer's entry must be ------------------------------------------------------------ */
@@ -58,7 +60,7 @@ static kvasir_status fail_class(uint32_t layer, const struct prompt_entry *e, co
                 prompt_class_name(e->class), wanted);
 }
 
-/* Shape [1, a, b] or [1, a, b, c] (c 0: not there). */
+/* Whether the shape is [1, a, b] or, if c is not 0, [1, a, b, c]. */
 static bool has_shape(const struct prompt_tensor *t, uint32_t a, uint32_t b, uint32_t c) {
     return t->present && t->n_dims == (c ? 4u : 3u) && t->dims[0] == 1 && t->dims[1] == a &&
            t->dims[2] == b && (!c || t->dims[3] == c) && t->dtype != ST_U32 && t->dtype != ST_I32;
@@ -74,13 +76,13 @@ static kvasir_status check_state(const struct model_config *c, uint32_t layer,
         return fail_class(layer, e, "recurrent (ArraysCache)", err);
     if (e->arrays.left_padding.present || e->arrays.lengths.present)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "layer %u: a state of padded sequences cannot be taken apart", layer);
+                    "layer %u: the state is of padded sequences, which is not supported", layer);
     if (e->arrays.n != (delta ? 2u : 1u) ||
         !has_shape(&e->arrays.states[0], c->conv_width - 1, channels, 0) ||
         (delta && !has_shape(&e->arrays.states[1], c->delta.value_heads, c->delta.value_dim,
                              c->delta.key_dim)))
         return fail(err, KVASIR_ERR_ARGUMENT,
-                    "layer %u: its states have other shapes than the model's: [1, %u, %u]%s", layer,
+                    "layer %u: its states do not have the model's shapes: [1, %u, %u]%s", layer,
                     c->conv_width - 1, channels, delta ? " and a matrix for each value head" : "");
     return KVASIR_OK;
 }
@@ -110,10 +112,11 @@ static bool same_format(struct kv_format a, struct kv_format b) {
     return a.bits == b.bits && a.group == b.group && a.scalar == b.scalar;
 }
 
-/* The group takes the formats of its first layer, the full ones' ring that of the first ring. */
+/* A group gets the formats of its first layer. Full layers rotate as the first of them does. */
 static kvasir_status take_shape(struct kvasir_prompt_cache *p, uint32_t layer,
                                 const struct prompt_entry *e, kvasir_error *err) {
     const struct kv_place place = model_kv_place(p->model->model, layer);
+    ASSERT(place.group < p->n_groups);
     struct kv_shape *shape = &p->shapes[place.group];
     const struct kv_format k = e->kv.sides[0].format, v = e->kv.sides[1].format;
     if (place.layer == 0) {
@@ -142,12 +145,13 @@ static kvasir_status match_layers(struct kvasir_prompt_cache *p, kvasir_error *e
         owners += owns_cache(c, i);
     if (p->file.n_entries != owners)
         return fail(err, KVASIR_ERR_ARGUMENT,
-                    "the file has caches of %u layers, the model %u: it is another model's",
+                    "the file has caches of %u layers, the model has %u: it is another model's",
                     p->file.n_entries, owners);
     p->of_layer = mem_calloc(c->n_layers, sizeof *p->of_layer);
     if (!p->of_layer)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     p->n_groups = model_kv_groups(p->model->model, p->shapes);
+    ASSERT(p->n_groups <= CACHE_GROUPS_MAX);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         if (!owns_cache(c, i))
             continue;
@@ -157,13 +161,14 @@ static kvasir_status match_layers(struct kvasir_prompt_cache *p, kvasir_error *e
             TRY(check_state(c, i, e, err));
             continue;
         }
-        TRY(check_rows(p, i, (struct prompt_entry *)e, err)); /* the file is ours: settle writes */
+        /* We own the file, so prompt_entry_settle may write to it. */
+        TRY(check_rows(p, i, (struct prompt_entry *)e, err));
         TRY(take_shape(p, i, e, err));
     }
-    return p->offset
-               ? KVASIR_OK
-               : fail(err, KVASIR_ERR_UNSUPPORTED,
-                      "a file without attention layers does not say how many tokens it is of");
+    ASSERT(at == owners);
+    return p->offset ? KVASIR_OK
+                     : fail(err, KVASIR_ERR_UNSUPPORTED,
+                            "a file without attention layers does not say how many tokens it has");
 }
 
 /* ---- whose file it is ------------------------------------------------------------------------ */
@@ -191,17 +196,18 @@ static kvasir_status read_tokens(struct kvasir_prompt_cache *p, const char *text
     return n == p->offset && !*text
                ? KVASIR_OK
                : fail(err, KVASIR_ERR_FORMAT,
-                      "metadata kvasir_tokens is no list of %u tokens below %u", p->offset, vocab);
+                      "metadata kvasir_tokens is not a list of %u tokens below %u", p->offset,
+                      vocab);
 }
 
-/* Ours have a checksum. */
+/* A file of Kvasir must have a checksum. */
 static kvasir_status check_sum(const struct kvasir_prompt_cache *p, bool ours, kvasir_error *err) {
     const char *text = metadata(&p->file, "kvasir_checksum");
     uint64_t sum;
     char found[17];
     if (!text)
         return ours ? fail(err, KVASIR_ERR_FORMAT,
-                           "metadata kvasir_model without kvasir_checksum: the file is damaged")
+                           "the file is damaged: metadata kvasir_model without kvasir_checksum")
                     : KVASIR_OK;
     TRY(prompt_cache_checksum(&p->file, &sum, err));
     fingerprint_text(sum, found);
@@ -231,8 +237,8 @@ static kvasir_status check_origin(struct kvasir_prompt_cache *p, kvasir_error *e
     return tokens ? read_tokens(p, tokens, err) : KVASIR_OK;
 }
 
-/* K is stored after rope, so pages of another variant of it would be read wrongly and in silence.
- * Files of others do not say theirs. */
+/* K is stored after RoPE, so another variant of RoPE would read it wrongly, without any error.
+ * Files of others do not name theirs. */
 static kvasir_status check_rope(const struct kvasir_prompt_cache *p, const struct kvasir_context *c,
                                 kvasir_error *err) {
     const char *file = metadata(&p->file, "kvasir_rope");
@@ -313,7 +319,8 @@ struct loader {
     float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
 };
 
-/* The first position from which on all are in the file; those below keep are, too (PROMPT-2). */
+/* The first position from which on the file has all rows. It also has those below keep
+ * (PROMPT-2). */
 static uint32_t first_held(const struct prompt_kv *kv) {
     uint32_t p = kv->offset;
     while (p > 0 && prompt_entry_row(kv, p - 1) >= 0)
@@ -366,7 +373,7 @@ static kvasir_status check_formats(const struct loader *l, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-/* Row `row` of the file's head into a tile of the cache. */
+/* Writes row `row` of a head of the file to a slot of the tile. */
 static void put_row(struct loader *l, const struct prompt_side *side, uint32_t head, uint32_t row,
                     const struct tile_layout *layout, uint32_t slot) {
     if (kv_format_exact(side->format)) {
@@ -384,15 +391,16 @@ static void put_row(struct loader *l, const struct prompt_side *side, uint32_t h
     tile_encode_row(layout, l->tile, slot, l->row);
 }
 
-/* Tokens [first, first + n) of one page, K and V of all heads of a layer. */
+/* Writes tokens [first, first + n), all in one page: K and V of all heads of a layer. */
 static void load_page(struct loader *l, uint32_t layer, uint32_t first, uint32_t n) {
     const struct kv_place place = model_kv_place(l->p->model->model, layer);
     const struct prompt_kv *kv = &l->p->of_layer[layer]->kv;
     const uint32_t number = first / TILE_TOKENS;
     struct kv_view view;
     seq_view(l->seq, place.group, &view);
-    const struct page_layout *layout =
-        &view.layouts[view.pages[kv_view_index(&view, number)].layout];
+    const uint32_t index = kv_view_index(&view, number);
+    ASSERT(index != UINT32_MAX && first % TILE_TOKENS + n <= TILE_TOKENS);
+    const struct page_layout *layout = &view.layouts[view.pages[index].layout];
     for (uint32_t head = 0; head < kv->heads; head++)
         for (int side = 0; side < 2; side++) {
             const struct tile_layout *tile = side ? &layout->v : &layout->k;
@@ -407,7 +415,7 @@ static void load_page(struct loader *l, uint32_t layer, uint32_t first, uint32_t
         }
 }
 
-/* A state's values [a][b] of a tensor, at to[i * stride_a + j * stride_b]. */
+/* Copies values [a][b] of a state's tensor to to[i * stride_a + j * stride_b]. */
 static void load_values(const struct prompt_tensor *t, size_t first, size_t a, size_t b, float *to,
                         size_t stride_a, size_t stride_b) {
     const enum scalar_type scalar = t->dtype == ST_F16    ? SCALAR_F16
@@ -418,8 +426,8 @@ static void load_values(const struct prompt_tensor *t, size_t first, size_t a, s
             to[i * stride_a + j * stride_b] = scalar_load(scalar, t->data, first + i * b + j);
 }
 
-/* The order of a delta net's value heads in a file of mlx-lm (key head by key head) for those of a
- * model that has them otherwise (delta.keys_cycle). */
+/* Where a file of mlx-lm has value head `head` of a delta net. It orders them key head by key
+ * head; some models do not (delta.keys_cycle). */
 uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head) {
     const uint32_t keys = c->delta.key_heads, ratio = c->delta.value_heads / keys;
     return c->delta.keys_cycle ? head % keys * ratio + head / keys : head;
@@ -430,19 +438,21 @@ static kvasir_status load_state(struct loader *l, kvasir_error *err) {
     const struct model *m = l->p->model->model;
     const struct model_config *c = model_config(m);
     const size_t key = c->delta.key_dim, value = c->delta.value_dim;
-    uint8_t *record = mem_calloc(1, model_state_bytes(m));
-    if (!record)
+    uint8_t *state = mem_calloc(1, model_state_bytes(m));
+    if (!state)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     for (uint32_t i = 0; i < c->n_layers; i++) {
         if (c->layers[i].kind == LAYER_ATTENTION)
             continue;
         const struct state_layout at = model_state_layout(m, i);
         const struct prompt_tensor *states = l->p->of_layer[i]->arrays.states;
-        float *window = (float *)(record + at.window), *matrix = (float *)(record + at.matrix);
+        float *window = (float *)(state + at.window), *matrix = (float *)(state + at.matrix);
         load_values(&states[0], 0, at.width - 1, at.channels, window, at.channels, 1);
         if (c->layers[i].kind != LAYER_DELTA)
             continue;
-        const size_t values = at.channels - c->delta.value_heads * value; /* where they begin */
+        ASSERT(at.channels >= c->delta.value_heads * value && at.matrix > at.window);
+        /* Where the channels of value heads begin. */
+        const size_t values = at.channels - c->delta.value_heads * value;
         for (uint32_t h = 0; h < c->delta.value_heads; h++) {
             const size_t from = prompt_cache_value_head(c, h);
             load_values(&states[1], from * key * value, value, key, matrix + h * key * value, 1,
@@ -452,8 +462,8 @@ static kvasir_status load_state(struct loader *l, kvasir_error *err) {
                             window + row * at.channels + values + h * value, 0, 1);
         }
     }
-    seq_write_state(l->seq, record);
-    mem_free(record);
+    seq_write_state(l->seq, state);
+    mem_free(state);
     return KVASIR_OK;
 }
 

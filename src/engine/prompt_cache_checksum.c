@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The checksum that kvasir_seq_save adds to a prompt-cache file (metadata kvasir_checksum) and
- * kvasir_prompt_cache_open compares: XXH3 of the classes and numbers of all layers, of all tensors'
- * bytes, and of the other metadata. mlx-lm's own files have none, so in those a flipped bit of a
- * value cannot be told from a value. */
+/* prompt_cache_checksum.c: the checksum that kvasir_seq_save adds to a prompt-cache file
+ * (metadata kvasir_checksum) and kvasir_prompt_cache_open compares: XXH3 of the classes and
+ * numbers of all layers, of all tensors' bytes, and of the other metadata. mlx-lm's own files
+ * have none, so a flipped bit in them goes unnoticed. */
 #include <string.h>
 #include <xxhash.h>
 
@@ -12,7 +12,7 @@ enum { ROWS_AT_ONCE = 64 };
 
 struct sum {
     XXH3_state_t *state;
-    uint8_t *rows; /* ROWS_AT_ONCE of any tensor */
+    uint8_t *rows; /* room for ROWS_AT_ONCE rows of any tensor */
     kvasir_error *err;
 };
 
@@ -20,9 +20,10 @@ static bool is_made(const struct prompt_tensor *t) {
     return t->present && !t->data;
 }
 
-/* [1, blocks, rows, width] of a KV cache's tensor, made by its callback. */
+/* A tensor [1, blocks, rows, width] of a KV cache whose rows a callback makes. */
 static kvasir_status add_rows(struct sum *s, const struct prompt_tensor *t) {
     const size_t row = (size_t)t->dims[3] * st_dtype_bytes(t->dtype);
+    ASSERT(t->n_dims == 4 && row <= HEAD_DIM_MAX * sizeof(float));
     for (uint32_t block = 0; block < t->dims[1]; block++)
         for (uint32_t r = 0; r < t->dims[2]; r += ROWS_AT_ONCE) {
             uint32_t n = t->dims[2] - r < ROWS_AT_ONCE ? t->dims[2] - r : ROWS_AT_ONCE;

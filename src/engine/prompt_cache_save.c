@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_seq_save: a sequence as a prompt-cache file that mlx-lm loads (prompt_cache.c has the
- * drawing). Rows are read from pages as the file is written: no second copy of the cache.
+/* prompt_cache_save.c: kvasir_seq_save writes a sequence as a prompt-cache file that mlx-lm loads
+ * (prompt_cache.c has the drawing). Rows are read from pages while the file is written: there is no
+ * second copy of the cache.
  *
  *     all tokens        KVCache, QuantizedKVCache              rows in order of position
- *     keep + newest     RotatingKVCache, Quantized...          kept ones, then the newest in order:
- *                                                              a ring that a chunk has just passed
+ *     keep + newest     RotatingKVCache, Quantized...          kept rows, then the newest in order:
+ *                                                              a ring as it is after a chunk
  *
- * mlx's ring holds one token more than a query behind it sees; where its page is gone the row is
- * zeros, which nothing reads: the next token overwrites it.
+ * mlx's ring holds one token more than the next query sees. If that token's page has been dropped,
+ * the row is zeros. Nothing reads it: the next token overwrites it.
  */
 #include <inttypes.h>
 #include <string.h>
 
 #include "engine/engine.h"
 
-/* A part of K or V of one layer: codes, scales, biases, or the values. */
+/* One part of K or V of one layer: codes (or exact values), scales or biases. */
 struct source {
     struct saver *s;
     struct kv_place place;
@@ -29,15 +30,15 @@ struct saver {
     struct prompt_entry *entries;
     struct source *sources;       /* [entries][2][PROMPT_PARTS] */
     struct prompt_tensor *states; /* [entries][2] */
-    float *records;               /* the state, and the same in mlx's order */
-    /* the tile read last */
+    float *state;                 /* the state, then the same in mlx's order */
+    /* the tile that was read last */
     uint8_t *tile;
     const struct tile_layout *layout;
     bool there;
     struct kv_place place;
     enum tile_kind side;
     uint32_t head, number;
-    /* a row of it */
+    /* one of its rows */
     uint8_t codes[HEAD_DIM_MAX];
     float scales[HEAD_DIM_MAX / 32], biases[HEAD_DIM_MAX / 32], row[HEAD_DIM_MAX];
 };
@@ -46,6 +47,7 @@ struct saver {
 
 static uint32_t position_of(const struct source *from, uint32_t row) {
     uint32_t length = seq_length(from->s->seq->seq);
+    ASSERT(row < from->rows && from->rows <= length);
     return row < from->keep ? row : length - (from->rows - row);
 }
 
@@ -136,6 +138,7 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
     const uint32_t length = seq_length(s->seq->seq);
     struct kv_view view;
     seq_view(s->seq->seq, place.group, &view);
+    ASSERT(view.n_pages > 0); /* the sequence is not empty */
     const struct page_layout *l = &view.layouts[view.pages[view.n_pages - 1].layout];
     for (uint32_t i = 0; i < view.n_pages; i++) {
         if (view.layouts[view.pages[i].layout].centred)
@@ -144,14 +147,15 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
         if (&view.layouts[view.pages[i].layout] != l)
             return fail_field(
                 err, KVASIR_ERR_ARGUMENT, "context.quantized_kv_start",
-                "the sequence's pages have several formats, a file has one: use 0, or "
+                "the sequence's pages have several formats, but a file has one: use 0, or "
                 "kvasir_seq_requantize");
     }
     const bool ring = view.span != UINT32_MAX, affine = !kv_format_exact(l->k.format),
                affine_v = !kv_format_exact(l->v.format);
     if (affine != affine_v)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "K or V alone is quantized: no class of mlx-lm holds that");
+                    "only one of K and V is quantized, which no cache class of mlx-lm supports: "
+                    "requantize the sequence with kvasir_seq_requantize");
     struct prompt_entry *e = &s->entries[at];
     e->class = affine ? (ring ? PROMPT_QUANTIZED_ROTATING : PROMPT_QUANTIZED)
                       : (ring ? PROMPT_ROTATING : PROMPT_KV);
@@ -167,34 +171,34 @@ static kvasir_status describe_rows(struct saver *s, uint32_t layer, uint32_t at,
     return KVASIR_OK;
 }
 
-/* s->records: [state_bytes] as it is, and behind it as much in mlx's order. */
+/* s->state: [state_bytes] as it is, then as much in mlx's order. */
 static void describe_state(struct saver *s, uint32_t layer, uint32_t at) {
     const struct model *m = s->seq->ctx->model->model;
     const struct model_config *c = model_config(m);
     const struct state_layout l = model_state_layout(m, layer);
     const bool delta = c->layers[layer].kind == LAYER_DELTA;
     const uint32_t heads = c->delta.value_heads, key = c->delta.key_dim, value = c->delta.value_dim;
-    uint8_t *record = (uint8_t *)s->records, *turned = record + model_state_bytes(m);
+    uint8_t *native = (uint8_t *)s->state, *mlx = native + model_state_bytes(m);
     struct prompt_tensor *states = &s->states[(size_t)at * 2];
     states[0] = prompt_tensor_of(ST_F32, 3, (uint32_t[]){1, l.width - 1, l.channels});
-    states[0].data = turned + l.window;
-    memcpy(turned + l.window, record + l.window, l.matrix - l.window);
+    states[0].data = mlx + l.window;
+    memcpy(mlx + l.window, native + l.window, l.matrix - l.window);
     if (delta) {
         for (uint32_t h = 0; h < heads; h++) {
             const size_t there = prompt_cache_value_head(c, h), size = (size_t)key * value,
                          values = l.channels - (size_t)heads * value; /* where they begin */
-            const float *from = (const float *)(record + l.matrix) + h * size;
-            float *to = (float *)(turned + l.matrix) + there * size;
+            const float *from = (const float *)(native + l.matrix) + h * size;
+            float *to = (float *)(mlx + l.matrix) + there * size;
             for (size_t i = 0; i < key; i++)
                 for (size_t j = 0; j < value; j++)
                     to[j * key + i] = from[i * value + j];
             for (uint32_t row = 0; row < l.width - 1; row++)
-                memcpy((float *)(turned + l.window) + row * l.channels + values + there * value,
-                       (const float *)(record + l.window) + row * l.channels + values + h * value,
+                memcpy((float *)(mlx + l.window) + row * l.channels + values + there * value,
+                       (const float *)(native + l.window) + row * l.channels + values + h * value,
                        value * sizeof(float));
         }
         states[1] = prompt_tensor_of(ST_F32, 4, (uint32_t[]){1, heads, value, key});
-        states[1].data = turned + l.matrix;
+        states[1].data = mlx + l.matrix;
     }
     s->entries[at] = (struct prompt_entry){.class = PROMPT_ARRAYS,
                                            .arrays = {.n = delta ? 2 : 1, .states = states}};
@@ -207,19 +211,20 @@ static kvasir_status describe(struct saver *s, kvasir_error *err) {
     s->entries = mem_calloc(c->n_layers, sizeof *s->entries);
     s->sources = mem_calloc(c->n_layers, 2 * PROMPT_PARTS * sizeof *s->sources);
     s->states = mem_calloc(c->n_layers, 2 * sizeof *s->states);
-    s->records = mem_alloc_aligned(bytes ? 2 * bytes : 64);
+    s->state = mem_alloc_aligned(bytes ? 2 * bytes : 64);
     s->tile = mem_alloc(
         kv_tile_bytes((struct kv_format){.bits = 32, .scalar = SCALAR_F32}, HEAD_DIM_MAX));
-    if (!s->entries || !s->sources || !s->states || !s->records || !s->tile)
+    if (!s->entries || !s->sources || !s->states || !s->state || !s->tile)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     if (bytes)
-        seq_read_state(s->seq->seq, s->records);
+        seq_read_state(s->seq->seq, s->state);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         if (c->layers[i].kind != LAYER_ATTENTION)
             describe_state(s, i, s->file.n_entries++);
         else if (c->layers[i].kv_from == i)
             TRY(describe_rows(s, i, s->file.n_entries++, err));
     }
+    ASSERT(s->file.n_entries <= c->n_layers);
     s->file.entries = s->entries;
     return KVASIR_OK;
 }
@@ -266,7 +271,7 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     }
     char sum_text[17] = "";
     uint64_t sum;
-    /* rising by key, the checksum apart; without tokens where some are not known */
+    /* in rising order of keys; no tokens if some are unknown */
     struct prompt_pair metadata[6] = {
         {"kvasir_checksum", sum_text}, {"kvasir_model", model}, {"kvasir_rope", rope_text}};
     uint32_t n = 3;
@@ -277,17 +282,18 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     s->file.form = legacy ? PROMPT_FORM_LEGACY : PROMPT_FORM_032;
     s->file.form = prompt_file_form(&s->file);
     s->file.metadata = metadata;
+    ASSERT(n <= sizeof metadata / sizeof *metadata);
     s->file.n_metadata = n;
     TRY_GOTO(prompt_cache_checksum(&s->file, &sum, err));
     fingerprint_text(sum, sum_text);
-    TRY_GOTO(backend_flush(seq->ctx->backend, err)); /* all of it was read once by now */
+    TRY_GOTO(backend_flush(seq->ctx->backend, err)); /* the checksum has read everything */
     status = prompt_file_write(path, &s->file, err);
 done:
     text_free(&tokens);
     mem_free(s->entries);
     mem_free(s->sources);
     mem_free(s->states);
-    mem_free(s->records);
+    mem_free(s->state);
     mem_free(s->tile);
     mem_free(s);
     return status;

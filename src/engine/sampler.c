@@ -297,6 +297,7 @@ static uint32_t held_by(const kvasir_sampler *s, uint32_t context) {
 
 /* The i-th newest id, from 0; i < recent_n. */
 static uint32_t recent_id(const kvasir_sampler *s, uint32_t i) {
+    DEBUG_ASSERT(i < s->recent_n && s->recent_next < s->recent_cap);
     uint32_t newest = s->recent_next + s->recent_cap - 1; /* caps are at most CONTEXT_MAX */
     return (uint32_t)s->recent[(newest - i) % s->recent_cap];
 }
@@ -311,6 +312,7 @@ static uint32_t distinct(const kvasir_sampler *s, uint32_t context) {
         n += !w->marks[id];
         w->marks[id] = 1;
     }
+    ASSERT(n <= s->vocab);
     for (uint32_t i = 0; i < n; i++)
         w->marks[w->ids[i]] = 0;
     return n;
@@ -481,6 +483,7 @@ static uint32_t walk(struct sampler_scratch *w, const float *logits, float max, 
         uint32_t id = w->kept[i];
         w->ids[logits[id] >= max - NEAR ? near++ : --far] = id;
     }
+    ASSERT(near == far);
     make_heap(logits, w->ids, near);
     uint32_t *heap = w->ids, left = near, kept = 0;
     double mass = 0;
@@ -522,6 +525,7 @@ static uint32_t drop_likely(const kvasir_sampler *s, const float *logits, float 
         if (w->weights[i] <= last || w->marks[w->kept[i]])
             w->kept[kept++] = w->kept[i];
     mark_special(s, 0);
+    ASSERT(kept > 0);
     return kept;
 }
 
@@ -588,6 +592,7 @@ size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **id
         weigh(w, logits, max, o->temp, n);
     else
         w->weights[0] = 1;
+    ASSERT(n > 0 && n <= s->vocab);
     return n;
 }
 
@@ -605,6 +610,7 @@ int32_t kvasir_sampler_pick(kvasir_sampler *s, const float *logits) {
         if (run > target)
             break;
     }
+    ASSERT(ids[last] < s->vocab); /* SAMPLE-3 */
     return (int32_t)ids[last];
 }
 
@@ -618,6 +624,7 @@ static double below(double value, double max) {
 /* Inserts after values that are not smaller. ids come in rising order, so equal ones are sorted
  * by id. */
 static void insert_top(kvasir_token_logprob *top, uint32_t n, uint32_t id, float value) {
+    DEBUG_ASSERT(n > 0 && n <= TOP_LOGPROBS_MAX);
     uint32_t at = n - 1;
     for (; at > 0 && top[at - 1].logprob < value; at--)
         top[at] = top[at - 1];

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_tokenizer: the text side of a checkpoint.
+/* text_api.c: kvasir_tokenizer, the text side of a checkpoint.
  *
  *     checkpoint (GGUF, folder, tokenizer.json)
  *         vocabulary  -> struct tokenizer  ids <-> text
  *         template    -> struct template   a request's variables -> prompt
- *         bos_token . -> variables         where the request has none of that name
+ *         bos_token . -> variables         if the request has none of that name
  *
- * The checkpoint is needed only while these are made. Of a model's, each part may be missing or
- * beyond this build: a model still runs on token ids. The reason is kept and given when the part is
- * asked for. A tokenizer that is opened alone must have a vocabulary.
+ * The checkpoint is needed only while these are made. A model may lack either part, or have one
+ * that this build cannot read: it still runs on token ids. The reason is kept and given when the
+ * part is asked for. A tokenizer that is opened alone must have a vocabulary.
  *
  * A request is what transformers' apply_chat_template(messages, tools, documents, **kwargs) takes,
- * as one JSON object; the order of its members, which tojson shows, is kept.
+ * as one JSON object. The order of its members, which tojson shows, is kept.
  *
- * Left out: several named templates of one checkpoint; a last message that the answer goes on with
- * (continue_final_message); masks of the assistant's tokens.
+ * Not supported: several named templates in one checkpoint; a last message that the answer
+ * continues (continue_final_message); masks of the assistant's tokens.
  */
 #include <string.h>
 #include <time.h>
@@ -39,7 +39,7 @@ static kvasir_status need_tokenizer(const struct kvasir_tokenizer *t, kvasir_err
 static kvasir_status make_tokenizer(struct kvasir_tokenizer *t, const struct tokenizer_spec *spec,
                                     kvasir_error *err) {
     if (!spec)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "holds no tokenizer that this version reads");
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "has no tokenizer that this version can read");
     struct tokenizer *made;
     TRY(tokenizer_create(spec, &made, err));
     kvasir_status status = template_tokens(spec, made, t->variables, err);
@@ -162,12 +162,13 @@ kvasir_status kvasir_xtc_special(const kvasir_tokenizer *t, int32_t **ids, size_
     all = mem_realloc(line_end, size, sizeof *all);
     if (!all) {
         mem_free(line_end);
-        return fail(err, KVASIR_ERR_MEMORY, "tokens that xtc leaves alone: out of memory");
+        return fail(err, KVASIR_ERR_MEMORY, "tokens exempt from xtc: out of memory");
     }
     size_t at = n_line_end;
     for (int32_t id = 0; id < last; id++)
         if (tokenizer_is_end(t->tokenizer, id))
             all[at++] = id;
+    ASSERT(at == n_all);
     *ids = all;
     *n = n_all;
     return KVASIR_OK;
@@ -185,7 +186,7 @@ size_t kvasir_utf8_check(const char *text, size_t len) {
     return utf8_check(text, len);
 }
 
-/* The text of a buffer, to be freed by the caller: "" where nothing was appended. */
+/* Gives the buffer's text to the caller, who frees it: "" if nothing was appended. */
 static kvasir_status give_text(struct text_buf *b, char **out, size_t *len, kvasir_error *err) {
     if (!text_append(b, "", 0)) {
         text_free(b);
@@ -214,7 +215,7 @@ struct kvasir_detok {
     const struct tokenizer *tokenizer;
     struct detok state;
     struct text_buf text;
-    int32_t *shown; /* [n_shown] control tokens that give their names */
+    int32_t *shown; /* control tokens that are shown by name */
     size_t n_shown;
 };
 
@@ -282,7 +283,7 @@ kvasir_status kvasir_detok_finish(kvasir_detok *d, const char **text, size_t *le
 
 /* ---- chat ------------------------------------------------------------------------------------ */
 
-/* What a request need not say. */
+/* Adds what a request may leave out. */
 static bool add_defaults(json_t *variables) {
     static const char *const absent[] = {"tools", "documents"};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
