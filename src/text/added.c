@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Added tokens: control tokens and others that are found in text as they are written, before
+/* added.c: added tokens: control tokens and others that are found in text by their name, before
  * anything is normalized or cut.
  *
  *     token     "<a>" "<a><b>" "<|end|>" ...    sorted by their bytes
  *     first[c]  where those that begin with byte c are
  *
- * Of several that match the leftmost and then the longest is taken. What Hugging Face's tokenizers
- * allow besides is kept as it is there:
- *   - a match that is refused (a control token without TOKENIZE_PARSE_SPECIAL, single_word inside a
- *     word) stays text as a whole: nothing is looked for inside it;
- *   - lstrip and rstrip take the white space beside the token with it, but the search goes on right
- *     behind the token itself.
+ * Of several matches the leftmost wins, then the longest. Two peculiarities of Hugging Face's
+ * tokenizers are kept:
+ *   - A match that is refused (a control token without TOKENIZE_PARSE_SPECIAL, or single_word
+ *     inside a word) stays text as a whole: nothing is searched inside it.
+ *   - lstrip and rstrip take the white space next to the token with it, but the search continues
+ *     right after the token itself.
  *
- * Names that are not UTF-8 can only stand inside broken text or cut a character in two: they are
- * never looked for, so that what lies between tokens stays valid.
+ * Names that are not UTF-8 are never searched: they could only match in broken text or cut a
+ * character in two. So the text between tokens stays valid.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +63,7 @@ void added_deinit(struct added_set *a) {
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
-/* The candidates of [low, high) that continue with a byte below `byte` end where this points. */
+/* The first of [low, high) whose byte at `depth` is not below `byte`. */
 static size_t lower_bound(const struct added_set *a, size_t low, size_t high, size_t depth,
                           int byte) {
     while (low < high) {
@@ -76,9 +76,9 @@ static size_t lower_bound(const struct added_set *a, size_t low, size_t high, si
     return low;
 }
 
-/* The longest token that `text` begins with, NULL if there is none. The candidates are a range of
- * the sorted list that agrees with the text so far and narrows byte by byte; one that ends here
- * stands first in it. A single candidate is compared at once. */
+/* The longest token that `text` begins with; NULL if there is none. The candidates are a range of
+ * the sorted list that narrows with each byte. One that ends here is first in the range. A single
+ * candidate is compared at once. */
 static const struct added_token *token_at(const struct added_set *a, const char *text, size_t len) {
     const struct added_token *found = NULL;
     size_t low = a->first[(uint8_t)text[0]], high = a->first[(uint8_t)text[0] + 1];
@@ -112,7 +112,7 @@ static bool stands_alone(struct text_span text, size_t start, size_t end) {
 kvasir_status added_split(const struct added_set *a, struct text_span text, bool parse_special,
                           const struct added_sink *sink, kvasir_error *err) {
     size_t plain = 0;  /* text[plain, at) holds no token */
-    size_t spaces = 0; /* where the white space that was last stripped ends: walked only once */
+    size_t spaces = 0; /* the end of the white space that was stripped last: walked only once */
     for (size_t at = 0; a->n && at < text.len;) {
         const struct added_token *token = token_at(a, text.data + at, text.len - at);
         if (!token) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPT-2's alphabet: every byte written as one character that can be printed, so that a vocabulary
- * of bytes is a list of ordinary strings. Bytes that Latin-1 prints stand for themselves; the other
- * 68 are U+0100 and up, in order:
+/* alphabet.c: GPT-2's alphabet. Every byte is written as one printable character, so that a
+ * vocabulary of bytes is a list of ordinary strings. Bytes that are printable in Latin-1 stand for
+ * themselves. The other 68 are U+0100 and up, in order:
  *
  *     0x00-0x20  U+0100-U+0120      0x7f-0xa0  U+0121-U+0142      0xad  U+0143
  */
@@ -24,7 +24,7 @@ uint32_t alphabet_char(uint8_t byte) {
     return byte == 0xad ? SOFT_HYPHEN : byte;
 }
 
-/* The byte a character stands for, -1 if it is not of the alphabet. */
+/* The byte that a character stands for; -1 if it is not in the alphabet. */
 static int alphabet_byte(uint32_t c) {
     if (c >= ALPHABET_END)
         return -1;

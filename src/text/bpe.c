@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Byte-pair encoding of one word.
+/* bpe.c: byte-pair encoding of one word.
  *
- * A word starts as one symbol per byte (GPT-2's kind) or per character (SentencePiece's). As long
- * as neighbours form a merge, the one of the best rank, leftmost among equals, becomes one symbol.
- * Done literally that is quadratic; here
+ * A word starts as one symbol per byte (GPT-2) or per character (SentencePiece). As long as
+ * neighbours form a merge, the pair with the best rank (the leftmost of equals) becomes one symbol.
+ * Done literally that is quadratic. Here a word of n symbols takes O(n log n):
  *
  *     symbol  [0] <-> [1] <-> [3] <-> ...      a list in an array: a merge unlinks its right symbol
- *     heap    {rank << 32 | left symbol}       every pair that was ever a neighbourhood, best first
+ *     heap    {rank << 32 | left symbol}       every pair that ever were neighbours, best first
  *
- * so that a word of n symbols costs O(n log n). Invariants:
- *   1. symbol[i].rank and .result are the merge of symbol i with the next one, MERGE_NONE where
- *      there is none; a symbol that was merged away has MERGE_NONE.
+ * Invariants:
+ *   1. symbol[i].rank and .result are the merge of symbol i with the next one. Without one, and in
+ *      a symbol that was merged away, rank is MERGE_NONE.
  *   2. Every pair of neighbours that is a merge has an entry in the heap.
- *   3. An entry counts only if the rank of its symbol is, when it is taken, its own; others are
- *      leftovers of earlier neighbours and are dropped. (Where scores are equal a leftover may
- *      share the rank of the new pair: taking it is taking the new pair's own entry early, which
- *      stands at the same place of the order.)
- *   4. The heap holds under 2n entries: n - 1 at the start, and a merge takes one and adds at most
- *      two.
- * A word of few symbols, as nearly all are, is searched for its best pair instead.
+ *   3. An entry counts only if its rank is still the rank of its symbol when it is taken. Others
+ *      are leftovers of earlier neighbours and are dropped. (With equal scores a leftover may have
+ *      the rank of the new pair. Then it stands for the new pair's own entry, which has the same
+ *      key.)
+ *   4. The heap holds fewer than 2n entries: n - 1 at the start, and each merge takes one and adds
+ *      at most two.
+ * A short word, as nearly all are, is searched for its best pair instead.
  *
- * A byte or character that is no piece becomes the tokens of its bytes ("<0xE2>") where the
- * vocabulary has them, else the unknown token, and where there is none it is left out before
- * merging, as the Hugging Face tokenizers do (SmolLM2 lacks 21 bytes: six control characters, those
- * that UTF-8 cannot hold, and leads of planes 4-11).
+ * A byte or character without a piece becomes the tokens of its bytes ("<0xE2>") if the vocabulary
+ * has them, else the unknown token. If there is none it is dropped before merging, as by Hugging
+ * Face's tokenizers. (SmolLM2 lacks 21 bytes: six control characters, bytes that UTF-8 does not
+ * use, and first bytes of planes 4-11.)
  */
 #include <string.h>
 
@@ -51,11 +51,11 @@ static bool is_byte_or_unknown(const struct bpe *b, int32_t id, int32_t low, int
     return false;
 }
 
-/* Whether a merge takes the unknown token or a byte's, which are not written as they read. */
+/* Whether a merge takes the unknown token or a byte token: these are not written as they read. */
 static bool merges_other_text(const struct bpe *b) {
     const struct merge_map *m = &b->merges;
     size_t slots = m->slot ? (size_t)1 << (64 - m->shift) : 0;
-    int32_t low = INT32_MAX, high = -1; /* byte tokens stand together */
+    int32_t low = INT32_MAX, high = -1; /* byte tokens are usually adjacent */
     for (int byte = 0; byte < 256; byte++) {
         int32_t id = b->byte_id[byte];
         low = id >= 0 && id < low ? id : low;
@@ -69,7 +69,7 @@ static bool merges_other_text(const struct bpe *b) {
     return false;
 }
 
-/* Whether a character may leave no symbol, so that what stands around it meets. */
+/* Whether a character may be dropped, so that its neighbours become adjacent. */
 static bool leaves_out(const struct bpe *b) {
     for (int byte = 0; byte < 256; byte++)
         if (b->byte_id[byte] < 0)
@@ -77,10 +77,10 @@ static bool leaves_out(const struct bpe *b) {
     return false;
 }
 
-/* Words of SentencePiece's kind are whole texts, in which merges stay between U+2581 and the next
- * one: where no piece holds that mark behind a certain byte, no token reaches over such a place,
- * and a text can be cut there into words that repeat. This needs every symbol that merges to be
- * written as its piece, no character to vanish, and the mark itself to be a piece. */
+/* A word of SentencePiece is a whole text, but merges stay between one U+2581 and the next: if no
+ * piece contains that mark after a certain byte, no token reaches over such a place, and the text
+ * can be cut there into words that repeat. This requires that every symbol that merges is written
+ * as its piece, that no character is dropped, and that the mark itself is a piece. */
 static void find_cuts(struct bpe *b) {
     const struct pieces *p = b->map->pieces;
     b->cut_at_marks = !b->bytes && !b->whole_words && !leaves_out(b) && !merges_other_text(b) &&
@@ -125,7 +125,8 @@ size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from) {
 
 /* ---- the heap -------------------------------------------------------------------------------- */
 
-/* Four children a node: a step down reads one or two cache lines, and there are half as many. */
+/* Four children per node: a step down reads one or two cache lines, and there are half as many
+ * steps. */
 
 static void heap_push(uint64_t *heap, size_t *n, uint64_t key) {
     size_t i = (*n)++;
@@ -174,7 +175,7 @@ void bpe_scratch_deinit(struct bpe_scratch *s) {
     memset(s, 0, sizeof *s);
 }
 
-/* Symbols of a word as they come, and the unknown token that waits for the end of its run. */
+/* The symbols of a word in order, and an unknown token that waits for the end of its run. */
 struct spelling {
     const struct bpe *b;
     struct bpe_symbol *symbol; /* [room] */
@@ -226,7 +227,7 @@ static void spell_character(struct spelling *s, const char *c, size_t len) {
             spell_unknown(s);
             return;
         }
-    /* An unknown token that waits goes on waiting: Hugging Face's order. */
+    /* A waiting unknown token keeps waiting: this is Hugging Face's order. */
     for (size_t i = 0; i < len; i++)
         spell_id(s, b->byte_id[(uint8_t)c[i]]);
 }
@@ -263,7 +264,7 @@ static void look_up_merge(const struct bpe *b, struct bpe_symbol *symbol, uint32
     symbol[left].result = m ? m->result : -1;
 }
 
-/* Makes one symbol of two and looks up its new neighbourhoods. */
+/* Makes two symbols one and looks up the merges with its new neighbours. */
 static void merge_at(const struct bpe *b, struct bpe_symbol *symbol, uint32_t left) {
     DEBUG_ASSERT(symbol[left].rank != MERGE_NONE && symbol[left].next != NONE);
     uint32_t right = symbol[left].next, after = symbol[right].next;
@@ -313,7 +314,7 @@ static void merge_many(const struct bpe *b, struct bpe_scratch *s, uint32_t n) {
     }
 }
 
-/* The piece that is this word, -1 if there is none that text may become. */
+/* Sets *id to the piece that is this word; -1 if there is none that text may become. */
 static bool whole_word(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
                        int32_t *id) {
     *id = -1;
@@ -336,8 +337,8 @@ static bool whole_word(const struct bpe *b, struct bpe_scratch *s, const char *w
     return true;
 }
 
-/* Up to so many symbols looking at all of them is faster than a heap: War and Peace with it at 24
- * (and always a heap): GPT-2 23.8 MB/s (17.6), Gemma 3 16.6 (12.1). 48 is no better. */
+/* For so few symbols a scan is faster than a heap. War and Peace with 24 (with a heap only): GPT-2
+ * 23.8 MB/s (17.6), Gemma 3 16.6 (12.1). 48 is no better. */
 enum { FEW = 24 };
 
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,

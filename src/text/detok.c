@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Token bytes to whole characters.
+/* detok.c: joins the bytes of tokens to whole characters.
  *
- * A token may end inside a character; struct detok holds the bytes of at most one begun character
- * (up to 3) until the rest arrives. Invariants:
+ * A token may end inside a character. struct detok holds the bytes of at most one incomplete
+ * character (up to 3) until the rest arrives. Invariants:
  *   1. What comes out is valid UTF-8 after every push.
- *   2. What comes out depends on the bytes, not on where they were cut into tokens.
- *   3. Bytes that are no character come out as one U+FFFD for each longest run that began like one
- *      (Unicode's "substitution of maximal subparts", what Python and Rust do too).
+ *   2. What comes out depends only on the bytes, not on where they were cut into tokens.
+ *   3. Invalid bytes come out as one U+FFFD per longest run that began like a character (Unicode's
+ *      "substitution of maximal subparts", as in Python and Rust).
  */
 #include <string.h>
 
@@ -14,8 +14,8 @@
 
 static const char replacement[] = "\xef\xbf\xbd";
 
-/* One byte more. What is held always begins a character. A byte that does not go on with it may
- * begin the next one. */
+/* Takes one more byte. The held bytes always begin a character. A byte that does not continue it
+ * may begin the next one. */
 static bool detok_byte(struct detok *d, uint8_t byte, struct text_buf *out) {
     ASSERT(d->n_held < sizeof d->held);
     d->held[d->n_held++] = byte;

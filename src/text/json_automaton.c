@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json_automaton.c: one JSON object (RFC 8259), byte by byte, as a model may write it. Pure; a
- * state is 16 bytes that are copied.
+/* json_automaton.c: one JSON object (RFC 8259), byte by byte, as a model may write it. Functions
+ * are pure; a state is 16 bytes that are copied.
  *
  *     BEGIN --{--> FIRST_KEY --"--> TEXT ... --"--> COLON --:--> VALUE --> string, number, literal
  *                     |    ^                                      | |              |
@@ -10,23 +10,21 @@
  *                    AFTER of the level around it, or END  <--------- } ] ---------'  |
  *                                                            numbers end with what follows them
  *
- * It is a writer's grammar: what a reader may refuse or a model could go on with for ever is left
- * out of RFC 8259's.
+ * This is a grammar for writers. Compared with RFC 8259 it leaves out what a reader may refuse and
+ * what a model could repeat forever:
  *
- *     blanks in a row    JSON_BLANKS_MAX    64: a line end and 15 levels by 4. A model that likes
- *                                           blanks most must go on.
- *     levels             JSON_LEVELS_MAX    64: one bit each. Readers have limits of their own.
- *     digits in a row    JSON_DIGITS_MAX    64 of a number's whole part and of its fraction, 2 of
- *                                           its exponent: below 1e163, so that no reader of doubles
- *                                           finds an overflow. Sizes are RFC 8259's to limit.
- *     \u0000                                ends strings in C and is refused by databases
- *     lone surrogates                       are no text, by RFC 8259 unpredictable
+ *     spaces in a row    JSON_BLANKS_MAX    64: a line end and 15 levels of 4 spaces
+ *     levels             JSON_LEVELS_MAX    64: one bit each
+ *     digits in a row    JSON_DIGITS_MAX    64 in a number's whole part, 64 in its fraction, 2 in
+ *                                           its exponent: below 1e163, so no double overflows
+ *     \u0000                                ends strings in C; databases refuse it
+ *     unpaired surrogates                   are not text
  *
- * Invariants (tests/unit/test_json_answer.c)
- *   N1  What has led to END is an object that readers accept; all such objects within the limits
- *       lead there.
+ * Invariants (tests/unit/test_json_automaton.c)
+ *   N1  A text that leads to END is an object that readers accept. All such objects within the
+ *       limits lead there.
  *   N2  From every state but END some bytes lead to END: there are no dead ends. So a limit is
- *       looked at where a run grows, never behind it.
+ *       checked where a run grows, never after it.
  */
 #include <string.h>
 
@@ -69,7 +67,7 @@ static bool close_level(struct json_state *s, uint8_t bracket) {
 
 /* ---- numbers and literals -------------------------------------------------------------------- */
 
-/* One digit more of a run, which may be its first. */
+/* Takes one more digit of a run, or its first. */
 static bool push_digit(struct json_state *s, enum json_part part, uint8_t limit) {
     if (s->part != part)
         enter_part(s, part);
@@ -110,7 +108,7 @@ static bool push_number(struct json_state *s, uint8_t c) {
     return push_between(s, c);
 }
 
-/* What follows the first letter; held[0] is where the next one stands. */
+/* The rest of the literals after their first letter; held[0] is the index of the next letter. */
 static const char LITERALS[] = "rue\0alse\0ull";
 enum { TRUE_REST = 0, FALSE_REST = 4, NULL_REST = 9 };
 
@@ -161,7 +159,7 @@ static bool push_escape(struct json_state *s, uint8_t c) {
     return c && strchr("\"\\/bfnrt", c) && enter_part(s, PART_TEXT);
 }
 
-/* U+D800-DBFF must be followed by U+DC00-DFFF, which stand nowhere else. */
+/* U+D800-DBFF must be followed by U+DC00-DFFF, which are allowed nowhere else. */
 static bool push_hex(struct json_state *s, uint8_t c) {
     const int value = hex_digit((char)c);
     if (value < 0)

@@ -1,30 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of JSON that an answer can stand in, for json_automaton.c and json_vocab.c; everybody
- * else takes a struct json_state as it is.
- */
+/* json_automaton.h: where an unfinished JSON text is, for json_automaton.c and json_vocab.c. Others
+ * use struct json_state without reading it. */
 #ifndef KVASIR_JSON_AUTOMATON_H
 #define KVASIR_JSON_AUTOMATON_H
 
 #include "text/text.h"
 
 enum json_part {
-    /* between things: blanks are allowed but behind the end */
-    PART_BEGIN,       /* nothing but blanks so far */
-    PART_FIRST_KEY,   /* behind '{' */
-    PART_KEY,         /* behind ',' of an object */
-    PART_COLON,       /* behind a key */
-    PART_FIRST_VALUE, /* behind '[' */
-    PART_VALUE,       /* behind ':', and ',' of an array */
-    PART_AFTER,       /* behind a value */
+    /* between things: spaces are allowed, except in PART_END */
+    PART_BEGIN,       /* only spaces so far */
+    PART_FIRST_KEY,   /* after '{' */
+    PART_KEY,         /* after ',' of an object */
+    PART_COLON,       /* after a key */
+    PART_FIRST_VALUE, /* after '[' */
+    PART_VALUE,       /* after ':', and ',' of an array */
+    PART_AFTER,       /* after a value */
     PART_END,
     /* in a string */
     PART_TEXT,
-    PART_CHARACTER, /* begun; its bytes are held */
-    PART_ESCAPE,    /* behind '\' */
-    PART_HEX,       /* behind "\u"; digits are held */
-    PART_HIGH,      /* behind a high surrogate: '\' */
+    PART_CHARACTER, /* an incomplete one; its bytes are held */
+    PART_ESCAPE,    /* after '\' */
+    PART_HEX,       /* after "\u"; digits are held */
+    PART_HIGH,      /* after a high surrogate: '\' */
     PART_HIGH_U,    /* 'u' */
-    PART_LOW,       /* and a low one; digits are held */
+    PART_LOW,       /* digits of the low one; they are held */
     /* in a number */
     PART_MINUS,
     PART_ZERO,
@@ -38,7 +37,7 @@ enum json_part {
     PART_LITERAL,
 };
 
-/* json_push with the commonest case, a letter of a string, before the call. */
+/* json_push, with the most common case before the call: a character of a string. */
 static inline bool json_step(struct json_state *s, uint8_t byte) {
     if (s->part == PART_TEXT && byte >= 0x20 && byte < 0x80 && byte != '"' && byte != '\\')
         return true;

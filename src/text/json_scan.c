@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json_scan.h says what this is. The one state beside the place is `first`: whether the next item
- * of the innermost object or array stands behind its bracket or needs a comma. It need not be kept
- * for each level: an item that was read is never first.
- */
+/* json_scan.c: see json_scan.h. Besides the place, the state is only `first`: whether the next item
+ * of the innermost object or array follows the bracket or needs a comma. It is not kept per level,
+ * because an item that was read is never the first. */
 #include <string.h>
 
 #include "text/json_scan.h"
@@ -82,7 +81,7 @@ kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *mo
 
 /* ---- strings --------------------------------------------------------------------------------- */
 
-/* The four digits behind \u. */
+/* The four digits after \u. */
 static kvasir_status code_unit(struct json_scan *s, uint32_t *out) {
     *out = 0;
     for (int i = 0; i < 4; i++, s->at++) {
@@ -134,7 +133,7 @@ static kvasir_status scan_escape(struct json_scan *s) {
     return KVASIR_OK;
 }
 
-/* The end of the run of bytes that stand for themselves. */
+/* The end of the run of bytes without escapes. */
 static size_t plain_run(const struct json_scan *s) {
     size_t at = s->at;
     while (at < s->text.len) {

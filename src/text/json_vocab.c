@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json_vocab.c: which tokens may come next in a JSON object. Made once for a vocabulary, immutable,
+/* json_vocab.c: which tokens may come next in a JSON object. Made once per vocabulary; immutable;
  * shared by threads.
  *
- * Tokens lie in the order of their bytes, each with the number of bytes that it shares with the one
- * before. A walk down the list keeps the state behind every byte of the token at hand: of the next
- * one only the bytes behind the shared ones are pushed, and where a byte cannot come, tokens are
- * passed over as long as they share it.
+ * Tokens are sorted by their bytes, each with the number of bytes that it shares with the previous
+ * one. A walk down the list keeps the state after every byte of the current token. For the next
+ * token only the bytes after the shared ones are pushed. If a byte is not allowed, all tokens that
+ * share it are skipped.
  *
- *     states:        0    1    2    3           state 2 stands behind `",`
+ *     states:        0    1    2    3           state 2 is after `",`
  *     token       "  ",   ",   \n                                    shared 2
  *                 "  ,    \n   \n                                    shared 3: pushes one byte
- *                 "  a    b                                          shared 1: 'a' cannot come
- *                 "  a    b    c                                     shared 3: passed over
+ *                 "  a    b                                          shared 1: 'a' is not allowed
+ *                 "  a    b    c                                     shared 3: skipped
  *
- * Inside of a string almost everything may come. That part of the answer is the same in all
- * strings and made beforehand; only tokens that close the string are walked through, of a list of
- * their own (`closing`).
+ * Inside a string almost every token is allowed. That part of the answer is the same in all strings
+ * and is computed once (`inside`). Only tokens that close the string are walked, in a list of their
+ * own (`closing`).
  *
  *     token in a string   The  <- `inside`   \"  <- `inside`   "],  <- `closing`   "\n"  <- none
  */
@@ -30,19 +30,19 @@ struct token_list {
     uint32_t n;
     uint32_t first[257]; /* tokens first[b] .. first[b + 1] - 1 begin with byte b */
     uint32_t *id, *at;   /* [n]; where its bytes begin */
-    uint8_t *len, *same; /* [n]; bytes shared with the one before */
+    uint8_t *len, *same; /* [n]; bytes shared with the previous token */
 };
 
 struct json_vocab {
     uint32_t n_ids;
     struct token_list all, closing;
     uint64_t *inside; /* [token_set_words(n_ids)] */
-    uint8_t *bytes;   /* [n_bytes] of all tokens */
+    uint8_t *bytes;   /* of all tokens */
 };
 
-/* What a vocabulary needs memory for. */
+/* The memory that a vocabulary needs. */
 struct vocab_counts {
-    uint32_t tokens, closing; /* `closing`: with a quotation mark, so at least those */
+    uint32_t tokens, closing; /* `closing`: tokens with a quotation mark, an upper bound */
     size_t bytes;
 };
 
@@ -53,7 +53,7 @@ struct sorted_token {
     uint32_t id;
 };
 
-/* Empty: it is never to be chosen. */
+/* The bytes of a token; empty if it must never be chosen. */
 static struct text_span usable_bytes(const struct tokenizer *t, uint32_t id) {
     const struct text_span none = {"", 0}, bytes = tokenizer_bytes(t, (int32_t)id);
     if (tokenizer_is_control(t, (int32_t)id) || tokenizer_is_end(t, (int32_t)id))
@@ -89,7 +89,7 @@ static int compare_tokens(const void *a, const void *b) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-enum { LIST_BYTES = 2 * sizeof(uint32_t) + 2 * sizeof(uint8_t) }; /* of a token */
+enum { LIST_BYTES = 2 * sizeof(uint32_t) + 2 * sizeof(uint8_t) }; /* per token */
 
 static size_t memory_of(const struct vocab_counts *c, uint32_t n_ids) {
     return sizeof(struct json_vocab) + token_set_words(n_ids) * sizeof(uint64_t) +
@@ -114,19 +114,19 @@ static void list_add(struct json_vocab *v, struct token_list *list, uint32_t id,
 }
 
 static void list_end(struct token_list *list) {
-    for (unsigned b = 1; b <= 256; b++) /* bytes that no token begins with */
+    for (unsigned b = 1; b <= 256; b++) /* bytes with which no token begins */
         if (list->first[b] < list->first[b - 1])
             list->first[b] = list->first[b - 1];
 }
 
-/* Where a token is put that comes inside of a string. */
+/* Puts a token in its place for the inside of a string. */
 static void sort_in_string(struct json_vocab *v, uint32_t i) {
     struct json_state s = {.levels = 1, .part = PART_TEXT, .key = true};
     const struct token_list *all = &v->all;
     for (uint32_t k = 0; k < all->len[i]; k++) {
         if (!json_step(&s, v->bytes[all->at[i] + k]))
             return;
-        if (s.part == PART_COLON) { /* behind it much depends on what is around the string */
+        if (s.part == PART_COLON) { /* what may follow depends on what is around the string */
             list_add(v, &v->closing, all->id[i], all->at[i], all->len[i]);
             return;
         }
@@ -149,7 +149,7 @@ static void fill_vocab(struct json_vocab *v, const struct sorted_token *tokens, 
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* One piece: the widest first. */
+/* One allocation, the members with the widest type first. */
 static struct json_vocab *place_vocab(const struct vocab_counts *c, uint32_t n_ids) {
     struct json_vocab *v = mem_calloc(1, memory_of(c, n_ids));
     if (!v)
@@ -215,7 +215,7 @@ static bool is_one_of(uint32_t id, const int32_t *ids, size_t n) {
     return false;
 }
 
-/* Tokens of one byte come first of those that begin with it. */
+/* Tokens of one byte are the first of those that begin with it. */
 static bool has_byte(const struct token_list *list, uint8_t byte, const int32_t *without,
                      size_t n) {
     for (uint32_t i = list->first[byte]; i < list->first[byte + 1] && list->len[i] == 1; i++)
@@ -224,8 +224,8 @@ static bool has_byte(const struct token_list *list, uint8_t byte, const int32_t 
     return false;
 }
 
-/* Whatever stands there, some of these bytes lead to the end, but out of a literal or a character
- * that a token has begun and none goes on with. */
+/* From every state, some of these bytes lead to the end. The exceptions are a literal or a
+ * character that a token has begun and no token continues. */
 kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *without, size_t n,
                                kvasir_error *err) {
     static const char needed[] = "{}]\":\\u0d";
@@ -236,11 +236,12 @@ kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *withou
     return KVASIR_OK;
 }
 
-/* Tokens from .. to - 1, which begin with one byte; `states` is room for one behind every byte. */
+/* Walks the tokens from .. to - 1, which begin with one byte. `states` has room for one after each
+ * byte. */
 static void walk_tokens(const struct json_vocab *v, const struct token_list *list, uint32_t from,
                         uint32_t to, struct json_state states[TOKEN_BYTES_MAX + 1],
                         uint64_t *bits) {
-    uint32_t stuck = TOKEN_BYTES_MAX; /* the byte of the one before that could not come */
+    uint32_t stuck = TOKEN_BYTES_MAX; /* index of the previous token's refused byte */
     for (uint32_t i = from; i < to; i++) {
         if (list->same[i] > stuck)
             continue;

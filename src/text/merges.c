@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Merges: which two tokens become one, and which of several goes first.
+/* merges.c: merges: which two tokens become one, and which merge goes first.
  *
  *     (left id, right id) -> rank, result      open addressing, at most half full
  *
- * Two kinds of vocabulary fill it in. Byte-level ones list their merges, best first: the place in
- * the list is the rank. SentencePiece's have a score for every piece instead: any two pieces whose
- * sum is a piece may merge, the sum of the best score first, so that the rank belongs to the result
- * and equal scores share one. What pairs there are is worked out here once, so that encoding is the
- * same for both.
+ * Byte-level vocabularies list their merges, best first: the index in the list is the rank.
+ * Vocabularies of SentencePiece have a score for every piece instead: two pieces merge if their
+ * concatenation is a piece, and the concatenation with the best score goes first. So the rank
+ * belongs to the result, and equal scores share one rank. The pairs are computed here once, so that
+ * encoding is the same for both.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static uint64_t pair_of(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
-/* The slot that holds the pair, or the free one where it belongs. */
+/* The slot of the pair, or the free slot for it. */
 static struct merge *merge_slot(const struct merge_map *m, uint64_t pair) {
     size_t mask = ((size_t)1 << (64 - m->shift)) - 1;
     /* 2^64 / golden ratio, odd: the high bits of the product depend on every bit of both ids. */
@@ -55,7 +55,8 @@ static bool merge_map_grow(struct merge_map *m) {
     return true;
 }
 
-/* Adds a merge or, unless keep_first, replaces that of the same pair. False: no memory. */
+/* Adds a merge. An existing one of the same pair is kept if keep_first, else replaced. False: out
+ * of memory. */
 static bool merge_map_add(struct merge_map *m, int32_t left, int32_t right, uint32_t rank,
                           int32_t result, bool keep_first) {
     if (!m->slot || m->n >= (size_t)1 << (63 - m->shift))
@@ -131,8 +132,8 @@ kvasir_status merge_add_line(struct merge_map *m, const struct piece_map *map,
 
 /* ---- merges out of scores -------------------------------------------------------------------- */
 
-/* Work on a piece grows with the square of its length. SentencePiece's own limit is 16 characters
- * by default; Gemma's runs of spaces have 93 bytes. */
+/* The work for a piece is quadratic in its length. SentencePiece's own limit is 16 characters by
+ * default; Gemma's runs of spaces have 93 bytes. */
 enum { SCORED_BYTES_MAX = 512 };
 
 struct scored {
@@ -145,7 +146,7 @@ static int better_score(const void *a, const void *b) {
     return (x->score < y->score) - (x->score > y->score);
 }
 
-/* rank[id]: how many different scores are better. */
+/* rank[id]: the number of different scores that are better. */
 static kvasir_status rank_scores(const float *scores, size_t n, uint32_t *rank, kvasir_error *err) {
     struct scored *order = mem_calloc(n, sizeof *order);
     if (!order)
@@ -167,7 +168,7 @@ static kvasir_status rank_scores(const float *scores, size_t n, uint32_t *rank, 
     return KVASIR_OK;
 }
 
-/* Control tokens come from nowhere but their names, bytes only from characters without a piece. */
+/* Control tokens come only from their names, byte tokens only from characters without a piece. */
 static bool takes_part(const struct pieces *p, int32_t id) {
     return id >= 0 && (p->kind[id] == TOKEN_NORMAL || p->kind[id] == TOKEN_USER_DEFINED ||
                        p->kind[id] == TOKEN_UNUSED);
@@ -199,7 +200,7 @@ kvasir_status merges_from_scores(struct merge_map *m, const struct piece_map *ma
     TRY_GOTO(rank_scores(scores, p->n, rank, err));
     for (int32_t id = 0; (size_t)id < p->n; id++) {
         struct text_span text = pieces_at(p, id);
-        /* Of pieces written alike text becomes the one that the map finds. */
+        /* Of equal pieces, text becomes the one that the map finds. */
         if (!takes_part(p, id) || piece_map_find(map, text.data, text.len) != id)
             continue;
         if (text.len > SCORED_BYTES_MAX) {

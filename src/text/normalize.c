@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Normalizers: what happens to text before it is cut. A list of steps, each of which reads one
- * buffer and writes the other, or leaves the text as it is:
+/* normalize.c: normalizers: what happens to text before it is cut. Each step reads one buffer and
+ * writes the other, or leaves the text as it is:
  *
  *     text -> NFC -> text[0] -> replace -> text[1] -> ...
  *
- * Unicode's normal forms come from utf8proc's tables. Most text is normal already, and most
- * characters are sure to stay as they are whatever stands beside them: only runs of others, with
- * the sure character in front of them (it may compose with what follows), are taken apart, sorted
- * and composed. Sorting is ours because utf8proc's takes the square of the length of a run of
+ * The tables of Unicode's normal forms are utf8proc's. Most text is normal already, and most
+ * characters never change whatever is next to them ("sure" ones). Only runs of others are
+ * decomposed, sorted and composed, together with the sure character before them, which may compose
+ * with what follows. Sorting is our own, because utf8proc's is quadratic in the length of a run of
  * accents.
  *
- * A step may make text longer (NFKC up to 11 times); how much in all is limited, since the steps
- * come out of a file.
+ * A step may make text longer (NFKC up to 11 times). The total growth is limited, because the steps
+ * come from a file.
  */
 #define _GNU_SOURCE /* memmem */
 #include <string.h>
@@ -20,7 +20,7 @@
 #include "text/tokenizer_internal.h"
 
 enum {
-    DECOMPOSED_MAX = 18, /* characters that one becomes: U+FDFA */
+    DECOMPOSED_MAX = 18, /* characters that U+FDFA becomes */
 };
 
 void normalizer_scratch_deinit(struct normalizer_scratch *scratch) {
@@ -36,8 +36,9 @@ static bool is_composed(enum normalizer_kind form) {
     return form == NORMALIZE_NFC || form == NORMALIZE_NFKC;
 }
 
-/* Starters that stay and never join the character before them. In NFC these are most of the
- * scripts of today's texts (unit.normalize compares the list with utf8proc's tables). */
+/* Whether c starts a character sequence, stays as it is and never joins the character before it.
+ * For NFC these are most scripts of today's texts (unit.normalize compares the list with utf8proc's
+ * tables). */
 static bool is_sure(enum normalizer_kind form, uint32_t c) {
     if (form != NORMALIZE_NFC)
         return c < 0x80;
@@ -65,8 +66,8 @@ static bool is_sure(enum normalizer_kind form, uint32_t c) {
     return c >= ranges[low].first;
 }
 
-/* Where the first run of characters that are not sure begins, at or behind `from`, and, in *sure,
- * the sure character before it. text.len: there is none. */
+/* The start of the first run of characters that are not sure, at or after `from`; text.len if there
+ * is none. *sure is the sure character before it. */
 static size_t unsure_from(enum normalizer_kind form, struct text_span text, size_t from,
                           size_t *sure) {
     *sure = from;
@@ -93,7 +94,7 @@ static int combining_class(int32_t c) {
     return utf8proc_get_property(c)->combining_class;
 }
 
-/* Sorts accents by their class; equal ones keep their order. */
+/* A stable sort of accents by their class. */
 static void sort_accents(int32_t *c, size_t n, int32_t *copy) {
     if (n <= 16) {
         for (size_t i = 1; i < n; i++) {
@@ -126,7 +127,7 @@ static void order_accents(int32_t *c, size_t n, int32_t *copy) {
     }
 }
 
-/* Room for n characters and a copy of them. */
+/* Makes room for n characters and a copy of them. */
 static bool chars_room(struct normalizer_scratch *scratch, size_t n) {
     if (n <= scratch->chars_cap)
         return true;
@@ -146,7 +147,7 @@ static bool append_normal(struct normalizer_scratch *scratch, enum normalizer_ki
     utf8proc_option_t options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE;
     options |= compatible ? UTF8PROC_COMPAT : 0;
     size_t n = 0;
-    int class = 0; /* of graphemes, which we do not ask for */
+    int class = 0; /* of graphemes, not used */
     for (size_t at = 0; at < text.len;) {
         if (!chars_room(scratch, n + DECOMPOSED_MAX))
             return false;
@@ -200,7 +201,7 @@ static bool append_lowercase(struct text_span text, struct text_buf *out) {
         size_t n = utf8_put(small, (uint32_t)utf8proc_tolower((utf8proc_int32_t)c));
         if (!text_append(out, small, n))
             return false;
-        /* The one character whose small form is two: U+0130 is i with its point kept. */
+        /* The one character whose lower case is two: U+0130 is i with a combining dot. */
         if (c == 0x130) {
             out->len -= n;
             if (!text_append(out, "i\xcc\x87", 3))
@@ -279,7 +280,7 @@ static bool run_normalizer_step(const struct normalizer_step *step,
 kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scratch *scratch,
                              struct text_span text, struct text_span *out, kvasir_error *err) {
     size_t limit = growth_limit(text.len);
-    int next = 0; /* the buffer that `text` does not stand in */
+    int next = 0; /* the buffer that `text` is not in */
     ASSERT(n->n >= 0 && n->n <= NORMALIZER_STEPS_MAX);
     for (int i = 0; i < n->n; i++) {
         struct text_buf *to = &scratch->text[next];

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pieces: what a vocabulary writes for its tokens, found by id and by their bytes.
+/* pieces.c: the pieces of a vocabulary (the texts of its tokens), found by id and by their bytes.
  *
- *     text     "!" "\"" "Ġthe" "<s>" ...     all pieces one behind the other
+ *     text     "!" "\"" "Ġthe" "<s>" ...     all pieces, one after the other
  *     entry    {at, len, id} ...             in the order of the file
- *     by_id    0 1 -1 2 ...                  the entry of every id, -1: no token has it
+ *     by_id    0 1 -1 2 ...                  the entry of every id; -1: no token has this id
  *     kind     1 1  0 3 ...
  *
  *     map      hash of the bytes -> piece, id    open addressing, at most half full
  *
  * Invariants:
- *   1. Every id is below TOKENS_MAX, every piece at most PIECE_BYTES_MAX long, and all of them
- *      together at most VOCAB_BYTES_MAX: offsets fit 32 bits.
- *   2. pieces_at of an id below n is what was last added under it. Readers bound ids by the size of
- *      their file, because by_id grows to the largest.
+ *   1. Every id is below TOKENS_MAX, every piece has at most PIECE_BYTES_MAX bytes and all together
+ *      at most VOCAB_BYTES_MAX, so offsets fit in 32 bits.
+ *   2. pieces_at of an id is what was last added under it. by_id grows to the largest id, so
+ *      readers bound ids by the size of their file.
  */
 #include <string.h>
 
@@ -78,8 +78,8 @@ void pieces_deinit(struct pieces *p) {
 
 /* ---- by their bytes -------------------------------------------------------------------------- */
 
-/* Eight bytes a step. 2^64 / golden ratio, odd: every bit of a product depends on all lower ones of
- * its factor, and the shift brings the upper half down again. */
+/* Eight bytes per step. The factor is 2^64 / golden ratio, odd: every bit of a product depends on
+ * all lower bits of its factors. The shift brings the upper half down again. */
 static uint64_t hash_bytes(const char *data, size_t len) {
     const uint64_t golden = 0x9e3779b97f4a7c15u;
     uint64_t hash = len * golden, word;
@@ -97,7 +97,7 @@ static uint64_t hash_bytes(const char *data, size_t len) {
     return hash ^ hash >> 32;
 }
 
-/* The slot of the piece with these bytes, or the free slot where it belongs. */
+/* The slot of the piece with these bytes, or the free slot for it. */
 static struct piece_slot *piece_slot(const struct piece_map *map, const char *data, size_t len,
                                      uint32_t *tag) {
     uint64_t hash = hash_bytes(data, len);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pre-tokenizers: how text is cut into words before any merge.
+/* pretokenize.c: pre-tokenizers: how text is cut into words before any merge.
  *
- * A pre-tokenizer is a list of stages. Stage 0 cuts the text; every part is then a text of its own
- * for stage 1 (lookahead sees its end as the end of text), and what the last stage cuts are the
- * words:
+ * A pre-tokenizer is a list of stages. Stage 0 cuts the text. Each part is then a text of its own
+ * for stage 1 (its end is the end of text for lookahead), and so on. What the last stage cuts are
+ * the words:
  *
  *     "in 42 days"   stage 0, \p{N}     [in ] [4] [2] [ days]
  *                    stage 1, gpt-2     [in] [ ] [4] [2] [ days]
  *
- * A stage finds matches; the text between two matches is an item too, and its behavior says which
- * neighbours belong together:
+ * A stage finds matches. The text between two matches is an item, too. The behavior says which
+ * neighbours are joined:
  *
  *     items      a   MATCH  MATCH  b        isolated              [a] [M] [M] [b]
  *                                           merged with previous  [aM] [M] [b]
@@ -17,11 +17,11 @@
  *                                           contiguous            [a] [MM] [b]
  *                                           removed               [a] [b]
  *
- * Two kinds of stages cut nothing but write their part anew, into memory of the encoding: a space
- * in front, and U+2581 for spaces.
+ * Two kinds of stages do not cut. They rewrite their part in scratch memory: STAGE_PREFIX puts a
+ * space in front, STAGE_MARKS writes U+2581 for spaces.
  *
- * The text was checked to be UTF-8 by the caller; PCRE2 is told not to check again, for it would
- * walk the rest of the text at every match.
+ * The caller has checked that the text is UTF-8. PCRE2 is told not to check it again, because it
+ * would walk the rest of the text at every match.
  */
 #include <stdio.h>
 #include <string.h>
@@ -30,8 +30,8 @@
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
-/* What a stage may expect of patterns that are not ours: PCRE2's own default, and steps for every
- * byte. Steps of ours are linear in the length of a word, and words may be long: in patterns like
+/* Limits for patterns from files: PCRE2's own default, and more steps per byte. The steps of our
+ * own patterns are linear in the length of a word, and words may be long: in patterns like
  * \s*[\r\n]+ the default alone ends at 10 million spaces. */
 enum { MATCH_STEPS = 10 * 1000 * 1000, MATCH_STEPS_A_BYTE = 16 };
 
@@ -41,14 +41,14 @@ enum { MATCH_STEPS = 10 * 1000 * 1000, MATCH_STEPS_A_BYTE = 16 };
 #define SPACES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define QWEN2        CONTRACTIONS LETTERS "\\p{N}|" SIGNS SPACES
 #define LLAMA3       CONTRACTIONS LETTERS "\\p{N}{1,3}|" SIGNS SPACES
-/* Words end where small letters are followed by capitals. */
+/* Words end where a capital follows a small letter. */
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define TEKKEN                                                                                     \
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER            \
     "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" SPACES
 
-/* Rows that share a pattern are names that differ in what else their makers changed. */
+/* Names that share a pattern differ in other changes of their makers. */
 static const struct known_pre known[] = {
     {.name = "gpt-2", .patterns = {gpt2_pattern}},
     {.name = "default", .patterns = {gpt2_pattern}},
@@ -146,7 +146,7 @@ static kvasir_status match_failed(int rc, size_t len, kvasir_error *err) {
     return fail(err, KVASIR_ERR_TEXT, "cannot split a text of %zu bytes: %s", len, why);
 }
 
-/* Finds the next match at or behind `from`; both ends are text.len where there is none. */
+/* Finds the next match at or after `from`. Without one, both ends are text.len. */
 static kvasir_status next_match(const struct splitting *s, const struct pre_stage *stage,
                                 struct text_span text, size_t from, size_t *start, size_t *end) {
     *start = *end = text.len;
@@ -160,7 +160,7 @@ static kvasir_status next_match(const struct splitting *s, const struct pre_stag
     struct pre_scratch *scratch = s->scratch;
     int rc =
         pcre2_match(stage->re, subject, text.len, from, options, scratch->match, scratch->limits);
-    /* JIT code backtracks on a 32 KiB stack; the interpreter keeps its frames on the heap. */
+    /* JIT code backtracks on a 32 KiB stack; the interpreter has its frames on the heap. */
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
         rc = pcre2_match(stage->re, subject, text.len, from, options | PCRE2_NO_JIT, scratch->match,
                          scratch->limits);
@@ -179,10 +179,10 @@ static kvasir_status next_match(const struct splitting *s, const struct pre_stag
 
 static kvasir_status run_stage(const struct splitting *s, int stage, struct split_part part);
 
-/* Items that were joined and wait for the next one. */
+/* Items that are joined and wait for the next one. */
 struct joined {
     size_t start, end;
-    bool match; /* the last of them */
+    bool match; /* whether the last of them is a match */
 };
 
 static bool belongs_to_last(enum split_behavior behavior, bool last, bool match) {
@@ -236,7 +236,7 @@ static kvasir_status cut_part(const struct splitting *s, int stage, struct split
     return emit_items(s, stage, &part, &j);
 }
 
-/* Writes the part anew and hands it on. */
+/* Rewrites the part and passes it on. */
 static kvasir_status rewrite_part(const struct splitting *s, int stage, struct split_part part) {
     const struct pre_stage *g = &s->p->stage[stage];
     struct text_buf *out = &s->scratch->text[stage];
@@ -258,7 +258,7 @@ static kvasir_status rewrite_part(const struct splitting *s, int stage, struct s
     return run_stage(s, stage + 1, part);
 }
 
-/* Recurses at most PRETOKENIZER_STAGES_MAX deep; `match` is read before the recursion. */
+/* Recurses at most PRETOKENIZER_STAGES_MAX deep. `match` is read before the recursion. */
 static kvasir_status run_stage(const struct splitting *s, int stage, struct split_part part) {
     ASSERT(stage <= s->p->n && s->p->n <= PRETOKENIZER_STAGES_MAX);
     if (stage == s->p->n) {

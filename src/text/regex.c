@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Patterns: PCRE2 in UTF and UCP mode, and the part of Oniguruma's dialect that tokenizer.json
- * files use, translated to it.
+/* regex.c: patterns: PCRE2 in UTF and UCP mode, and a translation of the part of Oniguruma's
+ * dialect that tokenizer.json files use.
  *
- * The two agree on most of what pre-tokenizers need; the rest is written out or refused:
+ * Most of what pre-tokenizers need means the same in both. The rest is translated or refused:
  *
- *     \s \S        the class White_Space: PCRE2's \s also takes U+180E, which has not been
+ *     \s \S        the class White_Space. PCRE2's \s also matches U+180E, which has not been
  *                  White_Space since Unicode 6.3
- *     \p{Han}      \p{sc:Han}: PCRE2's bare script names also take characters of shared scripts
+ *     \p{Han}      \p{sc:Han}. PCRE2's bare script names also match characters of shared scripts
  *     \v           U+000B, not all vertical space
  *     .            [^\n], whatever newlines PCRE2 was built for
  *     $            the end, or before a newline
- *     \w \b \h ^   refused, as are classes in classes, && and what else is not listed here: their
- *                  meanings differ
+ *     \w \b \h ^   refused, because their meanings differ; so are classes in classes, &&, and
+ *                  all that is not listed here
  *
- * A refused pattern is an error with the place in it, never a pattern that means another thing.
+ * A refused pattern is an error with its place. It never becomes a pattern with another meaning.
  */
 #include <string.h>
 
 #include "text/tokenizer_internal.h"
 
-/* The insides of a class; \S is [^ SPACE ]. \p{Z} is Zs, Zl and Zp. */
+/* The inside of a class; \S is [^ SPACE ]. \p{Z} is Zs, Zl and Zp. */
 #define SPACE "\\t-\\r\\x{85}\\p{Z}"
 
 const char gpt2_pattern[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
@@ -37,8 +37,7 @@ static kvasir_status regex_compile(const char *pattern, size_t len, pcre2_code *
         return fail_at(err, KVASIR_ERR_UNSUPPORTED, (int64_t)at,
                        "pre-tokenizer pattern, character %zu: %s", at, why);
     }
-    /* Where there is no JIT (a build or a system without it), pcre2_match interprets: slower, the
-     * same words. */
+    /* Without JIT (in this build or system) pcre2_match interprets: the same words, slower. */
     (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
     return KVASIR_OK;
 }
@@ -80,7 +79,7 @@ static bool is_letter(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* \p{..} and \P{..}, t->at on the p: general categories of one or two letters, or a script. */
+/* \p{..} and \P{..}; t->at is at the p. General categories of one or two letters, or a script. */
 static kvasir_status translate_property(struct translation *t) {
     size_t start = t->at, name = start + 2;
     bool negate = t->in.data[start] == 'P';
@@ -147,7 +146,7 @@ static kvasir_status translate_escape(struct translation *t) {
     case 't':
     case 'f':
         break;
-    default: /* an escaped sign is that sign */
+    default: /* an escaped sign is the sign itself */
         if (c < '!' || c > '~' || is_letter(c) || (c >= '0' && c <= '9'))
             return refuse_pattern(t, start, "this escape");
     }
@@ -155,7 +154,7 @@ static kvasir_status translate_escape(struct translation *t) {
     return put_pattern(t, t->in.data + start, 2);
 }
 
-/* ( and what follows it. */
+/* A parenthesis and what follows it. */
 static kvasir_status translate_group(struct translation *t) {
     static const char *const known[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?i)"};
     if (peek_pattern(t, 1) != '?') {
@@ -172,7 +171,7 @@ static kvasir_status translate_group(struct translation *t) {
     return refuse_pattern(t, t->at, "a group of that kind");
 }
 
-/* {n}, {n,} and {n,m}. What may follow: for Oniguruma {n}? is {0,n} and {n}+ is repeated. */
+/* {n}, {n,} and {n,m}. For Oniguruma {n}? is {0,n} and {n}+ is repeated, so these are refused. */
 static kvasir_status translate_interval(struct translation *t) {
     size_t n = 1, commas = 0;
     while ((peek_pattern(t, n) >= '0' && peek_pattern(t, n) <= '9') ||

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stop.c: kvasir_stop, the end of a text that comes in pieces. Pure bookkeeping of one text; one
- * thread at a time.
+/* stop.c: kvasir_stop: finds the end of a text that arrives in pieces. One per text; not
+ * thread-safe.
  *
  *     stop texts  "</s>", "\nUser:"
  *
- *     text   ... so it is.\nUs|            "\nUs" may begin a stop text: held back
- *                             ^ end of what came
- *            ... so it is.\nUse it|        it did not: given out with the rest
+ *     text   ... so it is.\nUs|            "\nUs" may begin a stop text: it is held back
+ *                             ^ end of what has arrived
+ *            ... so it is.\nUse it|        it did not: it comes out with the rest
  *            ... so it is.\nUser:|         it did: the text ends before it
  *
- * Each stop text is a Knuth-Morris-Pratt automaton: `matched` is the longest beginning of it that
- * the text so far ends with. So what is held back, from the earliest place where any stop text may
- * begin, is itself the beginning of a stop text, and no copy of it is kept. A byte costs the number
- * of stop texts, whatever they and the text are.
+ * Each stop text is a Knuth-Morris-Pratt automaton: `matched` is the length of its longest prefix
+ * that the text so far ends with. So what is held back is itself the prefix of a stop text, and no
+ * copy of it is kept. A byte takes time proportional to the number of stop texts.
  *
  *     stop texts  "abcd", "bc"
  *
@@ -21,11 +20,10 @@
  *              B
  *
  * Invariants
- *   P1  What comes out in all is the text up to the first place where a stop text begins. It does
- *       not depend on where the text was cut into pieces, nor on the order of the stop texts.
- *   P2  Where stop texts and text are UTF-8 and pieces are whole characters, what comes out of
- *       every push is whole characters: a stop text begins with a character's first byte, so
- *       nothing is cut but in front of one.
+ *   P1  In all, the text up to the first place where a stop text begins comes out. It does not
+ *       depend on how the text was cut into pieces or on the order of the stop texts.
+ *   P2  If the pieces are whole UTF-8 characters, every push puts out whole characters: a stop text
+ *       begins with a character's first byte, so text is cut only before one.
  *   P3  A push allocates nothing.
  */
 #include <string.h>
@@ -34,7 +32,7 @@
 
 struct stop_text {
     char *text;     /* [len] */
-    size_t *border; /* [len] of each shorter beginning: its own longest that it ends with */
+    size_t *border; /* [len] for each shorter prefix: the longest prefix that it ends with */
     size_t len, matched;
 };
 
@@ -42,8 +40,8 @@ struct kvasir_stop {
     struct stop_text *texts; /* [n] */
     size_t n, longest;
     const struct stop_text *held;  /* the one with the most matched; NULL: nothing is held */
-    const struct stop_text *found; /* the one that begins at B, also of a text that has ended */
-    size_t back;                   /* bytes from B to the end of what came; 0: none is complete */
+    const struct stop_text *found; /* the one that begins at B; also set after the text has ended */
+    size_t back;                   /* bytes from B to the end so far; 0: none is complete */
     bool stopped;
 };
 
@@ -112,7 +110,7 @@ size_t kvasir_stop_hold(const kvasir_stop *s) {
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-/* True where the byte completes the stop text; where that comes again is behind B. */
+/* True if the byte completes the stop text. Its next occurrence would be after B. */
 static bool advance_stop_text(struct stop_text *t, char byte) {
     DEBUG_ASSERT(t->matched < t->len);
     while (t->matched > 0 && t->text[t->matched] != byte)
@@ -124,7 +122,7 @@ static bool advance_stop_text(struct stop_text *t, char byte) {
     return true;
 }
 
-/* One byte more; returns how many became certain, written to out. */
+/* Takes one more byte. Returns how many bytes became certain; they are written to out. */
 static size_t stop_byte(struct kvasir_stop *s, char byte, char *out) {
     const struct stop_text *before = s->held;
     size_t held_before = before ? before->matched : 0, back = s->back ? s->back + 1 : 0;
@@ -143,7 +141,7 @@ static size_t stop_byte(struct kvasir_stop *s, char byte, char *out) {
         }
     }
     s->back = back;
-    s->stopped = back > 0 && held <= back; /* nothing can begin before B any more */
+    s->stopped = back > 0 && held <= back; /* nothing can begin before B anymore */
     size_t sure = held_before + 1 - (s->stopped ? back : held);
     ASSERT(sure <= held_before + 1);
     /* what was held before, then this byte */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text/: characters to tokens and back, and chat messages to a prompt. Knows nothing of tensors or
- * files: vocabularies come in as plain data (struct tokenizer_spec), templates as strings, their
- * arguments as JSON values. Everything here is immutable once created and may be used from several
- * threads; struct detok belongs to one.
- */
+/* text/: characters to tokens and back, and chat messages to a prompt. It knows nothing of tensors
+ * or files: vocabularies arrive as plain data (struct tokenizer_spec), templates as strings, their
+ * arguments as JSON values. Everything here is immutable once created and may be used by several
+ * threads, except struct detok. */
 #ifndef KVASIR_TEXT_H
 #define KVASIR_TEXT_H
 
@@ -20,7 +19,7 @@ struct text_span {
     size_t len;
 };
 
-/* Numbers are GGUF's. */
+/* The numbers are those of GGUF. */
 enum token_kind {
     TOKEN_NORMAL = 1,
     TOKEN_UNKNOWN = 2,
@@ -30,14 +29,14 @@ enum token_kind {
     TOKEN_BYTE = 6,
 };
 
-/* A vocabulary as a checkpoint holds it. All memory is borrowed for tokenizer_create. */
+/* A vocabulary as in a checkpoint. tokenizer_create borrows all memory for the call. */
 struct tokenizer_spec {
-    /* A folder's tokenizer.json and tokenizer_config.json, as text (json.data NULL: a GGUF's, in
-     * the fields below). With json only `ends` of the fields below counts. */
+    /* A folder's tokenizer.json and tokenizer_config.json, as text. With json.data set, only `ends`
+     * of the fields below counts. NULL: the fields of a GGUF file, below. */
     struct text_span json, config;
     const char *model; /* "gpt2": byte-level BPE; "llama": SentencePiece's BPE with byte fallback */
-    /* pre-tokenizer of "gpt2": "qwen2", "llama-bpe" ... (the table in pretokenize.c; NULL is
-     * "default", which is gpt-2's); an unknown one is refused by name */
+    /* the pre-tokenizer of "gpt2" ("qwen2", "llama-bpe" ...; the table in pretokenize.c); NULL is
+     * "default", which is that of GPT-2. An unknown name is an error. */
     const char *pre;
     const struct text_span *pieces; /* [n_tokens], byte-level alphabet as stored */
     const uint8_t *kinds;           /* [n_tokens] enum token_kind; NULL: all normal */
@@ -56,88 +55,90 @@ struct tokenizer;
 kvasir_status tokenizer_create(const struct tokenizer_spec *spec, struct tokenizer **out,
                                kvasir_error *err) MUST_CHECK;
 void tokenizer_destroy(struct tokenizer *t);
-/* "gpt2 (qwen2)", "llama (SentencePiece BPE)", "tokenizer.json BPE": for people to read. */
+/* "gpt2 (qwen2)", "llama (SentencePiece BPE)", "tokenizer.json BPE": for people. */
 const char *tokenizer_name(const struct tokenizer *t);
 
 enum {
     TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
     TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become those tokens */
 };
-/* *ids is fresh (mem_free). Invalid UTF-8 is KVASIR_ERR_TEXT with the byte offset. Time O(n log n)
+/* *ids is fresh (mem_free). Invalid UTF-8 is KVASIR_ERR_TEXT with the byte offset. Takes O(n log n)
  * for any text. User-defined tokens ("<think>", runs of spaces) are found with any flags. */
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n,
                                kvasir_error *err) MUST_CHECK;
 
 enum {
-    DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing; else they give their name */
+    DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
 };
-/* Appends what these tokens say as a whole text, as Hugging Face's decode does: valid UTF-8 (bytes
- * that are no character become U+FFFD), and without the space that a SentencePiece vocabulary with
- * add_space_prefix puts in front. Ids that no token has give nothing. KVASIR_ERR_TEXT where the
- * decoder of a tokenizer.json makes them more than 16 times as long. Text that arrives token by
- * token goes through tokenizer_bytes and struct detok instead. */
+/* Appends the text of these tokens as Hugging Face's decode does: valid UTF-8 (invalid bytes become
+ * U+FFFD), and without the space that a SentencePiece vocabulary with add_space_prefix puts in
+ * front. Ids without a token give nothing. KVASIR_ERR_TEXT if the decoder of a tokenizer.json makes
+ * the text more than 16 times as long. For text that arrives token by token use tokenizer_bytes and
+ * struct detok. */
 kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                                unsigned flags, struct text_buf *out, kvasir_error *err) MUST_CHECK;
 
 size_t tokenizer_size(const struct tokenizer *t); /* ids are below this; some may be free */
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none; likewise eos */
 int32_t tokenizer_eos(const struct tokenizer *t);
-/* Ends an answer: EOS, and the end-of-turn token where the vocabulary has one. */
+/* The token ends an answer: EOS, or an end-of-turn token of the vocabulary. */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);
 bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
-/* The bytes of a token as it stands inside a text (byte-level alphabet undone, U+2581 a space,
- * "<0x0A>" one byte). Control tokens give their name. Empty for an id that no token has. */
+/* The bytes of a token inside a text (byte-level alphabet undone, U+2581 as a space, "<0x0A>" as
+ * one byte). Control tokens give their name. Empty for an id without a token. */
 struct text_span tokenizer_bytes(const struct tokenizer *t, int32_t id);
-/* The token as the vocabulary writes it. Empty for an id that no token has. */
+/* The token as the vocabulary writes it. Empty for an id without a token. */
 struct text_span tokenizer_piece(const struct tokenizer *t, int32_t id);
 
-/* A GGUF's vocabulary as the text of a tokenizer.json (tokenizer_to_json.c), appended to out. */
+/* Appends a GGUF's vocabulary as a tokenizer.json (tokenizer_to_json.c). */
 kvasir_status tokenizer_write_json(const struct tokenizer_spec *spec, struct text_buf *out,
                                    kvasir_error *err) MUST_CHECK;
 
 /* ---- detokenizer (detok.c): whole characters only -------------------------------------------- */
 
-/* Joins token bytes and releases whole UTF-8 characters. Bytes that can never become a character
- * come out as U+FFFD. */
+/* Joins the bytes of tokens and releases whole UTF-8 characters. Invalid bytes come out as U+FFFD.
+ */
 struct detok {
     uint8_t held[4];
     uint8_t n_held;
 };
-/* Appends to out the characters that are complete after these bytes. */
+/* Appends the characters that are complete after these bytes. */
 bool detok_push(struct detok *d, struct text_span bytes, struct text_buf *out) MUST_CHECK;
-/* The end: what is still held comes out as U+FFFD. */
+/* The end of the text: held bytes come out as U+FFFD. */
 bool detok_finish(struct detok *d, struct text_buf *out) MUST_CHECK;
-/* The value of a hexadecimal digit, -1 of any other character (unicode.c). */
+/* The value of a hexadecimal digit; -1 for other characters (unicode.c). */
 int hex_digit(char c);
 
 /* ---- JSON that a model writes (json_automaton.c, json_vocab.c) ------------------------------- */
 
 enum { JSON_LEVELS_MAX = 64, JSON_BLANKS_MAX = 64, JSON_DIGITS_MAX = 64 };
-/* Where a text that is to be one JSON object stands. Zeros: at its beginning. */
+/* The state of a text that is to become one JSON object. Zeros: the beginning. */
 struct json_state {
     uint64_t objects; /* bit i: level i + 1 is an object, else an array */
-    uint8_t levels;   /* that are open */
+    uint8_t levels;   /* open levels */
     uint8_t part;     /* enum json_part (json_automaton.h) */
-    bool key;         /* of a string */
-    uint8_t count;    /* blanks or digits in a row, bytes held */
-    uint8_t held[4];  /* of a begun character or escape */
+    bool key;         /* the string is a key */
+    uint8_t count;    /* spaces or digits in a row, or bytes held */
+    uint8_t held[4];  /* of an incomplete character or escape */
 };
 _Static_assert(sizeof(struct json_state) == 16, "copied for every token");
-/* One byte more. False: it cannot come here, and the state is of no more use. */
+/* Takes one more byte. False: it is not allowed here, and the state cannot be used anymore. */
 bool json_push(struct json_state *s, uint8_t byte) MUST_CHECK;
-bool json_complete(const struct json_state *s); /* nothing more may come, not even blanks */
+bool json_complete(const struct json_state *s); /* nothing more may come, not even spaces */
 
 /* The tokens of a vocabulary as an answer shows them (tokenizer_bytes), in an order in which all
- * that may come next are found without looking at each. Immutable. */
+ * tokens that may come next are found without looking at each. Immutable. */
 struct json_vocab;
-/* Of the tokens below n_ids, but control and end tokens and those of more than 255 bytes. t is
- * borrowed for the call. KVASIR_ERR_UNSUPPORTED: it cannot write each object that it may begin. */
+/* Of the tokens below n_ids, except control and end tokens and those of more than 255 bytes. t is
+ * borrowed for the call. KVASIR_ERR_UNSUPPORTED: the vocabulary cannot finish every object that it
+ * may begin. */
 kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struct json_vocab **out,
                                 kvasir_error *err) MUST_CHECK;
 void json_vocab_destroy(struct json_vocab *v);
-uint64_t json_vocab_bytes(const struct tokenizer *t, uint32_t n_ids); /* of the heap, once it is */
-/* That an object can be written without these tokens; else KVASIR_ERR_UNSUPPORTED. */
+/* Bytes on the heap, once created. */
+uint64_t json_vocab_bytes(const struct tokenizer *t, uint32_t n_ids);
+/* Checks that an object can be written without these tokens; else KVASIR_ERR_UNSUPPORTED. */
 kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *without, size_t n,
                                kvasir_error *err) MUST_CHECK;
 /* A set of tokens: token i is bit i % 64 of word i / 64. */
@@ -149,15 +150,15 @@ void json_vocab_allow(const struct json_vocab *v, const struct json_state *s, ui
 
 /* ---- chat templates (template_*.c): a Jinja subset ------------------------------------------- */
 
-/* Parse errors and run errors name line and column of the template. */
+/* Errors of parsing and rendering name line and column of the template. */
 struct template;
 kvasir_status template_parse(const char *source, size_t len, struct template **out,
                              kvasir_error *err) MUST_CHECK;
 void template_destroy(struct template *t);
-/* What it was made from, line ends as \n. */
+/* The source, with \n for line ends. */
 struct text_span template_source(const struct template *t);
 
-/* What one rendering may use: a template is a program that came with a file. */
+/* Limits of one rendering: a template is a program that came with a file. */
 struct template_limits {
     uint64_t steps; /* evaluated nodes */
     uint32_t depth; /* nested calls and blocks */
@@ -165,14 +166,14 @@ struct template_limits {
 };
 struct template_limits template_limits_default(void);
 /* args: an object with the template's variables (messages, add_generation_prompt, bos_token, tools
- * ...). strftime_now reads `now` (seconds since 1970, UTC). A raise_exception ends with
+ * ...). strftime_now formats `now` (seconds since 1970, UTC). raise_exception fails with
  * KVASIR_ERR_TEMPLATE and its text. */
 kvasir_status template_render(const struct template *t, json_t *args, int64_t now,
                               const struct template_limits *limits, struct text_buf *out,
                               kvasir_error *err) MUST_CHECK;
 
-/* Adds what templates may ask of a vocabulary: "bos_token": "<s>" and the like, where it has such.
- * t was made from spec. */
+/* Adds the vocabulary's special tokens that templates may use, such as "bos_token": "<s>". t was
+ * made from spec. */
 kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct tokenizer *t,
                               json_t *variables, kvasir_error *err) MUST_CHECK;
 

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tokenizer: what is common to all kinds, encoding as a whole, and questions about tokens. The
- * readers of tokenizer_fields.c and tokenizer_json.c fill in the rest.
+/* tokenizer.c: makes a tokenizer, and encodes. tokenizer_from_gguf.c and tokenizer_from_json.c fill
+ * in most of it.
  *
  *     struct tokenizer
  *       pieces    "<|im_start|>" "!" "\"" ... "Ġthe" ...   tokens as the vocabulary writes them
- *       bytes     "<|im_start|>" "!" "\"" ... " the" ...   and as they stand inside a text
+ *       bytes     "<|im_start|>" "!" "\"" ... " the" ...   tokens inside a text
  *       start     0              12  13   ...              [n + 1] where token i begins in bytes
- *       added, normalizer, added_normalized, pre, bpe      the way of a text, in that order
+ *       added, normalizer, added_normalized, pre, bpe      the steps of an encoding, in this order
  *       before, after                                      what TOKENIZE_ADD_SPECIAL adds
- *       decoder                                            the way back
+ *       decoder                                            the steps of a decoding
  *
  * Invariants:
- *   1. Nothing of the spec is borrowed after tokenizer_create, and nothing here changes after it:
- *      any number of threads may encode and decode at once.
- *   2. Every id that comes out of an encoding is a token: pieces_has.
- *   3. Without TOKENIZE_PARSE_SPECIAL text can spell the name of a control token without becoming
- *      it, unless the merges of the file make it of ordinary text.
+ *   1. Nothing of the spec is borrowed after tokenizer_create, and a tokenizer never changes: any
+ *      number of threads may encode and decode at once.
+ *   2. Every id that an encoding returns is a token: pieces_has.
+ *   3. Without TOKENIZE_PARSE_SPECIAL, text that spells the name of a control token does not become
+ *      it, unless the merges of the file make it from ordinary text.
  *
- * A spec comes out of a file, so all of it is checked; the message names the entry, the caller the
- * file. Accepted, because real files have them: ids that no token has, two tokens written alike,
- * empty pieces, bytes without a piece, pieces outside the alphabet (they stand for their own
- * bytes), merges listed twice.
+ * A spec comes from a file, so all of it is checked. An error names the entry; the caller adds the
+ * file. Accepted, because real files have them: ids without a token, two equal tokens, empty
+ * pieces, bytes without a piece, pieces outside the alphabet (they stand for their own bytes),
+ * merges listed twice.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* What ends an answer: EOS, what the spec names, and the usual names of the end of a turn. */
+/* Tokens that end an answer: EOS, those that the spec names, and the usual end-of-turn tokens. */
 static void mark_ends(struct tokenizer *t, const struct tokenizer_spec *spec) {
     static const char *const names[] = {
         "<|im_end|>",      "<|endoftext|>", "<|eot_id|>", "<|eom_id|>",
@@ -123,7 +123,7 @@ struct encoding {
     struct normalizer_scratch normal;
     struct pre_scratch pre;
     struct bpe_scratch bpe;
-    int32_t *ids; /* [cap], n of them so far */
+    int32_t *ids; /* [cap], n of them used */
     size_t n, cap;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From tokens back to text: what one token stands for inside a text (tokenizer_bytes, made once for
- * all), and what a list of tokens says as a whole (tokenizer_decode).
+/* tokenizer_decode.c: from tokens to text: the bytes of one token inside a text (tokenizer_bytes,
+ * computed once), and the text of a list of tokens (tokenizer_decode).
  *
- * A decoder is a list of steps over a list of tokens, as Hugging Face's are:
+ * A decoder is a list of steps over a list of tokens, like Hugging Face's:
  *
  *     "▁Hi" "<0xE2>" "<0x82>" "<0xAC>"      replace "▁" by a space
  *     " Hi" "<0xE2>" "<0x82>" "<0xAC>"      byte fallback
@@ -10,14 +10,13 @@
  *     " Hi€"                                strip one space in front
  *     "Hi€"
  *
- * A single token goes the same way up to the fuse: behind it steps are about whole texts. In a
- * byte-level vocabulary only ordinary pieces are written in the alphabet; added tokens and those of
- * GGUF's other kinds are plain text. (Hugging Face reads the alphabet's letters there too, and so
- * makes U+FFFD of an added "café".)
+ * A single token takes the steps before the fuse; those after it are for whole texts. In a
+ * byte-level vocabulary only ordinary pieces are written in the alphabet. Added tokens and GGUF's
+ * other kinds are plain text. (Hugging Face decodes the alphabet there, too, and so turns an added
+ * "café" into U+FFFD.)
  *
- * Whatever the pieces hold, what comes out of tokenizer_decode is valid UTF-8. Whatever the steps
- * are, growth_limit bounds what they make of one token and of a text: eight steps that write 32
- * bytes for one would make 2^40.
+ * tokenizer_decode always returns valid UTF-8. growth_limit bounds the bytes of one token and of a
+ * text: eight steps that write 32 bytes for one could make 2^40.
  */
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +25,7 @@
 
 enum { BYTE_PIECE_LEN = 6 }; /* "<0x0A>" */
 
-/* The byte that "<0x0A>" names, -1 if a piece is not of that form. */
+/* The byte that "<0x0A>" names; -1 if the piece does not have this form. */
 static int named_byte(struct text_span piece) {
     if (piece.len != BYTE_PIECE_LEN || memcmp(piece.data, "<0x", 3) != 0 || piece.data[5] != '>')
         return -1;
@@ -52,8 +51,8 @@ static struct text_span strip_token(const struct decoder_step *step, struct text
     return text;
 }
 
-/* A step that reads nothing but the token. first: it is the first of its text. Stops soon after out
- * has grown past limit. */
+/* A step that depends only on the token. first: the token is the first of its text. Stops soon
+ * after out has grown past limit. */
 static bool step_token(const struct decoder_step *step, struct text_span token, bool first,
                        size_t limit, struct text_buf *out) {
     bool changed = false;
@@ -134,8 +133,8 @@ kvasir_status decoder_token_bytes(const struct tokenizer *t, int32_t id, struct 
 enum { NO_ID = -1 };
 struct token_chain {
     struct text_buf text;
-    size_t *end; /* [cap] where each of n tokens ends in text */
-    int32_t *id; /* [cap] its id, of several the first; NO_ID: what a fuse made */
+    size_t *end; /* [cap] where each of the n tokens ends in text */
+    int32_t *id; /* [cap] its id, of several the first; NO_ID after a fuse */
     size_t n, cap;
 };
 
@@ -151,7 +150,7 @@ static void chain_end(struct token_chain *c, int32_t id) {
     c->end[c->n++] = c->text.len;
 }
 
-/* The characters that a run of bytes is, or as many U+FFFD where it is not UTF-8 as a whole. */
+/* A run of bytes as characters; if it is not UTF-8 as a whole, one U+FFFD per byte. */
 static bool put_byte_run(struct token_chain *out, const char *bytes, size_t n, int32_t id) {
     bool good = true;
     if (utf8_check(bytes, n) == n)

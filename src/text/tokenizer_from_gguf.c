@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer out of GGUF's fields: model "gpt2" (byte-level, a list of merges) and "llama"
- * (SentencePiece's BPE: scores). What tokenizer.json spells out follows here from a name:
+/* tokenizer_from_gguf.c: a tokenizer from GGUF's fields: model "gpt2" (byte-level, a list of
+ * merges) or "llama" (SentencePiece's BPE: scores). What tokenizer.json spells out follows here
+ * from a name:
  *
- *     "gpt2"    a pattern by tokenizer.ggml.pre, NFC and whole words where that name has them
- *     "llama"   a space in front (add_space_prefix), U+2581 for spaces, "<0x0A>" for characters
- *               without a piece
+ *     "gpt2"    a pattern by tokenizer.ggml.pre; NFC and whole words if that name has them
+ *     "llama"   a space in front (add_space_prefix), U+2581 for spaces, "<0x0A>" for the bytes of
+ *               characters without a piece
  *
- * Control, unknown and user-defined tokens are found in text as they are written, before anything
- * else happens to it; the first two only with TOKENIZE_PARSE_SPECIAL.
+ * Control, unknown and user-defined tokens are found in text by their name, before anything else
+ * happens to it; the first two only with TOKENIZE_PARSE_SPECIAL.
  */
 #include <stdio.h>
 #include <stdlib.h>

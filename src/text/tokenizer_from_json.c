@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer out of a folder's tokenizer.json (and tokenizer_config.json, for the names of BOS and
- * EOS).
+/* tokenizer_from_json.c: a tokenizer from a folder's tokenizer.json, and the names of BOS and EOS
+ * from tokenizer_config.json.
  *
  *     {"version": "1.0", "truncation": .., "padding": ..,
  *      "added_tokens": [{"id": 2, "content": "<bos>", ...}, ...],                 streamed
@@ -8,16 +8,15 @@
  *      "model": {"type": "BPE", ..,                                               small
  *                "vocab": {"<pad>": 0, ...}, "merges": [["a", "b"], ...]}}         streamed
  *
- * The file may have tens of megabytes, nearly all in vocab and merges: these go straight from the
- * text into the tables of the tokenizer. The keys of an object come in any order, so the file is
- * walked once to find where its parts stand (vocab is read then, and merges if they come behind
- * it), and the others are read in the order they need each other:
+ * The file may have tens of megabytes, nearly all in vocab and merges. These go directly from the
+ * text into the tables of the tokenizer. Keys come in any order, so one walk over the file finds
+ * its parts. It also reads vocab, and merges if they come after vocab. The other parts are read in
+ * the order in which they need each other:
  *
  *     vocab -> merges -> added_tokens (with the normalizer) -> post_processor -> config
  *
- * truncation and padding are read past: they are what a caller once asked for, and transformers,
- * too, sets them anew at every call. Any other key that is not known is an error, as is a value
- * that asks for something this tokenizer does not do.
+ * truncation and padding are ignored: a caller sets them anew for every call, also in transformers.
+ * Any other unknown key is an error, as is a value that this tokenizer does not support.
  */
 #include <stdio.h>
 #include <string.h>
@@ -26,8 +25,9 @@
 #include "text/tokenizer_internal.h"
 #include "util/json.h"
 
-/* Tables are as long as the largest id: one beyond so many, and a quarter of the file's bytes, is
- * refused, so that a small file cannot make them large. (A token takes 20 bytes and more.) */
+/* Tables are as long as the largest id. An id is refused if it is above IDS_FREE plus a quarter of
+ * the file's bytes, so that a small file cannot make large tables. (A token takes at least 20
+ * bytes.) */
 enum { IDS_FREE = 1 << 16, SMALL_PART_MAX = 1 << 20 };
 
 enum {
@@ -76,18 +76,18 @@ struct json_reading {
     struct tokenizer *t;
     struct text_span json;
     struct text_span file[FILE_KEYS], model[MODEL_KEYS]; /* raw values; data NULL: absent */
-    struct text_buf kept; /* a string that must outlive the next one */
+    struct text_buf kept; /* a string that must outlive the next string */
     bool has_merges;
     kvasir_error *err;
 };
 
 /* ---- helpers --------------------------------------------------------------------------------- */
 
-/* Reads or skips the value of the known key `key`, leaving its text in *value. */
+/* Reads or skips the value of the key number `key` and sets *value to its text. */
 typedef kvasir_status take_fn(struct json_reading *r, struct json_scan *s, int key,
                               struct text_span *value);
 
-/* Walks an object of known keys. */
+/* Walks an object with known keys. */
 static kvasir_status walk_object(struct json_reading *r, struct json_scan *s,
                                  const char *const *names, int n, struct text_span *values,
                                  take_fn *take) {
@@ -108,7 +108,7 @@ static kvasir_status walk_object(struct json_reading *r, struct json_scan *s,
     }
 }
 
-/* A scan of a value that stands in the file, with the file's offsets. */
+/* A scan of one value of the file, with the file's offsets. */
 static void scan_part(struct json_reading *r, struct json_scan *s, struct text_span value) {
     size_t start = (size_t)(value.data - r->json.data);
     ASSERT(value.data >= r->json.data && start + value.len <= r->json.len);
@@ -116,7 +116,7 @@ static void scan_part(struct json_reading *r, struct json_scan *s, struct text_s
     s->at = start;
 }
 
-/* Says where an error happened that another module found. */
+/* Adds the path to an error that another file found. */
 static kvasir_status blame_path(const char *path, kvasir_status status, kvasir_error *err) {
     if (status != KVASIR_OK) {
         char prefix[64];
@@ -148,7 +148,7 @@ static kvasir_status check_id(const struct json_reading *r, const struct json_sc
                    r->json.len);
 }
 
-/* A small value as a tree; absent is NULL. */
+/* A small value as a tree; NULL if it is absent. */
 static kvasir_status small_value(struct json_reading *r, const char *path, struct text_span raw,
                                  json_t **out) {
     *out = NULL;
@@ -175,7 +175,7 @@ static kvasir_status read_vocab(struct json_reading *r, struct json_scan *s) {
         TRY(scan_next_key(s, &piece, &more));
         if (!more)
             break;
-        /* The key must outlive the id, which is no string. */
+        /* The key outlives the id, which is not a string. */
         TRY(scan_id(s, &id));
         TRY(check_id(r, s, id));
         TRY(blame_scan(s, "model.vocab", pieces_add(p, id, piece, TOKEN_NORMAL, r->err)));
@@ -241,7 +241,7 @@ static kvasir_status read_model_flag(struct json_reading *r, int key, bool *out)
     return good ? KVASIR_OK : refuse_setting(r, key, "is not true or false");
 }
 
-/* A setting that only its empty value is supported of: null, "" or 0. */
+/* A setting of which only the empty value is supported: null, "" or 0. */
 static kvasir_status read_empty(struct json_reading *r, int key) {
     json_t *value;
     TRY(model_setting(r, key, &value));
@@ -281,7 +281,7 @@ static kvasir_status read_unk(struct json_reading *r) {
     return status;
 }
 
-/* vocab is read where it stands, merges too if vocab came first. */
+/* Reads vocab, and merges if vocab came first; skips the others. */
 static kvasir_status take_model(struct json_reading *r, struct json_scan *s, int key,
                                 struct text_span *value) {
     bool read = key == MODEL_VOCAB || (key == MODEL_MERGES && r->t->map.slot);
@@ -302,7 +302,7 @@ static kvasir_status late_merges(struct json_reading *r) {
     return status;
 }
 
-/* What is left of the model once all of it was walked. */
+/* The rest of the model, after the walk. */
 static kvasir_status read_settings(struct json_reading *r) {
     TRY(read_type(r));
     if (!r->model[MODEL_VOCAB].data || !r->model[MODEL_MERGES].data)
@@ -321,7 +321,7 @@ static kvasir_status read_settings(struct json_reading *r) {
 /* ---- added tokens ---------------------------------------------------------------------------- */
 
 struct added_reading {
-    struct added_token token; /* its text is kept in reading.kept */
+    struct added_token token; /* its text is in json_reading.kept */
     bool has_content, normalized, has_normalized;
 };
 
@@ -351,7 +351,7 @@ static kvasir_status read_added_field(struct json_reading *r, struct json_scan *
     return keep_string(r, &a->token.text);
 }
 
-/* Gives the token its place among the pieces. A content that is a piece has that piece's id. */
+/* Adds the token to the pieces. A content that is a piece must have that piece's id. */
 static kvasir_status place_added(struct json_reading *r, const struct json_scan *s,
                                  const struct added_token *token) {
     struct pieces *p = &r->t->pieces;
@@ -384,7 +384,7 @@ static kvasir_status read_added_token(struct json_reading *r, struct json_scan *
     }
     if (a.token.id < 0 || !a.has_content)
         return scan_fail(s, KVASIR_ERR_FORMAT, "an added token without id or content");
-    if (a.token.text.len == 0) /* Hugging Face passes over it too */
+    if (a.token.text.len == 0) /* as Hugging Face does */
         return KVASIR_OK;
     TRY(place_added(r, s, &a.token));
     if (a.has_normalized ? !a.normalized : a.token.special)
@@ -444,7 +444,7 @@ static kvasir_status read_small(struct json_reading *r, int key) {
     return status;
 }
 
-/* Bytes of GPT-2's alphabet that the vocabulary lacks would become other pieces' bytes. */
+/* Bytes of GPT-2's alphabet that the vocabulary lacks would become the bytes of other pieces. */
 static kvasir_status check_fallback(struct json_reading *r) {
     const struct bpe *b = &r->t->bpe;
     if (!b->bytes || !b->byte_fallback)
@@ -463,8 +463,8 @@ static kvasir_status check_fallback(struct json_reading *r) {
 
 enum { CONFIG_BOS, CONFIG_EOS, CONFIG_NAMES };
 
-/* The id of a token that the config names: "text", {"content": "text", ...} or null; also where
- * there is none of that name. */
+/* The id of a token that the config names: "text", {"content": "text", ...} or null. -1 if there is
+ * none of that name. */
 static kvasir_status named_token(const struct tokenizer *t, struct json_scan *s, int32_t *id) {
     struct text_span name = {NULL, 0}, key, ignored;
     *id = -1;
@@ -562,7 +562,7 @@ kvasir_status tokenizer_from_json(struct tokenizer *t, struct text_span json,
     text_free(&r.kept);
     if (status != KVASIR_OK)
         return status;
-    /* Without a config the template says what begins and ends a text. */
+    /* Without a config, the template says what begins and ends a text. */
     t->bos = t->before.n ? t->before.id[0] : -1;
     t->eos = t->after.n ? t->after.id[t->after.n - 1] : -1;
     return config.data ? read_tokenizer_config(t, config, err) : KVASIR_OK;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The four small parts of a tokenizer.json, as JSON values: normalizer, pre_tokenizer,
- * post_processor and decoder. Each is null, one object with a "type", or a Sequence of them:
+/* tokenizer_pipeline.c: the four small parts of a tokenizer.json, from JSON values: normalizer,
+ * pre_tokenizer, post_processor and decoder. Each is null, one object with a "type", or a Sequence
+ * of them:
  *
  *     "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, ...]}
  *
- * They are copied into plain structs; what they do is said in normalize.c, pretokenize.c,
- * tokenizer.c and decode.c. A type or field that is not known here is an error that names its path
- * ("normalizer.normalizers[1].type"): nothing is passed over. Fields that only move the offsets of
- * tokens (trim_offsets and the like) are known and change nothing.
+ * They are copied into plain structs; normalize.c, pretokenize.c, tokenizer.c and
+ * tokenizer_decode.c say what they do. An unknown type or field is an error with its path
+ * ("normalizer.normalizers[1].type"); nothing is ignored. Fields that only affect the offsets of
+ * tokens (such as trim_offsets) are known and change nothing.
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +17,7 @@
 
 /* ---- places and fields ----------------------------------------------------------------------- */
 
-/* Where in the file a value stands. */
+/* The path of a value in the file. */
 struct part_path {
     char text[180];
 };
@@ -51,7 +52,7 @@ static kvasir_status unsupported_part(const struct pipeline_part *p, const char 
     return fail(p->err, KVASIR_ERR_UNSUPPORTED, "tokenizer.json: %s %s", place.text, what);
 }
 
-/* Every key is "type" or one of a NULL-terminated list. */
+/* Checks that every key is "type" or in a NULL-terminated list. */
 static kvasir_status only_keys(const struct pipeline_part *p, const char *const *known) {
     const char *key;
     json_t *value;
@@ -98,7 +99,7 @@ static kvasir_status get_count(const struct pipeline_part *p, const char *key, u
     return KVASIR_OK;
 }
 
-/* {"String": ...} or {"Regex": ...}; exactly one of the two is set. */
+/* {"String": ...} or {"Regex": ...}; one of the two is set. */
 static kvasir_status get_pattern(const struct pipeline_part *p, json_t **literal, json_t **regex) {
     json_t *pattern = json_object_get(p->value, "pattern");
     *literal = json_object_get(pattern, "String");
@@ -123,7 +124,7 @@ static kvasir_status get_literal(const struct pipeline_part *p, char out[NORMALI
     return KVASIR_OK;
 }
 
-/* The type of a part that is an object; "" is null. */
+/* The type of a part that is an object; "" for null. */
 static kvasir_status get_type(const struct pipeline_part *p, const char **type) {
     *type = "";
     if (!p->value || json_is_null(p->value))
@@ -228,7 +229,7 @@ struct pre_reading {
     bool byte_level;
 };
 
-/* Says of which part an error is that another file found. */
+/* Adds the path of the part to an error that another file found. */
 static kvasir_status blame_part(const struct pipeline_part *p, kvasir_status status) {
     if (status != KVASIR_OK) {
         char prefix[sizeof p->place.text + 20];
@@ -249,7 +250,7 @@ static kvasir_status add_regex(const struct pipeline_part *p, struct pretokenize
     struct pre_stage stage = {.kind = STAGE_REGEX, .behavior = behavior, .invert = invert};
     kvasir_status status = blame_part(p, regex_compile_onig(pattern, &stage.re, p->err));
     if (status != KVASIR_OK && p->err)
-        p->err->offset = -1; /* it is one in the pattern, not in the file */
+        p->err->offset = -1; /* it is in the pattern, not in the file */
     return status == KVASIR_OK ? add_stage(p, pre, &stage) : status;
 }
 
@@ -396,7 +397,7 @@ static kvasir_status push_special(const struct pipeline_part *p, const struct to
     return KVASIR_OK;
 }
 
-/* Of one text: tokens, the text, tokens. */
+/* The template for one text: tokens, the text, tokens. */
 static kvasir_status read_template_processing(const struct pipeline_part *p, struct tokenizer *t) {
     if (t->before.n || t->after.n)
         return unsupported_part(p, NULL, "is a second template, which is not supported");

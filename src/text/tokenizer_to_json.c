@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GGUF vocabulary as a tokenizer.json, as the Hugging Face library reads it.
+/* tokenizer_to_json.c: a GGUF vocabulary as a tokenizer.json for the Hugging Face library.
  *
- *     "gpt2"    byte-level BPE; the pre-tokenizer's stages as Split patterns, which cut as ours do
- *               (a match is a part, and so is the text between two)
- *     "llama"   SentencePiece's BPE: U+2581 for spaces, byte fallback. Its merges are not in the
- *               file: they are those that merges_from_scores finds, best first
+ *     "gpt2"    byte-level BPE. The stages of the pre-tokenizer are Split patterns, which cut like
+ *               ours: a match is a part, and so is the text between two matches
+ *     "llama"   SentencePiece's BPE: U+2581 for spaces, byte fallback. The merges are those that
+ *               merges_from_scores finds, best first
  *
- * The vocabulary is made into a tokenizer first, so that what is written is what was checked.
- * Control and user-defined tokens become added tokens: they are found in text before anything else.
+ * The vocabulary is first made into a tokenizer, so that only what was checked is written. Control
+ * and user-defined tokens become added tokens, which are found in text before anything else.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +61,7 @@ static void put_vocab(struct json_writer *w, const struct tokenizer_spec *spec) 
     put_json(w, "},\n");
 }
 
-/* BOS in front and EOS behind, as the file asks for. */
+/* BOS before and EOS after the text, as the file says. */
 static void put_template(struct json_writer *w, const struct tokenizer_spec *spec) {
     int32_t bos = spec->add_bos ? spec->bos : -1, eos = spec->add_eos ? spec->eos : -1;
     const int32_t ids[] = {bos, eos};
@@ -103,7 +103,7 @@ static void put_post_processor(struct json_writer *w, const struct tokenizer_spe
 
 /* ---- merges ---------------------------------------------------------------------------------- */
 
-/* Best first; of one rank (SentencePiece: one score) in the order of ids. */
+/* Best first; equal ranks (in SentencePiece equal scores) in the order of ids. */
 static int compare_merges(const void *a, const void *b) {
     const struct merge *x = a, *y = b;
     if (x->rank != y->rank)

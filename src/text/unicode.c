@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Classes of characters. Tables of Unicode are utf8proc's; what changes from one version of Unicode
- * to the next are characters that no vocabulary knows.
- */
+/* unicode.c: classes of characters, from utf8proc's tables. What differs between versions of
+ * Unicode are characters that no vocabulary knows. */
 #include <string.h>
 #include <utf8proc.h>
 
@@ -34,7 +33,7 @@ bool is_word(uint32_t c) {
     case UTF8PROC_CATEGORY_NL:
     case UTF8PROC_CATEGORY_PC:
         return true;
-    default: /* letters in circles and squares are Alphabetic symbols; joiners belong to words */
+    default: /* letters in circles and squares; joiners */
         return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
                (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189) || c == 0x200c ||
                c == 0x200d;
@@ -63,7 +62,7 @@ struct quoted quote_bytes(const char *data, size_t len) {
     struct quoted q = {""};
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
-        if (n + 8 > sizeof q.text) { /* room for one escape, three points and the NUL */
+        if (n + 8 > sizeof q.text) { /* room for one escape, "..." and the NUL */
             memcpy(q.text + n, "...", 4);
             return q;
         }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Classes of characters. Inside text/ only; UTF-8 itself is in util/utf8.h. */
+/* unicode.h: classes of characters, for text/ only. UTF-8 itself is in util/utf8.h. */
 #ifndef KVASIR_UNICODE_H
 #define KVASIR_UNICODE_H
 
