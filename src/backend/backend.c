@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backend.c: what is the same for every backend's table. */
-#include "backend/backend.h"
+#include "backend/host.h"
+
+/* The lists name every member: a table that is made from them has no hole. */
+#define ONE(name) +1
+enum {
+    LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE),
+    /* flush, alloc, free, upload, upload_free, read, write, weight_put, weight_drop */
+    HOST_LISTED = 9
+};
+#undef ONE
+_Static_assert(sizeof(struct backend_ops) == (LISTED + HOST_LISTED) * sizeof(void (*)(void)),
+               "a member is in no list");
 
 const char *backend_absent(const struct backend *b, uint32_t i) {
 #define ABSENT(name)                                                                               \

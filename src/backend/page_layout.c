@@ -19,6 +19,8 @@ void page_layout_init(struct page_layout *l, uint32_t layers, uint32_t kv_heads,
     l->head_bytes = l->k.bytes + l->v.bytes;
     l->layer_bytes = l->head_bytes * kv_heads;
     l->page_bytes = round_up((size_t)l->layer_bytes * layers, PAGE_ADDR_UNIT);
+    ASSERT(layers == 0 || kv_heads == 0 ||
+           page_tile(l, layers - 1, kv_heads - 1, TILE_V) + l->v.bytes <= l->page_bytes);
 }
 
 void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,

@@ -19,8 +19,8 @@
  *
  * What is asked of an operation:
  *   O1  its bytes if bytes are defined (kv_store, copies, embed); else results near the reference.
- *       The tolerance of check_rows.c and check_pages.c is a part of a row's largest value: these
- *       checks are about shapes, strides and tables. Bounds that are derived from an arithmetic are
+ *       The tolerance of check_rows.c and check_pages.c is a part of the largest value: they are
+ *       about shapes, strides and tables. Bounds that are derived from an arithmetic are
  *       in kcheck and in cuda/.
  *   O2  rows, sequences and outputs do not see each other: the bits of a row alone, in any batch,
  *       cut into steps anyhow
@@ -100,7 +100,8 @@ void case_begin(const char *format, ...) PRINTF_LIKE(1, 2);
  * failures of a family; the largest |got - want| / bound is part of its line. */
 void check_near(const char *what, size_t i, size_t j, double got, double want, double bound);
 void check_that(bool holds, const char *format, ...) PRINTF_LIKE(2, 3);
-/* Each of `rows` rows of `dim` values within `tolerance` of the row's largest; 0: the same bits. */
+/* Each of `rows` rows of `dim` values within `tolerance` times the largest of all; 0: the same
+ * bits. */
 void check_rows_near(const char *what, const float *got, const float *want, size_t rows, size_t dim,
                      double tolerance);
 

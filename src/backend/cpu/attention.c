@@ -31,6 +31,9 @@
 
 /* ---- storing --------------------------------------------------------------------------------- */
 
+_Static_assert(RUN_TOKENS % TILE_TOKENS == 0, "a run is a whole number of tiles");
+_Static_assert(2 * BLOCK_ROWS <= PARTIAL_ROWS, "a block and one run of it fit a wave");
+
 struct store_job {
     const struct cpu_backend *b;
     const struct batch *batch;
@@ -67,6 +70,7 @@ static void store_item(void *ctx, size_t item, int worker) {
     uint32_t head = (uint32_t)(item % heads), page_index = (uint32_t)(item / heads), s = 0;
     while (page_index >= pages_touched(&j->batch->seqs[s]))
         page_index -= pages_touched(&j->batch->seqs[s++]);
+    ASSERT(s < j->batch->n_seqs);
     const struct batch_seq *seq = &j->batch->seqs[s];
     const struct kv_view *view = &j->views[s];
     uint32_t number = seq->pos / TILE_TOKENS + page_index;
@@ -76,6 +80,7 @@ static void store_item(void *ctx, size_t item, int worker) {
     uint32_t first = number * TILE_TOKENS > seq->pos ? number * TILE_TOKENS : seq->pos;
     uint32_t end = (number + 1) * TILE_TOKENS < seq->pos + seq->rows ? (number + 1) * TILE_TOKENS
                                                                      : seq->pos + seq->rows;
+    ASSERT(!l->centred || j->centre);
     for (uint32_t p = first; p < end; p++) {
         size_t at = ((size_t)(seq->row + p - seq->pos) * heads + head) * l->k.head_dim;
         const float *k = j->k + at;
@@ -93,6 +98,7 @@ void cpu_kv_store(struct backend *base, const struct batch *batch, const struct 
                   uint32_t layer, const float *k, const float *v) {
     struct cpu_backend *b = cpu_of(base);
     struct store_job j = {b, batch, views, centre_find(b, views[0].centre), layer, k, v};
+    ASSERT(layer < views[0].layouts[0].layers && batch->rows <= b->limits.rows);
     size_t pages = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++)
         pages += pages_touched(&batch->seqs[s]);
@@ -148,6 +154,7 @@ static void block_find(const struct attention_job *j, size_t index, struct block
     uint32_t head = (uint32_t)(index % j->kv_heads), n = (uint32_t)(index / j->kv_heads), s = 0;
     while (n >= blocks_of(j, &j->batch->seqs[s]))
         n -= blocks_of(j, &j->batch->seqs[s++]);
+    ASSERT(s < j->batch->n_seqs);
     const struct batch_seq *seq = &j->batch->seqs[s];
     uint32_t t = j->block_tokens, number = seq->pos / t + n;
     uint32_t first = number * t > seq->pos ? number * t : seq->pos;
@@ -169,6 +176,7 @@ static const float *query_at(const struct attention_job *j, const struct block *
 static void block_pack(const struct attention_job *j, const struct block *b,
                        struct worker_scratch *s) {
     size_t dim = j->head_dim;
+    ASSERT(b->rows <= BLOCK_ROWS);
     for (uint32_t t = 0; t < b->tokens; t++) {
         size_t r = (size_t)t * j->gqa;
         struct query_rows part = {.rows = j->gqa,
@@ -242,6 +250,7 @@ static void find_run(const struct attention_job *j, const struct block *b, uint3
                      struct run_tiles *out) {
     const uint32_t start = nth_run(b, i) * RUN_TOKENS, left = b->pos + b->tokens - start;
     const uint32_t n = (left < RUN_TOKENS ? left + TILE_TOKENS - 1 : RUN_TOKENS) / TILE_TOKENS;
+    ASSERT(n <= sizeof out->layouts / sizeof *out->layouts);
     *out = (struct run_tiles){.start = start, .n = n};
     for (uint32_t t = 0; t < n; t++) {
         const uint32_t first = start + t * TILE_TOKENS;
@@ -306,6 +315,7 @@ static void block_run(const struct attention_job *j, const struct block *b,
             continue;
         }
         const struct tile_layout *l = &t->layouts[i]->k;
+        DEBUG_ASSERT(l->head_dim == j->head_dim);
         score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
         float *scores = s->scores + (size_t)i * TILE_TOKENS;
         score(l, t->tiles[i], &s->queries, scores, RUN_TOKENS);
@@ -465,6 +475,7 @@ static void split_merge(void *ctx, size_t block, int worker) {
     struct block b;
     block_find(j, block, &b);
     size_t dim = j->head_dim, all = partial_at(j, block, 0);
+    ASSERT(partial_at(j, block, j->wave_runs) + b.rows <= PARTIAL_ROWS);
     if (j->wave_first == 0)
         merge_start(j->b->partials + all, b.rows);
     for (uint32_t i = 0; i < j->wave_runs; i++) {

@@ -31,6 +31,8 @@ enum {
     LEVELS = 6, /* 16^6 runs of 512 tokens: 2^33 positions */
 };
 
+_Static_assert(RUN_TILES *TILE_TOKENS == RUN_TOKENS, "tiles of a run");
+
 /* Halfway between tokens 31 and 32, so that the waves of kernels.h are even and odd about it. */
 #define TILE_MIDDLE 31.5
 
@@ -53,6 +55,7 @@ static struct turn run_turn(const struct centre_table *t, uint32_t run, uint32_t
     struct turn turn = {1, 0};
     for (size_t level = 0; run; level++, run /= DIGITS) {
         size_t digit = run % DIGITS;
+        ASSERT(level < LEVELS);
         if (digit)
             turn = compose(turn, turn_at(t->runs, (level * DIGITS + digit) * t->centre->n + j));
     }
@@ -157,6 +160,7 @@ void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head
     const struct key_centre *c = t->centre;
     uint32_t n, tile = pos / TILE_TOKENS, token = pos % TILE_TOKENS;
     const struct centre_pair *pair = pairs_of(c, layer, head, &n);
+    ASSERT(2 * c->n <= head_dim);
     memcpy(out, k, head_dim * sizeof *out);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t j = pair[i].pair;
@@ -180,6 +184,7 @@ void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
         return;
     uint32_t n = t->centre->n;
     const struct centre_pair *pair = pairs_of(t->centre, layer, head, &s->pairs);
+    ASSERT(s->pairs <= t->centre->pairs_max && layer < t->centre->layers);
     for (uint32_t i = 0; i < s->pairs; i++) {
         s->index[i] = pair[i].pair;
         for (size_t tile = 0; tile < RUN_TILES; tile++) {

@@ -91,6 +91,7 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
     s->all_out = cut(&at, sizes[8]);
     s->panel = cut(&at, sizes[9]);
     s->term = cut(&at, sizes[10]);
+    ASSERT(at == (uint8_t *)s->memory + total);
     return true;
 }
 
@@ -394,6 +395,7 @@ static void cpu_rearrange(struct backend *base, uint32_t rows, uint32_t blocks, 
                           const float *from, struct block_strides from_strides, float *to,
                           struct block_strides to_strides) {
     struct cpu_backend *b = cpu_of(base);
+    ASSERT(from_strides.row >= n && to_strides.row >= n);
     struct row_job j = {.x = from,
                         .out = to,
                         .rows = rows,
@@ -407,8 +409,10 @@ static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t
                             uint32_t dim, float *y) {
     struct cpu_backend *b = cpu_of(base);
     ASSERT(n <= b->limits.rows);
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
+        ASSERT(index[i] < b->limits.rows);
         memcpy(y + (size_t)i * dim, x + (size_t)index[i] * dim, dim * sizeof *y);
+    }
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */

@@ -82,6 +82,7 @@ static void choose(const float *logits, uint32_t n, uint32_t top_k, uint32_t *ch
             if ((rank == 0 || before(logits, chosen[rank - 1], e)) &&
                 (best == UINT32_MAX || before(logits, e, best)))
                 best = e;
+        ASSERT(best < n);
         chosen[rank] = best;
     }
 }
@@ -127,6 +128,7 @@ static uint32_t sort_pairs(const struct expert_job *j) {
     }
     memmove(s->first + 1, s->first, n * sizeof *s->first);
     s->first[0] = 0;
+    ASSERT(s->first[n] == pairs && active <= n);
     return active;
 }
 
@@ -152,6 +154,7 @@ struct expert_item {
 static struct expert_item find_item(const struct expert_job *j, size_t item) {
     struct expert_scratch *s = j->s;
     uint32_t e = s->active[item / j->ranges], slot = s->first[e];
+    DEBUG_ASSERT(slot < s->first[e + 1]);
     return (struct expert_item){.e = e,
                                 .range = (uint32_t)(item % j->ranges),
                                 .slot = slot,

@@ -25,4 +25,9 @@ void kernels_select(struct kernels *k, enum cpu_tier tier) {
         if (init[t] && cpu_tier_have((enum cpu_tier)t))
             init[t](k);
     k->tier = tier;
+    const struct weight_traits *t;
+    for (uint32_t i = 0; (t = weight_traits_at(i)); i++)
+        ASSERT(k->product[weight_index(t->type)]);
+    for (int i = 0; i < GATE_KINDS; i++)
+        ASSERT(k->gate_mul[i] != NULL);
 }

@@ -48,6 +48,7 @@ void product_input_deinit(struct product_input *in) {
 }
 
 void product_input_set(struct product_input *in, const float *x, uint32_t rows, uint32_t k) {
+    ASSERT(!in->act.rest || in->rest.x == in->act.rest);
     in->act.x = x;
     in->act.rows = rows;
     in->act.k = k;
@@ -101,6 +102,7 @@ static void add_rows(float *y, size_t y_stride, const float *x, size_t x_stride,
 void product_range(struct cpu_backend *b, const struct product_input *in, const struct weight *w,
                    uint32_t range, uint32_t outputs, const float *bias, float *y, int worker) {
     uint32_t n0 = range * outputs;
+    ASSERT(n0 < w->n && outputs <= ITEM_OUTPUTS && in->act.k == w->k);
     uint32_t n1 = n0 + outputs < w->n ? n0 + outputs : w->n;
     struct worker_scratch *s = &b->scratch[worker];
     product_fn *product = b->kernels.product[weight_index(w->type)];

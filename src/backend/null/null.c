@@ -88,6 +88,7 @@ static void null_arena_copy(struct backend *b, struct backend_arena *a, uint32_t
 
 static kvasir_status null_arena_read(struct backend *b, const struct backend_arena *a, size_t at,
                                      void *host, size_t bytes, kvasir_error *err) {
+    ASSERT(at < a->bytes);
     memset(host, 0, bytes);
     return KVASIR_OK;
 }
