@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* belady.c: what no eviction can beat, and plain LRU under the same rules.
+/* belady.c: the hits that no eviction can beat, and those of plain LRU under the same rules.
  *
- * Pages get numbers once. Chains of block ids form a tree; the pages that end inside a block belong
- * to its node, since the node says all tokens up to there:
+ * Each page has one number. Chains of block ids form a tree. Pages that end inside a block belong
+ * to its node, since the node fixes all tokens up to there:
  *
  *     root --id 0--> node: pages 0 .. 7 --id 1--> node: pages 8 .. 15
  *                         `--id 14-> node: pages 16 .. 23
@@ -10,23 +10,22 @@
  *     uses[]    0 1 .. 7 8 .. 13 | 0 1 .. 7 16 17 ..      page numbers, request after request
  *
  * Invariants
- *   BELADY-1  a page's number is larger than those of all pages before it on its chain;
- *   BELADY-2 what is in a cache is closed towards the root: a page is there only with all before
- *   it.
- *       So hits are counted by walking the chain up to the first page that is missing.
+ *   BELADY-1  A page's number is larger than those of all pages before it on its chain.
+ *   BELADY-2  A cache holds a page only together with all pages before it on its chain. So hits are
+ *             counted by walking the chain up to the first missing page.
  *
- * Belady's: of all pages the one whose next use is farthest goes first, those that are never used
- * again before all others, the deeper one where two are used next by the same request (BELADY-1:
- * the larger number). A chain's pages are used no earlier the deeper they are, so this keeps
- * BELADY-2, and a page that is there counts as a hit whenever it is used. Without the rule of
- * prefixes this is the optimum of paging (with bypass: what a request brought need not stay); the
- * rule only takes hits away from others, so it is the optimum with it, too. Pages behind the prompt
- * (its last, partly filled one and those of the output) are never used again in a trace, so the
- * optimum gives them back at once and they are left out.
+ * Belady: the page whose next use is farthest is evicted first, and pages that are never used again
+ * before all others. Of two that the same request uses next, the deeper one goes first (BELADY-1:
+ * the larger number). On a chain, deeper pages are used no earlier than the others, so this keeps
+ * BELADY-2, and a cached page is a hit whenever it is used. Without the prefix rule this is the
+ * optimum of paging (with bypass: a request's own pages need not be kept). The rule can only take
+ * hits away from other policies, so with it this is still the optimum. Pages after the prompt (the
+ * last, partly filled one and those of the output) are never used again in a trace. The optimum
+ * would evict them at once, so they are left out.
  *
- * LRU: a request uses its chain from the deepest page to the root, so the order of last use is
- * leaf-first (BELADY-2). It cannot know what is never used again: pages behind the prompt take room
- * as they would in a cache.
+ * LRU: a request uses its chain from the deepest page to the root, so pages are evicted leaf first
+ * (BELADY-2). LRU cannot know what is never used again: pages after the prompt take room, as they
+ * would in a cache.
  */
 #include <string.h>
 
@@ -38,10 +37,10 @@
 struct page_uses {
     uint32_t page_tokens;
     uint32_t n_requests;
-    uint32_t n_pages; /* of prompts: numbers are below */
+    uint32_t n_pages; /* pages of prompts; their numbers are smaller */
     uint32_t *uses;   /* [first[n_requests]] page numbers */
-    uint32_t *first;  /* [n_requests + 1] where a request's uses begin */
-    uint32_t *behind; /* [n_requests] pages of its own behind those */
+    uint32_t *first;  /* [n_requests + 1] index of a request's first use */
+    uint32_t *own;    /* [n_requests] pages after those, which no other request uses */
     uint64_t unlimited;
 };
 
@@ -54,17 +53,17 @@ static kvasir_status out_of_memory(kvasir_error *err) {
 /* The tree of chains as a hash table of its edges. */
 struct chain_tree {
     struct edge {
-        uint32_t from, id, node; /* from: a node + 1, 0 is the root; node NONE: a free place */
+        uint32_t from, id, node; /* from: node + 1, 0 for the root; node NONE: a free slot */
     } * edges;                   /* [mask + 1] */
     uint32_t mask;
     struct chain_node {
         uint32_t first;  /* number of the first page that ends in the block */
-        uint32_t filled; /* pages from there that some prompt fills */
+        uint32_t filled; /* of its pages, those that some prompt fills */
     } * nodes;           /* [n_nodes] */
     uint32_t n_nodes;
 };
 
-/* At most n nodes: the table stays at most half full. */
+/* For at most n nodes; the table is never more than half full. */
 static bool chain_tree_init(struct chain_tree *c, uint32_t n) {
     size_t places = 1;
     while (places < 2 * (size_t)n)
@@ -82,7 +81,7 @@ static void chain_tree_deinit(struct chain_tree *c) {
     mem_free(c->nodes);
 }
 
-/* The place of the edge, which may be free. */
+/* The edge's slot, which may be free. */
 static struct edge *chain_tree_find(struct chain_tree *c, uint32_t from, uint32_t id) {
     uint64_t key = (uint64_t)from << 32 | id;
     uint32_t i = (uint32_t)(key * 0x9e3779b97f4a7c15 >> 32);
@@ -93,12 +92,12 @@ static struct edge *chain_tree_find(struct chain_tree *c, uint32_t from, uint32_
     }
 }
 
-/* Pages that are full when so many blocks are. */
+/* Number of pages that so many blocks fill. */
 static uint64_t pages_of_blocks(const struct page_uses *u, uint32_t blocks) {
     return (uint64_t)blocks * TRACE_BLOCK_TOKENS / u->page_tokens;
 }
 
-/* The request's pages go to uses; returns their end. */
+/* Appends the request's pages to uses and returns their new end. */
 static uint32_t *number_pages(struct page_uses *u, struct chain_tree *c, const uint32_t *ids,
                               const struct trace_request *r, uint32_t *uses) {
     uint32_t full = r->prompt / u->page_tokens, from = 0;
@@ -134,7 +133,8 @@ kvasir_status page_uses_create(const struct trace *t, uint32_t page_tokens, stru
         numbers += ((uint64_t)trace_blocks(&t->requests[i]) + 1) * TRACE_BLOCK_TOKENS / page_tokens;
     }
     if (n >= NONE || numbers + t->n >= NONE)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "a trace of more than %u pages", NONE);
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "the trace has more than %u pages: limit the number of requests", NONE);
     struct page_uses *u = mem_calloc(1, sizeof *u);
     if (!u)
         return out_of_memory(err);
@@ -142,8 +142,8 @@ kvasir_status page_uses_create(const struct trace *t, uint32_t page_tokens, stru
     u->n_requests = t->n;
     u->uses = mem_calloc((size_t)n, sizeof *u->uses);
     u->first = mem_calloc((size_t)t->n + 1, sizeof *u->first);
-    u->behind = mem_calloc(t->n, sizeof *u->behind);
-    if (!u->uses || !u->first || !u->behind || !chain_tree_init(&c, t->n_blocks))
+    u->own = mem_calloc(t->n, sizeof *u->own);
+    if (!u->uses || !u->first || !u->own || !chain_tree_init(&c, t->n_blocks))
         status = out_of_memory(err);
     uint32_t *end = u->uses;
     for (uint32_t i = 0; i < t->n && status == KVASIR_OK; i++) {
@@ -151,9 +151,10 @@ kvasir_status page_uses_create(const struct trace *t, uint32_t page_tokens, stru
         u->first[i] = (uint32_t)(end - u->uses);
         end = number_pages(u, &c, t->blocks + r->first_block, r, end);
         uint64_t all = ((uint64_t)r->prompt + r->output + page_tokens - 1) / page_tokens;
-        u->behind[i] = (uint32_t)(all - r->prompt / page_tokens);
-        u->unlimited += u->behind[i];
+        u->own[i] = (uint32_t)(all - r->prompt / page_tokens);
+        u->unlimited += u->own[i];
     }
+    ASSERT(status != KVASIR_OK || (end == u->uses + n && c.n_nodes <= t->n_blocks));
     if (status == KVASIR_OK)
         u->first[t->n] = (uint32_t)(end - u->uses);
     chain_tree_deinit(&c);
@@ -170,7 +171,7 @@ void page_uses_destroy(struct page_uses *u) {
         return;
     mem_free(u->uses);
     mem_free(u->first);
-    mem_free(u->behind);
+    mem_free(u->own);
     mem_free(u);
 }
 
@@ -180,8 +181,8 @@ uint64_t page_uses_unlimited(const struct page_uses *u) {
 
 /* ---- Belady's -------------------------------------------------------------------------------- */
 
-/* Pages that are in the cache by their next use, farthest first. Entries of pages that were used
- * since stay behind: their time has passed, so they come up after all others. */
+/* Cached pages by their next use, farthest first. When a page is used, its old entry is not
+ * removed. It is in the past by then, so it comes up after all others. */
 struct due_heap {
     uint64_t *entries; /* [n] request << 32 | page */
     size_t n;
@@ -195,6 +196,7 @@ static void due_push(struct due_heap *h, uint64_t entry) {
 }
 
 static uint64_t due_pop(struct due_heap *h) {
+    DEBUG_ASSERT(h->n > 0);
     uint64_t top = h->entries[0], last = h->entries[--h->n];
     size_t i = 0;
     for (size_t child = 1; child < h->n; child = 2 * i + 1) {
@@ -211,10 +213,10 @@ static uint64_t due_pop(struct due_heap *h) {
 
 struct belady {
     const struct page_uses *u;
-    uint32_t *next; /* [uses] request that uses the page next, or NEVER */
-    uint32_t *due;  /* [n_pages] likewise of pages in the cache; NEVER: the page is not there */
+    uint32_t *next; /* [uses] the next request that uses the page, or NEVER */
+    uint32_t *due;  /* [n_pages] likewise, for cached pages; NEVER: not cached */
     struct due_heap heap;
-    uint64_t held; /* pages in the cache */
+    uint64_t held; /* cached pages */
 };
 
 static void find_next_uses(const struct page_uses *u, uint32_t *next, uint32_t *seen) {
@@ -275,13 +277,13 @@ done:
 
 /* ---- LRU ------------------------------------------------------------------------------------- */
 
-/* A ring through what is in the cache, by last use. Items are the pages of prompts by their
- * numbers, then for each request the pages behind its prompt as one, then the ring's own. */
+/* A ring of cached items by last use. Items are the pages of prompts, by number; then, for each
+ * request, its own pages after the prompt as one item; then the ring's own entry. */
 struct lru {
     const struct page_uses *u;
-    uint32_t *newer, *older; /* [n_pages + n_requests + 1]; newer NONE: not in the cache */
+    uint32_t *newer, *older; /* [n_pages + n_requests + 1]; newer NONE: not cached */
     uint32_t ring;           /* newer[ring] is the oldest item, older[ring] the newest */
-    uint32_t *behind;        /* [n_requests] pages of that item that are left */
+    uint32_t *own;           /* [n_requests] how many pages of that item are still cached */
     uint64_t held;
 };
 
@@ -292,6 +294,7 @@ static void lru_remove(struct lru *l, uint32_t item) {
 }
 
 static void lru_add(struct lru *l, uint32_t item) {
+    DEBUG_ASSERT(l->newer[item] == NONE);
     uint32_t newest = l->older[l->ring];
     l->newer[item] = l->ring;
     l->older[item] = newest;
@@ -301,8 +304,9 @@ static void lru_add(struct lru *l, uint32_t item) {
 static void lru_evict(struct lru *l, uint64_t capacity) {
     while (l->held > capacity) {
         uint32_t item = l->newer[l->ring], pages = 1;
-        if (item >= l->u->n_pages) { /* as many of them as must go */
-            uint32_t *left = &l->behind[item - l->u->n_pages];
+        ASSERT(item != l->ring);     /* pages are held, so the ring is not empty */
+        if (item >= l->u->n_pages) { /* only as many as necessary */
+            uint32_t *left = &l->own[item - l->u->n_pages];
             uint64_t excess = l->held - capacity;
             pages = *left < excess ? *left : (uint32_t)excess;
             *left -= pages;
@@ -320,11 +324,11 @@ static uint64_t lru_serve(struct lru *l, uint32_t request, uint64_t capacity) {
     uint32_t begin = u->first[request], end = u->first[request + 1], hits = begin;
     while (hits < end && l->newer[u->uses[hits]] != NONE)
         hits++;
-    l->behind[request] = u->behind[request];
-    l->held += u->behind[request];
-    if (u->behind[request])
+    l->own[request] = u->own[request];
+    l->held += u->own[request];
+    if (u->own[request])
         lru_add(l, u->n_pages + request);
-    for (uint32_t i = end; i-- > begin;) { /* the deepest is the oldest of its request */
+    for (uint32_t i = end; i-- > begin;) { /* the deepest is used first, so it is the oldest */
         if (l->newer[u->uses[i]] != NONE)
             lru_remove(l, u->uses[i]);
         else
@@ -341,8 +345,8 @@ kvasir_status lru_hits(const struct page_uses *u, uint64_t capacity_pages, uint6
     struct lru l = {.u = u, .ring = u->n_pages + u->n_requests};
     l.newer = mem_calloc((size_t)l.ring + 1, sizeof *l.newer);
     l.older = mem_calloc((size_t)l.ring + 1, sizeof *l.older);
-    l.behind = mem_calloc(u->n_requests, sizeof *l.behind);
-    if (!l.newer || !l.older || !l.behind) {
+    l.own = mem_calloc(u->n_requests, sizeof *l.own);
+    if (!l.newer || !l.older || !l.own) {
         status = out_of_memory(err);
         goto done;
     }
@@ -355,6 +359,6 @@ kvasir_status lru_hits(const struct page_uses *u, uint64_t capacity_pages, uint6
 done:
     mem_free(l.newer);
     mem_free(l.older);
-    mem_free(l.behind);
+    mem_free(l.own);
     return status;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lab_calibrate: what is constant in a model's keys, measured on a few hundred tokens.
+/* calibration.c: lab_calibrate measures the constant part of a model's keys on a few hundred
+ * tokens.
  *
- *     text -> tokens -> the model over f32 pages -> K after rope, read back head by head
- *          -> turned back to before rope -> mean and spread per (layer, KV head, pair)
+ *     text -> tokens -> the model over f32 pages -> K after RoPE, read back head by head
+ *          -> turned back to before RoPE -> mean and spread per (layer, KV head, pair)
  *
- * The first tokens are left out: a model makes attention sinks of them, whose keys are like no
- * others. Sums are in double, one head at a time; beside the cache of the tokens nothing here grows
- * with the model.
+ * The first tokens are left out: models make attention sinks of them, whose keys are unlike all
+ * others. Sums are in double, one head at a time; apart from the cache of the tokens, nothing here
+ * grows with the model.
  */
 #include <string.h>
 
@@ -16,11 +17,11 @@
 enum {
     TOKENS_DEFAULT = 512,
     TOKENS_MAX = 8192,
-    TOKENS_MIN = 64, /* fewer say little about a mean */
+    TOKENS_MIN = 64, /* fewer give no useful mean */
     SINKS = 4,
 };
 
-/* Ours; prose, speech, a list, numbers and code, because the means are to fit them all. */
+/* Our own text: prose, speech, a list, numbers and code, so that the means fit all of them. */
 static const char TEXT[] =
     "The ferry to the islands leaves at a quarter past six in the morning, when the harbour is "
     "still dark and the gulls sit in rows along the wall. Most of the passengers know each other. "
@@ -73,11 +74,11 @@ struct calibration {
     kvasir_context *ctx;
     kvasir_seq *seq;
     int32_t *ids;
-    size_t n; /* tokens that are run */
+    size_t n; /* tokens to run */
     struct key_stats stats;
-    double *turns; /* [n][pairs][2] cos, sin of position and pair */
+    double *turns; /* [n][pairs][2] cos and sin for each position and pair */
     float *keys;   /* [TILE_TOKENS][head_dim] */
-    double *sums;  /* [pairs][3] of both dims, and of their squares */
+    double *sums;  /* [pairs][3] sums of both dims, and of their squares */
 };
 
 static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
@@ -89,7 +90,7 @@ static kvasir_status take_tokens(struct calibration *c, const kvasir_model *m,
                           "%u is not between %d and %d", most, TOKENS_MIN, TOKENS_MAX);
     TRY(kvasir_tokenize(kvasir_model_tokenizer(m), text, o->text ? o->len : strlen(TEXT),
                         KVASIR_TOKENIZE_ADD_SPECIAL, &c->ids, &c->n, err));
-    /* a window drops what is further back than it is long */
+    /* a window has dropped keys further back than its length */
     if (c->config->window && c->config->window < most)
         most = c->config->window;
     c->n = c->n < most ? c->n : most;
@@ -105,7 +106,7 @@ static kvasir_status run_tokens(struct calibration *c, const kvasir_model *m,
     options.kv_bits = "f32";
     options.key_centre = "off";
     options.ctx = (uint32_t)c->n;
-    options.prefill_chunk = 64; /* Ctrl-C is heard between steps */
+    options.prefill_chunk = 64; /* Ctrl-C is noticed between steps */
     options.threads = o->threads;
     if (o->cpu_tier)
         options.cpu_tier = o->cpu_tier;
@@ -150,6 +151,8 @@ static void add_key(struct calibration *c, size_t position, const float *key) {
 static kvasir_status measure_head(struct calibration *c, uint32_t layer, uint32_t head,
                                   kvasir_error *err) {
     uint32_t pairs = c->stats.n, dim = c->config->head_dim;
+    _Static_assert(SINKS < TOKENS_MIN, "tokens are left after the sinks");
+    ASSERT(layer < c->stats.layers && head < c->stats.kv_heads && 2 * pairs <= dim);
     memset(c->sums, 0, pairs * 3 * sizeof *c->sums);
     for (size_t first = SINKS; first < c->n;) {
         size_t n = c->n - first < TILE_TOKENS ? c->n - first : TILE_TOKENS;
@@ -177,7 +180,7 @@ static kvasir_status calibrate(struct calibration *c, const kvasir_model *m,
     c->config = model_config(m->model);
     if (!model_keys_alike(m->model))
         return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "keys of a %s model cannot be centred: its layers cache or turn differently",
+                    "keys of a %s model cannot be centred: its layers differ in cache or RoPE",
                     c->config->arch);
     TRY(take_tokens(c, m, o, err));
     TRY(run_tokens(c, m, o, err));

@@ -18,25 +18,25 @@
 /* ---- calibration -------------------------------------------------------------------------- */
 
 typedef struct lab_calibrate_options {
-    const char *text; /* [len]; NULL: a built-in one */
+    const char *text; /* [len]; NULL: a built-in text */
     size_t len;
-    uint32_t tokens; /* run so many of its start; 0: 512 */
+    uint32_t tokens; /* how many of its first tokens to run; 0: 512 */
     int threads;
     const char *cpu_tier;            /* NULL: "auto" */
     kvasir_progress_fn *on_progress; /* NULL: none */
     void *user;
 } lab_calibrate_options;
 typedef struct lab_calibration {
-    void *file; /* what the file that key_centre names holds, [size]; kvasir_free */
+    void *file; /* contents of a key_centre file, [size]; kvasir_free */
     size_t size;
     uint32_t tokens;       /* averaged over */
     uint32_t rotary_pairs; /* of a head */
-    double pairs;          /* of them that will be centred, on average */
+    double pairs;          /* how many of them will be centred, on average */
 } lab_calibration;
-/* Measures what is constant in the model's keys, over a text. */
+/* Measures the constant part of the model's keys over a text. */
 kvasir_status lab_calibrate(const kvasir_model *model, const lab_calibrate_options *options,
                             lab_calibration *out, kvasir_error *err);
-/* The file that key_centre "auto" looks for: beside a GGUF file, inside a folder. *path:
+/* Path of the file that key_centre "auto" looks for: beside a GGUF file, inside a folder. *path:
  * kvasir_free. */
 kvasir_status lab_calibration_path(const kvasir_model *model, char **path, kvasir_error *err);
 
@@ -44,16 +44,16 @@ kvasir_status lab_calibration_path(const kvasir_model *model, char **path, kvasi
 
 typedef struct lab_kv_bench_options {
     uint32_t layers, seq_len, heads, head_dim; /* K and V [layers][heads][seq_len][head_dim] */
-    const char *const *formats;                /* as kv_bits, single: "8", "4" ... */
+    const char *const *formats;                /* each as kv_bits: "8", "4" ... */
     size_t n_formats;
     const char *kv_group_size;
-    uint64_t seed; /* of the normal data */
-    /* not NULL: its K and V instead; layers, heads, head_dim, seq_len follow */
+    uint64_t seed; /* of the normally distributed data */
+    /* not NULL: measure its K and V instead; its shape replaces layers, heads, head_dim, seq_len */
     const kvasir_seq *seq;
 } lab_kv_bench_options;
 typedef struct lab_kv_bench_row {
     char format[32];
-    uint64_t bytes, bytes16; /* of the whole cache; at true 16 bits */
+    uint64_t bytes, bytes16; /* of the whole cache; the same at 16 bits */
     double mean_error, max_error;
     double encode_seconds, decode_seconds; /* for all layers, summed */
     double encode_gb_s, decode_gb_s;       /* float32 bytes in, out */
@@ -80,33 +80,34 @@ typedef struct lab_simulate_options {
      * output_length, hash_ids (of blocks of 512 prompt tokens), as published for Mooncake. "-":
      * standard input. */
     const char *trace;
-    uint32_t limit; /* the first so many requests; 0: all */
-    double speed;   /* requests come so many times as fast as recorded; 0: all at the start */
+    uint32_t limit; /* only the first so many requests; 0: all */
+    double speed;   /* requests arrive so many times as fast as recorded; 0: all at the start */
     /* A name (smollm2-135m, qwen3-0.6b, qwen3-8b, llama3-8b, llama3-70b) or sizes:
-     * "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]"; the last four as in Llama 3 where they are
-     * not given: 4 heads a KV head, dim heads * head_dim, ffn 3.5 * dim, vocab 128256. */
+     * "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]". Without the last four, Llama 3's
+     * proportions: 4 heads a KV head, dim heads * head_dim, ffn 3.5 * dim, vocab 128256. */
     const char *model_shape;
     uint32_t window;           /* some layers see so many tokens only; 0: none */
     uint32_t window_layers;    /* how many; 0: half of them */
     const char *kv_bits;       /* as in kvasir_context_options */
     const char *kv_group_size; /* likewise */
-    uint64_t budget_bytes;     /* 0: the next */
-    double budget_percent;     /* of what all pages of the trace take, lab_simulation.all_bytes */
+    uint64_t budget_bytes;     /* 0: budget_percent counts */
+    double budget_percent;     /* of lab_simulation.all_bytes */
     uint32_t max_running;      /* as in kvasir_engine_options, max_running <= prefill_chunk */
-    uint32_t max_waiting;      /* what comes while so many wait is held back by its client */
+    uint32_t max_waiting;      /* if so many wait, clients hold back later requests */
     uint32_t prefill_chunk;    /* rows of a step, at most */
     bool no_prefix_cache;
     /* A step takes bytes / bandwidth + operations / compute. Bytes: the weights, and what each
-     * sequence has cached, once. Operations: two for each weight and row (the head's for rows whose
-     * logits are wanted), four for each cached token that a row sees, head and dim. */
+     * sequence has cached, once. Operations: two for each weight and row (the head's only for
+     * rows whose logits are wanted), four for each cached token that a row sees, head and dim. */
     double bandwidth;                /* bytes a second */
     double compute;                  /* operations a second */
     double weight_bits;              /* of one weight in memory */
     kvasir_progress_fn *on_progress; /* requests that ended; NULL: none */
     void *user;
 } lab_simulate_options;
-/* speed 1, llama3-8b, kv_bits "8,4", 100 %, 32 running, 1024 waiting, prefill_chunk 512, an H200's
- * data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights, all else 0. */
+/* speed 1, llama3-8b, kv_bits "8,4", 100 %, 32 running, 1024 waiting, prefill_chunk 512, an
+ * H200's data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights, everything
+ * else 0. */
 lab_simulate_options lab_simulate_defaults(void);
 
 /* Over all requests. */
@@ -122,43 +123,44 @@ typedef struct lab_simulation {
     char shape[96], kv_format[64];
     uint32_t layers, window_layers;
     uint64_t weight_bytes, kv_bytes_per_token, page_bytes; /* of 64 tokens, all layers */
-    uint64_t all_pages, all_bytes; /* pages that all requests leave, each kept once */
-    uint64_t budget_pages;         /* that the budget would hold, and nothing else */
+    uint64_t all_pages, all_bytes; /* pages of all requests, each distinct one once */
+    uint64_t budget_pages;         /* if the budget held nothing but pages */
     uint64_t need_bytes;           /* of the largest request alone */
-    kvasir_engine_stats stats;     /* at the end; peak_bytes is the high-water mark */
+    kvasir_engine_stats stats;     /* at the end */
     uint64_t tree_nodes;
-    /* shares of prompt tokens: the engine's; plain LRU's and Belady's by pages, in a cache of
-     * budget_pages that serves one request after the other */
+    /* shares of prompt tokens: the engine's; plain LRU's and Belady's in whole pages, with a
+     * cache of budget_pages that serves one request after the other */
     double hit_rate, lru_hit_rate, best_hit_rate;
     /* virtual seconds: from arrival to the first step; to the first token; to the last one */
     lab_spread queued, first_token, total;
     double virtual_seconds, busy_seconds;
     /* of this machine */
-    double wall_seconds;   /* the replay, without reading the trace and without LRU and Belady */
-    double engine_seconds; /* of them in the engine: neither made-up tokens nor the cost model */
+    double wall_seconds;   /* the replay alone: without reading the trace, LRU and Belady */
+    double engine_seconds; /* of those, in the engine: without making tokens and the cost model */
 } lab_simulation;
-/* KVASIR_ERR_BUDGET, with the numbers, where a request does not fit the budget alone. */
+/* KVASIR_ERR_BUDGET, with the numbers, if a request does not fit the budget alone. */
 kvasir_status lab_simulate(const lab_simulate_options *options, lab_simulation *out,
                            kvasir_error *err);
 
 typedef struct lab_simulate_random_options {
     uint64_t seed;
-    uint32_t programs;               /* program i is that of seed + i */
+    uint32_t programs;               /* program i has the seed `seed` + i */
     kvasir_progress_fn *on_progress; /* programs; NULL: none */
     void *user;
 } lab_simulate_random_options;
 typedef struct lab_random_simulation {
     uint64_t programs, steps, requests, finished, refused, cancelled, failed;
     uint64_t hits, preemptions, evicted_pages, forgets, device_faults;
-    uint64_t tokens_checked; /* that a step saw in pages, and that were those of its sequence */
-    char violation[400];     /* what did not hold, and in which program; empty: all held */
+    uint64_t tokens_checked; /* seen by steps in pages and found correct */
+    char violation[400];     /* what went wrong, and in which program; empty: nothing */
 } lab_random_simulation;
-/* Random caches (windows, rotation, states of recurrent layers) of a few pages, random requests
- * with common prefixes; cancels at any step, requests that do not fit, preemption, failing steps,
- * forgotten prefixes. After every step: the tree's invariants, the pool's figures against a count
- * of all that sequences and tree hold, every request's tokens, what stands in every page that a
- * sequence sees; nothing is left in the end. The first violation ends it, or dies in the tree's own
- * check; KVASIR_OK says no more than that the simulation ran. */
+/* Random caches (windows, rotation, states of recurrent layers) of a few pages, and random
+ * requests with common prefixes: cancels at any step, requests that do not fit, preemption,
+ * failing steps, forgotten prefixes. After every step it checks the tree's invariants, the
+ * pool's figures against a count of all that sequences and tree hold, every request's tokens,
+ * and the contents of every page that a sequence sees; at the end, that nothing is left. It
+ * stops at the first violation, or aborts in the tree's own check. KVASIR_OK says only that the
+ * simulation ran. */
 kvasir_status lab_simulate_random(const lab_simulate_random_options *options,
                                   lab_random_simulation *out, kvasir_error *err);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* measure.c: how far one distribution is from another, and what a cache format costs in bytes,
- * error and time. Owns nothing; pure functions of their arguments.
+ * error and time. Pure functions of their arguments.
  *
- * lab_kv_bench walks a cache tile by tile and holds one tile of float rows at a time, however
- * long and wide the cache is:
+ * lab_kv_bench walks a cache tile by tile, so it holds only one tile of float rows, whatever the
+ * size of the cache:
  *
  *     for each layer, part (K, V), head, page of 64 tokens:
  *
@@ -11,12 +11,11 @@
  *         (normal numbers, or  +-> tile in format 1 -> ...
  *          K, V of a sequence) +-> ...
  *
- * Encode and decode are quant/'s tile_encode_row and tile_decode_row: scalar, one thread, the
- * definition of the formats. Errors and bytes are therefore exactly those of every tier; the times
- * are those of the definition, and an upper bound for a tier. How fast the tiers are is what
- * `kcheck --bench` prints.
+ * It encodes and decodes with quant/'s tile_encode_row and tile_decode_row: scalar, one thread, the
+ * definition of the formats. So errors and bytes are exactly those of every tier. Times are those
+ * of the definition, an upper bound for a tier; `kcheck --bench` measures the tiers.
  *
- * Left out: errors of attention over the tiles (perplexity measures what becomes of them).
+ * Not measured: errors of attention over the tiles. Perplexity shows their effect.
  */
 #include <math.h>
 #include <string.h>
@@ -47,8 +46,8 @@ double lab_nll(const float *logits, uint32_t vocab, int32_t target) {
     return nll_of(max, sum, logits[target]);
 }
 
-/* With e_i = exp(p_i - max p), S = sum e: KL = sum e_i (p_i - q_i) / S - (ln S_p - ln S_q), each ln
- * including its maximum. One pass once the maxima are known. */
+/* With e_i = exp(p_i - max p) and S = sum e: KL = sum e_i (p_i - q_i) / S - (ln S_p - ln S_q),
+ * where each ln includes its maximum. One pass after the maxima are known. */
 lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab, int32_t target) {
     uint32_t top_p = argmax(p, vocab), top_q = argmax(q, vocab);
     double max_p = (double)p[top_p], max_q = (double)q[top_q];
@@ -72,8 +71,8 @@ lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab
 
 /* ---- normal numbers -------------------------------------------------------------------------- */
 
-/* One stream for a whole cache, in the order [layer][K, V][head][token][dim]: the data are a
- * function of the seed and the shape, not of the formats. */
+/* One stream for a whole cache, in the order [layer][K, V][head][token][dim]. So the data
+ * depends on the seed and the shape, not on the formats. */
 struct normal_stream {
     uint64_t state;
     bool has_spare;
@@ -85,7 +84,8 @@ static uint64_t next_bits(struct normal_stream *s) {
     return mix_bits(s->state += 0x9e3779b97f4a7c15ULL);
 }
 
-/* Marsaglia's polar method: no sine or cosine, two numbers from each point in the unit circle. */
+/* Marsaglia's polar method: needs no sine or cosine, and gives two numbers for each point in the
+ * unit circle. */
 static float next_normal(struct normal_stream *s) {
     if (s->has_spare) {
         s->has_spare = false;
@@ -105,7 +105,7 @@ static float next_normal(struct normal_stream *s) {
 
 /* ---- the bench ------------------------------------------------------------------------------- */
 
-/* No cache of any model comes near these; they keep every product below 2^64. */
+/* Far above any model's cache. They keep every product below 2^64. */
 enum {
     BENCH_LAYERS_MAX = 1024,
     HEADS_MAX = 1024,
@@ -193,6 +193,7 @@ static kvasir_status fill_rows(struct bench *b, uint32_t layer, int part, uint32
 
 static void measure_tile(struct bench *b, struct candidate *c, int part, uint32_t n) {
     const struct tile_layout *l = &c->layouts[part];
+    ASSERT(n <= TILE_TOKENS && l->bytes <= TILE_TOKENS * b->head_dim * sizeof(float));
     memset(b->tile, 0, l->bytes);
     double start = clock_seconds();
     for (uint32_t t = 0; t < n; t++)

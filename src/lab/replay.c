@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simulate.c: replays recorded requests through the cache, the prefix tree and the scheduler as
- * they are, on a backend whose pages have no memory, against a virtual clock.
+/* replay.c: lab_simulate. Replays recorded requests through the real cache, prefix tree and
+ * scheduler, on a backend whose pages have no memory, against a virtual clock.
  *
  *     trace --arrival--> (held back) --max_waiting--> sched: waiting -> running -> ended
  *                                                       |
  *                clock += cost of the step <--host.run--'      host.next: the trace's next token
  *
- * The clock stands still in between, so arrivals, queues and what is evicted do not depend on the
- * machine that simulates. Requests whose turn has not come cost nothing: their tokens are made when
- * the scheduler gets them.
+ * Only steps advance the clock, so arrivals, queues and evictions do not depend on the machine. A
+ * request's tokens are made when the scheduler gets it; before that it takes no memory.
  *
- * Beside it stand Belady's optimum and plain LRU of belady.c, in as many pages as the budget would
- * hold if nothing else were in it. (Here nodes of the tree, tables and tokens are, too; and
- * requests run at once.)
+ * For comparison it computes Belady's optimum and plain LRU (belady.c) with as many pages as the
+ * budget would hold if it held nothing else. (In the replay it also holds tree nodes, tables and
+ * tokens, and requests run at once.)
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -23,9 +22,9 @@
 #include "lab/belady.h"
 #include "lab/simulate.h"
 
-/* One of the trace's. */
+/* A request of the trace. */
 struct replayed {
-    struct task task; /* owner: this; tokens: while the scheduler has it */
+    struct task task; /* owner: this; tokens only while the scheduler has it */
     double arrival, begun, first, ended;
 };
 
@@ -42,8 +41,8 @@ struct replay {
     struct sched *sched;
     struct replayed *requests; /* [trace.n] */
     uint32_t n_submitted, n_ended;
-    double clock, busy;   /* virtual seconds; of them in steps */
-    double model_wall;    /* real seconds in the cost model */
+    double clock, busy;   /* virtual seconds; those spent in steps */
+    double model_wall;    /* real seconds spent in the cost model */
     kvasir_error failure; /* code KVASIR_OK: none */
 };
 
@@ -72,7 +71,7 @@ static kvasir_status check_options(const lab_simulate_options *o, kvasir_error *
                           "%u is not between 1 and %d", o->prefill_chunk, STEP_TOKENS_MAX);
     if (o->max_running < 1 || o->max_running > o->prefill_chunk)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.max_running",
-                          "%u is not between 1 and the %u rows of a step, one for each",
+                          "%u is not between 1 and the %u rows of a step: each request needs a row",
                           o->max_running, o->prefill_chunk);
     if (o->max_waiting < 1)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.max_waiting", "must be at least 1");
@@ -125,7 +124,7 @@ static kvasir_status settle_budget(struct replay *r, lab_simulation *out, kvasir
     return KVASIR_OK;
 }
 
-/* SCHED-3 rests on it: every request fits alone. */
+/* SCHED-3 needs this: every request fits alone. */
 static kvasir_status check_need(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     uint32_t most = 0;
     for (uint32_t i = 1; i < r->trace.n; i++) {
@@ -137,12 +136,12 @@ static kvasir_status check_need(const struct replay *r, lab_simulation *out, kva
     out->need_bytes = sched_need(r->sched, largest->prompt + largest->output);
     if (out->need_bytes <= budget)
         return KVASIR_OK;
-    return fail_field(
-        err, KVASIR_ERR_BUDGET, "simulate.budget_bytes",
-        "%" PRIu64 " bytes are %.3g %% of the trace's %" PRIu64
-        "; request %u of it, a prompt of %u tokens and an answer of %u, needs %" PRIu64 " alone",
-        budget, 100 * (double)budget / (double)out->all_bytes, out->all_bytes, most + 1,
-        largest->prompt, largest->output, out->need_bytes);
+    return fail_field(err, KVASIR_ERR_BUDGET, "simulate.budget_bytes",
+                      "%" PRIu64 " bytes are %.3g %% of the trace's %" PRIu64
+                      "; its request %u, a prompt of %u tokens and an answer of %u, needs %" PRIu64
+                      " alone",
+                      budget, 100 * (double)budget / (double)out->all_bytes, out->all_bytes,
+                      most + 1, largest->prompt, largest->output, out->need_bytes);
 }
 
 /* ---- what the scheduler asks of its host ----------------------------------------------------- */
@@ -174,6 +173,7 @@ static bool host_next(void *user, struct task *t, uint32_t row) {
     struct replayed *q = t->owner;
     const struct trace_request *request = &r->trace.requests[q - r->requests];
     (void)row;
+    ASSERT(t->n_tokens >= t->n_prompt && t->n_tokens < t->cap);
     if (t->n_tokens == t->n_prompt)
         q->first = r->clock;
     t->tokens[t->n_tokens] = trace_token(&r->trace, request, t->n_tokens);
@@ -186,6 +186,7 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     struct replayed *q = t->owner;
     q->ended = r->clock;
     r->n_ended++;
+    ASSERT(r->n_ended <= r->n_submitted);
     if (end == END_FAILED)
         r->failure = *error;
     mem_free(t->tokens);
@@ -217,6 +218,11 @@ static kvasir_status submit_due(struct replay *r, kvasir_error *err) {
     return KVASIR_OK;
 }
 
+static double next_arrival(const struct replay *r) {
+    ASSERT(r->n_submitted < r->trace.n && r->requests[r->n_submitted].arrival > r->clock);
+    return r->requests[r->n_submitted].arrival;
+}
+
 static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error *err) {
     const double start = clock_seconds();
     while (r->n_ended < r->trace.n) {
@@ -230,8 +236,8 @@ static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error 
             *err = r->failure;
             return r->failure.code;
         }
-        if (rows == 0 && r->n_ended < r->trace.n) /* all that came has ended */
-            r->clock = r->requests[r->n_submitted].arrival;
+        if (rows == 0 && r->n_ended < r->trace.n) /* all requests so far have ended */
+            r->clock = next_arrival(r);
         if (r->o->on_progress && r->n_ended > ended &&
             !r->o->on_progress(r->o->user, r->n_ended, r->trace.n))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
@@ -264,7 +270,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The smallest value that `share` of them do not exceed. */
+/* The smallest value that at least `share` of them do not exceed. */
 static double rank(const double *sorted, uint32_t n, double share) {
     const uint32_t at = (uint32_t)(share * n);
     return sorted[at > 0 && at == share * n ? at - 1 : at];
@@ -273,6 +279,7 @@ static double rank(const double *sorted, uint32_t n, double share) {
 /* values [n], n > 0; sorts them. */
 static lab_spread spread(double *values, uint32_t n) {
     double sum = 0;
+    ASSERT(n > 0);
     qsort(values, n, sizeof *values, compare_doubles);
     for (uint32_t i = 0; i < n; i++)
         sum += values[i];

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simulate_random.c: random requests with faults through the scheduler, the tree and the pool as
- * they are, on pages that have memory, and everything checked after every step.
+/* simulate_random.c: random requests with faults through the real scheduler, tree and pool, on
+ * pages that have memory. Everything is checked after every step.
  *
- * In place of a model there is a hash. A step writes for each row, into the row's place of every
- * group's page, a hash of all tokens up to it, and then looks up every token that the row sees:
+ * A hash replaces the model. For each row a step writes a hash of all tokens up to it into the
+ * row's slot of every group's page. Then it reads the hash of every token that the row sees:
  *
- *     hash[0] = salt    hash[p + 1] = mix(hash[p], token p)    page of p, place p % 64: hash[p + 1]
+ *     hash[0] = salt    hash[p + 1] = mix(hash[p], token p)    page of p, slot p % 64: hash[p + 1]
  *
- * What a wrong, stale or foreign page would do to attention, it does to this: one number differs.
- * Records of recurrent layers hold the hash behind the last token. Tokens of an answer follow from
- * the hash, too, so that equal prompts get equal answers, as from a model.
+ * A page that is wrong, stale or another sequence's would change attention; here it changes a
+ * number, which is noticed. States of recurrent layers hold the hash after the last token. Tokens
+ * of an answer follow from the hash, too, so equal prompts get equal answers, as from a model.
  *
- * A program is a cache, a budget (often of hardly one request), and moves: submit, cancel, forget,
- * evict, a step, a step that fails. Whatever happens is a function of its seed.
+ * A program is a cache, a budget (often hardly enough for one request), and moves: submit, cancel,
+ * forget, evict, a step, a step that fails. All of it is a function of its seed.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,34 +24,34 @@
 #include "lab/lab.h"
 
 enum {
-    REQUESTS_MAX = 72, /* choices of all requests of a program */
-    LENGTH_MAX = 420,  /* tokens of one, answer included */
+    REQUESTS_MAX = 72, /* choices of all requests in a program */
+    LENGTH_MAX = 420,  /* tokens of a request, answer included */
     CHOICES_MAX = 3,
     ANSWER_MAX = 70,
-    TAIL_MAX = 90, /* tokens of a prompt that are its own */
-    VOCAB = 4,     /* so that some of them agree by chance */
-    SYSTEMS = 3,   /* strings that prompts begin with */
+    TAIL_MAX = 90, /* tokens at a prompt's end that are its own */
+    VOCAB = 4,     /* small, so that some tokens agree by chance */
+    SYSTEMS = 3,   /* texts that prompts start with */
     SALTS = 2,
     GROUPS = 3,
     MOVES = 160,
-    STEPS_MAX = 100000, /* a program that needs more stands still */
+    STEPS_MAX = 100000, /* a program that needs more makes no progress */
 };
 
 struct trial {
     struct task task; /* owner: this */
     uint32_t salt, choice;
-    uint32_t stop;                 /* its length when its answer ends */
+    uint32_t stop;                 /* length at which its answer ends */
     int32_t tokens[LENGTH_MAX];    /* the task's */
-    int32_t expected[LENGTH_MAX];  /* what they must be */
-    uint64_t hash[LENGTH_MAX + 1]; /* of what is expected before */
+    int32_t expected[LENGTH_MAX];  /* what they should be */
+    uint64_t hash[LENGTH_MAX + 1]; /* of the expected tokens before a position */
     bool ended;
     struct task *followers[CHOICES_MAX - 1];
 };
 
-/* A page or record that somebody holds. */
+/* A page that somebody holds. */
 struct held {
     uint32_t addr;
-    bool live; /* by a sequence; else by the tree */
+    bool live; /* held by a sequence; otherwise by the tree */
     uint64_t bytes;
 };
 
@@ -63,16 +63,16 @@ struct world {
     struct sched_options options;
     struct backend *backend;
     struct kv_cache *cache;
-    struct prefix_tree *tree; /* NULL: nothing is shared */
+    struct prefix_tree *tree; /* NULL: no prefix cache */
     struct sched *sched;
     int32_t systems[SYSTEMS][LENGTH_MAX];
     uint32_t system_len[SYSTEMS];
     struct trial *trials; /* [REQUESTS_MAX] */
     uint32_t n_trials;
-    bool fault;        /* the step under way is to fail, or did */
+    bool fault;        /* the current step fails */
     struct held *held; /* [cap_held] */
     size_t n_held, cap_held;
-    uint64_t most_bytes; /* counted */
+    uint64_t most_bytes; /* highest count so far */
     lab_random_simulation *sum;
 };
 
@@ -80,7 +80,7 @@ static uint32_t below(struct world *w, uint32_t n) {
     return (uint32_t)((mix_bits(w->random += 0x9e3779b97f4a7c15ULL) >> 32) % n);
 }
 
-/* Keeps the first one. */
+/* Records a violation; only the first one is kept. */
 static void PRINTF_LIKE(2, 3) violated(struct world *w, const char *format, ...) {
     char what[200];
     va_list args;
@@ -90,8 +90,8 @@ static void PRINTF_LIKE(2, 3) violated(struct world *w, const char *format, ...)
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
     snprintf(w->sum->violation, sizeof w->sum->violation,
-             "%s (step %" PRIu64 " of them all; one program from seed %" PRIu64 " repeats it)",
-             what, w->sum->steps, w->seed);
+             "%s (step %" PRIu64 " in all; one program from seed %" PRIu64 " repeats it)", what,
+             w->sum->steps, w->seed);
 }
 
 static bool holds(const struct world *w) {
@@ -104,12 +104,12 @@ static uint64_t hash_token(uint64_t before, int32_t token) {
     return mix_bits(before * 31 + (uint64_t)token + 1);
 }
 
-/* Groups differ, or one's page could stand for another's. */
+/* Groups store different numbers: otherwise one group's page could pass for another's. */
 static uint64_t stored_hash(const struct trial *a, uint32_t group, uint32_t position) {
     return a->hash[position + 1] + group;
 }
 
-/* Where a position's hash is stored; false: it has no page. */
+/* Offset of a position's hash in the arena; false: the position has no page. */
 static bool place_of(const struct kv_view *v, uint32_t position, size_t *at) {
     const uint32_t i = kv_view_index(v, position / TILE_TOKENS);
     if (i == UINT32_MAX)
@@ -138,7 +138,7 @@ static void write_rows(struct world *w, const struct trial *a, uint32_t group, u
     }
 }
 
-/* All that rows [at, end) see: what the first sees, and the rows themselves. */
+/* Checks all that rows [at, end) see: what the first of them sees, and the rows themselves. */
 static void check_rows(struct world *w, const struct trial *a, uint32_t group, uint32_t at,
                        uint32_t end) {
     struct kv_view v;
@@ -165,10 +165,10 @@ static void run_state(struct world *w, const struct trial *a, uint32_t at, uint3
     if (!w->cache_options.state_bytes)
         return;
     seq_state(a->task.seq, &state);
-    const size_t record = page_offset(state.addr);
-    if (read_hash(w, state.arena, record) != (at ? a->hash[at] : 0))
-        violated(w, "the state is not that behind %u tokens", at);
-    backend_arena_write(w->backend, state.arena, record, &a->hash[end], sizeof a->hash[end]);
+    const size_t place = page_offset(state.addr);
+    if (read_hash(w, state.arena, place) != (at ? a->hash[at] : 0))
+        violated(w, "the state is not that after %u tokens", at);
+    backend_arena_write(w->backend, state.arena, place, &a->hash[end], sizeof a->hash[end]);
 }
 
 /* ---- what the scheduler asks of its host ----------------------------------------------------- */
@@ -194,7 +194,7 @@ static void run_part(struct world *w, const struct step_part *part) {
         return;
     }
     if (part->wanted != (end == a->task.n_tokens))
-        violated(w, "logits of %u rows are wanted behind %u of %u tokens", part->wanted, end,
+        violated(w, "logits of %u rows are wanted after %u of %u tokens", part->wanted, end,
                  a->task.n_tokens);
     for (uint32_t g = 0; g < w->n_groups; g++)
         write_rows(w, a, g, at, end);
@@ -206,7 +206,7 @@ static void run_part(struct world *w, const struct step_part *part) {
 static kvasir_status host_run(void *user, const struct step_part *parts, uint32_t n,
                               kvasir_error *err) {
     struct world *w = user;
-    check_bytes(w); /* a step has the most */
+    check_bytes(w); /* during a step the most is held */
     if (w->fault) {
         w->sum->device_faults++;
         return fail(err, KVASIR_ERR_IO, "the device fails");
@@ -220,14 +220,14 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
 
 static void host_progress(void *user, struct task *t) {
     if (seq_length(t->seq) >= t->n_tokens)
-        violated(user, "progress behind the last token");
+        violated(user, "progress after the last token");
 }
 
 static bool host_next(void *user, struct task *t, uint32_t row) {
     struct world *w = user;
     const struct trial *a = t->owner;
     if (row >= w->options.max_running || seq_length(t->seq) != t->n_tokens)
-        violated(w, "a token is wanted behind %u of %u tokens", seq_length(t->seq), t->n_tokens);
+        violated(w, "a token is wanted after %u of %u tokens", seq_length(t->seq), t->n_tokens);
     t->tokens[t->n_tokens] = a->expected[t->n_tokens];
     t->n_tokens++;
     return t->n_tokens < a->stop;
@@ -279,7 +279,7 @@ static void hold_sequence(struct world *w, const struct kv_seq *s) {
             pages += bytes;
         }
     }
-    if (seq_bytes(s) > pages) { /* the rest is its state */
+    if (seq_bytes(s) > pages) { /* the rest is the state */
         struct state_view state;
         seq_state(s, &state);
         hold(w, state.addr, seq_bytes(s) - pages, true);
@@ -291,8 +291,8 @@ static int compare_held(const void *a, const void *b) {
     return x->addr != y->addr ? (x->addr > y->addr) - (x->addr < y->addr) : y->live - x->live;
 }
 
-/* The pool's figures are those of what sequences and tree hold, each page once; and what they are
- * charged. */
+/* The pool's figures must equal a count of what sequences and tree hold, each page once, and of
+ * what they are charged. */
 static void check_bytes(struct world *w) {
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
     uint64_t used = 0, stored = 0, pages = 0, charged = w->tree ? tree_stats(w->tree).bytes : 0;
@@ -338,7 +338,7 @@ static void check_bytes(struct world *w) {
 static void check_trial(struct world *w, const struct trial *a) {
     const struct task *t = &a->task;
     const struct kv_seq *s = t->seq;
-    if (t->n_tokens == 0) /* a follower's come with the fork */
+    if (t->n_tokens == 0) /* a follower has no tokens before the fork */
         return;
     if (t->n_tokens < t->n_prompt || t->n_tokens > t->cap ||
         memcmp(t->tokens, a->expected, t->n_tokens * sizeof *t->tokens) != 0)
@@ -362,6 +362,7 @@ static void check_all(struct world *w) {
     check_bytes(w);
     for (uint32_t i = 0; i < w->n_trials; i++) {
         check_trial(w, &w->trials[i]);
+        ASSERT(w->trials[i].task.state <= TASK_DONE);
         counts[w->trials[i].task.state]++;
     }
     if (counts[TASK_RUNNING] != s.running || counts[TASK_WAITING] != s.waiting ||
@@ -372,7 +373,7 @@ static void check_all(struct world *w) {
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* The beginning of one before, or a system's text, cut somewhere; and something of its own. */
+/* A prompt: the start of an earlier request or of a system text, then tokens of its own. */
 static uint32_t make_prompt(struct world *w, int32_t *tokens) {
     const struct trial *before = w->n_trials ? &w->trials[below(w, w->n_trials)] : NULL;
     const uint32_t most = LENGTH_MAX - ANSWER_MAX;
@@ -389,11 +390,13 @@ static uint32_t make_prompt(struct world *w, int32_t *tokens) {
     n = n < most ? n : most;
     if (n == 0)
         tokens[n++] = 0;
+    ASSERT(n <= most);
     return n;
 }
 
-/* What the task's tokens will be: the answer follows from the prompt, the salt and the choice. */
+/* Computes the task's tokens: the answer follows from the prompt, the salt and the choice. */
 static void foretell(struct trial *a) {
+    ASSERT(a->task.n_prompt > 0 && a->task.cap <= LENGTH_MAX);
     a->hash[0] = a->salt;
     for (uint32_t i = 0; i < a->task.cap; i++) {
         if (i >= a->task.n_prompt)
@@ -402,10 +405,11 @@ static void foretell(struct trial *a) {
     }
 }
 
-/* Another choice of the lead's prompt (itself: choice 0). */
+/* Makes a choice for the lead's prompt; the lead itself is choice 0. */
 static void make_choice(struct world *w, const struct trial *lead, uint32_t choice,
                         uint32_t answer) {
     static const char *const NAMES[SALTS] = {"", "tenant"};
+    ASSERT(w->n_trials < REQUESTS_MAX);
     struct trial *a = &w->trials[w->n_trials++];
     const uint32_t prompt = lead->task.n_prompt;
     if (a != lead) {
@@ -461,7 +465,7 @@ static void cancel(struct world *w) {
     }
 }
 
-/* Of all that have not ended, the one that came first; NULL: none, or it waits. */
+/* The oldest request that has not ended, if it runs; otherwise NULL. */
 static const struct trial *oldest_running(const struct world *w) {
     const struct trial *oldest = NULL;
     for (uint32_t i = 0; i < w->n_trials; i++) {
@@ -484,7 +488,7 @@ static void step(struct world *w, uint32_t *rows) {
     if (*rows > w->options.step_rows)
         violated(w, "a step of %u rows", *rows);
     if (oldest && oldest->task.state == TASK_WAITING)
-        violated(w, "the oldest request gives way");
+        violated(w, "the oldest request was preempted");
     check_all(w);
 }
 
@@ -503,14 +507,14 @@ static void move(struct world *w) {
     step(w, &rows);
 }
 
-/* Every request ends, and then nothing is left. */
+/* Every request must end, and then nothing may be left. */
 static void drain(struct world *w) {
     const uint64_t most = w->sum->steps + STEPS_MAX;
     uint32_t rows = 1;
     while (rows && holds(w)) {
         step(w, &rows);
         if (w->sum->steps > most)
-            violated(w, "requests run on and on");
+            violated(w, "requests never end");
     }
     for (uint32_t i = 0; i < w->n_trials; i++)
         if (!w->trials[i].ended)
@@ -525,7 +529,8 @@ static void drain(struct world *w) {
 
 /* ---- worlds ---------------------------------------------------------------------------------- */
 
-/* Exact starts and affine formats only for pages of several sizes: their bytes are not encoded. */
+/* Formats and exact starts only vary the sizes of pages: what is stored is a hash, not an
+ * encoding. */
 static void choose_cache(struct world *w) {
     static const char *const BITS[] = {"f16", "f32", "8", "8,4", "4,2"};
     struct kv_cache_options *o = &w->cache_options;
@@ -557,8 +562,8 @@ static void choose_texts(struct world *w) {
     }
 }
 
-/* Room for one request of some length, for several, or for all. The scheduler says how much, so it
- * is asked with a cache of a budget that does not matter. */
+/* A budget for one request of some length, for several, or for all. The scheduler says how much
+ * that is, so a first one is made with a budget that does not matter. */
 static kvasir_status choose_budget(struct world *w, const struct sched_host *host, bool shared,
                                    kvasir_error *err) {
     const uint32_t longest = 1 + below(w, LENGTH_MAX);

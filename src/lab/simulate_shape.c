@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simulate_shape.c: models by their sizes, and what their steps take. simulate.h has the model of
- * costs. */
+/* simulate_shape.c: model shapes, and what their steps cost. simulate.h has the cost model. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +8,7 @@
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-/* As their config.json has them. */
+/* Sizes of their config.json. */
 static const struct sim_model NAMED[] = {
     {.text = "smollm2-135m", 30, 3, 64, 9, 1536, 576, 49152},
     {.text = "qwen3-0.6b", 28, 8, 128, 16, 3072, 1024, 151936},
@@ -22,6 +21,7 @@ enum { N_NAMED = sizeof NAMED / sizeof *NAMED };
 static kvasir_status fail_shape(kvasir_error *err, const char *text) {
     char names[80] = "";
     for (size_t i = 0; i < N_NAMED; i++) {
+        ASSERT(strlen(names) + strlen(NAMED[i].text) + strlen(", ") < sizeof names);
         strcat(names, NAMED[i].text);
         strcat(names, i + 1 < N_NAMED ? ", " : "");
     }
@@ -75,7 +75,7 @@ static kvasir_status parse_sizes(const char *text, struct sim_model *m, kvasir_e
         m->ffn_dim = sizes[4];
         m->dim = sizes[5];
         m->vocab = sizes[6];
-    } else { /* Llama 3's proportions; the first three are checked before what follows from them */
+    } else { /* Llama 3's proportions; check_sizes checks the first three before the rest matters */
         m->heads = 4 * m->kv_heads;
         m->dim = m->heads * m->head_dim;
         m->ffn_dim = m->dim / 2 * 7;
@@ -115,6 +115,7 @@ kvasir_status sim_model_settle(const lab_simulate_options *o, struct sim_model *
         m->groups[m->n_groups++] = all;
     if (windows.layers)
         m->groups[m->n_groups++] = windows;
+    ASSERT(m->n_groups > 0 && m->n_groups <= SIM_GROUPS_MAX);
     return KVASIR_OK;
 }
 
@@ -148,9 +149,11 @@ static double sum_to(uint32_t n) {
     return (double)n * ((double)n + 1) / 2;
 }
 
-/* Tokens that rows at positions [at, end) see, themselves included: p + 1 of them, at most span. */
+/* Tokens that rows at positions [at, end) see, themselves included: row p sees p + 1, at most
+ * span. */
 static double pairs_seen(uint32_t at, uint32_t end, uint32_t span) {
-    const uint32_t rising = end < span ? end : at < span ? span : at; /* all before see p + 1 */
+    DEBUG_ASSERT(at <= end);
+    const uint32_t rising = end < span ? end : at < span ? span : at; /* rows before it see p + 1 */
     return sum_to(rising) - sum_to(at) + (double)(end - rising) * span;
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.c: reads recorded requests. A line is parsed by itself and what it says goes into two
- * arrays, so a trace takes a fraction of its text.
+/* trace.c: reads recorded requests. Each line is parsed alone and stored in two arrays, so a trace
+ * takes a fraction of its text's memory.
  *
- * Invariants of a trace that was accepted
- *   TRACE-1  a request has one id for each block that its prompt begins, each at most TRACE_ID_MAX;
- *   TRACE-2  arrivals do not fall, so the order of lines is the order of requests;
- *   TRACE-3  every token is >= 0 and fits 31 bits: ids leave room for all outputs above them.
+ * Invariants of an accepted trace
+ *   TRACE-1  A request has one id for each block that its prompt begins, each at most TRACE_ID_MAX.
+ *   TRACE-2  Arrivals never decrease: the order of lines is the order of requests.
+ *   TRACE-3  Every token is >= 0 and fits 31 bits, because ids leave room for all outputs above
+ *            them.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,10 +18,10 @@
 
 enum { FILE_MAX = 1 << 30 };
 
-/* One line while it is read. */
+/* The line that is being read. */
 struct line {
     const json_t *object;
-    int64_t at; /* where it begins in the file */
+    int64_t at; /* its offset in the file */
     kvasir_error *err;
 };
 
@@ -28,9 +29,9 @@ static kvasir_status out_of_memory(kvasir_error *err) {
     return fail(err, KVASIR_ERR_MEMORY, "out of memory");
 }
 
-/* Doubles an array that is full. */
+/* Doubles an array if it is full. */
 static bool make_room(void **array, uint32_t n, size_t item) {
-    if (n & (n - 1)) /* room is the next power of two, from 1 on */
+    if (n & (n - 1)) /* capacity is the next power of two, at least 1 */
         return true;
     void *grown = mem_realloc(*array, n ? 2 * (size_t)n : 1, item);
     if (!grown)
@@ -68,8 +69,8 @@ static kvasir_status read_blocks(const struct line *l, const struct trace_reques
     size_t n = json_array_size(ids);
     if (n != trace_blocks(r))
         return fail_at(l->err, KVASIR_ERR_FORMAT, l->at,
-                       "field hash_ids has %zu ids, input_length %u has %u blocks of %d tokens", n,
-                       r->prompt, trace_blocks(r), TRACE_BLOCK_TOKENS);
+                       "field hash_ids has %zu ids, but input_length %u has %u blocks of %d tokens",
+                       n, r->prompt, trace_blocks(r), TRACE_BLOCK_TOKENS);
     for (size_t i = 0; i < n; i++) {
         char name[40];
         snprintf(name, sizeof name, "hash_ids[%zu]", i);
@@ -102,7 +103,7 @@ static kvasir_status read_request(const struct line *l, struct trace *t) {
     return KVASIR_OK;
 }
 
-/* Outputs take the numbers above those of prompts (TRACE-3). */
+/* Outputs get the numbers above those of prompts (TRACE-3). */
 static kvasir_status number_outputs(struct trace *t, kvasir_error *err) {
     uint64_t next = 0;
     for (uint32_t i = 0; i < t->n_blocks; i++)
@@ -111,13 +112,14 @@ static kvasir_status number_outputs(struct trace *t, kvasir_error *err) {
     next *= TRACE_BLOCK_TOKENS;
     if (next + t->output_tokens > (uint64_t)INT32_MAX + 1)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "%" PRIu64 " tokens of prompts by their hash_ids and %" PRIu64
-                    " of outputs are more than 31 bits can tell apart",
+                    "hash_ids up to prompt token %" PRIu64 " and %" PRIu64
+                    " output tokens do not fit in 31 bits: limit the number of requests",
                     next, t->output_tokens);
     for (uint32_t i = 0; i < t->n; i++) {
         t->requests[i].first_output = (int32_t)next;
         next += t->requests[i].output;
     }
+    ASSERT(next <= (uint64_t)INT32_MAX + 1); /* TRACE-3 */
     return KVASIR_OK;
 }
 
@@ -174,6 +176,7 @@ void trace_cut(struct trace *t, uint32_t n) {
         const struct trace_request *last = &t->requests[t->n - 1];
         t->prompt_tokens -= last->prompt;
         t->output_tokens -= last->output;
+        ASSERT(last->first_block < t->n_blocks); /* TRACE-1: a prompt has a token */
         t->n_blocks = last->first_block;
     }
 }

@@ -59,7 +59,7 @@ grep -q 'K f16, V f16' out || die "--kv-bits"
 grep -q '^hits: .* Belady' out || die "no table"
 
 # what does not fit is refused with the numbers, before anything runs
-expect 2 '--budget: 1048576 bytes are .* request 4 of it, .* 2560 tokens .* 10, needs [0-9]*' \
+expect 2 '--budget: 1048576 bytes are .* its request 4, .* 2560 tokens .* 10, needs [0-9]*' \
     simulate --trace trace --budget 1M --model-shape smollm2-135m
 s() { expect 2 "$1" simulate "${@:2}"; }
 s '--trace or --random' --json

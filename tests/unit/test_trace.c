@@ -78,9 +78,9 @@ static void test_refusals(void **state) {
         {LINE("5", "1073741824", "1", "[0]"), "field input_length is 1073741824"},
         {LINE("5", "1", "0", "[0]"), "field output_length is 0"},
         {LINE("5", "1", "null", "[0]"), "field output_length must be an integer"},
-        {LINE("5", "1", "1", "[]"), "field hash_ids has 0 ids, input_length 1 has 1 blocks"},
-        {LINE("5", "513", "1", "[0]"), "field hash_ids has 1 ids, input_length 513 has 2"},
-        {LINE("5", "512", "1", "[0, 1]"), "field hash_ids has 2 ids, input_length 512 has 1"},
+        {LINE("5", "1", "1", "[]"), "field hash_ids has 0 ids, but input_length 1 has 1 blocks"},
+        {LINE("5", "513", "1", "[0]"), "field hash_ids has 1 ids, but input_length 513 has 2"},
+        {LINE("5", "512", "1", "[0, 1]"), "field hash_ids has 2 ids, but input_length 512 has 1"},
         {LINE("5", "513", "1", "[0, 4194304]"), "hash_ids[1] is 4194304, must be from 0 to"},
         {LINE("5", "513", "1", "[-1, 2]"), "field hash_ids[0] is -1"},
         {LINE("5", "513", "1", "[1, true]"), "field hash_ids[1] must be an integer"},
@@ -129,10 +129,10 @@ static void test_largest_tokens(void **state) {
     assert_int_equal(trace_token(&t, t.requests, 512), INT32_MAX - 511);
     assert_int_equal(trace_token(&t, t.requests, 1023), INT32_MAX);
     trace_deinit(&t);
-    refused(LINE("0", "512", "513", "[4194302]"), "more than 31 bits can tell apart");
-    refused(LINE("0", "1", "1", "[4194303]"), "more than 31 bits can tell apart");
+    refused(LINE("0", "512", "513", "[4194302]"), "output tokens do not fit in 31 bits");
+    refused(LINE("0", "1", "1", "[4194303]"), "output tokens do not fit in 31 bits");
     refused(LINE("0", "1", "1073741823", "[0]") LINE("0", "1", "1073741823", "[0]"),
-            "more than 31 bits can tell apart");
+            "output tokens do not fit in 31 bits");
 }
 
 static int by_value(const void *a, const void *b) {
