@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A checkpoint: files mapped read-only and one table of their tensors. gguf.c and hf_folder.c
- * fill it; whoever reads it need not know which did.
+/* Opens a checkpoint: files mapped read-only and one table of their tensors (tensor_table.c), which
+ * gguf_parts.c or hf_folder.c fills. Whoever reads it need not know which did.
  *
  *     checkpoint_open(path)
  *        folder -> safetensors_open   config.json, *.safetensors
@@ -8,167 +8,11 @@
  *        file   -> gguf_open          "GGUF" in front; split files
  *     checkpoint_open_text(path)      the same readers' text parts
  *
- *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]
- *                   ^              ^                ^
- *     tensors  { name, type, dims, data } ...           sorted by name, so that find can bisect
- *
- * Invariants
- *   K1  Every tensor's data (scales and biases too) lies whole inside one map, holds exactly its
- *       shape times its type, and shares no byte with another tensor's. Readers see to it. It lies
- *       at any address: mlx's writer pads nothing, so whoever loads numbers asks for no alignment.
- *   K2  Names are Hugging Face's, unique, and free of control bytes.
- *   K3  Memory besides the maps stays within a small multiple of the files' size: tables grow as
- *       entries are read, never by a count that a file claims.
- *   K4  After checkpoint_open nothing changes; any thread may read.
- *
  * Left out: writing checkpoints; a file that shrinks while it is mapped (the kernel raises SIGBUS,
  * as for every mmap).
  */
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "model/model_internal.h"
-
-kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file_map *map,
-                             kvasir_error *err) {
-    struct file_map *maps = mem_realloc(c->maps, c->n_maps + 1, sizeof *maps);
-    if (!maps)
-        return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
-    c->maps = maps;
-    TRY(file_map_open(map, path, err));
-    file_map_reread(map);
-    c->maps[c->n_maps++] = *map;
-    return KVASIR_OK;
-}
-
-kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
-                                  const struct checkpoint_tensor *tensor, kvasir_error *err) {
-    if (!name)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for tensor names");
-    if (!ARRAY_GROW(c->tensors, c->cap_tensors, c->n_tensors + 1)) {
-        mem_free(name);
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", c->n_tensors + 1);
-    }
-    struct checkpoint_tensor *t = &c->tensors[c->n_tensors++];
-    *t = *tensor;
-    t->name = name;
-    return KVASIR_OK;
-}
-
-static int compare_names(const void *a, const void *b) {
-    const struct checkpoint_tensor *x = a, *y = b;
-    return strcmp(x->name, y->name);
-}
-
-kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) {
-    if (c->n_tensors == 0)
-        return fail(err, KVASIR_ERR_FORMAT, "holds no tensors");
-    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, compare_names);
-    for (size_t i = 1; i < c->n_tensors; i++)
-        if (strcmp(c->tensors[i - 1].name, c->tensors[i].name) == 0)
-            return fail(err, KVASIR_ERR_FORMAT, "duplicate tensor %s", c->tensors[i].name);
-    return KVASIR_OK;
-}
-
-static int compare_extents(const void *a, const void *b) {
-    const struct extent *x = a, *y = b;
-    if (x->data != y->data)
-        return x->data < y->data ? -1 : 1;
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
-}
-
-void extents_sort(struct extent *list, size_t n) {
-    qsort(list, n, sizeof *list, compare_extents);
-}
-
-bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims, size_t *bytes) {
-    const struct weight_traits *traits = weight_traits_of(type);
-    uint64_t fastest = n_dims ? dims[n_dims - 1] : 1;
-    size_t total;
-    if (fastest % traits->block_values != 0 ||
-        !mul_size(fastest / traits->block_values, traits->block_bytes, &total))
-        return false;
-    for (uint32_t i = 0; i + 1 < n_dims; i++)
-        if (!mul_size(total, dims[i], &total))
-            return false;
-    *bytes = total;
-    return true;
-}
-
-const char *shape_text(const uint64_t *dims, uint32_t n_dims, char buf[SHAPE_TEXT_MAX]) {
-    size_t len = 0;
-    buf[len++] = '[';
-    for (uint32_t i = 0; i < n_dims; i++) /* at most 8 of 20 digits */
-        len +=
-            (size_t)snprintf(buf + len, SHAPE_TEXT_MAX - len, "%s%" PRIu64, i ? ", " : "", dims[i]);
-    buf[len++] = ']';
-    buf[len] = 0;
-    return buf;
-}
-
-struct weight checkpoint_weight(const struct checkpoint_tensor *t) {
-    uint64_t n = 1;
-    for (uint32_t i = 0; i + 1 < t->n_dims; i++)
-        n *= t->dims[i];
-    return (struct weight){.data = t->data,
-                           .scales = t->scales,
-                           .biases = t->biases,
-                           .type = t->type,
-                           .n = (uint32_t)n,
-                           .k = t->n_dims ? (uint32_t)t->dims[t->n_dims - 1] : 1,
-                           .group = t->group,
-                           .group_rows = t->group_rows,
-                           .scalar = t->scalar};
-}
-
-bool ends_with(const char *name, const char *tail) {
-    size_t len = strlen(name), n = strlen(tail);
-    return len > n && strcmp(name + len - n, tail) == 0;
-}
-
-/* Of a layer that reads another's K and V some files have projections all the same. */
-static bool is_unread_key(const struct model_config *c, const char *name) {
-    unsigned layer;
-    int end = 0;
-    if (sscanf(name, "model.layers.%u.self_attn.%n", &layer, &end) != 1 || end == 0 ||
-        layer >= c->n_layers || c->layers[layer].kv_from == layer)
-        return false;
-    return strncmp(name + end, "k_", 2) == 0 || strncmp(name + end, "v_", 2) == 0;
-}
-
-bool tensor_is_of_another_part(const char *name) {
-    static const char *const parts[] = {
-        "vision",        "visual.",      "audio_tower.", "multi_modal_projector.",
-        "embed_vision.", "embed_audio.", "mtp."};
-    if (strncmp(name, "model.", 6) == 0)
-        name += 6;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (strncmp(name, parts[i], strlen(parts[i])) == 0)
-            return true;
-    return false;
-}
-
-bool tensor_is_spare(const struct model_config *c, const char *name) {
-    return ends_with(name, ".rotary_emb.inv_freq") ||
-           (c->tied_embedding && strcmp(name, "lm_head.weight") == 0) || is_unread_key(c, name) ||
-           tensor_is_of_another_part(name);
-}
-
-kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) {
-    struct tokenizer_spec *t = &c->tokenizer;
-    for (size_t i = 0; i < t->n_ends; i++)
-        if (t->ends[i] == id)
-            return KVASIR_OK;
-    int32_t *ends = mem_realloc((int32_t *)t->ends, t->n_ends + 1, sizeof *ends);
-    if (!ends)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for the end tokens");
-    ends[t->n_ends++] = id;
-    t->ends = ends;
-    return KVASIR_OK;
-}
-
-/* ---- opening --------------------------------------------------------------------------------- */
 
 static kvasir_status open_folder(struct checkpoint *c, const char *path, kvasir_error *err) {
     TRY(safetensors_open(c, path, err));
@@ -243,19 +87,6 @@ void checkpoint_close(struct checkpoint *c) {
 
 const struct model_config *checkpoint_config(const struct checkpoint *c) {
     return &c->config;
-}
-
-const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name) {
-    struct checkpoint_tensor key = {.name = name};
-    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, compare_names);
-}
-
-size_t checkpoint_tensor_count(const struct checkpoint *c) {
-    return c->n_tensors;
-}
-
-const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c, size_t i) {
-    return i < c->n_tensors ? &c->tensors[i] : NULL;
 }
 
 const struct tokenizer_spec *checkpoint_tokenizer(const struct checkpoint *c) {

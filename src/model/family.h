@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a family file is written with. Only files of model/ include this.
  *
- *     family.c   the table: class of config.json, name -> functions of a family's file
- *     config.c   what all configurations have in common, and helpers for what some have
- *     gguf_config.c, gguf_names.c
- *                the same of GGUF's keys, and its names of tensors
- *     load.c     struct model: tensors bound to their places
+ *     family.c   the list: class of config.json, name -> a row of a family's file
+ *     config_fields.c, config_rope.c
+ *                helpers for fields of config.json
+ *     gguf_keys.c
+ *                the same for GGUF's keys
+ *     bind.c     tensors bound to their places
  *     run.c      struct model_run: buffers, constants, rope tables, the life of a run
  *     blocks.c   the steps that forwards are made of
  *     llama.c gemma.c gemma4.c gpt_oss.c qwen_hybrid.c lfm2.c olmo3.c olmoe.c
  *                one family each: read (its fields of config.json), gguf_read (its keys of GGUF),
- *                bind (its tensors), forward
+ *                bind (its tensors), forward, and its rows of the table
  *
- * A new family is one such file and a row of the table ("adding a model" in ARCHITECTURE.md).
+ * Calls go one way: load.c, config.c and gguf_config.c call families through the table, families
+ * call helpers. A new family is one such file and a line in family.c (docs/adding-a-model.md).
  */
 #ifndef KVASIR_MODEL_FAMILY_H
 #define KVASIR_MODEL_FAMILY_H
@@ -29,11 +31,21 @@ struct gguf_name {
 };
 enum { GGUF_LISTS = 2 };
 
+/* Defaults of a class in transformers for a wrapped model (text_config); 0: none. */
+struct class_sizes {
+    uint32_t layers, dim, ffn_dim, heads, kv_heads, vocab, ctx, window;
+    double eps;
+};
+
+enum { FAMILY_CLASSES = 3 };
 struct family {
-    const char *arch;       /* of struct model_config */
-    const char *classes[3]; /* "architectures" of config.json; the last ones NULL */
-    uint32_t head_dim;      /* where the configuration has none; 0: dim / heads */
-    bool heads_are_kv;      /* as many KV heads as heads where the configuration has none */
+    const char *arch;                    /* of struct model_config; NULL: no more rows */
+    const char *classes[FAMILY_CLASSES]; /* "architectures" of config.json; the last ones NULL */
+    uint32_t head_dim;                   /* if the configuration has none; 0: dim / heads */
+    bool heads_are_kv; /* as many KV heads as heads if the configuration has none */
+    bool tied;         /* tie_word_embeddings if the configuration has none */
+    double theta;      /* rope_theta likewise; 0: 10000 */
+    struct class_sizes wrapped;
     kvasir_status (*read)(const struct json_scope *s, struct model_config *c);
     kvasir_status (*bind)(struct binder *b, uint32_t layer, struct layer_weights *l);
     /* The layers of a step: from the embedding in r->x to the last residual there. */
@@ -52,7 +64,7 @@ const struct family *family_of_gguf(const char *arch, size_t len);
 const char *family_class_list(char *buf, size_t size);
 const char *family_gguf_list(char *buf, size_t size);
 
-/* ---- reading config.json (config.c) ---------------------------------------------------------- */
+/* ---- reading config.json (config_fields.c, config_rope.c) ------------------------------------ */
 
 /* Fills the layers: attention with the heads of the whole, rope 0, no window. After this a family's
  * read changes what differs. */
@@ -66,6 +78,15 @@ kvasir_status config_windows(const struct json_scope *s, struct model_config *c,
                              uint32_t pattern) MUST_CHECK;
 /* A factor of the arithmetic: *out stays where the field is missing. */
 kvasir_status config_float(const struct json_scope *s, const char *key, float *out) MUST_CHECK;
+/* What arithmetic can take: neither the number nor its inverse or square leaves float32. */
+kvasir_status config_number(const struct json_scope *s, const char *key, bool required,
+                            double *out) MUST_CHECK;
+/* ropes[0] for all layers. */
+kvasir_status config_one_rope(const struct json_scope *s, struct model_config *c,
+                              double theta) MUST_CHECK;
+/* An error if the file has a rope for each kind of layer and the family read only one. */
+kvasir_status config_check_ropes(const struct json_scope *s,
+                                 const struct model_config *c) MUST_CHECK;
 /* A rope object (rope_parameters, rope_scaling, or one inside) into ropes[i], over what stands
  * there. */
 kvasir_status config_rope(const struct json_scope *s, const struct model_config *c,
@@ -86,7 +107,7 @@ kvasir_status config_attention_bias(const struct json_scope *s, struct model_con
 /* A field that must be false, null or missing. */
 kvasir_status config_refuse(const struct json_scope *s, const char *key) MUST_CHECK;
 
-/* ---- reading GGUF (gguf_config.c) ------------------------------------------------------------ */
+/* ---- reading GGUF (gguf_keys.c) -------------------------------------------------------------- */
 
 /* The file's keys "ARCH.NAME". When a family's gguf_read begins, what all have is there: sizes (one
  * for each layer where the file has lists), ropes[0] for all layers, no window, no experts. */
@@ -110,6 +131,10 @@ kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool requir
 /* What arithmetic can take, from 1e-15 to 1e15; 0 counts as missing: *out stays. */
 kvasir_status gguf_key_double(struct gguf_keys *k, const char *name, double *out) MUST_CHECK;
 kvasir_status gguf_key_float(struct gguf_keys *k, const char *name, float *out) MUST_CHECK;
+/* The key of the last gguf_key_name, from 1e-15 to 1e15. */
+kvasir_status gguf_key_factor(struct gguf_keys *k, bool required, double *out) MUST_CHECK;
+/* An error for a key that changes the arithmetic and that nobody asked for. */
+kvasir_status gguf_refuse_arithmetic(struct gguf_keys *k, const struct model_config *c) MUST_CHECK;
 /* A head of values must be as long as one of keys. */
 kvasir_status gguf_value_length(struct gguf_keys *k, const char *name,
                                 uint32_t key_length) MUST_CHECK;
@@ -127,7 +152,7 @@ kvasir_status gguf_experts(struct gguf_keys *k, struct model_config *c) MUST_CHE
 /* Names of experts, for a family's row. */
 extern const struct gguf_name gguf_expert_names[];
 
-/* ---- binding (load.c) ------------------------------------------------------------------------ */
+/* ---- binding (bind.c) ------------------------------------------------------------------------ */
 
 struct binder {
     const struct checkpoint *checkpoint;
@@ -268,27 +293,11 @@ void block_experts(struct model_run *r, const struct layer_weights *l, const flo
 
 /* ---- families -------------------------------------------------------------------------------- */
 
-/* FILE: of a family whose forward is another's. */
-#define FAMILY_FILE(name)                                                                          \
-    kvasir_status name##_read(const struct json_scope *s, struct model_config *c) MUST_CHECK;      \
-    kvasir_status name##_gguf_read(struct gguf_keys *k, struct model_config *c) MUST_CHECK;        \
-    kvasir_status name##_bind(struct binder *b, uint32_t layer, struct layer_weights *l) MUST_CHECK
-#define FAMILY(name)                                                                               \
-    FAMILY_FILE(name);                                                                             \
-    void name##_forward(struct model_run *r, const struct batch *batch)
-FAMILY(llama);
-FAMILY(olmo3);
-FAMILY_FILE(olmoe);
-FAMILY(gemma);
-FAMILY(gemma4);
-kvasir_status gemma4_bind_model(struct binder *b) MUST_CHECK;
-FAMILY(gpt_oss);
-FAMILY(qwen_hybrid);
-FAMILY(lfm2);
-#undef FAMILY
-#undef FAMILY_FILE
-/* Those of which rows have names of their own. */
-extern const struct gguf_name phi3_gguf_names[], olmo3_gguf_names[], gemma_gguf_names[],
-    gemma4_gguf_names[], gpt_oss_gguf_names[], qwen_hybrid_gguf_names[], lfm2_gguf_names[];
+/* Rows at the end of each family's file, up to one without a name. */
+extern const struct family llama_family[], olmo3_family[], olmoe_family[], gemma_family[],
+    gemma4_family[], gpt_oss_family[], qwen_hybrid_family[], lfm2_family[];
+/* Shared by families. */
+void llama_forward(struct model_run *r, const struct batch *batch);
+extern const struct gguf_name gemma_gguf_names[];
 
 #endif

@@ -13,7 +13,7 @@
  */
 #include "model/family.h"
 
-void gemma_forward(struct model_run *r, const struct batch *batch) {
+static void gemma_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &r->model->config;
     const size_t n = (size_t)batch->rows * c->dim;
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -37,7 +37,7 @@ static bool is_third(const struct model_config *c) {
     return strcmp(c->arch, "gemma3") == 0;
 }
 
-kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status gemma_read(const struct json_scope *s, struct model_config *c) {
     const bool third = is_third(c);
     uint32_t pattern = third ? 6 : 2;
     float scalar = 256;
@@ -73,7 +73,7 @@ const struct gguf_name gemma_gguf_names[] = {
 
 /* Gains have their 1. No key carries the scale of the scores: it is that of a head, but in the
  * largest model of either, known by its layers. A cap of 0 is none. */
-kvasir_status gemma_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status gemma_gguf_read(struct gguf_keys *k, struct model_config *c) {
     const bool third = is_third(c);
     c->gate = GATE_GELU_TANH;
     c->embed_scale = embed_scale(c);
@@ -92,7 +92,7 @@ kvasir_status gemma_gguf_read(struct gguf_keys *k, struct model_config *c) {
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-kvasir_status gemma_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status gemma_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     TRY(layer_attention(b, i, 1, l));
@@ -105,3 +105,29 @@ kvasir_status gemma_bind(struct binder *b, uint32_t i, struct layer_weights *l) 
     TRY(layer_norm(b, i, "post_feedforward_layernorm", c->dim, &l->ffn_post_norm));
     return layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }
+
+const struct family gemma_family[] = {
+    {.arch = "gemma2",
+     .classes = {"Gemma2ForCausalLM"},
+     .head_dim = 256,
+     .tied = true,
+     .read = gemma_read,
+     .bind = gemma_bind,
+     .forward = gemma_forward,
+     .gguf = "gemma2",
+     .gguf_read = gemma_gguf_read,
+     .gguf_names = {gemma_gguf_names}},
+    {.arch = "gemma3",
+     .classes = {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"},
+     .head_dim = 256,
+     .theta = 1e6,
+     .tied = true,
+     .wrapped = {26, 2304, 9216, 8, 4, 262208, 131072, 4096, 1e-6},
+     .read = gemma_read,
+     .bind = gemma_bind,
+     .forward = gemma_forward,
+     .gguf = "gemma3",
+     .gguf_read = gemma_gguf_read,
+     .gguf_names = {gemma_gguf_names}},
+    {.arch = NULL},
+};

@@ -81,7 +81,7 @@ static void input_block(struct model_run *r, const struct layer_weights *l, uint
     op_add(r->backend, r->x, r->t, 1, (size_t)rows * c->dim);
 }
 
-void gemma4_forward(struct model_run *r, const struct batch *batch) {
+static void gemma4_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &r->model->config;
     const uint32_t rows = batch->rows;
     const size_t n = (size_t)rows * c->dim;
@@ -229,7 +229,7 @@ static void set_constants(struct model_config *c) {
     c->layer_input_vocab = c->vocab;
 }
 
-kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
     bool k_is_v = false;
     const char *both_ways = "vision"; /* of pictures only */
     set_constants(c);
@@ -270,7 +270,7 @@ kvasir_status gemma4_read(const struct json_scope *s, struct model_config *c) {
 
 /* ---- GGUF ------------------------------------------------------------------------------------ */
 
-const struct gguf_name gemma4_gguf_names[] = {
+static const struct gguf_name gemma4_gguf_names[] = {
     {"per_layer_token_embd", "model.embed_tokens_per_layer"},
     {"per_layer_model_proj", "model.per_layer_model_projection"},
     {"per_layer_proj_norm", "model.per_layer_projection_norm"},
@@ -294,7 +294,7 @@ const struct gguf_name gemma4_gguf_names[] = {
 /* key_length and rope.dimension_count are of the layers that see everything; how much of their
  * heads turns is said by rope_freqs.weight, which of them have V by its tensor. A missing soft cap
  * is 30, 0 is none. */
-kvasir_status gemma4_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status gemma4_gguf_read(struct gguf_keys *k, struct model_config *c) {
     static const char *const pattern = "attention.sliding_window_pattern";
     uint32_t shared = 0, window_dim = c->head_dim, ffn[LAYERS_MAX];
     set_constants(c);
@@ -361,7 +361,7 @@ static kvasir_status bind_input(struct binder *b, uint32_t i, struct layer_weigh
     return layer_norm(b, i, "post_per_layer_input_norm", c->dim, &l->input_post_norm);
 }
 
-kvasir_status gemma4_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status gemma4_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     vector_id scale;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
@@ -382,7 +382,7 @@ kvasir_status gemma4_bind(struct binder *b, uint32_t i, struct layer_weights *l)
     return KVASIR_OK;
 }
 
-kvasir_status gemma4_bind_model(struct binder *b) {
+static kvasir_status gemma4_bind_model(struct binder *b) {
     struct model *m = b->model;
     const struct model_config *c = &m->config;
     const uint32_t all = c->n_layers * c->layer_input_dim;
@@ -397,3 +397,20 @@ kvasir_status gemma4_bind_model(struct binder *b) {
     return bind_norm(b, "model.per_layer_projection_norm.weight", c->layer_input_dim,
                      &m->layer_projection_norm);
 }
+
+const struct family gemma4_family[] = {
+    {.arch = "gemma4",
+     .classes = {"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"},
+     .head_dim = 256,
+     .theta = 1e6,
+     .tied = true,
+     .wrapped = {30, 2304, 9216, 8, 4, 262144, 131072, 512, 1e-6},
+     .read = gemma4_read,
+     .bind = gemma4_bind,
+     .bind_model = gemma4_bind_model,
+     .forward = gemma4_forward,
+     .gguf = "gemma4",
+     .gguf_read = gemma4_gguf_read,
+     .gguf_names = {gemma4_gguf_names, gemma_gguf_names}},
+    {.arch = NULL},
+};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF versions 2 and 3: one file cut into metadata values and tensors. What the values mean is
- * gguf_config.c's and gguf_text.c's business, several files of one model are gguf_parts.c's.
+/* GGUF versions 2 and 3: one file's metadata values. gguf_tensors.c reads the tensors after them;
+ * what the values mean is gguf_config.c's and gguf_text.c's business, and several files of one model
+ * are gguf_parts.c's.
  *
  *     | "GGUF" | u32 version | u64 tensors | u64 values |
  *     | value:  string key, u32 type, payload          | x values
@@ -19,8 +20,6 @@
  *       bytes that are left before a loop believes it. Time and memory are thus linear in the
  *       file's size.
  *   G2  Errors carry the byte offset of the thing that is wrong.
- *   G3  After gguf_read_tensors tensors are aligned, inside the file and disjoint (K1 of
- *       checkpoint.c).
  *
  * Left out: version 1 (counts and lengths of 32 bits; nobody has written it since August 2023),
  * big-endian files (which are of version 3), types other than quant/'s.
@@ -33,23 +32,13 @@
 enum {
     GGUF_VERSION_MIN = 2, /* little-endian, 2 and 3 are the same */
     GGUF_VERSION_MAX = 3,
-    GGUF_KEY_MAX = 65535,   /* the format's own limit */
-    GGUF_NAME_MAX = 64,     /* likewise */
-    GGUF_NESTING_MAX = 4,   /* arrays in arrays; no known file nests at all */
-    GGUF_ALIGNMENT = 32,    /* where general.alignment is missing */
-    GGUF_ALIGNMENT_MIN = 8, /* the format asks for a multiple of 8 */
-    GGUF_ALIGNMENT_MAX = 1 << 20,
-};
-
-struct reader {
-    const uint8_t *data;
-    size_t size, pos;
-    kvasir_error *err;
+    GGUF_KEY_MAX = 65535, /* the format's own limit */
+    GGUF_NESTING_MAX = 4, /* arrays in arrays; no known file nests at all */
 };
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static kvasir_status take(struct reader *r, uint64_t n, const char *what, const uint8_t **at) {
+static kvasir_status take(struct gguf_reader *r, uint64_t n, const char *what, const uint8_t **at) {
     if (n > r->size - r->pos)
         return fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)r->pos,
                        "the file ends inside %s: needs %" PRIu64 " bytes, %zu are left", what, n,
@@ -59,24 +48,24 @@ static kvasir_status take(struct reader *r, uint64_t n, const char *what, const 
     return KVASIR_OK;
 }
 
-static kvasir_status take_u32(struct reader *r, const char *what, uint32_t *out) {
+kvasir_status gguf_take_u32(struct gguf_reader *r, const char *what, uint32_t *out) {
     const uint8_t *at = NULL;
     TRY(take(r, sizeof *out, what, &at));
     memcpy(out, at, sizeof *out);
     return KVASIR_OK;
 }
 
-static kvasir_status take_u64(struct reader *r, const char *what, uint64_t *out) {
+kvasir_status gguf_take_u64(struct gguf_reader *r, const char *what, uint64_t *out) {
     const uint8_t *at = NULL;
     TRY(take(r, sizeof *out, what, &at));
     memcpy(out, at, sizeof *out);
     return KVASIR_OK;
 }
 
-static kvasir_status take_string(struct reader *r, const char *what, struct text_span *out) {
+kvasir_status gguf_take_string(struct gguf_reader *r, const char *what, struct text_span *out) {
     uint64_t len;
     const uint8_t *at = NULL;
-    TRY(take_u64(r, what, &len));
+    TRY(gguf_take_u64(r, what, &len));
     TRY(take(r, len, what, &at));
     *out = (struct text_span){(const char *)at, (size_t)len};
     return KVASIR_OK;
@@ -96,22 +85,22 @@ static const struct {
     [GGUF_F64] = {"f64", 8, 8},
 };
 
-static kvasir_status take_type(struct reader *r, uint32_t *type) {
+static kvasir_status take_type(struct gguf_reader *r, uint32_t *type) {
     int64_t at = (int64_t)r->pos;
-    TRY(take_u32(r, "a value's type", type));
+    TRY(gguf_take_u32(r, "a value's type", type));
     if (*type >= GGUF_TYPES)
         return fail_at(r->err, KVASIR_ERR_FORMAT, at, "unknown metadata type %u", *type);
     return KVASIR_OK;
 }
 
-static kvasir_status take_elements(struct reader *r, uint32_t elem, uint64_t count, int depth);
+static kvasir_status take_elements(struct gguf_reader *r, uint32_t elem, uint64_t count, int depth);
 
 /* The head of an array: element type and count, of which at least the smallest encodings fit in the
  * file. */
-static kvasir_status take_array_head(struct reader *r, uint32_t *elem, uint64_t *count) {
+static kvasir_status take_array_head(struct gguf_reader *r, uint32_t *elem, uint64_t *count) {
     TRY(take_type(r, elem));
     int64_t at = (int64_t)r->pos;
-    TRY(take_u64(r, "an array's length", count));
+    TRY(gguf_take_u64(r, "an array's length", count));
     if (*count > (r->size - r->pos) / value_types[*elem].bytes_min)
         return fail_at(r->err, KVASIR_ERR_FORMAT, at,
                        "an array of %" PRIu64 " x %s does not fit in the %zu bytes left", *count,
@@ -119,10 +108,10 @@ static kvasir_status take_array_head(struct reader *r, uint32_t *elem, uint64_t 
     return KVASIR_OK;
 }
 
-static kvasir_status take_element(struct reader *r, uint32_t type, int depth) {
+static kvasir_status take_element(struct gguf_reader *r, uint32_t type, int depth) {
     if (type == GGUF_STRING) {
         struct text_span text;
-        return take_string(r, "a string", &text);
+        return gguf_take_string(r, "a string", &text);
     }
     if (depth >= GGUF_NESTING_MAX)
         return fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)r->pos,
@@ -133,7 +122,8 @@ static kvasir_status take_element(struct reader *r, uint32_t type, int depth) {
     return take_elements(r, elem, count, depth + 1);
 }
 
-static kvasir_status take_elements(struct reader *r, uint32_t elem, uint64_t count, int depth) {
+static kvasir_status take_elements(struct gguf_reader *r, uint32_t elem, uint64_t count,
+                                   int depth) {
     const uint8_t *at = NULL;
     if (value_types[elem].bytes) /* the count was checked: no overflow */
         return take(r, count * value_types[elem].bytes, "an array", &at);
@@ -142,9 +132,9 @@ static kvasir_status take_elements(struct reader *r, uint32_t elem, uint64_t cou
     return KVASIR_OK;
 }
 
-static kvasir_status take_value(struct reader *r, struct gguf_value *v) {
+static kvasir_status take_value(struct gguf_reader *r, struct gguf_value *v) {
     int64_t at = (int64_t)r->pos;
-    TRY(take_string(r, "a metadata key", &v->key));
+    TRY(gguf_take_string(r, "a metadata key", &v->key));
     if (v->key.len == 0 || v->key.len > GGUF_KEY_MAX || !st_name_is_clean(v->key.data, v->key.len))
         return fail_at(r->err, KVASIR_ERR_FORMAT, at,
                        "a metadata key must have 1 to %d bytes and no control characters",
@@ -155,7 +145,7 @@ static kvasir_status take_value(struct reader *r, struct gguf_value *v) {
     if (v->type == GGUF_ARRAY) {
         TRY(take_array_head(r, &v->elem, &v->count));
     } else if (v->type == GGUF_STRING) {
-        TRY(take_u64(r, "a string", &v->count));
+        TRY(gguf_take_u64(r, "a string", &v->count));
     }
     v->offset = (int64_t)r->pos;
     v->data = r->data + r->pos;
@@ -180,7 +170,7 @@ static int compare_values(const void *a, const void *b) {
     return compare_spans(((const struct gguf_value *)a)->key, ((const struct gguf_value *)b)->key);
 }
 
-static kvasir_status take_values(struct reader *r, struct gguf *g, uint64_t n) {
+static kvasir_status take_values(struct gguf_reader *r, struct gguf *g, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         if (!ARRAY_GROW(g->values, g->cap_values, g->n_values + 1))
             return fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %" PRIu64 " values", n);
@@ -369,9 +359,9 @@ kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct tex
     struct text_span *list = mem_calloc((size_t)v->count, sizeof *list);
     if (!list)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %s", key);
-    struct reader r = {g->map.data, g->map.size, (size_t)v->offset, err};
+    struct gguf_reader r = {g->map.data, g->map.size, (size_t)v->offset, err};
     for (size_t i = 0; i < v->count; i++) {
-        kvasir_status status = take_string(&r, key, &list[i]);
+        kvasir_status status = gguf_take_string(&r, key, &list[i]);
         if (status != KVASIR_OK) {
             mem_free(list);
             return status;
@@ -382,168 +372,16 @@ kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct tex
     return KVASIR_OK;
 }
 
-/* ---- tensors --------------------------------------------------------------------------------- */
-
-/* Names of the types that we refuse, so that the refusal can say what the file holds. */
-static const char *tensor_type_name(uint32_t type) {
-    static const char *const names[] = {
-        [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
-        [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",   [10] = "Q2_K",   [11] = "Q3_K",
-        [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",  [15] = "Q8_K",   [16] = "IQ2_XXS",
-        [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
-        [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",    [25] = "I16",    [26] = "I32",
-        [27] = "I64",    [28] = "F64",     [29] = "IQ1_M", [30] = "BF16",   [34] = "TQ1_0",
-        [35] = "TQ2_0",  [39] = "MXFP4",   [40] = "NVFP4",
-    };
-    const char *name = type < sizeof names / sizeof *names ? names[type] : NULL;
-    return name ? name : "unknown";
-}
-
-static kvasir_status take_dims(struct reader *r, struct text_span name,
-                               struct checkpoint_tensor *t) {
-    int64_t at = (int64_t)r->pos;
-    TRY(take_u32(r, "a tensor's shape", &t->n_dims));
-    if (t->n_dims < 1 || t->n_dims > TENSOR_DIMS_MAX)
-        return fail_at(r->err, KVASIR_ERR_FORMAT, at,
-                       "tensor %.*s has %u dimensions, must be 1 to %d", (int)name.len, name.data,
-                       t->n_dims, TENSOR_DIMS_MAX);
-    for (uint32_t i = t->n_dims; i-- > 0;) { /* the file has the fastest first */
-        TRY(take_u64(r, "a tensor's shape", &t->dims[i]));
-        if (t->dims[i] == 0)
-            return fail_at(r->err, KVASIR_ERR_FORMAT, at, "tensor %.*s has an empty dimension",
-                           (int)name.len, name.data);
-    }
-    return KVASIR_OK;
-}
-
-/* Where a tensor's data is said to be: known before the data section's start is. */
-struct data_place {
-    uint64_t offset; /* from the data section's start */
-    int64_t at;      /* where the file says so */
-};
-
-static kvasir_status take_tensor(struct reader *r, struct text_span *name,
-                                 struct checkpoint_tensor *t, struct data_place *place) {
-    int64_t at = (int64_t)r->pos;
-    *t = (struct checkpoint_tensor){0};
-    TRY(take_string(r, "a tensor's name", name));
-    if (name->len > GGUF_NAME_MAX || !st_name_is_clean(name->data, name->len))
-        return fail_at(r->err, KVASIR_ERR_FORMAT, at,
-                       "a tensor's name must have 1 to %d bytes and no control characters",
-                       GGUF_NAME_MAX);
-    TRY(take_dims(r, *name, t));
-    at = (int64_t)r->pos;
-    uint32_t type;
-    TRY(take_u32(r, "a tensor's type", &type));
-    const struct weight_traits *traits = type < WEIGHT_GGUF_END ? weight_traits_of(type) : NULL;
-    if (!traits)
-        return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, at,
-                       "tensor %.*s has type %s (%u), which is not supported", (int)name->len,
-                       name->data, tensor_type_name(type), type);
-    t->type = traits->type;
-    if (!tensor_bytes(t->type, t->dims, t->n_dims, &t->bytes))
-        return fail_at(r->err, KVASIR_ERR_FORMAT, at,
-                       "tensor %.*s: its shape overflows or its rows are no multiple of %u (%s)",
-                       (int)name->len, name->data, traits->block_values, traits->name);
-    place->at = (int64_t)r->pos;
-    return take_u64(r, "a tensor's offset", &place->offset);
-}
-
-static kvasir_status place_tensor(const struct gguf *g, size_t start, uint32_t alignment,
-                                  struct data_place place, struct checkpoint_tensor *t,
-                                  kvasir_error *err) {
-    size_t room = g->map.size - start;
-    if (place.offset % alignment != 0)
-        return fail_at(err, KVASIR_ERR_FORMAT, place.at,
-                       "tensor %s: offset %" PRIu64 " is no multiple of the alignment %u", t->name,
-                       place.offset, alignment);
-    if (place.offset > room || t->bytes > room - place.offset)
-        return fail_at(err, KVASIR_ERR_FORMAT, place.at,
-                       "tensor %s: %zu bytes at data offset %" PRIu64
-                       " pass the file's end (%zu bytes of data)",
-                       t->name, t->bytes, place.offset, room);
-    t->data = g->map.data + start + place.offset;
-    return KVASIR_OK;
-}
-
-/* Tensors [first, n_tensors) are this file's. */
-static kvasir_status check_disjoint(const struct checkpoint *c, size_t first, const struct gguf *g,
-                                    kvasir_error *err) {
-    size_t n = c->n_tensors - first;
-    struct extent *order = mem_calloc(n, sizeof *order);
-    if (!order)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", n);
-    for (size_t i = 0; i < n; i++) {
-        const struct checkpoint_tensor *t = &c->tensors[first + i];
-        order[i] = (struct extent){t->name, t->data, t->bytes};
-    }
-    extents_sort(order, n);
-    kvasir_status status = KVASIR_OK;
-    for (size_t i = 1; i < n && status == KVASIR_OK; i++)
-        if (order[i].data < order[i - 1].data + order[i - 1].bytes)
-            status = fail_at(err, KVASIR_ERR_FORMAT, order[i].data - g->map.data,
-                             "tensors %s and %s overlap", order[i - 1].name, order[i].name);
-    mem_free(order);
-    return status;
-}
-
-static kvasir_status read_alignment(const struct gguf *g, uint32_t *alignment, kvasir_error *err) {
-    *alignment = GGUF_ALIGNMENT;
-    TRY(gguf_get_u32(g, "general.alignment", false, GGUF_ALIGNMENT_MIN, GGUF_ALIGNMENT_MAX,
-                     alignment, err));
-    if (*alignment & (*alignment - 1))
-        return fail_at(err, KVASIR_ERR_FORMAT, gguf_find(g, "general.alignment")->offset,
-                       "metadata general.alignment is %u, must be a power of two", *alignment);
-    return KVASIR_OK;
-}
-
-/* Appends the next tensor to the checkpoint. */
-static kvasir_status add_tensor(struct reader *r, struct checkpoint *c, struct data_place *place) {
-    struct text_span name;
-    struct checkpoint_tensor t;
-    TRY(take_tensor(r, &name, &t, place));
-    return checkpoint_add_take(c, gguf_tensor_name(&c->config, name.data, name.len), &t, r->err);
-}
-
-static kvasir_status take_tensors(struct reader *r, const struct gguf *g, struct checkpoint *c) {
-    struct data_place *places = NULL; /* [n_tensors - first], grows as entries are read */
-    size_t cap = 0, first = c->n_tensors;
-    uint32_t alignment;
-    kvasir_status status;
-    TRY_GOTO(read_alignment(g, &alignment, r->err));
-    for (uint64_t i = 0; i < g->n_tensors; i++) {
-        if (!ARRAY_GROW(places, cap, i + 1))
-            TRY_GOTO(fail(r->err, KVASIR_ERR_MEMORY, "out of memory for %" PRIu64 " tensors",
-                          g->n_tensors));
-        TRY_GOTO(add_tensor(r, c, &places[i]));
-    }
-    size_t start = round_up(r->pos, alignment); /* pos is at most a file's size: no overflow */
-    if (start > r->size && g->n_tensors)
-        TRY_GOTO(fail_at(r->err, KVASIR_ERR_FORMAT, (int64_t)r->pos,
-                         "the file ends before its tensor data"));
-    for (size_t i = 0; i < g->n_tensors; i++)
-        TRY_GOTO(place_tensor(g, start, alignment, places[i], &c->tensors[first + i], r->err));
-    status = check_disjoint(c, first, g, r->err);
-done:
-    mem_free(places);
-    return status;
-}
-
-kvasir_status gguf_read_tensors(const struct gguf *g, struct checkpoint *c, kvasir_error *err) {
-    struct reader r = {g->map.data, g->map.size, g->infos, err};
-    return take_tensors(&r, g, c);
-}
-
 /* ---- the head -------------------------------------------------------------------------------- */
 
-static kvasir_status take_head(struct reader *r, struct gguf *g, uint64_t *n_values) {
+static kvasir_status take_head(struct gguf_reader *r, struct gguf *g, uint64_t *n_values) {
     const uint8_t *magic;
     if (r->size < 4 || memcmp(r->data, "GGUF", 4) != 0)
         return fail_at(r->err, KVASIR_ERR_FORMAT, 0,
                        "no GGUF file (it does not begin with \"GGUF\"); for safetensors give the "
                        "folder that holds config.json");
     TRY(take(r, 4, "the header", &magic));
-    TRY(take_u32(r, "the header", &g->version));
+    TRY(gguf_take_u32(r, "the header", &g->version));
     uint32_t swapped = __builtin_bswap32(g->version);
     if (swapped >= GGUF_VERSION_MIN && swapped <= GGUF_VERSION_MAX)
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, 4, "big-endian GGUF is not supported");
@@ -551,12 +389,12 @@ static kvasir_status take_head(struct reader *r, struct gguf *g, uint64_t *n_val
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, 4,
                        "GGUF version %u is not supported, only versions %d and %d", g->version,
                        GGUF_VERSION_MIN, GGUF_VERSION_MAX);
-    TRY(take_u64(r, "the header", &g->n_tensors));
-    return take_u64(r, "the header", n_values);
+    TRY(gguf_take_u64(r, "the header", &g->n_tensors));
+    return gguf_take_u64(r, "the header", n_values);
 }
 
 kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) {
-    struct reader r = {g->map.data, g->map.size, 0, err};
+    struct gguf_reader r = {g->map.data, g->map.size, 0, err};
     uint64_t n_values;
     TRY(take_head(&r, g, &n_values));
     TRY(take_values(&r, g, n_values));

@@ -4,7 +4,7 @@
  *     blk.N.PART.weight    a list has PART, or PART.weight     model.layers.N.THEIRS
  *     NAME.weight          a list has NAME, or NAME.weight     THEIRS
  *
- * Lists are the family's own (rows of family.c's table) and then everyone's, which stands here. An
+ * Lists are the family's own (in its row) and then everyone's, which is here. An
  * entry without an end (".weight") keeps the name's; one with it replaces both, for tensors that
  * have another end in a folder. What no list has keeps its name, and load.c will find no place for
  * it. No two names may become one: a list has each name of Hugging Face's once.
@@ -29,20 +29,6 @@ static const struct gguf_name common[] = {
     {"ffn_gate", "mlp.gate_proj"},
     {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
-    {NULL, NULL},
-};
-
-/* As stacks [experts][n][k], also where Hugging Face has a tensor for each expert. */
-const struct gguf_name gguf_expert_names[] = {
-    {"ffn_gate_inp", "mlp.gate"},
-    {"ffn_gate_exps", "mlp.experts.gate_proj"},
-    {"ffn_up_exps", "mlp.experts.up_proj"},
-    {"ffn_down_exps", "mlp.experts.down_proj"},
-    {"ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj"},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj"},
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
     {NULL, NULL},
 };
 

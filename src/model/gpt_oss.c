@@ -17,7 +17,7 @@
  */
 #include "model/family.h"
 
-void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
+static void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &r->model->config;
     const size_t n = (size_t)batch->rows * c->dim;
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -33,7 +33,7 @@ void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
 
 enum { SWIGLU_LIMIT = 7 }; /* of GATE_SWIGLU_CLAMPED */
 
-kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
     double limit = SWIGLU_LIMIT;
     TRY(config_gate(s, c)); /* silu is what the file calls it */
     TRY(json_get_double(s, "swiglu_limit", false, &limit));
@@ -57,7 +57,7 @@ kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
 
 /* ---- GGUF ------------------------------------------------------------------------------------ */
 
-const struct gguf_name gpt_oss_gguf_names[] = {
+static const struct gguf_name gpt_oss_gguf_names[] = {
     {"post_attention_norm", "post_attention_layernorm"},
     {"attn_sinks.weight", "self_attn.sinks"},
     {"ffn_gate_inp", "mlp.router"},
@@ -69,7 +69,7 @@ const struct gguf_name gpt_oss_gguf_names[] = {
 
 /* That yarn's ramp is not rounded to whole pairs stands in config.json and in no key; llama.cpp
  * rounds, and its logits are far off. */
-kvasir_status gpt_oss_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status gpt_oss_gguf_read(struct gguf_keys *k, struct model_config *c) {
     uint32_t window = 0;
     c->gate = GATE_SWIGLU_CLAMPED;
     c->attention_bias = BIAS_ALL;
@@ -139,7 +139,7 @@ static kvasir_status bind_single_experts(struct binder *b, uint32_t i, struct la
                        (uint64_t[]){n, c->dim}, 2, &l->down_bias, &bias);
 }
 
-kvasir_status gpt_oss_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status gpt_oss_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     TRY(layer_attention(b, i, 1, l));
@@ -150,3 +150,17 @@ kvasir_status gpt_oss_bind(struct binder *b, uint32_t i, struct layer_weights *l
     return layer_has(b, i, "mlp.experts.gate_up_proj") ? bind_joint_experts(b, i, l)
                                                        : bind_single_experts(b, i, l);
 }
+
+const struct family gpt_oss_family[] = {
+    {.arch = "gpt_oss",
+     .classes = {"GptOssForCausalLM"},
+     .head_dim = 64,
+     .theta = 15e4,
+     .read = gpt_oss_read,
+     .bind = gpt_oss_bind,
+     .forward = gpt_oss_forward,
+     .gguf = "gpt-oss",
+     .gguf_read = gpt_oss_gguf_read,
+     .gguf_names = {gpt_oss_gguf_names}},
+    {.arch = NULL},
+};

@@ -25,7 +25,7 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
     block_product(r, r->mixed, rows, l->out, 0, out);
 }
 
-void lfm2_forward(struct model_run *r, const struct batch *batch) {
+static void lfm2_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &r->model->config;
     const size_t n = (size_t)batch->rows * c->dim;
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -81,7 +81,7 @@ static kvasir_status read_attention_layers(const struct json_scope *s, struct mo
     return KVASIR_OK;
 }
 
-kvasir_status lfm2_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status lfm2_read(const struct json_scope *s, struct model_config *c) {
     const char *type;
     TRY(config_refuse(s, "conv_bias"));
     TRY(json_get_u32(s, "conv_L_cache", true, 2, 64, &c->conv_width));
@@ -102,7 +102,7 @@ kvasir_status lfm2_read(const struct json_scope *s, struct model_config *c) {
 
 /* ---- GGUF ------------------------------------------------------------------------------------ */
 
-const struct gguf_name lfm2_gguf_names[] = {
+static const struct gguf_name lfm2_gguf_names[] = {
     {"token_embd_norm", "model.embedding_norm"}, /* the last one, in spite of both names */
     {"attn_norm", "operator_norm"},
     {"attn_output", "self_attn.out_proj"},
@@ -119,7 +119,7 @@ const struct gguf_name lfm2_gguf_names[] = {
 };
 
 /* A layer without KV heads is a convolution. */
-kvasir_status lfm2_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status lfm2_gguf_read(struct gguf_keys *k, struct model_config *c) {
     TRY(gguf_key_u32(k, "shortconv.l_cache", true, 2, 64, &c->conv_width));
     for (uint32_t i = 0; i < c->n_layers; i++)
         if (!c->layers[i].kv_heads)
@@ -140,7 +140,7 @@ static kvasir_status bind_attention(struct binder *b, uint32_t i, struct layer_w
     return layer_norm(b, i, "self_attn.k_layernorm", c->head_dim, &l->k_norm);
 }
 
-kvasir_status lfm2_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status lfm2_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_norm(b, i, "operator_norm", c->dim, &l->attn_norm));
     if (c->layers[i].kind == LAYER_CONV) {
@@ -156,3 +156,18 @@ kvasir_status lfm2_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     TRY(layer_matrix(b, i, "feed_forward.w3", ffn_dim, c->dim, &l->mlp.up));
     return layer_matrix(b, i, "feed_forward.w2", c->dim, ffn_dim, &l->mlp.down);
 }
+
+const struct family lfm2_family[] = {
+    {.arch = "lfm2",
+     .classes = {"Lfm2ForCausalLM"},
+     .theta = 1e6,
+     .tied = true,
+     .read = lfm2_read,
+     .bind = lfm2_bind,
+     .forward = lfm2_forward,
+     .final_norm = "model.embedding_norm",
+     .gguf = "lfm2",
+     .gguf_read = lfm2_gguf_read,
+     .gguf_names = {lfm2_gguf_names}},
+    {.arch = NULL},
+};

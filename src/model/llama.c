@@ -120,7 +120,7 @@ static kvasir_status read_granite(const struct json_scope *s, struct model_confi
     return KVASIR_OK;
 }
 
-kvasir_status llama_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status llama_read(const struct json_scope *s, struct model_config *c) {
     TRY(config_gate(s, c));
     TRY(config_attention_bias(s, c));
     if (is(c, "qwen2"))
@@ -136,7 +136,7 @@ kvasir_status llama_read(const struct json_scope *s, struct model_config *c) {
 
 /* ---- GGUF ------------------------------------------------------------------------------------ */
 
-const struct gguf_name phi3_gguf_names[] = {{"ffn_up", "mlp.gate_up_proj"}, {NULL, NULL}};
+static const struct gguf_name phi3_gguf_names[] = {{"ffn_up", "mlp.gate_up_proj"}, {NULL, NULL}};
 
 /* The scores' scale is also 1 / sqrt(head_dim) where the file has 0. */
 static kvasir_status read_gguf_granite(struct gguf_keys *k, struct model_config *c) {
@@ -153,7 +153,7 @@ static kvasir_status read_gguf_granite(struct gguf_keys *k, struct model_config 
 
 /* Qwen's window stands in files of models that do not use it. Every fourth layer of SmolLM3 has no
  * rope: no key says so. */
-kvasir_status llama_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status llama_gguf_read(struct gguf_keys *k, struct model_config *c) {
     c->ropes[0].adjacent = is(c, "llama") || is(c, "granite") || is(c, "smollm3");
     if (is(c, "qwen2"))
         c->attention_bias = BIAS_QKV;
@@ -180,7 +180,7 @@ static kvasir_status bind_fused_mlp(struct binder *b, uint32_t i, uint32_t ffn_d
     return layer_matrix(b, i, "mlp.down_proj", dim, ffn_dim, &w->down);
 }
 
-kvasir_status llama_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status llama_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     TRY(layer_attention(b, i, 1, l));
@@ -197,3 +197,69 @@ kvasir_status llama_bind(struct binder *b, uint32_t i, struct layer_weights *l) 
         return bind_fused_mlp(b, i, c->layers[i].ffn_dim, &l->mlp);
     return layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }
+
+/* Mistral has no GGUF name: its files are of architecture llama. */
+const struct family llama_family[] = {
+    {.arch = "llama",
+     .classes = {"LlamaForCausalLM"},
+     .heads_are_kv = true,
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "llama",
+     .gguf_read = llama_gguf_read},
+    {.arch = "mistral",
+     .classes = {"MistralForCausalLM"},
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward},
+    {.arch = "qwen2",
+     .classes = {"Qwen2ForCausalLM"},
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "qwen2",
+     .gguf_read = llama_gguf_read},
+    {.arch = "qwen3",
+     .classes = {"Qwen3ForCausalLM"},
+     .head_dim = 128,
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "qwen3",
+     .gguf_read = llama_gguf_read},
+    {.arch = "qwen3_moe",
+     .classes = {"Qwen3MoeForCausalLM"},
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "qwen3moe",
+     .gguf_read = llama_gguf_read,
+     .gguf_names = {gguf_expert_names}},
+    {.arch = "smollm3",
+     .classes = {"SmolLM3ForCausalLM"},
+     .theta = 2e6,
+     .tied = true,
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "smollm3",
+     .gguf_read = llama_gguf_read},
+    {.arch = "granite",
+     .classes = {"GraniteForCausalLM"},
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "granite",
+     .gguf_read = llama_gguf_read},
+    {.arch = "phi3",
+     .classes = {"Phi3ForCausalLM"},
+     .heads_are_kv = true,
+     .read = llama_read,
+     .bind = llama_bind,
+     .forward = llama_forward,
+     .gguf = "phi3",
+     .gguf_read = llama_gguf_read,
+     .gguf_names = {phi3_gguf_names}},
+    {.arch = NULL},
+};

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of model/ share. Nobody outside model/ (but its unit tests) includes this.
  *
- *     checkpoint.c   struct checkpoint: the table that both readers fill, sorted by name
+ *     checkpoint.c   opens a model's files
+ *       tensor_table.c their tensors, sorted by name
  *       gguf_parts.c   a GGUF model: one file, or the parts of a split one
- *         gguf.c         a file cut into values and tensors
- *         gguf_config.c  what those values mean: the configuration
+ *         gguf.c         a file's values
+ *         gguf_tensors.c its tensors
+ *         gguf_config.c  what the values mean: the configuration
  *         gguf_names.c   Hugging Face's names for its tensors
  *         gguf_text.c    the vocabulary and the chat template
  *       hf_folder.c    a folder: tensors of one or several files
@@ -14,6 +16,7 @@
  *         folder.c       its text files: tokenizer, chat template, end tokens
  *         json.c         JSON with bounds
  *     load.c         struct model: tensors bound to their places
+ *     model.c        what it says about itself
  *     family.h       what forwards are written with, and the families' own files
  *     rope.c         frequencies of all kinds of rope
  */
@@ -79,8 +82,6 @@ bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims,
                   size_t *bytes) MUST_CHECK;
 /* One more token that ends an answer; a second time is as good as once. */
 kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) MUST_CHECK;
-/* Bytes below 0x20 (and DEL) in a name would break one-line messages and logs: readers refuse such
- * names. */
 /* With something before the tail. */
 bool ends_with(const char *name, const char *tail);
 /* Tensors that a model has no use for: tables of rotations that old files carry, the copy of the
@@ -217,6 +218,16 @@ struct gguf {
     size_t infos;       /* offset of the first tensor's entry */
 };
 
+/* A place in a mapped file. What is taken moves it; an error if the file ends before. */
+struct gguf_reader {
+    const uint8_t *data;
+    size_t size, pos;
+    kvasir_error *err;
+};
+kvasir_status gguf_take_u32(struct gguf_reader *r, const char *what, uint32_t *out) MUST_CHECK;
+kvasir_status gguf_take_u64(struct gguf_reader *r, const char *what, uint64_t *out) MUST_CHECK;
+kvasir_status gguf_take_string(struct gguf_reader *r, const char *what,
+                               struct text_span *out) MUST_CHECK;
 /* Cuts the file that g->map holds: the head and the values. */
 kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) MUST_CHECK;
 /* Appends its tensors to the checkpoint. */

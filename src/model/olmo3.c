@@ -12,7 +12,7 @@
  */
 #include "model/family.h"
 
-void olmo3_forward(struct model_run *r, const struct batch *batch) {
+static void olmo3_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &r->model->config;
     const size_t n = (size_t)batch->rows * c->dim;
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -26,25 +26,25 @@ void olmo3_forward(struct model_run *r, const struct batch *batch) {
     }
 }
 
-kvasir_status olmo3_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status olmo3_read(const struct json_scope *s, struct model_config *c) {
     TRY(config_gate(s, c));
     TRY(config_attention_bias(s, c));
     TRY(config_windows(s, c, 4));
     return config_ropes_by_window(s, c, c->ropes[0].theta);
 }
 
-const struct gguf_name olmo3_gguf_names[] = {
+static const struct gguf_name olmo3_gguf_names[] = {
     {"post_attention_norm", "post_attention_layernorm"},
     {"post_ffw_norm", "post_feedforward_layernorm"},
     {NULL, NULL},
 };
 
-kvasir_status olmo3_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status olmo3_gguf_read(struct gguf_keys *k, struct model_config *c) {
     TRY(gguf_windows(k, c, 0, 4));
     return gguf_ropes_by_window(k, c, c->ropes[0].theta);
 }
 
-kvasir_status olmo3_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status olmo3_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_attention(b, i, 1, l));
     TRY(layer_norm(b, i, "self_attn.q_norm", c->heads * c->head_dim, &l->q_norm));
@@ -53,3 +53,17 @@ kvasir_status olmo3_bind(struct binder *b, uint32_t i, struct layer_weights *l) 
     TRY(layer_norm(b, i, "post_feedforward_layernorm", c->dim, &l->ffn_post_norm));
     return layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }
+
+const struct family olmo3_family[] = {
+    {.arch = "olmo3",
+     .classes = {"Olmo3ForCausalLM"},
+     .heads_are_kv = true,
+     .theta = 5e5,
+     .read = olmo3_read,
+     .bind = olmo3_bind,
+     .forward = olmo3_forward,
+     .gguf = "olmo2",
+     .gguf_read = olmo3_gguf_read,
+     .gguf_names = {olmo3_gguf_names}},
+    {.arch = NULL},
+};

@@ -11,7 +11,7 @@
  */
 #include "model/family.h"
 
-kvasir_status olmoe_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status olmoe_read(const struct json_scope *s, struct model_config *c) {
     const json_t *clip = json_object_get(s->object, "clip_qkv");
     if (clip && !json_is_null(clip))
         return fail(s->err, KVASIR_ERR_UNSUPPORTED, "field %sclip_qkv: only null is supported",
@@ -24,7 +24,7 @@ kvasir_status olmoe_read(const struct json_scope *s, struct model_config *c) {
 
 /* No key says so: an expert is feed_forward_length wide, weights are not divided by their sum. A
  * file with keys for that is taken at its word; softmax over the chosen (3) would divide, too. */
-kvasir_status olmoe_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status olmoe_gguf_read(struct gguf_keys *k, struct model_config *c) {
     uint32_t gating;
     TRY(gguf_experts(k, c));
     TRY(gguf_key_u32(k, "feed_forward_length", true, 1, FFN_MAX, &c->moe.dim));
@@ -33,7 +33,7 @@ kvasir_status olmoe_gguf_read(struct gguf_keys *k, struct model_config *c) {
     return gguf_get_bool(k->g, gguf_key_name(k, "expert_weights_norm"), &c->moe.normalize, k->err);
 }
 
-kvasir_status olmoe_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status olmoe_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     TRY(layer_norm(b, i, "input_layernorm", c->dim, &l->attn_norm));
     TRY(layer_attention(b, i, 1, l));
@@ -43,3 +43,16 @@ kvasir_status olmoe_bind(struct binder *b, uint32_t i, struct layer_weights *l) 
     TRY(layer_matrix(b, i, "mlp.gate", c->moe.n, c->dim, &l->router));
     return layer_experts(b, i, "mlp", l);
 }
+
+const struct family olmoe_family[] = {
+    {.arch = "olmoe",
+     .classes = {"OlmoeForCausalLM"},
+     .heads_are_kv = true,
+     .read = olmoe_read,
+     .bind = olmoe_bind,
+     .forward = llama_forward,
+     .gguf = "olmoe",
+     .gguf_read = olmoe_gguf_read,
+     .gguf_names = {gguf_expert_names}},
+    {.arch = NULL},
+};

@@ -117,7 +117,7 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     block_product(r, r->attended, rows, l->o, 0, out);
 }
 
-void qwen_hybrid_forward(struct model_run *r, const struct batch *batch) {
+static void qwen_hybrid_forward(struct model_run *r, const struct batch *batch) {
     const struct model_config *c = &r->model->config;
     const size_t n = (size_t)batch->rows * c->dim;
     for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -175,7 +175,7 @@ static kvasir_status read_experts(const struct json_scope *s, struct model_confi
     return KVASIR_OK;
 }
 
-kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *c) {
+static kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *c) {
     c->unit_offset = true;
     TRY(config_gate(s, c));
     TRY(config_refuse(s, "attention_bias"));
@@ -209,7 +209,7 @@ kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_config *
 
 /* ---- GGUF ------------------------------------------------------------------------------------ */
 
-const struct gguf_name qwen_hybrid_gguf_names[] = {
+static const struct gguf_name qwen_hybrid_gguf_names[] = {
     {"post_attention_norm", "post_attention_layernorm"},
     {"attn_qkv", "linear_attn.in_proj_qkv"},
     {"attn_gate", "linear_attn.in_proj_z"},
@@ -242,7 +242,7 @@ static kvasir_status read_gguf_delta(struct gguf_keys *k, struct model_config *c
     return KVASIR_OK;
 }
 
-kvasir_status qwen_hybrid_gguf_read(struct gguf_keys *k, struct model_config *c) {
+static kvasir_status qwen_hybrid_gguf_read(struct gguf_keys *k, struct model_config *c) {
     uint32_t every = 4, delta[LAYERS_MAX];
     TRY(read_gguf_delta(k, c));
     c->delta.keys_cycle = strcmp(c->arch, "qwen3_next") != 0;
@@ -314,7 +314,7 @@ static bool gains_are_whole(const struct binder *b) {
     return false;
 }
 
-kvasir_status qwen_hybrid_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
+static kvasir_status qwen_hybrid_bind(struct binder *b, uint32_t i, struct layer_weights *l) {
     const struct model_config *c = &b->model->config;
     if (i == 0 && gains_are_whole(b))
         b->model->config.unit_offset = false;
@@ -330,3 +330,36 @@ kvasir_status qwen_hybrid_bind(struct binder *b, uint32_t i, struct layer_weight
     return c->layers[i].experts ? bind_experts(b, i, l)
                                 : layer_mlp(b, i, "mlp", c->layers[i].ffn_dim, &l->mlp);
 }
+
+const struct family qwen_hybrid_family[] = {
+    {.arch = "qwen3_next",
+     .classes = {"Qwen3NextForCausalLM"},
+     .head_dim = 256,
+     .read = qwen_hybrid_read,
+     .bind = qwen_hybrid_bind,
+     .forward = qwen_hybrid_forward,
+     .gguf = "qwen3next",
+     .gguf_read = qwen_hybrid_gguf_read,
+     .gguf_names = {qwen_hybrid_gguf_names, gguf_expert_names}},
+    {.arch = "qwen3_5",
+     .classes = {"Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"},
+     .head_dim = 256,
+     .wrapped = {32, 4096, 12288, 16, 4, 248320, 32768, 0, 1e-6},
+     .read = qwen_hybrid_read,
+     .bind = qwen_hybrid_bind,
+     .forward = qwen_hybrid_forward,
+     .gguf = "qwen35",
+     .gguf_read = qwen_hybrid_gguf_read,
+     .gguf_names = {qwen_hybrid_gguf_names}},
+    {.arch = "qwen3_5_moe",
+     .classes = {"Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"},
+     .head_dim = 256,
+     .wrapped = {40, 2048, 0, 16, 2, 248320, 32768, 0, 1e-6},
+     .read = qwen_hybrid_read,
+     .bind = qwen_hybrid_bind,
+     .forward = qwen_hybrid_forward,
+     .gguf = "qwen35moe",
+     .gguf_read = qwen_hybrid_gguf_read,
+     .gguf_names = {qwen_hybrid_gguf_names, gguf_expert_names}},
+    {.arch = NULL},
+};

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model.c: what a loaded model says about itself. */
+#include "model/family.h"
+
+enum { STATE_ALIGNMENT = 64 }; /* what operations ask for */
+
+struct state_layout model_state_layout(const struct model *m, uint32_t layer) {
+    const struct model_config *c = &m->config;
+    const bool delta = c->layers[layer].kind == LAYER_DELTA;
+    struct state_layout l = {.window = m->state_at[layer], .width = c->conv_width};
+    l.channels = delta ? 2 * c->delta.key_heads * c->delta.key_dim +
+                             c->delta.value_heads * c->delta.value_dim
+                       : c->dim;
+    l.matrix =
+        l.window + round_up((uint64_t)(l.width - 1) * l.channels * sizeof(float), STATE_ALIGNMENT);
+    l.end = l.matrix;
+    if (delta)
+        l.end += round_up((uint64_t)c->delta.value_heads * c->delta.key_dim * c->delta.value_dim *
+                              sizeof(float),
+                          STATE_ALIGNMENT);
+    return l;
+}
+
+const struct checkpoint *model_checkpoint(const struct model *m) {
+    return m->checkpoint;
+}
+
+const struct model_config *model_config(const struct model *m) {
+    return &m->config;
+}
+
+uint64_t model_weight_bytes(const struct model *m) {
+    return m->weight_bytes;
+}
+
+uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]) {
+    memcpy(groups, m->groups, m->n_groups * sizeof *groups);
+    return m->n_groups;
+}
+
+struct kv_place model_kv_place(const struct model *m, uint32_t layer) {
+    return m->places[layer];
+}
+
+uint64_t model_state_bytes(const struct model *m) {
+    return m->state_bytes;
+}
+
+float model_inv_freq(const struct model *m, uint32_t rope, uint32_t ctx, double *inv_freq) {
+    const struct model_config *c = &m->config;
+    return rope_frequencies(&c->ropes[rope], ctx ? ctx : c->ctx_train, c->ctx_train,
+                            rope == 0 ? m->rope_factors : NULL, inv_freq);
+}
+
+bool model_keys_alike(const struct model *m) {
+    const struct model_config *c = &m->config;
+    bool alike = m->n_groups == 1 && m->groups[0].layers == c->n_layers && c->n_ropes == 1 &&
+                 c->ropes[0].kind != ROPE_DYNAMIC && c->ropes[0].kind != ROPE_LONG &&
+                 c->ropes[0].kind != ROPE_YARN;
+    for (uint32_t i = 0; i < c->n_layers; i++)
+        alike = alike && c->layers[i].rope == 0;
+    return alike;
+}
