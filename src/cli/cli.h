@@ -6,6 +6,7 @@
  *   tokenize.c  convert.c  simulate.c  serve.c  serve_plan.c
  *                                          the commands
  *   options.c   one table per command: reading flags
+ *   option_table.c  a row of it
  *   help.c      the same tables for people: --help, man pages, README
  *   settings.c  the same tables from a file and the environment
  *   output.c    error lines, bytes for people, JSON, progress, what a context tells its user
@@ -106,7 +107,7 @@ struct command {
  * False: help was printed or a line about an error; *exit_code says what to return. */
 bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code);
 
-/* For help.c and settings.c. */
+/* A row (option_table.c). */
 void *option_field(const struct option *o, void *args);
 /* Sets the row's field from text; `flag` names it in errors. */
 int option_read(const struct command *c, const struct option *o, const char *flag, const char *text,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What convert.c and convert_files.c share. */
+/* What convert_tensors.c and convert_files.c share. */
 #ifndef KVASIR_MODEL_CONVERT_H
 #define KVASIR_MODEL_CONVERT_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF versions 2 and 3: one file's metadata values. gguf_tensors.c reads the tensors after them;
- * what the values mean is gguf_config.c's and gguf_text.c's business, and several files of one model
- * are gguf_parts.c's.
+/* GGUF versions 2 and 3: one file's metadata values. gguf_tensors.c reads the tensors after them,
+ * gguf_config.c and gguf_text.c know what the values mean, and gguf_parts.c opens the several files
+ * of a split model.
  *
  *     | "GGUF" | u32 version | u64 tensors | u64 values |
  *     | value:  string key, u32 type, payload          | x values

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Metadata of a GGUF file -> struct model_config.
  *
- * Keys begin with the architecture's name (llama.block_count). What all architectures have in
- * common is read here; a family's gguf_read() says the rest with the helpers of gguf_keys.c. Most of
- * it no key carries: it is fixed by the architecture. docs/gguf-families.md has it all.
+ * Keys begin with the architecture's name (llama.block_count). This file reads what all
+ * architectures have in common; a family's gguf_read() does the rest with the helpers of
+ * gguf_keys.c. Most of that is in no key: the architecture fixes it. docs/gguf-families.md lists
+ * all of it.
  *
  * Files hold what converters made of a folder: norms with their 1 added, heads in another order. No
  * tensor is turned back. The configuration says how the file has it (unit_offset, rope.adjacent,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint -> model: the configuration is checked, layers get their places in the cache, and every
- * tensor is bound (bind.c). Which tensors a layer has is said by bind() of the family's file; the
- * embedding, the last norm and the head are everyone's.
+/* checkpoint -> model: checks the configuration, gives layers their places in the cache, and binds
+ * every tensor (bind.c). The family's bind() says which tensors a layer has; the embedding, the
+ * last norm and the head are the same for all families.
  *
  * Invariants
  *   L2  Every tensor of the file has a place. One that has none (a bias, a norm, an expert that the

@@ -14,7 +14,7 @@
  *         config.c       its config.json
  *         quantization.c what that says about quantized modules
  *         folder.c       its text files: tokenizer, chat template, end tokens
- *         json.c         JSON with bounds
+ *         json_fields.c  JSON with bounds
  *     load.c         struct model: tensors bound to their places
  *     model.c        what it says about itself
  *     family.h       what forwards are written with, and the families' own files
@@ -103,7 +103,7 @@ kvasir_status gguf_open_text(struct checkpoint *c, const char *path, kvasir_erro
 kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
                                kvasir_error *err) MUST_CHECK;
 
-/* ---- JSON (json.c) --------------------------------------------------------------------------- */
+/* ---- JSON (json_fields.c) -------------------------------------------------------------------- */
 
 /* json_load_bounded (util/json.h). `at` is where the text stands in its file. */
 kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
@@ -156,7 +156,7 @@ kvasir_status quantization_of_module(const struct quantization *q, const char *m
 kvasir_status config_parse(const char *text, size_t len, struct model_config *out,
                            struct quantization *q, kvasir_error *err) MUST_CHECK;
 
-/* ---- a folder's tensors (hf_folder.c, modules.c) ------------------------------------------- */
+/* ---- a folder's tensors (hf_folder.c, modules.c) --------------------------------------------- */
 
 /* Integers and truth values are those of parts that are not run, and refused elsewhere. */
 /* Appends the checkpoint's tensors. */

@@ -159,7 +159,7 @@ kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error 
     return KVASIR_OK;
 }
 
-/* ---- finding ---------------------------------------------------------------------------------- */
+/* ---- finding --------------------------------------------------------------------------------- */
 
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name) {
     struct checkpoint_tensor key = {.name = name};

@@ -17,7 +17,7 @@
 #include "kvasir_status.h" /* the status enum and kvasir_error are public */
 #include "util/assert.h"
 
-/* ---- status and errors (status.c) ------------------------------------------------------------ */
+/* ---- status and errors (error.c) ------------------------------------------------------------- */
 
 /* Forwards a failure: `TRY(f(x));` returns f's status from the current function unless it is
  * KVASIR_OK. Functions that own something use TRY_GOTO with their one `done:` label and a variable
