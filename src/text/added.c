@@ -27,7 +27,7 @@ kvasir_status added_put(struct added_set *a, struct added_token token, kvasir_er
     token.text.data = mem_strndup(text.data, text.len);
     if (!token.text.data || !ARRAY_GROW(a->token, a->cap, a->n + 1)) {
         mem_free((char *)token.text.data);
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu added tokens", a->n + 1);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for %zu added tokens", a->n + 1);
     }
     a->token[a->n++] = token;
     return KVASIR_OK;

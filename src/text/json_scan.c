@@ -71,12 +71,26 @@ kvasir_status scan_next_item(struct json_scan *s, bool *more) {
     return scan_next(s, ']', more);
 }
 
-kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *more) {
+bool scan_each_item(struct json_scan *s, kvasir_status *status) {
+    bool more = false;
+    if (*status == KVASIR_OK)
+        *status = scan_next_item(s, &more);
+    return *status == KVASIR_OK && more;
+}
+
+static kvasir_status next_key(struct json_scan *s, struct text_span *key, bool *more) {
     TRY(scan_next(s, '}', more));
     if (!*more)
         return KVASIR_OK;
     TRY(scan_string(s, key));
     return scan_expect(s, ':');
+}
+
+bool scan_each_key(struct json_scan *s, struct text_span *key, kvasir_status *status) {
+    bool more = false;
+    if (*status == KVASIR_OK)
+        *status = next_key(s, key, &more);
+    return *status == KVASIR_OK && more;
 }
 
 /* ---- strings --------------------------------------------------------------------------------- */
@@ -87,7 +101,7 @@ static kvasir_status code_unit(struct json_scan *s, uint32_t *out) {
     for (int i = 0; i < 4; i++, s->at++) {
         int digit = s->at < s->text.len ? hex_digit(s->text.data[s->at]) : -1;
         if (digit < 0)
-            return bad_json(s, "\\u without four digits");
+            return bad_json(s, "\\u needs four hexadecimal digits");
         *out = *out << 4 | (uint32_t)digit;
     }
     return KVASIR_OK;
@@ -106,7 +120,7 @@ static kvasir_status scan_character(struct json_scan *s, uint32_t *c) {
         TRY(code_unit(s, &low));
     }
     if (low < 0xdc00 || low > 0xdfff)
-        return fail_there(s, KVASIR_ERR_FORMAT, start, "half of a surrogate pair");
+        return fail_there(s, KVASIR_ERR_FORMAT, start, "unpaired surrogate");
     *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
     return KVASIR_OK;
 }
@@ -126,10 +140,10 @@ static kvasir_status scan_escape(struct json_scan *s) {
         n = utf8_put(out, code);
     } else {
         s->at--;
-        return bad_json(s, "an escape that JSON does not have");
+        return bad_json(s, "invalid escape in a string");
     }
     if (!text_append(&s->plain, out, n))
-        return scan_fail(s, KVASIR_ERR_MEMORY, "no memory for a string");
+        return scan_fail(s, KVASIR_ERR_MEMORY, "not enough memory for a string");
     return KVASIR_OK;
 }
 
@@ -149,7 +163,7 @@ static kvasir_status check_utf8(const struct json_scan *s, size_t start, size_t 
     size_t valid = utf8_check(s->text.data + start, end - start);
     return start + valid == end
                ? KVASIR_OK
-               : fail_there(s, KVASIR_ERR_FORMAT, start + valid, "a string that is not UTF-8");
+               : fail_there(s, KVASIR_ERR_FORMAT, start + valid, "a string is not valid UTF-8");
 }
 
 kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
@@ -161,18 +175,18 @@ kvasir_status scan_string(struct json_scan *s, struct text_span *out) {
         size_t run = s->at;
         s->at = plain_run(s);
         if (s->at == s->text.len)
-            return bad_json(s, "a string without an end");
+            return bad_json(s, "a string has no closing quotation mark");
         TRY(check_utf8(s, run, s->at));
         char c = s->text.data[s->at];
         if (c == '"' && !escaped)
             break;
         escaped = true;
         if (!text_append(&s->plain, s->text.data + run, s->at - run))
-            return scan_fail(s, KVASIR_ERR_MEMORY, "no memory for a string");
+            return scan_fail(s, KVASIR_ERR_MEMORY, "not enough memory for a string");
         if (c == '"')
             break;
         if (c != '\\')
-            return bad_json(s, "a control character in a string");
+            return bad_json(s, "unescaped control character in a string");
         s->at++;
         TRY(scan_escape(s));
     }
@@ -207,7 +221,7 @@ static kvasir_status skip_number(struct json_scan *s) {
     bool zero = s->at < s->text.len && s->text.data[s->at] == '0';
     bool good = take_digits(s);
     if (zero && good && s->at >= 2 && digit_at(s, s->at - 1) && digit_at(s, s->at - 2))
-        return bad_json(s, "a number with a leading zero");
+        return bad_json(s, "a number must not begin with 0");
     if (good && take_byte(s, "."))
         good = take_digits(s);
     if (good && take_byte(s, "eE")) {
@@ -224,11 +238,11 @@ kvasir_status scan_id(struct json_scan *s, int32_t *out) {
     int64_t value = 0;
     for (size_t i = start; i < s->at && value <= INT32_MAX; i++) {
         if (!digit_at(s, i))
-            return fail_there(s, KVASIR_ERR_FORMAT, start, "an id that is no whole number");
+            return fail_there(s, KVASIR_ERR_FORMAT, start, "an id must be a whole number");
         value = value * 10 + (s->text.data[i] - '0');
     }
     if (value > INT32_MAX)
-        return fail_there(s, KVASIR_ERR_FORMAT, start, "an id above 2147483647");
+        return fail_there(s, KVASIR_ERR_FORMAT, start, "an id is above 2147483647");
     *out = (int32_t)value;
     return KVASIR_OK;
 }
@@ -249,32 +263,27 @@ kvasir_status scan_bool(struct json_scan *s, bool *out) {
 
 static kvasir_status skip_value(struct json_scan *s, int depth) {
     struct text_span ignored;
-    bool more = true;
+    bool flag;
     char c = scan_peek(s);
+    kvasir_status status;
     if (depth == JSON_DEPTH_MAX && (c == '{' || c == '['))
-        return bad_json(s, "nested too deep");
+        return bad_json(s, "nested too deeply");
     switch (c) {
     case '{':
-        TRY(scan_open(s, '{'));
-        for (;;) {
-            TRY(scan_next_key(s, &ignored, &more));
-            if (!more)
-                return KVASIR_OK;
-            TRY(skip_value(s, depth + 1));
-        }
+        status = scan_open(s, '{');
+        while (scan_each_key(s, &ignored, &status))
+            status = skip_value(s, depth + 1);
+        return status;
     case '[':
-        TRY(scan_open(s, '['));
-        for (;;) {
-            TRY(scan_next_item(s, &more));
-            if (!more)
-                return KVASIR_OK;
-            TRY(skip_value(s, depth + 1));
-        }
+        status = scan_open(s, '[');
+        while (scan_each_item(s, &status))
+            status = skip_value(s, depth + 1);
+        return status;
     case '"':
         return scan_string(s, &ignored);
     case 't':
     case 'f':
-        return scan_bool(s, &more);
+        return scan_bool(s, &flag);
     case 'n':
         return take_literal(s, "null") ? KVASIR_OK : bad_json(s, "expected a value");
     default:
@@ -292,5 +301,5 @@ kvasir_status scan_skip(struct json_scan *s, struct text_span *raw) {
 
 kvasir_status scan_finish(struct json_scan *s) {
     (void)scan_peek(s);
-    return s->at == s->text.len ? KVASIR_OK : bad_json(s, "more text behind the value");
+    return s->at == s->text.len ? KVASIR_OK : bad_json(s, "unexpected text after the value");
 }

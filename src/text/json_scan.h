@@ -3,11 +3,9 @@
  * no tree is built. It is for the parts of files that are too large for a tree; jansson reads the
  * rest.
  *
- *     TRY(scan_open(s, '{'));
- *     for (bool more = true; more;) {
- *         TRY(scan_next_key(s, &key, &more));
- *         if (more) ... read or skip the value
- *     }
+ *     kvasir_status status = scan_open(s, '{');
+ *     while (scan_each_key(s, &key, &status))
+ *         status = ... read or skip the value
  *
  * Errors have the byte offset and begin with s->name, the name of the file. Strings are checked to
  * be UTF-8 without unpaired surrogates. Recursion is at most JSON_DEPTH_MAX deep.
@@ -35,10 +33,12 @@ kvasir_status scan_fail(const struct json_scan *s, kvasir_status code, const cha
 /* The first byte of the next thing; 0 at the end of the text. */
 char scan_peek(struct json_scan *s);
 kvasir_status scan_open(struct json_scan *s, char bracket) MUST_CHECK;
-/* Moves to the next item, or past the closing bracket: then *more is false. A key is valid as long
- * as a string. */
+/* Moves to the next item, or past the closing bracket: then *more is false. */
 kvasir_status scan_next_item(struct json_scan *s, bool *more) MUST_CHECK;
-kvasir_status scan_next_key(struct json_scan *s, struct text_span *key, bool *more) MUST_CHECK;
+/* For loops over an object or array. False: it has ended, or *status was or became a failure. A key
+ * is valid until the next string is read. */
+bool scan_each_key(struct json_scan *s, struct text_span *key, kvasir_status *status) MUST_CHECK;
+bool scan_each_item(struct json_scan *s, kvasir_status *status) MUST_CHECK;
 /* *out is valid until the next string is read. */
 kvasir_status scan_string(struct json_scan *s, struct text_span *out) MUST_CHECK;
 kvasir_status scan_id(struct json_scan *s, int32_t *out) MUST_CHECK; /* 0 to INT32_MAX */

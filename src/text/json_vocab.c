@@ -177,8 +177,8 @@ kvasir_status json_vocab_create(const struct tokenizer *t, uint32_t n_ids, struc
     uint32_t n = 0;
     kvasir_status status = KVASIR_OK;
     if (!tokens || !v) {
-        status = fail(err, KVASIR_ERR_MEMORY, "json_object: no memory for a vocabulary of %u",
-                      counts.tokens);
+        status = fail(err, KVASIR_ERR_MEMORY,
+                      "not enough memory for a JSON vocabulary of %u tokens", counts.tokens);
         goto done;
     }
     for (uint32_t id = 0; n < counts.tokens; id++) {
@@ -232,7 +232,7 @@ kvasir_status json_vocab_check(const struct json_vocab *v, const int32_t *withou
     for (const char *c = needed; *c; c++)
         if (!has_byte(&v->all, (uint8_t)*c, without, n))
             return fail_field(err, KVASIR_ERR_UNSUPPORTED, "request.json_object",
-                              "no token that may be chosen is '%c' alone", *c);
+                              "JSON needs a token that is '%c' alone, but none is allowed", *c);
     return KVASIR_OK;
 }
 

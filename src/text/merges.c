@@ -80,9 +80,9 @@ void merge_map_deinit(struct merge_map *m) {
 
 static kvasir_status no_piece(struct text_span left, struct text_span right, size_t rank,
                               const char *which, kvasir_error *err) {
-    return fail(err, KVASIR_ERR_FORMAT, "merge %zu \"%s %s\": %s is no piece of the vocabulary",
-                rank, quote_bytes(left.data, left.len).text,
-                quote_bytes(right.data, right.len).text, which);
+    return fail(err, KVASIR_ERR_FORMAT, "merge %zu \"%s %s\": %s is not in the vocabulary", rank,
+                quote_bytes(left.data, left.len).text, quote_bytes(right.data, right.len).text,
+                which);
 }
 
 kvasir_status merge_add_named(struct merge_map *m, const struct piece_map *map,
@@ -104,7 +104,7 @@ kvasir_status merge_add_named(struct merge_map *m, const struct piece_map *map,
     } else if (!text_append(&heap, left.data, left.len) ||
                !text_append(&heap, right.data, right.len)) {
         text_free(&heap);
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for the merges");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for the merges");
     } else {
         joined = heap.data;
     }
@@ -113,7 +113,7 @@ kvasir_status merge_add_named(struct merge_map *m, const struct piece_map *map,
     if (result < 0)
         return no_piece(left, right, rank, "its result", err);
     if (!merge_map_add(m, left_id, right_id, (uint32_t)rank, result, keep_first))
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for the merges");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for the merges");
     return KVASIR_OK;
 }
 
@@ -124,7 +124,7 @@ kvasir_status merge_add_line(struct merge_map *m, const struct piece_map *map,
     size_t left_len = space ? (size_t)(space - line.data) : 0;
     if (!space || left_len + 1 == line.len)
         return fail(err, KVASIR_ERR_FORMAT,
-                    "merge %zu \"%s\" is not two pieces with a space between", rank,
+                    "merge %zu \"%s\" is not two pieces separated by a space", rank,
                     quote_bytes(line.data, line.len).text);
     struct text_span left = {line.data, left_len}, right = {space + 1, line.len - left_len - 1};
     return merge_add_named(m, map, left, right, rank, keep_first, err);
@@ -150,7 +150,7 @@ static int better_score(const void *a, const void *b) {
 static kvasir_status rank_scores(const float *scores, size_t n, uint32_t *rank, kvasir_error *err) {
     struct scored *order = mem_calloc(n, sizeof *order);
     if (!order)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu scores", n);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for %zu scores", n);
     for (size_t i = 0; i < n; i++) {
         if (isnan(scores[i])) {
             mem_free(order);
@@ -196,7 +196,7 @@ kvasir_status merges_from_scores(struct merge_map *m, const struct piece_map *ma
     kvasir_status status = KVASIR_OK;
     uint32_t *rank = mem_calloc(p->n, sizeof *rank);
     if (!rank)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu scores", p->n);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for %zu scores", p->n);
     TRY_GOTO(rank_scores(scores, p->n, rank, err));
     for (int32_t id = 0; (size_t)id < p->n; id++) {
         struct text_span text = pieces_at(p, id);
@@ -205,12 +205,12 @@ kvasir_status merges_from_scores(struct merge_map *m, const struct piece_map *ma
             continue;
         if (text.len > SCORED_BYTES_MAX) {
             status = fail(err, KVASIR_ERR_FORMAT,
-                          "token %d has %zu bytes (up to %d are allowed in a vocabulary of scores)",
-                          id, text.len, SCORED_BYTES_MAX);
+                          "token %d has %zu bytes (at most %d in a vocabulary with scores)", id,
+                          text.len, SCORED_BYTES_MAX);
             goto done;
         }
         if (!add_splits(m, map, text, rank[id], id)) {
-            status = fail(err, KVASIR_ERR_MEMORY, "no memory for the merges");
+            status = fail(err, KVASIR_ERR_MEMORY, "not enough memory for the merges");
             goto done;
         }
     }

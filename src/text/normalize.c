@@ -287,12 +287,12 @@ kvasir_status normalizer_run(const struct normalizer *n, struct normalizer_scrat
         to->len = 0;
         bool changed = false;
         if (!run_normalizer_step(&n->step[i], scratch, limit, &text, to, &changed))
-            return fail(err, KVASIR_ERR_MEMORY, "no memory to normalize a text of %zu bytes",
-                        text.len);
+            return fail(err, KVASIR_ERR_MEMORY,
+                        "not enough memory to normalize a text of %zu bytes", text.len);
         if (!changed)
             continue;
         if (to->len > limit)
-            return fail(err, KVASIR_ERR_TEXT, "the normalizer makes a text too long: %zu bytes",
+            return fail(err, KVASIR_ERR_TEXT, "the normalizer makes the text too long (%zu bytes)",
                         to->len);
         text = (struct text_span){to->data, to->len};
         next = !next;

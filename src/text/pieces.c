@@ -35,19 +35,20 @@ static bool room_for_id(struct pieces *p, size_t id) {
 kvasir_status pieces_add(struct pieces *p, int32_t id, struct text_span piece, enum token_kind kind,
                          kvasir_error *err) {
     if (id < 0 || id >= TOKENS_MAX)
-        return fail(err, KVASIR_ERR_FORMAT, "token id %d (up to %d are allowed)", id,
+        return fail(err, KVASIR_ERR_FORMAT, "token id %d is out of range (at most %d)", id,
                     TOKENS_MAX - 1);
     if (piece.len > PIECE_BYTES_MAX)
-        return fail(err, KVASIR_ERR_FORMAT, "token %d has %zu bytes (up to %d are allowed)", id,
+        return fail(err, KVASIR_ERR_FORMAT, "token %d has %zu bytes (at most %d are allowed)", id,
                     piece.len, PIECE_BYTES_MAX);
     if (p->text.len + piece.len > VOCAB_BYTES_MAX || p->n_entries >= 2 * (size_t)TOKENS_MAX)
         return fail(err, KVASIR_ERR_FORMAT,
-                    "the pieces of a vocabulary have more than %d bytes, or there are more than %d",
-                    VOCAB_BYTES_MAX, 2 * TOKENS_MAX);
+                    "the vocabulary is too large: more than %d bytes or %d tokens", VOCAB_BYTES_MAX,
+                    2 * TOKENS_MAX);
     uint32_t at = (uint32_t)p->text.len;
     if (!ARRAY_GROW(p->entry, p->entries_cap, p->n_entries + 1) || !room_for_id(p, (size_t)id) ||
         !text_append(&p->text, piece.data, piece.len))
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", p->n);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a vocabulary of %zu tokens",
+                    p->n);
     ASSERT((size_t)id < p->n && p->text.len <= UINT32_MAX);
     p->by_id[id] = (int32_t)p->n_entries;
     p->kind[id] = (uint8_t)kind;
@@ -124,7 +125,8 @@ kvasir_status piece_map_init(struct piece_map *map, const struct pieces *pieces,
         slots *= 2;
     *map = (struct piece_map){pieces, mem_alloc(slots * sizeof *map->slot), slots - 1};
     if (!map->slot)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", pieces->n);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a vocabulary of %zu tokens",
+                    pieces->n);
     ASSERT(slots >= 2 * pieces->n_entries && (slots & map->mask) == 0);
     for (size_t i = 0; i < slots; i++)
         map->slot[i].id = -1;

@@ -110,7 +110,8 @@ kvasir_status pre_scratch_init(struct pre_scratch *scratch, size_t text_len, kva
     scratch->match = pcre2_match_data_create(1, NULL); /* the whole match; no groups */
     scratch->limits = pcre2_match_context_create(NULL);
     if (!scratch->match || !scratch->limits)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", text_len);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory to split a text of %zu bytes",
+                    text_len);
     size_t steps = MATCH_STEPS + MATCH_STEPS_A_BYTE * text_len;
     pcre2_set_match_limit(scratch->limits, (uint32_t)min_size(steps, UINT32_MAX));
     return KVASIR_OK;
@@ -140,7 +141,7 @@ struct splitting {
 
 static kvasir_status match_failed(int rc, size_t len, kvasir_error *err) {
     if (rc == PCRE2_ERROR_NOMEMORY || rc == PCRE2_ERROR_HEAPLIMIT)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", len);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory to split a text of %zu bytes", len);
     char why[128];
     pcre2_get_error_message(rc, (PCRE2_UCHAR *)why, sizeof why);
     return fail(err, KVASIR_ERR_TEXT, "cannot split a text of %zu bytes: %s", len, why);
@@ -252,7 +253,8 @@ static kvasir_status rewrite_part(const struct splitting *s, int stage, struct s
                (text_append(out, g->text, g->text_len) && text_append(out, text.data, text.len));
     }
     if (!good)
-        return fail(s->err, KVASIR_ERR_MEMORY, "no memory to split a text of %zu bytes", text.len);
+        return fail(s->err, KVASIR_ERR_MEMORY, "not enough memory to split a text of %zu bytes",
+                    text.len);
     if (changed)
         part.text = (struct text_span){out->data, out->len};
     return run_stage(s, stage + 1, part);
@@ -263,8 +265,8 @@ static kvasir_status run_stage(const struct splitting *s, int stage, struct spli
     ASSERT(stage <= s->p->n && s->p->n <= PRETOKENIZER_STAGES_MAX);
     if (stage == s->p->n) {
         if (!s->fn(s->ctx, part.text.data, part.text.len))
-            return fail(s->err, KVASIR_ERR_MEMORY, "no memory to encode a word of %zu bytes",
-                        part.text.len);
+            return fail(s->err, KVASIR_ERR_MEMORY,
+                        "not enough memory to encode a word of %zu bytes", part.text.len);
         return KVASIR_OK;
     }
     enum pre_stage_kind kind = s->p->stage[stage].kind;

@@ -59,7 +59,7 @@ static kvasir_status refuse_pattern(const struct translation *t, size_t at, cons
 
 static kvasir_status put_pattern(struct translation *t, const char *text, size_t len) {
     if (!text_append(&t->out, text, len))
-        return fail(t->err, KVASIR_ERR_MEMORY, "no memory for a pattern");
+        return fail(t->err, KVASIR_ERR_MEMORY, "not enough memory for a pattern");
     return KVASIR_OK;
 }
 
@@ -93,7 +93,7 @@ static kvasir_status translate_property(struct translation *t) {
     while (end < t->in.len && (is_letter(t->in.data[end]) || t->in.data[end] == '_'))
         end++;
     if (end == t->in.len || t->in.data[end] != '}' || end == name || end - name > 32)
-        return refuse_pattern(t, start, "a property of that form");
+        return refuse_pattern(t, start, "this form of a property");
     TRY(put_text(t, negate ? "\\P{" : "\\p{"));
     if (end - name > 2)
         TRY(put_text(t, "sc:"));
@@ -111,7 +111,7 @@ static kvasir_status translate_code_point(struct translation *t) {
     while (n < most && is_hex(peek_pattern(t, n)))
         n++;
     if (n == 0 || (!braces && n != most) || (braces && peek_pattern(t, n) != '}'))
-        return refuse_pattern(t, start, "a code point of that form");
+        return refuse_pattern(t, start, "this form of a code point");
     TRY(put_text(t, "\\x{"));
     TRY(put_pattern(t, t->in.data + t->at, n));
     t->at += n + braces;
@@ -168,7 +168,7 @@ static kvasir_status translate_group(struct translation *t) {
             return put_text(t, known[k]);
         }
     }
-    return refuse_pattern(t, t->at, "a group of that kind");
+    return refuse_pattern(t, t->at, "this kind of group");
 }
 
 /* {n}, {n,} and {n,m}. For Oniguruma {n}? is {0,n} and {n}+ is repeated, so these are refused. */
@@ -179,7 +179,7 @@ static kvasir_status translate_interval(struct translation *t) {
         n++;
     if (n == 1 || peek_pattern(t, n) != '}' || peek_pattern(t, n + 1) == '+' ||
         peek_pattern(t, n + 1) == '?')
-        return refuse_pattern(t, t->at, "a brace of that form");
+        return refuse_pattern(t, t->at, "this use of a brace");
     TRY(put_pattern(t, t->in.data + t->at, n + 1));
     t->at += n + 1;
     return KVASIR_OK;
@@ -227,14 +227,14 @@ static kvasir_status translate(struct translation *t) {
             TRY(put_pattern(t, &t->in.data[t->at++], 1));
         }
     }
-    return t->in_class ? refuse_pattern(t, t->in.len, "a class without an end") : KVASIR_OK;
+    return t->in_class ? refuse_pattern(t, t->in.len, "an unclosed class") : KVASIR_OK;
 }
 
 kvasir_status regex_compile_onig(struct text_span pattern, pcre2_code **out, kvasir_error *err) {
     struct translation t = {.in = pattern, .err = err};
     kvasir_status status = KVASIR_OK;
     if (utf8_check(pattern.data, pattern.len) != pattern.len)
-        return fail(err, KVASIR_ERR_FORMAT, "a pattern that is not UTF-8");
+        return fail(err, KVASIR_ERR_FORMAT, "the pattern is not valid UTF-8");
     TRY_GOTO(put_text(&t, ""));
     TRY_GOTO(translate(&t));
     TRY_GOTO(regex_compile(t.out.data, t.out.len, out, err));

@@ -68,7 +68,7 @@ static kvasir_status add_stop_text(struct stop_text *t, const char *text, kvasir
     t->text = mem_strndup(text, t->len);
     t->border = mem_calloc(t->len, sizeof *t->border);
     if (!t->text || !t->border)
-        return fail(err, KVASIR_ERR_MEMORY, "stop texts: out of memory");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for stop texts");
     find_borders(t);
     return KVASIR_OK;
 }
@@ -80,7 +80,7 @@ kvasir_status kvasir_stop_create(const char *const *stops, size_t n, kvasir_stop
         s->texts = mem_calloc(n ? n : 1, sizeof *s->texts);
     kvasir_status status = KVASIR_OK;
     if (!s || !s->texts)
-        status = fail(err, KVASIR_ERR_MEMORY, "stop texts: out of memory");
+        status = fail(err, KVASIR_ERR_MEMORY, "not enough memory for stop texts");
     for (; status == KVASIR_OK && s->n < n; s->n++) {
         status = add_stop_text(&s->texts[s->n], stops[s->n], err);
         if (s->texts[s->n].len > s->longest)

@@ -78,7 +78,7 @@ kvasir_status template_parse(const char *source, size_t len, struct template **o
                              kvasir_error *err) {
     struct template *tmpl = mem_calloc(1, sizeof *tmpl);
     if (!tmpl)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a chat template");
     tmpl->arena.limit = PARSE_ARENA;
     struct parse_job job = {source, len, tmpl, {.limit = PARSE_ARENA}};
     struct tpl t = {.arena = &tmpl->arena, .err = err, .depth_limit = PARSE_DEPTH};
@@ -165,7 +165,7 @@ struct render_job {
 static void render_all(struct tpl *t, void *ctx) {
     struct render_job *job = ctx;
     if (!json_is_object(job->args))
-        tpl_fail(t, "its arguments are not a JSON object");
+        tpl_fail(t, "the arguments are not a JSON object");
     t->args = from_json(t, job->args).dict;
     t->out = &job->out;
     struct tpl_scope *root = tpl_scope_new(t, NULL);
@@ -183,7 +183,7 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
     arena.limit = room;
     const size_t before = out->len;
     if (!text_append(out, "", 0)) /* an empty prompt is a string, too */
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a chat template");
     struct render_job job = {.tmpl = t, .args = args, .out.direct = out};
     struct tpl run = {.arena = &arena,
                       .source = t->source,

@@ -18,7 +18,7 @@ static _Noreturn void fail_operands(struct tpl *t, enum tpl_op op, tval a, tval 
 }
 
 static _Noreturn void fail_overflow(struct tpl *t) {
-    tpl_fail(t, "an integer result that does not fit 64 bits");
+    tpl_fail(t, "the integer result does not fit in 64 bits");
 }
 
 static int64_t floor_div(struct tpl *t, int64_t a, int64_t b) {
@@ -126,7 +126,7 @@ static tval repeat_sequence(struct tpl *t, tval v, int64_t count) {
     bool text = v.type == TPL_STR;
     size_t len = text ? v.s->len : v.list->n;
     if (!mul_size(len, n, &total) || total > SIZE_MAX / sizeof(tval) / 2)
-        tpl_fail(t, "a repetition of %zu times %zu", n, len);
+        tpl_fail(t, "repeating %zu times %zu items is too large", n, len);
     if (total == 0)
         n = 0;
     if (text) {

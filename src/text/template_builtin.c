@@ -55,7 +55,7 @@ static void bind_arguments(struct tpl *t, const struct tpl_builtin *b, const str
     }
     for (size_t i = 0; i < n; i++)
         if (p[i].type == TPL_UNSET && !optional[i])
-            tpl_fail(t, "%s() misses its argument number %zu (of %s)", b->name, i + 1, b->params);
+            tpl_fail(t, "%s() lacks argument %zu (parameters: %s)", b->name, i + 1, b->params);
 }
 
 tval tpl_invoke(struct tpl *t, const struct tpl_builtin *b, tval self,

@@ -57,8 +57,7 @@ static void bind_rest(struct tpl *t, struct tpl_scope *scope, const struct tpl_m
         tpl_scope_set(t, scope, TPL_NAME_VARARGS,
                       tpl_list_of(t, TPL_TUPLE, call->pos + taken, call->n_pos - taken));
     else if (call->n_pos > params->n)
-        tpl_fail(t, "macro '%s' takes not more than %zu argument(s)", tpl_excerpt(t, name),
-                 params->n);
+        tpl_fail(t, "macro '%s' takes at most %zu argument(s)", tpl_excerpt(t, name), params->n);
 }
 
 static tval call_macro(struct tpl *t, const struct tpl_macro *macro, const struct tpl_call *call) {

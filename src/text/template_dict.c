@@ -96,7 +96,7 @@ static void dict_index_add(struct tpl_dict *d, size_t entry) {
 
 static void dict_grow(struct tpl *t, struct tpl_dict *d) {
     if (d->cap > UINT32_MAX / 4)
-        tpl_fail(t, "a dictionary with more than %zu entries", d->cap);
+        tpl_fail(t, "the dictionary has more than %zu entries", d->cap);
     TPL_GROW(t, t->arena, d->entries, d->n, d->cap, 4);
     if (d->cap <= INDEX_FROM)
         return;

@@ -113,7 +113,7 @@ TPL_EXPR(filter_forceescape, escape_html(t, tpl_to_str(t, self)))
 
 TPL_FN(filter_urlencode) {
     if (tpl_is_iterable(self) && self.type != TPL_STR)
-        tpl_fail(t, "urlencode of something that is not text is not supported");
+        tpl_fail(t, "urlencode supports only text");
     const struct tpl_str *s = tpl_to_str(t, self);
     struct tpl_out out = {0};
     for (size_t i = 0; i < s->len; i++) {
@@ -262,7 +262,7 @@ TPL_FN(filter_int) {
         if (isnan(self.f))
             return fallback;
         if (!double_to_int(self.f, &i))
-            tpl_fail(t, "an integer result that does not fit 64 bits");
+            tpl_fail(t, "the integer result does not fit in 64 bits");
         return tpl_int(i);
     }
     if (self.type == TPL_STR && text_to_double(t, self.s, &f) && double_to_int(f, &i))
@@ -335,7 +335,7 @@ TPL_FN(filter_round) {
         return tpl_as_int(self, &i) ? tpl_int(round_int(t, i, n))
                                     : tpl_float(round_digits(t, self.f, n));
     if (n < -300 || n > 300)
-        tpl_fail(t, "a precision of %lld", (long long)n);
+        tpl_fail(t, "the precision %lld is out of range", (long long)n);
     double unit = n < 0 ? 1 / power_of_ten(-n) : power_of_ten(n);
     double scaled = tpl_as_double(self) * unit;
     return tpl_float((up ? ceil(scaled) : floor(scaled)) / unit);

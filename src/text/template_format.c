@@ -136,7 +136,7 @@ static int64_t scan_number(struct tpl *t, const struct tpl_str *s, size_t *i, in
     for (; *i < s->len && s->data[*i] >= '0' && s->data[*i] <= '9'; ++*i) {
         n = (n < 0 ? 0 : n) * 10 + (s->data[*i] - '0');
         if (n > most)
-            tpl_fail(t, "a width or precision above %lld in a format", (long long)most);
+            tpl_fail(t, "a width or precision in a format is above %lld", (long long)most);
     }
     return n;
 }
@@ -164,7 +164,7 @@ static int64_t percent_number(struct percent_format *p, int64_t most) {
         p->i++;
         int64_t n = tpl_need_int(p->t, next_arg(p), "* in a format");
         if (n > most || n < -most)
-            tpl_fail(p->t, "a width or precision above %lld in a format", (long long)most);
+            tpl_fail(p->t, "a width or precision in a format is above %lld", (long long)most);
         return n;
     }
     return scan_number(p->t, p->s, &p->i, most);
@@ -209,7 +209,7 @@ static void percent_value(struct percent_format *p, struct tpl_out *out, struct 
             int64_t code = tpl_need_int(t, v, "%c");
             char bytes[4];
             if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-                tpl_fail(t, "%%c of something that is not a character");
+                tpl_fail(t, "%%c needs a character");
             text = tpl_str_copy(t, bytes, utf8_put(bytes, (uint32_t)code)).s;
         } else {
             text = tpl_to_str(t, v);
@@ -244,7 +244,7 @@ static void percent_field(struct percent_format *p, struct tpl_out *out) {
         tval key = tpl_substr(p->t, s, p->i + 1, end);
         const tval *found = tpl_dict_get(p->t, p->args.dict, key);
         if (!found)
-            tpl_fail(p->t, "the format's key '%s' is not there", tpl_excerpt(p->t, key.s));
+            tpl_fail(p->t, "the format has no argument '%s'", tpl_excerpt(p->t, key.s));
         v = *found;
         p->used = 1;
         p->i = end + 1;
@@ -320,7 +320,7 @@ static tval first_value(struct brace_format *b, const struct tpl_str *name) {
     for (size_t i = 0; i < b->call->n_kw; i++)
         if (tpl_str_equal(b->call->kw[i].name, name))
             return b->call->kw[i].value;
-    tpl_fail(b->t, "the format's key '%s' is not there", tpl_excerpt(b->t, name));
+    tpl_fail(b->t, "the format has no argument '%s'", tpl_excerpt(b->t, name));
 }
 
 /* The value of name.attr[key]; `from` and `to` are byte offsets in the format. */
@@ -456,7 +456,7 @@ tval tpl_format_braces(struct tpl *t, const struct tpl_str *format, const struct
             if (end == SIZE_MAX)
                 tpl_fail(t, "Single '%c' encountered in format string", d[i]);
             if (memchr(d + i + 1, '{', end - i - 1))
-                tpl_fail(t, "a format inside a format is not supported");
+                tpl_fail(t, "nested replacement fields are not supported");
             braces_field(&b, &out, i + 1, end);
             i = end;
         }

@@ -244,7 +244,7 @@ static void lex_number(struct lexer *x) {
             if (x->s[i] == '_')
                 continue;
             if (n == sizeof text)
-                tpl_fail(x->t, "a number with more than %zu digits", sizeof text);
+                tpl_fail(x->t, "the number has more than %zu digits", sizeof text);
             text[n++] = x->s[i];
         }
         double value = 0;
@@ -259,7 +259,7 @@ static void lex_number(struct lexer *x) {
             if (x->s[i] != '_' &&
                 (__builtin_mul_overflow(value, (int64_t)base, &value) ||
                  __builtin_add_overflow(value, (int64_t)hex_digit(x->s[i]), &value)))
-                tpl_fail(x->t, "an integer that does not fit 64 bits");
+                tpl_fail(x->t, "the integer does not fit in 64 bits");
         push_token(x, TOK_INT, from, end - from)->value = tpl_int(value);
     }
     x->pos = end;
@@ -279,7 +279,7 @@ static uint32_t escape_code(struct lexer *x, size_t *pos, size_t end, char lette
     if (base == 16 && n < digits)
         tpl_fail(x->t, "truncated \\%c escape in a string", letter);
     if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-        tpl_fail(x->t, "a \\%c escape that is not a character", letter);
+        tpl_fail(x->t, "the \\%c escape is not a character", letter);
     return code;
 }
 
@@ -318,7 +318,7 @@ static void lex_string(struct lexer *x) {
         end += x->s[end] == '\\' ? 2 : 1;
     }
     if (end >= x->len)
-        tpl_fail(x->t, "a string without its closing %c", quote);
+        tpl_fail(x->t, "the string has no closing %c", quote);
     tval value;
     if (!escapes) {
         value = tpl_str_borrow(x->t, x->s + from, end - from);
@@ -406,7 +406,7 @@ static void lex_comment(struct lexer *x, size_t tag) {
         p++;
     x->t->at = tag;
     if (p >= x->len)
-        tpl_fail(x->t, "a comment without its closing #}");
+        tpl_fail(x->t, "the comment has no closing #}");
     x->pos = end;
 }
 
@@ -416,7 +416,7 @@ static void lex_raw(struct lexer *x, size_t tag, size_t body) {
         p++;
     x->t->at = tag;
     if (p >= x->len)
-        tpl_fail(x->t, "{%% raw %%} without its {%% endraw %%}");
+        tpl_fail(x->t, "{%% raw %%} has no {%% endraw %%}");
     x->pos = body;
     push_data(x, p, true);
     x->pos = end;

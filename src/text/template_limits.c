@@ -56,7 +56,7 @@ _Noreturn void tpl_fail(struct tpl *t, const char *format, ...) {
 }
 
 static _Noreturn void fail_memory(struct tpl *t) {
-    (void)fail(t->err, KVASIR_ERR_MEMORY, "out of memory for a chat template");
+    (void)fail(t->err, KVASIR_ERR_MEMORY, "not enough memory for a chat template");
     leave_run(t, KVASIR_ERR_MEMORY);
 }
 

@@ -89,7 +89,7 @@ void tpl_put_double(struct tpl *t, struct tpl_out *out, double value, char conve
     snprintf(format, sizeof format, alternate ? "%%#.*%c" : "%%.*%c", conversion);
     int n = snprintf(text, sizeof text, format, precision, value);
     if (n < 0 || (size_t)n >= sizeof text)
-        tpl_fail(t, "a number with too many digits");
+        tpl_fail(t, "the number has too many digits");
     const char *point = localeconv()->decimal_point, *at = strstr(text, point);
     if (!at) {
         tpl_out_put(t, out, text, (size_t)n);

@@ -54,11 +54,11 @@ static struct tpl_node *parse_block(struct tpl_parser *p, const struct end_tags 
             size_t line = 1;
             for (size_t i = 0; i < block->at; i++)
                 line += p->t->source[i] == '\n';
-            tpl_fail(p->t, "unexpected end of template: no {%% %s %%} for the block of line %zu",
+            tpl_fail(p->t, "unexpected end of template: the block of line %zu has no {%% %s %%}",
+                     line,
                      ends->c   ? ends->c
                      : ends->b ? ends->b
-                               : ends->a,
-                     line);
+                               : ends->a);
         }
         p->tok++;
         if (tok->kind == TOK_DATA) {

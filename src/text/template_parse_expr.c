@@ -134,7 +134,7 @@ static const struct tpl_args *parse_args(struct tpl_parser *p) {
         }
         p->t->at = at;
         if (!ordered)
-            tpl_fail(p->t, "arguments in an order that a call does not allow");
+            tpl_fail(p->t, "the arguments of the call are in the wrong order");
     }
     tpl_expect(p, TOK_RPAREN);
     args->n_pos = pos.n;
@@ -196,7 +196,7 @@ static struct tpl_node *parse_dot(struct tpl_parser *p, struct tpl_node *of,
         node->b = constant_node(p, name->at, name->value);
     } else {
         p->tok = name;
-        tpl_unexpected(p, "a name or number behind '.'");
+        tpl_unexpected(p, "a name or number after '.'");
     }
     return node;
 }
@@ -479,9 +479,9 @@ static void check_target(struct tpl_parser *p, const struct tpl_node *node) {
     p->t->at = node->at;
     bool tuple = node->kind == NODE_TUPLE;
     if (!tuple && node->kind != NODE_NAME && node->kind != NODE_NSREF)
-        tpl_fail(p->t, "this cannot be assigned to");
+        tpl_fail(p->t, "cannot assign to this expression");
     if (p->loops && node->kind == NODE_NAME && node->name == TPL_NAME_LOOP)
-        tpl_fail(p->t, "'loop' cannot be assigned to in a loop");
+        tpl_fail(p->t, "cannot assign to 'loop' in a loop");
     tpl_parse_enter(p);
     for (uint32_t i = 0; tuple && i < node->n; i++)
         check_target(p, node->list[i]);

@@ -23,7 +23,7 @@ static kvasir_status add_variable(json_t *variables, const char *name, struct te
         return KVASIR_OK;
     if (json_object_set_new(variables, name, json_stringn(text.len ? text.data : "", text.len)) !=
         0)
-        return fail(err, KVASIR_ERR_MEMORY, "out of memory for special tokens");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for special tokens");
     return KVASIR_OK;
 }
 
@@ -36,19 +36,17 @@ static kvasir_status read_token_variable(struct json_scan *s, const char *name, 
     }
     if (scan_peek(s) != '{')
         return scan_skip(s, &raw);
-    TRY(scan_open(s, '{'));
-    for (bool more = true;;) {
-        struct text_span key;
-        TRY(scan_next_key(s, &key, &more));
-        if (!more)
-            return KVASIR_OK;
+    struct text_span key;
+    kvasir_status status = scan_open(s, '{');
+    while (scan_each_key(s, &key, &status)) {
         if (span_equal(key, span_of("content")) && scan_peek(s) == '"') {
             TRY(scan_string(s, &text));
-            TRY(add_variable(variables, name, text, s->err));
+            status = add_variable(variables, name, text, s->err);
         } else {
-            TRY(scan_skip(s, &raw));
+            status = scan_skip(s, &raw);
         }
     }
+    return status;
 }
 
 /* Copies the name, because a key's text is gone once its value is read. */
@@ -65,21 +63,19 @@ static bool copy_token_name(struct text_span key, char name[NAME_MAX_BYTES]) {
 }
 
 static kvasir_status read_variables(struct json_scan *s, bool outermost, json_t *variables) {
-    TRY(scan_open(s, '{'));
-    for (bool more = true;;) {
-        struct text_span key, raw;
+    struct text_span key, raw;
+    kvasir_status status = scan_open(s, '{');
+    while (scan_each_key(s, &key, &status)) {
         char name[NAME_MAX_BYTES];
-        TRY(scan_next_key(s, &key, &more));
-        if (!more)
-            return KVASIR_OK;
         if (copy_token_name(key, name))
-            TRY(read_token_variable(s, name, variables));
+            status = read_token_variable(s, name, variables);
         else if (outermost && span_equal(key, span_of("extra_special_tokens")) &&
                  scan_peek(s) == '{')
-            TRY(read_variables(s, false, variables));
+            status = read_variables(s, false, variables);
         else
-            TRY(scan_skip(s, &raw));
+            status = scan_skip(s, &raw);
     }
+    return status;
 }
 
 kvasir_status template_tokens(const struct tokenizer_spec *spec, const struct tokenizer *t,

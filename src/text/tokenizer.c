@@ -62,7 +62,8 @@ static kvasir_status derive_bytes(struct tokenizer *t, kvasir_error *err) {
     t->ends = mem_calloc(n, sizeof *t->ends);
     kvasir_status status = KVASIR_OK;
     if (!t->start || !t->ends || !text_append(&all, "", 0))
-        status = fail(err, KVASIR_ERR_MEMORY, "no memory for a vocabulary of %zu tokens", n);
+        status =
+            fail(err, KVASIR_ERR_MEMORY, "not enough memory for a vocabulary of %zu tokens", n);
     for (size_t id = 0; id < n && status == KVASIR_OK; id++) {
         status = decoder_token_bytes(t, (int32_t)id, &all, err);
         if (status == KVASIR_OK && all.len > limit)
@@ -82,7 +83,7 @@ kvasir_status tokenizer_create(const struct tokenizer_spec *spec, struct tokeniz
     kvasir_status status = KVASIR_OK;
     struct tokenizer *t = mem_calloc(1, sizeof *t);
     if (!t)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for the tokenizer");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for the tokenizer");
     t->bos = t->eos = t->bpe.unk = -1;
     if (spec->json.data)
         TRY_GOTO(tokenizer_from_json(t, spec->json, spec->config, err));
@@ -143,7 +144,7 @@ static bool encode_word(void *ctx, const char *word, size_t len) {
 static kvasir_status take_id(void *ctx, int32_t id, kvasir_error *err) {
     struct encoding *e = ctx;
     if (!ARRAY_GROW(e->ids, e->cap, e->n + 1))
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for %zu tokens", e->n + 1);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for %zu tokens", e->n + 1);
     DEBUG_ASSERT(pieces_has(&e->t->pieces, id));
     e->ids[e->n++] = id;
     return KVASIR_OK;
@@ -162,8 +163,8 @@ static kvasir_status encode_plain(void *ctx, struct text_span text, size_t offse
     e->at_start = offset == 0;
     TRY(normalizer_run(&e->t->normalizer, &e->normal, text, &text, err));
     if (text.len > TEXT_BYTES_MAX)
-        return fail(err, KVASIR_ERR_TEXT, "a normalized text of %zu bytes (up to %zu)", text.len,
-                    TEXT_BYTES_MAX);
+        return fail(err, KVASIR_ERR_TEXT, "the normalized text has %zu bytes (at most %zu)",
+                    text.len, TEXT_BYTES_MAX);
     struct added_sink sink = {encode_normalized, take_id, e};
     return added_split(&e->t->added_normalized, text, e->parse_special, &sink, err);
 }
@@ -178,7 +179,8 @@ static kvasir_status encode_all(struct encoding *e, struct text_span text, unsig
                                 kvasir_error *err) {
     TRY(pre_scratch_init(&e->pre, text.len, err));
     if (!ARRAY_GROW(e->ids, e->cap, e->n + text.len / 4 + 16))
-        return fail(err, KVASIR_ERR_MEMORY, "no memory to encode a text of %zu bytes", text.len);
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory to encode a text of %zu bytes",
+                    text.len);
     if (flags & TOKENIZE_ADD_SPECIAL)
         TRY(add_ids(e, &e->t->before, err));
     struct added_sink sink = {encode_plain, take_id, e};
@@ -193,8 +195,9 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
     *ids = NULL;
     *n = 0;
     if (len > TEXT_BYTES_MAX)
-        return fail(err, KVASIR_ERR_TEXT, "a text of %zu bytes (up to %zu can be encoded at once)",
-                    len, TEXT_BYTES_MAX);
+        return fail(err, KVASIR_ERR_TEXT,
+                    "the text has %zu bytes (at most %zu can be encoded at once)", len,
+                    TEXT_BYTES_MAX);
     size_t valid = utf8_check(text, len);
     if (valid < len)
         return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid, "the text is not UTF-8: 0x%02x",

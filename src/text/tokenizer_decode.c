@@ -125,7 +125,7 @@ kvasir_status decoder_token_bytes(const struct tokenizer *t, int32_t id, struct 
         return fail(err, KVASIR_ERR_FORMAT,
                     "the decoder makes token %d too long: more than %zu bytes of %zu", id, limit,
                     len);
-    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "no memory for token %d", id);
+    return good ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "not enough memory for token %d", id);
 }
 
 /* ---- a list of tokens ------------------------------------------------------------------------ */
@@ -210,7 +210,7 @@ static bool is_skipped(const struct tokenizer *t, int32_t id, unsigned flags) {
 }
 
 static kvasir_status no_decode_memory(size_t n, kvasir_error *err) {
-    return fail(err, KVASIR_ERR_MEMORY, "no memory to decode %zu tokens", n);
+    return fail(err, KVASIR_ERR_MEMORY, "not enough memory to decode %zu tokens", n);
 }
 
 static bool start_chain(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,

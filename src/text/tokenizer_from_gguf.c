@@ -18,11 +18,12 @@
 
 static kvasir_status check_fields(const struct tokenizer_spec *spec, kvasir_error *err) {
     if (spec->n_tokens == 0 || spec->n_tokens > TOKENS_MAX)
-        return fail(err, KVASIR_ERR_FORMAT, "a vocabulary of %zu tokens (from 1 to %d are allowed)",
+        return fail(err, KVASIR_ERR_FORMAT, "the vocabulary has %zu tokens (1 to %d are allowed)",
                     spec->n_tokens, TOKENS_MAX);
     if (spec->n_merges > MERGES_MAX)
-        return fail(err, KVASIR_ERR_FORMAT, "a vocabulary of %zu merges (up to %d are allowed)",
-                    spec->n_merges, MERGES_MAX);
+        return fail(err, KVASIR_ERR_FORMAT,
+                    "the vocabulary has %zu merges (at most %d are allowed)", spec->n_merges,
+                    MERGES_MAX);
     const struct {
         const char *name;
         int32_t id;
@@ -43,7 +44,7 @@ static kvasir_status read_pieces(struct tokenizer *t, const struct tokenizer_spe
     for (size_t i = 0; i < spec->n_tokens; i++) {
         uint8_t kind = spec->kinds ? spec->kinds[i] : (uint8_t)TOKEN_NORMAL;
         if (kind > TOKEN_BYTE)
-            return fail(err, KVASIR_ERR_FORMAT, "token %zu is of the unknown kind %d", i, kind);
+            return fail(err, KVASIR_ERR_FORMAT, "token %zu has the unknown kind %d", i, kind);
         kind = kind ? kind : (uint8_t)TOKEN_NORMAL; /* 0 is "undefined" */
         struct text_span piece = spec->pieces[i];
         TRY(pieces_add(&t->pieces, (int32_t)i, piece, (enum token_kind)kind, err));
@@ -77,7 +78,7 @@ static kvasir_status make_byte_level(struct tokenizer *t, const struct tokenizer
 static kvasir_status make_sentencepiece(struct tokenizer *t, const struct tokenizer_spec *spec,
                                         kvasir_error *err) {
     if (!spec->scores)
-        return fail(err, KVASIR_ERR_FORMAT, "a vocabulary of model \"llama\" without scores");
+        return fail(err, KVASIR_ERR_FORMAT, "a vocabulary of model \"llama\" needs scores");
     snprintf(t->name, sizeof t->name, "llama (SentencePiece BPE)");
     struct normalizer_step *step = t->normalizer.step;
     if (spec->add_space_prefix)

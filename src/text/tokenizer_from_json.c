@@ -92,20 +92,18 @@ static kvasir_status walk_object(struct json_reading *r, struct json_scan *s,
                                  const char *const *names, int n, struct text_span *values,
                                  take_fn *take) {
     struct text_span key;
-    TRY(scan_open(s, '{'));
-    for (bool more = true;;) {
-        TRY(scan_next_key(s, &key, &more));
-        if (!more)
-            return KVASIR_OK;
+    kvasir_status status = scan_open(s, '{');
+    while (scan_each_key(s, &key, &status)) {
         int k = 0;
         while (k < n && !span_equal(key, span_of(names[k])))
             k++;
         if (k == n || values[k].data)
             return fail_at(s->err, KVASIR_ERR_UNSUPPORTED, (int64_t)s->at, "%s: the key \"%s\" %s",
                            s->name, quote_bytes(key.data, key.len).text,
-                           k == n ? "is not supported" : "stands there twice");
-        TRY(take(r, s, k, &values[k]));
+                           k == n ? "is not supported" : "occurs twice");
+        status = take(r, s, k, &values[k]);
     }
+    return status;
 }
 
 /* A scan of one value of the file, with the file's offsets. */
@@ -135,7 +133,7 @@ static kvasir_status blame_scan(const struct json_scan *s, const char *path, kva
 static kvasir_status keep_string(struct json_reading *r, struct text_span *text) {
     r->kept.len = 0;
     if (!text_append(&r->kept, text->data, text->len))
-        return fail(r->err, KVASIR_ERR_MEMORY, "no memory for tokenizer.json");
+        return fail(r->err, KVASIR_ERR_MEMORY, "not enough memory for tokenizer.json");
     *text = (struct text_span){r->kept.data, r->kept.len};
     return KVASIR_OK;
 }
@@ -157,7 +155,7 @@ static kvasir_status small_value(struct json_reading *r, const char *path, struc
     int64_t offset = raw.data - r->json.data;
     if (raw.len > SMALL_PART_MAX)
         return fail_at(r->err, KVASIR_ERR_UNSUPPORTED, offset,
-                       "tokenizer.json: %s has %zu bytes (up to %d are supported)", path, raw.len,
+                       "tokenizer.json: %s has %zu bytes (at most %d are supported)", path, raw.len,
                        SMALL_PART_MAX);
     const size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL;
     return blame_path(path, json_load_bounded(raw.data, raw.len, offset, flags, out, r->err),
@@ -168,18 +166,16 @@ static kvasir_status small_value(struct json_reading *r, const char *path, struc
 
 static kvasir_status read_vocab(struct json_reading *r, struct json_scan *s) {
     struct pieces *p = &r->t->pieces;
-    TRY(scan_open(s, '{'));
-    for (bool more = true;;) {
-        struct text_span piece;
+    struct text_span piece;
+    kvasir_status status = scan_open(s, '{');
+    while (scan_each_key(s, &piece, &status)) {
         int32_t id;
-        TRY(scan_next_key(s, &piece, &more));
-        if (!more)
-            break;
         /* The key outlives the id, which is not a string. */
         TRY(scan_id(s, &id));
         TRY(check_id(r, s, id));
-        TRY(blame_scan(s, "model.vocab", pieces_add(p, id, piece, TOKEN_NORMAL, r->err)));
+        status = blame_scan(s, "model.vocab", pieces_add(p, id, piece, TOKEN_NORMAL, r->err));
     }
+    TRY(status);
     if (p->n == 0)
         return scan_fail(s, KVASIR_ERR_FORMAT, "model.vocab is empty");
     return piece_map_init(&r->t->map, p, r->err);
@@ -209,14 +205,10 @@ static kvasir_status read_merge(struct json_reading *r, struct json_scan *s, siz
 }
 
 static kvasir_status read_merges(struct json_reading *r, struct json_scan *s) {
-    TRY(scan_open(s, '['));
-    for (size_t rank = 0;; rank++) {
-        bool more;
-        TRY(scan_next_item(s, &more));
-        if (!more)
-            return KVASIR_OK;
-        TRY(read_merge(r, s, rank));
-    }
+    kvasir_status status = scan_open(s, '[');
+    for (size_t rank = 0; scan_each_item(s, &status); rank++)
+        status = read_merge(r, s, rank);
+    return status;
 }
 
 /* ---- the model's settings -------------------------------------------------------------------- */
@@ -273,7 +265,7 @@ static kvasir_status read_unk(struct json_reading *r) {
     if (json_is_string(value)) {
         b->unk = piece_map_find(&r->t->map, json_string_value(value), json_string_length(value));
         if (b->unk < 0)
-            status = refuse_setting(r, MODEL_UNK, "is no piece of the vocabulary");
+            status = refuse_setting(r, MODEL_UNK, "is not in the vocabulary");
     } else if (value && !json_is_null(value)) {
         status = refuse_setting(r, MODEL_UNK, "is not a string");
     }
@@ -375,13 +367,10 @@ static kvasir_status read_added_token(struct json_reading *r, struct json_scan *
                                       struct normalizer_scratch *scratch) {
     struct added_reading a = {.token.id = -1};
     struct text_span key;
-    TRY(scan_open(s, '{'));
-    for (bool more = true;;) {
-        TRY(scan_next_key(s, &key, &more));
-        if (!more)
-            break;
-        TRY(read_added_field(r, s, key, &a));
-    }
+    kvasir_status status = scan_open(s, '{');
+    while (scan_each_key(s, &key, &status))
+        status = read_added_field(r, s, key, &a);
+    TRY(status);
     if (a.token.id < 0 || !a.has_content)
         return scan_fail(s, KVASIR_ERR_FORMAT, "an added token without id or content");
     if (a.token.text.len == 0) /* as Hugging Face does */
@@ -396,18 +385,12 @@ static kvasir_status read_added_token(struct json_reading *r, struct json_scan *
 static kvasir_status read_added(struct json_reading *r) {
     struct json_scan s;
     struct normalizer_scratch scratch = {0};
-    kvasir_status status = KVASIR_OK;
     if (!r->file[FILE_ADDED].data)
         return KVASIR_OK;
     scan_part(r, &s, r->file[FILE_ADDED]);
-    TRY_GOTO(scan_open(&s, '['));
-    for (bool more = true;;) {
-        TRY_GOTO(scan_next_item(&s, &more));
-        if (!more)
-            break;
-        TRY_GOTO(read_added_token(r, &s, &scratch));
-    }
-done:
+    kvasir_status status = scan_open(&s, '[');
+    while (scan_each_item(&s, &status))
+        status = read_added_token(r, &s, &scratch);
     normalizer_scratch_deinit(&scratch);
     scan_deinit(&s);
     return status;
@@ -461,28 +444,24 @@ static kvasir_status check_fallback(struct json_reading *r) {
 
 /* ---- tokenizer_config.json ------------------------------------------------------------------- */
 
-enum { CONFIG_BOS, CONFIG_EOS, CONFIG_NAMES };
-
 /* The id of a token that the config names: "text", {"content": "text", ...} or null. -1 if there is
  * none of that name. */
 static kvasir_status named_token(const struct tokenizer *t, struct json_scan *s, int32_t *id) {
     struct text_span name = {NULL, 0}, key, ignored;
     *id = -1;
-    if (scan_peek(s) == '"')
-        TRY(scan_string(s, &name));
-    else if (scan_peek(s) != '{')
+    if (scan_peek(s) != '"' && scan_peek(s) != '{')
         return scan_skip(s, &ignored);
-    else {
-        TRY(scan_open(s, '{'));
-        for (bool more = true; !name.data;) {
-            TRY(scan_next_key(s, &key, &more));
-            if (!more)
-                return KVASIR_OK;
-            if (span_equal(key, span_of("content")) && scan_peek(s) == '"')
-                TRY(scan_string(s, &name));
-            else
-                TRY(scan_skip(s, &ignored));
+    if (scan_peek(s) == '"') {
+        TRY(scan_string(s, &name));
+    } else {
+        kvasir_status status = scan_open(s, '{');
+        while (!name.data && scan_each_key(s, &key, &status)) {
+            bool content = span_equal(key, span_of("content")) && scan_peek(s) == '"';
+            status = content ? scan_string(s, &name) : scan_skip(s, &ignored);
         }
+        TRY(status);
+        if (!name.data)
+            return KVASIR_OK;
     }
     for (int32_t k = 0; (size_t)k < t->pieces.n && *id < 0; k++)
         if (pieces_has(&t->pieces, k) && span_equal(pieces_at(&t->pieces, k), name))
@@ -492,29 +471,25 @@ static kvasir_status named_token(const struct tokenizer *t, struct json_scan *s,
 
 static kvasir_status read_tokenizer_config(struct tokenizer *t, struct text_span config,
                                            kvasir_error *err) {
-    static const char *const names[CONFIG_NAMES] = {"bos_token", "eos_token"};
-    int32_t *ids[CONFIG_NAMES] = {&t->bos, &t->eos};
+    static const char *const names[] = {"bos_token", "eos_token"};
+    int32_t *const ids[] = {&t->bos, &t->eos};
     struct json_scan s;
     struct text_span key, raw;
-    kvasir_status status = KVASIR_OK;
     scan_init(&s, "tokenizer_config.json", config, err);
-    TRY_GOTO(scan_open(&s, '{'));
-    for (bool more = true;;) {
-        TRY_GOTO(scan_next_key(&s, &key, &more));
-        if (!more)
-            break;
-        int k = 0;
-        while (k < CONFIG_NAMES && !span_equal(key, span_of(names[k])))
-            k++;
+    kvasir_status status = scan_open(&s, '{');
+    while (scan_each_key(&s, &key, &status)) {
+        size_t k = span_equal(key, span_of(names[0])) ? 0 : 1;
+        bool named = span_equal(key, span_of(names[k]));
         size_t start = s.at;
         TRY_GOTO(scan_skip(&s, &raw));
         size_t end = s.at;
-        if (k < CONFIG_NAMES) {
+        if (named) {
             s.at = start;
             TRY_GOTO(named_token(t, &s, ids[k]));
             s.at = end;
         }
     }
+    TRY_GOTO(status);
     status = scan_finish(&s);
 done:
     scan_deinit(&s);

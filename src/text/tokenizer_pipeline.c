@@ -84,7 +84,7 @@ static kvasir_status get_text(const struct pipeline_part *p, const char *key,
     if (!json_is_string(value))
         return wrong_part(p, key, "is not a string");
     if (json_string_length(value) > NORMALIZER_TEXT_MAX)
-        return unsupported_part(p, key, "is longer than is supported");
+        return unsupported_part(p, key, "is too long");
     *len = (uint8_t)json_string_length(value);
     memcpy(out, json_string_value(value), *len);
     return KVASIR_OK;
@@ -117,8 +117,7 @@ static kvasir_status get_literal(const struct pipeline_part *p, char out[NORMALI
         return unsupported_part(p, "pattern.Regex", "is not supported here");
     size_t n = json_string_length(literal);
     if (n == 0 || n > NORMALIZER_TEXT_MAX)
-        return unsupported_part(p, "pattern.String",
-                                n ? "is longer than is supported" : "is empty");
+        return unsupported_part(p, "pattern.String", n ? "is too long" : "is empty");
     *len = (uint8_t)n;
     memcpy(out, json_string_value(literal), n);
     return KVASIR_OK;
@@ -130,7 +129,7 @@ static kvasir_status get_type(const struct pipeline_part *p, const char **type) 
     if (!p->value || json_is_null(p->value))
         return KVASIR_OK;
     if (p->depth > 8)
-        return unsupported_part(p, NULL, "is nested deeper than is supported");
+        return unsupported_part(p, NULL, "is nested too deeply");
     *type = json_string_value(json_object_get(p->value, "type"));
     return *type ? KVASIR_OK : wrong_part(p, "type", "is not a string");
 }
@@ -213,7 +212,7 @@ static kvasir_status read_normalizer(const struct pipeline_part *p, void *out) {
     if (is_type(type, "Sequence"))
         return each_part(p, "normalizers", read_normalizer, n);
     if (n->n == NORMALIZER_STEPS_MAX)
-        return unsupported_part(p, NULL, "is one step more than is supported");
+        return unsupported_part(p, NULL, "is one step too many");
     return normalizer_fields(p, type, &n->step[n->n++]);
 }
 
@@ -263,7 +262,7 @@ static kvasir_status get_behavior(const struct pipeline_part *p, enum split_beha
             *out = (enum split_behavior)k;
             return KVASIR_OK;
         }
-    return wrong_part(p, "behavior", "is not one that is known");
+    return wrong_part(p, "behavior", "is not a known behavior");
 }
 
 static kvasir_status read_split(const struct pipeline_part *p, struct pretokenizer *pre) {
@@ -342,7 +341,7 @@ static kvasir_status read_pre_tokenizer(const struct pipeline_part *p, void *out
     if (is_type(type, "Sequence"))
         return each_part(p, "pretokenizers", read_pre_tokenizer, r);
     if (r->byte_level)
-        return unsupported_part(p, NULL, "stands behind ByteLevel, which is not supported");
+        return unsupported_part(p, NULL, "follows ByteLevel, which is not supported");
     if (is_type(type, "Split"))
         return read_split(p, r->p);
     if (is_type(type, "ByteLevel"))
@@ -373,7 +372,7 @@ kvasir_status pipeline_pre_tokenizer(json_t *value, struct pretokenizer *pre, bo
 static kvasir_status too_many(const struct pipeline_part *p, bool before) {
     char what[64];
     snprintf(what, sizeof what, "adds more than %d tokens %s the text", IDS_ADDED_MAX,
-             before ? "in front of" : "behind");
+             before ? "before" : "after");
     return unsupported_part(p, "single", what);
 }
 
@@ -388,7 +387,7 @@ static kvasir_status push_special(const struct pipeline_part *p, const struct to
         json_t *id = json_array_get(ids, i);
         json_int_t n = json_is_integer(id) ? json_integer_value(id) : -1;
         if (n < 0 || n > INT32_MAX || !pieces_has(&t->pieces, (int32_t)n))
-            return wrong_part(p, "special_tokens", "names an id that no token has");
+            return wrong_part(p, "special_tokens", "has an id without a token");
         if (list->n == IDS_ADDED_MAX)
             return too_many(p, list == &t->before);
         ASSERT(list->n < IDS_ADDED_MAX);
@@ -411,12 +410,13 @@ static kvasir_status read_template_processing(const struct pipeline_part *p, str
             json_string_value(json_object_get(json_object_get(item, "Sequence"), "id"));
         const char *name = json_string_value(json_object_get(special, "id"));
         if (json_object_size(item) != 1 || !(name || (text && is_type(text, "A"))))
-            return wrong_part(p, "single", "holds what is neither a SpecialToken nor Sequence A");
+            return wrong_part(p, "single",
+                              "holds something other than SpecialToken and Sequence A");
         if (name)
             TRY(push_special(p, t, name, texts ? &t->after : &t->before));
         texts += text != NULL;
     }
-    return texts == 1 ? KVASIR_OK : wrong_part(p, "single", "does not hold Sequence A once");
+    return texts == 1 ? KVASIR_OK : wrong_part(p, "single", "must hold Sequence A exactly once");
 }
 
 static kvasir_status read_post_processor(const struct pipeline_part *p, void *out) {
@@ -492,9 +492,9 @@ static kvasir_status read_decoder(const struct pipeline_part *p, void *out) {
     if (is_type(type, "Sequence"))
         return each_part(p, "decoders", read_decoder, d);
     if (d->n == DECODER_STEPS_MAX)
-        return unsupported_part(p, NULL, "is one step more than is supported");
+        return unsupported_part(p, NULL, "is one step too many");
     if (d->n && (is_type(type, "ByteLevel") || d->step[0].kind == DECODE_BYTE_LEVEL))
-        return unsupported_part(p, NULL, "stands beside ByteLevel, which is not supported");
+        return unsupported_part(p, NULL, "is combined with ByteLevel, which is not supported");
     return decoder_fields(p, type, &d->step[d->n++]);
 }
 

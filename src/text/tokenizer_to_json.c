@@ -117,7 +117,7 @@ static kvasir_status put_merges(struct json_writer *w, const struct tokenizer *t
     struct merge *list = mem_calloc(m->n, sizeof *list);
     size_t n = 0;
     if (!list)
-        return fail(err, KVASIR_ERR_MEMORY, "no memory for the merges");
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for the merges");
     for (size_t i = 0; m->n && i < (size_t)1 << (64 - m->shift); i++)
         if (m->slot[i].pair != UINT64_MAX && m->slot[i].rank != MERGE_NONE)
             list[n++] = m->slot[i];
@@ -199,7 +199,8 @@ static kvasir_status put_all(struct json_writer *w, const struct tokenizer_spec 
     put_json(w, "}\n");
     return w->good ? KVASIR_OK
                    : fail(err, KVASIR_ERR_FORMAT,
-                          "a token that is not UTF-8, or no memory for tokenizer.json");
+                          "a token is not valid UTF-8, or there is not enough memory for "
+                          "tokenizer.json");
 }
 
 kvasir_status tokenizer_write_json(const struct tokenizer_spec *spec, struct text_buf *out,

@@ -313,7 +313,8 @@ static void test_refused(void **state) {
     a->request.ignore_end = false;
     a->request.stop_tokens = quotes;
     a->request.n_stop_tokens = n;
-    refused(e, a, KVASIR_ERR_UNSUPPORTED, "no token that may be chosen is '\"' alone");
+    refused(e, a, KVASIR_ERR_UNSUPPORTED,
+            "JSON needs a token that is '\"' alone, but none is allowed");
     a->request.n_stop_tokens = 1;
     answer_run(e, a);
     assert_int_equal(engine_settled(e).requests, 1);

@@ -140,9 +140,9 @@ static void test_post_processor(void **state) {
             tokenizer_destroy(t);
         } else {
             refused(behind, "null", KVASIR_ERR_UNSUPPORTED,
-                    "post_processor.single adds more than 64 tokens in front of the text");
+                    "post_processor.single adds more than 64 tokens before the text");
             refused(ids, "null", KVASIR_ERR_UNSUPPORTED,
-                    "post_processor.single adds more than 64 tokens behind the text");
+                    "post_processor.single adds more than 64 tokens after the text");
         }
         mem_free(behind);
         mem_free(one);
@@ -168,7 +168,7 @@ static void test_json_memory(void **state) {
     refused("null", decoder, KVASIR_ERR_FORMAT, "more than 32 times");
     mem_free(decoder);
     decoder = repeat(STEPS_OF, 100, "{\"type\":\"Fuse\"}", "]}"); /* what files hold is far below */
-    refused("null", decoder, KVASIR_ERR_UNSUPPORTED, "one step more than is supported");
+    refused("null", decoder, KVASIR_ERR_UNSUPPORTED, "one step too many");
     mem_free(decoder);
 }
 

@@ -519,7 +519,7 @@ static void test_bad_specs(void **state) {
     add_pair(v, "a", "b");
     struct tokenizer_spec bad = v->spec;
     bad.model = "llama";
-    expect_refused(&bad, KVASIR_ERR_FORMAT, "without scores");
+    expect_refused(&bad, KVASIR_ERR_FORMAT, "needs scores");
     bad.model = "bert";
     expect_refused(&bad, KVASIR_ERR_UNSUPPORTED, "tokenizer model \"bert\"");
     bad.model = NULL;

@@ -417,16 +417,16 @@ static void test_refused_model(void **state) {
     BAD("model.continuing_subword_prefix is not",
         .settings = "\"continuing_subword_prefix\":\"#\"");
     BAD("model.end_of_word_suffix is not", .settings = "\"end_of_word_suffix\":\"</w>\"");
-    BAD("model.unk_token is no piece", .settings = "\"unk_token\":\"nobody\"");
+    BAD("model.unk_token is not in the vocabulary", .settings = "\"unk_token\":\"nobody\"");
     BAD("model.unk_token is not a string", .settings = "\"unk_token\":0");
     BAD("model.fuse_unk is not true", .settings = "\"fuse_unk\":1");
     BAD("the key \"speed\" is not supported", .settings = "\"speed\":1");
-    BAD("stands there twice", .settings = "\"type\":\"BPE\"");
+    BAD("occurs twice", .settings = "\"type\":\"BPE\"");
     BAD("the key \"future\" is not supported", .extra = "\"future\":{},");
     BAD("version", .extra = "\"version\":\"2.0\",");
     BAD("model.vocab is empty", .vocab = "{}", .merges = "[]");
-    BAD("id that is no whole number", .vocab = "{\"a\":1.5}", .merges = "[]");
-    BAD("id that is no whole number", .vocab = "{\"a\":-1}", .merges = "[]");
+    BAD("id must be a whole number", .vocab = "{\"a\":1.5}", .merges = "[]");
+    BAD("id must be a whole number", .vocab = "{\"a\":-1}", .merges = "[]");
     BAD("above 2147483647", .vocab = "{\"a\":99999999999}", .merges = "[]");
     BAD("too large for a file of", .vocab = "{\"a\":70000}", .merges = "[]");
     BAD("expected a value", .vocab = "{\"a\":\"b\"}", .merges = "[]");
@@ -450,7 +450,7 @@ static void test_refused_model(void **state) {
         {"{\"model\":{\"vocab\":{\"a\":0}}}", "model has no merges"},
         {"{\"model\":{\"type\":\"Unigram\"}}", "model.type \"Unigram\" is not supported"},
         {"{\"model\":{\"type\":null}}", "model.type"},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}} x", "more text"},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}} x", "text after the value"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_int_not_equal(try_text(cases[i].json, strlen(cases[i].json), NULL, &t, &err),
@@ -483,7 +483,7 @@ static void test_refused_parts(void **state) {
         .normalizer = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x\"},\"content\":\"\"}");
     BAD("normalizer.pattern.String is empty",
         .normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"\"}");
-    BAD("normalizer.content is longer",
+    BAD("normalizer.content is too long",
         .normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"x\"},\"content\":"
                       "\"0123456789012345678901234567890123\"}");
     BAD("normalizer.pattern is not", .normalizer = "{\"type\":\"Replace\",\"pattern\":\"x\"}");
@@ -494,7 +494,7 @@ static void test_refused_parts(void **state) {
     BAD("pre_tokenizer.invert is not true", .pre = SPLIT(B_OR_C, "Isolated", "1"));
     BAD("pre_tokenizer: pre-tokenizer pattern, character 1",
         .pre = SPLIT("{\"Regex\":\"(\"}", "Isolated", "false"));
-    BAD("pretokenizers[1] stands behind ByteLevel",
+    BAD("pretokenizers[1] follows ByteLevel",
         .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":"
                "\"Digits\"}]}");
     BAD("pre_tokenizer.replacement is not U+2581",
@@ -506,14 +506,14 @@ static void test_refused_parts(void **state) {
         .settings = "\"byte_fallback\":true");
 
     BAD("post_processor.type \"RobertaProcessing\"", .post = "{\"type\":\"RobertaProcessing\"}");
-    BAD("post_processor.single does not hold Sequence A once",
+    BAD("post_processor.single must hold Sequence A exactly once",
         .post = "{\"type\":\"TemplateProcessing\",\"single\":[]," SPECIALS "}");
-    BAD("post_processor.single holds what is neither",
+    BAD("post_processor.single holds something other",
         .post = "{\"type\":\"TemplateProcessing\",\"single\":[" TEXT_A ",{\"Sequence\":{\"id\":"
                 "\"B\"}}]," SPECIALS "}");
     BAD("lacks a token",
         .post = "{\"type\":\"TemplateProcessing\",\"single\":[" TEXT_A "," SPECIAL("x") "]}");
-    BAD("an id that no token has",
+    BAD("an id without a token",
         .post = "{\"type\":\"TemplateProcessing\",\"single\":[" TEXT_A
                 "," SPECIAL("x") "],\"special_tokens\":{\"x\":{\"ids\":[999]}}}");
     BAD("processors[1] is a second template",
@@ -524,14 +524,14 @@ static void test_refused_parts(void **state) {
                                           "]," SPECIALS "}]}");
 
     BAD("decoder.type \"WordPiece\"", .decoder = "{\"type\":\"WordPiece\",\"prefix\":\"#\"}");
-    BAD("decoders[1] stands beside ByteLevel",
+    BAD("decoders[1] is combined with ByteLevel",
         .decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":"
                    "\"ByteLevel\"}]}");
     BAD("decoder.content is not one character",
         .decoder = "{\"type\":\"Strip\",\"content\":\"ab\",\"start\":1,\"stop\":0}");
     BAD("decoder.stop is not a number",
         .decoder = "{\"type\":\"Strip\",\"content\":\"a\",\"start\":1,\"stop\":-1}");
-    BAD("step more than is supported",
+    BAD("one step too many",
         .decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"Fuse\"},"
                    "{\"type\":\"Fuse\"},{\"type\":\"Fuse\"},{\"type\":\"Fuse\"},{\"type\":"
                    "\"Fuse\"},{\"type\":\"Fuse\"},{\"type\":\"Fuse\"},{\"type\":\"Fuse\"}]}");

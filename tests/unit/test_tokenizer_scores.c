@@ -263,11 +263,11 @@ static void test_bad_fields(void **state) {
     char *piece = calloc(1, 600);
     memset(piece, 'a', 513);
     v->pieces[a] = (struct text_span){piece, 513};
-    expect_refused(&v->spec, "token 3 has 513 bytes (up to 512");
+    expect_refused(&v->spec, "token 3 has 513 bytes (at most 512");
     v->pieces[a].len = 512;
     tokenizer_destroy(create(&v->spec));
     v->spec.scores = NULL;
-    expect_refused(&v->spec, "without scores");
+    expect_refused(&v->spec, "needs scores");
     free(piece);
     free(v);
 }
