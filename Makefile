@@ -38,11 +38,11 @@ serve: ## from nothing to a server on http://127.0.0.1:8080, with SmolLM2; Ctrl-
 	@tools/fetch-model.sh
 	build/kvasir serve -m $(DEMO_MODEL) --kv-bits 8,4
 
-test: ## everything CI runs (.ci/run), below 30 minutes on 2 cores
+test: ## everything CI runs (.ci/run), below 35 minutes on 2 cores
 	@tools/test.sh
 
-check: ## rules on the text of the tree: layers, format, headers, sizes
-	@tools/check.sh
+check: ## for daily work, 3 minutes: build, rules on the sources, unit tests
+	@tools/test.sh check
 
 format: ## clang-format over the whole tree
 	@tools/check.sh --files-c | xargs clang-format -i

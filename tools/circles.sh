@@ -18,4 +18,5 @@ for arg; do
     esac
 done
 [ -d "$build" ] || { echo "circles: no folder $build: build first (make check)" >&2; exit 1; }
-find "$build" -path '*/src/*.o' -print0 | xargs -0 -r nm -A -P | ALL=$all python3 tools/circles.py
+found=$(find "$build" -path '*/src/*.o' -print0 | xargs -0 -r nm -A -P | ALL=$all python3 tools/circles.py)
+[ -z "$found" ] || { echo "$found"; [ -n "$all" ] || { echo "circles: broken: no circles of calls" >&2; exit 1; }; }

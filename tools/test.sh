@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# test.sh [asan|tsan]: everything CI runs, or one sanitizer's part of it. Stops at the first stage
-# that fails; the last lines of a whole run are ctest's summary of the release build.
+# test.sh [check|asan|tsan]: everything CI runs; or build, rules and unit tests (`make check`); or
+# one sanitizer's part. Stops at the first stage that fails; the last lines of a whole run are
+# ctest's summary of the release build.
 # For tools/soak.sh: tsan-all; storm SECONDS, the server's storm under each sanitizer.
 #
-# What runs where, to stay below 30 minutes on 2 cores:
+# What runs where, to stay below 35 minutes on 2 cores:
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      compiled without a warning
 #   cuda (build-cuda-ci)     where nvcc is: compiled for one architecture; nothing of it runs here
@@ -89,7 +90,20 @@ run_cuda() {
     cmake --build build-cuda-ci --target opcheck
 }
 
+check_rules() {
+    stage "rules on the sources"
+    tools/check.sh
+    tools/circles.sh build-ci
+}
+
 case ${1:-all} in
+check)
+    stage "gcc, release, warnings are errors"
+    build ci
+    check_rules
+    stage "unit tests"
+    ctest --test-dir build-ci --output-on-failure --no-label-summary -L unit
+    ;;
 asan) run_asan 'golden|kcheck' OFF ;;
 asan-all) run_asan golden ON ;;
 tsan) run_tsan OFF -L threads ;;
@@ -108,8 +122,7 @@ all)
     [ "$(uname -m)" != x86_64 ] || require=avx2
     build ci -DKVASIR_REQUIRE_TIER="$require"
 
-    stage "checks"
-    tools/check.sh
+    check_rules
 
     stage "clang, warnings are errors"
     build clang
@@ -127,7 +140,7 @@ all)
     ctest --test-dir build-ci --output-on-failure --no-label-summary
     ;;
 *)
-    echo "usage: $0 [asan|asan-all|tsan|tsan-all|storm SECONDS]" >&2
+    echo "usage: $0 [check|asan|asan-all|tsan|tsan-all|storm SECONDS]" >&2
     exit 2
     ;;
 esac
