@@ -18,5 +18,8 @@ for arg; do
     esac
 done
 [ -d "$build" ] || { echo "circles: no folder $build: build first (make check)" >&2; exit 1; }
-found=$(find "$build" -path '*/src/*.o' -print0 | xargs -0 -r nm -A -P | ALL=$all python3 tools/circles.py)
-[ -z "$found" ] || { echo "$found"; [ -n "$all" ] || { echo "circles: broken: no circles of calls" >&2; exit 1; }; }
+found=$(find "$build" -path '*/src/*.o' -print0 | xargs -0 -r nm -A -P |
+    ALL=$all python3 tools/circles.py)
+[ -n "$found" ] || exit 0
+echo "$found"
+[ -n "$all" ] || { echo "circles: broken: calls form no circles" >&2 && exit 1; }

@@ -10,15 +10,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 answers=
 [ "${1:-}" != --answers ] || { answers=1; shift; }
-git ls-files 'src/*.c' | xargs pmccabe | ANSWERS=$answers N=${1:-20} SEED=$(git rev-parse HEAD) python3 -c '
+git ls-files 'src/*.c' | xargs pmccabe 2>/dev/null |
+    ANSWERS=$answers N=${1:-20} SEED=$(git rev-parse HEAD) python3 -c '
 import os, random, re, sys
+
 found = []
 for line in sys.stdin:
-    place, name = line.rstrip("\n").split("\t")[5:6][0], None
-    match = re.match(r"(\S+)\((\d+)\): (\w+)", place)
+    match = re.match(r"(\S+)\((\d+)\): (\w+)", line.rstrip("\n").split("\t")[5])
     if match:
         found.append(match.groups())
-for n, (path, at, name) in enumerate(random.Random(os.environ["SEED"]).sample(found, int(os.environ["N"])), 1):
+drawn = random.Random(os.environ["SEED"]).sample(found, int(os.environ["N"]))
+for n, (path, at, name) in enumerate(drawn, 1):
     text = "\n".join(open(path).read().split("\n")[int(at) - 1:][:8])
     head = re.sub(r"\s+", " ", text.split("{")[0]).strip()
     folder = "  -> " + os.path.dirname(path) if os.environ["ANSWERS"] else ""
