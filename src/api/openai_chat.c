@@ -25,7 +25,7 @@
 
 static const char *const ROLES[] = {"system", "developer", "user", "assistant", "tool", "function"};
 
-struct api_path openai_message_path(size_t i, const char *member) {
+static struct api_path openai_message_path(size_t i, const char *member) {
     struct api_path p;
     snprintf(p.text, sizeof p.text, "messages[%zu]%s%s", i, *member ? "." : "", member);
     return p;

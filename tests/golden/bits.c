@@ -114,10 +114,10 @@ static uint64_t run(kvasir_context *ctx, size_t vocab, int n, int decoded) {
     }
     float *logits = malloc(vocab * sizeof *logits);
     struct hashed h = {XXH64_createState(), vocab};
-    kvasir_eval_options eval = {.struct_size = sizeof(kvasir_eval_options),
-                                .last_logits = logits,
-                                .on_logits = hash_rows,
-                                .user = &h};
+    kvasir_eval_options eval = {.last_logits = logits, .on_logits = hash_rows, .user = &h};
+#ifndef BEFORE_STRUCT_SIZE
+    eval.struct_size = sizeof eval;
+#endif
     XXH64_reset(h.state, 0);
     must(kvasir_seq_create(ctx, &seq, &err), &err, "sequence");
     must(kvasir_seq_eval(seq, tokens, (size_t)n, &eval, &err), &err, "prompt");
