@@ -12,7 +12,8 @@ count=${1:-20}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cp -r CMakeLists.txt CMakePresets.json kvasir.pc.in include src tests docs bench "$dir"/
-cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_FLAGS=-DKVASIR_DEBUG -DBUILD_TESTING=ON \
+cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_C_FLAGS=-DKVASIR_DEBUG -DBUILD_TESTING=ON \
     -DSHARED_DIR="$PWD/../shared" -DMODELS_DIR="$PWD/models" >/dev/null
 cmake --build "$dir/build" >"$dir/log" 2>&1
 
