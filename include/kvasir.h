@@ -336,6 +336,10 @@ static inline kvasir_sampling kvasir_sampling_defaults(void) {
     return sampling;
 }
 
+/* What kvasir_sampler_create and kvasir_engine_submit check: ranges, for this vocabulary size. */
+KVASIR_API kvasir_status kvasir_sampling_check(const kvasir_sampling *sampling, uint32_t vocab,
+                                               kvasir_error *err);
+
 typedef struct kvasir_sampler kvasir_sampler;
 KVASIR_API kvasir_status kvasir_sampler_create(const kvasir_sampling *sampling, uint32_t vocab,
                                                kvasir_sampler **out, kvasir_error *err);

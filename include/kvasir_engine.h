@@ -121,6 +121,7 @@ typedef enum kvasir_hit {
 /* "miss", "exact", "prefix", "supersequence", "common_prefix" */
 KVASIR_API const char *kvasir_hit_text(kvasir_hit hit);
 
+enum { KVASIR_TOP_LOGPROBS_MAX = 20 };
 typedef struct kvasir_token_logprob {
     int32_t token;
     /* natural, of the model's distribution: before json_object, penalties, filters, temperature */
@@ -176,8 +177,9 @@ typedef struct kvasir_request {
      * Refused: without a tokenizer that can write it, and with ignore_end. Where a vocabulary
      * leads into a dead end the choice ends with an error. */
     bool json_object;
-    int32_t top_logprobs; /* -1: no logprobs; 0 to 20: beside the token's, those of the likeliest */
-    const char *salt;     /* requests share prefixes with those of the same salt; NULL: "" */
+    int32_t
+        top_logprobs; /* -1: no logprobs; 0 to KVASIR_TOP_LOGPROBS_MAX: the token's and those of the likeliest */
+    const char *salt; /* requests share prefixes with those of the same salt; NULL: "" */
     /* The prompt goes on behind what this file holds; borrowed until the last event. */
     const kvasir_prompt_cache *prompt_cache;
     kvasir_event_fn *on_event;

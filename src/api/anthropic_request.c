@@ -155,7 +155,7 @@ static bool add_texts(struct text_buf *b, json_t *content, const char *at,
             return false;
         if (strcmp(type, "text") != 0)
             return api_refuse(err, member(here.text, "type").text,
-                              "\"%.40s\" is not supported (but for text)", type);
+                              "\"%.40s\" is not supported, only text is", type);
         if (!(text = string_of(block, here.text, "text", err)))
             return false;
         if (!add(b, json_string_value(text), json_string_length(text)))
@@ -246,11 +246,12 @@ static bool read_block(struct chat *c, const char *role, json_t *block, const ch
             kind = &BLOCKS[i];
     if (!kind)
         return api_refuse(c->err, member(at, "type").text,
-                          "\"%.40s\" is not supported (but for text, tool_use, tool_result, "
-                          "thinking)",
+                          "\"%.40s\" is not supported, only text, tool_use, tool_result and "
+                          "thinking are",
                           type);
     if (kind->role && strcmp(kind->role, role) != 0)
-        return api_refuse(c->err, member(at, "type").text, "\"%s\" is no block of \"%s\"", type,
+        return api_refuse(c->err, member(at, "type").text,
+                          "\"%s\" blocks are not allowed in a message of the role \"%s\"", type,
                           role);
     return enter(c, role) && kind->read(c, block, at);
 }
@@ -268,7 +269,7 @@ static bool read_message(struct chat *c, json_t *message, const char *at) {
         role = strcmp(json_string_value(given), ROLES[i]) == 0 ? ROLES[i] : role;
     if (!role)
         return api_refuse(c->err, member(at, "role").text,
-                          "\"%.40s\" is none of user, assistant, system", json_string_value(given));
+                          "\"%.40s\" is not user, assistant or system", json_string_value(given));
     bool system = strcmp(role, "system") == 0;
     if (!json_is_array(content) || system)
         return enter(c, role) &&
@@ -298,7 +299,7 @@ static bool read_chat(struct chat *c, json_t *body, json_t *out) {
     bool goes_on = c->role && strcmp(c->role, "assistant") == 0;
     if (goes_on && c->calls)
         return api_refuse(c->err, member(item("messages", n - 1).text, "content").text,
-                          "ends the chat with tool_use: its tool_result is missing");
+                          "the chat ends with tool_use: add its tool_result");
     if (!end_message(c))
         return false;
     if (json_object_set(out, "messages", c->messages) != 0 ||
@@ -318,7 +319,7 @@ static bool read_tool(json_t *tool, const char *at, json_t *out, struct api_erro
         return api_wrong_type(err, member(at, "type").text, type, "a string");
     if (type && strcmp(json_string_value(type), "custom") != 0)
         return api_refuse(err, member(at, "type").text,
-                          "\"%.40s\" is not supported (but for custom)", json_string_value(type));
+                          "\"%.40s\" is not supported, only custom is", json_string_value(type));
     if (!(name = string_of(tool, at, "name", err)))
         return false;
     if (about && !json_is_string(about))
@@ -358,8 +359,8 @@ static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
         return false;
     if (strcmp(type, "auto") != 0 && strcmp(type, "none") != 0)
         return api_refuse(err, "tool_choice.type",
-                          "\"%.40s\" is neither \"none\" nor \"auto\": an answer cannot be made "
-                          "to call a tool",
+                          "\"%.40s\" is neither \"none\" nor \"auto\": a tool call cannot be "
+                          "forced",
                           type);
     json_t *single = api_get(choice, "disable_parallel_tool_use");
     if (single && !json_is_boolean(single))
@@ -418,7 +419,7 @@ static bool read_thinking(json_t *body, json_t *kwargs, struct api_error *err) {
         return false;
     bool on = strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0;
     if (!on && strcmp(type, "disabled") != 0)
-        return api_refuse(err, "thinking.type", "\"%.40s\" is none of enabled, disabled, adaptive",
+        return api_refuse(err, "thinking.type", "\"%.40s\" is not enabled, disabled or adaptive",
                           type);
     if (budget && !json_is_integer(budget))
         return api_wrong_type(err, "thinking.budget_tokens", budget, "a whole number");
@@ -461,7 +462,7 @@ static bool read_output_config(json_t *body, json_t *out, struct api_error *err)
             return json_object_set_new(out, "reasoning_effort", json_string(EFFORTS[i][1])) == 0 ||
                    api_no_memory(err);
     return api_refuse(err, "output_config.effort",
-                      "\"%.40s\" is none of low, medium, high, xhigh, max",
+                      "\"%.40s\" is not low, medium, high, xhigh or max",
                       json_string_value(effort));
 }
 

@@ -19,7 +19,7 @@ static const char *type_name(json_t *value) {
         return "a number";
     case JSON_TRUE:
     case JSON_FALSE:
-        return "a truth value";
+        return "a boolean";
     case JSON_NULL:
         break;
     }
@@ -35,7 +35,7 @@ bool api_wrong_type(struct api_error *err, const char *path, json_t *value, cons
 }
 
 bool api_is_object(json_t *body, struct api_error *err) {
-    return json_is_object(body) || api_refuse(err, NULL, "the body is not a JSON object");
+    return json_is_object(body) || api_refuse(err, NULL, "the request body is not a JSON object");
 }
 
 json_t *api_get(json_t *object, const char *name) {
@@ -62,8 +62,8 @@ bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max,
         return api_wrong_type(err, name, value, "a whole number");
     json_int_t n = json_integer_value(value);
     if (n < min || n > max)
-        return api_refuse(err, name, "%lld is out of range, it goes from %lld to %lld",
-                          (long long)n, (long long)min, (long long)max);
+        return api_refuse(err, name, "%lld is not between %lld and %lld", (long long)n,
+                          (long long)min, (long long)max);
     *out = n;
     return true;
 }
@@ -76,8 +76,7 @@ bool api_real(json_t *value, const char *path, double min, double max, float *ou
         return api_wrong_type(err, path, value, "a number");
     double x = json_number_value(value);
     if (!(x >= min && x <= max))
-        return api_refuse(err, path, "%.10g is out of range, it goes from %.10g to %.10g", x, min,
-                          max);
+        return api_refuse(err, path, "%.10g is not between %.10g and %.10g", x, min, max);
     *out = (float)x;
     return true;
 }
@@ -87,7 +86,7 @@ bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
     if (!json_is_string(value))
         return api_wrong_type(err, path, value, "a string");
     if (strlen(json_string_value(value)) != json_string_length(value))
-        return api_refuse(err, path, "holds a NUL character");
+        return api_refuse(err, path, "contains a NUL character");
     /* the array counts a reference; the text itself is not changed */
     if (json_array_append(kept, value) != 0)
         return api_no_memory(err);
@@ -112,8 +111,7 @@ bool api_ids(const char *path, json_t *list, uint32_t vocab, int32_t **ids, size
         if (!json_is_integer(item))
             api_wrong_type(err, at, item, "a whole number");
         else if (!good)
-            api_refuse(err, at, "%lld is no token id, they go from 0 to %u", (long long)id,
-                       vocab - 1);
+            api_refuse(err, at, "%lld is not a token id (0 to %u)", (long long)id, vocab - 1);
         if (!good) {
             free(made);
             return false;

@@ -40,7 +40,7 @@ static bool read_role(json_t *message, size_t i, const char **role, struct api_e
         if (strcmp(*role, ROLES[k]) == 0)
             return true;
     return api_refuse(err, openai_message_path(i, "role").text,
-                      "\"%.40s\" is none of system, developer, user, assistant, tool, function",
+                      "\"%.40s\" is not system, developer, user, assistant, tool or function",
                       *role);
 }
 
@@ -60,7 +60,7 @@ static json_t *part_text(json_t *part, size_t i, size_t k, struct api_error *err
         return NULL;
     }
     if (strcmp(name, "text") != 0 && strcmp(name, "refusal") != 0) {
-        api_refuse(err, path, "\"%.40s\" is not supported (but for text)", name);
+        api_refuse(err, path, "\"%.40s\" is not supported, only text is", name);
         return NULL;
     }
     json_t *text = api_get(part, name);
@@ -209,7 +209,8 @@ static bool set_variables(const struct api_setup *setup, json_t *body, struct ap
     if (more && !json_is_object(more))
         return api_wrong_type(err, "chat_template_kwargs", more, "an object");
     if (api_get(more, "messages"))
-        return api_refuse(err, "chat_template_kwargs.messages", "is \"messages\" of the body");
+        return api_refuse(err, "chat_template_kwargs.messages",
+                          "belongs in the body, as \"messages\"");
     if (setup->variables && json_object_update(variables, setup->variables) != 0)
         return api_no_memory(err);
     if ((effort && json_object_set(variables, "reasoning_effort", effort) != 0) ||
@@ -230,7 +231,7 @@ bool openai_read_shape(json_t *body, struct openai_chat_shape *shape, struct api
         return false;
     return !(shape->begins_answer && shape->continues) ||
            api_refuse(err, "add_generation_prompt",
-                      "cannot be true beside \"continue_final_message\"");
+                      "cannot be true together with \"continue_final_message\"");
 }
 
 /* Stand before the first message's text, and behind the last one's, while a template is rendered,
@@ -258,7 +259,7 @@ static bool mark_begin(json_t *messages, struct api_error *err) {
     json_t *first = json_array_get(messages, 0);
     if (strcmp(json_string_value(json_object_get(first, "role")), "user") != 0)
         return api_refuse(err, "messages[0].role",
-                          "is not \"user\", whose text goes on that of \"prompt_cache\"");
+                          "must be \"user\": its text continues that of \"prompt_cache\"");
     return mark_text(first, BEGIN_MARK, "", err);
 }
 
@@ -269,10 +270,10 @@ static bool mark_end(json_t *messages, struct api_error *err) {
     char behind[sizeof END_MARK + 1];
     if (strcmp(json_string_value(json_object_get(last, "role")), "assistant") != 0)
         return api_refuse(err, openai_message_path(i, "role").text,
-                          "is not \"assistant\": there is no answer to go on with");
+                          "must be \"assistant\" to be continued");
     if (json_array_size(json_object_get(last, "tool_calls")) > 0)
         return api_refuse(err, openai_message_path(i, "tool_calls").text,
-                          "end the last message: there is no text to go on with");
+                          "a message that ends with tool calls cannot be continued");
     snprintf(behind, sizeof behind, "%s ", END_MARK);
     return mark_text(last, "", behind, err);
 }
@@ -304,8 +305,8 @@ static bool cut_end(const char *text, size_t *len, json_t *content, size_t i,
         said++;
     if (!mark || end < n || (n && memcmp(mark - n, said, n) != 0))
         return api_refuse(err, openai_message_path(i, "content").text,
-                          "the chat template does not write the last message's text once, as "
-                          "it is: the answer cannot go on with it");
+                          "the chat template does not write the last message's text exactly once "
+                          "and unchanged, so it cannot be continued");
     const char *behind = mark + strlen(END_MARK);
     bool trimmed = behind == text + *len || *behind != ' ';
     for (; trimmed && n > 0 && is_space(said[n - 1]); n--)
@@ -319,8 +320,8 @@ static bool cut_begin(char *text, size_t *len, struct api_error *err) {
     const char *mark = find_mark(text, *len, BEGIN_MARK);
     if (!mark)
         return api_refuse(err, "prompt_cache",
-                          "the chat template does not write the first message's text once, as "
-                          "it is: only /v1/completions can go on a file");
+                          "the chat template does not write the first message's text exactly once "
+                          "and unchanged: use /v1/completions to continue a file");
     const char *from = mark + strlen(BEGIN_MARK);
     *len -= (size_t)(from - text);
     memmove(text, from, *len);

@@ -2,12 +2,12 @@
 /* openai_fields.c: the fields of a body but its prompt: limits, sampling, stops, logprobs, and the
  * names of what is refused.
  *
- * A missing member and null are the same. A number is in range or refused by its name, so that
- * nothing is left for the engine to find wrong with it.
+ * A value of the wrong type or out of range is refused by its name. Ranges of sampling are the
+ * sampler's (kvasir_sampling_check).
  */
 #include "api/openai_internal.h"
 
-#include <math.h>
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static bool optional_text(struct api_request *r, json_t *body, const char *name,
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* Fields that change the answer in ways that are not there, and the value that asks for nothing of
- * the kind (JSON; NULL: only null does). */
+/* Fields that are not supported, each with the value that changes nothing (JSON; NULL: only null
+ * is such). */
 static const struct {
     const char *name, *harmless;
 } NOT_SUPPORTED[] = {
@@ -73,7 +73,7 @@ static bool check_supported(const struct api_setup *setup, json_t *body, struct 
         const char *harmless = NOT_SUPPORTED[i].harmless;
         if (!value || is_harmless(value, harmless))
             continue;
-        return harmless ? api_refuse(err, NOT_SUPPORTED[i].name, "is not supported (but for %s)",
+        return harmless ? api_refuse(err, NOT_SUPPORTED[i].name, "is not supported, only %s is",
                                      harmless)
                         : api_refuse(err, NOT_SUPPORTED[i].name, "is not supported");
     }
@@ -81,10 +81,9 @@ static bool check_supported(const struct api_setup *setup, json_t *body, struct 
     const char *word = json_string_value(choice);
     if (choice && (!word || (strcmp(word, "none") != 0 && strcmp(word, "auto") != 0)))
         return api_refuse(err, "tool_choice",
-                          "is neither \"none\" nor \"auto\": an answer "
-                          "cannot be made to call a tool");
+                          "must be \"none\" or \"auto\": a tool call cannot be forced");
     if (!setup->prompt_cache && api_get(body, "prompt_cache"))
-        return api_refuse(err, "prompt_cache", "is not allowed here");
+        return api_refuse(err, "prompt_cache", "is not supported by this server");
     return true;
 }
 
@@ -93,16 +92,16 @@ static bool check_supported(const struct api_setup *setup, json_t *body, struct 
 static const struct {
     const char *name;
     size_t offset; /* in kvasir_sampling */
-    double min, max;
+    double most;   /* of its absolute value, as OpenAI's documents say; the sampler has its own */
 } REALS[] = {
-    {"temperature", offsetof(kvasir_sampling, temp), 0, 1000},
-    {"top_p", offsetof(kvasir_sampling, top_p), 0, 1},
-    {"min_p", offsetof(kvasir_sampling, min_p), 0, 1},
-    {"repetition_penalty", offsetof(kvasir_sampling, repetition_penalty), 0, 1000},
-    {"presence_penalty", offsetof(kvasir_sampling, presence_penalty), -2, 2},
-    {"frequency_penalty", offsetof(kvasir_sampling, frequency_penalty), -2, 2},
-    {"xtc_probability", offsetof(kvasir_sampling, xtc_probability), 0, 1},
-    {"xtc_threshold", offsetof(kvasir_sampling, xtc_threshold), 0, 0.5},
+    {"temperature", offsetof(kvasir_sampling, temp), FLT_MAX},
+    {"top_p", offsetof(kvasir_sampling, top_p), FLT_MAX},
+    {"min_p", offsetof(kvasir_sampling, min_p), FLT_MAX},
+    {"repetition_penalty", offsetof(kvasir_sampling, repetition_penalty), FLT_MAX},
+    {"presence_penalty", offsetof(kvasir_sampling, presence_penalty), 2},
+    {"frequency_penalty", offsetof(kvasir_sampling, frequency_penalty), 2},
+    {"xtc_probability", offsetof(kvasir_sampling, xtc_probability), FLT_MAX},
+    {"xtc_threshold", offsetof(kvasir_sampling, xtc_threshold), FLT_MAX},
 };
 
 static bool set_xtc_special(const struct api_setup *setup, struct api_request *r,
@@ -136,7 +135,7 @@ static bool read_logit_bias(const struct api_setup *setup, json_t *body, struct 
         size_t digits = strspn(key, "0123456789");
         long id = digits > 0 && digits < 11 && !key[digits] ? strtol(key, NULL, 10) : -1;
         if (id < 0 || id >= (long)setup->vocab)
-            return api_refuse(err, path, "is no token id, they go from 0 to %u", setup->vocab - 1);
+            return api_refuse(err, path, "is not a token id (0 to %u)", setup->vocab - 1);
         kvasir_logit_bias *b = &r->logit_bias[n++];
         b->token = (int32_t)id;
         if (!api_real(value, path, -100, 100, &b->bias, err))
@@ -148,12 +147,11 @@ static bool read_logit_bias(const struct api_setup *setup, json_t *body, struct 
 }
 
 static bool read_contexts(json_t *body, kvasir_sampling *s, struct api_error *err) {
-    enum { CONTEXT_MAX = 1 << 20 }; /* memory of each request */
     json_int_t repetition = s->repetition_context, presence = s->presence_context,
                frequency = s->frequency_context;
-    if (!api_whole(body, "repetition_context_size", 1, CONTEXT_MAX, &repetition, err) ||
-        !api_whole(body, "presence_context_size", 1, CONTEXT_MAX, &presence, err) ||
-        !api_whole(body, "frequency_context_size", 1, CONTEXT_MAX, &frequency, err))
+    if (!api_whole(body, "repetition_context_size", 1, UINT32_MAX, &repetition, err) ||
+        !api_whole(body, "presence_context_size", 1, UINT32_MAX, &presence, err) ||
+        !api_whole(body, "frequency_context_size", 1, UINT32_MAX, &frequency, err))
         return false;
     s->repetition_context = (uint32_t)repetition;
     s->presence_context = (uint32_t)presence;
@@ -161,25 +159,35 @@ static bool read_contexts(json_t *body, kvasir_sampling *s, struct api_error *er
     return true;
 }
 
+static bool check_sampling(const struct api_setup *setup, const kvasir_sampling *s,
+                           struct api_error *err) {
+    kvasir_error why;
+    if (kvasir_sampling_check(s, setup->vocab, &why) == KVASIR_OK)
+        return true;
+    api_error_of(err, &why);
+    return false;
+}
+
 static bool read_sampling(const struct api_setup *setup, json_t *body, struct api_request *r,
                           struct api_error *err) {
     kvasir_sampling *s = &r->engine.sampling;
     *s = setup->sampling;
     for (size_t i = 0; i < sizeof REALS / sizeof *REALS; i++)
-        if (!api_real(api_get(body, REALS[i].name), REALS[i].name, REALS[i].min, REALS[i].max,
+        if (!api_real(api_get(body, REALS[i].name), REALS[i].name, -REALS[i].most, REALS[i].most,
                       (float *)((char *)s + REALS[i].offset), err))
             return false;
-    /* OpenAI's 0 would leave the likeliest token, mlx-lm's is off: nobody is to get the other. */
+    /* At OpenAI 0 leaves the likeliest token, in mlx-lm it turns top_p off: refuse the ambiguity. */
     if (api_get(body, "top_p") && s->top_p == 0)
-        return api_refuse(err, "top_p", "0 would leave no token: 1 is off");
+        return api_refuse(err, "top_p", "must be above 0; 1 turns it off");
     json_int_t top_k = s->top_k, seed = 0;
-    if (!api_whole(body, "top_k", -1, setup->vocab, &top_k, err) ||
+    if (!api_whole(body, "top_k", -1, INT32_MAX, &top_k, err) ||
         !api_whole(body, "seed", INT64_MIN, INT64_MAX, &seed, err))
         return false;
     s->top_k = top_k > 0 ? (int32_t)top_k : 0; /* vLLM says off with -1 */
     if (api_get(body, "seed"))
         s->seed = (uint64_t)seed;
     return read_contexts(body, s, err) && read_logit_bias(setup, body, r, err) &&
+           check_sampling(setup, s, err) &&
            (s->xtc_probability == 0 || set_xtc_special(setup, r, err));
 }
 
@@ -211,11 +219,10 @@ static bool read_format(json_t *body, struct api_request *r, struct api_error *e
     r->engine.json_object = strcmp(word, "json_object") == 0;
     if (!r->engine.json_object && strcmp(word, "text") != 0)
         return api_refuse(err, "response_format.type",
-                          "\"%.40s\" is not supported: \"text\" and \"json_object\" are there",
-                          word);
+                          "\"%.40s\" is not supported, use \"text\" or \"json_object\"", word);
     if (r->engine.json_object && r->engine.ignore_end)
         return api_refuse(err, "ignore_eos",
-                          "not together with a response_format of type \"json_object\"");
+                          "cannot be combined with a response_format of type \"json_object\"");
     return true;
 }
 
@@ -225,7 +232,7 @@ static bool read_stop(struct api_request *r, const char *path, json_t *value,
     if (!api_text(r->kept, path, value, out, err))
         return false;
     if (!**out)
-        return api_refuse(err, path, "the text is empty");
+        return api_refuse(err, path, "must not be empty");
     r->engine.n_stops++;
     return true;
 }
@@ -244,7 +251,7 @@ static bool read_stops(const struct api_setup *setup, json_t *body, struct api_r
     if (!json_is_array(stop) && !json_is_string(stop))
         return api_wrong_type(err, "stop", stop, "a string or an array of them");
     if (n > STOPS_MAX)
-        return api_refuse(err, "stop", "%zu texts are more than %d", n, STOPS_MAX);
+        return api_refuse(err, "stop", "%zu stop texts, at most %d are allowed", n, STOPS_MAX);
     r->stops = malloc((n + 1) * sizeof *r->stops);
     if (!r->stops)
         return api_no_memory(err);
@@ -261,15 +268,14 @@ static bool read_stops(const struct api_setup *setup, json_t *body, struct api_r
 }
 
 static bool read_logprobs(json_t *body, struct api_request *r, struct api_error *err) {
-    enum { TOP_MAX = 20 };
     json_int_t top = -1;
     if (r->api == API_COMPLETIONS) {
-        if (!api_whole(body, "logprobs", 0, TOP_MAX, &top, err))
+        if (!api_whole(body, "logprobs", 0, KVASIR_TOP_LOGPROBS_MAX, &top, err))
             return false;
     } else {
         bool wanted = false;
         if (!api_flag(body, "logprobs", &wanted, err) ||
-            !api_whole(body, "top_logprobs", 0, TOP_MAX, &top, err))
+            !api_whole(body, "top_logprobs", 0, KVASIR_TOP_LOGPROBS_MAX, &top, err))
             return false;
         if (top > 0 && !wanted)
             return api_refuse(err, "top_logprobs", "needs \"logprobs\": true");
@@ -279,16 +285,16 @@ static bool read_logprobs(json_t *body, struct api_request *r, struct api_error 
     return true;
 }
 
-/* Of vLLM's pairs only those that leave the answer an answer: a new message, or the last one's
- * going on. */
+/* Of vLLM's combinations, those that make an answer: a new message, or the last one continued. */
 static bool read_continues(json_t *body, struct api_request *r, struct api_error *err) {
     struct openai_chat_shape shape;
     if (!openai_read_shape(body, &shape, err))
         return false;
     if (shape.continues && r->api == API_COMPLETIONS)
-        return api_refuse(err, "continue_final_message", "is not supported (but for false)");
+        return api_refuse(err, "continue_final_message", "true is only supported for chats");
     if (!shape.begins_answer && !shape.continues)
-        return api_refuse(err, "add_generation_prompt", "is not supported (but for true)");
+        return api_refuse(err, "add_generation_prompt",
+                          "false needs \"continue_final_message\": true");
     r->continues = shape.continues;
     return true;
 }
@@ -298,7 +304,7 @@ static bool read_stream(const struct api_setup *setup, json_t *body, struct api_
     if (!api_flag(body, "stream", &r->stream, err))
         return false;
     if (r->stream && !setup->stream)
-        return api_refuse(err, "stream", "true is not possible here");
+        return api_refuse(err, "stream", "true is not supported here");
     json_t *options = api_get(body, "stream_options");
     if (options && !json_is_object(options))
         return api_wrong_type(err, "stream_options", options, "an object");
@@ -315,7 +321,7 @@ static bool read_salt(struct api_request *r, json_t *body, struct api_error *err
         return false;
     const size_t n = r->engine.salt ? strlen(r->engine.salt) : 0;
     return n <= SALT_MAX ||
-           api_refuse(err, "cache_salt", "%zu bytes are more than %d", n, SALT_MAX);
+           api_refuse(err, "cache_salt", "%zu bytes, at most %d are allowed", n, SALT_MAX);
 }
 
 bool openai_read_fields(const struct api_setup *setup, json_t *body, struct api_request *r,

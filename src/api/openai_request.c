@@ -29,7 +29,7 @@ bool openai_kind_of(const char *url, enum api_kind *api) {
 static bool set_tokens(struct api_request *r, const char *path, const int32_t *ids, size_t n,
                        struct api_error *err) {
     if (n == 0)
-        return api_refuse(err, path, "has no tokens");
+        return api_refuse(err, path, "contains no tokens");
     r->engine.tokens = ids;
     r->engine.n_tokens = n;
     return true;
@@ -60,7 +60,7 @@ static bool read_prompt(const struct api_setup *setup, json_t *body, struct api_
     const char *path = "prompt";
     json_t *list = api_get(body, "prompt"), *prompt = single_prompt(list, &path);
     if (prompt != list && json_array_size(list) > 1)
-        return api_refuse(err, "prompt", "%zu prompts: one to a request", json_array_size(list));
+        return api_refuse(err, "prompt", "%zu prompts, a request takes one", json_array_size(list));
     if (json_is_string(prompt))
         return tokenize(setup, path, json_string_value(prompt), json_string_length(prompt),
                         r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r, err);

@@ -23,9 +23,10 @@ static bool check_name(const char *path, json_t *name, struct api_error *err) {
     const char *text = json_string_value(name);
     size_t n = json_string_length(name);
     if (n < 1 || n > NAME_MAX_BYTES)
-        return api_refuse(err, path, "has %zu characters, not 1 to %d", n, NAME_MAX_BYTES);
+        return api_refuse(err, path, "has %zu characters, must have 1 to %d", n, NAME_MAX_BYTES);
     if (strspn(text, CHARS) != n)
-        return api_refuse(err, path, "\"%.64s\" is not made of letters, digits, _ . and -", text);
+        return api_refuse(err, path, "\"%.64s\" may only contain letters, digits, '_', '.' and '-'",
+                          text);
     return true;
 }
 
@@ -39,7 +40,7 @@ static bool check_tool(json_t *tool, size_t i, struct api_error *err) {
     if (type && !json_is_string(type))
         return api_wrong_type(err, path.text, type, "a string");
     if (type && strcmp(json_string_value(type), "function") != 0)
-        return api_refuse(err, path.text, "\"%.40s\" is not supported (but for \"function\")",
+        return api_refuse(err, path.text, "\"%.40s\" is not supported, only \"function\" is",
                           json_string_value(type));
     snprintf(path.text, sizeof path.text, "tools[%zu].function", i);
     if (!json_is_object(function))
@@ -68,7 +69,7 @@ bool openai_read_tools(json_t *body, struct api_request *r, json_t **shown, stru
     if (tools && !json_is_array(tools))
         return api_wrong_type(err, "tools", tools, "an array");
     if (n > TOOLS_MAX)
-        return api_refuse(err, "tools", "%zu are more than %d", n, TOOLS_MAX);
+        return api_refuse(err, "tools", "%zu tools, at most %d are allowed", n, TOOLS_MAX);
     for (size_t i = 0; i < n; i++)
         if (!check_tool(json_array_get(tools, i), i, err))
             return false;
@@ -111,7 +112,7 @@ bool openai_read_call(json_t *call, size_t i, size_t k, struct api_error *err) {
         return api_refuse(err, path, "%.100s", why.text);
     if (!json_is_object(values)) {
         json_decref(values);
-        return api_refuse(err, path, "is not the JSON text of an object");
+        return api_refuse(err, path, "is not the text of a JSON object");
     }
     return json_object_set_new(function, "arguments", values) == 0 || api_no_memory(err);
 }

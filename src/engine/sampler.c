@@ -246,6 +246,13 @@ static kvasir_status create(const kvasir_sampling *o, uint32_t vocab, uint32_t a
     return KVASIR_OK;
 }
 
+kvasir_status kvasir_sampling_check(const kvasir_sampling *sampling, uint32_t vocab,
+                                    kvasir_error *err) {
+    kvasir_sampling settled = DEFAULTS;
+    TRY(struct_read(&SIZED_SAMPLING, sampling, &settled, err));
+    return check_options(&settled, vocab, err);
+}
+
 kvasir_status sampler_create_shared(const kvasir_sampling *sampling, uint32_t vocab,
                                     uint32_t accepts, struct sampler_scratch *scratch,
                                     kvasir_sampler **out, kvasir_error *err) {

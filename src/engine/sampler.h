@@ -34,7 +34,7 @@ void sampler_allow(kvasir_sampler *s, const uint64_t *bits);
 size_t sampler_weigh(kvasir_sampler *s, const float *logits, const uint32_t **ids,
                      const double **weights);
 
-enum { TOP_LOGPROBS_MAX = 20 };
+enum { TOP_LOGPROBS_MAX = KVASIR_TOP_LOGPROBS_MAX };
 /* Natural log-softmax of logits [vocab], at `token` and of the n_top largest, largest first, equal
  * ones by id; n_top <= TOP_LOGPROBS_MAX, vocab. NaN counts as -inf; no result is NaN. */
 void sampler_logprobs(const float *logits, uint32_t vocab, int32_t token, uint32_t n_top,

@@ -179,7 +179,7 @@ static enum MHD_Result refuse(struct exchange *c, unsigned status, const char *w
 
 static enum MHD_Result refuse_size(struct exchange *c) {
     char why[96];
-    snprintf(why, sizeof why, "the body is larger than the %llu bytes allowed",
+    snprintf(why, sizeof why, "the request body is larger than the %llu bytes allowed",
              (unsigned long long)c->body_limit);
     return refuse(c, HTTP_CONTENT_TOO_LARGE, why);
 }
@@ -369,7 +369,7 @@ bool http_start(const struct http_options *o, struct http **out, struct http_err
     if (good) {
         good = watch_start(h) && start_daemon(h); /* which may have a request at once */
         if (!good)
-            start_failed(err, o, "no thread can be started");
+            start_failed(err, o, "cannot start a thread");
     }
     if (!good) {
         http_stop(h);

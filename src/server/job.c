@@ -294,11 +294,11 @@ static bool check_limits(const struct job *j, struct api_error *err) {
     const size_t n = j->request.engine.n_tokens;
     if (o->max_prompt_tokens && n > o->max_prompt_tokens)
         return api_refuse(err, j->protocol->prompt_field,
-                          "%zu tokens are more than the %u that a prompt may have", n,
+                          "the prompt has %zu tokens, at most %u are allowed", n,
                           o->max_prompt_tokens);
     if (!o->strict_model || strcmp(j->request.model, o->model_name) == 0)
         return true;
-    api_refuse(err, "model", "\"%.100s\" is not served here, \"%.100s\" is", j->request.model,
+    api_refuse(err, "model", "\"%.100s\" not found, this server runs \"%.100s\"", j->request.model,
                o->model_name);
     err->status = HTTP_NOT_FOUND;
     err->code = "model_not_found";

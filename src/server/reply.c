@@ -58,7 +58,7 @@ enum http_step reply_error_with(struct server *s, struct http_exchange *exchange
 bool reply_read_body(const struct http_exchange *exchange, json_t **body, struct api_error *err) {
     kvasir_error why;
     if (exchange->body_len == 0)
-        return api_refuse(err, NULL, "the body is empty");
+        return api_refuse(err, NULL, "the request body is empty");
     return json_load_request(exchange->body, exchange->body_len,
                              JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, body, &why) == KVASIR_OK ||
            api_refuse(err, NULL, "%s", why.text);

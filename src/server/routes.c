@@ -104,12 +104,21 @@ DEFINE_STATUS(health)
 DEFINE_STATUS(now)
 DEFINE_STATUS(cache_stats)
 
+static enum http_step no_model(struct server *s, struct http_exchange *exchange, const char *name) {
+    struct api_error err;
+    api_refuse(&err, NULL, "model \"%.100s\" not found, this server runs \"%.100s\"", name,
+               s->options.model_name);
+    err.status = HTTP_NOT_FOUND;
+    err.code = "model_not_found";
+    return reply_error(s, exchange, protocol_of(exchange), &err);
+}
+
 static enum http_step run_model(struct server *s, struct http_exchange *exchange,
                                 const struct route *r, const struct tenant *t) {
     const struct server_figures f = figures(s);
     (void)r, (void)t;
     if (strcmp(exchange->path + strlen("/v1/models/"), s->options.model_name) != 0)
-        return refuse(s, exchange, HTTP_NOT_FOUND, "no model is called so");
+        return no_model(s, exchange, exchange->path + strlen("/v1/models/"));
     return reply_json(s, exchange, HTTP_OK, status_model(&f));
 }
 
@@ -186,11 +195,11 @@ static enum http_step run_cancel(struct server *s, struct http_exchange *exchang
     const size_t n = strlen(id), end = sizeof END - 1;
     if (strcmp(exchange->method, "POST") == 0) {
         if (n < end || strcmp(id + n - end, END) != 0)
-            return refuse(s, exchange, HTTP_NOT_FOUND, "there is no such path");
+            return refuse(s, exchange, HTTP_NOT_FOUND, "path not found");
         id[n - end] = 0;
     }
     if (jobs_cancel(s, t, id) == 0)
-        return refuse(s, exchange, HTTP_NOT_FOUND, "no such request is under way");
+        return refuse(s, exchange, HTTP_NOT_FOUND, "no open request has this id");
     return reply_json(s, exchange, HTTP_OK,
                       json_pack("{s:s, s:s, s:b, s:s}", "object", "request.cancel", "id", id,
                                 "cancelled", 1, "model", s->options.model_name));
@@ -288,7 +297,7 @@ static enum http_step not_allowed(struct server *s, struct http_exchange *exchan
         if (has_path(&ROUTES[i], exchange->path))
             n += (size_t)snprintf(methods + n, sizeof methods - n, ", %s%s", ROUTES[i].method,
                                   strcmp(ROUTES[i].method, "GET") == 0 ? ", HEAD" : "");
-    api_refuse(&err, NULL, "the path does not know this method");
+    api_refuse(&err, NULL, "method not allowed");
     err.status = HTTP_METHOD_NOT_ALLOWED;
     return reply_error_with(s, exchange, protocol_of(exchange), &err, "Allow", methods);
 }
@@ -305,14 +314,16 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange) {
     if (!find_tenant(s, exchange, &tenant) && !(r && r->access == ANYONE)) {
         metrics_refused(s->metrics, REFUSED_KEY);
         return refuse(s, exchange, HTTP_UNAUTHORIZED,
-                      *given_key(exchange) ? "the API key is not known" : "an API key is needed");
+                      *given_key(exchange) ? "invalid API key"
+                                           : "missing API key: send it in the header "
+                                             "\"Authorization: Bearer KEY\" or \"X-Api-Key\"");
     }
     if (!r)
-        return refuse(s, exchange, HTTP_NOT_FOUND, "there is no such path");
+        return refuse(s, exchange, HTTP_NOT_FOUND, "path not found");
     if (!allowed)
         return not_allowed(s, exchange);
     if (r->access == ADMIN && !tenant.admin)
-        return refuse(s, exchange, HTTP_FORBIDDEN, "this needs the admin key");
+        return refuse(s, exchange, HTTP_FORBIDDEN, "only the admin key may do this");
     if (atomic_load(&s->draining) && r->access != ANYONE) {
         metrics_refused(s->metrics, REFUSED_DRAINING);
         return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is stopping");

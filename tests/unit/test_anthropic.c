@@ -82,7 +82,7 @@ static void test_messages(void **state) {
     bad(BODY("3"), "messages[0]", "is a number, not an object");
     bad(BODY(USER ",{\"content\":\"x\"}"), "messages[1].role", "missing");
     bad(BODY("{\"role\":\"tool\",\"content\":\"x\"}"), "messages[0].role",
-        "\"tool\" is none of user, assistant, system");
+        "\"tool\" is not user, assistant or system");
     bad(BODY(USER ",{\"role\":\"user\"}"), "messages[1].content", "missing");
     bad(BODY("{\"role\":\"user\",\"content\":{}}"), "messages[0].content",
         "is an object, not a string or an array of blocks");
@@ -95,9 +95,10 @@ static void test_messages(void **state) {
     bad(BODY("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":4}]}"),
         "messages[0].content[0].text", "is a number, not a string");
     bad(BODY("{\"role\":\"user\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"x\"}]}"),
-        "messages[0].content[0].type", "\"thinking\" is no block of \"user\"");
+        "messages[0].content[0].type",
+        "\"thinking\" blocks are not allowed in a message of the role \"user\"");
     bad(BODY("{\"role\":\"system\",\"content\":[{\"type\":\"image\"}]}"),
-        "messages[0].content[0].type", "\"image\" is not supported (but for text)");
+        "messages[0].content[0].type", "\"image\" is not supported, only text is");
 }
 
 static void test_system(void **state) {
@@ -151,10 +152,10 @@ static void test_tools_in_messages(void **state) {
             "<s>[user]hi[assistant]soRhm[user]hi[a]");
 
     bad(BODY(USER "," SAY("assistant", USE("1", "7"))), "messages[1].content",
-        "its tool_result is missing");
-    bad(BODY(SAY("user", USE("1", "7"))), "messages[0].content[0].type", "is no block of \"user\"");
+        "add its tool_result");
+    bad(BODY(SAY("user", USE("1", "7"))), "messages[0].content[0].type", "blocks are not allowed");
     bad(BODY(USER "," SAY("assistant", RESULT("1", ""))), "messages[1].content[0].type",
-        "is no block of \"assistant\"");
+        "blocks are not allowed");
     bad(BODY(SAY("assistant", "{\"type\":\"tool_use\",\"name\":\"f\",\"input\":{}}")),
         "messages[0].content[0].id", "missing");
     bad(BODY(SAY("assistant", "{\"type\":\"tool_use\",\"id\":\"1\",\"input\":{}}")),
@@ -171,7 +172,7 @@ static void test_tools_in_messages(void **state) {
     bad(BODY(SAY("user", RESULT("1", ",\"content\":{}"))), "messages[0].content[0].content",
         "is an object");
     bad(BODY(SAY("user", RESULT("1", ",\"content\":[{\"type\":\"image\"}]"))),
-        "messages[0].content[0].content[0].type", "\"image\" is not supported (but for text)");
+        "messages[0].content[0].content[0].type", "\"image\" is not supported, only text is");
 }
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -196,13 +197,13 @@ static void test_tools(void **state) {
         "tools[0].description", "is a number");
     bad(WITH("\"tools\":[{\"name\":\"f\",\"input_schema\":{}},{\"type\":\"bash_20250124\","
              "\"name\":\"bash\"}]"),
-        "tools[1].type", "\"bash_20250124\" is not supported (but for custom)");
+        "tools[1].type", "\"bash_20250124\" is not supported, only custom is");
     bad(WITH("\"tool_choice\":\"auto\""), "tool_choice", "is a string, not an object");
     bad(WITH("\"tool_choice\":{}"), "tool_choice.type", "missing");
     bad(WITH("\"tool_choice\":{\"type\":\"any\"}"), "tool_choice.type",
         "\"any\" is neither \"none\" nor \"auto\"");
     bad(WITH("\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}"), "tool_choice.type",
-        "cannot be made to call a tool");
+        "cannot be forced");
 }
 
 static void test_fields(void **state) {
@@ -226,24 +227,24 @@ static void test_fields(void **state) {
     assert_false(r.stream);
 
     bad("{\"messages\":[" USER "]}", "max_tokens", "missing");
-    bad("{\"messages\":[" USER "],\"max_tokens\":0}", "max_tokens", "0 is out of range");
+    bad("{\"messages\":[" USER "],\"max_tokens\":0}", "max_tokens", "0 is not between");
     bad("{\"messages\":[" USER "],\"max_tokens\":\"9\"}", "max_tokens", "is a string");
     bad(WITH("\"model\":3"), "model", "is a number");
-    bad(WITH("\"model\":\"a\\u0000\""), "model", "holds a NUL character");
-    bad(WITH("\"temperature\":1.5"), "temperature", "1.5 is out of range, it goes from 0 to 1");
-    bad(WITH("\"temperature\":-0.1"), "temperature", "out of range");
+    bad(WITH("\"model\":\"a\\u0000\""), "model", "contains a NUL character");
+    bad(WITH("\"temperature\":1.5"), "temperature", "1.5 is not between 0 and 1");
+    bad(WITH("\"temperature\":-0.1"), "temperature", "is not between");
     bad(WITH("\"temperature\":\"x\""), "temperature", "is a string");
-    bad(WITH("\"top_p\":2"), "top_p", "2 is out of range");
+    bad(WITH("\"top_p\":2"), "top_p", "2 is not between");
     bad(WITH("\"top_k\":1e9"), "top_k", "is not a whole number");
     bad(WITH("\"stop_sequences\":\"x\""), "stop_sequences", "is a string, not an array");
-    bad(WITH("\"stop_sequences\":[\"x\",\"\"]"), "stop_sequences[1]", "the text is empty");
+    bad(WITH("\"stop_sequences\":[\"x\",\"\"]"), "stop_sequences[1]", "must not be empty");
     bad(WITH("\"stop_sequences\":[3]"), "stop_sequences[0]", "is a number, not a string");
     char many[512] = WITH("\"stop_sequences\":[\"a\"");
     many[strlen(many) - 1] = 0;
     for (int i = 0; i < 40; i++)
         strcat(many, ",\"a\"");
     strcat(many, "]}");
-    bad(many, "stop_sequences", "41 texts are more than 32");
+    bad(many, "stop_sequences", "41 stop texts, at most 32");
     bad(WITH("\"stream\":1"), "stream", "is a number");
     bad(WITH("\"mcp_servers\":[{}]"), "mcp_servers", "is not supported");
     bad(WITH("\"container\":\"c\""), "container", "is not supported");
@@ -264,17 +265,17 @@ static void test_thinking(void **state) {
     chat_is(WITH("\"thinking\":null"), "<s>[user]hi[a]"); /* as the template has it */
     chat_is(WITH("\"output_config\":{\"effort\":\"max\"}"), "<s>[user]hihigh[a]");
     chat_is(WITH("\"output_config\":{\"effort\":\"low\"}"), "<s>[user]hilow[a]");
-    bad(WITH("\"thinking\":true"), "thinking", "is a truth value, not an object");
+    bad(WITH("\"thinking\":true"), "thinking", "is a boolean, not an object");
     bad(WITH("\"thinking\":{}"), "thinking.type", "missing");
-    bad(WITH("\"thinking\":{\"type\":\"on\"}"), "thinking.type", "\"on\" is none of enabled");
+    bad(WITH("\"thinking\":{\"type\":\"on\"}"), "thinking.type", "\"on\" is not enabled");
     bad(WITH("\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":\"x\"}"),
         "thinking.budget_tokens", "is a string");
     bad(WITH("\"chat_template_kwargs\":1"), "chat_template_kwargs", "is a number");
     bad(WITH("\"chat_template_kwargs\":{\"messages\":[]}"), "chat_template_kwargs.messages",
-        "\"messages\" of the body");
+        "belongs in the body");
     bad(WITH("\"output_config\":1"), "output_config", "is a number");
     bad(WITH("\"output_config\":{\"effort\":1}"), "output_config.effort", "is a number");
-    bad(WITH("\"output_config\":{\"effort\":\"no\"}"), "output_config.effort", "none of low");
+    bad(WITH("\"output_config\":{\"effort\":\"no\"}"), "output_config.effort", "is not low");
     bad(WITH("\"output_config\":{\"format\":{}}"), "output_config.format", "is not supported");
 }
 
@@ -286,7 +287,7 @@ static void test_errors_of_templates(void **state) {
     /* counted as Anthropic's are, not as OpenAI's */
     bad("{\"max_tokens\":9,\"system\":\"s\",\"messages\":[" USER "," USER
         ",{\"role\":\"assistant\",\"content\":\"a\"}]}",
-        "messages[2].content", "does not write the last message's text once");
+        "messages[2].content", "does not write the last message's text exactly once");
     set_template(RAISES, strlen(RAISES));
     bad(BODY(USER), "messages", "must alternate");
     set_template(TEMPLATE, strlen(TEMPLATE));

@@ -61,18 +61,18 @@ static void test_continue(void **state) {
     setup.prompt_cache = false;
 
     bad(api, "{\"continue_final_message\":true,\"messages\":[" USER "]}", "messages[0].role",
-        "is not \"assistant\"");
+        "must be \"assistant\" to be continued");
     bad(api, GO_ON("", "\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]"),
-        "messages[1].tool_calls", "no text to go on with");
+        "messages[1].tool_calls", "ends with tool calls cannot be continued");
     bad(api, GO_ON("\"add_generation_prompt\":true,", "\"content\":\"a\""), "add_generation_prompt",
-        "cannot be true beside \"continue_final_message\"");
+        "cannot be true together with \"continue_final_message\"");
     bad(api, CHAT("\"continue_final_message\":1"), "continue_final_message", "is a number");
     bad(api, CHAT("\"add_generation_prompt\":\"\""), "add_generation_prompt", "is a string");
-    bad(api, CHAT("\"add_generation_prompt\":false"), "add_generation_prompt", "is not supported");
+    bad(api, CHAT("\"add_generation_prompt\":false"), "add_generation_prompt", "false needs");
     bad(API_COMPLETIONS, "{\"prompt\":\"x\",\"continue_final_message\":true}",
-        "continue_final_message", "is not supported");
+        "continue_final_message", "only supported for chats");
     bad(API_COMPLETIONS, "{\"prompt\":\"x\",\"add_generation_prompt\":false}",
-        "add_generation_prompt", "is not supported");
+        "add_generation_prompt", "false needs");
 }
 
 /* The last message is `text`; wanted NULL: the template does not write it as it is. */

@@ -81,8 +81,8 @@ static void test_detokenize(void **state) {
     bad(detokenize, "3", "", "not a JSON object");
     bad(detokenize, "{}", "tokens", "missing");
     bad(detokenize, "{\"tokens\":\"a\"}", "tokens", "is a string");
-    bad(detokenize, "{\"tokens\":[1,258]}", "tokens[1]", "258 is no token id");
-    bad(detokenize, "{\"tokens\":[-1]}", "tokens[0]", "-1 is no token id");
+    bad(detokenize, "{\"tokens\":[1,258]}", "tokens[1]", "258 is not a token id");
+    bad(detokenize, "{\"tokens\":[-1]}", "tokens[0]", "-1 is not a token id");
     bad(detokenize, "{\"tokens\":[1.0]}", "tokens[0]", "is not a whole number");
 }
 
@@ -100,9 +100,9 @@ static void test_apply_template(void **state) {
        "{\"prompt\":\"[user]h[assistant]so\"}");
     bad(apply, "null", "", "not a JSON object");
     bad(apply, "{}", "messages", "missing");
-    bad(apply, "{\"messages\":[{\"role\":\"x\"}]}", "messages[0].role", "none of system");
+    bad(apply, "{\"messages\":[{\"role\":\"x\"}]}", "messages[0].role", "is not system");
     bad(apply, "{\"messages\":[" USER "],\"continue_final_message\":true}", "messages[0].role",
-        "is not \"assistant\"");
+        "must be \"assistant\" to be continued");
     bad(apply, "{\"messages\":[" USER "],\"continue_final_message\":2}", "continue_final_message",
         "is a number");
     bad(apply, "{\"messages\":[" USER "],\"chat_template\":\"\"}", "chat_template",
