@@ -177,8 +177,8 @@ typedef struct kvasir_request {
      * Refused: without a tokenizer that can write it, and with ignore_end. Where a vocabulary
      * leads into a dead end the choice ends with an error. */
     bool json_object;
-    int32_t
-        top_logprobs; /* -1: no logprobs; 0 to KVASIR_TOP_LOGPROBS_MAX: the token's and those of the likeliest */
+    /* -1: no logprobs; 0 to KVASIR_TOP_LOGPROBS_MAX: the token's and those of so many likeliest */
+    int32_t top_logprobs;
     const char *salt; /* requests share prefixes with those of the same salt; NULL: "" */
     /* The prompt goes on behind what this file holds; borrowed until the last event. */
     const kvasir_prompt_cache *prompt_cache;

@@ -176,7 +176,7 @@ static bool read_sampling(const struct api_setup *setup, json_t *body, struct ap
         if (!api_real(api_get(body, REALS[i].name), REALS[i].name, -REALS[i].most, REALS[i].most,
                       (float *)((char *)s + REALS[i].offset), err))
             return false;
-    /* At OpenAI 0 leaves the likeliest token, in mlx-lm it turns top_p off: refuse the ambiguity. */
+    /* At OpenAI 0 leaves the likeliest token, in mlx-lm it turns top_p off: refuse both. */
     if (api_get(body, "top_p") && s->top_p == 0)
         return api_refuse(err, "top_p", "must be above 0; 1 turns it off");
     json_int_t top_k = s->top_k, seed = 0;

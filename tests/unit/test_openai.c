@@ -156,7 +156,7 @@ static void test_tools(void **state) {
     bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"{x\"}}]"),
         "messages[0].tool_calls[0].function.arguments", "invalid JSON at byte");
     bad(api, CALLS("[{\"function\":{\"name\":\"f\",\"arguments\":\"[1]\"}}]"),
-        "messages[0].tool_calls[0].function.arguments", "not the JSON text of an object");
+        "messages[0].tool_calls[0].function.arguments", "is not the text of a JSON object");
 }
 
 /* What messages say of reasoning, and what calls are known by, reach the template. */
