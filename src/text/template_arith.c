@@ -169,10 +169,8 @@ tval tpl_arith(struct tpl *t, enum tpl_op op, tval a, tval b) {
     int64_t x, y;
     if (op == OP_MOD && a.type == TPL_STR)
         return tpl_format_percent(t, a.s, b);
-    if (a.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, a);
-    if (b.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, b);
+    tpl_need_defined(t, a);
+    tpl_need_defined(t, b);
     if (tpl_is_number(a) && tpl_is_number(b)) {
         if (op == OP_POW)
             return arith_power(t, a, b);

@@ -72,16 +72,14 @@ tval tpl_invoke(struct tpl *t, const struct tpl_builtin *b, tval self,
 
 int64_t tpl_need_int(struct tpl *t, tval v, const char *what) {
     int64_t i;
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     if (!tpl_as_int(v, &i))
         tpl_fail(t, "%s must be an integer, not '%s'", what, tpl_type_name(v));
     return i;
 }
 
 const struct tpl_str *tpl_need_str(struct tpl *t, tval v, const char *what) {
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     if (v.type != TPL_STR)
         tpl_fail(t, "%s must be str, not %s", what, tpl_type_name(v));
     return v.s;

@@ -35,8 +35,7 @@ static tval own_attr(struct tpl *t, tval v, tval name) {
 }
 
 tval tpl_get_attr(struct tpl *t, tval v, tval name) {
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     tval found = own_attr(t, v, name);
     if (found.type == TPL_UNSET && v.type == TPL_DICT) {
         const tval *item = tpl_dict_get(t, v.dict, name);
@@ -49,8 +48,7 @@ tval tpl_get_item(struct tpl *t, tval v, tval key) {
     int64_t i;
     bool sequence =
         v.type == TPL_STR || v.type == TPL_LIST || v.type == TPL_TUPLE || v.type == TPL_RANGE;
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     if (sequence && tpl_as_int(key, &i)) {
         int64_t n = (int64_t)tpl_length(t, v);
         i += i < 0 ? n : 0;
@@ -132,8 +130,7 @@ static tval slice_text(struct tpl *t, const struct tpl_str *s, struct slice_boun
 static tval eval_slice(struct tpl *t, struct tpl_scope *scope, const struct tpl_node *node) {
     tval v = tpl_eval(t, scope, node->a);
     t->at = node->at;
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     if (v.type == TPL_DICT)
         tpl_fail(t, "unhashable type: 'slice'");
     if (v.type != TPL_STR && v.type != TPL_LIST && v.type != TPL_TUPLE && v.type != TPL_RANGE)
@@ -272,8 +269,7 @@ static tval eval_sign(struct tpl *t, struct tpl_scope *scope, const struct tpl_n
     tval v = tpl_eval(t, scope, node->a);
     int64_t i;
     t->at = node->at;
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     if (!tpl_is_number(v))
         tpl_fail(t, "bad operand type for unary %s: '%s'", node->kind == NODE_NEG ? "-" : "+",
                  tpl_type_name(v));

@@ -85,8 +85,9 @@ static enum tpl_flow capture_body(struct tpl *t, struct tpl_scope *scope,
     return flow;
 }
 
-static enum tpl_flow exec_set_block(struct tpl *t, struct tpl_scope *scope,
-                                    const struct tpl_node *node) {
+/* {% set x %} and {% filter f %}: the filtered text of the body goes to x or to the output. */
+static enum tpl_flow exec_captured(struct tpl *t, struct tpl_scope *scope,
+                                   const struct tpl_node *node) {
     tval text;
     enum tpl_flow flow = capture_body(t, scope, node->body, &text);
     if (flow != FLOW_NEXT)
@@ -95,18 +96,10 @@ static enum tpl_flow exec_set_block(struct tpl *t, struct tpl_scope *scope,
         t->captured = text;
         text = tpl_eval(t, scope, node->b);
     }
-    assign_to(t, scope, node->a, text);
-    return FLOW_NEXT;
-}
-
-static enum tpl_flow exec_filter_block(struct tpl *t, struct tpl_scope *scope,
-                                       const struct tpl_node *node) {
-    tval text;
-    enum tpl_flow flow = capture_body(t, scope, node->body, &text);
-    if (flow != FLOW_NEXT)
-        return flow;
-    t->captured = text;
-    tpl_put_str(t, t->out, tpl_eval(t, scope, node->b));
+    if (node->a)
+        assign_to(t, scope, node->a, text);
+    else
+        tpl_put_str(t, t->out, text);
     return FLOW_NEXT;
 }
 
@@ -345,10 +338,10 @@ enum tpl_flow tpl_exec(struct tpl *t, struct tpl_scope *scope, const struct tpl_
         [NODE_IF] = exec_if,
         [NODE_FOR] = exec_for,
         [NODE_SET] = exec_set,
-        [NODE_SET_BLOCK] = exec_set_block,
+        [NODE_SET_BLOCK] = exec_captured,
         [NODE_MACRO] = exec_macro,
         [NODE_CALL_BLOCK] = exec_call_block,
-        [NODE_FILTER_BLOCK] = exec_filter_block,
+        [NODE_FILTER_BLOCK] = exec_captured,
         [NODE_WITH] = exec_with,
         [NODE_SCOPE] = exec_scope,
     };

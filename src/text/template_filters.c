@@ -248,8 +248,7 @@ TPL_FN(filter_int) {
     tval fallback = p[0].type == TPL_UNSET ? tpl_int(0) : p[0];
     int64_t base = tpl_int_or(t, p[1], 10, "base"), i;
     double f;
-    if (self.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, self);
+    tpl_need_defined(t, self);
     if (base != 0 && (base < 2 || base > 36))
         tpl_fail(t, "int() base must be >= 2 and <= 36, or 0");
     if (tpl_as_int(self, &i))
@@ -272,8 +271,7 @@ TPL_FN(filter_int) {
 
 TPL_FN(filter_float) {
     double f;
-    if (self.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, self);
+    tpl_need_defined(t, self);
     if (tpl_is_number(self))
         return tpl_float(tpl_as_double(self));
     if (self.type == TPL_STR && text_to_double(t, self.s, &f))
@@ -327,8 +325,7 @@ TPL_FN(filter_round) {
     bool up = tpl_str_is(p[1], "ceil");
     if (!common && !up && !tpl_str_is(p[1], "floor"))
         tpl_fail(t, "method must be common, ceil or floor");
-    if (self.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, self);
+    tpl_need_defined(t, self);
     if (!tpl_is_number(self))
         tpl_fail(t, "type %s doesn't define __round__ method", tpl_type_name(self));
     if (common)

@@ -217,8 +217,7 @@ static void percent_value(struct percent_format *p, struct tpl_out *out, struct 
         put_text_field(t, out, f, text);
         return;
     }
-    if (v.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, v);
+    tpl_need_defined(t, v);
     if (!tpl_is_number(v))
         tpl_fail(t, "%%%c format: a number is required, not %s", f->type, tpl_type_name(v));
     int64_t whole;

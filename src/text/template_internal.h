@@ -563,6 +563,10 @@ void tpl_sort(struct tpl *t, tval *keys, tval *items, size_t n, bool reverse);
 
 /* Fails because an Undefined was used. */
 _Noreturn void tpl_fail_undefined(struct tpl *t, tval v);
+static inline void tpl_need_defined(struct tpl *t, tval v) {
+    if (v.type == TPL_UNDEFINED)
+        tpl_fail_undefined(t, v);
+}
 void tpl_put_str(struct tpl *t, struct tpl_out *out, tval v);  /* Python's str() */
 void tpl_put_repr(struct tpl *t, struct tpl_out *out, tval v); /* Python's repr() */
 const struct tpl_str *tpl_to_str(struct tpl *t, tval v);

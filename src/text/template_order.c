@@ -17,10 +17,8 @@ static bool less_text(const struct tpl_str *a, const struct tpl_str *b) {
 
 bool tpl_less(struct tpl *t, tval a, tval b, const char *op) {
     tpl_charge(t, 1);
-    if (a.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, a);
-    if (b.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, b);
+    tpl_need_defined(t, a);
+    tpl_need_defined(t, b);
     if (tpl_is_number(a) && tpl_is_number(b))
         return tpl_order_numbers(a, b) == -1;
     if (a.type == TPL_STR && b.type == TPL_STR) {

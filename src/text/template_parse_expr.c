@@ -455,24 +455,32 @@ static bool tuple_ends(const struct tpl_parser *p, const char *end_name) {
            (end_name && tpl_tok_is_name(p, p->tok, end_name));
 }
 
-struct tpl_node *tpl_parse_tuple(struct tpl_parser *p, bool with_cond, bool parens,
-                                 const char *end_name) {
+/* One item or, with commas, a tuple; NULL if there is none. */
+static struct tpl_node *parse_commas(struct tpl_parser *p, const char *end_name, bool target,
+                                     bool option) {
     struct tpl_nodes list = {0};
     size_t at = p->tok->at;
     bool comma = false;
     while (!tuple_ends(p, end_name)) {
-        tpl_nodes_push(p, &list, tpl_parse_expr(p, with_cond));
+        tpl_nodes_push(p, &list, target ? parse_primary(p, option) : tpl_parse_expr(p, option));
         if (!tpl_skip(p, TOK_COMMA))
             break;
         comma = true;
     }
-    if (!comma && list.n)
-        return list.items[0];
-    if (!list.n && !parens)
-        tpl_unexpected(p, "an expression");
+    if (!comma)
+        return list.n ? list.items[0] : NULL;
     struct tpl_node *node = tpl_node_new(p, NODE_TUPLE, at);
     tpl_nodes_finish(p, &list, node);
     return node;
+}
+
+struct tpl_node *tpl_parse_tuple(struct tpl_parser *p, bool with_cond, bool parens,
+                                 const char *end_name) {
+    size_t at = p->tok->at;
+    struct tpl_node *node = parse_commas(p, end_name, false, with_cond);
+    if (!node && !parens)
+        tpl_unexpected(p, "an expression");
+    return node ? node : tpl_node_new(p, NODE_TUPLE, at);
 }
 
 static void check_target(struct tpl_parser *p, const struct tpl_node *node) {
@@ -490,22 +498,9 @@ static void check_target(struct tpl_parser *p, const struct tpl_node *node) {
 
 /* a   a, b   (a, b), c   ns.a */
 struct tpl_node *tpl_parse_target(struct tpl_parser *p, bool with_namespace, const char *end_name) {
-    struct tpl_nodes list = {0};
-    size_t at = p->tok->at;
-    bool comma = false;
-    while (!tuple_ends(p, end_name)) {
-        tpl_nodes_push(p, &list, parse_primary(p, with_namespace));
-        if (!tpl_skip(p, TOK_COMMA))
-            break;
-        comma = true;
-    }
-    if (!list.n)
+    struct tpl_node *node = parse_commas(p, end_name, true, with_namespace);
+    if (!node)
         tpl_unexpected(p, "a name to assign to");
-    struct tpl_node *node = list.items[0];
-    if (comma) {
-        node = tpl_node_new(p, NODE_TUPLE, at);
-        tpl_nodes_finish(p, &list, node);
-    }
     check_target(p, node);
     return node;
 }

@@ -80,8 +80,7 @@ TPL_FN(filter_dictsort) {
     bool by_value = tpl_str_is(p[1], "value");
     if (p[1].type != TPL_UNSET && !by_value && !tpl_str_is(p[1], "key"))
         tpl_fail(t, "You can only sort by either \"key\" or \"value\"");
-    if (self.type == TPL_UNDEFINED)
-        tpl_fail_undefined(t, self);
+    tpl_need_defined(t, self);
     if (self.type != TPL_DICT)
         tpl_fail(t, "'%s' object has no attribute 'items'", tpl_type_name(self));
     struct tpl_items pairs = {0};
