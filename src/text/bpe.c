@@ -29,7 +29,7 @@
 
 #include "text/tokenizer_internal.h"
 
-/* ---- what follows from a vocabulary ---------------------------------------------------------- */
+/* ---- derived from a vocabulary --------------------------------------------------------------- */
 
 static void find_bytes(struct bpe *b) {
     static const char digits[] = "0123456789ABCDEF";

@@ -179,7 +179,7 @@ static bool push_hex(struct json_state *s, uint8_t c) {
     return enter_part(s, !low && surrogate ? PART_HIGH : PART_TEXT);
 }
 
-/* ---- between ------------------------------------------------------------------------------- */
+/* ---- between values -------------------------------------------------------------------------- */
 
 static bool begin_value(struct json_state *s, uint8_t c) {
     switch (c) {

@@ -147,7 +147,7 @@ static void fill_vocab(struct json_vocab *v, const struct sorted_token *tokens, 
     list_end(&v->closing);
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- create and destroy ---------------------------------------------------------------------- */
 
 /* One allocation, the members with the widest type first. */
 static struct json_vocab *place_vocab(const struct vocab_counts *c, uint32_t n_ids) {

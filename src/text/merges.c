@@ -130,7 +130,7 @@ kvasir_status merge_add_line(struct merge_map *m, const struct piece_map *map,
     return merge_add_named(m, map, left, right, rank, keep_first, err);
 }
 
-/* ---- merges out of scores -------------------------------------------------------------------- */
+/* ---- merges from scores ---------------------------------------------------------------------- */
 
 /* The work for a piece is quadratic in its length. SentencePiece's own limit is 16 characters by
  * default; Gemma's runs of spaces have 93 bytes. */

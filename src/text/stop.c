@@ -45,7 +45,7 @@ struct kvasir_stop {
     bool stopped;
 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- create and destroy ---------------------------------------------------------------------- */
 
 static void find_borders(struct stop_text *t) {
     size_t border = 0;

@@ -18,7 +18,7 @@
 #define ARENA_BASE   ((size_t)64 << 20)
 #define ARENA_FACTOR 4 /* one captured block of that size, in a buffer that grew by doubling */
 
-/* ---- errors and limits ----------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 /* Runs fn under the one setjmp. This is a function of its own so that longjmp cannot clobber locals
  * of the callers. */

@@ -87,7 +87,7 @@ static tval call_macro(struct tpl *t, const struct tpl_macro *macro, const struc
     return tpl_str_from_out(t, &out);
 }
 
-/* ---- everything that can be called ----------------------------------------------------------- */
+/* ---- callable values ------------------------------------------------------------------------- */
 
 tval tpl_call_value(struct tpl *t, tval callee, const struct tpl_call *call) {
     switch (callee.type) {

@@ -72,7 +72,7 @@ static void assign_to(struct tpl *t, struct tpl_scope *scope, const struct tpl_n
     }
 }
 
-/* ---- blocks whose text is caught ------------------------------------------------------------- */
+/* ---- captured blocks ------------------------------------------------------------------------- */
 
 /* Runs the body in its own scope and captures its output. */
 static enum tpl_flow capture_body(struct tpl *t, struct tpl_scope *scope,

@@ -269,7 +269,7 @@ struct tpl_node {
     tval value;
 };
 
-/* ---- one piece of work: a parse or a rendering ----------------------------------------------- */
+/* ---- one parse or rendering ------------------------------------------------------------------ */
 
 struct tpl_chunk;
 struct tpl_arena {

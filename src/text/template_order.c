@@ -7,7 +7,7 @@
  */
 #include "text/template_internal.h"
 
-/* ---- equality and order ---------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 static bool less_text(const struct tpl_str *a, const struct tpl_str *b) {
     size_t n = min_size(a->len, b->len);

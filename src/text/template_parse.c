@@ -6,7 +6,7 @@
  */
 #include "text/template_internal.h"
 
-/* ---- shared with the expression parser ------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static int32_t expect_name(struct tpl_parser *p) {
     const struct tpl_token *tok = tpl_expect(p, TOK_NAME);
@@ -102,7 +102,7 @@ static struct tpl_node *parse_function_body(struct tpl_parser *p, const char *en
     return body;
 }
 
-/* ---- statements; p->tok is behind the tag's name --------------------------------------------- */
+/* ---- statements; p->tok is after the tag's name ---------------------------------------------- */
 
 static struct tpl_node *parse_if(struct tpl_parser *p, struct tpl_node *node) {
     static const struct end_tags ends = {"elif", "else", "endif"};

@@ -110,7 +110,7 @@ static struct tpl_node *parse_primary(struct tpl_parser *p, bool with_namespace)
     return node;
 }
 
-/* ---- what stands behind an operand ----------------------------------------------------------- */
+/* ---- what follows an operand ----------------------------------------------------------------- */
 
 static const struct tpl_args *parse_args(struct tpl_parser *p) {
     struct tpl_args *args = tpl_alloc(p->t, 1, sizeof *args);

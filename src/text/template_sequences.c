@@ -244,7 +244,7 @@ TPL_FN(filter_groupby) {
     return tpl_items_finish(t, &groups, TPL_LIST);
 }
 
-/* ---- folding --------------------------------------------------------------------------------- */
+/* ---- join and sum ---------------------------------------------------------------------------- */
 
 TPL_FN(filter_join) {
     const struct tpl_str *between = p[0].type == TPL_UNSET ? NULL : tpl_to_str(t, p[0]);
@@ -269,7 +269,7 @@ TPL_FN(filter_sum) {
     return sum;
 }
 
-/* ---- map and select -------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static const struct tpl_builtin sequence_filters[] = {
     {"batch", "linecount fill_with?", filter_batch},

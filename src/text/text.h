@@ -47,7 +47,7 @@ struct tokenizer_spec {
     bool add_space_prefix; /* of "llama" */
     const int32_t *ends;   /* [n_ends] more tokens that end an answer (generation_config.json) */
     size_t n_ends;
-    int32_t bos, eos, eot, unk, pad; /* -1 where there is none */
+    int32_t bos, eos, eot, unk, pad; /* -1: there is none */
     bool add_bos, add_eos;
 };
 

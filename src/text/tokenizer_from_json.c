@@ -15,7 +15,7 @@
  *
  *     vocab -> merges -> added_tokens (with the normalizer) -> post_processor -> config
  *
- * truncation and padding are ignored: a caller sets them anew for every call, also in transformers.
+ * truncation and padding are ignored: callers set them for every call, also in transformers.
  * Any other unknown key is an error, as is a value that this tokenizer does not support.
  */
 #include <stdio.h>

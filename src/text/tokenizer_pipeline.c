@@ -15,7 +15,7 @@
 
 #include "text/tokenizer_internal.h"
 
-/* ---- places and fields ----------------------------------------------------------------------- */
+/* ---- paths and fields ------------------------------------------------------------------------ */
 
 /* The path of a value in the file. */
 struct part_path {
