@@ -8,7 +8,7 @@
  *     Python       [f(k="v", n=1)]  f.call(k="v")        how texts are quoted
  *
  * A reader either takes a call whole or fails; what it made is dropped then, and the text stays
- * text (P3). Readers go forward only (P5).
+ * text (ANSWER-3). Readers go forward only (ANSWER-5).
  */
 #include <ctype.h>
 #include <stdlib.h>

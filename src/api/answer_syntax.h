@@ -7,15 +7,15 @@
  *            REASONING                       CONTENT            CALL, ARGUMENTS
  *
  * Invariants
- *   P1  Parts depend on the whole text, not on where it was cut; pieces of one kind that follow
- *       each other are one part in pieces.
- *   P2  No marker is in a part, but for P3 and for an end that ends nothing. Text that may become a
- *       marker is held back.
- *   P3  What cannot be read as calls stays text, as it was written, markers and all: content, or
- *       reasoning where it stood in that. Names are checked against nothing.
- *   P4  Arguments are the JSON text of an object, always.
- *   P5  Time is linear in the text; memory is what the text itself takes, at most (a call's text
- *       and white space are held until it is known what they are).
+ *   ANSWER-1  Parts depend on the whole text, not on where it was cut; pieces of one kind that
+ *             follow each other are one part in pieces.
+ *   ANSWER-2  No marker is in a part, but for ANSWER-3 and for an end that ends nothing. Text that
+ *             may become a marker is held back.
+ *   ANSWER-3  What cannot be read as calls stays text, as it was written, markers and all: content,
+ *             or reasoning where it stood in that. Names are checked against nothing.
+ *   ANSWER-4  Arguments are the JSON text of an object, always.
+ *   ANSWER-5  Time is linear in the text; memory is what the text itself takes, at most (a call's
+ *             text and white space are held until it is known what they are).
  *
  * White space: line ends beside a marker are syntax and dropped, white space alone between two
  * markers, or between a marker and an end of the answer, too. All other white space is text. So

@@ -8,12 +8,13 @@
  *     chunks <-- openai_stream.c <-- events
  *
  * Invariants
- *   R1  A field that would change the answer is honoured or refused by its name. Unknown other
- *       fields are ignored. Fields that mlx-lm, vllm-mlx and vLLM add keep their names.
- *   R2  An error about a field begins with its path, "messages[2].content: ", and is one line of
- *       UTF-8, whatever the body holds.
- *   R3  Nothing here prints, opens files or keeps state between requests. Functions may run on any
- *       thread; one struct is used by one thread at a time.
+ *   REQUEST-1  A field that would change the answer is honoured or refused by its name. Unknown
+ *              other fields are ignored. Fields that mlx-lm, vllm-mlx and vLLM add keep their
+ *              names.
+ *   REQUEST-2  An error about a field begins with its path, "messages[2].content: ", and is one
+ *              line of UTF-8, whatever the body holds.
+ *   REQUEST-3  Nothing here prints, opens files or keeps state between requests. Functions may run
+ *              on any thread; one struct is used by one thread at a time.
  */
 #ifndef API_OPENAI_H
 #define API_OPENAI_H

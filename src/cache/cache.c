@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all sequences of one context have in common: layer groups, formats, what a query sees,
- * the pool. It is fixed at creation, and everything after that is arithmetic on it. Which pages
- * a sequence holds is a function of positions alone, so its cost is known before it grows. */
+/* cache.c: what all sequences of one context have in common: layer groups, formats, what a query
+ * sees, the pool. It is fixed at creation, and everything after that is arithmetic on it. Which
+ * pages a sequence holds is a function of positions alone, so its cost is known before it grows. */
 
 #include "cache/cache_internal.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The page pool: one arena of address space, one budget of bytes, reference counts.
+/* pool.c: the page pool: one arena of address space, one budget of bytes, reference counts.
  *
  *   arena   | unit 0 | unit 1 | unit 2 | unit 3 | unit 4 | ...    a unit is 2 MiB
  *             `---- superblock ----'   `- superblock -'           (1 or more units, one class)

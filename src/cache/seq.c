@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A sequence: token ids, and one page table per layer group.
+/* seq.c: a sequence is token ids, and one page table per layer group.
  *
  * A table with kept pages (rotation, keep = 4, so one kept page) after a long run:
  *

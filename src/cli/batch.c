@@ -10,13 +10,13 @@
  * the writer takes those that are complete, any or (--order input) the first only.
  *
  * Invariants
- *   J1  A job is in the list from before it is submitted until the writer takes it, which it may
- *       once the job is complete and submit has returned.
- *   J2  What fails in a request is a result like any other. What makes the input no batch (no JSON,
- *       no custom_id, one that came before) ends the run; a file is looked through for that before
- *       anything is loaded.
- *   J3  Whatever ends the run, the file of results can be gone on with: what was cancelled is not
- *       in it, and with --order input nothing that comes behind that.
+ *   BATCH-1  A job is in the list from before it is submitted until the writer takes it, which it
+ *            may once the job is complete and submit has returned.
+ *   BATCH-2  What fails in a request is a result like any other. What makes the input no batch (no
+ *            JSON, no custom_id, one that came before) ends the run; a file is looked through for
+ *            that before anything is loaded.
+ *   BATCH-3  Whatever ends the run, the file of results can be gone on with: what was cancelled is
+ *            not in it, and with --order input nothing that comes behind that.
  *
  * SIGINT is blocked but in this thread, so that it interrupts the wait for a line of standard
  * input.

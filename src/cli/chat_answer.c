@@ -5,8 +5,8 @@
  *     text       standard output, as it comes
  *
  * Invariant
- *   S1  On a terminal control characters are shown as '?', but for line ends and tabs: what a model
- *       or a server says moves no cursor. What is kept has them.
+ *   TERMINAL-1  On a terminal control characters are shown as '?', but for line ends and tabs: what
+ *               a model or a server says moves no cursor. What is kept has them.
  */
 #include "cli/chat_main.h"
 

@@ -9,8 +9,8 @@
  * prompt it drops the line; without a terminal it ends the program, too.
  *
  * Invariant
- *   T1  `messages` is what was said and answered: a system message or none at its front, and no
- *       message of the user's that failed.
+ *   CHAT-1  `messages` is what was said and answered: a system message or none at its front, and no
+ *           message of the user's that failed.
  *
  * Standard output has answers only; what commands tell goes to standard error.
  */

@@ -6,10 +6,10 @@
  *     {"id":"batch_r                                    torn: cut off
  *
  * Invariants
- *   B1  A file that holds anything but results (the requests, by mistake) is not changed.
- *   B2  A line is written whole and flushed before the next: whatever ends the program tears the
- *       last line at most.
- *   B3  One program writes a file at a time (flock; not over all network file systems).
+ *   RESULTS-1  A file that holds anything but results (the requests, by mistake) is not changed.
+ *   RESULTS-2  A line is written whole and flushed before the next: whatever ends the program tears
+ *              the last line at most.
+ *   RESULTS-3  One program writes a file at a time (flock; not over all network file systems).
  */
 #include "cli.h"
 

@@ -3,7 +3,7 @@
  * to say.
  *
  * Invariant
- *   O1  What was let through and could be written, text[0, len), was written.
+ *   STREAM-1  What was let through and could be written, text[0, len), was written.
  */
 #include "cli.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What readers and writers of prompt-cache files agree on: names, where a ring's rows are, rows as
- * numbers, and the check that a description keeps the rules of prompt_file.h (P1).
+ * numbers, and the check that a description keeps the rules of prompt_file.h (FILE-1).
  *
  * A ring (mlx-lm's RotatingKVCache) has three states, told apart by offset and rows:
  *

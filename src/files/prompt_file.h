@@ -37,14 +37,15 @@
  * buffer, in which rows from the offset on hold nothing.
  *
  * Decisions:
- *   P1  Nothing is read or kept that was not checked: every tensor and every metadata key belongs
- *       to a layer or to the user, shapes of a layer agree with each other and with its numbers,
- *       all layers have seen the same tokens (their offsets are equal), a ring's idx is one that
- *       mlx-lm can reach. Values are not looked at: NaN and Inf are the caller's business.
- *   P2  A file has one form. What only the pull requests' classes hold (K and V that differ in bits
- *       or group, a quantized ring) makes the whole file legacy, whatever was asked for: the newer
- *       form has no place for them. prompt_file_form says which it will be.
- *   P3  One sequence a file: a batch of more is refused.
+ *   FILE-1  Nothing is read or kept that was not checked: every tensor and every metadata key
+ *           belongs to a layer or to the user, shapes of a layer agree with each other and with its
+ *           numbers, all layers have seen the same tokens (their offsets are equal), a ring's idx
+ *           is one that mlx-lm can reach. Values are not looked at: NaN and Inf are the caller's
+ *           business.
+ *   FILE-2  A file has one form. What only the pull requests' classes hold (K and V that differ in
+ *           bits or group, a quantized ring) makes the whole file legacy, whatever was asked for:
+ *           the newer form has no place for them. prompt_file_form says which it will be.
+ *   FILE-3  One sequence a file: a batch of more is refused.
  */
 #ifndef KVASIR_PROMPT_FILE_H
 #define KVASIR_PROMPT_FILE_H
@@ -194,12 +195,12 @@ kvasir_status prompt_file_open(const char *path, struct prompt_file *f,
                                kvasir_error *err) MUST_CHECK;
 void prompt_file_close(struct prompt_file *f); /* also an empty one */
 
-/* The form that prompt_file_write gives it (P2). */
+/* The form that prompt_file_write gives it (FILE-2). */
 enum prompt_form prompt_file_form(const struct prompt_file *f);
 /* Writes f at path, which is replaced once everything is on the disk and kept on any failure. f is
- * the caller's, or a file's that is open (also the one at path). A description that P1 would refuse
- * is KVASIR_ERR_ARGUMENT. Legacy files take the rows below the offset only; None among states has
- * no place in them. */
+ * the caller's, or a file's that is open (also the one at path). A description that FILE-1 would
+ * refuse is KVASIR_ERR_ARGUMENT. Legacy files take the rows below the offset only; None among
+ * states has no place in them. */
 kvasir_status prompt_file_write(const char *path, const struct prompt_file *f,
                                 kvasir_error *err) MUST_CHECK;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the prompt_file*.c share. Nobody else includes this.
  *
- *     prompt_file.c         classes, rings, rows, and the check of a description (P1)
+ *     prompt_file.c         classes, rings, rows, and the check of a description (FILE-1)
  *     prompt_file_header.c  a file cut into tensors and metadata, nothing said of their meaning
  *     prompt_file_read.c    what they mean
  *     prompt_file_write.c   the way back
@@ -39,7 +39,7 @@ bool prompt_group_known(uint32_t group);
  * guessed). What they cannot say stays 0, and the check finds it. */
 void prompt_kv_derive(struct prompt_kv *kv, enum prompt_class class);
 
-/* P1. Errors name the tensor as the form names it. */
+/* FILE-1. Errors name the tensor as the form names it. */
 kvasir_status prompt_file_check(const struct prompt_file *f, enum prompt_form form,
                                 kvasir_error *err) MUST_CHECK;
 

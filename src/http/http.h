@@ -9,12 +9,13 @@
  *       done
  *
  * Invariants
- *   H1  handle, fill and done of one exchange never run at the same time as each other. gone may,
- *       on the watcher's thread, between http_attach and done.
- *   H2  http_wake wakes an exchange that waits, even if it came just before the wait. A handler
- *       checks what it waits for in every handle and fill.
- *   H3  done is the last callback of an exchange; http_wake is not allowed once it has returned.
- *   H4  A client that closes its side is gone, whether the connection rests or not.
+ *   HTTP-1  handle, fill and done of one exchange never run at the same time as each other. gone
+ *           may, on the watcher's thread, between http_attach and done.
+ *   HTTP-2  http_wake wakes an exchange that waits, even if it came just before the wait. A handler
+ *           checks what it waits for in every handle and fill.
+ *   HTTP-3  done is the last callback of an exchange; http_wake is not allowed once it has
+ *           returned.
+ *   HTTP-4  A client that closes its side is gone, whether the connection rests or not.
  */
 #ifndef HTTP_HTTP_H
 #define HTTP_HTTP_H

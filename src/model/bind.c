@@ -2,9 +2,9 @@
 /* bind.c: a checkpoint's tensors bound to a model's places, each checked against the shape that the
  * configuration asks for. load.c and the families' bind() are written with these.
  *
- *   L1  A bound matrix stays where it is mapped, in its own type; one that a file has transposed
- *       (two families' experts and convolutions) is copied once. Vectors are converted to float32
- *       once: they are small and every row of every step reads them.
+ *   LOAD-1  A bound matrix stays where it is mapped, in its own type; one that a file has
+ *           transposed (two families' experts and convolutions) is copied once. Vectors are
+ *           converted to float32 once: they are small and every row of every step reads them.
  */
 #include <stdio.h>
 

@@ -16,10 +16,10 @@
  * mapping.
  *
  * Invariants
- *   G1  `pos` never passes `size`; every read asks `take` first, and a count is checked against the
- *       bytes that are left before a loop believes it. Time and memory are thus linear in the
- *       file's size.
- *   G2  Errors carry the byte offset of the thing that is wrong.
+ *   GGUF-1  `pos` never passes `size`; every read asks `take` first, and a count is checked against
+ *           the bytes that are left before a loop believes it. Time and memory are thus linear in
+ *           the file's size.
+ *   GGUF-2  Errors carry the byte offset of the thing that is wrong.
  *
  * Left out: version 1 (counts and lengths of 32 bits; nobody has written it since August 2023),
  * big-endian files (which are of version 3), types other than quant/'s.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_tensors.c: the tensors of one GGUF file (gguf.c draws it).
  *
- *   G3  After gguf_read_tensors tensors are aligned, inside the file and disjoint (K1 of
- *       checkpoint.c).
+ *   GGUF-3  After gguf_read_tensors tensors are aligned, inside the file and disjoint (CHECKPOINT-1
+ *           of checkpoint.c).
  */
 #include <inttypes.h>
 

@@ -4,10 +4,10 @@
  * last norm and the head are the same for all families.
  *
  * Invariants
- *   L2  Every tensor of the file has a place. One that has none (a bias, a norm, an expert that the
- *       family lacks) would be left out of the arithmetic in silence, so it is an error that names
- *       it.
- *   L3  After model_open no operation needs to check a shape again.
+ *   LOAD-2  Every tensor of the file has a place. One that has none (a bias, a norm, an expert that
+ *           the family lacks) would be left out of the arithmetic in silence, so it is an error
+ *           that names it.
+ *   LOAD-3  After model_open no operation needs to check a shape again.
  */
 #include <stdio.h>
 

@@ -12,12 +12,13 @@
  * The name "weight_scale_inv" notwithstanding, a value is code * scale in all of them.
  *
  * Invariants
- *   J1  A joined tensor's shape is [n][k] of the matrix, and every array of it has exactly the
- *       shape that n, k and the configuration ask for. (Twice the group with half the bits fits the
- *       same arrays with twice the k: load.c, which knows every k, refuses that.)
- *   J2  Every tensor of the files ends up in one of the checkpoint, or is one of those that
- *       is_activation_scale names, or of a part that is not run (tensor_is_of_another_part):
- *       whatever such a part's shapes and types are, it is left where it lies.
+ *   MODULES-1  A joined tensor's shape is [n][k] of the matrix, and every array of it has exactly
+ *              the shape that n, k and the configuration ask for. (Twice the group with half the
+ *              bits fits the same arrays with twice the k: load.c, which knows every k, refuses
+ *              that.)
+ *   MODULES-2  Every tensor of the files ends up in one of the checkpoint, or is one of those that
+ *              is_activation_scale names, or of a part that is not run (tensor_is_of_another_part):
+ *              whatever such a part's shapes and types are, it is left where it lies.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -7,13 +7,14 @@
  *     tensors  { name, type, dims, data } ...           sorted by name, so that find can bisect
  *
  * Invariants
- *   K1  Every tensor's data (scales and biases too) lies whole inside one map, holds exactly its
- *       shape times its type, and shares no byte with another tensor's. Readers see to it. It lies
- *       at any address: mlx's writer pads nothing, so whoever loads numbers asks for no alignment.
- *   K2  Names are Hugging Face's, unique, and free of control bytes.
- *   K3  Memory besides the maps stays within a small multiple of the files' size: tables grow as
- *       entries are read, never by a count that a file claims.
- *   K4  After checkpoint_open nothing changes; any thread may read.
+ *   CHECKPOINT-1  Every tensor's data (scales and biases too) lies whole inside one map, holds
+ *                 exactly its shape times its type, and shares no byte with another tensor's.
+ *                 Readers see to it. It lies at any address: mlx's writer pads nothing, so whoever
+ *                 loads numbers asks for no alignment.
+ *   CHECKPOINT-2  Names are Hugging Face's, unique, and free of control bytes.
+ *   CHECKPOINT-3  Memory besides the maps stays within a small multiple of the files' size: tables
+ *                 grow as entries are read, never by a count that a file claims.
+ *   CHECKPOINT-4  After checkpoint_open nothing changes; any thread may read.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -13,11 +13,12 @@
  *      code n    code -q0        code 0            code 0         code -q0     code n
  *
  * Rules that make the bits what they are:
- *   A1  every operation is one float32 operation, rounded: no double, no FMA (-ffp-contract=off)
- *   A2  codes come from the unrounded s and b by a true division; only the stored pair is T
- *   A3  rint is half to even; a tie |min| == |max| takes the max branch
- *   A4  min and max skip NaN; a NaN quotient gives code 0, written out (undefined as a cast)
- *   A5  subnormals are kept everywhere
+ *   AFFINE-1  every operation is one float32 operation, rounded: no double, no FMA
+ *             (-ffp-contract=off)
+ *   AFFINE-2  codes come from the unrounded s and b by a true division; only the stored pair is T
+ *   AFFINE-3  rint is half to even; a tie |min| == |max| takes the max branch
+ *   AFFINE-4  min and max skip NaN; a NaN quotient gives code 0, written out (undefined as a cast)
+ *   AFFINE-5  subnormals are kept everywhere
  */
 #include <math.h>
 

@@ -9,12 +9,12 @@
  *       job_done: the line of the log
  *
  * Invariants
- *   B1  What runs on the engine's thread copies and wakes; events become JSON on the other side.
- *       It holds the job's mutex for a copy into memory that is there already, and no lock while it
- *       allocates, writes or frees. No thread does so while it holds the job's mutex.
- *   B2  Events that a reader does not take are at most options.buffer_bytes; then the request is
- *       cancelled and the connection broken off.
- *   B3  No text of a prompt or an answer is in log lines or errors, unless options.log_prompts.
+ *   JOB-1  What runs on the engine's thread copies and wakes; events become JSON on the other side.
+ *          It holds the job's mutex for a copy into memory that is there already, and no lock while
+ *          it allocates, writes or frees. No thread does so while it holds the job's mutex.
+ *   JOB-2  Events that a reader does not take are at most options.buffer_bytes; then the request is
+ *          cancelled and the connection broken off.
+ *   JOB-3  No text of a prompt or an answer is in log lines or errors, unless options.log_prompts.
  */
 #include "server/server_internal.h"
 

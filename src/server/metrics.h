@@ -10,11 +10,12 @@
  *                       metrics_text      status.h: JSON
  *
  * Invariants
- *   S1  All functions may be called from any thread; one metrics_request by one at a time.
- *   S2  Counting takes one lock for a moment, and neither memory nor system calls but that lock's:
- *       the engine's thread does it for every token.
- *   S3  Counters never fall; a histogram's buckets, count and sum are of the same observations.
- *   S4  No label holds what a client sent: routes, reasons and codes come from fixed lists.
+ *   METRICS-1  All functions may be called from any thread; one metrics_request by one at a time.
+ *   METRICS-2  Counting takes one lock for a moment, and neither memory nor system calls but that
+ *              lock's: the engine's thread does it for every token.
+ *   METRICS-3  Counters never fall; a histogram's buckets, count and sum are of the same
+ *              observations.
+ *   METRICS-4  No label holds what a client sent: routes, reasons and codes come from fixed lists.
  */
 #ifndef SERVER_METRICS_H
 #define SERVER_METRICS_H

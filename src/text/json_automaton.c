@@ -21,10 +21,10 @@
  *     unpaired surrogates                   are not text
  *
  * Invariants (tests/unit/test_json_automaton.c)
- *   N1  A text that leads to END is an object that readers accept. All such objects within the
- *       limits lead there.
- *   N2  From every state but END some bytes lead to END: there are no dead ends. So a limit is
- *       checked where a run grows, never after it.
+ *   JSON-1  A text that leads to END is an object that readers accept. All such objects within the
+ *           limits lead there.
+ *   JSON-2  From every state but END some bytes lead to END: there are no dead ends. So a limit is
+ *           checked where a run grows, never after it.
  */
 #include <string.h>
 

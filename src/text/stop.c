@@ -20,11 +20,11 @@
  *              B
  *
  * Invariants
- *   P1  In all, the text up to the first place where a stop text begins comes out. It does not
- *       depend on how the text was cut into pieces or on the order of the stop texts.
- *   P2  If the pieces are whole UTF-8 characters, every push puts out whole characters: a stop text
- *       begins with a character's first byte, so text is cut only before one.
- *   P3  A push allocates nothing.
+ *   STOP-1  In all, the text up to the first place where a stop text begins comes out. It does not
+ *           depend on how the text was cut into pieces or on the order of the stop texts.
+ *   STOP-2  If the pieces are whole UTF-8 characters, every push puts out whole characters: a stop
+ *           text begins with a character's first byte, so text is cut only before one.
+ *   STOP-3  A push allocates nothing.
  */
 #include <string.h>
 

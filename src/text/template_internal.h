@@ -19,17 +19,19 @@
  * trim_blocks, lstrip_blocks, loop controls and {% generation %}, without automatic escaping.
  *
  * Invariants
- * T1  All memory of one parse or rendering comes from one arena with a limit. Nothing in it is
- *     freed alone. So a failure may leave from any depth with longjmp (tpl_fail): between the
- *     setjmp in template.c and tpl_fail, no code owns anything outside the arena.
- * T2  Values never change, except namespaces and cursors (iterators, loops). So they are shared,
- *     not copied. Only a namespace can make a cycle; therefore every walk of a value counts depth
- *     and steps.
- * T3  Every recursion on source, nodes or values passes tpl_enter and tpl_leave. Every loop whose
- *     length a template can choose passes tpl_charge. So a template cannot overflow the stack or
- *     run forever.
- * T4  A struct template is never written after template_parse: several threads may render it.
- * T5  Strings are valid UTF-8. Lengths and indexes that a template sees count code points.
+ * TEMPLATE-1  All memory of one parse or rendering comes from one arena with a limit. Nothing in it
+ *             is freed alone. So a failure may leave from any depth with longjmp (tpl_fail):
+ *             between the setjmp in template.c and tpl_fail, no code owns anything outside the
+ *             arena.
+ * TEMPLATE-2  Values never change, except namespaces and cursors (iterators, loops). So they are
+ *             shared, not copied. Only a namespace can make a cycle; therefore every walk of a
+ *             value counts depth and steps.
+ * TEMPLATE-3  Every recursion on source, nodes or values passes tpl_enter and tpl_leave. Every loop
+ *             whose length a template can choose passes tpl_charge. So a template cannot overflow
+ *             the stack or run forever.
+ * TEMPLATE-4  A struct template is never written after template_parse: several threads may render
+ *             it.
+ * TEMPLATE-5  Strings are valid UTF-8. Lengths and indexes that a template sees count code points.
  *
  * Differences from Jinja2: integers have 64 bits, and overflow is an error. Case mapping maps one
  * character to one character. Generators are computed when they are made. The statements block,

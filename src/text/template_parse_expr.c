@@ -46,7 +46,7 @@ static struct tpl_node *parse_items(struct tpl_parser *p, const struct tpl_token
 
 static struct tpl_node *constant_node(struct tpl_parser *p, size_t at, tval value) {
     struct tpl_node *node = tpl_node_new(p, NODE_CONST, at);
-    if (value.type == TPL_STR) /* without its buffer: a rendering must not append to it (T4) */
+    if (value.type == TPL_STR) /* without its buffer: renderings must not append (TEMPLATE-4) */
         value = tpl_str_borrow(p->t, value.s->data, value.s->len);
     node->value = value;
     return node;

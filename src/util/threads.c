@@ -12,11 +12,12 @@
  *          then parks on a futex over `epoch`. `sleepers` tells whether a wake-up call is needed.
  *
  * Invariants
- *   T1  The job is written only while it is closed and nobody has joined, and read only by workers
- *       that have joined.
- *   T2  Opening releases, joining acquires, leaving releases, the caller's last look acquires: all
- *       writes of a run are seen by the next.
- *   T3  A part's `next` may run past its `end` by at most the number of workers: it never wraps.
+ *   THREADS-1  The job is written only while it is closed and nobody has joined, and read only by
+ *              workers that have joined.
+ *   THREADS-2  Opening releases, joining acquires, leaving releases, the caller's last look
+ *              acquires: all writes of a run are seen by the next.
+ *   THREADS-3  A part's `next` may run past its `end` by at most the number of workers: it never
+ *              wraps.
  */
 #include <linux/futex.h>
 #include <pthread.h>

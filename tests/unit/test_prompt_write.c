@@ -285,7 +285,7 @@ static void test_refused_writes(void **state) {
     refuse_to_write(&f, "has no place for a state that is None");
 }
 
-/* P2, and the header to the byte (reference 2.3, its minimal file). */
+/* FILE-2, and the header to the byte (reference 2.3, its minimal file). */
 static void test_forms(void **state) {
     (void)state;
     static const char header[] =

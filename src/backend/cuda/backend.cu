@@ -6,11 +6,11 @@
 //     arenas           pages                          memory.cu
 //
 // One stream, which does not wait for the default one. Invariants:
-//   C1  The first error sticks (error.cu); after it every call returns at once, so that nothing
-//       runs on data that was never written. flush and the reads report it.
-//   C2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put and
-//       arenas that grow. None of these, no write and no read may come inside a capture.
-//   C3 to C6 are in memory.cu and graph.cu.
+//   CUDA-1  The first error sticks (error.cu); after it every call returns at once, so that nothing
+//           runs on data that was never written. flush and the reads report it.
+//   CUDA-2  Nothing on the device is allocated after reserve but by alloc, upload, weight_put and
+//           arenas that grow. None of these, no write and no read may come inside a capture.
+//   CUDA-3 to CUDA-6 are in memory.cu and graph.cu.
 #include <algorithm>
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // graph.cu: a step that is captured once and replayed (graph.h). step.cu writes its tables.
 //
-//   C5  host_tables hold the tables that the next copy takes: after cuda_capture_end the captured
-//       step's, else those of the last step_begin or cuda_step_update. A graph runs only over its
-//       own (b->written).
+//   CUDA-5  host_tables hold the tables that the next copy takes: after cuda_capture_end the
+//           captured step's, else those of the last step_begin or cuda_step_update. A graph runs
+//           only over its own (b->written).
 #include "backend/cuda/internal.cuh"
 
 void cuda_capture_begin(struct backend *base) {
@@ -65,7 +65,7 @@ void cuda_graph_launch(struct backend *base, struct cuda_graph *g) {
     ASSERT(!b->capturing);
     if (!cuda_works(b))
         return;
-    // C5: the tables of another step would send its kernels through other arrays' bytes.
+    // CUDA-5: the tables of another step would send its kernels through other arrays' bytes.
     ASSERT(b->written == g && g->reserved == b->reserved_times);
     cuda_ok(b, cudaGraphLaunch(g->exec, b->stream));
     cuda_ok(b, cudaEventRecord(b->tables_read, b->stream));

@@ -9,9 +9,10 @@
 //                                                     unit, and given back in whole units
 //
 // Invariants:
-//   C3  A page's address stays the same for the arena's life: memory is mapped and unmapped there.
-//   C4  A unit is unmapped only when everything that was enqueued before has run.
-//   C6  Only mapped units are read, copied or written: callers take a page before they use it.
+//   CUDA-3  A page's address stays the same for the arena's life: memory is mapped and unmapped
+//           there.
+//   CUDA-4  A unit is unmapped only when everything that was enqueued before has run.
+//   CUDA-6  Only mapped units are read, copied or written: callers take a page before they use it.
 //
 // The driver's functions for virtual memory are looked up by name, so that the program needs no
 // libcuda at link time and starts on machines without a driver.
@@ -185,7 +186,7 @@ static uint8_t *arena_at(const backend_arena *a, size_t at, size_t bytes) {
     return a->base + at;
 }
 
-// The same, of mapped units (C6).
+// The same, of mapped units (CUDA-6).
 static uint8_t *mapped_at(const backend_arena *a, size_t at, size_t bytes) {
     uint8_t *p = arena_at(a, at, bytes);
     for (size_t unit = at / ARENA_UNIT; unit * ARENA_UNIT < at + bytes; unit++)

@@ -12,14 +12,14 @@
 //     cuda_step_update    measure, check against the bucket, write: the graph's first node copies
 //
 // Invariants:
-//   T1  A step that does not fit changes nothing: everything is measured and checked before the
-//       first byte is written.
-//   T2  What kernels see of a row is a function of its position (B3): items name super-runs at
-//       absolute multiples of 2,048 tokens, whatever else the step holds.
-//   T3  Every page that some row of the step sees, or stores into, is in its table.
-//   T4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step within
-//       the limits, and the scratch of decode is made for it.
-//   T5  host_tables are written only when the last copy has read them (tables_read).
+//   STEP-1  A step that does not fit changes nothing: everything is measured and checked before the
+//           first byte is written.
+//   STEP-2  What kernels see of a row is a function of its position (B3): items name
+//           super-runs at absolute multiples of 2,048 tokens, whatever else the step holds.
+//   STEP-3  Every page that some row of the step sees, or stores into, is in its table.
+//   STEP-4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step
+//           within the limits, and the scratch of decode is made for it.
+//   STEP-5  host_tables are written only when the last copy has read them (tables_read).
 //
 // A bucket (of a captured step): counts of items rounded up to 2^n or 3 * 2^n, room for another
 // super-run of pages a sequence, at most the captured rows; page formats among those captured.

@@ -3,12 +3,12 @@
  * a row as bytes in natural order (load_codes). A new type is a row of shape_of, a case of
  * load_codes and a case of product_scales.h.
  *
- * C1 A row is units one after the other. A unit is what shares a header: one block of 32 values, or
- *    8 of them in GGUF's blocks of 256. Block i of a unit has one run of 32 or two of 16.
+ * AVX2-1 A row is units one after the other. A unit is what shares a header: one block of 32
+ * values, or 8 of them in GGUF's blocks of 256. Block i of a unit has one run of 32 or two of 16.
  *
- * C2 Products are taken by maddubs, which adds two of them in s16: the codes must be unsigned, or
- *    their magnitudes are and the activations take over the signs (is_signed). `pairs` of these
- *    sums may be added in s16 before they are widened:
+ * AVX2-2 Products are taken by maddubs, which adds two of them in s16: the codes must be unsigned,
+ * or their magnitudes are and the activations take over the signs (is_signed). `pairs` of these
+ * sums may be added in s16 before they are widened:
  *
  *        codes up to   of a run of    pairs * 2 * code * 127
  *        15            32             8 * 2 * 15 * 127 = 30480
@@ -36,7 +36,7 @@ struct shape {
     uint16_t unit_bytes; /* of data */
     uint8_t unit_blocks; /* 1 or 8 */
     uint8_t runs;        /* of a block: 1 or 2 */
-    uint8_t pairs;       /* see C2 */
+    uint8_t pairs;       /* see AVX2-2 */
     bool is_signed, has_min;
     uint8_t offset;    /* weight = code - offset */
     bool scales_apart; /* d and m are not in data */

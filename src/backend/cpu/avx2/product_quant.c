@@ -25,7 +25,7 @@
  *    For 16-bit activations the codes are s16, first the even inputs of the eight groups, then the
  *    odd ones (act_pack.c).
  *
- * Q3 Codes are exact in s16 as long as C2 of product_codes.h says, then in s32.
+ * Q3 Codes are exact in s16 as long as AVX2-2 of product_codes.h says, then in s32.
  *
  * What a type is stands in product_codes.h and product_scales.h. Leaves out: float weights
  * (product_float.c).

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* product_codes.c: activations times quantized weights of every type, AVX-512.
  *
- * P1 An output is one float32 accumulator over the runs in order,
+ * AVX512-1 An output is one float32 accumulator over the runs in order,
  *        acc = fma(d_u * scale_b, dot_u, acc)    and with a minimum    acc = fma(m_u, sum_u, acc)
  *    with dot_u exact in s32. All ways below do exactly this, so an output has the same bits in
  *    any company.
  *
  *        one row    16 outputs at a time; a block goes from the mapped weights to the sums without
  *                   a detour over memory (add_block of unpack.h)
- *        2 to 8     of 8 bits, without VNNI of narrow types (P3): 16 outputs at a time; a block is
- *                   multiplied with all rows while the next one is unpacked (multiply_group of
- *                   unpack.h)
+ *        2 to 8     of 8 bits, without VNNI of narrow types (AVX512-3): 16 outputs at a time; a
+ *                   block is multiplied with all rows while the next one is unpacked
+ *                   (multiply_group of unpack.h)
  *        more       for each two panels (32 outputs)
  *                       for each chunk of 48 blocks
  *                           unpack the chunk of the weights into scratch
@@ -18,15 +18,15 @@
  *                               accumulators from y, 24 sums in registers, accumulators to y;
  *                               with each block some lines of the next two panels are asked for
  *
- * P2 A lane is an output; four of its codes meet four activations that are broadcast. Weights are
- *    unsigned bytes as they are unpacked (a nibble of Q4_0 is its code plus 8), activations signed
- *    ones, so sums start from minus that offset times the sum of the activations' codes.
- *    Activations of 15 bits are two planes of bytes, or with one row what vector.h makes of them.
+ * AVX512-2 A lane is an output; four of its codes meet four activations that are broadcast. Weights
+ * are unsigned bytes as they are unpacked (a nibble of Q4_0 is its code plus 8), activations signed
+ * ones, so sums start from minus that offset times the sum of the activations' codes. Activations
+ * of 15 bits are two planes of bytes, or with one row what vector.h makes of them.
  *
- * P3 Without VNNI pairs of products are summed in 16 bits: two bytes of at most 128 times codes
- *    from -128 to 127 are -32768 to 32512. Types with larger bytes have them cut into two halves
- *    (factors_of), but for the high plane, whose codes are from -64 to 64; with one row they are
- *    multiplied as words (split_bytes).
+ * AVX512-3 Without VNNI pairs of products are summed in 16 bits: two bytes of at most 128 times
+ * codes from -128 to 127 are -32768 to 32512. Types with larger bytes have them cut into two halves
+ * (factors_of), but for the high plane, whose codes are from -64 to 64; with one row they are
+ * multiplied as words (split_bytes).
  */
 #include "backend/cpu/avx512/product.h"
 
@@ -83,7 +83,7 @@ ALWAYS_INLINE void ask_ahead(struct ahead *a) {
         _mm_prefetch(a->at, _MM_HINT_T1);
 }
 
-/* Where the sum of a run of activations starts: P2. */
+/* Where the sum of a run of activations starts: AVX512-2. */
 ALWAYS_INLINE int32_t start_of(int offset, int runs, const int32_t *codes_sum16, size_t run) {
     if (runs == 2)
         return -offset * codes_sum16[run];
@@ -98,7 +98,7 @@ ALWAYS_INLINE __m512i start_of_run(const struct pass *t, int runs, size_t at, in
     return _mm512_set1_epi32(start_of(t->offset, runs, t->a->codes_sum16, run));
 }
 
-/* P1 and P2 for `rows` rows from row r0 on. */
+/* AVX512-1 and AVX512-2 for `rows` rows from row r0 on. */
 ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct pass *t,
                         uint32_t r0, struct ahead *ahead) {
     const struct act_rows *a = t->a;

@@ -14,7 +14,7 @@
  * itself (docs/speed.md, "Unpacked while multiplying"), so with a few rows of activations the
  * groups of one block stand between the loads of the next, or each before what overwrites it.
  *
- * Sums of an output are those of P1 of product_codes.c. */
+ * Sums of an output are those of AVX512-1 of product_codes.c. */
 struct few_products {
     const struct act_few *a;
     int rows, runs, offset; /* rows: even, the last one twice where there are fewer */
@@ -247,7 +247,7 @@ ALWAYS_INLINE __m512i dot_groups(const __m512i *w, int n, bool halves, const uin
     return halves ? join_halves(sum[0], sum[1]) : _mm512_add_epi32(sum[0], sum[1]);
 }
 
-/* acc plus one block of unpacked bytes times a row of activations: P1 of product_codes.c. */
+/* acc plus one block of unpacked bytes times a row of activations: AVX512-1 of product_codes.c. */
 ALWAYS_INLINE __m512 add_block(const struct panel_block *w, int runs, bool has_min, int offset,
                                const struct act_row *a, bool halves, size_t b, __m512 acc) {
     const int n = GROUPS / runs, step = halves ? 8 : 4; /* bytes of four activations */
