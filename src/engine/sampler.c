@@ -18,7 +18,7 @@
  *                                  c0  c1  c2  c3  c4  c5        probabilities of these alone:
  *        | xtc     with probability xtc_probability: drop those above xtc_threshold except the
  *        |         least likely of them and those in xtc_special
- *        v                     .3  .25 .2  .12 .08 .05           threshold 0.1: drop c0 c1 c2
+ *        v                         .3  .25 .2  .12 .08 .05       threshold 0.1: drop c0 c1 c2
  *                                              c3  c4  c5
  *        | top_k   keep the first top_k
  *        v

@@ -405,7 +405,7 @@ static bool has_room_for_state(const struct sched *s) {
     return p.budget_bytes - p.used_bytes - p.charged_bytes + p.stored_bytes >= bytes;
 }
 
-/* Rows until the next point, or all that the task's tokens need. */
+/* Rows until the next hit point, or all that the task's tokens need. */
 static uint32_t rows_left(const struct sched *s, const struct task *t) {
     const uint32_t at = seq_length(t->seq), every = s->options.snapshot_tokens;
     uint32_t end = t->n_tokens;

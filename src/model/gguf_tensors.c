@@ -2,7 +2,7 @@
 /* gguf_tensors.c: the tensors of one GGUF file (gguf.c draws it).
  *
  *   GGUF-3  After gguf_read_tensors tensors are aligned, inside the file and disjoint (CHECKPOINT-1
- *           of checkpoint.c).
+ *           of tensor_table.c).
  */
 #include <inttypes.h>
 
