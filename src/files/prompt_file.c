@@ -36,6 +36,7 @@ bool prompt_dtype_known(enum st_dtype dtype) {
 
 struct prompt_tensor prompt_tensor_of(enum st_dtype dtype, uint32_t n_dims, const uint32_t *dims) {
     struct prompt_tensor t = {.present = true, .dtype = dtype, .n_dims = n_dims};
+    ASSERT(n_dims <= ST_DIMS_MAX && prompt_dtype_known(dtype));
     t.bytes = st_dtype_bytes(dtype);
     for (uint32_t i = 0; i < n_dims; i++) {
         t.dims[i] = dims[i];
@@ -106,6 +107,7 @@ uint32_t prompt_entry_held(const struct prompt_kv *kv) {
 
 static const uint8_t *row_at(const struct prompt_tensor *t, uint32_t head, uint32_t row) {
     size_t bytes = t->dims[3] * st_dtype_bytes(t->dtype);
+    ASSERT(t->n_dims == 4 && head < t->dims[1] && row < t->dims[2]);
     return t->data + ((size_t)head * t->dims[2] + row) * bytes;
 }
 
@@ -114,6 +116,7 @@ void prompt_side_get_row(const struct prompt_side *side, uint32_t head, uint32_t
     enum { RUN = 32 }; /* codes that fill whole words: as many as a code has bits */
     struct kv_format f = side->format;
     uint32_t words[8];
+    ASSERT(f.bits <= 8 && side->dim % RUN == 0 && prompt_group_known(f.group)); /* P1 */
     const uint8_t *packed = row_at(&side->parts[0], head, row);
     for (uint32_t i = 0; i < side->dim; i += RUN) {
         memcpy(words, packed, f.bits * sizeof *words); /* mapped anywhere */

@@ -351,7 +351,7 @@ static kvasir_status child_class(struct reader *r, const struct prompt_scope *s,
         memcpy(&code, raw->tensor.data + i * sizeof code, sizeof code);
         buf[i] = (char)(code > 0x20 && code < 0x7f ? code : '?');
     }
-    buf[raw->tensor.dims[0]] = 0;
+    buf[raw->tensor.dims[0]] = 0; /* below PROMPT_NAME_MAX: checked above */
     return KVASIR_OK;
 }
 

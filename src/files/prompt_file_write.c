@@ -297,6 +297,7 @@ static kvasir_status make_rows(struct writer *w, const struct block *b, uint64_t
 
 /* What the caller makes, a chunk at a time. */
 static kvasir_status write_made(struct writer *w, struct file_writer *out, const struct block *b) {
+    ASSERT(b->row_bytes > 0 && b->kept <= b->rows);
     uint64_t step = b->row_bytes < CHUNK_BYTES ? CHUNK_BYTES / b->row_bytes : 1;
     void *chunk = mem_alloc(step * b->row_bytes);
     if (!chunk)

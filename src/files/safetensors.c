@@ -130,6 +130,7 @@ static kvasir_status add_tensor(struct st_table *table, const char *name, const 
         mem_free(copy);
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", table->n + 1);
     }
+    ASSERT(table->n < table->cap);
     table->list[table->n] = *t;
     table->list[table->n++].name = copy;
     return KVASIR_OK;
@@ -170,16 +171,9 @@ void st_table_free(struct st_table *t) {
 
 /* ---- one file -------------------------------------------------------------------------------- */
 
-static size_t data_start(const struct file_map *map) {
-    uint64_t len;
-    memcpy(&len, map->data, sizeof len);
-    ASSERT(len <= map->size - sizeof len); /* st_read has checked it */
-    return sizeof len + (size_t)len;
-}
-
 kvasir_status st_check_data(const struct st_table *t, size_t first, const struct file_map *map,
                             kvasir_error *err) {
-    ASSERT(first <= t->n);
+    ASSERT(first <= t->n && t->base <= map->size);
     size_t n = t->n - first;
     const struct st_tensor **order = mem_calloc(n, sizeof *order);
     if (!order)
@@ -187,7 +181,7 @@ kvasir_status st_check_data(const struct st_table *t, size_t first, const struct
     for (size_t i = 0; i < n; i++)
         order[i] = &t->list[first + i];
     qsort(order, n, sizeof *order, compare_data);
-    const uint8_t *end = map->data + data_start(map), *last = map->data + map->size;
+    const uint8_t *end = map->data + t->base, *last = map->data + map->size;
     const struct st_tensor *bad = NULL;
     bool overlap = false;
     for (size_t i = 0; i < n && !overlap; i++) {
@@ -223,7 +217,8 @@ static kvasir_status check_metadata(json_t *metadata, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-static kvasir_status read_header(const struct file_map *map, json_t **header, kvasir_error *err) {
+static kvasir_status read_header(const struct file_map *map, json_t **header, size_t *base,
+                                 kvasir_error *err) {
     uint64_t len;
     if (map->size < sizeof len)
         return fail_at(err, KVASIR_ERR_FORMAT, 0, "the file ends inside the header's length");
@@ -236,6 +231,7 @@ static kvasir_status read_header(const struct file_map *map, json_t **header, kv
     const char *text = (const char *)map->data + sizeof len;
     if (len == 0 || text[0] != '{')
         return fail_at(err, KVASIR_ERR_FORMAT, sizeof len, "the header does not begin with '{'");
+    *base = sizeof len + (size_t)len;
     return json_load_bounded(text, (size_t)len, sizeof len, 0, header, err);
 }
 
@@ -247,7 +243,7 @@ static kvasir_status read_tensors(struct st_table *t, const struct file_map *map
         struct st_tensor tensor;
         if (strcmp(name, "__metadata__") == 0)
             continue;
-        TRY(read_tensor(name, info, map, data_start(map), &tensor, err));
+        TRY(read_tensor(name, info, map, t->base, &tensor, err));
         TRY(add_tensor(t, name, &tensor, err));
     }
     return KVASIR_OK;
@@ -259,7 +255,7 @@ kvasir_status st_read(struct st_table *t, const struct file_map *map, json_t **m
     kvasir_status status;
     if (metadata)
         *metadata = NULL;
-    TRY_GOTO(read_header(map, &header, err));
+    TRY_GOTO(read_header(map, &header, &t->base, err));
     TRY_GOTO(check_metadata(json_object_get(header, "__metadata__"), err));
     TRY_GOTO(read_tensors(t, map, header, err));
     if (metadata)
@@ -285,14 +281,13 @@ void st_add_metadata(struct st_header *h, json_t *metadata) {
 void st_add(struct st_header *h, const char *name, enum st_dtype dtype, const uint64_t *dims,
             uint32_t n_dims) {
     ASSERT(n_dims <= ST_DIMS_MAX);
-    uint64_t begin = h->end, bytes = st_dtype_bytes(dtype);
+    size_t begin = h->end, bytes = st_dtype_bytes(dtype);
     json_t *shape = json_array();
     for (uint32_t i = 0; i < n_dims; i++) {
         h->failed |= json_array_append_new(shape, json_integer((json_int_t)dims[i])) != 0;
-        ASSERT(dims[i] == 0 || bytes <= INT64_MAX / dims[i]);
-        bytes *= dims[i];
+        h->failed |= !mul_size(bytes, dims[i], &bytes);
     }
-    h->end += bytes;
+    h->failed |= !add_size(h->end, bytes, &h->end);
     set_member(h, name,
                json_pack("{s:s, s:o, s:[I,I]}", "dtype", st_dtype_name(dtype), "shape", shape,
                          "data_offsets", (json_int_t)begin, (json_int_t)h->end));
@@ -304,6 +299,7 @@ bool st_finish(struct st_header *h, size_t flags, struct text_buf *out) {
     if (!text)
         return false;
     uint64_t len = strlen(text), padded = round_up(len, 8);
+    ASSERT(padded - len < 8);
     bool good = text_append(out, &padded, sizeof padded) && text_append(out, text, len) &&
                 text_append(out, "       ", padded - len);
     mem_free(text); /* jansson takes it from malloc, too */

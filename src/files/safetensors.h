@@ -42,12 +42,13 @@ struct st_tensor {
 struct st_table {
     struct st_tensor *list; /* [n]; rising by name once st_sort was called */
     size_t n, cap;
+    size_t base; /* where the data begin in the file that was read last */
 };
 /* Appends a file's tensors (ST-1, ST-2). *metadata, if not NULL, becomes its __metadata__ or NULL
  * (json_decref). Errors do not name the file; offsets count from its start. */
 kvasir_status st_read(struct st_table *t, const struct file_map *map, json_t **metadata,
                       kvasir_error *err) MUST_CHECK;
-/* ST-3 for the tensors [first, n), which are all of this file's. */
+/* ST-3 for the tensors [first, n), which are all of this file's, the one read last. */
 kvasir_status st_check_data(const struct st_table *t, size_t first, const struct file_map *map,
                             kvasir_error *err) MUST_CHECK;
 /* An error if two have the same name. */
@@ -63,14 +64,14 @@ bool st_name_is_clean(const char *name, size_t len);
 /* A header under construction. Zero-initialised is empty; data follow in the order of st_add. */
 struct st_header {
     json_t *object;
-    uint64_t end; /* of the data so far */
-    bool failed;  /* out of memory; st_finish says so */
+    size_t end;  /* of the data so far */
+    bool failed; /* out of memory, or sizes that overflow; st_finish says so */
 };
 void st_add_metadata(struct st_header *h, json_t *metadata); /* borrowed */
 void st_add(struct st_header *h, const char *name, enum st_dtype dtype, const uint64_t *dims,
             uint32_t n_dims);
 /* Appends length, header and padding to a multiple of 8 bytes to out. flags are jansson's. Frees
- * the header; false: out of memory. */
+ * the header; false if it failed. */
 bool st_finish(struct st_header *h, size_t flags, struct text_buf *out) MUST_CHECK;
 void st_header_free(struct st_header *h);
 

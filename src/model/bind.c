@@ -35,7 +35,9 @@ static kvasir_status bind(struct binder *b, const char *name, const uint64_t *di
         return fail(b->err, KVASIR_ERR_FORMAT, "tensor %s has shape %s, expected %s", name,
                     shape_text(t->dims, t->n_dims, found), shape_text(dims, n_dims, expected));
     }
-    b->bound[t - checkpoint_tensor_at(b->checkpoint, 0)] = true;
+    const size_t at = (size_t)(t - checkpoint_tensor_at(b->checkpoint, 0));
+    ASSERT(at < checkpoint_tensor_count(b->checkpoint));
+    b->bound[at] = true;
     b->model->weight_bytes += t->bytes;
     *out = t;
     return KVASIR_OK;
@@ -43,14 +45,9 @@ static kvasir_status bind(struct binder *b, const char *name, const uint64_t *di
 
 static kvasir_status matrix_add(struct binder *b, const struct weight *w, matrix_id *out) {
     struct model *m = b->model;
-    if (m->n_matrices == m->cap_matrices) {
-        const uint32_t cap = m->cap_matrices * 2;
-        struct weight *matrices = mem_realloc(m->matrices, cap, sizeof *matrices);
-        if (!matrices)
-            return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's matrices");
-        m->matrices = matrices;
-        m->cap_matrices = cap;
-    }
+    if (!ARRAY_GROW(m->matrices, m->cap_matrices, m->n_matrices + 1))
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's matrices");
+    ASSERT(m->n_matrices > 0 && m->n_matrices < m->cap_matrices); /* 0 is none */
     *out = m->n_matrices;
     m->matrices[m->n_matrices++] = *w;
     return KVASIR_OK;
@@ -81,17 +78,12 @@ kvasir_status bind_stack(struct binder *b, const char *name, uint32_t experts, u
 
 kvasir_status vector_make(struct binder *b, uint32_t n, vector_id *out, float **data) {
     struct model *m = b->model;
-    if (m->n_vectors == m->cap_vectors) {
-        uint32_t cap = m->cap_vectors * 2;
-        struct model_vector *vectors = mem_realloc(m->vectors, cap, sizeof *vectors);
-        if (!vectors)
-            return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's vectors");
-        m->vectors = vectors;
-        m->cap_vectors = cap;
-    }
+    if (!ARRAY_GROW(m->vectors, m->cap_vectors, m->n_vectors + 1))
+        return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's vectors");
     *data = mem_alloc_aligned(n * sizeof **data);
     if (!*data)
         return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for the model's vectors");
+    ASSERT(m->n_vectors > 0 && m->n_vectors < m->cap_vectors);
     *out = m->n_vectors;
     m->vectors[m->n_vectors++] = (struct model_vector){*data, n};
     return KVASIR_OK;
@@ -132,6 +124,7 @@ kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first
                         matrix_id *out) {
     const struct weight_traits *t = weight_traits_of(w->type);
     struct weight part = *w;
+    ASSERT(first <= w->n && n <= w->n - first);
     part.data = (const uint8_t *)w->data + first * weight_row_bytes(t, w->k);
     part.n = n;
     if (!w->scales)
@@ -170,7 +163,8 @@ kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) {
 
 struct layer_name layer_name(uint32_t layer, const char *part, const char *tail) {
     struct layer_name name;
-    snprintf(name.text, sizeof name.text, "model.layers.%u.%s%s", layer, part, tail);
+    int len = snprintf(name.text, sizeof name.text, "model.layers.%u.%s%s", layer, part, tail);
+    ASSERT(len > 0 && (size_t)len < sizeof name.text);
     return name;
 }
 
@@ -233,6 +227,7 @@ kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint
 static kvasir_status cut_vector(struct binder *b, vector_id from, uint32_t first, uint32_t n,
                                 vector_id *out) {
     float *data;
+    ASSERT(from < b->model->n_vectors && first + n <= b->model->vectors[from].n);
     TRY(vector_make(b, n, out, &data));
     memcpy(data, b->model->vectors[from].data + first, n * sizeof *data);
     return KVASIR_OK;
@@ -313,6 +308,7 @@ static kvasir_status experts_single(struct binder *b, uint32_t layer, const char
 kvasir_status experts_spread(struct binder *b, struct layer_weights *l, int place,
                              const struct weight *stack, uint32_t stride, uint32_t first,
                              uint32_t n) {
+    ASSERT(place >= PLACE_GATE && place < PLACES);
     for (uint32_t e = 0; e < b->model->config.moe.n; e++)
         TRY(bind_rows(b, stack, e * stride + first, n,
                       &l->expert_matrices[(size_t)PLACES * e + (size_t)place]));

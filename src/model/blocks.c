@@ -25,6 +25,7 @@ void block_rope(struct model_run *r, const struct batch *batch, uint32_t layer, 
     const struct layer_config *l = &c->layers[layer];
     if (l->rope == NO_ROPE)
         return;
+    ASSERT(l->rope < c->n_ropes);
     const struct rope_config *rope = &c->ropes[l->rope];
     op_rope(r->backend, x, batch->rows, heads, l->head_dim, r->rope_cos[l->rope],
             r->rope_sin[l->rope], rope->dims / 2, rope->adjacent);
@@ -33,6 +34,7 @@ void block_rope(struct model_run *r, const struct batch *batch, uint32_t layer, 
 void block_attend(struct model_run *r, const struct batch *batch, uint32_t layer) {
     const struct model_config *c = &r->model->config;
     const struct kv_place place = r->model->places[layer];
+    ASSERT(layer < c->n_layers && place.group < r->model->n_groups);
     const struct kv_view *views = batch->views + (size_t)place.group * batch->n_seqs;
     const struct attention_args args = {
         .heads = c->heads,
@@ -51,6 +53,7 @@ static void head_norm(struct model_run *r, vector_id gain, uint32_t rows, uint32
     if (!gain)
         return;
     const uint32_t dim = r->model->vectors[gain].n;
+    ASSERT(dim > 0 && width % dim == 0);
     block_norm(r, x, gain, rows * (width / dim), dim, x);
 }
 
@@ -98,6 +101,8 @@ void block_experts(struct model_run *r, const struct layer_weights *l, const flo
                                    .scale = on_device(r, l->expert_scale),
                                    .gate = c->gate,
                                    .normalize = c->moe.normalize};
+    ASSERT(l >= r->model->layers && l < r->model->layers + c->n_layers);
+    ASSERT(c->moe.top_k > 0 && c->moe.top_k <= c->moe.n);
     block_product(r, router_input, rows, l->router, l->router_bias, r->router);
     if (!c->moe.shared_dim) {
         op_experts(r->backend, h, rows, r->router, &e, out);

@@ -59,6 +59,7 @@ kvasir_status config_float(const struct json_scope *s, const char *key, float *o
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 void config_layers_init(struct model_config *c) {
+    ASSERT(c->n_layers <= LAYERS_MAX);
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i] = (struct layer_config){.kind = LAYER_ATTENTION,
                                              .experts = c->moe.n != 0,

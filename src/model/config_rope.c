@@ -196,6 +196,7 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
     struct json_scope inner;
     struct rope_config plain = {.kind = ROPE_PLAIN, .dims = c->head_dim, .theta = local_theta};
     TRY(config_number(s, "rope_local_base_freq", false, &plain.theta));
+    _Static_assert(ROPES_MAX >= 2, "one for each kind of layer");
     c->ropes[1] = plain;
     c->n_ropes = 2;
     TRY(find_rope(s, &inner));

@@ -152,6 +152,7 @@ static kvasir_status put_bytes(struct writer *w, const void *data, size_t bytes)
         TRY(flush(w));
     if (bytes > BUFFER_BYTES)
         return file_write(w->out, data, bytes, w->err);
+    ASSERT(w->used <= BUFFER_BYTES && bytes <= BUFFER_BYTES - w->used);
     memcpy(w->buffer + w->used, data, bytes);
     w->used += bytes;
     return KVASIR_OK;
@@ -337,6 +338,7 @@ static void order_items(struct plan *p, struct item *sorted) {
         for (size_t i = 0; i < p->n_items; i++)
             if (p->items[i].quantized == !plain)
                 sorted[n++] = p->items[i];
+    ASSERT(n == p->n_items);
     memcpy(p->items, sorted, n * sizeof *sorted);
 }
 

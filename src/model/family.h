@@ -256,6 +256,7 @@ struct model_run {
 
 /* A vector on the device; NULL for 0. */
 static inline const float *on_device(const struct model_run *r, vector_id v) {
+    ASSERT(v < r->model->n_vectors);
     return r->vectors[v];
 }
 

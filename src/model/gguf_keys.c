@@ -73,6 +73,7 @@ kvasir_status gguf_key_u32(struct gguf_keys *k, const char *name, bool required,
 
 kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool required, uint32_t min,
                               uint32_t max, uint32_t out[LAYERS_MAX]) {
+    ASSERT(k->blocks <= LAYERS_MAX);
     return gguf_get_u32s(k->g, gguf_key_name(k, name), k->blocks, required, min, max, out, k->err);
 }
 

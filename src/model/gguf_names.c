@@ -58,7 +58,9 @@ static bool mapped(const struct gguf_name *list, const char *prefix, const char 
         size_t part = whole ? len : stem;
         for (const struct gguf_name *n = list; n && n->gguf; n++)
             if (span_is(name, part, n->gguf)) {
-                snprintf(out, size, "%s%s%.*s", prefix, n->hf, (int)(len - part), name + part);
+                int n_out =
+                    snprintf(out, size, "%s%s%.*s", prefix, n->hf, (int)(len - part), name + part);
+                ASSERT(n_out > 0 && (size_t)n_out < size);
                 return true;
             }
     }

@@ -93,6 +93,7 @@ static kvasir_status place_tensor(const struct gguf *g, size_t start, uint32_t a
                        "tensor %s: %zu bytes at data offset %" PRIu64
                        " pass the file's end (%zu bytes of data)",
                        t->name, t->bytes, place.offset, room);
+    ASSERT(start <= g->map.size && place.offset + t->bytes <= room);
     t->data = g->map.data + start + place.offset;
     return KVASIR_OK;
 }

@@ -83,7 +83,9 @@ static kvasir_status check_weight_map(const struct reader *r, json_t *weight_map
     json_object_foreach(weight_map, name, value) {
         const char *file = json_string_value(value);
         const struct st_tensor *t = st_find(&r->raw, name);
-        const struct file_map *map = &r->c->maps[json_integer_value(json_object_get(shards, file))];
+        const size_t number = (size_t)json_integer_value(json_object_get(shards, file));
+        ASSERT(number < r->c->n_maps); /* open_shards wrote it */
+        const struct file_map *map = &r->c->maps[number];
         const uint8_t *data = t ? t->data : NULL;
         if (!data || data < map->data || data > map->data + map->size)
             return fail(r->err, KVASIR_ERR_FORMAT, "field weight_map.%s: no such tensor in %s",

@@ -11,6 +11,7 @@ bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float 
     const struct model_config *c = &m->config;
     if (!l->k_bias || l->k_norm) /* a norm behind it makes it no constant */
         return false;
+    ASSERT((head + 1) * c->head_dim <= m->vectors[l->k_bias].n);
     const float *bias = m->vectors[l->k_bias].data + (size_t)head * c->head_dim;
     uint32_t n = c->ropes[0].dims / 2;
     for (uint32_t j = 0; j < n; j++) {
@@ -29,6 +30,7 @@ double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, fl
     const struct weight_traits *traits = weight_traits_of(keys->type);
     const float *gain = m->vectors[l->attn_norm].data;
     double sum = 0;
+    ASSERT((head + 1) * c->head_dim <= keys->n && keys->k == c->dim);
     for (uint32_t row = 0; row < c->head_dim; row += ROW_STEP) {
         traits->decode(keys, head * c->head_dim + row, scratch);
         for (uint32_t i = 0; i < c->dim; i++) {

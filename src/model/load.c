@@ -93,6 +93,7 @@ static kvasir_status place_layers(struct model *m, kvasir_error *err) {
         const struct layer_config *l = &c->layers[i];
         if (l->kind != LAYER_ATTENTION)
             continue;
+        ASSERT(l->kv_from <= i && (l->rope == NO_ROPE || l->rope < c->n_ropes));
         if (l->kv_from != i) {
             m->places[i] = m->places[l->kv_from];
             continue;
@@ -104,6 +105,7 @@ static kvasir_status place_layers(struct model *m, kvasir_error *err) {
             return fail(err, KVASIR_ERR_UNSUPPORTED,
                         "layers of more than %d kinds (KV heads, head size, window)",
                         CACHE_GROUPS_MAX);
+        ASSERT(g <= m->n_groups && m->n_groups <= CACHE_GROUPS_MAX);
         if (g == m->n_groups)
             m->groups[m->n_groups++] = (struct kv_shape){
                 .kv_heads = l->kv_heads, .head_dim = l->head_dim, .window = l->window};

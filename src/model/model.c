@@ -6,6 +6,7 @@ enum { STATE_ALIGNMENT = 64 }; /* what operations ask for */
 
 struct state_layout model_state_layout(const struct model *m, uint32_t layer) {
     const struct model_config *c = &m->config;
+    ASSERT(layer < c->n_layers);
     const bool delta = c->layers[layer].kind == LAYER_DELTA;
     struct state_layout l = {.window = m->state_at[layer], .width = c->conv_width};
     l.channels = delta ? 2 * c->delta.key_heads * c->delta.key_dim +
@@ -34,11 +35,13 @@ uint64_t model_weight_bytes(const struct model *m) {
 }
 
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]) {
+    ASSERT(m->n_groups <= CACHE_GROUPS_MAX);
     memcpy(groups, m->groups, m->n_groups * sizeof *groups);
     return m->n_groups;
 }
 
 struct kv_place model_kv_place(const struct model *m, uint32_t layer) {
+    ASSERT(layer < m->config.n_layers);
     return m->places[layer];
 }
 
@@ -48,6 +51,7 @@ uint64_t model_state_bytes(const struct model *m) {
 
 float model_inv_freq(const struct model *m, uint32_t rope, uint32_t ctx, double *inv_freq) {
     const struct model_config *c = &m->config;
+    ASSERT(rope < c->n_ropes);
     return rope_frequencies(&c->ropes[rope], ctx ? ctx : c->ctx_train, c->ctx_train,
                             rope == 0 ? m->rope_factors : NULL, inv_freq);
 }

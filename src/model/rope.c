@@ -93,6 +93,7 @@ static double theta_of(const struct rope_config *r, uint32_t ctx, uint32_t ctx_t
 float rope_frequencies(const struct rope_config *r, uint32_t ctx, uint32_t ctx_train,
                        const float *factors, double *inv_freq) {
     const uint32_t n = r->dims / 2;
+    ASSERT(r->dims >= 2 && r->dims % 2 == 0 && r->dims <= HEAD_DIM_MAX); /* load.c checks it */
     const double theta = theta_of(r, ctx, ctx_train);
     const float *longrope = ctx > r->original_ctx ? r->long_factors : r->short_factors;
     for (uint32_t i = 0; i < n; i++) {

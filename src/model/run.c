@@ -114,6 +114,7 @@ static uint32_t list_buffers(struct model_run *r, const struct model_config *c, 
         {&r->layer_projected, rows * w.layer_inputs},
     };
     _Static_assert(sizeof buffers / sizeof *buffers + 2 * ROPES_MAX <= RUN_BUFFERS, "all fit");
+    ASSERT(c->n_ropes <= ROPES_MAX);
     uint32_t n = 0;
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i].values)
@@ -170,6 +171,8 @@ static kvasir_status reserve(struct model_run *r, uint32_t rows, uint32_t ctx, k
         .expert_dim = c->moe.dim};
     for (uint32_t i = 0; i < c->n_layers; i++)
         limits.head_dim = max_u32(limits.head_dim, c->layers[i].head_dim);
+    _Static_assert((int)CACHE_GROUPS_MAX <= (int)BACKEND_GROUPS_MAX, "a backend takes all groups");
+    ASSERT(m->n_groups <= BACKEND_GROUPS_MAX);
     for (uint32_t g = 0; g < m->n_groups; g++)
         limits.group[g] =
             (struct backend_group){c->heads, m->groups[g].kv_heads, m->groups[g].head_dim};

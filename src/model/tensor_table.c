@@ -42,6 +42,7 @@ kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
         mem_free(name);
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %zu tensors", c->n_tensors + 1);
     }
+    ASSERT(tensor->n_dims <= TENSOR_DIMS_MAX);
     struct checkpoint_tensor *t = &c->tensors[c->n_tensors++];
     *t = *tensor;
     t->name = name;

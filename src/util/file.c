@@ -69,6 +69,7 @@ static kvasir_status read_fd(int fd, const char *path, size_t limit, struct text
             return fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
         if (n == 0)
             return KVASIR_OK;
+        ASSERT(out->len <= limit);
         if ((size_t)n > limit - out->len)
             return fail(err, KVASIR_ERR_IO, "%s: larger than %zu bytes", path, limit);
         if (!text_append(out, chunk, (size_t)n))

@@ -124,6 +124,7 @@ void *mem_reserve(size_t bytes) {
 }
 
 void mem_release(void *at, size_t bytes) {
+    ASSERT(((uintptr_t)at | bytes) % 4096 == 0);
     madvise(at, bytes, MADV_DONTNEED);
 }
 

@@ -94,6 +94,7 @@ static void cut_parts(struct thread_pool *p, size_t items) {
         p->parts[i].end = end;
         first = end;
     }
+    ASSERT(first == items);
 }
 
 /* Waits until the epoch differs from `seen`; returns the new one. */
@@ -143,6 +144,7 @@ static void raise_epoch(struct thread_pool *p) {
 }
 
 kvasir_status thread_pool_create(struct thread_pool **out, int threads, kvasir_error *err) {
+    ASSERT(threads > 0 && threads < JOB_OPEN);
     struct thread_pool *p = mem_alloc_aligned(sizeof *p);
     if (!p)
         return fail(err, KVASIR_ERR_MEMORY, "thread pool: out of memory");
@@ -188,6 +190,7 @@ void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *c
             fn(ctx, i, 0);
         return;
     }
+    ASSERT(atomic_load_explicit(&p->state, memory_order_relaxed) == 0); /* T1 */
     p->fn = fn;
     p->ctx = ctx;
     cut_parts(p, items);

@@ -34,6 +34,7 @@ kvasir_status file_begin(struct file_writer *w, const char *path, kvasir_error *
 }
 
 kvasir_status file_write(struct file_writer *w, const void *data, size_t bytes, kvasir_error *err) {
+    ASSERT(w->fd >= 0);
     for (const char *at = data; bytes > 0;) {
         ssize_t n = write(w->fd, at, bytes);
         if (n < 0 && errno == EINTR)
@@ -121,6 +122,7 @@ kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvas
 }
 
 kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) {
+    ASSERT(r->path[0]); /* begun, neither committed nor abandoned */
     TRY(file_end(&r->out, err));
     if (rename(r->out.path, r->path) != 0)
         return fail(err, KVASIR_ERR_IO, "%s: %s", r->path, strerror(errno));
