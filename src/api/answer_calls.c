@@ -16,6 +16,7 @@
 
 #include "api/answer_syntax.h"
 #include "util/utf8.h"
+#include "util/util.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -38,6 +39,7 @@ static bool at_text(const struct reader *r, const char *text) {
 }
 
 static bool take(struct reader *r, const char *text) {
+    DEBUG_ASSERT(r->at <= r->end);
     bool there = at_text(r, text);
     r->at += there ? strlen(text) : 0;
     return there;
@@ -88,6 +90,7 @@ static bool add_call(json_t *calls, json_t *name, json_t *arguments) {
 
 /* What a model gives as an id where its form has one: letters, digits, - and _. */
 static bool add_id(json_t *calls, const char *id, size_t n) {
+    ASSERT(json_array_size(calls) > 0); /* its call was added */
     for (size_t i = 0; i < n; i++)
         if (!isalnum((unsigned char)id[i]) && id[i] != '-' && id[i] != '_')
             return true;
@@ -304,7 +307,10 @@ static size_t read_code(struct reader *r, char *out) {
 /* A text in ' or ", of Python or JSON: \n \t and the like, others stay as they are. */
 static json_t *read_quoted(struct reader *r) {
     static const char ESCAPES[] = "n\nt\tr\rb\bf\f\\\\''\"\"//";
-    char quote = *r->at++, *text = malloc((size_t)(r->end - r->at) + 1);
+    ASSERT(r->at < r->end);
+    char quote = *r->at++;
+    const size_t room = (size_t)(r->end - r->at) + 1; /* what is read is never shorter */
+    char *text = malloc(room);
     size_t n = 0;
     bool good = text != NULL;
     while (good && r->at < r->end && *r->at != quote) {
@@ -327,6 +333,7 @@ static json_t *read_quoted(struct reader *r) {
             text[n++] = '\\';
         }
     }
+    ASSERT(n <= room);
     json_t *value = good && r->at < r->end ? json_stringn(text, n) : NULL;
     r->at += value != NULL;
     free(text);
@@ -522,6 +529,7 @@ size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, 
     bool good = *calls && read_calls(tools, &r, closed, schema, *calls);
     if (good && !open_end)
         skip_space(&r);
+    ASSERT(r.at >= text && r.at <= r.end);
     if (good && (open_end || r.at == r.end))
         return (size_t)(r.at - text);
     json_decref(*calls);

@@ -79,12 +79,14 @@ static size_t rest_len(const struct answer_parser *p) {
 }
 
 static void consume(struct answer_parser *p, size_t n) {
+    ASSERT(n <= rest_len(p));
     p->at += n;
     p->scanned = 0;
 }
 
 /* What is decided makes room: each byte moves once, because more was taken than is left. */
 static void compact(struct answer_parser *p) {
+    ASSERT(p->at <= p->in.len);
     if (p->at <= p->in.len / 2)
         return;
     memmove(p->in.data, p->in.data + p->at, rest_len(p));
@@ -158,6 +160,7 @@ static void end_segment(struct answer_parser *p) {
 enum { MARKERS_MAX = 12 };
 
 static void add(struct marker *m, size_t *n, const char *text, enum action action) {
+    ASSERT(*n < MARKERS_MAX);
     if (text)
         m[(*n)++] = (struct marker){text, action};
 }
@@ -235,6 +238,7 @@ static const struct marker *find(struct answer_parser *p, const struct marker *m
                                  size_t most) {
     const char *text = rest(p);
     size_t len = rest_len(p) < most ? rest_len(p) : most;
+    DEBUG_ASSERT(p->scanned <= rest_len(p));
     for (; p->scanned < len; p->scanned++) {
         size_t left = len - p->scanned;
         const char *here = text + p->scanned;
@@ -260,7 +264,8 @@ uint64_t answer_seed(const char *id, uint32_t choice) {
 }
 
 /* "call_" and 24 characters; Mistral's templates want 9 characters and nothing else. */
-static void make_id(const struct answer_parser *p, char *id) {
+enum { ID_SIZE = 32 };
+static void make_id(const struct answer_parser *p, char id[ID_SIZE]) {
     static const char CHARS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     bool mistral = p->o.syntax.tools == ANSWER_MISTRAL;
     uint64_t state = p->o.seed + 0x9e3779b97f4a7c15u * p->n_calls;
@@ -270,13 +275,14 @@ static void make_id(const struct answer_parser *p, char *id) {
         state += 0x9e3779b97f4a7c15u * (UINT64_C(1) << 32 | 1);
         id[n++] = CHARS[mix_bits(state) % (sizeof CHARS - 1)];
     }
+    ASSERT(n < ID_SIZE);
     id[n] = 0;
 }
 
 static void call_parts(struct answer_parser *p, json_t *call) {
     json_t *name = json_object_get(call, "name");
     const char *given = json_string_value(json_object_get(call, "id"));
-    char id[80], *arguments;
+    char id[ID_SIZE], *arguments;
     if (p->failed || (p->o.single && p->n_calls))
         return;
     arguments = answer_arguments_text(json_object_get(call, "arguments"));
@@ -328,6 +334,7 @@ static void text_goes_on(struct answer_parser *p) {
 
 /* The call's text is complete: to `end`, from at, where a marker of `marker` bytes ends it. */
 static void close_call(struct answer_parser *p, size_t end, size_t marker, bool closed) {
+    ASSERT(p->body <= end && end + marker <= rest_len(p));
     const char *body = rest(p) + p->body;
     size_t len = end - p->body, i, n;
     json_t *calls = NULL, *call;
@@ -341,6 +348,7 @@ static void close_call(struct answer_parser *p, size_t end, size_t marker, bool 
         give(p, rest(p), n);
         consume(p, n);
     } else {
+        ASSERT(used <= len);
         end_segment(p);
         json_array_foreach(calls, i, call) call_parts(p, call);
         json_decref(calls);
@@ -437,6 +445,7 @@ static enum likely begins_call(const char *text, size_t len) {
     static const char *const KEYS[] = {"name\"",       "type\"",      "function\"",
                                        "parameters\"", "arguments\"", "id\""};
     enum { SPACE_MAX = 64 };
+    ASSERT(len > 0);
     size_t i = 1, from = 1;
     if (text[0] != '{')
         return NO;
@@ -589,6 +598,7 @@ void answer_parser_destroy(struct answer_parser *p) {
 }
 
 bool answer_parser_push(struct answer_parser *p, const char *text, size_t len) {
+    ASSERT(!p->ended);
     p->failed = p->failed || !text_append(&p->in, text, len);
     while (!p->failed && rest_len(p) && step(p)) {
     }

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "util/util.h"
+
 /* ---- templates ------------------------------------------------------------------------------- */
 
 static const struct {
@@ -152,6 +154,7 @@ bool answer_shown_tokens(const struct answer_syntax *syntax, bool tools,
         free(made);
         return false;
     }
+    ASSERT(count <= SHOWN_MAX);
     *ids = made;
     *n = count;
     return true;

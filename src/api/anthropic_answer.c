@@ -152,6 +152,7 @@ bool anthropic_stream_start(struct anthropic_stream *s, const char *id, const ch
 
 /* Takes delta. */
 static bool delta_event(struct anthropic_stream *s, json_t *delta) {
+    ASSERT(s->blocks > 0);
     return event(s, json_pack("{s:s, s:I, s:o}", "type", "content_block_delta", "index",
                               (json_int_t)s->blocks - 1, "delta", delta));
 }
@@ -214,6 +215,7 @@ bool anthropic_stream_part(void *stream, const struct answer_part *part) {
     case ANSWER_ARGUMENTS:
         break;
     }
+    ASSERT(s->open == ANTHROPIC_TOOL_USE);
     return delta_event(s, json_pack("{s:s, s:o}", "type", "input_json_delta", "partial_json",
                                     json_stringn(part->text, part->len)));
 }

@@ -17,12 +17,14 @@ static void make_line(char *text) {
 }
 
 bool api_refuse(struct api_error *err, const char *path, const char *format, ...) {
+    _Static_assert(API_PATH_MAX + 2 < sizeof err->text, "a path leaves room for the reason");
     *err = (struct api_error){.status = HTTP_BAD_REQUEST};
     size_t n = 0;
     if (path) {
         snprintf(err->param, sizeof err->param, "%s", path);
         n = (size_t)snprintf(err->text, sizeof err->text, "%.*s: ", API_PATH_MAX, path);
     }
+    ASSERT(n < sizeof err->text);
     va_list args;
     va_start(args, format);
     vsnprintf(err->text + n, sizeof err->text - n, format, args);

@@ -6,6 +6,7 @@
 
 kvasir_status api_submit(kvasir_engine *engine, const struct api_request *r,
                          kvasir_event_fn *on_event, void *user, uint64_t *id, kvasir_error *err) {
+    ASSERT(r->engine.n_tokens > 0 && r->engine.n > 0);
     kvasir_request request = r->engine;
     request.on_event = on_event;
     request.user = user;

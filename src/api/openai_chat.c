@@ -311,6 +311,7 @@ static bool cut_end(const char *text, size_t *len, json_t *content, size_t i,
     bool trimmed = behind == text + *len || *behind != ' ';
     for (; trimmed && n > 0 && is_space(said[n - 1]); n--)
         end--;
+    ASSERT(end <= *len);
     *len = end;
     return true;
 }
@@ -323,6 +324,7 @@ static bool cut_begin(char *text, size_t *len, struct api_error *err) {
                           "the chat template does not write the first message's text exactly once "
                           "and unchanged: use /v1/completions to continue a file");
     const char *from = mark + strlen(BEGIN_MARK);
+    ASSERT(from <= text + *len);
     *len -= (size_t)(from - text);
     memmove(text, from, *len);
     return true;

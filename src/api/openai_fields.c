@@ -136,6 +136,7 @@ static bool read_logit_bias(const struct api_setup *setup, json_t *body, struct 
         long id = digits > 0 && digits < 11 && !key[digits] ? strtol(key, NULL, 10) : -1;
         if (id < 0 || id >= (long)setup->vocab)
             return api_refuse(err, path, "is not a token id (0 to %u)", setup->vocab - 1);
+        ASSERT(n < json_object_size(bias));
         kvasir_logit_bias *b = &r->logit_bias[n++];
         b->token = (int32_t)id;
         if (!api_real(value, path, -100, 100, &b->bias, err))

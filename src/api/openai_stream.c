@@ -58,7 +58,8 @@ static bool set_head(struct openai_stream *s) {
                              (json_int_t)s->c.created, "model", s->c.request->model);
     if (!text_puts(&s->head, "data: ") || !add_json(head, &s->head))
         return false;
-    s->head.len--; /* the brace */
+    ASSERT(s->head.data[s->head.len - 1] == '}');
+    s->head.len--;
     return text_puts(&s->head, ",\"choices\":");
 }
 
@@ -157,6 +158,7 @@ static bool add_end(struct openai_stream *s, struct chunk_choice *c, const kvasi
 
 static bool stream_event(void *stream, const kvasir_event *e, struct text_buf *out) {
     struct openai_stream *s = stream;
+    ASSERT(e->choice < s->c.request->engine.n);
     struct chunk_choice *c = &s->choices[e->choice];
     s->out = out;
     s->completion_tokens += e->kind == KVASIR_EVENT_TOKEN;

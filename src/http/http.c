@@ -64,6 +64,7 @@ static void set_timeout(struct exchange *c, uint32_t seconds) {
 
 static enum http_step queue(struct exchange *c, const struct http_reply *r,
                             struct MHD_Response *response) {
+    ASSERT(r->status >= 100 && r->status <= 599);
     c->status = r->status;
     for (size_t i = 0; i < HTTP_HEADERS_MAX && r->headers[i].name; i++)
         (void)!MHD_add_response_header(response, r->headers[i].name, r->headers[i].value);
@@ -106,6 +107,7 @@ static ssize_t fill(void *user, uint64_t position, char *out, size_t max) {
             return MHD_CONTENT_READER_END_OF_STREAM;
         if (n == HTTP_FILL_ABORT)
             return MHD_CONTENT_READER_END_WITH_ERROR;
+        ASSERT(n >= 0 && (size_t)n <= max);
         if (n > 0 || rest(c))
             return n;
     }
@@ -164,6 +166,7 @@ static bool append_body(struct exchange *c, const char *data, size_t n) {
         c->body = body;
         c->cap = cap;
     }
+    ASSERT(len + n < c->cap && len + n <= c->body_limit);
     memcpy(c->body + len, data, n);
     c->body[len + n] = 0;
     c->c.body = c->body;

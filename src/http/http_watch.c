@@ -127,6 +127,7 @@ void watch_close(struct http *h, struct conn *c) {
     *(c->prev ? &c->prev->next : &h->watch.conns) = c->next;
     if (c->next)
         c->next->prev = c->prev;
+    ASSERT(h->watch.count > 0);
     h->watch.count--;
     pthread_mutex_unlock(&h->watch.mutex);
     free(c);
@@ -145,6 +146,7 @@ void watch_begin(struct http *h, struct conn *c, struct exchange *exchange) {
         return;
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET, .data.u64 = c->id};
     pthread_mutex_lock(&h->watch.mutex);
+    ASSERT(!c->exchange); /* one at a time */
     c->exchange = exchange;
     c->deadline_s = 0;
     /* one that has closed its side already is told of at once */

@@ -202,6 +202,7 @@ static void read_queued(struct job *j, kvasir_event *e) {
     const char *at = j->taken.data + j->taken_at;
     memcpy(e, at, sizeof *e);
     j->taken_at += queued_bytes(e);
+    ASSERT(j->taken_at <= j->taken.len); /* whole events only */
     e->top = (const kvasir_token_logprob *)(at + sizeof *e);
     e->text = at + sizeof *e + e->n_top * sizeof *e->top;
 }
@@ -266,6 +267,7 @@ static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
             http_last_bytes(exchange);
     }
     const size_t n = j->out.len - j->out_at < max ? j->out.len - j->out_at : max;
+    ASSERT(j->out_at + n <= j->out.len && n <= max);
     if (n)
         memcpy(out, j->out.data + j->out_at, n);
     j->out_at += n;

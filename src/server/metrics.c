@@ -51,6 +51,7 @@ static void observe(struct server_metrics *m, enum metrics_histogram which, doub
     size_t i = 0;
     while (i < h->n && value > h->bounds[i])
         i++;
+    ASSERT(i <= h->n && i < BUCKETS_MAX);
     h->counts[i]++;
     h->sum += value;
 }
@@ -168,6 +169,7 @@ static void note_token(struct server_metrics *m, struct metrics_request *r, cons
 
 static void note_done(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,
                       int64_t now_us) {
+    ASSERT((int)e->finish < FINISH_KINDS);
     m->counts.finished[e->finish]++;
     if (r->started_us)
         observe(m, GENERATION_TOKENS, e->completion_tokens);
@@ -206,6 +208,7 @@ enum metrics_refusal metrics_refusal_of(kvasir_status status) {
 }
 
 void metrics_refused(struct server_metrics *m, enum metrics_refusal reason) {
+    ASSERT(reason < REFUSAL_KINDS);
     pthread_mutex_lock(&m->mutex);
     m->counts.refused[reason]++;
     pthread_mutex_unlock(&m->mutex);
@@ -224,6 +227,7 @@ void metrics_http(struct server_metrics *m, const char *route, unsigned code) {
     }
     if (i == c->n_http)
         c->http[c->n_http++] = (struct http_count){.route = route, .code = code};
+    ASSERT(i < c->n_http && c->n_http <= METRICS_HTTP_MAX + 1);
     c->http[i].n++;
     pthread_mutex_unlock(&m->mutex);
 }

@@ -297,6 +297,7 @@ static enum http_step not_allowed(struct server *s, struct http_exchange *exchan
         if (has_path(&ROUTES[i], exchange->path))
             n += (size_t)snprintf(methods + n, sizeof methods - n, ", %s%s", ROUTES[i].method,
                                   strcmp(ROUTES[i].method, "GET") == 0 ? ", HEAD" : "");
+    ASSERT(n < sizeof methods);
     api_refuse(&err, NULL, "method not allowed");
     err.status = HTTP_METHOD_NOT_ALLOWED;
     return reply_error_with(s, exchange, protocol_of(exchange), &err, "Allow", methods);
