@@ -37,7 +37,7 @@ struct json_print {
     size_t level;
 };
 
-static void put_json(struct json_print *w, tval v);
+static void put_json_value(struct json_print *w, tval v);
 
 static void json_break(struct json_print *w) {
     if (!w->style->indented)
@@ -62,7 +62,7 @@ static void put_json_key(struct json_print *w, tval key) {
     if (!tpl_is_number(key) && key.type != TPL_NONE)
         tpl_fail(w->t, "keys must be str, int, float, bool or None, not %s", tpl_type_name(key));
     tpl_out_lit(w->t, w->out, "\"");
-    put_json(w, key);
+    put_json_value(w, key);
     tpl_out_lit(w->t, w->out, "\"");
 }
 
@@ -90,7 +90,7 @@ static void put_json_dict(struct json_print *w, const struct tpl_dict *d) {
         json_break(w);
         put_json_key(w, keys ? keys[i] : entries[i].key);
         tpl_out_put(w->t, w->out, w->style->key_sep->data, w->style->key_sep->len);
-        put_json(w, values ? values[i] : entries[i].value);
+        put_json_value(w, values ? values[i] : entries[i].value);
     }
     ASSERT(w->level > 0);
     w->level--;
@@ -109,14 +109,14 @@ static void put_json_list(struct json_print *w, const struct tpl_list *list) {
         if (i)
             tpl_out_put(w->t, w->out, w->style->item_sep->data, w->style->item_sep->len);
         json_break(w);
-        put_json(w, list->items[i]);
+        put_json_value(w, list->items[i]);
     }
     w->level--;
     json_break(w);
     tpl_out_lit(w->t, w->out, "]");
 }
 
-static void put_json(struct json_print *w, tval v) {
+static void put_json_value(struct json_print *w, tval v) {
     tpl_charge(w->t, 1);
     tpl_enter(w->t);
     switch (v.type) {
@@ -149,5 +149,5 @@ static void put_json(struct json_print *w, tval v) {
 }
 
 void tpl_put_json(struct tpl *t, struct tpl_out *out, tval v, const struct tpl_json_style *style) {
-    put_json(&(struct json_print){t, out, style, 0}, v);
+    put_json_value(&(struct json_print){t, out, style, 0}, v);
 }
