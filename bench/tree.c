@@ -194,9 +194,9 @@ static void no_embed(struct backend *b, const struct backend_weight *w, const in
                      uint32_t rows, float *y) {}
 static void no_rms_norm(struct backend *b, const float *x, const float *gain, uint32_t rows,
                         uint32_t dim, float eps, float *y) {}
-static void no_product(struct backend *b, const float *x, uint32_t rows,
-                       const struct backend_weight *const *w, const float *const *bias,
-                       float *const *y, uint32_t n) {}
+static void no_matmul(struct backend *b, const float *x, uint32_t rows,
+                      const struct backend_weight *const *w, const float *const *bias,
+                      float *const *y, uint32_t n) {}
 static void no_rope_table(struct backend *b, const uint32_t *pos, uint32_t rows,
                           const double *inv_freq, uint32_t n, float scale, float *cos_out,
                           float *sin_out) {}
@@ -236,7 +236,7 @@ static struct backend *idle_backend(void) {
     ops = *b->ops;
     ops.embed = no_embed;
     ops.rms_norm = no_rms_norm;
-    ops.product = no_product;
+    ops.matmul = no_matmul;
     ops.rope_table = no_rope_table;
     ops.rope = no_rope;
     ops.kv_store = no_kv_store;

@@ -6,7 +6,7 @@
 #
 #   check      opcheck --device=cuda, with these arguments (--filter=TEXT, --seed=N, ...)
 #   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
-#   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, product, step; all),
+#   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, matmul, step; all),
 #              the same shapes in PyTorch (cuda_yardstick.py)
 #   profile    ncu: instructions, stalls, bank conflicts of one launch of --bench=ARGUMENT (decode,
 #              prefill), of lines that hold the next argument, as "4/4 g64, 64 x 32768"

@@ -22,14 +22,14 @@
  * backend_flush and every read return that error. Enqueueing never reports one.
  *
  * Invariants that every backend keeps (same tokens, whatever the cache did):
- *   B1  The result of a row depends on that row, its weights and the cache bytes it sees: never on
- *       the other rows of the step, on how a prompt was cut into steps, on the number of threads.
+ *   B1  The result of a row depends on that row, its weights and the cache bytes it sees, never on
+ *       the other rows of the step, on how a prompt was cut into steps or on the number of threads.
  *   B2  K and V of new tokens are stored before any attention of that layer runs, and attention
  *       reads them back from their pages: a token sees itself as stored.
  *   B3  What a query at position p sees depends on p only: positions < keep and those in
  *       (p - span, p].
- *   B4  Attention reduces over runs of a fixed length at absolute positions (RUN_TOKENS on CPUs),
- *       merged in order of position.
+ *   B4  Attention reduces inside splits of a fixed length at absolute positions (SPLIT_TOKENS on
+ *       CPUs), which are merged in order of position.
  *
  * Matrices are row-major, a row is a token. `float *x [rows][dim]` is dense.
  */
@@ -93,7 +93,7 @@ struct kv_page {
     uint16_t reserved;
 };
 
-/* Centred keys (DESIGN section 3). A key has a large constant part c, the same for all tokens of a
+/* Centred keys (docs/design.md). A key has a large constant part c, the same for all tokens of a
  * (layer, KV head), that RoPE turns into a known function of the position, so it need not be
  * stored: a centred page holds rope(k - c, t), and a score adds q . rope(c, t).
  *
@@ -117,13 +117,13 @@ struct key_centre {
     const uint32_t *first;
     const struct centre_pair *pairs; /* rising by pair inside a head */
 };
-/* key += sign * rope(c, pos) for one row of one head: 1 puts a stored row's centre back, -1 takes
- * it off. The definition, in double: a backend's own way of storing agrees to rounding. */
+/* key += sign * rope(c, pos) for one row of one head: 1 adds the centre to a stored row, -1
+ * subtracts it. The definition, in double: what a backend stores agrees up to rounding. */
 void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, uint32_t pos,
                     double sign, float *key);
 
-/* One sequence in one layer group, as a step sees it. Pages of positions no query of this step or
- * later can see may be gone: the table holds page numbers [0, kept_pages) and then
+/* One sequence in one layer group, as a step sees it. Pages that no query of this step or
+ * later can see may have been dropped: the table holds page numbers [0, kept_pages) and then
  * [base_page, base_page + n - kept_pages).
  *
  *     number:   0 .. kept-1 |  (dropped)  | base_page ................ newest
@@ -132,12 +132,12 @@ void key_centre_add(const struct key_centre *c, uint32_t layer, uint32_t head, u
 struct kv_view {
     struct backend_arena *arena;
     const struct page_layout *layouts; /* of this layer group; all have its heads and head_dim */
-    /* Of this layer group, the same for all sequences; NULL where no layout is centred. */
+    /* Of this layer group, the same for all sequences; NULL if no layout is centred. */
     const struct key_centre *centre;
     const struct kv_page *pages;
     uint32_t n_pages;
     uint32_t kept_pages, base_page;
-    /* visibility, see B3; span is UINT32_MAX where everything before p is seen */
+    /* visibility, see B3; span is UINT32_MAX if everything before p is seen */
     uint32_t keep, span;
 };
 
@@ -149,10 +149,10 @@ static inline uint32_t kv_view_index(const struct kv_view *v, uint32_t number) {
     return i < v->n_pages ? i : UINT32_MAX;
 }
 
-/* The recurrent state of one sequence, as a step sees it: one record of all recurrent layers, which
- * the operations of those layers read and write. Zeros are the state before position 0. What of it
- * a layer has, and where, is the model's business: operations take the byte at which theirs
- * begins (a multiple of 64). */
+/* The recurrent state of one sequence, as a step sees it: the states of all recurrent layers in one
+ * extent, which the operations of those layers read and write. It is zeros before position 0. The
+ * model decides which layer has which part: operations take the byte at which theirs begins (a
+ * multiple of 64). */
 struct state_view {
     struct backend_arena *arena;
     uint32_t addr; /* in units of PAGE_ADDR_UNIT */
@@ -184,9 +184,9 @@ struct page_conversion {
     uint32_t position, rows;             /* of the page's first row; rows that it holds */
 };
 /* The definition, between pages in host memory: what the operation of the same name does. Row by
- * row through quant/, so the new bytes are a function of the old ones alone; between a centred K
- * tile and one that is not, rope(c, t) of the row's position is put back or taken off. A tile whose
- * format stays is copied. */
+ * row through quant/, so the new bytes depend on the old ones alone. Between a centred K tile and
+ * one that is not, rope(c, t) of the row's position is added or subtracted. A tile that keeps its
+ * format is copied. */
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
 
 /* ---- experts and recurrent layers ------------------------------------------------------------ */
@@ -209,9 +209,9 @@ struct expert_layer {
 struct attention_args {
     uint32_t heads; /* query heads */
     float scale;
-    float softcap; /* a score x becomes softcap * tanh(x / softcap); 0: it stays x */
+    float softcap; /* a score x becomes softcap * tanh(x / softcap); 0: no cap */
     const float
-        *sinks; /* [heads]: one more score in each head's softmax, of no value; NULL: none */
+        *sinks; /* [heads]: one more score in each head's softmax, without a value; NULL: none */
 };
 
 struct block_strides {
@@ -230,11 +230,11 @@ struct delta_layer {
 struct backend_limits {
     uint32_t rows;     /* of a step */
     uint32_t seqs;     /* of a step; 0: as many as rows */
-    uint32_t dim;      /* inputs of a product */
+    uint32_t dim;      /* inputs of a matmul */
     uint32_t head_dim; /* of attention */
     /* of op_experts; 0: it is never called */
-    uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down product */
-    /* What tables of a step need on a device; the CPU reads none of it. */
+    uint32_t experts, top_k, expert_dim; /* expert_dim: inputs of an expert's down matrix */
+    /* For the tables of a step on a device; the CPU needs none of it. */
     uint64_t pages;  /* entries of all page tables of one layer group in a step */
     uint32_t groups; /* layer groups */
     struct backend_group {
@@ -249,10 +249,10 @@ struct backend_info {
     /* Workers among whom the sequences of a batch are divided, in order, so that their order can
      * balance the load. 1: order makes no difference. */
     uint32_t workers;
-    uint32_t rows_good;    /* a step of more rows is no faster per row */
+    uint32_t rows_good;    /* a step with more rows is no faster per row */
     uint32_t rows_max;     /* of a step */
-    int act_bits;          /* of activations in a product with quantized weights: 8 or 16 */
-    uint32_t logit_rows;   /* rows that the head multiplies at a time */
+    int act_bits;          /* of activations in a matmul with quantized weights: 8 or 16 */
+    uint32_t logit_rows;   /* rows whose logits are computed at a time */
     uint64_t memory_bytes; /* free memory of the device; 0: it uses the host's */
     /* Rows that steps are made for, rising: others cost as much as the next of these. None: any. */
     const uint32_t *buckets;
@@ -305,9 +305,9 @@ struct backend_ops {
     void (*write)(struct backend *b, void *device, const void *host, size_t bytes);
 
     /* ---- weights ---- */
-    /* A matrix as the products read it: on the CPU the mapped one, on a device a repacked copy. *w
-     * and what it points to stay as they are until weight_drop. KVASIR_ERR_UNSUPPORTED: products of
-     * this type are missing. */
+    /* A matrix as matmul reads it: on the CPU the mapped one, on a device a repacked copy. The
+     * caller keeps *w and what it points to unchanged until weight_drop. KVASIR_ERR_UNSUPPORTED:
+     * there is no matmul with this type. */
     kvasir_status (*weight_put)(struct backend *b, const struct weight *w,
                                 const struct backend_weight **out, kvasir_error *err) MUST_CHECK;
     void (*weight_drop)(struct backend *b, const struct backend_weight *w); /* or NULL */
@@ -316,11 +316,11 @@ struct backend_ops {
     struct backend_arena *(*arena_create)(struct backend *b, size_t bytes); /* NULL: no space */
     void (*arena_destroy)(struct backend *b, struct backend_arena *a);
     /* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there
-     * yet, or not since it was released; a host's memory is zero then, and comes when it is
-     * touched. */
+     * since the arena was created or the page released. Memory of the host is zero then, and is
+     * allocated when it is touched. */
     void (*arena_take)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                        bool fresh);
-    /* Gives memory back; reads as zeros after. */
+    /* Gives memory back. The page must be taken again before it is used. */
     void (*arena_release)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     void (*arena_copy)(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
                        size_t bytes);
@@ -347,12 +347,12 @@ struct backend_ops {
      * gain is [dim] float32; NULL: ones. */
     void (*rms_norm)(struct backend *b, const float *x, const float *gain, uint32_t rows,
                      uint32_t dim, float eps, float *y);
-    /* Several products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x
+    /* Several matrix products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x
      * [rows][k], y[i] [rows][outputs of w[i]]. Activations are rounded once for all of them if a
-     * weight's type asks for it. count <= PRODUCTS_MAX. */
-    void (*product)(struct backend *b, const float *x, uint32_t rows,
-                    const struct backend_weight *const *w, const float *const *bias,
-                    float *const *y, uint32_t count);
+     * weight's type asks for it. count <= MATMULS_MAX. */
+    void (*matmul)(struct backend *b, const float *x, uint32_t rows,
+                   const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                   uint32_t count);
     /* cos, sin of pos[row] * inv_freq[i] as float32, [rows][n]; inv_freq is host memory, [n]. */
     void (*rope_table)(struct backend *b, const uint32_t *pos, uint32_t rows,
                        const double *inv_freq, uint32_t n, float scale, float *cos_out,
@@ -418,7 +418,7 @@ struct backend_ops {
                        float *y);
 };
 
-enum { PRODUCTS_MAX = 4 }; /* products of one input */
+enum { MATMULS_MAX = 4 }; /* of one input */
 
 /* Each backend's own struct begins with this one. */
 struct backend {
@@ -426,21 +426,21 @@ struct backend {
 };
 
 /* clang-format off */
-/* What a backend must have, but for buffers and weights (host.h has those of the host). */
+/* What a backend must have, apart from flush, buffers and weights (host.h has the host's). */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
     X(page_convert) X(step_begin)
 #define BACKEND_OPERATIONS(X)                                                                      \
-    X(embed) X(rms_norm) X(product) X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul)     \
+    X(embed) X(rms_norm) X(matmul) X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul)     \
     X(add) X(scale) X(gate_rows) X(softcap) X(rearrange) X(gather_rows) X(experts) X(short_conv)   \
     X(delta_rule)
 /* clang-format on */
 
-/* The i-th operation that b lacks; NULL: there are not so many. */
+/* The name of the i-th operation that b lacks; NULL: it lacks fewer. */
 const char *backend_absent(const struct backend *b, uint32_t i);
 
-/* ---- calls through the table: what they mean stands there ------------------------------------ */
+/* ---- calls through the table, which documents them ------------------------------------------- */
 
 static inline void backend_destroy(struct backend *b) { /* or NULL */
     if (b)
@@ -474,7 +474,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 
 #define op_embed(b, ...)       BACKEND_CALL(embed, b, __VA_ARGS__)
 #define op_rms_norm(b, ...)    BACKEND_CALL(rms_norm, b, __VA_ARGS__)
-#define op_product(b, ...)     BACKEND_CALL(product, b, __VA_ARGS__)
+#define op_matmul(b, ...)      BACKEND_CALL(matmul, b, __VA_ARGS__)
 #define op_rope_table(b, ...)  BACKEND_CALL(rope_table, b, __VA_ARGS__)
 #define op_rope(b, ...)        BACKEND_CALL(rope, b, __VA_ARGS__)
 #define op_kv_store(b, ...)    BACKEND_CALL(kv_store, b, __VA_ARGS__)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Members of a table for backends whose device is the host: buffers and weights are used where they
- * lie, nothing is ever under way. */
+/* Members of a table for backends whose device is the host: buffers and weights are used in place,
+ * and every call has finished when it returns. */
 #ifndef KVASIR_BACKEND_HOST_H
 #define KVASIR_BACKEND_HOST_H
 
@@ -18,7 +18,7 @@ kvasir_status host_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
 void host_weight_drop(struct backend *b, const struct backend_weight *w);
 
-/* Without read and write, which a backend without bytes has of its own. */
+/* All but read and write: the null backend, which has no bytes, has its own. */
 #define HOST_MEMBERS                                                                               \
     .flush = host_flush, .alloc = host_alloc, .free = host_free, .upload = host_upload,            \
     .upload_free = host_upload_free, .weight_put = host_weight_put,                                \

@@ -8,9 +8,9 @@
 #include "util/util.h"
 
 enum {
-    /* Tokens of one attention run on CPUs: maxima, sums and weights are computed per run, and runs
-     * are merged in order. */
-    RUN_TOKENS = 512,
+    /* Tokens of a split on CPUs: maxima, sums and weights of attention are computed per split, and
+     * splits are merged in order. */
+    SPLIT_TOKENS = 512,
     HEAD_DIM_MAX = 512,
     GQA_MAX = 16, /* query heads a KV head may serve */
 };

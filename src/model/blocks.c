@@ -15,8 +15,8 @@ void block_scale(struct model_run *r, float *x, float scale, size_t n) {
 
 void block_product(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
                    float *y) {
-    op_product(r->backend, x, rows, (const struct backend_weight *[]){matrix_on_device(r, w)},
-               (const float *[]){on_device(r, bias)}, (float *[]){y}, 1);
+    op_matmul(r->backend, x, rows, (const struct backend_weight *[]){matrix_on_device(r, w)},
+              (const float *[]){on_device(r, bias)}, (float *[]){y}, 1);
 }
 
 void block_rope(struct model_run *r, const struct batch *batch, uint32_t layer, float *x,
@@ -63,12 +63,12 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
     const struct layer_weights *l = &r->model->layers[layer];
     const struct layer_config *shape = &c->layers[layer];
     const uint32_t rows = batch->rows;
-    op_product(r->backend, h, rows,
-               (const struct backend_weight *[]){
-                   matrix_on_device(r, l->q), matrix_on_device(r, l->k), matrix_on_device(r, l->v)},
-               (const float *[]){on_device(r, l->q_bias), on_device(r, l->k_bias),
-                                 on_device(r, l->v_bias)},
-               (float *[]){r->q, r->k, r->v}, 3);
+    op_matmul(r->backend, h, rows,
+              (const struct backend_weight *[]){
+                  matrix_on_device(r, l->q), matrix_on_device(r, l->k), matrix_on_device(r, l->v)},
+              (const float *[]){on_device(r, l->q_bias), on_device(r, l->k_bias),
+                                on_device(r, l->v_bias)},
+              (float *[]){r->q, r->k, r->v}, 3);
     head_norm(r, l->q_norm, rows, c->heads * shape->head_dim, r->q);
     head_norm(r, l->k_norm, rows, shape->kv_heads * shape->head_dim, r->k);
     block_rope(r, batch, layer, r->q, c->heads);
@@ -79,7 +79,7 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
 
 void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h, uint32_t rows,
                float *out) {
-    op_product(
+    op_matmul(
         r->backend, h, rows,
         (const struct backend_weight *[]){matrix_on_device(r, w->gate), matrix_on_device(r, w->up)},
         (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);

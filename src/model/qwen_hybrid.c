@@ -60,12 +60,12 @@ static void project(struct model_run *r, const struct layer_weights *l, const fl
                     uint32_t rows) {
     const uint32_t apart = l->z_in ? l->alpha ? 4 : 2 : 0;
     if (apart)
-        op_product(r->backend, h, rows,
-                   (const struct backend_weight *[]){
-                       matrix_on_device(r, l->mixed_in), matrix_on_device(r, l->z_in),
-                       matrix_on_device(r, l->beta), matrix_on_device(r, l->alpha)},
-                   (const float *[]){NULL, NULL, NULL, NULL},
-                   (float *[]){r->mixed, r->z, r->beta, r->alpha}, apart);
+        op_matmul(r->backend, h, rows,
+                  (const struct backend_weight *[]){
+                      matrix_on_device(r, l->mixed_in), matrix_on_device(r, l->z_in),
+                      matrix_on_device(r, l->beta), matrix_on_device(r, l->alpha)},
+                  (const float *[]){NULL, NULL, NULL, NULL},
+                  (float *[]){r->mixed, r->z, r->beta, r->alpha}, apart);
     else
         project_joint(r, l, h, rows);
     if (apart < 4)
@@ -102,10 +102,10 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     const struct layer_weights *l = &r->model->layers[i];
     const uint32_t rows = batch->rows, dim = c->head_dim, q_dim = c->heads * dim;
     const struct block_strides joint = {2 * q_dim, 2 * dim}, own = {q_dim, dim};
-    op_product(r->backend, h, rows,
-               (const struct backend_weight *[]){
-                   matrix_on_device(r, l->q), matrix_on_device(r, l->k), matrix_on_device(r, l->v)},
-               (const float *[]){NULL, NULL, NULL}, (float *[]){r->wide, r->k, r->v}, 3);
+    op_matmul(r->backend, h, rows,
+              (const struct backend_weight *[]){
+                  matrix_on_device(r, l->q), matrix_on_device(r, l->k), matrix_on_device(r, l->v)},
+              (const float *[]){NULL, NULL, NULL}, (float *[]){r->wide, r->k, r->v}, 3);
     op_rearrange(r->backend, rows, c->heads, dim, r->wide, joint, r->q, own); /* [head][q | g] */
     op_rearrange(r->backend, rows, c->heads, dim, r->wide + dim, joint, r->z, own);
     block_norm(r, r->q, l->q_norm, rows * c->heads, dim, r->q);

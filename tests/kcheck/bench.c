@@ -410,8 +410,8 @@ static void pass_softmax(void *ctx) {
     float max, sum;
     for (int i = 0; i < TIMES; i++) {
         memcpy(b->z, b->x, SMALL * sizeof *b->z);
-        for (int run = 0; run < SMALL / RUN_TOKENS; run++)
-            b->k->softmax_run(b->z + RUN_TOKENS * run, RUN_TOKENS, &max, &sum);
+        for (int run = 0; run < SMALL / SPLIT_TOKENS; run++)
+            b->k->softmax_run(b->z + SPLIT_TOKENS * run, SPLIT_TOKENS, &max, &sum);
     }
 }
 static void pass_query_pack(void *ctx) {

@@ -471,7 +471,7 @@ static void check_softmax(const struct tier *t) {
     if (!family_begin(t, "softmax_run", ""))
         return;
     for (int i = 0; i < 400; i++) {
-        uint32_t n = 64 * (1 + (uint32_t)i % (RUN_TOKENS / 64)), tail = 64 * random_below(8);
+        uint32_t n = 64 * (1 + (uint32_t)i % (SPLIT_TOKENS / 64)), tail = 64 * random_below(8);
         case_begin("%u scores", n);
         float *p = guarded(n * sizeof *p), *x = plain(n * sizeof *x), max = NAN, sum = NAN;
         float *q = guarded((n + tail) * sizeof *q), q_max = NAN, q_sum = NAN;

@@ -342,15 +342,15 @@ static void check_embed(void) {
     family_end();
 }
 
-/* Up to PRODUCTS_MAX matrices of one input. */
+/* Up to MATMULS_MAX matrices of one input. */
 static void product_case(const struct weight *type, uint32_t rows, uint32_t k, int act_bits) {
-    static const uint32_t OUTPUTS[PRODUCTS_MAX] = {70, 1, 33, 128};
-    struct matrix m[PRODUCTS_MAX];
-    const struct backend_weight *w[2][PRODUCTS_MAX];
-    const float *bias[2][PRODUCTS_MAX];
-    float *y[2][PRODUCTS_MAX];
-    struct both out[PRODUCTS_MAX];
-    const uint32_t count = 1 + random_below(PRODUCTS_MAX);
+    static const uint32_t OUTPUTS[MATMULS_MAX] = {70, 1, 33, 128};
+    struct matrix m[MATMULS_MAX];
+    const struct backend_weight *w[2][MATMULS_MAX];
+    const float *bias[2][MATMULS_MAX];
+    float *y[2][MATMULS_MAX];
+    struct both out[MATMULS_MAX];
+    const uint32_t count = 1 + random_below(MATMULS_MAX);
     case_begin("%u rows of %u, %u matrices", rows, k, count);
     begin(act_bits);
     struct both x = random_both((size_t)rows * k);
@@ -363,14 +363,14 @@ static void product_case(const struct weight *type, uint32_t rows, uint32_t k, i
         bias[0][i] = biased ? b.host : NULL, bias[1][i] = biased ? b.device : NULL;
         y[0][i] = out[i].host, y[1][i] = out[i].device;
     }
-    op_product(reference, x.host, rows, w[0], bias[0], y[0], count);
-    op_product(device, x.device, rows, w[1], bias[1], y[1], count);
+    op_matmul(reference, x.host, rows, w[0], bias[0], y[0], count);
+    op_matmul(device, x.device, rows, w[1], bias[1], y[1], count);
     spoil(y[1], sizeof y[1]);
     for (uint32_t i = 0; i < count; i++) {
         const float *got = compare(&out[i], rows, choice->weights_near);
         const uint32_t row = random_below(rows), n = OUTPUTS[i];
         float *alone = device_buffer(n * sizeof *alone);
-        op_product(device, x.device + (size_t)row * k, 1, &w[1][i], &bias[1][i], &alone, 1);
+        op_matmul(device, x.device + (size_t)row * k, 1, &w[1][i], &bias[1][i], &alone, 1);
         same_bits(alone, got + (size_t)row * n, n, "a row alone");
     }
     for (uint32_t i = 0; i < count; i++)
@@ -379,9 +379,9 @@ static void product_case(const struct weight *type, uint32_t rows, uint32_t k, i
 
 static void check_product(void) {
     static const uint32_t KS[] = {64, 128, DIM_MAX};
-    for (uint32_t i = 0; device_has(product) && i < N_TYPES; i++)
+    for (uint32_t i = 0; device_has(matmul) && i < N_TYPES; i++)
         for (int act_bits = 8; act_bits <= (is_float(TYPES[i].type) ? 8 : 16); act_bits += 8) {
-            if (!type_begins("product", &TYPES[i], act_bits))
+            if (!type_begins("matmul", &TYPES[i], act_bits))
                 continue;
             for (uint32_t j = 0; j < ROW_COUNTS; j++)
                 product_case(&TYPES[i], ROWS[j], KS[(i + j) % 3], act_bits);

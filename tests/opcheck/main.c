@@ -29,7 +29,7 @@ static const char USAGE[] =
     "step\n"
     "                  or all (default)\n";
 
-static const char *const PARTS[] = {"all", "decode", "prefill", "encode", "product", "step"};
+static const char *const PARTS[] = {"all", "decode", "prefill", "encode", "matmul", "step"};
 
 struct options {
     uint64_t seed;

@@ -49,7 +49,7 @@ void check_cuda_step(void);
 void bench(void);
 void bench_step(void);
 #endif
-/* --bench names this part ("decode", "prefill", "encode", "product", "step") or all of them. */
+/* --bench names this part ("decode", "prefill", "encode", "matmul", "step") or all of them. */
 bool bench_wants(const char *part);
 
 /* ---- devices (support.c) --------------------------------------------------------------------- */

@@ -2,27 +2,27 @@
 /* Storing K and V, and attention over pages.
  *
  * For one KV head, a block of query rows (a few tokens x the query heads that share the KV head)
- * goes over the tokens in runs of 512 at absolute positions; each run is eight tiles of up to eight
- * pages:
+ * goes over the tokens in splits of 512 at absolute positions. A split is eight tiles:
  *
  *      pages        | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ...
- *      runs         |            run 0              |   run 1 ...
- *      per run      1. scores of each tile a row of the block sees    score_tile, codes as stored
+ *      splits       |           split 0             |   split 1 ...
+ *      per split    1. scores of each tile a row of the block sees    score_tile, codes as stored
  *                      and what the centre of its keys adds           centre_add
- *                      and what is left of them under a soft cap      softcap
+ *                      and then the soft cap, if there is one         softcap
  *                   2. -INFINITY where a row does not see a token     by position, not by column
  *                   3. maximum, exp, sum                              softmax_run
  *                   4. weighted values of the same tiles              value_tile, codes as stored
- *      then         runs are merged in order of position                  merge_run
- *      at the end   a sink joins the sum, then all is divided by it       block_finish
+ *      then         splits are merged in order of position               merge_split
+ *      at the end   the sink joins the sum, then all is divided by it     block_finish
  *
- * Two ways to spread this over threads give the same bits, because runs are merged in the same
+ * Two ways to spread this over threads give the same bits, because splits are merged in the same
  * order:
- *   whole   an item is a block with all its runs (prefill: there are many blocks)
- *   split   an item is some consecutive runs of a block; their partial results are kept apart and
- *           merged afterwards (decode: one block a head, many runs)
+ *   whole   an item is a block with all its splits (prefill: there are many blocks)
+ *   shared  an item is some consecutive splits of a block; their partial results are stored and
+ *           merged afterwards (decode: one block a head, many splits)
  *
- * No buffer here grows with the context: scores are one run's, partials are merged in waves.
+ * No buffer here grows with the context: scores are those of one split, and partial results are
+ * merged in waves.
  */
 #include <math.h>
 #include <string.h>
@@ -31,8 +31,8 @@
 
 /* ---- storing --------------------------------------------------------------------------------- */
 
-_Static_assert(RUN_TOKENS % TILE_TOKENS == 0, "a run is a whole number of tiles");
-_Static_assert(2 * BLOCK_ROWS <= PARTIAL_ROWS, "a block and one run of it fit a wave");
+_Static_assert(SPLIT_TOKENS % TILE_TOKENS == 0, "a split is a whole number of tiles");
+_Static_assert(2 * BLOCK_ROWS <= PARTIAL_ROWS, "a block and one split of it fit a wave");
 
 struct store_job {
     const struct cpu_backend *b;
@@ -53,7 +53,7 @@ static const struct kv_page *page_of(const struct kv_view *v, uint32_t number) {
     return &v->pages[i];
 }
 
-/* The K tile of a head; its V tile stands right after. */
+/* The K tile of a head; its V tile comes right after. */
 static uint8_t *head_tiles(const struct kv_view *v, const struct kv_page *page, uint32_t layer,
                            uint32_t head) {
     const struct page_layout *l = &v->layouts[page->layout];
@@ -61,8 +61,8 @@ static uint8_t *head_tiles(const struct kv_view *v, const struct kv_page *page, 
                     l->head_bytes);
 }
 
-/* An item is all rows that fall into one page, for one head: tokens of a tile share bytes of
- * sub-byte codes, so no two threads may write one tile. */
+/* An item is all rows that fall into one page, for one head: codes of less than a byte share bytes
+ * with other tokens, so no two threads may write the same tile. */
 static void store_item(void *ctx, size_t item, int worker) {
     (void)worker;
     const struct store_job *j = ctx;
@@ -105,7 +105,7 @@ void cpu_kv_store(struct backend *base, const struct batch *batch, const struct 
     thread_pool_run(b->pool, pages * views[0].layouts[0].kv_heads, store_item, &j);
 }
 
-/* ---- one run of one block -------------------------------------------------------------------- */
+/* ---- one split of one block ------------------------------------------------------------------ */
 
 struct attention_job {
     struct cpu_backend *b;
@@ -117,12 +117,12 @@ struct attention_job {
     const float *q;
     const struct attention_args *args;
     float *out;
-    /* split mode */
-    uint32_t n_blocks;      /* blocks of all sequences and KV heads */
-    uint32_t slot_rows;     /* most rows of a block */
-    uint32_t runs_per_item; /* consecutive runs of a block that one item computes */
+    /* shared mode */
+    uint32_t n_blocks;        /* blocks of all sequences and KV heads */
+    uint32_t slot_rows;       /* most rows of a block */
+    uint32_t splits_per_item; /* consecutive splits of a block that one item computes */
     uint32_t items_per_block;
-    uint32_t wave_first, wave_runs; /* of each block's seen runs, these are under way */
+    uint32_t wave_first, wave_splits; /* the splits that this wave computes */
 };
 
 /* A block of query rows: tokens at positions [pos, pos + tokens) of one sequence, one KV head. */
@@ -133,7 +133,7 @@ struct block {
     uint32_t rows;             /* tokens * gqa */
 };
 
-/* Lowest position after the kept ones that a query at p sees. */
+/* The first position of the window of a query at p. */
 static uint32_t window_start(const struct kv_view *v, uint32_t p) {
     return v->span == UINT32_MAX || p < v->span ? 0 : p + 1 - v->span;
 }
@@ -197,61 +197,61 @@ static void fill_masked(float *scores, uint32_t first, uint32_t end) {
         scores[i] = -INFINITY;
 }
 
-static uint32_t clamp_to_run(uint32_t position, uint32_t run_start, uint32_t n) {
-    if (position <= run_start)
+static uint32_t clamp_to_split(uint32_t position, uint32_t split_start, uint32_t n) {
+    if (position <= split_start)
         return 0;
-    return position - run_start < n ? position - run_start : n;
+    return position - split_start < n ? position - split_start : n;
 }
 
-/* Masks what the query at p does not see of the n tokens from run_start on: after p, and between
- * the kept ones and the window. */
-static void mask_row(const struct kv_view *v, uint32_t p, uint32_t run_start, uint32_t n,
+/* Masks those of the n tokens from split_start on that the query at p does not see: after p, and
+ * between the kept ones and the window. */
+static void mask_row(const struct kv_view *v, uint32_t p, uint32_t split_start, uint32_t n,
                      float *scores) {
-    fill_masked(scores, clamp_to_run(v->keep, run_start, n),
-                clamp_to_run(window_start(v, p), run_start, n));
-    fill_masked(scores, clamp_to_run(p + 1, run_start, n), n);
+    fill_masked(scores, clamp_to_split(v->keep, split_start, n),
+                clamp_to_split(window_start(v, p), split_start, n));
+    fill_masked(scores, clamp_to_split(p + 1, split_start, n), n);
 }
 
-/* The runs that a span of positions [pos, last] sees, in order: those with kept positions, then
+/* The splits that a span of positions [pos, last] sees, in order: those with kept positions, then
  * those from the window's start on. */
-static uint32_t kept_runs(const struct kv_view *v) {
-    return v->keep ? (v->keep - 1) / RUN_TOKENS + 1 : 0;
+static uint32_t kept_splits(const struct kv_view *v) {
+    return v->keep ? (v->keep - 1) / SPLIT_TOKENS + 1 : 0;
 }
 
-static uint32_t window_run(const struct kv_view *v, uint32_t pos) {
-    uint32_t first = window_start(v, pos) / RUN_TOKENS, kept = kept_runs(v);
+static uint32_t window_split(const struct kv_view *v, uint32_t pos) {
+    uint32_t first = window_start(v, pos) / SPLIT_TOKENS, kept = kept_splits(v);
     return first > kept ? first : kept;
 }
 
-static uint32_t seen_runs(const struct kv_view *v, uint32_t pos, uint32_t last) {
-    uint32_t end = last / RUN_TOKENS + 1, kept = kept_runs(v), first = window_run(v, pos);
+static uint32_t seen_splits(const struct kv_view *v, uint32_t pos, uint32_t last) {
+    uint32_t end = last / SPLIT_TOKENS + 1, kept = kept_splits(v), first = window_split(v, pos);
     return (kept < end ? kept : end) + (end > first ? end - first : 0);
 }
 
-static uint32_t block_runs(const struct block *b) {
-    return seen_runs(b->view, b->pos, b->pos + b->tokens - 1);
+static uint32_t block_splits(const struct block *b) {
+    return seen_splits(b->view, b->pos, b->pos + b->tokens - 1);
 }
 
-static uint32_t nth_run(const struct block *b, uint32_t n) {
-    uint32_t kept = kept_runs(b->view);
-    return n < kept ? n : window_run(b->view, b->pos) + (n - kept);
+static uint32_t nth_split(const struct block *b, uint32_t n) {
+    uint32_t kept = kept_splits(b->view);
+    return n < kept ? n : window_split(b->view, b->pos) + (n - kept);
 }
 
-/* The tiles of a run that some row of the block sees; NULL for the others, and after the last. */
-struct run_tiles {
+/* The tiles of a split that some row of the block sees; NULL for the others and after the last. */
+struct split_tiles {
     uint32_t start, n;   /* first position; tiles */
-    uint32_t prefetched; /* tiles whose first K bytes were prefetched during the run before */
-    const uint8_t *tiles[RUN_TOKENS / TILE_TOKENS + 1];
-    const struct page_layout *layouts[RUN_TOKENS / TILE_TOKENS];
+    uint32_t prefetched; /* tiles whose first K bytes were prefetched during the split before */
+    const uint8_t *tiles[SPLIT_TOKENS / TILE_TOKENS + 1];
+    const struct page_layout *layouts[SPLIT_TOKENS / TILE_TOKENS];
 };
 
-/* Run number i of those that the block sees. */
-static void find_run(const struct attention_job *j, const struct block *b, uint32_t i,
-                     struct run_tiles *out) {
-    const uint32_t start = nth_run(b, i) * RUN_TOKENS, left = b->pos + b->tokens - start;
-    const uint32_t n = (left < RUN_TOKENS ? left + TILE_TOKENS - 1 : RUN_TOKENS) / TILE_TOKENS;
+/* Split number i of those that the block sees. */
+static void find_split(const struct attention_job *j, const struct block *b, uint32_t i,
+                       struct split_tiles *out) {
+    const uint32_t start = nth_split(b, i) * SPLIT_TOKENS, left = b->pos + b->tokens - start;
+    const uint32_t n = (left < SPLIT_TOKENS ? left + TILE_TOKENS - 1 : SPLIT_TOKENS) / TILE_TOKENS;
     ASSERT(n <= sizeof out->layouts / sizeof *out->layouts);
-    *out = (struct run_tiles){.start = start, .n = n};
+    *out = (struct split_tiles){.start = start, .n = n};
     for (uint32_t t = 0; t < n; t++) {
         const uint32_t first = start + t * TILE_TOKENS;
         if (!block_sees(b, first, first + TILE_TOKENS))
@@ -262,23 +262,24 @@ static void find_run(const struct attention_job *j, const struct block *b, uint3
     }
 }
 
-/* A tile is read in pieces of 64 bytes a line, which hardware prefetchers follow badly, and the
- * next one lies in another page: prefetching it while this one is worked on doubles the speed from
- * memory. Into L2: that delays the work after it least (docs/speed.md, "Ahead, into L2"). */
+/* Kernels read a tile in pieces of 64 bytes per row, which hardware prefetchers follow badly, and
+ * the next tile is in another page. Prefetching it while this one is computed doubles the speed
+ * from memory. Into L2: that delays the work that follows least (docs/speed.md, "Ahead, into
+ * L2"). */
 static void prefetch(const uint8_t *tile, uint32_t from, uint32_t end) {
     for (uint32_t line = from; line < end; line += 64)
         __builtin_prefetch(tile + line, 0, 2 /* T1: to L2 */);
 }
 
-/* Bytes of a K tile that are prefetched a run ahead, while values are worked on: keys are
- * multiplied faster than memory gives them, values slower (docs/speed.md, "Keys a run ahead"). */
+/* Bytes of a K tile that are prefetched one split ahead, while values are computed: keys are
+ * multiplied faster than memory delivers them, values more slowly (docs/speed.md, "Keys a run
+ * ahead"). */
 static uint32_t bytes_ahead(const struct tile_layout *k) {
     return 3 * k->bytes / 8 / 64 * 64;
 }
 
-/* Asks for K of tile i of the run that comes next: whole, where no tile of its run comes before
- * it. */
-static void prefetch_run(struct run_tiles *next, uint32_t i) {
+/* Prefetches K of tile i of the next split: all of it if no tile of that split comes before it. */
+static void prefetch_split(struct split_tiles *next, uint32_t i) {
     if (i >= next->n)
         return;
     next->prefetched = i + 1;
@@ -288,29 +289,29 @@ static void prefetch_run(struct run_tiles *next, uint32_t i) {
     prefetch(next->tiles[i], 0, i == 0 || !next->tiles[i - 1] ? k->bytes : bytes_ahead(k));
 }
 
-/* What was not prefetched yet of K of tile i of the run at hand; V of it. */
-static void prefetch_keys(const struct run_tiles *t, uint32_t i) {
+/* The part of K of tile i of this split that was not prefetched yet; its V. */
+static void prefetch_keys(const struct split_tiles *t, uint32_t i) {
     if (!t->tiles[i])
         return;
     const struct tile_layout *k = &t->layouts[i]->k;
     prefetch(t->tiles[i], i < t->prefetched ? bytes_ahead(k) : 0, k->bytes);
 }
-static void prefetch_values(const struct run_tiles *t, uint32_t i) {
+static void prefetch_values(const struct split_tiles *t, uint32_t i) {
     if (t->tiles[i])
         prefetch(t->tiles[i], t->layouts[i]->k.bytes, t->layouts[i]->head_bytes);
 }
 
-/* Scores, softmax and values of one run; partial results into part [rows] and out [rows][dim]. */
-static void block_run(const struct attention_job *j, const struct block *b,
-                      const struct run_tiles *t, struct run_tiles *next, struct worker_scratch *s,
-                      struct partial *part, float *out) {
+/* Scores, softmax and values of one split; partial results into part [rows] and out [rows][dim]. */
+static void block_attend(const struct attention_job *j, const struct block *b,
+                         const struct split_tiles *t, struct split_tiles *next,
+                         struct worker_scratch *s, struct partial *part, float *out) {
     const struct kernels *k = &j->b->kernels;
     const uint32_t n = t->n * TILE_TOKENS;
     for (uint32_t i = 0; i < t->n; i++) {
         prefetch_keys(t, i + 1);
         if (!t->tiles[i]) {
             for (uint32_t r = 0; r < b->rows; r++)
-                fill_masked(s->scores + (size_t)r * RUN_TOKENS, i * TILE_TOKENS,
+                fill_masked(s->scores + (size_t)r * SPLIT_TOKENS, i * TILE_TOKENS,
                             (i + 1) * TILE_TOKENS);
             continue;
         }
@@ -318,49 +319,49 @@ static void block_run(const struct attention_job *j, const struct block *b,
         DEBUG_ASSERT(l->head_dim == j->head_dim);
         score_tile_fn *score = kv_format_exact(l->format) ? k->score_exact : k->score_affine;
         float *scores = s->scores + (size_t)i * TILE_TOKENS;
-        score(l, t->tiles[i], &s->queries, scores, RUN_TOKENS);
+        score(l, t->tiles[i], &s->queries, scores, SPLIT_TOKENS);
         if (t->layouts[i]->centred)
             centre_add(k, j->centre, t->start / TILE_TOKENS + i, b->rows, &s->centre, scores,
-                       RUN_TOKENS);
+                       SPLIT_TOKENS);
         for (uint32_t r = 0; j->args->softcap > 0 && r < b->rows; r++)
-            k->softcap(scores + (size_t)r * RUN_TOKENS, TILE_TOKENS, j->args->softcap);
+            k->softcap(scores + (size_t)r * SPLIT_TOKENS, TILE_TOKENS, j->args->softcap);
     }
     prefetch_values(t, 0);
     for (uint32_t r = 0; r < b->rows; r++) {
-        float *scores = s->scores + (size_t)r * RUN_TOKENS;
+        float *scores = s->scores + (size_t)r * SPLIT_TOKENS;
         mask_row(b->view, b->pos + r / j->gqa, t->start, n, scores);
         k->softmax_run(scores, n, &part[r].max, &part[r].sum);
     }
     memset(out, 0, (size_t)b->rows * j->head_dim * sizeof *out);
     for (uint32_t i = 0; i < t->n; i++) {
-        prefetch_run(next, i);
+        prefetch_split(next, i);
         prefetch_values(t, i + 1);
         if (!t->tiles[i])
             continue;
         const struct tile_layout *l = &t->layouts[i]->v;
         value_tile_fn *value = kv_format_exact(l->format) ? k->value_exact : k->value_affine;
         value(l, t->tiles[i] + t->layouts[i]->k.bytes, s->scores + (size_t)i * TILE_TOKENS,
-              RUN_TOKENS, b->rows, out, j->head_dim);
+              SPLIT_TOKENS, b->rows, out, j->head_dim);
     }
 }
 
-/* ---- merging runs in order of position ------------------------------------------------------- */
+/* ---- merging splits in order of position ----------------------------------------------------- */
 
-static void merge_run(struct partial *all, float *all_out, const struct partial *run,
-                      const float *run_out, uint32_t rows, uint32_t dim) {
-    for (uint32_t r = 0; r < rows; r++, all_out += dim, run_out += dim) {
-        if (run[r].max == -INFINITY)
+static void merge_split(struct partial *all, float *all_out, const struct partial *split,
+                        const float *split_out, uint32_t rows, uint32_t dim) {
+    for (uint32_t r = 0; r < rows; r++, all_out += dim, split_out += dim) {
+        if (split[r].max == -INFINITY)
             continue;
         if (all[r].max == -INFINITY) {
-            all[r] = run[r];
-            memcpy(all_out, run_out, dim * sizeof *all_out);
+            all[r] = split[r];
+            memcpy(all_out, split_out, dim * sizeof *all_out);
             continue;
         }
-        float max = all[r].max > run[r].max ? all[r].max : run[r].max;
-        float a = m_expf(all[r].max - max), c = m_expf(run[r].max - max);
+        float max = all[r].max > split[r].max ? all[r].max : split[r].max;
+        float a = m_expf(all[r].max - max), c = m_expf(split[r].max - max);
         for (uint32_t i = 0; i < dim; i++)
-            all_out[i] = all_out[i] * a + run_out[i] * c;
-        all[r].sum = all[r].sum * a + run[r].sum * c;
+            all_out[i] = all_out[i] * a + split_out[i] * c;
+        all[r].sum = all[r].sum * a + split[r].sum * c;
         all[r].max = max;
     }
 }
@@ -370,8 +371,8 @@ static void merge_start(struct partial *all, uint32_t rows) {
         all[r] = (struct partial){.max = -INFINITY, .sum = 0};
 }
 
-/* A row's values over its sum. A sink is one more score, without a value: it takes its part of the
- * sum, and may be the maximum. */
+/* Divides a row by its sum. A sink is one more score, without a value: it adds to the sum, and may
+ * be the maximum. */
 static void row_finish(const struct partial *all, const float *all_out, float sink, uint32_t dim,
                        float *out) {
     float scale = 1, sum = all->sum;
@@ -380,7 +381,7 @@ static void row_finish(const struct partial *all, const float *all_out, float si
         scale = m_expf(all->max - max);
         sum = sum * scale + m_expf(sink - max);
     }
-    bool seen = all->max != -INFINITY; /* else all_out was never made */
+    bool seen = all->max != -INFINITY; /* else all_out was never written */
     for (uint32_t i = 0; i < dim; i++)
         out[i] = seen ? all_out[i] * scale / sum : 0;
 }
@@ -398,14 +399,14 @@ static void block_finish(const struct attention_job *j, const struct block *b,
 
 /* ---- whole mode ------------------------------------------------------------------------------ */
 
-/* Of the block that the worker takes next, most likely. */
-static void find_first_run(const struct attention_job *j, size_t index, struct run_tiles *out) {
+/* The first split of the block that the worker most likely takes next. */
+static void find_first_split(const struct attention_job *j, size_t index, struct split_tiles *out) {
     struct block b;
     out->n = 0;
     if (index >= j->n_blocks)
         return;
     block_find(j, index, &b);
-    find_run(j, &b, 0, out);
+    find_split(j, &b, 0, out);
 }
 
 static void whole_item(void *ctx, size_t item, int worker) {
@@ -415,97 +416,97 @@ static void whole_item(void *ctx, size_t item, int worker) {
     block_find(j, item, &b);
     block_pack(j, &b, s);
     merge_start(s->all, b.rows);
-    const uint32_t n = block_runs(&b);
-    struct run_tiles runs[2];
-    find_run(j, &b, 0, &runs[0]);
+    const uint32_t n = block_splits(&b);
+    struct split_tiles splits[2];
+    find_split(j, &b, 0, &splits[0]);
     for (uint32_t i = 0; i < n; i++) {
-        struct run_tiles *now = &runs[i % 2], *next = &runs[(i + 1) % 2];
+        struct split_tiles *now = &splits[i % 2], *next = &splits[(i + 1) % 2];
         if (i + 1 < n)
-            find_run(j, &b, i + 1, next);
+            find_split(j, &b, i + 1, next);
         else
-            find_first_run(j, item + 1, next);
-        block_run(j, &b, now, next, s, s->run, s->run_out);
-        merge_run(s->all, s->all_out, s->run, s->run_out, b.rows, j->head_dim);
+            find_first_split(j, item + 1, next);
+        block_attend(j, &b, now, next, s, s->split, s->split_out);
+        merge_split(s->all, s->all_out, s->split, s->split_out, b.rows, j->head_dim);
     }
     block_finish(j, &b, s->all, s->all_out);
 }
 
-/* ---- split mode ------------------------------------------------------------------------------ */
+/* ---- shared mode ----------------------------------------------------------------------------- */
 
-/* Partials are [block][slot][row]: slot 0 is what the block's runs have merged to so far, slot
- * 1 + i is the run that is number wave_first + i of those it sees. */
+/* Partial results are [block][slot][row]: slot 0 holds the merged splits of earlier waves, slot
+ * 1 + i the split that is number wave_first + i of those the block sees. */
 static size_t partial_at(const struct attention_job *j, size_t block, uint32_t slot) {
-    return (block * (1 + j->wave_runs) + slot) * j->slot_rows;
+    return (block * (1 + j->wave_splits) + slot) * j->slot_rows;
 }
 
-/* Run i of the wave; none where the block sees fewer. */
-static void find_wave_run(const struct attention_job *j, const struct block *b, uint32_t i,
-                          struct run_tiles *out) {
+/* Split i of the wave; no tiles if the block sees fewer splits. */
+static void find_wave_split(const struct attention_job *j, const struct block *b, uint32_t i,
+                            struct split_tiles *out) {
     out->n = 0;
-    if (i < j->wave_runs && j->wave_first + i < block_runs(b))
-        find_run(j, b, j->wave_first + i, out);
+    if (i < j->wave_splits && j->wave_first + i < block_splits(b))
+        find_split(j, b, j->wave_first + i, out);
 }
 
-static void split_item(void *ctx, size_t item, int worker) {
+static void shared_item(void *ctx, size_t item, int worker) {
     const struct attention_job *j = ctx;
     struct worker_scratch *s = &j->b->scratch[worker];
     size_t block = item / j->items_per_block;
-    uint32_t first = (uint32_t)(item % j->items_per_block) * j->runs_per_item;
+    uint32_t first = (uint32_t)(item % j->items_per_block) * j->splits_per_item;
     struct block b;
     block_find(j, block, &b);
     block_pack(j, &b, s);
-    const uint32_t end = first + j->runs_per_item;
-    struct run_tiles runs[2];
-    find_wave_run(j, &b, first, &runs[first % 2]);
-    for (uint32_t i = first; i < end && i < j->wave_runs; i++) {
+    const uint32_t end = first + j->splits_per_item;
+    struct split_tiles splits[2];
+    find_wave_split(j, &b, first, &splits[first % 2]);
+    for (uint32_t i = first; i < end && i < j->wave_splits; i++) {
         const size_t at = partial_at(j, block, 1 + i);
-        struct run_tiles *now = &runs[i % 2], *next = &runs[(i + 1) % 2];
-        find_wave_run(j, &b, i + 1, next); /* after `end` it is the next item's */
+        struct split_tiles *now = &splits[i % 2], *next = &splits[(i + 1) % 2];
+        find_wave_split(j, &b, i + 1, next); /* after `end` it is the next item's */
         if (now->n == 0)
             merge_start(j->b->partials + at, b.rows);
         else
-            block_run(j, &b, now, next, s, j->b->partials + at,
-                      j->b->partial_out + at * j->head_dim);
+            block_attend(j, &b, now, next, s, j->b->partials + at,
+                         j->b->partial_out + at * j->head_dim);
     }
 }
 
-static void split_merge(void *ctx, size_t block, int worker) {
+static void shared_merge(void *ctx, size_t block, int worker) {
     (void)worker;
     const struct attention_job *j = ctx;
     struct block b;
     block_find(j, block, &b);
     size_t dim = j->head_dim, all = partial_at(j, block, 0);
-    ASSERT(partial_at(j, block, j->wave_runs) + b.rows <= PARTIAL_ROWS);
+    ASSERT(partial_at(j, block, j->wave_splits) + b.rows <= PARTIAL_ROWS);
     if (j->wave_first == 0)
         merge_start(j->b->partials + all, b.rows);
-    for (uint32_t i = 0; i < j->wave_runs; i++) {
+    for (uint32_t i = 0; i < j->wave_splits; i++) {
         size_t at = partial_at(j, block, 1 + i);
-        merge_run(j->b->partials + all, j->b->partial_out + all * dim, j->b->partials + at,
-                  j->b->partial_out + at * dim, b.rows, j->head_dim);
+        merge_split(j->b->partials + all, j->b->partial_out + all * dim, j->b->partials + at,
+                    j->b->partial_out + at * dim, b.rows, j->head_dim);
     }
-    uint32_t end = j->wave_first + j->wave_runs;
-    if (end >= block_runs(&b) && j->wave_first < block_runs(&b))
+    uint32_t end = j->wave_first + j->wave_splits;
+    if (end >= block_splits(&b) && j->wave_first < block_splits(&b))
         block_finish(j, &b, j->b->partials + all, j->b->partial_out + all * dim);
 }
 
-/* Runs that fit in a wave: every block keeps its merged result and wave_runs partials. op_attention
- * chose split mode only where at least one fits. */
+/* Splits that fit in a wave: every block keeps its merged result and wave_splits partial results.
+ * cpu_attention chooses shared mode only if at least one fits. */
 static uint32_t wave_limit(const struct attention_job *j) {
     ASSERT(j->n_blocks > 0 && 2 * j->n_blocks * j->slot_rows <= PARTIAL_ROWS);
     return PARTIAL_ROWS / (j->n_blocks * j->slot_rows) - 1;
 }
 
-static void run_split(struct attention_job *j, uint32_t runs) {
+static void run_shared(struct attention_job *j, uint32_t splits) {
     uint32_t limit = wave_limit(j), threads = (uint32_t)j->b->threads;
-    /* The slots of a wave are laid out by wave_runs: keep it the same for all waves. */
-    j->wave_runs = runs < limit ? runs : limit;
+    /* wave_splits says where slots are: it stays the same for all waves. */
+    j->wave_splits = splits < limit ? splits : limit;
     j->items_per_block = (4 * threads + j->n_blocks - 1) / j->n_blocks;
-    if (j->items_per_block > j->wave_runs)
-        j->items_per_block = j->wave_runs;
-    j->runs_per_item = (j->wave_runs + j->items_per_block - 1) / j->items_per_block;
-    for (j->wave_first = 0; j->wave_first < runs; j->wave_first += j->wave_runs) {
-        thread_pool_run(j->b->pool, (size_t)j->n_blocks * j->items_per_block, split_item, j);
-        thread_pool_run(j->b->pool, j->n_blocks, split_merge, j);
+    if (j->items_per_block > j->wave_splits)
+        j->items_per_block = j->wave_splits;
+    j->splits_per_item = (j->wave_splits + j->items_per_block - 1) / j->items_per_block;
+    for (j->wave_first = 0; j->wave_first < splits; j->wave_first += j->wave_splits) {
+        thread_pool_run(j->b->pool, (size_t)j->n_blocks * j->items_per_block, shared_item, j);
+        thread_pool_run(j->b->pool, j->n_blocks, shared_merge, j);
     }
 }
 
@@ -530,18 +531,18 @@ void cpu_attention(struct backend *base, const struct batch *batch, const struct
     ASSERT(layer < l->layers && j.gqa >= 1 && j.gqa <= BLOCK_ROWS);
     while (j.block_tokens * j.gqa > BLOCK_ROWS)
         j.block_tokens /= 2;
-    uint32_t runs = 0;
+    uint32_t splits = 0;
     for (uint32_t s = 0; s < batch->n_seqs; s++) {
         const struct batch_seq *seq = &batch->seqs[s];
-        uint32_t seq_runs = seen_runs(&views[s], seq->pos, seq->pos + seq->rows - 1);
+        uint32_t seq_splits = seen_splits(&views[s], seq->pos, seq->pos + seq->rows - 1);
         j.n_blocks += blocks_of(&j, seq) * j.kv_heads;
-        runs = seq_runs > runs ? seq_runs : runs;
+        splits = seq_splits > splits ? seq_splits : splits;
         uint32_t rows = (seq->rows < j.block_tokens ? seq->rows : j.block_tokens) * j.gqa;
         j.slot_rows = rows > j.slot_rows ? rows : j.slot_rows;
     }
-    if (j.n_blocks >= 4 * (uint32_t)b->threads || runs == 1 ||
+    if (j.n_blocks >= 4 * (uint32_t)b->threads || splits == 1 ||
         2 * j.n_blocks * j.slot_rows > PARTIAL_ROWS)
         thread_pool_run(b->pool, j.n_blocks, whole_item, &j);
     else
-        run_split(&j, runs);
+        run_shared(&j, splits);
 }

@@ -1,47 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Centred keys on the CPU: what a centre takes off a key before it is stored, and what it adds to
- * the scores of the tiles that were stored so (struct key_centre of backend.h has the formulas).
+/* Centred keys on the CPU: a centre is subtracted from a key before it is stored, and its part is
+ * added to the scores of tiles that hold such keys (struct key_centre of backend.h has the
+ * formulas).
  *
- * A score's part A cos(p w) + B sin(p w) has A and B of the query and any position p. p is split
+ * The part is A cos(p w) + B sin(p w), with A and B of the query and p the key's position:
  *
- *     p = 512 run + (64 i + 31.5) + (t - 31.5)        run = 16^5 d5 + ... + 16 d1 + d0
+ *     p = 512 split + (64 i + 31.5) + (t - 31.5)        split = 16^5 d5 + ... + 16 d1 + d0
  *
- * and A, B are turned by one part after the other (turning (A, B) by an angle x gives
+ * and (A, B) is rotated by one part after the other (rotating (A, B) by an angle x gives
  * (A cos x + B sin x, B cos x - A sin x)):
  *
  *     start_ab   of the block's rows, at position 0                         once per block
- *     run_ab     turned by 512 run w: digits of run composed in double      once per run
- *     tile_ab    turned by (64 i + 31.5) w, to the tile's middle            once per tile
- *     centre_tile of the tier adds tile_ab's waves over the tile's 64 tokens
+ *     split_ab     rotated by 512 split w: digits of split composed in double      once per split
+ *     tile_ab    rotated by (64 i + 31.5) w, to the tile's middle            once per tile
+ *     centre_tile of the tier adds the waves of tile_ab over the tile's 64 tokens
  *
  * So no table grows with the context and positions up to 2^32 cost at most six products in double.
- * Every angle is a function of the position alone, and a row meets no other row: bits do not depend
- * on blocks, chunks or threads (B1).
+ * Every angle is a function of the position alone, and rows do not mix: bits do not depend on
+ * blocks, chunks or threads (B1).
  *
- * The loops over rows and pairs are plain sums and products of floats; the compiler may make
- * vectors of them without changing a bit.
+ * The loops over rows and pairs are plain sums and products of floats; the compiler may vectorize
+ * them without changing a bit.
  */
 #include <string.h>
 
 #include "backend/cpu/cpu_internal.h"
 
 enum {
-    RUN_TILES = RUN_TOKENS / TILE_TOKENS,
+    SPLIT_TILES = SPLIT_TOKENS / TILE_TOKENS,
     DIGITS = 16,
-    LEVELS = 6, /* 16^6 runs of 512 tokens: 2^33 positions */
+    LEVELS = 6, /* 16^6 splits of 512 tokens: 2^33 positions */
 };
 
-_Static_assert(RUN_TILES *TILE_TOKENS == RUN_TOKENS, "tiles of a run");
+_Static_assert(SPLIT_TILES *TILE_TOKENS == SPLIT_TOKENS, "tiles of a split");
 
 /* Halfway between tokens 31 and 32, so that the waves of kernels.h are even and odd about it. */
 #define TILE_MIDDLE 31.5
 
-/* cos and sin of an angle: its turn. */
+/* A rotation: cos and sin of its angle. */
 struct turn {
     double c, s;
 };
 
-/* The turn by both angles. */
+/* The rotation by both angles. */
 static struct turn compose(struct turn a, struct turn b) {
     return (struct turn){a.c * b.c - a.s * b.s, a.s * b.c + a.c * b.s};
 }
@@ -50,14 +51,14 @@ static struct turn turn_at(const double *table, size_t i) {
     return (struct turn){table[2 * i], table[2 * i + 1]};
 }
 
-/* By the angle of a run's start, pair j. */
-static struct turn run_turn(const struct centre_table *t, uint32_t run, uint32_t j) {
+/* The rotation of pair j at the start of a split. */
+static struct turn split_turn(const struct centre_table *t, uint32_t split, uint32_t j) {
     struct turn turn = {1, 0};
-    for (size_t level = 0; run; level++, run /= DIGITS) {
-        size_t digit = run % DIGITS;
+    for (size_t level = 0; split; level++, split /= DIGITS) {
+        size_t digit = split % DIGITS;
         ASSERT(level < LEVELS);
         if (digit)
-            turn = compose(turn, turn_at(t->runs, (level * DIGITS + digit) * t->centre->n + j));
+            turn = compose(turn, turn_at(t->splits, (level * DIGITS + digit) * t->centre->n + j));
     }
     return turn;
 }
@@ -76,9 +77,9 @@ static kvasir_status table_init(struct centre_table *t, const struct key_centre 
                                 kvasir_error *err) {
     t->centre = c;
     t->waves = mem_alloc_aligned((size_t)c->n * 2 * TILE_TOKENS * sizeof *t->waves);
-    t->tiles = mem_alloc_aligned((size_t)RUN_TILES * c->n * 2 * sizeof *t->tiles);
-    t->runs = mem_alloc_aligned((size_t)LEVELS * DIGITS * c->n * 2 * sizeof *t->runs);
-    if (!t->waves || !t->tiles || !t->runs)
+    t->tiles = mem_alloc_aligned((size_t)SPLIT_TILES * c->n * 2 * sizeof *t->tiles);
+    t->splits = mem_alloc_aligned((size_t)LEVELS * DIGITS * c->n * 2 * sizeof *t->splits);
+    if (!t->waves || !t->tiles || !t->splits)
         return fail(err, KVASIR_ERR_MEMORY, "tables for centred keys: out of memory");
     for (uint32_t j = 0; j < c->n; j++)
         for (uint32_t i = 0; i < TILE_TOKENS; i++) {
@@ -87,16 +88,16 @@ static kvasir_status table_init(struct centre_table *t, const struct key_centre 
             t->waves[(size_t)j * 2 * TILE_TOKENS + i] = (float)cosine;
             t->waves[((size_t)j * 2 + 1) * TILE_TOKENS + i] = (float)s;
         }
-    fill_turns(t->tiles, RUN_TILES, TILE_MIDDLE, TILE_TOKENS, c);
-    double step = RUN_TOKENS;
+    fill_turns(t->tiles, SPLIT_TILES, TILE_MIDDLE, TILE_TOKENS, c);
+    double step = SPLIT_TOKENS;
     for (size_t level = 0; level < LEVELS; level++, step *= DIGITS)
-        fill_turns(t->runs + level * DIGITS * c->n * 2, DIGITS, 0, step, c);
+        fill_turns(t->splits + level * DIGITS * c->n * 2, DIGITS, 0, step, c);
     return KVASIR_OK;
 }
 
 static bool scratch_init(struct centre_scratch *s, size_t pairs) {
     size_t rows = BLOCK_ROWS * pairs * 2 * sizeof(float);
-    size_t turns = RUN_TILES * pairs * 2 * sizeof(float);
+    size_t turns = SPLIT_TILES * pairs * 2 * sizeof(float);
     mem_free(s->memory);
     s->memory = mem_alloc_aligned(round_up(pairs * sizeof *s->index, 64) + 4 * round_up(rows, 64) +
                                   2 * round_up(turns, 64));
@@ -105,8 +106,8 @@ static bool scratch_init(struct centre_scratch *s, size_t pairs) {
     uint8_t *at = s->memory;
     s->index = cut(&at, pairs * sizeof *s->index);
     s->start_ab = cut(&at, rows);
-    s->run_ab = cut(&at, rows);
-    s->run_ba = cut(&at, rows);
+    s->split_ab = cut(&at, rows);
+    s->split_ba = cut(&at, rows);
     s->tile_ab = cut(&at, rows);
     s->turn_cos = cut(&at, turns);
     s->turn_sin = cut(&at, turns);
@@ -119,7 +120,7 @@ kvasir_status cpu_reserve_centre(struct backend *base, const struct key_centre *
     if (b->n_centres == CENTRES_MAX)
         return fail(err, KVASIR_ERR_UNSUPPORTED, "more than %d groups with centred keys",
                     CENTRES_MAX);
-    TRY(table_init(&b->centres[b->n_centres++], c, err)); /* a half made one is freed too */
+    TRY(table_init(&b->centres[b->n_centres++], c, err)); /* also frees one that failed halfway */
     if (c->pairs_max <= b->centre_pairs)
         return KVASIR_OK;
     for (int i = 0; i < b->threads; i++)
@@ -133,7 +134,7 @@ void centre_deinit(struct cpu_backend *b) {
     for (uint32_t i = 0; i < b->n_centres; i++) {
         mem_free(b->centres[i].waves);
         mem_free(b->centres[i].tiles);
-        mem_free(b->centres[i].runs);
+        mem_free(b->centres[i].splits);
     }
     for (int i = 0; b->scratch && i < b->threads; i++)
         mem_free(b->scratch[i].centre.memory);
@@ -165,8 +166,8 @@ void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head
     for (uint32_t i = 0; i < n; i++) {
         uint32_t j = pair[i].pair;
         const float *wave = t->waves + (size_t)j * 2 * TILE_TOKENS;
-        struct turn turn = compose(run_turn(t, tile / RUN_TILES, j),
-                                   turn_at(t->tiles, (size_t)(tile % RUN_TILES) * c->n + j));
+        struct turn turn = compose(split_turn(t, tile / SPLIT_TILES, j),
+                                   turn_at(t->tiles, (size_t)(tile % SPLIT_TILES) * c->n + j));
         turn = compose(turn, (struct turn){wave[token], wave[TILE_TOKENS + token]});
         float cosine = (float)turn.c, sine = (float)turn.s;
         out[j] -= pair[i].c1 * cosine - pair[i].c2 * sine;
@@ -179,7 +180,7 @@ void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head
 void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
                  const struct query_rows *q, struct centre_scratch *s) {
     s->pairs = 0;
-    s->run = UINT32_MAX;
+    s->split = UINT32_MAX;
     if (!t)
         return;
     uint32_t n = t->centre->n;
@@ -187,7 +188,7 @@ void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
     ASSERT(s->pairs <= t->centre->pairs_max && layer < t->centre->layers);
     for (uint32_t i = 0; i < s->pairs; i++) {
         s->index[i] = pair[i].pair;
-        for (size_t tile = 0; tile < RUN_TILES; tile++) {
+        for (size_t tile = 0; tile < SPLIT_TILES; tile++) {
             struct turn turn = turn_at(t->tiles, tile * n + pair[i].pair);
             size_t at = (tile * s->pairs + i) * 2;
             s->turn_cos[at] = s->turn_cos[at + 1] = (float)turn.c;
@@ -206,31 +207,32 @@ void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
     }
 }
 
-static void turn_to_run(const struct centre_table *t, uint32_t run, uint32_t rows,
-                        struct centre_scratch *s) {
+static void turn_to_split(const struct centre_table *t, uint32_t split, uint32_t rows,
+                          struct centre_scratch *s) {
     for (uint32_t i = 0; i < s->pairs; i++) {
-        struct turn turn = run_turn(t, run, s->index[i]);
+        struct turn turn = split_turn(t, split, s->index[i]);
         float c = (float)turn.c, sine = (float)turn.s;
         for (size_t row = 0; row < rows; row++) {
             size_t at = (row * s->pairs + i) * 2;
             float a = s->start_ab[at], b = s->start_ab[at + 1];
-            s->run_ab[at] = s->run_ba[at + 1] = a * c + b * sine;
-            s->run_ab[at + 1] = s->run_ba[at] = b * c - a * sine;
+            s->split_ab[at] = s->split_ba[at + 1] = a * c + b * sine;
+            s->split_ab[at + 1] = s->split_ba[at] = b * c - a * sine;
         }
     }
-    s->run = run;
+    s->split = split;
 }
 
 void centre_add(const struct kernels *k, const struct centre_table *t, uint32_t tile, uint32_t rows,
                 struct centre_scratch *s, float *scores, size_t stride) {
     if (!s->pairs)
         return;
-    if (s->run != tile / RUN_TILES)
-        turn_to_run(t, tile / RUN_TILES, rows, s);
+    if (s->split != tile / SPLIT_TILES)
+        turn_to_split(t, tile / SPLIT_TILES, rows, s);
     size_t n = 2 * (size_t)s->pairs;
-    const float *c = s->turn_cos + tile % RUN_TILES * n, *sine = s->turn_sin + tile % RUN_TILES * n;
+    const float *c = s->turn_cos + tile % SPLIT_TILES * n,
+                *sine = s->turn_sin + tile % SPLIT_TILES * n;
     for (uint32_t row = 0; row < rows; row++) {
-        const float *ab = s->run_ab + row * n, *ba = s->run_ba + row * n;
+        const float *ab = s->split_ab + row * n, *ba = s->split_ba + row * n;
         float *restrict out = s->tile_ab + row * n;
         for (size_t i = 0; i < n; i++)
             out[i] = ab[i] * c[i] + ba[i] * sine[i];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CPU backend: its life, its memory, and the operations that are a loop over rows.
  *
- * Enqueueing runs the operation at once: work is cut into items (rows, ranges of outputs, runs of a
- * head) that a pool of threads takes one by one, and every item is computed by one kernel call
+ * Enqueueing runs the operation at once: work is cut into items (rows, ranges of outputs, splits of
+ * a head) that a pool of threads takes one by one, and every item is computed by one kernel call
  * sequence that does not know which thread it is on. So results do not depend on the number of
- * threads (B1). Products live in product.c, attention in attention.c, experts in
+ * threads (B1). Matmuls are in product.c, attention in attention.c, experts in
  * experts.c, recurrent layers in recurrent.c.
  */
 #include <stdio.h>
@@ -33,8 +33,8 @@ static void cpu_destroy(struct backend *base) {
     mem_free(b);
 }
 
-/* The head's rows: at 150,000 tokens each takes 600 KB of logits, and more rows at a time make a
- * product no faster. */
+/* LOGIT_ROWS: with a vocabulary of 150,000 tokens a row takes 600 KB of logits, and more rows at a
+ * time make the matmul no faster. */
 enum { ROWS_GOOD = 128, LOGIT_ROWS = 64 };
 
 static void cpu_info(const struct backend *base, struct backend_info *out) {
@@ -65,7 +65,7 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
                       row_floats * sizeof(int16_t),
                       (size_t)BLOCK_ROWS * (head_dim / 32 + 1) * sizeof(int32_t),
                       BLOCK_ROWS * sizeof(float),
-                      (size_t)BLOCK_ROWS * RUN_TOKENS * sizeof(float),
+                      (size_t)BLOCK_ROWS * SPLIT_TOKENS * sizeof(float),
                       BLOCK_ROWS * sizeof(struct partial),
                       BLOCK_ROWS * sizeof(struct partial),
                       row_floats * sizeof(float),
@@ -85,9 +85,9 @@ static bool worker_scratch_init(struct worker_scratch *s, const struct backend_l
     s->queries.sum32 = cut(&at, sizes[2]);
     s->queries.scale = cut(&at, sizes[3]);
     s->scores = cut(&at, sizes[4]);
-    s->run = cut(&at, sizes[5]);
+    s->split = cut(&at, sizes[5]);
     s->all = cut(&at, sizes[6]);
-    s->run_out = cut(&at, sizes[7]);
+    s->split_out = cut(&at, sizes[7]);
     s->all_out = cut(&at, sizes[8]);
     s->panel = cut(&at, sizes[9]);
     s->term = cut(&at, sizes[10]);
@@ -185,8 +185,8 @@ static void cpu_step_begin(struct backend *b, const struct batch *batch, uint32_
 
 /* ---- loops over rows ------------------------------------------------------------------------- */
 
-/* A row of these operations takes well under a microsecond: a worker gets this many at a time, and
- * a decode step of a few rows is not worth waking anyone for. */
+/* A row of these operations takes well under a microsecond. A worker gets this many at a time, so
+ * that a decode step of a few rows wakes no other thread. */
 enum { ROWS_PER_ITEM = 8 };
 
 struct row_job {

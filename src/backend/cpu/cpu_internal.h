@@ -7,12 +7,12 @@
 #include "backend/cpu/kernels.h"
 
 /* Query rows (tokens x heads of one KV head) that share each tile: enough that unpacking a tile is
- * a few percent, few enough that their scores of one run (64 x 512 floats) stay in L2. */
+ * a few percent, few enough that their scores of one split (64 x 512 floats) stay in L2. */
 enum { BLOCK_ROWS = 64 };
 
-/* Partial results of attention over one run: what runs are merged from. */
+/* Partial results of attention over one split: what is merged. */
 struct partial {
-    float max; /* -INFINITY: the row sees nothing of the run */
+    float max; /* -INFINITY: the row sees nothing of the split */
     float sum;
 };
 
@@ -22,23 +22,23 @@ enum { CENTRES_MAX = 4 };
 /* Angles of one rope (centre.c). */
 struct centre_table {
     const struct key_centre *centre;
-    float *waves;  /* [n][2][64] cos, then sin of (t - 31.5) w: what centre_tile reads */
-    double *tiles; /* [8][n][2] cos, sin of (64 i + 31.5) w: the middle of tile i of a run */
-    double *runs;  /* [level][digit][n][2] cos, sin of 512 digit 16^level w */
+    float *waves;   /* [n][2][64] cos, then sin of (t - 31.5) w: what centre_tile reads */
+    double *tiles;  /* [8][n][2] cos, sin of (64 i + 31.5) w: the middle of tile i of a split */
+    double *splits; /* [level][digit][n][2] cos, sin of 512 digit 16^level w */
 };
 
 /* A and B of kernels.h's centre_tile for the block at hand (centre.c). */
 struct centre_scratch {
     uint32_t pairs;  /* of the block's head; 0: it has no centre */
-    uint32_t run;    /* that run_ab stands at; UINT32_MAX: none yet */
+    uint32_t split;  /* that split_ab belongs to; UINT32_MAX: none yet */
     uint32_t *index; /* [pairs] */
     float *start_ab; /* [row][pairs][2] A, B at position 0 */
-    float *run_ab;   /* the same at the run's start */
-    float *run_ba;   /* that as B, A */
+    float *split_ab; /* the same at the split's start */
+    float *split_ba; /* that as B, A */
     float *tile_ab;  /* at a tile's middle */
-    float *turn_cos; /* [tile of a run][pairs][2]: cos, cos */
-    float *turn_sin; /* [tile of a run][pairs][2]: sin, -sin */
-    void *memory;    /* what all of these are cut from */
+    float *turn_cos; /* [tile of a split][pairs][2]: cos, cos */
+    float *turn_sin; /* [tile of a split][pairs][2]: sin, -sin */
+    void *memory;    /* holds all of these */
 };
 
 /* Rows that products multiply: as they are, rounded to codes, and with act_bits 16 what that left,
@@ -47,8 +47,8 @@ struct product_input {
     struct act_rows act, rest; /* rest.x is act.rest; both NULL at 8 bits */
 };
 
-/* Buffers of op_experts (experts.c). A pair is (row, rank); a slot is a pair's place when pairs are
- * sorted by expert. */
+/* Buffers of op_experts (experts.c). A pair is (row, rank). A slot is the index of a pair after
+ * pairs are sorted by expert. */
 struct expert_scratch {
     uint32_t *chosen;  /* [row][top_k] experts, in falling order of logits */
     float *weight;     /* [row][top_k] */
@@ -57,20 +57,20 @@ struct expert_scratch {
     uint32_t *first;   /* [experts + 1] slots of expert e: [first[e], first[e + 1]) */
     uint32_t *active;  /* [experts] those that have slots, rising */
     struct product_input input;
-    float *x;      /* [slot][dim] gathered rows, later what the experts made of them */
+    float *x;      /* [slot][dim] gathered rows, later the outputs of the experts */
     float *wide;   /* [slot][2 * expert_dim] outputs of gate and up */
     float *hidden; /* [slot][expert_dim] inputs of down */
 };
 
 /* One worker's own scratch. */
 struct worker_scratch {
-    struct query_rows queries; /* of up to BLOCK_ROWS rows */
-    float *scores;             /* [BLOCK_ROWS][RUN_TOKENS] */
-    struct partial *run, *all; /* [BLOCK_ROWS] of the run at hand; of all runs so far */
-    float *run_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
-    void *panel;               /* product_scratch_bytes */
-    float *term;               /* [rows][ITEM_OUTPUTS]: a product's second term */
-    void *memory;              /* what all of these are cut from */
+    struct query_rows queries;   /* of up to BLOCK_ROWS rows */
+    float *scores;               /* [BLOCK_ROWS][SPLIT_TOKENS] */
+    struct partial *split, *all; /* [BLOCK_ROWS] of this split; of all splits so far */
+    float *split_out, *all_out;  /* [BLOCK_ROWS][head_dim] */
+    void *panel;                 /* product_scratch_bytes */
+    float *term;                 /* [rows][ITEM_OUTPUTS]: the second term of a matmul */
+    void *memory;                /* holds all of these */
     struct centre_scratch centre;
 };
 
@@ -90,14 +90,14 @@ struct cpu_backend {
     struct thread_pool *pool;
     int threads, act_bits;
     struct backend_limits limits;             /* what scratch was made for */
-    struct product_input input;               /* of op_product: limits.rows x limits.dim */
-    struct expert_scratch experts;            /* empty where limits.experts is 0 */
+    struct product_input input;               /* of op_matmul: limits.rows x limits.dim */
+    struct expert_scratch experts;            /* empty if limits.experts is 0 */
     struct worker_scratch *scratch;           /* [threads] */
     struct partial *partials;                 /* [PARTIAL_ROWS] of split attention */
     float *partial_out;                       /* [PARTIAL_ROWS][head_dim] */
     struct centre_table centres[CENTRES_MAX]; /* [n_centres] */
     uint32_t n_centres;
-    uint32_t centre_pairs; /* most of one head: what workers have room for */
+    uint32_t centre_pairs; /* most of one head: workers have room for so many */
 };
 
 static inline struct cpu_backend *cpu_of(struct backend *b) {
@@ -110,12 +110,13 @@ static inline uint8_t *arena_at(const struct backend_arena *a, size_t at, size_t
     return a->base + at;
 }
 
-/* Row-runs that split attention can hold before it merges: 256 runs (131,072 tokens) of 64 rows. */
+/* Rows of partial results that a wave of attention holds: 256 splits (131,072 tokens) of 64 rows.
+ */
 enum { PARTIAL_ROWS = 16384 };
 
-/* Outputs of one item of a product, at most: for one row some 100 KiB of weights (tens of
- * microseconds: small enough to balance two to sixteen threads, large against the cost of taking an
- * item). Rows of several tokens take as long for half as many. */
+/* Most outputs of one item of a matmul. For one row that is about 100 KiB of weights, tens of
+ * microseconds: small enough to balance two to sixteen threads, large compared with the cost of
+ * taking an item. With several rows, half as many outputs take as long. */
 enum { ITEM_OUTPUTS = 64, ITEM_OUTPUTS_ROWS = 32 };
 
 /* Takes `bytes` from a region that starts at *at, keeping 64-byte alignment. */
@@ -129,9 +130,9 @@ static inline void *cut(uint8_t **at, size_t bytes) {
 
 kvasir_status cpu_reserve_centre(struct backend *b, const struct key_centre *c,
                                  kvasir_error *err) MUST_CHECK;
-void cpu_product(struct backend *b, const float *x, uint32_t rows,
-                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
-                 uint32_t count);
+void cpu_matmul(struct backend *b, const float *x, uint32_t rows,
+                const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                uint32_t count);
 void cpu_kv_store(struct backend *b, const struct batch *batch, const struct kv_view *views,
                   uint32_t layer, const float *k, const float *v);
 void cpu_attention(struct backend *b, const struct batch *batch, const struct kv_view *views,
@@ -147,15 +148,16 @@ void cpu_delta_rule(struct backend *b, const struct batch *batch, size_t at, con
 
 bool product_input_init(struct product_input *in, int bits, size_t rows, uint32_t dim) MUST_CHECK;
 void product_input_deinit(struct product_input *in);
-/* Products multiply x [rows][k] from now on, those with codes once every row is packed. */
+/* Sets x [rows][k] as the input. Weights that need codes can be multiplied after every row is
+ * packed. */
 void product_input_set(struct product_input *in, const float *x, uint32_t rows, uint32_t k);
 void product_input_pack(const struct cpu_backend *b, struct product_input *in, uint32_t row);
 /* Its rows [first, first + rows), which share its memory. */
 struct product_input product_input_part(const struct product_input *in, size_t first,
                                         uint32_t rows);
-/* The type's products read codes, not floats. */
+/* Whether matmuls with this type read codes, not floats. */
 bool product_takes_codes(enum weight_type t);
-/* Ranges of so many outputs that a matrix is cut into. */
+/* Into how many ranges of so many outputs a matrix is cut. */
 static inline uint32_t product_ranges(const struct weight *w, uint32_t outputs) {
     return (w->n + outputs - 1) / outputs;
 }
@@ -177,7 +179,7 @@ void centre_deinit(struct cpu_backend *b);
 /* out = k - rope(c, pos) for KV head `head` of `layer`; k, out: [head_dim] */
 void centre_take_off(const struct centre_table *t, uint32_t layer, uint32_t head, uint32_t pos,
                      uint32_t head_dim, const float *k, float *out);
-/* A and B of packed query rows. t may be NULL: no centre. */
+/* Computes A and B of packed query rows. t NULL: no centre. */
 void centre_pack(const struct centre_table *t, uint32_t layer, uint32_t head,
                  const struct query_rows *q, struct centre_scratch *s);
 /* Adds q . rope(c, t) to the scores [row] of tile number `tile`, which has centred keys. */

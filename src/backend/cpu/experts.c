@@ -11,11 +11,11 @@
  *      per expert   and range of outputs: down of its slots               down_item
  *      per row      its top_k slots, weighed and added in order of rank   combine_row
  *
- * What a row becomes depends on its own values and logits alone (B1): a product's output knows
- * neither the other rows of its call nor how many there are, and the sum over a row's experts goes
- * by rank, not by where its slots came to lie.
+ * The result of a row depends on its own values and logits alone (B1): an output of a matmul does
+ * not depend on the other rows of the call, and the sum over a row's experts is in order of rank,
+ * not in order of slots.
  *
- * Everything is cut from scratch that backend_reserve made for limits.rows x limits.top_k slots.
+ * Everything is in scratch that backend_reserve made for limits.rows x limits.top_k slots.
  */
 #include <math.h>
 #include <string.h>
@@ -60,17 +60,17 @@ struct expert_job {
     const float *x, *logits;
     float *y;
     uint32_t rows, dim, expert_dim;
-    bool wide_codes, down_codes; /* some matrix of those that rows chose reads codes */
-    uint32_t ranges;             /* work items of one expert in the products under way */
+    bool wide_codes, down_codes; /* some matrix that rows chose reads codes */
+    uint32_t ranges;             /* work items of one expert in the current matmuls */
 };
 
-/* NaN counts as the largest, so that it is chosen and shows in what comes out. */
+/* NaN counts as the largest, so that it is chosen and shows in the result. */
 static bool larger(float a, float b) {
     return a > b || (isnan(a) && !isnan(b));
 }
 
-/* Expert i comes before expert j: by logit, of equal ones the lower number. A strict order, NaN or
- * not, so that each expert has exactly one rank. */
+/* Whether expert i ranks before expert j: by logit, then by number. This is a strict order even
+ * with NaN, so that each expert has exactly one rank. */
 static bool before(const float *logits, uint32_t i, uint32_t j) {
     return larger(logits[i], logits[j]) || (i < j && !larger(logits[j], logits[i]));
 }
@@ -109,8 +109,8 @@ static void route_row(void *ctx, size_t row, int worker) {
     weigh_chosen(l, logits, chosen, j->s->weight + row * l->top_k);
 }
 
-/* Gives every pair its slot: experts in rising order, rows in order inside each. Returns how many
- * experts have one. */
+/* Gives every pair its slot: experts in rising order, rows in order inside each. Returns the number
+ * of experts that were chosen. */
 static uint32_t sort_pairs(const struct expert_job *j) {
     struct expert_scratch *s = j->s;
     uint32_t n = j->layer->n, top_k = j->layer->top_k, pairs = j->rows * top_k, active = 0;
@@ -167,8 +167,8 @@ static const float *bias_of(const float *bias, uint32_t e, const struct weight *
     return bias ? bias + (size_t)e * w->n : NULL;
 }
 
-/* Gates stand before ups: [slot][expert_dim] each; or where rows take turns, [slot][2 expert_dim].
- */
+/* All gates, then all ups, [slot][expert_dim] each. If rows of gate and up alternate in the matrix:
+ * [slot][2 expert_dim]. */
 static float *ups(const struct expert_job *j) {
     return j->s->wide + (size_t)j->rows * j->layer->top_k * j->expert_dim;
 }
@@ -194,8 +194,7 @@ static void hidden_item(void *ctx, size_t slot, int worker) {
     const struct expert_job *j = ctx;
     uint32_t n = j->expert_dim;
     float *hidden = j->s->hidden + slot * n, *gate = j->s->wide + slot * n, *up = ups(j) + slot * n;
-    if (!j->layer->experts[0]
-             .up) { /* apart, into the places of hidden and of the row's first half */
+    if (!j->layer->experts[0].up) { /* separate them: ups into hidden, gates into the first half */
         gate = j->s->wide + slot * 2 * n;
         up = hidden;
         for (uint32_t i = 0; i < n; i++) {

@@ -109,7 +109,7 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
  * planes of s8, of 15 bits a block's 32 high bytes, then its 32 low ones, and fills codes_sum16
  * [row][k/16] with the exact sums of runs of 16 codes.
  * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
- * rounded in its turn and multiplied as a second term (op_product). */
+ * rounded in its turn and multiplied as a second term (op_matmul). */
 struct act_rows {
     const float *x; /* [row][k] */
     uint32_t rows, k;

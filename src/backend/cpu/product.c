@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products: activations are rounded once, then ranges of outputs are handed to the threads.
+/* Matmul: activations are rounded once, then threads compute ranges of outputs.
  *
  * A range is a whole number of panels (PRODUCT_PANEL outputs); every output is one accumulator of
- * one kernel call over all rows of the step, so neither the cut nor the rows beside it change it.
+ * one kernel call over all rows of the step, so neither the ranges nor the other rows change it.
  *
- * act_bits 16: fifteen bits of an activation still move a token's loss by 1e-3 (docs/quality.md),
- * so what rounding left of it is rounded once more and multiplied as a second term: y = P(a) +
- * P(rest), 30 bits together, float32 for all purposes, at twice the price.
+ * act_bits 16: rounding activations to fifteen bits still changes the loss of a token by 1e-3
+ * (docs/quality.md). So the remainder is rounded to fifteen bits too and multiplied as a second
+ * term, y = P(a) + P(rest): 30 bits together, as good as float32, at twice the cost.
  */
 #include "backend/cpu/cpu_internal.h"
 
-/* ---- what products read ---------------------------------------------------------------------- */
+/* ---- inputs --------------------------------------------------------------------- */
 
 static bool act_init(struct act_rows *a, int bits, size_t rows, uint32_t dim) {
     size_t blocks = rows * (dim / 32 + 1);
@@ -116,7 +116,7 @@ void product_range(struct cpu_backend *b, const struct product_input *in, const 
         add_rows(y, w->n, bias + n0, 0, in->act.rows, n1 - n0);
 }
 
-/* ---- op_product ------------------------------------------------------------------------------ */
+/* ---- op_matmul ------------------------------------------------------------------------------ */
 
 struct product_job {
     struct cpu_backend *b;
@@ -125,7 +125,7 @@ struct product_job {
     float *const *y;
     uint32_t outputs; /* of an item */
     uint32_t
-        first_item[PRODUCTS_MAX + 1]; /* items of product i: [first_item[i], first_item[i + 1]) */
+        first_item[MATMULS_MAX + 1]; /* items of matrix i: [first_item[i], first_item[i + 1]) */
 };
 
 static void product_item(void *ctx, size_t item, int worker) {
@@ -133,7 +133,7 @@ static void product_item(void *ctx, size_t item, int worker) {
     uint32_t i = 0;
     while (item >= j->first_item[i + 1])
         i++;
-    ASSERT(i < PRODUCTS_MAX);
+    ASSERT(i < MATMULS_MAX);
     product_range(j->b, &j->b->input, &j->w[i]->w, (uint32_t)item - j->first_item[i], j->outputs,
                   j->bias[i], j->y[i], worker);
 }
@@ -144,11 +144,11 @@ static void pack_item(void *ctx, size_t item, int worker) {
     product_input_pack(b, &b->input, (uint32_t)item);
 }
 
-void cpu_product(struct backend *base, const float *x, uint32_t rows,
-                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
-                 uint32_t count) {
+void cpu_matmul(struct backend *base, const float *x, uint32_t rows,
+                const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                uint32_t count) {
     struct cpu_backend *b = cpu_of(base);
-    ASSERT(count >= 1 && count <= PRODUCTS_MAX);
+    ASSERT(count >= 1 && count <= MATMULS_MAX);
     ASSERT(rows <= b->limits.rows && w[0]->w.k <= b->limits.dim);
     struct product_job j = {.b = b,
                             .w = w,

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recurrent layers: short convolutions and the gated delta rule.
  *
- * A sequence's state is a record in the arena; here it is read, moved on by one token after the
- * other, and written back in place. One path for a prompt and for a token: how a prompt was cut
- * into steps cannot show (I1). Channels, and value heads, never meet, so they are what is spread
- * over threads:
+ * The state of a sequence is in the arena. It is read, advanced token by token, and written back in
+ * place, for a prompt in the same way as for one token: how a prompt was cut into steps cannot
+ * matter (I1 of docs/design.md). Channels and value heads do not mix, so threads take these:
  *
  *      short_conv    item = (sequence, CONV_CHANNELS channels)     all its tokens in order
  *      delta_rule    item = (sequence, value head)                 all its tokens in order

@@ -2,7 +2,7 @@
 // arithmetic.cuh: what attention computes, to the bit, whichever kernel does it. decode.cu has up
 // to 16 query heads in the columns of an instruction, prefill.cu 64 query rows in its rows; where
 // each float operation below is done differs, what is added to what and in which order does not. So
-// a row's bits do not depend on the kernel, the batch or the chunk (I1).
+// a row's bits do not depend on the kernel, the batch or the chunk (I1 of docs/design.md).
 //
 //   tile     exact pages are what they are, f16 or bf16; of affine pages every element becomes
 //            f16(s * code + b), one rounding (widen.cuh). s and b in f16: those of bf16 are rounded
@@ -11,30 +11,30 @@
 //   score    unit * dot, unit = 2^e * log2 e (so that the exponential is one instruction);
 //            dot: a chain of instructions of 16 dims, the sum exact but for what float32 cuts off.
 //            Instruction 2k + n has quads 8k + 2q + n (q = 0 .. 3) of dims
-//   tile     where the largest score of its 64 is more than 8 above M, M becomes it, and everything
-//            so far *= 2^(old - M). p = 2^(fma(dot, unit, 6 - M)), so p <= 2^14, and f16 keeps 11
+//   tile     if the largest score of its 64 is more than 8 above M, M becomes it, and everything so
+//            far *= 2^(old - M). p = 2^(fma(dot, unit, 6 - M)), so p <= 2^14, and f16 keeps 11
 //            bits of what is 2^-20 of the weight at M; 2^6 cancels in the end
 //              sum      in 8 chains: chain o takes tokens 8o .. 8o + 7, in order
 //              output   p rounded to the tile's type; a chain of instructions of 16 tokens.
 //                       Instruction 2h + c has quads 8h + 2q + c of tokens
-//   run      256 tokens at an absolute multiple: its tiles in order, from M = -inf and zeros; then
-//            the 8 chains in one tree: neighbours, pairs, fours
-//   super    2,048 tokens: its runs folded in order;   row: its supers folded in order
-//   fold     M' = max(M, m): all = fma(2^(m - M'), run, 2^(M - M') * all); a run that is not seen
-//            is not folded
+//   run      a split of 256 tokens at an absolute multiple: its tiles in order, from M = -inf and
+//            zeros; then the 8 chains in one tree: neighbours, pairs, fours
+//   super    2,048 tokens: its runs merged in order;   row: its supers merged in order
+//   fold     the merge. M' = max(M, m): all = fma(2^(m - M'), run, 2^(M - M') * all); a run that is
+//            not seen is left out
 //   out      / sum
 //
-// That is one rounding of query, weight and of what an affine tile says to 11 bits: of the size
-// that storing K and V in f16 has cost already. The CPU tiers keep queries and weights in 15 bits
-// or float32 and never round K and V again; DESIGN allows one arithmetic per backend (docs/speed.md
-// has what integer products cost). Affine values beyond f16's 65,504 become infinite.
+// That is one rounding to 11 bits of the query, of the weight and of the value of an affine tile:
+// about the error that storing K and V in f16 has already. The CPU tiers keep queries and weights
+// in 15 bits or float32 and never round K and V again; each backend may have its own arithmetic
+// (docs/speed.md says what integer products cost). Affine values beyond f16's 65,504 become
+// infinite.
 //
-// Which places of an instruction its 16 elements have is free: an H200 adds them exactly, then to
-// the sum (compared over 32 million sums, wgmma and mma.sync, places exchanged). A device that adds
-// 8 at a time, as sm_80 is said to, gives decode and prefill different bits; opcheck, which holds
-// these against each other, says so where it is run. All of this is of finite K and V: weight 0
-// times what is not finite is NaN, and which tokens of a tile a row meets with weight 0 depends on
-// its block.
+// The order of the 16 elements of an instruction does not matter: an H200 adds them exactly, then
+// adds them to the sum (compared over 32 million sums, wgmma and mma.sync, elements exchanged). A
+// device that adds 8 at a time, as sm_80 is said to do, gives decode and prefill different bits;
+// opcheck compares the two. All of this assumes finite K and V: weight 0 times a value that is not
+// finite is NaN, and which tokens of a tile a row meets with weight 0 depends on its block.
 #pragma once
 
 #include "backend/cuda/internal.cuh"
@@ -65,7 +65,7 @@ constexpr uint32_t K_FORMATS = EXACT_FORMATS | bit(Q8G64) | bit(Q8G32) | bit(Q4G
                    V_FORMATS = K_FORMATS | bit(Q2G64) | bit(Q2G32);
 
 template <int F> struct Format { static constexpr int value = F; };
-// Calls fn(Format<F>()) for the format of a tile, of those a kernel was compiled for (MASK).
+// Calls fn(Format<F>()) for the format of a tile, one of those the kernel was compiled for (MASK).
 template <uint32_t MASK, int F = 0, class Fn>
 __device__ __forceinline__ void with_format(int f, Fn fn) {
     if constexpr (MASK >> F == 1) // the last one
@@ -87,7 +87,7 @@ template <int D> struct PackedRow {
     float x[N]; // to be rounded
     float unit;
 };
-// A lane's dims of it times scale; zeros where there is none.
+// A lane's dims of it times scale; zeros if there is no such row.
 template <int D>
 __device__ __forceinline__ void load_row(const float *q, float scale, bool some,
                                          float (&x)[D / 32]) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void pack_row(const float (&x)[D / 32], PackedRow<D> 
     for (int i = 0; i < N; i++)
         p.x[i] = power == 0 ? 0.f : x[i] * power;
 }
-// Where the dims of a quad stand in registers: 0 and 2 in one, 1 and 3 in the next, as the mask of
+// Where the dims of a quad are in registers: 0 and 2 in one, 1 and 3 in the next, as the mask of
 // a nibble finds them.
 HD constexpr int place_in_quad(int i) {
     return (i & 1) * 2 + i / 2;
@@ -128,7 +128,7 @@ HD constexpr int place_in_quad(int i) {
 
 // ---- the maximum -----------------------------------------------------------------------------
 
-// A row's maximum meets a tile's; returns what everything so far is multiplied with.
+// Updates a row's maximum with a tile's; returns the factor for everything so far.
 __device__ __forceinline__ float move_max(float &max, float of_tile) {
     if (!(of_tile > max + MAX_SLACK))
         return 1;
@@ -137,9 +137,9 @@ __device__ __forceinline__ float move_max(float &max, float of_tile) {
     return alpha;
 }
 
-// ---- the fold --------------------------------------------------------------------------------
+// ---- merging ---------------------------------------------------------------------------------
 
-// What stands in for a maximum that may be -inf: no NaN comes of -inf - (-inf).
+// A maximum that may be -inf becomes 0, since -inf - (-inf) is NaN.
 __device__ __forceinline__ float finite_max(float m) {
     return m == MINUS_INF ? 0.f : m;
 }
@@ -171,7 +171,7 @@ __device__ __forceinline__ uint32_t window_start(uint32_t span, uint32_t p) {
 __device__ __forceinline__ uint64_t seen_of_tile(const dev_view &v, uint32_t p, uint32_t first) {
     const uint32_t start = window_start(v.span, p);
     uint64_t seen = p - first >= 63 ? ~0ull : (2ull << (p - first)) - 1;
-    if (start > first) { // what is before the window is seen where it is kept
+    if (start > first) { // before the window only kept positions are seen
         const uint64_t window = start - first > 63 ? 0 : ~0ull << (start - first);
         const uint64_t kept = v.keep <= first        ? 0
                               : v.keep - first >= 64 ? ~0ull

@@ -205,7 +205,7 @@ static backend_ops make_ops() {
     BACKEND_MEMBERS(MEMBER)
     MEMBER(flush) MEMBER(alloc) MEMBER(free) MEMBER(upload) MEMBER(upload_free)
     MEMBER(read) MEMBER(write) MEMBER(weight_put) MEMBER(weight_drop)
-    MEMBER(product) MEMBER(kv_store) MEMBER(attention)
+    MEMBER(matmul) MEMBER(kv_store) MEMBER(attention)
 #undef MEMBER
         // clang-format on
         return ops;

@@ -12,7 +12,7 @@
 //     2    head                          one
 //     4    head, head - 8                two, for heads 0 .. 7 and 8 .. 15
 //
-// Weights go from the lanes that made them (tokens by r) to those that multiply (tokens by q)
+// Weights go from the lanes that computed them (tokens by r) to those that multiply (tokens by q)
 // through shared memory.
 #pragma once
 
@@ -23,7 +23,7 @@ template <int H> struct Cols {
     static constexpr int HEADS = 4 * H, COLUMNS = 8 * BLOCKS;
     static constexpr uint32_t EXCHANGE_BYTES = HEADS * TILE_TOKENS * 2; // of a warp
 };
-// Head i of a lane; the head of a column, -1 where it has none.
+// Head i of a lane; the head of a column, -1 if it has none.
 template <int H> __device__ __forceinline__ int cols_head(int q, int i) {
     return H == 1 ? q : 8 * (i / 2) + 2 * q + i % 2;
 }
@@ -201,7 +201,7 @@ cols_scores_exact(Ring &ring, int r, int q, const ColsQuery<D, KF, H> &query, Co
     }
 }
 
-// Raw scores of a tile of any of the formats: p[head of lane][token 8r + j], -inf where the query
+// Raw scores of a tile of any of the formats: p[head of lane][token 8r + j], -inf if the query
 // does not see the token.
 template <int D, uint32_t KF, int H, class Ring>
 __device__ __forceinline__ void cols_scores(Ring &ring, int r, int q,
@@ -276,9 +276,9 @@ __device__ __forceinline__ void cols_softmax(ColsState<H> &state, float (&p)[H][
 
 // Outputs: [instruction m][block of 8 columns][..]
 
-// Weights in the type of an exact tile, or f16 for an affine one, from where they were made to
-// where they are multiplied. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that
-// fewer lanes meet in a bank.
+// Sends weights, in the type of an exact tile or f16 for an affine one, from the lanes that
+// computed them to those that multiply. Unit r of a head has tokens 8r .. 8r + 7; the order of
+// units is rotated, so that fewer lanes access the same bank.
 template <int F, int H>
 __device__ __forceinline__ void cols_send(uint32_t exchange, int r, int q, const float (&p)[H][8]) {
     __syncwarp();
@@ -320,7 +320,7 @@ __device__ __forceinline__ void cols_value(float (&out)[Cols<H>::BLOCKS][4], con
         mma_half<BF>(out[n], a, c ? b[n].z : b[n].x, c ? b[n].w : b[n].y);
 }
 
-// An affine tile, N blocks of 32 dims from block `first` on. seen: bit j is set where the query
+// An affine tile, N blocks of 32 dims from block `first` on. seen: bit j is set if the query
 // sees token j; slots of the others may hold NaN.
 template <int F, int D, int MAP, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, int r, int q,

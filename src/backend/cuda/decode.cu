@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode.cu: attention of rows that come alone.
+// decode.cu: attention of sequences with one row, or few, in a step.
 //
 // A block is (super-run of one row, KV head): 2,048 tokens; each of its 8 warps has a run of 256,
 // four tiles, which come through the warp's own ring of shared memory:
 //
 //     page table -> tiles seen -> K0 V0 K1 V1 ... -> scores, weights, outputs in registers
 //                                                     run of a warp
-//                                                        | folded in order
+//                                                        | merged in order
 //                                                     super-run of a block -> part_out, part_ms
 //                                                        | the last block of a row and KV head
-//                                                     out                     folds them in order
+//                                                     out                     merges them in order
 //
-// Where that makes at most half as many blocks as the device has SMs, a super-run is split among 2,
-// 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block folds all.
-// Among 8, a block has one run, and where its chunks and scores fit into shared memory together,
-// four warps make its four tiles' scores at once; then each follows the maxima over all tiles, and
-// has the outputs of a quarter of the dims (of 64 dims two warps have half).
+// If that makes at most half as many blocks as the device has SMs, a super-run is divided among 2,
+// 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block merges all.
+// With 8, a block has one run. If its chunks and scores fit into shared memory together, four warps
+// compute the scores of its four tiles at the same time; then each warp goes over the maxima of all
+// tiles and computes the outputs of a quarter of the dims (of 64 dims two warps compute half each).
 //
-// The first loads are on their way before the queries are packed. What a warp does with a tile is
-// cols.cuh. The kernel is compiled for the formats that matter one by one, and for all together,
-// with a branch a tile; for up to 4, 8 and 16 query heads a KV head.
+// The first loads are started before the queries are packed. cols.cuh has what a warp does with a
+// tile. The kernel is compiled for each of the common formats, and once for all of them with a
+// branch per tile; for up to 4, 8 and 16 query heads per KV head.
 #include <algorithm>
 
 #include "backend/cuda/cols.cuh"
 
 namespace {
 
-// SLOTS_MAX: of a warp's ring where all warps have a run; where fewer have one (a row's last
-// super), these share the ring and its barriers.
+// SLOTS_MAX: of a warp's ring if all warps have a run. If fewer have one (the last super-run of a
+// row), these share the ring and its barriers.
 enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MIN = 2, SLOTS_MAX = 6 };
 enum { BARRIERS = WARPS * SLOTS_MAX };
 
@@ -44,19 +44,19 @@ struct DecodeArgs {
     uint32_t *arrived; // [decode row][kv head]
 };
 
-// Bytes of a tile's scores, where the warps of a block share a run.
+// Bytes of a tile's scores, if the warps of a block share a run.
 template <int H> constexpr uint32_t TEAM_SCORES = Cols<H>::HEADS *TILE_TOKENS * 4;
 
-// What the warps of a block leave for its fold.
+// What the warps of a block leave to be merged.
 template <int HEADS> struct RunResults {
     float max[WARPS][HEADS], sum[WARPS][HEADS];
     bool last;
 };
 
-// ---- folding ---------------------------------------------------------------------------------
+// ---- merging ---------------------------------------------------------------------------------
 
-// The parts of a row, in order, by the block that came last: its super-runs, or where these are
-// split their runs, which become super-runs first.
+// Merges the parts of a row, in order, in the block that finished last: its super-runs, or if these
+// are divided their runs, which are merged into super-runs first.
 template <int D, int HEADS, bool SPLIT>
 __device__ __forceinline__ void fold_parts(const DecodeArgs &a, const decode_item &item,
                                            uint32_t kv) {
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
         __syncwarp();
         if (warp < active)
             leave(Format<MAP>(), (float *)(rings + warp * slots * Ring::SLOT), 0, out);
-        else if (lane < HEADS) // behind the row: nothing was seen
+        else if (lane < HEADS) // after the row: nothing was seen
             runs.max[warp][lane] = MINUS_INF;
     }
     finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4);
@@ -407,7 +407,7 @@ using Kernel = void (*)(step_group, DecodeArgs);
 struct Choice {
     Kernel kernel;
     uint32_t slot_bytes;
-    int pairs;           // 2: two blocks an SM where their slots fit
+    int pairs;           // 2: two blocks an SM if their slots fit
     uint32_t team_bytes; // of a run's chunks and scores
     int team_chunks;
 };
@@ -451,8 +451,8 @@ static Choice choose_kernel(uint32_t k, uint32_t v, uint32_t dim, uint32_t gqa) 
                         : choose<256>(k, v, gqa);
 }
 
-// Slots of a warp where a block has an SM to itself; 0 where the kernel is not there. *fixed: bytes
-// of shared memory that are no slots.
+// Slots of a warp if a block has an SM to itself; 0 if the kernel is missing. *fixed: bytes of
+// shared memory that are no slots.
 static int slots_alone(const cuda_backend *b, const Choice &c, int *fixed) {
     cudaFuncAttributes attr;
     if (cudaFuncGetAttributes(&attr, c.kernel) != cudaSuccess) {
@@ -469,7 +469,7 @@ bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, 
     return slots_alone(b, choose_kernel(k_formats, v_formats, head_dim, gqa), &fixed) >= SLOTS_MIN;
 }
 
-// Blocks that a super-run is split among where it would have one of `blocks`.
+// Among how many blocks a super-run is divided that would otherwise be one of `blocks`.
 static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
     uint32_t split = SUPER_RUNS;
     while (split > 1 && blocks * split > (uint32_t)b->sm_count)
@@ -478,7 +478,7 @@ static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
 }
 
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads) {
-    // where super-runs are split, they are those of at most half as many blocks as there are SMs
+    // super-runs are divided only if there are at most half as many blocks as SMs
     const size_t blocks = items * kv_heads, half = (size_t)b->sm_count / 2;
     return std::max(blocks, std::min(blocks, half) * SUPER_RUNS);
 }

@@ -15,8 +15,8 @@
 //         K   [dim / 4P][token]    4P dims of one token: its own bytes, nothing is read
 //         V   [token / 4P][dim]    4P tokens of one dim: byte e holds tokens 4P R + e, + 4, ...
 //
-//     V: a thread makes the words of four dims. It lays P rows over each other, shifted, and turns
-//     the 4 x 4 bytes that are left, one token a row, into one dim a row:
+//     V: a thread makes the words of four dims. It combines P rows, shifted, and transposes
+//     the 4 x 4 bytes that are left, from one token per row to one dim per row:
 //
 //         t0  | d0 d1 d2 d3 |            d0  | t0 t1 t2 t3 |   <- word of dim d0
 //         t1  | d0 d1 d2 d3 |    ->      d1  | t0 t1 t2 t3 |
@@ -38,8 +38,8 @@ namespace {
 
 enum { CHUNK = 8, CHUNKS = TILE_TOKENS / CHUNK }; // rows at a time
 
-// The NaN that an invalid operation makes on x86, where the definition ran when it was frozen; a
-// GPU's own has other bits. Only a scale can be one.
+// The NaN that an invalid operation gives on x86, on which the definition was frozen; a GPU's own
+// has other bits. Only a scale can be one.
 constexpr uint32_t NAN_BITS = 0xffc00000u;
 
 // ---- 16-bit floats, as half.c ----------------------------------------------------------------
@@ -105,7 +105,7 @@ __device__ bool find_place(const step_group &g, uint32_t layer, const float *k, 
     return true;
 }
 
-// This thread's four dims of token `token`; zeros where it is not of this step.
+// This thread's four dims of token `token`; zeros if it is not of this step.
 template <int D>
 __device__ __forceinline__ float4 load_four(const store_place &p, uint32_t token, uint32_t four) {
     if (token < p.first || token >= p.end)

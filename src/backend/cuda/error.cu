@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error.cu: the first error sticks. Everything else in this folder stands on it.
+// error.cu: the first error sticks. Everything else in this folder uses it.
 #include "backend/cuda/internal.cuh"
 
 void cuda_stick(cuda_backend *b, const kvasir_error *e) {

@@ -73,7 +73,7 @@ struct step_group {
 };
 enum { COUNT_DECODE, COUNT_PREFILL, COUNT_STORE, COUNTS };
 
-// Address of page `number` of a sequence in the arena, and its layout; 0 where it was dropped.
+// Address of page `number` of a sequence in the arena, and its layout; NULL if it was dropped.
 __device__ inline const uint8_t *page_find(const step_group &g, const dev_view &v, uint32_t number,
                                            uint32_t *layout) {
     uint32_t i = number < v.kept_pages   ? number
@@ -93,7 +93,7 @@ __device__ inline const uint8_t *tile_of(const uint8_t *page, const dev_layout &
 
 // ---- the backend -----------------------------------------------------------------------------
 
-// What the host knows of a group's step: sizes of launches, which formats occur.
+// What the host knows of a group's step: sizes of launches and the formats that occur.
 struct group_plan {
     uint32_t blocks[COUNTS]; // blocks of the launches: of this step, or of the bucket captured
     uint32_t k_formats, v_formats; // one bit for each tile_format that occurs
@@ -206,9 +206,9 @@ void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct 
 kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,
                               const struct backend_weight **out, kvasir_error *err);
 void cuda_weight_drop(struct backend *b, const struct backend_weight *w);
-void cuda_product(struct backend *b, const float *x, uint32_t rows,
-                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
-                  uint32_t count);
+void cuda_matmul(struct backend *b, const float *x, uint32_t rows,
+                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                 uint32_t count);
 // step.cu
 kvasir_status cuda_check_layout(const struct backend *b, const struct page_layout *l,
                                 kvasir_error *err);
@@ -256,12 +256,12 @@ void attention_decode(cuda_backend *b, uint32_t group, uint32_t layer, const flo
 void attention_prefill(cuda_backend *b, uint32_t group, uint32_t layer, const float *q,
                        uint32_t heads, float scale, float *out);
 
-// Programmatic dependent launch, from sm_90 on: a kernel's blocks come to the device while the one
-// before it ends (kernel_comes lets the next one's), and wait in kernel_waits for its results. 1 to
-// 2 us a launch. What was there before both may be read first: a step's tables, which come with a
-// copy, not a kernel. Every block waits, also one without work: the kernel must not end earlier
-// than the one before. What the one before wrote must be read by plain loads: the compiler may move
-// an __ldg in front of the wait.
+// Programmatic dependent launch, from sm_90 on: the blocks of a kernel start while the kernel
+// before it ends (kernel_comes lets the next one start), and wait in kernel_waits for its results.
+// That saves 1 to 2 us per launch. What was written before both kernels may be read before the
+// wait: a step's tables, which come with a copy, not a kernel. Every block waits, even one without
+// work: a kernel must not end earlier than the one before it. What the kernel before wrote must be
+// read by plain loads: the compiler may move an __ldg ahead of the wait.
 __device__ __forceinline__ void kernel_comes() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

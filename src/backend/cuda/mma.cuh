@@ -7,8 +7,8 @@
 //     B  k x 8 columns     column r
 //     D  16 x 8            d[0], d[1]: row r, columns 2q and 2q + 1;   d[2], d[3]: row r + 8
 //
-// Which elements of k stand in a lane's registers is free as long as A and B agree: the sum of an
-// instruction is exact for integers, and for floats does not depend on places (arithmetic.cuh).
+// Any elements of k may be in a lane's registers as long as A and B agree: the sum of an
+// instruction is exact for integers, and for floats does not depend on the order (arithmetic.cuh).
 #pragma once
 
 #include <cstdint>
@@ -58,8 +58,8 @@ __device__ __forceinline__ void sts128(uint32_t a, uint4 v) {
                  "r"(v.w)
                  : "memory");
 }
-// 32 bytes. Lanes of odd q read the halves in the other order: rows stand multiples of 128 bytes
-// apart, and half of the bank conflicts go.
+// 32 bytes. Lanes of odd q read the halves in the other order: rows are multiples of 128 bytes
+// apart, and this halves the bank conflicts.
 __device__ __forceinline__ void lds_pair(uint32_t at, int odd, uint4 &a, uint4 &b) {
     uint4 x = lds128(at + odd * 16), y = lds128(at + (odd ^ 1) * 16);
     a = odd ? y : x;

@@ -4,7 +4,7 @@
 // A block is (some tokens of one sequence, KV head): its query rows are (token, query head of the
 // group), 64 to a group of four warps. It goes over the tiles that some row sees, in order of
 // position. Two more groups, one for K and one for V, read the tiles and put them into shared
-// memory as 16-bit matrices (widen.cuh), once for all rows; from there on all formats are one:
+// memory as 16-bit matrices (widen.cuh), once for all rows; from there on all formats are the same:
 //
 //     pages --K group--> slots of K --+--> rows: S = Q K^T, p = 2^(S - M), O += P V
 //           --V group--> slots of V --+
@@ -12,15 +12,15 @@
 //     full    opens when a slot holds a tile       the groups of rows wait for it
 //     empty   opens when they are done with it     the group that fills it waits
 //
-// Those need few registers, and on sm_90 give the rest of their share to the rows.
+// The groups that fill need few registers: on sm_90 they give the others to the groups of rows.
 //
-// The sums of a row are those of decode.cu, so its bits are, too:
+// The sums of a row are those of decode.cu, and so are its bits:
 //
 //     run, 256 tokens       in registers
 //     super, 2,048 tokens   in shared memory, each thread its own part
 //     row                   in out itself, until it is divided by the row's sum
 //
-// What stands where in the matrices (which token is column c of K is free):
+// The layout of the matrices (any token may be column c of K):
 //
 //     Q, K    [instruction 2k + n][half u][row or column][quads 8k + 4u + n and + 2, place_in_quad]
 //             column 8j + 2q + (e ^ j / 4) of K is token 32e + 8q + j: what a lane (r, q) gets of
@@ -29,7 +29,7 @@
 //             [tokens 32h + 8q + 4c + u and + 2, q = 0 .. 3]; column k D / 4 + l is dim
 //             k / 2 D / 2 + 2l + k % 2
 //
-// (So that neither those who read pages nor those who write slots meet in a bank.)
+// With this layout neither reads of pages nor writes of slots cause bank conflicts.
 #include "backend/cuda/stream.cuh"
 #include "backend/cuda/wgmma.cuh"
 
@@ -62,7 +62,7 @@ struct PrefillArgs {
     int slots; // of K, and of V
 };
 
-// The fold of a row so far.
+// What of a row is merged so far.
 struct RowFold {
     float super_max, super_sum, max, sum;
 };
@@ -132,8 +132,8 @@ struct Ring {
 
 // ---- tiles into slots ------------------------------------------------------------------------
 
-// Pages were written by a kernel before, which kernel_waits waits for; these loads do not move
-// before it, since their addresses come from the step's tables, which are read behind it.
+// Pages were written by an earlier kernel, which kernel_waits waits for. These loads do not move
+// before it, since their addresses come from the step's tables, which are read after it.
 __device__ __forceinline__ uint4 load128(const uint8_t *p) {
     return __ldg((const uint4 *)p);
 }
@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     const batch_seq seq = g.seqs[item.seq];
     const dev_view view = g.views[item.seq];
     const uint32_t pos = seq.pos + item.first, last = pos + item.tokens - 1,
-                   end = seq.pos + seq.rows; // tokens behind this were never written
+                   end = seq.pos + seq.rows; // tokens from here on were never written
 
     Tiles tiles;
     tiles.end = last / TILE_TOKENS + 1;
@@ -504,9 +504,9 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
             scores_begin<true, D>(s, smem_at(sh.query[B::QUERIES - 1][group]), keys.slot());
     };
     float max[2], sum[2][2], alpha[2]; // [row r, r + 8][chain q, 4 + q]
-    // Scores of the tile that begins at `first` become weights.
+    // Turns the scores of the tile that begins at `first` into weights.
     auto soften = [&](uint32_t first) {
-        // what rows do not see, where one does not see it all
+        // mask it, if some row does not see all of it
         if (first + 63 > p_min ||
             (first + 64 > view.keep && first < window_start(view.span, p_max)))
 #pragma unroll

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// product.cu: y = x . w^T for weights of 4 bits (Q4_0, AFFINE4), exact integers inside blocks of 32
-// inputs, float32 between them.
+// product.cu: matmul, y = x . w^T for weights of 4 bits (Q4_0, AFFINE4), exact integers inside
+// blocks of 32 inputs, float32 between them.
 //
-// Weights stand on the m side of mma.m16n8k32, tokens on the n side: 8 columns are 8 rows of x
+// Weights are on the m side of mma.m16n8k32, tokens on the n side: 8 columns are 8 rows of x
 // (act_bits 8) or 4 rows x 2 planes (act_bits 16: code = 128 * high + low, column 2 * row is the
 // high plane). A lane is (r, q) = (lane / 4, lane % 4).
 //
 //     weights     [16 outputs][pair of blocks][lane] 16 bytes: a word for both blocks, rows r and
 //                 r + 8; byte i holds code k = 4q + i (low nibble) and k = 16 + 4q + i (high)
 //     scales      [16 outputs][4 groups][r] 16 bytes: of each group for rows r and r + 8; biases
-//                 behind them likewise. Padded with zeros to 16 outputs, pairs, four groups.
+//                 after them likewise. Padded with zeros to 16 outputs, pairs, four groups.
 //     activations [8 columns][pair][lane] 16 bytes: for both blocks the inputs 4q.. and 16 + 4q..
 //                 of column r; beside them scales and sums, in a lane's order (struct act_view)
 //
 // A block of threads makes 16 outputs of up to 64 rows. A warp goes over a run of 512 inputs, whose
-// weights it asks for all at once; runs are at absolute multiples, and their sums meet in shared
+// weights it loads all at once; runs are at absolute multiples, and their sums meet in shared
 // memory and are added in order:
 //
 //     k:     | run 0 | run 1 | ... | run W | ...          W warps
 //     warp     0       1             0                     -> part[run][row][output] -> y
 //
-// A first kernel rounds x into scratch. From compute capability 9.0 on, the product starts beside
-// it and has its first weights on their way when it waits for it.
+// A first kernel rounds x into scratch. From compute capability 9.0 on, the product starts
+// before it ends, and has started to load weights when it waits for it.
 // Scratch (cuda_backend.act): product_scratch_bytes_cuda(max_rows, max_inputs), which for the most
 // rows and inputs, rounded up to 8 and 64, is 2 bytes a code and 8 a block of 32.
 //
 // Invariants:
 //   * the float operations of an output, in order: for each block of its run
-//         acc = fmaf(d * scale_b, dot, acc), and where affine  acc = fmaf(bias, sum_b, acc)
-//     then the runs' sums in order from 0, then + bias of the product. Nothing of that depends on
-//     rows, on n or on what stands beside it
+//         acc = fmaf(d * scale_b, dot, acc), and if affine  acc = fmaf(bias, sum_b, acc)
+//     then the runs' sums in order from 0, then + bias of the product. None of it depends on the
+//     number of rows, on n or on other outputs
 //   * dot is exact: at most 32 * 15 * 16256 < 2^24, so it is exact as a float32, too
 //   * Q4_0's codes are code - 8: the sums start at -8 times the sum of the activations' codes
 //   * activations become codes as in act_pack_ref (cpu/ref/product.c)
@@ -65,8 +65,8 @@ inline uint32_t ceil_div(uint32_t a, uint32_t b) {
 // Rows of x that share an mma's 8 columns.
 template <int BITS> constexpr uint32_t tile_rows = BITS == 8 ? 8 : 4;
 
-// What a block of 32 inputs adds beside its codes. `a` is what the weight asks for: the block's
-// sum, scale * (sum of codes), or for Q4_0 the integer -8 * (sum of codes).
+// What a block of 32 inputs adds beside its codes. `a` depends on the type of the weight: the
+// block's sum, scale * (sum of codes), or for Q4_0 the integer -8 * (sum of codes).
 //     8:   [row tile][pair][block][q]  scale, scale, a, a of rows 2q and 2q + 1
 //     16:  [row tile][pair][q]         scale, a of row q in the first block, then in the second
 struct act_view {
@@ -80,8 +80,8 @@ __host__ __device__ inline act_view act_at(void *scratch, uint32_t rows, uint32_
     return {codes, codes + (size_t)tiles * pairs * 32};
 }
 
-// A thread rounds four inputs; eight lanes share a block. Rows behind the last, up to the column
-// tile, and the block behind the last, up to the pair, become zeros.
+// A thread rounds four inputs; eight lanes share a block. Rows after the last, up to the column
+// tile, and the block after the last, up to the pair, become zeros.
 template <int BITS>
 __global__ void __launch_bounds__(256) pack_kernel(const float *x, uint32_t rows, uint32_t k,
                                                    uint32_t pairs, bool affine, act_view out) {
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(256) pack_kernel(const float *x, uint32_t rows
 #pragma unroll
     for (int step = 1; step < 8; step *= 2)
         sum += __shfl_xor_sync(~0u, sum, step);
-    if (tile * ROWS >= rows) // behind the last tile
+    if (tile * ROWS >= rows) // after the last tile
         return;
     uint32_t high = 0, low = 0;
 #pragma unroll
@@ -433,7 +433,7 @@ const uint8_t *block_at(const weight *w, uint32_t row, uint32_t block) {
 uint32_t code_word(const weight *w, uint32_t row, uint32_t block, uint32_t q) {
     const uint8_t *p = block_at(w, row, block);
     uint32_t word = 0;
-    if (w->type == WEIGHT_Q4_0) { // stored just so, behind d
+    if (w->type == WEIGHT_Q4_0) { // stored in this order, after d
         memcpy(&word, p + 2 + 4 * q, sizeof word);
         return word;
     }
@@ -483,13 +483,14 @@ kvasir_status check_weight(const weight *w, kvasir_error *err) {
     const weight_traits *t = weight_traits_of(w->type);
     const char *name = t ? t->name : "?";
     if (w->type != WEIGHT_Q4_0 && w->type != WEIGHT_AFFINE4)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "weight type %s has no product on CUDA", name);
-    if (w->type == WEIGHT_AFFINE4 && w->scalar != SCALAR_F16 && w->scalar != SCALAR_BF16)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "%s with float32 scales has no product on CUDA",
+        return fail(err, KVASIR_ERR_UNSUPPORTED, "weight type %s cannot be multiplied on CUDA",
                     name);
+    if (w->type == WEIGHT_AFFINE4 && w->scalar != SCALAR_F16 && w->scalar != SCALAR_BF16)
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "%s with float32 scales cannot be multiplied on CUDA", name);
     if (w->type == WEIGHT_AFFINE4 && w->group != 32 && w->group != 64 && w->group != 128)
-        return fail(err, KVASIR_ERR_UNSUPPORTED, "%s with groups of %u has no product on CUDA",
-                    name, w->group);
+        return fail(err, KVASIR_ERR_UNSUPPORTED,
+                    "%s with groups of %u cannot be multiplied on CUDA", name, w->group);
     if (w->n == 0 || w->k == 0 || w->k % (w->type == WEIGHT_Q4_0 ? 32 : w->group) != 0)
         return fail(err, KVASIR_ERR_ARGUMENT, "%s matrix of %u x %u", name, w->n, w->k);
     return KVASIR_OK;
@@ -558,11 +559,11 @@ void cuda_weight_drop(struct backend *b, const struct backend_weight *w) {
 }
 
 // Each product rounds x anew into the same scratch: its first kernel waits for the last product.
-void cuda_product(struct backend *base, const float *x, uint32_t rows,
-                  const struct backend_weight *const *w, const float *const *bias, float *const *y,
-                  uint32_t count) {
+void cuda_matmul(struct backend *base, const float *x, uint32_t rows,
+                 const struct backend_weight *const *w, const float *const *bias, float *const *y,
+                 uint32_t count) {
     cuda_backend *b = cuda_of(base);
-    ASSERT(count >= 1 && count <= PRODUCTS_MAX);
+    ASSERT(count >= 1 && count <= MATMULS_MAX);
     ASSERT(b->reserved || !cuda_works(b));
     for (uint32_t i = 0; i < count && rows > 0 && cuda_works(b); i++) {
         ASSERT(rows <= b->limits.rows && w[i]->k <= b->limits.dim && w[i]->k == w[0]->k);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// step.cu: the tables of a step. Host code: what sequences, pages and items a step has is settled
+// step.cu: the tables of a step. Host code: the sequences, pages and items of a step are computed
 // here, written into pinned memory and copied to the device in one piece, so that kernels find
 // their work by index and nothing of it passes through launch parameters.
 //
@@ -8,7 +8,7 @@
 // Two ways to the same bytes:
 //
 //     step_begin          measure, lay out, write, copy. Arrays are as long as the step needs; in a
-//                         capture as long as its bucket, so that they stay where they are
+//                         capture as long as its bucket, so that their addresses stay the same
 //     cuda_step_update    measure, check against the bucket, write: the graph's first node copies
 //
 // Invariants:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// stream.cuh: tiles on their way through shared memory.
+// stream.cuh: tiles through shared memory.
 //
 // A tile is read in chunks of 32 * D bytes of codes (4 KiB for 128 dims), whatever its format, each
-// into one slot of a ring; a slot has a barrier that opens when its bytes have come.
+// into one slot of a ring; a slot has a barrier that opens when its bytes have arrived.
 //
 //     bits    K tile, [dim / 4][token][4]             V tile, [token / 4][dim][4]
 //      16     4 chunks of D / 4 dims                  4 chunks of 16 tokens: of a half tile the
@@ -11,7 +11,7 @@
 //       4     the tile                                the tile
 //       2                                             the tile, half a chunk
 //
-// The first chunk of an affine tile also brings its scales and biases, behind the codes.
+// The first chunk of an affine tile also brings its scales and biases, after the codes.
 //
 // From sm_90 on the copies are bulk copies; before, 16 bytes a lane.
 #pragma once
@@ -57,7 +57,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 
 // ---- copies, by one warp ---------------------------------------------------------------------
 
-// Whether this lane asks for bulk copies: one does, always the same.
+// Whether this lane starts bulk copies: one does, always the same.
 __device__ __forceinline__ bool copies_bulk() {
     uint32_t one;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
@@ -83,7 +83,7 @@ __device__ __forceinline__ void copy_lanes(uint32_t to, const uint8_t *from, uin
 HD constexpr int chunks_of(int f) {
     return bits_of(f) < 4 ? 1 : bits_of(f) / 4;
 }
-// At most, of a tile in one of the formats.
+// The most of a tile in one of the formats.
 HD constexpr int most_chunks(uint32_t formats) {
     return formats & EXACT_FORMATS ? 4 : formats & (bit(Q8G64) | bit(Q8G32)) ? 2 : 1;
 }
@@ -94,7 +94,7 @@ HD constexpr uint32_t scale_bytes_of(int f, int d) {
     return exact_of(f) ? 0 : d / dims_of_group(f) * 256;
 }
 
-// Bytes of a slot, and where scales begin in it.
+// Where scales begin in a slot, and the bytes of a slot.
 HD constexpr uint32_t scales_at(int d) {
     return 32 * d;
 }
@@ -145,7 +145,7 @@ __device__ __forceinline__ void chunk_copy(const uint8_t *tile, int c, uint32_t 
 #endif
 }
 
-// One tile of a run: its address, and the index of its layout in the low bits (tiles stand at
+// One tile of a run: its address, and the index of its layout in the low bits (tiles are at
 // multiples of 32).
 struct TileRef {
     uint64_t bits;
@@ -154,26 +154,26 @@ struct TileRef {
 };
 
 // A warp's own ring over the tiles of its run: K chunks, V chunks of the first, of the next ...
-// The chunk that is read and the one that is asked for stand `slots` apart, in the same slot.
+// The chunk that is read and the one that is fetched are `slots` apart, in the same slot.
 template <int D, uint32_t KF, uint32_t VF> struct Stream {
     static constexpr uint32_t SLOT = slot_bytes(KF | VF, D), SCALES = scales_at(D);
     uint32_t ring, bars; // shared memory
     int slots;
     const TileRef *tiles;      // [n]
-    const dev_layout *layouts; // read where more than one format is possible
+    const dev_layout *layouts; // read if more than one format is possible
     int n;
     int at, phase;   // the slot that is read next
-    int tile, chunk; // what is asked for next; chunks of V follow those of K
+    int tile, chunk; // what is fetched next; chunks of V follow those of K
 
-    // Asks for what the ring holds at first; of `share` warps that call this, with copies of the
-    // ring, each for its part.
+    // Fetches what the ring holds at first. `share` warps may call this with copies of the ring;
+    // each fetches its part.
     __device__ __forceinline__ void start(int own = 0, int share = 1) {
         at = phase = tile = chunk = 0;
         for (int i = 0; i < slots && tile < n; i++)
-            ask(i, i % share == own);
+            fetch(i, i % share == own);
     }
-    // The next chunk comes to this slot. By another warp, where not `here`.
-    __device__ __forceinline__ void ask(int slot, bool here = true) {
+    // The next chunk goes to this slot; unless `here`, another warp fetches it.
+    __device__ __forceinline__ void fetch(int slot, bool here = true) {
         if (tile >= n)
             return;
         const TileRef t = tiles[tile];
@@ -198,7 +198,8 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
             tile++;
         }
     }
-    // The address of the next chunk, once it is there; `ahead` chunks further where one is held.
+    // The address of the next chunk, after waiting for it; with `ahead`, of the one so many
+    // further.
     __device__ __forceinline__ uint32_t wait(int ahead = 0) {
         int slot = at + ahead, p = phase;
         if (slot >= slots) {
@@ -211,7 +212,7 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
     // Done with the oldest chunk: its slot is filled again.
     __device__ __forceinline__ void release() {
         __syncwarp();
-        ask(at);
+        fetch(at);
         if (++at == slots) {
             at = 0;
             phase ^= 1;
@@ -219,7 +220,7 @@ template <int D, uint32_t KF, uint32_t VF> struct Stream {
     }
 };
 
-// A ring that holds all chunks of a run: what was asked for stays, and many warps read it.
+// A ring that holds all chunks of a run: nothing is overwritten, and many warps read it.
 template <int D> struct Resident {
     static constexpr uint32_t SCALES = scales_at(D);
     uint32_t ring, bars, slot_bytes;

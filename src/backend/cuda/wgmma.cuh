@@ -2,7 +2,7 @@
 // wgmma.cuh: products of a warp group, four warps: 64 rows, both sides' 16-bit elements in shared
 // memory, or those of the weights in registers.
 //
-// A matrix stands in shared memory as [k / 8][row][8]: 8 rows are 128 bytes, what both wgmma (no
+// A matrix is in shared memory as [k / 8][row][8]: 8 rows are 128 bytes, what both wgmma (no
 // swizzle) and ldmatrix take. B's rows are the columns of the product: tokens, dims.
 //
 // On sm_90a these are wgmma instructions. Elsewhere each warp does its 16 rows by mma.sync, with
@@ -20,7 +20,7 @@ template <int COLUMNS> using Sums = float[COLUMNS / 8][4];
 #define WGMMA 0
 #endif
 
-// What a thread wrote to shared memory is there for wgmma of others, once a barrier follows.
+// Makes what a thread wrote to shared memory visible to wgmma of others, after a barrier.
 __device__ __forceinline__ void written_for_wgmma() {
 #if WGMMA
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -94,7 +94,7 @@ __device__ __forceinline__ void wgmma_values(float (&d)[N][4], const uint32_t (&
 
 #else
 
-// Four 8 x 8 matrices; lane l says where row l % 8 of matrix l / 8 stands.
+// Four 8 x 8 matrices; lane l has the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix(uint32_t (&m)[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -116,7 +116,7 @@ __device__ __forceinline__ void mma_step(float (&d)[N][4], const uint32_t (&a)[4
 
 #endif
 
-// d = Q K^T of 64 rows and tokens. Begun here, there behind products_end.
+// d = Q K^T of 64 rows and tokens. Starts it; the result is there after products_end.
 template <bool BF, int D>
 __device__ __forceinline__ void scores_begin(Sums<64> &d, uint32_t query, uint32_t keys) {
 #if WGMMA

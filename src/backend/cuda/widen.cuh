@@ -3,7 +3,7 @@
 //
 // A word holds the codes of one or more quads (dims of K, tokens of V). A mask leaves those of
 // bytes 0 and 2, or 1 and 3, in the low bits of two halves; with the bits of 1024 above them these
-// are the f16 numbers 1024 + code, and what is subtracted again leaves the code, exact. So a quad
+// are the f16 numbers 1024 + code, and subtracting 1024 leaves the code, exact. So a quad
 // is widened to the pairs (0, 2) and (1, 3).
 #pragma once
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32_t half2_add(uint32_t a, uint32_t b) {
     return d;
 }
 
-// w & mask | more in one instruction: the compiler makes two of it where both are constants.
+// w & mask | more in one instruction: the compiler makes two of it if both are constants.
 __device__ __forceinline__ uint32_t and_or(uint32_t w, uint32_t mask, uint32_t more) {
     uint32_t d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(w), "r"(mask), "r"(more));
@@ -35,7 +35,7 @@ __device__ __forceinline__ void codes_as_half(uint32_t w, uint32_t &even, uint32
         even = half2_add(__byte_perm(w, BIG, 0x5250), MINUS_BIG);
         odd = half2_add(__byte_perm(w, BIG, 0x5351), MINUS_BIG);
     } else {
-        // the code stands N * BITS bits up: 1024 + 2^(N * BITS) * code
+        // the code is N * BITS bits up: 1024 + 2^(N * BITS) * code
         constexpr uint32_t SHIFT = N * BITS, MASK = ((1u << BITS) - 1) * 0x10001u << SHIFT;
         even = and_or(w, MASK, BIG);
         odd = and_or(w >> 8, MASK, BIG);
@@ -102,11 +102,11 @@ __device__ __forceinline__ uint2 pairs_of(uint2 v) {
 __device__ __forceinline__ uint4 pairs_of(const uint4 &v) {
     return make_uint4(even_of(v.x, v.y), odd_of(v.x, v.y), even_of(v.z, v.w), odd_of(v.z, v.w));
 }
-// Where bits 0 and 1 (or what stands there) are set, the low and the high half.
+// A mask of the low and of the high half.
 __device__ __forceinline__ uint32_t half_mask(bool low, bool high) {
     return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
 }
-// What is left of a quad's pairs where bit j says that element j is.
+// A mask of a quad's pairs: bit j says whether element j stays.
 __device__ __forceinline__ uint2 pair_masks(uint32_t four) {
     return make_uint2(half_mask(four & 1, four & 4), half_mask(four & 2, four & 8));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* null.c: a backend without bytes, threads and kernels: what a cache and a scheduler cost by
- * themselves. It has none of the operations. */
+/* null.c: a backend without bytes, threads and kernels, to measure what the cache and the scheduler
+ * cost by themselves. It has none of the operations. */
 #include <string.h>
 
 #include "backend/host.h"

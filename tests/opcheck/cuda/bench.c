@@ -374,7 +374,7 @@ static void product_enqueue(void *ctx) {
     struct product *p = ctx;
     const float *const no_bias = NULL;
     for (uint32_t i = 0; i < PRODUCT_REPETITIONS; i++)
-        op_product(device, p->x, p->rows, &p->copies[i % p->n_copies], &no_bias, &p->y, 1);
+        op_matmul(device, p->x, p->rows, &p->copies[i % p->n_copies], &no_bias, &p->y, 1);
 }
 
 static void begin_products(int act_bits) {
@@ -490,7 +490,7 @@ void bench(void) {
         bench_prefill();
     if (bench_wants("encode"))
         bench_encode();
-    if (bench_wants("product"))
+    if (bench_wants("matmul"))
         bench_product();
     printf("\nbench: %d targets missed\n", missed);
 }

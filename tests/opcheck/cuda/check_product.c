@@ -161,7 +161,7 @@ static const float *run_product(const struct product_case *c, const struct backe
     size_t bytes = (size_t)rows * n * sizeof(float);
     float *y = device_buffer(bytes);
     const float *bias = c->bias ? device_copy(c->bias, n * sizeof *bias) : NULL;
-    op_product(device, device_copy(x, (size_t)rows * c->w.k * sizeof *x), rows, &w, &bias, &y, 1);
+    op_matmul(device, device_copy(x, (size_t)rows * c->w.k * sizeof *x), rows, &w, &bias, &y, 1);
     return from_device(y, bytes);
 }
 
@@ -289,7 +289,7 @@ void check_cuda_product(void) {
         device_begin(&LIMITS, bits);
         struct product_case c = {.traits = weight_traits_of(WEIGHT_Q4_0), .bits = bits};
         c.w.type = WEIGHT_Q4_0;
-        if (family_begin("product", "Q4_0 act %d", bits)) {
+        if (family_begin("matmul", "Q4_0 act %d", bits)) {
             check_type(&c);
             family_end();
         }
@@ -298,7 +298,7 @@ void check_cuda_product(void) {
             c.w = (struct weight){.type = WEIGHT_AFFINE4,
                                   .group = GROUPS[i / 2],
                                   .scalar = i % 2 ? SCALAR_BF16 : SCALAR_F16};
-            if (family_begin("product", "AFFINE4 g%u %s act %d", c.w.group, i % 2 ? "bf16" : "f16",
+            if (family_begin("matmul", "AFFINE4 g%u %s act %d", c.w.group, i % 2 ? "bf16" : "f16",
                              bits)) {
                 check_type(&c);
                 family_end();

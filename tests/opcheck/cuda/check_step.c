@@ -126,8 +126,8 @@ static void enqueue_layers(const struct model *m, const struct batch *batch) {
     for (uint32_t layer = 0; layer < m->scene.layers; layer++, q = m->y) {
         op_kv_store(device, batch, batch->views, layer, m->k, m->v);
         op_attention(device, batch, batch->views, layer, q, &args, m->attended);
-        op_product(device, m->attended, batch->rows, &m->weights[layer % m->n_weights], &no_bias,
-                   &m->y, 1);
+        op_matmul(device, m->attended, batch->rows, &m->weights[layer % m->n_weights], &no_bias,
+                  &m->y, 1);
     }
 }
 
