@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kcheck: every kernel of every tier against ref/ and against the meaning of the numbers.
  *
- *     kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--bench]
+ *     kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--hash] [--bench]
  *
  *     main.c               options, tiers, what is run
  *     support.c            buffers between guard pages, signals, counting
@@ -68,6 +68,9 @@ int families_checked(void);
 int families_failed(void);
 void set_filter(const char *text);
 void set_seed(uint64_t seed);
+/* A line of a family that holds ends with a hash of all that its kernel wrote, instead of counts:
+ * to compare two builds of one tier (the same seed gives the same data). */
+void set_print_hashes(void);
 
 /* Starts a case: frees the last one's buffers. The text is printed when a check of it fails. */
 void case_begin(const char *format, ...) PRINTF_LIKE(1, 2);

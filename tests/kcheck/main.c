@@ -14,11 +14,13 @@
 struct kernels ref;
 
 static const char USAGE[] =
-    "usage: kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--bench]\n"
+    "usage: kcheck [--tier=T] [--require=T] [--seed=N] [--filter=TEXT] [--hash] [--bench]\n"
     "  --tier=T       only this tier\n"
     "  --require=T    fail when this machine does not have tier T\n"
     "  --seed=N       the seed to repeat a run; printed always\n"
     "  --filter=TEXT  only families whose line holds TEXT, as \"score\" or \"4 bits\"\n"
+    "  --hash         a hash of what each family's kernel wrote, to compare two builds (with "
+    "--seed)\n"
     "  --bench        speeds instead of checks: GB/s and the ratio to ref\n";
 
 static enum cpu_tier tier_of(const char *name) {
@@ -51,6 +53,8 @@ static void read_options(struct options *o, int argc, char **argv) {
             o->seed = strtoull(v, NULL, 10);
         else if ((v = value_of(argv[i], "--filter=")))
             set_filter(v);
+        else if (strcmp(argv[i], "--hash") == 0)
+            set_print_hashes();
         else if (strcmp(argv[i], "--bench") == 0)
             o->bench = true;
         else {

@@ -27,6 +27,7 @@ static struct {
     char line[96];
     char first[272]; /* what failed first */
     unsigned long checks, failures;
+    uint64_t hash;               /* of all that the kernel wrote */
     double worst, worst_meaning; /* largest error as a fraction of its bound: K1, K2 */
 } family;
 static char case_text[128];
@@ -49,7 +50,18 @@ bool family_begin(const struct tier *t, const char *kernel, const char *format) 
     return strstr(family.line, filter) != NULL;
 }
 
+static bool print_hashes;
+
+void set_print_hashes(void) {
+    print_hashes = true;
+}
+
 void family_end(void) {
+    if (print_hashes && !family.failures) {
+        printf("%s %016llx\n", family.line, (unsigned long long)family.hash);
+        checked_families++;
+        return;
+    }
     printf("%s %8lu checks  worst %.3f of bound, meaning %.3f  %s\n", family.line, family.checks,
            family.worst, family.worst_meaning, family.failures ? "FAILED" : "ok");
     if (family.failures) {
@@ -105,6 +117,39 @@ void check_that(bool holds, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     failure(text);
+}
+
+/* ---- hashes of what kernels write ------------------------------------------------------------ */
+
+/* Not inlined: gcc would warn that sigsetjmp may clobber what a loop in call_... counts. */
+
+__attribute__((noinline)) static void hash_bytes(const void *p, size_t bytes) {
+    const uint8_t *at = p;
+    uint64_t h = family.hash, word;
+    for (; bytes > 0; bytes -= bytes < 8 ? bytes : 8, at += 8) {
+        word = 0;
+        memcpy(&word, at, bytes < 8 ? bytes : 8);
+        h = mix_bits(h ^ word);
+    }
+    family.hash = h;
+}
+
+/* Rows [rows][n] of floats. All NaNs are one: which operand's bits a NaN takes over is up to the
+ * compiler, which may exchange the operands of a product. */
+__attribute__((noinline)) static void hash_rows(const float *p, size_t rows, size_t n,
+                                                size_t stride) {
+    for (size_t row = 0; row < rows; row++)
+        for (size_t i = 0; i < n; i++) {
+            float x = p[row * stride + i];
+            uint32_t bits = 0x7fc00000;
+            if (!isnan(x))
+                memcpy(&bits, &x, sizeof bits);
+            family.hash = mix_bits(family.hash ^ bits);
+        }
+}
+
+static void hash_floats(const float *p, size_t n) {
+    hash_rows(p, 1, n, 0);
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */
@@ -281,60 +326,90 @@ void catch_signals(void) {
 void call_query_pack(query_pack_fn *fn, const float *q, size_t q_stride, float q_scale,
                      struct query_rows *out) {
     CATCHING(fn(q, q_stride, q_scale, out));
+    size_t n = (size_t)out->rows * out->dim;
+    hash_floats(out->f32, n);
+    hash_bytes(out->codes, n * sizeof *out->codes);
+    hash_bytes(out->sum32, (size_t)out->rows * (out->dim / 32) * sizeof *out->sum32);
+    hash_floats(out->scale, out->rows);
 }
 void call_score(score_tile_fn *fn, const struct tile_layout *l, const void *tile,
                 const struct query_rows *q, float *scores, size_t stride) {
     CATCHING(fn(l, tile, q, scores, stride));
+    hash_rows(scores, q->rows, TILE_TOKENS, stride);
 }
 void call_softmax(softmax_run_fn *fn, float *p, uint32_t n, float *max_out, float *sum_out) {
     CATCHING(fn(p, n, max_out, sum_out));
+    hash_floats(p, n);
+    hash_floats(max_out, 1);
+    hash_floats(sum_out, 1);
 }
 void call_centre(centre_tile_fn *fn, const float *waves, const uint32_t *index, uint32_t pairs,
                  const float *ab, uint32_t rows, float *scores, size_t stride) {
     CATCHING(fn(waves, index, pairs, ab, rows, scores, stride));
+    hash_rows(scores, rows, TILE_TOKENS, stride);
 }
 void call_value(value_tile_fn *fn, const struct tile_layout *l, const void *tile, const float *p,
                 size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     CATCHING(fn(l, tile, p, p_stride, rows, out, out_stride));
+    hash_rows(out, rows, l->head_dim, out_stride);
 }
 void call_encode(encode_row_fn *fn, const struct tile_layout *l, void *tile, uint32_t token,
                  const float *x) {
     CATCHING(fn(l, tile, token, x));
+    hash_bytes(tile, l->bytes);
 }
 void call_act_pack(act_pack_fn *fn, struct act_rows *a, uint32_t row) {
     CATCHING(fn(a, row));
+    size_t k = a->k, at = row * k;
+    hash_bytes((const uint8_t *)a->codes + at * (size_t)a->bits / 8, k * (size_t)a->bits / 8);
+    hash_floats(a->scale + at / 32, k / 32);
+    hash_floats(a->sum + at / 32, k / 32);
+    hash_floats(a->sum16 + at / 16, k / 16);
+    if (a->rest)
+        hash_floats(a->rest + at, k);
 }
 void call_product(product_fn *fn, const struct weight *w, uint32_t n0, uint32_t n1,
                   const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
     CATCHING(fn(w, n0, n1, a, y, y_stride, scratch));
+    hash_rows(y, a->rows, n1 - n0, y_stride);
 }
 void call_rms_norm(rms_norm_fn *fn, const float *x, const float *gain, uint32_t dim, float eps,
                    float *y) {
     CATCHING(fn(x, gain, dim, eps, y));
+    hash_floats(y, dim);
 }
 void call_rope(rope_fn *fn, float *head, uint32_t n, const float *cos_in, const float *sin_in,
                bool adjacent) {
     CATCHING(fn(head, n, cos_in, sin_in, adjacent));
+    hash_floats(head, 2 * (size_t)n);
 }
 void call_gate_mul(gate_mul_fn *fn, const float *gate, const float *up, size_t n, float *y) {
     CATCHING(fn(gate, up, n, y));
+    hash_floats(y, n);
 }
 void call_add(add_fn *fn, float *x, const float *y, float scale, size_t n) {
     CATCHING(fn(x, y, scale, n));
+    hash_floats(x, n);
 }
 void call_scale(scale_fn *fn, float *x, float scale, size_t n) {
     CATCHING(fn(x, scale, n));
+    hash_floats(x, n);
 }
 void call_softcap(softcap_fn *fn, float *x, size_t n, float cap) {
     CATCHING(fn(x, n, cap));
+    hash_floats(x, n);
 }
 void call_short_conv(short_conv_fn *fn, float *state, const float *w, size_t stride, uint32_t width,
                      const float *x, size_t n, bool silu, float *y) {
     CATCHING(fn(state, w, stride, width, x, n, silu, y));
+    hash_rows(state, width - 1, n, stride);
+    hash_floats(y, n);
 }
 void call_delta_step(delta_step_fn *fn, float *state, uint32_t key_dim, uint32_t value_dim,
                      const struct delta_token *t, float *y) {
     CATCHING(fn(state, key_dim, value_dim, t, y));
+    hash_floats(state, (size_t)key_dim * value_dim);
+    hash_floats(y, value_dim);
 }
 
 /* ---- formats --------------------------------------------------------------------------------- */
