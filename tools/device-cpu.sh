@@ -23,14 +23,10 @@ if ! command -v "$CC" >/dev/null; then
     exit 1
 fi
 
-# The flags of CMakeLists.txt; the files that it compiles a second time are taken from it.
+# The flags of CMakeLists.txt.
 common="-std=gnu17 -O2 -w -ffp-contract=off -fno-math-errno -Iinclude -Isrc"
 avx2="-O3 -mavx2 -mfma -mf16c"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd"
-vnni="$avx512 -mavx512vnni -DKVASIR_AVX512VNNI"
-twice=$(sed -n '/second_tier(avx512 /,/)/p' CMakeLists.txt | tr -d '\n' |
-    sed 's/.*" *\([^")]*\)).*/\1/')
-[ -n "$twice" ] || { echo "device-cpu: no second_tier(avx512 ...) in CMakeLists.txt"; exit 1; }
 
 compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
     local prefix=$1 flags=$2 f
@@ -44,11 +40,10 @@ compile_all() { # PREFIX FLAGS FILE...: lines "object<TAB>command"
     compile_all quant "" src/quant/*.c
     compile_all cpu "" src/backend/page_layout.c src/backend/cpu/kernels.c
     compile_all ref -O3 src/backend/cpu/ref/*.c
-    compile_all avx2 "$avx2" src/backend/cpu/avx2/*.c
-    compile_all avx512 "$avx512" src/backend/cpu/avx512/*.c
-    for name in $twice; do # words
-        compile_all vnni "$vnni" "src/backend/cpu/avx512/$name.c"
-    done
+    cpu=src/backend/cpu
+    compile_all avx2 "$avx2 -DKVASIR_AVX2" $cpu/simd/*.c $cpu/avx2/*.c
+    compile_all avx512 "$avx512 -DKVASIR_AVX512" $cpu/simd/*.c $cpu/avx512/*.c
+    compile_all vnni "$avx512 -mavx512vnni -DKVASIR_AVX512VNNI" $cpu/simd/*.c $cpu/avx512/*.c
     compile_all kcheck '-Itests/kcheck -Itests/support' tests/kcheck/*.c tests/support/random_data.c
 } | xargs -P "$JOBS" -I{} sh -c '{}'
 "$CC" "$work"/*.o -o "$work/kcheck" -lpthread -lm

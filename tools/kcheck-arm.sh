@@ -22,7 +22,7 @@ for program in "$compiler" "$qemu"; do
     }
 done
 
-# ---- build: the flags of CMakeLists.txt; a file that names its tier is compiled for both ---------
+# ---- build: the flags of CMakeLists.txt ----------------------------------------------------------
 
 flags="-std=gnu17 -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Wshadow -Werror
        -Iinclude -Isrc -Itests/support"
@@ -33,14 +33,15 @@ compile() { # "FILE [FLAG...]"
 }
 export -f compile
 export compiler flags out qemu
-neon=src/backend/cpu/neon
+cpu=src/backend/cpu
 rm -rf "$out"
 mkdir -p "$out"
 {
     ls src/util/*.c | grep -v json.c
-    ls src/quant/*.c src/backend/*.c src/backend/cpu/*.c src/backend/cpu/ref/*.c
-    ls $neon/*.c tests/kcheck/*.c tests/support/random_data.c
-    grep -l 'TIER(' $neon/*.c | sed 's/$/ -DKVASIR_NEONDOT -march=armv8.2-a+dotprod/'
+    ls src/quant/*.c src/backend/*.c $cpu/*.c $cpu/ref/*.c tests/kcheck/*.c
+    ls tests/support/random_data.c
+    ls $cpu/simd/*.c $cpu/neon/*.c | sed 's/$/ -DKVASIR_NEON/'
+    ls $cpu/simd/*.c $cpu/neon/*.c | sed 's/$/ -DKVASIR_NEONDOT -march=armv8.2-a+dotprod/'
 } | xargs -P"$(nproc)" -d'\n' -I{} bash -c 'compile "{}"'
 $compiler -static "$out"/*.o -lm -lpthread -o "$out/kcheck"
 

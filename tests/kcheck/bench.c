@@ -477,7 +477,8 @@ static void bench_smalls(const struct tier *t) {
         bench_small(t, "act_pack", b.a.bits == 8 ? "8" : "16", pass_act_pack, &b);
     bench_small(t, "rms_norm", "1536", pass_rms_norm, &b);
     bench_small(t, "rope", "64 pairs", pass_rope, &b);
-    static const char *const GATES[GATE_KINDS] = {"silu", "gelu_tanh", "sigmoid", "swiglu_clamped"};
+    static const char *const GATES[GATE_KINDS] = {"none", "silu", "gelu_tanh", "sigmoid",
+                                                  "swiglu_clamped"};
     for (int i = 0; i < GATE_KINDS; i++) {
         b.gate = (enum gate_kind)i;
         bench_small(t, "gate_mul", GATES[i], pass_gate_mul, &b);

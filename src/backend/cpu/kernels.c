@@ -10,12 +10,12 @@ void kernels_select(struct kernels *k, enum cpu_tier tier) {
         [CPU_TIER_REF] = kernels_init_ref,
 #if defined(KVASIR_REF_ONLY) /* tools/opcheck.sh: the reference for another backend */
 #elif defined(__x86_64__)
-        [CPU_TIER_AVX2] = kernels_init_avx2,
-        [CPU_TIER_AVX512] = kernels_init_avx512,
-        [CPU_TIER_AVX512VNNI] = kernels_init_avx512vnni,
+        [CPU_TIER_AVX2] = avx2_kernels_init,
+        [CPU_TIER_AVX512] = avx512_kernels_init,
+        [CPU_TIER_AVX512VNNI] = avx512vnni_kernels_init,
 #elif defined(__aarch64__)
-        [CPU_TIER_NEON] = kernels_init_neon,
-        [CPU_TIER_NEONDOT] = kernels_init_neondot,
+        [CPU_TIER_NEON] = neon_kernels_init,
+        [CPU_TIER_NEONDOT] = neondot_kernels_init,
 #endif
     };
     enum cpu_tier best = cpu_tier_detect();

@@ -212,11 +212,11 @@ struct kernels {
 
 /* ref/ fills the table; the others override. Call in rising order of tiers. */
 void kernels_init_ref(struct kernels *k);
-void kernels_init_avx2(struct kernels *k);
-void kernels_init_avx512(struct kernels *k);
-void kernels_init_avx512vnni(struct kernels *k);
-void kernels_init_neon(struct kernels *k);
-void kernels_init_neondot(struct kernels *k);
+void avx2_kernels_init(struct kernels *k);
+void avx512_kernels_init(struct kernels *k);
+void avx512vnni_kernels_init(struct kernels *k);
+void neon_kernels_init(struct kernels *k);
+void neondot_kernels_init(struct kernels *k);
 /* The table for a tier (capped by what the machine has; CPU_TIER_COUNT asks for the best). */
 void kernels_select(struct kernels *k, enum cpu_tier tier);
 

@@ -31,7 +31,7 @@
  * rows stand beside it. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
  * rows of every plane begin with it.
  */
-#include "backend/cpu/avx2/vector.h"
+#include "backend/cpu/simd/simd.h"
 
 enum {
     BLOCK_LANES = 16,    /* two vectors */
@@ -96,8 +96,8 @@ ALWAYS_INLINE void widen_planes(const uint8_t *lo, int lo_bits, const uint8_t *h
 }
 
 /* Words of the block at (lane, rows [row, row + rows)). */
-static void widen(const struct tile_layout *l, const uint8_t *tile, uint32_t lane, uint32_t row,
-                  uint32_t rows, struct words *w) {
+static void widen_words(const struct tile_layout *l, const uint8_t *tile, uint32_t lane,
+                        uint32_t row, uint32_t rows, struct words *w) {
     size_t line = 4 * (size_t)l->lanes;
     const uint8_t *at[TILE_PLANES_MAX];
     for (int i = 0; i < TILE_PLANES_MAX; i++)
@@ -260,7 +260,7 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const uin
 /* Turns to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
     if (r->source == SOURCE_WORDS) {
-        widen(r->l, r->tile, lane, row, rows, &r->words);
+        widen_words(r->l, r->tile, lane, row, rows, &r->words);
         r->at = (const uint8_t *)r->words.v;
     } else {
         r->at = r->tile + (size_t)row * r->l->format.bits / 8 * r->line + 4 * (size_t)lane;
@@ -301,8 +301,8 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
         __m256 s[2], b[2];
         for (size_t v = 0; v < 2; v++) {
             size_t at = group * TILE_TOKENS + lane + 8 * v;
-            s[v] = load8((enum scalar_type)l->format.scalar, r->tile + l->scale_offset, at);
-            b[v] = load8((enum scalar_type)l->format.scalar, r->tile + l->bias_offset, at);
+            s[v] = load_as((enum scalar_type)l->format.scalar, r->tile + l->scale_offset, at);
+            b[v] = load_as((enum scalar_type)l->format.scalar, r->tile + l->bias_offset, at);
         }
         reader_block(r, lane, group * size / 4, size / 4);
         for (uint32_t i = 0; i < n; i += ROWS_AT_ONCE) {
@@ -315,8 +315,8 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
     }
 }
 
-void avx2_score_affine(const struct tile_layout *l, const void *tile, const struct query_rows *q,
-                       float *scores, size_t stride) {
+void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
+                        float *scores, size_t stride) {
     struct reader r;
     reader_init(&r, l, tile, q->rows);
     for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
@@ -339,7 +339,7 @@ struct weights {
 static void pack_weights(const float *p, const float *s, const float *b, struct weights *out,
                          uint32_t row) {
     __m256 w[TILE_TOKENS / 8], bias = _mm256_setzero_ps();
-    __m256i max_bits = _mm256_setzero_si256();
+    vi max_bits = {0};
 #pragma GCC unroll 8
     for (int i = 0; i < TILE_TOKENS / 8; i++) {
         __m256 pv = _mm256_loadu_ps(p + 8 * i);
@@ -347,7 +347,7 @@ static void pack_weights(const float *p, const float *s, const float *b, struct 
         __m256 seen = _mm256_cmp_ps(pv, _mm256_setzero_ps(), _CMP_NEQ_UQ);
         w[i] = _mm256_mul_ps(pv, _mm256_and_ps(seen, _mm256_loadu_ps(s + 8 * i)));
         bias = _mm256_fmadd_ps(pv, _mm256_and_ps(seen, _mm256_loadu_ps(b + 8 * i)), bias);
-        max_bits = _mm256_max_epi32(max_bits, magnitude_bits(w[i]));
+        max_bits = max_int(max_bits, magnitude_bits(w[i]));
     }
     out->bias_sum[row] = sum_lanes(bias);
     struct rounding r = rounding_of(max_magnitude(max_bits), ACT16_MAX);
@@ -377,8 +377,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     int32_t dots[ROWS_AT_ONCE][BLOCK_LANES];
     for (size_t i = 0; i < TILE_TOKENS; i += 8) {
         enum scalar_type t = (enum scalar_type)l->format.scalar;
-        _mm256_storeu_ps(s + i, load8(t, r->tile + l->scale_offset, group * TILE_TOKENS + i));
-        _mm256_storeu_ps(b + i, load8(t, r->tile + l->bias_offset, group * TILE_TOKENS + i));
+        _mm256_storeu_ps(s + i, load_as(t, r->tile + l->scale_offset, group * TILE_TOKENS + i));
+        _mm256_storeu_ps(b + i, load_as(t, r->tile + l->bias_offset, group * TILE_TOKENS + i));
     }
     for (uint32_t i = 0; i < n; i++)
         pack_weights(p + i * p_stride, s, b, &w, i);
@@ -394,8 +394,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     }
 }
 
-void avx2_value_affine(const struct tile_layout *l, const void *tile, const float *p,
-                       size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
+void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
+                        size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
     reader_init(&r, l, tile, rows);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {

@@ -1,27 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* product.h: what the files of products share: blocks, tiles of three rows of activations, and
- * loops that must be unrolled, because the vectors they index have to be registers.
+/* product.h: what the files of products share: blocks and tiles of three rows of activations.
  *
- *     act_pack.c         rounds activations
  *     product_codes.h    integer codes of a weight type
  *     product_scales.h   its scales and minima
  *     product_quant.c    their products
- *     product_float.c    products of float weights
  */
 #ifndef KVASIR_CPU_AVX2_PRODUCT_H
 #define KVASIR_CPU_AVX2_PRODUCT_H
 
-#include "backend/cpu/avx2/vector.h"
-
-/* for (int i = 0; i < n; i++), unrolled at every level of optimisation; always with braces. */
-#if defined(__clang__)
-#define UNROLL_FOR(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
-#else
-#define UNROLL_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
-#endif
+#include "backend/cpu/simd/simd.h"
 
 enum {
-    BLOCK = 32, /* inputs whose activations share a scale */
+    BLOCK = ACT_BLOCK,
     /* Rows of activations of a tile. All rows pass by each panel before the next panel is unpacked:
      * a panel lies in L1, the activations are read in order from L2 or L3 (at most 14 GB/s); going
      * in steps of rows that fit L2 gained nothing. */

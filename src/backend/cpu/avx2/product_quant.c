@@ -582,32 +582,41 @@ ALWAYS_INLINE void product(enum weight_type t, int bits, const struct weight *w,
 }
 
 /* One copy of everything above per type and width. */
+#define TYPES(USE)                                                                                 \
+    USE(q4_0, WEIGHT_Q4_0)                                                                         \
+    USE(q4_1, WEIGHT_Q4_1)                                                                         \
+    USE(q5_0, WEIGHT_Q5_0)                                                                         \
+    USE(q5_1, WEIGHT_Q5_1)                                                                         \
+    USE(q8_0, WEIGHT_Q8_0)                                                                         \
+    USE(iq4_nl, WEIGHT_IQ4_NL)                                                                     \
+    USE(mxfp4, WEIGHT_MXFP4)                                                                       \
+    USE(q2_k, WEIGHT_Q2_K)                                                                         \
+    USE(q3_k, WEIGHT_Q3_K)                                                                         \
+    USE(q4_k, WEIGHT_Q4_K)                                                                         \
+    USE(q5_k, WEIGHT_Q5_K)                                                                         \
+    USE(q6_k, WEIGHT_Q6_K)                                                                         \
+    USE(q8_k, WEIGHT_Q8_K)                                                                         \
+    USE(iq4_xs, WEIGHT_IQ4_XS)                                                                     \
+    USE(affine2, WEIGHT_AFFINE2)                                                                   \
+    USE(affine3, WEIGHT_AFFINE3)                                                                   \
+    USE(affine4, WEIGHT_AFFINE4)                                                                   \
+    USE(affine5, WEIGHT_AFFINE5)                                                                   \
+    USE(affine6, WEIGHT_AFFINE6)                                                                   \
+    USE(affine8, WEIGHT_AFFINE8)                                                                   \
+    USE(mxfp4_mlx, WEIGHT_MXFP4_MLX)
+
 #define DEFINE_PRODUCT(name, type)                                                                 \
-    void avx2_product_##name(const struct weight *w, uint32_t n0, uint32_t n1,                     \
-                             const struct act_rows *a, float *y, size_t y_stride, void *scratch) { \
+    static void product_##name(const struct weight *w, uint32_t n0, uint32_t n1,                   \
+                               const struct act_rows *a, float *y, size_t y_stride,                \
+                               void *scratch) {                                                    \
         if (a->bits == 8)                                                                          \
             product(type, 8, w, n0, n1, a, y, y_stride, scratch);                                  \
         else                                                                                       \
             product(type, 16, w, n0, n1, a, y, y_stride, scratch);                                 \
     }
-DEFINE_PRODUCT(q4_0, WEIGHT_Q4_0)
-DEFINE_PRODUCT(q4_1, WEIGHT_Q4_1)
-DEFINE_PRODUCT(q5_0, WEIGHT_Q5_0)
-DEFINE_PRODUCT(q5_1, WEIGHT_Q5_1)
-DEFINE_PRODUCT(q8_0, WEIGHT_Q8_0)
-DEFINE_PRODUCT(iq4_nl, WEIGHT_IQ4_NL)
-DEFINE_PRODUCT(mxfp4, WEIGHT_MXFP4)
-DEFINE_PRODUCT(q2_k, WEIGHT_Q2_K)
-DEFINE_PRODUCT(q3_k, WEIGHT_Q3_K)
-DEFINE_PRODUCT(q4_k, WEIGHT_Q4_K)
-DEFINE_PRODUCT(q5_k, WEIGHT_Q5_K)
-DEFINE_PRODUCT(q6_k, WEIGHT_Q6_K)
-DEFINE_PRODUCT(q8_k, WEIGHT_Q8_K)
-DEFINE_PRODUCT(iq4_xs, WEIGHT_IQ4_XS)
-DEFINE_PRODUCT(affine2, WEIGHT_AFFINE2)
-DEFINE_PRODUCT(affine3, WEIGHT_AFFINE3)
-DEFINE_PRODUCT(affine4, WEIGHT_AFFINE4)
-DEFINE_PRODUCT(affine5, WEIGHT_AFFINE5)
-DEFINE_PRODUCT(affine6, WEIGHT_AFFINE6)
-DEFINE_PRODUCT(affine8, WEIGHT_AFFINE8)
-DEFINE_PRODUCT(mxfp4_mlx, WEIGHT_MXFP4_MLX)
+TYPES(DEFINE_PRODUCT)
+
+void TIER(set_products)(struct kernels *k) {
+#define SET_PRODUCT(name, type) k->product[weight_index(type)] = product_##name;
+    TYPES(SET_PRODUCT)
+}

@@ -171,8 +171,8 @@ ALWAYS_INLINE void turn_words(enum scalar_type t, struct places p, size_t at, fl
     v[3] = _mm256_unpackhi_epi32(u[2], u[3]);
     UNROLL_FOR(i, 4) { /* rows 0 to 3 of two groups | 4 to 7 */
         v[i] = _mm256_permute4x64_epi64(v[i], 0xd8);
-        _mm256_store_ps(to + SIDE * 2 * i, widen8(t, _mm256_castsi256_si128(v[i])));
-        _mm256_store_ps(to + SIDE * (2 * i + 1), widen8(t, _mm256_extracti128_si256(v[i], 1)));
+        _mm256_store_ps(to + SIDE * 2 * i, widen(t, (vh)_mm256_castsi256_si128(v[i])));
+        _mm256_store_ps(to + SIDE * (2 * i + 1), widen(t, (vh)_mm256_extracti128_si256(v[i], 1)));
     }
 }
 

@@ -24,7 +24,7 @@
  */
 #include <math.h>
 
-#include "backend/cpu/avx512/vector.h"
+#include "backend/cpu/simd/simd.h"
 
 enum {
     VECTORS_MAX = 4, /* of a block: 64 lanes */
@@ -248,8 +248,8 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
     __m512 s[4], b[4];
     UNROLL_FOR(v, 4) {
         size_t at = group * TILE_TOKENS + 16 * (size_t)v;
-        s[v] = load16(t, r->tile + l->scale_offset, at);
-        b[v] = load16(t, r->tile + l->bias_offset, at);
+        s[v] = load_as(t, r->tile + l->scale_offset, at);
+        b[v] = load_as(t, r->tile + l->bias_offset, at);
     }
     reader_block(r, 0, group * size / 4, size / 4);
     for (uint32_t i = 0, n; i < q->rows; i += n) {
@@ -283,13 +283,13 @@ struct weights {
 ALWAYS_INLINE void pack_weights(const float *p, const __m512 s[4], const __m512 b[4],
                                 struct weights *out, uint32_t row) {
     __m512 w[4], bias = _mm512_setzero_ps();
-    __m512i max_bits = _mm512_setzero_si512();
+    vi max_bits = {0};
     UNROLL_FOR(i, 4) {
         __m512 pv = _mm512_loadu_ps(p + 16 * i);
         __mmask16 seen = _mm512_cmp_ps_mask(pv, _mm512_setzero_ps(), _CMP_NEQ_UQ);
         w[i] = _mm512_maskz_mul_ps(seen, pv, s[i]);
         bias = _mm512_mask3_fmadd_ps(pv, b[i], bias, seen);
-        max_bits = _mm512_max_epi32(max_bits, magnitude_bits(w[i]));
+        max_bits = max_int(max_bits, magnitude_bits(w[i]));
     }
     struct rounding r = rounding_of(max_magnitude(max_bits), ACT16_MAX);
     __m512 per_unit = _mm512_set1_ps(r.per_unit);
@@ -320,8 +320,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     __m512 s[4], b[4];
     UNROLL_FOR(v, 4) {
         size_t at = group * TILE_TOKENS + 16 * (size_t)v;
-        s[v] = load16(t, r->tile + l->scale_offset, at);
-        b[v] = load16(t, r->tile + l->bias_offset, at);
+        s[v] = load_as(t, r->tile + l->scale_offset, at);
+        b[v] = load_as(t, r->tile + l->bias_offset, at);
     }
     for (uint32_t i = 0; i < rows; i++)
         pack_weights(p + i * p_stride, s, b, &w, i);

@@ -16,7 +16,7 @@
 #ifndef KVASIR_CPU_AVX512_PRODUCT_H
 #define KVASIR_CPU_AVX512_PRODUCT_H
 
-#include "backend/cpu/avx512/vector.h"
+#include "backend/cpu/simd/simd.h"
 
 enum { BLOCK = 32, HALF = 16, GROUPS = BLOCK / 4, OUTPUTS = PRODUCT_PANEL };
 

@@ -420,8 +420,8 @@ static void product_small(const struct product *p, void *scratch) {
     pass_of(p->runs, p->planes, p->type->wide)(&t);
 }
 
-void TIER(product_codes)(const struct weight *w, uint32_t n0, uint32_t n1, const struct act_rows *a,
-                         float *y, size_t y_stride, void *scratch) {
+static void product_codes(const struct weight *w, uint32_t n0, uint32_t n1,
+                          const struct act_rows *a, float *y, size_t y_stride, void *scratch) {
     const struct weight_traits *traits = weight_traits_of(w->type);
     const struct product p = {.type = type_of(w->type),
                               .w = w,
@@ -443,4 +443,11 @@ void TIER(product_codes)(const struct weight *w, uint32_t n0, uint32_t n1, const
         product_few(&p, scratch);
     else
         product_panels(&p, scratch);
+}
+
+void TIER(set_products)(struct kernels *k) {
+    const struct weight_traits *t;
+    for (uint32_t i = 0; (t = weight_traits_at(i)); i++)
+        if (t->run_values > 0)
+            k->product[i] = product_codes;
 }

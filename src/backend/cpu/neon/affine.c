@@ -279,8 +279,8 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
         float32x4_t s[VECTORS], b[VECTORS];
         for (size_t v = 0; v < VECTORS; v++) {
             size_t at = (size_t)group * TILE_TOKENS + lane + 4 * v;
-            s[v] = load4(t, r->tile + l->scale_offset, at);
-            b[v] = load4(t, r->tile + l->bias_offset, at);
+            s[v] = load_as(t, r->tile + l->scale_offset, at);
+            b[v] = load_as(t, r->tile + l->bias_offset, at);
         }
         reader_block(r, lane, group * size / 4, size / 4);
         for (uint32_t i = 0, now; i < n; i += now) {
@@ -316,23 +316,22 @@ ALWAYS_INLINE float32x4_t where_seen(float32x4_t x, float32x4_t p) {
 static void pack_weights(const float *p, const float *s, const float *b, struct pass *out,
                          uint32_t row) {
     float32x4_t w[TILE_TOKENS / 4], bias = vdupq_n_f32(0);
-    uint32x4_t max = vdupq_n_u32(0);
-    int32x4_t sum = vdupq_n_s32(0);
+    vi max = {0}, sum = {0};
     int16_t codes[TILE_TOKENS];
     UNROLL_FOR(i, TILE_TOKENS / 4) {
         float32x4_t pv = vld1q_f32(p + 4 * i);
         w[i] = vmulq_f32(pv, where_seen(vld1q_f32(s + 4 * i), pv));
         bias = vfmaq_f32(bias, pv, where_seen(vld1q_f32(b + 4 * i), pv));
-        max = vmaxq_u32(max, magnitude_bits(w[i]));
+        max = max_int(max, magnitude_bits(w[i]));
     }
     struct rounding r = rounding_of(max_magnitude(max), ACT16_MAX);
     UNROLL_FOR(i, TILE_TOKENS / 4) {
-        int32x4_t c = to_codes(w[i], r);
-        vst1_s16(codes + 4 * i, vmovn_s32(c));
-        sum = vaddq_s32(sum, c);
+        vi c = to_int(w[i] * splat(r.per_unit));
+        vst1_s16(codes + 4 * i, vmovn_s32((int32x4_t)c));
+        sum += c;
     }
     order_for_lanes(codes, TILE_TOKENS, out->factors[row]);
-    out->sum[row] = vaddvq_s32(sum);
+    out->sum[row] = sum_int(sum);
     out->scale[row] = r.scale;
     out->constant[row] = sum_lanes(bias);
 }
@@ -354,8 +353,8 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
     struct pass w;
     int32_t dots[ROWS_AT_ONCE][BLOCK_LANES];
     for (size_t i = 0; i < TILE_TOKENS; i += 4) {
-        vst1q_f32(s + i, load4(t, r->tile + l->scale_offset, (size_t)group * TILE_TOKENS + i));
-        vst1q_f32(b + i, load4(t, r->tile + l->bias_offset, (size_t)group * TILE_TOKENS + i));
+        vst1q_f32(s + i, load_as(t, r->tile + l->scale_offset, (size_t)group * TILE_TOKENS + i));
+        vst1q_f32(b + i, load_as(t, r->tile + l->bias_offset, (size_t)group * TILE_TOKENS + i));
     }
     for (uint32_t i = 0; i < n; i++)
         pack_weights(p + i * p_stride, s, b, &w, i);

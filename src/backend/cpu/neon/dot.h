@@ -25,7 +25,7 @@
 #ifndef KVASIR_CPU_NEON_DOT_H
 #define KVASIR_CPU_NEON_DOT_H
 
-#include "backend/cpu/neon/vector.h"
+#include "backend/cpu/simd/simd.h"
 
 /* A block of a panel: the codes of 32 inputs of 16 outputs, as [8 steps][4 vectors of outputs]. */
 enum { DOT_STEPS = 8, DOT_VECTORS = 4, DOT_BLOCK = 4 * DOT_STEPS };

@@ -331,17 +331,25 @@ ALWAYS_INLINE void product(enum weight_type t, int bits, const struct weight *w,
 }
 
 /* One copy of everything above per type and width. */
+#define TYPES(USE)                                                                                 \
+    USE(q4_0, WEIGHT_Q4_0)                                                                         \
+    USE(q4_1, WEIGHT_Q4_1)                                                                         \
+    USE(q8_0, WEIGHT_Q8_0)                                                                         \
+    USE(affine4, WEIGHT_AFFINE4)                                                                   \
+    USE(affine8, WEIGHT_AFFINE8)
+
 #define DEFINE_PRODUCT(name, type)                                                                 \
-    void TIER(product_##name)(const struct weight *w, uint32_t n0, uint32_t n1,                    \
-                              const struct act_rows *a, float *y, size_t y_stride,                 \
-                              void *scratch) {                                                     \
+    static void product_##name(const struct weight *w, uint32_t n0, uint32_t n1,                   \
+                               const struct act_rows *a, float *y, size_t y_stride,                \
+                               void *scratch) {                                                    \
         if (a->bits == 8)                                                                          \
             product(type, 8, w, n0, n1, a, y, y_stride, scratch);                                  \
         else                                                                                       \
             product(type, 16, w, n0, n1, a, y, y_stride, scratch);                                 \
     }
-DEFINE_PRODUCT(q4_0, WEIGHT_Q4_0)
-DEFINE_PRODUCT(q4_1, WEIGHT_Q4_1)
-DEFINE_PRODUCT(q8_0, WEIGHT_Q8_0)
-DEFINE_PRODUCT(affine4, WEIGHT_AFFINE4)
-DEFINE_PRODUCT(affine8, WEIGHT_AFFINE8)
+TYPES(DEFINE_PRODUCT)
+
+void TIER(set_products)(struct kernels *k) {
+#define SET_PRODUCT(name, type) k->product[weight_index(type)] = product_##name;
+    TYPES(SET_PRODUCT)
+}
