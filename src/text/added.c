@@ -34,13 +34,9 @@ kvasir_status added_put(struct added_set *a, struct added_token token, kvasir_er
 }
 
 static int compare_texts(const void *a, const void *b) {
-    struct text_span x = ((const struct added_token *)a)->text;
-    struct text_span y = ((const struct added_token *)b)->text;
-    int order = memcmp(x.data, y.data, min_size(x.len, y.len));
-    if (order || x.len != y.len)
-        return order ? order : (x.len > y.len) - (x.len < y.len);
-    int32_t i = ((const struct added_token *)a)->id, j = ((const struct added_token *)b)->id;
-    return (i > j) - (i < j);
+    const struct added_token *x = a, *y = b;
+    int order = span_compare(x->text, y->text);
+    return order ? order : (x->id > y->id) - (x->id < y->id);
 }
 
 void added_sort(struct added_set *a) {

@@ -78,13 +78,8 @@ static struct vocab_counts count_tokens(const struct tokenizer *t, uint32_t n_id
 
 static int compare_tokens(const void *a, const void *b) {
     const struct sorted_token *x = a, *y = b;
-    const size_t both = min_size(x->bytes.len, y->bytes.len);
-    const int order = memcmp(x->bytes.data, y->bytes.data, both);
-    if (order)
-        return order;
-    if (x->bytes.len != y->bytes.len)
-        return x->bytes.len < y->bytes.len ? -1 : 1;
-    return x->id < y->id ? -1 : 1;
+    const int order = span_compare(x->bytes, y->bytes);
+    return order ? order : (x->id > y->id) - (x->id < y->id);
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */

@@ -29,13 +29,6 @@ bool tpl_is_hashable(struct tpl *t, tval v) {
     return hashable;
 }
 
-static uint64_t hash_mix(uint64_t h) {
-    h ^= h >> 33;
-    h *= 0xff51afd7ed558ccdu;
-    h ^= h >> 33;
-    return h;
-}
-
 static uint64_t hash_value(struct tpl *t, tval v) {
     uint64_t h = 14695981039346656037u;
     int64_t i;
@@ -43,14 +36,14 @@ static uint64_t hash_value(struct tpl *t, tval v) {
         for (size_t k = 0; k < v.s->len; k++)
             h = (h ^ (unsigned char)v.s->data[k]) * 1099511628211u;
         tpl_charge_bytes(t, v.s->len);
-        return hash_mix(h);
+        return mix_bits(h);
     }
     if (tpl_as_int(v, &i))
-        return hash_mix((uint64_t)i);
+        return mix_bits((uint64_t)i);
     switch (v.type) {
     case TPL_FLOAT:
         if (v.f >= -9e18 && v.f <= 9e18)
-            return hash_mix((uint64_t)(int64_t)v.f); /* as the hash of an equal integer */
+            return mix_bits((uint64_t)(int64_t)v.f); /* as the hash of an equal integer */
         return 1;
     case TPL_TUPLE:
         tpl_enter(t);
@@ -58,7 +51,7 @@ static uint64_t hash_value(struct tpl *t, tval v) {
             h = (h ^ hash_value(t, v.list->items[k])) * 1099511628211u;
         tpl_charge(t, v.list->n);
         tpl_leave(t);
-        return hash_mix(h);
+        return mix_bits(h);
     case TPL_LIST:
     case TPL_DICT:
     case TPL_VIEW:

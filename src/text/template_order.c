@@ -9,12 +9,6 @@
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-static bool less_text(const struct tpl_str *a, const struct tpl_str *b) {
-    size_t n = min_size(a->len, b->len);
-    int order = n ? memcmp(a->data, b->data, n) : 0; /* UTF-8 sorts like code points */
-    return order < 0 || (order == 0 && a->len < b->len);
-}
-
 bool tpl_less(struct tpl *t, tval a, tval b, const char *op) {
     tpl_charge(t, 1);
     tpl_need_defined(t, a);
@@ -23,7 +17,8 @@ bool tpl_less(struct tpl *t, tval a, tval b, const char *op) {
         return tpl_order_numbers(a, b) == -1;
     if (a.type == TPL_STR && b.type == TPL_STR) {
         tpl_charge_bytes(t, min_size(a.s->len, b.s->len));
-        return less_text(a.s, b.s);
+        return span_compare((struct text_span){a.s->data, a.s->len},
+                            (struct text_span){b.s->data, b.s->len}) < 0;
     }
     if (a.type != b.type || (a.type != TPL_LIST && a.type != TPL_TUPLE))
         tpl_fail(t, "'%s' not supported between instances of '%s' and '%s'", op, tpl_type_name(a),

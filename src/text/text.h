@@ -7,6 +7,7 @@
 #define KVASIR_TEXT_H
 
 #include <jansson.h>
+#include <string.h>
 
 #include "kvasir_text.h"
 #include "util/utf8.h"
@@ -18,6 +19,12 @@ struct text_span {
     const char *data;
     size_t len;
 };
+/* By bytes, which for UTF-8 is by code points: negative, 0 or positive. */
+static inline int span_compare(struct text_span a, struct text_span b) {
+    size_t both = min_size(a.len, b.len);
+    int order = both ? memcmp(a.data, b.data, both) : 0;
+    return order ? order : (a.len > b.len) - (a.len < b.len);
+}
 
 /* The numbers are those of GGUF. */
 enum token_kind {

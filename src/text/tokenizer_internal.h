@@ -46,7 +46,7 @@ struct quoted {
 struct quoted quote_bytes(const char *data, size_t len);
 
 static inline bool span_equal(struct text_span a, struct text_span b) {
-    return a.len == b.len && (a.len == 0 || memcmp(a.data, b.data, a.len) == 0);
+    return a.len == b.len && span_compare(a, b) == 0;
 }
 static inline struct text_span span_of(const char *text) {
     return (struct text_span){text, strlen(text)};

@@ -22,13 +22,13 @@ struct part_path {
     char text[180];
 };
 
-static struct part_path place_key(const struct part_path *up, const char *key) {
+static struct part_path path_key(const struct part_path *up, const char *key) {
     struct part_path p;
     snprintf(p.text, sizeof p.text, "%.120s.%s", up->text, quote_bytes(key, strlen(key)).text);
     return p;
 }
 
-static struct part_path place_item(const struct part_path *up, size_t index) {
+static struct part_path path_item(const struct part_path *up, size_t index) {
     struct part_path p;
     snprintf(p.text, sizeof p.text, "%.120s[%zu]", up->text, index);
     return p;
@@ -36,20 +36,24 @@ static struct part_path place_item(const struct part_path *up, size_t index) {
 
 struct pipeline_part {
     json_t *value;
-    struct part_path place;
+    struct part_path path;
     int depth;
     kvasir_error *err;
 };
 
+static kvasir_status fail_part(const struct pipeline_part *p, kvasir_status code, const char *key,
+                               const char *what) {
+    struct part_path path = key ? path_key(&p->path, key) : p->path;
+    return fail(p->err, code, "tokenizer.json: %s %s", path.text, what);
+}
+
 static kvasir_status wrong_part(const struct pipeline_part *p, const char *key, const char *what) {
-    struct part_path place = key ? place_key(&p->place, key) : p->place;
-    return fail(p->err, KVASIR_ERR_FORMAT, "tokenizer.json: %s %s", place.text, what);
+    return fail_part(p, KVASIR_ERR_FORMAT, key, what);
 }
 
 static kvasir_status unsupported_part(const struct pipeline_part *p, const char *key,
                                       const char *what) {
-    struct part_path place = key ? place_key(&p->place, key) : p->place;
-    return fail(p->err, KVASIR_ERR_UNSUPPORTED, "tokenizer.json: %s %s", place.text, what);
+    return fail_part(p, KVASIR_ERR_UNSUPPORTED, key, what);
 }
 
 /* Checks that every key is "type" or in a NULL-terminated list. */
@@ -149,9 +153,9 @@ static kvasir_status each_part(const struct pipeline_part *p, const char *key, r
     json_t *list = json_object_get(p->value, key);
     if (!json_is_array(list))
         return wrong_part(p, key, "is not an array");
-    struct part_path up = place_key(&p->place, key);
+    struct part_path up = path_key(&p->path, key);
     for (size_t i = 0; i < json_array_size(list); i++) {
-        struct pipeline_part item = {json_array_get(list, i), place_item(&up, i), p->depth + 1,
+        struct pipeline_part item = {json_array_get(list, i), path_item(&up, i), p->depth + 1,
                                      p->err};
         if (!json_is_object(item.value))
             return wrong_part(&item, NULL, "is not an object");
@@ -231,8 +235,8 @@ struct pre_reading {
 /* Adds the path of the part to an error that another file found. */
 static kvasir_status blame_part(const struct pipeline_part *p, kvasir_status status) {
     if (status != KVASIR_OK) {
-        char prefix[sizeof p->place.text + 20];
-        snprintf(prefix, sizeof prefix, "tokenizer.json: %s", p->place.text);
+        char prefix[sizeof p->path.text + 20];
+        snprintf(prefix, sizeof prefix, "tokenizer.json: %s", p->path.text);
         fail_prefix(p->err, prefix);
     }
     return status;
