@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* answer_calls.c: the text of calls to names and arguments.
  *
- *     JSON         {"name": "f", "arguments": {..}}, in a list, or one behind the other
+ *     JSON         {"name": "f", "arguments": {..}}, in a list, or several in a row
  *     ARGS         f[ARGS]{..}  f[CALL_ID]id[ARGS]{..}
  *     XML          <function=f><parameter=k>v</parameter></function>
- *     braces       call:f{k:<|"|>v<|"|>,n:1}            one reader of literals, which knows
- *     Python       [f(k="v", n=1)]  f.call(k="v")        how texts are quoted
+ *     braces       call:f{k:<|"|>v<|"|>,n:1}            one reader of literals for both, which
+ *     Python       [f(k="v", n=1)]  f.call(k="v")        knows how strings are quoted
  *
  * A reader either takes a call whole or fails; what it made is dropped then, and the text stays
- * text (ANSWER-3). Readers go forward only (ANSWER-5).
+ * text (ANSWER-3). Readers only move forward (ANSWER-5).
  */
 #include <ctype.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ enum { DEPTH_MAX = 64 };
 
 struct reader {
     const char *at, *end;
-    const char *quote; /* what stands around texts of the braces' form; NULL: Python's */
+    const char *quote; /* around strings in braces; NULL: Python's quotes */
     int depth;
 };
 
@@ -49,7 +49,7 @@ static bool at_char(const struct reader *r, const char *set) {
     return r->at < r->end && *r->at && strchr(set, *r->at);
 }
 
-/* Everything before the next one of `text`, which is passed; false: there is none. */
+/* Everything before the next occurrence of `text`, which is skipped; false: there is none. */
 static bool take_until(struct reader *r, const char *text, const char **from, size_t *n) {
     *from = r->at;
     for (; r->at < r->end; r->at++)
@@ -88,7 +88,7 @@ static bool add_call(json_t *calls, json_t *name, json_t *arguments) {
     return call && json_array_append_new(calls, call) == 0;
 }
 
-/* What a model gives as an id where its form has one: letters, digits, - and _. */
+/* An id that the model wrote, if its syntax has ids: letters, digits, - and _. */
 static bool add_id(json_t *calls, const char *id, size_t n) {
     ASSERT(json_array_size(calls) > 0); /* its call was added */
     for (size_t i = 0; i < n; i++)
@@ -101,7 +101,7 @@ static bool add_id(json_t *calls, const char *id, size_t n) {
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* A new reference to an object; NULL: it is none. Some models write it as a text. */
+/* A new reference to an object; NULL: it is none. Some models write it as a string. */
 static json_t *arguments_of(json_t *given) {
     if (json_is_object(given))
         return json_incref(given);
@@ -115,7 +115,7 @@ static json_t *arguments_of(json_t *given) {
     return NULL;
 }
 
-/* bare: without a marker before it, any object might be an answer: arguments must be there. */
+/* bare: without a marker any object might be a plain answer, so arguments are required. */
 static bool add_object(json_t *calls, json_t *object, bool bare) {
     json_t *inner = json_object_get(object, "function"), *id = json_object_get(object, "id");
     json_t *from = json_is_object(inner) ? inner : object;
@@ -136,7 +136,7 @@ static bool add_value(json_t *calls, json_t *value, bool bare) {
     return good;
 }
 
-/* Values one behind the other, with ; or , between them, until something else comes. */
+/* Values in a row, separated by ; or , until something else comes. */
 static bool read_json(struct reader *r, json_t *calls, bool bare) {
     const char *good = r->at;
     for (;;) {
@@ -152,7 +152,7 @@ static bool read_json(struct reader *r, json_t *calls, bool bare) {
         if (!added) {
             while (json_array_size(calls) > before)
                 json_array_remove(calls, json_array_size(calls) - 1);
-            if (value || r->at < r->end) /* separators at the very end are no text */
+            if (value || r->at < r->end) /* separators at the very end are dropped */
                 r->at = good;
             return before > 0;
         }
@@ -160,7 +160,7 @@ static bool read_json(struct reader *r, json_t *calls, bool bare) {
     }
 }
 
-/* f[ARGS]{..}, and f{..}, which older files of vLLM call the new form */
+/* f[ARGS]{..}, and f{..} */
 static bool read_args(struct reader *r, json_t *calls) {
     const char *name = r->at, *id = "";
     size_t n_name = 0, n_id = 0;
@@ -183,7 +183,7 @@ static bool read_args(struct reader *r, json_t *calls) {
 
 /* ---- XML ------------------------------------------------------------------------------------- */
 
-/* The type that the tool's schema gives a parameter; NULL: it does not say. */
+/* The type of a parameter by the tool's schema; NULL: it has none. */
 static json_t *type_of(json_t *schema, json_t *name, json_t *key) {
     for (size_t i = 0; i < json_array_size(schema); i++) {
         json_t *function = json_object_get(json_array_get(schema, i), "function");
@@ -209,8 +209,8 @@ static bool says_string(json_t *type) {
     return word && strcmp(word, "string") == 0;
 }
 
-/* A value without a type: a text, but where the schema says another type and the value is JSON
- * (as in vLLM and mlx-lm). */
+/* A value written without a type: a string, unless the schema has another type and the value is
+ * JSON (as in vLLM and mlx-lm). */
 static json_t *typed_value(json_t *schema, json_t *name, json_t *key, const char *text,
                            size_t len) {
     json_t *type = type_of(schema, name, key);
@@ -228,8 +228,8 @@ static json_t *typed_value(json_t *schema, json_t *name, json_t *key, const char
     return json_stringn(text, len);
 }
 
-/* k>v</parameter>; a value may also end where the next parameter or the function's end begins.
- * One line end at each end of it is layout. */
+/* k>v</parameter>; a value also ends at the next parameter or the function's end. One line end at
+ * each end of the value is layout. */
 static bool read_parameter(struct reader *r, json_t *arguments, json_t *schema, json_t *name) {
     const char *key, *value;
     size_t n_key, n;
@@ -291,8 +291,8 @@ static int hex(const char *at, int n) {
     return value;
 }
 
-/* A character of Python's \x, \u, \U behind its backslash; surrogates are no characters. Returns
- * the bytes written, 0: it is none. */
+/* A character of Python's \x, \u, \U, after the backslash; not a surrogate. Returns the bytes
+ * written; 0: it is not valid. */
 static size_t read_code(struct reader *r, char *out) {
     int n = *r->at == 'x' ? 2 : *r->at == 'u' ? 4 : 8;
     if (r->end - r->at <= n)
@@ -304,7 +304,7 @@ static size_t read_code(struct reader *r, char *out) {
     return utf8_put(out, (uint32_t)c);
 }
 
-/* A text in ' or ", of Python or JSON: \n \t and the like, others stay as they are. */
+/* A string in ' or ", of Python or JSON. Unknown escapes stay as they are. */
 static json_t *read_quoted(struct reader *r) {
     static const char ESCAPES[] = "n\nt\tr\rb\bf\f\\\\''\"\"//";
     ASSERT(r->at < r->end);
@@ -340,7 +340,7 @@ static json_t *read_quoted(struct reader *r) {
     return value;
 }
 
-/* Words and numbers: everything up to what may stand behind a value. */
+/* Words and numbers: everything up to the end of a value. */
 static json_t *read_word(struct reader *r) {
     static const char *const WORDS[] = {"true", "True", "false", "False", "null", "None"};
     const char *from = r->at;
@@ -355,7 +355,7 @@ static json_t *read_word(struct reader *r) {
     json_t *value = n ? json_loadb(from, n, JSON_DECODE_ANY, NULL) : NULL;
     if (value || !r->quote || !n)
         return value;
-    return json_stringn(from, n); /* the braces' form writes texts without quotes sometimes */
+    return json_stringn(from, n); /* models sometimes leave out the quotes in braces */
 }
 
 static json_t *read_list(struct reader *r, const char *close) {
@@ -374,8 +374,8 @@ static json_t *read_list(struct reader *r, const char *close) {
     return NULL;
 }
 
-/* A key of an object, up to the : (or = of Python's arguments) behind it; NULL: none. */
-static json_t *read_key(struct reader *r, const char *behind) {
+/* A key of an object and the : (or = of Python's arguments) after it; NULL: none. */
+static json_t *read_key(struct reader *r, const char *after) {
     const char *from = r->at;
     size_t n = 0;
     json_t *key = NULL;
@@ -392,19 +392,19 @@ static json_t *read_key(struct reader *r, const char *behind) {
         key = json_stringn(from, n);
     }
     skip_space(r);
-    if (is_name(key) && take(r, behind))
+    if (is_name(key) && take(r, after))
         return key;
     json_decref(key);
     return NULL;
 }
 
-/* Behind its opening: members up to `close`. */
-static json_t *read_members(struct reader *r, const char *behind, const char *close) {
+/* Members up to `close`. */
+static json_t *read_members(struct reader *r, const char *after, const char *close) {
     json_t *object = json_object();
     bool good = object != NULL;
     skip_space(r);
     while (good && !take(r, close)) {
-        json_t *key = read_key(r, behind);
+        json_t *key = read_key(r, after);
         good = key && json_object_set_new(object, json_string_value(key), read_literal(r)) == 0;
         json_decref(key);
         skip_space(r);
@@ -417,7 +417,7 @@ static json_t *read_members(struct reader *r, const char *behind, const char *cl
     return NULL;
 }
 
-/* NULL: there is none. */
+/* NULL: none. */
 static json_t *read_literal(struct reader *r) {
     const char *from;
     size_t n;
@@ -464,7 +464,7 @@ static bool read_python(struct reader *r, json_t *calls) {
            add_call(calls, json_stringn(name, n), read_members(r, "=", ")"));
 }
 
-/* One behind the other, in a list or not. */
+/* Several in a row, in a list or not. */
 static bool read_pythons(struct reader *r, json_t *calls) {
     bool list = take(r, "["), good = true;
     while (good) {
@@ -482,7 +482,7 @@ static bool read_pythons(struct reader *r, json_t *calls) {
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-/* Several where the form has its own ends: f{..} f{..} */
+/* Several in a row: f{..} f{..} */
 static bool read_many(struct reader *r, json_t *calls, bool closed, json_t *schema, bool braces) {
     bool good = true;
     do {
@@ -492,7 +492,7 @@ static bool read_many(struct reader *r, json_t *calls, bool closed, json_t *sche
     return good;
 }
 
-/* By what the text begins with, where models of a family write several forms. */
+/* If models of a family write several syntaxes, the first characters tell which one it is. */
 static bool read_calls(enum answer_tools tools, struct reader *r, bool closed, json_t *schema,
                        json_t *calls) {
     switch (tools) {
@@ -537,8 +537,7 @@ size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, 
     return 0;
 }
 
-/* The shortest of three precisions that says the same numbers: 0.1 is not to become
- * 0.10000000000000001. */
+/* The lowest precision that keeps the numbers, so that 0.1 does not become 0.10000000000000001. */
 char *answer_arguments_text(json_t *arguments) {
     for (size_t precision = 15; precision < 17; precision++) {
         char *text = json_dumps(arguments, JSON_REAL_PRECISION(precision));

@@ -3,16 +3,16 @@
  *
  *     push --> in: text that is not decided yet
  *                |
- *              step    TEXT    up to the next marker it is content or reasoning
- *                |     CALL    held up to its end marker, then read (answer_calls.c)
+ *              step    TEXT    content or reasoning up to the next marker
+ *                |     CALL    held until its end marker, then read (answer_calls.c)
  *                |     BARE    may a call begin here without a marker? (Llama 3, Qwen2.5)
- *                |     HEADER  of harmony, held up to <|message|>
+ *                |     HEADER  of harmony, held until <|message|>
  *                v
- *              segment: a run of text of one kind between markers, less the white space that is
+ *              segment: text of one kind between markers, without the white space that is
  *                syntax --> fn
  *
- * Each step either takes something from `in` or waits for more; the place up to which it has looked
- * is kept, so that no byte is looked at again but those of a marker's beginning.
+ * Each step either takes something from `in` or waits for more. It remembers how far it has looked,
+ * so that only the bytes of a marker's beginning are looked at twice.
  */
 #include <ctype.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ enum action {
     OPEN_THINKING,
     CLOSE_THINKING,
     OPEN_CALL,
-    OPEN_FUNCTION, /* Qwen3-Coder's without its outer marker */
+    OPEN_FUNCTION, /* Qwen3-Coder's, without the outer marker */
     DROP,
     END_MESSAGE,  /* of harmony */
     NEXT_MESSAGE, /* likewise: its header begins here */
@@ -46,23 +46,23 @@ struct answer_parser {
     enum state state;
     bool failed, ended;
     struct text_buf in;
-    size_t at;      /* of in: what is before is decided */
-    size_t scanned; /* from at: looked at */
+    size_t at;      /* offset in `in`; text before it is decided */
+    size_t scanned; /* bytes after at that were looked at */
     /* CALL */
-    size_t body;       /* from at: where it begins, behind its marker */
-    const char *close; /* of Qwen3-Coder's and simple forms; NULL: as call_ends says */
-    bool bare;         /* no marker stood before it */
-    bool sure, quotes; /* whether texts are quoted: known; they are */
+    size_t body;       /* offset from at, after the call's marker */
+    const char *close; /* its end marker; NULL: the next call's beginning */
+    bool bare;         /* it began without a marker */
+    bool sure, quotes; /* known whether texts are quoted; they are */
     bool in_quotes, escaped;
     json_t *name; /* harmony's; NULL: in the body */
     /* segment */
     bool thinking;         /* it is reasoning */
-    bool begun;            /* something of it was given */
-    bool beside;           /* a marker stands before it */
-    bool given[2];         /* segments of content, of reasoning */
+    bool begun;            /* a part of it was given */
+    bool after_marker;     /* a marker precedes it */
+    bool given[2];         /* there was content, reasoning */
     struct text_buf space; /* of it: white space that may be syntax */
-    bool call_in_reason;   /* the reasoning's end may still come */
-    bool bare_function;    /* </tool_call> may come without its beginning */
+    bool call_in_reason;   /* a call ended reasoning, whose end marker may still come */
+    bool bare_function;    /* </tool_call> may come without <tool_call> */
     uint32_t n_calls;
 };
 
@@ -70,42 +70,42 @@ static bool harmony(const struct answer_parser *p) {
     return p->o.syntax.tools == ANSWER_HARMONY;
 }
 
-static const char *rest(const struct answer_parser *p) {
+static const char *undecided(const struct answer_parser *p) {
     return p->in.data ? p->in.data + p->at : "";
 }
 
-static size_t rest_len(const struct answer_parser *p) {
+static size_t undecided_len(const struct answer_parser *p) {
     return p->in.len - p->at;
 }
 
 static void consume(struct answer_parser *p, size_t n) {
-    ASSERT(n <= rest_len(p));
+    ASSERT(n <= undecided_len(p));
     p->at += n;
     p->scanned = 0;
 }
 
-/* What is decided makes room: each byte moves once, because more was taken than is left. */
+/* Drops decided text. Moves less than was dropped, so that the total cost is linear. */
 static void compact(struct answer_parser *p) {
     ASSERT(p->at <= p->in.len);
     if (p->at <= p->in.len / 2)
         return;
-    memmove(p->in.data, p->in.data + p->at, rest_len(p));
+    memmove(p->in.data, p->in.data + p->at, undecided_len(p));
     p->in.len -= p->at;
     p->at = 0;
 }
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-static void part(struct answer_parser *p, const struct answer_part *one) {
+static void give_part(struct answer_parser *p, const struct answer_part *one) {
     if (!p->failed && !p->fn(p->user, one))
         p->failed = true;
 }
 
 static void text_part(struct answer_parser *p, const char *text, size_t len) {
     if (len)
-        part(p, &(struct answer_part){.kind = p->thinking ? ANSWER_REASONING : ANSWER_CONTENT,
-                                      .text = text,
-                                      .len = len});
+        give_part(p, &(struct answer_part){.kind = p->thinking ? ANSWER_REASONING : ANSWER_CONTENT,
+                                           .text = text,
+                                           .len = len});
 }
 
 static void hold_space(struct answer_parser *p, const char *text, size_t len) {
@@ -125,10 +125,10 @@ static void begin_segment(struct answer_parser *p) {
     p->begun = p->given[p->thinking] = true;
 }
 
-static void give(struct answer_parser *p, const char *text, size_t len) {
+static void give_text(struct answer_parser *p, const char *text, size_t len) {
     size_t i = 0;
     if (!p->begun) {
-        while (p->beside && p->space.len == 0 && i < len && text[i] == '\n')
+        while (p->after_marker && p->space.len == 0 && i < len && text[i] == '\n')
             i++;
         size_t from = i;
         while (i < len && isspace((unsigned char)text[i]))
@@ -152,14 +152,14 @@ static void give(struct answer_parser *p, const char *text, size_t len) {
 static void end_segment(struct answer_parser *p) {
     p->space.len = 0;
     p->begun = false;
-    p->beside = true;
+    p->after_marker = true;
 }
 
 /* ---- markers --------------------------------------------------------------------------------- */
 
 enum { MARKERS_MAX = 12 };
 
-static void add(struct marker *m, size_t *n, const char *text, enum action action) {
+static void add_marker(struct marker *m, size_t *n, const char *text, enum action action) {
     ASSERT(*n < MARKERS_MAX);
     if (text)
         m[(*n)++] = (struct marker){text, action};
@@ -167,50 +167,50 @@ static void add(struct marker *m, size_t *n, const char *text, enum action actio
 
 static size_t harmony_markers(struct marker *m) {
     size_t n = 0;
-    add(m, &n, "<|end|>", END_MESSAGE);
-    add(m, &n, "<|return|>", END_MESSAGE);
-    add(m, &n, "<|call|>", END_MESSAGE);
-    add(m, &n, "<|start|>", NEXT_MESSAGE);
-    add(m, &n, "<|channel|>", NEXT_MESSAGE);
-    add(m, &n, "<|message|>", DROP);
-    add(m, &n, "<|constrain|>", DROP);
+    add_marker(m, &n, "<|end|>", END_MESSAGE);
+    add_marker(m, &n, "<|return|>", END_MESSAGE);
+    add_marker(m, &n, "<|call|>", END_MESSAGE);
+    add_marker(m, &n, "<|start|>", NEXT_MESSAGE);
+    add_marker(m, &n, "<|channel|>", NEXT_MESSAGE);
+    add_marker(m, &n, "<|message|>", DROP);
+    add_marker(m, &n, "<|constrain|>", DROP);
     return n;
 }
 
-/* Those that mean something in text. */
+/* Markers that count in text. */
 static size_t text_markers(const struct answer_parser *p, struct marker *m) {
     const struct answer_syntax *s = &p->o.syntax;
     size_t n = 0;
     if (harmony(p))
         return harmony_markers(m);
-    add(m, &n, s->think_open, OPEN_THINKING);
+    add_marker(m, &n, s->think_open, OPEN_THINKING);
     if (p->thinking || p->call_in_reason)
-        add(m, &n, s->think_close, CLOSE_THINKING);
+        add_marker(m, &n, s->think_close, CLOSE_THINKING);
     if (!p->o.tools)
         return n;
-    add(m, &n, s->call_open, OPEN_CALL);
+    add_marker(m, &n, s->call_open, OPEN_CALL);
     if (s->tools == ANSWER_QWEN_CODER) {
-        add(m, &n, "<function=", OPEN_FUNCTION);
+        add_marker(m, &n, "<function=", OPEN_FUNCTION);
         if (p->bare_function)
-            add(m, &n, s->call_close, DROP);
+            add_marker(m, &n, s->call_close, DROP);
     }
     return n;
 }
 
-/* Those that end a call. */
+/* Markers that end a call. */
 static size_t call_markers(const struct answer_parser *p, struct marker *m) {
     size_t n = 0;
     if (harmony(p))
         return harmony_markers(m);
     if (p->close)
-        add(m, &n, p->close, DROP);
+        add_marker(m, &n, p->close, DROP);
     else /* the next one's beginning */
-        add(m, &n, p->o.syntax.call_open, OPEN_CALL);
+        add_marker(m, &n, p->o.syntax.call_open, OPEN_CALL);
     return n;
 }
 
-/* JSON quotes its texts, and markers within are none; what else may stand between the same markers
- * does not (an apostrophe of a parameter is none): the first character tells. */
+/* In JSON, markers inside quoted strings are not markers. Other syntaxes between the same markers
+ * do not quote (an apostrophe is just text). The first character tells which it is. */
 static void pass_char(struct answer_parser *p, char c) {
     enum answer_tools tools = p->o.syntax.tools;
     if (!p->sure && !isspace((unsigned char)c)) {
@@ -228,17 +228,17 @@ static void pass_char(struct answer_parser *p, char c) {
         p->escaped = true;
     else if (c == '"')
         p->in_quotes = !p->in_quotes;
-    else if (c == '\n') /* JSON's texts hold none: the quote was no quote */
+    else if (c == '\n') /* not allowed in a JSON string: the quote was none */
         p->in_quotes = false;
 }
 
-/* Looks on from p->scanned for one of the markers; NULL: there is none up to p->scanned, behind
- * which one may begin as soon as more comes. */
-static const struct marker *find(struct answer_parser *p, const struct marker *m, size_t n,
-                                 size_t most) {
-    const char *text = rest(p);
-    size_t len = rest_len(p) < most ? rest_len(p) : most;
-    DEBUG_ASSERT(p->scanned <= rest_len(p));
+/* Continues the search for a marker at p->scanned. NULL: none before p->scanned, where one may
+ * begin once more text comes. */
+static const struct marker *find_marker(struct answer_parser *p, const struct marker *m, size_t n,
+                                        size_t most) {
+    const char *text = undecided(p);
+    size_t len = undecided_len(p) < most ? undecided_len(p) : most;
+    DEBUG_ASSERT(p->scanned <= undecided_len(p));
     for (; p->scanned < len; p->scanned++) {
         size_t left = len - p->scanned;
         const char *here = text + p->scanned;
@@ -291,15 +291,15 @@ static void call_parts(struct answer_parser *p, json_t *call) {
         return;
     }
     make_id(p, id);
-    part(p, &(struct answer_part){.kind = ANSWER_CALL,
-                                  .text = json_string_value(name),
-                                  .len = json_string_length(name),
-                                  .call = p->n_calls,
-                                  .id = given ? given : id});
-    part(p, &(struct answer_part){.kind = ANSWER_ARGUMENTS,
-                                  .text = arguments,
-                                  .len = strlen(arguments),
-                                  .call = p->n_calls});
+    give_part(p, &(struct answer_part){.kind = ANSWER_CALL,
+                                       .text = json_string_value(name),
+                                       .len = json_string_length(name),
+                                       .call = p->n_calls,
+                                       .id = given ? given : id});
+    give_part(p, &(struct answer_part){.kind = ANSWER_ARGUMENTS,
+                                       .text = arguments,
+                                       .len = strlen(arguments),
+                                       .call = p->n_calls});
     p->n_calls++;
     free(arguments);
 }
@@ -326,26 +326,26 @@ static void begin_call(struct answer_parser *p, size_t marker, const char *close
     p->bare = p->sure = p->quotes = p->in_quotes = p->escaped = false;
 }
 
-static void text_goes_on(struct answer_parser *p) {
+static void continue_text(struct answer_parser *p) {
     enum answer_tools tools = p->o.syntax.tools;
     bool bare = tools == ANSWER_LLAMA3 || tools == ANSWER_HERMES;
     p->state = bare && p->o.tools && !p->thinking && !p->begun ? BARE : TEXT;
 }
 
-/* The call's text is complete: to `end`, from at, where a marker of `marker` bytes ends it. */
+/* The call's text ends at offset `end` from at, where a marker of `marker` bytes ends it. */
 static void close_call(struct answer_parser *p, size_t end, size_t marker, bool closed) {
-    ASSERT(p->body <= end && end + marker <= rest_len(p));
-    const char *body = rest(p) + p->body;
+    ASSERT(p->body <= end && end + marker <= undecided_len(p));
+    const char *body = undecided(p) + p->body;
     size_t len = end - p->body, i, n;
     json_t *calls = NULL, *call;
-    enum answer_tools form = p->bare ? ANSWER_LLAMA3 : p->o.syntax.tools;
+    enum answer_tools syntax = p->bare ? ANSWER_LLAMA3 : p->o.syntax.tools;
     size_t used = p->name ? read_named(p, body, len, &calls)
-                          : answer_calls_read(form, body, len, closed, p->o.schema, &calls);
+                          : answer_calls_read(syntax, body, len, closed, p->o.schema, &calls);
     p->in_quotes = false;
     p->state = TEXT;
     if (!calls) { /* as it was written */
         n = end + marker;
-        give(p, rest(p), n);
+        give_text(p, undecided(p), n);
         consume(p, n);
     } else {
         ASSERT(used <= len);
@@ -354,9 +354,9 @@ static void close_call(struct answer_parser *p, size_t end, size_t marker, bool 
         json_decref(calls);
         p->call_in_reason |= p->thinking;
         p->thinking = false;
-        give(p, body + used, len - used);
+        give_text(p, body + used, len - used);
         consume(p, end + marker);
-        text_goes_on(p);
+        continue_text(p);
     }
     json_decref(p->name);
     p->name = NULL;
@@ -365,11 +365,11 @@ static void close_call(struct answer_parser *p, size_t end, size_t marker, bool 
 static bool step_call(struct answer_parser *p) {
     struct marker m[MARKERS_MAX];
     size_t n = call_markers(p, m);
-    const struct marker *found = find(p, m, n, SIZE_MAX);
+    const struct marker *found = find_marker(p, m, n, SIZE_MAX);
     if (!found && !p->ended)
         return false;
     if (!found) {
-        close_call(p, rest_len(p), 0, false);
+        close_call(p, undecided_len(p), 0, false);
         return true;
     }
     bool taken = found->action == DROP || found->action == END_MESSAGE;
@@ -387,14 +387,14 @@ static void set_thinking(struct answer_parser *p, bool thinking, size_t marker) 
     consume(p, marker);
     p->thinking = thinking;
     p->call_in_reason = false;
-    text_goes_on(p);
+    continue_text(p);
 }
 
 static void act(struct answer_parser *p, const struct marker *m) {
     size_t size = strlen(m->text);
     switch (m->action) {
     case OPEN_THINKING:
-        if (p->thinking) /* said twice: by the prompt, too */
+        if (p->thinking) /* the prompt had opened it already */
             consume(p, size);
         else
             set_thinking(p, true, size);
@@ -427,9 +427,9 @@ static bool step_text(struct answer_parser *p) {
     struct marker m[MARKERS_MAX];
     size_t n = text_markers(p, m);
     p->scanned = 0;
-    const struct marker *found = find(p, m, n, SIZE_MAX);
+    const struct marker *found = find_marker(p, m, n, SIZE_MAX);
     size_t len = p->scanned;
-    give(p, rest(p), len);
+    give_text(p, undecided(p), len);
     consume(p, len);
     if (found)
         act(p, found);
@@ -440,7 +440,7 @@ static bool step_text(struct answer_parser *p) {
 
 enum likely { NO, YES, UNSURE };
 
-/* An object whose first key is one of a call's may be one. */
+/* It may be a call if it is an object whose first key is one of a call. */
 static enum likely begins_call(const char *text, size_t len) {
     static const char *const KEYS[] = {"name\"",       "type\"",      "function\"",
                                        "parameters\"", "arguments\"", "id\""};
@@ -467,13 +467,13 @@ static enum likely begins_call(const char *text, size_t len) {
 
 static bool step_bare(struct answer_parser *p) {
     size_t i = 0;
-    while (i < rest_len(p) && isspace((unsigned char)rest(p)[i]))
+    while (i < undecided_len(p) && isspace((unsigned char)undecided(p)[i]))
         i++;
-    give(p, rest(p), i);
+    give_text(p, undecided(p), i);
     consume(p, i);
-    if (rest_len(p) == 0)
+    if (undecided_len(p) == 0)
         return true;
-    enum likely call = begins_call(rest(p), rest_len(p));
+    enum likely call = begins_call(undecided(p), undecided_len(p));
     if (call == UNSURE && !p->ended)
         return false;
     p->state = TEXT;
@@ -488,8 +488,8 @@ static bool step_bare(struct answer_parser *p) {
 
 enum { HEADER_MAX = 512 };
 
-/* A word behind `mark` in a header; NULL and no length where there is no mark. */
-static const char *word_behind(const char *text, size_t len, const char *mark, size_t *n) {
+/* The word after `mark` in a header; NULL and length 0 if there is no mark. */
+static const char *word_after(const char *text, size_t len, const char *mark, size_t *n) {
     size_t size = strlen(mark);
     *n = 0;
     for (size_t i = 0; i + size <= len; i++) {
@@ -507,8 +507,8 @@ static const char *word_behind(const char *text, size_t len, const char *mark, s
 static void open_message(struct answer_parser *p, size_t header) {
     static const char FUNCTIONS[] = "functions.";
     size_t n, n_to, all = header + strlen("<|message|>");
-    const char *channel = word_behind(rest(p), header, "<|channel|>", &n);
-    const char *to = word_behind(rest(p), header, "to=", &n_to);
+    const char *channel = word_after(undecided(p), header, "<|channel|>", &n);
+    const char *to = word_after(undecided(p), header, "to=", &n_to);
     p->thinking = n == 8 && memcmp(channel, "analysis", n) == 0;
     p->state = TEXT;
     if (n_to && p->o.tools && !memchr(to, 0, n_to)) {
@@ -529,16 +529,16 @@ static void open_message(struct answer_parser *p, size_t header) {
     consume(p, all);
 }
 
-/* What is no header is content: it is too long for one (its first marker is dropped, so that it is
- * not taken for one again), or nothing in it says that it is. */
+/* Text that is too long for a header, or has no sign of one, is content. In the first case its
+ * first marker is dropped, so that it is not taken for a header again. */
 static bool step_header(struct answer_parser *p) {
     static const struct marker MESSAGE = {"<|message|>", DROP};
-    const struct marker *found = find(p, &MESSAGE, 1, HEADER_MAX + strlen(MESSAGE.text));
+    const struct marker *found = find_marker(p, &MESSAGE, 1, HEADER_MAX + strlen(MESSAGE.text));
     if (p->scanned > HEADER_MAX) {
         struct marker m[MARKERS_MAX];
         size_t n = harmony_markers(m), drop = 0;
         for (size_t k = 0; k < n; k++)
-            if (memcmp(rest(p), m[k].text, strlen(m[k].text)) == 0)
+            if (memcmp(undecided(p), m[k].text, strlen(m[k].text)) == 0)
                 drop = strlen(m[k].text);
         consume(p, drop);
         p->state = TEXT;
@@ -550,8 +550,8 @@ static bool step_header(struct answer_parser *p) {
     }
     if (!p->ended)
         return false;
-    size_t n, len = rest_len(p);
-    if (word_behind(rest(p), len, "<|", &n)) /* one that was cut off */
+    size_t n, len = undecided_len(p);
+    if (word_after(undecided(p), len, "<|", &n)) /* a header that was cut off */
         consume(p, len);
     p->state = TEXT;
     return true;
@@ -581,8 +581,8 @@ struct answer_parser *answer_parser_create(const struct answer_options *options,
     p->o = *options;
     p->fn = fn;
     p->user = user;
-    p->thinking = p->beside = options->start == ANSWER_AT_REASONING;
-    text_goes_on(p);
+    p->thinking = p->after_marker = options->start == ANSWER_AT_REASONING;
+    continue_text(p);
     if (options->start == ANSWER_AT_HEADER)
         p->state = HEADER;
     return p;
@@ -600,7 +600,7 @@ void answer_parser_destroy(struct answer_parser *p) {
 bool answer_parser_push(struct answer_parser *p, const char *text, size_t len) {
     ASSERT(!p->ended);
     p->failed = p->failed || !text_append(&p->in, text, len);
-    while (!p->failed && rest_len(p) && step(p)) {
+    while (!p->failed && undecided_len(p) && step(p)) {
     }
     compact(p);
     return !p->failed;
@@ -608,9 +608,9 @@ bool answer_parser_push(struct answer_parser *p, const char *text, size_t len) {
 
 bool answer_parser_finish(struct answer_parser *p) {
     p->ended = true;
-    while (!p->failed && rest_len(p) && step(p)) {
+    while (!p->failed && undecided_len(p) && step(p)) {
     }
-    if (p->begun || !p->beside)
+    if (p->begun || !p->after_marker)
         give_space(p);
     return !p->failed;
 }

@@ -2,9 +2,9 @@
 /* answer_syntax.c: which syntax a model's answers have.
  *
  * A chat template writes earlier answers back into the prompt, or tells the model how to write
- * them, so that the markers stand in it (what mlx-lm goes by, too). LFM2's do not, but its
- * vocabulary has them. The first row that fits counts: the more special stands before what it
- * resembles.
+ * them, so it contains the markers (mlx-lm looks for them there, too). LFM2's does not, but its
+ * vocabulary has them. The first row that matches counts, so specific rows come before general
+ * ones.
  */
 #include "api/answer_syntax.h"
 
@@ -16,7 +16,7 @@
 /* ---- templates ------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *needs[2]; /* texts that the template holds */
+    const char *needs[2]; /* texts that the template contains */
     struct answer_syntax syntax;
 } CALLS[] = {
     {{"<|channel|>", "<|message|>"}, {.tools = ANSWER_HARMONY}},
@@ -34,7 +34,7 @@ static const struct {
     {{"```tool_code", ""}, {ANSWER_TOOL_CODE, "```tool_code", "```", NULL, NULL}},
 };
 
-/* The last text of a row is what the template holds. */
+/* needs: what the template contains. */
 static const struct {
     const char *open, *close, *needs;
 } THINKING[] = {
@@ -44,7 +44,7 @@ static const struct {
     {"<think>", "</think>", "<think>"},
 };
 
-static bool holds(const char *text, size_t len, const char *part) {
+static bool contains(const char *text, size_t len, const char *part) {
     size_t n = strlen(part);
     for (; len >= n; text++, len--)
         if (memcmp(text, part, n) == 0)
@@ -52,7 +52,7 @@ static bool holds(const char *text, size_t len, const char *part) {
     return false;
 }
 
-/* One token's name, and it is a control token: *id. */
+/* A control token: it has a name, which is left out of plain text. */
 static bool is_control(const kvasir_tokenizer *t, int32_t id) {
     char *shown, *hidden;
     size_t n_shown, n_hidden;
@@ -81,15 +81,15 @@ struct answer_syntax answer_syntax_of(const kvasir_tokenizer *tokenizer) {
     if (!text)
         return s;
     for (size_t i = 0; !s.tools && i < sizeof CALLS / sizeof *CALLS; i++)
-        if (holds(text, len, CALLS[i].needs[0]) && holds(text, len, CALLS[i].needs[1]))
+        if (contains(text, len, CALLS[i].needs[0]) && contains(text, len, CALLS[i].needs[1]))
             s = CALLS[i].syntax;
-    if (!s.tools && holds(text, len, "tools") && has_token(tokenizer, "<|tool_call_start|>"))
+    if (!s.tools && contains(text, len, "tools") && has_token(tokenizer, "<|tool_call_start|>"))
         s = (struct answer_syntax){ANSWER_PYTHONIC, "<|tool_call_start|>", "<|tool_call_end|>",
                                    NULL, NULL};
     if (s.tools == ANSWER_HARMONY)
         return s;
     for (size_t i = 0; !s.think_open && i < sizeof THINKING / sizeof *THINKING; i++)
-        if (holds(text, len, THINKING[i].needs)) {
+        if (contains(text, len, THINKING[i].needs)) {
             s.think_open = THINKING[i].open;
             s.think_close = THINKING[i].close;
         }
@@ -98,7 +98,7 @@ struct answer_syntax answer_syntax_of(const kvasir_tokenizer *tokenizer) {
 
 /* ---- control tokens -------------------------------------------------------------------------- */
 
-/* Texts whose control tokens are syntax, beside open and close; the last are NULL. */
+/* Further texts whose control tokens are syntax, ending with NULL. */
 static const char *const *more_texts(enum answer_tools tools) {
     static const char *const harmony[] = {"<|start|>",   "<|channel|>", "<|constrain|>",
                                           "<|message|>", "<|end|>",     "<|call|>",

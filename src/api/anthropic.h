@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Anthropic's bodies of /v1/messages and /v1/messages/count_tokens, both ways
- * (anthropic_request.c, anthropic_answer.c). What openai.h says of fields, errors and threads holds
- * here, too.
+/* anthropic.h: Anthropic's bodies of /v1/messages and /v1/messages/count_tokens, both ways
+ * (anthropic_request.c, anthropic_answer.c). The invariants of openai.h hold here, too.
  *
  *     body --anthropic_translate--> OpenAI's body --openai_read--> struct api_request
  *     body <--anthropic_answer_body-- OpenAI's body <--openai_answer_body-- struct api_answer
  *     events (SSE) <--struct anthropic_stream-- parts of an answer
  *
- * So limits of sampling, templates and tokens are read in one place; errors name Anthropic's
- * fields. The header anthropic-version is not asked for.
+ * So sampling, templates and tokens are read in one place; errors name Anthropic's fields. The
+ * header anthropic-version is not required.
  *
- * usage: input_tokens does not count what came from the cache, cache_read_input_tokens does;
- * together they are the prompt. cache_creation_input_tokens is 0: all of a prompt is kept, at no
- * price.
+ * usage: input_tokens excludes tokens from the cache, which are cache_read_input_tokens. Together
+ * they are the prompt. cache_creation_input_tokens is 0, since every prompt is stored for free.
  */
 #ifndef API_ANTHROPIC_H
 #define API_ANTHROPIC_H
@@ -34,11 +32,11 @@ json_t *anthropic_count(const struct api_setup *setup, json_t *body, struct api_
 
 /* ---- from an answer to a body ---------------------------------------------------------------- */
 
-/* {"type": "error", "error": {"type", "message"}} by the status of HTTP. NULL: out of memory. */
+/* {"type": "error", "error": {"type", "message"}}, by HTTP status. NULL: out of memory. */
 json_t *anthropic_error_body(int status, const char *message);
 
-/* answer: OpenAI's body of it, of which the first choice counts. stop: the stop text that ended it,
- * or NULL. NULL: out of memory. */
+/* answer: OpenAI's body, of which the first choice is used. stop: the stop text that ended it, or
+ * NULL. NULL: out of memory. */
 json_t *anthropic_answer_body(json_t *answer, const char *id, const char *stop);
 
 /* ---- from the parts of an answer to events --------------------------------------------------- */
@@ -52,13 +50,13 @@ enum anthropic_block {
     ANTHROPIC_THINKING,
     ANTHROPIC_TOOL_USE,
 };
-/* One answer as events. Zeros but for `out` have said nothing; there is nothing to free. Each
- * function returns false where memory ran out: the answer cannot go on. */
+/* One answer as events. Starts as zeros but for `out`; there is nothing to free. The functions
+ * return false if memory ran out: the answer ends there. */
 struct anthropic_stream {
     struct text_buf *out; /* events are appended here; borrowed */
     enum anthropic_block open;
     uint32_t blocks; /* begun */
-    bool calls;      /* a tool is called */
+    bool calls;      /* a tool was called */
 };
 /* message_start, ping */
 bool anthropic_stream_start(struct anthropic_stream *s, const char *id, const char *model,
@@ -69,7 +67,7 @@ bool anthropic_stream_part(void *stream, const struct answer_part *part);
 /* message_delta, message_stop */
 bool anthropic_stream_finish(struct anthropic_stream *s, kvasir_finish finish, const char *stop,
                              const struct anthropic_usage *usage);
-/* In place of finish. */
+/* Instead of finish. */
 bool anthropic_stream_error(struct anthropic_stream *s, int status, const char *message);
 
 #endif

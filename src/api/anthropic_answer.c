@@ -5,12 +5,11 @@
  *         content_block_start, content_block_delta ..., content_block_stop     for each block
  *     message_delta, message_stop
  *
- * A block ends where a part of another kind begins. A thinking block ends with a signature, which
- * is empty: nothing here signs. An answer that says nothing has one empty text block, so that
- * clients find the text that they look for.
+ * A block ends when a part of another kind begins. A thinking block ends with an empty signature.
+ * An empty answer has one empty text block, because clients expect one.
  *
- * stop_reason: max_tokens where the answer was cut; else tool_use where a tool is called; else
- * stop_sequence, with the text, where one ended it; else end_turn.
+ * stop_reason: max_tokens if the answer was cut off; else tool_use if a tool was called; else
+ * stop_sequence if one ended the answer; else end_turn.
  */
 #include "api/anthropic.h"
 
@@ -24,14 +23,14 @@ static const char *error_type(int status) {
         int status;
         const char *type;
     } TYPES[] = {
-        {401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"},
-        {413, "request_too_large"},    {429, "rate_limit_error"}, {503, "overloaded_error"},
-        {529, "overloaded_error"},
+        {HTTP_UNAUTHORIZED, "authentication_error"},  {HTTP_FORBIDDEN, "permission_error"},
+        {HTTP_NOT_FOUND, "not_found_error"},          {HTTP_CONTENT_TOO_LARGE, "request_too_large"},
+        {HTTP_TOO_MANY_REQUESTS, "rate_limit_error"}, {HTTP_UNAVAILABLE, "overloaded_error"},
     };
     for (size_t i = 0; i < sizeof TYPES / sizeof *TYPES; i++)
         if (TYPES[i].status == status)
             return TYPES[i].type;
-    return status >= 500 ? "api_error" : "invalid_request_error";
+    return status >= HTTP_SERVER_ERROR ? "api_error" : "invalid_request_error";
 }
 
 json_t *anthropic_error_body(int status, const char *message) {
@@ -51,14 +50,14 @@ static const char *stop_reason(bool cut, bool calls, const char *stop) {
     return cut ? "max_tokens" : calls ? "tool_use" : stop ? "stop_sequence" : "end_turn";
 }
 
-/* What goes with the reason: null, but for stop_sequence. */
+/* The text if the reason is stop_sequence, else null. */
 static const char *stop_sequence(bool cut, bool calls, const char *stop) {
     return cut || calls ? NULL : stop;
 }
 
 /* ---- body ------------------------------------------------------------------------------------ */
 
-/* The model's arguments: JSON text. One that is no object, which no parser lets through, is {}. */
+/* The model's arguments, JSON text. The parser only lets objects through; others become {}. */
 static json_t *call_input(json_t *arguments) {
     json_t *input = json_loadb(json_string_value(arguments), json_string_length(arguments),
                                JSON_ALLOW_NUL, NULL);
@@ -187,7 +186,7 @@ static bool begin_text(struct anthropic_stream *s, enum anthropic_block kind) {
                                                           "thinking", "", "signature", ""));
 }
 
-/* Goes on the open block where that is of this kind; else begins one. */
+/* Continues the open block if it is of this kind, else begins one. */
 static bool text_part(struct anthropic_stream *s, enum anthropic_block kind, const char *text,
                       size_t len) {
     bool thinking = kind == ANTHROPIC_THINKING;

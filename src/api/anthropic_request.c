@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* anthropic_request.c: a body of Anthropic's as one of OpenAI's.
+/* anthropic_request.c: Anthropic's body as one of OpenAI's.
  *
  *     system                          a message of the role system
  *     text                            content; texts of a message are joined by line ends
- *     thinking                        reasoning_content; redacted_thinking is left out
+ *     thinking                        reasoning_content; redacted_thinking is dropped
  *     tool_use                        tool_calls
- *     tool_result                     a message of the role tool; "Error: " before an is_error
+ *     tool_result                     a message of the role tool; with "Error: " if is_error
  *     a last assistant message        continue_final_message
  *     tools, stop_sequences           tools, stop
- *     thinking.type                   chat_template_kwargs.enable_thinking; budgets are not kept
+ *     thinking.type                   chat_template_kwargs.enable_thinking; budgets are ignored
  *     output_config.effort            reasoning_effort
  *
- * Messages of one role that follow each other are one, as Anthropic says; parts of a user's message
- * keep their order, so that results of tools come before the text behind them. A message of the
- * role system among the others, which Claude Code sends, stays where it is.
+ * Consecutive messages of one role become one, as Anthropic specifies. Parts of a user's message
+ * keep their order, so that tool results come before the text after them. A message of the role
+ * system between others, which Claude Code sends, stays where it is.
  *
- * Of system texts, lines that begin with "x-anthropic-billing-header:" are left out, as vllm-mlx
- * does it: Claude Code begins with one that holds a version and a number (cch=) which change with
- * every request, so that no stored prefix would be found again. Nothing else is removed.
+ * Lines of system texts that begin with "x-anthropic-billing-header:" are dropped, as in vllm-mlx.
+ * Claude Code begins with one that contains a number (cch=), which changes with every request, so
+ * that no stored prefix would ever match. Nothing else is removed.
  *
- * Everything that openai_read could find wrong with messages and tools is found here, by
- * Anthropic's names; but for what a template says, and that it cannot go on with a last text.
+ * Everything that openai_read would refuse in messages and tools is refused here by Anthropic's
+ * names, except errors of a template, and that it cannot continue a last text.
  */
 #include "api/anthropic.h"
 #include "api/api_json.h"
@@ -64,7 +64,7 @@ static const char *type_of(json_t *block, const char *at, struct api_error *err)
 /* OpenAI's messages as they grow. */
 struct chat {
     json_t *messages;
-    /* the last one, which is not among them yet; role NULL: none */
+    /* the last message, not among them yet; role NULL: none */
     const char *role;
     struct text_buf text, thinking;
     json_t *calls; /* array, or NULL */
@@ -91,7 +91,7 @@ static bool append(struct chat *c, json_t *message) {
 static bool end_message(struct chat *c) {
     if (!c->role)
         return true;
-    bool silent = c->calls && c->text.len == 0; /* templates ask for null then */
+    bool silent = c->calls && c->text.len == 0; /* templates expect null then */
     json_t *message = json_pack("{s:s, s:o}", "role", c->role, "content",
                                 silent ? json_null() : string_json(&c->text));
     bool good = message != NULL;
@@ -109,7 +109,7 @@ static bool end_message(struct chat *c) {
     return api_no_memory(c->err);
 }
 
-/* What comes is of this role. */
+/* What follows is of this role. */
 static bool enter(struct chat *c, const char *role) {
     if (c->role && strcmp(c->role, role) != 0 && !end_message(c))
         return false;
@@ -117,7 +117,7 @@ static bool enter(struct chat *c, const char *role) {
     return true;
 }
 
-/* These are false where memory ran out. */
+/* False: out of memory. */
 static bool add_text(struct text_buf *b, const char *text, size_t len) {
     return (len == 0 || b->len == 0 || text_append(b, "\n", 1)) && text_append(b, text, len);
 }
@@ -209,19 +209,19 @@ static bool tool_result_block(struct chat *c, json_t *block, const char *at) {
         return false;
     if (failed && !json_is_boolean(failed))
         return api_wrong_type(c->err, member(at, "is_error").text, failed, "true or false");
-    struct text_buf text = {0}, said = {0};
+    struct text_buf text = {0}, result = {0};
     bool good = !content || add_texts(&text, content, member(at, "content").text, add_text, c->err);
-    if (good && !((!json_is_true(failed) || text_puts(&said, "Error: ")) &&
-                  text_append(&said, text.data, text.len)))
+    if (good && !((!json_is_true(failed) || text_puts(&result, "Error: ")) &&
+                  text_append(&result, text.data, text.len)))
         good = api_no_memory(c->err);
     if (good) {
         c->role = c->text.len ? c->role : NULL; /* no empty message before the first result */
         good =
             end_message(c) && append(c, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id",
-                                                  id, "content", string_json(&said)));
+                                                  id, "content", string_json(&result)));
     }
     text_free(&text);
-    text_free(&said);
+    text_free(&result);
     return good;
 }
 
@@ -280,7 +280,7 @@ static bool read_message(struct chat *c, json_t *message, const char *at) {
     return json_array_size(content) > 0 || enter(c, role);
 }
 
-/* The chat into `out`, with continue_final_message where its last message is an assistant's. */
+/* The chat into `out`, with continue_final_message if the last message is an assistant's. */
 static bool read_chat(struct chat *c, json_t *body, json_t *out) {
     json_t *system = api_get(body, "system"), *messages = api_get(body, "messages");
     size_t n = json_array_size(messages);
@@ -292,18 +292,18 @@ static bool read_chat(struct chat *c, json_t *body, json_t *out) {
         (!enter(c, "system") || !add_texts(&c->text, system, "system", add_system, c->err)))
         return false;
     if (c->text.len == 0)
-        c->role = NULL; /* nothing is left of it */
+        c->role = NULL; /* it was empty */
     for (size_t i = 0; i < n; i++)
         if (!read_message(c, json_array_get(messages, i), item("messages", i).text))
             return false;
-    bool goes_on = c->role && strcmp(c->role, "assistant") == 0;
-    if (goes_on && c->calls)
+    bool continues = c->role && strcmp(c->role, "assistant") == 0;
+    if (continues && c->calls)
         return api_refuse(c->err, member(item("messages", n - 1).text, "content").text,
                           "the chat ends with tool_use: add its tool_result");
     if (!end_message(c))
         return false;
     if (json_object_set(out, "messages", c->messages) != 0 ||
-        json_object_set_new(out, "continue_final_message", json_boolean(goes_on)) != 0)
+        json_object_set_new(out, "continue_final_message", json_boolean(continues)) != 0)
         return api_no_memory(c->err);
     return true;
 }
@@ -375,10 +375,10 @@ static bool read_tool_choice(json_t *body, json_t *out, struct api_error *err) {
 
 /* ---- other fields ---------------------------------------------------------------------------- */
 
-/* Change the answer in ways that are not there; an empty array or object asks for nothing. */
+/* Not supported, unless empty. */
 static const char *const NOT_SUPPORTED[] = {"container", "mcp_servers", "output_format"};
 
-/* Edits of the prompt: templates leave out older reasoning by themselves. */
+/* Edits of the prompt: only dropping older reasoning is accepted, which templates do anyway. */
 static bool check_edits(json_t *body, struct api_error *err) {
     static const char KNOWN[] = "clear_thinking_";
     json_t *management = api_get(body, "context_management"), *edits = api_get(management, "edits");
@@ -427,7 +427,7 @@ static bool read_thinking(json_t *body, json_t *kwargs, struct api_error *err) {
            api_no_memory(err);
 }
 
-/* chat_template_kwargs, which vLLM and vllm-mlx take here too, with what `thinking` says. */
+/* chat_template_kwargs (of vLLM and vllm-mlx), with `thinking` added. */
 static bool read_kwargs(json_t *body, json_t *out, struct api_error *err) {
     json_t *given = api_get(body, "chat_template_kwargs");
     if (given && !json_is_object(given))
@@ -442,7 +442,7 @@ static bool read_kwargs(json_t *body, json_t *out, struct api_error *err) {
     return good;
 }
 
-/* {"effort": "low"}; templates know the three lower ones */
+/* {"effort": "low"}; templates know low, medium and high */
 static bool read_output_config(json_t *body, json_t *out, struct api_error *err) {
     static const char *const EFFORTS[][2] = {
         {"low", "low"}, {"medium", "medium"}, {"high", "high"}, {"xhigh", "high"}, {"max", "high"}};
@@ -466,7 +466,7 @@ static bool read_output_config(json_t *body, json_t *out, struct api_error *err)
                       json_string_value(effort));
 }
 
-/* Fields that go over as they are. */
+/* Fields that are copied unchanged. */
 static const struct {
     const char *theirs, *openai;
 } FIELDS[] = {
@@ -511,7 +511,7 @@ json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
     return NULL;
 }
 
-/* The error's path begins with `from`: it is to begin with `to`. */
+/* If the error's path begins with `from`, makes it begin with `to`. */
 static bool rename_path(struct api_error *err, const char *from, const char *to) {
     size_t n = strlen(from);
     struct api_error named = *err;
@@ -523,7 +523,7 @@ static bool rename_path(struct api_error *err, const char *from, const char *to)
     return true;
 }
 
-/* What is left for openai_read to refuse, by Anthropic's names. */
+/* Errors of openai_read, by Anthropic's names. */
 static void rename_error(json_t *body, json_t *translated, struct api_error *err) {
     size_t last = json_array_size(json_object_get(translated, "messages")) - 1,
            theirs = json_array_size(json_object_get(body, "messages")) - 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* api_answer.c: events to an answer, on the engine's thread: what is borrowed is copied, nothing is
- * computed. Memory for an answer of usual length is there before.
+/* api_answer.c: events to an answer, on the engine's thread. Borrowed data is copied, nothing is
+ * computed. Memory for an answer of usual length is allocated before.
  */
 #include "api/api_answer.h"
 
@@ -19,7 +19,7 @@ void api_answer_free(struct api_answer *a) {
     *a = (struct api_answer){0};
 }
 
-/* Room for an answer of usual length, so that events find it there. */
+/* Room for an answer of usual length, so that events need no allocation. */
 static bool reserve(struct api_choice *c, const kvasir_request *r) {
     enum { TOKENS = 2048, TOKEN_BYTES = 8 };
     const size_t n = r->max_tokens && r->max_tokens < TOKENS ? r->max_tokens : TOKENS;
@@ -70,7 +70,7 @@ const char *api_stop_of(const struct api_request *r, const char *stop) {
     return NULL;
 }
 
-/* The first failure is what is told. */
+/* The first failure is the one reported. */
 static void set_failed(struct api_answer *a, const kvasir_error *why) {
     static const kvasir_error NO_MEMORY = {
         .code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory for the answer"};

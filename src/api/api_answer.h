@@ -10,15 +10,15 @@ struct api_token {
     float logprob;
     uint32_t n_top;
 };
-/* The request's own text of an event's stop text, which is the engine's. NULL: none. */
+/* An event's stop text, as the request's own copy of it. NULL: none. */
 const char *api_stop_of(const struct api_request *r, const char *stop);
 
 struct api_choice {
     char *text; /* [len] */
     size_t len, cap;
-    struct api_token *tokens; /* [n_tokens]; only counted where no logprobs are asked for */
+    struct api_token *tokens; /* [n_tokens]; only counted if no logprobs were requested */
     size_t n_tokens, tokens_cap;
-    kvasir_token_logprob *top; /* [n_top]: n_top of each token, one's after the other's */
+    kvasir_token_logprob *top; /* [n_top]: n_top of each token, back to back */
     size_t n_top, top_cap;
     kvasir_finish finish;
     const char *stop; /* the stop text that ended it, one of the request's; NULL: none */
@@ -29,9 +29,9 @@ struct api_answer {
     struct api_choice *choices;        /* [request->engine.n] */
     uint32_t prompt_tokens, cached_tokens;
     bool complete;      /* the last event came */
-    bool cancelled;     /* a choice ended so */
+    bool cancelled;     /* a choice was cancelled */
     bool failed;        /* error says why */
-    kvasir_error error; /* of the engine, or that memory ran out here */
+    kvasir_error error; /* of the engine, or out of memory */
 };
 /* False: out of memory. */
 bool api_answer_init(struct api_answer *a, const struct api_request *request);

@@ -8,7 +8,8 @@
 
 #include "util/utf8.h"
 
-/* One line of UTF-8: what is quoted may hold anything, and may be cut inside a character. */
+/* Makes text one line of UTF-8: quoted input may contain anything, and may be cut in a
+ * character. */
 static void make_line(char *text) {
     for (char *p = text; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
@@ -40,7 +41,7 @@ bool api_no_memory(struct api_error *err) {
     return false;
 }
 
-/* Members of a body that are not called as the option they set. */
+/* Members of a body whose names differ from the option they set. */
 static const struct {
     const char *field, *path;
 } PATHS[] = {
@@ -65,7 +66,7 @@ static const char *path_of(const char *field) {
 
 void api_error_of(struct api_error *out, const kvasir_error *err) {
     api_refuse(out, path_of(err->field), "%s", err->text);
-    /* Prompts that are too long for context or budget are too long: the request's fault. */
+    /* A prompt that is too long for context or budget is the client's error. */
     if (err->code == KVASIR_ERR_MEMORY || err->code == KVASIR_ERR_IO)
         out->status = HTTP_SERVER_ERROR;
     else if (err->code == KVASIR_ERR_BUSY)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* api_json.c: api_json.h. */
+/* api_json.c: members of a body by type, with errors that name their path. */
 #include "api/api_json.h"
 
 #include <stdio.h>
@@ -87,7 +87,6 @@ bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
         return api_wrong_type(err, path, value, "a string");
     if (strlen(json_string_value(value)) != json_string_length(value))
         return api_refuse(err, path, "contains a NUL character");
-    /* the array counts a reference; the text itself is not changed */
     if (json_array_append(kept, value) != 0)
         return api_no_memory(err);
     *out = json_string_value(value);

@@ -13,21 +13,21 @@ struct api_path {
     char text[API_PATH_MAX];
 };
 
-/* The value is of another kind than `wanted`, "a string". */
+/* The value is missing or not of the type `wanted`, as in "a string". Returns false. */
 bool api_wrong_type(struct api_error *err, const char *path, json_t *value, const char *wanted);
 
-/* A body is an object. */
+/* Whether the body is an object. */
 bool api_is_object(json_t *body, struct api_error *err);
-/* A member of the body; NULL where it is missing or null, which are the same everywhere. */
+/* A member; NULL if it is missing or null. */
 json_t *api_get(json_t *object, const char *name);
-/* These leave *out as it is where the member is missing. */
+/* These leave *out unchanged if the member is missing. */
 bool api_flag(json_t *object, const char *name, bool *out, struct api_error *err);
 bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max, json_int_t *out,
                struct api_error *err);
 /* A text without NUL bytes. `kept`, an array, counts a reference to it. */
 bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
               struct api_error *err);
-/* Array of token ids below vocab; *ids is the caller's (free). */
+/* An array of token ids below vocab; *ids: free. */
 bool api_ids(const char *path, json_t *list, uint32_t vocab, int32_t **ids, size_t *n,
              struct api_error *err);
 

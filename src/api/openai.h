@@ -12,7 +12,7 @@
  *              other fields are ignored. Fields that mlx-lm, vllm-mlx and vLLM add keep their
  *              names.
  *   REQUEST-2  An error about a field begins with its path, "messages[2].content: ", and is one
- *              line of UTF-8, whatever the body holds.
+ *              line of UTF-8, whatever the body contains.
  *   REQUEST-3  Nothing here prints, opens files or keeps state between requests. Functions may run
  *              on any thread; one struct is used by one thread at a time.
  */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* openai_answer.c: a complete answer to a body. Tokens become texts here.
  *
- * A token's text is what it adds after other text. One that holds a part of a character only has
- * U+FFFD in its text and null for its bytes, which OpenAI allows. One that the tokenizer does not
- * know (rows of padding; models without a tokenizer) is called token_id:N, as in vLLM.
+ * A token's text is what it adds after other text. A token that is a part of a character has U+FFFD
+ * in its text and null for its bytes, which OpenAI allows. A token that the tokenizer does not know
+ * (rows of padding; models without a tokenizer) is called token_id:N, as in vLLM.
  *
  * Completion tokens are the tokens that came as events.
  *
@@ -19,10 +19,10 @@
 
 /* ---- logprobs -------------------------------------------------------------------------------- */
 
-/* Tokens to text, with a detokenizer that is at the beginning of a character between calls. */
+/* Tokens to text. Between tokens, the detokenizer is at a character boundary. */
 struct token_texts {
     const kvasir_tokenizer *tokenizer;
-    kvasir_detok *detok;  /* NULL: there is no tokenizer */
+    kvasir_detok *detok;  /* NULL: no tokenizer */
     struct text_buf text; /* of the last token */
     bool whole;           /* it is what the token's bytes say */
     bool unknown;         /* it is token_id:N, which is not in the answer's text */
@@ -35,7 +35,7 @@ static bool holds_replacement(const char *text, size_t len) {
     return false;
 }
 
-/* Control tokens give no text to an answer: they are shown by their names. */
+/* Control tokens add no text to an answer; they are shown by name. */
 static bool token_name(struct token_texts *t, int32_t token) {
     char *name = NULL;
     size_t n = 0;
@@ -61,7 +61,7 @@ static bool token_text(struct token_texts *t, int32_t token) {
     return good;
 }
 
-/* JSON has no infinities; OpenAI's number for a token that was all but impossible. */
+/* JSON has no infinities; OpenAI uses this number for an impossible token. */
 static json_t *logprob_json(float x) {
     static const double LOWEST = -9999;
     return json_real(x > LOWEST ? (double)x : LOWEST); /* NaN, too */
@@ -100,15 +100,15 @@ static json_t *chat_logprobs(struct token_texts *t, const struct api_choice *c) 
     return json_pack("{s:o, s:n}", "content", content, "refusal");
 }
 
-/* The likeliest tokens of a place and the chosen one. Tokens of one text are one member: the
- * likelier. */
+/* The likeliest tokens of a position and the chosen one. Of tokens with the same text, the likelier
+ * one is kept. */
 static json_t *completion_top(struct token_texts *t, const struct api_token *token,
                               const kvasir_token_logprob *top) {
     json_t *object = json_object();
     bool good = object != NULL;
     for (uint32_t k = 0; good && k <= token->n_top; k++) {
         bool chosen = k == token->n_top;
-        /* keys hold no NUL: such a text ends before it */
+        /* a key ends at its first NUL */
         good = token_text(t, chosen ? token->token : top[k].token) && text_append(&t->text, "", 1);
         if (good && !json_object_get(object, t->text.data))
             good = json_object_set_new(object, t->text.data,
@@ -181,7 +181,7 @@ const char *openai_finish_reason(kvasir_finish finish, uint32_t calls) {
     return calls ? "tool_calls" : "stop";
 }
 
-/* A message as its parser gives it. */
+/* A message from the parts of its parser. */
 struct message {
     struct text_buf texts[2]; /* ANSWER_CONTENT, ANSWER_REASONING */
     json_t *calls;            /* array */
@@ -212,8 +212,8 @@ static bool parse_message(const struct api_answer *a, const char *id, uint32_t i
     return good;
 }
 
-/* {"role", "content": null where it only calls, "refusal", "reasoning_content", "tool_calls"}, the
- * last two where there are any; *calls: how many. */
+/* {"role", "content": null if there are only calls, "refusal", "reasoning_content", "tool_calls"},
+ * the last two if there are any; *calls: how many. */
 static json_t *message_json(const struct api_answer *a, const char *id, uint32_t i,
                             uint32_t *calls) {
     struct message m = {0};

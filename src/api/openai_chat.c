@@ -91,8 +91,8 @@ static bool join_parts(json_t *parts, size_t i, json_t **out, struct api_error *
     return *out || api_no_memory(err);
 }
 
-/* *out: a new reference to a string, or to null where an assistant only calls tools (templates ask
- * for that). */
+/* *out: a new reference to a string, or to null if an assistant only calls tools, as templates
+ * expect. */
 static bool read_content(json_t *message, const char *role, size_t i, json_t **out,
                          struct api_error *err) {
     json_t *content = api_get(message, "content");
@@ -111,8 +111,8 @@ static bool read_content(json_t *message, const char *role, size_t i, json_t **o
     return *out || api_no_memory(err);
 }
 
-/* What a message says of reasoning has two names; templates know the first, gpt-oss's a third,
- * which it does not take beside content where tools are called. */
+/* A message's reasoning has two names. Templates know the first; that of gpt-oss knows a third,
+ * which it does not accept together with content and tool calls. */
 static bool read_reasoning(const struct api_setup *setup, json_t *made, size_t i,
                            struct api_error *err) {
     static const char *const NAMES[] = {"reasoning_content", "reasoning"};
@@ -191,7 +191,7 @@ static bool read_messages(const struct api_setup *setup, json_t *body, json_t **
 
 /* ---- template -------------------------------------------------------------------------------- */
 
-/* Members of the body that are variables of templates. */
+/* Members of the body that become variables of the template. */
 static bool set_variables(const struct api_setup *setup, json_t *body, struct api_request *r,
                           json_t *variables, struct api_error *err) {
     json_t *tools;
@@ -234,22 +234,22 @@ bool openai_read_shape(json_t *body, struct openai_chat_shape *shape, struct api
                       "cannot be true together with \"continue_final_message\"");
 }
 
-/* Stand before the first message's text, and behind the last one's, while a template is rendered,
- * to find where those go. */
+/* Put before the first message's text and after the last one's while a template is rendered, to
+ * find where those end up. */
 static const char BEGIN_MARK[] = "kvasir:the-text-of-the-user";
 static const char END_MARK[] = "kvasir:the-end-of-the-text";
 
-static bool mark_text(json_t *message, const char *before, const char *behind,
+static bool mark_text(json_t *message, const char *before, const char *after,
                       struct api_error *err) {
     json_t *content = json_object_get(message, "content");
-    size_t len = json_string_length(content), n = strlen(before), m = strlen(behind);
+    size_t len = json_string_length(content), n = strlen(before), m = strlen(after);
     char *text = malloc(n + len + m + 1);
     if (!text)
         return api_no_memory(err);
     memcpy(text, before, n);
     if (len)
         memcpy(text + n, json_string_value(content), len);
-    memcpy(text + n + len, behind, m);
+    memcpy(text + n + len, after, m);
     json_t *marked = json_stringn(text, n + len + m);
     free(text);
     return json_object_set_new(message, "content", marked) == 0 || api_no_memory(err);
@@ -263,22 +263,22 @@ static bool mark_begin(json_t *messages, struct api_error *err) {
     return mark_text(first, BEGIN_MARK, "", err);
 }
 
-/* The mark has a space behind it, which a template that trims texts leaves away. */
+/* A space follows the mark; a template that trims texts drops it. */
 static bool mark_end(json_t *messages, struct api_error *err) {
     size_t i = json_array_size(messages) - 1;
     json_t *last = json_array_get(messages, i);
-    char behind[sizeof END_MARK + 1];
+    char after[sizeof END_MARK + 1];
     if (strcmp(json_string_value(json_object_get(last, "role")), "assistant") != 0)
         return api_refuse(err, openai_message_path(i, "role").text,
                           "must be \"assistant\" to be continued");
     if (json_array_size(json_object_get(last, "tool_calls")) > 0)
         return api_refuse(err, openai_message_path(i, "tool_calls").text,
                           "a message that ends with tool calls cannot be continued");
-    snprintf(behind, sizeof behind, "%s ", END_MARK);
-    return mark_text(last, "", behind, err);
+    snprintf(after, sizeof after, "%s ", END_MARK);
+    return mark_text(last, "", after, err);
 }
 
-/* What stands at the only mark of a text, which may hold NUL bytes; NULL: there are none or two. */
+/* The only occurrence of a mark in a text, which may contain NUL bytes; NULL: none or several. */
 static const char *find_mark(const char *text, size_t len, const char *mark) {
     size_t n = strlen(mark);
     const char *found = NULL;
@@ -296,7 +296,7 @@ static bool is_space(char c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* Ends the text behind the last message's; `content` is what that said before it was marked. */
+/* Cuts the text after the last message's, whose `content` is as it was before the mark. */
 static bool cut_end(const char *text, size_t *len, json_t *content, size_t i,
                     struct api_error *err) {
     const char *said = json_string_value(content), *mark = find_mark(text, *len, END_MARK);
@@ -307,8 +307,8 @@ static bool cut_end(const char *text, size_t *len, json_t *content, size_t i,
         return api_refuse(err, openai_message_path(i, "content").text,
                           "the chat template does not write the last message's text exactly once "
                           "and unchanged, so it cannot be continued");
-    const char *behind = mark + strlen(END_MARK);
-    bool trimmed = behind == text + *len || *behind != ' ';
+    const char *after = mark + strlen(END_MARK);
+    bool trimmed = after == text + *len || *after != ' ';
     for (; trimmed && n > 0 && is_space(said[n - 1]); n--)
         end--;
     ASSERT(end <= *len);
@@ -316,7 +316,7 @@ static bool cut_end(const char *text, size_t *len, json_t *content, size_t i,
     return true;
 }
 
-/* Leaves out what stands before the first message's text. */
+/* Drops what precedes the first message's text. */
 static bool cut_begin(char *text, size_t *len, struct api_error *err) {
     const char *mark = find_mark(text, *len, BEGIN_MARK);
     if (!mark)

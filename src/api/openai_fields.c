@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* openai_fields.c: the fields of a body but its prompt: limits, sampling, stops, logprobs, and the
- * names of what is refused.
+/* openai_fields.c: the fields of a body except its prompt: limits, sampling, stops, logprobs, and
+ * those that are refused.
  *
  * A value of the wrong type or out of range is refused by its name. Ranges of sampling are the
  * sampler's (kvasir_sampling_check).
@@ -116,7 +116,7 @@ static bool set_xtc_special(const struct api_setup *setup, struct api_request *r
     return true;
 }
 
-/* {"50256": -100}: members named by token ids */
+/* {"50256": -100}: token ids as names */
 static bool read_logit_bias(const struct api_setup *setup, json_t *body, struct api_request *r,
                             struct api_error *err) {
     json_t *bias = api_get(body, "logit_bias"), *value;
@@ -184,7 +184,7 @@ static bool read_sampling(const struct api_setup *setup, json_t *body, struct ap
     if (!api_whole(body, "top_k", -1, INT32_MAX, &top_k, err) ||
         !api_whole(body, "seed", INT64_MIN, INT64_MAX, &seed, err))
         return false;
-    s->top_k = top_k > 0 ? (int32_t)top_k : 0; /* vLLM says off with -1 */
+    s->top_k = top_k > 0 ? (int32_t)top_k : 0; /* -1 is vLLM's 'off' */
     if (api_get(body, "seed"))
         s->seed = (uint64_t)seed;
     return read_contexts(body, s, err) && read_logit_bias(setup, body, r, err) &&
@@ -240,7 +240,7 @@ static bool read_stop(struct api_request *r, const char *path, json_t *value,
 
 static bool read_stops(const struct api_setup *setup, json_t *body, struct api_request *r,
                        struct api_error *err) {
-    enum { STOPS_MAX = 32 }; /* each is looked for at every token */
+    enum { STOPS_MAX = 32 }; /* each is searched for at every token */
     json_t *stop = api_get(body, "stop"), *ids = api_get(body, "stop_token_ids");
     if (ids && !api_ids("stop_token_ids", ids, setup->vocab, &r->stop_tokens,
                         &r->engine.n_stop_tokens, err))
@@ -317,7 +317,7 @@ static bool read_stream(const struct api_setup *setup, json_t *body, struct api_
 }
 
 static bool read_salt(struct api_request *r, json_t *body, struct api_error *err) {
-    enum { SALT_MAX = 256 }; /* it stays as long as prefixes do */
+    enum { SALT_MAX = 256 }; /* it is kept with stored prefixes */
     if (!optional_text(r, body, "cache_salt", &r->engine.salt, err))
         return false;
     const size_t n = r->engine.salt ? strlen(r->engine.salt) : 0;

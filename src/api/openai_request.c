@@ -47,7 +47,7 @@ static bool tokenize(const struct api_setup *setup, const char *path, const char
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* A list of prompts is allowed where it is one prompt. */
+/* A list is allowed if it contains one prompt. */
 static json_t *single_prompt(json_t *prompt, const char **path) {
     json_t *first = json_array_get(prompt, 0);
     bool list = json_is_string(first) || json_is_array(first);
@@ -71,10 +71,10 @@ static bool read_prompt(const struct api_setup *setup, json_t *body, struct api_
            set_tokens(r, path, r->ids, n, err);
 }
 
-/* How the answer to this prompt is read. */
+/* How the answer to this prompt is parsed. */
 static bool set_answer(const struct api_setup *setup, const char *prompt, size_t len,
                        struct api_request *r, struct api_error *err) {
-    if (!setup->syntax || r->engine.json_object) /* a JSON object holds no markers: all content */
+    if (!setup->syntax || r->engine.json_object) /* a JSON object has no markers: all is content */
         return true;
     r->answer.syntax = *setup->syntax;
     r->answer.start = answer_start_of(setup->syntax, prompt, len);

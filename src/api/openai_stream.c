@@ -3,14 +3,13 @@
  *
  *     data: {"id": ..., "object": "chat.completion.chunk", "choices": [{"delta": ...}]}\n\n
  *     ...
- *     data: {..., "choices": [], "usage": {...}}\n\n      where asked for
+ *     data: {..., "choices": [], "usage": {...}}\n\n      if requested
  *     data: [DONE]\n\n
  *
- * A request that fails on its way has {"error": ...} in place of what would follow.
+ * If a request fails after the first chunk, {"error": ...} replaces the rest.
  *
- * A chat's text goes through its parser, which may hold it back; the engine holds back what may
- * become a stop text. With log-probabilities every token has a chunk, with the text that came with
- * it.
+ * A chat's text goes through its parser, which may hold text back, as the engine does with what may
+ * become a stop text. With logprobs every token has a chunk, with the text that came with it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,9 +26,9 @@ struct openai_stream {
         size_t offset; /* characters so far */
     } * choices;       /* [request->engine.n] */
     uint64_t completion_tokens;
-    struct text_buf head; /* what all chunks begin with, up to their choices */
-    struct text_buf *out; /* of the event at hand */
-    json_t *logprobs;     /* of its token, until a chunk takes them; NULL */
+    struct text_buf head; /* the start of all chunks, up to their choices */
+    struct text_buf *out; /* of the current event */
+    json_t *logprobs;     /* of its token, until a chunk takes them; may be NULL */
 };
 
 static bool is_chat(const struct openai_stream *s) {
@@ -51,7 +50,7 @@ static bool add_json(json_t *value, struct text_buf *out) {
     return good;
 }
 
-/* Written once: half of what a chunk would cost. */
+/* Encoded once, since it is half the cost of a chunk. */
 static bool set_head(struct openai_stream *s) {
     json_t *head = json_pack("{s:s, s:s, s:I, s:s}", "id", s->c.id, "object",
                              is_chat(s) ? "chat.completion.chunk" : "text_completion", "created",
@@ -201,7 +200,7 @@ static void *stream_open(const struct protocol_context *c) {
     return NULL;
 }
 
-/* As mlx_lm.server says it. */
+/* As in mlx_lm.server. */
 static bool stream_silence(uint32_t prompt_done, uint32_t prompt_tokens, struct text_buf *out) {
     char comment[64];
     snprintf(comment, sizeof comment, ": keepalive %u/%u\n\n", prompt_done, prompt_tokens);

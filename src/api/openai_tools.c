@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* openai_tools.c: tools of a body, and calls of its messages.
  *
- * The model is shown the tools unless "tool_choice" is "none": one that does not know of tools does
- * not call them. What is a call in the answer is answer_syntax.h's affair. That the answer must
- * call a tool cannot be had (openai_fields.c refuses it). "parallel_tool_calls": false keeps the
- * first call of an answer.
+ * The model is shown the tools unless "tool_choice" is "none". Calls in the answer are found by
+ * answer_parser.c. A tool call cannot be forced (openai_fields.c refuses that).
+ * "parallel_tool_calls": false keeps the first call of an answer.
  */
 #include "api/openai_internal.h"
 #include "util/json.h"

@@ -16,7 +16,7 @@ struct protocol_context {
 
 struct protocol {
     const char *name, *id_prefix;
-    const char *prompt_field; /* member of a body that holds the prompt */
+    const char *prompt_field; /* the member of a body with the prompt */
     /* As openai_read. */
     bool (*read)(const struct api_setup *setup, json_t *body, struct api_request *out,
                  struct api_error *err);

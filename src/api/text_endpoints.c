@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text_endpoints.c: text_endpoints.h.
+/* text_endpoints.c: which special tokens a text gets:
  *
  *     prompt    BOS unless "add_special_tokens" is false (vLLM)
  *     content   no BOS unless "add_special" is true (llama.cpp)
@@ -24,7 +24,7 @@ static bool chat_text(const struct api_setup *setup, json_t *body, char **text, 
     struct openai_chat_shape shape;
     if (api_get(body, "chat_template"))
         return api_refuse(err, "chat_template", "is not supported");
-    struct api_request r = {.kept = json_array()}; /* how an answer would be read */
+    struct api_request r = {.kept = json_array()}; /* how an answer would be parsed */
     const bool good = openai_read_shape(body, &shape, err) &&
                       openai_chat_text(setup, body, &shape, &r, text, len, err);
     api_request_free(&r);
@@ -46,12 +46,12 @@ json_t *text_endpoint_apply_template(const struct api_setup *setup, json_t *body
 
 /* ---- to tokens ------------------------------------------------------------------------------- */
 
-/* A text to tokenize: of a chat, or one in the body. */
+/* A text to tokenize: of a chat, or given in the body. */
 struct source {
     const char *path;
     const char *text; /* [len] */
     size_t len;
-    char *rendered; /* the same text, to be freed; or NULL */
+    char *rendered; /* the same text, if it must be freed; or NULL */
     bool bos, special;
 };
 
@@ -81,7 +81,7 @@ static bool read_source(const struct api_setup *setup, json_t *body, struct sour
     return true;
 }
 
-/* A token as the vocabulary writes it; where that is no UTF-8, what it says. */
+/* A token as the vocabulary writes it, or its text if that is not UTF-8. */
 static json_t *token_string(const kvasir_tokenizer *tokenizer, int32_t id) {
     size_t len;
     char *text = NULL;
@@ -151,8 +151,8 @@ json_t *text_endpoint_detokenize(const struct api_setup *setup, json_t *body,
         api_library_failed(err, "tokens", &why);
         return NULL;
     }
-    json_t *said = json_stringn(text, len),
-           *answer = json_pack("{s:O, s:o}", "prompt", said, "content", said);
+    json_t *string = json_stringn(text, len),
+           *answer = json_pack("{s:O, s:o}", "prompt", string, "content", string);
     kvasir_free(text);
     if (!answer)
         api_no_memory(err);

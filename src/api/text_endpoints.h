@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of /tokenize, /detokenize and /apply-template: text, tokens and templates without an
- * engine. Fields are vLLM's and llama.cpp's. What openai.h says of errors and threads holds here
- * too. Results are new; NULL with *err. */
+/* text_endpoints.h: bodies of /tokenize, /detokenize and /apply-template. Fields are vLLM's and
+ * llama.cpp's. The invariants of openai.h hold here, too. Results are new; NULL with *err. */
 #ifndef API_TEXT_ENDPOINTS_H
 #define API_TEXT_ENDPOINTS_H
 

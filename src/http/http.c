@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* http.c: libmicrohttpd's callbacks as calls of a handler.
+/* http.c: libmicrohttpd's callbacks as exchanges of a handler.
  *
- * What it refuses by itself: bodies that are too large (413), headers that are (431, and what is no
- * HTTP: libmicrohttpd), requests that do not become complete (cut, http_watch.c).
+ * Refused here: bodies that are too large (413). libmicrohttpd refuses headers that are too large
+ * (431) and malformed HTTP. Requests that do not become complete are cut (http_watch.c).
  *
- * Memory of a connection: POOL_BYTES, which bounds its headers, and its body.
+ * A connection takes POOL_BYTES, which bounds its headers, and its body.
  */
 #include "http/http_internal.h"
 
@@ -33,12 +33,12 @@ const char *http_header(const struct http_exchange *c, const char *name) {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* True: the call rests until http_wake; false: that has been. */
-static bool rest(struct exchange *c) {
+/* True: the connection is suspended until http_wake. False: that came before. */
+static bool suspend(struct exchange *c) {
     pthread_mutex_lock(&c->mutex);
     const bool woken = c->woken;
     c->woken = false;
-    c->resting = !woken;
+    c->waiting = !woken;
     if (!woken)
         MHD_suspend_connection(c->connection);
     pthread_mutex_unlock(&c->mutex);
@@ -48,14 +48,14 @@ static bool rest(struct exchange *c) {
 void http_wake(struct http_exchange *exchange) {
     struct exchange *c = exchange_of(exchange);
     pthread_mutex_lock(&c->mutex);
-    if (c->resting)
+    if (c->waiting)
         MHD_resume_connection(c->connection);
-    c->woken = !c->resting;
-    c->resting = false;
+    c->woken = !c->waiting;
+    c->waiting = false;
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
+/* ---- responses ------------------------------------------------------------------------------- */
 
 static void set_timeout(struct exchange *c, uint32_t seconds) {
     (void)!MHD_set_connection_option(c->connection, MHD_CONNECTION_OPTION_TIMEOUT,
@@ -70,7 +70,7 @@ static enum http_step queue(struct exchange *c, const struct http_reply *r,
         (void)!MHD_add_response_header(response, r->headers[i].name, r->headers[i].value);
     set_timeout(c, c->http->options.write_timeout_s);
     if (MHD_queue_response(c->connection, r->status, response) != MHD_YES)
-        c->status = 0; /* the connection is broken off */
+        c->status = 0; /* the connection is cut */
     MHD_destroy_response(response);
     return HTTP_REPLIED;
 }
@@ -82,7 +82,7 @@ static enum http_step reply_bytes(struct http_exchange *exchange, const struct h
     if (!response) {
         if (mode == MHD_RESPMEM_MUST_FREE)
             free(body);
-        return HTTP_REPLIED; /* nothing queued: the connection is broken off */
+        return HTTP_REPLIED; /* nothing queued: the connection is cut */
     }
     http_last_bytes(exchange);
     return queue(c, r, response);
@@ -108,7 +108,7 @@ static ssize_t fill(void *user, uint64_t position, char *out, size_t max) {
         if (n == HTTP_FILL_ABORT)
             return MHD_CONTENT_READER_END_WITH_ERROR;
         ASSERT(n >= 0 && (size_t)n <= max);
-        if (n > 0 || rest(c))
+        if (n > 0 || suspend(c))
             return n;
     }
 }
@@ -188,7 +188,7 @@ static enum MHD_Result refuse_size(struct exchange *c) {
 }
 
 struct framing {
-    int lengths; /* words about where the body ends */
+    int lengths; /* headers that say where the body ends */
     bool bad_name;
 };
 
@@ -214,7 +214,7 @@ static const char *ambiguous(const struct exchange *c) {
                          : NULL;
 }
 
-/* Said before the body comes, where its length is. */
+/* By Content-Length, before the body is read. */
 static bool declares_more_than(const struct exchange *c, uint64_t limit) {
     const char *length = http_header(&c->c, "Content-Length");
     return length && strtoull(length, NULL, 10) > limit;
@@ -234,14 +234,14 @@ static enum MHD_Result run_handler(struct exchange *c) {
     c->handled = true;
     while (handler->handle(handler->user, &c->c) == HTTP_WAIT) {
         drop_body(c);
-        if (rest(c))
+        if (suspend(c))
             return MHD_YES;
     }
     drop_body(c);
     return c->status ? MHD_YES : MHD_NO;
 }
 
-/* What the headers are refused for, before the body. */
+/* Checks the headers, before the body. */
 static enum MHD_Result begin_request(struct exchange *c) {
     const struct http_options *o = &c->http->options;
     const char *wrong = ambiguous(c);
@@ -264,7 +264,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     }
     if (*n == 0)
         return c->too_large ? refuse_size(c) : run_handler(c);
-    /* of what has no length and is too large nothing more is read */
+    /* a chunked body that is too large: read no more of it */
     if (c->too_large || !append_body(c, data, *n))
         return MHD_NO;
     *n = 0;
@@ -279,7 +279,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **s
     (void)why;
     if (!c)
         return;
-    watch_end(h, c->conn); /* from here on nobody is told that the client is gone */
+    watch_end(h, c->conn); /* `gone` is not called after this */
     h->options.handler.done(h->options.handler.user, &c->c, c->status);
     set_timeout(c, h->options.idle_timeout_s);
     pthread_mutex_destroy(&c->mutex);
@@ -288,7 +288,7 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **s
     *state = NULL;
 }
 
-/* A peer that has vanished without a word is noticed, too. */
+/* Notice peers that vanish without closing the connection. */
 static void set_socket(int fd, uint32_t write_timeout_s) {
     const int on = 1;
     const unsigned timeout_ms = write_timeout_s * 1000;
@@ -368,9 +368,9 @@ bool http_start(const struct http_options *o, struct http **out, struct http_err
     h->listener = h->watch.epoll = h->watch.wake = -1;
     pthread_mutex_init(&h->watch.mutex, NULL);
     bool good = open_listener(h, err);
-    *out = h; /* handlers ask for it */
+    *out = h; /* handlers use it */
     if (good) {
-        good = watch_start(h) && start_daemon(h); /* which may have a request at once */
+        good = watch_start(h) && start_daemon(h); /* requests may come at once */
         if (!good)
             start_failed(err, o, "cannot start a thread");
     }
@@ -386,7 +386,7 @@ uint16_t http_port(const struct http *h) {
 }
 
 void http_quiesce(struct http *h) {
-    /* libmicrohttpd may look at the socket until its threads end: closed there */
+    /* libmicrohttpd may use the socket until its threads end, so http_stop closes it */
     if (MHD_quiesce_daemon(h->daemon) != MHD_INVALID_SOCKET) {
         h->quiesced = true;
         shutdown(h->listener, SHUT_RD);
@@ -397,7 +397,7 @@ void http_stop(struct http *h) {
     if (!h)
         return;
     if (h->daemon)
-        MHD_stop_daemon(h->daemon); /* closes the listener unless it was quiesced */
+        MHD_stop_daemon(h->daemon); /* closes the listener, unless it was quiesced */
     if (h->listener >= 0 && (!h->daemon || h->quiesced))
         close(h->listener);
     watch_stop(h);

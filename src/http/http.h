@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* http.h: HTTP by libmicrohttpd, as calls of a handler that may wait (http.c, http_watch.c).
+/* http.h: HTTP by libmicrohttpd, as exchanges whose handler may wait (http.c, http_watch.c).
  *
  *     libmicrohttpd's threads            any thread          the watcher
- *       whole body there: handle
- *         HTTP_WAIT: connection rests  <--- http_wake
- *       handle again ... http_reply                            client gone: gone(), wake
- *       or http_stream: fill, fill ...                         too slow, too long: cut
+ *       whole body received: handle
+ *         HTTP_WAIT: suspended       <--- http_wake
+ *       handle again ... http_reply_*                         client gone: gone()
+ *       or http_reply_stream: fill, fill ...                  too slow, too long: cut
  *       done
  *
  * Invariants
@@ -15,7 +15,7 @@
  *           checks what it waits for in every handle and fill.
  *   HTTP-3  done is the last callback of an exchange; http_wake is not allowed once it has
  *           returned.
- *   HTTP-4  A client that closes its side is gone, whether the connection rests or not.
+ *   HTTP-4  A client that closes its side is noticed, whether the connection is suspended or not.
  */
 #ifndef HTTP_HTTP_H
 #define HTTP_HTTP_H
@@ -30,7 +30,7 @@
 struct http;
 struct http_exchange {
     const char *method, *path;
-    const char *body; /* [body_len] and a NUL; of the first handle only */
+    const char *body; /* [body_len] and a NUL; only in the first handle */
     size_t body_len;
     void *user; /* http_attach; NULL at first */
 };
@@ -39,19 +39,19 @@ enum http_step { HTTP_REPLIED, HTTP_WAIT };
 
 struct http_handler {
     void *user;
-    /* Once the headers are there: the longest body that the call may bring. Where that is less than
-     * max_body_bytes, and the headers announce more, handle comes without a body, to refuse. */
+    /* After the headers: the longest body that is accepted. If the headers announce a longer one,
+     * handle is called without a body, to refuse. */
     uint64_t (*body_limit)(void *user, const struct http_exchange *exchange);
-    /* Once the whole body is there, and after each http_wake until it has replied. */
+    /* After the whole body, and after each http_wake until it has replied. */
     enum http_step (*handle)(void *user, struct http_exchange *exchange);
-    /* In place of handle: what HTTP itself refuses. Replies, and the connection is to close. */
+    /* Instead of handle: HTTP itself refuses the request. Replies, and closes the connection. */
     void (*refuse)(void *user, struct http_exchange *exchange, unsigned status, const char *why);
-    /* The client went away; nobody takes what is sent from here on. */
+    /* The client is gone; nobody reads what is sent from now on. */
     void (*gone)(void *user, struct http_exchange *exchange);
-    /* The call is over: sent, broken off, or never handled (user is NULL then). status: what was
-     * replied; 0: nothing. */
+    /* The exchange is over: sent, aborted, or never handled (user is NULL then). status: of the
+     * reply; 0: there was none. */
     void (*done)(void *user, struct http_exchange *exchange, unsigned status);
-    /* Some times a second, on the watcher's thread. */
+    /* A few times per second, on the watcher's thread. */
     void (*tick)(void *user);
 };
 
@@ -60,35 +60,35 @@ struct http_options {
     uint16_t port;
     uint32_t threads, max_connections;
     uint64_t max_body_bytes;
-    uint32_t idle_timeout_s;  /* between requests, and for a request to be complete */
-    uint32_t write_timeout_s; /* for a reader to take something, or the rest */
+    uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
+    uint32_t write_timeout_s; /* until a client reads something, or the rest */
     struct http_handler handler;
 };
 struct http_error {
-    bool bad_host; /* the host's name is at fault */
+    bool bad_host; /* the host name cannot be resolved */
     char text[256];
 };
-/* False: *err says why. */
+/* False with *err. */
 bool http_start(const struct http_options *options, struct http **out, struct http_error *err);
 uint16_t http_port(const struct http *h);
 uint32_t http_connections(struct http *h);
 void http_quiesce(struct http *h); /* no new connections */
-/* Ends the threads; no call rests any more. */
+/* Ends the threads. No exchange may be waiting any more. */
 void http_stop(struct http *h);
 
 const char *http_header(const struct http_exchange *exchange, const char *name); /* NULL: none */
-/* In handle: sets the call's user, of whose going away gone tells from here on. False: the client
- * has gone already. */
+/* In handle: sets the exchange's user; from now on `gone` is called if the client goes away. False:
+ * it is gone already. */
 bool http_attach(struct http_exchange *exchange, void *user);
 
-/* ---- answers --------------------------------------------------------------------------------- */
+/* ---- responses ------------------------------------------------------------------------------- */
 
 enum { HTTP_HEADERS_MAX = 10 };
 struct http_reply {
     unsigned status;
     struct {
         const char *name, *value;
-    } headers[HTTP_HEADERS_MAX]; /* ends where name is NULL */
+    } headers[HTTP_HEADERS_MAX]; /* up to the first NULL name */
 };
 static inline void http_reply_header(struct http_reply *r, const char *name, const char *value) {
     size_t i = 0;
@@ -98,23 +98,23 @@ static inline void http_reply_header(struct http_reply *r, const char *name, con
     r->headers[i].name = name;
     r->headers[i].value = value;
 }
-/* In handle, once: the whole answer. Takes body (malloc), also where it fails. */
+/* In handle, once: the whole response. Takes body (malloc), also if it fails. */
 enum http_step http_reply_take(struct http_exchange *exchange, const struct http_reply *reply,
                                char *body, size_t len);
-/* The same with a text that outlives the server. */
+/* The same with a body that outlives the server. */
 enum http_step http_reply_static(struct http_exchange *exchange, const struct http_reply *reply,
                                  const char *body, size_t len);
-/* Writes at most max > 0 bytes to out: their number, or one of these. */
+/* Writes at most max > 0 bytes to out. Returns their number, or one of these. */
 enum { HTTP_FILL_WAIT = 0, HTTP_FILL_END = -1, HTTP_FILL_ABORT = -2 };
 typedef ssize_t http_fill_fn(struct http_exchange *exchange, char *out, size_t max);
-/* In handle, once: headers now, the body as fill gives it. */
+/* In handle, once: headers now, the body as fill writes it. */
 enum http_step http_reply_stream(struct http_exchange *exchange, const struct http_reply *reply,
                                  http_fill_fn *fill);
-/* From any thread: what the call waits for may be there. */
+/* From any thread: what the exchange waits for may be there. */
 void http_wake(struct http_exchange *exchange);
-/* From any thread: the connection ends within seconds, whatever its client takes. */
+/* From any thread: the connection is cut within seconds, whatever the client does. */
 void http_break_off(struct http_exchange *exchange);
-/* The answer is complete but for the way to the client, who has write_timeout_s to take it. */
+/* The response is complete; the client has write_timeout_s to read the rest. */
 void http_last_bytes(struct http_exchange *exchange);
 
 #endif

@@ -15,7 +15,7 @@ struct conn {
     int fd;
     uint64_t id;               /* never used again */
     struct exchange *exchange; /* being answered; NULL: none */
-    int64_t deadline_s;        /* it is cut then; 0: never */
+    int64_t deadline_s;        /* when it is cut; 0: never */
     bool cut;
 };
 
@@ -32,7 +32,7 @@ struct watch {
 struct http {
     struct http_options options;
     struct MHD_Daemon *daemon;
-    int listener; /* the daemon's to close, ours once it is quiesced */
+    int listener; /* closed by the daemon, by us after http_quiesce */
     bool quiesced;
     uint16_t port;
     struct watch watch;
@@ -47,23 +47,23 @@ struct exchange {
     size_t cap;
     uint64_t body_limit;
     bool too_large, handled;
-    atomic_bool broken; /* to be broken off */
+    atomic_bool broken; /* to be cut */
     bool gone;          /* under watch.mutex, as is c.user */
     unsigned status;
     http_fill_fn *fill;
     /* under the mutex */
     pthread_mutex_t mutex;
-    bool resting, woken;
+    bool waiting, woken; /* suspended; woken before it was */
 };
 
 bool watch_start(struct http *h);
 void watch_stop(struct http *h);
-/* A connection's life, on libmicrohttpd's threads. */
+/* A connection begins and ends; on libmicrohttpd's threads. */
 struct conn *watch_open(struct http *h, int fd);
 void watch_close(struct http *h, struct conn *conn);
-/* The connection is to be at another state within so many seconds. */
+/* The connection must reach another state within so many seconds. */
 void watch_deadline(struct http *h, struct conn *conn, uint32_t seconds);
-/* From here on the client's going away is told, until watch_end. */
+/* From now until watch_end, the handler is told if the client goes away. */
 void watch_begin(struct http *h, struct conn *conn, struct exchange *exchange);
 void watch_end(struct http *h, struct conn *conn);
 

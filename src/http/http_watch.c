@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* http_watch.c: a thread that sees what libmicrohttpd does not look at: a connection that rests is
- * in none of its poll sets, and its time limit starts again with each byte.
+/* http_watch.c: a thread that watches what libmicrohttpd does not. A suspended connection is in
+ * none of its poll sets, and its timeout starts again with each byte.
  *
  *     between requests --request complete--> answering --all given--> last bytes --> between ...
  *      deadline: idle_timeout                 no deadline, gone()      deadline: write_timeout
  *
- * The mutex orders this thread's looks at a connection with its end: libmicrohttpd tells of that
- * before it closes the socket. Events name connections by a number that is never used again, so one
- * that was fetched just before says nothing of the socket's next owner.
+ * libmicrohttpd reports the end of a connection before it closes the socket, and the mutex orders
+ * that report with this thread's accesses. Events name connections by a number that is never
+ * reused, so that a late event cannot hit the next owner of the same socket.
  */
 #include "http/http_internal.h"
 
@@ -25,7 +25,7 @@ static int64_t now_s(void) {
     return (int64_t)clock_seconds();
 }
 
-static struct conn *find(struct watch *w, uint64_t id) {
+static struct conn *find_conn(struct watch *w, uint64_t id) {
     for (struct conn *c = w->conns; c; c = c->next)
         if (c->id == id)
             return c;
@@ -34,7 +34,7 @@ static struct conn *find(struct watch *w, uint64_t id) {
 
 static void tell_gone(struct http *h, uint64_t id) {
     pthread_mutex_lock(&h->watch.mutex);
-    struct conn *c = find(&h->watch, id);
+    struct conn *c = find_conn(&h->watch, id);
     if (c && c->exchange) {
         c->exchange->gone = true;
         if (c->exchange->c.user)
@@ -48,7 +48,7 @@ static bool is_due(const struct conn *c, int64_t now) {
            (c->exchange && atomic_load(&c->exchange->broken));
 }
 
-/* Both directions at once: libmicrohttpd finds the connection closed. */
+/* Shuts both directions down: libmicrohttpd finds the connection closed. */
 static void cut_late(struct watch *w) {
     const int64_t now = now_s();
     pthread_mutex_lock(&w->mutex);
@@ -149,7 +149,7 @@ void watch_begin(struct http *h, struct conn *c, struct exchange *exchange) {
     ASSERT(!c->exchange); /* one at a time */
     c->exchange = exchange;
     c->deadline_s = 0;
-    /* one that has closed its side already is told of at once */
+    /* reports at once if the client has closed its side already */
     (void)!epoll_ctl(h->watch.epoll, EPOLL_CTL_ADD, c->fd, &event);
     pthread_mutex_unlock(&h->watch.mutex);
 }

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* job.c: one request from its body to the last byte of its answer.
+/* job.c: one request, from its body to the last byte of its answer.
  *
  *     libmicrohttpd's threads             engine's thread            watcher
  *       job_begin: read, submit
- *          stream: headers, fill     <--    on_event: copied       tick: a comment is due
+ *          stream: headers, fill     <--    on_event: copies       tick: a comment is due
  *          else:   waits                    into queue or answer   gone: cancel
  *       fill / job_continue: chunks, body
- *       job_done: the line of the log
+ *       job_done: a line of the log
  *
  * Invariants
- *   JOB-1  What runs on the engine's thread copies and wakes; events become JSON on the other side.
- *          It holds the job's mutex for a copy into memory that is there already, and no lock while
- *          it allocates, writes or frees. No thread does so while it holds the job's mutex.
- *   JOB-2  Events that a reader does not take are at most options.buffer_bytes; then the request is
- *          cancelled and the connection broken off.
- *   JOB-3  No text of a prompt or an answer is in log lines or errors, unless options.log_prompts.
+ *   JOB-1  The engine's thread only copies and wakes; events become JSON on the exchange's thread.
+ *          It copies into memory that was allocated before. Nobody allocates, frees or writes while
+ *          holding the job's mutex.
+ *   JOB-2  The events of a stream that its client does not read take at most options.buffer_bytes.
+ *          Beyond that the request is cancelled and the connection cut.
+ *   JOB-3  Log lines and errors contain no text of a prompt or an answer, unless
+ *          options.log_prompts is set.
  */
 #include "server/server_internal.h"
 
@@ -25,30 +26,30 @@
 struct job {
     struct server *server;
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
-    const char *key; /* the tenant's, which the options hold */
+    const char *key; /* the tenant's; belongs to the options */
     char *salt;
-    json_t *body; /* until it is read; to the end where it is logged */
+    json_t *body; /* until it is read, or to the end if it is logged */
     struct api_setup setup;
     struct api_request request;
     int64_t created;
     const struct protocol *protocol;
     struct api_answer answer; /* unless stream */
     void *stream;
-    struct text_buf out; /* of the stream, on its way from out_at on */
+    struct text_buf out; /* of the stream; sent up to out_at */
     size_t out_at;
-    struct text_buf taken; /* events that the reader's side has; of fixed capacity, as is queue */
+    struct text_buf taken; /* events taken from queue; both have a fixed capacity */
     size_t taken_at;
     kvasir_error taken_error;
-    bool finished;                   /* the stream has nothing more */
-    struct metrics_request measured; /* the engine's thread's alone, from submit on */
+    bool finished;                   /* the stream is complete */
+    struct metrics_request measured; /* from submit on, of the engine's thread only */
     struct job *prev, *next;         /* under the server's mutex */
     /* under the mutex */
     pthread_mutex_t mutex;
     struct http_exchange *exchange; /* NULL: over */
     uint64_t engine_id;
     bool complete, too_slow, gone, comment_due;
-    struct text_buf queue; /* events and what they point to, one after the other */
-    kvasir_error error;    /* of the choice that failed last */
+    struct text_buf queue; /* events and what they point to, back to back */
+    kvasir_error error;    /* of the last choice that failed */
     uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens;
     uint64_t cache_bytes;
     kvasir_hit hit;
@@ -99,14 +100,14 @@ static void unlist(struct job *j) {
         pthread_cond_broadcast(&s->changed);
 }
 
-/* Under the server's mutex: the engine has nothing more to say of a job. */
+/* Under the server's mutex: a job's last event has come. */
 static void count_complete(struct server *s) {
     ASSERT(s->n_incomplete > 0);
     if (--s->n_incomplete == 0)
         pthread_cond_broadcast(&s->changed);
 }
 
-/* The call is over, the engine was done before. */
+/* The exchange is over, and the last event came before. */
 static void job_end(struct job *j) {
     struct server *s = j->server;
     pthread_mutex_lock(&s->mutex);
@@ -115,7 +116,7 @@ static void job_end(struct job *j) {
     job_free(j);
 }
 
-/* The engine never had it. */
+/* It was not submitted. */
 static void job_drop(struct job *j) {
     struct server *s = j->server;
     pthread_mutex_lock(&s->mutex);
@@ -141,7 +142,7 @@ static void note_event(struct job *j, const kvasir_event *e) {
     }
 }
 
-/* The event, the likeliest tokens and the text; whole words, so that the next one is aligned. */
+/* The event, its top tokens and its text, rounded up so that the next one is aligned. */
 static size_t queued_bytes(const kvasir_event *e) {
     return (sizeof *e + e->n_top * sizeof *e->top + e->len + 7) / 8 * 8;
 }
@@ -187,7 +188,7 @@ static void on_event(void *user, const kvasir_event *e) {
     pthread_mutex_unlock(&j->mutex);
     if (!last)
         return;
-    pthread_mutex_lock(&s->mutex); /* the job may be gone by now, unless it is over */
+    pthread_mutex_lock(&s->mutex); /* if not over, the job may be freed by now */
     if (over)
         unlist(j);
     count_complete(s);
@@ -231,7 +232,7 @@ static void stream_event(struct job *j, const kvasir_event *e) {
         j->finished = e->last;
 }
 
-/* Takes what the engine left; false: the connection is to be broken off. */
+/* Takes the queued events. False: the connection must be cut. */
 static bool take_events(struct job *j) {
     pthread_mutex_lock(&j->mutex);
     const struct text_buf empty = j->taken;
@@ -276,7 +277,7 @@ static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
 
 /* ---- from a body to the engine --------------------------------------------------------------- */
 
-/* A tenant's prefixes are found by nobody else. */
+/* The salt contains the tenant's key, so that no other tenant finds its prefixes. */
 static bool set_salt(struct job *j, struct api_error *err) {
     const char *asked = j->request.engine.salt ? j->request.engine.salt : "";
     const char *key = j->server->options.share_prefixes ? "" : j->key;
@@ -362,7 +363,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
-    j->setup.sampling.seed = new_id(s, protocol->id_prefix, j->id); /* unless it asks for one */
+    j->setup.sampling.seed = new_id(s, protocol->id_prefix, j->id); /* unless the request has one */
     read_client_id(j, exchange);
     pthread_mutex_init(&j->mutex, NULL);
     return j;
@@ -380,7 +381,7 @@ static bool submit(struct job *j, struct api_error *err) {
     pthread_mutex_lock(&j->mutex);
     j->engine_id = id;
     pthread_mutex_unlock(&j->mutex);
-    if (atomic_load(&j->server->stopping)) /* jobs_stop may have looked for the id before */
+    if (atomic_load(&j->server->stopping)) /* jobs_stop may have missed the id */
         kvasir_engine_cancel(j->server->engine, id);
     return true;
 }
@@ -399,9 +400,9 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
         return reply_error(s, exchange, protocol, &err);
     }
     job_list(j);
-    /* jobs_stop sees the job, or this sees that nothing more is to begin */
+    /* either jobs_stop sees the job, or this sees `stopping` */
     if (atomic_load(&s->stopping)) {
-        api_refuse(&err, NULL, "the server is stopping");
+        api_refuse(&err, NULL, "the server is shutting down");
         err.status = HTTP_UNAVAILABLE;
     }
     if (atomic_load(&s->stopping) || !submit(j, &err)) {
@@ -413,7 +414,7 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
     if (!j->request.stream)
         return job_continue(exchange);
     struct http_reply reply = reply_head(s, HTTP_OK, "text/event-stream; charset=utf-8");
-    http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on as it comes */
+    http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on at once */
     http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
     return http_reply_stream(exchange, &reply, fill);
 }
@@ -445,7 +446,7 @@ void job_gone(struct http_exchange *exchange) {
     kvasir_engine_cancel(j->server->engine, id);
 }
 
-/* What the log says of a job, copied, since the job may be freed before it is written. */
+/* A copy for the log, since the job may be freed before the line is written. */
 struct job_record {
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *route, *finish;
@@ -516,7 +517,7 @@ void job_done(struct http_exchange *exchange, unsigned status) {
     pthread_mutex_unlock(&j->mutex);
     if (complete)
         job_end(j);
-    else /* its last event may have freed it by now */
+    else /* the last event may have freed the job by now */
         kvasir_engine_cancel(s->engine, id);
     log_record(s, &record);
     json_decref(record.body);
@@ -547,7 +548,7 @@ void jobs_stop(struct server *s) {
     ASSERT(atomic_load(&s->stopping));
     for (struct job *j = s->jobs; j; j = j->next) {
         pthread_mutex_lock(&j->mutex);
-        const uint64_t id = j->engine_id; /* 0: submit sees that the server is stopping */
+        const uint64_t id = j->engine_id; /* 0: submit will see `stopping` */
         pthread_mutex_unlock(&j->mutex);
         kvasir_engine_cancel(s->engine, id);
     }

@@ -9,8 +9,8 @@
 struct log;
 /* write: one line without its end; it may block. NULL: out of memory. */
 struct log *log_create(void (*write)(void *user, const char *line), void *user);
-/* From any thread; l may be NULL. Does not wait for `write`: a line that finds too many unwritten
- * ones is dropped, and a later line says how many were. */
+/* From any thread; l may be NULL. Does not wait for `write`: if too many lines are unwritten, the
+ * line is dropped, and a later line says how many were. */
 void log_add(struct log *l, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Ends after the last line is written. NULL is allowed. */
 void log_destroy(struct log *l);

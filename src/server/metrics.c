@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics.c: counting. A request's events say all that its histograms need:
+/* metrics.c: counting. A request's events contain all that the histograms need:
  *
  *     submitted -- queue --> START -- prefill --> first TOKEN -- decode --> last TOKEN   DONE
  *         |---------- time to first token ------------|  inter-token ... |               |
  *         |------------------------------ end to end ------------------------------------|
  *
- * What did not happen is not observed: a request that is cancelled in its prompt has a queue time
- * and no prefill time.
+ * Only what happened is observed: a request that is cancelled during its prompt has a queue time,
+ * but no prefill time.
  */
 #include "server/metrics_internal.h"
 #include "util/util.h"
@@ -18,7 +18,7 @@
 
 /* ---- histograms ------------------------------------------------------------------------------ */
 
-/* vLLM's, so that dashboards made for it fit. */
+/* vLLM's, so that its dashboards work. */
 static const double FIRST_TOKEN_BOUNDS[] = {0.001, 0.005, 0.01, 0.02, 0.04,  0.06,  0.08, 0.1,
                                             0.25,  0.5,   0.75, 1.0,  2.5,   5.0,   7.5,  10.0,
                                             20.0,  40.0,  80.0, 160., 640.0, 2560.0};
@@ -56,7 +56,7 @@ static void observe(struct server_metrics *m, enum metrics_histogram which, doub
     h->sum += value;
 }
 
-/* A clock that is asked on several threads may say less than before: no time passed then. */
+/* Readings on different threads may be out of order: that counts as 0. */
 static void observe_span(struct server_metrics *m, enum metrics_histogram which, int64_t from_us,
                          int64_t to_us) {
     observe(m, which, to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0);
@@ -66,7 +66,7 @@ static void observe_span(struct server_metrics *m, enum metrics_histogram which,
 
 enum { SECONDS = METRICS_WINDOW_S + 1 };
 
-/* Forgets the seconds that are too long ago. */
+/* Drops seconds that left the window. */
 static void rate_move(struct rate *r, int64_t now_us) {
     const int64_t second = now_us / 1000000;
     for (int i = 0; r->second < second && i < SECONDS; i++)
@@ -135,7 +135,7 @@ void metrics_submitted(struct metrics_request *r, int64_t now_us) {
     *r = (struct metrics_request){.submitted_us = now_us};
 }
 
-/* Tokens of the prompt that were run since the event before. */
+/* Prompt tokens computed since the event before. */
 static void note_prompt(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,
                         int64_t now_us) {
     if (e->prompt_done > r->prompt_done)
@@ -146,7 +146,7 @@ static void note_prompt(struct server_metrics *m, struct metrics_request *r, con
 static void note_start(struct server_metrics *m, struct metrics_request *r, const kvasir_event *e,
                        int64_t now_us) {
     r->started_us = now_us;
-    r->prompt_done = e->prompt_done; /* what is cached is not run */
+    r->prompt_done = e->prompt_done; /* cached tokens are not computed */
     observe_span(m, QUEUE_TIME, r->submitted_us, now_us);
     observe(m, PROMPT_TOKENS, e->prompt_tokens);
 }

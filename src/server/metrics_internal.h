@@ -9,7 +9,7 @@
 
 enum { BUCKETS_MAX = 32 };
 
-/* counts[i]: of at most bounds[i], and more than the bound before; counts[n]: of more than all. */
+/* counts[i]: values up to bounds[i] and above the bound before; counts[n]: above all bounds. */
 struct histogram {
     const double *bounds; /* [n], rising; n < BUCKETS_MAX */
     size_t n;
@@ -37,7 +37,7 @@ struct http_count {
     uint64_t n;
 };
 
-/* All that is counted, copied as a whole to be written. */
+/* Everything that is counted; /metrics writes a copy. */
 struct counts {
     struct histogram histograms[HISTOGRAMS];
     uint64_t finished[FINISH_KINDS]; /* choices */
@@ -46,7 +46,7 @@ struct counts {
     size_t n_http;
 };
 
-/* Events of the second under way and the METRICS_WINDOW_S before it. */
+/* Events of the current second and the METRICS_WINDOW_S before it. */
 struct rate {
     int64_t second; /* the newest */
     uint64_t counts[METRICS_WINDOW_S + 1];

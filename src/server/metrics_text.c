@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics_text.c: GET /metrics, Prometheus' text format 0.0.4. docs/metrics.md says what each name
- * means; names and buckets that vLLM has are vLLM's, with its label model_name. */
+/* metrics_text.c: GET /metrics, in Prometheus' text format 0.0.4. docs/metrics.md explains each
+ * name. Names and buckets of vLLM are the same as there, with its label model_name. */
 #include "server/metrics_internal.h"
 
 #include <inttypes.h>
@@ -11,21 +11,21 @@
 
 #include "api/api.h"
 
-/* The text under way. */
-struct page {
+/* The text so far. */
+struct metrics_page {
     struct text_buf text;
     bool failed; /* out of memory */
     char *model; /* model_name="..." */
 };
 
-static void PRINTF_LIKE(2, 3) add(struct page *p, const char *format, ...) {
+static void PRINTF_LIKE(2, 3) add(struct metrics_page *p, const char *format, ...) {
     va_list args;
     va_start(args, format);
     p->failed = p->failed || !text_vprintf(&p->text, format, args);
     va_end(args);
 }
 
-/* What stands between quotes: backslashes, quotes and line ends escaped. */
+/* A label's value: backslashes, quotes and line ends are escaped. */
 static bool add_escaped(struct text_buf *b, const char *value) {
     bool good = true;
     for (; good && *value; value++) {
@@ -50,38 +50,38 @@ static char *label(const char *name, const char *value) {
 
 /* ---- families -------------------------------------------------------------------------------- */
 
-static void family(struct page *p, const char *name, const char *type, const char *help) {
+static void family(struct metrics_page *p, const char *name, const char *type, const char *help) {
     add(p, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* labels: "" or what stands in braces */
-static void whole(struct page *p, const char *name, const char *labels, uint64_t value) {
+/* labels: "" or the text inside the braces */
+static void whole(struct metrics_page *p, const char *name, const char *labels, uint64_t value) {
     add(p, *labels ? "%s{%s} %" PRIu64 "\n" : "%s%s %" PRIu64 "\n", name, labels, value);
 }
 
-static void real(struct page *p, const char *name, const char *labels, double value) {
+static void real(struct metrics_page *p, const char *name, const char *labels, double value) {
     add(p, *labels ? "%s{%s} %.15g\n" : "%s%s %.15g\n", name, labels, value);
 }
 
-static void counter(struct page *p, const char *name, const char *labels, uint64_t value,
+static void counter(struct metrics_page *p, const char *name, const char *labels, uint64_t value,
                     const char *help) {
     family(p, name, "counter", help);
     whole(p, name, labels, value);
 }
 
-static void gauge(struct page *p, const char *name, const char *labels, double value,
+static void gauge(struct metrics_page *p, const char *name, const char *labels, double value,
                   const char *help) {
     family(p, name, "gauge", help);
     real(p, name, labels, value);
 }
 
-/* One of a family with a label that comes from a list. */
-static void labelled(struct page *p, const char *name, const char *key, const char *value,
+/* One sample of a family, with a label from a fixed list. */
+static void labelled(struct metrics_page *p, const char *name, const char *key, const char *value,
                      uint64_t n) {
     add(p, "%s{%s=\"%s\"} %" PRIu64 "\n", name, key, value, n);
 }
 
-static void histogram(struct page *p, const char *name, const char *labels,
+static void histogram(struct metrics_page *p, const char *name, const char *labels,
                       const struct histogram *h, const char *help) {
     const char *comma = *labels ? "," : "";
     char part[256];
@@ -105,26 +105,25 @@ static void histogram(struct page *p, const char *name, const char *labels,
 
 /* ---- vLLM's ---------------------------------------------------------------------------------- */
 
-static void vllm_engine(struct page *p, const kvasir_engine_stats *s) {
+static void vllm_engine(struct metrics_page *p, const kvasir_engine_stats *s) {
     const char *m = p->model;
-    gauge(p, "vllm:num_requests_running", m, s->running, "Sequences that take part in steps.");
-    gauge(p, "vllm:num_requests_waiting", m, s->waiting,
-          "Requests that wait for their first step.");
+    gauge(p, "vllm:num_requests_running", m, s->running, "Sequences that are being computed.");
+    gauge(p, "vllm:num_requests_waiting", m, s->waiting, "Requests waiting for their first step.");
     gauge(p, "vllm:kv_cache_usage_perc", m,
           s->budget_bytes ? (double)(s->used_bytes - s->stored_bytes) / (double)s->budget_bytes : 0,
-          "Part of the cache's budget that running requests and buffers hold. 1 is all of it.");
+          "Share of the cache budget held by running requests and buffers, 0 to 1.");
     counter(p, "vllm:prefix_cache_queries_total", m, s->prompt_tokens,
-            "Tokens of prompts that were looked for among stored prefixes.");
+            "Prompt tokens looked up in the prefix cache.");
     counter(p, "vllm:prefix_cache_hits_total", m, s->cached_tokens,
-            "Tokens of prompts that came from stored prefixes.");
+            "Prompt tokens found in the prefix cache.");
     counter(p, "vllm:num_preemptions_total", m, s->preemptions,
-            "Times that a sequence gave way for want of memory.");
+            "Times that a sequence was preempted for lack of memory.");
     counter(p, "vllm:prompt_tokens_total", m, s->prompt_tokens,
-            "Tokens of prompts, cached ones included.");
+            "Prompt tokens, including cached ones.");
     counter(p, "vllm:generation_tokens_total", m, s->generated_tokens, "Tokens generated.");
 }
 
-static void vllm_requests(struct page *p, const struct counts *c) {
+static void vllm_requests(struct metrics_page *p, const struct counts *c) {
     static const struct {
         const char *name, *help;
     } NAMES[HISTOGRAMS] = {
@@ -149,7 +148,7 @@ static void vllm_requests(struct page *p, const struct counts *c) {
         [KVASIR_FINISH_CANCELLED] = "abort",
         [KVASIR_FINISH_ERROR] = "error",
     };
-    family(p, "vllm:request_success_total", "counter", "Answers that ended, by why.");
+    family(p, "vllm:request_success_total", "counter", "Finished answers by reason.");
     for (int i = 0; i < FINISH_KINDS; i++)
         add(p, "vllm:request_success_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n", p->model,
             REASONS[i], c->finished[i]);
@@ -159,10 +158,10 @@ static void vllm_requests(struct page *p, const struct counts *c) {
 
 /* ---- ours ------------------------------------------------------------------------------------ */
 
-static void cache_bytes(struct page *p, const struct server_figures *f) {
+static void cache_bytes(struct metrics_page *p, const struct server_figures *f) {
     static const char NAME[] = "kvasir_cache_bytes";
     family(p, NAME, "gauge",
-           "Bytes of the budget in use, by format, and whether only stored prefixes hold them.");
+           "Bytes of the budget in use, by format; stored: held by stored prefixes only.");
     for (size_t i = 0; i < f->n_formats; i++) {
         char *format = label("format", f->formats[i].format);
         p->failed |= !format;
@@ -175,61 +174,60 @@ static void cache_bytes(struct page *p, const struct server_figures *f) {
     }
 }
 
-static void cache_figures(struct page *p, const struct server_figures *f) {
+static void cache_figures(struct metrics_page *p, const struct server_figures *f) {
     const kvasir_engine_stats *s = &f->engine;
     cache_bytes(p, f);
     gauge(p, "kvasir_cache_budget_bytes", "", (double)s->budget_bytes, "The cache's budget.");
-    gauge(p, "kvasir_cache_used_bytes", "", (double)s->used_bytes, "Of the budget, in use.");
-    gauge(p, "kvasir_cache_peak_bytes", "", (double)s->peak_bytes, "The most that was in use.");
+    gauge(p, "kvasir_cache_used_bytes", "", (double)s->used_bytes, "Bytes of the budget in use.");
+    gauge(p, "kvasir_cache_peak_bytes", "", (double)s->peak_bytes, "Most bytes ever in use.");
     gauge(p, "kvasir_cache_stored_bytes", "", (double)s->stored_bytes,
-          "In use by stored prefixes alone: what eviction can give back.");
+          "Bytes held by stored prefixes only, which eviction can free.");
     gauge(p, "kvasir_cache_entries", "", (double)s->stored_entries,
-          "Stored prompts that no other one goes on from.");
+          "Stored prompts that no other stored prompt extends.");
     gauge(p, "kvasir_cache_stored_tokens", "", (double)s->stored_tokens,
-          "Tokens that the prefix tree knows, those of running requests included.");
+          "Tokens in the prefix tree, including those of running requests.");
     family(p, "kvasir_prefix_hits_total", "counter",
-           "Requests by how their prompt met what was stored.");
+           "Requests by how their prompt matched the prefix cache.");
     for (int i = 0; i < KVASIR_HIT_KINDS; i++)
         labelled(p, "kvasir_prefix_hits_total", "kind", kvasir_hit_text((kvasir_hit)i), s->hits[i]);
     counter(p, "kvasir_cache_evicted_pages_total", "", s->evicted_pages,
-            "Pages and states of stored prefixes given up for room or a limit.");
+            "Pages and states of stored prefixes that were evicted.");
     counter(p, "kvasir_cache_store_rejections_total", "", s->store_rejections,
-            "Times that the budget had no room to store what was computed.");
+            "Times that a prefix could not be stored for lack of room.");
     counter(p, "kvasir_requantized_pages_total", "", s->requantized_pages,
-            "Stored pages that were encoded again in fewer bits.");
+            "Stored pages encoded again in fewer bits.");
     counter(p, "kvasir_rerun_tokens_total", "", s->rerun_tokens,
             "Tokens computed again after a preemption.");
 }
 
-static void requests_refused(struct page *p, const struct counts *c) {
+static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
         [REFUSED_QUEUE] = "queue",       [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
         [REFUSED_BODY] = "body",         [REFUSED_SIZE] = "size",       [REFUSED_KEY] = "key",
         [REFUSED_DRAINING] = "draining",
     };
-    family(p, "kvasir_requests_refused_total", "counter",
-           "Requests that the engine never ran, by why.");
+    family(p, "kvasir_requests_refused_total", "counter", "Requests that never ran, by reason.");
     for (int i = 0; i < REFUSAL_KINDS; i++)
         labelled(p, "kvasir_requests_refused_total", "reason", REASONS[i], c->refused[i]);
-    family(p, "kvasir_http_requests_total", "counter", "Answers of HTTP.");
+    family(p, "kvasir_http_requests_total", "counter", "HTTP responses by route and code.");
     for (size_t i = 0; i < c->n_http; i++)
         add(p, "kvasir_http_requests_total{route=\"%s\",code=\"%u\"} %" PRIu64 "\n",
             c->http[i].route, c->http[i].code, c->http[i].n);
 }
 
-static void steps(struct page *p, const kvasir_engine_stats *s) {
+static void steps(struct metrics_page *p, const kvasir_engine_stats *s) {
     double bounds[KVASIR_STEP_COUNTS - 1];
     struct histogram h = {.bounds = bounds, .n = KVASIR_STEP_COUNTS - 1, .sum = s->step_seconds};
     for (int i = 0; i < KVASIR_STEP_COUNTS - 1; i++)
         bounds[i] = KVASIR_STEP_SECONDS(i);
     memcpy(h.counts, s->step_counts, sizeof s->step_counts);
-    histogram(p, "kvasir_step_seconds", "", &h, "Time of a step of the engine.");
+    histogram(p, "kvasir_step_seconds", "", &h, "Duration of an engine step.");
 }
 
-static void process(struct page *p, const struct server_figures *f) {
+static void process(struct metrics_page *p, const struct server_figures *f) {
     char *version = label("version", kvasir_version()), *tier = label("cpu_tier", f->cpu_tier);
     gauge(p, "kvasir_connections", "", f->connections, "Open connections.");
-    gauge(p, "kvasir_uptime_seconds", "", f->uptime_s, "Since the server started.");
+    gauge(p, "kvasir_uptime_seconds", "", f->uptime_s, "Seconds since the server started.");
     if (f->resident_bytes)
         gauge(p, "process_resident_memory_bytes", "", (double)f->resident_bytes,
               "Resident memory size in bytes.");
@@ -243,7 +241,7 @@ static void process(struct page *p, const struct server_figures *f) {
 
 char *metrics_text(struct server_metrics *m, const struct server_figures *f, size_t *len) {
     struct counts c;
-    struct page p = {.model = label("model_name", f->model)};
+    struct metrics_page p = {.model = label("model_name", f->model)};
     metrics_copy(m, &c);
     p.failed = !p.model;
     if (p.model) {

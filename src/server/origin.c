@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* origin.c: whose page asks.
+/* origin.c: requests from web pages.
  *
- * A browser on this machine runs pages of others, which may send requests here. Two headers that
- * pages cannot write tell them apart:
+ * A browser on this machine runs pages of other sites, which could send requests here. Two headers
+ * that pages cannot set tell them apart:
  *
  *   Origin  the site of the page. Refused unless it is the server itself or --cors-origin.
- *   Host    the server's name, as the page has it. A site whose DNS points at this machine is the
- *           server itself by that name ("DNS rebinding"). So where nobody is asked for a key and
- *           only this machine can connect, the name is to be one of this machine, or of
- *           --cors-origin, for a proxy beside the server.
+ *   Host    the server's name, as the page knows it. A site whose DNS points at this machine passes
+ *           for the server itself ("DNS rebinding"). So if the server has no keys and only this
+ *           machine can connect, the name must be one of this machine, or that of --cors-origin
+ *           (a proxy).
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ bool server_is_loopback(const char *host) {
            (n > local && strcasecmp(host + n - local, LOCAL) == 0);
 }
 
-/* "https://example.org:8443" -> "example.org:8443"; NULL: it is no site ("null", "*"). */
+/* "https://example.org:8443" -> "example.org:8443"; NULL: not a site ("null", "*"). */
 static const char *site_of(const char *origin) {
     const char *mark = origin ? strstr(origin, "://") : NULL;
     return mark ? mark + 3 : NULL;

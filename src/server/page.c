@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page.c: page.html as it is, between two symbols. CMake says where the file lies. */
+/* page.c: the bytes of page.html between two symbols. CMake passes the file's path. */
 #include "server/page.h"
 
 _Static_assert(sizeof(size_t) == 8, "the length below is written as 8 bytes");

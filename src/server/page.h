@@ -8,8 +8,8 @@
 extern const char SERVER_PAGE[]; /* [SERVER_PAGE_LEN], UTF-8, and a NUL */
 extern const size_t SERVER_PAGE_LEN;
 
-/* Headers to send with it. The page holds its style and script and asks its own server only; no
- * other site's page may frame it. */
+/* Headers to send with it. The page contains its style and script and talks to its own server only.
+ * No other site may put it into a frame. */
 #define SERVER_PAGE_TYPE "text/html; charset=utf-8"
 #define SERVER_PAGE_CSP                                                                            \
     "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "                          \

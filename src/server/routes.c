@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* routes.c: which path does what, and who may.
+/* routes.c: what each path does, and who may use it.
  *
  *     origin -> key -> path -> method -> draining? -> route
  *
- * Everything but the routes marked ANYONE asks for a key where the server has keys, paths that are
- * not there included. No site can use what listens on its visitor's machine (origin.c).
- *
- * Keys are compared in a time that depends on what was sent only.
+ * If the server has keys, every route but those marked ANYONE needs one, and so do unknown paths.
+ * Websites cannot use a server on their visitor's machine (origin.c). Keys are compared in a time
+ * that depends only on what the client sent.
  */
 #include "api/api.h"
 #include "server/page.h"
@@ -20,7 +19,7 @@
 enum access { ANYONE, KEY, ADMIN };
 
 struct route {
-    const char *method, *path; /* a path that ends in '/' begins others */
+    const char *method, *path; /* a path that ends in '/' matches all that begin with it */
     const char *name;
     enum access access;
     enum http_step (*run)(struct server *s, struct http_exchange *exchange,
@@ -31,7 +30,7 @@ struct route {
 };
 static const struct protocol *protocol_of(const struct http_exchange *exchange);
 
-/* ---- who ------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static bool same_key(const char *given, const char *key) {
     const size_t n = strlen(given), len = strlen(key);
@@ -49,7 +48,7 @@ static const char *given_key(const struct http_exchange *exchange) {
     return key ? key : "";
 }
 
-/* False: no key, or one that is unknown. */
+/* False: no key, or an unknown one. */
 static bool find_tenant(const struct server *s, const struct http_exchange *exchange,
                         struct tenant *out) {
     const struct server_options *o = &s->options;
@@ -64,7 +63,7 @@ static bool find_tenant(const struct server *s, const struct http_exchange *exch
     if (o->admin_key && same_key(given, o->admin_key))
         *out = (struct tenant){.key = o->admin_key, .admin = true};
     if (!o->admin_key && o->n_api_keys == 0)
-        out->admin = true; /* nobody is asked for anything */
+        out->admin = true; /* the server has no keys at all */
     return known || out->admin;
 }
 
@@ -175,7 +174,7 @@ static enum http_step run_ready(struct server *s, struct http_exchange *exchange
                                 const struct route *r, const struct tenant *t) {
     (void)r, (void)t;
     if (atomic_load(&s->draining))
-        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is stopping");
+        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is shutting down");
     return reply_json(s, exchange, HTTP_OK, json_pack("{s:s}", "status", "ready"));
 }
 
@@ -247,7 +246,7 @@ static bool has_path(const struct route *r, const char *path) {
     return strcmp(path, r->path) == 0;
 }
 
-/* Of the path and the method, or else of the path alone; NULL: there is none. */
+/* The route of path and method, or else one of the path (*allowed is false then); NULL: none. */
 static const struct route *find_route(const struct http_exchange *exchange, bool *allowed) {
     const char *method = strcmp(exchange->method, "HEAD") == 0 ? "GET" : exchange->method;
     const struct route *other = NULL;
@@ -268,7 +267,7 @@ const char *routes_name(const struct http_exchange *exchange) {
     return r ? r->name : "other";
 }
 
-/* Of the route whose path is the exchange's or goes before it, OpenAI's if there is none. */
+/* Of the route whose path is the exchange's or a prefix of it; OpenAI's if there is none. */
 static const struct protocol *protocol_of(const struct http_exchange *exchange) {
     for (size_t i = 0; i < N_ROUTES; i++) {
         const size_t n = strlen(ROUTES[i].path);
@@ -279,7 +278,7 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange) 
     return &PROTOCOL_CHAT;
 }
 
-/* A browser asks whether another site's page may call. */
+/* A browser asks whether another site's page may send a request. */
 static enum http_step preflight(struct server *s, struct http_exchange *exchange) {
     struct http_reply r = reply_head(s, HTTP_NO_CONTENT, NULL);
     if (s->options.cors_origin) {
@@ -327,13 +326,13 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange) {
         return refuse(s, exchange, HTTP_FORBIDDEN, "only the admin key may do this");
     if (atomic_load(&s->draining) && r->access != ANYONE) {
         metrics_refused(s->metrics, REFUSED_DRAINING);
-        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is stopping");
+        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is shutting down");
     }
     return r->run(s, exchange, r, &tenant);
 }
 
 uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
-    enum { SMALL = 64 << 10 }; /* what is refused may have come in one piece with its headers */
+    enum { SMALL = 64 << 10 }; /* of refused requests: it may come together with the headers */
     const struct server *s = user;
     const uint64_t most = s->options.max_body_bytes;
     struct tenant tenant;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* server.c: the server's life.
  *
- * End of a server: server_drain refuses what is new, while what is open goes on; server_destroy
- * cancels that, waits for its last events (whose calls reply then) and ends libmicrohttpd, in which
- * no call may rest any more.
+ * The end: server_drain refuses new requests while open ones continue. server_destroy cancels
+ * those, waits for their last events, upon which their exchanges reply, and ends libmicrohttpd, in
+ * which no exchange may be suspended then.
  */
 #include "server/server_internal.h"
 
@@ -80,7 +80,7 @@ static void init_locks(struct server *s) {
 
 kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err) {
-    enum { THREADS = 4 }; /* one may be busy with a long prompt's tokens */
+    enum { THREADS = 4 }; /* one may be busy tokenizing a long prompt */
     kvasir_context_info info;
     struct server *s = calloc(1, sizeof *s);
     *err = (kvasir_error){

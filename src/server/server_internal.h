@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of server.h share: the server, and jobs, which are requests that the engine runs.
+/* What the files of server/ share: the server, and jobs, which are requests that the engine runs.
  *
- * A job belongs to two: its call (http.h) until that is over, and the engine until its last event.
- * The second of them frees it. */
+ * A job has two owners: its exchange (http.h) until that is over, and the engine until its last
+ * event. The second to finish frees it. */
 #ifndef SERVER_SERVER_INTERNAL_H
 #define SERVER_SERVER_INTERNAL_H
 
@@ -32,21 +32,21 @@ struct server {
     struct log *log; /* NULL: none is kept */
     /* under the mutex */
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* n_jobs or n_incomplete came to 0 */
+    pthread_cond_t changed; /* n_jobs or n_incomplete is 0 now */
     struct job *jobs;
     uint32_t n_jobs;
-    uint32_t n_incomplete; /* of them: without their last event */
+    uint32_t n_incomplete; /* jobs whose last event has not come */
 };
 
 /* Whose request it is: requests of one tenant share prefixes and may cancel each other. */
 struct tenant {
-    const char *key; /* "" where nobody is asked for one */
+    const char *key; /* "": the server has no keys */
     bool admin;
 };
 
 /* ---- bodies (reply.c) ------------------------------------------------------------------------ */
 
-/* What all replies have; there is room for five headers more. */
+/* The headers of all replies; there is room for five more. */
 struct http_reply reply_head(const struct server *s, unsigned status, const char *type);
 /* Takes value; NULL: out of memory. */
 enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsigned status,
@@ -71,23 +71,23 @@ void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, 
 /* The route's name for log and metrics; "other": there is none. */
 const char *routes_name(const struct http_exchange *exchange);
 
-/* Why the page that asks, or the name that it asks by, is refused (origin.c); NULL: it is not. */
+/* Why the Origin or Host header is refused (origin.c); NULL: it is not. */
 const char *origin_refused(const struct server *s, const struct http_exchange *exchange);
 
 /* ---- jobs (job.c) ---------------------------------------------------------------------------- */
 
-/* Reads the body, hands it to the engine. */
+/* Reads the body and submits it to the engine. */
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant);
-/* The call was woken. */
+/* The exchange was woken. */
 enum http_step job_continue(struct http_exchange *exchange);
 void job_gone(struct http_exchange *exchange);
 void job_done(struct http_exchange *exchange, unsigned status);
-/* By the id of its answer or its X-Request-Id; how many there were. */
+/* By the id of the answer or the X-Request-Id; returns how many there were. */
 uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *id);
 /* Cancels all, and waits until the engine is done with them. */
 void jobs_stop(struct server *s);
-/* Streams that have been silent for long have something to say. */
+/* Streams that were silent for keepalive_s send a comment. */
 void jobs_tick(struct server *s);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* status.c: figures to JSON. Keys that vllm-mlx has mean what they mean there; what it has nothing
- * for stands beside them. */
+/* status_json.c: figures to JSON. Keys of vllm-mlx have its meaning; ours are next to them. */
 #include "server/status_json.h"
 
 #include <math.h>

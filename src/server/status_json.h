@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* status.h: what a server says of itself as JSON. All functions return a new value; NULL: out of
- * memory, or the model's name is no UTF-8. They change nothing and may run on any thread.
+/* status_json.h: the server's figures as JSON. All functions return a new value; NULL: out of
+ * memory, or the model's name is not UTF-8. They change nothing and may run on any thread.
  *
- * /health follows vllm-mlx: {"status": "healthy", "model_loaded": true, ...}, of which its clients
- * read the fields. mlx_lm.server says {"status": "ok"}; its clients look at code 200 alone.
+ * /health follows vllm-mlx: {"status": "healthy", "model_loaded": true, ...}, whose fields
+ * its clients read. mlx_lm.server sends {"status": "ok"}; its clients look at code 200 only.
  */
 #ifndef SERVER_STATUS_H
 #define SERVER_STATUS_H
