@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir.h: the whole public interface of libkvasir (with kvasir_status.h, kvasir_text.h
- * and kvasir_engine.h).
+/* kvasir.h: the public interface of libkvasir, with kvasir_status.h, kvasir_text.h and
+ * kvasir_engine.h.
  *
  * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
  * objects:
  *
  *   kvasir_model     a checkpoint (GGUF file or safetensors folder), memory-mapped; immutable, may
  *                    be shared
- *   kvasir_tokenizer text to tokens and back, chats to text; a model's own, or opened alone
+ *   kvasir_tokenizer text to tokens and back, chats to text; of a model, or opened alone
  *   kvasir_context   threads, kernels and the pages of one cache for one model; used by one thread
  *                    at a time
  *   kvasir_seq       one sequence of tokens and its pages: evaluated, trimmed, forked
@@ -29,11 +29,11 @@
  *         kvasir_seq_eval(seq, &id, 1, &last, &err);
  *     }
  *
- * Rules that hold everywhere. Functions that can fail return a kvasir_status, 0 is good, and fill
- * the struct kvasir_error they are given (NULL is allowed). A failed call changes nothing but its
- * error. Arguments are borrowed for the call. What a `create` or `open` returned is given back with
- * its `destroy` or `close`, where NULL is allowed; a model outlives its contexts, a context its
- * sequences. Strings are UTF-8, sizes are bytes, positions count tokens from 0.
+ * Rules for all functions. Those that can fail return a kvasir_status, 0 for success, and fill the
+ * kvasir_error that is passed (NULL is allowed). A failed call changes nothing but its error.
+ * Arguments are borrowed for the call. The result of a `create` or `open` is released with its
+ * `destroy` or `close`, which accept NULL. A model outlives its contexts, a context its sequences.
+ * Strings are UTF-8, sizes are bytes, positions count tokens from 0.
  *
  * Option structs begin with struct_size, which their `_defaults` function sets: initialise them
  * with it. Later versions may add fields at the end. A program that was built with an older header
@@ -54,7 +54,7 @@ extern "C" {
 
 typedef struct kvasir_model kvasir_model;
 
-/* path: a GGUF file, or a folder with config.json and *.safetensors. Weights stay mapped. */
+/* path: a GGUF file, or a folder with config.json and *.safetensors. Weights are memory-mapped. */
 KVASIR_API kvasir_status kvasir_model_open(const char *path, kvasir_model **out, kvasir_error *err);
 KVASIR_API void kvasir_model_close(kvasir_model *model);
 
@@ -70,8 +70,8 @@ typedef struct kvasir_model_info {
 } kvasir_model_info;
 KVASIR_API void kvasir_model_get_info(const kvasir_model *model, kvasir_model_info *info);
 
-/* A model's own; belongs to the model. Never NULL: where the checkpoint holds no tokenizer or
- * template that this build reads, the calls that need it fail with the reason. */
+/* Belongs to the model. Never NULL: if the checkpoint has no tokenizer or template that this build
+ * reads, calls that need it fail with the reason. */
 KVASIR_API kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *model);
 
 /* Exact cache bytes of one token in all layers, K and V, for formats as in kvasir_context_options
@@ -85,8 +85,8 @@ typedef bool kvasir_progress_fn(void *user, size_t done, size_t total); /* false
 typedef struct kvasir_convert_options {
     size_t struct_size;
     uint32_t bits;       /* 0: no quantization; 2 3 4 5 6 8: matrices as mx.quantize, mode affine */
-    uint32_t group_size; /* 32, 64, 128; matrices that it does not divide stay as dtype */
-    const char *dtype;   /* "bf16", "f16", "f32": of all else, scales and biases included */
+    uint32_t group_size; /* 32, 64, 128; matrices that it does not divide keep dtype */
+    const char *dtype;   /* "bf16", "f16", "f32": of everything else, and of scales and biases */
     kvasir_progress_fn *on_progress; /* rows; NULL: none */
     void *user;
 } kvasir_convert_options;
@@ -98,8 +98,8 @@ static inline kvasir_convert_options kvasir_convert_defaults(void) {
     return options;
 }
 /* Writes any checkpoint that kvasir_model_open reads as a folder that mlx-lm loads. `out` must not
- * exist: it appears when it is complete. Memory beside the mapped input: less than the largest
- * tensor. */
+ * exist; it appears once it is complete. Takes less memory than the largest tensor, plus the mapped
+ * input. */
 KVASIR_API kvasir_status kvasir_convert(const char *in, const char *out,
                                         const kvasir_convert_options *options, kvasir_error *err);
 
@@ -111,29 +111,28 @@ typedef struct kvasir_prompt_cache kvasir_prompt_cache;
 typedef struct kvasir_context_options {
     size_t struct_size;
     const char *kv_bits; /* "8,4": K,V; each of f32 f16 bf16 8 6 5 4 3 2, or one for both */
-    /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim none
-     * divides stay f16, with a note; where that is all of them, it is an error. */
+    /* "64", "64,32"; NULL: the largest of 64, 32 that divides head_dim. Layers whose head_dim
+     * neither divides stay f16, which is a fact of the context; an error if that is all layers. */
     const char *kv_group_size;
-    /* constants that are not stored in quantized keys: "auto", "bias", "off", or a file of
-     * lab_calibrate; auto: the model's key biases, else the file beside the model, else off */
+    /* Constants that quantized keys are stored without: "auto", "bias", "off", or a file of `kvasir
+     * calibrate`. auto: the model's key biases, else the file next to the model, else off. */
     const char *key_centre;
     uint32_t quantized_kv_start; /* the first N tokens, rounded up to pages of 64, stay f16 */
     /* > 0: a query sees the first kv_keep and the newest N - kv_keep */
     uint32_t max_kv_size;
     uint32_t kv_keep;     /* < max_kv_size */
-    uint32_t ctx;         /* most tokens of a sequence; 0: from the model and free memory */
+    uint32_t ctx;         /* most tokens of a sequence; 0: by the model and free memory */
     uint64_t cache_bytes; /* budget of all pages; 0: four sequences of ctx, or free memory */
-    /* not NULL: formats, max_kv_size and kv_keep of this file's cache in place of the fields above,
-     * keys not centred, no exact start */
+    /* If not NULL, formats, max_kv_size and kv_keep are those of this file instead of the fields
+     * above; keys are not centred, and there is no exact start. */
     const kvasir_prompt_cache *like;
-    uint32_t prefill_chunk; /* tokens a step evaluates at most, up to 4096; 0: what the backend
-                               is best at */
-    /* states of recurrent layers are kept every so many tokens (whole pages); 0: none by itself;
-     * in an engine as places for hits, in answers where room is left; 0: every 1024 */
+    uint32_t prefill_chunk; /* most tokens of a step, up to 4096; 0: the backend's best */
+    /* Snapshots of recurrent layers are kept every so many tokens (whole pages); 0: none. In an
+     * engine they are what prefix hits need, and 0 means every 1024. */
     uint32_t snapshot_tokens;
     int threads;          /* 0: one per core */
     const char *cpu_tier; /* "auto", "ref", "avx2", "avx512", "avx512vnni", "neon", "neondot" */
-    int act_bits;         /* 8 or 16: rounding of activations in quantized products */
+    int act_bits;         /* 8 or 16: rounding of activations in quantized matmuls */
 } kvasir_context_options;
 KVASIR_API void kvasir_context_init(kvasir_context_options *options, size_t struct_size);
 /* kv_bits "8,4", key_centre "auto", kv_keep 4, prefill_chunk 512, cpu_tier "auto", act_bits 8, all
@@ -144,29 +143,30 @@ static inline kvasir_context_options kvasir_context_defaults(void) {
     return options;
 }
 
-/* The model is borrowed for the context's life. */
+/* Borrows the model for the context's life. */
 KVASIR_API kvasir_status kvasir_context_create(const kvasir_model *model,
                                                const kvasir_context_options *options,
                                                kvasir_context **out, kvasir_error *err);
 KVASIR_API void kvasir_context_destroy(kvasir_context *ctx); /* after its sequences */
 
-/* What was settled beside or against the options, with numbers n[0], n[1] ... */
+/* Decisions that the options did not state, or that differ from them, with numbers n[0], n[1]
+ * ... */
 #define KVASIR_FACT_MAP(X)                                                                         \
     X(LAYERS_EXACT)    /* layers, head size: no group size fits, so they stay f16; once a group */ \
-    X(CHUNK_LOWERED)   /* prefill_chunk as asked for, as it is, bytes of a step's row */           \
-    X(CTX_LOWERED)     /* ctx, the model's own, budget that does not hold the model's own */       \
+    X(CHUNK_LOWERED)   /* prefill_chunk as requested, as it is, bytes of a step's row */           \
+    X(CTX_LOWERED)     /* ctx, the model's, the budget that the model's would exceed */            \
     X(CTX_UNTRAINED)   /* ctx, the tokens that the model was trained for */                        \
     X(BUDGET_SMALL)    /* bytes that a sequence may need, the smaller budget */                    \
-    X(BUDGET_TOKENS)   /* tokens of a sequence that the budget holds, fewer than ctx */            \
+    X(BUDGET_TOKENS)   /* tokens of a sequence that fit the budget, fewer than ctx */              \
     X(START_UNUSED)    /* quantized_kv_start has no effect: the cache is not quantized */          \
     X(START_EXACT)     /* first tokens that stay f16, bytes of one of them, of any other */        \
-    X(MAX_SIZE_UNUSED) /* max_kv_size has no effect: every layer's own window */                   \
-    X(WINDOW_KEPT)     /* max_kv_size, which layers with this window do not follow */              \
+    X(MAX_SIZE_UNUSED) /* max_kv_size has no effect: every layer has its own window */             \
+    X(WINDOW_KEPT)     /* max_kv_size, the window of layers that ignore it */                      \
     X(SNAPSHOT_UNUSED) /* snapshot_tokens has no effect: no layer is recurrent */                  \
     X(CENTRE_UNUSED)   /* key_centre has no effect: keys are not quantized */                      \
     X(CENTRE_NOTHING)  /* source (kvasir_centre_source), whose constants are too small to help */  \
     X(CENTRED)         /* source, centred pairs, heads they are in, rotary pairs of a head */      \
-    X(RUNNING_LOWERED) /* max_running as asked for, as it is */
+    X(RUNNING_LOWERED) /* max_running as requested, as it is */
 typedef enum kvasir_fact_kind {
 #define KVASIR_FACT_ENUM(name) KVASIR_FACT_##name,
     KVASIR_FACT_MAP(KVASIR_FACT_ENUM)
@@ -174,7 +174,7 @@ typedef enum kvasir_fact_kind {
 } kvasir_fact_kind;
 typedef enum kvasir_centre_source {
     KVASIR_CENTRE_BIAS,   /* the model's key biases */
-    KVASIR_CENTRE_BESIDE, /* the calibration file beside the model */
+    KVASIR_CENTRE_BESIDE, /* the calibration file next to the model */
     KVASIR_CENTRE_FILE,   /* the file that key_centre names */
 } kvasir_centre_source;
 typedef struct kvasir_fact {
@@ -182,10 +182,10 @@ typedef struct kvasir_fact {
     uint64_t n[4];
 } kvasir_fact;
 
-/* Layers that cache alike: head shape, window, formats. */
+/* Layers with the same head shape, window and formats. */
 typedef struct kvasir_layer_group {
     uint32_t layers, kv_heads, head_dim;
-    uint32_t window;                 /* tokens that a query sees; 0: as of all layers */
+    uint32_t window;                 /* tokens that a query sees; 0: no window of its own */
     char k_format[24], v_format[24]; /* "8 g64", "f16" */
     uint64_t bytes_per_token, bytes_per_token16;
 } kvasir_layer_group;
@@ -193,20 +193,20 @@ enum { KVASIR_LAYER_GROUPS_MAX = 8, KVASIR_FACTS_MAX = 24 };
 
 typedef struct kvasir_context_info {
     uint32_t ctx;                  /* most tokens of a sequence; 0: any number (rotation) */
-    uint32_t visible;              /* tokens a query sees at most (rotation, window); 0: all */
-    uint64_t ctx_bytes;            /* most of one sequence of ctx tokens; of any where bounded */
+    uint32_t visible;              /* most tokens a query sees (rotation, window); 0: all */
+    uint64_t ctx_bytes;            /* most of a sequence of ctx tokens; of any if bounded */
     uint64_t cache_bytes;          /* budget */
     uint64_t kv_bytes_per_token;   /* in the context's format */
     uint64_t kv_bytes_per_token16; /* the same token at 16 bits */
     char kv_format[64];            /* "K 8 g64, V 4 g64" */
-    char fingerprint[17];          /* of all that cached bytes depend on, 16 hex digits */
+    char fingerprint[17];          /* of everything that cached bytes depend on, 16 hex digits */
     const char *cpu_tier;
     int threads, act_bits;
-    uint64_t used_bytes, peak_bytes; /* pages in use, now and at most */
-    uint32_t prefill_chunk;          /* tokens of a step at most */
-    uint64_t state_bytes;            /* of recurrent layers, a sequence; 0: there are none */
+    uint64_t used_bytes, peak_bytes; /* pages in use, now and at peak */
+    uint32_t prefill_chunk;          /* most tokens of a step */
+    uint64_t state_bytes;            /* of recurrent layers, per sequence; 0: none */
     uint32_t recurrent_layers;
-    uint32_t sharing_layers; /* that read the K and V of another layer */
+    uint32_t sharing_layers; /* layers that read the K and V of another layer */
     uint32_t n_groups, n_facts;
     kvasir_layer_group groups[KVASIR_LAYER_GROUPS_MAX]; /* [n_groups] */
     kvasir_fact facts[KVASIR_FACTS_MAX];                /* [n_facts] */
@@ -220,39 +220,40 @@ typedef struct kvasir_seq kvasir_seq;
 KVASIR_API kvasir_status kvasir_seq_create(kvasir_context *ctx, kvasir_seq **out,
                                            kvasir_error *err);
 KVASIR_API void kvasir_seq_destroy(kvasir_seq *seq);
-/* The same tokens in a new sequence: pages are shared, only a partly filled one is copied. */
+/* A new sequence with the same tokens. Pages are shared; only a partly filled one is copied. */
 KVASIR_API kvasir_status kvasir_seq_fork(kvasir_seq *seq, kvasir_seq **out, kvasir_error *err);
 KVASIR_API uint32_t kvasir_seq_length(const kvasir_seq *seq);
 KVASIR_API const int32_t *kvasir_seq_tokens(const kvasir_seq *seq); /* [length] */
 KVASIR_API uint64_t kvasir_seq_bytes(const kvasir_seq *seq);        /* of its pages and states */
-/* The same at 16 bits without pages: the tokens that each layer sees, and the same states. */
+/* The same at 16 bits without paging: the tokens that each layer sees, and the states. */
 KVASIR_API uint64_t kvasir_seq_bytes_16bit(const kvasir_seq *seq);
-/* Forgets everything from `length` on. Fails, naming the nearest lengths that work, where rotation
- * or a window has dropped a page that position `length` sees. 0 always works. A model with
- * recurrent layers goes back to the newest kept state at or before `length` (to nothing where none
- * is) and runs the rest again; *rerun, where not NULL, says how many tokens that were. Where the
- * budget does not allow it the sequence is left that much shorter (KVASIR_ERR_BUDGET). */
+/* Forgets everything from `length` on. Fails, naming the nearest lengths that work, if rotation or
+ * a window has dropped a page that position `length` sees. 0 always works. A model with recurrent
+ * layers goes back to the newest snapshot at or before `length` (or to the start) and evaluates the
+ * rest again; *rerun, if not NULL, is how many tokens that were. If the budget does not allow that,
+ * the sequence stays that much shorter (KVASIR_ERR_BUDGET). */
 KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint32_t *rerun,
                                          kvasir_error *err);
 
-/* Keeps the state of the recurrent layers at the present length, so that a trim to here or further
- * runs nothing before it again; costs one state of the budget. Without such layers: nothing. */
+/* Keeps a snapshot of the recurrent layers at the current length, so that a trim to this or a later
+ * length evaluates nothing before it again. Takes one state of the budget. Without such layers it
+ * does nothing. */
 KVASIR_API kvasir_status kvasir_seq_snapshot(kvasir_seq *seq, kvasir_error *err);
-/* Stores the sequence anew in other formats (as in kvasir_context_options), later tokens likewise;
- * forks keep theirs. Refused: nothing changes. What was rounded stays so: logits are no longer a
- * function of the tokens alone, but of requantizes and trims, too, and the lengths they came at;
- * still not of chunks, threads and forks. */
+/* Encodes the sequence in other formats (as in kvasir_context_options), and later tokens, too.
+ * Forks keep theirs. Rounding is not undone: from now on logits depend on the tokens, and also on
+ * the requantizes and trims and the lengths at which they happened; still not on chunks, threads
+ * and forks. */
 KVASIR_API kvasir_status kvasir_seq_requantize(kvasir_seq *seq, const char *kv_bits,
                                                const char *kv_group_size, kvasir_error *err);
 
-/* rows logits [rows][vocab] of positions first .. first + rows - 1 of the call's tokens (counted
- * from the first token of the call). False ends the call with KVASIR_ERR_CANCELLED. */
+/* Logits [rows][vocab] of tokens first .. first + rows - 1 of the call. False ends the call with
+ * KVASIR_ERR_CANCELLED. */
 typedef bool kvasir_logits_fn(void *user, size_t first, size_t rows, const float *logits);
 
 typedef struct kvasir_eval_options {
     size_t struct_size;
-    float *last_logits;              /* [vocab], of the last token; NULL: not wanted */
-    kvasir_logits_fn *on_logits;     /* all tokens' logits, step by step; NULL: not wanted */
+    float *last_logits;              /* [vocab], of the last token; NULL: not needed */
+    kvasir_logits_fn *on_logits;     /* all tokens' logits, step by step; NULL: not needed */
     kvasir_progress_fn *on_progress; /* after each step, in tokens; NULL: none */
     void *user;
 } kvasir_eval_options;
@@ -261,36 +262,35 @@ static inline kvasir_eval_options kvasir_eval_defaults(void) {
     kvasir_eval_options options = {sizeof options, NULL, NULL, NULL, NULL};
     return options;
 }
-/* Appends n tokens (n > 0) and runs the model over them. KVASIR_ERR_CONTEXT past ctx (without
- * max_kv_size) and KVASIR_ERR_BUDGET, naming budget and need, come before any work. After
- * KVASIR_ERR_CANCELLED the sequence holds the steps that were done. options may be NULL. */
+/* Appends n tokens (n > 0) and evaluates them. Beyond ctx (without max_kv_size) it fails with
+ * KVASIR_ERR_CONTEXT, beyond the budget with KVASIR_ERR_BUDGET, before any work. After
+ * KVASIR_ERR_CANCELLED the sequence contains the steps that were done. options may be NULL. */
 KVASIR_API kvasir_status kvasir_seq_eval(kvasir_seq *seq, const int32_t *tokens, size_t n,
                                          const kvasir_eval_options *options, kvasir_error *err);
 
 typedef enum kvasir_kv_part { KVASIR_PART_K, KVASIR_PART_V } kvasir_kv_part;
-/* Reads stored rows back: n tokens from `first` of one layer and KV head as float [n][head_dim], K
- * after RoPE. Fails where a page was dropped. */
+/* Reads stored rows: n tokens from `first` of one layer and KV head as float [n][head_dim], K after
+ * RoPE. Fails if a page was dropped. */
 KVASIR_API kvasir_status kvasir_seq_read_kv(const kvasir_seq *seq, kvasir_kv_part part,
                                             uint32_t layer, uint32_t kv_head, uint32_t first,
                                             uint32_t n, float *rows, kvasir_error *err);
 
 /* ---- prompt-cache files ------------------------------------------------------------------- */
 
-/* Reads a file of mlx-lm's save_prompt_cache (of any version) or of kvasir_seq_save and checks it
- * against the model: another model's is refused. The model outlives it. */
+/* Reads a file of mlx-lm's save_prompt_cache (any version) or of kvasir_seq_save. Refuses a file of
+ * another model. The model must outlive it. */
 KVASIR_API kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, const char *path,
                                                   kvasir_prompt_cache **out, kvasir_error *err);
 KVASIR_API void kvasir_prompt_cache_close(kvasir_prompt_cache *cache);
 KVASIR_API uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *cache);
-/* A new sequence with the file's tokens, whose bytes it stores as they are; in a context of other
- * formats only with `convert`. A file of ours is refused if its keys were turned by another rope
- * than the one that this context's --ctx chooses. Tokens are -1 where the file does not say them
- * (mlx-lm's do not). */
+/* A new sequence with the file's tokens and its bytes unchanged; in a context of other formats only
+ * with `convert`. A file of kvasir_seq_save is refused if its keys were rotated by another rope
+ * than this context's. Tokens are -1 if the file does not contain them (mlx-lm's do not). */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
-/* Writes a sequence as a file that mlx-lm loads: in the form of mlx-lm 0.32 where its classes hold
- * the cache (same bits and group for K and V, none of them quantized and bounded), otherwise, or
- * with `legacy`, in that of 0.31, with the classes of mlx-lm #1074. Replaces an existing file. */
+/* Writes a file that mlx-lm loads. It has the form of mlx-lm 0.32 if that can store the cache (same
+ * bits and group size for K and V, not both quantized and bounded). Otherwise, or with `legacy`, it
+ * has that of 0.31, with the classes of mlx-lm #1074. Replaces an existing file. */
 KVASIR_API kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
                                          kvasir_error *err);
 
@@ -301,30 +301,30 @@ typedef struct kvasir_logit_bias {
     float bias; /* finite; added to the token's logit */
 } kvasir_logit_bias;
 
-/* In mlx-lm's order: logit bias, repetition, presence and frequency penalty; then temp 0 picks the
- * largest, else top_p, min_p, xtc, top_k, temperature, draw. Probabilities of the filters are at
- * temperature 1. The context of a penalty is the number of newest accepted tokens that it looks
- * at. Arrays are copied by kvasir_sampler_create. */
+/* Applied in mlx-lm's order: logit bias, repetition, presence and frequency penalty; then temp 0
+ * picks the largest logit; otherwise top_p, min_p, xtc, top_k, temperature, draw. Filters use
+ * probabilities at temperature 1. The context of a penalty is how many of the newest accepted
+ * tokens it looks at. Arrays are copied by kvasir_sampler_create. */
 typedef struct kvasir_sampling {
     size_t struct_size;
     float temp;                  /* 0: greedy */
     float top_p;                 /* 0 or 1: off */
     float min_p;                 /* 0: off */
-    uint32_t min_tokens_to_keep; /* min_p leaves at least so many; 0 is 1 */
-    /* So often, drawn for every token, all of the tokens above the threshold but the least likely
-     * are left out: of what top_p and min_p leave, and where there are several. */
+    uint32_t min_tokens_to_keep; /* min_p keeps at least so many; 0 means 1 */
+    /* With this probability, drawn for every token, xtc drops all tokens above the threshold except
+     * the least likely of them, among those that top_p and min_p keep. */
     float xtc_probability;      /* 0: off */
     float xtc_threshold;        /* 0 to 0.5 */
-    const int32_t *xtc_special; /* [n_xtc_special], never left out by xtc */
+    const int32_t *xtc_special; /* [n_xtc_special], never dropped by xtc */
     size_t n_xtc_special;
     int32_t top_k;            /* 0: off */
-    float repetition_penalty; /* 0 or 1: off; once a token: negative logits times, others by it */
+    float repetition_penalty; /* 0 or 1: off; multiplies negative logits, divides others, once */
     uint32_t repetition_context;
     float presence_penalty; /* 0: off; subtracted once from each token in the context */
     uint32_t presence_context;
     float frequency_penalty; /* 0: off; subtracted as often as a token is in the context */
     uint32_t frequency_context;
-    const kvasir_logit_bias *logit_bias; /* [n_logit_bias]; a token that comes twice gets both */
+    const kvasir_logit_bias *logit_bias; /* [n_logit_bias]; biases of one token add up */
     size_t n_logit_bias;
     uint64_t seed;
 } kvasir_sampling;
@@ -336,7 +336,7 @@ static inline kvasir_sampling kvasir_sampling_defaults(void) {
     return sampling;
 }
 
-/* What kvasir_sampler_create and kvasir_engine_submit check: ranges, for this vocabulary size. */
+/* Checks ranges as kvasir_sampler_create and kvasir_engine_submit do. */
 KVASIR_API kvasir_status kvasir_sampling_check(const kvasir_sampling *sampling, uint32_t vocab,
                                                kvasir_error *err);
 

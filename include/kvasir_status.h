@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_status.h: how every call of kvasir.h says that it failed. */
+/* kvasir_status.h: how calls of kvasir.h report failure. */
 #ifndef KVASIR_PUBLIC_STATUS_H
 #define KVASIR_PUBLIC_STATUS_H
 
@@ -40,7 +40,7 @@ typedef enum kvasir_status {
 #undef KVASIR_STATUS_ENUM
 } kvasir_status;
 
-/* What went wrong, and where. Nothing in it needs to be freed. Its layout is frozen. */
+/* What went wrong, and where. Nothing in it must be freed. Its layout is frozen. */
 typedef struct kvasir_error {
     kvasir_status code;
     int64_t offset; /* byte offset in the file that text names; -1: none */
@@ -53,7 +53,7 @@ typedef struct kvasir_error {
 
 KVASIR_API const char *kvasir_status_text(kvasir_status status);
 KVASIR_API const char *kvasir_version(void);
-/* Gives back memory that a function below says to free. */
+/* Frees memory of functions that say so. */
 KVASIR_API void kvasir_free(void *p);
 
 #ifdef __cplusplus

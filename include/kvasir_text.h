@@ -12,109 +12,107 @@ extern "C" {
 
 /* ---- text --------------------------------------------------------------------------------- */
 
-/* The text side of a checkpoint: tokenizer, chat template, special tokens. Immutable but for
- * kvasir_tokenizer_set_chat_template, may be shared. */
+/* Tokenizer, chat template and special tokens of a checkpoint. Immutable except by
+ * kvasir_tokenizer_set_chat_template; may be shared. */
 typedef struct kvasir_tokenizer kvasir_tokenizer;
 
-/* path: a GGUF file of any architecture, a folder (tokenizer.json and, where they are there,
- * tokenizer_config.json, chat_template.jinja), or a tokenizer.json alone. */
+/* path: a GGUF file of any architecture, a folder (tokenizer.json, and if present
+ * tokenizer_config.json and chat_template.jinja), or a tokenizer.json alone. */
 KVASIR_API kvasir_status kvasir_tokenizer_open(const char *path, kvasir_tokenizer **out,
                                                kvasir_error *err);
 KVASIR_API void kvasir_tokenizer_close(kvasir_tokenizer *tokenizer);
 /* Strings belong to the tokenizer. */
 typedef struct kvasir_tokenizer_info {
     const char *name; /* "gpt2 (smollm)"; NULL: none that this build reads */
-    uint32_t size;    /* ids lie below it */
+    uint32_t size;    /* ids are below it */
     bool has_chat_template;
 } kvasir_tokenizer_info;
 KVASIR_API void kvasir_tokenizer_get_info(const kvasir_tokenizer *tokenizer,
                                           kvasir_tokenizer_info *info);
 
 enum {
-    KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary says */
-    KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* control tokens written in the text become tokens */
+    KVASIR_TOKENIZE_ADD_SPECIAL = 1,   /* add BOS / EOS as the vocabulary specifies */
+    KVASIR_TOKENIZE_PARSE_SPECIAL = 2, /* names of control tokens in the text become tokens */
 };
-/* *ids: kvasir_free. KVASIR_ERR_TEXT with a byte offset where text is not UTF-8. */
+/* *ids: kvasir_free. If text is not UTF-8: KVASIR_ERR_TEXT with the byte offset. */
 KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, const char *text,
                                          size_t len, unsigned flags, int32_t **ids, size_t *n,
                                          kvasir_error *err);
-/* True for tokens that end an answer. False for all when there is no tokenizer. */
+/* True for tokens that end an answer; without a tokenizer, for none. */
 KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
-/* Tokens that xtc should not leave out (kvasir_sampling), those of mlx-lm: a line end's and the end
+/* Tokens that xtc should not drop (kvasir_sampling), as in mlx-lm: those of a line end, and the end
  * tokens. *ids: kvasir_free. */
 KVASIR_API kvasir_status kvasir_xtc_special(const kvasir_tokenizer *tokenizer, int32_t **ids,
                                             size_t *n, kvasir_error *err);
 /* A token as the vocabulary writes it ("\u0120world", "\u2581world"): *len bytes, not always UTF-8,
- * that belong to the tokenizer. NULL: there is no such token. */
+ * which belong to the tokenizer. NULL: no such token. */
 KVASIR_API const char *kvasir_token_piece(const kvasir_tokenizer *tokenizer, int32_t id,
                                           size_t *len);
 
 enum {
-    KVASIR_DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
+    KVASIR_DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens add nothing, otherwise their name */
 };
-/* What the tokens say as a whole text, in valid UTF-8: bytes that are no character become U+FFFD.
- * Ids that no token has give nothing. *text: kvasir_free. */
+/* Tokens to a complete text in valid UTF-8: invalid bytes become U+FFFD. Unknown ids add nothing.
+ * *text: kvasir_free. */
 KVASIR_API kvasir_status kvasir_detokenize(const kvasir_tokenizer *tokenizer, const int32_t *ids,
                                            size_t n, unsigned flags, char **text, size_t *len,
                                            kvasir_error *err);
 
-/* The tokens of an answer, one by one, to text that follows another text; whole characters only:
- * bytes are held until their character is complete. */
+/* The tokens of an answer, one by one, to text that follows other text. Bytes are held back until
+ * their character is complete. */
 typedef struct kvasir_detok kvasir_detok;
 KVASIR_API kvasir_status kvasir_detok_create(const kvasir_tokenizer *tokenizer, kvasir_detok **out,
                                              kvasir_error *err);
 KVASIR_API void kvasir_detok_destroy(kvasir_detok *detok);
-/* These control tokens give their names from here on; ids that are none change nothing. Copied;
- * replaces those of an earlier call. */
+/* From now on these control tokens add their names; other ids change nothing. Copied; replaces the
+ * ids of an earlier call. */
 KVASIR_API kvasir_status kvasir_detok_show(kvasir_detok *detok, const int32_t *ids, size_t n,
                                            kvasir_error *err);
-/* *text, *len: what became complete, valid until the next call; may be empty. Control tokens give
- * nothing, but for those that are shown. */
+/* *text, *len: what became complete, valid until the next call; may be empty. Control tokens add
+ * nothing, except those that are shown. */
 KVASIR_API kvasir_status kvasir_detok_push(kvasir_detok *detok, int32_t id, const char **text,
                                            size_t *len, kvasir_error *err);
 /* The rest at the end of an answer; an unfinished character is U+FFFD. */
 KVASIR_API kvasir_status kvasir_detok_finish(kvasir_detok *detok, const char **text, size_t *len,
                                              kvasir_error *err);
 
-/* Ends a text before the first place where one of some stop texts begins, whatever pieces it comes
- * in. Text that may still turn out to begin one is held back, also behind a stop text that is
- * complete but began later; of stop texts that begin at the same place it takes only one. Text in
- * whole characters stays so. */
+/* Ends a text before the first occurrence of one of some stop texts, however the text is cut into
+ * pieces. Text that may begin a stop text is held back, even if another stop text that began later
+ * is complete already. If pieces are whole characters, so is the output. */
 typedef struct kvasir_stop kvasir_stop;
-/* n texts, which are copied; none is empty. n 0: nothing stops. */
+/* n texts, copied, none of them empty. n 0: nothing stops. */
 KVASIR_API kvasir_status kvasir_stop_create(const char *const *stops, size_t n, kvasir_stop **out,
                                             kvasir_error *err);
 KVASIR_API void kvasir_stop_destroy(kvasir_stop *stop);
-/* Most bytes that are held back: one less than the longest stop text has. */
+/* Most bytes that are held back: one less than the longest stop text. */
 KVASIR_API size_t kvasir_stop_hold(const kvasir_stop *stop);
-/* Writes what became certain with these bytes to out, which has room for kvasir_stop_hold + len and
- * does not overlap text, *n bytes. False: the text ends there; later pushes give nothing. Never
- * allocates. */
+/* Writes *n bytes that became certain to out, which has room for kvasir_stop_hold + len and does
+ * not overlap text. False: the text ends there; later pushes write nothing. Never allocates. */
 KVASIR_API bool kvasir_stop_push(kvasir_stop *stop, const char *text, size_t len, char *out,
                                  size_t *n);
-/* No more comes: what was held back, at most kvasir_stop_hold bytes. False: a stop text had been
- * complete, and what is written ends before it. Afterwards a new text may begin. */
+/* The end of the text: writes what was held back, at most kvasir_stop_hold bytes. False: a stop
+ * text was complete, and the output ends before it. After this a new text may begin. */
 KVASIR_API bool kvasir_stop_finish(kvasir_stop *stop, char *out, size_t *n);
-/* The stop text before which the text ended, until a new one begins; it belongs to `stop`. NULL:
+/* The stop text before which the text ended, until a new text begins; belongs to `stop`. NULL:
  * none. */
 KVASIR_API const char *kvasir_stop_found(const kvasir_stop *stop);
 
-/* Replaces the chat template by a Jinja text; `name` begins its parse errors. Not while another
+/* Replaces the chat template; `source` is Jinja, `name` begins its parse errors. Not while another
  * thread uses the tokenizer. */
 KVASIR_API kvasir_status kvasir_tokenizer_set_chat_template(kvasir_tokenizer *tokenizer,
                                                             const char *name, const char *source,
                                                             size_t len, kvasir_error *err);
-/* The chat template's Jinja text with line ends as \n, *len bytes, which belong to the tokenizer.
- * NULL: there is none that this build reads. */
+/* The chat template's Jinja text with \n as line ends: *len bytes, which belong to the tokenizer.
+ * NULL: none that this build reads. */
 KVASIR_API const char *kvasir_chat_template(const kvasir_tokenizer *tokenizer, size_t *len);
 /* Renders a chat with the template. request: the text of a JSON object whose members are the
- * template's variables: "messages", "tools", "documents" (null where missing),
- * "add_generation_prompt" (true where missing) and any other. bos_token, eos_token and the like
- * come from the vocabulary where the request has none. *out: kvasir_free. */
+ * template's variables: "messages", "tools", "documents" (default null),
+ * "add_generation_prompt" (default true) and any other. bos_token, eos_token and the like come from
+ * the vocabulary unless the request has them. *out: kvasir_free. */
 KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
                                             size_t request_len, char **out, size_t *len,
                                             kvasir_error *err);
-/* Where the first byte that is not UTF-8 lies; len: nowhere. */
+/* Offset of the first byte that is not UTF-8; len: all is. */
 KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
 
 #ifdef __cplusplus

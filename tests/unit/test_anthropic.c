@@ -348,7 +348,7 @@ static void test_errors(void **state) {
                  {403, "permission_error"},      {404, "not_found_error"},
                  {405, "invalid_request_error"}, {413, "request_too_large"},
                  {429, "rate_limit_error"},      {500, "api_error"},
-                 {503, "overloaded_error"},      {529, "overloaded_error"}};
+                 {503, "overloaded_error"}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         char wanted[128];
         snprintf(wanted, sizeof wanted,
