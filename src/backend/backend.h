@@ -22,14 +22,15 @@
  * backend_flush and every read return that error. Enqueueing never reports one.
  *
  * Invariants that every backend keeps (same tokens, whatever the cache did):
- *   B1  The result of a row depends on that row, its weights and the cache bytes it sees, never on
- *       the other rows of the step, on how a prompt was cut into steps or on the number of threads.
- *   B2  K and V of new tokens are stored before any attention of that layer runs, and attention
- *       reads them back from their pages: a token sees itself as stored.
- *   B3  What a query at position p sees depends on p only: positions < keep and those in
- *       (p - span, p].
- *   B4  Attention reduces inside splits of a fixed length at absolute positions (SPLIT_TOKENS on
- *       CPUs), which are merged in order of position.
+ *   BACKEND-1  The result of a row depends on that row, its weights and the cache bytes it sees,
+ *              never on the other rows of the step, on how a prompt was cut into steps or on the
+ *              number of threads.
+ *   BACKEND-2  K and V of new tokens are stored before any attention of that layer runs, and
+ *              attention reads them back from their pages: a token sees itself as stored.
+ *   BACKEND-3  What a query at position p sees depends on p only: positions < keep and those in
+ *              (p - span, p].
+ *   BACKEND-4  Attention reduces inside splits of a fixed length at absolute positions
+ *              (SPLIT_TOKENS on CPUs), which are merged in order of position.
  *
  * Matrices are row-major, a row is a token. `float *x [rows][dim]` is dense.
  */
@@ -137,7 +138,7 @@ struct kv_view {
     const struct kv_page *pages;
     uint32_t n_pages;
     uint32_t kept_pages, base_page;
-    /* visibility, see B3; span is UINT32_MAX if everything before p is seen */
+    /* visibility, see BACKEND-3; span is UINT32_MAX if everything before p is seen */
     uint32_t keep, span;
 };
 

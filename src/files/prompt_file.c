@@ -116,7 +116,7 @@ void prompt_side_get_row(const struct prompt_side *side, uint32_t head, uint32_t
     enum { RUN = 32 }; /* codes that fill whole words: as many as a code has bits */
     struct kv_format f = side->format;
     uint32_t words[8];
-    ASSERT(f.bits <= 8 && side->dim % RUN == 0 && prompt_group_known(f.group)); /* P1 */
+    ASSERT(f.bits <= 8 && side->dim % RUN == 0 && prompt_group_known(f.group)); /* FILE-1 */
     const uint8_t *packed = row_at(&side->parts[0], head, row);
     for (uint32_t i = 0; i < side->dim; i += RUN) {
         memcpy(words, packed, f.bits * sizeof *words); /* mapped anywhere */

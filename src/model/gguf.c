@@ -398,7 +398,7 @@ kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) {
     uint64_t n_values;
     TRY(take_head(&r, g, &n_values));
     TRY(take_values(&r, g, n_values));
-    ASSERT(r.pos <= r.size); /* G1 */
+    ASSERT(r.pos <= r.size); /* GGUF-1 */
     g->infos = r.pos;
     return KVASIR_OK;
 }

@@ -190,7 +190,7 @@ void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *c
             fn(ctx, i, 0);
         return;
     }
-    ASSERT(atomic_load_explicit(&p->state, memory_order_relaxed) == 0); /* T1 */
+    ASSERT(atomic_load_explicit(&p->state, memory_order_relaxed) == 0); /* THREADS-1 */
     p->fn = fn;
     p->ctx = ctx;
     cut_parts(p, items);

@@ -17,7 +17,7 @@
  *
  * So no table grows with the context and positions up to 2^32 cost at most six products in double.
  * Every angle is a function of the position alone, and rows do not mix: bits do not depend on
- * blocks, chunks or threads (B1).
+ * blocks, chunks or threads (BACKEND-1).
  *
  * The loops over rows and pairs are plain sums and products of floats; the compiler may vectorize
  * them without changing a bit.

@@ -4,7 +4,7 @@
  * Enqueueing runs the operation at once: work is cut into items (rows, ranges of outputs, splits of
  * a head) that a pool of threads takes one by one, and every item is computed by one kernel call
  * sequence that does not know which thread it is on. So results do not depend on the number of
- * threads (B1). Matmuls are in product.c, attention in attention.c, experts in
+ * threads (BACKEND-1). Matmuls are in product.c, attention in attention.c, experts in
  * experts.c, recurrent layers in recurrent.c.
  */
 #include <stdio.h>

@@ -11,9 +11,9 @@
  *      per expert   and range of outputs: down of its slots               down_item
  *      per row      its top_k slots, weighed and added in order of rank   combine_row
  *
- * The result of a row depends on its own values and logits alone (B1): an output of a matmul does
- * not depend on the other rows of the call, and the sum over a row's experts is in order of rank,
- * not in order of slots.
+ * The result of a row depends on its own values and logits alone (BACKEND-1): an output of a matmul
+ * does not depend on the other rows of the call, and the sum over a row's experts is in order of
+ * rank, not in order of slots.
  *
  * Everything is in scratch that backend_reserve made for limits.rows x limits.top_k slots.
  */

@@ -14,7 +14,7 @@
 // Invariants:
 //   STEP-1  A step that does not fit changes nothing: everything is measured and checked before the
 //           first byte is written.
-//   STEP-2  What kernels see of a row is a function of its position (B3): items name
+//   STEP-2  What kernels see of a row is a function of its position (BACKEND-3): items name
 //           super-runs at absolute multiples of 2,048 tokens, whatever else the step holds.
 //   STEP-3  Every page that some row of the step sees, or stores into, is in its table.
 //   STEP-4  Offsets of all arrays are multiples of 16 bytes; table_caps_most bounds every step

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* product_quant.c: rounded activations times weights of integer codes: all block types.
  *
- * Q1 An output is one float32 accumulator over the runs in order,
+ * AVX2-3 An output is one float32 accumulator over the runs in order,
  *        acc = fma(d_u * scale_b, dot_u, acc)    and with minima    acc = fma(m_u, sum_u, acc)
  *    with dot_u exact in s32. Both ways below do exactly this and differ only in how they come by
  *    the integers, so an output has the same bits from one row of activations and from 512, and
@@ -13,10 +13,10 @@
  *               used for every row of activations, three at a time. At two rows this is about as
  *               fast as reading the weights twice, from three on faster.
  *
- * Q2 Float lanes are outputs. With one row the 32 products of a block lie in a vector as the codes
- *    do, eight rows are eight vectors, and they are summed across together (sum_across). A panel is
- *    turned, so that nothing needs to be summed across: a vector holds four inputs of each of eight
- *    outputs and meets four activation codes that are broadcast,
+ * AVX2-4 Float lanes are outputs. With one row the 32 products of a block lie in a vector as the
+ * codes do, eight rows are eight vectors, and they are summed across together (sum_across). A panel
+ * is turned, so that nothing needs to be summed across: a vector holds four inputs of each of eight
+ * outputs and meets four activation codes that are broadcast,
  *
  *        group g, 0..7:   | w0: 4g 4g+1 4g+2 4g+3 | w1: 4g .. 4g+3 | ... | w7 |     32 bytes
  *
@@ -25,7 +25,7 @@
  *    For 16-bit activations the codes are s16, first the even inputs of the eight groups, then the
  *    odd ones (act_pack.c).
  *
- * Q3 Codes are exact in s16 as long as AVX2-2 of product_codes.h says, then in s32.
+ * AVX2-5 Codes are exact in s16 as long as AVX2-2 of product_codes.h says, then in s32.
  *
  * What a type is stands in product_codes.h and product_scales.h. Leaves out: float weights
  * (product_float.c).
@@ -112,7 +112,7 @@ ALWAYS_INLINE __m256i odd_bytes(bool is_signed, __m256i v) {
     return is_signed ? _mm256_srai_epi16(v, 8) : _mm256_srli_epi16(v, 8);
 }
 
-/* Q1, for eight outputs of one row. */
+/* AVX2-3, for eight outputs of one row. */
 ALWAYS_INLINE __m256 add_run(bool has_min, __m256 acc, __m256i dot, __m256 d, __m256 m,
                              const float *scale, const float *sum) {
     acc =

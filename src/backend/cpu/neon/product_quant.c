@@ -2,7 +2,7 @@
 /* product_quant.c: activations times weights in runs of 32 codes (Q4_0, Q4_1, Q8_0, AFFINE4,
  * AFFINE8), NEON, both tiers.
  *
- * Q1 An output is one float32 accumulator over the blocks in order,
+ * NEON-1 An output is one float32 accumulator over the blocks in order,
  *        acc = fma(d_b * scale_b, dot_b, acc)    and where the type has a minimum
  *        acc = fma(m_b, sum_b, acc)
  *    with dot_b exact in s32. Both ways below do exactly this and differ only in how they come by
@@ -15,8 +15,8 @@
  *               turned so that lanes are outputs and nothing is summed across, then used for every
  *               row of activations, two at a time
  *
- * Q2 All codes are s8: Q4_0's are code - 8, AFFINE8's code - 128, for which m = bias + 128 d, as
- *    their parts functions say.
+ * NEON-2 All codes are s8: Q4_0's are code - 8, AFFINE8's code - 128, for which m = bias + 128 d,
+ *        as their parts functions say.
  *
  * Weights lie in GGUF's or MLX's own layout and are not aligned. Leaves out: float weights
  * (product_float.c), the other block types (ref/).
@@ -117,7 +117,7 @@ ALWAYS_INLINE void load_codes(enum weight_type t, const struct row *r, size_t b,
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* Q1, for four outputs of one row. at: the block's index in scale and sum. */
+/* NEON-1, for four outputs of one row. at: the block's index in scale and sum. */
 ALWAYS_INLINE float32x4_t add_block(enum weight_type t, float32x4_t acc, int32x4_t dot,
                                     float32x4_t d, float32x4_t m, const struct act_rows *a,
                                     size_t at) {
