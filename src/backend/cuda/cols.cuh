@@ -276,9 +276,9 @@ __device__ __forceinline__ void cols_softmax(ColsState<H> &state, float (&p)[H][
 
 // Outputs: [instruction m][block of 8 columns][..]
 
-// Sends weights, in the type of an exact tile or f16 for an affine one, from the lanes that
-// computed them to those that multiply. Unit r of a head has tokens 8r .. 8r + 7; the order of
-// units is rotated, so that fewer lanes access the same bank.
+// Weights in the type of an exact tile, or f16 for an affine one, from the lanes that made them
+// to those that multiply. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that
+// fewer lanes meet in a bank.
 template <int F, int H>
 __device__ __forceinline__ void cols_send(uint32_t exchange, int r, int q, const float (&p)[H][8]) {
     __syncwarp();
@@ -320,8 +320,70 @@ __device__ __forceinline__ void cols_value(float (&out)[Cols<H>::BLOCKS][4], con
         mma_half<BF>(out[n], a, c ? b[n].z : b[n].x, c ? b[n].w : b[n].y);
 }
 
+// Scales s and biases z of half h of a tile as pairs: of quad 2q's tokens 0 and 2, 1 and 3, then
+// those of quad 2q + 1. Zeros for tokens that the query does not see: their slots may hold NaN.
+template <int N>
+__device__ __forceinline__ void cols_pair_scalars(uint4 (&s)[N], uint4 (&z)[N], bool bf,
+                                                  uint64_t seen, int h, int q) {
+    scalars_to_half(s, z, bf);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        s[j] = pairs_of(s[j]);
+        z[j] = pairs_of(z[j]);
+    }
+    if (~seen) {
+        const uint32_t eight = (uint32_t)(seen >> (32 * h + 8 * q));
+        const uint2 low = pair_masks(eight), high = pair_masks(eight >> 4);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            s[j] = and_of(s[j], low, high);
+            z[j] = and_of(z[j], low, high);
+        }
+    }
+}
+
+// Codes of a block, [quad 2q, 2q + 1][two instructions each], 4 dims: from the rows of these quads.
+template <int BITS, int WIDE>
+__device__ __forceinline__ void cols_value_codes(uint32_t row0, uint32_t row1, int r, int q,
+                                                 uint4 (&x)[2][WIDE]) {
+    if constexpr (WIDE == 2) {
+        lds_pair(row0 + r * 32, q & 1, x[0][0], x[0][1]);
+        if (BITS == 8)
+            lds_pair(row1 + r * 32, q & 1, x[1][0], x[1][1]);
+    } else {
+        x[0][0] = lds128(row0 + r * 16);
+        if (BITS == 8)
+            x[1][0] = lds128(row1 + r * 16);
+    }
+}
+
+// Codes x with their scales s and biases z, times the weights b: instructions `first` and on.
+template <int BITS, int WIDE, int H, int M>
+__device__ __forceinline__ void cols_values_block(const uint4 (&x)[2][WIDE], int shift,
+                                                  const uint4 &s, const uint4 &z,
+                                                  const uint4 (&b)[Cols<H>::BLOCKS], int first,
+                                                  float (&out)[M][Cols<H>::BLOCKS][4]) {
+#pragma unroll
+    for (int i = 0; i < 2 * WIDE; i++) {
+        auto step = [&](auto n) {
+            constexpr int C = decltype(n)::value;
+            const uint4 &four = x[BITS == 8 ? C : 0][i / 2];
+            const uint32_t u = word_of(four, i % 2 * 2) >> shift,
+                           v = word_of(four, i % 2 * 2 + 1) >> shift;
+            uint32_t a[4];
+            const uint32_t s_even = word_of(s, 2 * C), s_odd = word_of(s, 2 * C + 1),
+                           z_even = word_of(z, 2 * C), z_odd = word_of(z, 2 * C + 1);
+            widen<BITS, BITS == 8 ? 0 : C>(u, s_even, z_even, s_odd, z_odd, a[0], a[2]);
+            widen<BITS, BITS == 8 ? 0 : C>(v, s_even, z_even, s_odd, z_odd, a[1], a[3]);
+            cols_value<H, false>(out[first + i], a, b, C);
+        };
+        step(Format<0>());
+        step(Format<1>());
+    }
+}
+
 // An affine tile, N blocks of 32 dims from block `first` on. seen: bit j is set if the query
-// sees token j; slots of the others may hold NaN.
+// sees token j.
 template <int F, int D, int MAP, int H, int N, class Ring>
 __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange, int r, int q,
                                                    uint64_t seen, bool bf, int first,
@@ -352,7 +414,7 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
         const int shift = BITS == 2 ? (q & 1) * 4 : 0;
         uint4 b[Cols<H>::BLOCKS];
         cols_receive<H>(exchange, r, q, h, b);
-        uint4 s[AT_ONCE], z[AT_ONCE]; // of tokens: quad 2q's 0 and 2, 1 and 3, those of quad 2q + 1
+        uint4 s[AT_ONCE], z[AT_ONCE]; // cols_pair_scalars
 #pragma unroll
         for (int block = 0; block < N; block += WIDE) {
             const int g = block * 32 / G;
@@ -365,50 +427,12 @@ __device__ __forceinline__ void cols_values_affine(Ring &ring, uint32_t exchange
                     z[j] = late ? late_b[late ? g + j : 0]
                                 : lds128(scales + BIASES + (g + j) * 128 + h * 64);
                 }
-                scalars_to_half(s, z, bf);
-#pragma unroll
-                for (int j = 0; j < AT_ONCE; j++) {
-                    s[j] = pairs_of(s[j]);
-                    z[j] = pairs_of(z[j]);
-                }
-                if (~seen) {
-                    const uint32_t eight = (uint32_t)(seen >> (32 * h + 8 * q));
-                    const uint2 low = pair_masks(eight), high = pair_masks(eight >> 4);
-#pragma unroll
-                    for (int j = 0; j < AT_ONCE; j++) {
-                        s[j] = and_of(s[j], low, high);
-                        z[j] = and_of(z[j], low, high);
-                    }
-                }
+                cols_pair_scalars(s, z, bf, seen, h, q);
             }
-            const uint4 &sg = s[g % AT_ONCE], &zg = z[g % AT_ONCE];
-            uint4 x[2][WIDE]; // 4 dims of quad 2q, of quad 2q + 1: two instructions each
-            if constexpr (WIDE == 2) {
-                lds_pair(row0 + block * 128 + r * 32, q & 1, x[0][0], x[0][1]);
-                if (BITS == 8)
-                    lds_pair(row1 + block * 128 + r * 32, q & 1, x[1][0], x[1][1]);
-            } else {
-                x[0][0] = lds128(row0 + block * 128 + r * 16);
-                if (BITS == 8)
-                    x[1][0] = lds128(row1 + block * 128 + r * 16);
-            }
-#pragma unroll
-            for (int i = 0; i < 2 * WIDE; i++) {
-                auto step = [&](auto n) {
-                    constexpr int C = decltype(n)::value;
-                    const uint4 &four = x[BITS == 8 ? C : 0][i / 2];
-                    const uint32_t u = word_of(four, i % 2 * 2) >> shift,
-                                   v = word_of(four, i % 2 * 2 + 1) >> shift;
-                    uint32_t a[4];
-                    const uint32_t s_even = word_of(sg, 2 * C), s_odd = word_of(sg, 2 * C + 1),
-                                   z_even = word_of(zg, 2 * C), z_odd = word_of(zg, 2 * C + 1);
-                    widen<BITS, BITS == 8 ? 0 : C>(u, s_even, z_even, s_odd, z_odd, a[0], a[2]);
-                    widen<BITS, BITS == 8 ? 0 : C>(v, s_even, z_even, s_odd, z_odd, a[1], a[3]);
-                    cols_value<H, false>(out[2 * block + i], a, b, C);
-                };
-                step(Format<0>());
-                step(Format<1>());
-            }
+            uint4 x[2][WIDE];
+            cols_value_codes<BITS, WIDE>(row0 + block * 128, row1 + block * 128, r, q, x);
+            cols_values_block<BITS, WIDE, H>(x, shift, s[g % AT_ONCE], z[g % AT_ONCE], b, 2 * block,
+                                             out);
         }
         if (h + 1 == 2 || CHUNKS > 1)
             ring.release();
