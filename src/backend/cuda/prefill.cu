@@ -20,7 +20,7 @@
 //     super, 2,048 tokens   in shared memory, each thread its own part
 //     row                   in out itself, until it is divided by the row's sum
 //
-// The layout of the matrices (any token may be column c of K):
+// Where elements are in the matrices (which token is column c of K is free):
 //
 //     Q, K    [instruction 2k + n][half u][row or column][quads 8k + 4u + n and + 2, place_in_quad]
 //             column 8j + 2q + (e ^ j / 4) of K is token 32e + 8q + j: what a lane (r, q) gets of
@@ -62,8 +62,8 @@ struct PrefillArgs {
     int slots; // of K, and of V
 };
 
-// What of a row is merged so far.
-struct RowFold {
+// What is merged of a row so far: its open super, and the supers before.
+struct RowState {
     float super_max, super_sum, max, sum;
 };
 
@@ -76,8 +76,21 @@ struct Tiles {
     }
 };
 
+// What a block works on: an item's tokens, one KV head.
+struct Work {
+    const prefill_item &item;
+    const batch_seq &seq;
+    const dev_view &view;
+    uint32_t kv;
+    uint32_t pos, end; // of the first token; tokens from end on were never written
+    Tiles tiles;
+};
+
 // 16-bit types of tiles, as a mask.
 enum { TYPE_F16 = 1, TYPE_BF16 = 2, TYPE_BOTH = 3 };
+HD constexpr int types_of_tiles(uint32_t formats) {
+    return (formats & ~bit(BF16) ? TYPE_F16 : 0) | (formats & bit(BF16) ? TYPE_BF16 : 0);
+}
 
 template <int D, int KT> struct Block {
     static constexpr int GROUPS = D == 256 ? 1 : 2, // of rows
@@ -98,7 +111,7 @@ template <int D, int KT> struct Block {
     struct Shared {
         alignas(128) uint8_t query[QUERIES][GROUPS][QUERY];
         alignas(16) float4 super[PARTS][GROUPS * GROUP];
-        RowFold fold[ROWS];
+        RowState state[ROWS];
         float unit[ROWS];
         alignas(8) uint64_t full[2][SLOTS_MAX], empty[2][SLOTS_MAX]; // K, V
         bool bf16[2][SLOTS_MAX]; // the type of what is in a slot
@@ -130,9 +143,12 @@ struct Ring {
     }
 };
 
+// The shared memory of a block: Block::Shared, then slots from RING on.
+extern __shared__ __align__(128) uint8_t memory[];
+
 // ---- tiles into slots ------------------------------------------------------------------------
 
-// Pages were written by an earlier kernel, which kernel_waits waits for. These loads do not move
+// Pages were written by a kernel before, which kernel_waits waits for; these loads do not move
 // before it, since their addresses come from the step's tables, which are read after it.
 __device__ __forceinline__ uint4 load128(const uint8_t *p) {
     return __ldg((const uint4 *)p);
@@ -141,223 +157,254 @@ __device__ __forceinline__ uint2 load64(const uint8_t *p) {
     return __ldg((const uint2 *)p);
 }
 
-// A K tile, by a group; wait: until the slot is empty. Lanes read tokens side by side.
-template <int F, int D, class Wait>
-__device__ __forceinline__ void widen_keys(const uint8_t *tile, bool bf, uint32_t slot, Wait wait) {
+// Four 16-bit elements of each of two quads, in K's matrix. half: 2 instruction + u
+__device__ __forceinline__ void put_key(uint32_t slot, int half, int token, uint4 v) {
+    const int o = token / 8, j = token % 8;
+    sts128(slot + (half * 64 + 8 * j + o % 4 * 2 + (o / 4 ^ j / 4)) * 16, v);
+}
+
+// An exact K tile, by a group; wait: until the slot is empty. Lanes read tokens side by side.
+template <int D, class Wait>
+__device__ __forceinline__ void widen_keys_exact(const uint8_t *tile, uint32_t slot, Wait wait) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    auto put = [&](int half, int token, uint4 v) { // half: 2 instruction + u
-        const int o = token / 8, j = token % 8;
-        sts128(slot + (half * 64 + 8 * j + o % 4 * 2 + (o / 4 ^ j / 4)) * 16, v);
-    };
-    if constexpr (exact_of(F)) {
-        const int token = lane * 2; // and the next
-        uint4 x[D / 32][2];         // two quads of two tokens
-        const uint8_t *from = tile + token * 8;
+    const int token = lane * 2; // and the next
+    uint4 x[D / 32][2];         // two quads of two tokens
+    const uint8_t *from = tile + token * 8;
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            const int quad = 8 * i + warp % 2 * 4 + warp / 2; // warp: 2 n + u
-            x[i][0] = load128(from + quad * 512);
-            x[i][1] = load128(from + (quad + 2) * 512);
-        }
-        wait();
+    for (int i = 0; i < D / 32; i++) {
+        const int quad = 8 * i + warp % 2 * 4 + warp / 2; // warp: 2 n + u
+        x[i][0] = load128(from + quad * 512);
+        x[i][1] = load128(from + (quad + 2) * 512);
+    }
+    wait();
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            const int half = 4 * i + warp;
-            const uint4 &a = x[i][0], &b = x[i][1];
-            put(half, token,
-                make_uint4(even_of(a.x, a.y), odd_of(a.x, a.y), even_of(b.x, b.y),
-                           odd_of(b.x, b.y)));
-            put(half, token + 1,
-                make_uint4(even_of(a.z, a.w), odd_of(a.z, a.w), even_of(b.z, b.w),
-                           odd_of(b.z, b.w)));
-        }
-    } else {
-        // units: (32 dims, u), 16 lanes each, both n; 4 tokens a lane
-        constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G,
-                      N = (D / 32 * 2 + 7) / 8; // of a lane
-        const int unit = warp * 2 + lane / 16, token = lane % 16 * 4, u = unit % 2;
-        const uint8_t *scales = tile + code_bytes_of(F, D) + token * 2;
-        uint4 x[N][2][2]; // [quad: 2u, 2u + 1][n]
-        uint2 s[N], b[N];
+    for (int i = 0; i < D / 32; i++) {
+        const int half = 4 * i + warp;
+        const uint4 &a = x[i][0], &b = x[i][1];
+        put_key(
+            slot, half, token,
+            make_uint4(even_of(a.x, a.y), odd_of(a.x, a.y), even_of(b.x, b.y), odd_of(b.x, b.y)));
+        put_key(
+            slot, half, token + 1,
+            make_uint4(even_of(a.z, a.w), odd_of(a.z, a.w), even_of(b.z, b.w), odd_of(b.z, b.w)));
+    }
+}
+
+// The same of an affine tile. Units are (32 dims, u), 16 lanes each, both n; 4 tokens a lane.
+template <int F, int D, class Wait>
+__device__ __forceinline__ void widen_keys_affine(const uint8_t *tile, bool bf, uint32_t slot,
+                                                  Wait wait) {
+    constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G,
+                  N = (D / 32 * 2 + 7) / 8; // of a lane
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const int unit = warp * 2 + lane / 16, token = lane % 16 * 4, u = unit % 2;
+    const uint8_t *scales = tile + code_bytes_of(F, D) + token * 2;
+    uint4 x[N][2][2]; // [quad: 2u, 2u + 1][n]
+    uint2 s[N], b[N];
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int k = unit / 2 + 4 * i;
-            if (k >= D / 32)
-                break;
+    for (int i = 0; i < N; i++) {
+        const int k = unit / 2 + 4 * i;
+        if (k >= D / 32)
+            break;
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                if constexpr (BITS == 8) {
-                    const uint8_t *from = tile + (8 * k + 2 * (2 * u + j)) * 256 + token * 4;
-                    x[i][j][0] = load128(from);
-                    x[i][j][1] = load128(from + 256);
-                } else {
-                    x[i][j][0] = load128(tile + (4 * k + 2 * u + j) * 256 + token * 4);
-                }
+        for (int j = 0; j < 2; j++) {
+            if constexpr (BITS == 8) {
+                const uint8_t *from = tile + (8 * k + 2 * (2 * u + j)) * 256 + token * 4;
+                x[i][j][0] = load128(from);
+                x[i][j][1] = load128(from + 256);
+            } else {
+                x[i][j][0] = load128(tile + (4 * k + 2 * u + j) * 256 + token * 4);
             }
-            s[i] = load64(scales + k * 32 / G * 128);
-            b[i] = load64(scales + (GROUPS + k * 32 / G) * 128);
         }
-        wait();
+        s[i] = load64(scales + k * 32 / G * 128);
+        b[i] = load64(scales + (GROUPS + k * 32 / G) * 128);
+    }
+    wait();
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            const int k = unit / 2 + 4 * i;
-            if (k >= D / 32)
-                break;
+    for (int i = 0; i < N; i++) {
+        const int k = unit / 2 + 4 * i;
+        if (k >= D / 32)
+            break;
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
-                const uint32_t st = twice(scalars_as_half(t < 2 ? s[i].x : s[i].y, bf), t % 2),
-                               bt = twice(scalars_as_half(t < 2 ? b[i].x : b[i].y, bf), t % 2);
-                auto row = [&](auto n) {
-                    constexpr int Q = BITS == 8 ? 0 : decltype(n)::value,
-                                  X = BITS == 8 ? decltype(n)::value : 0;
-                    uint4 v;
-                    widen<BITS, Q>(word_of(x[i][0][X], t), st, bt, st, bt, v.x, v.y);
-                    widen<BITS, Q>(word_of(x[i][1][X], t), st, bt, st, bt, v.z, v.w);
-                    put(4 * k + 2 * decltype(n)::value + u, token + t, v);
-                };
-                row(Format<0>());
-                row(Format<1>());
-            }
+        for (int t = 0; t < 4; t++) {
+            const uint32_t st = twice(scalars_as_half(t < 2 ? s[i].x : s[i].y, bf), t % 2),
+                           bt = twice(scalars_as_half(t < 2 ? b[i].x : b[i].y, bf), t % 2);
+            auto row = [&](auto n) {
+                constexpr int Q = BITS == 8 ? 0 : decltype(n)::value,
+                              X = BITS == 8 ? decltype(n)::value : 0;
+                uint4 v;
+                widen<BITS, Q>(word_of(x[i][0][X], t), st, bt, st, bt, v.x, v.y);
+                widen<BITS, Q>(word_of(x[i][1][X], t), st, bt, st, bt, v.z, v.w);
+                put_key(slot, 4 * k + 2 * decltype(n)::value + u, token + t, v);
+            };
+            row(Format<0>());
+            row(Format<1>());
         }
     }
 }
 
-// A V tile. written: tokens that were; slots of the others may hold NaN.
-template <int F, int D, class Wait>
-__device__ __forceinline__ void widen_values(const uint8_t *tile, bool bf, uint64_t written,
-                                             uint32_t slot, Wait wait) {
-    constexpr int UNITS = (D + GROUP - 1) / GROUP; // (instruction 2h + c, 4 dims), of a thread
+// (instruction 2h + c, 4 dims) of V that a thread fills at most.
+template <int D> constexpr int VALUE_UNITS = (D + GROUP - 1) / GROUP;
+
+// Four 16-bit elements of each of two quads, in V's matrix: of instruction i, half u, column
+// k D / 4 + l.
+template <int D>
+__device__ __forceinline__ void put_value(uint32_t slot, int i, int u, int l, int k, uint4 v) {
+    sts128(slot + ((2 * i + u) * D + k * (D / 4) + l) * 16, v);
+}
+
+// Zeros in place of tokens of instruction i that were never written, which may hold NaN.
+__device__ __forceinline__ void clear_unwritten(uint64_t written, int i, uint4 (&x)[4][2]) {
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        const uint32_t four = (uint32_t)(written >> (i / 2 * 32 + 8 * q + i % 2 * 4)),
+                       lo = half_mask(four & 1, four & 2), hi = half_mask(four & 4, four & 8);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            x[q][j].x &= lo;
+            x[q][j].y &= hi;
+            x[q][j].z &= lo;
+            x[q][j].w &= hi;
+        }
+    }
+}
+
+// An exact V tile. written: tokens that were written, as bits.
+template <int D, class Wait>
+__device__ __forceinline__ void widen_values_exact(const uint8_t *tile, uint64_t written,
+                                                   uint32_t slot, Wait wait) {
     const int thread = threadIdx.x % GROUP;
-    auto put = [&](int i, int u, int l, int k, uint4 v) {
-        sts128(slot + ((2 * i + u) * D + k * (D / 4) + l) * 16, v);
-    };
-    if constexpr (exact_of(F)) {
-        bool waited = false;
+    bool waited = false;
 #pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) {
-            const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4);
-            uint4 x[4][2]; // [q][two dims each]
-            if (at < D) {
+    for (int unit = 0; unit < VALUE_UNITS<D>; unit++) {
+        const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4);
+        uint4 x[4][2]; // [q][two dims each]
+        if (at < D) {
 #pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    const uint8_t *from = tile + (i / 2 * 8 + 2 * q + i % 2) * 8 * D + l * 16;
-                    x[q][0] = load128(from);
-                    x[q][1] = load128(from + 4 * D);
-                }
-            }
-            if (!waited)
-                wait();
-            waited = true;
-            if (at >= D)
-                continue;
-            if (~written) {
-#pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    const uint32_t four = (uint32_t)(written >> (i / 2 * 32 + 8 * q + i % 2 * 4)),
-                                   lo = half_mask(four & 1, four & 2),
-                                   hi = half_mask(four & 4, four & 8);
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        x[q][j].x &= lo;
-                        x[q][j].y &= hi;
-                        x[q][j].z &= lo;
-                        x[q][j].w &= hi;
-                    }
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                uint32_t even[4], odd[4];
-#pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    const uint32_t a = word_of(x[q][k / 2], k % 2 * 2),
-                                   b = word_of(x[q][k / 2], k % 2 * 2 + 1);
-                    even[q] = even_of(a, b);
-                    odd[q] = odd_of(a, b);
-                }
-                put(i, 0, l, k, make_uint4(even[0], even[1], even[2], even[3]));
-                put(i, 1, l, k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+            for (int q = 0; q < 4; q++) {
+                const uint8_t *from = tile + (i / 2 * 8 + 2 * q + i % 2) * 8 * D + l * 16;
+                x[q][0] = load128(from);
+                x[q][1] = load128(from + 4 * D);
             }
         }
-    } else {
-        constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G;
-        bool waited = false;
+        if (!waited)
+            wait();
+        waited = true;
+        if (at >= D)
+            continue;
+        if (~written)
+            clear_unwritten(written, i, x);
 #pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) {
-            const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4), h = i / 2,
-                      c = i % 2;
-            uint2 x[4][2], s[4][2], b[4][2]; // [q][two dims each]
-            if (at < D) {
-                const uint8_t *scales = tile + code_bytes_of(F, D) + (32 * h + 4 * c) * 2;
-                const int g[2] = {2 * l / G * 128, (D / 2 + 2 * l) / G * 128};
+        for (int k = 0; k < 4; k++) {
+            uint32_t even[4], odd[4];
 #pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    const int row = BITS == 8   ? 8 * h + 2 * q + c
-                                    : BITS == 4 ? 4 * h + q
-                                                : 2 * h + q / 2;
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        x[q][j] = load64(tile + row * 4 * D + l * 8 + j * 2 * D);
-                        s[q][j] = load64(scales + g[j] + q * 16);
-                        b[q][j] = load64(scales + GROUPS * 128 + g[j] + q * 16);
-                    }
-                }
+            for (int q = 0; q < 4; q++) {
+                const uint32_t a = word_of(x[q][k / 2], k % 2 * 2),
+                               b = word_of(x[q][k / 2], k % 2 * 2 + 1);
+                even[q] = even_of(a, b);
+                odd[q] = odd_of(a, b);
             }
-            if (!waited)
-                wait();
-            waited = true;
-            if (at >= D)
-                continue;
+            put_value<D>(slot, i, 0, l, k, make_uint4(even[0], even[1], even[2], even[3]));
+            put_value<D>(slot, i, 1, l, k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+        }
+    }
+}
+
+// Codes x of dims 2l and 2l + 1 of half j of the columns, widened. s, b: of each quad q.
+template <int F, int D>
+__device__ __forceinline__ void widen_value_codes(const uint2 (&x)[4][2], const uint2 (&s)[4][2],
+                                                  const uint2 (&b)[4][2], bool bf, uint64_t written,
+                                                  uint32_t slot, int i, int l, int j) {
+    constexpr int BITS = bits_of(F);
+    const int h = i / 2, c = i % 2;
+    uint2 ss[4], bb[4]; // of tokens 0 and 2, 1 and 3 of a quad
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint2 ss[4], bb[4]; // of tokens 0 and 2, 1 and 3 of a quad
+    for (int q = 0; q < 4; q++) {
+        ss[q] = pairs_of(scalars_as_half(s[q][j], bf));
+        bb[q] = pairs_of(scalars_as_half(b[q][j], bf));
+        if (~written) {
+            const uint2 mask = pair_masks((uint32_t)(written >> (32 * h + 8 * q + 4 * c)));
+            ss[q] = and_of(ss[q], mask);
+            bb[q] = and_of(bb[q], mask);
+        }
+    }
 #pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    ss[q] = pairs_of(scalars_as_half(s[q][j], bf));
-                    bb[q] = pairs_of(scalars_as_half(b[q][j], bf));
-                    if (~written) {
-                        const uint2 mask =
-                            pair_masks((uint32_t)(written >> (32 * h + 8 * q + 4 * c)));
-                        ss[q] = and_of(ss[q], mask);
-                        bb[q] = and_of(bb[q], mask);
-                    }
-                }
+    for (int k = 0; k < 2; k++) {
+        uint32_t even[4], odd[4];
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    uint32_t even[4], odd[4];
+        for (int q = 0; q < 4; q++) {
+            const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
+            widen<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, ss[q].x, bb[q].x, ss[q].y, bb[q].y,
+                           even[q], odd[q]);
+        }
+        put_value<D>(slot, i, 0, l, 2 * j + k, make_uint4(even[0], even[1], even[2], even[3]));
+        put_value<D>(slot, i, 1, l, 2 * j + k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+    }
+}
+
+// The same of an affine tile: scales and biases that were never written become zeros.
+template <int F, int D, class Wait>
+__device__ __forceinline__ void widen_values_affine(const uint8_t *tile, bool bf, uint64_t written,
+                                                    uint32_t slot, Wait wait) {
+    constexpr int BITS = bits_of(F), G = dims_of_group(F), GROUPS = D / G;
+    const int thread = threadIdx.x % GROUP;
+    bool waited = false;
 #pragma unroll
-                    for (int q = 0; q < 4; q++) {
-                        const int up = BITS == 8 ? 0 : BITS == 4 ? 4 * c : q % 2 * 4 + 2 * c;
-                        widen<BITS, 0>((k ? x[q][j].y : x[q][j].x) >> up, ss[q].x, bb[q].x, ss[q].y,
-                                       bb[q].y, even[q], odd[q]);
-                    }
-                    put(i, 0, l, 2 * j + k, make_uint4(even[0], even[1], even[2], even[3]));
-                    put(i, 1, l, 2 * j + k, make_uint4(odd[0], odd[1], odd[2], odd[3]));
+    for (int unit = 0; unit < VALUE_UNITS<D>; unit++) {
+        const int at = thread + unit * GROUP, i = at / (D / 4), l = at % (D / 4), h = i / 2,
+                  c = i % 2;
+        uint2 x[4][2], s[4][2], b[4][2]; // [q][two dims each]
+        if (at < D) {
+            const uint8_t *scales = tile + code_bytes_of(F, D) + (32 * h + 4 * c) * 2;
+            const int g[2] = {2 * l / G * 128, (D / 2 + 2 * l) / G * 128};
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                const int row = BITS == 8   ? 8 * h + 2 * q + c
+                                : BITS == 4 ? 4 * h + q
+                                            : 2 * h + q / 2;
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    x[q][j] = load64(tile + row * 4 * D + l * 8 + j * 2 * D);
+                    s[q][j] = load64(scales + g[j] + q * 16);
+                    b[q][j] = load64(scales + GROUPS * 128 + g[j] + q * 16);
                 }
             }
         }
+        if (!waited)
+            wait();
+        waited = true;
+        if (at >= D)
+            continue;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            widen_value_codes<F, D>(x, s, b, bf, written, slot, i, l, j);
     }
 }
 
 // All tiles of one side, in order, by a group.
 template <bool K, int D, uint32_t FORMATS>
-__device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, uint32_t kv,
-                                     const dev_view &view, const Tiles &tiles, uint32_t end,
+__device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, const Work &work,
                                      bool *bf16, Ring ring) {
+    const Tiles &tiles = work.tiles;
+    const uint32_t end = work.end;
     for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
         uint32_t layout = 0;
-        const uint8_t *page = page_find(g, view, number, &layout);
+        const uint8_t *page = page_find(g, work.view, number, &layout);
         const dev_layout &l = g.layouts[layout];
-        const uint8_t *tile = tile_of(page, l, a.layer, kv, K ? TILE_K : TILE_V);
+        const uint8_t *tile = tile_of(page, l, a.layer, work.kv, K ? TILE_K : TILE_V);
         auto wait = [&] { ring.wait_empty(); };
         const uint32_t first = number * TILE_TOKENS;
         const uint64_t written = first + 64 <= end ? ~0ull : (1ull << (end - first)) - 1;
         with_format<FORMATS>(K ? l.k : l.v, [&](auto f) {
             constexpr int F = decltype(f)::value;
-            if constexpr (K)
-                widen_keys<F, D>(tile, l.k_bf16, ring.slot(), wait);
+            if constexpr (K && exact_of(F))
+                widen_keys_exact<D>(tile, ring.slot(), wait);
+            else if constexpr (K)
+                widen_keys_affine<F, D>(tile, l.k_bf16, ring.slot(), wait);
+            else if constexpr (exact_of(F))
+                widen_values_exact<D>(tile, written, ring.slot(), wait);
             else
-                widen_values<F, D>(tile, l.v_bf16, written, ring.slot(), wait);
+                widen_values_affine<F, D>(tile, l.v_bf16, written, ring.slot(), wait);
             if (threadIdx.x % GROUP == 0)
                 bf16[ring.at] = F == BF16;
         });
@@ -372,7 +419,8 @@ __device__ __forceinline__ void fill(const step_group &g, const PrefillArgs &a, 
 // Row `row` of a group's 64, or zeros; by a warp.
 template <int D, int KT, class B>
 __device__ __forceinline__ void pack_query(const float *q, float scale, int group, int row,
-                                           bool some, typename B::Shared &sh) {
+                                           bool some) {
+    auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
     constexpr int N = D / 32;
     const int lane = threadIdx.x % 32;
     float x[N];
@@ -392,7 +440,7 @@ __device__ __forceinline__ void pack_query(const float *q, float scale, int grou
     }
     if (lane == 0) {
         sh.unit[group * GROUP_ROWS + row] = p.unit;
-        sh.fold[group * GROUP_ROWS + row] = {MINUS_INF, 0, MINUS_INF, 0};
+        sh.state[group * GROUP_ROWS + row] = {MINUS_INF, 0, MINUS_INF, 0};
     }
 }
 
@@ -407,13 +455,316 @@ __device__ __forceinline__ float tree(float low, float high) {
     return low + high;
 }
 
+// Where a thread that multiplies is: of its block's rows it has own + r and own + r + 8.
+struct Place {
+    int group, own, r, q;
+    __device__ int row(int i) const { return own + 8 * i + r; }
+};
+
+// The tiles that some row of an item sees, from position `first` to `last`.
+__device__ __forceinline__ Tiles tiles_seen(const dev_view &view, uint32_t first, uint32_t last) {
+    Tiles tiles;
+    tiles.end = last / TILE_TOKENS + 1;
+    tiles.window = window_start(view.span, first) / TILE_TOKENS;
+    tiles.kept = (min(view.keep, last + 1) + TILE_TOKENS - 1) / TILE_TOKENS;
+    if (tiles.window <= tiles.kept)
+        tiles.window = tiles.kept;
+    return tiles;
+}
+
+// Rows of a group, packed by its warps, 16 each.
+template <int D, int KT, class B>
+__device__ __forceinline__ void pack_queries(const PrefillArgs &a, const Work &work,
+                                             const Place &at) {
+    const int warp = threadIdx.x / 32 % 4;
+    for (int i = 0; i < 16; i++) {
+        const uint32_t row = at.own + i, token = row / a.gqa, head = work.kv * a.gqa + row % a.gqa;
+        const size_t from = (size_t)(work.seq.row + work.item.first + token) * a.heads + head;
+        pack_query<D, KT, B>(a.q + from * D, a.scale, at.group, warp * 16 + i,
+                             token < work.item.tokens);
+    }
+    written_for_wgmma();
+    if (at.group == 0) // a barrier of the group
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+    else
+        asm volatile("bar.sync 2, 128;" ::: "memory");
+}
+
+// A group without rows lets all tiles pass.
+__device__ __forceinline__ void skip_tiles(const Tiles &tiles, Ring values, Ring keys) {
+    for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
+        keys.wait_full();
+        keys.done();
+        values.wait_full();
+        values.done();
+    }
+}
+
+// Begins the products of a tile's scores, once its K slot is full.
+template <int D, int KT, class B>
+__device__ __forceinline__ void begin_scores(typename B::Shared &sh, Sums<64> &s, int group,
+                                             const Ring &keys) {
+    keys.wait_full();
+    if (KT == TYPE_F16 || (KT == TYPE_BOTH && !sh.bf16[0][keys.at]))
+        scores_begin<false, D>(s, smem_at(sh.query[0][group]), keys.slot());
+    else
+        scores_begin<true, D>(s, smem_at(sh.query[B::QUERIES - 1][group]), keys.slot());
+}
+
+// Begins the products of weights and values of a tile, once its V slot is full.
+template <int D, int VT, class B>
+__device__ __forceinline__ void begin_values(typename B::Shared &sh, Sums<D> &out,
+                                             const uint32_t (&w)[4][4], const Ring &values) {
+    values.wait_full();
+    if (VT == TYPE_F16 || (VT == TYPE_BOTH && !sh.bf16[1][values.at]))
+        values_begin<false, D>(out, w, values.slot());
+    else
+        values_begin<true, D>(out, w, values.slot());
+}
+
+// Scores of tokens that a row does not see become -inf, in the tile that begins at `first`. p_min,
+// p_max: the first and the last position of the group's rows.
+__device__ __forceinline__ void hide_unseen(Sums<64> &s, const dev_view &view, uint32_t p_min,
+                                            uint32_t p_max, const uint32_t (&p)[2], int q,
+                                            uint32_t first) {
+    // unless every row sees the whole tile
+    if (first + 63 > p_min || (first + 64 > view.keep && first < window_start(view.span, p_max)))
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint64_t seen = (p[i] < first ? 0 : seen_of_tile(view, p[i], first)) >> (8 * q);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (!(seen >> (32 * e + j) & 1))
+                        s[j][2 * i + (e ^ j / 4)] = MINUS_INF;
+        }
+}
+
+// Scores of a tile become weights; max and sum: [row r, r + 8][chain q, 4 + q]; alpha: what earlier
+// outputs of each row are multiplied with.
+__device__ __forceinline__ void weights_from_scores(Sums<64> &s, const float (&unit)[2],
+                                                    float (&max)[2], float (&sum)[2][2],
+                                                    float (&alpha)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float top = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
+#pragma unroll
+        for (int j = 1; j < 8; j++)
+            top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        alpha[i] = move_max(max[i], top * unit[i]);
+        const float from = finite_max(max[i]) - WEIGHT_SHIFT;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            sum[i][e] *= alpha[i];
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float &x = s[j][2 * i + (e ^ j / 4)];
+                x = exp2_fast(fmaf(x, unit[i], -from));
+                sum[i][e] += x;
+            }
+        }
+    }
+}
+
+// Weights as f16 or bf16, in the registers of the A side.
+template <bool BF>
+__device__ __forceinline__ void round_weights(const Sums<64> &s, uint32_t (&w)[4][4]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+#pragma unroll
+            for (int u = 0; u < 2; u++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    w[2 * h + c][2 * u + i] = pack_half2<BF>(s[4 * c + u][2 * i + (h ^ c)],
+                                                             s[4 * c + u + 2][2 * i + (h ^ c)]);
+}
+// The same, in the type of the V tile that they are multiplied with.
+template <int VT, class B>
+__device__ __forceinline__ void pack_weights(typename B::Shared &sh, const Sums<64> &s,
+                                             uint32_t (&w)[4][4], const Ring &values) {
+    if (VT == TYPE_BOTH)
+        values.wait_full();
+    if (VT == TYPE_F16 || (VT == TYPE_BOTH && !sh.bf16[1][values.at]))
+        round_weights<false>(s, w);
+    else
+        round_weights<true>(s, w);
+}
+
+// Merges a run into its super; super_fresh: it is the super's first.
+template <int D, class B>
+__device__ __forceinline__ void merge_run(const Place &at, const float (&max)[2],
+                                          const float (&sum)[2][2], const Sums<D> &out,
+                                          bool super_fresh) {
+    auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        RowState &state = sh.state[at.row(i)];
+        float top = state.super_max;
+        const FoldFactors f = fold_factors(top, max[i]);
+        const float all_sum = fold(f, state.super_sum, tree(sum[i][0], sum[i][1]));
+        __syncwarp();
+        if (at.q == 0) {
+            state.super_max = top;
+            state.super_sum = all_sum;
+        }
+#pragma unroll
+        for (int x = 0; x < D / 32; x++)
+#pragma unroll
+            for (int y = 0; y < 2; y++) { // dims y D / 2 + 16x + 4q .. + 3
+                float4 *at = &sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
+                float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
+                const float *even = out[2 * y * (D / 32) + x], *odd = even + D / 32 * 4;
+                if (f.seen) {
+                    all.x = fold_seen(f, all.x, even[2 * i]);
+                    all.y = fold_seen(f, all.y, odd[2 * i]);
+                    all.z = fold_seen(f, all.z, even[2 * i + 1]);
+                    all.w = fold_seen(f, all.w, odd[2 * i + 1]);
+                }
+                *at = all;
+            }
+    }
+}
+
+// Merges a super into its rows; row_fresh: it is their first; ends: their last, so outputs are
+// divided by the rows' sums.
+template <int D, class B>
+__device__ __forceinline__ void merge_super(const PrefillArgs &a, const Work &work,
+                                            const Place &place, bool row_fresh, bool ends) {
+    auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
+    for (int i = 0; i < 2; i++) {
+        const int row = place.row(i);
+        const uint32_t token = row / a.gqa, head = work.kv * a.gqa + row % a.gqa;
+        RowState &state = sh.state[row];
+        float top = state.max;
+        const FoldFactors f = fold_factors(top, state.super_max);
+        const float all_sum = fold(f, state.sum, state.super_sum);
+        __syncwarp();
+        if (place.q == 0)
+            state = {MINUS_INF, 0, top, all_sum};
+        if (token >= work.item.tokens)
+            continue;
+        float *to = a.out + ((size_t)(work.seq.row + work.item.first + token) * a.heads + head) * D;
+        for (int x = 0; x < D / 32; x++)
+            for (int y = 0; y < 2; y++) {
+                float4 *at = (float4 *)(to + y * (D / 2) + 16 * x + 4 * place.q);
+                const float4 part = sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
+                float4 all = row_fresh ? make_float4(0, 0, 0, 0) : *at;
+                all.x = fold(f, all.x, part.x);
+                all.y = fold(f, all.y, part.y);
+                all.z = fold(f, all.z, part.z);
+                all.w = fold(f, all.w, part.w);
+                if (ends) {
+                    all.x /= all_sum;
+                    all.y /= all_sum;
+                    all.z /= all_sum;
+                    all.w /= all_sum;
+                }
+                *at = all;
+            }
+    }
+}
+
+// The state of a run before its first tile.
+template <int D>
+__device__ __forceinline__ void begin_run(float (&max)[2], float (&sum)[2][2], Sums<D> &out) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        max[i] = MINUS_INF;
+        sum[i][0] = sum[i][1] = 0;
+    }
+#pragma unroll
+    for (int j = 0; j < D / 8; j++)
+        out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
+}
+
+// Outputs follow a maximum that moved.
+template <int D>
+__device__ __forceinline__ void scale_outputs(Sums<D> &out, const float (&alpha)[2]) {
+    if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                out[j][c] *= alpha[c / 2];
+    }
+}
+
+// The outputs of a group's rows, run by run.
+template <int D, int KT, int VT, class B>
+__device__ __forceinline__ void attend_rows(const PrefillArgs &a, const Work &work, const Place &at,
+                                            Ring values, Ring keys) {
+    auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
+    auto position = [&](int row) { return work.pos + min(row / a.gqa, work.item.tokens - 1); };
+    // of the group's rows: what none of them sees is left out by all
+    const int first_row = at.group * GROUP_ROWS;
+    const uint32_t p_min = position(first_row), p_max = position(first_row + GROUP_ROWS - 1);
+    const bool idle = first_row / a.gqa >= work.item.tokens;
+    const uint32_t p[2] = {position(at.own + at.r), position(at.own + at.r + 8)};
+    const float unit[2] = {sh.unit[at.own + at.r], sh.unit[at.own + at.r + 8]};
+    const Tiles &tiles = work.tiles;
+    if (idle) { // nothing for this group
+        skip_tiles(tiles, values, keys);
+        return;
+    }
+    Sums<64> s;
+    Sums<D> out;
+    uint32_t w[4][4];
+    float max[2], sum[2][2], alpha[2]; // [row r, r + 8][chain q, 4 + q]
+    // Scores of the tile that begins at `first` become weights.
+    auto make_weights = [&](uint32_t first) {
+        hide_unseen(s, work.view, p_min, p_max, p, at.q, first);
+        weights_from_scores(s, unit, max, sum, alpha);
+    };
+    bool super_fresh = true, row_fresh = true;
+    for (uint32_t number = tiles.first(); number < tiles.end;) { // a run
+        const uint32_t run = number / RUN_TILES;
+        uint32_t next = tiles.next(number);
+        begin_run<D>(max, sum, out);
+        begin_scores<D, KT, B>(sh, s, at.group, keys);
+        products_end<0>(s);
+        keys.done();
+        make_weights(number * TILE_TOKENS);
+        pack_weights<VT, B>(sh, s, w, values);
+        // While a tile's scores become weights, the last one's weights are multiplied.
+        for (; next < tiles.end && next / RUN_TILES == run; next = tiles.next(next)) {
+            begin_scores<D, KT, B>(sh, s, at.group, keys);
+            begin_values<D, VT, B>(sh, out, w, values);
+            products_end<1>(s);
+            keys.done();
+            make_weights(next * TILE_TOKENS);
+            products_end(out, w);
+            values.done();
+            scale_outputs<D>(out, alpha);
+            pack_weights<VT, B>(sh, s, w, values);
+        }
+        begin_values<D, VT, B>(sh, out, w, values);
+        products_end(out, w);
+        values.done();
+
+        const bool ends = next >= tiles.end;
+        merge_run<D, B>(at, max, sum, out, super_fresh);
+        super_fresh = false;
+        __syncwarp();
+        if (ends || next / (RUN_TILES * SUPER_RUNS) != run / SUPER_RUNS) {
+            merge_super<D, B>(a, work, at, row_fresh, ends);
+            row_fresh = false;
+            super_fresh = true;
+            __syncwarp();
+        }
+        number = next;
+    }
+}
+
 template <int D, uint32_t KF, uint32_t VF>
 __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     prefill(const step_group g, const PrefillArgs a) {
-    constexpr int KT = (KF & ~bit(BF16) ? TYPE_F16 : 0) | (KF & bit(BF16) ? TYPE_BF16 : 0),
-                  VT = (VF & ~bit(BF16) ? TYPE_F16 : 0) | (VF & bit(BF16) ? TYPE_BF16 : 0);
+    constexpr int KT = types_of_tiles(KF), VT = types_of_tiles(VF);
     using B = Block<D, KT>;
-    extern __shared__ __align__(128) uint8_t memory[];
     auto &sh = *reinterpret_cast<typename B::Shared *>(memory);
 
     kernel_begins();
@@ -425,15 +776,8 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     const prefill_item item = g.prefill[index];
     const batch_seq seq = g.seqs[item.seq];
     const dev_view view = g.views[item.seq];
-    const uint32_t pos = seq.pos + item.first, last = pos + item.tokens - 1,
-                   end = seq.pos + seq.rows; // tokens from here on were never written
-
-    Tiles tiles;
-    tiles.end = last / TILE_TOKENS + 1;
-    tiles.window = window_start(view.span, pos) / TILE_TOKENS;
-    tiles.kept = (min(view.keep, last + 1) + TILE_TOKENS - 1) / TILE_TOKENS;
-    if (tiles.window <= tiles.kept)
-        tiles.window = tiles.kept;
+    const uint32_t pos = seq.pos + item.first, last = pos + item.tokens - 1;
+    const Work work = {item, seq, view, kv, pos, seq.pos + seq.rows, tiles_seen(view, pos, last)};
 
     if (threadIdx.x < 2 * SLOTS_MAX) {
         barrier_init(smem_at(&sh.full[0][threadIdx.x]), GROUP / 32 * ARRIVALS);
@@ -441,246 +785,25 @@ __global__ void __launch_bounds__(Block<D, TYPE_F16>::THREADS, 1)
     }
     barriers_ready();
     __syncthreads();
-    Ring keys = {smem_at(memory) + B::RING,
-                 B::SLOT,
-                 smem_at(sh.full[0]),
-                 smem_at(sh.empty[0]),
-                 a.slots,
-                 0,
-                 0},
-         values = {keys.slots_at + a.slots * B::SLOT,
-                   B::SLOT,
-                   smem_at(sh.full[1]),
-                   smem_at(sh.empty[1]),
-                   a.slots,
-                   0,
-                   0};
+    auto ring_of = [&](int side, uint32_t at) -> Ring {
+        return {at, B::SLOT, smem_at(sh.full[side]), smem_at(sh.empty[side]), a.slots, 0, 0};
+    };
+    Ring keys = ring_of(0, smem_at(memory) + B::RING),
+         values = ring_of(1, keys.slots_at + a.slots * B::SLOT);
     if (group >= B::GROUPS) {
         if (group == B::GROUPS) {
             REGISTERS_DOWN(B::K_REGISTERS);
-            fill<true, D, KF>(g, a, kv, view, tiles, end, sh.bf16[0], keys);
+            fill<true, D, KF>(g, a, work, sh.bf16[0], keys);
         } else {
             REGISTERS_DOWN(B::V_REGISTERS);
-            fill<false, D, VF>(g, a, kv, view, tiles, end, sh.bf16[1], values);
+            fill<false, D, VF>(g, a, work, sh.bf16[1], values);
         }
         return;
     }
     REGISTERS_UP(B::ROW_REGISTERS);
-
-    // queries of this warp
-    const int first_row = group * GROUP_ROWS, own = first_row + warp * 16;
-    for (int i = 0; i < 16; i++) {
-        const uint32_t row = own + i, token = row / a.gqa, head = kv * a.gqa + row % a.gqa;
-        pack_query<D, KT, B>(a.q + ((size_t)(seq.row + item.first + token) * a.heads + head) * D,
-                             a.scale, group, warp * 16 + i, token < item.tokens, sh);
-    }
-    written_for_wgmma();
-    if (group == 0) // a barrier of the group
-        asm volatile("bar.sync 1, 128;" ::: "memory");
-    else
-        asm volatile("bar.sync 2, 128;" ::: "memory");
-    auto position = [&](int row) { return pos + min(row / a.gqa, item.tokens - 1); };
-    // of the group's rows: what none of them sees is left out by all
-    const uint32_t p_min = position(first_row), p_max = position(first_row + GROUP_ROWS - 1);
-    const bool idle = first_row / a.gqa >= item.tokens;
-    const uint32_t p[2] = {position(own + r), position(own + r + 8)};
-    const float unit[2] = {sh.unit[own + r], sh.unit[own + r + 8]};
-
-    if (idle) { // nothing for this group
-        for (uint32_t number = tiles.first(); number < tiles.end; number = tiles.next(number)) {
-            keys.wait_full();
-            keys.done();
-            values.wait_full();
-            values.done();
-        }
-        return;
-    }
-    Sums<64> s;
-    auto scores = [&] {
-        keys.wait_full();
-        if (KT == TYPE_F16 || (KT == TYPE_BOTH && !sh.bf16[0][keys.at]))
-            scores_begin<false, D>(s, smem_at(sh.query[0][group]), keys.slot());
-        else
-            scores_begin<true, D>(s, smem_at(sh.query[B::QUERIES - 1][group]), keys.slot());
-    };
-    float max[2], sum[2][2], alpha[2]; // [row r, r + 8][chain q, 4 + q]
-    // Turns the scores of the tile that begins at `first` into weights.
-    auto soften = [&](uint32_t first) {
-        // mask it, if some row does not see all of it
-        if (first + 63 > p_min ||
-            (first + 64 > view.keep && first < window_start(view.span, p_max)))
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const uint64_t seen =
-                    (p[i] < first ? 0 : seen_of_tile(view, p[i], first)) >> (8 * q);
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++)
-                        if (!(seen >> (32 * e + j) & 1))
-                            s[j][2 * i + (e ^ j / 4)] = MINUS_INF;
-            }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float top = fmaxf(s[0][2 * i], s[0][2 * i + 1]);
-#pragma unroll
-            for (int j = 1; j < 8; j++)
-                top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            alpha[i] = move_max(max[i], top * unit[i]);
-            const float from = finite_max(max[i]) - WEIGHT_SHIFT;
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                sum[i][e] *= alpha[i];
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    float &x = s[j][2 * i + (e ^ j / 4)];
-                    x = exp2_fast(fmaf(x, unit[i], -from));
-                    sum[i][e] += x;
-                }
-            }
-        }
-    };
-    uint32_t w[4][4];
-    auto pack = [&] {
-        auto as = [&](auto bf) {
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int c = 0; c < 2; c++)
-#pragma unroll
-                    for (int u = 0; u < 2; u++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++)
-                            w[2 * h + c][2 * u + i] = pack_half2<decltype(bf)::value != 0>(
-                                s[4 * c + u][2 * i + (h ^ c)], s[4 * c + u + 2][2 * i + (h ^ c)]);
-        };
-        if (VT == TYPE_BOTH)
-            values.wait_full();
-        if (VT == TYPE_F16 || (VT == TYPE_BOTH && !sh.bf16[1][values.at]))
-            as(Format<0>());
-        else
-            as(Format<1>());
-    };
-    Sums<D> out;
-    auto multiply = [&] {
-        values.wait_full();
-        if (VT == TYPE_F16 || (VT == TYPE_BOTH && !sh.bf16[1][values.at]))
-            values_begin<false, D>(out, w, values.slot());
-        else
-            values_begin<true, D>(out, w, values.slot());
-    };
-
-    bool super_fresh = true, row_fresh = true;
-    for (uint32_t number = tiles.first(); number < tiles.end;) { // a run
-        const uint32_t run = number / RUN_TILES;
-        uint32_t next = tiles.next(number);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            max[i] = MINUS_INF;
-            sum[i][0] = sum[i][1] = 0;
-        }
-#pragma unroll
-        for (int j = 0; j < D / 8; j++)
-            out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0;
-        scores();
-        products_end<0>(s);
-        keys.done();
-        soften(number * TILE_TOKENS);
-        pack();
-        // While a tile's scores become weights, the last one's weights are multiplied.
-        for (; next < tiles.end && next / RUN_TILES == run; next = tiles.next(next)) {
-            scores();
-            multiply();
-            products_end<1>(s);
-            keys.done();
-            soften(next * TILE_TOKENS);
-            products_end(out, w);
-            values.done();
-            if (__any_sync(~0u, alpha[0] != 1 || alpha[1] != 1)) {
-#pragma unroll
-                for (int j = 0; j < D / 8; j++)
-#pragma unroll
-                    for (int c = 0; c < 4; c++)
-                        out[j][c] *= alpha[c / 2];
-            }
-            pack();
-        }
-        multiply();
-        products_end(out, w);
-        values.done();
-        const bool ends = next >= tiles.end;
-
-        // run into super
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            RowFold &fold_of = sh.fold[own + 8 * i + r];
-            float top = fold_of.super_max;
-            const FoldFactors f = fold_factors(top, max[i]);
-            const float all_sum = fold(f, fold_of.super_sum, tree(sum[i][0], sum[i][1]));
-            __syncwarp();
-            if (q == 0) {
-                fold_of.super_max = top;
-                fold_of.super_sum = all_sum;
-            }
-#pragma unroll
-            for (int x = 0; x < D / 32; x++)
-#pragma unroll
-                for (int y = 0; y < 2; y++) { // dims y D / 2 + 16x + 4q .. + 3
-                    float4 *at = &sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
-                    float4 all = super_fresh ? make_float4(0, 0, 0, 0) : *at;
-                    const float *even = out[2 * y * (D / 32) + x], *odd = even + D / 32 * 4;
-                    if (f.seen) {
-                        all.x = fold_seen(f, all.x, even[2 * i]);
-                        all.y = fold_seen(f, all.y, odd[2 * i]);
-                        all.z = fold_seen(f, all.z, even[2 * i + 1]);
-                        all.w = fold_seen(f, all.w, odd[2 * i + 1]);
-                    }
-                    *at = all;
-                }
-        }
-        super_fresh = false;
-        __syncwarp();
-        if (ends || next / (RUN_TILES * SUPER_RUNS) != run / SUPER_RUNS) {
-            // super into row
-            for (int i = 0; i < 2; i++) {
-                const int row = own + 8 * i + r;
-                const uint32_t token = row / a.gqa, head = kv * a.gqa + row % a.gqa;
-                RowFold &fold_of = sh.fold[row];
-                float top = fold_of.max;
-                const FoldFactors f = fold_factors(top, fold_of.super_max);
-                const float all_sum = fold(f, fold_of.sum, fold_of.super_sum);
-                __syncwarp();
-                if (q == 0)
-                    fold_of = {MINUS_INF, 0, top, all_sum};
-                if (token >= item.tokens)
-                    continue;
-                float *to = a.out + ((size_t)(seq.row + item.first + token) * a.heads + head) * D;
-                for (int x = 0; x < D / 32; x++)
-                    for (int y = 0; y < 2; y++) {
-                        float4 *at = (float4 *)(to + y * (D / 2) + 16 * x + 4 * q);
-                        const float4 part = sh.super[(i * (D / 32) + x) * 2 + y][threadIdx.x];
-                        float4 all = row_fresh ? make_float4(0, 0, 0, 0) : *at;
-                        all.x = fold(f, all.x, part.x);
-                        all.y = fold(f, all.y, part.y);
-                        all.z = fold(f, all.z, part.z);
-                        all.w = fold(f, all.w, part.w);
-                        if (ends) {
-                            all.x /= all_sum;
-                            all.y /= all_sum;
-                            all.z /= all_sum;
-                            all.w /= all_sum;
-                        }
-                        *at = all;
-                    }
-            }
-            row_fresh = false;
-            super_fresh = true;
-            __syncwarp();
-        }
-        number = next;
-    }
+    const Place at = {group, group * GROUP_ROWS + warp * 16, r, q};
+    pack_queries<D, KT, B>(a, work, at);
+    attend_rows<D, KT, VT, B>(a, work, at, values, keys);
 }
 
 // ---- launches --------------------------------------------------------------------------------
