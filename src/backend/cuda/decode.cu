@@ -11,11 +11,11 @@
 //                                                        | the last block of a row and KV head
 //                                                     out                     merges them in order
 //
-// If that makes at most half as many blocks as the device has SMs, a super-run is divided among 2,
+// Where that makes at most half as many blocks as the device has SMs, a super-run is split among 2,
 // 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block merges all.
-// With 8, a block has one run. If its chunks and scores fit into shared memory together, four warps
-// compute the scores of its four tiles at the same time; then each warp goes over the maxima of all
-// tiles and computes the outputs of a quarter of the dims (of 64 dims two warps compute half each).
+// Among 8, a block has one run, and if its chunks and scores fit into shared memory together,
+// four warps make its four tiles' scores at once; then each follows the maxima over all tiles, and
+// has the outputs of a quarter of the dims (of 64 dims two warps have half).
 //
 // The first loads are started before the queries are packed. cols.cuh has what a warp does with a
 // tile. The kernel is compiled for each of the common formats, and once for all of them with a
@@ -26,8 +26,8 @@
 
 namespace {
 
-// SLOTS_MAX: of a warp's ring if all warps have a run. If fewer have one (the last super-run of a
-// row), these share the ring and its barriers.
+// SLOTS_MAX: of a warp's ring if all warps have a run; if fewer have one (a row's last
+// super), these share the ring and its barriers.
 enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MIN = 2, SLOTS_MAX = 6 };
 enum { BARRIERS = WARPS * SLOTS_MAX };
 
@@ -55,11 +55,11 @@ template <int HEADS> struct RunResults {
 
 // ---- merging ---------------------------------------------------------------------------------
 
-// Merges the parts of a row, in order, in the block that finished last: its super-runs, or if these
-// are divided their runs, which are merged into super-runs first.
+// The parts of a row, in order, by the block that came last: its super-runs, or if these are
+// split their runs, which become super-runs first.
 template <int D, int HEADS, bool SPLIT>
-__device__ __forceinline__ void fold_parts(const DecodeArgs &a, const decode_item &item,
-                                           uint32_t kv) {
+__device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_item &item,
+                                            uint32_t kv) {
     constexpr int AHEAD = 16, // parts that are read at once
         IN = SPLIT ? (int)SUPER_RUNS : 1, PAIRS = HEADS * D / 2,
                   PASSES = PAIRS / THREADS ? PAIRS / THREADS : 1;
@@ -166,9 +166,9 @@ __device__ __forceinline__ void finish(const DecodeArgs &a, const decode_item &i
     if (threadIdx.x == 0)
         *arrived = 0; // for the next layer
     if (split == 1)
-        fold_parts<D, HEADS, false>(a, item, kv);
+        merge_parts<D, HEADS, false>(a, item, kv);
     else
-        fold_parts<D, HEADS, true>(a, item, kv);
+        merge_parts<D, HEADS, true>(a, item, kv);
 }
 
 // ---- what a warp reads -----------------------------------------------------------------------
@@ -201,14 +201,242 @@ __device__ __forceinline__ int find_tiles(const step_group &g, const dev_view &v
     return __popc(all);
 }
 
+// ---- what a block works on -------------------------------------------------------------------
+
+// One item and KV head; of its super-run the runs that this block has.
+struct Work {
+    const decode_item &item;
+    uint32_t kv, first_run, run; // the block's first, the warp's own
+    int active, slots; // runs that have begun, one a warp; slots of the ring, for each of these
+};
+
+// A warp's lane (r, q), as in cols.cuh.
+struct Lane {
+    int warp, lane, r, q;
+};
+
+// Tiles that the runs of a block see.
+struct SeenTiles {
+    TileRef (&tiles)[WARPS][RUN_TILES];
+    uint8_t (&numbers)[WARPS][RUN_TILES], (&count)[WARPS];
+};
+
+// The part of the ring that warp w's run has.
+template <class Ring>
+__device__ __forceinline__ Ring ring_of(const step_group &g, const Work &work,
+                                        const SeenTiles &seen, uint8_t *rings, uint64_t *bars,
+                                        int w) {
+    Ring ring;
+    ring.ring = smem_at(rings) + w * work.slots * Ring::SLOT;
+    ring.bars = smem_at(bars + w * work.slots);
+    ring.slots = work.slots;
+    ring.tiles = seen.tiles[w];
+    ring.layouts = g.layouts;
+    ring.n = seen.count[w];
+    return ring;
+}
+
+// Asks for the first chunks; the result is the warp's own ring, empty if it has no run.
+template <class Ring>
+__device__ __forceinline__ Ring start_rings(const step_group &g, const Work &work,
+                                            const SeenTiles &seen, uint8_t *rings, uint64_t *bars,
+                                            int warp) {
+    Ring ring;
+    ring.n = 0;
+    if (gridDim.z == 1) {
+        __syncwarp();
+        if (warp < work.active) {
+            ring = ring_of<Ring>(g, work, seen, rings, bars, warp);
+            ring.start();
+        }
+    } else { // warps without a run help
+        __syncthreads();
+        for (int w = 0; w < work.active; w++) {
+            Ring shared = ring_of<Ring>(g, work, seen, rings, bars, w);
+            shared.start(warp, WARPS);
+            if (w == warp)
+                ring = shared;
+        }
+    }
+    return ring;
+}
+
+// ---- results of a warp -----------------------------------------------------------------------
+
+// The state of a lane's heads before the first tile.
+template <int D, uint32_t KF, int H>
+__device__ __forceinline__ void begin_heads(const ColsQuery<D, KF, H> &query, int q,
+                                            ColsState<H> &state) {
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+        state.unit[h] = query.unit[cols_head<H>(q, h)];
+        state.top[h] = MINUS_INF;
+        state.sum[h] = 0;
+    }
+}
+
+// The 8 chains of each sum.
+template <int H> __device__ __forceinline__ void sum_chains(ColsState<H> &state) {
+#pragma unroll
+    for (int h = 0; h < H; h++)
+#pragma unroll
+        for (int j = 4; j < 32; j *= 2)
+            state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], j);
+}
+
+// A run's outputs, from instruction `first` on, to [gqa][D] at `to`; its maxima and sums, to runs.
+template <int D, int MAP, int H, int M>
+__device__ __forceinline__ void leave_run(RunResults<Cols<H>::HEADS> &runs, float *to,
+                                          const Lane &at, uint32_t gqa, const ColsState<H> &state,
+                                          int first, const float (&out)[M][Cols<H>::BLOCKS][4]) {
+#pragma unroll
+    for (int h = 0; h < H; h++) {
+        const int head = cols_head<H>(at.q, h);
+        if (head >= (int)gqa)
+            continue;
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            *(float2 *)(to + head * D + cols_dim<MAP>(first + m, at.r)) =
+                make_float2(out[m][h / 2][h % 2], out[m][h / 2][2 + h % 2]);
+        if (at.r == 0) {
+            runs.max[at.warp][head] = state.top[h];
+            runs.sum[at.warp][head] = state.sum[h];
+        }
+    }
+}
+
+// ---- a run of each warp ----------------------------------------------------------------------
+
+// The warp's own run, tile by tile; its result goes into its ring, which nothing is copied to any
+// more.
+template <int D, uint32_t KF, uint32_t VF, int H, class Ring>
+__device__ __forceinline__ void attend_run(const step_group &g, const DecodeArgs &a,
+                                           const Work &work, const SeenTiles &tiles, const Lane &at,
+                                           Ring &ring, uint8_t *rings, uint32_t exchange,
+                                           const ColsQuery<D, KF, H> &query, ColsState<H> &state,
+                                           RunResults<Cols<H>::HEADS> &runs) {
+    constexpr int MAP = VF & (EXACT_FORMATS | GROUPS_OF_32) ? 32 : 64;
+    float out[D / 16][Cols<H>::BLOCKS][4] = {};
+    for (int i = 0; i < ring.n; i++) {
+        const uint32_t first = (work.run * RUN_TILES + tiles.numbers[at.warp][i]) * TILE_TOKENS;
+        const dev_layout *layout = &g.layouts[tiles.tiles[at.warp][i].layout()];
+        const bool k_bf16 = layout->k_bf16, v_bf16 = layout->v_bf16;
+        const uint64_t seen = seen_of_tile(work.item.view, work.item.pos, first);
+        float p[H][8];
+        cols_scores<D, KF, H>(ring, at.r, at.q, query, layout->k, k_bf16, seen, p);
+        cols_softmax<H, D / 16>(state, p, out);
+        cols_values<D, VF, MAP, H, D / 32>(ring, exchange, at.r, at.q, layout->v, v_bf16, seen, p,
+                                           0, out);
+    }
+    sum_chains(state);
+    __syncwarp();
+    if (at.warp < work.active)
+        leave_run<D, MAP, H>(runs, (float *)(rings + at.warp * work.slots * Ring::SLOT), at, a.gqa,
+                             state, 0, out);
+    else if (at.lane < Cols<H>::HEADS) // after the row's end: nothing was seen
+        runs.max[at.warp][at.lane] = MINUS_INF;
+}
+
+// ---- a run of four warps ---------------------------------------------------------------------
+
+// Visits a tile of the block's run: fn(layout, seen, chunks of K, of V).
+template <uint32_t KF, uint32_t VF, class Fn>
+__device__ __forceinline__ void visit_tile(const step_group &g, const Work &work,
+                                           const SeenTiles &tiles, int tile, Fn fn) {
+    const dev_layout *layout = &g.layouts[tiles.tiles[0][tile].layout()];
+    const uint32_t first = work.first_run * RUN + tiles.numbers[0][tile] * TILE_TOKENS;
+    int k_chunks = 0, v_chunks = 0;
+    with_format<KF>(layout->k, [&](auto f) { k_chunks = chunks_of(decltype(f)::value); });
+    with_format<VF>(layout->v, [&](auto f) { v_chunks = chunks_of(decltype(f)::value); });
+    fn(layout, seen_of_tile(work.item.view, work.item.pos, first), k_chunks, v_chunks);
+}
+
+// Where a lane has four scores of head h of a tile; i: tokens 8r + 4i and on.
+template <int H>
+__device__ __forceinline__ uint32_t score_place(uint32_t scores, int tile, int h, int i, int lane) {
+    return scores + tile * TEAM_SCORES<H> + ((2 * h + i) * 32 + lane) * 16;
+}
+
+// A lane's scores of a tile, to shared memory.
+template <int H>
+__device__ __forceinline__ void put_scores(uint32_t scores, int tile, int lane,
+                                           const float (&p)[H][8]) {
+#pragma unroll
+    for (int h = 0; h < H; h++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            sts128(score_place<H>(scores, tile, h, i, lane),
+                   make_uint4(__float_as_uint(p[h][4 * i]), __float_as_uint(p[h][4 * i + 1]),
+                              __float_as_uint(p[h][4 * i + 2]), __float_as_uint(p[h][4 * i + 3])));
+}
+
+// The same, back from there.
+template <int H>
+__device__ __forceinline__ void get_scores(uint32_t scores, int tile, int lane, float (&p)[H][8]) {
+#pragma unroll
+    for (int h = 0; h < H; h++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 four = lds128(score_place<H>(scores, tile, h, i, lane));
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                p[h][4 * i + j] = __uint_as_float(word_of(four, j));
+        }
+}
+
+// The block's one run: each of four warps has the scores of one tile, then some dims of all tiles.
+template <int D, uint32_t KF, uint32_t VF, int H>
+__device__ __forceinline__ void
+attend_shared_run(const step_group &g, const DecodeArgs &a, const Work &work,
+                  const SeenTiles &tiles, const Lane &at, uint8_t *rings, uint64_t *bars,
+                  uint32_t exchange, const ColsQuery<D, KF, H> &query, ColsState<H> &state,
+                  RunResults<Cols<H>::HEADS> &runs) {
+    constexpr uint32_t SLOT = Stream<D, KF, VF>::SLOT;
+    constexpr int N = D / 32 > RUN_TILES ? D / 32 / RUN_TILES : 1; // blocks of dims of a warp
+    const int warp = at.warp, n = work.active ? tiles.count[0] : 0;
+    const uint32_t scores = smem_at(rings) + a.slots * SLOT - RUN_TILES * TEAM_SCORES<H>;
+    Resident<D> chunks = {smem_at(rings), smem_at(bars), SLOT, 0};
+    float p[H][8];
+    for (int tile = 0; tile <= warp && warp < n; tile++)
+        visit_tile<KF, VF>(
+            g, work, tiles, tile,
+            [&](const dev_layout *layout, uint64_t seen, int k_chunks, int v_chunks) {
+                if (tile < warp) {
+                    chunks.at += k_chunks + v_chunks;
+                    return;
+                }
+                cols_scores<D, KF, H>(chunks, at.r, at.q, query, layout->k, layout->k_bf16, seen,
+                                      p);
+                put_scores<H>(scores, tile, at.lane, p);
+            });
+    __syncthreads();
+    float out[2 * N][Cols<H>::BLOCKS][4] = {};
+    chunks.at = 0;
+    if (warp < D / 32 / N)
+        for (int tile = 0; tile < n; tile++)
+            visit_tile<KF, VF>(g, work, tiles, tile,
+                               [&](const dev_layout *layout, uint64_t seen, int k_chunks, int) {
+                                   get_scores<H>(scores, tile, at.lane, p);
+                                   cols_softmax<H, 2 * N>(state, p, out);
+                                   chunks.at += k_chunks;
+                                   cols_values<D, VF, 32, H, N>(chunks, exchange, at.r, at.q,
+                                                                layout->v, layout->v_bf16, seen, p,
+                                                                warp * N, out);
+                               });
+    __syncthreads(); // the chunks are not needed any more
+    if (warp < D / 32 / N) {
+        sum_chains(state);
+        leave_run<D, 32, H>(runs, (float *)rings, at, a.gqa, state, warp * 2 * N, out);
+    }
+}
+
 // ---- the kernel ------------------------------------------------------------------------------
 
 template <int D, uint32_t KF, uint32_t VF, int H>
 __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     decode(const step_group g, const DecodeArgs a) {
     using Ring = Stream<D, KF, VF>;
-    constexpr int HEADS = Cols<H>::HEADS, COLUMNS = Cols<H>::COLUMNS,
-                  MAP = VF & (EXACT_FORMATS | GROUPS_OF_32) ? 32 : 64;
+    constexpr int HEADS = Cols<H>::HEADS, COLUMNS = Cols<H>::COLUMNS;
     extern __shared__ __align__(128) uint8_t rings[];
     __shared__ __align__(16) ColsQuery<D, KF, H> query;
     __shared__ __align__(16) uint8_t exchanges[WARPS][Cols<H>::EXCHANGE_BYTES];
@@ -227,7 +455,6 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     const uint32_t kv = blockIdx.y,
                    first_run = item.super * SUPER_RUNS + SUPER_RUNS / gridDim.z * blockIdx.z,
                    run = first_run + warp;
-    const dev_view &view = item.view;
     const uint32_t exchange = smem_at(exchanges[warp]);
 
     // The ring: the block's slots, shared by the warps whose run has begun.
@@ -235,8 +462,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
               active = max(0, min(per_block, (int)(item.pos / RUN - first_run) + 1)),
               slots = min(a.slots, BARRIERS) / max(active, 1);
     if (warp < active) {
-        const int n =
-            find_tiles(g, view, g.layouts, run, item.pos, a.layer, kv, tiles[warp], numbers[warp]);
+        const int n = find_tiles(g, item.view, g.layouts, run, item.pos, a.layer, kv, tiles[warp],
+                                 numbers[warp]);
         if (lane == 0)
             tiles_of[warp] = n;
         for (int i = lane; i < slots; i += 32)
@@ -246,6 +473,9 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
     kernel_waits();
 
     // queries on their way, and the first chunks
+    const Work work = {item, kv, first_run, run, active, slots};
+    const Lane at = {warp, lane, r, q};
+    const SeenTiles seen = {tiles, numbers, tiles_of};
     float x[COLUMNS / WARPS][D / 32];
 #pragma unroll
     for (int i = 0; i < COLUMNS / WARPS; i++) {
@@ -253,150 +483,19 @@ __global__ void __launch_bounds__(THREADS, D <= 128 && H == 1 ? 2 : 1)
         load_row<D>(a.q + ((size_t)item.row * a.heads + kv * a.gqa + head) * D, a.scale,
                     head >= 0 && head < (int)a.gqa, x[i]);
     }
-    auto ring_of = [&](int w) {
-        Ring ring;
-        ring.ring = smem_at(rings) + w * slots * Ring::SLOT;
-        ring.bars = smem_at(bars + w * slots);
-        ring.slots = slots;
-        ring.tiles = tiles[w];
-        ring.layouts = g.layouts;
-        ring.n = tiles_of[w];
-        return ring;
-    };
-    Ring ring;
-    ring.n = 0;
-    if (gridDim.z == 1) {
-        __syncwarp();
-        if (warp < active) {
-            ring = ring_of(warp);
-            ring.start();
-        }
-    } else { // warps without a run help
-        __syncthreads();
-        for (int w = 0; w < active; w++) {
-            Ring shared = ring_of(w);
-            shared.start(warp, WARPS);
-            if (w == warp)
-                ring = shared;
-        }
-    }
+    Ring ring = start_rings<Ring>(g, work, seen, rings, bars, warp);
 #pragma unroll
     for (int i = 0; i < COLUMNS / WARPS; i++)
         cols_pack<D, KF, H>(x[i], warp + i * WARPS, query);
     __syncthreads();
 
     ColsState<H> state;
-#pragma unroll
-    for (int h = 0; h < H; h++) {
-        state.unit[h] = query.unit[cols_head<H>(q, h)];
-        state.top[h] = MINUS_INF;
-        state.sum[h] = 0;
-    }
-    auto sum_up = [&] { // the 8 chains
-#pragma unroll
-        for (int h = 0; h < H; h++)
-#pragma unroll
-            for (int j = 4; j < 32; j *= 2)
-                state.sum[h] += __shfl_xor_sync(~0u, state.sum[h], j);
-    };
-    auto leave = [&](auto map, float *to, int first, const auto &out) { // outputs from instruction
-        constexpr int M = sizeof out / sizeof out[0];
-#pragma unroll
-        for (int h = 0; h < H; h++) {
-            const int head = cols_head<H>(q, h);
-            if (head >= (int)a.gqa)
-                continue;
-#pragma unroll
-            for (int m = 0; m < M; m++)
-                *(float2 *)(to + head * D + cols_dim<decltype(map)::value>(first + m, r)) =
-                    make_float2(out[m][h / 2][h % 2], out[m][h / 2][2 + h % 2]);
-            if (r == 0) {
-                runs.max[warp][head] = state.top[h];
-                runs.sum[warp][head] = state.sum[h];
-            }
-        }
-    };
-
-    if (a.team && gridDim.z == SUPER_RUNS) {
-        // One run: each of four warps has the scores of one tile, then some dims of all tiles.
-        constexpr int N = D / 32 > RUN_TILES ? D / 32 / RUN_TILES : 1; // blocks of dims of a warp
-        const int n = active ? tiles_of[0] : 0;
-        const uint32_t scores = smem_at(rings) + a.slots * Ring::SLOT - RUN_TILES * TEAM_SCORES<H>;
-        Resident<D> chunks = {smem_at(rings), smem_at(bars), Ring::SLOT, 0};
-        auto place = [&](int tile, int h, int i) {
-            return scores + tile * TEAM_SCORES<H> + ((2 * h + i) * 32 + lane) * 16;
-        };
-        auto visit = [&](int tile, auto fn) { // fn(layout, seen, chunks of K, of V)
-            const dev_layout *layout = &g.layouts[tiles[0][tile].layout()];
-            const uint32_t first = first_run * RUN + numbers[0][tile] * TILE_TOKENS;
-            int k_chunks = 0, v_chunks = 0;
-            with_format<KF>(layout->k, [&](auto f) { k_chunks = chunks_of(decltype(f)::value); });
-            with_format<VF>(layout->v, [&](auto f) { v_chunks = chunks_of(decltype(f)::value); });
-            fn(layout, seen_of_tile(view, item.pos, first), k_chunks, v_chunks);
-        };
-        float p[H][8];
-        for (int tile = 0; tile <= warp && warp < n; tile++)
-            visit(tile, [&](const dev_layout *layout, uint64_t seen, int k_chunks, int v_chunks) {
-                if (tile < warp) {
-                    chunks.at += k_chunks + v_chunks;
-                    return;
-                }
-                cols_scores<D, KF, H>(chunks, r, q, query, layout->k, layout->k_bf16, seen, p);
-#pragma unroll
-                for (int h = 0; h < H; h++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++)
-                        sts128(place(tile, h, i), make_uint4(__float_as_uint(p[h][4 * i]),
-                                                             __float_as_uint(p[h][4 * i + 1]),
-                                                             __float_as_uint(p[h][4 * i + 2]),
-                                                             __float_as_uint(p[h][4 * i + 3])));
-            });
-        __syncthreads();
-        float out[2 * N][Cols<H>::BLOCKS][4] = {};
-        chunks.at = 0;
-        if (warp < D / 32 / N)
-            for (int tile = 0; tile < n; tile++)
-                visit(tile, [&](const dev_layout *layout, uint64_t seen, int k_chunks, int) {
-#pragma unroll
-                    for (int h = 0; h < H; h++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            const uint4 four = lds128(place(tile, h, i));
-#pragma unroll
-                            for (int j = 0; j < 4; j++)
-                                p[h][4 * i + j] = __uint_as_float(word_of(four, j));
-                        }
-                    cols_softmax<H, 2 * N>(state, p, out);
-                    chunks.at += k_chunks;
-                    cols_values<D, VF, 32, H, N>(chunks, exchange, r, q, layout->v, layout->v_bf16,
-                                                 seen, p, warp * N, out);
-                });
-        __syncthreads(); // the chunks are not needed any more
-        if (warp < D / 32 / N) {
-            sum_up();
-            leave(Format<32>(), (float *)rings, warp * 2 * N, out);
-        }
-    } else {
-        float out[D / 16][Cols<H>::BLOCKS][4] = {};
-        for (int i = 0; i < ring.n; i++) {
-            const uint32_t first = (run * RUN_TILES + numbers[warp][i]) * TILE_TOKENS;
-            const dev_layout *layout = &g.layouts[tiles[warp][i].layout()];
-            const bool k_bf16 = layout->k_bf16, v_bf16 = layout->v_bf16;
-            const uint64_t seen = seen_of_tile(view, item.pos, first);
-            float p[H][8];
-            cols_scores<D, KF, H>(ring, r, q, query, layout->k, k_bf16, seen, p);
-            cols_softmax<H, D / 16>(state, p, out);
-            cols_values<D, VF, MAP, H, D / 32>(ring, exchange, r, q, layout->v, v_bf16, seen, p, 0,
-                                               out);
-        }
-        // the run, into the warp's own ring, which nothing is copied to any more
-        sum_up();
-        __syncwarp();
-        if (warp < active)
-            leave(Format<MAP>(), (float *)(rings + warp * slots * Ring::SLOT), 0, out);
-        else if (lane < HEADS) // after the row: nothing was seen
-            runs.max[warp][lane] = MINUS_INF;
-    }
+    begin_heads<D, KF, H>(query, q, state);
+    if (a.team && gridDim.z == SUPER_RUNS)
+        attend_shared_run<D, KF, VF, H>(g, a, work, seen, at, rings, bars, exchange, query, state,
+                                        runs);
+    else
+        attend_run<D, KF, VF, H>(g, a, work, seen, at, ring, rings, exchange, query, state, runs);
     finish<D, HEADS>(a, item, blockIdx.x, kv, runs, (const float *)rings, slots * Ring::SLOT / 4);
 }
 
@@ -451,8 +550,8 @@ static Choice choose_kernel(uint32_t k, uint32_t v, uint32_t dim, uint32_t gqa) 
                         : choose<256>(k, v, gqa);
 }
 
-// Slots of a warp if a block has an SM to itself; 0 if the kernel is missing. *fixed: bytes of
-// shared memory that are no slots.
+// Slots of a warp if a block has an SM to itself; 0 if there is no such kernel. *fixed: bytes
+// of shared memory that are no slots.
 static int slots_alone(const cuda_backend *b, const Choice &c, int *fixed) {
     cudaFuncAttributes attr;
     if (cudaFuncGetAttributes(&attr, c.kernel) != cudaSuccess) {
@@ -469,7 +568,7 @@ bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, 
     return slots_alone(b, choose_kernel(k_formats, v_formats, head_dim, gqa), &fixed) >= SLOTS_MIN;
 }
 
-// Among how many blocks a super-run is divided that would otherwise be one of `blocks`.
+// Blocks that a super-run is split among if each of `blocks` had a whole one.
 static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
     uint32_t split = SUPER_RUNS;
     while (split > 1 && blocks * split > (uint32_t)b->sm_count)
@@ -478,7 +577,7 @@ static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
 }
 
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads) {
-    // super-runs are divided only if there are at most half as many blocks as SMs
+    // if super-runs are split, they are those of at most half as many blocks as there are SMs
     const size_t blocks = items * kv_heads, half = (size_t)b->sm_count / 2;
     return std::max(blocks, std::min(blocks, half) * SUPER_RUNS);
 }
