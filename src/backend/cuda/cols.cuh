@@ -276,9 +276,9 @@ __device__ __forceinline__ void cols_softmax(ColsState<H> &state, float (&p)[H][
 
 // Outputs: [instruction m][block of 8 columns][..]
 
-// Weights in the type of an exact tile, or f16 for an affine one, from the lanes that made them
-// to those that multiply. Unit r of a head has tokens 8r .. 8r + 7; units are turned, so that
-// fewer lanes meet in a bank.
+// Sends weights, in the type of an exact tile or f16 for an affine one, from the lanes that
+// computed them to those that multiply. Unit r of a head has tokens 8r .. 8r + 7; the order of
+// units is rotated, so that fewer lanes access the same bank.
 template <int F, int H>
 __device__ __forceinline__ void cols_send(uint32_t exchange, int r, int q, const float (&p)[H][8]) {
     __syncwarp();

@@ -11,11 +11,11 @@
 //                                                        | the last block of a row and KV head
 //                                                     out                     merges them in order
 //
-// Where that makes at most half as many blocks as the device has SMs, a super-run is split among 2,
+// If that makes at most half as many blocks as the device has SMs, a super-run is divided among 2,
 // 4 or 8 of them (gridDim.z): their runs go to part_out one by one, and the last block merges all.
-// Among 8, a block has one run, and if its chunks and scores fit into shared memory together,
-// four warps make its four tiles' scores at once; then each follows the maxima over all tiles, and
-// has the outputs of a quarter of the dims (of 64 dims two warps have half).
+// With 8, a block has one run. If its chunks and scores fit into shared memory together, four warps
+// compute the scores of its four tiles at the same time; then each warp goes over the maxima of all
+// tiles and computes the outputs of a quarter of the dims (of 64 dims two warps compute half each).
 //
 // The first loads are started before the queries are packed. cols.cuh has what a warp does with a
 // tile. The kernel is compiled for each of the common formats, and once for all of them with a
@@ -26,8 +26,8 @@
 
 namespace {
 
-// SLOTS_MAX: of a warp's ring if all warps have a run; if fewer have one (a row's last
-// super), these share the ring and its barriers.
+// SLOTS_MAX: of a warp's ring if all warps have a run. If fewer have one (the last super-run of a
+// row), these share the ring and its barriers.
 enum { WARPS = SUPER_RUNS, THREADS = WARPS * 32, SLOTS_MIN = 2, SLOTS_MAX = 6 };
 enum { BARRIERS = WARPS * SLOTS_MAX };
 
@@ -55,8 +55,8 @@ template <int HEADS> struct RunResults {
 
 // ---- merging ---------------------------------------------------------------------------------
 
-// The parts of a row, in order, by the block that came last: its super-runs, or if these are
-// split their runs, which become super-runs first.
+// Merges the parts of a row, in order, in the block that finished last: its super-runs, or if these
+// are divided their runs, which are merged into super-runs first.
 template <int D, int HEADS, bool SPLIT>
 __device__ __forceinline__ void merge_parts(const DecodeArgs &a, const decode_item &item,
                                             uint32_t kv) {
@@ -550,8 +550,8 @@ static Choice choose_kernel(uint32_t k, uint32_t v, uint32_t dim, uint32_t gqa) 
                         : choose<256>(k, v, gqa);
 }
 
-// Slots of a warp if a block has an SM to itself; 0 if there is no such kernel. *fixed: bytes
-// of shared memory that are no slots.
+// Slots of a warp if a block has an SM to itself; 0 if the kernel is missing. *fixed: bytes of
+// shared memory that are no slots.
 static int slots_alone(const cuda_backend *b, const Choice &c, int *fixed) {
     cudaFuncAttributes attr;
     if (cudaFuncGetAttributes(&attr, c.kernel) != cudaSuccess) {
@@ -568,7 +568,7 @@ bool decode_fits(const cuda_backend *b, uint32_t k_formats, uint32_t v_formats, 
     return slots_alone(b, choose_kernel(k_formats, v_formats, head_dim, gqa), &fixed) >= SLOTS_MIN;
 }
 
-// Blocks that a super-run is split among if each of `blocks` had a whole one.
+// Among how many blocks a super-run is divided that would otherwise be one of `blocks`.
 static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
     uint32_t split = SUPER_RUNS;
     while (split > 1 && blocks * split > (uint32_t)b->sm_count)
@@ -577,7 +577,7 @@ static uint32_t decode_split(const cuda_backend *b, uint32_t blocks) {
 }
 
 size_t decode_parts(const cuda_backend *b, size_t items, uint32_t kv_heads) {
-    // if super-runs are split, they are those of at most half as many blocks as there are SMs
+    // super-runs are divided only if there are at most half as many blocks as SMs
     const size_t blocks = items * kv_heads, half = (size_t)b->sm_count / 2;
     return std::max(blocks, std::min(blocks, half) * SUPER_RUNS);
 }
