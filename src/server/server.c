@@ -154,12 +154,14 @@ uint32_t server_wait_idle(struct server *s, double seconds) {
 }
 
 void server_destroy(struct server *s) {
+    enum { LAST_BYTES_S = 1 }; /* for clients to read how their requests ended */
     if (!s)
         return;
     if (s->http) {
         server_drain(s);
         atomic_store(&s->stopping, true);
         jobs_stop(s);
+        server_wait_idle(s, LAST_BYTES_S);
         http_stop(s->http);
     }
     log_destroy(s->log);

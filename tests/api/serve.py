@@ -231,7 +231,7 @@ def test_drain():
         s.end()
         s.line("^server: SIGTERM, 1 request is open; a second signal ends at once$")
         status, error = s.ask("POST", "/v1/chat/completions", chat_body("a", 1), connection=kept)
-        check(status == 503 and "stopping" in error["error"]["message"], status, error)
+        check(status == 503 and "shutting down" in error["error"]["message"], status, error)
         try:
             socket.create_connection((s.host, s.port), 10).close()
             check(False, "a new connection")

@@ -78,6 +78,7 @@ static inline void check_refused(const char *body, const char *param, const char
     if (n && (strncmp(err.text, param, n) != 0 || strncmp(err.text + n, ": ", 2) != 0))
         fail_msg("\"%s\" does not begin with %s", err.text, param);
     assert_null(strchr(err.text, '\n'));
+    assert_null(strstr(err.text, "--")); /* clients do not know the program's flags */
 }
 
 /* A prompt's ids as a text, <s> and </s> by their names. */

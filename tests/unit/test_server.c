@@ -42,6 +42,7 @@ static void refused(const char *path, const char *body, const char *param) {
     const char *text = json_string_value(json_object_get(error, "message")),
                *named = json_string_value(json_object_get(error, "param"));
     bool good = a.status == 400 && text && !a.cut;
+    good = good && !strstr(text, "--"); /* clients do not know the program's flags */
     /* Anthropic's errors have no param: the text begins with it */
     if (good && param)
         good = strncmp(text, param, strlen(param)) == 0 && text[strlen(param)] == ':' &&
