@@ -25,5 +25,6 @@ enum gate_kind {
     GATE_SWIGLU_CLAMPED,
     GATE_KINDS
 };
+enum { SWIGLU_LIMIT = 7 }; /* of GATE_SWIGLU_CLAMPED */
 
 #endif

@@ -31,8 +31,6 @@ static void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
     }
 }
 
-enum { SWIGLU_LIMIT = 7 }; /* of GATE_SWIGLU_CLAMPED */
-
 static kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
     double limit = SWIGLU_LIMIT;
     TRY(config_gate(s, c)); /* silu is what the file calls it */

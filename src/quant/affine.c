@@ -65,6 +65,7 @@ static void group_quantize(const float *x, unsigned group, unsigned bits, uint8_
 
 void affine_quantize(const float *x, size_t n, unsigned bits, unsigned group, enum scalar_type t,
                      uint8_t *codes, float *scales, float *biases) {
+    ASSERT(bits >= 1 && bits <= 8 && group > 0 && n % group == 0);
     for (size_t g = 0; g < n / group; g++) {
         float s, b;
         group_quantize(x + g * group, group, bits, codes + g * group, &s, &b);
@@ -84,6 +85,7 @@ void affine_dequantize(const uint8_t *codes, const float *scales, const float *b
 void affine_pack_row(const uint8_t *codes, size_t n, unsigned bits, uint32_t *words) {
     uint64_t pending = 0;
     unsigned held = 0;
+    DEBUG_ASSERT(bits <= 8 && n * bits % 32 == 0);
     for (size_t i = 0; i < n; i++) {
         pending |= (uint64_t)codes[i] << held;
         held += bits;

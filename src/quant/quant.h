@@ -222,6 +222,25 @@ struct weight_traits {
     void (*unpack)(const uint8_t *block, int8_t *codes, float *d, float *m);
 };
 
+/* Bytes of a block: fields in the order of weight.c and weight_k.c. Kernels, which know the fields
+ * by heart, take the size from here. */
+enum {
+    WEIGHT_BYTES_Q4_0 = 2 + 16,
+    WEIGHT_BYTES_Q4_1 = 4 + 16,
+    WEIGHT_BYTES_Q5_0 = 2 + 4 + 16,
+    WEIGHT_BYTES_Q5_1 = 4 + 4 + 16,
+    WEIGHT_BYTES_Q8_0 = 2 + 32,
+    WEIGHT_BYTES_IQ4_NL = 2 + 16,
+    WEIGHT_BYTES_MXFP4 = 1 + 16,
+    WEIGHT_BYTES_Q2_K = 16 + 64 + 2 + 2,
+    WEIGHT_BYTES_Q3_K = 32 + 64 + 12 + 2,
+    WEIGHT_BYTES_Q4_K = 4 + 12 + 128,
+    WEIGHT_BYTES_Q5_K = 4 + 12 + 32 + 128,
+    WEIGHT_BYTES_Q6_K = 128 + 64 + 16 + 2,
+    WEIGHT_BYTES_Q8_K = 4 + 256 + 32,
+    WEIGHT_BYTES_IQ4_XS = 2 + 2 + 4 + 128,
+};
+
 /* No block holds more values or runs. */
 enum { WEIGHT_BLOCK_MAX = 256, WEIGHT_BLOCK_RUNS_MAX = 16 };
 enum { WEIGHT_TYPES_MAX = 32 };

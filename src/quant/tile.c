@@ -49,6 +49,8 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
         l->scale_offset = l->bias_offset = l->bytes;
         return;
     }
+    ASSERT(f.bits < sizeof PLANES / sizeof *PLANES && f.group > 0 && f.group <= GROUP_MAX);
+    ASSERT(head_dim % f.group == 0);
     uint32_t offset = 0;
     uint8_t shift = 0;
     for (unsigned i = 0; i < TILE_PLANES_MAX && PLANES[f.bits][i] != 0; i++) {
@@ -60,6 +62,7 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
         shift = (uint8_t)(shift + bits);
         offset += TILE_TOKENS * head_dim * bits / 8;
     }
+    ASSERT(shift == f.bits); /* the planes hold the whole code */
     l->groups = head_dim / f.group;
     uint32_t scalars = l->groups * TILE_TOKENS * (uint32_t)scalar_bytes(f.scalar);
     l->scale_offset = offset;
@@ -70,6 +73,7 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
 /* Where value (token, dim) lies in a plane of `bits` bits: byte index and the bit it starts at. */
 static size_t locate(const struct tile_layout *l, unsigned bits, uint32_t token, uint32_t dim,
                      unsigned *bit) {
+    DEBUG_ASSERT(token < TILE_TOKENS && dim < l->head_dim);
     uint32_t r = l->kind == TILE_K ? dim : token;
     uint32_t lane = l->kind == TILE_K ? token : dim;
     uint32_t rows_per_byte = 8 / bits, row = r / 4;

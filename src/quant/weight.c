@@ -114,6 +114,7 @@ static void decode_blocks(const struct weight *w, uint32_t row, float *out) {
     const struct weight_traits *t = weight_traits_of(w->type);
     const uint8_t *block = weight_row(w, row);
     for (size_t i = 0; i < w->k; i += t->block_values, block += t->block_bytes) {
+        DEBUG_ASSERT(t->block_values <= WEIGHT_BLOCK_MAX);
         int8_t codes[WEIGHT_BLOCK_MAX];
         float d[WEIGHT_BLOCK_RUNS_MAX], m[WEIGHT_BLOCK_RUNS_MAX];
         t->unpack(block, codes, d, m);
@@ -136,8 +137,11 @@ static void parts_blocks(const struct weight *w, uint32_t row, int8_t *codes, fl
 
 #define PLAIN(type, bytes, decode)                                                                 \
     { WEIGHT_##type, #type, 1, bytes, 0, false, decode, NULL, NULL }
-#define BLOCKS(type, values, bytes, run, has_min, unpack)                                          \
-    { WEIGHT_##type, #type, values, bytes, run, has_min, decode_blocks, parts_blocks, unpack }
+#define BLOCKS(type, values, run, has_min, unpack)                                                 \
+    {                                                                                              \
+        WEIGHT_##type, #type, values, WEIGHT_BYTES_##type, run, has_min, decode_blocks,            \
+            parts_blocks, unpack                                                                   \
+    }
 #define AFFINE(bits)                                                                               \
     {                                                                                              \
         WEIGHT_AFFINE##bits, "AFFINE" #bits, BLOCK, BLOCK *bits / 8, 32, true, decode_affine,      \
@@ -149,20 +153,20 @@ static const struct weight_traits TRAITS[] = {
     PLAIN(F16, 2, decode_f16),
     PLAIN(BF16, 2, decode_bf16),
     PLAIN(F8_E4M3, 1, decode_f8_e4m3),
-    BLOCKS(Q4_0, BLOCK, 2 + 16, 32, false, unpack_q4_0),
-    BLOCKS(Q4_1, BLOCK, 4 + 16, 32, true, unpack_q4_1),
-    BLOCKS(Q5_0, BLOCK, 2 + 4 + 16, 32, false, unpack_q5_0),
-    BLOCKS(Q5_1, BLOCK, 4 + 4 + 16, 32, true, unpack_q5_1),
-    BLOCKS(Q8_0, BLOCK, 2 + 32, 32, false, unpack_q8_0),
-    BLOCKS(IQ4_NL, BLOCK, 2 + 16, 32, false, unpack_iq4_nl),
-    BLOCKS(MXFP4, BLOCK, 1 + 16, 32, false, unpack_mxfp4),
-    BLOCKS(Q2_K, 256, 16 + 64 + 4, 16, true, unpack_q2_k),
-    BLOCKS(Q3_K, 256, 32 + 64 + 12 + 2, 16, false, unpack_q3_k),
-    BLOCKS(Q4_K, 256, 4 + 12 + 128, 32, true, unpack_q4_k),
-    BLOCKS(Q5_K, 256, 4 + 12 + 32 + 128, 32, true, unpack_q5_k),
-    BLOCKS(Q6_K, 256, 128 + 64 + 16 + 2, 16, false, unpack_q6_k),
-    BLOCKS(Q8_K, 256, 4 + 256 + 32, 32, false, unpack_q8_k),
-    BLOCKS(IQ4_XS, 256, 2 + 2 + 4 + 128, 32, false, unpack_iq4_xs),
+    BLOCKS(Q4_0, BLOCK, 32, false, unpack_q4_0),
+    BLOCKS(Q4_1, BLOCK, 32, true, unpack_q4_1),
+    BLOCKS(Q5_0, BLOCK, 32, false, unpack_q5_0),
+    BLOCKS(Q5_1, BLOCK, 32, true, unpack_q5_1),
+    BLOCKS(Q8_0, BLOCK, 32, false, unpack_q8_0),
+    BLOCKS(IQ4_NL, BLOCK, 32, false, unpack_iq4_nl),
+    BLOCKS(MXFP4, BLOCK, 32, false, unpack_mxfp4),
+    BLOCKS(Q2_K, 256, 16, true, unpack_q2_k),
+    BLOCKS(Q3_K, 256, 16, false, unpack_q3_k),
+    BLOCKS(Q4_K, 256, 32, true, unpack_q4_k),
+    BLOCKS(Q5_K, 256, 32, true, unpack_q5_k),
+    BLOCKS(Q6_K, 256, 16, false, unpack_q6_k),
+    BLOCKS(Q8_K, 256, 32, false, unpack_q8_k),
+    BLOCKS(IQ4_XS, 256, 32, false, unpack_iq4_xs),
     AFFINE(2),
     AFFINE(3),
     AFFINE(4),
@@ -172,13 +176,15 @@ static const struct weight_traits TRAITS[] = {
     {WEIGHT_MXFP4_MLX, "MXFP4_MLX", BLOCK, 16, 32, false, decode_mxfp4_mlx, parts_mxfp4_mlx, NULL},
 };
 enum { TYPES = sizeof TRAITS / sizeof *TRAITS };
+_Static_assert(WEIGHT_BLOCK_MAX / 16 == WEIGHT_BLOCK_RUNS_MAX, "runs of 16 are the shortest");
 _Static_assert((int)TYPES <= (int)WEIGHT_TYPES_MAX, "kernel tables have a place for each type");
 
 uint32_t weight_index(enum weight_type t) {
-    for (uint32_t i = 0; i < TYPES; i++)
-        if (TRAITS[i].type == t)
-            return i;
-    return 0; /* unreachable: readers let no other type in */
+    uint32_t i = 0;
+    while (i < TYPES && TRAITS[i].type != t)
+        i++;
+    ASSERT(i < TYPES); /* readers let no other type in */
+    return i;
 }
 
 const struct weight_traits *weight_traits_at(uint32_t i) {
@@ -193,5 +199,6 @@ const struct weight_traits *weight_traits_of(uint32_t type) {
 }
 
 size_t weight_row_bytes(const struct weight_traits *t, size_t n) {
+    DEBUG_ASSERT(n % t->block_values == 0);
     return n / t->block_values * t->block_bytes;
 }

@@ -34,6 +34,11 @@
 #include "quant/weight.h"
 
 enum { BLOCK = 256 };
+_Static_assert((int)BLOCK == (int)WEIGHT_BLOCK_MAX, "no block is longer");
+/* each function below reads its last field at the end of the block */
+_Static_assert(82 + 2 == WEIGHT_BYTES_Q2_K && 108 + 2 == WEIGHT_BYTES_Q3_K, "d at the end");
+_Static_assert(16 + 128 == WEIGHT_BYTES_Q4_K && 48 + 128 == WEIGHT_BYTES_Q5_K, "codes at the end");
+_Static_assert(208 + 2 == WEIGHT_BYTES_Q6_K && 8 + 128 == WEIGHT_BYTES_IQ4_XS, "d, codes");
 
 static float load_f16(const uint8_t *p) {
     return scalar_load(SCALAR_F16, p, 0);

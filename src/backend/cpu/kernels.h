@@ -166,7 +166,6 @@ typedef void softcap_fn(float *x, size_t n, float cap);
 #define GELU_ROOT    0.7978845608028654 /* sqrt(2 / pi) */
 #define GELU_CUBIC   0.044715
 #define SWIGLU_ALPHA 1.702
-#define SWIGLU_LIMIT 7.0f
 
 /* ---- recurrent layers ------------------------------------------------------------------------ */
 

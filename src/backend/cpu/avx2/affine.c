@@ -44,6 +44,8 @@ enum {
      * there is nobody to share widened words with. */
     DIRECT_ROWS = ROWS_AT_ONCE,
 };
+_Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
+_Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
 
 /* A block's codes as words: [row][lanes 0-7 even, 0-7 odd, 8-15 even, 8-15 odd]. */
 struct words {
@@ -259,6 +261,8 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const uin
 
 /* Turns to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
+    DEBUG_ASSERT(rows <= BLOCK_ROWS_MAX && 4 * (row + rows) <= r->l->reduction &&
+                 lane < r->l->lanes);
     if (r->source == SOURCE_WORDS) {
         widen_words(r->l, r->tile, lane, row, rows, &r->words);
         r->at = (const uint8_t *)r->words.v;
@@ -318,6 +322,7 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
 void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
     struct reader r;
+    ASSERT(l->kind == TILE_K && l->groups * l->format.group == l->head_dim);
     reader_init(&r, l, tile, q->rows);
     for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
         uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
@@ -397,6 +402,7 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
 void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
+    ASSERT(l->kind == TILE_V && l->groups * l->format.group == l->head_dim);
     reader_init(&r, l, tile, rows);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {
         uint32_t n = rows - row < PASS_ROWS ? rows - row : PASS_ROWS;

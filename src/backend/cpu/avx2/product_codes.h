@@ -32,6 +32,14 @@
 
 #include "backend/cpu/avx2/product.h"
 
+/* Offsets of fields below and in product_scales.h are those of the blocks in quant/weight.c and
+ * weight_k.c; the last field of each ends with the block. */
+_Static_assert(8 + ACT_BLOCK / 2 == WEIGHT_BYTES_Q5_1 && 2 + ACT_BLOCK == WEIGHT_BYTES_Q8_0,
+               "nibbles and bytes at the end");
+_Static_assert(80 + 4 == WEIGHT_BYTES_Q2_K && 94 + 16 == WEIGHT_BYTES_Q3_K, "d at the end");
+_Static_assert(48 + 128 == WEIGHT_BYTES_Q5_K && 16 + 128 == WEIGHT_BYTES_Q4_K, "codes at the end");
+_Static_assert(208 + 2 == WEIGHT_BYTES_Q6_K && 8 + 128 == WEIGHT_BYTES_IQ4_XS, "d, codes");
+
 struct shape {
     uint16_t unit_bytes; /* of data */
     uint8_t unit_blocks; /* 1 or 8 */
@@ -46,33 +54,33 @@ ALWAYS_INLINE struct shape shape_of(enum weight_type t) {
     /*                       bytes blocks runs pairs signed min    offset apart */
     switch (t) {
     case WEIGHT_Q4_0:
-        return (struct shape){18, 1, 1, 8, false, false, 8, false};
+        return (struct shape){WEIGHT_BYTES_Q4_0, 1, 1, 8, false, false, 8, false};
     case WEIGHT_Q4_1:
-        return (struct shape){20, 1, 1, 8, false, true, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q4_1, 1, 1, 8, false, true, 0, false};
     case WEIGHT_Q5_0:
-        return (struct shape){22, 1, 1, 8, false, false, 16, false};
+        return (struct shape){WEIGHT_BYTES_Q5_0, 1, 1, 8, false, false, 16, false};
     case WEIGHT_Q5_1:
-        return (struct shape){24, 1, 1, 4, false, true, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q5_1, 1, 1, 4, false, true, 0, false};
     case WEIGHT_Q8_0:
-        return (struct shape){34, 1, 1, 1, true, false, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q8_0, 1, 1, 1, true, false, 0, false};
     case WEIGHT_IQ4_NL:
-        return (struct shape){18, 1, 1, 1, true, false, 0, false};
+        return (struct shape){WEIGHT_BYTES_IQ4_NL, 1, 1, 1, true, false, 0, false};
     case WEIGHT_MXFP4:
-        return (struct shape){17, 1, 1, 8, false, false, 12, false};
+        return (struct shape){WEIGHT_BYTES_MXFP4, 1, 1, 8, false, false, 12, false};
     case WEIGHT_Q2_K:
-        return (struct shape){84, 8, 2, 4, false, true, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q2_K, 8, 2, 4, false, true, 0, false};
     case WEIGHT_Q3_K:
-        return (struct shape){110, 8, 2, 4, false, false, 4, false};
+        return (struct shape){WEIGHT_BYTES_Q3_K, 8, 2, 4, false, false, 4, false};
     case WEIGHT_Q4_K:
-        return (struct shape){144, 8, 1, 8, false, true, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q4_K, 8, 1, 8, false, true, 0, false};
     case WEIGHT_Q5_K:
-        return (struct shape){176, 8, 1, 4, false, true, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q5_K, 8, 1, 4, false, true, 0, false};
     case WEIGHT_Q6_K:
-        return (struct shape){210, 8, 2, 4, false, false, 32, false};
+        return (struct shape){WEIGHT_BYTES_Q6_K, 8, 2, 4, false, false, 32, false};
     case WEIGHT_Q8_K:
-        return (struct shape){292, 8, 1, 1, true, false, 0, false};
+        return (struct shape){WEIGHT_BYTES_Q8_K, 8, 1, 1, true, false, 0, false};
     case WEIGHT_IQ4_XS:
-        return (struct shape){136, 8, 1, 1, true, false, 0, false};
+        return (struct shape){WEIGHT_BYTES_IQ4_XS, 8, 1, 1, true, false, 0, false};
     case WEIGHT_AFFINE2:
         return (struct shape){8, 1, 1, 8, false, true, 0, true};
     case WEIGHT_AFFINE3:

@@ -501,6 +501,7 @@ static void *take(char **scratch, size_t bytes) {
  * eight are copied. */
 static struct places rows_from(const void *rows, size_t bytes, uint32_t j, uint32_t last,
                                char **scratch) {
+    DEBUG_ASSERT(j <= last + SIDE); /* the second half of a panel may be all behind the last row */
     const uint8_t *row0 = (const uint8_t *)rows + j * bytes;
     if (last - j < SIDE - 1 || j > last) {
         uint8_t *copies = take(scratch, SIDE * bytes);
@@ -575,6 +576,7 @@ ALWAYS_INLINE void product_panels(enum weight_type t, int bits, const struct wei
 ALWAYS_INLINE void product(enum weight_type t, int bits, const struct weight *w, uint32_t n0,
                            uint32_t n1, const struct act_rows *a, float *y, size_t y_stride,
                            void *scratch) {
+    ASSERT(n0 <= n1 && n1 <= w->n && a->k == w->k && a->rows > 0);
     if (a->rows == 1)
         product_row(t, bits, w, n0, n1, a, y, scratch);
     else

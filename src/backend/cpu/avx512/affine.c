@@ -32,6 +32,8 @@ enum {
     ROWS_AT_ONCE = 3,
     PASS_ROWS = 64, /* query rows that share an unpacked block */
 };
+_Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
+_Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
 
 /* ---- unpack ---------------------------------------------------------------------------------- */
 
@@ -207,6 +209,8 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const uin
 
 /* Turns to the block at `lane` and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
+    DEBUG_ASSERT(rows <= BLOCK_ROWS_MAX && 4 * (row + rows) <= r->l->reduction &&
+                 lane < r->l->lanes);
     if (r->direct) {
         r->at = r->tile + (size_t)row * r->l->format.bits / 8 * r->line + 4 * (size_t)lane;
     } else {
@@ -265,6 +269,7 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
 void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
     struct reader r;
+    ASSERT(l->kind == TILE_K && l->groups * l->format.group == l->head_dim);
     reader_init(&r, l, tile);
     for (uint32_t g = 0; g < l->groups; g++)
         score_group(&r, g, q, scores, stride);
@@ -341,6 +346,7 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
 void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
+    ASSERT(l->kind == TILE_V && l->groups * l->format.group == l->head_dim);
     reader_init(&r, l, tile);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {
         uint32_t n = rows - row < PASS_ROWS ? rows - row : PASS_ROWS;

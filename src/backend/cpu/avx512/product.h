@@ -18,7 +18,8 @@
 
 #include "backend/cpu/simd/simd.h"
 
-enum { BLOCK = 32, HALF = 16, GROUPS = BLOCK / 4, OUTPUTS = PRODUCT_PANEL };
+enum { BLOCK = ACT_BLOCK, HALF = 16, GROUPS = BLOCK / 4, OUTPUTS = PRODUCT_PANEL };
+_Static_assert((int)OUTPUTS == (int)LANES, "the outputs of a panel are the lanes of a vector");
 
 struct panel_run {
     __m512 d, m; /* m is not read where the type has none */
@@ -89,31 +90,35 @@ struct panel_type {
     few_fn *few;
 };
 
-#define DECLARE_TYPE(name)                                                                         \
+/* All types: function names, enum weight_type, offset, wide. */
+#define PANEL_TYPES(USE)                                                                           \
+    USE(q4_0, Q4_0, 8, false)                                                                      \
+    USE(q4_1, Q4_1, 0, false)                                                                      \
+    USE(q5_0, Q5_0, 16, false)                                                                     \
+    USE(q5_1, Q5_1, 0, false)                                                                      \
+    USE(q8_0, Q8_0, 128, true)                                                                     \
+    USE(iq4_nl, IQ4_NL, 128, true)                                                                 \
+    USE(mxfp4, MXFP4, 12, false)                                                                   \
+    USE(q2_k, Q2_K, 0, false)                                                                      \
+    USE(q3_k, Q3_K, 4, false)                                                                      \
+    USE(q4_k, Q4_K, 0, false)                                                                      \
+    USE(q5_k, Q5_K, 0, false)                                                                      \
+    USE(q6_k, Q6_K, 32, false)                                                                     \
+    USE(q8_k, Q8_K, 128, true)                                                                     \
+    USE(iq4_xs, IQ4_XS, 128, true)                                                                 \
+    USE(affine2, AFFINE2, 0, false)                                                                \
+    USE(affine3, AFFINE3, 0, false)                                                                \
+    USE(affine4, AFFINE4, 0, false)                                                                \
+    USE(affine5, AFFINE5, 0, false)                                                                \
+    USE(affine6, AFFINE6, 0, false)                                                                \
+    USE(affine8, AFFINE8, 128, true)                                                               \
+    USE(mxfp4_mlx, MXFP4_MLX, 12, false)
+
+#define DECLARE_TYPE(name, NAME, offset, wide)                                                     \
     unpack_fn TIER(unpack_##name);                                                                 \
     row_fn TIER(row_##name);                                                                       \
     few_fn TIER(few_##name);
-DECLARE_TYPE(q4_0)
-DECLARE_TYPE(q4_1)
-DECLARE_TYPE(q5_0)
-DECLARE_TYPE(q5_1)
-DECLARE_TYPE(q8_0)
-DECLARE_TYPE(iq4_nl)
-DECLARE_TYPE(mxfp4)
-DECLARE_TYPE(q2_k)
-DECLARE_TYPE(q3_k)
-DECLARE_TYPE(q4_k)
-DECLARE_TYPE(q5_k)
-DECLARE_TYPE(q6_k)
-DECLARE_TYPE(q8_k)
-DECLARE_TYPE(iq4_xs)
-DECLARE_TYPE(affine2)
-DECLARE_TYPE(affine3)
-DECLARE_TYPE(affine4)
-DECLARE_TYPE(affine5)
-DECLARE_TYPE(affine6)
-DECLARE_TYPE(affine8)
-DECLARE_TYPE(mxfp4_mlx)
+PANEL_TYPES(DECLARE_TYPE)
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 

@@ -229,36 +229,14 @@ static pass_fn *pass_of(int runs, int planes, bool wide) {
 /* ---- panels ---------------------------------------------------------------------------------- */
 
 static const struct panel_type *type_of(enum weight_type t) {
-    enum { NARROW = false, WIDE = true };
 #define TYPE(name, NAME, offset, wide)                                                             \
-    { WEIGHT_##NAME, offset, wide, TIER(unpack_##name), TIER(row_##name), TIER(few_##name) }
-    static const struct panel_type TYPES[] = {
-        TYPE(q4_0, Q4_0, 8, NARROW),
-        TYPE(q4_1, Q4_1, 0, NARROW),
-        TYPE(q5_0, Q5_0, 16, NARROW),
-        TYPE(q5_1, Q5_1, 0, NARROW),
-        TYPE(q8_0, Q8_0, 128, WIDE),
-        TYPE(iq4_nl, IQ4_NL, 128, WIDE),
-        TYPE(mxfp4, MXFP4, 12, NARROW),
-        TYPE(q2_k, Q2_K, 0, NARROW),
-        TYPE(q3_k, Q3_K, 4, NARROW),
-        TYPE(q4_k, Q4_K, 0, NARROW),
-        TYPE(q5_k, Q5_K, 0, NARROW),
-        TYPE(q6_k, Q6_K, 32, NARROW),
-        TYPE(q8_k, Q8_K, 128, WIDE),
-        TYPE(iq4_xs, IQ4_XS, 128, WIDE),
-        TYPE(affine2, AFFINE2, 0, NARROW),
-        TYPE(affine3, AFFINE3, 0, NARROW),
-        TYPE(affine4, AFFINE4, 0, NARROW),
-        TYPE(affine5, AFFINE5, 0, NARROW),
-        TYPE(affine6, AFFINE6, 0, NARROW),
-        TYPE(affine8, AFFINE8, 128, WIDE),
-        TYPE(mxfp4_mlx, MXFP4_MLX, 12, NARROW),
-    };
-    const struct panel_type *type = TYPES;
-    while (type->type != t)
-        type++;
-    return type;
+    {WEIGHT_##NAME, offset, wide, TIER(unpack_##name), TIER(row_##name), TIER(few_##name)},
+    static const struct panel_type TYPES[] = {PANEL_TYPES(TYPE)};
+    size_t i = 0;
+    while (i < sizeof TYPES / sizeof *TYPES && TYPES[i].type != t)
+        i++;
+    ASSERT(i < sizeof TYPES / sizeof *TYPES); /* set_products left it out otherwise */
+    return &TYPES[i];
 }
 
 /* What a call is about. */
@@ -278,6 +256,7 @@ struct product {
  * outputs; *y: where lane 0 belongs. `step` outputs later is what is read next. */
 static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
                           struct panel_rows *rows, float **y) {
+    DEBUG_ASSERT(j < p->n1 && p->w->n >= OUTPUTS);
     uint32_t first = j + OUTPUTS <= p->w->n ? j : p->w->n - OUTPUTS;
     const uint8_t *data = p->w->data;
     *rows = (struct panel_rows){.w = p->w,
@@ -435,6 +414,8 @@ static void product_codes(const struct weight *w, uint32_t n0, uint32_t n1,
                               .n1 = n1,
                               .y = y,
                               .y_stride = y_stride};
+    ASSERT(n0 <= n1 && n1 <= w->n && a->k == w->k && a->rows > 0);
+    ASSERT(a->bits == 8 || a->bits == 16);
     if (w->n < OUTPUTS)
         product_small(&p, scratch);
     else if (a->rows == 1)

@@ -6,6 +6,11 @@
  */
 #include "backend/cpu/avx512/unpack.h"
 
+/* Offsets of fields below are those of the blocks; the last field ends with the block. */
+_Static_assert(2 + 16 == WEIGHT_BYTES_Q4_0 && 4 + 16 == WEIGHT_BYTES_Q4_1, "nibbles at the end");
+_Static_assert(6 + 16 == WEIGHT_BYTES_Q5_0 && 8 + 16 == WEIGHT_BYTES_Q5_1, "nibbles at the end");
+_Static_assert(2 + 32 == WEIGHT_BYTES_Q8_0 && 1 + 16 == WEIGHT_BYTES_MXFP4, "codes at the end");
+
 /* ---- codes of a block ------------------------------------------------------------------------ */
 
 /* Nibbles from 16 bytes at `at`, and groups 4 to 7 of the products; the first four belong to the
@@ -105,10 +110,10 @@ ALWAYS_INLINE void mxfp4(const struct panel_rows *r, size_t at, struct few_produ
 }
 
 /* blocks of a panel, bytes, runs, has a minimum, offset */
-DEFINE_TYPE(q4_0, 1, 18, 1, false, 8)
-DEFINE_TYPE(q4_1, 1, 20, 1, true, 0)
-DEFINE_TYPE(q5_0, 1, 22, 1, false, 16)
-DEFINE_TYPE(q5_1, 1, 24, 1, true, 0)
-DEFINE_TYPE(q8_0, 1, 34, 1, false, 128)
-DEFINE_TYPE(iq4_nl, 1, 18, 1, false, 128)
-DEFINE_TYPE(mxfp4, 1, 17, 1, false, 12)
+DEFINE_TYPE(q4_0, 1, WEIGHT_BYTES_Q4_0, 1, false, 8)
+DEFINE_TYPE(q4_1, 1, WEIGHT_BYTES_Q4_1, 1, true, 0)
+DEFINE_TYPE(q5_0, 1, WEIGHT_BYTES_Q5_0, 1, false, 16)
+DEFINE_TYPE(q5_1, 1, WEIGHT_BYTES_Q5_1, 1, true, 0)
+DEFINE_TYPE(q8_0, 1, WEIGHT_BYTES_Q8_0, 1, false, 128)
+DEFINE_TYPE(iq4_nl, 1, WEIGHT_BYTES_IQ4_NL, 1, false, 128)
+DEFINE_TYPE(mxfp4, 1, WEIGHT_BYTES_MXFP4, 1, false, 12)

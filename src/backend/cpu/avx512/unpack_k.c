@@ -9,6 +9,11 @@
 #include "backend/cpu/avx512/unpack.h"
 
 enum { UNITS = 8 };
+_Static_assert(UNITS *BLOCK == WEIGHT_BLOCK_MAX, "a block is eight blocks of a panel");
+/* Offsets of fields below are those of the blocks; the last field ends with the block. */
+_Static_assert(68 + 16 == WEIGHT_BYTES_Q2_K && 94 + 16 == WEIGHT_BYTES_Q3_K, "d at the end");
+_Static_assert(16 + 128 == WEIGHT_BYTES_Q4_K && 48 + 128 == WEIGHT_BYTES_Q5_K, "codes at the end");
+_Static_assert(194 + 16 == WEIGHT_BYTES_Q6_K && 8 + 128 == WEIGHT_BYTES_IQ4_XS, "d, codes");
 
 /* Bits [from, from + bits) of every dword. */
 ALWAYS_INLINE __m512i field(__m512i v, int from, int bits) {
@@ -214,10 +219,10 @@ ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct few_prod
 }
 
 /* blocks of a panel, bytes, runs, has a minimum, offset */
-DEFINE_TYPE(q2_k, UNITS, 84, 2, true, 0)
-DEFINE_TYPE(q3_k, UNITS, 110, 2, false, 4)
-DEFINE_TYPE(q4_k, UNITS, 144, 1, true, 0)
-DEFINE_TYPE(q5_k, UNITS, 176, 1, true, 0)
-DEFINE_TYPE(q6_k, UNITS, 210, 2, false, 32)
-DEFINE_TYPE(q8_k, UNITS, 292, 1, false, 128)
-DEFINE_TYPE(iq4_xs, UNITS, 136, 1, false, 128)
+DEFINE_TYPE(q2_k, UNITS, WEIGHT_BYTES_Q2_K, 2, true, 0)
+DEFINE_TYPE(q3_k, UNITS, WEIGHT_BYTES_Q3_K, 2, false, 4)
+DEFINE_TYPE(q4_k, UNITS, WEIGHT_BYTES_Q4_K, 1, true, 0)
+DEFINE_TYPE(q5_k, UNITS, WEIGHT_BYTES_Q5_K, 1, true, 0)
+DEFINE_TYPE(q6_k, UNITS, WEIGHT_BYTES_Q6_K, 2, false, 32)
+DEFINE_TYPE(q8_k, UNITS, WEIGHT_BYTES_Q8_K, 1, false, 128)
+DEFINE_TYPE(iq4_xs, UNITS, WEIGHT_BYTES_IQ4_XS, 1, false, 128)

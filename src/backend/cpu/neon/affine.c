@@ -32,6 +32,8 @@ enum {
     PASS_ROWS = 32,      /* share an unpacked block: their factors (8 KiB) and it stay in L1 */
     DIRECT_ROWS = ROWS_AT_ONCE, /* in one pass over a block there is nobody to share it with */
 };
+_Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
+_Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
 
 /* The factors of up to PASS_ROWS query rows for one group. */
 struct pass {
@@ -210,6 +212,8 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const voi
 
 /* Turns to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
+    DEBUG_ASSERT(rows <= BLOCK_ROWS_MAX && 4 * (row + rows) <= r->l->reduction &&
+                 lane < r->l->lanes);
     const struct tile_layout *l = r->l;
     size_t line = 4 * (size_t)l->lanes;
     const uint8_t *at[TILE_PLANES_MAX];
@@ -296,6 +300,7 @@ static void score_group(struct reader *r, uint32_t group, const struct query_row
 void TIER(score_affine)(const struct tile_layout *l, const void *tile, const struct query_rows *q,
                         float *scores, size_t stride) {
     struct reader r;
+    ASSERT(l->kind == TILE_K && l->groups * l->format.group == l->head_dim);
     reader_init(&r, l, tile, q->rows);
     for (uint32_t row = 0; row < q->rows; row += PASS_ROWS) {
         uint32_t n = q->rows - row < PASS_ROWS ? q->rows - row : PASS_ROWS;
@@ -373,6 +378,7 @@ static void value_group(struct reader *r, uint32_t group, const float *p, size_t
 void TIER(value_affine)(const struct tile_layout *l, const void *tile, const float *p,
                         size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     struct reader r;
+    ASSERT(l->kind == TILE_V && l->groups * l->format.group == l->head_dim);
     reader_init(&r, l, tile, rows);
     for (uint32_t row = 0; row < rows; row += PASS_ROWS) {
         uint32_t n = rows - row < PASS_ROWS ? rows - row : PASS_ROWS;

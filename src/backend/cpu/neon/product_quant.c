@@ -32,6 +32,10 @@ enum {
 _Static_assert(PANEL == (int)PRODUCT_PANEL, "a work item is whole panels");
 _Static_assert(BLOCK == (int)DOT_BLOCK, "a block of a panel is a block of activations");
 
+_Static_assert(2 + BLOCK / 2 == WEIGHT_BYTES_Q4_0 && 4 + BLOCK / 2 == WEIGHT_BYTES_Q4_1 &&
+                   2 + BLOCK == WEIGHT_BYTES_Q8_0,
+               "block_bytes is quant/weight.c's");
+
 /* ---- types ----------------------------------------------------------------------------------- */
 
 ALWAYS_INLINE bool is_affine(enum weight_type t) {
@@ -274,6 +278,7 @@ ALWAYS_INLINE void tile(enum weight_type t, int bits, const struct panel_block *
 /* Weight rows j, j+1, ...; behind n1 the last one stands in and its results are not stored. */
 ALWAYS_INLINE void find_rows(enum weight_type t, const struct weight *w, uint32_t j, uint32_t n1,
                              uint32_t count, struct row *row) {
+    DEBUG_ASSERT(j < n1 && count <= PANEL);
     for (uint32_t i = 0; i < count; i++)
         row[i] = row_at(t, w, j + i < n1 ? j + i : n1 - 1);
 }
@@ -324,6 +329,7 @@ ALWAYS_INLINE void product_panels(enum weight_type t, int bits, const struct wei
 ALWAYS_INLINE void product(enum weight_type t, int bits, const struct weight *w, uint32_t n0,
                            uint32_t n1, const struct act_rows *a, float *y, size_t y_stride,
                            void *scratch) {
+    ASSERT(n0 <= n1 && n1 <= w->n && a->k == w->k && a->rows > 0);
     if (a->rows == 1)
         product_row(t, bits, w, n0, n1, a, y, scratch);
     else

@@ -57,6 +57,7 @@ void score_affine_ref(const struct tile_layout *l, const void *tile, const struc
                       float *scores, size_t stride) {
     uint8_t codes[HEAD_DIM_MAX];
     float s[GROUPS_MAX], b[GROUPS_MAX];
+    ASSERT(l->kind == TILE_K && l->head_dim <= HEAD_DIM_MAX && l->groups <= GROUPS_MAX);
     for (uint32_t t = 0; t < TILE_TOKENS; t++) {
         tile_get_row(l, tile, t, codes, s, b);
         for (uint32_t row = 0; row < q->rows; row++)

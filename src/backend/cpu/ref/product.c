@@ -50,6 +50,8 @@ void product_quant_ref(const struct weight *w, uint32_t n0, uint32_t n1, const s
                        float *y, size_t y_stride, void *scratch) {
     const struct weight_traits *traits = weight_traits_of(w->type);
     uint32_t run = traits->run_values, runs = a->k / run;
+    ASSERT(n1 <= w->n && a->k == w->k && a->k % BLOCK == 0);
+    ASSERT((size_t)runs * 8 + a->k <= product_scratch_bytes(a->k));
     const float *sum = run == HALF ? a->sum16 : a->sum;
     float *d = scratch, *m = d + runs;
     int8_t *codes = (int8_t *)(m + runs);
@@ -88,6 +90,7 @@ void product_float_ref(const struct weight *w, uint32_t n0, uint32_t n1, const s
                        float *y, size_t y_stride, void *scratch) {
     const struct weight_traits *traits = weight_traits_of(w->type);
     float *values = scratch;
+    ASSERT(n1 <= w->n && a->k == w->k);
     for (uint32_t j = n0; j < n1; j++) {
         traits->decode(w, j, values);
         for (uint32_t row = 0; row < a->rows; row++)

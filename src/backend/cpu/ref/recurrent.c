@@ -6,6 +6,7 @@
 
 void short_conv_ref(float *state, const float *w, size_t stride, uint32_t width, const float *x,
                     size_t n, bool silu, float *y) {
+    ASSERT(width > 0);
     uint32_t last = width - 1;
     for (size_t c = 0; c < n; c++) {
         float in = x[c];
