@@ -23,12 +23,13 @@
 
 enum { POOL_BYTES = 16 << 10, FILL_BYTES = 8 << 10, BACKLOG = 512 };
 
-static struct exchange *exchange_of(const struct http_exchange *c) {
+static struct exchange *exchange_of(struct http_exchange *c) {
     return (struct exchange *)c;
 }
 
 const char *http_header(const struct http_exchange *c, const char *name) {
-    return MHD_lookup_connection_value(exchange_of(c)->connection, MHD_HEADER_KIND, name);
+    return MHD_lookup_connection_value(((const struct exchange *)c)->connection, MHD_HEADER_KIND,
+                                       name);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
