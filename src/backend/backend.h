@@ -348,7 +348,7 @@ struct backend_ops {
      * gain is [dim] float32; NULL: ones. */
     void (*rms_norm)(struct backend *b, const float *x, const float *gain, uint32_t rows,
                      uint32_t dim, float eps, float *y);
-    /* Several matrix products of the same input: y[i] = x . w[i]^T (+ bias[i] where not NULL). x
+    /* Several matrix products of the same input: y[i] = x . w[i]^T (+ bias[i] if not NULL). x
      * [rows][k], y[i] [rows][outputs of w[i]]. Activations are rounded once for all of them if a
      * weight's type asks for it. count <= MATMULS_MAX. */
     void (*matmul)(struct backend *b, const float *x, uint32_t rows,
@@ -398,7 +398,7 @@ struct backend_ops {
                     const struct expert_layer *layer, float *y);
 
     /* Recurrent layers: rows of a sequence go in order of position, one by one, also when a step
-     * has many (I1). `at`: byte of the record where the layer's state begins. */
+     * has many (I1). `at`: byte of the state where the layer's part begins. */
 
     /* y[row][c] = sum over j < width of w[j][c] * x[row - (width - 1) + j][c], in order of j, then
      * silu if asked for. Inputs before the step's first row of a sequence are the state,

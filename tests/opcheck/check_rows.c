@@ -160,6 +160,8 @@ static void check_gates(void) {
 }
 
 static void check_elementwise(void) {
+    if (!device_has(add) && !device_has(scale) && !device_has(softcap))
+        return;
     if (!family_begin("elementwise", "add, scale, softcap"))
         return;
     for (uint32_t i = 0; i < N_COUNTS; i++) {
@@ -192,6 +194,8 @@ static void check_elementwise(void) {
 
 static void check_moves(void) {
     enum { DIM = 96, BLOCKS = 3, N = 20 };
+    if (!device_has(gate_rows) && !device_has(rearrange) && !device_has(gather_rows))
+        return;
     if (!family_begin("rows", "gate_rows, rearrange, gather_rows"))
         return;
     for (uint32_t i = 0; i < ROW_COUNTS; i++) {

@@ -9,7 +9,7 @@
  *      per split    1. scores of each tile a row of the block sees    score_tile, codes as stored
  *                      and what the centre of its keys adds           centre_add
  *                      and then the soft cap, if there is one         softcap
- *                   2. -INFINITY where a row does not see a token     by position, not by column
+ *                   2. -INFINITY for tokens that a row does not see   by position, not by column
  *                   3. maximum, exp, sum                              softmax_run
  *                   4. weighted values of the same tiles              value_tile, codes as stored
  *      then         splits are merged in order of position               merge_split

@@ -161,7 +161,7 @@ bool product_takes_codes(enum weight_type t);
 static inline uint32_t product_ranges(const struct weight *w, uint32_t outputs) {
     return (w->n + outputs - 1) / outputs;
 }
-/* y[r][i] = row r . w[i] (+ bias[i] where not NULL) for the outputs i of one range; y [rows][w->n],
+/* y[r][i] = row r . w[i] (+ bias[i] if not NULL) for the outputs i of one range; y [rows][w->n],
  * at most limits.rows rows; outputs <= ITEM_OUTPUTS */
 void product_range(struct cpu_backend *b, const struct product_input *in, const struct weight *w,
                    uint32_t range, uint32_t outputs, const float *bias, float *y, int worker);
