@@ -261,10 +261,8 @@ ALWAYS_INLINE void bytes(struct two_rows p, int at, __m256i c[2]) {
     }
 }
 
-/* Codes 0..15 and 16..31 of block i of a unit of two rows, natural order, row a's in the low half
- * of each vector; signed where the shape says so. */
-ALWAYS_INLINE void load_codes(enum weight_type t, struct two_rows p, int i, __m256i c[2]) {
-    int half = i / 4, quarter = i % 4; /* of a block of 256, and of that half */
+/* GGUF's blocks of 32. */
+ALWAYS_INLINE void load_codes_32(enum weight_type t, struct two_rows p, __m256i c[2]) {
     switch (t) {
     case WEIGHT_Q4_0:
         nibbles(p, 2, c);
@@ -291,6 +289,15 @@ ALWAYS_INLINE void load_codes(enum weight_type t, struct two_rows p, int i, __m2
         nibbles(p, 1, c);
         e2m1_codes(c);
         break;
+    default:
+        break;
+    }
+}
+
+/* Block i of GGUF's blocks of 256. */
+ALWAYS_INLINE void load_codes_256(enum weight_type t, struct two_rows p, int i, __m256i c[2]) {
+    int half = i / 4, quarter = i % 4; /* of a block of 256, and of that half */
+    switch (t) {
     case WEIGHT_Q2_K:
         fields(p, 16 + 32 * half, 2 * quarter, 2, c);
         break;
@@ -316,6 +323,14 @@ ALWAYS_INLINE void load_codes(enum weight_type t, struct two_rows p, int i, __m2
         nibbles(p, 8 + 16 * i, c);
         iq4_values(c);
         break;
+    default:
+        break;
+    }
+}
+
+/* mlx's streams. */
+ALWAYS_INLINE void load_codes_mlx(enum weight_type t, struct two_rows p, __m256i c[2]) {
+    switch (t) {
     case WEIGHT_AFFINE2:
         stream_2(p, c);
         break;
@@ -342,8 +357,18 @@ ALWAYS_INLINE void load_codes(enum weight_type t, struct two_rows p, int i, __m2
         e2m1_codes(c);
         break;
     default:
-        c[0] = c[1] = _mm256_setzero_si256();
+        break;
     }
+}
+
+/* Codes 0..15 and 16..31 of block i of a unit of two rows, natural order, row a's in the low half
+ * of each vector; signed if the shape says so. Each of the three knows some types and leaves the
+ * codes of others as they are; t is a constant, so one of them is left. */
+ALWAYS_INLINE void load_codes(enum weight_type t, struct two_rows p, int i, __m256i c[2]) {
+    c[0] = c[1] = _mm256_setzero_si256();
+    load_codes_32(t, p, c);
+    load_codes_256(t, p, i, c);
+    load_codes_mlx(t, p, c);
 }
 
 #endif
