@@ -63,7 +63,7 @@ uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim);
 
 /* ---- tiles (tile.c): the one storage order --------------------------------------------------- */
 
-/* A tile holds 64 tokens x head_dim of K or of V. Both are the same thing turned by 90 degrees: a
+/* A tile holds 64 tokens x head_dim of K or of V. Both are the same matrix, transposed: a
  * matrix with LANES and a REDUCTION axis, along which four consecutive elements sit side by side:
  *
  *                 K tile (scores reduce over dims)         V tile (outputs reduce over tokens)
@@ -85,8 +85,8 @@ uint32_t kv_tile_bytes(struct kv_format f, uint32_t head_dim);
  *
  *     byte  (R / P) * 4*lanes + lane*4 + r%4,     bits  [w * (R % P), w * (R % P) + w)
  *
- * so unpacking is a shift and a mask of whole vectors. After the planes (low plane first) stand,
- * for affine formats, scales then biases, each [group][64 tokens] of the scalar type, for K and V
+ * so unpacking is a shift and a mask of whole vectors. After the planes (low plane first) come,
+ * for affine formats, scales, then biases, each [group][64 tokens] of the scalar type, for K and V
  * alike.
  *
  *     tile:  | plane 0 | plane 1 | scales [head_dim/group][64] | biases [head_dim/group][64] |
@@ -138,8 +138,8 @@ void tile_get_row(const struct tile_layout *l, const void *tile, uint32_t token,
 /* ---- the affine arithmetic of mx.quantize (affine.c) ----------------------------------------- */
 
 /* Quantizes n values (n a multiple of group) that are already values of the scalar type. codes [n];
- * scales and biases [n/group] rounded to T. NaN and Inf behave as
- * ../shared/fixtures/mlx/quantize/README.md says. */
+ * scales and biases [n/group] rounded to T. NaN and Inf: affine.c,
+ * AFFINE-4; a group with one Inf gets the scale NaN. */
 void affine_quantize(const float *x, size_t n, unsigned bits, unsigned group, enum scalar_type t,
                      uint8_t *codes, float *scales, float *biases);
 /* mx.dequantize: T(T(code * scale) + bias). */
@@ -191,13 +191,13 @@ enum weight_type {
  *     AFFINEb      data [n][k*b/32] 32-bit words (affine_pack_row), scales and biases [n][k/group]
  *                  of type scalar
  *     MXFP4_MLX    data [n][k/8] words of 4-bit codes, scales [n][k/32] bytes (E8M0)
- *     F8_E4M3      data [n][k] bytes; scales, where not NULL, of type scalar, one for each
+ *     F8_E4M3      data [n][k] bytes; scales, if not NULL, of type scalar, one for each
  *                  group_rows x group values: [ceil(n/group_rows)][ceil(k/group)] */
 struct weight {
     const void *data, *scales, *biases;
     enum weight_type type;
     uint32_t n, k;
-    uint32_t group, group_rows; /* values and rows that share a scale; 0 where the type says it */
+    uint32_t group, group_rows; /* values and rows that share a scale; 0 if the type fixes it */
     enum scalar_type scalar;    /* of scales and biases */
 };
 
@@ -222,8 +222,8 @@ struct weight_traits {
     void (*unpack)(const uint8_t *block, int8_t *codes, float *d, float *m);
 };
 
-/* Bytes of a block: fields in the order of weight.c and weight_k.c. Kernels, which know the fields
- * by heart, take the size from here. */
+/* Bytes of a block: fields in the order of weight.c and weight_k.c. Kernels repeat the
+ * offsets of fields, but take the size from here. */
 enum {
     WEIGHT_BYTES_Q4_0 = 2 + 16,
     WEIGHT_BYTES_Q4_1 = 4 + 16,
@@ -248,7 +248,7 @@ enum { WEIGHT_TYPES_MAX = 32 };
 const struct weight_traits *weight_traits_of(uint32_t type);
 /* The type's place in the table, 0 .. WEIGHT_TYPES_MAX - 1: what kernel tables are indexed with. */
 uint32_t weight_index(enum weight_type t);
-/* The i-th type of the table; NULL behind the last. */
+/* The i-th type of the table; NULL after the last. */
 const struct weight_traits *weight_traits_at(uint32_t i);
 /* Bytes of a row of n values in data; n is a multiple of block_values. */
 size_t weight_row_bytes(const struct weight_traits *t, size_t n);

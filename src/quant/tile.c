@@ -16,8 +16,8 @@
  * a 2-bit plane lays four, a 1-bit plane eight. A 6-bit code is a 4-bit plane (bits 0..3) and a
  * 2-bit plane (bits 4, 5).
  *
- * Everything that knows where a code lies is in locate(); everything else goes through tile_put_row
- * and tile_get_row. Kernels know the same order by heart and are checked against these functions.
+ * Only locate() computes where a code is; everything else goes through tile_put_row and
+ * tile_get_row. Kernels repeat the order and are checked against these functions.
  *
  * Invariants: a token's bytes are shared with other tokens (nibbles of V), so stores read, mask and
  * write. Offsets are multiples of 32 bytes for head_dim a multiple of 32, or of 4 in exact formats.
@@ -70,7 +70,7 @@ void tile_layout_init(struct tile_layout *l, enum tile_kind kind, struct kv_form
     l->bytes = offset + 2 * scalars;
 }
 
-/* Where value (token, dim) lies in a plane of `bits` bits: byte index and the bit it starts at. */
+/* Where value (token, dim) is in a plane of `bits` bits: byte index and the bit it starts at. */
 static size_t locate(const struct tile_layout *l, unsigned bits, uint32_t token, uint32_t dim,
                      unsigned *bit) {
     DEBUG_ASSERT(token < TILE_TOKENS && dim < l->head_dim);

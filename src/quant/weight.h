@@ -14,7 +14,7 @@
  * That is gguf's dequantize bit for bit, because only the last sum ever rounds: an f16 has 11
  * significant bits, a sub-scale and a code at most 12 more between them (Q6_K: sub-scales of 7 bits
  * or the power of two -128, codes of 5 or -32), so that any product of the three fits float32's 24
- * exactly, and they lie between 2^-24 and 2^29. MXFP4's scales are powers of two. Q8_K's d is a
+ * exactly, and they are between 2^-24 and 2^29. MXFP4's scales are powers of two. Q8_K's d is a
  * float32: there the product rounds, in gguf's own way.
  */
 #ifndef KVASIR_QUANT_WEIGHT_H
@@ -41,7 +41,7 @@ weight_parts_fn parts_affine, parts_mxfp4_mlx;
 
 /* ---- fields of bytes ------------------------------------------------------------------------- */
 
-/* Every GGUF block cuts n bytes into fields of `bits` bits, whose values stand one field after the
+/* Every GGUF block cuts n bytes into fields of `bits` bits, whose values follow one field after the
  * other: code f * n + j gets field f (bits [f * bits, (f + 1) * bits)) of byte j.
  *
  *     n = 16, bits = 4:   codes 0..15 the low nibbles, 16..31 the high ones

@@ -20,7 +20,7 @@
  *     Q8_K     32    d * code; the sums are not needed
  *     IQ4_XS   32    d * (sub - 32) * IQ4_VALUES[code]        6 bits
  *
- * Where a code's bits lie (fields as add_fields of weight.h cuts them):
+ * Where a code's bits are (fields as add_fields of weight.h cuts them):
  *
  *     Q2_K, Q3_K low    2 bits of 32 bytes for each half of the block
  *     Q4_K, Q5_K low    4 bits of 32 bytes for each quarter

@@ -14,7 +14,7 @@
  * for bit; with 16-bit scales mlx rounds the product and the sum to 16 bits, which loses up to half
  * a step of the 8-bit codes: ours does not.
  *
- * Codes of the integer products are s8. AFFINE8's run from 0 to 255, so 128 goes over to the
+ * Codes of the integer products are s8. AFFINE8's run from 0 to 255, so 128 moves to the
  * minimum: code - 128 and m = bias + 128 scale, rounded to float32 once (128 scale is exact).
  *
  * E8M0 and E2M1 as in weight.h. mlx reads e = 255 as an infinite scale, and -0 from the code of -0;

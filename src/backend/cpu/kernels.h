@@ -3,7 +3,7 @@
  * each tier overrides what it does better (a tier is chosen once, at run time). A kernel is pure:
  * no allocation, no threads, no errors, no globals; shapes are checked by its caller.
  *
- * One arithmetic (the same for 1 query row and for 512, in every tier; DESIGN section 3):
+ * One arithmetic (the same for 1 query row and for 512, in every tier):
  *   integer sums are exact in s32, so their order is free;
  *   float sums have one fixed order per tier that does not depend on the number of rows. ref/ sums
  *   in double.
@@ -34,7 +34,7 @@ struct rounding {
 };
 
 /* Of a vector whose largest magnitude is m (not finite where it holds NaN or Inf), for codes of at
- * most code_max. What holds NaN or Inf has the scale NaN, so that what is made of it is NaN, too,
+ * most code_max. A vector that holds NaN or Inf gets the scale NaN, so that results are NaN, too,
  * and not something plausible; its codes mean nothing. */
 static inline struct rounding rounding_of(float m, int code_max) {
     if (!(m < INFINITY))
@@ -46,12 +46,12 @@ static inline struct rounding rounding_of(float m, int code_max) {
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* Query rows of one KV head, packed by query_pack for the score kernels: all pages, whatever their
- * format, read what they need of it. A row is (token, query head); its scale 1/sqrt(head_dim) is
- * already in q. Buffers hold `rows` rows:
+/* Query rows of one KV head, packed by query_pack for the score kernels: for pages of every format.
+ * A row is (token, query head); its scale 1/sqrt(head_dim) is already in q. Buffers hold `rows`
+ * rows:
  *   f32    [row][dim]    the query itself (for exact pages)
- *   codes  [row][dim]    s16 codes; order inside each run of 4 dims is the tier's own business, and
- *                        a run may be two planes of s8 (code = 256 high + low): 4 low, 4 high bytes
+ *   codes  [row][dim]    s16 codes; the order inside each run of 4 dims is the tier's own, and a
+ *                        run may be two planes of s8 (code = 256 high + low): 4 low, 4 high bytes
  *   sum32  [row][dim/32] exact sums of the codes of 32 consecutive dims
  *   scale  [row]         q ~ scale * code; 0 for an all-zero row (codes are 0 then) */
 struct query_rows {
@@ -68,16 +68,16 @@ typedef void query_pack_fn(const float *q, size_t q_stride, float q_scale, struc
 /* scores[row * stride + t] = q_row . K_t for the 64 tokens of one tile. Affine:
  *     sum over groups g, in order, of  s[g][t] * (scale * dot_g)  +  b[g][t] * (scale * sum_g),
  *     dot and sum exact s32
- * Masked or never written tokens get whatever falls out (finite where the tile is): the caller
- * masks. */
+ * Scores of masked or never written tokens mean nothing (they are finite if the tile is): the
+ * caller masks them. */
 typedef void score_tile_fn(const struct tile_layout *l, const void *tile,
                            const struct query_rows *q, float *scores, size_t stride);
 
 /* What centres add to the scores of a centred tile (struct key_centre of backend.h):
  *     scores[row * stride + t] += sum over j < pairs of A_j cos(x w_j) + B_j sin(x w_j),
  *     x = t - 31.5, for the 64 tokens t = 0..63 of the tile, in float32, cosines and sines each in
- *     order of j. The A and B of a row are those of its query (1/sqrt(head_dim) included) turned to
- *     the tile's middle.
+ *     order of j. The A and B of a row are those of its query (1/sqrt(head_dim) included) rotated
+ *     to the tile's middle.
  *   waves [table row][2][64]  cos, then sin of x w; row index[j] is pair j's. Cosines read the same
  *                             from both ends, sines with the other sign: a kernel may use one half
  *   ab    [row][pairs][2]     A_j, B_j */
@@ -108,8 +108,8 @@ typedef void encode_row_fn(const struct tile_layout *l, void *tile, uint32_t tok
  * codes [row][k] are s8 or s16, in natural order or the tier's own inside a block; AVX-512 has
  * planes of s8, of 15 bits a block's 32 high bytes, then its 32 low ones, and fills codes_sum16
  * [row][k/16] with the exact sums of runs of 16 codes.
- * rest [row][k], where not NULL, takes what the codes leave of x: float32(x - scale * code). It is
- * rounded in its turn and multiplied as a second term (op_matmul). */
+ * rest [row][k], if not NULL, receives what the codes leave of x: float32(x - scale * code). It is
+ * rounded like x and multiplied as a second term (op_matmul). */
 struct act_rows {
     const float *x; /* [row][k] */
     uint32_t rows, k;
@@ -128,7 +128,7 @@ typedef void act_pack_fn(struct act_rows *a, uint32_t row);
  * each run of run_values (32 or 16) of them a d and an m. Over blocks of 32 in order, the one or
  * two runs u of a block in order:
  *
- *     acc += (d_u * scale_b) * dot_u                and where the type has_min
+ *     acc += (d_u * scale_b) * dot_u                and if the type has_min
  *     acc += m_u * sum_u                            sum_u: sum[b], or sum16[u] for runs of 16
  *
  * with dot exact in s32 and one float32 accumulator per output (double in ref/).
@@ -153,16 +153,16 @@ typedef void rms_norm_fn(const float *x, const float *gain, uint32_t dim, float 
 /* one head */
 typedef void rope_fn(float *head, uint32_t n, const float *cos_in, const float *sin_in,
                      bool adjacent);
-/* y may be gate or up. A value depends on its operands alone, here and below: not on where in a
- * range it stands. */
+/* y may be gate or up. A value depends on its operands alone, here and below, not on its place in
+ * the range. */
 typedef void gate_mul_fn(const float *gate, const float *up, size_t n, float *y);
-/* x += scale * y, rounded once or twice; the bits of x + y where scale is 1 */
+/* x += scale * y, rounded once or twice; if scale is 1, the bits of x + y */
 typedef void add_fn(float *x, const float *y, float scale, size_t n);
 typedef void scale_fn(float *x, float scale, size_t n); /* x *= scale */
-/* x = cap * tanh(x / cap), small x to the last places, too */
+/* x = cap * tanh(x / cap), accurate for small x, too */
 typedef void softcap_fn(float *x, size_t n, float cap);
 
-/* What gates are made of, in the tiers' own precision. */
+/* Constants of the gates; tiers round them to their precision. */
 #define GELU_ROOT    0.7978845608028654 /* sqrt(2 / pi) */
 #define GELU_CUBIC   0.044715
 #define SWIGLU_ALPHA 1.702
@@ -170,9 +170,9 @@ typedef void softcap_fn(float *x, size_t n, float cap);
 /* ---- recurrent layers ------------------------------------------------------------------------ */
 
 /* One token of a short convolution over n channels:
- *     y[c] = sum over j < width of w[j][c] * in[j][c], in order of j, then silu where asked for,
- * where in is the state [width - 1], then x. After it the state is the last width - 1 of in. Rows
- * of state and w are `stride` values apart. y may be x. */
+ *     y[c] = sum over j < width of w[j][c] * in[j][c], in order of j, then silu if `silu` is set,
+ * with `in` the state [width - 1] followed by x. Afterwards the state is the last width - 1 of in.
+ * Rows of state and w are `stride` values apart. y may be x. */
 typedef void short_conv_fn(float *state, const float *w, size_t stride, uint32_t width,
                            const float *x, size_t n, bool silu, float *y);
 
@@ -216,7 +216,7 @@ void avx512_kernels_init(struct kernels *k);
 void avx512vnni_kernels_init(struct kernels *k);
 void neon_kernels_init(struct kernels *k);
 void neondot_kernels_init(struct kernels *k);
-/* The table for a tier (capped by what the machine has; CPU_TIER_COUNT asks for the best). */
+/* The table for a tier (at most what the machine has; CPU_TIER_COUNT: the best). */
 void kernels_select(struct kernels *k, enum cpu_tier tier);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* affine.c: scores and values over tiles of codes, AVX2. The codes are multiplied where they lie;
- * nothing is dequantized.
+/* affine.c: scores and values over tiles of codes, AVX2. The codes are
+ * multiplied in place; nothing is dequantized.
  *
  * K and V tiles are the same matrix of lanes and a reduction axis (quant.h), so one integer kernel
  * serves both:
@@ -24,11 +24,11 @@
  * codes, and has the same number of multiplies and adds per code.
  *
  * A block reads 64 bytes of every line of a plane, which the hardware's prefetchers follow badly: a
- * caller that walks pages asks for the whole next tile, line by line, before it works on this one
+ * caller that walks pages prefetches the whole next tile, line by line, before it works on this one
  * (Zen 5, from DRAM, 3 rows, head_dim 64, K 8 and V 4 bits: 17.7 -> 8.0 ns per token and head).
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * rows stand beside it. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
+ * other rows the call has. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
  * rows of every plane begin with it.
  */
 #include "backend/cpu/simd/simd.h"
@@ -41,7 +41,7 @@ enum {
     /* Query rows that share a widened block: their codes (8 KiB) and the block stay in L1. */
     PASS_ROWS = 64,
     /* Up to so many query rows 8- and 4-bit codes are unpacked on the way: in one pass over a block
-     * there is nobody to share widened words with. */
+     * no other pass would share widened words. */
     DIRECT_ROWS = ROWS_AT_ONCE,
 };
 _Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
@@ -65,7 +65,7 @@ ALWAYS_INLINE __m256i field(__m256i v, int from, int bits, int to) {
     return _mm256_and_si256(v, _mm256_set1_epi16((short)(((1 << bits) - 1) << to)));
 }
 
-/* lo, hi: the planes' bytes of the block's first byte row and lane; hi_bits is 0 where there is
+/* lo, hi: the planes' bytes of the block's first byte row and lane; hi_bits is 0 if there is
  * one plane. line: bytes of a byte row. */
 ALWAYS_INLINE void widen_planes(const uint8_t *lo, int lo_bits, const uint8_t *hi, int hi_bits,
                                 size_t line, uint32_t rows, __m256i *out) {
@@ -259,7 +259,7 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const uin
     r->line = direct ? 4 * (size_t)l->lanes : sizeof r->words.v[0] * 4;
 }
 
-/* Turns to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
+/* Moves to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
     DEBUG_ASSERT(rows <= BLOCK_ROWS_MAX && 4 * (row + rows) <= r->l->reduction &&
                  lane < r->l->lanes);
@@ -348,7 +348,7 @@ static void pack_weights(const float *p, const float *s, const float *b, struct 
 #pragma GCC unroll 8
     for (int i = 0; i < TILE_TOKENS / 8; i++) {
         __m256 pv = _mm256_loadu_ps(p + 8 * i);
-        /* a token that is not seen adds nothing, even from a slot that holds NaN */
+        /* a masked token adds nothing, even from a slot that holds NaN */
         __m256 seen = _mm256_cmp_ps(pv, _mm256_setzero_ps(), _CMP_NEQ_UQ);
         w[i] = _mm256_mul_ps(pv, _mm256_and_ps(seen, _mm256_loadu_ps(s + 8 * i)));
         bias = _mm256_fmadd_ps(pv, _mm256_and_ps(seen, _mm256_loadu_ps(b + 8 * i)), bias);

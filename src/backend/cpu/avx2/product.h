@@ -13,8 +13,8 @@
 enum {
     BLOCK = ACT_BLOCK,
     /* Rows of activations of a tile. All rows pass by each panel before the next panel is unpacked:
-     * a panel lies in L1, the activations are read in order from L2 or L3 (at most 14 GB/s); going
-     * in steps of rows that fit L2 gained nothing. */
+     * a panel stays in L1, the activations are read in order from L2 or L3 (at most 14 GB/s).
+     * Steps of rows that fit L2 gained nothing. */
     TILE_ROWS = 3,
 };
 

@@ -25,7 +25,7 @@
  *
  *    and no pair may saturate by itself: 2 * 63 * 127 = 16002.
  *
- * Weights are read where they are mapped, at any address, and no byte beside their own.
+ * Weights are read where they are mapped, at any address, and no other byte is read.
  */
 #ifndef KVASIR_CPU_AVX2_PRODUCT_CODES_H
 #define KVASIR_CPU_AVX2_PRODUCT_CODES_H
@@ -221,14 +221,14 @@ ALWAYS_INLINE void stream_2(struct two_rows p, __m256i c[2]) {
     }
 }
 
-/* Codes of 3, 5 or 6 bits. Two neighbours, 2 * bits wide, lie within two bytes; these are brought
+/* Codes of 3, 5 or 6 bits. Two neighbours, 2 * bits wide, are within two bytes; these are brought
  * into a 16-bit lane, moved to its upper end and taken apart there:
  *
  *     pair n of 8 of half a block   from bit s = 2 * bits * n % 8 of byte 2 * bits * n / 8 on
  *     lane      ...bbbbbaaaaa...    times 2^(16 - 2 * bits - s)
  *               bbbbbaaaaa......    b to the upper byte, a to the lower one
  *
- * The second half, 2 * bits bytes in, is loaded from where its loads end with it. */
+ * The second half, 2 * bits bytes in, is loaded so that its last load ends with it. */
 ALWAYS_INLINE void stream_pairs(struct two_rows p, int bits, __m256i c[2]) {
 #define PAIR_BYTES(n) (char)(2 * bits * (n) / 8), (char)(2 * bits * (n) / 8 + 1)
 #define PAIR_SHIFT(n) (short)(1 << (16 - 2 * bits - 2 * bits * (n) % 8))

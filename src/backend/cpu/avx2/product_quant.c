@@ -13,10 +13,10 @@
  *               used for every row of activations, three at a time. At two rows this is about as
  *               fast as reading the weights twice, from three on faster.
  *
- * AVX2-4 Float lanes are outputs. With one row the 32 products of a block lie in a vector as the
+ * AVX2-4 Float lanes are outputs. With one row the 32 products of a block are in a vector as the
  * codes do, eight rows are eight vectors, and they are summed across together (sum_across). A panel
- * is turned, so that nothing needs to be summed across: a vector holds four inputs of each of eight
- * outputs and meets four activation codes that are broadcast,
+ * is transposed, so that nothing needs to be summed across: a vector holds four inputs of each of
+ * eight outputs and meets four activation codes that are broadcast,
  *
  *        group g, 0..7:   | w0: 4g 4g+1 4g+2 4g+3 | w1: 4g .. 4g+3 | ... | w7 |     32 bytes
  *
@@ -27,8 +27,8 @@
  *
  * AVX2-5 Codes are exact in s16 as long as AVX2-2 of product_codes.h says, then in s32.
  *
- * What a type is stands in product_codes.h and product_scales.h. Leaves out: float weights
- * (product_float.c).
+ * Types are defined in product_codes.h and product_scales.h. Float weights are in
+ * simd/product_float.c.
  */
 #include "backend/cpu/avx2/product_scales.h"
 
@@ -86,7 +86,7 @@ ALWAYS_INLINE void negative_sums(bool s16, __m256i v, int runs, __m256i *start) 
         start[1] = _mm256_permute2x128_si256(v, v, 0x11);
 }
 
-/* -offset times the activations of each run of a block, as pairs of s16 that stand where maddubs
+/* -offset times the activations of each run of a block, as pairs of s16 in the places where maddubs
  * puts its own: every dword has inputs 0 1 mod 4 in its low half, 2 3 mod 4 in its high one. */
 ALWAYS_INLINE void starts_8(int offset, int runs, const int8_t *x, __m256i *start) {
     __m256i v = _mm256_loadu_si256((const __m256i *)x);
@@ -199,7 +199,7 @@ ALWAYS_INLINE size_t prefetch(struct places next, size_t from, size_t to) {
 ALWAYS_INLINE __m256 one_row(enum weight_type t, int bits, const struct eight_rows *w,
                              const struct act_rows *a) {
     const struct shape s = shape_of(t);
-    size_t units = a->k / (BLOCK * s.unit_blocks), ahead = 0, turned = 0;
+    size_t units = a->k / (BLOCK * s.unit_blocks), ahead = 0, transposed = 0;
     const float *sum = s.runs == 1 ? a->sum : a->sum16;
     struct places p = w->data, next = places_behind(p, SIDE * p.stride);
     __m256 acc = _mm256_setzero_ps();
@@ -212,8 +212,8 @@ ALWAYS_INLINE __m256 one_row(enum weight_type t, int bits, const struct eight_ro
                 _mm_prefetch((const char *)w->biases.row0 + SIDE * w->bytes + unit * 64,
                              _MM_HINT_T0);
         }
-        if (s.scales_apart && unit >> w->group_shift >= turned)
-            turned = turn_scales(w, s.has_min, turned);
+        if (s.scales_apart && unit >> w->group_shift >= transposed)
+            transposed = transpose_scales(w, s.has_min, transposed);
         load_heads(t, p, &h);
         UNROLL_FOR(i, s.unit_blocks) {
             size_t b = unit * s.unit_blocks + (size_t)i;
@@ -235,7 +235,7 @@ ALWAYS_INLINE __m256 one_row(enum weight_type t, int bits, const struct eight_ro
 
 /* ---- more rows: panels ----------------------------------------------------------------------- */
 
-/* What multiplying a panel needs to know of a type. */
+/* The properties of a type that the products of panels depend on. */
 struct kind {
     int bits; /* of activations */
     int runs, pairs;
@@ -270,8 +270,8 @@ ALWAYS_INLINE void unpack_block(enum weight_type t, struct kind kind, struct pla
         c[o] = two[0];
         c[o + 4] = two[1];
     }
-    turn(c);
-    turn(c + 4);
+    transpose(c);
+    transpose(c + 4);
     UNROLL_FOR(g, GROUPS) {
         if (kind.bits == 8) {
             to[2 * g] = c[g];
@@ -288,15 +288,15 @@ ALWAYS_INLINE void unpack_block(enum weight_type t, struct kind kind, struct pla
 ALWAYS_INLINE void unpack_panel(enum weight_type t, struct kind kind,
                                 const struct eight_rows rows[2], uint32_t k, char *panel) {
     const struct shape s = shape_of(t);
-    size_t units = k / (BLOCK * s.unit_blocks), ahead[2] = {0, 0}, turned[2] = {0, 0};
+    size_t units = k / (BLOCK * s.unit_blocks), ahead[2] = {0, 0}, transposed[2] = {0, 0};
     struct places p[2] = {rows[0].data, rows[1].data};
     for (size_t unit = 0; unit < units; unit++) {
         UNROLL_FOR(half, 2) {
             struct heads h;
             ahead[half] = prefetch(places_behind(rows[half].data, PANEL * p[half].stride),
                                    ahead[half], (unit + 1) * s.unit_bytes);
-            if (s.scales_apart && unit >> rows[half].group_shift >= turned[half])
-                turned[half] = turn_scales(&rows[half], s.has_min, turned[half]);
+            if (s.scales_apart && unit >> rows[half].group_shift >= transposed[half])
+                transposed[half] = transpose_scales(&rows[half], s.has_min, transposed[half]);
             load_heads(t, p[half], &h);
             UNROLL_FOR(i, s.unit_blocks) {
                 unpack_block(t, kind, p[half], &h, &rows[half], unit, i, half,
@@ -497,11 +497,12 @@ static void *take(char **scratch, size_t bytes) {
     return p;
 }
 
-/* Rows j .. j + 7 of an array of rows of `bytes` bytes. Behind `last` that row stands in, and all
+/* Rows j .. j + 7 of an array of rows of `bytes` bytes. After `last` that row is repeated, and all
  * eight are copied. */
 static struct places rows_from(const void *rows, size_t bytes, uint32_t j, uint32_t last,
                                char **scratch) {
-    DEBUG_ASSERT(j <= last + SIDE); /* the second half of a panel may be all behind the last row */
+    /* the second half of a panel may be entirely after the last row */
+    DEBUG_ASSERT(j <= last + SIDE);
     const uint8_t *row0 = (const uint8_t *)rows + j * bytes;
     if (last - j < SIDE - 1 || j > last) {
         uint8_t *copies = take(scratch, SIDE * bytes);
@@ -520,7 +521,7 @@ static enum scale_kind scale_kind_of(const struct weight *w) {
                                        : SCALE_F16;
 }
 
-/* Outputs j .. j + 7; behind n1 the last one stands in and its results are not stored. */
+/* Outputs j .. j + 7; after n1 the last one is repeated and its results are not stored. */
 ALWAYS_INLINE struct eight_rows eight_rows(enum weight_type t, const struct weight *w, uint32_t j,
                                            uint32_t n1, char **scratch) {
     const struct shape s = shape_of(t);

@@ -3,8 +3,8 @@
  * read in two steps: what eight units have in common (load_heads), then the d and m of one block of
  * them (block_scales). The numbers are those of quant/weight*.c to the bit.
  *
- * Scales that are arrays of their own (safetensors) are turned 16 bytes of a row at a time as their
- * rows are read: [group][8 rows] float32.
+ * Scales that are arrays of their own (safetensors) are transposed 16 bytes of a row at a time as
+ * their rows are read: [group][8 rows] float32.
  */
 #ifndef KVASIR_CPU_AVX2_PRODUCT_SCALES_H
 #define KVASIR_CPU_AVX2_PRODUCT_SCALES_H
@@ -20,7 +20,7 @@ struct heads {
 /* ---- eight rows at one place ----------------------------------------------------------------- */
 
 /* v[i]: 16 bytes of row i | of row i + 4. Turned: dword o of v[j] is dword j of row o. */
-ALWAYS_INLINE void turn(__m256i v[4]) {
+ALWAYS_INLINE void transpose(__m256i v[4]) {
     __m256i t[4];
     t[0] = _mm256_unpacklo_epi32(v[0], v[1]);
     t[1] = _mm256_unpacklo_epi32(v[2], v[3]);
@@ -32,16 +32,16 @@ ALWAYS_INLINE void turn(__m256i v[4]) {
     v[3] = _mm256_unpackhi_epi64(t[2], t[3]);
 }
 
-/* 16 bytes of each of eight rows, turned. */
-ALWAYS_INLINE void load_turned(struct places p, size_t at, __m256i q[4]) {
+/* 16 bytes of each of eight rows, transposed. */
+ALWAYS_INLINE void load_transposed(struct places p, size_t at, __m256i q[4]) {
     UNROLL_FOR(i, 4) {
         q[i] = join(load_16(lower(p, i) + at), load_16(upper(p, i) + at));
     }
-    turn(q);
+    transpose(q);
 }
 
-/* The dwords at `at` of eight rows: broadcasts cost a load only, blends go where shuffles do
- * not. */
+/* The dwords at `at` of eight rows: broadcasts cost a load only, and blends use other ports than
+ * shuffles. */
 ALWAYS_INLINE __m256i load_dwords(struct places p, size_t at) {
     __m256i v[4];
     UNROLL_FOR(o, 4) {
@@ -101,7 +101,7 @@ ALWAYS_INLINE __m256 negated(__m256 v) {
 ALWAYS_INLINE void heads_q2_k(struct places p, struct heads *h) {
     split_f16(load_dwords(p, 80), &h->d, &h->m);
     __m256i q[4];
-    load_turned(p, 0, q);
+    load_transposed(p, 0, q);
     UNROLL_FOR(j, 4) {
         h->sub[j] = field(q[j], 0, 4, 0);
         h->min[j] = field(q[j], 4, 4, 0);
@@ -112,7 +112,7 @@ ALWAYS_INLINE void heads_q2_k(struct places p, struct heads *h) {
 ALWAYS_INLINE void heads_q3_k(struct places p, struct heads *h) {
     __m256i q[4], s[3];
     __m256 unused;
-    load_turned(p, 94, q);
+    load_transposed(p, 94, q);
     split_f16(q[3], &unused, &h->d);
     UNROLL_FOR(j, 3) {
         s[j] = _mm256_or_si256(_mm256_srli_epi32(q[j], 16), _mm256_slli_epi32(q[j + 1], 16));
@@ -125,7 +125,7 @@ ALWAYS_INLINE void heads_q3_k(struct places p, struct heads *h) {
 
 ALWAYS_INLINE void heads_q4_k(struct places p, struct heads *h) {
     __m256i q[4];
-    load_turned(p, 0, q);
+    load_transposed(p, 0, q);
     split_f16(q[0], &h->d, &h->m);
     h->sub[0] = field(q[1], 0, 6, 0);
     h->min[0] = field(q[2], 0, 6, 0);
@@ -189,7 +189,7 @@ ALWAYS_INLINE void widen_e8m0(__m256i v, float *to) {
 /* The same of dwords: float32, or E8M0. */
 ALWAYS_INLINE void turn_dwords(bool e8m0, struct places p, size_t at, float *to) {
     __m256i q[4];
-    load_turned(p, at, q);
+    load_transposed(p, at, q);
     UNROLL_FOR(j, 4) {
         if (e8m0)
             widen_e8m0(q[j], to + SIDE * 4 * j);
@@ -220,8 +220,8 @@ ALWAYS_INLINE void turn_short(enum scale_kind kind, struct places p, size_t byte
 /* Eight weight rows. */
 struct eight_rows {
     struct places data;
-    /* Where scales are arrays of their own: rows of `bytes` bytes, and what is turned of them, a
-     * step before it is used (turn_scales): [groups rounded up to 16][SIDE]. */
+    /* If scales are arrays of their own: rows of `bytes` bytes, and what is transposed of them, a
+     * step before it is used (transpose_scales): [groups rounded up to 16][SIDE]. */
     enum scale_kind kind;
     int group_shift; /* log2 of the blocks of a group */
     size_t bytes;
@@ -229,9 +229,9 @@ struct eight_rows {
     float *d, *m;
 };
 
-ALWAYS_INLINE size_t turn_scales_of(enum scale_kind kind, const struct eight_rows *w, bool has_min,
-                                    size_t turned) {
-    size_t at = turned * scale_bytes(kind);
+ALWAYS_INLINE size_t transpose_scales_of(enum scale_kind kind, const struct eight_rows *w,
+                                         bool has_min, size_t transposed) {
+    size_t at = transposed * scale_bytes(kind);
     if (w->bytes < 16) {
         turn_short(kind, w->scales, w->bytes, w->d);
         if (has_min)
@@ -245,20 +245,20 @@ ALWAYS_INLINE size_t turn_scales_of(enum scale_kind kind, const struct eight_row
     return (at + 16) / scale_bytes(kind);
 }
 
-/* The next groups behind the first `turned`; returns how many are turned now. */
-static __attribute__((noinline)) size_t turn_scales(const struct eight_rows *w, bool has_min,
-                                                    size_t turned) {
+/* The next groups after the first `transposed`; returns how many are transposed now. */
+static __attribute__((noinline)) size_t transpose_scales(const struct eight_rows *w, bool has_min,
+                                                         size_t transposed) {
     switch (w->kind) {
     case SCALE_F32:
-        return turn_scales_of(SCALE_F32, w, has_min, turned);
+        return transpose_scales_of(SCALE_F32, w, has_min, transposed);
     case SCALE_F16:
-        return turn_scales_of(SCALE_F16, w, has_min, turned);
+        return transpose_scales_of(SCALE_F16, w, has_min, transposed);
     case SCALE_BF16:
-        return turn_scales_of(SCALE_BF16, w, has_min, turned);
+        return transpose_scales_of(SCALE_BF16, w, has_min, transposed);
     case SCALE_E8M0:
         break;
     }
-    return turn_scales_of(SCALE_E8M0, w, has_min, turned);
+    return transpose_scales_of(SCALE_E8M0, w, has_min, transposed);
 }
 
 /* ---- the types ------------------------------------------------------------------------------- */
@@ -278,7 +278,7 @@ ALWAYS_INLINE void load_heads(enum weight_type t, struct places p, struct heads 
         heads_q4_k(p, h);
         break;
     case WEIGHT_Q6_K:
-        load_turned(p, 192, h->sub);
+        load_transposed(p, 192, h->sub);
         h->d = load_f16(p, 208);
         break;
     case WEIGHT_Q8_K:

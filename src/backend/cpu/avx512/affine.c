@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* affine.c: scores and values over tiles of codes, AVX-512. The codes are multiplied where they
- * lie; nothing is dequantized.
+/* affine.c: scores and values over tiles of codes, AVX-512. The codes are
+ * multiplied in place; nothing is dequantized.
  *
  * K and V tiles are the same matrix of lanes and a reduction axis (quant.h), so one integer kernel
  * serves both:
@@ -10,7 +10,7 @@
  *
  * The work is cut into blocks of 64 or 32 lanes x one reduction range ("rows": four elements of
  * each lane, so that a vector is one row of 16 lanes). A block of K is 64 tokens, whole lines of
- * memory; of V 64 dims, or 32 where the group is 32.
+ * memory; of V 64 dims, or 32 if the group is 32.
  *
  *     unpack   planes -> bytes, a code each. 8- and 4-bit codes are multiplied as they are loaded;
  *              the others go through 8 KiB of stack, once per block for all query rows.
@@ -19,7 +19,7 @@
  *     finish   s32 -> float, times scales, plus biases
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * rows stand beside it. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
+ * other rows the call has. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
  * rows of every plane begin with it.
  */
 #include <math.h>
@@ -51,7 +51,7 @@ ALWAYS_INLINE __m512i field(__m512i v, int from, int bits, int to) {
     return _mm512_and_si512(v, _mm512_set1_epi8((char)(((1 << bits) - 1) << to)));
 }
 
-/* lo, hi: the planes' bytes of the block's first byte row and lane; hi_bits is 0 where there is one
+/* lo, hi: the planes' bytes of the block's first byte row and lane; hi_bits is 0 if there is one
  * plane. line: bytes of a byte row. */
 ALWAYS_INLINE void unpack_planes(const uint8_t *lo, int lo_bits, const uint8_t *hi, int hi_bits,
                                  size_t line, uint32_t rows, uint32_t vectors, __m512i *out) {
@@ -190,7 +190,7 @@ struct reader {
     const struct tile_layout *l;
     const uint8_t *tile;
     uint32_t vectors; /* of a block */
-    bool direct;      /* 8 and 4 bits: codes are read where they lie */
+    bool direct;      /* 8 and 4 bits: codes are read in place */
     dot_fn *const *dot;
     const uint8_t *at; /* of the block at hand */
     size_t line;
@@ -207,7 +207,7 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const uin
     r->line = r->direct ? 4 * (size_t)l->lanes : 64 * (size_t)r->vectors;
 }
 
-/* Turns to the block at `lane` and rows [row, row + rows). */
+/* Moves to the block at `lane` and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
     DEBUG_ASSERT(rows <= BLOCK_ROWS_MAX && 4 * (row + rows) <= r->l->reduction &&
                  lane < r->l->lanes);
@@ -284,7 +284,7 @@ struct weights {
 };
 
 /* Weights of one row and group: w_t = p_t * s_t as codes with one scale, and sum_t p_t * b_t. A
- * token that is not seen adds nothing, even from a slot that holds NaN. */
+ * masked token adds nothing, even from a slot that holds NaN. */
 ALWAYS_INLINE void pack_weights(const float *p, const __m512 s[4], const __m512 b[4],
                                 struct weights *out, uint32_t row) {
     __m512 w[4], bias = _mm512_setzero_ps();

@@ -22,7 +22,7 @@ enum { BLOCK = ACT_BLOCK, HALF = 16, GROUPS = BLOCK / 4, OUTPUTS = PRODUCT_PANEL
 _Static_assert((int)OUTPUTS == (int)LANES, "the outputs of a panel are the lanes of a vector");
 
 struct panel_run {
-    __m512 d, m; /* m is not read where the type has none */
+    __m512 d, m; /* m is not read if the type has no minimum */
 };
 
 struct panel_block {
@@ -51,12 +51,12 @@ struct panel_rows {
 
 /* One row of activations.
  *
- *     codes   per block | code, 32 bytes |, or where the row has halves (vector.h) 8 runs of four
- *     start   per run, where its sum starts: what the offset of the weights adds too much
+ *     codes   per block | code, 32 bytes |, or, if the row has halves (vector.h), 8 runs of four
+ *     start   per run, where its sum starts: takes back what the offset of the weights adds
  *     sums    of runs */
 struct act_row {
     const uint8_t *codes;
-    const int32_t *start; /* not read where the offset is 0 */
+    const int32_t *start; /* not read if the offset is 0 */
     const float *scale, *sums;
     bool halves;
 };
@@ -67,7 +67,7 @@ enum { FEW_ROWS = 8 };
 struct act_few {
     uint32_t rows; /* 2 to FEW_ROWS */
     const int8_t *codes;
-    const int32_t *start; /* not read where the offset is 0 */
+    const int32_t *start; /* not read if the offset is 0 */
     const float *scale, *sums;
 };
 

@@ -16,7 +16,7 @@
  *                           unpack the chunk of the weights into scratch
  *                           for each six rows of activations
  *                               accumulators from y, 24 sums in registers, accumulators to y;
- *                               with each block some lines of the next two panels are asked for
+ *                               with each block some lines of the next two panels are prefetched
  *
  * AVX512-2 A lane is an output; four of its codes meet four activations that are broadcast. Weights
  * are unsigned bytes as they are unpacked (a nibble of Q4_0 is its code plus 8), activations signed
@@ -36,7 +36,7 @@ enum {
     PANELS = 2,
 };
 
-/* The weights of the next two panels: some lines of them are asked for with each block that a tile
+/* The weights of the next two panels: some lines of them are prefetched with each block that a tile
  * multiplies, into L2, up to the end. While a panel is unpacked memory is busy with that one, while
  * it is multiplied with nothing (docs/speed.md, "Asked for while multiplying"). */
 struct ahead {
@@ -51,7 +51,7 @@ struct pass {
     uint32_t b0, blocks; /* of the chunk */
     int32_t offset;      /* of the weights' bytes */
     bool has_min;
-    __mmask16 lanes[PANELS]; /* outputs that are asked for */
+    __mmask16 lanes[PANELS]; /* outputs that are stored */
     float *y[PANELS];        /* of row 0 and a panel's first lane */
     size_t y_stride;
     struct ahead ahead;
@@ -252,7 +252,7 @@ struct product {
     size_t y_stride;
 };
 
-/* The panel with outputs [j, n1): it starts earlier where the matrix ends too soon. lanes: of those
+/* The panel with outputs [j, n1): it starts earlier if the matrix ends too soon. lanes: of those
  * outputs; *y: where lane 0 belongs. `step` outputs later is what is read next. */
 static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
                           struct panel_rows *rows, float **y) {
@@ -268,7 +268,7 @@ static __mmask16 panel_at(const struct product *p, uint32_t j, uint32_t step,
     return (__mmask16)(first_lanes(p->n1 - first) & ~first_lanes(j - first));
 }
 
-/* Block b of a row of activations, as act_pack.c stores it, as halves. */
+/* Block b of a row of activations, as store_act_codes leaves it, as halves. */
 ALWAYS_INLINE __m512i block_halves(const int8_t *codes, int planes) {
     __m512i c = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)codes));
     if (planes == 2) {

@@ -12,18 +12,19 @@
 /* Unpacking loads and shuffles, products multiply: other units of a core, so that both together
  * need not take longer than the longer one. Hardware does not look far enough ahead to find that by
  * itself (docs/speed.md, "Unpacked while multiplying"), so with a few rows of activations the
- * groups of one block stand between the loads of the next, or each before what overwrites it.
+ * groups of one block are multiplied between the loads of the next, or each before what overwrites
+ * it.
  *
  * Sums of an output are those of AVX512-1 of product_codes.c. */
 struct few_products {
     const struct act_few *a;
-    int rows, runs, offset; /* rows: even, the last one twice where there are fewer */
+    int rows, runs, offset; /* rows: even, the last one twice if there are fewer */
     bool has_min;
     size_t blocks;                   /* of a row */
     size_t b0, b;                    /* the first block of those in work; the one to multiply */
     const struct panel_block *block; /* block b */
-    /* [FEW_ROWS]. Not in here, as compilers would then read the constants beside them before they
-     * know them. */
+    /* [FEW_ROWS]. Pointers, because with arrays in the struct compilers no longer see that the
+     * other fields are constants. */
     __m512i *dot;
     __m512 *acc;
 };
@@ -61,7 +62,7 @@ ALWAYS_INLINE void multiply_group(struct few_products *m, int g) {
     }
 }
 
-/* Groups [first, first + count) are multiplied meanwhile; none of them where `of` is NULL. */
+/* Groups [first, first + count) are multiplied meanwhile; none if `of` is NULL. */
 struct meanwhile {
     struct few_products *of;
     int first, count;
@@ -80,7 +81,7 @@ ALWAYS_INLINE void multiply_meanwhile(struct meanwhile m, int i, int n) {
 
 /* ---- reading rows ---------------------------------------------------------------------------- */
 
-/* Address of byte `at` of row 4i; the three rows behind it follow by strides. Of unknown origin, or
+/* Address of byte `at` of row 4i; the next three rows follow by strides. Of unknown origin, or
  * compilers keep 16 pointers in more registers than there are. */
 ALWAYS_INLINE const uint8_t *four_rows(const struct panel_rows *r, int i, size_t at) {
     const uint8_t *p = r->base + at + 4 * (size_t)i * r->stride;
@@ -111,7 +112,7 @@ ALWAYS_INLINE void load_rows(const struct panel_rows *r, size_t at, struct meanw
 }
 
 /* Turns rows of four dwords: dword o of q[j] is dword j of row o. */
-ALWAYS_INLINE void turn(const __m512i v[4], __m512i q[4]) {
+ALWAYS_INLINE void transpose(const __m512i v[4], __m512i q[4]) {
     __m512i t0 = _mm512_unpacklo_epi32(v[0], v[1]), t1 = _mm512_unpacklo_epi32(v[2], v[3]);
     __m512i t2 = _mm512_unpackhi_epi32(v[0], v[1]), t3 = _mm512_unpackhi_epi32(v[2], v[3]);
     q[0] = _mm512_unpacklo_epi64(t0, t1);
@@ -120,16 +121,16 @@ ALWAYS_INLINE void turn(const __m512i v[4], __m512i q[4]) {
     q[3] = _mm512_unpackhi_epi64(t2, t3);
 }
 
-ALWAYS_INLINE void load_turned(const struct panel_rows *r, size_t at, struct meanwhile m,
-                               __m512i q[4]) {
+ALWAYS_INLINE void load_transposed(const struct panel_rows *r, size_t at, struct meanwhile m,
+                                   __m512i q[4]) {
     __m512i v[4];
     load_rows(r, at, m, v);
-    turn(v, q);
+    transpose(v, q);
 }
 
 /* 32 bytes: dword o of q[j] is dword j of row o. A load of 32 bytes costs what one of 16 does. */
-ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, struct meanwhile m,
-                                  __m512i q[8]) {
+ALWAYS_INLINE void load_transposed_32(const struct panel_rows *r, size_t at, struct meanwhile m,
+                                      __m512i q[8]) {
     __m512i t[2][4]; /* lanes: dwords 0..3 and 4..7 of four rows, then of the next four */
     UNROLL_FOR(half, 2) {
         const uint8_t *p[2] = {four_rows(r, 2 * half, at), four_rows(r, 2 * half + 1, at)};
@@ -141,7 +142,7 @@ ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, struct 
             v[j] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
             multiply_meanwhile(m, 4 * half + j, 8);
         }
-        turn(v, t[half]);
+        transpose(v, t[half]);
     }
     UNROLL_FOR(j, 4) {
         q[j] = _mm512_shuffle_i32x4(t[0][j], t[1][j], 0x88);
@@ -149,8 +150,8 @@ ALWAYS_INLINE void load_turned_32(const struct panel_rows *r, size_t at, struct 
     }
 }
 
-/* The 16 rows behind these are read next, and they are one stretch of memory: with the block at
- * `at` of a row, `bytes` long, its share of them is asked for, into L2 (docs/speed.md, "Ahead, into
+/* The next 16 rows are read next, and they are one stretch of memory: with the block at
+ * `at` of a row, `bytes` long, its share of them is prefetched into L2 (docs/speed.md, "Ahead, into
  * L2"). Where rows go over panels product_codes.c does so, while it multiplies. */
 ALWAYS_INLINE void prefetch_next(const struct panel_rows *r, size_t at, size_t bytes) {
     const char *next = (const char *)r->next + OUTPUTS * at;
@@ -194,7 +195,7 @@ ALWAYS_INLINE void flip_signs(__m512i w[GROUPS]) {
     }
 }
 
-/* What 4-bit codes stand for, as in quant/weight.h: IQ4_NL and IQ4_XS plus 128, E2M1 doubled plus
+/* The values of 4-bit codes, as in quant/weight.h: IQ4_NL and IQ4_XS plus 128, E2M1 doubled plus
  * 12. */
 static const uint8_t IQ4_VALUES_128[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                            129, 141, 153, 166, 181, 197, 217, 241};
@@ -206,10 +207,10 @@ ALWAYS_INLINE __m512i lookup(const uint8_t values[16], __m512i codes) {
     return _mm512_shuffle_epi8(table, codes);
 }
 
-/* The array from here on stands in memory: while rows are multiplied, the registers are theirs. */
+/* Keeps the array in memory from here on: while rows are multiplied, they need the registers. */
 #define IN_MEMORY(array) __asm__("" : "+m"(array))
 
-/* Group g of panel block c of a type with several. What stood there is multiplied first. */
+/* Group g of panel block c of a type with several. Its previous contents are multiplied first. */
 ALWAYS_INLINE void put_group(struct few_products *m, struct panel_block *first, int c, int g,
                              __m512i w) {
     if (m) {
@@ -305,9 +306,9 @@ ALWAYS_INLINE void store_products(const struct few_products *m, __mmask16 lanes,
 
 /* The functions of a type whose blocks are `units` panel blocks of 32 values, `bytes` long, with
  * `runs` runs in each 32, from the function `name`, which unpacks one of them to bytes, codes plus
- * `offset`, and where m is not NULL multiplies the block before meanwhile. With one unit that is
+ * `offset`, and if m is not NULL multiplies the previous block meanwhile. With one unit that is
  * m->block. With several the next one overwrites it in place: put_group multiplies each group just
- * before, and scales are put only behind the last group of what they belong to. From there a block
+ * before, and scales are put only after the last group of what they belong to. From there a block
  * goes to its sums or its panel through registers, or at most a few KiB of stack. */
 #define DEFINE_TYPE(name, units, bytes, runs, has_min, offset)                                     \
     void TIER(unpack_##name)(const struct panel_rows *r, uint32_t b0, uint32_t blocks,             \
@@ -348,7 +349,7 @@ ALWAYS_INLINE void store_products(const struct few_products *m, __mmask16 lanes,
             m.block = now;                                                                         \
             m.b = m.b0 = b;                                                                        \
             prefetch_next(r, at, bytes);                                                           \
-            /* behind the last one is nothing: that one again */                                   \
+            /* there is none after the last: that one again */                                     \
             name(r, b + (units) < blocks ? at + (bytes) : at, &m, (units) == 1 ? then : now);      \
             if ((units) == 1)                                                                      \
                 put_block(then, runs, now);                                                        \

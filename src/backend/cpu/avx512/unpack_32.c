@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* unpack_32.c: GGUF's blocks of 32 values to panels, AVX-512. quant/weight.c draws the blocks.
  *
- * The 16 bytes of a block's nibbles, turned, are four dwords of each row: the low nibbles of dword
- * j are the codes of group j, the high ones those of group 4 + j.
+ * The 16 bytes of a block's nibbles, transposed, are four dwords of each row: the low nibbles of
+ * dword j are the codes of group j, the high ones those of group 4 + j.
  */
 #include "backend/cpu/avx512/unpack.h"
 
@@ -18,14 +18,14 @@ _Static_assert(2 + 32 == WEIGHT_BYTES_Q8_0 && 1 + 16 == WEIGHT_BYTES_MXFP4, "cod
 ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct few_products *m,
                                struct panel_block *b) {
     __m512i q[4];
-    load_turned(r, at, (struct meanwhile){m, 4, 4}, q);
+    load_transposed(r, at, (struct meanwhile){m, 4, 4}, q);
     UNROLL_FOR(j, 4) {
         b->w[j] = bits_of(q[j], 0, 4);
         b->w[j + 4] = bits_of(q[j], 4, 4);
     }
 }
 
-/* Nibbles that stand for values of a table. */
+/* Nibbles that are indices of a table. */
 ALWAYS_INLINE void put_values(const struct panel_rows *r, size_t at, const uint8_t values[16],
                               struct few_products *m, struct panel_block *b) {
     put_nibbles(r, at, m, b);
@@ -54,7 +54,7 @@ ALWAYS_INLINE void put_fives(const struct panel_rows *r, size_t at, __m512i fift
 /* The dword at `at` of each row; 16 bytes are read. */
 ALWAYS_INLINE __m512i column(const struct panel_rows *r, size_t at, struct few_products *m) {
     __m512i q[4];
-    load_turned(r, at, (struct meanwhile){m, 0, 4}, q);
+    load_transposed(r, at, (struct meanwhile){m, 0, 4}, q);
     return q[0];
 }
 
@@ -75,7 +75,7 @@ ALWAYS_INLINE void q4_1(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     __m512i head[4];
-    load_turned(r, at, (struct meanwhile){m, 0, 4}, head);
+    load_transposed(r, at, (struct meanwhile){m, 0, 4}, head);
     put_scales(b, 0, low_f16(head[0]), _mm512_setzero_ps());
     __m512i fifth = _mm512_or_si512(_mm512_srli_epi32(head[0], 16), _mm512_slli_epi32(head[1], 16));
     put_fives(r, at + 6, fifth, m, b);
@@ -84,7 +84,7 @@ ALWAYS_INLINE void q5_0(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     __m512i head[4];
-    load_turned(r, at, (struct meanwhile){m, 0, 4}, head);
+    load_transposed(r, at, (struct meanwhile){m, 0, 4}, head);
     put_scales(b, 0, low_f16(head[0]), high_f16(head[0]));
     put_fives(r, at + 8, head[1], m, b);
 }
@@ -92,7 +92,7 @@ ALWAYS_INLINE void q5_1(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void q8_0(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *b) {
     put_scales(b, 0, low_f16(column(r, at, m)), _mm512_setzero_ps());
-    load_turned_32(r, at + 2, (struct meanwhile){m, 4, 4}, b->w);
+    load_transposed_32(r, at + 2, (struct meanwhile){m, 4, 4}, b->w);
     flip_signs(b->w);
 }
 

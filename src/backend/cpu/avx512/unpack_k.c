@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* unpack_k.c: GGUF's blocks of 256 values to panels, AVX-512. quant/weight_k.c draws the blocks.
  *
- * A block is eight blocks of a panel. Its bytes are turned a part at a time into vectors of dwords,
- * 4 bytes of each row; the codes of group g of panel block c are fields of the g-th such vector of
- * its 32 bytes, at a place that c says. Sub-scales are bytes of turned dwords likewise, cut for 16
- * rows at once. The products d * sub are exact (quant/weight.h).
+ * A block is eight blocks of a panel. Its bytes are transposed a part at a time into vectors of
+ * dwords, 4 bytes of each row; the codes of group g of panel block c are fields of the g-th such
+ * vector of its 32 bytes, at a place that c says. Sub-scales are bytes of transposed dwords
+ * likewise, cut for 16 rows at once. The products d * sub are exact (quant/weight.h).
  */
 #include "backend/cpu/avx512/unpack.h"
 
@@ -58,7 +58,7 @@ ALWAYS_INLINE void put_q4_k_codes(const struct panel_rows *r, size_t at, const _
                                   struct few_products *m, struct panel_block *first) {
     for (int quarter = 0; quarter < 4; quarter++) {
         __m512i low[GROUPS];
-        load_turned_32(r, at + 32 * (size_t)quarter, NOTHING, low);
+        load_transposed_32(r, at + 32 * (size_t)quarter, NOTHING, low);
         UNROLL_FOR(half, 2) {
             const int c = 2 * quarter + half;
             UNROLL_FOR(g, GROUPS) {
@@ -73,16 +73,16 @@ ALWAYS_INLINE void q4_k(const struct panel_rows *r, size_t at, struct few_produc
                         struct panel_block *first) {
     __m512i head[4];
     put_q4_k_codes(r, at + 16, NULL, m, first);
-    load_turned(r, at, NOTHING, head);
+    load_transposed(r, at, NOTHING, head);
     put_q4_k_scales(head, first);
 }
 
 ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i head[4], high[GROUPS];
-    load_turned_32(r, at + 16, NOTHING, high);
+    load_transposed_32(r, at + 16, NOTHING, high);
     put_q4_k_codes(r, at + 48, high, m, first);
-    load_turned(r, at, NOTHING, head);
+    load_transposed(r, at, NOTHING, head);
     put_q4_k_scales(head, first);
 }
 
@@ -92,7 +92,7 @@ ALWAYS_INLINE void q5_k(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void put_twos(const struct panel_rows *r, size_t at, int c0, const __m512i *high,
                             struct few_products *m, struct panel_block *first) {
     __m512i low[GROUPS];
-    load_turned_32(r, at, NOTHING, low);
+    load_transposed_32(r, at, NOTHING, low);
     if (m)
         IN_MEMORY(low);
     UNROLL_FOR(c, 4) {
@@ -108,8 +108,8 @@ ALWAYS_INLINE void q2_k(const struct panel_rows *r, size_t at, struct few_produc
     __m512i subs[4], tail[4];
     put_twos(r, at + 16, 0, NULL, m, first);
     put_twos(r, at + 48, 4, NULL, m, first);
-    load_turned(r, at, NOTHING, subs);
-    load_turned(r, at + 68, NOTHING, tail);
+    load_transposed(r, at, NOTHING, subs);
+    load_transposed(r, at + 68, NOTHING, tail);
     __m512 d = low_f16(tail[3]), dmin = high_f16(tail[3]);
     for (int u = 0; u < 2 * UNITS; u++)
         put_scales(first + u / 2, u % 2, scaled(d, field(subs[u / 4], u % 4 * 8, 4)),
@@ -138,12 +138,12 @@ ALWAYS_INLINE void put_q3_k_scales(const __m512i tail[4], struct panel_block *fi
 ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i high[GROUPS], tail[4];
-    load_turned_32(r, at, NOTHING, high);
+    load_transposed_32(r, at, NOTHING, high);
     if (m)
         IN_MEMORY(high);
     for (int half = 0; half < 2; half++)
         put_twos(r, at + 32 + 32 * (size_t)half, 4 * half, high, m, first);
-    load_turned(r, at + 94, NOTHING, tail);
+    load_transposed(r, at + 94, NOTHING, tail);
     put_q3_k_scales(tail, first);
 }
 
@@ -153,9 +153,9 @@ ALWAYS_INLINE void q3_k(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void put_sixes(const struct panel_rows *r, size_t low_at, size_t high_at, int c0,
                              struct few_products *m, struct panel_block *first) {
     __m512i low[2][GROUPS], high[GROUPS];
-    load_turned_32(r, low_at, NOTHING, low[0]);
-    load_turned_32(r, low_at + 32, NOTHING, low[1]);
-    load_turned_32(r, high_at, NOTHING, high);
+    load_transposed_32(r, low_at, NOTHING, low[0]);
+    load_transposed_32(r, low_at + 32, NOTHING, low[1]);
+    load_transposed_32(r, high_at, NOTHING, high);
     if (m) {
         IN_MEMORY(low);
         IN_MEMORY(high);
@@ -174,8 +174,8 @@ ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct few_produc
     __m512i subs[4], tail[4];
     for (int half = 0; half < 2; half++)
         put_sixes(r, at + 64 * (size_t)half, at + 128 + 32 * (size_t)half, 4 * half, m, first);
-    load_turned(r, at + 192, NOTHING, subs);
-    load_turned(r, at + 194, NOTHING, tail);
+    load_transposed(r, at + 192, NOTHING, subs);
+    load_transposed(r, at + 194, NOTHING, tail);
     __m512 d = high_f16(tail[3]);
     for (int u = 0; u < 2 * UNITS; u++) {
         __m512i top = _mm512_sll_epi32(subs[u / 4], _mm_cvtsi32_si128(24 - u % 4 * 8));
@@ -189,10 +189,10 @@ ALWAYS_INLINE void q6_k(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct few_products *m,
                         struct panel_block *first) {
     __m512i head[4];
-    load_turned(r, at, NOTHING, head);
+    load_transposed(r, at, NOTHING, head);
     for (int c = 0; c < UNITS; c++) {
         __m512i w[GROUPS];
-        load_turned_32(r, at + 4 + 32 * (size_t)c, NOTHING, w);
+        load_transposed_32(r, at + 4 + 32 * (size_t)c, NOTHING, w);
         flip_signs(w);
         UNROLL_FOR(g, GROUPS) {
             put_group(m, first, c, g, w[g]);
@@ -204,12 +204,12 @@ ALWAYS_INLINE void q8_k(const struct panel_rows *r, size_t at, struct few_produc
 ALWAYS_INLINE void iq4_xs(const struct panel_rows *r, size_t at, struct few_products *m,
                           struct panel_block *first) {
     __m512i head[4];
-    load_turned(r, at, NOTHING, head);
+    load_transposed(r, at, NOTHING, head);
     __m512 d = low_f16(head[0]);
     for (int c = 0; c < UNITS; c++) {
         __m512i high = _mm512_slli_epi32(field(head[0], 16 + 2 * c, 2), 4);
         __m512i sub = _mm512_or_si512(high, field(head[1], 4 * c, 4)), q[4];
-        load_turned(r, at + 8 + 16 * (size_t)c, NOTHING, q);
+        load_transposed(r, at + 8 + 16 * (size_t)c, NOTHING, q);
         UNROLL_FOR(g, GROUPS) {
             put_group(m, first, c, g, lookup(IQ4_VALUES_128, bits_of(q[g % 4], g / 4 * 4, 4)));
         }

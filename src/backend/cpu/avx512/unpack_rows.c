@@ -3,7 +3,8 @@
  * of bits, scales in arrays of their own. quant/weight_rows.c draws them.
  *
  * 16 codes of b bits are 2b bytes, four codes 4b bits that begin at a multiple of 4: a shuffle puts
- * the bytes of each four into a dword, rows are turned, and shifts spread a dword over four bytes.
+ * the bytes of each four into a dword, rows are transposed, and shifts spread a dword over four
+ * bytes.
  */
 #include <math.h>
 
@@ -17,7 +18,8 @@ struct scales {
     __m512 d[16], m[16];
 };
 
-/* The 16 bytes at `at` of each row of an array; rows of fewer bytes are copied, 0 behind them. */
+/* The 16 bytes at `at` of each row of an array; rows of fewer bytes are copied and padded with
+ * 0. */
 static void load_scales(const struct panel_rows *r, const void *array, size_t row_bytes, size_t at,
                         __m512i q[4]) {
     uint8_t copy[OUTPUTS][16] = {0};
@@ -32,7 +34,7 @@ static void load_scales(const struct panel_rows *r, const void *array, size_t ro
         s.stride = 16;
     }
     prefetch_next(&s, at, 16);
-    load_turned(&s, at, NOTHING, q);
+    load_transposed(&s, at, NOTHING, q);
 }
 
 /* The elements of scalar type t in 16 bytes of each row. */
@@ -51,7 +53,7 @@ static void convert_scales(enum scalar_type t, const __m512i q[4], __m512 *out) 
     }
 }
 
-/* Turns to the 16 bytes that begin with group g, or that end where the row ends. */
+/* Moves to the 16 bytes that begin with group g, or to the last 16 of the row. */
 static uint32_t scales_turn(struct scales *s, uint32_t g, uint32_t per_row, uint32_t size) {
     uint32_t count = 16 / size;
     s->first = g + count <= per_row ? g : per_row > count ? per_row - count : 0;
@@ -100,8 +102,8 @@ ALWAYS_INLINE void put_nibbles(const struct panel_rows *r, size_t at, struct few
         first[j] = _mm512_unpacklo_epi8(even, odd);
         second[j] = _mm512_unpackhi_epi8(even, odd);
     }
-    turn(first, w);
-    turn(second, w + 4);
+    transpose(first, w);
+    transpose(second, w + 4);
 }
 
 /* Four codes of `bits` bits, from bit `from` of every dword on, to its four bytes. */
@@ -143,7 +145,7 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, str
         v[j] = _mm512_shuffle_epi8(all, order);
         multiply_meanwhile(m, j, 4);
     }
-    turn(v, q);
+    transpose(v, q);
     UNROLL_FOR(j, 4) {
         w[j] = spread(q[j], bits, bits * j % 2 * 4);
     }
@@ -154,7 +156,7 @@ ALWAYS_INLINE void put_half(const struct panel_rows *r, size_t at, int bits, str
 ALWAYS_INLINE void put_codes(const struct panel_rows *r, size_t at, int bits,
                              struct few_products *m, __m512i w[GROUPS]) {
     if (bits == 8) {
-        load_turned_32(r, at, (struct meanwhile){m, 0, GROUPS}, w);
+        load_transposed_32(r, at, (struct meanwhile){m, 0, GROUPS}, w);
     } else if (bits == 4) {
         put_nibbles(r, at, m, w);
     } else {

@@ -290,7 +290,7 @@ ALWAYS_INLINE void put_k(uint8_t *column, unsigned bits, unsigned shift, uint32_
 /* ---- codes: what the two tiers do with other instructions ------------------------------------ */
 
 /* acc + the four products of each 32-bit lane, unsigned bytes times signed ones, exact in s32. The
- * version without VNNI sums pairs in 16 bits first: it is exact where u s + u' s' fits. */
+ * version without VNNI sums pairs in 16 bits first: it is exact if u s + u' s' fits. */
 ALWAYS_INLINE __m512i dot4_u8s8(__m512i acc, __m512i u, __m512i s) {
 #ifdef KVASIR_AVX512VNNI
     return _mm512_dpbusd_epi32(acc, u, s);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* affine.c: scores and values over tiles of codes, NEON, both tiers. The codes are multiplied where
- * they lie; nothing is dequantized.
+/* affine.c: scores and values over tiles of codes, NEON, both tiers. The codes are
+ * multiplied in place; nothing is dequantized.
  *
  * K and V tiles are the same matrix of lanes and a reduction axis (quant.h), so one integer kernel
  * serves both:
@@ -19,7 +19,7 @@
  *     finish   s32 -> float, times scales, plus biases
  *
  * Invariants: the float arithmetic of a row is the same instructions in the same order whatever
- * rows stand beside it. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
+ * other rows the call has. Group sizes are 32, 64 or 128, so a block has 8, 16 or 32 rows and byte
  * rows of every plane begin with it.
  */
 #include "backend/cpu/neon/dot.h"
@@ -30,7 +30,7 @@ enum {
     BLOCK_ROWS_MAX = 32, /* group 128 */
     ROWS_AT_ONCE = 2,    /* x 4 vectors x 2 sums of a dot: half of the registers */
     PASS_ROWS = 32,      /* share an unpacked block: their factors (8 KiB) and it stay in L1 */
-    DIRECT_ROWS = ROWS_AT_ONCE, /* in one pass over a block there is nobody to share it with */
+    DIRECT_ROWS = ROWS_AT_ONCE, /* a single pass shares it with no other */
 };
 _Static_assert(4 * BLOCK_ROWS_MAX == 128, "a block has the rows of the widest group");
 _Static_assert(TILE_TOKENS <= 4 * BLOCK_ROWS_MAX, "and those of a V tile");
@@ -56,9 +56,9 @@ ALWAYS_INLINE uint8x16_t field(uint8x16_t v, int from, int bits, int to) {
     return vandq_u8(v, vdupq_n_u8((uint8_t)(((1 << bits) - 1) << to)));
 }
 
-/* How codes of some width lie in their planes. */
+/* How codes of some width are split into planes. */
 struct split {
-    int lo, hi; /* bits of the planes; hi is 0 where there is one */
+    int lo, hi; /* bits of the planes; hi is 0 if there is one */
     int unit;   /* rows after which both planes begin a new byte row */
 };
 
@@ -210,7 +210,7 @@ static void reader_init(struct reader *r, const struct tile_layout *l, const voi
     r->direct = query_rows <= DIRECT_ROWS;
 }
 
-/* Turns to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
+/* Moves to the block of lanes [lane, lane + 16) and rows [row, row + rows). */
 static void reader_block(struct reader *r, uint32_t lane, uint32_t row, uint32_t rows) {
     DEBUG_ASSERT(rows <= BLOCK_ROWS_MAX && 4 * (row + rows) <= r->l->reduction &&
                  lane < r->l->lanes);
@@ -311,7 +311,7 @@ void TIER(score_affine)(const struct tile_layout *l, const void *tile, const str
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* x where p is not 0: a token that is not seen adds nothing, even from a slot that holds NaN. */
+/* x where p is not 0: a masked token adds nothing, even from a slot that holds NaN. */
 ALWAYS_INLINE float32x4_t where_seen(float32x4_t x, float32x4_t p) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vceqzq_f32(p)));
 }

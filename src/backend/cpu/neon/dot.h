@@ -8,9 +8,9 @@
  *                | lane 0: e0 e1 e2 e3 | lane 1: e0 e1 e2 e3 | lane 2 | lane 3 |     16 bytes
  *
  *   across   a vector is 16 elements of one lane and meets 16 factors; its sum is made across. For
- *            codes that would have to be turned for a single use.
+ *            codes that would have to be transposed for a single use.
  *
- * Factors of 8 bits are used as they lie. Those of 15 bits are s16 and are first brought into an
+ * Factors of 8 bits are used as they are. Those of 15 bits are s16 and are first brought into an
  * order of the tier's own, which takes as many bytes:
  *
  *                       four factors for lanes                    32 factors for across

@@ -3,7 +3,7 @@
  * AFFINE8), NEON, both tiers.
  *
  * NEON-1 An output is one float32 accumulator over the blocks in order,
- *        acc = fma(d_b * scale_b, dot_b, acc)    and where the type has a minimum
+ *        acc = fma(d_b * scale_b, dot_b, acc)    and if the type has a minimum
  *        acc = fma(m_b, sum_b, acc)
  *    with dot_b exact in s32. Both ways below do exactly this and differ only in how they come by
  *    the integers, so an output has the same bits from one row of activations and from 512, and
@@ -12,21 +12,21 @@
  *    one row    (decode; bound by weight bytes) eight weight rows side by side, read from where
  *               they are mapped; each block is summed across its lanes (dot.h)
  *    more       (prefill; bound by multiplies) 16 weight rows are unpacked into scratch once,
- *               turned so that lanes are outputs and nothing is summed across, then used for every
- *               row of activations, two at a time
+ *               transposed so that lanes are outputs and nothing is summed across, then used for
+ *               every row of activations, two at a time
  *
  * NEON-2 All codes are s8: Q4_0's are code - 8, AFFINE8's code - 128, for which m = bias + 128 d,
  *        as their parts functions say.
  *
- * Weights lie in GGUF's or MLX's own layout and are not aligned. Leaves out: float weights
- * (product_float.c), the other block types (ref/).
+ * Weights are in GGUF's or MLX's own layout and not aligned. Leaves out: float weights
+ * (simd/product_float.c), the other block types (ref/).
  */
 #include "backend/cpu/neon/dot.h"
 
 enum {
     BLOCK = 32,
     PANEL = 4 * DOT_VECTORS, /* outputs of a panel */
-    ROW_OUTPUTS = 8,         /* outputs side by side where there is one row */
+    ROW_OUTPUTS = 8,         /* outputs side by side if there is one row */
     TILE_ROWS = 2,           /* x 4 vectors x 2 sums of a dot: half of the registers */
 };
 _Static_assert(PANEL == (int)PRODUCT_PANEL, "a work item is whole panels");
@@ -56,7 +56,7 @@ ALWAYS_INLINE size_t block_bytes(enum weight_type t) {
 
 /* ---- reading weights ------------------------------------------------------------------------- */
 
-/* A row of weights: its blocks, and where scales and biases are arrays of their own, its part of
+/* A row of weights: its blocks, and, if scales and biases are arrays of their own, its part of
  * them. */
 struct row {
     const uint8_t *blocks, *scales, *biases;
@@ -131,7 +131,7 @@ ALWAYS_INLINE float32x4_t add_block(enum weight_type t, float32x4_t acc, int32x4
 
 /* ---- one row --------------------------------------------------------------------------------- */
 
-/* Factors of a block: the codes as they lie, or of 16 bits as order_for_across has them. */
+/* Factors of a block: the codes as packed, or if of 16 bits in the order of order_for_across. */
 ALWAYS_INLINE int32x4_t dot_block(enum weight_type t, int bits, const struct row *r, size_t b,
                                   const void *factors) {
     int8x16_t w[2];
@@ -275,7 +275,7 @@ ALWAYS_INLINE void tile(enum weight_type t, int bits, const struct panel_block *
 
 /* ---- the products ---------------------------------------------------------------------------- */
 
-/* Weight rows j, j+1, ...; behind n1 the last one stands in and its results are not stored. */
+/* Weight rows j, j+1, ...; after n1 the last one is repeated and its results are not stored. */
 ALWAYS_INLINE void find_rows(enum weight_type t, const struct weight *w, uint32_t j, uint32_t n1,
                              uint32_t count, struct row *row) {
     DEBUG_ASSERT(j < n1 && count <= PANEL);

@@ -37,7 +37,7 @@ enum {
 };
 
 /* What is loaded after this is loaded there. Compilers move loads up and keep what is used twice,
- * also where all registers hold sums, which they then spill. */
+ * even if all registers hold sums, which they then spill. */
 ALWAYS_INLINE void load_anew(void) {
     __asm__ volatile("" ::: "memory");
 }

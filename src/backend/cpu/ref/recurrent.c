@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref/recurrent.c: one token of the recurrent layers, sums in double; states and results are
- * rounded where they are stored.
+ * rounded when they are stored.
  */
 #include "backend/cpu/ref/ref.h"
 

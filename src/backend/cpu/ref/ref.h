@@ -2,8 +2,8 @@
 /* ref.h: what the files of ref/ share: their kernels, and how a value becomes a code.
  *
  * ref/ is the arithmetic of kernels.h written down: integer dots exact, float sums in double, one
- * rounding at the end. It knows no storage order (tiles are read through quant/) and is not meant
- * to be fast.
+ * rounding at the end. It does not depend on the storage order (tiles are read through quant/) and
+ * is not meant to be fast.
  */
 #ifndef KVASIR_CPU_REF_H
 #define KVASIR_CPU_REF_H
@@ -30,7 +30,7 @@ softcap_fn softcap_ref;
 short_conv_fn short_conv_ref;
 delta_step_fn delta_step_ref;
 
-/* max|x|; NaN where x holds one. */
+/* max|x|; NaN if x holds one. */
 static inline float magnitude(const float *x, uint32_t n) {
     float m = 0;
     for (uint32_t i = 0; i < n; i++) {

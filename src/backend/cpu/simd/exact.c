@@ -171,9 +171,9 @@ static bool any_zero(const float *p, size_t stride, uint32_t rows) {
     return any_lane(found);
 }
 
-/* Whether the rows beside a row make it go through the masked kernel does not change its bits: a
- * finite element times 0 adds a zero to a chain either way, and a chain that is itself a zero ends
- * as a zero that out + 0 does not notice. */
+/* Other rows of the call may cause a row to go through the masked kernel. That does not change its
+ * bits: a finite element times 0 adds a zero to a chain either way, and out + 0 is the same for
+ * either sign of zero. */
 void TIER(value_exact)(const struct tile_layout *l, const void *tile, const float *p,
                        size_t p_stride, uint32_t rows, float *out, size_t out_stride) {
     ASSERT(l->kind == TILE_V && l->reduction == TILE_TOKENS);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* product_float.c: activations times weights in float32, f16, bf16 and 8-bit floats.
  *
- * F1 The one order of sums of an output, whatever runs beside it: STEP lanes, lane i adds the
+ * F1 The one order of sums of an output, however rows and outputs are grouped: STEP lanes, lane i
+ * adds the
  *    products of inputs i, i + STEP, i + 2 STEP, ... in rising order, each with one rounding (FMA);
  *    inputs after the last count as 0. Then the lanes as sum_each of the tier says.
  *

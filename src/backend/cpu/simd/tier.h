@@ -15,8 +15,8 @@
  *
  * What holds in every file:
  *   - No contraction: the float arithmetic of a row is what is written, in that order, from gcc and
- *     clang, and does not depend on the rows beside it.
- *   - A kernel reads and writes only what its shape says (kcheck has guard pages around buffers).
+ *     clang, and does not depend on other rows of the call.
+ *   - A kernel reads and writes only what its shape says (kcheck puts guard pages around buffers).
  */
 #ifndef KVASIR_CPU_SIMD_TIER_H
 #define KVASIR_CPU_SIMD_TIER_H
