@@ -4,22 +4,22 @@
  *     this thread                   engine's thread          writer
  *     lines -> jobs, submitted  ->  events into answers  ->  results, progress
  *                 ^                                             |
- *                 +---- room: so many jobs are there at once ---+
+ *                 +---- room: the number of jobs is limited ----+
  *
- * All three meet in struct batch under one lock: a list of jobs in the input's order, from which
- * the writer takes those that are complete, any or (--order input) the first only.
+ * All three share struct batch under one lock: a list of jobs in the order of the input. The writer
+ * takes those that are complete: any, or (--order input) only the first.
  *
  * Invariants
  *   BATCH-1  A job is in the list from before it is submitted until the writer takes it, which it
- *            may once the job is complete and submit has returned.
- *   BATCH-2  What fails in a request is a result like any other. What makes the input no batch (no
- *            JSON, no custom_id, one that came before) ends the run; a file is looked through for
- *            that before anything is loaded.
- *   BATCH-3  Whatever ends the run, the file of results can be gone on with: what was cancelled is
- *            not in it, and with --order input nothing that comes behind that.
+ *            may do once the job is complete and submit has returned.
+ *   BATCH-2  A failed request is a result like any other. An input that is not a batch (not JSON,
+ *            no custom_id, a duplicate one) ends the run; a file is checked for that before
+ *            anything is loaded.
+ *   BATCH-3  Whatever ends the run, the file of results can be continued: cancelled requests are
+ *            not in it, and with --order input nothing after the first of them.
  *
- * SIGINT is blocked but in this thread, so that it interrupts the wait for a line of standard
- * input.
+ * SIGINT is blocked in all other threads, so that it interrupts this one's wait for a line of
+ * standard input.
  */
 #include "cli.h"
 #include "server/server.h"
@@ -48,31 +48,31 @@ static const struct option OPTIONS[] = {
     MODEL_OPTION(struct batch_args),
     {.name = "--input", .alias = "-i", .value = "FILE", .kind = OPTION_TEXT, ROW(in),
      .required = true, .shown = "",
-     .help = "requests, one JSON object a line; - is standard input"},
+     .help = "requests, one JSON object per line; - is standard input"},
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
      .required = true, .shown = "",
-     .help = "results; what a file that is there holds already is not run again"},
+     .help = "file of results; requests whose result an existing file already has are not run "
+             "again"},
     {.name = "--order", .value = "ORDER", .kind = OPTION_TEXT, ROW(order), .initial = "finished",
-     .help = "finished: results are written as they come; input: in the order of the requests"},
+     .help = "order of results: finished (as requests finish) or input (as in the input)"},
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "512", .max = UINT32_MAX,
-     .help = "longest answer of requests that do not say, if there is room; 0: as there is room"},
+     .help = "most tokens to generate for a request that sets no limit; 0: as many as fit"},
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
 static const struct command COMMAND = {
     .name = "batch",
-    .summary = "Answers a file of requests, many at once, in OpenAI's batch format.",
+    .summary = "Answers a file of requests in OpenAI's batch format, many at the same time.",
     .usage = "-m MODEL -i REQUESTS -o RESULTS [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details =
-        "A run that was ended (Ctrl-C, exit code 130) goes on where the same command is "
-        "given again.\nExit codes: 0 all good, 1 a request or the run failed, 2 wrong usage.",
+    .details = "An interrupted run (Ctrl-C, exit code 130) continues if the same command is given "
+               "again.\nExit codes: 0 success, 1 a request or the run failed, 2 wrong usage.",
 };
 
 /* A prompt-cache file that requests start from. */
@@ -104,14 +104,15 @@ struct batch {
     kvasir_engine *engine;
     struct line_reader in;
     json_t *seen;   /* object: custom_id -> line */
-    size_t to_do;   /* requests that a look through the input found; 0: not known */
+    size_t to_do;   /* requests that were counted in the input; 0: not known */
     size_t skipped; /* finished before */
     struct cache_file *files;
 
     pthread_t writer;
     bool writing; /* the writer was started */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* an answer, room in the engine's queue or in the list, the end */
+    pthread_cond_t
+        changed; /* signalled for an answer, room in the engine's queue or in the list, the end */
     /* under the lock */
     struct results results;
     struct job *first, **last;
@@ -127,7 +128,7 @@ static int no_memory(void) {
 
 /* ---- prompt-cache files ---------------------------------------------------------------------- */
 
-/* Files that nobody uses stay open for later requests until another one is opened. */
+/* Unused files stay open for later requests until another one is opened. */
 static void close_unused(struct batch *b) {
     pthread_mutex_lock(&b->lock);
     for (struct cache_file **at = &b->files; *at;) {
@@ -159,7 +160,7 @@ static struct cache_file *open_file(struct batch *b, const char *path, kvasir_er
     return f;
 }
 
-/* The job's file, opened where no other request has it. */
+/* The job's file, opened unless another request has it open. */
 static void use_file(struct batch *b, struct job *j) {
     kvasir_error err;
     struct cache_file *f = b->files;
@@ -172,7 +173,7 @@ static void use_file(struct batch *b, struct job *j) {
     if (!f) {
         api_error_of(&j->error, &err);
         if (err.code != KVASIR_ERR_MEMORY)
-            j->error.status = HTTP_BAD_REQUEST; /* the file that it names is not there */
+            j->error.status = HTTP_BAD_REQUEST; /* the file that it names does not exist */
         snprintf(j->error.param, sizeof j->error.param, "prompt_cache");
         return;
     }
@@ -247,7 +248,7 @@ static int write_result(struct batch *b, struct job *j) {
     return line ? results_write(&COMMAND, &b->results, line) : no_memory();
 }
 
-/* Takes the next job to be written out of the list; NULL: none is ready. A cancelled one is
+/* Removes the next job to be written from the list; NULL: none is ready. A cancelled job is
  * dropped; with --order input it stays in front of all others. */
 static struct job *take_ready(struct batch *b) {
     bool in_order = strcmp(b->a->order, "input") == 0;
@@ -300,8 +301,8 @@ static bool stop_wanted(const struct batch *b) {
     return interrupted() || b->write_code;
 }
 
-/* Into the list, once it has room: so much as the engine holds at once, running and waiting. False:
- * the run is to end. */
+/* Adds to the list once it has room: it holds as many as the engine, running and waiting. False:
+ * the run has to end. */
 static bool enlist(struct batch *b, struct job *j) {
     const size_t room = (size_t)b->options.max_running + b->options.max_waiting;
     pthread_mutex_lock(&b->lock);
@@ -317,7 +318,7 @@ static bool enlist(struct batch *b, struct job *j) {
     return good;
 }
 
-/* A default length gives way where there is no room for so much. */
+/* The default length is shortened if there is no room for it. */
 /* Hands a listed job to the engine. */
 static void submit(struct batch *b, struct job *j) {
     kvasir_error err;
@@ -349,14 +350,14 @@ static void refuse(struct job *j, const char *param, const char *text) {
     snprintf(j->error.text, sizeof j->error.text, "%s: %s", param, text);
 }
 
-/* The line's request into the job, or what is wrong with it. */
+/* Reads the line's request into the job, or what is wrong with it. */
 static void read_request(struct batch *b, struct job *j, const json_t *line) {
     const char *method = json_string_value(json_object_get(line, "method"));
     const char *url = json_string_value(json_object_get(line, "url"));
     json_t *body = json_object_get(line, "body");
     struct api_setup setup = b->setup;
     enum api_kind api;
-    /* Without a seed of its own a request has one that no other has, and has it again. */
+    /* A request without a seed gets one of its own, which is the same in every run. */
     setup.sampling.seed = hash_fnv1a(j->custom_id);
     if (!method || strcmp(method, "POST") != 0)
         refuse(j, "method", "is not \"POST\"");
@@ -389,7 +390,7 @@ static int run_request(struct batch *b, const char *custom_id, const json_t *lin
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* The line's custom_id; EXIT_RUN with a line where it has none or another line's. */
+/* The line's custom_id; EXIT_RUN with a message if it has none or another line has the same. */
 static int take_id(struct batch *b, const json_t *line, const char **custom_id) {
     const json_t *id = json_object_get(line, "custom_id");
     *custom_id = json_string_value(id);
@@ -418,7 +419,7 @@ static int read_line(struct batch *b, json_t **line, const char **custom_id) {
     return take_id(b, *line, custom_id);
 }
 
-/* Goes through the input: looks through it only, or runs what is not finished. */
+/* Goes through the input: only checks it, or runs what is not finished. */
 static int each_line(struct batch *b, bool run) {
     int code;
     while (!(code = line_next(&COMMAND, &b->in)) && b->in.line) {
@@ -444,7 +445,7 @@ static int each_line(struct batch *b, bool run) {
     return code;
 }
 
-/* Back to the start of the input, keeping what names it. */
+/* Returns to the start of the input; its name stays. */
 static int rewind_input(struct batch *b) {
     int fd = b->in.fd;
     const char *name = b->in.name;
@@ -456,7 +457,7 @@ static int rewind_input(struct batch *b) {
     return EXIT_GOOD;
 }
 
-/* Opens the files and, where the input is one, looks through it. *nothing: all is finished. */
+/* Opens the files and checks the input if it is a file. *nothing: all requests are finished. */
 static int open_files(struct batch *b, bool *nothing) {
     struct stat st;
     const char *path = b->a->in;
@@ -507,7 +508,7 @@ static int open_model(struct batch *b) {
     return EXIT_GOOD;
 }
 
-/* Starts the engine and the writer, which are not to get SIGINT. */
+/* Starts the engine and the writer, whose threads must not get SIGINT. */
 static int start(struct batch *b) {
     kvasir_error err;
     hold_interrupt(true);
@@ -528,7 +529,7 @@ static int start(struct batch *b) {
     return code;
 }
 
-/* Until everything is written, or the run is to end. */
+/* Waits until everything is written or the run has to end. */
 static void wait_written(struct batch *b) {
     pthread_mutex_lock(&b->lock);
     while (b->jobs > 0 && !stop_wanted(b))
@@ -536,7 +537,7 @@ static void wait_written(struct batch *b) {
     pthread_mutex_unlock(&b->lock);
 }
 
-/* Ends the engine, whose last events come before it is gone, then the writer behind them. */
+/* Ends the engine, which delivers its last events first, and then the writer. */
 static void stop(struct batch *b) {
     kvasir_engine_destroy(b->engine);
     b->engine = NULL;
@@ -586,7 +587,7 @@ static int run_batch(struct batch *b) {
     double begin = clock_seconds();
     code = each_line(b, true);
     if (code == EXIT_INTERRUPTED)
-        code = EXIT_GOOD; /* batch_main says it, after the summary */
+        code = EXIT_GOOD; /* batch_main reports it after the summary */
     if (!code)
         wait_written(b);
     kvasir_engine_stats stats;

@@ -6,8 +6,8 @@
  *     f16      256.00 MiB   1.00x                                    reference for "saving"
  *     8        136.00 MiB   1.88x    0.00571    0.01953    812.4 ms  0.66 GB/s ...
  *
- * Savings are against true 16-bit bytes. Times are of the scalar definition of the formats on one
- * thread (src/quant), not of a CPU tier.
+ * Savings are relative to 16-bit values. Times are those of the scalar reference code on one thread
+ * (src/quant), not of a CPU tier.
  */
 #include "cli.h"
 
@@ -31,28 +31,29 @@ static const char *const BITS[] = {"8", "4"};
 #define ROW(field) .offset = offsetof(struct bench_args, field)
 static const struct option OPTIONS[] = {
     {.name = "--layers", .value = "N", .kind = OPTION_U32, ROW(layers), .shown = "32",
-     .min = 1, .max = 1024, .help = "layers"},
+     .min = 1, .max = 1024, .help = "number of layers"},
     {.name = "--seq-len", .value = "N", .kind = OPTION_U32, ROW(seq_len), .shown = "512",
-     .min = 1, .max = 1 << 20, .help = "tokens; with -m the first N of the text"},
+     .min = 1, .max = 1 << 20, .help = "number of tokens; with -m the first N of the text"},
     {.name = "--heads", .value = "N", .kind = OPTION_U32, ROW(heads), .shown = "32",
-     .min = 1, .max = 1024, .help = "KV heads"},
+     .min = 1, .max = 1024, .help = "number of KV heads"},
     {.name = "--head-dim", .value = "N", .kind = OPTION_U32, ROW(head_dim), .shown = "128",
-     .min = 4, .max = 4096, .help = "values of a head"},
+     .min = 4, .max = 4096, .help = "head size"},
     {.name = "--bits", .value = "B ...", .kind = OPTION_WORDS, ROW(bits), .shown = "8 4",
-     .help = "formats to measure, each as --kv-bits has it: 8 6 4 8,4 f16"},
+     .help = "formats to measure, each written as for --kv-bits: 8 6 4 8,4 f16"},
     {.name = "--group-size", .value = "G", .kind = OPTION_TEXT, ROW(group_size), .initial = "64",
-     .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},
+     .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},
     {.name = "--seed", .value = "N", .kind = OPTION_U64, ROW(seed), .max = 9.2e18,
-     .help = "of the normal data"},
+     .help = "seed of the random (normal) data"},
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, ROW(model),
-     .help = "take K and V of this model on the text of -f"},
+     .help = "measure K and V of this model on the text of -f"},
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
      .help = "the text for -m; - is standard input"},
     {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
-     .max = 1024, .help = "threads to run the model of -m with"},
-    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+     .max = 1024, .help = "number of threads that run the model"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
+                                                               "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
@@ -62,8 +63,8 @@ static const struct command COMMAND = {
     .usage = "[-m MODEL -f TEXT] [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "Times are of the formats' scalar definition on one thread; savings are against "
-               "16-bit bytes.",
+    .details = "Times are those of the scalar reference code on one thread. Savings are relative "
+               "to 16 bits.",
 };
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -115,7 +116,7 @@ static json_t *row_json(const lab_kv_bench_row *r) {
 
 static int print_json(const struct table *t, const lab_kv_bench_options *o) {
     json_t *object = json_object(), *rows = json_array();
-    put_whole(object, "layers", o->layers);
+    put_whole(object, "number of layers", o->layers);
     put_whole(object, "seq_len", o->seq_len);
     put_whole(object, "heads", o->heads);
     put_whole(object, "head_dim", o->head_dim);
@@ -160,7 +161,7 @@ static int tokenize_text(const struct bench_args *a, struct real *r, size_t *n) 
     return code;
 }
 
-/* K and V as the model makes them: stored at 32 bits. */
+/* K and V as the model computes them: stored as 32-bit floats. */
 static int run_text(const struct bench_args *a, struct real *r, lab_kv_bench_options *o) {
     kvasir_error err;
     size_t n;
@@ -207,7 +208,7 @@ static int bench(const struct bench_args *a, struct real *r) {
         return usage_error(&COMMAND,
                            "--layers, --heads and --head-dim follow from the model of -m");
     int code = a->model ? run_text(a, r, &o) : EXIT_GOOD;
-    /* The library measures all formats before it tells of one. */
+    /* The library measures all formats before it reports any. */
     if (!code && !a->quiet && isatty(STDERR_FILENO))
         fprintf(stderr, "measuring %u layers of %u tokens in %zu formats ...\n", o.layers,
                 o.seq_len, o.n_formats);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache_prompt.c: `kvasir cache-prompt`, evaluates a prompt once and writes its cache to a file
- * that `generate --prompt-cache` goes on behind, and mlx-lm too.
+ * from which `generate --prompt-cache` and mlx-lm continue.
  *
- * The prompt ends with the user's text: what a chat template writes behind that is written when the
- * text goes on. The file appears only when it is complete.
+ * The prompt ends with the user's text: what a chat template writes after it is written when the
+ * text is continued. The file appears only when it is complete.
  */
 #include "cli.h"
 
@@ -27,23 +27,24 @@ static const struct option OPTIONS[] = {
     {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
      .help = "the prompt's beginning"},
     {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
-     .shown = "standard input", .help = "it is this file's text; - is standard input"},
+     .shown = "standard input", .help = "read it from this file; - is standard input"},
     {.name = "--tokens", .value = "IDS", .kind = OPTION_TEXT, ROW(prompt.tokens),
-     .help = "it is these token ids: 1,2,3"},
+     .help = "the same as token ids: 1,2,3"},
     {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.system),
-     .help = "system message before it"},
+     .help = "system message before the prompt"},
     {.name = "--raw", .kind = OPTION_FLAG, ROW(prompt.raw),
-     .help = "the text as it is, without a chat template"},
+     .help = "use the text as is, without a chat template"},
     CHAT_OPTIONS(struct cache_prompt_args, prompt.chat),
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
-     .required = true, .shown = "", .help = "the file to write; one that is there is replaced"},
+     .required = true, .shown = "", .help = "file to write; an existing one is replaced"},
     {.name = "--format", .value = "FORM", .kind = OPTION_TEXT, ROW(format), .initial = "current",
-     .help = "current: mlx-lm 0.32 and later, where its classes hold the cache; "
-             "legacy: up to 0.31"},
+     .help = "current: for mlx-lm 0.32 and later, if its classes can hold the cache; legacy: for "
+             "versions up to 0.31"},
     CACHE_OPTIONS(struct cache_prompt_args),
-    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
+                                                               "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
@@ -53,8 +54,9 @@ static const struct command COMMAND = {
     .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] -o FILE [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "kvasir generate --prompt-cache FILE goes on behind it, as mlx_lm.generate\n"
-               "--prompt-cache-file does. Keys are not centred in such files (--key-centre off).",
+    .details = "kvasir generate --prompt-cache FILE continues from it, as does "
+               "mlx_lm.generate\n--prompt-cache-file. Keys are not centred in such files "
+               "(--key-centre off).",
 };
 
 struct run {
@@ -89,7 +91,7 @@ static int check_flags(const struct cache_prompt_args *a) {
     return EXIT_GOOD;
 }
 
-/* Before the work, not after it: what can be seen now of a file that cannot be written later. */
+/* Checks before minutes of evaluation what can be known of a file that cannot be written. */
 static int check_out(const char *path) {
     struct stat st;
     const char *slash = strrchr(path, '/');

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* calibrate.c: `kvasir calibrate`, measures what is constant in a model's keys and writes it beside
- * the model, where --key-centre auto finds it. The file appears only when it is complete.
- */
+/* calibrate.c: `kvasir calibrate`, measures the constant part of a model's keys and writes it next
+ * to the model, where --key-centre auto finds it. The file appears only when it is complete. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -18,31 +17,31 @@ struct calibrate_args {
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct calibrate_args),
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
-     .shown = "a built-in text", .help = "text to run the model on; - is standard input"},
+     .shown = "a built-in text", .help = "file with text to run the model on; - is standard input"},
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
-     .shown = "beside the model, where auto finds it", .help = "the calibration file"},
+     .shown = "next to the model, where auto finds it", .help = "calibration file to write"},
     {.name = "--tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(tokens),
-     .initial = "512", .min = 64, .max = 8192, .help = "tokens of the text's start to run"},
+     .initial = "512", .min = 64, .max = 8192, .help = "run the first N tokens of the text"},
     {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
-     .max = 1024, .help = "threads to compute with"},
+     .max = 1024, .help = "number of threads"},
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT, ROW(cpu_tier), .initial = "auto",
-     .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},
-    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+     .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
+                                                               "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
 static const struct command COMMAND = {
     .name = "calibrate",
-    .summary = "Measures what is constant in a model's keys, so that a quantized cache need not "
+    .summary = "Measures the constant part of a model's keys, so that a quantized cache need not "
                "store it.",
     .usage = "-m MODEL [-f TEXT] [-o FILE]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details =
-        "--key-centre auto takes the file beside the model, unless the model has key biases;\n"
-        "--key-centre FILE takes any.",
+    .details = "--key-centre auto uses the file next to the model, unless the model has key "
+               "biases.\n--key-centre FILE uses any file.",
 };
 
 struct run {
@@ -107,7 +106,7 @@ static int calibrate(struct run *r) {
         lab_calibration_path(r->model, &r->path, &err))
         return library_error(&COMMAND, &err);
     const char *path = a->out ? a->out : r->path;
-    int code = out_open(&COMMAND, &r->out, "-o", path); /* before the work, not after it */
+    int code = out_open(&COMMAND, &r->out, "-o", path); /* checked before the work */
     if (!code)
         code = measure(r);
     if (!code)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chat.c: from a chat to token ids, with what flags say about the template.
+/* chat.c: from a chat to token ids, with the template that the flags choose.
  *
  *     request (messages, tools ...) <- --chat-template-kwargs
  *         |  kvasir_chat_render: the model's template or --chat-template

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chat_answer.c: an answer of `kvasir chat` on its way to the screen, and what is kept of it.
+/* chat_answer.c: displays an answer of `kvasir chat` as it comes, and keeps it.
  *
  *     reasoning  dim on a terminal, not written anywhere else
  *     text       standard output, as it comes
  *
  * Invariant
- *   TERMINAL-1  On a terminal control characters are shown as '?', but for line ends and tabs: what
- *               a model or a server says moves no cursor. What is kept has them.
+ *   TERMINAL-1  On a terminal control characters other than line ends and tabs are shown as '?', so
+ *               that a model or a server cannot move the cursor. The kept text contains them.
  */
 #include "cli/chat_main.h"
 
@@ -57,7 +57,7 @@ static int show(const struct command *c, struct answer *a, enum answer_part_kind
 
 int answer_put(const struct command *c, struct answer *a, enum answer_part_kind part,
                const char *text, size_t len) {
-    /* Line ends between reasoning and text belong to neither. */
+    /* Line ends between reasoning and text belong to neither part. */
     if (part == ANSWER_CONTENT && a->parts[ANSWER_REASONING].len && !a->parts[part].len)
         for (; len && *text == '\n'; len--)
             text++;

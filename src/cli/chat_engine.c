@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chat_engine.c: `kvasir chat -m MODEL`: a model in this process answers, through an engine, so
- * that a turn starts where the prefix tree finds the chat so far.
+ * that a turn reuses the stored prefix of the chat so far.
  *
  *     this thread                                engine's thread
  *     messages -> ids, submitted             ->  events: text into `came`, figures
  *     `came` -> reasoning | text, shown      <-
  *     Ctrl-C -> kvasir_engine_cancel
  *
- * What of an answer is reasoning is the server's rule (api/answer_syntax.h).
+ * Which part of an answer is reasoning is decided as in the server (api/answer_syntax.h).
  */
 #include "cli/chat_main.h"
 
@@ -26,13 +26,13 @@ struct engine_source {
     int32_t *shown_tokens;        /* [n_shown_tokens]: those of reasoning */
     size_t n_shown_tokens;
     struct answer *answer; /* that is under way */
-    int code;              /* what showing it came to */
+    int code;              /* exit code of showing it */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* one of these: */
     struct text_buf came;   /* text that is not shown yet */
     bool complete, no_memory;
-    kvasir_event last; /* figures and the end; its pointers are not looked at */
+    kvasir_event last; /* statistics and the end; its pointers are not used */
     kvasir_error error;
 };
 
@@ -52,14 +52,14 @@ static void on_event(void *user, const kvasir_event *e) {
 
 /* ---- reasoning and text ---------------------------------------------------------------------- */
 
-/* Content or reasoning: there are calls only where tools are shown. */
+/* Content or reasoning: tool calls occur only if tools are offered. */
 static bool on_part(void *user, const struct answer_part *part) {
     struct engine_source *s = user;
     s->code = answer_put(s->c, s->answer, part->kind, part->text, part->len);
     return s->code == EXIT_GOOD;
 }
 
-/* What a call of the parser returned, as an exit code. */
+/* What the parser returned, as an exit code. */
 static int parsed(const struct engine_source *s, bool good) {
     return good ? EXIT_GOOD : s->code ? s->code : run_error(s->c, "out of memory for the answer");
 }
@@ -82,7 +82,7 @@ static kvasir_status encode(struct engine_source *s, json_t *messages, int32_t *
     return status;
 }
 
-/* Each turn draws with a seed of its own, so that a question asked again gets another answer. */
+/* Each turn has its own seed, so that a repeated question gets another answer. */
 static kvasir_status submit(struct engine_source *s, const int32_t *ids, size_t n, uint64_t *id,
                             kvasir_error *err) {
     kvasir_request request = kvasir_request_defaults();
@@ -100,7 +100,7 @@ static kvasir_status submit(struct engine_source *s, const int32_t *ids, size_t 
     kvasir_status status = kvasir_engine_submit(s->engine, &request, id, err);
     if ((status != KVASIR_ERR_CONTEXT && status != KVASIR_ERR_BUDGET) || !request.max_tokens)
         return status;
-    request.max_tokens = 0; /* there is no room for so much: as much as there is */
+    request.max_tokens = 0; /* no room for that many: as many as fit */
     return kvasir_engine_submit(s->engine, &request, id, err);
 }
 
@@ -128,7 +128,7 @@ static int follow(struct engine_source *s, uint64_t id, struct answer_parser *pa
     return code ? code : parsed(s, answer_parser_finish(parser));
 }
 
-/* The answer to ids, which it frees. */
+/* Answers ids, which it frees. */
 static int answer_ids(struct engine_source *s, int32_t *ids, size_t n) {
     kvasir_error err;
     uint64_t id;

@@ -4,7 +4,7 @@
  *     {"messages": [{"role": "user", "content": "Hello"},
  *                   {"role": "assistant", "content": "...", "reasoning_content": "..."}]}
  *
- * It is a body of /v1/chat/completions, too. An array of messages alone is read as well.
+ * It is also a valid body for /v1/chat/completions. A bare array of messages is accepted as well.
  */
 #include "cli/chat_main.h"
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chat_lines.c: what is typed into `kvasir chat`.
+/* chat_lines.c: input of `kvasir chat`.
  *
  *     terminal   libedit: editing, history, ~/.editrc. What is pasted comes as one piece with its
  *                line ends (the terminal brackets it) and waits for Enter
  *     else       lines as they are, no prompt
  *
- * In both a backslash at a line's end goes on in the next line.
+ * In both, a backslash at the end of a line continues it on the next line.
  *
- * The history is $XDG_STATE_HOME/kvasir/history (~/.local/state where that is not set), readable by
- * its owner only, written whenever something was said.
+ * The history is $XDG_STATE_HOME/kvasir/history (~/.local/state if that is not set), readable only
+ * by its owner, and written after every message.
  */
 #include "cli/chat_main.h"
 
@@ -28,8 +28,8 @@ struct editor {
     EditLine *edit;
     History *history;
     struct text_buf path; /* of the history; empty: it is not kept */
-    bool goes_on;         /* the prompt is that of a line that continues one */
-    bool dropped;         /* Ctrl-C ended the line at hand */
+    bool goes_on;         /* show the prompt of a continued line */
+    bool dropped;         /* Ctrl-C ended the current line */
 };
 
 /* ---- the history's file ---------------------------------------------------------------------- */
@@ -46,7 +46,7 @@ static bool make_folders(char *path) {
     return true;
 }
 
-/* A variable that names a folder, as the XDG specification wants it: absolute. */
+/* A variable that names a folder, which the XDG specification wants to be absolute. */
 static const char *folder_of(const char *variable) {
     const char *folder = getenv(variable);
     return folder && *folder == '/' ? folder : NULL;
@@ -90,10 +90,10 @@ static char *show_prompt(EditLine *edit) {
     return e->goes_on ? next : first;
 }
 
-/* Far beyond any context; a terminal that never ends its paste is not listened to forever. */
+/* Far beyond any context: a paste that never ends is not read forever. */
 static const size_t PASTE_MAX = 1 << 22;
 
-/* Bound to what a terminal sends before a paste: takes it up to what it sends behind it. */
+/* Bound to the sequence that a terminal sends before a paste: reads up to the sequence after it. */
 static unsigned char take_paste(EditLine *edit, int key) {
     static const wchar_t END[] = L"\033[201~";
     const size_t end_len = sizeof END / sizeof *END - 1;
@@ -121,8 +121,8 @@ static unsigned char take_paste(EditLine *edit, int key) {
     return good ? CC_REFRESH : CC_ERROR;
 }
 
-/* Ctrl-C at the prompt is a key: a signal that comes just before libedit waits for one would be
- * seen with the next only (edit_line sees to it that a prompt is shown to no other mode). */
+/* At the prompt Ctrl-C is a key: a signal just before libedit waits for one would be noticed only
+ * with the next key (edit_line shows a prompt in no other mode). */
 static unsigned char drop_line(EditLine *edit, int key) {
     struct editor *e;
     (void)key;
@@ -138,7 +138,7 @@ static int open_editor(const struct command *c, struct lines *l) {
     int code = open_history(c, e);
     if (code)
         return code;
-    /* libedit reads characters of the locale, chats are UTF-8. */
+    /* libedit reads characters of the locale; chats are UTF-8. */
     setlocale(LC_CTYPE, "");
     if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
         setlocale(LC_CTYPE, "C.UTF-8");
@@ -166,13 +166,13 @@ static void bracket_pastes(bool on) {
     fflush(stdout);
 }
 
-/* One line of the terminal. *line is NULL at the end and where Ctrl-C, or its signal from
+/* Reads one line from the terminal. *line is NULL at the end and if Ctrl-C, or SIGINT from
  * elsewhere, dropped the line. */
 static int edit_line(const struct command *c, struct editor *e, const char **line, size_t *len) {
     int n = 0;
     bracket_pastes(true);
     e->dropped = false;
-    el_set(e->edit, EL_PREP_TERM, 1); /* libedit would do so behind the prompt */
+    el_set(e->edit, EL_PREP_TERM, 1); /* libedit would do so after the prompt */
     errno = 0;
     *line = el_gets(e->edit, &n);
     int error = errno;

@@ -4,15 +4,15 @@
  *     line -- "/name ..." --> a command                                    (COMMANDS below)
  *          -- else ---------> a message -> chat_source -> answer -> a message
  *
- * On a terminal an error is a line and the conversation goes on as it was before; else it ends the
- * program, since nobody is there to look. Ctrl-C ends an answer, whose beginning is kept; at the
- * prompt it drops the line; without a terminal it ends the program, too.
+ * On a terminal an error is printed and the conversation continues as it was; otherwise it ends the
+ * program, since nobody is there to react. Ctrl-C ends an answer, whose beginning is kept; at the
+ * prompt it drops the line; without a terminal it ends the program.
  *
  * Invariant
- *   CHAT-1  `messages` is what was said and answered: a system message or none at its front, and no
- *           message of the user's that failed.
+ *   CHAT-1  `messages` is the conversation so far: at most one system message, at its front, and no
+ *           message of the user whose answer failed.
  *
- * Standard output has answers only; what commands tell goes to standard error.
+ * Standard output has only answers; the output of commands goes to standard error.
  */
 #include "cli/chat_main.h"
 
@@ -23,22 +23,22 @@
 #define ROW(field) .offset = offsetof(struct chat_options, field)
 static const struct option OPTIONS[] = {
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, ROW(model),
-     .help = "a GGUF file, or a folder with config.json and safetensors; with --url the server's "
-             "name of the model (its first, if not given)"},
+     .help = "GGUF file, or folder with config.json and safetensors; with --url the model's name "
+             "on the server (default: its first model)"},
     {.name = "--url", .value = "URL", .kind = OPTION_TEXT, ROW(url),
-     .help = "talk with this server of OpenAI's API: http://127.0.0.1:8080"},
+     .help = "talk to this server, which has OpenAI's API: http://127.0.0.1:8080"},
     {.name = "--api-key", .value = "KEY", .kind = OPTION_TEXT, ROW(api_key),
-     .shown = "the variable KVASIR_API_KEY", .help = "what the server asks for"},
+     .shown = "the variable KVASIR_API_KEY", .help = "key that the server requires"},
     {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(system),
      .help = "system message before the conversation"},
     CHAT_OPTIONS(struct chat_options, chat),
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "2048", .max = UINT32_MAX,
-     .help = "longest answer, if there is room; 0: as there is room"},
+     .help = "most tokens to generate per answer; 0: as many as fit"},
     SAMPLING_OPTIONS(struct chat_options, sampling),
     ENGINE_OPTIONS(struct chat_options, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error, and what commands tell"},
+     .help = "print only errors, and the output of commands, on standard error"},
 };
 /* clang-format on */
 
@@ -46,21 +46,21 @@ static const struct option OPTIONS[] = {
     "/reset        forget the conversation, but not the system message\n"                          \
     "/system TEXT  set the system message; without a text: none\n"                                 \
     "/save FILE    write the conversation as JSON\n"                                               \
-    "/load FILE    go on with a conversation that was saved\n"                                     \
+    "/load FILE    continue a saved conversation\n"                                                \
     "/stats        speed and tokens of the last answer, bytes of the cache\n"                      \
     "/help         this list\n"                                                                    \
-    "/quit         leave, as Ctrl-D does\n"                                                        \
-    "//TEXT        say /TEXT; a line that ends in \\ goes on in the next one"
+    "/quit         quit, as does Ctrl-D\n"                                                         \
+    "//TEXT        send /TEXT; a line that ends in \\ continues on the next one"
 
 static const struct command COMMAND = {
     .name = "chat",
-    .summary = "A conversation with a model over a quantized KV cache, or with a server.",
+    .summary = "Chats with a model over a quantized KV cache, or with a server.",
     .usage = "-m MODEL | --url URL [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details = COMMANDS_HELP "\n\nCtrl-C ends an answer. Without a terminal each line of standard "
                              "input is a message, and\nthe first error ends the program. Exit "
-                             "codes: 0 good, 1 the run failed, 2 wrong usage.",
+                             "codes: 0 success, 1 the run failed, 2 wrong usage.",
 };
 
 struct conversation {
@@ -137,11 +137,11 @@ static int do_quit(struct conversation *v, const char *rest) {
     return EXIT_GOOD;
 }
 
-/* rest: what stands behind the name, without blanks around it. */
+/* rest: the text after the name, without blanks around it. */
 static const struct {
     const char *name;
     int (*run)(struct conversation *v, const char *rest);
-    bool alone; /* nothing stands behind the name */
+    bool alone; /* no text may follow the name */
 } COMMANDS[] = {{"/reset", do_reset, true}, {"/system", do_system, false},
                 {"/save", do_save, false},  {"/load", do_load, false},
                 {"/stats", do_stats, true}, {"/help", do_help, true},
@@ -216,7 +216,7 @@ static int converse(struct conversation *v) {
             break;
         if (line_is_blank(text, len))
             continue;
-        catch_interrupt(); /* one that came before the line was there is not the answer's */
+        catch_interrupt(); /* a Ctrl-C before the line was complete does not end the answer */
         int done = *text != '/'     ? say(v, text, len)
                    : text[1] == '/' ? say(v, text + 1, len - 1)
                                     : run_command(v, text);
@@ -236,7 +236,7 @@ static size_t field_size(const struct option *o) {
                                     : sizeof(uint32_t); /* int and float, too */
 }
 
-/* A flag of the engine that a server cannot be told; NULL: none. */
+/* The first given flag of the engine that cannot be sent to a server; NULL: none. */
 static const char *flag_of_engine(const struct chat_options *o,
                                   const struct chat_options *initial) {
     for (size_t i = 0; i < COMMAND.n_options; i++) {
@@ -254,11 +254,10 @@ static int check(struct chat_options *o, const struct chat_options *initial) {
     if (!o->model && !o->url)
         return usage_error(&COMMAND, "-m or --url: missing; see kvasir chat --help");
     if (o->api_key && !o->url)
-        return usage_error(&COMMAND, "--api-key: has no place without --url");
+        return usage_error(&COMMAND, "--api-key: only allowed with --url");
     const char *flag = o->url ? flag_of_engine(o, initial) : NULL;
     if (flag)
-        return usage_error(&COMMAND, "%s: has no place with --url: it is the server's to say",
-                           flag);
+        return usage_error(&COMMAND, "%s: not allowed with --url: the server decides it", flag);
     if (o->url && !o->api_key)
         o->api_key = getenv("KVASIR_API_KEY");
     return EXIT_GOOD;

@@ -34,8 +34,8 @@ struct lines {
     struct text_buf text;
 };
 int lines_open(const struct command *c, struct lines *l);
-/* What was said: a line, with those behind it that it goes on in; blank where Ctrl-C dropped it.
- * *text is NULL at the end, else valid until the next call. */
+/* The next message: a line and those that continue it; blank if Ctrl-C dropped it. *text is NULL at
+ * the end, else valid until the next call. */
 int lines_next(const struct command *c, struct lines *l, const char **text, size_t *len);
 void lines_close(struct lines *l);
 
@@ -45,10 +45,10 @@ void lines_close(struct lines *l);
 struct answer {
     bool terminal;
     struct text_buf parts[2];
-    bool begun;                  /* something was written, and last of it: */
+    bool begun;                  /* something was written; the last part and byte of it: */
     enum answer_part_kind shown; /* this part */
     char last;                   /* this byte */
-    bool cut;                    /* the limit of its length ended it */
+    bool cut;                    /* ended by the length limit */
     double begin, first, end;
     bool counted; /* the next three are known */
     uint64_t prompt_tokens, cached_tokens, tokens;
@@ -62,7 +62,7 @@ void answer_free(struct answer *a);
 /* On standard error: times and tokens. */
 void answer_print_stats(const struct answer *a);
 
-/* A text from outside, with '?' for control characters but line ends and tabs. */
+/* Prints text from outside, with '?' for control characters other than line ends and tabs. */
 void print_safely(FILE *to, const char *text);
 
 /* ---- chats in files (chat_file.c) ------------------------------------------------------------ */
@@ -76,8 +76,8 @@ int chat_load(const struct command *c, const char *path, json_t **messages);
 /* Zero-initialised is closed. */
 struct chat_source {
     void *self;
-    /* Answers an array of messages whose last is the user's. Good where Ctrl-C ended it, too; else
-     * the line was printed. */
+    /* Answers an array of messages, the last of which is the user's. EXIT_GOOD also if Ctrl-C ended
+     * the answer; otherwise an error was printed. */
     int (*answer)(void *self, json_t *messages, struct answer *a);
     void (*print_stats)(void *self); /* on standard error, of the cache */
     void (*close)(void *self);

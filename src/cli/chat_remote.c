@@ -5,10 +5,10 @@
  *     POST /v1/chat/completions   streamed: lines "data: {...}" up to "data: [DONE]"
  *     GET  /v1/status             for /stats; Kvasir's own, others do not have it
  *
- * Sampling flags that have their defaults are not sent, but for the temperature, so that servers
- * that know fewer of them can be talked with. Reasoning of earlier answers stays here.
+ * Sampling flags at their defaults are not sent, except the temperature, so that servers with fewer
+ * of them work too. Reasoning of earlier answers is not sent.
  *
- * Nothing that comes is trusted: a body, or a line of a stream, has at most BODY_MAX bytes.
+ * Nothing received is trusted: a body, or a line of a stream, has at most BODY_MAX bytes.
  */
 #include "cli/chat_main.h"
 
@@ -36,13 +36,13 @@ struct call {
     struct answer *a;   /* of a stream; NULL: the body is wanted */
     struct text_buf in; /* the body, or a line of the stream that is not complete */
     long status;        /* of HTTP; 0: none came */
-    bool complete;      /* the stream said that it ends */
-    int code;           /* the line was printed */
+    bool complete;      /* the stream's end was received */
+    int code;           /* an error was printed */
 };
 
 /* ---- what comes ------------------------------------------------------------------------------ */
 
-/* What a body says about an error; NULL: nothing. OpenAI has {"error": {"message"}}, others a text
+/* The error message in a body; NULL: none. OpenAI has {"error": {"message"}}, others a string
  * there, or {"detail"}. */
 static const char *error_of(const json_t *body) {
     const json_t *error = json_object_get(body, "error");
@@ -77,7 +77,10 @@ static int read_chunk(struct call *call, const char *data, size_t len) {
     json_t *chunk = json_loadb(data, len, JSON_ALLOW_NUL, &why);
     if (!json_is_object(chunk)) {
         json_decref(chunk);
-        return run_error(r->c, "%s: the stream holds what is no JSON object: %.60s", r->base, data);
+        return run_error(r->c,
+                         "%s: the stream holds something that is not a JSON object: "
+                         "%.60s",
+                         r->base, data);
     }
     int code = EXIT_GOOD;
     const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
@@ -98,7 +101,7 @@ static int read_chunk(struct call *call, const char *data, size_t len) {
     return code;
 }
 
-/* Comments and fields but data are passed over. */
+/* Comments and fields other than data are skipped. */
 static int read_stream_line(struct call *call, const char *line, size_t len) {
     if (len && line[len - 1] == '\r')
         len--;
@@ -119,7 +122,7 @@ static int read_lines(struct call *call) {
     char *at = call->in.data, *end;
     size_t left = call->in.len;
     while (!code && (end = memchr(at, '\n', left)) != NULL) {
-        *end = 0; /* an error may show the line */
+        *end = 0; /* NUL-terminated, since an error may quote the line */
         code = read_stream_line(call, at, (size_t)(end - at));
         left -= (size_t)(end + 1 - at);
         at = end + 1;
@@ -158,7 +161,7 @@ static int refused(struct call *call, const char *path) {
     return code;
 }
 
-/* GET, or POST of a body. Good where Ctrl-C ended it. */
+/* GET, or POST of a body. EXIT_GOOD also if Ctrl-C ended it. */
 static int call_server(struct call *call, const char *path, const char *body) {
     struct remote *r = call->r;
     struct text_buf url = {0};
@@ -201,7 +204,7 @@ static int get_object(struct remote *r, const char *path, json_t **out) {
         code = EXIT_INTERRUPTED;
     *out = code ? NULL : json_loadb(call.in.data ? call.in.data : "", call.in.len, 0, NULL);
     if (!code && !json_is_object(*out)) {
-        code = run_error(r->c, "%s%s: is no JSON object", r->base, path);
+        code = run_error(r->c, "%s%s: is not a JSON object", r->base, path);
         json_decref(*out);
         *out = NULL;
     }
@@ -359,7 +362,7 @@ static int make_headers(struct remote *r) {
     return good ? EXIT_GOOD : run_error(r->c, "out of memory");
 }
 
-/* What -m says, or the first model that the server has. */
+/* The model of -m, or the first one of the server. */
 static int find_model(struct remote *r) {
     json_t *list = NULL;
     const char *name = r->o->model;

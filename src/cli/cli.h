@@ -14,14 +14,14 @@
  *   prompt.c    from a user's prompt to token ids
  *   chat.c      from a chat to token ids
  *   chat_X.c    `kvasir chat`, with a header of its own, chat_main.h
- *   sampling.c  how tokens are drawn
- *   results.c   a batch's file of results, which is gone on with
- *   stream.c    the answer on its way out: stop texts, whole writes
+ *   sampling.c  flags of sampling
+ *   results.c   a batch's file of results, which a later run continues
+ *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
- *   notify.c    what systemd is told
+ *   notify.c    messages to systemd
  *
- * Standard output carries results only, everything else goes to standard error. A command returns
- * an exit code; what it opened it closes itself. Exit codes are part of the interface.
+ * Standard output carries only results; everything else goes to standard error. A command returns
+ * an exit code and closes what it opened. Exit codes are part of the interface.
  */
 #ifndef KVASIR_CLI_H
 #define KVASIR_CLI_H
@@ -39,7 +39,7 @@
 enum exit_code {
     EXIT_GOOD = 0,
     EXIT_RUN = 1,          /* the run failed: files, memory, budget, damaged input */
-    EXIT_USAGE = 2,        /* the command line asks for something that cannot be */
+    EXIT_USAGE = 2,        /* the command line is wrong or asks for something impossible */
     EXIT_INTERRUPTED = 130 /* Ctrl-C ended the run early (128 + SIGINT, as shells have it) */
 };
 
@@ -84,11 +84,11 @@ struct text_list {
 struct option {
     const char *name;  /* "--max-tokens"; "MODEL" without dashes: an operand */
     const char *alias; /* "-n", or another program's name for it: "--max-model-len"; NULL */
-    const char *value; /* how help calls its value; NULL for a flag */
+    const char *value; /* name of its value in --help; NULL for a flag */
     size_t offset;     /* of the field */
-    /* default, read as if typed; NULL: what the struct holds (the library's own default) */
+    /* default, read as if typed; NULL: the value already in the struct (the library's default) */
     const char *initial;
-    const char *shown; /* default as help tells it; NULL: the value itself; "": none */
+    const char *shown; /* default as shown in --help; NULL: the value itself; "": none */
     double min, max;   /* of numbers */
     const char *help;
     enum option_kind kind;
@@ -103,8 +103,8 @@ struct command {
     const char *details; /* paragraphs under the flags in --help; NULL: none */
 };
 
-/* Reads argv[1 ..] into args, a struct whose fields the library's own defaults may have filled.
- * False: help was printed or a line about an error; *exit_code says what to return. */
+/* Reads argv[1 ..] into args, a struct that may already contain the library's defaults. False: help
+ * or an error was printed; *exit_code is what to return. */
 bool options_read(const struct command *c, int argc, char **argv, void *args, int *exit_code);
 
 /* A row (option_table.c). */
@@ -115,11 +115,11 @@ int option_read(const struct command *c, const struct option *o, const char *fla
 /* By a name or alias with its dashes, [n]; NULL: no such flag. */
 const struct option *option_find(const struct command *c, const char *name, size_t n);
 
-/* help.c: prints what `word` asks for, --help, -h, --help=man or --help=markdown; false: it asks
- * for nothing. */
+/* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns false.
+ * */
 bool help_print(const struct command *c, const char *word, void *args);
 
-/* settings.c: where flags come from beside the command line; strings that were read live in it. */
+/* settings.c: flags from other places than the command line; owns the strings that were read. */
 struct settings {
     const char *path; /* --config; NULL */
     json_t *kept;
@@ -128,10 +128,10 @@ struct settings {
 #define CONFIG_OPTION(type, settings)                                                              \
     {.name = "--config", .value = "FILE", .kind = OPTION_CONFIG,                                   \
      .offset = offsetof(type, settings),                                                           \
-     .help = "flags from a JSON object, {\"kv-bits\": \"8,4\"}; KVASIR_KV_BITS and the like "      \
-             "win over it"}
+     .help = "JSON file with flags: {\"kv-bits\": \"8,4\"}; variables such as KVASIR_KV_BITS "     \
+             "override it"}
 /* clang-format on */
-/* Fills rows that are not `given` yet, where the command has a row CONFIG_OPTION. */
+/* Fills rows that are not `given` yet, if the command has a CONFIG_OPTION row. */
 int settings_read(const struct command *c, bool *given, void *args);
 void settings_free(struct settings *s);
 
@@ -151,7 +151,7 @@ struct engine_args {
     float memory_percent;
 };
 struct engine_args engine_args_defaults(void);
-/* The options as the engine wants them, or EXIT_USAGE with a line. */
+/* The options for the engine, or EXIT_USAGE after an error message. */
 int engine_args_options(const struct command *c, const struct engine_args *a,
                         kvasir_engine_options *out);
 
@@ -159,45 +159,48 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
 #define MODEL_OPTION(type)                                                                         \
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,    \
      .offset = offsetof(type, model), .shown = "",                                                 \
-     .help = "a GGUF file, or a folder with config.json and safetensors"}
+     .help = "GGUF file, or folder with config.json and safetensors"}
 
 #define CONTEXT_OPTIONS(type, context)                                                             \
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT,                                     \
      .offset = offsetof(type, context.kv_bits),                                                    \
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or one for both"},                     \
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2; one value for both"},                  \
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT,                                 \
      .offset = offsetof(type, context.kv_group_size),                                              \
-     .shown = "the largest of 64, 32 that divides the head size",                                  \
-     .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},                  \
+     .shown = "64 if it divides the head size, else 32",                                           \
+     .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},         \
     {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
      .offset = offsetof(type, context.key_centre),                                                 \
-     .help = "constants not stored in quantized keys: auto, bias, off, or a file of calibrate"},   \
+     .help = "constant part of keys that a quantized cache need not store: auto, bias, off, or "   \
+             "a file from calibrate"},                                                             \
     {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
      .offset = offsetof(type, context.quantized_kv_start),                                         \
-     .help = "the first N tokens (rounded up to pages of 64) stay f16"},                           \
+     .help = "keep the first N tokens in f16 (rounded up to pages of 64)"},                        \
     {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
      .offset = offsetof(type, context.max_kv_size), .shown = "0, all",                             \
-     .help = "rotate: a token sees at most N tokens, the first --kv-keep and the newest"},         \
+     .help = "rotating cache: a token sees at most N tokens, the first --kv-keep and the "         \
+             "newest"},                                                                            \
     {.name = "--kv-keep", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                     \
      .offset = offsetof(type, context.kv_keep),                                                    \
-     .help = "first tokens that rotation never drops"},                                            \
+     .help = "first tokens that a rotating cache never drops"},                                    \
     {.name = "--ctx", .alias = "--max-model-len", .value = "N", .kind = OPTION_U32,                \
      .max = UINT32_MAX,                                                                            \
      .offset = offsetof(type, context.ctx), .shown = "from the model and free memory",             \
-     .help = "most tokens of a sequence"},                                                         \
+     .help = "context length: most tokens of a sequence"},                                         \
     {.name = "--prefill-chunk", .alias = "--prefill-step-size", .value = "N",                      \
      .kind = OPTION_U32, .min = 1, .max = 4096,                                                    \
      .offset = offsetof(type, context.prefill_chunk),                                              \
-     .help = "tokens of the prompt that one step evaluates at most"},                              \
+     .help = "most prompt tokens in one step"},                                                    \
     {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
      .offset = offsetof(type, context.threads), .shown = "one per core",                           \
-     .help = "threads to compute with"},                                                           \
+     .help = "number of threads"},                                                                 \
     {.name = "--cpu-tier", .value = "TIER", .kind = OPTION_TEXT,                                   \
      .offset = offsetof(type, context.cpu_tier),                                                   \
-     .help = "cap on instructions: auto, ref, avx2, avx512, avx512vnni, neon, neondot"},           \
+     .help = "highest instruction set to use: auto, ref, avx2, avx512, avx512vnni, neon, "         \
+             "neondot"},                                                                           \
     {.name = "--act-bits", .value = "N", .kind = OPTION_INT, .min = 8, .max = 16,                  \
      .offset = offsetof(type, context.act_bits),                                                   \
-     .help = "rounding of activations before quantized products: 8, or 16 for near float32"}
+     .help = "bits of activations in matmuls with quantized weights: 8, or 16 for nearly float32"}
 
 #define SNAPSHOT_OPTION(type, context, initial, text)                                              \
     {.name = "--snapshot-tokens", .value = "N", .kind = OPTION_U32, .max = 1 << 30,                \
@@ -209,49 +212,50 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
         "keep the state of recurrent layers every N tokens (whole pages), for later trims"),       \
     {.name = "--cache-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                       \
      .offset = offsetof(type, cache.cache_mib), .shown = "from --ctx and free memory",             \
-     .help = "budget of all pages of the cache in MiB"}
+     .help = "memory for the cache's pages, in MiB"}
 
 #define ENGINE_OPTIONS(type, engine)                                                               \
     CONTEXT_OPTIONS(type, engine.options.context),                                                 \
     SNAPSHOT_OPTION(type, engine.options.context, "0, every 1,024",                                \
-        "keep the state of recurrent layers every N tokens (whole pages), where "      \
-        "other requests can go on"),                                                               \
+        "keep the state of recurrent layers every N tokens (whole pages), so that other "          \
+        "requests can resume there"),                                                              \
     {.name = "--cache-memory-mb", .value = "N", .kind = OPTION_U64, .max = 1 << 30,                \
      .offset = offsetof(type, engine.memory_mib), .shown = "from --cache-memory-percent",          \
-     .help = "budget of the whole cache in MiB: live sequences and stored prefixes"},              \
+     .help = "memory for the whole cache, in MiB: running sequences and stored prefixes"},         \
     {.name = "--cache-memory-percent", .value = "P", .kind = OPTION_FLOAT, .max = 100,             \
      .offset = offsetof(type, engine.memory_percent),                                              \
-     .help = "the same in percent of the memory that is free beside the weights; below 1 a "       \
-             "fraction: 0.2 is 20"},                                                               \
+     .help = "the same in percent of the memory that the weights leave free; a value below 1 "     \
+             "is a fraction: 0.2 is 20"},                                                          \
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
      .offset = offsetof(type, engine.options.max_running),                                         \
-     .help = "sequences that take steps together at most"},                                        \
+     .help = "most sequences that run at the same time"},                                          \
     {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
-     .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "as they are",              \
-     .help = "formats of stored prefixes, as --kv-bits"},                                          \
+     .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "unchanged",                \
+     .help = "formats of stored prefixes, written as for --kv-bits"},                              \
     {.name = "--kv-cache-quantization-group-size", .value = "G", .kind = OPTION_TEXT,              \
      .offset = offsetof(type, engine.options.stored_kv_group_size),                                \
      .shown = "as for --kv-group-size", .help = "group size of stored prefixes"},                  \
     {.name = "--kv-cache-min-quantize-tokens", .value = "N", .kind = OPTION_U32,                   \
      .max = UINT32_MAX, .offset = offsetof(type, engine.options.min_quantize_tokens),              \
-     .help = "prefixes with fewer tokens are stored as they are"},                                 \
+     .help = "store prefixes with fewer tokens unchanged"},                                        \
     {.name = "--no-prefix-cache", .alias = "--disable-prefix-cache", .kind = OPTION_FLAG,          \
      .offset = offsetof(type, engine.options.no_prefix_cache),                                     \
-     .help = "prefixes are not kept for later requests"}
+     .help = "do not store prefixes for later requests"}
 /* clang-format on */
 
 /* ---- output (output.c) ----------------------------------------------------------------------- */
 
-/* One line on standard error, "kvasir COMMAND: ...". Both return the exit code of that kind. */
+/* Print one line on standard error, "kvasir COMMAND: ...". Both return the exit code of that kind.
+ * */
 int usage_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3);
 int run_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3);
-/* A failed call of the library: EXIT_USAGE where an argument was wrong or a flag cannot be honoured
- * (the text begins with the flag), else EXIT_RUN. */
+/* Reports a failed library call: EXIT_USAGE if an option was wrong or cannot be honoured, else
+ * EXIT_RUN. */
 int library_error(const struct command *c, const kvasir_error *err);
 
 /* "10.8 MiB". buf holds at least 24 bytes; returns buf. */
 char *human_bytes(double bytes, char *buf);
-/* a / b; 0 where b is 0 */
+/* a / b; 0 if b is 0 */
 double ratio(double a, double b);
 
 void put_text(json_t *object, const char *key, const char *text); /* null for NULL */
@@ -260,7 +264,7 @@ void put_real(json_t *object, const char *key, double value); /* null for NaN an
 void put_ids(json_t *object, const char *key, const int32_t *ids, size_t n);
 /* One object on one line of standard output, then frees it. */
 int json_print(const struct command *c, json_t *object);
-/* Flushes standard output; EXIT_RUN with a line where that failed. */
+/* Flushes standard output; EXIT_RUN and a message if that failed. */
 int finish_output(const struct command *c);
 
 /* Progress on standard error: a line that rewrites itself on a terminal and is cleared at the end,
@@ -288,9 +292,9 @@ void put_context_facts(json_t *object, const kvasir_context_info *info);
 int read_text(const struct command *c, const char *flag, const char *path, char **text,
               size_t *len);
 
-/* A file line by line, in memory for the longest of them. What was printed is flushed before more
- * is waited for. Zero-initialised is standard input at its start; of others fd and name are set
- * first, and Ctrl-C ends the wait where it is caught. */
+/* Reads a file line by line; memory for the longest line. Flushes standard output before it waits
+ * for more input. Zero-initialised reads standard input; for other files set fd and name first.
+ * Ctrl-C ends the wait if the command catches it. */
 struct line_reader {
     int fd;
     const char *name;   /* for errors; NULL: "standard input" */
@@ -304,10 +308,10 @@ struct line_reader {
 };
 int line_next(const struct command *c, struct line_reader *in);
 void line_reader_free(struct line_reader *in); /* fd stays open */
-/* Nothing but blanks. */
+/* Only blanks. */
 bool line_is_blank(const char *line, size_t len);
 
-/* A file that is either complete or not there (file_replacer). What is no regular file (a pipe,
+/* A file that is either complete or absent (file_replacer). Anything but a regular file (a pipe,
  * /dev/null) is written directly. Zero-initialised is closed. */
 struct out_file {
     struct file_replacer to; /* only its `out` if direct */
@@ -316,40 +320,40 @@ struct out_file {
 };
 int out_open(const struct command *c, struct out_file *o, const char *flag, const char *path);
 int out_write(const struct command *c, struct out_file *o, const void *data, size_t bytes);
-/* The header of a safetensors file, whose data follow. Fails if the disk has too little room for
- * all of it. Frees h. */
+/* Writes the header of a safetensors file, whose data follow. Fails if the disk has too little room
+ * for all of it. Frees h. */
 int out_write_header(const struct command *c, struct out_file *o, struct st_header *h);
 int out_commit(const struct command *c, struct out_file *o);
-void out_abandon(struct out_file *o); /* removes what was written; a closed file is fine */
+void out_abandon(struct out_file *o); /* removes what was written; does nothing if closed */
 
 /* ---- results of a batch (results.c) ---------------------------------------------------------- */
 
-/* Results, one JSON object a line with a "custom_id". A file that is there is gone on with; what is
- * no regular file is written only. Zero-initialised is closed. */
+/* Results, one JSON object per line with a "custom_id". An existing file is continued; anything but
+ * a regular file is only written. Zero-initialised is closed. */
 struct results {
     FILE *f;
     const char *path;
-    json_t *finished; /* object: the custom_ids that were there */
-    bool cut;         /* its last line was torn and is gone */
+    json_t *finished; /* object: the custom_ids already in the file */
+    bool cut;         /* its last line was incomplete and was removed */
 };
 int results_open(const struct command *c, struct results *r, const char *path);
 bool results_has(const struct results *r, const char *custom_id);
 /* Writes a line and flushes it; frees the object. */
 int results_write(const struct command *c, struct results *r, json_t *object);
 int results_close(const struct command *c, struct results *r);
-/* What every line begins with. */
+/* The beginning of every line. */
 #define RESULT_ID "batch_req_"
 
 /* ---- Ctrl-C (interrupt.c) -------------------------------------------------------------------- */
 
 /* From now on the first Ctrl-C makes interrupted() true; the second one kills as usual. Called
- * again it forgets one that came. */
+ * again, it forgets an earlier one. */
 void catch_interrupt(void);
 bool interrupted(void);
-/* Threads that are started between true and false do not get SIGINT: it interrupts waits of this
- * thread. */
+/* Threads that are started between hold_interrupt(true) and (false) do not get SIGINT, so that it
+ * interrupts waits of this thread. */
 void hold_interrupt(bool hold);
-/* pthread_cond_wait, a tenth of a second at most: Ctrl-C wakes nobody. */
+/* pthread_cond_wait for at most a tenth of a second, because Ctrl-C wakes nobody. */
 void wait_change(pthread_cond_t *changed, pthread_mutex_t *lock);
 
 /* ---- chats (chat.c) -------------------------------------------------------------------------- */
@@ -361,10 +365,10 @@ struct chat_args {
 #define CHAT_OPTIONS(type, chat)                                                                   \
     {.name = "--chat-template", .value = "FILE", .kind = OPTION_TEXT,                              \
      .offset = offsetof(type, chat.template_file), .shown = "the model's own",                     \
-     .help = "a Jinja template for chats"},                                                        \
+     .help = "file with a Jinja chat template"},                                                   \
     {.name = "--chat-template-kwargs", .value = "JSON", .kind = OPTION_JSON,                       \
      .offset = offsetof(type, chat.kwargs),                                                        \
-     .help = "an object whose members are variables of the template: {\"enable_thinking\": false}"}
+     .help = "JSON object with variables for the chat template: {\"enable_thinking\": false}"}
 /* clang-format on */
 
 struct chat {
@@ -373,10 +377,10 @@ struct chat {
     size_t source_len;
     json_t *kwargs; /* NULL: none */
 };
-/* Reads what the flags name: everything that needs no model. */
+/* Reads what the flags name. Needs no model. */
 int chat_read(const struct command *c, const struct chat_args *a, struct chat *chat);
 int chat_set_template(const struct command *c, const struct chat *chat, kvasir_tokenizer *t);
-/* request: the object for kvasir_chat_render, to which the flag's variables are added. *ids:
+/* request: the object for kvasir_chat_render; the variables of the flag are added to it. *ids:
  * kvasir_free. */
 kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
                           int32_t **ids, size_t *n, kvasir_error *err);
@@ -384,7 +388,7 @@ kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, js
 kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
                           char **text, size_t *len, kvasir_error *err);
 void chat_free(struct chat *chat);
-/* Appends {"role", "content"}. An error where the text is not UTF-8 says so and names the role. */
+/* Appends {"role", "content"}. If the text is not UTF-8, an error names the role. */
 int chat_add_message(const struct command *c, json_t *messages, const char *role, const char *text,
                      size_t len);
 
@@ -392,7 +396,7 @@ int chat_add_message(const struct command *c, json_t *messages, const char *role
 
 /* A prompt that is evaluated in two parts (cache-prompt, generate --prompt-cache) is cut where the
  * user's text begins or ends: what the template writes before it belongs to the first part, what it
- * writes behind it to the second.
+ * writes after it to the second.
  *
  *     whole   [template][user's text][template]
  *     head    [template][user's text]
@@ -413,7 +417,7 @@ struct prompt {
     int32_t *typed;   /* from --tokens */
     int32_t *encoded; /* from the tokenizer; kvasir_free */
 };
-/* Checks the flags against each other and reads the text: everything that needs no model. */
+/* Checks the flags against each other and reads the text. Needs no model. */
 int prompt_read(const struct command *c, const struct prompt_args *a, struct prompt *p);
 /* Fills ids: chat template, tokenizer, or the typed ids checked against the vocabulary. */
 int prompt_encode(const struct command *c, const struct prompt_args *a, const kvasir_model *model,
@@ -429,7 +433,7 @@ struct sampling_args {
 struct sampling_args sampling_args_defaults(void);
 
 /* clang-format off */
-/* Other names for rows of DRAWING_OPTIONS: none, or vllm-mlx's for what a server does by itself. */
+/* Aliases of rows of DRAWING_OPTIONS: none, or vllm-mlx's names for a server's defaults. */
 #define NO_ALIAS(name)      NULL
 #define DEFAULT_ALIAS(name) "--default-" name
 #define PENALTY_OPTIONS(type, sampling, kind_, alias_, least, help_)                               \
@@ -438,43 +442,43 @@ struct sampling_args sampling_args_defaults(void);
      .max = 1000, .help = help_},                                                                  \
     {.name = "--" #kind_ "-context-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,     \
      .offset = offsetof(type, sampling.kind_##_context),                                           \
-     .help = "newest tokens that --" #kind_ "-penalty looks at, the prompt's too"}
+     .help = "how many recent tokens --" #kind_ "-penalty covers, prompt included"}
 /* Of a kvasir_sampling. */
 #define DRAWING_OPTIONS(type, sampling, ALIAS)                                                     \
     {.name = "--temp", .alias = ALIAS("temperature"), .value = "T", .kind = OPTION_FLOAT,          \
      .max = 1000, .offset = offsetof(type, sampling.temp),                                         \
-     .help = "temperature; 0 always takes the likeliest token"},                                   \
+     .help = "sampling temperature; 0 always takes the most likely token"},                        \
     {.name = "--top-p", .alias = ALIAS("top-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
      .shown = "0, off", .offset = offsetof(type, sampling.top_p),                                  \
-     .help = "draw from the likeliest tokens that make up probability P"},                         \
+     .help = "sample from the most likely tokens that together have probability P"},               \
     {.name = "--min-p", .alias = ALIAS("min-p"), .value = "P", .kind = OPTION_FLOAT, .max = 1,     \
      .shown = "0, off", .offset = offsetof(type, sampling.min_p),                                  \
-     .help = "draw from tokens at least P times as likely as the likeliest"},                      \
+     .help = "sample from tokens at least P times as likely as the most likely one"},              \
     {.name = "--min-tokens-to-keep", .value = "N", .kind = OPTION_U32, .min = 1,                   \
      .max = UINT32_MAX, .offset = offsetof(type, sampling.min_tokens_to_keep),                     \
-     .help = "tokens that --min-p leaves at least"},                                               \
+     .help = "fewest tokens that --min-p keeps"},                                                  \
     {.name = "--xtc-probability", .value = "P", .kind = OPTION_FLOAT, .max = 1,                    \
      .shown = "0, off", .offset = offsetof(type, sampling.xtc_probability),                        \
-     .help = "leave out the likeliest tokens with this probability, drawn for each token"},        \
+     .help = "chance, for each token, that XTC drops the most likely candidates"},                 \
     {.name = "--xtc-threshold", .value = "P", .kind = OPTION_FLOAT, .max = 0.5,                    \
      .offset = offsetof(type, sampling.xtc_threshold),                                             \
-     .help = "those are all above probability P but the last"},                                    \
+     .help = "XTC drops candidates above probability P, except the least likely of them"},         \
     {.name = "--top-k", .alias = ALIAS("top-k"), .value = "K", .kind = OPTION_I32,                 \
      .max = INT32_MAX, .shown = "0, off", .offset = offsetof(type, sampling.top_k),                \
-     .help = "draw from the K likeliest tokens"},                                                  \
+     .help = "sample from the K most likely tokens"},                                              \
     PENALTY_OPTIONS(type, sampling, repetition, ALIAS("repetition-penalty"), 0,                    \
-                    "divide the logits of the newest tokens by X (multiply negative ones)"),       \
+                    "divide the logits of recent tokens by X (multiply negative ones)"),           \
     PENALTY_OPTIONS(type, sampling, presence, ALIAS("presence-penalty"), -1000,                    \
-                    "subtract X from the logits of the newest tokens"),                            \
+                    "subtract X from the logits of recent tokens"),                                \
     PENALTY_OPTIONS(type, sampling, frequency, ALIAS("frequency-penalty"), -1000,                  \
-                    "subtract X once for every time that a token is among the newest")
+                    "subtract X from a token's logit for each time it is among recent tokens")
 #define SAMPLING_OPTIONS(type, args)                                                               \
     DRAWING_OPTIONS(type, args.options, NO_ALIAS),                                                 \
     {.name = "--logit-bias", .value = "ID:BIAS,...", .kind = OPTION_TEXT,                          \
      .offset = offsetof(type, args.logit_bias),                                                    \
      .help = "add BIAS to the logit of token ID: 15:2.5,7:-100"},                                  \
     {.name = "--seed", .value = "N", .kind = OPTION_TEXT, .offset = offsetof(type, args.seed),     \
-     .shown = "random, printed", .help = "the same seed draws the same tokens"}
+     .shown = "random, printed", .help = "random seed; the same seed samples the same tokens"}
 /* clang-format on */
 
 struct sampling {
@@ -484,30 +488,30 @@ struct sampling {
 };
 /* Everything that needs no model. */
 int sampling_read(const struct command *c, const struct sampling_args *a, struct sampling *s);
-/* What xtc leaves alone of a vocabulary, where xtc is on. */
+/* The tokens that XTC never drops, if XTC is on. */
 int sampling_protect(const struct command *c, const kvasir_tokenizer *t, struct sampling *s);
 void sampling_free(struct sampling *s);
 
 /* ---- serve (serve_plan.c, notify.c) ---------------------------------------------------------- */
 
-/* What the memory of a server is for: --dry-run. Standard output. */
+/* How a server would use memory: --dry-run. Standard output. */
 int serve_plan_print(const struct command *c, kvasir_engine *engine, bool json);
-/* Tells the service manager, where there is one: "READY=1". */
+/* Tells the service manager, if there is one: "READY=1". */
 void notify(const char *state);
 
 /* ---- stream (stream.c) ----------------------------------------------------------------------- */
 
-/* The text of an answer: what kvasir_stop lets through, written and kept. */
+/* The text of an answer: what kvasir_stop releases is written and kept. */
 struct stream {
     kvasir_stop *stop;    /* borrowed */
     FILE *to;             /* NULL: only collected */
-    struct text_buf text; /* the answer so far but for what is held back */
+    struct text_buf text; /* the answer so far, without what is held back */
     bool stopped;         /* a stop text came: text ends before it */
     int write_error;      /* errno of a failed write, 0 */
 };
-/* False when there is nothing more to do: a stop text came, a write or an allocation failed. */
+/* False if there is nothing more to do: a stop text came, or a write or an allocation failed. */
 bool stream_push(struct stream *s, const char *text, size_t len);
-bool stream_finish(struct stream *s); /* shows what was held back; false likewise */
+bool stream_finish(struct stream *s); /* writes what was held back; false as above */
 void stream_free(struct stream *s);
 
 #endif

@@ -12,9 +12,9 @@ struct convert_args {
 /* clang-format off */
 static const struct option OPTIONS[] = {
     {.name = "IN", .kind = OPTION_TEXT, .offset = offsetof(struct convert_args, in),
-     .required = true, .help = "a GGUF file, or a folder with config.json and safetensors"},
+     .required = true, .help = "GGUF file, or folder with config.json and safetensors"},
     {.name = "OUT", .kind = OPTION_TEXT, .offset = offsetof(struct convert_args, out),
-     .required = true, .help = "the folder to make; it must not be there yet"},
+     .required = true, .help = "folder to write; it must not exist"},
     {.name = "--bits", .value = "N", .kind = OPTION_U32, .max = 8,
      .offset = offsetof(struct convert_args, options.bits), .shown = "0, no quantization",
      .help = "quantize matrices as mx.quantize does: 2, 3, 4, 5, 6 or 8 bits"},
@@ -23,7 +23,7 @@ static const struct option OPTIONS[] = {
      .help = "values that share a scale and a bias: 32, 64 or 128"},
     {.name = "--dtype", .value = "TYPE", .kind = OPTION_TEXT,
      .offset = offsetof(struct convert_args, options.dtype),
-     .help = "of what is not quantized, and of scales and biases: bf16, f16 or f32"},
+     .help = "type of scales, biases and tensors that are not quantized: bf16, f16 or f32"},
 };
 /* clang-format on */
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* explain.c: what the library says as data, in the words of the command line. Its errors name a
- * member of an options struct, which becomes the flag that sets it; the facts of a context become
- * sentences.
- */
+/* explain.c: turns data of the library into sentences for the command line. Its errors name a
+ * member of an options struct, which becomes the flag that sets it; facts about a context become
+ * sentences. */
 #include "cli.h"
 
 #include <stdlib.h>
@@ -31,7 +30,7 @@ static const struct {
     {"simulate.max_running", "--max-num-seqs"},
 };
 
-/* Flags that move a limit that a run has met. */
+/* Flags that change a limit that a run has reached. */
 static const struct {
     kvasir_status code;
     const char *flag, *advice;
@@ -46,7 +45,7 @@ static bool has_flag(const struct command *c, const char *flag) {
     return option_find(c, flag, strlen(flag)) != NULL;
 }
 
-/* The command's flag for a field, in `buf` if it is called as the member; NULL: it has none. */
+/* The command's flag for a field, in `buf` if it has the member's name; NULL: it has none. */
 static const char *flag_of(const struct command *c, const char *field, char buf[64]) {
     for (size_t i = 0; i < sizeof FLAGS / sizeof *FLAGS; i++)
         if (strcmp(FLAGS[i].field, field) == 0 && has_flag(c, FLAGS[i].flag))
@@ -106,7 +105,7 @@ static const char *const SENTENCES[] = {
 static const char *const CENTRE_SOURCES[] = {
     [KVASIR_CENTRE_BIAS] = "the model's key biases",
     [KVASIR_CENTRE_BESIDE] = "the calibration file beside the model",
-    [KVASIR_CENTRE_FILE] = "the calibration file",
+    [KVASIR_CENTRE_FILE] = "calibration file to write",
 };
 #define COUNT_FACT(name) +1
 _Static_assert(sizeof SENTENCES / sizeof *SENTENCES == KVASIR_FACT_MAP(COUNT_FACT),

@@ -18,7 +18,7 @@
 
 /* ---- text in --------------------------------------------------------------------------------- */
 
-/* Far beyond any context; a wrong path (a disk, a video) is refused instead of read to the end. */
+/* Far beyond any context: a wrong path (a disk, a video) is refused instead of read to the end. */
 static const size_t TEXT_BYTES_MAX = (size_t)1 << 30;
 
 static int read_stream(const struct command *c, const char *flag, const char *name, FILE *f,
@@ -64,7 +64,8 @@ static const char *name_of(const struct line_reader *in) {
     return in->name ? in->name : "standard input";
 }
 
-/* More bytes behind `end`; `over` at the end of the input. Refuses what is no line any more. */
+/* Reads more bytes to `end`; sets `over` at the end of the input. Refuses lines that are too long.
+ * */
 static int fill(const struct command *c, struct line_reader *in) {
     if (in->end == in->cap && in->start > 0) {
         memmove(in->data, in->data + in->start, in->end - in->start);
@@ -79,7 +80,7 @@ static int fill(const struct command *c, struct line_reader *in) {
         if (!ARRAY_GROW(in->data, in->cap, cap))
             return run_error(c, "%s: out of memory", name_of(in));
     }
-    if (fflush(stdout) != 0) /* whoever wrote the last line may wait for its answer */
+    if (fflush(stdout) != 0) /* the sender of the last line may be waiting for its answer */
         return finish_output(c);
     ssize_t n;
     do
@@ -95,7 +96,7 @@ static int fill(const struct command *c, struct line_reader *in) {
 }
 
 int line_next(const struct command *c, struct line_reader *in) {
-    size_t seen = 0; /* bytes from start on that hold no line end */
+    size_t seen = 0; /* bytes after start that are known to contain no line end */
     in->number++;
     in->byte = in->base + in->start;
     for (;;) {
@@ -134,7 +135,7 @@ static int cannot_write(const struct command *c, const struct out_file *o, const
     return run_error(c, "%s: cannot write %s", o->flag, why);
 }
 
-/* path: resolved; what a link names is replaced, not the link. */
+/* path: resolved, because a link's target is replaced, not the link. */
 static int open_resolved(const struct command *c, struct out_file *o, const char *path,
                          const struct stat *st) {
     kvasir_error err;
@@ -164,7 +165,7 @@ int out_open(const struct command *c, struct out_file *o, const char *flag, cons
 static int check_room(const struct command *c, const struct out_file *o, uint64_t bytes) {
     struct statvfs fs;
     if (o->direct || fstatvfs(o->to.out.fd, &fs) != 0)
-        return EXIT_GOOD; /* the writes will tell */
+        return EXIT_GOOD; /* the writes will fail */
     uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
     char need[24], left[24];
     if (bytes > room)

@@ -11,12 +11,12 @@
  *         |
  *     summary on standard error, or one JSON object on standard output
  *
- * The answer ends for one of the reasons of enum finish. Ctrl-C is one of them: it is looked at
- * between steps, and a second one kills the program as usual. What is counted: `answer` holds the
- * tokens that were chosen, an end token not among them; decode steps are evaluations of one token,
- * so one fewer than tokens when the length ended the answer.
+ * The answer ends for one of the reasons of enum finish. Ctrl-C is one of them: it is checked
+ * between steps, and a second one kills the program as usual. `answer` counts the tokens that were
+ * chosen, without an end token. Decode steps are evaluations of one token, so there is one fewer
+ * than tokens if the length ended the answer.
  *
- * Left out: several turns, several prompts.
+ * Not supported: several turns, several prompts.
  */
 #include "cli.h"
 
@@ -44,33 +44,33 @@ static const struct option OPTIONS[] = {
     {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
      .help = "the prompt"},
     {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
-     .shown = "standard input", .help = "the prompt is this file's text; - is standard input"},
+     .shown = "standard input", .help = "read the prompt from this file; - is standard input"},
     {.name = "--tokens", .value = "IDS", .kind = OPTION_TEXT, ROW(prompt.tokens),
      .help = "the prompt as token ids: 1,2,3"},
     {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.system),
      .help = "system message before the prompt"},
     {.name = "--raw", .kind = OPTION_FLAG, ROW(prompt.raw),
-     .help = "the prompt as it is, without a chat template"},
+     .help = "use the prompt as is, without a chat template"},
     CHAT_OPTIONS(struct generate_args, prompt.chat),
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "256", .max = UINT32_MAX,
-     .help = "longest answer; 0 evaluates the prompt only"},
+     .help = "most tokens to generate; 0 evaluates the prompt only"},
     SAMPLING_OPTIONS(struct generate_args, sampling),
     {.name = "--stop", .value = "TEXT", .kind = OPTION_TEXTS, ROW(stop),
      .help = "end the answer before this text; may be given several times"},
     {.name = "--ignore-eos", .kind = OPTION_FLAG, ROW(ignore_eos),
-     .help = "end tokens do not end the answer"},
+     .help = "do not stop at end tokens"},
     {.name = "--prompt-cache", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt_cache),
-     .help = "go on behind a prompt-cache file of cache-prompt or mlx-lm; its formats hold"},
+     .help = "continue from a prompt-cache file of cache-prompt or mlx-lm, in the file's formats"},
     {.name = "--convert-cache", .kind = OPTION_FLAG, ROW(convert_cache),
-     .help = "store the file's tokens in the formats that the flags say"},
+     .help = "convert the file's tokens to the formats of the flags"},
     CACHE_OPTIONS(struct generate_args),
     {.name = "--logits", .value = "FILE", .kind = OPTION_TEXT, ROW(logits),
-     .help = "write the prompt's logits: safetensors, \"logits\" F32 [tokens, vocab]"},
+     .help = "write the prompt's logits as safetensors: \"logits\" F32 [tokens, vocab]"},
     {.name = "--json", .kind = OPTION_FLAG, ROW(json),
-     .help = "one JSON object with text, ids and figures instead of the text"},
+     .help = "print one JSON object with text, token ids and statistics instead of the text"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
@@ -80,9 +80,9 @@ static const struct command COMMAND = {
     .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "The prompt comes from standard input when no flag gives it. Ctrl-C ends the answer "
-               "(exit code 130),\na second one the program. Exit codes: 0 good, 1 the run failed, "
-               "2 wrong usage.",
+    .details = "Without a flag for the prompt it is read from standard input. Ctrl-C ends the "
+               "answer (exit code 130),\na second one ends the program. Exit codes: 0 success, 1 "
+               "the run failed, 2 wrong usage.",
 };
 
 struct run {
@@ -98,7 +98,7 @@ struct run {
     kvasir_sampler *sampler;
     struct sampling sampling;
     kvasir_stop *stop;
-    kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, ids are printed */
+    kvasir_detok *detok; /* NULL: the checkpoint has no tokenizer, so ids are printed */
     float *logits;       /* [vocab] of the newest token */
     int32_t *answer;     /* [answer_n] */
     size_t answer_n, answer_cap;
@@ -126,7 +126,7 @@ static int prepare(struct run *r) {
         code = make_stop(r);
     if (!code)
         code = prompt_read(&COMMAND, &r->a->prompt, &r->prompt);
-    catch_interrupt(); /* from here on there is a file to take away again */
+    catch_interrupt(); /* from here on there is a file to remove on failure */
     if (!code && r->a->logits)
         code = out_open(&COMMAND, &r->logits_file, "--logits", r->a->logits);
     return code;
@@ -150,8 +150,8 @@ static int open_model(struct run *r) {
     return code ? code : prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
 }
 
-/* Formats come from the file unless flags say them; flags that differ from the file are refused
- * where it is loaded. */
+/* Formats come from the file unless flags give them; flags that differ from the file are refused
+ * when it is loaded. */
 static bool formats_are_said(const kvasir_context_options *o) {
     const kvasir_context_options d = kvasir_context_defaults();
     return o->kv_bits != d.kv_bits || o->kv_group_size || o->max_kv_size ||
@@ -182,15 +182,16 @@ static int open_context(struct run *r) {
     if (!r->logits)
         return run_error(&COMMAND, "out of memory");
     for (uint32_t i = 0; i < r->cached; i++)
-        if (kvasir_seq_tokens(r->seq)[i] >= 0) /* the file may not say them */
+        if (kvasir_seq_tokens(r->seq)[i] >= 0) /* the file may not state them */
             kvasir_sampler_accept(r->sampler, kvasir_seq_tokens(r->seq)[i]);
     for (size_t i = 0; i < r->prompt.n; i++)
         kvasir_sampler_accept(r->sampler, r->prompt.ids[i]);
     return EXIT_GOOD;
 }
 
-/* The context may end the answer before -n does: its last place is for the last token but one, the
- * last need not be evaluated. A prompt that does not fit is refused by the evaluation. */
+/* The context may end the answer before -n does. Its last position is for the last token but one,
+ * since the last token need not be evaluated. A prompt that does not fit is refused by the
+ * evaluation. */
 static void settle_limit(struct run *r) {
     kvasir_context_info info;
     kvasir_context_get_info(r->ctx, &info);
@@ -325,7 +326,8 @@ static int run_answer(struct run *r) {
     return code;
 }
 
-/* The held-back rest, and a line end so that a shell's prompt starts on its own line. */
+/* Prints the rest that was held back, and a line end so that the shell's prompt starts on its own
+ * line. */
 static int end_text(struct run *r) {
     const char *text = "";
     size_t len = 0;
@@ -346,7 +348,8 @@ static int end_text(struct run *r) {
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
-/* Rotation holds fewer tokens than were evaluated: only what is held is compared with 16 bits. */
+/* A rotating cache holds fewer tokens than were evaluated: only those it holds are compared with 16
+ * bits. */
 static uint64_t tokens_held(const struct run *r) {
     kvasir_context_info info;
     kvasir_context_get_info(r->ctx, &info);
@@ -354,7 +357,7 @@ static uint64_t tokens_held(const struct run *r) {
     return info.visible && info.visible < length ? info.visible : length;
 }
 
-/* Fewer than the prompt has where Ctrl-C came in the middle of it. */
+/* Fewer than the prompt has if Ctrl-C interrupted it. */
 static size_t prompt_evaluated(const struct run *r) {
     uint32_t length = kvasir_seq_length(r->seq) - r->cached;
     return length < r->prompt.n ? length : r->prompt.n;
@@ -431,7 +434,7 @@ static int generate(struct run *r) {
         r->finish = FINISH_INTERRUPTED;
     else
         code = run_answer(r);
-    /* An error in the middle leaves the text so far standing, complete as far as it goes. */
+    /* After an error in the middle the text so far stays on standard output. */
     int end_code = r->stream.write_error ? code : end_text(r);
     code = code ? code : end_code;
     if (!code)
@@ -445,9 +448,10 @@ int generate_main(int argc, char **argv) {
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;
     if (a.convert_cache && !a.prompt_cache)
-        return usage_error(&COMMAND, "--convert-cache: has no place without --prompt-cache");
+        return usage_error(&COMMAND, "--convert-cache: only allowed with --prompt-cache");
     if (a.prompt.system && a.prompt_cache)
-        return usage_error(&COMMAND, "--system: stands before what --prompt-cache holds already");
+        return usage_error(&COMMAND, "--system: not allowed with --prompt-cache, whose file "
+                                     "already holds the beginning of the prompt");
     a.prompt.part = a.prompt_cache ? PROMPT_TAIL : PROMPT_WHOLE;
     struct run r = {.a = &a};
     code = generate(&r);

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* The value a field holds, for "[default]"; "" where there is nothing to tell. */
+/* The value of a field, for "[default]"; "" if there is nothing to show. */
 static const char *default_text(const struct option *o, void *args, char buf[64]) {
     if (o->shown || o->initial)
         return o->shown ? o->shown : o->initial;
@@ -34,7 +34,7 @@ static const char *default_text(const struct option *o, void *args, char buf[64]
 
 enum { HELP_COLUMN = 30, HELP_WIDTH = 100 };
 
-/* Prints words from HELP_COLUMN on, where the cursor is; lines end before HELP_WIDTH. */
+/* Prints words from HELP_COLUMN on, starting at the cursor; lines end before HELP_WIDTH. */
 static void print_wrapped(const char *text) {
     size_t column = HELP_COLUMN;
     while (*text) {
@@ -53,7 +53,7 @@ static bool is_short(const char *flag) {
     return flag && flag[1] != '-';
 }
 
-/* "-m, --model"; another long name stands behind. */
+/* "-m, --model"; another long name comes after it. */
 static void names_text(const struct option *o, char buf[80]) {
     if (!o->alias)
         snprintf(buf, 80, "%s", o->name);
@@ -80,14 +80,14 @@ static void print_terminal(const struct command *c, void *args) {
     printf("usage: kvasir %s %s\n\n%s\n\n", c->name, c->usage, c->summary);
     for (size_t i = 0; i < c->n_options; i++)
         print_row(&c->options[i], args);
-    printf("%-*s%s\n", HELP_COLUMN, "  -h, --help", "this text");
+    printf("%-*s%s\n", HELP_COLUMN, "  -h, --help", "show this help");
     if (c->details)
         printf("\n%s\n", c->details);
 }
 
 /* ---- documents ------------------------------------------------------------------------------- */
 
-/* Running text of a man page: no line of it is a request, flags keep their hyphens. */
+/* Text of a man page: no line may look like a request, and flags keep their hyphens. */
 static void print_mdoc_text(const char *text) {
     if (*text == '.' || *text == '\'')
         printf("\\&");
@@ -96,7 +96,7 @@ static void print_mdoc_text(const char *text) {
         if (*text == '\\')
             printf("\\e");
         else if (*text == ' ' && text[-1] == '.')
-            printf("\n"); /* a sentence begins a line */
+            printf("\n"); /* each sentence starts a line */
         else
             printf(*text == '-' && flag ? "\\-" : "%c", *text);
     }

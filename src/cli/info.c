@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* info.c: `kvasir info`, what a checkpoint holds and what a token of its KV cache costs in every
- * format. Opens the files, runs nothing.
- */
+/* info.c: `kvasir info`, what a checkpoint contains and what a token of its KV cache costs in every
+ * format. Opens the files but runs nothing. */
 #include "cli.h"
 
 #include <string.h>
@@ -14,15 +13,15 @@ struct info_args {
 /* clang-format off */
 static const struct option OPTIONS[] = {
     {.name = "MODEL", .kind = OPTION_TEXT, .offset = offsetof(struct info_args, model),
-     .required = true, .help = "a GGUF file, or a folder with config.json and safetensors"},
+     .required = true, .help = "GGUF file, or folder with config.json and safetensors"},
     {.name = "--json", .kind = OPTION_FLAG, .offset = offsetof(struct info_args, json),
-     .help = "one JSON object"},
+     .help = "print one JSON object"},
 };
 /* clang-format on */
 
 static const struct command COMMAND = {
     .name = "info",
-    .summary = "Tells what a model file holds and what its KV cache costs.",
+    .summary = "Shows what a model file holds and what its KV cache costs.",
     .usage = "MODEL [--json]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
@@ -36,7 +35,7 @@ static bool has_groups(const char *format) {
     return !strchr(format, 'f');
 }
 
-/* False where the group does not divide the head size. */
+/* False if the group size does not divide the head size. */
 static bool token_bytes(const kvasir_model *m, const char *format, const char *group,
                         uint64_t *bytes) {
     return kvasir_model_kv_bytes(m, format, has_groups(format) ? group : NULL, bytes, NULL) ==
@@ -119,7 +118,7 @@ static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
     const struct {
         const char *key;
         uint64_t value;
-    } numbers[] = {{"layers", i->layers},
+    } numbers[] = {{"number of layers", i->layers},
                    {"dim", i->dim},
                    {"ffn_dim", i->ffn_dim},
                    {"heads", i->heads},

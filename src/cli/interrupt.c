@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* interrupt.c: Ctrl-C asks a command to end cleanly, a second one kills the program.
  *
- * The handler only sets a flag, which commands look at between steps, and is gone after its first
- * call; a command that goes on behind it (chat) catches the next one anew. A parent that had the
- * signal ignored (nohup, a script's background job) keeps its wish.
+ * The handler only sets a flag, which commands check between steps, and is removed by its first
+ * call. A command that continues after it (chat) installs it again. If the parent had SIGINT
+ * ignored (nohup, a script's background job), it stays ignored.
  */
 #include "cli.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c: the program `kvasir`. Finds the command, runs it, turns its result into the exit code.
  *
- * A reader that closes our standard output (head, a pager) is an error of the write, reported like
- * a full disk, not a signal.
+ * If a reader closes our standard output (head, a pager), that is an error of the write, reported
+ * like a full disk, not a signal.
  */
 #include "cli.h"
 
@@ -16,14 +16,14 @@ static const struct {
     {"generate", "answer a prompt", generate_main},
     {"chat", "talk with a model or a server", chat_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
-    {"serve", "answer requests over HTTP, as OpenAI and Anthropic have them", serve_main},
+    {"serve", "answer requests over HTTP, with the APIs of OpenAI and Anthropic", serve_main},
     {"batch", "answer a file of requests, many at once", batch_main},
     {"perplexity", "measure a model's loss on a text, and its distance from another run",
      perplexity_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
-    {"calibrate", "measure what is constant in a model's keys, for --key-centre", calibrate_main},
+    {"calibrate", "measure the constant part of a model's keys, for --key-centre", calibrate_main},
     {"convert", "write a checkpoint as a folder that mlx-lm loads", convert_main},
-    {"info", "tell what a model file holds and what its cache costs", info_main},
+    {"info", "show what a model file holds and what its cache costs", info_main},
     {"simulate", "replay recorded requests through the scheduler and the cache, without a model",
      simulate_main},
     {"tokenize", "turn text or chats into token ids, and back", tokenize_main},
@@ -35,7 +35,8 @@ static void print_usage(FILE *to) {
                 "Runs language models over a KV cache that is quantized end to end.\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-16s%s\n", COMMANDS[i].name, COMMANDS[i].help);
-    fprintf(to, "\nkvasir COMMAND --help tells a command's flags; kvasir --version the version.\n");
+    fprintf(to, "\nSee kvasir COMMAND --help for a command's flags; kvasir --version prints the "
+                "version.\n");
 }
 
 static int unknown_command(const char *name) {
@@ -44,7 +45,7 @@ static int unknown_command(const char *name) {
         strcat(names, i ? ", " : "");
         strcat(names, COMMANDS[i].name);
     }
-    return usage_error(NULL, "unknown command \"%.60s\": it is one of %s", name, names);
+    return usage_error(NULL, "unknown command \"%.60s\"; commands are %s", name, names);
 }
 
 int main(int argc, char **argv) {

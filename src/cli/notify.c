@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* notify.c: sd_notify's protocol: a datagram to the socket that $NOTIFY_SOCKET names, where a
- * service manager has set it (Type=notify in dist/kvasir.service). What goes wrong is its affair.
- */
+/* notify.c: sd_notify's protocol: a datagram to the socket named by $NOTIFY_SOCKET, if a service
+ * manager has set it (Type=notify in dist/kvasir.service). Failures are ignored. */
 #include "cli.h"
 
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* option_table.c: rows of a command's table: found by name, and set from text. */
+/* option_table.c: rows of a command's table: finds them by name and sets them from text. */
 #include "cli.h"
 
 #include <errno.h>
@@ -66,7 +66,7 @@ static int append_text(const struct command *c, const char *flag, const char *te
     return EXIT_GOOD;
 }
 
-/* Bytes with the units of mlx_lm.server, which are decimal, and binary ones. */
+/* Bytes with the units of mlx_lm.server, which are decimal, and with binary ones. */
 static int read_bytes(const struct command *c, const struct option *o, const char *flag,
                       const char *text, void *args) {
     static const struct {
@@ -85,8 +85,10 @@ static int read_bytes(const struct command *c, const struct option *o, const cha
             *(uint64_t *)option_field(o, args) = (uint64_t)(x * UNITS[i].bytes);
             return EXIT_GOOD;
         }
-    return usage_error(c, "%s: \"%.60s\" is no number of bytes, as 4GB, 500M or 1.5GiB", flag,
-                       text);
+    return usage_error(c,
+                       "%s: \"%.60s\" is not a number of bytes such as 4GB, 500M or "
+                       "1.5GiB",
+                       flag, text);
 }
 
 int option_read(const struct command *c, const struct option *o, const char *flag, const char *text,
@@ -120,7 +122,7 @@ int option_read(const struct command *c, const struct option *o, const char *fla
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* [n] of text is the name, to the end. */
+/* Whether the n bytes of text are exactly the name. */
 static bool is_name(const char *name, const char *text, size_t n) {
     return name && strlen(name) == n && memcmp(name, text, n) == 0;
 }

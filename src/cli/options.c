@@ -5,11 +5,11 @@
  *     "--flag value", "--flag=value", "-f value", a flag without value, operands in the order of
  *     their rows, "--" before one that begins with a dash
  *
- * A row's default is text read like a typed value, or what the argument struct held before (so that
- * the library's own defaults are written once, in the library). An error is one line that names the
- * flag as it was typed, exit code 2.
+ * A row's default is text that is read like a typed value, or the value that the argument struct
+ * already had (so that the library's defaults are written only in the library). An error is one
+ * line that names the flag as it was typed, with exit code 2.
  *
- * Left out: abbreviations, joined short flags.
+ * Not supported: abbreviations, joined short flags.
  */
 #include "cli.h"
 
@@ -21,8 +21,8 @@ static bool is_flag(const struct option *o) {
     return o->name[0] == '-';
 }
 
-/* The row of "--name" or of the part before '=' in "--name=value"; *value is behind the '=', or
- * NULL. */
+/* The row of "--name" or of the part before '=' in "--name=value"; *value is the text after the
+ * '=', or NULL. */
 static const struct option *find_flag(const struct command *c, const char *word,
                                       const char **value) {
     const char *equals = strncmp(word, "--", 2) == 0 ? strchr(word, '=') : NULL;
@@ -63,7 +63,7 @@ static int check_required(const struct command *c, void *args) {
     return EXIT_GOOD;
 }
 
-/* One flag with its values, which start at argv[*at] behind it. */
+/* Reads one flag with its values, which start at argv[*at]. */
 static int read_flag(const struct command *c, const struct option *o, const char *word,
                      const char *value, int argc, char **argv, int *at, void *args) {
     char flag[64];
@@ -73,8 +73,8 @@ static int read_flag(const struct command *c, const struct option *o, const char
                      : option_read(c, o, flag, NULL, args);
     const char *unused;
     if (!value) {
-        /* A flag of ours is not a value: "-m --json" forgot the model. "--prompt=--json" says so
-         * where it is meant. */
+        /* One of our flags is not a value: "-m --json" lacks the model. If such a value is meant,
+         * it is written as "--prompt=--json". */
         if (*at == argc || find_flag(c, argv[*at], &unused))
             return usage_error(c, "%s: needs a value", flag);
         value = argv[(*at)++];
@@ -90,7 +90,7 @@ bool options_read(const struct command *c, int argc, char **argv, void *args, in
     ASSERT(c->n_options <= OPTIONS_MAX);
     int code = set_defaults(c, args);
     for (int at = 1; at < argc && !code; at++)
-        if (help_print(c, argv[at], args)) { /* first: nothing typed has replaced a default yet */
+        if (help_print(c, argv[at], args)) { /* before anything typed has replaced a default */
             *exit_code = finish_output(c);
             return false;
         }
@@ -136,13 +136,13 @@ struct engine_args engine_args_defaults(void) {
 int engine_args_options(const struct command *c, const struct engine_args *a,
                         kvasir_engine_options *out) {
     if (a->options.stored_kv_group_size && !a->options.stored_kv_bits)
-        return usage_error(c, "--kv-cache-quantization-group-size: has no place without "
+        return usage_error(c, "--kv-cache-quantization-group-size: only allowed with "
                               "--kv-cache-quantization-bits");
     if (a->options.stored_kv_bits && a->options.no_prefix_cache)
-        return usage_error(c, "--kv-cache-quantization-bits: has no place with --no-prefix-cache");
+        return usage_error(c, "--kv-cache-quantization-bits: not allowed with --no-prefix-cache");
     *out = a->options;
     out->cache_memory_bytes = a->memory_mib << 20;
-    /* vllm-mlx has a fraction here: 0.2 */
+    /* vllm-mlx uses a fraction: 0.2 */
     out->cache_memory_percent = (double)a->memory_percent * (a->memory_percent < 1 ? 100 : 1);
     return EXIT_GOOD;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* output.c: what all commands print the same way: error lines, bytes for people, JSON, progress.
  *
- * Results go to standard output, all else to standard error. An error is one line whatever the
- * names in it hold.
+ * Results go to standard output, everything else to standard error. An error is one line, whatever
+ * the names in it contain.
  */
 #include "cli.h"
 
@@ -61,7 +61,7 @@ double ratio(double a, double b) {
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 void put_text(json_t *object, const char *key, const char *text) {
-    json_t *string = text ? json_string(text) : NULL; /* NULL too where text is not UTF-8 */
+    json_t *string = text ? json_string(text) : NULL; /* also NULL if text is not UTF-8 */
     json_object_set_new(object, key, string ? string : json_null());
 }
 
@@ -98,7 +98,7 @@ int finish_output(const struct command *c) {
 
 /* ---- progress -------------------------------------------------------------------------------- */
 
-/* A person watches, a log wants few lines. */
+/* A terminal is updated often, a log gets few lines. */
 static const double TERMINAL_SECONDS = 0.1, LOG_SECONDS = 5;
 
 static void show(struct progress *p, size_t done, double seconds) {
@@ -121,7 +121,7 @@ void progress_start(struct progress *p, const char *what, size_t total, const ch
                            .start = now,
                            .last = now,
                            .terminal = isatty(STDERR_FILENO) != 0};
-    /* A step may take long on a slow machine: a person sees at once what is going on. */
+    /* A step may take long on a slow machine: a terminal shows at once what is going on. */
     if (what && p->terminal)
         show(p, 0, 0);
 }

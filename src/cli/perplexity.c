@@ -6,10 +6,10 @@
  *     (a vocabulary that adds BOS:     BOS | w - 1 | BOS | w - 1 | ...)
  *
  *     one window:      id0   id1   id2  ...  id(w-2)   id(w-1)
- *                        \     \     \          \
+ *                        \     \     \                                                            \
  *     predictions:       nll0  nll1  nll2 ...  nll(w-2)          w - 1 of them, id(w-1) is not run
  *
- * Each window is a fresh sequence; a token attends to stored bytes only, its own included.
+ * Each window is a new sequence; a token attends only to stored bytes, including its own.
  *
  * A base file (--save-base) is safetensors: "ids" I32 [windows, w], "logits" F32 [windows, w-1,
  * vocab], in the order they were computed. It may be many GB: it is written and read row by row.
@@ -34,21 +34,22 @@ struct perplexity_args {
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct perplexity_args),
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
-     .required = true, .help = "the text, read as bytes; - is standard input"},
+     .required = true, .help = "file with the text, read as bytes; - is standard input"},
     {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(window), .initial = "1024",
-     .min = 2, .max = 1 << 24, .help = "tokens of a window"},
+     .min = 2, .max = 1 << 24, .help = "tokens in a window"},
     {.name = "--windows", .value = "N", .kind = OPTION_U32, ROW(windows), .initial = "16",
-     .max = 1 << 24, .help = "windows from the start of the text; 0: all that it has"},
+     .max = 1 << 24, .help = "number of windows, from the start of the text; 0: all"},
     CACHE_OPTIONS(struct perplexity_args),
     {.name = "--save-base", .value = "FILE", .kind = OPTION_TEXT, ROW(save_base),
-     .help = "write all logits, to compare other runs with"},
+     .help = "write all logits, so that other runs can be compared with them"},
     {.name = "--base", .value = "FILE", .kind = OPTION_TEXT, ROW(base),
      .help = "report the KL divergence from the run that saved FILE"},
     {.name = "--nll", .value = "FILE", .kind = OPTION_TEXT, ROW(nll),
-     .help = "write each token's loss: safetensors, \"nll\" F32 [windows, window-1]"},
-    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+     .help = "write each token's loss as safetensors: \"nll\" F32 [windows, window-1]"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
+                                                               "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
@@ -76,7 +77,7 @@ struct run {
     size_t n_text_ids;
     int32_t bos; /* -1: windows have none */
     uint32_t windows;
-    int32_t *ids;      /* [window], the window under way */
+    int32_t *ids;      /* [window], the current window */
     uint32_t n_window; /* its number */
     size_t done;       /* predictions so far: nll, kl [windows * (window - 1)] */
     double *nll, *kl;  /* kl NULL without --base */
@@ -84,12 +85,12 @@ struct run {
     struct out_file base_out, nll_out;
     struct base_file base;
     struct progress progress;
-    int code; /* of a failure inside a callback; its line was printed */
+    int code; /* of a failure inside a callback, which printed an error */
 };
 
 /* ---- the text -------------------------------------------------------------------------------- */
 
-/* Whether the vocabulary puts a BOS in front: what it adds before the ids of some text. */
+/* Whether the vocabulary adds a BOS: what it puts before the ids of some text. */
 static int find_bos(struct run *r) {
     int32_t *plain = NULL, *special = NULL;
     size_t n_plain = 0, n_special = 0;
@@ -331,7 +332,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Linear between the two nearest ranks, as numpy has it; sorted [n]. */
+/* Linear interpolation between the two nearest ranks, as in numpy; sorted [n]. */
 static double quantile(const double *sorted, size_t n, double q) {
     double at = q * (double)(n - 1);
     size_t low = (size_t)at, high = low + 1 < n ? low + 1 : low;

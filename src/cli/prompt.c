@@ -5,8 +5,8 @@
  *                                        +-- chat template (chat.c)
  *     --tokens 1,2,3 ----------------------------------------------------> as they are
  *
- * Text of a user is never read for control tokens by --raw: "<|im_start|>" is eleven characters
- * there. In a chat they are recognised, because the template writes its own ones that way.
+ * With --raw, control tokens in the user's text are not recognised: "<|im_start|>" is twelve
+ * characters there. In a chat they are, because the template writes its own ones that way.
  */
 #include "cli.h"
 
@@ -31,7 +31,7 @@ static int read_typed_ids(const struct command *c, const char *text, struct prom
             return usage_error(c, "--tokens: \"%.20s\" at place %td is not a token id", s,
                                s - text + 1);
         if (errno || id > INT32_MAX)
-            return usage_error(c, "--tokens: %.*s is no token id", (int)digits, s);
+            return usage_error(c, "--tokens: %.*s is not a token id", (int)digits, s);
         p->typed[p->n++] = (int32_t)id;
         s += digits + (behind == ',');
     }
@@ -39,7 +39,7 @@ static int read_typed_ids(const struct command *c, const char *text, struct prom
     return p->n ? EXIT_GOOD : usage_error(c, "--tokens: the prompt is empty");
 }
 
-/* One line end at the end of a file or pipe belongs to the file, not to what the user says. */
+/* A line end at the end of a file or pipe belongs to the file, not to the prompt. */
 static void drop_line_end(struct prompt *p) {
     if (p->len > 0 && p->text[p->len - 1] == '\n')
         p->len--;
@@ -48,7 +48,7 @@ static void drop_line_end(struct prompt *p) {
     p->text[p->len] = 0;
 }
 
-/* The first flag given that only a chat template can honour; NULL: none. */
+/* The first given flag that needs a chat template; NULL: none. */
 static const char *chat_flag(const struct prompt_args *a) {
     return a->system               ? "--system"
            : a->chat.template_file ? "--chat-template"
@@ -61,7 +61,7 @@ int prompt_read(const struct command *c, const struct prompt_args *a, struct pro
         return usage_error(c, "-p, -f and --tokens: give one of them");
     const char *flag = chat_flag(a);
     if (flag && (a->raw || a->tokens))
-        return usage_error(c, "%s: has no place without a chat template (%s is given)", flag,
+        return usage_error(c, "%s: only allowed with a chat template (%s is given)", flag,
                            a->raw ? "--raw" : "--tokens");
     int code = chat_read(c, &a->chat, &p->chat);
     if (code)
@@ -86,10 +86,10 @@ int prompt_read(const struct command *c, const struct prompt_args *a, struct pro
     return p->len ? EXIT_GOOD : usage_error(c, "%s: the prompt is empty", from);
 }
 
-/* Stands for the user's text while a template is rendered, to find where that goes. */
+/* Marks the place of the user's text while a template is rendered. */
 static const char MARK[] = "kvasir:the-text-of-the-user";
 
-/* One part of a rendered chat: the user's text with what stands before or behind it. */
+/* One part of a rendered chat: the user's text with what comes before or after it. */
 static int encode_part(const struct command *c, const struct prompt_args *a,
                        const kvasir_tokenizer *t, json_t *request, struct prompt *p) {
     kvasir_error err;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* results.c: the file that a batch writes its results to, and goes on with when it runs again.
+/* results.c: the file to which a batch writes its results, and which it continues when it runs
+ * again.
  *
  *     {"id":"batch_req_...","custom_id":"a",...}\n      finished: never run again
  *     {"id":"batch_req_...","custom_id":"b",...}\n
@@ -7,8 +8,8 @@
  *
  * Invariants
  *   RESULTS-1  A file that holds anything but results (the requests, by mistake) is not changed.
- *   RESULTS-2  A line is written whole and flushed before the next: whatever ends the program tears
- *              the last line at most.
+ *   RESULTS-2  A line is written whole and flushed before the next: whatever ends the program, at
+ *              most the last line is incomplete.
  *   RESULTS-3  One program writes a file at a time (flock; not over all network file systems).
  */
 #include "cli.h"
@@ -32,7 +33,7 @@ static int take_result(const struct command *c, struct results *r, const struct 
     const char *id = json_string_value(json_object_get(line, "custom_id"));
     int code = EXIT_GOOD;
     if (!id || !json_is_object(json_object_get(line, "response")))
-        code = run_error(c, "-o: %s: line %zu is no result of a batch: the file is left as it is",
+        code = run_error(c, "-o: %s: line %zu is not a batch result; the file was not changed",
                          r->path, in->number);
     else if (json_object_set_new(r->finished, id, json_true()) != 0)
         code = run_error(c, "-o: %s: out of memory", r->path);
@@ -40,7 +41,7 @@ static int take_result(const struct command *c, struct results *r, const struct 
     return code;
 }
 
-/* Reads what is there; *end is where the next result goes. */
+/* Reads what exists; *end is where the next result goes. */
 static int read_results(const struct command *c, struct results *r, int fd, uint64_t size,
                         uint64_t *end) {
     struct line_reader in = {.fd = fd, .name = r->path};
@@ -51,10 +52,9 @@ static int read_results(const struct command *c, struct results *r, int fd, uint
             size_t n = sizeof BEGINNING - 1;
             r->cut = true;
             if (memcmp(in.line, BEGINNING, in.len < n ? in.len : n) != 0)
-                code = run_error(c,
-                                 "-o: %s: line %zu is no result of a batch: the file is left as "
-                                 "it is",
-                                 r->path, in.number);
+                code =
+                    run_error(c, "-o: %s: line %zu is not a batch result; the file was not changed",
+                              r->path, in.number);
             break;
         }
         code = take_result(c, r, &in);
@@ -104,7 +104,7 @@ bool results_has(const struct results *r, const char *custom_id) {
 }
 
 int results_write(const struct command *c, struct results *r, json_t *object) {
-    /* 9 digits say a float */
+    /* 9 digits are exact for a float */
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     json_decref(object);
     if (!text)

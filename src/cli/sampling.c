@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sampling.c: the flags that say how tokens are drawn; SAMPLING_OPTIONS in cli.h lists them.
+/* sampling.c: the flags that control sampling; SAMPLING_OPTIONS in cli.h lists them.
  *
- * Left out: ranges that depend on the vocabulary, which the library checks.
+ * Ranges that depend on the vocabulary are checked by the library.
  */
 #include "cli.h"
 
@@ -25,12 +25,12 @@ static int read_seed(const struct command *c, const char *text, uint64_t *seed) 
     errno = 0;
     *seed = strtoull(text, NULL, 10);
     if (*text == 0 || strspn(text, "0123456789") != strlen(text) || errno ||
-        *seed > INT64_MAX) /* the largest that JSON output can tell */
+        *seed > INT64_MAX) /* the largest that JSON output can represent */
         return usage_error(c, "--seed: \"%.60s\" is not a whole number below 2^63", text);
     return EXIT_GOOD;
 }
 
-/* "ID:BIAS" at s; *end is behind it. False: it is none. */
+/* "ID:BIAS" at s; *end is the text after it. False: it is not one. */
 static bool read_bias(const char *s, kvasir_logit_bias *b, const char **end) {
     size_t digits = strspn(s, "0123456789");
     errno = 0;

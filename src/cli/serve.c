@@ -5,9 +5,9 @@
  *                                             `-> --dry-run: serve_plan.c     |
  *     second SIGTERM or SIGINT: the process ends at once  <-  drain  <--------'
  *
- * The signals are blocked in all threads and taken by this one, which does nothing else; before
- * the engine starts, and after the first one, they end the program as usual. If the parent had
- * SIGINT ignored, it stays so.
+ * The signals are blocked in all threads and taken by this one, which does nothing else. Before the
+ * engine starts and after the first signal they end the program as usual. If the parent had SIGINT
+ * ignored, it stays so.
  */
 #include "cli.h"
 #include "server/server.h"
@@ -38,81 +38,85 @@ struct serve_args {
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct serve_args),
     {.name = "--host", .value = "ADDRESS", .kind = OPTION_TEXT, ROW(server.host),
-     .help = "address to listen on; 0.0.0.0 and :: are all of the machine's"},
+     .help = "address to listen on; 0.0.0.0 or :: for all interfaces"},
     {.name = "--port", .value = "N", .kind = OPTION_U32, ROW(port), .max = 65535,
-     .help = "port to listen on; 0: a free one, which is printed"},
+     .help = "port to listen on; 0 takes a free one and prints it"},
     CONFIG_OPTION(struct serve_args, settings),
     {.name = "--served-model-name", .value = "NAME", .kind = OPTION_TEXT, ROW(server.model_name),
-     .shown = "the file's or folder's", .help = "the model's name in answers and /v1/models"},
+     .shown = "name of the file or folder", .help = "model name in answers and /v1/models"},
     {.name = "--api-key", .value = "KEY", .kind = OPTION_TEXTS, ROW(api_keys),
-     .help = "requests must bring this key; may be given again. Others see it in the process "
-             "list: better --api-key-file or KVASIR_API_KEY"},
+     .help = "require this key from clients; may be given several times. Other users see it in "
+             "the process list: prefer --api-key-file or KVASIR_API_KEY"},
     {.name = "--api-key-file", .value = "FILE", .kind = OPTION_TEXT, ROW(api_key_file),
-     .help = "more keys, one a line; # begins a comment"},
+     .help = "file with more keys, one per line; # starts a comment"},
     {.name = "--admin-key", .value = "KEY", .kind = OPTION_TEXT, ROW(server.admin_key),
-     .help = "key of requests that empty the cache; better KVASIR_ADMIN_KEY"},
+     .help = "key for requests that empty the cache; prefer KVASIR_ADMIN_KEY"},
     {.name = "--share-prefixes", .kind = OPTION_FLAG, ROW(server.share_prefixes),
-     .help = "stored prefixes serve all keys, not only the one that brought them"},
+     .help = "share stored prefixes among all keys"},
     {.name = "--cors-origin", .alias = "--allowed-origins", .value = "ORIGIN",
      .kind = OPTION_TEXT, ROW(server.cors_origin),
-     .help = "pages of this site may call: https://example.org, or * for all"},
+     .help = "allow web pages of this site to call the API: https://example.org, or * for all"},
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, .initial = "512",
      ROW(server.max_tokens), .max = UINT32_MAX,
-     .help = "longest answer of requests that do not say, if there is room; 0: as there is room"},
+     .help = "most tokens to generate for a request that sets no limit; 0: as many as fit"},
     {.name = "--max-request-tokens", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
-     ROW(server.max_prompt_tokens), .shown = "0, what fits",
-     .help = "longest prompt of a request"},
+     ROW(server.max_prompt_tokens), .shown = "0, as many as fit",
+     .help = "most tokens in a prompt"},
     DRAWING_OPTIONS(struct serve_args, server.sampling, DEFAULT_ALIAS),
     CHAT_OPTIONS(struct serve_args, chat),
     ENGINE_OPTIONS(struct serve_args, engine),
     {.name = "--kv-cache-quantization", .kind = OPTION_FLAG, ROW(quantize_stored),
-     .help = "as --kv-cache-quantization-bits 8, for what --kv-bits leaves at 16 or 32 bits"},
+     .help = "as --kv-cache-quantization-bits 8, for K or V that --kv-bits keeps at 16 or 32 bits"},
     {.name = "--prompt-cache-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
      ROW(engine.options.stored_max_entries), .shown = "0, no limit",
-     .help = "most prompts that are stored as prefixes"},
+     .help = "most prompts stored as prefixes"},
     {.name = "--prompt-cache-bytes", .value = "B", .kind = OPTION_BYTES,
-     ROW(engine.options.stored_max_bytes), .shown = "0, no limit but the budget",
+     ROW(engine.options.stored_max_bytes), .shown = "0, limited by memory only",
      .help = "most bytes of stored prefixes: 4GB, 500M, 1.5GiB"},
     {.name = "--continuous-batching", .kind = OPTION_FLAG, ROW(batching),
-     .help = "is always on; accepted as vllm-mlx has it"},
+     .help = "always on; accepted for compatibility with vllm-mlx"},
     {.name = "--enable-prefix-cache", .kind = OPTION_FLAG, ROW(prefix_cache),
-     .help = "is on unless --no-prefix-cache; accepted as vllm-mlx has it"},
+     .help = "on unless --no-prefix-cache is given; accepted for compatibility with vllm-mlx"},
     {.name = "--max-waiting", .value = "N", .kind = OPTION_U32, .min = 1, .max = 1 << 20,
      ROW(engine.options.max_waiting),
-     .help = "requests that wait at most; more are told to come later (429)"},
+     .help = "most requests that may wait; further ones are refused (429)"},
     {.name = "--max-connections", .value = "N", .kind = OPTION_U32, .min = 1, .max = 1 << 20,
-     ROW(server.max_connections), .help = "connections at once, idle ones too"},
+     ROW(server.max_connections), .help = "most open connections, idle ones included"},
     {.name = "--max-body-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 4096,
-     ROW(body_mib), .help = "longest body of a request in MiB"},
+     ROW(body_mib), .help = "largest request body, in MiB"},
     SECONDS_ROW("--idle-timeout", server.idle_timeout_s,
-                "seconds between requests of a connection, and for a request to be complete"),
+                "seconds that a connection may be idle or a request may take to arrive"),
     SECONDS_ROW("--write-timeout", server.write_timeout_s,
-                "seconds for a client to take something of its answer, then it is cancelled"),
+                "seconds that a client may read nothing of its answer before the request is "
+                "cancelled"),
     SECONDS_ROW("--keepalive", server.keepalive_s,
-                "seconds between comments of a stream that has nothing else to send"),
+                "seconds between keep-alive comments in a stream that has nothing else to send"),
     {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",
      ROW(drain_timeout_s),
-     .help = "seconds for open requests to end after SIGTERM or Ctrl-C; a second one ends at once"},
+     .help = "seconds that requests may take to finish after SIGTERM or Ctrl-C; a second one "
+             "stops at once"},
     {.name = "--log-prompts", .kind = OPTION_FLAG, ROW(server.log_prompts),
-     .help = "bodies of requests go to the log, prompts and all"},
+     .help = "write request bodies to the log, including prompts"},
     {.name = "--dry-run", .kind = OPTION_FLAG, ROW(dry_run),
-     .help = "print what memory will be for, and end"},
-    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "with --dry-run: one JSON object"},
+     .help = "print how memory will be used, and exit"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "with --dry-run: print one JSON "
+                                                               "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "no lines about model and cache at the start; those about requests stay"},
+     .help = "do not print model and cache at the start; requests are still logged"},
 };
 /* clang-format on */
 
 static const struct command COMMAND = {
     .name = "serve",
-    .summary = "Answers requests over HTTP, in the forms of OpenAI and Anthropic.",
+    .summary = "Answers requests over HTTP, with the APIs of OpenAI and Anthropic.",
     .usage = "-m MODEL [--port N] [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details =
-        "Every flag may come from a variable (KVASIR_KV_BITS=8,4) or from --config, too; the "
-        "command\nline wins over variables, those over the file.\n"
-        "Exit codes: 0 drained, 1 the start failed, 2 wrong usage.",
+        "Every flag can also be set by an environment variable (KVASIR_KV_BITS=8,4) or in the "
+        "file of --config.\nThe command line overrides variables, and variables override the "
+        "file.\nExit codes: 0 stopped after all requests were finished, 1 the start failed, 2 "
+        "wrong usage.",
 };
 
 struct serve {
@@ -121,7 +125,7 @@ struct serve {
     struct chat chat;
     char *key_text;    /* of --api-key-file */
     const char **keys; /* [server.n_api_keys] */
-    char name[256];    /* server.model_name, where no flag says it */
+    char name[256];    /* server.model_name if no flag gives it */
     char stored_bits[32];
     kvasir_model *model;
     kvasir_engine *engine;
@@ -131,7 +135,7 @@ struct serve {
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* What an Authorization header can hold without quoting. */
+/* Whether an Authorization header can contain it without quoting. */
 static bool is_key(const char *key) {
     const char *p = key;
     while (*p > 0x20 && *p < 0x7f)
@@ -152,7 +156,7 @@ static int add_key(struct serve *s, const char *from, const char *key) {
     return EXIT_GOOD;
 }
 
-/* Lines of the file, without blanks around them. */
+/* The lines of the file, without blanks around them. */
 static int add_file(struct serve *s) {
     const char *path = s->a->api_key_file;
     const size_t before = s->a->server.n_api_keys;
@@ -172,7 +176,7 @@ static int add_file(struct serve *s) {
             code = add_key(s, place, at);
     }
     if (!code && s->a->server.n_api_keys == before)
-        return usage_error(&COMMAND, "--api-key-file: %.200s: holds no key", path);
+        return usage_error(&COMMAND, "--api-key-file: %.200s: contains no key", path);
     return code;
 }
 
@@ -189,8 +193,8 @@ static int read_keys(struct serve *s) {
 
 /* ---- flags ----------------------------------------------------------------------------------- */
 
-/* --kv-cache-quantization: 8 bits for what the live cache keeps exact, the rest as it is. Nothing
- * is left to do where all of it is quantized already. */
+/* --kv-cache-quantization: 8 bits for what the live cache keeps exact, the rest unchanged. Nothing
+ * is left to do if all of it is quantized already. */
 static void settle_stored(struct serve *s) {
     kvasir_engine_options *o = &s->a->engine.options;
     const char *live = o->context.kv_bits, *comma = strchr(live, ',');
@@ -232,12 +236,11 @@ static void settle_name(struct serve *s) {
 static int settle_flags(struct serve *s) {
     struct serve_args *a = s->a;
     if (a->json && !a->dry_run)
-        return usage_error(&COMMAND, "--json: has no place without --dry-run");
+        return usage_error(&COMMAND, "--json: only allowed with --dry-run");
     if (a->prefix_cache && a->engine.options.no_prefix_cache)
         return usage_error(&COMMAND, "--enable-prefix-cache and --no-prefix-cache: give one");
     if (a->quantize_stored && a->engine.options.no_prefix_cache)
-        return usage_error(&COMMAND,
-                           "--kv-cache-quantization: has no place with --no-prefix-cache");
+        return usage_error(&COMMAND, "--kv-cache-quantization: not allowed with --no-prefix-cache");
     if (a->server.model_name && !*a->server.model_name)
         return usage_error(&COMMAND, "--served-model-name: is empty");
     settle_stored(s);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* serve_plan.c: `kvasir serve --dry-run`, what the memory of a server is for. The engine it asks is
- * the one that would serve, so that what would fail does; weights are mapped and not read.
- */
+/* serve_plan.c: `kvasir serve --dry-run`, how a server would use memory. It asks a real engine, so
+ * that what would fail does; weights are mapped but not read. */
 #include "cli.h"
 
 static const uint32_t LENGTHS[] = {1, 2, 4, 8, 16, 32, 64, 128}; /* times 1,024 tokens */
 enum { N_LENGTHS = sizeof LENGTHS / sizeof *LENGTHS };
 
-/* How many sequences of so many tokens the budget holds at once. */
+/* How many sequences of that many tokens fit the budget at once. */
 static uint64_t at_once(const kvasir_memory_plan *p, const kvasir_sequence_plan *of) {
     return of->need_bytes ? (p->budget_bytes - p->step_bytes) / of->need_bytes : 0;
 }
@@ -17,8 +16,10 @@ static uint64_t at_once(const kvasir_memory_plan *p, const kvasir_sequence_plan 
 static void print_groups(const kvasir_memory_plan *p) {
     uint64_t all = 0, all16 = 0;
     char bytes[24], bytes16[24];
-    printf("\n%-8s %-10s %-10s %-9s %-9s %-16s %14s %10s\n", "layers", "kv heads", "head size",
-           "sees", "K", "V", "bytes a token", "at 16 bits");
+    printf("\n%-8s %-10s %-10s %-9s %-9s %-16s %14s %10s\n",
+           "number of "
+           "layers",
+           "kv heads", "head size", "sees", "K", "V", "bytes a token", "at 16 bits");
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const kvasir_layer_group *l = &p->groups[g];
         char sees[16] = "all";
@@ -73,7 +74,7 @@ static json_t *groups_json(const kvasir_memory_plan *p) {
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const kvasir_layer_group *l = &p->groups[g];
         json_t *o = json_object();
-        put_whole(o, "layers", l->layers);
+        put_whole(o, "number of layers", l->layers);
         put_whole(o, "kv_heads", l->kv_heads);
         put_whole(o, "head_dim", l->head_dim);
         put_whole(o, "window", l->window);

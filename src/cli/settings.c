@@ -4,18 +4,18 @@
  *     command line  >  KVASIR_<FLAG>  >  --config FILE (or KVASIR_CONFIG)  >  default
  *
  * A variable is a flag's long name in capitals, with _ for -: KVASIR_KV_BITS. Its text is read as
- * if typed; of a flag without value it is 1, true, 0 or false, of one that may be given several
- * times texts with commas between. Other variables that begin with KVASIR_ mean nothing.
+ * if typed. For a flag without value it is 1, true, 0 or false; for a flag that may be given
+ * several times, texts separated by commas. Other variables that begin with KVASIR_ are ignored.
  *
  * The file is one JSON object, whose keys are long names without their dashes:
  *
  *     {"kv-bits": "8,4", "max-num-seqs": 16, "prompt-cache-bytes": "4GB", "log-prompts": true,
  *      "api-key": ["a", "b"], "chat-template-kwargs": {"enable_thinking": false}}
  *
- * An unknown key, one that comes twice and a value of another type are errors. Names of files mean
- * what they mean on the command line.
+ * An unknown key, a duplicate key and a value of the wrong type are errors. File names are relative
+ * to the working directory, as on the command line.
  *
- * Each place fills only what the places before it have not: lists are replaced, never joined.
+ * Each source fills only what the sources before it have not set: lists are replaced, never joined.
  */
 #include "cli.h"
 
@@ -118,7 +118,7 @@ static int read_variables(struct reader *r) {
 
 /* ---- file ------------------------------------------------------------------------------------ */
 
-/* What the file may hold for a row. */
+/* What the file may contain for a row. */
 static const char *wanted_type(const struct option *o) {
     switch (o->kind) {
     case OPTION_FLAG:
@@ -142,8 +142,8 @@ static bool is_list(const struct option *o) {
     return o->kind == OPTION_TEXTS || o->kind == OPTION_WORDS;
 }
 
-/* A JSON value of a type that the row takes, as text that is kept; NULL: it is none, or memory is
- * short. */
+/* A JSON value of a type that the row takes, as text that is kept; NULL: another type, or out of
+ * memory. */
 static const char *text_of(struct reader *r, const struct option *o, const json_t *value) {
     const bool number = o->kind == OPTION_U32 || o->kind == OPTION_I32 || o->kind == OPTION_INT ||
                         o->kind == OPTION_U64 || o->kind == OPTION_FLOAT;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simulate.c: `kvasir simulate`, the engine without a model: recorded requests replayed through the
- * real scheduler and prefix tree in virtual time, or random requests with faults, everything
- * checked after every step. lab/ does it; here are flags and tables.
- */
+/* simulate.c: `kvasir simulate`, the engine without a model: replays recorded requests through the
+ * real scheduler and prefix tree in virtual time, or runs random requests with faults and checks
+ * everything after every step. lab/ does the work; here are flags and tables. */
 #include "cli.h"
 
 #include <string.h>
@@ -20,48 +19,49 @@ struct simulate_args {
 #define ROW(field) .offset = offsetof(struct simulate_args, field)
 static const struct option OPTIONS[] = {
     {.name = "--trace", .value = "FILE", .kind = OPTION_TEXT, ROW(options.trace),
-     .help = "requests to replay, a JSON object a line: timestamp, input_length, output_length, "
-             "hash_ids; - is standard input"},
+     .help = "requests to replay, one JSON object per line: timestamp, input_length, "
+             "output_length, hash_ids; - is standard input"},
     {.name = "--limit", .value = "N", .kind = OPTION_U32, ROW(options.limit), .shown = "all",
      .min = 1, .max = UINT32_MAX, .help = "replay the first N requests"},
     {.name = "--speed", .value = "X", .kind = OPTION_FLOAT, ROW(speed), .initial = "1",
-     .max = 1e9, .help = "requests come X times as fast as recorded; 0: all at the start"},
+     .max = 1e9, .help = "replay X times as fast as recorded; 0: all requests at the start"},
     {.name = "--model-shape", .value = "S", .kind = OPTION_TEXT, ROW(options.model_shape),
      .help = "smollm2-135m, qwen3-0.6b, qwen3-8b, llama3-8b, llama3-70b, or sizes: "
              "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]"},
     {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(options.window), .max = 1 << 30,
-     .shown = "0, none", .help = "some layers see the newest N tokens only"},
+     .shown = "0, none", .help = "some layers see only the newest N tokens"},
     {.name = "--window-layers", .value = "N", .kind = OPTION_U32, ROW(options.window_layers),
-     .max = 1024, .shown = "half of them", .help = "how many layers those are"},
+     .max = 1024, .shown = "half of them", .help = "number of layers with that window"},
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, ROW(options.kv_bits),
-     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2, or one for both"},
+     .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2; one value for both"},
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, ROW(options.kv_group_size),
-     .shown = "the largest of 64, 32 that divides the head size",
-     .help = "values that share a scale and a bias: 32, 64 or 128; K,V for two"},
+     .shown = "64 if it divides the head size, else 32",
+     .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},
     {.name = "--budget", .value = "B", .kind = OPTION_TEXT, ROW(budget), .initial = "100%",
-     .help = "bytes of the cache, with K, M, G or T of 1024; or a share of what all pages of the "
-             "trace take: 20%"},
+     .help = "size of the cache in bytes, with K, M, G or T (powers of 1024), or as a share of "
+             "all pages of the trace: 20%"},
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, ROW(options.max_running),
-     .min = 1, .max = 4096, .help = "requests that run at once, at most"},
+     .min = 1, .max = 4096, .help = "most requests that run at the same time"},
     {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, ROW(options.prefill_chunk),
-     .min = 1, .max = 4096, .help = "tokens of a step, of all requests together, at most"},
+     .min = 1, .max = 4096, .help = "most tokens in a step, over all requests"},
     {.name = "--no-prefix-cache", .kind = OPTION_FLAG, ROW(options.no_prefix_cache),
-     .help = "nothing is kept for later requests"},
+     .help = "do not store prefixes for later requests"},
     {.name = "--bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(bandwidth), .initial = "4800",
-     .min = 1e-3, .max = 1e9, .help = "of memory, in 10^9 bytes a second"},
+     .min = 1e-3, .max = 1e9, .help = "memory bandwidth, in 10^9 bytes per second"},
     {.name = "--compute", .value = "X", .kind = OPTION_FLOAT, ROW(compute), .initial = "989",
-     .min = 1e-6, .max = 1e9, .help = "in 10^12 operations a second"},
+     .min = 1e-6, .max = 1e9, .help = "compute speed, in 10^12 operations per second"},
     {.name = "--weight-bits", .value = "X", .kind = OPTION_FLOAT, ROW(weight_bits),
-     .initial = "16", .min = 0.1, .max = 64, .help = "of one weight in memory"},
+     .initial = "16", .min = 0.1, .max = 64, .help = "bits of a weight in memory"},
     {.name = "--random", .value = "N", .kind = OPTION_U32, ROW(random), .shown = "",
      .min = 1, .max = 1 << 30,
-     .help = "instead of a trace: N programs of random requests and faults, checked after every "
-             "step"},
+     .help = "instead of a trace, run N programs of random requests and faults, checked after "
+             "every step"},
     {.name = "--seed", .value = "S", .kind = OPTION_U64, ROW(seed), .max = 9.2e18,
-     .help = "of --random's first program; the next one's is S + 1"},
-    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "one JSON object with the figures"},
+     .help = "seed of the first random program; the next one has S + 1"},
+    {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
+                                                               "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "nothing but errors on standard error"},
+     .help = "print only errors on standard error"},
 };
 /* clang-format on */
 
@@ -73,7 +73,7 @@ static const struct command COMMAND = {
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details = "Time is virtual: a step takes bytes / bandwidth + operations / compute. LRU and "
-               "Belady's optimum\nare by pages, for one request after the other in the same "
+               "Belady's optimum\nare computed per page, for one request at a time in the same "
                "budget.",
 };
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stream.c: an answer's text on its way out. Where it ends and what is held back is kvasir_stop's
- * to say.
+/* stream.c: writes an answer's text. kvasir_stop decides where it ends and what is held back.
  *
  * Invariant
- *   STREAM-1  What was let through and could be written, text[0, len), was written.
+ *   STREAM-1  What was released and could be written, text[0, len), was written.
  */
 #include "cli.h"
 
@@ -16,7 +15,7 @@ static bool reserve(struct stream *s, size_t n) {
     return s->write_error == 0;
 }
 
-/* n bytes came to the end of text. */
+/* n bytes were appended to text. */
 static bool send(struct stream *s, size_t n) {
     if (s->to && n > 0 &&
         (fwrite(s->text.data + s->text.len, 1, n, s->to) != n || fflush(s->to) != 0)) {

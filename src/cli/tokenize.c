@@ -5,12 +5,12 @@
  *     ids                        -->  text
  *     --jsonl: one object a line, and the same object back with what was made of it
  *
- * Standard input is text as it is, its last line end included. Tokens that are written in it
+ * Standard input is text as is, including its last line end. Special tokens that are written in it
  * ("<|im_end|>") are recognised, as Hugging Face's encode does.
  *
- * A corpus goes through in one process: --jsonl holds one line at a time, and what is done is
- * written before the program waits for more, so that it may also answer line by line. A bad line
- * ends the run; what came before it stands.
+ * A corpus is processed in one run: --jsonl reads one line at a time, and results are written
+ * before the program waits for more, so that it can also be used interactively. A bad line ends the
+ * run; the results before it are complete.
  */
 #include "cli.h"
 #include "util/utf8.h"
@@ -31,21 +31,22 @@ struct tokenize_args {
 static const struct option OPTIONS[] = {
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,
      ROW(model), .shown = "",
-     .help = "a GGUF file, a folder with tokenizer.json, or a tokenizer.json"},
+     .help = "GGUF file, folder with tokenizer.json, or a tokenizer.json"},
     {.name = "--ids", .kind = OPTION_FLAG, ROW(ids),
-     .help = "write one line of ids: the default"},
+     .help = "write one line of ids (default)"},
     {.name = "--pieces", .kind = OPTION_FLAG, ROW(pieces),
-     .help = "write a line for each token: its id, a tab, its piece as a JSON string"},
+     .help = "write a line per token: its id, a tab, its piece as a JSON string"},
     {.name = "--decode", .kind = OPTION_FLAG, ROW(decode),
      .help = "read ids, write their text"},
     {.name = "--add-special", .kind = OPTION_FLAG, ROW(add_special),
      .help = "add BOS and EOS as the vocabulary says"},
     {.name = "--chat", .kind = OPTION_FLAG, ROW(chat),
-     .help = "read a chat: an array of messages, or an object with \"messages\", \"tools\" ..."},
+     .help = "read a chat: an array of messages, or an object with \"messages\", \"tools\" and so "
+             "on"},
     CHAT_OPTIONS(struct tokenize_args, chat_flags),
     {.name = "--jsonl", .kind = OPTION_FLAG, ROW(jsonl),
-     .help = "read an object a line, with \"text\", \"messages\" or \"ids\"; write it with the "
-             "other added"},
+     .help = "read one JSON object per line with \"text\", \"messages\" or \"ids\", and write it "
+             "with the result added"},
 };
 /* clang-format on */
 
@@ -55,13 +56,13 @@ static const struct command COMMAND = {
     .usage = "-m MODEL [--ids | --pieces | --decode] [--jsonl] [--chat] [flags] < TEXT",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "Tokens that are written in the text, as <|im_end|>, are recognised. Exit codes: 0 "
-               "good, 1 the run\nfailed, 2 wrong usage.",
+    .details = "Special tokens that are written in the text, such as <|im_end|>, are "
+               "recognised.\nExit codes: 0 success, 1 the run failed, 2 wrong usage.",
 };
 
-/* Where in standard input something stands, for errors. */
+/* A place in standard input, for errors. */
 struct place {
-    size_t line;   /* from 1; 0: standard input is one piece */
+    size_t line;   /* from 1; 0: standard input is read as a whole */
     uint64_t byte; /* of the line's first */
 };
 
@@ -90,7 +91,7 @@ static int input_error(const struct run *r, int64_t offset, const char *text) {
 }
 
 static int input_library_error(const struct run *r, const kvasir_error *err, bool json) {
-    /* Offsets of texts inside JSON count their own bytes, not those of the line. */
+    /* Offsets inside JSON strings count the string's bytes, not those of the line. */
     return input_error(r, json ? -1 : err->offset, err->text);
 }
 
@@ -104,7 +105,7 @@ static int check_output(void) {
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* Millions of ids: quicker than printf. */
+/* Faster than printf, for millions of ids. */
 static void put_id(int32_t id, FILE *to) {
     char digits[12];
     size_t n = sizeof digits;
@@ -123,7 +124,7 @@ static void put_id_list(const int32_t *ids, size_t n, char between, FILE *to) {
     }
 }
 
-/* A piece may hold any bytes: those that are no UTF-8 are shown as U+FFFD. NULL: no memory. */
+/* A piece may contain any bytes: invalid UTF-8 is shown as U+FFFD. NULL: out of memory. */
 static json_t *piece_json(const struct run *r, int32_t id) {
     size_t len, used = 0;
     const char *piece = kvasir_token_piece(r->tokenizer, id, &len);
@@ -187,13 +188,16 @@ static bool is_token(const struct run *r, int64_t id) {
 
 static int no_token(const struct run *r, int64_t offset, const char *id) {
     char text[128];
-    snprintf(text, sizeof text, "\"%.24s\" is no token of this vocabulary of %u", id, r->info.size);
+    snprintf(text, sizeof text,
+             "\"%.24s\" is not in this vocabulary of %u "
+             "tokens",
+             id, r->info.size);
     return input_error(r, offset, text);
 }
 
 /* ---- standard input as one piece ------------------------------------------------------------- */
 
-/* An array of messages stands for an object that holds it. */
+/* An array of messages is treated as an object that contains it. */
 static int parse_request(const struct run *r, const char *text, size_t len, json_t **request) {
     json_error_t why;
     json_t *json = json_loadb(text, len, JSON_ALLOW_NUL, &why);
@@ -228,7 +232,7 @@ static int encode_input(struct run *r, const char *text, size_t len) {
     return code;
 }
 
-/* Ids apart by white space or commas, in brackets or not. */
+/* Ids separated by white space or commas, with or without brackets. */
 static int parse_ids(const struct run *r, const char *text, size_t len, int32_t *ids, size_t *n) {
     for (const char *s = text; s < text + len;) {
         size_t digits = strspn(s, "0123456789");
@@ -248,7 +252,7 @@ static int parse_ids(const struct run *r, const char *text, size_t len, int32_t 
 
 static int decode_input(struct run *r, const char *text, size_t len) {
     size_t n = 0, out_len;
-    /* An id takes a digit and what parts it from the next. */
+    /* An id takes a digit and a separator. */
     int32_t *ids = malloc((len / 2 + 1) * sizeof *ids);
     if (!ids)
         return out_of_memory();
@@ -288,7 +292,7 @@ static int print_object(const json_t *object, const char *last, size_t less) {
     return check_output();
 }
 
-/* A list of a million numbers need not become a million JSON values first: the ids are written
+/* A list of a million numbers should not become a million JSON values first: the ids are written
  * where the object's last bracket would be. */
 static int print_with_ids(json_t *object, const int32_t *ids, size_t n) {
     json_object_del(object, "ids");
@@ -317,7 +321,7 @@ static int encode_object(struct run *r, json_t *object, enum task task) {
     size_t n = 0;
     int code;
     if (task == TASK_CHAT) {
-        json_t *request = json_copy(object); /* the flag's variables are not the line's */
+        json_t *request = json_copy(object); /* the flag's variables are not part of the output */
         code = request ? encode_request(r, request, &ids, &n) : out_of_memory();
         json_decref(request);
     } else if (!json_is_string(text)) {
@@ -371,7 +375,7 @@ static int decode_object(struct run *r, json_t *object) {
     return code;
 }
 
-/* What a flag says, else the first of the three that the object has. */
+/* The kind that a flag says, else the first of the three that the object has. */
 static int choose_task(const struct run *r, const json_t *object, enum task *task) {
     if (r->a->decode)
         *task = TASK_IDS;
@@ -404,8 +408,8 @@ static int run_line(struct run *r, const char *line, size_t len) {
 
 /* ---- standard input line by line ------------------------------------------------------------- */
 
-/* Nobody watches where standard error is a file, and lines would be mixed where standard output is
- * a terminal too. */
+/* No progress if standard error is a file, or if standard output is a terminal too, where lines
+ * would be mixed. */
 static void start_progress(struct progress *p) {
     struct stat st;
     bool watched = isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO);
@@ -438,15 +442,15 @@ static int check_flags(const struct tokenize_args *a) {
     if (a->ids + a->pieces + a->decode > 1)
         return usage_error(&COMMAND, "--ids, --pieces and --decode: give one of them");
     if (a->decode && a->chat)
-        return usage_error(&COMMAND, "--chat: has no place with --decode");
+        return usage_error(&COMMAND, "--chat: not allowed with --decode");
     if (a->add_special && (a->decode || a->chat))
-        return usage_error(&COMMAND, "--add-special: has no place with %s",
+        return usage_error(&COMMAND, "--add-special: not allowed with %s",
                            a->decode ? "--decode" : "--chat, whose template adds them");
     const char *flag = a->chat_flags.template_file ? "--chat-template"
                        : a->chat_flags.kwargs      ? "--chat-template-kwargs"
                                                    : NULL;
     if (flag && (a->decode || (!a->chat && !a->jsonl)))
-        return usage_error(&COMMAND, "%s: has no place without --chat or --jsonl", flag);
+        return usage_error(&COMMAND, "%s: only allowed with --chat or --jsonl", flag);
     return EXIT_GOOD;
 }
 

@@ -8,8 +8,8 @@
  *   rows = max_size  wrapped: [0, keep) first tokens, [keep, idx) newest, [idx, rows) older
  *   rows > max_size  a chunk longer than one token came last: in order, idx = rows
  *
- * idx = keep or rows is the second state in order. Fewer rows than max_size with an offset beyond
- * them cannot come about.
+ * idx = keep or idx = rows is the second state with its rows in order. Fewer rows than max_size
+ * with a larger offset cannot occur.
  */
 #include <stdio.h>
 #include <string.h>
@@ -113,7 +113,7 @@ static const uint8_t *row_at(const struct prompt_tensor *t, uint32_t head, uint3
 
 void prompt_side_get_row(const struct prompt_side *side, uint32_t head, uint32_t row,
                          uint8_t *codes, float *scales, float *biases) {
-    enum { RUN = 32 }; /* codes that fill whole words: as many as a code has bits */
+    enum { RUN = 32 }; /* codes that fill whole words */
     struct kv_format f = side->format;
     uint32_t words[8];
     ASSERT(f.bits <= 8 && side->dim % RUN == 0 && prompt_group_known(f.group)); /* FILE-1 */
@@ -141,7 +141,7 @@ void prompt_side_get_values(const struct prompt_side *side, uint32_t head, uint3
 bool prompt_bits_known(uint32_t bits) {
     return bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
 }
-/* The likeliest first: mlx-lm's default. */
+/* The most likely first: mlx-lm's default. */
 static const uint8_t group_sizes[] = {64, 32, 128};
 enum { GROUP_SIZES = sizeof group_sizes };
 
@@ -154,7 +154,7 @@ static bool dtype_scalar(enum st_dtype dtype, uint8_t *scalar) {
     return dtype <= ST_BF16;
 }
 
-/* The bits that packed words have with a head size, or 0. */
+/* The bits per code that the packed words mean with this head size, or 0. */
 static uint8_t bits_of(const struct prompt_side *side, uint64_t dim) {
     uint64_t stream = (uint64_t)side->parts[0].dims[3] * 32;
     bool whole = dim != 0 && stream % dim == 0 && stream / dim <= 8;
@@ -172,8 +172,8 @@ static bool set_group(struct prompt_side *side, uint8_t group) {
     return true;
 }
 
-/* Words and groups of a row give bits times group only: 8 bits of group 32 look like 4 of 64. Heads
- * of K and V mostly have one size, and groups are mostly 64. */
+/* The number of words and groups in a row determines only bits times group: 8 bits of group 32 look
+ * like 4 bits of group 64. Heads of K and V mostly have the same size, and groups are mostly 64. */
 static void guess_formats(struct prompt_kv *kv) {
     struct prompt_side *k = &kv->sides[0], *v = &kv->sides[1];
     kv->guessed = true;
@@ -235,7 +235,7 @@ static const char *shape_text(const struct prompt_tensor *t, char text[PROMPT_NA
     return text;
 }
 
-/* A tensor of the caller's: dims and bytes agree, and there is something to write. */
+/* Checks a caller's tensor: dims and bytes agree, and there is data to write. */
 static kvasir_status check_tensor(const char *name, const struct prompt_tensor *t,
                                   kvasir_error *err) {
     size_t bytes = t->n_dims <= ST_DIMS_MAX && prompt_dtype_known(t->dtype)
@@ -332,7 +332,7 @@ static kvasir_status check_ring(const struct prompt_kv *kv, const char *at, kvas
     return KVASIR_OK;
 }
 
-/* Offset and rows, as the class and the form have them. */
+/* Offset and rows, by the rules of the class and the form. */
 static kvasir_status check_counts(const struct prompt_kv *kv, const struct prompt_scope *s,
                                   enum prompt_class class, kvasir_error *err) {
     if (kv->offset > PROMPT_COUNT_MAX || kv->max_size > PROMPT_COUNT_MAX)
@@ -409,7 +409,7 @@ static kvasir_status check_arrays(const struct prompt_arrays *a, const struct pr
 
 struct check {
     kvasir_error *err;
-    bool seen; /* an offset, which all others must equal */
+    bool seen; /* an offset was seen, which all others must equal */
     uint32_t offset;
 };
 

@@ -31,10 +31,8 @@
  *   d  keep max_size offset idx, then as in b behind offset  PR 1074
  *   e  keep max_size offset idx                              PR 1074; read, never written
  *
- * Sources: ../shared/fixtures/mlx/prompt-cache/README.md for both forms as they are in files,
- * ../shared/reference/mlx-and-vllm-mlx.md 1.5 for the ring, 1.12 and 2 for meta_states and the two
- * pull requests. Older files keep offset rows (a ring: at most offset); newer ones the whole
- * buffer, in which rows from the offset on hold nothing.
+ * Older files keep offset rows (a ring: at most offset). Newer ones keep the whole buffer, in which
+ * rows from the offset on are unused.
  *
  * Decisions:
  *   FILE-1  Nothing is read or kept that was not checked: every tensor and every metadata key
@@ -64,13 +62,13 @@ enum prompt_class {
     PROMPT_ARRAYS,
     PROMPT_LIST,
 };
-const char *prompt_class_name(enum prompt_class class); /* as files have it */
+const char *prompt_class_name(enum prompt_class class); /* as in files */
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* Makes rows [row, row + n) of one block of a tensor in out, for the writer. A block is a KV head
- * of a cache's tensor [1, heads, rows, width]; other tensors are one block, whose rows are as long
- * as their last dim. Blocks and rows come in rising order, each row once. */
+/* Produces rows [row, row + n) of one block of a tensor in out, for the writer. A block is a KV
+ * head of a cache's tensor [1, heads, rows, width]; other tensors are one block, whose rows are as
+ * long as their last dim. Blocks and rows are asked for in rising order, each row once. */
 typedef kvasir_status prompt_rows_fn(void *ctx, uint32_t block, uint32_t row, uint32_t n, void *out,
                                      kvasir_error *err);
 
@@ -83,7 +81,7 @@ struct prompt_tensor {
     /* Little-endian, last dim fastest, at any address: mlx aligns nothing. A file's is valid until
      * it is closed. */
     const uint8_t *data;
-    prompt_rows_fn *rows; /* where data is NULL */
+    prompt_rows_fn *rows; /* if data is NULL */
     void *ctx;
 };
 /* A tensor without data. dims are below 2^31, and their product fits. */
@@ -106,8 +104,8 @@ struct prompt_kv {
     uint32_t heads, rows;
     uint32_t offset;             /* tokens ever seen: the next position */
     uint32_t keep, max_size;     /* of rings; 0 of others */
-    uint32_t idx;                /* of rings: the row behind the newest */
-    bool guessed;                /* form e: bits and group are the likeliest of several */
+    uint32_t idx;                /* of rings: the row after the newest */
+    bool guessed;                /* form e: bits and group are the most likely of several */
     struct prompt_side sides[2]; /* K, V; both or none have tensors */
 };
 
@@ -152,23 +150,24 @@ static inline bool prompt_class_is_ring(enum prompt_class class) {
  *     offset 23, idx 10   [0 1 | 15 ... 22]             after a chunk: more rows, in order
  */
 
-/* The position of the token in buffer row `row`; -1 where it holds none. */
+/* The position of the token in buffer row `row`; -1 if the row holds none. */
 int64_t prompt_entry_position(const struct prompt_kv *kv, uint32_t row);
-/* The row of position `position`; -1 where it is not there (never was, or was dropped). */
+/* The row of position `position`; -1 if it has none (never seen, or dropped). */
 int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position);
 /* Tokens that have a row: positions [0, keep) and the newest, or all. */
 uint32_t prompt_entry_held(const struct prompt_kv *kv);
 
 /* ---- rows of a file's tensors ---------------------------------------------------------------- */
 
-/* A row of an affine side: codes [dim] one a byte, scales and biases [dim/group]. What tile_put_row
- * takes; exact. The way back is affine_pack_row and scalar_store. */
+/* A row of an affine side: codes [dim], one per byte, scales and biases [dim/group], as
+ * tile_put_row takes them; exact. The reverse is affine_pack_row and scalar_store. */
 void prompt_side_get_row(const struct prompt_side *side, uint32_t head, uint32_t row,
                          uint8_t *codes, float *scales, float *biases);
 /* A row of an exact side, x [dim]. */
 void prompt_side_get_values(const struct prompt_side *side, uint32_t head, uint32_t row, float *x);
 
-/* The caller knows a layer's head sizes: settles what was guessed; for all others checks `dim`. */
+/* For callers that know a layer's head sizes: settles what was guessed, and checks `dim` of all
+ * others. */
 kvasir_status prompt_entry_settle(struct prompt_kv *kv, uint32_t key_dim, uint32_t value_dim,
                                   kvasir_error *err) MUST_CHECK;
 
@@ -181,7 +180,7 @@ struct prompt_pair {
 struct prompt_file {
     enum prompt_form form;
     uint32_t n_metadata;
-    struct prompt_pair *metadata; /* the user's, [n_metadata]; a file's rise by key */
+    struct prompt_pair *metadata; /* the user's, [n_metadata]; sorted by key if read from a file */
     uint32_t n_entries;
     struct prompt_entry *entries; /* layers */
     /* Of prompt_file_open; zero in a description that the caller made. */
@@ -193,14 +192,14 @@ struct prompt_file {
  * type that is not read; KVASIR_ERR_FORMAT: damage. *f is empty after a failure. */
 kvasir_status prompt_file_open(const char *path, struct prompt_file *f,
                                kvasir_error *err) MUST_CHECK;
-void prompt_file_close(struct prompt_file *f); /* also an empty one */
+void prompt_file_close(struct prompt_file *f); /* may be empty */
 
 /* The form that prompt_file_write gives it (FILE-2). */
 enum prompt_form prompt_file_form(const struct prompt_file *f);
-/* Writes f at path, which is replaced once everything is on the disk and kept on any failure. f is
- * the caller's, or a file's that is open (also the one at path). A description that FILE-1 would
- * refuse is KVASIR_ERR_ARGUMENT. Legacy files take the rows below the offset only; None among
- * states has no place in them. */
+/* Writes f to path, which is replaced once everything is on the disk and kept on any failure. f is
+ * made by the caller or comes from an open file (also the one at path). A description that violates
+ * FILE-1 is KVASIR_ERR_ARGUMENT. Legacy files take only the rows below the offset and have no way
+ * to say None for a state. */
 kvasir_status prompt_file_write(const char *path, const struct prompt_file *f,
                                 kvasir_error *err) MUST_CHECK;
 

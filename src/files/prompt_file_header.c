@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A prompt-cache file cut into tensors and metadata. files/safetensors.c checks every length;
- * prompt caches hold fewer types and smaller shapes, and their metadata are not empty. That data
- * leave no hole is checked last (prompt_header_check_data), so that a missing tensor is named.
- */
+/* Splits a prompt-cache file into tensors and metadata. safetensors.c checks every length; prompt
+ * caches allow fewer types and smaller shapes, and their metadata must not be empty. Gaps in the
+ * data are checked last (prompt_header_check_data), so that an error names a missing tensor first.
+ * */
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,12 +11,13 @@
 
 #include "files/prompt_file.h"
 
-/* CacheLists inside CacheLists. Models have none; it bounds recursion and names. */
+/* CacheLists inside CacheLists. Models have none; the limit bounds recursion and names. */
 enum { PROMPT_DEPTH_MAX = 4, PROMPT_NAME_MAX = 128 };
-/* What mlx's shapes and I32 scalars hold. */
+/* The largest value of mlx's shapes and I32 scalars. */
 enum { PROMPT_COUNT_MAX = INT32_MAX };
 
-/* Where an entry's tensors and metas stand: "12", "12.1.0" ... and "0.12", "0.12.1.1" ... */
+/* Prefixes of the names of an entry's tensors and metadata: "12", "12.1.0" ... and "0.12",
+ * "0.12.1.1" ... */
 struct prompt_scope {
     enum prompt_form form;
     uint32_t depth; /* lists around it */
@@ -32,14 +33,14 @@ const char *prompt_name(char name[PROMPT_NAME_MAX], const char *prefix, const ch
 const char *prompt_part_name(char name[PROMPT_NAME_MAX], const struct prompt_scope *s,
                              enum prompt_class class, int side, int part);
 
-bool prompt_dtype_known(enum st_dtype dtype); /* what prompt caches hold */
+bool prompt_dtype_known(enum st_dtype dtype); /* types that prompt caches use */
 bool prompt_bits_known(uint32_t bits);
 bool prompt_group_known(uint32_t group);
-/* Fills in heads, rows, scalar types and dims from the tensors and from bits and groups (0: to be
- * guessed). What they cannot say stays 0, and the check finds it. */
+/* Derives heads, rows, scalar types and dims from the tensors and from bits and groups (0: to be
+ * guessed). What cannot be derived stays 0, and the check finds it. */
 void prompt_kv_derive(struct prompt_kv *kv, enum prompt_class class);
 
-/* FILE-1. Errors name the tensor as the form names it. */
+/* Checks FILE-1. Errors name the tensor as the form does. */
 kvasir_status prompt_file_check(const struct prompt_file *f, enum prompt_form form,
                                 kvasir_error *err) MUST_CHECK;
 
@@ -64,13 +65,13 @@ struct prompt_header {
     struct prompt_meta *metas;  /* rising by key */
     size_t n_tensors, n_metas;
 };
-/* deinit also after a failure; it leaves json to whom it was given. */
+/* Call deinit also after a failure; the caller owns json. */
 kvasir_status prompt_header_read(const struct file_map *map, struct prompt_header *h,
                                  kvasir_error *err) MUST_CHECK;
 kvasir_status prompt_header_check_data(const struct prompt_header *h, const struct file_map *map,
                                        kvasir_error *err) MUST_CHECK;
 void prompt_header_deinit(struct prompt_header *h);
-/* NULL where there is none. */
+/* NULL if there is none. */
 struct prompt_raw *prompt_header_tensor(const struct prompt_header *h, const char *name);
 struct prompt_meta *prompt_header_meta(const struct prompt_header *h, const char *key);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From tensors and metadata to a description. Each name that is looked up is marked as taken; what
- * is left in the end has no place in the form and is refused, so nothing goes unseen.
+/* From tensors and metadata to a description. Each name that is looked up is marked as taken. What
+ * is left at the end has no meaning in the form and is refused, so that nothing is ignored
+ * silently.
  *
- * Lists grow as their members are found, never by a number that the file says.
+ * Lists grow as their members are found, never to a size that the file claims.
  */
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +24,7 @@ static kvasir_status missing(struct reader *r, const char *name) {
     return fail(r->err, KVASIR_ERR_FORMAT, "tensor %s is missing", name);
 }
 
-/* In *t, where it may be None; of the newer form only, which says so. */
+/* Into *t, which may be None (only the newer form can say so). */
 static kvasir_status take_tensor(struct reader *r, const char *name, struct prompt_tensor *t) {
     struct prompt_raw *raw = prompt_header_tensor(&r->h, name);
     if (!raw)
@@ -114,7 +115,7 @@ static kvasir_status meta_number(struct reader *r, const struct metas *m, unsign
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* where: the tensor or key that says so. */
+/* where: the tensor or key that states it, for errors. */
 static kvasir_status set_format(struct reader *r, const char *where, struct kv_format *f,
                                 uint32_t group, uint32_t bits) {
     if (!prompt_group_known(group) || !prompt_bits_known(bits))
@@ -139,8 +140,8 @@ static kvasir_status meta_formats(struct reader *r, const struct metas *m, unsig
     return KVASIR_OK;
 }
 
-/* a, b and c of prompt_file.h. c has a number of bits, which is no group, where b has the values'
- * group. */
+/* Forms a, b and c of prompt_file.h. c has a number of bits, which cannot be a group size, where b
+ * has the values' group. */
 static kvasir_status quantized_metas(struct reader *r, const struct metas *m,
                                      struct prompt_kv *kv) {
     uint32_t group, bits, value_bits;
@@ -172,7 +173,8 @@ static kvasir_status ring_metas(struct reader *r, const struct metas *m, enum pr
 
 /* ---- K and V --------------------------------------------------------------------------------- */
 
-/* The newer form has one tensor of kind "none" for K, a quantized ring of the older one nothing. */
+/* For None the newer form has one tensor of kind "none", a quantized ring of the older form has no
+ * tensor. */
 static bool side_is_none(const struct reader *r, const struct prompt_scope *s,
                          enum prompt_class class, int side) {
     char name[PROMPT_NAME_MAX];
@@ -237,7 +239,7 @@ static kvasir_status old_numbers(struct reader *r, const struct prompt_scope *s,
     return m.n == 0 ? KVASIR_OK : metas_miscounted(r, &m, prompt_class_name(class));
 }
 
-/* Older files keep no row that holds nothing. */
+/* Older files contain no unused rows. */
 static kvasir_status check_old_rows(struct reader *r, const struct prompt_scope *s,
                                     enum prompt_class class, const struct prompt_kv *kv) {
     if (kv->rows == kv->offset || (prompt_class_is_ring(class) && kv->rows < kv->offset))
@@ -258,7 +260,7 @@ static kvasir_status read_kv(struct reader *r, const struct prompt_scope *s,
 
 /* ---- arrays ---------------------------------------------------------------------------------- */
 
-/* In the older form None is F32 [0] and nothing says so. */
+/* In the older form None is F32 [0], which nothing marks as such. */
 static kvasir_status take_padding(struct reader *r, const char *name, struct prompt_tensor *t) {
     TRY(take_tensor(r, name, t));
     if (r->form == PROMPT_FORM_LEGACY && t->dtype == ST_F32 && t->n_dims == 1 && t->bytes == 0)
@@ -309,7 +311,7 @@ static kvasir_status class_of(struct reader *r, const char *where, const char *t
                 where, text, r->form == PROMPT_FORM_LEGACY ? "QuantizedRotatingKVCache, " : "");
 }
 
-/* A list that doubles. */
+/* Appends to a list whose capacity doubles. */
 static kvasir_status push_entry(struct reader *r, struct prompt_entry **list, uint32_t *n,
                                 enum prompt_class class) {
     if ((*n & (*n - 1)) == 0) { /* 0, or a power of two */
@@ -323,7 +325,7 @@ static kvasir_status push_entry(struct reader *r, struct prompt_entry **list, ui
     return KVASIR_OK;
 }
 
-/* The class of a list's child, as text in buf; *more is false behind the last. */
+/* The class of a list's child, as text in buf; *more is false after the last. */
 static kvasir_status child_class(struct reader *r, const struct prompt_scope *s, uint32_t child,
                                  char name[PROMPT_NAME_MAX], char buf[PROMPT_NAME_MAX],
                                  bool *more) {
@@ -431,7 +433,7 @@ static kvasir_status take_kinds(struct reader *r) {
     return KVASIR_OK;
 }
 
-/* Keys behind "0." or "1.", rising as the table does. */
+/* Keys after "0." or "1.", sorted like the table. */
 static kvasir_status take_user_metadata(struct reader *r, struct prompt_file *f) {
     const char *prefix = r->form == PROMPT_FORM_032 ? "0." : "1.";
     f->metadata = mem_calloc(r->h.n_metas, sizeof *f->metadata);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a description to a file. First everything is laid out as a list of blocks, the header and
- * the list say the same by construction; then the data go to the disk in the list's order.
+/* From a description to a file. First everything is laid out as a list of blocks, so that header
+ * and list agree by construction. Then the data are written in the list's order.
  *
  *     entry  --put_entry-->  blocks [tensor, rows of it]   --> data
  *                            header {name: dtype, shape, offsets}, metadata  --> JSON, keys sorted
  *
- * The header is nlohmann's compact JSON, as mlx dumps it, and blanks up to a multiple of 8 bytes.
+ * The header is compact JSON as nlohmann's library, and so mlx, writes it, padded with blanks to a
+ * multiple of 8 bytes.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +14,7 @@
 #include "files/prompt_file_internal.h"
 #include "util/json.h"
 
-/* What is asked of the caller at a time; a longer row alone. */
+/* Bytes that the caller is asked for at a time; a longer row is asked for alone. */
 enum { CHUNK_BYTES = 1 << 16 };
 
 /* Data of a tensor: `kept` rows of each of its blocks. */
@@ -21,7 +22,7 @@ struct block {
     const struct prompt_tensor *t; /* the description's; NULL: own */
     uint64_t count, rows, kept;
     size_t row_bytes;
-    int32_t *own; /* what stands for a Python value */
+    int32_t *own; /* data of a Python value */
 };
 
 struct writer {
@@ -42,7 +43,7 @@ static kvasir_status no_memory(struct writer *w) {
 /* ---- metadata -------------------------------------------------------------------------------- */
 
 static kvasir_status put_meta(struct writer *w, const char *key, const char *value) {
-    json_t *text = json_string(value); /* NULL where it is not UTF-8 */
+    json_t *text = json_string(value); /* NULL if it is not UTF-8 */
     if (!text || json_object_set_new(w->metadata, key, text) != 0)
         return fail(w->err, KVASIR_ERR_ARGUMENT,
                     "%s: metadata key %.100s: not UTF-8, or out of memory", w->path, key);
@@ -121,7 +122,7 @@ static kvasir_status put_state(struct writer *w, const char *name, const struct 
     return push_block_take(w, b);
 }
 
-/* A tensor that stands for a Python value: n numbers of shape dims. */
+/* A tensor that represents a Python value: n numbers of shape dims. */
 static kvasir_status put_value(struct writer *w, const char *name, const char *kind,
                                enum st_dtype dtype, const int32_t *values, uint32_t n,
                                uint32_t n_dims) {
@@ -215,7 +216,7 @@ static kvasir_status put_maybe(struct writer *w, const char *name, const struct 
     return w->form == PROMPT_FORM_032 ? put_none(w, name) : put_state(w, name, &empty);
 }
 
-/* Older files have the states alone, unless there is padding to be kept. */
+/* Older files have only the states, unless padding must be kept. */
 static kvasir_status put_arrays(struct writer *w, const struct prompt_scope *s,
                                 const struct prompt_arrays *a) {
     char name[PROMPT_NAME_MAX];
@@ -295,7 +296,7 @@ static kvasir_status make_rows(struct writer *w, const struct block *b, uint64_t
     return status;
 }
 
-/* What the caller makes, a chunk at a time. */
+/* Writes what the caller produces, a chunk at a time. */
 static kvasir_status write_made(struct writer *w, struct file_writer *out, const struct block *b) {
     ASSERT(b->row_bytes > 0 && b->kept <= b->rows);
     uint64_t step = b->row_bytes < CHUNK_BYTES ? CHUNK_BYTES / b->row_bytes : 1;
@@ -337,7 +338,7 @@ static void writer_deinit(struct writer *w) {
     st_header_free(&w->header);
 }
 
-/* The rules of a file, but the fault is the caller's. */
+/* The rules of a file, but here the caller is at fault. */
 static kvasir_status check(const struct prompt_file *f, const char *path, enum prompt_form form,
                            kvasir_error *err) {
     kvasir_error why;

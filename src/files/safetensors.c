@@ -85,7 +85,7 @@ static bool shape_bytes(const struct st_tensor *t, size_t *bytes) {
     return true;
 }
 
-/* base: where the data begin in the file. */
+/* base: offset of the data in the file. */
 static kvasir_status read_tensor(const char *name, const json_t *info, const struct file_map *map,
                                  size_t base, struct st_tensor *t, kvasir_error *err) {
     uint64_t offsets[2];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files of safetensors: the one reader and the one writer of their headers.
+/* safetensors files: the only reader and the only writer of their headers.
  *
  *     | u64 n | header: n bytes of JSON                                                    | data |
  *             | {"__metadata__": {..}, NAME: {"dtype", "shape", "data_offsets": [b, e]}, ..} |
  *
- * data_offsets count from the start of the data. Files come from outside; what is checked of them
- * (the rules of the official reader):
+ * data_offsets count from the start of the data. Files come from outside, so these rules of the
+ * official reader are checked:
  *
  *   ST-1  The header has at most 100 MB, begins with '{', is bounded JSON (json_load_bounded) with
  *         unique keys. Metadata are strings. Names are not empty and hold no control characters.
@@ -28,7 +28,7 @@ const char *st_dtype_name(enum st_dtype dtype); /* "BF16" */
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-enum { ST_DIMS_MAX = 8 }; /* convolutions over pictures in time have 5 */
+enum { ST_DIMS_MAX = 8 }; /* 3-D convolutions of video models have 5 */
 struct st_tensor {
     char *name; /* owned by the table */
     enum st_dtype dtype;
@@ -42,7 +42,7 @@ struct st_tensor {
 struct st_table {
     struct st_tensor *list; /* [n]; rising by name once st_sort was called */
     size_t n, cap;
-    size_t base; /* where the data begin in the file that was read last */
+    size_t base; /* offset of the data in the file that was read last */
 };
 /* Appends a file's tensors (ST-1, ST-2). *metadata, if not NULL, becomes its __metadata__ or NULL
  * (json_decref). Errors do not name the file; offsets count from its start. */

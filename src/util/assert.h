@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* util/assert.h: what cannot happen unless our own code is wrong.
+/* util/assert.h: checks of what cannot happen unless our own code is wrong.
  *
- * ASSERT is always on, in releases too: a server that went on after a broken invariant could show
- * one sequence another's tokens. DEBUG_ASSERT is for inner loops, and on in debug builds (those of
- * the sanitizers are). Neither may be reachable from bytes that come from outside, which get
- * errors, and neither may have side effects.
+ * ASSERT is always on, in releases too: a server that continued after a broken invariant could show
+ * one sequence another's tokens. DEBUG_ASSERT is for inner loops and on in debug builds (which
+ * sanitizer builds are). Neither may be reachable from outside bytes, which get errors, and neither
+ * may have side effects.
  */
 #ifndef KVASIR_UTIL_ASSERT_H
 #define KVASIR_UTIL_ASSERT_H

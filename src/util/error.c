@@ -24,7 +24,7 @@ static void fill(kvasir_error *err, kvasir_status code, int64_t offset, const ch
     err->offset = offset;
     err->field = field;
     vsnprintf(err->text, sizeof err->text, format, args);
-    /* Text may quote names out of a file: an error stays one line whatever they hold. */
+    /* Text may quote names from a file. An error stays one line whatever they contain. */
     for (char *p = err->text; *p; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
             *p = '?';

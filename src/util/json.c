@@ -5,17 +5,18 @@
 #include "util/json.h"
 
 enum {
-    /* Bytes of jansson 2.14 on 64 bits, rounded up with malloc's own: a value with its place in an
-     * array, and what an array, an object and a key take on top. */
+    /* Bytes that jansson 2.14 takes on 64 bits, rounded up with malloc's own: a value and its slot
+     * in an array, and the overhead of an array, an object and a key. */
     VALUE_BYTES = 64,
     ARRAY_BYTES = 144,
     OBJECT_BYTES = 256,
     KEY_BYTES = 96,
-    /* What a text may take. A safetensors header takes 10 times its size, one of short names and
-     * shapes 18 times; "{},{},..." would take 78 times, and is refused where it is long. */
+    /* Limit of a tree relative to its text. A safetensors header takes 10 times its size, one of
+     * short names and shapes 18 times. "{},{},..." would take 78 times and is refused if it is
+     * long. */
     MEMORY_TIMES = 32,
     MEMORY_FREE = 64 << 10,
-    REQUEST_FREE = 4 << 20, /* deep schemas of tools take more times their text */
+    REQUEST_FREE = 4 << 20, /* deep tool schemas take more than that */
 };
 
 const char *json_kind(const json_t *value) {
@@ -42,7 +43,7 @@ const char *json_kind(const json_t *value) {
     return "nothing";
 }
 
-/* One pass over the text outside strings: how deep it nests and what its tree will take. */
+/* One pass over the text, skipping strings: nesting depth and the size of its tree. */
 static kvasir_status check_bounds(const char *text, size_t len, int64_t at, unsigned depth_max,
                                   uint64_t *tree_bytes, kvasir_error *err) {
     unsigned depth = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What machine this is: clock, cores, memory that can still be taken, instruction sets. */
+/* Facts about the machine: clock, cores, available memory, instruction sets. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -24,8 +24,8 @@ int cpu_count(void) {
     return n > 0 ? n : 1;
 }
 
-/* The number after `key` in a file of "key value" lines, or the file's first number where key is
- * NULL. False when the file or key is missing or the value is no number ("max"). */
+/* The number after `key` in a file of "key value" lines, or the file's first number if key is NULL.
+ * False if the file or key is missing or the value is not a number ("max"). */
 static bool read_number(const char *path, const char *key, uint64_t *out) {
     FILE *f = fopen(path, "re");
     if (!f)
@@ -51,8 +51,8 @@ static bool read_number(const char *path, const char *key, uint64_t *out) {
     return found;
 }
 
-/* What one control group leaves; file pages that the kernel can drop count as free. UINT64_MAX
- * where it sets no limit. */
+/* Bytes that a control group still allows; file pages that the kernel can drop count as free.
+ * UINT64_MAX if it sets no limit. */
 static uint64_t group_left(const char *folder, const char *limit_name, const char *used_name,
                            const char *file_key) {
     char path[4096 + 64];
@@ -85,7 +85,7 @@ static void own_group(char *path, size_t size) {
 }
 
 /* The tightest limit from the process's own group up to the root (v2; inside a container the mount
- * point is the group), or that of v1. */
+ * point is the group), or the limit of v1. */
 static uint64_t cgroup_left(void) {
     char own[4096], folder[4096 + 32];
     own_group(own, sizeof own);
@@ -122,7 +122,7 @@ uint64_t memory_resident_peak_bytes(void) {
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* The operating system must save the registers, or the code dies in the first context switch: XCR0
+/* The operating system must save the registers, else they are lost in the next context switch: XCR0
  * bits 1 and 2 for AVX; 5, 6 and 7 too for AVX-512. */
 static bool os_saves(unsigned bits) {
     unsigned a, b, c, d;

@@ -3,8 +3,9 @@
  * conversions and bits of IEEE doubles, in the order written (the build sets -ffp-contract=off),
  * polynomials after an exact argument reduction.
  *
- * Left out: speed, but for m_exp_each, which sampling takes of whole vocabularies. The exponentials
- * of attention are vectors inside backend/cpu's tiers; these serve tables, merges and sampling.
+ * These are not fast, except m_exp_each, which sampling runs over whole vocabularies. The
+ * exponentials of attention are vectors inside backend/cpu's tiers; these functions serve tables,
+ * merges and sampling.
  */
 #include <math.h>
 #include <string.h>
@@ -38,10 +39,10 @@ static double exp_rest(double r) {
     return r + r * r * p;
 }
 
-/* x = k ln2 + r, |r| <= ln2/2. Without branches, so that compilers make vectors of it. A double at
- * 1.5 * 2^52 has integers for its neighbours: what is added to it is rounded to one, and stands in
- * its low bits. With 2046 added they are the sum of the exponent fields of two factors whose
- * product is 2^k: two, so that results below 2^-1022 are rounded once, into a subnormal. */
+/* x = k ln2 + r, |r| <= ln2/2. No branches, so that compilers vectorize it. Doubles near 1.5 * 2^52
+ * are 1 apart, so adding that constant rounds to an integer, which is then in the low bits. With
+ * 2046 added, they are the sum of the exponent fields of two factors whose product is 2^k: two, so
+ * that results below 2^-1022 are rounded once, into a subnormal. */
 static inline __attribute__((always_inline)) double exp_lane(double x) {
     const double whole = 6755399441055744.0 + 2046, low = -745.2, high = 709.782712893384;
     double t = x > low ? x : low;
@@ -69,7 +70,7 @@ __attribute__((target("avx2"))) static void exp_each_avx2(double *x, size_t n) {
 
 void m_exp_each(double *x, size_t n) {
 #ifdef __x86_64__
-    if (__builtin_cpu_supports("avx2")) { /* noted at start: cpuid is slow in a virtual machine */
+    if (__builtin_cpu_supports("avx2")) { /* cached at start: cpuid is slow in a virtual machine */
         exp_each_avx2(x, n);
         return;
     }
@@ -116,7 +117,7 @@ double m_pow(double base, double exponent) {
     return m_exp(exponent * m_log(base));
 }
 
-/* With e = e^2a - 1 it is e / (e + 2); near 0 that e is summed without the 1. */
+/* tanh a = e / (e + 2) with e = e^2a - 1; near 0 that e is summed without the 1. */
 double m_tanh(double x) {
     double a = x < 0 ? -x : x;
     if (x != x)
@@ -126,7 +127,7 @@ double m_tanh(double x) {
     return x < 0 ? -t : t;
 }
 
-/* One side of it is lost in the other's 1 at worst: nothing overflows but to the limit. */
+/* At worst one term vanishes next to the other's 1. Overflow only reaches the limit. */
 double m_sigmoid(double x) {
     return 1.0 / (1.0 + m_exp(-x));
 }
@@ -138,9 +139,9 @@ double m_softplus(double x) {
     return x > 0 ? x + rest : rest;
 }
 
-/* |x| = mantissa * 2^-shift. In units of a quarter turn it is mantissa * (2/pi) * 2^-shift: 2/pi to
- * 128 bits makes the 64 bits behind the point exact enough for every |x| < 2^40. Returns the
- * quarter turns mod 4 and the rest in [-pi/4, pi/4]. */
+/* |x| = mantissa * 2^-shift. In units of a quarter turn it is mantissa * (2/pi) * 2^-shift. 2/pi to
+ * 128 bits makes the 64 fraction bits exact enough for every |x| < 2^40. Returns the quarter turns
+ * mod 4 and the rest in [-pi/4, pi/4]. */
 static unsigned reduce_quarter(double x, double *rest) {
     static const uint64_t two_over_pi_high = 0xa2f9836e4e441529ULL,
                           two_over_pi_low = 0xfc2757d1f534ddc0ULL;
@@ -149,8 +150,8 @@ static unsigned reduce_quarter(double x, double *rest) {
     int shift = 1075 - (int)(u >> 52); /* 13 .. 53 for x in [0.5, 2^40) */
     unsigned __int128 low = (unsigned __int128)mantissa * two_over_pi_low;
     unsigned __int128 high = (unsigned __int128)mantissa * two_over_pi_high + (uint64_t)(low >> 64);
-    /* x * 2/pi = (high * 2^64 + low part) * 2^-(128 + shift): the point stands at bit 64 + shift of
-     * `high`. */
+    /* x * 2/pi = (high * 2^64 + low part) * 2^-(128 + shift): the binary point is at bit 64 + shift
+     * of `high`. */
     unsigned __int128 turns = high >> shift; /* point at bit 64 */
     unsigned quarter = (unsigned)(turns >> 64);
     int64_t fraction = (int64_t)(uint64_t)turns; /* >= 1/2 turns negative: round to nearest */
@@ -162,7 +163,7 @@ static unsigned reduce_quarter(double x, double *rest) {
 
 void m_sincos(double x, double *sin_out, double *cos_out) {
     double a = x < 0 ? -x : x, r = a;
-    if (!(a < 0x1p40)) { /* no angle of ours: a defined answer for NaN and nonsense of a file */
+    if (!(a < 0x1p40)) { /* NaN, or absurd values of a file */
         *sin_out = 0;
         *cos_out = 1;
         return;

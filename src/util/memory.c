@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The only file that calls malloc. Also growing text, and address space whose memory comes when it
- * is touched. */
+/* The only file that calls malloc. Also growing arrays and text, and address space that takes
+ * memory only when it is touched. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,7 +118,7 @@ void *mem_reserve(size_t bytes) {
                    -1, 0);
     if (p == MAP_FAILED)
         return NULL;
-    /* A huge page would make bytes resident that no page of ours uses. */
+    /* A huge page would make bytes resident that none of our pages uses. */
     madvise(p, bytes, MADV_NOHUGEPAGE);
     return p;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool of threads made once.
+/* A pool of threads, created once.
  *
  *   run:   the caller writes the job (fn, ctx, parts), opens it in `state`, raises `epoch` and
  *          works itself. Workers that see the epoch join while the job is open. When no item is
@@ -29,7 +29,7 @@
 #include "util/util.h"
 
 /* Some 20 to 80 microseconds of `pause`: longer than the serial gaps between two runs of a step,
- * short against the time slice that a neighbour on the same core would lose. */
+ * short compared with the time slice that another process on the same core would lose. */
 enum { SPIN_ROUNDS = 2000 };
 
 enum { JOB_OPEN = 1 << 16, JOINED_MASK = JOB_OPEN - 1 };
@@ -198,8 +198,8 @@ void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *c
     raise_epoch(p);
     work(p, 0);
     atomic_fetch_and_explicit(&p->state, JOINED_MASK, memory_order_relaxed);
-    /* The others finish within one item's time: spinning is right, but the core is given away when
-     * it is shared. */
+    /* The others finish within one item's time, so spinning is right; but if the core is shared, it
+     * must be yielded. */
     for (int i = 0; atomic_load_explicit(&p->state, memory_order_acquire) != 0; i++) {
         if (i > SPIN_ROUNDS) {
             sched_yield();

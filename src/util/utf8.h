@@ -12,8 +12,8 @@
 
 /* Offset of the first byte that is not valid UTF-8, or len. */
 size_t utf8_check(const char *text, size_t len);
-/* Length (1-4) of the character at s; 0 if the n bytes (n > 0) end inside it, -1 if they cannot
- * begin a character. */
+/* Length (1-4) of the character at s; 0 if it is cut off by the end of the n bytes (n > 0), -1 if
+ * the bytes cannot begin a character. */
 int utf8_length(const uint8_t *s, size_t n);
 
 /* The character at text[*at]; moves *at to the end of it. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* util/: what every folder stands on. Status and errors, memory, files, clock, threads, CPU
- * features and machine limits, and the few functions of libm that we do not take from libm.
+/* util/: what every folder uses. Status and errors, memory, files, clock, threads, CPU features and
+ * machine limits, and the few functions of libm that we do not take from libm.
  *
  * This is the only folder (beside cli/) that may print, read the environment or touch malloc. It
  * knows nothing of models or caches. All functions are safe to call from any thread unless they say
@@ -39,27 +39,27 @@
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
 /* Fills *err (may be NULL) and returns `code`, so that a failing line reads `return fail(err, CODE,
- * "why %d", x);`. Text is one line without a full stop and names no command-line flag. fail_at adds
- * a byte offset in the file at hand, fail_field the option at fault (kvasir_error.field). */
+ * "why %d", x);`. The text is one line without a full stop and names no command-line flag. fail_at
+ * adds a byte offset in the current file, fail_field the option at fault (kvasir_error.field). */
 kvasir_status fail(kvasir_error *err, kvasir_status code, const char *format, ...)
     PRINTF_LIKE(3, 4);
 kvasir_status fail_at(kvasir_error *err, kvasir_status code, int64_t offset, const char *format,
                       ...) PRINTF_LIKE(4, 5);
 kvasir_status fail_field(kvasir_error *err, kvasir_status code, const char *field,
                          const char *format, ...) PRINTF_LIKE(4, 5);
-/* A failed status becomes an error of this option; KVASIR_OK stays what it is. */
+/* Makes a failure an error of this option; KVASIR_OK stays as it is. */
 kvasir_status fail_of_field(kvasir_status status, kvasir_error *err, const char *field);
 /* Puts "prefix: " in front of an error's text (a reader's caller adds the file's name). */
 void fail_prefix(kvasir_error *err, const char *prefix);
 
 /* ---- memory (memory.c) ----------------------------------------------------------------------- */
 
-/* malloc family. NULL only when the system refuses; count * size is checked for overflow.
+/* malloc family. NULL only if the system refuses; count * size is checked for overflow.
  * mem_free(NULL) is a no-op. */
 void *mem_alloc(size_t bytes) MUST_CHECK;
 void *mem_calloc(size_t count, size_t size) MUST_CHECK;
 void *mem_realloc(void *p, size_t count, size_t size) MUST_CHECK;
-/* 64-byte aligned, zeroed; free with mem_free. Room for reads of up to 64 bytes behind the end. */
+/* 64-byte aligned, zeroed; free with mem_free. Up to 64 bytes after the end may be read. */
 void *mem_alloc_aligned(size_t bytes) MUST_CHECK;
 char *mem_strdup(const char *text) MUST_CHECK;
 char *mem_strndup(const char *text, size_t n) MUST_CHECK;
@@ -103,8 +103,8 @@ static inline size_t max_size(size_t a, size_t b) {
      }))
 void *array_grow(void *list, size_t *cap, size_t need, size_t cap_max, size_t size) MUST_CHECK;
 
-/* A growing byte buffer; always NUL-terminated once something was appended. Zero-initialised is
- * empty. Appends return false when memory ran out (the buffer stays as it was). */
+/* A growing byte buffer, NUL-terminated once something was appended. Zero-initialised is empty.
+ * Appends return false if memory ran out (the buffer is unchanged). */
 struct text_buf {
     char *data;
     size_t len, cap;
@@ -113,34 +113,35 @@ bool text_append(struct text_buf *b, const void *data, size_t n) MUST_CHECK;
 bool text_puts(struct text_buf *b, const char *text) MUST_CHECK;
 bool text_printf(struct text_buf *b, const char *format, ...) PRINTF_LIKE(2, 3) MUST_CHECK;
 bool text_vprintf(struct text_buf *b, const char *format, va_list args) MUST_CHECK;
-/* Room for n bytes more and the NUL after them, for callers that write to data + len themselves. */
+/* Makes room for n more bytes and the NUL after them, for callers that write to data + len
+ * themselves. */
 bool text_reserve(struct text_buf *b, size_t n) MUST_CHECK;
-void text_free(struct text_buf *b); /* data may also be kept, and freed with mem_free */
+void text_free(struct text_buf *b); /* instead, data may be kept and freed with mem_free */
 
 /* ---- address space for pages (memory.c) ------------------------------------------------------ */
 
-/* Reserves address space without memory behind it; touching it takes memory; mem_release gives the
- * memory of a range back (contents become zero). Sizes and offsets are multiples of 4096. NULL when
- * the system refuses. */
+/* Reserves address space; memory is taken when it is touched. mem_release gives the memory of a
+ * range back (contents become zero). Sizes and offsets are multiples of 4096. NULL if the system
+ * refuses. */
 void *mem_reserve(size_t bytes) MUST_CHECK;
 void mem_release(void *at, size_t bytes);
 void mem_unreserve(void *base, size_t bytes);
 
 /* ---- files (file.c) -------------------------------------------------------------------------- */
 
-/* A whole file mapped read-only. An empty file is an error (KVASIR_ERR_FORMAT), a folder or
- * unreadable one too. */
+/* A whole file mapped read-only. An empty file is an error (KVASIR_ERR_FORMAT), and so is a folder
+ * or a file that cannot be read. */
 struct file_map {
     const uint8_t *data;
     size_t size;
 };
 kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *err) MUST_CHECK;
 void file_map_close(struct file_map *m);
-/* Advice: all of it will be read again and again, so the system may map it in huge pages. Linux
- * does so from 6.16 on (ext4; xfs sooner), with what is not in memory yet. */
+/* Advises the system that all of it will be read repeatedly, so that it may use huge pages. Linux
+ * does so from 6.16 on (ext4; xfs sooner), for parts that are not in memory yet. */
 void file_map_reread(const struct file_map *m);
-/* Reads a whole file (or standard input where path is "-") into a fresh NUL-terminated string,
- * *size bytes long. */
+/* Reads a whole file (standard input if path is "-") into a fresh NUL-terminated string, *size
+ * bytes long. */
 kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
                             kvasir_error *err) MUST_CHECK;
 bool file_is_dir(const char *path);
@@ -159,9 +160,9 @@ kvasir_status file_write(struct file_writer *w, const void *data, size_t bytes,
                          kvasir_error *err) MUST_CHECK;
 /* Flushed to the disk and closed. */
 kvasir_status file_end(struct file_writer *w, kvasir_error *err) MUST_CHECK;
-void file_abandon(struct file_writer *w); /* closes it where it is open */
+void file_abandon(struct file_writer *w); /* closes it if it is open */
 
-/* A file that takes its place once it is complete: out writes PATH.tmp-N, beside it. */
+/* A file that appears under its name once it is complete: `out` writes PATH.tmp-N next to it. */
 struct file_replacer {
     struct file_writer out;
     char path[WRITE_PATH_MAX];
@@ -172,11 +173,11 @@ kvasir_status file_replace_begin(struct file_replacer *r, const char *path,
 kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) MUST_CHECK;
 void file_replace_abandon(struct file_replacer *r);
 
-/* A folder under construction: tmp, beside path, is where its files are written. */
+/* A folder under construction: files are written to tmp, next to path. */
 struct folder_writer {
     char path[WRITE_PATH_MAX], tmp[WRITE_PATH_MAX];
 };
-/* KVASIR_ERR_ARGUMENT where path exists. */
+/* KVASIR_ERR_ARGUMENT if path exists. */
 kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_error *err) MUST_CHECK;
 kvasir_status folder_commit(struct folder_writer *w, kvasir_error *err) MUST_CHECK;
 void folder_abandon(struct folder_writer *w); /* nothing after a commit */
@@ -185,12 +186,12 @@ void folder_abandon(struct folder_writer *w); /* nothing after a commit */
 
 double clock_seconds(void); /* monotonic */
 int cpu_count(void);        /* cores this process may run on */
-/* Bytes that can still be taken: the smaller of MemAvailable and what the cgroup leaves. 0 if
+/* Memory that is still available: the smaller of MemAvailable and what the cgroup allows. 0 if
  * unknown. */
 uint64_t memory_available_bytes(void);
 uint64_t memory_resident_peak_bytes(void);
 
-/* Instruction-set tiers in rising order per architecture; detected with cpuid and xgetbv (the OS
+/* Instruction-set tiers in rising order per architecture, detected with cpuid and xgetbv (the OS
  * must save the registers), on Arm with getauxval. */
 enum cpu_tier {
     CPU_TIER_REF,
@@ -202,17 +203,17 @@ enum cpu_tier {
     CPU_TIER_COUNT
 };
 bool cpu_tier_have(enum cpu_tier tier); /* this machine runs it */
-enum cpu_tier cpu_tier_detect(void);    /* the best it runs */
+enum cpu_tier cpu_tier_detect(void);    /* the best tier that it runs */
 const char *cpu_tier_name(enum cpu_tier tier);
 const char *cpu_model_name(void);
 
 /* ---- threads (threads.c) --------------------------------------------------------------------- */
 
-/* A pool made once. thread_pool_run calls fn(ctx, item, worker) for every item in [0, items)
- * exactly once and returns when all are done; the caller works too (worker 0). A worker begins with
- * a stretch of neighbouring items and ends with what others have left; which worker gets which must
- * not matter to the result. No allocation, no lock while there is work: idle workers spin briefly,
- * then park on a futex. Not re-entrant: one run at a time. */
+/* A pool, created once. thread_pool_run calls fn(ctx, item, worker) for every item in [0, items)
+ * exactly once and returns when all are done; the caller works too (worker 0). A worker starts with
+ * a range of neighbouring items and then takes what others have left. Which worker gets which item
+ * must not matter to the result. No allocation, and no lock while there is work: idle workers spin
+ * briefly, then park on a futex. Not re-entrant: one run at a time. */
 struct thread_pool;
 typedef void thread_fn(void *ctx, size_t item, int worker);
 kvasir_status thread_pool_create(struct thread_pool **out, int threads,
@@ -223,8 +224,8 @@ void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void
 
 /* ---- elementary functions that are the same on every machine (math.c) ------------------------ */
 
-/* libm's exp, sin, cos ... differ between machines and versions; bits of ours do not (no FMA, no
- * tables of the system). Errors: m_expf < 2 ulp on [-104, 88] (0 below, +inf above); the double
+/* libm's exp, sin, cos ... differ between machines and versions; the bits of these do not (no FMA,
+ * no tables of the system). Errors: m_expf < 2 ulp on [-104, 88] (0 below, +inf above); the double
  * functions < 2 ulp, tanh, sigmoid and softplus < 4, m_sincos for |x| < 2^40 (else 0, 1). NaN stays
  * NaN. */
 float m_expf(float x);

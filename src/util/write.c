@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files and folders that are either complete or not there: everything is written beside its final
- * name and renamed when all of it is on the disk. A killed run leaves NAME.tmp-XXXXXX behind, never
- * half a file under NAME. One thread owns a writer.
+/* Files and folders that are either complete or absent: everything is written under a temporary
+ * name next to the final one and renamed when all of it is on the disk. A killed run leaves
+ * NAME.tmp-XXXXXX, never half a file under NAME. A writer belongs to one thread.
  *
  *     folder_begin   NAME.tmp-k3x9q2/          an empty folder of this process's own
  *       file_begin ... file_write ... file_end     each file flushed to the disk
@@ -65,7 +65,7 @@ void file_abandon(struct file_writer *w) {
 
 /* ---- one file in another's place ------------------------------------------------------------- */
 
-/* A new name is on the disk when the folder that holds it is. */
+/* A new name is on the disk once the folder that contains it is. */
 static int sync_folder(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
@@ -80,14 +80,14 @@ static kvasir_status sync_parent(const char *path, kvasir_error *err) {
     snprintf(parent, sizeof parent, "%s", path);
     char *slash = strrchr(parent, '/');
     if (slash)
-        slash[slash == parent] = 0; /* "/name" lies in "/" */
+        slash[slash == parent] = 0; /* "/name" is in "/" */
     const char *name = slash ? parent : ".";
     int error = sync_folder(name);
     return error ? fail(err, KVASIR_ERR_IO, "%s: %s", name, strerror(error)) : KVASIR_OK;
 }
 
-/* A rename takes the place of what is there: that must be a file. A device, a pipe or a link in its
- * place would be lost, and what it leads to not be written. */
+/* A rename replaces what exists, which must be a file: a device, a pipe or a link would be lost,
+ * and its target would not be written. */
 static kvasir_status check_replaceable(const char *path, kvasir_error *err) {
     struct stat st;
     if (lstat(path, &st) != 0)
@@ -102,7 +102,7 @@ static kvasir_status check_replaceable(const char *path, kvasir_error *err) {
 }
 
 kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvasir_error *err) {
-    enum { TRIES = 100 }; /* names that killed processes of this number left, or other threads */
+    enum { TRIES = 100 }; /* names of other threads, or left by killed processes */
     size_t len = strlen(path);
     *r = (struct file_replacer){.out.fd = -1};
     if (len == 0 || len + 32 > sizeof r->path)

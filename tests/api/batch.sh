@@ -211,12 +211,12 @@ for text in 'hello' '{"custom_id":"x"}' '[1]'; do
     for end in '' '\n' '\n\n{"id":"batch_'; do
         printf "%s$end" "$text" >other
         cp other other.before
-        failing 1 '^kvasir batch: -o: other: line 1 is no result of a batch' -i in -o other
+        failing 1 '^kvasir batch: -o: other: line 1 is not a batch result' -i in -o other
         cmp -s other other.before || die "a file that holds no results was changed"
     done
 done
 cp in in.before
-failing 1 'line 1 is no result of a batch' -i in -o in
+failing 1 'line 1 is not a batch result' -i in -o in
 cmp -s in in.before || die "the requests were changed"
 
 # ---- Ctrl-C: exit code 130, and the file can be gone on with ----
@@ -279,7 +279,7 @@ failing 1 '^kvasir batch: -o: \.: Is a directory' -i in -o .
 failing 2 '^kvasir batch: --order: "up" is neither' -i in -o new --order up
 failing 2 '^kvasir batch: --kv-cache-min-quantize-tokens: -1 is out of range' -i in -o new \
     --kv-cache-min-quantize-tokens -1
-failing 2 '^kvasir batch: --kv-cache-quantization-group-size: has no place without' -i in -o new \
+failing 2 '^kvasir batch: --kv-cache-quantization-group-size: only allowed with' -i in -o new \
     --kv-cache-quantization-group-size 32
 failing 2 '^kvasir batch: --max-num-seqs: 0 is out of range' -i in -o new --max-num-seqs 0
 failing 2 '^kvasir batch: --kv-bits: ' -i in -o new --kv-bits 7

@@ -94,7 +94,7 @@ expect 2 '^kvasir generate: .*--convert-cache' generate -m "$tiny" --prompt-cach
     --kv-bits 8 --kv-group-size 32
 g --convert-cache
 [ "$(json kv_format)" = "K 8 g64, V 4 g64" ] || die "--convert-cache to the default"
-expect 2 '--convert-cache: has no place without --prompt-cache' generate -m "$tiny" --tokens 1 \
+expect 2 '--convert-cache: only allowed with --prompt-cache' generate -m "$tiny" --tokens 1 \
     --convert-cache
 # mlx-lm's own files, which do not say their tokens
 for form in legacy-0.31.3 mlx-lm-0.32.2; do

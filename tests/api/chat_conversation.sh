@@ -34,11 +34,11 @@ print(v if isinstance(v, str) else json.dumps(v))' "$@" || die "no chat: $*"
 
 # ---- flags ----
 expect 2 'kvasir chat: -m or --url: missing' chat
-expect 2 'kvasir chat: --api-key: has no place without --url' chat -m x --api-key y
-expect 2 'kvasir chat: --kv-bits: has no place with --url' chat --url http://x --kv-bits 4
-expect 2 'kvasir chat: --no-prefix-cache: has no place' chat --url http://x --no-prefix-cache
-expect 2 'kvasir chat: --cache-memory-mb: has no place' chat --url http://x --cache-memory-mb 1
-expect 2 'kvasir chat: --chat-template: has no place' chat --url http://x --chat-template t
+expect 2 'kvasir chat: --api-key: only allowed with --url' chat -m x --api-key y
+expect 2 'kvasir chat: --kv-bits: not allowed with --url' chat --url http://x --kv-bits 4
+expect 2 'kvasir chat: --no-prefix-cache: not allowed with --url' chat --url http://x --no-prefix-cache
+expect 2 'kvasir chat: --cache-memory-mb: not allowed with --url' chat --url http://x --cache-memory-mb 1
+expect 2 'kvasir chat: --chat-template: not allowed with --url' chat --url http://x --chat-template t
 expect 2 'kvasir chat: --url: "ftp://x" begins with neither' chat --url ftp://x
 expect 2 'kvasir chat: --api-key: is empty or holds' chat --url http://x --api-key $'a\r\nb: c'
 expect 2 'kvasir chat: -m: this model has no chat template' chat -m "$stories" --kv-bits f16 -q
@@ -219,7 +219,7 @@ bad_chat 1 "$url/v1/chat/completions: HTTP 400: messages\[0\].content: is not" r
 bad_chat 1 "$url: the answer broke off" break "${u[@]}"
 [ "$(cat out)" = 'half of it' ] || die "what came before it broke off"
 bad_chat 1 "$url: the engine failed" fail "${u[@]}"
-bad_chat 1 "$url: the stream holds what is no JSON object: {no JSON" garbage "${u[@]}"
+bad_chat 1 "$url: the stream holds something that is not a JSON object: {no JSON" garbage "${u[@]}"
 bad_chat 1 "$url/v1/v1/models: HTTP 404" a --url $url/v1/v1
 good_chat long "${u[@]}"
 grep -q '^note:   the limit of its length' err || die "finish_reason length"

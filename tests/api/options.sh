@@ -79,9 +79,9 @@ g '--prefill-chunk: 4097 is out of range' -m x --prefill-chunk 4097
 g '--seed: "-1"' -m x -p a --seed -1
 g '--stop: the text is empty' -m x -p a --stop ''
 g '-p, -f and --tokens: give one' -m x -p a -f b
-g '--system: has no place' -m x -p a --raw --system b
-g '--chat-template: has no place' -m x -p a --raw --chat-template f
-g '--chat-template-kwargs: has no place' -m x --tokens 1 --chat-template-kwargs '{}'
+g '--system: only allowed with' -m x -p a --raw --system b
+g '--chat-template: only allowed with' -m x -p a --raw --chat-template f
+g '--chat-template-kwargs: only allowed with' -m x --tokens 1 --chat-template-kwargs '{}'
 g '--chat-template-kwargs: no JSON at byte 5: ' -m x -p a --chat-template-kwargs '{"a":'
 g '--chat-template-kwargs: not a JSON object: \[1\]' -m x -p a --chat-template-kwargs '[1]'
 g '-p: the prompt is empty' -m x -p ''
@@ -90,7 +90,7 @@ g '--tokens: the prompt is empty' -m x --tokens ''
 g '--tokens: "x,2" at place 3' -m x --tokens 1,x,2
 g '--tokens: ",2" at place 3' -m x --tokens 1,,2
 g '--tokens: "2," at place 3' -m x --tokens 1,2,
-g '--tokens: 9999999999 is no token' -m x --tokens 9999999999
+g '--tokens: 9999999999 is not a token' -m x --tokens 9999999999
 long=$(printf 'x%.0s' $(seq 3000))
 g 'unknown flag' -m x "--$long"
 g 'unknown flag "--a?b"' -m x $'--a\nb'

@@ -16,21 +16,21 @@ is() { # KEY VALUE WHAT
 # ---- flags ---------------------------------------------------------------------------------------
 
 s '-m: missing'
-s '--json: has no place without --dry-run' -m x --json
+s '--json: only allowed with --dry-run' -m x --json
 s '--port: 65536 is out of range' -m x --port 65536
 s '--max-num-seqs: 0 is out of range' -m x --max-num-seqs 0
 s '--max-waiting: 0 is out of range' -m x --max-waiting 0
 s '--idle-timeout: 0 is out of range' -m x --idle-timeout 0
-s '--prompt-cache-bytes: "much" is no number of bytes' -m x --prompt-cache-bytes much
-s '--prompt-cache-bytes: "" is no number of bytes' -m x --prompt-cache-bytes=
-s '--prompt-cache-bytes: "-1" is no number of bytes' -m x --prompt-cache-bytes=-1
-s '--prompt-cache-bytes: "4XB" is no number of bytes' -m x --prompt-cache-bytes 4XB
-s '--prompt-cache-bytes: "1.2.3G" is no number of bytes' -m x --prompt-cache-bytes 1.2.3G
-s '--prompt-cache-bytes: "1e3" is no number of bytes' -m x --prompt-cache-bytes 1e3
+s '--prompt-cache-bytes: "much" is not a number of bytes' -m x --prompt-cache-bytes much
+s '--prompt-cache-bytes: "" is not a number of bytes' -m x --prompt-cache-bytes=
+s '--prompt-cache-bytes: "-1" is not a number of bytes' -m x --prompt-cache-bytes=-1
+s '--prompt-cache-bytes: "4XB" is not a number of bytes' -m x --prompt-cache-bytes 4XB
+s '--prompt-cache-bytes: "1.2.3G" is not a number of bytes' -m x --prompt-cache-bytes 1.2.3G
+s '--prompt-cache-bytes: "1e3" is not a number of bytes' -m x --prompt-cache-bytes 1e3
 s '--prompt-cache-bytes: 99999999TB is out of range' -m x --prompt-cache-bytes 99999999TB
 s '--enable-prefix-cache and --no-prefix-cache: give one' -m x --enable-prefix-cache \
     --disable-prefix-cache
-s '--kv-cache-quantization: has no place with --no-prefix-cache' -m x --kv-cache-quantization \
+s '--kv-cache-quantization: not allowed with --no-prefix-cache' -m x --kv-cache-quantization \
     --no-prefix-cache
 s '--cache-memory-percent: 0 is not above 0 and at most 100' -m "$tiny" --cache-memory-percent 0 -q
 s '--cache-memory-percent: -0.1 is out of range' -m x --cache-memory-percent=-0.1
@@ -105,7 +105,7 @@ bad_variable KVASIR_TEMP=warm 'KVASIR_TEMP: "warm" is not a number'
 bad_variable KVASIR_DEFAULT_TEMPERATURE=-1 'KVASIR_DEFAULT_TEMPERATURE: -1 is out of range'
 bad_variable KVASIR_LOG_PROMPTS=yes 'KVASIR_LOG_PROMPTS: "yes" is none of 1, true, 0, false'
 bad_variable KVASIR_LOG_PROMPTS= 'KVASIR_LOG_PROMPTS: "" is none of'
-bad_variable KVASIR_PROMPT_CACHE_BYTES=x 'KVASIR_PROMPT_CACHE_BYTES: "x" is no number of bytes'
+bad_variable KVASIR_PROMPT_CACHE_BYTES=x 'KVASIR_PROMPT_CACHE_BYTES: "x" is not a number of bytes'
 bad_variable KVASIR_API_KEY= '--api-key: a key is one or more visible'
 bad_variable KVASIR_API_KEY=a,,b '--api-key: a key is one or more visible'
 bad_variable KVASIR_ADMIN_KEY= '--admin-key: a key is one or more visible'
@@ -146,8 +146,8 @@ c '{"api-key": ["a", 5]}' '"api-key": must be a string or an array of strings'
 c '{"api-key": [["a"]]}' '"api-key": must be a string or an array of strings'
 c '{"api-key": {}}' '"api-key": must be a string or an array of strings'
 c '{"prompt-cache-bytes": true}' '"prompt-cache-bytes": must be a number or a string with a unit'
-c '{"prompt-cache-bytes": "4 GB"}' '"prompt-cache-bytes": "4 GB" is no number of bytes'
-c '{"prompt-cache-bytes": 1e300}' '"prompt-cache-bytes": "1e+\?300" is no number of bytes'
+c '{"prompt-cache-bytes": "4 GB"}' '"prompt-cache-bytes": "4 GB" is not a number of bytes'
+c '{"prompt-cache-bytes": 1e300}' '"prompt-cache-bytes": "1e+\?300" is not a number of bytes'
 c '{"chat-template-kwargs": 1}' '"chat-template-kwargs": must be an object or a string'
 c '{"ctx": 1, "max-model-len": 2}' '"max-model-len": the file has --ctx twice, under both its names'
 c "{\"api-key\": [$(printf '"k",%.0s' {1..32})\"k\"]}" '"api-key": more than 32 values'

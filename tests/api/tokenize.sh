@@ -23,10 +23,10 @@ t() {
 
 expect 2 '^kvasir tokenize: -m: missing' tokenize
 expect 2 '^kvasir tokenize: --ids, --pieces and --decode: ' tokenize -m x --ids --decode
-expect 2 '^kvasir tokenize: --chat: has no place' tokenize -m x --chat --decode
-expect 2 '^kvasir tokenize: --add-special: has no place' tokenize -m x --add-special --decode
-expect 2 '^kvasir tokenize: --add-special: has no place' tokenize -m x --add-special --chat
-expect 2 '^kvasir tokenize: --chat-template: has no place' tokenize -m x --chat-template y
+expect 2 '^kvasir tokenize: --chat: not allowed' tokenize -m x --chat --decode
+expect 2 '^kvasir tokenize: --add-special: not allowed' tokenize -m x --add-special --decode
+expect 2 '^kvasir tokenize: --add-special: not allowed' tokenize -m x --add-special --chat
+expect 2 '^kvasir tokenize: --chat-template: only allowed' tokenize -m x --chat-template y
 expect 2 '^kvasir tokenize: --chat-template-kwargs: no JSON at' tokenize -m x --chat \
     --chat-template-kwargs '{'
 expect 1 '^kvasir tokenize: x: No such file' tokenize -m x
@@ -77,10 +77,10 @@ t 0 '' '[{"role": "user", "content": "ab"}]' -m odd.gguf --chat --chat-template 
 [ "$(cat out)" = "256 258 257" ] || die "--chat"
 
 t 1 'standard input: .*UTF-8.*(at byte 2)$' 'ab\xff' -m odd.gguf
-t 1 'standard input: "260" is no token of this vocabulary of 260 (at byte 4)$' '[1, 260]' \
+t 1 'standard input: "260" is not in this vocabulary of 260 tokens (at byte 4)$' '[1, 260]' \
     -m odd.gguf --decode
-t 1 'standard input: "-1" is no token' '[-1]' -m odd.gguf --decode
-t 1 'standard input: "1x" is no token.* (at byte 2)$' '1 1x 2' -m odd.gguf --decode
+t 1 'standard input: "-1" is not in this vocabulary' '[-1]' -m odd.gguf --decode
+t 1 'standard input: "1x" is not in this vocabulary.* (at byte 2)$' '1 1x 2' -m odd.gguf --decode
 t 1 'standard input: "99999999999999999999' '99999999999999999999' -m odd.gguf --decode
 t 1 'standard input: the model has no chat template' '[{"role": "user"}]' -m odd.gguf --chat
 printf '{{ messages[0].content }}\n\n{{ raise_exception("only so far") }}' >t.jinja
@@ -119,8 +119,8 @@ j '1: is not a JSON object (at byte 0)$' '[1]\n'
 j '3: has neither "text".* (at byte 4)$' '\n \r\n{"texts": "a"}'
 j '1: "text" is not a string' '{"text": 1}'
 j '1: "ids" is not an array' '{"ids": 1}'
-j '1: "260" is no token' '{"ids": [260]}'
-j '1: "a value of another kind" is no token' '{"ids": [1.5]}'
+j '1: "260" is not in this vocabulary' '{"ids": [260]}'
+j '1: "a value of another kind" is not in this vocabulary' '{"ids": [1.5]}'
 j '1: .*UTF-8\|1: unable to decode byte 0xff' '{"text": "\xff"}'
 j '1: the model has no chat template' '{"messages": []}'
 j '1: chat request: messages' '{"text": "a"}' --chat --chat-template <(printf x)
