@@ -115,8 +115,8 @@ int option_read(const struct command *c, const struct option *o, const char *fla
 /* By a name or alias with its dashes, [n]; NULL: no such flag. */
 const struct option *option_find(const struct command *c, const char *name, size_t n);
 
-/* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns false.
- * */
+/* help.c: if `word` is --help, -h, --help=man or --help=markdown, prints that; else returns
+ * false. */
 bool help_print(const struct command *c, const char *word, void *args);
 
 /* settings.c: flags from other places than the command line; owns the strings that were read. */
@@ -245,8 +245,8 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
 
 /* ---- output (output.c) ----------------------------------------------------------------------- */
 
-/* Print one line on standard error, "kvasir COMMAND: ...". Both return the exit code of that kind.
- * */
+/* Print one line on standard error, "kvasir COMMAND: ...". Both return the exit code of that
+ * kind. */
 int usage_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3);
 int run_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3);
 /* Reports a failed library call: EXIT_USAGE if an option was wrong or cannot be honoured, else

@@ -64,8 +64,8 @@ static const char *name_of(const struct line_reader *in) {
     return in->name ? in->name : "standard input";
 }
 
-/* Reads more bytes to `end`; sets `over` at the end of the input. Refuses lines that are too long.
- * */
+/* Reads more bytes to `end`; sets `over` at the end of the input. Refuses lines that are too
+ * long. */
 static int fill(const struct command *c, struct line_reader *in) {
     if (in->end == in->cap && in->start > 0) {
         memmove(in->data, in->data + in->start, in->end - in->start);

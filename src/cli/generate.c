@@ -80,9 +80,9 @@ static const struct command COMMAND = {
     .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "Without a flag for the prompt it is read from standard input. Ctrl-C ends the "
-               "answer (exit code 130),\na second one ends the program. Exit codes: 0 success, 1 "
-               "the run failed, 2 wrong usage.",
+    .details = "The prompt is read from standard input if no flag gives it. Ctrl-C ends the answer "
+               "(exit code 130),\na second one ends the program. Exit codes: 0 success, 1 the run "
+               "failed, 2 wrong usage.",
 };
 
 struct run {

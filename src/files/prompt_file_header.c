@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Splits a prompt-cache file into tensors and metadata. safetensors.c checks every length; prompt
  * caches allow fewer types and smaller shapes, and their metadata must not be empty. Gaps in the
- * data are checked last (prompt_header_check_data), so that an error names a missing tensor first.
- * */
+ * data are checked last (prompt_header_check_data), so that an error names a missing tensor
+ * first. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -16,7 +16,7 @@ bool bind_has(const struct binder *b, const char *name) {
     return checkpoint_find(b->checkpoint, name) != NULL;
 }
 
-/* Dims of 1 in front do not count: tools that write GGUF leave them away. */
+/* Leading dims of 1 do not count: tools that write GGUF drop them. */
 static bool same_dims(const uint64_t *a, uint32_t n_a, const uint64_t *b, uint32_t n_b) {
     for (; n_a > 1 && a[0] == 1; n_a--)
         a++;
@@ -196,9 +196,9 @@ kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uin
     bool mlx = there && there->n_dims == 3 && there->dims[1] == width && there->dims[2] == 1;
     bool flat = there && there->n_dims == 2; /* GGUF has [channels][width] */
     uint64_t dims[] = {channels, mlx || flat ? width : 1, mlx ? 1 : width};
-    float *turned;
+    float *transposed;
     TRY(bind(b, name.text, dims, flat ? 2 : 3, &t));
-    TRY(vector_make(b, channels * width, out, &turned));
+    TRY(vector_make(b, channels * width, out, &transposed));
     float *rows = mem_calloc((size_t)channels * width, sizeof *rows);
     if (!rows)
         return fail(b->err, KVASIR_ERR_MEMORY, "out of memory for %s", name.text);
@@ -206,7 +206,7 @@ kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uin
     decode_all(&w, rows);
     for (uint32_t c = 0; c < channels; c++)
         for (uint32_t j = 0; j < width; j++)
-            turned[(size_t)j * channels + c] = rows[(size_t)c * width + j];
+            transposed[(size_t)j * channels + c] = rows[(size_t)c * width + j];
     mem_free(rows);
     return KVASIR_OK;
 }
@@ -223,7 +223,7 @@ kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint
     return layer_matrix(b, layer, name, dim, ffn_dim, &w->down);
 }
 
-/* Values [first, first + n) of a vector as one of their own. */
+/* Values [first, first + n) of a vector as a vector of their own. */
 static kvasir_status cut_vector(struct binder *b, vector_id from, uint32_t first, uint32_t n,
                                 vector_id *out) {
     float *data;
@@ -331,7 +331,7 @@ static kvasir_status experts_fused(struct binder *b, uint32_t layer, const char 
     return experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim);
 }
 
-/* mlx's switch_mlp.gate_proj.weight, and GGUF's, one stack each */
+/* mlx's switch_mlp.gate_proj.weight, and GGUF's: one stack each. */
 static kvasir_status experts_stacked(struct binder *b, uint32_t layer, const char *part,
                                      struct layer_weights *l) {
     static const char *const names[] = {"gate_proj", "up_proj", "down_proj"};

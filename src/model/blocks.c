@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The steps that forwards are made of. Each is a few operations on the run's buffers; which
- * buffers, is said where it is declared (family.h). */
+/* The steps that forward passes are made of. Each is a few operations on the run's buffers; its
+ * declaration says which (family.h). */
 #include "model/family.h"
 
 void block_norm(struct model_run *r, const float *x, vector_id gain, uint32_t rows, uint32_t dim,
@@ -13,8 +13,8 @@ void block_scale(struct model_run *r, float *x, float scale, size_t n) {
         op_scale(r->backend, x, scale, n);
 }
 
-void block_product(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
-                   float *y) {
+void block_matmul(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
+                  float *y) {
     op_matmul(r->backend, x, rows, (const struct backend_weight *[]){matrix_on_device(r, w)},
               (const float *[]){on_device(r, bias)}, (float *[]){y}, 1);
 }
@@ -47,7 +47,7 @@ void block_attend(struct model_run *r, const struct batch *batch, uint32_t layer
     op_attention(r->backend, batch, views, place.layer, r->q, &args, r->attended);
 }
 
-/* A norm of each head, or one over all of them: as long as its gain. */
+/* A norm of each head, or one over all heads, depending on the length of its gain. */
 static void head_norm(struct model_run *r, vector_id gain, uint32_t rows, uint32_t width,
                       float *x) {
     if (!gain)
@@ -74,7 +74,7 @@ void block_attention(struct model_run *r, const struct batch *batch, uint32_t la
     block_rope(r, batch, layer, r->q, c->heads);
     block_rope(r, batch, layer, r->k, shape->kv_heads);
     block_attend(r, batch, layer);
-    block_product(r, r->attended, rows, l->o, l->o_bias, out);
+    block_matmul(r, r->attended, rows, l->o, l->o_bias, out);
 }
 
 void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h, uint32_t rows,
@@ -85,7 +85,7 @@ void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h,
         (const float *[]){NULL, NULL}, (float *[]){r->gate, r->up}, 2);
     op_gate_mul(r->backend, r->model->config.gate, r->gate, r->up,
                 (size_t)rows * model_matrix(r->model, w->gate)->n, r->gate);
-    block_product(r, r->gate, rows, w->down, 0, out);
+    block_matmul(r, r->gate, rows, w->down, 0, out);
 }
 
 void block_experts(struct model_run *r, const struct layer_weights *l, const float *h,
@@ -103,13 +103,13 @@ void block_experts(struct model_run *r, const struct layer_weights *l, const flo
                                    .normalize = c->moe.normalize};
     ASSERT(l >= r->model->layers && l < r->model->layers + c->n_layers);
     ASSERT(c->moe.top_k > 0 && c->moe.top_k <= c->moe.n);
-    block_product(r, router_input, rows, l->router, l->router_bias, r->router);
+    block_matmul(r, router_input, rows, l->router, l->router_bias, r->router);
     if (!c->moe.shared_dim) {
         op_experts(r->backend, h, rows, r->router, &e, out);
         return;
     }
     op_experts(r->backend, h, rows, r->router, &e, r->routed);
-    block_product(r, h, rows, l->shared_gate, 0, r->router);
+    block_matmul(r, h, rows, l->shared_gate, 0, r->router);
     block_mlp(r, &l->shared, h, rows, out);
     op_gate_rows(r->backend, out, r->router, rows, c->dim);
     op_add(r->backend, out, r->routed, 1, (size_t)rows * c->dim);

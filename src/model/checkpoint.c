@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opens a checkpoint: files mapped read-only and one table of their tensors (tensor_table.c), which
- * gguf_parts.c or hf_folder.c fills. Whoever reads it need not know which did.
+/* Opens a checkpoint: files mapped read-only and one table of their tensors (tensor_table.c),
+ * filled by gguf_parts.c or hf_folder.c. Readers need not know which.
  *
  *     checkpoint_open(path)
  *        folder -> safetensors_open   config.json, *.safetensors
@@ -8,8 +8,8 @@
  *        file   -> gguf_open          "GGUF" in front; split files
  *     checkpoint_open_text(path)      the same readers' text parts
  *
- * Left out: writing checkpoints; a file that shrinks while it is mapped (the kernel raises SIGBUS,
- * as for every mmap).
+ * Not handled: a file that shrinks while it is mapped (the kernel raises SIGBUS, as for every
+ * mmap).
  */
 
 #include "model/model_internal.h"
@@ -24,7 +24,7 @@ static kvasir_status open_folder_text(struct checkpoint *c, const char *path, kv
     return c->has_tokenizer ? KVASIR_OK : folder_fail_missing(path, "tokenizer.json", err);
 }
 
-/* False also where it cannot be read: whoever opens it says why. */
+/* False also if it cannot be read: opening it will report why. */
 static bool is_gguf(const char *path) {
     struct file_map map;
     if (file_map_open(&map, path, NULL) != KVASIR_OK)
@@ -34,7 +34,7 @@ static bool is_gguf(const char *path) {
     return is;
 }
 
-/* Hands the checkpoint out, or closes what a reader left behind. */
+/* Returns the checkpoint, or closes what was opened before a failure. */
 static kvasir_status finish_open(struct checkpoint *c, kvasir_status status,
                                  struct checkpoint **out) {
     if (status == KVASIR_OK)

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.json of a Hugging Face folder -> struct model_config.
  *
- *     architectures    a class of family.c's table; of a model with pictures or sound the fields
- *                      of its text stand in text_config
- *     rope             old spelling: rope_theta beside rope_scaling, null or { type, ... }
+ *     architectures    a class of family.c's list; in models with pictures or sound the fields
+ *                      of the text part are in text_config
+ *     rope             old spelling: rope_theta next to rope_scaling, null or { type, ... }
  *                      new spelling: rope_parameters { rope_theta, rope_type, ... }, or one of
  *                      these for each kind of layer
- *     head_dim         where it is missing: hidden_size / num_attention_heads, or the class's own
+ *     head_dim         if it is missing: hidden_size / num_attention_heads, or the class's own
  *     layer_types      "full_attention", "sliding_attention" ... of each layer
  *
- * text_config leaves out what is its class's default (Gemma 3's says neither heads nor vocabulary):
- * there, and only there, sizes have defaults.
+ * text_config omits what is its class's default (Gemma 3's has neither heads nor vocabulary). Only
+ * there sizes have defaults.
  *
  * This file reads what all families have in common; a family's read() does the rest, with the
  * helpers of config_fields.c and config_rope.c. Defaults are those of the architecture's class in
@@ -46,8 +46,8 @@ static bool is_wrapped(const struct json_scope *s) {
     return s->prefix[0] != 0;
 }
 
-/* What kernels, tiles and tables take for granted; load.c checks it of all files, here fields are
- * named. */
+/* Limits of kernels, tiles and tables. load.c checks them for all files; here errors name
+ * fields. */
 static kvasir_status check_head_dim(const struct json_scope *s, uint32_t head_dim) {
     return head_dim <= HEAD_DIM_MAX && head_dim % HEAD_DIM_UNIT == 0
                ? KVASIR_OK
@@ -75,7 +75,7 @@ static kvasir_status check_layers(const struct json_scope *s, const struct model
 static kvasir_status read_heads(const struct json_scope *s, const struct family *f,
                                 struct model_config *c) {
     TRY(json_get_u32(s, "num_attention_heads", c->heads == 0, 1, HEADS_MAX, &c->heads));
-    /* The others' default is a number for one size of theirs. */
+    /* Other classes' default is the number of one of their sizes. */
     c->kv_heads = c->kv_heads ? c->kv_heads : f->heads_are_kv ? c->heads : 0;
     TRY(json_get_u32(s, "num_key_value_heads", c->kv_heads == 0, 1, HEADS_MAX, &c->kv_heads));
     c->head_dim = f->head_dim;
@@ -114,10 +114,10 @@ static kvasir_status read_sizes(const struct json_scope *s, const struct family 
     if (strcmp(f->arch, "lfm2") == 0) {
         eps_key = "norm_eps";
         const json_t *block = json_object_get(s->object, "block_ff_dim");
-        if (block && !json_is_null(block)) /* the old spelling goes first */
+        if (block && !json_is_null(block)) /* the old spelling has priority */
             ffn = "block_ff_dim";
     }
-    /* Of qwen3_5_moe nothing is so wide. */
+    /* qwen3_5_moe has no dense feed-forward. */
     const bool dense = strcmp(f->arch, "qwen3_5_moe") != 0;
     TRY(json_get_u32(s, ffn, dense && c->ffn_dim == 0, 1, FFN_MAX, &c->ffn_dim));
     TRY(config_number(s, eps_key, eps <= 0, &eps));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config_fields.c: fields of config.json that some families have, for their read(), and the checked
- * numbers that config.c and config_rope.c read with. */
+ * numbers for config.c and config_rope.c. */
 #include "model/family.h"
 
 kvasir_status config_refuse(const struct json_scope *s, const char *key) {
@@ -36,7 +36,7 @@ kvasir_status config_gate(const struct json_scope *s, struct model_config *c) {
                 s->prefix, key, act, known[c->gate == GATE_GELU_TANH].name);
 }
 
-/* What arithmetic can take: neither it nor its inverse or square leaves float32. */
+/* A number safe for arithmetic: neither it nor its inverse or square overflows float32. */
 kvasir_status config_number(const struct json_scope *s, const char *key, bool required,
                             double *out) {
     double value = 0;
@@ -118,7 +118,7 @@ kvasir_status config_experts_fit(const struct json_scope *s, struct model_config
                       c->moe.n, dim);
 }
 
-/* num_experts, num_local_experts (transformers 5) or none */
+/* num_experts, or num_local_experts (transformers 5), or neither. */
 kvasir_status config_experts(const struct json_scope *s, struct model_config *c) {
     TRY(json_get_u32(s, "num_local_experts", false, 1, EXPERTS_MAX, &c->moe.n));
     TRY(json_get_u32(s, "num_experts", c->moe.n == 0, 1, EXPERTS_MAX, &c->moe.n));

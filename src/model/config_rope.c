@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config_rope.c: rope in config.json, in all its spellings (config.c draws them). */
+/* config_rope.c: rope in config.json, in all its spellings (shown in config.c). */
 #include "model/family.h"
 
 static kvasir_status read_llama3(const struct json_scope *s, struct rope_config *r) {
@@ -52,8 +52,8 @@ static kvasir_status read_longrope(const struct json_scope *s, struct rope_confi
     return read_factors(s, "long_factor", r->dims / 2, r->long_factors);
 }
 
-/* The part of a head that turns: its first dims; in the proportional kind its first pairs, and
- * those are pairs of the whole head. */
+/* The part of a head that is rotated: its first dims; for the proportional kind its first pairs,
+ * where pairs are those of the whole head. */
 static kvasir_status read_rotated_part(const struct json_scope *s, struct rope_config *r,
                                        uint32_t head_dim) {
     double part = 1;
@@ -67,7 +67,7 @@ static kvasir_status read_rotated_part(const struct json_scope *s, struct rope_c
                     "field %spartial_rotary_factor: %g of %u dims leaves none", s->prefix, part,
                     head_dim);
     if (r->kind == ROPE_PROPORTIONAL)
-        r->turned = dims / 2;
+        r->rotated = dims / 2;
     else if (part < 1)
         r->dims = dims;
     return KVASIR_OK;
@@ -81,7 +81,7 @@ static kvasir_status read_kind(const struct json_scope *s, struct rope_config *r
                  {"dynamic", ROPE_DYNAMIC}, {"llama3", ROPE_LLAMA3},
                  {"yarn", ROPE_YARN},       {"longrope", ROPE_LONG},
                  {"su", ROPE_LONG},         {"proportional", ROPE_PROPORTIONAL},
-                 {"mrope", ROPE_PLAIN} /* of text all three positions are one */};
+                 {"mrope", ROPE_PLAIN} /* for text all three positions are the same */};
     const char *type = "default";
     TRY(json_get_string(s, "type", false, &type)); /* the oldest spelling */
     TRY(json_get_string(s, "rope_type", false, &type));
@@ -100,7 +100,7 @@ kvasir_status config_rope(const struct json_scope *s, const struct model_config 
                           struct rope_config *r) {
     TRY(read_kind(s, r));
     if (r->kind == ROPE_YARN && strcmp(c->arch, "phi3") == 0)
-        r->kind = ROPE_LONG; /* its old name there */
+        r->kind = ROPE_LONG; /* its old name in Phi 3 */
     TRY(config_number(s, "rope_theta", false, &r->theta));
     TRY(read_rotated_part(s, r, r->dims));
     const bool by_original = r->kind == ROPE_LLAMA3 || r->kind == ROPE_YARN || r->kind == ROPE_LONG;
@@ -151,7 +151,7 @@ static kvasir_status find_rope(const struct json_scope *s, struct json_scope *in
     return KVASIR_OK;
 }
 
-/* Whether there is one object for each kind of layer; *which is one's key. */
+/* Whether there is one object per kind of layer; *which is the key of one. */
 static bool rope_differs(const struct json_scope *rope, const char **which) {
     const char *key;
     json_t *value;
@@ -165,7 +165,7 @@ static bool rope_differs(const struct json_scope *rope, const char **which) {
     return false;
 }
 
-/* Phi writes it beside rope_scaling. */
+/* Phi writes it next to rope_scaling. */
 static kvasir_status read_original(const struct json_scope *s, struct rope_config *r) {
     uint32_t original = 0;
     TRY(json_get_u32(s, "original_max_position_embeddings", false, 2, CTX_MAX, &original));

@@ -5,8 +5,8 @@
 
 #include "model/model_internal.h"
 
-/* config.json, the tokenizer's files and the chat template of `in` into `folder`. dtype: "F16" ...,
- * of what is not quantized. */
+/* Writes config.json, the tokenizer's files and the chat template of `in` into `folder`. dtype:
+ * "F16" ..., of tensors that are not quantized. */
 kvasir_status convert_files(const char *in, const char *folder, const struct model *m,
                             const kvasir_convert_options *o, const char *dtype,
                             kvasir_error *err) MUST_CHECK;

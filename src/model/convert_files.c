@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files beside a converted model's tensors.
+/* The other files of a converted model's folder.
  *
  *     from a folder   config.json with its quantization replaced; the others are copied
  *     from GGUF       config.json out of the metadata; tokenizer.json, tokenizer_config.json and
  *                     generation_config.json out of the vocabulary
  *
- * Llama 3's scaled rope stands in a GGUF as one factor a pair (rope_freqs). config.json wants the
- * four numbers they came from: those of Llama 3.1 and 3.2 are tried, and a file whose factors they
- * do not give is refused.
+ * GGUF stores Llama 3's scaled rope as one factor per pair (rope_freqs). config.json wants the four
+ * numbers they came from: those of Llama 3.1 and 3.2 are tried, and a file with other factors is
+ * refused.
  */
 #include <stdio.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ static kvasir_status write_object_take(const char *folder, const char *name, jso
     return status;
 }
 
-/* What every config.json says about the folder's own tensors. */
+/* What every config.json states about the folder's own tensors. */
 static bool set_types(json_t *config, const kvasir_convert_options *o, const char *dtype) {
     const char *name = strcmp(dtype, "F32") == 0   ? "float32"
                        : strcmp(dtype, "F16") == 0 ? "float16"
@@ -112,7 +112,7 @@ static kvasir_status folder_files(const char *in, const char *folder,
 
 /* ---- from GGUF: config.json ------------------------------------------------------------------ */
 
-/* The rope_scaling that gives these factors; NULL: none of those that are tried. */
+/* The rope_scaling that yields these factors; NULL: none of the known ones. */
 static json_t *rope_scaling(const struct model *m) {
     static const double factors[] = {8, 32};
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
@@ -131,7 +131,7 @@ static json_t *rope_scaling(const struct model *m) {
     return NULL;
 }
 
-/* A float32 of the file as the shortest decimal that gives it again. */
+/* A float32 of the file as the shortest decimal that reads back as the same. */
 static json_t *shortest(double x) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
@@ -164,7 +164,7 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
                     "rope.dimension_count %u of heads of %u dims: no config.json of this "
                     "architecture could name it",
                     c->ropes[0].dims, c->head_dim);
-    /* Mistral's files come under arch llama. */
+    /* Mistral's GGUF files have architecture llama. */
     const char *arch = strcmp(c->arch, "llama") == 0 && c->window ? "mistral" : c->arch;
     const char *class = NULL;
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)

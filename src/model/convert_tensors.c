@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any checkpoint that can be read to a folder as mlx-lm lays it out: model.safetensors here, the
- * files beside it in convert_files.c.
+/* Writes any readable checkpoint as a folder in mlx-lm's layout: model.safetensors here, the other
+ * files in convert_files.c.
  *
  *     tensor of the checkpoint        in the folder
  *     matrix, --bits b                NAME.weight U32 [n][k*b/32], NAME.scales and NAME.biases
  *       (k a multiple of the group)   [n][k/group] in dtype, by mx.quantize of the rounded values
  *     anything else                   NAME in dtype
  *
- * Rows go from the mapping through one row of floats to the file, so memory beside it is a buffer
- * and, while a matrix is quantized, its scales and biases. An affine matrix that has the bits and
- * the group asked for is not quantized again: its codes are taken as they are.
+ * Rows go from the mapping through one row of floats to the file, so memory use is a buffer and,
+ * while a matrix is quantized, its scales and biases. An affine matrix that already has the
+ * requested bits and group is not quantized again: its codes are copied.
  *
  *     file   | header | codes, scales, biases of each quantized matrix ... | the others ... |
  *
- * in this order because scales and biases together keep the codes behind them aligned.
+ * This order keeps the codes aligned, because scales and biases together have a multiple of their
+ * alignment.
  *
- * GGUF's llama order of the rows of q and k (rotary pairs side by side) is undone on the way.
+ * GGUF's llama order of the rows of q and k (rotary pairs adjacent) is undone.
  */
 #include <stdio.h>
 
@@ -38,10 +39,10 @@ struct plan {
     enum scalar_type dtype;
     struct item *items; /* [n_items] */
     size_t n_items, matrices;
-    uint64_t rows; /* of all items: what progress counts */
+    uint64_t rows; /* of all items, for progress */
 };
 
-/* Tensors that have no place in the folder; config.json names what rope_freqs holds. */
+/* Tensors that the folder does not need; config.json states what rope_freqs contains. */
 static bool left_out(const struct model_config *c, const char *name) {
     return tensor_is_spare(c, name) || strcmp(name, "rope_freqs.weight") == 0;
 }
@@ -133,8 +134,8 @@ struct writer {
     uint8_t *buffer; /* [BUFFER_BYTES] */
     size_t used;
     uint64_t rows_done;
-    /* of the row at hand; k is the widest's */
-    float *row, *turned;    /* [k] */
+    /* of the current row; k is that of the widest */
+    float *row, *rounded;   /* [k] */
     uint8_t *codes;         /* [k] */
     uint32_t *words;        /* [k * bits / 32] */
     float *scales, *biases; /* [k / group] */
@@ -158,8 +159,8 @@ static kvasir_status put_bytes(struct writer *w, const void *data, size_t bytes)
     return KVASIR_OK;
 }
 
-/* The row (of a vector: the element) of the checkpoint that is number `row` of the folder: heads
- * hold their pairs side by side there, as (i, i + head_dim / 2) here. */
+/* The checkpoint's row (of a vector: element) that becomes row `row` of the folder: there, the
+ * pairs of a head are adjacent; here they are (i, i + head_dim / 2). */
 static uint32_t source_row(const struct item *item, uint32_t row) {
     if (!item->head_dim)
         return row;
@@ -173,8 +174,8 @@ static const float *read_row(struct writer *w, const struct item *item, uint32_t
     bool vector = item->from->n_dims == 1;
     weight_traits_of(from.type)->decode(&from, vector ? 0 : source_row(item, row), w->row);
     for (uint32_t i = 0; i < from.k; i++)
-        w->turned[i] = scalar_round(w->plan->dtype, w->row[vector ? source_row(item, i) : i]);
-    return w->turned;
+        w->rounded[i] = scalar_round(w->plan->dtype, w->row[vector ? source_row(item, i) : i]);
+    return w->rounded;
 }
 
 static bool has_codes(const struct plan *p, const struct weight *w) {
@@ -195,7 +196,7 @@ static void quantize_row(struct writer *w, const struct item *item, uint32_t row
     }
     size_t at = source_row(item, row), groups = from.k / o->group_size;
     size_t bytes = (size_t)from.k * o->bits / 8;
-    memcpy(w->words, (const uint8_t *)from.data + at * bytes, bytes); /* data lies at any address */
+    memcpy(w->words, (const uint8_t *)from.data + at * bytes, bytes); /* at any address */
     affine_unpack_row(w->words, from.k, o->bits, w->codes);
     for (size_t g = 0; g < groups; g++) {
         w->scales[g] = scalar_load(from.scalar, from.scales, at * groups + g);
@@ -211,7 +212,7 @@ static kvasir_status step(struct writer *w) {
     return KVASIR_OK;
 }
 
-/* scales, biases: room for those of the whole matrix, as they will stand in the file. */
+/* scales, biases: room for those of the whole matrix, as in the file. */
 static kvasir_status write_codes(struct writer *w, const struct item *item, uint8_t *scales,
                                  uint8_t *biases) {
     const kvasir_convert_options *o = w->plan->options;
@@ -276,13 +277,13 @@ static kvasir_status write_data(const struct plan *p, struct file_writer *out, k
                        .out = out,
                        .buffer = mem_alloc(BUFFER_BYTES),
                        .row = mem_calloc(widest, sizeof(float)),
-                       .turned = mem_calloc(widest, sizeof(float)),
+                       .rounded = mem_calloc(widest, sizeof(float)),
                        .codes = mem_alloc(widest),
                        .words = mem_calloc(widest, sizeof(uint32_t)),
                        .scales = mem_calloc(widest, sizeof(float)),
                        .biases = mem_calloc(widest, sizeof(float)),
                        .err = err};
-    void *all[] = {w.buffer, w.row, w.turned, w.codes, w.words, w.scales, w.biases};
+    void *all[] = {w.buffer, w.row, w.rounded, w.codes, w.words, w.scales, w.biases};
     bool good = true;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         good = good && all[i];

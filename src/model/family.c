@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of families: which file reads, binds and runs a model. Each file has its rows at its
- * end. */
+/* The list of families. Each family's file ends with its rows. */
 #include <stdio.h>
 
 #include "model/family.h"
 
-/* The order is that of the lists in errors. Each ends with a row without a name. */
+/* The order is that of the lists in errors. Each list ends with a row without a name. */
 static const struct family *const families[] = {
     llama_family,  olmo3_family,   olmoe_family,       gemma_family,
     gemma4_family, gpt_oss_family, qwen_hybrid_family, lfm2_family,

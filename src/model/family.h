@@ -66,19 +66,19 @@ const char *family_gguf_list(char *buf, size_t size);
 
 /* ---- reading config.json (config_fields.c, config_rope.c) ------------------------------------ */
 
-/* Fills the layers: attention with the heads of the whole, rope 0, no window. After this a family's
- * read changes what differs. */
+/* Fills the layers: attention with the model's heads, rope 0, no window. After this a family's
+ * read() changes what differs. */
 void config_layers_init(struct model_config *c);
-/* field "layer_types": *type of layer i; NULL where there is no such field. */
+/* field "layer_types": *type of a layer; NULL if there is no such field. */
 kvasir_status config_layer_type(const struct json_scope *s, const struct model_config *c,
                                 uint32_t layer, const char **type) MUST_CHECK;
 /* layer_types of "full_attention" and "sliding_attention"; without the field every layer i with
  * (i + 1) % pattern != 0 slides (0: none). The window is field sliding_window, else c->window. */
 kvasir_status config_windows(const struct json_scope *s, struct model_config *c,
                              uint32_t pattern) MUST_CHECK;
-/* A factor of the arithmetic: *out stays where the field is missing. */
+/* A factor of the arithmetic: *out is unchanged if the field is missing. */
 kvasir_status config_float(const struct json_scope *s, const char *key, float *out) MUST_CHECK;
-/* What arithmetic can take: neither the number nor its inverse or square leaves float32. */
+/* A number safe for arithmetic: neither it nor its inverse or square overflows float32. */
 kvasir_status config_number(const struct json_scope *s, const char *key, bool required,
                             double *out) MUST_CHECK;
 /* ropes[0] for all layers. */
@@ -87,8 +87,8 @@ kvasir_status config_one_rope(const struct json_scope *s, struct model_config *c
 /* An error if the file has a rope for each kind of layer and the family read only one. */
 kvasir_status config_check_ropes(const struct json_scope *s,
                                  const struct model_config *c) MUST_CHECK;
-/* A rope object (rope_parameters, rope_scaling, or one inside) into ropes[i], over what stands
- * there. */
+/* Reads a rope object (rope_parameters, rope_scaling, or one inside) into *rope, over its present
+ * values. */
 kvasir_status config_rope(const struct json_scope *s, const struct model_config *c,
                           struct rope_config *rope) MUST_CHECK;
 /* rope_parameters of full_attention and sliding_attention, or one for both (spellings old and new):
@@ -97,10 +97,10 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
                                      double local_theta) MUST_CHECK;
 /* An activation of the feed-forward: field hidden_act or hidden_activation. */
 kvasir_status config_gate(const struct json_scope *s, struct model_config *c) MUST_CHECK;
-/* Sets moe.dim where all rows of moe.n experts' matrices can be counted in 32 bits. */
+/* Sets moe.dim; an error if the rows of moe.n experts' matrices cannot be counted in 32 bits. */
 kvasir_status config_experts_fit(const struct json_scope *s, struct model_config *c,
                                  uint32_t dim) MUST_CHECK;
-/* Experts: the fields that Qwen's classes have. */
+/* Experts, with the fields of Qwen's classes. */
 kvasir_status config_experts(const struct json_scope *s, struct model_config *c) MUST_CHECK;
 /* Field attention_bias: q, k, v and o have one. */
 kvasir_status config_attention_bias(const struct json_scope *s, struct model_config *c) MUST_CHECK;
@@ -109,42 +109,43 @@ kvasir_status config_refuse(const struct json_scope *s, const char *key) MUST_CH
 
 /* ---- reading GGUF (gguf_keys.c) -------------------------------------------------------------- */
 
-/* The file's keys "ARCH.NAME". When a family's gguf_read begins, what all have is there: sizes (one
- * for each layer where the file has lists), ropes[0] for all layers, no window, no experts. */
+/* The file's keys "ARCH.NAME". When a family's gguf_read begins, the common ones have been read:
+ * sizes (per layer if the file has lists), ropes[0] for all layers, no window, no experts. */
 struct gguf_keys {
     const struct gguf *g;
     const char *arch; /* general.architecture */
-    uint32_t blocks;  /* n_layers and those behind that are not run: as long are lists */
-    uint64_t asked;   /* bit i: key i of those that change the arithmetic */
-    char key[96];     /* the last one asked for, whole */
+    uint32_t blocks;  /* n_layers and the layers after them that are not run: the length of lists */
+    uint64_t asked;   /* bit i: key i of those that change the arithmetic was read */
+    char key[96];     /* the whole key that was read last */
     kvasir_error *err;
 };
-/* The whole key. One that changes the arithmetic counts as known to the family from here on. */
+/* Returns the whole key. One that changes the arithmetic counts as known to the family from here
+ * on. */
 const char *gguf_key_name(struct gguf_keys *k, const char *name);
 bool gguf_key_there(struct gguf_keys *k, const char *name);
 /* As gguf_get_*. */
 kvasir_status gguf_key_u32(struct gguf_keys *k, const char *name, bool required, uint32_t min,
                            uint32_t max, uint32_t *out) MUST_CHECK;
-/* One for each block. */
+/* One value per block. */
 kvasir_status gguf_key_layers(struct gguf_keys *k, const char *name, bool required, uint32_t min,
                               uint32_t max, uint32_t out[LAYERS_MAX]) MUST_CHECK;
-/* What arithmetic can take, from 1e-15 to 1e15; 0 counts as missing: *out stays. */
+/* A number safe for arithmetic, from 1e-15 to 1e15; 0 counts as missing: *out is unchanged. */
 kvasir_status gguf_key_double(struct gguf_keys *k, const char *name, double *out) MUST_CHECK;
 kvasir_status gguf_key_float(struct gguf_keys *k, const char *name, float *out) MUST_CHECK;
 /* The key of the last gguf_key_name, from 1e-15 to 1e15. */
 kvasir_status gguf_key_factor(struct gguf_keys *k, bool required, double *out) MUST_CHECK;
 /* An error for a key that changes the arithmetic and that nobody asked for. */
 kvasir_status gguf_refuse_arithmetic(struct gguf_keys *k, const struct model_config *c) MUST_CHECK;
-/* A head of values must be as long as one of keys. */
+/* Value heads must be as long as key heads. */
 kvasir_status gguf_value_length(struct gguf_keys *k, const char *name,
                                 uint32_t key_length) MUST_CHECK;
-/* attention.sliding_window (`window` where it is missing; 0: none) and its pattern, a list or a
- * number: of every so many layers the last sees everything, 0: all have the window (`period` where
- * it is missing). */
+/* attention.sliding_window (`window` if it is missing; 0: none) and its pattern, a list or a
+ * number: of every so many layers the last has no window; 0: all have one (`period` if it is
+ * missing). */
 kvasir_status gguf_windows(struct gguf_keys *k, struct model_config *c, uint32_t window,
                            uint32_t period) MUST_CHECK;
-/* ropes[1] for the layers with a window: never scaled, of base rope.freq_base_swa (local_theta
- * where it is missing). */
+/* ropes[1] for the layers with a window: never scaled, base rope.freq_base_swa (local_theta if it
+ * is missing). */
 kvasir_status gguf_ropes_by_window(struct gguf_keys *k, struct model_config *c,
                                    double local_theta) MUST_CHECK;
 /* Experts in every layer, their weights divided by their sum. */
@@ -170,9 +171,9 @@ kvasir_status bind_joint(struct binder *b, const char *name, uint32_t n, uint32_
                          struct weight *w) MUST_CHECK;
 kvasir_status bind_vector(struct binder *b, const char *name, uint32_t n,
                           vector_id *out) MUST_CHECK;
-/* A gain: 1 is added where the family stores them less 1. */
+/* A gain: 1 is added if the family stores gains less 1. */
 kvasir_status bind_norm(struct binder *b, const char *name, uint32_t n, vector_id *out) MUST_CHECK;
-/* A vector that is made, not bound; its data is filled by the caller. */
+/* A vector that is computed, not bound; the caller fills its data. */
 kvasir_status vector_make(struct binder *b, uint32_t n, vector_id *out, float **data) MUST_CHECK;
 
 /* Parts of a layer: "model.layers.N.PART"; a matrix ends with ".weight". */
@@ -184,15 +185,15 @@ kvasir_status layer_vector(struct binder *b, uint32_t layer, const char *part, u
 /* "PART.weight", as bind_norm. */
 kvasir_status layer_norm(struct binder *b, uint32_t layer, const char *part, uint32_t n,
                          vector_id *out) MUST_CHECK;
-/* A depthwise convolution [channels][1][width] (GGUF: [channels][width]) turned to
+/* A depthwise convolution [channels][1][width] (GGUF: [channels][width]), transposed to
  * [width][channels]. */
 kvasir_status layer_conv(struct binder *b, uint32_t layer, const char *part, uint32_t channels,
                          uint32_t width, vector_id *out) MUST_CHECK;
 /* gate_proj, up_proj, down_proj below `part`. */
 kvasir_status layer_mlp(struct binder *b, uint32_t layer, const char *part, uint32_t ffn_dim,
                         struct mlp_weights *w) MUST_CHECK;
-/* q_proj, k_proj, v_proj (or all three in qkv_proj), o_proj below self_attn; heads and biases as
- * the configuration says, q_blocks times as many outputs of q. */
+/* q_proj, k_proj, v_proj (or all three in qkv_proj) and o_proj below self_attn, with the heads and
+ * biases of the configuration and q_blocks times as many outputs of q. */
 kvasir_status layer_attention(struct binder *b, uint32_t layer, uint32_t q_blocks,
                               struct layer_weights *l) MUST_CHECK;
 /* Experts below `part` ("mlp"): one by one (experts.E.gate_proj ...), or all in one tensor each
@@ -202,9 +203,10 @@ kvasir_status layer_experts(struct binder *b, uint32_t layer, const char *part,
 /* Rows [first, first + n) of a bound matrix. */
 kvasir_status bind_rows(struct binder *b, const struct weight *w, uint32_t first, uint32_t n,
                         matrix_id *out) MUST_CHECK;
-/* Memory of the model's for a matrix that lies otherwise in the file. */
+/* Memory owned by the model, for a matrix that has another layout in the file. */
 kvasir_status bind_copy(struct binder *b, size_t bytes, void **out) MUST_CHECK;
-/* Memory for the layer's experts, matrices still to be bound; gpt_oss has its own forms of them. */
+/* Memory for the layer's experts, whose matrices are bound later; gpt_oss binds them in its own
+ * way. */
 enum { PLACE_GATE, PLACE_UP, PLACE_DOWN, PLACES }; /* expert_matrices[PLACES e + PLACE] */
 kvasir_status experts_alloc(struct binder *b, struct layer_weights *l) MUST_CHECK;
 /* Expert e's matrix is rows [e * stride + first, + n) of the stack. */
@@ -245,13 +247,13 @@ struct model_run {
     float *rope_cos[ROPES_MAX], *rope_sin[ROPES_MAX]; /* [row][dims / 2] */
     float *logits;                                    /* [logit_row][vocab] */
     float *router;                                    /* [row][experts] */
-    float *routed;                                    /* [row][dim] what the experts make */
+    float *routed;                                    /* [row][dim] output of the experts */
     float *wide;            /* [row][widest] outputs of a joint projection */
-    float *mixed;           /* [row][channels] what a convolution goes over */
+    float *mixed;           /* [row][channels] input of a convolution */
     float *z;               /* [row][value_heads][value_dim] gate of a delta net */
     float *beta, *alpha;    /* [row][value_heads] */
     float *layer_inputs;    /* [row][n_layers][layer_input_dim] gemma4 */
-    float *layer_projected; /* the same of the embedding's projection */
+    float *layer_projected; /* the same, from the embedding's projection */
 };
 
 /* A vector on the device; NULL for 0. */
@@ -271,24 +273,24 @@ static inline const struct backend_weight *matrix_on_device(const struct model_r
 /* y = norm(x) over `dim` values of each of `rows` rows. */
 void block_norm(struct model_run *r, const float *x, vector_id gain, uint32_t rows, uint32_t dim,
                 float *y);
-/* x *= scale, where that is not 1. */
+/* x *= scale, unless that is 1. */
 void block_scale(struct model_run *r, float *x, float scale, size_t n);
 /* y = w x + bias */
-void block_product(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
-                   float *y);
-/* Turns x [rows][heads][head_dim] by the layer's rope, where it has one. */
+void block_matmul(struct model_run *r, const float *x, uint32_t rows, matrix_id w, vector_id bias,
+                  float *y);
+/* Rotates x [rows][heads][head_dim] by the layer's rope, if it has one. */
 void block_rope(struct model_run *r, const struct batch *batch, uint32_t layer, float *x,
                 uint32_t heads);
-/* Stores r->k and r->v, where the layer has its own, and attends with r->q: r->attended. */
+/* Stores r->k and r->v if the layer has its own, and attends with r->q: r->attended. */
 void block_attend(struct model_run *r, const struct batch *batch, uint32_t layer);
-/* The usual attention: from h to out, with what biases and norms the layer has. */
+/* The usual attention, from h to out, with the biases and norms that the layer has. */
 void block_attention(struct model_run *r, const struct batch *batch, uint32_t layer, const float *h,
                      float *out);
 /* out = down(gated(gate h) * up h) */
 void block_mlp(struct model_run *r, const struct mlp_weights *w, const float *h, uint32_t rows,
                float *out);
-/* out = what the layer's experts make of h, the shared one included. router_input: what the router
- * reads. */
+/* out = output of the layer's experts for h, including the shared one. router_input: input of the
+ * router. */
 void block_experts(struct model_run *r, const struct layer_weights *l, const float *h,
                    const float *router_input, uint32_t rows, float *out);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A Hugging Face folder's files beside its tensors: what text needs.
+/* A Hugging Face folder's files for text.
  *
  *     tokenizer.json           mapped; text/ parses it                        spec.json
  *     tokenizer_config.json    mapped; text/ reads the special tokens         spec.config
@@ -9,10 +9,10 @@
  *                              tokenizer_config.json's: a string, or [{name, template}] of which
  *                              "default" counts
  *
- * All of them may be missing. One that is there and broken is an error: a model that runs on
- * without its end token or template would answer badly and not say why.
+ * All of them may be missing. One that exists and is broken is an error: a model without its end
+ * token or template would answer badly without saying why.
  *
- * Left out: tokenizer.model (a protobuf; every such folder of today has tokenizer.json too),
+ * Not read: tokenizer.model (a protobuf; all current folders have tokenizer.json too),
  * additional_chat_templates/.
  */
 #include <dirent.h>
@@ -60,7 +60,7 @@ kvasir_status folder_fail_missing(const char *folder, const char *name, kvasir_e
     return status;
 }
 
-/* Maps a file where it is there; else map->data stays NULL. */
+/* Maps a file if it exists; else map->data stays NULL. */
 static kvasir_status map_file(struct checkpoint *c, const char *folder, const char *name,
                               struct file_map *map, kvasir_error *err) {
     char path[PATH_MAX_BYTES];
@@ -72,7 +72,7 @@ static kvasir_status map_file(struct checkpoint *c, const char *folder, const ch
 typedef kvasir_status parse_fn(const char *text, size_t len, int64_t at, json_t **out,
                                kvasir_error *err);
 
-/* The object that a mapped file holds; NULL where there is no file. */
+/* The object in a mapped file; NULL if there is no file. */
 static kvasir_status parse_object(const struct file_map *map, parse_fn *parse, json_t **out,
                                   kvasir_error *err) {
     *out = NULL;
@@ -132,7 +132,7 @@ static kvasir_status read_ends(struct checkpoint *c, const char *folder, const c
 
 /* ---- chat template --------------------------------------------------------------------------- */
 
-/* "chat_template" of a document, where it has one. */
+/* "chat_template" of a document, if it has one. */
 static kvasir_status take_template(struct checkpoint *c, const json_t *document,
                                    kvasir_error *err) {
     const json_t *value = json_object_get(document, "chat_template"), *item;
@@ -194,7 +194,7 @@ static struct text_span span_of(const struct file_map *map) {
     return (struct text_span){(const char *)map->data, map->size};
 }
 
-/* What stands beside a tokenizer.json. */
+/* Reads the files next to a tokenizer.json. */
 static kvasir_status read_neighbours(struct checkpoint *c, const char *folder, kvasir_error *err) {
     struct file_map map;
     TRY(map_file(c, folder, "tokenizer_config.json", &map, err));
@@ -230,7 +230,7 @@ kvasir_status folder_read_tokenizer_file(struct checkpoint *c, const char *path,
         return fail_at(err, KVASIR_ERR_FORMAT, (int64_t)begin,
                        "%s: neither a GGUF file nor a tokenizer.json", path);
     set_tokenizer(c, &map);
-    /* A file of another name says nothing about the files beside it. */
+    /* For a file of another name, the files next to it are not read. */
     const char *slash = strrchr(path, '/');
     if (strcmp(slash ? slash + 1 : path, usual) != 0)
         return KVASIR_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gemma 2 and 3: norms before and behind each block, gains stored less 1, an embedding times
- * sqrt(dim), tanh-approximated gelu. sqrt(dim) is rounded to bfloat16, as mlx-lm always has it and
+/* Gemma 2 and 3: norms before and after each block, gains stored less 1, the embedding times
+ * sqrt(dim), tanh-approximated gelu. sqrt(dim) is rounded to bfloat16, as in mlx-lm always and in
  * transformers in the type that the models were released in.
  *
  *     for each layer
@@ -49,7 +49,7 @@ static kvasir_status gemma_read(const struct json_scope *s, struct model_config 
     TRY(config_refuse(s, "use_bidirectional_attention"));
     TRY(config_float(s, "query_pre_attn_scalar", &scalar));
     c->attention_scale = (float)(1 / m_sqrt((double)scalar));
-    if (!third) { /* null is none, nothing is the class's default */
+    if (!third) { /* null: none; missing: the class's default */
         c->attention_softcap = json_object_get(s->object, "attn_logit_softcapping") ? 0 : 50;
         c->logit_softcap = json_object_get(s->object, "final_logit_softcapping") ? 0 : 30;
     }
@@ -71,8 +71,9 @@ const struct gguf_name gemma_gguf_names[] = {
     {NULL, NULL},
 };
 
-/* Gains have their 1. No key carries the scale of the scores: it is that of a head, but in the
- * largest model of either, known by its layers. A cap of 0 is none. */
+/* GGUF's gains already include the 1. No key has the scale of scores: it follows from the head
+ * size, except in the largest model of each version, which is recognised by its layers. A cap of 0
+ * is none. */
 static kvasir_status gemma_gguf_read(struct gguf_keys *k, struct model_config *c) {
     const bool third = is_third(c);
     c->gate = GATE_GELU_TANH;

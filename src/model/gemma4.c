@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gemma 4. Layers see a window or everything; those that see everything may have larger heads,
- * fewer KV heads, a rope of which only the first pairs turn, and no projection for V. The last
+/* Gemma 4. Layers see a window or everything. Those that see everything may have larger heads,
+ * fewer KV heads, a rope that rotates only the first pairs, and no projection for V. The last
  * layers may read the K and V of an earlier one of their kind and have none of their own.
  *
  *     inputs = (embed'(tokens) sqrt(d) + norm(W' x / sqrt(dim))) / sqrt(2)      [layer][d]
@@ -13,8 +13,8 @@
  *         x += norm(Wproj (gelu(Win x) * inputs[layer]))
  *         x *= scale of the layer
  *
- * Gains are stored as they are; the embedding's factor is gemma.c's. The router reads x, normed by
- * a gain of its own.
+ * Gains are stored unchanged; the embedding's factor is as in gemma.c. The router reads x, normed
+ * with a gain of its own.
  */
 #include <stdio.h>
 
@@ -29,7 +29,7 @@ static void make_layer_inputs(struct model_run *r, const struct batch *batch) {
     const size_t n = (size_t)rows * c->n_layers * d;
     op_embed(r->backend, matrix_on_device(r, m->layer_embed), batch->tokens, rows, r->layer_inputs);
     op_scale(r->backend, r->layer_inputs, (float)m_sqrt(d), n);
-    block_product(r, r->x, rows, m->layer_projection, 0, r->layer_projected);
+    block_matmul(r, r->x, rows, m->layer_projection, 0, r->layer_projected);
     op_scale(r->backend, r->layer_projected, (float)(1 / m_sqrt(c->dim)), n);
     block_norm(r, r->layer_projected, m->layer_projection_norm, rows * c->n_layers, d,
                r->layer_projected);
@@ -43,18 +43,18 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     const struct layer_config *shape = &c->layers[i];
     const struct layer_weights *l = &r->model->layers[i];
     const uint32_t rows = batch->rows, dim = shape->head_dim, kv_rows = rows * shape->kv_heads;
-    block_product(r, h, rows, l->q, 0, r->q);
+    block_matmul(r, h, rows, l->q, 0, r->q);
     block_norm(r, r->q, l->q_norm, rows * c->heads, dim, r->q);
     block_rope(r, batch, i, r->q, c->heads);
     if (shape->kv_from == i) {
-        block_product(r, h, rows, l->k, 0, r->k);
-        block_product(r, h, rows, shape->k_is_v ? l->k : l->v, 0, r->v);
+        block_matmul(r, h, rows, l->k, 0, r->k);
+        block_matmul(r, h, rows, shape->k_is_v ? l->k : l->v, 0, r->v);
         block_norm(r, r->k, l->k_norm, kv_rows, dim, r->k);
         block_norm(r, r->v, 0, kv_rows, dim, r->v);
         block_rope(r, batch, i, r->k, shape->kv_heads);
     }
     block_attend(r, batch, i);
-    block_product(r, r->attended, rows, l->o, 0, out);
+    block_matmul(r, r->attended, rows, l->o, 0, out);
 }
 
 /* t = norm(mlp(h)) + norm(experts(norm(x))) */
@@ -73,10 +73,10 @@ static void input_block(struct model_run *r, const struct layer_weights *l, uint
     const struct model_config *c = &r->model->config;
     const uint32_t d = c->layer_input_dim;
     const struct block_strides all = {c->n_layers * d, 0}, one = {d, 0};
-    block_product(r, r->x, rows, l->input_gate, 0, r->gate);
+    block_matmul(r, r->x, rows, l->input_gate, 0, r->gate);
     op_rearrange(r->backend, rows, 1, d, r->layer_inputs + (size_t)i * d, all, r->up, one);
     op_gate_mul(r->backend, c->gate, r->gate, r->up, (size_t)rows * d, r->gate);
-    block_product(r, r->gate, rows, l->input_projection, 0, r->t);
+    block_matmul(r, r->gate, rows, l->input_projection, 0, r->t);
     block_norm(r, r->t, l->input_post_norm, rows, c->dim, r->t);
     op_add(r->backend, r->x, r->t, 1, (size_t)rows * c->dim);
 }
@@ -107,7 +107,7 @@ static void gemma4_forward(struct model_run *r, const struct batch *batch) {
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-/* per_layer_config { "1": { head_dim, ... } }: what it says of a layer, and nothing else. */
+/* per_layer_config { "1": { head_dim, ... } }: the settings of a layer. */
 static kvasir_status read_layer_heads(const struct json_scope *s, const json_t *layers,
                                       struct model_config *c) {
     const char *key, *field;
@@ -135,8 +135,8 @@ static kvasir_status read_layer_heads(const struct json_scope *s, const json_t *
     return KVASIR_OK;
 }
 
-/* Heads of the layers that see everything: by layer, or for all of them global_head_dim and
- * num_global_key_value_heads. */
+/* Heads of the layers without a window: per layer, or global_head_dim and
+ * num_global_key_value_heads for all of them. */
 static kvasir_status read_heads(const struct json_scope *s, struct model_config *c) {
     const json_t *layers = json_object_get(s->object, "per_layer_config");
     uint32_t head_dim = 512, kv_heads = c->kv_heads;
@@ -157,7 +157,7 @@ static kvasir_status read_heads(const struct json_scope *s, struct model_config 
     return KVASIR_OK;
 }
 
-/* A rope is of heads of one size. */
+/* All heads of a rope must have the same size. */
 static kvasir_status check_rope_dims(const struct json_scope *s, const struct model_config *c) {
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const struct layer_config *l = &c->layers[i];
@@ -170,7 +170,8 @@ static kvasir_status check_rope_dims(const struct json_scope *s, const struct mo
     return KVASIR_OK;
 }
 
-/* The last layers read the last of their kind before them. field: of what file ever, for errors. */
+/* The last layers read K and V of the last layer of their kind before them. field: name for
+ * errors. */
 static kvasir_status share_layers(struct model_config *c, uint32_t shared, const char *prefix,
                                   const char *field, kvasir_error *err) {
     const uint32_t first = c->n_layers - shared;
@@ -263,7 +264,7 @@ static kvasir_status gemma4_read(const struct json_scope *s, struct model_config
                     "field %srope_parameters: one rope for all layers is not supported", s->prefix);
     c->ropes[0].kind = ROPE_PROPORTIONAL; /* the class's default */
     c->ropes[0].theta = 1e6;
-    c->ropes[0].turned = c->ropes[0].dims / 8;
+    c->ropes[0].rotated = c->ropes[0].dims / 8;
     TRY(config_ropes_by_window(s, c, 10000));
     return read_experts(s, c);
 }
@@ -291,9 +292,9 @@ static const struct gguf_name gemma4_gguf_names[] = {
     {NULL, NULL},
 };
 
-/* key_length and rope.dimension_count are of the layers that see everything; how much of their
- * heads turns is said by rope_freqs.weight, which of them have V by its tensor. A missing soft cap
- * is 30, 0 is none. */
+/* key_length and rope.dimension_count are those of the layers without a window. rope_freqs.weight
+ * determines how much of their heads is rotated, and which of them have V follows from its tensor.
+ * A missing soft cap is 30; 0 is none. */
 static kvasir_status gemma4_gguf_read(struct gguf_keys *k, struct model_config *c) {
     static const char *const pattern = "attention.sliding_window_pattern";
     uint32_t shared = 0, window_dim = c->head_dim, ffn[LAYERS_MAX];

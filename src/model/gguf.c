@@ -12,8 +12,7 @@
  *     string = u64 length, bytes (no terminator)
  *     array  = u32 element type, u64 count, elements (arrays may nest)
  *
- * Everything is little-endian and read where it is mapped: values and names stay spans of the
- * mapping.
+ * Everything is little-endian and read in place: values and names are spans of the mapping.
  *
  * Invariants
  *   GGUF-1  `pos` never passes `size`; every read asks `take` first, and a count is checked against
@@ -21,8 +20,8 @@
  *           the file's size.
  *   GGUF-2  Errors carry the byte offset of the thing that is wrong.
  *
- * Left out: version 1 (counts and lengths of 32 bits; nobody has written it since August 2023),
- * big-endian files (which are of version 3), types other than quant/'s.
+ * Not supported: version 1 (32-bit counts and lengths; not written since August 2023), big-endian
+ * files (part of version 3), types that quant/ lacks.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -33,7 +32,7 @@ enum {
     GGUF_VERSION_MIN = 2, /* little-endian, 2 and 3 are the same */
     GGUF_VERSION_MAX = 3,
     GGUF_KEY_MAX = 65535, /* the format's own limit */
-    GGUF_NESTING_MAX = 4, /* arrays in arrays; no known file nests at all */
+    GGUF_NESTING_MAX = 4, /* arrays in arrays; no known file nests them */
 };
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
@@ -95,8 +94,8 @@ static kvasir_status take_type(struct gguf_reader *r, uint32_t *type) {
 
 static kvasir_status take_elements(struct gguf_reader *r, uint32_t elem, uint64_t count, int depth);
 
-/* The head of an array: element type and count, of which at least the smallest encodings fit in the
- * file. */
+/* The head of an array: element type and count. At least the smallest encodings of that many must
+ * fit in the file. */
 static kvasir_status take_array_head(struct gguf_reader *r, uint32_t *elem, uint64_t *count) {
     TRY(take_type(r, elem));
     int64_t at = (int64_t)r->pos;
@@ -210,7 +209,8 @@ static kvasir_status wrong_type(const struct gguf_value *v, const char *key, con
                    wanted, value_types[v->type].name);
 }
 
-/* Converters write the same key as u32, i32 or u64, so any integer type is good whose value is. */
+/* Converters write the same key as u32, i32 or u64, so any integer type with a valid value is
+ * accepted. */
 static bool integer_of(const struct gguf_value *v, int64_t *out) {
     uint64_t bits = 0;
     memcpy(&bits, v->data, value_types[v->type].bytes);
@@ -355,7 +355,7 @@ kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct tex
         return KVASIR_OK;
     if (v->type != GGUF_ARRAY || v->elem != GGUF_STRING)
         return wrong_type(v, key, "an array of strings", err);
-    /* A string takes 8 bytes and more, so the spans are at most twice the file. */
+    /* A string takes at least 8 bytes, so the spans take at most twice the file's size. */
     struct text_span *list = mem_calloc((size_t)v->count, sizeof *list);
     if (!list)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %s", key);

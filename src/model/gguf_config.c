@@ -6,12 +6,12 @@
  * gguf_keys.c. Most of that is in no key: the architecture fixes it. docs/gguf-families.md lists
  * all of it.
  *
- * Files hold what converters made of a folder: norms with their 1 added, heads in another order. No
- * tensor is turned back. The configuration says how the file has it (unit_offset, rope.adjacent,
- * delta.keys_cycle), or the tensor goes by another name (linear_attn.A).
+ * Files contain what converters made of a folder: norms with 1 added, heads in another order. No
+ * tensor is converted back. The configuration records the file's form (unit_offset, rope.adjacent,
+ * delta.keys_cycle), or the tensor has another name (linear_attn.A).
  *
- * A key that would change the arithmetic is refused by name unless the family asked for it: a wrong
- * answer is worse than none. What a missing key means is what llama.cpp takes it for.
+ * A key that would change the arithmetic is refused by name unless the family reads it: a wrong
+ * answer is worse than none. A missing key has the meaning that llama.cpp gives it.
  */
 #include <stdio.h>
 
@@ -38,7 +38,7 @@ static kvasir_status read_architecture(const struct gguf *g, const struct family
                          family_gguf_list(known, sizeof known));
 }
 
-/* Layers that guess tokens ahead of the next stand behind the others and are not run. */
+/* Layers that predict further tokens (MTP) come after the others and are not run. */
 static kvasir_status read_layers(struct gguf_keys *k, struct model_config *c) {
     TRY(gguf_key_u32(k, "block_count", true, 1, LAYERS_MAX, &k->blocks));
     TRY(gguf_key_u32(k, "nextn_predict_layers", false, 0, k->blocks - 1, &c->mtp_layers));
@@ -134,7 +134,7 @@ static kvasir_status read_scaling_type(struct gguf_keys *k, struct rope_config *
                 k->key, (int)(type.len < 60 ? type.len : 60), type.data);
 }
 
-/* llama.cpp reads neither the two betas nor yarn_attn_factor; they are what a folder's would be. */
+/* llama.cpp reads neither the two betas nor yarn_attn_factor; here they are as in a folder. */
 static kvasir_status read_yarn(struct gguf_keys *k, struct rope_config *r) {
     double more = r->attention_factor;
     r->beta_fast = 32;

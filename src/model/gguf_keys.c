@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_keys.c: the keys of GGUF's metadata, for gguf_config.c and the families' gguf_read(). */
+/* gguf_keys.c: reads keys of GGUF's metadata, for gguf_config.c and the families' gguf_read(). */
 #include <stdio.h>
 
 #include "model/family.h"
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* Keys whose presence, with another value than these two, changes what the forward must compute. */
+/* Keys that change the arithmetic of the forward pass unless their value is one of these two. */
 static const struct {
     const char *name;
     double neutral, also;
@@ -40,7 +40,7 @@ static const struct {
     {"expert_group_used_count", 0, 1},
     {"expert_weights_norm", 1, 1},
     {"expert_weights_scale", 0, 1},
-    /* softmax, over all or over the chosen ones: divided by their sum these are the same */
+    /* softmax over all experts or over the chosen ones: the same after division by their sum */
     {"expert_gating_func", 1, 3},
     {"leading_dense_block_count", 0, 0},
     {"interleave_moe_layer_step", 0, 1},
@@ -189,7 +189,7 @@ kvasir_status gguf_value_length(struct gguf_keys *k, const char *name, uint32_t 
                       "metadata %s is %u, must be the key's length %u", k->key, length, key_length);
 }
 
-/* As stacks [experts][n][k], also where Hugging Face has a tensor for each expert. */
+/* Stacks [experts][n][k], also if Hugging Face has a tensor per expert. */
 const struct gguf_name gguf_expert_names[] = {
     {"ffn_gate_inp", "mlp.gate"},
     {"ffn_gate_exps", "mlp.experts.gate_proj"},

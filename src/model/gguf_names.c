@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF's names of tensors to Hugging Face's, so that binding knows one set of names.
+/* Translates GGUF's tensor names to Hugging Face's, so that binding knows one set of names.
  *
  *     blk.N.PART.weight    a list has PART, or PART.weight     model.layers.N.THEIRS
  *     NAME.weight          a list has NAME, or NAME.weight     THEIRS
  *
- * Lists are the family's own (in its row) and then everyone's, which is here. An
- * entry without an end (".weight") keeps the name's; one with it replaces both, for tensors that
- * have another end in a folder. What no list has keeps its name, and load.c will find no place for
- * it. No two names may become one: a list has each name of Hugging Face's once.
+ * First the family's own lists (in its row) are searched, then the common one below. An entry
+ * without a suffix (".weight") keeps the suffix of the name; an entry with one replaces both, for
+ * tensors with another suffix in a folder. A name that no list has is kept, and load.c will refuse
+ * it. No two names may become one: a list has each Hugging Face name once.
  */
 #include <stdio.h>
 
@@ -36,8 +36,8 @@ static bool span_is(const char *data, size_t len, const char *text) {
     return len == strlen(text) && memcmp(data, text, len) == 0;
 }
 
-/* Number of the layer in front of `text`, plain decimal without leading zeros, so that two names
- * never meet; *digits 0: none. */
+/* The layer number at the start of `text`, plain decimal without leading zeros, so that different
+ * names stay different; *digits 0: none. */
 static uint32_t layer_number(const char *text, size_t len, size_t *digits) {
     uint32_t number = 0;
     size_t n = 0;
@@ -47,7 +47,7 @@ static uint32_t layer_number(const char *text, size_t len, size_t *digits) {
     return number;
 }
 
-/* `name` by this list, behind `prefix`; false: the list has no such name. */
+/* Translates `name` by this list and puts `prefix` before it; false: the list has no such name. */
 static bool mapped(const struct gguf_name *list, const char *prefix, const char *name, size_t len,
                    char *out, size_t size) {
     size_t stem = len; /* up to the last dot */
@@ -69,7 +69,7 @@ static bool mapped(const struct gguf_name *list, const char *prefix, const char 
 
 char *gguf_tensor_name(const struct model_config *c, const char *name, size_t len) {
     const struct family *f = family_of_arch(c->arch);
-    char out[256], prefix[32] = ""; /* 64 bytes of file name and a part of ours */
+    char out[256], prefix[32] = ""; /* at most 64 bytes from the file and a name of ours */
     const char *part = name;
     size_t digits = 0;
     if (len > 4 && memcmp(name, "blk.", 4) == 0) {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GGUF model on disk: one file, or the parts that gguf-split cuts it into.
+/* A GGUF model on disk: one file, or the parts into which gguf-split cuts it.
  *
  *     NAME-00001-of-00003.gguf    every value of the model, and its first tensors
  *     NAME-00002-of-00003.gguf    split.* alone, and more tensors
  *     NAME-00003-of-00003.gguf
  *
- * Any part's name opens the set: the others lie beside it. What a name says must be what the part's
- * values say:
+ * The name of any part opens the set: the others are next to it. A part's name must agree with its
+ * values:
  *
  *     split.no                 the part's number, from 0
  *     split.count              how many parts there are
- *     split.tensors.count      tensors of all parts together: a part of another model shows here,
- *                              or in a tensor that stands there twice
+ *     split.tensors.count      tensors of all parts together: a part of another model differs here,
+ *                              or has a duplicate tensor
  *
- * A part's data offsets count from its own data; its alignment is its own.
+ * A part's data offsets count from its own data, and it has its own alignment.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,12 +23,12 @@
 
 struct set {
     const char *path;   /* any part's */
-    size_t prefix;      /* bytes of it in front of the numbers */
+    size_t prefix;      /* bytes of it before the numbers */
     uint32_t count;     /* 1: path is the only file */
     uint32_t n_tensors; /* of all parts */
 };
 
-/* The number of five digits at `text`; 0 where they are none. */
+/* The five-digit number at `text`; 0 if there is none. */
 static uint32_t five_digits(const char *text) {
     uint32_t n = 0;
     for (int i = 0; i < 5; i++) {
@@ -67,7 +67,7 @@ static kvasir_status part_path(const struct set *set, uint32_t no, char path[PAT
     return KVASIR_OK;
 }
 
-/* The part's values against its name, and against part 1. */
+/* Checks the part's values against its name and against part 1. */
 static kvasir_status check_part(struct set *set, uint32_t no, const struct gguf *g,
                                 kvasir_error *err) {
     uint32_t count = 1, index = 0, n_tensors = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gguf_tensors.c: the tensors of one GGUF file (gguf.c draws it).
+/* gguf_tensors.c: the tensors of one GGUF file (see the drawing in gguf.c).
  *
  *   GGUF-3  After gguf_read_tensors tensors are aligned, inside the file and disjoint (CHECKPOINT-1
  *           of tensor_table.c).
@@ -15,7 +15,7 @@ enum {
     GGUF_ALIGNMENT_MAX = 1 << 20,
 };
 
-/* Names of the types that we refuse, so that the refusal can say what the file holds. */
+/* Names of unsupported types, for errors. */
 static const char *tensor_type_name(uint32_t type) {
     static const char *const names[] = {
         [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
@@ -47,10 +47,11 @@ static kvasir_status take_dims(struct gguf_reader *r, struct text_span name,
     return KVASIR_OK;
 }
 
-/* Where a tensor's data is said to be: known before the data section's start is. */
+/* The stated position of a tensor's data, which is read before the start of the data section is
+ * known. */
 struct data_place {
     uint64_t offset; /* from the data section's start */
-    int64_t at;      /* where the file says so */
+    int64_t at;      /* position of that statement in the file */
 };
 
 static kvasir_status take_tensor(struct gguf_reader *r, struct text_span *name,

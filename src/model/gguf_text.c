@@ -63,7 +63,7 @@ static kvasir_status read_kinds(const struct gguf *g, struct tokenizer_spec *t, 
     return KVASIR_OK;
 }
 
-/* Scores order the merges of "llama" vocabularies; the others have merges. */
+/* Vocabularies of type "llama" have scores that order merges; the others have merges. */
 static kvasir_status read_scores(const struct gguf *g, struct tokenizer_spec *t,
                                  kvasir_error *err) {
     static const char key[] = "tokenizer.ggml.scores";
@@ -86,8 +86,8 @@ static kvasir_status read_scores(const struct gguf *g, struct tokenizer_spec *t,
     return KVASIR_OK;
 }
 
-/* Whether a text begins with BOS where the file does not say: SentencePiece vocabularies and Llama
- * 3's do. */
+/* Whether a text begins with BOS if the file does not say: it does with SentencePiece vocabularies
+ * and Llama 3's. */
 static bool add_bos_by_default(const struct tokenizer_spec *t) {
     static const char *const with_bos[] = {"llama-bpe", "llama3", "llama-v3"};
     if (strcmp(t->model, "llama") == 0)

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt-oss: every other layer sees a window, every head's softmax has a sink, every feed-forward is
- * experts, everything has biases.
+/* gpt-oss: every other layer has a window, every head's softmax has a sink, every feed-forward
+ * consists of experts, and everything has biases.
  *
  *     for each layer
  *         x += Wo attention(...rms_norm(x)...) + b           as llama's, with sinks
  *         h = rms_norm(x)
  *         x += experts(h)                                     gated: GATE_SWIGLU_CLAMPED
  *
- * Experts as files have them:
+ * Layouts of experts in files:
  *
  *     Hugging Face   gate_up_proj [experts][dim][2 n], down_proj [experts][n][dim]: inputs first,
- *                    so they are turned here, once; or gate_up_proj_blocks and _scales in MXFP4
- *                    (modules.c joins them to [experts][2 n][dim]), read where they lie. Gates and
- *                    ups are every other row
- *     mlx, GGUF      gate_proj, up_proj, down_proj [experts][rows][k], as everyone's
+ *                    so they are transposed here, once; or gate_up_proj_blocks and _scales in MXFP4
+ *                    (modules.c joins them to [experts][2 n][dim]), read in place. Gates and ups
+ *                    are alternate rows
+ *     mlx, GGUF      gate_proj, up_proj, down_proj [experts][rows][k], as in other families
  */
 #include "model/family.h"
 
@@ -33,7 +33,7 @@ static void gpt_oss_forward(struct model_run *r, const struct batch *batch) {
 
 static kvasir_status gpt_oss_read(const struct json_scope *s, struct model_config *c) {
     double limit = SWIGLU_LIMIT;
-    TRY(config_gate(s, c)); /* silu is what the file calls it */
+    TRY(config_gate(s, c)); /* the file calls it silu */
     TRY(json_get_double(s, "swiglu_limit", false, &limit));
     if (limit < SWIGLU_LIMIT || limit > SWIGLU_LIMIT)
         return fail(s->err, KVASIR_ERR_UNSUPPORTED,
@@ -65,7 +65,7 @@ static const struct gguf_name gpt_oss_gguf_names[] = {
     {NULL, NULL},
 };
 
-/* That yarn's ramp is not rounded to whole pairs stands in config.json and in no key; llama.cpp
+/* config.json states that yarn's ramp is not rounded to whole pairs, but no key does; llama.cpp
  * rounds, and its logits are far off. */
 static kvasir_status gpt_oss_gguf_read(struct gguf_keys *k, struct model_config *c) {
     uint32_t window = 0;
@@ -79,10 +79,10 @@ static kvasir_status gpt_oss_gguf_read(struct gguf_keys *k, struct model_config 
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* A stack [experts][k][n] turned to [experts][n][k], in the file's own type; one in MXFP4 is that
- * already. */
-static kvasir_status bind_turned(struct binder *b, const char *name, uint32_t n, uint32_t k,
-                                 struct weight *w) {
+/* Transposes a stack [experts][k][n] to [experts][n][k], in the file's own type; one in MXFP4 has
+ * that order already. */
+static kvasir_status bind_transposed(struct binder *b, const char *name, uint32_t n, uint32_t k,
+                                     struct weight *w) {
     const uint32_t experts = b->model->config.moe.n;
     void *copy;
     struct weight file;
@@ -94,7 +94,7 @@ static kvasir_status bind_turned(struct binder *b, const char *name, uint32_t n,
     if (file.type != WEIGHT_BF16 && file.type != WEIGHT_F16 && file.type != WEIGHT_F32)
         return fail(b->err, KVASIR_ERR_UNSUPPORTED,
                     "tensor %s: only BF16, F16, F32 and MXFP4 are supported", name);
-    const uint8_t *from = file.data; /* may lie at odd addresses: memcpy */
+    const uint8_t *from = file.data; /* may be at odd addresses: memcpy */
     TRY(bind_copy(b, (size_t)experts * n * k * bytes, &copy));
     uint8_t *to = copy;
     for (uint32_t e = 0; e < experts; e++)
@@ -113,8 +113,8 @@ static kvasir_status bind_joint_experts(struct binder *b, uint32_t i, struct lay
                             down_name = layer_name(i, "mlp.experts.down_proj", "");
     struct weight both, down;
     float *bias;
-    TRY(bind_turned(b, both_name.text, 2 * dim, c->dim, &both));
-    TRY(bind_turned(b, down_name.text, c->dim, dim, &down));
+    TRY(bind_transposed(b, both_name.text, 2 * dim, c->dim, &both));
+    TRY(bind_transposed(b, down_name.text, c->dim, dim, &down));
     TRY(experts_alloc(b, l));
     TRY(experts_spread(b, l, PLACE_GATE, &both, 2 * dim, 0, 2 * dim));
     TRY(experts_spread(b, l, PLACE_DOWN, &down, c->dim, 0, c->dim));

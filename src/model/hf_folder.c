@@ -3,7 +3,7 @@
  * model.safetensors.index.json lists. files/safetensors.c reads each file; here, an index may name
  * only files of its own folder, and what it says about a tensor must be true.
  *
- * Tensors here are what the files hold; modules.c joins those that belong together. folder.c reads
+ * Tensors here are those of the files; modules.c joins those that belong together. folder.c reads
  * the folder's text files.
  */
 #include <stdio.h>
@@ -37,14 +37,14 @@ static kvasir_status read_file(struct reader *r, const char *path) {
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
-/* A shard is a file beside the index: a name that leads elsewhere is refused. */
+/* A shard must be in the folder of the index: any other name is refused. */
 static bool shard_name_is_plain(const char *name) {
     size_t len = strlen(name);
     return st_name_is_clean(name, len) && !strchr(name, '/') && name[0] != '.' && len > 12 &&
            strcmp(name + len - 12, ".safetensors") == 0;
 }
 
-/* The files that the map names, once each, as {file: 0}. */
+/* The files named by the map, once each, as {file: 0}. */
 static kvasir_status collect_shards(json_t *weight_map, json_t *shards, kvasir_error *err) {
     const char *name;
     json_t *value;
@@ -135,7 +135,7 @@ static void name_after_folder(struct model_config *config, const char *folder) {
     snprintf(config->name, sizeof config->name, "%.*s", (int)(end - begin), folder + begin);
 }
 
-/* One file, or the index of several: what path names the tensors are of. */
+/* Reads one file, or the index of several; path becomes the one whose tensors they are. */
 static kvasir_status read_files(struct reader *r, char path[PATH_MAX_BYTES]) {
     TRY(folder_path(path, r->folder, "model.safetensors", r->err));
     if (access(path, F_OK) == 0) {

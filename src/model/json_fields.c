@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON out of files that nobody vouches for: config.json, the safetensors header and index. It is
- * parsed within bounds (json_load_bounded). The getters check type and range and name the
- * field: no number of a file goes on unchecked.
- */
+/* Fields of JSON files from outside: config.json, the safetensors header and index. They are parsed
+ * within bounds (json_load_bounded). The getters check type and range and name the field in errors:
+ * no number of a file is used unchecked. */
 #include <math.h>
 
 #include "model/model_internal.h"
@@ -17,7 +16,7 @@ kvasir_status json_parse_strings(const char *text, size_t len, int64_t at, json_
     return json_load_bounded(text, len, at, JSON_DECODE_INT_AS_REAL, out, err);
 }
 
-/* *value stays NULL where the field is missing and need not be there. */
+/* *value stays NULL if an optional field is missing. */
 static kvasir_status field(const struct json_scope *s, const char *key, bool required,
                            const json_t **value) {
     *value = json_object_get(s->object, key);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* keys.c: what a checkpoint says about its keys before any token is run: the constant in them and
- * how far they spread around it. Key centres are chosen from both (engine/centre.c). */
+/* keys.c: what can be known of a model's keys before any token is run: their constant part and how
+ * far they spread around it. Key centres are chosen from both (engine/centre.c). */
 #include "model/model_internal.h"
 
-/* Rows of Wk that are looked at in a head: its spread is a mean over them. */
+/* Only every ROW_STEP-th row of Wk is read: the spread of a head is a mean over them. */
 enum { ROW_STEP = 4 };
 
 bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float *mean) {
     const struct layer_weights *l = &m->layers[layer];
     const struct model_config *c = &m->config;
-    if (!l->k_bias || l->k_norm) /* a norm behind it makes it no constant */
+    if (!l->k_bias || l->k_norm) /* with a norm after it, it is not a constant */
         return false;
     ASSERT((head + 1) * c->head_dim <= m->vectors[l->k_bias].n);
     const float *bias = m->vectors[l->k_bias].data + (size_t)head * c->head_dim;
@@ -21,8 +21,8 @@ bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float 
     return true;
 }
 
-/* A dim of a key is W h + b; h is a vector of length sqrt(dim) with its parts stretched by the
- * norm's gain. For directions without order the mean square of W h is |W gain|^2. */
+/* A dim of a key is W h + b, where h is a vector of length sqrt(dim) whose parts are scaled by the
+ * norm's gain. For random directions the mean square of W h is |W gain|^2. */
 double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch) {
     const struct layer_weights *l = &m->layers[layer];
     const struct model_config *c = &m->config;

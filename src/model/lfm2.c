@@ -14,7 +14,7 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
     const struct layer_weights *l = &r->model->layers[i];
     const uint32_t rows = batch->rows, dim = c->dim;
     const struct block_strides joint = {3 * dim, 0}, own = {dim, 0};
-    block_product(r, h, rows, l->mixed_in, 0, r->wide); /* b | c | u */
+    block_matmul(r, h, rows, l->mixed_in, 0, r->wide); /* b | c | u */
     op_rearrange(r->backend, rows, 1, dim, r->wide, joint, r->mixed, own);
     op_rearrange(r->backend, rows, 1, dim, r->wide + 2 * (size_t)dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
@@ -22,7 +22,7 @@ static void conv_block(struct model_run *r, const struct batch *batch, uint32_t 
                   on_device(r, l->conv), c->conv_width, dim, false, r->mixed);
     op_rearrange(r->backend, rows, 1, dim, r->wide + dim, joint, out, own);
     op_gate_mul(r->backend, GATE_NONE, out, r->mixed, (size_t)rows * dim, r->mixed);
-    block_product(r, r->mixed, rows, l->out, 0, out);
+    block_matmul(r, r->mixed, rows, l->out, 0, out);
 }
 
 static void lfm2_forward(struct model_run *r, const struct batch *batch) {
@@ -42,7 +42,7 @@ static void lfm2_forward(struct model_run *r, const struct batch *batch) {
     }
 }
 
-/* intermediate_size is what a plain feed-forward would have. */
+/* intermediate_size is the width of a plain feed-forward. */
 static kvasir_status read_ffn_dim(const struct json_scope *s, struct model_config *c) {
     bool adjust = true;
     double factor = 1;
@@ -85,7 +85,7 @@ static kvasir_status lfm2_read(const struct json_scope *s, struct model_config *
     const char *type;
     TRY(config_refuse(s, "conv_bias"));
     TRY(json_get_u32(s, "conv_L_cache", true, 2, 64, &c->conv_width));
-    TRY(json_get_bool(s, "tie_embedding", &c->tied_embedding)); /* goes before the usual one */
+    TRY(json_get_bool(s, "tie_embedding", &c->tied_embedding)); /* before the usual one */
     TRY(read_ffn_dim(s, c));
     for (uint32_t i = 0; i < c->n_layers; i++) {
         TRY(config_layer_type(s, c, i, &type));
@@ -103,7 +103,7 @@ static kvasir_status lfm2_read(const struct json_scope *s, struct model_config *
 /* ---- GGUF ------------------------------------------------------------------------------------ */
 
 static const struct gguf_name lfm2_gguf_names[] = {
-    {"token_embd_norm", "model.embedding_norm"}, /* the last one, in spite of both names */
+    {"token_embd_norm", "model.embedding_norm"}, /* the last norm, in spite of both names */
     {"attn_norm", "operator_norm"},
     {"attn_output", "self_attn.out_proj"},
     {"attn_q_norm", "self_attn.q_layernorm"},

@@ -41,8 +41,8 @@ static bool is(const struct model_config *c, const char *arch) {
     return strcmp(c->arch, arch) == 0;
 }
 
-/* Qwen's window is in use where use_sliding_window says so, from layer max_window_layers on (of
- * qwen3_moe in all); smollm3's in layers without rope. */
+/* Qwen uses its window if use_sliding_window is set, from layer max_window_layers on (qwen3_moe: in
+ * all layers); smollm3 in layers without rope. */
 static kvasir_status read_qwen_windows(const struct json_scope *s, struct model_config *c) {
     const char *type;
     bool in_use = false;
@@ -86,7 +86,7 @@ static kvasir_status read_windows(const struct json_scope *s, struct model_confi
     return KVASIR_OK;
 }
 
-/* smollm3: 1 in no_rope_layers is a layer with rope. */
+/* smollm3: 1 in no_rope_layers means a layer with rope. */
 static kvasir_status read_no_rope(const struct json_scope *s, struct model_config *c) {
     const json_t *list = json_object_get(s->object, "no_rope_layers");
     uint32_t every = 4;
@@ -96,15 +96,15 @@ static kvasir_status read_no_rope(const struct json_scope *s, struct model_confi
                     "field %sno_rope_layers must be an array of %u numbers", s->prefix,
                     c->n_layers);
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        bool turns = (i + 1) % every != 0;
+        bool has_rope = (i + 1) % every != 0;
         const json_t *number = json_array_get(list, i);
         if (number && (!json_is_integer(number) || json_integer_value(number) < 0 ||
                        json_integer_value(number) > 1))
             return fail(s->err, KVASIR_ERR_FORMAT, "field %sno_rope_layers[%u] must be 0 or 1",
                         s->prefix, i);
         if (number)
-            turns = json_integer_value(number) != 0;
-        c->layers[i].rope = turns ? 0 : NO_ROPE;
+            has_rope = json_integer_value(number) != 0;
+        c->layers[i].rope = has_rope ? 0 : NO_ROPE;
     }
     return KVASIR_OK;
 }
@@ -138,7 +138,7 @@ static kvasir_status llama_read(const struct json_scope *s, struct model_config 
 
 static const struct gguf_name phi3_gguf_names[] = {{"ffn_up", "mlp.gate_up_proj"}, {NULL, NULL}};
 
-/* The scores' scale is also 1 / sqrt(head_dim) where the file has 0. */
+/* The scale of scores is 1 / sqrt(head_dim) also if the file has 0. */
 static kvasir_status read_gguf_granite(struct gguf_keys *k, struct model_config *c) {
     float divisor = 0;
     TRY(gguf_key_float(k, "embedding_scale", &c->embed_scale));
@@ -151,15 +151,15 @@ static kvasir_status read_gguf_granite(struct gguf_keys *k, struct model_config 
     return KVASIR_OK;
 }
 
-/* Qwen's window stands in files of models that do not use it. Every fourth layer of SmolLM3 has no
- * rope: no key says so. */
+/* Files of Qwen models state a window that the models do not use. Every fourth layer of SmolLM3 has
+ * no rope, which no key states. */
 static kvasir_status llama_gguf_read(struct gguf_keys *k, struct model_config *c) {
     c->ropes[0].adjacent = is(c, "llama") || is(c, "granite") || is(c, "smollm3");
     if (is(c, "qwen2"))
         c->attention_bias = BIAS_QKV;
     if (strncmp(c->arch, "qwen", 4) == 0)
         gguf_key_name(k, "attention.sliding_window");
-    if (is(c, "llama") || is(c, "phi3")) /* Mistral's and Phi's: of all layers */
+    if (is(c, "llama") || is(c, "phi3")) /* Mistral and Phi: in all layers */
         TRY(gguf_windows(k, c, 0, 0));
     for (uint32_t i = 3; is(c, "smollm3") && i < c->n_layers; i += 4)
         c->layers[i].rope = NO_ROPE;

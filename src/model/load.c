@@ -15,7 +15,7 @@
 
 /* ---- binding the model ----------------------------------------------------------------------- */
 
-/* One divisor for each pair of ropes[0]. A pair with one of 10^30 does not turn. */
+/* One divisor per pair of ropes[0]. A pair with 10^30 is not rotated. */
 static kvasir_status bind_divisors(struct binder *b, const char *name, const float **out) {
     const uint32_t pairs = b->model->config.ropes[0].dims / 2;
     vector_id factors;
@@ -29,8 +29,8 @@ static kvasir_status bind_divisors(struct binder *b, const char *name, const flo
     return KVASIR_OK;
 }
 
-/* What GGUF has as tensors: Llama 3's frequency scaling, the part of Gemma 4's heads that turns,
- * longrope's two lists. */
+/* Rope data that GGUF stores as tensors: Llama 3's frequency scaling, the part of Gemma 4's heads
+ * that is rotated, longrope's two lists. */
 static kvasir_status bind_rope_factors(struct binder *b) {
     static const char freqs[] = "rope_freqs.weight", longer[] = "rope_factors_long.weight",
                       shorter[] = "rope_factors_short.weight";
@@ -139,7 +139,7 @@ static kvasir_status check_layer(const struct model_config *c, uint32_t i, kvasi
                     c->heads, l->kv_heads, GQA_MAX);
     const struct rope_config *rope = l->rope == NO_ROPE ? NULL : &c->ropes[l->rope];
     if (rope && (rope->dims < 2 || rope->dims % 2 != 0 || rope->dims > l->head_dim))
-        return fail(err, KVASIR_ERR_FORMAT, "rope turns %u of a head's %u dims: must be even",
+        return fail(err, KVASIR_ERR_FORMAT, "rope rotates %u of a head's %u dims: must be even",
                     rope->dims, l->head_dim);
     return KVASIR_OK;
 }
@@ -149,10 +149,10 @@ static kvasir_status check_config(const struct checkpoint *checkpoint, kvasir_er
     const struct tokenizer_spec *t = checkpoint_tokenizer(checkpoint);
     for (uint32_t i = 0; i < c->n_layers; i++)
         TRY(check_layer(c, i, err));
-    for (uint32_t i = 0; i < c->n_ropes; i++) /* also of one that no layer turns by */
+    for (uint32_t i = 0; i < c->n_ropes; i++) /* also of a rope that no layer uses */
         if (c->ropes[i].dims > HEAD_DIM_MAX || c->ropes[i].dims % 2 != 0)
             return fail(err, KVASIR_ERR_FORMAT,
-                        "the configuration's rope turns %u dims: must be even, at most %d",
+                        "the configuration's rope rotates %u dims: must be even, at most %d",
                         c->ropes[i].dims, HEAD_DIM_MAX);
     if (c->n_layers > checkpoint_tensor_count(checkpoint)) /* before memory is taken for them */
         return fail(err, KVASIR_ERR_FORMAT, "the configuration has %u layers, the file %zu tensors",

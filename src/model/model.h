@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model/: checkpoints, and one readable forward per family.
+/* model/: checkpoints, and one readable forward pass per family.
  *
  *   checkpoint   files mapped read-only, a table of tensors, the configuration, the tokenizer's
  *                data (gguf.c, hf_folder.c + config.c behind one interface: checkpoint.c)
- *   model        the checkpoint's tensors bound to the places of a family (load.c, and the family's
- *                own file), checked for shape
+ *   model        the checkpoint's tensors bound to the places of a family (load.c, bind.c and the
+ *                family's own file), checked for shape
  *   model_run    buffers of one backend for steps of up to max_rows rows (run.c), and the forward
- *                (llama.c, gemma.c ...: family.c has the table)
+ *                pass (llama.c, gemma.c ...: family.c has the list)
  *
- * Nothing in a file is trusted: every count, length, offset and product of shapes is checked before
+ * Nothing in a file is trusted: every count, length, offset and product of dims is checked before
  * use; errors name the file and the byte offset, or the JSON field.
  */
 #ifndef KVASIR_MODEL_H
@@ -27,7 +27,7 @@ enum rope_kind {
     ROPE_LLAMA3,       /* long waves / factor */
     ROPE_YARN,         /* long waves / factor, a ramp to the short ones; scaled */
     ROPE_LONG,         /* a divisor for each pair, by --ctx one list or the other; scaled */
-    ROPE_PROPORTIONAL, /* only the first part of the pairs turns (gemma4) */
+    ROPE_PROPORTIONAL, /* only the first pairs are rotated (gemma4) */
 };
 
 enum { ROPE_PAIRS_MAX = HEAD_DIM_MAX / 2 };
@@ -43,7 +43,7 @@ struct rope_config {
     bool truncate;                            /* yarn: the ramp begins and ends at whole pairs */
     double attention_factor;       /* of cos and sin; 0: by formula (yarn, longrope) or 1 */
     double mscale, mscale_all_dim; /* yarn: in that formula; 0: not given */
-    uint32_t turned;               /* proportional: pairs that turn */
+    uint32_t rotated;              /* proportional: number of pairs that are rotated */
     float short_factors[ROPE_PAIRS_MAX], long_factors[ROPE_PAIRS_MAX]; /* longrope [dims / 2] */
     bool adjacent; /* rows of wq, wk are in GGUF llama order: pairs side by side */
 };
@@ -59,9 +59,9 @@ enum { LAYERS_MAX = 512, ROPES_MAX = 2, NO_ROPE = 255 };
 /* What differs between the layers of a model. */
 struct layer_config {
     uint8_t kind; /* enum layer_kind */
-    uint8_t rope; /* index into ropes; NO_ROPE: queries and keys are not turned */
+    uint8_t rope; /* index into ropes; NO_ROPE: queries and keys are not rotated */
     bool experts; /* op_experts in place of a feed-forward, or beside it */
-    bool k_is_v;  /* no projection of its own for V: K before its norm and rope serves */
+    bool k_is_v;  /* no projection for V: K before its norm and rope is used */
     uint32_t kv_heads, head_dim;
     uint32_t window;  /* sliding window; 0: none */
     uint32_t kv_from; /* layer whose K and V it reads: its own number, or an earlier one */
@@ -72,16 +72,16 @@ struct model_config {
     char arch[32]; /* of a row of family.c's table */
     char name[96];
     uint32_t n_layers, dim, ffn_dim, heads, kv_heads, head_dim, vocab; /* of most layers */
-    uint32_t mtp_layers; /* behind those in a GGUF file, for tokens ahead of the next: not run */
+    uint32_t mtp_layers; /* after those in a GGUF file: they predict further tokens, not run */
     uint32_t ctx_train;  /* 0: the file does not say */
     uint32_t window;     /* of the layers that have one; 0: none has */
     float norm_eps;
     bool tied_embedding;
-    bool from_gguf;   /* what a field of config.json says is said by which tensors there are */
-    bool unit_offset; /* gains of norms are stored less 1; in GGUF 1 was added */
+    bool from_gguf;   /* some facts follow from which tensors exist, not from fields */
+    bool unit_offset; /* gains of norms are stored less 1; GGUF has them with the 1 added */
     enum { BIAS_NONE, BIAS_QKV, BIAS_ALL } attention_bias;
     enum gate_kind gate;
-    /* 1 where a family has none; softcaps 0 */
+    /* 1 if a family has none; softcaps 0 */
     float embed_scale, residual_scale, logit_scale;
     float attention_scale; /* 0: 1 / sqrt(head_dim) */
     float attention_softcap, logit_softcap;
@@ -113,7 +113,7 @@ struct checkpoint_tensor {
     uint64_t dims[TENSOR_DIMS_MAX]; /* slowest first, as in safetensors: a matrix is [n][k] */
     const void *data;
     size_t bytes; /* of data, scales and biases together */
-    /* Where a type has them: as in struct weight. */
+    /* If the type has them, as in struct weight. */
     const void *scales, *biases;
     uint32_t group, group_rows;
     enum scalar_type scalar;
@@ -122,18 +122,18 @@ struct checkpoint_tensor {
 struct weight checkpoint_weight(const struct checkpoint_tensor *t);
 
 struct checkpoint;
-/* path: a GGUF file (any part of a split one: the others lie beside it), or a folder with
+/* path: a GGUF file (any part of a split one: the others are in the same folder), or a folder with
  * config.json and *.safetensors (single, or sharded with an index). */
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out,
                               kvasir_error *err) MUST_CHECK;
-/* Only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration. path:
- * a GGUF file of any architecture, a folder with a tokenizer.json, or a tokenizer.json (of the
- * files beside it those are read that a folder's would be). checkpoint_tokenizer is not NULL. */
+/* Opens only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration.
+ * path: a GGUF file of any architecture, a folder with a tokenizer.json, or a tokenizer.json (the
+ * other files in its folder are read as those of a folder). checkpoint_tokenizer is not NULL. */
 kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out,
                                    kvasir_error *err) MUST_CHECK;
 void checkpoint_close(struct checkpoint *c);
 const struct model_config *checkpoint_config(const struct checkpoint *c);
-/* Tensors go by Hugging Face names ("model.layers.0.self_attn.q_proj.weight") whatever the file
+/* Tensors have Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), whatever the file
  * calls them. NULL: none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 size_t checkpoint_tensor_count(const struct checkpoint *c);
@@ -157,31 +157,30 @@ uint64_t model_weight_bytes(const struct model *m);
 /* inv_freq [dims / 2]: angle of a position, per pair of a rope, in a context of ctx positions (0:
  * the trained one). Returns the factor of its cosines and sines. */
 float model_inv_freq(const struct model *m, uint32_t rope, uint32_t ctx, double *inv_freq);
-/* Whether keys can be centred (engine/centre.c): every layer caches alike and turns by one rope
- * that --ctx does not change. The calls below ask for it. */
+/* Whether keys can be centred (engine/centre.c): all layers have the same shape and the same rope,
+ * which --ctx does not change. Required by the functions below. */
 bool model_keys_alike(const struct model *m);
-/* The constant that every key of a head holds before rope, mean [dims / 2][2] of pairs (i, i + n).
+/* The constant part of every key of a head before rope, mean [dims / 2][2] of pairs (i, i + n).
  * False: there is none. */
 bool model_key_bias(const struct model *m, uint32_t layer, uint32_t head, float *mean);
-/* About how far a dim of the head's keys spreads around that constant, from the weights alone.
- * scratch [dim]. */
+/* Estimates from the weights how far a dim of the head's keys spreads around that constant. scratch
+ * [dim]. */
 double model_key_spread(const struct model *m, uint32_t layer, uint32_t head, float *scratch);
 
 /* Where a layer's K and V are stored: index of its layer group, and its place in there. */
 struct kv_place {
     uint32_t group, layer;
 };
-/* Layers that cache alike (KV heads, head_dim, window) share page tables; layers that read
- * another's K and V own none. Their centre is left NULL. More than CACHE_GROUPS_MAX kinds were
- * refused when the model was opened. Returns how many groups there are; 0 for a model without
- * attention. */
+/* Layers with the same KV heads, head_dim and window share page tables; layers that read another's
+ * K and V have none. Their centre is left NULL. More than CACHE_GROUPS_MAX kinds were refused when
+ * the model was opened. Returns the number of groups; 0 for a model without attention. */
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]);
 struct kv_place model_kv_place(const struct model *m, uint32_t layer);
 /* Bytes of a sequence's recurrent state; 0: it has none. */
 uint64_t model_state_bytes(const struct model *m);
-/* What a recurrent layer has of it: at byte `window` the inputs its convolution still sees, float32
- * [width - 1][channels], oldest first; at byte `matrix` a delta net's [value_heads][key_dim]
- * [value_dim]. */
+/* A recurrent layer's part of it: at byte `window` the inputs that its convolution still sees,
+ * float32 [width - 1][channels], oldest first; at byte `matrix` a delta net's
+ * [value_heads][key_dim][value_dim]. */
 struct state_layout {
     uint64_t window, matrix, end;
     uint32_t width, channels;
@@ -189,9 +188,9 @@ struct state_layout {
 struct state_layout model_state_layout(const struct model *m, uint32_t layer);
 
 struct model_run;
-/* Buffers for steps of up to max_rows rows, of which up to max_logit_rows give logits at a time, of
- * sequences of up to ctx positions. The model and the backend are borrowed for the run's life.
- * Nothing is allocated after this. */
+/* Creates buffers for steps of up to max_rows rows, of which up to max_logit_rows produce logits at
+ * a time, of sequences of up to ctx positions. The model and the backend are borrowed until the run
+ * is destroyed. Nothing is allocated after this. */
 kvasir_status model_run_create(const struct model *m, struct backend *b, uint32_t ctx,
                                uint32_t max_rows, uint32_t max_logit_rows, struct model_run **out,
                                kvasir_error *err) MUST_CHECK;
@@ -204,7 +203,7 @@ void model_forward(struct model_run *r, const struct batch *batch);
  * time; into device memory owned by the run, valid until the next head or step. */
 const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n);
 
-/* ---- converting (convert.c) ------------------------------------------------------------------ */
+/* ---- converting (convert_tensors.c) ---------------------------------------------------------- */
 
 /* kvasir_convert */
 kvasir_status model_convert(const char *in, const char *out, const kvasir_convert_options *o,

@@ -64,31 +64,31 @@ kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file
 kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
                                   const struct checkpoint_tensor *tensor,
                                   kvasir_error *err) MUST_CHECK;
-/* Sorts by name; a name that stands twice is an error. */
+/* Sorts by name; a duplicate name is an error. */
 kvasir_status checkpoint_seal(struct checkpoint *c, kvasir_error *err) MUST_CHECK;
 
-/* Where a tensor's data lies. */
+/* The position of a tensor's data. */
 struct extent {
     const char *name;
     const uint8_t *data;
     size_t bytes;
 };
-/* In rising order of data; an empty one before another that begins where it does. */
+/* Sorts by data; an empty extent comes before another one at the same place. */
 void extents_sort(struct extent *list, size_t n);
 
-/* *bytes of n_dims dims (slowest first) of a type: false where a product overflows or the fastest
- * dim is no whole number of blocks. */
+/* *bytes of n_dims dims (slowest first) of a type. False if a product overflows or the fastest dim
+ * is not a whole number of blocks. */
 bool tensor_bytes(enum weight_type type, const uint64_t *dims, uint32_t n_dims,
                   size_t *bytes) MUST_CHECK;
-/* One more token that ends an answer; a second time is as good as once. */
+/* Adds a token that ends an answer; duplicates are ignored. */
 kvasir_status checkpoint_add_end(struct checkpoint *c, int32_t id, kvasir_error *err) MUST_CHECK;
-/* With something before the tail. */
+/* Whether name is longer than tail and ends with it. */
 bool ends_with(const char *name, const char *tail);
-/* Tensors that a model has no use for: tables of rotations that old files carry, the copy of the
- * embedding beside a tied head, keys of layers that read another's, parts for pictures and sound.
- */
+/* Tensors that a model does not use: rotation tables of old files, the copy of the embedding of a
+ * tied head, keys of layers that read another's, parts for pictures and sound. */
 bool tensor_is_spare(const struct model_config *c, const char *name);
-/* Parts for pictures, sound, and tokens ahead of the next, of models whose text alone is run. */
+/* Parts for pictures, sound and further tokens (MTP), of models of which only the text part is
+ * run. */
 bool tensor_is_of_another_part(const char *name);
 
 /* "[576, 1536]" */
@@ -105,15 +105,15 @@ kvasir_status safetensors_open(struct checkpoint *c, const char *folder,
 
 /* ---- JSON (json_fields.c) -------------------------------------------------------------------- */
 
-/* json_load_bounded (util/json.h). `at` is where the text stands in its file. */
+/* json_load_bounded (util/json.h). `at` is the offset of the text in its file. */
 kvasir_status json_parse(const char *text, size_t len, int64_t at, json_t **out,
                          kvasir_error *err) MUST_CHECK;
-/* For documents of which no number is read: a tokenizer's model_max_length may be 10^30. */
+/* For documents whose numbers are not read: a tokenizer's model_max_length may be 10^30. */
 kvasir_status json_parse_strings(const char *text, size_t len, int64_t at, json_t **out,
                                  kvasir_error *err) MUST_CHECK;
-/* Field `key` of an object; `prefix` ("" or "rope_scaling.") stands before it in errors. null
- * counts as missing. Where it is missing *out stays as it was, unless `required`. Doubles must be
- * finite and above 0: all that we read are. */
+/* Field `key` of an object; `prefix` ("" or "rope_scaling.") precedes it in errors. null counts as
+ * missing. If the field is missing, *out is unchanged, unless `required`. Doubles must be finite
+ * and above 0, as all are that we read. */
 struct json_scope {
     const json_t *object;
     const char *prefix;
@@ -138,7 +138,7 @@ struct mlx_format {
 
 struct quantization {
     enum { QUANTIZED_NOT, QUANTIZED_MLX, QUANTIZED_F8 } method;
-    const char *field;               /* the field that says so, for errors */
+    const char *field;               /* the field that states it, for errors */
     json_t *object;                  /* its value, with the modules' own entries; owned */
     struct mlx_format usual;         /* of modules without one */
     uint32_t block_rows, block_cols; /* of F8 scales; 0: none */
@@ -148,7 +148,7 @@ struct quantization {
 kvasir_status quantization_read(const struct json_scope *document,
                                 struct quantization *q) MUST_CHECK;
 void quantization_deinit(struct quantization *q);
-/* How a module of mlx is packed; an error where the field says that it is not. */
+/* How a module of mlx is packed; an error if the field says that it is not. */
 kvasir_status quantization_of_module(const struct quantization *q, const char *module,
                                      struct mlx_format *format, kvasir_error *err) MUST_CHECK;
 
@@ -158,7 +158,7 @@ kvasir_status config_parse(const char *text, size_t len, struct model_config *ou
 
 /* ---- a folder's tensors (hf_folder.c, modules.c) --------------------------------------------- */
 
-/* Integers and truth values are those of parts that are not run, and refused elsewhere. */
+/* Integers and booleans occur only in parts that are not run; elsewhere they are refused. */
 /* Appends the checkpoint's tensors. */
 kvasir_status modules_join(struct st_table *raw, const struct quantization *quantization,
                            struct checkpoint *c, kvasir_error *err) MUST_CHECK;
@@ -170,12 +170,12 @@ kvasir_status folder_path(char path[PATH_MAX_BYTES], const char *folder, const c
                           kvasir_error *err) MUST_CHECK;
 /* Puts the file's name in front of a failure's text; returns status. */
 kvasir_status in_file(const char *path, kvasir_status status, kvasir_error *err);
-/* "holds no NAME"; where a GGUF file lies in the folder it says so. */
+/* "holds no NAME", with a hint if the folder contains a GGUF file. */
 kvasir_status folder_fail_missing(const char *folder, const char *name, kvasir_error *err);
-/* Tokenizer, chat template and end tokens, as far as the folder has them. */
+/* Tokenizer, chat template and end tokens, if the folder has them. */
 kvasir_status folder_read_text(struct checkpoint *c, const char *folder,
                                kvasir_error *err) MUST_CHECK;
-/* The same from a tokenizer.json and, where that is its name, from the files beside it. */
+/* The same from a tokenizer.json and, if that is its name, from the files in its folder. */
 kvasir_status folder_read_tokenizer_file(struct checkpoint *c, const char *path,
                                          kvasir_error *err) MUST_CHECK;
 
@@ -218,7 +218,7 @@ struct gguf {
     size_t infos;       /* offset of the first tensor's entry */
 };
 
-/* A place in a mapped file. What is taken moves it; an error if the file ends before. */
+/* A position in a mapped file. Reading advances it; it is an error if the file ends before. */
 struct gguf_reader {
     const uint8_t *data;
     size_t size, pos;
@@ -228,7 +228,7 @@ kvasir_status gguf_take_u32(struct gguf_reader *r, const char *what, uint32_t *o
 kvasir_status gguf_take_u64(struct gguf_reader *r, const char *what, uint64_t *out) MUST_CHECK;
 kvasir_status gguf_take_string(struct gguf_reader *r, const char *what,
                                struct text_span *out) MUST_CHECK;
-/* Cuts the file that g->map holds: the head and the values. */
+/* Reads the head and the values of the file in g->map. */
 kvasir_status gguf_read_values(struct gguf *g, kvasir_error *err) MUST_CHECK;
 /* Appends its tensors to the checkpoint. */
 kvasir_status gguf_read_tensors(const struct gguf *g, struct checkpoint *c,
@@ -236,15 +236,15 @@ kvasir_status gguf_read_tensors(const struct gguf *g, struct checkpoint *c,
 
 /* NULL: no such key. */
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
-/* Value of `key`, checked for type and range. Where the key is missing *out stays as it was, unless
- * `required`. Doubles must be finite and above 0: all that we read are. */
+/* Value of `key`, checked for type and range. If the key is missing, *out is unchanged, unless
+ * `required`. Doubles must be finite and above 0, as all are that we read. */
 kvasir_status gguf_get_u32(const struct gguf *g, const char *key, bool required, uint32_t min,
                            uint32_t max, uint32_t *out, kvasir_error *err) MUST_CHECK;
 /* One for each of n layers: an array of n integers or bools, or one integer for all. */
 kvasir_status gguf_get_u32s(const struct gguf *g, const char *key, uint32_t n, bool required,
                             uint32_t min, uint32_t max, uint32_t *out,
                             kvasir_error *err) MUST_CHECK;
-/* False where the value is no integer, float or bool. */
+/* False if the value is not an integer, float or bool. */
 bool gguf_number(const struct gguf_value *v, double *out) MUST_CHECK;
 kvasir_status gguf_get_double(const struct gguf *g, const char *key, bool required, double *out,
                               kvasir_error *err) MUST_CHECK;
@@ -252,7 +252,7 @@ kvasir_status gguf_get_bool(const struct gguf *g, const char *key, bool *out,
                             kvasir_error *err) MUST_CHECK;
 kvasir_status gguf_get_string(const struct gguf *g, const char *key, bool required,
                               struct text_span *out, kvasir_error *err) MUST_CHECK;
-/* An array of strings as fresh spans into the mapping; *spans NULL and *n 0 where the key is
+/* An array of strings as fresh spans into the mapping; *spans NULL and *n 0 if the key is
  * missing. */
 kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct text_span **spans,
                                size_t *n, kvasir_error *err) MUST_CHECK;
@@ -263,8 +263,8 @@ kvasir_status gguf_read_config(const struct gguf *g, struct model_config *out,
                                kvasir_error *err) MUST_CHECK;
 kvasir_status gguf_read_tokenizer(const struct gguf *g, struct checkpoint *c,
                                   kvasir_error *err) MUST_CHECK;
-/* Hugging Face's name for a tensor of a GGUF file of this architecture (its own name where there is
- * none); mem_free; NULL: no memory. */
+/* Hugging Face's name for a tensor of a GGUF file of this architecture (its own name if there is
+ * none); mem_free; NULL: out of memory. */
 char *gguf_tensor_name(const struct model_config *c, const char *name, size_t len);
 
 /* ---- rope (rope.c) --------------------------------------------------------------------------- */
@@ -273,30 +273,30 @@ char *gguf_tensor_name(const struct model_config *c, const char *name, size_t le
  * or NULL. Returns the factor of cosines and sines. */
 float rope_frequencies(const struct rope_config *rope, uint32_t ctx, uint32_t ctx_train,
                        const float *factors, double *inv_freq);
-/* True where `rope` divides every pair's frequency by its factor [dims / 2]. */
+/* Whether `rope` divides every pair's frequency by its factor [dims / 2]. */
 bool rope_has_factors(const struct rope_config *rope, const float *factors);
 
 /* ---- model (load.c) -------------------------------------------------------------------------- */
 
-/* A model's gains, biases and other vectors, in float32, stand in one table: this is a place in it;
- * 0: there is none. */
+/* A model's gains, biases and other vectors, in float32, are in one table: this is an index into
+ * it; 0: there is none. */
 typedef uint32_t vector_id;
 struct model_vector {
     float *data; /* [n], owned */
     uint32_t n;
 };
 
-/* A matrix of the model, by number: struct weight in the model, a backend's own form in a run. 0:
- * there is none. */
+/* A matrix of the model, by number: a struct weight in the model, the backend's own form in a run.
+ * 0: there is none. */
 typedef uint32_t matrix_id;
 
 struct mlp_weights {
     matrix_id gate, up, down; /* [ffn_dim][dim] twice, [dim][ffn_dim] */
 };
 
-/* What any family's layer may have; what it lacks is 0. */
+/* The weights that a layer of any family may have; what it lacks is 0. */
 struct layer_weights {
-    vector_id attn_norm, attn_post_norm, ffn_norm, ffn_post_norm; /* [dim] before, behind a block */
+    vector_id attn_norm, attn_post_norm, ffn_norm, ffn_post_norm; /* [dim] before, after a block */
 
     matrix_id q, k, v, o;
     vector_id q_bias, k_bias, v_bias, o_bias;
@@ -310,10 +310,10 @@ struct layer_weights {
     vector_id gate_bias, up_bias, down_bias; /* [experts][n] */
     matrix_id *expert_matrices;              /* [moe.n][PLACES], owned */
     struct mlp_weights shared;               /* the expert that all rows take */
-    matrix_id shared_gate;                   /* [1][dim] its weight, behind a sigmoid */
+    matrix_id shared_gate;                   /* [1][dim] its weight, through a sigmoid */
 
     /* gated delta net, short convolution */
-    matrix_id mixed_in;    /* to what the convolution goes over (and more: the family says) */
+    matrix_id mixed_in;    /* to the input of the convolution (and more: see the family) */
     matrix_id z_in;        /* [value_heads * value_dim][dim] */
     matrix_id beta, alpha; /* [value_heads][dim]; of both in beta if alpha is 0 */
     matrix_id out;
@@ -334,7 +334,7 @@ struct model {
     struct model_config config;
     const struct family *family;
     matrix_id embed;           /* [vocab][dim] */
-    matrix_id head;            /* [vocab][dim]; the embedding where tied */
+    matrix_id head;            /* [vocab][dim]; the embedding if tied */
     vector_id final_norm;      /* [dim] */
     const float *rope_factors; /* [dims / 2] of ropes[0], its frequencies' divisors; NULL: none */
     struct layer_weights *layers;
@@ -342,7 +342,7 @@ struct model {
     uint32_t n_vectors, cap_vectors;
     struct weight *matrices; /* [n_matrices]; the first is none */
     uint32_t n_matrices, cap_matrices;
-    void **copies; /* [n_copies] matrices that lie otherwise in the file; owned */
+    void **copies; /* [n_copies] matrices with another layout in the file; owned */
     uint32_t n_copies;
     /* gemma4's inputs per layer: [layer_input_vocab][n_layers * layer_input_dim], [that][dim] */
     matrix_id layer_embed, layer_projection;
@@ -350,7 +350,7 @@ struct model {
     struct kv_shape groups[CACHE_GROUPS_MAX];
     uint32_t n_groups;
     struct kv_place places[LAYERS_MAX];
-    uint64_t state_at[LAYERS_MAX]; /* byte of the record where a recurrent layer's begins */
+    uint64_t state_at[LAYERS_MAX]; /* offset of a recurrent layer's part in the state */
     uint64_t state_bytes;
     uint64_t weight_bytes;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tensors of a folder's files -> the tensors of a checkpoint: what belongs together becomes
- * one.
+/* The tensors of a folder's files -> the tensors of a checkpoint: tensors that belong together are
+ * joined.
  *
  *     mlx     X.weight U32 [n][k*b/32] + X.scales, X.biases [n][k/group]    -> X.weight AFFINEb
  *             X.weight U32 [n][k/8]    + X.scales U8 [n][k/32]              -> X.weight MXFP4_MLX
@@ -9,7 +9,7 @@
  *               one for each block: [ceil(n/rows)][ceil(k/cols)]
  *     others  F32, F16, BF16                                                as they are
  *
- * The name "weight_scale_inv" notwithstanding, a value is code * scale in all of them.
+ * In spite of the name "weight_scale_inv", a value is code * scale in all of them.
  *
  * Invariants
  *   MODULES-1  A joined tensor's shape is [n][k] of the matrix, and every array of it has exactly
@@ -18,7 +18,7 @@
  *              that.)
  *   MODULES-2  Every tensor of the files ends up in one of the checkpoint, or is one of those that
  *              is_activation_scale names, or of a part that is not run (tensor_is_of_another_part):
- *              whatever such a part's shapes and types are, it is left where it lies.
+ *              such a part's shapes and types do not matter, and it is left alone.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ static char *module_of(const struct st_tensor *weight) {
 }
 
 static struct st_tensor *part_of(const struct joiner *j, const char *module, const char *part) {
-    char name[512]; /* a longer one has no place in any family */
+    char name[512]; /* no family has longer names */
     int n = snprintf(name, sizeof name, "%s.%s", module, part);
     return n > 0 && (size_t)n < sizeof name ? st_find(j->raw, name) : NULL;
 }
@@ -48,8 +48,8 @@ static bool begins_with(const char *name, const char *head) {
     return strncmp(name, head, strlen(head)) == 0;
 }
 
-/* Tensors of a model with pictures or sound have their text's tensors under a name of their own;
- * checkpoints of the bare model, without its head's class, leave "model." out. */
+/* In models with pictures or sound the text's tensors have a prefix of their own; checkpoints of
+ * the bare model, without the head's class, omit "model.". */
 static char *full_name(const char *name) {
     static const char *const homes[] = {"language_model.model.", "model.language_model."};
     static const char *const bare[] = {"layers.",
@@ -93,10 +93,10 @@ static bool scalar_of(const struct st_tensor *t, enum scalar_type *scalar) {
 
 /* ---- mlx ------------------------------------------------------------------------------------- */
 
-/* Rows of all dims but the fastest: of a stack of matrices [experts][n] too. */
+/* The product of all dims but the fastest: rows, also of a stack of matrices [experts][n]. */
 static uint64_t rows_of(const struct st_tensor *t) {
     uint64_t n = 1;
-    for (uint32_t i = 0; i + 1 < t->n_dims; i++) /* its bytes are in the file: no overflow */
+    for (uint32_t i = 0; i + 1 < t->n_dims; i++) /* no overflow: its bytes are in the file */
         n *= t->dims[i];
     return n;
 }
@@ -104,7 +104,7 @@ static uint64_t cols_of(const struct st_tensor *t) {
     return t->dims[t->n_dims - 1];
 }
 
-/* A part of a module: as many rows, of the right type. */
+/* Checks a part of a module: the same number of rows, the right type. */
 static kvasir_status check_part(struct joiner *j, const char *module, const char *part,
                                 const struct st_tensor *t, const struct st_tensor *w, bool bytes) {
     enum scalar_type scalar;
@@ -123,7 +123,7 @@ static kvasir_status check_part(struct joiner *j, const char *module, const char
     return KVASIR_OK;
 }
 
-/* Rows of `words` 32-bit words and of `groups` scales hold the same number of codes. */
+/* Whether rows of `words` 32-bit words and of `groups` scales have the same number of codes. */
 static kvasir_status check_packing(struct joiner *j, const char *module, struct mlx_format f,
                                    uint64_t words, uint64_t groups) {
     uint64_t k;
@@ -185,7 +185,7 @@ static kvasir_status join_mlx(struct joiner *j, struct st_tensor *w) {
     return status;
 }
 
-/* An object of the configuration for a module that is not there, or not quantized. */
+/* Refuses an object of the configuration for a module that does not exist or is not quantized. */
 static kvasir_status check_named_modules(struct joiner *j) {
     const struct quantization *q = j->quantization;
     const char *module;
@@ -214,7 +214,7 @@ static kvasir_status check_named_modules(struct joiner *j) {
 /* ---- MXFP4 as gpt-oss has it ----------------------------------------------------------------- */
 
 /* X_blocks U8 [experts][n][k/32][16] with X_scales U8 [experts][n][k/32]: byte i of a block has
- * values 2i and 2i + 1, so that the bytes are those of mlx's words. */
+ * values 2i and 2i + 1, so the bytes are the same as in mlx's words. */
 static kvasir_status join_mxfp4(struct joiner *j, struct st_tensor *blocks) {
     enum { BLOCK = 32 };
     char name[512];
@@ -247,11 +247,11 @@ static kvasir_status join_mxfp4(struct joiner *j, struct st_tensor *blocks) {
 
 /* ---- F8 -------------------------------------------------------------------------------------- */
 
-/* Sets group and group_rows by the scale's shape; false: it fits no reading. */
+/* Sets group and group_rows from the scale's shape; false: the shape has no meaning. */
 static bool settle_scale(const struct quantization *q, const struct st_tensor *scale,
                          struct checkpoint_tensor *t) {
     uint64_t n = t->dims[0], k = t->dims[1], count = 1;
-    for (uint32_t i = 0; i < scale->n_dims; i++) /* its bytes are in the file: no overflow */
+    for (uint32_t i = 0; i < scale->n_dims; i++) /* no overflow: its bytes are in the file */
         count *= scale->dims[i];
     uint64_t rows = scale->n_dims ? scale->dims[0] : 1;
     t->group_rows = count == 1 ? (uint32_t)n : 1;
@@ -311,9 +311,9 @@ static kvasir_status join_f8(struct joiner *j, struct st_tensor *w) {
     return status;
 }
 
-/* Scales to round activations (or the cache) to 8-bit floats with, as an engine whose products take
- * such would. Ours round activations by themselves and to more bits, and pages have formats of
- * their own: without these the result is nearer to the unquantized one. */
+/* Scales for engines that round activations (or the cache) to 8-bit floats. Our matmuls round
+ * activations themselves and to more bits, and pages have formats of their own: without these
+ * scales the result is closer to the unquantized one. */
 static bool is_activation_scale(const char *name) {
     static const char *const tails[] = {".input_scale", ".activation_scale", ".output_scale",
                                         ".q_scale",     ".k_scale",          ".v_scale"};
@@ -351,7 +351,7 @@ static kvasir_status add_plain(struct joiner *j, const struct st_tensor *r) {
     return add(j, r->name, &t);
 }
 
-/* What is not run is taken before anything is joined. */
+/* Parts that are not run are taken before anything is joined. */
 static kvasir_status take_other_parts(struct joiner *j) {
     for (size_t i = 0; i < j->raw->n; i++) {
         char *name = full_name(j->raw->list[i].name);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OLMo 3: norms behind the blocks in place of before them, and norms of q and k over all heads.
+/* OLMo 3: norms after the blocks instead of before them, and norms of q and k over all heads.
  *
  *     for each layer
  *         q, k, v = Wq x, Wk x, Wv x
@@ -7,8 +7,8 @@
  *         x += norm(Wo attention(q, pages))          three layers of four see a window
  *         x += norm(Wdown (silu(Wgate x) * Wup x))
  *
- * Rope scaling is of the layers that see everything. OLMo 2 is the same without windows; its files
- * are of the same architecture in GGUF.
+ * Rope scaling applies to the layers without a window. OLMo 2 is the same without windows; its GGUF
+ * files have the same architecture.
  */
 #include "model/family.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OLMoE: Llama's forward with experts in every layer (llama.c), of which three things differ.
+/* OLMoE: Llama's forward pass with experts in every layer (llama.c), with three differences.
  *
  *     q, k = rope(norm(Wq h)), rope(norm(Wk h))           norms over all heads, not each
  *     x += sum of w_e * expert_e(h)                       w = softmax over all experts' logits;
@@ -22,8 +22,9 @@ static kvasir_status olmoe_read(const struct json_scope *s, struct model_config 
     return config_experts(s, c);
 }
 
-/* No key says so: an expert is feed_forward_length wide, weights are not divided by their sum. A
- * file with keys for that is taken at its word; softmax over the chosen (3) would divide, too. */
+/* No key states that an expert is feed_forward_length wide and that weights are not divided by
+ * their sum. If a file has keys for that, they are obeyed; softmax over the chosen (3) would divide
+ * too. */
 static kvasir_status olmoe_gguf_read(struct gguf_keys *k, struct model_config *c) {
     uint32_t gating;
     TRY(gguf_experts(k, c));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a folder's config.json says about quantized modules.
+/* Reads what a folder's config.json says about quantized modules.
  *
  *     mlx    "quantization" (mlx-lm writes a copy of it as "quantization_config"):
  *            { "group_size": 64, "bits": 4, "mode": "affine",
@@ -7,12 +7,12 @@
  *              "lm_head": false }                                                not quantized
  *     F8     "quantization_config": { "quant_method": "fp8", "weight_block_size": [128, 128] }
  *
- * A module that no key names is quantized the usual way where the files hold scales for it; modules
- * are found with and without "model." in front. What a module's own object leaves out is mlx's
+ * A module that no key names is quantized in the usual way if the files have scales for it. Modules
+ * are found with and without "model." before them. What a module's own object omits is mlx's
  * default for its mode, not the usual value, as in mlx-lm.
  *
- * Left out: formats whose codes are packed otherwise (GPTQ, AWQ, bitsandbytes), mlx's modes nvfp4
- * and mxfp8: refused by name.
+ * Refused by name: formats with other packings (GPTQ, AWQ, bitsandbytes) and mlx's modes nvfp4 and
+ * mxfp8.
  */
 #include <stdio.h>
 
@@ -60,7 +60,7 @@ static kvasir_status read_module(const struct quantization *q, const char *modul
     return read_format(&(struct json_scope){object, prefix, err}, false, format);
 }
 
-/* Every module's object is checked here, so that a wrong one is named even where its module is
+/* Every module's object is checked here, so that a wrong one is reported even if its module is
  * missing. */
 static kvasir_status read_mlx(struct quantization *q, kvasir_error *err) {
     char prefix[32];
@@ -85,7 +85,7 @@ static kvasir_status read_mlx(struct quantization *q, kvasir_error *err) {
 static kvasir_status read_f8(struct quantization *q, const char *method, kvasir_error *err) {
     static const char *const known[] = {"fp8", "compressed-tensors", "fbgemm_fp8", "modelopt"};
     size_t i = 0;
-    if (strcmp(method, "mxfp4") == 0) /* gpt-oss: tensors say it by their names (modules.c) */
+    if (strcmp(method, "mxfp4") == 0) /* gpt-oss: tensor names show it (modules.c) */
         return KVASIR_OK;
     while (i < sizeof known / sizeof *known && strcmp(method, known[i]) != 0)
         i++;

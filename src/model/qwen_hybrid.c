@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Qwen3-Next and Qwen3.5: three layers of four are gated delta nets, whose state is a matrix a head
- * in place of pages; the fourth is attention whose output is gated.
+/* Qwen3-Next and Qwen3.5: three layers of four are gated delta nets, whose state is a matrix per
+ * head instead of pages; the fourth is attention with a gated output.
  *
  *     delta net    q | k | v = silu(conv(Wqkv h)),  z, beta, a = Wz h, Wb h, Wa h
  *                  x += Wout (silu(z) * norm(delta_rule(q, k, v, beta, a)))
@@ -8,12 +8,12 @@
  *                  x += Wo (sigmoid(g) * attention(q, pages))
  *     both         x += mlp(h), or experts and one that all rows take
  *
- * h = rms_norm(x); rope turns the first quarter of a head. Gains are stored less 1, but for the
- * norm behind the delta rule, and whole in mlx's folders. qwen3_next joins what a key head and its
- * value heads need into one matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has
- * them apart. GGUF has only beta and a joint, those of qwen3_next; and of qwen3_5 the value heads
- * in another order, so that value head h has key head h % key_heads (delta.keys_cycle). They stay
- * in it: Wout's columns are in it, too, and a matrix of blocks could not be turned back.
+ * h = rms_norm(x); rope rotates the first quarter of a head. Gains are stored less 1, except the
+ * one after the delta rule, and unchanged in mlx's folders. qwen3_next joins what a key head and
+ * its value heads need in one matrix, key head by key head (in_proj_qkvz, in_proj_ba); qwen3_5 has
+ * separate matrices. GGUF joins only beta and a of qwen3_next. Its value heads of qwen3_5 have
+ * another order, in which value head h has key head h % key_heads (delta.keys_cycle). They stay in
+ * that order: Wout's columns have it too, and a quantized matrix could not be reordered.
  */
 #include "model/family.h"
 
@@ -36,7 +36,7 @@ static void project_joint(struct model_run *r, const struct layer_weights *l, co
                                keys = {d.channels, key}, values = {d.channels, d.group},
                                z = {d.values, d.group};
     struct backend *b = r->backend;
-    block_product(r, h, rows, l->mixed_in, 0, r->wide); /* [head][q | k | v | z] */
+    block_matmul(r, h, rows, l->mixed_in, 0, r->wide); /* [head][q | k | v | z] */
     op_rearrange(b, rows, heads, key, r->wide, joint, r->mixed, keys);
     op_rearrange(b, rows, heads, key, r->wide + key, joint, r->mixed + d.keys, keys);
     op_rearrange(b, rows, heads, d.group, r->wide + 2 * key, joint, r->mixed + 2 * d.keys, values);
@@ -50,12 +50,12 @@ static void project_joint_gates(struct model_run *r, const struct layer_weights 
     const uint32_t heads = c->delta.key_heads, ratio = c->delta.value_heads / heads;
     const struct block_strides pair = {2 * c->delta.value_heads, 2 * ratio},
                                one = {c->delta.value_heads, ratio};
-    block_product(r, h, rows, l->beta, 0, r->wide); /* [head][beta | a] */
+    block_matmul(r, h, rows, l->beta, 0, r->wide); /* [head][beta | a] */
     op_rearrange(r->backend, rows, heads, ratio, r->wide, pair, r->beta, one);
     op_rearrange(r->backend, rows, heads, ratio, r->wide + ratio, pair, r->alpha, one);
 }
 
-/* All four, of what matrices there are. */
+/* All four, from the matrices that exist. */
 static void project(struct model_run *r, const struct layer_weights *l, const float *h,
                     uint32_t rows) {
     const uint32_t apart = l->z_in ? l->alpha ? 4 : 2 : 0;
@@ -93,7 +93,7 @@ static void delta_block(struct model_run *r, const struct batch *batch, uint32_t
     block_norm(r, r->attended, l->value_norm, rows * c->delta.value_heads, c->delta.value_dim,
                r->attended);
     op_gate_mul(r->backend, GATE_SILU, r->z, r->attended, (size_t)rows * d.values, r->attended);
-    block_product(r, r->attended, rows, l->out, 0, out);
+    block_matmul(r, r->attended, rows, l->out, 0, out);
 }
 
 static void attention_block(struct model_run *r, const struct batch *batch, uint32_t i,
@@ -114,7 +114,7 @@ static void attention_block(struct model_run *r, const struct batch *batch, uint
     block_rope(r, batch, i, r->k, c->kv_heads);
     block_attend(r, batch, i);
     op_gate_mul(r->backend, GATE_SIGMOID, r->z, r->attended, (size_t)rows * q_dim, r->attended);
-    block_product(r, r->attended, rows, l->o, 0, out);
+    block_matmul(r, r->attended, rows, l->o, 0, out);
 }
 
 static void qwen_hybrid_forward(struct model_run *r, const struct batch *batch) {
@@ -159,7 +159,7 @@ static kvasir_status read_experts(const struct json_scope *s, struct model_confi
     const bool all = strcmp(c->arch, "qwen3_5_moe") == 0;
     c->moe.shared_dim = 512; /* the classes' default */
     c->moe.normalize = true;
-    if (s->prefix[0]) { /* text_config leaves defaults out */
+    if (s->prefix[0]) { /* text_config omits defaults */
         c->moe.n = 256;
         c->moe.top_k = 8;
         c->moe.dim = 512;
@@ -179,7 +179,7 @@ static kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_c
     c->unit_offset = true;
     TRY(config_gate(s, c));
     TRY(config_refuse(s, "attention_bias"));
-    const bool needed = s->prefix[0] == 0; /* text_config leaves defaults out */
+    const bool needed = s->prefix[0] == 0; /* text_config omits defaults */
     if (!needed) {
         c->delta.key_heads = 16;
         c->delta.value_heads = 32;
@@ -218,7 +218,7 @@ static const struct gguf_name qwen_hybrid_gguf_names[] = {
     {"ssm_beta", "linear_attn.in_proj_b"},
     {"ssm_alpha", "linear_attn.in_proj_a"},
     {"ssm_conv1d", "linear_attn.conv1d"},
-    {"ssm_a", "linear_attn.A"}, /* -exp(A_log): no folder has it */
+    {"ssm_a", "linear_attn.A"}, /* -exp(A_log): not in folders */
     {"ssm_dt.bias", "linear_attn.dt_bias"},
     {"ssm_norm", "linear_attn.norm"},
     {"ssm_out", "linear_attn.out_proj"},
@@ -301,8 +301,8 @@ static kvasir_status bind_experts(struct binder *b, uint32_t i, struct layer_wei
     return layer_matrix(b, i, "mlp.shared_expert_gate", 1, c->dim, &l->shared_gate);
 }
 
-/* mlx-lm turns convolutions and adds the 1 to gains when it writes a folder: one tells of the
- * other, as it does there. */
+/* When mlx-lm writes a folder it transposes convolutions and adds the 1 to gains: one tells of the
+ * other, as in mlx-lm. */
 static bool gains_are_whole(const struct binder *b) {
     const struct model_config *c = &b->model->config;
     for (uint32_t i = 0; i < c->n_layers; i++) {

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rope frequencies: how far a pair of dims turns from one position to the next.
+/* Rope frequencies: how far a pair of dims is rotated from one position to the next.
  *
  *     plain          theta^(-2i / dims), i = 0 .. dims / 2 - 1
  *     linear         / factor
  *     dynamic        theta * (factor * ctx / trained - (factor - 1))^(dims / (dims - 2)) in place
  *                    of theta, where ctx is above the trained length ("NTK")
- *     llama3, yarn   pairs whose wave is long against the original context / factor, short ones as
- *                    they are, a blend in between
+ *     llama3, yarn   pairs whose wave is long relative to the original context / factor, short ones
+ *                    unchanged, a blend in between
  *     longrope       / a factor of its own for each pair: the short list up to the original
  *                    context, the long one beyond
- *     proportional   plain for the first pairs, 0 for the rest: those never turn
+ *     proportional   plain for the first pairs, 0 for the rest, which are never rotated
  *
- * What depends on length depends on ctx, which is fixed at start-up (I1), not on how long a
- * sequence happens to be. Formulas are those of transformers' modeling_rope_utils.py. In double: a
- * float32 frequency is off by 1e-7 of itself, which is a tenth of a radian at position 10^6.
+ * Anything that depends on length depends on ctx, which is fixed at start-up, not on the present
+ * length of a sequence. Formulas are those of transformers' modeling_rope_utils.py. Computed in
+ * double: the relative error of a float32 frequency is 1e-7, which is a tenth of a radian at
+ * position 10^6.
  */
 #include "model/model_internal.h"
 
@@ -23,7 +24,7 @@ static double plain(double theta, uint32_t i, uint32_t dims) {
     return m_pow(theta, -2.0 * i / dims);
 }
 
-/* How many waves fit into the original context decides. */
+/* Depends on how many waves fit into the original context. */
 static double llama3_scaled(const struct rope_config *r, double inv_freq) {
     double waves = r->original_ctx * inv_freq / TWO_PI;
     if (waves < r->low_freq_factor)
@@ -34,7 +35,7 @@ static double llama3_scaled(const struct rope_config *r, double inv_freq) {
     return (1 - smooth) * inv_freq / r->factor + smooth * inv_freq;
 }
 
-/* The pair (a fraction) that turns so many times over the original context. */
+/* The pair (a fraction) that makes that many turns over the original context. */
 static double yarn_pair(const struct rope_config *r, double turns) {
     return r->dims * m_log(r->original_ctx / (turns * TWO_PI)) / (2 * m_log(r->theta));
 }
@@ -104,7 +105,7 @@ float rope_frequencies(const struct rope_config *r, uint32_t ctx, uint32_t ctx_t
             inv_freq[i] /= (double)longrope[i];
         if (r->kind == ROPE_LINEAR || (r->kind == ROPE_PROPORTIONAL && r->factor > 0))
             inv_freq[i] /= r->factor;
-        if (r->kind == ROPE_PROPORTIONAL && i >= r->turned)
+        if (r->kind == ROPE_PROPORTIONAL && i >= r->rotated)
             inv_freq[i] = 0;
         if (factors)
             inv_freq[i] /= (double)factors[i];

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run: the buffers that a forward fills, the model's vectors on the device, and what all forwards
- * have in common: the embedding before the layers, the logits behind them.
+/* A run: the buffers of a forward pass, the model's vectors on the device, and what all forward
+ * passes have in common: the embedding before the layers, the logits after them.
  *
  *     x = embed(tokens) * embed_scale                     x: the residual stream, [row][dim]
  *     the family's layers
  *     logits = softcap(Whead norm(x) * logit_scale)       only for rows that ask for them
  *
  * A row is a token of some sequence. Rows meet only in attention, through the pages, and in the
- * order of a sequence's recurrent layers; which rows share a step changes no bit of any of them (B1
- * of backend.h). Everything is enqueued on the backend: nothing here waits for a result, and after
- * model_run_create nothing is allocated.
+ * order of a sequence's recurrent layers. Which rows share a step does not change a bit of any of
+ * them (backend.h). Everything is enqueued on the backend: nothing here waits for a result, and
+ * after model_run_create nothing is allocated.
  *
- * Belongs to the thread that owns the backend.
+ * A run belongs to the thread that owns the backend.
  */
 #include "model/family.h"
 
@@ -37,7 +37,7 @@ const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n) {
     ASSERT(n > 0 && n <= r->max_logit_rows);
     op_gather_rows(r->backend, r->x, rows, n, c->dim, r->h);
     block_norm(r, r->h, m->final_norm, n, c->dim, r->h);
-    block_product(r, r->h, n, m->head, 0, r->logits);
+    block_matmul(r, r->h, n, m->head, 0, r->logits);
     block_scale(r, r->logits, c->logit_scale, (size_t)n * c->vocab);
     if (c->logit_softcap > 0)
         op_softcap(r->backend, r->logits, c->logit_softcap, (size_t)n * c->vocab);
@@ -46,7 +46,7 @@ const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n) {
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-/* Values of a row that the layers need at most. */
+/* The most values per row that any layer needs. */
 struct widths {
     uint32_t q, kv, ffn, wide, mixed, z, heads, layer_inputs;
 };
@@ -76,7 +76,7 @@ static struct widths widths_of(const struct model_config *c) {
         }
     }
     w.ffn = max_u32(w.ffn, max_u32(c->moe.shared_dim, c->layer_input_dim));
-    if (c->delta.key_dim) { /* families with delta nets have gates beside the queries */
+    if (c->delta.key_dim) { /* families with delta nets have gates next to the queries */
         w.wide = max_u32(w.wide, 2 * w.q);
         w.z = max_u32(w.z, w.q);
     }
@@ -151,7 +151,7 @@ static kvasir_status alloc_buffers(struct model_run *r, uint32_t rows, uint32_t 
     return KVASIR_OK;
 }
 
-/* Page tables of full contexts, one for each row of a step. */
+/* Page tables of full contexts, one per row of a step. */
 static uint64_t table_entries(uint32_t ctx, uint32_t rows) {
     return ((uint64_t)ctx / TILE_TOKENS + 2) * rows;
 }
@@ -198,7 +198,7 @@ static kvasir_status upload_vectors(struct model_run *r, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-/* Embedding and head may be one matrix: the same number, put once. */
+/* Embedding and head may be the same matrix, with one number: it is put once. */
 static kvasir_status put_matrices(struct model_run *r, kvasir_error *err) {
     const struct model *m = r->model;
     r->matrices = mem_calloc(m->n_matrices, sizeof *r->matrices);

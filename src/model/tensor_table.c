@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor_table.c: the tensors of a checkpoint, which the readers of files add and whoever runs or
- * converts a model finds by name.
+/* tensor_table.c: the tensors of a checkpoint. Readers of files add them; the code that runs or
+ * converts a model finds them by name.
  *
  *     maps     [ file 0 mapped ............ ]  [ file 1 ... ]
  *                   ^              ^                ^
@@ -120,7 +120,7 @@ bool ends_with(const char *name, const char *tail) {
     return len > n && strcmp(name + len - n, tail) == 0;
 }
 
-/* Of a layer that reads another's K and V some files have projections all the same. */
+/* Some files have projections even for layers that read another's K and V. */
 static bool is_unread_key(const struct model_config *c, const char *name) {
     unsigned layer;
     int end = 0;

@@ -24,8 +24,8 @@ static uint64_t to_bits(double d) {
     return u;
 }
 
-/* ln 2 as a sum: the first part has 21 trailing zero bits, so k * LN2_HIGH is exact for |k| < 2^20.
- * */
+/* ln 2 as a sum: the first part has 21 trailing zero bits, so k * LN2_HIGH is exact for |k| <
+ * 2^20. */
 static const double LN2_HIGH = 6.93147180369123816490e-01, LN2_LOW = 1.90821492927058770002e-10;
 
 /* e^r - 1 for |r| <= ln2/2 by its Taylor series: the term left out is r^14/14! < 5e-18. */

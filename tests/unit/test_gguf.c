@@ -479,7 +479,7 @@ static void test_load_refused(void **state) {
     load_refused(&b, KVASIR_ERR_UNSUPPORTED, "4 heads for 3 KV heads");
     b = tiny_gguf("llama");
     b.data[behind(&b, "llama.rope.dimension_count") + 4] = 18;
-    load_refused(&b, KVASIR_ERR_FORMAT, "rope turns 18 of a head's 16 dims");
+    load_refused(&b, KVASIR_ERR_FORMAT, "rope rotates 18 of a head's 16 dims");
 
     struct gguf_writer w = {0};
     tiny_values(&w, "llama");

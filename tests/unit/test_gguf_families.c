@@ -544,7 +544,7 @@ static void test_longrope(void **state) {
              "block_count=u1 shortconv.l_cache=u3 attention.head_count_kv=i0 "
              "rope.dimension_count=u4096");
     put_tensors(&w, JOINT "rope_factors_long.weight [2048] rope_factors_short.weight [2048]");
-    not_opened(&w, "rope turns 4096 dims");
+    not_opened(&w, "rope rotates 4096 dims");
 }
 
 /* Tools that write GGUF leave dims of 1 away. */
