@@ -116,7 +116,7 @@ static json_t *row_json(const lab_kv_bench_row *r) {
 
 static int print_json(const struct table *t, const lab_kv_bench_options *o) {
     json_t *object = json_object(), *rows = json_array();
-    put_whole(object, "number of layers", o->layers);
+    put_whole(object, "layers", o->layers);
     put_whole(object, "seq_len", o->seq_len);
     put_whole(object, "heads", o->heads);
     put_whole(object, "head_dim", o->head_dim);

@@ -105,7 +105,7 @@ static const char *const SENTENCES[] = {
 static const char *const CENTRE_SOURCES[] = {
     [KVASIR_CENTRE_BIAS] = "the model's key biases",
     [KVASIR_CENTRE_BESIDE] = "the calibration file beside the model",
-    [KVASIR_CENTRE_FILE] = "calibration file to write",
+    [KVASIR_CENTRE_FILE] = "the calibration file",
 };
 #define COUNT_FACT(name) +1
 _Static_assert(sizeof SENTENCES / sizeof *SENTENCES == KVASIR_FACT_MAP(COUNT_FACT),

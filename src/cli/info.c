@@ -118,7 +118,7 @@ static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
     const struct {
         const char *key;
         uint64_t value;
-    } numbers[] = {{"number of layers", i->layers},
+    } numbers[] = {{"layers", i->layers},
                    {"dim", i->dim},
                    {"ffn_dim", i->ffn_dim},
                    {"heads", i->heads},

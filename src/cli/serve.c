@@ -113,10 +113,10 @@ static const struct command COMMAND = {
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details =
-        "Every flag can also be set by an environment variable (KVASIR_KV_BITS=8,4) or in the "
-        "file of --config.\nThe command line overrides variables, and variables override the "
-        "file.\nExit codes: 0 stopped after all requests were finished, 1 the start failed, 2 "
-        "wrong usage.",
+        "Every flag can also be set by a variable (KVASIR_KV_BITS=8,4) or in the file of "
+        "--config.\n"
+        "The command line overrides variables, and variables override the file.\nExit codes: 0 "
+        "stopped after all requests were finished, 1 the start failed, 2 wrong usage.",
 };
 
 struct serve {

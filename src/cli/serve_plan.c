@@ -16,10 +16,8 @@ static uint64_t at_once(const kvasir_memory_plan *p, const kvasir_sequence_plan 
 static void print_groups(const kvasir_memory_plan *p) {
     uint64_t all = 0, all16 = 0;
     char bytes[24], bytes16[24];
-    printf("\n%-8s %-10s %-10s %-9s %-9s %-16s %14s %10s\n",
-           "number of "
-           "layers",
-           "kv heads", "head size", "sees", "K", "V", "bytes a token", "at 16 bits");
+    printf("\n%-8s %-10s %-10s %-9s %-9s %-16s %14s %10s\n", "layers", "kv heads", "head size",
+           "sees", "K", "V", "bytes a token", "at 16 bits");
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const kvasir_layer_group *l = &p->groups[g];
         char sees[16] = "all";
@@ -74,7 +72,7 @@ static json_t *groups_json(const kvasir_memory_plan *p) {
     for (uint32_t g = 0; g < p->n_groups; g++) {
         const kvasir_layer_group *l = &p->groups[g];
         json_t *o = json_object();
-        put_whole(o, "number of layers", l->layers);
+        put_whole(o, "layers", l->layers);
         put_whole(o, "kv_heads", l->kv_heads);
         put_whole(o, "head_dim", l->head_dim);
         put_whole(o, "window", l->window);

@@ -52,7 +52,8 @@ static bool put_rope(struct text_buf *b, const struct rope_config *r) {
     return text_printf(b, "rope %d %u %a %a %u %a %a %a %a %d %a %a %a %u %d\n", (int)r->kind,
                        r->dims, r->theta, r->factor, r->original_ctx, r->low_freq_factor,
                        r->high_freq_factor, r->beta_fast, r->beta_slow, r->truncate,
-                       r->attention_factor, r->mscale, r->mscale_all_dim, r->rotated, r->adjacent) &&
+                       r->attention_factor, r->mscale, r->mscale_all_dim, r->rotated,
+                       r->adjacent) &&
            text_append(b, (const char *)r->short_factors, n * sizeof *r->short_factors) &&
            text_append(b, (const char *)r->long_factors, n * sizeof *r->long_factors);
 }

@@ -35,10 +35,10 @@ print(v if isinstance(v, str) else json.dumps(v))' "$@" || die "no chat: $*"
 # ---- flags ----
 expect 2 'kvasir chat: -m or --url: missing' chat
 expect 2 'kvasir chat: --api-key: only allowed with --url' chat -m x --api-key y
-expect 2 'kvasir chat: --kv-bits: not allowed with --url' chat --url http://x --kv-bits 4
-expect 2 'kvasir chat: --no-prefix-cache: not allowed with --url' chat --url http://x --no-prefix-cache
-expect 2 'kvasir chat: --cache-memory-mb: not allowed with --url' chat --url http://x --cache-memory-mb 1
-expect 2 'kvasir chat: --chat-template: not allowed with --url' chat --url http://x --chat-template t
+expect 2 'kvasir chat: --kv-bits: not allowed' chat --url http://x --kv-bits 4
+expect 2 'kvasir chat: --no-prefix-cache: not allowed' chat --url http://x --no-prefix-cache
+expect 2 'kvasir chat: --cache-memory-mb: not allowed' chat --url http://x --cache-memory-mb 1
+expect 2 'kvasir chat: --chat-template: not allowed' chat --url http://x --chat-template t
 expect 2 'kvasir chat: --url: "ftp://x" begins with neither' chat --url ftp://x
 expect 2 'kvasir chat: --api-key: is empty or holds' chat --url http://x --api-key $'a\r\nb: c'
 expect 2 'kvasir chat: -m: this model has no chat template' chat -m "$stories" --kv-bits f16 -q

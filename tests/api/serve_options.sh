@@ -173,9 +173,9 @@ printf 'one\nsecret two\n' >keys
 s '--api-key-file: keys: line 2: a key is one or more' -m x --api-key-file keys
 grep -q secret err && die "a key of a file in an error"
 printf '# none\n\n' >keys
-s '--api-key-file: keys: holds no key' -m x --api-key-file keys
+s '--api-key-file: keys: contains no key' -m x --api-key-file keys
 : >keys
-s '--api-key-file: keys: holds no key' -m x --api-key-file keys
+s '--api-key-file: keys: contains no key' -m x --api-key-file keys
 expect 1 '^kvasir serve: --api-key-file: /nowhere/k: No such' serve -m x --api-key-file /nowhere/k
 
 # ---- --dry-run -----------------------------------------------------------------------------------
