@@ -65,6 +65,22 @@ flags() {
             line ~ /^ \* / { next }
             line ~ /"([^"\\]|\\.)*--[a-z]/ { print FILENAME ":" FNR ": a flag in a text" }'
 }
+# Lines and cyclomatic complexity of functions: pmccabe's columns 5 and 2.
+functions() {
+    files 'src/*.[ch]' 'src/*.inl' 'src/*.cu' 'src/*.cuh' | xargs -r pmccabe | awk '
+        $5 > 70 { print $6, $7 ": " $5 " lines" }
+        $2 > 30 { print $6, $7 ": complexity " $2 }'
+}
+assertions() { "$tools/count-lines.sh" --floor 5 .; }
+own_references() { # the repository stands alone; tests and benchmarks use the shared data
+    files 'src/*' 'include/*' 'docs/*.md' README.md ARCHITECTURE.md CONTRIBUTING.md |
+        xargs -r grep -HnE '\.\./shared|DESIGN(\.md| section)'
+}
+file_names() { # each file of src/ has a name of its own; tiers and devices share theirs
+    files 'src/*.[ch]' | grep -v '^src/backend/' | awk -F/ '
+        $NF in seen { print $0 ": the same name as " seen[$NF] }
+        { seen[$NF] = $0 }'
+}
 mutants() { # every planted bug of tests/mutants.txt is one that can still be planted
     [ ! -f tests/mutants.txt ] || python3 "$tools/mutants.py" check src tests/mutants.txt
     [ ! -f tests/opcheck/mutants.txt ] ||
@@ -95,6 +111,10 @@ rule "no blanks at line ends" spaces
 rule "file length" length
 rule "SPDX line" licence
 rule "no flags in texts below cli/" flags
+rule "functions: 70 lines, complexity 30" functions
+rule "assertions: 5 for each 1,000 lines" assertions
+rule "no references to ../shared" own_references
+rule "file names are unique" file_names
 rule "mutants can be planted" mutants
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run

@@ -57,7 +57,7 @@ static const struct option OPTIONS[] = {
      .help = "order of results: finished (as requests finish) or input (as in the input)"},
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "512", .max = UINT32_MAX,
-     .help = "most tokens to generate for a request that sets no limit; 0: as many as fit"},
+     .help = "maximum tokens to generate for a request that sets no limit; 0: as many as fit"},
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),

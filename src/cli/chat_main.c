@@ -34,7 +34,7 @@ static const struct option OPTIONS[] = {
     CHAT_OPTIONS(struct chat_options, chat),
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "2048", .max = UINT32_MAX,
-     .help = "most tokens to generate per answer; 0: as many as fit"},
+     .help = "maximum tokens to generate per answer; 0: as many as fit"},
     SAMPLING_OPTIONS(struct chat_options, sampling),
     ENGINE_OPTIONS(struct chat_options, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),

@@ -186,11 +186,11 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--ctx", .alias = "--max-model-len", .value = "N", .kind = OPTION_U32,                \
      .max = UINT32_MAX,                                                                            \
      .offset = offsetof(type, context.ctx), .shown = "from the model and free memory",             \
-     .help = "context length: most tokens of a sequence"},                                         \
+     .help = "context length: maximum tokens per sequence"},                                       \
     {.name = "--prefill-chunk", .alias = "--prefill-step-size", .value = "N",                      \
      .kind = OPTION_U32, .min = 1, .max = 4096,                                                    \
      .offset = offsetof(type, context.prefill_chunk),                                              \
-     .help = "most prompt tokens in one step"},                                                    \
+     .help = "maximum tokens evaluated in one step"},                                              \
     {.name = "--threads", .value = "N", .kind = OPTION_INT, .max = 1024,                           \
      .offset = offsetof(type, context.threads), .shown = "one per core",                           \
      .help = "number of threads"},                                                                 \
@@ -228,7 +228,7 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
              "is a fraction: 0.2 is 20"},                                                          \
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
      .offset = offsetof(type, engine.options.max_running),                                         \
-     .help = "most sequences that run at the same time"},                                          \
+     .help = "maximum number of sequences that run at the same time"},                             \
     {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
      .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "unchanged",                \
      .help = "formats of stored prefixes, written as for --kv-bits"},                              \

@@ -54,7 +54,7 @@ static const struct option OPTIONS[] = {
     CHAT_OPTIONS(struct generate_args, prompt.chat),
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "256", .max = UINT32_MAX,
-     .help = "most tokens to generate; 0 evaluates the prompt only"},
+     .help = "maximum tokens to generate; 0 evaluates the prompt only"},
     SAMPLING_OPTIONS(struct generate_args, sampling),
     {.name = "--stop", .value = "TEXT", .kind = OPTION_TEXTS, ROW(stop),
      .help = "end the answer before this text; may be given several times"},

@@ -41,9 +41,9 @@ static const struct option OPTIONS[] = {
      .help = "size of the cache in bytes, with K, M, G or T (powers of 1024), or as a share of "
              "all pages of the trace: 20%"},
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, ROW(options.max_running),
-     .min = 1, .max = 4096, .help = "most requests that run at the same time"},
+     .min = 1, .max = 4096, .help = "maximum number of requests that run at the same time"},
     {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, ROW(options.prefill_chunk),
-     .min = 1, .max = 4096, .help = "most tokens in a step, over all requests"},
+     .min = 1, .max = 4096, .help = "maximum tokens in a step, over all requests"},
     {.name = "--no-prefix-cache", .kind = OPTION_FLAG, ROW(options.no_prefix_cache),
      .help = "do not store prefixes for later requests"},
     {.name = "--bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(bandwidth), .initial = "4800",

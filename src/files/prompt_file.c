@@ -76,18 +76,6 @@ const char *prompt_part_name(char name[PROMPT_NAME_MAX], const struct prompt_sco
 
 /* ---- rings ----------------------------------------------------------------------------------- */
 
-int64_t prompt_entry_position(const struct prompt_kv *kv, uint32_t row) {
-    if (row >= kv->rows)
-        return -1;
-    if (kv->offset <= kv->rows)
-        return row < kv->offset ? (int64_t)row : -1;
-    if (row < kv->keep)
-        return row;
-    uint32_t newest = kv->idx - kv->keep; /* rows [keep, idx) */
-    uint32_t back = row < kv->idx ? kv->idx - row : newest + kv->rows - row;
-    return (int64_t)kv->offset - back;
-}
-
 int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position) {
     if (position >= kv->offset)
         return -1;
@@ -97,10 +85,6 @@ int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position) {
     if (back <= newest)
         return kv->idx - back;
     return back <= kv->rows - kv->keep ? (int64_t)kv->rows - (back - newest) : -1;
-}
-
-uint32_t prompt_entry_held(const struct prompt_kv *kv) {
-    return kv->offset < kv->rows ? kv->offset : kv->rows;
 }
 
 /* ---- rows as numbers ------------------------------------------------------------------------- */

@@ -150,12 +150,8 @@ static inline bool prompt_class_is_ring(enum prompt_class class) {
  *     offset 23, idx 10   [0 1 | 15 ... 22]             after a chunk: more rows, in order
  */
 
-/* The position of the token in buffer row `row`; -1 if the row holds none. */
-int64_t prompt_entry_position(const struct prompt_kv *kv, uint32_t row);
 /* The row of position `position`; -1 if it has none (never seen, or dropped). */
 int64_t prompt_entry_row(const struct prompt_kv *kv, uint32_t position);
-/* Tokens that have a row: positions [0, keep) and the newest, or all. */
-uint32_t prompt_entry_held(const struct prompt_kv *kv);
 
 /* ---- rows of a file's tensors ---------------------------------------------------------------- */
 

@@ -180,10 +180,6 @@ void thread_pool_destroy(struct thread_pool *p) {
     mem_free(p);
 }
 
-int thread_pool_size(const struct thread_pool *p) {
-    return p->threads;
-}
-
 void thread_pool_run(struct thread_pool *p, size_t items, thread_fn *fn, void *ctx) {
     if (items <= 1 || p->threads == 1) {
         for (size_t i = 0; i < items; i++)

@@ -219,7 +219,6 @@ typedef void thread_fn(void *ctx, size_t item, int worker);
 kvasir_status thread_pool_create(struct thread_pool **out, int threads,
                                  kvasir_error *err) MUST_CHECK;
 void thread_pool_destroy(struct thread_pool *pool);
-int thread_pool_size(const struct thread_pool *pool);
 void thread_pool_run(struct thread_pool *pool, size_t items, thread_fn *fn, void *ctx);
 
 /* ---- elementary functions that are the same on every machine (math.c) ------------------------ */

@@ -5,7 +5,7 @@
 # alone and must be named with its file.
 set -euo pipefail
 : "${SOURCE_DIR:?}"
-for program in git clang-format g++; do
+for program in git clang-format g++ pmccabe; do
     command -v "$program" >/dev/null || {
         echo "skipped: no $program"
         exit 77
@@ -60,7 +60,7 @@ plant src/util/x.c '^src/util/x.c:2: .*util (0) must not include quant' '#includ
 plant src/quant/x.c '^src/quant/x.c:3: .*must not include text' '' '#include "text/text.h"'
 plant src/backend/cpu/ref/x.c '^src/backend/cpu/ref/x.c:2:' '#include "cache/cache.h"'
 plant src/backend/cpu/x.h '^src/backend/cpu/x.h:2:' '#  include <cache/cache.h>'
-plant src/backend/x.c 'only the front header' '#include "util/hidden.h"'
+plant src/backend/x.c 'only the front header' '#include "quant/hidden.h"'
 plant src/cache/x.c 'no \.\.' '#include "../quant/quant.h"'
 plant src/cache/x.c 'must be written out' '#include HEADER'
 plant src/cli/x.c '^src/cli/x.c:2: .*cli sees' '#include "quant/quant.h"'
@@ -91,6 +91,21 @@ plant src/cache/x.c '^src/cache/x.c:2: a flag' 'const char *s = "raise --ctx";'
 plant src/server/x.c '^src/server/x.c:2: a flag' 'const char *s = "--api-key: x"; /* x */'
 plant tools/x.sh 'not executable' '# x'
 plant tools/y.sh 'y.sh: line' 'if x'
+
+plant src/cache/x.c 'f: 72 lines' 'int f(int x) {' "$(seq -f '    x += %.0f;' 69)" \
+    '    return x;' '}'
+plant src/cache/x.c 'f: complexity 31' 'int f(int x) {' \
+    "$(seq -f '    if (x == %.0f)
+        return 1;' 30)" '    return x;' '}'
+plant src/cache/x.c '^src/cache: 0 assertions in 2' "$(seq -f 'int v%.0f;' 250)"
+plant src/cache/x.c '^src/cache/x.c:2:/' '/* see ../shared/README.md */'
+plant src/cache/x.c '^src/cache/x.c:2:/' '/* I1 of DESIGN.md */'
+echo "$spdx" >src/text/x.c
+plant src/cache/x.c 'the same name' 'int x;'
+rm src/text/x.c
+mkdir tests
+plant tests/mutants.txt 'does not contain' 'cache/cache.c|no such text|;|nothing'
+rmdir tests
 
 echo 'int x;' >src/cache/x.c
 echo 'int y;' >>src/cache/x.c

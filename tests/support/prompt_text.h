@@ -136,18 +136,36 @@ static inline bool prompt_files_same(const struct prompt_file *a, const struct p
     return same;
 }
 
+/* The position of the token in a ring's row; -1 if the row holds none. */
+static inline int64_t ring_position(const struct prompt_kv *kv, uint32_t row) {
+    if (row >= kv->rows)
+        return -1;
+    if (kv->offset <= kv->rows)
+        return row < kv->offset ? (int64_t)row : -1;
+    if (row < kv->keep)
+        return row;
+    const uint32_t newest = kv->idx - kv->keep; /* rows [keep, idx) */
+    const uint32_t back = row < kv->idx ? kv->idx - row : newest + kv->rows - row;
+    return (int64_t)kv->offset - back;
+}
+
+/* Tokens that have a row: positions [0, keep) and the newest, or all. */
+static inline uint32_t ring_held(const struct prompt_kv *kv) {
+    return kv->offset < kv->rows ? kv->offset : kv->rows;
+}
+
 /* Every row and position of a ring or buffer say the same of each other; false where not. */
 static inline bool prompt_rows_consistent(const struct prompt_kv *kv) {
     uint32_t held = 0;
     for (uint32_t row = 0; row < kv->rows; row++) {
-        int64_t position = prompt_entry_position(kv, row);
+        int64_t position = ring_position(kv, row);
         if (position >= (int64_t)kv->offset ||
             (position >= 0 && prompt_entry_row(kv, (uint32_t)position) != row))
             return false;
         held += position >= 0;
     }
-    return held == prompt_entry_held(kv) && prompt_entry_row(kv, kv->offset) == -1 &&
-           prompt_entry_position(kv, kv->rows) == -1;
+    return held == ring_held(kv) && prompt_entry_row(kv, kv->offset) == -1 &&
+           ring_position(kv, kv->rows) == -1;
 }
 
 #endif

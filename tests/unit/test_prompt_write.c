@@ -75,7 +75,8 @@ static void compare_ring(const struct ring *r) {
                            .max_size = (uint32_t)r->max_size,
                            .idx = (uint32_t)r->idx};
     for (int row = 0; row < r->n; row++)
-        assert_int_equal(prompt_entry_position(&kv, (uint32_t)row), r->buf[row]);
+        if (r->buf[row] >= 0)
+            assert_int_equal(prompt_entry_row(&kv, (uint32_t)r->buf[row]), row);
     assert_true(prompt_rows_consistent(&kv));
     for (int position = 0; position < r->offset; position++) {
         int64_t row = prompt_entry_row(&kv, (uint32_t)position);
@@ -333,7 +334,7 @@ static void test_forms(void **state) {
 
 /* The same tokens have the same bytes. */
 static void compare_held(const struct prompt_kv *a, const struct prompt_kv *b) {
-    assert_int_equal(prompt_entry_held(a), prompt_entry_held(b));
+    assert_int_equal(a->offset, b->offset);
     for (uint32_t p = 0; p < a->offset; p++) {
         int64_t x = prompt_entry_row(a, p), y = prompt_entry_row(b, p);
         assert_int_equal(x < 0, y < 0);
