@@ -31,6 +31,29 @@ enum { RUN = 32 };
 
 /* ---- affine ---------------------------------------------------------------------------------- */
 
+/* Rows of `bits` per value. (Not by the table of weight.c, which lists this file's functions.) */
+static const uint8_t *row_of(const struct weight *w, uint32_t row, uint32_t bits) {
+    return (const uint8_t *)w->data + row * ((size_t)w->k * bits / 8);
+}
+
+static uint32_t affine_bits(uint32_t type) {
+    switch (type) {
+    case WEIGHT_AFFINE2:
+        return 2;
+    case WEIGHT_AFFINE3:
+        return 3;
+    case WEIGHT_AFFINE4:
+        return 4;
+    case WEIGHT_AFFINE5:
+        return 5;
+    case WEIGHT_AFFINE6:
+        return 6;
+    default:
+        ASSERT(type == WEIGHT_AFFINE8);
+        return 8;
+    }
+}
+
 struct affine_run {
     uint8_t codes[RUN];
     float scale, bias;
@@ -38,10 +61,11 @@ struct affine_run {
 
 static struct affine_run affine_run_at(const struct weight *w, uint32_t row, uint32_t run) {
     struct affine_run r;
-    uint32_t words[RUN * 8 / 32], bytes = weight_traits_of(w->type)->block_bytes;
+    const uint32_t bits = affine_bits(w->type), bytes = RUN * bits / 8;
+    uint32_t words[RUN * 8 / 32];
     size_t group = (size_t)row * (w->k / w->group) + run * RUN / w->group;
-    memcpy(words, weight_row(w, row) + (size_t)run * bytes, bytes);
-    affine_unpack_row(words, RUN, bytes / (RUN / 8), r.codes);
+    memcpy(words, row_of(w, row, bits) + (size_t)run * bytes, bytes);
+    affine_unpack_row(words, RUN, bits, r.codes);
     r.scale = scalar_load(w->scalar, w->scales, group);
     r.bias = scalar_load(w->scalar, w->biases, group);
     return r;
@@ -80,7 +104,7 @@ static float mlx_scale(const struct weight *w, uint32_t row, uint32_t run) {
 }
 
 void parts_mxfp4_mlx(const struct weight *w, uint32_t row, int8_t *codes, float *d, float *m) {
-    const uint8_t *p = weight_row(w, row);
+    const uint8_t *p = row_of(w, row, 4);
     for (uint32_t u = 0; u < w->k / RUN; u++) {
         d[u] = mlx_scale(w, row, u);
         m[u] = 0;
@@ -92,7 +116,7 @@ void parts_mxfp4_mlx(const struct weight *w, uint32_t row, int8_t *codes, float 
 }
 
 void decode_mxfp4_mlx(const struct weight *w, uint32_t row, float *out) {
-    const uint8_t *p = weight_row(w, row);
+    const uint8_t *p = row_of(w, row, 4);
     for (uint32_t i = 0; i < w->k; i++) {
         int code = p[i / 2] >> i % 2 * 4 & 15;
         float value = copysignf(E2M1_DOUBLED[code], code & 8 ? -1.0f : 1.0f);
@@ -112,7 +136,7 @@ static float e4m3_to_f32(uint8_t v) {
 }
 
 void decode_f8_e4m3(const struct weight *w, uint32_t row, float *out) {
-    const uint8_t *p = weight_row(w, row);
+    const uint8_t *p = row_of(w, row, 8);
     for (uint32_t i = 0; i < w->k; i++)
         out[i] = e4m3_to_f32(p[i]);
     if (!w->scales)
