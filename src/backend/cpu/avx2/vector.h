@@ -116,6 +116,11 @@ ALWAYS_INLINE vi to_int(vf x) {
 ALWAYS_INLINE vf to_float(vi x) {
     return _mm256_cvtepi32_ps((__m256i)x);
 }
+/* Unsigned 16-bit values as s32. The intrinsic, because gcc 12 takes __builtin_convertvector of a
+ * loaded vector apart. */
+ALWAYS_INLINE vi widen_int(vh h) {
+    return (vi)_mm256_cvtepu16_epi32((__m128i)h);
+}
 ALWAYS_INLINE vi max_int(vi a, vi b) {
     return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
 }

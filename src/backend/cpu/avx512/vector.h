@@ -137,6 +137,11 @@ ALWAYS_INLINE vi to_int(vf x) {
 ALWAYS_INLINE vf to_float(vi x) {
     return _mm512_cvtepi32_ps((__m512i)x);
 }
+/* Unsigned 16-bit values as s32. The intrinsic, because gcc 12 takes __builtin_convertvector of a
+ * loaded vector apart. */
+ALWAYS_INLINE vi widen_int(vh h) {
+    return (vi)_mm512_cvtepu16_epi32((__m256i)h);
+}
 ALWAYS_INLINE vi max_int(vi a, vi b) {
     return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
 }

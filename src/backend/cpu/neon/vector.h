@@ -137,6 +137,10 @@ ALWAYS_INLINE vi to_int(vf x) {
 ALWAYS_INLINE vf to_float(vi x) {
     return vcvtq_f32_s32((int32x4_t)x);
 }
+/* Unsigned 16-bit values as s32. */
+ALWAYS_INLINE vi widen_int(vh h) {
+    return (vi)vmovl_u16((uint16x4_t)h);
+}
 ALWAYS_INLINE vi max_int(vi a, vi b) {
     return (vi)vmaxq_s32((int32x4_t)a, (int32x4_t)b);
 }

@@ -8,7 +8,7 @@
  *                alone, their memory not touched
  *     floats     fmadd a b + c, fmsub a b - c, fnmadd c - a b: one rounding each; vmin, vmax: NaN
  *                if b is NaN; vmax_number: a NaN may be lost; round_even; f16_floats, f16_bits
- *     integers   to_int (nearest even), to_float, max_int
+ *     integers   to_int (nearest even), to_float, max_int, widen_int
  *     lanes      sum_lanes, sum_each (whose order of additions is stated there and nowhere else),
  *                min_lane, max_lane, sum_int, max_int_lane, any_lane, reversed, load_pairs
  *     limits     EXACT_ROWS and so on: how many sums the registers hold
@@ -54,7 +54,7 @@ _Static_assert(ACT_BLOCK % LANES == 0, "a block of activations is whole vectors"
 /* ---- arrays of a scalar type ----------------------------------------------------------------- */
 
 ALWAYS_INLINE vf widen(enum scalar_type t, vh h) {
-    return t == SCALAR_F16 ? f16_floats(h) : (vf)(__builtin_convertvector(h, vi) << 16);
+    return t == SCALAR_F16 ? f16_floats(h) : (vf)(widen_int(h) << 16);
 }
 
 /* Elements [i, i + LANES) of an array of scalar type t. */
