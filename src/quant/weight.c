@@ -20,7 +20,8 @@
 
 enum { BLOCK = 32 };
 
-const uint8_t *weight_row(const struct weight *w, uint32_t row) {
+/* Where row `row` begins in data. */
+static const uint8_t *weight_row(const struct weight *w, uint32_t row) {
     return (const uint8_t *)w->data + row * weight_row_bytes(weight_traits_of(w->type), w->k);
 }
 

@@ -24,9 +24,6 @@
 
 #include "quant/quant.h"
 
-/* Where row `row` begins in data. */
-const uint8_t *weight_row(const struct weight *w, uint32_t row);
-
 typedef void weight_decode_fn(const struct weight *w, uint32_t row, float *out);
 typedef void weight_parts_fn(const struct weight *w, uint32_t row, int8_t *codes, float *d,
                              float *m);

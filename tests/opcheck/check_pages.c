@@ -179,18 +179,6 @@ static const struct scene_seq SEQS[] = {
 };
 enum { N_SEQS = sizeof SEQS / sizeof *SEQS };
 
-/* Rows [first, first + rows) of sequence s as a batch of its own. */
-static struct batch part_of(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
-                            struct batch_seq *seq) {
-    struct batch b = c->batch;
-    *seq = (struct batch_seq){.row = 0, .rows = rows, .pos = c->batch.seqs[s].pos + first};
-    b.rows = rows;
-    b.n_seqs = 1;
-    b.seqs = seq;
-    b.views = c->batch.views + s;
-    return b;
-}
-
 static void compare_attention(const struct scene *c, const struct attention_args *args,
                               const float *device_sinks, double tolerance) {
     const uint32_t rows = c->batch.rows, layer = LAYERS - 1;
@@ -211,7 +199,7 @@ static void compare_attention(const struct scene *c, const struct attention_args
         const struct batch_seq *seq = &c->batch.seqs[s];
         const uint32_t first = random_below(seq->rows), n = seq->rows - first;
         struct batch_seq one;
-        const struct batch b = part_of(c, s, first, n, &one);
+        const struct batch b = scene_part(c, s, first, n, &one);
         const size_t at = (size_t)(seq->row + first) * WIDTH, part = (size_t)n * WIDTH;
         float *alone = device_buffer(part * sizeof *alone);
         backend_step_begin(device, &b, 1);

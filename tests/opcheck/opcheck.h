@@ -168,5 +168,8 @@ void scene_build(struct scene *s, bool checked);
 void scene_free(struct scene *s); /* detaches, too */
 /* The batch, over the reference's views. */
 struct batch scene_reference_batch(const struct scene *s);
+/* Rows [first, first + rows) of sequence s as a batch of its own, without tokens. */
+struct batch scene_part(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
+                        struct batch_seq *seq);
 
 #endif

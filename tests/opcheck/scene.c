@@ -349,3 +349,16 @@ void scene_free(struct scene *s) {
     s->views = s->reference_views = NULL;
     memset(&s->batch, 0, sizeof s->batch);
 }
+
+struct batch scene_part(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
+                        struct batch_seq *seq) {
+    struct batch b = c->batch;
+    *seq = (struct batch_seq){.row = 0, .rows = rows, .pos = c->batch.seqs[s].pos + first};
+    b.rows = rows;
+    b.n_seqs = 1;
+    b.seqs = seq;
+    b.views = c->batch.views + s;
+    b.tokens = NULL;
+    b.pos = NULL;
+    return b;
+}

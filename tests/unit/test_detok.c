@@ -26,7 +26,7 @@ static bool is_one_character(const uint8_t *s, size_t n) {
     for (size_t i = 1; i < n; i++)
         c = c << 6 | (s[i] & 0x3fu);
     uint8_t again[4];
-    return c < 0x110000 && (c < 0xd800 || c > 0xdfff) && put_utf8((char *)again, c) == n &&
+    return c < 0x110000 && (c < 0xd800 || c > 0xdfff) && utf8_put((char *)again, c) == n &&
            memcmp(again, s, n) == 0;
 }
 
@@ -58,7 +58,7 @@ static void test_utf8_check(void **state) {
     assert_int_equal(accepted, 0x100000 / 4);
     for (uint32_t c = 0; c < 0x110000; c++) {
         uint8_t s[4];
-        size_t n = put_utf8((char *)s, c);
+        size_t n = utf8_put((char *)s, c);
         bool surrogate = c >= 0xd800 && c < 0xe000;
         assert_int_equal(utf8_check((const char *)s, n), surrogate ? 0 : n);
         for (size_t cut = 1; cut < n; cut++)
@@ -99,7 +99,7 @@ static void test_every_cut(void **state) {
         for (uint32_t chars = 1 + rng(11); chars > 0; chars--) {
             const uint32_t limits[] = {0x80, 0x800, 0xd800, 0x110000};
             uint32_t c = rng(limits[rng(4)]);
-            len += put_utf8((char *)text + len, c >= 0xd800 && c < 0xe000 ? 'x' : c);
+            len += utf8_put((char *)text + len, c >= 0xd800 && c < 0xe000 ? 'x' : c);
         }
         for (size_t a = 0; a <= len; a++) /* three tokens, every place for both cuts */
             for (size_t b = a; b <= len; b++) {

@@ -66,13 +66,13 @@ static void test_every_character(void **state) {
         if (is_surrogate(c))
             continue;
         for (enum normalizer_kind form = NORMALIZE_NFC; form <= NORMALIZE_NFKD; form++)
-            check(form, text, put_utf8(text, c));
+            check(form, text, utf8_put(text, c));
         /* Behind a letter and between two accents. */
-        size_t len = put_utf8(text, 'a');
-        len += put_utf8(text + len, 0x301);
-        len += put_utf8(text + len, c);
+        size_t len = utf8_put(text, 'a');
+        len += utf8_put(text + len, 0x301);
+        len += utf8_put(text + len, c);
         check(NORMALIZE_NFC, text, len);
-        len += put_utf8(text + len, 0x323);
+        len += utf8_put(text + len, 0x323);
         check(NORMALIZE_NFC, text, len);
     }
 }
@@ -91,11 +91,11 @@ static void test_every_pair(void **state) {
         char text[80];
         size_t len = 0;
         for (utf8proc_ssize_t i = 0; i < n && n > 1; i++)
-            len += put_utf8(text + len, (uint32_t)parts[i]);
+            len += utf8_put(text + len, (uint32_t)parts[i]);
         if (n < 2)
             continue;
         check(NORMALIZE_NFC, text, len);
-        len += put_utf8(text + len, 0x323); /* goes in front of most accents */
+        len += utf8_put(text + len, 0x323); /* goes in front of most accents */
         check(NORMALIZE_NFC, text, len);
         pairs++;
     }
@@ -114,7 +114,7 @@ static void test_random_texts(void **state) {
             len = random_text(text, chars);
         else
             for (size_t i = 0; i < chars; i++)
-                len += put_utf8(text + len, likely[rng(sizeof likely / sizeof likely[0])]);
+                len += utf8_put(text + len, likely[rng(sizeof likely / sizeof likely[0])]);
         for (enum normalizer_kind form = NORMALIZE_NFC; form <= NORMALIZE_NFKD; form++)
             check(form, text, len);
     }
@@ -182,9 +182,9 @@ static void test_limits(void **state) {
 static void test_time(void **state) {
     (void)state;
     char *text = malloc(MEGABYTE + 1);
-    size_t len = put_utf8(text, 'a');
+    size_t len = utf8_put(text, 'a');
     for (int i = 0; len + 2 <= MEGABYTE; i++)
-        len += put_utf8(text + len, i % 2 ? 0x327 : 0x308); /* classes 202 and 230 */
+        len += utf8_put(text + len, i % 2 ? 0x327 : 0x308); /* classes 202 and 230 */
     struct normalizer n = one_step(NORMALIZE_NFC);
     double start = cpu_seconds();
     struct text_span out = run(&n, text, len);

@@ -73,7 +73,7 @@ static struct tiny *tiny_create(void) {
                                       .pad = -1};
     for (int byte = 0; byte < 256; byte++) {
         char text[5] = {0};
-        put_utf8(text, alphabet_char((uint8_t)byte));
+        utf8_put(text, alphabet_char((uint8_t)byte));
         add_piece(v, text, TOKEN_NORMAL);
     }
     return v;
@@ -103,7 +103,7 @@ static void test_alphabet(void **state) {
     for (uint32_t c = 0; c < 0x3000; c++) {
         char text[4];
         uint8_t bytes[4];
-        ptrdiff_t n = alphabet_decode((struct text_span){text, put_utf8(text, c)}, bytes);
+        ptrdiff_t n = alphabet_decode((struct text_span){text, utf8_put(text, c)}, bytes);
         if (n < 0)
             continue;
         assert_int_equal(n, 1);

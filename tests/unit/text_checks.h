@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "text/text.h"
+#include "util/utf8.h"
 
 #include <cmocka.h> /* behind util.h: it defines a macro `fail` */
 
@@ -36,18 +37,6 @@ static inline uint32_t rng(uint32_t below) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
     return (uint32_t)((z ^ z >> 31) >> 32) % below;
-}
-
-static inline size_t put_utf8(char *out, uint32_t c) {
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = n - 1; i > 0; i--, c >>= 6)
-        out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)((n == 2 ? 0xc0 : n == 3 ? 0xe0 : 0xf0) | c);
-    return n;
 }
 
 /* Random characters from all of Unicode, ASCII and space more often. Returns bytes written, at
@@ -75,7 +64,7 @@ static inline size_t random_text(char *out, size_t chars) {
         default:
             c = rng(0x110000);
         }
-        n += put_utf8(out + n, c >= 0xd800 && c < 0xe000 ? 'x' : c);
+        n += utf8_put(out + n, c >= 0xd800 && c < 0xe000 ? 'x' : c);
     }
     return n;
 }
@@ -188,7 +177,7 @@ static inline void check_time(const struct tokenizer *t, const char *vocabulary)
             text[len - 1] = 'x';
         if (k == 7)
             for (len = 0; len < MEGABYTE - 3;)
-                len += put_utf8(text + len, 0x4e00 + rng(0x5000));
+                len += utf8_put(text + len, 0x4e00 + rng(0x5000));
         if (k == 9)
             len = random_text(text, MEGABYTE / 2);
         double start = cpu_seconds();

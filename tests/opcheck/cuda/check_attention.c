@@ -198,20 +198,6 @@ static void same_bits(const char *what, const struct scene *c, const float *got,
     check_that(true, "%s", what);
 }
 
-/* Rows [first, first + rows) of sequence s as a batch of its own. */
-static struct batch part_of(const struct scene *c, uint32_t s, uint32_t first, uint32_t rows,
-                            struct batch_seq *seq) {
-    struct batch b = c->batch;
-    *seq = (struct batch_seq){.row = 0, .rows = rows, .pos = c->batch.seqs[s].pos + first};
-    b.rows = rows;
-    b.n_seqs = 1;
-    b.seqs = seq;
-    b.views = c->batch.views + s;
-    b.tokens = NULL;
-    b.pos = NULL;
-    return b;
-}
-
 static void check_scene(struct scene *c, float q_size) {
     const uint32_t layer = c->layers - 1, width = c->heads * c->head_dim;
     const float scale = 1 / sqrtf((float)c->head_dim);
@@ -248,7 +234,7 @@ static void check_scene(struct scene *c, float q_size) {
         const struct batch_seq *seq = &c->batch.seqs[s];
         uint32_t cut = random_below(seq->rows), rows = seq->rows - cut;
         struct batch_seq one;
-        struct batch b = part_of(c, s, cut, rows, &one);
+        struct batch b = scene_part(c, s, cut, rows, &one);
         size_t at = (size_t)(seq->row + cut) * width;
         same_bits("alone, cut", c, attend_by(c, &b, layer, q + at, scale, random_below(3)),
                   out + at, rows);
