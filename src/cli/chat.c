@@ -18,7 +18,7 @@ static int read_kwargs(const struct command *c, const char *text, json_t **out) 
     json_error_t why;
     *out = json_loads(text, JSON_ALLOW_NUL, &why);
     if (!*out)
-        return usage_error(c, "--chat-template-kwargs: no JSON at byte %d: %s", why.position,
+        return usage_error(c, "--chat-template-kwargs: invalid JSON at byte %d: %s", why.position,
                            why.text);
     if (!json_is_object(*out))
         return usage_error(c, "--chat-template-kwargs: not a JSON object: %.60s", text);

@@ -54,7 +54,7 @@ int chat_load(const struct command *c, const char *path, json_t **out) {
     json_t *chat = json_loadb(text, len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &why);
     free(text);
     if (!chat)
-        return run_error(c, "/load: %s: no JSON at byte %d: %s", path, why.position, why.text);
+        return run_error(c, "/load: %s: invalid JSON at byte %d: %s", path, why.position, why.text);
     json_t *messages = json_is_array(chat) ? chat : json_object_get(chat, "messages");
     if (!json_is_array(messages))
         code = run_error(c, "/load: %s: messages: is missing or not an array", path);

@@ -305,7 +305,8 @@ static int start_server(struct serve *s) {
     if (server_create(o, s->model, s->engine, &s->server, &err))
         return library_error(&COMMAND, &err);
     if (!server_is_loopback(o->host) && o->n_api_keys == 0)
-        fprintf(stderr, "note:   warning: no --api-key: who reaches %.100s may use the model\n",
+        fprintf(stderr,
+                "note:   warning: no --api-key: anyone who can reach %.100s can use the model\n",
                 o->host);
     fprintf(stderr, "server: listening on http://%s%.100s%s:%u\n", v6 ? "[" : "", o->host,
             v6 ? "]" : "", server_port(s->server));

@@ -98,7 +98,7 @@ static int read_variable(struct reader *r, const struct option *o, const char *f
         return set(r, o, name, text);
     const bool on = strcmp(text, "1") == 0 || strcmp(text, "true") == 0;
     if (!on && strcmp(text, "0") != 0 && strcmp(text, "false") != 0)
-        return usage_error(r->command, "%s: \"%.60s\" is none of 1, true, 0, false", name, text);
+        return usage_error(r->command, "%s: \"%.60s\" is not 1, true, 0 or false", name, text);
     return set_flag(r, o, name, on);
 }
 

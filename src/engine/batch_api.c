@@ -89,7 +89,7 @@ kvasir_seq *kvasir_batch_seq(const kvasir_batch *b, size_t i) {
 
 kvasir_status kvasir_batch_extract(kvasir_batch *b, size_t i, kvasir_seq **out, kvasir_error *err) {
     if (i >= b->n)
-        return fail(err, KVASIR_ERR_ARGUMENT, "there is no sequence %zu in a batch of %zu", i,
+        return fail(err, KVASIR_ERR_ARGUMENT, "sequence %zu is out of range: the batch has %zu", i,
                     b->n);
     *out = b->seqs[i];
     b->n--;

@@ -339,7 +339,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     stats_publish(e);
     kvasir_context_get_info(e->ctx, &e->info);
     if (pthread_create(&e->thread, NULL, engine_thread, e) != 0)
-        return fail(err, KVASIR_ERR_MEMORY, "engine: no thread can be started");
+        return fail(err, KVASIR_ERR_MEMORY, "engine: cannot start a thread");
     e->thread_runs = true;
     return KVASIR_OK;
 }

@@ -214,8 +214,7 @@ kvasir_status kvasir_seq_read_kv(const kvasir_seq *s, kvasir_kv_part part, uint3
     if (layer >= config->n_layers || config->layers[layer].kind != LAYER_ATTENTION ||
         kv_head >= config->layers[layer].kv_heads)
         return fail(err, KVASIR_ERR_ARGUMENT,
-                    "layer %u, KV head %u: the model has no K and V with these numbers", layer,
-                    kv_head);
+                    "layer %u, KV head %u: the model does not cache these", layer, kv_head);
     const struct kv_place place = model_kv_place(model, layer);
     const uint32_t dim = config->layers[layer].head_dim;
     enum tile_kind kind = part == KVASIR_PART_K ? TILE_K : TILE_V;

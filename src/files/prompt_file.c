@@ -263,12 +263,13 @@ static kvasir_status check_affine(const struct prompt_kv *kv, const struct promp
     char name[PROMPT_NAME_MAX];
     if (!prompt_bits_known(f.bits) || !prompt_group_known(f.group))
         return fail(err, KVASIR_ERR_FORMAT,
-                    "tensor %s: %u bits in groups of %u are no format of mx.quantize",
+                    "tensor %s: mx.quantize has no format of %u bits in groups of %u",
                     prompt_part_name(name, s, class, i, 0), f.bits, f.group);
     if (!side->parts[0].present)
         return KVASIR_OK;
     if (side->dim == 0 || side->dim % f.group != 0)
-        return fail(err, KVASIR_ERR_FORMAT, "tensor %s: rows of %u values are no groups of %u",
+        return fail(err, KVASIR_ERR_FORMAT,
+                    "tensor %s: rows of %u values are not a multiple of the group size %u",
                     prompt_part_name(name, s, class, i, 1), side->dim, f.group);
     uint64_t words = (uint64_t)side->dim * f.bits / 32, groups = side->dim / f.group;
     enum st_dtype scalar = scalar_dtype(f.scalar);
@@ -345,7 +346,7 @@ static kvasir_status check_kv(const struct prompt_kv *kv, const struct prompt_sc
         return fail(err, KVASIR_ERR_FORMAT, "tensor %s is missing (the older form has no empty %s)",
                     prompt_part_name(name, s, class, 0, 0), prompt_class_name(class));
     if (k && kv->heads == 0)
-        return fail(err, KVASIR_ERR_FORMAT, "tensor %s has no heads, or not four dims",
+        return fail(err, KVASIR_ERR_FORMAT, "tensor %s must have four dims and at least one head",
                     prompt_part_name(name, s, class, 0, 0));
     for (int i = 0; i < 2; i++)
         TRY(check_side(kv, s, class, i, err));
@@ -379,7 +380,7 @@ static kvasir_status check_arrays(const struct prompt_arrays *a, const struct pr
             continue;
         if (!t->present)
             return fail(err, KVASIR_ERR_FORMAT,
-                        "tensor %s is missing (the older form has no place for a state that is "
+                        "tensor %s is missing (the older form cannot hold a state that is "
                         "None)",
                         name);
         if (t->n_dims == 0 || t->dims[0] != 1)

@@ -88,7 +88,7 @@ static kvasir_status take_metas(struct reader *r, const char *key, struct metas 
 }
 
 static kvasir_status metas_miscounted(struct reader *r, const struct metas *m, const char *class) {
-    return fail(r->err, KVASIR_ERR_FORMAT, "metadata key %s: %u numbers are no %s", m->key, m->n,
+    return fail(r->err, KVASIR_ERR_FORMAT, "metadata key %s: %u numbers are not a %s", m->key, m->n,
                 class);
 }
 
@@ -453,11 +453,11 @@ static kvasir_status check_all_taken(struct reader *r) {
     for (size_t i = 0; i < r->h.n_tensors; i++)
         if (!r->h.tensors[i].taken)
             return fail(r->err, KVASIR_ERR_FORMAT,
-                        "tensor %.100s belongs to no layer that the metadata name",
+                        "tensor %.100s does not belong to a layer of the metadata",
                         r->h.tensors[i].name);
     for (size_t i = 0; i < r->h.n_metas; i++)
         if (!r->h.metas[i].taken)
-            return fail(r->err, KVASIR_ERR_FORMAT, "metadata key %.100s has no place here",
+            return fail(r->err, KVASIR_ERR_FORMAT, "metadata key %.100s is not expected here",
                         r->h.metas[i].key);
     return KVASIR_OK;
 }

@@ -98,9 +98,10 @@ kvasir_status config_windows(const struct json_scope *s, struct model_config *c,
             return fail(s->err, KVASIR_ERR_UNSUPPORTED,
                         "field %slayer_types[%u]: %.60s is not supported", s->prefix, i, type);
         if (slides && !window)
-            return fail(s->err, KVASIR_ERR_FORMAT,
-                        "field %slayer_types: layer %u slides, but there is no sliding_window",
-                        s->prefix, i);
+            return fail(
+                s->err, KVASIR_ERR_FORMAT,
+                "field %slayer_types: layer %u has a sliding window, but sliding_window is missing",
+                s->prefix, i);
         c->layers[i].window = slides ? window : 0;
         if (slides)
             c->window = window;
@@ -139,8 +140,8 @@ kvasir_status config_experts(const struct json_scope *s, struct model_config *c)
     json_array_foreach((json_t *)dense, at, number) {
         json_int_t layer = json_is_integer(number) ? json_integer_value(number) : -1;
         if (layer < 0 || layer >= (json_int_t)c->n_layers)
-            return fail(s->err, KVASIR_ERR_FORMAT, "field %smlp_only_layers[%zu] is no layer",
-                        s->prefix, at);
+            return fail(s->err, KVASIR_ERR_FORMAT,
+                        "field %smlp_only_layers[%zu] is not the number of a layer", s->prefix, at);
         c->layers[layer].experts = false;
     }
     return KVASIR_OK;

@@ -64,8 +64,8 @@ static kvasir_status read_rotated_part(const struct json_scope *s, struct rope_c
     const uint32_t dims = (uint32_t)(part * head_dim) / 2 * 2;
     if (dims < 2)
         return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                    "field %spartial_rotary_factor: %g of %u dims leaves none", s->prefix, part,
-                    head_dim);
+                    "field %spartial_rotary_factor: %g of %u dims rotates none of them", s->prefix,
+                    part, head_dim);
     if (r->kind == ROPE_PROPORTIONAL)
         r->rotated = dims / 2;
     else if (part < 1)
@@ -106,7 +106,7 @@ kvasir_status config_rope(const struct json_scope *s, const struct model_config 
     const bool by_original = r->kind == ROPE_LLAMA3 || r->kind == ROPE_YARN || r->kind == ROPE_LONG;
     if (c->ctx_train == 0 && (r->kind == ROPE_DYNAMIC || r->kind == ROPE_LONG))
         return fail(s->err, KVASIR_ERR_FORMAT,
-                    "field max_position_embeddings is missing: %srope_type asks for it", s->prefix);
+                    "field max_position_embeddings is missing; %srope_type needs it", s->prefix);
     r->original_ctx = c->ctx_train;
     TRY(json_get_u32(s, "original_max_position_embeddings", c->ctx_train == 0 && by_original, 2,
                      CTX_MAX, &r->original_ctx));
@@ -219,7 +219,7 @@ kvasir_status config_ropes_by_window(const struct json_scope *s, struct model_co
     json_object_foreach((json_t *)inner.object, key, value) {
         if (json_is_object(value) && strcmp(key, "full_attention") != 0 &&
             strcmp(key, "sliding_attention") != 0)
-            return fail(s->err, KVASIR_ERR_FORMAT, "field %s%.60s: an object is of no use there",
+            return fail(s->err, KVASIR_ERR_FORMAT, "field %s%.60s: an object is not expected here",
                         inner.prefix, key);
     }
     for (uint32_t i = 0; i < c->n_layers; i++)

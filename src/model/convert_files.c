@@ -178,7 +178,7 @@ static kvasir_status gguf_config(const struct model *m, json_t **out, kvasir_err
     json_t *scaling = m->rope_factors ? rope_scaling(m) : json_null();
     if (!scaling)
         return fail(err, KVASIR_ERR_UNSUPPORTED,
-                    "tensor rope_freqs.weight: its factors are no rope_scaling that config.json "
+                    "tensor rope_freqs.weight: its factors are not a rope_scaling that config.json "
                     "could name");
     json_t *o = json_pack(
         "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:b, s:s, s:b}",

@@ -73,7 +73,8 @@ static kvasir_status make_plan(struct plan *p, const struct model *m, kvasir_err
     }
     if (p->options->bits && !p->matrices)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "convert.group_size",
-                          "%u divides no matrix of the model", p->options->group_size);
+                          "no matrix of the model has rows of a multiple of %u",
+                          p->options->group_size);
     return KVASIR_OK;
 }
 

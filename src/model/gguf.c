@@ -377,9 +377,10 @@ kvasir_status gguf_get_strings(const struct gguf *g, const char *key, struct tex
 static kvasir_status take_head(struct gguf_reader *r, struct gguf *g, uint64_t *n_values) {
     const uint8_t *magic;
     if (r->size < 4 || memcmp(r->data, "GGUF", 4) != 0)
-        return fail_at(r->err, KVASIR_ERR_FORMAT, 0,
-                       "no GGUF file (it does not begin with \"GGUF\"); for safetensors give the "
-                       "folder that holds config.json");
+        return fail_at(
+            r->err, KVASIR_ERR_FORMAT, 0,
+            "not a GGUF file (it does not begin with \"GGUF\"); for safetensors give the "
+            "folder that holds config.json");
     TRY(take(r, 4, "the header", &magic));
     TRY(gguf_take_u32(r, "the header", &g->version));
     uint32_t swapped = __builtin_bswap32(g->version);

@@ -75,7 +75,7 @@ static kvasir_status take_tensor(struct gguf_reader *r, struct text_span *name,
     t->type = traits->type;
     if (!tensor_bytes(t->type, t->dims, t->n_dims, &t->bytes))
         return fail_at(r->err, KVASIR_ERR_FORMAT, at,
-                       "tensor %.*s: its shape overflows or its rows are no multiple of %u (%s)",
+                       "tensor %.*s: its shape overflows or its rows are not a multiple of %u (%s)",
                        (int)name->len, name->data, traits->block_values, traits->name);
     place->at = (int64_t)r->pos;
     return gguf_take_u64(r, "a tensor's offset", &place->offset);
@@ -87,8 +87,8 @@ static kvasir_status place_tensor(const struct gguf *g, size_t start, uint32_t a
     size_t room = g->map.size - start;
     if (place.offset % alignment != 0)
         return fail_at(err, KVASIR_ERR_FORMAT, place.at,
-                       "tensor %s: offset %" PRIu64 " is no multiple of the alignment %u", t->name,
-                       place.offset, alignment);
+                       "tensor %s: offset %" PRIu64 " is not a multiple of the alignment %u",
+                       t->name, place.offset, alignment);
     if (place.offset > room || t->bytes > room - place.offset)
         return fail_at(err, KVASIR_ERR_FORMAT, place.at,
                        "tensor %s: %zu bytes at data offset %" PRIu64

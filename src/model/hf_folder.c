@@ -88,8 +88,8 @@ static kvasir_status check_weight_map(const struct reader *r, json_t *weight_map
         const struct file_map *map = &r->c->maps[number];
         const uint8_t *data = t ? t->data : NULL;
         if (!data || data < map->data || data > map->data + map->size)
-            return fail(r->err, KVASIR_ERR_FORMAT, "field weight_map.%s: no such tensor in %s",
-                        name, file);
+            return fail(r->err, KVASIR_ERR_FORMAT,
+                        "field weight_map.%s: %s has no tensor of this name", name, file);
     }
     return KVASIR_OK;
 }

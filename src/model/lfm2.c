@@ -68,14 +68,15 @@ static kvasir_status read_attention_layers(const struct json_scope *s, struct mo
     size_t at;
     if (!json_is_array(list))
         return fail(s->err, KVASIR_ERR_FORMAT,
-                    "field %slayer_types is missing, and full_attn_idxs is no array", s->prefix);
+                    "field %slayer_types is missing, and full_attn_idxs is not an array",
+                    s->prefix);
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].kind = LAYER_CONV;
     json_array_foreach((json_t *)list, at, number) {
         json_int_t layer = json_is_integer(number) ? json_integer_value(number) : -1;
         if (layer < 0 || layer >= (json_int_t)c->n_layers)
-            return fail(s->err, KVASIR_ERR_FORMAT, "field %sfull_attn_idxs[%zu] is no layer",
-                        s->prefix, at);
+            return fail(s->err, KVASIR_ERR_FORMAT,
+                        "field %sfull_attn_idxs[%zu] is not the number of a layer", s->prefix, at);
         c->layers[layer].kind = LAYER_ATTENTION;
     }
     return KVASIR_OK;

@@ -55,7 +55,7 @@ static kvasir_status read_qwen_windows(const struct json_scope *s, struct model_
         TRY(config_layer_type(s, c, i, &type));
         if (strcmp(type, "full_attention") != 0)
             return fail(s->err, KVASIR_ERR_FORMAT,
-                        "field %slayer_types[%u]: %.60s, but there is no sliding_window in use",
+                        "field %slayer_types[%u]: %.60s needs a sliding_window, and none is in use",
                         s->prefix, i, type);
     }
     TRY(json_get_u32(s, "sliding_window", false, 1, CTX_MAX, &window));

@@ -56,8 +56,8 @@ static kvasir_status check_all_bound(const struct binder *b) {
     for (size_t i = 0; i < checkpoint_tensor_count(b->checkpoint); i++) {
         const char *name = checkpoint_tensor_at(b->checkpoint, i)->name;
         if (!b->bound[i] && !tensor_is_spare(&b->model->config, name))
-            return fail(b->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has no place in a %s model",
-                        name, b->model->config.arch);
+            return fail(b->err, KVASIR_ERR_UNSUPPORTED, "tensor %s is not part of a %s model", name,
+                        b->model->config.arch);
     }
     return KVASIR_OK;
 }

@@ -204,9 +204,7 @@ static kvasir_status check_named_modules(struct joiner *j) {
             w = part_of(j, module + 6, "weight");
         if (!w || w->dtype != ST_U32)
             return fail(j->err, KVASIR_ERR_FORMAT,
-                        "field %s.%.90s: there is no such quantized "
-                        "module",
-                        q->field, module);
+                        "field %s.%.90s: no quantized module has this name", q->field, module);
     }
     return KVASIR_OK;
 }
@@ -334,13 +332,14 @@ static kvasir_status add_plain(struct joiner *j, const struct st_tensor *r) {
     bool part = ends_with(r->name, ".scales") || ends_with(r->name, ".biases") ||
                 ends_with(r->name, ".weight_scale") || ends_with(r->name, ".weight_scale_inv");
     if (part)
-        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s belongs to no quantized weight", r->name);
+        return fail(j->err, KVASIR_ERR_FORMAT, "tensor %s does not belong to a quantized weight",
+                    r->name);
     if (!scalar_of(r, &scalar))
         return fail(j->err, KVASIR_ERR_UNSUPPORTED,
                     r->dtype == ST_U8
                         ? "tensor %s has dtype %s, which only the scales of an mxfp4 module may "
                           "have"
-                        : "tensor %s has dtype %s, which no tensor that is run may have",
+                        : "tensor %s has dtype %s, which is not supported for weights",
                     r->name, st_dtype_name(r->dtype));
     if (r->n_dims > TENSOR_DIMS_MAX)
         return fail(j->err, KVASIR_ERR_UNSUPPORTED, "tensor %s has %u dims, supported are %d",

@@ -193,8 +193,8 @@ static kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_c
     TRY(json_get_u32(s, "linear_conv_kernel_dim", needed, 2, 64, &c->conv_width));
     if (c->delta.value_heads % c->delta.key_heads != 0)
         return fail(s->err, KVASIR_ERR_FORMAT,
-                    "field %slinear_num_value_heads: %u is no multiple of %u key heads", s->prefix,
-                    c->delta.value_heads, c->delta.key_heads);
+                    "field %slinear_num_value_heads: %u is not a multiple of %u key heads",
+                    s->prefix, c->delta.value_heads, c->delta.key_heads);
     TRY(read_layer_types(s, c));
     if (c->ropes[0].dims == c->head_dim && !json_object_get(s->object, "partial_rotary_factor") &&
         !json_object_get(json_object_get(s->object, "rope_parameters"), "partial_rotary_factor") &&
@@ -202,8 +202,8 @@ static kvasir_status qwen_hybrid_read(const struct json_scope *s, struct model_c
         c->ropes[0].dims = c->head_dim / 4; /* the classes' default */
     if (c->ropes[0].dims % 2 != 0)
         return fail(s->err, KVASIR_ERR_UNSUPPORTED,
-                    "field %shead_dim: a quarter of %u dims is no number of pairs", s->prefix,
-                    c->head_dim);
+                    "field %shead_dim: a quarter of %u dims is not a whole number of pairs",
+                    s->prefix, c->head_dim);
     return strcmp(c->arch, "qwen3_5") == 0 ? KVASIR_OK : read_experts(s, c);
 }
 
@@ -232,7 +232,7 @@ static kvasir_status read_gguf_delta(struct gguf_keys *k, struct model_config *c
     TRY(gguf_key_u32(k, "ssm.group_count", true, 1, HEADS_MAX, &c->delta.key_heads));
     TRY(gguf_key_u32(k, "ssm.time_step_rank", true, 1, HEADS_MAX, &c->delta.value_heads));
     if (c->delta.value_heads % c->delta.key_heads != 0)
-        return fail(k->err, KVASIR_ERR_FORMAT, "metadata %s: %u is no multiple of %u key heads",
+        return fail(k->err, KVASIR_ERR_FORMAT, "metadata %s: %u is not a multiple of %u key heads",
                     k->key, c->delta.value_heads, c->delta.key_heads);
     TRY(gguf_key_u32(k, "ssm.inner_size", true, 1, DIM_MAX, &inner));
     c->delta.value_dim = c->delta.key_dim;

@@ -118,7 +118,8 @@ kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvas
     if (r->out.fd >= 0)
         return KVASIR_OK;
     r->path[0] = 0;
-    return fail(err, KVASIR_ERR_IO, "%s: cannot make a file beside it: %s", path, strerror(errno));
+    return fail(err, KVASIR_ERR_IO, "%s: cannot create a file in its folder: %s", path,
+                strerror(errno));
 }
 
 kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) {
@@ -150,13 +151,13 @@ kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_err
         return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is empty or too long", path);
     memcpy(w->path, path, len);
     if (access(w->path, F_OK) == 0)
-        return fail(err, KVASIR_ERR_ARGUMENT, "%s: is there already", w->path);
+        return fail(err, KVASIR_ERR_ARGUMENT, "%s: already exists", w->path);
     memcpy(w->tmp, path, len);
     memcpy(w->tmp + len, ".tmp-XXXXXX", sizeof ".tmp-XXXXXX");
     if (!mkdtemp(w->tmp)) {
         int error = errno;
         w->tmp[0] = 0;
-        return fail(err, KVASIR_ERR_IO, "%s: cannot make a folder beside it: %s", w->path,
+        return fail(err, KVASIR_ERR_IO, "%s: cannot create a folder next to it: %s", w->path,
                     strerror(error));
     }
     if (chmod(w->tmp, 0755) != 0) /* mkdtemp's is private */

@@ -151,9 +151,9 @@ load() { # PATTERN TEXT
     printf '%s' "$2" >bad.json
     bad_chat 1 "/load: bad.json: $1" '/load bad.json' "${m[@]}"
 }
-load 'no JSON at byte' '{"messages": ['
+load 'invalid JSON at byte' '{"messages": ['
 load 'messages: is missing' '{"x": []}'
-load 'no JSON at byte' '"text"'
+load 'invalid JSON at byte' '"text"'
 load 'messages\[1\]: is not an object' '[{"role": "user", "content": "a"}, 3]'
 load 'messages\[0\].role: is missing' '[{"content": "a"}]'
 load 'messages\[0\].content: is not a string' '[{"role": "user", "content": [1]}]'

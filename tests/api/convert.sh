@@ -14,7 +14,7 @@ c '--bits: 9 is out of range' "$tiny" a --bits 9
 c '--group-size: 48 is not 32, 64 or 128' "$tiny" a --bits 4 --group-size 48
 c '--dtype: "f8" is not bf16, f16 or f32' "$tiny" a --dtype f8
 mkdir there
-c 'there: is there already' "$tiny" there/
+c 'there: already exists' "$tiny" there/
 expect 1 'nowhere: No such file' convert nowhere a
 expect 1 'cannot make a folder' convert "$tiny" no/such/folder/a
 [ -z "$(ls -d a* no* 2>/dev/null)" ] || die "a refused run left something"

@@ -82,7 +82,7 @@ g '-p, -f and --tokens: give one' -m x -p a -f b
 g '--system: only allowed with' -m x -p a --raw --system b
 g '--chat-template: only allowed with' -m x -p a --raw --chat-template f
 g '--chat-template-kwargs: only allowed with' -m x --tokens 1 --chat-template-kwargs '{}'
-g '--chat-template-kwargs: no JSON at byte 5: ' -m x -p a --chat-template-kwargs '{"a":'
+g '--chat-template-kwargs: invalid JSON at byte 5: ' -m x -p a --chat-template-kwargs '{"a":'
 g '--chat-template-kwargs: not a JSON object: \[1\]' -m x -p a --chat-template-kwargs '[1]'
 g '-p: the prompt is empty' -m x -p ''
 g 'standard input: the prompt is empty' -m x

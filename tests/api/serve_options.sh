@@ -103,7 +103,7 @@ bad_variable KVASIR_PORT=tcp://10.0.0.1:8080 'KVASIR_PORT: "tcp://10.0.0.1:8080"
 bad_variable KVASIR_PORT= 'KVASIR_PORT: "" is not a whole number'
 bad_variable KVASIR_TEMP=warm 'KVASIR_TEMP: "warm" is not a number'
 bad_variable KVASIR_DEFAULT_TEMPERATURE=-1 'KVASIR_DEFAULT_TEMPERATURE: -1 is out of range'
-bad_variable KVASIR_LOG_PROMPTS=yes 'KVASIR_LOG_PROMPTS: "yes" is none of 1, true, 0, false'
+bad_variable KVASIR_LOG_PROMPTS=yes 'KVASIR_LOG_PROMPTS: "yes" is not 1, true, 0 or false'
 bad_variable KVASIR_LOG_PROMPTS= 'KVASIR_LOG_PROMPTS: "" is none of'
 bad_variable KVASIR_PROMPT_CACHE_BYTES=x 'KVASIR_PROMPT_CACHE_BYTES: "x" is not a number of bytes'
 bad_variable KVASIR_API_KEY= '--api-key: a key is one or more visible'
@@ -283,7 +283,7 @@ grep -q warning "$log" && die "a warning on loopback"
 end_server TERM 0
 [ -s serve.out ] && die "standard output of serve"
 start_server "${small[@]}" --host 0.0.0.0
-grep -q '^note:   warning: no --api-key: who reaches 0.0.0.0' "$log" ||
+grep -q '^note:   warning: no --api-key: anyone who can reach 0.0.0.0' "$log" ||
     die "no warning about keys"
 end_server TERM 0
 KVASIR_API_KEY=a,b start_server "${small[@]}" --host 0.0.0.0 -q

@@ -27,7 +27,7 @@ expect 2 '^kvasir tokenize: --chat: not allowed' tokenize -m x --chat --decode
 expect 2 '^kvasir tokenize: --add-special: not allowed' tokenize -m x --add-special --decode
 expect 2 '^kvasir tokenize: --add-special: not allowed' tokenize -m x --add-special --chat
 expect 2 '^kvasir tokenize: --chat-template: only allowed' tokenize -m x --chat-template y
-expect 2 '^kvasir tokenize: --chat-template-kwargs: no JSON at' tokenize -m x --chat \
+expect 2 '^kvasir tokenize: --chat-template-kwargs: invalid JSON at' tokenize -m x --chat \
     --chat-template-kwargs '{'
 expect 1 '^kvasir tokenize: x: No such file' tokenize -m x
 echo '{"a": 1}' >other.json

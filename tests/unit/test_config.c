@@ -302,7 +302,7 @@ static void test_refused(void **state) {
          "field layer_types[0]: linear_attention"},
         {"{'layer_types':['sliding_attention','full_attention','full_attention',"
          "'full_attention']}",
-         KVASIR_ERR_FORMAT, "layer 0 slides, but there is no sliding_window"},
+         KVASIR_ERR_FORMAT, "layer 0 has a sliding window, but sliding_window is missing"},
         {"{" MISTRAL ",'sliding_window':0}", KVASIR_ERR_FORMAT, "field sliding_window is 0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

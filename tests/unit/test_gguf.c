@@ -268,7 +268,7 @@ static void test_header(void **state) {
     }
     struct text_buf b = tiny_gguf("llama");
     overwrite(&b, 0, "GGML", 4);
-    refused(&b, KVASIR_ERR_FORMAT, "no GGUF file");
+    refused(&b, KVASIR_ERR_FORMAT, "not a GGUF file");
     for (size_t at = 8; at <= 16; at += 8) { /* more tensors, more values than there are */
         b = tiny_gguf("llama");
         overwrite(&b, at, "\xff\xff\xff\xff\xff\xff\xff\xff", 8);
@@ -383,13 +383,13 @@ static void test_bad_tensors(void **state) {
         {0, "\0", 1, KVASIR_ERR_FORMAT, "has 0 dimensions"},
         {0, "\5", 1, KVASIR_ERR_FORMAT, "has 5 dimensions"},
         {4, "\0", 1, KVASIR_ERR_FORMAT, "has an empty dimension"},
-        {4, "\x41", 1, KVASIR_ERR_FORMAT, "its rows are no multiple of 32 (Q4_0)"},
+        {4, "\x41", 1, KVASIR_ERR_FORMAT, "its rows are not a multiple of 32 (Q4_0)"},
         {4, "\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\x40", 16, KVASIR_ERR_FORMAT, "overflows"},
         {12, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "overflows"},
         {20, "\x10", 1, KVASIR_ERR_UNSUPPORTED, "tensor blk.1.attn_k.weight has type IQ2_XXS (16)"},
         {20, "\xec\x03", 2, KVASIR_ERR_UNSUPPORTED, "has type unknown (1004)"}, /* ours: AFFINE4 */
         {20, "\xff\xff", 2, KVASIR_ERR_UNSUPPORTED, "has type unknown (65535)"},
-        {24, "\1", 1, KVASIR_ERR_FORMAT, "is no multiple of the alignment 32"},
+        {24, "\1", 1, KVASIR_ERR_FORMAT, "is not a multiple of the alignment 32"},
         {24, "\0\0\0\0\0\0\0\x80", 8, KVASIR_ERR_FORMAT, "pass the file's end"},
         {24, "\0\0", 2, KVASIR_ERR_FORMAT, "overlap"},
         {12, "\0\1", 2, KVASIR_ERR_FORMAT, "overlap"},
@@ -470,7 +470,7 @@ static void test_load_refused(void **state) {
     load_refused(&b, KVASIR_ERR_FORMAT, "tensor model.layers.1.self_attn.o_proj.weight is missing");
     b = tiny_gguf("llama");
     overwrite(&b, behind(&b, "llama.block_count") + 4, "\1", 1);
-    load_refused(&b, KVASIR_ERR_UNSUPPORTED, "has no place in a llama model");
+    load_refused(&b, KVASIR_ERR_UNSUPPORTED, "is not part of a llama model");
     b = tiny_gguf("llama");
     overwrite(&b, behind(&b, "llama.block_count") + 4, "\0\2", 2);
     load_refused(&b, KVASIR_ERR_FORMAT, "has 512 layers, the file 20 tensors");
@@ -491,7 +491,7 @@ static void test_load_refused(void **state) {
     tiny_values(&w, "llama");
     tiny_tensors(&w, "qwen2", false); /* biases that llama would not add */
     b = gguf_finish(&w, 32);
-    load_refused(&b, KVASIR_ERR_UNSUPPORTED, "k_proj.bias has no place in a llama model");
+    load_refused(&b, KVASIR_ERR_UNSUPPORTED, "k_proj.bias is not part of a llama model");
     w = (struct gguf_writer){0};
     tiny_values(&w, "llama");
     tiny_tensors(&w, "llama", false);

@@ -376,7 +376,7 @@ static void test_refused_keys(void **state) {
         {"qwen35", "", FORMAT, "qwen35.ssm.conv_kernel is missing"},
         {"qwen35", "ssm.conv_kernel=u4 ssm.state_size=u1024", FORMAT, "state_size is 1024"},
         {"qwen35", "ssm.conv_kernel=u4 ssm.state_size=u16 ssm.group_count=u3 ssm.time_step_rank=u4",
-         FORMAT, "time_step_rank: 4 is no multiple of 3 key heads"},
+         FORMAT, "time_step_rank: 4 is not a multiple of 3 key heads"},
         {"qwen35",
          "ssm.conv_kernel=u4 ssm.state_size=u16 ssm.group_count=u2 ssm.time_step_rank=u4 "
          "ssm.inner_size=u65",

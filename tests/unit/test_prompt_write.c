@@ -283,7 +283,7 @@ static void test_refused_writes(void **state) {
     refuse_to_write(&f, "the older form has no empty KVCache");
     struct prompt_tensor none = {0};
     e[0] = (struct prompt_entry){.class = PROMPT_ARRAYS, .arrays = {.n = 1, .states = &none}};
-    refuse_to_write(&f, "has no place for a state that is None");
+    refuse_to_write(&f, "cannot hold a state that is None");
 }
 
 /* FILE-2, and the header to the byte (reference 2.3, its minimal file). */
