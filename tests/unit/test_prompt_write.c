@@ -268,7 +268,7 @@ static void test_refused_writes(void **state) {
     e[1].kv.keep = 1;
     refuse_to_write(&f, "has no keep");
     e[1].class = PROMPT_QUANTIZED;
-    refuse_to_write(&f, "no format of mx.quantize");
+    refuse_to_write(&f, "mx.quantize has no format");
     e[1] = streamed_entry(&k, &v);
     f.n_metadata = 2;
     f.metadata = pairs;
