@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of bodies share: a tokenizer whose ids are bytes, so that a prompt can be read,
- * chat templates for it, and JSON. */
+/* What the tests of request bodies share: a tokenizer whose ids are bytes, so that a prompt's ids
+ * read as text, chat templates for it, and JSON. */
 #ifndef KVASIR_API_CHECKS_H
 #define KVASIR_API_CHECKS_H
 
@@ -32,7 +32,7 @@ static inline void set_template(const char *source, size_t len) {
         fail_msg("%s", why.text);
 }
 
-/* One of ../shared/chat-templates. False: it is not there. */
+/* One of ../shared/chat-templates. False: the file does not exist. */
 static inline bool set_real_template(const char *name) {
     char path[512], *source;
     snprintf(path, sizeof path, "%s/%s.jinja", TEMPLATES, name);
@@ -58,7 +58,7 @@ static inline json_t *json_of(const char *text) {
     return value;
 }
 
-/* Both are given up. */
+/* Compares as JSON; releases `got`. */
 static inline void same_json(json_t *got, const char *wanted) {
     json_t *expected = json_of(wanted);
     char *text = json_dumps(got, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -69,7 +69,7 @@ static inline void same_json(json_t *got, const char *wanted) {
     json_decref(got);
 }
 
-/* *err blames `param`, with a text that holds `why`. */
+/* *err names `param` and its text contains `why`. */
 static inline void check_refused(const char *body, const char *param, const char *why) {
     size_t n = strlen(param);
     assert_int_equal(err.status, HTTP_BAD_REQUEST);

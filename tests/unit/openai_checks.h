@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of openai.h share: bodies that are taken or refused, by a tokenizer whose ids are
- * bytes, so that a prompt can be read. */
+/* What the tests of openai.h share: checks that a body is accepted or refused. The tokenizer's ids
+ * are bytes, so that a prompt's ids read as text. */
 #ifndef KVASIR_OPENAI_CHECKS_H
 #define KVASIR_OPENAI_CHECKS_H
 
@@ -27,11 +27,11 @@ static inline bool read_text_body(enum api_kind api, const char *text) {
     json_t *body = json_of(text);
     memset(&err, 'x', sizeof err);
     bool good = openai_read(&setup, api, body, &r, &err);
-    json_decref(body); /* what the request keeps of it lives on */
+    json_decref(body); /* the request holds its own references */
     return good;
 }
 
-/* A body with `fields` behind a prompt. */
+/* A body: a prompt, then `fields`. */
 static inline const char *with(enum api_kind api, const char *fields) {
     static char text[4096];
     snprintf(text, sizeof text, "{%s%s%s}",
@@ -52,7 +52,7 @@ static inline void both(const char *fields) {
     good(API_CHAT, with(API_CHAT, fields));
 }
 
-/* Refused for the field `param`, with a text that holds `why`. */
+/* Refused because of the field `param`, with a text that contains `why`. */
 static inline void bad(enum api_kind api, const char *text, const char *param, const char *why) {
     struct api_request before = r;
     if (read_text_body(api, text))

@@ -2,7 +2,7 @@
 /* What Jinja2 makes of small templates: source and text, rendered by jinja2 3.1.6 in an
  * ImmutableSandboxedEnvironment set up as Hugging Face does it (trim_blocks, lstrip_blocks, loop
  * controls, {% generation %}, tojson as json.dumps with ensure_ascii=False, strftime_now on
- * 2025-01-02) with case_args. Not a line of it is our own output.
+ * 2025-01-02) with case_args. No expected text is our own.
  */
 #ifndef KVASIR_TEMPLATE_CASES_H
 #define KVASIR_TEMPLATE_CASES_H

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an answer's text becomes: each family's form of reasoning and of calls, whole, byte by byte
- * and cut at every place, which must not matter; mlx-lm's cases of its TextStateMachine; what
- * cannot be read; and which syntax the chat templates of real models have.
+/* What the parser makes of an answer's text: each family's form of reasoning and tool calls, fed
+ * whole, byte by byte and cut at every place, which must not change the result; mlx-lm's cases for
+ * its TextStateMachine; malformed calls; and which syntax the chat templates of real models use.
  *
- * Bugs that were planted and found: a marker's beginning given at the end of a push, an end marker
- * taken within a JSON text, the line end before a call that is none dropped.
+ * Bugs that were planted and found: the beginning of a marker passed on at the end of a push, an
+ * end marker recognized inside a JSON text, the line end dropped before text that turns out not to
+ * be a call.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,7 +40,7 @@ static void check(const char *text, const size_t *cuts, size_t n_cuts, const cha
     parts_free(&a);
 }
 
-/* Whole, byte by byte, and in two pieces and three, cut at every place. */
+/* Feeds the text whole, byte by byte, and in two and three pieces, cut at every place. */
 static void is(const char *text, const char *wanted) {
     size_t len = strlen(text), cuts[2048];
     assert_true(len < 2048);
@@ -68,7 +69,7 @@ static void test_mlx(void **state) {
     is("[TOOL_CALLS]f[ARGS]{\"a\": 1}", "F0 f({\"a\": 1})");
 }
 
-/* What was held back is given as soon as it is no marker's beginning. */
+/* Text that was held back is passed on as soon as it cannot begin a marker. */
 static void test_held_back(void **state) {
     (void)state;
     struct answer_parts a = {.last = -1};
@@ -83,7 +84,7 @@ static void test_held_back(void **state) {
     assert_true(answer_parser_push(p, "b", 1));
     assert_string_equal(a.text, "C(a <tool_x\n\nb");
     assert_true(answer_parser_push(p, "<tool_call>{\"name\":\"f\"}</tool_call>", 35));
-    assert_string_equal(a.text, "C(a <tool_x\n\nb)F0 f({}"); /* before the answer ends */
+    assert_string_equal(a.text, "C(a <tool_x\n\nb)F0 f({}"); /* passed on before the answer ends */
     assert_int_equal(answer_parser_calls(p), 1);
     answer_parser_destroy(p);
     parts_free(&a);
@@ -105,11 +106,11 @@ static void test_reasoning(void **state) {
     is(" \n ", "C( \n )");
     is("", "");
     is("\n\n text\n\n", "C(\n\n text\n\n)");
-    o.tools = false; /* reasoning is read, calls are not */
+    o.tools = false; /* reasoning is still recognized, calls are not */
     is("<think>a</think><tool_call>" BODY "</tool_call>", "R(a)C(<tool_call>" BODY "</tool_call>)");
     o.start = ANSWER_AT_REASONING;
     is("\nso\n</think>\n\nYes", "R(so)C(Yes)");
-    is("<think>\nso</think>Yes", "R(so)C(Yes)"); /* opened twice */
+    is("<think>\nso</think>Yes", "R(so)C(Yes)"); /* opened by the prompt and again by the answer */
     is("never ends", "R(never ends)");
     is("\n", "");
     o.start = ANSWER_AT_CONTENT;
@@ -135,7 +136,7 @@ static void test_hermes(void **state) {
        "F0 f({})F1 g({\"a\": true})");
     is("<tool_call>{\"name\":\"f\"}\n{\"name\":\"g\"}</tool_call>", "F0 f({})F1 g({})");
     is("<tool_call>{\"type\":\"function\",\"function\":{\"name\":\"f\"}}</tool_call>", "F0 f({})");
-    is("<tool_call>{\"name\": \"f\"}", "F0 f({})"); /* an end token was the end */
+    is("<tool_call>{\"name\": \"f\"}", "F0 f({})"); /* the end marker was an end token */
     is("between<tool_call>" BODY "</tool_call> \n <tool_call>" BODY "</tool_call>\ntext\n",
        "C(between)F0 f({})F1 f({})C(text\n)");
 }
@@ -179,11 +180,11 @@ static void test_not_calls(void **state) {
         snprintf(wanted, sizeof wanted, "C(%s)", BAD[i]);
         is(BAD[i], wanted);
     }
-    /* where it stood; and what is good goes on behind it */
+    /* malformed calls stay text, in their place; a good call after one is still recognized */
     is("<think>a <tool_call>b</tool_call> c</think>d", "R(a <tool_call>b</tool_call> c)C(d)");
     is("<tool_call>bad</tool_call>\n<tool_call>" BODY "</tool_call>",
        "C(<tool_call>bad</tool_call>)F0 f({})");
-    /* a quote that never closes does not swallow what comes behind its line */
+    /* an unclosed quote does not swallow the lines after its own */
     is("<tool_call>{\"name\": \"f}\n</tool_call>\n<tool_call>" BODY "</tool_call>",
        "C(<tool_call>{\"name\": \"f}\n</tool_call>)F0 f({})");
 }
@@ -244,7 +245,7 @@ static void test_llama(void **state) {
     is("Use {\"name\": \"f\", \"parameters\": {}}", "C(Use {\"name\": \"f\", \"parameters\": {}})");
     o.tools = false;
     is("{\"name\": \"f\", \"parameters\": {}}", "C({\"name\": \"f\", \"parameters\": {}})");
-    /* an object that is none is not held back */
+    /* an object that cannot be a call is not held back */
     struct answer_parts a = {.last = -1};
     o.tools = true;
     struct answer_parser *p = answer_parser_create(&o, parts_take, &a);
@@ -273,7 +274,7 @@ static void test_mistral(void **state) {
     assert_true(parts_of(&o, TEXT, strlen(TEXT), NULL, 0, &a));
     assert_string_equal(a.text, "F0 f({})F1 g({})");
     assert_string_equal(a.ids[0], "a1B2c3D4e");
-    assert_int_equal(strlen(a.ids[1]), 9); /* what its templates ask for */
+    assert_int_equal(strlen(a.ids[1]), 9); /* Mistral's templates require 9 letters or digits */
     assert_int_equal(strspn(a.ids[1], "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
                                       "0123456789"),
                      9);
@@ -349,7 +350,7 @@ static void test_harmony(void **state) {
     is(ANALYSIS "a<|end|><|start|>assistant" ANALYSIS "b<|end|><|start|>assistant<|channel|>"
                 "final<|message|>c<|return|>",
        "R(a\nb)C(c)");
-    is(ANALYSIS "a<|channel|>final<|message|>b", "R(a)C(b)"); /* an end left out */
+    is(ANALYSIS "a<|channel|>final<|message|>b", "R(a)C(b)"); /* <|end|> left out */
     is("<|channel|>final<|message|>a<|message|>b<|constrain|>", "C(a\nb)");
     is(CALL_TO("functions.f") "{\"a\": ", "C(" CALL_TO("functions.f") "{\"a\": )");
     is(CALL_TO("python") "print(1)<|call|>", "C(" CALL_TO("python") "print(1)<|call|>)");
@@ -366,7 +367,7 @@ static void test_harmony(void **state) {
     is(text, wanted);
     o.tools = false;
     is(ANALYSIS "a<|end|>" CALL_TO("functions.f") "{}", "R(a)C({})");
-    o.start = ANSWER_AT_CONTENT; /* the prompt's last message goes on */
+    o.start = ANSWER_AT_CONTENT; /* continues the prompt's last message */
     is("Yes.<|end|>", "C(Yes.)");
     o.start = ANSWER_AT_REASONING;
     is("so<|end|><|start|>assistant<|channel|>final<|message|>Yes", "R(so)C(Yes)");
@@ -399,7 +400,7 @@ static void test_ids(void **state) {
     parts_free(&c);
 }
 
-/* One that gives up ends the answer. */
+/* If the callback gives up, at whichever part, the parser stops. */
 static void test_gives_up(void **state) {
     (void)state;
     static const char TEXT[] = "<think>a</think>b<tool_call>" BODY "</tool_call>c";
@@ -411,7 +412,7 @@ static void test_gives_up(void **state) {
     }
 }
 
-/* Bits of all syntaxes in any order, cut anywhere. */
+/* Fragments of all syntaxes in random order, cut anywhere: whole or cut, the result is the same. */
 static void test_garbage(void **state) {
     (void)state;
     static const char *const BITS[] = {"<think>",
@@ -487,8 +488,8 @@ static void test_garbage(void **state) {
     }
 }
 
-/* Long answers that keep a parser from deciding, byte by byte and whole: 200,000 bytes take
- * milliseconds where it is linear, and minutes where it is not. */
+/* Long answers that keep the parser from deciding, byte by byte and whole: 200,000 bytes take
+ * milliseconds if parsing is linear, and minutes if it is not. */
 static void test_linear(void **state) {
     (void)state;
     static const struct {
@@ -630,7 +631,7 @@ static void test_starts(void **state) {
             CASES[i].start);
 }
 
-/* <s> is the one control token that the vocabulary has. */
+/* The only control token in these markers is <s>. */
 static void test_shown(void **state) {
     (void)state;
     struct answer_syntax s = {ANSWER_HERMES, "<s>", "</tool_call>", "a<s>", "</think>"};

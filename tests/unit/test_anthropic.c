@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Anthropic's bodies: every field that is read, every one that is refused by its path, what becomes
- * of a chat; answers as bodies and as events, read again as a client would. */
+/* Anthropic's request bodies: every field that is read, every refusal with its field's path, the
+ * prompt that a chat becomes; answers as bodies and as events, parsed again as a client would. */
 #include "api/anthropic.h"
 #include "api_checks.h"
 
@@ -59,7 +59,7 @@ static void test_messages(void **state) {
     chat_is(BODY(USER), "<s>[user]hi[a]");
     chat_is(BODY("{\"role\":\"user\",\"content\":[" TEXT("a") "," TEXT("") "," TEXT("b") "]}"),
             "<s>[user]a\nb[a]");
-    /* one after the other are one */
+    /* consecutive messages of one role become one */
     chat_is(BODY(USER "," USER ",{\"role\":\"assistant\",\"content\":\"a\"},"
                       "{\"role\":\"assistant\",\"content\":[" TEXT("b") "]}," USER),
             "<s>[user]hi\nhi[assistant]a\nb[user]hi[a]");
@@ -67,7 +67,7 @@ static void test_messages(void **state) {
     chat_is(BODY("{\"role\":\"user\",\"content\":[]}"), "<s>[user][a]");
     chat_is(BODY(USER ",{\"role\":\"system\",\"content\":\"s\"}," USER),
             "<s>[user]hi[system]s[user]hi[a]");
-    /* the last answer goes on */
+    /* a last message of the assistant is continued */
     chat_is(BODY(USER ",{\"role\":\"assistant\",\"content\":\"so \"}"),
             "<s>[user]hi[assistant]so ");
     assert_true(r.continues);
@@ -109,7 +109,7 @@ static void test_system(void **state) {
             "<s>[system]a\nb[user]hi[a]");
     chat_is(WITH("\"system\":\"\""), "<s>[user]hi[a]");
     chat_is(WITH("\"system\":[]"), "<s>[user]hi[a]");
-    /* Claude Code's line goes, in all its forms, and nothing else */
+    /* Claude Code's billing line is removed, in all its forms, and nothing else is */
 #define BILLING "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
     chat_is(WITH("\"system\":[" TEXT(BILLING) "," TEXT("You are") "]"),
             "<s>[system]You are[user]hi[a]");
@@ -144,7 +144,7 @@ static void test_tools_in_messages(void **state) {
             "<s>[user]hi[assistant]None(1 f 7)[tool]Error: no=1[a]");
     chat_is(BODY(SAY("user", TEXT("before") "," RESULT("1", ",\"is_error\":false"))),
             "<s>[user]before[tool]=1[a]");
-    /* reasoning goes back to the template; what is encrypted does not */
+    /* reasoning is passed to the template; encrypted reasoning is not */
     chat_is(BODY(USER "," SAY(
                 "assistant",
                 "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":"
@@ -262,7 +262,7 @@ static void test_thinking(void **state) {
     chat_is(WITH("\"thinking\":{\"type\":\"adaptive\"}"), "<s>[user]hiTrue[a]");
     chat_is(WITH("\"thinking\":{\"type\":\"disabled\"},\"chat_template_kwargs\":{\"extra\":\"e\"}"),
             "<s>[user]hiFalsee[a]");
-    chat_is(WITH("\"thinking\":null"), "<s>[user]hi[a]"); /* as the template has it */
+    chat_is(WITH("\"thinking\":null"), "<s>[user]hi[a]"); /* the template's default */
     chat_is(WITH("\"output_config\":{\"effort\":\"max\"}"), "<s>[user]hihigh[a]");
     chat_is(WITH("\"output_config\":{\"effort\":\"low\"}"), "<s>[user]hilow[a]");
     bad(WITH("\"thinking\":true"), "thinking", "is a boolean, not an object");
@@ -284,7 +284,7 @@ static void test_errors_of_templates(void **state) {
     static const char UPPER[] = "{% for m in messages %}{{ m.content | upper }}{% endfor %}";
     static const char RAISES[] = "{{ raise_exception('must alternate') }}";
     set_template(UPPER, strlen(UPPER));
-    /* counted as Anthropic's are, not as OpenAI's */
+    /* the index counts Anthropic's messages, not those of the OpenAI chat */
     bad("{\"max_tokens\":9,\"system\":\"s\",\"messages\":[" USER "," USER
         ",{\"role\":\"assistant\",\"content\":\"a\"}]}",
         "messages[2].content", "does not write the last message's text exactly once");
@@ -304,7 +304,7 @@ static void test_count(void **state) {
     json_decref(body);
 }
 
-/* The chat of Claude Code's kind, with real templates: as the same chat in OpenAI's words. */
+/* A chat like Claude Code's, with real templates: the same tokens as from OpenAI's form of it. */
 static void test_real_templates(void **state) {
     (void)state;
     static const char THEIRS[] =
@@ -411,8 +411,8 @@ static void test_answers(void **state) {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* The stream's events, each as "event: NAME\ndata: {JSON}\n\n": an array of the data, whose types
- * are the names. What was sent is gone from the stream then. */
+/* Reads the stream's events, each "event: NAME\ndata: {JSON}\n\n": an array of the data. Each type
+ * must be the event's name. Empties the stream's output. */
 static json_t *events_of(struct anthropic_stream *s) {
     json_t *events = json_array();
     assert_true(text_append(s->out, "", 1));
@@ -439,7 +439,7 @@ static bool part(struct anthropic_stream *s, enum answer_part_kind kind, const c
         s, &(struct answer_part){.kind = kind, .id = id, .text = text, .len = len});
 }
 
-/* They are these, in order. */
+/* The stream's events are exactly these, in order. */
 static void events_are(struct anthropic_stream *s, const char *const *wanted) {
     json_t *events = events_of(s);
     size_t n = 0;
@@ -475,7 +475,7 @@ static void test_stream(void **state) {
                           PING));
     assert_true(part(&s, ANSWER_REASONING, NULL, "h", 1));
     assert_true(part(&s, ANSWER_REASONING, NULL, "m\n", 2));
-    assert_true(part(&s, ANSWER_CONTENT, NULL, "", 0)); /* says nothing, ends nothing */
+    assert_true(part(&s, ANSWER_CONTENT, NULL, "", 0)); /* no event; ends nothing */
     assert_true(part(&s, ANSWER_REASONING, NULL, "\"", 1));
     assert_true(part(&s, ANSWER_CONTENT, NULL, "I\0\xc3\xbc", 4));
     events_are(&s,
@@ -503,7 +503,7 @@ static void test_stream(void **state) {
     text_free(&out);
 }
 
-/* An answer without a word. */
+/* An answer without any text. */
 static void finish_is(kvasir_finish finish, const char *stop, const char *said) {
     struct text_buf out = {0};
     struct anthropic_stream s = {.out = &out};
@@ -523,7 +523,7 @@ static void test_ends_of_streams(void **state) {
     assert_true(anthropic_stream_error(&s, 503, "busy"));
     events_are(&s, EVENTS(PING, "{\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\","
                                 "\"message\":\"busy\"}}"));
-    assert_false(part(&s, ANSWER_CONTENT, NULL, "\xff", 1)); /* no engine says it */
+    assert_false(part(&s, ANSWER_CONTENT, NULL, "\xff", 1)); /* not UTF-8; no engine sends it */
     text_free(&out);
 }
 

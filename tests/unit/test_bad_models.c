@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Damaged checkpoints: whatever is cut off or flipped, model_open gives one clear line or a model;
+/* Damaged checkpoints: whatever is cut off or flipped, model_open gives a model or one clear error;
  * it never crashes, leaks, reads outside the file or takes much memory. Run under ASan and UBSan;
  * the seed is printed and KVASIR_SEED sets it.
  *
@@ -27,16 +27,17 @@ enum {
 #define STORIES SHARED_DIR "/models/stories260K/stories260K-f32.gguf"
 #define LLAMA   SHARED_DIR "/fixtures/tiny/llama"
 
-/* A claim in a file that is believed shows as an allocation above the limit, which ASan reports. */
+/* A reader that trusts a false size in a file allocates more than this limit: ASan reports it. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "max_allocation_size_mb=64:allocator_may_return_null=0";
 }
 
-/* Without ASan the system refuses instead, and a refusal is KVASIR_ERR_MEMORY: a failed test. */
+/* Without ASan the system refuses such an allocation. The error is then KVASIR_ERR_MEMORY, which
+ * fails the test. */
 static void limit_memory(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    return; /* whose shadow needs terabytes of addresses */
+    return; /* the sanitizer's shadow memory needs terabytes of addresses */
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
     return;
@@ -59,7 +60,7 @@ static uint64_t rng(uint64_t below) { /* splitmix64 */
 
 /* ---- trying ---------------------------------------------------------------------------------- */
 
-/* A model or a clear error; true for a model. */
+/* Expects a model or a clear error. True: a model. */
 static bool try_open(const char *path) {
     struct model *m;
     kvasir_error err = {0};
@@ -114,9 +115,9 @@ static void damage(const struct subject *s) {
         write_at(s, at, &s->bytes.data[at], 1);
     }
     printf("%u of %d flips still give a model\n", opened, FLIPS);
-    assert_true(opened > 0 && opened < FLIPS); /* else the flips hit one part only */
+    assert_true(opened > 0 && opened < FLIPS); /* otherwise the flips hit only one part */
 
-    /* Shorter and shorter, so that the file is written once. */
+    /* Longest first: each cut truncates further, so that the file is written only once. */
     bool cut[CUTS] = {false};
     size_t points[CUTS];
     for (unsigned i = 0; i < CUTS; i++)
@@ -157,7 +158,7 @@ static void test_tiny_gguf(void **state) {
     damage_gguf(tiny_gguf("qwen3"), "blk.1.ffn_down.weight");
 }
 
-/* The second of two parts. */
+/* Damages the second of two parts. */
 static void test_split_gguf(void **state) {
     (void)state;
     struct gguf_writer first = {0}, second = {0};
@@ -213,7 +214,7 @@ static void test_f8_folder(void **state) {
     damage_folder(TINY_F8_CONFIG, true);
 }
 
-/* Text that would become 70 times its size in memory. */
+/* JSON that would take 70 times its size in memory. */
 static void test_greedy_json(void **state) {
     (void)state;
     enum { SIZE = 3 << 20 };
@@ -280,7 +281,7 @@ static void test_header_length(void **state) {
     struct subject s;
     copy_llama(&s, "model.safetensors");
     const uint64_t lengths[] = {0,        s.bytes.len - 7, s.bytes.len,
-                                99999999, 1ull << 40,      UINT64_MAX - 7 /* 8 bytes on it is 0 */};
+                                99999999, 1ull << 40,      UINT64_MAX - 7 /* + 8 overflows to 0 */};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         write_at(&s, 0, &lengths[i], sizeof lengths[i]);
         must_refuse(s.open, KVASIR_ERR_FORMAT, "model.safetensors: the header");
@@ -293,7 +294,7 @@ static void test_config_json(void **state) {
     struct subject s;
     copy_llama(&s, "config.json");
     s.parsed = s.bytes.len;
-    while (s.bytes.data[s.bytes.len - 1] != '}') /* a cut behind the document loses nothing */
+    while (s.bytes.data[s.bytes.len - 1] != '}') /* a cut after the document would lose nothing */
         s.bytes.len--;
     s.parsed = s.bytes.len;
     damage(&s);
@@ -305,7 +306,7 @@ static void test_config_json(void **state) {
 static void test_chosen(void **state) {
     (void)state;
     static const struct {
-        const char *behind; /* where, and how many bytes further */
+        const char *behind; /* the text after which to write, `at` bytes further */
         size_t at;
         const char *bytes;
         size_t n;
@@ -324,7 +325,7 @@ static void test_chosen(void **state) {
          "pass the file's end"},
         {"blk.0.ffn_up", (size_t)-1, "q", 1, KVASIR_ERR_FORMAT, "mlp.up_proj.weight is missing"},
         {"tokenizer.ggml.token_type", 8, "\0\0\0\0\0\0\0\x40", 8, KVASIR_ERR_FORMAT,
-         "does not fit"}, /* times 4 bytes: 0 */
+         "does not fit"}, /* count * 4 bytes overflows to 0 */
         {"tokenizer.chat_template", 4, "\xff\xff\xff\xff\xff\xff\xff\xff", 8, KVASIR_ERR_FORMAT,
          "the file ends inside"},
     };
@@ -344,7 +345,7 @@ static void test_not_files(void **state) {
     must_refuse(temp_file(&folder, "empty.gguf/x"), KVASIR_ERR_IO, "Not a directory");
     temp_write(&folder, "locked.gguf", "GGUF", 4);
     assert_int_equal(chmod(folder.file, 0), 0);
-    if (access(folder.file, R_OK) != 0) /* root reads it all the same */
+    if (access(folder.file, R_OK) != 0) /* root can read it anyway */
         must_refuse(folder.file, KVASIR_ERR_IO, "Permission denied");
     assert_int_equal(mkdir(temp_file(&folder, "folder"), 0700), 0);
     must_refuse(folder.file, KVASIR_ERR_IO, "holds no config.json");

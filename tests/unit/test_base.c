@@ -14,7 +14,7 @@ static double unit(void) {
     return (double)rand() / RAND_MAX * 2 - 1;
 }
 
-/* Each of many has the bits that it has alone, wherever it stands. */
+/* m_exp_each gives the bits of m_exp for every element, wherever it is in the array. */
 static void test_exp_each(void **state) {
     (void)state;
     static const double ends[] = {
@@ -84,7 +84,7 @@ static void test_errors(void **state) {
     (void)state;
     kvasir_error err;
     assert_int_equal((fail)(&err, KVASIR_ERR_IO, "a\nb%d", 7), KVASIR_ERR_IO);
-    assert_string_equal(err.text, "a?b7"); /* one line whatever a file's name holds */
+    assert_string_equal(err.text, "a?b7"); /* one line, even if a name contains a line end */
     assert_int_equal(err.offset, -1);
     fail_prefix(&err, "file");
     assert_string_equal(err.text, "file: a?b7");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_batch: merge, filter, extend and extract are edits of a list. Beside each sequence of a
- * batch stands its twin, alone in another context: whatever is done to the list, its logits are the
- * twin's, bit for bit, and the pool sees none of it. And what is refused changes nothing. */
+/* kvasir_batch: merge, filter, extend and extract only edit a list. Each sequence of a batch has a
+ * twin, alone in another context. Whatever is done to the list, the sequence's logits equal the
+ * twin's bit for bit, and no page is taken or copied. A refused call changes nothing. */
 #include "model_files.h"
 
 #include "engine/engine.h"
@@ -28,14 +28,14 @@ static int set_up(void **state) {
     return 0;
 }
 
-/* ---- a context with batches, and one where everything is alone ------------------------------- */
+/* ---- a context with batches, and one where every sequence runs alone ------------------------- */
 
 struct world {
     kvasir_model *model;
     kvasir_context *ctx, *other;
 };
 
-/* Twin i says text[i]. */
+/* A sequence and its twin; both get the same text. */
 struct twin {
     kvasir_seq *seq, *alone; /* of world.ctx, of world.other */
     const int32_t *text;
@@ -68,7 +68,7 @@ static void close_world(struct world *w) {
     kvasir_model_close(w->model);
 }
 
-/* Twin i of `length` tokens; bits not NULL: put to these formats then. */
+/* Both of text[i]'s first `length` tokens; bits not NULL: then requantized to these formats. */
 static struct twin make_twin(const struct world *w, int i, uint32_t length, const char *bits) {
     struct twin t = {.text = text[i]};
     need(kvasir_seq_create(w->ctx, &t.seq, &err));
@@ -82,7 +82,7 @@ static struct twin make_twin(const struct world *w, int i, uint32_t length, cons
     return t;
 }
 
-/* n more tokens of the twin that is alone; its logits behind them. */
+/* Evaluates n more tokens of the twin; `logits` are those after the last. */
 static void eval_alone(const struct twin *t, uint32_t n, float *logits) {
     need(kvasir_seq_eval(
         t->alone, t->text + kvasir_seq_length(t->alone), n,
@@ -90,8 +90,8 @@ static void eval_alone(const struct twin *t, uint32_t n, float *logits) {
         &err));
 }
 
-/* The batch holds these sequences, in this order; counts[i] more tokens of each give what they give
- * alone, and a row without tokens stays as it was. */
+/* The batch holds these sequences, in this order. Evaluates counts[i] more tokens of each: the
+ * logits equal the twin's, and those of a sequence without tokens stay as they were. */
 static void check_eval(kvasir_batch *b, struct twin *const *twins, size_t n,
                        const uint32_t *counts) {
     static int32_t tokens[TWINS * LONG];
@@ -116,7 +116,7 @@ static void check_eval(kvasir_batch *b, struct twin *const *twins, size_t n,
     }
 }
 
-/* Out of the batch: the sequence itself goes on as its twin does. */
+/* A sequence taken out of its batch continues as its twin does. */
 static void check_alone(const struct twin *t, uint32_t n) {
     float logits[VOCAB], alone[VOCAB];
     need(kvasir_seq_eval(
@@ -154,7 +154,7 @@ static void check_edits(const char *model, const char *bits, const char *fewer, 
     check_eval(batch, (struct twin *[]){&t[0], &t[1], &t[2], &t[3]}, 4,
                (const uint32_t[]){1, 1, 1, 1});
 
-    /* one goes, with its pages and no others */
+    /* filter removes one: exactly its pages are freed */
     before = pool_of(w.ctx);
     const uint64_t bytes = kvasir_seq_bytes(t[2].seq);
     need(kvasir_batch_filter(batch, (const size_t[]){0, 1, 3}, 3, &err));
@@ -164,22 +164,22 @@ static void check_edits(const char *model, const char *bits, const char *fewer, 
     kvasir_seq_destroy(t[2].alone);
     check_eval(batch, (struct twin *[]){&t[0], &t[1], &t[3]}, 3, (const uint32_t[]){1, 45, 1});
     before = pool_of(w.ctx);
-    need(kvasir_batch_filter(batch, (const size_t[]){0, 1, 2}, 3, &err)); /* all of them */
+    need(kvasir_batch_filter(batch, (const size_t[]){0, 1, 2}, 3, &err)); /* keeps all */
     no_page_moved(&w, before);
 
-    /* another batch's come behind; that one is there, and empty */
+    /* extend appends the other batch's sequences; that batch remains, empty */
     need(kvasir_batch_merge(w.ctx, &t[4].seq, 1, &more, &err));
     before = pool_of(w.ctx);
     need(kvasir_batch_extend(batch, more, &err));
     assert_int_equal(kvasir_batch_size(more), 0);
-    need(kvasir_batch_extend(batch, more, &err)); /* by nothing */
+    need(kvasir_batch_extend(batch, more, &err)); /* with an empty batch */
     check_eval(more, NULL, 0, NULL);
     kvasir_batch_destroy(more);
     no_page_moved(&w, before);
     check_eval(batch, (struct twin *[]){&t[0], &t[1], &t[3], &t[4]}, 4,
                (const uint32_t[]){3, 1, 64, 60});
 
-    /* one is the caller's again; those behind it move up */
+    /* extract returns one to the caller; those after it move up */
     before = pool_of(w.ctx);
     need(kvasir_batch_extract(batch, 1, &out, &err));
     assert_ptr_equal(out, t[1].seq);
@@ -187,7 +187,7 @@ static void check_edits(const char *model, const char *bits, const char *fewer, 
     check_eval(batch, (struct twin *[]){&t[0], &t[3], &t[4]}, 3, (const uint32_t[]){1, 1, 1});
     check_alone(&t[1], 20);
     check_eval(batch, (struct twin *[]){&t[0], &t[3], &t[4]}, 3, (const uint32_t[]){5, 0, 50});
-    kvasir_batch_destroy(batch); /* and the sequences that are left in it, not that one */
+    kvasir_batch_destroy(batch); /* with the sequences left in it, but not the extracted one */
     assert_int_equal(pool_of(w.ctx).used_bytes, kvasir_seq_bytes(t[1].seq));
     check_alone(&t[1], 1);
     kvasir_seq_destroy(t[1].seq);
@@ -214,7 +214,7 @@ static void test_edits_of_windows_and_states(void **state) {
     check_edits("qwen3_next", "8,4", "4,2", 0);
 }
 
-/* Forks share pages: a filter gives back those that nobody else holds. */
+/* Forks share pages: filter frees only the pages that no other sequence holds. */
 static void test_a_filter_leaves_shared_pages(void **state) {
     (void)state;
     struct world w;
@@ -229,7 +229,7 @@ static void test_a_filter_leaves_shared_pages(void **state) {
     need(kvasir_batch_filter(batch, (const size_t[]){1}, 1, &err));
     assert_int_equal(pool_of(w.ctx).used_bytes, kvasir_seq_bytes(f.seq));
     check_eval(batch, (struct twin *[]){&f}, 1, (const uint32_t[]){40});
-    need(kvasir_batch_filter(batch, NULL, 0, &err)); /* nothing is kept */
+    need(kvasir_batch_filter(batch, NULL, 0, &err)); /* keeps none */
     assert_int_equal(kvasir_batch_size(batch), 0);
     assert_int_equal(pool_of(w.ctx).used_bytes, 0);
     need(kvasir_batch_filter(batch, NULL, 0, &err));
@@ -247,7 +247,7 @@ static void refused(kvasir_status status, const char *why) {
         fail_msg("\"%s\" does not say \"%s\"", err.text, why);
 }
 
-/* They stay the caller's, who may use and destroy them. */
+/* After a refused merge the caller still owns the sequences and may use and destroy them. */
 static void test_refused_merges(void **state) {
     (void)state;
     struct world w;
@@ -315,14 +315,14 @@ static void test_refused_edits_change_nothing(void **state) {
     refused(kvasir_batch_filter(batch, (const size_t[]){0}, 1, &err), "be below 0");
     assert_null(out);
     kvasir_batch_destroy(batch);
-    kvasir_batch_destroy(others); /* and lone.alone */
+    kvasir_batch_destroy(others); /* destroys lone.alone too */
     kvasir_seq_destroy(lone.seq);
     for (int i = 0; i < 3; i++)
         kvasir_seq_destroy(t[i].alone);
     close_world(&w);
 }
 
-/* What one sequence cannot do none does. */
+/* If one sequence of a step is refused, none of them changes. */
 static void test_refused_steps_change_nothing(void **state) {
     (void)state;
     struct world w;
@@ -342,7 +342,7 @@ static void test_refused_steps_change_nothing(void **state) {
     assert_int_equal(
         kvasir_batch_eval(batch, tokens, (const uint32_t[]){5, 955}, &logits[0][0], &err),
         KVASIR_ERR_CONTEXT);
-    /* each has room alone; both together have not */
+    /* there is room for either one, but not for both */
     struct kv_pool *pool = kv_cache_pool(w.ctx->cache);
     const uint64_t one = seq_need_bytes(a.seq->seq, 410, 40, 0),
                    left = before.budget_bytes - before.used_bytes - before.charged_bytes;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The yardsticks against their definitions: Belady's against a search over all decisions, LRU
- * against a list of pages that is searched from end to end, both on small traces. Pages are told
- * apart by comparing tokens here, not by ids. */
+/* The reference policies against their definitions, on small traces: Belady's against a search over
+ * all decisions, LRU against a list of pages searched linearly. Here pages are compared by their
+ * tokens, not by ids. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void small_init(struct small *s) {
     s->trace.blocks = s->blocks;
 }
 
-/* ids: a digit a block */
+/* ids: one digit per block */
 static void add(struct small *s, const char *ids, uint32_t prompt, uint32_t output) {
     struct trace *t = &s->trace;
     struct trace_request *r = &t->requests[t->n];
@@ -74,8 +74,8 @@ static void make_random(struct small *s, uint64_t *seed, uint32_t requests) {
 struct pages {
     uint32_t tokens, n;
     uint32_t chain[REQUESTS_MAX][PAGES_MAX];
-    uint32_t full[REQUESTS_MAX]; /* of the prompt */
-    uint32_t all[REQUESTS_MAX];  /* with those behind it, the last partly filled */
+    uint32_t full[REQUESTS_MAX]; /* full pages of the prompt */
+    uint32_t all[REQUESTS_MAX];  /* of prompt and output; the last may be partly filled */
 };
 
 static bool same(const struct small *s, uint32_t a, uint32_t b, uint32_t end) {
@@ -129,14 +129,14 @@ static uint64_t naive_lru(const struct small *s, const struct pages *p, uint64_t
     return hits * p->tokens;
 }
 
-/* Most hits from request r on, over everything that may be kept: held is a set of pages. Only the
- * prompts' pages, which must be numbered below 16. */
+/* The most hits from request r on, over all choices of pages to keep. `held` is a set of pages, as
+ * bits: prompts' pages only, which must be numbered below 16. */
 enum { SETS = 1 << 16 };
 struct search {
     const struct small *s;
     const struct pages *p;
     uint64_t capacity;
-    uint8_t best[REQUESTS_MAX][SETS]; /* + 1; 0: not known yet */
+    uint8_t best[REQUESTS_MAX][SETS]; /* most hits + 1; 0: not known yet */
 };
 
 static uint32_t search(struct search *f, uint32_t r, uint32_t held) {
@@ -162,7 +162,7 @@ static uint32_t search(struct search *f, uint32_t r, uint32_t held) {
     return hits + best;
 }
 
-/* Prompts' pages alone, numbered from 0; false: too many for a search. */
+/* Numbers the prompts' full pages only, from 0. False: too many for a search. */
 static bool number_prompts(const struct small *s, uint32_t tokens, struct pages *p) {
     struct small without = *s;
     without.trace.requests = without.requests;
@@ -194,12 +194,12 @@ static void test_by_hand(void **state) {
     add(&s, "1", 512, 1);
     add(&s, "2", 512, 1);
     add(&s, "0", 512, 1);
-    /* Each request is a page and one behind it. One page: the optimum keeps 0; LRU needs the other
-     * two and what stood behind all three. */
+    /* Each request is a page and one token in the next. With one page the optimum keeps 0's. LRU
+     * needs room for five: 0's page, and both pages of the two later requests. */
     assert_int_equal(hits(&s, 512, 1, false), 512);
     assert_int_equal(hits(&s, 512, 0, false), 0);
     assert_int_equal(hits(&s, 512, 4, true), 0);
-    assert_int_equal(hits(&s, 512, 5, true), 512); /* the first's second page has gone */
+    assert_int_equal(hits(&s, 512, 5, true), 512); /* evicted: the second page of the first 0 */
 
     /* A longer chain counts up to what is shared, in whole pages. */
     small_init(&s);
@@ -212,19 +212,19 @@ static void test_by_hand(void **state) {
     assert_int_equal(hits(&s, 64, 3, true), 192);
     assert_int_equal(hits(&s, 2000, 9, false), 0);
 
-    /* The same ids behind other ones are other pages. */
+    /* The same ids after different ones are different pages. */
     small_init(&s);
     add(&s, "01", 1024, 1);
     add(&s, "11", 1024, 1);
     add(&s, "1", 512, 1);
     assert_int_equal(hits(&s, 512, 9, false), 512);
 
-    /* An equal prompt is a hit with all pages it fills. */
+    /* An equal prompt hits all the pages that it fills. */
     small_init(&s);
     add(&s, "01", 700, 2000);
     add(&s, "01", 700, 1);
     assert_int_equal(hits(&s, 64, 10, false), 640);
-    assert_int_equal(hits(&s, 64, 11, true), 640); /* the output went first */
+    assert_int_equal(hits(&s, 64, 11, true), 640); /* LRU evicted the output's pages first */
 }
 
 static void test_unlimited(void **state) {
@@ -232,9 +232,9 @@ static void test_unlimited(void **state) {
     struct small s;
     struct page_uses *u;
     small_init(&s);
-    add(&s, "01", 700, 2000); /* 10 pages of 64 and 33 behind them */
-    add(&s, "02", 513, 1);    /* shares 8; 1 behind */
-    add(&s, "02", 576, 64);   /* one more that is full; 1 behind */
+    add(&s, "01", 700, 2000); /* 10 full pages of 64, 33 after them */
+    add(&s, "02", 513, 1);    /* shares 8; 1 after them */
+    add(&s, "02", 576, 64);   /* one more full page; 1 after it */
     need(page_uses_create(&s.trace, 64, &u, &err));
     assert_int_equal(page_uses_unlimited(u), 10 + 33 + 1 + 1 + 1);
     page_uses_destroy(u);

@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 static kvasir_error err;
-static uint32_t reached; /* by seq_trim */
+static uint32_t reached; /* seq_trim's result */
 
 static void need(kvasir_status status) {
     if (status != KVASIR_OK)
@@ -60,7 +60,7 @@ static uint8_t *slot_of(struct kv_seq *s, uint32_t position) {
                                  (size_t)v.pages[i].addr * PAGE_ADDR_UNIT + position % TILE_TOKENS;
 }
 
-/* Appends n tokens in steps; each writes `mark` into a byte of its own in its page. */
+/* Appends n tokens in steps. Each token writes `mark` into its own byte of its page. */
 static void append(struct kv_seq *s, uint32_t n, uint32_t step, uint8_t mark) {
     while (n) {
         uint32_t now = n < step ? n : step, at = seq_length(s);
@@ -154,11 +154,11 @@ static void test_budget(void **state) {
     assert_int_equal(used(w), 3 * page);
     assert_int_equal(seq_need_bytes(s, 320, 64, 0), 2 * page);
     assert_int_equal(seq_prepare(s, 190, &err), KVASIR_ERR_BUDGET);
-    assert_non_null(strstr(err.text, "131072")); /* the budget, and the need */
+    assert_non_null(strstr(err.text, "131072")); /* the error gives the budget and the need */
     assert_non_null(strstr(err.text, "65536"));
     assert_int_equal(used(w), 3 * page); /* CACHE-5 */
     assert_int_equal(seq_length(s), 130);
-    append(s, 126, 126, 8); /* exactly to the budget */
+    append(s, 126, 126, 8); /* fills the budget exactly */
     assert_int_equal(used(w), 4 * page);
     assert_int_equal(seq_prepare(s, 1, &err), KVASIR_ERR_BUDGET);
     seq_destroy(s);
@@ -178,7 +178,7 @@ static void test_budget_counts_copies(void **state) {
     assert_int_equal(seq_prepare(b, 1, &err), KVASIR_ERR_BUDGET);
     assert_int_equal(seq_length(b), 100);
     seq_destroy(a);
-    append(b, 1, 1, 2); /* nobody else holds the page now: no copy */
+    append(b, 1, 1, 2); /* no other sequence holds the page now: no copy */
     assert_int_equal(used(w), 2 * page);
     seq_destroy(b);
     free_world(w);
@@ -229,7 +229,7 @@ static void test_trim_into_a_shared_page(void **state) {
     free_world(w);
 }
 
-/* CACHE-4: a table holds what position `length` and later ones see, and no page more. */
+/* CACHE-4: a table holds the pages that position `length` and later ones see, and no others. */
 static void check_visible(struct kv_seq *s, uint32_t keep, uint32_t span) {
     uint32_t length = seq_length(s);
     for (uint32_t p = 0; p < length; p++) {
@@ -289,7 +289,7 @@ static void test_trim_after_rotation(void **state) {
         }
         uint64_t bytes = used(w);
         kvasir_status status = seq_trim(s, to, &reached, &err);
-        /* Pages that a query at 500 does not see are gone: 500 - 124 + 1 = 377 is in page 5. */
+        /* Pages that a query at 500 does not see were dropped: 500 - 124 + 1 = 377 is in page 5. */
         bool works = to <= 64 || (to + 1 > 124 && (to + 1 - 124) / 64 >= 5);
         assert_int_equal(status == KVASIR_OK, works);
         if (works) {
@@ -374,8 +374,8 @@ static void test_random_edits_leak_nothing(void **state) {
     free_world(w);
 }
 
-/* Pages that a fork still holds do not come back when they rotate out of this table: the forecast
- * must not count on them. */
+/* Pages that a fork still holds are not freed when they rotate out of this table: the forecast must
+ * not count on them. */
 static void test_forecast_with_shared_pages(void **state) {
     (void)state;
     struct world w = make_world((struct kv_cache_options){.max_size = 512}, 0);
@@ -425,8 +425,8 @@ static void test_extreme_options(void **state) {
     assert_int_equal(all, (uint64_t)67108863 * (bytes / 10));
 }
 
-/* What is said to be enough for one sequence is, wherever its steps begin and end; a copied page,
- * which it counts too, is not among what growing alone takes. */
+/* kv_cache_need_bytes is enough for one sequence, wherever its steps begin and end. It includes one
+ * copied page, which a sequence without forks never needs. */
 static void test_need_holds_for_any_steps(void **state) {
     (void)state;
     static const uint32_t spans[] = {1, 2, 33, 64, 65, 193, 200}, steps[] = {1, 2, 7, 64, 65, 220},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Centred keys: that taking a constant off and adding it to the scores changes nothing but
- * rounding, at any position; which pairs are chosen; the calibration file and what is refused. */
+/* Centred keys: subtracting a constant from the keys and adding its part to the scores changes only
+ * rounding, at any position; which pairs are chosen; the calibration file and its refusals. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,9 +31,9 @@ static float random_float(float size) {
 
 /* ---- attention over centred pages ------------------------------------------------------------ */
 
-/* A sequence whose positions before `start` were dropped, two layers of two KV heads with three
- * query heads each; 32-bit pages, once with centred keys and once without. The last tokens attend
- * to the SPAN before them. */
+/* A sequence whose positions before `start` were dropped: two layers of two KV heads with three
+ * query heads each, in 32-bit pages, once with centred keys and once without. Each of the last
+ * tokens attends to the SPAN positions before it. */
 enum { LAYERS = 2, KV_HEADS = 2, GQA = 3, HEADS = KV_HEADS * GQA, DIM = 64 };
 enum { TOKENS = 800, SPAN = 700, QUERIES = TOKENS - SPAN };
 
@@ -71,7 +71,7 @@ static struct centres *make_centre(uint32_t n) {
         c->inv_freq[j] = pow(10000, -1.0 * j / n);
     uint32_t at = 0, most = 0;
     for (uint32_t head = 0; head < LAYERS * KV_HEADS; head++) {
-        for (uint32_t j = 0; head != 1 && j < n; j++) /* one head has none */
+        for (uint32_t j = 0; head != 1 && j < n; j++) /* head 1 has no pairs */
             if (random_below(3))
                 c->pairs[at++] = (struct centre_pair){j, random_float(20), random_float(20)};
         c->first[head + 1] = at;
@@ -87,7 +87,7 @@ static struct centres *make_centre(uint32_t n) {
     return c;
 }
 
-/* k [rows][KV_HEADS][DIM]: small noise with rope(c, t) on it. */
+/* k [rows][KV_HEADS][DIM]: small noise plus rope(c, t). */
 static void fill_keys(float *k, const struct key_centre *c, uint32_t layer, uint32_t start,
                       uint32_t rows) {
     for (uint32_t r = 0; r < rows; r++)
@@ -138,7 +138,7 @@ static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
         op_attention(b, &attend, &plain.view, layer, q, &args, want);
         op_attention(b, &attend, &centred.view, layer, q, &args, out);
         double worst = worst_difference(out, want, qs);
-        if (worst > 5e-5) /* scores reach 100: 1e-7 of that, a few times */
+        if (worst > 5e-5) /* scores reach 100, with errors of a few times 1e-7 of that */
             fail_msg("tier %s, from %u, %u pairs, layer %u: off by %g", cpu_tier_name(tier), start,
                      n, layer, worst);
     }
@@ -158,8 +158,8 @@ static void check_attention(enum cpu_tier tier, uint32_t start, uint32_t n) {
 
 static void test_attention(void **state) {
     (void)state;
-    /* pages of a run's start, a later digit of its number, and far beyond any context: there the
-     * angles themselves are known to 1e-6 */
+    /* from the start of a split, from inside one, with higher digits in its number, and far beyond
+     * any context, where the angles themselves are only known to 1e-6 */
     static const uint32_t STARTS[] = {0, 448, 16 * 512 - 128, 512 * 4096 + 64, 1u << 30};
     for (int tier = 0; tier < CPU_TIER_COUNT; tier++)
         for (size_t i = 0; cpu_tier_have((enum cpu_tier)tier) && i < 5; i++)
@@ -180,7 +180,7 @@ static float *mean_at(struct key_stats *s, size_t head, uint32_t pair) {
     return s->mean + (head * s->n + pair) * 2;
 }
 
-/* Every spread 1, no constants. */
+/* All spreads are 1, and there are no constants. */
 static void flat_stats(struct key_stats *s, const kvasir_model *m) {
     need(key_stats_init(s, m->model, &err));
     for (size_t i = 0; i < (size_t)s->layers * s->kv_heads * s->n; i++)
@@ -194,7 +194,7 @@ static void test_choosing(void **state) {
     struct centres *c;
     flat_stats(&s, m);
     need(centres_choose(&s, m->model, &c, &err));
-    assert_null(c); /* nothing to take off */
+    assert_null(c); /* nothing to subtract */
 
     mean_at(&s, 1, 3)[0] = -5;
     mean_at(&s, 1, 2)[1] = 4;
@@ -206,13 +206,13 @@ static void test_choosing(void **state) {
     assert_int_equal(c->first[2], 2);
     assert_int_equal(c->first[s.layers * s.kv_heads], 2);
     assert_int_equal(c->centre.pairs_max, 2);
-    assert_int_equal(c->pairs[0].pair, 2); /* rising */
+    assert_int_equal(c->pairs[0].pair, 2); /* in ascending order */
     assert_int_equal(c->pairs[1].pair, 3);
     assert_true(c->pairs[0].c1 == 0 && c->pairs[0].c2 == 4);
     assert_true(c->pairs[1].c1 == -5 && c->pairs[1].c2 == 0);
     centres_destroy(c);
 
-    /* more than the budget: the largest against their head's spread stay */
+    /* more than the budget: those largest relative to their head's spread are kept */
     size_t heads = (size_t)s.layers * s.kv_heads;
     for (size_t head = 0; head < heads; head++)
         for (uint32_t j = 0; j < s.n; j++) {
@@ -256,7 +256,7 @@ static void test_file(void **state) {
 
     assert_int_equal(read_back(file.data, file.len, 7, &back), KVASIR_ERR_ARGUMENT);
     assert_non_null(strstr(err.text, "another model"));
-    for (size_t i = 0; i < file.len; i += 1 + i / 64) /* every length, then some */
+    for (size_t i = 0; i < file.len; i += 1 + i / 64) /* every short length, then fewer and fewer */
         assert_int_not_equal(read_back(file.data, i, 0x0123456789abcdef, &back), KVASIR_OK);
     for (size_t i = 0; i < file.len; i += 1 + i / 512) {
         file.data[i] ^= (char)(1 << i % 8);
@@ -266,7 +266,7 @@ static void test_file(void **state) {
     }
     text_free(&file);
 
-    s.mean[3] = INFINITY; /* a right checksum does not make it good */
+    s.mean[3] = INFINITY; /* refused, although the checksum is right */
     need(centre_file_write(&s, 1, 99, &file, &err));
     assert_int_equal(read_back(file.data, file.len, 1, &back), KVASIR_ERR_FORMAT);
     assert_non_null(strstr(err.text, "finite"));
@@ -305,7 +305,7 @@ static const char *write_file(const kvasir_model *m, const char *name, float siz
     return path;
 }
 
-/* The kind of a context's only fact; -1: it has none. */
+/* The kind of a context's only fact; -1: no fact. */
 static int fact_of(const kvasir_model *m, const char *bits, const char *how) {
     const kvasir_context_info info = info_of(m, bits, how);
     assert_true(info.n_facts <= 1);
@@ -329,14 +329,14 @@ static void test_flag(void **state) {
     assert_int_equal(context_of(qwen2, "8", path, &ctx), KVASIR_ERR_ARGUMENT);
     assert_non_null(strstr(err.text, "another model"));
 
-    /* one fact if something is centred, or nothing against the user's word */
+    /* one fact if keys are centred, or if they are not although the user gave a file */
     assert_int_equal(fact_of(llama, "8", path), KVASIR_FACT_CENTRED);
     assert_int_equal(fact_of(llama, "8", small), KVASIR_FACT_CENTRE_NOTHING);
     assert_int_equal(fact_of(llama, "f16", path), KVASIR_FACT_CENTRE_UNUSED);
     assert_int_equal(fact_of(llama, "8", "auto"), -1);
     assert_int_equal(fact_of(llama, "8", "off"), -1);
 
-    /* the fingerprint knows what pages hold, and nothing else */
+    /* the fingerprint depends only on what pages hold */
     char off[17], on[17];
     snprintf(off, sizeof off, "%s", info_of(llama, "8", "off").fingerprint);
     snprintf(on, sizeof on, "%s", info_of(llama, "8", path).fingerprint);
@@ -351,7 +351,7 @@ static void test_flag(void **state) {
     kvasir_model_close(qwen2);
 }
 
-/* Stored rows come back as the model made them, whatever was taken off on the way. */
+/* Rows are read back as the model made them, although a constant was subtracted to store them. */
 static void test_read_back(void **state) {
     (void)state;
     enum { N = 200 };
@@ -375,7 +375,7 @@ static void test_read_back(void **state) {
     for (uint32_t head = 0; head < model.kv_heads; head++) { /* layer 0: the same K in both */
         need(kvasir_seq_read_kv(seq[0], KVASIR_PART_K, 0, head, 0, N, exact, &err));
         need(kvasir_seq_read_kv(seq[1], KVASIR_PART_K, 0, head, 0, N, stored, &err));
-        /* what is stored spans less than 100: half a step of 8 bits */
+        /* stored values span less than 100; the error is at most half a step of 8 bits */
         assert_true(worst_difference(exact, stored, n) < 100.0 / 255 / 2 * 1.1);
         need(kvasir_seq_read_kv(seq[1], KVASIR_PART_V, 0, head, 0, N, stored, &err));
     }
@@ -388,7 +388,7 @@ static void test_read_back(void **state) {
     kvasir_model_close(m);
 }
 
-/* Centred pages that become exact ones and centred ones again, by the public call. */
+/* Centred pages requantized to exact ones and back, through the public call. */
 static void test_requantized(void **state) {
     (void)state;
     enum { N = 200, VOCAB = 512 };

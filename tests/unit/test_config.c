@@ -24,7 +24,7 @@ static json_t *quoted(const char *text) {
     return value;
 }
 
-/* The base with the fields of `changes` put in. */
+/* Parses the base document with the fields of `changes` replaced or added. */
 static kvasir_status parse_all(const char *changes, struct model_config *c, struct quantization *q,
                                kvasir_error *err) {
     json_t *document = quoted(llama_base), *more = quoted(changes);
@@ -81,7 +81,7 @@ static void test_sizes(void **state) {
     assert_string_equal(accepted("{'architectures':['Qwen3ForCausalLM']}").arch, "qwen3");
     assert_string_equal(accepted("{'architectures':['Qwen2ForCausalLM']}").arch, "qwen2");
     assert_string_equal(accepted("{'architectures':['MistralForCausalLM']}").arch, "mistral");
-    /* Fields that others put there, and biases where the family has them anyway. */
+    /* Fields that other tools write, and attention_bias in a family that has biases anyway. */
     accepted("{'torch_dtype':'bfloat16','use_cache':true,'pretraining_tp':1,'x':[[[{}]]]}");
     accepted("{'architectures':['Qwen2ForCausalLM'],'attention_bias':true}");
 }
@@ -118,7 +118,7 @@ static void test_window(void **state) {
 #define QWEN    "'architectures':['Qwen2ForCausalLM']"
     assert_int_equal(accepted("{" MISTRAL ",'sliding_window':48}").window, 48);
     assert_int_equal(accepted("{" MISTRAL ",'sliding_window':null}").window, 0);
-    assert_int_equal(accepted("{'sliding_window':48}").window, 0); /* llama: no such thing */
+    assert_int_equal(accepted("{'sliding_window':48}").window, 0); /* llama has no windows */
     assert_int_equal(accepted("{" QWEN ",'sliding_window':48}").window, 0);
     assert_int_equal(accepted("{" QWEN ",'sliding_window':48,'use_sliding_window':false}").window,
                      0);
@@ -157,7 +157,7 @@ static void assert_format(const struct quantization *q, const char *module, enum
     assert_int_equal(f.group, group);
 }
 
-/* What a module's entry leaves out is mlx's default, 4 bits in groups of 64 (mxfp4: 32). */
+/* Fields that a module's entry omits have mlx's defaults: 4 bits, groups of 64 (mxfp4: 32). */
 static void test_quantization(void **state) {
     (void)state;
     static const char entries[] =
@@ -334,13 +334,13 @@ static void test_not_json(void **state) {
     refused_text("{\"a\":\"\xff\"}", 9, -1, "JSON does not parse");
     refused_text("{\"hidden_size\":1e999}", 21, -1, "JSON does not parse");
     refused_text("{\"a\":\"\\u0000\"}", 14, -1, "JSON does not parse");
-    /* Brackets in strings do not nest; a million real ones must not reach a parser. */
+    /* A million nested brackets must not reach the parser; brackets in strings do not nest. */
     enum { DEEP = 1000000 };
     char *text = malloc(DEEP);
     assert_non_null(text);
     memset(text, '[', DEEP);
     refused_text(text, DEEP, 32, "nested deeper than 32 levels");
-    memset(text, '{', DEEP); /* and a few million small ones not either: 300 bytes each */
+    memset(text, '{', DEEP); /* nor a third of a million small objects: 300 bytes each in memory */
     for (size_t i = 0; i + 3 <= DEEP; i += 3)
         memcpy(text + i, i ? "{}," : "[[,", 3);
     refused_text(text, DEEP, 0, "more than 32 times its size in memory");

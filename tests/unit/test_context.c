@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a context makes of a model and its options: fingerprints, and steps of a model of odd
- * proportions. */
+/* What a context derives from a model and its options: fingerprints, and the step size for a model
+ * of odd proportions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static uint64_t folder_id(const struct text_buf *tensors, const char *config) {
     return id;
 }
 
-/* Training may change the scales alone, or the biases: another model all the same. */
+/* Training may change only the scales or only the biases: that is a different model too. */
 static void every_tensor_counts(const char *config, bool f8) {
     struct text_buf b = tiny_folder_tensors(f8);
     uint64_t header, first = folder_id(&b, config);
@@ -58,7 +58,7 @@ static void test_model_fingerprint(void **state) {
     every_tensor_counts(TINY_F8_CONFIG, true);
 }
 
-/* One layer of one head of 64 dims, Q4_0; as wide inside as asked for. */
+/* One layer of one head of 64 dims, Q4_0, with an FFN of ffn_dim. */
 static kvasir_model *open_wide(uint32_t ffn_dim) {
     const struct {
         const char *key;
@@ -135,7 +135,7 @@ static uint64_t rotating(const kvasir_model *m, uint32_t max_size, uint32_t keep
     return fingerprint_of(m, o);
 }
 
-/* What a query sees, to the token: pages behind the first ones depend on it. */
+/* Each token that a query sees counts: the content of all but the first pages depends on it. */
 static void test_rotation(void **state) {
     (void)state;
     kvasir_model *m = open_wide(64);
@@ -147,11 +147,11 @@ static void test_rotation(void **state) {
     assert_true(some != rotating(m, 128, 0));
     assert_true(some != rotating(m, 128, 5));
     assert_true(rotating(m, 128, 0) != rotating(m, 128, 5));
-    assert_true(all == rotating(m, 0, 5)); /* nothing to keep it from */
+    assert_true(all == rotating(m, 0, 5)); /* without rotation, --kv-keep has no effect */
     kvasir_model_close(m);
 }
 
-/* With a context of so many tokens. */
+/* The fingerprint with a context of `ctx` tokens. */
 static uint64_t of_length(const kvasir_model *m, uint32_t ctx) {
     kvasir_context_options o = kvasir_context_defaults();
     o.kv_bits = "f16";
@@ -159,7 +159,7 @@ static uint64_t of_length(const kvasir_model *m, uint32_t ctx) {
     return fingerprint_of(m, o);
 }
 
-/* Trained on 128 tokens. */
+/* A model trained on 128 tokens, with this kind of rope scaling. */
 static kvasir_model *open_scaled(const char *rope_type) {
     struct text_buf tensors = tiny_folder_tensors(false);
     char config[1024];
@@ -175,7 +175,7 @@ static kvasir_model *open_scaled(const char *rope_type) {
     return m;
 }
 
-/* The length of the context counts where it chooses how K is turned, and only there. */
+/* The fingerprint depends on the context's length only where the length selects K's rotation. */
 static void test_rope_variants(void **state) {
     (void)state;
     kvasir_model *m = open_wide(64);
@@ -184,14 +184,14 @@ static void test_rope_variants(void **state) {
     m = open_scaled("linear");
     assert_true(of_length(m, 128) == of_length(m, 4096));
     kvasir_model_close(m);
-    /* dynamic: behind the trained length each length has its own */
+    /* dynamic: beyond the trained length each length has its own rotation */
     m = open_scaled("dynamic");
     assert_true(of_length(m, 64) == of_length(m, 128));
     assert_true(of_length(m, 128) != of_length(m, 256));
     assert_true(of_length(m, 256) != of_length(m, 257));
     assert_true(of_length(m, 256) == of_length(m, 256));
     kvasir_model_close(m);
-    /* longrope: one up to the original length, one above */
+    /* longrope: one rotation up to the original length, one above */
     if (!path_exists(SHARED_DIR "/fixtures/tiny/phi3_long/config.json"))
         return;
     need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/phi3_long", &m, &err));
@@ -201,7 +201,7 @@ static void test_rope_variants(void **state) {
     kvasir_model_close(m);
 }
 
-/* Whether what was saved under one --ctx loads under another. */
+/* Whether a file saved under one --ctx loads under another. */
 static bool loads(const kvasir_model *m, uint32_t saved_with, uint32_t ctx) {
     const int32_t tokens[20] = {0};
     kvasir_context_options o = kvasir_context_defaults();
@@ -234,7 +234,7 @@ static bool loads(const kvasir_model *m, uint32_t saved_with, uint32_t ctx) {
     return status == KVASIR_OK;
 }
 
-/* K is stored after rope: what another variant of it turned must not be read in silence. */
+/* K is stored after rope: a file whose K was rotated by another variant must be refused. */
 static void test_files_know_their_rope(void **state) {
     (void)state;
     kvasir_model *m = open_wide(64);
@@ -254,8 +254,8 @@ static void test_files_know_their_rope(void **state) {
     kvasir_model_close(m);
 }
 
-/* A file must not make a step take many times its size: 65,536 dims of 32-bit floats, two such
- * buffers, are 256 MiB at 512 rows, of a file of 8 MiB. */
+/* A step must not need many times the file's size in memory. Two buffers of 65,536 dims in 32-bit
+ * floats take 256 MiB at 512 rows, for a file of 8 MiB: the step must get fewer rows. */
 static void test_wide_steps(void **state) {
     (void)state;
     kvasir_model *m = open_wide(64), *wide = open_wide(65536);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers that go on the last message (continue_final_message): small templates that trim, change,
- * repeat or lose texts, and every template of ../shared/chat-templates, where the prompt must be
- * the beginning of what the template writes of the whole chat. */
+/* Answers that continue the last message (continue_final_message): small templates that trim,
+ * change, repeat or lose texts, and every template of ../shared/chat-templates, where the prompt
+ * must be the beginning of what the template writes for the whole chat. */
 #include "api_checks.h"
 
 static const char TEMPLATE[] =
@@ -39,7 +39,7 @@ static void bad(enum api_kind api, const char *text, const char *param, const ch
 static void test_continue(void **state) {
     (void)state;
     const enum api_kind api = API_CHAT;
-    /* only where it is asked for: mlx_lm.server and vLLM begin a new message */
+    /* only on request: by default a new message begins, as with mlx_lm.server and vLLM */
     good("{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"a\"}]}",
          "<s>[user]hi[assistant]a[a]");
     good(GO_ON("", "\"content\":\" so \""), "<s>[user]hi[assistant] so ");
@@ -56,7 +56,7 @@ static void test_continue(void **state) {
     assert_true(read_text_body(api, CHAT("\"n\":1")));
     assert_false(r.continues);
     api_request_free(&r);
-    setup.prompt_cache = true; /* a file's chat goes on, and its last message */
+    setup.prompt_cache = true; /* continues a file's chat, and then its last message */
     good(GO_ON("\"prompt_cache\":\"f\",", "\"content\":\"so\""), "hi[assistant]so");
     setup.prompt_cache = false;
 
@@ -75,7 +75,7 @@ static void test_continue(void **state) {
         "add_generation_prompt", "false needs");
 }
 
-/* The last message is `text`; wanted NULL: the template does not write it as it is. */
+/* The last message is `text`. wanted NULL: the template does not write it unchanged. */
 static void goes_on(const char *template, const char *text, const char *wanted) {
     char body[512];
     set_template(template, strlen(template));
@@ -89,12 +89,12 @@ static void goes_on(const char *template, const char *text, const char *wanted) 
 
 static void test_templates_that_change_texts(void **state) {
     (void)state;
-    /* one that trims leaves the text's spaces out; but nothing that is not the text's */
+    /* templates that trim: the text's own blanks may be missing, but nothing is added */
     goes_on("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", "  so \\n", "[hi][so");
     goes_on("{% for m in messages %}[ {{ m.content | trim }}]{% endfor %}", " ", "[ hi][ ");
     goes_on("{% for m in messages %}[{{ m.content.lstrip() }}]{% endfor %}", "\\nso ", "[hi][so ");
     goes_on("{{ messages[1].content | trim }}", "so", "so");
-    /* not as it is, twice, not at all */
+    /* templates that change the text, write it twice, or not at all */
     goes_on("{% for m in messages %}[{{ m.content | upper }}]{% endfor %}", "so", NULL);
     goes_on("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "so", NULL);
     goes_on("{% for m in messages %}{{ m.role }}{% endfor %}", "so", NULL);
@@ -130,7 +130,7 @@ static const char *const REAL[] = {
     "upstage-Solar-Open-100B",
 };
 
-/* What the template writes of the chat, less nothing: the oracle. */
+/* What the template writes for the whole chat, uncut: the oracle. */
 static char *whole_chat(const char *messages) {
     char request[1024], *text;
     size_t len;

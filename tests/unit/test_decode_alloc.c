@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* I6: after start-up decode steps allocate nothing: not on a plain sequence, not past the wrap of a
- * rotating one, not on a fork, not behind a requantize; nor do samplers, log-probabilities and stop
- * texts. malloc and its family are counted where they are called. */
+/* I6: after start-up decode steps allocate nothing: on a plain sequence, on a rotating one that has
+ * wrapped, on a fork, and after a requantize. Nor do samplers, log-probabilities and stop texts.
+ * malloc and its family are replaced by functions that count calls. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

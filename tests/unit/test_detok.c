@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The detokenizer and the UTF-8 check: every character of Unicode and every short byte string
- * against the definition, what Python's bytes.decode(errors="replace") gives for broken text
- * (written down from Python 3.11), and that neither the place of a cut nor the size of a token
- * changes what comes out.
+ * against the definition; broken text against Python's bytes.decode(errors="replace") (recorded
+ * from Python 3.11); and neither the place of a cut nor the size of a token changes the output.
  *
- * Bugs that were planted and found: the byte that breaks off a character swallowed, surrogates
- * accepted, held bytes passed over by the fast path.
+ * Bugs that were planted and found: the byte that interrupts a character swallowed, surrogates
+ * accepted, held bytes skipped by the fast path.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +18,7 @@
 
 #define FFFD "\xef\xbf\xbd"
 
-/* One character by the definition: read it leniently, write it back, and see whether the same
- * bytes come out. */
+/* One character by the definition: decode it leniently, encode it again, and compare the bytes. */
 static bool is_one_character(const uint8_t *s, size_t n) {
     uint32_t c = n == 1 ? s[0] : n == 2 ? s[0] & 0x1fu : n == 3 ? s[0] & 0x0fu : s[0] & 0x07u;
     for (size_t i = 1; i < n; i++)
@@ -32,12 +30,12 @@ static bool is_one_character(const uint8_t *s, size_t n) {
 
 static void test_utf8_check(void **state) {
     (void)state;
-    /* All strings of three bytes with a lead byte first, and of four with one that could open four
-     * (the last byte in steps of four). */
+    /* All strings of three bytes that begin with a lead byte, and of four that begin with a lead
+     * byte of four (the last byte in steps of four). */
     uint64_t accepted = 0;
     for (uint32_t bits = 0; bits < 1u << 24; bits++) {
         const uint8_t s[3] = {(uint8_t)(bits >> 16), (uint8_t)(bits >> 8), (uint8_t)bits};
-        if (s[0] < 0xc0) /* such a byte is a text of its own or wrong; the rest is another case */
+        if (s[0] < 0xc0) /* a character of one byte, or invalid: the rest is another case */
             continue;
         bool ok = utf8_check((const char *)s, 3) == 3;
         bool want = is_one_character(s, 3) || (is_one_character(s, 2) && s[2] < 0x80);
@@ -64,7 +62,7 @@ static void test_utf8_check(void **state) {
         for (size_t cut = 1; cut < n; cut++)
             assert_int_equal(utf8_check((const char *)s, cut), 0);
     }
-    /* The eight-byte stride: the bad byte at every place of a longer text. */
+    /* The eight-byte stride: an invalid byte at every place of a longer text. */
     for (size_t at = 0; at < 40; at++) {
         char text[40];
         memset(text, 'x', sizeof text);
@@ -101,7 +99,7 @@ static void test_every_cut(void **state) {
             uint32_t c = rng(limits[rng(4)]);
             len += utf8_put((char *)text + len, c >= 0xd800 && c < 0xe000 ? 'x' : c);
         }
-        for (size_t a = 0; a <= len; a++) /* three tokens, every place for both cuts */
+        for (size_t a = 0; a <= len; a++) /* three tokens, with both cuts at every place */
             for (size_t b = a; b <= len; b++) {
                 struct detok d = {0};
                 struct text_buf out = {0};
@@ -110,7 +108,7 @@ static void test_every_cut(void **state) {
                     const char *from = (const char *)text + cuts[k];
                     assert_true(
                         detok_push(&d, (struct text_span){from, cuts[k + 1] - cuts[k]}, &out));
-                    /* All that is whole has come out: what is missing is held. */
+                    /* All complete characters have come out; only the rest is held. */
                     assert_int_equal(out.len + d.n_held, cuts[k + 1]);
                     assert_int_equal(utf8_check(out.data, out.len), out.len);
                 }
@@ -158,7 +156,7 @@ static void test_broken_bytes(void **state) {
 
 static void test_cuts_of_random_bytes(void **state) {
     (void)state;
-    /* Bytes that often look like characters, often broken ones. */
+    /* Bytes that often form characters, and often broken ones. */
     static const uint8_t likely[] = {0x00, 'a',  0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc2,
                                      0xdf, 0xe0, 0xe1, 0xed, 0xef, 0xf0, 0xf1, 0xf4, 0xff};
     for (int round = 0; round < 20000; round++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an engine and a sequence make of a backend's table: a device that fails for good ends
- * requests with its error, and a head that multiplies fewer rows than a step wants is called in
- * slices. The backend is the CPU's with some members of its table replaced. */
+/* How an engine and a sequence use a backend's table. A device that fails for good ends requests
+ * with its error. If the head multiplies fewer rows than a step has, it is called in slices. The
+ * backend is the CPU's with some functions of its table replaced. */
 #include "model_files.h"
 
 #include <math.h>
@@ -26,7 +26,7 @@ static void need(kvasir_status status) {
 static struct {
     const struct backend_ops *cpu;
     struct backend_ops ops;
-    atomic_int waits_left; /* calls that wait for the device, until it fails; sticks at 0 */
+    atomic_int waits_left; /* waits for the device that still succeed; at 0 all fail */
     atomic_uint most_seqs, most_head_rows;
 } watched;
 
@@ -127,7 +127,7 @@ static void check_lost_in_engine(const kvasir_model *model, int waits) {
         assert_string_equal(a[i]->error.text, "the device is lost");
         free(a[i]);
     }
-    need(answer_submit(e, after, &err)); /* and the engine goes on to say so */
+    need(answer_submit(e, after, &err)); /* later requests get the error too */
     answer_wait(after);
     assert_string_equal(after->error.text, "the device is lost");
     assert_int_equal(engine_settled(e).failed, BESIDE + 1);
@@ -157,7 +157,7 @@ static void test_lost_device_in_a_sequence(void **state) {
     kvasir_seq *s;
     float logits[VOCAB];
     o.ctx = 256;
-    o.prefill_chunk = 0; /* what the backend is best at */
+    o.prefill_chunk = 0; /* 0: the backend's rows_good */
     temp_folder_make(&folder);
     need(context_create_take(model, &o, watched_backend(), &c, &err));
     assert_int_equal(c->options.prefill_chunk, c->device.rows_good);
@@ -199,7 +199,7 @@ static void test_more_sequences_than_logit_rows(void **state) {
         a[i]->request.ignore_end = true;
         a[i]->request.sampling.temp = i % 2 ? 1 : 0;
         a[i]->request.sampling.seed = (uint64_t)i;
-        a[i]->hold_at = i == 0; /* until all are there */
+        a[i]->hold_at = i == 0; /* holds the engine until all are submitted */
         need(answer_submit(e, a[i], &err));
     }
     answer_wait_held();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_engine through its public calls: answers are those of the same tokens evaluated alone,
- * whatever runs beside them; seeds, choices, log-probabilities; where answers end. (What it keeps,
- * refuses and takes back: test_engine_cache.c, test_engine_limits.c. Random programs: sim/.) */
+/* kvasir_engine through its public calls: answers equal those of the same tokens evaluated alone,
+ * whatever else runs; seeds, choices, log-probabilities; where answers end. (Stored prefixes:
+ * test_engine_cache.c. Refusals and cancels: test_engine_limits.c. Random programs: sim/.) */
 #include "model_files.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ static kvasir_model *open_model(const char *name) {
     return model;
 }
 
-/* Prompts that share beginnings of some lengths with the first one. */
+/* Prompts that share prefixes of various lengths with the first one. */
 static int make_prompts(void **state) {
     static const int shared[] = {0, 0, 1, 63, 64, 65, 100, 128, 149, 150};
     uint32_t r = 7;
@@ -59,7 +59,7 @@ static void check_model(const char *name, const char *kv_bits, float temp, uint3
     struct answer *a[10];
     o.context.kv_bits = kv_bits;
     o.context.prefill_chunk = chunk;
-    o.max_running = 1000; /* as many as there is room for in a step */
+    o.max_running = 1000; /* as many as fit in a step */
     kvasir_engine *e = answers_engine(model, &o);
     for (int i = 0; i < 10; i++) {
         a[i] = answer_new(prompt[i], PROMPT - (size_t)(i % 3) * 20, REPLY);
@@ -169,7 +169,7 @@ static void check_seeds(const char *name) {
     free(several);
     const kvasir_engine_stats s = engine_settled(e);
     assert_int_equal(s.finished, 8);
-    assert_int_equal(s.prompt_tokens, 8 * PROMPT); /* once for all choices */
+    assert_int_equal(s.prompt_tokens, 8 * PROMPT); /* a prompt counts once for all its choices */
     kvasir_engine_destroy(e);
     kvasir_model_close(model);
 }
@@ -180,7 +180,7 @@ static void test_seeds_and_choices(void **state) {
     check_seeds("qwen3_next");
 }
 
-/* Choices that end at different times, one of them the first: the others go on. */
+/* Choices end at different times, each in turn the first: the others go on. */
 static void test_choices_end_apart(void **state) {
     (void)state;
     kvasir_model *model = open_model("llama");
@@ -305,8 +305,8 @@ static void test_lengths(void **state) {
     kvasir_model_close(model);
 }
 
-/* What the answer's text must be: that of its tokens behind the prompt's, up to the first place of
- * a stop text. */
+/* The answer's text must be that of a run without stop texts (`whole`), cut at the first occurrence
+ * of any stop text. */
 static void expect_text(const struct answer *a, const char *whole) {
     const char *end = whole + strlen(whole);
     bool stopped = false;
@@ -321,7 +321,7 @@ static void expect_text(const struct answer *a, const char *whole) {
     assert_memory_equal(c->text, whole, c->len);
     assert_int_equal(c->finish, stopped ? KVASIR_FINISH_STOP : KVASIR_FINISH_LENGTH);
     assert_int_equal(c->stop[0] != 0, stopped);
-    assert_memory_equal(end, c->stop, strlen(c->stop)); /* it begins there */
+    assert_memory_equal(end, c->stop, strlen(c->stop)); /* the stop text begins at the cut */
 }
 
 static void run_stops(kvasir_engine *e, const int32_t *ids, size_t n, const char *const *stops,
@@ -353,7 +353,7 @@ static void test_stop_texts(void **state) {
     char whole[ANSWER_TEXT] = {0};
     memcpy(whole, plain->choices[0].text, plain->choices[0].len);
     assert_true(strlen(whole) > 60);
-    /* every text of 1 to 9 bytes that stands there, wherever tokens part it */
+    /* stop texts of 1 to 9 bytes from all over the answer, wherever token boundaries cut them */
     for (size_t len = 1; len < 10; len += 2)
         for (size_t at = 0; at + len <= strlen(whole); at += 5) {
             char stop[16] = {0}, other[16] = {0};
@@ -363,7 +363,7 @@ static void test_stop_texts(void **state) {
             run_stops(e, ids, n, (const char *const[]){other, stop}, 2, whole);
         }
     run_stops(e, ids, n, (const char *const[]){"no such text"}, 1, whole);
-    char beyond[32]; /* begins as the answer ends: held back, then given */
+    char beyond[32]; /* begins like the answer's end: held back, then released */
     snprintf(beyond, sizeof beyond, "%s?", whole + strlen(whole) - 4);
     run_stops(e, ids, n, (const char *const[]){beyond}, 1, whole);
     free(plain);
@@ -373,7 +373,7 @@ static void test_stop_texts(void **state) {
     kvasir_model_close(model);
 }
 
-/* The vocabulary's end token, pushed by a bias: ends, or does not. */
+/* The vocabulary's end token, forced by a bias: it ends the answer, unless ends are ignored. */
 static void test_end_tokens(void **state) {
     (void)state;
     kvasir_model *model;
@@ -398,7 +398,7 @@ static void test_end_tokens(void **state) {
     kvasir_model_close(model);
 }
 
-/* Control tokens have no text, unless they are shown; one that ends the answer has none. */
+/* Control tokens have no text unless shown; one that ends the answer never has. */
 static void test_shown_tokens(void **state) {
     (void)state;
     kvasir_model *model;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_engine through its public calls: what requests find of those before them, what the figures
- * say of it, salts, forgetting, prompt-cache files, stored prefixes in other formats. */
+/* kvasir_engine through its public calls: which prefixes of earlier requests a request finds, their
+ * statistics, salts, forgetting, prompt-cache files, stored prefixes in other formats. */
 #include "model_files.h"
 
 #include "answers.h"
@@ -38,7 +38,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* Runs a prompt, looks at what it found, and at its tokens. Returns where its text goes on. */
+/* Runs a prompt: its hit and cached tokens are these, and its answer is that of a lone sequence. */
 static void expect_hit(kvasir_engine *e, const kvasir_engine_options *o, const int32_t *tokens,
                        uint32_t n, const char *salt, kvasir_hit hit, uint32_t cached) {
     struct answer *a = answer_new(tokens, n, 5);
@@ -74,7 +74,7 @@ static void test_kinds_of_hits(void **state) {
     expect_hit(e, &o, text[0], 100, NULL, KVASIR_HIT_EXACT, 99);
     expect_hit(e, &o, text[0], 70, NULL, KVASIR_HIT_SUPERSEQUENCE, 69);
     expect_hit(e, &o, text[0], 64, NULL, KVASIR_HIT_SUPERSEQUENCE, 63);
-    expect_hit(e, &o, text[0], 1, NULL, KVASIR_HIT_MISS, 0); /* its only token is run */
+    expect_hit(e, &o, text[0], 1, NULL, KVASIR_HIT_MISS, 0); /* its only token has to be run */
     memcpy(other, text[0], 130 * sizeof *other);
     expect_hit(e, &o, other, 130, NULL, KVASIR_HIT_PREFIX, 100);
     memcpy(other, text[0], 90 * sizeof *other);
@@ -84,8 +84,8 @@ static void test_kinds_of_hits(void **state) {
     kvasir_engine_destroy(e);
 }
 
-/* Recurrent layers: who goes on from the middle of a long answer (an answer made again from there)
- * begins with the last state that was kept in it, not at the prompt's end. */
+/* Recurrent layers: a prompt that goes on from the middle of a long answer (to generate it again
+ * from there) starts from the last snapshot inside the answer, not from the prompt's end. */
 static void test_hits_inside_answers_of_a_hybrid(void **state) {
     (void)state;
     enum { PROMPT = 70, ANSWER = 400, EVERY = 128 };
@@ -135,7 +135,7 @@ static void test_salts_share_nothing(void **state) {
     for (int i = 0; i < 6; i++)
         expect_hit(e, &o, text[0], 200, salts[i], KVASIR_HIT_MISS, 0);
     kvasir_engine_forget(e, NULL);
-    struct answer *a = answer_new(text[0], 1, 1); /* after the forget has been seen to */
+    struct answer *a = answer_new(text[0], 1, 1); /* runs after the forget took effect */
     a->request.salt = "last";
     answer_run(e, a);
     free(a);
@@ -158,7 +158,7 @@ static void test_nothing_is_kept_with_no_prefix_cache(void **state) {
     kvasir_engine_destroy(e);
 }
 
-/* Limits of what is stored, beside the budget; what the figures say of it. */
+/* The limits on stored prefixes apart from the budget, and the statistics about them. */
 static void test_limits_of_what_is_stored(void **state) {
     (void)state;
     kvasir_engine_options o = answers_options(64);
@@ -217,11 +217,11 @@ static void test_bytes_by_format(void **state) {
     assert_true(page > 0);
     assert_string_equal(format_in(e, "K 4 g64, V 2 g64").format, "?");
     free(a);
-    a = answer_new(text[0], 350, 1); /* pages go to fewer bits while nothing else is to be done */
+    a = answer_new(text[0], 350, 1); /* an idle engine requantizes stored pages to fewer bits */
     answer_run(e, a);
     for (int i = 0; i < 1000 && engine_settled(e).requantized_pages < 3; i++)
         usleep(1000);
-    /* the open one, and the one that the first prompt ended in */
+    /* not requantized: the open page, and the one in which the first prompt ended */
     assert_int_equal(format_in(e, "K 8 g64, V 4 g64").stored_bytes, 2 * page);
     assert_true(format_in(e, "K 4 g64, V 2 g64").stored_bytes > 0);
     assert_int_equal(format_in(e, "K 4 g64, V 2 g64").live_bytes, 0);
@@ -229,7 +229,7 @@ static void test_bytes_by_format(void **state) {
     free(a);
 }
 
-/* A prefix that many bring at once is computed once, by the first. */
+/* A prefix that many requests bring at once is computed once, by the first. */
 static void test_a_prefix_brought_at_once_is_computed_once(void **state) {
     (void)state;
     enum { N = 8, SHARED = 320 };
@@ -237,7 +237,7 @@ static void test_a_prefix_brought_at_once_is_computed_once(void **state) {
     const kvasir_engine_options o = answers_options(64);
     kvasir_engine *e = answers_engine(model, &o);
     struct answer *a[N], *first = answer_new(text[1], 10, 400);
-    first->hold_at = 1; /* so that all of them are there when the engine looks */
+    first->hold_at = 1; /* so that all requests are waiting when the engine looks */
     answers_hold();
     need(answer_submit(e, first, &err));
     answer_wait_held();
@@ -263,7 +263,7 @@ static void test_a_prefix_brought_at_once_is_computed_once(void **state) {
 
 /* ---- prompt-cache files ---------------------------------------------------------------------- */
 
-/* The file of the text's first n tokens, and what a sequence gives that goes on from it. */
+/* A file of the text's first n tokens; `tokens`: what a sequence generates after it and `rest`. */
 static kvasir_prompt_cache *make_file(const kvasir_engine_options *o, uint32_t n,
                                       const int32_t *rest, uint32_t n_rest, int32_t *tokens,
                                       uint32_t n_tokens) {
@@ -316,7 +316,7 @@ static void test_requests_begin_with_a_prompt_cache_file(void **state) {
         assert_int_equal(s.cached_tokens, 260);
         assert_int_equal(s.prompt_tokens, 300);
         for (int i = 0; i < KVASIR_HIT_KINDS; i++)
-            assert_int_equal(s.hits[i], 0); /* they looked for nothing */
+            assert_int_equal(s.hits[i], 0); /* such requests do not look in the tree */
         struct answer *a = answer_new(text[1], 20, 512 - 150 + 1);
         a->request.prompt_cache = file;
         assert_int_equal(kvasir_engine_submit(e, &a->request, NULL, &err), KVASIR_ERR_CONTEXT);
@@ -351,7 +351,7 @@ static void test_a_prompt_cache_of_other_formats_fails_its_request_alone(void **
     kvasir_prompt_cache_close(file);
 }
 
-/* Stored prefixes fill the budget: they go for one, as for any other request. */
+/* Stored prefixes fill the budget: a request with a file evicts them, as any other request does. */
 static void test_prompt_caches_find_room_in_a_full_budget(void **state) {
     (void)state;
     kvasir_engine_options o = answers_options(64);
@@ -379,7 +379,7 @@ static void test_prompt_caches_find_room_in_a_full_budget(void **state) {
     kvasir_prompt_cache_close(file);
 }
 
-/* Preempted, they begin with their file again. */
+/* After a preemption they start from their file again. */
 static void test_preempted_requests_with_prompt_caches(void **state) {
     (void)state;
     enum { N = 6 };
@@ -421,7 +421,7 @@ static void settle_requantized(kvasir_engine *e, uint64_t pages) {
     assert_int_equal(engine_settled(e).requantized_pages, pages);
 }
 
-/* What the text's first 330 tokens are answered with behind five pages of these formats. */
+/* The answer to the text's first 330 tokens if the first five pages have these formats. */
 static void answer_behind(const kvasir_context_options *o, const char *bits, int32_t *tokens,
                           uint32_t n_tokens) {
     kvasir_context *ctx;
@@ -453,7 +453,7 @@ static void test_stored_prefixes_at_fewer_bits(void **state) {
     o.min_quantize_tokens = 300;
     kvasir_engine *e = answers_engine(model, &o);
     uint64_t stored[8];
-    for (int i = 0; i < 8; i++) { /* every one of them, also when many lie there already */
+    for (int i = 0; i < 8; i++) { /* each is requantized, even if many are stored already */
         struct answer *a = answer_new(text[0] + 10 * i, 320, 1);
         answer_run(e, a);
         free(a);
@@ -465,7 +465,7 @@ static void test_stored_prefixes_at_fewer_bits(void **state) {
     answer_behind(&o.context, "4", tokens, 20);
     answer_behind(&o.context, "8", as_they_were, 20);
     assert_memory_not_equal(tokens, as_they_were, sizeof tokens);
-    struct answer *a = answer_new(text[0], 330, 20); /* goes on behind pages of 4 bits */
+    struct answer *a = answer_new(text[0], 330, 20); /* goes on after pages of 4 bits */
     a->request.ignore_end = true;
     answer_run(e, a);
     assert_int_equal(a->cached_tokens, 320);

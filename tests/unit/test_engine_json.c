@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of a JSON object through the engine: what ends with "stop" parses, whatever the model
- * likes; tokens are the same alone, in batches and through preemptions; what goes together with it
- * and what does not.
+/* Requests for a JSON object through the engine: an answer that ends with "stop" parses, whatever
+ * the model prefers; its tokens are the same alone, in batches and through preemptions; which other
+ * options work together with it, and which are refused.
  */
 #include "model_files.h"
 
@@ -16,7 +16,7 @@ enum { VOCAB = 512, PROMPT = 40, CHOICES = 8 };
 static kvasir_error err;
 static kvasir_model *model;
 static int32_t prompt[16][PROMPT];
-static kvasir_logit_bias bias[VOCAB]; /* towards what ends an object */
+static kvasir_logit_bias bias[VOCAB]; /* favours what ends an object */
 static size_t n_bias;
 
 static void need(kvasir_status status) {
@@ -74,12 +74,12 @@ static json_t *parsed(const struct answer_choice *c) {
     return json_loadb(c->text, c->len, JSON_DECODE_INT_AS_REAL, NULL);
 }
 
-/* Whether it ended by itself. */
+/* Checks a choice. True: it ended by itself, with a complete object. */
 static bool check_choice(const struct answer_choice *c, uint32_t max_tokens) {
     json_t *value = parsed(c);
     const bool object = json_is_object(value);
     json_decref(value);
-    assert_int_equal(c->completion, c->n); /* nothing is sampled behind the last brace */
+    assert_int_equal(c->completion, c->n); /* nothing is sampled after the last brace */
     if (c->finish != KVASIR_FINISH_STOP) {
         assert_int_equal(c->finish, KVASIR_FINISH_LENGTH);
         assert_int_equal(c->n, max_tokens);
@@ -131,13 +131,13 @@ static void test_answers_parse(void **state) {
     kvasir_engine_destroy(e);
 }
 
-/* Greedy, and with all weight on what must not come. */
+/* Greedy and sampled, without and with a huge bias on every token, allowed or not. */
 static void test_whatever_the_model_likes(void **state) {
     (void)state;
     static kvasir_logit_bias all[VOCAB];
     const kvasir_engine_options o = options();
     kvasir_engine *e = answers_engine(model, &o);
-    for (int32_t id = 0; id < VOCAB; id++) /* an end, blanks, letters ... but what ends it */
+    for (int32_t id = 0; id < VOCAB; id++) /* the end token, blanks, letters ... */
         all[id] = (kvasir_logit_bias){id, 1e30f};
     for (int temp = 0; temp < 3; temp++) {
         struct answer *a = request(0, 300);
@@ -174,7 +174,7 @@ static void check_same(uint32_t n, bool preempt) {
     kvasir_engine_options o = options();
     struct answer *alone[REQUESTS], *beside[REQUESTS];
     kvasir_engine_stats s;
-    for (int i = 0; i < REQUESTS; i++) { /* each in an engine of its own */
+    for (int i = 0; i < REQUESTS; i++) { /* each in its own engine */
         kvasir_engine *e = answers_engine(model, &o);
         alone[i] = request(i, MOST);
         alone[i]->request.n = n;
@@ -211,7 +211,7 @@ static void test_same_tokens(void **state) {
     check_same(3, true);
 }
 
-/* ---- what goes together with it -------------------------------------------------------------- */
+/* ---- together with other options ------------------------------------------------------------- */
 
 static void test_cut_answers(void **state) {
     (void)state;
@@ -221,15 +221,15 @@ static void test_cut_answers(void **state) {
     answer_run(e, whole);
     assert_int_equal(whole->choices[0].finish, KVASIR_FINISH_STOP);
     assert_true(whole->choices[0].n > 2);
-    answer_run(e, a); /* by max_tokens */
+    answer_run(e, a); /* cut by max_tokens */
     assert_int_equal(a->choices[0].finish, KVASIR_FINISH_LENGTH);
     assert_memory_equal(a->choices[0].tokens, whole->choices[0].tokens, 2 * sizeof(int32_t));
     free(a);
-    a = request(3, whole->choices[0].n); /* the last one closes it: it is not cut */
+    a = request(3, whole->choices[0].n); /* the last token closes the object: it is not cut */
     answer_run(e, a);
     assert_int_equal(a->choices[0].finish, KVASIR_FINISH_STOP);
     free(a);
-    const char *const stops[] = {"}"}; /* by a stop text, which is not in it */
+    const char *const stops[] = {"}"}; /* cut by a stop text, which the answer omits */
     a = request(3, 400);
     a->request.stops = stops;
     a->request.n_stops = 1;
@@ -242,7 +242,7 @@ static void test_cut_answers(void **state) {
     kvasir_engine_destroy(e);
 }
 
-/* They are the model's: the likeliest tokens need not be those that may come. */
+/* Log-probabilities are the model's own: the likeliest tokens need not be allowed ones. */
 static void test_logprobs(void **state) {
     (void)state;
     const kvasir_engine_options o = options();
@@ -261,12 +261,12 @@ static void test_logprobs(void **state) {
     kvasir_engine_destroy(e);
 }
 
-/* Tokens that end any other answer are not chosen, so they cut nothing. */
+/* End and stop tokens, which end any other answer, are never chosen: they cut nothing. */
 static void test_end_and_stop_tokens(void **state) {
     (void)state;
     const kvasir_engine_options o = options();
     kvasir_engine *e = answers_engine(model, &o);
-    int32_t stops[VOCAB + 2] = {-1, 1 << 30}; /* all but those of one byte */
+    int32_t stops[VOCAB + 2] = {-1, 1 << 30}; /* all tokens but those of one byte */
     size_t n = 2;
     for (int32_t id = 0; id < VOCAB; id++) {
         size_t len;
@@ -330,7 +330,7 @@ static void test_refused(void **state) {
     free(a);
 }
 
-/* A vocabulary that begins "true" and cannot go on with it. */
+/* A vocabulary that can begin "true" and cannot finish it. */
 static void test_a_dead_end(void **state) {
     (void)state;
     static const char tokenizer[] =
@@ -352,7 +352,7 @@ static void test_a_dead_end(void **state) {
     need(kvasir_model_open(folder.path, &odd, &err));
     const kvasir_engine_options o = answers_options(48);
     kvasir_engine *e = answers_engine(odd, &o);
-    const kvasir_logit_bias liked = {9, 1000}; /* opens a key and closes it */
+    const kvasir_logit_bias liked = {9, 1000}; /* opens a key; next closes it and begins "t" */
     struct answer *a = request(0, 20);
     a->request.n = 2;
     a->request.sampling.logit_bias = &liked;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_engine through its public calls: what it refuses and how it says so, cancels at every
- * place, ends of engines with requests in them, small budgets. (answers.c checks the order of all
- * events, budget.c all bytes.) */
+/* kvasir_engine through its public calls: refusals and their texts, cancels at every point, engines
+ * destroyed with requests in them, small budgets. (answers.c checks the order of all events,
+ * budget.c all bytes.) */
 #include "model_files.h"
 
 #include <math.h>
@@ -103,12 +103,12 @@ static void test_bad_requests(void **state) {
     assert_int_not_equal(kvasir_engine_submit(e, &a->request, NULL, &err), KVASIR_OK);
     assert_int_equal(engine_settled(e).requests, 0);
     a->request = good;
-    answer_run(e, a); /* and goes on */
+    answer_run(e, a); /* the engine still works */
     free(a);
     kvasir_engine_destroy(e);
 }
 
-/* A budget of the buffers and some KiB. */
+/* An engine whose budget is its fixed buffers and `bytes`. */
 static kvasir_engine *start_with(uint64_t bytes, uint32_t max_running) {
     kvasir_engine_options o = answers_options(48);
     kvasir_engine *e = answers_engine(model, &o);
@@ -135,7 +135,7 @@ static void test_never_fitting_requests_are_refused_with_the_numbers(void **stat
             refused(e, a, KVASIR_ERR_BUDGET, budget, "budget");
             refusals++;
         } else {
-            assert_int_equal(refusals, 0); /* a longer one fits no better */
+            assert_int_equal(refusals, 0); /* after a refusal, no longer request may be accepted */
             longest = n;
         }
         if (status != KVASIR_OK) {
@@ -148,11 +148,11 @@ static void test_never_fitting_requests_are_refused_with_the_numbers(void **stat
     }
     if (!longest || !refusals)
         fail_msg("longest %u, %u refusals: %s", longest, refusals, err.text);
-    struct answer *a = request(1, longest); /* all that is accepted can run, and does alone */
+    struct answer *a = request(1, longest); /* an accepted request can run, at least alone */
     answer_run(e, a);
     assert_int_equal(a->choices[0].n, longest);
     free(a);
-    a = request(2, 0); /* what there is room for */
+    a = request(2, 0); /* max_tokens 0: as many as there is room for */
     answer_run(e, a);
     assert_true(a->choices[0].n >= longest && a->choices[0].n < longest + 7);
     free(a);
@@ -225,7 +225,7 @@ static void test_a_full_queue_is_busy(void **state) {
     kvasir_engine_get_stats(e, &s);
     assert_int_equal(s.waiting, 3);
     refused(e, a[4], KVASIR_ERR_BUSY, "3", "wait");
-    kvasir_engine_cancel(e, a[2]->id); /* its place is free once the engine has seen it */
+    kvasir_engine_cancel(e, a[2]->id); /* frees its place once the engine has noticed */
     answers_release();
     for (int i = 0; i < 4; i++)
         answer_wait(a[i]);
@@ -256,17 +256,17 @@ static void test_cancels(void **state) {
         kvasir_engine *e = answers_engine(model, &o);
         struct answer *beside = request(9, 300), *a;
         need(answer_submit(e, beside, &err));
-        for (uint32_t at = 1; at < 5; at++) { /* from the callback, in the answer */
+        for (uint32_t at = 1; at < 5; at++) { /* from the callback, during the answer */
             a = request((int)at, 100);
             a->request.n = n;
             a->cancel_at = at;
             need(answer_submit(e, a, &err));
             expect_cancelled(a);
             assert_true(a->choices[0].n == at);
-            kvasir_engine_cancel(e, a->id); /* nothing happens */
+            kvasir_engine_cancel(e, a->id); /* has no effect: it has ended */
             free(a);
         }
-        a = request(5, 100); /* in the prompt */
+        a = request(5, 100); /* during the prompt */
         a->request.n = n;
         a->cancel_running = true;
         need(answer_submit(e, a, &err));
@@ -274,14 +274,14 @@ static void test_cancels(void **state) {
         assert_int_equal(a->choices[0].n, 0);
         assert_true(a->prompt_done < PROMPT);
         free(a);
-        for (int i = 0; i < 20; i++) { /* at once, wherever it is then */
+        for (int i = 0; i < 20; i++) { /* right away or a little later, wherever it is then */
             a = request(i % 9, 100);
             a->request.n = n;
             need(answer_submit(e, a, &err));
             if (i % 2)
                 usleep((useconds_t)i * 300);
             kvasir_engine_cancel(e, a->id);
-            answer_wait(a); /* it may be through already */
+            answer_wait(a); /* it may have finished already */
             free(a);
         }
         kvasir_engine_cancel(e, 123456);
@@ -298,7 +298,7 @@ static void test_cancels(void **state) {
     }
 }
 
-/* Threads that submit and cancel at once, each its own. */
+/* A thread that submits and cancels its own requests, at the same time as others. */
 static void *storm(void *user) {
     kvasir_engine *e = user;
     for (int i = 0; i < 150; i++) {
@@ -354,7 +354,7 @@ static void test_destroy_ends_all_requests(void **state) {
         }
     }
     const kvasir_engine_options o = answers_options(48);
-    kvasir_engine_destroy(answers_engine(model, &o)); /* with none */
+    kvasir_engine_destroy(answers_engine(model, &o)); /* without requests */
     kvasir_engine_destroy(NULL);
 }
 

@@ -3,9 +3,9 @@
  * system call but parking (futex, and sched_yield where threads share a core), on the engine's
  * thread and on those that compute for it.
  *
- * A child process runs them. Once all 8 generate, malloc and its family are counted where they are
- * called, and a seccomp filter on all threads turns every other system call into a signal that is
- * counted; nobody could take the filter off again, so the child ends behind its last step.
+ * A child process runs them. Once all 8 generate, calls of malloc and its family are counted, and a
+ * seccomp filter on all threads turns every other system call into a signal, which is counted. The
+ * filter cannot be removed, so the child exits after its last step.
  */
 #include "model_files.h"
 
@@ -25,10 +25,10 @@
 #if COUNTS_ALLOCATIONS
 enum { BATCH = 8, WARM = 50, STEPS = 1000, PROMPT = 90 };
 
-/* What the child found out; shared with it. */
+/* The child's findings, in memory shared with it. */
 struct findings {
     long allocations, calls, first_call;
-    uint32_t tokens; /* of all requests, while it was counted */
+    uint32_t tokens; /* of all requests, while calls were counted */
     int filter_errno;
     bool complete;
     char text[sizeof(((kvasir_error *)0)->text)];
@@ -45,7 +45,7 @@ static void on_call(int signal_number, siginfo_t *info, void *context) {
         found->first_call = info->si_syscall;
 }
 
-/* Every thread of the process, from now on. */
+/* From now on counts the system calls of every thread of the process. */
 static int count_calls(void) {
     static struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -69,8 +69,8 @@ struct setting {
     const char *model, *kv_bits;
     uint32_t max_kv_size;
     int top_logprobs;
-    bool planted; /* one allocation and one system call, to see that they are seen */
-    bool json;    /* objects whose first key never ends */
+    bool planted; /* makes one allocation and one system call, which must be counted */
+    bool json;    /* answers are objects whose first key never ends */
 };
 
 static const struct setting *setting;
@@ -86,7 +86,7 @@ static uint32_t fewest(void) {
 static void on_event(void *user, const kvasir_event *e) {
     uint32_t *mine = user;
     if (e->kind == KVASIR_EVENT_DONE)
-        _exit(3); /* too early */
+        _exit(3); /* a request ended too early */
     if (e->kind != KVASIR_EVENT_TOKEN)
         return;
     ++*mine;
@@ -108,7 +108,7 @@ static void on_event(void *user, const kvasir_event *e) {
     }
 }
 
-/* Away from what ends strings, and further from "{}". */
+/* A bias against tokens that end strings, and a stronger one against "}", which gives "{}". */
 static void open_key(const kvasir_model *model, kvasir_request *r) {
     static kvasir_logit_bias bias[512];
     r->ignore_end = false;
@@ -157,7 +157,7 @@ static void run_child(const struct setting *s) {
         r.sampling.top_p = 0.9f;
         r.sampling.repetition_penalty = 1.1f;
         r.stops = stops;
-        r.n_stops = strstr(s->model, ".gguf") ? 2 : 0; /* has a tokenizer */
+        r.n_stops = strstr(s->model, ".gguf") ? 2 : 0; /* stop texts need a tokenizer */
         if (s->json)
             open_key(model, &r);
         r.on_event = on_event;
@@ -169,7 +169,7 @@ static void run_child(const struct setting *s) {
         _exit(2);
     }
     for (;;)
-        pause(); /* it was called before the filter is there */
+        pause(); /* entered before the filter exists, so not counted */
 }
 
 static void check(const struct setting *s) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.json of every family: what is read of it, and that each field read is refused by its name
- * where it is of another type, out of range, or at odds with another. Bases are the fuzzer's seeds
- * (tests/fuzz/corpus/config), which are transformers' own words for the tiny models.
+/* config.json of every family: what is read from it, and that each field is refused by its name if
+ * it has the wrong type, is out of range, or contradicts another field. The base documents are the
+ * fuzzer's seeds (tests/fuzz/corpus/config), which transformers wrote for the tiny models.
  *
- * Behind that, tensors that do not fit their configuration, with the fixtures of ../shared.
+ * After that: tensors that do not fit their configuration, with the fixtures of ../shared.
  */
 #include "model_files.h"
 
@@ -46,7 +46,7 @@ static kvasir_status parse(const json_t *document, struct model_config *c, kvasi
     return status;
 }
 
-/* Fields of `patch` over the base's; {} in text_config where the base has one. */
+/* Parses a base document with the fields of `patch` replaced, in text_config if it has one. */
 static kvasir_status parse_patched(const char *name, const char *patch, struct model_config *c,
                                    kvasir_error *err) {
     json_t *document = base(name), *fields = quoted(patch);
@@ -68,7 +68,7 @@ static struct model_config accepted(const char *name, const char *patch) {
 
 /* ---- each field ------------------------------------------------------------------------------ */
 
-/* Values that a field of a kind must not have. */
+/* For each kind of field, values that must be refused. */
 static const struct {
     char kind;
     const char *values[9];
@@ -255,7 +255,7 @@ static void test_layers(void **state) {
         assert_int_equal(c.layers[i].experts, i == 1);
     c = accepted("gemma4", "{'layer_types':['sliding_attention','full_attention',"
                            "'sliding_attention','sliding_attention']}");
-    assert_int_equal(c.layers[3].window, 0); /* the class sees to it */
+    assert_int_equal(c.layers[3].window, 0); /* transformers forces the last to full attention */
     c = accepted("gemma4_shared", "{}");
     assert_int_equal(c.layers[2].kv_from, 0);
     assert_int_equal(c.layers[3].kv_from, 1);
@@ -266,7 +266,7 @@ static void test_layers(void **state) {
     assert_int_equal(c.ffn_dim, 192); /* 2/3 of 256, up to a multiple of 32 */
 }
 
-/* ---- at odds --------------------------------------------------------------------------------- */
+/* ---- fields that contradict others ----------------------------------------------------------- */
 
 #define FORMAT KVASIR_ERR_FORMAT
 #define UNSUP  KVASIR_ERR_UNSUPPORTED
@@ -389,7 +389,7 @@ static void test_odd(void **state) {
     }
 }
 
-/* The class's quarter of a head, where nothing is said of it. */
+/* A quarter of a head is rotated, the default of transformers' class, if no field says so. */
 static void test_quarter(void **state) {
     (void)state;
     static const uint32_t head_dims[] = {64, 28};
@@ -413,12 +413,12 @@ static void test_quarter(void **state) {
         64);
 }
 
-/* ---- tensors at odds ------------------------------------------------------------------------- */
+/* ---- tensors that contradict the configuration ----------------------------------------------- */
 
 #define L0(part) "model.layers.0." part
 
 static const struct {
-    const char *fixture, *tensor, *dtype; /* dtype NULL: taken away */
+    const char *fixture, *tensor, *dtype; /* dtype NULL: removed */
     uint64_t dims[FORM_DIMS_MAX + 1];
     kvasir_status status;
     const char *words;

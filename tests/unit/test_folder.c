@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text files of a folder, and checkpoint_open_text for all that it opens: what is found where,
- * what wins, and each file's refusals.
+/* The text files of a folder, and checkpoint_open_text for every kind of path: what is found where,
+ * which file takes precedence, and each file's refusals.
  */
 #include "model_files.h"
 
@@ -88,7 +88,7 @@ static void test_neighbours(void **state) {
         assert_ends(c, ends, 3);
         checkpoint_close(c);
     }
-    /* Another name's neighbours are not its own. */
+    /* A tokenizer file by another name does not use the files next to it. */
     write_text("other.json", " \n" TOKENIZER);
     struct checkpoint *c = open_text(folder.file);
     assert_null(checkpoint_tokenizer(c)->config.data);
@@ -113,7 +113,7 @@ static void test_in_this_folder(void **state) {
     checkpoint_close(c);
 }
 
-/* Written in the order in which the next one wins over those before. */
+/* Each step writes a file; later files take precedence over earlier ones. */
 static void test_templates(void **state) {
     (void)state;
     static const struct {
@@ -143,7 +143,7 @@ static void test_templates(void **state) {
     }
 }
 
-/* A GGUF file of an architecture that has no forward here. */
+/* A GGUF file of an unsupported architecture: its text can be opened all the same. */
 static void test_gguf(void **state) {
     (void)state;
     struct gguf_writer w = {0};
@@ -167,7 +167,7 @@ static void test_gguf(void **state) {
     text_free(&b);
 }
 
-/* SentencePiece: scores, and the space in front unless the file says no. */
+/* SentencePiece: scores, and a leading space unless the file says otherwise. */
 static struct text_buf llama_words(uint32_t elem, uint64_t n, float last, bool prefix_key) {
     struct gguf_writer w = {0};
     gguf_string(&w, "tokenizer.ggml.model", "llama");

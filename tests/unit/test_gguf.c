@@ -52,7 +52,7 @@ static void test_config(void **state) {
     struct gguf_writer w = {0};
     tiny_values(&w, "qwen3");
     gguf_u32(&w, "qwen3.attention.key_length", 32);
-    gguf_u32(&w, "qwen3.attention.sliding_window", 64); /* not in use in qwen's files */
+    gguf_u32(&w, "qwen3.attention.sliding_window", 64); /* ignored: qwen's files do not use it */
     tiny_tensors(&w, "qwen3", true);
     b = gguf_finish(&w, 32);
     c = open_bytes(&b);
@@ -65,7 +65,7 @@ static void test_config(void **state) {
     checkpoint_close(c);
 }
 
-/* Little-endian version 2 is version 3 by another number. */
+/* Version 2 in little-endian is the same as version 3, but for the number. */
 static void test_version_2(void **state) {
     (void)state;
     struct text_buf b = tiny_gguf("qwen2");
@@ -118,7 +118,7 @@ static void test_names(void **state) {
         {"blk.1.ffn_gate.weight", "model.layers.1.mlp.gate_proj.weight"},
         {"blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight"},
         {"blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight"},
-        /* What is not known, or would meet another name, stays as it is. */
+        /* A name that is unknown, or would clash with another, stays as it is. */
         {"blk.01.ffn_down.weight", "blk.01.ffn_down.weight"},
         {"blk..ffn_down.weight", "blk..ffn_down.weight"},
         {"blk.1", "blk.1"},
@@ -162,7 +162,7 @@ static void test_tokenizer(void **state) {
     checkpoint_close(c);
 }
 
-/* Values that nobody reads must not disturb those that somebody does. */
+/* Values that are not used, of any type, must not disturb those that are. */
 static void test_value_types(void **state) {
     (void)state;
     static const uint8_t bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -194,7 +194,7 @@ static void test_value_types(void **state) {
     assert_int_equal(checkpoint_tensor_count(c), 1);
     checkpoint_close(c);
 
-    /* Any integer type will do for a size. */
+    /* A size may have any integer type. */
     w = (struct gguf_writer){0};
     tiny_values(&w, "llama");
     gguf_key(&w, "llama.attention.key_length", GGUF_I64);
@@ -269,7 +269,7 @@ static void test_header(void **state) {
     struct text_buf b = tiny_gguf("llama");
     overwrite(&b, 0, "GGML", 4);
     refused(&b, KVASIR_ERR_FORMAT, "not a GGUF file");
-    for (size_t at = 8; at <= 16; at += 8) { /* more tensors, more values than there are */
+    for (size_t at = 8; at <= 16; at += 8) { /* the count of tensors, then of values: too large */
         b = tiny_gguf("llama");
         overwrite(&b, at, "\xff\xff\xff\xff\xff\xff\xff\xff", 8);
         refused(&b, KVASIR_ERR_FORMAT, "");
@@ -280,7 +280,7 @@ static void test_values(void **state) {
     (void)state;
     static const struct {
         const char *key;
-        size_t at; /* behind the key: type, then what belongs to it */
+        size_t at; /* from the key's end: the type, then the value */
         const char *bytes;
         size_t n;
         kvasir_status status;
@@ -321,7 +321,7 @@ static void test_values(void **state) {
     }
 }
 
-/* One more value behind the tiny model's. */
+/* One more value after the tiny model's. */
 static void test_more_values(void **state) {
     (void)state;
     static const struct {
@@ -460,7 +460,7 @@ static void load_refused(struct text_buf *b, kvasir_status status, const char *w
 
 static void test_load_refused(void **state) {
     (void)state;
-    struct text_buf b = tiny_gguf("llama"); /* [64][64] said to be [32][128] */
+    struct text_buf b = tiny_gguf("llama"); /* a [64][64] tensor declared as [32][128] */
     overwrite(&b, behind(&b, "blk.1.attn_output.weight") + 4, "\x80\0\0\0\0\0\0\0\x20", 9);
     load_refused(&b, KVASIR_ERR_FORMAT,
                  "tensor model.layers.1.self_attn.o_proj.weight has shape [32, 128], expected [64, "

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each architecture's GGUF files say: keys (missing, wrong, unknown to the forward), names of
- * tensors, and what is said by which tensors there are. That the numbers are right is checked
- * against goldens by tests/interop/gguf_families.sh.
+/* How each architecture's GGUF files are read: keys (missing, wrong, not supported by the forward
+ * pass), names of tensors, and properties that only the presence of tensors tells. That the numbers
+ * are right is checked against goldens by tests/interop/gguf_families.sh.
  */
 #include "model/family.h"
 #include "model_files.h"
@@ -11,7 +11,7 @@ static struct temp_folder folder;
 /* ---- files from a line of keys --------------------------------------------------------------- */
 
 /* "NAME=VALUE NAME=VALUE ...", names without the architecture. A value begins with its type:
- * u u32, f f32, s string, i and b arrays of i32 and bool ("b1,0"); "-" alone: not there. */
+ * u u32, f f32, s string, i and b arrays of i32 and bool ("b1,0"); "-" alone: key left out. */
 struct entry {
     char name[64], value[96];
 };
@@ -59,7 +59,7 @@ static void put_entry(struct gguf_writer *w, const char *arch, const struct entr
     }
 }
 
-/* The base's keys, those of `text` in their place or beside them. */
+/* The base's keys, with those of `text` replacing or added to them. */
 static void put_keys(struct gguf_writer *w, const char *arch, const char *text) {
     struct entry own[ENTRIES_MAX], usual[ENTRIES_MAX];
     size_t n = entries_of(text, own), m = entries_of(base, usual);
@@ -192,7 +192,7 @@ static void test_window_keys(void **state) {
     (void)state;
     static const struct {
         const char *arch, *keys;
-        uint32_t windows, window; /* windows: bit i: layer i has one */
+        uint32_t windows, window; /* bit i of windows: layer i has a window */
     } cases[] = {
         {"gemma2", "block_count=u5", 0x15, 4096},
         {"gemma2", "block_count=u5 attention.sliding_window=u48", 0x15, 48},
@@ -322,7 +322,7 @@ static void test_refused_keys(void **state) {
         {"qwen3", "feed_forward_length=i96,0", FORMAT, "feed_forward_length is missing or 0 for l"},
         {"qwen3", "attention.value_length=u24", OTHER, "value_length is 24, must be the key's"},
         {"qwen3", "vocab_size=-", FORMAT, "qwen3.vocab_size is missing"},
-        /* what the forward does not do */
+        /* what the forward pass does not support */
         {"qwen3", "expert_count=u8", OTHER, "qwen3.expert_count is 8, which is not supported in a"},
         {"qwen3", "attention.scale=f0.5", OTHER, "attention.scale is 0.5"},
         {"qwen3", "attention.scale=s0.5", OTHER, "attention.scale: only a number"},
@@ -358,7 +358,7 @@ static void test_refused_keys(void **state) {
         {"gemma3", "attention.sliding_window_pattern=b1,2", FORMAT, "_pattern[1] is 2"},
         {"gemma3", "attention.sliding_window_pattern=sx", FORMAT, "must be an integer"},
         {"gemma4", "embedding_length_per_layer_input=u8", FORMAT, "_pattern is missing"},
-        /* a family's own */
+        /* keys of one family */
         {"granite", "", FORMAT, "granite.logit_scale is missing or 0"},
         {"qwen3moe", "", FORMAT, "qwen3moe.expert_count is missing"},
         {"qwen3moe", "expert_count=u8 expert_used_count=u9", FORMAT, "expert_used_count is 9"},
@@ -425,7 +425,7 @@ static void test_names(void **state) {
         {"lfm2", "token_embd_norm.weight", "model.embedding_norm.weight"},
         {"lfm2", "blk.1.shortconv.conv.weight", L "conv.conv.weight"},
         {"lfm2", "blk.1.attn_norm.weight", L "operator_norm.weight"},
-        /* The layer behind the last is the one for tokens ahead. */
+        /* The layer after the last is the MTP layer (multi-token prediction). */
         {"qwen3_5", "blk.2.nextn.eh_proj.weight", "mtp.blk.2.nextn.eh_proj.weight"},
         {"qwen3_5", "blk.3.attn_q.weight", "model.layers.3.self_attn.q_proj.weight"},
     };
@@ -489,7 +489,7 @@ static void not_opened(struct gguf_writer *w, const char *words) {
     ENDS MLP("0") "blk.0.attn_norm.weight [64] blk.0.ffn_norm.weight [64] "                        \
                   "blk.0.attn_qkv.weight [128][64] blk.0.attn_output.weight [64][64] "
 
-/* q, k and v in one matrix; a layer for tokens ahead behind it. */
+/* q, k and v in one matrix; an MTP layer (multi-token prediction) after the last. */
 static void test_joint_attention(void **state) {
     (void)state;
     struct gguf_writer w = {0};
@@ -538,7 +538,7 @@ static void test_longrope(void **state) {
     put_keys(&w, "llama", "block_count=u1");
     put_tensors(&w, JOINT "rope_factors_long.weight [7] rope_factors_short.weight [8]");
     not_opened(&w, "tensor rope_factors_long.weight has shape [7], expected [8]");
-    /* A rope that no layer turns by must fit its tables all the same. */
+    /* Even a rope that no layer uses must fit its tables. */
     w = (struct gguf_writer){0};
     put_keys(&w, "lfm2",
              "block_count=u1 shortconv.l_cache=u3 attention.head_count_kv=i0 "
@@ -547,7 +547,7 @@ static void test_longrope(void **state) {
     not_opened(&w, "rope rotates 4096 dims");
 }
 
-/* Tools that write GGUF leave dims of 1 away. */
+/* Tools that write GGUF drop dims of 1. */
 static void test_flat_gate(void **state) {
     (void)state;
     struct gguf_writer w = {0};
@@ -575,7 +575,7 @@ static void test_flat_gate(void **state) {
     model_close(m);
 }
 
-/* Which layers have V, and how much of a head turns, is said by tensors alone. */
+/* Only the tensors tell which layers have V, and how many dims of a head are rotated. */
 static void test_gemma4_tensors(void **state) {
     (void)state;
     static const char keys[] =

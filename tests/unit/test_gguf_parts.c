@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Split GGUF files: the tiny model in three parts, opened by any of them, and every way in which
- * parts can fail to be one model.
+/* Split GGUF files: the tiny model in three parts, opened through any of them, and every way in
+ * which parts can fail to be one model.
  *
  *     part 1   the values, the embedding and the last norm        2 tensors
  *     part 2   layer 0                                            9
@@ -40,7 +40,7 @@ static const char *part_file(unsigned no) {
     return temp_file(&folder, part_name(no, PARTS));
 }
 
-/* Part `no` as its values say it; the file is part `as` of PARTS. */
+/* Writes part `no` (the number in its values) into the file of part `as` of PARTS. */
 static void write_part(unsigned as, unsigned no, unsigned count, uint32_t n_tensors) {
     struct gguf_writer w = {0};
     split_values(&w, (uint16_t)(no - 1), (uint16_t)count, n_tensors);
@@ -66,7 +66,7 @@ static int remove_parts(void **state) {
     return 0;
 }
 
-/* Whichever part is asked for, the failing one is named. */
+/* Whichever part is opened, the error names the bad one. */
 static void refused(unsigned bad, kvasir_status status, const char *words) {
     char expected[256];
     snprintf(expected, sizeof expected, "%s", part_file(bad));
@@ -125,7 +125,7 @@ static void test_first_without_tensors(void **state) {
     checkpoint_close(c);
 }
 
-/* A file of one part is a file, whatever its name. */
+/* A name that is not that of one of several parts: the file is opened by itself. */
 static void test_one_part(void **state) {
     (void)state;
     struct text_buf b = tiny_gguf("llama");
@@ -170,9 +170,9 @@ static void test_wrong_numbers(void **state) {
 
 static void test_other_model(void **state) {
     (void)state;
-    write_part(3, 3, PARTS, TENSORS + 1); /* of a model with another number of tensors */
+    write_part(3, 3, PARTS, TENSORS + 1); /* from a model with a different number of tensors */
     refused(3, KVASIR_ERR_FORMAT, "split.tensors.count is 21, part 1 says 20: not of one model");
-    struct gguf_writer w = {0}; /* of one with as many, cut elsewhere */
+    struct gguf_writer w = {0}; /* from a model with as many tensors, split elsewhere */
     split_values(&w, 2, PARTS, TENSORS);
     tiny_layer(&w, "llama", 0);
     struct text_buf b = gguf_finish(&w, 32);

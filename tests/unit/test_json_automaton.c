@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The JSON automaton beside jansson, byte by byte: it accepts what jansson accepts as an object,
- * and nothing else; every beginning of such a text is alive, and all that is alive can be ended.
+/* The JSON automaton compared with jansson, byte by byte: it accepts exactly the texts that jansson
+ * accepts as an object. Every beginning of such a text is alive (can still become one), and every
+ * text that is alive can be completed.
  */
 #include "text/json_automaton.h"
 
@@ -8,9 +9,9 @@
 
 enum { DOCUMENT_MAX = 1 << 14, ENDING_MAX = 400 };
 
-/* ---- both sides ------------------------------------------------------------------------------ */
+/* ---- the automaton and jansson --------------------------------------------------------------- */
 
-/* Bytes of the text that can come; len and *complete: it is an object. */
+/* How many bytes of the text the automaton takes; *complete: all, and the text is an object. */
 static size_t alive(const char *text, size_t len, bool *complete) {
     struct json_state s = {0};
     size_t n = 0;
@@ -26,7 +27,7 @@ static bool accepts(const char *text, size_t len) {
     return complete;
 }
 
-/* Numbers are doubles to it, as to most readers. (It passes over a NUL behind a number.) */
+/* Numbers are read as doubles, as most readers do. (jansson ignores a NUL after a number.) */
 static bool jansson_accepts(const char *text, size_t len) {
     json_t *value = json_loadb(text, len, JSON_DECODE_INT_AS_REAL, NULL);
     const bool object = json_is_object(value) && !memchr(text, 0, len);
@@ -34,7 +35,7 @@ static bool jansson_accepts(const char *text, size_t len) {
     return object;
 }
 
-/* An exponent of three digits: readers may take it, we write none. */
+/* An exponent of three digits: readers may accept it, but the automaton never writes one. */
 static bool has_long_exponent(const char *text, size_t len) {
     for (size_t i = 1; i + 2 < len; i++) {
         size_t digits = i + (text[i] == '+' || text[i] == '-');
@@ -47,13 +48,13 @@ static bool has_long_exponent(const char *text, size_t len) {
 
 static void compare(const char *text, size_t len) {
     while (len && strchr(" \t\r\n", text[len - 1]))
-        len--; /* nothing follows an object of ours */
+        len--; /* the automaton takes nothing after an object */
     const bool ours = accepts(text, len), theirs = jansson_accepts(text, len);
     if (ours != theirs && !(theirs && has_long_exponent(text, len)))
         fail_msg("%s: %.*s", ours ? "accepted" : "refused", (int)len, text);
 }
 
-/* ---- how a text that is alive ends ----------------------------------------------------------- */
+/* ---- completing a text that is alive --------------------------------------------------------- */
 
 static const char *towards_end(enum json_part part) {
     switch (part) {
@@ -97,7 +98,7 @@ static void check_can_end(struct json_state s, const char *text, size_t len) {
         bool moved = false;
         for (size_t k = 0; bytes[k] && !moved; k++)
             moved = try_byte(&s, (uint8_t)bytes[k]);
-        for (int byte = 0; byte < 256 && !moved; byte++) /* in a character or a literal */
+        for (int byte = 0; byte < 256 && !moved; byte++) /* inside a character or a literal */
             moved = try_byte(&s, (uint8_t)byte);
         if (!moved)
             fail_msg("a dead end: %.*s", (int)len, text);
@@ -213,19 +214,19 @@ static void mutate(void) {
     for (uint32_t n = 1 + rng(2); n > 0 && document_len > 1; n--) {
         const size_t at = rng((uint32_t)document_len), rest = document_len - at;
         switch (rng(4)) {
-        case 0: /* left out */
+        case 0: /* remove a byte */
             memmove(document + at, document + at + 1, rest);
             document_len--;
             break;
         case 1:
-            document[at] = bytes[rng(sizeof bytes)]; /* the NUL, too */
+            document[at] = bytes[rng(sizeof bytes)]; /* the NUL included */
             break;
-        case 2: /* put in, sometimes twice what is there */
+        case 2: /* insert a byte, sometimes a copy of the next */
             memmove(document + at + 1, document + at, rest + 1);
             document[at] = rng(2) ? bytes[rng(sizeof bytes)] : document[at + 1];
             document_len++;
             break;
-        default: /* a bit */
+        default: /* flip a bit */
             document[at] = (char)(document[at] ^ 1 << rng(8));
         }
     }
@@ -264,7 +265,7 @@ static void test_every_beginning_is_alive(void **state) {
     }
 }
 
-/* Bytes at random, of those that can come: what is complete then is an object to jansson. */
+/* Random bytes among those that are allowed: a text that is complete is an object to jansson. */
 static void test_random_ways(void **state) {
     static const char often[] = "{}[]\":,\\ud0e.-1tfn ";
     uint32_t ended = 0;
@@ -343,7 +344,7 @@ static void test_by_hand(void **state) {
         const char *text;
     } cases[] = {
         {true, "{}"},
-        {true, "{\"a\":1,\"a\":2}"}, /* twice the same key */
+        {true, "{\"a\":1,\"a\":2}"}, /* the same key twice */
         {true, " \t\r\n{ } "},
         {true, "{\"\\ud83d\\ude00\":\"\\u000a\\uFFFF\"}"},
         {true, "{\"a\":[-0,0.0,-0.5e-7,1E+2,10,0e0]}"},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tokens may come next in a JSON object, over real vocabularies: those that the automaton
- * takes byte by byte, whatever way leads there; answers made of them, however they are chosen, are
- * objects to jansson; times and memory. And vocabularies that cannot write an object.
+/* Which tokens may come next in a JSON object, over real vocabularies: exactly those that the
+ * automaton takes byte by byte, in every state. Answers made of them, however they are chosen, are
+ * objects to jansson. Also times and memory, and vocabularies that cannot write an object.
  */
 #include "model/model.h"
 #include "text/json_automaton.h"
@@ -21,14 +21,14 @@ static const char *const vocabularies[] = {
 };
 enum { VOCABULARIES = sizeof vocabularies / sizeof *vocabularies, PADDING = 100 };
 
-/* A vocabulary under test; its model has a few ids more than it has tokens. */
+/* A vocabulary under test. The model has a few more ids than the vocabulary has tokens. */
 struct subject {
     struct tokenizer *t;
     struct json_vocab *v;
     uint32_t n_ids;
     uint64_t *bits;
     double slowest, total;
-    const char *where; /* the state that was slowest */
+    const char *where; /* the slowest state */
     uint32_t asked;
 };
 
@@ -67,7 +67,7 @@ static bool bit(const struct subject *u, uint32_t id) {
     return u->bits[id / 64] >> id % 64 & 1;
 }
 
-/* ---- by hand, byte by byte ------------------------------------------------------------------- */
+/* ---- against the automaton, byte by byte ----------------------------------------------------- */
 
 static bool may_come(const struct subject *u, struct json_state s, uint32_t id) {
     if (id >= tokenizer_size(u->t) || tokenizer_is_control(u->t, (int32_t)id) ||
@@ -106,10 +106,10 @@ static void check_state(struct subject *u, const struct json_state *s, const cha
             fail_msg("behind %s: token %u is %s", where, id, bit(u, id) ? "allowed" : "left out");
 }
 
-static char deep[2][200]; /* one level is left, and none */
+static char deep[2][200]; /* one level of nesting is left, and none */
 static char blanks[2][80];
 
-/* A state of each kind, in each surrounding, near each limit. */
+/* Texts that lead to a state of each kind, in each context, near each limit. */
 static const char *const places[] = {
     "",
     " ",
@@ -186,13 +186,13 @@ static void test_what_may_come(void **state) {
 
 enum { ANSWER_TOKENS = 400 };
 
-/* Ways to choose among what is allowed. */
+/* Ways to choose among the allowed tokens. */
 enum taste {
     ANYTHING,
     STRUCTURE, /* tokens that hold a bracket, a comma, a colon or a digit */
     ESCAPES,
-    BLANKS, /* only blanks where it can */
-    BYTES,  /* the shortest tokens, which cut characters */
+    BLANKS, /* only blanks where they are allowed */
+    BYTES,  /* single bytes, which cut characters */
     TASTES
 };
 
@@ -207,7 +207,7 @@ static double liking(enum taste taste, struct text_span bytes) {
     return liked[taste] ? 3 * (double)n / (double)bytes.len : 0;
 }
 
-/* Of some allowed tokens that with the largest of random numbers, as sampling has them. */
+/* One of up to 300 allowed tokens: the largest random number plus the taste's liking wins. */
 static int32_t choose(const struct subject *u, enum taste taste) {
     enum { LOOKED_AT = 300 };
     double best = -1;
@@ -227,14 +227,14 @@ static int32_t choose(const struct subject *u, enum taste taste) {
     return chosen;
 }
 
-/* False: it was cut. */
+/* Generates an answer and checks it. False: cut before it was complete. */
 static bool check_answer(struct subject *u, enum taste taste) {
     struct json_state s = {0};
     struct text_buf text = {0};
     struct detok d = {0};
     for (int n = 0; n < ANSWER_TOKENS && !json_complete(&s); n++) {
         json_vocab_allow(u->v, &s, u->bits);
-        /* towards the end whoever likes brackets most */
+        /* in the second half prefer structure, so that the answer ends */
         const int32_t id = choose(u, n > ANSWER_TOKENS / 2 ? STRUCTURE : taste);
         if (id < 0)
             fail_msg("a dead end behind %.*s", (int)text.len, text.data);
@@ -300,8 +300,8 @@ static void test_vocabularies_that_cannot(void **state) {
     assert_int_equal(json_vocab_create(t, N, &v, &err), KVASIR_OK);
     uint64_t bits;
     json_vocab_allow(v, &(struct json_state){0}, &bits);
-    assert_int_equal(bits, 1 << 1 | 1 << 10); /* equal tokens, both; the empty one never */
-    /* without some of its tokens */
+    assert_int_equal(bits, 1 << 1 | 1 << 10); /* both of two equal tokens; never the empty one */
+    /* without some of the vocabulary's tokens */
     assert_int_equal(json_vocab_check(v, (const int32_t[]){-5, 1, 500}, 3, &err), KVASIR_OK);
     assert_int_equal(json_vocab_check(v, (const int32_t[]){1, 10}, 2, &err),
                      KVASIR_ERR_UNSUPPORTED);
@@ -312,18 +312,18 @@ static void test_vocabularies_that_cannot(void **state) {
     assert_int_equal(json_vocab_create(t, 9, &v, &err), KVASIR_ERR_UNSUPPORTED);
     assert_string_equal(err.text, "JSON needs a token that is 'd' alone, but none is allowed");
     tokenizer_destroy(t);
-    /* '}' ends the answer */
+    /* '}' is the end token, so it cannot be written */
     t = made_of(pieces, N, 2);
     assert_int_equal(json_vocab_create(t, N, &v, &err), KVASIR_ERR_UNSUPPORTED);
     tokenizer_destroy(t);
-    /* nothing is there */
+    /* one token only, the end token */
     t = made_of(pieces, 1, 0);
     assert_int_equal(json_vocab_create(t, 1, &v, &err), KVASIR_ERR_UNSUPPORTED);
     assert_true(json_vocab_bytes(t, 1) > 0);
     tokenizer_destroy(t);
 }
 
-/* One of more bytes than a list's lengths have room for is never chosen. */
+/* Tokens of more than 255 bytes, which a list cannot hold, are never allowed. */
 static void test_long_tokens(void **state) {
     (void)state;
     char longest[UINT8_MAX + 1], longer[UINT8_MAX + 2], twin[UINT8_MAX + 1];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Losses, divergences and the bench of cache formats, against values worked out another way. */
+/* Losses, divergences and the bench of cache formats, against values computed another way. */
 #include "lab/lab.h"
 #include "util/util.h"
 
@@ -27,7 +27,7 @@ static void test_nll(void **state) {
     for (int i = 0; i < 4; i++)
         logits[i] = (float)log(P[i]) + 1000;
     for (int i = 0; i < 4; i++)
-        assert_true(near(lab_nll(logits, 4, i), -log(P[i]), 2e-4)); /* float at 1000 */
+        assert_true(near(lab_nll(logits, 4, i), -log(P[i]), 2e-4)); /* float rounding near 1000 */
     static const float FAR[3] = {0, 100, -1000};
     assert_true(near(lab_nll(FAR, 3, 0), 100, 1e-9));
     assert_true(near(lab_nll(FAR, 3, 1), 0, 1e-12));
@@ -61,11 +61,11 @@ static void test_divergence(void **state) {
     assert_true(near(d.nll_p, -lp[17], 1e-11));
     assert_true(near(d.nll_q, -lq[17], 1e-11));
     assert_true(near(d.nll_p, lab_nll(p, N, 17), 1e-12));
-    /* itself, and itself moved by a constant: nothing */
+    /* against itself, and against itself plus a constant: no divergence */
     assert_true(lab_compare_logits(p, p, N, 0).kl == 0);
     for (int i = 0; i < N; i++)
         q[i] = p[i] + 3;
-    assert_true(near(lab_compare_logits(p, q, N, 0).kl, 0, 1e-6)); /* float sums */
+    assert_true(near(lab_compare_logits(p, q, N, 0).kl, 0, 1e-6)); /* sums rounded to float */
 }
 
 static void test_divergence_edges(void **state) {
@@ -118,8 +118,8 @@ static void test_bench_bytes(void **state) {
     }
 }
 
-/* Affine codes: half a step of a group's range over 2^bits - 1, f16 scales beside. The mean error
- * of a uniform rounding is a quarter of a step. */
+/* Affine codes: a step is a group's range over 2^bits - 1. The error is at most half a step, apart
+ * from the f16 scales; with uniform rounding it is a quarter of a step on average. */
 static void test_bench_errors(void **state) {
     (void)state;
     static const char *const FORMATS[] = {"f32", "f16", "8", "6", "4", "2"};
@@ -134,7 +134,7 @@ static void test_bench_errors(void **state) {
     assert_true(r.row[1].mean_error > 0 && r.row[1].max_error < 2e-3);
     static const int BITS[] = {8, 6, 4, 2};
     for (size_t i = 0; i < 4; i++) {
-        /* 64 normal numbers span 4.7 on average */
+        /* 64 normally distributed numbers span 4.7 on average */
         double step = 4.7 / (double)((1 << BITS[i]) - 1);
         const lab_kv_bench_row *row = &r.row[i + 2];
         assert_true(row->mean_error > 0.15 * step && row->mean_error < 0.4 * step);
@@ -144,7 +144,7 @@ static void test_bench_errors(void **state) {
     }
 }
 
-/* The data do not depend on which formats are measured, nor on anything but seed and shape. */
+/* The data depend only on seed and shape, not on which formats are measured. */
 static void test_bench_repeats(void **state) {
     (void)state;
     static const char *const ALL[] = {"8", "4"}, *const ONE[] = {"4"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a server counts and says of itself: a request's life in histograms, the text of /metrics
- * read back by the rules of its format, JSON; and all of it over an engine that runs. */
+/* What a server counts and reports: a request's life in histograms, the text of /metrics parsed by
+ * the rules of its format, the JSON reports; and all of it over a running engine. */
 #include <pthread.h>
 
 #include "model_files.h"
@@ -37,7 +37,7 @@ static const char *read_name(const char *at) {
     return at;
 }
 
-/* {name="value",...}, of which only \\ \" and \n may be escaped. */
+/* {name="value",...}; the only escapes are \\ \" and \n. */
 static const char *read_labels(const char *at) {
     do {
         at = read_name(at + 1);
@@ -53,7 +53,7 @@ static const char *read_labels(const char *at) {
     return at + 1;
 }
 
-/* Whether a sample's name is one of the family's. */
+/* Whether a sample's name belongs to the family. */
 static bool belongs(const char *name, size_t len, const char *family, char type) {
     static const char *const PARTS[] = {"_bucket", "_sum", "_count"};
     const size_t n = strlen(family);
@@ -129,7 +129,7 @@ static double value(const char *name) {
     return s->value;
 }
 
-/* Buckets rise to the count, for one place of labels that all histograms of ours have. */
+/* Buckets are cumulative and end at the count. All our histograms have one set of labels. */
 static void check_histograms(void) {
     double last = 0;
     char base[NAME_MAX_LEN] = "";
@@ -191,7 +191,7 @@ static void test_a_life(void **state) {
     begin_at(4096, 5 * S);
     metrics_submitted(&r, 10 * S);
     event(&r, KVASIR_EVENT_START, 40, 0, 10 * S + 400000);      /* queue: 0.4 s */
-    event(&r, KVASIR_EVENT_PROGRESS, 70, 0, 10 * S + 500000);   /* 30 tokens run */
+    event(&r, KVASIR_EVENT_PROGRESS, 70, 0, 10 * S + 500000);   /* 30 tokens computed */
     event(&r, KVASIR_EVENT_TOKEN, 100, 1, 11 * S);              /* 30 more */
     event(&r, KVASIR_EVENT_TOKEN, 100, 2, 11 * S + 30000);      /* 30 ms */
     event(&r, KVASIR_EVENT_TOKEN, 100, 3, 11 * S + 30000 + 10); /* 10 us */
@@ -201,7 +201,7 @@ static void test_a_life(void **state) {
     assert_true(value(BUCKET("request_queue_time_seconds", "0.5")) == 1);
     assert_true(value(ONE("request_queue_time_seconds_sum")) == 0.4);
     assert_true(value(BUCKET("time_to_first_token_seconds", "0.75")) == 0);
-    assert_true(value(BUCKET("time_to_first_token_seconds", "1.0")) == 1); /* bounds are in */
+    assert_true(value(BUCKET("time_to_first_token_seconds", "1.0")) == 1); /* inclusive bounds */
     assert_true(value(BUCKET("request_prefill_time_seconds", "0.5")) == 0);
     assert_true(value(BUCKET("request_prefill_time_seconds", "0.8")) == 1);
     assert_true(value(BUCKET("inter_token_latency_seconds", "0.01")) == 1);
@@ -221,7 +221,7 @@ static void test_a_life(void **state) {
         value("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"abort\"}") == 0);
 }
 
-/* What did not happen is not observed; a clock that goes back is no time. */
+/* A phase that did not happen is not observed; a clock that goes back counts as zero time. */
 static void test_lives_cut_short(void **state) {
     (void)state;
     struct metrics_request r;
@@ -249,10 +249,10 @@ static void test_lives_cut_short(void **state) {
     assert_true(value(ONE("inter_token_latency_seconds_sum")) == 0);
     assert_true(value(ONE("e2e_request_latency_seconds_count")) == 1);
     assert_true(value(ONE("request_decode_time_seconds_count")) == 0);
-    assert_true(value(BUCKET("request_prompt_tokens", "1000000.0")) == 2); /* of any length */
+    assert_true(value(BUCKET("request_prompt_tokens", "1000000.0")) == 2); /* for any length */
 }
 
-/* Four choices of one request: each ends, the request once. */
+/* Four choices of one request: each one ends, the request ends once. */
 static void test_choices(void **state) {
     struct metrics_request r;
     (void)state;
@@ -335,7 +335,7 @@ static void test_routes_and_refusals(void **state) {
     assert_true(value("kvasir_http_requests_total{route=\"route0\",code=\"404\"}") == 3);
 }
 
-/* docs/metrics.md has every name. */
+/* docs/metrics.md explains every name. */
 static void test_names_are_explained(void **state) {
     (void)state;
     FILE *f = fopen(SOURCE_DIR "/docs/metrics.md", "r");
@@ -357,7 +357,7 @@ static void test_names_are_explained(void **state) {
     assert_true(n > 35);
 }
 
-/* Numbers that engines come to after years keep their digits. */
+/* Numbers as large as after years of running keep all their digits. */
 static void test_large_numbers(void **state) {
     (void)state;
     begin_at(100, S);
@@ -385,7 +385,7 @@ static void test_large_numbers(void **state) {
     assert_true(value("kvasir_cache_bytes{format=\"K 8 g64, V 4 g64\",kind=\"stored\"}") == 77);
 }
 
-/* Random lives: no counter and no bucket ever falls, and none is lost. */
+/* Random requests: no counter and no bucket ever falls, and no series disappears. */
 static void test_counters_never_fall(void **state) {
     (void)state;
     static struct series before[SERIES_MAX];
@@ -445,7 +445,7 @@ static void test_rates(void **state) {
     assert_true(figures.prompt_tps == 30); /* 60 tokens that were not cached */
     metrics_figures(m, e, 1010 * (int64_t)S, &figures);
     assert_true(figures.generation_tps == 2);
-    metrics_figures(m, e, 1011 * (int64_t)S + S / 2, &figures); /* the first second is out */
+    metrics_figures(m, e, 1011 * (int64_t)S + S / 2, &figures); /* without the first second */
     assert_true(figures.generation_tps > 0.9 && figures.generation_tps < 1);
     metrics_figures(m, e, 1013 * (int64_t)S, &figures);
     assert_true(figures.generation_tps == 0 && figures.prompt_tps == 0);
@@ -533,7 +533,7 @@ static void test_small_bodies(void **state) {
     json_decref(health);
     json_decref(models);
     json_decref(version);
-    figures.max_model_len = 0; /* rotation: any number */
+    figures.max_model_len = 0; /* rotation: no limit */
     models = status_model(&figures);
     assert_true(json_is_null(json_object_get(models, "max_model_len")));
     json_decref(models);

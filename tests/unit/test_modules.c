@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of a folder joined to weights: what mlx and 8-bit floats ask for, and every way in which
+/* Tensors of a folder combined into weights: mlx's formats and 8-bit floats, and every way in which
  * the parts of a module, or the configuration and the files, can disagree. A case is a good folder
- * with one tensor replaced, taken away or added. Whether values come out right is what
- * golden/blocks.c shows.
+ * with one tensor replaced, removed or added. That values are right is checked by golden/blocks.c.
  */
 #include "model_files.h"
 
 static struct temp_folder folder;
 
 struct tensor {
-    const char *name, *dtype; /* dtype NULL: not there */
+    const char *name, *dtype; /* dtype NULL: left out */
     uint32_t n_dims;
     uint64_t dims[4];
 };
@@ -21,7 +20,7 @@ static uint64_t dtype_bytes(const char *dtype) {
                                                                      : 1;
 }
 
-/* The base, with `change` (may be NULL) in the place of the tensor of its name or behind all. */
+/* Writes the base; `change` (may be NULL) replaces the tensor of its name or is added last. */
 static void write_folder(const char *config, const struct tensor *base,
                          const struct tensor *change) {
     static const uint8_t zeros[1 << 16];
@@ -81,7 +80,7 @@ static void all_refused(const struct tensor *base, const struct bad_case *cases,
 
 #define Q4 ",'quantization':{'group_size':32,'bits':4}"
 
-/* m: [8][64] in 4 bits, groups of 32 */
+/* m: [8][64] with 4 bits, groups of 32 */
 static const struct tensor MLX[TENSORS_MAX] = {
     {"m.weight", "U32", 2, {8, 8}},
     {"m.scales", "F16", 2, {8, 2}},
@@ -116,7 +115,7 @@ static void test_mlx(void **state) {
     }
 }
 
-/* Every number of bits, group and scalar type. */
+/* Every number of bits, group size and scalar type. */
 static void test_mlx_formats(void **state) {
     (void)state;
     static const char *const dtypes[] = {[SCALAR_F16] = "F16", "BF16", "F32"};
@@ -270,7 +269,7 @@ static void test_mlx_refused(void **state) {
     ALL_REFUSED(MLX, cases);
 }
 
-/* Checkpoints of the bare model; entries of either spelling. */
+/* Checkpoints whose names lack "model."; quantization entries may have it or not. */
 static void test_bare_names(void **state) {
     (void)state;
     static const struct tensor base[TENSORS_MAX] = {
@@ -328,7 +327,7 @@ static void test_f8(void **state) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct checkpoint *c = opened(cases[i].config, F8, &cases[i].scale);
-        assert_int_equal(checkpoint_tensor_count(c), 2); /* m, n: scales of activations go */
+        assert_int_equal(checkpoint_tensor_count(c), 2); /* m, n; activations' scales are dropped */
         struct weight w = checkpoint_weight(checkpoint_find(c, "m.weight"));
         assert_int_equal(w.type, WEIGHT_F8_E4M3);
         assert_int_equal(w.n, 6);
@@ -340,7 +339,7 @@ static void test_f8(void **state) {
         assert_string_equal(checkpoint_format(c), "safetensors");
         checkpoint_close(c);
     }
-    struct checkpoint *c = opened(FP8, F8, NULL); /* no scale: 1 */
+    struct checkpoint *c = opened(FP8, F8, NULL); /* no scale: as if it were 1 */
     assert_null(checkpoint_weight(checkpoint_find(c, "m.weight")).scales);
     checkpoint_close(c);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Normalizers: every character of Unicode, every pair that composes and random texts in all four
- * normal forms against utf8proc's own functions; the other steps by hand; runs of accents that are
- * quadratic elsewhere; limits on growth.
+ * normal forms against utf8proc's own functions; the other steps by hand; runs of accents that take
+ * quadratic time elsewhere; limits on growth.
  *
- * Bugs that were planted and found: ranges of sure characters that go on to U+0E38 (an accent) or
- * U+1161 (composes with the character before it), accents sorted the wrong way or by insertion at
- * any length (time), a run without the sure character before it, U+0130 made a plain i.
+ * Bugs that were planted and found: ranges of sure characters (which normalization never touches)
+ * extended to U+0E38 (an accent) or U+1161 (composes with the character before it), accents sorted
+ * the wrong way or by insertion at any length (time), a run without the sure character before it,
+ * U+0130 lowercased to a plain i.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,7 +68,7 @@ static void test_every_character(void **state) {
             continue;
         for (enum normalizer_kind form = NORMALIZE_NFC; form <= NORMALIZE_NFKD; form++)
             check(form, text, utf8_put(text, c));
-        /* Behind a letter and between two accents. */
+        /* After a letter and an accent, and between two accents. */
         size_t len = utf8_put(text, 'a');
         len += utf8_put(text + len, 0x301);
         len += utf8_put(text + len, c);
@@ -77,7 +78,7 @@ static void test_every_character(void **state) {
     }
 }
 
-/* Whatever composes in Unicode is what some character decomposes to. */
+/* Every sequence that composes in Unicode is the decomposition of some character. */
 static void test_every_pair(void **state) {
     (void)state;
     int pairs = 0;
@@ -95,7 +96,7 @@ static void test_every_pair(void **state) {
         if (n < 2)
             continue;
         check(NORMALIZE_NFC, text, len);
-        len += utf8_put(text + len, 0x323); /* goes in front of most accents */
+        len += utf8_put(text + len, 0x323); /* sorts before most accents */
         check(NORMALIZE_NFC, text, len);
         pairs++;
     }
@@ -120,7 +121,7 @@ static void test_random_texts(void **state) {
     }
 }
 
-/* What is normal already is not copied. */
+/* A text that is normal already is not copied. */
 static void test_untouched(void **state) {
     (void)state;
     static const char *const texts[] = {"", "plain text\r\n", "\xc3\xa9t\xc3\xa9",
@@ -155,7 +156,7 @@ static void test_other_steps(void **state) {
         .n = 3};
     check_steps(&n, "", "");
     check_steps(&n, "x", "a<>x");
-    check_steps(&n, "aaa<aa<", "a<><a<"); /* a<>aaaa<aaa< without pairs of a */
+    check_steps(&n, "aaa<aa<", "a<><a<"); /* first a<>aaaa<aaa<, then pairs of a removed */
     check_steps(&n, "a", "a<>a");
 }
 
@@ -175,10 +176,10 @@ static void test_limits(void **state) {
     assert_int_equal(normalizer_run(&n, &scratch, (struct text_span){text, LEN}, &out, &err),
                      KVASIR_ERR_TEXT);
     assert_non_null(strstr(err.text, "too long"));
-    assert_true(scratch.text[0].len < 20 * LEN); /* it did not go on */
+    assert_true(scratch.text[0].len < 20 * LEN); /* it stopped soon */
 }
 
-/* A run of accents out of order is sorted in one go. */
+/* A long run of accents out of order must be sorted in less than quadratic time. */
 static void test_time(void **state) {
     (void)state;
     char *text = malloc(MEGABYTE + 1);
