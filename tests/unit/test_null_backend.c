@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The null backend: a cache of 20 GB on it takes, copies, re-encodes and gives back its pages like
- * any other, and none of them ever has memory. */
+/* The null backend: a cache of 20 GB on it takes, copies, re-encodes and frees its pages like any
+ * other, and none of them ever has memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -10,7 +10,8 @@
 
 #include <cmocka.h>
 
-/* Sanitizers keep freed memory for a while, and shadows of all; pages of 20 GB would still show. */
+/* Sanitizers keep freed memory for a while, and shadow memory for all of it. Pages of 20 GB would
+ * still show. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLACK ((uint64_t)1 << 30)
 #else
@@ -70,7 +71,7 @@ static void test_pages_have_no_memory(void **state) {
         need(seq_create(w.cache, &s, &err));
         need(seq_create(w.cache, &other, &err));
         for (uint32_t at = 0; at + 2 * odd <= (pages - 1) * TILE_TOKENS; at += 2 * odd) {
-            append(s, odd); /* in turn, so that superblocks stay when the other one goes */
+            append(s, odd); /* in turn, so that superblocks stay when `other` goes */
             append(other, odd);
         }
         seq_destroy(other);
@@ -84,8 +85,8 @@ static void test_pages_have_no_memory(void **state) {
         assert_int_equal(kv_pool_stats(pool).used_bytes, 0);
     }
     assert_true(kv_pool_stats(pool).pages_taken > 4 * pages);
-    /* Token ids and tables (before and after they grow, and a fork's), and the pool's slots, which
-     * support/budget.c counts in slots of its own. */
+    /* Token ids and page tables (before and after they grow, and a fork's), and the pool's slots,
+     * for which support/budget.c has slots of its own. */
     uint64_t tables = (uint64_t)pages * (TILE_TOKENS * sizeof(int32_t) + sizeof(struct kv_page));
     uint64_t bookkeeping = 4 * tables + 2 * (budget / PAGE_ADDR_UNIT * 8);
     uint64_t grown = memory_resident_peak_bytes() - before;
@@ -94,8 +95,8 @@ static void test_pages_have_no_memory(void **state) {
     free_world(w);
 }
 
-/* Pages take one address each, whatever their size: 300,000 of 4 MiB, a terabyte, take a few MiB of
- * bookkeeping, and no budget is larger than what can be addressed. */
+/* On the null backend a page takes one address, whatever its size: 300,000 pages of 4 MiB, a
+ * terabyte, need a few MiB of bookkeeping, and no budget is too large to be addressed. */
 static void test_budgets_of_terabytes(void **state) {
     (void)state;
     enum { PAGES = 300000 };
@@ -110,13 +111,13 @@ static void test_budgets_of_terabytes(void **state) {
     assert_int_equal(kv_pool_stats(pool).used_bytes, PAGES * page);
     const uint64_t tables = PAGES * (TILE_TOKENS * sizeof(int32_t) + sizeof(struct kv_page)),
                    grown = memory_resident_peak_bytes() - before;
-    if (grown > tables + PAGES * 64 + SLACK) /* slots, twice */
+    if (grown > tables + PAGES * 64 + SLACK) /* slots: the pool's and budget.c's */
         fail_msg("resident memory grew by %llu bytes", (unsigned long long)grown);
     seq_destroy(s);
     free_world(w);
 }
 
-/* What a page or a state is given is lost, and it reads as zeros, also as codes. */
+/* What is written to a page or a state is lost. Both read as zeros, also after re-encoding. */
 static void test_pages_read_as_zeros(void **state) {
     (void)state;
     enum { STATE = 3 * 4096 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenAI's bodies to requests: every field that is read, every one that is refused, the paths in
- * errors. */
+/* From OpenAI's bodies to requests: every field that is read, every one that is refused, and the
+ * paths in errors. */
 #include "openai_checks.h"
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -62,7 +62,7 @@ static void test_messages(void **state) {
     prompt_is(&r, "<s>[assistant]no[a]");
     good(api, CHAT("{\"role\":\"assistant\"}"));
     prompt_is(&r, "<s>[assistant][a]");
-    /* arguments are JSON in a string; templates want the values, and null for no text */
+    /* arguments are JSON in a string, but templates get the values; a missing text is null */
     good(api, CHAT("{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\""
                    ":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\":7}\"}},"
                    "{\"function\":{\"name\":\"g\",\"arguments\":{\"x\":8}}},"
@@ -104,7 +104,7 @@ static void test_tools(void **state) {
     good(api, with(api, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"));
     prompt_is(&r, "<s>[user]hiT1[a]");
     assert_true(r.answer.tools && !r.answer.single);
-    assert_int_equal(json_array_size(r.answer.schema), 1); /* the body itself is gone */
+    assert_int_equal(json_array_size(r.answer.schema), 1); /* kept after the body is freed */
     good(api, with(api, "\"tools\":[" TOOL("f") "," TOOL("g-1_.x") "],\"tool_choice\":\"auto\","
                                                                    "\"parallel_tool_calls\":true"));
     prompt_is(&r, "<s>[user]hiT2[a]");
@@ -159,7 +159,7 @@ static void test_tools(void **state) {
         "messages[0].tool_calls[0].function.arguments", "is not the text of a JSON object");
 }
 
-/* What messages say of reasoning, and what calls are known by, reach the template. */
+/* The reasoning in messages and the ids of tool calls reach the template. */
 static void test_reasoning_messages(void **state) {
     (void)state;
     const enum api_kind api = API_CHAT;
@@ -186,7 +186,7 @@ static void test_reasoning_messages(void **state) {
     prompt_is(&r, "(r|r|c|)");
     good(api, ASSISTANT("\"reasoning\":\"r\",\"thinking\":\"t\""));
     prompt_is(&r, "(r|t|c|)");
-    /* its template takes but one of the two beside calls */
+    /* with calls, harmony's template accepts only one of content and thinking */
     good(api, ASSISTANT("\"reasoning\":\"r\",\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]"));
     prompt_is(&r, "(r||c|)");
     bad(api, ASSISTANT("\"reasoning_content\":3"), "messages[0].reasoning_content",
@@ -220,7 +220,7 @@ static void test_template_variables(void **state) {
     bad(api, with(api, "\"chat_template_kwargs\":[]"), "chat_template_kwargs", "is an array");
     bad(api, with(api, "\"chat_template_kwargs\":{\"messages\":[]}"),
         "chat_template_kwargs.messages", "belongs in the body");
-    /* what the template itself says */
+    /* an error raised by the template itself */
     kvasir_tokenizer *other;
     kvasir_error why;
     assert_int_equal(kvasir_tokenizer_open(folder.path, &other, &why), KVASIR_OK);
@@ -233,7 +233,7 @@ static void test_template_variables(void **state) {
     defaults();
 }
 
-/* ---- a prompt that goes on behind a file ----------------------------------------------------- */
+/* ---- a prompt that continues a file ---------------------------------------------------------- */
 
 static void test_prompt_cache(void **state) {
     (void)state;
@@ -262,7 +262,7 @@ static void test_prompt_cache(void **state) {
 static void test_defaults(void **state) {
     (void)state;
     const kvasir_sampling wanted = kvasir_sampling_defaults();
-    /* null is missing, and what does not change the answer is passed over */
+    /* null counts as missing, and fields that do not change the answer are ignored */
     both("\"model\":null,\"max_tokens\":null,\"temperature\":null,\"stop\":null,\"seed\":null,"
          "\"logprobs\":null,\"logit_bias\":null,\"n\":null,\"stream\":null,\"tool_choice\":null,"
          "\"user\":\"u\",\"metadata\":{\"a\":1},\"store\":true,\"service_tier\":\"auto\","
@@ -424,7 +424,7 @@ static void test_sampling(void **state) {
     assert_true(s->top_k == 0 && s->seed == INT64_MAX);
     setup.sampling.temp = 0.75f;
     setup.sampling.seed = 9;
-    both("\"top_k\":258"); /* what a request does not say comes from the setup */
+    both("\"top_k\":258"); /* what a request omits comes from the setup */
     assert_true(s->temp == 0.75f && s->seed == 9 && s->top_k == 258);
     defaults();
 
@@ -476,7 +476,7 @@ static void test_bias_and_xtc(void **state) {
 
     both("\"xtc_probability\":0.5,\"xtc_threshold\":0.25");
     assert_true(s->xtc_probability == 0.5f && s->xtc_threshold == 0.25f);
-    bool line_end = false, end = false; /* of a line and of an answer */
+    bool line_end = false, end = false; /* tokens that end a line, an answer */
     for (size_t i = 0; i < s->n_xtc_special; i++) {
         line_end |= s->xtc_special[i] == '\n';
         end |= s->xtc_special[i] == BYTE_EOS;
@@ -491,7 +491,7 @@ static void test_bias_and_xtc(void **state) {
 static void test_refused(void **state) {
     (void)state;
     static const char *const fields[][3] = {
-        /* name, a value that is refused, one that asks for nothing */
+        /* name, a value that is refused, one that requests nothing */
         {"suffix", "\"x\"", "\"\""},
         {"echo", "true", "false"},
         {"best_of", "2", "1"},
@@ -563,7 +563,7 @@ static void test_urls_and_errors(void **state) {
         assert_true(json_is_null(json_object_get(object, "param")));
         json_decref(object);
     }
-    /* an option becomes the member that sets it; a server's is not named */
+    /* an option's name becomes the member that sets it; a server's option is not named */
     static const struct {
         const char *field, *param, *text;
     } fields[] = {{"request.n", "n", "n: bad"},
@@ -579,7 +579,7 @@ static void test_urls_and_errors(void **state) {
         assert_string_equal(err.param, fields[i].param);
         assert_string_equal(err.text, fields[i].text);
     }
-    /* long and odd names in a path: one line of UTF-8 that ends somewhere */
+    /* long and odd names in a path: still valid UTF-8, cut somewhere */
     char field[600] = "\"logit_bias\":{\"";
     for (int i = 0; i < 120; i++)
         strcat(field, "\xf0\x9f\x98\x80");

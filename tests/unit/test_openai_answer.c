@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events to OpenAI's bodies, of both APIs; and how a chat's answer is read. */
+/* From events to OpenAI's bodies, for both APIs, and how a chat's answer is parsed. */
 #include "openai_checks.h"
 
 static struct api_answer answer;
@@ -19,7 +19,7 @@ static void token_event(uint32_t choice, int32_t token, const char *text,
     api_answer_event(&answer, &e);
 }
 
-static const char *stop_of_done; /* of the next event */
+static const char *stop_of_done; /* for the next done_event */
 
 static void done_event(uint32_t choice, kvasir_finish finish, const char *rest, bool last) {
     static const kvasir_error why = {
@@ -89,7 +89,7 @@ static void test_chat_logprobs(void **state) {
     static const kvasir_token_logprob top[] = {{' ', -0.5f}, {BYTE_EOS, -INFINITY}};
     begin(API_CHAT, "\"logprobs\":true,\"top_logprobs\":2");
     token_event(0, ' ', " ", top, 2);
-    token_event(0, 0xc3, "", NULL, 0); /* a part of a character has no bytes to tell */
+    token_event(0, 0xc3, "", NULL, 0); /* bytes of part of a character are not reported */
     done_event(0, KVASIR_FINISH_STOP, "\xef\xbf\xbd", true);
     body_is(HEAD("chat.completion", "ours") //
             "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":"
@@ -129,10 +129,10 @@ static void test_completion_answer(void **state) {
     token_event(0, 'h', "h", top, 3);
     token_event(0, 0xc3, "", top, 1);
     token_event(0, 0xbc, "\xc3\xbc", NULL, 0);
-    token_event(0, BYTE_VOCAB, "", NULL, 0); /* no text, and no place in it */
+    token_event(0, BYTE_VOCAB, "", NULL, 0); /* no text: takes no room in text_offset */
     token_event(0, 'x', "x", NULL, 0);
     done_event(0, KVASIR_FINISH_STOP, "", true);
-    /* the chosen one beside the likeliest; of tokens that read the same, the likelier */
+    /* the chosen token next to the likeliest ones; of tokens with the same text, the likelier */
     body_is(HEAD("text_completion", "ours") //
             "\"choices\":[{\"index\":0,\"text\":\"h\\u00fcx\",\"logprobs\":{"
             "\"tokens\":[\"h\",\"\\ufffd\",\"\\ufffd\",\"token_id:258\",\"x\"],"
@@ -199,7 +199,7 @@ static void test_calls_in_answers(void **state) {
              "{\"role\":\"assistant\",\"content\":\"a\",\"refusal\":null,\"tool_calls\":[%s]}",
              call);
     message_is(message, "length");
-    /* no tools shown; nothing but reasoning */
+    /* a prompt without tools; an answer that is only reasoning */
     answer_text("", "<think>hm</think><tool_call>x", KVASIR_FINISH_STOP);
     message_is("{\"role\":\"assistant\",\"content\":\"<tool_call>x\",\"refusal\":null,"
                "\"reasoning_content\":\"hm\"}",
@@ -209,12 +209,12 @@ static void test_calls_in_answers(void **state) {
                "\"reasoning_content\":\"hm\"}",
                "length");
     defaults();
-    answer_text(F_TOOL, "<think>\n", KVASIR_FINISH_STOP); /* without a syntax all is content */
+    answer_text(F_TOOL, "<think>\n", KVASIR_FINISH_STOP); /* without a syntax it is all content */
     message_is("{\"role\":\"assistant\",\"content\":\"<think>\\n\",\"refusal\":null}", "stop");
     api_answer_free(&answer);
 }
 
-/* What the prompt and the vocabulary say of the answer. */
+/* What the prompt and the vocabulary determine about the answer. */
 static void test_answer_options(void **state) {
     (void)state;
     static const char ENDS[] = "{{ messages[0].content }}<think>{{ extra }}\n";
@@ -233,7 +233,7 @@ static void test_answer_options(void **state) {
     assert_int_equal(r.answer.start, ANSWER_AT_REASONING);
     assert_int_equal(r.engine.n_shown_tokens, 1);
     assert_int_equal(r.engine.shown_tokens[0], BYTE_EOS);
-    /* a JSON object is content, also where the prompt opened reasoning */
+    /* a JSON object is content, even if the prompt opened reasoning */
     good(API_CHAT, with(API_CHAT, F_TOOL ",\"response_format\":{\"type\":\"json_object\"}"));
     assert_int_equal(r.answer.start, ANSWER_AT_CONTENT);
     assert_int_equal(r.answer.syntax.tools, ANSWER_TOOLS_NONE);
@@ -255,7 +255,7 @@ static void test_stop_of_answer(void **state) {
     done_event(0, KVASIR_FINISH_STOP, "", false);
     stop_of_done = NULL;
     done_event(1, KVASIR_FINISH_STOP, "", true);
-    memset(engines, 'x', 3); /* the engine's text is gone */
+    memset(engines, 'x', 3); /* the engine's text is gone: the answer has a copy */
     assert_string_equal(answer.choices[0].stop, "two");
     assert_null(answer.choices[1].stop);
 }

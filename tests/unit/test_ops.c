@@ -2,8 +2,9 @@
 /* Operations of the CPU backend that are more than a kernel, on every tier that the machine has:
  *
  *   attention   soft caps and sinks against a softmax in double over 32-bit pages
- *   experts     against a naive mixture in double; a row's bits alone, in company, on two threads
- *   recurrent   against the recurrences in double; the same bits however tokens come
+ *   experts     against a naive mixture in double; a row has the same bits alone, with other rows,
+ *               and on two threads
+ *   recurrent   against the recurrences in double; the same bits however tokens are cut into steps
  *   the rest    one line each
  *
  * Quantized weights are compared through decode: the naive mixture multiplies the same values.
@@ -20,7 +21,7 @@
 
 #include "random_programs.h"
 
-#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
+#include <cmocka.h> /* after util.h, which defines a macro `fail` */
 
 static kvasir_error err;
 
@@ -148,7 +149,7 @@ static void check_attention(enum cpu_tier tier, const struct attention_args *arg
 }
 
 static void attention_of_tier(enum cpu_tier tier) {
-    /* none, one that dominates every score, ordinary ones */
+    /* no sink, one that dominates every score, ordinary ones */
     static const float SINKS[HEADS] = {-INFINITY, 80, 1, -3, 12, 0};
     static const struct attention_args ARGS[] = {{HEADS, 0.5f, 0, NULL},
                                                  {HEADS, 0.5f, 5, NULL},
@@ -156,7 +157,7 @@ static void attention_of_tier(enum cpu_tier tier) {
                                                  {HEADS, 0.5f, 9, SINKS}};
     for (size_t i = 0; i < sizeof ARGS / sizeof *ARGS; i++) {
         check_attention(tier, &ARGS[i], DIM, UINT32_MAX, QUERIES); /* whole mode */
-        check_attention(tier, &ARGS[i], DIM, UINT32_MAX, 1);       /* split over two runs */
+        check_attention(tier, &ARGS[i], DIM, UINT32_MAX, 1);       /* shared mode, 2 splits */
         check_attention(tier, &ARGS[i], DIM, 100, QUERIES);        /* tiles that no row sees */
     }
     check_attention(tier, &(struct attention_args){HEADS, 0.2f, 9, SINKS}, HEAD_DIM_MAX, 550, 5);
@@ -169,7 +170,7 @@ static void test_attention(void **state) {
     for_tiers(attention_of_tier);
 }
 
-/* Without sinks, with sinks of no weight: the same bits. */
+/* No sinks and sinks without weight give the same bits. */
 static void same_without_sinks(enum cpu_tier tier) {
     float sinks[HEADS];
     for (int i = 0; i < HEADS; i++)
@@ -207,7 +208,7 @@ static void test_no_sinks(void **state) {
 
 enum { EXPERTS = 7, TOP_K = 3, MODEL_DIM = 96, HIDDEN = 160, ROWS = 37, WIDE = 2 * HIDDEN };
 
-/* One layer with everything that points to memory of its own. */
+/* One layer with all that it points to. */
 struct mixture {
     struct expert_layer layer;
     struct expert experts[EXPERTS];
@@ -260,7 +261,7 @@ static struct mixture *make_mixture(enum weight_type type, enum gate_kind gate, 
     return m;
 }
 
-/* Its matrices as the CPU has them. */
+/* Gives its matrices to the backend. */
 static void put_mixture(struct mixture *m, struct backend *b) {
     for (uint32_t e = 0; e < EXPERTS; e++) {
         const struct backend_weight *w[3];
@@ -350,7 +351,7 @@ static const struct backend_limits EXPERT_LIMITS = {.rows = ROWS,
                                                     .top_k = TOP_K,
                                                     .expert_dim = HIDDEN};
 
-/* Ties too: half of the logits are small integers. */
+/* With ties: every other row has small integers. */
 static float *random_logits(void) {
     float *logits = random_floats((size_t)ROWS * EXPERTS, 4);
     for (size_t i = 0; i < (size_t)ROWS * EXPERTS; i++)
@@ -359,9 +360,9 @@ static float *random_logits(void) {
     return logits;
 }
 
-/* `bound`: relative to the largest output, what rounding activations may cost: at 8 bits up to
- * 1/254 of a block's largest for each of them, twice, which adds up to percents; at 16 next to
- * nothing. */
+/* `bound`: the error that rounded activations may cause, relative to the largest output. With 8
+ * bits each is off by up to 1/254 of its block's largest, twice (before gate and up, and before
+ * down), which adds up to percents. With 16 bits it is next to nothing. */
 static void check_mixture(enum cpu_tier tier, struct mixture *m, int act_bits, double bound) {
     size_t n = (size_t)ROWS * MODEL_DIM;
     float *x = random_floats(n, 1), *logits = random_logits(), *y = malloc(n * sizeof *y);
@@ -414,7 +415,7 @@ static void test_experts(void **state) {
     for_tiers(experts_of_tier);
 }
 
-/* Logits that are no numbers spoil their row and nothing else. */
+/* NaN and infinite logits spoil their own row and nothing else. */
 static void bad_logits_of_tier(enum cpu_tier tier) {
     struct mixture *m = make_mixture(WEIGHT_Q8_0, GATE_SILU, false, true);
     size_t n = (size_t)ROWS * MODEL_DIM;
@@ -465,7 +466,7 @@ struct recurrent {
 struct outputs {
     float *conv, *y; /* [seq][step][CHANNELS], [VALUES] */
     struct backend_arena *records;
-    uint8_t *arena; /* what they hold at the end */
+    uint8_t *arena; /* what the records hold at the end */
 };
 
 static void put_row(float *to, const float *from, size_t n) {
@@ -540,7 +541,7 @@ static struct outputs run_plan(enum cpu_tier tier, const struct recurrent *in, e
     return out;
 }
 
-/* Sequence s of both layers in double. */
+/* Checks sequence s of both layers against recurrences in double. */
 static void check_recurrences(const struct recurrent *in, const struct outputs *out, uint32_t s) {
     static double state[VALUE_HEADS][KEY_DIM][VALUE_DIM], conv[CHANNELS];
     memset(state, 0, sizeof state);
@@ -592,7 +593,7 @@ static void recurrent_in_order(enum cpu_tier tier, bool keys_cycle) {
     float *rate = random_floats(VALUE_HEADS, 1), *bias = random_floats(VALUE_HEADS, 2);
     for (int i = 0; i < VALUE_HEADS; i++)
         rate[i] = fabsf(rate[i]);
-    for (size_t i = 0; i < n * VALUE_HEADS; i += 5) /* both ends of the gates */
+    for (size_t i = 0; i < n * VALUE_HEADS; i += 5) /* gates saturated at both ends */
         in.a[i] = in.beta[i] = i % 2 ? 90 : -90;
     in.layer =
         (struct delta_layer){KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, rate, bias, keys_cycle};
@@ -660,7 +661,7 @@ static void small_ops_of_tier(enum cpu_tier tier) {
         for (size_t i = 0; i < LENGTH; i++)
             near("norm", i, z[r * LENGTH + i], x[r * LENGTH + i] / sqrt(sum / LENGTH + 1e-6), 1e-6);
     }
-    /* the second of two parts of every block of 20, next to each other */
+    /* takes the second half of every block of 20 and puts these halves next to each other */
     memset(z, 0, N * sizeof *z);
     op_rearrange(b, HEIGHT, 5, 10, x + 10, (struct block_strides){LENGTH, 20}, z,
                  (struct block_strides){50, 10});

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The page inside the program is the file, whole, small, and asks for nothing from outside.
+/* The web page inside the program is page.html, whole and small, and loads nothing from elsewhere.
  * tests/api/page.sh opens it in a browser. */
 #include "server/page.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading prompt-cache files of mlx-lm: every fixture of both forms against its expected.jsonl,
- * every corrupt one refused, each class form made by hand, each rule broken once, and damage (the
- * seed is printed; KVASIR_SEED sets it). Writing is test_prompt_write.c's.
+ * every corrupt fixture refused, each form of each class made by hand, each rule broken once, and
+ * random damage (the seed is printed; KVASIR_SEED sets it). Writing: test_prompt_write.c.
  *
  * KVASIR_CORPUS=DIR writes the small files made by hand there: tests/fuzz/corpus/prompt_file.
  */
@@ -40,7 +40,8 @@ static const char *mlx_dtype(const char *ours) {
     return "?";
 }
 
-/* The tensor that a file names LAYER.REST; a number or None as the newer form has them. */
+/* The tensor that a file names LAYER.REST. Numbers and None are tensors too, as the newer form has
+ * them. */
 static struct prompt_tensor tensor_named(const struct prompt_entry *e, bool legacy,
                                          const char *rest) {
     const struct prompt_tensor scalar = prompt_tensor_of(ST_I32, 0, NULL);
@@ -78,7 +79,7 @@ static const char *metadata_of(const struct prompt_file *f, const char *key) {
     return "";
 }
 
-/* What a file's name says of its format: q8g64_70, rot64k4_100, kv_70. */
+/* Checks the format that a fixture's name states: q8g64_70, rot64k4_100, kv_70. */
 static void check_name(const struct prompt_file *f, const char *name) {
     unsigned a, b;
     for (uint32_t i = 0; i < f->n_entries; i++) {
@@ -149,7 +150,8 @@ static void test_fixtures(void **state) {
     assert_int_equal(check_form("legacy-0.31.3"), 9);
 }
 
-/* mlx quantized the rows of one cache; from its 16-bit file we get the same bits. */
+/* mlx quantized the rows of one cache. Quantizing the rows of its 16-bit file gives the same
+ * bits. */
 static void compare_quantized(const char *exact_path, const char *affine_path) {
     enum { DIM = 64 };
     struct prompt_file exact, affine;
@@ -243,7 +245,7 @@ static void test_corrupt(void **state) {
             n++;
             must_refuse(path, cases[j].words);
         }
-        assert_int_equal(n, i ? 24 : 30); /* all that cases.md lists but good */
+        assert_int_equal(n, i ? 24 : 30); /* all that cases.md lists, except `good` */
         struct prompt_file f;
         snprintf(path, sizeof path, FIXTURES "/corrupt/%s/good.safetensors", forms[i]);
         must_open(path, &f);
@@ -382,11 +384,11 @@ static void test_rules(void **state) {
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* A description or a clear error; true for a description. */
+/* Opening gives a description (true) or a clear error (false). */
 static bool try_open(const struct text_buf *b, size_t size) {
     struct prompt_file f;
     kvasir_error err = {0};
-    unlink(temp_file(&folder, "damaged.safetensors")); /* over itself it would wait for the disk */
+    unlink(temp_file(&folder, "damaged.safetensors")); /* overwriting it would wait for the disk */
     const char *path = temp_write(&folder, "damaged.safetensors", b->data, size);
     kvasir_status status = prompt_file_open(path, &f, &err);
     if (status == KVASIR_OK) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing prompt-cache files of mlx-lm, and where a ring has its rows: rings against a model of
- * mlx-lm's own algorithm, rows that the caller makes, descriptions that are refused, both forms,
+ * mlx-lm's own algorithm, rows that the caller supplies, descriptions that are refused, both forms,
  * and the fixtures written again.
  */
 #include <dirent.h>
@@ -96,7 +96,7 @@ static void test_rings(void **state) {
                 for (uint64_t n = rng(20) + 1; n > 0; n--)
                     ring_single(&r);
             compare_ring(&r);
-            /* the reader takes whatever mlx-lm can write */
+            /* the reader accepts whatever mlx-lm can write */
             char tensors[256];
             snprintf(tensors, sizeof tensors,
                      "0.0 F16 1,1,%d,1|0.1 F16 1,1,%d,1|0.2 =%d|0.3 =%d|0.4 =%d|0.5 =%d", r.n, r.n,
@@ -124,7 +124,7 @@ static void test_settle(void **state) {
     must_open(temp_write(&folder, "guess.safetensors", b.data, b.len), &f);
     text_free(&b);
     struct prompt_kv *kv = &f.entries[0].kv;
-    assert_int_equal(kv->sides[0].dim, 64); /* 8 bits of 64; 4 of 128 would look alike */
+    assert_int_equal(kv->sides[0].dim, 64); /* 8 bits x 64; 4 bits x 128 would look alike */
     assert_int_equal(prompt_entry_settle(kv, 128, 100, &err), KVASIR_ERR_FORMAT);
     assert_non_null(strstr(err.text, "V of"));
     assert_int_equal(prompt_entry_settle(kv, 128, 128, &err), KVASIR_OK);
@@ -134,7 +134,7 @@ static void test_settle(void **state) {
     assert_int_equal(prompt_entry_settle(kv, 64, 64, &err), KVASIR_ERR_FORMAT);
     round_trip(&f);
     prompt_file_close(&f);
-    /* heads of one size: 4 bits of group 64 beside 4 of 32 */
+    /* the same head size: K has 4 bits in groups of 64, V 4 bits in groups of 32 */
     b = made_legacy(Q4("0.0", "3") "|0.1.0 U32 1,2,3,8|0.1.1 F16 1,2,3,2|0.1.2 F16 1,2,3,2", metas);
     must_open(temp_write(&folder, "guess.safetensors", b.data, b.len), &f);
     text_free(&b);
@@ -219,7 +219,7 @@ static void test_streamed(void **state) {
         }
     prompt_file_close(&again);
 
-    /* what fails in the middle leaves the old file, and nothing beside it */
+    /* a write that fails halfway leaves the old file, and no other file with it */
     unsigned files = files_in_folder();
     k.next = v.next = 0;
     v.fails = true;
@@ -286,7 +286,7 @@ static void test_refused_writes(void **state) {
     refuse_to_write(&f, "cannot hold a state that is None");
 }
 
-/* FILE-2, and the header to the byte (reference 2.3, its minimal file). */
+/* FILE-2, and the header byte for byte (reference 2.3, its minimal file). */
 static void test_forms(void **state) {
     (void)state;
     static const char header[] =

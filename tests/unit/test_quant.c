@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quant/: the definitions against things that are not ours.
+/* quant/: the definitions against independent ones.
  *
  *   affine   every bit of ../shared/fixtures/mlx/quantize (mlx 0.32.4); its table of NaN and Inf
  *   tiles    the order formula of quant.h, written a second time below, over whole tiles
@@ -18,12 +18,12 @@
 
 #include "quant/quant.h"
 
-#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
+#include <cmocka.h> /* after util.h, which defines a macro `fail` */
 
 #define COUNT(a)     (sizeof(a) / sizeof *(a))
 #define QUANTIZE_DIR SHARED_DIR "/fixtures/mlx/quantize"
 
-enum { DIM_MAX = 512 }; /* largest head that is tried */
+enum { DIM_MAX = 512 }; /* the largest head size that is tested */
 
 static const unsigned BITS[] = {8, 6, 5, 4, 3, 2}, GROUPS[] = {32, 64, 128};
 static const char *const SCALARS[] = {"float16", "bfloat16", "float32"}; /* by enum scalar_type */
@@ -42,7 +42,7 @@ static uint32_t bits_of(float f) {
     memcpy(&u, &f, 4);
     return u;
 }
-/* The same number, zero's sign included; any NaN is like any other. */
+/* The same number, including the sign of zero; all NaNs count as equal. */
 static bool same(float a, float b) {
     return bits_of(a) == bits_of(b) || (isnan(a) && isnan(b));
 }
@@ -65,12 +65,13 @@ static void check_rounding(int exponent_bits, uint16_t (*to)(float), float (*fro
         uint16_t h = (uint16_t)i, even = (uint16_t)(i & 1 ? i + 1 : i);
         double v = field_value(h, exponent_bits),
                next = field_value((uint16_t)(i + 1), exponent_bits);
-        /* at the largest, next is the number that would follow: there overflow is decided */
+        /* after the largest number, `next` is what would follow: overflow is decided halfway to
+         * it */
         float middle = (float)((v + next) / 2);
         assert_true(same(from(h), (float)v));
         assert_true(same(from((uint16_t)(h | 0x8000)), (float)-v));
         assert_int_equal(to((float)v), h);
-        if (isinf(middle)) /* bf16: halfway between its largest and 2^128 is no float32 */
+        if (isinf(middle)) /* bf16: halfway between its largest and 2^128 is not a float32 */
             continue;
         assert_int_equal(to(middle), even);
         assert_int_equal(to(-middle), even | 0x8000);
@@ -323,8 +324,7 @@ static void check_some_nan(const float *good, unsigned bits, enum scalar_type t)
     memcpy(x, good, sizeof x);
     x[0] = x[13] = x[63] = NAN;
     struct group_result r = quantize_group(x, bits, t);
-    float
-        rest[64]; /* the NaNs give way to copies of a neighbour: range as if they were not there */
+    float rest[64]; /* x with a neighbour instead of each NaN: its range is that of the others */
     memcpy(rest, x, sizeof x);
     rest[0] = rest[13] = rest[63] = x[1];
     struct group_result want = quantize_group(rest, bits, t);
@@ -381,7 +381,7 @@ static void test_not_finite(void **state) {
 
 enum { ROWS = 40, COLS = 384 };
 
-/* A safetensors file, just enough for the fixtures: names to byte ranges. */
+/* A safetensors file, just enough for the fixtures: byte ranges by name. */
 struct tensors {
     uint8_t *file;
     size_t size;
@@ -418,7 +418,7 @@ static void tensors_close(struct tensors *t) {
     mem_free(t->file);
 }
 
-/* Elements of T that differ in any bit. */
+/* The number of elements of type t that differ in any bit. */
 static int differing(enum scalar_type t, const uint8_t *want, const float *got, size_t n) {
     int bad = 0;
     for (size_t i = 0; i < n; i++) {

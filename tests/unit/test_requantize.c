@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* seq_requantize without a model. Rows are made from their place and stored through the definitions
- * of quant/; beside each sequence stands what every position went through, and the rows that the
- * pages hold are compared, bit for bit, with rows taken that way one at a time.
+/* seq_requantize without a model. A row's values follow from its place, and rows are stored through
+ * the definitions of quant/. For each sequence the test records in which formats every position has
+ * been stored. It compares the rows in pages, bit for bit, with rows that were re-encoded in the
+ * same formats one at a time.
  *
- * Two layer groups: one that may rotate, with key centres, and a window of 48. */
+ * Two layer groups: one that may rotate, with key centres, and one with a window of 48. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@
 enum { GROUPS = 2, LENGTH_MAX = 1024, CHAIN_MAX = 12, PAIRS = 8, DIM_MAX = 64 };
 
 static kvasir_error err;
-static uint32_t reached; /* by seq_trim */
+static uint32_t reached; /* set by seq_trim */
 
 static void need(kvasir_status status) {
     if (status != KVASIR_OK)
@@ -34,13 +35,13 @@ static const struct kv_format FORMATS[] = {
     {4, 0, 0},           {3, 0, 0},           {2, 0, 0}};
 enum { F32, F16, BF16, Q8, Q6, Q5, Q4, Q3, Q2, N_FORMATS };
 
-/* K and V, as places in FORMATS. */
+/* K and V, as indices of FORMATS. */
 struct pair {
     uint8_t k, v;
 };
 
 static const double INV_FREQ[PAIRS] = {1, 0.5, 0.2, 0.07, 0.02, 0.006, 0.002, 0.0007};
-static const uint32_t FIRST[] = {0, 3, 3, 5, 6}; /* one head has none */
+static const uint32_t FIRST[] = {0, 3, 3, 5, 6}; /* one head has no pairs */
 static const struct centre_pair CENTRES[] = {{0, 9, -7}, {3, -8, 5},  {7, 3, 11},
                                              {1, 6, 6},  {4, -10, 1}, {2, 4, -4}};
 static const struct key_centre CENTRE = {.layers = 2,
@@ -86,7 +87,7 @@ static void free_world(struct world w) {
     backend_destroy(w.backend);
 }
 
-/* Between -2 and 2, and K with a large constant turned by its position. */
+/* Values between -2 and 2; K also has a large constant part, rotated by the position. */
 static void make_row(uint32_t group, enum tile_kind part, uint32_t layer, uint32_t head,
                      uint32_t position, float *row) {
     uint32_t x = position * 64 + group * 32 + (uint32_t)part * 16 + layer * 4 + head + 1;
@@ -187,7 +188,7 @@ static kvasir_status requantize(struct track *t, struct pair to) {
 
 /* ---- what rows must be ----------------------------------------------------------------------- */
 
-/* The row after its chain; *centred: it lacks its centre. */
+/* The row after its chain of formats; *centred: it is stored without its centre. */
 static void expect_row(const struct track *t, uint32_t group, enum tile_kind part, uint32_t layer,
                        uint32_t head, uint32_t position, float *row, bool *centred) {
     static uint8_t tile[TILE_TOKENS * DIM_MAX * 4];
@@ -201,7 +202,7 @@ static void expect_row(const struct track *t, uint32_t group, enum tile_kind par
         struct kv_format f = FORMATS[place];
         struct tile_layout l;
         if (place == last)
-            continue; /* this part stayed as it was */
+            continue; /* this part has the format already */
         last = place;
         need(kv_format_settle(&f, SHAPES[group].head_dim, 0, &err));
         if (c && *centred != !kv_format_exact(f)) {
@@ -233,7 +234,7 @@ static void check_row(const struct track *t, uint32_t group, enum tile_kind part
     expect_row(t, group, part, layer, head, p, expected, &lacks);
     assert_int_equal(centred, lacks);
     assert_memory_equal(stored, expected, dim * sizeof *stored);
-    /* And what it stands for is what was meant, not only what this file thinks. */
+    /* Also against the original values, in case expect_row makes the same mistake. */
     unsigned bits = fewest_bits(t, part, p);
     make_row(group, part, layer, head, p, made);
     if (centred)
@@ -242,7 +243,8 @@ static void check_row(const struct track *t, uint32_t group, enum tile_kind part
         assert_true(fabsf(stored[i] - made[i]) < 0.15f);
 }
 
-/* Every position that the tables hold; slots behind the last are zeros in fresh sequences. */
+/* Checks every position that the tables hold. Slots after the last one are zeros in fresh
+ * sequences. */
 static void check(const struct track *t) {
     for (uint32_t g = 0; g < GROUPS; g++) {
         struct kv_view v;
@@ -260,7 +262,7 @@ static void check(const struct track *t) {
     }
 }
 
-/* All bytes of all pages, in the order of the tables. *bytes of them. */
+/* All bytes of all pages, in the order of the tables; *bytes is their number. */
 static uint8_t *image(const struct kv_seq *s, size_t *bytes) {
     uint8_t *out = malloc((size_t)seq_bytes(s) + 1);
     *bytes = 0;
@@ -287,7 +289,7 @@ static void check_image(const struct kv_seq *s, const uint8_t *before, size_t by
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* From every format to every other one, on forks of one sequence, which stays as it is. */
+/* From every format to every other one, on forks of one sequence, which does not change. */
 static void test_every_pair(void **state) {
     (void)state;
     for (uint8_t from = 0; from < N_FORMATS; from++) {
@@ -302,7 +304,7 @@ static void test_every_pair(void **state) {
             struct track *b = track_fork(a);
             need(requantize(b, (struct pair){to, (uint8_t)((to + from) % N_FORMATS)}));
             check(b);
-            need(store(b, 70, 33)); /* fills the page, and another one */
+            need(store(b, 70, 33)); /* fills that page and begins another */
             check(b);
             need(seq_trim(b->s, 180, &reached, &err));
             need(store(b, 30, 7));
@@ -318,7 +320,8 @@ static void test_every_pair(void **state) {
     }
 }
 
-/* Nobody else holds the pages: they are exchanged, several times over, in tables that wrapped. */
+/* Pages that no other sequence holds are replaced, several times over, in tables that have
+ * wrapped. */
 static void test_after_a_wrap(void **state) {
     (void)state;
     static const struct {
@@ -337,7 +340,7 @@ static void test_after_a_wrap(void **state) {
             need(requantize(t, to[k]));
             assert_int_equal(stats(w).used_bytes, seq_bytes(t->s));
             check(t);
-            /* The forecast is exact in this format, too. */
+            /* seq_need_bytes is exact in this format, too. */
             const uint32_t step = (uint32_t[]){1, 17, 64}[k % 3], end = seq_length(t->s) + 100;
             uint64_t most = stats(w).used_bytes + seq_need_bytes(t->s, end, step, 0), seen = 0;
             while (seq_length(t->s) < end) {
@@ -345,7 +348,7 @@ static void test_after_a_wrap(void **state) {
                 need(seq_prepare(t->s, now, &err));
                 seen = stats(w).used_bytes > seen ? stats(w).used_bytes : seen;
                 uint32_t same;
-                need(seq_trim(t->s, seq_length(t->s), &same, &err)); /* undone */
+                need(seq_trim(t->s, seq_length(t->s), &same, &err)); /* undoes seq_prepare */
                 need(store(t, now, step));
             }
             assert_int_equal(seen, most);
@@ -374,7 +377,8 @@ static void test_twice_is_nothing(void **state) {
         size_t bytes;
         uint8_t *before = image(t->s, &bytes);
         need(requantize(t, w.own));
-        /* Only the exact start was not in the formats asked for, and the window's is gone. */
+        /* Only the exact start had other formats than those requested, and the window has dropped
+         * its pages of it. */
         assert_int_equal(stats(w).pages_taken, taken + (start ? 2 : 0));
         assert_int_equal(stats(w).pages_used, pages);
         if (!start)
@@ -393,7 +397,7 @@ static void test_twice_is_nothing(void **state) {
     }
 }
 
-/* An empty sequence: what comes later has the format. */
+/* An empty sequence: tokens that come later are stored in the new formats. */
 static void test_before_the_first_token(void **state) {
     (void)state;
     struct world w =
@@ -410,7 +414,7 @@ static void test_before_the_first_token(void **state) {
     free_world(w);
 }
 
-/* Every bit pattern of 16 bits that is a number goes to 32 bits and comes back. */
+/* Every 16-bit pattern except NaN goes to 32 bits and comes back. */
 static void lossless(uint8_t format) {
     struct world w = make_world((struct pair){format, format}, (struct kv_cache_options){0});
     struct track *t = track_make(w);
@@ -418,7 +422,7 @@ static void lossless(uint8_t format) {
     struct kv_view v;
     seq_view(t->s, 0, &v);
     uint32_t bits = 0;
-    for (uint32_t i = 0; i < v.n_pages; i++) { /* the last one has rows to come */
+    for (uint32_t i = 0; i < v.n_pages; i++) { /* page 4 is left out: it is not full */
         uint16_t *at = (uint16_t *)(void *)(backend_cpu_arena_bytes(v.arena) +
                                             (size_t)v.pages[i].addr * PAGE_ADDR_UNIT);
         for (size_t k = 0; i < 4 && k < v.layouts[0].page_bytes / 2; k++, bits++) {
@@ -444,7 +448,8 @@ static void test_lossless_ways(void **state) {
     lossless(BF16);
 }
 
-/* What it needs is known to the page: one page less of budget refuses, and nothing has changed. */
+/* The bytes that it needs are known exactly: with one unit less of budget it is refused, and
+ * nothing has changed. */
 static void budget_to_the_page(struct pair from, struct pair to, bool shared) {
     uint64_t peak = 0;
     for (int round = 0; round < 3; round++) {
@@ -476,7 +481,7 @@ static void budget_to_the_page(struct pair from, struct pair to, bool shared) {
             check_image(t->s, before, bytes);
             check(t);
             if (f) {
-                track_free(f); /* there is room now, or not: either way whole */
+                track_free(f); /* now there is room, or not: either way it is intact */
                 f = NULL;
                 status = requantize(t, to);
                 check(t);
@@ -518,17 +523,16 @@ static void test_formats_run_out(void **state) {
         }
     assert_int_equal(status, KVASIR_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.text, "16 pairs"));
-    assert_int_equal(added,
-                     16 - 2 + 1); /* f16 twice over at first; one of those asked for was it */
+    assert_int_equal(added, 16 - 2 + 1); /* two were f16 from the start, one request was, too */
     assert_int_equal(stats(w).used_bytes, seq_bytes(t->s));
-    need(requantize(t, (struct pair){F32, Q8})); /* those that are there serve on */
+    need(requantize(t, (struct pair){F32, Q8})); /* known pairs still work */
     need(requantize(t, (struct pair){F16, F16}));
     check(t);
     track_free(t);
     free_world(w);
 }
 
-/* A head size that no group divides; the other head size would take it. */
+/* Group 64 does not divide head size 32; it would fit the other head size. */
 static void test_formats_that_do_not_fit(void **state) {
     (void)state;
     struct world w = make_world((struct pair){F16, F16}, (struct kv_cache_options){0});
@@ -544,7 +548,7 @@ static void test_formats_that_do_not_fit(void **state) {
     free_world(w);
 }
 
-/* States, snapshots and what a trim goes back to are not touched. */
+/* States and snapshots, to which a trim goes back, do not change. */
 static void test_states_stay(void **state) {
     (void)state;
     struct world w =
@@ -584,7 +588,7 @@ static void test_states_stay(void **state) {
     free_world(w);
 }
 
-/* Address space for pages to come: all of it or none, and nothing stays behind. */
+/* Address space for later pages: a claim gets all of it or nothing, and leaves nothing claimed. */
 static void test_claims(void **state) {
     (void)state;
     struct world w = make_world((struct pair){F16, F16}, (struct kv_cache_options){0});
@@ -598,15 +602,15 @@ static void test_claims(void **state) {
         assert_non_null(strstr(err.text, "address space"));
         pool_unclaim(p);
         need(pool_claim(p, small, 71 * 512, &err));
-        need(pool_claim(p, small, 71 * 512, &err)); /* the same again is there already */
+        need(pool_claim(p, small, 71 * 512, &err)); /* replaces the first claim */
         assert_int_equal(pool_claim(p, large, 1, &err), KVASIR_ERR_BUDGET);
         need(page_take(p, small, &addr[0], &err));
         need(page_take(p, small, &addr[1], &err));
         page_unref(p, addr[0]);
         pool_unclaim(p);
-        need(pool_claim(p, large, 46, &err)); /* 2 in 3 units, one unit is in use */
+        need(pool_claim(p, large, 46, &err)); /* 2 pages per 3 units; one unit is in use */
         pool_unclaim(p);
-        need(pool_claim(p, small, 72 * 512 - 1, &err)); /* beside the one in use */
+        need(pool_claim(p, small, 72 * 512 - 1, &err)); /* with the one page that is in use */
         need(page_take(p, small, &addr[2], &err));
         page_unref(p, addr[1]);
         page_unref(p, addr[2]);

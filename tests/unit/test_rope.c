@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frequencies of every kind of rope, from a configuration's words to numbers, against what
- * modeling_rope_utils.py of transformers 5.17 gives (its own code, run in double precision), on
- * both sides of the original context where --ctx decides.
+/* The frequencies of every kind of rope, computed from a configuration's text, against those of
+ * modeling_rope_utils.py of transformers 5.17 (its own code, run in double precision). If --ctx
+ * decides, on both sides of the original context.
  */
 #include <math.h>
 
@@ -238,7 +238,7 @@ static void test_kinds(void **state) {
     }
 }
 
-/* GGUF's divisors go on top of any kind. */
+/* GGUF's divisors apply on top of any kind of rope. */
 static void test_factors(void **state) {
     (void)state;
     static const float factors[PAIRS] = {1, 2, 4, 8, 1, 2, 4, 8};
@@ -252,7 +252,7 @@ static void test_factors(void **state) {
     }
 }
 
-/* Whatever a configuration may say, tables stay numbers. */
+/* Whatever a configuration says, all frequencies stay finite. */
 static void test_extremes(void **state) {
     (void)state;
     static const char *const ropes[] = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Folders of safetensors: what must be read (one file, shards, the fixtures) and every rule of the
- * format broken once. Random damage is test_bad_models.c's.
+ * format broken once. Random damage: test_bad_models.c.
  */
 #include "model_files.h"
 
@@ -31,7 +31,7 @@ static void test_single(void **state) {
                 34);
     struct checkpoint *c = opened();
     assert_string_equal(checkpoint_format(c), "safetensors");
-    assert_string_equal(checkpoint_config(c)->name, folder.path + 5); /* behind "/tmp/" */
+    assert_string_equal(checkpoint_config(c)->name, folder.path + 5); /* after "/tmp/" */
     assert_int_equal(checkpoint_tensor_count(c), 4);
     assert_null(checkpoint_tokenizer(c));
     assert_null(checkpoint_chat_template(c));

@@ -30,7 +30,7 @@ static kvasir_sampler *make(kvasir_sampling o, uint32_t vocab) {
     return s;
 }
 
-/* What a token is drawn with, normalised; p [vocab]. */
+/* The probabilities that tokens are drawn with; p [vocab]. */
 static void distribution(kvasir_sampler *s, const float *logits, uint32_t vocab, double *p) {
     const uint32_t *ids;
     const double *weights;
@@ -88,7 +88,8 @@ static void test_mlx_vectors(void **state) {
 
 static void test_filters_use_temperature_one(void **state) {
     (void)state;
-    /* top_p 0.6 keeps two of B; at temperature 1/2 they are drawn with their squares. */
+    /* top_p 0.6 keeps two of B; at temperature 1/2 they are drawn in proportion to their
+     * squares. */
     static const double B[4] = {0, .5, .4, .1};
     check_four((kvasir_sampling){.temp = 0.5f, .top_p = 0.6f}, B,
                (double[4]){0, .25 / .41, .16 / .41, 0});
@@ -117,7 +118,8 @@ static void test_repetition_penalty(void **state) {
     kvasir_sampler_destroy(s);
 }
 
-/* Logits after bias and penalties, as far as the distribution tells: token 2 is 0. */
+/* Checks the logits after bias and penalties. The distribution shows only their differences, so
+ * token 2 counts as 0. */
 static void check_processed(kvasir_sampling o, const float logits[4], const double want[4]) {
     static const int32_t SEEN[] = {0, 0, 0, 1, 1};
     double p[4];
@@ -146,7 +148,7 @@ static void test_presence_and_frequency(void **state) {
     check_processed(o, LOGITS, (double[4]){1 / 1.5, .5 / 1.5 - .75, 0, -.5});
     o.repetition_context = 1, o.presence_context = 3, o.frequency_context = 4;
     check_processed(o, LOGITS, (double[4]){1 - .5 - .5, .5 / 1.5 - .5 - .5, 0, -.5});
-    /* negative ones make likelier */
+    /* negative penalties make tokens likelier */
     o = (kvasir_sampling){.presence_penalty = -1, .frequency_penalty = -0.5f};
     check_processed(o, ZEROS, (double[4]){2.5, 2, 0, 0});
 }
@@ -157,18 +159,18 @@ static void test_logit_bias(void **state) {
     kvasir_logit_bias bias[] = {{1, 1}, {3, -0.5f}, {1, 0.25f}};
     kvasir_sampling o = {.logit_bias = bias, .n_logit_bias = 3};
     check_processed(o, LOGITS, (double[4]){1, 1.75, 0, -1});
-    /* before the repetition penalty, which divides what it makes positive */
+    /* added before the repetition penalty, which multiplies what is negative by then */
     bias[0] = (kvasir_logit_bias){0, -3};
     o.n_logit_bias = 1;
     o.repetition_penalty = 2;
     check_processed(o, LOGITS, (double[4]){-4, .25, 0, -.5});
-    /* copied; greedy sees it */
+    /* copied; greedy picks use it */
     o.repetition_penalty = 0;
     kvasir_sampler *s = make(o, 4);
     bias[0] = (kvasir_logit_bias){2, 100};
     assert_int_equal(kvasir_sampler_pick(s, LOGITS), 1);
     kvasir_sampler_destroy(s);
-    /* a sum beyond float is the largest all the same */
+    /* a sum that overflows float is still the largest */
     bias[0] = (kvasir_logit_bias){2, 3e38f};
     o.temp = 1;
     s = make(o, 4);
@@ -203,13 +205,13 @@ static void test_repetition_context(void **state) {
     assert_int_equal(kvasir_sampler_pick(s, LOGITS), 1);
     kvasir_sampler_accept(s, 3); /* pushes 0 out */
     assert_int_equal(kvasir_sampler_pick(s, LOGITS), 0);
-    kvasir_sampler_accept(s, -1); /* no id: nothing happens */
+    kvasir_sampler_accept(s, -1); /* not an id: ignored */
     kvasir_sampler_accept(s, 4);
     assert_int_equal(kvasir_sampler_pick(s, LOGITS), 0);
     kvasir_sampler_destroy(s);
 }
 
-/* Sizes around the argmax's blocks, the largest at every kind of place. */
+/* Sizes around those of the argmax's blocks, with the largest logit at every kind of place. */
 static void test_argmax(void **state) {
     (void)state;
     static const uint32_t SIZES[] = {1, 2, 31, 32, 33, 1023, 1024, 1025, 2048, 5000};
@@ -220,7 +222,7 @@ static void test_argmax(void **state) {
         for (uint32_t at = 0; at < vocab; at += vocab < 50 || at + 40 > vocab ? 1 : 37) {
             for (uint32_t i = 0; i < vocab; i++)
                 logits[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? -INFINITY : -1;
-            logits[at] = logits[vocab - 1] = 0; /* ties: the first */
+            logits[at] = logits[vocab - 1] = 0; /* ties: the first wins */
             assert_int_equal(kvasir_sampler_pick(s, logits), at);
             logits[vocab - 1] = 1;
             assert_int_equal(kvasir_sampler_pick(s, logits), vocab - 1);
@@ -265,7 +267,7 @@ static int rank_better(const float *l, uint32_t a, uint32_t b) {
     return l[a] > l[b] || (l[a] == l[b] && a < b);
 }
 
-/* The filters one after the other over a fully sorted vocabulary, as mlx-lm has them. */
+/* The filters one after the other over a fully sorted vocabulary, in mlx-lm's order. */
 static void reference(const float *l, uint32_t vocab, const kvasir_sampling *o, bool *keep) {
     double max = -1e30, sum = 0;
     for (uint32_t i = 0; i < vocab; i++)
@@ -318,17 +320,17 @@ static void test_min_tokens_to_keep(void **state) {
     check_four(o, P, (double[4]){.6 / .85, .25 / .85, 0, 0});
     o.min_tokens_to_keep = 4;
     check_four(o, P, P);
-    o.min_p = 0.1f; /* more than it asks for */
+    o.min_p = 0.1f; /* keeps more than min_tokens_to_keep */
     o.min_tokens_to_keep = 1;
     check_four(o, P, (double[4]){.6 / .95, .25 / .95, .1 / .95, 0});
     o = (kvasir_sampling){.temp = 1, .top_p = 0.5f, .min_p = 0.8f, .min_tokens_to_keep = 3};
-    check_four(o, P, (double[4]){1, 0, 0, 0}); /* nobody brings back what top_p took */
+    check_four(o, P, (double[4]){1, 0, 0, 0}); /* nothing brings back what top_p removed */
     o = (kvasir_sampling){.temp = 1, .min_p = 0.8f, .min_tokens_to_keep = 3, .top_k = 2};
     check_four(o, P, (double[4]){.6 / .85, .25 / .85, 0, 0});
 }
 
-/* What mlx-lm's functions do, each over the whole vocabulary: -inf is out. Logits differ from each
- * other, so ties are no matter. */
+/* What mlx-lm's functions do, each over the whole vocabulary; -inf means removed. All logits
+ * differ, so there are no ties. */
 static void mlx_filters(double *l, uint32_t vocab, const kvasir_sampling *o, const bool *special) {
     static double p[VOCAB_MAX];
     double max = -INFINITY, sum = 0, last = INFINITY;
@@ -377,7 +379,7 @@ static void test_all_filters_one_by_one(void **state) {
     static const float THRESHOLDS[] = {0.5f, 0.1f, 0.01f, 0};
     static const int32_t K[] = {0, 1, 5, 60};
     bool special[VOCAB_MAX] = {[3] = true, [70] = true};
-    const int32_t ids[] = {70, -1, 3, 100000}; /* of no token of this model: not minded */
+    const int32_t ids[] = {70, -1, 3, 100000}; /* -1 and 100000 are not tokens here: ignored */
     srand(11);
     for (int round = 0; round < 400; round++) {
         uint32_t vocab = 71 + (uint32_t)rand() % 80;
@@ -413,7 +415,7 @@ static void test_xtc_coin(void **state) {
     static const double P[4] = {.4, .3, .15, .15};
     float logits[4];
     logits_of(P, logits);
-    /* drawn: 1/4 * {0, .5, .25, .25} + 3/4 * P, from one seed and from many */
+    /* expected: 1/4 * {0, .5, .25, .25} + 3/4 * P, from one seed and from many */
     static const double WANT[4] = {.3, .35, .175, .175};
     kvasir_sampling o = {.temp = 1, .xtc_probability = 0.25f, .xtc_threshold = 0.2f, .seed = 5};
     kvasir_sampler *s = make(o, 4);
@@ -431,7 +433,7 @@ static void test_xtc_coin(void **state) {
         double expected = WANT[i] * 2 * DRAWS, deviation = sqrt(expected * (1 - WANT[i]));
         assert_true(fabs(count[i] - expected) < 5 * deviation);
     }
-    /* a look at the distribution throws no coin of the next ones */
+    /* reading the distribution does not change the coins of the next picks */
     double looked[4];
     kvasir_sampler *a = make(o, 4), *b = make(o, 4);
     for (int i = 0; i < 100; i++) {
@@ -444,7 +446,7 @@ static void test_xtc_coin(void **state) {
     kvasir_sampler_destroy(b);
 }
 
-/* xtc may leave what lies so far below that no weight of it was above 0 beside the largest. */
+/* xtc may leave only tokens so far below the largest that their weights next to it are 0. */
 static void test_xtc_leaves_little(void **state) {
     (void)state;
     static const float LOGITS[6] = {NAN, 0, -INFINITY, -700, -700.5f, NAN};
@@ -462,7 +464,7 @@ static void test_xtc_leaves_little(void **state) {
     }
 }
 
-/* Samplers of all kinds take turns on one scratch: each draws what it draws alone. */
+/* Samplers of all kinds take turns on one scratch buffer: each draws what it draws alone. */
 static void test_shared_scratch(void **state) {
     (void)state;
     enum { N = 32 };
@@ -484,7 +486,7 @@ static void test_shared_scratch(void **state) {
         o.presence_penalty = i & 16 ? 0.5f : 0;
         o.frequency_penalty = i % 3 ? 0.25f : 0;
         o.frequency_context = 7;
-        o.presence_context = i & 2 ? 1 << 20 : 20; /* all that is accepted */
+        o.presence_context = i & 2 ? 1 << 20 : 20; /* all accepted tokens */
         o.repetition_penalty = i % 5 ? 1.1f : 0;
         o.logit_bias = bias, o.n_logit_bias = i & 1 ? 2 : 1;
         o.xtc_special = special, o.n_xtc_special = 3;
@@ -574,7 +576,7 @@ static void test_same_seed_same_tokens(void **state) {
     int other = 0;
     for (int i = 0; i < 200; i++) {
         int32_t id = kvasir_sampler_pick(a, logits);
-        kvasir_sampler_accept(a, id); /* b accepts nothing: without a penalty that is the same */
+        kvasir_sampler_accept(a, id); /* without penalties it makes no difference to b */
         assert_int_equal(id, kvasir_sampler_pick(b, logits));
         other += id != kvasir_sampler_pick(c, logits);
     }
@@ -613,7 +615,7 @@ static bool in_set(const uint64_t *bits, uint32_t id) {
     return bits[id / 64] >> id % 64 & 1;
 }
 
-/* The same draws as from logits of which all others are -inf, whatever the options. */
+/* The draws are those from logits with all other tokens at -inf, whatever the options. */
 static void test_allowed_is_as_if_others_were_out(void **state) {
     (void)state;
     enum { VOCAB = 700 };
@@ -658,7 +660,7 @@ static void test_allowed_is_as_if_others_were_out(void **state) {
     }
 }
 
-/* Logits that say nothing about those that are allowed. */
+/* Odd logits: the only allowed token is picked all the same. */
 static void test_allowed_of_odd_logits(void **state) {
     (void)state;
     enum { VOCAB = 130 };

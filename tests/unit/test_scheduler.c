@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the scheduler promises (SCHED-2 to 5 of scheduler.h), on the null backend: which rows
- * steps have, who waits for whom, who gives way. That tokens are right is for tests/sim/engine.c.
- * */
+/* What the scheduler promises (SCHED-2 to 5 and SCHED-7 of scheduler.h), on the null backend: which
+ * rows steps have, which task waits for which, which one is preempted. tests/sim/engine.c checks
+ * that tokens are right. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -101,7 +101,7 @@ static void drop(struct world *w) {
     free(w);
 }
 
-/* Task i: `shared` tokens that all have, then its own. */
+/* Task i: `shared` tokens that all tasks have, then its own. */
 static void submit(struct world *w, uint32_t i, uint32_t prompt, uint32_t shared, uint32_t answer) {
     struct task *t = &w->tasks[i];
     *t = (struct task){.salt = "", .n_prompt = prompt, .cap = prompt + answer};
@@ -124,7 +124,7 @@ static void run_all(struct world *w) {
         ;
 }
 
-/* SCHED-4: eight requests with the same new prefix, all at once: its pages are computed by one. */
+/* SCHED-4: eight requests with the same new prefix, all at once: only one computes its pages. */
 static void test_prefix_computed_once(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -132,13 +132,13 @@ static void test_prefix_computed_once(void **state) {
         submit(w, i, 2100, 2000, 1);
     run_all(w);
     assert_int_equal(w->ended, 8);
-    assert_int_equal(w->rows, 2100 + 7 * (2100 - 2000)); /* found to the token */
+    assert_int_equal(w->rows, 2100 + 7 * (2100 - 2000)); /* hits are exact to the token */
     assert_int_equal(sched_stats(w->sched).hits[KVASIR_HIT_COMMON_PREFIX], 7);
     drop(w);
 }
 
-/* SCHED-4: who waits for a prefix keeps nobody behind it waiting, and goes on when the other is
- * gone. */
+/* SCHED-4: a task that waits for a prefix delays none of those after it, and goes on when the one
+ * that computed the prefix is gone. */
 static void test_waiting_for_a_prefix(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -156,7 +156,7 @@ static void test_waiting_for_a_prefix(void **state) {
     drop(w);
 }
 
-/* SCHED-2: who generates has a row in every step; prompts share what is left equally. */
+/* SCHED-2: a task that generates has a row in every step; prompts share the rest equally. */
 static void test_rows_are_shared(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -177,7 +177,7 @@ static void test_rows_are_shared(void **state) {
     drop(w);
 }
 
-/* A short prompt behind a long one does not wait for its end. */
+/* A short prompt after a long one does not wait for the long one's end. */
 static void test_short_behind_long(void **state) {
     (void)state;
     struct world *w = make((uint64_t)64 << 20, 8);
@@ -191,8 +191,8 @@ static void test_short_behind_long(void **state) {
     drop(w);
 }
 
-/* SCHED-3: the budget is too small for all: the newest gives way, the oldest is never preempted,
- * and all complete. */
+/* SCHED-3: the budget is too small for all: the newest is preempted, the oldest never, and all
+ * complete. */
 static void test_the_newest_gives_way(void **state) {
     (void)state;
     struct world *w = make(2600000, 8);
@@ -214,7 +214,7 @@ static void test_the_newest_gives_way(void **state) {
     drop(w);
 }
 
-/* What comes back after a preemption comes from the tree as far as it was kept. */
+/* A task that resumes after a preemption takes from the tree what has been kept there. */
 static void test_preempted_pages_stay(void **state) {
     (void)state;
     struct world *w = make(2600000, 8);
@@ -225,11 +225,11 @@ static void test_preempted_pages_stay(void **state) {
     assert_true(s.preemptions > 0);
     assert_true(s.rerun_tokens < s.preemptions * 1500);
     assert_int_equal(w->rows - s.rerun_tokens, 8 * (600 + 900 - 1));
-    assert_int_equal(w->tree->clock, 8); /* who comes back is no other request */
+    assert_int_equal(w->tree->clock, 8); /* resuming is not another request */
     drop(w);
 }
 
-/* Requests that went through the tree's first page of submit's shared tokens. */
+/* The number of requests that used the tree's first page of submit's shared tokens. */
 static uint32_t uses_of_shared(const struct world *w) {
     for (uint32_t x = 0; x < w->tree->n_made; x++) {
         const struct node *n = &w->tree->nodes[x];
@@ -239,8 +239,8 @@ static uint32_t uses_of_shared(const struct world *w) {
     return 0;
 }
 
-/* A request that waits for room until three others have ended, and is tried each time, is one use
- * of what it finds, when it begins. */
+/* A request that waits for room until three others have ended is tried many times. It counts as one
+ * use of what it finds, at the time it begins. */
 static void test_waiting_counts_as_one_use(void **state) {
     (void)state;
     enum { OTHERS = 6, LATE = 1 + OTHERS };
@@ -287,8 +287,8 @@ static void test_need_is_enough(void **state) {
     }
 }
 
-/* A task that fails while it runs alone does not end the step: who waits behind it is served. (It
- * was never asked whether it fits.) */
+/* A task that fails while it runs alone does not end the step: the task after it is served. (The
+ * test submits it without asking sched_need whether it fits.) */
 static void test_failure_serves_the_next(void **state) {
     (void)state;
     struct world *w = make(200000, 1);
@@ -301,8 +301,8 @@ static void test_failure_serves_the_next(void **state) {
     drop(w);
 }
 
-/* SCHED-3 with a tree that was parted at every token by tasks that are gone: more nodes stand above
- * the task than sched_need counts on, and it completes all the same. */
+/* SCHED-3 with a tree that earlier tasks have split at every token: the task has more nodes above
+ * it than sched_need counts on, and completes all the same. */
 static void test_alone_under_many_nodes(void **state) {
     (void)state;
     enum { PROMPT = 62 };
@@ -321,8 +321,8 @@ static void test_alone_under_many_nodes(void **state) {
     drop(w);
 }
 
-/* Recurrent layers: who goes on from the middle of an answer begins with the last state that was
- * kept there. */
+/* Recurrent layers: a prompt that continues from the middle of an answer begins with the last state
+ * that was kept before that point. */
 static void test_states_inside_answers(void **state) {
     (void)state;
     enum { PROMPT = 100, ANSWER = 2000 };
@@ -360,7 +360,7 @@ static struct outcome run_answers(uint64_t budget, uint32_t n, uint32_t snapshot
     return o;
 }
 
-/* SCHED-7, from a budget that one answer needs to one that has room for everything. */
+/* SCHED-7, with budgets from what one answer needs to one that has room for everything. */
 static void test_states_inside_answers_take_no_room(void **state) {
     (void)state;
     enum { N = 4 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies that are wrong, over HTTP: each gets a 4xx that names the field, and the server answers
- * the next one. What is odd but right gets its answer. Behind every test nothing is open. */
+/* Wrong bodies over HTTP: each gets a 4xx that names the field, and the server answers the next
+ * request. Odd but valid bodies are answered. After every test no request is open. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static void answered(const char *path, const char *body) {
     free(a.body);
 }
 
-/* param: the path of the field; NULL: none is to blame. */
+/* param: the path of the field; NULL: the error must not name one. */
 static void refused(const char *path, const char *body, const char *param) {
     struct client_answer a = ask(path, body);
     json_t *said = a.body ? json_loads(a.body, 0, NULL) : NULL;
@@ -43,7 +43,7 @@ static void refused(const char *path, const char *body, const char *param) {
                *named = json_string_value(json_object_get(error, "param"));
     bool good = a.status == 400 && text && !a.cut;
     good = good && !strstr(text, "--"); /* clients do not know the program's flags */
-    /* Anthropic's errors have no param: the text begins with it */
+    /* Anthropic's errors have no param: their text begins with the path */
     if (good && param)
         good = strncmp(text, param, strlen(param)) == 0 && text[strlen(param)] == ':' &&
                (strcmp(path, MESSAGES) == 0 || (named && strcmp(named, param) == 0));
@@ -56,7 +56,7 @@ static void refused(const char *path, const char *body, const char *param) {
     free(a.body);
 }
 
-/* "before", n times `unit`, "after"; free */
+/* `before`, n times `unit`, `after`; the caller frees it */
 static char *repeated(const char *before, const char *unit, size_t n, const char *after) {
     const size_t len = strlen(unit);
     char *text = malloc(strlen(before) + n * len + strlen(after) + 1), *at = text;
@@ -87,7 +87,7 @@ static int is_idle(void **state) {
     return tiny_server_idle(&tiny, 1000, &stats) ? 0 : -1;
 }
 
-/* ---- what is no JSON ------------------------------------------------------------------------- */
+/* ---- bodies that are not JSON ---------------------------------------------------------------- */
 
 static void test_bodies(void **state) {
     static const char *const BODIES[] = {
@@ -132,7 +132,7 @@ static void test_bodies(void **state) {
     deep = repeated("", "{\"a\":", 100000, "1");
     refused(CHAT, deep, NULL);
     free(deep);
-    /* a tree of 80 times the text is refused before it is built */
+    /* a tree of 80 times the size of the text is refused before it is built */
     deep = repeated("{\"prompt\":\"x\",\"other\":[{}", ",{}", 1 << 20, "]}");
     refused(COMPLETIONS, deep, NULL);
     free(deep);
@@ -142,7 +142,7 @@ static void test_bodies(void **state) {
     free(deep);
 }
 
-/* An error quotes no prompt. */
+/* Errors do not quote the prompt. */
 static void test_errors_quote_nothing(void **state) {
     static const char *const BODIES[] = {
         "{\"prompt\":\"SECRET\xff\"}",
@@ -166,7 +166,7 @@ static void test_errors_quote_nothing(void **state) {
 /* ---- fields ---------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *fields, *param; /* NULL: they are right */
+    const char *fields, *param; /* param NULL: the fields are valid */
 } FIELDS[] = {
     {"\"n\":0", "n"},
     {"\"n\":-1", "n"},
@@ -328,7 +328,7 @@ static void test_prompts(void **state) {
     static const struct {
         const char *prompt, *param;
     } PROMPTS[] = {
-        {"\"\"", NULL}, /* BOS */
+        {"\"\"", NULL}, /* only BOS */
         {"\"<s>\"", NULL},
         {"\"</s>\"", NULL},
         {"\"a\\u0000b\"", NULL},
@@ -461,7 +461,7 @@ static void test_messages(void **state) {
     answered(CHAT, closed);
     free(closed);
     free(body);
-    /* deeper than templates go: the place in the template is said, not the file on this machine */
+    /* deeper than templates allow: the error names the place in the template, not the file */
     body = repeated("{" HI "\"chat_template_kwargs\":{\"x\":", "[", 1500, "");
     closed = repeated(body, "]", 1500, "}}");
     refused(CHAT, closed, "messages");

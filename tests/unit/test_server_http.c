@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* HTTP that is wrong, late, too much or broken off: a 4xx or the end of the connection, and soon
- * nothing is open any more. Who may ask what: keys, tenants, names of hosts. How a server ends. */
+/* Wrong, late, oversized or interrupted HTTP: a 4xx or a closed connection, and soon after that no
+ * request is open. Who may request what: keys, tenants, host names. How a server ends. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static int make(void **state) {
     return 0;
 }
 
-/* Answers and prompts of so many tokens that they take a while. */
+/* For prompts and answers of so many tokens that they take a while. */
 enum { LONG_CTX = 32768 };
 static int make_long_for(uint64_t buffer_bytes) {
     tiny_server_init(&tiny);
@@ -78,7 +78,7 @@ static void open_client(struct client *c) {
     assert_true(client_open(c, tiny.port, -1));
 }
 
-/* Status of what the server says to these bytes; 0: nothing, it closed. */
+/* The status of the response to these bytes; 0: none, the server closed. */
 static int status_of(const char *bytes, size_t n) {
     struct client c;
     open_client(&c);
@@ -142,7 +142,7 @@ static void test_lengths(void **state) {
         POST "Content-Length : 29\r\n\r\n" BODY,
         POST "Content-Length\t: 29\r\n\r\n" BODY,
         POST "Content-Length: 29\r\nTransfer-Encoding : chunked\r\n\r\n" BODY,
-        POST "X: y\r\n Content-Length: 29\r\n\r\n" BODY, /* goes on the line before */
+        POST "X: y\r\n Content-Length: 29\r\n\r\n" BODY, /* continues the line before */
     };
     (void)state;
     assert_int_equal(strlen(BODY), 29);
@@ -183,7 +183,7 @@ static void test_lines(void **state) {
     is_idle();
 }
 
-/* Headers without end, and very many of them. */
+/* A header without end, very many headers, and a long URL. */
 static void test_headers(void **state) {
     enum { PIECE = 64 << 10 };
     static char piece[PIECE];
@@ -215,7 +215,7 @@ static void test_headers(void **state) {
     is_idle();
 }
 
-/* A request that comes byte by byte is cut, wherever it stands. */
+/* A request that comes byte by byte is cut off, in whatever part it is. */
 static void test_slow_requests(void **state) {
     static const char *const STARTS[] = {"", "GET ",
                                          GET("/health") "X: ", POST "Content-Length: 900\r\n\r\n{",
@@ -298,7 +298,7 @@ static void test_methods(void **state) {
         const int status = atoi(c.in + 9);
         if (status != CASES[i].status && !(status == 400 && CASES[i].status == 404))
             fail_msg("%s %s: %d, not %d", CASES[i].method, CASES[i].path, status, CASES[i].status);
-        if (strcmp(CASES[i].method, "HEAD") == 0) { /* what follows is the next answer */
+        if (strcmp(CASES[i].method, "HEAD") == 0) { /* no body: what follows is the next response */
             client_send(&c, GET("/ready") "\r\n", strlen(GET("/ready") "\r\n"));
             shutdown(c.fd, SHUT_WR);
             while (client_wait_bytes(&c, c.len + 1))
@@ -312,7 +312,7 @@ static void test_methods(void **state) {
     is_idle();
 }
 
-/* What HTTP itself refuses is said as the path's API says it. */
+/* Refusals by HTTP itself have the form that the path's API gives errors. */
 static void test_form_of_refusals(void **state) {
     static const struct {
         const char *request, *needs[4];
@@ -385,7 +385,7 @@ static void test_gone_while_answered(void **state) {
     }
 }
 
-/* A prompt of n tokens, as numbers; free */
+/* A body with a prompt of n tokens, as numbers; the caller frees it */
 static char *long_body(size_t n, const char *rest) {
     char *text = malloc(4 * n + strlen(rest) + 64), *at = text + sprintf(text, "{\"prompt\":[1");
     for (size_t i = 1; i < n; i++, at += 4)
@@ -400,8 +400,8 @@ static kvasir_engine_stats stats_now(void) {
     return stats;
 }
 
-/* Until its prompt runs, or more has been answered than before it was asked for: who reads slowly
- * may have been given all that it will be. */
+/* Waits until the prompt runs or, if `answers`, until tokens have been generated since `before`: a
+ * slow reader's request may end before it is seen running. */
 static void wait_until_it_runs(bool answers, const kvasir_engine_stats *before) {
     for (int i = 0; i < 2000; i++) {
         const kvasir_engine_stats s = stats_now();
@@ -412,7 +412,8 @@ static void wait_until_it_runs(bool answers, const kvasir_engine_stats *before) 
     fail_msg("it does not run");
 }
 
-/* Without a stream, too, and while the prompt runs, which its client does not see. */
+/* Clients that leave, without a stream too, and during prefill, when they have not received
+ * anything. */
 static void test_gone_in_a_long_one(void **state) {
     (void)state;
     for (int i = 0; i < 8; i++) {
@@ -440,7 +441,8 @@ static void test_gone_in_a_long_one(void **state) {
     }
 }
 
-/* It takes nothing, or a byte now and then: its answer does not wait for it. */
+/* A client that reads nothing, or a byte now and then: the server does not wait for it but cancels
+ * its request. */
 static void test_slow_readers(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -452,7 +454,7 @@ static void test_slow_readers(void **state) {
                                    "{\"prompt\":\"x\",\"max_tokens\":32000,\"ignore_eos\":true,"
                                    "\"stream\":true,\"logprobs\":20}"));
         wait_until_it_runs(true, &before);
-        while (server_open_requests(tiny.server) && now() - start < 90) { /* TSan: 30 */
+        while (server_open_requests(tiny.server) && now() - start < 90) { /* TSan takes 30 */
             char byte;
             if (i)
                 (void)!recv(c.fd, &byte, 1, MSG_DONTWAIT);
@@ -465,7 +467,7 @@ static void test_slow_readers(void **state) {
     }
 }
 
-/* ---- who may --------------------------------------------------------------------------------- */
+/* ---- access ---------------------------------------------------------------------------------- */
 
 static void test_keys(void **state) {
     static const char *const PATHS[] = {
@@ -497,7 +499,7 @@ static void test_keys(void **state) {
     assert_int_equal(ask("DELETE", "/v1/cache", "X-Api-Key: key-a\r\n", ""), 403);
     assert_int_equal(ask("DELETE", "/v1/cache", "X-Api-Key: key-admin\r\n", ""), 200);
     assert_int_equal(ask("GET", "/health", "", ""), 200);
-    /* a body of many bytes is not taken from nobody */
+    /* a large body is read neither without a key nor for an unknown path */
     assert_int_equal(status_of_text(POST "Content-Length: 20000000\r\n\r\n{"), 401);
     assert_int_equal(status_of_text("POST /nothing HTTP/1.1\r\nHost: x\r\nX-Api-Key: key-a\r\n"
                                     "Content-Length: 20000000\r\n\r\n{"),
@@ -537,7 +539,7 @@ static void test_tenants_share_nothing(void **state) {
     assert_int_equal(cached("key-a", "s"), 0);
     assert_int_equal(cached("key-b", "s"), 0);
     assert_true(cached("key-a", "s") > 200);
-    /* what a salt says is not taken for a key */
+    /* a salt that looks like a key is not taken for one */
     assert_int_equal(cached("key-b", "key-a"), 0);
     assert_int_equal(cached("key-b", "\\nkey-a\\n"), 0);
     assert_int_equal(cached("key-b", "key-a\\ns"), 0);
@@ -555,7 +557,7 @@ static void test_tenants_cancel_their_own(void **state) {
     static const char BODY_LONG[] = "{\"prompt\":\"x\",\"max_tokens\":8000,\"ignore_eos\":true}";
     struct client c[3];
     (void)state;
-    for (int i = 0; i < 3; i++) { /* two of one name, and another's */
+    for (int i = 0; i < 3; i++) { /* one tenant's two with the same id, and another tenant's */
         open_client(&c[i]);
         assert_true(client_request(&c[i], "POST", "/v1/completions",
                                    i < 2 ? "X-Api-Key: key-a\r\nX-Request-Id: same\r\n"
@@ -573,7 +575,7 @@ static void test_tenants_cancel_their_own(void **state) {
         free(a.body);
     }
     pause_ms(100);
-    assert_int_equal(server_open_requests(tiny.server), 1); /* key-b's goes on */
+    assert_int_equal(server_open_requests(tiny.server), 1); /* key-b's still runs */
     assert_int_equal(cancel_as("key-a", "same"), 404);
     assert_int_equal(cancel_as("key-admin", "same"), 200);
     struct client_answer a = client_read(&c[2]);
@@ -585,7 +587,7 @@ static void test_tenants_cancel_their_own(void **state) {
     is_idle();
 }
 
-/* An id that is no name is not taken: it would go to headers and the log. */
+/* An id that is not a plain name is not used: it would go into headers and the log. */
 static void test_request_ids(void **state) {
     static const char *const IDS[] = {"a b", "a\tb", "a\xff",      "a\"b",
                                       "a;b", "a,b",  "%0d%0aX: y", "<x>"};
@@ -605,7 +607,7 @@ static void test_request_ids(void **state) {
     is_idle();
 }
 
-/* A page of a site whose DNS points at this machine. */
+/* A web page of a site whose DNS points at this machine (DNS rebinding). */
 static void test_hosts(void **state) {
     static const struct {
         const char *host, *origin;
@@ -648,7 +650,7 @@ static void test_hosts(void **state) {
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* What is open goes on, what is new is refused, and nothing is left behind. */
+/* Draining: open requests go on, new ones are refused, and in the end none is open. */
 static void test_drain(void **state) {
     struct client stream, other;
     (void)state;
@@ -679,7 +681,7 @@ static void test_drain(void **state) {
     end(state);
 }
 
-/* Ended at any moment, with requests in every state. */
+/* The server is closed at any moment, with requests in every state. */
 static void test_stop_at_any_time(void **state) {
     enum { CLIENTS = 12 };
     (void)state;

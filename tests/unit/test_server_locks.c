@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What no request may do to another one: a log that nobody reads stops no stream, and a server's
- * answers cost the engine's thread no allocation. The end is waited for without a poll. */
+/* Requests must not hold each other up: a log that nobody reads stops no stream, and a server's
+ * answers cost the engine's thread no allocation. Waiting for the end needs no polling. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -65,10 +65,10 @@ static void read_whole_stream(unsigned max_tokens) {
     client_close(&c);
 }
 
-/* Clients that leave in the middle: their last events are still to come when their lines are
- * written. More of them than the server has threads. */
+/* Clients that leave midway: their last events are still to come when their log lines are written.
+ * There are more of them than the server has threads. */
 static void test_stalled_log(void **state) {
-    enum { LEAVERS = 12, LINES = 2 }; /* a line and a body each */
+    enum { LEAVERS = 12, LINES = 2 }; /* log lines: one and a body each */
     struct stalled_log l = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     (void)state;
     open_with_log(&l);
@@ -90,7 +90,7 @@ static void test_stalled_log(void **state) {
     assert_int_equal(atomic_load(&l.written), LINES * (LEAVERS + 4));
 }
 
-/* Lines beyond the bound are counted, and that is said. */
+/* Log lines beyond the bound are dropped and counted, and one line says so. */
 static void test_dropped_lines(void **state) {
     enum { BODY = 6 << 20, REQUESTS = 6 };
     struct stalled_log l = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -184,7 +184,7 @@ static void test_no_allocation_for_events(void **state) {
     tiny_server_init(&tiny);
     tiny.engine_options.no_prefix_cache = true;
     tiny_server_open(&tiny);
-    allocations_direct(); /* what is made once; tells which thread it is */
+    allocations_direct(); /* allocations made once; also marks the engine's thread */
     const long alone = allocations_direct();
     assert_int_equal(allocations_direct(), alone);
     assert_int_equal(allocations_served(true), alone);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stop texts: what comes out is the text up to the first place where one begins, however it was cut
- * into pieces, and nothing is held back that need not be.
+/* Stop texts: the output is the text up to the first place where one begins, however the input is
+ * cut into pieces, and no more is held back than necessary.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,8 +21,8 @@ static kvasir_stop *make(const char *const *stops, size_t n) {
     return s;
 }
 
-/* What comes out of the pieces, '|' behind each push, and '#' where it ended before finish. Every
- * piece and every place for the output is heap memory of just the size allowed. */
+/* The output for the pieces: '|' after each push and the finish, '#' instead where a stop text
+ * ended it. Every piece and every output buffer is heap memory of exactly the allowed size. */
 static char *feed(kvasir_stop *s, const char *const *pieces, size_t n) {
     static char all[TEXT_MAX];
     size_t at = 0, len;
@@ -64,7 +64,7 @@ static void test_across_pieces(void **state) {
     check("a||||#", TEXTS("STOP"), TEXTS("aS", "T", "", "O", "P"));
     check("x||\ny#", TEXTS("\n\n"), TEXTS("x\n", "", "y\n\nz"));
     check("#", TEXTS("S"), TEXTS("S"));
-    /* almost, at a piece's end and inside */
+    /* almost a stop text, at a piece's end and inside */
     check("a||STO.||", TEXTS("STOP"), TEXTS("aSTO", "", "."));
     check("||STOP|", TEXTS("STOPS"), TEXTS("STO", "P"));
     check("STO||STO|", TEXTS("STOP"), TEXTS("STOSTO", ""));
@@ -78,20 +78,20 @@ static void test_across_pieces(void **state) {
 
 static void test_several(void **state) {
     (void)state;
-    /* overlapping ones: where the first begins */
+    /* overlapping ones: the output ends where the first begins */
     check("x#", TEXTS("bcd", "abc"), TEXTS("xabcd"));
     check("x|#", TEXTS("bcd", "abc"), TEXTS("xab", "cd"));
-    /* one is the beginning of the other: complete with the shorter */
+    /* one is the beginning of the other: the shorter one completes first */
     check("x#", TEXTS("end", "ending"), TEXTS("xend"));
     check("x|#", TEXTS("ending", "end"), TEXTS("xe", "nd"));
-    /* one inside the other, which began before: waits for it */
+    /* one inside another that began earlier: waits for that one */
     check("x|#", TEXTS("bc", "abcd"), TEXTS("xabc", "d"));
     check("x|a#", TEXTS("bc", "abcd"), TEXTS("xabc", "e"));
     check("x|a#", TEXTS("bc", "abcd"), TEXTS("xabc"));
     check("x||ab#", TEXTS("bcbcd", "c", "abcbcbx"), TEXTS("xabcbc", "b", "d"));
 }
 
-/* Which one it was: the one that begins first, of those the shortest. */
+/* Which stop text was found: the one that begins first; of those the shortest. */
 static void found(const char *want, const char *const *stops, size_t n_stops,
                   const char *const *pieces, size_t n) {
     kvasir_stop *s = make(stops, n_stops);
@@ -159,7 +159,7 @@ static void test_after_the_end(void **state) {
     assert_int_equal(n, 0);
     assert_false(kvasir_stop_finish(s, out, &n));
     assert_int_equal(n, 0);
-    /* a new text, of which nothing before counts */
+    /* a new text: nothing before it counts */
     assert_string_equal(feed(s, TEXTS("xa")), "x|a|");
     assert_string_equal(feed(s, TEXTS("b", "xy")), "b||xy|");
     assert_string_equal(feed(s, TEXTS("z", "ab")), "z|#");
@@ -194,7 +194,7 @@ static size_t first_stop(const char *text, size_t len, char stops[][16], size_t 
     return len;
 }
 
-/* The first place from which text [len] could still go on into a stop text; len: none. */
+/* The first place from which text [len] could still continue as a stop text; len: none. */
 static size_t first_begun(const char *text, size_t len, char stops[][16], size_t n) {
     for (size_t at = 0; at < len; at++)
         for (size_t i = 0; i < n; i++)
@@ -230,7 +230,7 @@ static void one_random_text(void) {
         going = kvasir_stop_push(s, text + at, piece, out + got, &more);
         got += more;
         at += piece;
-        /* what is certain after these bytes, and not a byte less */
+        /* what is certain after these bytes is out, and not a byte less */
         char now[64];
         memcpy(now, text, at);
         now[at] = 0;
@@ -259,7 +259,7 @@ static void test_random_texts(void **state) {
         one_random_text();
 }
 
-/* Time goes with the text, not with what is held back at each byte. */
+/* Time grows with the text, not with what is held back at each byte. */
 static void test_long_stop_text(void **state) {
     (void)state;
     enum { LEN = 200000 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Option structs of callers that were built with other headers: an older one works, its missing
- * fields have defaults; 0, a size that is none and a newer one are refused, saying why. */
+/* Option structs of callers that were built with other headers. An older struct works, and its
+ * missing fields have defaults. A size of 0, one that no version had and a newer one are refused,
+ * saying why. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,7 +121,7 @@ static void test_refused_sizes(void **state) {
     refused(&given.outer, "outer.struct_size", "is not a size of outer");
 }
 
-/* A caller of a newer version gets zeros beyond what the library knows, and its size. */
+/* A caller of a newer version gets its own size, and zeros after what the library knows. */
 static void test_new_caller(void **state) {
     struct {
         struct outer_new outer;
@@ -167,7 +168,7 @@ static void test_calls(void **state) {
     (void)state;
     kvasir_context_options c = kvasir_context_defaults();
     c.ctx = 128;
-    c.act_bits = 99; /* beyond the size that is said: the default is taken */
+    c.act_bits = 99; /* past struct_size: the default is used */
     c.struct_size = offsetof(kvasir_context_options, act_bits);
     assert_int_equal(kvasir_context_create(model, &c, &ctx, &err), KVASIR_OK);
     c.struct_size = 0;

@@ -66,7 +66,7 @@ static char *read_file(const char *path, size_t *size) {
     return data;
 }
 
-/* The source of a template of the goldens: a .jinja file or a key of a tokenizer_config.json. */
+/* The source of a golden's template: a .jinja file or a key of a tokenizer_config.json. */
 static char *golden_source(const char *name, size_t *len) {
     char path[512];
     const char *prefix = "tokenizer:";
@@ -76,7 +76,7 @@ static char *golden_source(const char *name, size_t *len) {
     }
     snprintf(path, sizeof path, "%s/%s/tokenizer_config.json", TOKENIZERS, name + strlen(prefix));
     char *config = read_file(path, len);
-    json_error_t why; /* a tokenizer's model_max_length may be 10^30: integers as reals */
+    json_error_t why; /* model_max_length may be 10^30, so integers are read as reals */
     json_t *json = json_loadb(config, *len, JSON_DECODE_INT_AS_REAL, &why),
            *t = json_object_get(json, "chat_template");
     assert_true(json_is_string(t));
@@ -87,7 +87,7 @@ static char *golden_source(const char *name, size_t *len) {
     return source;
 }
 
-/* "TypeError: text": ours ends with the text. */
+/* The golden error is "TypeError: text"; ours ends with the text. */
 static void check_raises(const char *name, const char *source, size_t len, json_t *args,
                          const char *error) {
     struct text_buf out = {0};
@@ -510,13 +510,13 @@ static size_t mutate(char *s, size_t len, size_t cap) {
         size_t at = rng((uint32_t)len + 1), take, put;
         const char *piece = pieces[rng(sizeof pieces / sizeof *pieces)];
         switch (rng(3)) {
-        case 0: /* take some away */
+        case 0: /* remove some */
             take = rng(8) ? 1 + rng(4) : rng(200);
             take = take > len - at ? len - at : take;
             memmove(s + at, s + at + take, len - at - take);
             len -= take;
             break;
-        case 1: /* put a piece in */
+        case 1: /* insert a piece */
             put = strlen(piece);
             if (len + put > cap)
                 break;
@@ -524,7 +524,7 @@ static size_t mutate(char *s, size_t len, size_t cap) {
             memcpy(s + at, piece, put);
             len += put;
             break;
-        default: /* put in a part of itself */
+        default: /* insert a part of itself */
             put = rng(40);
             size_t from = rng((uint32_t)len + 1);
             put = put > len - from ? len - from : put;
@@ -540,14 +540,14 @@ static size_t mutate(char *s, size_t len, size_t cap) {
     return len;
 }
 
-/* Whatever a source is, there is a text or an error with a place, and soon. */
+/* Every source gives a text or an error with a place, and soon. */
 static void check_broken(const char *source, size_t len, json_t *args, size_t *rendered) {
     const struct template_limits limits = {.steps = 200000, .depth = 300, .output_bytes = 1 << 20};
-    char copy[40000]; /* of the very length, on the heap, so that a read past the end is seen */
+    char copy[40000];
     assert_true(len + 1000 <= sizeof copy);
     memcpy(copy, source, len);
     len = mutate(copy, len, sizeof copy);
-    char *exact = mem_alloc(len);
+    char *exact = mem_alloc(len); /* of just this length, so that a read past the end is seen */
     memcpy(exact, copy, len);
     struct text_buf out = {0};
     kvasir_error err = {0};
@@ -629,7 +629,7 @@ static void test_threads_share_a_template(void **state) {
     (void)state;
     static const char source[] = "{% macro m(x) %}{{ x ~ '.' }}{% endmacro %}{% for i in l %}"
                                  "{{ m(i)|upper }}{{ loop.index }}{% endfor %}"
-                                 "{{ '\\n' + s + 'a' 'b' + s }}"; /* constants are not grown */
+                                 "{{ '\\n' + s + 'a' 'b' + s }}"; /* constants do not grow */
     struct shared s = {.want = "3.11.22.3\nxabx"};
     struct template *t = NULL;
     struct thread_pool *pool = NULL;

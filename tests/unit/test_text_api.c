@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of /tokenize, /detokenize and /apply-template: in vLLM's words and in llama.cpp's, every
- * one that is refused, and texts through real tokenizers and back. */
+/* Bodies of /tokenize, /detokenize and /apply-template: vLLM's fields and llama.cpp's, every one
+ * that is refused, and texts through real tokenizers and back. */
 #include "api/text_endpoints.h"
 #include "api_checks.h"
 
@@ -45,11 +45,11 @@ static void test_tokenize(void **state) {
     is(tokenize, "{\"prompt\":\"\",\"add_special_tokens\":false}", TOKENS("", "0") NO_STRINGS);
     is(tokenize, "{\"prompt\":\"a\\u0000\",\"add_special_tokens\":false}",
        TOKENS("97,0", "2") NO_STRINGS);
-    /* as the vocabulary writes them */
+    /* token strings as the vocabulary writes them */
     is(tokenize, "{\"prompt\":\"a \\u00fc\",\"return_token_strs\":true}",
        TOKENS("256,97,32,195,188", "5") "\"token_strs\":[\"<s>\",\"a\",\"\\u0120\",\"\\u00c3\","
                                         "\"\\u00bc\"]}");
-    /* llama.cpp's */
+    /* llama.cpp's fields */
     is(tokenize, "{\"content\":\"hi\"}", TOKENS("104,105", "2") NO_STRINGS);
     is(tokenize, "{\"content\":\"</s>\",\"add_special\":true,\"parse_special\":false}",
        TOKENS("256,60,47,115,62", "5") NO_STRINGS);

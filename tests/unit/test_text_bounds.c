@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small tokenizer.json files that ask for much: decoders that multiply, templates that repeat, JSON
- * whose tree is many times its text. Each is refused by a bound on what it would take, with the
- * place; what is just below the bound is taken.
+/* Small tokenizer.json files that need much memory: decoders that multiply, templates that repeat,
+ * JSON whose tree is many times the size of its text. Each is refused by a bound on what it would
+ * take, and the error names the place. What is just below the bound is accepted.
  */
 #define _GNU_SOURCE /* asprintf */
 #include "text/json_scan.h"
@@ -63,13 +63,13 @@ static void test_decoder_of_a_token(void **state) {
     taken("null", TIMES_32, &t);
     assert_int_equal(tokenizer_bytes(t, 1).len, 32);
     tokenizer_destroy(t);
-    /* 32 KiB of one byte; then 32^8. */
+    /* 3 steps make 32 KiB of one byte, 8 steps 32^8 bytes. */
     for (size_t steps = 3; steps <= DECODER_STEPS_MAX; steps++) {
         char *decoder = repeat(STEPS_OF, steps, TIMES_32, "]}");
         refused("null", decoder, KVASIR_ERR_FORMAT, "the decoder makes token 1 too long");
         mem_free(decoder);
     }
-    /* 1 KiB of one byte is within a token's bound; two tokens are not within that of all. */
+    /* 1 KiB of one byte is within the bound of a token, but two such tokens exceed that of all. */
     char *decoder = repeat(STEPS_OF, 2, TIMES_32, "]}");
     refused("null", decoder, KVASIR_ERR_FORMAT, "the decoder makes all tokens up to 3 too long");
     mem_free(decoder);
@@ -86,7 +86,8 @@ static kvasir_status decode_many(const struct tokenizer *t, size_t n, struct tex
     return status;
 }
 
-/* Every token is within its bound, the text is not: 32 bytes of each where 16 are allowed. */
+/* Every token is within its bound, but the text is not: 32 bytes for each token where 16 are
+ * allowed. */
 static void test_decoder_of_a_text(void **state) {
     (void)state;
     static const struct {
@@ -164,15 +165,16 @@ static void test_json_memory(void **state) {
     refused("null", decoder, KVASIR_ERR_FORMAT,
             "tokenizer.json: decoder: JSON of 900032 bytes would take more than 32 times");
     mem_free(decoder);
-    decoder = repeat(STEPS_OF, 2000, "{}", "]}"); /* a small one too */
+    decoder = repeat(STEPS_OF, 2000, "{}", "]}"); /* a small file too */
     refused("null", decoder, KVASIR_ERR_FORMAT, "more than 32 times");
     mem_free(decoder);
-    decoder = repeat(STEPS_OF, 100, "{\"type\":\"Fuse\"}", "]}"); /* what files hold is far below */
+    decoder = repeat(STEPS_OF, 100, "{\"type\":\"Fuse\"}", "]}"); /* real files are far below */
     refused("null", decoder, KVASIR_ERR_UNSUPPORTED, "one step too many");
     mem_free(decoder);
 }
 
-/* The tree and the scanner nest equally deep: in brackets, whatever the innermost hold. */
+/* The tree and the scanner allow the same depth of brackets, whatever the innermost ones
+ * contain. */
 static void test_json_depth(void **state) {
     (void)state;
     static const char *const inner[] = {"", "1", "\"a\"", "null"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pool: every item exactly once, all writes visible to the next run, for more threads than
- * cores and for pauses long enough that workers park. What tsan has to say about it is part of the
- * test. */
+/* The thread pool: it runs every item exactly once, and all writes are visible to the next run,
+ * with more threads than cores and with pauses so long that workers park. What TSan reports is part
+ * of the test. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -56,7 +56,7 @@ static void test_every_item_once(void **state) {
 
 /* Each run reads what the one before wrote, on whichever thread. */
 static void chain(void *ctx, size_t i, int worker) {
-    long *values = ctx; /* [2][64]: this run's, the one's before */
+    long *values = ctx; /* [2][64]: this run's, the previous run's */
     (void)worker;
     values[i] = values[64 + (i + 1) % 64] + 1;
 }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tokenizer without data from outside: the byte alphabet, pre-tokenizers (words compared with
- * lists written by hand from the patterns), merges against a literal quadratic implementation on
- * random vocabularies, special tokens, bad specs, invalid UTF-8, round trips, and time for 1 MB in
- * one word. test_tokenizer_goldens.c has the real vocabularies.
+/* The tokenizer without external data: the byte alphabet, pre-tokenizers (words compared with lists
+ * written by hand from the patterns), merges against a literal quadratic implementation on random
+ * vocabularies, special tokens, bad specs, invalid UTF-8, round trips, and time for 1 MB in one
+ * word. test_tokenizer_goldens.c has the real vocabularies.
  *
- * Bugs that were planted and found: a leftover heap entry taken, ties broken rightmost, the pair on
- * the left of a merge forgotten, a missing byte replaced, the worse of two ranks (merges); the
- * shortest special, a neighbour in the sorted list (specials); no fall-back from the JIT, PCRE2's
- * step limit, its check of UTF-8 at every match (time), \s for the written-out class, the digits
- * stage left out (words).
+ * Bugs that were planted and found. Merges: a leftover heap entry used, ties broken rightmost, the
+ * pair to the left of a merge forgotten, a missing byte replaced, the worse of two ranks used.
+ * Specials: the shortest one used, a neighbour in the sorted list used. Time: no fallback from the
+ * JIT, PCRE2's step limit, its check of UTF-8 at every match. Words: \s instead of the written-out
+ * class, the digits stage left out.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,7 +26,7 @@
 
 enum { TINY_MAX = 700 };
 
-/* Pieces own their text; merges too. Grows by add_piece and add_merge, then becomes a spec. */
+/* Owns the text of pieces and merges. add_piece and add_merge fill it, then `spec` describes it. */
 struct tiny {
     struct text_span pieces[TINY_MAX], merges[TINY_MAX];
     uint8_t kinds[TINY_MAX];
@@ -49,7 +49,7 @@ static void add_merge(struct tiny *v, const char *text) {
     v->merges[v->spec.n_merges++] = span_copy(text);
 }
 
-/* The piece "left" + "right" as well as the merge. */
+/* Adds the merge of left and right, and the piece that it makes. */
 static int32_t add_pair(struct tiny *v, const char *left, const char *right) {
     char piece[256], merge[256];
     snprintf(piece, sizeof piece, "%s%s", left, right);
@@ -58,7 +58,7 @@ static int32_t add_pair(struct tiny *v, const char *left, const char *right) {
     return add_piece(v, piece, TOKEN_NORMAL);
 }
 
-/* All 256 bytes, ids are bytes. */
+/* All 256 bytes; the id of each is its value. */
 static struct tiny *tiny_create(void) {
     struct tiny *v = calloc(1, sizeof *v);
     v->spec = (struct tokenizer_spec){.model = "gpt2",
@@ -197,7 +197,7 @@ static void test_words(void **state) {
 static void test_words_of_hard_patterns(void **state) {
     (void)state;
     enum { LEN = 200000 };
-    /* A pattern that needs a stack frame per character leaves the JIT's stack. */
+    /* A pattern that needs a stack frame per character exceeds the JIT's stack. */
     struct pretokenizer p = {0};
     kvasir_error err = {0};
     const char *patterns[] = {"(?:a|b)+(?=c)", NULL};
@@ -225,7 +225,7 @@ static void test_words_of_hard_patterns(void **state) {
     free(text);
     pretokenizer_deinit(&p);
 
-    /* Gaps between matches are words, and an empty match is none. */
+    /* Gaps between matches are words, and an empty match is not. */
     const char *gaps[] = {"x*", NULL};
     assert_int_equal(pretokenizer_add_patterns(&p, gaps, &err), KVASIR_OK);
     w = split(&p, "abxxcx", 6);
@@ -251,16 +251,16 @@ static void test_merge_order(void **state) {
     struct tokenizer *t = create(&v->spec);
     CHECK_IDS(t, "aaa", 0, aa, 'a'); /* leftmost of equals */
     CHECK_IDS(t, "abc", 0, 'a', bc); /* the better rank, though further right */
-    CHECK_IDS(t, "aab", 0, aa, 'b'); /* a b has lost its left half */
+    CHECK_IDS(t, "aab", 0, aa, 'b'); /* the left half of "a b" is gone */
     CHECK_IDS(t, "aaaaaab", 0, aaaa, aa, 'b');
     CHECK_IDS(t, "ab", 0, ab);
-    CHECK_IDS(t, "ab ab", 0, ab, ' ', ab); /* nothing merges over the end of a word */
+    CHECK_IDS(t, "ab ab", 0, ab, ' ', ab); /* nothing merges across the end of a word */
     CHECK_IDS(t, "b", 0, 'b');
     tokenizer_destroy(t);
     tiny_destroy(v);
 }
 
-/* BPE by its definition: over and over the best merge anywhere, leftmost among equals. */
+/* BPE by its definition: repeatedly the best merge anywhere, the leftmost of equals. */
 static size_t merge_literally(const struct tiny *v, const char *text, size_t len, int32_t *ids) {
     char *symbols[64];
     size_t n = len;
@@ -320,7 +320,7 @@ static void test_merges_against_definition(void **state) {
             if (is_new)
                 add_pair(v, left, right);
         }
-        for (size_t i = v->spec.n_merges; i > 1; i--) { /* ranks need not follow the making */
+        for (size_t i = v->spec.n_merges; i > 1; i--) { /* ranks need not be in order of making */
             size_t j = rng((uint32_t)i);
             struct text_span swap = v->merges[i - 1];
             v->merges[i - 1] = v->merges[j];
@@ -390,11 +390,11 @@ static void test_specials(void **state) {
     CHECK_IDS(t, "<a>", parse, a);
     CHECK_IDS(t, "x<a>", parse, 'x', a);
     CHECK_IDS(t, "<a><b>y", parse, ab, 'y');             /* longest */
-    CHECK_IDS(t, "<a><b><c>", parse, ab, '<', 'c', '>'); /* the longest that is whole */
+    CHECK_IDS(t, "<a><b><c>", parse, ab, '<', 'c', '>'); /* the longest that is complete */
     CHECK_IDS(t, "<a><b><c><d>", parse, abcd);
     CHECK_IDS(t, "<<a>>", parse, '<', a, '>');
     CHECK_IDS(t, "<a", parse, '<', 'a');
-    CHECK_IDS(t, "<r>", parse, '<', 'r', '>'); /* "<s>" is next to it */
+    CHECK_IDS(t, "<r>", parse, '<', 'r', '>'); /* "<s>" is next in sorted order */
     CHECK_IDS(t, "<|im_end|><|im_end|>", parse, end, end);
     CHECK_IDS(t, "two words", parse, words);
     CHECK_IDS(t, "\xc3\xa9\xc3\xa9", parse, eacute);
@@ -422,7 +422,7 @@ static void test_specials(void **state) {
     assert_false(tokenizer_is_control(t, ab));
     assert_false(tokenizer_is_control(t, -5));
 
-    CHECK_IDS(t, "x", TOKENIZE_ADD_SPECIAL, 'x'); /* the vocabulary does not ask for it */
+    CHECK_IDS(t, "x", TOKENIZE_ADD_SPECIAL, 'x'); /* the vocabulary adds none */
     tokenizer_destroy(t);
     v->spec.add_bos = v->spec.add_eos = true;
     t = create(&v->spec);
@@ -475,7 +475,7 @@ static void test_invalid_text(void **state) {
     tiny_destroy(v);
 }
 
-/* Bytes without a piece are left out, before merging; nothing else happens. */
+/* Bytes without a piece are dropped before merging, and nothing else changes. */
 static void test_missing_bytes(void **state) {
     (void)state;
     struct tiny v = {0};
@@ -570,8 +570,8 @@ static void test_bad_specs(void **state) {
     expect_refused(&v->spec, KVASIR_ERR_FORMAT, "token 200");
     v->pieces[200] = kept;
 
-    /* What real files hold is taken: no pre-tokenizer, a merge listed twice, empty pieces, two
-     * tokens written alike ... */
+    /* What real files contain is accepted: no pre-tokenizer, a merge listed twice, empty pieces,
+     * two tokens with the same text ... */
     add_pair(v, "b", "c");
     add_merge(v, "a b");
     add_piece(v, "", TOKEN_UNUSED);
@@ -580,14 +580,14 @@ static void test_bad_specs(void **state) {
     v->kinds['q'] = 0;
     v->spec.pre = NULL;
     struct tokenizer *t = create(&v->spec);
-    CHECK_IDS(t, "qabc", 0, 'q', 256, 'c'); /* of the two ranks of "a b" the better one */
+    CHECK_IDS(t, "qabc", 0, 'q', 256, 'c'); /* of the two ranks of "a b" the better one counts */
     CHECK_IDS(t, "z", 0, twin);
     assert_int_equal(tokenizer_bytes(t, 'z').len, 1);
     tokenizer_destroy(t);
     tiny_destroy(v);
 }
 
-/* A vocabulary of random bytes is refused or works: nothing else, whatever it holds. */
+/* A vocabulary of random bytes is refused, or it works. */
 static void test_random_specs(void **state) {
     (void)state;
     int created = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tokenizer on real vocabularies, opened as a model is (checkpoint_open_text): every encode
  * golden of SmolLM2, Qwen2.5, stories260K, GPT-2, Qwen3, Llama 3.1 and Gemma 3 (made by Hugging
- * Face's tokenizers), without and with what the vocabulary adds, and decoded again; Gemma's also
- * out of GGUF's kind of fields; round trips; times. test_tokenizer.c and test_tokenizer_json.c need
- * no data from outside.
+ * Face's tokenizers), with and without the tokens that the vocabulary adds, and decoded again;
+ * Gemma also from fields like GGUF's; round trips; times. test_tokenizer.c and
+ * test_tokenizer_json.c need no external data.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -118,7 +118,7 @@ static struct tokenizer *open_text(const char *path) {
     struct tokenizer *t = create(checkpoint_tokenizer(c));
     print_message("%s: %zu tokens, made in %.3f s\n", path, tokenizer_size(t),
                   cpu_seconds() - start);
-    checkpoint_close(c); /* nothing of it is needed any more */
+    checkpoint_close(c); /* the tokenizer needs nothing of it any more */
     return t;
 }
 
@@ -154,7 +154,7 @@ static void test_stories(void **state) {
         assert_int_equal(tokenizer_bos(t), 1);
         assert_true(tokenizer_is_end(t, 2));
         CHECK_IDS(t, "a", TOKENIZE_ADD_SPECIAL, 1, 261);
-        CHECK_IDS(t, "a</s>a", TOKENIZE_PARSE_SPECIAL, 261, 2, 261); /* a space for every part */
+        CHECK_IDS(t, "a</s>a", TOKENIZE_PARSE_SPECIAL, 261, 2, 261); /* a space before every part */
         tokenizer_destroy(t);
     }
     json_decref(cases);
@@ -237,7 +237,7 @@ static void test_smollm_time(void **state) {
 }
 
 /* Gemma's tokenizer.json written as a GGUF converter would: scores instead of merges (the order of
- * ids is the order of scores), user-defined runs of spaces with spaces. */
+ * ids is the order of scores), and user-defined runs of spaces as spaces. */
 static void test_gemma_fields(void **state) {
     (void)state;
     struct tokenizer *json = open_text(GEMMA);
@@ -281,8 +281,8 @@ static void test_gemma_fields(void **state) {
     free(scores);
 }
 
-/* Where an encoding cuts changes no token: a long text is the same in parts and, of Gemma, without
- * its cuts at U+2581. */
+/* Cuts change no token: a long text gives the same ids in parts and, for Gemma, without the cuts at
+ * U+2581. */
 static void test_cuts(void **state) {
     (void)state;
     const char *paths[] = {GEMMA, SHARED_DIR "/tokenizers/qwen3/tokenizer.json"};
@@ -305,7 +305,7 @@ static void test_cuts(void **state) {
         mem_free(uncut);
         size_t at = 0;
         for (const char *line = text; line < text + size;) {
-            /* Up to a letter behind a full stop and a space, where no rule looks across. */
+            /* Up to a space and a full stop, where no rule looks across. */
             const char *end = strstr(line + 1, " . ");
             end = end && end < text + size ? end : text + size;
             size_t part;

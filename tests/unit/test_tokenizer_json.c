@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer.json without data from outside: what every part of the file does, on a vocabulary small
+/* tokenizer.json without external data: what every part of the file does, on a vocabulary small
  * enough to work out by hand; what is refused, by the name of its field; damaged files, cut at
- * every byte and changed at random; the scanner below it. (tools/tokenizer_peer.py compares
- * thousands of random files with Hugging Face's tokenizers.)
+ * every byte and changed at random; the JSON scanner. (tools/tokenizer_peer.py compares thousands
+ * of random files with Hugging Face's tokenizers.)
  *
- * Bugs that were planted and found: a refused match looked into, white space beside a token not
- * stripped, the right side of single_word not looked at (added); neighbours joined whatever the one
- * before was, invert forgotten, "first" at every part (pre-tokenizers); the waiting unknown token
- * dropped or never fused, of two ranks the first, merges before their vocabulary, ids without
- * bounds, cuts where a byte's token merges (model); one U+FFFD for a run of bytes, U+2581 kept or
- * dropped in the wrong token, a fuse passed by single tokens (decoders); two low surrogates,
- * control characters from 0x10 on (scanner); {n}+ and bare script names handed to PCRE2 (patterns).
+ * Bugs that were planted and found. Added tokens: a match inside a refused match, white space next
+ * to a token not stripped, the right side of single_word not checked. Pre-tokenizers: neighbours
+ * joined whatever the one before was, invert forgotten, "first" applied to every part. Model: the
+ * pending unknown token dropped or never fused, the first of two ranks used, merges before their
+ * vocabulary, ids without bounds, cuts where a byte's token merges. Decoders: one U+FFFD for a run
+ * of bytes, U+2581 kept or dropped in the wrong token, a fuse that single tokens bypass. Scanner:
+ * two low surrogates, control characters from 0x10 on. Patterns: {n}+ and bare script names passed
+ * on to PCRE2.
  */
 #define _GNU_SOURCE /* asprintf */
 #include <setjmp.h>
@@ -86,7 +87,7 @@ static struct tokenizer *make_with(struct parts p, const char *config) {
 
 #define MAKE(...) make_with((struct parts){__VA_ARGS__}, NULL)
 
-/* One check of a tokenizer that is not needed again. */
+/* One check of a tokenizer, which is then destroyed. */
 #define FILE_IDS(t, text, flags, ...)                                                              \
     do {                                                                                           \
         struct tokenizer *made_ = t;                                                               \
@@ -115,32 +116,32 @@ static void test_model(void **state) {
     assert_string_equal(tokenizer_name(t), "tokenizer.json BPE");
     assert_int_equal(tokenizer_size(t), 19);
     CHECK_IDS(t, "abc", 0, 10);
-    CHECK_IDS(t, "cde", 0, 18, 7); /* c d is better than d e */
+    CHECK_IDS(t, "cde", 0, 18, 7); /* "c d" has a better rank than "d e" */
     CHECK_IDS(t, "abcd", 0, 9, 18);
-    CHECK_IDS(t, "zz\xc3\xa9", 0, 0, 0, 12); /* unknown ones */
+    CHECK_IDS(t, "zz\xc3\xa9", 0, 0, 0, 12); /* unknown characters */
     CHECK_IDS(t, "<s>", 0, 0, 0, 0);
     assert_int_equal(tokenizer_bos(t), -1);
     tokenizer_destroy(t);
 
     FILE_IDS(MAKE(.settings = "\"unk_token\":\"<unk>\",\"fuse_unk\":true"), "azzb", 0, 3, 0, 4);
-    FILE_IDS(MAKE(.settings = "\"unk_token\":null"), "azzb", 0, 9); /* left out before merging */
-    /* Bytes for what has no piece, if all of them have one. */
+    FILE_IDS(MAKE(.settings = "\"unk_token\":null"), "azzb", 0, 9); /* dropped before merging */
+    /* A character without a piece becomes bytes, if all its bytes have pieces. */
     const char *fallback = "\"unk_token\":\"<unk>\",\"byte_fallback\":true";
     const char *vocab = "{\"<unk>\":0,\"<0xC3>\":13,\"<0xA9>\":14,\"a\":20}";
     FILE_IDS(MAKE(.settings = fallback, .vocab = vocab, .merges = "[]"), "a\xc3\xa9", 0, 20, 13,
              14);
     FILE_IDS(MAKE(.settings = fallback, .vocab = vocab, .merges = "[]"), "\xc3\xaa", 0, 0);
-    /* A byte's token merges like any other, over the mark of a space too. */
+    /* A byte's token merges like any other, across the mark of a space too. */
     vocab = "{\"<unk>\":0,\"<0xC3>\":1,\"<0xA9>\":2,\"" MARK "\":3,\"<0xA9>" MARK "\":4}";
     FILE_IDS(MAKE(.settings = fallback, .vocab = vocab, .merges = "[[\"<0xA9>\",\"" MARK "\"]]"),
              "\xc3\xa9" MARK, 0, 1, 4);
-    /* A piece that is a word needs no merges. */
+    /* With ignore_merges a word that is a piece needs no merges. */
     const char *rare = "{\"a\":0,\"b\":1,\"ab\":2,\"ba\":3}";
     const char *whole = "\"ignore_merges\":true";
     FILE_IDS(MAKE(.settings = whole, .vocab = rare, .merges = "[\"a b\"]"), "ba", 0, 3);
     FILE_IDS(MAKE(.settings = whole, .vocab = rare, .merges = "[\"a b\"]"), "bab", 0, 1, 2);
     FILE_IDS(MAKE(.settings = "\"dropout\":0.0", .vocab = rare, .merges = "[]"), "ba", 0, 1, 0);
-    /* Of a merge listed twice the last place counts. */
+    /* If a merge is listed twice, the last place counts. */
     FILE_IDS(MAKE(.merges = "[\"c d\",\"d e\",\"c d\"]"), "cde", 0, 5, 17);
     /* Merges may come before the vocabulary they need. */
     static const char early[] = "{\"model\":{\"merges\":[\"a b\"],\"vocab\":{\"a\":0,\"b\":1,"
@@ -150,7 +151,7 @@ static void test_model(void **state) {
     FILE_IDS(t, "abab", 0, 2, 2);
 }
 
-/* Holes, two pieces of one id, added tokens outside the vocabulary. */
+/* Gaps in the ids, two pieces with the same id, added tokens outside the vocabulary. */
 static void test_ids(void **state) {
     (void)state;
     struct tokenizer *t = MAKE(.vocab = "{\"a\":5,\"b\":1000,\"c\":5}", .merges = "[]",
@@ -195,7 +196,7 @@ static void test_added(void **state) {
              0, 0);
     FILE_IDS(MAKE(.added = single), "Q\xc3\xa9", 0, 0, 12);
     FILE_IDS(MAKE(.added = single), "Q", 0, 20);
-    /* A match that is refused is not looked into. */
+    /* A refused match is skipped whole: nothing matches inside it. */
     const char *nested = "[{\"id\":20,\"content\":\"ab\",\"special\":true,\"normalized\":false},"
                          "{\"id\":21,\"content\":\"b\",\"normalized\":false}]";
     FILE_IDS(
@@ -206,7 +207,7 @@ static void test_added(void **state) {
     const char *lower = "{\"type\":\"Lowercase\"}";
     FILE_IDS(MAKE(.added = small, .normalizer = lower), "aBBbb", 0, 3, 20, 20);
     FILE_IDS(MAKE(.added = small), "aBBbb", 0, 3, 0, 20, 4);
-    /* One that is a piece has the piece's id. */
+    /* An added token that is a piece has the piece's id. */
     FILE_IDS(MAKE(.added = ADDED("9", "ab", "\"normalized\":false")), "cab", 0, 5, 9);
     FILE_IDS(MAKE(.added = ADDED("1", "<s>", "\"special\":true")), "a<s>", parse, 3, 1);
 }
@@ -233,7 +234,7 @@ static void test_normalizer(void **state) {
 
 static void test_pre_tokenizer(void **state) {
     (void)state;
-    /* Words show by the merges that do not happen: "abc" is 10 as one word. */
+    /* Merges that do not happen show where words end: "abc" is 10 as one word. */
     FILE_IDS(MAKE(.pre = SPLIT(B_OR_C, "Isolated", "false")), "abcc", 0, 3, 4, 5, 5);
     FILE_IDS(MAKE(.pre = SPLIT(B_OR_C, "Removed", "false")), "abcd", 0, 3, 6);
     FILE_IDS(MAKE(.pre = SPLIT(B_OR_C, "Removed", "true")), "abcd", 0, 4, 5);
@@ -286,7 +287,7 @@ static void test_byte_level(void **state) {
     FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false"), "a a", 0, 0, 2);
     FILE_IDS(BYTE_LEVEL(""), "a a", 0, 2, 2);
     FILE_IDS(BYTE_LEVEL(""), " a", 0, 2);
-    /* With the pattern words begin with the last of the spaces. */
+    /* With the pattern, a word begins with the last of the spaces before it. */
     FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false"), "  a", 0, 1, 2);
     FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false,\"use_regex\":false"), "  a", 0, 1, 2);
     struct tokenizer *t = BYTE_LEVEL(",\"add_prefix_space\":false");
@@ -318,7 +319,7 @@ static void test_post_processor(void **state) {
     CHECK_IDS(t, "a", 0, 3);
     CHECK_IDS(t, "a", TOKENIZE_ADD_SPECIAL, 1, 3, 2, 2);
     CHECK_IDS(t, "", TOKENIZE_ADD_SPECIAL, 1, 2, 2);
-    assert_int_equal(tokenizer_bos(t), 1); /* without a config the template says */
+    assert_int_equal(tokenizer_bos(t), 1); /* without a config the template decides */
     assert_int_equal(tokenizer_eos(t), 2);
     tokenizer_destroy(t);
     const char *sequence =
@@ -389,7 +390,7 @@ static void test_decoders(void **state) {
     CHECK_DECODE(t, 0, " a a", 11, 11);
     tokenizer_destroy(t);
     t = MAKE(.decoder = "{\"type\":\"Strip\",\"content\":\"b\",\"start\":1,\"stop\":2}");
-    CHECK_DECODE(t, 0, "aa", 4, 9, 3, 4); /* every token by itself: no fuse before */
+    CHECK_DECODE(t, 0, "aa", 4, 9, 3, 4); /* each token by itself: nothing fuses first */
     tokenizer_destroy(t);
 }
 
@@ -537,12 +538,12 @@ static void test_refused_parts(void **state) {
                    "\"Fuse\"},{\"type\":\"Fuse\"},{\"type\":\"Fuse\"},{\"type\":\"Fuse\"}]}");
 }
 
-/* Patterns: what PCRE2 reads differently is written out or refused with its place. */
+/* Patterns: what PCRE2 reads differently is rewritten, or refused with its place. */
 static void test_patterns(void **state) {
     (void)state;
     static const struct {
         const char *pattern;
-        int64_t offset; /* -1: taken */
+        int64_t offset; /* -1: accepted */
     } cases[] = {
         {"\\s+(?!\\S)|[^\\s\\p{L}]|\\d{1,3}", -1},
         {"(?i:'s)|(?<=a)b|(?>c)|\\p{^Lu}|\\P{Han}", -1},
@@ -608,7 +609,7 @@ static const struct parts rich = {
                "\"Fuse\"}]}",
 };
 
-/* Whatever was made works. */
+/* A tokenizer that was created works. */
 static void use(struct tokenizer *t) {
     static const char text[] = "abc de <s> 11\xc3\xa9\xf0\x9f\x98\x80" MARK "\n";
     for (unsigned flags = 0; flags < 4; flags++) {
@@ -637,8 +638,8 @@ static void test_damaged(void **state) {
     assert_int_equal(try_text(json, len, NULL, &t, &err), KVASIR_OK);
     use(t);
     for (size_t cut = 0; cut < len - 1; cut++) { /* the last byte is a newline */
-        memcpy(copy, json, cut);                 /* a buffer of that size: reads behind it show */
-        char *exact = malloc(cut ? cut : 1);
+        memcpy(copy, json, cut);
+        char *exact = malloc(cut ? cut : 1); /* of just that size, so that reads past it show */
         memcpy(exact, json, cut);
         assert_int_not_equal(try_text(exact, cut, NULL, &t, &err), KVASIR_OK);
         assert_true(strlen(err.text) > 10 && err.offset <= (int64_t)cut);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SentencePiece's BPE from GGUF's fields (model "llama"): scores against a literal implementation
  * on random vocabularies, texts with and without places where words are cut, the space in front,
- * bytes, unknown tokens, user-defined ones, decoding, and fields that are wrong.
+ * bytes, unknown tokens, user-defined ones, decoding, and wrong fields.
  *
  * Bugs that were planted and found: equal scores ranked by their order in the file, control tokens
- * made of ordinary text, a cut behind a byte that a piece holds before U+2581, and one where a
+ * made of ordinary text, a cut after a byte that some piece has before U+2581, and a cut where a
  * character vanishes.
  */
 #include <math.h>
@@ -42,7 +42,7 @@ static int32_t add(struct scored *v, const char *text, enum token_kind kind, flo
     return (int32_t)n;
 }
 
-/* <unk> 0, <s> 1, </s> 2, then bytes where asked for. */
+/* <unk> 0, <s> 1, </s> 2, then bytes if wanted. */
 static struct scored *scored_create(bool bytes) {
     struct scored *v = calloc(1, sizeof *v);
     v->spec = (struct tokenizer_spec){.model = "llama",
@@ -73,8 +73,8 @@ static int32_t find(const struct scored *v, const char *text, size_t len) {
     return -1;
 }
 
-/* The rule itself: over and over the two neighbours whose sum is the piece of the best score,
- * leftmost among equals; what is no piece in the end becomes bytes. */
+/* The rule itself: repeatedly join the two neighbours that make the piece with the best score, the
+ * leftmost of equals. What is not a piece in the end becomes bytes. */
 static size_t encode_literally(const struct scored *v, const char *text, size_t len, int32_t *ids) {
     size_t start[256], n = 0, out = 0;
     for (size_t i = 0; i < len; i++)
@@ -143,7 +143,7 @@ static void test_against_definition(void **state) {
             if (n != n_want || memcmp(ids, want, n * sizeof *ids) != 0)
                 fail_msg("round %d: \"%s\"", round, text);
             mem_free(ids);
-            if (round % 7) /* a mark in bytes is no space any more */
+            if (round % 7) /* else the mark becomes bytes, not a space */
                 check_round_trip(t, text, strlen(text), 0);
         }
         tokenizer_destroy(t);
@@ -200,7 +200,7 @@ static void test_space_in_front(void **state) {
     assert_memory_equal(bytes.data, " a", 2);
     assert_int_equal(tokenizer_bytes(t, 3 + '\n').data[0], '\n');
     assert_int_equal(tokenizer_piece(t, 3 + '\n').len, 6);
-    assert_true(tokenizer_is_control(t, 0)); /* unknown ones are not text either */
+    assert_true(tokenizer_is_control(t, 0)); /* the unknown token is not text either */
     assert_true(tokenizer_is_end(t, 2));
     tokenizer_destroy(t);
     free(v);
@@ -213,9 +213,9 @@ static void test_unknown(void **state) {
     int32_t s = add(v, "<", TOKEN_NORMAL, -1);
     add(v, "s>", TOKEN_NORMAL, -1);
     struct tokenizer *t = create(&v->spec);
-    CHECK_IDS(t, "axya", 0, a, 0, a); /* neighbours are one */
+    CHECK_IDS(t, "axya", 0, a, 0, a); /* unknown neighbours become one */
     CHECK_IDS(t, "x", 0, 0);
-    /* "<" and "s>" would make "<s>", but nothing merges to a control token. */
+    /* "<" and "s>" would make "<s>", but nothing merges into a control token. */
     CHECK_IDS(t, "<", 0, s);
     CHECK_IDS(t, "<s>", TOKENIZE_PARSE_SPECIAL, 1);
     tokenizer_destroy(t);
@@ -232,7 +232,7 @@ static void test_unknown(void **state) {
     t = create(&v->spec);
     CHECK_IDS(t, "axya", 0, a, a);
     tokenizer_destroy(t);
-    /* What vanishes lets its neighbours meet, a mark too. */
+    /* If a character vanishes, its neighbours meet and may merge, also with a mark. */
     add(v, MARK, TOKEN_NORMAL, -1);
     int32_t a_mark = add(v, "a" MARK, TOKEN_NORMAL, -1);
     t = create(&v->spec);
@@ -256,7 +256,7 @@ static void test_bad_fields(void **state) {
     int32_t a = add(v, "a", TOKEN_NORMAL, -1);
     v->scores[a] = NAN;
     expect_refused(&v->spec, "the score of token 3 is not a number");
-    v->scores[a] = -INFINITY; /* a number */
+    v->scores[a] = -INFINITY; /* counts as a number */
     struct tokenizer *t = create(&v->spec);
     CHECK_IDS(t, "a", 0, a);
     tokenizer_destroy(t);
@@ -272,7 +272,7 @@ static void test_bad_fields(void **state) {
     free(v);
 }
 
-/* Where words are not cut a text is one: that takes no square of its length either. */
+/* If words are not cut, the whole text is one word. Even then time is not quadratic. */
 static void test_time(void **state) {
     (void)state;
     struct scored *v = scored_create(true);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recorded requests: what is read, what is refused and how the refusal names it, and tokens that
- * are equal exactly where the trace says so. */
+/* Recorded requests: what is read, what is refused and what the error names, and tokens that are
+ * equal exactly where the trace says so. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -119,7 +119,7 @@ static void test_refusals(void **state) {
     assert_int_equal(trace_read(path, &t, &err), KVASIR_ERR_IO);
 }
 
-/* The last id and the last output token that 31 bits hold, and one more of each. */
+/* The largest block id and output token that fit in 31 bits, and one more of each. */
 static void test_largest_tokens(void **state) {
     (void)state;
     struct trace t;
@@ -151,7 +151,7 @@ static void test_tokens_are_equal_where_ids_are(void **state) {
         assert_int_equal(trace_token(&t, a, p), trace_token(&t, b, p));
         assert_int_equal(trace_token(&t, a, p), trace_token(&t, c, (p + 512) % 1024));
     }
-    /* All blocks once, and all outputs: no number twice. */
+    /* Each block once, and all outputs: no token appears twice. */
     static int32_t all[1536 + 700 + 76 + 300 + 1];
     size_t n = 0;
     for (uint32_t p = 0; p < b->prompt + b->output; p++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The traps of prefix caches over quantized pages, each with the test that would fall into it: what
- * other caches got wrong (shared/reference/mlx-and-vllm-mlx.md 7.1), and what this one could. With
- * the tree itself and tiny models; whatever a sequence found, its logits are bit for bit those of
- * the same tokens run cold. */
+/* What can go wrong in prefix caches over quantized pages, with a test for each: what other caches
+ * got wrong (shared/reference/mlx-and-vllm-mlx.md 7.1), and what this one could. The tests use the
+ * tree itself and tiny models. Whatever a sequence found, its logits are bit for bit those of the
+ * same tokens run cold. */
 #include "model_files.h"
 
 #include "backend/cpu/cpu.h"
@@ -16,7 +16,7 @@ enum { VOCAB = 512, LONG = 330 };
 static kvasir_error err;
 static int32_t text[3][LONG];
 static struct temp_folder folder;
-static float cold[LONG][VOCAB]; /* behind each token of text[0] */
+static float cold[LONG][VOCAB]; /* logits after each token of text[0] */
 
 static void need(kvasir_status status) {
     if (status != KVASIR_OK)
@@ -130,7 +130,7 @@ static void put_away(struct world *w, struct found *f, bool store) {
     tree_check(w->tree);
 }
 
-/* A request of n tokens, whose prompt a recurrent model stores one token before its end, too. */
+/* A request of n tokens. A recurrent model also stores its prompt one token before the end. */
 static uint32_t request(struct world *w, const int32_t *tokens, uint32_t n) {
     struct found f = find(w, tokens, n);
     float logits[VOCAB];
@@ -161,7 +161,7 @@ static void check_lengths(const char *model, const char *bits, bool to_the_token
         put_away(&w, &f, false);
         if (n > 300)
             continue;
-        memcpy(tokens, text[0], n * sizeof *tokens); /* both go on, otherwise */
+        memcpy(tokens, text[0], n * sizeof *tokens); /* diverges from the stored prompt at n */
         for (uint32_t i = n; i < LONG; i++)
             tokens[i] = (text[0][i] + 1) % VOCAB;
         f = find(&w, tokens, LONG);
@@ -226,7 +226,7 @@ static void test_a_short_hit_never_beats_a_longer_common_prefix(void **state) {
         open_world(&w, "llama", "8,4", 64 << 20);
         if (order)
             request(&w, beside, 250);
-        request(&w, text[0], 50); /* the whole of a stored prompt goes before */
+        request(&w, text[0], 50); /* the whole of a stored prompt is a hit, but a short one */
         request(&w, text[0], 30);
         if (!order)
             request(&w, beside, 250);
@@ -242,8 +242,8 @@ static void test_a_short_hit_never_beats_a_longer_common_prefix(void **state) {
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* The source's script: a request, then one that goes on behind it. Its stored bytes grew with
- * every hit; here they are those of the tokens, in whole pages, hit or miss. */
+/* The script of the reference: a request, then one that continues it. There the stored bytes grew
+ * with every hit; here they are those of the tokens, in whole pages, on a hit as on a miss. */
 static void test_stored_bytes_are_those_of_the_tokens_on_a_hit_as_on_a_miss(void **state) {
     (void)state;
     static const uint32_t lengths[][2] = {{100, 101}, {100, 128}, {100, 129}, {64, 65},
@@ -302,12 +302,12 @@ static void check_alias(const char *model, const char *bits) {
     struct found writer = find(&w, text[0], LONG);
     run(&w, &writer, text[0], 200, logits);
     tree_store(w.tree, &writer.at, writer.seq->seq, true);
-    for (size_t i = 0; i < 7; i++) { /* a part of each, so that no later one parts a node */
+    for (size_t i = 0; i < 7; i++) { /* split at each, so that none splits a node later */
         struct found f = find(&w, text[0], lengths[i] + 1);
         put_away(&w, &f, false);
     }
     const uint64_t hash = hash_stored(&w, &n);
-    run(&w, &writer, text[0], 300, logits); /* who stored them writes on */
+    run(&w, &writer, text[0], 300, logits); /* the one that stored them goes on */
     assert_memory_equal(logits, cold[299], sizeof logits);
     assert_int_equal(hash_stored(&w, &now), hash);
     for (size_t i = 0; i < 7; i++) {
@@ -353,7 +353,7 @@ static void check_evict(const char *model) {
         run(&w, &f, text[1] + i, 300, logits);
         put_away(&w, &f, true);
     }
-    (void)!tree_make_room(w.tree, UINT64_MAX / 2); /* all that can go */
+    (void)!tree_make_room(w.tree, UINT64_MAX / 2); /* evicts all it can */
     assert_int_equal(kvasir_seq_length(live.seq), begin);
     for (uint32_t n = begin + 1; n <= LONG; n++) {
         run(&w, &live, text[0], n, logits);
@@ -375,7 +375,7 @@ static void test_eviction_changes_nothing_that_a_live_sequence_sees(void **state
 static void test_min_quantize_tokens_at_255_256_257(void **state) {
     (void)state;
     const struct kv_format four = {.bits = 4};
-    static const uint32_t pages[] = {0, 4, 4}; /* of 255, 256, 257 tokens: whole ones */
+    static const uint32_t pages[] = {0, 4, 4}; /* with 255, 256, 257 tokens: whole pages only */
     for (uint32_t i = 0; i < 3; i++) {
         struct world w;
         float logits[VOCAB];
@@ -385,15 +385,15 @@ static void test_min_quantize_tokens_at_255_256_257(void **state) {
         struct found f = find(&w, text[0], n);
         run(&w, &f, text[0], n, logits);
         tree_store(w.tree, &f.at, f.seq->seq, true);
-        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0); /* somebody holds them */
+        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0); /* a sequence holds them */
         put_away(&w, &f, false);
         const uint64_t before = pool_of(&w).stored_bytes;
         assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), pages[i]);
         assert_int_equal(tree_stats(w.tree).requantized_pages, pages[i]);
-        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0); /* once */
+        assert_int_equal(tree_requantize(w.tree, 100, UINT32_MAX), 0); /* only once */
         assert_true(pages[i] ? pool_of(&w).stored_bytes < before
                              : pool_of(&w).stored_bytes == before);
-        f = find(&w, text[0], LONG); /* goes on behind them, whatever they are */
+        f = find(&w, text[0], LONG); /* continues after them, whatever their format */
         assert_int_equal(f.hit.length, n);
         run(&w, &f, text[0], LONG, logits);
         assert_int_equal(memcmp(logits, cold[LONG - 1], sizeof logits) == 0, pages[i] == 0);
@@ -402,19 +402,19 @@ static void test_min_quantize_tokens_at_255_256_257(void **state) {
     }
 }
 
-/* What is stored, and what is asked for then. */
+/* What is stored, and what is requested then. */
 struct stored_case {
     const char *model, *bits, *stored; /* formats of live pages, of stored ones */
-    bool centres;                      /* keys have large constant parts that are taken off */
+    bool centres;                      /* keys have large constant parts, removed by centres */
     uint32_t start, max_size;          /* quantized_kv_start, max_kv_size */
     uint32_t length;                   /* stored tokens of text[0] */
-    uint32_t parts;                    /* > 0: another stored prompt goes elsewhere there */
-    uint32_t agrees;                   /* > 0: the prompt agrees with what is stored up to there */
-    uint32_t hit;                      /* tokens that it begins with */
-    uint32_t fewer;                    /* bit i: page i of them has the stored formats */
+    uint32_t parts;                    /* > 0: where another stored prompt diverges */
+    uint32_t agrees;                   /* > 0: the prompt equals what is stored up to there */
+    uint32_t hit;                      /* tokens of the prompt that are found */
+    uint32_t fewer;                    /* bit i: page i of those has the stored formats */
 };
 
-static float after_hit[LONG][VOCAB]; /* logits behind each token from `hit` on */
+static float after_hit[LONG][VOCAB]; /* logits after each token from `hit` on */
 
 static bool keep_after_hit(void *user, size_t first, size_t rows, const float *logits) {
     memcpy(after_hit[*(const uint32_t *)user + first], logits, rows * sizeof *after_hit);
@@ -435,7 +435,7 @@ static const char *write_centres(const char *name) {
     return folder.file;
 }
 
-/* Every row that one of them holds the other holds, too: the same, in pages of the same formats. */
+/* Both hold the same rows, with the same values, in pages of the same formats. */
 static void check_same_kv(const kvasir_seq *a, const kvasir_seq *b) {
     static float rows[2][HEAD_DIM_MAX * TILE_TOKENS];
     const struct model_config *config = model_config(a->ctx->model->model);
@@ -473,7 +473,7 @@ static void check_same_kv(const kvasir_seq *a, const kvasir_seq *b) {
     }
 }
 
-/* The resumed sequence goes on in a batch, beside one whose pages are all live ones. */
+/* The resumed sequence continues in a batch, with one that has only live pages. */
 static void check_beside(struct world *w, const struct stored_case *c, kvasir_seq *resumed,
                          const int32_t *tokens) {
     static const uint32_t counts[][2] = {{1, 70}, {5, 1}, {0, 3}, {1, 1}, {1, 90}, {1, 1}};
@@ -497,7 +497,7 @@ static void check_beside(struct world *w, const struct stored_case *c, kvasir_se
     kvasir_batch_destroy(batch); /* and both sequences */
 }
 
-/* Stores what the case says, and puts all of it that can be to fewer bits. */
+/* Stores what the case says, and re-encodes at fewer bits all of it that can be. */
 static void store_fewer(struct world *w, const struct stored_case *c) {
     struct kv_cache_options o = {0};
     int32_t tokens[LONG];
@@ -513,7 +513,7 @@ static void store_fewer(struct world *w, const struct stored_case *c) {
     assert_int_equal(tree_requantize(w->tree, 100, UINT32_MAX), 0);
 }
 
-/* What goes on behind stored pages at fewer bits gives, bit for bit, what goes on behind the same
+/* What follows stored pages at fewer bits gets the same logits, bit for bit, as after the same
  * pages of a sequence that was never stored: alone and in a batch. */
 static void check_stored(const struct stored_case *c) {
     struct world w;
@@ -551,7 +551,7 @@ static void check_stored(const struct stored_case *c) {
         need(kvasir_seq_eval(twin, tokens + first, 1, &all, &err));
     assert_memory_equal(after_hit[c->hit], expected[c->hit], (LONG - c->hit) * sizeof *after_hit);
     check_same_kv(alone, twin);
-    if (!c->agrees) /* and it is another answer than that of live pages */
+    if (!c->agrees) /* and the logits differ from those of live pages */
         assert_memory_not_equal(after_hit[LONG - 1], cold[LONG - 1], sizeof *after_hit);
     check_beside(&w, c, beside, tokens);
 
@@ -567,13 +567,13 @@ static void test_stored_pages_at_fewer_bits_are_attended_to_as_they_are(void **s
     (void)state;
     static const struct stored_case cases[] = {
         {"llama", "8", "4", .length = 256, .hit = 256, .fewer = 0xf},
-        {"llama", "8", "4", .length = 300, .hit = 300, .fewer = 0xf}, /* an open page behind */
+        {"llama", "8", "4", .length = 300, .hit = 300, .fewer = 0xf}, /* then an open page */
         {"llama", "8,4", "4,2", .length = 257, .hit = 257, .fewer = 0xf},
         {"llama", "f16", "8,4", .length = 300, .hit = 300, .fewer = 0xf},
         {"llama", "f16,4", "3,4", .length = 255, .hit = 255, .fewer = 0x7},
         {"llama", "8", "4", .start = 64, .length = 300, .hit = 300, .fewer = 0xe},
         {"llama", "8", "4", .max_size = 150, .length = 300, .hit = 300, .fewer = 0xf},
-        /* a page that parts stays as it is */
+        /* a page that is split is not re-encoded */
         {"llama", "8", "4", .length = 300, .parts = 100, .hit = 300, .fewer = 0xd},
         /* a hit does not end inside a re-encoded page */
         {"llama", "8", "4", .length = 300, .agrees = 150, .hit = 128, .fewer = 0x3},
@@ -614,7 +614,7 @@ static void close_bare(struct bare *b) {
     backend_destroy(b->backend);
 }
 
-/* What stands for a position's K and V. */
+/* The word that stands for a position's K and V. */
 static uint32_t *slot(struct kv_seq *s, uint32_t p) {
     struct kv_view v;
     seq_view(s, 0, &v);
@@ -625,7 +625,8 @@ static uint32_t *slot(struct kv_seq *s, uint32_t p) {
            p % TILE_TOKENS;
 }
 
-/* Begins with what is there, checks it, writes the rest, stores it. Returns what was found. */
+/* Begins with what the tree has, checks it, writes the rest and stores it. Returns the hit's
+ * length. */
 static uint32_t store_bare(struct bare *b, const int32_t *tokens, uint32_t n, bool write) {
     struct kv_seq *s;
     struct tree_cursor at;
@@ -654,9 +655,9 @@ static uint32_t store_bare(struct bare *b, const int32_t *tokens, uint32_t n, bo
     return hit.length;
 }
 
-/* Far more nodes than buckets (the budget is small), all of two tokens: most buckets hold nodes
- * that differ in their parents alone, and those that differ in both. Both are compared, so each
- * prompt finds what is its own. */
+/* Far more nodes than buckets (the budget is small), made of only two different tokens: most
+ * buckets hold nodes that differ only in their parents, and nodes that differ in parents and
+ * tokens. Both are compared, so each prompt finds its own. */
 static void test_colliding_hashes_serve_no_wrong_pages(void **state) {
     (void)state;
     enum { PROMPTS = 150, TOKENS = 128 };
@@ -677,7 +678,7 @@ static void test_colliding_hashes_serve_no_wrong_pages(void **state) {
     for (int i = 0; i < PROMPTS; i++) {
         assert_int_equal(store_bare(&b, tokens[i], TOKENS, false), TOKENS - 1);
         for (int k = 0; k < TOKENS; k += 5) {
-            tokens[i][k] += 2; /* nobody has it: the hit ends before it */
+            tokens[i][k] += 2; /* in no stored prompt: the hit ends before it */
             assert_int_equal(store_bare(&b, tokens[i], TOKENS, false), k);
             tokens[i][k] -= 2;
         }
@@ -685,7 +686,8 @@ static void test_colliding_hashes_serve_no_wrong_pages(void **state) {
     close_bare(&b);
 }
 
-/* Room for a node that parts a hit's last page is made by eviction: not of what the hit sees. */
+/* Eviction makes room for the node that splits a hit's last page, but not from what the hit
+ * sees. */
 static void test_a_hit_does_not_evict_its_own_window(void **state) {
     (void)state;
     for (uint32_t n = 66; n < 250; n += 7) {

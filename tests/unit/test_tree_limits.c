@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TREE-7 of tree.h: which stored prompt goes when there are too many, what counts as one, bytes. On
- * the null backend; random programs: tests/sim/tree.c. */
+/* TREE-7 of tree.h: which stored prompt is evicted when there are too many, what counts as a
+ * prompt, and the limit on bytes. On the null backend; random programs: tests/sim/tree.c. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,7 +47,7 @@ static void unmake(struct world *w) {
     backend_destroy(w->backend);
 }
 
-/* Tokens that are `head` for the first `same`, then `tail`. */
+/* Tokens: `head` for the first `same`, then `tail`. */
 static const int32_t *prompt(int32_t head, uint32_t same, int32_t tail) {
     static int32_t tokens[LONG];
     for (uint32_t i = 0; i < LONG; i++)
@@ -60,7 +60,7 @@ struct running {
     struct tree_cursor at;
 };
 
-/* What is found of n tokens, which are run then and stored. */
+/* Finds what it can of n tokens, runs the rest and stores them. Returns the hit's length. */
 static uint32_t begin(struct world *w, const char *salt, const int32_t *tokens, uint32_t n,
                       struct running *r) {
     struct tree_hit hit;
@@ -121,7 +121,8 @@ static void test_the_oldest_prompt_goes_as_a_whole(void **state) {
     unmake(&w);
 }
 
-/* Of a prompt whose beginning is asked for again only what lies behind that may count as old. */
+/* If only the beginning of a prompt is requested again, only what comes after it may count as
+ * old. */
 static void test_a_beginning_that_is_used_stays(void **state) {
     (void)state;
     struct world w = make(0, 0);
@@ -142,18 +143,18 @@ static void test_a_conversation_is_one_prompt(void **state) {
     struct world w = make(0, 0);
     tree_limit(w.tree, 2, 0);
     request(&w, prompt(9, LONG, 0), 100);
-    for (uint32_t n = 50; n < 900; n += 77) { /* each turn goes on from the one before */
+    for (uint32_t n = 50; n < 900; n += 77) { /* each turn continues the one before */
         request(&w, prompt(1, LONG, 0), n);
         assert_int_equal(ends(&w), 2);
     }
     assert_int_equal(look(&w, prompt(9, LONG, 0), 100), 99);
-    /* the beginning of a stored one adds nothing either */
+    /* the beginning of a stored prompt adds no entry either */
     request(&w, prompt(1, LONG, 0), 33);
     assert_int_equal(ends(&w), 2);
     unmake(&w);
 }
 
-/* What two prompts share stays with the one that stays. */
+/* What two prompts share stays with the one that is not evicted. */
 static void test_a_shared_beginning_stays(void **state) {
     (void)state;
     struct world w = make(0, 0);
@@ -186,7 +187,7 @@ static void test_running_ones_do_not_count(void **state) {
     }
     assert_int_equal(look(&w, prompt(4, LONG, 0), 200), 199);
     assert_int_equal(tree_stats(w.tree).tokens, 200);
-    /* whoever goes on from the only one holds it */
+    /* a sequence that continues the only stored prompt pins it */
     begin(&w, "", prompt(4, LONG, 0), 300, &r[0]);
     assert_int_equal(ends(&w), 0);
     request(&w, prompt(8, LONG, 0), 200);
@@ -197,7 +198,7 @@ static void test_running_ones_do_not_count(void **state) {
     unmake(&w);
 }
 
-/* The limit is of all salts together; a root goes with its last prompt. */
+/* The limit is for all salts together; a root goes with its last prompt. */
 static void test_salts_share_the_limit(void **state) {
     (void)state;
     struct world w = make(0, 0);
@@ -214,7 +215,7 @@ static void test_salts_share_the_limit(void **state) {
     assert_int_equal(tree_look(w.tree, "c", 1, prompt(1, LONG, 0), 100).length, 99);
     tree_limit(w.tree, 1, 0); /* a lower limit holds at once */
     assert_int_equal(ends(&w), 1);
-    tree_limit(w.tree, 0, 0); /* none */
+    tree_limit(w.tree, 0, 0); /* no limit */
     for (int32_t i = 2; i < 20; i++)
         request(&w, prompt(i, LONG, 0), 70);
     assert_int_equal(ends(&w), 19);
@@ -250,7 +251,7 @@ static void test_bytes(void **state) {
     }
 }
 
-/* The pool's figures of each kind of pages are those of all pages together. */
+/* The pool's figures for each kind of page add up to those for all pages. */
 static void test_kinds_of_pages(void **state) {
     (void)state;
     struct world w = make(0, 8192);
@@ -315,7 +316,8 @@ static void test_a_path_of_one_token_nodes(void **state) {
     unmake(&w);
 }
 
-/* Requests that leave a stored prompt inside a page split it. Once they are gone, it is whole. */
+/* Requests that diverge from a stored prompt inside a page split it. Once they are evicted, it is
+ * whole again. */
 static void test_what_was_split_merges_again(void **state) {
     (void)state;
     struct world w = make(0, 0);

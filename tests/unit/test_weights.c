@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weight types against the values that gguf and mlx read from the same bytes: weights.golden, made
- * by weights_golden.py, which nothing of ours takes part in. Each array stands in memory of its own
- * at an odd address and ends where the memory ends, so that sanitizers see a byte too many and a
- * load that wants alignment.
+ * by weights_golden.py without any of our code. Each array has memory of its own, begins at an odd
+ * address and ends where the memory ends, so that sanitizers catch a read past the end and a load
+ * that needs alignment.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 
 #include "quant/quant.h"
 
-#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
+#include <cmocka.h> /* after util.h, which defines a macro `fail` */
 
 enum { MAGIC = 8, RECORDS_MAX = 256 };
 
@@ -34,7 +34,7 @@ static const char *name_of(const struct golden *g) {
     return weight_traits_of(g->w.type)->name;
 }
 
-/* The same number, zero's sign included; any NaN is like any other. */
+/* The same number, including the sign of zero; all NaNs count as equal. */
 static bool same(float a, float b) {
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
 }
@@ -45,7 +45,7 @@ static void take(FILE *f, void *to, size_t bytes) {
     assert_int_equal(fread(to, 1, bytes, f), bytes);
 }
 
-/* NULL for an array of no bytes. */
+/* NULL for an empty array. */
 static const void *take_array(FILE *f, size_t bytes, uint8_t **memory) {
     *memory = malloc(bytes + 1);
     take(f, *memory + 1, bytes);
@@ -118,7 +118,7 @@ static void test_table(void **state) {
         assert_int_equal(t->block_values % 32, 0);
         assert_true(t->block_values / t->run_values <= WEIGHT_BLOCK_RUNS_MAX);
     }
-    assert_null(weight_traits_of(4)); /* Q4_2, which GGUF gave up */
+    assert_null(weight_traits_of(4)); /* Q4_2, which GGUF dropped */
     assert_null(weight_traits_of(WEIGHT_GGUF_END));
     assert_null(weight_traits_of(UINT32_MAX));
 }
@@ -140,9 +140,9 @@ static void test_decode(void **state) {
     }
 }
 
-/* How far d * code + m may be from decode's value. Only the last sum rounds in blocks that hold
- * their scales; float32 scales of affine rows round the product too, AFFINE8's m once more, where
- * decode's own terms are 128 d larger. */
+/* How far d * code + m may be from decode's value. In blocks that contain their scales, only the
+ * last sum rounds. With the float32 scales of affine rows the product rounds too. AFFINE8's m
+ * rounds once more, and decode's own terms are 128 d larger there. */
 static double parts_bound(const struct weight *w, double d, double code, double m) {
     double u = 0x1.001p-24;
     if (weight_traits_of(w->type)->unpack)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of tokens and characters share: seeded random text, encoding and decoding that
- * fail the test when they fail, and texts that are hard to encode quickly.
+/* Shared by the tests of tokens and characters: seeded random text, encoding and decoding that fail
+ * the test if they fail, and texts that are hard to encode quickly.
  */
 #ifndef KVASIR_TEXT_CHECKS_H
 #define KVASIR_TEXT_CHECKS_H
@@ -17,7 +17,7 @@
 #include "text/text.h"
 #include "util/utf8.h"
 
-#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
+#include <cmocka.h> /* after util.h, which defines a macro `fail` */
 
 enum { MEGABYTE = 1 << 20 };
 
@@ -25,7 +25,7 @@ enum { MEGABYTE = 1 << 20 };
 
 static uint64_t rng_state;
 
-/* The seed is KVASIR_SEED from the environment, where it is set. */
+/* The seed is KVASIR_SEED from the environment, if it is set. */
 static inline void rng_start(uint64_t seed) {
     const char *given = getenv("KVASIR_SEED");
     rng_state = given ? strtoull(given, NULL, 10) : seed;
@@ -39,8 +39,8 @@ static inline uint32_t rng(uint32_t below) {
     return (uint32_t)((z ^ z >> 31) >> 32) % below;
 }
 
-/* Random characters from all of Unicode, ASCII and space more often. Returns bytes written, at
- * most 4 * chars. */
+/* Random characters from all of Unicode, more often ASCII and white space. Returns the number of
+ * bytes written, at most 4 * chars. */
 static inline size_t random_text(char *out, size_t chars) {
     size_t n = 0;
     for (size_t i = 0; i < chars; i++) {
@@ -106,7 +106,7 @@ static inline void check_ids(const struct tokenizer *t, const char *text, unsign
     check_ids(t, text, flags, (const int32_t[]){__VA_ARGS__},                                      \
               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
-/* What the ids say, through the detokenizer, one token at a time. */
+/* The text of the ids, from the detokenizer, one token at a time. */
 static inline struct text_buf decode(const struct tokenizer *t, const int32_t *ids, size_t n) {
     struct text_buf out = {0};
     struct detok d = {0};
@@ -139,7 +139,7 @@ static inline double cpu_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The bound is on the program as it is used; code under a sanitizer runs up to ten times slower. */
+/* The bound is for normal builds; code under a sanitizer runs up to ten times slower. */
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes weights.golden: blocks of every weight type and the values that others read from them.
+"""Makes weights.golden: blocks of every weight type and the values that other code reads.
 
     python3 tests/unit/weights_golden.py            (gguf 0.19.0, mlx 0.32.4 on the CPU, numpy)
 
 GGUF types: gguf.quants.dequantize. Affine and mxfp4: mx.dequantize to float32, scales widened to
 float32 first. F8_E4M3: mx.from_fp8, times the scale in mlx's float32. Q8_K, which no package reads:
-numpy, by the drawing of ggml's block_q8_K (float32 d, 256 s8, 16 sums). Nothing of ours takes part.
+numpy, by the layout of ggml's block_q8_K (float32 d, 256 s8, 16 sums). No code of ours takes part.
 
 The file is "kvweight", then records, all little-endian:
 
