@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An answer's text through the parser of one syntax: the first byte says which and how it begins,
- * the second where the text is cut. Whole and cut it gives the same parts, calls have names and
- * objects for arguments, and no more text comes out than went in, but for the line ends that join
- * parts. */
+/* Feeds an answer's text to the parser of one syntax. The first byte picks the syntax and how the
+ * text begins, the second where the text is cut. The whole text and the cut one must give the same
+ * parts; calls must have names, and objects as arguments; and no more text may come out than went
+ * in, except the line ends that join parts. */
 #include "../support/answer_parts.h"
 #include "fuzz.h"
 
 enum { CUTS = 256 };
 
-/* A call's values are jansson's: an object of one member takes some 300 bytes. */
+/* A call's values are jansson objects: one with a single member takes some 300 bytes. */
 enum { TIMES = 600, BYTES = 1 << 20 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.json from outside. What is accepted must be within the bounds that model_internal.h says,
- * and hang together: everything behind the readers trusts it. */
+/* Arbitrary bytes as config.json. An accepted configuration must be within the bounds of
+ * model_internal.h and consistent, because all code after the readers trusts it. */
 #include <math.h>
 
 #include "fuzz.h"
@@ -16,7 +16,7 @@ static bool within(uint32_t x, uint32_t max) {
     return x >= 1 && x <= max;
 }
 
-static bool usable(float x) { /* a factor of the arithmetic, or none */
+static bool usable(float x) { /* a factor of the arithmetic; 0: none */
     return isfinite(x) && x >= 0;
 }
 
@@ -79,7 +79,7 @@ static void check_layers(const struct model_config *c) {
     check_parts(c, experts, delta, conv);
 }
 
-/* Tables are numbers whatever --ctx is. */
+/* The tables are finite whatever --ctx is. */
 static void check_ropes(const struct model_config *c) {
     static const uint32_t contexts[] = {1, 4096, CTX_MAX};
     CHECK(within(c->n_ropes, ROPES_MAX));

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz/: bytes from outside against everything that reads them. One file a target:
+/* fuzz/: arbitrary bytes for everything that reads input. One file per target:
  *
  *     gguf.c         a GGUF file or two parts of one: model_open, its tokenizer, its template
  *     safetensors.c  a folder: model.safetensors, its index, generation_config.json ...
  *     config.c       config.json
  *     tokenizer_json.c   tokenizer.json, then a text through it, and a few ids back
  *     template.c     a chat template, then a conversation through it
- *     prompt_file.c  a prompt cache of mlx-lm's, written again where it opens
- *     openai.c       a body of OpenAI's or Anthropic's to a request; /tokenize and the like
- *     answer_syntax.c    an answer's text to reasoning, content and calls
+ *     prompt_file.c  a prompt-cache file of mlx-lm's, written again if it opens
+ *     openai.c       a request body of OpenAI's or Anthropic's API; /tokenize and the like
+ *     answer_syntax.c    an answer's text, parsed into reasoning, content and calls
  *     tokenize.c     a text through small vocabularies of each kind, and back
- *     json.c         a text through the automaton of answers that are JSON objects
- *     trace.c        recorded requests, through the yardsticks where they are accepted
+ *     json.c         a text through the automaton for answers that must be JSON objects
+ *     trace.c        recorded requests; if accepted, their yardsticks too
  *
  * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is
  * then main), under the address and undefined behaviour sanitizers too; `make soak` links the same
  * file with libFuzzer (tools/fuzz.sh). What a soak finds goes into corpus/ with its fix.
  *
- * A target asks for more than "no crash":
- *   F1  memory: what is live at any time stays below what the target says of the input's size
- *       (measured where a sanitizer's allocator counts: budget_begin .. budget_end);
- *   F2  an input that is refused has a text in its error, on one line;
- *   F3  what the target itself says (round trips).
+ * A target checks more than that nothing crashes:
+ *   F1  memory: live bytes stay below a bound that the target derives from the input's size
+ *       (measured if a sanitizer's allocator counts them: budget_begin .. budget_end);
+ *   F2  a refused input gives an error with a text of one line;
+ *   F3  what the target itself describes (round trips).
  */
 #ifndef KVASIR_FUZZ_H
 #define KVASIR_FUZZ_H
@@ -33,8 +33,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What readers may take. JSON is refused where its tree would be 32 times the text; an id of 65535
- * in a small file makes tables of half a megabyte. */
+/* Memory that readers may take. JSON is refused if its tree would be 32 times the text; an id of
+ * 65535 in a small file makes tables of half a megabyte. */
 enum { FUZZ_TIMES = 40, FUZZ_BYTES = 1 << 20 };
 static inline size_t fuzz_budget(size_t size) {
     return FUZZ_BYTES + FUZZ_TIMES * size;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GGUF file from outside: header, metadata, tensor table, the configuration they give, the
+/* An arbitrary GGUF file: header, metadata, tensor table, the configuration they give, the
  * tensors bound to their places, the vocabulary and the chat template. Or a set of two parts:
  *
  *     NO GGUF... GGUF...        NO: 1 or 2, the part whose name is opened

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes to the JSON automaton: what it takes to the end is an object to jansson, and what jansson
- * takes as one it takes, too, but for the limits that it says it has. */
+/* Bytes for the JSON automaton. What it accepts to the end must be an object to jansson, and it
+ * must accept every object that jansson accepts, except beyond its documented limits. */
 #include <string.h>
 
 #include "fuzz.h"
@@ -12,7 +12,8 @@ static bool is_blank(uint8_t c) {
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Runs as long as the limits, or an exponent of three digits: text may hold them, too. */
+/* More brackets, or more blanks or digits in a row, than the limits, or an exponent of three
+ * digits. Those inside strings count, too: a wrong true only skips a comparison. */
 static bool is_beyond_limits(const uint8_t *data, size_t size) {
     size_t levels = 0, blanks = 0, digits = 0;
     bool exponent = false;
@@ -33,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct json_state s = {0};
     size_t n = 0;
     while (size && is_blank(data[size - 1]))
-        size--; /* nothing may follow, not even those */
+        size--; /* the automaton takes nothing after the object, not even blanks */
     while (n < size && json_push(&s, data[n]))
         n++;
     const bool ours = n == size && json_complete(&s);
@@ -44,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     budget_end();
     if (ours && !theirs)
         fuzz_fail("taken: %.*s", (int)size, (const char *)data);
-    /* jansson passes over a NUL behind a number, and takes levels and numbers without a limit */
+    /* jansson skips a NUL after a number, and has no limit for levels and numbers */
     if (theirs && !ours && !memchr(data, 0, size) && !is_beyond_limits(data, size))
         fuzz_fail("refused at %zu: %.*s", n, (int)size, (const char *)data);
     return 0;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A body from outside to a request or an answer; the first byte says which, the rest is JSON:
+/* An arbitrary request body. The first byte picks the API, the rest is JSON:
  *
  *     '0' '1'   OpenAI's completions, chat; '2' '3': with a prompt-cache file allowed
  *     '4' '5'   Anthropic's messages, count_tokens
  *     '8' '9' ':'   tokenize, apply-template, detokenize
  *
- * What is read may be submitted as it is: the sampler takes its options, ids lie in the vocabulary.
- * What is refused names a field of the API that was asked. */
+ * An accepted request must be fit to submit: the sampler takes its options, ids are in the
+ * vocabulary. A refusal must name a field of the API in question. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,13 +64,13 @@ static void check_refusal(const struct api_error *err) {
         fuzz_fail("status %d: %s", err->status, err->text);
     if (strchr(err->text, '\n') || strncmp(err->text, err->param, strlen(err->param)) != 0)
         fuzz_fail("\"%s\": \"%s\"", err->param, err->text);
-    json_t *object = openai_error_object(err); /* NULL too where a text is not UTF-8 */
+    json_t *object = openai_error_object(err); /* also NULL if a text is not UTF-8 */
     if (!object)
         fuzz_fail("no object for \"%s\"", err->text);
     json_decref(object);
 }
 
-/* Of Anthropic's fields, whatever the body is made into. */
+/* The error names one of Anthropic's fields, whatever the body is converted to. */
 static void check_anthropic_refusal(const struct api_error *err) {
     static const char *const FIELDS[] = {"",
                                          "messages",
@@ -144,7 +144,7 @@ static void read_text_api(const struct api_setup *setup, char which, json_t *bod
     json_decref(answer);
 }
 
-/* The chat is written as JSON, read again by the template's side, and rendered. */
+/* For a chat that is written as JSON, parsed again for the template, and rendered. */
 enum { TIMES = 400, BYTES = 8 << 20 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A prompt cache of mlx-lm's from outside. One that opens is written again and opens as the same
- * (F3), and every row that it says it has can be read. */
+/* An arbitrary prompt-cache file of mlx-lm's form. One that opens is written again and must open as
+ * the same (F3); every row that it claims to have can be read. */
 #include "../support/prompt_text.h"
 #include "fuzz.h"
 
@@ -18,7 +18,7 @@ static void read_side(const struct prompt_side *side, uint32_t head, uint32_t ro
 }
 
 static void read_rows(const struct prompt_kv *kv) {
-    /* rows of no bytes may be many */
+    /* there may be any number of rows without bytes */
     if (kv->rows > DIM_MAX || kv->heads > DIM_MAX)
         return;
     if (!prompt_rows_consistent(kv))
@@ -36,7 +36,7 @@ static void read_entries(const struct prompt_entry *e, uint32_t n) {
             read_entries(e->list.children, e->list.n);
 }
 
-/* A guess is written as what was guessed. */
+/* Settles a guessed format at what was guessed, so that it can be written. */
 static void settle(struct prompt_entry *e, uint32_t n) {
     kvasir_error err;
     for (uint32_t i = 0; i < n; i++, e++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main of a target without libFuzzer: runs it on every file of the folders and files named, in
- * order of their names, and says how many. */
+ * order of their names, and prints how many there were. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static void replay_file(const char *path) {
     kvasir_error err;
     if (file_read_all(path, INPUT_MAX, &data, &size, &err) != KVASIR_OK)
         fuzz_fail("%s", err.text);
-    /* exactly `size` bytes: what reads past them is seen */
+    /* exactly `size` bytes, so that a sanitizer notices a read past them */
     uint8_t *exact = malloc(size ? size : 1);
     memcpy(exact, data, size);
     mem_free(data);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A folder from outside. The input is one or more files, each behind a line that names it:
+/* An arbitrary folder. The input is one or more files, each after a line that names it:
  *
  *     0x01 NAME '\n' bytes ... 0x01 NAME '\n' bytes ...
  *
- * NAME one of the names below. config.json is a small valid one where the input does not bring its
- * own. */
+ * NAME one of the names below. If the input has no config.json, a small valid one is used. */
 #include <string.h>
 #include <unistd.h>
 
@@ -58,7 +57,7 @@ static void write_folder(const uint8_t *data, size_t size) {
     }
 }
 
-/* Every layer that attends has a place in a group. */
+/* Every attention layer has a place in a layer group. */
 static void check_places(const struct model *m) {
     const struct model_config *c = model_config(m);
     struct kv_shape groups[CACHE_GROUPS_MAX];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the targets share. Files of a target lie in memory (/dev/shm) where there is some. */
+/* Shared by all targets. The files of a target are in memory (/dev/shm) if possible. */
 #include <dirent.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ void check_error(kvasir_status status, const kvasir_error *err) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* There in every program that links a sanitizer's allocator. */
+/* Defined in every program that links a sanitizer's allocator. */
 int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void *, size_t),
                                               void (*free_hook)(const volatile void *))
     __attribute__((weak));

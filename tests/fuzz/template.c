@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A chat template from outside: parsed, and if it parses run on a conversation with tools, under
- * limits of its own (a loop may end by them; that is an error like any other). */
+/* An arbitrary chat template. If it parses, it is rendered for a conversation with tools, under its
+ * own limits (a loop may run into them; that is an error like any other). */
 #include <stdlib.h>
 
 #include "fuzz.h"
@@ -18,8 +18,8 @@ static const char ARGS[] =
     "\"documents\":[{\"title\":\"t\",\"text\":\"x\"}],\"add_generation_prompt\":true,"
     "\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"enable_thinking\":false}";
 
-/* template.c: some 400 bytes for a byte of source; ARENA_BASE, and in all 8 times the output in
- * buffers that double. */
+/* Bounds of template.c. Parsing: some 400 bytes per byte of source. Rendering: ARENA_BASE, and 8
+ * times the output in buffers that double. */
 enum { PARSE_BYTES = 1 << 16, PARSE_TIMES = 512, RENDER_BYTES = 64 << 20 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (t) {
         budget_begin(RENDER_BYTES + 8 * limits.output_bytes);
         status = template_render(t, args, 1700000000, &limits, &out, &err);
-        /* raise_exception's own text may have lines */
+        /* the text of raise_exception may have several lines */
         if (status != KVASIR_OK && !err.text[0])
             fuzz_fail("status %d without a text", (int)status);
         if (out.len > limits.output_bytes)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A text from outside through small vocabularies of each kind. The first byte of the input picks
+/* An arbitrary text through small vocabularies of each kind. The first byte of the input picks
  * the vocabulary and the flags.
  *
  *     byte-level   ids decode to the text itself, NFC aside (the letter alone cannot be composed)
- *     characters   likewise, but for what the vocabulary cannot write: it has all bytes
+ *     characters   likewise: the vocabulary has a token for every byte
  *
  * A text that is not UTF-8 is refused with the offset of its first bad byte; nothing else is. */
 #include <stdio.h>
@@ -34,7 +34,7 @@ static void add(struct vocabulary *v, const char *text, enum token_kind kind) {
     v->scores[i] = -(float)i;
 }
 
-/* GPT-2's alphabet: what prints stands for itself, the others from U+0100 on. */
+/* GPT-2's alphabet: printable bytes stand for themselves, the others are U+0100 and up. */
 static void add_bytes(struct vocabulary *v) {
     unsigned next = 0x100;
     for (unsigned b = 0; b < 256; b++) {
@@ -134,7 +134,7 @@ static void check_back(const struct tokenizer *t, const int32_t *ids, size_t n, 
     text_free(&back);
 }
 
-/* U+2581 means a space to SentencePiece, and its decoder takes one off the front. */
+/* SentencePiece writes a space as U+2581, and its decoder drops one at the front. */
 static bool comes_back(unsigned kind, const char *text, size_t len) {
     for (size_t i = 0; kind == 4 && i + 3 <= len; i++)
         if (memcmp(text + i, "\xe2\x96\x81", 3) == 0)

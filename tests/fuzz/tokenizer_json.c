@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer.json from outside, a text through what it makes, and a few of its ids back. */
+/* An arbitrary tokenizer.json: encodes a text with it, and decodes a few of the ids. */
 #define _GNU_SOURCE /* memmem */
 #include <string.h>
 
@@ -9,7 +9,7 @@
 static const char TEXT[] =
     "Hello  w\xc3\xb6rld\xcc\x88 \xe2\x96\x81 123456\r\n<s></s><|im_end|> \t.";
 
-/* Steps that write more than they read may make 16 times a piece, an added token or a text of them
+/* Steps that write more than they read may make a piece, an added token or a text 16 times as long
  * (growth_limit), in three buffers that grow by doubling. */
 enum { GROWN_TIMES = 16 * 3 * 2 };
 
@@ -19,8 +19,8 @@ static size_t budget_of(const uint8_t *data, size_t size) {
     return fuzz_budget(size) + (grows ? GROWN_TIMES * size : 0);
 }
 
-/* Ids, and bytes of their pieces: each may be as long as the input, and eight steps over 16 times
- * that would be what the target spends its time on. */
+/* How many ids are decoded, and at most how many bytes of pieces. Each piece may be as long as the
+ * input, and eight steps over 16 times that would take most of the target's time. */
 enum { BACK = 8, BACK_BYTES = 1 << 13 };
 
 /* F3: what comes back is valid UTF-8. */

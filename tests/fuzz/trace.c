@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recorded requests from outside. What is accepted keeps what trace.c says (TRACE-1 to 3), and the
- * yardsticks of it are in order: no hits without room, LRU <= Belady's <= the prompts. The first
- * byte of the input picks the size of a page. */
+/* Arbitrary recorded requests. An accepted trace satisfies TRACE-1 to 3 (trace.c), and its
+ * yardsticks are in order: no hits without room, hits of LRU <= hits of Belady < tokens of the
+ * prompts. The first byte of the input picks the size of a page. */
 #include "fuzz.h"
 #include "lab/belady.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bits of logits, against a record: every tiny model, as it is and with quantized weights, every
  * kind of cache, every tier this machine has. A change that should not change results must leave
- * every line of bits.txt as it is; a change that should records the new lines, which the diff then
- * shows.
+ * every line of bits.txt as it is; one that is meant to change them records the new lines, which
+ * the diff then shows.
  *
  *   golden_bits [--tier=T] [--models=FOLDER]... [RECORD]
  *
- * compares with RECORD (bits.txt beside this file); without the file, or with --print, it prints
- * the lines. A line is MODEL TIER CACHE ACT_BITS HASH, the hash one of the logits of a prompt and
+ * compares with RECORD (bits.txt next to this file); without the file, or with --print, it prints
+ * the lines. A line is MODEL TIER CACHE ACT_BITS HASH. The hash covers the logits of a prompt and
  * of greedy decoding after it. Lines of a tier or model that is missing here are counted.
  *
  * Only the public interface is used, so that the program also builds against older commits
@@ -51,7 +51,7 @@ static const struct {
     uint32_t bits, group;
 } WEIGHTS[] = {{"", 0, 0}, {":affine4", 4, 64}, {":affine8", 8, 32}};
 
-/* Beside the tiny ones: real models of GGUF's types, run for a few tokens. */
+/* Besides the tiny models: real ones with GGUF's types, run for a few tokens. */
 static const char *const LARGE[] = {"SmolLM2-135M-Instruct.Q4_1.gguf",
                                     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"};
 
@@ -174,14 +174,14 @@ static void run_model(const char *path, const char *name, bool plain, bool large
     kvasir_error err;
     kvasir_model *model;
     if (kvasir_model_open(path, &model, &err) != KVASIR_OK) {
-        say_line(name, "-", "refused", 0, 0); /* what kvasir_convert made of some experts */
+        say_line(name, "-", "refused", 0, 0); /* kvasir_convert's result for some experts */
         return;
     }
     for (int t = 0; t < N_TIERS; t++) {
         if ((only_tier && strcmp(only_tier, TIERS[t]) != 0) || !have_tier(model, TIERS[t]))
             continue;
         for (int s = 0; s < N_SETTINGS; s++) {
-            const bool all = plain && t != 0; /* converted ones differ in their products only */
+            const bool all = plain && t != 0; /* converted ones differ only in matmuls */
             if (all || (plain && SETTINGS[s].ref_too) || s == 2)
                 for (int act = plain ? 16 : 8; act <= 16; act += 8)
                     run_setting(model, name, TIERS[t], &SETTINGS[s], act, large ? 4 : PROMPT,

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every weight type in a whole model: random blocks in a tiny file of that type, beside its twin
- * whose weights are the same values in float32. Both run through the public interface with f32
- * pages and --act-bits 16, in the reference tier and in the best this machine has; their logits
- * must agree.
+/* Every weight type in a whole model: random blocks in a tiny file of that type, and a twin whose
+ * weights are the same values in float32. Both run through the public interface with f32 pages and
+ * --act-bits 16, in the reference tier and in the best this machine has; their logits must agree.
  *
  *     GGUF types                          MODEL.gguf          twin.gguf, F32
  *     AFFINE2..8 x groups x scalars       FOLDER (mlx)        twin folder, F32
@@ -16,10 +15,10 @@
  *     (35 + 513) 2^-24 * 0.8 sqrt(512) = 5.9e-4 of an output
  *
  * if every rounding errs the same way, and by the root of that many roundings, sqrt(548) 2^-24 *
- * 0.8 sqrt(512) = 2.5e-5, if they err as they do. BOUND is the latter. (The activations' rounding
- * to 30 bits is a thousandth of it; norms divide by what the products before have grown to, so 15
- * products in a row add up rather than multiply, and their errors are as independent.) A wrong
- * code, scale, minimum or run shows above 1e-3.
+ * 0.8 sqrt(512) = 2.5e-5, if they err independently. BOUND is the latter. (The activations'
+ * rounding to 30 bits is a thousandth of it. Norms divide by the size that earlier products have
+ * reached, so the errors of 15 products in a row add up rather than multiply, and they are just as
+ * independent.) A wrong code, scale, minimum or run shows above 1e-3.
  */
 #include <math.h>
 
@@ -59,17 +58,17 @@ static float uniform(float low, float high) {
 
 /* ---- random weights -------------------------------------------------------------------------- */
 
-/* What is being tested: a type, and for types of folders what goes with it. */
+/* What is being tested: a type, and for types of folders its parameters. */
 struct subject {
     enum weight_type type;
     enum scalar_type scalar;
-    uint32_t group, group_rows; /* F8: ROWS_ALL stands for every row */
+    uint32_t group, group_rows; /* F8; ROWS_ALL: all rows */
     bool scaled;
 };
 enum { ROWS_ALL = 0 };
 
-/* Where a GGUF block has its 16-bit scale and minimum, and the largest |code| (times the largest
- * sub-scale) that the scale is for. Minima are scaled likewise. */
+/* Where the 16-bit scale and minimum of a GGUF block are, and the largest |code| (times the largest
+ * sub-scale) that the scale multiplies. Minima are described likewise. */
 static const struct {
     enum weight_type type;
     int scale, min; /* byte offsets; -1: none */
@@ -87,7 +86,7 @@ static void set_f16(uint8_t *at, float value) {
     scalar_store(SCALAR_F16, at, 0, value);
 }
 
-/* Sane scales: values of about 0.1 at most. The codes are any. */
+/* Sets scales so that values are about 0.1 at most. The codes stay arbitrary. */
 static void settle_block(enum weight_type type, uint8_t *block) {
     const float d = uniform(0.03f, 0.1f);
     if (type == WEIGHT_MXFP4) {
@@ -145,7 +144,7 @@ static bool is_affine(enum weight_type type) {
     return type >= WEIGHT_AFFINE2 && type <= WEIGHT_AFFINE8;
 }
 
-/* A random matrix; free_weight gives it back. *scales: how many there are. */
+/* A random matrix; free_weight frees it. *scales: their number. */
 static struct weight random_weight(const struct subject *s, uint32_t n, uint32_t k, size_t *bytes,
                                    size_t *scales) {
     struct weight w = {.type = s->type, .n = n, .k = k, .group = s->group, .scalar = s->scalar};
@@ -156,7 +155,7 @@ static struct weight random_weight(const struct subject *s, uint32_t n, uint32_t
         *scales = (size_t)n * (k / s->group);
         w.scales = random_scalars(s->scalar, *scales, -0.2f / codes, 0.2f / codes);
         void *biases = random_scalars(s->scalar, *scales, -0.02f, 0.02f);
-        for (size_t i = 0; i < *scales; i++) /* about the middle of the codes */
+        for (size_t i = 0; i < *scales; i++) /* centred on the middle code */
             scalar_store(s->scalar, biases, i,
                          scalar_load(s->scalar, biases, i) -
                              scalar_load(s->scalar, w.scales, i) * codes / 2);
@@ -345,7 +344,7 @@ static void write_bytes(const char *name, struct text_buf bytes) {
     text_free(&bytes);
 }
 
-/* Writes both; the paths are into the temporary folder. */
+/* Writes both; the paths are in the temporary folder. */
 static void write_pair(const struct subject *s, char model[192], char twin[192]) {
     struct pair p = {.subject = s, .gguf = (uint32_t)s->type < WEIGHT_GGUF_END};
     add_tensors(&p);
@@ -461,7 +460,7 @@ static void test_f8(void **state) {
         {{WEIGHT_F8_E4M3, SCALAR_BF16, 0, 1, true}, "rows, BF16"},
         {{WEIGHT_F8_E4M3, SCALAR_F16, 0, 1, true}, "rows, F16"},
         {{WEIGHT_F8_E4M3, SCALAR_F32, 128, 128, true}, "blocks of 128x128"},
-        {{WEIGHT_F8_E4M3, SCALAR_F32, 48, 80, true}, "blocks of 80x48"}, /* not whole */
+        {{WEIGHT_F8_E4M3, SCALAR_F32, 48, 80, true}, "blocks of 80x48"}, /* some are cut */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(&cases[i].subject, cases[i].words);

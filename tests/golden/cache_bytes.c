@@ -2,7 +2,7 @@
 /* What 8,192 tokens of SmolLM2 cost in every format, and that resident memory follows the pages:
  *
  *   bytes      within 3 % of 16-bit bytes x (bits + 32 / group) / 16, plus one open page
- *   resident   grows by the pages that were touched and by nothing else worth a page
+ *   resident   grows by the pages that were touched and by less than 1 MiB of anything else
  *
  * Pages are taken, filled and committed without running the model: its arithmetic takes none. */
 #include <math.h>
@@ -38,7 +38,7 @@ static double resident_bytes(void) {
     return (double)resident * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* As encoding would: every byte of the pages of positions below `tokens`. */
+/* Touches what encoding would: every byte of the pages of positions below `tokens`. */
 static void fill(kvasir_seq *s, uint32_t tokens) {
     static const int32_t ids[STEP];
     while (seq_length(s->seq) < tokens) {
@@ -77,7 +77,7 @@ static void check(const char *bits, const char *group, double k_bits, double v_b
     assert_true(fabs((double)info.used_bytes - expected) <= 0.03 * expected + page);
     assert_true(grown <= (double)info.used_bytes + (1 << 20)); /* tables, slots: well below 1 MiB */
     kvasir_seq_destroy(s);
-    /* Superblocks went back as wholes. */
+    /* Whole superblocks went back to the system. */
     assert_true(resident_bytes() - before <= 2 << 20);
     kvasir_context_destroy(ctx);
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a cache of layers that differ takes, on the tiny models of ../shared/fixtures/tiny.
+/* The memory of caches whose layers differ, on the tiny models of ../shared/fixtures/tiny.
  *
- *   long    after a prefill of 32,768 tokens, and at each length behind it, a sequence holds, and
- *           the pool has in use, to the byte: all pages of the layers that see everything, of
+ *   long    after a prefill of 32,768 tokens, and at each length tried after it, a sequence holds,
+ *           and the pool has in use, to the byte: all pages of the layers that see everything, for
  *           layers with a window the pages that the next query sees (never more than the window
- *           and one page), and one state of the recurrent ones
+ *           and one page), and one state of the recurrent layers
  *   edits   10,000 random trims and forks, with short evaluations between them and states kept
- *           every 64 tokens, in a budget that often refuses: it is never exceeded, in the end as
- *           many bytes are in use as in the beginning, resident memory does not grow
+ *           every 64 tokens, in a budget that often refuses: it is never exceeded, at the end as
+ *           many bytes are in use as at the beginning, resident memory does not grow
  *
- * Byte counts are worked out here from the shapes in each config.json, not asked of the library. */
+ * Byte counts are computed here from the shapes in each config.json, not taken from the library. */
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -60,7 +60,7 @@ static uint64_t whole_units(uint64_t bytes) {
     return (bytes + UNIT - 1) / UNIT * UNIT;
 }
 
-/* 8 and 4 bits, with a scale and a bias of 16 bits for 64 values (32 where a head has no more). */
+/* 8 and 4 bits, with a scale and a bias of 16 bits per 64 values (32 if a head has no more). */
 static uint64_t page_bytes(const struct layers *l) {
     uint64_t groups = l->head_dim < 64 ? 1 : l->head_dim / 64;
     uint64_t token = l->head_dim + groups * 4 + l->head_dim / 2 + groups * 4;
@@ -122,7 +122,7 @@ static void check_long(const struct shape *m) {
             break;
         need(kvasir_seq_eval(s, tokens, 1, NULL, &err));
     }
-    /* A step has the pages of its own tokens, too: nothing else was ever in use. */
+    /* A step also holds the pages of its own tokens; nothing else was ever in use. */
     kvasir_context_info info;
     kvasir_context_get_info(ctx, &info);
     assert_true(info.peak_bytes <=
@@ -190,9 +190,9 @@ static void edit_trim(struct edits *e, kvasir_seq *s) {
     uint32_t length = kvasir_seq_length(s), back = random_below(random_below(4) ? 12 : 80);
     kvasir_status status = kvasir_seq_trim(s, back < length ? length - back : 0, NULL, &err);
     e->trims += status == KVASIR_OK;
-    if (status == KVASIR_ERR_BUDGET) /* shorter than it was to be; tokens were to be run again */
+    if (status == KVASIR_ERR_BUDGET) /* left shorter: rerun tokens did not fit */
         e->refused++;
-    else if (status == KVASIR_ERR_ARGUMENT) /* behind a window */
+    else if (status == KVASIR_ERR_ARGUMENT) /* the pages before a window are gone */
         assert_int_equal(kvasir_seq_length(s), length);
     else
         need(status);
@@ -216,7 +216,7 @@ static void edit(struct edits *e) {
     (void)used_bytes(e->ctx); /* checks the budget */
 }
 
-/* pages: of the budget, beside what the first sequence takes. */
+/* pages: what the budget has room for in addition to the first sequence. */
 static void check_edits(const struct shape *m, uint32_t pages) {
     static const int32_t tokens[200];
     kvasir_context_options o = kvasir_context_defaults();

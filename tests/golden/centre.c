@@ -3,10 +3,10 @@
  * (f32 pages), act_bits 16, on the golden windows of wikitext.
  *
  *     in CI        SmolLM2, calibrated on the built-in text, 512 tokens
- *     in make soak (KVASIR_SOAK): the acceptance of issue 4, 3 windows of 1,024 tokens: SmolLM2 as
- *                  above, Qwen2.5-Coder-0.5B with its key biases; some minutes
+ *     in make soak (KVASIR_SOAK): the acceptance test of issue 4, 3 windows of 1,024 tokens:
+ *                  SmolLM2 as above, Qwen2.5-Coder-0.5B with its key biases; some minutes
  *
- * Quantized runs are chaotic: a bound on an average over few tokens needs room (the goldens'
+ * Quantized runs are chaotic: a bound on an average over few tokens needs slack (the goldens'
  * README). docs/quality.md has the figures.
  */
 #include <math.h>
@@ -110,7 +110,7 @@ struct window {
     struct setting *s;
     const int32_t *ids;
     size_t length;
-    bool first;   /* of the plan: the exact run, which is kept */
+    bool first;   /* the plan's first run, which is exact: keep it */
     float *exact; /* [length][vocab] */
 };
 
@@ -163,7 +163,7 @@ static void make_contexts(const struct plan *p, const kvasir_model *model) {
     }
 }
 
-/* `before`: the same cache without centres, where the plan has it in front. */
+/* `before`: the plan's previous setting, which may be the same cache without centres. */
 static bool judge(const struct setting *s, const struct setting *exact,
                   const struct setting *before) {
     double n = (double)s->tokens, kl = s->kl_sum / n;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every form in which safetensors of the families come, made from the tiny models of
- * ../shared/fixtures/tiny in a folder of its own and run: f32 pages, act_bits 16.
+/* Every form in which safetensors of the families occur, made from the tiny models of
+ * ../shared/fixtures/tiny in a temporary folder and run: f32 pages, act_bits 16.
  *
- *   spelling   config.json in old and new words, or with what its class says by itself: the same
- *              logits, bit by bit, as from the fixture, and within 2e-4 of the golden
- *   places     tensors under other names, in other orders, joined or apart, beside parts of other
- *              senses: likewise
- *   codes      quantized as mlx and Hugging Face have it: against a folder of the values that the
- *              codes stand for, in float32 and in the fixture's form. What differs is the rounding
- *              of activations to 16 bits, which products of codes do: 2e-4 as above
+ *   spelling   config.json in old and new spellings, or without fields that its class has defaults
+ *              for: the same logits, bit by bit, as from the fixture, and within 2e-4 of the golden
+ *   places     tensors with other names, in other orders, joined or split, together with tensors
+ *              for pictures and sound: likewise
+ *   codes      quantized as by mlx and Hugging Face: against a folder of the values that the codes
+ *              stand for, in float32 and in the fixture's form. They differ only in the rounding of
+ *              activations to 16 bits, which matmuls of quantized weights do: 2e-4 as above
  *
  * Forms are those of transformers 5.17 (names, checkpoint layouts) and mlx-lm 0.31 (sanitize() of
  * its models), written here from their sources, not from our readers.
@@ -128,7 +128,7 @@ static void judge(const char *fixture, const char *what, double off, double boun
     failed += !good;
 }
 
-/* The form in `folder` gives the golden, and what the fixture itself gives bit by bit. */
+/* The form in `folder` gives the golden's logits, and the fixture's own bit by bit. */
 static void check_same(struct form *f, const char *fixture, uint32_t ctx, const char *what) {
     char path[512];
     form_write(f, folder);
@@ -254,7 +254,7 @@ static const struct {
      "full_attn_idxs, block_ff_dim, tie_embedding"},
 };
 
-/* The factors stay where they are: there are many. */
+/* Leaves the factors where they are, as there are many. */
 static void respell_phi3(const char *fixture, uint32_t ctx, const char *type_key,
                          const char *type) {
     struct form f = fixture_form(fixture);
@@ -296,7 +296,8 @@ static const struct wrapper HUGGING_FACE = {"model.language_model.", ""},
                             MLX = {"language_model.model.", "language_model."},
                             BARE = {"language_model.", ""};
 
-/* Tensors of other senses: whatever shapes and types they have. */
+/* Tensors that do not belong to the language model (vision, sound, MTP), in various shapes and
+ * types. */
 static void add_other_parts(struct form *f) {
     static const struct {
         const char *name, *dtype;
@@ -338,7 +339,7 @@ static void wrap(struct form *f, const char *class, const struct wrapper *w) {
     assert_non_null(f->config);
 }
 
-/* Without what their class says by itself. */
+/* Wrapped models, without fields that their class has defaults for. */
 static void test_wrappers(void **state) {
     (void)state;
     failed = 0;
@@ -380,7 +381,8 @@ static uint32_t experts_of(const struct form *f) {
     return (uint32_t)json_integer_value(n ? n : json_object_get(f->config, keys[1]));
 }
 
-/* experts.E.PROJ.weight of all experts as one tensor [experts][n][k]; the single ones go. */
+/* Joins experts.E.PROJ.weight of all experts into one tensor [experts][n][k]; drops the
+ * originals. */
 static void stack(struct form *f, int layer, const char *proj, const char *to) {
     char name[160], part[96];
     const uint32_t n = experts_of(f);
@@ -437,7 +439,7 @@ static void fuse_experts(struct form *f) {
     }
 }
 
-/* Rows [first, first + n) of every matrix of a stack, every `step` of them, as a tensor apart. */
+/* A new tensor of n rows of every matrix of a stack: row `first` and every step-th after it. */
 static void cut_stack(struct form *f, int layer, const char *from, uint64_t first, uint64_t step,
                       uint64_t n, const char *to) {
     char a[160], b[160];
@@ -484,7 +486,7 @@ static void test_experts(void **state) {
     assert_int_equal(failed, 0);
 }
 
-/* ---- mlx's other turns ----------------------------------------------------------------------- */
+/* ---- mlx's other layouts --------------------------------------------------------------------- */
 
 static void test_mlx_turns(void **state) {
     (void)state;
@@ -513,8 +515,8 @@ static void test_mlx_turns(void **state) {
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* A matrix (or stack of some) X.weight as U32 codes with scales and biases; in `values` as what
- * they stand for. */
+/* A matrix (or stack of them) X.weight as U32 codes with scales and biases; in `values` as the
+ * values that the codes stand for. */
 static void quantize_affine4(struct form *codes, struct form *values, const char *module,
                              uint32_t group) {
     char name[192];
@@ -596,7 +598,8 @@ static void test_affine(void **state) {
 /* ---- gpt-oss --------------------------------------------------------------------------------- */
 
 /* Experts [experts][k][n] in MXFP4 along k: blocks [experts][n][k/32][16], scales
- * [experts][n][k/32]; in `values` what they stand for, in float32 and as the fixture has it. */
+ * [experts][n][k/32]; in `values` the values they stand for, in float32 and in the fixture's
+ * form. */
 static void round_to_mxfp4(struct form *codes, struct form *values, const char *name) {
     char part[192];
     size_t all;
@@ -636,7 +639,7 @@ static void mxfp4_forms(struct form *codes, struct form *values) {
                           "'modules_to_not_convert':['model.layers.*.self_attn','lm_head']}}");
 }
 
-/* sanitize() of mlx-lm: words of 8 codes, gates and ups apart. */
+/* As sanitize() of mlx-lm does: words of 8 codes, gate and up separated. */
 static void to_mlx_gpt_oss(struct form *f, bool quantized_rest) {
     static const struct {
         const char *from, *part, *to;

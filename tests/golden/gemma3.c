@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gemma-3-270M (Q4_K_M; windows of 512 on five layers of six) against its goldens;
  * model_goldens.h says what is compared. And 8,020 tokens of wikitext, far past the windows: the
- * same bits whatever the chunks, a loss that stays, and a cache that grows in the full layers only.
+ * same bits whatever the chunks, a loss that stays low, and a cache that grows in the full layers
+ * only.
  *
- * All of it takes many minutes and runs in `make soak`, which sets KVASIR_SOAK; without, the losses
- * of 640 tokens with exact pages.
+ * All of it takes many minutes and runs in `make soak`, which sets KVASIR_SOAK. Otherwise only the
+ * losses of 640 tokens with exact pages are checked.
  *
- * Settings whose golden KL is 0.5 or more (3/3, 2/2) are chaos and left out: nothing about them can
- * be asked of another implementation. */
+ * Settings whose golden KL is 0.5 or more (3/3, 2/2) are chaotic and left out: another
+ * implementation cannot be expected to agree. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,8 +34,8 @@
 
 enum {
     TOKENS = 8020,    /* a window then touches 9 pages: the most it can */
-    ROWS_FROM = 7400, /* what is compared from here on */
-    DECODED = 20,     /* of them one by one */
+    ROWS_FROM = 7400, /* rows are compared from here on */
+    DECODED = 20,     /* the last ones, one by one */
     PAGE = 64,
     WINDOW = 512,
     LAYERS = 18,

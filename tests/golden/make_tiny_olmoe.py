@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tests/golden/olmoe: a tiny random OLMoE and what transformers makes of it, as the models of
-../shared/fixtures/tiny have it, but smaller.
+"""tests/golden/olmoe: a tiny random OLMoE and its logits by transformers, in the form of the models
+of ../shared/fixtures/tiny, but smaller.
 
     make_tiny_olmoe.py [FOLDER]
 

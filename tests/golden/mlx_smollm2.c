@@ -7,11 +7,10 @@
  *
  * The tool keeps the GGUF's codes, scales and minima as they are (Q8_0's codes gain 128, its norms
  * lose what float16 cannot hold: they hold it), so the weights are equal in real numbers and what
- * may differ is the order of some sums. (Rows of q and k stand in another order in the two files;
- * rope leaves both in the same one. Where a type of the two has the same kernel, the difference is
- * 0.)
+ * may differ is the order of some sums. (The two files have the rows of q and k in different
+ * orders, which rope makes the same. If both types have the same kernel, the difference is 0.)
  *
- * KVASIR_MLX_SMOLLM2 names another folder. Skipped where there is none: `make soak` makes it.
+ * KVASIR_MLX_SMOLLM2 names another folder. Skipped if the folder is missing: `make soak` makes it.
  */
 #include <math.h>
 #include <setjmp.h>

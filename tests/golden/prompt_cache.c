@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every prompt-cache file of ../shared/fixtures/mlx/prompt-cache, written by mlx-lm, loaded into
- * the model it was made with: the query and the ids behind it are fed one by one, and the five
+ * the model it was made with: the query and the ids after it are fed one by one, and the five
  * largest logits of each step compared with mlx-lm's (float32_first, float32_forced), within twice
  * the tolerances that the fixtures' README measured between two implementations. Then the sequence
  * is saved in both forms, loaded again, and must go on with the same bits.
  *
  * And files of ours with 500 cuts and 500 flipped bits.
  *
- *     golden_prompt_cache [DIR]     saved files of the newer form stay in DIR: saved_caches.py
+ *     golden_prompt_cache [DIR]     keeps saved files of the newer form in DIR, for saved_caches.py
  *
  * act_bits 16. The tiny models need nothing else; smollm2 is skipped where models/ lacks its
  * folder.
@@ -165,8 +165,8 @@ static void check_saved(struct one_case *c, bool legacy) {
 static kvasir_model *models[8];
 static char model_names[8][32];
 
-/* mlx-lm's reading of tiny-qwen3_next adds the 1 to gains in bfloat16, which moves logits by 0.5:
- * the fixtures were made so, and a folder that mlx-lm wrote would hold such gains. */
+/* When mlx-lm reads tiny-qwen3_next, it adds the 1 to gains in bfloat16, which moves logits by 0.5.
+ * The fixtures were made that way, and a folder that mlx-lm wrote would hold such gains. */
 static void write_mlx_qwen3_next(char *path, size_t size) {
     struct form f;
     snprintf(path, size, SHARED_DIR "/fixtures/tiny/qwen3_next");
@@ -264,7 +264,7 @@ static void test_legacy(void **state) {
 
 enum { DAMAGES = 500, TOKENS = 70 };
 
-/* Opens and loads the file, where it can be, and feeds it a token: the logits must be `want`. */
+/* Opens and loads the file, if that works, and feeds it a token: the logits must be `want`. */
 static bool serves(struct one_case *c, const char *path, const float *want) {
     kvasir_error err = {0};
     kvasir_prompt_cache *cache;

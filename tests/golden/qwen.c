@@ -3,8 +3,8 @@
  * as they are (--key-centre off); model_goldens.h says what is compared. Takes many minutes, so it
  * runs in `make soak`, which sets KVASIR_SOAK.
  *
- * Settings whose golden KL is 0.5 or more (4/4, 4/8, 5/5) are chaos and left out: nothing about
- * them can be asked of another implementation. */
+ * Settings whose golden KL is 0.5 or more (4/4, 4/8, 5/5) are chaotic and left out: another
+ * implementation cannot be expected to agree. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tiny models of ../shared/fixtures/tiny, and of folders beside this file (make_tiny_NAME.py),
- * against their float32 goldens (transformers), through the public interface: act_bits 16, in every
- * tier this machine has.
+/* The tiny models of ../shared/fixtures/tiny, and of folders next to this file
+ * (make_tiny_NAME.py), against their float32 goldens (transformers), through the public interface:
+ * act_bits 16, in every tier this machine has.
  *
  *   f32 pages   the bound of the issue: max |logit error| <= 2e-4 x max |logit|
  *   f16 pages   keys and values are rounded to 11 bits, relative errors of up to 2^-12, which four
  *               random layers and the head amplify: at most 2.3e-3 measured, 5.2e-3 with longrope's
  *               larger scores; bound 4e-3, with longrope 8e-3
  *   bf16 pages  8 bits, an 8 times coarser rounding: 8 times the bound
- *               Where experts are chosen, a rounding that moves a router's tie moves all behind it:
- *               at least 3 of 4 positions are within these two bounds
+ *               In models with experts, a rounding that flips a router's near tie changes
+ *               everything after it: at least 3 of 4 positions are within these two bounds
  *
- * and every tier beside ref with quantized pages. Float noise in K and V flips a code in some ten
- * thousand, and all behind it moves, so that no bound holds for a position (kcheck holds the
- * kernels to one, on equal bytes); averages are stable: tiers differ on average by less than half
- * of what the format costs against the golden.
+ * and every tier against ref with quantized pages. Float noise in K and V flips one code in some
+ * ten thousand and so changes everything after it, so that no bound holds for a position (kcheck
+ * checks the kernels against one, on equal bytes). Averages are stable: tiers differ on average by
+ * less than half of what the format costs against the golden.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -46,7 +46,7 @@ static const struct {
 
 static int failed; /* models past their bound, of a tier */
 
-/* The model's folder, or a file of it: beside this file, or with the shared ones. */
+/* The model's folder, or a file in it: next to this file, or with the shared fixtures. */
 static void fixture_path(char path[512], const char *name, const char *file) {
     snprintf(path, 512, "%s/tests/golden/%s%s", SOURCE_DIR, name, file);
     if (!path_exists(path))
@@ -106,7 +106,7 @@ static void run_model(const char *path, uint32_t ctx_length, const char *tier, c
     kvasir_model_close(model);
 }
 
-/* Has a router, whose ties rounded pages decide otherwise at some positions. */
+/* Has a router: with rounded pages, near ties fall the other way at some positions. */
 static bool has_ties(const char *name) {
     return strstr(name, "moe") || strstr(name, "gpt_oss") || strstr(name, "qwen3_next") ||
            strcmp(name, "gemma4_full") == 0;

@@ -5,10 +5,10 @@
  *   DRAM   256 MiB, more than the last-level cache of the machines at hand
  *   ref    how many times faster than ref/ on the data in L2
  *
- * GB/s counts what must be read: tiles, weights, or the inputs of the rest. Data is random (a
- * handful of different tiles and rows, repeated at distinct addresses); zeros would be kind to
- * denormals, branches and memory alike. A figure is a median over the time that the thread
- * itself ran; the least would pick up the errors of a virtual machine's clock.
+ * GB/s counts what must be read: tiles, weights, or the inputs of the other kernels. Data is random
+ * (a handful of different tiles and rows, repeated at distinct addresses); zeros would flatter
+ * denormals, branches and memory alike. A figure is a median of times that the thread itself ran;
+ * the minimum would pick up the errors of a virtual machine's clock.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -31,7 +31,7 @@
 #define UNDERFLOW 0x1p-120
 #define ROUNDED   (0.5 + 3 * ACT16_MAX * 0x1p-24)
 
-/* What not finite slots hold: they belong to tokens that were never written or are masked. */
+/* Values of slots that may hold anything: those of tokens never written, or masked. */
 static float stale_scalar(void) {
     static const float STALE[] = {NAN, INFINITY, -INFINITY, 6e4f};
     return STALE[random_below(4)];
@@ -125,8 +125,8 @@ static bool same_four(const int16_t *a, const int16_t *b) {
     return memcmp(x, y, sizeof x) == 0;
 }
 
-/* The codes of `want` in each run of four dims of `got`: s16 in whatever order, or two planes of
- * s8, four low bytes, then four high ones. */
+/* The codes of `want` in each run of four dims of `got`: s16 in any order, or two planes of s8,
+ * four low bytes, then four high ones. */
 static bool same_runs(const int16_t *got, const int16_t *want, uint32_t dim) {
     for (uint32_t i = 0; i < dim; i += 4) {
         int8_t planes[8];
@@ -266,7 +266,7 @@ static void compare_scores(const struct score_case *c, const float *got, size_t 
     }
 }
 
-/* Rows alone and in another order have the same bits. */
+/* Rows have the same bits alone and in another order. */
 static void score_invariance(const struct score_case *c, const float *got, size_t stride) {
     const struct tile_layout *l = c->l;
     uint32_t order[64], dim = l->head_dim;
@@ -480,7 +480,7 @@ static void check_softmax(const struct tier *t) {
         memcpy(q, x, n * sizeof *q);
         call_softmax(t->k.softmax_run, p, n, &max, &sum);
         compare_softmax(x, p, n, max, sum);
-        /* more masked tokens behind change no bit: how far a run is filled depends on the step */
+        /* masked tokens at the end change no bit: how far a run is filled depends on the step */
         for (uint32_t j = n; j < n + tail; j++)
             q[j] = -INFINITY;
         call_softmax(t->k.softmax_run, q, n + tail, &q_max, &q_sum);
@@ -683,7 +683,7 @@ static void check_value_format(const struct tier *t, const struct tile_layout *l
 /* ---- what is not finite ---------------------------------------------------------------------- */
 
 /* A NaN or Inf that a row really sees must reach its result: a plausible number would hide a broken
- * model. Rows and groups beside it stay clean. */
+ * model. Other rows and groups stay clean. */
 static void check_not_finite(const struct tier *t, const struct tile_layout *l) {
     uint32_t dim = l->head_dim, bad = random_below(dim);
     bool exact = kv_format_exact(l->format);
@@ -716,7 +716,7 @@ static void check_not_finite(const struct tier *t, const struct tile_layout *l) 
             p[i] = i == TILE_TOKENS + seen ? 0 : 0.25f;
         call_value(exact ? t->k.value_exact : t->k.value_affine, l, tile, p, TILE_TOKENS, 2, out,
                    dim);
-        /* a NaN alone is dropped by the affine encoder; an Inf takes its group along */
+        /* the affine encoder drops a single NaN; an Inf spoils its whole group */
         check_that(!isfinite(out[bad]) || (!exact && value != value), "value %u is %g", bad,
                    (double)out[bad]);
         for (uint32_t i = 0; i < dim; i++)

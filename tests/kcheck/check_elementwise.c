@@ -13,14 +13,14 @@
  *             silu v = x, sigmoid v = x: A = 0. gelu v = x (linear + cubic x^2), both constants
  *             rounded, x^2, one FMA, product: A = 4 (all terms have one sign). swiglu v = 1.702 x:
  *             A = 2; and up + 1: 1 more.
- *             And, where the sigmoid is below 2^-120, what the end of exp's range leaves.
+ *             Plus, where the sigmoid is below 2^-120, the error at the end of exp's range.
  *   add       scale 1: the bits of x + y; else product, sum, 1  gamma(3) (|x| + |scale y|)
  *   scale     one product: the bits
  *   softcap   t = x / cap: 1, and tanh loses none of it (|t tanh'(t)| <= |tanh t|).
  *             d = e^-2|t| - 1 = 2^n rest + (2^n - 1). n = 0: the polynomial's last rounding and
  *             what it is off by, below 2 u |d|. n < 0: rest is off by at most 1.6 u, times 2^n
- *             0.8 u, and the sum rounds: below 4 u |d|, as |d| >= 0.29. d / (2 + d) makes 1.2 times
- *             that of it; where |d| is larger less is left: 5. 2 + d, quotient, product: 3; 1
+ *             0.8 u, and the sum rounds: below 4 u |d|, as |d| >= 0.29. d / (2 + d) makes that 1.2
+ *             times as large; it is less for larger |d|: 5. 2 + d, quotient, product: 3; 1
  *                                                              gamma(10) |y|
  *             and what is lost where x / cap is subnormal: cap 2^-148
  */
@@ -124,12 +124,12 @@ static double gate_value(enum gate_kind kind, double x, double up, double *bound
     }
     double factor = kind == GATE_SIGMOID ? 1 : x;
     y = factor * sigmoid(v) * up;
-    /* where e^-|v| has left float32's range all of y has: gamma needs its argument below 2^24 */
+    /* where e^-|v| has left float32's range, so has y; gamma needs its argument below 2^24 */
     *bound = gamma_of(fmin(roundings, 0x1p20)) * fabs(y) + 0x1p-120 * fabs(factor * up) + 0x1p-126;
     return y;
 }
 
-/* A range cut in two gives the same bits: where a value stands depends on the rows beside it. */
+/* A range cut in two gives the same bits: a value's place depends on the other rows of a step. */
 static void check_cut(const float *whole, const float *first, uint32_t cut, const float *second,
                       uint32_t n) {
     check_that(memcmp(whole, first, cut * sizeof *whole) == 0 &&
@@ -161,7 +161,7 @@ static void check_gate(const struct tier *t, const char *name, enum gate_kind ki
         for (uint32_t j = 0; wide && j < n; j++)
             gate[j] = ((float)random_below(4001) - 2000) * 0.1f; /* both ends of exp */
         fill_any(up, n);
-        if (random_below(4) == 0) /* no number must come out as one */
+        if (random_below(4) == 0) /* not finite: must not become a number */
             (random_bits() & 1 ? gate : up)[n / 2] = EDGE_VALUE[random_below(3)];
         memcpy(g, gate, n * sizeof *g);
         memcpy(u, up, n * sizeof *u);

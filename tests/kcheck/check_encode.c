@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_encode.c: encode_row against tile_encode_row, byte for byte, the whole tile: a token's own
- * bits and everything that belongs to others. Tiles start as random bytes and tokens come in random
- * order, twice, so that what was there before matters if it can.
+ * bits and everything that belongs to others. Tiles start as random bytes and all tokens are
+ * encoded in random order, three times, so that a dependence on the old content would show.
  */
 #include <math.h>
 #include <string.h>

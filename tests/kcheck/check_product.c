@@ -8,11 +8,11 @@
  *              2; T - 1 additions; 1                            gamma(T + 3) sum|terms|
  *   float      k products and additions in any order; 1         gamma(k + 1) sum|x w|
  *
- * A product that a tier leaves to ref/ is run behind the tier's own act_pack: a tier that packs in
+ * A product that a tier leaves to ref/ is run after the tier's own act_pack: a tier that packs in
  * an order of its own must have a product of every type.
  *
- * Both sides take d, m and codes as the definition gives them (quant.h): how they got there is not
- * theirs to round. F8_E4M3 is float: its scale is in w.
+ * Both sides take d, m and codes as defined in quant.h: how those were computed adds no rounding
+ * here. F8_E4M3 is float: its scale is in w.
  *
  * Meaning: activations are x = scale * (code + e), |e| <= 1/2 plus 3 roundings of up to code_max
  * codes, so that an output differs from x . w by at most (1/2 + 3 code_max u) times the sum over
@@ -159,7 +159,7 @@ struct product_case {
     int bits;
 };
 
-/* One weight row: its values, its parts and what they weigh in bounds. */
+/* One weight row: its values, its parts and their share of the bounds. */
 struct weight_row {
     float values[K_MAX];
     int8_t codes[K_MAX];
@@ -250,7 +250,7 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
                           uint32_t n1, size_t stride) {
     uint32_t k = c->w.k;
     struct act_rows a = {.x = x, .rows = rows, .k = k, .bits = c->bits};
-    if (c->traits->run_values > 0) { /* the others only look at x */
+    if (c->traits->run_values > 0) { /* float types read only x */
         a = act_buffers(x, rows, k, c->bits, guarded);
         for (uint32_t row = 0; row < rows; row++)
             call_act_pack(c->t->k.act_pack, &a, row);
@@ -267,7 +267,7 @@ static float *run_product(const struct product_case *c, const float *x, uint32_t
     return y;
 }
 
-/* Other companies of rows, other ranges of outputs: the same bits. */
+/* With other rows in the call, and other ranges of outputs: the same bits. */
 static void product_invariance(const struct product_case *c, const float *got, size_t stride) {
     uint32_t order[64], k = c->w.k;
     random_order(order, c->rows);
@@ -312,7 +312,7 @@ static void check_product_case(struct product_case *c, uint32_t way, uint32_t k)
 }
 
 /* The i-th k that is tried: small ones count blocks (or groups of any of the ways), large ones are
- * cut to whole blocks. Float types take any k. 0 behind the last. */
+ * cut to whole blocks. Float types take any k. 0 after the last. */
 static uint32_t nth_k(const struct weight_traits *t, uint32_t i, uint32_t group) {
     static const uint32_t BLOCKS[] = {1, 2, 3, 5}, VALUES[] = {576, 992, K_MAX};
     static const uint32_t FLOATS[] = {32, 64, 96, 160, 576, 992, K_MAX, 1, 7, 20, 100, 1003};

@@ -14,16 +14,16 @@
  *     check_recurrent.c    short_conv, delta_step
  *     bench.c              --bench: GB/s and the ratio to ref
  *
- * What is asked of a kernel:
- *   K1  its bytes where bytes are defined (encode, codes, scales); else |got - ref| <= bound *
+ * Requirements on a kernel:
+ *   K1  its bytes if bytes are defined (encode, codes, scales); else |got - ref| <= bound *
  *       sum|terms|: the worst that float32 can do in the operations that kernels.h allows, derived
- *       beside each check
+ *       next to each check
  *   K2  its meaning: what the numbers stand for, computed in double from decoded values, within
- *       what rounding queries, weights and activations to 15 (or 8) bits can cost. This also tells
- *       when ref/ itself is wrong.
- *   K3  rows and outputs do not see each other: the bits of a row alone, in any company and order,
- *       of an output in any range
- *   K4  not a byte touched outside: guard pages behind and before, read-only inputs, canaries, gaps
+ *       what rounding queries, weights and activations to 15 (or 8) bits can cost. This also shows
+ *       if ref/ itself is wrong.
+ *   K3  rows and outputs are independent: a row has the same bits alone and with other rows in any
+ *       order, an output in any range
+ *   K4  no byte is touched outside: guard pages after and before, read-only inputs, canaries, gaps
  *       between rows
  *   K5  no signal: SEGV, BUS, ILL, FPE are caught and count as that kernel's failure
  *
@@ -68,13 +68,13 @@ int families_checked(void);
 int families_failed(void);
 void set_filter(const char *text);
 void set_seed(uint64_t seed);
-/* A line of a family that holds ends with a hash of all that its kernel wrote, instead of counts:
- * to compare two builds of one tier (the same seed gives the same data). */
+/* Lines of families that hold will end with a hash of all that their kernel wrote, instead of
+ * counts, to compare two builds of one tier (the same seed gives the same data). */
 void set_print_hashes(void);
 
 /* Starts a case: frees the last one's buffers. The text is printed when a check of it fails. */
 void case_begin(const char *format, ...) PRINTF_LIKE(1, 2);
-/* Looks at the canaries of every buffer. */
+/* Checks the canaries of every buffer. */
 void case_end(void);
 
 /* |got - want| <= bound; where want is not finite, got must not be either. Two names because the
@@ -102,7 +102,7 @@ bool gaps_untouched(const float *y, uint32_t rows, size_t used, size_t stride);
 void fill_any(float *x, size_t n);
 /* A random order of 0..n-1. */
 void random_order(uint32_t *order, uint32_t n);
-/* The rows counts that are tried: 1..17 and 64. */
+/* The numbers of rows that are tried: 1..17 and 64. */
 enum { ROW_COUNTS = 18 };
 static inline uint32_t row_count(uint32_t i) {
     return i < 17 ? i + 1 : 64;
@@ -156,8 +156,8 @@ void call_delta_step(delta_step_fn *fn, float *state, uint32_t key_dim, uint32_t
 
 /* ---- formats that are tried ------------------------------------------------------------------ */
 
-/* Calls fn for every affine (bits, scalar, group, head_dim) or exact (scalar, head_dim) of one kind
- * of tile, as one family per (bits, scalar). */
+/* Calls fn for every affine format (bits, scalar, group, head_dim) or exact format (scalar,
+ * head_dim) of one kind of tile, as one family per (bits, scalar). */
 typedef void format_fn(const struct tier *t, const struct tile_layout *l);
 void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, bool exact,
                  format_fn *fn);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kcheck's main: which tiers are run, with which seed. Exit 0 when every family of every tier
- * holds, 1 when one does not or a required tier is missing, 2 on a wrong option, one that leaves
- * nothing to check among them.
+/* kcheck's main: which tiers are run, with which seed. Exit 0 if every family of every tier holds,
+ * 1 if one does not or a required tier is missing, 2 on a wrong option or if the options leave
+ * nothing to check.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,12 +5,12 @@
  * too, but a random f16 would often be Inf or NaN: scales are random numbers, written to their
  * places. Codes that are all at the top or all at the bottom are what saturates 16-bit sums;
  * sub-scales are taken to their ends likewise. Types whose scales are arrays of their own come in
- * several ways: scalar types, groups. Benchmarks ask for none of the extremes: rows of subnormals
- * would be timed otherwise.
+ * several ways: scalar types, groups. Benchmarks do without the extremes: rows of subnormals take
+ * other times.
  */
 #include "kcheck.h"
 
-static bool extremes; /* asked for by the make_weight that is running */
+static bool extremes; /* wanted by the current call of make_weight */
 
 static bool rarely(void) {
     return extremes && random_below(6) == 0;
@@ -50,7 +50,7 @@ static uint8_t bottom_byte(enum weight_type t) {
 
 /* ---- blocks with their scales inside --------------------------------------------------------- */
 
-/* Where a block's scales are (quant/weight.c and weight_k.c draw the rest). */
+/* Where a block's scales are (quant/weight.c and weight_k.c show the rest). */
 static const struct scale_places {
     enum weight_type type;
     uint8_t f16_count, f16_at[2];
@@ -126,7 +126,7 @@ void weight_shape(struct weight *w, enum weight_type type, uint32_t way, uint32_
         w->scalar = (enum scalar_type)(way % 3);
     }
     if (type == WEIGHT_F8_E4M3 && way > 0) {
-        /* one for all, one a row, one for a tile of any size */
+        /* one for all, one per row, one per tile of any size */
         w->group_rows = way <= 3 ? n : way <= 6 ? 1 : 1 + random_below(n);
         w->group = way <= 6 ? k : 1 + random_below(k);
         w->scalar = (enum scalar_type)(way % 3);

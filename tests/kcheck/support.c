@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* support.c: what every check of kcheck stands on. One thread, one case at a time, state in
- * statics.
+/* support.c: the basis of every check of kcheck. One thread, one case at a time, state in statics.
  *
  * A guarded buffer:
  *
- *     | PROT_NONE page | 0xa5 0xa5 ... canaries | the bytes asked for | PROT_NONE page |
+ *     | PROT_NONE page | 0xa5 0xa5 ... canaries | the requested bytes | PROT_NONE page |
  *
  * Mappings are kept and used again by size, since making one costs more than most cases.
  */
@@ -134,8 +133,8 @@ __attribute__((noinline)) static void hash_bytes(const void *p, size_t bytes) {
     family.hash = h;
 }
 
-/* Rows [rows][n] of floats. All NaNs are one: which operand's bits a NaN takes over is up to the
- * compiler, which may exchange the operands of a product. */
+/* Rows [rows][n] of floats. All NaNs count as the same: which operand's bits a NaN takes over is up
+ * to the compiler, which may exchange the operands of a product. */
 __attribute__((noinline)) static void hash_rows(const float *p, size_t rows, size_t n,
                                                 size_t stride) {
     for (size_t row = 0; row < rows; row++)
@@ -309,7 +308,7 @@ void catch_signals(void) {
         sigaction(NUMBERS[i], &action, NULL);
 }
 
-/* Each kernel's call stands in a function of its own, so that no local of a check lives across
+/* Each kernel is called in a function of its own, so that no local of a check lives across
  * sigsetjmp. */
 #define CATCHING(call)                                                                             \
     do {                                                                                           \
@@ -424,7 +423,7 @@ static void run_format(const struct tier *t, enum tile_kind kind, struct kv_form
 void for_formats(const struct tier *t, const char *kernel, enum tile_kind kind, bool exact,
                  format_fn *fn) {
     static const uint8_t BITS[] = {8, 6, 5, 4, 3, 2};
-    /* at and around the tiles of kernels: 8, 16 and 32 lanes, groups of 32 to 128 */
+    /* at and around the sizes that kernels work in: 8, 16 and 32 lanes, groups of 32 to 128 */
     static const uint32_t DIMS[] = {32, 64, 96, 128, 160, 192, 256, 512};
     static const uint32_t EXACT_DIMS[] = {4,  8,   12,  20,  32,  36,  64, 80,
                                           96, 100, 128, 160, 252, 256, 512};

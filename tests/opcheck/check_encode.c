@@ -10,8 +10,8 @@
  *     seq 0    | page 5        | page 6        |            rows of the steps: 111..1 2 333
  *     seq 1    | page 0 |  (dropped)  | page 7 | page 8 |
  *
- * A batch, its views and tables are made here and not by scene.c: what it takes for granted (whole
- * tokens, pages without holes) is what this must not.
+ * A batch, its views and tables are made here and not by scene.c, because this test must not take
+ * for granted what scene.c does (whole tokens, pages without holes).
  */
 #include <math.h>
 #include <string.h>
@@ -178,7 +178,7 @@ static void make_step(struct encode_step *s, int number) {
                               .views = s->views};
 }
 
-/* The definition, into the host copy. */
+/* Stores the rows by the definition, into the host copy. */
 static void store_expected(const struct encode_step *s, uint32_t layer, const float *k,
                            const float *v) {
     for (uint32_t i = 0; i < SEQS; i++)
@@ -276,8 +276,8 @@ static void run_case(void) {
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* The i-th side that a page may have on every backend; the 2-bit ones, which only V has, come
- * last. */
+/* The i-th format of K or V that pages may have on every backend; the 2-bit ones, which only V has,
+ * come last. */
 enum { K_FORMATS = 10, V_FORMATS = 14 };
 
 static struct kv_format nth_format(uint32_t i) {
@@ -297,7 +297,7 @@ static void check_pair(uint32_t ki, uint32_t vi) {
     struct kv_format k = nth_format(ki), v = nth_format(vi);
     if (!family_begin("kv_store", "%s, %s", kv_format_name(k, k_name), kv_format_name(v, v_name)))
         return;
-    /* kcheck has all of them for the CPU's kernels: here is one size for each pair */
+    /* kcheck has all sizes for the CPU's kernels, so here one size per pair is enough */
     const uint32_t only = choice->cuda ? 3 : (ki + vi) % 3;
     for (uint32_t d = 0; d < 3; d++)
         for (uint32_t way = 0; way < (quick || !choice->cuda ? 1u : 6u); way++) {
@@ -314,7 +314,7 @@ static void check_pair(uint32_t ki, uint32_t vi) {
 
 void check_encode(void) {
     for (uint32_t i = 0; i < V_FORMATS; i++) {
-        /* the same on both sides (2 bits beside 4), then two that differ */
+        /* the same on both sides (2 bits with 4), then two that differ */
         check_pair(i < K_FORMATS ? i : i - 4, i);
         if (i < K_FORMATS)
             check_pair(i, (i + 3) % V_FORMATS);

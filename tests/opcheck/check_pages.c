@@ -116,7 +116,7 @@ static const struct pair {
 };
 enum { N_PAIRS = sizeof PAIRS / sizeof *PAIRS };
 
-/* False, once for each format: pages that the device lacks. */
+/* False, and prints so, if the device lacks these pages. */
 static bool device_has_pages(const struct page_layout *l, const char *name) {
     kvasir_error err = {0};
     const kvasir_status status = backend_check_layout(device, l, &err);

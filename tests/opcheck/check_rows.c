@@ -209,7 +209,7 @@ static void check_moves(void) {
             op_gate_rows(device, x.device, gate.device, rows, DIM);
             compare(&x, rows, choice->rows_near);
         }
-        if (device_has(rearrange)) { /* of y all else stays as it is */
+        if (device_has(rearrange)) { /* the rest of y stays as it is */
             const struct block_strides from = {DIM, 30}, at = {DIM, 31};
             memset(to.host, 0xff, to.n * sizeof *to.host); /* what device_buffer holds */
             op_rearrange(reference, rows, BLOCKS, N, in.host, from, to.host, at);
@@ -285,7 +285,7 @@ static void make_values(struct weight *w) {
 static struct matrix matrix_make(const struct weight *type, uint32_t n, uint32_t k) {
     kvasir_error err = {0};
     struct matrix m = {0};
-    struct weight *w = plain(sizeof *w); /* it stays until weight_drop */
+    struct weight *w = plain(sizeof *w); /* must last until weight_drop */
     *w = *type;
     w->n = n;
     w->k = k;
@@ -395,8 +395,8 @@ static void check_product(void) {
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* Outputs of experts are inputs that are rounded: where a sum falls to the other side of a rounding
- * to 8 bits, a term moves by 1 in 127. */
+/* Outputs of experts' first matmuls are rounded as inputs of the next: if a sum falls to the other
+ * side of a rounding to 8 bits, a term moves by 1 in 127. */
 static double experts_near(int act_bits) {
     return choice->weights_near > 0 && act_bits == 8 ? choice->weights_near + 2e-2
                                                      : choice->weights_near;
@@ -411,7 +411,7 @@ struct expert_case {
 static void experts_make(struct expert_case *c, const struct weight *type, uint32_t dim, bool pairs,
                          bool biased) {
     const uint32_t wide = pairs ? 2 * EXPERT_DIM : EXPERT_DIM;
-    struct weight inner = *type; /* EXPERT_DIM is no multiple of 64 */
+    struct weight inner = *type; /* EXPERT_DIM is not a multiple of 64 */
     inner.group = inner.group > 32 ? 32 : inner.group;
     for (uint32_t e = 0; e < EXPERTS; e++) {
         c->gate[e] = matrix_make(type, wide, dim);

@@ -15,16 +15,16 @@
  *       check_attention.c  attention
  *       check_product.c    product
  *       check_step.c       a step as a graph, replayed for other batches; errors that stick
- *       bench.c            --bench: times beside the read ceiling of the run
+ *       bench.c            --bench: times next to the read ceiling of the run
  *
- * What is asked of an operation:
+ * Requirements on an operation:
  *   O1  its bytes if bytes are defined (kv_store, copies, embed); else results near the reference.
  *       The tolerance of check_rows.c and check_pages.c is a part of the largest value: they are
  *       about shapes, strides and tables. Bounds that are derived from an arithmetic are
  *       in kcheck and in cuda/.
- *   O2  rows, sequences and outputs do not see each other: the bits of a row alone, in any batch,
- *       cut into steps anyhow
- *   O3  not a byte written outside: canaries around every output, the arena's other bytes compared
+ *   O2  rows, sequences and outputs are independent: a row has the same bits alone, in any batch,
+ *       and however the rows are cut into steps
+ *   O3  no byte is written outside: canaries around every output, the arena's other bytes compared
  *   O4  no error of the device; compute-sanitizer's memcheck and racecheck are clean (tools)
  *
  * An operation that a backend lacks is listed as absent.
@@ -86,7 +86,7 @@ bool family_begin(const char *operation, const char *format, ...) PRINTF_LIKE(2,
 void family_end(void);
 int families_checked(void);
 int families_failed(void);
-/* Ends the program over something that is no check: no memory, a call that must work. */
+/* Ends the program for a reason other than a failed check: no memory, a call that must work. */
 _Noreturn void give_up(const char *format, ...) PRINTF_LIKE(1, 2);
 /* The same if status is not KVASIR_OK. */
 void must(kvasir_status status, const kvasir_error *err, const char *what);
@@ -107,8 +107,8 @@ void check_rows_near(const char *what, const float *got, const float *want, size
 
 /* ---- buffers (support.c) --------------------------------------------------------------------- */
 
-/* Device memory until the next case_begin, `bytes` bytes of 0xff between canaries that case_begin
- * and family_end look at. */
+/* Device memory until the next case_begin: `bytes` bytes of 0xff between canaries, which case_begin
+ * and family_end check. */
 void *device_buffer(size_t bytes);
 /* The same, holding a copy of host memory. */
 void *device_copy(const void *host, size_t bytes);
@@ -155,7 +155,7 @@ struct scene {
  *
  * Pages that no row sees are dropped from the tables, as cache/ would. */
 void scene_plan(struct scene *s, bool checked);
-/* What a step of the scene asks for; one layer group. */
+/* What a step of the scene needs; one layer group. */
 struct backend_limits scene_limits(const struct scene *s);
 /* Arenas on device and reference, with the scene's pages; no step begins. The device is one whose
  * limits hold the scene. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scene.c: sequences over pages in an arena, as cache/ would hand them to a step.
  *
- * Pages stand in the arena in random order, each at a multiple of PAGE_ADDR_UNIT, with gaps of up
+ * Pages are in the arena in random order, each at a multiple of PAGE_ADDR_UNIT, with gaps of up
  * to three units between them where the scene is checked:
  *
  *     arena   | seq 2 page 0 | seq 0 page 5 | gap | seq 1 page 3 | ...
  *
- * so a kernel that takes the next page for the neighbour in memory reads somebody else's tokens,
+ * so a kernel that takes the neighbour in memory for the next page reads another sequence's tokens,
  * and one that reads past a page reads NaN. Checked scenes are made whole in host memory and
  * written to the arenas in one piece.
  *
@@ -20,7 +20,7 @@
 
 enum { PATTERN_BYTES = 64 << 20, PATTERNS_MIN = 2, PATTERNS_MAX = 384 };
 
-/* Where a page goes: [order] -> what stands there. */
+/* Where a page goes: [order] gives the page at that place. */
 struct place {
     uint32_t seq, number; /* page number of that sequence */
     uint32_t layout, addr;
@@ -48,8 +48,8 @@ static uint32_t pages_for(uint32_t tokens) {
     return tokens / TILE_TOKENS + (tokens % TILE_TOKENS > 0);
 }
 
-/* What is left of a sequence's table when everything that no row of this step or later sees was
- * dropped, as in cache/seq.c: kept_pages comes from the settings and may be more than there are. */
+/* A sequence's table after dropping everything that no row of this step or a later one sees, as in
+ * cache/seq.c: kept_pages comes from the settings and may be more than there are pages. */
 static void table_of(const struct scene_seq *q, struct kv_view *v) {
     uint32_t total = pages_for(q->length), first = q->length - q->rows;
     uint32_t oldest = first >= q->span ? first - q->span + 1 : 0; /* that the first row sees */
@@ -91,8 +91,8 @@ static void lay_out(struct scene *s, struct place *places, uint32_t count, bool 
     for (uint32_t i = 0; i < count; i++) {
         struct place *p = &places[i];
         const struct kv_view *v = &s->views[p->seq];
-        /* A page within a unit of memory, where it fits one: memcheck takes what lies over two
-         * units, mapped side by side, for an error. (Pages of steps are larger than a unit.) */
+        /* A page is inside one unit of memory if it fits: memcheck reports accesses over two units,
+         * mapped side by side, as errors. (Pages of steps are larger than a unit.) */
         uint32_t units = (uint32_t)(s->layouts[p->layout].page_bytes / PAGE_ADDR_UNIT);
         if (units <= UNIT_PAGES && unit % UNIT_PAGES + units > UNIT_PAGES)
             unit = (uint32_t)round_up(unit, UNIT_PAGES);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* support.c: what every check of opcheck stands on: devices, families, cases, device buffers. One
+/* support.c: the basis of every check of opcheck: devices, families, cases, device buffers. One
  * thread, one case at a time, state in statics.
  *
  * A device buffer is an allocation of its own, so that compute-sanitizer sees reads after it too:
  *
- *     | 256 canaries | the bytes asked for, 0xff | canaries: at least 256, to a multiple of 256 |
+ *     | 256 canaries | the requested bytes, 0xff | canaries: at least 256, to a multiple of 256 |
  *
- * Canaries are read back when the case ends, which is when the next one or the family does. The
+ * Canaries are read back when the case ends: when the next one begins or the family ends. The
  * bytes in the middle are NaN as floats, so an output that was left out shows.
  *
  * An error of the device sticks (backend.h): nothing that runs after it means anything, so the

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* I1 for everything at once: prefix tree, scheduler, batches and sequences of one context, tried at
- * random: whatever they do, the logits of every token are bit for bit those of the same tokens run
+/* I1 for everything at once: prefix tree, scheduler, batches and sequences of one context, used at
+ * random. Whatever they do, the logits of every token are bit for bit those of the same tokens run
  * alone and cold.
  *
  * A world is a tiny model, cache formats, rotation, an exact start, key centres, tier, and three
  * token strings that share prefixes; all their logits come first from plain runs. Programs of a
  * world are lists of operations on a context with its own budget, chunk and threads: requests that
  * run along a string (the "sampler" compares the logits that it is given, then takes the string's
- * next token), with followers, cancelled at any step; steps; eviction; sequences beside them that
+ * next token), with followers, cancelled at any step; steps; eviction; and other sequences, which
  * resume from the tree, are evaluated alone or in batches, forked, trimmed, stored, requantized to
  * the formats that they have. Budgets are often too small for all, so that requests wait and are
  * preempted. After every operation the tree and the budget are checked, at the end nothing is left.
  *
- * Models, formats and rotation go in turn by the world's seed (sim_worlds.h); what was compared of
- * each shape is counted, and a run long enough for all pairs fails where one is missing.
+ * Models, formats and rotation take turns by the world's seed (sim_worlds.h). The rows compared for
+ * each shape are counted, and a run long enough for all pairs fails if one is missing.
  *
- * A program that fails, be it by an assert or a bad address, is made smaller: this program begins
- * anew with --shrink and leaves out operations as long as it still fails, each try in a child.
+ * A program that fails, even by an assert or a bad address, is shrunk: the test starts itself again
+ * with --shrink and removes operations as long as the program still fails, each try in a child.
  *
  *     sim_engine [--programs=N] [--seed=N]
  *     sim_engine --seed=N --program=K [--shrink]     one program of one world
@@ -38,7 +38,7 @@ enum {
     VOCAB = SIM_VOCAB,
     STRINGS = 3,
     LENGTH = 230,
-    LENGTH_LONG = 1100, /* past two runs of 512 */
+    LENGTH_LONG = 1100, /* longer than two splits of 512 */
     TASKS_MAX = 48,
     FOLLOWERS_MAX = 2,
     SEQS_MAX = 4,
@@ -81,7 +81,7 @@ static const char *const OP_NAMES[] = {
 
 struct op {
     enum op_kind kind;
-    uint32_t a, b, c, d; /* taken modulo what there is, so that fewer operations stay a program */
+    uint32_t a, b, c, d; /* taken modulo what exists: fewer operations still are a program */
 };
 
 struct program {
@@ -138,7 +138,7 @@ static void print_program(const struct program *p) {
                p->ops[i].c, p->ops[i].d);
 }
 
-/* What makes a program of a world small, and what is said where a signal ends it before. */
+/* Arguments that shrink the current program, and the text that is printed if a signal ends it. */
 static struct {
     char seed[40], program[40], words[200];
     char *arguments[4];
@@ -224,7 +224,7 @@ static void host_ended(void *user, struct task *t, enum task_end end, const kvas
     a->ended = true;
     if (end == END_COMPLETE)
         CHECK(r, "a whole answer", t->n_tokens == t->cap);
-    /* sequences beside the scheduler hold what it cannot have */
+    /* sequences outside the scheduler may hold the memory that it needs */
     if (end == END_FAILED && (error->code != KVASIR_ERR_BUDGET || !r->n_seqs))
         die(r, error->text, t->n_tokens);
     free(t->tokens);
@@ -353,7 +353,7 @@ static void op_seq_eval(struct run *r, struct seq_beside *s, const struct op *op
         need(r, status, &err);
 }
 
-/* All sequences merged, evaluated, and pulled apart again in another order. */
+/* All sequences merged, evaluated, and taken apart again in another order. */
 static void op_seq_batch(struct run *r, const struct op *op) {
     kvasir_seq *seqs[SEQS_MAX];
     uint32_t counts[SEQS_MAX], n = 0;
@@ -397,7 +397,7 @@ static void op_seq_trim(struct run *r, struct seq_beside *s, const struct op *op
     const uint32_t to =
         op->c % 3 ? length - op->b % (length < 70 ? length + 1 : 70) : op->b % (length + 1);
     kvasir_error err;
-    /* the place in the tree is no longer one of this sequence's */
+    /* the cursor's node will not be one of this sequence's */
     if (r->tree && to < length)
         tree_close(r->tree, &s->at);
     room_for(r, s, 1);
@@ -405,7 +405,7 @@ static void op_seq_trim(struct run *r, struct seq_beside *s, const struct op *op
     const uint32_t shorter = kvasir_seq_length(s->seq);
     const int32_t *tokens = r->p->w->tokens[(s->string + 1) % STRINGS];
     if (op->d % 2 && memcmp(tokens, kvasir_seq_tokens(s->seq), shorter * sizeof *tokens) == 0)
-        s->string = (s->string + 1) % STRINGS; /* it goes on elsewhere */
+        s->string = (s->string + 1) % STRINGS; /* continues along another */
 }
 
 static void op_seq_fork(struct run *r, const struct seq_beside *s) {
@@ -427,7 +427,7 @@ static void op_seq_drop(struct run *r, uint32_t i) {
     r->seqs[i] = r->seqs[--r->n_seqs];
 }
 
-/* A sequence whose formats are exchanged for those that it has. */
+/* Requantizes a sequence to the formats that it has: no page may be taken. */
 static void op_seq_requantize(struct run *r, struct seq_beside *s) {
     const kvasir_context_options *o = &r->p->options;
     kvasir_error err;
@@ -618,7 +618,7 @@ static void run_reference(struct world *w) {
     kvasir_context *ctx;
     kvasir_error err;
     set_again(&p);
-    last_words(again.words, NULL); /* nothing to make smaller */
+    last_words(again.words, NULL); /* there is nothing to shrink */
     o.cache_bytes = 256 << 20;
     need(&r, kvasir_context_create(sim.models[w->choice.model], &o, &ctx, &err), &err);
     for (int s = 0; s < STRINGS; s++) {
@@ -646,7 +646,7 @@ static void make_world(struct world *w) {
     *o = kvasir_context_defaults();
     w->choice = sim_world_make(&sim, w->seed, o);
     o->kv_group_size = random_below(2) ? "32" : NULL;
-    o->quantized_kv_start = random_below(4) ? 0 : random_below(193); /* three pages of LENGTH */
+    o->quantized_kv_start = random_below(4) ? 0 : random_below(193); /* up to three pages */
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = w->length == LENGTH ? random_tier() : "auto"; /* ref would take a minute */
     o->ctx = LENGTH_LONG;
@@ -680,7 +680,7 @@ static void make_program(struct program *p) {
                                 .d = random_below(1u << 20)};
 }
 
-/* The programs from one number on, counted through all worlds. */
+/* Runs n programs from number `from` on, counted through all worlds. */
 static void run_programs(uint64_t seed, unsigned long from, unsigned long n, bool small) {
     struct world *w = calloc(1, sizeof *w);
     for (int s = 0; s < STRINGS; s++)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* I2, every cell of it: {K format} x {V format} x {cache shape} x {how a sequence begins} x {alone,
+/* I2, every cell: {K format} x {V format} x {cache shape} x {how a sequence begins} x {alone,
  * in a batch} x {prefill, decode}, run on tiny models, and compared with the same tokens run alone
- * and cold. Prints the table; docs/matrix.md must be what it prints.
+ * and cold. Prints the table, which must be the content of docs/matrix.md.
  *
- *     sim_matrix           fails where a cell refuses, differs, or the page is another
- *     sim_matrix --write   writes the page
+ *     sim_matrix           fails if a cell refuses or differs, or if docs/matrix.md differs
+ *     sim_matrix --write   writes docs/matrix.md
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,12 +19,12 @@
 
 enum {
     VOCAB = 512,
-    BASE = 136,   /* tokens that a sequence begins with: a page is dropped by then */
-    PROMPT = 150, /* prefill: from there to here */
-    DECODE = 3,   /* and one by one */
+    BASE = 136,   /* tokens that a sequence begins with: enough to drop a page */
+    PROMPT = 150, /* prefill: from BASE to here */
+    DECODE = 3,   /* then decoded one by one */
     LENGTH = PROMPT + DECODE,
-    ASIDE = 10, /* other tokens that are trimmed */
-    BESIDE = 2, /* sequences in the batch */
+    ASIDE = 10, /* other tokens, which are trimmed again */
+    BESIDE = 2, /* other sequences in the batch */
 };
 
 static const char *const FORMATS[] = {"f32", "f16", "bf16", "8", "6", "5", "4", "3", "2"};
@@ -87,7 +87,7 @@ static kvasir_status begin_trimmed(struct world *w, kvasir_seq **out, kvasir_err
     return kvasir_seq_trim(*out, BASE, NULL, err);
 }
 
-/* Where no class of mlx-lm holds the cache: by way of one that does. */
+/* If no class of mlx-lm holds such a cache, requantizes to one that does, and back on loading. */
 static kvasir_status begin_from_file(struct world *w, kvasir_seq **out, kvasir_error *err) {
     const char *path = temp_file(&folder, "matrix.safetensors");
     kvasir_prompt_cache *file;
@@ -129,7 +129,7 @@ static bool keep_rows(void *user, size_t first, size_t rows, const float *logits
     return true;
 }
 
-/* Tokens up to `end`; rows [*n][VOCAB] of the last of them: all, or one in a batch. */
+/* Evaluates tokens up to `end`. rows [*n][VOCAB]: logits of all of them (batched: of the last). */
 static kvasir_status alone(kvasir_seq *s, uint32_t end, float (*rows)[VOCAB], uint32_t *n,
                            kvasir_error *err) {
     const uint32_t at = kvasir_seq_length(s);
@@ -160,7 +160,7 @@ static kvasir_status batched(struct world *w, kvasir_seq *s, uint32_t end, float
     return status;
 }
 
-/* Prefill and decode from one beginning: two cells. What they are: '=', '~' or '!'. */
+/* Prefill and decode from one beginning: two cells. Returns what they show: '=', '~' or '!'. */
 static char run_cells(struct world *w, enum start start, bool in_batch) {
     static float rows[LENGTH][VOCAB];
     const bool exact = start != FROM_FILE || w->file_holds;
@@ -199,7 +199,7 @@ static void open_world(struct world *w) {
     uint32_t n;
     snprintf(bits, sizeof bits, "%s,%s", w->k, w->v);
     o.kv_bits = bits;
-    o.key_centre = "off"; /* mlx-lm's files know of none */
+    o.key_centre = "off"; /* mlx-lm's files cannot hold centres */
     o.max_kv_size = w->shape->max_kv_size;
     o.kv_keep = w->shape->kv_keep;
     o.ctx = 512;
@@ -247,7 +247,7 @@ static void run_pair(struct world *w, FILE *out) {
     close_world(w);
 }
 
-/* ---- the page -------------------------------------------------------------------------------- */
+/* ---- docs/matrix.md -------------------------------------------------------------------------- */
 
 static void print_head(FILE *out) {
     fprintf(out,

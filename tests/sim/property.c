@@ -3,31 +3,30 @@
  * tokens run alone and cold.
  *
  * A program picks a tiny model, cache formats, rotation, an exact start, key centres (none, or
- * random ones of some pairs), chunk size, threads and tier, and two token strings that
- * share a prefix. Their logits, every row, come first from plain runs in a context with other
- * chunks and threads. Then random edits act on up to four live
- * sequences: evaluate some tokens in random pieces, evaluate several sequences in one ragged step,
- * fork, trim and go on along the other string, requantize to the formats that are there, destroy.
- * Every row of logits is compared by memcmp; budgets are kept and nothing is left in the pool at
- * the end.
+ * random ones of some pairs), chunk size, threads and tier, and two token strings that share a
+ * prefix. Their logits, every row, come first from plain runs in a context with other chunks and
+ * threads. Then random edits act on up to four live sequences: evaluate some tokens in random
+ * pieces, evaluate several sequences in one ragged step, fork, trim and go on along the other
+ * string, requantize to the formats that they have, destroy. Every row of logits is compared by
+ * memcmp; budgets are kept and nothing is left in the pool at the end.
  *
- * Models, formats and rotation go in turn by the seed (sim_worlds.h); what was compared of each
- * shape is counted, and a run long enough for all pairs fails where one is missing.
+ * Models, formats and rotation take turns by the seed (sim_worlds.h). The rows compared for each
+ * shape are counted, and a run long enough for all pairs fails if one is missing.
  *
- * Requantizing to other formats is the exception to I1: what was rounded stays so. What holds is
- * tried beside it: two sequences with the same history of evaluations, trims and requantizes have
- * the same logits, also where one goes in other pieces, chunks and threads, in steps with other
- * sequences, and on forks whose twins are requantized otherwise.
+ * Requantizing to other formats is the exception to I1: what was rounded stays rounded. What still
+ * holds is tested, too: two sequences with the same history of evaluations, trims and requantizes
+ * have the same logits, even if one runs in other pieces, chunks and threads, in steps with other
+ * sequences, and on forks whose twins are requantized to other formats.
  *
  *     sim_property [--programs=N] [--seed=N]
  *
  * Bugs planted (tools/mutants.sh plants them again, `make soak` runs it), all caught:
  *   fork     a fork does not copy the open page, or forgets its references
  *   rotate   pages dropped too early; trim among the kept pages leaves the table's base
- *   masks    a query sees the token behind it; the window masked by page; all rows of a block
+ *   masks    a query sees the token after it; the window masked by page; all rows of a block
  *            masked like its last
  *   rows     rows of a block share a query; the last row of a step not multiplied; only the first
- *            row of activations rounded anew; all rows of a step rotated like the first
+ *            row of activations rounded again; all rows of a step rotated like the first
  */
 #include <math.h>
 #include <stdio.h>
@@ -40,7 +39,7 @@
 #include "random_programs.h"
 #include "sim_worlds.h"
 
-/* Most strings are short, because every token costs; one in eight passes two runs of 512. */
+/* Most strings are short, because every token costs; one in eight passes two splits of 512. */
 enum { VOCAB = SIM_VOCAB, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
 
 static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
@@ -193,8 +192,7 @@ static const float *forward(kvasir_context *ctx, struct kv_seq *const *seqs,
     return model_head(ctx->run, logit_rows, n);
 }
 
-/* Several sequences in one step, each with some rows: the contract of backend.h taken at its
- * word. */
+/* Several sequences in one step, each with several rows, as the contract of backend.h allows. */
 static void edit_batch(const struct program *p, kvasir_context *ctx, struct live *live,
                        uint32_t n_live) {
     struct batch_seq rows[LIVE_MAX];
@@ -232,8 +230,8 @@ static void edit_batch(const struct program *p, kvasir_context *ctx, struct live
         seq_commit(who[s], tokens + rows[s].row, rows[s].rows);
 }
 
-/* A fork in the middle of a page, and both going on along strings that part just there: the one
- * place where a page has two owners with different plans. */
+/* A fork in the middle of a page, after which both sequences go on along strings that diverge right
+ * there: the one place where a page has two owners that will write different tokens. */
 static void edit_twins(const struct program *p, struct live *l, struct live *twin) {
     kvasir_error err;
     if (kvasir_seq_length(l->seq) > p->shared)
@@ -263,7 +261,7 @@ static void edit_trim(const struct program *p, kvasir_context *ctx, struct live 
     kvasir_error err;
     uint32_t rerun = 0;
     kvasir_status status = kvasir_seq_trim(l->seq, to, &rerun, &err);
-    if (status == KVASIR_ERR_BUDGET) { /* to run tokens again takes a state of its own */
+    if (status == KVASIR_ERR_BUDGET) { /* running tokens again needs another state */
         kvasir_seq_destroy(l->seq);
         need(p, kvasir_seq_create(ctx, &l->seq, &err), &err);
         return;
@@ -284,7 +282,7 @@ static void edit_trim(const struct program *p, kvasir_context *ctx, struct live 
         die(p, "trim: a refused call changed the sequence", to);
 }
 
-/* To the formats that the pages have: nothing happens. */
+/* To the formats that the pages have: nothing may happen. */
 static void edit_requantize(const struct program *p, kvasir_context *ctx, struct live *l) {
     kvasir_error err;
     uint64_t taken = kv_pool_stats(kv_cache_pool(ctx->cache)).pages_taken;
@@ -335,9 +333,9 @@ static void run_edits(const struct program *p, kvasir_context *ctx, uint32_t edi
 /* What happens to a sequence. */
 struct event {
     enum { EVAL, TRIM, REQUANTIZE } kind;
-    uint32_t n;  /* EVAL: tokens; TRIM: how many less */
+    uint32_t n;  /* EVAL: tokens; TRIM: tokens to remove */
     int string;  /* EVAL */
-    uint32_t to; /* REQUANTIZE: of history.bits */
+    uint32_t to; /* REQUANTIZE: index in history.bits */
 };
 enum { EVENTS = 14, HISTORY_FORMATS = 4 };
 struct history {
@@ -364,8 +362,8 @@ struct player {
     const struct program *p;
     const struct history *h;
     kvasir_context *ctx;
-    kvasir_seq *seq, *other; /* other: a fork with a fate of its own, or NULL */
-    bool wild;               /* in random pieces, with other sequences beside */
+    kvasir_seq *seq, *other; /* other: a fork that goes its own way, or NULL */
+    bool wild;               /* in random pieces, with other sequences in the steps */
     uint32_t rows;           /* of logits so far */
 };
 
@@ -443,7 +441,7 @@ static void play_eval(struct player *y, const struct event *e) {
         const uint32_t chunk = y->ctx->options.prefill_chunk;
         if (y->wild && random_below(2))
             disturb(y);
-        /* Only the engine's steps keep states by themselves. */
+        /* Only the engine's steps take snapshots by themselves. */
         bool beside = y->wild && y->other && !y->ctx->options.snapshot_tokens && chunk > 3 &&
                       kvasir_seq_length(y->other) + 3 < LENGTH_LONG && random_below(2);
         if (beside) {
@@ -463,7 +461,7 @@ static void play(struct player *y) {
         uint32_t length = kvasir_seq_length(y->seq);
         if (e->kind == EVAL)
             play_eval(y, e);
-        else if (e->kind == TRIM) /* refused in both ways where pages are gone */
+        else if (e->kind == TRIM) /* both players are refused if pages are gone */
             (void)!kvasir_seq_trim(y->seq, e->n < length ? length - e->n : 0, NULL, &err);
         else
             need(

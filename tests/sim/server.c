@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A server under a storm: many clients at once that ask, read slowly, go away at any byte, cancel
- * by id, send half a request, look at figures, forget all prefixes, over a budget that is too small
- * for all of them, so that some give way and go on later.
+/* A server under a storm: many clients at once that send requests, read slowly, disconnect at any
+ * byte, cancel by id, send half a request, read figures, forget all prefixes, over a budget that is
+ * too small for all of them, so that some requests are preempted and resumed.
  *
- * Each request of a fixed list is first answered alone. In the storm every answer that comes whole
- * is that one, bit for bit (I1, end to end); what does not come whole was broken by the client that
- * asked, or is a refusal that says so (429). Afterwards nothing runs, the budget has held, and once
- * the prefixes are forgotten the cache holds as much as before.
+ * Each request of a fixed list is first answered alone. In the storm every complete answer is the
+ * same one, bit for bit (I1, end to end); an incomplete one was broken off by its own client, or is
+ * a refusal that says so (429). Afterwards nothing runs, the budget has held, and once the prefixes
+ * are forgotten the cache holds as much as before.
  *
  *     sim_server [--seconds=S] [--clients=N] [--seed=N] [--model=FOLDER]
  */
@@ -51,8 +51,8 @@ static const char *path_of(int i) {
     return PATHS[kind_of(i)];
 }
 
-/* Prompts that share beginnings of some lengths; answers of some lengths, sampled with a seed where
- * the API knows seeds. */
+/* Prompts that share beginnings of several lengths; answers of several lengths, sampled with a seed
+ * if the API has one. */
 static void make_requests(uint64_t seed) {
     static const char WORDS[] =
         "the quick brown fox jumps over a lazy dog while seven wizards box ";
@@ -119,8 +119,8 @@ enum manner {
     CLOSES_ITS_SIDE,
     CANCELS_BY_ID,
     SENDS_HALF,
-    STALLS, /* takes nothing for a while */
-    LOOKS,  /* at figures; now and then it forgets all prefixes */
+    STALLS, /* reads nothing for a while */
+    LOOKS,  /* reads figures; now and then it forgets all prefixes */
     MANNERS
 };
 
@@ -175,7 +175,7 @@ static void ask(struct client *c, uint64_t *state, uint32_t number) {
     const int i = (int)below(state, REQUESTS);
     char headers[96];
     snprintf(headers, sizeof headers, "X-Request-Id: r%u-%u\r\n%s", number, below(state, 1u << 30),
-             manner == READS_AGAIN ? "" : "Connection: close\r\n"); /* so that all bytes end */
+             manner == READS_AGAIN ? "" : "Connection: close\r\n"); /* so that the stream ends */
     if (manner == SENDS_HALF) {
         client_send(c, HALF, sizeof HALF - 1);
         pause_ms(below(state, 300));
@@ -244,7 +244,7 @@ static void *client_thread(void *user) {
     while (now() < storm.until) {
         if ((c.fd < 0 || c.closed) &&
             !client_open(&c, storm.tiny.port, below(&state, 4) ? -1 : 2048)) {
-            pause_ms(10); /* as many connections as are allowed */
+            pause_ms(10); /* all allowed connections are in use */
             continue;
         }
         ask(&c, &state, number);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lab_simulate_random: nothing is violated, and all that it is to try does happen. Each program
- * takes some milliseconds.
+/* lab_simulate_random finds no violation, and everything that it is meant to try does happen. Each
+ * program takes some milliseconds.
  *
  *     sim_simulate [--programs=N] [--seed=N]
  */

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The prefix tree, tried at random without a model: sequences over a small alphabet of tokens,
- * whose pages are written with what stands for K and V, a hash of all tokens up to a position, so
- * that every byte that a later query would see can be checked wherever it came from.
+/* The prefix tree, tried at random without a model: sequences over a small alphabet of tokens. In
+ * place of K and V their pages hold a hash of all tokens up to a position, so that every byte that
+ * a later query would see can be checked, wherever it came from.
  *
  * A program picks layer groups (full, windows, rotation with kept pages, a recurrent state), a
  * budget of some pages and perhaps limits of what is stored, and runs random requests against the
  * tree: resume, grow with stores at random places, fork, finish or drop. After each edit every live
- * sequence is checked position by position, tree_check checks the tree, the pool's figures are
- * recomputed from scratch (an independent count of pages and references), and every hit is compared
- * with what a list of all stored prefixes says is possible. At the end nothing is left.
+ * sequence is checked position by position, tree_check checks the tree, and support/budget.c counts
+ * pages and references a second time; every hit is compared with the common prefix that the tree
+ * reports. At the end nothing is left.
  *
  * One program in eight stores prefixes at fewer bits: live pages have 16, stored ones 4. There the
- * hash's nibbles are rows of K and V that 4 bits hold exactly, so that the same check tells whether
- * a page that was encoded anew is still that of its prefix.
+ * nibbles of the hash are values of K and V that 4 bits hold exactly, so that the same check shows
+ * whether a requantized page is still that of its prefix.
  *
  *     sim_tree [--programs=N] [--seed=N]
  */
@@ -31,7 +31,7 @@ enum { LIVE_MAX = 6, LENGTH_MAX = 700, EDITS = 150, GROUPS_MAX = 3, HEAD_DIM = 3
 struct live {
     struct kv_seq *seq;
     struct tree_cursor at;
-    int32_t tokens[LENGTH_MAX]; /* what it is to become */
+    int32_t tokens[LENGTH_MAX]; /* all that it will hold */
     uint32_t length;
     const char *salt;
 };
@@ -62,7 +62,7 @@ struct world {
         }                                                                                          \
     } while (0)
 
-/* ---- what stands for K and V ----------------------------------------------------------------- */
+/* ---- in place of K and V --------------------------------------------------------------------- */
 
 static uint32_t hash_step(uint32_t h, int32_t token, const char *salt) {
     h = (h ^ (uint32_t)token ^ (uint32_t)salt[0] << 8) * 0x9e3779b1u;
@@ -76,7 +76,7 @@ static uint32_t hash_at(const struct live *l, uint32_t p) {
     return h;
 }
 
-/* Where position p stands: its page's tiles; NULL: the page is not there. */
+/* Where position p is stored: its page's tiles; page NULL: the page was dropped. */
 struct place {
     const struct page_layout *layout;
     uint8_t *page;
@@ -92,7 +92,7 @@ static struct place place_of(const struct kv_view *v, uint32_t p) {
         backend_cpu_arena_bytes(v->arena) + (size_t)v->pages[i].addr * PAGE_ADDR_UNIT, p % 64};
 }
 
-/* Rows that 4 bits and 16 hold alike: nibbles with the least and the greatest among them. */
+/* Writes a row that 4 bits and 16 hold exactly: the nibbles of h, with 0 and 15 among them. */
 static void put(const struct world *w, const struct place *at, uint32_t h) {
     if (!w->requantizes) {
         memcpy(at->page + 4 * at->row, &h, sizeof h);
@@ -175,11 +175,11 @@ static void check_live(struct world *w, const struct live *l) {
         CHECK(w, "state", *state_slot(l) == hash_at(l, length - 1));
 }
 
-/* An independent count: all pages in use are those that sequences and the tree hold. */
+/* Checks the budget, every live sequence and the tree. */
 static void check_world(struct world *w) {
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
     CHECK(w, "budget", pool.peak_bytes <= pool.budget_bytes);
-    /* to decode every row would take most of the test's time */
+    /* decoding every row would take most of the test's time */
     const uint32_t one = w->requantizes && w->n_live ? random_below(w->n_live) : UINT32_MAX;
     for (uint32_t i = 0; i < w->n_live; i++)
         if (!w->requantizes || i == one)
@@ -187,7 +187,8 @@ static void check_world(struct world *w) {
     tree_check(w->tree);
 }
 
-/* TREE-7, counted without the heaps: leaves without a cursor; whether anything may still go. */
+/* TREE-7, counted without the heaps: leaves without a cursor, and whether anything could still be
+ * evicted. */
 static void check_limits(struct world *w) {
     const struct prefix_tree *t = w->tree;
     const struct kv_pool *pool = kv_cache_pool(w->cache);
@@ -195,7 +196,7 @@ static void check_limits(struct world *w) {
     bool could_go = false;
     for (uint32_t x = 0; x < t->n_made; x++) {
         const struct node *n = &t->nodes[x];
-        if (n->from == n->to || n->pins) /* a root, free, or somebody's */
+        if (n->from == n->to || n->pins) /* a root, free, or pinned */
             continue;
         ends += n->first_child == NO_NODE;
         could_go |= n->state != NO_ADDR && !page_is_live(pool, n->state);
@@ -216,14 +217,14 @@ static void make_tokens(struct world *w, struct live *l) {
     l->salt = salts[random_below(8) ? 0 : random_below(3)];
     l->length = 1 + random_below(random_below(3) ? 200 : LENGTH_MAX);
     uint32_t same = 0;
-    if (w->n_live && random_below(5)) { /* goes along with another one for a while */
+    if (w->n_live && random_below(5)) { /* shares a prefix with another one */
         const struct live *other = &w->live[random_below(w->n_live)];
         same = random_below(other->length + 1);
         same = same < l->length ? same : l->length;
         memcpy(l->tokens, other->tokens, same * sizeof *l->tokens);
     }
-    /* few different tokens at few places: prefixes are shared by chance, too; by whole pages where
-     * those are what matters */
+    /* few different tokens at few places, so that prefixes are also shared by chance; if pages are
+     * requantized, prefixes of whole pages */
     const uint32_t every = !w->requantizes ? 40 : random_below(2) ? 400 : 2000;
     for (uint32_t p = same; p < l->length; p++) {
         const bool part = (!w->requantizes && p % 50 == 7) || random_below(every) == 0;
@@ -231,7 +232,7 @@ static void make_tokens(struct world *w, struct live *l) {
     }
 }
 
-/* Pages of fewer bits that a hit begins with. */
+/* Requantized pages that the sequence has after a hit. */
 static uint32_t served(const struct world *w, const struct live *l) {
     uint32_t n = 0;
     for (uint32_t g = 0; g < w->n_groups; g++) {
@@ -247,7 +248,7 @@ static void edit_new(struct world *w) {
     struct live *l = &w->live[w->n_live];
     struct tree_hit hit, look;
     kvasir_error err;
-    /* sometimes not a byte is free: where prefixes part something has to go */
+    /* sometimes not a byte is free: if prefixes diverge, something has to be evicted */
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
     const uint64_t filled =
         random_below(4) ? 0 : pool.budget_bytes - pool.used_bytes - pool.charged_bytes;
@@ -259,7 +260,7 @@ static void edit_new(struct world *w) {
           tree_resume(w->tree, l->salt, strlen(l->salt), l->tokens, l->length, l->seq, &l->at, &hit,
                       &err) == KVASIR_OK);
     pool_discharge(kv_cache_pool(w->cache), filled);
-    if (random_below(8)) { /* before, room for what comes beside it may have been made */
+    if (random_below(8)) { /* room may have been made for others first */
         if (!random_below(4))
             (void)tree_make_room(w->tree, 1 + random_below(1 << 16));
         tree_count(w->tree, &l->at, l->tokens, l->length);
@@ -271,8 +272,8 @@ static void edit_new(struct world *w) {
     w->hit_tokens += hit.length;
     w->served += w->requantizes ? served(w, l) : 0;
     w->n_live++;
-    /* Where everything is kept, all that is common with a stored point serves; in a page of other
-     * formats than it would go on with, nothing but the whole page has to. */
+    /* If nothing is ever dropped, everything in common with a stored prefix is a hit; in a page of
+     * other formats than the sequence would go on with, only the whole page has to be. */
     if (hit.length == 0 || w->options.state_bytes)
         return;
     bool bounded = w->options.max_size != 0;
@@ -291,7 +292,7 @@ static void edit_drop(struct world *w, uint32_t i, bool point) {
         check_limits(w);
         check_live(w, l);
     }
-    if (point && l->at.node != TREE_NOWHERE && random_below(2)) { /* it is found again, whole */
+    if (point && l->at.node != TREE_NOWHERE && random_below(2)) { /* it can be looked up again */
         const uint32_t length = seq_length(l->seq);
         if (length > 1) {
             struct tree_hit hit = tree_look(w->tree, l->salt, strlen(l->salt), l->tokens, length);
@@ -336,13 +337,13 @@ static void edit_fork(struct world *w, uint32_t i) {
         l->tokens[p] = (int32_t)random_below(3);
 }
 
-/* All that can go goes: what is left are nodes that somebody stands on or below. */
+/* Everything that can be evicted is evicted: only pinned nodes are left. */
 static void edit_evict_all(struct world *w) {
     CHECK(w, "so much room", !tree_make_room(w->tree, UINT64_MAX / 2));
     CHECK(w, "no leaf", w->tree->heaps[LEAVES].n == 0);
 }
 
-/* Pages that only the tree holds are encoded anew, of some nodes or of all. */
+/* Requantizes pages that only the tree holds, of some nodes or of all. */
 static void edit_requantize(struct world *w) {
     struct prefix_tree *t = w->tree;
     const uint64_t before = tree_stored_bytes(t), so_far = tree_stats(t).requantized_pages;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a parser made of an answer, written down as one text, pieces joined:
+/* What a parser made of an answer, as one text with adjacent pieces joined:
  *
  *     content   reasoning      call 0, its name and arguments
  *     C(...)    R(...)         F0 name({...})
@@ -28,15 +28,15 @@ static const struct answer_syntax ALL[] = {
 enum { N_ALL = sizeof ALL / sizeof *ALL };
 
 struct answer_parts {
-    char *text; /* [len], NUL behind it */
+    char *text; /* [len] and a NUL */
     size_t len, cap;
     int last; /* kind of the last part; -1: none */
     uint32_t calls, arguments;
     uint64_t bytes;    /* of content and reasoning */
     bool wrong;        /* a part broke a rule */
     char ids[4][80];   /* of the first calls */
-    uint32_t refuse;   /* gives up at so many parts; 0: does not */
-    uint32_t n_pieces; /* parts that came */
+    uint32_t refuse;   /* gives up at this many parts; 0: never */
+    uint32_t n_pieces; /* parts so far, if refuse is set */
 };
 
 static inline void parts_add(struct answer_parts *a, const char *text, size_t n) {

@@ -175,7 +175,8 @@ struct answer *answer_new(const int32_t *tokens, size_t n, uint32_t max_tokens) 
     return a;
 }
 
-/* Bytes by format add up to the figures of the same moment, steps by their time to all. */
+/* Bytes per format add up to the totals of the same moment; step counts by duration add up to all
+ * steps. */
 static void check_figures(kvasir_engine *e) {
     kvasir_engine_stats s;
     kvasir_format_bytes f[8];
@@ -199,7 +200,7 @@ static void check_figures(kvasir_engine *e) {
 kvasir_engine_stats engine_settled(kvasir_engine *e) {
     kvasir_engine_stats s;
     uint64_t hits = 0;
-    for (;;) { /* figures are those behind a step: the last event comes before them */
+    for (;;) { /* figures are updated after a step, so after its last event */
         kvasir_engine_get_stats(e, &s);
         if (s.finished + s.cancelled + s.failed == s.requests && !s.running)
             break;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of a kvasir_engine and what came of them: events are taken down on the engine's thread,
- * in their order checked, and looked at when the last one has come. */
+/* Requests of a kvasir_engine and their results. Events are recorded, and their order is checked,
+ * on the engine's thread; tests look at them after the last one. */
 #ifndef ANSWERS_H
 #define ANSWERS_H
 
@@ -23,14 +23,14 @@ struct answer_choice {
     char stop[64]; /* the stop text that ended it, cut; "": none */
 };
 
-/* Zeros, but for the request. */
+/* All zero except the request. */
 struct answer {
     kvasir_request request;
     kvasir_engine *engine; /* answer_submit */
     uint64_t id;
-    uint32_t cancel_at;  /* cancels itself with so many tokens of choice 0; 0: does not */
+    uint32_t cancel_at;  /* cancels itself at this many tokens of choice 0; 0: never */
     bool cancel_running; /* cancels itself with its START event */
-    uint32_t hold_at;    /* the engine's thread waits there until answers_release */
+    uint32_t hold_at;    /* at this many, the engine's thread waits for answers_release */
     struct answer_choice choices[ANSWER_CHOICES];
     uint32_t starts, progress, lasts;
     uint32_t prompt_tokens, cached_tokens, prompt_done;
@@ -41,25 +41,25 @@ struct answer {
 
 /* Options of an engine for tiny models: chunks of PREFILL_CHUNK rows. */
 kvasir_engine_options answers_options(uint32_t prefill_chunk);
-/* Fails the test where the engine cannot be. */
+/* Fails the test if the engine cannot be created. */
 kvasir_engine *answers_engine(const kvasir_model *model, const kvasir_engine_options *o);
 
 /* Sets on_event and user. */
 kvasir_status answer_submit(kvasir_engine *e, struct answer *a, kvasir_error *err);
-/* Waits for the last event; fails the test where one broke a rule. */
+/* Waits for the last event; fails the test if one broke a rule. */
 void answer_wait(struct answer *a);
-/* Both, and fails the test where the request is refused or ends with an error. */
+/* answer_submit and answer_wait; fails the test if the request is refused or ends with an error. */
 void answer_run(kvasir_engine *e, struct answer *a);
 struct answer *answer_new(const int32_t *tokens, size_t n, uint32_t max_tokens);
-void answers_release(void); /* those that are held at hold_at go on, now and later */
+void answers_release(void); /* requests held at hold_at go on, now and later ones */
 void answers_hold(void);
 void answer_wait_held(void); /* until the engine's thread is held */
 
-/* The engine's figures once all requests have ended; checks what holds of any. */
+/* The engine's figures once all requests have ended; checks what must always hold. */
 kvasir_engine_stats engine_settled(kvasir_engine *e);
 
-/* The tokens that the same request gives without an engine, alone: [max_tokens], and their number
- * (an end token ends it and is not one of them, unless ignore_end). */
+/* The tokens [max_tokens] that the same request gives alone, without an engine. Returns how many
+ * (an end token ends them and is not one of them, unless ignore_end). */
 uint32_t answer_alone(const kvasir_model *model, const kvasir_context_options *o,
                       const kvasir_request *r, uint32_t choice, int32_t *tokens);
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the tests of the program (tests/api/*.sh) share. A test sources this with the program's path
+# Shared by the tests of the program (tests/api/*.sh). A test sources this with the program's path
 # as $1 and works in a folder of its own.
 #
 #   expect CODE PATTERN ARG...   runs `kvasir ARG...`: exit code CODE; standard output and standard
-#                                error are kept in ./out and ./err. Where CODE is not 0, standard
+#                                error are kept in ./out and ./err. If CODE is not 0, standard
 #                                error is one line and matches PATTERN, standard output is empty.
 #   good ARG...                  expect 0
 #   json KEY                     the value of KEY in ./out, a JSON object on one line
 #   start_server ARG...          `kvasir serve ARG...` on a free port: $pid, $url; standard error is
-#                                kept in $log; it goes with the test
+#                                kept in $log; it ends with the test
 #   end_server SIGNAL CODE       ends the last one; CODE is its exit code
 #   die TEXT                     ends the test as failed
 set -uo pipefail

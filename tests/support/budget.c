@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* I3 in every test: an independent count of what pools have given out. The linker puts these
- * functions in the place of the pool's (--wrap), so all that the cache, the tree and the engine
- * take and give back is counted a second time, by pages, their references and what is charged.
- * A test program dies where a budget is exceeded, if only for a moment; where a page is used that
- * nobody holds; where one is taken that somebody holds; where the pool's own figures are others; or
- * where something is left when a pool goes. */
+ * functions in place of the pool's (--wrap), so that everything the cache, the tree and the engine
+ * take and give back is counted a second time: pages, their references and charges. A test program
+ * aborts if a budget is exceeded, even for a moment; if a page is used that nobody holds, or taken
+ * while somebody holds it; if the pool's own figures differ; or if something is left when a pool is
+ * destroyed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -22,8 +22,8 @@ struct page {
 struct count {
     const struct kv_pool *pool; /* NULL: free */
     uint64_t budget, pages, charged;
-    /* [cap] pages by hash of address, behind each other where they collide; at most half full. Of
-     * mmap: tests count calls of malloc, and none should grow it. */
+    /* [cap] Pages by hash of their address, with linear probing; at most half full. From mmap,
+     * because tests count calls of malloc, to which none may be added. */
     struct page *table;
     uint32_t cap, used;
     uint32_t class_bytes[PAGE_CLASSES_MAX];
@@ -73,7 +73,7 @@ static uint32_t place_of(const struct count *c, uint32_t addr) {
     return (addr * 0x9e3779b1u >> 8) & (c->cap - 1);
 }
 
-/* The page's entry, or the free one where it would stand. */
+/* The page's entry, or the free one where it would go. */
 static struct page *find(const struct count *c, uint32_t addr) {
     uint32_t i = place_of(c, addr);
     while (c->table[i].refs && c->table[i].addr != addr)
@@ -95,7 +95,7 @@ static void insert(struct count *c, struct page page) {
     *find(c, page.addr) = page;
 }
 
-/* Those behind it that it pushed there move up. */
+/* Entries after it that were displaced by it move up. */
 static void erase(struct count *c, struct page *page) {
     uint32_t hole = (uint32_t)(page - c->table), i = hole;
     c->used--;
@@ -112,7 +112,7 @@ static void erase(struct count *c, struct page *page) {
     c->table[hole].refs = 0;
 }
 
-/* ---- in the pool's place --------------------------------------------------------------------- */
+/* ---- in place of the pool -------------------------------------------------------------------- */
 
 #define REAL(result, name, ...)                                                                    \
     result __real_##name(__VA_ARGS__);                                                             \

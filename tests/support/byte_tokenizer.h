@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer whose ids are bytes: 0 to 255 say themselves, 256 is <s>, which begins a text, 257
- * </s>, which ends an answer. So a prompt's ids can be read. */
+/* A tokenizer whose ids are bytes: 0 to 255 are themselves, 256 is <s>, which begins a text, and
+ * 257 is </s>, which ends an answer. So a prompt's ids can be read. */
 #ifndef KVASIR_BYTE_TOKENIZER_H
 #define KVASIR_BYTE_TOKENIZER_H
 
@@ -9,7 +9,8 @@
 
 enum { BYTE_BOS = 256, BYTE_EOS = 257, BYTE_VOCAB = 258 };
 
-/* GPT-2's alphabet: what prints stands for itself, the others from U+0100 on. JSON escapes. */
+/* GPT-2's alphabet: printable bytes stand for themselves, the others are U+0100 and up. With JSON
+ * escapes. */
 static inline void byte_tokenizer_vocab(FILE *f) {
     unsigned next = 0x100;
     for (unsigned b = 0; b < 256; b++) {
@@ -19,8 +20,8 @@ static inline void byte_tokenizer_vocab(FILE *f) {
     }
 }
 
-/* tokenizer.json and tokenizer_config.json, the latter with the chat template where it is not NULL;
- * the template holds no quotes and no backslashes. */
+/* Writes tokenizer.json and tokenizer_config.json, the latter with the chat template if it is not
+ * NULL. The template has no quotes and no backslashes. */
 static inline void byte_tokenizer_write(const char *path, const char *config_path,
                                         const char *chat_template) {
     FILE *f = fopen(path, "wb"), *config = fopen(config_path, "wb");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For one file of a test program: counts the calls of malloc and its family, on all threads.
- * COUNTS_ALLOCATIONS is 0 under sanitizers, which have malloc for themselves. A file that defines
- * COUNT_ALLOCATIONS_ON, an expression, counts there instead (atomic_long *); NULL: not now. */
+ * COUNTS_ALLOCATIONS is 0 under sanitizers, which replace malloc themselves. A file that defines
+ * COUNT_ALLOCATIONS_ON, an expression of type atomic_long *, counts there instead; while it is
+ * NULL, calls are not counted. */
 #ifndef COUNT_ALLOCATIONS_H
 #define COUNT_ALLOCATIONS_H
 

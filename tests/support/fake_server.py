@@ -5,8 +5,8 @@ minutes.
 
     fake_server.py [--page FILE] [--key KEY] [--log FILE]
 
---log gets a JSON line for each request. What it answers depends on the last message: a word of
-ANSWERS below, else it is repeated.
+--log gets a JSON line for each request. The answer depends on the last message: a word of ANSWERS
+below picks one, any other message is repeated.
 """
 import argparse
 import http.server
@@ -23,7 +23,7 @@ served = {"prompt": 0, "cached": 0, "tokens": 0, "running": 0, "steps": 0}
 start = time.time()
 
 def policy(page):
-    """The Content-Security-Policy that page.h, beside the page, says."""
+    """The Content-Security-Policy in page.h, next to the page."""
     with open(os.path.join(os.path.dirname(page), "page.h")) as f:
         text = f.read().split("#define SERVER_PAGE_CSP", 1)[1].split("#endif")[0]
     return "".join(re.findall('"([^"]*)"', text))
@@ -169,7 +169,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def event(self, value):
         line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         data = f"data: {line}\r\n\r\n".encode()
-        half = len(data) // 2  # somewhere in a line, perhaps in a character
+        half = len(data) // 2  # inside a line, perhaps inside a character
         for part in (data[:half], data[half:]):
             self.wfile.write(part)
             self.wfile.flush()

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A Hugging Face folder in memory, to be written again in another form: its configuration as JSON
- * and its tensors, each with memory of its own. It trusts what it reads, and ends the test where
- * something is not there.
- */
+ * and its tensors, each with memory of its own. It trusts what it reads, and ends the test if
+ * something is missing. */
 #ifndef KVASIR_TEST_FORMS_H
 #define KVASIR_TEST_FORMS_H
 
@@ -31,24 +30,24 @@ void form_free(struct form *f);
 /* config.json and model.safetensors, as mlx writes them: the header unpadded. */
 void form_write(const struct form *f, const char *folder);
 
-/* Fields of `patch`, ' for ", over those of the configuration; null takes a field away. */
+/* Sets fields of the configuration from `patch` (JSON with ' for "); null removes a field. */
 void form_configure(struct form *f, const char *patch);
 
 /* NULL: there is none. Valid until a tensor is added or removed. */
 struct form_tensor *form_find(const struct form *f, const char *name);
-/* Fresh, filled with 0. dims ends with 0, or has FORM_DIMS_MAX of them. */
+/* A new tensor, filled with 0. dims ends with 0, or has FORM_DIMS_MAX entries. */
 struct form_tensor *form_add(struct form *f, const char *name, const char *dtype,
                              const uint64_t *dims);
 void form_remove(struct form *f, const char *name);
 
-/* All values of a BF16 or F32 tensor; free. */
+/* All values of a BF16 or F32 tensor; the caller frees them. */
 float *form_floats(const struct form_tensor *t, size_t *n);
-/* F32 [rows][k] in place of what stands there (or a new tensor). */
+/* Replaces a tensor by one of F32 values, or adds it. */
 void form_set_floats(struct form *f, const char *name, const uint64_t *dims, const float *values);
 
 /* What mlx-lm does to a Qwen hybrid or LFM2 folder: convolutions [channels][1][width] become
- * [channels][width][1]; gains that are stored less 1 get it, in bfloat16 as mlx-lm writes them, or
- * in float32, which rounds nothing. */
+ * [channels][width][1]; gains that are stored minus 1 get the 1 back, in bfloat16 as mlx-lm writes
+ * them, or in float32, which rounds nothing. */
 void form_turn_convolutions(struct form *f);
 void form_gains_whole(struct form *f, bool bf16);
 

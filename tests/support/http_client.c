@@ -67,7 +67,7 @@ bool client_request(struct client *c, const char *method, const char *path, cons
     return good;
 }
 
-/* Some more bytes. */
+/* Receives some more bytes. */
 static bool receive(struct client *c) {
     if (c->cap - c->len < 4096) {
         c->cap = 2 * c->cap + 8192;
@@ -106,7 +106,7 @@ static const char *header(const char *in, const char *end, const char *name) {
     return NULL;
 }
 
-/* The rest of a body of so many bytes, moved to *a. */
+/* Reads the rest of a body of n bytes into *a. */
 static void read_length(struct client *c, struct client_answer *a, size_t n) {
     a->cut = !client_wait_bytes(c, n);
     a->len = c->len < n ? c->len : n;

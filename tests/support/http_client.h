@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of HTTP on loopback that does as it is told, mistakes included: raw bytes out, answers
- * in, server-sent events taken apart. Times out after five minutes: under a
- * sanitizer, on a busy machine, a queue of answers takes more than one. */
+/* An HTTP client on loopback that sends whatever a test wants, mistakes included: raw bytes out,
+ * answers in, server-sent events taken apart. Times out after five minutes: under a sanitizer, on a
+ * busy machine, a queue of answers takes more than one minute. */
 #ifndef HTTP_CLIENT_H
 #define HTTP_CLIENT_H
 
@@ -20,8 +20,8 @@ struct client {
 
 struct client_answer {
     int status; /* 0: none came */
-    bool keeps; /* the connection goes on */
-    char *body; /* [len] and a NUL; of chunks joined; free */
+    bool keeps; /* the connection stays open */
+    char *body; /* [len] and a NUL; chunks are joined; free */
     size_t len;
     bool cut; /* the connection ended before the body did */
 };
@@ -29,12 +29,12 @@ struct client_answer {
 /* -1 for receive_bytes: the system's buffer. False: no connection. */
 bool client_open(struct client *c, uint16_t port, int receive_bytes);
 void client_close(struct client *c);
-void client_reset(struct client *c); /* without a word: RST */
+void client_reset(struct client *c); /* closes abruptly, with RST */
 bool client_send(struct client *c, const void *data, size_t n);
 /* "POST /path HTTP/1.1" with a body; headers: further lines, each with its "\r\n". */
 bool client_request(struct client *c, const char *method, const char *path, const char *headers,
                     const char *body);
-/* At least n bytes of what comes; false: fewer came. */
+/* Waits until n bytes have come; false: the connection ended before. */
 bool client_wait_bytes(struct client *c, size_t n);
 /* One answer, whole. */
 struct client_answer client_read(struct client *c);

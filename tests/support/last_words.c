@@ -11,11 +11,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The address sanitizer prints more about a bad address than the signal would leave it to. */
+/* Bad addresses are left to the address sanitizer, which prints more about them than a signal
+ * handler. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #include <sanitizer/common_interface_defs.h>
-/* The one of undefined behaviour has a callback of its own that nobody reaches; but an end by
- * abort() is a signal. */
+/* The sanitizer of undefined behaviour has a death callback of its own that cannot be reached; but
+ * if it ends by abort(), that is a signal. */
 __attribute__((visibility("default"))) const char *__ubsan_default_options(void);
 const char *__ubsan_default_options(void) {
     return "abort_on_error=1";
@@ -28,8 +29,8 @@ static const int SIGNALS[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 static const char *volatile words;
 static char *const *volatile then;
 
-/* How this program was started, up to its own name: where a dynamic linker was called with it
- * (tools/device-soak.sh), that is what begins anew. */
+/* How this program was started, up to its own name. If a dynamic linker was called with it
+ * (tools/device-soak.sh), it is the linker that must be started again. */
 static char command[4096];
 enum { ARGUMENTS_MAX = 32 };
 static char *anew[ARGUMENTS_MAX + 1];
@@ -59,7 +60,7 @@ void begin_anew(char *const *arguments) {
     _exit(1);
 }
 
-/* Only what a signal handler may call; on any thread. */
+/* Calls only what a signal handler may call; runs on any thread. */
 static void speak(void) {
     const char *text = words;
     if (!text)
@@ -76,7 +77,7 @@ static void on_signal(int signal) {
 }
 
 static void catch_signals(void) {
-    /* Not blocked, or the program that begins anew would have it blocked, too. */
+    /* Not blocked: the program that is started again would have the signal blocked, too. */
     const struct sigaction action = {.sa_handler = on_signal,
                                      .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)};
     note_command();

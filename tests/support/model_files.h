@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of checkpoints share: a folder that goes away, a small writer of GGUF and of
- * safetensors files, and a tiny model in each. The writers know the formats from their documents,
- * not from our readers. Behind the system headers; brings cmocka.
- */
+/* Shared by the tests of checkpoints: a temporary folder, small writers of GGUF and safetensors
+ * files, and a tiny model in each format. The writers follow the formats' documents, not our
+ * readers. Include it after the system headers; it includes cmocka. */
 #ifndef KVASIR_MODEL_FILES_H
 #define KVASIR_MODEL_FILES_H
 
@@ -18,7 +17,7 @@
 
 #include "model/model_internal.h"
 
-#include <cmocka.h> /* behind util.h: it defines a macro `fail` */
+#include <cmocka.h> /* after util.h: it defines a macro `fail` */
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -77,7 +76,7 @@ static inline void put_text(struct text_buf *b, const char *text) {
     put(b, text, strlen(text));
 }
 
-/* Offset of the byte behind the only place where `text` stands. */
+/* Offset of the byte after the only occurrence of `text`. */
 static inline size_t behind(const struct text_buf *b, const char *text) {
     size_t len = strlen(text), end = 0;
     for (size_t i = 0; i + len <= b->len; i++)
@@ -276,7 +275,7 @@ static inline struct text_buf tiny_gguf(const char *arch) {
 
 /* ---- safetensors ----------------------------------------------------------------------------- */
 
-/* A file with this header, padded to 8 bytes, and `data` bytes of data behind it. */
+/* A file with this header, padded to 8 bytes, and then `data` bytes of data. */
 static inline struct text_buf safetensors_bytes(const char *header, size_t data) {
     struct text_buf out = {0};
     size_t len = strlen(header);
@@ -318,7 +317,7 @@ static inline struct text_buf safetensors_finish(struct safetensors_writer *w) {
     return out;
 }
 
-/* A config.json for tests that care for tensors only; more: further fields, each behind a comma. */
+/* A config.json for tests that are about tensors only; more: further fields, each after a comma. */
 #define TINY_CONFIG TINY_CONFIG_WITH("")
 #define TINY_CONFIG_WITH(more)                                                                     \
     "{\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":64,\"intermediate_size\":96,"       \
@@ -355,7 +354,7 @@ static inline void tiny_part(struct tiny_folder *f, const char *module, const ch
     safetensors_add(&f->w, name, dtype, cols ? 2 : 1, (uint64_t[]){n, cols}, zeros, bytes);
 }
 
-/* A module as the folder's configuration has it. */
+/* A module in the form that the folder's configuration names. */
 static inline void tiny_module(struct tiny_folder *f, const char *module, uint64_t n, uint64_t k) {
     bool embed = f->layer < 0, mxfp4 = f->layer == 1 && strcmp(module, "self_attn.q_proj") == 0;
     if (f->f8) {

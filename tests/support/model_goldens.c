@@ -31,7 +31,7 @@ struct run {
     kvasir_context *ctx;
     const float *golden_nll;
     double nll_sum, golden_sum, kl_sum, golden_kl, off_sum, worst;
-    double spread_sum, spread_worst; /* of the exact golden from this one */
+    double spread_sum, spread_worst; /* distance of the exact golden from this one */
     size_t off_by_1e3, tokens;
 };
 
@@ -84,14 +84,14 @@ static kvasir_context *make_context(const char *bits, const char *group, uint32_
     o.act_bits = 16;
     o.key_centre = "off"; /* the goldens store keys as they are */
     o.max_kv_size = max_kv_size;
-    o.threads = 1; /* other tests run beside it */
+    o.threads = 1; /* other tests run at the same time */
     o.cache_bytes = (uint64_t)512 << 20;
     need(kvasir_context_create(model, &o, &ctx, &err), &err);
     return ctx;
 }
 
-/* All runs go through a window side by side, so that logits are kept of one step only: a row of a
- * large vocabulary is a megabyte. */
+/* All runs evaluate a window together, step by step, so that the logits of only one step are kept:
+ * a row of a large vocabulary is a megabyte. */
 enum { STEP_TOKENS = 128 };
 
 static void run_window(const int32_t *ids, size_t length, size_t first, size_t n_runs,
@@ -239,7 +239,7 @@ static void test_greedy(void **state) {
         uint32_t max_kv_size;
     } greedy[] = {
         {"exact", "exact", "f32", 0},
-        {"f16", "exact", "f16", 0}, /* the goldens hold no f16 run: it is exact but for noise */
+        {"f16", "exact", "f16", 0}, /* there is no golden of f16, which is exact but for noise */
         {"rot256k4", "rot256k4", "f32", 256}};
     char path[512];
     snprintf(path, sizeof path, "%s/greedy.jsonl", goldens->dir);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A real model against ../shared/goldens/NAME (mlx-lm's own class in float32), all through the
- * cache, act_bits 16. How far two right implementations may differ stands in the goldens' READMEs:
+ * cache, act_bits 16. How far two correct implementations may differ is in the goldens' READMEs:
  * exact and 16-bit caches agree token by token, quantized ones in their averages.
  *
  *   losses   the golden's windows of wikitext tokens. exact (f32 pages): per-token NLL within 1e-3
  *            for 99 % of the tokens and 1e-2 for all. Others: perplexity within 1.5 %; with
  *            check_kl mean KL from our own exact run within 10 % of the golden KL.
- *            f16: the issue asks for the per-token bounds of exact here too. They cannot be met:
+ *            f16: the issue wants the per-token bounds of exact here too. They cannot be met:
  *            the f16 golden is itself off the exact golden by more than 1e-3 for 19.5 % of the
  *            tokens (at most 1.2e-2, SmolLM2), and which f16 roundings flip is float noise: our ref
  *            tier, with every sum in double, and our avx2 tier differ from each other by as much as

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small prompt-cache files made by hand, for tests: tensors as a list of words, metadata as JSON
- * members. Knows the forms from their README, not from the writer. Behind model_files.h.
+ * members. Follows the README of the forms, not our writer. Include it after model_files.h.
  *
  *     "0.0 BF16 1,2,3,64|0.1 BF16 1,2,3,64|0.2 =3|0.3 none|0.4 $KVCache"
  *
- * Data count upwards; =N is an I32 scalar, $TEXT a string, none is None: the newer form's metadata
- * for these (2.0 and on) are added by made_032.
+ * Data count upwards; =N is an I32 scalar, $TEXT a string, none is None. The metadata of the newer
+ * form for these (2.0 and on) are added by made_032.
  */
 #ifndef KVASIR_TEST_PROMPT_MADE_H
 #define KVASIR_TEST_PROMPT_MADE_H
@@ -220,7 +220,7 @@ static inline void must_write(const char *path, const struct prompt_file *f) {
         fail_msg("%s", err.text);
 }
 
-/* Every row can be read; ends the test where rows and positions disagree. */
+/* Reads every row; ends the test if rows and positions disagree. */
 static inline void walk(const struct prompt_entry *e, uint32_t n) {
     for (uint32_t i = 0; i < n; i++, e++) {
         if (e->class == PROMPT_LIST)
@@ -244,7 +244,7 @@ static inline void walk(const struct prompt_entry *e, uint32_t n) {
     }
 }
 
-/* settled: a guess is written as what was guessed. */
+/* A guessed format counts as settled here, so that it can be written. */
 static inline void round_trip(struct prompt_file *f) {
     char path[256];
     struct prompt_file again;
@@ -255,7 +255,7 @@ static inline void round_trip(struct prompt_file *f) {
     must_write(path, f);
     must_open(path, &again);
     assert_true(prompt_files_same(f, &again));
-    /* over itself, while it is open */
+    /* over its own file, while that is open */
     must_write(path, &again);
     struct prompt_file third;
     must_open(path, &third);

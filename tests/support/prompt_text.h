@@ -105,7 +105,7 @@ static inline bool prompt_tensor_same(const struct prompt_tensor *a,
            (a->bytes == 0 || memcmp(a->data, b->data, a->bytes) == 0);
 }
 
-/* Of two lists that have the same text. */
+/* Compares the data of two lists that have the same text. */
 static inline bool prompt_data_same(const struct prompt_entry *a, const struct prompt_entry *b,
                                     uint32_t n) {
     for (uint32_t i = 0; i < n; i++, a++, b++) {
@@ -154,7 +154,7 @@ static inline uint32_t ring_held(const struct prompt_kv *kv) {
     return kv->offset < kv->rows ? kv->offset : kv->rows;
 }
 
-/* Every row and position of a ring or buffer say the same of each other; false where not. */
+/* Whether the rows and positions of a ring or buffer map to each other in both directions. */
 static inline bool prompt_rows_consistent(const struct prompt_kv *kv) {
     uint32_t held = 0;
     for (uint32_t row = 0; row < kv->rows; row++) {

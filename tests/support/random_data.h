@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What follows depends on the run's seed and on text (a family's line) alone. */
+/* The numbers that follow depend only on the run's seed and on text (a family's line). */
 void random_start(uint64_t seed, const char *text);
 uint32_t random_bits(void);
 uint32_t random_below(uint32_t n);
@@ -25,8 +25,8 @@ enum fill_kind {
     FILL_KINDS
 };
 void fill(float *x, size_t n, enum fill_kind kind);
-/* Where roundings to f16, bf16 and float32 turn: ties, overflow, subnormals, not finite. The first
- * three are infinity, -infinity, NaN. */
+/* Values at the edges of rounding to f16, bf16 and float32: ties, overflow, subnormals, not finite.
+ * The first three are infinity, -infinity, NaN. */
 enum { EDGE_VALUES = 24 };
 extern const float EDGE_VALUE[EDGE_VALUES];
 

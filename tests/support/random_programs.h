@@ -15,7 +15,7 @@ static inline uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-/* Leaves alone what the arguments do not name. */
+/* Leaves unchanged what no argument names. */
 static inline void random_arguments(int argc, char **argv, unsigned long *programs,
                                     uint64_t *seed) {
     for (int i = 1; i < argc; i++) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripted_model.py OUT SCRIPTS: a checkpoint that answers what it is told to, to the letter.
+"""scripted_model.py OUT SCRIPTS: a checkpoint that answers with given texts, to the letter.
 
 SCRIPTS is a JSON object {"chat_template": TEXT, "scripts": {NAME: TEXT}, "control": [TEXT]}. A
 prompt that ends with <|NAME|> is answered with that script and the end token, token by token,
 whatever the sampler's seed (temperature 0). So clients can be tested on tool calls and reasoning
 without a model that makes them. Scripts named in "endless": [NAME] begin again where they would
-end; "context" is the longest sequence, 2,048 tokens if it is not there.
+end; "context" is the longest sequence, 2,048 tokens if it is missing.
 
 How: embeddings are unit vectors, all layers are zero, and the output matrix sends each token to the
 next of its script. A script is cut into pieces of a few characters, each a token of its own that
@@ -35,13 +35,13 @@ def byte_alphabet():
 
 
 def cut(text, used):
-    """Pieces that no script has had; they grow until they are new."""
+    """Pieces that no earlier script has; they grow until they are new."""
     pieces, at = [], 0
     while at < len(text):
         end = at + 2 + (3 * len(pieces) + len(text)) % 4
         while end < len(text) - 1 and text[at:end] in used:
             end += 1
-        if end >= len(text) - 1:  # what is left goes to one piece
+        if end >= len(text) - 1:  # the rest becomes one piece
             end = len(text)
             while text[at:end] in used:
                 at -= len(pieces.pop())

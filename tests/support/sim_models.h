@@ -17,7 +17,7 @@ struct sim_models {
     struct temp_folder folder;
     char centres[SIM_N_MODELS][192]; /* random calibration files; "": its keys cannot be centred */
 };
-/* Ends the program where there are no fixtures (skipped), or one does not open. */
+/* Ends the program if there are no fixtures (skipped), or if one does not open. */
 void sim_models_open(struct sim_models *s);
 void sim_models_close(struct sim_models *s);
 

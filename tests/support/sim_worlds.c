@@ -63,7 +63,7 @@ static uint32_t shapes_of(const struct sim_models *s, uint32_t model) {
     return shapes ? shapes : 1u << SHAPE_PLAIN;
 }
 
-/* The same, by the world's rotation. */
+/* The same, with the world's rotation. */
 static uint32_t shapes_in(const struct sim_models *s, const struct sim_world *w) {
     static const enum sim_shape plain[SIM_ROTATIONS] = {SHAPE_PLAIN, SHAPE_KEEPING, SHAPE_ROTATING};
     const uint32_t shapes = shapes_of(s, w->model);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which tiny model, cache format and rotation a test of random programs takes: in turn, so that so
- * many consecutive seeds hold every pair of shape and format, and of shape and rotation; and the
- * count of what was tried. */
+/* Which tiny model, cache format and rotation a test of random programs uses. They take turns, so
+ * that SIM_WORLDS consecutive seeds contain every pair of shape and format, and of shape and
+ * rotation. Also counts what was tried. */
 #ifndef SIM_WORLDS_H
 #define SIM_WORLDS_H
 
 #include "sim_models.h"
 
-/* Shapes of a cache. The first three are those of models that have nothing of the others; a model
- * may have several of the others, whatever its rotation. */
+/* Shapes of a cache. A model has one of the first three, depending on the rotation, if it has none
+ * of the others. It may have several of the others, whatever the rotation. */
 enum sim_shape {
     SHAPE_PLAIN,
     SHAPE_KEEPING,  /* rotating, some tokens kept */
@@ -24,15 +24,15 @@ enum sim_format {
     FORMAT_F16,
     FORMAT_8,
     FORMAT_8_4,
-    FORMAT_8_4_CENTRED, /* where a model's keys cannot be centred, FORMAT_OTHER takes its turn */
+    FORMAT_8_4_CENTRED, /* FORMAT_OTHER instead if a model's keys cannot be centred */
     FORMAT_4_2,
     FORMAT_3,
-    FORMAT_OTHER, /* one of some others */
+    FORMAT_OTHER, /* one of several others */
     SIM_FORMATS
 };
 enum sim_rotation { ROTATION_NONE, ROTATION_KEEPING, ROTATION_KEEPING_NONE, SIM_ROTATIONS };
 
-/* In so many consecutive seeds every model meets every format and every rotation, and the plain
+/* In this many consecutive seeds every model meets every format and every rotation, and the plain
  * ones together every format with every rotation. */
 enum { SIM_WORLDS = 7 * SIM_N_MODELS };
 
@@ -51,7 +51,7 @@ struct sim_coverage {
 };
 void sim_coverage_add(struct sim_coverage *c, const struct sim_models *s, const struct sim_world *w,
                       uint64_t rows);
-/* Prints the counts. False, and says so, where a pair is missing that one of the models could
+/* Prints the counts. False, and prints which, if a pair was not tried that one of the models could
  * have had. */
 bool sim_coverage_whole(const struct sim_coverage *c, const struct sim_models *s);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Golden tensors: the smallest safetensors reader that serves tests. It trusts its files. */
+/* Golden tensors: the smallest safetensors reader that tests need. It trusts its files. */
 #ifndef KVASIR_TEST_TENSORS_H
 #define KVASIR_TEST_TENSORS_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A server in this process, on a tiny model whose tokens are bytes, at a port of loopback that is
- * free. Its template writes the messages' texts, one behind the other. */
+/* A server in this process, on a tiny model whose tokens are bytes, at a free port of loopback. Its
+ * template writes the messages' texts one after the other. */
 #ifndef TINY_SERVER_H
 #define TINY_SERVER_H
 
@@ -20,12 +20,12 @@ struct tiny_server {
     uint16_t port;
 };
 
-/* What may be changed before it is opened: the fixture's weights, a context of 512 tokens, two
+/* Sets what may be changed before opening: the fixture's weights, a context of 512 tokens, two
  * threads. */
 void tiny_server_init(struct tiny_server *t);
-/* Ends the test as skipped where the weights are missing. */
+/* Ends the test as skipped if the weights are missing. */
 void tiny_server_open(struct tiny_server *t);
-/* Until nothing is open; false: after so long something was. */
+/* Waits until nothing is open; false: after timeout_ms something still was. */
 bool tiny_server_idle(struct tiny_server *t, int timeout_ms, kvasir_engine_stats *stats);
 void tiny_server_close(struct tiny_server *t);
 

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench.c: times of the operations, beside how fast this device reads memory in the same run.
+/* bench.c: times of the operations, and how fast this device reads memory in the same run.
  *
  *   decode    attention of one row a sequence over 1 .. 64 sequences
  *   prefill   attention of 2,048 new tokens over 32,768 cached ones
- *   encode    storing 8,192 tokens in 32 layers, as a part of the attention over them
+ *   encode    storing 8,192 tokens in 32 layers, as a fraction of the attention over them
  *   product   4-bit weights
  *
  * A time is the median of five, each over several repetitions of one operation. Repetitions walk
- * over the layers of the scene (over copies of the weights), as a model's step does: of one layer
- * of 1,024 or 8,192 tokens the second repetition would find the bytes in the second-level cache.
- * Where a launch counts, the same repetitions are timed as one graph too, which is how a step runs;
- * targets are held against that.
+ * over the layers of the scene (over copies of the weights), as a model's step does: with a single
+ * layer of 1,024 or 8,192 tokens, the second repetition would find the bytes in the second-level
+ * cache. If the cost of launches matters, the same repetitions are also timed as one graph, which
+ * is how a step runs; targets apply to that time.
  *
- * Shapes are a model's of 32 query heads and 8 KV heads of 128 dims where nothing else is said.
- * Bytes are those of K and V that must be read; targets stand beside the figures, met or MISSED.
+ * Unless stated otherwise, shapes are those of a model with 32 query heads and 8 KV heads of 128
+ * dims. Bytes are those of K and V that must be read; targets are printed next to the figures, met
+ * or MISSED.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,8 +58,8 @@ enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS };
 
 /* ---- data ------------------------------------------------------------------------------------ */
 
-/* n floats around +-1.5 on the device. A table that is repeated: what they are does not matter,
- * and millions of them would take longer to make than to time. */
+/* n floats around +-1.5 on the device. A table is repeated: the values do not matter, and making
+ * millions of them would take longer than the timing. */
 static float *random_floats(size_t n) {
     enum { TABLE = 1 << 18 };
     float *x = mem_alloc(n * sizeof *x), *on_device = backend_alloc(device, n * sizeof *x);
@@ -288,8 +289,8 @@ static void bench_decode(void) {
 
 /* ---- prefill --------------------------------------------------------------------------------- */
 
-/* Of `rows` rows at the end of `length` tokens: query and key meet in 2 D operations, so do weight
- * and value. */
+/* Operations for `rows` rows at the end of `length` tokens: a query and a key take 2 D of them, and
+ * so do a weight and a value. */
 static double attention_operations(uint32_t length, uint32_t rows) {
     double pairs = (double)rows * (length - rows) + (double)rows * (rows + 1) / 2;
     return 4.0 * HEAD_DIM * HEADS * pairs;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_attention.c: attention on CUDA.
  *
- * Against a reference in double, over the scene's image of the pages, with the query and what
- * affine tiles say rounded as arithmetic.cuh has it, and nothing else rounded. u = 2^-24, gamma(n)
- * as in kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max) and P = sum p:
+ * Against a reference in double, over the scene's image of the pages, with the query and the values
+ * of affine tiles rounded as in arithmetic.cuh, and nothing else rounded. u = 2^-24, gamma(n) as in
+ * kcheck. For a row with scores s_t (natural units), p_t = exp(s_t - max) and P = sum p:
  *
  *   score    dim products and additions of the tensor core (it truncates: 2 u each)
  *            e_t = gamma(2 dim) sum|terms|
@@ -48,12 +48,12 @@ static double round_to_f16(double x) {
     memcpy(&much, &bits, sizeof much);
     return x < 0 ? (x - much) + much : (x + much) - much;
 }
-/* Queries and weights that meet such a tile are bf16; else f16. */
+/* Queries and weights are bf16 for such a tile, else f16. */
 static bool is_bf16(struct kv_format f) {
     return kv_format_exact(f) && f.scalar == SCALAR_BF16;
 }
 
-/* The query row as a page of this format meets it. x = q * scale in float32. */
+/* The query row as it is used with a page of this format. x = q * scale in float32. */
 static void round_query(const float *x, uint32_t dim, struct kv_format f, double *out) {
     float m = 0;
     for (uint32_t i = 0; i < dim; i++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_product.c: product on CUDA against the same arithmetic in double.
  *
- * Activations are rounded here as act_pack_ref does it (cpu/ref/product.c), weights are what
- * weight_traits' parts say: codes, d and m of each block of 32. With scale_b and sum_b of a block
+ * Activations are rounded here as act_pack_ref does it (cpu/ref/product.c), weights are taken from
+ * the parts of weight_traits: codes, d and m of each block of 32. With scale_b and sum_b of a block
  * of activations an output is
  *
  *     sum over blocks  d * scale_b * dot  (+ m * sum_b)  (+ bias)
@@ -15,8 +15,8 @@
  *
  *     gamma(T + R + 2) sum|terms|,    and 2^-122 a block, where d * scale is subnormal
  *
- * What an output must not see (O2): a row's bits are those that it has alone, in other company and
- * place, and with a matrix cut to its first outputs.
+ * Independence (O2): a row has the same bits alone, with other rows, at another place, and with a
+ * matrix cut to its first outputs.
  *
  * Blocks with NaN and infinities: their rows are not finite, the others' bits stay.
  */
@@ -165,7 +165,7 @@ static const float *run_product(const struct product_case *c, const struct backe
     return from_device(y, bytes);
 }
 
-/* Rows [first, first + rows) in another order, which starts with row `first`: the bits of y. */
+/* Rows [first, first + rows), rotated by a random number of rows, have the bits of y. */
 static void check_company(const struct product_case *c, const struct backend_weight *w,
                           uint32_t first, uint32_t rows, uint32_t n, const float *y) {
     uint32_t k = c->w.k, turn = rows > 1 ? random_below(rows) : 0;

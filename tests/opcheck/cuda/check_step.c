@@ -169,8 +169,8 @@ static void batch_of_one(struct own_batch *b, const struct scene *s, uint32_t se
 }
 
 /* A sequence without a window loses its first pages, so that all others change their numbers; one
- * with a window goes on by some pages' positions over the same pages. Either way a page's slots
- * that hold tokens stay the same, and those behind them, which hold NaN, stay unseen. */
+ * with a window moves on by some pages' positions over the same pages. Either way a page's slots
+ * that hold tokens stay the same, and those after them, which hold NaN, stay unseen. */
 static void batch_other(struct own_batch *b, const struct scene *s) {
     batch_begin(b);
     for (uint32_t i = s->n_seqs; i-- > 0;) {
@@ -298,7 +298,7 @@ static void check_refusals(const struct model *m) {
     cuda_graph_destroy(graph);
 }
 
-/* What a sticky error must be: reported by all that waits, reads are zeros, later calls do nothing.
+/* A sticky error must be reported by all that waits; reads give zeros, and later calls do nothing.
  * The device is given up after it. */
 static void check_sticks(const struct model *m, kvasir_status code, const char *what) {
     kvasir_error err = {0};
