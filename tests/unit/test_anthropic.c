@@ -285,7 +285,10 @@ static void test_errors_of_templates(void **state) {
     static const char RAISES[] = "{{ raise_exception('must alternate') }}";
     set_template(UPPER, strlen(UPPER));
     /* the index counts Anthropic's messages, not those of the OpenAI chat */
-    bad("{\"max_tokens\":9,\"system\":\"s\",\"messages\":[" USER "," USER
+    bad("{\"max_tokens\":9,\"system\":\"s\",\"messages\":[" USER
+        ",{\"role\":\"assistant\",\"content\":\"a\"}]}",
+        "messages[1].content", "does not write the last message's text exactly once");
+    bad("{\"max_tokens\":9,\"messages\":[" USER "," USER
         ",{\"role\":\"assistant\",\"content\":\"a\"}]}",
         "messages[2].content", "does not write the last message's text exactly once");
     set_template(RAISES, strlen(RAISES));

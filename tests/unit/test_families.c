@@ -508,7 +508,7 @@ static const struct {
      {128, 128},
      FORMAT,
      "qkv_proj.weight has shape [128, 128]"},
-    {"llama", "model.x.weight", "I64", {4}, UNSUP, "tensor model.x.weight has dtype I64, which is not"},
+    {"llama", "model.x.weight", "I64", {4}, UNSUP, "dtype I64, which is not supported"},
     {"llama", "model.x.weight", "BF16", {1, 1, 1, 1, 4}, UNSUP, "model.x.weight has 5 dims"},
 };
 

@@ -270,25 +270,33 @@ static void test_stored_bytes_are_those_of_the_tokens_on_a_hit_as_on_a_miss(void
         }
 }
 
+/* The bytes of one page or state, if there is one; counts it. */
+static uint64_t hash_extent(const struct kv_cache *c, uint32_t addr, size_t bytes, uint32_t *n) {
+    if (addr == NO_ADDR)
+        return 0;
+    const uint8_t *at = backend_cpu_arena_bytes(pool_arena(c->pool)) + page_offset(addr);
+    uint64_t hash = addr;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 0x100000001b3u;
+    ++*n;
+    return hash;
+}
+
 /* Sum over the bytes of all pages and states that the tree holds, and the number of those. */
 static uint64_t hash_stored(const struct world *w, uint32_t *n) {
     const struct prefix_tree *t = w->tree;
     const struct kv_cache *c = t->cache;
     uint64_t hash = 0;
     *n = 0;
-    for (uint32_t x = 0; x < t->n_made; x++)
-        for (uint32_t g = 0; t->nodes[x].to && g < c->n_groups; g++) {
+    for (uint32_t x = 0; x < t->n_made; x++) {
+        if (!t->nodes[x].to)
+            continue;
+        for (uint32_t g = 0; g < c->n_groups; g++) {
             const struct kv_page *page = node_page(t, x, g);
-            if (page->addr == NO_ADDR)
-                continue;
-            const uint8_t *bytes =
-                backend_cpu_arena_bytes(pool_arena(c->pool)) + page_offset(page->addr);
-            uint64_t h = page->addr;
-            for (size_t i = 0; i < c->layouts[g][page->layout].page_bytes; i++)
-                h = (h ^ bytes[i]) * 0x100000001b3u;
-            hash += h;
-            ++*n;
+            hash += hash_extent(c, page->addr, c->layouts[g][page->layout].page_bytes, n);
         }
+        hash += hash_extent(c, t->nodes[x].state, c->options.state_bytes, n);
+    }
     return hash;
 }
 
