@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many sequences at once, and what is stored: the issue's bounds, each paired in one run. Sequences
- * are made long by copies of real pages (bench.h): what is generated means nothing, the work is the
- * same.
+/* Many sequences at once, and stored prompts, against the issue's bounds; both sides of each
+ * comparison are measured in one run. Sequences are made long by copies of real pages (bench.h):
+ * the generated tokens mean nothing, but the work is the same.
  *
  *     batch MODEL PART [ROUNDS]
  *
- *   decode      8 sequences of 500 to 4,000 tokens, 8/4: a step of all beside a step of each alone;
- *               the gain beside what bytes and products allow; and the same number of cached tokens
- *               in equal and in very different lengths
- *   histories   two of 50,000 and 49,872 tokens, 4 bits beside f16: bytes, decode speed
- *   hit         the first token of a prompt of 8,000 stored tokens beside one decode step
+ *   decode      8 sequences of 500 to 4,000 tokens, 8/4: one step of all against a step of each
+ *               alone; the gain against the one that bytes and matmuls allow; and the same number
+ *               of cached tokens in equal and in very different lengths
+ *   histories   two of 50,000 and 49,872 tokens, 4 bits against f16: bytes, decode speed
+ *   hit         the first token of a prompt of 8,000 stored tokens against one decode step
  *   shared      64 requests that share 4,000 tokens: bytes
  */
 #include <math.h>
@@ -41,8 +41,8 @@ static kvasir_seq *make_seed(kvasir_context *c) {
     return s;
 }
 
-/* Milliseconds of a step of the n sequences together, median of STEPS; they end as long as before.
- */
+/* Milliseconds of a step of the n sequences together, median of STEPS. Afterwards the sequences
+ * have their old lengths. */
 static double step_ms(kvasir_context *c, kvasir_seq *const *seqs, uint32_t n, uint32_t rows) {
     const uint32_t vocab = model_config(c->model->model)->vocab;
     static uint32_t counts[BATCH];
@@ -89,8 +89,8 @@ static void drop(kvasir_seq **seqs, uint32_t n) {
         kvasir_seq_destroy(seqs[i]);
 }
 
-/* MiB of mapped files, the weights, that the system maps in huge pages: all or none makes up to a
- * tenth of a step (docs/speed.md, "Weights in huge pages"). */
+/* MiB of mapped files (the weights) that the system maps in huge pages. All or none of them makes a
+ * difference of up to a tenth of a step (docs/speed.md, "Weights in huge pages"). */
 static double huge_file_mib(void) {
     FILE *f = fopen("/proc/self/smaps_rollup", "r");
     char line[256];
@@ -130,14 +130,14 @@ static void bench_decode(const kvasir_model *m, int rounds) {
         drop(seqs, BATCH);
         grow(c, seed, one_long, BATCH, seqs);
         steep[r] = step_ms(c, seqs, BATCH, 1) / flat[r];
-        /* what products of many rows cost a row: 8 x 64 rows of prompts of no length */
+        /* the cost per row of matmuls of many rows: 8 x 64 prompt rows over empty sequences */
         for (uint32_t i = 0; i < BATCH; i++)
             need(kvasir_seq_trim(seqs[i], 0, NULL, &err));
         row_ms[r] = step_ms(c, seqs, BATCH, 64) / (BATCH * 64);
         drop(seqs, BATCH);
     }
     const double allowed = (BATCH * w + s) / (w + s);
-    /* bytes at the speed at which one sequence alone reads them, products at that of prompts */
+    /* bytes at the speed at which one sequence alone reads them, matmuls at that of prompts */
     const double by_bytes = median(alone_ms, rounds) / allowed,
                  by_rows = BATCH * median(row_ms, rounds) +
                            median(alone_ms, rounds) * s / (BATCH * w + s);
@@ -195,12 +195,12 @@ static void bench_histories(const kvasir_model *m, int rounds) {
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
-/* One request at a time, or many: waits for the last event of all. */
+/* Waits for the last event of one request or of many. */
 struct waiter {
     pthread_mutex_t mutex;
     pthread_cond_t cond;
     uint32_t open;
-    double first, previous, gap; /* clock of the first token; of the last; the last distance */
+    double first, previous, gap; /* time of the first token; of the newest; between the last two */
     uint32_t cached;
 };
 
@@ -294,7 +294,7 @@ static void bench_shared(const kvasir_model *m) {
     const uint64_t before = one.used_bytes;
     submit(e, &w, ids, SHARED, 2);
     await(&w);
-    kvasir_engine_forget(e, "another"); /* wakes it: the figures are those after the request */
+    kvasir_engine_forget(e, "another"); /* wakes the engine, which then updates its figures */
     kvasir_engine_get_stats(e, &one);
     for (int i = 0; i < REQUESTS; i++) {
         for (int p = SHARED; p < SHARED + OWN; p++)

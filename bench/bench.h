@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the speed programs share: failing, medians, and sequences that are long without a prefill.
- */
+/* Shared by the speed programs: error exits, medians, and long sequences without a prefill. */
 #ifndef KVASIR_BENCH_H
 #define KVASIR_BENCH_H
 
@@ -41,8 +40,8 @@ static inline uint8_t *page_at(const struct kv_view *v, uint32_t number) {
     return backend_cpu_arena_bytes(v->arena) + page_offset(v->pages[kv_view_index(v, number)].addr);
 }
 
-/* Grows a sequence to `depth` by copies of the pages of another one's SEED_TOKENS tokens (or its
- * own). */
+/* Grows a sequence to `depth` by copying the pages of the SEED_TOKENS tokens of `from`, which may
+ * be the sequence itself. */
 static inline void replicate(kvasir_seq *s, const kvasir_seq *from, uint32_t depth) {
     int32_t copy[SEED_TOKENS];
     memcpy(copy, seq_tokens(from->seq), sizeof copy);

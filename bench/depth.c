@@ -5,10 +5,10 @@
  *
  *     depth MODEL KV_BITS[:CENTRE] THREADS TIER REPS NGEN NPP DEPTH...
  *
- * CENTRE is --key-centre's value, off without it. (Copied pages hold keys that were turned for
- * other positions, so what is generated means nothing; the work is the same.)
+ * CENTRE is --key-centre's value, off without it. (Copied pages hold keys that were rotated for
+ * other positions, so the generated tokens mean nothing; the work is the same.)
  *
- * Prints one line a depth: the median and all repetitions of decode (and prompt) tokens/s.
+ * Prints one line per depth: the median and all repetitions of decode (and prompt) tokens/s.
  */
 #include "bench.h"
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How wide keys are, before and after centring: what the codes of a group have to span.
+/* The range of keys before and after centring, which the codes of a group have to span.
  *
  *     key_range MODEL TEXT TOKENS GROUP CENTRE > dump.tsv
  *
- * Runs TOKENS tokens of TEXT over f32 pages, act bits 16. Prints a line a layer: the widest of its
- * KV heads and their mean, before and then after, where a head's width is the largest minus the
- * smallest value of a group of GROUP dims, averaged over groups and tokens (without the first
- * four). tools/key_range_plot.py draws it.
+ * Runs TOKENS tokens of TEXT over f32 pages, act bits 16. Prints a line per layer: the width of its
+ * widest KV head and the mean over its heads, before and then after centring. A head's width is the
+ * largest minus the smallest value of a group of GROUP dims, averaged over groups and tokens
+ * (without the first four). tools/key_range_plot.py draws it.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""server.py MODE PORT ...: drives a server of chats on loopback, and says what it saw.
+"""server.py MODE PORT ...: drives a chat server on loopback and prints what it measured.
 
     chats PORT NAME              16 clients that share a system prompt of 2,000 tokens, 5 turns each
     streams PORT PID PROMPT N    16 streams at once, 4 answers of N tokens at most each; CPU of the
                                  server's threads per token
     idle PORT PID N              N connections that have had an answer each; growth of the server
-    summary FILE                 of lines that chats wrote
+    summary FILE                 medians and ratios of the lines that chats wrote
 
 chats writes one line, NAME and key=value. Every answer has the same number of tokens on every
-server: the end tokens are biased away. Only Python's own library is used. One thread, one event
-loop: reading a chunk costs some 20 us, which both servers pay for alike.
+server: the end tokens are biased away. Only Python's standard library is used. One thread, one
+event loop: reading a chunk costs about 20 us, the same for both servers.
 """
 import asyncio
 import json
@@ -30,7 +30,7 @@ ASKS = ("Tell me about {}.", "Why do people like {}?", "Say more about the histo
 
 
 def system_prompt():
-    """Words that are one token each, in an order that no stretch of it repeats."""
+    """Words that are one token each, in pseudorandom order, so that nothing repeats."""
     x, words = 12345, []
     for _ in range(SYSTEM_WORDS):
         x = (1103515245 * x + 12345) % 2**31
@@ -39,11 +39,11 @@ def system_prompt():
 
 
 class Connection:
-    """One that is kept alive; a request's body comes back as the data of its events."""
+    """A keep-alive connection; reads whole answers, or streams as the data of their events."""
 
     def __init__(self, port):
         self.port, self.reader, self.writer = port, None, None
-        self.pieces = 0  # of answers, as the server cut them
+        self.pieces = 0  # number of chunks that the server sent
 
     async def open(self):
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -83,7 +83,7 @@ class Connection:
         return status, b"".join([c async for c in self.chunks(headers)])
 
     async def events(self, path, body):
-        """The data of each event as JSON, and when it came."""
+        """The data of each event as JSON, and its time of arrival."""
         status, headers = await self.send("POST", path, body)
         left = b""
         async for chunk in self.chunks(headers):
@@ -121,7 +121,7 @@ async def run_client(port, i, figures):
         messages.append({"role": "user", "content": ASKS[turn].format(TOPICS[i])})
         try:
             text = await run_turn(connection, messages, figures[turn])
-        except Exception as e:  # counted: the other clients go on
+        except Exception as e:  # counted; the other clients continue
             figures[turn]["errors"] += 1
             print(f"client {i}, turn {turn}: {e!r}", file=sys.stderr)
             break
@@ -157,7 +157,7 @@ async def run_chats(port, name):
 
 
 def summary(path):
-    """Medians over rounds, and of what pairs of neighbouring rounds say."""
+    """Medians over rounds, and medians of the ratios of paired rounds."""
     rows = {}
     for line in open(path):
         name, *pairs = line.split()
@@ -178,7 +178,7 @@ def summary(path):
               f"{max(ratios):.2f}]")
 
 
-# ---- what the HTTP layer costs -------------------------------------------------------------------
+# ---- the cost of the HTTP layer ------------------------------------------------------------------
 
 
 def thread_times(pid):
@@ -206,7 +206,7 @@ async def run_streams(port, pid, prompt, limit):
         connection.close()
         return connection.pieces
 
-    await one([], 1)  # pages in what is used
+    await one([], 1)  # loads the pages that are used
     tokens, before = [], thread_times(pid)
     begun = time.monotonic()
     pieces = sum(await asyncio.gather(*(one(tokens, 4) for _ in range(CLIENTS))))
@@ -218,7 +218,7 @@ async def run_streams(port, pid, prompt, limit):
           + " ".join(f"{k}={v / n / 1000:.2f}" for k, v in sorted(by_name.items())), flush=True)
 
 
-# ---- what idle connections cost ------------------------------------------------------------------
+# ---- the cost of idle connections ----------------------------------------------------------------
 
 
 def resident_kib(pid):

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# simulate.sh [PROGRAM]: hit rates of the prefix tree beside plain LRU's and Belady's optimum on the
-# conversation trace of ../shared (docs/cache-policy.md), and what the replay takes: microseconds of
-# a step, and of the whole process (reading the trace, LRU and Belady included) seconds and MiB at
-# most. Exits with 1 where the tree hits less than LRU, or the process takes 20 s or 1 GiB.
+# simulate.sh [PROGRAM]: hit rates of the prefix tree against plain LRU and Belady's optimum on the
+# conversation trace of ../shared (docs/cache-policy.md), and the cost of the replay: microseconds
+# per step, and seconds and peak MiB of the whole process (with reading the trace, LRU and Belady).
+# Exits with 1 if the tree has a lower hit rate than LRU, or the process takes 20 s or 1 GiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=${1:-build/kvasir}

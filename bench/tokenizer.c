@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tokenizer alone, for tools/tokenizer_peer.py, which runs it beside the PyPI package:
+/* The tokenizer alone, for tools/tokenizer_peer.py, which compares it with the PyPI package:
  *
- *     bench_tokenizer FILE --speed TEXT    opens FILE and encodes TEXT, the best of several times:
- *                                          one line of JSON
- *     bench_tokenizer FILE --lines         one JSON string a line from standard input; gives
+ *     bench_tokenizer FILE --speed TEXT    opens FILE and encodes TEXT; prints the best of several
+ *                                          times as one line of JSON
+ *     bench_tokenizer FILE --lines         reads one JSON string a line from standard input; prints
  *                                          {"ids", "ids_plain", "ids_special", "decoded",
- *                                          "skipped"} a line
+ *                                          "skipped"} for each
  *
  * FILE is a tokenizer.json, its folder or a GGUF model.
  */
@@ -51,7 +51,7 @@ static double cpu_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* What the process held at most since it began; getrusage would count its parent in. */
+/* Peak memory of this process. getrusage would include its parent's. */
 static double peak_megabytes(void) {
     FILE *f = fopen("/proc/self/status", "r");
     char line[128];

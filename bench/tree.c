@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The prefix tree at 1,000,000 pages, the scheduler and the whole engine at 32 sequences, on the
- * null backend: what they cost themselves.
+/* The cost of the prefix tree at 1,000,000 pages, of the scheduler and of the whole engine at 32
+ * sequences, on the null backend, which computes nothing.
  *
  *     tree [PAGES]
  *
- * Prints: microseconds of a lookup of a 32,000-token prompt (all of it stored; of 10 in a row), of
- * storing and of evicting a page, and of a step of 32 sequences that generate (median and 99th
- * percentile), of the scheduler alone and of all that an engine does in it, beside the issue's
- * bounds. Exit code 1 where one is missed.
+ * Prints, with the issue's bounds, how long these take: a lookup of a 32,000-token prompt (all of
+ * it stored), storing and evicting a page, and a step of 32 sequences that generate, once the
+ * scheduler alone and once the whole engine (medians; for lookups and steps the 99th percentile,
+ * too). Exit code 1 if a bound is missed.
  *
- * The engine runs on the null backend with operations that do nothing, so that a forward costs a
- * few calls and logits are zeros. All else is as ever: inbox, scheduler, pages, the step's batch,
+ * The engine runs on the null backend with operations that do nothing, so that a forward pass costs
+ * a few calls and logits are zeros. All else is real: inbox, scheduler, pages, the step's batch,
  * sampler, detokenizer, events, figures.
  */
 #include "bench.h"
@@ -32,7 +32,7 @@ static void report(const char *what, double value, double bound, const char *uni
     missed |= value >= bound;
 }
 
-/* Conversations of PROMPT tokens that share a first part of up to half. */
+/* Conversations of PROMPT tokens that share up to the first half. */
 static void make_tokens(int32_t *tokens, uint32_t seed) {
     const uint32_t shared = seed % 64 * 251;
     for (uint32_t i = 0; i < PROMPT; i++)
@@ -55,7 +55,7 @@ static void make_world(struct world *w, uint64_t budget) {
     need(tree_create(w->cache, 8192, &w->tree, &err));
 }
 
-/* Returns the microseconds that storing took, a page. */
+/* Returns the microseconds per page that storing took. */
 static double store_one(struct world *w, const int32_t *tokens) {
     struct kv_seq *s;
     struct tree_cursor at;
@@ -255,7 +255,7 @@ static struct backend *idle_backend(void) {
     return b;
 }
 
-/* On the engine's thread: from one token of the first request to its next one everything happens
+/* Written on the engine's thread: between two tokens of the first request, a step does everything
  * once. */
 static struct {
     double times[STEPS], last;
@@ -270,7 +270,7 @@ static void wait_for(sem_t *semaphore) {
 
 static void on_event(void *user, const kvasir_event *e) {
     const uint32_t *first = user;
-    if (e->kind == KVASIR_EVENT_START && *first) /* or it might end before the last one comes */
+    if (e->kind == KVASIR_EVENT_START && *first) /* or it ends before the last one is submitted */
         wait_for(&steps.submitted);
     if (e->kind != KVASIR_EVENT_TOKEN)
         return;
@@ -286,7 +286,7 @@ static void on_event(void *user, const kvasir_event *e) {
     steps.last = now;
 }
 
-/* temp 0: the likeliest token. */
+/* temp 0 picks the most likely token. */
 static void bench_engine(const kvasir_model *model, float temp, const char *what) {
     enum { LENGTH = 4000 };
     static const uint32_t is_first[2] = {1, 0};
@@ -294,7 +294,7 @@ static void bench_engine(const kvasir_model *model, float temp, const char *what
     kvasir_engine_options o = kvasir_engine_defaults();
     kvasir_engine *e;
     o.context.ctx = LENGTH + 2 * STEPS;
-    o.context.kv_bits = "f16"; /* heads of 8 dims: no group divides them */
+    o.context.kv_bits = "f16"; /* heads of 8 dims: no group size divides them */
     o.context.prefill_chunk = 512;
     o.cache_memory_bytes = (uint64_t)4 << 30;
     o.max_running = BATCH;
@@ -323,7 +323,7 @@ static void bench_engine(const kvasir_model *model, float temp, const char *what
     sem_destroy(&steps.submitted);
     sem_destroy(&steps.done);
     qsort(steps.times, steps.n, sizeof *steps.times, by_value);
-    if (temp > 0) /* what a pick costs goes by the vocabulary */
+    if (temp > 0) /* no bound: the cost depends on the size of the vocabulary */
         printf("%-52s %10.3f us\n", what, steps.times[steps.n / 2]);
     else
         report(what, steps.times[steps.n / 2], 50, "us");

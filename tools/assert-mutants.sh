@@ -4,8 +4,8 @@
 # assert-mutants.sh [N]
 #
 # Negates N (20) assertions of src/, drawn with the commit as the seed, one at a time in a copy of
-# the tree, and runs the unit tests and short random programs: an assertion that no test reaches is
-# one that nobody checks. Prints a line for each and how many were caught.
+# the tree, and runs the unit tests and short random programs. If nothing fails, no test reaches the
+# assertion, so nothing checks it. Prints a line for each and how many were caught.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 count=${1:-20}
@@ -17,7 +17,7 @@ cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DSHARED_DIR="$PWD/../shared" -DMODELS_DIR="$PWD/models" >/dev/null
 cmake --build "$dir/build" >"$dir/log" 2>&1
 
-# Unit tests of the folder first; then all of them and the simulations.
+# Prints the first test that fails: unit tests first, then the simulations.
 caught_by() {
     local test
     for test in "$dir"/build/tests/unit_* "$dir"/build/tests/sim_{tree,engine,property}; do

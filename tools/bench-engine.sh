@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench-engine.sh [ROUNDS]: many sequences at once, the prefix tree and its policy, each measured
-# beside what bounds it in the same run (bench/batch.c, bench/tree.c, bench/simulate.sh). Results:
+# bench-engine.sh [ROUNDS]: many sequences at once, the prefix tree and its policy, each measured in
+# the same run as its bound (bench/batch.c, bench/tree.c, bench/simulate.sh). Results:
 # bench/results/engine-DATE-CPU.txt. Nothing else may run on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ mkdir -p bench/results
 {
     commit=$(git describe --always --dirty 2>/dev/null || echo no-commit)
     echo "# $commit, $(date -u +%FT%TZ), $cpu, $(nproc) cores"
-    # a process is fast or slow as a whole (where its pages lie in memory): several of them
+    # a whole process can be fast or slow, by where the host places the cores: run several
     for _ in $(seq "$rounds"); do build/bench_batch "$model" decode 3; done
     for part in histories hit shared; do build/bench_batch "$model" "$part" "$rounds"; done
     [ ! -d "$tiny" ] || { echo "a tiny model:" && build/bench_batch "$tiny" histories "$rounds"; }

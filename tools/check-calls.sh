@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check-calls.sh [ROOT]: outside util/ and cli/ nothing prints, reads the environment, ends the
-# process or, in the library, takes memory without util.h's functions. Comments and strings are not
-# looked at.
+# check-calls.sh [ROOT]: outside util/ and cli/ nothing may print, read the environment, end the
+# process or, in the library, allocate memory without util.h's functions. Comments and strings are
+# ignored.
 set -euo pipefail
 root=${1:-$(dirname "$0")/..}
 cd "$root"
@@ -54,7 +54,7 @@ find src \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) \
                 break
             }
         }
-        # A member of that name (x->exit) is another thing, format(printf, 1, 2) is no call.
+        # A member of that name (x->exit) is not meant, and format(printf, 1, 2) is not a call.
         if (match(code, "(^|[^A-Za-z0-9_.>])" calls "[ \t]*\\(")) {
             name = substr(code, RSTART, RLENGTH)
             gsub(/[^A-Za-z0-9_]/, "", name)

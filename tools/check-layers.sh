@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check-layers.sh [ROOT]: the include graph is the one docs/design.md draws. Prints file:line of
-# every #include that breaks it.
+# check-layers.sh [ROOT]: checks that the include graph is the one of docs/design.md. Prints
+# file:line of every #include that breaks it.
 #
 #   util 0   quant 1  text 1   files 2  backend 2   cache 3   model 4   engine 5
 #   lab 6    http 6   api 6    server 7   cli 8
 #
-# A folder includes folders of lower numbers only, and of another folder only FOLDER/FOLDER.h;
-# below src/backend/ everything counts as backend, whose folders have a header of their own, X/X.h,
-# that creates one. http, api, server and cli use the library as any
-# program does, through <kvasir.h>: of its folders they see util/ alone, and each other by number.
-# cli sees lab/, too, which sees every header of engine/, because it experiments with its parts.
+# A folder may include only folders of lower numbers, and of another folder only FOLDER/FOLDER.h.
+# Everything below src/backend/ counts as backend; each of its folders X also has a header X/X.h for
+# others, which creates that backend. http, api, server and cli use the library as any program does,
+# through <kvasir.h>: of its folders they see util/ only, and each other by number. cli also sees
+# lab/, which sees every header of engine/, because it experiments with its parts.
 #
 # kvasir.h itself includes its own kvasir_X.h and system headers only and is allowed everywhere.
 # Every header of util/ is a front header, and so is files/safetensors.h, which cli/ sees, too.
@@ -31,12 +31,12 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
         for (i = 1; i <= n; i++)
             user[w[i]] = 1
     }
-    # What a folder of the program may see of the rest: util/, its own, and lab/ from cli/.
+    # A folder of the program may see only util/ and the program, and cli/ also lab/.
     function beyond_wall(own, folder) {
         return own in user && !(folder in user) && folder != "util" &&
                !(own == "cli" && (folder == "lab" || header == "files/safetensors.h"))
     }
-    # Where one of the backends is created: backend/cpu/cpu.h, ...
+    # Headers that create a backend: backend/cpu/cpu.h, ...
     function creates_backend(header,  part) {
         return split(header, part, "/") == 3 && part[1] == "backend" && part[3] == part[2] ".h"
     }
@@ -76,7 +76,7 @@ find src include \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' 
         else if (own in user && header ~ /^kvasir_[a-z]+\.h$/)
             bad("include <kvasir.h> as a whole")
         else if (!ours)
-            next # a system header, or a neighbour in the same folder
+            next # a system header, or one of the same folder
         else if (folder == own)
             next
         else if (level[folder] >= level[own])

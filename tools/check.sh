@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# check.sh [ROOT]      the rules on the text of the tree (CONTRIBUTING.md) that a script can hold.
-#                      Prints every violation; tests/api/checks.sh plants one of each kind.
-# check.sh --files-c   lists the C files it looks at
+# check.sh [ROOT]      checks the rules on the text of the tree (CONTRIBUTING.md) that a script can
+#                      check. Prints every violation; tests/api/checks.sh plants one of each kind.
+# check.sh --files-c   lists the C files that it checks
 set -uo pipefail
 tools=$(cd "$(dirname "$0")" && pwd)
 root=$tools/..
@@ -12,7 +12,7 @@ case ${1:-} in
 ?*) root=$1 ;;
 esac
 cd "$root" || exit 2
-export LC_ALL=C.UTF-8 # columns are characters
+export LC_ALL=C.UTF-8 # so that columns count characters, not bytes
 
 failed=0
 # rule NAME COMMAND: whatever the command prints breaks the rule.
@@ -25,7 +25,7 @@ rule() {
         failed=1
     fi
 }
-files() { # PATTERN...: tracked and new files alike, but nothing that git ignores or that is gone
+files() { # PATTERN...: tracked and new files, without ignored and deleted ones
     git ls-files --cached --others --exclude-standard -- "$@" | sort -u |
         while IFS= read -r f; do [ ! -f "$f" ] || echo "$f"; done
 }
@@ -35,12 +35,12 @@ own_text() {
     files '*.sh' '*.py' '*.cmake' '*CMakeLists.txt' Makefile '*.in' .ci/run
 }
 
-# gcc only parses. Comments of C++ and the like would show with -pedantic.
+# gcc only parses; -pedantic finds C++ comments and the like.
 header_alone() { # COMPILER LANGUAGE STANDARD
     "$1" -x "$2" -std="$3" -Wall -Wextra -pedantic -Werror -fsyntax-only - \
         <<<'#include "include/kvasir.h"'
 }
-format() { # the first place of each file; `make format` mends them
+format() { # the first place of each file; `make format` fixes them all
     c_files | xargs -r clang-format --dry-run -Werror 2>&1 | awk -F: '
         /error: code should be clang-formatted/ && !seen[$1]++ { print $1 ":" $2 ": not formatted" }
         /error/ && !/clang-formatted/ { print }'
@@ -81,7 +81,7 @@ file_names() { # each file of src/ has a name of its own; tiers and devices shar
         $NF in seen { print $0 ": the same name as " seen[$NF] }
         { seen[$NF] = $0 }'
 }
-mutants() { # every planted bug of tests/mutants.txt is one that can still be planted
+mutants() { # every bug of tests/mutants.txt can still be planted
     [ ! -f tests/mutants.txt ] || python3 "$tools/mutants.py" check src tests/mutants.txt
     [ ! -f tests/opcheck/mutants.txt ] ||
         python3 "$tools/mutants.py" check src/backend/cuda tests/opcheck/mutants.txt

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""circles.sh's second half: reads the output of nm -A -P, prints circles of calls between files."""
+"""Part of circles.sh: reads the output of nm -A -P, prints circles of calls between files."""
 import collections
 import os
 import re

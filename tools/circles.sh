@@ -5,7 +5,7 @@
 #
 # Lists circles of calls between the source files of src/, from the symbols of BUILD's object files
 # (build-ci): a file calls another if it uses a symbol that the other defines. A circle between
-# files of different folders breaks the rule, and so does one inside a folder, but for those that
+# files of different folders breaks the rule, and so does one inside a folder, except for those that
 # ARCHITECTURE.md names under "Circles". Prints nothing if the rule holds. With --all, prints those
 # that ARCHITECTURE.md names, too.
 set -euo pipefail

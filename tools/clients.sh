@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# clients.sh: the official clients of OpenAI's and Anthropic's APIs, at the versions of
-# tests/clients/requirements.txt, from PyPI into .venv-clients, unless they are there; for
-# tests/api/clients.sh. Exit code 1 and one line where they cannot be had.
+# clients.sh: installs the official clients of OpenAI's and Anthropic's APIs, at the versions of
+# tests/clients/requirements.txt, from PyPI into .venv-clients, unless they are installed; for
+# tests/api/clients.sh. Prints one line and exits with 1 if that fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 requirements=tests/clients/requirements.txt venv=.venv-clients

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""count-lines.sh's second half: counts lines of code and assertions below a folder."""
+"""Part of count-lines.sh: counts lines of code and assertions below a folder."""
 import collections
 import pathlib
 import re
@@ -11,8 +11,8 @@ TIER_SOURCES = re.compile(r"^second_tier\((.*?)\)", re.M | re.S)
 
 
 def code_of(text):
-    """Lines that are neither blank nor comment; texts are emptied first, so that none looks like
-    the start of a comment."""
+    """Lines that are neither blank nor comment. String literals are emptied first, so that none
+    looks like the start of a comment."""
     text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.S)
     text = re.sub(r"//[^\n]*", "", text)
@@ -31,7 +31,7 @@ def count(root):
             code = code_of(path.read_text(errors="replace"))
             lines[folder] += len(code)
             if path.name == "assert.h":
-                continue  # defines them
+                continue  # defines the assertions
             for found in ASSERTIONS.finditer("\n".join(code)):
                 assertions[folder] += not NULL_CHECK.match(found.group(1))
     cmake = root / "CMakeLists.txt"

@@ -3,15 +3,15 @@
 #
 # cuda-mutants.sh [build] [PATTERN]
 #
-# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree, each into a program of its own
-# (build-mutants/), and runs opcheck on each, on a GPU: every one must be caught. `build` only makes
-# the programs, on any machine with nvcc. With a pattern of grep only lines that hold it.
+# Plants the bugs of tests/opcheck/mutants.txt in copies of the tree, one bug per copy, builds an
+# opcheck of each (build-mutants/) and runs it on a GPU: every bug must be caught. `build` only
+# builds the programs, on any machine with nvcc. With a grep PATTERN only the lines that match it.
 #
 # A mutant is a line FILE|BEFORE|AFTER|what it breaks, FILE below src/backend/cuda. The programs
-# have few kernels (KVASIR_FEW_KERNELS: heads of 128 dims, all formats in one), so that twenty of
-# them are compiled in minutes; checked is what these can do, with fewer cases (--quick).
+# have few kernels (KVASIR_FEW_KERNELS: heads of 128 dims, one kernel for all formats), so that
+# twenty of them compile in minutes. Only these kernels are checked, with fewer cases (--quick).
 #
-# Log: $OUT, or bench/results/ where it is not set: cuda-mutants-DATE.txt
+# Log: cuda-mutants-DATE.txt in $OUT, or in bench/results/ if it is not set
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -51,7 +51,7 @@ make_program() { # FOLDER LINE; an empty line: the tree itself
 folder_of() { # LINE
     echo "build-mutants/$(echo "$tree_hash $1" | sha256sum | cut -c1-16)"
 }
-# What a program with few kernels can do.
+# The checks that a program with few kernels supports.
 checks() {
     local filter
     for filter in "128 dims" long matmul kv_store step; do
@@ -62,7 +62,7 @@ checks() {
 mapfile -t lines < <(grep -- "${1:-.}" tests/opcheck/mutants.txt)
 [ ${#lines[@]} -gt 0 ] || { echo "cuda-mutants: no line holds '$1'" >&2; exit 1; }
 folders=()
-make_program "$(folder_of "")" "" # first: its objects serve the others
+make_program "$(folder_of "")" "" # first: the others reuse its objects
 for line in "${lines[@]}"; do
     folders+=("$(folder_of "$line")")
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
@@ -75,7 +75,7 @@ echo "cuda-mutants: ${#lines[@]} programs in build-mutants/"
 checks "$(folder_of "")/opcheck" >/dev/null ||
     { echo "cuda-mutants: the tree itself fails" >&2; exit 1; }
 caught=0 missed=0
-for to in "${folders[@]}"; do # some at once: most of the time the processor makes references
+for to in "${folders[@]}"; do # several at once: most of the time goes into CPU references
     while [ "$(jobs -rp | wc -l)" -ge 8 ]; do wait -n || true; done
     { if checks "$to/opcheck"; then echo passed; else echo failed; fi; } >"$to/out" 2>&1 &
 done

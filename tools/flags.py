@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""flags.py [--check] PROGRAM    the lists of flags in docs/man/ and README.md, from the program
+"""flags.py [--check] PROGRAM    writes the lists of flags in docs/man/ and README.md
 
-A list stands between two lines, in a man page
+A list is between two lines, in a man page
 
     .\\" flags of COMMAND: tools/flags.py
     .\\" end of flags
 
 and in README.md <!-- flags of COMMAND: tools/flags.py --> and <!-- end of flags -->. Each is
-written anew from `PROGRAM COMMAND --help=man` or --help=markdown. In a man page what stands below
-.\\" more in an item is kept; "some flags" has the items that are there and no others. With --check
-nothing is written: lists that are not as they should be are named, and the exit code is 1.
+replaced by the output of `PROGRAM COMMAND --help=man` or --help=markdown. In a man page the text
+below .\\" more in an item is kept; "some flags" keeps its present items and gets no others. With
+--check nothing is written: lists that differ are named, and the exit code is 1.
 """
 import pathlib
 import re

@@ -3,9 +3,9 @@
 #
 # fuzz.sh [SECONDS [TARGET...]]: every target of tests/fuzz (or those named) with libFuzzer under
 # the address and undefined behaviour sanitizers, SECONDS each (default 600; 0 only builds), as many
-# at a time as there are cores. Part of `make soak`. Seeds are tests/fuzz/corpus and the real
-# files of ../shared; what grows stays in build-fuzz/corpus. A finding is a file
-# build-fuzz/crash-TARGET-*: mend what it shows, then put it into tests/fuzz/corpus/TARGET.
+# at a time as there are cores. Part of `make soak`. Seeds are tests/fuzz/corpus and the real files
+# of ../shared; new inputs stay in build-fuzz/corpus. A finding is a file build-fuzz/crash-TARGET-*:
+# fix the bug that it shows, then add the file to tests/fuzz/corpus/TARGET.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-600}

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# interop.sh: Kvasir beside the packages of others, at pinned versions, from PyPI into .venv. Part
-# of `make soak`; needs ../shared, the models and a network the first time.
+# interop.sh: compares Kvasir with other projects' packages, at pinned versions, from PyPI into
+# .venv. Part of `make soak`; needs ../shared, the models and, the first time, a network.
 #
 #   convert.py         folders that `kvasir convert` writes load in mlx-lm: the same greedy tokens
 #   prompt_cache.py    prompt-cache files that our writer wrote load in mlx-lm: the same arrays
-#   sampler.py         what tokens are drawn with, of mlx-lm's samplers and processors
-#   random_texts.py    500 random texts a tokenizer: the same ids, and back
+#   sampler.py         the same probabilities as with mlx-lm's samplers and processors
+#   random_texts.py    500 random texts per tokenizer: the same ids, and the same decoded text
 #   templates.py       200 random conversations through every chat template
 #   gguf_families.sh   GGUF files of every family, as llama.cpp's converter writes them: the goldens
 #                      of transformers
-#   weights_golden.py  the goldens of weight types are what gguf and mlx give today
+#   weights_golden.py  the goldens of weight types equal what gguf and mlx give today
 #
-# Makes models/SmolLM2-135M-Instruct-mlx too, which golden.mlx_smollm2 compares with the GGUF.
+# Also makes models/SmolLM2-135M-Instruct-mlx, which golden.mlx_smollm2 compares with the GGUF.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shared=../shared

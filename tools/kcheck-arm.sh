@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kcheck-arm.sh [SEEDS]   kcheck of the NEON tiers on a machine of another make: builds it for
-#                         64-bit Arm and runs it under qemu for neon and neondot, seeds 1 to SEEDS
-#                         (default 1), minutes each
+# kcheck-arm.sh [SEEDS]   kcheck of the NEON tiers on a machine of another architecture: builds it
+#                         for 64-bit Arm and runs it under qemu for neon and neondot, seeds 1 to
+#                         SEEDS (default 1), minutes each
 #
-# CMake is left out: there are no cross-built libraries here, and kcheck needs none. Correctness
-# only: speeds under qemu say nothing. Exit 77 where compiler or emulator is missing. For one case:
+# It does not use CMake, which would look for cross-built libraries; kcheck needs none. Correctness
+# only: speeds under qemu mean nothing. Exit 77 if compiler or emulator is missing. For one case:
 #     qemu-aarch64 -cpu max build-arm/kcheck --tier=neon --filter=score --seed=7
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,7 +47,7 @@ $compiler -static "$out"/*.o -lm -lpthread -o "$out/kcheck"
 
 # ---- run -----------------------------------------------------------------------------------------
 
-# A core without dot products must not be taken for one that has them.
+# A core without dot products must not be mistaken for one that has them.
 ! "$qemu" -cpu cortex-a53 "$out/kcheck" --require=neondot --filter=softmax >/dev/null || {
     echo "kcheck-arm: neondot was found on a core that lacks it"
     exit 1

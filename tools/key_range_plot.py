@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plot of docs/quality.md from what bench_key_range prints: DUMP.tsv > PLOT.svg
 
-Bars a layer: the widest KV head before and after centring, on a logarithmic scale; a tick in each
-bar is the mean over the layer's heads."""
+Two bars per layer: the widest KV head before and after centring, on a logarithmic scale. A tick in
+each bar is the mean over the layer's heads."""
 import math
 import sys
 

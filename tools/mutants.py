@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planted bugs: lines FILE|BEFORE|AFTER|what it breaks, FILE below ROOT, BEFORE a text of FILE.
+"""Planted bugs: lines FILE|BEFORE|AFTER|what it breaks, FILE below ROOT, BEFORE a text in FILE.
 
 mutants.py plant FILE BEFORE AFTER   plants one
 mutants.py check ROOT LIST           prints each line of LIST that cannot be planted

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Plants the bugs of tests/mutants.txt in a copy of the tree, one at a time, and runs the test of
-# operations and those that try caches at random on each, the quick ones first: every one must be
-# caught. Says which test caught it. Part of `make soak`. A mutant is a line
-# FILE|BEFORE|AFTER|what it breaks, where BEFORE stands in FILE.
+# Plants the bugs of tests/mutants.txt in a copy of the tree, one at a time, and runs on each the
+# test of operations and the random tests of caches, the quick ones first. Every bug must be caught.
+# Prints which test caught it. Part of `make soak`. A mutant is a line
+# FILE|BEFORE|AFTER|what it breaks, where BEFORE is a text in FILE.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 programs=${1:-150}
@@ -13,7 +13,7 @@ cp -r CMakeLists.txt CMakePresets.json kvasir.pc.in include src tests docs bench
 build() {
     cmake --build "$dir/build" --target unit_ops sim_tree sim_engine sim_property >"$dir/log" 2>&1
 }
-holds() { # PROGRAMS; *by* names the test that fails
+holds() { # PROGRAMS; sets by to the test that fails
     by=ops
     timeout 300 "$dir/build/tests/unit_ops" >"$dir/log" 2>&1 || return 1
     for by in tree engine property; do

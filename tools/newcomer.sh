@@ -5,7 +5,7 @@
 #
 # Draws N (20) functions of src/ with the commit as the seed and prints their signatures: can a
 # reader who knows only README.md and ARCHITECTURE.md say in which folder each one is? --answers
-# prints the folders, too. docs/decisions/repository.md has what readers found.
+# prints the folders, too. docs/decisions/repository.md has the results of such readers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 answers=

@@ -1,29 +1,32 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# opcheck.sh [check|sanitize|bench|profile|all] [ARGUMENT...]   the CUDA backend on a GPU; opcheck
-# for the CPU's tiers is one of the tests
+# opcheck.sh [check|sanitize|bench|profile|all|build|stamp] [ARGUMENT...]
+#
+# Runs opcheck for the CUDA backend on a GPU. For the CPU's tiers opcheck is one of the tests.
 #
 #   check      opcheck --device=cuda, with these arguments (--filter=TEXT, --seed=N, ...)
 #   sanitize   opcheck --quick under compute-sanitizer's memcheck, then racecheck
 #   bench      nvidia-smi, opcheck --bench=ARGUMENT (decode, prefill, encode, matmul, step; all),
 #              the same shapes in PyTorch (cuda_yardstick.py)
 #   profile    ncu: instructions, stalls, bank conflicts of one launch of --bench=ARGUMENT (decode,
-#              prefill), of lines that hold the next argument, as "4/4 g64, 64 x 32768"
+#              prefill), for the lines that contain the next argument, such as
+#              "4/4 g64, 64 x 32768"
 #   all        check, sanitize, bench
-#   build      compiles, runs nothing; with a definition (KVASIR_FEW_KERNELS) a program of that
-#   stamp      prints what `make cuda` writes beside build-cuda/opcheck: a hash of the sources
+#   build      compiles and runs nothing; with a definition as ARGUMENT (KVASIR_FEW_KERNELS) it
+#              builds the program of that definition
+#   stamp      prints a hash of the sources, as `make cuda` writes it next to build-cuda/opcheck
 #
-# It takes build-cuda/opcheck where the stamp beside it fits the sources; else it compiles with gcc
-# and nvcc alone, for this machine's GPU, into build-opcheck/ (no cmake, no library but libc there;
-# of the CPU's tiers only ref).
-# Objects carry a hash of what they were made from in their names: times of files say nothing in a
-# tree that was copied.
+# It uses build-cuda/opcheck if the stamp next to it matches the sources. Otherwise it compiles with
+# gcc and nvcc alone, for this machine's GPU, into build-opcheck/ (this needs no cmake and no
+# library but libc; of the CPU's tiers it has only ref). The names of objects contain a hash of
+# their sources, because file times mean nothing in a tree that was copied.
 #
-# Logs: $OUT, or bench/results/ where it is not set: cuda-WHAT[-PART]-DATE-GPU.txt.
-# Environment: COMMIT, what the log says it is of; CC, NVCC, JOBS; ARCH, as 90 (this GPU's).
+# Logs: cuda-WHAT[-PART]-DATE-GPU.txt in $OUT, or in bench/results/ if it is not set.
+# Environment: COMMIT, the commit that the log names; CC, NVCC, JOBS; ARCH, for example 90 (default:
+# this GPU's).
 set -euo pipefail
-export LC_ALL=C # one order of files everywhere
+export LC_ALL=C # the same order of files on every machine
 cd "$(dirname "$0")/.."
 what=${1:-check}
 [ $# -eq 0 ] || shift
@@ -55,8 +58,8 @@ sources_hash() {
         hash_of
 }
 
-# FOLDER [DEFINITION]: objects that are missing, and the program. A file that knows the definition
-# is compiled with it; then the program is opcheck-DEFINITION.
+# compile FOLDER [DEFINITION]: builds missing objects and the program. With DEFINITION, files that
+# mention it are compiled with it, and the program is opcheck-DEFINITION.
 compile() {
     local dir=$1 define=${2:-} arch headers f key object flags compiler objects=() commands=()
     arch=${ARCH:-$(gpu compute_cap | tr -d .)}
@@ -87,7 +90,7 @@ compile() {
         -lpthread -lm || return 1
 }
 
-# Sets program.
+# Sets `program`, which it builds if necessary.
 find_program() {
     if [ "$(cat build-cuda/opcheck.stamp 2>/dev/null)" = "$(sources_hash)" ] &&
         [ -x build-cuda/opcheck ]; then
@@ -127,7 +130,7 @@ do_sanitize() {
         say "no compute-sanitizer: nothing was checked"
         return 1
     fi
-    # racecheck follows each thread by itself: prefill.cu is compiled for it in its own way
+    # racecheck tracks each thread separately, so prefill.cu is compiled differently for it
     compile build-opcheck KVASIR_RACECHECK || return 1
     for tool in memcheck racecheck; do
         echo "compute-sanitizer --tool $tool"

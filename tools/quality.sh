@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The tables of docs/quality.md: perplexity and KL divergence of every cache format, the first
-# windows of wikitext-2, through the cache. KL is from the run with f32 pages and the same act bits;
-# the base file takes 4 bytes x vocabulary x 1,023 a window (200 MB on SmolLM2, 620 MB on Qwen).
+# The tables of docs/quality.md: perplexity and KL divergence of every cache format over the first
+# windows of wikitext-2. KL is from the run with f32 pages and the same act bits; the base file
+# takes 4 bytes x vocabulary x 1,023 a window (200 MB on SmolLM2, 620 MB on Qwen).
 #
 #   tools/quality.sh [WINDOWS [MODEL [CENTRE]]]     prints Markdown; some minutes a window
 #   ACTS="16 8"   act bits      KVASIR=build/kvasir

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# soak.sh [STAGE...]: what takes too long for `make test`: all stages, or those named, in this
-# order. The log is kept: bench/results/soak-DATE-COMMIT.log.
+# soak.sh [STAGE...]: the tests that take too long for `make test`: all stages, in this order, or
+# those named. The log is kept: bench/results/soak-DATE-COMMIT.log.
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
-#   property   KVASIR_SOAK_PROGRAMS random programs of each test of that kind (2000)
-#   server     64 clients of all manners, KVASIR_SOAK_STORM seconds (180), under each sanitizer
+#   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test
+#   server     64 clients of all kinds, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
-#   interop    beside the packages of others (tools/interop.sh)
-#   goldens    those that take long
+#   interop    comparisons with other projects' packages (tools/interop.sh)
+#   goldens    the goldens that take long
 #   proxy      nginx and Caddy in front, as docs/deploy.md shows them, where they are installed
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)

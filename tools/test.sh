@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# test.sh [check|asan|tsan]: everything CI runs; or build, rules and unit tests (`make check`); or
-# one sanitizer's part. Stops at the first stage that fails; the last lines of a whole run are
+# test.sh [check|asan|tsan]: everything that CI runs; or build, rules and unit tests (`make check`);
+# or one sanitizer's part. Stops at the first stage that fails; the last lines of a whole run are
 # ctest's summary of the release build.
-# For tools/soak.sh: tsan-all; storm SECONDS, the server's storm under each sanitizer.
+# For tools/soak.sh: asan-all; tsan-all; storm SECONDS, the server's storm under each sanitizer.
 #
 # What runs where, to stay below 35 minutes on 2 cores:
 #   gcc release (build-ci)   all tests
 #   clang (build-clang)      compiled without a warning
-#   cuda (build-cuda-ci)     where nvcc is: compiled for one architecture; nothing of it runs here
+#   cuda (build-cuda-ci)     if nvcc exists: compiled for one architecture; nothing of it runs here
 #   asan (build-asan)        all but the goldens of real models and kcheck, which has guard pages of
 #                            its own (soak: kcheck, too)
 #   tsan (build-tsan)        tests labelled `threads` (soak: all but goldens and kcheck, which has
@@ -19,7 +19,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 exec </dev/null
 export CTEST_PARALLEL_LEVEL=${CTEST_PARALLEL_LEVEL:-$(nproc)}
-# Under sanitizers nothing is timed, and many tests wait for clients that pause.
+# More tests than cores: under sanitizers nothing is timed, and many tests wait for clients that
+# pause.
 sanitized_level=$((CTEST_PARALLEL_LEVEL + (CTEST_PARALLEL_LEVEL + 1) / 2))
 
 SECONDS=0
@@ -32,11 +33,11 @@ stage() {
 build() {
     local preset=$1
     shift
-    cmake --preset "$preset" "$@" >/dev/null # what it warns of goes to stderr
+    cmake --preset "$preset" "$@" >/dev/null # warnings still go to stderr
     cmake --build "build-$preset"
 }
 
-# Leaks are errors; a stack behind each report of undefined behaviour.
+# Leaks are errors; reports of undefined behaviour have a stack trace.
 under_asan() { # COMMAND
     ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 "$@"
 }
@@ -56,7 +57,7 @@ run_asan() { # OUT KERNELS
         -j $sanitized_level -LE "$1"
 }
 
-# The label's programs only, or all of them.
+# With -L only the programs labelled threads are built and run, else all of them.
 run_tsan() { # KERNELS FLAG...
     stage "thread sanitizer"
     local target=all kernels=$1
@@ -119,7 +120,7 @@ all)
     tools/clients.sh || echo "WARNING: api.clients will be skipped" >&2
 
     stage "gcc, release, warnings are errors"
-    # On x86 a machine without AVX2 must not pass by testing less.
+    # An x86 machine without AVX2 must fail instead of testing less.
     require=
     [ "$(uname -m)" != x86_64 ] || require=avx2
     build ci -DKVASIR_REQUIRE_TIER="$require"
@@ -129,7 +130,7 @@ all)
     stage "clang, warnings are errors"
     build clang
 
-    run_cuda >build-ci/cuda.log 2>&1 & # a compiler with one thread, beside what has more
+    run_cuda >build-ci/cuda.log 2>&1 & # one thread, while other stages use several
     cuda=$!
     trap wait EXIT
     run_asan 'golden|kcheck' OFF

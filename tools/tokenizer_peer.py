@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our tokenizer beside the PyPI package `tokenizers`, one tokenizer.json after the other.
+"""Compares our tokenizer with the PyPI package `tokenizers`, one tokenizer.json after the other.
 
     tokenizer_peer.py texts BENCH_TOKENIZER FILE...
         500 random texts each: ids (control tokens parsed, not parsed, with BOS and EOS) and both
         decodings must be the same. OURS=THEIRS names a GGUF file and a tokenizer.json.
     tokenizer_peer.py variants BENCH_TOKENIZER COUNT
-        so many random small tokenizer.json files, of every normalizer, pre-tokenizer, decoder and
-        added token's flag that ours reads, 40 random texts each
+        COUNT random small tokenizer.json files, with every normalizer, pre-tokenizer, decoder and
+        flag of added tokens that ours reads, 40 random texts each
     tokenizer_peer.py speed BENCH_TOKENIZER TEXT FILE...
-        opening and encoding, both in one run
+        times of opening and encoding, both tokenizers in one run
 
 BENCH_TOKENIZER is the program of bench/tokenizer.c. Needs a Python with tokenizers (a pinned venv).
 Environment: SEED, TEXTS.
@@ -41,7 +41,7 @@ ODD = [
 
 
 def random_char(r):
-    """Of Python's version of Unicode: what is newer one library knows and the other does not."""
+    """A character that Python's Unicode tables know; libraries disagree about newer ones."""
     while True:
         c = r.choice([r.randrange(0x80), r.randrange(0x250), r.randrange(0x3000),
                       r.randrange(0x10000), r.randrange(0x20000), r.randrange(0x110000)])
@@ -71,7 +71,7 @@ def random_text(r, corpus, added):
             token = r.choice(added)
             parts.append(r.choice(["", " ", "  ", "x", "\n"]) + token
                          + r.choice(["", " ", "  ", "x", "\n", token]))
-        elif kind == 8 and added:  # a special token that is not whole
+        elif kind == 8 and added:  # an incomplete special token
             token = r.choice(added)
             parts.append(token[:r.randrange(len(token) + 1)])
         elif kind == 9:
@@ -96,7 +96,7 @@ def peer_line(peer, text):
 
 
 def compare_texts(program, path, peer, texts, left_out=()):
-    """The number of differences; the first ones are printed."""
+    """Returns the number of differences and prints the first ones."""
     lines = "".join(json.dumps(t) + "\n" for t in texts)
     run = subprocess.run([program, path, "--lines"], input=lines.encode(), capture_output=True,
                          check=False)
@@ -247,7 +247,7 @@ def random_file(r):
     steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
              {"type": "ByteFallback"}, {"type": "Fuse"}, metaspace,
              {"type": "Strip", "content": r.choice([" ", "a", "\u4e2d"]), "start": r.randrange(3),
-              "stop": 0}]  # more than 0 ends theirs on an empty token
+              "stop": 0}]  # above 0 theirs crashes on an empty token
     decoder = r.choice([None, level, {"type": "Sequence", "decoders": steps[:3] + steps[4:]},
                         {"type": "Sequence", "decoders": r.sample(steps, r.randrange(1, 6))}])
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
@@ -286,9 +286,9 @@ def variants(program, count, seed):
             peer = tokenizers.Tokenizer.from_file(path)
             added = [a["content"] for a in value["added_tokens"]]
             texts = [variant_text(r, added) for _ in range(40)]
-            # Where words need no merges, ours still makes no control token of a plain word.
+            # With ignore_merges theirs finds control tokens in plain text, ours does not.
             left_out = ["ids_plain"] * value["model"]["ignore_merges"]
-            # Theirs decodes such a token as it is normalized and does not skip it.
+            # Theirs decodes a normalized token in its normalized form and does not skip it.
             if value["normalizer"] and any(a["normalized"] for a in value["added_tokens"]):
                 left_out += ["decoded", "skipped"]
             bad = compare_texts(program, path, peer, texts, left_out)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# uninstall.sh BUILD PREFIX (DESTDIR from the environment): installs into a scratch folder to learn
-# which files an install puts below PREFIX, then removes exactly those. Folders stay.
+# uninstall.sh BUILD PREFIX (DESTDIR from the environment): installs into a scratch folder to find
+# out which files an install puts below PREFIX, then removes exactly those. Folders stay.
 set -euo pipefail
 build=$1
 prefix=$2

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # `kvasir batch` on stories260K: requests and results of OpenAI's batch format, the same answers as
-# `generate`, failed requests, prompt-cache files, both orders, a run that goes on after Ctrl-C and
-# after a torn line, and what is refused before anything runs.
+# `generate`, failed requests, prompt-cache files, both orders, runs that continue after Ctrl-C and
+# after a truncated line, and input that is refused before anything runs.
 . "$(dirname "$0")/../support/api.bash"
 stories=$SHARED_DIR/models/stories260K/hf
 [ -d "$stories" ] || skip "no model: $stories"
-flags=(--kv-bits f16) # its heads have 8 values: no group divides them
+flags=(--kv-bits f16) # its heads have 8 values: no group size divides them
 
 b() { good batch -m "$stories" "${flags[@]}" "$@"; }
-# failing CODE PATTERN ARG...: as expect, where a run says its facts, too
+# failing CODE PATTERN ARG...: like expect, for runs that may also print facts
 failing() {
     local code=$1 pattern=$2
     shift 2
@@ -40,7 +40,7 @@ is() { # FILE ID EXPRESSION WANTED
 ids() { python3 -c 'import json, sys
 print(*[json.loads(line)["custom_id"] for line in open(sys.argv[1])])' "$1"; }
 
-# ---- answers: those of generate ----
+# ---- answers: the same as those of generate ----
 printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}{{ extra }}' >t.jinja
 {
     request text '{"model":"m","prompt":"Once upon a time","max_tokens":40}'
@@ -73,7 +73,7 @@ is out1 text 'r["response"]["status_code"]' 200
 is out1 stop '[c["text"], c["finish_reason"]]' "$(python3 -c 'import json, sys
 print(json.dumps([sys.argv[1].split("girl")[0], "stop"]))' "$text")"
 is out1 default 'b["usage"]["completion_tokens"]' 9
-# a default that is too long for the context gives way, what a request says does not
+# a default that is too long for the context is shortened; a request's own length is refused
 {
     request default '{"prompt":"Once upon a time","ignore_eos":true}'
     request said '{"prompt":"Once upon a time","max_tokens":600}'
@@ -97,7 +97,7 @@ is out1 logprobs 'all(max(t.values()) == p for t, p in
 is out1 logprobs 'c["logprobs"]["text_offset"][2] == len("".join(c["logprobs"]["tokens"][:2]))' true
 [ "$(result out1 text 'b["id"]')" != "$(result out1 ids 'b["id"]')" ] || die "ids are the same"
 
-# ---- one JSON object: it parses where it was not cut (token 128 is the byte of "}") ----
+# ---- one JSON object: it parses unless it was cut (token 128 is the byte of "}") ----
 json_object='"response_format":{"type":"json_object"}'
 {
     request ended "{\"prompt\":\"Once\",\"max_tokens\":99,\"temperature\":1,\"n\":3,
@@ -115,21 +115,21 @@ is object schema 'r["response"]["status_code"]' 400
 is object schema 'b["error"]["param"]' response_format.type
 is object endless 'b["error"]["param"]' ignore_eos
 
-# ---- no seed: the same again, and another for another custom_id ----
+# ---- no seed: a repeated run gives the same answers; each custom_id has its own ----
 for id in a b c; do request $id '{"prompt":"Once","max_tokens":30,"temperature":1}'; done >in
 b -i in -o free1 -q
 b -i in -o free2 -q
 [ "$(result free1 a 'c["text"]')" = "$(result free2 a 'c["text"]')" ] || die "not the same again"
 [ "$(result free1 a 'c["text"]')" != "$(result free1 b 'c["text"]')" ] || die "not another answer"
 
-# ---- the flag's variables of the template; no template ----
+# ---- template variables from the flag; no template ----
 request a '{"messages":[{"role":"user","content":"<s>Once"}],"max_tokens":2}' >in
 b -i in -o kw -q --chat-template t.jinja --chat-template-kwargs '{"extra":" upon a time"}'
 is kw a 'b["usage"]["prompt_tokens"]' 5
 failing 1 '1 of 1 requests failed' -i in -o none
 is none a '[r["response"]["status_code"], b["error"]["param"]]' '[400, "messages"]'
 
-# ---- requests that fail are results; the run goes on ----
+# ---- requests that fail become results; the run continues ----
 {
     request top_p '{"prompt":"x","top_p":2}'
     request stream '{"prompt":"x","stream":true}'
@@ -156,7 +156,7 @@ is failed method 'b["error"]["param"]' method
 is failed url 'b["error"]["param"]' url
 is failed body '"body" in b["error"]["message"]' true
 
-# ---- a prompt-cache file: the answer behind it is that of one prompt ----
+# ---- a prompt-cache file: the answer is that of the whole prompt ----
 printf 'Once upon a time, there was a little' >head
 good cache-prompt -m "$stories" "${flags[@]}" --raw -f head -o head.cache -q
 good generate -m "$stories" "${flags[@]}" --prompt-cache head.cache --raw -p ' girl named' -n 12 \
@@ -173,7 +173,7 @@ for i in 1 2 3; do is cached $i 'c["text"]' "$text"; done
 is cached chat 'c["message"]["content"]' "$text"
 is cached 2 'b["usage"]["prompt_tokens_details"]["cached_tokens"]' "$cached"
 
-# ---- orders: the second needs less time than the first ----
+# ---- orders: the requests after the first one take less time than it ----
 {
     request slow '{"prompt":"Once","max_tokens":400,"ignore_eos":true}'
     for i in $(seq 12); do request $i '{"prompt":"Once","max_tokens":1}'; done
@@ -184,7 +184,7 @@ b -i in -o finished -q
 [ "$(ids finished | tr ' ' '\n' | sort)" = "$(ids ordered | tr ' ' '\n' | sort)" ] ||
     die "--order finished: $(ids finished)"
 
-# ---- going on: what is finished is not run again ----
+# ---- continuing: finished requests are not run again ----
 b -i in -o ordered
 grep -q '^batch:  all 13 requests were finished before$' err || die "nothing to do, unsaid"
 grep -q '^model:' err && die "a model is loaded for nothing"
@@ -194,7 +194,7 @@ b -i in -o some
 grep -q '^batch:  10 requests in .* 0 failed, 3 finished before$' err || die "going on"
 [ "$(head -3 some)" = "$before" ] || die "results that were there are changed"
 [ "$(ids some | tr ' ' '\n' | sort -u | wc -l)" = 13 ] || die "going on: $(ids some)"
-# a torn last line, wherever it is torn
+# a last line that is cut off anywhere
 for bytes in 1 5 17 20 100; do
     {
         head -3 ordered
@@ -206,7 +206,7 @@ for bytes in 1 5 17 20 100; do
     [ "$(ids torn | tr ' ' '\n' | sort -u | wc -l)" = 13 ] || die "torn after $bytes bytes"
     [ "$(wc -l <torn)" = 13 ] || die "torn after $bytes bytes: not 13 lines"
 done
-# whatever else is there stays as it is
+# an output file with other contents is not changed
 for text in 'hello' '{"custom_id":"x"}' '[1]'; do
     for end in '' '\n' '\n\n{"id":"batch_'; do
         printf "%s$end" "$text" >other
@@ -219,7 +219,7 @@ cp in in.before
 failing 1 'line 1 is not a batch result' -i in -o in
 cmp -s in in.before || die "the requests were changed"
 
-# ---- Ctrl-C: exit code 130, and the file can be gone on with ----
+# ---- Ctrl-C: exit code 130, and a later run can continue the file ----
 for i in $(seq 300); do
     request $i '{"prompt":"Once","max_tokens":300,"ignore_eos":true}'
 done >in
@@ -233,7 +233,7 @@ interrupt() { # OUT ARG...: runs a batch, ends it after some results
         [ -s "$out" ] && break
         sleep 0.05
     done
-    kill -INT $pid # timeout hands it on
+    kill -INT $pid # timeout passes it on
     wait $pid
     code=$?
     [ $code = 130 ] || die "Ctrl-C: exit code $code"
@@ -247,7 +247,7 @@ n=$(wc -l <part)
 head -n $((n + 5)) in >less
 b -i less -o part --order input -q
 [ "$(ids part)" = "$(seq -s ' ' $((n + 5)))" ] || die "going on after Ctrl-C: $(ids part)"
-# standard input: a result comes before the next request is there, Ctrl-C ends the wait
+# standard input: a result is written before the next request arrives; Ctrl-C ends the wait
 mkfifo pipe
 sleep 100 >pipe &
 holder=$!
@@ -256,7 +256,7 @@ interrupt piped -i - <pipe
 kill $holder
 [ "$(ids piped)" = 1 ] || die "standard input: $(ids piped)"
 
-# ---- what is no batch is refused before anything runs ----
+# ---- an invalid batch is refused before anything runs ----
 request a '{"prompt":"x"}' >in
 no() { # LINE PATTERN
     printf '%s\n' "$1" | cat in - >bad
@@ -285,7 +285,7 @@ failing 2 '^kvasir batch: --max-num-seqs: 0 is out of range' -i in -o new --max-
 failing 2 '^kvasir batch: --kv-bits: ' -i in -o new --kv-bits 7
 failing 2 '^kvasir batch: unknown flag "--cache-mb"' -i in -o new --cache-mb 5
 
-# ---- what is no file is written only ----
+# ---- an output that is not a regular file is only written ----
 b -i in -o /dev/stdout -q
 cp out piped
 is piped a 'r["response"]["status_code"]' 200
@@ -295,7 +295,7 @@ b -i in -o /dev/null -q
 b -i empty -o new
 grep -q '^batch:  all 0 requests' err || die "an empty input"
 
-# ---- one program at a time ----
+# ---- two programs must not write the same file ----
 request slow '{"prompt":"Once","max_tokens":400,"ignore_eos":true}' >in
 mkfifo slow
 sleep 100 >slow &

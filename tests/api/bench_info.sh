@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # `kvasir bench-kv-cache` and `kvasir info`: bytes that can be worked out by hand, a real text, and
-# what a tiny model tells of itself.
+# the figures of a tiny model.
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 

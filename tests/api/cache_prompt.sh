@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# `kvasir cache-prompt` and `generate --prompt-cache`: a prompt in two parts has the logits and the
-# answer of the whole one, in every format and kind of layer; what is refused, what a failed run
-# leaves, chats.
+# `kvasir cache-prompt` and `generate --prompt-cache`: a prompt in two parts gives the logits and
+# the answer of the whole one, in every format and kind of layer; refused files and flags, files
+# left by a failed run, chats.
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 models=$SHARED_DIR/fixtures/tiny
@@ -20,8 +20,8 @@ print(form, *sorted({v for k, v in m.items() if k.startswith(at) and v.endswith(
 PY
 }
 
-# two MODEL HEAD TAIL KIND FLAG...: the file of HEAD is of KIND, TAIL behind it is as HEAD,TAIL.
-# FLAGs are the cache's; --format is cache-prompt's alone.
+# two MODEL HEAD TAIL KIND FLAG...: the file of HEAD is of KIND; continued with TAIL it gives what
+# HEAD,TAIL gives. FLAGs are for the cache; --format is for cache-prompt only.
 two() {
     local model=$models/$1 head=$2 tail=$3 kind=$4 whole n format=()
     shift 4
@@ -74,7 +74,7 @@ good generate -m "$tiny" --prompt-cache c --tokens 6 -n 3
 grep -q '^file:   5 tokens from c$' err || die "generate does not tell of the file"
 [ "$(wc -w <out)" = 3 ] || die "three ids"
 
-# formats: the file's, or with --convert-cache those that the flags say
+# formats: those of the file, or with --convert-cache those of the flags
 c --kv-bits 8 -o c -q
 g() { good generate -m "$tiny" --prompt-cache c --tokens 6,7 -n 12 --json -q "$@"; }
 g
@@ -96,7 +96,7 @@ g --convert-cache
 [ "$(json kv_format)" = "K 8 g64, V 4 g64" ] || die "--convert-cache to the default"
 expect 2 '--convert-cache: only allowed with --prompt-cache' generate -m "$tiny" --tokens 1 \
     --convert-cache
-# mlx-lm's own files, which do not say their tokens
+# mlx-lm's own files, which do not contain their tokens
 for form in legacy-0.31.3 mlx-lm-0.32.2; do
     cache=$SHARED_DIR/fixtures/mlx/prompt-cache/$form/tiny-llama/rot64k4_100.safetensors
     [ -f "$cache" ] || continue
@@ -104,14 +104,14 @@ for form in legacy-0.31.3 mlx-lm-0.32.2; do
         --repetition-penalty 1.1
     [ "$(json cached_tokens) $(json ids | wc -w)" = "100 3" ] || die "$form"
 done
-# a ring lacks what a larger one, or none, sees
+# a ring lacks tokens that a larger one, or a cache without rotation, would see
 good cache-prompt -m "$tiny" --tokens "$long" --max-kv-size 32 -o ring -q
 for flags in '--kv-bits 8,4' '--max-kv-size 64' '--max-kv-size 32 --kv-keep 5'; do
     expect 2 '--max-kv-size: .* must be those of the file' generate -m "$tiny" \
         --prompt-cache ring --tokens 6 $flags
 done
 
-# files of another model, of nothing, damaged: refused by name
+# files of another model, empty or damaged files: refused by name
 p() { expect "$1" "^kvasir generate: $2" generate -m "$models/$3" --prompt-cache "$4" --tokens 6; }
 other() { # MODEL FILE PATTERN: exit code 1, or 2 where the file's shape could be a flag's fault
     run generate -m "$models/$1" --prompt-cache "$2" --tokens 6
@@ -157,7 +157,7 @@ p 1 'lost: .*0\.0\.1' llama lost
 p 1 'header: ' llama header
 p 2 'model: .*0123456789abcdef' llama model
 
-# what a failed run leaves: an old file as it was, nothing else
+# a failed run leaves an old file unchanged, and nothing else
 b() { expect "$1" "^kvasir cache-prompt: $2" cache-prompt -m "$tiny" "${@:3}"; }
 cp c before
 mkdir -p at/folder
@@ -203,7 +203,7 @@ timeout --foreground 60 "$kvasir" cache-prompt -m "$models/gemma3" --tokens "$ma
     --max-kv-size 1000 --prefill-chunk 1 --cpu-tier ref >out 2>err &
 pid=$!
 sleep 0.5
-kill -INT $pid # timeout hands it on
+kill -INT $pid # timeout passes it on
 wait $pid
 [ $? = 130 ] || die "Ctrl-C: exit code"
 left "Ctrl-C"
@@ -215,7 +215,7 @@ left "Ctrl-C"
     exit 0
 }
 demo_model
-# chat HEAD TAIL FLAG...: FLAGs are of the prompt's beginning
+# chat HEAD TAIL FLAG...: FLAGs are for HEAD's file
 chat() {
     local head=$1 tail=$2 whole all raw=()
     shift 2

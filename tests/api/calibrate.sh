@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # `kvasir calibrate` and --key-centre with the demo model: the file appears whole or not at all,
-# auto finds it, what is damaged or of another model is refused, and Ctrl-C leaves nothing.
+# auto finds it, a damaged file or one of another model is refused, and Ctrl-C leaves nothing.
 . "$(dirname "$0")/../support/api.bash"
 demo_model
 ln -s "$demo" model.gguf
@@ -13,7 +13,7 @@ good calibrate -m model.gguf --json -n 128
 [ -s "$file" ] || die "no file"
 ls ./*.tmp-* >/dev/null 2>&1 && die "a .tmp file is left"
 
-# auto takes it, off does not; exact keys are never centred; the fingerprint tells them apart
+# auto uses the file, off does not; exact keys are never centred; the fingerprints differ
 p() { good generate -m model.gguf -p Hello -n 2 --ctx 128 --temp 0 --json "$@"; }
 p
 grep -q '^note: *keys are centred by the calibration file beside the model: ' err || die "auto"
@@ -39,7 +39,7 @@ expect 2 '^kvasir calibrate: .* tokens are too few' calibrate -m model.gguf -f s
 [ -e none ] && die "a file of too few tokens"
 expect 1 '-o: cannot write no/such/folder' calibrate -m model.gguf -o no/such/folder/f -q
 
-# what is refused, also where auto finds it
+# bad files are refused, also if auto finds them
 bad() { expect "$1" "^kvasir generate: --key-centre: .*$2" generate -m model.gguf -p a "${@:3}"; }
 good calibrate -m model.gguf -n 64 -q
 head -c 20000 "$file" >cut
@@ -60,7 +60,7 @@ p --key-centre off
 expect 2 '^kvasir generate: --key-centre: the model has no key biases' \
     generate -m model.gguf -p a --key-centre bias
 
-# Ctrl-C leaves what was there
+# Ctrl-C leaves the old file
 cp "$file" before
 timeout --foreground 60 "$kvasir" calibrate -m model.gguf -n 8192 \
     -f "$SHARED_DIR/text/wikitext-2-raw/wiki.test.raw" >out 2>err &

@@ -38,10 +38,10 @@ c --raw -p "1, 2, 3, 4, 5," -n 24 --json --stop "no such text" --stop "$stop"
 c --raw -p "1, 2, 3, 4, 5," -n 24 --stop "$stop"
 [ "$(cat out)" = "${text%%"$stop"*}" ] || die "--stop while streaming"
 
-# of several the one that begins first, also where another is complete before it
+# of several stop texts the one that begins first counts, even if another is complete before it
 c --raw -p "1, 2, 3, 4, 5," -n 24 --json --stop "${text:6:3}" --stop "${text:5:7}"
 [ "$(json text)" = "${text%%"$stop"*}" ] || die "--stop: \"$(json text)\" of two in \"$text\""
-# what could have begun one comes out at the end
+# text held back because it might begin a stop text is printed at the end
 c --raw -p "1, 2, 3, 4, 5," -n 24 --stop "${text: -3}no such text"
 [ "$(cat out)" = "$text" ] || die "--stop: what was held back is lost"
 # xtc never leaves out line ends and end tokens: nothing else is likely here
@@ -62,7 +62,7 @@ expect 1 '^kvasir generate: the user message is not UTF-8 (at byte 3)' generate 
 printf 'a\0b' >nul # a byte like any other
 c -f nul -n 0 --json
 
-# another template, its variables, and what it says where it fails
+# another template, its variables, and its error messages
 printf '{{ bos_token ~ messages[0].role ~ ":" ~ messages[0].content ~ x }}' >t
 c -p a --chat-template t --chat-template-kwargs '{"x": "<|im_end|>"}' -n 0 --json
 templated=$(json prompt_ids)

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# `kvasir chat` (chat.sh is about templates): with stories260K turns go on in the prefix tree and
-# are those of `generate`; commands, files of chats, reasoning; `kvasir serve` by --url answers as
-# the model does; a fake server, its errors; what is refused; a terminal (chat_terminal.py).
+# `kvasir chat` (chat.sh is about templates): with stories260K a turn continues a stored prefix and
+# gives the answer of `generate`; commands, files of chats, reasoning; `kvasir serve` by --url
+# answers as the model does; a fake server and its errors; refused input; a terminal
+# (chat_terminal.py).
 . "$(dirname "$0")/../support/api.bash"
 stories=$SHARED_DIR/models/stories260K/hf
 [ -d "$stories" ] || skip "no model: $stories"
 unset http_proxy HTTP_PROXY all_proxy ALL_PROXY KVASIR_API_KEY
 export XDG_STATE_HOME=$PWD/state
 
-# c LINES ARG...: a conversation of the lines, each ended by \n; its exit code is in $code
+# c LINES ARG...: a conversation of the lines, separated by \n; its exit code is in $code
 c() {
     printf "$1" >in
     timeout 100 "$kvasir" chat "${@:2}" <in >out 2>err
@@ -63,7 +64,7 @@ read -r cached total < <(sed -n '2s/^prompt: \([0-9]*\) tokens, \([0-9]*\) of.*/
 [ "$cached" -gt 20 ] && [ "$cached" -lt "$total" ] || die "turn 2 does not go on: $cached"
 grep -q '^cache:  .*f16.*; .* of them stored prefixes' err || die "no cache in /stats"
 
-# the same chat goes on from its file; commands do not answer
+# the same chat continues from its file; commands give no answer
 python3 -c 'import json
 m = json.load(open("a.json"))["messages"]
 json.dump(m[:2], open("b.json", "w"))' # an array alone is a chat, too
@@ -79,7 +80,7 @@ good_chat 'a\n/reset\n/save f.json' "${m[@]}" -q
 good_chat '/stats' "${m[@]}"
 grep -q '^answer: none yet' err || die "/stats at once"
 
-# a seed repeats a conversation; its turns draw apart
+# a seed repeats a conversation; each of its turns draws differently
 s=("${m[@]}" --temp 1 --seed 7)
 good_chat 'Once\n/reset\nOnce\n' "${s[@]}" && mv out first
 good_chat 'Once\n/reset\nOnce\n' "${s[@]}"
@@ -87,7 +88,7 @@ cmp -s first out || die "--seed does not repeat"
 good_chat 'Once\n' "${s[@]}"
 cmp -s <(cat out out) first && die "two turns draw alike"
 
-# reasoning: what a template opens is it up to the mark; on standard output is the answer only
+# reasoning: if the template opens it, all text up to its end mark; not on standard output
 printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}<think>\n' >think
 good_chat 'Once\n/save r.json' -m "$stories" --kv-bits f16 -q -n 20 --chat-template think
 [ "$(saved r.json 'm[1]["content"] == "" and len(m[1]["reasoning_content"]) > 5')" = true ] ||
@@ -114,7 +115,7 @@ both() { # LINES FLAGS_OF_BOTH -- FLAGS_OF_CHAT: the chat in model.json
 both 'Once upon a time\n He ran.' -m "$stories" --kv-bits f16 --chat-template t -- -n 30
 both 'Once\nupon' -m "$stories" --kv-bits f16 --chat-template t -- -n 20 --temp 1 --seed 7 --top-k 9
 
-# Reasoning in all its forms, control tokens or text; a call where no tools are shown is text.
+# Reasoning in all its forms, control tokens or text; a tool call is text if no tools are given.
 scripted() { # NAME TEMPLATE CONTROL SCRIPT
     python3 -c 'import json, sys
 name, template, control, script = sys.argv[1:]
@@ -139,7 +140,7 @@ print(json.dumps(["Let me see.", os.environ["CALL"]]))')" ] || die "reasoning of
     grep -q 'see' out && die "reasoning of $model on standard output"
 done
 
-# the first error ends it, and says where
+# the first error ends the conversation and is reported
 bad_chat 2 'unknown command "/frob"; /help' '/frob\nOnce' "${m[@]}"
 [ -s out ] && die "it went on behind an error"
 bad_chat 2 '/save: needs the name' '/save ' "${m[@]}"
@@ -162,7 +163,7 @@ bad_chat 1 '.*context' 'Once upon a time\n' "${m[@]}" --ctx 2
 good_chat 'Once\n' "${m[@]}" -n 4000000 --ctx 64
 grep -q '^note:   the limit of its length' err || die "an answer that was cut"
 
-# Ctrl-C without a terminal: the beginning of the answer, exit code 130
+# Ctrl-C without a terminal: prints the beginning of the answer, exit code 130
 mkfifo pipe
 timeout --foreground 60 "$kvasir" chat -m "$stories" --kv-bits f16 --chat-template t -n 0 \
     --ctx 500000 -q <pipe >out 2>err &
@@ -173,7 +174,7 @@ for _ in $(seq 100); do
     [ -s out ] && break
     sleep 0.05
 done
-kill -INT $pid # timeout hands it on
+kill -INT $pid # timeout passes it on
 wait $pid
 code=$?
 exec 3>&-

@@ -26,7 +26,7 @@ class Terminal:
         self.seen = ""
 
     def read(self, seconds):
-        """What the program writes within this time; None: nothing, "": it has ended."""
+        """What the program writes within this time; None: nothing came, "": it has ended."""
         if not select.select([self.fd], [], [], seconds)[0]:
             return None
         try:
@@ -37,7 +37,7 @@ class Terminal:
         return came
 
     def wait(self, text, seconds=20):
-        """What came up to the text, which is taken."""
+        """Waits for the text; returns what came before it, and consumes both."""
         end = time.time() + seconds
         while text not in self.seen:
             if time.time() > end:
@@ -51,8 +51,9 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def interrupt(self):
-        """Ctrl-C, up to the prompt. Linux sends the signal and then drops what waits for the
-        terminal, the prompt too where the program was that fast: Ctrl-L shows it again."""
+        """Sends Ctrl-C and waits for the prompt. Linux sends the signal and then drops the pending
+        output of the terminal. If the program was fast enough, that includes the prompt; Ctrl-L
+        shows it again."""
         self.type("\x03")
         end = time.time() + 20
         while "> " not in self.seen and time.time() < end:
@@ -82,7 +83,7 @@ def check(good, what, t):
 
 
 def said():
-    """The newest message that the server got."""
+    """The messages of the newest request that the server got."""
     with open(os.path.join(folder, "log")) as f:
         bodies = [line["body"] for line in map(json.loads, f) if line["body"]]
     return bodies[-1]["messages"]
@@ -91,7 +92,7 @@ def said():
 t = Terminal()
 t.wait("/help lists the commands")
 t.wait("> ")
-t.type("helo\x1b[Dl\r")  # one to the left, a letter put in
+t.type("helo\x1b[Dl\r")  # one to the left, then an inserted letter
 t.wait("You said: hello")
 t.wait("> ")
 
@@ -103,25 +104,25 @@ t.wait("You said: first\r\nsecond\tü!")
 check(said()[-1]["content"] == "first\nsecond\tü!", "the paste", t)
 t.wait("> ")
 
-# a line that goes on has another prompt
+# a continued line has another prompt
 t.type("one\\\r")
 t.wait("... ")
 t.type("two\r")
 t.wait("You said: one\r\ntwo")
 t.wait("> ")
 
-# reasoning is dim, and no longer where the answer begins
+# reasoning is dim; the answer is not
 t.type("think\r")
 t.wait("\x1b[2mLet me think of it.\x1b[0m")
 t.wait("It is done.")
 t.wait("> ")
 
-# what is said moves no cursor
+# control characters in an answer do not move the cursor
 t.type("control\r")
 t.wait("?[2Jgone ?31m ??")
 t.wait("> ")
 
-# an error is a line; the conversation goes on without what failed
+# an error is one line; the conversation continues without the failed message
 t.type("refuse\r")
 t.wait("HTTP 400: messages[0].content: is not wanted")
 t.wait("> ")
@@ -145,11 +146,11 @@ t.wait("prompt: ")
 t.wait("> ")
 check(t.leave() == 0, "exit code", t)
 
-# the history is there again, for its owner only
+# the next run has the history, whose file only its owner can read
 check(os.stat(history).st_mode & 0o777 == 0o600, "the history's mode", t)
 t = Terminal()
 t.wait("> ")
-t.type("\x1b[A\x1b[A\r")  # over /stats to the line before
+t.type("\x1b[A\x1b[A\r")  # past /stats to the line before it
 t.wait("You said: after")
 t.wait("> ")
 t.type("/quit\r")

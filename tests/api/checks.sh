@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# `make check` can fail: in a scratch tree that keeps every rule, each kind of violation is planted
-# alone and must be named with its file.
+# `make check` finds violations: each kind is planted alone in a scratch tree that keeps every rule,
+# and must be reported with its file.
 set -euo pipefail
 : "${SOURCE_DIR:?}"
 for program in git clang-format g++ pmccabe; do
@@ -41,8 +41,8 @@ check >out 2>&1 || {
 }
 
 planted=0
-# plant FILE PATTERN TEXT...: FILE gets the lines TEXT behind an SPDX line; the check must fail with
-# a line that matches PATTERN.
+# plant FILE PATTERN TEXT...: FILE gets an SPDX line and the lines TEXT; the check must fail with a
+# line that matches PATTERN.
 plant() {
     local file=$1 pattern=$2
     shift 2
@@ -123,7 +123,7 @@ seq -f '/* %.0f */' 400 >>include/kvasir.h
 ! check >out 2>&1 && grep -q '400 lines or more' out || { cat out && exit 1; }
 cp good.h include/kvasir.h
 
-# What only looks like a violation: names in comments, strings and longer names, members.
+# Text that only looks like a violation: names in comments, strings and longer names, members.
 printf '%s\n' "$spdx" '/* exit(1);' ' * malloc(2) */' 'int my_exit(int x);' \
     'const char *s = "a \" printf(1)";' 'int y = ops->exit(1) + mem_malloc(2);' \
     "int z = '\"'; /* getenv(x) */" '/* "--ctx" */' 'const char *t = "<!-- x -->";' \

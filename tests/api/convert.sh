@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvasir convert: folders that are complete or not there, options, what cannot be.
+# kvasir convert: folders appear complete or not at all, options, refused input.
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 
@@ -19,7 +19,7 @@ expect 1 'nowhere: No such file' convert nowhere a
 expect 1 'cannot make a folder' convert "$tiny" no/such/folder/a
 [ -z "$(ls -d a* no* 2>/dev/null)" ] || die "a refused run left something"
 
-# The same numbers come back: f32 of f32 is the same model.
+# Converting to the model's own type changes nothing: f32 of f32 is the same model.
 good convert "$tiny" plain --dtype f32
 good convert plain/ again --dtype f32
 cmp plain/model.safetensors again/model.safetensors || die "a second conversion differs"
@@ -29,11 +29,11 @@ cmp q8/model.safetensors q8-again/model.safetensors || die "codes changed on the
 good info q8 --json
 json weight_types | grep -q AFFINE8 || die "no AFFINE8 in the quantized folder"
 
-# Killed: nothing under the name. Interrupted: nothing at all.
+# A killed run leaves nothing under the final name, an interrupted one nothing at all.
 demo_model
 
-# Memory beside the mapped input: 1.5 times the largest tensor, the embedding (49152 x 576 in Q8_0,
-# 30 MB). What a sanitizer maps for itself counts, too, so that its builds leave this out.
+# Memory, apart from the mapped input: 1.5 times the largest tensor, the embedding (49152 x 576 in
+# Q8_0, 30 MB). A sanitizer's own mappings would count, too, so its builds skip this.
 if ! grep -qs '^KVASIR_SANITIZE:STRING=.' "$(dirname "$kvasir")/CMakeCache.txt"; then
     for flags in '--bits 4' '--dtype f32'; do
         # shellcheck disable=SC2086 # words
@@ -43,8 +43,8 @@ if ! grep -qs '^KVASIR_SANITIZE:STRING=.' "$(dirname "$kvasir")/CMakeCache.txt";
     done
 fi
 
-# writes PID NAME: waits until the run writes NAME's temporary folder; a signal that comes before
-# that, or behind the end, would show nothing.
+# writes PID NAME: waits until the run writes NAME's temporary folder; a signal before that, or
+# after the end, would test nothing.
 writes() {
     for _ in $(seq 3000); do
         ls -d "$2".tmp-* >/dev/null 2>&1 && return
@@ -60,7 +60,7 @@ kill -KILL "$pid"
 wait "$pid" 2>/dev/null
 [ -e killed ] && die "killed, and a folder under the final name"
 ls -d killed.tmp-* >/dev/null 2>&1 || die "killed, and not while it wrote"
-# (A shell starts what runs behind it with Ctrl-C ignored.)
+# (A shell starts background commands with Ctrl-C ignored.)
 env --default-signal=INT "$kvasir" convert "$demo" stopped --bits 4 >/dev/null 2>err &
 pid=$!
 writes "$pid" stopped

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The scripts of docs/examples, small: each ends by itself, says what it is there for, leaves no
-# process and no file, and fails where there is no model.
+# The scripts of docs/examples, at small sizes: each ends by itself, prints what it is meant to
+# show, leaves no process and no file, and fails if there is no model.
 . "$(dirname "$0")/../support/api.bash"
 command -v curl >/dev/null || skip "no curl"
 examples=$SOURCE_DIR/docs/examples

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Text in, text out, for every family: the tiny models, whose weights are random, with the
-# tokenizer of stories260K, whose 512 tokens they have too. The command line's flags meet every
-# kind of layer here; what the answers should be is said by the goldens.
+# Text in, text out, for every family: the tiny models, whose weights are random, with the tokenizer
+# of stories260K (both have 512 tokens). This runs the command line's flags with every kind of
+# layer; the goldens check what the answers should be.
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 stories=$SHARED_DIR/models/stories260K/hf
@@ -26,14 +26,14 @@ PY
         good generate -m "$name" -p "$text" -n 40 --kv-bits $bits --kv-group-size "$group" --json
         answer=$(json ids)
         [ "$(json prompt_ids)" = "$ids" ] || die "$name: prompt_ids $(json prompt_ids)"
-        case $name in # one format for all tokens of all layers is said by the first line
+        case $name in # the first line names the format if all tokens of all layers have the same
             gemma* | gpt_oss | lfm2 | olmo3 | qwen3_5* | qwen3_next)
                 grep -q '^note: .* layers\? sees\? .*: K .* bytes a token' err || die "$name: note"
                 ;;
             *) grep -q '^cache:  K .*B a token' err || die "$name: the cache's line" ;;
         esac
-        # Standard output without --json is the text itself: what stands behind the prompt. Tokens
-        # 3 to 258 are single bytes; runs of them that are no UTF-8 have no one text.
+        # Standard output without --json is the text itself, without the prompt. Tokens 3 to 258 are
+        # single bytes; runs of them that are not UTF-8 have no unique text.
         good generate -m "$name" -p "$text" -n 40 --kv-bits $bits --kv-group-size "$group" -q
         python3 -c 'import sys
 ids = [int(i) for i in sys.stdin.read().translate({ord(c): " " for c in "[],"}).split()]
@@ -44,7 +44,7 @@ print(*ids[1:bytes_at[0] if bytes_at else None])' <<<"$ids $answer" >plain
             "$(tr -d "\0" <decoded)"*) ;;
             *) die "$name $bits: not the text of its ids" ;;
         esac
-        # In two runs with a file between them.
+        # The same in two runs with a prompt-cache file between them.
         printf %s "$text" >prompt
         good cache-prompt -m "$name" -f prompt --kv-bits $bits --kv-group-size "$group" -o c -q
         head=$(tr -d '[] ' <<<"$answer" | cut -d, -f1)

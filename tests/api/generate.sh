@@ -33,7 +33,7 @@ for flags in "--prefill-chunk 1" "--prefill-chunk 3" "--threads 1" "--threads 3"
     [ "$(cat out)" = "$plain" ] || die "$flags changes the answer"
 done
 
-# sampling: a seed repeats, another does not; a random one is told and repeats
+# sampling: the same seed gives the same answer, another does not; a random seed is printed
 g -n 30 -q --temp 2 --seed 7 && mv out a
 g -n 30 -q --temp 2 --seed 7
 cmp -s a out || die "--seed does not repeat"
@@ -46,7 +46,7 @@ g -n 30 --temp 2 --json --seed "$told"
 g -n 5 -q --temp 1 --top-k 1
 [ "$(cat out)" = "$plain" ] || die "--top-k 1 is not the likeliest"
 
-# bias and penalties, with and without a draw; such biases leave the model nothing to say
+# bias and penalties, greedy and drawn; such large biases outweigh the model's logits
 g -n 3 -q --logit-bias 77:10000
 [ "$(cat out)" = "77 77 77" ] || die "--logit-bias"
 g -n 3 -q --logit-bias 77:10000,78:9500 --presence-penalty 900
@@ -81,7 +81,7 @@ bad '--frequency-context-size: 0 is not between 1 and' --frequency-penalty 1 \
     --frequency-context-size 0
 bad '--presence-context-size: 2000000 is not' --presence-penalty 1 --presence-context-size 2000000
 
-# --logits: complete or not there
+# --logits: the file appears complete or not at all
 g -n 0 -q --logits l.safetensors
 [ -s out ] && die "-n 0 prints"
 ls l.safetensors.tmp* >/dev/null 2>&1 && die "a .tmp file is left"
@@ -114,7 +114,7 @@ g -n 0 -q --logits /dev/null
 g -n 100 --ctx 16 --json
 [ "$(json finish)" = context ] || die "finish at the end of the context"
 [ "$(json ids | wc -w)" = 7 ] || die "10 + 6 evaluated, one more picked"
-# rotation: any length
+# with rotation an answer can have any length
 g -n 300 --max-kv-size 64 --kv-keep 4 --json
 [ "$(json finish) $(json cache_tokens)" = "length 64" ] || die "rotation"
 
@@ -142,12 +142,12 @@ for _ in $(seq 100); do
     [ -s out ] && break
     sleep 0.1
 done
-kill -INT $pid # timeout hands it on
+kill -INT $pid # timeout passes it on
 wait $pid
 [ $? = 130 ] || die "Ctrl-C: exit code"
 grep -q '^answer: .*interrupted' err || die "Ctrl-C: no summary"
 
-# a reader that goes away is one error line
+# a closed standard output gives one error line
 timeout 60 "$kvasir" generate -m "$tiny" --tokens $ids -n 100000 --max-kv-size 64 -q 2>err |
     head -c 1 >out
 [ "${PIPESTATUS[0]}" = 1 ] || die "closed standard output: exit code"

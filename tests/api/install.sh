@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What `make install` leaves can be used and can be removed: kvasir.h is there with the headers that
-# it includes, a program of somebody else compiles through pkg-config against the shared and the
-# static library, only kvasir_ names are visible in either, the systemd unit names the program where
-# it lies, and `make uninstall` takes away every file.
+# An installation can be used and removed: kvasir.h is installed with the headers that it includes,
+# another program compiles through pkg-config against the shared and the static library, only
+# kvasir_ names are visible in either, the systemd unit names the installed program, and
+# `make uninstall` removes every file.
 set -euo pipefail
 build=$(dirname "$1")
 : "${SOURCE_DIR:?}"
@@ -26,7 +26,7 @@ for file in bin/kvasir lib/libkvasir.a lib/libkvasir.so include/kvasir.h include
     [ -e "$at/$file" ] || { echo "not installed: $file" && exit 1; }
 done
 "$at/bin/kvasir" --help >/dev/null
-unit=$scratch/unit # what differs in it
+unit=$scratch/unit # the differences from the source
 diff "$SOURCE_DIR/dist/kvasir.service" "$at/lib/systemd/system/kvasir.service" >"$unit" || true
 grep -q '^> ExecStart=/opt/kvasir/bin/kvasir serve ' "$unit" &&
     [ "$(grep -c '^>' "$unit")" = 1 ] || { echo "the unit:" && cat "$unit" && exit 1; }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The command line itself, without a model: help, version, wrong flags and values; every flag is in
-# its man page and no page tells of a flag that is not there; the lists of flags in the documents
-# are those of the program.
+# its man page, and no page has a flag that does not exist; the lists of flags in the documents
+# match the program.
 . "$(dirname "$0")/../support/api.bash"
 
 good --version

@@ -5,9 +5,9 @@ console, no request to another origin.
 
     page.py [--url URL [--key KEY] [--scripted]] [--screenshot FILE]
 
-Without --url it serves the page by a fake server, whose answers it knows; with it the page of a
-real server is asked two questions. KEY is what that server wants; --scripted says that its model is
-the one of page.sh. Exit code 77: skipped, there is no Chromium.
+Without --url it uses a fake server, whose answers it knows; with it, it asks two questions through
+the page of a real server. KEY is that server's API key; --scripted says that its model is the one
+of page.sh. Exit code 77: skipped, there is no Chromium.
 """
 import argparse
 import base64
@@ -43,7 +43,7 @@ class Browser:
         if os.getuid() == 0:
             command.append("--no-sandbox")
 
-        def give_pipes():  # it reads from 3 and writes to 4
+        def give_pipes():  # Chromium reads from 3 and writes to 4
             os.dup2(os.dup2(to_read[0], 60), 3)
             os.dup2(os.dup2(to_write[1], 61), 4)
 
@@ -127,7 +127,7 @@ class Browser:
                       **(text if kind == "keyDown" else {}))
 
     def type(self, where, text):
-        """Into a field, as by hand; what was in it goes."""
+        """Types into a field as a user does, replacing its text."""
         self.js(f"$('{where}').focus(), $('{where}').select()")
         if text:
             self.call("Input.insertText", text=text)
@@ -146,7 +146,7 @@ class Browser:
         self.wait("!running", 120)
 
     def take_errors(self, wanted):
-        """Errors that a test meant to cause: all hold the text."""
+        """Clears the errors that a test meant to cause; each must contain the text."""
         wrong = [e for e in self.errors if wanted not in e]
         if wrong or not self.errors:
             fail(f"console: {wrong or 'no ' + wanted}")
@@ -166,7 +166,7 @@ def load(b, url):
 
 
 def test_key(b, key):
-    """Without the key it says so; with it, it goes on; the key stays in the tab only."""
+    """Without the key the page says so; with it, it connects; only this tab keeps the key."""
     b.wait("$('state').textContent === 'API key needed'")
     b.type("key", key)
     b.wait("$('state').textContent === 'connected'")
@@ -182,7 +182,7 @@ def test_chat(b, log):
             ".test(" + LAST + ".innerText)")
     b.check("/^[0-9.]+ m?s$/.test($('ttft').textContent)")
     b.check("$('list').children.length === 1")
-    # a line end by Shift+Enter, no message yet
+    # Shift+Enter adds a line end and does not send
     b.type("input", "two")
     b.key("Enter", 13, "\r", modifiers=8)
     b.call("Input.insertText", text="lines")
@@ -205,7 +205,7 @@ def test_chat(b, log):
 
 
 def test_text(b):
-    """What a model says is text."""
+    """A model's answer is shown as text, never as HTML."""
     b.say("code")
     b.check(LAST + ".querySelector('pre code').textContent === "
             "\"int main(void) { return '<b>&' != 0; }\"")
@@ -221,7 +221,7 @@ def test_text(b):
 
 
 def test_ends(b, gone):
-    """Stopped, refused, broken off: the conversation goes on."""
+    """After a stopped, refused or broken answer the conversation continues."""
     for stop in "b.key('Escape', 27)", "b.js('$(\"stop\").click()')":
         b.type("input", "slow")
         b.enter()
@@ -251,13 +251,13 @@ def test_ends(b, gone):
 
 
 def test_storage(b, url):
-    """A reload brings everything back; conversations open, go on and go."""
+    """A reload restores everything; conversations can be opened, continued and deleted."""
     b.js("$('new').click()")
     b.check("chat === null && $('hello')")
     b.say("Second")
     b.check("$('list').children.length === 2")
     load(b, url)
-    b.wait("$('state').textContent === 'connected'")  # with the key of the session
+    b.wait("$('state').textContent === 'connected'")  # with the key from sessionStorage
     b.check("$('list').children.length === 2")
     b.js("$('list').children[1].firstElementChild.click()")
     b.check("$('log').querySelectorAll('article').length > 15")
@@ -265,10 +265,10 @@ def test_storage(b, url):
     b.check("$('list').children.length === 1 && $('hello')")
     b.js("$('list').children[0].firstElementChild.click()")
     n = b.js("document.querySelectorAll('article').length")
-    b.js(LAST + ".querySelector('.foot button:last-child').click()")  # again
+    b.js(LAST + ".querySelector('.foot button:last-child').click()")  # regenerates
     b.wait("!running")
     b.check(f"document.querySelectorAll('article').length === {n}")
-    # what others left there is no chat
+    # invalid contents of localStorage are ignored
     b.js("localStorage.setItem('kvasir.chats', '[3, {\"title\": 1}, {\"title\": \"x\", "
          "\"messages\": [{}]}]')")
     load(b, url)
@@ -279,7 +279,7 @@ def test_storage(b, url):
 
 
 def test_status(b):
-    """Missing and odd members of the status are passed over."""
+    """Missing and invalid members of the status are ignored."""
     b.js("poll = () => {}")
     for status in ({}, {"cache": None}, {"cache": {"by_format": "x", "hits": 3}},
                    {"model": 3, "uptime_s": "x", "generation_tps": None, "num_running": None,
@@ -289,7 +289,7 @@ def test_status(b):
 
 
 def test_reach(b):
-    """Every control has a name and is reached by Tab; both schemes, narrow and wide."""
+    """Every control has a name and is reached by Tab; both colour schemes, narrow and wide."""
     nodes = b.call("Accessibility.getFullAXTree")["nodes"]
     controls = [n for n in nodes if not n.get("ignored") and
                 n["role"]["value"] in ("button", "textbox", "spinbutton", "image")]
@@ -322,14 +322,14 @@ def take_screenshot(b, path):
     b.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1,
            mobile=False)
     b.js("$('side').scrollTop = 0")
-    time.sleep(1.2)  # one more status
+    time.sleep(1.2)  # until the next status arrives
     data = b.call("Page.captureScreenshot", format="png")["data"]
     with open(path, "wb") as f:
         f.write(base64.b64decode(data))
 
 
 def check_quiet(b, url):
-    """No error, and nobody else was asked."""
+    """No error, and no request to another server."""
     if b.errors:
         fail(f"console: {b.errors}")
     own = urllib.parse.urlsplit(url).netloc
@@ -372,7 +372,7 @@ def run_fake(b, folder, screenshot):
 
 
 def test_policy(b):
-    """The header is there, and holds off what the page does not do."""
+    """The CSP header is sent, and blocks requests that the page never makes."""
     b.check("fetch('').then(r => /default-src 'none'.*connect-src 'self'/"
             ".test(r.headers.get('Content-Security-Policy')))")
     b.check("fetch('https://example.org/').then(() => false, () => true)")
@@ -380,7 +380,7 @@ def test_policy(b):
 
 
 def test_scripted(b):
-    """What the model of page.sh says, in its parts."""
+    """The parts of the answer of page.sh's model."""
     b.check(LAST + ".querySelector('details').textContent.includes('Let me see.')")
     b.check(LAST + ".querySelector('pre code').textContent === \"int x = '<b>&';\"")
     b.check(LAST + ".querySelector(':scope > .body').textContent.includes('Done.')")
@@ -393,7 +393,7 @@ def run_real(b, args):
     if args.key:
         b.wait("$('state').textContent === 'API key needed'")
         b.type("key", args.key + "x")
-        time.sleep(1.5)  # a status with a wrong key
+        time.sleep(1.5)  # until a status request with a wrong key
         b.check("$('state').textContent === 'API key needed'")
         test_key(b, args.key)
         b.take_errors("401")
@@ -408,7 +408,7 @@ def run_real(b, args):
             test_scripted(b)
     b.wait("parseFloat($('used').textContent) > 0 && $('formats').children.length > 6")
     b.wait("[...$('hits').querySelectorAll('dd')].some(e => Number(e.textContent) > 0)")
-    if args.screenshot:  # in the midst of an answer
+    if args.screenshot:  # in the middle of an answer
         b.type("input", "Write a long story about a raven that remembers everything.")
         b.enter()
         b.wait("Number($('tps').textContent) > 1 && running.pieces > 20")

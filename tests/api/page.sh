@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The page of the server (src/server/page.html) in headless Chromium: page.py. First served by a
-# fake server, which gives odd answers, then by `kvasir serve`: with a model that answers what it is
-# told to and a key, then with the demo model where there is one.
+# fake server, which gives odd answers, then by `kvasir serve`: with a key and a model with scripted
+# answers, then with the demo model if there is one.
 . "$(dirname "$0")/../support/api.bash"
 unset http_proxy HTTP_PROXY all_proxy ALL_PROXY "${!KVASIR_@}"
 page() { timeout 250 python3 "$SOURCE_DIR/tests/api/page.py" "$@"; }

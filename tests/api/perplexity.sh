@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# `kvasir perplexity` with the demo model on a short text: keys, windows, --nll, base files and what
-# is refused about them. Whether the figures are right is for golden.*.
+# `kvasir perplexity` with the demo model on a short text: keys, windows, --nll, base files and bad
+# base files. golden.* checks whether the figures are right.
 . "$(dirname "$0")/../support/api.bash"
 demo_model
 text=$SHARED_DIR/text/wikitext-2-raw/wiki.test.raw
@@ -54,7 +54,7 @@ PY
 good perplexity -m "$demo" -f short --window 48 --windows 1 --kv-bits f16 --base base -q
 grep -q '^KL from base mean 0,' out || die "fewer windows than the base has"
 
-# what does not fit is refused
+# base files that do not fit are refused
 bad() { expect "$1" "^kvasir perplexity: $2" perplexity -m "$demo" --kv-bits f16 -q "${@:3}"; }
 bad 2 '--base: base has windows of 48' -f short --window 40 --windows 2 --base base
 bad 2 '--base: base has 2 windows, this run has 3' -f short --window 48 --windows 3 --base base

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvasir serve as a process: ready, answers, the log and what is not in it, keys and settings from
-files, addresses that cannot be had, and all ways to end it.
+"""kvasir serve as a process: readiness, answers, what the log has and must not have, keys and
+settings from files, addresses that cannot be used, and all ways to end it.
 
     serve.py PROGRAM MODEL
 
-MODEL has a tokenizer and no chat template. Works in the present folder.
+MODEL has a tokenizer and no chat template. Works in the current folder.
 """
 import http.client
 import json
@@ -17,7 +17,7 @@ import time
 
 PROGRAM, MODEL = sys.argv[1:]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-SECRET = "xyzzyplugh"  # of prompts: in no line of the log
+SECRET = "xyzzyplugh"  # part of prompts, must not be in the log
 FIELDS = ("id client_id route status finish prompt cached hit diverged_at new cache_bytes queue_ms "
           "first_token_ms total_ms").split()
 
@@ -28,14 +28,14 @@ def check(good, *what):
 
 
 class Server:
-    """A process; with it ends what it was started in."""
+    """A server process, killed at the end of its `with` block."""
 
     def __init__(self, *flags, port=0):
         command = [PROGRAM, "serve", "-m", MODEL, "--kv-bits", "f16", "--chat-template", "template",
                    "--ctx", "100000", "--cache-memory-mb", "200", *flags]
         if port is not None:
             command += ["--port", str(port)]
-        self.log = open("log", "w+")  # a file: nobody has to read it
+        self.log = open("log", "w+")  # a file, so that nothing has to read along
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
                                         stdout=subprocess.DEVNULL, stderr=self.log)
         try:
@@ -69,7 +69,7 @@ class Server:
             time.sleep(0.02)
 
     def requests(self, n):
-        """The last of n lines about requests, as a dict."""
+        """Waits for n lines about requests; the last one as a dict."""
         self.line(r"(?s)(^id=\S+ client_id.*?$.*){%d}" % n)
         lines = [x for x in self.text().splitlines() if x.startswith("id=") and " route=" in x]
         check(len(lines) == n, "not", n, "lines", lines)
@@ -106,7 +106,7 @@ def chat_body(text, n, **more):
 
 
 class Stream:
-    """An answer that comes bit by bit; the first of it is there when this is made."""
+    """A streamed answer; the constructor waits for its first line."""
 
     def __init__(self, server, n):
         self.c = server.connect()
@@ -118,7 +118,7 @@ class Stream:
         check(self.first.startswith(b"data: {"), self.first)
 
     def rest(self):
-        """The objects of all that comes."""
+        """The data of all events, to the end of the stream."""
         data = [line[6:] for line in [self.first, *self.r] if line.startswith(b"data: ")]
         return [json.loads(d) if d[0:1] == b"{" else d.decode().strip() for d in data]
 
@@ -145,7 +145,7 @@ def test_log(prompts):
         check(cached > 0 and two["cached"] == two["diverged_at"] == str(cached), two, b)
         check(two["client_id"] == "mine-1" and two["hit"] == "supersequence", two)
 
-        # what is refused: a line, and no text of it in the log
+        # a refused request has a line in the log, without its text
         for body, place in ((b'{"messages": "' + SECRET.encode(), "invalid JSON"),
                             (chat_body(SECRET, SECRET), "max_tokens"),
                             ({"messages": [{"role": SECRET, "content": SECRET}]}, "messages[0]")):
@@ -162,7 +162,7 @@ def test_log(prompts):
         check(s.requests(3)["finish"] == "client_gone", "a client that went away")
         s.end()
         check(s.ended() == 0, "exit code")
-        s.line("^server: SIGTERM, (0 requests are|1 request is) open")  # the one that is cancelled
+        s.line("^server: SIGTERM, (0 requests are|1 request is) open")  # of the client that left
         check((SECRET in s.text()) == prompts, "text of a prompt in the log:", prompts)
         check(len(re.findall(r"^id=\S+ body=\{", s.text(), re.M)) == 3 * prompts, "bodies")
 
@@ -186,7 +186,7 @@ def test_keys_and_files():
         long = "Once upon a time there was a girl. " * 4
         cached = [s.chat(long, key=key)[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
                   for key in ("alpha-key", "beta-key", "alpha-key")]
-        check(cached[1] < 10 < cached[2], "tenants", cached)  # BOS and "Once" are its own
+        check(cached[1] < 10 < cached[2], "tenants", cached)  # BOS and its earlier "Once"
         body = {"messages": chat_body(long, 0)["messages"], "ignore_eos": True}
         status, a = s.ask("POST", "/v1/chat/completions", body, "beta-key")
         check(a["usage"]["completion_tokens"] == 3 and a["model"] == "tale", a)
@@ -214,7 +214,7 @@ def test_addresses():
         s.end()
         check(s.ended() == 0, "exit code")
         port = s.port
-    with Server(port=port) as s:  # at once, with connections of the one before in TIME_WAIT
+    with Server(port=port) as s:  # at once, with old connections in TIME_WAIT
         check(s.port == port, "the same port")
     refused_start(1, "192.0.2.1:8080", "--host", "192.0.2.1", "--port", "8080")
     refused_start(2, "--host: cannot listen on nowhere.inv",
@@ -224,7 +224,7 @@ def test_addresses():
 # ---- ends ----------------------------------------------------------------------------------------
 
 def test_drain():
-    """What is open is answered to its end, nothing else is."""
+    """After SIGTERM open requests are answered to the end, new ones are refused."""
     with Server() as s:
         kept = s.connect()
         check(s.ask("GET", "/ready", connection=kept)[0] == 200, "/ready")

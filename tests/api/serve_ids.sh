@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# kvasir serve on a model without a tokenizer: ids are answered, texts are refused by their field,
-# and neither is in the log. (All else of the program: serve.sh.)
+# kvasir serve on a model without a tokenizer: prompts of ids are answered, texts are refused with
+# the name of their field, and neither is in the log. (serve.sh tests all else of the program.)
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 python3 - "$kvasir" "$tiny" <<'PY' || die "serve_ids.sh"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # kvasir serve before the first request: flags, variables and the file of --config, which of them
-# wins, what is wrong with them; keys; --dry-run and its sums; layers that cannot quantize; start,
-# ready and end.
+# takes precedence, errors in them; keys; --dry-run and its sums; layers that cannot be quantized;
+# start, readiness and end.
 . "$(dirname "$0")/../support/api.bash"
 tiny_model
 budgets=()
@@ -48,7 +48,8 @@ plan --max-model-len=640 --prefill-step-size 32 --continuous-batching --enable-p
     --default-temperature .5 --prompt-cache-size 10 --cors-origin '*'
 is ctx 640 "an alias with ="
 
-# Shares of free memory, in percent or as a fraction: 2 % and 0.02 of what moves a little.
+# Shares of free memory, in percent or as a fraction: 2 % and 0.02 give nearly the same budget (free
+# memory changes a little in between).
 for percent in 2 0.02; do
     good serve -m "$tiny" --cache-memory-percent $percent --dry-run --json -q
     budgets+=("$(json cache_budget_bytes)")
@@ -87,11 +88,11 @@ json.dump({"model": sys.argv[1], "dry-run": True, "json": True, "quiet": True, "
 PY
 good serve --config all.json
 is cache_budget_bytes 67108864 'all by the file'
-# A flag that is given counts, wherever it is false.
+# A flag that is set to false counts as given, too.
 KVASIR_JSON=0 run serve --config all.json
 grep -q '^weights ' out || die "KVASIR_JSON=0 over the file"
-KVASIR_NOTHING=1 KVASIR_=1 plan # not ours
-# Other commands have no such settings.
+KVASIR_NOTHING=1 KVASIR_=1 plan # ignored: not names of flags
+# Other commands do not read these variables.
 KVASIR_KV_BITS=nonsense good info "$tiny"
 
 bad_variable() { # VARIABLE=VALUE PATTERN
@@ -156,7 +157,7 @@ expect 2 '^kvasir serve: --config: deep.json: line 1: maximum parsing depth' ser
     --config deep.json
 expect 1 '^kvasir serve: --config: /nowhere/c: No such file' serve -m x --config /nowhere/c
 expect 1 '^kvasir serve: --config: \.: Is a directory' serve -m x --config .
-# What the command line says is not looked at in the file, but its name must be right.
+# The file's value is not checked if the command line has the flag, but its name must be right.
 printf '{"port": "x", "kv-bits": "8"}' >bad.json
 plan --config bad.json --port 1
 is kv_format 'K 8 g64, V 8 g64' 'the file, but for a flag that is typed'
@@ -204,7 +205,7 @@ for l in o["lengths"]:
     assert l["need_bytes"] >= l["bytes"]
     assert l["at_once"] == (o["cache_budget_bytes"] - o["step_bytes"]) // l["need_bytes"]
 PY
-# A budget that holds less than the context: the longest sequence that fits is what runs.
+# A budget that holds less than the context: fit_tokens is the longest sequence that fits.
 plan --cache-memory-mb 3 --prefill-chunk 32 --ctx 4096
 fit=$(json fit_tokens)
 [ "$fit" -gt 64 ] && [ "$fit" -lt "$(json ctx)" ] || die "fit_tokens $fit of $(json ctx)"
@@ -222,7 +223,7 @@ good serve -m "$tiny" --cache-memory-mb 64 --dry-run --kv-cache-quantization
 grep -q '^note: .*--kv-cache-quantization has no effect: --kv-bits 8,4' err || die "no effect"
 grep -q '^ *131072 ' out || die "the table of lengths"
 
-# A window and layers without pages: bytes at 16 bits are of the tokens that are seen.
+# A window and layers without pages: bytes at 16 bits count only the visible tokens.
 for model in gemma3 qwen3_next; do
     [ -d "$SHARED_DIR/fixtures/tiny/$model" ] || continue
     good serve -m "$SHARED_DIR/fixtures/tiny/$model" --cache-memory-mb 64 --dry-run --json -q
@@ -238,14 +239,14 @@ PY
 done
 [ "$model" = qwen3_next ] && [ "$(json state_bytes)" -gt 0 ] || die "states of qwen3_next"
 
-# ---- layers that cannot quantize -----------------------------------------------------------------
+# ---- layers that cannot be quantized -------------------------------------------------------------
 
 two=$SHARED_DIR/fixtures/tiny/gemma4
 for dim in 80 96; do
     python3 "$SOURCE_DIR/tests/support/two_heads.py" "$two" two-$dim $dim || die "two_heads.py"
 done
-# Heads of 80 have no group, those of 96 only one of 32.
-mixed() { # MODEL FLAG...: one group quantizes, the other stays f16, with a warning
+# No group size fits heads of 80, only 32 fits heads of 96.
+mixed() { # MODEL FLAG...: one group is quantized, the other stays f16, with a warning
     good serve -m "$1" --cache-memory-mb 64 --dry-run "${@:2}"
     [ "$(grep -c '^note:   warning: --kv-bits leaves 1 layer(s) at ' err)" = 1 ] || die "warning"
     good serve -m "$1" --cache-memory-mb 64 --dry-run --json -q "${@:2}"
@@ -264,7 +265,7 @@ grep -q warning err && die "heads of 96 have a group of 32"
 for model in two-80 two-96; do
     s '--kv-group-size: ' -m $model --kv-group-size 128 --dry-run -q
 done
-# They do answer.
+# Such a model answers, and prefill in steps of 1 gives the same ids.
 good generate -m two-80 --tokens 1,2,3 -n 100 --json
 mv out first
 good generate -m two-80 --tokens 1,2,3 -n 100 --prefill-chunk 1 --json
@@ -306,7 +307,7 @@ for address in (where + "/notify", "@kvasir-test-%d" % os.getpid()):
     assert manager.recv(100) == b"STOPPING=1"
     _, err = p.communicate(timeout=60)
     assert p.returncode == 0 and b"server: SIGINT, 0 requests are open" in err, (p.returncode, err)
-# A manager that is not there is no reason not to serve.
+# It serves even if the service manager's socket does not exist.
 p = subprocess.Popen([sys.argv[1], "serve", "-m", sys.argv[2], "--port", "0", "--cache-memory-mb",
                       "64"], stderr=subprocess.PIPE, text=True,
                      env=dict(os.environ, NOTIFY_SOCKET="/nowhere/socket"),

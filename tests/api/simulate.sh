@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # `kvasir simulate`: a small trace whose hits can be worked out by hand, budgets, refusals, random
-# programs; the first requests of the conversation trace where it is there.
+# programs; the first requests of the conversation trace if it exists.
 . "$(dirname "$0")/../support/api.bash"
 
 # Four turns of one conversation, an hour apart, then the first prompt again. Blocks of 512 tokens.
@@ -19,18 +19,18 @@ python3 - <<'PY' || die "simulate --json"
 import json
 o = json.load(open("out"))
 assert o["requests"] == 5 and o["prompt_tokens"] == 1024 + 1536 + 2000 + 2560 + 1024
-# the last token of a prompt is always run
+# the last token of a prompt is always evaluated
 assert o["cached_tokens"] == 1024 + 1536 + 1536 + 1023, o
-# an answer stands behind each stored prompt, so the next one leaves it; the last is all there
+# an answer follows each stored prompt, and the next prompt diverges from it; the last is all stored
 assert o["hits"] == {"miss": 1, "exact": 0, "prefix": 0, "supersequence": 1, "common_prefix": 3}
 assert o["generated_tokens"] == 50 and o["preemptions"] == 0 and o["evicted_pages"] == 0
 # 2 layers, 2 heads of 64, K 8.5 and V 4.5 bits a value: 416 bytes a token, pages of whole 4 KiB
 assert o["page_bytes"] == 28672 and o["kv_bytes_per_token"] == 448
-# blocks 1 to 3, the full pages of 4, those of 5 and 6; a page behind each prompt
+# blocks 1 to 3, the full pages of 4, those of 5 and 6; a page after each prompt
 assert o["all_pages"] == 24 + 7 + 16 + 5
 assert o["all_bytes"] == o["all_pages"] * o["page_bytes"]
 assert o["peak_bytes"] <= o["budget_bytes"]
-# by whole pages the last prompt is all there; its last token is run
+# in whole pages all of the last prompt is stored; the tree still evaluates its last token
 for key, hits in (("belady_hit_rate", 5120), ("lru_hit_rate", 5120), ("hit_rate", 5119)):
     assert abs(o[key] - hits / 8144) < 1e-9, key
 for key in ("queued_seconds", "first_token_seconds", "total_seconds"):
@@ -39,7 +39,7 @@ for key in ("queued_seconds", "first_token_seconds", "total_seconds"):
 assert o["queued_seconds"]["max"] == 0 and o["first_token_seconds"]["p50"] > 0
 assert 14400 < o["virtual_seconds"] < 14401 and o["busy_seconds"] < 1
 PY
-# the same without a cache; all at once: nothing is computed twice, and they wait
+# the same without a cache; then all at once: nothing is computed twice, since requests wait
 good simulate --trace trace --json -q --no-prefix-cache --model-shape smollm2-135m
 [ "$(json cached_tokens)" = 0 ] || die "hits without a prefix cache"
 timeout 100 "$kvasir" simulate --trace - --json -q --speed 0 --budget 1G --model-shape qwen3-0.6b \
@@ -58,7 +58,7 @@ grep -q '4 layers (1 with a window)' out || die "--window"
 grep -q 'K f16, V f16' out || die "--kv-bits"
 grep -q '^hits: .* Belady' out || die "no table"
 
-# what does not fit is refused with the numbers, before anything runs
+# a trace that cannot fit is refused with the numbers, before anything runs
 expect 2 '--budget: 1048576 bytes are .* its request 4, .* 2560 tokens .* 10, needs [0-9]*' \
     simulate --trace trace --budget 1M --model-shape smollm2-135m
 s() { expect 2 "$1" simulate "${@:2}"; }
@@ -115,7 +115,7 @@ assert o["requests"] == 500 and o["prompt_tokens"] == 7124855 and o["generated_t
 assert o["peak_bytes"] <= o["budget_bytes"] and o["evicted_pages"] > 10000
 assert o["belady_hit_rate"] > o["hit_rate"] >= o["lru_hit_rate"] > 0.04
 PY
-# a pinch of memory: requests give way to each other, and all are served
+# little memory: requests preempt each other, and all are served
 good simulate --trace "$trace" --limit 500 --budget 8G --json -q
 [ "$(json preemptions)" -gt 0 ] && [ "$(json generated_tokens)" = 180942 ] ||
     die "a budget of hardly one request"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""source_cases.py PART URL: the cases of source_cases.sh, with nothing but Python."""
+"""source_cases.py PART URL: the cases of source_cases.sh, with Python's standard library only."""
 import http.client
 import json
 import random
@@ -34,7 +34,7 @@ def ask(path, **body):
 
 
 def cached(tokens, **more):
-    """Tokens of the prompt that were stored; behind it the prompt is, and not a token more."""
+    """The number of stored tokens of the prompt. Afterwards exactly the prompt is stored."""
     usage = ask("/v1/completions", prompt=tokens, max_tokens=1, **more)["usage"]
     assert usage["prompt_tokens"] == len(tokens), usage
     return usage["prompt_tokens_details"]["cached_tokens"]
@@ -54,13 +54,13 @@ def wait(what, seconds=20):
 
 
 def stats():
-    """The figures are taken down behind the step whose answer came."""
+    """Waits for the figures, which are updated after the step that gave the answer."""
     wait(lambda: get("/v1/status")["total_requests_processed"] == asked)
     return get("/v1/cache/stats")
 
 
 def made(seed, n):
-    """n tokens that differ from those of other seeds in the first one."""
+    """n tokens; the first one differs between seeds."""
     draw = random.Random(seed)
     return [seed] + [draw.randrange(256) for _ in range(n - 1)]
 
@@ -122,7 +122,7 @@ def long_prompts():
     begin = time.monotonic()
     ask("/v1/completions", prompt=made(9, 1000), max_tokens=1)
     speed = 1000 / (time.monotonic() - begin)
-    n = min(32000, max(1000, int(6 * speed)))  # some 6 s of it, however slow the build is
+    n = min(32000, max(1000, int(6 * speed)))  # about 6 s of it, even in a slow build
     prompt = made(1, n)
     c = http.client.HTTPConnection(HOST, timeout=120)
     body = {"prompt": prompt + [258], "max_tokens": 60, "stream": True}
@@ -138,7 +138,7 @@ def long_prompts():
     assert lines.index(done[-1][0]) < first and lines[-2:] == ["data: [DONE]", ""], lines[-4:]
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert "".join(x["choices"][0]["text"] for x in chunks) == PLAIN
-    # Not streamed there is nothing but the answer; Anthropic's streams say ping.
+    # Without streaming only the answer is sent; Anthropic's streams have ping events.
     answer = ask("/v1/completions", prompt=made(2, n // 8) + [258], max_tokens=60)
     assert answer["choices"][0]["text"] == PLAIN
     messages = [{"role": "user", "content": "x" * n + " plain"}]
@@ -167,7 +167,7 @@ def gone_in_prefill(stream):
 
 
 def prefixes():
-    """As fetch_nearest_cache and fetch find them, to the token."""
+    """The same hits as in fetch_nearest_cache and fetch, to the token."""
     a = made(10, 24)
     assert cached(a) == 0 and stats()["entry_count"] == 1
     assert cached(a) == 23, "all but the token whose logits are asked for"
@@ -205,7 +205,7 @@ def no_prefixes():
 
 
 def two_prompts():
-    """--prompt-cache-size 2, test_lru: what was used last stays (mlx-lm goes by insertion)."""
+    """--prompt-cache-size 2, test_lru: the last used stay (mlx-lm: the last inserted)."""
     a, b, c = made(1, 90), made(2, 90), made(3, 90)
     assert [cached(x) for x in (a, b, a, c)] == [0, 0, 89, 0]
     assert stats()["entry_count"] == 2 and stats()["evictions"] > 0
@@ -216,7 +216,7 @@ def two_prompts():
 
 
 def few_bytes():
-    """--prompt-cache-bytes: held after every request, by prompts of many sizes."""
+    """--prompt-cache-bytes: the limit holds after every request, with prompts of many sizes."""
     for i in range(30):
         n = 20 + 37 * i % 400
         assert cached(made(i, n)) == 0
@@ -232,7 +232,7 @@ def few_bytes():
 
 
 def stored_formats():
-    """Bytes of pages by their format; they are encoded again between steps."""
+    """Bytes of pages by their format; pages are requantized between steps."""
     return {x["format"]: x["bytes"] for x in stats()["by_format"]
             if x["kind"] == "stored" and x["bytes"] and x["format"] != "tables"}
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the API tests of mlx_lm.server and vllm-mlx ask of a server, of kvasir serve: handlers,
-# comments during a long prefill, prefixes that are found, limits of what is stored, stored prefixes
-# at fewer bits. docs/source-cases.md says which case is where.
+# The cases of the API tests of mlx_lm.server and vllm-mlx, run against kvasir serve: handlers,
+# comments during a long prefill, prefix hits, limits of stored prefixes, stored prefixes at fewer
+# bits. docs/source-cases.md says which case is where.
 . "$(dirname "$0")/../support/api.bash"
 model=$api_scratch/scripted
 python3 "$SOURCE_DIR/tests/support/scripted_model.py" "$model" \

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# `kvasir tokenize`: text to ids and back beside Hugging Face's goldens, chats beside jinja2's
-# renders, JSON lines, a GGUF file of an architecture that nobody runs, what is said of bad input.
+# `kvasir tokenize`: text to ids and back against Hugging Face's goldens, chats against jinja2's
+# renders, JSON lines, a GGUF file of an unknown architecture, error messages about bad input.
 . "$(dirname "$0")/../support/api.bash"
 tokenizers=$SHARED_DIR/tokenizers
 templates=$SHARED_DIR/chat-templates
 
-# t CODE PATTERN INPUT ARG...: as expect, with INPUT (printf's) on standard input; standard output
-# may hold what came before an error.
+# t CODE PATTERN INPUT ARG...: like expect, with INPUT (a format of printf) on standard input;
+# standard output may contain what came before an error.
 t() {
     local code=$1 pattern=$2 input=$3 got
     shift 3
@@ -35,7 +35,7 @@ expect 1 '^kvasir tokenize: other.json: ' tokenize -m other.json
 mkdir empty
 expect 1 '^kvasir tokenize: empty' tokenize -m empty
 
-# ---- a GGUF file: its vocabulary alone, whatever it is the vocabulary of -------------------------
+# ---- a GGUF file: only its vocabulary matters, not its architecture ------------------------------
 
 python3 - <<'PY' || die "no GGUF file made"
 import struct
@@ -161,7 +161,7 @@ for g, a, b, c in zip(golden, ids, special, decoded):
 PY
 }
 goldens=0
-# vocabulary NAME MODEL LINES: its goldens, or a word on what is missing
+# vocabulary NAME MODEL LINES: its goldens, or a message that names the missing file
 vocabulary() {
     local missing=
     [ -e "$2" ] || missing=$2
@@ -182,7 +182,7 @@ for model in smollm2-135m:SmolLM2-135M-Instruct.Q4_1 \
         "$SHARED_DIR/goldens/${model%:*}/golden_encode.jsonl"
 done
 
-# Chats: what jinja2 rendered is what the ids say; what must fail fails with jinja2's words.
+# Chats: the ids decode to the text that jinja2 rendered; errors have jinja2's messages.
 [ -f "$templates/golden_renders.jsonl" ] && [ -d "$tokenizers/gpt2" ] || skip "no chat templates"
 python3 - "$kvasir" "$SHARED_DIR" <<'PY' || die "chats"
 import json, pathlib, subprocess, sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What openai_client.py and anthropic_client.py share: a list of cases by part, what the scripts of
-scripts.json say, the server's status.
+"""Shared by openai_client.py and anthropic_client.py: the list of cases by part, the scripted
+answers of scripts.json, the server's status.
 
     XXX_client.py PART URL [KEY...]      runs the cases of a part against a server
 """
@@ -22,7 +22,7 @@ _cases = []
 
 
 def case(part):
-    """Decorator: a function (of server) that is a case of `part`; it may be async."""
+    """Decorator: makes a function of the server, which may be async, a case of `part`."""
     def add(function):
         _cases.append((part, function))
         return function
@@ -44,7 +44,7 @@ class Server:
         return status["num_running"] + status["num_waiting"]
 
     def wait_running(self, n, seconds=20):
-        """Until n requests are under way; how long it took."""
+        """Waits until n requests are running or waiting; returns the seconds."""
         begin = time.monotonic()
         while self.running() != n:
             assert time.monotonic() - begin < seconds, f"{self.running()} requests, not {n}"
@@ -53,7 +53,7 @@ class Server:
 
 
 def raises(kind, call, *args, **kwargs):
-    """The error of that kind, exactly, that call(...) ends with."""
+    """Returns the error that call(...) raises, which must be of exactly that kind."""
     try:
         call(*args, **kwargs)
     except Exception as e:

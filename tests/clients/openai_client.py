@@ -36,7 +36,7 @@ def usage_adds_up(usage):
 
 
 def assemble(chunks):
-    """By choice: content, reasoning, calls [(id, name, arguments)], finish; and the usage."""
+    """Per choice content, reasoning, calls [(id, name, arguments)] and finish; and the usage."""
     choices, usage, ids = {}, None, set()
     for chunk in chunks:
         assert chunk.object == "chat.completion.chunk"
@@ -161,7 +161,7 @@ def seeds(server):
 
     assert drawn(7) == drawn(7)
     assert len({drawn(seed) for seed in range(8)}) > 1, "the seed changes nothing"
-    # Beside others, and streamed, too.
+    # The same when streamed.
     choices, _ = streamed(client(server), "say plain", seed=7, temperature=50, max_tokens=12)
     assert choices[0]["content"] == drawn(7)
 
@@ -225,7 +225,7 @@ def json_object(server):
 
 @case("json")
 def json_object_by_force(server):
-    """A model that would rather tell a story."""
+    """A model that would tell a story if it were not forced to write JSON."""
     c = client(server)
     messages = user("Tell me a story about a fox.")
     options = {"model": MODEL, "messages": messages, "max_tokens": 24, "temperature": 0}
@@ -429,7 +429,7 @@ def tenants_share_no_prefixes(server):
     def cached(key, **options):
         return chat(client(server, key), text, **options).usage.prompt_tokens_details.cached_tokens
 
-    begins = len("user: ") + 1  # as what the tenant said before
+    begins = len("user: ") + 1  # shared with the tenant's earlier prompts
     assert cached(0) <= begins
     assert cached(0) > 200
     assert cached(1) == 0, "a tenant was shown what another one said"
@@ -460,7 +460,7 @@ def cancelled_by_its_tenant_only(server):
 
 @case("full")
 def told_to_come_later(server):
-    """--max-num-seqs 1 --max-waiting 1: the third is told 429, and gets on where it comes again."""
+    """--max-num-seqs 1 --max-waiting 1: the third request gets a 429; a retry succeeds."""
     c = client(server)
     answers, ends = [], []
 

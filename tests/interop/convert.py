@@ -4,12 +4,11 @@
 
     convert.py KVASIR MODEL...
 
-For each model and each kind of folder: mlx-lm loads it (tokenizer included), both continue the
-same prompts greedily, ours with 16-bit pages and --act-bits 16. mlx-lm is fed our
-tokens, so that every step is compared: its best token must be ours, or ours must be within
-TIE[dtype] of its best logit (mlx-lm computes in the folder's dtype, so that its own logits are off
-by that much). Quantized weights are also compared with mx.quantize of the unquantized folder's, bit
-for bit.
+For each model and each kind of folder: mlx-lm loads it (with its tokenizer), and both continue the
+same prompts greedily, ours with 16-bit pages and --act-bits 16. mlx-lm is fed our tokens, so that
+every step is compared: its best token must be ours, or ours must be within TIE[dtype] of its best
+logit (mlx-lm computes in the folder's dtype, so its own logits are off by that much). Quantized
+weights must also equal mx.quantize of the unquantized folder's weights, bit for bit.
 """
 
 import json
@@ -21,8 +20,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm import load
 
-# Flags, dtype, prompts, tokens of each (mlx's products with f16 scales take seconds a token on a
-# CPU).
+# Flags, dtype, number of prompts, tokens of each (few where mlx's matmuls with f16 scales take
+# seconds a token on a CPU).
 KINDS = [
     (["--dtype", "f32"], "f32", 3, 48),
     (["--dtype", "bf16"], "bf16", 3, 48),
@@ -65,14 +64,14 @@ def ours(kvasir, folder, ids, steps):
 
 
 def gaps(model, prompt, answer):
-    """Per step how far the logit of our token is below the best one."""
+    """For each step the difference between mlx-lm's best logit and that of our token."""
     logits = model(mx.array([prompt + answer[:-1]]))[0, len(prompt) - 1 :].astype(mx.float32)
     chosen = mx.take_along_axis(logits, mx.array(answer)[:, None], axis=1)[:, 0]
     return (logits.max(axis=1) - chosen).tolist()
 
 
 def same_codes(plain, quantized, bits, group, dtype):
-    """Tensors of the quantized folder against mx.quantize of the unquantized one."""
+    """Compares the quantized folder with mx.quantize of the unquantized one's weights."""
     a, b = mx.load(str(plain / "model.safetensors")), mx.load(str(quantized / "model.safetensors"))
     names = [n[: -len(".scales")] for n in b if n.endswith(".scales")]
     for n in names:

@@ -4,8 +4,8 @@
 # gguf_families.sh PYTHON GOLDEN_TINY [SHARED]
 #     Every tiny model, shared or of tests/golden, as the GGUF file that llama.cpp's converter
 #     would write (tiny_gguf.py), against the golden of its folder: matrices in float32 and in
-#     bfloat16, and gpt_oss with MXFP4 experts against the same numbers in float32. PYTHON has numpy
-#     and gguf; GOLDEN_TINY is the program of tests/golden/tiny.c.
+#     bfloat16, and gpt_oss with MXFP4 experts against the same numbers in float32. PYTHON needs
+#     numpy and gguf; GOLDEN_TINY is the program of tests/golden/tiny.c.
 set -euo pipefail
 python=$1 golden_tiny=$2
 here=$(dirname "$0")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt-cache files of both forms, written again by our writer, in mlx-lm: the same classes,
+"""Prompt-cache files of both forms, rewritten by our writer and loaded by mlx-lm: the same classes,
 metadata, numbers and arrays.
 
     prompt_cache.py REWRITE FIXTURES
 
 REWRITE is tests/interop/rewrite.c, FIXTURES ../shared/fixtures/mlx/prompt-cache. Caches that the
 fixtures lack (lists of caches, empty ones, padding) are made here. Files of the older form are
-written in the newer one, and their tensors looked up in what mlx-lm loads.
+written in the newer one, and each of their tensors must be among those that mlx-lm loads.
 """
 
 import subprocess

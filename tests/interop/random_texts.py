@@ -5,10 +5,10 @@
     random_texts.py KVASIR TOKENIZER.json|FILE.gguf=TOKENIZER.json...
                     [--texts 500] [--seed N] [--corpus FILE]
 
-FILE.gguf=TOKENIZER.json opens a GGUF's vocabulary beside its twin in the other format.
+FILE.gguf=TOKENIZER.json compares a GGUF's vocabulary with the same one in the other format.
 
-A text is pieces of the corpus, of the vocabulary (added tokens among them), of odd Unicode and of
-white space, joined at random. Exit code 1 where an id or a decoded text differs.
+A text is made of random pieces of the corpus, of the vocabulary (with added tokens), of odd Unicode
+and of white space. Exit code 1 if an id or a decoded text differs.
 """
 
 import argparse
@@ -75,7 +75,7 @@ SPACE = [
 
 
 def random_char(rng):
-    """One of Python's Unicode: what is newer is a letter to one library and nothing to another."""
+    """A character that Python's Unicode tables know; libraries disagree about newer ones."""
     while True:
         ranges = [(0x20, 0x7F), (0xA0, 0xD800), (0x10000, 0x20000)]
         char = chr(rng.randrange(*rng.choice(ranges)))
@@ -119,7 +119,7 @@ def run(kvasir, path, flags, objects):
 
 
 def tokens_of_both(kvasir, path, peer):
-    """The peer's added tokens; of a twin's those that its GGUF has too."""
+    """The peer's added tokens that the GGUF has, too."""
     added = {t.content: i for i, t in peer.get_added_tokens_decoder().items()}
     answers = run(kvasir, path, [], [{"text": content} for content in added])
     both = [c for c, answer in zip(added, answers, strict=True) if answer["ids"] == [added[c]]]

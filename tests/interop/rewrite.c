@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rewrite IN OUT 032|legacy: a prompt-cache file read and written again; for prompt_cache.py. */
+/* rewrite IN OUT 032|legacy: reads a prompt-cache file and writes it again; for prompt_cache.py. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sampler < CASES: the probabilities that a token is drawn with, one line a case; for sampler.py,
- * which says what a case is. */
+/* sampler < CASES: prints each token's probability of being drawn, one line per case; for
+ * sampler.py, which defines the format of a case. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 
 enum { MANY = 4096 };
 
-/* Reads everything in front of the logits. False at the end. */
+/* Reads everything before the logits. False at the end of the input. */
 static bool read_case(uint32_t *vocab, kvasir_sampling *o, int32_t *seen, size_t *n_seen) {
     static int32_t special[MANY];
     static kvasir_logit_bias bias[MANY];

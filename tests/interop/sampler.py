@@ -5,7 +5,7 @@
     sampler.py SAMPLER
 
 SAMPLER is tests/interop/sampler.c. mlx-lm's functions are called in the order of make_sampler and
-make_logits_processors; xtc always happens or never, since its coins are not ours.
+make_logits_processors; xtc happens always or never, since both use different random numbers.
 """
 
 import random

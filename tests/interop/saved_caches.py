@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""mlx-lm's own prompt-cache files, loaded and saved by Kvasir (golden_prompt_cache SAVED), in
+"""mlx-lm's own prompt-cache files, loaded and saved by Kvasir (golden_prompt_cache SAVED), load in
 mlx-lm again: the same classes and numbers, and in every layer the same rows of the same tokens.
 
     saved_caches.py FIXTURES SAVED
 
-FIXTURES is ../shared/fixtures/mlx/prompt-cache. Rows are compared in order of position: ours has
-as many as the cache holds, mlx-lm's a buffer that is longer, or a ring that begins elsewhere.
+FIXTURES is ../shared/fixtures/mlx/prompt-cache. Rows are compared in order of position: our file
+has exactly the rows that the cache holds, mlx-lm's a longer buffer or a ring that starts elsewhere.
 """
 
 import sys
@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache
 
-# In a full ring the oldest row is the next token's place: nothing sees it any more.
+# In a full ring the next token overwrites the oldest row, which nothing sees any more.
 UNSEEN = 1
 
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates beside jinja2: random conversations through every template of ../shared.
+"""Chat templates compared with jinja2: random conversations through every template of ../shared.
 
     templates.py LIBKVASIR [--conversations 200] [--seed N] [--shared DIR]
 
 Each conversation is rendered by jinja2, set up as transformers sets it up, and by libkvasir.so
-(kvasir_chat_render, through ctypes). Both must give the same bytes, or both must fail; what a
-template raises itself must reach the user in its own words. Exit code 1 where anything differs.
+(kvasir_chat_render, through ctypes). Both must give the same bytes, or both must fail; an error
+that a template itself raises must keep its message. Exit code 1 if anything differs.
 
-Where both fail by an error of the language (an undefined variable, a string plus a number) the
-words are jinja2's or Python's there and ours here: these are counted, shown with -v, and are no
-difference.
+If both fail with an error of the language (an undefined variable, a string plus a number), the
+messages differ: jinja2's or Python's there, ours here. These cases are counted and shown with -v;
+they are not differences.
 
-Needs jinja2 from PyPI. Conversations are made up from the seed: roles in and out of order, odd
+Needs jinja2 from PyPI. Conversations are generated from the seed: roles in and out of order, odd
 Unicode and white space, content in parts, tool calls and their results, schemas, documents, and for
-every variable that a template reads beside these, values of every JSON type.
+every other variable that a template reads, values of every JSON type.
 """
 import argparse
 import ctypes
@@ -119,7 +119,7 @@ ROLES = ["user", "assistant", "system", "tool", "developer", "function", "ipytho
 
 
 class Maker:
-    """One conversation. Half of them are tame: templates refuse much of what the others hold."""
+    """Makes one conversation. Half of them are tame; templates refuse many of the others."""
 
     def __init__(self, seed):
         self.r = random.Random(seed)
@@ -137,7 +137,7 @@ class Maker:
             out += r.choice(WORDS) + r.choice(SPACES)
         out = out if self.chance(0.25) else out.rstrip()
         if self.chance(0.05):
-            # Characters newer than Python's tables print differently there.
+            # Python prints characters that are newer than its tables differently.
             odd = (chr(r.choice([r.randrange(1, 0xD800), r.randrange(0xE000, 0x110000)]))
                    for _ in range(8))
             out += "".join(c for c in odd if unicodedata.category(c) != "Cn")
@@ -304,7 +304,7 @@ def sources(shared):
 def outcome(render):
     try:
         return render(), None
-    except Exception as error:  # whatever a template makes Python do
+    except Exception as error:  # a template can raise any Python error
         return None, error
 
 
@@ -346,7 +346,7 @@ class Comparison:
 
 def one_line(error):
     text = "".join("?" if ord(c) < 32 or ord(c) == 127 else c for c in str(error))
-    return text[-100:]  # ours may be cut
+    return text[-100:]  # ours may be truncated
 
 
 def main():

@@ -4,15 +4,15 @@
 
     tiny_gguf.py [options] FOLDER OUT.gguf      FOLDER: config.json, model.safetensors in bfloat16
 
-    --type bf16|f32       what matrices are stored as (vectors are always f32)
+    --type bf16|f32       type of matrices (vectors are always f32)
     --experts plain|mxfp4|mxfp4-plain
-                          gpt_oss only: experts as --type says; as MXFP4 blocks; or rounded to
-                          MXFP4 and then stored as --type says: the same numbers as mxfp4, exactly
-    --strict              only the keys that the converter writes. Without it the file also says
-                          what the converter leaves out and the golden depends on (see `extras`)
-    --llama-cpp           also tokenizer.ggml.model "no_vocab": llama.cpp reads no file without
+                          gpt_oss only: experts of --type; as MXFP4 blocks; or rounded to MXFP4 and
+                          then stored with --type: exactly the same numbers as mxfp4
+    --strict              only the keys that the converter writes. Without it the file also has keys
+                          that the converter omits and the golden depends on (see `extras`)
+    --llama-cpp           also tokenizer.ggml.model "no_vocab", which llama.cpp requires
 
-Needs numpy and gguf. docs/gguf-families.md tells where each rule is from; the file has no
+Needs numpy and gguf. docs/gguf-families.md gives the source of each rule; the file has no
 vocabulary, only ARCH.vocab_size.
 """
 
@@ -55,7 +55,7 @@ MODEL_PARTS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
-    "model.embedding_norm.weight": "token_embd_norm.weight",  # lfm2's last norm, in spite of both
+    "model.embedding_norm.weight": "token_embd_norm.weight",  # lfm2's last norm, despite the names
     "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
     "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
@@ -117,7 +117,7 @@ LAYER_PARTS = {
     "post_per_layer_input_norm": "post_norm",
     "router.proj": "ffn_gate_inp",
 }
-# Those that end in neither ".weight" nor ".bias".
+# Names that end in neither ".weight" nor ".bias".
 BARE_PARTS = {
     "self_attn.sinks": "attn_sinks.weight",
     "linear_attn.A_log": "ssm_a",
@@ -128,7 +128,8 @@ BARE_PARTS = {
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
-# The norm after attention: before the residual is added, or of a layer whose file calls it so.
+# Architectures whose files say post_attention_norm: a norm before the residual is added, or just
+# their name for the norm of the MLP.
 POST_ATTENTION_NORM = ("gemma2", "gemma3", "gemma4", "olmo2", "gpt-oss", *DELTA_NETS)
 
 
@@ -173,7 +174,7 @@ def split_qkvz(c, x):
 
 
 def tile_values(c, part, x):
-    """qwen35 and qwen35moe: what belongs to value heads, reordered by tiled_heads."""
+    """qwen35 and qwen35moe: tensors of value heads, reordered by tiled_heads."""
     groups, dim = c["linear_num_key_heads"], c["linear_value_head_dim"]
     qk = 2 * groups * c["linear_key_head_dim"]
     if part in ("in_proj_qkv.weight", "conv1d.weight"):
@@ -184,11 +185,11 @@ def tile_values(c, part, x):
         return tiled_heads(x, groups, dim, axis=1)
     if part in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
         return tiled_heads(x, groups, 1)
-    return x  # norm.weight: one head's
+    return x  # norm.weight, which all heads share
 
 
 def delta_net(arch, c, layer, part, x):
-    """Tensors of one tensor "model.layers.LAYER.linear_attn.PART"."""
+    """The file's tensors for one tensor "model.layers.LAYER.linear_attn.PART"."""
     name = gguf_name(arch, f"model.layers.{layer}.linear_attn.{part}") if "qkvz" not in part else ""
     if part == "conv1d.weight":
         x = x[:, 0]
@@ -242,7 +243,7 @@ def convert(arch, c, name, x):
 
 
 def stack_experts(tensors):
-    """...mlp.experts.E.gate_proj.weight, one for each E, to one tensor [expert, out, in]."""
+    """Joins the tensors ...mlp.experts.E.gate_proj.weight of all E to one [expert, out, in]."""
     found = {}
     for name in list(tensors):
         if match := re.fullmatch(r"(.*\.mlp\.experts\.)(\d+)\.(.*)", name):
@@ -252,7 +253,7 @@ def stack_experts(tensors):
 
 
 def llama3_factors(c, rope):
-    """What llama3 scaling divides each frequency by."""
+    """The divisor of each frequency in llama3 scaling."""
     dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     ctx, factors = rope["original_max_position_embeddings"], []
@@ -288,7 +289,7 @@ def full_head(c, key):
     for layer, own in (c.get("per_layer_config") or {}).items():
         if c["layer_types"][int(layer)] == "full_attention" and key in own:
             return own[key]
-    return c[key]  # the converter takes none of these files
+    return c[key]  # the converter accepts none of these models
 
 
 def sliding(c):
@@ -450,15 +451,15 @@ WRITERS = {
     "qwen3next": write_delta_net,
     "smollm3": write_llama,
 }
-PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # every so many layers one has no window
+PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # one of every n layers has no window
 
 
 def extras(w, c):
-    """What readers cannot know from the converter's keys.
+    """Writes keys for facts that readers cannot know from the converter's keys.
 
-    Mistral's window: llama.cpp has none for "llama" and ignores the key. Windows where layer_types
-    differs from the architecture's usual period: llama.cpp reads the key, nothing writes it.
-    gemma4 without a soft cap: a missing key means 30 to llama.cpp, 0 means none.
+    Mistral's window: llama.cpp has none for "llama" and ignores the key. Windows if layer_types
+    differs from the architecture's usual period: llama.cpp reads the key, no converter writes it.
+    gemma4 without a soft cap: to llama.cpp a missing key means 30, and 0 means none.
     """
     if w.arch == "gemma4" and not c.get("final_logit_softcapping"):
         w.add_final_logit_softcapping(0)
@@ -476,7 +477,7 @@ def write_metadata(w, c, file_type):
     w.add_quantization_version(2)
     write_common(w, c)
     if w.arch == "gemma2":
-        pass  # the converter writes no base: readers take 10000
+        pass  # the converter writes no base; readers assume 10000
     else:
         write_rope(w, c)
     WRITERS.get(w.arch, lambda w, c: None)(w, c)
@@ -563,7 +564,7 @@ def main():
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--llama-cpp", action="store_true")
     a = parser.parse_args()
-    logging.getLogger("gguf.gguf_writer").setLevel(logging.ERROR)  # keys are written over
+    logging.getLogger("gguf.gguf_writer").setLevel(logging.ERROR)  # keys are overwritten
     write(a.folder, a.out, a.type, a.experts, a.strict, a.llama_cpp)
 
 

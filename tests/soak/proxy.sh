@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# proxy.sh PROGRAM: nginx and Caddy (Debian's) with the configurations that docs/deploy.md shows,
-# TLS by a certificate of our own: streams come piece by piece, a client that goes away is noticed
-# behind the proxy, what is not for the world is not there, and the page may call.
+# proxy.sh PROGRAM: nginx and Caddy (Debian's) with the configurations that docs/deploy.md shows and
+# TLS with a self-signed certificate: streams arrive piece by piece, the server notices through the
+# proxy that a client disconnects, private paths are not reachable, and the page may make requests.
 . "$(dirname "$0")/../support/api.bash"
 name=llm.example.org
 model=$api_scratch/scripted
@@ -14,7 +14,7 @@ openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=$name" \
 start_server -q -m "$model" --api-key secret --keepalive 1 --prefill-chunk 1 --threads 1
 kvasir_port=${url##*:}
 
-# The block of lines behind the line $1 in deploy.md, without its indent.
+# The indented block after the line $1 in deploy.md, without its indent.
 shown() {
     awk -v start="$1" '$0 ~ start { on = 1; next }
         on && /^    / { print substr($0, 5); got = 1 }
@@ -33,7 +33,7 @@ through() { # PATH FLAG...
 status() { through "$@" -o /dev/null -w '%{http_code}'; }
 running() { curl -s -H 'Authorization: Bearer secret' "$url/v1/status" >out && json num_running; }
 
-# What a reverse proxy must do, of the one on $port.
+# Checks what a reverse proxy must do, with the one on $port.
 check() { # NAME
     for _ in {1..100}; do
         [ "$(status /health)" = 200 ] && break
@@ -49,7 +49,7 @@ check() { # NAME
     head -c 34000000 /dev/zero >large
     [ "$(status /v1/completions --data-binary @large)" = 413 ] || die "$1: 34 MB are taken"
 
-    # a second of silence, a comment; they come while the prompt is still under way
+    # after each second of silence a comment, which arrives while the prompt is still evaluated
     printf '{"prompt": "%060000d", "stream": true, "max_tokens": 5}' 0 >long.json
     through /v1/completions -N --max-time 5 -d @long.json >came
     [ "$(grep -c '^: keepalive' came)" -ge 2 ] || die "$1: no comments: $(head -c 200 came)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# recall.sh PROGRAM: a fact at the start of a long prompt is recalled over keys of 8 and values of 4
-# bits: Qwen2.5-Coder-0.5B through `kvasir serve`, 22,000 tokens, minutes (`make soak`).
+# recall.sh PROGRAM: the model recalls a fact at the start of a long prompt with 8-bit keys and
+# 4-bit values: Qwen2.5-Coder-0.5B through `kvasir serve`, 22,000 tokens, minutes (`make soak`).
 #
 # Qwen2.5 has large key biases, which is why its quantized keys are centred (docs/quality.md).
 # TOKENS is the length of the prompt.
@@ -12,7 +12,7 @@ MODEL=${MODEL:-$MODELS_DIR/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf}
 [ -f "$MODEL" ] || { echo "skipped: no model at $MODEL (make models)" && exit 77; }
 tokens=${TOKENS:-22000} fact='blue heron 4417'
 
-log_book() { # ENTRIES: the fact, and what has nothing to do with it
+log_book() { # ENTRIES: the fact, and unrelated lines
     python3 - "$1" "$fact" <<'PY'
 import json, sys
 places = "harbour", "lighthouse", "north pier", "boat house", "signal station", "old mill"
@@ -23,7 +23,7 @@ for i in range(int(sys.argv[1])):
           f"{(i * 37) % 31 - 5} degrees and {(i * 13) % 11} boats.")
 PY
 }
-count() { # ENTRIES: their tokens
+count() { # ENTRIES: how many tokens they have
     printf '{"prompt": %s}' "$(log_book "$1" | quote)" | ask /tokenize | field count
 }
 serve --kv-bits 8,4 --ctx $((tokens + 1024)) "${@:2}"
