@@ -63,6 +63,9 @@ class Terminal:
             elif came == "":
                 break
         self.wait("> ", 0)
+        while self.read(0.3):  # the prompt once more, if Ctrl-L was typed too early
+            pass
+        self.seen = ""
 
     def leave(self):
         self.type("\x04")
