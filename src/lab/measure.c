@@ -37,12 +37,28 @@ static double nll_of(double max, double sum, float logit) {
     return max + m_log(sum) - (double)logit;
 }
 
+/* Logits whose exponentials are taken together: m_exp_each is four times as fast as m_exp. */
+enum { BLOCK = 1024 };
+
+static uint32_t block_at(uint32_t at, uint32_t vocab) {
+    return vocab - at < BLOCK ? vocab - at : BLOCK;
+}
+
+/* e[i] = exp(logits[i] - max), added to the sum in the order of i. */
+static void exp_block(const float *logits, uint32_t n, double max, double *e, double *sum) {
+    for (uint32_t i = 0; i < n; i++)
+        e[i] = (double)logits[i] - max;
+    m_exp_each(e, n);
+    for (uint32_t i = 0; i < n; i++)
+        *sum += e[i];
+}
+
 double lab_nll(const float *logits, uint32_t vocab, int32_t target) {
     if (target < 0 || (uint32_t)target >= vocab)
         return (double)NAN;
-    double max = (double)logits[argmax(logits, vocab)], sum = 0;
-    for (uint32_t i = 0; i < vocab; i++)
-        sum += m_exp((double)logits[i] - max);
+    double max = (double)logits[argmax(logits, vocab)], sum = 0, e[BLOCK];
+    for (uint32_t at = 0; at < vocab; at += BLOCK)
+        exp_block(logits + at, block_at(at, vocab), max, e, &sum);
     return nll_of(max, sum, logits[target]);
 }
 
@@ -51,13 +67,14 @@ double lab_nll(const float *logits, uint32_t vocab, int32_t target) {
 lab_divergence lab_compare_logits(const float *p, const float *q, uint32_t vocab, int32_t target) {
     uint32_t top_p = argmax(p, vocab), top_q = argmax(q, vocab);
     double max_p = (double)p[top_p], max_q = (double)q[top_q];
-    double sum_p = 0, sum_q = 0, cross = 0;
-    for (uint32_t i = 0; i < vocab; i++) {
-        double e = m_exp((double)p[i] - max_p);
-        sum_p += e;
-        sum_q += m_exp((double)q[i] - max_q);
-        if (e > 0) /* 0 (ln 0 - ln q) is 0 */
-            cross += e * ((double)p[i] - (double)q[i]);
+    double sum_p = 0, sum_q = 0, cross = 0, e_p[BLOCK], e_q[BLOCK];
+    for (uint32_t at = 0; at < vocab; at += BLOCK) {
+        const uint32_t n = block_at(at, vocab);
+        exp_block(p + at, n, max_p, e_p, &sum_p);
+        exp_block(q + at, n, max_q, e_q, &sum_q);
+        for (uint32_t i = 0; i < n; i++)
+            if (e_p[i] > 0) /* 0 (ln 0 - ln q) is 0 */
+                cross += e_p[i] * ((double)p[at + i] - (double)q[at + i]);
     }
     double kl = cross / sum_p - (max_p + m_log(sum_p)) + (max_q + m_log(sum_q));
     bool in_range = target >= 0 && (uint32_t)target < vocab;

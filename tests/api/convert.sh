@@ -16,7 +16,7 @@ c '--dtype: "f8" is not bf16, f16 or f32' "$tiny" a --dtype f8
 mkdir there
 c 'there: already exists' "$tiny" there/
 expect 1 'nowhere: No such file' convert nowhere a
-expect 1 'cannot make a folder' convert "$tiny" no/such/folder/a
+expect 1 'cannot create a folder' convert "$tiny" no/such/folder/a
 [ -z "$(ls -d a* no* 2>/dev/null)" ] || die "a refused run left something"
 
 # Converting to the model's own type changes nothing: f32 of f32 is the same model.
