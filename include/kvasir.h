@@ -2,7 +2,7 @@
 /* kvasir.h: the public interface of libkvasir, with kvasir_status.h, kvasir_text.h and
  * kvasir_engine.h.
  *
- * Kvasir runs open-weight language models over a KV cache that is quantized end to end. Five
+ * Kvasir runs open-weight language models with a KV cache that is quantized end to end. Five
  * objects:
  *
  *   kvasir_model     a checkpoint (GGUF file or safetensors folder), memory-mapped; immutable, may

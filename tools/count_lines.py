@@ -50,7 +50,7 @@ def main():
             if folder not in ("src/cli", "include", "generated") and lines[folder] >= 200 and \
                     rate < floor:
                 print(f"{folder}: {assertions[folder]} assertions in {lines[folder]} lines, "
-                      f"{rate:.1f} for each 1,000; at least {floor:g} are asked for")
+                      f"{rate:.1f} for each 1,000; at least {floor:g} are required")
         return
     for folder in sorted(lines):
         print(f"{folder:14} {lines[folder]:6} lines {assertions[folder]:4} assertions, "

@@ -51,17 +51,18 @@ static const struct option OPTIONS[] = {
      .help = "requests, one JSON object per line; - is standard input"},
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
      .required = true, .shown = "",
-     .help = "file of results; requests whose result an existing file already has are not run "
-             "again"},
+     .help = "file for the results; if it exists, only requests without a result in it are run, "
+             "and theirs are added"},
     {.name = "--order", .value = "ORDER", .kind = OPTION_TEXT, ROW(order), .initial = "finished",
-     .help = "order of results: finished (as requests finish) or input (as in the input)"},
+     .help = "order of results: finished (that in which requests finish) or input (that of the "
+             "input)"},
     {.name = "--max-tokens", .alias = "-n", .value = "N", .kind = OPTION_U32, ROW(max_tokens),
      .initial = "512", .max = UINT32_MAX,
      .help = "maximum tokens to generate for a request that sets no limit; 0: as many as fit"},
     CHAT_OPTIONS(struct batch_args, chat),
     ENGINE_OPTIONS(struct batch_args, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 
@@ -71,8 +72,8 @@ static const struct command COMMAND = {
     .usage = "-m MODEL -i REQUESTS -o RESULTS [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "An interrupted run (Ctrl-C, exit code 130) continues if the same command is given "
-               "again.\nExit codes: 0 success, 1 a request or the run failed, 2 wrong usage.",
+    .details = "To resume an interrupted run (Ctrl-C, exit code 130), run the same command again.\n"
+               "Exit codes: 0 success, 1 a request or the run failed, 2 wrong usage.",
 };
 
 /* A prompt-cache file that requests start from. */

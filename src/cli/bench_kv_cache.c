@@ -39,11 +39,11 @@ static const struct option OPTIONS[] = {
     {.name = "--head-dim", .value = "N", .kind = OPTION_U32, ROW(head_dim), .shown = "128",
      .min = 4, .max = 4096, .help = "head size"},
     {.name = "--bits", .value = "B ...", .kind = OPTION_WORDS, ROW(bits), .shown = "8 4",
-     .help = "formats to measure, each written as for --kv-bits: 8 6 4 8,4 f16"},
+     .help = "formats to measure, separated by spaces, each written as for --kv-bits: 8 8,4 f16"},
     {.name = "--group-size", .value = "G", .kind = OPTION_TEXT, ROW(group_size), .initial = "64",
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},
     {.name = "--seed", .value = "N", .kind = OPTION_U64, ROW(seed), .max = 9.2e18,
-     .help = "seed of the random (normal) data"},
+     .help = "seed of the random data, which is normally distributed"},
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, ROW(model),
      .help = "measure K and V of this model on the text of -f"},
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
@@ -53,7 +53,7 @@ static const struct option OPTIONS[] = {
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 

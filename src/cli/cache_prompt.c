@@ -25,11 +25,11 @@ struct cache_prompt_args {
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct cache_prompt_args),
     {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
-     .help = "the prompt's beginning"},
+     .help = "the beginning of the prompt"},
     {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
-     .shown = "standard input", .help = "read it from this file; - is standard input"},
+     .shown = "standard input", .help = "read it from a file; - is standard input"},
     {.name = "--tokens", .value = "IDS", .kind = OPTION_TEXT, ROW(prompt.tokens),
-     .help = "the same as token ids: 1,2,3"},
+     .help = "the beginning of the prompt as token ids: 1,2,3"},
     {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.system),
      .help = "system message before the prompt"},
     {.name = "--raw", .kind = OPTION_FLAG, ROW(prompt.raw),
@@ -38,13 +38,13 @@ static const struct option OPTIONS[] = {
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
      .required = true, .shown = "", .help = "file to write; an existing one is replaced"},
     {.name = "--format", .value = "FORM", .kind = OPTION_TEXT, ROW(format), .initial = "current",
-     .help = "current: for mlx-lm 0.32 and later, if its classes can hold the cache; legacy: for "
-             "versions up to 0.31"},
+     .help = "current: layout of mlx-lm 0.32 and later, where it can hold the cache, else legacy; "
+             "legacy: layout up to 0.31"},
     CACHE_OPTIONS(struct cache_prompt_args),
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 
@@ -54,9 +54,13 @@ static const struct command COMMAND = {
     .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] -o FILE [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "kvasir generate --prompt-cache FILE continues from it, as does "
-               "mlx_lm.generate\n--prompt-cache-file. Keys are not centred in such files "
-               "(--key-centre off).",
+    .details =
+        "kvasir generate --prompt-cache FILE continues from the file. So does mlx_lm.generate\n"
+        "--prompt-cache-file if nothing is quantized, or if K and V have the same format and no\n"
+        "layer is bounded (by a sliding window or --max-kv-size).\n"
+        "Files hold one format, and keys that are not centred: --key-centre may only be auto or\n"
+        "off (both mean off), and --quantized-kv-start only 0. K and V must both be quantized, or\n"
+        "neither.",
 };
 
 struct run {

@@ -29,7 +29,7 @@ static const struct option OPTIONS[] = {
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 
@@ -40,8 +40,9 @@ static const struct command COMMAND = {
     .usage = "-m MODEL [-f TEXT] [-o FILE]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "--key-centre auto uses the file next to the model, unless the model has key "
-               "biases.\n--key-centre FILE uses any file.",
+    .details =
+        "If a model has no key biases, --key-centre auto (the default) uses the file next to "
+        "it.\n--key-centre FILE uses that calibration file.",
 };
 
 struct run {

@@ -23,12 +23,12 @@
 #define ROW(field) .offset = offsetof(struct chat_options, field)
 static const struct option OPTIONS[] = {
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, ROW(model),
-     .help = "GGUF file, or folder with config.json and safetensors; with --url the model's name "
-             "on the server (default: its first model)"},
+     .help = "GGUF file, or folder with config.json and safetensors; with --url: name of a model "
+             "on the server (default: its first)"},
     {.name = "--url", .value = "URL", .kind = OPTION_TEXT, ROW(url),
-     .help = "talk to this server, which has OpenAI's API: http://127.0.0.1:8080"},
+     .help = "chat with a model on this server, through OpenAI's API: http://127.0.0.1:8080"},
     {.name = "--api-key", .value = "KEY", .kind = OPTION_TEXT, ROW(api_key),
-     .shown = "the variable KVASIR_API_KEY", .help = "key that the server requires"},
+     .shown = "environment variable KVASIR_API_KEY", .help = "key that the server requires"},
     {.name = "--system", .value = "TEXT", .kind = OPTION_TEXT, ROW(system),
      .help = "system message before the conversation"},
     CHAT_OPTIONS(struct chat_options, chat),
@@ -38,13 +38,13 @@ static const struct option OPTIONS[] = {
     SAMPLING_OPTIONS(struct chat_options, sampling),
     ENGINE_OPTIONS(struct chat_options, engine),
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors, and the output of commands, on standard error"},
+     .help = "print nothing but errors and the output of commands like /stats on standard error"},
 };
 /* clang-format on */
 
 #define COMMANDS_HELP                                                                              \
     "/reset        forget the conversation, but not the system message\n"                          \
-    "/system TEXT  set the system message; without a text: none\n"                                 \
+    "/system TEXT  set the system message; without TEXT, remove it\n"                              \
     "/save FILE    write the conversation as JSON\n"                                               \
     "/load FILE    continue a saved conversation\n"                                                \
     "/stats        speed and tokens of the last answer, bytes of the cache\n"                      \
@@ -54,12 +54,12 @@ static const struct option OPTIONS[] = {
 
 static const struct command COMMAND = {
     .name = "chat",
-    .summary = "Chats with a model over a quantized KV cache, or with a server.",
+    .summary = "Chats with a model, in this process or on a server.",
     .usage = "-m MODEL | --url URL [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = COMMANDS_HELP "\n\nCtrl-C ends an answer. Without a terminal each line of standard "
-                             "input is a message, and\nthe first error ends the program. Exit "
+    .details = COMMANDS_HELP "\n\nCtrl-C ends an answer. If standard input is not a terminal, each "
+                             "line of it is a message, and\nthe first error ends the program. Exit "
                              "codes: 0 success, 1 the run failed, 2 wrong usage.",
 };
 

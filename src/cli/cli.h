@@ -128,8 +128,8 @@ struct settings {
 #define CONFIG_OPTION(type, settings)                                                              \
     {.name = "--config", .value = "FILE", .kind = OPTION_CONFIG,                                   \
      .offset = offsetof(type, settings),                                                           \
-     .help = "JSON file with flags: {\"kv-bits\": \"8,4\"}; variables such as KVASIR_KV_BITS "     \
-             "override it"}
+     .help = "JSON file with flags: {\"kv-bits\": \"8,4\"}; environment variables such as "        \
+             "KVASIR_KV_BITS override it"}
 /* clang-format on */
 /* Fills rows that are not `given` yet, if the command has a CONFIG_OPTION row. */
 int settings_read(const struct command *c, bool *given, void *args);
@@ -171,11 +171,12 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "values that share a scale and a bias: 32, 64 or 128; one for both, or K,V"},         \
     {.name = "--key-centre", .value = "C", .kind = OPTION_TEXT,                                    \
      .offset = offsetof(type, context.key_centre),                                                 \
-     .help = "constant part of keys that a quantized cache need not store: auto, bias, off, or "   \
-             "a file from calibrate"},                                                             \
+     .help = "constant part of keys that a quantized cache need not store: bias (the model's key " \
+             "biases), a file from calibrate, off, or auto: the biases, else the file that "       \
+             "calibrate put next to the model, else off"},                                         \
     {.name = "--quantized-kv-start", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,          \
      .offset = offsetof(type, context.quantized_kv_start),                                         \
-     .help = "keep the first N tokens in f16 (rounded up to pages of 64)"},                        \
+     .help = "keep the first N tokens in f16; N is rounded up to a multiple of 64"},               \
     {.name = "--max-kv-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,                 \
      .offset = offsetof(type, context.max_kv_size), .shown = "0, all",                             \
      .help = "rotating cache: a token sees at most N tokens, the first --kv-keep and the "         \
@@ -224,20 +225,20 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "memory for the whole cache, in MiB: running sequences and stored prefixes"},         \
     {.name = "--cache-memory-percent", .value = "P", .kind = OPTION_FLOAT, .max = 100,             \
      .offset = offsetof(type, engine.memory_percent),                                              \
-     .help = "the same in percent of the memory that the weights leave free; a value below 1 "     \
-             "is a fraction: 0.2 is 20"},                                                          \
+     .help = "the same, as a percentage of the memory that the weights leave free; a value below " \
+             "1 is a fraction: 0.2 means 20"},                                                     \
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, .min = 1, .max = 65536,           \
      .offset = offsetof(type, engine.options.max_running),                                         \
      .help = "maximum number of sequences that run at the same time"},                             \
     {.name = "--kv-cache-quantization-bits", .value = "K,V", .kind = OPTION_TEXT,                  \
      .offset = offsetof(type, engine.options.stored_kv_bits), .shown = "unchanged",                \
-     .help = "formats of stored prefixes, written as for --kv-bits"},                              \
+     .help = "convert stored prefixes to these formats, written as for --kv-bits"},                \
     {.name = "--kv-cache-quantization-group-size", .value = "G", .kind = OPTION_TEXT,              \
      .offset = offsetof(type, engine.options.stored_kv_group_size),                                \
      .shown = "as for --kv-group-size", .help = "group size of stored prefixes"},                  \
     {.name = "--kv-cache-min-quantize-tokens", .value = "N", .kind = OPTION_U32,                   \
      .max = UINT32_MAX, .offset = offsetof(type, engine.options.min_quantize_tokens),              \
-     .help = "store prefixes with fewer tokens unchanged"},                                        \
+     .help = "do not convert stored prefixes of fewer than N tokens"},                             \
     {.name = "--no-prefix-cache", .alias = "--disable-prefix-cache", .kind = OPTION_FLAG,          \
      .offset = offsetof(type, engine.options.no_prefix_cache),                                     \
      .help = "do not store prefixes for later requests"}
@@ -442,7 +443,7 @@ struct sampling_args sampling_args_defaults(void);
      .max = 1000, .help = help_},                                                                  \
     {.name = "--" #kind_ "-context-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,     \
      .offset = offsetof(type, sampling.kind_##_context),                                           \
-     .help = "how many recent tokens --" #kind_ "-penalty covers, prompt included"}
+     .help = "how many recent tokens --" #kind_ "-penalty covers, including the prompt's"}
 /* Of a kvasir_sampling. */
 #define DRAWING_OPTIONS(type, sampling, ALIAS)                                                     \
     {.name = "--temp", .alias = ALIAS("temperature"), .value = "T", .kind = OPTION_FLOAT,          \
@@ -459,7 +460,8 @@ struct sampling_args sampling_args_defaults(void);
      .help = "fewest tokens that --min-p keeps"},                                                  \
     {.name = "--xtc-probability", .value = "P", .kind = OPTION_FLOAT, .max = 1,                    \
      .shown = "0, off", .offset = offsetof(type, sampling.xtc_probability),                        \
-     .help = "chance, for each token, that XTC drops the most likely candidates"},                 \
+     .help = "chance, for each token, that XTC (exclude top choices) drops the most likely "       \
+             "candidates"},                                                                        \
     {.name = "--xtc-threshold", .value = "P", .kind = OPTION_FLOAT, .max = 0.5,                    \
      .offset = offsetof(type, sampling.xtc_threshold),                                             \
      .help = "XTC drops candidates above probability P, except the least likely of them"},         \

@@ -61,28 +61,28 @@ static const struct option OPTIONS[] = {
     {.name = "--ignore-eos", .kind = OPTION_FLAG, ROW(ignore_eos),
      .help = "do not stop at end tokens"},
     {.name = "--prompt-cache", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt_cache),
-     .help = "continue from a prompt-cache file of cache-prompt or mlx-lm, in the file's formats"},
+     .help = "continue from a prompt-cache file that cache-prompt or mlx-lm wrote, in its formats"},
     {.name = "--convert-cache", .kind = OPTION_FLAG, ROW(convert_cache),
-     .help = "convert the file's tokens to the formats of the flags"},
+     .help = "convert the file's keys and values to the formats of --kv-bits and --kv-group-size"},
     CACHE_OPTIONS(struct generate_args),
     {.name = "--logits", .value = "FILE", .kind = OPTION_TEXT, ROW(logits),
      .help = "write the prompt's logits as safetensors: \"logits\" F32 [tokens, vocab]"},
     {.name = "--json", .kind = OPTION_FLAG, ROW(json),
      .help = "print one JSON object with text, token ids and statistics instead of the text"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 
 static const struct command COMMAND = {
     .name = "generate",
-    .summary = "Answers a prompt over a quantized KV cache.",
+    .summary = "Answers a prompt, with a quantized KV cache.",
     .usage = "-m MODEL [-p TEXT | -f FILE | --tokens IDS] [flags]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details = "The prompt is read from standard input if no flag gives it. Ctrl-C ends the answer "
-               "(exit code 130),\na second one ends the program. Exit codes: 0 success, 1 the run "
-               "failed, 2 wrong usage.",
+               "(exit code 130);\na second Ctrl-C kills the program. Exit codes: 0 success, 1 the "
+               "run failed, 2 wrong usage.",
 };
 
 struct run {

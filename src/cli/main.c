@@ -14,11 +14,11 @@ static const struct {
     int (*run)(int argc, char **argv);
 } COMMANDS[] = {
     {"generate", "answer a prompt", generate_main},
-    {"chat", "talk with a model or a server", chat_main},
+    {"chat", "chat with a model, in this process or on a server", chat_main},
     {"cache-prompt", "evaluate a prompt and write its cache to a file", cache_prompt_main},
     {"serve", "answer requests over HTTP, with the APIs of OpenAI and Anthropic", serve_main},
     {"batch", "answer a file of requests, many at once", batch_main},
-    {"perplexity", "measure a model's loss on a text, and its distance from another run",
+    {"perplexity", "measure a model's loss on a text, and its KL divergence from another run",
      perplexity_main},
     {"bench-kv-cache", "measure memory, error and time of cache formats", bench_kv_cache_main},
     {"calibrate", "measure the constant part of a model's keys, for --key-centre", calibrate_main},
@@ -26,13 +26,13 @@ static const struct {
     {"info", "show what a model file holds and what its cache costs", info_main},
     {"simulate", "replay recorded requests through the scheduler and the cache, without a model",
      simulate_main},
-    {"tokenize", "turn text or chats into token ids, and back", tokenize_main},
+    {"tokenize", "convert text or chats to token ids, or ids to text", tokenize_main},
 };
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
 
 static void print_usage(FILE *to) {
     fprintf(to, "usage: kvasir COMMAND [flags]\n\n"
-                "Runs language models over a KV cache that is quantized end to end.\n\n");
+                "Runs language models with a KV cache that is quantized end to end.\n\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-16s%s\n", COMMANDS[i].name, COMMANDS[i].help);
     fprintf(to, "\nSee kvasir COMMAND --help for a command's flags; kvasir --version prints the "

@@ -49,7 +49,7 @@ static const struct option OPTIONS[] = {
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 

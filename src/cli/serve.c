@@ -52,7 +52,7 @@ static const struct option OPTIONS[] = {
     {.name = "--admin-key", .value = "KEY", .kind = OPTION_TEXT, ROW(server.admin_key),
      .help = "key for requests that empty the cache; prefer KVASIR_ADMIN_KEY"},
     {.name = "--share-prefixes", .kind = OPTION_FLAG, ROW(server.share_prefixes),
-     .help = "share stored prefixes among all keys"},
+     .help = "share stored prefixes among clients with different API keys"},
     {.name = "--cors-origin", .alias = "--allowed-origins", .value = "ORIGIN",
      .kind = OPTION_TEXT, ROW(server.cors_origin),
      .help = "allow web pages of this site to call the API: https://example.org, or * for all"},
@@ -66,13 +66,14 @@ static const struct option OPTIONS[] = {
     CHAT_OPTIONS(struct serve_args, chat),
     ENGINE_OPTIONS(struct serve_args, engine),
     {.name = "--kv-cache-quantization", .kind = OPTION_FLAG, ROW(quantize_stored),
-     .help = "as --kv-cache-quantization-bits 8, for K or V that --kv-bits keeps at 16 or 32 bits"},
+     .help = "store prefixes with 8 bits where --kv-bits keeps K or V at 16 or 32"},
     {.name = "--prompt-cache-size", .value = "N", .kind = OPTION_U32, .max = UINT32_MAX,
      ROW(engine.options.stored_max_entries), .shown = "0, no limit",
      .help = "maximum number of prompts stored as prefixes"},
     {.name = "--prompt-cache-bytes", .value = "B", .kind = OPTION_BYTES,
      ROW(engine.options.stored_max_bytes), .shown = "0, limited by memory only",
-     .help = "maximum bytes of stored prefixes: 4GB, 500M, 1.5GiB"},
+     .help = "maximum bytes of stored prefixes: 4GB, 500M (powers of 1000), 1.5GiB (powers of "
+             "1024)"},
     {.name = "--continuous-batching", .kind = OPTION_FLAG, ROW(batching),
      .help = "always on; accepted for compatibility with vllm-mlx"},
     {.name = "--enable-prefix-cache", .kind = OPTION_FLAG, ROW(prefix_cache),
@@ -93,8 +94,8 @@ static const struct option OPTIONS[] = {
                 "seconds between keep-alive comments in a stream that has nothing else to send"),
     {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",
      ROW(drain_timeout_s),
-     .help = "seconds that requests may take to finish after SIGTERM or Ctrl-C; a second one "
-             "stops at once"},
+     .help = "seconds that requests may take to finish after SIGTERM or Ctrl-C; a second signal "
+             "stops the server at once"},
     {.name = "--log-prompts", .kind = OPTION_FLAG, ROW(server.log_prompts),
      .help = "write request bodies to the log, including prompts"},
     {.name = "--dry-run", .kind = OPTION_FLAG, ROW(dry_run),
@@ -102,7 +103,7 @@ static const struct option OPTIONS[] = {
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "with --dry-run: print one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "do not print model and cache at the start; requests are still logged"},
+     .help = "do not print the model and the cache at the start; requests are still logged"},
 };
 /* clang-format on */
 
@@ -113,10 +114,10 @@ static const struct command COMMAND = {
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details =
-        "Every flag can also be set by a variable (KVASIR_KV_BITS=8,4) or in the file of "
-        "--config.\n"
-        "The command line overrides variables, and variables override the file.\nExit codes: 0 "
-        "stopped after all requests were finished, 1 the start failed, 2 wrong usage.",
+        "Every flag can also be set by an environment variable (KVASIR_KV_BITS=8,4) or in the\n"
+        "file of --config. The command line overrides variables, and variables override the file.\n"
+        "Exit codes: 0 stopped by a signal, or --dry-run is done; 1 the start failed; 2 wrong\n"
+        "usage.",
 };
 
 struct serve {

@@ -29,9 +29,10 @@ static const struct option OPTIONS[] = {
      .help = "smollm2-135m, qwen3-0.6b, qwen3-8b, llama3-8b, llama3-70b, or sizes: "
              "layers,kv_heads,head_dim[,heads,ffn,dim,vocab]"},
     {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(options.window), .max = 1 << 30,
-     .shown = "0, none", .help = "some layers see only the newest N tokens"},
+     .shown = "0, none",
+     .help = "sliding window: in --window-layers layers a token sees only the newest N"},
     {.name = "--window-layers", .value = "N", .kind = OPTION_U32, ROW(options.window_layers),
-     .max = 1024, .shown = "half of them", .help = "number of layers with that window"},
+     .max = 1024, .shown = "half of all layers", .help = "number of layers with a window"},
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT, ROW(options.kv_bits),
      .help = "formats of K and V: f32 f16 bf16 8 6 5 4 3 2; one value for both"},
     {.name = "--kv-group-size", .value = "G", .kind = OPTION_TEXT, ROW(options.kv_group_size),
@@ -61,7 +62,7 @@ static const struct option OPTIONS[] = {
     {.name = "--json", .kind = OPTION_FLAG, ROW(json), .help = "print the results as one JSON "
                                                                "object"},
     {.name = "--quiet", .alias = "-q", .kind = OPTION_FLAG, ROW(quiet),
-     .help = "print only errors on standard error"},
+     .help = "print nothing but errors on standard error"},
 };
 /* clang-format on */
 
@@ -72,9 +73,9 @@ static const struct command COMMAND = {
     .usage = "--trace FILE [flags] | --random N [--seed S]",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
-    .details = "Time is virtual: a step takes bytes / bandwidth + operations / compute. LRU and "
-               "Belady's optimum\nare computed per page, for one request at a time in the same "
-               "budget.",
+    .details = "Time is virtual: a step takes the bytes it reads / --bandwidth + its operations / "
+               "--compute.\nThe hit rates of LRU and of Belady's optimum, for comparison, are "
+               "computed page by page, as if\nrequests ran one at a time with the same budget.",
 };
 
 /* ---- flags ----------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
  *     --jsonl: one object a line, and the same object back with what was made of it
  *
  * Standard input is text as is, including its last line end. Special tokens that are written in it
- * ("<|im_end|>") are recognised, as Hugging Face's encode does.
+ * ("<|im_end|>") are recognized, as Hugging Face's encode does.
  *
  * A corpus is processed in one run: --jsonl reads one line at a time, and results are written
  * before the program waits for more, so that it can also be used interactively. A bad line ends the
@@ -39,7 +39,7 @@ static const struct option OPTIONS[] = {
     {.name = "--decode", .kind = OPTION_FLAG, ROW(decode),
      .help = "read ids, write their text"},
     {.name = "--add-special", .kind = OPTION_FLAG, ROW(add_special),
-     .help = "add BOS and EOS as the vocabulary says"},
+     .help = "add BOS and EOS where the tokenizer's settings say so"},
     {.name = "--chat", .kind = OPTION_FLAG, ROW(chat),
      .help = "read a chat: an array of messages, or an object with \"messages\", \"tools\" and so "
              "on"},
@@ -52,12 +52,12 @@ static const struct option OPTIONS[] = {
 
 static const struct command COMMAND = {
     .name = "tokenize",
-    .summary = "Turns standard input from text to token ids, or back.",
+    .summary = "Converts text or chats on standard input to token ids, or ids to text.",
     .usage = "-m MODEL [--ids | --pieces | --decode] [--jsonl] [--chat] [flags] < TEXT",
     .options = OPTIONS,
     .n_options = sizeof OPTIONS / sizeof *OPTIONS,
     .details = "Special tokens that are written in the text, such as <|im_end|>, are "
-               "recognised.\nExit codes: 0 success, 1 the run failed, 2 wrong usage.",
+               "recognized.\nExit codes: 0 success, 1 the run failed, 2 wrong usage.",
 };
 
 /* A place in standard input, for errors. */

@@ -23,7 +23,7 @@
 /* ---- options --------------------------------------------------------------------------------- */
 
 /* A new request waits for the current step and its prompts, so steps are small. That costs prompts
- * nothing that can be measured (docs/speed.md, "The server beside llama-server"). */
+ * nothing that can be measured (docs/speed.md, "The server against llama-server"). */
 enum { STEP_TOKENS = 128 };
 
 static const struct sized_struct SIZED_ENGINE = {

@@ -248,7 +248,7 @@ static kvasir_status gemma4_read(const struct json_scope *s, struct model_config
     TRY(json_get_u32(s, "vocab_size_per_layer_input", false, 1, VOCAB_MAX, &c->layer_input_vocab));
     TRY(json_get_bool(s, "attention_k_eq_v", &k_is_v));
     TRY(config_windows(s, c, 6));
-    c->layers[c->n_layers - 1].window = 0; /* the class sees to it */
+    c->layers[c->n_layers - 1].window = 0; /* as the class does, whatever the file says */
     for (uint32_t i = 0; i < c->n_layers; i++)
         c->layers[i].k_is_v = k_is_v && !c->layers[i].window;
     TRY(read_heads(s, c));

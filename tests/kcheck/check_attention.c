@@ -702,7 +702,7 @@ static void check_not_finite(const struct tier *t, const struct tile_layout *l) 
                    TILE_TOKENS);
         for (uint32_t i = 0; i < TILE_TOKENS; i++) {
             check_that(!isfinite(scores[i]), "score %u is %g", i, (double)scores[i]);
-            check_that(isfinite(scores[TILE_TOKENS + i]), "the row beside it, score %u", i);
+            check_that(isfinite(scores[TILE_TOKENS + i]), "the other row, score %u", i);
         }
     } else {
         uint8_t *tile = plain(l->bytes);

@@ -82,11 +82,11 @@ static inline size_t behind(const struct text_buf *b, const char *text) {
     for (size_t i = 0; i + len <= b->len; i++)
         if (memcmp(b->data + i, text, len) == 0) {
             if (end)
-                fail_msg("stands there twice: %s", text);
+                fail_msg("occurs twice: %s", text);
             end = i + len;
         }
     if (!end)
-        fail_msg("stands nowhere: %s", text);
+        fail_msg("does not occur: %s", text);
     return end;
 }
 

@@ -38,7 +38,7 @@ enum {
 
 /* The weights of the next two panels: some lines of them are prefetched with each block that a tile
  * multiplies, into L2, up to the end. While a panel is unpacked memory is busy with that one, while
- * it is multiplied with nothing (docs/speed.md, "Asked for while multiplying"). */
+ * it is multiplied with nothing (docs/speed.md, "Prefetching while multiplying"). */
 struct ahead {
     const char *at, *end;
     uint32_t lines; /* a block and tile */
