@@ -285,7 +285,7 @@ static void refuse_edits(kvasir_batch *b, kvasir_batch *others) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         refused(kvasir_batch_filter(b, wrong[i].keep, wrong[i].n, &err), "be below 3");
     refused(kvasir_batch_extract(b, 3, &out, &err), "sequence 3 is out of range: the batch has 3");
-    refused(kvasir_batch_extract(b, SIZE_MAX, &out, &err), "in a batch of 3");
+    refused(kvasir_batch_extract(b, SIZE_MAX, &out, &err), "out of range: the batch has 3");
     assert_null(out);
     refused(kvasir_batch_extend(b, b, &err), "another batch of the same context");
     refused(kvasir_batch_extend(b, others, &err), "another batch of the same context");
@@ -311,7 +311,8 @@ static void test_refused_edits_change_nothing(void **state) {
     no_page_moved(&w, before);
     check_eval(batch, (struct twin *[]){&t[0], &t[1], &t[2]}, 3, (const uint32_t[]){60, 1, 30});
     need(kvasir_batch_filter(batch, NULL, 0, &err));
-    refused(kvasir_batch_extract(batch, 0, &out, &err), "sequence 0 is out of range: the batch has 0");
+    refused(kvasir_batch_extract(batch, 0, &out, &err),
+            "sequence 0 is out of range: the batch has 0");
     refused(kvasir_batch_filter(batch, (const size_t[]){0}, 1, &err), "be below 0");
     assert_null(out);
     kvasir_batch_destroy(batch);
