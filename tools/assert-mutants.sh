@@ -15,20 +15,25 @@ cp -r CMakeLists.txt CMakePresets.json kvasir.pc.in include src tests docs bench
 cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_C_FLAGS=-DKVASIR_DEBUG -DBUILD_TESTING=ON \
     -DSHARED_DIR="$PWD/../shared" -DMODELS_DIR="$PWD/models" >/dev/null
-cmake --build "$dir/build" >"$dir/log" 2>&1
+units=(tests/unit/test_*.c)
+units=("${units[@]##*/test_}")
+targets=("${units[@]/#/unit_}")
+build() {
+    cmake --build "$dir/build" --target "${targets[@]%.c}" sim_tree sim_engine sim_property \
+        >"$dir/log" 2>&1
+}
+build
 
-# Prints the first test that fails: unit tests first, then the simulations.
+# The test that fails, or nothing: unit tests, then short random programs.
 caught_by() {
-    local test
-    for test in "$dir"/build/tests/unit_* "$dir"/build/tests/sim_{tree,engine,property}; do
-        local options=()
-        [[ $test != */sim_* ]] || options=(--programs=10)
-        timeout 300 "$test" "${options[@]}" >"$dir/log" 2>&1 && continue
-        case $? in
-        77) continue ;; # skipped
-        esac
-        basename "$test"
+    local sim
+    ctest --test-dir "$dir/build" -L unit -j "$(nproc)" --stop-on-failure >"$dir/log" 2>&1 || {
+        sed -nE '/Skipped/d; s/.*Test +#[0-9]+: ([a-z_.]+) .*\*\*\*.*/\1/p' "$dir/log" | head -n 1
         return
+    }
+    for sim in tree engine property; do
+        timeout 300 "$dir/build/tests/sim_$sim" --programs=10 >"$dir/log" 2>&1 ||
+            { echo "sim.$sim" && return; }
     done
 }
 
@@ -46,7 +51,7 @@ while depth:
     end += 1
 open(path, "w").write(text[:at] + "!(" + text[at:end] + text[end - 1:])
 PY
-    if ! cmake --build "$dir/build" >"$dir/log" 2>&1; then
+    if ! build; then
         echo "assert-mutants: does not compile: $file:$line" >&2
         tail -5 "$dir/log" >&2
         exit 1

@@ -661,7 +661,9 @@ static void make_program(struct program *p) {
     random_state = (p->w->seed * 1000 + p->number) * 0x9e3779b97f4a7c15u + 7;
     p->options = p->w->options;
     p->options.prefill_chunk = CHUNKS[random_below(8)];
-    p->options.threads = 1 + (int)random_below(3);
+    /* More threads than cores mostly wait for each other: three are drawn rarely. */
+    const uint32_t draw = (uint32_t)random_below(8);
+    p->options.threads = draw == 0 ? 3 : draw <= 3 ? 2 : 1;
     p->options.snapshot_tokens = random_below(2) ? 0 : 64 * (1 + random_below(2));
     p->options.cache_bytes =
         random_below(3) ? (uint64_t)(300 + random_below(2000)) << 10 : (uint64_t)64 << 20;
