@@ -37,7 +37,7 @@ static double nll_of(double max, double sum, float logit) {
     return max + m_log(sum) - (double)logit;
 }
 
-/* Logits whose exponentials are taken together: m_exp_each is four times as fast as m_exp. */
+/* Logits whose exponentials are taken together, in vectors (m_exp_each). */
 enum { BLOCK = 1024 };
 
 static uint32_t block_at(uint32_t at, uint32_t vocab) {
