@@ -78,7 +78,7 @@ ALWAYS_INLINE void add_products(int rows, bool wide, const struct panel_block *c
     }
 }
 
-ALWAYS_INLINE void ask_ahead(struct ahead *a) {
+ALWAYS_INLINE void prefetch_ahead(struct ahead *a) {
     for (uint32_t l = 0; l < a->lines && a->at < a->end; l++, a->at += 64)
         _mm_prefetch(a->at, _MM_HINT_T1);
 }
@@ -121,7 +121,7 @@ ALWAYS_INLINE void tile(int rows, int runs, int planes, bool wide, const struct 
             size_t at = (r0 + (size_t)rows + (size_t)r) * blocks + t->b0 + b;
             _mm_prefetch((const char *)a->codes + at * BLOCK * (size_t)planes, _MM_HINT_T0);
         }
-        ask_ahead(ahead);
+        prefetch_ahead(ahead);
         UNROLL_FOR(u, runs) {
             __m512i dot[TILE_ROWS][PANELS];
             UNROLL_FOR(r, rows) {
