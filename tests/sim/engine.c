@@ -21,6 +21,7 @@
  *     sim_engine [--programs=N] [--seed=N]
  *     sim_engine --seed=N --program=K [--shrink]     one program of one world
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -557,9 +558,17 @@ static void run_program(const struct program *p) {
 
 /* ---- making a failing program small ---------------------------------------------------------- */
 
+/* Without a child nothing is known about the program, so nothing may be concluded. */
+_Noreturn static void no_answer(const char *call) {
+    printf("FAILED: %s: %s: the program above cannot be made smaller\n", call, strerror(errno));
+    exit(1);
+}
+
 static bool still_fails(const struct program *p) {
     fflush(stdout);
     const pid_t child = fork();
+    if (child < 0)
+        no_answer("fork");
     if (child == 0) {
         shrinking = true;
         last_words(NULL, NULL);
@@ -568,7 +577,9 @@ static bool still_fails(const struct program *p) {
         _exit(0);
     }
     int status = 0;
-    waitpid(child, &status, 0);
+    while (waitpid(child, &status, 0) != child)
+        if (errno != EINTR)
+            no_answer("waitpid");
     return status != 0;
 }
 
