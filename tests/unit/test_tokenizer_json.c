@@ -277,8 +277,8 @@ static void test_pre_tokenizer(void **state) {
 static void test_byte_level(void **state) {
     (void)state;
     const char *vocab = "{\"a\":0,\"\\u0120\":1,\"\\u0120a\":2,\"\\u00c3\":3,\"\\u00a9\":4,"
-                        "\"\\u00c3\\u00a9\":5}";
-    const char *merges = "[\"\\u0120 a\",\"\\u00c3 \\u00a9\"]",
+                        "\"\\u00c3\\u00a9\":5,\"a\\u0120\":6}";
+    const char *merges = "[\"\\u0120 a\",\"\\u00c3 \\u00a9\",\"a \\u0120\"]",
                *decoder = "{\"type\":\"ByteLevel\"}";
 #define BYTE_LEVEL(more)                                                                           \
     MAKE(.vocab = vocab, .merges = merges, .decoder = decoder, .settings = "\"dropout\":null",     \
@@ -289,7 +289,11 @@ static void test_byte_level(void **state) {
     FILE_IDS(BYTE_LEVEL(""), " a", 0, 2);
     /* With the pattern, a word begins with the last of the spaces before it. */
     FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false"), "  a", 0, 1, 2);
+    /* Without it the whole text is one word. 6 is "a" with a space after it. */
     FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false,\"use_regex\":false"), "  a", 0, 1, 2);
+    FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false,\"use_regex\":false"), "a ", 0, 6);
+    FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false,\"use_regex\":true"), "a ", 0, 0, 1);
+    FILE_IDS(BYTE_LEVEL(",\"add_prefix_space\":false"), "a ", 0, 0, 1);
     struct tokenizer *t = BYTE_LEVEL(",\"add_prefix_space\":false");
     CHECK_IDS(t, "\xc3\xa9", 0, 5);
     CHECK_DECODE(t, 0, "a \xc3\xa9", 0, 1, 3, 4);
