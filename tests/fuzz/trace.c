@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arbitrary recorded requests. An accepted trace satisfies TRACE-1 to 3 (trace.c), and its
- * yardsticks are in order: no hits without room, hits of LRU <= hits of Belady < tokens of the
- * prompts. The first byte of the input picks the size of a page. */
+ * yardsticks are in order: no hits without room; hits of LRU <= hits of Belady <= hits without
+ * eviction, and Belady's do not fall as room grows; with room for all pages the three are equal.
+ * Hits without eviction are counted here a second time. The first byte of the input picks the size of a page. */
 #include "fuzz.h"
 #include "lab/belady.h"
 
@@ -23,18 +24,55 @@ static void check_request(const struct trace *t, const struct trace_request *r) 
         fuzz_fail("tokens %d .. %d, output to %d", first, last, out);
 }
 
+/* Tokens at which two prompts begin alike, compared by blocks: TRACE-2. */
+static uint32_t common_prompt(const struct trace *t, const struct trace_request *a,
+                              const struct trace_request *b) {
+    const uint32_t most = a->prompt < b->prompt ? a->prompt : b->prompt;
+    uint32_t same = 0;
+    while (same < most && trace_token(t, a, same) == trace_token(t, b, same))
+        same += TRACE_BLOCK_TOKENS;
+    return same < most ? same : most;
+}
+
+/* Tokens that hit if nothing is ever evicted: the full pages that a request has in common with an
+ * earlier one. */
+static uint64_t hits_without_eviction(const struct trace *t, uint32_t page_tokens) {
+    uint64_t hits = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        uint32_t most = 0;
+        for (uint32_t k = 0; k < i; k++) {
+            const uint32_t common = common_prompt(t, &t->requests[k], &t->requests[i]);
+            most = common > most ? common : most;
+        }
+        hits += most / page_tokens * page_tokens;
+    }
+    return hits;
+}
+
 static void check_yardsticks(const struct trace *t, uint32_t page_tokens) {
+    enum { STEPS = 4, REQUESTS = 400 }; /* the second count compares all pairs of requests */
     kvasir_error err;
     struct page_uses *u;
-    uint64_t best, lru;
+    uint64_t best, lru, before = 0;
     need(page_uses_create(t, page_tokens, &u, &err), &err);
-    uint64_t pages = page_uses_unlimited(u);
-    for (uint64_t capacity = 0; capacity <= pages; capacity += pages / 2 + 1) {
+    const uint64_t pages = page_uses_unlimited(u);
+    uint64_t most;
+    need(belady_hits(u, pages, &most, &err), &err);
+    if (t->n <= REQUESTS && most != hits_without_eviction(t, page_tokens))
+        fuzz_fail("Belady hits %llu tokens with room for all pages, not %llu",
+                  (unsigned long long)most,
+                  (unsigned long long)hits_without_eviction(t, page_tokens));
+    for (uint64_t step = 0; step <= STEPS; step++) {
+        const uint64_t capacity = pages / STEPS * step + pages % STEPS * step / STEPS;
         need(belady_hits(u, capacity, &best, &err), &err);
         need(lru_hits(u, capacity, &lru, &err), &err);
-        if (lru > best || best >= t->prompt_tokens || (capacity == 0 && best > 0))
-            fuzz_fail("LRU hits %llu, Belady's %llu of %llu tokens", (unsigned long long)lru,
-                      (unsigned long long)best, (unsigned long long)t->prompt_tokens);
+        if (lru > best || best > most || best < before || (capacity == 0 && best > 0) ||
+            (capacity == pages && lru != most))
+            fuzz_fail("%llu of %llu pages: LRU hits %llu, Belady %llu of %llu tokens, %llu before",
+                      (unsigned long long)capacity, (unsigned long long)pages,
+                      (unsigned long long)lru, (unsigned long long)best, (unsigned long long)most,
+                      (unsigned long long)before);
+        before = best;
     }
     page_uses_destroy(u);
 }
