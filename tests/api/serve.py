@@ -226,13 +226,21 @@ def test_addresses():
 def test_drain():
     """After SIGTERM open requests are answered to the end, new ones are refused."""
     with Server() as s:
-        kept = s.connect()
-        check(s.ask("GET", "/ready", connection=kept)[0] == 200, "/ready")
+        kept = [s.connect() for _ in range(4)]
+        for c in kept:
+            check(s.ask("GET", "/ready", connection=c)[0] == 200, "/ready")
         stream = Stream(s, 3000)
         s.end()
         s.line("^server: SIGTERM, 1 request is open; a second signal ends at once$")
-        status, error = s.ask("POST", "/v1/chat/completions", chat_body("a", 1), connection=kept)
-        check(status == 503 and "shutting down" in error["error"]["message"], status, error)
+        refused = {"message": "the server is shutting down", "type": "server_error", "param": None,
+                   "code": None}
+        for method, path, body in (("POST", "/v1/chat/completions", chat_body("a", 1)),
+                                   ("GET", "/ready", None), ("GET", "/v1/models", None)):
+            status, error = s.ask(method, path, body, connection=kept.pop())
+            check(status == 503 and error == {"error": refused}, path, status, error)
+        status, health = s.ask("GET", "/health", connection=kept.pop())
+        check(status == 200 and health["status"] == "healthy", "/health", status, health)
+        check(s.process.poll() is None, "the process waits for the stream")
         try:
             socket.create_connection((s.host, s.port), 10).close()
             check(False, "a new connection")
@@ -241,7 +249,7 @@ def test_drain():
         came = stream.rest()
         check(came[-1] == "[DONE]", "the end of the stream", came[-3:])
         check(came[-2]["choices"][0]["finish_reason"] == "length", came[-2])
-        check(s.ended() == 0, "exit code")
+        check(s.ended(15) == 0, "exit code")  # well before --drain-timeout
         check(s.requests(1)["new"] == "3000", "all tokens")
         check("is cancelled" not in s.text(), "a deadline")
 

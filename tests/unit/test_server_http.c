@@ -652,29 +652,55 @@ static void test_hosts(void **state) {
 
 /* Draining: open requests go on, new ones are refused, and in the end none is open. */
 static void test_drain(void **state) {
-    struct client stream, other;
+    static const struct {
+        const char *method, *path, *body;
+        int status;
+        const char *says;
+    } CASES[] = {
+        {"GET", "/ready", "", 503,
+         "{\"error\":{\"message\":\"the server is shutting down\",\"type\":\"server_error\""},
+        {"GET", "/v1/models", "", 503, "\"the server is shutting down\",\"type\":\"server_error\""},
+        {"POST", "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":1}", 503,
+         "\"the server is shutting down\",\"type\":\"server_error\""},
+        {"POST", "/v1/messages",
+         "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", 503,
+         "\"the server is shutting down\""},
+        {"GET", "/health", "", 200, "\"status\":\"healthy\""},
+    };
+    enum { N = sizeof CASES / sizeof *CASES };
+    static struct said said;
+    struct client stream, others[N], late;
+    struct client_answer a;
     (void)state;
     make_long(state);
-    open_client(&other);
-    assert_true(client_request(&other, "GET", "/ready", "", ""));
-    struct client_answer a = client_read(&other);
-    assert_int_equal(a.status, 200);
-    free(a.body);
+    for (int i = 0; i < N; i++) { /* connections that are open when draining begins */
+        open_client(&others[i]);
+        assert_true(client_request(&others[i], "GET", "/ready", "", ""));
+        a = client_read(&others[i]);
+        assert_int_equal(a.status, 200);
+        free(a.body);
+    }
     open_client(&stream);
     assert_true(client_request(&stream, "POST", "/v1/completions", "",
                                "{\"prompt\":\"x\",\"max_tokens\":3000,\"ignore_eos\":true,"
                                "\"stream\":true}"));
     assert_true(client_wait_bytes(&stream, 500));
     server_drain(tiny.server);
-    assert_true(client_request(&other, "GET", "/ready", "", ""));
-    a = client_read(&other);
-    assert_int_equal(a.status, 503);
-    free(a.body);
-    client_close(&other);
+    for (int i = 0; i < N; i++) {
+        assert_true(client_request(&others[i], CASES[i].method, CASES[i].path, "", CASES[i].body));
+        a = client_read(&others[i]);
+        if (a.status != CASES[i].status || a.cut || !strstr(a.body, CASES[i].says))
+            fail_msg("%s while draining: %d %s", CASES[i].path, a.status, a.body ? a.body : "");
+        free(a.body);
+        client_close(&others[i]);
+    }
+    assert_int_equal(server_open_requests(tiny.server), 1); /* the stream still runs */
+    assert_false(client_open(&late, tiny.port, -1));        /* nobody listens */
     a = client_read(&stream);
     assert_int_equal(a.status, 200);
-    assert_false(a.cut);
-    assert_non_null(strstr(a.body, "[DONE]"));
+    said_read(&a, &said);
+    assert_false(a.cut || said.failed || !said.done);
+    assert_string_equal(said.finish[0], "length");
     free(a.body);
     client_close(&stream);
     is_idle();
