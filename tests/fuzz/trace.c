@@ -50,7 +50,7 @@ static uint64_t hits_without_eviction(const struct trace *t, uint32_t page_token
 }
 
 static void check_yardsticks(const struct trace *t, uint32_t page_tokens) {
-    enum { STEPS = 4, REQUESTS = 400 }; /* the second count compares all pairs of requests */
+    enum { STEPS = 16, REQUESTS = 400 }; /* the second count compares all pairs of requests */
     kvasir_error err;
     struct page_uses *u;
     uint64_t best, lru, before = 0;
