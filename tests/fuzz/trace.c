@@ -2,7 +2,8 @@
 /* Arbitrary recorded requests. An accepted trace satisfies TRACE-1 to 3 (trace.c), and its
  * yardsticks are in order: no hits without room; hits of LRU <= hits of Belady <= hits without
  * eviction, and Belady's do not fall as room grows; with room for all pages the three are equal.
- * Hits without eviction are counted here a second time. The first byte of the input picks the size of a page. */
+ * Hits without eviction are counted here a second time. The first byte of the input picks the size
+ * of a page. */
 #include "fuzz.h"
 #include "lab/belady.h"
 
