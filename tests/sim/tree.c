@@ -7,8 +7,12 @@
  * budget of some pages and perhaps limits of what is stored, and runs random requests against the
  * tree: resume, grow with stores at random places, fork, finish or drop. After each edit every live
  * sequence is checked position by position, tree_check checks the tree, and support/budget.c counts
- * pages and references a second time; every hit is compared with the common prefix that the tree
- * reports. At the end nothing is left.
+ * pages and references a second time. At the end nothing is left.
+ *
+ * Every look is compared with two oracles. A plain list of the stored sequences says how many
+ * tokens are in common and which hit points must be found; after an edit that had room, it holds
+ * all that was ever stored, otherwise it learns what was evicted. A walk along the lists of
+ * children, without hashes, says which is the longest hit that the pages and states allow.
  *
  * One program in eight stores prefixes at fewer bits: live pages have 16, stored ones 4. There the
  * nibbles of the hash are values of K and V that 4 bits hold exactly, so that the same check shows
@@ -34,6 +38,7 @@ struct live {
     int32_t tokens[LENGTH_MAX]; /* all that it will hold */
     uint32_t length;
     const char *salt;
+    uint32_t stored; /* of them, those up to its cursor */
 };
 
 struct world {
@@ -50,6 +55,7 @@ struct world {
     uint64_t max_bytes;
     bool requantizes; /* stored pages have fewer bits than live ones */
     uint32_t min_tokens;
+    uint32_t n_records;
     uint64_t hits, hit_tokens, requantized, served; /* the last two: pages */
 };
 
@@ -61,6 +67,233 @@ struct world {
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
+
+/* ---- what must be found ---------------------------------------------------------------------- */
+
+enum { RECORDS_MAX = EDITS + 60, ENDED = 1, USABLE = 2, ENOUGH_ROOM = 1 << 16 };
+
+/* A sequence that was stored, as long as it is still in the tree. The union of all records is what
+ * the tree holds. */
+static struct record {
+    const char *salt;
+    uint32_t n, before; /* tokens; how many there were before the last edit that removed some */
+    int32_t tokens[LENGTH_MAX];
+    uint8_t ends[LENGTH_MAX + 1]; /* ENDED: a hit point; USABLE: a hit may end there */
+} records[RECORDS_MAX];
+
+static uint32_t common_of(const int32_t *a, uint32_t n_a, const int32_t *b, uint32_t n_b) {
+    uint32_t n = 0;
+    while (n < n_a && n < n_b && a[n] == b[n])
+        n++;
+    return n;
+}
+
+static bool same_salt(const char *a, const char *b) {
+    return strcmp(a, b) == 0;
+}
+
+static void record_add(struct world *w, const struct live *l, uint32_t n, uint8_t end) {
+    struct record *r = records;
+    if (n == 0)
+        return;
+    for (; r < records + w->n_records; r++) {
+        const uint32_t same =
+            same_salt(r->salt, l->salt) ? common_of(r->tokens, r->n, l->tokens, n) : 0;
+        if (same == n || (same && same == r->n))
+            break;
+    }
+    if (r == records + w->n_records) {
+        CHECK(w, "few records", w->n_records++ < RECORDS_MAX);
+        *r = (struct record){.salt = l->salt};
+    }
+    if (r->n < n) {
+        memset(r->ends + r->n + 1, 0, n - r->n);
+        memcpy(r->tokens, l->tokens, n * sizeof *l->tokens);
+        r->n = n;
+    }
+    r->ends[n] |= end;
+}
+
+/* The nodes along some tokens, from the root on, found without the hash table. */
+struct path {
+    uint32_t nodes[LENGTH_MAX], n, common;
+};
+
+static void find_path(struct world *w, const char *salt, const int32_t *tokens, uint32_t n,
+                      struct path *p) {
+    const struct prefix_tree *t = w->tree;
+    uint32_t x = NO_NODE;
+    p->n = p->common = 0;
+    for (uint32_t i = 0; i < t->cap_salts; i++)
+        if (t->salts[i].bytes && t->salts[i].len == strlen(salt) &&
+            memcmp(t->salts[i].bytes, salt, strlen(salt)) == 0)
+            x = t->salts[i].root;
+    while (x != NO_NODE && p->common < n && node_end(t, x) == p->common) {
+        uint32_t found = NO_NODE, most = 0;
+        for (uint32_t y = t->nodes[x].first_child; y != NO_NODE; y = t->nodes[y].next) {
+            const struct node *c = &t->nodes[y];
+            const uint32_t same = common_of(c->tokens + c->from, (uint32_t)(c->to - c->from),
+                                            tokens + p->common, n - p->common);
+            CHECK(w, "one child for each first token", !same || found == NO_NODE);
+            if (same) {
+                found = y;
+                most = same;
+            }
+        }
+        if (found != NO_NODE)
+            p->nodes[p->n++] = found;
+        p->common += most;
+        x = found;
+    }
+}
+
+/* Whether a sequence may start with the first `length` tokens of the path: the tree has the state
+ * after them, and the pages that its next query sees or that it writes to. */
+static bool may_start(const struct world *w, const struct path *p, uint32_t length) {
+    const struct prefix_tree *t = w->tree;
+    uint32_t last = 0;
+    while (node_end(t, p->nodes[last]) < length)
+        last++;
+    const uint32_t x = p->nodes[last];
+    if (w->options.state_bytes && (node_end(t, x) != length || t->nodes[x].state == NO_ADDR))
+        return false;
+    for (uint32_t g = 0; g < w->n_groups; g++) {
+        const uint64_t keep = w->cache->groups[g].keep, span = w->cache->groups[g].span;
+        for (uint32_t i = 0; i <= last; i++) {
+            const uint32_t y = p->nodes[i], number = t->nodes[y].number, from = 64 * number;
+            const uint32_t to = from + 64 < length ? from + 64 : length;
+            if (i < last && t->nodes[p->nodes[i + 1]].number == number)
+                continue; /* the deepest node of a page has all that there is of it */
+            const bool seen = from < keep || to - 1 + span > length || number == length / 64;
+            if (seen && node_page(t, y, g)->addr == NO_ADDR)
+                return false;
+        }
+        if (length % 64 &&
+            node_page(t, x, g)->layout != layout_of(&w->cache->rule, g, t->nodes[x].number))
+            return false;
+    }
+    return true;
+}
+
+/* Looks for tokens and compares what comes with both oracles. */
+static struct tree_hit look(struct world *w, const char *salt, const int32_t *tokens, uint32_t n) {
+    static struct path path;
+    const struct tree_hit hit = tree_look(w->tree, salt, strlen(salt), tokens, n);
+    uint32_t common = 0, least = 0;
+    bool ended = false;
+    for (const struct record *r = records; r < records + w->n_records; r++) {
+        const uint32_t same = same_salt(r->salt, salt) ? common_of(r->tokens, r->n, tokens, n) : 0;
+        ended = same > common ? r->ends[same] & ENDED
+                              : ended || (same && same == common && r->ends[same] & ENDED);
+        common = same > common ? same : common;
+        for (uint32_t e = same < n ? same : n - 1; e > least; e--)
+            if (r->ends[e] & USABLE)
+                least = e;
+    }
+    CHECK(w, "all that is stored is found, and no more", hit.common == common);
+    CHECK(w, "a hit point is found", hit.length >= least);
+    find_path(w, salt, tokens, n, &path);
+    CHECK(w, "the path", path.common == common);
+    uint32_t most = common < n ? common : n - 1;
+    while (most && !may_start(w, &path, most))
+        most--;
+    CHECK(w, "the longest hit that may be used", hit.length == most);
+    const kvasir_hit kinds[2][2] = {{KVASIR_HIT_COMMON_PREFIX, KVASIR_HIT_PREFIX},
+                                    {KVASIR_HIT_SUPERSEQUENCE, KVASIR_HIT_EXACT}};
+    CHECK(w, "kind", hit.kind == (most ? kinds[common == n][ended] : KVASIR_HIT_MISS));
+    return hit;
+}
+
+static bool has_room(const struct world *w, uint64_t bytes) {
+    return pool_check_room(kv_cache_pool(w->cache), bytes, NULL) == KVASIR_OK;
+}
+
+/* After an edit that may have evicted: the records learn what is left. */
+static void learn(struct world *w) {
+    static struct path path;
+    for (uint32_t i = 0; i < w->n_records; i++) {
+        struct record *r = &records[i];
+        find_path(w, r->salt, r->tokens, r->n, &path);
+        r->n = path.common;
+        for (uint32_t e = 1; e <= r->n; e++)
+            if (r->ends[e] & USABLE && !may_start(w, &path, e))
+                r->ends[e] = ENDED;
+        if (r->n == 0)
+            records[i--] = records[--w->n_records];
+    }
+}
+
+static void learn_limits(struct world *w) {
+    if (w->max_entries || w->max_bytes)
+        learn(w);
+}
+
+/* Everything of a salt (NULL: of all) was removed except what cursors pin. It is not found. */
+static void only_pinned(struct world *w, const char *salt) {
+    for (struct record *r = records; r < records + w->n_records; r++) {
+        r->before = r->n;
+        if (salt && !same_salt(r->salt, salt))
+            continue;
+        r->n = 0;
+        for (const struct live *l = w->live; l < w->live + w->n_live; l++) {
+            const bool holds_some = l->at.node != TREE_NOWHERE && same_salt(l->salt, r->salt);
+            const uint32_t same =
+                holds_some ? common_of(r->tokens, r->before, l->tokens, l->stored) : 0;
+            r->n = same > r->n ? same : r->n;
+        }
+        for (uint32_t e = 0; e <= r->before; e++) /* pages may be gone, too */
+            r->ends[e] &= e <= r->n ? (salt || !w->n_live ? ENDED | USABLE : ENDED) : 0;
+    }
+    for (const struct record *r = records; r < records + w->n_records; r++)
+        (void)look(w, r->salt, r->tokens, r->before);
+    learn(w);
+}
+
+/* The records have as many tokens as the tree: with look(), they are the same ones. */
+static void check_tokens(struct world *w) {
+    uint64_t tokens = 0;
+    for (const struct record *r = records; r < records + w->n_records; r++) {
+        uint32_t same = 0;
+        for (const struct record *q = records; q < r; q++) {
+            const uint32_t n =
+                same_salt(q->salt, r->salt) ? common_of(q->tokens, q->n, r->tokens, r->n) : 0;
+            same = n > same ? n : same;
+        }
+        tokens += r->n - same;
+    }
+    CHECK(w, "tokens of the tree", tokens == tree_stats(w->tree).tokens);
+}
+
+static void make_room(struct world *w, uint64_t bytes) {
+    const bool had = has_room(w, bytes);
+    CHECK(w, "room", tree_make_room(w->tree, bytes) || !had);
+    if (!had)
+        learn(w);
+}
+
+/* Returns whether all was stored. */
+static bool store(struct world *w, struct live *l, bool point) {
+    const uint32_t length = seq_length(l->seq), end = point ? length : length / 64 * 64;
+    const bool had = has_room(w, tree_path_bytes(w->tree, length));
+    const uint64_t rejections = tree_stats(w->tree).rejections;
+    tree_store(w->tree, &l->at, l->seq, point);
+    const bool whole = tree_stats(w->tree).rejections == rejections;
+    if (l->at.node == TREE_NOWHERE)
+        return false;
+    CHECK(w, "there was room", whole || !had);
+    if (!whole)
+        l->stored = node_end(w->tree, l->at.node);
+    else if (end > l->stored)
+        l->stored = end;
+    CHECK(w, "the cursor is where the stored tokens end",
+          node_end(w->tree, l->at.node) == l->stored);
+    const bool usable = !w->requantizes || length % 64 == 0;
+    record_add(w, l, l->stored, !point || !whole ? 0 : usable ? ENDED | USABLE : ENDED);
+    if (!had)
+        learn(w);
+    learn_limits(w);
+    return whole;
+}
 
 /* ---- in place of K and V --------------------------------------------------------------------- */
 
@@ -132,7 +365,8 @@ static bool grow(struct world *w, struct live *l, uint32_t n) {
     const uint32_t at = seq_length(l->seq);
     kvasir_error err;
     uint64_t need = seq_need_bytes(l->seq, at + n, n, 0);
-    if (!tree_make_room(w->tree, need) || seq_prepare(l->seq, n, &err) != KVASIR_OK)
+    make_room(w, need);
+    if (seq_prepare(l->seq, n, &err) != KVASIR_OK)
         return false;
     uint32_t h = at ? hash_at(l, at - 1) : 7;
     if (w->options.state_bytes)
@@ -246,7 +480,7 @@ static uint32_t served(const struct world *w, const struct live *l) {
 
 static void edit_new(struct world *w) {
     struct live *l = &w->live[w->n_live];
-    struct tree_hit hit, look;
+    struct tree_hit hit;
     kvasir_error err;
     /* sometimes not a byte is free: if prefixes diverge, something has to be evicted */
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
@@ -254,19 +488,26 @@ static void edit_new(struct world *w) {
         random_below(4) ? 0 : pool.budget_bytes - pool.used_bytes - pool.charged_bytes;
     CHECK(w, "charge", pool_charge(kv_cache_pool(w->cache), filled, &err) == KVASIR_OK);
     make_tokens(w, l);
-    look = tree_look(w->tree, l->salt, strlen(l->salt), l->tokens, l->length);
+    const struct tree_hit found = look(w, l->salt, l->tokens, l->length);
+    const bool had = has_room(w, ENOUGH_ROOM);
     CHECK(w, "new", seq_create(w->cache, &l->seq, &err) == KVASIR_OK);
     CHECK(w, "resume",
           tree_resume(w->tree, l->salt, strlen(l->salt), l->tokens, l->length, l->seq, &l->at, &hit,
                       &err) == KVASIR_OK);
     pool_discharge(kv_cache_pool(w->cache), filled);
+    l->stored = hit.length;
+    if (had)
+        CHECK(w, "the hit that was looked up",
+              hit.length == found.length && hit.common == found.common && hit.kind == found.kind);
+    else
+        learn(w);
     if (random_below(8)) { /* room may have been made for others first */
         if (!random_below(4))
-            (void)tree_make_room(w->tree, 1 + random_below(1 << 16));
+            make_room(w, 1 + random_below(1 << 16));
         tree_count(w->tree, &l->at, l->tokens, l->length);
     }
     CHECK(w, "resume", hit.length == seq_length(l->seq) && hit.length < l->length);
-    CHECK(w, "look", look.length == hit.length || hit.length == 0 || filled);
+    CHECK(w, "not more than was looked up", hit.common <= found.common);
     CHECK(w, "kind", (hit.length == 0) == (hit.kind == KVASIR_HIT_MISS));
     w->hits += hit.length > 0;
     w->hit_tokens += hit.length;
@@ -287,21 +528,31 @@ static void edit_new(struct world *w) {
 
 static void edit_drop(struct world *w, uint32_t i, bool point) {
     struct live *l = &w->live[i];
+    const uint32_t length = seq_length(l->seq);
+    const bool whole = point && store(w, l, true) && length;
+    int32_t more[LENGTH_MAX + 1];
     if (point) {
-        tree_store(w->tree, &l->at, l->seq, true);
         check_limits(w);
         check_live(w, l);
     }
-    if (point && l->at.node != TREE_NOWHERE && random_below(2)) { /* it can be looked up again */
-        const uint32_t length = seq_length(l->seq);
-        if (length > 1) {
-            struct tree_hit hit = tree_look(w->tree, l->salt, strlen(l->salt), l->tokens, length);
-            CHECK(w, "common", hit.common <= length);
-        }
+    memcpy(more, l->tokens, length * sizeof *more);
+    more[length] = 7; /* no sequence has it */
+    struct tree_hit hit = look(w, l->salt, more, length + 1);
+    if (whole) {
+        /* A stored page of fewer bits cannot be continued inside: the hit may end earlier. */
+        const bool all = hit.length == length || (w->requantizes && length % 64);
+        CHECK(w, "what was stored", hit.common == length && all);
+        CHECK(w, "a hit point", hit.kind == KVASIR_HIT_PREFIX || !hit.length);
     }
     seq_destroy(l->seq);
     tree_close(w->tree, &l->at);
+    l->seq = NULL;
+    learn_limits(w);
     check_limits(w);
+    /* without the sequence it is still there, unless the limits are reached */
+    const struct tree_hit after = look(w, l->salt, more, length + 1);
+    if (!w->max_entries && !w->max_bytes)
+        CHECK(w, "what was dropped", after.length == hit.length && after.common == hit.common);
     *l = w->live[--w->n_live];
 }
 
@@ -320,7 +571,7 @@ static void edit_grow(struct world *w, uint32_t i) {
         return;
     }
     if (random_below(3)) {
-        tree_store(w->tree, &l->at, l->seq, random_below(5) == 0);
+        (void)store(w, l, random_below(5) == 0);
         check_limits(w);
     }
 }
@@ -341,18 +592,26 @@ static void edit_fork(struct world *w, uint32_t i) {
 static void edit_evict_all(struct world *w) {
     CHECK(w, "so much room", !tree_make_room(w->tree, UINT64_MAX / 2));
     CHECK(w, "no leaf", w->tree->heaps[LEAVES].n == 0);
+    only_pinned(w, NULL);
+}
+
+static void edit_forget(struct world *w, const char *salt) {
+    tree_forget(w->tree, salt, 1);
+    only_pinned(w, salt);
 }
 
 /* Requantizes pages that only the tree holds, of some nodes or of all. */
 static void edit_requantize(struct world *w) {
     struct prefix_tree *t = w->tree;
     const uint64_t before = tree_stored_bytes(t), so_far = tree_stats(t).requantized_pages;
-    const bool all = random_below(2);
+    const bool all = random_below(2), had = has_room(w, ENOUGH_ROOM);
     const uint32_t done =
         tree_requantize(t, all ? UINT32_MAX : random_below(4), all ? UINT32_MAX : random_below(30));
     CHECK(w, "requantized", tree_stats(t).requantized_pages == so_far + done);
     CHECK(w, "fewer bits", tree_stored_bytes(t) <= before);
     w->requantized += done;
+    if (!had)
+        learn(w);
     for (uint32_t i = 0; i < w->n_live; i++)
         check_live(w, &w->live[i]);
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(w->cache));
@@ -429,20 +688,23 @@ static void run_program(struct world *w) {
         else if (what == 5)
             edit_drop(w, random_below(w->n_live), random_below(2));
         else if (what == 6 && random_below(8) == 0)
-            tree_forget(w->tree, random_below(2) ? NULL : "a", 1);
+            edit_forget(w, random_below(2) ? NULL : "a");
         else if (what >= 14 && w->requantizes)
             edit_requantize(w);
         else if (what == 7)
-            (void)!tree_make_room(w->tree, random_below(1 << 18));
+            make_room(w, random_below(1 << 18));
         else if (what == 6 && random_below(8) == 0)
             edit_evict_all(w);
         else if (what == 6 && random_below(8) == 0) { /* other limits, between requests */
             w->max_entries = random_below(4);
             tree_limit(w->tree, w->max_entries, w->max_bytes);
+            learn_limits(w);
             check_limits(w);
         } else
             edit_grow(w, random_below(w->n_live));
         check_world(w);
+        if (e % 4 == 0)
+            check_tokens(w);
     }
     while (w->n_live)
         edit_drop(w, 0, random_below(2));
