@@ -223,9 +223,13 @@ static void learn(struct world *w) {
     }
 }
 
-static void learn_limits(struct world *w) {
-    if (w->max_entries || w->max_bytes)
+/* After an edit that may have evicted because there would be so many entries. Storing makes none,
+ * closing a cursor at most one. */
+static bool learn_limits(struct world *w, uint64_t entries) {
+    const bool reached = w->max_bytes || (w->max_entries && entries > w->max_entries);
+    if (reached)
         learn(w);
+    return reached;
 }
 
 /* Everything of a salt (NULL: of all) was removed except what cursors pin. It is not found. */
@@ -275,7 +279,8 @@ static void make_room(struct world *w, uint64_t bytes) {
 static bool store(struct world *w, struct live *l, bool point) {
     const uint32_t length = seq_length(l->seq), end = point ? length : length / 64 * 64;
     const bool had = has_room(w, tree_path_bytes(w->tree, length));
-    const uint64_t rejections = tree_stats(w->tree).rejections;
+    const uint64_t rejections = tree_stats(w->tree).rejections,
+                   entries = tree_stats(w->tree).entries;
     tree_store(w->tree, &l->at, l->seq, point);
     const bool whole = tree_stats(w->tree).rejections == rejections;
     if (l->at.node == TREE_NOWHERE)
@@ -291,7 +296,7 @@ static bool store(struct world *w, struct live *l, bool point) {
     record_add(w, l, l->stored, !point || !whole ? 0 : usable ? ENDED | USABLE : ENDED);
     if (!had)
         learn(w);
-    learn_limits(w);
+    (void)learn_limits(w, entries);
     return whole;
 }
 
@@ -544,14 +549,14 @@ static void edit_drop(struct world *w, uint32_t i, bool point) {
         CHECK(w, "what was stored", hit.common == length && all);
         CHECK(w, "a hit point", hit.kind == KVASIR_HIT_PREFIX || !hit.length);
     }
+    const uint64_t entries = tree_stats(w->tree).entries;
     seq_destroy(l->seq);
     tree_close(w->tree, &l->at);
-    l->seq = NULL;
-    learn_limits(w);
+    const bool limited = learn_limits(w, entries + 1);
     check_limits(w);
     /* without the sequence it is still there, unless the limits are reached */
     const struct tree_hit after = look(w, l->salt, more, length + 1);
-    if (!w->max_entries && !w->max_bytes)
+    if (!limited)
         CHECK(w, "what was dropped", after.length == hit.length && after.common == hit.common);
     *l = w->live[--w->n_live];
 }
@@ -698,7 +703,7 @@ static void run_program(struct world *w) {
         else if (what == 6 && random_below(8) == 0) { /* other limits, between requests */
             w->max_entries = random_below(4);
             tree_limit(w->tree, w->max_entries, w->max_bytes);
-            learn_limits(w);
+            (void)learn_limits(w, UINT64_MAX);
             check_limits(w);
         } else
             edit_grow(w, random_below(w->n_live));
