@@ -199,16 +199,18 @@ void seq_view(const struct kv_seq *s, uint32_t group, struct kv_view *view);
 void seq_state(const struct kv_seq *s, struct state_view *view);
 /* Copies a stored tile: K or V of one head in page `number`. Positions from the length on hold
  * nothing. layer counts inside the group. *layout: the tile's layout; bytes [layout->bytes].
- * False: the page is not in the table. */
-bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
-                   uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes);
+ * *there is false if the page is not in the table; then nothing else is set. */
+kvasir_status seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part,
+                            uint32_t layer, uint32_t head, uint32_t number, bool *there,
+                            const struct tile_layout **layout, void *bytes,
+                            kvasir_error *err) MUST_CHECK;
 /* Writes a whole tile into a page that is prepared and not committed: a tile from a prompt-cache
  * file instead of one that a step encodes. */
 void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
                     uint32_t head, uint32_t number, const void *bytes);
 /* The recurrent layers' state after the last token [state_bytes]. It is written between prepare
  * and commit. */
-void seq_read_state(const struct kv_seq *s, void *state);
+kvasir_status seq_read_state(const struct kv_seq *s, void *state, kvasir_error *err) MUST_CHECK;
 void seq_write_state(struct kv_seq *s, const void *state);
 /* Declares that the group's positions from the kept ones up to `first` hold nothing. Trims after
  * which a query would see them are refused. */

@@ -326,16 +326,17 @@ static const struct page_layout *find_tile(const struct kv_seq *s, uint32_t grou
     return l;
 }
 
-bool seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
-                   uint32_t head, uint32_t number, const struct tile_layout **layout, void *bytes) {
+kvasir_status seq_read_tile(const struct kv_seq *s, uint32_t group, enum tile_kind part,
+                            uint32_t layer, uint32_t head, uint32_t number, bool *there,
+                            const struct tile_layout **layout, void *bytes, kvasir_error *err) {
     size_t at;
     const struct page_layout *l = find_tile(s, group, part, layer, head, number, &at);
+    *there = l != NULL;
     if (!l)
-        return false;
+        return KVASIR_OK;
     *layout = part == TILE_K ? &l->k : &l->v;
-    (void)!backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), at, bytes,
-                              (*layout)->bytes, NULL); /* an error sticks */
-    return true;
+    return backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), at, bytes,
+                              (*layout)->bytes, err);
 }
 
 void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint32_t layer,
@@ -349,10 +350,10 @@ void seq_write_tile(struct kv_seq *s, uint32_t group, enum tile_kind part, uint3
                             part == TILE_K ? l->k.bytes : l->v.bytes);
 }
 
-void seq_read_state(const struct kv_seq *s, void *state) {
+kvasir_status seq_read_state(const struct kv_seq *s, void *state, kvasir_error *err) {
     ASSERT(s->has_state);
-    (void)!backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
-                              state, s->cache->options.state_bytes, NULL); /* an error sticks */
+    return backend_arena_read(s->cache->backend, pool_arena(s->cache->pool), page_offset(s->state),
+                              state, s->cache->options.state_bytes, err);
 }
 
 void seq_write_state(struct kv_seq *s, const void *state) {

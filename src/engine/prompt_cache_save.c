@@ -51,17 +51,18 @@ static uint32_t position_of(const struct source *from, uint32_t row) {
     return row < from->keep ? row : length - (from->rows - row);
 }
 
-static void find_tile(const struct source *from, uint32_t head, uint32_t number) {
+static kvasir_status find_tile(const struct source *from, uint32_t head, uint32_t number,
+                               kvasir_error *err) {
     struct saver *s = from->s;
     if (s->layout && s->place.group == from->place.group && s->place.layer == from->place.layer &&
         s->side == from->side && s->head == head && s->number == number)
-        return;
+        return KVASIR_OK;
     s->place = from->place;
     s->side = from->side;
     s->head = head;
     s->number = number;
-    s->there = seq_read_tile(s->seq->seq, from->place.group, from->side, from->place.layer, head,
-                             number, &s->layout, s->tile);
+    return seq_read_tile(s->seq->seq, from->place.group, from->side, from->place.layer, head,
+                         number, &s->there, &s->layout, s->tile, err);
 }
 
 static size_t part_bytes(const struct tile_layout *l, int part) {
@@ -95,10 +96,9 @@ static kvasir_status make_rows(void *ctx, uint32_t head, uint32_t row, uint32_t 
                                kvasir_error *err) {
     const struct source *from = ctx;
     uint8_t *to = out;
-    (void)err;
     for (uint32_t r = row; r < row + n; r++) {
         uint32_t position = position_of(from, r);
-        find_tile(from, head, position / TILE_TOKENS);
+        TRY(find_tile(from, head, position / TILE_TOKENS, err));
         write_row(from, position, to);
         to += part_bytes(from->s->layout, from->part);
     }
@@ -217,7 +217,7 @@ static kvasir_status describe(struct saver *s, kvasir_error *err) {
     if (!s->entries || !s->sources || !s->states || !s->state || !s->tile)
         return fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     if (bytes)
-        seq_read_state(s->seq->seq, s->state);
+        TRY(seq_read_state(s->seq->seq, s->state, err));
     for (uint32_t i = 0; i < c->n_layers; i++) {
         if (c->layers[i].kind != LAYER_ATTENTION)
             describe_state(s, i, s->file.n_entries++);
@@ -286,7 +286,6 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
     s->file.n_metadata = n;
     TRY_GOTO(prompt_cache_checksum(&s->file, &sum, err));
     fingerprint_text(sum, sum_text);
-    TRY_GOTO(backend_flush(seq->ctx->backend, err)); /* the checksum has read everything */
     status = prompt_file_write(path, &s->file, err);
 done:
     text_free(&tokens);

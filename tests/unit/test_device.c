@@ -181,6 +181,47 @@ static void test_lost_device_in_a_sequence(void **state) {
     kvasir_model_close(model);
 }
 
+/* A device that is lost at any read of a save: an error and no file, never one with zeros. */
+static void test_lost_device_while_saving(void **state) {
+    (void)state;
+    kvasir_model *model = open_model("lfm2");
+    kvasir_context_options o = kvasir_context_defaults();
+    struct temp_folder folder;
+    struct stat stat_buf;
+    kvasir_context *c;
+    kvasir_seq *s;
+    char *data[2];
+    size_t size[2];
+    o.ctx = 256;
+    temp_folder_make(&folder);
+    need(context_create_take(model, &o, watched_backend(), &c, &err));
+    need(kvasir_seq_create(c, &s, &err));
+    need(kvasir_seq_eval(s, prompt[0], 20, NULL, &err));
+    const char *path = temp_file(&folder, "saved.safetensors");
+    for (int waits = 0;; waits++) {
+        atomic_store(&watched.waits_left, waits);
+        const kvasir_status status = kvasir_seq_save(s, path, false, &err);
+        if (status == KVASIR_OK)
+            break;
+        assert_int_equal(status, KVASIR_ERR_IO);
+        assert_non_null(strstr(err.text, "the device is lost"));
+        assert_int_not_equal(stat(path, &stat_buf), 0);
+    }
+    need(file_read_all(path, 1 << 24, &data[0], &size[0], &err));
+    atomic_store(&watched.waits_left, INT32_MAX);
+    need(kvasir_seq_save(s, path, false, &err));
+    need(file_read_all(path, 1 << 24, &data[1], &size[1], &err));
+    assert_int_equal(size[0], size[1]);
+    assert_memory_equal(data[0], data[1], size[1]);
+    mem_free(data[0]);
+    mem_free(data[1]);
+    remove(path);
+    kvasir_seq_destroy(s);
+    kvasir_context_destroy(c);
+    rmdir(folder.path);
+    kvasir_model_close(model);
+}
+
 /* ---- more sequences than the head multiplies at a time --------------------------------------- */
 
 static void test_more_sequences_than_logit_rows(void **state) {
@@ -225,6 +266,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_device_ends_requests),
         cmocka_unit_test(test_lost_device_in_a_sequence),
+        cmocka_unit_test(test_lost_device_while_saving),
         cmocka_unit_test(test_more_sequences_than_logit_rows),
     };
     return cmocka_run_group_tests(tests, make_prompts, NULL);

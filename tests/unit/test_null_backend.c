@@ -133,9 +133,11 @@ static void test_pages_read_as_zeros(void **state) {
     seq_write_state(s, record);
     seq_commit(s, tokens, 100);
     const struct tile_layout *layout;
-    assert_true(seq_read_tile(s, 0, TILE_K, 1, 3, 0, &layout, bytes));
+    bool there;
+    need(seq_read_tile(s, 0, TILE_K, 1, 3, 0, &there, &layout, bytes, &err));
+    assert_true(there);
     assert_int_equal(layout->bytes, sizeof bytes);
-    seq_read_state(s, record);
+    need(seq_read_state(s, record, &err));
     for (size_t i = 0; i < sizeof bytes; i++)
         assert_int_equal(bytes[i], 0);
     for (size_t i = 0; i < STATE; i++)
