@@ -250,14 +250,11 @@ struct backend_info {
     /* Workers among whom the sequences of a batch are divided, in order, so that their order can
      * balance the load. 1: order makes no difference. */
     uint32_t workers;
-    uint32_t rows_good;    /* a step with more rows is no faster per row */
-    uint32_t rows_max;     /* of a step */
-    int act_bits;          /* of activations in a matmul with quantized weights: 8 or 16 */
-    uint32_t logit_rows;   /* rows whose logits are computed at a time */
-    uint64_t memory_bytes; /* free memory of the device; 0: it uses the host's */
-    /* Rows that steps are made for, rising: others cost as much as the next of these. None: any. */
-    const uint32_t *buckets;
-    uint32_t n_buckets;
+    uint32_t rows_good;       /* a step with more rows is no faster per row */
+    uint32_t rows_max;        /* of a step */
+    int act_bits;             /* of activations in a matmul with quantized weights: 8 or 16 */
+    uint32_t logit_rows;      /* rows whose logits are computed at a time */
+    uint64_t memory_bytes;    /* free memory of the device; 0: it uses the host's */
     bool pages_without_bytes; /* each page takes one unit of the arena, whatever its size */
 };
 
