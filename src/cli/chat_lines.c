@@ -98,17 +98,12 @@ static unsigned char take_paste(EditLine *edit, int key) {
     static const wchar_t END[] = L"\033[201~";
     const size_t end_len = sizeof END / sizeof *END - 1;
     (void)key;
-    size_t n = 0, cap = 256;
-    wchar_t *pasted = malloc(cap * sizeof *pasted), c;
+    size_t n = 0, cap = 0;
+    wchar_t *pasted = NULL, c;
     bool whole = false;
-    while (pasted && !whole && n < PASTE_MAX && el_wgetc(edit, &c) == 1) {
-        if (n + 1 == cap) {
-            wchar_t *grown = realloc(pasted, 2 * cap * sizeof *pasted);
-            if (!grown)
-                break;
-            pasted = grown;
-            cap *= 2;
-        }
+    while (!whole && n < PASTE_MAX && el_wgetc(edit, &c) == 1) {
+        if (!ARRAY_GROW(pasted, cap, n + 1))
+            break;
         pasted[n++] = c == L'\r' ? L'\n' : c;
         whole = n >= end_len && wmemcmp(pasted + n - end_len, END, end_len) == 0;
     }

@@ -126,7 +126,8 @@ struct serve {
     struct chat chat;
     char *key_text;    /* of --api-key-file */
     const char **keys; /* [server.n_api_keys] */
-    char name[256];    /* server.model_name if no flag gives it */
+    size_t cap_keys;
+    char name[256]; /* server.model_name if no flag gives it */
     char stored_bits[32];
     kvasir_model *model;
     kvasir_engine *engine;
@@ -148,12 +149,10 @@ static int add_key(struct serve *s, const char *from, const char *key) {
     struct server_options *o = &s->a->server;
     if (!is_key(key))
         return usage_error(&COMMAND, "%s: a key is one or more visible ASCII characters", from);
-    const char **keys = realloc(s->keys, (o->n_api_keys + 1) * sizeof *keys);
-    if (!keys)
+    if (!ARRAY_GROW(s->keys, s->cap_keys, o->n_api_keys + 1))
         return run_error(&COMMAND, "%s: out of memory", from);
-    s->keys = keys;
-    keys[o->n_api_keys++] = key;
-    o->api_keys = keys;
+    s->keys[o->n_api_keys++] = key;
+    o->api_keys = s->keys;
     return EXIT_GOOD;
 }
 

@@ -311,15 +311,10 @@ static kvasir_status class_of(struct reader *r, const char *where, const char *t
                 where, text, r->form == PROMPT_FORM_LEGACY ? "QuantizedRotatingKVCache, " : "");
 }
 
-/* Appends to a list whose capacity doubles. */
 static kvasir_status push_entry(struct reader *r, struct prompt_entry **list, uint32_t *n,
-                                enum prompt_class class) {
-    if ((*n & (*n - 1)) == 0) { /* 0, or a power of two */
-        struct prompt_entry *grown = mem_realloc(*list, *n ? 2 * (size_t)*n : 1, sizeof **list);
-        if (!grown)
-            return fail(r->err, KVASIR_ERR_MEMORY, "out of memory for the layers");
-        *list = grown;
-    }
+                                uint32_t *cap, enum prompt_class class) {
+    if (!ARRAY_GROW(*list, *cap, *n + 1))
+        return fail(r->err, KVASIR_ERR_MEMORY, "out of memory for the layers");
     (*list)[*n] = (struct prompt_entry){.class = class};
     (*n)++;
     return KVASIR_OK;
@@ -363,6 +358,7 @@ static kvasir_status read_entry(struct reader *r, const struct prompt_scope *s,
 static kvasir_status read_list(struct reader *r, const struct prompt_scope *s,
                                struct prompt_list *list) {
     char name[PROMPT_NAME_MAX], text[PROMPT_NAME_MAX];
+    uint32_t cap = 0;
     if (s->depth == PROMPT_DEPTH_MAX)
         return fail(r->err, KVASIR_ERR_FORMAT, "layer %s: CacheLists are more than %d deep",
                     s->tensor, PROMPT_DEPTH_MAX);
@@ -373,7 +369,7 @@ static kvasir_status read_list(struct reader *r, const struct prompt_scope *s,
         if (!more)
             return KVASIR_OK;
         TRY(class_of(r, name, text, &class));
-        TRY(push_entry(r, &list->children, &list->n, class));
+        TRY(push_entry(r, &list->children, &list->n, &cap, class));
         struct prompt_scope child = prompt_scope_child(s, list->n - 1);
         TRY(read_entry(r, &child, &list->children[list->n - 1]));
     }
@@ -466,6 +462,7 @@ static kvasir_status check_all_taken(struct reader *r) {
 
 static kvasir_status read_layers(struct reader *r, struct prompt_file *f) {
     char key[PROMPT_NAME_MAX];
+    uint32_t cap = 0;
     struct prompt_meta *meta;
     const char *prefix = r->form == PROMPT_FORM_032 ? "1" : "2";
     while ((meta = prompt_header_meta(&r->h, prompt_name(key, prefix, "%u", f->n_entries)))) {
@@ -474,7 +471,7 @@ static kvasir_status read_layers(struct reader *r, struct prompt_file *f) {
         snprintf(where, sizeof where, "metadata key %s", key);
         meta->taken = true;
         TRY(class_of(r, where, meta->value, &class));
-        TRY(push_entry(r, &f->entries, &f->n_entries, class));
+        TRY(push_entry(r, &f->entries, &f->n_entries, &cap, class));
         struct prompt_scope s = prompt_scope_layer(r->form, f->n_entries - 1);
         TRY(read_entry(r, &s, &f->entries[f->n_entries - 1]));
     }

@@ -154,24 +154,15 @@ static struct exchange *exchange_create(struct http *h, struct MHD_Connection *c
 }
 
 static bool append_body(struct exchange *c, const char *data, size_t n) {
-    const size_t len = c->c.body_len;
-    if (n > c->body_limit - len) {
+    ASSERT(c->body.len <= c->body_limit);
+    if (n > c->body_limit - c->body.len) {
         c->too_large = true;
         return true;
     }
-    if (len + n + 1 > c->cap) {
-        const size_t cap = 2 * (len + n + 1);
-        char *body = realloc(c->body, cap);
-        if (!body)
-            return false;
-        c->body = body;
-        c->cap = cap;
-    }
-    ASSERT(len + n < c->cap && len + n <= c->body_limit);
-    memcpy(c->body + len, data, n);
-    c->body[len + n] = 0;
-    c->c.body = c->body;
-    c->c.body_len = len + n;
+    if (!text_append(&c->body, data, n))
+        return false;
+    c->c.body = c->body.data;
+    c->c.body_len = c->body.len;
     return true;
 }
 
@@ -222,8 +213,7 @@ static bool declares_more_than(const struct exchange *c, uint64_t limit) {
 }
 
 static void drop_body(struct exchange *c) {
-    free(c->body);
-    c->body = NULL;
+    text_free(&c->body);
     c->c.body = "";
     c->c.body_len = 0;
 }

@@ -43,8 +43,7 @@ struct exchange {
     struct http *http;
     struct MHD_Connection *connection;
     struct conn *conn;
-    char *body;
-    size_t cap;
+    struct text_buf body;
     uint64_t body_limit;
     bool too_large, handled;
     atomic_bool broken; /* to be cut */

@@ -29,17 +29,6 @@ static kvasir_status out_of_memory(kvasir_error *err) {
     return fail(err, KVASIR_ERR_MEMORY, "out of memory");
 }
 
-/* Doubles an array if it is full. */
-static bool make_room(void **array, uint32_t n, size_t item) {
-    if (n & (n - 1)) /* capacity is the next power of two, at least 1 */
-        return true;
-    void *grown = mem_realloc(*array, n ? 2 * (size_t)n : 1, item);
-    if (!grown)
-        return false;
-    *array = grown;
-    return true;
-}
-
 static kvasir_status check_integer(const struct line *l, const char *name, const json_t *value,
                                    uint32_t min, uint32_t max, uint32_t *out) {
     if (!value)
@@ -74,7 +63,7 @@ static kvasir_status read_blocks(const struct line *l, const struct trace_reques
     for (size_t i = 0; i < n; i++) {
         char name[40];
         snprintf(name, sizeof name, "hash_ids[%zu]", i);
-        if (!make_room((void **)&t->blocks, t->n_blocks, sizeof *t->blocks))
+        if (!ARRAY_GROW(t->blocks, t->cap_blocks, t->n_blocks + 1))
             return out_of_memory(l->err);
         TRY(check_integer(l, name, json_array_get(ids, i), 0, TRACE_ID_MAX,
                           &t->blocks[t->n_blocks]));
@@ -95,7 +84,7 @@ static kvasir_status read_request(const struct line *l, struct trace *t) {
                        "field timestamp is %u, before that of the request before it, %u", r.at_ms,
                        t->requests[t->n - 1].at_ms);
     TRY(read_blocks(l, &r, t));
-    if (!make_room((void **)&t->requests, t->n, sizeof *t->requests))
+    if (!ARRAY_GROW(t->requests, t->cap, t->n + 1))
         return out_of_memory(l->err);
     t->requests[t->n++] = r;
     t->prompt_tokens += r.prompt;

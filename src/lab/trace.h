@@ -36,9 +36,9 @@ struct trace_request {
 
 struct trace {
     struct trace_request *requests; /* [n] */
-    uint32_t n;
+    uint32_t n, cap;
     uint32_t *blocks; /* [n_blocks] ids, request after request */
-    uint32_t n_blocks;
+    uint32_t n_blocks, cap_blocks;
     uint64_t prompt_tokens, output_tokens;
 };
 
