@@ -15,8 +15,8 @@
 #include <string.h>
 
 #include "api/answer_syntax.h"
+#include "util/json.h"
 #include "util/utf8.h"
-#include "util/util.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -61,13 +61,13 @@ static bool take_until(struct reader *r, const char *text, const char **from, si
     return false;
 }
 
-/* A JSON value; NULL: none. */
+/* An array or object; NULL: none. */
 static json_t *take_json(struct reader *r) {
-    json_error_t why;
-    json_t *value = json_loadb(r->at, (size_t)(r->end - r->at),
-                               JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, &why);
-    if (value)
-        r->at += why.position;
+    json_t *value;
+    size_t used;
+    if (json_load_first(r->at, (size_t)(r->end - r->at), JSON_ALLOW_NUL, &used, &value, NULL) ==
+        KVASIR_OK)
+        r->at += used;
     return value;
 }
 
@@ -107,9 +107,10 @@ static json_t *arguments_of(json_t *given) {
         return json_incref(given);
     if (!json_is_string(given))
         return NULL;
-    json_t *read =
-        json_loadb(json_string_value(given), json_string_length(given), JSON_ALLOW_NUL, NULL);
-    if (json_is_object(read))
+    json_t *read;
+    if (json_load_request(json_string_value(given), json_string_length(given), JSON_ALLOW_NUL,
+                          &read, NULL) == KVASIR_OK &&
+        json_is_object(read))
         return read;
     json_decref(read);
     return NULL;
@@ -215,8 +216,9 @@ static json_t *typed_value(json_t *schema, json_t *name, json_t *key, const char
                            size_t len) {
     json_t *type = type_of(schema, name, key);
     if (type && !says_string(type)) {
-        json_t *value = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-        if (value)
+        json_t *value;
+        if (json_load_request(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &value, NULL) ==
+            KVASIR_OK)
             return value;
         if (len == 4 && memcmp(text, "True", 4) == 0)
             return json_true();
@@ -352,8 +354,8 @@ static json_t *read_word(struct reader *r) {
     for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++)
         if (n == strlen(WORDS[i]) && memcmp(from, WORDS[i], n) == 0)
             return i < 2 ? json_true() : i < 4 ? json_false() : json_null();
-    json_t *value = n ? json_loadb(from, n, JSON_DECODE_ANY, NULL) : NULL;
-    if (value || !r->quote || !n)
+    json_t *value;
+    if (json_load_request(from, n, JSON_DECODE_ANY, &value, NULL) == KVASIR_OK || !r->quote || !n)
         return value;
     return json_stringn(from, n); /* models sometimes leave out the quotes in braces */
 }

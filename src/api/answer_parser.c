@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "api/answer_syntax.h"
-#include "util/util.h"
+#include "util/json.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
@@ -260,7 +260,7 @@ static const struct marker *find_marker(struct answer_parser *p, const struct ma
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 uint64_t answer_seed(const char *id, uint32_t choice) {
-    return (hash_fnv1a(id) ^ choice) * 0x100000001b3u;
+    return (hash_fnv1a(id, strlen(id)) ^ choice) * 0x100000001b3u;
 }
 
 /* "call_" and 24 characters; Mistral's templates want 9 characters and nothing else. */
@@ -307,12 +307,15 @@ static void call_parts(struct answer_parser *p, json_t *call) {
 /* Harmony's body is the arguments. */
 static size_t read_named(const struct answer_parser *p, const char *text, size_t len,
                          json_t **calls) {
-    json_error_t why;
+    json_t *arguments = NULL;
     size_t i = 0;
     while (i < len && isspace((unsigned char)text[i]))
         i++;
-    json_t *arguments = i < len ? json_loadb(text, len, JSON_ALLOW_NUL, &why) : json_object();
     *calls = NULL;
+    if (i == len)
+        arguments = json_object();
+    else if (json_load_request(text, len, JSON_ALLOW_NUL, &arguments, NULL) != KVASIR_OK)
+        return 0;
     if (json_is_object(arguments))
         *calls = json_pack("[{s:O, s:O}]", "name", p->name, "arguments", arguments);
     json_decref(arguments);

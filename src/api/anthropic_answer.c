@@ -12,6 +12,7 @@
  * stop_sequence if one ended the answer; else end_turn.
  */
 #include "api/anthropic.h"
+#include "util/json.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,9 +60,10 @@ static const char *stop_sequence(bool cut, bool calls, const char *stop) {
 
 /* The model's arguments, JSON text. The parser only lets objects through; others become {}. */
 static json_t *call_input(json_t *arguments) {
-    json_t *input = json_loadb(json_string_value(arguments), json_string_length(arguments),
-                               JSON_ALLOW_NUL, NULL);
-    if (json_is_object(input))
+    json_t *input;
+    if (json_load_request(json_string_value(arguments), json_string_length(arguments),
+                          JSON_ALLOW_NUL, &input, NULL) == KVASIR_OK &&
+        json_is_object(input))
         return input;
     json_decref(input);
     return json_object();

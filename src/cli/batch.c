@@ -23,7 +23,6 @@
  */
 #include "cli.h"
 #include "server/server.h"
-#include "util/json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -226,7 +225,7 @@ static void on_event(void *user, const kvasir_event *e) {
 
 /* {"status_code", "request_id", "body"} */
 static json_t *response_of(const struct batch *b, struct job *j) {
-    uint64_t hash = hash_fnv1a(j->custom_id);
+    uint64_t hash = hash_fnv1a(j->custom_id, strlen(j->custom_id));
     char id[64], request_id[32];
     bool chat = j->request.api == API_CHAT;
     snprintf(id, sizeof id, "%s-%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)hash);
@@ -243,7 +242,8 @@ static json_t *response_of(const struct batch *b, struct job *j) {
 
 static int write_result(struct batch *b, struct job *j) {
     char id[48];
-    snprintf(id, sizeof id, RESULT_ID "%016llx", (unsigned long long)hash_fnv1a(j->custom_id));
+    snprintf(id, sizeof id, RESULT_ID "%016llx",
+             (unsigned long long)hash_fnv1a(j->custom_id, strlen(j->custom_id)));
     json_t *line = json_pack("{s:s, s:s, s:o, s:n}", "id", id, "custom_id", j->custom_id,
                              "response", response_of(b, j), "error");
     return line ? results_write(&COMMAND, &b->results, line) : no_memory();
@@ -359,7 +359,7 @@ static void read_request(struct batch *b, struct job *j, const json_t *line) {
     struct api_setup setup = b->setup;
     enum api_kind api;
     /* A request without a seed gets one of its own, which is the same in every run. */
-    setup.sampling.seed = hash_fnv1a(j->custom_id);
+    setup.sampling.seed = hash_fnv1a(j->custom_id, strlen(j->custom_id));
     if (!method || strcmp(method, "POST") != 0)
         refuse(j, "method", "is not \"POST\"");
     else if (!url || !openai_kind_of(url, &api))

@@ -15,11 +15,9 @@
 #include <string.h>
 
 static int read_kwargs(const struct command *c, const char *text, json_t **out) {
-    json_error_t why;
-    *out = json_loads(text, JSON_ALLOW_NUL, &why);
-    if (!*out)
-        return usage_error(c, "--chat-template-kwargs: invalid JSON at byte %d: %s", why.position,
-                           why.text);
+    kvasir_error why;
+    if (json_load_request(text, strlen(text), JSON_ALLOW_NUL, out, &why) != KVASIR_OK)
+        return usage_error(c, "--chat-template-kwargs: %s", why.text);
     if (!json_is_object(*out))
         return usage_error(c, "--chat-template-kwargs: not a JSON object: %.60s", text);
     return EXIT_GOOD;

@@ -47,14 +47,16 @@ static int check_message(const struct command *c, const char *path, size_t i, co
 int chat_load(const struct command *c, const char *path, json_t **out) {
     char *text;
     size_t len;
-    json_error_t why;
+    json_t *chat;
+    kvasir_error why;
     int code = read_text(c, "/load", path, &text, &len);
     if (code)
         return code;
-    json_t *chat = json_loadb(text, len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &why);
+    const kvasir_status status =
+        json_load_request(text, len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &chat, &why);
     free(text);
-    if (!chat)
-        return run_error(c, "/load: %s: invalid JSON at byte %d: %s", path, why.position, why.text);
+    if (status != KVASIR_OK)
+        return run_error(c, "/load: %s: %s", path, why.text);
     json_t *messages = json_is_array(chat) ? chat : json_object_get(chat, "messages");
     if (!json_is_array(messages))
         code = run_error(c, "/load: %s: messages: is missing or not an array", path);

@@ -73,9 +73,9 @@ static int read_chunk(struct call *call, const char *data, size_t len) {
         call->complete = true;
         return EXIT_GOOD;
     }
-    json_error_t why;
-    json_t *chunk = json_loadb(data, len, JSON_ALLOW_NUL, &why);
-    if (!json_is_object(chunk)) {
+    json_t *chunk;
+    if (json_load_request(data, len, JSON_ALLOW_NUL, &chunk, NULL) != KVASIR_OK ||
+        !json_is_object(chunk)) {
         json_decref(chunk);
         return run_error(r->c,
                          "%s: the stream holds something that is not a JSON object: "
@@ -153,7 +153,8 @@ static int on_wait(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_of
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 static int refused(struct call *call, const char *path) {
-    json_t *body = json_loadb(call->in.data ? call->in.data : "", call->in.len, 0, NULL);
+    json_t *body;
+    (void)!json_load_request(call->in.data, call->in.len, 0, &body, NULL);
     const char *why = error_of(body);
     int code = run_error(call->r->c, "%s%s: HTTP %ld%s%s", call->r->base, path, call->status,
                          why ? ": " : "", why ? why : "");
@@ -202,8 +203,9 @@ static int get_object(struct remote *r, const char *path, json_t **out) {
     int code = call_server(&call, path, NULL);
     if (!code && interrupted())
         code = EXIT_INTERRUPTED;
-    *out = code ? NULL : json_loadb(call.in.data ? call.in.data : "", call.in.len, 0, NULL);
-    if (!code && !json_is_object(*out)) {
+    *out = NULL;
+    if (!code && (json_load_request(call.in.data, call.in.len, 0, out, NULL) != KVASIR_OK ||
+                  !json_is_object(*out))) {
         code = run_error(r->c, "%s%s: is not a JSON object", r->base, path);
         json_decref(*out);
         *out = NULL;

@@ -30,7 +30,7 @@
 
 #include "files/safetensors.h"
 #include "lab/lab.h"
-#include "util/util.h"
+#include "util/json.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <stdarg.h>

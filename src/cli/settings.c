@@ -201,15 +201,16 @@ static int read_file(struct reader *r) {
     char *text;
     size_t len;
     json_t *value;
-    json_error_t why;
+    kvasir_error why;
     bool before[OPTIONS_MAX];
     int code = read_text(c, "--config", path, &text, &len);
     if (code)
         return code;
-    json_t *file = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+    json_t *file;
+    const kvasir_status status = json_load_bounded(text, len, 0, 0, &file, &why);
     free(text);
-    if (!file)
-        return usage_error(c, "--config: %.200s: line %d: %s", path, why.line, why.text);
+    if (status != KVASIR_OK)
+        return usage_error(c, "--config: %.200s: %s", path, why.text);
     if (!keep(r, file))
         return no_memory(r);
     if (!json_is_object(file))

@@ -30,13 +30,11 @@ bool tpl_is_hashable(struct tpl *t, tval v) {
 }
 
 static uint64_t hash_value(struct tpl *t, tval v) {
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = TPL_TUPLE;
     int64_t i;
     if (v.type == TPL_STR) {
-        for (size_t k = 0; k < v.s->len; k++)
-            h = (h ^ (unsigned char)v.s->data[k]) * 1099511628211u;
         tpl_charge_bytes(t, v.s->len);
-        return mix_bits(h);
+        return mix_bits(hash_fnv1a(v.s->data, v.s->len));
     }
     if (tpl_as_int(v, &i))
         return mix_bits((uint64_t)i);
@@ -48,10 +46,10 @@ static uint64_t hash_value(struct tpl *t, tval v) {
     case TPL_TUPLE:
         tpl_enter(t);
         for (size_t k = 0; k < v.list->n; k++)
-            h = (h ^ hash_value(t, v.list->items[k])) * 1099511628211u;
+            h = mix_bits(h ^ hash_value(t, v.list->items[k]));
         tpl_charge(t, v.list->n);
         tpl_leave(t);
-        return mix_bits(h);
+        return h;
     case TPL_LIST:
     case TPL_DICT:
     case TPL_VIEW:

@@ -43,9 +43,10 @@ const char *json_kind(const json_t *value) {
     return "nothing";
 }
 
-/* One pass over the text, skipping strings: nesting depth and the size of its tree. */
-static kvasir_status check_bounds(const char *text, size_t len, int64_t at, unsigned depth_max,
-                                  uint64_t *tree_bytes, kvasir_error *err) {
+/* One pass over the text, or with JSON_DISABLE_EOF_CHECK over its first array or object, skipping
+ * strings: nesting depth and the size of its tree. */
+static kvasir_status check_bounds(const char *text, size_t len, int64_t at, size_t flags,
+                                  unsigned depth_max, uint64_t *tree_bytes, kvasir_error *err) {
     unsigned depth = 0;
     bool in_string = false;
     uint64_t bytes = 0;
@@ -73,6 +74,8 @@ static kvasir_status check_bounds(const char *text, size_t len, int64_t at, unsi
         case '}':
         case ']':
             depth -= depth > 0;
+            if (depth == 0 && (flags & JSON_DISABLE_EOF_CHECK))
+                len = i + 1;
             break;
         case ',':
             bytes += VALUE_BYTES;
@@ -102,7 +105,7 @@ kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t
                                 json_t **out, kvasir_error *err) {
     uint64_t tree_bytes;
     *out = NULL;
-    TRY(check_bounds(text, len, at, JSON_DEPTH_MAX, &tree_bytes, err));
+    TRY(check_bounds(text, len, at, flags, JSON_DEPTH_MAX, &tree_bytes, err));
     if (is_too_large(tree_bytes, len, MEMORY_FREE))
         return fail_size(len, at, err);
     json_error_t problem;
@@ -114,11 +117,11 @@ kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t
     return KVASIR_OK;
 }
 
-kvasir_status json_load_request(const char *text, size_t len, size_t flags, json_t **out,
-                                kvasir_error *err) {
+static kvasir_status load_request(const char *text, size_t len, size_t flags, size_t *used,
+                                  json_t **out, kvasir_error *err) {
     uint64_t tree_bytes;
     *out = NULL;
-    TRY(check_bounds(text, len, 0, JSON_REQUEST_DEPTH_MAX, &tree_bytes, err));
+    TRY(check_bounds(text, len, 0, flags, JSON_REQUEST_DEPTH_MAX, &tree_bytes, err));
     if (is_too_large(tree_bytes, len, REQUEST_FREE))
         return fail_size(len, 0, err);
     if (tree_bytes > JSON_REQUEST_TREE_MAX)
@@ -128,6 +131,7 @@ kvasir_status json_load_request(const char *text, size_t len, size_t flags, json
                        len, tree_bytes >> 20, JSON_REQUEST_TREE_MAX >> 20);
     json_error_t problem;
     *out = json_loadb(text, len, flags, &problem);
+    *used = (size_t)problem.position;
     if (*out)
         return KVASIR_OK;
     char *quote = strstr(problem.text, " near "); /* what follows is the request's text */
@@ -135,4 +139,15 @@ kvasir_status json_load_request(const char *text, size_t len, size_t flags, json
         *quote = 0;
     return fail_at(err, KVASIR_ERR_TEXT, problem.position, "invalid JSON at byte %d: %s",
                    problem.position, problem.text);
+}
+
+kvasir_status json_load_request(const char *text, size_t len, size_t flags, json_t **out,
+                                kvasir_error *err) {
+    size_t used;
+    return load_request(text, len, flags, &used, out, err);
+}
+
+kvasir_status json_load_first(const char *text, size_t len, size_t flags, size_t *used,
+                              json_t **out, kvasir_error *err) {
+    return load_request(text, len, flags | JSON_DISABLE_EOF_CHECK, used, out, err);
 }

@@ -33,6 +33,9 @@ kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t
  * KVASIR_ERR_TEXT, "invalid JSON at byte N: why", with N as the offset. */
 kvasir_status json_load_request(const char *text, size_t len, size_t flags, json_t **out,
                                 kvasir_error *err) MUST_CHECK;
+/* The same of the array or object that the text begins with; *used: its bytes. */
+kvasir_status json_load_first(const char *text, size_t len, size_t flags, size_t *used,
+                              json_t **out, kvasir_error *err) MUST_CHECK;
 
 /* "a string", "null" ..., for errors; of NULL "nothing". */
 const char *json_kind(const json_t *value);

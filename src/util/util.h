@@ -247,10 +247,10 @@ static inline uint64_t mix_bits(uint64_t x) {
 }
 
 /* FNV-1a, for ids and seeds that were published with it; elsewhere hashes are XXH64. */
-static inline uint64_t hash_fnv1a(const char *text) {
+static inline uint64_t hash_fnv1a(const char *text, size_t len) {
     uint64_t h = 0xcbf29ce484222325ULL;
-    for (; *text; text++)
-        h = (h ^ (unsigned char)*text) * 0x100000001b3ULL;
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ (unsigned char)text[i]) * 0x100000001b3ULL;
     return h;
 }
 

@@ -117,7 +117,7 @@ c() { # JSON PATTERN
     printf '%s' "$1" >bad.json
     expect 2 "^kvasir serve: --config: bad.json: $2" serve -m x --config bad.json
 }
-c '' 'line 1: '
+c '' 'JSON does not parse: line 1, '
 c '{' 'line 1: '
 c '[1]' 'is not a JSON object'
 c '"kv-bits"' 'line 1: '
@@ -153,7 +153,7 @@ c '{"chat-template-kwargs": 1}' '"chat-template-kwargs": must be an object or a 
 c '{"ctx": 1, "max-model-len": 2}' '"max-model-len": the file has --ctx twice, under both its names'
 c "{\"api-key\": [$(printf '"k",%.0s' {1..32})\"k\"]}" '"api-key": more than 32 values'
 python3 -c 'print("{\"a\":" * 100000)' >deep.json
-expect 2 '^kvasir serve: --config: deep.json: line 1: maximum parsing depth' serve -m x \
+expect 2 '^kvasir serve: --config: deep.json: JSON is nested deeper than 32 levels' serve -m x \
     --config deep.json
 expect 1 '^kvasir serve: --config: /nowhere/c: No such file' serve -m x --config /nowhere/c
 expect 1 '^kvasir serve: --config: \.: Is a directory' serve -m x --config .

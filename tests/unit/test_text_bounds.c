@@ -231,6 +231,10 @@ static void test_request_bounds(void **state) {
     }
     kvasir_error err = {0};
     json_t *tree;
+    size_t used; /* only the first value counts */
+    assert_int_equal(json_load_first("{\"a\": [\"}\"]} [[", 16, 0, &used, &tree, &err), KVASIR_OK);
+    assert_int_equal(used, 12);
+    json_decref(tree);
     assert_int_equal(json_load_request("{\"a\": SECRET}", 13, 0, &tree, &err), KVASIR_ERR_TEXT);
     assert_string_equal(err.text, "invalid JSON at byte 12: invalid token");
     assert_int_equal(err.offset, 12);
