@@ -28,7 +28,7 @@
  *   a  offset group bits                                     mlx-lm
  *   b  offset key_group key_bits value_group value_bits      PR 1074, where K and V differ
  *   c  "2" offset group key_bits value_bits                  PR 1550; read, never written
- *   d  keep max_size offset idx, then as in b behind offset  PR 1074
+ *   d  keep max_size offset idx, then what b has after offset PR 1074
  *   e  keep max_size offset idx                              PR 1074; read, never written
  *
  * Older files keep offset rows (a ring: at most offset). Newer ones keep the whole buffer, in which
@@ -38,12 +38,11 @@
  *   FILE-1  Nothing is read or kept that was not checked: every tensor and every metadata key
  *           belongs to a layer or to the user, shapes of a layer agree with each other and with its
  *           numbers, all layers have seen the same tokens (their offsets are equal), a ring's idx
- *           is one that mlx-lm can reach. Values are not looked at: NaN and Inf are the caller's
- *           business.
+ *           is one that mlx-lm can reach. Values are not checked: they may be NaN or Inf.
  *   FILE-2  A file has one form. What only the pull requests' classes hold (K and V that differ in
  *           bits or group, a quantized ring) makes the whole file legacy, whatever was asked for:
  *           the newer form has no place for them. prompt_file_form says which it will be.
- *   FILE-3  One sequence a file: a batch of more is refused.
+ *   FILE-3  One sequence per file: a batch of more is refused.
  */
 #ifndef KVASIR_PROMPT_FILE_H
 #define KVASIR_PROMPT_FILE_H
