@@ -283,8 +283,10 @@ static bool store(struct world *w, struct live *l, bool point) {
                    entries = tree_stats(w->tree).entries;
     tree_store(w->tree, &l->at, l->seq, point);
     const bool whole = tree_stats(w->tree).rejections == rejections;
-    if (l->at.node == TREE_NOWHERE)
+    if (l->at.node == TREE_NOWHERE) { /* nothing is stored, but the limits are kept */
+        (void)learn_limits(w, entries);
         return false;
+    }
     CHECK(w, "there was room", whole || !had);
     if (!whole)
         l->stored = node_end(w->tree, l->at.node);
