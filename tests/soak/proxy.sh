@@ -18,7 +18,9 @@ kvasir_port=${url##*:}
 shown() {
     awk -v start="$1" '$0 ~ start { on = 1; next }
         on && /^    / { print substr($0, 5); got = 1 }
-        on && got && /^[^ ]/ { exit }' "$SOURCE_DIR/docs/deploy.md"
+        on && got && /^[^ ]/ { exit }' "$SOURCE_DIR/docs/deploy.md" >shown
+    [ -s shown ] || die "docs/deploy.md shows nothing after a line that matches $1"
+    cat shown
 }
 free_port() {
     python3 -c 'import socket
@@ -87,8 +89,8 @@ fi
 
 port=$(free_port)
 {
-    printf '{\n\tadmin off\n\tauto_https off\n\tlocal_certs\n}\n'
-    shown '^Caddy gets' | sed -e "s#127.0.0.1:8080#127.0.0.1:$kvasir_port#" \
+    printf '{\n\tadmin off\n\tauto_https off\n\tskip_install_trust\n}\n'
+    shown '^Caddy fetches' | sed -e "s#127.0.0.1:8080#127.0.0.1:$kvasir_port#" \
         -e "s#^$name {#https://$name:$port {\nbind 127.0.0.1\ntls $PWD/cert.pem $PWD/key.pem#"
 } >Caddyfile
 if command -v caddy >/dev/null; then
