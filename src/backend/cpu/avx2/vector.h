@@ -235,7 +235,9 @@ ALWAYS_INLINE vf exp_score(vf x) {
     y = fmadd(y, r, splat(1.6666665459e-1f));
     y = fmadd(y, r, splat(5.0000001201e-1f));
     y = fmadd(y, r * r, r) + splat(1.0f);
-    return _mm256_and_ps(normal, (vf)((vi)y + (to_int(n) << 23)));
+    /* Where x is not normal the sum may overflow, which intrinsics define. */
+    __m256i exponent = _mm256_slli_epi32((__m256i)to_int(n), 23);
+    return _mm256_and_ps(normal, (vf)_mm256_add_epi32((__m256i)y, exponent));
 }
 
 /* ---- codes ----------------------------------------------------------------------------------- */
