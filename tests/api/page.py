@@ -108,7 +108,7 @@ class Browser:
         return result["result"].get("value")
 
     def wait(self, expression, seconds=30):
-        end = time.time() + seconds
+        end = time.time() + seconds * int(os.environ.get("TIMEOUT_FACTOR", 1))
         while not self.js(f"Boolean({expression})"):
             if time.time() > end:
                 shown = self.js("document.body.innerText")

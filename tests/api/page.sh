@@ -6,7 +6,7 @@
 # answers, then with the demo model if there is one.
 . "$(dirname "$0")/../support/api.bash"
 unset http_proxy HTTP_PROXY all_proxy ALL_PROXY "${!KVASIR_@}"
-page() { timeout 250 python3 "$SOURCE_DIR/tests/api/page.py" "$@"; }
+page() { timeout "$(limit 250)" python3 "$SOURCE_DIR/tests/api/page.py" "$@"; }
 page
 code=$?
 [ "$code" = 77 ] && exit 77

@@ -2,6 +2,7 @@
 """source_cases.py PART URL: the cases of source_cases.sh, with Python's standard library only."""
 import http.client
 import json
+import os
 import random
 import re
 import socket
@@ -11,12 +12,13 @@ import urllib.parse
 
 PLAIN = "The quick brown fox jumps over the lazy dog."
 HOST = urllib.parse.urlparse(sys.argv[2]).netloc
+TIMEOUT = 120 * int(os.environ.get("TIMEOUT_FACTOR", 1))  # seconds; more under a sanitizer
 asked = 0  # requests that were answered
 
 
 def request(method, path, body=None):
     """(status, text)"""
-    c = http.client.HTTPConnection(HOST, timeout=120)
+    c = http.client.HTTPConnection(HOST, timeout=TIMEOUT)
     data = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
     c.request(method, path, data)
     r = c.getresponse()
@@ -124,7 +126,7 @@ def long_prompts():
     speed = 1000 / (time.monotonic() - begin)
     n = min(32000, max(1000, int(6 * speed)))  # about 6 s of it, even in a slow build
     prompt = made(1, n)
-    c = http.client.HTTPConnection(HOST, timeout=120)
+    c = http.client.HTTPConnection(HOST, timeout=TIMEOUT)
     body = {"prompt": prompt + [258], "max_tokens": 60, "stream": True}
     begin = time.monotonic()
     lines = list(events(c, "/v1/completions", body))

@@ -11,7 +11,7 @@ python3 "$SOURCE_DIR/tests/support/scripted_model.py" "$model" \
 
 cases() { # PART FLAG...: against a server with these flags
     start_server -q --drain-timeout 0 -m "$model" --cache-memory-mb 128 "${@:2}"
-    timeout 200 python3 -B "$SOURCE_DIR/tests/api/source_cases.py" "$1" "$url" ||
+    timeout "$(limit 200)" python3 -B "$SOURCE_DIR/tests/api/source_cases.py" "$1" "$url" ||
         die "$1; the end of the log: $(tail -n 3 "$log")"
     ! grep -E 'status=5|finish=error' "$log" || die "the server failed"
 }

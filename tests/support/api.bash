@@ -12,6 +12,7 @@
 #                                kept in $log; it ends with the test
 #   end_server SIGNAL CODE       ends the last one; CODE is its exit code
 #   die TEXT                     ends the test as failed
+#   limit SECONDS                a time limit of a test whose programs a sanitizer slows down much
 set -uo pipefail
 kvasir=$(realpath "$1")
 api_scratch=$(mktemp -d)
@@ -37,6 +38,8 @@ skip() {
     echo "skipped: $*"
     exit 77
 }
+
+limit() { echo $(($1 * ${TIMEOUT_FACTOR:-1})); }
 
 # No command of these tests needs a minute; one that hangs is a failure.
 run() { timeout 100 "$kvasir" "$@" >out 2>err </dev/null; }
