@@ -227,6 +227,10 @@ typedef struct kvasir_engine_stats {
     uint64_t evicted_pages, requantized_pages;
     double step_seconds; /* of all steps */
     uint64_t step_counts[KVASIR_STEP_COUNTS];
+    /* Memory that the budget stands for: used_bytes, free pages that keep their memory for the next
+     * ones, and tables of free pages. At most budget_bytes and 1 %. On a GPU, whose memory goes
+     * back in larger pieces, it can be more. */
+    uint64_t resident_bytes;
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
 

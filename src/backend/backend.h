@@ -256,6 +256,7 @@ struct backend_info {
     uint32_t logit_rows;      /* rows whose logits are computed at a time */
     uint64_t memory_bytes;    /* free memory of the device; 0: it uses the host's */
     bool pages_without_bytes; /* each page takes one unit of the arena, whatever its size */
+    bool gives_pages_back;    /* arena_release gives back the memory of any single page */
 };
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -313,9 +314,9 @@ struct backend_ops {
     /* ---- the arena: address space now, memory when a page is taken ---- */
     struct backend_arena *(*arena_create)(struct backend *b, size_t bytes); /* NULL: no space */
     void (*arena_destroy)(struct backend *b, struct backend_arena *a);
-    /* Before a page is used: it has memory, and reads as zeros. fresh: nothing was stored there
-     * since the arena was created or the page released. Memory of the host is zero then, and is
-     * allocated when it is touched. */
+    /* Before a page is used: it has memory from now on, and reads as zeros. fresh: nothing was
+     * stored there since the arena was created or the page released. Memory of the host is zero
+     * then, and is touched, so that using the page causes no page fault. */
     void (*arena_take)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                        bool fresh);
     /* Gives memory back. The page must be taken again before it is used. */

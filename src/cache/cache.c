@@ -250,6 +250,19 @@ void kv_cache_destroy(struct kv_cache *c) {
     mem_free(c);
 }
 
+void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences) {
+    enum { BUDGET_PART = 16 };
+    uint64_t each = c->state_page_bytes;
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        each += c->layouts[g][LAYOUT_OWN].page_bytes;
+    const uint64_t most = c->options.budget_bytes / BUDGET_PART / each,
+                   pages = sequences < most ? sequences : most;
+    for (uint32_t g = 0; g < c->n_groups; g++)
+        pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages);
+    if (c->state_page_bytes)
+        pool_keep_ready(c->pool, c->state_class, pages);
+}
+
 struct kv_pool *kv_cache_pool(struct kv_cache *c) {
     return c->pool;
 }

@@ -55,8 +55,8 @@ enum {
 };
 
 struct kv_pool;
-/* budget_bytes: the most bytes of pages in use. Address space for them is reserved at once;
- * memory is taken page by page. */
+/* budget_bytes: the most bytes of pages that are in use or have memory. Address space for them is
+ * reserved at once; memory is taken page by page. */
 kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv_pool **out,
                              kvasir_error *err) MUST_CHECK;
 void kv_pool_destroy(struct kv_pool *p); /* all pages have been freed */
@@ -68,6 +68,8 @@ struct kv_pool_stats {
     uint64_t peak_bytes;              /* highest used + charged */
     uint64_t stored_bytes;            /* pages of used_bytes that only the prefix tree holds */
     uint64_t pages_used, pages_taken; /* now; ever */
+    uint64_t resident_bytes;          /* pages that have memory: in use, or free and ready */
+    uint64_t table_bytes;             /* the pool's own tables; not part of used or charged */
 };
 struct kv_pool_stats kv_pool_stats(const struct kv_pool *p);
 /* One kind of pages, by who holds them: a sequence, or the prefix tree alone. */
@@ -78,6 +80,10 @@ struct kv_pool_class {
 /* The pool's classes by number. A class keeps its number; several may have the same formats.
  * False: there is no class i. */
 bool kv_pool_class(const struct kv_pool *p, uint32_t i, struct kv_pool_class *out);
+/* For moments in which nothing runs. Gives memory of free pages back to the system, or gets memory
+ * ready for the next steps (pool_keep_ready). Returns true while there may be more to do: each
+ * call takes a millisecond or so. */
+bool kv_pool_rest(struct kv_pool *p);
 /* Charges memory other than pages (tables, buffers of steps) to the budget. */
 kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) MUST_CHECK;
 void pool_discharge(struct kv_pool *p, uint64_t bytes);
@@ -111,6 +117,9 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
                               const struct kv_cache_options *opt, struct kv_cache **out,
                               kvasir_error *err) MUST_CHECK;
 void kv_cache_destroy(struct kv_cache *c);
+/* kv_pool_rest gets memory ready for new pages of so many sequences, in at most 1/16 of the budget.
+ * Until this is called it keeps none. */
+void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences);
 struct kv_pool *kv_cache_pool(struct kv_cache *c);
 /* The most bytes that one sequence holds while it grows from nothing to `length` in steps of
  * `step` tokens: for planning a budget before there is a cache. */

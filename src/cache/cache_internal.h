@@ -32,6 +32,8 @@ struct backend_arena *pool_arena(const struct kv_pool *p);
 kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages,
                          kvasir_error *err) MUST_CHECK;
 void pool_unclaim(struct kv_pool *p); /* frees what was not taken, of all classes */
+/* The class's reserve: so many free pages have memory after a rest (kv_pool_rest), if it fits. */
+void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages);
 /* KVASIR_ERR_BUDGET, with budget, use and need in err, unless `need` more bytes fit. */
 kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_error *err) MUST_CHECK;
 

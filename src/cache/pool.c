@@ -7,25 +7,41 @@
  *
  * Pages of one size and pair of formats (a class) are cut from superblocks. A superblock has so
  * many units that at most 1/16 of it is slack. Slack is never touched, so it costs address space
- * but no memory. A superblock goes back to the system as a whole when its last page is freed.
+ * but no memory.
+ *
+ * A free page is ready, which means that it has memory, or dry. Freeing a page makes it ready, and
+ * ready pages are taken first: neither is a system call. Memory of free pages goes back to the
+ * system in two cases, and a page counts as resident until then:
+ *
+ *   rest      kv_pool_rest, while nothing runs: what exceeds the reserve goes back, and the
+ *             reserve is filled with dry pages that are touched, so that steps find ready ones
+ *   no room   a page that has no memory is taken, or something is charged, and the free pages of
+ *             other classes hold the rest of the budget: they give back what is needed and
+ *             1 / GIVE_BACK_PART of the budget, so that this is rare
  *
  * All bookkeeping is in two flat tables beside the arena. They are reserved like the arena and get
  * memory when touched, so nothing is allocated after creation and an empty budget costs nothing.
  *
  *   slots[addr]    4 KiB unit -> references of the page that starts there, and how many of them are
- *                  the prefix tree's; or the next free page
+ *                  the prefix tree's; or the next free page of the block
  *   blocks[unit]   2 MiB unit -> superblock that starts there
  *
  * Invariants
  *   POOL-1  used_bytes is the sum of page_bytes over pages with references. used_bytes +
  *           charged_bytes (what others keep beside pages, pool_charge) <= budget_bytes.
- *   POOL-2  A block is in its class's list exactly if it has a free page.
- *   POOL-3  Pages from `fresh` on were never taken since the block was made: they are zero because
- *           the system gave them so (backend_arena_take is told). Recycled pages are zeroed when
- *           taken.
- *   POOL-4  A superblock without pages in use exists only between pool_claim and pool_unclaim.
+ *   POOL-2  A block is in its class's list of ready pages exactly if it has one, and in the list of
+ *           dry pages exactly if it has one.
+ *   POOL-3  Dry pages are zero when they are touched (backend_arena_take is told). Ready pages may
+ *           hold anything and are zeroed when taken.
+ *   POOL-4  resident_bytes is the sum of page_bytes over pages that are in use or ready. With
+ *           charged_bytes it never exceeds budget_bytes. So what is resident is at most the budget
+ *           and table_bytes: the slots of all blocks, 1/512 of their address space. Ready pages
+ *           make room for these, too.
  *   POOL-5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's.
  *           Each class counts its own pages: those in use, and of them those that are stored.
+ *
+ * Where the backend cannot give back the memory of single pages (its units hold several), all pages
+ * of a block count as ready from its making until it is dropped, and POOL-4's bound does not hold.
  *
  * The pool does not evict: it never decides what to free.
  */
@@ -39,22 +55,34 @@ enum { ADDR_PER_UNIT = (2 << 20) / PAGE_ADDR_UNIT };
 #define NO_BLOCK UINT32_MAX
 #define NO_PAGE  UINT32_MAX
 
+enum {
+    GIVE_BACK_PART = 64, /* so small a part of the budget is given back at a time, at least */
+    REST_BYTES = 8 << 20 /* given back or touched in one kv_pool_rest */
+};
+/* One page of slots, and the entry in blocks[]. */
+#define UNIT_TABLE_BYTES (ADDR_PER_UNIT * sizeof(struct slot) + sizeof(struct block))
+
 struct slot {
     uint32_t refs;
     union {
         uint32_t tree_refs; /* of refs */
-        uint32_t next_free; /* address of the block's next free page, while refs is 0 */
+        uint32_t next_free; /* address of the block's next such page, while refs is 0 */
     };
 };
+
+enum list { LIST_READY, LIST_DRY, LISTS };
 
 struct block {
     uint32_t units; /* 0: no block starts at this unit */
     uint32_t owner; /* first unit of this unit's block, + 1; 0: free unit */
     uint32_t class_index;
-    uint32_t used;       /* pages with references */
-    uint32_t fresh;      /* pages ever taken since the block was made */
-    uint32_t free_head;  /* address of a recycled page, or NO_PAGE */
-    uint32_t prev, next; /* the class's list of blocks with a free page */
+    uint32_t used;        /* pages with references */
+    uint32_t ready;       /* free pages with memory; all others are dry */
+    uint32_t fresh;       /* pages from this one on were never taken and are in no list */
+    uint32_t head[LISTS]; /* address of a free page of that kind, or NO_PAGE */
+    struct {
+        uint32_t prev, next;
+    } in[LISTS]; /* the class's lists of blocks */
 };
 
 struct page_class {
@@ -63,14 +91,19 @@ struct page_class {
     uint32_t addr_step;    /* addresses from one page to the next */
     uint32_t units;        /* of a superblock */
     uint32_t pages;        /* in a superblock */
-    uint32_t first;        /* first block with a free page, or NO_BLOCK */
+    uint32_t first[LISTS]; /* first block with such a page, or NO_BLOCK */
+    uint64_t room;         /* pages of its blocks */
     uint64_t used, stored; /* pages in use; of those, the ones that only the tree holds */
+    uint64_t ready;        /* free pages with memory */
+    uint64_t reserve;      /* so many are kept ready */
+    bool claimed;          /* pool_claim: its empty blocks stay */
 };
 
 struct kv_pool {
     struct backend *backend;
     struct backend_arena *arena;
     bool pages_without_bytes; /* of struct backend_info */
+    bool gives_pages_back;    /* likewise */
     uint32_t n_units;
     uint32_t unit_hint;   /* no unit before it is free */
     struct slot *slots;   /* [n_units * ADDR_PER_UNIT] */
@@ -100,6 +133,7 @@ kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv
     backend_info(b, &info);
     p->backend = b;
     p->pages_without_bytes = info.pages_without_bytes;
+    p->gives_pages_back = info.gives_pages_back;
     const uint64_t units = space_units(p, budget_bytes);
     if (units > UNITS_MAX) {
         mem_free(p);
@@ -172,7 +206,7 @@ kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format 
         .addr_step = (uint32_t)(extent / PAGE_ADDR_UNIT),
         .units = (uint32_t)units,
         .pages = (uint32_t)(units * UNIT_BYTES / extent),
-        .first = NO_BLOCK,
+        .first = {NO_BLOCK, NO_BLOCK},
     };
     *class_index = p->n_classes++;
     return KVASIR_OK;
@@ -180,23 +214,62 @@ kvasir_status page_class(struct kv_pool *p, size_t page_bytes, struct kv_format 
 
 /* ---- superblocks ----------------------------------------------------------------------------- */
 
-static void list_push(struct kv_pool *p, struct page_class *c, uint32_t unit) {
+static void list_push(struct kv_pool *p, enum list l, uint32_t unit) {
     struct block *b = &p->blocks[unit];
-    b->prev = NO_BLOCK;
-    b->next = c->first;
-    if (c->first != NO_BLOCK)
-        p->blocks[c->first].prev = unit;
-    c->first = unit;
+    struct page_class *c = &p->classes[b->class_index];
+    b->in[l].prev = NO_BLOCK;
+    b->in[l].next = c->first[l];
+    if (c->first[l] != NO_BLOCK)
+        p->blocks[c->first[l]].in[l].prev = unit;
+    c->first[l] = unit;
 }
 
-static void list_remove(struct kv_pool *p, struct page_class *c, uint32_t unit) {
+static void list_remove(struct kv_pool *p, enum list l, uint32_t unit) {
     struct block *b = &p->blocks[unit];
-    if (b->prev != NO_BLOCK)
-        p->blocks[b->prev].next = b->next;
+    if (b->in[l].prev != NO_BLOCK)
+        p->blocks[b->in[l].prev].in[l].next = b->in[l].next;
     else
-        c->first = b->next;
-    if (b->next != NO_BLOCK)
-        p->blocks[b->next].prev = b->prev;
+        p->classes[b->class_index].first[l] = b->in[l].next;
+    if (b->in[l].next != NO_BLOCK)
+        p->blocks[b->in[l].next].in[l].prev = b->in[l].prev;
+}
+
+/* Gives a block new counts: POOL-2, and the sums of its class and of the pool. */
+static void block_count(struct kv_pool *p, uint32_t unit, uint32_t used, uint32_t ready) {
+    struct block *b = &p->blocks[unit];
+    struct page_class *c = &p->classes[b->class_index];
+    ASSERT(used + ready <= c->pages);
+    const bool had[LISTS] = {b->ready > 0, b->used + b->ready < c->pages};
+    const bool has[LISTS] = {ready > 0, used + ready < c->pages};
+    c->used += (uint64_t)used - b->used;
+    c->ready += (uint64_t)ready - b->ready;
+    p->stats.pages_used += (uint64_t)used - b->used;
+    p->stats.used_bytes += ((uint64_t)used - b->used) * c->page_bytes;
+    p->stats.resident_bytes += ((uint64_t)used + ready - b->used - b->ready) * c->page_bytes;
+    b->used = used;
+    b->ready = ready;
+    for (enum list l = 0; l < LISTS; l++)
+        if (had[l] && !has[l])
+            list_remove(p, l, unit);
+        else if (!had[l] && has[l])
+            list_push(p, l, unit);
+}
+
+/* A free page of that kind leaves its block's list. Pages from `fresh` on are in no list: they are
+ * dry, or ready where the backend has no dry ones. */
+static uint32_t page_pop(struct kv_pool *p, uint32_t unit, enum list l) {
+    struct block *b = &p->blocks[unit];
+    uint32_t addr = b->head[l];
+    if (addr == NO_PAGE)
+        addr = unit * ADDR_PER_UNIT + b->fresh++ * p->classes[b->class_index].addr_step;
+    else
+        b->head[l] = p->slots[addr].next_free;
+    return addr;
+}
+
+static void page_push(struct kv_pool *p, uint32_t unit, enum list l, uint32_t addr) {
+    p->slots[addr].next_free = p->blocks[unit].head[l];
+    p->blocks[unit].head[l] = addr;
 }
 
 /* First unit of the first run of `count` free units, or NO_BLOCK. */
@@ -216,9 +289,50 @@ static uint32_t find_units(struct kv_pool *p, uint32_t count) {
     return NO_BLOCK;
 }
 
+/* Gives back what is left of the memory of a block without pages in use, and its address space. */
+static void block_drop(struct kv_pool *p, uint32_t unit) {
+    struct block *b = &p->blocks[unit];
+    struct page_class *c = &p->classes[b->class_index];
+    const uint32_t units = b->units;
+    ASSERT(b->used == 0);
+    if (b->ready)
+        backend_arena_release(p->backend, p->arena, unit * ADDR_PER_UNIT, units * UNIT_BYTES);
+    block_count(p, unit, 0, 0);
+    list_remove(p, LIST_DRY, unit);
+    c->room -= c->pages;
+    mem_release(&p->slots[unit * ADDR_PER_UNIT], units * ADDR_PER_UNIT * sizeof *p->slots);
+    p->stats.table_bytes -= units * UNIT_TABLE_BYTES;
+    for (uint32_t i = 0; i < units; i++)
+        p->blocks[unit + i] = (struct block){0};
+    if (unit < p->unit_hint)
+        p->unit_hint = unit;
+}
+
+/* Drops blocks without pages in use while at least `keep` free pages of the class are ready, and
+ * those that have no memory. At most `bytes` of memory go back, and a block more; the return value
+ * is what is left of `bytes`. */
+static size_t drop_empty(struct kv_pool *p, struct page_class *c, uint64_t keep, size_t bytes) {
+    for (enum list l = 0; l < LISTS && !c->claimed; l++)
+        for (uint32_t unit = c->first[l], next; unit != NO_BLOCK && bytes; unit = next) {
+            const struct block *b = &p->blocks[unit];
+            next = b->in[l].next;
+            if (b->used || (b->ready && c->ready < keep + b->ready))
+                continue;
+            const size_t given = b->ready * c->page_bytes;
+            block_drop(p, unit);
+            bytes -= given < bytes ? given : bytes;
+        }
+    return bytes;
+}
+
 static uint32_t block_make(struct kv_pool *p, uint32_t class_index) {
     struct page_class *c = &p->classes[class_index];
     uint32_t unit = find_units(p, c->units);
+    if (unit == NO_BLOCK) { /* the address space of empty blocks may do */
+        for (uint32_t i = 0; i < p->n_classes; i++)
+            (void)drop_empty(p, &p->classes[i], 0, SIZE_MAX);
+        unit = find_units(p, c->units);
+    }
     if (unit == NO_BLOCK)
         return NO_BLOCK;
     for (uint32_t i = 0; i < c->units; i++)
@@ -226,48 +340,109 @@ static uint32_t block_make(struct kv_pool *p, uint32_t class_index) {
     struct block *b = &p->blocks[unit];
     b->units = c->units;
     b->class_index = class_index;
-    b->used = b->fresh = 0;
-    b->free_head = NO_PAGE;
-    list_push(p, c, unit);
+    b->used = b->ready = b->fresh = 0;
+    b->head[LIST_READY] = b->head[LIST_DRY] = NO_PAGE;
+    list_push(p, LIST_DRY, unit);
+    c->room += c->pages;
+    p->stats.table_bytes += c->units * UNIT_TABLE_BYTES;
+    if (!p->gives_pages_back)
+        block_count(p, unit, 0, c->pages);
     return unit;
-}
-
-/* Gives the block's memory back to the system. It reads as zeros when it is taken again. */
-static void block_release(struct kv_pool *p, uint32_t unit) {
-    struct block *b = &p->blocks[unit];
-    uint32_t units = b->units;
-    list_remove(p, &p->classes[b->class_index], unit);
-    backend_arena_release(p->backend, p->arena, unit * ADDR_PER_UNIT, units * UNIT_BYTES);
-    for (uint32_t i = 0; i < units; i++)
-        p->blocks[unit + i] = (struct block){0};
-    if (unit < p->unit_hint)
-        p->unit_hint = unit;
 }
 
 kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages,
                          kvasir_error *err) {
-    const struct page_class *c = &p->classes[class_index];
-    uint64_t room = 0;
-    for (uint32_t unit = c->first; unit != NO_BLOCK; unit = p->blocks[unit].next)
-        room += c->pages - p->blocks[unit].used;
-    while (room < pages) {
+    struct page_class *c = &p->classes[class_index];
+    c->claimed = true;
+    while (c->room - c->used < pages)
         if (block_make(p, class_index) == NO_BLOCK)
             return fail(err, KVASIR_ERR_BUDGET,
                         "no address space is left for %" PRIu64 " pages of %zu bytes: the cache's "
                         "%" PRIu64 " bytes in use are scattered over it",
                         pages, c->page_bytes, p->stats.used_bytes);
-        room += c->pages;
-    }
     return KVASIR_OK;
 }
 
 void pool_unclaim(struct kv_pool *p) {
-    for (uint32_t i = 0; i < p->n_classes; i++)
-        for (uint32_t unit = p->classes[i].first, next; unit != NO_BLOCK; unit = next) {
-            next = p->blocks[unit].next;
-            if (p->blocks[unit].used == 0)
-                block_release(p, unit);
-        }
+    for (uint32_t i = 0; i < p->n_classes; i++) {
+        struct page_class *c = &p->classes[i];
+        c->claimed = false;
+        (void)drop_empty(p, c, c->reserve, SIZE_MAX);
+    }
+}
+
+/* ---- memory of free pages -------------------------------------------------------------------- */
+
+/* Makes ready pages of the class dry, down to `keep` of them or until `bytes` went back. The return
+ * value is what is left of `bytes`. */
+static size_t class_give_back(struct kv_pool *p, struct page_class *c, uint64_t keep,
+                              size_t bytes) {
+    while (bytes && c->ready > keep) {
+        const uint32_t unit = c->first[LIST_READY], addr = page_pop(p, unit, LIST_READY);
+        const struct block *b = &p->blocks[unit];
+        backend_arena_release(p->backend, p->arena, addr, c->page_bytes);
+        page_push(p, unit, LIST_DRY, addr);
+        block_count(p, unit, b->used, b->ready - 1);
+        bytes -= c->page_bytes < bytes ? c->page_bytes : bytes;
+    }
+    return bytes;
+}
+
+static uint64_t resident(const struct kv_pool *p) {
+    return p->stats.resident_bytes + p->stats.table_bytes + p->stats.charged_bytes;
+}
+
+/* POOL-4: `bytes` more will be resident. The classes with the most free memory give some back. */
+static void make_room(struct kv_pool *p, size_t bytes) {
+    const uint64_t budget = p->stats.budget_bytes;
+    if (!p->gives_pages_back || resident(p) + bytes <= budget)
+        return;
+    size_t excess = resident(p) + bytes - budget + budget / GIVE_BACK_PART;
+    while (excess) {
+        struct page_class *most = &p->classes[0];
+        for (uint32_t i = 1; i < p->n_classes; i++)
+            if (p->classes[i].ready * p->classes[i].page_bytes > most->ready * most->page_bytes)
+                most = &p->classes[i];
+        if (most->ready == 0)
+            return;
+        excess = class_give_back(p, most, 0, excess);
+    }
+}
+
+void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages) {
+    struct page_class *c = &p->classes[class_index];
+    ASSERT(pages * c->page_bytes <= p->stats.budget_bytes);
+    c->reserve = pages;
+}
+
+/* Touches dry pages until the class has its reserve, while it fits in the budget. */
+static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, size_t bytes) {
+    struct page_class *c = &p->classes[class_index];
+    while (bytes && c->ready < c->reserve && resident(p) + c->page_bytes <= p->stats.budget_bytes) {
+        uint32_t unit = c->first[LIST_DRY];
+        if (unit == NO_BLOCK)
+            unit = block_make(p, class_index);
+        if (unit == NO_BLOCK)
+            break;
+        const uint32_t addr = page_pop(p, unit, LIST_DRY);
+        backend_arena_take(p->backend, p->arena, addr, c->page_bytes, true);
+        page_push(p, unit, LIST_READY, addr);
+        block_count(p, unit, p->blocks[unit].used, p->blocks[unit].ready + 1);
+        bytes -= c->page_bytes < bytes ? c->page_bytes : bytes;
+    }
+    return bytes;
+}
+
+bool kv_pool_rest(struct kv_pool *p) {
+    size_t bytes = REST_BYTES;
+    for (uint32_t i = 0; i < p->n_classes; i++) {
+        bytes = drop_empty(p, &p->classes[i], p->classes[i].reserve, bytes);
+        if (p->gives_pages_back)
+            bytes = class_give_back(p, &p->classes[i], p->classes[i].reserve, bytes);
+    }
+    for (uint32_t i = 0; i < p->n_classes && p->gives_pages_back; i++)
+        bytes = reserve_fill(p, i, bytes);
+    return bytes == 0;
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
@@ -293,6 +468,7 @@ static void note_peak(struct kv_pool *p) {
 
 kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) {
     TRY(pool_check_room(p, bytes, err));
+    make_room(p, bytes);
     p->stats.charged_bytes += bytes;
     note_peak(p);
     return KVASIR_OK;
@@ -307,7 +483,9 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                         kvasir_error *err) {
     struct page_class *c = &p->classes[class_index];
     TRY(pool_check_room(p, c->page_bytes, err));
-    uint32_t unit = c->first;
+    uint32_t unit = c->first[LIST_READY];
+    if (unit == NO_BLOCK)
+        unit = c->first[LIST_DRY];
     if (unit == NO_BLOCK)
         unit = block_make(p, class_index);
     if (unit == NO_BLOCK)
@@ -316,22 +494,15 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                     " bytes in use are scattered over it",
                     c->page_bytes, p->stats.used_bytes);
     struct block *b = &p->blocks[unit];
-    bool fresh = b->free_head == NO_PAGE;
-    if (fresh) {
-        *addr = unit * ADDR_PER_UNIT + b->fresh++ * c->addr_step;
-    } else {
-        *addr = b->free_head;
-        b->free_head = p->slots[*addr].next_free;
-    }
-    backend_arena_take(p->backend, p->arena, *addr, c->page_bytes, fresh);
+    const bool dry = b->ready == 0;
+    if (dry)
+        make_room(p, c->page_bytes);
+    *addr = page_pop(p, unit, dry ? LIST_DRY : LIST_READY);
+    backend_arena_take(p->backend, p->arena, *addr, c->page_bytes, dry);
     p->slots[*addr].refs = 1;
     p->slots[*addr].tree_refs = 0;
-    if (++b->used == c->pages)
-        list_remove(p, c, unit);
-    c->used++;
-    p->stats.pages_used++;
+    block_count(p, unit, b->used + 1, dry ? 0 : b->ready - 1);
     p->stats.pages_taken++;
-    p->stats.used_bytes += c->page_bytes;
     note_peak(p);
     return KVASIR_OK;
 }
@@ -358,18 +529,10 @@ static void stored_more(struct kv_pool *p, uint32_t addr) {
 }
 
 static void page_free(struct kv_pool *p, uint32_t addr) {
-    uint32_t unit = block_of(p, addr);
-    struct block *b = &p->blocks[unit];
-    struct page_class *c = &p->classes[b->class_index];
-    p->slots[addr].next_free = b->free_head;
-    b->free_head = addr;
-    if (b->used-- == c->pages)
-        list_push(p, c, unit);
-    c->used--;
-    p->stats.pages_used--;
-    p->stats.used_bytes -= c->page_bytes;
-    if (b->used == 0)
-        block_release(p, unit);
+    const uint32_t unit = block_of(p, addr);
+    const struct block *b = &p->blocks[unit];
+    page_push(p, unit, LIST_READY, addr);
+    block_count(p, unit, b->used - 1, b->ready + 1);
 }
 
 void page_ref(struct kv_pool *p, uint32_t addr) {

@@ -234,7 +234,7 @@ static void *engine_thread(void *user) {
         const kvasir_status status = sched_step(e->sched, &rows, &err);
         if (rows && status == KVASIR_OK)
             stats_note_step(e, clock_seconds() - start);
-        idle = rows == 0 && !requantize(e, true);
+        idle = rows == 0 && !requantize(e, true) && !kv_pool_rest(kv_cache_pool(e->ctx->cache));
         if (rows)
             requantize(e, false);
         stats_publish(e);
@@ -296,6 +296,7 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
                                           .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens
                                                                                 : POINTS_TOKENS};
     const struct sched_host host = request_host(e);
+    kv_cache_keep_ready(e->ctx->cache, e->max_running);
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);
 }
 

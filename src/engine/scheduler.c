@@ -84,6 +84,7 @@ kvasir_engine_stats sched_engine_stats(const struct sched *s) {
         .store_rejections = tree.rejections,
         .evicted_pages = tree.evicted_pages,
         .requantized_pages = tree.requantized_pages,
+        .resident_bytes = pool.resident_bytes + pool.table_bytes + pool.charged_bytes,
     };
     memcpy(stats.hits, of.hits, sizeof stats.hits);
     return stats;

@@ -48,6 +48,8 @@ void kvasir_seq_destroy(kvasir_seq *s) {
     if (!s)
         return;
     seq_destroy(s->seq);
+    while (s->seq && kv_pool_rest(kv_cache_pool(s->ctx->cache)))
+        ;
     mem_free(s);
 }
 

@@ -179,6 +179,8 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
     cache_bytes(p, f);
     gauge(p, "kvasir_cache_budget_bytes", "", (double)s->budget_bytes, "The cache's budget.");
     gauge(p, "kvasir_cache_used_bytes", "", (double)s->used_bytes, "Bytes of the budget in use.");
+    gauge(p, "kvasir_cache_resident_bytes", "", (double)s->resident_bytes,
+          "Memory of the cache: used, or free and kept for the next pages.");
     gauge(p, "kvasir_cache_peak_bytes", "", (double)s->peak_bytes, "Most bytes ever in use.");
     gauge(p, "kvasir_cache_stored_bytes", "", (double)s->stored_bytes,
           "Bytes held by stored prefixes only, which eviction can free.");

@@ -79,13 +79,14 @@ static json_t *formats_json(const struct server_figures *f) {
 
 static json_t *cache_json(const struct server_figures *f) {
     const kvasir_engine_stats *s = &f->engine;
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:o, s:o}", "format",
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:f, s:o, s:o}", "format",
                      f->kv_format, "budget_bytes", whole(s->budget_bytes), "used_bytes",
-                     whole(s->used_bytes), "peak_bytes", whole(s->peak_bytes), "stored_bytes",
-                     whole(s->stored_bytes), "fixed_bytes", whole(s->fixed_bytes), "entries",
-                     whole(s->stored_entries), "by_format", formats_json(f), "hits", hits_json(s),
-                     "hit_rate", hit_rate(s), "evicted_pages", whole(s->evicted_pages),
-                     "preemptions", whole(s->preemptions));
+                     whole(s->used_bytes), "resident_bytes", whole(s->resident_bytes), "peak_bytes",
+                     whole(s->peak_bytes), "stored_bytes", whole(s->stored_bytes), "fixed_bytes",
+                     whole(s->fixed_bytes), "entries", whole(s->stored_entries), "by_format",
+                     formats_json(f), "hits", hits_json(s), "hit_rate", hit_rate(s),
+                     "evicted_pages", whole(s->evicted_pages), "preemptions",
+                     whole(s->preemptions));
 }
 
 json_t *status_cache_stats(const struct server_figures *f) {

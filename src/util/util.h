@@ -120,10 +120,11 @@ void text_free(struct text_buf *b); /* instead, data may be kept and freed with 
 
 /* ---- address space for pages (memory.c) ------------------------------------------------------ */
 
-/* Reserves address space; memory is taken when it is touched. mem_release gives the memory of a
- * range back (contents become zero). Sizes and offsets are multiples of 4096. NULL if the system
- * refuses. */
+/* Reserves address space; memory is taken when it is touched. mem_touch takes that of a range,
+ * whose contents are zero. mem_release gives it back (contents become zero). Sizes and offsets are
+ * multiples of 4096. NULL if the system refuses. */
 void *mem_reserve(size_t bytes) MUST_CHECK;
+void mem_touch(void *at, size_t bytes);
 void mem_release(void *at, size_t bytes);
 void mem_unreserve(void *base, size_t bytes);
 

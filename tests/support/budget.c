@@ -56,6 +56,8 @@ static void check(const struct count *c) {
         die("the pool's figures are wrong");
     if (s.peak_bytes < c->pages + c->charged || s.peak_bytes > c->budget)
         die("the pool's high-water mark is wrong");
+    if (s.resident_bytes < c->pages || s.resident_bytes + c->charged > c->budget)
+        die("resident memory is wrong, or more than the budget");
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */

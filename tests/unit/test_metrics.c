@@ -660,6 +660,7 @@ static void test_an_engine(void **state) {
             stored += strstr(read_back[i].name, "kind=\"stored\"") ? read_back[i].value : 0;
         }
     assert_true(bytes == value("kvasir_cache_used_bytes"));
+    assert_true(value("kvasir_cache_resident_bytes") >= bytes);
     assert_true(stored == value("kvasir_cache_stored_bytes") && stored > 0);
     check_status(s);
     kvasir_engine_destroy(e);

@@ -44,7 +44,8 @@ static void cpu_info(const struct backend *base, struct backend_info *out) {
                                  .act_bits = b->act_bits,
                                  .rows_good = ROWS_GOOD,
                                  .rows_max = UINT32_MAX,
-                                 .logit_rows = LOGIT_ROWS};
+                                 .logit_rows = LOGIT_ROWS,
+                                 .gives_pages_back = true};
     snprintf(out->name, sizeof out->name, "CPU, %s, %d thread%s", out->tier, b->threads,
              b->threads == 1 ? "" : "s");
 }
@@ -137,7 +138,9 @@ static void cpu_arena_take(struct backend *b, struct backend_arena *a, uint32_t 
                            bool fresh) {
     (void)b;
     uint8_t *page = arena_at(a, page_offset(addr), bytes);
-    if (!fresh)
+    if (fresh)
+        mem_touch(page, bytes);
+    else
         memset(page, 0, bytes);
 }
 

@@ -27,7 +27,8 @@ static void null_info(const struct backend *b, struct backend_info *out) {
                                  .rows_good = UINT32_MAX,
                                  .rows_max = UINT32_MAX,
                                  .logit_rows = 64,
-                                 .pages_without_bytes = true};
+                                 .pages_without_bytes = true,
+                                 .gives_pages_back = true};
 }
 
 static kvasir_status null_reserve(struct backend *b, const struct backend_limits *limits,
