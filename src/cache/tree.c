@@ -34,7 +34,7 @@ kvasir_status tree_create(struct kv_cache *c, uint32_t rebuild_tokens, struct pr
     const uint64_t budget = kv_pool_stats(c->pool).budget_bytes;
     t->cache = c;
     t->rebuild_tokens = rebuild_tokens;
-    t->free_node = NO_NODE;
+    t->free_node = t->first_root = NO_NODE;
     t->max_entries = UINT32_MAX;
     t->max_bytes = UINT64_MAX;
     t->node_bytes =
@@ -69,7 +69,6 @@ void tree_destroy(struct prefix_tree *t) {
     for (int i = 0; i < CANDIDATES; i++)
         mem_unreserve(t->heaps[i].nodes, reserve_bytes(t->max_nodes, sizeof *t->heaps[i].nodes));
     mem_unreserve(t->buckets, reserve_bytes(t->n_buckets, sizeof *t->buckets));
-    mem_free(t->salts);
     mem_free(t);
 }
 
@@ -484,12 +483,11 @@ static void check_node(const struct prefix_tree *t, uint32_t x, struct counted *
 
 void tree_check(const struct prefix_tree *t) {
     struct counted seen = {0};
-    for (uint32_t i = 0; i < t->cap_salts; i++)
-        if (t->salts[i].bytes) {
-            ASSERT(is_root(t, t->salts[i].root));
-            for (uint32_t x = t->salts[i].root; x != NO_NODE; x = node_next(t, x, t->salts[i].root))
-                check_node(t, x, &seen);
-        }
+    for (uint32_t root = t->first_root; root != NO_NODE; root = t->nodes[root].next) {
+        ASSERT(is_root(t, root));
+        for (uint32_t x = root; x != NO_NODE; x = node_next(t, x, root))
+            check_node(t, x, &seen);
+    }
     ASSERT(seen.nodes == t->stats.nodes && seen.tokens == t->stats.tokens);
     ASSERT(seen.ends == t->heaps[LEAVES].n && seen.ends <= t->max_entries);
     tree_heap_check(t);

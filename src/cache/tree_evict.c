@@ -154,10 +154,11 @@ static void forget_below(struct prefix_tree *t, uint32_t root) {
 }
 
 void tree_forget(struct prefix_tree *t, const void *salt, size_t salt_len) {
-    for (uint32_t i = 0; i < t->cap_salts; i++) {
-        const struct salt *s = &t->salts[i];
-        if (s->bytes && (!salt || (s->len == salt_len && memcmp(s->bytes, salt, salt_len) == 0)))
-            forget_below(t, s->root);
+    uint32_t root = salt ? tree_find_root(t, salt, salt_len) : t->first_root;
+    while (root != NO_NODE) {
+        const uint32_t next = salt ? NO_NODE : t->nodes[root].next;
+        forget_below(t, root);
+        root = next;
     }
 }
 

@@ -14,29 +14,34 @@
 enum { NO_NODE = UINT32_MAX, NO_ADDR = UINT32_MAX };
 
 struct node {
-    uint32_t parent;             /* NO_NODE: it is the root of a salt */
-    uint32_t first_child;        /* or NO_NODE */
-    uint32_t prev, next;         /* siblings; next also links free nodes */
-    uint32_t hash_next;          /* of the bucket */
-    uint32_t number;             /* of its page; of a root: index of its salt */
-    uint8_t from, to;            /* tokens [from, to) of that page; 0, 0: a root or free */
-    bool hit_point;              /* a stored sequence ended here */
-    uint8_t heap;                /* its heap (enum candidate) */
-    uint32_t pins;               /* cursors at this node */
-    uint32_t heap_at;            /* index in its heap, or NO_NODE */
-    uint32_t state;              /* page of the state after its last token, or NO_ADDR */
-    uint32_t uses;               /* requests that went through it since it was stored */
-    bool abandoned;              /* see node_abandon_rest */
-    uint64_t used;               /* clock of the last hit through it */
-    uint64_t resumed;            /* clock of the last hit that needed its window pages or state */
-    double key;                  /* its order in the heap */
-    int32_t tokens[TILE_TOKENS]; /* [from, to) are set */
+    uint32_t parent;      /* NO_NODE: it is the root of a salt */
+    uint32_t first_child; /* or NO_NODE */
+    uint32_t prev, next;  /* siblings; roots are the list first_root; free nodes: next */
+    uint32_t hash_next;   /* of the bucket */
+    uint32_t number;      /* of its page */
+    uint8_t from, to;     /* tokens [from, to) of that page; 0, 0: a root or free */
+    bool hit_point;       /* a stored sequence ended here */
+    uint8_t heap;         /* its heap (enum candidate) */
+    uint32_t pins;        /* cursors at this node */
+    uint32_t heap_at;     /* index in its heap, or NO_NODE */
+    uint32_t state;       /* page of the state after its last token, or NO_ADDR */
+    uint32_t uses;        /* requests that went through it since it was stored */
+    bool abandoned;       /* see node_abandon_rest */
+    uint64_t used;        /* clock of the last hit through it */
+    uint64_t resumed;     /* clock of the last hit that needed its window pages or state */
+    double key;           /* its order in the heap */
+    union {
+        int32_t tokens[TILE_TOKENS]; /* [from, to) are set */
+        struct {
+            int32_t salt_hash; /* of a root: is tokens[0], by which it is found */
+            struct salt *salt;
+        };
+    };
 };
 
 struct salt {
-    char *bytes; /* NULL: free */
     size_t len;
-    uint32_t root;
+    char bytes[];
 };
 
 /* Candidates for eviction, or for losing pages: one heap for leaves, one for inner nodes; the
@@ -58,8 +63,7 @@ struct prefix_tree {
     struct node_heap heaps[CANDIDATES];
     uint32_t max_entries; /* UINT32_MAX, UINT64_MAX: no limit */
     uint64_t max_bytes;
-    struct salt *salts; /* [cap_salts] */
-    uint32_t cap_salts;
+    uint32_t first_root; /* or NO_NODE */
     uint64_t node_bytes; /* charged for one node */
     uint64_t clock;      /* requests so far */
     /* For the policy: the mean number of requests between two uses of a page, over `ages` uses;

@@ -145,62 +145,55 @@ uint32_t tree_find_root(const struct prefix_tree *t, const void *salt, size_t le
     const int32_t hash = salt_hash(salt, len);
     for (uint32_t x = *bucket_of(t, NO_NODE, hash); x; x = t->nodes[x - 1].hash_next) {
         const struct node *n = &t->nodes[x - 1];
-        if (n->parent != NO_NODE || n->tokens[0] != hash)
+        if (n->parent != NO_NODE || n->salt_hash != hash)
             continue;
-        const struct salt *s = &t->salts[n->number];
-        if (s->len == len && memcmp(s->bytes, salt, len) == 0)
+        if (n->salt->len == len && (len == 0 || memcmp(n->salt->bytes, salt, len) == 0))
             return x - 1;
     }
     return NO_NODE;
 }
 
 uint64_t tree_salt_bytes(size_t len) {
-    return sizeof(struct salt) + len + 1;
-}
-
-static uint32_t free_salt(struct prefix_tree *t) {
-    uint32_t i = 0;
-    while (i < t->cap_salts && t->salts[i].bytes)
-        i++;
-    if (i < t->cap_salts)
-        return i;
-    const uint32_t cap = t->cap_salts ? 2 * t->cap_salts : 8;
-    struct salt *salts = mem_realloc(t->salts, cap, sizeof *salts);
-    if (!salts)
-        return NO_NODE;
-    memset(salts + t->cap_salts, 0, (cap - t->cap_salts) * sizeof *salts);
-    t->salts = salts;
-    t->cap_salts = cap;
-    return i;
+    return sizeof(struct salt) + len;
 }
 
 uint32_t node_make_root(struct prefix_tree *t, const void *salt, size_t len) {
-    const uint32_t i = free_salt(t), x = i == NO_NODE ? NO_NODE : node_make(t);
-    if (x == NO_NODE)
-        return NO_NODE;
-    char *bytes = mem_alloc(len + 1);
-    if (!bytes || pool_charge(t->cache->pool, tree_salt_bytes(len), NULL) != KVASIR_OK) {
-        mem_free(bytes);
-        node_free(t, x);
+    struct salt *copy = mem_alloc(sizeof *copy + len);
+    const uint32_t x = copy ? node_make(t) : NO_NODE;
+    if (x == NO_NODE || pool_charge(t->cache->pool, tree_salt_bytes(len), NULL) != KVASIR_OK) {
+        mem_free(copy);
+        if (x != NO_NODE)
+            node_free(t, x);
         return NO_NODE;
     }
     t->stats.bytes += tree_salt_bytes(len);
+    copy->len = len;
     if (len)
-        memcpy(bytes, salt, len);
-    t->salts[i] = (struct salt){bytes, len, x};
-    t->nodes[x].number = i;
-    t->nodes[x].tokens[0] = salt_hash(salt, len);
+        memcpy(copy->bytes, salt, len);
+    struct node *n = &t->nodes[x];
+    n->salt = copy;
+    n->salt_hash = salt_hash(salt, len);
+    n->next = t->first_root;
+    if (n->next != NO_NODE)
+        t->nodes[n->next].prev = x;
+    t->first_root = x;
     bucket_insert(t, x);
     return x;
 }
 
 static void remove_root(struct prefix_tree *t, uint32_t x) {
-    struct salt *s = &t->salts[t->nodes[x].number];
+    struct node *n = &t->nodes[x];
+    const uint64_t bytes = tree_salt_bytes(n->salt->len);
     bucket_remove(t, x);
-    pool_discharge(t->cache->pool, tree_salt_bytes(s->len));
-    t->stats.bytes -= tree_salt_bytes(s->len);
-    mem_free(s->bytes);
-    *s = (struct salt){0};
+    if (n->prev != NO_NODE)
+        t->nodes[n->prev].next = n->next;
+    else
+        t->first_root = n->next;
+    if (n->next != NO_NODE)
+        t->nodes[n->next].prev = n->prev;
+    pool_discharge(t->cache->pool, bytes);
+    t->stats.bytes -= bytes;
+    mem_free(n->salt);
     node_free(t, x);
 }
 

@@ -124,10 +124,10 @@ static void find_path(struct world *w, const char *salt, const int32_t *tokens, 
     const struct prefix_tree *t = w->tree;
     uint32_t x = NO_NODE;
     p->n = p->common = 0;
-    for (uint32_t i = 0; i < t->cap_salts; i++)
-        if (t->salts[i].bytes && t->salts[i].len == strlen(salt) &&
-            memcmp(t->salts[i].bytes, salt, strlen(salt)) == 0)
-            x = t->salts[i].root;
+    for (uint32_t root = t->first_root; root != NO_NODE; root = t->nodes[root].next)
+        if (t->nodes[root].salt->len == strlen(salt) &&
+            memcmp(t->nodes[root].salt->bytes, salt, strlen(salt)) == 0)
+            x = root;
     while (x != NO_NODE && p->common < n && node_end(t, x) == p->common) {
         uint32_t found = NO_NODE, most = 0;
         for (uint32_t y = t->nodes[x].first_child; y != NO_NODE; y = t->nodes[y].next) {
