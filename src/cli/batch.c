@@ -462,9 +462,14 @@ static int rewind_input(struct batch *b) {
 static int open_files(struct batch *b, bool *nothing) {
     struct stat st;
     const char *path = b->a->in;
+    kvasir_error err;
     bool standard = strcmp(path, "-") == 0;
     b->in.name = standard ? "standard input" : path;
-    b->in.fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    b->in.fd = STDIN_FILENO;
+    if (!standard && stat(path, &st) == 0 && S_ISFIFO(st.st_mode))
+        b->in.fd = open(path, O_RDONLY | O_CLOEXEC); /* requests that come in: waits for a writer */
+    else if (!standard && file_open_input(path, &b->in.fd, &err))
+        return run_error(&COMMAND, "-i: %s", err.text);
     if (b->in.fd < 0 || fstat(b->in.fd, &st) != 0)
         return run_error(&COMMAND, "-i: %s: %s", path, strerror(errno));
     b->seen = json_object();

@@ -42,11 +42,20 @@ static int read_stream(const struct command *c, const char *flag, const char *na
 int read_text(const struct command *c, const char *flag, const char *path, char **text,
               size_t *len) {
     bool standard = strcmp(path, "-") == 0;
-    FILE *f = standard ? stdin : fopen(path, "rb");
-    if (!f)
-        return run_error(c, "%s: %s: %s", flag, path, strerror(errno));
+    FILE *f = stdin;
+    int code, fd;
+    kvasir_error err;
+    if (!standard) {
+        if (file_open_input(path, &fd, &err))
+            return run_error(c, "%s: %s", flag, err.text);
+        f = fdopen(fd, "rb");
+        if (!f) {
+            close(fd);
+            return run_error(c, "%s: %s: out of memory", flag, path);
+        }
+    }
     struct text_buf all = {0};
-    int code = read_stream(c, flag, standard ? "standard input" : path, f, &all);
+    code = read_stream(c, flag, standard ? "standard input" : path, f, &all);
     if (!standard)
         fclose(f);
     if (code) {
@@ -143,7 +152,8 @@ static int open_resolved(const struct command *c, struct out_file *o, const char
     if (error)
         return run_error(c, "%s: cannot write %s: %s", o->flag, path, strerror(error));
     o->direct = st && !S_ISREG(st->st_mode);
-    if (o->direct ? file_begin(&o->to.out, path, &err) : file_replace_begin(&o->to, path, &err))
+    if (o->direct ? file_begin(&o->to.out, path, &err)
+                  : file_replace_begin(&o->to, path, false, &err))
         return cannot_write(c, o, err.text);
     o->open = true;
     return EXIT_GOOD;

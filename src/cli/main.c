@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c: the program `kvasir`. Finds the command, runs it, turns its result into the exit code.
  *
- * If a reader closes our standard output (head, a pager), that is an error of the write, reported
- * like a full disk, not a signal.
+ * If a reader closes our standard output (head, a pager), or a file grows beyond the limit of its
+ * size (ulimit -f), that is an error of the write, reported like a full disk, not a signal.
  */
 #include "cli.h"
 
@@ -50,6 +50,7 @@ static int unknown_command(const char *name) {
 
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_USAGE;

@@ -192,7 +192,7 @@ static kvasir_status stats_beside(const struct kvasir_model *m, struct key_stats
     struct text_buf path = {0};
     kvasir_status status;
     TRY_GOTO(centre_file_path(m, &path, err));
-    *found = file_exists(path.data);
+    TRY_GOTO(file_exists(path.data, found, err));
     if (*found)
         status = stats_of_file(m, path.data, s, err);
 done:

@@ -353,7 +353,7 @@ kvasir_status prompt_file_write(const char *path, const struct prompt_file *f, k
     kvasir_status status;
     TRY_GOTO(check(f, path, w.form, err));
     TRY_GOTO(lay_out(&w, f));
-    TRY_GOTO(file_replace_begin(&out, path, err));
+    TRY_GOTO(file_replace_begin(&out, path, true, err));
     TRY_GOTO(write_header(&w, &out.out));
     for (size_t i = 0; i < w.n; i++)
         TRY_GOTO(write_block(&w, &out.out, &w.blocks[i]));

@@ -152,7 +152,7 @@ kvasir_status trace_read(const char *path, struct trace *t, kvasir_error *err) {
     char *text;
     size_t len;
     *t = (struct trace){0};
-    TRY(file_read_all(path, FILE_MAX, &text, &len, err));
+    TRY(file_read_input(path, FILE_MAX, &text, &len, err));
     kvasir_status status = trace_parse(text, len, t, err);
     mem_free(text);
     if (status != KVASIR_OK)

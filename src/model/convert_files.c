@@ -70,7 +70,9 @@ static kvasir_status copy_file(const char *in, const char *folder, const char *n
     char path[PATH_MAX_BYTES], *text;
     size_t len;
     TRY(folder_path(path, in, name, err));
-    if (access(path, F_OK) != 0)
+    bool exists;
+    TRY(file_exists(path, &exists, err));
+    if (!exists)
         return KVASIR_OK;
     TRY(file_read_all(path, FILE_MAX, &text, &len, err));
     kvasir_status status = write_text(folder, name, text, len, err);

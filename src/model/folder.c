@@ -17,7 +17,6 @@
  */
 #include <dirent.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "model/model_internal.h"
 
@@ -66,7 +65,9 @@ static kvasir_status map_file(struct checkpoint *c, const char *folder, const ch
     char path[PATH_MAX_BYTES];
     *map = (struct file_map){0};
     TRY(folder_path(path, folder, name, err));
-    return access(path, F_OK) == 0 ? checkpoint_map(c, path, map, err) : KVASIR_OK;
+    bool exists;
+    TRY(file_exists(path, &exists, err));
+    return exists ? checkpoint_map(c, path, map, err) : KVASIR_OK;
 }
 
 typedef kvasir_status parse_fn(const char *text, size_t len, int64_t at, json_t **out,
@@ -173,7 +174,9 @@ static kvasir_status read_template(struct checkpoint *c, const char *folder,
     char path[PATH_MAX_BYTES];
     struct file_map map;
     TRY(folder_path(path, folder, "chat_template.jinja", err));
-    if (access(path, F_OK) == 0) {
+    bool exists;
+    TRY(file_exists(path, &exists, err));
+    if (exists) {
         size_t len;
         TRY(file_read_all(path, TEMPLATE_MAX, &c->chat_template, &len, err));
         if (strlen(c->chat_template) != len)

@@ -17,7 +17,6 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "model/model_internal.h"
 
@@ -61,7 +60,9 @@ static kvasir_status part_path(const struct set *set, uint32_t no, char path[PAT
                                        (int)set->prefix, set->path, no, set->count);
     if (n < 0 || n >= PATH_MAX_BYTES)
         return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is too long", set->path);
-    if (set->count > 1 && access(path, F_OK) != 0)
+    bool exists;
+    TRY(file_exists(path, &exists, err));
+    if (set->count > 1 && !exists)
         return fail(err, KVASIR_ERR_IO, "%s: the file is missing: part %u of %u of this model",
                     path, no, set->count);
     return KVASIR_OK;

@@ -8,7 +8,6 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "model/model_internal.h"
 
@@ -117,7 +116,9 @@ static kvasir_status read_config(struct reader *r) {
     char path[PATH_MAX_BYTES], *text;
     size_t len;
     TRY(folder_path(path, r->folder, "config.json", r->err));
-    if (access(path, F_OK) != 0)
+    bool exists;
+    TRY(file_exists(path, &exists, r->err));
+    if (!exists)
         return folder_fail_missing(r->folder, "config.json", r->err);
     TRY(file_read_all(path, CONFIG_MAX, &text, &len, r->err));
     kvasir_status status = config_parse(text, len, &r->c->config, &r->quantization, r->err);
@@ -138,12 +139,15 @@ static void name_after_folder(struct model_config *config, const char *folder) {
 /* Reads one file, or the index of several; path becomes the one whose tensors they are. */
 static kvasir_status read_files(struct reader *r, char path[PATH_MAX_BYTES]) {
     TRY(folder_path(path, r->folder, "model.safetensors", r->err));
-    if (access(path, F_OK) == 0) {
+    bool exists;
+    TRY(file_exists(path, &exists, r->err));
+    if (exists) {
         TRY(read_file(r, path));
         return in_file(path, st_sort(&r->raw, r->err), r->err);
     }
     TRY(folder_path(path, r->folder, "model.safetensors.index.json", r->err));
-    if (access(path, F_OK) == 0)
+    TRY(file_exists(path, &exists, r->err));
+    if (exists)
         return read_index(r, path);
     return fail(r->err, KVASIR_ERR_IO,
                 "%s: the folder holds neither model.safetensors nor model.safetensors.index.json",

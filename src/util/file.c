@@ -1,39 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files: mapped whole for checkpoints, read whole for prompts. */
+/* Files: mapped whole for checkpoints, read whole for prompts. Anything but a regular file is
+ * refused at once: a FIFO or device in a downloaded folder would be waited for or read for ever. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "util/util.h"
 
-static kvasir_status open_regular(const char *path, int *fd, struct stat *st, kvasir_error *err) {
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (*fd < 0)
-        return fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
-    if (fstat(*fd, st) != 0) {
-        int code = errno;
-        close(*fd);
+static const char *kind_of(mode_t mode) {
+    return S_ISDIR(mode)    ? "folder"
+           : S_ISFIFO(mode) ? "pipe"
+           : S_ISSOCK(mode) ? "socket"
+                            : "device";
+}
+
+/* Pipes of the shell's <(command), which have no name in a file system. */
+static bool is_nameless_pipe(int fd, const struct stat *st) {
+    struct statfs fs;
+    return S_ISFIFO(st->st_mode) && fstatfs(fd, &fs) == 0 && fs.f_type == PIPEFS_MAGIC;
+}
+
+static kvasir_status not_a_file(const char *path, const struct stat *st, kvasir_error *err) {
+    return fail(err, KVASIR_ERR_IO, "%s: is a %s, not a file", path, kind_of(st->st_mode));
+}
+
+/* O_NONBLOCK: opening a FIFO without a writer would wait. */
+static kvasir_status open_as(const char *path, bool pipes, int *fd, struct stat *st,
+                             kvasir_error *err) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*fd < 0) {
+        const int code = errno;
+        if (code == ENXIO && stat(path, st) == 0) /* a socket, or a device that is not there */
+            return not_a_file(path, st, err);
         return fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(code));
     }
-    if (S_ISDIR(st->st_mode)) {
+    kvasir_status status = KVASIR_OK;
+    if (fstat(*fd, st) != 0 || (pipes && fcntl(*fd, F_SETFL, 0) != 0))
+        status = fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(st->st_mode) && !(pipes && is_nameless_pipe(*fd, st)))
+        status = not_a_file(path, st, err);
+    if (status != KVASIR_OK)
         close(*fd);
-        return fail(err, KVASIR_ERR_IO, "%s: is a folder, not a file", path);
-    }
-    return KVASIR_OK;
+    return status;
+}
+
+kvasir_status file_open_input(const char *path, int *fd, kvasir_error *err) {
+    struct stat st;
+    return open_as(path, true, fd, &st, err);
 }
 
 kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *err) {
     int fd;
     struct stat st;
     *m = (struct file_map){0};
-    TRY(open_regular(path, &fd, &st, err));
-    if (!S_ISREG(st.st_mode)) {
-        close(fd);
-        return fail(err, KVASIR_ERR_IO, "%s: is not a regular file", path);
-    }
+    TRY(open_as(path, false, &fd, &st, err));
     if (st.st_size <= 0) {
         close(fd);
         return fail_at(err, KVASIR_ERR_FORMAT, 0, "%s: the file is empty", path);
@@ -77,18 +102,10 @@ static kvasir_status read_fd(int fd, const char *path, size_t limit, struct text
     }
 }
 
-kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
-                            kvasir_error *err) {
-    bool standard_input = strcmp(path, "-") == 0;
-    const char *name = standard_input ? "standard input" : path;
-    int fd = STDIN_FILENO;
-    struct stat st;
-    if (!standard_input)
-        TRY(open_regular(path, &fd, &st, err));
+static kvasir_status read_whole(int fd, const char *name, size_t limit, char **out, size_t *size,
+                                kvasir_error *err) {
     struct text_buf text = {0};
-    kvasir_status status = read_fd(fd, name, limit_bytes, &text, err);
-    if (!standard_input)
-        close(fd);
+    kvasir_status status = read_fd(fd, name, limit, &text, err);
     if (status == KVASIR_OK && !text.data && !text_append(&text, "", 0))
         status = fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", name);
     if (status != KVASIR_OK) {
@@ -100,9 +117,33 @@ kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, si
     return KVASIR_OK;
 }
 
-bool file_exists(const char *path) {
+kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
+                            kvasir_error *err) {
+    int fd;
     struct stat st;
-    return stat(path, &st) == 0;
+    TRY(open_as(path, false, &fd, &st, err));
+    kvasir_status status = read_whole(fd, path, limit_bytes, out, size, err);
+    close(fd);
+    return status;
+}
+
+kvasir_status file_read_input(const char *path, size_t limit_bytes, char **out, size_t *size,
+                              kvasir_error *err) {
+    if (strcmp(path, "-") == 0)
+        return read_whole(STDIN_FILENO, "standard input", limit_bytes, out, size, err);
+    int fd;
+    TRY(file_open_input(path, &fd, err));
+    kvasir_status status = read_whole(fd, path, limit_bytes, out, size, err);
+    close(fd);
+    return status;
+}
+
+kvasir_status file_exists(const char *path, bool *exists, kvasir_error *err) {
+    struct stat st;
+    *exists = stat(path, &st) == 0;
+    if (!*exists && errno != ENOENT && errno != ENOTDIR)
+        return fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
+    return KVASIR_OK;
 }
 
 bool file_is_dir(const char *path) {

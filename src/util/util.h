@@ -130,8 +130,8 @@ void mem_unreserve(void *base, size_t bytes);
 
 /* ---- files (file.c) -------------------------------------------------------------------------- */
 
-/* A whole file mapped read-only. An empty file is an error (KVASIR_ERR_FORMAT), and so is a folder
- * or a file that cannot be read. */
+/* A whole regular file mapped read-only. An empty file is an error (KVASIR_ERR_FORMAT), and so is
+ * anything but a regular file. */
 struct file_map {
     const uint8_t *data;
     size_t size;
@@ -141,12 +141,19 @@ void file_map_close(struct file_map *m);
 /* Advises the system that all of it will be read repeatedly, so that it may use huge pages. Linux
  * does so from 6.16 on (ext4; xfs sooner), for parts that are not in memory yet. */
 void file_map_reread(const struct file_map *m);
-/* Reads a whole file (standard input if path is "-") into a fresh NUL-terminated string, *size
- * bytes long. */
+/* Reads a whole regular file into a fresh NUL-terminated string, *size bytes long. */
 kvasir_status file_read_all(const char *path, size_t limit_bytes, char **out, size_t *size,
                             kvasir_error *err) MUST_CHECK;
+/* For files that a user names: a regular file or the shell's <(command). FIFOs, devices, sockets
+ * and folders are errors, as everywhere. */
+kvasir_status file_open_input(const char *path, int *fd, kvasir_error *err) MUST_CHECK;
+/* The same, read whole; "-" is standard input. */
+kvasir_status file_read_input(const char *path, size_t limit_bytes, char **out, size_t *size,
+                              kvasir_error *err) MUST_CHECK;
 bool file_is_dir(const char *path);
-bool file_exists(const char *path);
+/* Only ENOENT and ENOTDIR mean that there is none: a link in a circle or a folder that may not be
+ * searched is an error. */
+kvasir_status file_exists(const char *path, bool *exists, kvasir_error *err) MUST_CHECK;
 
 /* ---- files and folders that are complete or not there (write.c) ------------------------------ */
 
@@ -168,8 +175,9 @@ struct file_replacer {
     struct file_writer out;
     char path[WRITE_PATH_MAX];
 };
-/* abandon does nothing after a commit. */
-kvasir_status file_replace_begin(struct file_replacer *r, const char *path,
+/* `private`: only the owner may read it. Removes what killed processes left of the same file.
+ * abandon does nothing after a commit. */
+kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool private,
                                  kvasir_error *err) MUST_CHECK;
 kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) MUST_CHECK;
 void file_replace_abandon(struct file_replacer *r);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files and folders that are either complete or absent: everything is written under a temporary
  * name next to the final one and renamed when all of it is on the disk. A killed run leaves
- * NAME.tmp-XXXXXX, never half a file under NAME. A writer belongs to one thread.
+ * NAME.tmp-XXXXXX, never half a file under NAME; that of a file is removed when the same file is
+ * written again. A writer belongs to one thread.
  *
  *     folder_begin   NAME.tmp-k3x9q2/          an empty folder of this process's own
  *       file_begin ... file_write ... file_end     each file flushed to the disk
@@ -10,12 +11,16 @@
  *     file_replace_begin   NAME.tmp-4711-0     file_write ...
  *     file_replace_commit  fsync, rename to NAME, which may have been there before
  */
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -101,7 +106,47 @@ static kvasir_status check_replaceable(const char *path, kvasir_error *err) {
                                             : "device or pipe");
 }
 
-kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvasir_error *err) {
+/* Whether a name is NAME.tmp-PID-N of a process that has ended. */
+static bool is_leftover(const char *file, const char *name, size_t len) {
+    char *end;
+    if (strncmp(file, name, len) != 0 || strncmp(file + len, ".tmp-", 5) != 0 ||
+        !isdigit((unsigned char)file[len + 5]))
+        return false;
+    errno = 0;
+    const long pid = strtol(file + len + 5, &end, 10);
+    if (errno || pid <= 0 || pid > INT_MAX || *end != '-' || !isdigit((unsigned char)end[1]) ||
+        end[1 + strspn(end + 1, "0123456789")])
+        return false;
+    return kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+/* Writers hold a lock: their process may be of another container, where kill() does not see it. */
+static void remove_leftover(int folder, const char *file) {
+    struct stat st;
+    int fd = openat(folder, file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlinkat(folder, file, 0);
+    close(fd);
+}
+
+static void remove_leftovers(const char *path) {
+    char parent[WRITE_PATH_MAX];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const size_t len = strlen(name);
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path + 1) : 1,
+             slash ? path : ".");
+    DIR *dir = opendir(parent);
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (is_leftover(e->d_name, name, len))
+            remove_leftover(dirfd(dir), e->d_name);
+    if (dir)
+        closedir(dir);
+}
+
+kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool private,
+                                 kvasir_error *err) {
     enum { TRIES = 100 }; /* names of other threads, or left by killed processes */
     size_t len = strlen(path);
     *r = (struct file_replacer){.out.fd = -1};
@@ -109,14 +154,18 @@ kvasir_status file_replace_begin(struct file_replacer *r, const char *path, kvas
         return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is empty or too long", path);
     TRY(check_replaceable(path, err));
     memcpy(r->path, path, len);
+    remove_leftovers(path);
     for (int i = 0; i < TRIES && r->out.fd < 0; i++) {
         snprintf(r->out.path, sizeof r->out.path, "%s.tmp-%ld-%d", path, (long)getpid(), i);
-        r->out.fd = open(r->out.path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        r->out.fd =
+            open(r->out.path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, private ? 0600 : 0666);
         if (r->out.fd < 0 && errno != EEXIST)
             break;
     }
-    if (r->out.fd >= 0)
+    if (r->out.fd >= 0) {
+        (void)flock(r->out.fd, LOCK_EX | LOCK_NB); /* not every file system has locks */
         return KVASIR_OK;
+    }
     r->path[0] = 0;
     return fail(err, KVASIR_ERR_IO, "%s: cannot create a file in its folder: %s", path,
                 strerror(errno));
@@ -150,7 +199,9 @@ kvasir_status folder_begin(struct folder_writer *w, const char *path, kvasir_err
     if (len == 0 || len + 16 > sizeof w->path)
         return fail(err, KVASIR_ERR_ARGUMENT, "%.200s: the path is empty or too long", path);
     memcpy(w->path, path, len);
-    if (access(w->path, F_OK) == 0)
+    bool exists;
+    TRY(file_exists(w->path, &exists, err));
+    if (exists)
         return fail(err, KVASIR_ERR_ARGUMENT, "%s: already exists", w->path);
     memcpy(w->tmp, path, len);
     memcpy(w->tmp + len, ".tmp-XXXXXX", sizeof ".tmp-XXXXXX");
