@@ -38,6 +38,27 @@ enum {
 KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, const char *text,
                                          size_t len, unsigned flags, int32_t **ids, size_t *n,
                                          kvasir_error *err);
+
+/* Who wrote a byte of a chat's prompt (kvasir_chat_render_by). Of a token with several authors, the
+ * first of this list counts. */
+enum kvasir_author {
+    KVASIR_BY_REQUEST,   /* users, the system, tools, names, numbers, and whatever is not known */
+    KVASIR_BY_ASSISTANT, /* the messages with role "assistant" */
+    KVASIR_BY_TEMPLATE,  /* the template, and the model's own variables such as bos_token */
+};
+typedef struct kvasir_authors {
+    const char *each; /* enum kvasir_author of each byte of the text */
+    /* Control tokens that an assistant may write, too: the markers of reasoning and tool calls. */
+    const int32_t *markers; /* [n_markers] */
+    size_t n_markers;
+} kvasir_authors;
+/* kvasir_tokenize for a text whose authors are known: of the control tokens named in it only those
+ * become tokens that the template wrote from the first byte to the last (or the assistant, if it is
+ * a marker). Names of others are text; everything else becomes the same tokens. */
+KVASIR_API kvasir_status kvasir_tokenize_by(const kvasir_tokenizer *tokenizer, const char *text,
+                                            size_t len, unsigned flags,
+                                            const kvasir_authors *authors, int32_t **ids, size_t *n,
+                                            kvasir_error *err);
 /* True for tokens that end an answer; without a tokenizer, for none. */
 KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
 /* Tokens that xtc should not drop (kvasir_sampling), as in mlx-lm: those of a line end, and the end
@@ -112,6 +133,10 @@ KVASIR_API const char *kvasir_chat_template(const kvasir_tokenizer *tokenizer, s
 KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
                                             size_t request_len, char **out, size_t *len,
                                             kvasir_error *err);
+/* The same, and who wrote it: *authors, [len] as in kvasir_authors, kvasir_free. */
+KVASIR_API kvasir_status kvasir_chat_render_by(const kvasir_tokenizer *tokenizer,
+                                               const char *request, size_t request_len, char **out,
+                                               char **authors, size_t *len, kvasir_error *err);
 /* Offset of the first byte that is not UTF-8; len: all is. */
 KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
 

@@ -162,6 +162,25 @@ bool answer_shown_tokens(const struct answer_syntax *syntax, bool tools,
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
+/* Harmony's markers also end a turn and name the author of the next. Its template takes an
+ * assistant's reasoning and calls apart and writes the markers itself, so none are left to others.
+ */
+kvasir_status answer_tokenize_prompt(const struct answer_syntax *syntax,
+                                     const kvasir_tokenizer *tokenizer, const char *prompt,
+                                     size_t len, const char *authors, int32_t **ids, size_t *n,
+                                     kvasir_error *err) {
+    int32_t *markers = NULL;
+    kvasir_authors by = {.each = authors};
+    if (authors && syntax && syntax->tools != ANSWER_HARMONY &&
+        !answer_shown_tokens(syntax, true, tokenizer, &markers, &by.n_markers))
+        by.n_markers = 0; /* out of memory, as the next allocation is going to find */
+    by.markers = markers;
+    kvasir_status status = kvasir_tokenize_by(tokenizer, prompt, len, KVASIR_TOKENIZE_PARSE_SPECIAL,
+                                              authors ? &by : NULL, ids, n, err);
+    free(markers);
+    return status;
+}
+
 static bool ends_with(const char *text, size_t len, const char *end) {
     size_t n = strlen(end);
     return len >= n && memcmp(text + len - n, end, n) == 0;

@@ -22,6 +22,7 @@ struct api_setup {
     uint32_t max_choices; /* largest "n": the engine's max_running */
     uint32_t max_tokens;  /* default of requests; 0: as many as fit */
     kvasir_sampling sampling; /* likewise */
+    bool all_control;         /* default of "control_tokens": "all" */
     bool stream;              /* "stream": true is allowed */
     bool prompt_cache;        /* "prompt_cache", the path of a file, is allowed */
 };
@@ -34,7 +35,8 @@ struct api_request {
     const char *model;
     const char *prompt_cache; /* path; NULL: none */
     bool stream, include_usage;
-    bool continues; /* the answer continues the last message without repeating its text */
+    bool all_control; /* of a chat: names of control tokens become tokens whoever wrote them */
+    bool continues;   /* the answer continues the last message without repeating its text */
     /* Of a chat: how its answers are parsed, without the seed. All is content if the setup has no
      * syntax. */
     struct answer_options answer;

@@ -317,7 +317,7 @@ static bool cut_end(const char *text, size_t *len, json_t *content, size_t i,
 }
 
 /* Drops what precedes the first message's text. */
-static bool cut_begin(char *text, size_t *len, struct api_error *err) {
+static bool cut_begin(char *text, char *authors, size_t *len, struct api_error *err) {
     const char *mark = find_mark(text, *len, BEGIN_MARK);
     if (!mark)
         return api_refuse(err, "prompt_cache",
@@ -325,28 +325,31 @@ static bool cut_begin(char *text, size_t *len, struct api_error *err) {
                           "and unchanged: use /v1/completions to continue a file");
     const char *from = mark + strlen(BEGIN_MARK);
     ASSERT(from <= text + *len);
-    *len -= (size_t)(from - text);
+    size_t dropped = (size_t)(from - text);
+    *len -= dropped;
     memmove(text, from, *len);
+    if (authors)
+        memmove(authors, authors + dropped, *len);
     return true;
 }
 
 /* ---- a chat's text --------------------------------------------------------------------------- */
 
-static bool render(const struct api_setup *setup, json_t *variables, char **text, size_t *len,
-                   struct api_error *err) {
+static bool render(const struct api_setup *setup, json_t *variables, char **text, char **authors,
+                   size_t *len, struct api_error *err) {
     char *request = json_dumps(variables, JSON_COMPACT);
     if (!request)
         return api_no_memory(err);
     kvasir_error why = {0};
     kvasir_status status =
-        kvasir_chat_render(setup->tokenizer, request, strlen(request), text, len, &why);
+        kvasir_chat_render_by(setup->tokenizer, request, strlen(request), text, authors, len, &why);
     free(request);
     return status == KVASIR_OK || api_library_failed(err, "messages", &why);
 }
 
 bool openai_chat_text(const struct api_setup *setup, json_t *body,
                       const struct openai_chat_shape *shape, struct api_request *r, char **text,
-                      size_t *len, struct api_error *err) {
+                      char **authors, size_t *len, struct api_error *err) {
     json_t *messages = NULL, *variables;
     if (!read_messages(setup, body, &messages, err))
         return false;
@@ -361,10 +364,12 @@ bool openai_chat_text(const struct api_setup *setup, json_t *body,
     if (good && !shape->begins_answer &&
         json_object_set_new(variables, "add_generation_prompt", json_false()) != 0)
         good = api_no_memory(err);
-    good = good && render(setup, variables, text, len, err);
+    good = good && render(setup, variables, text, authors, len, err);
     if (good && !((!shape->continues || cut_end(*text, len, said, last, err)) &&
-                  (!shape->after_file || cut_begin(*text, len, err)))) {
+                  (!shape->after_file || cut_begin(*text, authors ? *authors : NULL, len, err)))) {
         kvasir_free(*text);
+        if (authors)
+            kvasir_free(*authors);
         good = false;
     }
     json_decref(variables);

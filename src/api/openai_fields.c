@@ -316,6 +316,22 @@ static bool read_stream(const struct api_setup *setup, json_t *body, struct api_
     return true;
 }
 
+/* Who may write a control token of a chat. */
+static bool read_control(const struct api_setup *setup, json_t *body, struct api_request *r,
+                         struct api_error *err) {
+    json_t *value = api_get(body, "control_tokens");
+    const char *word = json_string_value(value);
+    r->all_control = setup->all_control;
+    if (!value)
+        return true;
+    if (r->api != API_CHAT)
+        return api_refuse(err, "control_tokens", "is only supported for chats");
+    if (!word || (strcmp(word, "template") != 0 && strcmp(word, "all") != 0))
+        return api_refuse(err, "control_tokens", "must be \"template\" or \"all\"");
+    r->all_control = strcmp(word, "all") == 0;
+    return true;
+}
+
 static bool read_salt(struct api_request *r, json_t *body, struct api_error *err) {
     enum { SALT_MAX = 256 }; /* it is kept with stored prefixes */
     if (!optional_text(r, body, "cache_salt", &r->engine.salt, err))
@@ -329,7 +345,7 @@ bool openai_read_fields(const struct api_setup *setup, json_t *body, struct api_
                         struct api_error *err) {
     r->model = setup->model;
     return check_supported(setup, body, err) && optional_text(r, body, "model", &r->model, err) &&
-           read_salt(r, body, err) &&
+           read_salt(r, body, err) && read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && read_format(body, r, err) &&

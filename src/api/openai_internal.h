@@ -26,10 +26,11 @@ struct openai_chat_shape {
 };
 /* vLLM's "add_generation_prompt" and "continue_final_message"; both at once are refused. */
 bool openai_read_shape(json_t *body, struct openai_chat_shape *shape, struct api_error *err);
-/* A chat as the template writes it; *text: kvasir_free. Its tools go into r->answer. */
+/* A chat as the template writes it; *text: kvasir_free. Its tools go into r->answer. *authors: who
+ * wrote each byte, likewise (authors NULL: not wanted). */
 bool openai_chat_text(const struct api_setup *setup, json_t *body,
                       const struct openai_chat_shape *shape, struct api_request *r, char **text,
-                      size_t *len, struct api_error *err);
+                      char **authors, size_t *len, struct api_error *err);
 
 /* ---- writing (openai_answer.c) --------------------------------------------------------------- */
 

@@ -2,7 +2,8 @@
 /* openai_request.c: a body to a request.
  *
  *     chat         openai_chat.c -> text -> tokens; control tokens that the template wrote are
- *                  recognised, it writes its own BOS
+ *                  recognised, it writes its own BOS; with "control_tokens": "all" also those that
+ *                  messages contain
  *     completions  a text -> tokens, with BOS, control tokens recognised (as in vLLM and mlx-lm);
  *                  token ids -> as they are
  *
@@ -90,12 +91,18 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
     const struct openai_chat_shape shape = {.begins_answer = !r->continues,
                                             .continues = r->continues,
                                             .after_file = r->prompt_cache != NULL};
-    char *text;
-    size_t len;
-    if (!openai_chat_text(setup, body, &shape, r, &text, &len, err))
+    char *text, *authors = NULL;
+    size_t len, n;
+    kvasir_error why;
+    if (!openai_chat_text(setup, body, &shape, r, &text, r->all_control ? NULL : &authors, &len,
+                          err))
         return false;
-    bool good =
-        tokenize(setup, "messages", text, len, 0, r, err) && set_answer(setup, text, len, r, err);
+    bool good = answer_tokenize_prompt(setup->syntax, setup->tokenizer, text, len, authors,
+                                       &r->tokenized, &n, &why) == KVASIR_OK ||
+                api_library_failed(err, "messages", &why);
+    good = good && set_tokens(r, "messages", r->tokenized, n, err) &&
+           set_answer(setup, text, len, r, err);
+    kvasir_free(authors);
     kvasir_free(text);
     return good;
 }

@@ -6,7 +6,8 @@
  *     messages  what the template writes; "add_special_tokens": true puts a BOS before it (vLLM)
  *
  * Control tokens in a text are recognised, as they are in prompts; llama.cpp's "parse_special":
- * false turns that off for "content".
+ * false turns that off for "content". So names of control tokens that a message contains count as
+ * tokens here, as in vLLM, although a chat leaves them text.
  */
 #include "api/text_endpoints.h"
 
@@ -26,7 +27,7 @@ static bool chat_text(const struct api_setup *setup, json_t *body, char **text, 
         return api_refuse(err, "chat_template", "is not supported");
     struct api_request r = {.kept = json_array()}; /* how an answer would be parsed */
     const bool good = openai_read_shape(body, &shape, err) &&
-                      openai_chat_text(setup, body, &shape, &r, text, len, err);
+                      openai_chat_text(setup, body, &shape, &r, text, NULL, len, err);
     api_request_free(&r);
     return good;
 }

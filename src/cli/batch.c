@@ -505,6 +505,7 @@ static int open_model(struct batch *b) {
     b->setup = (struct api_setup){.tokenizer = text,
                                   .syntax = &b->syntax,
                                   .variables = b->chat.kwargs,
+                                  .all_control = b->chat.all_control,
                                   .model = b->a->model,
                                   .vocab = info.vocab,
                                   .max_choices = b->options.max_running,

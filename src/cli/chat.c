@@ -4,10 +4,11 @@
  *     request (messages, tools ...) <- --chat-template-kwargs
  *         |  kvasir_chat_render: the model's template or --chat-template
  *     prompt text
- *         |  kvasir_tokenize: control tokens that the template wrote are recognised; it writes its
- *         |  own BOS, so none is added
+ *         |  answer_tokenize_prompt: control tokens that the template wrote are recognised, with
+ *         |  --control-tokens all also others; it writes its own BOS, so none is added
  *     ids
  */
+#include "api/api.h"
 #include "cli.h"
 #include "util/utf8.h"
 
@@ -25,6 +26,10 @@ static int read_kwargs(const struct command *c, const char *text, json_t **out) 
 
 int chat_read(const struct command *c, const struct chat_args *a, struct chat *chat) {
     *chat = (struct chat){.file = a->template_file};
+    if (a->control && strcmp(a->control, "template") != 0 && strcmp(a->control, "all") != 0)
+        return usage_error(c, "--control-tokens: \"%.40s\" is neither template nor all",
+                           a->control);
+    chat->all_control = a->control && strcmp(a->control, "all") == 0;
     if (a->kwargs) {
         int code = read_kwargs(c, a->kwargs, &chat->kwargs);
         if (code)
@@ -62,25 +67,29 @@ static kvasir_status out_of_memory(kvasir_error *err) {
 }
 
 kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
-                          char **out, size_t *len, kvasir_error *err) {
+                          char **out, char **authors, size_t *len, kvasir_error *err) {
+    *authors = NULL;
     if (chat->kwargs && json_object_update(request, chat->kwargs) != 0)
         return out_of_memory(err);
     char *text = json_dumps(request, JSON_COMPACT);
     if (!text)
         return out_of_memory(err);
-    kvasir_status status = kvasir_chat_render(t, text, strlen(text), out, len, err);
+    kvasir_status status = kvasir_chat_render_by(t, text, strlen(text), out,
+                                                 chat->all_control ? NULL : authors, len, err);
     free(text);
     return status;
 }
 
 kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
                           int32_t **ids, size_t *n, kvasir_error *err) {
-    char *prompt;
+    char *prompt, *authors;
     size_t len;
-    kvasir_status status = chat_render(chat, t, request, &prompt, &len, err);
+    kvasir_status status = chat_render(chat, t, request, &prompt, &authors, &len, err);
     if (status)
         return status;
-    status = kvasir_tokenize(t, prompt, len, KVASIR_TOKENIZE_PARSE_SPECIAL, ids, n, err);
+    struct answer_syntax syntax = answer_syntax_of(t);
+    status = answer_tokenize_prompt(&syntax, t, prompt, len, authors, ids, n, err);
+    kvasir_free(authors);
     kvasir_free(prompt);
     return status;
 }

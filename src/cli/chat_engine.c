@@ -70,14 +70,15 @@ static kvasir_status encode(struct engine_source *s, json_t *messages, int32_t *
                             kvasir_error *err) {
     const kvasir_tokenizer *t = kvasir_model_tokenizer(s->model);
     json_t *request = json_pack("{s:O}", "messages", messages);
-    char *prompt;
+    char *prompt, *authors;
     size_t len;
-    kvasir_status status = chat_render(&s->chat, t, request, &prompt, &len, err);
+    kvasir_status status = chat_render(&s->chat, t, request, &prompt, &authors, &len, err);
     json_decref(request);
     if (status)
         return status;
     s->syntax.start = answer_start_of(&s->syntax.syntax, prompt, len);
-    status = kvasir_tokenize(t, prompt, len, KVASIR_TOKENIZE_PARSE_SPECIAL, ids, n, err);
+    status = answer_tokenize_prompt(&s->syntax.syntax, t, prompt, len, authors, ids, n, err);
+    kvasir_free(authors);
     kvasir_free(prompt);
     return status;
 }

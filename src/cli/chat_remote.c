@@ -271,6 +271,8 @@ static char *request_of(const struct remote *r, const json_t *messages) {
         json_object_set_new(body, "max_tokens", json_integer(r->o->max_tokens));
     if (r->chat.kwargs)
         json_object_set(body, "chat_template_kwargs", r->chat.kwargs);
+    if (r->o->chat.control)
+        json_object_set_new(body, "control_tokens", json_string(r->o->chat.control));
     char *text = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(7));
     json_decref(body);
     return text;

@@ -360,7 +360,7 @@ void wait_change(pthread_cond_t *changed, pthread_mutex_t *lock);
 /* ---- chats (chat.c) -------------------------------------------------------------------------- */
 
 struct chat_args {
-    const char *template_file, *kwargs; /* NULL: not given */
+    const char *template_file, *kwargs, *control; /* NULL: not given */
 };
 /* clang-format off */
 #define CHAT_OPTIONS(type, chat)                                                                   \
@@ -369,14 +369,18 @@ struct chat_args {
      .help = "file with a Jinja chat template"},                                                   \
     {.name = "--chat-template-kwargs", .value = "JSON", .kind = OPTION_JSON,                       \
      .offset = offsetof(type, chat.kwargs),                                                        \
-     .help = "JSON object with variables for the chat template: {\"enable_thinking\": false}"}
+     .help = "JSON object with variables for the chat template: {\"enable_thinking\": false}"}, \
+    {.name = "--control-tokens", .value = "WHO", .kind = OPTION_TEXT,                              \
+     .offset = offsetof(type, chat.control), .shown = "template",                                  \
+     .help = "who may write control tokens in a chat: template, or all (also messages)"}
 /* clang-format on */
 
 struct chat {
     const char *file; /* --chat-template; NULL */
     char *source;     /* its text, [source_len] */
     size_t source_len;
-    json_t *kwargs; /* NULL: none */
+    json_t *kwargs;   /* NULL: none */
+    bool all_control; /* --control-tokens all */
 };
 /* Reads what the flags name. Needs no model. */
 int chat_read(const struct command *c, const struct chat_args *a, struct chat *chat);
@@ -385,9 +389,9 @@ int chat_set_template(const struct command *c, const struct chat *chat, kvasir_t
  * kvasir_free. */
 kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
                           int32_t **ids, size_t *n, kvasir_error *err);
-/* The text alone; kvasir_free. */
+/* The text alone; kvasir_free. *authors: who wrote it, likewise; NULL with --control-tokens all. */
 kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,
-                          char **text, size_t *len, kvasir_error *err);
+                          char **text, char **authors, size_t *len, kvasir_error *err);
 void chat_free(struct chat *chat);
 /* Appends {"role", "content"}. If the text is not UTF-8, an error names the role. */
 int chat_add_message(const struct command *c, json_t *messages, const char *role, const char *text,

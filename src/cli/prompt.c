@@ -5,9 +5,10 @@
  *                                        +-- chat template (chat.c)
  *     --tokens 1,2,3 ----------------------------------------------------> as they are
  *
- * With --raw, control tokens in the user's text are not recognised: "<|im_start|>" is twelve
- * characters there. In a chat they are, because the template writes its own ones that way.
+ * Control tokens in the user's text are not recognised: "<|im_start|>" is twelve characters there,
+ * except in a chat with --control-tokens all. Those of the template are.
  */
+#include "api/api.h"
 #include "cli.h"
 
 #include <errno.h>
@@ -53,6 +54,7 @@ static const char *chat_flag(const struct prompt_args *a) {
     return a->system               ? "--system"
            : a->chat.template_file ? "--chat-template"
            : a->chat.kwargs        ? "--chat-template-kwargs"
+           : a->chat.control       ? "--control-tokens"
                                    : NULL;
 }
 
@@ -93,15 +95,18 @@ static const char MARK[] = "kvasir:the-text-of-the-user";
 static int encode_part(const struct command *c, const struct prompt_args *a,
                        const kvasir_tokenizer *t, json_t *request, struct prompt *p) {
     kvasir_error err;
-    char *chat, *joined;
+    char *chat, *authors, *joined, *by;
     size_t len;
-    if (chat_render(&p->chat, t, request, &chat, &len, &err))
+    if (chat_render(&p->chat, t, request, &chat, &authors, &len, &err))
         return library_error(c, &err);
     const char *mark = strstr(chat, MARK);
     joined = malloc(len + p->len + 1);
-    if (!mark || !joined || strstr(mark + 1, MARK)) {
+    by = calloc(len + p->len + 1, 1); /* zeros: KVASIR_BY_REQUEST */
+    if (!mark || !joined || !by || strstr(mark + 1, MARK)) {
         kvasir_free(chat);
+        kvasir_free(authors);
         free(joined);
+        free(by);
         return mark ? run_error(c, "chat: the template writes the user's text more than once, or "
                                    "memory ran out")
                     : run_error(c, "chat: the template does not write the user's text as it is; "
@@ -113,12 +118,18 @@ static int encode_part(const struct command *c, const struct prompt_args *a,
     memcpy(joined, chat, head);
     memcpy(joined + head, p->text, p->len);
     memcpy(joined + head + p->len, behind, tail);
-    kvasir_free(chat);
+    if (authors) {
+        memcpy(by, authors, head);
+        memcpy(by + head + p->len, authors + (behind - chat), tail);
+    }
     int code = EXIT_GOOD;
-    if (kvasir_tokenize(t, joined, head + p->len + tail, KVASIR_TOKENIZE_PARSE_SPECIAL, &p->encoded,
-                        &p->n, &err))
+    if (answer_tokenize_prompt(NULL, t, joined, head + p->len + tail, authors ? by : NULL,
+                               &p->encoded, &p->n, &err))
         code = library_error(c, &err);
+    kvasir_free(chat);
+    kvasir_free(authors);
     free(joined);
+    free(by);
     return code;
 }
 

@@ -254,6 +254,7 @@ static int settle_flags(struct serve *s) {
     if (!code)
         code = chat_read(&COMMAND, &a->chat, &s->chat);
     a->server.variables = s->chat.kwargs;
+    a->server.all_control = s->chat.all_control;
     return code;
 }
 

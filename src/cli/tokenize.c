@@ -448,6 +448,7 @@ static int check_flags(const struct tokenize_args *a) {
                            a->decode ? "--decode" : "--chat, whose template adds them");
     const char *flag = a->chat_flags.template_file ? "--chat-template"
                        : a->chat_flags.kwargs      ? "--chat-template-kwargs"
+                       : a->chat_flags.control     ? "--control-tokens"
                                                    : NULL;
     if (flag && (a->decode || (!a->chat && !a->jsonl)))
         return usage_error(&COMMAND, "%s: only allowed with --chat or --jsonl", flag);

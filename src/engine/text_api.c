@@ -135,13 +135,19 @@ void kvasir_tokenizer_get_info(const kvasir_tokenizer *t, kvasir_tokenizer_info 
 
 kvasir_status kvasir_tokenize(const kvasir_tokenizer *t, const char *text, size_t len,
                               unsigned flags, int32_t **ids, size_t *n, kvasir_error *err) {
+    return kvasir_tokenize_by(t, text, len, flags, NULL, ids, n, err);
+}
+
+kvasir_status kvasir_tokenize_by(const kvasir_tokenizer *t, const char *text, size_t len,
+                                 unsigned flags, const kvasir_authors *authors, int32_t **ids,
+                                 size_t *n, kvasir_error *err) {
     TRY(need_tokenizer(t, err));
     unsigned inner = 0;
     if (flags & KVASIR_TOKENIZE_ADD_SPECIAL)
         inner |= TOKENIZE_ADD_SPECIAL;
     if (flags & KVASIR_TOKENIZE_PARSE_SPECIAL)
         inner |= TOKENIZE_PARSE_SPECIAL;
-    return tokenizer_encode(t->tokenizer, text, len, inner, ids, n, err);
+    return tokenizer_encode_by(t->tokenizer, text, len, inner, authors, ids, n, err);
 }
 
 bool kvasir_token_is_end(const kvasir_tokenizer *t, int32_t id) {
@@ -294,8 +300,8 @@ static bool add_defaults(json_t *variables) {
            json_object_set_new(variables, "add_generation_prompt", json_true()) == 0;
 }
 
-static kvasir_status read_request(const struct kvasir_tokenizer *t, const char *request, size_t len,
-                                  json_t **variables, kvasir_error *err) {
+static kvasir_status read_request(const char *request, size_t len, json_t **variables,
+                                  kvasir_error *err) {
     json_t *root;
     kvasir_status status = json_load_request(request, len, JSON_ALLOW_NUL, &root, err);
     if (status != KVASIR_OK) {
@@ -306,7 +312,7 @@ static kvasir_status read_request(const struct kvasir_tokenizer *t, const char *
         status = fail(err, KVASIR_ERR_TEXT, "chat request: is not a JSON object");
     else if (!json_is_array(json_object_get(root, "messages")))
         status = fail(err, KVASIR_ERR_TEXT, "chat request: messages is not an array");
-    else if (json_object_update_missing(root, t->variables) != 0 || !add_defaults(root))
+    else if (!add_defaults(root))
         status = fail(err, KVASIR_ERR_MEMORY, "chat request: out of memory");
     if (status == KVASIR_OK)
         *variables = root;
@@ -325,17 +331,31 @@ const char *kvasir_chat_template(const kvasir_tokenizer *t, size_t *len) {
 
 kvasir_status kvasir_chat_render(const kvasir_tokenizer *t, const char *request, size_t request_len,
                                  char **out, size_t *len, kvasir_error *err) {
+    return kvasir_chat_render_by(t, request, request_len, out, NULL, len, err);
+}
+
+kvasir_status kvasir_chat_render_by(const kvasir_tokenizer *t, const char *request,
+                                    size_t request_len, char **out, char **authors, size_t *len,
+                                    kvasir_error *err) {
     if (!t->template)
         return give_error(&t->template_error, err);
     json_t *variables = NULL;
-    TRY(read_request(t, request, request_len, &variables, err));
-    struct text_buf text = {0};
+    TRY(read_request(request, request_len, &variables, err));
+    struct text_buf text = {0}, who = {0};
     struct template_limits limits = template_limits_default();
     kvasir_status status =
-        template_render(t->template, variables, (int64_t)time(NULL), &limits, &text, err);
+        template_render_by(t->template, variables, t->variables, (int64_t)time(NULL), &limits,
+                           &text, authors ? &who : NULL, err);
     json_decref(variables);
-    if (status == KVASIR_OK)
-        return give_text(&text, out, len, err);
-    text_free(&text);
-    return status;
+    if (status != KVASIR_OK) {
+        text_free(&text);
+        text_free(&who);
+        return status;
+    }
+    ASSERT(!authors || who.len == text.len);
+    *out = text.data; /* a rendered text is never NULL, nor are its authors */
+    *len = text.len;
+    if (authors)
+        *authors = who.data;
+    return KVASIR_OK;
 }

@@ -57,6 +57,7 @@ static void set_up(struct server *s) {
     s->setup = (struct api_setup){.tokenizer = kvasir_model_tokenizer(s->model),
                                   .syntax = &s->syntax,
                                   .variables = s->options.variables,
+                                  .all_control = s->options.all_control,
                                   .model = s->options.model_name,
                                   .vocab = info.vocab,
                                   .max_choices = s->options.max_choices,

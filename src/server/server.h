@@ -17,13 +17,14 @@ struct server_options {
     bool strict_model;           /* refuse other names; otherwise they are ignored */
     const char *const *api_keys; /* [n_api_keys]; none: requests need no key */
     size_t n_api_keys;
-    const char *admin_key;      /* may empty the cache; NULL: none, see routes.c */
-    bool share_prefixes;        /* all keys share stored prefixes */
-    const char *cors_origin;    /* site whose pages may send requests, "*": all; NULL: none */
-    json_t *variables;          /* object: variables of chat templates; NULL: none */
-    kvasir_sampling sampling;   /* defaults of requests */
-    uint32_t max_tokens;        /* likewise; 0: as many as fit */
-    uint32_t max_choices;       /* largest "n" of a request */
+    const char *admin_key;    /* may empty the cache; NULL: none, see routes.c */
+    bool share_prefixes;      /* all keys share stored prefixes */
+    const char *cors_origin;  /* site whose pages may send requests, "*": all; NULL: none */
+    json_t *variables;        /* object: variables of chat templates; NULL: none */
+    bool all_control;         /* chats: names of control tokens become tokens whoever wrote them */
+    kvasir_sampling sampling; /* defaults of requests */
+    uint32_t max_tokens;      /* likewise; 0: as many as fit */
+    uint32_t max_choices;     /* largest "n" of a request */
     uint32_t max_prompt_tokens; /* 0: as many as fit the context */
     uint32_t max_connections;
     uint64_t max_body_bytes;

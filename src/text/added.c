@@ -12,6 +12,10 @@
  *   - lstrip and rstrip take the white space next to the token with it, but the search continues
  *     right after the token itself.
  *
+ * With authors, a special token that its authors may not write is refused, too. But whatever others
+ * write around it cannot hide a token of the template: inside such a match the template's bytes are
+ * searched, first for a shorter token.
+ *
  * Names that are not UTF-8 are never searched: they could only match in broken text or cut a
  * character in two. So the text between tokens stays valid.
  */
@@ -105,17 +109,61 @@ static bool stands_alone(struct text_span text, size_t start, size_t end) {
     return end == text.len || !is_word(utf8_next(text.data, &at));
 }
 
+static bool is_marker(const kvasir_authors *by, int32_t id) {
+    for (size_t i = 0; i < by->n_markers; i++)
+        if (by->markers[i] == id)
+            return true;
+    return false;
+}
+
+/* Where the template's bytes that begin at `at` end; at most `end`. */
+static size_t template_end(const kvasir_authors *by, size_t at, size_t end) {
+    while (at < end && by->each[at] == KVASIR_BY_TEMPLATE)
+        at++;
+    return at;
+}
+
+/* Whether the authors of text[at, end) may write this special token. */
+static bool may_write(const kvasir_authors *by, const struct added_token *token, size_t at,
+                      size_t end) {
+    char least = KVASIR_BY_TEMPLATE;
+    for (; at < end; at++)
+        least = by->each[at] < least ? by->each[at] : least;
+    return least == KVASIR_BY_TEMPLATE ||
+           (least == KVASIR_BY_ASSISTANT && is_marker(by, token->id));
+}
+
+/* token_at, without special tokens that their authors may not write. Sets *at to where the search
+ * continues if there is none. */
+static const struct added_token *written_token_at(const struct added_set *a, struct text_span text,
+                                                  const kvasir_authors *by, size_t *at) {
+    size_t from = *at;
+    const struct added_token *token = token_at(a, text.data + from, text.len - from);
+    if (!token) {
+        ++*at;
+        return NULL;
+    }
+    size_t end = from + token->text.len;
+    if (!by || !token->special || may_write(by, token, from, end))
+        return token;
+    size_t own = template_end(by, from, end);
+    token = own > from ? token_at(a, text.data + from, own - from) : NULL;
+    for (++*at; *at < end && by->each[*at] != KVASIR_BY_TEMPLATE;)
+        ++*at;
+    return token;
+}
+
 kvasir_status added_split(const struct added_set *a, struct text_span text, bool parse_special,
-                          const struct added_sink *sink, kvasir_error *err) {
+                          const kvasir_authors *by, const struct added_sink *sink,
+                          kvasir_error *err) {
     size_t plain = 0;  /* text[plain, at) holds no token */
     size_t spaces = 0; /* the end of the white space that was stripped last: walked only once */
     for (size_t at = 0; a->n && at < text.len;) {
-        const struct added_token *token = token_at(a, text.data + at, text.len - at);
-        if (!token) {
-            at++;
+        size_t start = at;
+        const struct added_token *token = written_token_at(a, text, by, &at);
+        if (!token)
             continue;
-        }
-        size_t start = at, end = at + token->text.len;
+        size_t end = start + token->text.len;
         at = end;
         if ((token->special && !parse_special) ||
             (token->single_word && !stands_alone(text, start, end)))

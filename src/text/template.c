@@ -16,7 +16,8 @@
 #define PARSE_DEPTH  200 /* nested brackets and blocks: 12 C frames each; known templates need 12 */
 #define PARSE_ARENA  ((size_t)256 << 20) /* at most about 400 bytes per byte of source */
 #define ARENA_BASE   ((size_t)64 << 20)
-#define ARENA_FACTOR 4 /* one captured block of that size, in a buffer that grew by doubling */
+/* One captured block of that size and its authors, in buffers that grew by doubling. */
+#define ARENA_FACTOR 8
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
@@ -115,7 +116,7 @@ struct template_limits template_limits_default(void) {
 }
 
 /* Borrows the strings of the JSON value, which outlives the rendering. */
-static tval from_json(struct tpl *t, json_t *json) {
+static tval from_json(struct tpl *t, json_t *json, enum kvasir_author author) {
     tval v = tpl_none();
     tpl_enter(t);
     switch (json_typeof(json)) {
@@ -123,8 +124,8 @@ static tval from_json(struct tpl *t, json_t *json) {
         struct tpl_dict *d = tpl_dict_new(t);
         for (void *it = json_object_iter(json); it; it = json_object_iter_next(json, it)) {
             const char *key = json_object_iter_key(it);
-            tval name = tpl_str_borrow(t, key, json_object_iter_key_len(it));
-            tpl_dict_set(t, d, name, from_json(t, json_object_iter_value(it)));
+            tval name = tpl_str_by(t, key, json_object_iter_key_len(it), author);
+            tpl_dict_set(t, d, name, from_json(t, json_object_iter_value(it), author));
         }
         v = (tval){.type = TPL_DICT, .dict = d};
         break;
@@ -132,12 +133,12 @@ static tval from_json(struct tpl *t, json_t *json) {
     case JSON_ARRAY: {
         struct tpl_items items = {0};
         for (size_t i = 0; i < json_array_size(json); i++)
-            tpl_items_push(t, &items, from_json(t, json_array_get(json, i)));
+            tpl_items_push(t, &items, from_json(t, json_array_get(json, i), author));
         v = tpl_items_finish(t, &items, TPL_LIST);
         break;
     }
     case JSON_STRING:
-        v = tpl_str_borrow(t, json_string_value(json), json_string_length(json));
+        v = tpl_str_by(t, json_string_value(json), json_string_length(json), author);
         break;
     case JSON_INTEGER:
         v = tpl_int(json_integer_value(json));
@@ -156,9 +157,57 @@ static tval from_json(struct tpl *t, json_t *json) {
     return v;
 }
 
+/* A role that every chat has is a choice between words of the template's language, so it counts as
+ * the template's: some templates write "<|" + role + "|>". */
+static bool is_known_role(json_t *role) {
+    static const char *const known[] = {"system", "developer", "user", "assistant", "tool"};
+    for (size_t i = 0; i < COUNT(known); i++)
+        if (json_is_string(role) && strcmp(json_string_value(role), known[i]) == 0 &&
+            json_string_length(role) == strlen(known[i]))
+            return true;
+    return false;
+}
+
+static tval message_from_json(struct tpl *t, json_t *message) {
+    json_t *role = json_object_get(message, "role");
+    bool assistant = json_is_string(role) && strcmp(json_string_value(role), "assistant") == 0;
+    tval v = from_json(t, message, assistant ? KVASIR_BY_ASSISTANT : KVASIR_BY_REQUEST);
+    if (is_known_role(role))
+        tpl_dict_set(t, v.dict, tpl_lit(t, "role"), from_json(t, role, KVASIR_BY_TEMPLATE));
+    return v;
+}
+
+static tval messages_from_json(struct tpl *t, json_t *messages) {
+    struct tpl_items items = {0};
+    if (!json_is_array(messages))
+        return from_json(t, messages, KVASIR_BY_REQUEST);
+    tpl_enter(t);
+    for (size_t i = 0; i < json_array_size(messages); i++)
+        tpl_items_push(t, &items, message_from_json(t, json_array_get(messages, i)));
+    tpl_leave(t);
+    return tpl_items_finish(t, &items, TPL_LIST);
+}
+
+/* The variables of the request and, where it has none of that name, the model's own. */
+static struct tpl_dict *variables_from_json(struct tpl *t, json_t *args, json_t *own) {
+    struct tpl_dict *d = tpl_dict_new(t);
+    const char *key;
+    size_t len;
+    json_t *value;
+    tpl_enter(t);
+    json_object_keylen_foreach(args, key, len, value)
+        tpl_dict_set(t, d, tpl_str_borrow(t, key, len),
+                     strcmp(key, "messages") == 0 ? messages_from_json(t, value)
+                                                  : from_json(t, value, KVASIR_BY_REQUEST));
+    json_object_keylen_foreach(own, key, len, value) if (!json_object_getn(args, key, len))
+        tpl_dict_set(t, d, tpl_str_borrow(t, key, len), from_json(t, value, KVASIR_BY_TEMPLATE));
+    tpl_leave(t);
+    return d;
+}
+
 struct render_job {
     const struct template *tmpl;
-    json_t *args;
+    json_t *args, *own;
     struct tpl_out out;
 };
 
@@ -166,7 +215,7 @@ static void render_all(struct tpl *t, void *ctx) {
     struct render_job *job = ctx;
     if (!json_is_object(job->args))
         tpl_fail(t, "the arguments are not a JSON object");
-    t->args = from_json(t, job->args).dict;
+    t->args = variables_from_json(t, job->args, job->own);
     t->out = &job->out;
     struct tpl_scope *root = tpl_scope_new(t, NULL);
     (void)tpl_exec(t, root, job->tmpl->body);
@@ -175,16 +224,24 @@ static void render_all(struct tpl *t, void *ctx) {
 kvasir_status template_render(const struct template *t, json_t *args, int64_t now,
                               const struct template_limits *limits, struct text_buf *out,
                               kvasir_error *err) {
+    return template_render_by(t, args, NULL, now, limits, out, NULL, err);
+}
+
+kvasir_status template_render_by(const struct template *t, json_t *args, json_t *own, int64_t now,
+                                 const struct template_limits *limits, struct text_buf *out,
+                                 struct text_buf *authors, kvasir_error *err) {
     struct template_limits l = limits ? *limits : template_limits_default();
     struct tpl_arena arena = {0};
     size_t room;
     if (!mul_size(l.output_bytes, ARENA_FACTOR, &room) || !add_size(room, ARENA_BASE, &room))
         room = SIZE_MAX / 2;
     arena.limit = room;
-    const size_t before = out->len;
-    if (!text_append(out, "", 0)) /* an empty prompt is a string, too */
+    const size_t before = out->len, authors_before = authors ? authors->len : 0;
+    /* an empty prompt is a string, too */
+    if (!text_append(out, "", 0) || (authors && !text_append(authors, "", 0)))
         return fail(err, KVASIR_ERR_MEMORY, "not enough memory for a chat template");
-    struct render_job job = {.tmpl = t, .args = args, .out.direct = out};
+    struct render_job job = {
+        .tmpl = t, .args = args, .own = own, .out = {.direct = out, .direct_authors = authors}};
     struct tpl run = {.arena = &arena,
                       .source = t->source,
                       .source_len = t->source_len,
@@ -201,6 +258,9 @@ kvasir_status template_render(const struct template *t, json_t *args, int64_t no
         out->len = before;
         out->data[before] = 0;
     }
+    if (status != KVASIR_OK && authors)
+        authors->len = authors_before;
+    ASSERT(status != KVASIR_OK || !authors || authors->len - authors_before == out->len - before);
     tpl_arena_release(&arena);
     return status;
 }

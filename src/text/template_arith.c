@@ -130,11 +130,11 @@ static tval repeat_sequence(struct tpl *t, tval v, int64_t count) {
     if (total == 0)
         n = 0;
     if (text) {
-        char *data = tpl_arena_take(t, t->arena, total);
+        struct tpl_out out = {.data = tpl_arena_take(t, t->arena, total), .cap = total};
         tpl_charge_bytes(t, total);
         for (size_t i = 0; i < n; i++)
-            memcpy(data + i * len, v.s->data, len);
-        return tpl_str_like(t, tpl_str_borrow(t, data, total), v.s);
+            tpl_out_str(t, &out, v.s);
+        return tpl_str_like(t, tpl_str_from_out(t, &out), v.s);
     }
     struct tpl_items items = {.cap = total};
     tpl_charge(t, total);

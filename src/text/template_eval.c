@@ -122,7 +122,7 @@ static tval slice_text(struct tpl *t, const struct tpl_str *s, struct slice_boun
     offsets[k] = s->len;
     for (size_t i = 0; i < c.n; i++) {
         size_t at = (size_t)(c.start + (int64_t)i * c.step);
-        tpl_out_put(t, &out, s->data + offsets[at], offsets[at + 1] - offsets[at]);
+        tpl_out_part(t, &out, s, offsets[at], offsets[at + 1]);
     }
     return tpl_str_like(t, tpl_str_from_out(t, &out), s);
 }

@@ -284,7 +284,7 @@ static enum tpl_flow exec_block(struct tpl *t, struct tpl_scope *scope,
 static enum tpl_flow exec_data(struct tpl *t, struct tpl_scope *scope,
                                const struct tpl_node *node) {
     (void)scope;
-    tpl_out_put(t, t->out, node->value.s->data, node->value.s->len);
+    tpl_out_str(t, t->out, node->value.s);
     return FLOW_NEXT;
 }
 

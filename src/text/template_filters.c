@@ -46,8 +46,8 @@ TPL_FN(filter_indent) {
         if (i)
             tpl_out_lit(t, &out, "\n");
         if (i ? line->len || blank : first)
-            tpl_out_put(t, &out, by->data, by->len);
-        tpl_out_put(t, &out, line->data, line->len);
+            tpl_out_str(t, &out, by);
+        tpl_out_str(t, &out, line);
     }
     return tpl_str_from_out(t, &out);
 }

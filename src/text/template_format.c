@@ -42,7 +42,7 @@ static void put_field(struct tpl *t, struct tpl_out *out, const struct format_fi
     tpl_out_put(t, out, prefix, prefix_len);
     if (align == '=')
         put_padding(t, out, f, pad);
-    tpl_out_put(t, out, text->data, text->len);
+    tpl_out_str(t, out, text);
     if (align == '<' || align == '^')
         put_padding(t, out, f, pad - before);
 }
@@ -265,7 +265,7 @@ static void percent_field(struct percent_format *p, struct tpl_out *out) {
         tpl_fail(p->t, "incomplete format");
     f.type = s->data[p->i++];
     if (f.type == '%') {
-        tpl_out_lit(p->t, out, "%");
+        tpl_out_part(p->t, out, s, p->i - 1, p->i);
         return;
     }
     if (!f.type || !strchr("srdiuxXoceEfFgG", f.type))
@@ -280,7 +280,7 @@ tval tpl_format_percent(struct tpl *t, const struct tpl_str *format, tval args) 
         const char *from = format->data + p.i, *next = memchr(from, '%', format->len - p.i);
         size_t plain = next ? (size_t)(next - from) : format->len - p.i;
         tpl_charge_bytes(t, plain);
-        tpl_out_put(t, &out, from, plain);
+        tpl_out_part(t, &out, format, p.i, p.i + plain);
         p.i += plain + (next ? 1 : 0);
         if (next)
             percent_field(&p, &out);
@@ -447,9 +447,10 @@ tval tpl_format_braces(struct tpl *t, const struct tpl_str *format, const struct
     tpl_charge_bytes(t, format->len);
     for (size_t i = 0; i < format->len; i++) {
         if (d[i] != '{' && d[i] != '}') {
-            tpl_out_put(t, &out, d + i, 1);
+            tpl_out_part(t, &out, format, i, i + 1);
         } else if (i + 1 < format->len && d[i + 1] == d[i]) {
-            tpl_out_put(t, &out, d + i++, 1);
+            tpl_out_part(t, &out, format, i, i + 1);
+            i++;
         } else {
             size_t end = d[i] == '{' ? tpl_find(d, i, format->len, "}", 1) : SIZE_MAX;
             if (end == SIZE_MAX)

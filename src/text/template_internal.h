@@ -32,6 +32,13 @@
  * TEMPLATE-4  A struct template is never written after template_parse: several threads may render
  *             it.
  * TEMPLATE-5  Strings are valid UTF-8. Lengths and indexes that a template sees count code points.
+ * TEMPLATE-6  Every byte of a string has an author. Text of the source (tpl_str_own) and of the
+ *             model's own variables is the template's, text of an assistant's message is the
+ *             assistant's, everything else is the request's: also numbers, and what an operation
+ *             makes without saying whose it is. Operations that move text carry its authors
+ *             (tpl_out_str, tpl_out_part, tpl_substr, tpl_str_join2). So an operation that forgets
+ *             them can lose a control token of the template, but never give one to the request.
+ *             Nothing in the language depends on authors: text is rendered as without them.
  *
  * Differences from Jinja2: integers have 64 bits, and overflow is an error. Case mapping maps one
  * character to one character. Generators are computed when they are made. The statements block,
@@ -91,16 +98,24 @@ struct tpl_value {
 };
 typedef struct tpl_value tval;
 
+/* Who wrote the bytes of a text (TEMPLATE-6). Zeros: the request did. */
+struct tpl_authors {
+    char *each;  /* enum kvasir_author of each byte, in parallel to the text; NULL: all the same */
+    uint8_t all; /* that author */
+};
+
 /* With `buf`, a + b can extend a in place if nobody has extended it yet, so that building a string
  * piece by piece is linear. */
 struct tpl_strbuf {
     char *data;
     size_t used, cap;
+    struct tpl_authors by;
 };
 struct tpl_str {
     const char *data;
     size_t len;   /* bytes */
     size_t chars; /* code points */
+    struct tpl_authors by;
     struct tpl_strbuf *buf;
     bool markup; /* made by |safe or |escape: + escapes the other side, as in markupsafe */
 };
@@ -298,6 +313,8 @@ struct tpl_out {
     size_t len, cap;
     struct text_buf
         *direct; /* NULL: data[cap] is in the arena; else only len is kept, for the limit */
+    struct text_buf *direct_authors; /* with direct: enum kvasir_author of its bytes; or NULL */
+    struct tpl_authors by;
 };
 
 /* Variables of one block. A name is looked up here, in the outer scopes, in the arguments, in the
@@ -363,7 +380,27 @@ void tpl_charge(struct tpl *t, uint64_t steps);
 static inline void tpl_charge_bytes(struct tpl *t, size_t bytes) {
     tpl_charge(t, 1 + bytes / 64);
 }
-void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t len);
+/* Notes who wrote the next len bytes of a text of `used` bytes with room for `cap`. */
+void tpl_note_authors(struct tpl *t, struct tpl_authors *into, size_t used, size_t cap,
+                      struct tpl_authors by, size_t len);
+void tpl_out_by(struct tpl *t, struct tpl_out *out, const char *data, size_t len,
+                struct tpl_authors by);
+/* A string, or the bytes [from, to) of one, with their authors. */
+static inline struct tpl_authors tpl_authors_from(const struct tpl_str *s, size_t from) {
+    return (struct tpl_authors){s->by.each ? s->by.each + from : NULL, s->by.all};
+}
+static inline void tpl_out_part(struct tpl *t, struct tpl_out *out, const struct tpl_str *s,
+                                size_t from, size_t to) {
+    DEBUG_ASSERT(from <= to && to <= s->len);
+    tpl_out_by(t, out, s->data + from, to - from, tpl_authors_from(s, from));
+}
+static inline void tpl_out_str(struct tpl *t, struct tpl_out *out, const struct tpl_str *s) {
+    tpl_out_by(t, out, s->data, s->len, s->by);
+}
+/* Text whose author is not known, which counts as the request's. */
+static inline void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t len) {
+    tpl_out_by(t, out, data, len, (struct tpl_authors){0});
+}
 #define tpl_out_lit(t, out, lit) tpl_out_put(t, out, "" lit, sizeof(lit) - 1)
 void tpl_out_printf(struct tpl *t, struct tpl_out *out, const char *format, ...) PRINTF_LIKE(3, 4);
 
@@ -492,7 +529,11 @@ static inline bool tpl_is_given(tval v) { /* an optional argument */
 static inline bool tpl_is_space(uint32_t c) {
     return is_space(c) || (c >= 0x1c && c <= 0x1f);
 }
-/* Text that stays where it is (source, arguments, literals); text that is copied. */
+/* Text of the template's source, which stays where it is. */
+tval tpl_str_own(struct tpl *t, const char *data, size_t len);
+/* Any other text that stays where it is (arguments). */
+tval tpl_str_by(struct tpl *t, const char *data, size_t len, enum kvasir_author author);
+/* The request's text: that stays where it is (arguments, literals of the language); copied. */
 tval tpl_str_borrow(struct tpl *t, const char *data, size_t len);
 tval tpl_str_copy(struct tpl *t, const char *data, size_t len);
 tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str *b);

@@ -14,7 +14,7 @@ static void put_json_str(struct tpl *t, struct tpl_out *out, const struct tpl_st
         const char *known = c && c < 0x80 ? strchr(from, (int)c) : NULL;
         if (!known && c >= 0x20 && !(ascii && c > 0x7e))
             continue;
-        tpl_out_put(t, out, s->data + plain, i - plain);
+        tpl_out_part(t, out, s, plain, i);
         plain = next;
         if (known) {
             tpl_out_lit(t, out, "\\");
@@ -26,7 +26,7 @@ static void put_json_str(struct tpl *t, struct tpl_out *out, const struct tpl_st
                            (unsigned)(0xdc00 + (c & 0x3ff)));
         }
     }
-    tpl_out_put(t, out, s->data + plain, s->len - plain);
+    tpl_out_part(t, out, s, plain, s->len);
     tpl_out_lit(t, out, "\"");
 }
 
@@ -44,7 +44,7 @@ static void json_break(struct json_print *w) {
         return;
     tpl_out_lit(w->t, w->out, "\n");
     for (size_t i = 0; i < w->level; i++)
-        tpl_out_put(w->t, w->out, w->style->indent->data, w->style->indent->len);
+        tpl_out_str(w->t, w->out, w->style->indent);
 }
 
 static void put_json_float(struct json_print *w, double f) {
@@ -86,10 +86,10 @@ static void put_json_dict(struct json_print *w, const struct tpl_dict *d) {
     w->level++;
     for (size_t i = 0; i < d->n; i++) {
         if (i)
-            tpl_out_put(w->t, w->out, w->style->item_sep->data, w->style->item_sep->len);
+            tpl_out_str(w->t, w->out, w->style->item_sep);
         json_break(w);
         put_json_key(w, keys ? keys[i] : entries[i].key);
-        tpl_out_put(w->t, w->out, w->style->key_sep->data, w->style->key_sep->len);
+        tpl_out_str(w->t, w->out, w->style->key_sep);
         put_json_value(w, values ? values[i] : entries[i].value);
     }
     ASSERT(w->level > 0);
@@ -107,7 +107,7 @@ static void put_json_list(struct json_print *w, const struct tpl_list *list) {
     w->level++;
     for (size_t i = 0; i < list->n; i++) {
         if (i)
-            tpl_out_put(w->t, w->out, w->style->item_sep->data, w->style->item_sep->len);
+            tpl_out_str(w->t, w->out, w->style->item_sep);
         json_break(w);
         put_json_value(w, list->items[i]);
     }

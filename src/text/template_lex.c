@@ -321,7 +321,7 @@ static void lex_string(struct lexer *x) {
         tpl_fail(x->t, "the string has no closing %c", quote);
     tval value;
     if (!escapes) {
-        value = tpl_str_borrow(x->t, x->s + from, end - from);
+        value = tpl_str_own(x->t, x->s + from, end - from);
     } else {
         struct tpl_out out = {0};
         for (size_t i = from; i < end;) {
@@ -332,7 +332,7 @@ static void lex_string(struct lexer *x) {
             x->t->at = i++;
             put_escape(x, &out, &i, end);
         }
-        value = tpl_str_from_out(x->t, &out);
+        value = tpl_str_own(x->t, out.data ? out.data : "", out.len);
     }
     push_token(x, TOK_STRING, x->pos, end + 1 - x->pos)->value = value;
     x->pos = end + 1;

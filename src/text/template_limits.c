@@ -130,13 +130,50 @@ void *tpl_grow_array(struct tpl *t, struct tpl_arena *arena, const void *items, 
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t len) {
+static bool all_same(const char *each, size_t len) {
+    return memcmp(each, each + 1, len - 1) == 0;
+}
+
+void tpl_note_authors(struct tpl *t, struct tpl_authors *into, size_t used, size_t cap,
+                      struct tpl_authors by, size_t len) {
+    ASSERT(used <= cap && len <= cap - used);
+    if (!len)
+        return;
+    if (by.each && all_same(by.each, len))
+        by = (struct tpl_authors){.all = (uint8_t)by.each[0]};
+    if (!used && !by.each)
+        *into = by;
+    if (!into->each && !by.each && into->all == by.all)
+        return;
+    if (!into->each) {
+        into->each = tpl_arena_take(t, t->arena, cap);
+        memset(into->each, into->all, used);
+    }
+    if (by.each)
+        memcpy(into->each + used, by.each, len);
+    else
+        memset(into->each + used, by.all, len);
+}
+
+static bool append_authors(struct text_buf *to, struct tpl_authors by, size_t len) {
+    if (by.each)
+        return text_append(to, by.each, len);
+    if (!text_reserve(to, len))
+        return false;
+    memset(to->data + to->len, by.all, len);
+    to->len += len;
+    return true;
+}
+
+void tpl_out_by(struct tpl *t, struct tpl_out *out, const char *data, size_t len,
+                struct tpl_authors by) {
     if (!len)
         return;
     if (len > t->output_limit || out->len > t->output_limit - len)
         tpl_fail(t, "writes more than %zu bytes", t->output_limit);
     if (out->direct) {
-        if (!text_append(out->direct, data, len))
+        if (!text_append(out->direct, data, len) ||
+            (out->direct_authors && !append_authors(out->direct_authors, by, len)))
             fail_memory(t);
         out->len += len;
         return;
@@ -150,7 +187,13 @@ void tpl_out_put(struct tpl *t, struct tpl_out *out, const char *data, size_t le
             memcpy(grown, out->data, out->len);
         out->data = grown;
         out->cap = cap;
+        if (out->by.each) {
+            grown = tpl_arena_take(t, t->arena, cap);
+            memcpy(grown, out->by.each, out->len);
+            out->by.each = grown;
+        }
     }
+    tpl_note_authors(t, &out->by, out->len, out->cap, by, len);
     memcpy(out->data + out->len, data, len);
     out->len += len;
 }

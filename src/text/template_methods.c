@@ -229,7 +229,7 @@ static tval partition_text(struct tpl *t, tval self, const tval *p, bool last) {
     tval parts[3] = {self, empty, empty};
     if (at != SIZE_MAX) {
         parts[0] = tpl_substr(t, s, 0, at);
-        parts[1] = p[0];
+        parts[1] = tpl_substr(t, s, at, at + sep->len); /* not p[0]: its authors */
         parts[2] = tpl_substr(t, s, at + sep->len, s->len);
     } else if (last) {
         parts[0] = empty;
@@ -249,8 +249,8 @@ TPL_FN(str_join) {
             tpl_fail(t, "sequence item %zu: expected str instance, %s found", i,
                      tpl_type_name(item));
         if (i)
-            tpl_out_put(t, &out, self.s->data, self.s->len);
-        tpl_out_put(t, &out, item.s->data, item.s->len);
+            tpl_out_str(t, &out, self.s);
+        tpl_out_str(t, &out, item.s);
     }
     return tpl_str_like(t, tpl_str_from_out(t, &out), self.s);
 }

@@ -34,7 +34,7 @@ void tpl_nodes_finish(struct tpl_parser *p, const struct tpl_nodes *list, struct
 
 int32_t tpl_intern(struct tpl_parser *p, const char *text, size_t len) {
     struct template *tmpl = p->tmpl;
-    tval name = tpl_str_borrow(p->t, text, len);
+    tval name = tpl_str_own(p->t, text, len);
     const tval *known = tpl_dict_get(p->t, p->name_numbers, name);
     if (known)
         return (int32_t)known->i;
@@ -86,5 +86,5 @@ const struct tpl_token *tpl_expect(struct tpl_parser *p, enum tpl_token_kind kin
 }
 
 const struct tpl_str *tpl_token_str(struct tpl_parser *p, const struct tpl_token *tok) {
-    return tpl_str_borrow(p->t, p->t->source + tok->at, tok->len).s;
+    return tpl_str_own(p->t, p->t->source + tok->at, tok->len).s;
 }

@@ -47,7 +47,7 @@ static struct tpl_node *parse_items(struct tpl_parser *p, const struct tpl_token
 static struct tpl_node *constant_node(struct tpl_parser *p, size_t at, tval value) {
     struct tpl_node *node = tpl_node_new(p, NODE_CONST, at);
     if (value.type == TPL_STR) /* without its buffer: renderings must not append (TEMPLATE-4) */
-        value = tpl_str_borrow(p->t, value.s->data, value.s->len);
+        value = tpl_substr(p->t, value.s, 0, value.s->len);
     node->value = value;
     return node;
 }
@@ -227,7 +227,7 @@ static tval dotted_name(struct tpl_parser *p) {
     const struct tpl_token *first = tpl_expect(p, TOK_NAME), *last = first;
     while (tpl_skip(p, TOK_DOT))
         last = tpl_expect(p, TOK_NAME);
-    return tpl_str_borrow(p->t, p->t->source + first->at, last->at + last->len - first->at);
+    return tpl_str_own(p->t, p->t->source + first->at, last->at + last->len - first->at);
 }
 
 struct tpl_node *tpl_parse_filters(struct tpl_parser *p, struct tpl_node *input,

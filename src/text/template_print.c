@@ -18,7 +18,7 @@ static void put_repr_str(struct tpl *t, struct tpl_out *out, const struct tpl_st
             tpl_out_lit(t, out, "\\");
             tpl_out_put(t, out, known ? &short_to[known - short_from] : &quote, 1);
         } else if (c == ' ' || is_printable(c)) {
-            tpl_out_put(t, out, s->data + i, next - i);
+            tpl_out_part(t, out, s, i, next);
         } else {
             tpl_out_printf(t, out,
                            c < 0x100     ? "\\x%02x"
@@ -130,7 +130,7 @@ void tpl_put_repr(struct tpl *t, struct tpl_out *out, tval v) {
 
 void tpl_put_str(struct tpl *t, struct tpl_out *out, tval v) {
     if (v.type == TPL_STR)
-        tpl_out_put(t, out, v.s->data, v.s->len);
+        tpl_out_str(t, out, v.s);
     else if (!tpl_is_missing(v))
         tpl_put_repr(t, out, v);
 }
@@ -152,11 +152,11 @@ void tpl_put_escaped(struct tpl *t, struct tpl_out *out, const struct tpl_str *s
         const char *hit = s->data[i] ? strchr(from, s->data[i]) : NULL;
         if (!hit)
             continue;
-        tpl_out_put(t, out, s->data + plain, i - plain);
+        tpl_out_part(t, out, s, plain, i);
         tpl_out_put(t, out, to[hit - from], strlen(to[hit - from]));
         plain = i + 1;
     }
-    tpl_out_put(t, out, s->data + plain, s->len - plain);
+    tpl_out_part(t, out, s, plain, s->len);
 }
 
 _Noreturn void tpl_fail_undefined(struct tpl *t, tval v) {

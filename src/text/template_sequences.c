@@ -253,7 +253,7 @@ TPL_FN(filter_join) {
     bool first = true;
     for (tval item; tpl_iter_next(t, &it, &item); first = false) {
         if (!first && between)
-            tpl_out_put(t, &out, between->data, between->len);
+            tpl_out_str(t, &out, between);
         tpl_put_str(t, &out, tpl_follow(t, item, p[1], tpl_unset()));
     }
     return tpl_str_from_out(t, &out);

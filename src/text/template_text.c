@@ -51,12 +51,13 @@ tval tpl_change_case(struct tpl *t, const struct tpl_str *s, enum tpl_case how) 
     bool start = true;
     tpl_charge_bytes(t, s->len * 4);
     for (size_t i = 0; i < s->len;) {
+        uint8_t author = s->by.each ? (uint8_t)s->by.each[i] : s->by.all;
         uint32_t c = utf8_next(s->data, &i);
         bool upper, cased = tpl_is_cased(c, &upper);
         bool raise = how == CASE_UPPER || (how == CASE_SWAP ? !upper : start && how != CASE_LOWER);
         uint32_t mapped = raise ? to_upper(c) : to_lower(c);
         char bytes[4];
-        tpl_out_put(t, &out, bytes, utf8_put(bytes, mapped));
+        tpl_out_by(t, &out, bytes, utf8_put(bytes, mapped), (struct tpl_authors){.all = author});
         if (how == CASE_TITLE_METHOD)
             start = !cased;
         else if (how == CASE_TITLE_FILTER)
@@ -78,20 +79,21 @@ tval tpl_replace(struct tpl *t, const struct tpl_str *s, const struct tpl_str *f
         if (hit == SIZE_MAX)
             break;
         tpl_charge(t, 1);
-        tpl_out_put(t, &out, s->data + at, hit - at);
-        tpl_out_put(t, &out, to->data, to->len);
+        tpl_out_part(t, &out, s, at, hit);
+        tpl_out_str(t, &out, to);
         at = hit + from->len;
         left--;
         if (from->len == 0) { /* between all characters */
             size_t next = at;
-            if (at < s->len)
+            if (at < s->len) {
                 (void)utf8_next(s->data, &next);
-            tpl_out_put(t, &out, s->data + at, next - at);
+                tpl_out_part(t, &out, s, at, next);
+            }
             at = next > at ? next : at + 1;
         }
     }
     if (at < s->len)
-        tpl_out_put(t, &out, s->data + at, s->len - at);
+        tpl_out_part(t, &out, s, at, s->len);
     return tpl_str_like(t, tpl_str_from_out(t, &out), s);
 }
 
@@ -128,9 +130,9 @@ tval tpl_center(struct tpl *t, const struct tpl_str *s, int64_t width, const str
     uint64_t left = where < 0 ? 0 : where > 0 ? pad : pad / 2 + (pad & (uint64_t)width & 1);
     tpl_charge(t, pad);
     for (uint64_t i = 0; i < left; i++)
-        tpl_out_put(t, &out, fill->data, fill->len);
-    tpl_out_put(t, &out, s->data, s->len);
+        tpl_out_str(t, &out, fill);
+    tpl_out_str(t, &out, s);
     for (uint64_t i = left; i < pad; i++)
-        tpl_out_put(t, &out, fill->data, fill->len);
+        tpl_out_str(t, &out, fill);
     return tpl_str_like(t, tpl_str_from_out(t, &out), s);
 }

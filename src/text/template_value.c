@@ -31,6 +31,16 @@ tval tpl_str_borrow(struct tpl *t, const char *data, size_t len) {
     return tpl_from_str(str_over(t, data, len));
 }
 
+tval tpl_str_by(struct tpl *t, const char *data, size_t len, enum kvasir_author author) {
+    struct tpl_str *s = str_over(t, data, len);
+    s->by.all = (uint8_t)author;
+    return tpl_from_str(s);
+}
+
+tval tpl_str_own(struct tpl *t, const char *data, size_t len) {
+    return tpl_str_by(t, data, len, KVASIR_BY_TEMPLATE);
+}
+
 tval tpl_str_copy(struct tpl *t, const char *data, size_t len) {
     char *copy = tpl_arena_take(t, t->arena, len);
     if (len)
@@ -42,9 +52,10 @@ tval tpl_str_from_out(struct tpl *t, const struct tpl_out *out) {
     if (!out->data)
         return tpl_str_borrow(t, "", 0);
     struct tpl_strbuf *buf = tpl_alloc(t, 1, sizeof *buf);
-    *buf = (struct tpl_strbuf){out->data, out->len, out->cap};
+    *buf = (struct tpl_strbuf){out->data, out->len, out->cap, out->by};
     struct tpl_str *s = str_over(t, out->data, out->len);
     s->buf = buf;
+    s->by = out->by;
     return tpl_from_str(s);
 }
 
@@ -59,17 +70,21 @@ tval tpl_str_join2(struct tpl *t, const struct tpl_str *a, const struct tpl_str 
         size_t need = a->len + b->len, cap = need < 256 ? need : need * 2;
         tpl_charge_bytes(t, a->len);
         buf = tpl_alloc(t, 1, sizeof *buf);
-        *buf = (struct tpl_strbuf){tpl_arena_take(t, t->arena, cap), a->len, cap};
+        *buf = (struct tpl_strbuf){
+            .data = tpl_arena_take(t, t->arena, cap), .used = a->len, .cap = cap};
         if (a->len)
             memcpy(buf->data, a->data, a->len);
+        tpl_note_authors(t, &buf->by, 0, cap, a->by, a->len);
         s->data = buf->data;
     } else {
         s->data = a->data;
     }
-    ASSERT(b->len <= buf->cap - buf->used);
+    ASSERT(b->len <= buf->cap - buf->used && s->data == buf->data);
+    tpl_note_authors(t, &buf->by, buf->used, buf->cap, b->by, b->len);
     if (b->len)
         memcpy(buf->data + buf->used, b->data, b->len);
     buf->used += b->len;
+    s->by = buf->by;
     s->len = a->len + b->len;
     s->chars = a->chars + b->chars;
     s->buf = buf;
@@ -132,6 +147,7 @@ tval tpl_substr(struct tpl *t, const struct tpl_str *s, size_t from, size_t to) 
     DEBUG_ASSERT(from <= s->len && to <= s->len);
     struct tpl_str *part = str_over(t, s->data + from, to > from ? to - from : 0);
     part->markup = s->markup;
+    part->by = tpl_authors_from(s, from);
     return tpl_from_str(part);
 }
 
@@ -335,7 +351,8 @@ bool tpl_iter_next(struct tpl *t, struct tpl_iter *it, tval *out) {
             return false;
         size_t from = it->next;
         (void)utf8_next(v.s->data, &it->next);
-        *out = tpl_str_borrow(t, v.s->data + from, it->next - from); /* plain, even of markup */
+        tval c = tpl_substr(t, v.s, from, it->next);
+        *out = tpl_str_marked(t, c.s, false);
         return true;
     }
     if (it->next >= length_of(v))

@@ -74,6 +74,10 @@ enum {
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n,
                                kvasir_error *err) MUST_CHECK;
+/* The same, but only authors who may write a control token do. Other text is cut as ever. */
+kvasir_status tokenizer_encode_by(const struct tokenizer *t, const char *text, size_t len,
+                                  unsigned flags, const kvasir_authors *by, int32_t **ids,
+                                  size_t *n, kvasir_error *err) MUST_CHECK;
 
 enum {
     DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
@@ -178,6 +182,12 @@ struct template_limits template_limits_default(void);
 kvasir_status template_render(const struct template *t, json_t *args, int64_t now,
                               const struct template_limits *limits, struct text_buf *out,
                               kvasir_error *err) MUST_CHECK;
+/* The same, and who wrote it: appends the enum kvasir_author of each byte to authors (NULL: not
+ * wanted). own: the model's own variables (object, NULL: none), for names that args lacks; their
+ * text counts as the template's. */
+kvasir_status template_render_by(const struct template *t, json_t *args, json_t *own, int64_t now,
+                                 const struct template_limits *limits, struct text_buf *out,
+                                 struct text_buf *authors, kvasir_error *err) MUST_CHECK;
 
 /* Adds the vocabulary's special tokens that templates may use, such as "bos_token": "<s>". t was
  * made from spec. */

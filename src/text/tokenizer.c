@@ -120,6 +120,7 @@ void tokenizer_destroy(struct tokenizer *t) {
 
 struct encoding {
     const struct tokenizer *t;
+    const kvasir_authors *by; /* of the whole text; or NULL */
     bool parse_special, at_start;
     struct normalizer_scratch normal;
     struct pre_scratch pre;
@@ -161,12 +162,24 @@ static kvasir_status encode_plain(void *ctx, struct text_span text, size_t offse
                                   kvasir_error *err) {
     struct encoding *e = ctx;
     e->at_start = offset == 0;
+    const struct text_span plain = text;
+    bool special = e->parse_special;
     TRY(normalizer_run(&e->t->normalizer, &e->normal, text, &text, err));
     if (text.len > TEXT_BYTES_MAX)
         return fail(err, KVASIR_ERR_TEXT, "the normalized text has %zu bytes (at most %zu)",
                     text.len, TEXT_BYTES_MAX);
     struct added_sink sink = {encode_normalized, take_id, e};
-    return added_split(&e->t->added_normalized, text, e->parse_special, &sink, err);
+    kvasir_authors by = {0};
+    if (e->by) {
+        by = *e->by;
+        by.each += offset;
+        if (text.data == plain.data && text.len == plain.len)
+            return added_split(&e->t->added_normalized, text, special, &by, &sink, err);
+        /* It is not known who wrote what of a changed text, except if the template wrote all. */
+        for (size_t i = 0; i < plain.len && special; i++)
+            special = by.each[i] == KVASIR_BY_TEMPLATE;
+    }
+    return added_split(&e->t->added_normalized, text, special, NULL, &sink, err);
 }
 
 static kvasir_status add_ids(struct encoding *e, const struct id_list *list, kvasir_error *err) {
@@ -184,7 +197,7 @@ static kvasir_status encode_all(struct encoding *e, struct text_span text, unsig
     if (flags & TOKENIZE_ADD_SPECIAL)
         TRY(add_ids(e, &e->t->before, err));
     struct added_sink sink = {encode_plain, take_id, e};
-    TRY(added_split(&e->t->added, text, e->parse_special, &sink, err));
+    TRY(added_split(&e->t->added, text, e->parse_special, e->by, &sink, err));
     if (flags & TOKENIZE_ADD_SPECIAL)
         TRY(add_ids(e, &e->t->after, err));
     return KVASIR_OK;
@@ -192,6 +205,12 @@ static kvasir_status encode_all(struct encoding *e, struct text_span text, unsig
 
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n, kvasir_error *err) {
+    return tokenizer_encode_by(t, text, len, flags, NULL, ids, n, err);
+}
+
+kvasir_status tokenizer_encode_by(const struct tokenizer *t, const char *text, size_t len,
+                                  unsigned flags, const kvasir_authors *by, int32_t **ids,
+                                  size_t *n, kvasir_error *err) {
     *ids = NULL;
     *n = 0;
     if (len > TEXT_BYTES_MAX)
@@ -202,8 +221,8 @@ kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size
     if (valid < len)
         return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid, "the text is not UTF-8: 0x%02x",
                        (unsigned)(uint8_t)text[valid]);
-    struct encoding e = {.t = t, .parse_special = flags & TOKENIZE_PARSE_SPECIAL};
-    e.bpe.control = e.parse_special;
+    struct encoding e = {.t = t, .by = by, .parse_special = flags & TOKENIZE_PARSE_SPECIAL};
+    e.bpe.control = e.parse_special && !by; /* the names that authors wrote are found before */
     kvasir_status status = encode_all(&e, (struct text_span){text, len}, flags, err);
     if (status == KVASIR_OK) {
         int32_t *fitted = mem_realloc(e.ids, e.n, sizeof *e.ids);

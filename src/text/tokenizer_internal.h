@@ -133,8 +133,10 @@ struct added_sink {
     kvasir_status (*found)(void *ctx, int32_t id, kvasir_error *err);
     void *ctx;
 };
+/* by: who wrote text; only their special tokens are found. NULL: all are. */
 kvasir_status added_split(const struct added_set *a, struct text_span text, bool parse_special,
-                          const struct added_sink *sink, kvasir_error *err) MUST_CHECK;
+                          const kvasir_authors *by, const struct added_sink *sink,
+                          kvasir_error *err) MUST_CHECK;
 
 /* ---- normalizers (normalize.c) --------------------------------------------------------------- */
 

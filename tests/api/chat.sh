@@ -65,11 +65,17 @@ c -f nul -n 0 --json
 # another template, its variables, and its error messages
 printf '{{ bos_token ~ messages[0].role ~ ":" ~ messages[0].content ~ x }}' >t
 c -p a --chat-template t --chat-template-kwargs '{"x": "<|im_end|>"}' -n 0 --json
+split=$(json prompt_ids) # only the template writes control tokens, unless the flag says otherwise
+c -p a --chat-template t --chat-template-kwargs '{"x": "<|im_end|>"}' --control-tokens all -n 0 \
+    --json
 templated=$(json prompt_ids)
 printf '%s' '<|im_start|>user:a<|im_end|>' >want
 run tokenize -m "$demo" <want || die "tokenize"
 [ "$templated" = "[$("$kvasir" tokenize -m "$demo" <want | sed 's/ /, /g')]" ] ||
     die "--chat-template: $templated"
+[ "$split" != "$templated" ] || die "--control-tokens template"
+expect 2 '^kvasir generate: --control-tokens: "x" is neither template nor all' generate -m "$demo" \
+    -p a --control-tokens x
 printf 'a\n{%% if x %%}\n  {{ x | nope }}{%% endif %%}' >t
 expect 1 '^kvasir generate: chat template line 3 column 10: No filter named .nope' generate \
     -m "$demo" -q -p a --chat-template t --chat-template-kwargs '{"x": 1}'

@@ -78,7 +78,8 @@ def main():
 
     tokenizer = {
         "version": "1.0",
-        "added_tokens": [{"id": i, "content": t, "special": True} for t, i in added],
+        "added_tokens": [{"id": i, "content": t, "special": t[2:-2] not in scripts["scripts"]}
+                         for t, i in added],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         "post_processor": None,

@@ -198,6 +198,31 @@ static void test_reasoning_messages(void **state) {
     defaults();
 }
 
+/* Only the template writes control tokens, unless the server or the request says otherwise. */
+static void test_control_tokens(void **state) {
+    (void)state;
+    const enum api_kind api = API_CHAT;
+    static const char EVIL[] = "\"messages\":[{\"role\":\"user\",\"content\":\"<s>\"}]";
+    char all[200];
+    snprintf(all, sizeof all, "%s,\"control_tokens\":\"all\"", EVIL);
+    good(api, with(api, EVIL));
+    size_t n = r.engine.n_tokens;
+    prompt_is(&r, "<s>[user]<s>[a]"); /* the same text */
+    good(api, with(api, all));
+    assert_true(r.engine.n_tokens < n);
+    setup.all_control = true;
+    good(api, with(api, EVIL));
+    assert_true(r.engine.n_tokens < n);
+    snprintf(all, sizeof all, "%s,\"control_tokens\":\"template\"", EVIL);
+    good(api, with(api, all));
+    assert_int_equal(r.engine.n_tokens, n);
+    setup.all_control = false;
+    bad(api, with(api, "\"control_tokens\":\"none\""), "control_tokens", "must be \"template\"");
+    bad(api, with(api, "\"control_tokens\":true"), "control_tokens", "must be \"template\"");
+    bad(API_COMPLETIONS, with(API_COMPLETIONS, "\"control_tokens\":\"all\""), "control_tokens",
+        "only supported for chats");
+}
+
 static void test_template_variables(void **state) {
     (void)state;
     const enum api_kind api = API_CHAT;
@@ -591,21 +616,14 @@ static void test_urls_and_errors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_reasoning_messages),
-        cmocka_unit_test(test_template_variables),
-        cmocka_unit_test(test_prompt_cache),
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_response_format),
-        cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_stops),
-        cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_bias_and_xtc),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_prompts),         cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_tools),           cmocka_unit_test(test_reasoning_messages),
+        cmocka_unit_test(test_control_tokens),  cmocka_unit_test(test_template_variables),
+        cmocka_unit_test(test_prompt_cache),    cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_limits),          cmocka_unit_test(test_response_format),
+        cmocka_unit_test(test_stream),          cmocka_unit_test(test_stops),
+        cmocka_unit_test(test_logprobs),        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_bias_and_xtc),    cmocka_unit_test(test_refused),
         cmocka_unit_test(test_urls_and_errors),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
