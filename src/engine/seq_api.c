@@ -48,7 +48,9 @@ void kvasir_seq_destroy(kvasir_seq *s) {
     if (!s)
         return;
     seq_destroy(s->seq);
-    while (s->seq && kv_pool_rest(kv_cache_pool(s->ctx->cache)))
+    /* While others go on, their next pages are taken from the memory of this one's. */
+    struct kv_pool *pool = kv_cache_pool(s->ctx->cache);
+    while (kv_pool_stats(pool).pages_used == 0 && kv_pool_rest(pool))
         ;
     mem_free(s);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "backend/cpu/cpu.h"
 #include "cache/cache_internal.h"
@@ -151,6 +152,12 @@ static void test_charges_count(void **state) {
     free_world(&w);
 }
 
+static long page_faults(void) {
+    struct rusage usage;
+    assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_minflt + usage.ru_majflt;
+}
+
 /* Superblocks that empty keep their memory for the next pages: a step that frees and takes makes no
  * system call and no page fault. Memory goes back in a rest, but for the reserve, which is there
  * before the first page is taken, and is zeroed when it is. */
@@ -166,6 +173,14 @@ static void test_reserve(void **state) {
     assert_int_equal(resident(&w), before);
     fill(&w, 2, HUGE);
     assert_int_equal(resident(&w), before);
+    const long faults = page_faults(); /* of pages in and out, as in steps that evict */
+    for (uint32_t i = 1; i < 200; i++) {
+        uint32_t *page = &w.pages[i % w.n];
+        page_unref(w.pool, *page);
+        need(page_take(w.pool, w.class[2], page, &err));
+        memset(bytes_of(&w, *page), 1, HUGE);
+    }
+    assert_int_equal(page_faults(), faults);
     evict(&w, 0, UINT32_MAX);
     pool_keep_ready(w.pool, w.class[2], 2);
     pool_keep_ready(w.pool, w.class[1], 5);
