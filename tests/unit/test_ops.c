@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/cpu_internal.h"
 
 #include "random_programs.h"
 
@@ -70,10 +70,11 @@ static double sigmoid(double x) {
 /* ---- attention ------------------------------------------------------------------------------- */
 
 enum { KV_HEADS = 2, GQA = 3, HEADS = KV_HEADS * GQA, DIM = 64, TOKENS = 600, QUERIES = 70 };
+enum { LONG_TOKENS = 2100 };
 
 struct pages {
     struct page_layout layout;
-    struct kv_page table[TOKENS / TILE_TOKENS + 1];
+    struct kv_page table[LONG_TOKENS / TILE_TOKENS + 1];
     struct kv_view view;
 };
 
@@ -89,13 +90,15 @@ static void pages_init(struct pages *p, struct backend *b, uint32_t dim, uint32_
         .arena = arena, .layouts = &p->layout, .pages = p->table, .n_pages = n, .span = span};
 }
 
-/* k, v: of token 0 and this head */
+/* Of tokens [0, keep) and [first, end). k, v: of token 0 and this head */
 static void naive_attention(const float *q, const float *k, const float *v, uint32_t dim,
-                            uint32_t first, uint32_t end, const struct attention_args *args,
-                            double sink, double *out) {
-    static double score[TOKENS];
+                            uint32_t keep, uint32_t first, uint32_t end,
+                            const struct attention_args *args, double sink, double *out) {
+    static double score[LONG_TOKENS];
     double max = sink, sum = 0;
-    for (uint32_t t = first; t < end; t++) {
+    for (uint32_t t = 0; t < end; t++) {
+        if (t >= keep && t < first)
+            continue;
         double dot = 0;
         for (uint32_t i = 0; i < dim; i++)
             dot += (double)q[i] * k[(size_t)t * KV_HEADS * dim + i];
@@ -104,7 +107,9 @@ static void naive_attention(const float *q, const float *k, const float *v, uint
         max = fmax(max, score[t]);
     }
     memset(out, 0, dim * sizeof *out);
-    for (uint32_t t = first; t < end; t++) {
+    for (uint32_t t = 0; t < end; t++) {
+        if (t >= keep && t < first)
+            continue;
         double p = exp(score[t] - max);
         sum += p;
         for (uint32_t i = 0; i < dim; i++)
@@ -132,7 +137,7 @@ static void check_attention(enum cpu_tier tier, const struct attention_args *arg
         double want[HEAD_DIM_MAX];
         uint32_t pos = last.pos + i / HEADS, head = i % HEADS;
         size_t from = (size_t)(head / GQA) * dim;
-        naive_attention(q + (size_t)i * dim, k + from, v + from, dim,
+        naive_attention(q + (size_t)i * dim, k + from, v + from, dim, 0,
                         pos < span ? 0 : pos + 1 - span, pos + 1, args,
                         args->sinks ? (double)args->sinks[head] : -INFINITY, want);
         for (uint32_t d = 0; span == 0 && d < dim; d++)
@@ -168,6 +173,86 @@ static void attention_of_tier(enum cpu_tier tier) {
 static void test_attention(void **state) {
     (void)state;
     for_tiers(attention_of_tier);
+}
+
+/* More kept positions than a split has: a query sees those of the later splits, too. */
+static void keep_of_tier(enum cpu_tier tier) {
+    enum { LONG = 1300, KEEP = 600, SPAN = 100 };
+    const struct attention_args args = {HEADS, 0.5f, 0, NULL};
+    static const uint32_t ROWS_OF[] = {1, QUERIES}; /* shared mode, whole mode */
+    struct backend *b =
+        make_backend(tier, 2, 8, (struct backend_limits){.rows = LONG, .dim = 64, .head_dim = DIM});
+    struct pages p;
+    pages_init(&p, b, DIM, UINT32_MAX);
+    const size_t kv = (size_t)LONG * KV_HEADS * DIM, n = (size_t)QUERIES * HEADS * DIM;
+    float *k = random_floats(kv, 1), *v = random_floats(kv, 1), *q = random_floats(n, 1);
+    float *out = malloc(n * sizeof *out);
+    struct batch_seq all = {.rows = LONG};
+    op_kv_store(b, &(struct batch){.rows = LONG, .n_seqs = 1, .seqs = &all}, &p.view, 0, k, v);
+    p.view.keep = KEEP;
+    p.view.span = SPAN;
+    for (int c = 0; c < 2; c++) {
+        const uint32_t rows = ROWS_OF[c];
+        struct batch_seq last = {.rows = rows, .pos = LONG - rows};
+        op_attention(b, &(struct batch){.rows = rows, .n_seqs = 1, .seqs = &last}, &p.view, 0, q,
+                     &args, out);
+        for (uint32_t i = 0; i < rows * HEADS; i++) {
+            const uint32_t pos = last.pos + i / HEADS;
+            const size_t from = (size_t)(i % HEADS / GQA) * DIM;
+            double want[DIM];
+            naive_attention(q + (size_t)i * DIM, k + from, v + from, DIM, KEEP, pos + 1 - SPAN,
+                            pos + 1, &args, -INFINITY, want);
+            for (uint32_t d = 0; d < DIM; d++)
+                near("attended", (size_t)i * DIM + d, out[(size_t)i * DIM + d], want[d], 2e-5);
+        }
+    }
+    backend_arena_destroy(b, p.view.arena);
+    backend_destroy(b);
+    free(k);
+    free(v);
+    free(q);
+    free(out);
+}
+
+static void test_long_keep(void **state) {
+    (void)state;
+    for_tiers(keep_of_tier);
+}
+
+/* With many workers and many rows, the partial results of all splits do not fit in memory at once:
+ * splits are computed in waves. The bits are those of whole mode. */
+static void test_waves(void **state) {
+    (void)state;
+    enum { ROWS_MANY = 1024, THREADS = 64 };
+    const struct attention_args args = {HEADS, 0.5f, 0, NULL};
+    struct backend *b =
+        make_backend(CPU_TIER_COUNT, 2, 8,
+                     (struct backend_limits){.rows = LONG_TOKENS, .dim = 64, .head_dim = DIM});
+    struct pages p;
+    pages_init(&p, b, DIM, UINT32_MAX);
+    const size_t kv = (size_t)LONG_TOKENS * KV_HEADS * DIM, n = (size_t)ROWS_MANY * HEADS * DIM;
+    float *k = random_floats(kv, 1), *v = random_floats(kv, 1), *q = random_floats(n, 1);
+    float *out[2] = {malloc(n * sizeof(float)), malloc(n * sizeof(float))};
+    struct batch_seq all = {.rows = LONG_TOKENS},
+                     last = {.rows = ROWS_MANY, .pos = LONG_TOKENS - ROWS_MANY};
+    const struct batch batch = {.rows = ROWS_MANY, .n_seqs = 1, .seqs = &last};
+    op_kv_store(b, &(struct batch){.rows = LONG_TOKENS, .n_seqs = 1, .seqs = &all}, &p.view, 0, k,
+                v);
+    /* a wave has one split: no room for the results of two */
+    assert_true(3 * ROWS_MANY * HEADS > PARTIAL_ROWS && 2 * ROWS_MANY * HEADS <= PARTIAL_ROWS);
+    op_attention(b, &batch, &p.view, 0, q, &args, out[0]);
+    const int threads = cpu_of(b)->threads;
+    cpu_of(b)->threads = THREADS; /* attention divides the work as for so many */
+    op_attention(b, &batch, &p.view, 0, q, &args, out[1]);
+    cpu_of(b)->threads = threads;
+    assert_memory_equal(out[0], out[1], n * sizeof(float));
+    backend_arena_destroy(b, p.view.arena);
+    backend_destroy(b);
+    free(k);
+    free(v);
+    free(q);
+    free(out[0]);
+    free(out[1]);
 }
 
 /* No sinks and sinks without weight give the same bits. */
@@ -681,7 +766,8 @@ static void test_small_ops(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention), cmocka_unit_test(test_no_sinks),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_long_keep),
+        cmocka_unit_test(test_waves),     cmocka_unit_test(test_no_sinks),
         cmocka_unit_test(test_experts),   cmocka_unit_test(test_bad_logits),
         cmocka_unit_test(test_recurrent), cmocka_unit_test(test_small_ops),
     };

@@ -101,14 +101,20 @@ static void drop(struct world *w) {
     free(w);
 }
 
-/* Task i: `shared` tokens that all tasks have, then its own. */
-static void submit(struct world *w, uint32_t i, uint32_t prompt, uint32_t shared, uint32_t answer) {
+/* Task i of a tenant: `shared` tokens that all tasks have, then its own. */
+static void submit_salted(struct world *w, uint32_t i, const char *salt, uint32_t prompt,
+                          uint32_t shared, uint32_t answer) {
     struct task *t = &w->tasks[i];
-    *t = (struct task){.salt = "", .n_prompt = prompt, .cap = prompt + answer};
+    *t = (struct task){
+        .salt = salt, .salt_len = strlen(salt), .n_prompt = prompt, .cap = prompt + answer};
     t->tokens = malloc(t->cap * sizeof *t->tokens);
     for (uint32_t p = 0; p < prompt; p++)
         t->tokens[p] = (int32_t)(p < shared ? p : p * 31 + (i + 1) * 100003);
     sched_submit(w->sched, t);
+}
+
+static void submit(struct world *w, uint32_t i, uint32_t prompt, uint32_t shared, uint32_t answer) {
+    submit_salted(w, i, "", prompt, shared, answer);
 }
 
 static uint32_t step(struct world *w) {
@@ -153,6 +159,24 @@ static void test_waiting_for_a_prefix(void **state) {
     assert_non_null(w->tasks[1].seq);
     run_all(w);
     assert_int_equal(w->ends[1], END_COMPLETE);
+    drop(w);
+}
+
+/* A task does not wait for another tenant's task with the same prompt: it cannot use its pages, and
+ * the wait would show that they are being computed. */
+static void test_no_waiting_for_other_tenants(void **state) {
+    (void)state;
+    static const char *const SALTS[] = {"a", "b", "ab", ""};
+    struct world *w = make((uint64_t)64 << 20, 8);
+    for (uint32_t i = 0; i < 4; i++)
+        submit_salted(w, i, SALTS[i], 3000, 3000, 1);
+    submit_salted(w, 4, "b", 3000, 3000, 1);
+    step(w);
+    for (uint32_t i = 0; i < 4; i++)
+        assert_non_null(w->tasks[i].seq);
+    assert_null(w->tasks[4].seq); /* of the same tenant: it waits */
+    run_all(w);
+    assert_int_equal(w->rows, 4 * 3000 + 3000 % TILE_TOKENS); /* it waited for whole pages */
     drop(w);
 }
 
@@ -382,6 +406,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefix_computed_once),
         cmocka_unit_test(test_waiting_for_a_prefix),
+        cmocka_unit_test(test_no_waiting_for_other_tenants),
         cmocka_unit_test(test_rows_are_shared),
         cmocka_unit_test(test_short_behind_long),
         cmocka_unit_test(test_the_newest_gives_way),
