@@ -190,6 +190,10 @@ struct page_conversion {
  * format is copied. */
 void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t *to);
 
+/* Makes the slots of a page from `token` on read as zeros. */
+void page_clear_tail(struct backend *b, struct backend_arena *a, const struct page_layout *l,
+                     uint32_t addr, uint32_t token);
+
 /* ---- experts and recurrent layers ------------------------------------------------------------ */
 
 struct expert {
@@ -328,6 +332,9 @@ struct backend_ops {
                                 void *host, size_t bytes, kvasir_error *err) MUST_CHECK;
     void (*arena_write)(struct backend *b, struct backend_arena *a, size_t at, const void *host,
                         size_t bytes);
+    /* Makes `count` pieces of `width` bytes zeros, `pitch` apart, from byte offset `at` on. */
+    void (*arena_zero)(struct backend *b, struct backend_arena *a, size_t at, size_t width,
+                       size_t pitch, size_t count);
     void (*page_convert)(struct backend *b, struct backend_arena *a,
                          const struct page_conversion *c);
 
@@ -429,7 +436,7 @@ struct backend {
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
-    X(page_convert) X(step_begin)
+    X(arena_zero) X(page_convert) X(step_begin)
 #define BACKEND_OPERATIONS(X)                                                                      \
     X(embed) X(rms_norm) X(matmul) X(rope_table) X(rope) X(kv_store) X(attention) X(gate_mul)     \
     X(add) X(scale) X(gate_rows) X(softcap) X(rearrange) X(gather_rows) X(experts) X(short_conv)   \
@@ -468,6 +475,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 #define backend_arena_copy(b, ...)     BACKEND_CALL(arena_copy, b, __VA_ARGS__)
 #define backend_arena_read(b, ...)     BACKEND_CALL(arena_read, b, __VA_ARGS__)
 #define backend_arena_write(b, ...)    BACKEND_CALL(arena_write, b, __VA_ARGS__)
+#define backend_arena_zero(b, ...)     BACKEND_CALL(arena_zero, b, __VA_ARGS__)
 #define backend_page_convert(b, ...)   BACKEND_CALL(page_convert, b, __VA_ARGS__)
 #define backend_step_begin(b, ...)     BACKEND_CALL(step_begin, b, __VA_ARGS__)
 

@@ -64,3 +64,52 @@ void page_convert(const struct page_conversion *c, const uint8_t *from, uint8_t 
                              from + page_tile(c->from, layer, head, (enum tile_kind)part),
                              to + page_tile(l, layer, head, (enum tile_kind)part));
 }
+
+/* Bytes of a tile, as `count` pieces of `width` bytes, `pitch` apart. */
+struct piece {
+    uint32_t at, width, pitch, count; /* at: from the tile's start */
+};
+enum { PIECES_MAX = 2 };
+
+/* The bytes that must be zeros for tokens from `token` on to read as zeros: of exact formats their
+ * values, of affine ones scales and biases (0 * code + 0). Returns how many pieces. */
+static uint32_t tile_tail(const struct tile_layout *l, uint32_t token,
+                          struct piece out[PIECES_MAX]) {
+    ASSERT(token < TILE_TOKENS);
+    const uint32_t scalar = (uint32_t)scalar_bytes(l->format.scalar), left = TILE_TOKENS - token;
+    if (!kv_format_exact(l->format)) { /* biases follow the scales in the same order */
+        out[0] = (struct piece){.at = l->scale_offset + token * scalar,
+                                .width = left * scalar,
+                                .pitch = TILE_TOKENS * scalar,
+                                .count = 2 * l->groups};
+        return 1;
+    }
+    const uint32_t four = 4 * scalar, row = l->lanes * four;
+    if (l->kind == TILE_K) {
+        out[0] = (struct piece){token * four, left * four, row, l->reduction / 4};
+        return 1;
+    }
+    uint32_t n = 0;
+    if (token % 4) /* the rest of four tokens that share a row */
+        out[n++] = (struct piece){token / 4 * row + token % 4 * scalar, (4 - token % 4) * scalar,
+                                  four, l->lanes};
+    if (token + 3 < TILE_TOKENS)
+        out[n++] =
+            (struct piece){(token + 3) / 4 * row, row, row, TILE_TOKENS / 4 - (token + 3) / 4};
+    ASSERT(n > 0 && n <= PIECES_MAX);
+    return n;
+}
+
+void page_clear_tail(struct backend *b, struct backend_arena *a, const struct page_layout *l,
+                     uint32_t addr, uint32_t token) {
+    for (int part = TILE_K; part <= TILE_V; part++) {
+        struct piece pieces[PIECES_MAX];
+        const uint32_t n = tile_tail(part == TILE_K ? &l->k : &l->v, token, pieces);
+        for (uint32_t i = 0; i < l->layers * l->kv_heads * n; i++) {
+            const struct piece *p = &pieces[i % n];
+            const uint32_t layer = i / n / l->kv_heads, head = i / n % l->kv_heads;
+            const size_t tile = page_offset(addr) + page_tile(l, layer, head, (enum tile_kind)part);
+            backend_arena_zero(b, a, tile + p->at, p->width, p->pitch, p->count);
+        }
+    }
+}

@@ -186,6 +186,8 @@ void seq_commit(struct kv_seq *s, const int32_t *tokens, uint32_t n);
  * be run again; seq_tokens still has them until the next commit. */
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached,
                        kvasir_error *err) MUST_CHECK;
+/* What *reached would be, if the trim does not fail. Changes nothing. */
+uint32_t seq_trim_reach(const struct kv_seq *s, uint32_t length);
 /* Keeps the recurrent layers' state at the current length for later trims. Does nothing without
  * such layers, or if that state is kept already. */
 kvasir_status seq_snapshot(struct kv_seq *s, kvasir_error *err) MUST_CHECK;

@@ -21,6 +21,8 @@
  *   SEQ-2  Entries of a table have rising page numbers. Each holds one reference.
  *   SEQ-3  From seq_prepare on, the partly filled page of position `length` is private to the
  *          sequence: seq_prepare copies it if anyone else holds it.
+ *   SEQ-4  From seq_prepare on, slots of that page at and after `length` read as zeros or as what
+ *          this step writes, never as tokens of another branch.
  */
 #include <string.h>
 
@@ -46,6 +48,7 @@ struct kv_seq {
     uint32_t length, prepared;
     /* Computing its tokens again would give other bytes: some are from a file, or requantized. */
     bool not_reproducible;
+    bool stale_tail; /* slots from `length` on in the open page may hold another branch's tokens */
     struct table tables[CACHE_GROUPS_MAX];
     /* recurrent layers */
     uint32_t state; /* its page, if has_state; without one the state is all zeros */
@@ -232,6 +235,7 @@ kvasir_status seq_fork(struct kv_seq *s, struct kv_seq **out, kvasir_error *err)
     TRY_GOTO(snapshot_room(f, s->n_snapshots, err));
     f->rule = s->rule;
     f->not_reproducible = s->not_reproducible;
+    f->stale_tail = s->stale_tail;
     f->length = f->prepared = s->length;
     f->has_state = s->has_state;
     f->state = s->state;
@@ -415,6 +419,7 @@ kvasir_status seq_begin_at(struct kv_seq *s, const int32_t *tokens, uint32_t len
     }
     memcpy(s->tokens, tokens, length * sizeof *tokens);
     s->length = s->prepared = length;
+    s->stale_tail = true;
     return KVASIR_OK;
 }
 
@@ -492,6 +497,19 @@ static kvasir_status open_unshare(struct kv_seq *s, uint32_t group, kvasir_error
     return KVASIR_OK;
 }
 
+/* SEQ-4: makes the private open page's slots from `length` on read as zeros. Attention gives them
+ * weight 0, but 0 times an infinity would be NaN. */
+static void open_clear_tail(struct kv_seq *s, uint32_t group) {
+    const struct kv_cache *c = s->cache;
+    const int64_t entry = open_entry(s, group);
+    if (entry < 0)
+        return;
+    const struct kv_page *page = &s->tables[group].pages[entry];
+    ASSERT(!page_shared(c->pool, page->addr));
+    page_clear_tail(c->backend, pool_arena(c->pool), &c->layouts[group][page->layout], page->addr,
+                    s->length % TILE_TOKENS);
+}
+
 /* CACHE-8: makes the state private: zeros at first, a copy if a snapshot or a fork also holds
  * it. */
 static kvasir_status state_unshare(struct kv_seq *s, kvasir_error *err) {
@@ -527,6 +545,9 @@ kvasir_status seq_prepare(struct kv_seq *s, uint32_t n, kvasir_error *err) {
         for (uint32_t number = pages_for(s->length); number < pages_for(end); number++)
             TRY_GOTO(table_push(s, g, number, err));
     }
+    for (uint32_t g = 0; g < c->n_groups && s->stale_tail; g++)
+        open_clear_tail(s, g);
+    s->stale_tail = false;
     s->prepared = end;
     return KVASIR_OK;
 done:
@@ -624,17 +645,24 @@ static void trim_pages(struct kv_seq *s, uint32_t length) {
         if (length == 0)
             s->tables[g].missing = 0;
     }
+    s->stale_tail = s->stale_tail || length < s->prepared;
     s->length = s->prepared = length;
     if (length == 0)
         s->not_reproducible = false;
 }
 
-/* Goes back to the newest usable snapshot at or before `length`, or to nothing. */
-static void trim_state(struct kv_seq *s, uint32_t length) {
+/* How many snapshots a trim to `length` leaves: up to the newest usable one. */
+static uint32_t snapshots_until(const struct kv_seq *s, uint32_t length) {
     uint32_t n = s->n_snapshots;
     while (n > 0 &&
            (s->snapshots[n - 1].length > length || !can_trim_all(s, s->snapshots[n - 1].length)))
         n--;
+    return n;
+}
+
+/* Goes back to the newest usable snapshot at or before `length`, or to nothing. */
+static void trim_state(struct kv_seq *s, uint32_t length) {
+    const uint32_t n = snapshots_until(s, length);
     snapshots_truncate(s, n);
     state_drop(s);
     if (n > 0) {
@@ -643,6 +671,13 @@ static void trim_state(struct kv_seq *s, uint32_t length) {
         page_ref(s->cache->pool, s->state);
     }
     trim_pages(s, n > 0 ? s->snapshots[n - 1].length : 0);
+}
+
+uint32_t seq_trim_reach(const struct kv_seq *s, uint32_t length) {
+    if (!s->cache->state_page_bytes || length >= s->length)
+        return length;
+    const uint32_t n = snapshots_until(s, length);
+    return n > 0 ? s->snapshots[n - 1].length : 0;
 }
 
 kvasir_status seq_trim(struct kv_seq *s, uint32_t length, uint32_t *reached, kvasir_error *err) {

@@ -61,7 +61,7 @@ static bool all_are(const uint8_t *p, size_t n, uint8_t value) {
 /* Pages of 3 units at addresses 0, 3, 6, 9; memory comes in units of its own. */
 static void check_arena(void) {
     enum { PAGE = 3 * PAGE_ADDR_UNIT, ARENA = 8 << 20 };
-    if (!family_begin("arena", "take, write, copy, release"))
+    if (!family_begin("arena", "take, write, copy, zero, release"))
         return;
     const struct backend_limits limits = some_limits();
     case_begin("pages of %d bytes", (int)PAGE);
@@ -84,6 +84,12 @@ static void check_arena(void) {
     check_that(all_are(arena_bytes(a, 0, PAGE), PAGE, 0) &&
                    all_are(arena_bytes(a, page_offset(9), PAGE), PAGE, 0),
                "pages beside it");
+    backend_arena_zero(device, a, page_offset(6) + 100, 7, 50, 3);
+    p = arena_bytes(a, page_offset(6), PAGE);
+    for (size_t i = 0; i < 3; i++)
+        check_that(all_are(p + 100 + i * 50, 7, 0) && all_are(p + 107 + i * 50, 43, 1),
+                   "piece %zu of a page", i);
+    check_that(all_are(p + 5, 95, 1) && all_are(p + 250, PAGE - 250, 1), "bytes beside pieces");
     backend_arena_take(device, a, 3, PAGE, false);
     check_that(all_are(arena_bytes(a, page_offset(3), PAGE), PAGE, 0), "a page that is used again");
     backend_arena_release(device, a, 6, PAGE);

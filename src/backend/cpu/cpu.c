@@ -166,6 +166,13 @@ static void cpu_arena_write(struct backend *b, struct backend_arena *a, size_t a
     host_write(b, arena_at(a, at, bytes), host, bytes);
 }
 
+static void cpu_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
+                           size_t pitch, size_t count) {
+    (void)b;
+    for (size_t i = 0; i < count; i++)
+        memset(arena_at(a, at + i * pitch, width), 0, width);
+}
+
 static void cpu_page_convert(struct backend *b, struct backend_arena *a,
                              const struct page_conversion *c) {
     (void)b;

@@ -201,6 +201,8 @@ kvasir_status cuda_arena_read(struct backend *b, const struct backend_arena *a, 
                               void *host, size_t bytes, kvasir_error *err);
 void cuda_arena_write(struct backend *b, struct backend_arena *a, size_t at, const void *host,
                       size_t bytes);
+void cuda_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
+                     size_t pitch, size_t count);
 void cuda_page_convert(struct backend *b, struct backend_arena *a, const struct page_conversion *c);
 // product.cu
 kvasir_status cuda_weight_put(struct backend *b, const struct weight *w,

@@ -338,6 +338,15 @@ void cuda_arena_write(struct backend *base, struct backend_arena *a, size_t at, 
         cuda_write(base, mapped_at(a, at, bytes), host, bytes);
 }
 
+void cuda_arena_zero(struct backend *base, struct backend_arena *a, size_t at, size_t width,
+                     size_t pitch, size_t count) {
+    cuda_backend *b = cuda_of(base);
+    if (!count || !can_work(b))
+        return;
+    uint8_t *from = mapped_at(a, at, (count - 1) * pitch + width);
+    cuda_ok(b, cudaMemset2DAsync(from, pitch, 0, width, count, b->stream));
+}
+
 // ---- pages in another layout -----------------------------------------------------------------
 
 // Room for the two pages in host memory, kept for the next one: the only allocation on the host

@@ -97,6 +97,9 @@ static kvasir_status null_arena_read(struct backend *b, const struct backend_are
 static void null_arena_write(struct backend *b, struct backend_arena *a, size_t at,
                              const void *host, size_t bytes) {}
 
+static void null_arena_zero(struct backend *b, struct backend_arena *a, size_t at, size_t width,
+                            size_t pitch, size_t count) {}
+
 static void null_page_convert(struct backend *b, struct backend_arena *a,
                               const struct page_conversion *c) {
     check_unit(a, c->from_addr);
