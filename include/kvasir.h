@@ -231,7 +231,8 @@ KVASIR_API uint64_t kvasir_seq_bytes_16bit(const kvasir_seq *seq);
  * a window has dropped a page that position `length` sees. 0 always works. A model with recurrent
  * layers goes back to the newest snapshot at or before `length` (or to the start) and evaluates the
  * rest again; *rerun, if not NULL, is how many tokens that were. If the budget does not allow that,
- * the sequence stays that much shorter (KVASIR_ERR_BUDGET). */
+ * the sequence stays that much shorter (KVASIR_ERR_BUDGET). KVASIR_ERR_ARGUMENT, and nothing
+ * changes, if some of those tokens are -1 (kvasir_seq_load). */
 KVASIR_API kvasir_status kvasir_seq_trim(kvasir_seq *seq, uint32_t length, uint32_t *rerun,
                                          kvasir_error *err);
 
@@ -283,9 +284,21 @@ KVASIR_API kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, con
                                                   kvasir_prompt_cache **out, kvasir_error *err);
 KVASIR_API void kvasir_prompt_cache_close(kvasir_prompt_cache *cache);
 KVASIR_API uint32_t kvasir_prompt_cache_tokens(const kvasir_prompt_cache *cache);
+/* How a file of kvasir_seq_save was computed. A context that differs in it loads the file, but its
+ * logits are not those of the tokens computed anew: compare with kvasir_context_info. Files of
+ * mlx-lm and of older versions do not say. */
+typedef struct kvasir_prompt_cache_info {
+    uint32_t tokens;
+    int act_bits;          /* 0: unknown */
+    const char *tier;      /* cpu_tier; NULL: unknown. Valid until the file is closed */
+    bool other_arithmetic; /* formats were encoded by another version of their arithmetic */
+} kvasir_prompt_cache_info;
+KVASIR_API void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *cache,
+                                             kvasir_prompt_cache_info *info);
 /* A new sequence with the file's tokens and its bytes unchanged; in a context of other formats only
  * with `convert`. A file of kvasir_seq_save is refused if its keys were rotated by another rope
- * than this context's. Tokens are -1 if the file does not contain them (mlx-lm's do not). */
+ * than this context's. Tokens are -1 if the file does not contain them (mlx-lm's do not). Recurrent
+ * layers: a snapshot at the file's end is kept, as by kvasir_seq_snapshot. */
 KVASIR_API kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *cache,
                                          bool convert, kvasir_seq **out, kvasir_error *err);
 /* Writes a file that mlx-lm loads. It has the form of mlx-lm 0.32 if that can store the cache (same

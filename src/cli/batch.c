@@ -157,6 +157,11 @@ static struct cache_file *open_file(struct batch *b, const char *path, kvasir_er
         return NULL;
     }
     b->files = f;
+    if (!b->a->quiet) {
+        kvasir_context_info info;
+        kvasir_engine_get_context(b->engine, &info);
+        warn_prompt_cache(f->cache, path, &info);
+    }
     return f;
 }
 

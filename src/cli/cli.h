@@ -283,6 +283,9 @@ void progress_end(struct progress *p);
 /* The model, the cache it will use and the library's notes, on standard error. */
 void print_model_line(const kvasir_model_info *m);
 void print_context_facts(const kvasir_context_info *info);
+/* Warnings on standard error if the file was computed otherwise than the context computes. */
+void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
+                       const kvasir_context_info *info);
 /* The JSON keys of the same facts. */
 void put_context_facts(json_t *object, const kvasir_context_info *info);
 

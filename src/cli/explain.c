@@ -189,6 +189,27 @@ void print_context_facts(const kvasir_context_info *i) {
     write_notes(stderr, i, "note:   ");
 }
 
+void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
+                       const kvasir_context_info *info) {
+    kvasir_prompt_cache_info file;
+    kvasir_prompt_cache_get_info(cache, &file);
+    if (file.act_bits && file.act_bits != info->act_bits)
+        fprintf(stderr,
+                "warning: %s was computed with --act-bits %d, this run uses %d: its answers are "
+                "not those of the whole prompt\n",
+                path, file.act_bits, info->act_bits);
+    if (file.tier && strcmp(file.tier, info->cpu_tier) != 0)
+        fprintf(stderr,
+                "warning: %s was computed on tier %.31s, this run uses %s: its logits differ by "
+                "rounding from those of the whole prompt\n",
+                path, file.tier, info->cpu_tier);
+    if (file.other_arithmetic)
+        fprintf(stderr,
+                "warning: %s was encoded by another version of Kvasir's arithmetic: its answers "
+                "are not those of the whole prompt\n",
+                path);
+}
+
 void put_context_facts(json_t *object, const kvasir_context_info *i) {
     char *notes = NULL;
     size_t size;

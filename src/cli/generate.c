@@ -198,6 +198,8 @@ static void settle_limit(struct run *r) {
     if (!r->a->quiet) {
         print_model_line(&r->info);
         print_context_facts(&info);
+        if (r->cache)
+            warn_prompt_cache(r->cache, r->a->prompt_cache, &info);
         if (r->sampling.options.temp > 0)
             fprintf(stderr, "seed:   %llu\n", (unsigned long long)r->sampling.options.seed);
     }

@@ -143,6 +143,7 @@ kvasir_status context_create_take(const struct kvasir_model *model,
 struct kvasir_seq {
     struct kvasir_context *ctx;
     struct kv_seq *seq;
+    bool foreign; /* some of its rows may have been computed otherwise than by a context like ctx */
 };
 
 /* ---- steps (step.c) -------------------------------------------------------------------------- */
@@ -198,6 +199,13 @@ void prompt_cache_shape(const struct kvasir_prompt_cache *p,
  * convert in any. The file is refused before anything is made of it (PROMPT-1). */
 kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_prompt_cache *p,
                                 bool convert, struct kv_seq **out, kvasir_error *err) MUST_CHECK;
+/* How rows were computed: two contexts that agree in it give rows and logits the same bits. */
+struct arithmetic {
+    char act_bits[8], version[32], tier[32];
+};
+void arithmetic_of(const struct kvasir_context *c, struct arithmetic *out);
+/* Whether the file says that its rows were computed as the context's are. */
+bool prompt_cache_is_native(const struct kvasir_prompt_cache *p, const struct kvasir_context *c);
 /* Its tokens; -1: the file does not say. */
 const int32_t *prompt_cache_ids(const struct kvasir_prompt_cache *p);
 uint32_t prompt_cache_value_head(const struct model_config *c, uint32_t head);

@@ -129,6 +129,13 @@ kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out, kv
     return finish(&b, good, "fingerprint", out, err);
 }
 
+void arithmetic_of(const struct kvasir_context *c, struct arithmetic *out) {
+    ASSERT(strlen(c->device.tier) < sizeof out->tier);
+    snprintf(out->act_bits, sizeof out->act_bits, "%d", c->device.act_bits);
+    snprintf(out->version, sizeof out->version, "%d", KV_ARITHMETIC_VERSION);
+    snprintf(out->tier, sizeof out->tier, "%s", c->device.tier);
+}
+
 static bool put_centres(struct text_buf *b, const struct key_centre *c) {
     if (!c)
         return text_printf(b, "centre none\n");

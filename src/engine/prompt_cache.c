@@ -13,8 +13,9 @@
  * model made it. Loading makes a new sequence in a context whose cache has the file's formats
  * (kvasir_context_options.like), so nothing is rounded again; with `convert`, in any context. A
  * file that kvasir_seq_save wrote knows its tokens, model and RoPE. mlx-lm's own files know none of
- * these, so their tokens are unknown (-1) and cannot be run again, which only recurrent models ever
- * need.
+ * these, so their tokens are unknown (-1) and cannot be run again. Only a trim of a recurrent
+ * model's sequence ever needs that: kvasir_seq_load keeps a snapshot at the file's end, and
+ * kvasir_seq_trim refuses lengths below it.
  *
  * Invariants
  *   PROMPT-1  A file is refused before anything is made of it, or the sequence holds exactly its
@@ -258,6 +259,18 @@ static kvasir_status check_rope(const struct kvasir_prompt_cache *p, const struc
                      file, c->options.ctx, ours);
 }
 
+static bool says(const struct kvasir_prompt_cache *p, const char *key, const char *value) {
+    const char *text = metadata(&p->file, key);
+    return text && strcmp(text, value) == 0;
+}
+
+bool prompt_cache_is_native(const struct kvasir_prompt_cache *p, const struct kvasir_context *c) {
+    struct arithmetic how;
+    arithmetic_of(c, &how);
+    return says(p, "kvasir_act_bits", how.act_bits) && says(p, "kvasir_arithmetic", how.version) &&
+           says(p, "kvasir_tier", how.tier);
+}
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 kvasir_status kvasir_prompt_cache_open(const kvasir_model *model, const char *path,
@@ -289,6 +302,21 @@ void kvasir_prompt_cache_close(kvasir_prompt_cache *p) {
     mem_free(p->of_layer);
     mem_free(p->tokens);
     mem_free(p);
+}
+
+void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *p, kvasir_prompt_cache_info *info) {
+    const char *act = metadata(&p->file, "kvasir_act_bits"),
+               *version = metadata(&p->file, "kvasir_arithmetic");
+    char ours[16];
+    snprintf(ours, sizeof ours, "%d", KV_ARITHMETIC_VERSION);
+    *info = (kvasir_prompt_cache_info){
+        .tokens = p->offset,
+        .act_bits = act && strcmp(act, "8") == 0    ? 8
+                    : act && strcmp(act, "16") == 0 ? 16
+                                                    : 0,
+        .tier = metadata(&p->file, "kvasir_tier"),
+        .other_arithmetic = version && strcmp(version, ours) != 0,
+    };
 }
 
 const int32_t *prompt_cache_ids(const struct kvasir_prompt_cache *p) {

@@ -7,6 +7,14 @@
  *     keep + newest     RotatingKVCache, Quantized...          kept rows, then the newest in order:
  *                                                              a ring as it is after a chunk
  *
+ * Metadata beside mlx-lm's own (model, tokenizer_config), which mlx-lm ignores:
+ *
+ *     kvasir_model, kvasir_rope         fingerprints; a file of others is refused (prompt_cache.c)
+ *     kvasir_tokens                     "1,2,3"; absent if some are unknown
+ *     kvasir_checksum                   of everything else
+ *     kvasir_act_bits, kvasir_tier,     how all rows were computed; absent if rows came from a file
+ *     kvasir_arithmetic                 that says otherwise, or nothing. Keys are never centred.
+ *
  * mlx's ring holds one token more than the next query sees. If that token's page has been dropped,
  * the row is zeros. Nothing reads it: the next token overwrites it.
  */
@@ -246,6 +254,16 @@ static bool all_known(const struct kvasir_seq *seq) {
     return true;
 }
 
+enum { METADATA_MAX = 9 };
+
+/* Adds a pair if it is known. */
+static void put_pair(struct prompt_pair pairs[METADATA_MAX], uint32_t *n, bool known,
+                     const char *key, const char *value) {
+    ASSERT(*n < METADATA_MAX && (*n == 0 || strcmp(pairs[*n - 1].key, key) < 0));
+    if (known)
+        pairs[(*n)++] = (struct prompt_pair){key, value};
+}
+
 kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool legacy,
                               kvasir_error *err) {
     struct saver *s = mem_calloc(1, sizeof *s);
@@ -269,20 +287,25 @@ kvasir_status kvasir_seq_save(const kvasir_seq *seq, const char *path, bool lega
         status = fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
         goto done;
     }
+    struct arithmetic how;
+    arithmetic_of(seq->ctx, &how);
     char sum_text[17] = "";
     uint64_t sum;
-    /* in rising order of keys; no tokens if some are unknown */
-    struct prompt_pair metadata[6] = {
-        {"kvasir_checksum", sum_text}, {"kvasir_model", model}, {"kvasir_rope", rope_text}};
-    uint32_t n = 3;
-    if (all_known(seq))
-        metadata[n++] = (struct prompt_pair){"kvasir_tokens", tokens.data};
-    metadata[n++] = (struct prompt_pair){"model", m->path};
-    metadata[n++] = (struct prompt_pair){"tokenizer_config", "{}"};
+    struct prompt_pair metadata[METADATA_MAX];
+    uint32_t n = 0;
+    /* in rising order of keys */
+    put_pair(metadata, &n, !seq->foreign, "kvasir_act_bits", how.act_bits);
+    put_pair(metadata, &n, !seq->foreign, "kvasir_arithmetic", how.version);
+    put_pair(metadata, &n, true, "kvasir_checksum", sum_text);
+    put_pair(metadata, &n, true, "kvasir_model", model);
+    put_pair(metadata, &n, true, "kvasir_rope", rope_text);
+    put_pair(metadata, &n, !seq->foreign, "kvasir_tier", how.tier);
+    put_pair(metadata, &n, all_known(seq), "kvasir_tokens", tokens.data);
+    put_pair(metadata, &n, true, "model", m->path);
+    put_pair(metadata, &n, true, "tokenizer_config", "{}");
     s->file.form = legacy ? PROMPT_FORM_LEGACY : PROMPT_FORM_032;
     s->file.form = prompt_file_form(&s->file);
     s->file.metadata = metadata;
-    ASSERT(n <= sizeof metadata / sizeof *metadata);
     s->file.n_metadata = n;
     TRY_GOTO(prompt_cache_checksum(&s->file, &sum, err));
     fingerprint_text(sum, sum_text);

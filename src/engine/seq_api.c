@@ -41,7 +41,12 @@ kvasir_status kvasir_seq_load(kvasir_context *ctx, const kvasir_prompt_cache *p,
     struct kvasir_seq *s;
     *out = NULL;
     TRY(alloc(ctx, &s, err));
-    return finish_create(s, prompt_cache_load(ctx, p, convert, &s->seq, err), out, err);
+    kvasir_status status = prompt_cache_load(ctx, p, convert, &s->seq, err);
+    s->foreign = !prompt_cache_is_native(p, ctx);
+    if (status ==
+        KVASIR_OK) /* a trim cannot run the file's tokens again if it does not name them */
+        status = seq_snapshot(s->seq, err);
+    return finish_create(s, status, out, err);
 }
 
 void kvasir_seq_destroy(kvasir_seq *s) {
@@ -58,6 +63,7 @@ void kvasir_seq_destroy(kvasir_seq *s) {
 kvasir_status kvasir_seq_fork(kvasir_seq *s, kvasir_seq **out, kvasir_error *err) {
     struct kvasir_seq *f;
     TRY(alloc(s->ctx, &f, err));
+    f->foreign = s->foreign;
     return finish_create(f, seq_fork(s->seq, &f->seq, err), out, err);
 }
 
@@ -186,9 +192,26 @@ kvasir_status kvasir_seq_eval(kvasir_seq *s, const int32_t *tokens, size_t n,
     return KVASIR_OK;
 }
 
+/* A prompt-cache file may not name its tokens; such tokens cannot be evaluated again. */
+static kvasir_status check_rerun(const struct kvasir_seq *s, uint32_t length, kvasir_error *err) {
+    const uint32_t reached = seq_trim_reach(s->seq, length);
+    if (length > seq_length(s->seq))
+        return KVASIR_OK; /* which seq_trim refuses */
+    for (uint32_t i = reached; i < length; i++)
+        if (seq_tokens(s->seq)[i] < 0)
+            return fail(err, KVASIR_ERR_ARGUMENT,
+                        "cannot trim to %u tokens: recurrent layers would evaluate tokens %u to %u "
+                        "again, but the prompt-cache file did not name token %u: load the file "
+                        "again, or trim to no fewer tokens than it has",
+                        length, reached, length - 1, i);
+    return KVASIR_OK;
+}
+
 kvasir_status kvasir_seq_trim(kvasir_seq *s, uint32_t length, uint32_t *rerun, kvasir_error *err) {
     uint32_t reached, most = s->ctx->options.prefill_chunk;
+    TRY(check_rerun(s, length, err));
     TRY(seq_trim(s->seq, length, &reached, err));
+    ASSERT(reached <= length);
     if (rerun)
         *rerun = length - reached;
     while (seq_length(s->seq) < length) {

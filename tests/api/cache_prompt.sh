@@ -96,6 +96,18 @@ g --convert-cache
 [ "$(json kv_format)" = "K 8 g64, V 4 g64" ] || die "--convert-cache to the default"
 expect 2 '--convert-cache: only allowed with --prompt-cache' generate -m "$tiny" --tokens 1 \
     --convert-cache
+# a file that was computed otherwise is used, with a warning
+c --act-bits 8 --cpu-tier ref -o how -q
+h() { good generate -m "$tiny" --prompt-cache how --tokens 6,7 -n 3 "$@"; }
+h --act-bits 8 --cpu-tier ref
+grep -q warning err && die "a warning about a file that was computed alike"
+h --act-bits 16 --cpu-tier ref
+grep -q '^warning: how was computed with --act-bits 8, this run uses 16' err || die "act bits"
+grep -q 'on tier' err && die "a warning about the same tier"
+h --act-bits 8
+tier=$(sed -n 's/^cpu: .* tier \([a-z0-9]*\),.*/\1/p' err)
+[ "$tier" = ref ] || grep -q "^warning: how was computed on tier ref, this run uses $tier" err ||
+    die "tier"
 # mlx-lm's own files, which do not contain their tokens
 for form in legacy-0.31.3 mlx-lm-0.32.2; do
     cache=$SHARED_DIR/fixtures/mlx/prompt-cache/$form/tiny-llama/rot64k4_100.safetensors
