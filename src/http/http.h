@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* http.h: HTTP by libmicrohttpd, as exchanges whose handler may wait (http.c, http_watch.c).
+/* http.h: an HTTP/1.1 server, as exchanges whose handler may wait (http.c, http_conn.c,
+ * http_reply.c, http_watch.c). Which bytes are a request: http_head.h.
  *
- *     libmicrohttpd's threads            any thread          the watcher
+ *     HTTP threads                       any thread          the watcher
  *       whole body received: handle
  *         HTTP_WAIT: suspended       <--- http_wake
  *       handle again ... http_reply_*                         client gone: gone()
@@ -40,7 +41,7 @@ enum http_step { HTTP_REPLIED, HTTP_WAIT };
 struct http_handler {
     void *user;
     /* After the headers: the longest body that is accepted. If the headers announce a longer one,
-     * handle is called without a body, to refuse. */
+     * handle is called without a body, to refuse. The connection then closes. */
     uint64_t (*body_limit)(void *user, const struct http_exchange *exchange);
     /* After the whole body, and after each http_wake until it has replied. */
     enum http_step (*handle)(void *user, struct http_exchange *exchange);
@@ -59,13 +60,17 @@ struct http_options {
     const char *host;
     uint16_t port;
     uint32_t threads, max_connections;
+    /* of one client address; 0: a quarter of max_connections, and any number from loopback */
+    uint32_t max_address_connections;
     uint64_t max_body_bytes;
     uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
+    uint32_t head_timeout_s;  /* until the headers of a request are complete */
     uint32_t write_timeout_s; /* until a client reads something, or the rest */
     struct http_handler handler;
 };
 struct http_error {
     bool bad_host; /* the host name cannot be resolved */
+    bool too_many; /* max_connections need more open files than the process may have */
     char text[256];
 };
 /* False with *err. */

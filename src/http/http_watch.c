@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* http_watch.c: a thread that watches what libmicrohttpd does not. A suspended connection is in
- * none of its poll sets, and its timeout starts again with each byte.
+/* http_watch.c: a thread that knows all connections: it notices clients that leave while their
+ * exchange is suspended, and cuts connections whose deadline has passed.
  *
- *     between requests --request complete--> answering --all given--> last bytes --> between ...
- *      deadline: idle_timeout                 no deadline, gone()      deadline: write_timeout
+ *     idle --> headers --> body --request complete--> answering --all given--> last bytes --> idle
+ *      idle_   head_       idle_                       none, gone(); a client    write_
+ *      timeout timeout     timeout                     that reads nothing:       timeout
+ *                                                      write_timeout
  *
- * libmicrohttpd reports the end of a connection before it closes the socket, and the mutex orders
- * that report with this thread's accesses. Events name connections by a number that is never
- * reused, so that a late event cannot hit the next owner of the same socket.
+ * A connection ends here before its socket is closed, and the mutex orders that with this thread's
+ * accesses. Events name connections by a number that is never reused, so that a late event cannot
+ * hit the next owner of the same socket.
  */
 #include "http/http_internal.h"
 
@@ -44,11 +46,12 @@ static void tell_gone(struct http *h, uint64_t id) {
 }
 
 static bool is_due(const struct conn *c, int64_t now) {
-    return (c->deadline_s && now > c->deadline_s) ||
+    const int64_t stalled_s = atomic_load(&c->stalled_s);
+    return (c->deadline_s && now > c->deadline_s) || (stalled_s && now > stalled_s) ||
            (c->exchange && atomic_load(&c->exchange->broken));
 }
 
-/* Shuts both directions down: libmicrohttpd finds the connection closed. */
+/* Shuts both directions down: whoever uses the connection finds it closed. */
 static void cut_late(struct watch *w) {
     const int64_t now = now_s();
     pthread_mutex_lock(&w->mutex);
@@ -76,6 +79,7 @@ static void *watch_thread(void *user) {
         if (now_s() != rounds) {
             rounds = now_s();
             cut_late(w);
+            http_listen(h);
         }
     }
 }
@@ -103,26 +107,54 @@ void watch_stop(struct http *h) {
         close(w->wake);
 }
 
-struct conn *watch_open(struct http *h, int fd) {
-    struct conn *c = calloc(1, sizeof *c);
-    if (!c)
-        return NULL;
-    c->fd = fd;
-    c->deadline_s = now_s() + h->options.idle_timeout_s;
+bool watch_has_room(struct http *h) {
     pthread_mutex_lock(&h->watch.mutex);
-    c->id = ++h->watch.last_id;
-    c->next = h->watch.conns;
-    if (c->next)
-        c->next->prev = c;
-    h->watch.conns = c;
-    h->watch.count++;
+    const bool room = h->watch.count < h->options.max_connections;
+    h->watch.full |= !room;
     pthread_mutex_unlock(&h->watch.mutex);
-    return c;
+    return room;
+}
+
+void watch_full(struct http *h) {
+    pthread_mutex_lock(&h->watch.mutex);
+    h->watch.full = true;
+    pthread_mutex_unlock(&h->watch.mutex);
+}
+
+static bool is_loopback(const struct in6_addr *a) {
+    return IN6_IS_ADDR_LOOPBACK(a) || (IN6_IS_ADDR_V4MAPPED(a) && a->s6_addr[12] == 127);
+}
+
+/* One client must not take all connections. */
+static bool address_has_room(const struct http *h, const struct in6_addr *a) {
+    uint32_t most = h->options.max_address_connections, n = 0;
+    if (!most && is_loopback(a))
+        return true;
+    if (!most)
+        most = max_u32(h->options.max_connections / 4, 1);
+    for (const struct conn *c = h->watch.conns; c; c = c->next)
+        n += IN6_ARE_ADDR_EQUAL(&c->address, a) ? 1 : 0;
+    return n < most;
+}
+
+bool watch_open(struct http *h, struct conn *c) {
+    const struct http_options *o = &h->options;
+    c->deadline_s = now_s() + min_u32(o->idle_timeout_s, o->head_timeout_s);
+    pthread_mutex_lock(&h->watch.mutex);
+    const bool good = address_has_room(h, &c->address);
+    if (good) {
+        c->id = ++h->watch.last_id;
+        c->next = h->watch.conns;
+        if (c->next)
+            c->next->prev = c;
+        h->watch.conns = c;
+        h->watch.count++;
+    }
+    pthread_mutex_unlock(&h->watch.mutex);
+    return good;
 }
 
 void watch_close(struct http *h, struct conn *c) {
-    if (!c)
-        return;
     pthread_mutex_lock(&h->watch.mutex);
     *(c->prev ? &c->prev->next : &h->watch.conns) = c->next;
     if (c->next)
@@ -130,20 +162,19 @@ void watch_close(struct http *h, struct conn *c) {
     ASSERT(h->watch.count > 0);
     h->watch.count--;
     pthread_mutex_unlock(&h->watch.mutex);
-    free(c);
 }
 
 void watch_deadline(struct http *h, struct conn *c, uint32_t seconds) {
-    if (!c)
-        return;
     pthread_mutex_lock(&h->watch.mutex);
     c->deadline_s = seconds ? now_s() + seconds : 0;
     pthread_mutex_unlock(&h->watch.mutex);
 }
 
+void watch_stall(struct conn *c) {
+    atomic_store(&c->stalled_s, now_s() + c->http->options.write_timeout_s);
+}
+
 void watch_begin(struct http *h, struct conn *c, struct exchange *exchange) {
-    if (!c)
-        return;
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLET, .data.u64 = c->id};
     pthread_mutex_lock(&h->watch.mutex);
     ASSERT(!c->exchange); /* one at a time */
@@ -155,8 +186,6 @@ void watch_begin(struct http *h, struct conn *c, struct exchange *exchange) {
 }
 
 void watch_end(struct http *h, struct conn *c) {
-    if (!c)
-        return;
     struct epoll_event none = {0};
     pthread_mutex_lock(&h->watch.mutex);
     if (c->exchange)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* job.c: one request, from its body to the last byte of its answer.
  *
- *     libmicrohttpd's threads             engine's thread            watcher
+ *     HTTP threads                        engine's thread            watcher
  *       job_begin: read, submit
  *          stream: headers, fill     <--    on_event: copies       tick: a comment is due
  *          else:   waits                    into queue or answer   gone: cancel

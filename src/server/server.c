@@ -2,7 +2,7 @@
 /* server.c: the server's life.
  *
  * The end: server_drain refuses new requests while open ones continue. server_destroy cancels
- * those, waits for their last events, upon which their exchanges reply, and ends libmicrohttpd, in
+ * those, waits for their last events, upon which their exchanges reply, and ends HTTP's, in
  * which no exchange may be suspended then.
  */
 #include "server/server_internal.h"
@@ -23,6 +23,7 @@ struct server_options server_defaults(void) {
                                    .max_body_bytes = 32 << 20,
                                    .buffer_bytes = 1 << 20,
                                    .idle_timeout_s = 75,
+                                   .head_timeout_s = 10,
                                    .write_timeout_s = 30,
                                    .keepalive_s = 5};
 }
@@ -104,8 +105,10 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                       .port = o->port,
                                       .threads = THREADS,
                                       .max_connections = o->max_connections,
+                                      .max_address_connections = o->max_address_connections,
                                       .max_body_bytes = o->max_body_bytes,
                                       .idle_timeout_s = o->idle_timeout_s,
+                                      .head_timeout_s = o->head_timeout_s,
                                       .write_timeout_s = o->write_timeout_s,
                                       .handler = {.user = s,
                                                   .body_limit = routes_body_limit,
@@ -116,8 +119,11 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                                   .tick = tick}};
     struct http_error why;
     if (!http_start(&http, &s->http, &why)) {
-        *err = (kvasir_error){
-            .code = KVASIR_ERR_IO, .offset = -1, .field = why.bad_host ? "server.host" : NULL};
+        *err = (kvasir_error){.code = KVASIR_ERR_IO,
+                              .offset = -1,
+                              .field = why.bad_host   ? "server.host"
+                                       : why.too_many ? "server.max_connections"
+                                                      : NULL};
         snprintf(err->text, sizeof err->text, "%s", why.text);
         server_destroy(s);
         return err->code;

@@ -27,10 +27,13 @@ struct server_options {
     uint32_t max_choices;     /* largest "n" of a request */
     uint32_t max_prompt_tokens; /* 0: as many as fit the context */
     uint32_t max_connections;
+    /* of one client address; 0: a quarter of max_connections, and any number from loopback */
+    uint32_t max_address_connections;
     uint64_t max_body_bytes;
     uint64_t buffer_bytes;    /* of a stream's events that its client does not read; beyond it the
                                  request is cancelled */
     uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
+    uint32_t head_timeout_s;  /* until the headers of a request are complete */
     uint32_t write_timeout_s; /* until a client reads something */
     uint32_t keepalive_s;     /* between comments in a stream that has nothing else to send */
     bool log_prompts;         /* request bodies go to the log */
@@ -39,7 +42,8 @@ struct server_options {
     void (*on_log)(void *user, const char *line);
     void *log_user;
 };
-/* 127.0.0.1, 8080, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 30 s, 5 s; all else 0. */
+/* 127.0.0.1, 8080, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s, 30 s, 5 s; all else
+ * 0. */
 struct server_options server_defaults(void);
 
 /* A name or address that only this machine can connect to. */

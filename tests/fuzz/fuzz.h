@@ -11,6 +11,7 @@
  *     answer_syntax.c    an answer's text, parsed into reasoning, content and calls
  *     tokenize.c     a text through small vocabularies of each kind, and back
  *     json.c         a text through the automaton for answers that must be JSON objects
+ *     http.c         a connection's requests, at once and byte by byte
  *     trace.c        recorded requests; if accepted, their yardsticks too
  *
  * Each defines LLVMFuzzerTestOneInput. `make test` replays corpus/TARGET through it (replay.c is

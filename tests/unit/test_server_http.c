@@ -104,7 +104,7 @@ static int ask(const char *method, const char *path, const char *headers, const 
 }
 
 static bool is_refusal(int status) {
-    return status == 0 || (status >= 400 && status < 500);
+    return status == 0 || (status >= 400 && status < 500) || status == 501;
 }
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: localhost\r\n"

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* http_conn.c: a connection, from one request to the next.
+ *
+ *     HEAD --whole--> BODY --whole--> HANDLE (may be suspended) --> SEND --+--> HEAD ...
+ *       `--malformed: refuse--'----------------------------------------^   `--> LINGER, closed
+ *
+ * The connection closes after a response that was decided before the whole request was read: what
+ * follows could be read as another request (HEAD-1). It then reads and drops a little of what still
+ * comes (LINGER), because closing a socket with unread bytes could destroy the response on its way.
+ *
+ * A connection without a request takes no buffer.
+ */
+#include "http/http_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "util/http_status.h"
+
+enum { IN_BYTES = HTTP_HEAD_MAX, LINGER_S = 2, LINGER_BYTES = 1 << 20 };
+
+/* What the thread does after a step. Parked, armed or closed: touch the connection no more. */
+enum turn { TURN_GO_ON, TURN_READ, TURN_WRITE, TURN_PARKED, TURN_CLOSE };
+
+bool conn_arm(struct conn *c, uint32_t events) {
+    struct epoll_event event = {.events = events | EPOLLONESHOT, .data.ptr = c};
+    return epoll_ctl(c->http->epoll, EPOLL_CTL_MOD, c->fd, &event) == 0;
+}
+
+/* ---- received bytes -------------------------------------------------------------------------- */
+
+static size_t in_size(const struct conn *c) {
+    return c->in_len - c->in_at;
+}
+
+static void consume(struct conn *c, size_t n) {
+    ASSERT(n <= in_size(c));
+    c->in_at += n;
+}
+
+static enum turn read_more(struct conn *c) {
+    if (!c->in && !(c->in = malloc(IN_BYTES)))
+        return TURN_CLOSE;
+    if (c->in_at) {
+        memmove(c->in, c->in + c->in_at, in_size(c));
+        c->in_len -= c->in_at;
+        c->in_at = 0;
+    }
+    ASSERT(c->in_len < IN_BYTES); /* what needs more was refused */
+    const ssize_t n = recv(c->fd, c->in + c->in_len, IN_BYTES - c->in_len, 0);
+    if (n > 0)
+        c->in_len += (size_t)n;
+    else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        return TURN_CLOSE;
+    else if (errno != EINTR)
+        return TURN_READ;
+    return TURN_GO_ON;
+}
+
+/* ---- exchanges ------------------------------------------------------------------------------- */
+
+static struct exchange *exchange_create(struct conn *c) {
+    struct exchange *x = calloc(1, sizeof *x);
+    if (!x)
+        return NULL;
+    x->c.method = x->head.method = "GET";
+    x->c.path = x->head.path = "/";
+    x->c.body = "";
+    x->http = c->http;
+    x->conn = c;
+    x->body_limit = c->http->options.max_body_bytes;
+    pthread_mutex_init(&x->mutex, NULL);
+    return x;
+}
+
+static void drop_body(struct exchange *x) {
+    text_free(&x->body);
+    x->c.body = "";
+    x->c.body_len = 0;
+}
+
+static void exchange_end(struct conn *c) {
+    struct exchange *x = c->current;
+    const struct http_handler *handler = &c->http->options.handler;
+    watch_end(c->http, c); /* `gone` is not called after this */
+    handler->done(handler->user, &x->c, x->status);
+    pthread_mutex_lock(&x->mutex); /* a last http_wake may still hold it */
+    pthread_mutex_unlock(&x->mutex);
+    pthread_mutex_destroy(&x->mutex);
+    drop_body(x);
+    text_free(&x->out);
+    free(x->owned);
+    free(x->head_text);
+    free(x);
+    c->current = NULL;
+}
+
+void conn_close(struct conn *c) {
+    struct http *h = c->http;
+    const int fd = c->fd;
+    if (c->current)
+        exchange_end(c);
+    free(c->in);
+    watch_close(h, c); /* before another may get the same number */
+    close(fd);
+    free(c);
+    http_listen(h);
+}
+
+static enum turn replied(struct conn *c) {
+    c->state = CONN_SEND;
+    return c->current->status ? TURN_GO_ON : TURN_CLOSE;
+}
+
+static enum turn refuse(struct conn *c, unsigned status, const char *why) {
+    const struct http_handler *handler = &c->http->options.handler;
+    c->current->close = true;
+    handler->refuse(handler->user, &c->current->c, status, why);
+    return replied(c);
+}
+
+static enum turn refuse_size(struct conn *c) {
+    char why[96];
+    snprintf(why, sizeof why, "the request body is larger than the %llu bytes allowed",
+             (unsigned long long)c->current->body_limit);
+    return refuse(c, HTTP_CONTENT_TOO_LARGE, why);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static enum turn run_handler(struct conn *c) {
+    struct exchange *x = c->current;
+    const struct http_handler *handler = &c->http->options.handler;
+    c->state = CONN_HANDLE;
+    if (!x->handled)
+        watch_begin(c->http, c, x);
+    x->handled = true;
+    while (handler->handle(handler->user, &x->c) == HTTP_WAIT) {
+        drop_body(x);
+        if (exchange_suspend(x))
+            return TURN_PARKED;
+    }
+    drop_body(x);
+    return replied(c);
+}
+
+/* "100 Continue" fits the socket's buffer: the client waits for it, all else was read. */
+static bool invite_body(const struct conn *c) {
+    static const char GO_ON[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    const ssize_t n = (ssize_t)(sizeof GO_ON - 1);
+    return !c->current->head.expects_continue || in_size(c) > 0 ||
+           send(c->fd, GO_ON, (size_t)n, MSG_NOSIGNAL) == n;
+}
+
+/* After the headers, before the body. */
+static enum turn begin_request(struct conn *c) {
+    struct exchange *x = c->current;
+    const struct http_options *o = &c->http->options;
+    if (x->head.length > o->max_body_bytes)
+        return refuse_size(c);
+    x->body_limit = o->handler.body_limit(o->handler.user, &x->c);
+    if (x->head.length > x->body_limit) {
+        x->close = true;
+        return run_handler(c);
+    }
+    body_begin(&x->frame, &x->head);
+    if (!x->head.chunked && x->head.length == 0)
+        return run_handler(c);
+    watch_deadline(c->http, c, o->idle_timeout_s);
+    c->state = CONN_BODY;
+    return invite_body(c) ? TURN_GO_ON : TURN_CLOSE;
+}
+
+static enum turn end_of_head(struct conn *c, enum head_step step, struct http_problem *problem) {
+    const size_t n = step == HEAD_WHOLE ? c->scan.at : 0;
+    struct exchange *x = c->current = exchange_create(c);
+    if (!x || !(x->head_text = malloc(n + 1)))
+        return TURN_CLOSE;
+    memcpy(x->head_text, c->in + c->in_at, n);
+    x->head_text[n] = 0;
+    consume(c, n);
+    const bool good = step == HEAD_WHOLE && head_parse(&x->head, x->head_text, n, problem);
+    x->c.method = x->head.method;
+    x->c.path = x->head.path;
+    x->close = x->head.close;
+    return good ? begin_request(c) : refuse(c, problem->status, problem->why);
+}
+
+static enum turn run_head(struct conn *c) {
+    const struct http_options *o = &c->http->options;
+    struct http_problem problem;
+    if (in_size(c) > 0 && !c->head_begun) {
+        c->head_begun = true;
+        watch_deadline(c->http, c, min_u32(o->idle_timeout_s, o->head_timeout_s));
+    }
+    const enum head_step step =
+        in_size(c) ? head_scan(&c->scan, c->in + c->in_at, in_size(c), &problem) : HEAD_MORE;
+    if (step == HEAD_MORE)
+        return read_more(c);
+    if (step == HEAD_WHOLE && c->scan.at == 2 && !c->skipped_line) {
+        /* RFC 9112 2.2: old clients send an empty line after a body */
+        consume(c, 2);
+        c->scan = (struct head_scan){0};
+        c->skipped_line = true;
+        return TURN_GO_ON;
+    }
+    return end_of_head(c, step, &problem);
+}
+
+static bool append_body(struct exchange *x, const char *data, size_t n) {
+    if (!text_append(&x->body, data, n))
+        return false;
+    x->c.body = x->body.data;
+    x->c.body_len = x->body.len;
+    return true;
+}
+
+static enum turn run_body(struct conn *c) {
+    struct exchange *x = c->current;
+    struct http_problem problem;
+    const char *data = c->in ? c->in + c->in_at : "";
+    size_t used, piece;
+    switch (body_next(&x->frame, data, in_size(c), &used, &piece, &problem)) {
+    case BODY_MORE:
+        return read_more(c);
+    case BODY_BAD:
+        return refuse(c, problem.status, problem.why);
+    case BODY_PART:
+        ASSERT(x->body.len <= x->body_limit);
+        if (piece > x->body_limit - x->body.len)
+            return refuse_size(c);
+        if (piece && !append_body(x, data, piece))
+            return TURN_CLOSE;
+        consume(c, used);
+        return TURN_GO_ON;
+    case BODY_DONE:
+        consume(c, used);
+        break;
+    }
+    return run_handler(c);
+}
+
+static enum turn end_of_response(struct conn *c) {
+    const bool close = c->current->close;
+    exchange_end(c);
+    c->scan = (struct head_scan){0};
+    c->head_begun = c->skipped_line = false;
+    c->state = close ? CONN_LINGER : CONN_HEAD;
+    if (close) {
+        shutdown(c->fd, SHUT_WR);
+        watch_deadline(c->http, c, LINGER_S);
+        c->linger_left = LINGER_BYTES;
+        return TURN_GO_ON;
+    }
+    return in_size(c) ? TURN_WRITE : TURN_GO_ON; /* others first, before the next of a pipeline */
+}
+
+static enum turn run_send(struct conn *c) {
+    switch (exchange_send(c->current)) {
+    case SEND_AGAIN:
+        return TURN_GO_ON;
+    case SEND_WAIT:
+        watch_stall(c);
+        return TURN_WRITE;
+    case SEND_SUSPENDED:
+        return TURN_PARKED;
+    case SEND_FAILED:
+        return TURN_CLOSE;
+    case SEND_DONE:
+        break;
+    }
+    return end_of_response(c);
+}
+
+static enum turn run_linger(struct conn *c) {
+    c->in_at = c->in_len; /* dropped */
+    const enum turn turn = read_more(c);
+    c->linger_left -= min_size(c->linger_left, in_size(c));
+    return c->linger_left ? turn : TURN_CLOSE;
+}
+
+void conn_run(struct conn *c) {
+    static enum turn (*const STEPS[])(struct conn *) = {[CONN_HEAD] = run_head,
+                                                        [CONN_BODY] = run_body,
+                                                        [CONN_HANDLE] = run_handler,
+                                                        [CONN_SEND] = run_send,
+                                                        [CONN_LINGER] = run_linger};
+    enum turn turn;
+    atomic_store(&c->stalled_s, 0);
+    do
+        turn = STEPS[c->state](c);
+    while (turn == TURN_GO_ON);
+    if (turn == TURN_PARKED)
+        return;
+    if (turn == TURN_READ && in_size(c) == 0) {
+        free(c->in);
+        c->in = NULL;
+        c->in_at = c->in_len = 0;
+    }
+    if (turn == TURN_CLOSE || !conn_arm(c, turn == TURN_READ ? EPOLLIN : EPOLLOUT))
+        conn_close(c);
+}
