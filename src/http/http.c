@@ -61,21 +61,6 @@ static void open_conn(struct http *h, int fd, const struct sockaddr_storage *fro
         conn_close(c);
 }
 
-static void arm_listener(struct http *h, int how) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = h};
-    if (!atomic_load(&h->quiesced))
-        (void)!epoll_ctl(h->epoll, how, h->listener, &event);
-}
-
-void http_listen(struct http *h) {
-    pthread_mutex_lock(&h->watch.mutex);
-    const bool full = h->watch.full;
-    h->watch.full = false;
-    pthread_mutex_unlock(&h->watch.mutex);
-    if (full)
-        arm_listener(h, EPOLL_CTL_MOD);
-}
-
 static void accept_some(struct http *h) {
     for (int i = 0; i < ACCEPTS; i++) {
         struct sockaddr_storage from = {0};
@@ -93,7 +78,7 @@ static void accept_some(struct http *h) {
             return;
         }
     }
-    arm_listener(h, EPOLL_CTL_MOD);
+    listener_arm(h, EPOLL_CTL_MOD);
 }
 
 static void *http_thread(void *user) {
@@ -176,7 +161,7 @@ static bool start_threads(struct http *h) {
     for (; h->n_threads < h->options.threads; h->n_threads++)
         if (pthread_create(&h->threads[h->n_threads], NULL, http_thread, h) != 0)
             return false;
-    arm_listener(h, EPOLL_CTL_ADD);
+    listener_arm(h, EPOLL_CTL_ADD);
     return true;
 }
 

@@ -27,11 +27,6 @@ enum { IN_BYTES = HTTP_HEAD_MAX, LINGER_S = 2, LINGER_BYTES = 1 << 20 };
 /* What the thread does after a step. Parked, armed or closed: touch the connection no more. */
 enum turn { TURN_GO_ON, TURN_READ, TURN_WRITE, TURN_PARKED, TURN_CLOSE };
 
-bool conn_arm(struct conn *c, uint32_t events) {
-    struct epoll_event event = {.events = events | EPOLLONESHOT, .data.ptr = c};
-    return epoll_ctl(c->http->epoll, EPOLL_CTL_MOD, c->fd, &event) == 0;
-}
-
 /* ---- received bytes -------------------------------------------------------------------------- */
 
 static size_t in_size(const struct conn *c) {
@@ -109,7 +104,7 @@ void conn_close(struct conn *c) {
     watch_close(h, c); /* before another may get the same number */
     close(fd);
     free(c);
-    http_listen(h);
+    watch_listen(h);
 }
 
 static enum turn replied(struct conn *c) {

@@ -91,7 +91,6 @@ struct exchange {
 /* http_conn.c: runs the connection until it must wait or ends. */
 void conn_run(struct conn *c);
 void conn_close(struct conn *c);
-bool conn_arm(struct conn *c, uint32_t events);
 
 /* http_reply.c. True: the exchange is suspended until http_wake; touch it no more. */
 bool exchange_suspend(struct exchange *x);
@@ -99,15 +98,19 @@ enum send_step { SEND_AGAIN, SEND_WAIT, SEND_SUSPENDED, SEND_DONE, SEND_FAILED }
 enum send_step exchange_send(struct exchange *x);
 
 /* http_watch.c */
+/* The next report on a connection's or the listener's socket; how: EPOLL_CTL_ADD or _MOD. */
+bool conn_arm(struct conn *c, uint32_t events);
+void listener_arm(struct http *h, int how);
 bool watch_start(struct http *h);
 void watch_stop(struct http *h);
 /* A connection begins and ends. False: there are too many from this address. */
 bool watch_open(struct http *h, struct conn *conn);
 void watch_close(struct http *h, struct conn *conn);
-/* Whether there may be one more. False: http_listen is called when there may. */
+/* Whether there may be one more. False: the listener is armed when there may. */
 bool watch_has_room(struct http *h);
 void watch_full(struct http *h);
-void http_listen(struct http *h);
+/* Arms the listener again if it was full. */
+void watch_listen(struct http *h);
 /* The connection must reach another state within so many seconds. */
 void watch_deadline(struct http *h, struct conn *conn, uint32_t seconds);
 /* From now on the client must read something within write_timeout_s. Takes no lock. */

@@ -27,6 +27,30 @@ static int64_t now_s(void) {
     return (int64_t)clock_seconds();
 }
 
+/* ---- arming ---------------------------------------------------------------------------------- */
+
+bool conn_arm(struct conn *c, uint32_t events) {
+    struct epoll_event event = {.events = events | EPOLLONESHOT, .data.ptr = c};
+    return epoll_ctl(c->http->epoll, EPOLL_CTL_MOD, c->fd, &event) == 0;
+}
+
+void listener_arm(struct http *h, int how) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = h};
+    if (!atomic_load(&h->quiesced))
+        (void)!epoll_ctl(h->epoll, how, h->listener, &event);
+}
+
+void watch_listen(struct http *h) {
+    pthread_mutex_lock(&h->watch.mutex);
+    const bool full = h->watch.full;
+    h->watch.full = false;
+    pthread_mutex_unlock(&h->watch.mutex);
+    if (full)
+        listener_arm(h, EPOLL_CTL_MOD);
+}
+
+/* ---- clients that leave, deadlines ----------------------------------------------------------- */
+
 static struct conn *find_conn(struct watch *w, uint64_t id) {
     for (struct conn *c = w->conns; c; c = c->next)
         if (c->id == id)
@@ -79,7 +103,7 @@ static void *watch_thread(void *user) {
         if (now_s() != rounds) {
             rounds = now_s();
             cut_late(w);
-            http_listen(h);
+            watch_listen(h);
         }
     }
 }
