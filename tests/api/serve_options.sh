@@ -156,7 +156,7 @@ python3 -c 'print("{\"a\":" * 100000)' >deep.json
 expect 2 '^kvasir serve: --config: deep.json: JSON is nested deeper than 32 levels' serve -m x \
     --config deep.json
 expect 1 '^kvasir serve: --config: /nowhere/c: No such file' serve -m x --config /nowhere/c
-expect 1 '^kvasir serve: --config: \.: Is a directory' serve -m x --config .
+expect 1 '^kvasir serve: --config: \.: is a folder, not a file' serve -m x --config .
 # The file's value is not checked if the command line has the flag, but its name must be right.
 printf '{"port": "x", "kv-bits": "8"}' >bad.json
 plan --config bad.json --port 1
