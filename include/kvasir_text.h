@@ -39,6 +39,16 @@ KVASIR_API kvasir_status kvasir_tokenize(const kvasir_tokenizer *tokenizer, cons
                                          size_t len, unsigned flags, int32_t **ids, size_t *n,
                                          kvasir_error *err);
 
+/* What ends work on a text early. */
+typedef struct kvasir_text_limits {
+    /* Of an encoding; 0: any number. Beyond it the result is KVASIR_ERR_CONTEXT, found as soon as
+     * it is certain: the rest of the text is not encoded. */
+    size_t max_tokens;
+    /* Asked once in 64 KiB of text, or some thousand steps of a template; true:
+     * the result is KVASIR_ERR_CANCELLED. NULL: never. */
+    bool (*stop)(void *user);
+    void *user;
+} kvasir_text_limits;
 /* Who wrote a byte of a chat's prompt (kvasir_chat_render_by). Of a token with several authors, the
  * first of this list counts. */
 enum kvasir_author {
@@ -54,11 +64,13 @@ typedef struct kvasir_authors {
 } kvasir_authors;
 /* kvasir_tokenize for a text whose authors are known: of the control tokens named in it only those
  * become tokens that the template wrote from the first byte to the last (or the assistant, if it is
- * a marker). Names of others are text; everything else becomes the same tokens. */
+ * a marker). Names of others are text; everything else becomes the same tokens. authors NULL: as
+ * kvasir_tokenize; limits NULL: none. */
 KVASIR_API kvasir_status kvasir_tokenize_by(const kvasir_tokenizer *tokenizer, const char *text,
                                             size_t len, unsigned flags,
-                                            const kvasir_authors *authors, int32_t **ids, size_t *n,
-                                            kvasir_error *err);
+                                            const kvasir_authors *authors,
+                                            const kvasir_text_limits *limits, int32_t **ids,
+                                            size_t *n, kvasir_error *err);
 /* True for tokens that end an answer; without a tokenizer, for none. */
 KVASIR_API bool kvasir_token_is_end(const kvasir_tokenizer *tokenizer, int32_t id);
 /* Tokens that xtc should not drop (kvasir_sampling), as in mlx-lm: those of a line end, and the end
@@ -133,9 +145,11 @@ KVASIR_API const char *kvasir_chat_template(const kvasir_tokenizer *tokenizer, s
 KVASIR_API kvasir_status kvasir_chat_render(const kvasir_tokenizer *tokenizer, const char *request,
                                             size_t request_len, char **out, size_t *len,
                                             kvasir_error *err);
-/* The same, and who wrote it: *authors, [len] as in kvasir_authors, kvasir_free. */
+/* The same, and who wrote it: *authors, [len] as in kvasir_authors, kvasir_free (authors NULL: not
+ * wanted). limits NULL: none. */
 KVASIR_API kvasir_status kvasir_chat_render_by(const kvasir_tokenizer *tokenizer,
-                                               const char *request, size_t request_len, char **out,
+                                               const char *request, size_t request_len,
+                                               const kvasir_text_limits *limits, char **out,
                                                char **authors, size_t *len, kvasir_error *err);
 /* Offset of the first byte that is not UTF-8; len: all is. */
 KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);

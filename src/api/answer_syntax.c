@@ -167,7 +167,8 @@ bool answer_shown_tokens(const struct answer_syntax *syntax, bool tools,
  */
 kvasir_status answer_tokenize_prompt(const struct answer_syntax *syntax,
                                      const kvasir_tokenizer *tokenizer, const char *prompt,
-                                     size_t len, const char *authors, int32_t **ids, size_t *n,
+                                     size_t len, const char *authors,
+                                     const kvasir_text_limits *limits, int32_t **ids, size_t *n,
                                      kvasir_error *err) {
     int32_t *markers = NULL;
     kvasir_authors by = {.each = authors};
@@ -176,7 +177,7 @@ kvasir_status answer_tokenize_prompt(const struct answer_syntax *syntax,
         by.n_markers = 0; /* out of memory, as the next allocation is going to find */
     by.markers = markers;
     kvasir_status status = kvasir_tokenize_by(tokenizer, prompt, len, KVASIR_TOKENIZE_PARSE_SPECIAL,
-                                              authors ? &by : NULL, ids, n, err);
+                                              authors ? &by : NULL, limits, ids, n, err);
     free(markers);
     return status;
 }

@@ -63,10 +63,11 @@ bool answer_shown_tokens(const struct answer_syntax *syntax, bool tools,
 
 /* The tokens of a chat's prompt. authors (kvasir_chat_render_by): control tokens are what the
  * template wrote and, in an assistant's messages, the markers of reasoning and calls; NULL: all
- * names of control tokens are. *ids: kvasir_free. */
+ * names of control tokens are. limits NULL: none. *ids: kvasir_free. */
 kvasir_status answer_tokenize_prompt(const struct answer_syntax *syntax,
                                      const kvasir_tokenizer *tokenizer, const char *prompt,
-                                     size_t len, const char *authors, int32_t **ids, size_t *n,
+                                     size_t len, const char *authors,
+                                     const kvasir_text_limits *limits, int32_t **ids, size_t *n,
                                      kvasir_error *err);
 
 /* What an answer begins with, by the end of its prompt. */

@@ -79,7 +79,10 @@ void api_error_of(struct api_error *out, const kvasir_error *err) {
 
 bool api_library_failed(struct api_error *err, const char *path, const kvasir_error *why) {
     api_error_of(err, why);
-    if (err->status == HTTP_SERVER_ERROR)
+    if (err->status != HTTP_BAD_REQUEST)
         return false;
-    return api_refuse(err, path, "%s", why->text);
+    const char *code = err->code;
+    api_refuse(err, path, "%s", why->text);
+    err->code = code;
+    return false;
 }

@@ -21,10 +21,11 @@ struct api_setup {
     uint32_t vocab;       /* token ids are below it */
     uint32_t max_choices; /* largest "n": the engine's max_running */
     uint32_t max_tokens;  /* default of requests; 0: as many as fit */
-    kvasir_sampling sampling; /* likewise */
-    bool all_control;         /* default of "control_tokens": "all" */
-    bool stream;              /* "stream": true is allowed */
-    bool prompt_cache;        /* "prompt_cache", the path of a file, is allowed */
+    kvasir_sampling sampling;         /* likewise */
+    const kvasir_text_limits *limits; /* of work on texts; NULL: none */
+    bool all_control;                 /* default of "control_tokens": "all" */
+    bool stream;                      /* "stream": true is allowed */
+    bool prompt_cache;                /* "prompt_cache", the path of a file, is allowed */
 };
 
 struct api_request {

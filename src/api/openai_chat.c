@@ -341,8 +341,8 @@ static bool render(const struct api_setup *setup, json_t *variables, char **text
     if (!request)
         return api_no_memory(err);
     kvasir_error why = {0};
-    kvasir_status status =
-        kvasir_chat_render_by(setup->tokenizer, request, strlen(request), text, authors, len, &why);
+    kvasir_status status = kvasir_chat_render_by(setup->tokenizer, request, strlen(request),
+                                                 setup->limits, text, authors, len, &why);
     free(request);
     return status == KVASIR_OK || api_library_failed(err, "messages", &why);
 }

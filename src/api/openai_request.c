@@ -40,8 +40,8 @@ static bool tokenize(const struct api_setup *setup, const char *path, const char
                      unsigned flags, struct api_request *r, struct api_error *err) {
     kvasir_error why;
     size_t n;
-    if (kvasir_tokenize(setup->tokenizer, text, len, flags | KVASIR_TOKENIZE_PARSE_SPECIAL,
-                        &r->tokenized, &n, &why))
+    if (kvasir_tokenize_by(setup->tokenizer, text, len, flags | KVASIR_TOKENIZE_PARSE_SPECIAL, NULL,
+                           setup->limits, &r->tokenized, &n, &why))
         return api_library_failed(err, path, &why);
     return set_tokens(r, path, r->tokenized, n, err);
 }
@@ -98,7 +98,7 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
                           err))
         return false;
     bool good = answer_tokenize_prompt(setup->syntax, setup->tokenizer, text, len, authors,
-                                       &r->tokenized, &n, &why) == KVASIR_OK ||
+                                       setup->limits, &r->tokenized, &n, &why) == KVASIR_OK ||
                 api_library_failed(err, "messages", &why);
     good = good && set_tokens(r, "messages", r->tokenized, n, err) &&
            set_answer(setup, text, len, r, err);

@@ -125,7 +125,8 @@ json_t *text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model
         return NULL;
     unsigned flags =
         (s.bos ? KVASIR_TOKENIZE_ADD_SPECIAL : 0) | (s.special ? KVASIR_TOKENIZE_PARSE_SPECIAL : 0);
-    if (kvasir_tokenize(setup->tokenizer, s.text, s.len, flags, &ids, &n, &why)) {
+    if (kvasir_tokenize_by(setup->tokenizer, s.text, s.len, flags, NULL, setup->limits, &ids, &n,
+                           &why)) {
         api_library_failed(err, s.path, &why);
     } else {
         answer = tokens_body(setup->tokenizer, ids, n, strings, max_model_len, err);

@@ -74,7 +74,7 @@ kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, js
     char *text = json_dumps(request, JSON_COMPACT);
     if (!text)
         return out_of_memory(err);
-    kvasir_status status = kvasir_chat_render_by(t, text, strlen(text), out,
+    kvasir_status status = kvasir_chat_render_by(t, text, strlen(text), NULL, out,
                                                  chat->all_control ? NULL : authors, len, err);
     free(text);
     return status;
@@ -88,7 +88,7 @@ kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, js
     if (status)
         return status;
     struct answer_syntax syntax = answer_syntax_of(t);
-    status = answer_tokenize_prompt(&syntax, t, prompt, len, authors, ids, n, err);
+    status = answer_tokenize_prompt(&syntax, t, prompt, len, authors, NULL, ids, n, err);
     kvasir_free(authors);
     kvasir_free(prompt);
     return status;

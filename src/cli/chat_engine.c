@@ -77,7 +77,7 @@ static kvasir_status encode(struct engine_source *s, json_t *messages, int32_t *
     if (status)
         return status;
     s->syntax.start = answer_start_of(&s->syntax.syntax, prompt, len);
-    status = answer_tokenize_prompt(&s->syntax.syntax, t, prompt, len, authors, ids, n, err);
+    status = answer_tokenize_prompt(&s->syntax.syntax, t, prompt, len, authors, NULL, ids, n, err);
     kvasir_free(authors);
     kvasir_free(prompt);
     return status;

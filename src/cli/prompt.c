@@ -123,7 +123,7 @@ static int encode_part(const struct command *c, const struct prompt_args *a,
         memcpy(by + head + p->len, authors + (behind - chat), tail);
     }
     int code = EXIT_GOOD;
-    if (answer_tokenize_prompt(NULL, t, joined, head + p->len + tail, authors ? by : NULL,
+    if (answer_tokenize_prompt(NULL, t, joined, head + p->len + tail, authors ? by : NULL, NULL,
                                &p->encoded, &p->n, &err))
         code = library_error(c, &err);
     kvasir_free(chat);

@@ -135,19 +135,20 @@ void kvasir_tokenizer_get_info(const kvasir_tokenizer *t, kvasir_tokenizer_info 
 
 kvasir_status kvasir_tokenize(const kvasir_tokenizer *t, const char *text, size_t len,
                               unsigned flags, int32_t **ids, size_t *n, kvasir_error *err) {
-    return kvasir_tokenize_by(t, text, len, flags, NULL, ids, n, err);
+    return kvasir_tokenize_by(t, text, len, flags, NULL, NULL, ids, n, err);
 }
 
 kvasir_status kvasir_tokenize_by(const kvasir_tokenizer *t, const char *text, size_t len,
-                                 unsigned flags, const kvasir_authors *authors, int32_t **ids,
-                                 size_t *n, kvasir_error *err) {
+                                 unsigned flags, const kvasir_authors *authors,
+                                 const kvasir_text_limits *limits, int32_t **ids, size_t *n,
+                                 kvasir_error *err) {
     TRY(need_tokenizer(t, err));
     unsigned inner = 0;
     if (flags & KVASIR_TOKENIZE_ADD_SPECIAL)
         inner |= TOKENIZE_ADD_SPECIAL;
     if (flags & KVASIR_TOKENIZE_PARSE_SPECIAL)
         inner |= TOKENIZE_PARSE_SPECIAL;
-    return tokenizer_encode_by(t->tokenizer, text, len, inner, authors, ids, n, err);
+    return tokenizer_encode_by(t->tokenizer, text, len, inner, authors, limits, ids, n, err);
 }
 
 bool kvasir_token_is_end(const kvasir_tokenizer *t, int32_t id) {
@@ -331,18 +332,22 @@ const char *kvasir_chat_template(const kvasir_tokenizer *t, size_t *len) {
 
 kvasir_status kvasir_chat_render(const kvasir_tokenizer *t, const char *request, size_t request_len,
                                  char **out, size_t *len, kvasir_error *err) {
-    return kvasir_chat_render_by(t, request, request_len, out, NULL, len, err);
+    return kvasir_chat_render_by(t, request, request_len, NULL, out, NULL, len, err);
 }
 
 kvasir_status kvasir_chat_render_by(const kvasir_tokenizer *t, const char *request,
-                                    size_t request_len, char **out, char **authors, size_t *len,
-                                    kvasir_error *err) {
+                                    size_t request_len, const kvasir_text_limits *within,
+                                    char **out, char **authors, size_t *len, kvasir_error *err) {
     if (!t->template)
         return give_error(&t->template_error, err);
     json_t *variables = NULL;
     TRY(read_request(request, request_len, &variables, err));
     struct text_buf text = {0}, who = {0};
     struct template_limits limits = template_limits_default();
+    if (within) {
+        limits.stop = within->stop;
+        limits.user = within->user;
+    }
     kvasir_status status =
         template_render_by(t->template, variables, t->variables, (int64_t)time(NULL), &limits,
                            &text, authors ? &who : NULL, err);

@@ -253,6 +253,30 @@ static uint32_t spell(const struct bpe *b, struct bpe_symbol *symbol, const char
     return s.n;
 }
 
+/* At least so many symbols are one character; unknown ones may be dropped or become one. */
+static size_t least_symbols(const struct bpe *b, const char *c, size_t len) {
+    if (b->bytes) {
+        size_t n = 0;
+        for (size_t i = 0; i < len; i++)
+            n += b->byte_id[(uint8_t)c[i]] >= 0 || (b->unk >= 0 && !b->fuse_unk);
+        return n;
+    }
+    return piece_map_find(b->map, c, len) >= 0 || (b->unk >= 0 && !b->fuse_unk);
+}
+
+bool bpe_exceeds(const struct bpe *b, const char *text, size_t len, size_t most) {
+    const size_t longest = max_size(b->map->pieces->longest, 1);
+    size_t symbols = 0, room;
+    if (!mul_size(most, longest, &room) || len <= room)
+        return false; /* a token has at most as many symbols as its piece has bytes */
+    for (size_t at = 0, next; at < len && symbols <= room; at = next) {
+        next = at;
+        (void)utf8_next(text, &next);
+        symbols += least_symbols(b, text + at, next - at);
+    }
+    return symbols > room;
+}
+
 /* ---- merging --------------------------------------------------------------------------------- */
 
 /* Finds the merge of a symbol with the next one. */
@@ -298,11 +322,14 @@ static void push_pair(struct bpe_scratch *s, size_t *n_heap, uint32_t left) {
         heap_push(s->heap, n_heap, (uint64_t)s->symbol[left].rank << 32 | left);
 }
 
-static void merge_many(const struct bpe *b, struct bpe_scratch *s, uint32_t n) {
+/* False: it was stopped. */
+static bool merge_many(const struct bpe *b, struct bpe_scratch *s, uint32_t n) {
     size_t n_heap = 0;
     for (uint32_t i = 0; i + 1 < n; i++)
         push_pair(s, &n_heap, i);
     while (n_heap > 0) {
+        if (guard_stops(&s->guard, 1))
+            return false;
         uint64_t entry = heap_pop(s->heap, &n_heap);
         uint32_t left = (uint32_t)entry;
         if (s->symbol[left].rank != entry >> 32)
@@ -312,6 +339,7 @@ static void merge_many(const struct bpe *b, struct bpe_scratch *s, uint32_t n) {
         if (s->symbol[left].prev != NONE)
             push_pair(s, &n_heap, s->symbol[left].prev);
     }
+    return true;
 }
 
 /* Sets *id to the piece that is this word; -1 if there is none that text may become. */
@@ -358,12 +386,15 @@ bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, si
     uint32_t n_symbols = spell(b, s->symbol, word, len);
     if (n_symbols == 0)
         return true;
-    for (uint32_t i = 0; i < n_symbols; i++)
+    for (uint32_t i = 0; i < n_symbols; i++) {
+        if (guard_stops(&s->guard, 1))
+            return false;
         look_up_merge(b, s->symbol, i);
+    }
     if (n_symbols <= FEW)
         merge_few(b, s->symbol);
-    else
-        merge_many(b, s, n_symbols);
+    else if (!merge_many(b, s, n_symbols))
+        return false;
     for (uint32_t i = 0; i != NONE; i = s->symbol[i].next)
         ids[(*n)++] = s->symbol[i].id;
     return true;

@@ -105,6 +105,13 @@ void pretokenizer_deinit(struct pretokenizer *p) {
     memset(p, 0, sizeof *p);
 }
 
+bool pretokenizer_shortens(const struct pretokenizer *p) {
+    for (int i = 0; i < p->n; i++)
+        if (p->stage[i].behavior == SPLIT_REMOVED || p->stage[i].kind == STAGE_MARKS)
+            return true;
+    return false;
+}
+
 kvasir_status pre_scratch_init(struct pre_scratch *scratch, size_t text_len, kvasir_error *err) {
     memset(scratch, 0, sizeof *scratch);
     scratch->match = pcre2_match_data_create(1, NULL); /* the whole match; no groups */

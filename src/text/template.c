@@ -249,6 +249,8 @@ kvasir_status template_render_by(const struct template *t, json_t *args, json_t 
                       .depth_limit = l.depth,
                       .tmpl = t,
                       .steps_limit = l.steps,
+                      .stop = l.stop,
+                      .stop_user = l.user,
                       .output_limit = l.output_bytes,
                       .now = now,
                       .get_attr = tpl_get_attr,

@@ -341,6 +341,9 @@ struct tpl {
     /* for rendering only */
     const struct template *tmpl;
     uint64_t steps, steps_limit;
+    uint64_t next_look; /* at that step, `stop` is asked */
+    bool (*stop)(void *user);
+    void *stop_user;
     size_t output_limit;
     struct tpl_dict *args;
     struct tpl_out *out;

@@ -64,11 +64,24 @@ void tpl_enter_deep(struct tpl *t) {
     tpl_fail(t, "nested more than %u levels deep", t->depth_limit);
 }
 
+/* One question in so many steps, which take some tenths of a millisecond. */
+enum { STEPS_A_LOOK = 4096 };
+
+static void look_for_stop(struct tpl *t) {
+    t->next_look = t->steps + STEPS_A_LOOK;
+    if (!t->stop || !t->stop(t->stop_user))
+        return;
+    (void)fail(t->err, KVASIR_ERR_CANCELLED, "cancelled while the chat template was running");
+    leave_run(t, KVASIR_ERR_CANCELLED);
+}
+
 void tpl_charge(struct tpl *t, uint64_t steps) {
     DEBUG_ASSERT(t->steps <= t->steps_limit);
     if (t->steps_limit - t->steps < steps)
         tpl_fail(t, "takes more than %llu steps", (unsigned long long)t->steps_limit);
     t->steps += steps;
+    if (t->steps >= t->next_look)
+        look_for_stop(t);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -74,10 +74,12 @@ enum {
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n,
                                kvasir_error *err) MUST_CHECK;
-/* The same, but only authors who may write a control token do. Other text is cut as ever. */
+/* The same, but only authors who may write a control token do (by NULL: all may), and within
+ * limits (NULL: none). Other text is cut as ever. */
 kvasir_status tokenizer_encode_by(const struct tokenizer *t, const char *text, size_t len,
-                                  unsigned flags, const kvasir_authors *by, int32_t **ids,
-                                  size_t *n, kvasir_error *err) MUST_CHECK;
+                                  unsigned flags, const kvasir_authors *by,
+                                  const kvasir_text_limits *limits, int32_t **ids, size_t *n,
+                                  kvasir_error *err) MUST_CHECK;
 
 enum {
     DETOKENIZE_SKIP_SPECIAL = 1, /* control tokens give nothing, else their name */
@@ -174,6 +176,8 @@ struct template_limits {
     uint64_t steps; /* evaluated nodes */
     uint32_t depth; /* nested calls and blocks */
     size_t output_bytes;
+    bool (*stop)(void *user); /* as in kvasir_text_limits; NULL: never */
+    void *user;
 };
 struct template_limits template_limits_default(void);
 /* args: an object with the template's variables (messages, add_generation_prompt, bos_token, tools

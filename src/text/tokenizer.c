@@ -121,7 +121,8 @@ void tokenizer_destroy(struct tokenizer *t) {
 struct encoding {
     const struct tokenizer *t;
     const kvasir_authors *by; /* of the whole text; or NULL */
-    bool parse_special, at_start;
+    size_t max_tokens;        /* SIZE_MAX: any number */
+    bool parse_special, at_start, too_long;
     struct normalizer_scratch normal;
     struct pre_scratch pre;
     struct bpe_scratch bpe;
@@ -129,17 +130,37 @@ struct encoding {
     size_t n, cap;
 };
 
+/* Whether this text would make the tokens too many. */
+static bool too_long(struct encoding *e, const char *text, size_t len) {
+    ASSERT(e->n <= e->max_tokens || e->too_long);
+    e->too_long |= bpe_exceeds(&e->t->bpe, text, len, e->max_tokens - e->n);
+    return e->too_long;
+}
+
+/* False: out of memory, or an early end. */
 static bool encode_word(void *ctx, const char *word, size_t len) {
     struct encoding *e = ctx;
     for (size_t at = 0; at < len;) {
         size_t end = bpe_cut(&e->t->bpe, word, len, at);
         ASSERT(end > at && end <= len);
+        if (guard_stops(&e->bpe.guard, end - at) || too_long(e, word + at, end - at))
+            return false;
         if (!ARRAY_GROW(e->ids, e->cap, e->n + end - at) ||
             !bpe_encode(&e->t->bpe, &e->bpe, word + at, end - at, e->ids, &e->n))
+            return false;
+        e->too_long = e->n > e->max_tokens;
+        if (e->too_long)
             return false;
         at = end;
     }
     return true;
+}
+
+static kvasir_status fail_early(const struct encoding *e, kvasir_error *err) {
+    if (e->bpe.guard.stopped)
+        return fail(err, KVASIR_ERR_CANCELLED, "cancelled while the text was tokenized");
+    return fail(err, KVASIR_ERR_CONTEXT, "the text has more than %zu tokens, the most allowed",
+                e->max_tokens);
 }
 
 static kvasir_status take_id(void *ctx, int32_t id, kvasir_error *err) {
@@ -148,14 +169,20 @@ static kvasir_status take_id(void *ctx, int32_t id, kvasir_error *err) {
         return fail(err, KVASIR_ERR_MEMORY, "not enough memory for %zu tokens", e->n + 1);
     DEBUG_ASSERT(pieces_has(&e->t->pieces, id));
     e->ids[e->n++] = id;
+    e->too_long = e->n > e->max_tokens;
+    if (e->too_long || guard_stops(&e->bpe.guard, 1))
+        return fail_early(e, err);
     return KVASIR_OK;
 }
 
 static kvasir_status encode_normalized(void *ctx, struct text_span text, size_t offset,
                                        kvasir_error *err) {
     struct encoding *e = ctx;
-    return pretokenizer_split(&e->t->pre, &e->pre, text, e->at_start && offset == 0, encode_word, e,
-                              err);
+    if (!pretokenizer_shortens(&e->t->pre) && too_long(e, text.data, text.len))
+        return fail_early(e, err);
+    const kvasir_status status = pretokenizer_split(
+        &e->t->pre, &e->pre, text, e->at_start && offset == 0, encode_word, e, err);
+    return e->too_long || e->bpe.guard.stopped ? fail_early(e, err) : status;
 }
 
 static kvasir_status encode_plain(void *ctx, struct text_span text, size_t offset,
@@ -191,7 +218,7 @@ static kvasir_status add_ids(struct encoding *e, const struct id_list *list, kva
 static kvasir_status encode_all(struct encoding *e, struct text_span text, unsigned flags,
                                 kvasir_error *err) {
     TRY(pre_scratch_init(&e->pre, text.len, err));
-    if (!ARRAY_GROW(e->ids, e->cap, e->n + text.len / 4 + 16))
+    if (!ARRAY_GROW(e->ids, e->cap, e->n + min_size(text.len / 4, e->max_tokens) + 16))
         return fail(err, KVASIR_ERR_MEMORY, "not enough memory to encode a text of %zu bytes",
                     text.len);
     if (flags & TOKENIZE_ADD_SPECIAL)
@@ -205,12 +232,15 @@ static kvasir_status encode_all(struct encoding *e, struct text_span text, unsig
 
 kvasir_status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,
                                unsigned flags, int32_t **ids, size_t *n, kvasir_error *err) {
-    return tokenizer_encode_by(t, text, len, flags, NULL, ids, n, err);
+    return tokenizer_encode_by(t, text, len, flags, NULL, NULL, ids, n, err);
 }
 
 kvasir_status tokenizer_encode_by(const struct tokenizer *t, const char *text, size_t len,
-                                  unsigned flags, const kvasir_authors *by, int32_t **ids,
-                                  size_t *n, kvasir_error *err) {
+                                  unsigned flags, const kvasir_authors *by,
+                                  const kvasir_text_limits *limits, int32_t **ids, size_t *n,
+                                  kvasir_error *err) {
+    static const kvasir_text_limits NONE = {0};
+    const kvasir_text_limits *l = limits ? limits : &NONE;
     *ids = NULL;
     *n = 0;
     if (len > TEXT_BYTES_MAX)
@@ -221,7 +251,11 @@ kvasir_status tokenizer_encode_by(const struct tokenizer *t, const char *text, s
     if (valid < len)
         return fail_at(err, KVASIR_ERR_TEXT, (int64_t)valid, "the text is not UTF-8: 0x%02x",
                        (unsigned)(uint8_t)text[valid]);
-    struct encoding e = {.t = t, .by = by, .parse_special = flags & TOKENIZE_PARSE_SPECIAL};
+    struct encoding e = {.t = t,
+                         .by = by,
+                         .max_tokens = l->max_tokens ? l->max_tokens : SIZE_MAX,
+                         .parse_special = flags & TOKENIZE_PARSE_SPECIAL,
+                         .bpe.guard = {.stop = l->stop, .user = l->user}};
     e.bpe.control = e.parse_special && !by; /* the names that authors wrote are found before */
     kvasir_status status = encode_all(&e, (struct text_span){text, len}, flags, err);
     if (status == KVASIR_OK) {

@@ -230,6 +230,8 @@ kvasir_status pretokenizer_add(struct pretokenizer *p, const struct pre_stage *s
 kvasir_status pretokenizer_add_patterns(struct pretokenizer *p, const char *const *patterns,
                                         kvasir_error *err) MUST_CHECK;
 void pretokenizer_deinit(struct pretokenizer *p);
+/* Whether words may have fewer symbols than the text that is cut into them. */
+bool pretokenizer_shortens(const struct pretokenizer *p);
 
 /* A pre-tokenizer that GGUF names. */
 struct known_pre {
@@ -255,6 +257,25 @@ typedef bool word_fn(void *ctx, const char *word, size_t len); /* false: out of 
 kvasir_status pretokenizer_split(const struct pretokenizer *p, struct pre_scratch *scratch,
                                  struct text_span text, bool at_start, word_fn *fn, void *ctx,
                                  kvasir_error *err) MUST_CHECK;
+
+/* ---- early ends (tokenizer.c) ---------------------------------------------------------------- */
+
+/* What may end an encoding early, and what did. Zeros: nothing does. */
+struct text_guard {
+    bool (*stop)(void *user);
+    void *user;
+    size_t work; /* since stop was asked */
+    bool stopped;
+};
+enum { WORK_A_LOOK = 64 << 10 };
+/* Counts work (bytes, symbols). True: it is to stop. */
+static inline bool guard_stops(struct text_guard *g, size_t work) {
+    g->work += work;
+    if (g->work < WORK_A_LOOK || !g->stop)
+        return g->stopped;
+    g->work = 0;
+    return g->stopped |= g->stop(g->user);
+}
 
 /* ---- byte-pair merges (bpe.c, merges.c) ------------------------------------------------------ */
 
@@ -311,12 +332,16 @@ struct bpe_scratch {
     size_t heap_cap, symbol_cap;
     struct text_buf spelled; /* a word in the alphabet */
     bool control;            /* a whole word may become a control token */
+    struct text_guard guard;
 };
 void bpe_scratch_deinit(struct bpe_scratch *s);
 /* Where the word that begins at `from` may end without changing any token. */
 size_t bpe_cut(const struct bpe *b, const char *text, size_t len, size_t from);
-/* Appends the tokens of one word at ids + *n, which has room for len more. False: out of memory, or
- * the word has 2^31 bytes. */
+/* Whether a text surely has more tokens than `most`, however its words merge: its symbols are too
+ * many for the longest pieces. Looks at no more of it than it needs to. */
+bool bpe_exceeds(const struct bpe *b, const char *text, size_t len, size_t most);
+/* Appends the tokens of one word at ids + *n, which has room for len more. False: out of memory,
+ * the word has 2^31 bytes, or s->guard.stopped. */
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
                 int32_t *ids, size_t *n) MUST_CHECK;
 

@@ -126,7 +126,8 @@ static int32_t *encode_by(const struct tokenizer *t, const char *text, size_t le
                           const kvasir_authors *by, size_t *n) {
     int32_t *ids;
     kvasir_error err;
-    if (tokenizer_encode_by(t, text, len, TOKENIZE_PARSE_SPECIAL, by, &ids, n, &err) != KVASIR_OK)
+    if (tokenizer_encode_by(t, text, len, TOKENIZE_PARSE_SPECIAL, by, NULL, &ids, n, &err) !=
+        KVASIR_OK)
         fail_msg("%s", err.text);
     return ids;
 }

@@ -455,6 +455,35 @@ static void test_limits_are_the_callers(void **state) {
     text_free(&out);
 }
 
+struct stop_count {
+    int asked, after; /* stops at that question */
+};
+
+static bool stop_after(void *user) {
+    struct stop_count *c = user;
+    return ++c->asked >= c->after;
+}
+
+/* A template of 10 million steps ends soon after it is told to. */
+static void test_stops(void **state) {
+    (void)state;
+    static const char source[] = "{% for a in range(99999) %}{% for b in range(50) %}{% endfor %}"
+                                 "{% endfor %}";
+    struct stop_count count = {.after = 3};
+    struct template_limits limits = template_limits_default();
+    struct text_buf out = {0};
+    kvasir_error err = {0};
+    json_t *args = json_object();
+    limits.stop = stop_after;
+    limits.user = &count;
+    assert_int_equal(render(source, strlen(source), args, &limits, &out, &err),
+                     KVASIR_ERR_CANCELLED);
+    assert_int_equal(count.asked, 3);
+    assert_int_equal(out.len, 0);
+    json_decref(args);
+    text_free(&out);
+}
+
 /* ---- broken sources -------------------------------------------------------------------------- */
 
 static const char *const pieces[] = {
@@ -660,6 +689,7 @@ int main(void) {
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_steps_and_memory),
         cmocka_unit_test(test_limits_are_the_callers),
+        cmocka_unit_test(test_stops),
         cmocka_unit_test(test_broken_sources),
         cmocka_unit_test(test_broken_chat_templates),
         cmocka_unit_test(test_threads_share_a_template),
