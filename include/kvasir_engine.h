@@ -152,6 +152,8 @@ typedef struct kvasir_event {
 } kvasir_event;
 /* Called on the engine's thread, which waits meanwhile: copy what is needed and return. It may call
  * kvasir_engine_cancel, but not submit or destroy. */
+enum { KVASIR_WEIGHT_MAX = 1000 };
+
 typedef void kvasir_event_fn(void *user, const kvasir_event *event);
 
 typedef struct kvasir_request {
@@ -184,6 +186,11 @@ typedef struct kvasir_request {
     const kvasir_prompt_cache *prompt_cache;
     kvasir_event_fn *on_event;
     void *user;
+    /* Whose request it is, a number of the caller's; 0: nobody's in particular. While requests of
+     * several tenants wait, each tenant gets tokens in proportion to its weight, however many
+     * requests it has. */
+    uint64_t tenant;
+    uint32_t weight; /* of the tenant from now on, at most KVASIR_WEIGHT_MAX; 0: 1 */
 } kvasir_request;
 KVASIR_API void kvasir_request_init(kvasir_request *request, size_t struct_size,
                                     size_t sampling_size);

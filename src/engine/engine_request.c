@@ -355,6 +355,9 @@ static kvasir_status check_request(const struct kvasir_engine *e, const kvasir_r
     if (r->top_logprobs < -1 || r->top_logprobs > TOP_LOGPROBS_MAX)
         return fail_field(err, KVASIR_ERR_ARGUMENT, "request.top_logprobs",
                           "%d is not between 0 and %d", r->top_logprobs, TOP_LOGPROBS_MAX);
+    if (r->weight > KVASIR_WEIGHT_MAX)
+        return fail_field(err, KVASIR_ERR_ARGUMENT, "request.weight", "%u is above %d", r->weight,
+                          KVASIR_WEIGHT_MAX);
     return seq_check_tokens(e->ctx, r->tokens, r->n_tokens, err);
 }
 
@@ -372,6 +375,8 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
                             .salt_len = strlen(q->salt),
                             .n_prompt = prompt,
                             .cap = cap,
+                            .tenant = r->tenant,
+                            .weight = r->weight,
                             .detached = r->prompt_cache != NULL};
     TRY(sampler_create_shared(&sampling, model_config(e->model->model)->vocab, cap, e->scratch,
                               &c->sampler, err));
@@ -404,7 +409,7 @@ static const struct sized_struct SIZED_REQUEST = {
     .nested = &SIZED_SAMPLING,
     .nested_at = offsetof(kvasir_request, sampling),
 };
-_Static_assert(sizeof(kvasir_request) - sizeof(kvasir_sampling) == 120,
+_Static_assert(sizeof(kvasir_request) - sizeof(kvasir_sampling) == 136,
                "later fields begin here at the earliest (struct_size.h)");
 
 static kvasir_request request_defaults(void) {

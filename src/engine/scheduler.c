@@ -11,13 +11,13 @@ struct sched {
     struct prefix_tree *tree;
     struct sched_options options;
     struct sched_host host;
-    struct task *first, *last; /* waiting, by order */
-    struct task **running;     /* [max_running] */
-    struct step_part *parts;   /* [max_running] of the current step */
-    struct task **part_tasks;  /* [max_running] */
+    struct shares shares;     /* and waiting tasks */
+    struct task **running;    /* [max_running] */
+    struct step_part *parts;  /* [max_running] of the current step */
+    struct task **part_tasks; /* [max_running] */
     uint32_t n_running, turn;
-    uint64_t next_order;
-    bool blocked; /* the first waiting task did not fit, and no task has ended since */
+    uint64_t next_order, admissions;
+    uint64_t changes; /* times that a task left the waiting or the running ones */
     bool recurrent;
     struct sched_stats stats;
 };
@@ -34,6 +34,8 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->options = *options;
     s->host = *host;
     s->recurrent = kv_cache_is_recurrent(cache);
+    s->changes = 1;
+    shares_init(&s->shares);
     s->running = mem_calloc(options->max_running, sizeof *s->running);
     s->parts = mem_calloc(options->max_running, sizeof *s->parts);
     s->part_tasks = mem_calloc(options->max_running, sizeof *s->part_tasks);
@@ -48,7 +50,8 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
 void sched_destroy(struct sched *s) {
     if (!s)
         return;
-    ASSERT(!s->first && !s->n_running);
+    ASSERT(!s->stats.waiting && !s->n_running);
+    shares_deinit(&s->shares);
     mem_free(s->running);
     mem_free(s->parts);
     mem_free(s->part_tasks);
@@ -122,27 +125,18 @@ static uint64_t outstanding(const struct sched *s) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* In order of arrival: a preempted task goes before those that arrived later. */
 static void waiting_insert(struct sched *s, struct task *t) {
-    struct task *after = s->last;
-    while (after && after->order > t->order)
-        after = after->prev;
-    t->prev = after;
-    t->next = after ? after->next : s->first;
-    *(t->prev ? &t->prev->next : &s->first) = t;
-    *(t->next ? &t->next->prev : &s->last) = t;
+    share_insert(t->share, t);
     t->state = TASK_WAITING;
     s->stats.waiting++;
-    if (s->first == t)
-        s->blocked = false;
+    if (t->share->first == t)
+        t->share->full_at = 0;
 }
 
 static void waiting_remove(struct sched *s, struct task *t) {
-    *(t->prev ? &t->prev->next : &s->first) = t->next;
-    *(t->next ? &t->next->prev : &s->last) = t->prev;
-    t->prev = t->next = NULL;
+    share_remove(t->share, t);
     s->stats.waiting--;
-    s->blocked = false;
+    s->changes++;
 }
 
 static void running_add(struct sched *s, struct task *t) {
@@ -158,7 +152,7 @@ static void running_remove(struct sched *s, struct task *t) {
     ASSERT(i < s->n_running);
     s->n_running--;
     memmove(s->running + i, s->running + i + 1, (s->n_running - i) * sizeof *s->running);
-    s->blocked = false;
+    s->changes++;
 }
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
@@ -185,6 +179,7 @@ static void suspend(struct sched *s, struct task *t) {
     if (s->tree && !t->detached)
         tree_store(s->tree, &t->at, t->seq, true);
     running_remove(s, t);
+    share_stop(t);
     release(s, t);
 }
 
@@ -197,6 +192,7 @@ static void finish(struct sched *s, struct task *t, enum task_end end, const kva
     for (uint32_t i = 0; i < t->n_followers; i++) /* nobody else will run their prompt */
         if (t->followers[i]->state == TASK_FOLLOWING)
             finish(s, t->followers[i], end, error);
+    share_leave(&s->shares, t);
     s->host.ended(s->host.user, t, end, error);
 }
 
@@ -320,8 +316,12 @@ static void note_admission(struct sched *s, struct task *t, const struct tree_hi
         s->stats.hits[hit->kind] += !t->detached;
         if (s->tree)
             tree_count(s->tree, &t->at, t->tokens, t->n_tokens);
+        t->admission = ++s->admissions;
+        for (uint32_t i = 0; i < t->n_followers; i++)
+            t->followers[i]->admission = ++s->admissions;
     }
     t->admitted = true;
+    share_start(&s->shares, t, length);
 }
 
 /* How many of a task's followers will need a place among the running. */
@@ -372,12 +372,16 @@ static bool admit(struct sched *s, struct task *t) {
 }
 
 static void admit_all(struct sched *s) {
-    for (struct task *t = s->first, *next; t && !s->blocked; t = next) {
-        next = t->next;
-        if (waits_on_prefix(s, t))
-            continue;
-        if (!admit(s, t))
-            s->blocked = true;
+    struct share *h;
+    for (h = &s->shares.common; h; h = h->next)
+        h->candidate = h->first;
+    while ((h = shares_least(&s->shares)) != NULL && h->full_at != s->changes) {
+        struct task *t = h->candidate;
+        h->candidate = t->next;
+        if (!waits_on_prefix(s, t) && !admit(s, t)) {
+            h->full_at = s->changes;
+            return;
+        }
     }
 }
 
@@ -425,27 +429,44 @@ static bool is_last_row(const struct task *t) {
     return t->n_tokens - seq_length(t->seq) == 1;
 }
 
-/* SCHED-2. Tasks that generate get their row first; then each prompt gets an equal share; then what
- * is left goes to the first prompts. The order starts with another task at each step. */
+/* Counts the prompts of each share, which has t's. Returns the weights of the shares that have
+ * any. */
+static uint64_t count_prompts(const struct sched *s) {
+    uint64_t weights = 0;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        s->running[i]->share->prompts = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct share *h = s->running[i]->share;
+        if (!is_last_row(s->running[i]) && h->prompts++ == 0)
+            weights += h->weight;
+    }
+    return weights;
+}
+
+/* SCHED-2. Tasks that generate get their row first; then each prompt gets its part; then what is
+ * left goes to the first prompts. The order starts with another task at each step. */
 static void distribute_rows(struct sched *s) {
     const uint32_t n = s->n_running;
-    uint32_t left = s->options.step_rows, prompts = 0;
+    const uint64_t weights = count_prompts(s);
+    uint32_t left = s->options.step_rows;
     ASSERT(n > 0 && n <= left);
     s->turn++;
     for (uint32_t i = 0; i < n; i++) {
         struct task *t = s->running[(s->turn + i) % n];
         t->rows = is_last_row(t) && left > 0;
         left -= t->rows;
-        prompts += !is_last_row(t);
     }
-    for (int pass = 0; pass < 2 && prompts && left; pass++) {
-        const uint32_t share = pass ? left : left / prompts > 0 ? left / prompts : 1;
+    const uint32_t free_rows = left;
+    for (int pass = 0; pass < 2 && weights && left; pass++) {
         for (uint32_t i = 0; i < n && left; i++) {
             struct task *t = s->running[(s->turn + i) % n];
             if (is_last_row(t))
                 continue;
+            uint64_t part =
+                pass ? left : (uint64_t)free_rows * t->share->weight / weights / t->share->prompts;
             uint32_t more = rows_left(s, t) - t->rows;
-            more = more < share ? more : share;
+            part = part ? part : 1;
+            more = more < part ? more : (uint32_t)part;
             more = more < left ? more : left;
             t->rows += more;
             left -= more;
@@ -456,7 +477,7 @@ static void distribute_rows(struct sched *s) {
 static struct task *newest(const struct sched *s) {
     struct task *t = s->running[0];
     for (uint32_t i = 1; i < s->n_running; i++)
-        if (s->running[i]->order > t->order)
+        if (s->running[i]->admission > t->admission)
             t = s->running[i];
     return t;
 }
@@ -490,12 +511,12 @@ static void prepare_all(struct sched *s) {
         struct task *t = NULL;
         for (uint32_t i = 0; i < s->n_running; i++) {
             struct task *r = s->running[i];
-            if (r->rows && r->order >= from && (!t || r->order < t->order))
+            if (r->rows && r->admission >= from && (!t || r->admission < t->admission))
                 t = r;
         }
         if (!t)
             return;
-        from = t->order + 1;
+        from = t->admission + 1;
         prepare(s, t);
     }
 }
@@ -538,6 +559,7 @@ static void take_token(struct sched *s, struct task *t, uint32_t row) {
 static bool finish_step(struct sched *s, struct task *t, uint32_t rows, uint32_t row) {
     const uint32_t length = seq_length(t->seq);
     t->rows = 0;
+    share_run(t, length);
     const bool hit_point =
         is_hit_point(s, t, length) && (length < t->n_prompt || has_room_for_state(s));
     if (s->tree && !t->detached &&
@@ -624,7 +646,11 @@ void sched_submit(struct sched *s, struct task *t) {
         t->followers[i]->state = TASK_FOLLOWING;
         t->followers[i]->at = (struct tree_cursor){TREE_NOWHERE};
         t->followers[i]->n_prompt = t->n_prompt;
+        t->followers[i]->tenant = t->tenant;
+        t->followers[i]->weight = t->weight;
+        share_join(&s->shares, t->followers[i]);
     }
+    share_join(&s->shares, t);
     waiting_insert(s, t);
 }
 

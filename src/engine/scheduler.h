@@ -5,7 +5,7 @@
  * and a cursor in the prefix tree. The scheduler knows tokens, pages and budgets. Its host computes
  * logits and picks tokens (engine_request.c with a model, lab/replay.c with a cost model).
  *
- *     waiting, by arrival --admit--> running: prompt --> answer --> done
+ *     waiting, by tenant --admit--> running: prompt --> answer --> done
  *            ^                          |
  *            `-------- preempted -------'     pages stay in the tree while they fit
  *
@@ -17,12 +17,16 @@
  *   SCHED-1  A task's tokens do not depend on what runs beside it, on preemption or on hits: each
  *            comes from the logits of its own tokens and from its own sampler.
  *   SCHED-2  A step has at most step_rows rows: one for each task that generates; the rest is
- *            shared equally among prompts, starting with another task at each step.
- *   SCHED-3  If pages are short, the task that arrived last is preempted. So the oldest one always
- *            makes progress: alone it fits (sched_need is checked before a task is accepted).
- *   SCHED-4  Admission is by arrival. A task waits while a running one computes a prefix that both
- *            share, so that a prefix is computed once (of recurrent layers in an answer: if SCHED-7
- *            has room for the state). Tasks that arrived later need not wait for it.
+ *            shared among tenants with prompts by their weights, and equally among the prompts of
+ *            a tenant, starting with another task at each step.
+ *   SCHED-3  If pages are short, the task that was first admitted last is preempted. So the oldest
+ *            one always makes progress: alone it fits (sched_need is checked before a task is
+ *            accepted).
+ *   SCHED-4  Admission is by arrival among the tasks of a tenant, and by virtual time among tenants
+ *            (shares.h). If the task whose turn it is does not fit, all others wait for it. A task
+ *            waits while a running one computes a prefix that both share, so that a prefix is
+ *            computed once (of recurrent layers in an answer: if SCHED-7 has room for the state).
+ *            Tasks whose turn comes later need not wait for that.
  *   SCHED-5  What a task holds beside pages is charged to the pool while it runs.
  *   SCHED-6  A step allocates only if it admits or forks.
  *   SCHED-7  A state of recurrent layers is kept in an answer only if all running tasks would still
@@ -32,6 +36,7 @@
 #define KVASIR_ENGINE_SCHEDULER_H
 
 #include "engine/engine.h"
+#include "engine/shares.h"
 
 enum task_state { TASK_WAITING, TASK_RUNNING, TASK_FOLLOWING, TASK_DONE };
 
@@ -45,6 +50,8 @@ struct task {
     bool detached;           /* the host makes its sequence; the tree neither finds nor stores it */
     struct task **followers; /* [n_followers]: share this one's prompt and fork after it */
     uint32_t n_followers;
+    uint64_t tenant; /* whose task it is; followers have the same */
+    uint32_t weight; /* of the tenant; 0: 1 */
     /* ---- the scheduler's ---- */
     uint32_t n_tokens; /* the host's next() appends */
     enum task_state state;
@@ -53,13 +60,17 @@ struct task {
     struct tree_cursor at;
     struct tree_hit hit; /* of its first admission */
     bool admitted;       /* ever */
-    uint32_t seen;       /* rows before it were run before a preemption */
-    uint32_t hit_point;  /* a length at which a waiting task wants the state */
+    uint64_t admission;  /* the first one's number */
+    struct share *share;
+    uint64_t prepaid;   /* tokens that the share has paid for and that have not been run */
+    uint32_t run_to;    /* rows before it have been paid for, or came from the tree */
+    uint32_t seen;      /* rows before it were run before a preemption */
+    uint32_t hit_point; /* a length at which a waiting task wants the state */
     uint64_t charged;
     uint64_t held_bytes;      /* of its pages and states when it last released them */
     uint64_t waits_for;       /* 1 + order of the task whose prefix it waits for; 0: none */
     uint32_t waits_until;     /* that task's length by then */
-    struct task *prev, *next; /* waiting list */
+    struct task *prev, *next; /* the share's waiting list */
     uint32_t rows;            /* in the current step */
 };
 

@@ -27,6 +27,7 @@ struct job {
     struct server *server;
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *key; /* the tenant's; belongs to the options */
+    uint64_t tenant;
     char *salt;
     json_t *body; /* until it is read, or to the end if it is logged */
     struct api_setup setup;
@@ -289,6 +290,7 @@ static bool set_salt(struct job *j, struct api_error *err) {
     j->salt[n] = '\n';
     memcpy(j->salt + n + 1, asked, m + 1);
     j->request.engine.salt = n || m ? j->salt : NULL;
+    j->request.engine.tenant = j->tenant;
     return true;
 }
 
@@ -360,6 +362,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->exchange = exchange;
     j->protocol = protocol;
     j->key = tenant->key;
+    j->tenant = tenant->number;
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;

@@ -58,6 +58,7 @@ static bool find_tenant(const struct server *s, const struct http_exchange *exch
     for (size_t i = 0; i < o->n_api_keys; i++)
         if (same_key(given, o->api_keys[i])) {
             out->key = o->api_keys[i];
+            out->number = i + 1;
             known = true;
         }
     if (o->admin_key && same_key(given, o->admin_key))

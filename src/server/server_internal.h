@@ -41,6 +41,7 @@ struct server {
 /* Whose request it is: requests of one tenant share prefixes and may cancel each other. */
 struct tenant {
     const char *key; /* "": the server has no keys */
+    uint64_t number; /* the engine's of this tenant */
     bool admin;
 };
 

@@ -246,6 +246,8 @@ static struct answer *make_answer(struct run *r, const struct op *op) {
                             .salt_len = op->d & 64 ? 1 : 0,
                             .n_prompt = prompt,
                             .cap = prompt + reply,
+                            .tenant = op->c >> 8 & 3,
+                            .weight = op->c >> 10 & 7,
                             .detached = (op->d & 31) == 31};
     a->task.tokens = malloc((prompt + reply) * sizeof(int32_t));
     memcpy(a->task.tokens, r->p->w->tokens[a->string], prompt * sizeof(int32_t));
