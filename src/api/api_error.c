@@ -74,7 +74,7 @@ void api_error_of(struct api_error *out, const kvasir_error *err) {
     else if (err->code == KVASIR_ERR_CANCELLED)
         out->status = HTTP_CLIENT_CLOSED;
     else if (err->code == KVASIR_ERR_CONTEXT || err->code == KVASIR_ERR_BUDGET)
-        out->code = "context_length_exceeded";
+        out->code = API_CONTEXT_EXCEEDED;
 }
 
 bool api_library_failed(struct api_error *err, const char *path, const kvasir_error *why) {

@@ -8,6 +8,7 @@
 #include "util/http_status.h"
 #include "util/util.h"
 
+#define API_CONTEXT_EXCEEDED "context_length_exceeded" /* api_error.code */
 enum { API_PATH_MAX = 128 };
 struct api_error {
     int status;               /* of HTTP (util/http_status.h) */

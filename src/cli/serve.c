@@ -96,6 +96,9 @@ static const struct option OPTIONS[] = {
     SECONDS_ROW("--write-timeout", server.write_timeout_s,
                 "seconds that a client may read nothing of its answer before the request is "
                 "cancelled"),
+    SECONDS_ROW("--text-timeout", server.text_timeout_s,
+                "seconds that a request may take to be parsed, rendered and tokenized, waiting "
+                "included"),
     SECONDS_ROW("--keepalive", server.keepalive_s,
                 "seconds between keep-alive comments in a stream that has nothing else to send"),
     {.name = "--drain-timeout", .value = "S", .kind = OPTION_U32, .max = 86400, .initial = "30",

@@ -31,7 +31,7 @@
 struct http;
 struct http_exchange {
     const char *method, *path;
-    const char *body; /* [body_len] and a NUL; only in the first handle */
+    const char *body; /* [body_len] and a NUL; until the reply, or http_drop_body */
     size_t body_len;
     void *user; /* http_attach; NULL at first */
 };
@@ -81,6 +81,8 @@ void http_quiesce(struct http *h); /* no new connections */
 /* Ends the threads. No exchange may be waiting any more. */
 void http_stop(struct http *h);
 
+/* Frees the body. In handle, or by the thread that is going to wake the suspended exchange. */
+void http_drop_body(struct http_exchange *exchange);
 const char *http_header(const struct http_exchange *exchange, const char *name); /* NULL: none */
 /* In handle: sets the exchange's user; from now on `gone` is called if the client goes away. False:
  * it is gone already. */

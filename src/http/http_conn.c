@@ -22,7 +22,7 @@
 
 #include "util/http_status.h"
 
-enum { IN_BYTES = HTTP_HEAD_MAX, LINGER_S = 2, LINGER_BYTES = 1 << 20 };
+enum { IN_BYTES = HTTP_HEAD_MAX, LINGER_S = 2, LINGER_BYTES = 1 << 20, GULP = 256 << 10 };
 
 /* What the thread does after a step. Parked, armed or closed: touch the connection no more. */
 enum turn { TURN_GO_ON, TURN_READ, TURN_WRITE, TURN_PARKED, TURN_CLOSE };
@@ -73,7 +73,8 @@ static struct exchange *exchange_create(struct conn *c) {
     return x;
 }
 
-static void drop_body(struct exchange *x) {
+void http_drop_body(struct http_exchange *exchange) {
+    struct exchange *x = (struct exchange *)exchange;
     text_free(&x->body);
     x->c.body = "";
     x->c.body_len = 0;
@@ -87,7 +88,7 @@ static void exchange_end(struct conn *c) {
     pthread_mutex_lock(&x->mutex); /* a last http_wake may still hold it */
     pthread_mutex_unlock(&x->mutex);
     pthread_mutex_destroy(&x->mutex);
-    drop_body(x);
+    http_drop_body(&x->c);
     text_free(&x->out);
     free(x->owned);
     free(x->head_text);
@@ -135,12 +136,10 @@ static enum turn run_handler(struct conn *c) {
     if (!x->handled)
         watch_begin(c->http, c, x);
     x->handled = true;
-    while (handler->handle(handler->user, &x->c) == HTTP_WAIT) {
-        drop_body(x);
+    while (handler->handle(handler->user, &x->c) == HTTP_WAIT)
         if (exchange_suspend(x))
             return TURN_PARKED;
-    }
-    drop_body(x);
+    http_drop_body(&x->c);
     return replied(c);
 }
 
@@ -232,7 +231,9 @@ static enum turn run_body(struct conn *c) {
         if (piece && !append_body(x, data, piece))
             return TURN_CLOSE;
         consume(c, used);
-        return TURN_GO_ON;
+        if (in_size(c) > 0 || x->body.len / GULP == (x->body.len - piece) / GULP)
+            return TURN_GO_ON;
+        return TURN_WRITE; /* others first: a fast client must not keep this thread */
     case BODY_DONE:
         consume(c, used);
         break;

@@ -2,7 +2,8 @@
 /* job.c: one request, from its body to the last byte of its answer.
  *
  *     HTTP threads                        engine's thread            watcher
- *       job_begin: read, submit
+ *       job_begin: hands it to a worker,
+ *       which reads the body and submits
  *          stream: headers, fill     <--    on_event: copies       tick: a comment is due
  *          else:   waits                    into queue or answer   gone: cancel
  *       fill / job_continue: chunks, body
@@ -17,13 +18,18 @@
  *   JOB-3  Log lines and errors contain no text of a prompt or an answer, unless
  *          options.log_prompts is set.
  */
-#include "server/server_internal.h"
+#include "server/text_task.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum job_phase { JOB_UNREAD, JOB_REFUSED, JOB_SUBMITTED };
+
 struct job {
+    struct task task; /* first */
+    struct work work;
+    struct text_end end; /* of the worker's work */
     struct server *server;
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *key; /* the tenant's; belongs to the options */
@@ -47,6 +53,8 @@ struct job {
     /* under the mutex */
     pthread_mutex_t mutex;
     struct http_exchange *exchange; /* NULL: over */
+    enum job_phase phase;           /* JOB_UNREAD: the worker has it, and the exchange waits */
+    struct api_error refused;       /* JOB_REFUSED: why */
     uint64_t engine_id;
     bool complete, too_slow, gone, comment_due;
     struct text_buf queue; /* events and what they point to, back to back */
@@ -115,15 +123,6 @@ static void job_end(struct job *j) {
     unlist(j);
     pthread_mutex_unlock(&s->mutex);
     job_free(j);
-}
-
-/* It was not submitted. */
-static void job_drop(struct job *j) {
-    struct server *s = j->server;
-    pthread_mutex_lock(&s->mutex);
-    count_complete(s);
-    pthread_mutex_unlock(&s->mutex);
-    job_end(j);
 }
 
 /* ---- the engine's thread --------------------------------------------------------------------- */
@@ -314,11 +313,14 @@ static struct protocol_context context_of(const struct job *j) {
     return (struct protocol_context){&j->setup, &j->request, j->id, j->created};
 }
 
-static bool read_request(struct job *j, const struct http_exchange *exchange,
-                         struct api_error *err) {
+static bool read_request(struct job *j, struct http_exchange *exchange, struct api_error *err) {
     struct server *s = j->server;
-    if (!reply_read_body(exchange, &j->body, err) ||
-        !j->protocol->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
+    *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    if (text_ended(&j->end))
+        return false;
+    const bool parsed = reply_read_body(exchange, &j->body, err);
+    http_drop_body(exchange);
+    if (!parsed || !j->protocol->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
         !check_limits(j, err))
         return false;
     if (!s->options.log_prompts) {
@@ -384,10 +386,50 @@ static bool submit(struct job *j, struct api_error *err) {
     pthread_mutex_lock(&j->mutex);
     j->engine_id = id;
     pthread_mutex_unlock(&j->mutex);
-    if (atomic_load(&j->server->stopping)) /* jobs_stop may have missed the id */
+    /* who cancelled it before may have missed the id */
+    if (atomic_load(&j->server->stopping) || atomic_load(&j->end.cancelled))
         kvasir_engine_cancel(j->server->engine, id);
     return true;
 }
+
+/* On a worker: reads the body and submits the request. False with *err. */
+static bool read_and_submit(struct job *j, struct api_error *err) {
+    struct server *s = j->server;
+    if (read_request(j, j->exchange, err)) {
+        if (!text_ended(&j->end))
+            return submit(j, err);
+        *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    }
+    if (text_end_explain(&j->end, err))
+        metrics_refused(s->metrics, REFUSED_TIME);
+    else if (err->status != HTTP_CLIENT_CLOSED && err->status != HTTP_UNAVAILABLE)
+        metrics_refused(s->metrics, err->code && strcmp(err->code, API_CONTEXT_EXCEEDED) == 0
+                                        ? REFUSED_CONTEXT
+                                        : REFUSED_BODY);
+    return false;
+}
+
+static void work_on(struct work *work) {
+    struct job *j = (struct job *)(void *)((char *)work - offsetof(struct job, work));
+    struct server *s = j->server;
+    struct api_error err;
+    const bool good = read_and_submit(j, &err);
+    if (!good) {
+        pthread_mutex_lock(&s->mutex);
+        count_complete(s);
+        pthread_mutex_unlock(&s->mutex);
+    }
+    pthread_mutex_lock(&j->mutex);
+    j->phase = good ? JOB_SUBMITTED : JOB_REFUSED;
+    if (!good)
+        j->refused = err;
+    http_wake(j->exchange);
+    pthread_mutex_unlock(&j->mutex); /* the job may be freed from now on */
+}
+
+static void job_gone(struct http_exchange *exchange);
+static void job_done(struct http_exchange *exchange, unsigned status);
+static enum http_step job_continue(struct http_exchange *exchange);
 
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant) {
@@ -397,38 +439,36 @@ enum http_step job_begin(struct server *s, struct http_exchange *exchange,
         api_no_memory(&err);
         return reply_error(s, exchange, protocol, &err);
     }
-    if (!read_request(j, exchange, &err)) {
-        metrics_refused(s->metrics, REFUSED_BODY);
-        job_free(j);
-        return reply_error(s, exchange, protocol, &err);
-    }
-    job_list(j);
-    /* either jobs_stop sees the job, or this sees `stopping` */
-    if (atomic_load(&s->stopping)) {
-        api_refuse(&err, NULL, "the server is shutting down");
-        err.status = HTTP_UNAVAILABLE;
-    }
-    if (atomic_load(&s->stopping) || !submit(j, &err)) {
-        job_drop(j);
-        return reply_error(s, exchange, protocol, &err);
-    }
+    j->task = (struct task){job_continue, job_gone, job_done};
+    j->work = (struct work){.run = work_on, .bytes = exchange->body_len};
+    text_end_begin(&j->end, s, s->most_prompt_tokens);
+    j->setup.limits = &j->end.limits;
+    job_list(j); /* either jobs_stop sees the job, or the worker sees `stopping` */
     if (!http_attach(exchange, j))
         job_gone(exchange);
-    if (!j->request.stream)
-        return job_continue(exchange);
-    struct http_reply reply = reply_head(s, HTTP_OK, "text/event-stream; charset=utf-8");
+    work_pool_add(s->work, &j->work);
+    return HTTP_WAIT;
+}
+
+static enum http_step begin_stream(struct job *j, struct http_exchange *exchange) {
+    struct http_reply reply = reply_head(j->server, HTTP_OK, "text/event-stream; charset=utf-8");
     http_reply_header(&reply, "X-Accel-Buffering", "no"); /* proxies pass it on at once */
     http_reply_header(&reply, "X-Request-Id", *j->client_id ? j->client_id : j->id);
     return http_reply_stream(exchange, &reply, fill);
 }
 
-enum http_step job_continue(struct http_exchange *exchange) {
+static enum http_step job_continue(struct http_exchange *exchange) {
     struct job *j = job_of(exchange);
     struct api_error err;
     pthread_mutex_lock(&j->mutex);
+    const enum job_phase phase = j->phase;
     const bool complete = j->complete;
     pthread_mutex_unlock(&j->mutex);
-    if (!complete)
+    if (phase == JOB_REFUSED)
+        return reply_error(j->server, exchange, j->protocol, &j->refused);
+    if (phase == JOB_SUBMITTED && j->request.stream)
+        return begin_stream(j, exchange);
+    if (phase == JOB_UNREAD || !complete)
         return HTTP_WAIT;
     const struct protocol_context context = context_of(j);
     json_t *body = j->protocol->body(&j->answer, &context, &err);
@@ -440,11 +480,12 @@ enum http_step job_continue(struct http_exchange *exchange) {
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-void job_gone(struct http_exchange *exchange) {
+static void job_gone(struct http_exchange *exchange) {
     struct job *j = job_of(exchange);
     pthread_mutex_lock(&j->mutex);
     const uint64_t id = j->engine_id;
     j->gone = true;
+    atomic_store(&j->end.cancelled, true);
     pthread_mutex_unlock(&j->mutex);
     kvasir_engine_cancel(j->server->engine, id);
 }
@@ -508,21 +549,26 @@ static void log_record(const struct server *s, const struct job_record *r) {
     }
 }
 
-void job_done(struct http_exchange *exchange, unsigned status) {
+static void job_done(struct http_exchange *exchange, unsigned status) {
     struct job *j = job_of(exchange);
     struct server *s = j->server;
     struct job_record record;
     pthread_mutex_lock(&j->mutex);
+    ASSERT(j->phase != JOB_UNREAD);
     j->exchange = NULL;
+    const bool refused = j->phase == JOB_REFUSED;
     const bool complete = j->complete;
     const uint64_t id = j->engine_id;
     record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
-    if (complete)
+    if (refused)
+        log_add(s->log, "route=%s status=%u", routes_name(exchange), status);
+    if (complete || refused)
         job_end(j);
     else /* the last event may have freed the job by now */
         kvasir_engine_cancel(s->engine, id);
-    log_record(s, &record);
+    if (!refused)
+        log_record(s, &record);
     json_decref(record.body);
 }
 
@@ -538,6 +584,7 @@ uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *
         if (is_called(j, tenant, id)) {
             pthread_mutex_lock(&j->mutex);
             n += !j->complete;
+            atomic_store(&j->end.cancelled, true);
             const uint64_t engine_id = j->engine_id;
             pthread_mutex_unlock(&j->mutex);
             kvasir_engine_cancel(s->engine, engine_id);
@@ -551,7 +598,7 @@ void jobs_stop(struct server *s) {
     ASSERT(atomic_load(&s->stopping));
     for (struct job *j = s->jobs; j; j = j->next) {
         pthread_mutex_lock(&j->mutex);
-        const uint64_t id = j->engine_id; /* 0: submit will see `stopping` */
+        const uint64_t id = j->engine_id; /* 0: the worker sees `stopping` */
         pthread_mutex_unlock(&j->mutex);
         kvasir_engine_cancel(s->engine, id);
     }
@@ -565,7 +612,8 @@ void jobs_tick(struct server *s) {
     pthread_mutex_lock(&s->mutex);
     for (struct job *j = s->jobs; j && silence; j = j->next) {
         pthread_mutex_lock(&j->mutex);
-        if (j->request.stream && j->exchange && !j->complete && now - j->sent_us > silence) {
+        if (j->phase == JOB_SUBMITTED && j->request.stream && j->exchange && !j->complete &&
+            now - j->sent_us > silence) {
             j->comment_due = true;
             http_wake(j->exchange);
         }

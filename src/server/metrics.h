@@ -54,6 +54,7 @@ enum metrics_refusal {
     REFUSED_BODY,     /* invalid JSON, or an invalid field */
     REFUSED_SIZE,     /* the body is too large */
     REFUSED_KEY,      /* no API key, or an unknown one */
+    REFUSED_TIME,     /* reading it took too long */
     REFUSED_DRAINING, /* the server is shutting down */
     REFUSAL_KINDS
 };
@@ -73,6 +74,7 @@ struct server_figures {
     const char *model;    /* as clients see it; UTF-8 */
     int64_t created_s;    /* Unix time at which the server started */
     uint32_t connections; /* open ones */
+    uint32_t unread;      /* requests that wait for a worker to read them */
     /* set by metrics_figures */
     char kv_format[64];
     const char *cpu_tier;

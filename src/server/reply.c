@@ -35,6 +35,12 @@ enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsi
     return reply_value(&r, exchange, value);
 }
 
+enum http_step reply_text(struct server *s, struct http_exchange *exchange, unsigned status,
+                          char *text) {
+    const struct http_reply r = reply_head(s, status, "application/json");
+    return http_reply_take(exchange, &r, text, strlen(text));
+}
+
 enum http_step reply_error(struct server *s, struct http_exchange *exchange,
                            const struct protocol *protocol, const struct api_error *err) {
     return reply_error_with(s, exchange, protocol, err, NULL, NULL);

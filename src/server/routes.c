@@ -11,6 +11,7 @@
 #include "server/page.h"
 #include "server/server_internal.h"
 #include "server/status_json.h"
+#include "server/text_task.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +27,7 @@ struct route {
                           const struct route *route, const struct tenant *tenant);
     const struct protocol *protocol; /* of its errors, too; NULL: OpenAI's */
     /* run_text's: the answer to a body that needs no engine; NULL with *err */
-    json_t *(*text)(const struct server *s, json_t *body, struct api_error *err);
+    text_fn *text;
 };
 static const struct protocol *protocol_of(const struct http_exchange *exchange);
 
@@ -87,7 +88,8 @@ static enum http_step run_job(struct server *s, struct http_exchange *exchange,
 static struct server_figures figures(struct server *s) {
     struct server_figures f = {.model = s->options.model_name,
                                .created_s = s->started_s,
-                               .connections = http_connections(s->http)};
+                               .connections = http_connections(s->http),
+                               .unread = work_pool_waiting(s->work)};
     metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
 }
@@ -141,34 +143,35 @@ static enum http_step run_page(struct server *s, struct http_exchange *exchange,
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 
-static json_t *tokenize(const struct server *s, json_t *body, struct api_error *err) {
+static json_t *tokenize(const struct server *s, const struct api_setup *setup, json_t *body,
+                        struct api_error *err) {
     kvasir_context_info info;
     kvasir_engine_get_context(s->engine, &info);
-    return text_endpoint_tokenize(&s->setup, info.ctx, body, err);
+    return text_endpoint_tokenize(setup, info.ctx, body, err);
 }
 
-static json_t *detokenize(const struct server *s, json_t *body, struct api_error *err) {
-    return text_endpoint_detokenize(&s->setup, body, err);
+static json_t *detokenize(const struct server *s, const struct api_setup *setup, json_t *body,
+                          struct api_error *err) {
+    (void)s;
+    return text_endpoint_detokenize(setup, body, err);
 }
 
-static json_t *apply_template(const struct server *s, json_t *body, struct api_error *err) {
-    return text_endpoint_apply_template(&s->setup, body, err);
+static json_t *apply_template(const struct server *s, const struct api_setup *setup, json_t *body,
+                              struct api_error *err) {
+    (void)s;
+    return text_endpoint_apply_template(setup, body, err);
 }
 
-static json_t *count_tokens(const struct server *s, json_t *body, struct api_error *err) {
-    return anthropic_count(&s->setup, body, err);
+static json_t *count_tokens(const struct server *s, const struct api_setup *setup, json_t *body,
+                            struct api_error *err) {
+    (void)s;
+    return anthropic_count(setup, body, err);
 }
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
-    struct api_error err;
-    json_t *body = NULL, *answer = NULL;
     (void)t;
-    if (reply_read_body(exchange, &body, &err))
-        answer = r->text(s, body, &err);
-    json_decref(body);
-    return answer ? reply_json(s, exchange, HTTP_OK, answer)
-                  : reply_error(s, exchange, protocol_of(exchange), &err);
+    return text_task_begin(s, exchange, protocol_of(exchange), r->text);
 }
 
 static enum http_step run_ready(struct server *s, struct http_exchange *exchange,
@@ -346,7 +349,8 @@ uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
 }
 
 enum http_step routes_handle(void *user, struct http_exchange *exchange) {
-    return exchange->user ? job_continue(exchange) : begin(user, exchange);
+    const struct task *task = exchange->user;
+    return task ? task->go_on(exchange) : begin(user, exchange);
 }
 
 void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, const char *why) {

@@ -25,6 +25,7 @@ struct server_options server_defaults(void) {
                                    .idle_timeout_s = 75,
                                    .head_timeout_s = 10,
                                    .write_timeout_s = 30,
+                                   .text_timeout_s = 30,
                                    .keepalive_s = 5};
 }
 
@@ -32,7 +33,7 @@ struct server_options server_defaults(void) {
 
 static void handle_gone(void *user, struct http_exchange *exchange) {
     (void)user;
-    job_gone(exchange);
+    ((const struct task *)exchange->user)->gone(exchange);
 }
 
 static void handle_done(void *user, struct http_exchange *exchange, unsigned status) {
@@ -42,7 +43,7 @@ static void handle_done(void *user, struct http_exchange *exchange, unsigned sta
     if (status == HTTP_CONTENT_TOO_LARGE)
         metrics_refused(s->metrics, REFUSED_SIZE);
     if (exchange->user)
-        job_done(exchange, status);
+        ((const struct task *)exchange->user)->done(exchange, status);
     else if (status >= HTTP_BAD_REQUEST)
         log_add(s->log, "route=%s status=%u", routes_name(exchange), status);
 }
@@ -80,9 +81,21 @@ static void init_locks(struct server *s) {
     pthread_condattr_destroy(&monotonic);
 }
 
+/* Longer prompts are refused before all of their tokens are known. 0: there is no limit. */
+static uint32_t most_prompt_tokens(const struct server *s, uint32_t ctx) {
+    kvasir_memory_plan plan;
+    kvasir_engine_get_plan(s->engine, &plan);
+    uint32_t most = plan.fit_tokens;
+    if (ctx && (!most || ctx < most))
+        most = ctx;
+    if (s->options.max_prompt_tokens && (!most || s->options.max_prompt_tokens < most))
+        most = s->options.max_prompt_tokens;
+    return most;
+}
+
 kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err) {
-    enum { THREADS = 4 }; /* one may be busy tokenizing a long prompt */
+    enum { THREADS = 4 };
     kvasir_context_info info;
     struct server *s = calloc(1, sizeof *s);
     *err = (kvasir_error){
@@ -96,8 +109,10 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     set_up(s);
     kvasir_engine_get_context(engine, &info);
     s->metrics = metrics_create(info.ctx, s->started_us);
+    s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
+    s->work = work_pool_create();
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
-    if (!s->metrics || (o->on_log && !s->log)) {
+    if (!s->metrics || !s->work || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -148,6 +163,15 @@ uint32_t server_open_requests(struct server *s) {
     return n;
 }
 
+void server_count_open(struct server *s, int n) {
+    pthread_mutex_lock(&s->mutex);
+    ASSERT(n > 0 || s->n_jobs > 0);
+    s->n_jobs += (uint32_t)n;
+    if (s->n_jobs == 0)
+        pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
+}
+
 uint32_t server_wait_idle(struct server *s, double seconds) {
     const int64_t until_us = metrics_now_us() + (int64_t)(seconds * 1e6);
     const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
@@ -169,8 +193,11 @@ void server_destroy(struct server *s) {
         atomic_store(&s->stopping, true);
         jobs_stop(s);
         server_wait_idle(s, LAST_BYTES_S);
-        http_stop(s->http);
     }
+    if (s->work)
+        work_pool_end(s->work); /* wakes the last suspended exchanges */
+    http_stop(s->http);
+    work_pool_destroy(s->work);
     log_destroy(s->log);
     metrics_destroy(s->metrics);
     pthread_cond_destroy(&s->changed);

@@ -35,6 +35,7 @@ struct server_options {
     uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
     uint32_t head_timeout_s;  /* until the headers of a request are complete */
     uint32_t write_timeout_s; /* until a client reads something */
+    uint32_t text_timeout_s;  /* until a body is read, rendered and tokenized */
     uint32_t keepalive_s;     /* between comments in a stream that has nothing else to send */
     bool log_prompts;         /* request bodies go to the log */
     /* Writes one line of the log, without its end, on a thread of its own. It may block: requests
@@ -42,8 +43,8 @@ struct server_options {
     void (*on_log)(void *user, const char *line);
     void *log_user;
 };
-/* 127.0.0.1, 8080, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s, 30 s, 5 s; all else
- * 0. */
+/* 127.0.0.1, 8080, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s, 30 s, 30 s, 5 s;
+ * all else 0. */
 struct server_options server_defaults(void);
 
 /* A name or address that only this machine can connect to. */

@@ -14,6 +14,7 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "server/work.h"
 
 enum { JOB_ID_MAX = 64 };
 
@@ -30,11 +31,13 @@ struct server {
     atomic_uint_least64_t last_id;
     atomic_bool draining, stopping;
     struct log *log; /* NULL: none is kept */
+    struct work_pool *work;
+    uint32_t most_prompt_tokens; /* 0: any number */
     /* under the mutex */
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* n_jobs or n_incomplete is 0 now */
     struct job *jobs;
-    uint32_t n_jobs;
+    uint32_t n_jobs;       /* with those that are not in the list (text_task.c) */
     uint32_t n_incomplete; /* jobs whose last event has not come */
 };
 
@@ -45,6 +48,15 @@ struct tenant {
     bool admin;
 };
 
+/* What an exchange is about: the first member of its user. */
+struct task {
+    enum http_step (*go_on)(struct http_exchange *exchange); /* it was woken */
+    void (*gone)(struct http_exchange *exchange);
+    void (*done)(struct http_exchange *exchange, unsigned status);
+};
+
+void server_count_open(struct server *s, int n); /* more or fewer requests are open */
+
 /* ---- bodies (reply.c) ------------------------------------------------------------------------ */
 
 /* The headers of all replies; there is room for five more. */
@@ -52,6 +64,9 @@ struct http_reply reply_head(const struct server *s, unsigned status, const char
 /* Takes value; NULL: out of memory. */
 enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsigned status,
                           json_t *value);
+/* Takes text (malloc), a JSON value. */
+enum http_step reply_text(struct server *s, struct http_exchange *exchange, unsigned status,
+                          char *text);
 /* As the protocol writes errors. */
 enum http_step reply_error(struct server *s, struct http_exchange *exchange,
                            const struct protocol *protocol, const struct api_error *err);
@@ -77,13 +92,9 @@ const char *origin_refused(const struct server *s, const struct http_exchange *e
 
 /* ---- jobs (job.c) ---------------------------------------------------------------------------- */
 
-/* Reads the body and submits it to the engine. */
+/* Has a worker read the body and submit it to the engine. */
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant);
-/* The exchange was woken. */
-enum http_step job_continue(struct http_exchange *exchange);
-void job_gone(struct http_exchange *exchange);
-void job_done(struct http_exchange *exchange, unsigned status);
 /* By the id of the answer or the X-Request-Id; returns how many there were. */
 uint32_t jobs_cancel(struct server *s, const struct tenant *tenant, const char *id);
 /* Cancels all, and waits until the engine is done with them. */

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* text_task.c: a request that is answered from its body alone, on a worker:
+ *
+ *     HTTP thread                      worker                       watcher
+ *       text_task_begin: attach, add -->  run: parse, fn, dump        gone: cancelled
+ *       (suspended)                       http_wake
+ *       go_on: reply                <--
+ *
+ * While it is suspended the exchange cannot end, so the task is the worker's until it wakes it.
+ */
+#include "server/text_task.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+bool text_ended(const struct text_end *e) {
+    return atomic_load(&e->cancelled) || atomic_load(&e->server->stopping) ||
+           metrics_now_us() > e->until_us;
+}
+
+static bool ended(void *user) {
+    return text_ended(user);
+}
+
+void text_end_begin(struct text_end *e, const struct server *s, size_t max_tokens) {
+    e->server = s;
+    e->until_us = metrics_now_us() + (int64_t)s->options.text_timeout_s * 1000000;
+    e->limits = (kvasir_text_limits){.max_tokens = max_tokens, .stop = ended, .user = e};
+}
+
+bool text_end_explain(const struct text_end *e, struct api_error *err) {
+    if (err->status != HTTP_CLIENT_CLOSED)
+        return false;
+    if (atomic_load(&e->server->stopping)) {
+        api_refuse(err, NULL, "the server is shutting down");
+    } else if (atomic_load(&e->cancelled)) {
+        api_refuse(err, NULL, "cancelled");
+        err->status = HTTP_CLIENT_CLOSED;
+        return false;
+    } else {
+        api_refuse(err, NULL,
+                   "the request was not read within %u seconds: make it shorter, or try again when "
+                   "the server has less to do",
+                   e->server->options.text_timeout_s);
+    }
+    err->status = HTTP_UNAVAILABLE;
+    return !atomic_load(&e->server->stopping);
+}
+
+/* ---- tasks ----------------------------------------------------------------------------------- */
+
+struct text_task {
+    struct task task; /* first */
+    struct work work;
+    struct server *server;
+    struct http_exchange *exchange;
+    const struct protocol *protocol;
+    text_fn *fn;
+    struct text_end end;
+    atomic_bool finished;
+    /* of the worker, then of the HTTP thread */
+    char *answer;
+    struct api_error err;
+};
+
+static struct text_task *text_task_of(const struct http_exchange *exchange) {
+    return exchange->user;
+}
+
+static void run(struct work *work) {
+    struct text_task *t =
+        (struct text_task *)(void *)((char *)work - offsetof(struct text_task, work));
+    struct api_setup setup = t->server->setup;
+    json_t *body = NULL, *answer = NULL;
+    setup.limits = &t->end.limits;
+    t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
+    if (!text_ended(&t->end) && reply_read_body(t->exchange, &body, &t->err))
+        answer = t->fn(t->server, &setup, body, &t->err);
+    json_decref(body);
+    http_drop_body(t->exchange);
+    if (answer && !(t->answer = json_dumps(answer, JSON_COMPACT)))
+        api_no_memory(&t->err);
+    json_decref(answer);
+    if (!t->answer && text_end_explain(&t->end, &t->err))
+        metrics_refused(t->server->metrics, REFUSED_TIME);
+    atomic_store(&t->finished, true);
+    http_wake(t->exchange); /* the task may be freed by now */
+}
+
+static enum http_step go_on(struct http_exchange *exchange) {
+    struct text_task *t = text_task_of(exchange);
+    if (!atomic_load(&t->finished))
+        return HTTP_WAIT;
+    char *answer = t->answer;
+    t->answer = NULL;
+    return answer ? reply_text(t->server, exchange, HTTP_OK, answer)
+                  : reply_error(t->server, exchange, t->protocol, &t->err);
+}
+
+static void gone(struct http_exchange *exchange) {
+    atomic_store(&text_task_of(exchange)->end.cancelled, true);
+}
+
+static void done(struct http_exchange *exchange, unsigned status) {
+    struct text_task *t = text_task_of(exchange);
+    ASSERT(atomic_load(&t->finished));
+    if (status >= HTTP_BAD_REQUEST)
+        log_add(t->server->log, "route=%s status=%u", routes_name(exchange), status);
+    server_count_open(t->server, -1);
+    free(t->answer);
+    free(t);
+}
+
+enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
+                               const struct protocol *protocol, text_fn *fn) {
+    struct text_task *t = calloc(1, sizeof *t);
+    struct api_error err;
+    if (!t) {
+        api_no_memory(&err);
+        return reply_error(s, exchange, protocol, &err);
+    }
+    t->task = (struct task){go_on, gone, done};
+    t->work = (struct work){.run = run, .bytes = exchange->body_len};
+    t->server = s;
+    t->exchange = exchange;
+    t->protocol = protocol;
+    t->fn = fn;
+    text_end_begin(&t->end, s, 0);
+    server_count_open(s, 1);
+    if (!http_attach(exchange, t))
+        gone(exchange);
+    work_pool_add(s->work, &t->work);
+    return HTTP_WAIT;
+}

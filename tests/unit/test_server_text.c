@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests whose text takes long: others are answered meanwhile, and the work ends when the client
+ * leaves, when its time is over, and when the prompt is longer than the context. */
+#include <stdio.h>
+#include <string.h>
+
+#include "http_client.h"
+#include "tiny_server.h"
+
+static struct tiny_server tiny;
+
+static void begin(uint32_t text_timeout_s) {
+    /* some 10^7 steps, half a second or more */
+    static const char SLOW[] = "{% for a in range(99000) %}{% for b in range(40) %}{% endfor %}"
+                               "{% endfor %}{{ messages[0].content }}";
+    kvasir_error err;
+    tiny_server_init(&tiny);
+    tiny.options.text_timeout_s = text_timeout_s;
+    tiny_server_open(&tiny);
+    assert_int_equal(
+        kvasir_tokenizer_set_chat_template((kvasir_tokenizer *)kvasir_model_tokenizer(tiny.model),
+                                           "slow", SLOW, sizeof SLOW - 1, &err),
+        KVASIR_OK);
+}
+
+static int end(void **state) {
+    (void)state;
+    tiny_server_close(&tiny);
+    return 0;
+}
+
+static void send_slow(struct client *c) {
+    assert_true(client_open(c, tiny.port, -1));
+    assert_true(client_request(c, "POST", "/v1/chat/completions", "Connection: close\r\n",
+                               "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":"
+                               "\"x\"}]}"));
+}
+
+static double health_seconds(void) {
+    struct client c;
+    const double from = now();
+    assert_true(client_open(&c, tiny.port, -1));
+    assert_true(client_request(&c, "GET", "/health", "Connection: close\r\n", ""));
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 200);
+    free(a.body);
+    client_close(&c);
+    return now() - from;
+}
+
+static void test_health_meanwhile(void **state) {
+    enum { SLOW = 12, POLLS = 100 };
+    struct client slow[SLOW];
+    int late = 0;
+    (void)state;
+    begin(60);
+    for (int i = 0; i < SLOW; i++)
+        send_slow(&slow[i]);
+    for (int i = 0; i < POLLS; i++, pause_ms(2))
+        late += health_seconds() > 0.05;
+    assert_true(server_open_requests(tiny.server) > 0);
+    assert_in_range(late, 0, 1);
+    for (int i = 0; i < SLOW; i++) {
+        struct client_answer a = client_read(&slow[i]);
+        assert_true(a.status == 200 || strstr(a.body, "steps") != NULL);
+        free(a.body);
+        client_close(&slow[i]);
+    }
+}
+
+static void test_leavers_cost_nothing(void **state) {
+    enum { SLOW = 40 };
+    kvasir_engine_stats stats;
+    (void)state;
+    begin(60);
+    for (int i = 0; i < SLOW; i++) {
+        struct client c;
+        send_slow(&c);
+        client_close(&c);
+    }
+    assert_true(tiny_server_idle(&tiny, 2000, &stats)); /* all of them would take ten times that */
+}
+
+static void test_time_is_over(void **state) {
+    enum { SLOW = 40 };
+    struct client slow[SLOW];
+    int refused = 0;
+    (void)state;
+    begin(1);
+    for (int i = 0; i < SLOW; i++)
+        send_slow(&slow[i]);
+    const double from = now();
+    for (int i = 0; i < SLOW; i++) {
+        struct client_answer a = client_read(&slow[i]);
+        refused += a.status == 503 && strstr(a.body, "not read within 1 seconds") != NULL;
+        free(a.body);
+        client_close(&slow[i]);
+    }
+    assert_true(refused > SLOW / 2);
+    assert_true(now() - from < 5);
+}
+
+static void test_long_prompt(void **state) {
+    enum { LONG = 8 << 20 };
+    (void)state;
+    begin(60);
+    char *body = malloc(LONG + 64);
+    assert_non_null(body);
+    const int n = sprintf(body, "{\"max_tokens\":1,\"prompt\":\"");
+    memset(body + n, 'a', LONG);
+    strcpy(body + n + LONG, "\"}");
+    struct client c;
+    assert_true(client_open(&c, tiny.port, -1));
+    assert_true(client_request(&c, "POST", "/v1/completions", "Connection: close\r\n", body));
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 400);
+    assert_non_null(strstr(a.body, "more than 512 tokens"));
+    assert_non_null(strstr(a.body, "context_length_exceeded"));
+    free(a.body);
+    free(body);
+    client_close(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_health_meanwhile, end),
+        cmocka_unit_test_teardown(test_leavers_cost_nothing, end),
+        cmocka_unit_test_teardown(test_time_is_over, end),
+        cmocka_unit_test_teardown(test_long_prompt, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
