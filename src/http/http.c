@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* http.c: the listener and the threads (http_internal.h).
  *
- * The listener, too, reports to one thread at a time. While max_connections are open it is not
- * armed: further clients wait in the system's queue.
+ * The listener, too, reports to one thread at a time. While max_connections are being answered it
+ * is not armed: further clients wait in the system's queue.
  */
 #include "http/http_internal.h"
 
@@ -133,7 +133,7 @@ static bool open_listener(struct http *h, struct http_error *err) {
 
 /* Raises the limit of open files to what max_connections may need. */
 static bool raise_files(const struct http_options *o, struct http_error *err) {
-    enum { OTHERS = 64 }; /* the log, the model, epolls ... */
+    enum { OTHERS = 64 + SPARE_CONNECTIONS }; /* the log, the model, epolls ... */
     const rlim_t need = (rlim_t)o->max_connections + OTHERS;
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= need)

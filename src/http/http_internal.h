@@ -23,6 +23,7 @@ struct conn {
     struct conn *prev, *next;
     int fd;
     uint64_t id;               /* never used again */
+    uint64_t since;            /* order in which connections began to wait for a request */
     struct in6_addr address;   /* of the client; IPv4 mapped */
     struct exchange *exchange; /* being answered; NULL: none */
     int64_t deadline_s;        /* when it is cut; 0: never */
@@ -45,7 +46,7 @@ struct watch {
     pthread_t thread;
     bool runs;
     int epoll, wake; /* wake: an eventfd that ends the thread */
-    uint64_t last_id;
+    uint64_t last_id, last_since;
     struct conn *conns;
     uint32_t count;
     bool full; /* the listener is not armed until a connection ends */
@@ -87,6 +88,9 @@ struct exchange {
     pthread_mutex_t mutex;
     bool waiting, woken; /* suspended; woken before it was */
 };
+
+/* Connections beyond max_connections, each while another one is being cut for it. */
+enum { SPARE_CONNECTIONS = 64 };
 
 /* http_conn.c: runs the connection until it must wait or ends. */
 void conn_run(struct conn *c);

@@ -131,9 +131,21 @@ void watch_stop(struct http *h) {
         close(w->wake);
 }
 
+/* Under the mutex: of those whose request has not come whole, that which has waited longest. NULL:
+ * there is none. Idle and slow clients, however many, so keep no other out. */
+static struct conn *longest_waiting(const struct watch *w) {
+    struct conn *found = NULL;
+    for (struct conn *c = w->conns; c; c = c->next)
+        if (!c->exchange && !c->cut && (!found || c->since < found->since))
+            found = c;
+    return found;
+}
+
 bool watch_has_room(struct http *h) {
     pthread_mutex_lock(&h->watch.mutex);
-    const bool room = h->watch.count < h->options.max_connections;
+    const uint32_t n = h->watch.count, most = h->options.max_connections;
+    const bool room =
+        n < most || (n < most + SPARE_CONNECTIONS && longest_waiting(&h->watch) != NULL);
     h->watch.full |= !room;
     pthread_mutex_unlock(&h->watch.mutex);
     return room;
@@ -166,12 +178,19 @@ bool watch_open(struct http *h, struct conn *c) {
     c->deadline_s = now_s() + min_u32(o->idle_timeout_s, o->head_timeout_s);
     pthread_mutex_lock(&h->watch.mutex);
     const bool good = address_has_room(h, &c->address);
+    struct conn *other =
+        good && h->watch.count >= o->max_connections ? longest_waiting(&h->watch) : NULL;
+    if (other) {
+        other->cut = true;
+        shutdown(other->fd, SHUT_RDWR);
+    }
     if (good) {
         c->id = ++h->watch.last_id;
         c->next = h->watch.conns;
         if (c->next)
             c->next->prev = c;
         h->watch.conns = c;
+        c->since = ++h->watch.last_since;
         h->watch.count++;
     }
     pthread_mutex_unlock(&h->watch.mutex);
@@ -215,6 +234,7 @@ void watch_end(struct http *h, struct conn *c) {
     if (c->exchange)
         (void)!epoll_ctl(h->watch.epoll, EPOLL_CTL_DEL, c->fd, &none);
     c->exchange = NULL;
+    c->since = ++h->watch.last_since;
     c->deadline_s = now_s() + h->options.idle_timeout_s;
     pthread_mutex_unlock(&h->watch.mutex);
 }

@@ -562,7 +562,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
     if (refused)
-        log_add(s->log, "route=%s status=%u", routes_name(exchange), status);
+        log_add(s->log, "route=%s status=%u", j->protocol->name, status);
     if (complete || refused)
         job_end(j);
     else /* the last event may have freed the job by now */

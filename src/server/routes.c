@@ -171,7 +171,7 @@ static json_t *count_tokens(const struct server *s, const struct api_setup *setu
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
     (void)t;
-    return text_task_begin(s, exchange, protocol_of(exchange), r->text);
+    return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text);
 }
 
 static enum http_step run_ready(struct server *s, struct http_exchange *exchange,

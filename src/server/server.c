@@ -163,15 +163,6 @@ uint32_t server_open_requests(struct server *s) {
     return n;
 }
 
-void server_count_open(struct server *s, int n) {
-    pthread_mutex_lock(&s->mutex);
-    ASSERT(n > 0 || s->n_jobs > 0);
-    s->n_jobs += (uint32_t)n;
-    if (s->n_jobs == 0)
-        pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->mutex);
-}
-
 uint32_t server_wait_idle(struct server *s, double seconds) {
     const int64_t until_us = metrics_now_us() + (int64_t)(seconds * 1e6);
     const struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};

@@ -55,8 +55,6 @@ struct task {
     void (*done)(struct http_exchange *exchange, unsigned status);
 };
 
-void server_count_open(struct server *s, int n); /* more or fewer requests are open */
-
 /* ---- bodies (reply.c) ------------------------------------------------------------------------ */
 
 /* The headers of all replies; there is room for five more. */

@@ -56,6 +56,7 @@ struct text_task {
     struct work work;
     struct server *server;
     struct http_exchange *exchange;
+    const char *route;
     const struct protocol *protocol;
     text_fn *fn;
     struct text_end end;
@@ -67,6 +68,16 @@ struct text_task {
 
 static struct text_task *text_task_of(const struct http_exchange *exchange) {
     return exchange->user;
+}
+
+/* More or fewer requests are open. */
+static void count_open(struct server *s, int n) {
+    pthread_mutex_lock(&s->mutex);
+    ASSERT(n > 0 || s->n_jobs > 0);
+    s->n_jobs += (uint32_t)n;
+    if (s->n_jobs == 0)
+        pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->mutex);
 }
 
 static void run(struct work *work) {
@@ -107,13 +118,13 @@ static void done(struct http_exchange *exchange, unsigned status) {
     struct text_task *t = text_task_of(exchange);
     ASSERT(atomic_load(&t->finished));
     if (status >= HTTP_BAD_REQUEST)
-        log_add(t->server->log, "route=%s status=%u", routes_name(exchange), status);
-    server_count_open(t->server, -1);
+        log_add(t->server->log, "route=%s status=%u", t->route, status);
+    count_open(t->server, -1);
     free(t->answer);
     free(t);
 }
 
-enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
+enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
                                const struct protocol *protocol, text_fn *fn) {
     struct text_task *t = calloc(1, sizeof *t);
     struct api_error err;
@@ -125,10 +136,11 @@ enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
     t->work = (struct work){.run = run, .bytes = exchange->body_len};
     t->server = s;
     t->exchange = exchange;
+    t->route = route;
     t->protocol = protocol;
     t->fn = fn;
     text_end_begin(&t->end, s, 0);
-    server_count_open(s, 1);
+    count_open(s, 1);
     if (!http_attach(exchange, t))
         gone(exchange);
     work_pool_add(s->work, &t->work);

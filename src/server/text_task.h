@@ -21,7 +21,7 @@ bool text_end_explain(const struct text_end *e, struct api_error *err);
 /* The answer to a body that needs no engine; NULL with *err. */
 typedef json_t *text_fn(const struct server *s, const struct api_setup *setup, json_t *body,
                         struct api_error *err);
-enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
+enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
                                const struct protocol *protocol, text_fn *fn);
 
 #endif

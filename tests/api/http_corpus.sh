@@ -59,11 +59,11 @@ end_server TERM 0
     ulimit -Sn 100
     start_server -q -m "$tiny" --cache-memory-mb 64 --max-connections 300
     limits=/proc/$(cat "/proc/$pid/task/$pid/children")/limits # of timeout's child
-    grep -q '^Max open files *364 ' "${limits// /}" || die "$(grep open "${limits// /}")"
+    grep -q '^Max open files *428 ' "${limits// /}" || die "$(grep open "${limits// /}")"
     end_server TERM 0
 ) || exit 1
 (
     ulimit -n 200
-    expect 2 'max-connections: 300 connections need 364 open files, but the limit is 200' serve \
+    expect 2 'max-connections: 300 connections need 428 open files, but the limit is 200' serve \
         -q -m "$tiny" --port 0 --cache-memory-mb 64 --max-connections 300
 ) || exit 1

@@ -121,12 +121,37 @@ static void test_long_prompt(void **state) {
     client_close(&c);
 }
 
+/* Idle connections, and some that sent half a request, from one address without a limit of its own:
+ * everybody else is answered at once. */
+static void test_idle_crowd(void **state) {
+    enum { CROWD = 400, POLLS = 100 };
+    struct client crowd[CROWD];
+    int late = 0;
+    (void)state;
+    tiny_server_init(&tiny);
+    tiny.options.max_connections = 64;
+    tiny_server_open(&tiny);
+    for (int i = 0; i < CROWD; i++) {
+        static const char *const SENT[] = {"", "GET /health HTTP/1.1\r\nHost: x\r\nX",
+                                           "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                                           "Content-Length: 100\r\n\r\n{"};
+        assert_true(client_open(&crowd[i], tiny.port, -1));
+        (void)!client_send(&crowd[i], SENT[i % 3], strlen(SENT[i % 3]));
+    }
+    for (int i = 0; i < POLLS; i++)
+        late += health_seconds() > 0.05;
+    assert_in_range(late, 0, 1);
+    for (int i = 0; i < CROWD; i++)
+        client_close(&crowd[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_health_meanwhile, end),
         cmocka_unit_test_teardown(test_leavers_cost_nothing, end),
         cmocka_unit_test_teardown(test_time_is_over, end),
         cmocka_unit_test_teardown(test_long_prompt, end),
+        cmocka_unit_test_teardown(test_idle_crowd, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
