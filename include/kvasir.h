@@ -56,7 +56,36 @@ typedef struct kvasir_model kvasir_model;
 
 /* path: a GGUF file, or a folder with config.json and *.safetensors. Weights are memory-mapped. */
 KVASIR_API kvasir_status kvasir_model_open(const char *path, kvasir_model **out, kvasir_error *err);
+
+typedef struct kvasir_model_options {
+    size_t struct_size;
+    bool no_mmap; /* read the files into memory of their size instead of mapping them */
+    bool mlock;   /* keep the files in memory; an error if the limit of locked memory is lower */
+} kvasir_model_options;
+KVASIR_API void kvasir_model_init(kvasir_model_options *options, size_t struct_size);
+/* false, false */
+static inline kvasir_model_options kvasir_model_defaults(void) {
+    kvasir_model_options options;
+    kvasir_model_init(&options, sizeof options);
+    return options;
+}
+/* options may be NULL: the defaults. */
+KVASIR_API kvasir_status kvasir_model_open_with(const char *path,
+                                                const kvasir_model_options *options,
+                                                kvasir_model **out, kvasir_error *err);
 KVASIR_API void kvasir_model_close(kvasir_model *model);
+
+/* Mapped files that are changed or truncated while they are in use give wrong weights; reading past
+ * the new end of a file ends the process (SIGBUS). For programs that cannot rule that out:
+ * installs a handler of SIGBUS for the process. From then on such reads give zeros, and all calls
+ * that evaluate with the model, or load from the file, fail with KVASIR_ERR_IO, the file and the
+ * offset. Other causes of SIGBUS keep the action they had. Call it once, before threads start. */
+KVASIR_API void kvasir_catch_file_faults(void);
+/* Whether the files of the weights still have the size and the time of change that they had when
+ * they were opened; if not, KVASIR_ERR_IO from now on, also of evaluations. A few system calls;
+ * from any thread. Replacing a file by another of its name (rename) is no change: the old one is
+ * still mapped. */
+KVASIR_API kvasir_status kvasir_model_verify(const kvasir_model *model, kvasir_error *err);
 
 /* Strings belong to the model. */
 typedef struct kvasir_model_info {
@@ -89,6 +118,7 @@ typedef struct kvasir_convert_options {
     const char *dtype;   /* "bf16", "f16", "f32": of everything else, and of scales and biases */
     kvasir_progress_fn *on_progress; /* rows; NULL: none */
     void *user;
+    const kvasir_model_options *model; /* how `in` is read; NULL: the defaults */
 } kvasir_convert_options;
 KVASIR_API void kvasir_convert_init(kvasir_convert_options *options, size_t struct_size);
 /* bits 0, group 64, bf16 */

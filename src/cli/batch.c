@@ -34,6 +34,7 @@
 #include <unistd.h>
 
 struct batch_args {
+    kvasir_model_options load;
     const char *model, *in, *out, *order;
     struct chat_args chat;
     struct engine_args engine;
@@ -45,6 +46,7 @@ struct batch_args {
 #define ROW(field) .offset = offsetof(struct batch_args, field)
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct batch_args),
+    LOAD_OPTIONS(struct batch_args, load),
     {.name = "--input", .alias = "-i", .value = "FILE", .kind = OPTION_TEXT, ROW(in),
      .required = true, .shown = "",
      .help = "requests, one JSON object per line; - is standard input"},
@@ -497,7 +499,7 @@ static int open_files(struct batch *b, bool *nothing) {
 static int open_model(struct batch *b) {
     kvasir_error err;
     kvasir_model_info info;
-    if (kvasir_model_open(b->a->model, &b->model, &err))
+    if (kvasir_model_open_with(b->a->model, &b->a->load, &b->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(b->model, &info);
     kvasir_tokenizer *text = kvasir_model_tokenizer(b->model);
@@ -615,7 +617,7 @@ static int run_batch(struct batch *b) {
 }
 
 int batch_main(int argc, char **argv) {
-    struct batch_args a = {.engine = engine_args_defaults()};
+    struct batch_args a = {.load = kvasir_model_defaults(), .engine = engine_args_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 struct bench_args {
+    kvasir_model_options load;
     const char *model, *file, *group_size;
     uint32_t layers, seq_len, heads, head_dim; /* 0: not given */
     uint64_t seed;
@@ -46,6 +47,7 @@ static const struct option OPTIONS[] = {
      .help = "seed of the random data, which is normally distributed"},
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, ROW(model),
      .help = "measure K and V of this model on the text of -f"},
+    LOAD_OPTIONS(struct bench_args, load),
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
      .help = "the text for -m; - is standard input"},
     {.name = "--threads", .value = "N", .kind = OPTION_INT, ROW(threads), .shown = "one per core",
@@ -165,7 +167,7 @@ static int tokenize_text(const struct bench_args *a, struct real *r, size_t *n) 
 static int run_text(const struct bench_args *a, struct real *r, lab_kv_bench_options *o) {
     kvasir_error err;
     size_t n;
-    if (kvasir_model_open(a->model, &r->model, &err))
+    if (kvasir_model_open_with(a->model, &a->load, &r->model, &err))
         return library_error(&COMMAND, &err);
     int code = tokenize_text(a, r, &n);
     if (code)
@@ -216,7 +218,7 @@ static int bench(const struct bench_args *a, struct real *r) {
 }
 
 int bench_kv_cache_main(int argc, char **argv) {
-    struct bench_args a = {0};
+    struct bench_args a = {.load = kvasir_model_defaults()};
     struct real r = {0};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 struct cache_prompt_args {
+    kvasir_model_options load;
     const char *model, *out, *format;
     struct prompt_args prompt;
     struct cache_args cache;
@@ -24,6 +25,7 @@ struct cache_prompt_args {
 #define ROW(field) .offset = offsetof(struct cache_prompt_args, field)
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct cache_prompt_args),
+    LOAD_OPTIONS(struct cache_prompt_args, load),
     {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
      .help = "the beginning of the prompt"},
     {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
@@ -117,7 +119,7 @@ static int check_out(const char *path) {
 
 static int open_all(struct run *r) {
     kvasir_error err;
-    if (kvasir_model_open(r->a->model, &r->model, &err))
+    if (kvasir_model_open_with(r->a->model, &r->a->load, &r->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(r->model, &r->info);
     int code = prompt_encode(&COMMAND, &r->a->prompt, r->model, &r->info, &r->prompt);
@@ -190,7 +192,7 @@ static int cache_prompt(struct run *r) {
 }
 
 int cache_prompt_main(int argc, char **argv) {
-    struct cache_prompt_args a = {.cache = cache_args_defaults()};
+    struct cache_prompt_args a = {.load = kvasir_model_defaults(), .cache = cache_args_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 struct calibrate_args {
+    kvasir_model_options load;
     const char *model, *file, *out, *cpu_tier;
     uint32_t tokens;
     int threads;
@@ -16,6 +17,7 @@ struct calibrate_args {
 #define ROW(field) .offset = offsetof(struct calibrate_args, field)
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct calibrate_args),
+    LOAD_OPTIONS(struct calibrate_args, load),
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
      .shown = "a built-in text", .help = "file with text to run the model on; - is standard input"},
     {.name = "--out", .alias = "-o", .value = "FILE", .kind = OPTION_TEXT, ROW(out),
@@ -103,7 +105,7 @@ static int tell(const struct run *r, const char *path) {
 static int calibrate(struct run *r) {
     const struct calibrate_args *a = r->a;
     kvasir_error err;
-    if (kvasir_model_open(a->model, &r->model, &err) ||
+    if (kvasir_model_open_with(a->model, &a->load, &r->model, &err) ||
         lab_calibration_path(r->model, &r->path, &err))
         return library_error(&COMMAND, &err);
     const char *path = a->out ? a->out : r->path;
@@ -118,7 +120,7 @@ static int calibrate(struct run *r) {
 }
 
 int calibrate_main(int argc, char **argv) {
-    struct calibrate_args a = {0};
+    struct calibrate_args a = {.load = kvasir_model_defaults()};
     struct run r = {.a = &a};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))

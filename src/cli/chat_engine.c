@@ -198,7 +198,7 @@ static int open_model(struct engine_source *s) {
     kvasir_error err;
     kvasir_model_info model;
     kvasir_tokenizer_info info;
-    if (kvasir_model_open(s->o->model, &s->model, &err))
+    if (kvasir_model_open_with(s->o->model, &s->o->load, &s->model, &err))
         return library_error(s->c, &err);
     kvasir_model_get_info(s->model, &model);
     if (!s->o->quiet)

@@ -25,6 +25,7 @@ static const struct option OPTIONS[] = {
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, ROW(model),
      .help = "GGUF file, or folder with config.json and safetensors; with --url: name of a model "
              "on the server (default: its first)"},
+    LOAD_OPTIONS(struct chat_options, load),
     {.name = "--url", .value = "URL", .kind = OPTION_TEXT, ROW(url),
      .help = "chat with a model on this server, through OpenAI's API: http://127.0.0.1:8080"},
     {.name = "--api-key", .value = "KEY", .kind = OPTION_TEXT, ROW(api_key),
@@ -264,7 +265,8 @@ static int check(struct chat_options *o, const struct chat_options *initial) {
 }
 
 int chat_main(int argc, char **argv) {
-    struct chat_options o = {.sampling = sampling_args_defaults(),
+    struct chat_options o = {.load = kvasir_model_defaults(),
+                             .sampling = sampling_args_defaults(),
                              .engine = engine_args_defaults()};
     o.engine.options.max_running = 1;
     const struct chat_options initial = o;

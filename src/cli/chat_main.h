@@ -18,6 +18,7 @@
 
 struct chat_options {
     const char *model, *url, *api_key, *system;
+    kvasir_model_options load;
     struct chat_args chat;
     uint32_t max_tokens;
     struct sampling_args sampling;

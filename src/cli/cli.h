@@ -40,6 +40,7 @@ enum exit_code {
     EXIT_GOOD = 0,
     EXIT_RUN = 1,          /* the run failed: files, memory, budget, damaged input */
     EXIT_USAGE = 2,        /* the command line is wrong or asks for something impossible */
+    EXIT_CHANGED = 3,      /* serve: the model's files were changed while they were in use */
     EXIT_INTERRUPTED = 130 /* Ctrl-C ended the run early (128 + SIGINT, as shells have it) */
 };
 
@@ -160,6 +161,15 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
     {.name = "--model", .alias = "-m", .value = "MODEL", .kind = OPTION_TEXT, .required = true,    \
      .offset = offsetof(type, model), .shown = "",                                                 \
      .help = "GGUF file, or folder with config.json and safetensors"}
+
+/* Of a kvasir_model_options. */
+#define LOAD_OPTIONS(type, load)                                                                   \
+    {.name = "--mlock", .kind = OPTION_FLAG, .offset = offsetof(type, load.mlock),                 \
+     .help = "lock the model's files in memory; the limit of locked memory (ulimit -l) must "      \
+             "allow it"},                                                                          \
+    {.name = "--no-mmap", .kind = OPTION_FLAG, .offset = offsetof(type, load.no_mmap),             \
+     .help = "read the model's files into memory instead of mapping them: later changes to them "  \
+             "do not matter, but they take that much memory"}
 
 #define CONTEXT_OPTIONS(type, context)                                                             \
     {.name = "--kv-bits", .value = "K,V", .kind = OPTION_TEXT,                                     \

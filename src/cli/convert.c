@@ -6,6 +6,7 @@
 
 struct convert_args {
     const char *in, *out;
+    kvasir_model_options load;
     kvasir_convert_options options;
 };
 
@@ -24,6 +25,7 @@ static const struct option OPTIONS[] = {
     {.name = "--dtype", .value = "TYPE", .kind = OPTION_TEXT,
      .offset = offsetof(struct convert_args, options.dtype),
      .help = "type of scales, biases and tensors that are not quantized: bf16, f16 or f32"},
+    LOAD_OPTIONS(struct convert_args, load),
 };
 /* clang-format on */
 
@@ -44,7 +46,7 @@ static bool on_progress(void *user, size_t done, size_t total) {
 }
 
 int convert_main(int argc, char **argv) {
-    struct convert_args a = {.options = kvasir_convert_defaults()};
+    struct convert_args a = {.load = kvasir_model_defaults(), .options = kvasir_convert_defaults()};
     struct progress progress = {0};
     kvasir_error err;
     int code;
@@ -53,6 +55,7 @@ int convert_main(int argc, char **argv) {
     catch_interrupt();
     a.options.on_progress = on_progress;
     a.options.user = &progress;
+    a.options.model = &a.load;
     kvasir_status status = kvasir_convert(a.in, a.out, &a.options, &err);
     if (progress.total)
         progress_end(&progress);

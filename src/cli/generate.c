@@ -28,6 +28,7 @@ enum finish { FINISH_LENGTH, FINISH_END, FINISH_STOP, FINISH_CONTEXT, FINISH_INT
 static const char *const FINISH_NAMES[] = {"length", "end", "stop", "context", "interrupted"};
 
 struct generate_args {
+    kvasir_model_options load;
     const char *model, *logits, *prompt_cache;
     struct prompt_args prompt;
     uint32_t max_tokens;
@@ -41,6 +42,7 @@ struct generate_args {
 #define ROW(field) .offset = offsetof(struct generate_args, field)
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct generate_args),
+    LOAD_OPTIONS(struct generate_args, load),
     {.name = "--prompt", .alias = "-p", .value = "TEXT", .kind = OPTION_TEXT, ROW(prompt.text),
      .help = "the prompt"},
     {.name = "--file", .alias = "-f", .value = "FILE", .kind = OPTION_TEXT, ROW(prompt.file),
@@ -136,7 +138,7 @@ static int prepare(struct run *r) {
 
 static int open_model(struct run *r) {
     kvasir_error err;
-    if (kvasir_model_open(r->a->model, &r->model, &err))
+    if (kvasir_model_open_with(r->a->model, &r->a->load, &r->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(r->model, &r->info);
     kvasir_status status = kvasir_detok_create(kvasir_model_tokenizer(r->model), &r->detok, &err);
@@ -445,7 +447,9 @@ static int generate(struct run *r) {
 }
 
 int generate_main(int argc, char **argv) {
-    struct generate_args a = {.sampling = sampling_args_defaults(), .cache = cache_args_defaults()};
+    struct generate_args a = {.load = kvasir_model_defaults(),
+                              .sampling = sampling_args_defaults(),
+                              .cache = cache_args_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 struct info_args {
+    kvasir_model_options load;
     const char *model;
     bool json;
 };
@@ -16,6 +17,7 @@ static const struct option OPTIONS[] = {
      .required = true, .help = "GGUF file, or folder with config.json and safetensors"},
     {.name = "--json", .kind = OPTION_FLAG, .offset = offsetof(struct info_args, json),
      .help = "print one JSON object"},
+    LOAD_OPTIONS(struct info_args, load),
 };
 /* clang-format on */
 
@@ -137,13 +139,13 @@ static int print_json(const kvasir_model *m, const kvasir_model_info *i) {
 }
 
 int info_main(int argc, char **argv) {
-    struct info_args a = {0};
+    struct info_args a = {.load = kvasir_model_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;
     kvasir_model *model;
     kvasir_error err;
-    if (kvasir_model_open(a.model, &model, &err))
+    if (kvasir_model_open_with(a.model, &a.load, &model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_info info;
     kvasir_model_get_info(model, &info);

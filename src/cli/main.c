@@ -2,7 +2,8 @@
 /* main.c: the program `kvasir`. Finds the command, runs it, turns its result into the exit code.
  *
  * If a reader closes our standard output (head, a pager), or a file grows beyond the limit of its
- * size (ulimit -f), that is an error of the write, reported like a full disk, not a signal.
+ * size (ulimit -f), that is an error of the write, reported like a full disk, not a signal. A
+ * mapped file that is truncated while it is read is an error of the command, too.
  */
 #include "cli.h"
 
@@ -51,6 +52,7 @@ static int unknown_command(const char *name) {
 int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
+    kvasir_catch_file_faults();
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_USAGE;

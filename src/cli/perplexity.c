@@ -23,6 +23,7 @@
 #include <string.h>
 
 struct perplexity_args {
+    kvasir_model_options load;
     const char *model, *file, *save_base, *base, *nll;
     uint32_t window, windows;
     struct cache_args cache;
@@ -33,6 +34,7 @@ struct perplexity_args {
 #define ROW(field) .offset = offsetof(struct perplexity_args, field)
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct perplexity_args),
+    LOAD_OPTIONS(struct perplexity_args, load),
     {.name = "--file", .alias = "-f", .value = "TEXT", .kind = OPTION_TEXT, ROW(file),
      .required = true, .help = "file with the text, read as bytes; - is standard input"},
     {.name = "--window", .value = "N", .kind = OPTION_U32, ROW(window), .initial = "1024",
@@ -320,6 +322,8 @@ static int run_window(struct run *r, uint32_t number) {
     }
     if (status)
         return library_error(&COMMAND, &err);
+    if (file_map_check(&r->base.map, &err))
+        return run_error(&COMMAND, "--base: %s", err.text);
     if (!r->a->quiet)
         print_window(r, clock_seconds() - start);
     return EXIT_GOOD;
@@ -429,7 +433,7 @@ static int open_outputs(struct run *r) {
 
 static int open_all(struct run *r) {
     kvasir_error err;
-    if (kvasir_model_open(r->a->model, &r->model, &err))
+    if (kvasir_model_open_with(r->a->model, &r->a->load, &r->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(r->model, &r->info);
     int code = read_ids(r);
@@ -469,7 +473,7 @@ static int perplexity(struct run *r) {
 }
 
 int perplexity_main(int argc, char **argv) {
-    struct perplexity_args a = {.cache = cache_args_defaults()};
+    struct perplexity_args a = {.load = kvasir_model_defaults(), .cache = cache_args_defaults()};
     int code;
     if (!options_read(&COMMAND, argc, argv, &a, &code))
         return code;

@@ -7,18 +7,19 @@
  *
  * The signals are blocked in all threads and taken by this one, which does nothing else. Before the
  * engine starts and after the first signal they end the program as usual. If the parent had SIGINT
- * ignored, it stays so.
+ * ignored, it stays so. While it waits, this thread looks at the model's files: if they were
+ * changed, requests and /ready are refused for some seconds, and then the server ends, too.
  */
 #include "cli.h"
 #include "server/server.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 struct serve_args {
+    kvasir_model_options load;
     struct settings settings;
     struct server_options server;
     const char *model, *api_key_file;
@@ -37,6 +38,7 @@ struct serve_args {
      .help = help_}
 static const struct option OPTIONS[] = {
     MODEL_OPTION(struct serve_args),
+    LOAD_OPTIONS(struct serve_args, load),
     {.name = "--host", .value = "ADDRESS", .kind = OPTION_TEXT, ROW(server.host),
      .help = "address to listen on; 0.0.0.0 or :: for all interfaces"},
     {.name = "--port", .value = "N", .kind = OPTION_U32, ROW(port), .max = 65535,
@@ -126,7 +128,7 @@ static const struct command COMMAND = {
         "Every flag can also be set by an environment variable (KVASIR_KV_BITS=8,4) or in the\n"
         "file of --config. The command line overrides variables, and variables override the file.\n"
         "Exit codes: 0 stopped by a signal, or --dry-run is done; 1 the start failed; 2 wrong\n"
-        "usage.",
+        "usage; 3 the model's files were changed while they were in use.",
 };
 
 struct serve {
@@ -272,7 +274,7 @@ static int settle_flags(struct serve *s) {
 static int open_model(struct serve *s) {
     kvasir_error err;
     kvasir_model_info info;
-    if (kvasir_model_open(s->a->model, &s->model, &err))
+    if (kvasir_model_open_with(s->a->model, &s->a->load, &s->model, &err))
         return library_error(&COMMAND, &err);
     kvasir_model_get_info(s->model, &info);
     if (!s->a->quiet)
@@ -326,12 +328,40 @@ static int start_server(struct serve *s) {
 
 /* ---- end ------------------------------------------------------------------------------------- */
 
-/* The first signal that ends the server. From then on another one ends the process. */
+enum {
+    NO_SIGNAL = 0,
+    WATCH_S = 1,   /* between looks at the model's files */
+    UNREADY_S = 5, /* for load balancers to see that /ready fails */
+};
+
+/* The signal that came within so many seconds. */
+static int wait_signal(const struct serve *s, int seconds) {
+    const double end = clock_seconds() + seconds;
+    for (;;) {
+        const double left = end - clock_seconds();
+        if (left <= 0)
+            return NO_SIGNAL;
+        const struct timespec time = {(time_t)left, (long)((left - (time_t)left) * 1e9)};
+        const int came = sigtimedwait(&s->signals, NULL, &time);
+        if (came > 0)
+            return came;
+    }
+}
+
+/* The first signal that ends the server, or NO_SIGNAL: the model's files were changed. From then on
+ * another one ends the process. */
 static int take_signal(const struct serve *s) {
     int came;
+    kvasir_error err;
     do
-        came = sigwaitinfo(&s->signals, NULL);
-    while (came < 0 && errno == EINTR);
+        came = wait_signal(s, WATCH_S);
+    while (came == NO_SIGNAL && !kvasir_model_verify(s->model, &err));
+    if (came == NO_SIGNAL) {
+        run_error(&COMMAND, "%s; the server ends", err.text);
+        notify("STOPPING=1");
+        server_model_lost(s->server);
+        wait_signal(s, UNREADY_S);
+    }
     signal(SIGTERM, SIG_DFL);
     if (sigismember(&s->signals, SIGINT))
         signal(SIGINT, SIG_DFL);
@@ -339,18 +369,22 @@ static int take_signal(const struct serve *s) {
     return came;
 }
 
-static void wait_and_drain(struct serve *s) {
+static int wait_and_drain(struct serve *s) {
     const int came = take_signal(s);
     uint32_t open;
     notify("STOPPING=1");
     server_drain(s->server);
     open = server_open_requests(s->server);
-    fprintf(stderr, "server: %s, %u request%s open%s\n", came == SIGINT ? "SIGINT" : "SIGTERM",
+    fprintf(stderr, "server: %s, %u request%s open%s\n",
+            came == NO_SIGNAL ? "ending"
+            : came == SIGINT  ? "SIGINT"
+                              : "SIGTERM",
             open, open == 1 ? " is" : "s are", open ? "; a second signal ends at once" : "");
     open = server_wait_idle(s->server, s->a->drain_timeout_s);
     if (open)
         fprintf(stderr, "server: %u request%s cancelled: --drain-timeout %u is over\n", open,
                 open == 1 ? " is" : "s are", s->a->drain_timeout_s);
+    return came == NO_SIGNAL ? EXIT_CHANGED : EXIT_GOOD;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -367,12 +401,14 @@ static int run_serve(struct serve *s) {
         return serve_plan_print(&COMMAND, s->engine, s->a->json);
     code = start_server(s);
     if (!code)
-        wait_and_drain(s);
+        code = wait_and_drain(s);
     return code;
 }
 
 int serve_main(int argc, char **argv) {
-    struct serve_args a = {.engine = engine_args_defaults(), .server = server_defaults()};
+    struct serve_args a = {.load = kvasir_model_defaults(),
+                           .engine = engine_args_defaults(),
+                           .server = server_defaults()};
     struct serve s = {.a = &a};
     int code;
     a.server.sampling = kvasir_sampling_defaults();

@@ -55,7 +55,7 @@ static void print_lengths(kvasir_engine *e, const kvasir_memory_plan *p) {
 static void print_text(kvasir_engine *e, const kvasir_memory_plan *p,
                        const kvasir_context_info *info) {
     char bytes[24];
-    printf("weights   %s, mapped from the file\n", human_bytes((double)p->weight_bytes, bytes));
+    printf("weights   %s, beside the budget\n", human_bytes((double)p->weight_bytes, bytes));
     printf("budget    %s for all below\n", human_bytes((double)p->budget_bytes, bytes));
     printf("steps     %s of it: buffers, always\n", human_bytes((double)p->step_bytes, bytes));
     printf("cache     %s of it: room for one sequence of %u tokens",

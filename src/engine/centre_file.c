@@ -156,6 +156,8 @@ kvasir_status centre_file_read(const char *path, uint64_t model_id, struct key_s
         status = read_metadata(path, metadata, model_id, &tokens, err);
     if (status == KVASIR_OK)
         status = take_data(path, &map, table.base, model_id, tokens, s, err);
+    if (file_map_check(&map, NULL) != KVASIR_OK)
+        status = file_map_check(&map, err);
     json_decref(metadata);
     st_table_free(&table);
     file_map_close(&map);

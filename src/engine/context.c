@@ -45,6 +45,7 @@ kvasir_status context_create_take(const struct kvasir_model *model,
         TRY_GOTO(backend_reserve_centre(c->backend, &c->centres->centre, err));
     TRY_GOTO(context_fingerprint(c, &c->fingerprint, err));
     TRY_GOTO(step_init(c, err));
+    TRY_GOTO(checkpoint_check(model_checkpoint(model->model), err));
     *out = c;
     return KVASIR_OK;
 done:

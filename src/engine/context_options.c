@@ -82,9 +82,9 @@ static void settle_steps(const struct kvasir_model *m, const struct backend_info
 /* ---- context length and budget --------------------------------------------------------------- */
 
 static uint64_t usable_memory(const struct kvasir_model *m, const struct backend_info *device) {
-    const uint64_t weights = model_weight_bytes(m->model),
-                   available =
-                       device->memory_bytes ? device->memory_bytes : memory_available_bytes();
+    const bool own = device->memory_bytes != 0; /* which gets the weights */
+    const uint64_t weights = own ? model_weight_bytes(m->model) : model_cached_bytes(m->model),
+                   available = own ? device->memory_bytes : memory_available_bytes();
     if (available <= weights + MEMORY_RESERVE)
         return MEMORY_RESERVE / 4; /* too little memory: try a small cache */
     return MEMORY_SHARE(available - weights - MEMORY_RESERVE);

@@ -68,7 +68,7 @@ static uint32_t model_rebuild_tokens(const struct model_config *c) {
 
 static kvasir_status settle_budget(const struct kvasir_model *m, const kvasir_engine_options *o,
                                    uint64_t *bytes, kvasir_error *err) {
-    const uint64_t available = memory_available_bytes(), weights = model_weight_bytes(m->model);
+    const uint64_t available = memory_available_bytes(), weights = model_cached_bytes(m->model);
     *bytes = o->cache_memory_bytes;
     if (*bytes)
         return KVASIR_OK;

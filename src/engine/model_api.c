@@ -48,17 +48,41 @@ static void count_tensors(struct kvasir_model *m) {
     }
 }
 
+static const struct sized_struct SIZED_MODEL = {
+    .name = "kvasir_model_options",
+    .maker = "kvasir_model_defaults()",
+    .field = "model.struct_size",
+    .size = sizeof(kvasir_model_options),
+};
+_Static_assert(sizeof(kvasir_model_options) == 16,
+               "later fields begin here at the earliest (struct_size.h)");
+static const kvasir_model_options MODEL_DEFAULTS = {.struct_size = sizeof(kvasir_model_options)};
+
+void kvasir_model_init(kvasir_model_options *options, size_t struct_size) {
+    struct_write(&SIZED_MODEL, &MODEL_DEFAULTS, options, struct_size, 0);
+}
+
 kvasir_status kvasir_model_open(const char *path, kvasir_model **out, kvasir_error *err) {
+    return kvasir_model_open_with(path, NULL, out, err);
+}
+
+kvasir_status kvasir_model_open_with(const char *path, const kvasir_model_options *options,
+                                     kvasir_model **out, kvasir_error *err) {
+    kvasir_model_options settled = MODEL_DEFAULTS;
+    if (options)
+        TRY(struct_read(&SIZED_MODEL, options, &settled, err));
     struct kvasir_model *m = mem_calloc(1, sizeof *m);
     if (!m)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
     m->path = mem_strdup(path);
-    kvasir_status status = m->path ? model_open(path, &m->model, err)
+    kvasir_status status = m->path ? model_open_as(path, &settled, &m->model, err)
                                    : fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
     if (status == KVASIR_OK)
         status = model_identity(m->model, &m->id, err);
     if (status == KVASIR_OK)
         status = text_create(model_checkpoint(m->model), path, &m->text, err);
+    if (status == KVASIR_OK)
+        status = kvasir_model_verify(m, err);
     if (status != KVASIR_OK) {
         kvasir_model_close(m);
         return status;
@@ -75,6 +99,14 @@ void kvasir_model_close(kvasir_model *m) {
     model_close(m->model);
     mem_free(m->path);
     mem_free(m);
+}
+
+kvasir_status kvasir_model_verify(const kvasir_model *m, kvasir_error *err) {
+    return checkpoint_verify(model_checkpoint(m->model), err);
+}
+
+void kvasir_catch_file_faults(void) {
+    file_map_catch_faults();
 }
 
 kvasir_tokenizer *kvasir_model_tokenizer(const kvasir_model *m) {
@@ -111,7 +143,7 @@ static const struct sized_struct SIZED_CONVERT = {
     .field = "convert.struct_size",
     .size = sizeof(kvasir_convert_options),
 };
-_Static_assert(sizeof(kvasir_convert_options) == 40,
+_Static_assert(sizeof(kvasir_convert_options) == 48,
                "later fields begin here at the earliest (struct_size.h)");
 static const kvasir_convert_options CONVERT_DEFAULTS = {
     .struct_size = sizeof(kvasir_convert_options), .group_size = 64, .dtype = "bf16"};
@@ -123,6 +155,9 @@ void kvasir_convert_init(kvasir_convert_options *options, size_t struct_size) {
 kvasir_status kvasir_convert(const char *in, const char *out, const kvasir_convert_options *options,
                              kvasir_error *err) {
     kvasir_convert_options settled = CONVERT_DEFAULTS;
+    kvasir_model_options how = MODEL_DEFAULTS;
     TRY(struct_read(&SIZED_CONVERT, options, &settled, err));
-    return model_convert(in, out, &settled, err);
+    if (settled.model)
+        TRY(struct_read(&SIZED_MODEL, settled.model, &how, err));
+    return model_convert(in, out, &settled, &how, err);
 }

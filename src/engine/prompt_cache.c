@@ -539,6 +539,8 @@ kvasir_status prompt_cache_load(struct kvasir_context *ctx, const struct kvasir_
         l.tile ? load_pages(&l, err) : fail(err, KVASIR_ERR_MEMORY, "prompt cache: out of memory");
     if (status == KVASIR_OK)
         status = backend_flush(ctx->backend, err);
+    if (status == KVASIR_OK)
+        status = file_map_check(&p->file.map, err);
 done:
     mem_free(l.tile);
     if (status != KVASIR_OK)

@@ -105,8 +105,15 @@ static kvasir_status read_slice(struct kvasir_context *c, uint32_t first, kvasir
     s->slice = s->slice_end = first;
     TRY(backend_read(c->backend, s->logits, logits,
                      (size_t)n * model_config(c->model->model)->vocab * sizeof *logits, err));
+    TRY(checkpoint_check(model_checkpoint(c->model->model), err));
     s->slice_end = first + n;
     return KVASIR_OK;
+}
+
+/* Ends a step of which no logits are wanted. */
+static kvasir_status flush(struct kvasir_context *c, kvasir_error *err) {
+    TRY(backend_flush(c->backend, err));
+    return checkpoint_check(model_checkpoint(c->model->model), err);
 }
 
 kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, uint32_t n,
@@ -131,8 +138,8 @@ kvasir_status step_run(struct kvasir_context *c, const struct step_part *parts, 
                           .views = s->views,
                           .states = c->options.cache.state_bytes ? s->states : NULL};
     model_forward(c->run, &batch);
-    const kvasir_status status = s->wanted ? read_slice(c, 0, err) : backend_flush(c->backend, err);
-    for (uint32_t i = 0; i < n; i++) /* no rows if the device failed */
+    const kvasir_status status = s->wanted ? read_slice(c, 0, err) : flush(c, err);
+    for (uint32_t i = 0; i < n; i++) /* no rows if the device or a file failed */
         seq_commit(parts[i].seq, parts[i].tokens, status == KVASIR_OK ? parts[i].rows : 0);
     return status;
 }

@@ -499,9 +499,12 @@ kvasir_status prompt_file_open(const char *path, struct prompt_file *f, kvasir_e
     kvasir_status status = read_all(&r, f);
     f->header = r.h.json;
     prompt_header_deinit(&r.h);
+    if (status != KVASIR_OK)
+        fail_prefix(err, path);
+    if (file_map_check(&f->map, NULL) != KVASIR_OK)
+        status = file_map_check(&f->map, err);
     if (status == KVASIR_OK)
         return KVASIR_OK;
-    fail_prefix(err, path);
     prompt_file_close(f);
     return status;
 }

@@ -8,15 +8,22 @@
  *        file   -> gguf_open          "GGUF" in front; split files
  *     checkpoint_open_text(path)      the same readers' text parts
  *
- * Not handled: a file that shrinks while it is mapped (the kernel raises SIGBUS, as for every
- * mmap).
+ * A file that is truncated while it is read gives zeros (file_map_catch_faults), which may look
+ * like a damaged file or, worse, a good one. So checkpoint_check has the last word after reading.
  */
 
 #include "model/model_internal.h"
 
 static kvasir_status open_folder(struct checkpoint *c, const char *path, kvasir_error *err) {
     TRY(safetensors_open(c, path, err));
+    c->n_weight_maps = c->n_maps;
     return folder_read_text(c, path, err);
+}
+
+static kvasir_status open_file(struct checkpoint *c, const char *path, kvasir_error *err) {
+    TRY(gguf_open(c, path, err));
+    c->n_weight_maps = c->n_maps;
+    return KVASIR_OK;
 }
 
 static kvasir_status open_folder_text(struct checkpoint *c, const char *path, kvasir_error *err) {
@@ -36,7 +43,10 @@ static bool is_gguf(const char *path) {
 
 /* Returns the checkpoint, or closes what was opened before a failure. */
 static kvasir_status finish_open(struct checkpoint *c, kvasir_status status,
-                                 struct checkpoint **out) {
+                                 struct checkpoint **out, kvasir_error *err) {
+    const kvasir_status read = checkpoint_check(c, err);
+    if (read != KVASIR_OK)
+        status = read;
     if (status == KVASIR_OK)
         *out = c;
     else
@@ -44,13 +54,21 @@ static kvasir_status finish_open(struct checkpoint *c, kvasir_status status,
     return status;
 }
 
-kvasir_status checkpoint_open(const char *path, struct checkpoint **out, kvasir_error *err) {
+kvasir_status checkpoint_open_as(const char *path, const kvasir_model_options *o,
+                                 struct checkpoint **out, kvasir_error *err) {
     *out = NULL;
     struct checkpoint *c = mem_calloc(1, sizeof *c);
     if (!c)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
-    kvasir_status status = file_is_dir(path) ? open_folder(c, path, err) : gguf_open(c, path, err);
-    return finish_open(c, status, out);
+    c->copy = o->no_mmap;
+    c->lock = o->mlock;
+    kvasir_status status = file_is_dir(path) ? open_folder(c, path, err) : open_file(c, path, err);
+    return finish_open(c, status, out, err);
+}
+
+kvasir_status checkpoint_open(const char *path, struct checkpoint **out, kvasir_error *err) {
+    const kvasir_model_options mapped = kvasir_model_defaults();
+    return checkpoint_open_as(path, &mapped, out, err);
 }
 
 kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out, kvasir_error *err) {
@@ -62,7 +80,7 @@ kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out, kv
     kvasir_status status = file_is_dir(path) ? open_folder_text(c, path, err)
                            : is_gguf(path)   ? gguf_open_text(c, path, err)
                                              : folder_read_tokenizer_file(c, path, err);
-    return finish_open(c, status, out);
+    return finish_open(c, status, out, err);
 }
 
 void checkpoint_close(struct checkpoint *c) {

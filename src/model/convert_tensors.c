@@ -357,16 +357,17 @@ static kvasir_status convert_into(const char *in, const char *folder, const stru
 }
 
 kvasir_status model_convert(const char *in, const char *out, const kvasir_convert_options *o,
-                            kvasir_error *err) {
+                            const kvasir_model_options *how, kvasir_error *err) {
     struct model *m = NULL;
     struct folder_writer folder = {{0}, {0}};
     struct plan p = {.options = o};
     TRY(settle_options(o, &p.dtype, err));
     kvasir_status status;
-    TRY_GOTO(model_open(in, &m, err));
+    TRY_GOTO(model_open_as(in, how, &m, err));
     p.checkpoint = model_checkpoint(m);
     TRY_GOTO(folder_begin(&folder, out, err));
     TRY_GOTO(convert_into(in, folder.tmp, m, &p, err));
+    TRY_GOTO(checkpoint_verify(p.checkpoint, err));
     TRY_GOTO(folder_commit(&folder, err));
 done:
     folder_abandon(&folder);

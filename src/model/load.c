@@ -186,15 +186,23 @@ static kvasir_status load(struct model *m, kvasir_error *err) {
 /* ---- the model ------------------------------------------------------------------------------- */
 
 kvasir_status model_open(const char *path, struct model **out, kvasir_error *err) {
+    const kvasir_model_options mapped = kvasir_model_defaults();
+    return model_open_as(path, &mapped, out, err);
+}
+
+kvasir_status model_open_as(const char *path, const kvasir_model_options *o, struct model **out,
+                            kvasir_error *err) {
     *out = NULL;
     struct model *m = mem_calloc(1, sizeof *m);
     if (!m)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
     kvasir_status status;
-    TRY_GOTO(checkpoint_open(path, &m->checkpoint, err));
+    TRY_GOTO(checkpoint_open_as(path, o, &m->checkpoint, err));
     status = load(m, err);
     if (status != KVASIR_OK)
         fail_prefix(err, path);
+    if (checkpoint_check(m->checkpoint, NULL) != KVASIR_OK)
+        status = checkpoint_check(m->checkpoint, err);
 done:
     if (status == KVASIR_OK)
         *out = m;

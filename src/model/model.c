@@ -34,6 +34,10 @@ uint64_t model_weight_bytes(const struct model *m) {
     return m->weight_bytes;
 }
 
+uint64_t model_cached_bytes(const struct model *m) {
+    return m->checkpoint->copy || m->checkpoint->lock ? 0 : m->weight_bytes;
+}
+
 uint32_t model_kv_groups(const struct model *m, struct kv_shape groups[CACHE_GROUPS_MAX]) {
     ASSERT(m->n_groups <= CACHE_GROUPS_MAX);
     memcpy(groups, m->groups, m->n_groups * sizeof *groups);

@@ -126,12 +126,20 @@ struct checkpoint;
  * config.json and *.safetensors (single, or sharded with an index). */
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out,
                               kvasir_error *err) MUST_CHECK;
+/* The same, read as the options say. */
+kvasir_status checkpoint_open_as(const char *path, const kvasir_model_options *o,
+                                 struct checkpoint **out, kvasir_error *err) MUST_CHECK;
 /* Opens only what text needs: vocabulary, end tokens, chat template; no tensors, no configuration.
  * path: a GGUF file of any architecture, a folder with a tokenizer.json, or a tokenizer.json (the
  * other files in its folder are read as those of a folder). checkpoint_tokenizer is not NULL. */
 kvasir_status checkpoint_open_text(const char *path, struct checkpoint **out,
                                    kvasir_error *err) MUST_CHECK;
 void checkpoint_close(struct checkpoint *c);
+/* Fails if a read of a mapped file failed since it was opened (file_map_check): what was read or
+ * computed may be wrong. One load while all is well. */
+kvasir_status checkpoint_check(const struct checkpoint *c, kvasir_error *err) MUST_CHECK;
+/* Also compares the files of tensors with what they were when they were opened. From any thread. */
+kvasir_status checkpoint_verify(const struct checkpoint *c, kvasir_error *err) MUST_CHECK;
 const struct model_config *checkpoint_config(const struct checkpoint *c);
 /* Tensors have Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), whatever the file
  * calls them. NULL: none. */
@@ -149,10 +157,15 @@ const char *checkpoint_format(const struct checkpoint *c);
 
 struct model;
 kvasir_status model_open(const char *path, struct model **out, kvasir_error *err) MUST_CHECK;
+/* The same, read as the options say. */
+kvasir_status model_open_as(const char *path, const kvasir_model_options *o, struct model **out,
+                            kvasir_error *err) MUST_CHECK;
 void model_close(struct model *m);
 const struct checkpoint *model_checkpoint(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m);
+/* Those of them that memory_available_bytes counts as free: in mapped files that are not locked. */
+uint64_t model_cached_bytes(const struct model *m);
 
 /* inv_freq [dims / 2]: angle of a position, per pair of a rope, in a context of ctx positions (0:
  * the trained one). Returns the factor of its cosines and sines. */
@@ -205,8 +218,8 @@ const float *model_head(struct model_run *r, const uint32_t *rows, uint32_t n);
 
 /* ---- converting (convert_tensors.c) ---------------------------------------------------------- */
 
-/* kvasir_convert */
+/* kvasir_convert; `how` is o->model with defaults filled in */
 kvasir_status model_convert(const char *in, const char *out, const kvasir_convert_options *o,
-                            kvasir_error *err) MUST_CHECK;
+                            const kvasir_model_options *how, kvasir_error *err) MUST_CHECK;
 
 #endif

@@ -48,8 +48,10 @@ enum {
 struct checkpoint {
     const char *format;
     struct model_config config;
+    bool copy, lock;       /* kvasir_model_options */
     struct file_map *maps; /* [n_maps] */
     size_t n_maps;
+    size_t n_weight_maps; /* the first of them, which have tensors; the rest was read for good */
     struct checkpoint_tensor *tensors; /* [n_tensors], rising by name once sealed; names owned */
     size_t n_tensors, cap_tensors;
     bool has_tokenizer;
@@ -57,7 +59,7 @@ struct checkpoint {
     char *chat_template;
 };
 
-/* Maps one more file; *map stays valid until the checkpoint closes. */
+/* Maps one more file, or reads it; *map stays valid until the checkpoint closes. */
 kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file_map *map,
                              kvasir_error *err) MUST_CHECK;
 /* Appends a tensor; takes name, also on failure (from mem_*; NULL means that memory ran out). */

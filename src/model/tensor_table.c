@@ -14,7 +14,8 @@
  *   CHECKPOINT-2  Names are Hugging Face's, unique, and free of control bytes.
  *   CHECKPOINT-3  Memory besides the maps stays within a small multiple of the files' size: tables
  *                 grow as entries are read, never by a count that a file claims.
- *   CHECKPOINT-4  After checkpoint_open nothing changes; any thread may read.
+ *   CHECKPOINT-4  After checkpoint_open nothing changes; any thread may read. If a file is changed
+ *                 from outside, checkpoint_check and checkpoint_verify say so.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,9 +29,25 @@ kvasir_status checkpoint_map(struct checkpoint *c, const char *path, struct file
     if (!maps)
         return fail(err, KVASIR_ERR_MEMORY, "%s: out of memory", path);
     c->maps = maps;
-    TRY(file_map_open(map, path, err));
-    file_map_reread(map);
+    TRY(c->copy ? file_map_read(map, path, err) : file_map_open(map, path, err));
     c->maps[c->n_maps++] = *map;
+    if (!c->copy)
+        file_map_reread(map);
+    return c->lock ? file_map_lock(map, path, err) : KVASIR_OK;
+}
+
+kvasir_status checkpoint_check(const struct checkpoint *c, kvasir_error *err) {
+    if (!file_map_any_fault())
+        return KVASIR_OK;
+    for (size_t i = 0; i < c->n_maps; i++)
+        TRY(file_map_check(&c->maps[i], err));
+    return KVASIR_OK;
+}
+
+kvasir_status checkpoint_verify(const struct checkpoint *c, kvasir_error *err) {
+    ASSERT(c->n_weight_maps <= c->n_maps);
+    for (size_t i = 0; i < c->n_weight_maps; i++)
+        TRY(file_map_verify(&c->maps[i], err));
     return KVASIR_OK;
 }
 

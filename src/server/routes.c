@@ -174,11 +174,19 @@ static enum http_step run_text(struct server *s, struct http_exchange *exchange,
     return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text);
 }
 
+/* Why the server accepts no requests any more; NULL: it does. */
+static const char *closed_why(const struct server *s) {
+    if (atomic_load(&s->model_lost))
+        return "the model's files were changed while they were in use: the server is shutting down";
+    return atomic_load(&s->draining) ? "the server is shutting down" : NULL;
+}
+
 static enum http_step run_ready(struct server *s, struct http_exchange *exchange,
                                 const struct route *r, const struct tenant *t) {
+    const char *why = closed_why(s);
     (void)r, (void)t;
-    if (atomic_load(&s->draining))
-        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is shutting down");
+    if (why)
+        return refuse(s, exchange, HTTP_UNAVAILABLE, why);
     return reply_json(s, exchange, HTTP_OK, json_pack("{s:s}", "status", "ready"));
 }
 
@@ -328,9 +336,9 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange) {
         return not_allowed(s, exchange);
     if (r->access == ADMIN && !tenant.admin)
         return refuse(s, exchange, HTTP_FORBIDDEN, "only the admin key may do this");
-    if (atomic_load(&s->draining) && r->access != ANYONE) {
+    if (closed_why(s) && r->access != ANYONE) {
         metrics_refused(s->metrics, REFUSED_DRAINING);
-        return refuse(s, exchange, HTTP_UNAVAILABLE, "the server is shutting down");
+        return refuse(s, exchange, HTTP_UNAVAILABLE, closed_why(s));
     }
     return r->run(s, exchange, r, &tenant);
 }

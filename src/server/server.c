@@ -156,6 +156,10 @@ void server_drain(struct server *s) {
         http_quiesce(s->http);
 }
 
+void server_model_lost(struct server *s) {
+    atomic_store(&s->model_lost, true);
+}
+
 uint32_t server_open_requests(struct server *s) {
     pthread_mutex_lock(&s->mutex);
     const uint32_t n = s->n_jobs;

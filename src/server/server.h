@@ -58,6 +58,9 @@ kvasir_status server_create(const struct server_options *options, const kvasir_m
 uint16_t server_port(const struct server *s);
 /* From now on refuses new connections and requests (503). */
 void server_drain(struct server *s);
+/* The model's files are no longer what was opened: from now on refuses requests, and /ready fails
+ * (503). Connections are still accepted, so that clients and load balancers see it. */
+void server_model_lost(struct server *s);
 /* How many requests are not answered yet. */
 uint32_t server_open_requests(struct server *s);
 /* Waits until every request is answered, at most so many seconds; how many are still open. */

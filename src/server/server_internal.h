@@ -29,7 +29,7 @@ struct server {
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
     uint64_t id_base;              /* random */
     atomic_uint_least64_t last_id;
-    atomic_bool draining, stopping;
+    atomic_bool draining, stopping, model_lost;
     struct log *log; /* NULL: none is kept */
     struct work_pool *work;
     uint32_t most_prompt_tokens; /* 0: any number */

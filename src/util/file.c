@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files: mapped whole for checkpoints, read whole for prompts. Anything but a regular file is
+/* Files: mapped or read whole. Anything but a regular file is
  * refused at once: a FIFO or device in a downloaded folder would be waited for or read for ever. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "util/util.h"
+#include "util/mapping.h"
 
 static const char *kind_of(mode_t mode) {
     return S_ISDIR(mode)    ? "folder"
@@ -54,23 +55,73 @@ kvasir_status file_open_input(const char *path, int *fd, kvasir_error *err) {
     return open_as(path, true, fd, &st, err);
 }
 
+static kvasir_status open_to_map(struct file_map *m, const char *path, int *fd, struct stat *st,
+                                 kvasir_error *err) {
+    *m = (struct file_map){0};
+    TRY(open_as(path, false, fd, st, err));
+    if (st->st_size > 0)
+        return KVASIR_OK;
+    close(*fd);
+    return fail_at(err, KVASIR_ERR_FORMAT, 0, "%s: the file is empty", path);
+}
+
 kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *err) {
     int fd;
     struct stat st;
-    *m = (struct file_map){0};
-    TRY(open_as(path, false, &fd, &st, err));
-    if (st.st_size <= 0) {
-        close(fd);
-        return fail_at(err, KVASIR_ERR_FORMAT, 0, "%s: the file is empty", path);
+    TRY(open_to_map(m, path, &fd, &st, err));
+    return mapping_open(m, path, fd, &st, err);
+}
+
+static kvasir_status read_exactly(int fd, const char *path, uint8_t *to, size_t size,
+                                  kvasir_error *err) {
+    enum { READ_MAX = 1 << 30 };
+    for (size_t at = 0; at < size;) {
+        const ssize_t n = read(fd, to + at, min_size(size - at, READ_MAX));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return fail(err, KVASIR_ERR_IO, "%s: %s", path, strerror(errno));
+        if (n == 0)
+            return fail(err, KVASIR_ERR_IO,
+                        "%s: the file was truncated while it was read: byte %zu is missing", path,
+                        at);
+        at += (size_t)n;
+        ASSERT(at <= size);
     }
-    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    int code = errno;
-    close(fd);
-    if (data == MAP_FAILED)
-        return fail(err, KVASIR_ERR_IO, "%s: cannot map: %s", path, strerror(code));
-    m->data = data;
-    m->size = (size_t)st.st_size;
     return KVASIR_OK;
+}
+
+kvasir_status file_map_read(struct file_map *m, const char *path, kvasir_error *err) {
+    int fd;
+    struct stat st;
+    TRY(open_to_map(m, path, &fd, &st, err));
+    const size_t size = (size_t)st.st_size;
+    void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    kvasir_status status = KVASIR_OK;
+    if (data == MAP_FAILED) {
+        status = fail(err, KVASIR_ERR_MEMORY, "%s: no memory for its %zu bytes", path, size);
+    } else {
+        *m = (struct file_map){.data = data, .size = size};
+        file_map_reread(m);
+        status = read_exactly(fd, path, data, size, err);
+        mprotect(data, size, PROT_READ);
+    }
+    close(fd);
+    if (status != KVASIR_OK)
+        file_map_close(m);
+    return status;
+}
+
+kvasir_status file_map_lock(const struct file_map *m, const char *path, kvasir_error *err) {
+    struct rlimit limit = {0};
+    if (mlock(m->data, m->size) == 0)
+        return KVASIR_OK;
+    const int code = errno;
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    return fail_field(err, KVASIR_ERR_MEMORY, "model.mlock",
+                      "%s: cannot lock %zu bytes in memory: %s; the limit of locked memory "
+                      "(ulimit -l) is %llu KiB",
+                      path, m->size, strerror(code), (unsigned long long)limit.rlim_cur / 1024);
 }
 
 void file_map_reread(const struct file_map *m) {
@@ -78,9 +129,7 @@ void file_map_reread(const struct file_map *m) {
 }
 
 void file_map_close(struct file_map *m) {
-    if (m->data)
-        munmap((void *)m->data, m->size);
-    *m = (struct file_map){0};
+    mapping_close(m);
 }
 
 static kvasir_status read_fd(int fd, const char *path, size_t limit, struct text_buf *out,

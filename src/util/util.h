@@ -128,16 +128,34 @@ void mem_touch(void *at, size_t bytes);
 void mem_release(void *at, size_t bytes);
 void mem_unreserve(void *base, size_t bytes);
 
-/* ---- files (file.c) -------------------------------------------------------------------------- */
+/* ---- files (file.c, mapping.c) --------------------------------------------------------------- */
 
 /* A whole regular file mapped read-only. An empty file is an error (KVASIR_ERR_FORMAT), and so is
- * anything but a regular file. */
+ * anything but a regular file. May be copied; one copy is closed. */
 struct file_map {
     const uint8_t *data;
     size_t size;
+    struct mapping *mapping; /* NULL: data was read into memory, or nothing is open */
 };
 kvasir_status file_map_open(struct file_map *m, const char *path, kvasir_error *err) MUST_CHECK;
+/* The same, read into memory instead: what becomes of the file no longer matters. */
+kvasir_status file_map_read(struct file_map *m, const char *path, kvasir_error *err) MUST_CHECK;
+/* Reads all of it and keeps it in memory (mlock). `path` is for errors. */
+kvasir_status file_map_lock(const struct file_map *m, const char *path,
+                            kvasir_error *err) MUST_CHECK;
 void file_map_close(struct file_map *m);
+/* Installs a handler of SIGBUS for the process. From then on a read of a mapped file that cannot be
+ * served gives zeros instead of ending the process, and so does all that follows in that mapping.
+ * Whoever uses what was read calls file_map_check afterwards. Other faults do what they did. */
+void file_map_catch_faults(void);
+/* KVASIR_ERR_IO with the offset once a read of the mapping failed, or file_map_verify. */
+kvasir_status file_map_check(const struct file_map *m, kvasir_error *err) MUST_CHECK;
+/* Whether any mapping ever failed: one load. */
+bool file_map_any_fault(void);
+/* Compares the file's size and time of change with those at the opening; from a difference on,
+ * file_map_check fails. Another file under the same name is no difference: the old one is still
+ * mapped. From any thread. */
+kvasir_status file_map_verify(const struct file_map *m, kvasir_error *err) MUST_CHECK;
 /* Advises the system that all of it will be read repeatedly, so that it may use huge pages. Linux
  * does so from 6.16 on (ext4; xfs sooner), for parts that are not in memory yet. */
 void file_map_reread(const struct file_map *m);
