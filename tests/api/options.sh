@@ -96,7 +96,7 @@ g 'unknown flag' -m x "--$long"
 g 'unknown flag "--a?b"' -m x $'--a\nb'
 expect 1 '^kvasir generate: /nowhere/m.gguf: No such file' generate -m /nowhere/m.gguf -p a
 expect 1 '^kvasir generate: -f: /nowhere/t: No such file' generate -m x -f /nowhere/t
-expect 1 '^kvasir generate: -f: \.: Is a directory' generate -m x -f .
+expect 1 '^kvasir generate: -f: \.: is a folder' generate -m x -f .
 expect 1 '^kvasir generate: --chat-template: /nowhere/t: No such file' generate -m x -p a \
     --chat-template /nowhere/t
 expect 1 '^kvasir generate: --logits: cannot write /nowhere/l' generate -m x -p a \
