@@ -12,6 +12,7 @@
 enum { API_PATH_MAX = 128 };
 struct api_error {
     int status;               /* of HTTP (util/http_status.h) */
+    uint32_t retry_after_s;   /* of 429 and 503; 0: a default */
     const char *code;         /* OpenAI's name of the error; NULL: none */
     char param[API_PATH_MAX]; /* path of the field at fault; "": none */
     char text[640];           /* begins with that path; one line of UTF-8 */

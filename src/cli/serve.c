@@ -50,7 +50,8 @@ static const struct option OPTIONS[] = {
      .help = "require this key from clients; may be given several times. Other users see it in "
              "the process list: prefer --api-key-file or KVASIR_API_KEY"},
     {.name = "--api-key-file", .value = "FILE", .kind = OPTION_TEXT, ROW(api_key_file),
-     .help = "file with more keys, one per line; # starts a comment"},
+     .help = "file with more keys, one per line, which may have a weight and quotas; # starts a "
+             "comment"},
     {.name = "--admin-key", .value = "KEY", .kind = OPTION_TEXT, ROW(server.admin_key),
      .help = "key for requests that empty the cache; prefer KVASIR_ADMIN_KEY"},
     {.name = "--share-prefixes", .kind = OPTION_FLAG, ROW(server.share_prefixes),
@@ -135,8 +136,8 @@ struct serve {
     struct serve_args *a;
     kvasir_engine_options options;
     struct chat chat;
-    char *key_text;    /* of --api-key-file */
-    const char **keys; /* [server.n_api_keys] */
+    char *key_text;          /* of --api-key-file */
+    struct server_key *keys; /* [server.n_api_keys] */
     size_t cap_keys;
     char name[256]; /* server.model_name if no flag gives it */
     char stored_bits[32];
@@ -156,13 +157,13 @@ static bool is_key(const char *key) {
     return p > key && !*p;
 }
 
-static int add_key(struct serve *s, const char *from, const char *key) {
+static int add_key(struct serve *s, const char *from, const struct server_key *key) {
     struct server_options *o = &s->a->server;
-    if (!is_key(key))
+    if (!is_key(key->key))
         return usage_error(&COMMAND, "%s: a key is one or more visible ASCII characters", from);
     if (!ARRAY_GROW(s->keys, s->cap_keys, o->n_api_keys + 1))
         return run_error(&COMMAND, "%s: out of memory", from);
-    s->keys[o->n_api_keys++] = key;
+    s->keys[o->n_api_keys++] = *key;
     o->api_keys = s->keys;
     return EXIT_GOOD;
 }
@@ -175,6 +176,7 @@ static int add_file(struct serve *s) {
     int code = read_text(&COMMAND, "--api-key-file", path, &s->key_text, &len);
     for (char *at = s->key_text, *next; !code && at; at = next) {
         char place[300];
+        const char *start = at;
         next = strchr(at, '\n');
         if (next)
             *next++ = 0;
@@ -183,8 +185,14 @@ static int add_file(struct serve *s) {
         while (n && strchr(" \t\r", at[n - 1]))
             at[--n] = 0;
         snprintf(place, sizeof place, "--api-key-file: %.200s: line %zu", path, ++line);
-        if (*at && *at != '#')
-            code = add_key(s, place, at);
+        if (!*at || *at == '#')
+            continue;
+        struct server_key key;
+        size_t column;
+        const char *why = server_read_key(at, &key, &column);
+        code = why ? usage_error(&COMMAND, "%s, column %zu: %s", place,
+                                 column + (size_t)(at - start), why)
+                   : add_key(s, place, &key);
     }
     if (!code && s->a->server.n_api_keys == before)
         return usage_error(&COMMAND, "--api-key-file: %.200s: contains no key", path);
@@ -194,7 +202,7 @@ static int add_file(struct serve *s) {
 static int read_keys(struct serve *s) {
     int code = EXIT_GOOD;
     for (size_t i = 0; i < s->a->api_keys.n && !code; i++)
-        code = add_key(s, "--api-key", s->a->api_keys.items[i]);
+        code = add_key(s, "--api-key", &(struct server_key){.key = s->a->api_keys.items[i]});
     if (!code && s->a->api_key_file)
         code = add_file(s);
     if (!code && s->a->server.admin_key && !is_key(s->a->server.admin_key))

@@ -33,7 +33,7 @@ struct job {
     struct server *server;
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *key; /* the tenant's; belongs to the options */
-    uint64_t tenant;
+    struct tenant tenant;
     char *salt;
     json_t *body; /* until it is read, or to the end if it is logged */
     struct api_setup setup;
@@ -74,6 +74,8 @@ static struct job *job_of(const struct http_exchange *exchange) {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static void job_free(struct job *j) {
+    if (j->tenant.account)
+        account_end(j->tenant.account);
     api_answer_free(&j->answer);
     j->protocol->close(j->stream);
     api_request_free(&j->request);
@@ -174,6 +176,10 @@ static void on_event(void *user, const kvasir_event *e) {
     struct server *s = j->server;
     const bool stream = j->request.stream, last = e->last;
     metrics_event(s->metrics, &j->measured, e, metrics_now_us());
+    if (j->tenant.account)
+        account_tokens(j->tenant.account, clock_seconds(),
+                       e->kind == KVASIR_EVENT_START ? e->prompt_tokens - e->cached_tokens
+                                                     : e->kind == KVASIR_EVENT_TOKEN);
     if (!stream) /* the answer is this thread's until it is complete */
         api_answer_event(&j->answer, e);
     pthread_mutex_lock(&j->mutex);
@@ -289,7 +295,8 @@ static bool set_salt(struct job *j, struct api_error *err) {
     j->salt[n] = '\n';
     memcpy(j->salt + n + 1, asked, m + 1);
     j->request.engine.salt = n || m ? j->salt : NULL;
-    j->request.engine.tenant = j->tenant;
+    j->request.engine.tenant = j->tenant.number;
+    j->request.engine.weight = j->tenant.weight;
     return true;
 }
 
@@ -364,7 +371,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->exchange = exchange;
     j->protocol = protocol;
     j->key = tenant->key;
-    j->tenant = tenant->number;
+    j->tenant = *tenant;
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
@@ -434,8 +441,14 @@ static enum http_step job_continue(struct http_exchange *exchange);
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant) {
     struct api_error err;
+    if (tenant->account && !account_begin(tenant->account, clock_seconds(), &err)) {
+        metrics_refused(s->metrics, REFUSED_QUOTA);
+        return reply_error(s, exchange, protocol, &err);
+    }
     struct job *j = job_create(s, exchange, protocol, tenant);
     if (!j) {
+        if (tenant->account)
+            account_end(tenant->account);
         api_no_memory(&err);
         return reply_error(s, exchange, protocol, &err);
     }

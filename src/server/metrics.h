@@ -53,7 +53,8 @@ enum metrics_refusal {
     REFUSED_BUDGET,   /* they do not fit the cache's budget */
     REFUSED_BODY,     /* invalid JSON, or an invalid field */
     REFUSED_SIZE,     /* the body is too large */
-    REFUSED_KEY,      /* no API key, or an unknown one */
+    REFUSED_KEY,      /* no API key, or an unknown or expired one */
+    REFUSED_QUOTA,    /* the key's quota is used up */
     REFUSED_TIME,     /* reading it took too long */
     REFUSED_DRAINING, /* the server is shutting down */
     REFUSAL_KINDS

@@ -204,9 +204,9 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
 
 static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
-        [REFUSED_QUEUE] = "queue", [REFUSED_CONTEXT] = "context",   [REFUSED_BUDGET] = "budget",
-        [REFUSED_BODY] = "body",   [REFUSED_SIZE] = "size",         [REFUSED_KEY] = "key",
-        [REFUSED_TIME] = "time",   [REFUSED_DRAINING] = "draining",
+        [REFUSED_QUEUE] = "queue", [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
+        [REFUSED_BODY] = "body",   [REFUSED_SIZE] = "size",       [REFUSED_KEY] = "key",
+        [REFUSED_TIME] = "time",   [REFUSED_QUOTA] = "quota",     [REFUSED_DRAINING] = "draining",
     };
     family(p, "kvasir_requests_refused_total", "counter", "Requests that never ran, by reason.");
     for (int i = 0; i < REFUSAL_KINDS; i++)

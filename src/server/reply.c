@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reply.c: JSON bodies in and out. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,12 +51,14 @@ enum http_step reply_error_with(struct server *s, struct http_exchange *exchange
                                 const struct protocol *protocol, const struct api_error *err,
                                 const char *name, const char *value) {
     struct http_reply r = reply_head(s, (unsigned)err->status, "application/json");
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%u", err->retry_after_s ? err->retry_after_s : 2);
     if (name)
         http_reply_header(&r, name, value);
     if (err->status == HTTP_UNAUTHORIZED)
         http_reply_header(&r, "WWW-Authenticate", "Bearer");
     if (err->status == HTTP_TOO_MANY_REQUESTS || err->status == HTTP_UNAVAILABLE)
-        http_reply_header(&r, "Retry-After", "2");
+        http_reply_header(&r, "Retry-After", seconds);
     if (err->status == HTTP_UNAVAILABLE)
         http_reply_header(&r, "Connection", "close");
     return reply_value(&r, exchange, protocol->error(err));

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 enum access { ANYONE, KEY, ADMIN };
 
@@ -57,10 +58,14 @@ static bool find_tenant(const struct server *s, const struct http_exchange *exch
     *out = (struct tenant){.key = ""};
     bool known = o->n_api_keys == 0;
     for (size_t i = 0; i < o->n_api_keys; i++)
-        if (same_key(given, o->api_keys[i])) {
-            out->key = o->api_keys[i];
-            out->number = i + 1;
-            known = true;
+        if (same_key(given, o->api_keys[i].key)) {
+            const struct server_key *k = &o->api_keys[i];
+            *out = (struct tenant){.key = k->key,
+                                   .number = i + 1,
+                                   .weight = k->weight,
+                                   .account = accounts_of(s->accounts, i),
+                                   .expired = k->expires_s && time(NULL) >= k->expires_s};
+            known = !out->expired;
         }
     if (o->admin_key && same_key(given, o->admin_key))
         *out = (struct tenant){.key = o->admin_key, .admin = true};
@@ -326,9 +331,10 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange) {
     if (!find_tenant(s, exchange, &tenant) && !(r && r->access == ANYONE)) {
         metrics_refused(s->metrics, REFUSED_KEY);
         return refuse(s, exchange, HTTP_UNAUTHORIZED,
-                      *given_key(exchange) ? "invalid API key"
-                                           : "missing API key: send it in the header "
-                                             "\"Authorization: Bearer KEY\" or \"X-Api-Key\"");
+                      tenant.expired         ? "the API key has expired: ask for a new one"
+                      : *given_key(exchange) ? "invalid API key"
+                                             : "missing API key: send it in the header "
+                                               "\"Authorization: Bearer KEY\" or \"X-Api-Key\"");
     }
     if (!r)
         return refuse(s, exchange, HTTP_NOT_FOUND, "path not found");

@@ -112,7 +112,8 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
     s->work = work_pool_create();
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
-    if (!s->metrics || !s->work || (o->on_log && !s->log)) {
+    s->accounts = accounts_create(o->api_keys, o->n_api_keys);
+    if (!s->metrics || !s->accounts || !s->work || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -195,6 +196,7 @@ void server_destroy(struct server *s) {
     work_pool_destroy(s->work);
     log_destroy(s->log);
     metrics_destroy(s->metrics);
+    accounts_destroy(s->accounts);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->mutex);
     free(s);

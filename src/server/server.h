@@ -10,12 +10,23 @@
 
 #include "api/api.h"
 
+/* What a client needs to know, and what it may ask for; 0: any number. */
+struct server_key {
+    const char *key, *name; /* name: for messages; NULL: none */
+    uint32_t weight;        /* of its requests against those of other keys; 0: 1 */
+    uint32_t concurrent, requests_per_minute, tokens_per_minute;
+    int64_t expires_s; /* Unix time from which on it is refused; 0: never */
+};
+/* Reads "KEY [NAME=VALUE ...]", which it cuts into the texts of *out. NULL, or what is wrong at
+ * *column, from 1. */
+const char *server_read_key(char *line, struct server_key *out, size_t *column);
+
 struct server_options {
-    const char *host;            /* address to listen on */
-    uint16_t port;               /* 0: a free one (server_port) */
-    const char *model_name;      /* as clients see it */
-    bool strict_model;           /* refuse other names; otherwise they are ignored */
-    const char *const *api_keys; /* [n_api_keys]; none: requests need no key */
+    const char *host;                  /* address to listen on */
+    uint16_t port;                     /* 0: a free one (server_port) */
+    const char *model_name;            /* as clients see it */
+    bool strict_model;                 /* refuse other names; otherwise they are ignored */
+    const struct server_key *api_keys; /* [n_api_keys]; none: requests need no key */
     size_t n_api_keys;
     const char *admin_key;    /* may empty the cache; NULL: none, see routes.c */
     bool share_prefixes;      /* all keys share stored prefixes */

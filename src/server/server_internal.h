@@ -11,6 +11,7 @@
 
 #include "api/api.h"
 #include "http/http.h"
+#include "server/accounts.h"
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/server.h"
@@ -25,6 +26,7 @@ struct server {
     struct answer_syntax syntax; /* of the model's answers */
     struct api_setup setup;
     struct server_metrics *metrics;
+    struct accounts *accounts; /* of options.api_keys */
     struct http *http;
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
     uint64_t id_base;              /* random */
@@ -45,6 +47,9 @@ struct server {
 struct tenant {
     const char *key; /* "": the server has no keys */
     uint64_t number; /* the engine's of this tenant */
+    uint32_t weight;
+    struct account *account; /* NULL: no quotas */
+    bool expired;            /* the key was one of this tenant's */
     bool admin;
 };
 

@@ -167,6 +167,29 @@ def test_log(prompts):
         check(len(re.findall(r"^id=\S+ body=\{", s.text(), re.M)) == 3 * prompts, "bodies")
 
 
+def test_quotas():
+    with open("quotas", "w") as f:
+        f.write("old name=old expires=2020-02-29\nfew name=bob requests_per_minute=2 weight=3\n"
+                "little tokens_per_minute=10 expires=2199-01-01\nfree\n")
+    with Server("--api-key-file", "quotas") as s:
+        status, answer = s.chat("Once", key="old")
+        check(status == 401 and "expired" in answer["error"]["message"], answer)
+        check([s.chat("Once", key="few")[0] for _ in range(3)] == [200, 200, 429], "requests")
+        check([s.chat("Once upon a time", 20, key="little")[0] for _ in range(2)] == [200, 429],
+              "tokens")
+        c = s.connect()
+        c.request("POST", "/v1/chat/completions", json.dumps(chat_body("Once", 1)),
+                  {"Authorization": "Bearer few"})
+        r = c.getresponse()
+        message = json.loads(r.read())["error"]["message"]
+        check(r.status == 429 and 20 <= int(r.headers["Retry-After"]) <= 30, r.headers)
+        check('"bob"' in message and '"requests_per_minute" of 2 ' in message, message)
+        check([s.chat("Once", key="free")[0] for _ in range(4)] == [200] * 4, "no quota")
+        check(s.ask("GET", "/v1/models", key="few")[0] == 200, "not an answer")
+        s.end()
+        check(s.ended() == 0, "exit code")
+
+
 def test_keys_and_files():
     with open("keys", "w") as f:
         f.write("# ours\nalpha-key\n\n  beta-key  \n")
@@ -283,6 +306,7 @@ with open("template", "w") as file:
     file.write(TEMPLATE)
 test_log(prompts=False)
 test_log(prompts=True)
+test_quotas()
 test_keys_and_files()
 test_addresses()
 test_drain()

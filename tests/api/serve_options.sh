@@ -171,7 +171,7 @@ grep -q secr err && die "a key in an error"
 printf '# keys\n\n  one  \r\ntwo\n' >keys
 plan --api-key-file keys --api-key three --admin-key four
 printf 'one\nsecret two\n' >keys
-s '--api-key-file: keys: line 2: a key is one or more' -m x --api-key-file keys
+s '--api-key-file: keys: line 2, column 8: expected NAME=VALUE' -m x --api-key-file keys
 grep -q secret err && die "a key of a file in an error"
 printf '# none\n\n' >keys
 s '--api-key-file: keys: contains no key' -m x --api-key-file keys

@@ -54,7 +54,7 @@ static int make_slow(void **state) {
 }
 
 static int make_keys(void **state) {
-    static const char *const KEYS[] = {"key-a", "key-b"};
+    static const struct server_key KEYS[] = {{.key = "key-a"}, {.key = "key-b"}};
     (void)state;
     tiny_server_init(&tiny);
     tiny.engine_options.context.ctx = 8192;
