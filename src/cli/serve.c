@@ -40,7 +40,8 @@ static const struct option OPTIONS[] = {
     MODEL_OPTION(struct serve_args),
     LOAD_OPTIONS(struct serve_args, load),
     {.name = "--host", .value = "ADDRESS", .kind = OPTION_TEXT, ROW(server.host),
-     .help = "address to listen on; 0.0.0.0 or :: for all interfaces"},
+     .help = "address to listen on; 0.0.0.0 or :: for all interfaces; unix:/path for a Unix "
+             "socket, which its owner and group may use"},
     {.name = "--port", .value = "N", .kind = OPTION_U32, ROW(port), .max = 65535,
      .help = "port to listen on; 0 takes a free one and prints it"},
     CONFIG_OPTION(struct serve_args, settings),
@@ -328,8 +329,11 @@ static int start_server(struct serve *s) {
         fprintf(stderr,
                 "note:   warning: no --api-key: anyone who can reach %.100s can use the model\n",
                 o->host);
-    fprintf(stderr, "server: listening on http://%s%.100s%s:%u\n", v6 ? "[" : "", o->host,
-            v6 ? "]" : "", server_port(s->server));
+    if (strncmp(o->host, "unix:", 5) == 0)
+        fprintf(stderr, "server: listening on %.120s\n", o->host);
+    else
+        fprintf(stderr, "server: listening on http://%s%.100s%s:%u\n", v6 ? "[" : "", o->host,
+                v6 ? "]" : "", server_port(s->server));
     notify("READY=1");
     return EXIT_GOOD;
 }

@@ -17,6 +17,8 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { BACKLOG = 512, ACCEPTS = 32 };
@@ -34,6 +36,8 @@ static void set_socket(int fd, uint32_t write_timeout_s) {
 
 static struct in6_addr address_of(const struct sockaddr_storage *from) {
     struct in6_addr out = {.s6_addr = {[10] = 0xff, [11] = 0xff}};
+    if (from->ss_family == AF_UNIX)
+        return in6addr_loopback;
     if (from->ss_family == AF_INET6)
         return ((const struct sockaddr_in6 *)from)->sin6_addr;
     memcpy(out.s6_addr + 12, &((const struct sockaddr_in *)from)->sin_addr, 4);
@@ -103,8 +107,59 @@ static bool start_failed(struct http_error *err, const struct http_options *o, c
     return false;
 }
 
+/* The path of a Unix socket; NULL: an address. */
+static const char *socket_path(const struct http_options *o) {
+    static const char MARK[] = "unix:";
+    const size_t n = sizeof MARK - 1;
+    return strncmp(o->host, MARK, n) == 0 ? o->host + n : NULL;
+}
+
+/* Removes a socket that nobody listens on any more. False: something else has the path. */
+static bool clear_path(const struct sockaddr_un *at) {
+    struct stat found;
+    if (lstat(at->sun_path, &found) != 0)
+        return errno == ENOENT;
+    errno = EADDRINUSE;
+    if (!S_ISSOCK(found.st_mode))
+        return false;
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const bool stale = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) != 0 &&
+                       errno == ECONNREFUSED;
+    if (fd >= 0)
+        close(fd);
+    errno = EADDRINUSE;
+    return stale && unlink(at->sun_path) == 0;
+}
+
+static bool open_socket(struct http *h, const char *path, struct http_error *err) {
+    const struct http_options *o = &h->options;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    err->bad_host = true;
+    if (!*path || strlen(path) >= sizeof at.sun_path) {
+        snprintf(err->text, sizeof err->text, "a socket's path has 1 to %zu bytes",
+                 sizeof at.sun_path - 1);
+        return false;
+    }
+    memcpy(at.sun_path, path, strlen(path));
+    h->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool good = h->listener >= 0 && clear_path(&at);
+    if (good) {
+        h->bound_path = bind(h->listener, (struct sockaddr *)&at, sizeof at) == 0;
+        /* nobody connects before listen */
+        good = h->bound_path && chmod(path, 0660) == 0 && listen(h->listener, BACKLOG) == 0;
+    }
+    if (good) {
+        err->bad_host = false;
+        return true;
+    }
+    snprintf(err->text, sizeof err->text, "cannot listen on %s: %s", o->host, strerror(errno));
+    return false;
+}
+
 static bool open_listener(struct http *h, struct http_error *err) {
     const struct http_options *o = &h->options;
+    if (socket_path(o))
+        return open_socket(h, socket_path(o), err);
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
     struct addrinfo *list = NULL;
     struct sockaddr_storage bound;
@@ -215,6 +270,8 @@ void http_stop(struct http *h) {
     while (h->watch.conns)
         conn_close(h->watch.conns);
     close_fd(h->listener);
+    if (h->bound_path)
+        unlink(socket_path(&h->options));
     close_fd(h->epoll);
     close_fd(h->stop);
     pthread_mutex_destroy(&h->watch.mutex);

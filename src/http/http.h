@@ -57,7 +57,7 @@ struct http_handler {
 };
 
 struct http_options {
-    const char *host;
+    const char *host; /* or "unix:/path" of a socket, without a port */
     uint16_t port;
     uint32_t threads, max_connections;
     /* of one client address; 0: a quarter of max_connections, and any number from loopback */
@@ -69,7 +69,7 @@ struct http_options {
     struct http_handler handler;
 };
 struct http_error {
-    bool bad_host; /* the host name cannot be resolved */
+    bool bad_host; /* the host name cannot be resolved, or the path not be used */
     bool too_many; /* max_connections need more open files than the process may have */
     char text[256];
 };

@@ -57,6 +57,7 @@ struct http {
     int listener, epoll, stop; /* stop: an eventfd that ends the threads */
     atomic_bool quiesced;
     uint16_t port;
+    bool bound_path; /* the listener has a path, which is removed at the end */
     pthread_t *threads;
     uint32_t n_threads;
     struct watch watch;

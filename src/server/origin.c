@@ -21,6 +21,8 @@ bool server_is_loopback(const char *host) {
     static const char LOCAL[] = ".localhost";
     const size_t n = strlen(host), local = sizeof LOCAL - 1;
     unsigned char address[16];
+    if (strncmp(host, "unix:", 5) == 0)
+        return true;
     if (inet_pton(AF_INET, host, address) == 1)
         return address[0] == 127;
     if (inet_pton(AF_INET6, host, address) == 1)

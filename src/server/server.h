@@ -22,7 +22,7 @@ struct server_key {
 const char *server_read_key(char *line, struct server_key *out, size_t *column);
 
 struct server_options {
-    const char *host;                  /* address to listen on */
+    const char *host;                  /* address, or "unix:/path" of a socket */
     uint16_t port;                     /* 0: a free one (server_port) */
     const char *model_name;            /* as clients see it */
     bool strict_model;                 /* refuse other names; otherwise they are ignored */

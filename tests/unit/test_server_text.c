@@ -3,6 +3,10 @@
  * leaves, when its time is over, and when the prompt is longer than the context. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "http_client.h"
 #include "tiny_server.h"
@@ -145,6 +149,37 @@ static void test_idle_crowd(void **state) {
         client_close(&crowd[i]);
 }
 
+/* A socket with a path: mode 0660, a stale one is replaced, another server's is not. */
+static void test_unix_socket(void **state) {
+    static char host[64];
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    struct stat found;
+    struct server *second;
+    kvasir_error err;
+    (void)state;
+    snprintf(host, sizeof host, "unix:/tmp/kvasir-test-%d.sock", (int)getpid());
+    snprintf(at.sun_path, sizeof at.sun_path, "%s", host + 5);
+    const int stale = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(stale, (struct sockaddr *)&at, sizeof at), 0);
+    close(stale);
+    tiny_server_init(&tiny);
+    tiny.options.host = host;
+    tiny_server_open(&tiny);
+    assert_int_equal(stat(at.sun_path, &found), 0);
+    assert_int_equal(found.st_mode & 0777, 0660);
+    assert_int_equal(server_create(&tiny.options, tiny.model, tiny.engine, &second, &err),
+                     KVASIR_ERR_IO);
+    struct client c = {.fd = socket(AF_UNIX, SOCK_STREAM, 0)};
+    assert_int_equal(connect(c.fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_true(client_request(&c, "GET", "/health", "Connection: close\r\n", ""));
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 200);
+    free(a.body);
+    client_close(&c);
+    tiny_server_close(&tiny);
+    assert_int_not_equal(stat(at.sun_path, &found), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_health_meanwhile, end),
@@ -152,6 +187,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_time_is_over, end),
         cmocka_unit_test_teardown(test_long_prompt, end),
         cmocka_unit_test_teardown(test_idle_crowd, end),
+        cmocka_unit_test(test_unix_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
