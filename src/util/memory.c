@@ -1,26 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The only file that calls malloc. Also growing arrays and text, and address space that takes
  * memory only when it is touched. */
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "util/meter.h"
 #include "util/util.h"
 
+/* ---- meters ---------------------------------------------------------------------------------- */
+
+static _Thread_local struct mem_meter *meter;
+
+struct mem_meter *mem_meter_set(struct mem_meter *m) {
+    struct mem_meter *before = meter;
+    meter = m;
+    return before;
+}
+
+static size_t cost_of(void *p) {
+    return p ? malloc_usable_size(p) + sizeof(size_t) : 0;
+}
+
+/* Fresh memory, which is not touched yet. */
+static void *metered(void *p) {
+    if (!meter || !p || meter->take(meter, cost_of(p)))
+        return p;
+    free(p);
+    return NULL;
+}
+
+void mem_return_large(void) {
+#ifdef __GLIBC__
+    enum { LARGE = 128 << 10 }; /* glibc's first value, which by itself would rise to 32 MiB */
+    mallopt(M_MMAP_THRESHOLD, LARGE);
+#endif
+}
+
+void mem_trim(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+/* ---- allocation ------------------------------------------------------------------------------ */
+
 void *mem_alloc(size_t bytes) {
-    return malloc(bytes ? bytes : 1);
+    return metered(malloc(bytes ? bytes : 1));
 }
 
 void *mem_calloc(size_t count, size_t size) {
-    return calloc(count ? count : 1, size ? size : 1);
+    return metered(calloc(count ? count : 1, size ? size : 1));
+}
+
+/* Takes what is more before realloc, which cannot be undone. */
+static void *metered_realloc(void *p, size_t bytes) {
+    const size_t before = cost_of(p), more = bytes - min_size(bytes, before);
+    if (!meter->take(meter, more))
+        return NULL;
+    void *grown = realloc(p, bytes);
+    const size_t expected = before + more, after = grown ? cost_of(grown) : before;
+    if (after > expected)
+        meter->add(meter, after - expected);
+    else
+        meter->give(meter, expected - after);
+    return grown;
 }
 
 void *mem_realloc(void *p, size_t count, size_t size) {
     size_t bytes;
     if (!mul_size(count, size, &bytes))
         return NULL;
-    return realloc(p, bytes ? bytes : 1);
+    bytes = max_size(bytes, 1);
+    return meter ? metered_realloc(p, bytes) : realloc(p, bytes);
 }
 
 void *mem_alloc_aligned(size_t bytes) {
@@ -28,7 +82,7 @@ void *mem_alloc_aligned(size_t bytes) {
     if (!add_size(bytes, 128, &padded))
         return NULL;
     padded = padded / 64 * 64;
-    void *p = aligned_alloc(64, padded);
+    void *p = metered(aligned_alloc(64, padded));
     if (p)
         memset(p, 0, padded);
     return p;
@@ -48,6 +102,8 @@ char *mem_strdup(const char *text) {
 }
 
 void mem_free(void *p) {
+    if (meter && p)
+        meter->give(meter, cost_of(p));
     free(p);
 }
 
