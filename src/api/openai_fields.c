@@ -341,10 +341,20 @@ static bool read_salt(struct api_request *r, json_t *body, struct api_error *err
            api_refuse(err, "cache_salt", "%zu bytes, at most %d are allowed", n, SALT_MAX);
 }
 
+/* It is in every chunk of a stream. */
+static bool read_model(struct api_request *r, json_t *body, struct api_error *err) {
+    enum { MODEL_MAX = 256 };
+    if (!optional_text(r, body, "model", &r->model, err))
+        return false;
+    const size_t n = strlen(r->model);
+    return n <= MODEL_MAX ||
+           api_refuse(err, "model", "%zu bytes, at most %d are allowed", n, MODEL_MAX);
+}
+
 bool openai_read_fields(const struct api_setup *setup, json_t *body, struct api_request *r,
                         struct api_error *err) {
     r->model = setup->model;
-    return check_supported(setup, body, err) && optional_text(r, body, "model", &r->model, err) &&
+    return check_supported(setup, body, err) && read_model(r, body, err) &&
            read_salt(r, body, err) && read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&

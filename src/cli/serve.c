@@ -26,7 +26,7 @@ struct serve_args {
     struct text_list api_keys;
     struct engine_args engine;
     struct chat_args chat;
-    uint64_t body_mib;
+    uint64_t body_mib, request_mib;
     uint32_t port, drain_timeout_s;
     bool quantize_stored, batching, prefix_cache, dry_run, json, quiet;
 };
@@ -93,6 +93,11 @@ static const struct option OPTIONS[] = {
      .help = "maximum number of open connections from one address; further ones are closed"},
     {.name = "--max-body-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 4096,
      ROW(body_mib), .help = "largest request body, in MiB"},
+    {.name = "--request-memory-mb", .value = "N", .kind = OPTION_U64, .min = 16, .max = 1 << 20,
+     ROW(request_mib), .shown = "an eighth of the free memory, 256 to 4096",
+     .help = "memory, in MiB, for what requests own besides the cache: bodies, JSON, texts, tokens "
+             "and answers; one request, and of several API keys one, may take half. Further ones "
+             "are refused (413, 429)"},
     SECONDS_ROW("--idle-timeout", server.idle_timeout_s,
                 "seconds that a connection may be idle or a request may take to arrive"),
     SECONDS_ROW("--head-timeout", server.head_timeout_s,
@@ -267,6 +272,7 @@ static int settle_flags(struct serve *s) {
     settle_name(s);
     a->server.port = (uint16_t)a->port;
     a->server.max_body_bytes = a->body_mib << 20;
+    a->server.request_memory_bytes = a->request_mib << 20;
     a->server.max_choices = a->engine.options.max_running;
     int code = engine_args_options(&COMMAND, &a->engine, &s->options);
     if (!code)

@@ -26,6 +26,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "util/account.h"
 #include "util/util.h"
 
 struct http;
@@ -34,13 +35,18 @@ struct http_exchange {
     const char *body; /* [body_len] and a NUL; until the reply, or http_drop_body */
     size_t body_len;
     void *user; /* http_attach; NULL at first */
+    /* what it owns, its body first; ends with the exchange unless others hold it, too. NULL: its
+       headers are not complete */
+    struct charge *charge;
 };
 
 enum http_step { HTTP_REPLIED, HTTP_WAIT };
 
 struct http_handler {
     void *user;
-    /* After the headers: the longest body that is accepted. If the headers announce a longer one,
+    /* After the headers: a new charge for what the exchange will own. NULL: out of memory. */
+    struct charge *(*charge)(void *user, const struct http_exchange *exchange);
+    /* Then: the longest body that is accepted. If the headers announce a longer one,
      * handle is called without a body, to refuse. The connection then closes. */
     uint64_t (*body_limit)(void *user, const struct http_exchange *exchange);
     /* After the whole body, and after each http_wake until it has replied. */

@@ -75,7 +75,11 @@ static struct exchange *exchange_create(struct conn *c) {
 
 void http_drop_body(struct http_exchange *exchange) {
     struct exchange *x = (struct exchange *)exchange;
+    if (x->body.len)
+        charge_give(x->c.charge, x->body.len);
+    struct charge *before = charge_enter(NULL); /* by length, not by what is allocated */
     text_free(&x->body);
+    charge_leave(before);
     x->c.body = "";
     x->c.body_len = 0;
 }
@@ -91,6 +95,7 @@ static void exchange_end(struct conn *c) {
     http_drop_body(&x->c);
     text_free(&x->out);
     free(x->owned);
+    charge_unref(x->c.charge);
     free(x->head_text);
     free(x);
     c->current = NULL;
@@ -127,6 +132,15 @@ static enum turn refuse_size(struct conn *c) {
     return refuse(c, HTTP_CONTENT_TOO_LARGE, why);
 }
 
+/* Its memory was refused (account.h). */
+static enum turn refuse_memory(struct conn *c) {
+    char why[256];
+    const enum charge_refusal refusal = charge_refusal(c->current->c.charge, why, sizeof why);
+    ASSERT(refusal != CHARGE_FITS);
+    return refuse(
+        c, refusal == CHARGE_REQUEST_FULL ? HTTP_CONTENT_TOO_LARGE : HTTP_TOO_MANY_REQUESTS, why);
+}
+
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 static enum turn run_handler(struct conn *c) {
@@ -155,6 +169,9 @@ static bool invite_body(const struct conn *c) {
 static enum turn begin_request(struct conn *c) {
     struct exchange *x = c->current;
     const struct http_options *o = &c->http->options;
+    x->c.charge = o->handler.charge(o->handler.user, &x->c);
+    if (!x->c.charge)
+        return TURN_CLOSE;
     if (x->head.length > o->max_body_bytes)
         return refuse_size(c);
     x->body_limit = o->handler.body_limit(o->handler.user, &x->c);
@@ -162,6 +179,8 @@ static enum turn begin_request(struct conn *c) {
         x->close = true;
         return run_handler(c);
     }
+    if (!charge_fits(x->c.charge, x->head.length))
+        return refuse_memory(c);
     body_begin(&x->frame, &x->head);
     if (!x->head.chunked && x->head.length == 0)
         return run_handler(c);
@@ -228,8 +247,12 @@ static enum turn run_body(struct conn *c) {
         ASSERT(x->body.len <= x->body_limit);
         if (piece > x->body_limit - x->body.len)
             return refuse_size(c);
-        if (piece && !append_body(x, data, piece))
+        if (!charge_take(x->c.charge, piece))
+            return refuse_memory(c);
+        if (piece && !append_body(x, data, piece)) {
+            charge_give(x->c.charge, piece);
             return TURN_CLOSE;
+        }
         consume(c, used);
         if (in_size(c) > 0 || x->body.len / GULP == (x->body.len - piece) / GULP)
             return TURN_GO_ON;

@@ -15,6 +15,8 @@
  *          holding the job's mutex.
  *   JOB-2  The events of a stream that its client does not read take at most options.buffer_bytes.
  *          Beyond that the request is cancelled and the connection cut.
+ *          They are charged to the request as they come, and their text, before it is sent, is
+ *          OUT_BYTES and one event at most.
  *   JOB-3  Log lines and errors contain no text of a prompt or an answer, unless
  *          options.log_prompts is set.
  */
@@ -25,12 +27,19 @@
 #include <string.h>
 
 enum job_phase { JOB_UNREAD, JOB_REFUSED, JOB_SUBMITTED };
+/* Events and what they point to, back to back. Address space of options.buffer_bytes, of which the
+ * first `touched` bytes are charged. */
+struct events {
+    char *data;
+    size_t len, touched;
+};
 
 struct job {
     struct task task; /* first */
     struct work work;
     struct text_end end; /* of the worker's work */
     struct server *server;
+    struct charge *charge; /* what it owns */
     char id[JOB_ID_MAX], client_id[JOB_ID_MAX];
     const char *key; /* the tenant's; belongs to the options */
     struct tenant tenant;
@@ -44,7 +53,7 @@ struct job {
     void *stream;
     struct text_buf out; /* of the stream; sent up to out_at */
     size_t out_at;
-    struct text_buf taken; /* events taken from queue; both have a fixed capacity */
+    struct events taken; /* from queue, read up to taken_at */
     size_t taken_at;
     kvasir_error taken_error;
     bool finished;                   /* the stream is complete */
@@ -57,8 +66,8 @@ struct job {
     struct api_error refused;       /* JOB_REFUSED: why */
     uint64_t engine_id;
     bool complete, too_slow, gone, comment_due;
-    struct text_buf queue; /* events and what they point to, back to back */
-    kvasir_error error;    /* of the last choice that failed */
+    struct events queue;
+    kvasir_error error; /* of the last choice that failed */
     uint32_t prompt_tokens, cached_tokens, prompt_done, completion_tokens;
     uint64_t cache_bytes;
     kvasir_hit hit;
@@ -73,6 +82,17 @@ static struct job *job_of(const struct http_exchange *exchange) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static size_t events_room(const struct job *j) {
+    return round_up(j->server->options.buffer_bytes, 4096);
+}
+
+static bool events_make(struct job *j, struct events *e) {
+    enum { FIRST = 16 << 10 }; /* so that few streams need more */
+    const size_t room = events_room(j);
+    e->touched = min_size(FIRST, room);
+    return charge_take(j->charge, e->touched) && (e->data = mem_reserve(room)) != NULL;
+}
+
 static void job_free(struct job *j) {
     if (j->tenant.account)
         account_end(j->tenant.account);
@@ -82,8 +102,9 @@ static void job_free(struct job *j) {
     json_decref(j->body);
     free(j->salt);
     text_free(&j->out);
-    text_free(&j->taken);
-    text_free(&j->queue);
+    mem_unreserve(j->taken.data, events_room(j));
+    mem_unreserve(j->queue.data, events_room(j));
+    charge_unref(j->charge);
     pthread_mutex_destroy(&j->mutex);
     free(j);
 }
@@ -153,13 +174,16 @@ static void queue_event(struct job *j, const kvasir_event *e) {
     const size_t tops = e->n_top * sizeof *e->top, bytes = queued_bytes(e);
     if (!j->exchange || j->too_slow)
         return;
-    if (j->queue.len + bytes > j->server->options.buffer_bytes) {
+    const size_t end = j->queue.len + bytes, touched = j->queue.touched;
+    if (end > j->server->options.buffer_bytes ||
+        (end > touched && !charge_take(j->charge, end - touched))) {
         j->too_slow = true;
         kvasir_engine_cancel(j->server->engine, e->request);
         http_break_off(j->exchange);
         return;
     }
-    ASSERT(j->queue.len + bytes <= j->queue.cap);
+    j->queue.touched = max_size(touched, end);
+    ASSERT(end <= events_room(j));
     char *at = j->queue.data + j->queue.len;
     kvasir_event kept = *e;
     kept.stop = api_stop_of(&j->request, e->stop);
@@ -168,7 +192,7 @@ static void queue_event(struct job *j, const kvasir_event *e) {
         memcpy(at + sizeof *e, e->top, tops);
     if (e->len)
         memcpy(at + sizeof *e + tops, e->text, e->len);
-    j->queue.len += bytes;
+    j->queue.len = end;
 }
 
 static void on_event(void *user, const kvasir_event *e) {
@@ -180,8 +204,11 @@ static void on_event(void *user, const kvasir_event *e) {
         account_tokens(j->tenant.account, clock_seconds(),
                        e->kind == KVASIR_EVENT_START ? e->prompt_tokens - e->cached_tokens
                                                      : e->kind == KVASIR_EVENT_TOKEN);
-    if (!stream) /* the answer is this thread's until it is complete */
+    if (!stream) { /* the answer is this thread's until it is complete */
+        struct charge *before = charge_enter(j->charge);
         api_answer_event(&j->answer, e);
+        charge_leave(before);
+    }
     pthread_mutex_lock(&j->mutex);
     ASSERT(!j->complete);
     note_event(j, e);
@@ -194,13 +221,11 @@ static void on_event(void *user, const kvasir_event *e) {
     pthread_mutex_unlock(&j->mutex);
     if (!last)
         return;
-    pthread_mutex_lock(&s->mutex); /* if not over, the job may be freed by now */
-    if (over)
-        unlist(j);
+    if (over) /* otherwise the job may be freed by now */
+        job_end(j);
+    pthread_mutex_lock(&s->mutex); /* last: then the server may end */
     count_complete(s);
     pthread_mutex_unlock(&s->mutex);
-    if (over)
-        job_free(j);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
@@ -241,7 +266,7 @@ static void stream_event(struct job *j, const kvasir_event *e) {
 /* Takes the queued events. False: the connection must be cut. */
 static bool take_events(struct job *j) {
     pthread_mutex_lock(&j->mutex);
-    const struct text_buf empty = j->taken;
+    const struct events empty = j->taken;
     j->taken = j->queue;
     j->queue = empty;
     j->queue.len = j->taken_at = 0;
@@ -252,14 +277,20 @@ static bool take_events(struct job *j) {
     if (silent || j->taken.len)
         j->sent_us = metrics_now_us();
     pthread_mutex_unlock(&j->mutex);
-    if (silent && !j->protocol->silence(done, tokens, &j->out))
+    return (!silent || j->protocol->silence(done, tokens, &j->out)) && !too_slow;
+}
+
+/* Events to text; what stays taken comes next time. False: as take_events. */
+static bool write_events(struct job *j) {
+    enum { OUT_BYTES = 64 << 10 };
+    if (j->taken_at == j->taken.len && !take_events(j))
         return false;
-    while (j->taken_at < j->taken.len && !j->finished) {
+    while (j->taken_at < j->taken.len && !j->finished && j->out.len < OUT_BYTES) {
         kvasir_event e;
         read_queued(j, &e);
         stream_event(j, &e);
     }
-    return !too_slow;
+    return true;
 }
 
 static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
@@ -268,7 +299,10 @@ static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
         j->out.len = j->out_at = 0;
         if (j->finished)
             return HTTP_FILL_END;
-        if (!take_events(j))
+        struct charge *before = charge_enter(j->charge);
+        const bool good = write_events(j);
+        charge_leave(before);
+        if (!good)
             return HTTP_FILL_ABORT;
         if (j->finished)
             http_last_bytes(exchange);
@@ -337,8 +371,7 @@ static bool read_request(struct job *j, struct http_exchange *exchange, struct a
     const struct protocol_context context = context_of(j);
     if (j->request.stream) {
         j->stream = j->protocol->open(&context);
-        return (j->stream && text_reserve(&j->queue, s->options.buffer_bytes) &&
-                text_reserve(&j->taken, s->options.buffer_bytes)) ||
+        return (j->stream && events_make(j, &j->queue) && events_make(j, &j->taken)) ||
                api_no_memory(err);
     }
     return api_answer_init(&j->answer, &j->request) || api_no_memory(err);
@@ -369,6 +402,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
         return NULL;
     j->server = s;
     j->exchange = exchange;
+    j->charge = charge_ref(exchange->charge);
     j->protocol = protocol;
     j->key = tenant->key;
     j->tenant = *tenant;
@@ -381,13 +415,18 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     return j;
 }
 
-static bool submit(struct job *j, struct api_error *err) {
+static bool submit(struct job *j, const struct http_exchange *exchange, struct api_error *err) {
     kvasir_error why;
     uint64_t id;
     metrics_submitted(&j->measured, metrics_now_us());
-    if (api_submit(j->server->engine, &j->request, on_event, j, &id, &why)) {
-        metrics_refused(j->server->metrics, metrics_refusal_of(why.code));
+    struct charge *before = charge_enter(j->charge); /* the engine makes copies */
+    const kvasir_status status = api_submit(j->server->engine, &j->request, on_event, j, &id, &why);
+    charge_leave(before);
+    if (status) {
         api_error_of(err, &why);
+        metrics_refused(j->server->metrics, reply_memory_error(exchange, err)
+                                                ? REFUSED_MEMORY
+                                                : metrics_refusal_of(why.code));
         return false;
     }
     pthread_mutex_lock(&j->mutex);
@@ -402,13 +441,18 @@ static bool submit(struct job *j, struct api_error *err) {
 /* On a worker: reads the body and submits the request. False with *err. */
 static bool read_and_submit(struct job *j, struct api_error *err) {
     struct server *s = j->server;
-    if (read_request(j, j->exchange, err)) {
+    struct charge *before = charge_enter(j->charge);
+    const bool read = read_request(j, j->exchange, err);
+    charge_leave(before);
+    if (read) {
         if (!text_ended(&j->end))
-            return submit(j, err);
+            return submit(j, j->exchange, err);
         *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     }
     if (text_end_explain(&j->end, err))
         metrics_refused(s->metrics, REFUSED_TIME);
+    else if (reply_memory_error(j->exchange, err))
+        metrics_refused(s->metrics, REFUSED_MEMORY);
     else if (err->status != HTTP_CLIENT_CLOSED && err->status != HTTP_UNAVAILABLE)
         metrics_refused(s->metrics, err->code && strcmp(err->code, API_CONTEXT_EXCEEDED) == 0
                                         ? REFUSED_CONTEXT
@@ -484,9 +528,13 @@ static enum http_step job_continue(struct http_exchange *exchange) {
     if (phase == JOB_UNREAD || !complete)
         return HTTP_WAIT;
     const struct protocol_context context = context_of(j);
+    struct charge *before = charge_enter(j->charge);
     json_t *body = j->protocol->body(&j->answer, &context, &err);
+    charge_leave(before);
     if (!body && err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
         err.status = HTTP_UNAVAILABLE;
+    if (!body && err.status == HTTP_SERVER_ERROR)
+        (void)reply_memory_error(exchange, &err);
     return body ? reply_json(j->server, exchange, HTTP_OK, body)
                 : reply_error(j->server, exchange, j->protocol, &err);
 }

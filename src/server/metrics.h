@@ -23,6 +23,8 @@
 
 #include <kvasir.h>
 
+#include "util/account.h"
+
 int64_t metrics_now_us(void); /* monotonic: the clock of all times below */
 
 struct server_metrics;
@@ -53,6 +55,7 @@ enum metrics_refusal {
     REFUSED_BUDGET,   /* they do not fit the cache's budget */
     REFUSED_BODY,     /* invalid JSON, or an invalid field */
     REFUSED_SIZE,     /* the body is too large */
+    REFUSED_MEMORY,   /* requests own too much memory */
     REFUSED_KEY,      /* no API key, or an unknown or expired one */
     REFUSED_QUOTA,    /* the key's quota is used up */
     REFUSED_TIME,     /* reading it took too long */
@@ -72,10 +75,11 @@ enum { FIGURES_FORMATS_MAX = 32 };
 /* The server's figures at one moment. */
 struct server_figures {
     /* set by the caller */
-    const char *model;    /* as clients see it; UTF-8 */
-    int64_t created_s;    /* Unix time at which the server started */
-    uint32_t connections; /* open ones */
-    uint32_t unread;      /* requests that wait for a worker to read them */
+    const char *model;                   /* as clients see it; UTF-8 */
+    int64_t created_s;                   /* Unix time at which the server started */
+    uint32_t connections;                /* open ones */
+    uint32_t unread;                     /* requests that wait for a worker to read them */
+    struct mem_account_figures requests; /* what they own */
     /* set by metrics_figures */
     char kv_format[64];
     const char *cpu_tier;

@@ -204,9 +204,10 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
 
 static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
-        [REFUSED_QUEUE] = "queue", [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
-        [REFUSED_BODY] = "body",   [REFUSED_SIZE] = "size",       [REFUSED_KEY] = "key",
-        [REFUSED_TIME] = "time",   [REFUSED_QUOTA] = "quota",     [REFUSED_DRAINING] = "draining",
+        [REFUSED_QUEUE] = "queue",   [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
+        [REFUSED_BODY] = "body",     [REFUSED_SIZE] = "size",       [REFUSED_KEY] = "key",
+        [REFUSED_TIME] = "time",     [REFUSED_QUOTA] = "quota",     [REFUSED_DRAINING] = "draining",
+        [REFUSED_MEMORY] = "memory",
     };
     family(p, "kvasir_requests_refused_total", "counter", "Requests that never ran, by reason.");
     for (int i = 0; i < REFUSAL_KINDS; i++)
@@ -228,6 +229,12 @@ static void steps(struct metrics_page *p, const kvasir_engine_stats *s) {
 
 static void process(struct metrics_page *p, const struct server_figures *f) {
     char *version = label("version", kvasir_version()), *tier = label("cpu_tier", f->cpu_tier);
+    gauge(p, "kvasir_request_memory_limit_bytes", "", (double)f->requests.limit,
+          "Memory that requests may own.");
+    gauge(p, "kvasir_request_memory_used_bytes", "", (double)f->requests.held,
+          "Memory that requests own: bodies, JSON, texts, tokens, answers.");
+    gauge(p, "kvasir_request_memory_peak_bytes", "", (double)f->requests.peak,
+          "Most memory that requests ever owned.");
     gauge(p, "kvasir_connections", "", f->connections, "Open connections.");
     gauge(p, "kvasir_requests_unread", "", f->unread, "Requests that wait to be parsed.");
     gauge(p, "kvasir_uptime_seconds", "", f->uptime_s, "Seconds since the server started.");

@@ -64,6 +64,18 @@ enum http_step reply_error_with(struct server *s, struct http_exchange *exchange
     return reply_value(&r, exchange, protocol->error(err));
 }
 
+bool reply_memory_error(const struct http_exchange *exchange, struct api_error *err) {
+    char why[256];
+    const enum charge_refusal refusal = charge_refusal(exchange->charge, why, sizeof why);
+    if (refusal == CHARGE_FITS)
+        return false;
+    api_refuse(err, NULL, "%s", why);
+    const bool alone = refusal == CHARGE_REQUEST_FULL;
+    err->status = alone ? HTTP_CONTENT_TOO_LARGE : HTTP_TOO_MANY_REQUESTS;
+    err->code = alone ? "request_too_large" : NULL;
+    return true;
+}
+
 bool reply_read_body(const struct http_exchange *exchange, json_t **body, struct api_error *err) {
     kvasir_error why;
     if (exchange->body_len == 0)

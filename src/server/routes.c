@@ -55,7 +55,7 @@ static bool find_tenant(const struct server *s, const struct http_exchange *exch
                         struct tenant *out) {
     const struct server_options *o = &s->options;
     const char *given = given_key(exchange);
-    *out = (struct tenant){.key = ""};
+    *out = (struct tenant){.key = "", .share = &s->shares[o->n_api_keys]};
     bool known = o->n_api_keys == 0;
     for (size_t i = 0; i < o->n_api_keys; i++)
         if (same_key(given, o->api_keys[i].key)) {
@@ -64,11 +64,13 @@ static bool find_tenant(const struct server *s, const struct http_exchange *exch
                                    .number = i + 1,
                                    .weight = k->weight,
                                    .account = accounts_of(s->accounts, i),
+                                   .share = &s->shares[i],
                                    .expired = k->expires_s && time(NULL) >= k->expires_s};
             known = !out->expired;
         }
     if (o->admin_key && same_key(given, o->admin_key))
-        *out = (struct tenant){.key = o->admin_key, .admin = true};
+        *out =
+            (struct tenant){.key = o->admin_key, .admin = true, .share = &s->shares[o->n_api_keys]};
     if (!o->admin_key && o->n_api_keys == 0)
         out->admin = true; /* the server has no keys at all */
     return known || out->admin;
@@ -94,7 +96,8 @@ static struct server_figures figures(struct server *s) {
     struct server_figures f = {.model = s->options.model_name,
                                .created_s = s->started_s,
                                .connections = http_connections(s->http),
-                               .unread = work_pool_waiting(s->work)};
+                               .unread = work_pool_waiting(s->work),
+                               .requests = mem_account_figures(&s->requests)};
     metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
 }
@@ -349,6 +352,13 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange) {
     return r->run(s, exchange, r, &tenant);
 }
 
+struct charge *routes_charge(void *user, const struct http_exchange *exchange) {
+    struct server *s = user;
+    struct tenant tenant;
+    (void)find_tenant(s, exchange, &tenant); /* an unknown key: of none */
+    return charge_create(&s->requests, tenant.share);
+}
+
 uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
     enum { SMALL = 64 << 10 }; /* of refused requests: it may come together with the headers */
     const struct server *s = user;
@@ -372,5 +382,7 @@ void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, 
     api_refuse(&err, NULL, "%s", why);
     err.status = (int)status;
     err.code = status == HTTP_CONTENT_TOO_LARGE ? "request_too_large" : NULL;
+    if (exchange->charge && charge_refusal(exchange->charge, NULL, 0) != CHARGE_FITS)
+        metrics_refused(((struct server *)user)->metrics, REFUSED_MEMORY);
     reply_error_with(user, exchange, protocol_of(exchange), &err, "Connection", "close");
 }

@@ -48,8 +48,23 @@ static void handle_done(void *user, struct http_exchange *exchange, unsigned sta
         log_add(s->log, "route=%s status=%u", routes_name(exchange), status);
 }
 
+/* What requests owned goes back to the system when some of it has come together, at most once a
+ * second, or when none is left. */
+static void trim(struct server *s) {
+    enum { ENOUGH = 16 << 20, PAUSE_US = 1000000 };
+    const struct mem_account_figures f = mem_account_figures(&s->requests);
+    const int64_t now = metrics_now_us();
+    const uint64_t returned = f.returned - s->trimmed;
+    if (returned == 0 || (returned < ENOUGH && f.held) || now - s->trimmed_us < PAUSE_US)
+        return;
+    mem_trim();
+    s->trimmed = f.returned;
+    s->trimmed_us = now;
+}
+
 static void tick(void *user) {
     jobs_tick(user);
+    trim(user);
 }
 
 static void set_up(struct server *s) {
@@ -70,6 +85,24 @@ static void set_up(struct server *s) {
     s->started_us = metrics_now_us();
     if (getrandom(&s->id_base, sizeof s->id_base, 0) != (ssize_t)sizeof s->id_base)
         s->id_base = (uint64_t)s->started_us;
+}
+
+/* Beside the cache, whose default leaves a quarter of what is free. */
+static uint64_t default_request_memory(void) {
+    const uint64_t least = 256ull << 20, most = 4ull << 30, part = memory_available_bytes() / 8;
+    return part < least ? least : part < most ? part : most;
+}
+
+/* jansson is one for the whole process. */
+static bool set_up_memory(struct server *s) {
+    const struct server_options *o = &s->options;
+    mem_return_large();
+    json_set_alloc_funcs(mem_alloc, mem_free);
+    mem_account_init(&s->requests,
+                     o->request_memory_bytes ? o->request_memory_bytes : default_request_memory(),
+                     o->n_api_keys > 1);
+    s->shares = calloc(o->n_api_keys + 1, sizeof *s->shares);
+    return s->shares != NULL;
 }
 
 static void init_locks(struct server *s) {
@@ -106,6 +139,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->model = model;
     s->engine = engine;
     init_locks(s);
+    const bool good = set_up_memory(s);
     set_up(s);
     kvasir_engine_get_context(engine, &info);
     s->metrics = metrics_create(info.ctx, s->started_us);
@@ -113,7 +147,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->work = work_pool_create();
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
     s->accounts = accounts_create(o->api_keys, o->n_api_keys);
-    if (!s->metrics || !s->accounts || !s->work || (o->on_log && !s->log)) {
+    if (!good || !s->metrics || !s->accounts || !s->work || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -127,6 +161,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                       .head_timeout_s = o->head_timeout_s,
                                       .write_timeout_s = o->write_timeout_s,
                                       .handler = {.user = s,
+                                                  .charge = routes_charge,
                                                   .body_limit = routes_body_limit,
                                                   .handle = routes_handle,
                                                   .refuse = routes_refuse,
@@ -197,6 +232,8 @@ void server_destroy(struct server *s) {
     log_destroy(s->log);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);
+    mem_account_deinit(&s->requests);
+    free(s->shares);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->mutex);
     free(s);

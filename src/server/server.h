@@ -41,6 +41,8 @@ struct server_options {
     /* of one client address; 0: a quarter of max_connections, and any number from loopback */
     uint32_t max_address_connections;
     uint64_t max_body_bytes;
+    uint64_t request_memory_bytes; /* for all that requests own (util/account.h); 0: an eighth of
+                                      the memory that is free, 256 MiB to 4 GiB */
     uint64_t buffer_bytes;    /* of a stream's events that its client does not read; beyond it the
                                  request is cancelled */
     uint32_t idle_timeout_s;  /* between requests, and until a request is complete */

@@ -16,6 +16,7 @@
 #include "server/metrics.h"
 #include "server/server.h"
 #include "server/work.h"
+#include "util/account.h"
 
 enum { JOB_ID_MAX = 64 };
 
@@ -26,7 +27,11 @@ struct server {
     struct answer_syntax syntax; /* of the model's answers */
     struct api_setup setup;
     struct server_metrics *metrics;
-    struct accounts *accounts; /* of options.api_keys */
+    struct accounts *accounts;   /* of options.api_keys */
+    struct mem_account requests; /* what requests own */
+    struct mem_share *shares;    /* [n_api_keys + 1]: of each key; of the admin's, or of none */
+    uint64_t trimmed;            /* of the watcher: requests.returned at the last mem_trim */
+    int64_t trimmed_us;
     struct http *http;
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
     uint64_t id_base;              /* random */
@@ -51,6 +56,7 @@ struct tenant {
     struct account *account; /* NULL: no quotas */
     bool expired;            /* the key was one of this tenant's */
     bool admin;
+    struct mem_share *share;
 };
 
 /* What an exchange is about: the first member of its user. */
@@ -77,11 +83,16 @@ enum http_step reply_error(struct server *s, struct http_exchange *exchange,
 enum http_step reply_error_with(struct server *s, struct http_exchange *exchange,
                                 const struct protocol *protocol, const struct api_error *err,
                                 const char *name, const char *value);
+/* If the exchange's memory was refused, that is why it failed, whatever *err says so far. Returns
+ * whether it was. */
+bool reply_memory_error(const struct http_exchange *exchange, struct api_error *err);
 /* The JSON body of a request; false with *err. */
 bool reply_read_body(const struct http_exchange *exchange, json_t **body, struct api_error *err);
 
 /* ---- routes (routes.c) ----------------------------------------------------------------------- */
 
+/* A new charge for an exchange, to its key's share. */
+struct charge *routes_charge(void *user, const struct http_exchange *exchange);
 /* Only a client that may post to a route may send a large body. */
 uint64_t routes_body_limit(void *user, const struct http_exchange *exchange);
 enum http_step routes_handle(void *user, struct http_exchange *exchange);

@@ -86,6 +86,7 @@ static void run(struct work *work) {
     struct api_setup setup = t->server->setup;
     json_t *body = NULL, *answer = NULL;
     setup.limits = &t->end.limits;
+    struct charge *before = charge_enter(t->exchange->charge);
     t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     if (!text_ended(&t->end) && reply_read_body(t->exchange, &body, &t->err))
         answer = t->fn(t->server, &setup, body, &t->err);
@@ -94,8 +95,11 @@ static void run(struct work *work) {
     if (answer && !(t->answer = json_dumps(answer, JSON_COMPACT)))
         api_no_memory(&t->err);
     json_decref(answer);
+    charge_leave(before);
     if (!t->answer && text_end_explain(&t->end, &t->err))
         metrics_refused(t->server->metrics, REFUSED_TIME);
+    else if (!t->answer && reply_memory_error(t->exchange, &t->err))
+        metrics_refused(t->server->metrics, REFUSED_MEMORY);
     atomic_store(&t->finished, true);
     http_wake(t->exchange); /* the task may be freed by now */
 }

@@ -7,8 +7,8 @@
 
 struct charge {
     struct mem_meter meter; /* first: one is cast to the other */
-    struct account *account;
-    struct account_share *share;
+    struct mem_account *account;
+    struct mem_share *share;
     atomic_uint refs;
     atomic_size_t used;
     atomic_size_t held; /* written under the account's mutex */
@@ -18,21 +18,21 @@ struct charge {
 
 /* ---- the account ----------------------------------------------------------------------------- */
 
-void account_init(struct account *a, uint64_t limit_bytes, bool shared) {
+void mem_account_init(struct mem_account *a, uint64_t limit_bytes, bool shared) {
     ASSERT(limit_bytes >= 4 * CHARGE_GRANULE);
-    *a = (struct account){.limit = limit_bytes, .request_limit = limit_bytes / 2};
+    *a = (struct mem_account){.limit = limit_bytes, .request_limit = limit_bytes / 2};
     a->share_limit = shared ? limit_bytes / 2 : limit_bytes;
     pthread_mutex_init(&a->mutex, NULL);
 }
 
-void account_deinit(struct account *a) {
+void mem_account_deinit(struct mem_account *a) {
     ASSERT(a->held == 0);
     pthread_mutex_destroy(&a->mutex);
 }
 
-struct account_figures account_figures(struct account *a) {
+struct mem_account_figures mem_account_figures(struct mem_account *a) {
     pthread_mutex_lock(&a->mutex);
-    const struct account_figures f = {
+    const struct mem_account_figures f = {
         .limit = a->limit, .held = a->held, .peak = a->peak, .returned = a->returned};
     pthread_mutex_unlock(&a->mutex);
     return f;
@@ -41,7 +41,7 @@ struct account_figures account_figures(struct account *a) {
 /* ---- granules (under the account's mutex) ---------------------------------------------------- */
 
 static enum charge_refusal refusal_of(const struct charge *c, size_t more) {
-    const struct account *a = c->account;
+    const struct mem_account *a = c->account;
     return atomic_load(&c->held) + more > a->request_limit      ? CHARGE_REQUEST_FULL
            : c->share && c->share->held + more > a->share_limit ? CHARGE_SHARE_FULL
            : a->held + more > a->limit                          ? CHARGE_ACCOUNT_FULL
@@ -54,7 +54,7 @@ static void note_refusal(struct charge *c, enum charge_refusal refusal) {
 }
 
 static void hold(struct charge *c, size_t more) {
-    struct account *a = c->account;
+    struct mem_account *a = c->account;
     atomic_fetch_add(&c->held, more);
     a->held += more;
     a->peak = a->held > a->peak ? a->held : a->peak;
@@ -77,7 +77,7 @@ static void release(struct charge *c, size_t bytes) {
 
 /* must: it is there already, so that it counts whatever the limit is. */
 static bool take(struct charge *c, size_t bytes, bool must) {
-    struct account *a = c->account;
+    struct mem_account *a = c->account;
     enum charge_refusal refusal = CHARGE_FITS;
     if (bytes > a->limit && !must) { /* used must not overflow */
         atomic_store(&c->refusal, CHARGE_REQUEST_FULL);
@@ -112,7 +112,7 @@ bool charge_take(struct charge *c, size_t bytes) {
 }
 
 bool charge_fits(struct charge *c, size_t bytes) {
-    struct account *a = c->account;
+    struct mem_account *a = c->account;
     pthread_mutex_lock(&a->mutex);
     const size_t rest = atomic_load(&c->held) - min_size(charge_used(c), atomic_load(&c->held)),
                  more = round_up(bytes - min_size(bytes, rest), CHARGE_GRANULE);
@@ -146,7 +146,7 @@ void charge_give(struct charge *c, size_t bytes) {
 }
 
 enum charge_refusal charge_refusal(const struct charge *c, char *why, size_t size) {
-    const struct account *a = c->account;
+    const struct mem_account *a = c->account;
     const enum charge_refusal r = (enum charge_refusal)atomic_load(&c->refusal);
     const uint64_t others = atomic_load(&c->others);
     if (size)
@@ -197,7 +197,7 @@ void charge_leave(struct charge *before) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-struct charge *charge_create(struct account *a, struct account_share *share) {
+struct charge *charge_create(struct mem_account *a, struct mem_share *share) {
     struct charge *before = charge_enter(NULL); /* it outlives what it measures */
     struct charge *c = mem_calloc(1, sizeof *c);
     charge_leave(before);

@@ -2,8 +2,8 @@
 /* util/account.h: the memory that requests own, in one account with a limit.
  *
  *     charge_take(body) ---.                          limit: all requests
- *     charge_enter: what   +--> struct charge ------> struct account
- *       mem_* allocates ---'    one request: at most  `-- struct account_share
+ *     charge_enter: what   +--> struct charge ------> struct mem_account
+ *       mem_* allocates ---'    one request: at most  `-- struct mem_share
  *                               half of the limit         one key's requests: at most half, if
  *                                                         the keys share the account
  *
@@ -30,28 +30,28 @@
 enum { CHARGE_GRANULE = 16 << 10 };
 
 /* One key's part; starts as zeros. */
-struct account_share {
+struct mem_share {
     uint64_t held;
 };
 
-struct account {
+struct mem_account {
     uint64_t limit, request_limit, share_limit;
     pthread_mutex_t mutex;
     /* under the mutex, as are the shares' */
     uint64_t held, peak, returned;
 };
 /* shared: several keys use it. */
-void account_init(struct account *a, uint64_t limit_bytes, bool shared);
-void account_deinit(struct account *a); /* no charge is left */
-struct account_figures {
+void mem_account_init(struct mem_account *a, uint64_t limit_bytes, bool shared);
+void mem_account_deinit(struct mem_account *a); /* no charge is left */
+struct mem_account_figures {
     uint64_t limit, held, peak; /* bytes */
     uint64_t returned;          /* in all */
 };
-struct account_figures account_figures(struct account *a);
+struct mem_account_figures mem_account_figures(struct mem_account *a);
 
 struct charge;
 /* share: borrowed until the charge ends; NULL: of no key. NULL: out of memory. */
-struct charge *charge_create(struct account *a, struct account_share *share);
+struct charge *charge_create(struct mem_account *a, struct mem_share *share);
 struct charge *charge_ref(struct charge *c);
 void charge_unref(struct charge *c); /* NULL is allowed */
 /* False: it does not fit, and nothing has changed. */

@@ -14,16 +14,16 @@
 
 enum { MIB = 1 << 20, LIMIT = 8 * MIB };
 
-static uint64_t held(struct account *a) {
-    return account_figures(a).held;
+static uint64_t held(struct mem_account *a) {
+    return mem_account_figures(a).held;
 }
 
 static void test_limits(void **state) {
-    struct account a;
-    struct account_share key = {0};
+    struct mem_account a;
+    struct mem_share key = {0};
     char why[256];
     (void)state;
-    account_init(&a, LIMIT, false);
+    mem_account_init(&a, LIMIT, false);
     struct charge *first = charge_create(&a, NULL), *second = charge_create(&a, &key),
                   *third = charge_create(&a, &key);
     assert_true(charge_take(first, 4 * MIB));
@@ -47,16 +47,16 @@ static void test_limits(void **state) {
     charge_unref(second);
     charge_unref(third);
     assert_int_equal(held(&a), 0);
-    assert_int_equal(account_figures(&a).peak, LIMIT);
-    account_deinit(&a);
+    assert_int_equal(mem_account_figures(&a).peak, LIMIT);
+    mem_account_deinit(&a);
 }
 
 static void test_shares(void **state) {
-    struct account a;
-    struct account_share keys[2] = {{0}};
+    struct mem_account a;
+    struct mem_share keys[2] = {{0}};
     char why[256];
     (void)state;
-    account_init(&a, LIMIT, true);
+    mem_account_init(&a, LIMIT, true);
     struct charge *one = charge_create(&a, &keys[0]), *two = charge_create(&a, &keys[0]),
                   *other = charge_create(&a, &keys[1]);
     assert_true(charge_take(one, 3 * MIB));
@@ -72,14 +72,14 @@ static void test_shares(void **state) {
     charge_unref(two);
     charge_unref(other);
     assert_int_equal(keys[0].held + keys[1].held + held(&a), 0);
-    account_deinit(&a);
+    mem_account_deinit(&a);
 }
 
 static void test_allocations(void **state) {
-    struct account a;
+    struct mem_account a;
     char why[256];
     (void)state;
-    account_init(&a, LIMIT, false);
+    mem_account_init(&a, LIMIT, false);
     struct charge *c = charge_create(&a, NULL);
     char *foreign = mem_alloc(2 * MIB);
     struct charge *before = charge_enter(c);
@@ -114,7 +114,7 @@ static void test_allocations(void **state) {
     assert_true(charge_used(c) > 0);
     charge_unref(c);
     assert_int_equal(held(&a), 0);
-    account_deinit(&a);
+    mem_account_deinit(&a);
 }
 
 /* A request's engine and its exchange use its charge at the same time. */
@@ -143,13 +143,13 @@ static void *use(void *user) {
 
 static void test_threads(void **state) {
     enum { THREADS = 6 };
-    struct account a;
-    struct account_share key = {0};
+    struct mem_account a;
+    struct mem_share key = {0};
     struct user users[THREADS];
     pthread_t threads[THREADS];
     uint64_t refused = 0;
     (void)state;
-    account_init(&a, 4 * MIB, false);
+    mem_account_init(&a, 4 * MIB, false);
     struct charge *charges[2] = {charge_create(&a, &key), charge_create(&a, NULL)};
     for (unsigned i = 0; i < THREADS; i++) {
         users[i] = (struct user){.charge = charge_ref(charges[i % 2]), .seed = i};
@@ -161,11 +161,11 @@ static void test_threads(void **state) {
     }
     assert_true(refused > 0);
     assert_int_equal(charge_used(charges[0]) + charge_used(charges[1]), 0);
-    assert_true(account_figures(&a).peak <= a.limit);
+    assert_true(mem_account_figures(&a).peak <= a.limit);
     charge_unref(charges[0]);
     charge_unref(charges[1]);
     assert_int_equal(held(&a) + key.held, 0);
-    account_deinit(&a);
+    mem_account_deinit(&a);
 }
 
 int main(void) {

@@ -301,7 +301,7 @@ static void test_large_fields(void **state) {
     refused(COMPLETIONS, body, "cache_salt");
     free(body);
     body = repeated("{\"prompt\":\"x\",\"model\":\"", "m", 1 << 20, "\",\"max_tokens\":1}");
-    answered(COMPLETIONS, body);
+    refused(COMPLETIONS, body, "model");
     free(body);
     body = repeated("{\"prompt\":\"x\",\"stop_token_ids\":[1", ",2", 500000, "],\"max_tokens\":2}");
     a = ask(COMPLETIONS, body);
