@@ -46,7 +46,9 @@ printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}{{ extra }}' >t.ji
     request text '{"model":"m","prompt":"Once upon a time","max_tokens":40}'
     echo
     request ids '{"prompt":[1,403,407,261,378],"max_tokens":40}'
-    request chat '{"messages":[{"role":"user","content":"<s>Once upon a time"}],"max_tokens":40}'
+    request chat '{"messages":[{"role":"user","content":"<s>Once upon a time"}],"max_tokens":40,
+        "control_tokens":"all"}' | tr -d "\n"
+    echo
     request seed '{"prompt":"Once","max_tokens":30,"temperature":1,"seed":7}'
     request stop '{"prompt":"Once upon a time","max_tokens":40,"stop":["girl","x"]}'
     request n '{"prompt":"Once","max_tokens":20,"temperature":1,"n":3,"seed":7}'
@@ -123,7 +125,7 @@ b -i in -o free2 -q
 [ "$(result free1 a 'c["text"]')" != "$(result free1 b 'c["text"]')" ] || die "not another answer"
 
 # ---- template variables from the flag; no template ----
-request a '{"messages":[{"role":"user","content":"<s>Once"}],"max_tokens":2}' >in
+request a '{"messages":[{"role":"user","content":"<s>Once"}],"control_tokens":"all","max_tokens":2}' >in
 b -i in -o kw -q --chat-template t.jinja --chat-template-kwargs '{"extra":" upon a time"}'
 is kw a 'b["usage"]["prompt_tokens"]' 5
 failing 1 '1 of 1 requests failed' -i in -o none
