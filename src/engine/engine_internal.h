@@ -31,7 +31,7 @@ struct request {
     uint64_t id;
     kvasir_request r; /* its pointers are copies below, or borrowed */
     char *salt;
-    int32_t *stop_tokens;
+    uint64_t *stop_set;            /* [token_set_words(vocab)] tokens that end it; NULL: none */
     const struct json_vocab *json; /* NULL: any text */
     struct choice *choices;        /* [n] */
     struct task **followers;

@@ -92,13 +92,11 @@ static bool allow_json(struct kvasir_engine *e, const struct choice *c) {
     const uint32_t vocab = model_config(e->model->model)->vocab;
     uint64_t any = 0;
     json_vocab_allow(q->json, &c->json, e->allowed);
-    for (size_t i = 0; i < q->r.n_stop_tokens; i++) {
-        const uint32_t id = (uint32_t)q->stop_tokens[i];
-        if (id < vocab)
-            e->allowed[id / 64] &= ~(1ULL << id % 64);
-    }
-    for (size_t i = 0; i < token_set_words(vocab); i++)
+    for (size_t i = 0; i < token_set_words(vocab); i++) {
+        if (q->stop_set)
+            e->allowed[i] &= ~q->stop_set[i];
         any |= e->allowed[i];
+    }
     return any != 0;
 }
 
@@ -129,7 +127,7 @@ static kvasir_status need_json(struct kvasir_engine *e, struct request *q, kvasi
     q->json = e->json;
     pthread_mutex_unlock(&e->json_mutex);
     TRY(status);
-    return json_vocab_check(q->json, q->stop_tokens, q->r.n_stop_tokens, err);
+    return json_vocab_check(q->json, q->r.stop_tokens, q->r.n_stop_tokens, err);
 }
 
 /* ---- the scheduler's host -------------------------------------------------------------------- */
@@ -193,9 +191,9 @@ static void host_progress(void *user, struct task *t) {
 
 static bool ends_answer(const struct choice *c, int32_t token) {
     const kvasir_request *r = &c->request->r;
-    for (size_t i = 0; i < r->n_stop_tokens; i++)
-        if (c->request->stop_tokens[i] == token)
-            return true;
+    const uint64_t *stop_set = c->request->stop_set;
+    if (stop_set && stop_set[token / 64] >> token % 64 & 1)
+        return true;
     return !r->ignore_end && kvasir_token_is_end(c->request->engine->model->text, token);
 }
 
@@ -312,7 +310,7 @@ void request_close(struct request *q) {
     mem_free(q->choices);
     mem_free(q->followers);
     mem_free(q->salt);
-    mem_free(q->stop_tokens);
+    mem_free(q->stop_set);
     mem_free(q);
 }
 
@@ -424,6 +422,20 @@ void kvasir_request_init(kvasir_request *request, size_t struct_size, size_t sam
     struct_write(&SIZED_REQUEST, &defaults, request, struct_size, sampling_size);
 }
 
+/* A set, because every token is looked up. Ids beyond the vocabulary never come. */
+static bool set_stops(struct request *q) {
+    const uint32_t vocab = model_config(q->engine->model->model)->vocab;
+    if (q->r.n_stop_tokens == 0)
+        return true;
+    q->stop_set = mem_calloc(token_set_words(vocab), sizeof *q->stop_set);
+    for (size_t i = 0; q->stop_set && i < q->r.n_stop_tokens; i++) {
+        const uint32_t id = (uint32_t)q->r.stop_tokens[i];
+        if (id < vocab)
+            q->stop_set[id / 64] |= 1ULL << id % 64;
+    }
+    return q->stop_set != NULL;
+}
+
 kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
                            struct request **out, kvasir_error *err) {
     kvasir_request settled = request_defaults();
@@ -444,11 +456,8 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->salt = mem_strdup(r->salt ? r->salt : "");
     q->choices = mem_calloc(r->n, sizeof *q->choices);
     q->followers = mem_calloc(r->n, sizeof *q->followers);
-    q->stop_tokens = mem_calloc(r->n_stop_tokens + 1, sizeof *q->stop_tokens);
-    if (!q->salt || !q->choices || !q->followers || !q->stop_tokens)
+    if (!q->salt || !q->choices || !q->followers || !set_stops(q))
         status = fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
-    else if (r->n_stop_tokens)
-        memcpy(q->stop_tokens, r->stop_tokens, r->n_stop_tokens * sizeof *q->stop_tokens);
     if (status == KVASIR_OK && r->json_object)
         status = need_json(e, q, err);
     for (uint32_t i = 0; i < r->n && status == KVASIR_OK; i++) {
@@ -464,6 +473,7 @@ kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *given,
     q->choices[0].task.n_followers = r->n - 1;
     q->r.tokens = NULL; /* the caller may free these now */
     q->r.stops = NULL;
+    q->r.stop_tokens = NULL;
     q->r.shown_tokens = NULL;
     *out = q;
     return KVASIR_OK;
