@@ -125,7 +125,8 @@ b -i in -o free2 -q
 [ "$(result free1 a 'c["text"]')" != "$(result free1 b 'c["text"]')" ] || die "not another answer"
 
 # ---- template variables from the flag; no template ----
-request a '{"messages":[{"role":"user","content":"<s>Once"}],"control_tokens":"all","max_tokens":2}' >in
+said='"messages":[{"role":"user","content":"<s>Once"}]'
+request a "{$said,\"control_tokens\":\"all\",\"max_tokens\":2}" >in
 b -i in -o kw -q --chat-template t.jinja --chat-template-kwargs '{"extra":" upon a time"}'
 is kw a 'b["usage"]["prompt_tokens"]' 5
 failing 1 '1 of 1 requests failed' -i in -o none
