@@ -23,12 +23,12 @@ struct serve_args {
     struct settings settings;
     struct server_options server;
     const char *model, *api_key_file;
-    struct text_list api_keys;
+    struct text_list api_keys, allowed_hosts;
     struct engine_args engine;
     struct chat_args chat;
     uint64_t body_mib, request_mib;
     uint32_t port, drain_timeout_s;
-    bool quantize_stored, batching, prefix_cache, dry_run, json, quiet;
+    bool quantize_stored, batching, prefix_cache, insecure_no_key, dry_run, json, quiet;
 };
 
 /* clang-format off */
@@ -55,8 +55,15 @@ static const struct option OPTIONS[] = {
              "comment"},
     {.name = "--admin-key", .value = "KEY", .kind = OPTION_TEXT, ROW(server.admin_key),
      .help = "key for requests that empty the cache; prefer KVASIR_ADMIN_KEY"},
+    {.name = "--insecure-no-key", .kind = OPTION_FLAG, ROW(insecure_no_key),
+     .help = "start without a key on an address that other machines can reach: all of them can "
+             "use the model"},
     {.name = "--share-prefixes", .kind = OPTION_FLAG, ROW(server.share_prefixes),
      .help = "share stored prefixes among clients with different API keys"},
+    {.name = "--allowed-hosts", .value = "NAME", .kind = OPTION_TEXTS, ROW(allowed_hosts),
+     .shown = "localhost and the address of --host",
+     .help = "a further name that clients may use for this server (the Host header), * for any; "
+             "may be given several times"},
     {.name = "--cors-origin", .alias = "--allowed-origins", .value = "ORIGIN",
      .kind = OPTION_TEXT, ROW(server.cors_origin),
      .help = "allow web pages of this site to call the API: https://example.org, or * for all"},
@@ -216,6 +223,18 @@ static int read_keys(struct serve *s) {
     return code;
 }
 
+/* Whoever reaches an address may use a server without a key. */
+static int check_open(const struct serve *s) {
+    const struct server_options *o = &s->a->server;
+    if (o->n_api_keys || s->a->insecure_no_key || server_is_loopback(o->host))
+        return EXIT_GOOD;
+    return usage_error(&COMMAND,
+                       "--host: without a key, anyone who can reach %.100s could use the model: "
+                       "set --api-key-file or KVASIR_API_KEY, or listen on 127.0.0.1, or give "
+                       "--insecure-no-key",
+                       o->host);
+}
+
 /* ---- flags ----------------------------------------------------------------------------------- */
 
 /* --kv-cache-quantization: 8 bits for what the live cache keeps exact, the rest unchanged. Nothing
@@ -268,8 +287,13 @@ static int settle_flags(struct serve *s) {
         return usage_error(&COMMAND, "--kv-cache-quantization: not allowed with --no-prefix-cache");
     if (a->server.model_name && !*a->server.model_name)
         return usage_error(&COMMAND, "--served-model-name: is empty");
+    for (size_t i = 0; i < a->allowed_hosts.n; i++)
+        if (!*a->allowed_hosts.items[i])
+            return usage_error(&COMMAND, "--allowed-hosts: is empty");
     settle_stored(s);
     settle_name(s);
+    a->server.allowed_hosts = a->allowed_hosts.items;
+    a->server.n_allowed_hosts = a->allowed_hosts.n;
     a->server.port = (uint16_t)a->port;
     a->server.max_body_bytes = a->body_mib << 20;
     a->server.request_memory_bytes = a->request_mib << 20;
@@ -277,6 +301,8 @@ static int settle_flags(struct serve *s) {
     int code = engine_args_options(&COMMAND, &a->engine, &s->options);
     if (!code)
         code = read_keys(s);
+    if (!code)
+        code = check_open(s);
     if (!code)
         code = chat_read(&COMMAND, &a->chat, &s->chat);
     a->server.variables = s->chat.kwargs;

@@ -6,9 +6,10 @@
  *
  *   Origin  the site of the page. Refused unless it is the server itself or --cors-origin.
  *   Host    the server's name, as the page knows it. A site whose DNS points at this machine passes
- *           for the server itself ("DNS rebinding"). So if the server has no keys and only this
- *           machine can connect, the name must be one of this machine, or that of --cors-origin
- *           (a proxy).
+ *           for the server itself ("DNS rebinding"), and would reach what only this network can. So
+ *           the name must be one of this machine, the address that it listens on, an allowed host,
+ *           or that of --cors-origin (a proxy). If it listens on all addresses, any address will
+ *           do, since no name was resolved. HTTP/1.0 without a Host does not come from a browser.
  */
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -44,14 +45,37 @@ static void name_of(const char *host, char *out, size_t size) {
     snprintf(out, size, "%.*s", (int)(n < size ? n : size - 1), host + v6);
 }
 
+/* Bytes of an address, 0 for a name. */
+static size_t address_of(const char *name, unsigned char out[16]) {
+    return inet_pton(AF_INET, name, out) == 1 ? 4 : inet_pton(AF_INET6, name, out) == 1 ? 16 : 0;
+}
+
+static bool same_name(const char *a, const char *b) {
+    unsigned char x[16], y[16];
+    const size_t n = address_of(a, x);
+    return n ? n == address_of(b, y) && memcmp(x, y, n) == 0 : strcasecmp(a, b) == 0;
+}
+
+/* Whether a server that listens on `host` has this name without further ado. */
+static bool is_own(const char *host, const char *name) {
+    static const unsigned char ALL[16];
+    unsigned char address[16];
+    const size_t n = address_of(host, address);
+    return server_is_loopback(name) || same_name(host, name) ||
+           (n && memcmp(address, ALL, n) == 0 && address_of(name, address));
+}
+
 static bool foreign_name(const struct server *s, const char *host) {
     const struct server_options *o = &s->options;
     const char *site = site_of(o->cors_origin);
     char name[256];
-    if (!host || o->n_api_keys || !server_is_loopback(o->host))
+    if (!host)
         return false;
     name_of(host, name, sizeof name);
-    return !server_is_loopback(name) && !(site && strcasecmp(site, host) == 0);
+    bool known = is_own(o->host, name) || (site && strcasecmp(site, host) == 0);
+    for (size_t i = 0; i < o->n_allowed_hosts && !known; i++)
+        known = strcmp(o->allowed_hosts[i], "*") == 0 || same_name(o->allowed_hosts[i], name);
+    return !known;
 }
 
 static bool foreign_page(const struct server *s, const char *origin, const char *host) {
@@ -66,7 +90,7 @@ const char *origin_refused(const struct server *s, const struct http_exchange *e
     if (foreign_page(s, http_header(exchange, "Origin"), host))
         return "requests from pages of this origin are not allowed";
     if (foreign_name(s, host))
-        return "the Host header does not name this machine, which a server without an API key "
-               "requires";
+        return "the Host header does not name this server: use its address, or add the name to its "
+               "allowed hosts";
     return NULL;
 }

@@ -4,7 +4,7 @@
  *     origin -> key -> path -> method -> draining? -> route
  *
  * If the server has keys, every route but those marked ANYONE needs one, and so do unknown paths.
- * Websites cannot use a server on their visitor's machine (origin.c). Keys are compared in a time
+ * Websites cannot use a server that their visitor can reach (origin.c). Keys are compared in a time
  * that depends only on what the client sent.
  */
 #include "api/api.h"

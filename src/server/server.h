@@ -28,8 +28,11 @@ struct server_options {
     bool strict_model;                 /* refuse other names; otherwise they are ignored */
     const struct server_key *api_keys; /* [n_api_keys]; none: requests need no key */
     size_t n_api_keys;
-    const char *admin_key;    /* may empty the cache; NULL: none, see routes.c */
-    bool share_prefixes;      /* all keys share stored prefixes */
+    const char *admin_key; /* may empty the cache; NULL: none, see routes.c */
+    bool share_prefixes;   /* all keys share stored prefixes */
+    /* [n_allowed_hosts] further names in a Host header; "*": any */
+    const char *const *allowed_hosts;
+    size_t n_allowed_hosts;
     const char *cors_origin;  /* site whose pages may send requests, "*": all; NULL: none */
     json_t *variables;        /* object: variables of chat templates; NULL: none */
     bool all_control;         /* chats: names of control tokens become tokens whoever wrote them */

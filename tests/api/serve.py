@@ -239,9 +239,9 @@ def test_addresses():
         port = s.port
     with Server(port=port) as s:  # at once, with old connections in TIME_WAIT
         check(s.port == port, "the same port")
-    refused_start(1, "192.0.2.1:8080", "--host", "192.0.2.1", "--port", "8080")
+    refused_start(1, "192.0.2.1:8080", "--host", "192.0.2.1", "--port", "8080", "--insecure-no-key")
     refused_start(2, "--host: cannot listen on nowhere.inv",
-                  "--host", "nowhere.invalid", "--port", "0")
+                  "--host", "nowhere.invalid", "--port", "0", "--insecure-no-key")
 
 
 # ---- ends ----------------------------------------------------------------------------------------

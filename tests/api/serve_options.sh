@@ -283,7 +283,15 @@ grep -q '^model: ' "$log" && grep -q '^cache: ' "$log" || die "lines at the star
 grep -q warning "$log" && die "a warning on loopback"
 end_server TERM 0
 [ -s serve.out ] && die "standard output of serve"
-start_server "${small[@]}" --host 0.0.0.0
+for host in 0.0.0.0 :: 192.0.2.1 name.example; do # a server that all may use is asked for by name
+    expect 2 "anyone who can reach $host could use .*: set --api-key-file.*--insecure-no-key" \
+        serve "${small[@]}" --host $host --port 0
+    expect 2 "--insecure-no-key" serve "${small[@]}" --host $host --admin-key a --dry-run
+done
+expect 2 "--allowed-hosts: is empty" serve "${small[@]}" --allowed-hosts ''
+start_server "${small[@]}" --host 0.0.0.0 --insecure-no-key --allowed-hosts llm.example
+curl -sf -H 'Host: llm.example:80' "$url/health" >out || die "an allowed Host"
+curl -sf -H 'Host: evil.example' "$url/health" >out && die "any Host"
 grep -q '^note:   warning: no --api-key: anyone who can reach 0.0.0.0' "$log" ||
     die "no warning about keys"
 end_server TERM 0

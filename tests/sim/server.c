@@ -170,7 +170,7 @@ static void read_answer(struct client *c, int i, bool may_break) {
 /* One request in one manner. */
 static void ask(struct client *c, uint64_t *state, uint32_t number) {
     static const char HALF[] =
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{";
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n{";
     const enum manner manner = (enum manner)below(state, MANNERS);
     const int i = (int)below(state, REQUESTS);
     char headers[96];

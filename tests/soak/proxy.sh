@@ -11,7 +11,8 @@ python3 "$SOURCE_DIR/tests/support/scripted_model.py" "$model" \
     "$SOURCE_DIR/tests/clients/scripts.json" || die "scripted_model.py"
 openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=$name" \
     -addext "subjectAltName=DNS:$name" -keyout key.pem -out cert.pem 2>err || die "openssl"
-start_server -q -m "$model" --api-key secret --keepalive 1 --prefill-chunk 1 --threads 1
+start_server -q -m "$model" --api-key secret --allowed-hosts "$name" --keepalive 1 \
+    --prefill-chunk 1 --threads 1
 kvasir_port=${url##*:}
 
 # The indented block after the line $1 in deploy.md, without its indent.
