@@ -67,7 +67,7 @@ kvasir_status checkpoint_open_as(const char *path, const kvasir_model_options *o
 }
 
 kvasir_status checkpoint_open(const char *path, struct checkpoint **out, kvasir_error *err) {
-    const kvasir_model_options mapped = kvasir_model_defaults();
+    const kvasir_model_options mapped = {.struct_size = sizeof mapped};
     return checkpoint_open_as(path, &mapped, out, err);
 }
 

@@ -186,7 +186,7 @@ static kvasir_status load(struct model *m, kvasir_error *err) {
 /* ---- the model ------------------------------------------------------------------------------- */
 
 kvasir_status model_open(const char *path, struct model **out, kvasir_error *err) {
-    const kvasir_model_options mapped = kvasir_model_defaults();
+    const kvasir_model_options mapped = {.struct_size = sizeof mapped};
     return model_open_as(path, &mapped, out, err);
 }
 
