@@ -10,17 +10,38 @@ struct charge {
     struct mem_account *account;
     struct mem_share *share;
     atomic_uint refs;
-    atomic_size_t used;
-    atomic_size_t held; /* written under the account's mutex */
+    atomic_uint_least64_t state; /* held_of and used_of; held changes under the account's mutex */
     atomic_int refusal;
     atomic_uint_least64_t others; /* bytes that others held then */
 };
+
+/* ---- a charge's state ------------------------------------------------------------------------ */
+
+/* What a charge holds, in granules, and uses, in bytes, in one word: both change at once, so that
+ * nobody uses what another thread is giving back. */
+enum { USED_BITS = 40 };
+#define USED_MASK ((UINT64_C(1) << USED_BITS) - 1)
+#define HELD_MAX  (UINT64_C(0xffffff) * CHARGE_GRANULE)
+
+static uint64_t state_of(uint64_t held, uint64_t used) {
+    ASSERT(held <= HELD_MAX && used <= held && held % CHARGE_GRANULE == 0);
+    return held / CHARGE_GRANULE << USED_BITS | used;
+}
+
+static uint64_t held_of(uint64_t state) {
+    return (state >> USED_BITS) * CHARGE_GRANULE;
+}
+
+static uint64_t used_of(uint64_t state) {
+    return state & USED_MASK;
+}
 
 /* ---- the account ----------------------------------------------------------------------------- */
 
 void mem_account_init(struct mem_account *a, uint64_t limit_bytes, bool shared) {
     ASSERT(limit_bytes >= 4 * CHARGE_GRANULE);
-    *a = (struct mem_account){.limit = limit_bytes, .request_limit = limit_bytes / 2};
+    *a = (struct mem_account){.limit = limit_bytes};
+    a->request_limit = limit_bytes / 2 < HELD_MAX ? limit_bytes / 2 : HELD_MAX;
     a->share_limit = shared ? limit_bytes / 2 : limit_bytes;
     pthread_mutex_init(&a->mutex, NULL);
 }
@@ -40,71 +61,75 @@ struct mem_account_figures mem_account_figures(struct mem_account *a) {
 
 /* ---- granules (under the account's mutex) ---------------------------------------------------- */
 
-static enum charge_refusal refusal_of(const struct charge *c, size_t more) {
+static enum charge_refusal refusal_of(const struct charge *c, uint64_t held, uint64_t more) {
     const struct mem_account *a = c->account;
-    return atomic_load(&c->held) + more > a->request_limit      ? CHARGE_REQUEST_FULL
+    return held + more > a->request_limit                       ? CHARGE_REQUEST_FULL
            : c->share && c->share->held + more > a->share_limit ? CHARGE_SHARE_FULL
            : a->held + more > a->limit                          ? CHARGE_ACCOUNT_FULL
                                                                 : CHARGE_FITS;
 }
 
-static void note_refusal(struct charge *c, enum charge_refusal refusal) {
-    atomic_store(&c->others, c->account->held - atomic_load(&c->held));
+static void note_refusal(struct charge *c, uint64_t held, enum charge_refusal refusal) {
+    atomic_store(&c->others, c->account->held - held);
     atomic_store(&c->refusal, refusal);
 }
 
-static void hold(struct charge *c, size_t more) {
+static void hold(struct charge *c, uint64_t more) {
     struct mem_account *a = c->account;
-    atomic_fetch_add(&c->held, more);
     a->held += more;
     a->peak = a->held > a->peak ? a->held : a->peak;
     if (c->share)
         c->share->held += more;
 }
 
-static void release(struct charge *c, size_t bytes) {
-    ASSERT(bytes <= atomic_load(&c->held) && bytes <= c->account->held);
-    atomic_fetch_sub(&c->held, bytes);
+static void release(struct charge *c, uint64_t bytes) {
+    ASSERT(bytes <= c->account->held && (!c->share || bytes <= c->share->held));
     c->account->held -= bytes;
     c->account->returned += bytes;
-    if (c->share) {
-        ASSERT(bytes <= c->share->held);
+    if (c->share)
         c->share->held -= bytes;
-    }
 }
 
 /* ---- charges --------------------------------------------------------------------------------- */
 
+/* Uses what the charge holds already, without the mutex. */
+static bool take_held(struct charge *c, size_t bytes) {
+    uint64_t s = atomic_load(&c->state);
+    do
+        if (used_of(s) + bytes > held_of(s))
+            return false;
+    while (!atomic_compare_exchange_weak(&c->state, &s, s + bytes));
+    return true;
+}
+
 /* must: it is there already, so that it counts whatever the limit is. */
 static bool take(struct charge *c, size_t bytes, bool must) {
-    struct mem_account *a = c->account;
     enum charge_refusal refusal = CHARGE_FITS;
-    if (bytes > a->limit && !must) { /* used must not overflow */
+    if (bytes > c->account->limit && !must) { /* used must not overflow */
         atomic_store(&c->refusal, CHARGE_REQUEST_FULL);
         return false;
     }
-    const size_t used = atomic_fetch_add(&c->used, bytes) + bytes;
-    if (used <= atomic_load(&c->held))
+    if (take_held(c, bytes))
         return true;
-    pthread_mutex_lock(&a->mutex);
-    const size_t held = atomic_load(&c->held);
-    if (used > held) {
-        const size_t more = round_up(used - held, CHARGE_GRANULE);
-        refusal = must ? CHARGE_FITS : refusal_of(c, more);
-        if (refusal == CHARGE_FITS)
-            hold(c, more);
-        else
-            note_refusal(c, refusal);
-    }
-    pthread_mutex_unlock(&a->mutex);
+    pthread_mutex_lock(&c->account->mutex);
+    uint64_t s = atomic_load(&c->state), held, used, more;
+    do {
+        held = held_of(s);
+        used = used_of(s) + bytes;
+        more = used > held ? round_up(used - held, CHARGE_GRANULE) : 0;
+        refusal = must || !more ? CHARGE_FITS : refusal_of(c, held, more);
+    } while (refusal == CHARGE_FITS &&
+             !atomic_compare_exchange_weak(&c->state, &s, state_of(held + more, used)));
     if (refusal == CHARGE_FITS)
-        return true;
-    atomic_fetch_sub(&c->used, bytes);
-    return false;
+        hold(c, more);
+    else
+        note_refusal(c, held, refusal);
+    pthread_mutex_unlock(&c->account->mutex);
+    return refusal == CHARGE_FITS;
 }
 
 size_t charge_used(const struct charge *c) {
-    return atomic_load(&c->used);
+    return used_of(atomic_load(&c->state));
 }
 
 bool charge_take(struct charge *c, size_t bytes) {
@@ -114,12 +139,12 @@ bool charge_take(struct charge *c, size_t bytes) {
 bool charge_fits(struct charge *c, size_t bytes) {
     struct mem_account *a = c->account;
     pthread_mutex_lock(&a->mutex);
-    const size_t rest = atomic_load(&c->held) - min_size(charge_used(c), atomic_load(&c->held)),
-                 more = round_up(bytes - min_size(bytes, rest), CHARGE_GRANULE);
+    const uint64_t s = atomic_load(&c->state), rest = held_of(s) - used_of(s),
+                   more = bytes > rest ? round_up(bytes - rest, CHARGE_GRANULE) : 0;
     const enum charge_refusal refusal =
-        bytes > a->limit ? CHARGE_REQUEST_FULL : refusal_of(c, more);
+        bytes > a->limit ? CHARGE_REQUEST_FULL : refusal_of(c, held_of(s), more);
     if (refusal != CHARGE_FITS)
-        note_refusal(c, refusal);
+        note_refusal(c, held_of(s), refusal);
     pthread_mutex_unlock(&a->mutex);
     return refusal == CHARGE_FITS;
 }
@@ -127,21 +152,20 @@ bool charge_fits(struct charge *c, size_t bytes) {
 /* What was allocated outside of charge_enter may be freed inside: more than is used is ignored. */
 void charge_give(struct charge *c, size_t bytes) {
     enum { SPARE = 8 * CHARGE_GRANULE }; /* so that frees seldom take the mutex */
-    size_t used = atomic_load(&c->used), rest;
+    uint64_t s = atomic_load(&c->state), given;
     do
-        rest = used - min_size(bytes, used);
-    while (!atomic_compare_exchange_weak(&c->used, &used, rest));
-    if (atomic_load(&c->held) < rest + SPARE)
+        given = used_of(s) < bytes ? used_of(s) : bytes;
+    while (!atomic_compare_exchange_weak(&c->state, &s, s - given));
+    if (held_of(s) < used_of(s) - given + SPARE)
         return;
     pthread_mutex_lock(&c->account->mutex);
-    const size_t need = round_up(atomic_load(&c->used) + 1, CHARGE_GRANULE),
-                 held = atomic_load(&c->held);
-    if (held > need)
-        release(c, held - need);
-    /* a charge_take that came in between may have seen what was held before */
-    const size_t now = atomic_load(&c->used), left = atomic_load(&c->held);
-    if (now > left)
-        hold(c, round_up(now - left, CHARGE_GRANULE));
+    uint64_t need;
+    s = atomic_load(&c->state);
+    do {
+        need = round_up(used_of(s) + 1, CHARGE_GRANULE);
+        need = need < held_of(s) ? need : held_of(s);
+    } while (!atomic_compare_exchange_weak(&c->state, &s, state_of(need, used_of(s))));
+    release(c, held_of(s) - need);
     pthread_mutex_unlock(&c->account->mutex);
 }
 
@@ -220,7 +244,7 @@ void charge_unref(struct charge *c) {
     if (!c || atomic_fetch_sub(&c->refs, 1) > 1)
         return;
     pthread_mutex_lock(&c->account->mutex);
-    release(c, atomic_load(&c->held));
+    release(c, held_of(atomic_load(&c->state)));
     pthread_mutex_unlock(&c->account->mutex);
     struct charge *before = charge_enter(NULL);
     ASSERT(before != c);
