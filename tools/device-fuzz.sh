@@ -38,6 +38,11 @@ seconds=$2 workers=${3:-2} out=${OUT:-$(mktemp -d)}
 echo "device-fuzz: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores," \
     "$workers workers of $seconds s a target"
 grep -m1 'model name' /proc/cpuinfo || true
+# The run that reached an edge which none had reached before.
+last_edge() { # LOG
+    awk '$2 ~ /NEW|INITED|REDUCE/ { for (i = 3; i < NF; i++) if ($i == "cov:" && $(i + 1) > most) {
+        most = $(i + 1); at = substr($1, 2) } } END { print at + 0 }' "$1"
+}
 run() { # TARGET WORKER
     local target=$1 log=$out/$1-$2.log grown args=()
     grown=$(mktemp -d)
@@ -52,10 +57,11 @@ run() { # TARGET WORKER
         return 1
     }
     echo "$target, worker $2: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") runs," \
-        "$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$log" | tail -1) edges, no finding"
+        "$(sed -n 's/.*cov: \([0-9]*\).*/\1/p' "$log" | tail -1) edges, no finding," \
+        "the last new edge at $(last_edge "$log")"
     rm "$log"
 }
-export -f run
+export -f run last_edge
 export bundle seconds out
 for file in "$bundle"/corpus/*/; do
     for ((worker = 1; worker <= workers; worker++)); do
