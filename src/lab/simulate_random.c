@@ -465,12 +465,14 @@ static void cancel(struct world *w) {
     }
 }
 
-/* The oldest request that has not ended, if it runs; otherwise NULL. */
+/* SCHED-3: the request that was admitted first of those that have not ended, if it runs; otherwise
+ * NULL. Arrival does not decide: tenants take turns. */
 static const struct trial *oldest_running(const struct world *w) {
     const struct trial *oldest = NULL;
     for (uint32_t i = 0; i < w->n_trials; i++) {
         const struct trial *a = &w->trials[i];
-        if (!a->ended && (!oldest || a->task.order < oldest->task.order))
+        if (!a->ended && a->task.admitted &&
+            (!oldest || a->task.admission < oldest->task.admission))
             oldest = a;
     }
     return oldest && oldest->task.state == TASK_RUNNING ? oldest : NULL;

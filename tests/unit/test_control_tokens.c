@@ -272,8 +272,9 @@ static void check_case(const char *title, const struct template *tmpl, const str
     struct names names = {.n = 0};
     struct prompt p;
     control_names(t, &names);
-    if (plain && render(tmpl, args, own, &p)) {
-        check_plain(title, t, &p);
+    if (plain) {
+        if (render(tmpl, args, own, &p))
+            check_plain(title, t, &p);
         prompt_free(&p);
     }
     char *words = all_words(&names);
