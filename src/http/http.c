@@ -55,8 +55,10 @@ static void open_conn(struct http *h, int fd, const struct sockaddr_storage *fro
     c->fd = fd;
     c->address = address_of(from);
     set_socket(fd, h->options.write_timeout_s);
+    pthread_mutex_init(&c->armed, NULL);
     if (!watch_open(h, c)) {
         close(fd);
+        pthread_mutex_destroy(&c->armed);
         free(c);
         return;
     }

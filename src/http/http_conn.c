@@ -109,6 +109,7 @@ void conn_close(struct conn *c) {
     free(c->in);
     watch_close(h, c); /* before another may get the same number */
     close(fd);
+    pthread_mutex_destroy(&c->armed);
     free(c);
     watch_listen(h);
 }
@@ -310,6 +311,8 @@ void conn_run(struct conn *c) {
                                                         [CONN_SEND] = run_send,
                                                         [CONN_LINGER] = run_linger};
     enum turn turn;
+    pthread_mutex_lock(&c->armed);
+    pthread_mutex_unlock(&c->armed);
     atomic_store(&c->stalled_s, 0);
     do
         turn = STEPS[c->state](c);

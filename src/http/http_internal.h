@@ -4,7 +4,7 @@
  * All HTTP threads wait on one epoll. Each socket in it reports once (EPOLLONESHOT) and is armed
  * again by the thread that took the report, so one thread at a time runs a connection. A suspended
  * exchange's socket is not armed; http_wake arms it. Whoever arms a socket no longer touches the
- * connection.
+ * connection, but for the mutex that it arms it under.
  */
 #ifndef HTTP_HTTP_INTERNAL_H
 #define HTTP_HTTP_INTERNAL_H
@@ -30,6 +30,9 @@ struct conn {
     bool cut;
     /* when it is cut if the client has read nothing until then; 0: never */
     atomic_int_least64_t stalled_s;
+    /* Held while the socket is armed and taken by the thread that gets the report, before it uses
+     * the fields below: the kernel orders the two, but C knows nothing of that. */
+    pthread_mutex_t armed;
     /* of the thread that runs it */
     struct http *http;
     enum conn_state state;

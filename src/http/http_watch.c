@@ -31,7 +31,10 @@ static int64_t now_s(void) {
 
 bool conn_arm(struct conn *c, uint32_t events) {
     struct epoll_event event = {.events = events | EPOLLONESHOT, .data.ptr = c};
-    return epoll_ctl(c->http->epoll, EPOLL_CTL_MOD, c->fd, &event) == 0;
+    pthread_mutex_lock(&c->armed);
+    const bool good = epoll_ctl(c->http->epoll, EPOLL_CTL_MOD, c->fd, &event) == 0;
+    pthread_mutex_unlock(&c->armed);
+    return good;
 }
 
 void listener_arm(struct http *h, int how) {
