@@ -385,7 +385,7 @@ static int wait_signal(const struct serve *s, int seconds) {
         const double left = end - clock_seconds();
         if (left <= 0)
             return NO_SIGNAL;
-        const struct timespec time = {(time_t)left, (long)((left - (time_t)left) * 1e9)};
+        const struct timespec time = {(time_t)left, (long)((left - (double)(time_t)left) * 1e9)};
         const int came = sigtimedwait(&s->signals, NULL, &time);
         if (came > 0)
             return came;

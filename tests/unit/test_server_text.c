@@ -137,8 +137,8 @@ static void test_idle_crowd(void **state) {
     tiny_server_open(&tiny);
     for (int i = 0; i < CROWD; i++) {
         static const char *const SENT[] = {"", "GET /health HTTP/1.1\r\nHost: x\r\nX",
-                                           "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-                                           "Content-Length: 100\r\n\r\n{"};
+                                           ("POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                                            "Content-Length: 100\r\n\r\n{")};
         assert_true(client_open(&crowd[i], tiny.port, -1));
         (void)!client_send(&crowd[i], SENT[i % 3], strlen(SENT[i % 3]));
     }
