@@ -151,6 +151,12 @@ KVASIR_API kvasir_status kvasir_chat_render_by(const kvasir_tokenizer *tokenizer
                                                const char *request, size_t request_len,
                                                const kvasir_text_limits *limits, char **out,
                                                char **authors, size_t *len, kvasir_error *err);
+/* The same of a parsed object: a json_t of jansson, which is only read. */
+struct json_t;
+KVASIR_API kvasir_status kvasir_chat_render_value(const kvasir_tokenizer *tokenizer,
+                                                  struct json_t *request,
+                                                  const kvasir_text_limits *limits, char **out,
+                                                  char **authors, size_t *len, kvasir_error *err);
 /* Offset of the first byte that is not UTF-8; len: all is. */
 KVASIR_API size_t kvasir_utf8_check(const char *text, size_t len);
 

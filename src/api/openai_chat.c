@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* openai_chat.c: messages of a body to the text of a prompt.
  *
- *     messages, tools ... -> a template's variables -> kvasir_chat_render -> text
+ *     messages, tools ... -> a template's variables -> kvasir_chat_render_value -> text
  *
  * Templates are written for messages as Python has them, so texts in parts are joined, and the
  * arguments of tool calls, JSON in a string, become values, as mlx-lm and vLLM do.
@@ -337,14 +337,10 @@ static bool cut_begin(char *text, char *authors, size_t *len, struct api_error *
 
 static bool render(const struct api_setup *setup, json_t *variables, char **text, char **authors,
                    size_t *len, struct api_error *err) {
-    char *request = json_dumps(variables, JSON_COMPACT);
-    if (!request)
-        return api_no_memory(err);
     kvasir_error why = {0};
-    kvasir_status status = kvasir_chat_render_by(setup->tokenizer, request, strlen(request),
-                                                 setup->limits, text, authors, len, &why);
-    free(request);
-    return status == KVASIR_OK || api_library_failed(err, "messages", &why);
+    return kvasir_chat_render_value(setup->tokenizer, variables, setup->limits, text, authors, len,
+                                    &why) == KVASIR_OK ||
+           api_library_failed(err, "messages", &why);
 }
 
 bool openai_chat_text(const struct api_setup *setup, json_t *body,

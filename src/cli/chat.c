@@ -71,13 +71,8 @@ kvasir_status chat_render(const struct chat *chat, const kvasir_tokenizer *t, js
     *authors = NULL;
     if (chat->kwargs && json_object_update(request, chat->kwargs) != 0)
         return out_of_memory(err);
-    char *text = json_dumps(request, JSON_COMPACT);
-    if (!text)
-        return out_of_memory(err);
-    kvasir_status status = kvasir_chat_render_by(t, text, strlen(text), NULL, out,
-                                                 chat->all_control ? NULL : authors, len, err);
-    free(text);
-    return status;
+    return kvasir_chat_render_value(t, request, NULL, out, chat->all_control ? NULL : authors, len,
+                                    err);
 }
 
 kvasir_status chat_encode(const struct chat *chat, const kvasir_tokenizer *t, json_t *request,

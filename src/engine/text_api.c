@@ -301,25 +301,19 @@ static bool add_defaults(json_t *variables) {
            json_object_set_new(variables, "add_generation_prompt", json_true()) == 0;
 }
 
-static kvasir_status read_request(const char *request, size_t len, json_t **variables,
-                                  kvasir_error *err) {
-    json_t *root;
-    kvasir_status status = json_load_request(request, len, JSON_ALLOW_NUL, &root, err);
-    if (status != KVASIR_OK) {
-        fail_prefix(err, "chat request");
-        return status;
+/* The template's variables: those of the request and the defaults. */
+static kvasir_status read_variables(json_t *request, json_t **variables, kvasir_error *err) {
+    if (!json_is_object(request))
+        return fail(err, KVASIR_ERR_TEXT, "chat request: is not a JSON object");
+    if (!json_is_array(json_object_get(request, "messages")))
+        return fail(err, KVASIR_ERR_TEXT, "chat request: messages is not an array");
+    json_t *made = json_copy(request); /* its members are the request's */
+    if (made && add_defaults(made)) {
+        *variables = made;
+        return KVASIR_OK;
     }
-    if (!json_is_object(root))
-        status = fail(err, KVASIR_ERR_TEXT, "chat request: is not a JSON object");
-    else if (!json_is_array(json_object_get(root, "messages")))
-        status = fail(err, KVASIR_ERR_TEXT, "chat request: messages is not an array");
-    else if (!add_defaults(root))
-        status = fail(err, KVASIR_ERR_MEMORY, "chat request: out of memory");
-    if (status == KVASIR_OK)
-        *variables = root;
-    else
-        json_decref(root);
-    return status;
+    json_decref(made);
+    return fail(err, KVASIR_ERR_MEMORY, "chat request: out of memory");
 }
 
 const char *kvasir_chat_template(const kvasir_tokenizer *t, size_t *len) {
@@ -340,8 +334,23 @@ kvasir_status kvasir_chat_render_by(const kvasir_tokenizer *t, const char *reque
                                     char **out, char **authors, size_t *len, kvasir_error *err) {
     if (!t->template)
         return give_error(&t->template_error, err);
+    json_t *root;
+    kvasir_status status = json_load_request(request, request_len, JSON_ALLOW_NUL, &root, err);
+    if (status == KVASIR_OK)
+        status = kvasir_chat_render_value(t, root, within, out, authors, len, err);
+    else
+        fail_prefix(err, "chat request");
+    json_decref(root);
+    return status;
+}
+
+kvasir_status kvasir_chat_render_value(const kvasir_tokenizer *t, json_t *request,
+                                       const kvasir_text_limits *within, char **out, char **authors,
+                                       size_t *len, kvasir_error *err) {
+    if (!t->template)
+        return give_error(&t->template_error, err);
     json_t *variables = NULL;
-    TRY(read_request(request, request_len, &variables, err));
+    TRY(read_variables(request, &variables, err));
     struct text_buf text = {0}, who = {0};
     struct template_limits limits = template_limits_default();
     if (within) {
