@@ -86,6 +86,18 @@ mutants() { # every bug of tests/mutants.txt can still be planted
     [ ! -f tests/opcheck/mutants.txt ] ||
         python3 "$tools/mutants.py" check src/backend/cuda tests/opcheck/mutants.txt
 }
+page_hashes() { # the page's policy allows its style and its script, and no other
+    [ ! -f src/server/page.html ] || python3 - <<'PY'
+import base64, hashlib, re
+page = open("src/server/page.html", encoding="utf-8").read()
+policy = open("src/server/page.h", encoding="utf-8").read()
+for tag in "style", "script":
+    text = re.search(f"<{tag}>(.*?)</{tag}>", page, re.S).group(1).encode()
+    rule = f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+    if rule not in policy:
+        print(f"src/server/page.h: the {tag} has changed: SERVER_PAGE_CSP needs {rule}")
+PY
+}
 scripts() {
     local f
     for f in $(files '*.sh' .ci/run); do bash -n "$f"; done
@@ -116,6 +128,7 @@ rule "assertions: 5 for each 1,000 lines" assertions
 rule "no references to shared/, which a clone lacks" own_references
 rule "file names are unique" file_names
 rule "mutants can be planted" mutants
+rule "the page's policy has its hashes" page_hashes
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run
 

@@ -25,11 +25,14 @@ enum { BACKLOG = 512, ACCEPTS = 32 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-/* Notice peers that vanish without closing the connection. */
+/* Notice peers that vanish without a word: within two minutes if nothing is sent. */
 static void set_socket(int fd, uint32_t write_timeout_s) {
-    const int on = 1;
+    const int on = 1, idle_s = 60, interval_s = 15, probes = 4;
     const unsigned timeout_ms = write_timeout_s * 1000;
     (void)!setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+    (void)!setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
     (void)!setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)!setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }

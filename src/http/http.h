@@ -53,7 +53,8 @@ struct http_handler {
     enum http_step (*handle)(void *user, struct http_exchange *exchange);
     /* Instead of handle: HTTP itself refuses the request. Replies, and closes the connection. */
     void (*refuse)(void *user, struct http_exchange *exchange, unsigned status, const char *why);
-    /* The client is gone; nobody reads what is sent from now on. */
+    /* The client is gone; nobody reads what is sent from now on. One that has only closed its own
+     * side still gets its answer. */
     void (*gone)(void *user, struct http_exchange *exchange);
     /* The exchange is over: sent, aborted, or never handled (user is NULL then). status: of the
      * reply; 0: there was none. */

@@ -78,7 +78,8 @@ struct exchange {
     bool handled;
     bool close;         /* the connection, after this */
     atomic_bool broken; /* to be cut */
-    bool gone;          /* under watch.mutex, as is c.user */
+    /* under watch.mutex, as is c.user */
+    bool gone, half; /* half: the client has closed its side and was not probed since */
     unsigned status;
     /* the response: out, then data */
     struct text_buf out;

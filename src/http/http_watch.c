@@ -61,10 +61,35 @@ static struct conn *find_conn(struct watch *w, uint64_t id) {
     return NULL;
 }
 
-static void tell_gone(struct http *h, uint64_t id) {
+/* The client has closed its side: it waits for its answer, or it is gone. Only sending tells: a
+ * client that is gone then resets the connection. Every client of HTTP/1.1 has to understand an
+ * interim response (RFC 9110 15.2); a stream that has begun will send something anyway. */
+static void probe(struct exchange *x) {
+    static const char INTERIM[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    pthread_mutex_lock(&x->mutex);
+    if (x->waiting) { /* nobody else uses the socket */
+        if (x->status == 0 && x->head.is_1_1)
+            (void)!send(x->conn->fd, INTERIM, sizeof INTERIM - 1, MSG_NOSIGNAL);
+        x->half = false;
+    }
+    pthread_mutex_unlock(&x->mutex);
+}
+
+static void probe_half(struct watch *w) {
+    pthread_mutex_lock(&w->mutex);
+    for (struct conn *c = w->conns; c; c = c->next)
+        if (c->exchange && c->exchange->half)
+            probe(c->exchange);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+static void client_left(struct http *h, uint64_t id, bool half) {
     pthread_mutex_lock(&h->watch.mutex);
     struct conn *c = find_conn(&h->watch, id);
-    if (c && c->exchange) {
+    if (c && c->exchange && half) {
+        c->exchange->half = true;
+        probe(c->exchange);
+    } else if (c && c->exchange) {
         c->exchange->gone = true;
         if (c->exchange->c.user)
             h->options.handler.gone(h->options.handler.user, &c->exchange->c);
@@ -100,8 +125,9 @@ static void *watch_thread(void *user) {
         for (int i = 0; i < n; i++) {
             if (events[i].data.u64 == 0)
                 return NULL;
-            tell_gone(h, events[i].data.u64);
+            client_left(h, events[i].data.u64, !(events[i].events & (EPOLLHUP | EPOLLERR)));
         }
+        probe_half(w);
         h->options.handler.tick(h->options.handler.user);
         if (now_s() != rounds) {
             rounds = now_s();

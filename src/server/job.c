@@ -25,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum job_phase { JOB_UNREAD, JOB_REFUSED, JOB_SUBMITTED };
 /* Events and what they point to, back to back. Address space of options.buffer_bytes, of which the
@@ -387,19 +388,28 @@ static void read_client_id(struct job *j, const struct http_exchange *exchange) 
     snprintf(j->client_id, sizeof j->client_id, "%s", id);
 }
 
-/* "prefix" and 24 hex digits that no other request has. Returns a seed that no other gets. */
-static uint64_t new_id(struct server *s, const char *prefix, char out[JOB_ID_MAX]) {
-    const uint64_t n = atomic_fetch_add(&s->last_id, 1) + 1;
-    snprintf(out, JOB_ID_MAX, "%s%016llx%08llx", prefix, (unsigned long long)s->id_base,
-             (unsigned long long)(n & 0xffffffff));
-    return s->id_base + 0x9e3779b97f4a7c15u * n;
+/* "prefix" and 24 random hex digits, and a seed, random too: neither tells anybody what other
+ * requests got or how many there were. The kernel's generator is a keyed one. */
+static bool new_id(const char *prefix, char out[JOB_ID_MAX], uint64_t *seed) {
+    struct {
+        uint64_t seed, high;
+        uint32_t low;
+    } random;
+    if (getentropy(&random, sizeof random) != 0)
+        return false;
+    snprintf(out, JOB_ID_MAX, "%s%016llx%08x", prefix, (unsigned long long)random.high, random.low);
+    *seed = random.seed;
+    return true;
 }
 
 static struct job *job_create(struct server *s, struct http_exchange *exchange,
                               const struct protocol *protocol, const struct tenant *tenant) {
     struct job *j = calloc(1, sizeof *j);
-    if (!j)
+    uint64_t seed; /* unless the request has one */
+    if (!j || !new_id(protocol->id_prefix, j->id, &seed)) {
+        free(j);
         return NULL;
+    }
     j->server = s;
     j->exchange = exchange;
     j->charge = charge_ref(exchange->charge);
@@ -409,7 +419,7 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     j->sent_us = metrics_now_us();
     j->created = s->started_s + (j->sent_us - s->started_us) / 1000000;
     j->setup = s->setup;
-    j->setup.sampling.seed = new_id(s, protocol->id_prefix, j->id); /* unless the request has one */
+    j->setup.sampling.seed = seed;
     read_client_id(j, exchange);
     pthread_mutex_init(&j->mutex, NULL);
     return j;

@@ -8,12 +8,13 @@
 extern const char SERVER_PAGE[]; /* [SERVER_PAGE_LEN], UTF-8, and a NUL */
 extern const size_t SERVER_PAGE_LEN;
 
-/* Headers to send with it. The page contains its style and script and talks to its own server only.
- * No other site may put it into a frame. */
+/* Headers to send with it. The page contains its style and script, which the hashes name, and talks
+ * to its own server only. No other site may put it into a frame. */
 #define SERVER_PAGE_TYPE "text/html; charset=utf-8"
 #define SERVER_PAGE_CSP                                                                            \
-    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "                          \
-    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "             \
-    "frame-ancestors 'none'"
+    "default-src 'none'; connect-src 'self'; "                                                     \
+    "style-src 'sha256-O6ale3kKsh/66AKNLL7RYbIO2TIAE1lJkgyOdIbjviY='; "                            \
+    "script-src 'sha256-vbSgC4yfBVtarZBGzeJqeKtv7ddq7go9/GY7xyo9kiI='; "                           \
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 #endif

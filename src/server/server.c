@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 struct server_options server_defaults(void) {
@@ -83,8 +82,6 @@ static void set_up(struct server *s) {
                                   .stream = true};
     s->started_s = (int64_t)time(NULL);
     s->started_us = metrics_now_us();
-    if (getrandom(&s->id_base, sizeof s->id_base, 0) != (ssize_t)sizeof s->id_base)
-        s->id_base = (uint64_t)s->started_us;
 }
 
 /* Beside the cache, whose default leaves a quarter of what is free. */

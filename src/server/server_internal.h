@@ -34,8 +34,6 @@ struct server {
     int64_t trimmed_us;
     struct http *http;
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
-    uint64_t id_base;              /* random */
-    atomic_uint_least64_t last_id;
     atomic_bool draining, stopping, model_lost;
     struct log *log; /* NULL: none is kept */
     struct work_pool *work;

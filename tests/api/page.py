@@ -372,10 +372,13 @@ def run_fake(b, folder, screenshot):
 
 
 def test_policy(b):
-    """The CSP header is sent, and blocks requests that the page never makes."""
+    """The CSP header is sent, and blocks requests that the page never makes, and other scripts."""
     b.check("fetch('').then(r => /default-src 'none'.*connect-src 'self'/"
             ".test(r.headers.get('Content-Security-Policy')))")
     b.check("fetch('https://example.org/').then(() => false, () => true)")
+    b.take_errors("Content Security Policy")
+    b.check("(() => { const s = document.createElement('script'); s.textContent = 'foreign = 1';"
+            " document.body.append(s); s.remove(); return window.foreign === undefined; })()")
     b.take_errors("Content Security Policy")
 
 

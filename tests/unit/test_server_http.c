@@ -412,12 +412,12 @@ static void wait_until_it_runs(bool answers, const kvasir_engine_stats *before) 
     fail_msg("it does not run");
 }
 
-/* Clients that leave, without a stream too, and during prefill, when they have not received
- * anything. */
+/* Clients that leave, by closing or by a reset, without a stream too, and during prefill, when they
+ * have not received anything. */
 static void test_gone_in_a_long_one(void **state) {
     (void)state;
     for (int i = 0; i < 8; i++) {
-        const bool prefill = i & 1, stream = i & 2, half = i & 4;
+        const bool prefill = i & 1, stream = i & 2, reset = i & 4;
         struct client c;
         char rest[96];
         const kvasir_engine_stats before = stats_now();
@@ -428,16 +428,42 @@ static void test_gone_in_a_long_one(void **state) {
         assert_true(client_request(&c, "POST", "/v1/completions", "", body));
         free(body);
         wait_until_it_runs(!prefill, &before);
-        if (half)
-            shutdown(c.fd, SHUT_WR);
-        else
+        if (reset)
             client_reset(&c);
+        else
+            client_close(&c);
         is_idle();
         const kvasir_engine_stats after = stats_now();
         assert_int_equal(after.cancelled, before.cancelled + 1);
         assert_true(after.generated_tokens < before.generated_tokens + (prefill ? 1 : 29999));
-        if (half)
-            client_close(&c);
+    }
+}
+
+/* Clients that close only their own side, as `nc -N` does, get their answers. */
+static void test_half_closed(void **state) {
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        const bool old = i >= 4, stream = i & 1, prefill = i & 2;
+        struct client c;
+        char rest[96], head[200];
+        const kvasir_engine_stats before = stats_now();
+        snprintf(rest, sizeof rest, ",\"max_tokens\":%d,\"stream\":%s", prefill ? 1 : 200,
+                 stream ? "true" : "false");
+        char *body = long_body(prefill ? 2000 : 2, rest);
+        snprintf(head, sizeof head,
+                 "POST /v1/completions HTTP/1.%d\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n",
+                 !old, strlen(body));
+        open_client(&c);
+        assert_true(client_send(&c, head, strlen(head)));
+        assert_true(client_send(&c, body, strlen(body)));
+        shutdown(c.fd, SHUT_WR);
+        free(body);
+        assert_false(client_wait_bytes(&c, SIZE_MAX)); /* until it ends */
+        assert_non_null(strstr(c.in, " 200 OK\r\n"));
+        assert_non_null(strstr(c.in, stream ? "data: [DONE]" : "\"finish_reason\":\"length\""));
+        client_close(&c);
+        is_idle();
+        assert_int_equal(stats_now().cancelled, before.cancelled);
     }
 }
 
@@ -708,6 +734,7 @@ int main(void) {
         TEST(test_gone_while_asking, make),
         TEST(test_gone_while_answered, make),
         TEST(test_gone_in_a_long_one, make_long),
+        TEST(test_half_closed, make_long),
         TEST(test_slow_readers, make_slow),
         TEST(test_keys, make_keys),
         TEST(test_tenants_share_nothing, make_keys),
