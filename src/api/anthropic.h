@@ -25,10 +25,12 @@
  * count_tokens, which needs no max_tokens. */
 json_t *anthropic_translate(json_t *body, bool count, struct api_error *err);
 /* As openai_read. */
-bool anthropic_read(const struct api_setup *setup, json_t *body, struct api_request *out,
+bool anthropic_read(const struct api_setup *setup, struct api_body *body, struct api_request *out,
                     struct api_error *err);
-/* {"input_tokens"}: how many tokens the prompt has. NULL with *err. */
-json_t *anthropic_count(const struct api_setup *setup, json_t *body, struct api_error *err);
+enum api_want anthropic_wants(const char *name, size_t len, const char **known);
+/* {"input_tokens"}: how many tokens the prompt has, as text. False with *err. */
+bool anthropic_count(const struct api_setup *setup, struct api_body *body, struct text_buf *out,
+                     struct api_error *err);
 
 /* ---- from an answer to a body ---------------------------------------------------------------- */
 

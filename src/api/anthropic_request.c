@@ -24,7 +24,7 @@
  */
 #include "api/anthropic.h"
 #include "api/api_json.h"
-#include "util/util.h"
+#include "util/json.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -492,11 +492,28 @@ static bool copy_fields(json_t *body, bool count, json_t *out, struct api_error 
     return true;
 }
 
+enum api_want anthropic_wants(const char *name, size_t len, const char **known) {
+    static const char *const NAMES[] = {"system",
+                                        "messages",
+                                        "tools",
+                                        "tool_choice",
+                                        "context_management",
+                                        "thinking",
+                                        "output_config",
+                                        "chat_template_kwargs",
+                                        NULL};
+    for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
+        if (json_name_is(name, len, *known = FIELDS[i].theirs))
+            return API_TREE;
+    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++)
+        if (json_name_is(name, len, *known = NOT_SUPPORTED[i]))
+            return API_TREE;
+    return api_want_of(&(struct api_names){API_TREE, NAMES}, 1, name, len, known);
+}
+
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 json_t *anthropic_translate(json_t *body, bool count, struct api_error *err) {
-    if (!api_is_object(body, err))
-        return NULL;
     struct chat chat = {.messages = json_array(), .err = err};
     json_t *out = json_object();
     bool good = (out && chat.messages) || api_no_memory(err);
@@ -533,30 +550,29 @@ static void rename_error(json_t *body, json_t *translated, struct api_error *err
     rename_path(err, item("messages", last).text, item("messages", theirs).text);
 }
 
-static bool read_body(const struct api_setup *setup, json_t *body, bool count,
+static bool read_body(const struct api_setup *setup, const struct api_body *body, bool count,
                       struct api_request *out, struct api_error *err) {
-    json_t *translated = anthropic_translate(body, count, err);
-    if (!translated)
+    struct api_body translated = {.members = anthropic_translate(body->members, count, err)};
+    if (!translated.members)
         return false;
-    bool good = openai_read(setup, API_CHAT, translated, out, err);
+    bool good = openai_read(setup, API_CHAT, &translated, out, err);
     if (!good)
-        rename_error(body, translated, err);
-    json_decref(translated);
+        rename_error(body->members, translated.members, err);
+    api_body_free(&translated);
     return good;
 }
 
-bool anthropic_read(const struct api_setup *setup, json_t *body, struct api_request *out,
+bool anthropic_read(const struct api_setup *setup, struct api_body *body, struct api_request *out,
                     struct api_error *err) {
     return read_body(setup, body, false, out, err);
 }
 
-json_t *anthropic_count(const struct api_setup *setup, json_t *body, struct api_error *err) {
+bool anthropic_count(const struct api_setup *setup, struct api_body *body, struct text_buf *out,
+                     struct api_error *err) {
     struct api_request r;
     if (!read_body(setup, body, true, &r, err))
-        return NULL;
-    json_t *counted = json_pack("{s:I}", "input_tokens", (json_int_t)r.engine.n_tokens);
+        return false;
+    const bool good = text_printf(out, "{\"input_tokens\":%zu}", r.engine.n_tokens);
     api_request_free(&r);
-    if (!counted)
-        api_no_memory(err);
-    return counted;
+    return good || api_no_memory(err);
 }

@@ -77,6 +77,7 @@ static bool stream_failed(const struct api_error *err, struct text_buf *out) {
 const struct protocol PROTOCOL_MESSAGES = {.name = "messages",
                                            .id_prefix = "msg_",
                                            .prompt_field = "messages",
+                                           .wants = anthropic_wants,
                                            .read = anthropic_read,
                                            .body = answer_body,
                                            .error = error_json,

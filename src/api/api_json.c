@@ -2,8 +2,6 @@
 /* api_json.c: members of a body by type, with errors that name their path. */
 #include "api/api_json.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char *type_name(json_t *value) {
@@ -32,10 +30,6 @@ bool api_wrong_type(struct api_error *err, const char *path, json_t *value, cons
     if (json_is_real(value) && strcmp(wanted, "a whole number") == 0)
         return api_refuse(err, path, "%.10g is not a whole number", json_real_value(value));
     return api_refuse(err, path, "is %s, not %s", type_name(value), wanted);
-}
-
-bool api_is_object(json_t *body, struct api_error *err) {
-    return json_is_object(body) || api_refuse(err, NULL, "the request body is not a JSON object");
 }
 
 json_t *api_get(json_t *object, const char *name) {
@@ -90,34 +84,5 @@ bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
     if (json_array_append(kept, value) != 0)
         return api_no_memory(err);
     *out = json_string_value(value);
-    return true;
-}
-
-bool api_ids(const char *path, json_t *list, uint32_t vocab, int32_t **ids, size_t *n,
-             struct api_error *err) {
-    if (!json_is_array(list))
-        return api_wrong_type(err, path, list, "an array of token ids");
-    size_t count = json_array_size(list);
-    int32_t *made = malloc((count + 1) * sizeof *made);
-    if (!made)
-        return api_no_memory(err);
-    for (size_t i = 0; i < count; i++) {
-        json_t *item = json_array_get(list, i);
-        json_int_t id = json_integer_value(item);
-        char at[API_PATH_MAX];
-        snprintf(at, sizeof at, "%.100s[%zu]", path, i);
-        bool good = json_is_integer(item) && id >= 0 && id < vocab;
-        if (!json_is_integer(item))
-            api_wrong_type(err, at, item, "a whole number");
-        else if (!good)
-            api_refuse(err, at, "%lld is not a token id (0 to %u)", (long long)id, vocab - 1);
-        if (!good) {
-            free(made);
-            return false;
-        }
-        made[i] = (int32_t)id;
-    }
-    *ids = made;
-    *n = count;
     return true;
 }

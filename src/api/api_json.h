@@ -16,8 +16,6 @@ struct api_path {
 /* The value is missing or not of the type `wanted`, as in "a string". Returns false. */
 bool api_wrong_type(struct api_error *err, const char *path, json_t *value, const char *wanted);
 
-/* Whether the body is an object. */
-bool api_is_object(json_t *body, struct api_error *err);
 /* A member; NULL if it is missing or null. */
 json_t *api_get(json_t *object, const char *name);
 /* These leave *out unchanged if the member is missing. */
@@ -27,10 +25,6 @@ bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max,
 /* A text without NUL bytes. `kept`, an array, counts a reference to it. */
 bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
               struct api_error *err);
-/* An array of token ids below vocab; *ids: free. */
-bool api_ids(const char *path, json_t *list, uint32_t vocab, int32_t **ids, size_t *n,
-             struct api_error *err);
-
 bool api_real(json_t *value, const char *path, double min, double max, float *out,
               struct api_error *err);
 

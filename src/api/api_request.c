@@ -26,10 +26,10 @@ struct answer_parser *api_answer_parser(const struct api_request *r, const char 
 }
 
 void api_request_free(struct api_request *r) {
-    free(r->ids);
+    mem_free(r->ids);
     kvasir_free(r->tokenized);
     free(r->stops);
-    free(r->stop_tokens);
+    mem_free(r->stop_tokens);
     free(r->shown_tokens);
     kvasir_free(r->xtc_special);
     free(r->logit_bias);

@@ -20,11 +20,15 @@
 #define API_OPENAI_H
 
 #include "api/api_answer.h"
+#include "api/api_body.h"
 
 /* By the path of a URL; false: it is neither of the two. */
 bool openai_kind_of(const char *url, enum api_kind *kind);
-/* False with *err; there is nothing to free then. */
-bool openai_read(const struct api_setup *setup, enum api_kind kind, json_t *body,
+/* What to read of a body. */
+enum api_want openai_wants_chat(const char *name, size_t len, const char **known);
+enum api_want openai_wants_completion(const char *name, size_t len, const char **known);
+/* Takes what it needs of the body. False with *err; there is nothing to free then. */
+bool openai_read(const struct api_setup *setup, enum api_kind kind, struct api_body *body,
                  struct api_request *out, struct api_error *err);
 /* The body of a complete answer. NULL with *err: the request failed, was cancelled, or memory ran
  * out. */

@@ -6,6 +6,7 @@
  * sampler's (kvasir_sampling_check).
  */
 #include "api/openai_internal.h"
+#include "util/json.h"
 
 #include <float.h>
 #include <stdarg.h>
@@ -238,12 +239,20 @@ static bool read_stop(struct api_request *r, const char *path, json_t *value,
     return true;
 }
 
-static bool read_stops(const struct api_setup *setup, json_t *body, struct api_request *r,
-                       struct api_error *err) {
+static bool read_stop_ids(struct api_body *body, struct api_request *r, struct api_error *err) {
+    static const char NAME[] = "stop_token_ids";
+    const char *path;
+    json_t *other = api_get(body->members, NAME);
+    if (other)
+        return api_wrong_type(err, NAME, other, "an array of token ids");
+    return !api_has_ids(body, NAME) ||
+           api_take_ids(body, NAME, &r->stop_tokens, &r->engine.n_stop_tokens, &path, err);
+}
+
+static bool read_stops(struct api_body *body, struct api_request *r, struct api_error *err) {
     enum { STOPS_MAX = 32 }; /* each is searched for at every token */
-    json_t *stop = api_get(body, "stop"), *ids = api_get(body, "stop_token_ids");
-    if (ids && !api_ids("stop_token_ids", ids, setup->vocab, &r->stop_tokens,
-                        &r->engine.n_stop_tokens, err))
+    json_t *stop = api_get(body->members, "stop");
+    if (!read_stop_ids(body, r, err))
         return false;
     r->engine.stop_tokens = r->stop_tokens;
     if (!stop)
@@ -351,14 +360,69 @@ static bool read_model(struct api_request *r, json_t *body, struct api_error *er
            api_refuse(err, "model", "%zu bytes, at most %d are allowed", n, MODEL_MAX);
 }
 
-bool openai_read_fields(const struct api_setup *setup, json_t *body, struct api_request *r,
+bool openai_read_fields(const struct api_setup *setup, struct api_body *from, struct api_request *r,
                         struct api_error *err) {
+    json_t *body = from->members;
     r->model = setup->model;
     return check_supported(setup, body, err) && read_model(r, body, err) &&
            read_salt(r, body, err) && read_control(setup, body, r, err) &&
            optional_text(r, body, "prompt_cache", &r->prompt_cache, err) &&
            read_continues(body, r, err) && read_stream(setup, body, r, err) &&
            read_limits(setup, body, r, err) && read_format(body, r, err) &&
-           read_sampling(setup, body, r, err) && read_stops(setup, body, r, err) &&
+           read_sampling(setup, body, r, err) && read_stops(from, r, err) &&
            read_logprobs(body, r, err);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* Every name that is read above, or in openai_chat.c and openai_tools.c (CHAT): others never become
+ * trees. Names in NOT_SUPPORTED and REALS need not be here. */
+static const char *const ALL[] = {"model",
+                                  "cache_salt",
+                                  "control_tokens",
+                                  "prompt_cache",
+                                  "continue_final_message",
+                                  "add_generation_prompt",
+                                  "stream",
+                                  "stream_options",
+                                  "max_tokens",
+                                  "max_completion_tokens",
+                                  "n",
+                                  "ignore_eos",
+                                  "response_format",
+                                  "top_k",
+                                  "seed",
+                                  "repetition_context_size",
+                                  "presence_context_size",
+                                  "frequency_context_size",
+                                  "logit_bias",
+                                  "stop",
+                                  "logprobs",
+                                  "top_logprobs",
+                                  "tool_choice",
+                                  NULL};
+static const char *const CHAT[] = {"messages",
+                                   "tools",
+                                   "parallel_tool_calls",
+                                   "reasoning_effort",
+                                   "documents",
+                                   "chat_template_kwargs",
+                                   NULL};
+static const char *const IDS[] = {"stop_token_ids", NULL};
+static const char *const PROMPT[] = {"prompt", NULL};
+
+enum api_want openai_wants(enum api_kind api, const char *name, size_t len, const char **known) {
+    const struct api_names lists[] = {
+        {API_TREE, ALL},
+        {API_IDS, IDS},
+        api == API_CHAT ? (struct api_names){API_TREE, CHAT}
+                        : (struct api_names){API_PROMPT, PROMPT},
+    };
+    for (size_t i = 0; i < sizeof NOT_SUPPORTED / sizeof *NOT_SUPPORTED; i++)
+        if (json_name_is(name, len, *known = NOT_SUPPORTED[i].name))
+            return API_TREE;
+    for (size_t i = 0; i < sizeof REALS / sizeof *REALS; i++)
+        if (json_name_is(name, len, *known = REALS[i].name))
+            return API_TREE;
+    return api_want_of(lists, sizeof lists / sizeof *lists, name, len, known);
 }

@@ -3,7 +3,7 @@
 #ifndef API_OPENAI_INTERNAL_H
 #define API_OPENAI_INTERNAL_H
 
-#include "api/api_json.h"
+#include "api/api_body.h"
 #include "api/openai.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -14,9 +14,10 @@ bool openai_read_tools(json_t *body, struct api_request *r, json_t **shown, stru
 /* Tool call k of message i, a copy that may be changed: its arguments become values. */
 bool openai_read_call(json_t *call, size_t i, size_t k, struct api_error *err);
 
-/* openai_fields.c: all fields but the prompt. */
-bool openai_read_fields(const struct api_setup *setup, json_t *body, struct api_request *r,
+/* openai_fields.c: all fields but the prompt, and the names of those that are read. */
+bool openai_read_fields(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err);
+enum api_want openai_wants(enum api_kind api, const char *name, size_t len, const char **known);
 
 /* openai_chat.c: where the text of a chat begins and ends. */
 struct openai_chat_shape {

@@ -48,28 +48,26 @@ static bool tokenize(const struct api_setup *setup, const char *path, const char
 
 /* ---- completions ----------------------------------------------------------------------------- */
 
-/* A list is allowed if it contains one prompt. */
+/* A list is allowed if it contains one prompt. (Here it begins with a text: api_body.h.) */
 static json_t *single_prompt(json_t *prompt, const char **path) {
-    json_t *first = json_array_get(prompt, 0);
-    bool list = json_is_string(first) || json_is_array(first);
-    *path = list ? "prompt[0]" : "prompt";
-    return list ? first : prompt;
+    *path = json_is_array(prompt) ? "prompt[0]" : "prompt";
+    return json_is_array(prompt) ? json_array_get(prompt, 0) : prompt;
 }
 
-static bool read_prompt(const struct api_setup *setup, json_t *body, struct api_request *r,
+static bool read_prompt(const struct api_setup *setup, struct api_body *body, struct api_request *r,
                         struct api_error *err) {
     const char *path = "prompt";
-    json_t *list = api_get(body, "prompt"), *prompt = single_prompt(list, &path);
+    size_t n;
+    if (api_has_ids(body, "prompt"))
+        return api_take_ids(body, "prompt", &r->ids, &n, &path, err) &&
+               set_tokens(r, path, r->ids, n, err);
+    json_t *list = api_get(body->members, "prompt"), *prompt = single_prompt(list, &path);
     if (prompt != list && json_array_size(list) > 1)
         return api_refuse(err, "prompt", "%zu prompts, a request takes one", json_array_size(list));
     if (json_is_string(prompt))
         return tokenize(setup, path, json_string_value(prompt), json_string_length(prompt),
                         r->prompt_cache ? 0 : KVASIR_TOKENIZE_ADD_SPECIAL, r, err);
-    if (!json_is_array(prompt))
-        return api_wrong_type(err, path, prompt, "a string or an array of token ids");
-    size_t n;
-    return api_ids(path, prompt, setup->vocab, &r->ids, &n, err) &&
-           set_tokens(r, path, r->ids, n, err);
+    return api_wrong_type(err, path, prompt, "a string or an array of token ids");
 }
 
 /* How the answer to this prompt is parsed. */
@@ -109,16 +107,22 @@ static bool read_chat(const struct api_setup *setup, json_t *body, struct api_re
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-bool openai_read(const struct api_setup *setup, enum api_kind api, json_t *body,
+enum api_want openai_wants_chat(const char *name, size_t len, const char **known) {
+    return openai_wants(API_CHAT, name, len, known);
+}
+
+enum api_want openai_wants_completion(const char *name, size_t len, const char **known) {
+    return openai_wants(API_COMPLETIONS, name, len, known);
+}
+
+bool openai_read(const struct api_setup *setup, enum api_kind api, struct api_body *body,
                  struct api_request *out, struct api_error *err) {
-    if (!api_is_object(body, err))
-        return false;
     struct api_request r = {.api = api, .engine = kvasir_request_defaults(), .kept = json_array()};
     bool good = r.kept || api_no_memory(err);
     good = good && openai_read_fields(setup, body, &r, err);
     if (good)
-        good =
-            api == API_CHAT ? read_chat(setup, body, &r, err) : read_prompt(setup, body, &r, err);
+        good = api == API_CHAT ? read_chat(setup, body->members, &r, err)
+                               : read_prompt(setup, body, &r, err);
     if (good)
         *out = r;
     else

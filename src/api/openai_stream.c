@@ -215,13 +215,13 @@ static bool stream_failed(const struct api_error *err, struct text_buf *out) {
     return text_puts(out, "data: ") && add_json(error_json(err), out) && text_puts(out, "\n\n");
 }
 
-static bool read_chat(const struct api_setup *setup, json_t *body, struct api_request *out,
+static bool read_chat(const struct api_setup *setup, struct api_body *body, struct api_request *out,
                       struct api_error *err) {
     return openai_read(setup, API_CHAT, body, out, err);
 }
 
-static bool read_completions(const struct api_setup *setup, json_t *body, struct api_request *out,
-                             struct api_error *err) {
+static bool read_completions(const struct api_setup *setup, struct api_body *body,
+                             struct api_request *out, struct api_error *err) {
     return openai_read(setup, API_COMPLETIONS, body, out, err);
 }
 
@@ -231,12 +231,14 @@ static json_t *answer_body(const struct api_answer *a, const struct protocol_con
 }
 
 /* The two differ in what they read. */
-#define OPENAI_PROTOCOL(name_, prefix_, prompt_field_, read_)                                      \
+#define OPENAI_PROTOCOL(name_, prefix_, prompt_field_, wants_, read_)                              \
     {                                                                                              \
-        .name = name_, .id_prefix = prefix_, .prompt_field = prompt_field_, .read = read_,         \
-        .body = answer_body, .error = error_json, .open = stream_open, .close = stream_close,      \
-        .event = stream_event, .silence = stream_silence, .failed = stream_failed                  \
+        .name = name_, .id_prefix = prefix_, .prompt_field = prompt_field_, .wants = wants_,       \
+        .read = read_, .body = answer_body, .error = error_json, .open = stream_open,              \
+        .close = stream_close, .event = stream_event, .silence = stream_silence,                   \
+        .failed = stream_failed                                                                    \
     }
-const struct protocol PROTOCOL_CHAT = OPENAI_PROTOCOL("chat", "chatcmpl-", "messages", read_chat);
+const struct protocol PROTOCOL_CHAT =
+    OPENAI_PROTOCOL("chat", "chatcmpl-", "messages", openai_wants_chat, read_chat);
 const struct protocol PROTOCOL_COMPLETIONS =
-    OPENAI_PROTOCOL("completions", "cmpl-", "prompt", read_completions);
+    OPENAI_PROTOCOL("completions", "cmpl-", "prompt", openai_wants_completion, read_completions);

@@ -17,8 +17,9 @@ struct protocol_context {
 struct protocol {
     const char *name, *id_prefix;
     const char *prompt_field; /* the member of a body with the prompt */
+    api_want_fn *wants;       /* of a body, for api_body_read */
     /* As openai_read. */
-    bool (*read)(const struct api_setup *setup, json_t *body, struct api_request *out,
+    bool (*read)(const struct api_setup *setup, struct api_body *body, struct api_request *out,
                  struct api_error *err);
     /* As openai_answer_body. */
     json_t *(*body)(const struct api_answer *a, const struct protocol_context *c,

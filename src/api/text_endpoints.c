@@ -11,11 +11,31 @@
  */
 #include "api/text_endpoints.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/openai_internal.h"
 #include "util/utf8.h"
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+/* As jansson writes strings. No tree: an answer may have a million of them. */
+static bool put_string(struct text_buf *out, const char *text, size_t len) {
+    static const char FROM[] = "\"\\\b\f\n\r\t", TO[] = "\"\\bfnrt";
+    bool good = text_puts(out, "\"");
+    for (size_t i = 0, plain = 0; good && i <= len; i++) {
+        const char c = i < len ? text[i] : 0;
+        const char *known = c ? strchr(FROM, c) : NULL;
+        if (i < len && !known && (unsigned char)c >= 0x20)
+            continue;
+        good = text_append(out, text + plain, i - plain);
+        plain = i + 1;
+        if (good && known)
+            good = text_printf(out, "\\%c", TO[known - FROM]);
+        else if (good && i < len)
+            good = text_printf(out, "\\u%04X", (unsigned)c);
+    }
+    return good && text_puts(out, "\"");
+}
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
@@ -32,17 +52,16 @@ static bool chat_text(const struct api_setup *setup, json_t *body, char **text, 
     return good;
 }
 
-json_t *text_endpoint_apply_template(const struct api_setup *setup, json_t *body,
-                                     struct api_error *err) {
+bool text_endpoint_apply_template(const struct api_setup *setup, struct api_body *body,
+                                  struct text_buf *out, struct api_error *err) {
     char *text;
     size_t len;
-    if (!api_is_object(body, err) || !chat_text(setup, body, &text, &len, err))
-        return NULL;
-    json_t *answer = json_pack("{s:o}", "prompt", json_stringn(text, len));
+    if (!chat_text(setup, body->members, &text, &len, err))
+        return false;
+    const bool good =
+        text_puts(out, "{\"prompt\":") && put_string(out, text, len) && text_puts(out, "}");
     kvasir_free(text);
-    if (!answer)
-        api_no_memory(err);
-    return answer;
+    return good || api_no_memory(err);
 }
 
 /* ---- to tokens ------------------------------------------------------------------------------- */
@@ -56,8 +75,9 @@ struct source {
     bool bos, special;
 };
 
-static bool read_source(const struct api_setup *setup, json_t *body, struct source *s,
+static bool read_source(const struct api_setup *setup, struct api_body *from, struct source *s,
                         struct api_error *err) {
+    json_t *body = from->members;
     bool chat = api_get(body, "messages") != NULL,
          content = !chat && !api_get(body, "prompt") && api_get(body, "content");
     *s = (struct source){.path = chat      ? "messages"
@@ -83,80 +103,87 @@ static bool read_source(const struct api_setup *setup, json_t *body, struct sour
 }
 
 /* A token as the vocabulary writes it, or its text if that is not UTF-8. */
-static json_t *token_string(const kvasir_tokenizer *tokenizer, int32_t id) {
+static bool put_token(struct text_buf *out, const kvasir_tokenizer *tokenizer, int32_t id) {
     size_t len;
     char *text = NULL;
     const char *piece = kvasir_token_piece(tokenizer, id, &len);
     if (piece && utf8_check(piece, len) == len)
-        return json_stringn(piece, len);
+        return put_string(out, piece, len);
     if (kvasir_detokenize(tokenizer, &id, 1, 0, &text, &len, NULL) != KVASIR_OK)
-        return NULL;
-    json_t *string = json_stringn(text, len);
+        return false;
+    const bool good = put_string(out, text, len);
     kvasir_free(text);
-    return string;
+    return good;
 }
 
-static json_t *tokens_body(const kvasir_tokenizer *tokenizer, const int32_t *ids, size_t n,
-                           bool strings, uint32_t max_model_len, struct api_error *err) {
-    json_t *tokens = json_array(), *texts = strings ? json_array() : json_null();
-    bool good = tokens && texts;
+static bool put_tokens(struct text_buf *out, const kvasir_tokenizer *tokenizer, const int32_t *ids,
+                       size_t n, bool strings, uint32_t max_model_len) {
+    bool good =
+        text_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, max_model_len);
     for (size_t i = 0; good && i < n; i++)
-        good = json_array_append_new(tokens, json_integer(ids[i])) == 0 &&
-               (!strings || json_array_append_new(texts, token_string(tokenizer, ids[i])) == 0);
-    json_t *answer = json_pack("{s:I, s:I, s:o, s:o}", "count", (json_int_t)n, "max_model_len",
-                               (json_int_t)max_model_len, "tokens", tokens, "token_strs", texts);
-    if (good && answer)
-        return answer;
-    json_decref(answer);
-    api_no_memory(err);
-    return NULL;
+        good = text_printf(out, &",%d"[i == 0], ids[i]);
+    good = good && text_puts(out, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
+    for (size_t i = 0; good && strings && i < n; i++)
+        good = (i == 0 || text_puts(out, ",")) && put_token(out, tokenizer, ids[i]);
+    return good && (!strings || text_puts(out, "]}"));
 }
 
-json_t *text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model_len, json_t *body,
-                               struct api_error *err) {
+bool text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model_len,
+                            struct api_body *body, struct text_buf *out, struct api_error *err) {
     struct source s = {0};
-    bool strings = false;
+    bool strings = false, good = false;
     kvasir_error why;
     int32_t *ids;
     size_t n;
-    json_t *answer = NULL;
-    if (!api_is_object(body, err) || !api_flag(body, "return_token_strs", &strings, err) ||
+    if (!api_flag(body->members, "return_token_strs", &strings, err) ||
         !read_source(setup, body, &s, err))
-        return NULL;
+        return false;
     unsigned flags =
         (s.bos ? KVASIR_TOKENIZE_ADD_SPECIAL : 0) | (s.special ? KVASIR_TOKENIZE_PARSE_SPECIAL : 0);
     if (kvasir_tokenize_by(setup->tokenizer, s.text, s.len, flags, NULL, setup->limits, &ids, &n,
                            &why)) {
         api_library_failed(err, s.path, &why);
     } else {
-        answer = tokens_body(setup->tokenizer, ids, n, strings, max_model_len, err);
+        good =
+            put_tokens(out, setup->tokenizer, ids, n, strings, max_model_len) || api_no_memory(err);
         kvasir_free(ids);
     }
     kvasir_free(s.rendered);
-    return answer;
+    return good;
 }
 
 /* ---- back to text ---------------------------------------------------------------------------- */
 
-json_t *text_endpoint_detokenize(const struct api_setup *setup, json_t *body,
-                                 struct api_error *err) {
+bool text_endpoint_detokenize(const struct api_setup *setup, struct api_body *body,
+                              struct text_buf *out, struct api_error *err) {
+    static const char NAME[] = "tokens";
     kvasir_error why;
     int32_t *ids;
+    const char *path;
     char *text;
     size_t n, len;
-    if (!api_is_object(body, err) ||
-        !api_ids("tokens", api_get(body, "tokens"), setup->vocab, &ids, &n, err))
-        return NULL;
+    if (!api_has_ids(body, NAME))
+        return api_wrong_type(err, NAME, api_get(body->members, NAME), "an array of token ids");
+    if (!api_take_ids(body, NAME, &ids, &n, &path, err))
+        return false;
     kvasir_status status = kvasir_detokenize(setup->tokenizer, ids, n, 0, &text, &len, &why);
-    free(ids);
-    if (status) {
-        api_library_failed(err, "tokens", &why);
-        return NULL;
-    }
-    json_t *string = json_stringn(text, len),
-           *answer = json_pack("{s:O, s:o}", "prompt", string, "content", string);
+    mem_free(ids);
+    if (status)
+        return api_library_failed(err, path, &why);
+    const bool good = text_puts(out, "{\"prompt\":") && put_string(out, text, len) &&
+                      text_puts(out, ",\"content\":") && put_string(out, text, len) &&
+                      text_puts(out, "}");
     kvasir_free(text);
-    if (!answer)
-        api_no_memory(err);
-    return answer;
+    return good || api_no_memory(err);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+enum api_want text_endpoint_wants(const char *name, size_t len, const char **known) {
+    static const char *const TREES[] = {"prompt",        "content",           "add_special",
+                                        "parse_special", "return_token_strs", NULL};
+    static const char *const IDS[] = {"tokens", NULL};
+    static const struct api_names LISTS[] = {{API_TREE, TREES}, {API_IDS, IDS}};
+    const enum api_want want = api_want_of(LISTS, 2, name, len, known);
+    return want ? want : openai_wants_chat(name, len, known);
 }

@@ -327,6 +327,15 @@ static bool enlist(struct batch *b, struct job *j) {
 }
 
 /* The default length is shortened if there is no room for it. */
+/* A line of the input. */
+struct line {
+    json_t *members;  /* object: all that is needed but the body */
+    const char *body; /* [body_len], of the line: an object, or an empty array if it is none */
+    size_t body_len;
+    uint64_t tree_bytes;
+    bool object; /* the line is one */
+};
+
 /* Hands a listed job to the engine. */
 static void submit(struct batch *b, struct job *j) {
     kvasir_error err;
@@ -359,11 +368,11 @@ static void refuse(struct job *j, const char *param, const char *text) {
 }
 
 /* Reads the line's request into the job, or what is wrong with it. */
-static void read_request(struct batch *b, struct job *j, const json_t *line) {
-    const char *method = json_string_value(json_object_get(line, "method"));
-    const char *url = json_string_value(json_object_get(line, "url"));
-    json_t *body = json_object_get(line, "body");
+static void read_request(struct batch *b, struct job *j, const struct line *line) {
+    const char *method = json_string_value(json_object_get(line->members, "method"));
+    const char *url = json_string_value(json_object_get(line->members, "url"));
     struct api_setup setup = b->setup;
+    struct api_body body;
     enum api_kind api;
     /* A request without a seed gets one of its own, which is the same in every run. */
     setup.sampling.seed = hash_fnv1a(j->custom_id, strlen(j->custom_id));
@@ -371,9 +380,13 @@ static void read_request(struct batch *b, struct job *j, const json_t *line) {
         refuse(j, "method", "is not \"POST\"");
     else if (!url || !openai_kind_of(url, &api))
         refuse(j, "url", "is neither \"/v1/chat/completions\" nor \"/v1/completions\"");
-    else if (!openai_read(&setup, api, body, &j->request, &j->error))
+    else if (!api_body_read(line->body, line->body_len, setup.vocab,
+                            api == API_CHAT ? openai_wants_chat : openai_wants_completion, &body,
+                            &j->error))
         return;
-    else if (!api_answer_init(&j->answer, &j->request))
+    else if (!openai_read(&setup, api, &body, &j->request, &j->error))
+        api_body_free(&body);
+    else if (api_body_free(&body), !api_answer_init(&j->answer, &j->request))
         api_error_of(
             &j->error,
             &(kvasir_error){.code = KVASIR_ERR_MEMORY, .offset = -1, .text = "out of memory"});
@@ -381,7 +394,7 @@ static void read_request(struct batch *b, struct job *j, const json_t *line) {
         use_file(b, j);
 }
 
-static int run_request(struct batch *b, const char *custom_id, const json_t *line) {
+static int run_request(struct batch *b, const char *custom_id, const struct line *line) {
     struct job *j = job_create(b, custom_id);
     if (!j)
         return no_memory();
@@ -418,13 +431,40 @@ static int take_id(struct batch *b, const json_t *line, const char **custom_id) 
     return EXIT_GOOD;
 }
 
-static int read_line(struct batch *b, json_t **line, const char **custom_id) {
+static kvasir_status take_member(void *user, const struct json_part *m, kvasir_error *err) {
+    static const char *const NAMES[] = {"custom_id", "method", "url"};
+    struct line *line = user;
+    line->object = m->name != NULL;
+    if (line->object && json_name_is(m->name, m->name_len, "body")) {
+        line->body = m->value;
+        line->body_len = m->value_len;
+    }
+    for (size_t i = 0; line->object && i < sizeof NAMES / sizeof *NAMES; i++) {
+        json_t *value;
+        if (!json_name_is(m->name, m->name_len, NAMES[i]))
+            continue;
+        TRY(json_load_part(m, m->value_len, &line->tree_bytes, &value, err));
+        if (json_object_set_new(line->members, NAMES[i], value) != 0)
+            return fail(err, KVASIR_ERR_MEMORY, "out of memory");
+    }
+    return KVASIR_OK;
+}
+
+static int read_line(struct batch *b, struct line *line, const char **custom_id) {
+    static const char NO_OBJECT[] = "[]";
     kvasir_error why;
-    const bool read = json_load_request(b->in.line, b->in.len, JSON_ALLOW_NUL, line, &why) == 0;
-    if (!read || !json_is_object(*line))
+    *line = (struct line){.members = json_object(), .body = NO_OBJECT, .body_len = 2};
+    if (!line->members)
+        return no_memory();
+    const bool read = json_walk(b->in.line, b->in.len, take_member, line, &why) == KVASIR_OK;
+    if (!read || !line->object)
         return run_error(&COMMAND, "-i: %s: line %zu (at byte %llu): %s", b->in.name, b->in.number,
                          (unsigned long long)b->in.byte, read ? "is not a JSON object" : why.text);
-    return take_id(b, *line, custom_id);
+    if (*line->body != '{') {
+        line->body = NO_OBJECT;
+        line->body_len = 2;
+    }
+    return take_id(b, line->members, custom_id);
 }
 
 /* Goes through the input: only checks it, or runs what is not finished. */
@@ -433,15 +473,15 @@ static int each_line(struct batch *b, bool run) {
     while (!(code = line_next(&COMMAND, &b->in)) && b->in.line) {
         if (line_is_blank(b->in.line, b->in.len))
             continue;
-        json_t *line = NULL;
+        struct line line;
         const char *custom_id;
         code = read_line(b, &line, &custom_id);
         bool finished = !code && results_has(&b->results, custom_id);
         if (!code && !finished && run)
-            code = run_request(b, custom_id, line);
+            code = run_request(b, custom_id, &line);
         b->skipped += finished && run;
         b->to_do += !code && !finished && !run;
-        json_decref(line);
+        json_decref(line.members);
         if (code || interrupted())
             break;
         pthread_mutex_lock(&b->lock);

@@ -45,7 +45,7 @@ struct job {
     const char *key; /* the tenant's; belongs to the options */
     struct tenant tenant;
     char *salt;
-    json_t *body; /* until it is read, or to the end if it is logged */
+    char *body; /* its text, if it is logged */
     struct api_setup setup;
     struct api_request request;
     int64_t created;
@@ -100,7 +100,7 @@ static void job_free(struct job *j) {
     api_answer_free(&j->answer);
     j->protocol->close(j->stream);
     api_request_free(&j->request);
-    json_decref(j->body);
+    mem_free(j->body);
     free(j->salt);
     text_free(&j->out);
     mem_unreserve(j->taken.data, events_room(j));
@@ -355,20 +355,30 @@ static struct protocol_context context_of(const struct job *j) {
     return (struct protocol_context){&j->setup, &j->request, j->id, j->created};
 }
 
+/* A JSON text as one line: all its control characters are blanks. */
+static char *line_of(const char *text, size_t len) {
+    char *line = mem_strndup(text, len);
+    for (char *p = line; p && *p; p++)
+        *p = (unsigned char)*p < 0x20 ? ' ' : *p;
+    return line;
+}
+
 static bool read_request(struct job *j, struct http_exchange *exchange, struct api_error *err) {
     struct server *s = j->server;
     *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     if (text_ended(&j->end))
         return false;
-    const bool parsed = reply_read_body(exchange, &j->body, err);
+    struct api_body body;
+    const bool parsed = reply_read_body(exchange, &j->setup, j->protocol->wants, &body, err);
+    if (parsed && s->options.log_prompts)
+        j->body = line_of(exchange->body, exchange->body_len);
     http_drop_body(exchange);
-    if (!parsed || !j->protocol->read(&j->setup, j->body, &j->request, err) || !set_salt(j, err) ||
-        !check_limits(j, err))
+    if (!parsed)
         return false;
-    if (!s->options.log_prompts) {
-        json_decref(j->body);
-        j->body = NULL;
-    }
+    const bool good = j->protocol->read(&j->setup, &body, &j->request, err);
+    api_body_free(&body); /* the request has references to what it needs */
+    if (!good || !set_salt(j, err) || !check_limits(j, err))
+        return false;
     const struct protocol_context context = context_of(j);
     if (j->request.stream) {
         j->stream = j->protocol->open(&context);
@@ -570,7 +580,7 @@ struct job_record {
     uint64_t cache_bytes;
     kvasir_hit hit;
     struct metrics_request times;
-    json_t *body; /* the job's, taken; NULL unless options.log_prompts */
+    char *body; /* the job's, taken; NULL unless options.log_prompts */
 };
 
 static const char *finish_text(const struct job *j) {
@@ -613,11 +623,8 @@ static void log_record(const struct server *s, const struct job_record *r) {
             (long long)ms_between(t->submitted_us, t->started_us),
             (long long)ms_between(t->submitted_us, t->first_us),
             (long long)ms_between(t->submitted_us, metrics_now_us()));
-    if (s->options.log_prompts) {
-        char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
-        log_add(s->log, "id=%s body=%s", r->id, text ? text : "-");
-        free(text);
-    }
+    if (s->options.log_prompts)
+        log_add(s->log, "id=%s body=%s", r->id, r->body ? r->body : "-");
 }
 
 static void job_done(struct http_exchange *exchange, unsigned status) {
@@ -640,7 +647,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
         kvasir_engine_cancel(s->engine, id);
     if (!refused)
         log_record(s, &record);
-    json_decref(record.body);
+    mem_free(record.body);
 }
 
 static bool is_called(const struct job *j, const struct tenant *tenant, const char *id) {

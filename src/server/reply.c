@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "server/server_internal.h"
-#include "util/json.h"
 
 struct http_reply reply_head(const struct server *s, unsigned status, const char *type) {
     struct http_reply r = {.status = status};
@@ -76,11 +75,9 @@ bool reply_memory_error(const struct http_exchange *exchange, struct api_error *
     return true;
 }
 
-bool reply_read_body(const struct http_exchange *exchange, json_t **body, struct api_error *err) {
-    kvasir_error why;
+bool reply_read_body(const struct http_exchange *exchange, const struct api_setup *setup,
+                     api_want_fn *wants, struct api_body *body, struct api_error *err) {
     if (exchange->body_len == 0)
         return api_refuse(err, NULL, "the request body is empty");
-    return json_load_request(exchange->body, exchange->body_len,
-                             JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, body, &why) == KVASIR_OK ||
-           api_refuse(err, NULL, "%s", why.text);
+    return api_body_read(exchange->body, exchange->body_len, setup->vocab, wants, body, err);
 }

@@ -27,8 +27,7 @@ struct route {
     enum http_step (*run)(struct server *s, struct http_exchange *exchange,
                           const struct route *route, const struct tenant *tenant);
     const struct protocol *protocol; /* of its errors, too; NULL: OpenAI's */
-    /* run_text's: the answer to a body that needs no engine; NULL with *err */
-    text_fn *text;
+    const struct text_kind *text;    /* run_text's */
 };
 static const struct protocol *protocol_of(const struct http_exchange *exchange);
 
@@ -151,30 +150,35 @@ static enum http_step run_page(struct server *s, struct http_exchange *exchange,
     return http_reply_static(exchange, &reply, SERVER_PAGE, SERVER_PAGE_LEN);
 }
 
-static json_t *tokenize(const struct server *s, const struct api_setup *setup, json_t *body,
-                        struct api_error *err) {
+#define TEXT_FUNCTION(name)                                                                        \
+    static bool name(const struct server *s, const struct api_setup *setup, struct api_body *body, \
+                     struct text_buf *out, struct api_error *err)
+
+TEXT_FUNCTION(tokenize) {
     kvasir_context_info info;
     kvasir_engine_get_context(s->engine, &info);
-    return text_endpoint_tokenize(setup, info.ctx, body, err);
+    return text_endpoint_tokenize(setup, info.ctx, body, out, err);
 }
 
-static json_t *detokenize(const struct server *s, const struct api_setup *setup, json_t *body,
-                          struct api_error *err) {
+TEXT_FUNCTION(detokenize) {
     (void)s;
-    return text_endpoint_detokenize(setup, body, err);
+    return text_endpoint_detokenize(setup, body, out, err);
 }
 
-static json_t *apply_template(const struct server *s, const struct api_setup *setup, json_t *body,
-                              struct api_error *err) {
+TEXT_FUNCTION(apply_template) {
     (void)s;
-    return text_endpoint_apply_template(setup, body, err);
+    return text_endpoint_apply_template(setup, body, out, err);
 }
 
-static json_t *count_tokens(const struct server *s, const struct api_setup *setup, json_t *body,
-                            struct api_error *err) {
+TEXT_FUNCTION(count_tokens) {
     (void)s;
-    return anthropic_count(setup, body, err);
+    return anthropic_count(setup, body, out, err);
 }
+
+static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
+                              DETOKENIZE = {text_endpoint_wants, detokenize},
+                              APPLY_TEMPLATE = {text_endpoint_wants, apply_template},
+                              COUNT_TOKENS = {anthropic_wants, count_tokens};
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
@@ -239,10 +243,10 @@ static const struct route ROUTES[] = {
     {"POST", "/v1/completions", "completions", KEY, run_job, &PROTOCOL_COMPLETIONS, NULL},
     {"POST", "/v1/messages", "messages", KEY, run_job, &PROTOCOL_MESSAGES, NULL},
     {"POST", "/v1/messages/count_tokens", "count_tokens", KEY, run_text, &PROTOCOL_MESSAGES,
-     count_tokens},
-    {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, tokenize},
-    {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, detokenize},
-    {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, apply_template},
+     &COUNT_TOKENS},
+    {"POST", "/tokenize", "tokenize", KEY, run_text, NULL, &TOKENIZE},
+    {"POST", "/detokenize", "detokenize", KEY, run_text, NULL, &DETOKENIZE},
+    {"POST", "/apply-template", "apply_template", KEY, run_text, NULL, &APPLY_TEMPLATE},
     {"GET", "/v1/models", "models", KEY, run_models, NULL, NULL},
     {"GET", "/v1/models/", "models", KEY, run_model, NULL, NULL},
     {"DELETE", "/v1/requests/", "cancel", KEY, run_cancel, NULL, NULL},

@@ -84,8 +84,9 @@ enum http_step reply_error_with(struct server *s, struct http_exchange *exchange
 /* If the exchange's memory was refused, that is why it failed, whatever *err says so far. Returns
  * whether it was. */
 bool reply_memory_error(const struct http_exchange *exchange, struct api_error *err);
-/* The JSON body of a request; false with *err. */
-bool reply_read_body(const struct http_exchange *exchange, json_t **body, struct api_error *err);
+/* The JSON body of a request (api_body.h); false with *err. */
+bool reply_read_body(const struct http_exchange *exchange, const struct api_setup *setup,
+                     api_want_fn *wants, struct api_body *body, struct api_error *err);
 
 /* ---- routes (routes.c) ----------------------------------------------------------------------- */
 

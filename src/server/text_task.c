@@ -2,7 +2,7 @@
 /* text_task.c: a request that is answered from its body alone, on a worker:
  *
  *     HTTP thread                      worker                       watcher
- *       text_task_begin: attach, add -->  run: parse, fn, dump        gone: cancelled
+ *       text_task_begin: attach, add -->  run: read, answer           gone: cancelled
  *       (suspended)                       http_wake
  *       go_on: reply                <--
  *
@@ -58,11 +58,12 @@ struct text_task {
     struct http_exchange *exchange;
     const char *route;
     const struct protocol *protocol;
-    text_fn *fn;
+    const struct text_kind *kind;
     struct text_end end;
     atomic_bool finished;
     /* of the worker, then of the HTTP thread */
-    char *answer;
+    bool good;
+    struct text_buf answer;
     struct api_error err;
 };
 
@@ -84,21 +85,20 @@ static void run(struct work *work) {
     struct text_task *t =
         (struct text_task *)(void *)((char *)work - offsetof(struct text_task, work));
     struct api_setup setup = t->server->setup;
-    json_t *body = NULL, *answer = NULL;
+    struct api_body body = {0};
     setup.limits = &t->end.limits;
     struct charge *before = charge_enter(t->exchange->charge);
     t->err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
-    if (!text_ended(&t->end) && reply_read_body(t->exchange, &body, &t->err))
-        answer = t->fn(t->server, &setup, body, &t->err);
-    json_decref(body);
+    const bool read = !text_ended(&t->end) &&
+                      reply_read_body(t->exchange, &setup, t->kind->wants, &body, &t->err);
     http_drop_body(t->exchange);
-    if (answer && !(t->answer = json_dumps(answer, JSON_COMPACT)))
-        api_no_memory(&t->err);
-    json_decref(answer);
+    t->good = read && t->kind->answer(t->server, &setup, &body, &t->answer, &t->err) &&
+              (text_append(&t->answer, "", 1) || api_no_memory(&t->err)); /* a string */
+    api_body_free(&body);
     charge_leave(before);
-    if (!t->answer && text_end_explain(&t->end, &t->err))
+    if (!t->good && text_end_explain(&t->end, &t->err))
         metrics_refused(t->server->metrics, REFUSED_TIME);
-    else if (!t->answer && reply_memory_error(t->exchange, &t->err))
+    else if (!t->good && reply_memory_error(t->exchange, &t->err))
         metrics_refused(t->server->metrics, REFUSED_MEMORY);
     atomic_store(&t->finished, true);
     http_wake(t->exchange); /* the task may be freed by now */
@@ -108,10 +108,11 @@ static enum http_step go_on(struct http_exchange *exchange) {
     struct text_task *t = text_task_of(exchange);
     if (!atomic_load(&t->finished))
         return HTTP_WAIT;
-    char *answer = t->answer;
-    t->answer = NULL;
-    return answer ? reply_text(t->server, exchange, HTTP_OK, answer)
-                  : reply_error(t->server, exchange, t->protocol, &t->err);
+    char *answer = t->answer.data;
+    if (t->good)
+        t->answer = (struct text_buf){0};
+    return t->good ? reply_text(t->server, exchange, HTTP_OK, answer)
+                   : reply_error(t->server, exchange, t->protocol, &t->err);
 }
 
 static void gone(struct http_exchange *exchange) {
@@ -124,12 +125,12 @@ static void done(struct http_exchange *exchange, unsigned status) {
     if (status >= HTTP_BAD_REQUEST)
         log_add(t->server->log, "route=%s status=%u", t->route, status);
     count_open(t->server, -1);
-    free(t->answer);
+    text_free(&t->answer);
     free(t);
 }
 
 enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
-                               const struct protocol *protocol, text_fn *fn) {
+                               const struct protocol *protocol, const struct text_kind *kind) {
     struct text_task *t = calloc(1, sizeof *t);
     struct api_error err;
     if (!t) {
@@ -142,7 +143,7 @@ enum http_step text_task_begin(struct server *s, struct http_exchange *exchange,
     t->exchange = exchange;
     t->route = route;
     t->protocol = protocol;
-    t->fn = fn;
+    t->kind = kind;
     text_end_begin(&t->end, s, 0);
     count_open(s, 1);
     if (!http_attach(exchange, t))

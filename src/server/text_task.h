@@ -18,10 +18,14 @@ bool text_ended(const struct text_end *e);
 /* Work failed with *err: if it was ended, why. True: because time was over. */
 bool text_end_explain(const struct text_end *e, struct api_error *err);
 
-/* The answer to a body that needs no engine; NULL with *err. */
-typedef json_t *text_fn(const struct server *s, const struct api_setup *setup, json_t *body,
-                        struct api_error *err);
+/* A body that is answered without the engine. */
+struct text_kind {
+    api_want_fn *wants;
+    /* Appends the answer, a JSON text, to *out; false with *err. */
+    bool (*answer)(const struct server *s, const struct api_setup *setup, struct api_body *body,
+                   struct text_buf *out, struct api_error *err);
+};
 enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
-                               const struct protocol *protocol, text_fn *fn);
+                               const struct protocol *protocol, const struct text_kind *kind);
 
 #endif

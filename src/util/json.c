@@ -5,12 +5,6 @@
 #include "util/json.h"
 
 enum {
-    /* Bytes that jansson 2.14 takes on 64 bits, rounded up with malloc's own: a value and its slot
-     * in an array, and the overhead of an array, an object and a key. */
-    VALUE_BYTES = 64,
-    ARRAY_BYTES = 144,
-    OBJECT_BYTES = 256,
-    KEY_BYTES = 96,
     /* Limit of a tree relative to its text. A safetensors header takes 10 times its size, one of
      * short names and shapes 18 times. "{},{},..." would take 78 times and is refused if it is
      * long. */
@@ -65,8 +59,8 @@ static kvasir_status check_bounds(const char *text, size_t len, int64_t at, size
             break;
         case '{':
         case '[':
-            bytes += VALUE_BYTES;
-            bytes += ch == '{' ? OBJECT_BYTES : ARRAY_BYTES;
+            bytes += JSON_VALUE_BYTES;
+            bytes += ch == '{' ? JSON_OBJECT_BYTES : JSON_ARRAY_BYTES;
             if (++depth > depth_max)
                 return fail_at(err, KVASIR_ERR_FORMAT, at + (int64_t)i,
                                "JSON is nested deeper than %u levels", depth_max);
@@ -78,10 +72,10 @@ static kvasir_status check_bounds(const char *text, size_t len, int64_t at, size
                 len = i + 1;
             break;
         case ',':
-            bytes += VALUE_BYTES;
+            bytes += JSON_VALUE_BYTES;
             break;
         case ':':
-            bytes += KEY_BYTES;
+            bytes += JSON_KEY_BYTES;
             break;
         default:
             break;
@@ -117,11 +111,8 @@ kvasir_status json_load_bounded(const char *text, size_t len, int64_t at, size_t
     return KVASIR_OK;
 }
 
-static kvasir_status load_request(const char *text, size_t len, size_t flags, size_t *used,
-                                  json_t **out, kvasir_error *err) {
-    uint64_t tree_bytes;
-    *out = NULL;
-    TRY(check_bounds(text, len, 0, flags, JSON_REQUEST_DEPTH_MAX, &tree_bytes, err));
+/* Whether a tree of a request's text may be built. */
+static kvasir_status check_tree(uint64_t tree_bytes, size_t len, kvasir_error *err) {
     if (is_too_large(tree_bytes, len, REQUEST_FREE))
         return fail_size(len, 0, err);
     if (tree_bytes > JSON_REQUEST_TREE_MAX)
@@ -129,6 +120,15 @@ static kvasir_status load_request(const char *text, size_t len, size_t flags, si
                        "JSON of %zu bytes would take %" PRIu64 " MiB in memory, at most %d are "
                        "allowed",
                        len, tree_bytes >> 20, JSON_REQUEST_TREE_MAX >> 20);
+    return KVASIR_OK;
+}
+
+static kvasir_status load_request(const char *text, size_t len, size_t flags, size_t *used,
+                                  json_t **out, kvasir_error *err) {
+    uint64_t tree_bytes;
+    *out = NULL;
+    TRY(check_bounds(text, len, 0, flags, JSON_REQUEST_DEPTH_MAX, &tree_bytes, err));
+    TRY(check_tree(tree_bytes, len, err));
     json_error_t problem;
     *out = json_loadb(text, len, flags, &problem);
     *used = (size_t)problem.position;
@@ -150,4 +150,13 @@ kvasir_status json_load_request(const char *text, size_t len, size_t flags, json
 kvasir_status json_load_first(const char *text, size_t len, size_t flags, size_t *used,
                               json_t **out, kvasir_error *err) {
     return load_request(text, len, flags | JSON_DISABLE_EOF_CHECK, used, out, err);
+}
+
+kvasir_status json_load_part(const struct json_part *part, size_t text_len, uint64_t *tree_bytes,
+                             json_t **out, kvasir_error *err) {
+    *out = NULL;
+    *tree_bytes += part->tree_bytes;
+    TRY(check_tree(*tree_bytes, text_len, err));
+    *out = json_loadb(part->value, part->value_len, JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL);
+    return *out ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "not enough memory for a JSON value");
 }

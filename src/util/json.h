@@ -37,6 +37,38 @@ kvasir_status json_load_request(const char *text, size_t len, size_t flags, json
 kvasir_status json_load_first(const char *text, size_t len, size_t flags, size_t *used,
                               json_t **out, kvasir_error *err) MUST_CHECK;
 
+/* ---- without a tree (json_walk.c) ------------------------------------------------------------ */
+
+/* A member of an object, or an item of an array (name NULL). Both are as the text has them, the
+ * name between its quotes. */
+struct json_part {
+    const char *name, *value;
+    size_t name_len, value_len;
+    uint64_t tree_bytes; /* what its tree would take, about */
+};
+/* Not KVASIR_OK ends the walk with that status. */
+typedef kvasir_status json_part_fn(void *user, const struct json_part *part, kvasir_error *err);
+/* Reads a text as json_load_request does with JSON_ALLOW_NUL and JSON_REJECT_DUPLICATES, with the
+ * same errors, but builds no tree: hands the members of the object, or the items of the array, to
+ * fn, as soon as each is read. Needs memory for the names in open objects, 8 bytes each. */
+kvasir_status json_walk(const char *text, size_t len, json_part_fn *fn, void *user,
+                        kvasir_error *err) MUST_CHECK;
+/* Whether a name in a text, with its escapes, is `name`. */
+bool json_name_is(const char *text, size_t len, const char *name);
+/* The tree of a part of a text of text_len bytes, whose limits hold for all its parts together:
+ * *tree_bytes is their sum. */
+kvasir_status json_load_part(const struct json_part *part, size_t text_len, uint64_t *tree_bytes,
+                             json_t **out, kvasir_error *err) MUST_CHECK;
+
+/* What jansson 2.14 takes on 64 bits, rounded up with malloc's own: a value and its slot in an
+ * array, and the overhead of an array, an object and a key. */
+enum {
+    JSON_VALUE_BYTES = 64,
+    JSON_ARRAY_BYTES = 144,
+    JSON_OBJECT_BYTES = 256,
+    JSON_KEY_BYTES = 96,
+};
+
 /* "a string", "null" ..., for errors; of NULL "nothing". */
 const char *json_kind(const json_t *value);
 

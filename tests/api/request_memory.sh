@@ -61,6 +61,18 @@ HOSTILE = {
 }
 assert ask(TEXT, '{"prompt":"<|hi|>","max_tokens":9}')[0] == 200
 ready = memory("VmRSS")
+# what is not read needs no memory: bodies of 30 MB whose trees would take 3 GB
+for item in "{}", "[[]]", '""':
+    n = (30 << 20) // (len(item) + 1)
+    for path, body in ((CHAT, '{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"x":['),
+                       (TEXT, '{"prompt":"a","max_tokens":1,"x":[')):
+        assert ask(path, listed(body, item, n, "]}"))[0] == 200, (path, item)
+peak = metric("kvasir_request_memory_peak_bytes")
+assert peak <= 34 << 20, peak
+status, text, _ = ask(TEXT, listed('{"max_tokens":1,"prompt":[', "9", 3000000, "]}"))
+assert status == 400 and "context" in text, (status, text[:300])  # ids are 4 bytes each
+peak = metric("kvasir_request_memory_peak_bytes")
+assert peak <= 64 << 20, peak
 statuses = set()
 for name, (path, body) in HOSTILE.items():
     for status, text, retry in many(6, path, body):

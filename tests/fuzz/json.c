@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes for the JSON automaton. What it accepts to the end must be an object to jansson, and it
- * must accept every object that jansson accepts, except beyond its documented limits. */
+ * must accept every object that jansson accepts, except beyond its documented limits. Then for the
+ * walk without a tree, which must agree with jansson, errors included. */
 #include <string.h>
 
 #include "fuzz.h"
 #include "text/text.h"
+#include "util/json.h"
 
 enum { TIMES = 400, BYTES = 1 << 20 }; /* jansson's tree */
 
@@ -30,6 +32,34 @@ static bool is_beyond_limits(const uint8_t *data, size_t size) {
     return false;
 }
 
+static kvasir_status count_part(void *user, const struct json_part *part, kvasir_error *err) {
+    size_t *n = user;
+    (void)err;
+    *n += part->value_len > 0;
+    return KVASIR_OK;
+}
+
+/* jansson skips a NUL byte after a number, and finds an equal name before it looks at the rest of
+ * the object. */
+static void check_walk(const char *text, size_t size) {
+    kvasir_error theirs = {0}, ours = {0};
+    json_t *tree;
+    size_t n = 0;
+    const kvasir_status want =
+        json_load_request(text, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &tree, &theirs);
+    const kvasir_status got = json_walk(text, size, count_part, &n, &ours);
+    const size_t members = json_is_object(tree) ? json_object_size(tree) : json_array_size(tree);
+    json_decref(tree);
+    check_error(got, &ours);
+    if (memchr(text, 0, size) || want == KVASIR_ERR_FORMAT)
+        return;
+    const bool twice = want && strstr(theirs.text, "duplicate object key");
+    if (want != got || (!want && n != members))
+        fuzz_fail("%d and %d, %zu and %zu: %.*s", want, got, members, n, (int)size, text);
+    if (want && !twice && strcmp(theirs.text, ours.text) != 0)
+        fuzz_fail("\"%s\" and \"%s\": %.*s", theirs.text, ours.text, (int)size, text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct json_state s = {0};
     size_t n = 0;
@@ -42,6 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     json_t *value = json_loadb((const char *)data, size, JSON_DECODE_INT_AS_REAL, NULL);
     const bool theirs = json_is_object(value);
     json_decref(value);
+    check_walk((const char *)data, size);
     budget_end();
     if (ours && !theirs)
         fuzz_fail("taken: %.*s", (int)size, (const char *)data);

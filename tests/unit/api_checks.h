@@ -50,6 +50,15 @@ static inline bool set_real_template(const char *name) {
     return true;
 }
 
+/* A body that is read without errors. */
+static inline struct api_body body_of(const char *text, api_want_fn *wants) {
+    struct api_body body;
+    struct api_error why;
+    if (!api_body_read(text, strlen(text), setup.vocab, wants, &body, &why))
+        fail_msg("%s: %s", text, why.text);
+    return body;
+}
+
 static inline json_t *json_of(const char *text) {
     json_error_t why;
     json_t *value = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why);

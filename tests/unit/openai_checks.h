@@ -24,10 +24,13 @@ static inline void defaults(void) {
 }
 
 static inline bool read_text_body(enum api_kind api, const char *text) {
-    json_t *body = json_of(text);
+    struct api_body body = {0};
     memset(&err, 'x', sizeof err);
-    bool good = openai_read(&setup, api, body, &r, &err);
-    json_decref(body); /* the request holds its own references */
+    bool good =
+        api_body_read(text, strlen(text), setup.vocab,
+                      api == API_CHAT ? openai_wants_chat : openai_wants_completion, &body, &err) &&
+        openai_read(&setup, api, &body, &r, &err);
+    api_body_free(&body); /* the request holds its own references */
     return good;
 }
 

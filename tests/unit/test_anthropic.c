@@ -19,10 +19,11 @@ static const char TEMPLATE[] =
 static struct api_request r;
 
 static bool read_text_body(const char *text) {
-    json_t *body = json_of(text);
+    struct api_body body = {0};
     memset(&err, 'x', sizeof err);
-    bool good = anthropic_read(&setup, body, &r, &err);
-    json_decref(body);
+    bool good = api_body_read(text, strlen(text), setup.vocab, anthropic_wants, &body, &err) &&
+                anthropic_read(&setup, &body, &r, &err);
+    api_body_free(&body);
     return good;
 }
 
@@ -298,13 +299,16 @@ static void test_errors_of_templates(void **state) {
 
 static void test_count(void **state) {
     (void)state;
-    json_t *body = json_of("{\"messages\":[" USER "],\"system\":\"s\"}");
-    same_json(anthropic_count(&setup, body, &err), "{\"input_tokens\":21}"); /* <s>[system]s... */
-    json_decref(body);
-    body = json_of("{\"messages\":[]}");
-    assert_null(anthropic_count(&setup, body, &err));
+    struct api_body body = body_of("{\"messages\":[" USER "],\"system\":\"s\"}", anthropic_wants);
+    struct text_buf counted = {0};
+    assert_true(anthropic_count(&setup, &body, &counted, &err));
+    assert_string_equal(counted.data, "{\"input_tokens\":21}"); /* <s>[system]s... */
+    text_free(&counted);
+    api_body_free(&body);
+    body = body_of("{\"messages\":[]}", anthropic_wants);
+    assert_false(anthropic_count(&setup, &body, &counted, &err));
     check_refused("", "messages", "is empty");
-    json_decref(body);
+    api_body_free(&body);
 }
 
 /* A chat like Claude Code's, with real templates: the same tokens as from OpenAI's form of it. */
@@ -327,15 +331,15 @@ static void test_real_templates(void **state) {
         if (!set_real_template(NAMES[i]))
             skip();
         good(THEIRS);
-        json_t *body = json_of(OPENAI);
-        if (!openai_read(&setup, API_CHAT, body, &same, &err))
+        struct api_body body = body_of(OPENAI, openai_wants_chat);
+        if (!openai_read(&setup, API_CHAT, &body, &same, &err))
             fail_msg("%s: %s", NAMES[i], err.text);
         assert_int_equal(r.engine.n_tokens, same.engine.n_tokens);
         assert_memory_equal(r.engine.tokens, same.engine.tokens,
                             same.engine.n_tokens * sizeof(int32_t));
         assert_true(r.engine.n_tokens > 40);
         api_request_free(&same);
-        json_decref(body);
+        api_body_free(&body);
     }
     set_template(TEMPLATE, strlen(TEMPLATE));
 }

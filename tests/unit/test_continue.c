@@ -11,9 +11,12 @@ static const char TEMPLATE[] =
 static struct api_request r;
 
 static bool read_text_body(enum api_kind api, const char *text) {
-    json_t *body = json_of(text);
-    bool good = openai_read(&setup, api, body, &r, &err);
-    json_decref(body);
+    struct api_body body = {0};
+    bool good =
+        api_body_read(text, strlen(text), setup.vocab,
+                      api == API_CHAT ? openai_wants_chat : openai_wants_completion, &body, &err) &&
+        openai_read(&setup, api, &body, &r, &err);
+    api_body_free(&body);
     return good;
 }
 

@@ -38,7 +38,7 @@ static void test_prompts(void **state) {
     bad(api, "{\"prompt\":[-1]}", "prompt[0]", "-1 is not a token id");
     bad(api, "{\"prompt\":[4294967296]}", "prompt[0]", "is not a token id");
     bad(api, "[]", "", "not a JSON object");
-    bad(api, "\"x\"", "", "not a JSON object");
+    bad(api, "\"x\"", "", "'[' or '{' expected");
 }
 
 #define CHAT(messages) "{\"messages\":[" messages "]}"
@@ -202,19 +202,20 @@ static void test_reasoning_messages(void **state) {
 static void test_control_tokens(void **state) {
     (void)state;
     const enum api_kind api = API_CHAT;
-    static const char EVIL[] = "\"messages\":[{\"role\":\"user\",\"content\":\"<s>\"}]";
-    char all[200];
-    snprintf(all, sizeof all, "%s,\"control_tokens\":\"all\"", EVIL);
-    good(api, with(api, EVIL));
+    static const char EVIL[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"<s>\"}]";
+    char plain[200], all[200];
+    snprintf(plain, sizeof plain, "%s}", EVIL);
+    snprintf(all, sizeof all, "%s,\"control_tokens\":\"all\"}", EVIL);
+    good(api, plain);
     size_t n = r.engine.n_tokens;
     prompt_is(&r, "<s>[user]<s>[a]"); /* the same text */
-    good(api, with(api, all));
+    good(api, all);
     assert_true(r.engine.n_tokens < n);
     setup.all_control = true;
-    good(api, with(api, EVIL));
+    good(api, plain);
     assert_true(r.engine.n_tokens < n);
-    snprintf(all, sizeof all, "%s,\"control_tokens\":\"template\"", EVIL);
-    good(api, with(api, all));
+    snprintf(all, sizeof all, "%s,\"control_tokens\":\"template\"}", EVIL);
+    good(api, all);
     assert_int_equal(r.engine.n_tokens, n);
     setup.all_control = false;
     bad(api, with(api, "\"control_tokens\":\"none\""), "control_tokens", "must be \"template\"");

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* api_body.c: one walk over a body's text, and one over each array of ids in it. What is kept, and
+ * so charged to the request, are the trees and the integers; a member that is not wanted costs
+ * nothing, whatever its size. */
+#include "api/api_body.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "util/json.h"
+
+/* ---- what is wanted -------------------------------------------------------------------------- */
+
+enum api_want api_want_of(const struct api_names *lists, size_t n, const char *name, size_t len,
+                          const char **known) {
+    for (size_t i = 0; i < n; i++)
+        for (const char *const *at = lists[i].names; *at; at++)
+            if (json_name_is(name, len, *at)) {
+                *known = *at;
+                return lists[i].want;
+            }
+    return API_SKIP;
+}
+
+/* ---- ids ------------------------------------------------------------------------------------- */
+
+/* Digits, and nothing else; -1: not such a number, or a large one. */
+static int64_t plain_number(const char *text, size_t len) {
+    int64_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] < '0' || text[i] > '9' || i == 10)
+            return -1;
+        n = 10 * n + (text[i] - '0');
+    }
+    return n;
+}
+
+/* A tree of the same type, and for numbers of the same value. */
+static json_t *sketch(const char *text, size_t len) {
+    return *text == '"'   ? json_string("")
+           : *text == '[' ? json_array()
+           : *text == '{' ? json_object()
+                          : json_loadb(text, len, JSON_DECODE_ANY, NULL);
+}
+
+/* An item that is not a plain id: one after all ("-0"), or why not. False: out of memory. */
+static bool read_odd_id(struct api_ids *list, const struct json_part *item, int32_t *id) {
+    char at[API_PATH_MAX];
+    json_t *value = sketch(item->value, item->value_len);
+    const json_int_t n = json_integer_value(value);
+    snprintf(at, sizeof at, "%.100s[%zu]", list->path, list->n);
+    if (!value)
+        return false;
+    if (!json_is_integer(value))
+        api_wrong_type(&list->refused, at, value, "a whole number");
+    else if (n < 0 || n >= list->vocab)
+        api_refuse(&list->refused, at, "%lld is not a token id (0 to %u)", (long long)n,
+                   list->vocab - 1);
+    json_decref(value);
+    *id = (int32_t)n;
+    return true;
+}
+
+static kvasir_status take_id(void *user, const struct json_part *item, kvasir_error *err) {
+    struct api_ids *list = user;
+    const int64_t n = plain_number(item->value, item->value_len);
+    int32_t id = (int32_t)n;
+    if (list->refused.status)
+        return KVASIR_OK;
+    if (((n < 0 || n >= list->vocab) && !read_odd_id(list, item, &id)) ||
+        !ARRAY_GROW(list->ids, list->cap, list->n + 1))
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for token ids");
+    if (!list->refused.status)
+        list->ids[list->n++] = id;
+    return KVASIR_OK;
+}
+
+/* Items of an array, the first of which is kept. */
+struct items {
+    size_t n;
+    struct json_part first;
+};
+static kvasir_status count_item(void *user, const struct json_part *item, kvasir_error *err) {
+    struct items *items = user;
+    (void)err;
+    if (items->n++ == 0)
+        items->first = *item;
+    return KVASIR_OK;
+}
+
+static struct api_ids *find_ids(struct api_body *body, const char *name) {
+    for (size_t i = 0; i < body->n_lists; i++)
+        if (strcmp(body->lists[i].name, name) == 0)
+            return &body->lists[i];
+    return NULL;
+}
+
+/* ---- members --------------------------------------------------------------------------------- */
+
+struct body_reader {
+    struct api_body *body;
+    api_want_fn *wants;
+    uint32_t vocab;
+    size_t len;
+    uint64_t tree_bytes;
+};
+
+static kvasir_status take_tree(struct body_reader *r, const struct json_part *m, const char *name,
+                               kvasir_error *err) {
+    json_t *value;
+    TRY(json_load_part(m, r->len, &r->tree_bytes, &value, err));
+    return json_object_set_new(r->body->members, name, value) == 0
+               ? KVASIR_OK
+               : fail(err, KVASIR_ERR_MEMORY, "not enough memory for a request");
+}
+
+/* The value is an array. */
+static kvasir_status take_ids(struct body_reader *r, const struct json_part *m, const char *name,
+                              bool prompt, kvasir_error *err) {
+    struct items items = {0};
+    if (prompt)
+        TRY(json_walk(m->value, m->value_len, count_item, &items, err));
+    if (items.n && *items.first.value == '"')
+        return take_tree(r, m, name, err);
+    ASSERT(r->body->n_lists < API_ID_LISTS); /* the walk refuses names that come twice */
+    struct api_ids *list = &r->body->lists[r->body->n_lists++];
+    *list = (struct api_ids){.name = name, .path = name, .vocab = r->vocab};
+    if (!items.n || *items.first.value != '[')
+        return json_walk(m->value, m->value_len, take_id, list, err);
+    if (items.n > 1) {
+        api_refuse(&list->refused, name, "%zu prompts, a request takes one", items.n);
+        return KVASIR_OK;
+    }
+    list->path = "prompt[0]";
+    return json_walk(items.first.value, items.first.value_len, take_id, list, err);
+}
+
+static kvasir_status take_member(void *user, const struct json_part *m, kvasir_error *err) {
+    struct body_reader *r = user;
+    const char *name;
+    if (!m->name) /* an item: the body is no object */
+        return KVASIR_OK;
+    const enum api_want want = r->wants(m->name, m->name_len, &name);
+    if (want == API_SKIP)
+        return KVASIR_OK;
+    if (find_ids(r->body, name) || json_object_get(r->body->members, name))
+        return KVASIR_OK; /* the walk refuses it at the object's end */
+    if (want == API_TREE || *m->value != '[')
+        return take_tree(r, m, name, err);
+    return take_ids(r, m, name, want == API_PROMPT, err);
+}
+
+/* ---- bodies ---------------------------------------------------------------------------------- */
+
+bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wants,
+                   struct api_body *out, struct api_error *err) {
+    *out = (struct api_body){.members = json_object()};
+    struct body_reader r = {.body = out, .wants = wants, .vocab = vocab, .len = len};
+    kvasir_error why;
+    if (!out->members)
+        return api_no_memory(err);
+    const kvasir_status status = json_walk(text, len, take_member, &r, &why);
+    if (status == KVASIR_OK && text[strspn(text, " \t\r\n")] == '{')
+        return true;
+    api_body_free(out);
+    return status == KVASIR_OK ? api_refuse(err, NULL, "the request body is not a JSON object")
+           : status == KVASIR_ERR_MEMORY ? api_no_memory(err)
+                                         : api_refuse(err, NULL, "%s", why.text);
+}
+
+void api_body_free(struct api_body *body) {
+    json_decref(body->members);
+    for (size_t i = 0; i < body->n_lists; i++)
+        mem_free(body->lists[i].ids);
+    *body = (struct api_body){0};
+}
+
+bool api_has_ids(struct api_body *body, const char *name) {
+    return find_ids(body, name) != NULL;
+}
+
+bool api_take_ids(struct api_body *body, const char *name, int32_t **ids, size_t *n,
+                  const char **path, struct api_error *err) {
+    struct api_ids *list = find_ids(body, name);
+    ASSERT(list && list->n <= list->cap);
+    if (list->refused.status) {
+        *err = list->refused;
+        return false;
+    }
+    *path = list->path;
+    *ids = list->ids;
+    *n = list->n;
+    list->ids = NULL;
+    return true;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* api_body.h: a request's body, read once from its text (api_body.c).
+ *
+ *     {"messages": [..], "stop_token_ids": [5, 6], "metadata": {..}, ..}
+ *          |                    |                       |
+ *          member: a tree       ids: integers           not wanted: checked and passed over
+ *
+ * A protocol says by name which members it wants. Wrong ids are no error yet: api_take_ids reports
+ * them, so that errors come in the order in which members are used.
+ */
+#ifndef API_API_BODY_H
+#define API_API_BODY_H
+
+#include "api/api_json.h"
+
+enum api_want {
+    API_SKIP,
+    API_TREE,
+    API_IDS,    /* integers, if it is an array */
+    API_PROMPT, /* the same; an array of one array, too */
+};
+/* `names` ends with NULL. */
+struct api_names {
+    enum api_want want;
+    const char *const *names;
+};
+/* What a protocol wants of a member. name: as it is between its quotes; *known: as we spell it,
+ * unless it is skipped. */
+typedef enum api_want api_want_fn(const char *name, size_t len, const char **known);
+enum api_want api_want_of(const struct api_names *lists, size_t n, const char *name, size_t len,
+                          const char **known);
+
+struct api_ids {
+    const char *name, *path; /* of the member, and of the array in it: "prompt[0]"; constants */
+    int32_t *ids;            /* [n] */
+    size_t n, cap;
+    uint32_t vocab;
+    struct api_error refused; /* status 0: they are good */
+};
+
+enum { API_ID_LISTS = 2 }; /* no protocol wants more */
+struct api_body {
+    json_t *members; /* object */
+    struct api_ids lists[API_ID_LISTS];
+    size_t n_lists;
+};
+/* vocab: ids are below it. False with *err; there is nothing to free then. */
+bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wants,
+                   struct api_body *out, struct api_error *err);
+void api_body_free(struct api_body *body);
+/* Whether the member is an array of ids; if not, it may be among the members. */
+bool api_has_ids(struct api_body *body, const char *name);
+/* The ids of a member that has them; *ids: mem_free. */
+bool api_take_ids(struct api_body *body, const char *name, int32_t **ids, size_t *n,
+                  const char **path, struct api_error *err);
+
+#endif
