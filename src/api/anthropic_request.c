@@ -56,7 +56,8 @@ static const char *type_of(json_t *block, const char *at, struct api_error *err)
         api_wrong_type(err, at, block, "an object");
         return NULL;
     }
-    return json_string_value(string_of(block, at, "type", err));
+    const char *type;
+    return api_word(api_get(block, "type"), member(at, "type").text, &type, err) ? type : NULL;
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -260,16 +261,16 @@ static bool read_message(struct chat *c, json_t *message, const char *at) {
     static const char *const ROLES[] = {"user", "assistant", "system"};
     if (!json_is_object(message))
         return api_wrong_type(c->err, at, message, "an object");
-    json_t *given = string_of(message, at, "role", c->err), *content = api_get(message, "content");
-    const char *role = NULL;
+    json_t *content = api_get(message, "content");
+    const char *role = NULL, *given;
     const struct api_path here = member(at, "content");
-    if (!given)
+    if (!api_word(api_get(message, "role"), member(at, "role").text, &given, c->err))
         return false;
     for (size_t i = 0; i < sizeof ROLES / sizeof *ROLES; i++)
-        role = strcmp(json_string_value(given), ROLES[i]) == 0 ? ROLES[i] : role;
+        role = strcmp(given, ROLES[i]) == 0 ? ROLES[i] : role;
     if (!role)
         return api_refuse(c->err, member(at, "role").text,
-                          "\"%.40s\" is not user, assistant or system", json_string_value(given));
+                          "\"%.40s\" is not user, assistant or system", given);
     bool system = strcmp(role, "system") == 0;
     if (!json_is_array(content) || system)
         return enter(c, role) &&
@@ -315,11 +316,12 @@ static bool read_tool(json_t *tool, const char *at, json_t *out, struct api_erro
         return api_wrong_type(err, at, tool, "an object");
     json_t *type = api_get(tool, "type"), *about = api_get(tool, "description"),
            *schema = api_get(tool, "input_schema"), *name;
-    if (type && !json_is_string(type))
-        return api_wrong_type(err, member(at, "type").text, type, "a string");
-    if (type && strcmp(json_string_value(type), "custom") != 0)
+    const char *kind = "custom";
+    if (type && !api_word(type, member(at, "type").text, &kind, err))
+        return false;
+    if (strcmp(kind, "custom") != 0)
         return api_refuse(err, member(at, "type").text,
-                          "\"%.40s\" is not supported, only custom is", json_string_value(type));
+                          "\"%.40s\" is not supported, only custom is", kind);
     if (!(name = string_of(tool, at, "name", err)))
         return false;
     if (about && !json_is_string(about))
@@ -446,7 +448,8 @@ static bool read_kwargs(json_t *body, json_t *out, struct api_error *err) {
 static bool read_output_config(json_t *body, json_t *out, struct api_error *err) {
     static const char *const EFFORTS[][2] = {
         {"low", "low"}, {"medium", "medium"}, {"high", "high"}, {"xhigh", "high"}, {"max", "high"}};
-    json_t *config = api_get(body, "output_config"), *effort;
+    json_t *config = api_get(body, "output_config");
+    const char *effort;
     if (!config)
         return true;
     if (!json_is_object(config))
@@ -455,15 +458,14 @@ static bool read_output_config(json_t *body, json_t *out, struct api_error *err)
         return api_refuse(err, "output_config.format", "is not supported");
     if (!api_get(config, "effort"))
         return true;
-    if (!(effort = string_of(config, "output_config", "effort", err)))
+    if (!api_word(api_get(config, "effort"), "output_config.effort", &effort, err))
         return false;
     for (size_t i = 0; i < sizeof EFFORTS / sizeof *EFFORTS; i++)
-        if (strcmp(json_string_value(effort), EFFORTS[i][0]) == 0)
+        if (strcmp(effort, EFFORTS[i][0]) == 0)
             return json_object_set_new(out, "reasoning_effort", json_string(EFFORTS[i][1])) == 0 ||
                    api_no_memory(err);
     return api_refuse(err, "output_config.effort",
-                      "\"%.40s\" is not low, medium, high, xhigh or max",
-                      json_string_value(effort));
+                      "\"%.40s\" is not low, medium, high, xhigh or max", effort);
 }
 
 /* Fields that are copied unchanged. */

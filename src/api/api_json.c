@@ -75,14 +75,17 @@ bool api_real(json_t *value, const char *path, double min, double max, float *ou
     return true;
 }
 
-bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
-              struct api_error *err) {
+bool api_word(json_t *value, const char *path, const char **out, struct api_error *err) {
     if (!json_is_string(value))
         return api_wrong_type(err, path, value, "a string");
     if (strlen(json_string_value(value)) != json_string_length(value))
         return api_refuse(err, path, "contains a NUL character");
-    if (json_array_append(kept, value) != 0)
-        return api_no_memory(err);
     *out = json_string_value(value);
     return true;
+}
+
+bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
+              struct api_error *err) {
+    return api_word(value, path, out, err) &&
+           (json_array_append(kept, value) == 0 || api_no_memory(err));
 }

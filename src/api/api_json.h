@@ -22,7 +22,9 @@ json_t *api_get(json_t *object, const char *name);
 bool api_flag(json_t *object, const char *name, bool *out, struct api_error *err);
 bool api_whole(json_t *object, const char *name, json_int_t min, json_int_t max, json_int_t *out,
                struct api_error *err);
-/* A text without NUL bytes. `kept`, an array, counts a reference to it. */
+/* A string without NUL bytes, such as a role: bytes after one would be lost. *out: of the value. */
+bool api_word(json_t *value, const char *path, const char **out, struct api_error *err);
+/* The same. `kept`, an array, counts a reference to it. */
 bool api_text(json_t *kept, const char *path, json_t *value, const char **out,
               struct api_error *err);
 bool api_real(json_t *value, const char *path, double min, double max, float *out,

@@ -32,10 +32,8 @@ static struct api_path openai_message_path(size_t i, const char *member) {
 }
 
 static bool read_role(json_t *message, size_t i, const char **role, struct api_error *err) {
-    json_t *value = api_get(message, "role");
-    *role = json_string_value(value);
-    if (!*role)
-        return api_wrong_type(err, openai_message_path(i, "role").text, value, "a string");
+    if (!api_word(api_get(message, "role"), openai_message_path(i, "role").text, role, err))
+        return false;
     for (size_t k = 0; k < sizeof ROLES / sizeof *ROLES; k++)
         if (strcmp(*role, ROLES[k]) == 0)
             return true;
@@ -52,13 +50,10 @@ static json_t *part_text(json_t *part, size_t i, size_t k, struct api_error *err
         api_wrong_type(err, at, part, "an object");
         return NULL;
     }
-    json_t *type = api_get(part, "type");
-    const char *name = json_string_value(type);
+    const char *name;
     snprintf(path, sizeof path, "%s.type", at);
-    if (!name) {
-        api_wrong_type(err, path, type, "a string");
+    if (!api_word(api_get(part, "type"), path, &name, err))
         return NULL;
-    }
     if (strcmp(name, "text") != 0 && strcmp(name, "refusal") != 0) {
         api_refuse(err, path, "\"%.40s\" is not supported, only text is", name);
         return NULL;

@@ -83,6 +83,8 @@ static bool check_supported(const struct api_setup *setup, json_t *body, struct 
     if (choice && (!word || (strcmp(word, "none") != 0 && strcmp(word, "auto") != 0)))
         return api_refuse(err, "tool_choice",
                           "must be \"none\" or \"auto\": a tool call cannot be forced");
+    if (choice && !api_word(choice, "tool_choice", &word, err))
+        return false;
     if (!setup->prompt_cache && api_get(body, "prompt_cache"))
         return api_refuse(err, "prompt_cache", "is not supported by this server");
     return true;
@@ -337,6 +339,8 @@ static bool read_control(const struct api_setup *setup, json_t *body, struct api
         return api_refuse(err, "control_tokens", "is only supported for chats");
     if (!word || (strcmp(word, "template") != 0 && strcmp(word, "all") != 0))
         return api_refuse(err, "control_tokens", "must be \"template\" or \"all\"");
+    if (!api_word(value, "control_tokens", &word, err))
+        return false;
     r->all_control = strcmp(word, "all") == 0;
     return true;
 }

@@ -36,11 +36,11 @@ static bool check_tool(json_t *tool, size_t i, struct api_error *err) {
         return api_wrong_type(err, at.text, tool, "an object");
     json_t *type = api_get(tool, "type"), *function = api_get(tool, "function");
     snprintf(path.text, sizeof path.text, "tools[%zu].type", i);
-    if (type && !json_is_string(type))
-        return api_wrong_type(err, path.text, type, "a string");
-    if (type && strcmp(json_string_value(type), "function") != 0)
-        return api_refuse(err, path.text, "\"%.40s\" is not supported, only \"function\" is",
-                          json_string_value(type));
+    const char *kind = "function";
+    if (type && !api_word(type, path.text, &kind, err))
+        return false;
+    if (strcmp(kind, "function") != 0)
+        return api_refuse(err, path.text, "\"%.40s\" is not supported, only \"function\" is", kind);
     snprintf(path.text, sizeof path.text, "tools[%zu].function", i);
     if (!json_is_object(function))
         return api_wrong_type(err, path.text, function, "an object");

@@ -187,6 +187,8 @@ static int add_file(struct serve *s) {
     const size_t before = s->a->server.n_api_keys;
     size_t len, line = 0;
     int code = read_text(&COMMAND, "--api-key-file", path, &s->key_text, &len);
+    if (!code && memchr(s->key_text, 0, len)) /* the rest of its line would be lost */
+        return usage_error(&COMMAND, "--api-key-file: %.200s: contains a NUL byte", path);
     for (char *at = s->key_text, *next; !code && at; at = next) {
         char place[300];
         const char *start = at;

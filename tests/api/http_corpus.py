@@ -233,6 +233,17 @@ def main():
         if not came.startswith(first):
             bad.append(f"100-continue: {came}")
         s.close()
+    # a client that closes its own side, as nc -N does, gets its answer
+    tokens = b'{"prompt":[1],"max_tokens":60,"ignore_eos":true'
+    for version, stream in ((b"1.1", b"false"), (b"1.1", b"true"), (b"1.0", b"false")):
+        body = tokens + b',"stream":' + stream + b"}"
+        s = socket.create_connection(("127.0.0.1", PORT), timeout=20)
+        s.sendall(post(b"Content-Length: %d\r\n" % len(body), body, version))
+        s.shutdown(socket.SHUT_WR)
+        came = b"".join(iter(lambda s=s: s.recv(1 << 16), b""))
+        if came.count(b" 200 OK\r\n") != 1 or b'"finish_reason":"length"' not in came:
+            bad.append(f"half-closed, HTTP/{version}, stream {stream}: {came}")
+        s.close()
     print(*bad, sep="\n", end="\n" if bad else "")
     print(f"{len(REFUSED)} refused, {len(TAKEN) + len(LAST)} taken, {len(bad)} wrong")
     sys.exit(bool(bad))

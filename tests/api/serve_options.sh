@@ -173,6 +173,8 @@ plan --api-key-file keys --api-key three --admin-key four
 printf 'one\nsecret two\n' >keys
 s '--api-key-file: keys: line 2, column 8: expected NAME=VALUE' -m x --api-key-file keys
 grep -q secret err && die "a key of a file in an error"
+printf 'secret\0s weight=2\n' >keys
+s '--api-key-file: keys: contains a NUL byte' -m x --api-key-file keys
 printf '# none\n\n' >keys
 s '--api-key-file: keys: contains no key' -m x --api-key-file keys
 : >keys

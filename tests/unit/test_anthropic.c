@@ -232,6 +232,11 @@ static void test_fields(void **state) {
     bad("{\"messages\":[" USER "],\"max_tokens\":\"9\"}", "max_tokens", "is a string");
     bad(WITH("\"model\":3"), "model", "is a number");
     bad(WITH("\"model\":\"a\\u0000\""), "model", "contains a NUL character");
+    bad(BODY("{\"role\":\"user\\u0000\",\"content\":\"hi\"}"), "messages[0].role", "a NUL");
+    bad(BODY("{\"role\":\"user\",\"content\":[{\"type\":\"text\\u0000\",\"text\":\"\"}]}"),
+        "messages[0].content[0].type", "a NUL");
+    bad(WITH("\"output_config\":{\"effort\":\"low\\u0000\"}"), "output_config.effort", "a NUL");
+    bad(WITH("\"tools\":[{\"type\":\"custom\\u0000\"}]"), "tools[0].type", "a NUL");
     bad(WITH("\"temperature\":1.5"), "temperature", "1.5 is not between 0 and 1");
     bad(WITH("\"temperature\":-0.1"), "temperature", "is not between");
     bad(WITH("\"temperature\":\"x\""), "temperature", "is a string");

@@ -78,6 +78,10 @@ static void test_messages(void **state) {
     bad(api, CHAT("{\"role\":1,\"content\":\"x\"}"), "messages[0].role", "is a number");
     bad(api, CHAT("{\"role\":\"usr\\n\",\"content\":\"x\"}"), "messages[0].role",
         "\"usr?\" is not system");
+    bad(api, CHAT("{\"role\":\"user\\u0000x\",\"content\":\"x\"}"), "messages[0].role",
+        "contains a NUL character");
+    bad(api, CHAT("{\"role\":\"user\",\"content\":[{\"type\":\"text\\u0000\",\"text\":\"\"}]}"),
+        "messages[0].content[0].type", "contains a NUL character");
     bad(api, CHAT(USER "," USER ",{\"role\":\"user\"}"), "messages[2].content", "missing");
     bad(api, CHAT("{\"role\":\"tool\",\"content\":null}"), "messages[0].content", "missing");
     bad(api, CHAT("{\"role\":\"user\",\"content\":{}}"), "messages[0].content",
@@ -127,6 +131,10 @@ static void test_tools(void **state) {
     bad(api, with(api, "\"tools\":[" TOOL("") "]"), "tools[0].function.name", "has 0 characters");
     bad(api, with(api, "\"tools\":[" TOOL("a b") "]"), "tools[0].function.name",
         "may only contain");
+    bad(api, with(api, "\"tools\":[{\"type\":\"function\\u0000\",\"function\":{\"name\":\"f\"}}]"),
+        "tools[0].type", "contains a NUL character");
+    bad(api, with(api, "\"tool_choice\":\"none\\u0000\""), "tool_choice", "contains a NUL");
+    bad(api, with(api, "\"control_tokens\":\"all\\u0000\""), "control_tokens", "contains a NUL");
     bad(api, with(api, "\"tools\":[" TOOL("a\\u0000") "]"), "tools[0].function.name",
         "may only contain");
     bad(api,

@@ -493,6 +493,56 @@ static void test_slow_readers(void **state) {
     }
 }
 
+/* ---- ids and seeds --------------------------------------------------------------------------- */
+
+/* The text of an answer to `body`; its id, when it begins with cmpl-, as a number. */
+static void ask_sampled(const char *seed, uint64_t *high, uint64_t *low, char text[SAID_TEXT]) {
+    char body[200];
+    struct client c;
+    struct said said;
+    snprintf(body, sizeof body,
+             "{\"prompt\":\"x\",\"max_tokens\":24,\"ignore_eos\":true,"
+             "\"temperature\":1%s}",
+             seed);
+    open_client(&c);
+    assert_true(client_request(&c, "POST", "/v1/completions", "", body));
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 200);
+    const char *id = strstr(a.body, "\"id\":\"cmpl-");
+    unsigned long long h;
+    unsigned l;
+    assert_non_null(id);
+    assert_int_equal(sscanf(id + 11, "%16llx%8x", &h, &l), 2);
+    *high = h;
+    *low = l;
+    said_read(&a, &said);
+    strcpy(text, said.text[0]);
+    free(a.body);
+    client_close(&c);
+}
+
+/* An id tells neither the seed of its request nor how many there were. */
+static void test_ids(void **state) {
+    char text[SAID_TEXT], again[SAID_TEXT], seed[40];
+    uint64_t high[3], low[3], h, l;
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        ask_sampled("", &high[i], &low[i], text);
+        const uint64_t guesses[] = {high[i], low[i], high[i] + 0x9e3779b97f4a7c15u * low[i]};
+        for (int g = 0; g < 3; g++) {
+            snprintf(seed, sizeof seed, ",\"seed\":%lld", (long long)(guesses[g] & INT64_MAX));
+            ask_sampled(seed, &h, &l, again);
+            assert_string_not_equal(again, text);
+        }
+        for (int k = 0; k < i; k++)
+            assert_true(high[k] != high[i] &&
+                        (low[k] > low[i] ? low[k] - low[i] : low[i] - low[k]) > 16);
+    }
+    ask_sampled(",\"seed\":7", &h, &l, text);
+    ask_sampled(",\"seed\":7", &h, &l, again);
+    assert_string_equal(again, text);
+}
+
 /* ---- access ---------------------------------------------------------------------------------- */
 
 static void test_keys(void **state) {
@@ -735,6 +785,7 @@ int main(void) {
         TEST(test_gone_while_answered, make),
         TEST(test_gone_in_a_long_one, make_long),
         TEST(test_half_closed, make_long),
+        TEST(test_ids, make),
         TEST(test_slow_readers, make_slow),
         TEST(test_keys, make_keys),
         TEST(test_tenants_share_nothing, make_keys),
