@@ -647,7 +647,7 @@ static int run_batch(struct batch *b) {
     kvasir_engine_stats stats;
     kvasir_engine_get_stats(b->engine, &stats);
     stop(b);
-    code = code ? code : b->write_code;
+    code = model_unchanged(&COMMAND, b->model, code ? code : b->write_code);
     if (!code && !b->a->quiet)
         print_summary(b, &stats, clock_seconds() - begin);
     if (!code && b->failed && !interrupted())

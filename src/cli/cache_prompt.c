@@ -185,7 +185,7 @@ static int cache_prompt(struct run *r) {
     if (!code)
         code = open_all(r);
     if (!code)
-        code = evaluate(r);
+        code = model_unchanged(&COMMAND, r->model, evaluate(r));
     if (!code && kvasir_seq_save(r->seq, r->a->out, strcmp(r->a->format, "legacy") == 0, &err))
         code = library_error(&COMMAND, &err);
     return code ? code : tell(r);

@@ -158,6 +158,7 @@ static int engine_answer(void *self, json_t *messages, struct answer *a) {
     int code = answer_ids(s, ids, n);
     if (!code && s->error.code)
         code = library_error(s->c, &s->error);
+    code = model_unchanged(s->c, s->model, code);
     a->cut = s->last.finish == KVASIR_FINISH_LENGTH;
     a->counted = s->last.last;
     a->prompt_tokens = s->last.prompt_tokens;

@@ -263,6 +263,9 @@ int run_error(const struct command *c, const char *format, ...) PRINTF_LIKE(2, 3
 /* Reports a failed library call: EXIT_USAGE if an option was wrong or cannot be honoured, else
  * EXIT_RUN. */
 int library_error(const struct command *c, const kvasir_error *err);
+/* After the model was used, code being what that ended with: what came of it may be wrong if its
+ * files were changed meanwhile. Reports that; EXIT_RUN then. model: may be NULL. */
+int model_unchanged(const struct command *c, const kvasir_model *model, int code);
 
 /* "10.8 MiB". buf holds at least 24 bytes; returns buf. */
 char *human_bytes(double bytes, char *buf);

@@ -72,6 +72,12 @@ int library_error(const struct command *c, const kvasir_error *err) {
     return run_error(c, "%s%s", err->text, advice);
 }
 
+int model_unchanged(const struct command *c, const kvasir_model *model, int code) {
+    const bool told = code == EXIT_RUN && file_map_any_fault(); /* by what could not read it */
+    kvasir_error err;
+    return told || !model || !kvasir_model_verify(model, &err) ? code : library_error(c, &err);
+}
+
 /* ---- facts ----------------------------------------------------------------------------------- */
 
 /* {0} is n[0] and so on, {0:c} the name of a source of key centres, {1/2} a quotient. */

@@ -433,7 +433,7 @@ static int generate(struct run *r) {
     r->stream = (struct stream){.stop = r->stop, .to = r->a->json ? NULL : stdout};
     code = run_prompt(r);
     if (code)
-        return code;
+        return model_unchanged(&COMMAND, r->model, code);
     if (interrupted())
         r->finish = FINISH_INTERRUPTED;
     else
@@ -441,6 +441,7 @@ static int generate(struct run *r) {
     /* After an error in the middle the text so far stays on standard output. */
     int end_code = r->stream.write_error ? code : end_text(r);
     code = code ? code : end_code;
+    code = model_unchanged(&COMMAND, r->model, code);
     if (!code)
         code = report(r);
     return !code && r->finish == FINISH_INTERRUPTED ? EXIT_INTERRUPTED : code;

@@ -462,6 +462,7 @@ static int perplexity(struct run *r) {
         code = open_all(r);
     for (uint32_t w = 0; w < r->windows && !code; w++)
         code = run_window(r, w);
+    code = model_unchanged(&COMMAND, r->model, code);
     if (!code && r->base_out.open)
         code = out_commit(&COMMAND, &r->base_out);
     if (!code && r->nll_out.open)

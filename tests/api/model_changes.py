@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvasir serve while its model's file is truncated, overwritten or replaced.
+"""kvasir serve, and other commands, while the model's file is truncated, overwritten or replaced.
 
     model_changes.py PROGRAM MODEL
 
@@ -125,6 +125,66 @@ def test_unharmed():
             check(s.ask("GET", "/ready")[0] == 200, "/ready")
             s.process.terminate()
             check(s.process.wait(60) == 0, "exit code", s.process.returncode)
+
+
+def run_changed(change, command, *flags, feed=b""):
+    """Starts the command, changes the file once it is mapped, ends its input. (exit code, stdout,
+    stderr)"""
+    shutil.rmtree("copy", ignore_errors=True)
+    shutil.copytree(MODEL, "copy")
+    os.chmod(WEIGHTS, 0o600)
+    p = subprocess.Popen([PROGRAM, command, "-m", "copy", "-q", "--kv-bits", "f16", *flags],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    end = time.time() + 60
+    while time.time() < end and p.poll() is None:
+        with open(f"/proc/{p.pid}/task/{p.pid}/maps") as f:
+            if "model.safetensors" in f.read():
+                break
+    time.sleep(0.3)  # it has opened its files, and compared them for the first time
+    change()
+    out, err = p.communicate(feed, timeout=120)
+    return p.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def touch():
+    """What the file says stays as it is, so that nothing else fails."""
+    os.utime(WEIGHTS, (1, 1))
+
+
+def truncate():
+    os.truncate(WEIGHTS, 8192)
+
+
+def test_other_commands():
+    with open("long.txt", "w") as f:
+        f.write("Once upon a time there was a dog. " * 1500)
+    with open("longer.txt", "w") as f:
+        f.write("Once upon a time there was a dog. " * 8000)
+    request = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {
+        "prompt": "Once", "max_tokens": 8, "ignore_eos": True}}).encode() + b"\n"
+    shutil.rmtree("made", ignore_errors=True)
+    os.mkdir("made")
+    cases = (
+        (b"", "generate", "-p", "Once", "-n", "6000", "--ctx", "8000", "--ignore-eos", "--raw"),
+        (b"", "perplexity", "-f", "longer.txt", "--window", "512", "--windows", "100"),
+        (b"", "cache-prompt", "-f", "long.txt", "--ctx", "30000", "-o", "made/prompt.safetensors"),
+        (request, "batch", "-i", "-", "-o", "made/results", "--cache-memory-mb", "64"),
+        (b"Once\n", "chat", "--cache-memory-mb", "64", "--ctx", "512", "-n", "8",
+         "--chat-template", "chat.jinja"),
+    )
+    with open("chat.jinja", "w") as f:
+        f.write("{{ messages[0].content }}")
+    for feed, *command in cases:
+        for change, why in ((touch, "changed while it was in use$"),
+                            (truncate, r"truncated while it was in use: byte \d+ is missing$")):
+            code, out, err = run_changed(change, *command, feed=feed)
+            said = re.findall(rf"^kvasir {command[0]}: copy/model.safetensors: the file was {why}",
+                              err, re.M)
+            check(code == 1 and len(said) == 1, command[0], change.__name__, code, err)
+            check(command[0] != "perplexity" or not out, "figures of a changed model", out)
+            check(not os.path.exists("made/prompt.safetensors"), "a file of a changed model")
+            shutil.rmtree("made")
+            os.mkdir("made")
 
 
 for name, test in list(globals().items()):
