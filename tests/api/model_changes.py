@@ -157,7 +157,7 @@ def truncate():
 
 def test_other_commands():
     with open("long.txt", "w") as f:
-        f.write("Once upon a time there was a dog. " * 1500)
+        f.write("Once upon a time there was a dog. " * 1000)
     with open("longer.txt", "w") as f:
         f.write("Once upon a time there was a dog. " * 8000)
     request = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {
