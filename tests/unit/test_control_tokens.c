@@ -9,6 +9,7 @@
 
 #include "text/tokenizer_internal.h"
 
+#include "byte_tokenizer.h"
 #include "markers.h"
 #include "text_checks.h"
 
@@ -481,11 +482,48 @@ static void test_role_words(void **state) {
     tokenizer_destroy(t);
 }
 
+/* Control tokens marked "normalized" are looked for in the pieces between the others. */
+static void test_normalized(void **state) {
+    (void)state;
+    static const char source[] = "<s>{{ x }}<n><s>{{ x }}";
+    char *json = NULL;
+    size_t len, n;
+    struct template *tmpl;
+    struct prompt p;
+    kvasir_error err;
+    FILE *f = open_memstream(&json, &len);
+    assert_non_null(f);
+    fputs("{\"version\":\"1.0\",\"added_tokens\":["
+          "{\"id\":256,\"content\":\"<s>\",\"special\":true,\"normalized\":false},"
+          "{\"id\":257,\"content\":\"<n>\",\"special\":true,\"normalized\":true}],"
+          "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":"
+          "false,\"use_regex\":false},\"post_processor\":null,\"decoder\":{\"type\":"
+          "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"ignore_merges\":false,\"vocab\":{",
+          f);
+    byte_tokenizer_vocab(f);
+    fputs("},\"merges\":[]}}", f);
+    assert_int_equal(fclose(f), 0);
+    struct tokenizer *t = create(&(struct tokenizer_spec){
+        .json = {json, len}, .bos = -1, .eos = -1, .eot = -1, .unk = -1, .pad = -1});
+    json_t *args = json_loads("{\"x\": \"<n>\"}", 0, NULL);
+    assert_int_equal(template_parse(source, strlen(source), &tmpl, &err), KVASIR_OK);
+    assert_true(render(tmpl, args, NULL, &p));
+    int32_t *ids = encode_by(t, p.text.data, p.text.len, &p.by, &n);
+    static const int32_t want[] = {256, '<', 'n', '>', 257, 256, '<', 'n', '>'};
+    assert_int_equal(n, sizeof want / sizeof *want);
+    assert_memory_equal(ids, want, sizeof want);
+    mem_free(ids);
+    prompt_free(&p);
+    json_decref(args);
+    template_destroy(tmpl);
+    tokenizer_destroy(t);
+    free(json);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_role_words),
+        cmocka_unit_test(test_rules),         cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_role_words),    cmocka_unit_test(test_normalized),
         cmocka_unit_test(test_all_templates),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
