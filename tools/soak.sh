@@ -13,6 +13,7 @@
 #   proxy      nginx and Caddy in front, as docs/deploy.md shows them, where they are installed
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)
+#   drawn      KVASIR_SOAK_DRAWN changes (200) drawn by a script (tools/draw_mutants.py)
 #   asan       every test but goldens under the address sanitizer, kcheck too
 #   tsan       every test but goldens and kcheck under the thread sanitizer
 set -euo pipefail
@@ -20,7 +21,7 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
-    stages=(kcheck arm property server fuzz interop goldens proxy recall mutants asan tsan)
+    stages=(kcheck arm property server fuzz interop goldens proxy recall mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -66,6 +67,10 @@ for stage in "${stages[@]}"; do
     proxy) SOURCE_DIR=$PWD bash tests/soak/proxy.sh build-ci/kvasir ;;
     recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;
+    drawn)
+        rm -rf build-drawn
+        python3 tools/draw_mutants.py --count "${KVASIR_SOAK_DRAWN:-200}"
+        ;;
     asan) tools/test.sh asan-all ;;
     tsan) tools/test.sh tsan-all ;;
     *)
