@@ -516,8 +516,9 @@ void sampling_free(struct sampling *s);
 
 /* ---- serve (serve_plan.c, notify.c) ---------------------------------------------------------- */
 
-/* How a server would use memory: --dry-run. Standard output. */
-int serve_plan_print(const struct command *c, kvasir_engine *engine, bool json);
+/* How a server would use memory, of which requests own so many bytes beside the cache: --dry-run.
+ * Standard output. */
+int serve_plan_print(const struct command *c, kvasir_engine *engine, uint64_t requests, bool json);
 /* Tells the service manager, if there is one: "READY=1". */
 void notify(const char *state);
 

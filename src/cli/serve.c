@@ -444,7 +444,8 @@ static int run_serve(struct serve *s) {
     if (code)
         return code;
     if (s->a->dry_run)
-        return serve_plan_print(&COMMAND, s->engine, s->a->json);
+        return serve_plan_print(&COMMAND, s->engine, server_request_memory(&s->a->server),
+                                s->a->json);
     code = start_server(s);
     if (!code)
         code = wait_and_drain(s);

@@ -53,9 +53,11 @@ static void print_lengths(kvasir_engine *e, const kvasir_memory_plan *p) {
 }
 
 static void print_text(kvasir_engine *e, const kvasir_memory_plan *p,
-                       const kvasir_context_info *info) {
+                       const kvasir_context_info *info, uint64_t requests) {
     char bytes[24];
     printf("weights   %s, beside the budget\n", human_bytes((double)p->weight_bytes, bytes));
+    printf("requests  up to %s, beside the budget: bodies, texts, tokens, answers; half for one\n",
+           human_bytes((double)requests, bytes));
     printf("budget    %s for all below\n", human_bytes((double)p->budget_bytes, bytes));
     printf("steps     %s of it: buffers, always\n", human_bytes((double)p->step_bytes, bytes));
     printf("cache     %s of it: room for one sequence of %u tokens",
@@ -102,9 +104,10 @@ static json_t *lengths_json(kvasir_engine *e, const kvasir_memory_plan *p) {
 }
 
 static int print_json(const struct command *c, kvasir_engine *e, const kvasir_memory_plan *p,
-                      const kvasir_context_info *info) {
+                      const kvasir_context_info *info, uint64_t requests) {
     json_t *o = json_object();
     put_whole(o, "weight_bytes", p->weight_bytes);
+    put_whole(o, "request_memory_bytes", requests);
     put_whole(o, "step_bytes", p->step_bytes);
     put_whole(o, "state_bytes", p->state_bytes);
     put_whole(o, "fit_tokens", p->fit_tokens);
@@ -117,13 +120,13 @@ static int print_json(const struct command *c, kvasir_engine *e, const kvasir_me
     return json_print(c, o);
 }
 
-int serve_plan_print(const struct command *c, kvasir_engine *e, bool json) {
+int serve_plan_print(const struct command *c, kvasir_engine *e, uint64_t requests, bool json) {
     kvasir_memory_plan p;
     kvasir_context_info info;
     kvasir_engine_get_plan(e, &p);
     kvasir_engine_get_context(e, &info);
     if (json)
-        return print_json(c, e, &p, &info);
-    print_text(e, &p, &info);
+        return print_json(c, e, &p, &info, requests);
+    print_text(e, &p, &info, requests);
     return finish_output(c);
 }

@@ -7,8 +7,9 @@
  *                       `-- state of the JSON automaton (json_object)
  *
  * Each choice of a request is a task of the scheduler with its own sampler, detokenizer and stop
- * matcher. The submitting thread makes them, so that the engine's thread allocates only on
- * admission (I6): sequences, and room for the answers' tokens.
+ * matcher, and room for all tokens that its answer may have. The submitting thread makes them, so
+ * that they can be charged to the request (util/meter.h), and that the engine's thread allocates
+ * only on admission (I6): sequences.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -142,21 +143,14 @@ static kvasir_status host_begin(void *user, struct task *t, struct kv_seq **out,
     return prompt_cache_load(e->ctx, choice_of(t)->request->r.prompt_cache, false, out, err);
 }
 
-/* Makes room for the answers' tokens when the request first runs. */
+/* Tells the client when the request first runs. */
 static kvasir_status host_admitted(void *user, struct task *t, kvasir_error *err) {
     struct kvasir_engine *e = user;
     struct choice *c = choice_of(t);
     struct request *q = c->request;
+    (void)err;
     if (q->started)
         return KVASIR_OK;
-    for (uint32_t i = 0; i < q->r.n; i++) {
-        struct task *answer = &q->choices[i].task;
-        int32_t *tokens = mem_realloc(answer->tokens, answer->cap, sizeof *tokens);
-        if (!tokens)
-            return fail(err, KVASIR_ERR_MEMORY, "%u tokens of an answer: out of memory",
-                        answer->cap);
-        answer->tokens = tokens;
-    }
     q->started = true;
     q->cached_tokens = q->prompt_done = seq_length(t->seq);
     pthread_mutex_lock(&e->mutex);
@@ -391,8 +385,8 @@ static kvasir_status choice_init(struct choice *c, struct request *q, uint32_t i
         TRY(kvasir_detok_show(c->detok, r->shown_tokens, r->n_shown_tokens, err));
     c->text_cap = 1024 + kvasir_stop_hold(c->stop);
     c->text = mem_alloc(c->text_cap);
-    c->task.tokens = index ? NULL : mem_calloc(prompt, sizeof *c->task.tokens);
-    if (!c->text || (index == 0 && !c->task.tokens))
+    c->task.tokens = mem_calloc(cap, sizeof *c->task.tokens); /* not touched before it is used */
+    if (!c->text || !c->task.tokens)
         return fail(err, KVASIR_ERR_MEMORY, "request: out of memory");
     if (index == 0)
         memcpy(c->task.tokens + base, r->tokens, r->n_tokens * sizeof *r->tokens);

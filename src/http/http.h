@@ -73,6 +73,7 @@ struct http_options {
     uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
     uint32_t head_timeout_s;  /* until the headers of a request are complete */
     uint32_t write_timeout_s; /* until a client reads something, or the rest */
+    struct charge *buffers;   /* what connections receive is charged to it; NULL: to nobody */
     struct http_handler handler;
 };
 struct http_error {

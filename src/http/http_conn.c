@@ -38,9 +38,36 @@ static void consume(struct conn *c, size_t n) {
     c->in_at += n;
 }
 
+static void drop_in(struct conn *c) {
+    if (c->in && c->http->options.buffers)
+        charge_give(c->http->options.buffers, IN_BYTES);
+    free(c->in);
+    c->in = NULL;
+    c->in_at = c->in_len = 0;
+}
+
+/* Before anything is received. False: there is no memory for it. */
+static bool take_in(struct conn *c) {
+    struct charge *buffers = c->http->options.buffers;
+    if (c->in)
+        return true;
+    if (buffers && !charge_take(buffers, IN_BYTES))
+        return false;
+    c->in = malloc(IN_BYTES);
+    if (!c->in && buffers)
+        charge_give(buffers, IN_BYTES);
+    return c->in != NULL;
+}
+
+/* What follows from recv's result. */
+static enum turn after_recv(ssize_t n) {
+    if (n > 0 || (n < 0 && errno == EINTR))
+        return TURN_GO_ON;
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? TURN_READ : TURN_CLOSE;
+}
+
 static enum turn read_more(struct conn *c) {
-    if (!c->in && !(c->in = malloc(IN_BYTES)))
-        return TURN_CLOSE;
+    ASSERT(c->in);
     if (c->in_at) {
         memmove(c->in, c->in + c->in_at, in_size(c));
         c->in_len -= c->in_at;
@@ -48,13 +75,8 @@ static enum turn read_more(struct conn *c) {
     }
     ASSERT(c->in_len < IN_BYTES); /* what needs more was refused */
     const ssize_t n = recv(c->fd, c->in + c->in_len, IN_BYTES - c->in_len, 0);
-    if (n > 0)
-        c->in_len += (size_t)n;
-    else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
-        return TURN_CLOSE;
-    else if (errno != EINTR)
-        return TURN_READ;
-    return TURN_GO_ON;
+    c->in_len += n > 0 ? (size_t)n : 0;
+    return after_recv(n);
 }
 
 /* ---- exchanges ------------------------------------------------------------------------------- */
@@ -106,7 +128,7 @@ void conn_close(struct conn *c) {
     const int fd = c->fd;
     if (c->current)
         exchange_end(c);
-    free(c->in);
+    drop_in(c);
     watch_close(h, c); /* before another may get the same number */
     close(fd);
     pthread_mutex_destroy(&c->armed);
@@ -190,12 +212,16 @@ static enum turn begin_request(struct conn *c) {
     return invite_body(c) ? TURN_GO_ON : TURN_CLOSE;
 }
 
+static const struct http_problem NO_BUFFER = {
+    HTTP_TOO_MANY_REQUESTS, "too many requests are being received: wait until some are read"};
+
 static enum turn end_of_head(struct conn *c, enum head_step step, struct http_problem *problem) {
     const size_t n = step == HEAD_WHOLE ? c->scan.at : 0;
     struct exchange *x = c->current = exchange_create(c);
     if (!x || !(x->head_text = malloc(n + 1)))
         return TURN_CLOSE;
-    memcpy(x->head_text, c->in + c->in_at, n);
+    if (n)
+        memcpy(x->head_text, c->in + c->in_at, n);
     x->head_text[n] = 0;
     consume(c, n);
     const bool good = step == HEAD_WHOLE && head_parse(&x->head, x->head_text, n, problem);
@@ -203,6 +229,14 @@ static enum turn end_of_head(struct conn *c, enum head_step step, struct http_pr
     x->c.path = x->head.path;
     x->close = x->head.close;
     return good ? begin_request(c) : refuse(c, problem->status, problem->why);
+}
+
+/* There is no memory to receive a request, if one comes at all. */
+static enum turn refuse_bytes(struct conn *c) {
+    struct http_problem problem = NO_BUFFER;
+    char byte;
+    const enum turn turn = after_recv(recv(c->fd, &byte, 1, MSG_PEEK));
+    return turn == TURN_GO_ON ? end_of_head(c, HEAD_BAD, &problem) : turn;
 }
 
 static enum turn run_head(struct conn *c) {
@@ -215,7 +249,7 @@ static enum turn run_head(struct conn *c) {
     const enum head_step step =
         in_size(c) ? head_scan(&c->scan, c->in + c->in_at, in_size(c), &problem) : HEAD_MORE;
     if (step == HEAD_MORE)
-        return read_more(c);
+        return take_in(c) ? read_more(c) : refuse_bytes(c);
     if (step == HEAD_WHOLE && c->scan.at == 2 && !c->skipped_line) {
         /* RFC 9112 2.2: old clients send an empty line after a body */
         consume(c, 2);
@@ -241,7 +275,7 @@ static enum turn run_body(struct conn *c) {
     size_t used, piece;
     switch (body_next(&x->frame, data, in_size(c), &used, &piece, &problem)) {
     case BODY_MORE:
-        return read_more(c);
+        return take_in(c) ? read_more(c) : refuse(c, NO_BUFFER.status, NO_BUFFER.why);
     case BODY_BAD:
         return refuse(c, problem.status, problem.why);
     case BODY_PART:
@@ -298,10 +332,11 @@ static enum turn run_send(struct conn *c) {
 }
 
 static enum turn run_linger(struct conn *c) {
-    c->in_at = c->in_len; /* dropped */
-    const enum turn turn = read_more(c);
-    c->linger_left -= min_size(c->linger_left, in_size(c));
-    return c->linger_left ? turn : TURN_CLOSE;
+    char dropped[4096];
+    drop_in(c);
+    const ssize_t n = recv(c->fd, dropped, sizeof dropped, 0);
+    c->linger_left -= min_size(c->linger_left, n > 0 ? (size_t)n : 0);
+    return c->linger_left ? after_recv(n) : TURN_CLOSE;
 }
 
 void conn_run(struct conn *c) {
@@ -319,11 +354,8 @@ void conn_run(struct conn *c) {
     while (turn == TURN_GO_ON);
     if (turn == TURN_PARKED)
         return;
-    if (turn == TURN_READ && in_size(c) == 0) {
-        free(c->in);
-        c->in = NULL;
-        c->in_at = c->in_len = 0;
-    }
+    if (turn == TURN_READ && in_size(c) == 0)
+        drop_in(c);
     if (turn == TURN_CLOSE || !conn_arm(c, turn == TURN_READ ? EPOLLIN : EPOLLOUT))
         conn_close(c);
 }

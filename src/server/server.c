@@ -85,9 +85,12 @@ static void set_up(struct server *s) {
 }
 
 /* Beside the cache, whose default leaves a quarter of what is free. */
-static uint64_t default_request_memory(void) {
+uint64_t server_request_memory(const struct server_options *options) {
     const uint64_t least = 256ull << 20, most = 4ull << 30, part = memory_available_bytes() / 8;
-    return part < least ? least : part < most ? part : most;
+    return options->request_memory_bytes ? options->request_memory_bytes
+           : part < least                ? least
+           : part < most                 ? part
+                                         : most;
 }
 
 /* jansson is one for the whole process. */
@@ -95,11 +98,10 @@ static bool set_up_memory(struct server *s) {
     const struct server_options *o = &s->options;
     mem_return_large();
     json_set_alloc_funcs(mem_alloc, mem_free);
-    mem_account_init(&s->requests,
-                     o->request_memory_bytes ? o->request_memory_bytes : default_request_memory(),
-                     o->n_api_keys > 1);
+    mem_account_init(&s->requests, server_request_memory(o), o->n_api_keys > 1);
     s->shares = calloc(o->n_api_keys + 1, sizeof *s->shares);
-    return s->shares != NULL;
+    s->buffers = charge_create(&s->requests, NULL);
+    return s->shares && s->buffers;
 }
 
 static void init_locks(struct server *s) {
@@ -157,6 +159,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
                                       .idle_timeout_s = o->idle_timeout_s,
                                       .head_timeout_s = o->head_timeout_s,
                                       .write_timeout_s = o->write_timeout_s,
+                                      .buffers = s->buffers,
                                       .handler = {.user = s,
                                                   .charge = routes_charge,
                                                   .body_limit = routes_body_limit,
@@ -229,6 +232,7 @@ void server_destroy(struct server *s) {
     log_destroy(s->log);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);
+    charge_unref(s->buffers);
     mem_account_deinit(&s->requests);
     free(s->shares);
     pthread_cond_destroy(&s->changed);

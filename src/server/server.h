@@ -71,6 +71,8 @@ struct server;
  * KVASIR_ERR_IO: it cannot listen on the address. */
 kvasir_status server_create(const struct server_options *options, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err);
+/* For all that requests own: options->request_memory_bytes, or its default at this moment. */
+uint64_t server_request_memory(const struct server_options *options);
 uint16_t server_port(const struct server *s);
 /* From now on refuses new connections and requests (503). */
 void server_drain(struct server *s);

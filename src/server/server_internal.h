@@ -29,6 +29,7 @@ struct server {
     struct server_metrics *metrics;
     struct accounts *accounts;   /* of options.api_keys */
     struct mem_account requests; /* what requests own */
+    struct charge *buffers;      /* of it, what connections receive */
     struct mem_share *shares;    /* [n_api_keys + 1]: of each key; of the admin's, or of none */
     uint64_t trimmed;            /* of the watcher: requests.returned at the last mem_trim */
     int64_t trimmed_us;

@@ -196,6 +196,7 @@ assert g["bytes_per_token_16bit"] == values * 4 == o["kv_bytes_per_token_16bit"]
 assert o["start_tokens"] == 128 and o["start_bytes"] == 128 * values * 4
 assert o["start_bytes_quantized"] == 128 * g["bytes_per_token"]
 assert o["cache_budget_bytes"] == 64 << 20 and 0 < o["step_bytes"] < 64 << 20
+assert 256 << 20 <= o["request_memory_bytes"] <= 4 << 30, o["request_memory_bytes"]
 assert o["state_bytes"] == 0 and o["weight_bytes"] > 1 << 20
 assert 0 < o["fit_tokens"] <= o["ctx"]
 page, page16 = (-(-64 * b // 4096) * 4096 for b in (g["bytes_per_token"], values * 4))
@@ -210,6 +211,11 @@ PY
 # A budget that holds less than the context: fit_tokens is the longest sequence that fits.
 plan --cache-memory-mb 3 --prefill-chunk 32 --ctx 4096
 fit=$(json fit_tokens)
+plan --cache-memory-mb 3 --prefill-chunk 32 --ctx 4096 --request-memory-mb 16
+[ "$(json request_memory_bytes)" = 16777216 ] || die "request memory $(json request_memory_bytes)"
+good serve -m "$tiny" --cache-memory-mb 64 --dry-run -q --request-memory-mb 64
+grep -q '^requests  up to 64.0 MiB, beside the budget' out || die "$(cat out)"
+plan --cache-memory-mb 3 --prefill-chunk 32 --ctx 4096
 [ "$fit" -gt 64 ] && [ "$fit" -lt "$(json ctx)" ] || die "fit_tokens $fit of $(json ctx)"
 s '--cache-memory-mb: a budget of' -m "$tiny" --cache-memory-mb 1 --dry-run -q
 s '--kv-group-size: group 128 does not fit head size 64' -m "$tiny" --kv-group-size 128 --dry-run -q

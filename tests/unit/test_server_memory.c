@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is charged to --request-memory-mb beside bodies and what is read from them: the buffers of
+ * connections, and room for the tokens of answers. api/request_memory.sh has the rest. */
+#include <stdio.h>
+#include <string.h>
+
+#include "http_client.h"
+#include "tiny_server.h"
+
+static struct tiny_server tiny;
+enum { ACCOUNT = 1 << 20, ONE_REQUEST = ACCOUNT / 2, BUFFER = 16 << 10 };
+
+static int make(void **state) {
+    (void)state;
+    tiny_server_init(&tiny);
+    tiny.engine_options.context.ctx = 32768;
+    tiny.engine_options.cache_memory_bytes = 256 << 20;
+    tiny.options.request_memory_bytes = ACCOUNT;
+    tiny_server_open(&tiny);
+    return 0;
+}
+
+static int end(void **state) {
+    (void)state;
+    tiny_server_close(&tiny);
+    return 0;
+}
+
+static struct client_answer ask(const char *method, const char *path, const char *body) {
+    struct client c;
+    assert_true(client_open(&c, tiny.port, -1));
+    assert_true(client_request(&c, method, path, "", body));
+    struct client_answer a = client_read(&c);
+    client_close(&c);
+    return a;
+}
+
+static int status_of(const char *body) {
+    struct client_answer a = ask("POST", "/v1/completions", body);
+    free(a.body);
+    return a.status;
+}
+
+/* Half of the account has room for so many requests that are being received. */
+static void test_buffers(void **state) {
+    enum { ROOM = ONE_REQUEST / BUFFER };
+    static const char PART[] = "POST /v1/completions HT";
+    struct client c[ROOM], one_more;
+    (void)state;
+    for (size_t i = 0; i < ROOM; i++) {
+        assert_true(client_open(&c[i], tiny.port, -1));
+        assert_true(client_send(&c[i], PART, strlen(PART)));
+    }
+    int status = 200;
+    for (int tries = 0; status == 200 && tries < 200; tries++) { /* until all are received */
+        pause_ms(10);
+        struct client_answer a = ask("GET", "/health", "");
+        status = a.status;
+        free(a.body);
+    }
+    assert_int_equal(status, 429);
+    assert_true(client_open(&one_more, tiny.port, -1)); /* waits without a buffer */
+    for (size_t i = 0; i < ROOM; i++)
+        client_close(&c[i]);
+    for (int tries = 0; status == 429 && tries < 200; tries++) {
+        pause_ms(10);
+        status = status_of("{\"prompt\":\"a\",\"max_tokens\":1}");
+    }
+    assert_int_equal(status, 200);
+    assert_true(client_request(&one_more, "GET", "/health", "", ""));
+    struct client_answer a = client_read(&one_more);
+    assert_int_equal(a.status, 200);
+    free(a.body);
+    client_close(&one_more);
+}
+
+/* 8 answers of up to 32,000 tokens may take 1 MB, before the first token comes. */
+static void test_tokens(void **state) {
+    (void)state;
+    assert_int_equal(status_of("{\"prompt\":\"a\",\"n\":8,\"max_tokens\":1}"), 200);
+    struct client_answer a = ask("POST", "/v1/completions",
+                                 "{\"prompt\":\"a\",\"n\":8,\"max_tokens\":32000,\"stream\":true}");
+    assert_int_equal(a.status, 413);
+    assert_non_null(strstr(a.body, "needs more than 512 KiB of memory"));
+    free(a.body);
+    assert_int_equal(status_of("{\"prompt\":\"a\",\"n\":8,\"max_tokens\":1}"), 200);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_buffers, make, end),
+        cmocka_unit_test_setup_teardown(test_tokens, make, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
