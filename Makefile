@@ -6,7 +6,7 @@ DESTDIR ?=
 DEMO_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO_PROMPT := Explain what a key-value cache is to a curious twelve-year-old.
 
-.PHONY: all help deps demo serve models test check format soak bench cuda install \
+.PHONY: all help deps demo serve models test check format attack soak bench cuda install \
         uninstall clean debug asan tsan
 
 all: build/build.ninja ## build/kvasir and the libraries, release
@@ -46,6 +46,9 @@ check: ## for daily work, 3 minutes: build, rules on the sources, unit tests
 
 format: ## clang-format over the whole tree
 	@tools/check.sh --files-c | xargs clang-format -i
+
+attack: ## a minute of attacks on the program (tools/attack.sh); needs `make check` first
+	@tools/attack.sh
 
 soak: ## long tests; the log goes to bench/results/
 	@tools/soak.sh

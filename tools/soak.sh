@@ -11,6 +11,8 @@
 #   interop    comparisons with other projects' packages (tools/interop.sh)
 #   goldens    the goldens that take long
 #   proxy      nginx and Caddy in front, as docs/deploy.md shows them, where they are installed
+#   attack     KVASIR_SOAK_ATTACK seconds of attacks (600) with limits on time (tools/attack.sh),
+#              then a minute under each sanitizer
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
 #   mutants    planted bugs (tools/mutants.sh)
 #   drawn      KVASIR_SOAK_DRAWN changes (200) drawn by a script (tools/draw_mutants.py)
@@ -21,7 +23,8 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
-    stages=(kcheck arm property server fuzz interop goldens proxy recall mutants drawn asan tsan)
+    stages=(kcheck arm property server fuzz interop goldens proxy attack recall mutants drawn asan
+        tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -65,6 +68,14 @@ for stage in "${stages[@]}"; do
             -R '^golden\.' -E '^golden\.smollm2$'
         ;;
     proxy) SOURCE_DIR=$PWD bash tests/soak/proxy.sh build-ci/kvasir ;;
+    attack)
+        tools/attack.sh "${KVASIR_SOAK_ATTACK:-600}" --limits
+        for preset in asan tsan; do
+            cmake --preset $preset >/dev/null
+            cmake --build build-$preset --target kvasir
+            BUILD=build-$preset tools/attack.sh 60
+        done
+        ;;
     recall) MODELS_DIR=$PWD/models bash tests/soak/recall.sh build-ci/kvasir ;;
     mutants) tools/mutants.sh ;;
     drawn)

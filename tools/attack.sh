@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# attack.sh [SECONDS [FLAG|PART...]]: attacks a program that was built, for about SECONDS (60):
+#   files       model files with bent bytes and members, through info and generate
+#   templates   chat templates that loop, grow, recurse and reach out
+#   fields      requests with fields of wrong types, sizes and places, on every route
+#   raw         bent heads, lengths and chunks, with requests hidden in bodies
+#   batch       batch, killed and started again
+#   overload    hostile bodies and thousands of connections beside honest clients
+# Flags: --seed N repeats a run; --limits asserts times, too: for a machine without other work, with
+# SmolLM2 in models/. Environment: BUILD, the folder of the program (build-ci), for example
+# build-asan or build-tsan after `make asan` or `make tsan`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${BUILD:-build-ci}
+[ -x "$build/kvasir" ] ||
+    { echo "attack: $build/kvasir is missing: run \`make check\` first" >&2 && exit 1; }
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
+exec python3 tests/attack/attack.py "$build/kvasir" "${@:-60}"
