@@ -98,6 +98,14 @@ for tag in "style", "script":
         print(f"src/server/page.h: the {tag} has changed: SERVER_PAGE_CSP needs {rule}")
 PY
 }
+named_tests() { # the threat model's tests exist
+    local name file=docs/threat-model.md
+    [ ! -f $file ] || grep -oE '`(unit|api|fuzz|sim|golden)\.[a-z_]+`' $file | tr -d '`' | sort -u |
+        while IFS= read -r name; do
+            compgen -G "tests/${name/.//test_}.c" >/dev/null ||
+                compgen -G "tests/${name/.//}.*" >/dev/null || echo "$file: no test $name"
+        done
+}
 scripts() {
     local f
     for f in $(files '*.sh' .ci/run); do bash -n "$f"; done
@@ -129,6 +137,7 @@ rule "no references to shared/, which a clone lacks" own_references
 rule "file names are unique" file_names
 rule "mutants can be planted" mutants
 rule "the page's policy has its hashes" page_hashes
+rule "the threat model names tests that exist" named_tests
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run
 

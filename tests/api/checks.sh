@@ -56,6 +56,8 @@ plant() {
     planted=$((planted + 1))
 }
 
+mkdir -p docs
+plant docs/threat-model.md '^docs/threat-model.md: no test unit.nothing' '| `unit.nothing` |'
 printf '<style>a</style><script>b</script>\n' >src/server/page.html
 plant src/server/page.h '^src/server/page.h: the style has changed' \
     "#define SERVER_PAGE_CSP \"script-src 'sha256-PiPoFgA5WUoziU9lZOGxNIu9egCI1CxKy3PurtWcAJ0='\""

@@ -22,7 +22,7 @@ def main():
     parser.add_argument("parts", nargs="*", default=list(SHARES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limits", action="store_true")
-    o = parser.parse_args()
+    o = parser.parse_intermixed_args()
     program, parts = os.path.abspath(o.program), o.parts
     if unknown := set(parts) - set(SHARES):
         parser.error(f"unknown parts {unknown}: there are {', '.join(SHARES)}")
