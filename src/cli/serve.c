@@ -394,14 +394,26 @@ static int wait_signal(const struct serve *s, int seconds) {
     }
 }
 
+/* Tells the service manager's watchdog that the engine has made a step since the last call, or has
+ * nothing to do. A thread that hangs with the engine's lock stops this one, too. */
+static void feed_watchdog(const struct serve *s, uint64_t *steps) {
+    kvasir_engine_stats stats;
+    kvasir_engine_get_stats(s->engine, &stats);
+    if (stats.steps != *steps || !stats.running)
+        notify("WATCHDOG=1");
+    *steps = stats.steps;
+}
+
 /* The first signal that ends the server, or NO_SIGNAL: the model's files were changed. From then on
  * another one ends the process. */
 static int take_signal(const struct serve *s) {
     int came;
+    uint64_t steps = 0;
     kvasir_error err;
-    do
+    do {
+        feed_watchdog(s, &steps);
         came = wait_signal(s, WATCH_S);
-    while (came == NO_SIGNAL && !kvasir_model_verify(s->model, &err));
+    } while (came == NO_SIGNAL && !kvasir_model_verify(s->model, &err));
     if (came == NO_SIGNAL) {
         run_error(&COMMAND, "%s; the server ends", err.text);
         notify("STOPPING=1");

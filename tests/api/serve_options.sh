@@ -319,8 +319,11 @@ for address in (where + "/notify", "@kvasir-test-%d" % os.getpid()):
                           "--cache-memory-mb", "64"], stderr=subprocess.PIPE,
                          env=dict(os.environ, NOTIFY_SOCKET=path))
     assert manager.recv(100) == b"READY=1"
+    assert [manager.recv(100) for _ in range(2)] == [b"WATCHDOG=1"] * 2  # each second
     p.send_signal(signal.SIGINT)
-    assert manager.recv(100) == b"STOPPING=1"
+    while (last := manager.recv(100)) == b"WATCHDOG=1":
+        pass
+    assert last == b"STOPPING=1"
     _, err = p.communicate(timeout=60)
     assert p.returncode == 0 and b"server: SIGINT, 0 requests are open" in err, (p.returncode, err)
 # It serves even if the service manager's socket does not exist.
