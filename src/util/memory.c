@@ -13,23 +13,47 @@
 /* ---- meters ---------------------------------------------------------------------------------- */
 
 static _Thread_local struct mem_meter *meter;
+/* So many bytes were refused, and nothing was freed since: more are not asked for. jansson goes on
+ * reading a string that it has no memory for, and tries again at each byte. */
+static _Thread_local size_t refused = SIZE_MAX;
 
 struct mem_meter *mem_meter_set(struct mem_meter *m) {
     struct mem_meter *before = meter;
     meter = m;
+    refused = SIZE_MAX;
     return before;
+}
+
+static bool take(size_t bytes) {
+    if (bytes < refused && meter->take(meter, bytes))
+        return true;
+    refused = min_size(refused, bytes);
+    return false;
 }
 
 static size_t cost_of(void *p) {
     return p ? malloc_usable_size(p) + sizeof(size_t) : 0;
 }
 
-/* Fresh memory, which is not touched yet. */
-static void *metered(void *p) {
-    if (!meter || !p || meter->take(meter, cost_of(p)))
-        return p;
-    free(p);
-    return NULL;
+/* At least what an allocation of so many bytes will cost: units of 16 bytes, or pages (glibc). */
+static size_t cost_before(size_t bytes) {
+    enum { HEAD = 32, PAGE = 4096, LARGE = 64 << 10 };
+    return bytes > SIZE_MAX / 2 ? bytes : round_up(bytes + HEAD, bytes < LARGE ? 16 : PAGE);
+}
+
+/* Before the system is asked for so many bytes. */
+static bool may_have(size_t bytes) {
+    return !meter || take(cost_before(bytes));
+}
+
+/* After it. */
+static void *settled(void *p, size_t bytes) {
+    const size_t before = cost_before(bytes), after = cost_of(p);
+    if (meter && after > before)
+        meter->add(meter, after - before);
+    else if (meter)
+        meter->give(meter, before - after);
+    return p;
 }
 
 void mem_return_large(void) {
@@ -48,17 +72,20 @@ void mem_trim(void) {
 /* ---- allocation ------------------------------------------------------------------------------ */
 
 void *mem_alloc(size_t bytes) {
-    return metered(malloc(bytes ? bytes : 1));
+    return may_have(bytes) ? settled(malloc(bytes ? bytes : 1), bytes) : NULL;
 }
 
 void *mem_calloc(size_t count, size_t size) {
-    return metered(calloc(count ? count : 1, size ? size : 1));
+    size_t bytes;
+    if (!mul_size(count, size, &bytes) || !may_have(bytes))
+        return NULL;
+    return settled(calloc(1, bytes ? bytes : 1), bytes);
 }
 
 /* Takes what is more before realloc, which cannot be undone. */
 static void *metered_realloc(void *p, size_t bytes) {
     const size_t before = cost_of(p), more = bytes - min_size(bytes, before);
-    if (!meter->take(meter, more))
+    if (!take(more))
         return NULL;
     void *grown = realloc(p, bytes);
     const size_t expected = before + more, after = grown ? cost_of(grown) : before;
@@ -82,7 +109,8 @@ void *mem_alloc_aligned(size_t bytes) {
     if (!add_size(bytes, 128, &padded))
         return NULL;
     padded = padded / 64 * 64;
-    void *p = metered(aligned_alloc(64, padded));
+    const size_t asked = padded + 64; /* for the alignment */
+    void *p = may_have(asked) ? settled(aligned_alloc(64, padded), asked) : NULL;
     if (p)
         memset(p, 0, padded);
     return p;
@@ -102,8 +130,10 @@ char *mem_strdup(const char *text) {
 }
 
 void mem_free(void *p) {
-    if (meter && p)
+    if (meter && p) {
         meter->give(meter, cost_of(p));
+        refused = SIZE_MAX;
+    }
     free(p);
 }
 

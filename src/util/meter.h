@@ -9,8 +9,9 @@
 
 /* Bytes include what malloc adds. */
 struct mem_meter {
-    bool (*take)(struct mem_meter *m, size_t bytes); /* false: mem_* return NULL */
-    void (*add)(struct mem_meter *m, size_t bytes);  /* they are allocated already */
+    /* False: mem_* return NULL, until the thread frees something also for more bytes, unasked. */
+    bool (*take)(struct mem_meter *m, size_t bytes);
+    void (*add)(struct mem_meter *m, size_t bytes); /* they are allocated already */
     void (*give)(struct mem_meter *m, size_t bytes);
 };
 /* Of this thread, from now on; NULL: none. Returns the one before. */

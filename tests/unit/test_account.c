@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <jansson.h>
+
 #include "util/account.h"
 
 #include <cmocka.h>
@@ -117,6 +119,66 @@ static void test_allocations(void **state) {
     mem_account_deinit(&a);
 }
 
+struct counting_meter {
+    struct mem_meter meter;
+    size_t left;
+    unsigned takes;
+};
+
+static bool count_take(struct mem_meter *m, size_t bytes) {
+    struct counting_meter *c = (struct counting_meter *)(void *)m;
+    c->takes++;
+    if (bytes > c->left)
+        return false;
+    c->left -= bytes;
+    return true;
+}
+
+static void count_add(struct mem_meter *m, size_t bytes) {
+    struct counting_meter *c = (struct counting_meter *)(void *)m;
+    assert_true(bytes <= c->left);
+    c->left -= bytes;
+}
+
+static void count_give(struct mem_meter *m, size_t bytes) {
+    ((struct counting_meter *)(void *)m)->left += bytes;
+}
+
+/* jansson tries to grow at each further byte of a string that does not fit. That must cost
+ * neither a system call nor a lock each time: 30 MB took two minutes. */
+static void test_refused_strings(void **state) {
+    enum { N = 8 << 20 };
+    struct counting_meter c = {{count_take, count_add, count_give}, .left = MIB};
+    char *text = malloc(N);
+    (void)state;
+    assert_non_null(text);
+    memset(text, 'a', N);
+    text[0] = text[N - 1] = '"';
+    json_set_alloc_funcs(mem_alloc, mem_free);
+    struct mem_meter *before = mem_meter_set(&c.meter);
+    assert_null(json_loadb(text, N, JSON_DECODE_ANY, NULL));
+    assert_in_range(c.takes, 10, 60);
+    assert_int_equal(c.left, MIB);
+    /* again, once something was freed */
+    char *fits = mem_alloc(1000);
+    assert_non_null(fits);
+    mem_free(fits);
+    for (size_t bytes = 1; bytes < 300000;
+         bytes += bytes / 7 + 1) { /* what is estimated is enough */
+        fits = mem_alloc(bytes);
+        mem_free(fits);
+        fits = mem_calloc(bytes, 1);
+        mem_free(fits);
+        fits = mem_alloc_aligned(bytes);
+        assert_non_null(fits);
+        mem_free(fits);
+        assert_int_equal(c.left, MIB);
+    }
+    mem_meter_set(before);
+    json_set_alloc_funcs(malloc, free);
+    free(text);
+}
+
 /* A request's engine and its exchange use its charge at the same time. */
 struct user {
     struct charge *charge;
@@ -170,9 +232,8 @@ static void test_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_limits),      cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_allocations), cmocka_unit_test(test_refused_strings),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
