@@ -44,6 +44,10 @@ static const struct option OPTIONS[] = {
              "socket, which its owner and group may use"},
     {.name = "--port", .value = "N", .kind = OPTION_U32, ROW(port), .max = 65535,
      .help = "port to listen on; 0 takes a free one and prints it"},
+    {.name = "--admin-port", .value = "N", .kind = OPTION_I32, ROW(server.admin_port), .max = 65535,
+     .shown = "none",
+     .help = "one more port, for /health, /ready, /metrics and /v1/status only, which answers "
+             "whatever clients do on the other; 0 takes a free one and prints it"},
     CONFIG_OPTION(struct serve_args, settings),
     {.name = "--served-model-name", .value = "NAME", .kind = OPTION_TEXT, ROW(server.model_name),
      .shown = "name of the file or folder", .help = "model name in answers and /v1/models"},
@@ -368,6 +372,9 @@ static int start_server(struct serve *s) {
     else
         fprintf(stderr, "server: listening on http://%s%.100s%s:%u\n", v6 ? "[" : "", o->host,
                 v6 ? "]" : "", server_port(s->server));
+    if (server_admin_port(s->server))
+        fprintf(stderr, "server: health and metrics are also on port %u\n",
+                server_admin_port(s->server));
     notify("READY=1");
     return EXIT_GOOD;
 }

@@ -193,7 +193,8 @@ static bool open_listener(struct http *h, struct http_error *err) {
 
 /* Raises the limit of open files to what max_connections may need. */
 static bool raise_files(const struct http_options *o, struct http_error *err) {
-    enum { OTHERS = 64 + SPARE_CONNECTIONS }; /* the log, the model, epolls ... */
+    /* the log, the model, epolls ...; and a small listener, which asks for no more */
+    enum { OTHERS = 64 + SPARE_CONNECTIONS + HTTP_SMALL_LISTENER + SPARE_CONNECTIONS };
     const rlim_t need = (rlim_t)o->max_connections + OTHERS;
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= need)

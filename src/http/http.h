@@ -63,6 +63,8 @@ struct http_handler {
     void (*tick)(void *user);
 };
 
+/* max_connections of a listener beside another one, whose open files have room for it. */
+enum { HTTP_SMALL_LISTENER = 32 };
 struct http_options {
     const char *host; /* or "unix:/path" of a socket, without a port */
     uint16_t port;

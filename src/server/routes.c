@@ -381,6 +381,15 @@ enum http_step routes_handle(void *user, struct http_exchange *exchange) {
     return task ? task->go_on(exchange) : begin(user, exchange);
 }
 
+enum http_step routes_handle_admin(void *user, struct http_exchange *exchange) {
+    static const char *const PATHS[] = {"/health", "/ready", "/metrics", "/v1/status"};
+    for (size_t i = 0; i < sizeof PATHS / sizeof *PATHS; i++)
+        if (strcmp(exchange->path, PATHS[i]) == 0)
+            return begin(user, exchange);
+    return refuse(user, exchange, HTTP_NOT_FOUND,
+                  "the admin port has /health, /ready, /metrics and /v1/status only");
+}
+
 void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, const char *why) {
     struct api_error err;
     api_refuse(&err, NULL, "%s", why);

@@ -16,6 +16,7 @@
 struct server_options server_defaults(void) {
     return (struct server_options){.host = "127.0.0.1",
                                    .port = 8080,
+                                   .admin_port = -1,
                                    .sampling = kvasir_sampling_defaults(),
                                    .max_choices = 32,
                                    .max_connections = 1024,
@@ -64,6 +65,10 @@ static void trim(struct server *s) {
 static void tick(void *user) {
     jobs_tick(user);
     trim(user);
+}
+
+static void no_tick(void *user) {
+    (void)user;
 }
 
 static void set_up(struct server *s) {
@@ -125,9 +130,63 @@ static uint32_t most_prompt_tokens(const struct server *s, uint32_t ctx) {
     return most;
 }
 
+static struct http_options http_options_of(struct server *s) {
+    enum { THREADS = 4 };
+    const struct server_options *o = &s->options;
+    return (struct http_options){.host = o->host,
+                                 .port = o->port,
+                                 .threads = THREADS,
+                                 .max_connections = o->max_connections,
+                                 .max_address_connections = o->max_address_connections,
+                                 .max_body_bytes = o->max_body_bytes,
+                                 .idle_timeout_s = o->idle_timeout_s,
+                                 .head_timeout_s = o->head_timeout_s,
+                                 .write_timeout_s = o->write_timeout_s,
+                                 .buffers = s->buffers,
+                                 .handler = {.user = s,
+                                             .charge = routes_charge,
+                                             .body_limit = routes_body_limit,
+                                             .handle = routes_handle,
+                                             .refuse = routes_refuse,
+                                             .gone = handle_gone,
+                                             .done = handle_done,
+                                             .tick = tick}};
+}
+
+/* Nothing that clients do on the other port takes its thread or its connections. */
+static struct http_options admin_options_of(struct server *s) {
+    enum { BODY_MAX = 4 << 10 };
+    struct http_options o = http_options_of(s);
+    if (strncmp(o.host, "unix:", 5) == 0)
+        o.host = "127.0.0.1";
+    o.port = (uint16_t)s->options.admin_port;
+    o.threads = 1;
+    o.max_connections = HTTP_SMALL_LISTENER;
+    o.max_address_connections = 0;
+    o.max_body_bytes = BODY_MAX;
+    o.buffers = NULL;
+    o.handler.handle = routes_handle_admin;
+    o.handler.tick = no_tick;
+    return o;
+}
+
+static bool listen_on(struct server *s, kvasir_error *err) {
+    const struct http_options main = http_options_of(s), admin = admin_options_of(s);
+    struct http_error why;
+    const bool good = http_start(&main, &s->http, &why);
+    if (good && (s->options.admin_port < 0 || http_start(&admin, &s->admin_http, &why)))
+        return true;
+    *err = (kvasir_error){.code = KVASIR_ERR_IO,
+                          .offset = -1,
+                          .field = why.bad_host   ? "server.host"
+                                   : why.too_many ? "server.max_connections"
+                                                  : NULL};
+    snprintf(err->text, sizeof err->text, "%s", why.text);
+    return false;
+}
+
 kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err) {
-    enum { THREADS = 4 };
     kvasir_context_info info;
     struct server *s = calloc(1, sizeof *s);
     *err = (kvasir_error){
@@ -150,32 +209,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
         server_destroy(s);
         return err->code;
     }
-    const struct http_options http = {.host = o->host,
-                                      .port = o->port,
-                                      .threads = THREADS,
-                                      .max_connections = o->max_connections,
-                                      .max_address_connections = o->max_address_connections,
-                                      .max_body_bytes = o->max_body_bytes,
-                                      .idle_timeout_s = o->idle_timeout_s,
-                                      .head_timeout_s = o->head_timeout_s,
-                                      .write_timeout_s = o->write_timeout_s,
-                                      .buffers = s->buffers,
-                                      .handler = {.user = s,
-                                                  .charge = routes_charge,
-                                                  .body_limit = routes_body_limit,
-                                                  .handle = routes_handle,
-                                                  .refuse = routes_refuse,
-                                                  .gone = handle_gone,
-                                                  .done = handle_done,
-                                                  .tick = tick}};
-    struct http_error why;
-    if (!http_start(&http, &s->http, &why)) {
-        *err = (kvasir_error){.code = KVASIR_ERR_IO,
-                              .offset = -1,
-                              .field = why.bad_host   ? "server.host"
-                                       : why.too_many ? "server.max_connections"
-                                                      : NULL};
-        snprintf(err->text, sizeof err->text, "%s", why.text);
+    if (!listen_on(s, err)) {
         server_destroy(s);
         return err->code;
     }
@@ -185,6 +219,10 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
 
 uint16_t server_port(const struct server *s) {
     return http_port(s->http);
+}
+
+uint16_t server_admin_port(const struct server *s) {
+    return s->admin_http ? http_port(s->admin_http) : 0;
 }
 
 void server_drain(struct server *s) {
@@ -228,6 +266,7 @@ void server_destroy(struct server *s) {
     if (s->work)
         work_pool_end(s->work); /* wakes the last suspended exchanges */
     http_stop(s->http);
+    http_stop(s->admin_http);
     work_pool_destroy(s->work);
     log_destroy(s->log);
     metrics_destroy(s->metrics);

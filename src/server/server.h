@@ -24,6 +24,9 @@ const char *server_read_key(char *line, struct server_key *out, size_t *column);
 struct server_options {
     const char *host;                  /* address, or "unix:/path" of a socket */
     uint16_t port;                     /* 0: a free one (server_port) */
+    /* One more listener, for health and figures only, with connections and a thread of its own: on
+     * the same address, or on 127.0.0.1 beside a Unix socket. 0: a free port; negative: none. */
+    int32_t admin_port;
     const char *model_name;            /* as clients see it */
     bool strict_model;                 /* refuse other names; otherwise they are ignored */
     const struct server_key *api_keys; /* [n_api_keys]; none: requests need no key */
@@ -59,7 +62,7 @@ struct server_options {
     void (*on_log)(void *user, const char *line);
     void *log_user;
 };
-/* 127.0.0.1, 8080, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s, 30 s, 30 s, 5 s;
+/* 127.0.0.1, 8080, no admin port, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s, 30 s, 30 s, 5 s;
  * all else 0. */
 struct server_options server_defaults(void);
 
@@ -74,7 +77,8 @@ kvasir_status server_create(const struct server_options *options, const kvasir_m
 /* For all that requests own: options->request_memory_bytes, or its default at this moment. */
 uint64_t server_request_memory(const struct server_options *options);
 uint16_t server_port(const struct server *s);
-/* From now on refuses new connections and requests (503). */
+uint16_t server_admin_port(const struct server *s); /* 0: none */
+/* From now on refuses new connections and requests (503). The admin port answers until the end. */
 void server_drain(struct server *s);
 /* The model's files are no longer what was opened: from now on refuses requests, and /ready fails
  * (503). Connections are still accepted, so that clients and load balancers see it. */

@@ -34,6 +34,7 @@ struct server {
     uint64_t trimmed;            /* of the watcher: requests.returned at the last mem_trim */
     int64_t trimmed_us;
     struct http *http;
+    struct http *admin_http;       /* NULL: there is no admin port */
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
     atomic_bool draining, stopping, model_lost;
     struct log *log; /* NULL: none is kept */
@@ -96,6 +97,8 @@ struct charge *routes_charge(void *user, const struct http_exchange *exchange);
 /* Only a client that may post to a route may send a large body. */
 uint64_t routes_body_limit(void *user, const struct http_exchange *exchange);
 enum http_step routes_handle(void *user, struct http_exchange *exchange);
+/* On the admin port: a few of the routes. */
+enum http_step routes_handle_admin(void *user, struct http_exchange *exchange);
 /* Replies to what HTTP itself refuses. */
 void routes_refuse(void *user, struct http_exchange *exchange, unsigned status, const char *why);
 /* The route's name for log and metrics; "other": there is none. */
