@@ -543,7 +543,9 @@ size_t answer_calls_read(enum answer_tools tools, const char *text, size_t len, 
 char *answer_arguments_text(json_t *arguments) {
     for (size_t precision = 15; precision < 17; precision++) {
         char *text = json_dumps(arguments, JSON_REAL_PRECISION(precision));
-        json_t *again = text ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;
+        json_t *again = NULL;
+        if (text && json_load_request(text, strlen(text), JSON_ALLOW_NUL, &again, NULL))
+            again = NULL;
         bool same = json_equal(again, arguments);
         json_decref(again);
         if (same || !text)

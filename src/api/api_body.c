@@ -37,10 +37,12 @@ static int64_t plain_number(const char *text, size_t len) {
 
 /* A tree of the same type, and for numbers of the same value. */
 static json_t *sketch(const char *text, size_t len) {
+    json_error_t problem;
     return *text == '"'   ? json_string("")
            : *text == '[' ? json_array()
-           : *text == '{' ? json_object()
-                          : json_loadb(text, len, JSON_DECODE_ANY, NULL);
+           : *text == '{'
+               ? json_object()
+               : json_load_metered(text, len, JSON_DECODE_ANY, JSON_VALUE_BYTES, &problem);
 }
 
 /* An item that is not a plain id: one after all ("-0"), or why not. False: out of memory. */

@@ -22,8 +22,8 @@ struct server_key {
 const char *server_read_key(char *line, struct server_key *out, size_t *column);
 
 struct server_options {
-    const char *host;                  /* address, or "unix:/path" of a socket */
-    uint16_t port;                     /* 0: a free one (server_port) */
+    const char *host; /* address, or "unix:/path" of a socket */
+    uint16_t port;    /* 0: a free one (server_port) */
     /* One more listener, for health and figures only, with connections and a thread of its own: on
      * the same address, or on 127.0.0.1 beside a Unix socket. 0: a free port; negative: none. */
     int32_t admin_port;
@@ -62,8 +62,8 @@ struct server_options {
     void (*on_log)(void *user, const char *line);
     void *log_user;
 };
-/* 127.0.0.1, 8080, no admin port, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s, 30 s, 30 s, 5 s;
- * all else 0. */
+/* 127.0.0.1, 8080, no admin port, 1,024 connections, 32 MiB bodies, 1 MiB buffers, 75 s, 10 s,
+ * 30 s, 30 s, 5 s; all else 0. */
 struct server_options server_defaults(void);
 
 /* A name or address that only this machine can connect to. */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "util/json.h"
+#include "util/meter.h"
 
 enum {
     /* Limit of a tree relative to its text. A safetensors header takes 10 times its size, one of
@@ -85,6 +86,72 @@ static kvasir_status check_bounds(const char *text, size_t len, int64_t at, size
     return KVASIR_OK;
 }
 
+/* ---- jansson beside a meter ------------------------------------------------------------------ */
+
+/* The longest string or number in a text. */
+static size_t longest_token(const char *text, size_t len) {
+    size_t longest = 0, from = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < len; i++) {
+        const char ch = text[i];
+        if (in_string && ch == '\\') {
+            i++;
+        } else if (ch == '"' || (!in_string && ch && strchr("{}[]:, \t\r\n", ch))) {
+            longest = max_size(longest, i - from);
+            from = i;
+            in_string ^= ch == '"';
+        }
+    }
+    return max_size(longest, len - from);
+}
+
+/* Counts what jansson takes of a loan. */
+struct loan {
+    struct mem_meter meter; /* first */
+    size_t used;
+};
+
+static bool loan_take(struct mem_meter *m, size_t bytes) {
+    ((struct loan *)(void *)m)->used += bytes;
+    return true;
+}
+
+static void loan_add(struct mem_meter *m, size_t bytes) {
+    (void)loan_take(m, bytes);
+}
+
+static void loan_give(struct mem_meter *m, size_t bytes) {
+    struct loan *loan = (struct loan *)(void *)m;
+    ASSERT(bytes <= loan->used);
+    loan->used -= bytes;
+}
+
+json_t *json_load_metered(const char *text, size_t len, size_t flags, uint64_t tree_bytes,
+                          json_error_t *problem) {
+    /* the buffer of a token doubles, beside its old self or the string that it becomes */
+    enum { TOKEN_TIMES = 3, OTHER = 8 << 10 };
+    struct mem_meter *outer = mem_meter_set(NULL);
+    mem_meter_set(outer);
+    if (!outer)
+        return json_loadb(text, len, flags, problem);
+    const size_t most = (size_t)tree_bytes + TOKEN_TIMES * longest_token(text, len) + OTHER;
+    if (!outer->take(outer, most)) {
+        *problem = (json_error_t){.position = JSON_NO_ROOM};
+        return NULL;
+    }
+    struct loan loan = {{loan_take, loan_add, loan_give}, 0};
+    mem_meter_set(&loan.meter);
+    json_t *json = json_loadb(text, len, flags, problem);
+    mem_meter_set(outer);
+    if (loan.used > most)
+        outer->add(outer, loan.used - most);
+    else
+        outer->give(outer, most - loan.used);
+    return json;
+}
+
+/* ---- within bounds --------------------------------------------------------------------------- */
+
 static kvasir_status fail_size(size_t len, int64_t at, kvasir_error *err) {
     return fail_at(err, KVASIR_ERR_FORMAT, at,
                    "JSON of %zu bytes would take more than %d times its size in memory", len,
@@ -130,7 +197,9 @@ static kvasir_status load_request(const char *text, size_t len, size_t flags, si
     TRY(check_bounds(text, len, 0, flags, JSON_REQUEST_DEPTH_MAX, &tree_bytes, err));
     TRY(check_tree(tree_bytes, len, err));
     json_error_t problem;
-    *out = json_loadb(text, len, flags, &problem);
+    *out = json_load_metered(text, len, flags, tree_bytes, &problem);
+    if (problem.position == JSON_NO_ROOM)
+        return fail(err, KVASIR_ERR_MEMORY, "not enough memory for JSON of %zu bytes", len);
     *used = (size_t)problem.position;
     if (*out)
         return KVASIR_OK;
@@ -157,6 +226,8 @@ kvasir_status json_load_part(const struct json_part *part, size_t text_len, uint
     *out = NULL;
     *tree_bytes += part->tree_bytes;
     TRY(check_tree(*tree_bytes, text_len, err));
-    *out = json_loadb(part->value, part->value_len, JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL);
+    json_error_t problem;
+    *out = json_load_metered(part->value, part->value_len, JSON_ALLOW_NUL | JSON_DECODE_ANY,
+                             part->tree_bytes, &problem);
     return *out ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "not enough memory for a JSON value");
 }

@@ -37,6 +37,13 @@ kvasir_status json_load_request(const char *text, size_t len, size_t flags, json
 kvasir_status json_load_first(const char *text, size_t len, size_t flags, size_t *used,
                               json_t **out, kvasir_error *err) MUST_CHECK;
 
+/* json_loadb, where a meter may refuse memory (util/meter.h): jansson reads beyond a string whose
+ * buffer could not grow. So the most that it may need is taken before, tree_bytes for the tree.
+ * NULL with problem->position JSON_NO_ROOM: there is not so much. */
+enum { JSON_NO_ROOM = -2 };
+json_t *json_load_metered(const char *text, size_t len, size_t flags, uint64_t tree_bytes,
+                          json_error_t *problem) MUST_CHECK;
+
 /* ---- without a tree (json_walk.c) ------------------------------------------------------------ */
 
 /* A member of an object, or an item of an array (name NULL). Both are as the text has them, the

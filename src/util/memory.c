@@ -13,8 +13,8 @@
 /* ---- meters ---------------------------------------------------------------------------------- */
 
 static _Thread_local struct mem_meter *meter;
-/* So many bytes were refused, and nothing was freed since: more are not asked for. jansson goes on
- * reading a string that it has no memory for, and tries again at each byte. */
+/* So many bytes were refused, and nothing was freed since: more are not asked for. Callers may try
+ * again and again, and each refusal takes the account's mutex. */
 static _Thread_local size_t refused = SIZE_MAX;
 
 struct mem_meter *mem_meter_set(struct mem_meter *m) {

@@ -8,9 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <jansson.h>
-
 #include "util/account.h"
+#include "util/json.h"
 
 #include <cmocka.h>
 
@@ -144,25 +143,20 @@ static void count_give(struct mem_meter *m, size_t bytes) {
     ((struct counting_meter *)(void *)m)->left += bytes;
 }
 
-/* jansson tries to grow at each further byte of a string that does not fit. That must cost
- * neither a system call nor a lock each time: 30 MB took two minutes. */
-static void test_refused_strings(void **state) {
-    enum { N = 8 << 20 };
+/* What is refused costs nothing; what is estimated before an allocation is enough. */
+static void test_meters(void **state) {
     struct counting_meter c = {{count_take, count_add, count_give}, .left = MIB};
-    char *text = malloc(N);
-    (void)state;
-    assert_non_null(text);
-    memset(text, 'a', N);
-    text[0] = text[N - 1] = '"';
-    json_set_alloc_funcs(mem_alloc, mem_free);
     struct mem_meter *before = mem_meter_set(&c.meter);
-    assert_null(json_loadb(text, N, JSON_DECODE_ANY, NULL));
-    assert_in_range(c.takes, 10, 60);
-    assert_int_equal(c.left, MIB);
-    /* again, once something was freed */
-    char *fits = mem_alloc(1000);
+    char *fits;
+    (void)state;
+    for (int i = 0; i < 1000; i++)
+        assert_null(mem_alloc(2 * MIB));
+    assert_int_equal(c.takes, 1); /* until something is freed */
+    fits = mem_alloc(1000);
     assert_non_null(fits);
     mem_free(fits);
+    assert_null(mem_alloc(2 * MIB));
+    assert_int_equal(c.takes, 3);
     for (size_t bytes = 1; bytes < 300000;
          bytes += bytes / 7 + 1) { /* what is estimated is enough */
         fits = mem_alloc(bytes);
@@ -175,8 +169,42 @@ static void test_refused_strings(void **state) {
         assert_int_equal(c.left, MIB);
     }
     mem_meter_set(before);
+}
+
+/* A text in a request whose account is nearly full, whatever is left: its tree or an error, never
+ * a byte beyond the text (jansson reads on in a string whose buffer could not grow). */
+static void test_json_in_short_memory(void **state) {
+    enum { LONG = 40000, ITEMS = 60 };
+    struct text_buf text = {0};
+    size_t refused = 0, built = 0;
+    (void)state;
+    assert_true(text_puts(&text, "{\"numbers\":[1"));
+    for (int i = 0; i < ITEMS; i++)
+        assert_true(text_puts(&text, ",1.25,{\"a\":[]}"));
+    assert_true(text_puts(&text, "],\"text\":\""));
+    for (int i = 0; i < LONG; i++)
+        assert_true(text_puts(&text, i % 1000 ? "a" : "\\u00e9"));
+    assert_true(text_puts(&text, "\"}"));
+    json_set_alloc_funcs(mem_alloc, mem_free);
+    for (size_t left = 0; left < 400000; left += 1777) {
+        struct counting_meter c = {{count_take, count_add, count_give}, .left = left};
+        kvasir_error err;
+        json_t *tree;
+        struct mem_meter *before = mem_meter_set(&c.meter);
+        const kvasir_status status = json_load_request(text.data, text.len, 0, &tree, &err);
+        if (status == KVASIR_OK)
+            assert_int_equal(json_array_size(json_object_get(tree, "numbers")), 1 + 2 * ITEMS);
+        else
+            assert_int_equal(status, KVASIR_ERR_MEMORY);
+        refused += status != KVASIR_OK;
+        built += status == KVASIR_OK;
+        json_decref(tree);
+        mem_meter_set(before);
+        assert_int_equal(c.left, left);
+    }
+    assert_true(refused > 20 && built > 20);
     json_set_alloc_funcs(malloc, free);
-    free(text);
+    text_free(&text);
 }
 
 /* A request's engine and its exchange use its charge at the same time. */
@@ -232,8 +260,11 @@ static void test_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits),      cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_allocations), cmocka_unit_test(test_refused_strings),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_meters),
+        cmocka_unit_test(test_json_in_short_memory),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
