@@ -4,18 +4,20 @@
  *     bytes <= SMALL   queue[0]  <-- thread 0, and the others when queue[1] is empty
  *     more             queue[1]  <-- threads 1 ...
  *
- * So large texts, however many, never hold small ones up. Threads are few, since the model's
- * steps need the cores more.
+ * So large texts, however many, never hold small ones up. Threads are few, and those of large texts
+ * have a low priority, since the model's steps need the cores more.
  */
 #include "server/work.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "util/util.h"
 
-enum { THREADS_MAX = 5, SMALL = 64 << 10 };
+enum { THREADS_MAX = 5, LARGE_NICE = 12, SMALL = 64 << 10 };
 
 struct work_queue {
     struct work *first, **end;
@@ -54,6 +56,8 @@ static void *work_thread(void *user) {
     struct work_pool *p = user;
     pthread_mutex_lock(&p->mutex);
     const bool small_only = p->n_started++ == 0;
+    if (!small_only) /* Linux: of this thread alone */
+        (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LARGE_NICE);
     for (;;) {
         struct work *w = next_work(p, small_only);
         if (w) {
