@@ -55,7 +55,8 @@ static const struct option OPTIONS[] = {
      .help = "require this key from clients; may be given several times. Other users see it in "
              "the process list: prefer --api-key-file or KVASIR_API_KEY"},
     {.name = "--api-key-file", .value = "FILE", .kind = OPTION_TEXT, ROW(api_key_file),
-     .help = "file with more keys, one per line, which may have a weight and quotas; # starts a "
+     .help = "file with more keys, one per line, which may have a weight and quotas; read again "
+             "at SIGHUP; # starts a "
              "comment"},
     {.name = "--admin-key", .value = "KEY", .kind = OPTION_TEXT, ROW(server.admin_key),
      .help = "key for requests that empty the cache; prefer KVASIR_ADMIN_KEY"},
@@ -153,9 +154,9 @@ struct serve {
     struct serve_args *a;
     kvasir_engine_options options;
     struct chat chat;
-    char *key_text;          /* of --api-key-file */
-    struct server_key *keys; /* [server.n_api_keys] */
-    size_t cap_keys;
+    char *key_text; /* of --api-key-file */
+    struct server_key *keys;
+    size_t n_keys, cap_keys;
     char name[256]; /* server.model_name if no flag gives it */
     char stored_bits[32];
     kvasir_model *model;
@@ -175,20 +176,18 @@ static bool is_key(const char *key) {
 }
 
 static int add_key(struct serve *s, const char *from, const struct server_key *key) {
-    struct server_options *o = &s->a->server;
     if (!is_key(key->key))
         return usage_error(&COMMAND, "%s: a key is one or more visible ASCII characters", from);
-    if (!ARRAY_GROW(s->keys, s->cap_keys, o->n_api_keys + 1))
+    if (!ARRAY_GROW(s->keys, s->cap_keys, s->n_keys + 1))
         return run_error(&COMMAND, "%s: out of memory", from);
-    s->keys[o->n_api_keys++] = *key;
-    o->api_keys = s->keys;
+    s->keys[s->n_keys++] = *key;
     return EXIT_GOOD;
 }
 
 /* The lines of the file, without blanks around them. */
 static int add_file(struct serve *s) {
     const char *path = s->a->api_key_file;
-    const size_t before = s->a->server.n_api_keys;
+    const size_t before = s->n_keys;
     size_t len, line = 0;
     int code = read_text(&COMMAND, "--api-key-file", path, &s->key_text, &len);
     if (!code && memchr(s->key_text, 0, len)) /* the rest of its line would be lost */
@@ -213,13 +212,23 @@ static int add_file(struct serve *s) {
                                  column + (size_t)(at - start), why)
                    : add_key(s, place, &key);
     }
-    if (!code && s->a->server.n_api_keys == before)
+    if (!code && s->n_keys == before)
         return usage_error(&COMMAND, "--api-key-file: %.200s: contains no key", path);
     return code;
 }
 
+static void forget_keys(struct serve *s) {
+    free(s->keys);
+    free(s->key_text);
+    s->keys = NULL;
+    s->key_text = NULL;
+    s->n_keys = s->cap_keys = 0;
+}
+
+/* At the start, and again at each SIGHUP. */
 static int read_keys(struct serve *s) {
     int code = EXIT_GOOD;
+    forget_keys(s);
     for (size_t i = 0; i < s->a->api_keys.n && !code; i++)
         code = add_key(s, "--api-key", &(struct server_key){.key = s->a->api_keys.items[i]});
     if (!code && s->a->api_key_file)
@@ -232,7 +241,7 @@ static int read_keys(struct serve *s) {
 /* Whoever reaches an address may use a server without a key. */
 static int check_open(const struct serve *s) {
     const struct server_options *o = &s->a->server;
-    if (o->n_api_keys || s->a->insecure_no_key || server_is_loopback(o->host))
+    if (s->n_keys || s->a->insecure_no_key || server_is_loopback(o->host))
         return EXIT_GOOD;
     return usage_error(&COMMAND,
                        "--host: without a key, anyone who can reach %.100s could use the model: "
@@ -334,6 +343,8 @@ static void block_signals(struct serve *s) {
     struct sigaction old;
     sigemptyset(&s->signals);
     sigaddset(&s->signals, SIGTERM);
+    if (s->a->api_key_file)
+        sigaddset(&s->signals, SIGHUP);
     if (sigaction(SIGINT, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
         sigaddset(&s->signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &s->signals, NULL);
@@ -361,6 +372,8 @@ static int start_server(struct serve *s) {
     const bool v6 = strchr(o->host, ':') != NULL;
     kvasir_error err;
     o->on_log = log_line;
+    o->api_keys = s->keys;
+    o->n_api_keys = s->n_keys;
     if (server_create(o, s->model, s->engine, &s->server, &err))
         return library_error(&COMMAND, &err);
     if (!server_is_loopback(o->host) && o->n_api_keys == 0)
@@ -411,15 +424,29 @@ static void feed_watchdog(const struct serve *s, uint64_t *steps) {
     *steps = stats.steps;
 }
 
+/* A mistake in the file changes nothing. */
+static void reread_keys(struct serve *s) {
+    if (read_keys(s))
+        fprintf(stderr, "server: SIGHUP: the API keys stay as they were\n");
+    else if (!server_set_keys(s->server, s->keys, s->n_keys))
+        fprintf(stderr, "server: SIGHUP: out of memory: the API keys stay as they were\n");
+    else
+        fprintf(stderr, "server: SIGHUP: %zu API key%s\n", s->n_keys, s->n_keys == 1 ? "" : "s");
+}
+
 /* The first signal that ends the server, or NO_SIGNAL: the model's files were changed. From then on
  * another one ends the process. */
-static int take_signal(const struct serve *s) {
+static int take_signal(struct serve *s) {
     int came;
     uint64_t steps = 0;
     kvasir_error err;
     do {
         feed_watchdog(s, &steps);
         came = wait_signal(s, WATCH_S);
+        if (came == SIGHUP) {
+            reread_keys(s);
+            came = NO_SIGNAL;
+        }
     } while (came == NO_SIGNAL && !kvasir_model_verify(s->model, &err));
     if (came == NO_SIGNAL) {
         run_error(&COMMAND, "%s; the server ends", err.text);
@@ -428,6 +455,8 @@ static int take_signal(const struct serve *s) {
         wait_signal(s, UNREADY_S);
     }
     signal(SIGTERM, SIG_DFL);
+    if (sigismember(&s->signals, SIGHUP))
+        signal(SIGHUP, SIG_IGN); /* the keys no longer matter */
     if (sigismember(&s->signals, SIGINT))
         signal(SIGINT, SIG_DFL);
     pthread_sigmask(SIG_UNBLOCK, &s->signals, NULL);
@@ -486,8 +515,7 @@ int serve_main(int argc, char **argv) {
     kvasir_engine_destroy(s.engine);
     kvasir_model_close(s.model);
     chat_free(&s.chat);
-    free(s.keys);
-    free(s.key_text);
+    forget_keys(&s);
     settings_free(&a.settings);
     return code;
 }

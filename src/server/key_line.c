@@ -35,7 +35,8 @@ static const char *read_word(char *word, struct server_key *out) {
     *value++ = 0;
     if (strcmp(word, "name") == 0) {
         out->name = value;
-        return *value && strlen(value) <= 64 ? NULL : "a name has 1 to 64 characters";
+        return *value && strlen(value) <= SERVER_KEY_NAME_MAX ? NULL
+                                                              : "a name has 1 to 64 characters";
     }
     if (strcmp(word, "expires") == 0)
         return read_date(value, &out->expires_s) ? NULL : "not a date such as 2027-12-31";

@@ -33,14 +33,6 @@ static const struct protocol *protocol_of(const struct http_exchange *exchange);
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-static bool same_key(const char *given, const char *key) {
-    const size_t n = strlen(given), len = strlen(key);
-    volatile unsigned char differ = n != len;
-    for (size_t i = 0; i < n; i++)
-        differ |= (unsigned char)(given[i] ^ key[len ? i % len : 0]);
-    return !differ;
-}
-
 static const char *given_key(const struct http_exchange *exchange) {
     const char *bearer = http_header(exchange, "Authorization"),
                *key = http_header(exchange, "X-Api-Key");
@@ -50,27 +42,25 @@ static const char *given_key(const struct http_exchange *exchange) {
 }
 
 /* False: no key, or an unknown one. */
-static bool find_tenant(const struct server *s, const struct http_exchange *exchange,
+static bool find_tenant(struct server *s, const struct http_exchange *exchange,
                         struct tenant *out) {
     const struct server_options *o = &s->options;
     const char *given = given_key(exchange);
-    *out = (struct tenant){.key = "", .share = &s->shares[o->n_api_keys]};
-    bool known = o->n_api_keys == 0;
-    for (size_t i = 0; i < o->n_api_keys; i++)
-        if (same_key(given, o->api_keys[i].key)) {
-            const struct server_key *k = &o->api_keys[i];
-            *out = (struct tenant){.key = k->key,
-                                   .number = i + 1,
-                                   .weight = k->weight,
-                                   .account = accounts_of(s->accounts, i),
-                                   .share = &s->shares[i],
-                                   .expired = k->expires_s && time(NULL) >= k->expires_s};
-            known = !out->expired;
-        }
-    if (o->admin_key && same_key(given, o->admin_key))
-        *out =
-            (struct tenant){.key = o->admin_key, .admin = true, .share = &s->shares[o->n_api_keys]};
-    if (!o->admin_key && o->n_api_keys == 0)
+    struct account_view found;
+    *out = (struct tenant){.key = "", .share = &s->share};
+    bool known = !s->needs_key;
+    if (accounts_find(s->accounts, given, &found)) {
+        *out = (struct tenant){.key = found.key,
+                               .number = found.number,
+                               .weight = found.weight,
+                               .account = found.account,
+                               .share = found.share,
+                               .expired = found.expires_s && time(NULL) >= found.expires_s};
+        known = !out->expired;
+    }
+    if (o->admin_key && account_same_key(given, o->admin_key))
+        *out = (struct tenant){.key = o->admin_key, .admin = true, .share = &s->share};
+    if (!o->admin_key && !s->needs_key)
         out->admin = true; /* the server has no keys at all */
     return known || out->admin;
 }
@@ -365,7 +355,7 @@ struct charge *routes_charge(void *user, const struct http_exchange *exchange) {
 
 uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
     enum { SMALL = 64 << 10 }; /* of refused requests: it may come together with the headers */
-    const struct server *s = user;
+    struct server *s = user;
     const uint64_t most = s->options.max_body_bytes;
     struct tenant tenant;
     bool allowed;

@@ -104,9 +104,8 @@ static bool set_up_memory(struct server *s) {
     mem_return_large();
     json_set_alloc_funcs(mem_alloc, mem_free);
     mem_account_init(&s->requests, server_request_memory(o), o->n_api_keys > 1);
-    s->shares = calloc(o->n_api_keys + 1, sizeof *s->shares);
     s->buffers = charge_create(&s->requests, NULL);
-    return s->shares && s->buffers;
+    return s->buffers != NULL;
 }
 
 static void init_locks(struct server *s) {
@@ -185,6 +184,11 @@ static bool listen_on(struct server *s, kvasir_error *err) {
     return false;
 }
 
+bool server_set_keys(struct server *s, const struct server_key *keys, size_t n) {
+    ASSERT(n > 0 || !s->needs_key);
+    return accounts_set(s->accounts, keys, n);
+}
+
 kvasir_status server_create(const struct server_options *o, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err) {
     kvasir_context_info info;
@@ -204,8 +208,11 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
     s->work = work_pool_create();
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
-    s->accounts = accounts_create(o->api_keys, o->n_api_keys);
-    if (!good || !s->metrics || !s->accounts || !s->work || (o->on_log && !s->log)) {
+    s->accounts = accounts_create();
+    s->needs_key = o->n_api_keys > 0;
+    s->options.api_keys = NULL; /* borrowed until here */
+    if (!good || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
+        !s->work || (o->on_log && !s->log)) {
         server_destroy(s);
         return err->code;
     }
@@ -273,7 +280,6 @@ void server_destroy(struct server *s) {
     accounts_destroy(s->accounts);
     charge_unref(s->buffers);
     mem_account_deinit(&s->requests);
-    free(s->shares);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->mutex);
     free(s);

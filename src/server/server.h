@@ -11,8 +11,9 @@
 #include "api/api.h"
 
 /* What a client needs to know, and what it may ask for; 0: any number. */
+enum { SERVER_KEY_NAME_MAX = 64 };
 struct server_key {
-    const char *key, *name; /* name: for messages; NULL: none */
+    const char *key, *name; /* name: for messages, up to SERVER_KEY_NAME_MAX; NULL: none */
     uint32_t weight;        /* of its requests against those of other keys; 0: 1 */
     uint32_t concurrent, requests_per_minute, tokens_per_minute;
     int64_t expires_s; /* Unix time from which on it is refused; 0: never */
@@ -27,9 +28,10 @@ struct server_options {
     /* One more listener, for health and figures only, with connections and a thread of its own: on
      * the same address, or on 127.0.0.1 beside a Unix socket. 0: a free port; negative: none. */
     int32_t admin_port;
-    const char *model_name;            /* as clients see it */
-    bool strict_model;                 /* refuse other names; otherwise they are ignored */
-    const struct server_key *api_keys; /* [n_api_keys]; none: requests need no key */
+    const char *model_name; /* as clients see it */
+    bool strict_model;      /* refuse other names; otherwise they are ignored */
+    /* [n_api_keys], copied; none: requests need no key, now and later */
+    const struct server_key *api_keys;
     size_t n_api_keys;
     const char *admin_key; /* may empty the cache; NULL: none, see routes.c */
     bool share_prefixes;   /* all keys share stored prefixes */
@@ -89,5 +91,9 @@ uint32_t server_open_requests(struct server *s);
 uint32_t server_wait_idle(struct server *s, double seconds);
 /* Cancels open requests and ends the threads, the log's after its last line. */
 void server_destroy(struct server *s);
+/* The keys from now on, instead of options.api_keys, at least one if there was one; they are
+ * copied. Requests of a key that is gone end as they would. False: out of memory, all is as it
+ * was. */
+bool server_set_keys(struct server *s, const struct server_key *keys, size_t n) MUST_CHECK;
 
 #endif

@@ -27,10 +27,11 @@ struct server {
     struct answer_syntax syntax; /* of the model's answers */
     struct api_setup setup;
     struct server_metrics *metrics;
-    struct accounts *accounts;   /* of options.api_keys */
+    struct accounts *accounts; /* the API keys */
+    bool needs_key;
     struct mem_account requests; /* what requests own */
     struct charge *buffers;      /* of it, what connections receive */
-    struct mem_share *shares;    /* [n_api_keys + 1]: of each key; of the admin's, or of none */
+    struct mem_share share;      /* of the admin, or of no key; each key has its own */
     uint64_t trimmed;            /* of the watcher: requests.returned at the last mem_trim */
     int64_t trimmed_us;
     struct http *http;

@@ -291,6 +291,33 @@ grep -q '^model: ' "$log" && grep -q '^cache: ' "$log" || die "lines at the star
 grep -q warning "$log" && die "a warning on loopback"
 end_server TERM 0
 [ -s serve.out ] && die "standard output of serve"
+
+# SIGHUP reads the keys again; a mistake changes nothing.
+code() { curl -s -o out -w '%{http_code}' -H "Authorization: Bearer $1" "$url/v1/models"; }
+printf 'first name=a\nsecond\n' >keys
+start_server "${small[@]}" --api-key-file keys --api-key fixed
+codes() { echo "$(code first) $(code second) $(code fixed) $(code third)"; }
+[ "$(codes)" = "200 200 200 401" ] || die "keys at the start"
+hup() { # PATTERN of the line that it logs
+    kill -HUP $(cat /proc/$pid/task/$pid/children) # of `timeout`
+    for _ in {1..100}; do
+        ! grep -q "$1" "$log" || return 0
+        sleep 0.1
+    done
+    cp "$log" err
+    die "no line $1"
+}
+printf 'third\nfirst weight=7\n' >keys
+hup '^server: SIGHUP: 3 API keys$'
+[ "$(codes)" = "200 401 200 200" ] || die "keys after SIGHUP"
+printf 'fourth\nfifth weight=x\n' >keys
+hup '^server: SIGHUP: the API keys stay as they were$'
+grep -q 'keys: line 2, column 7: not a number' "$log" || die "the mistake's place"
+[ "$(code third)$(code fourth)" = 200401 ] || die "keys after a mistake"
+: >keys
+hup 'contains no key'
+[ "$(code third)" = 200 ] || die "keys after an empty file"
+end_server TERM 0
 for host in 0.0.0.0 :: 192.0.2.1 name.example; do # a server that all may use is asked for by name
     expect 2 "anyone who can reach $host could use .*: set --api-key-file.*--insecure-no-key" \
         serve "${small[@]}" --host $host --port 0

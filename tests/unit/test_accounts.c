@@ -70,12 +70,50 @@ static void good(struct account *a, double now) {
         fail_msg("%s", err.text);
 }
 
+static struct account *account_of(struct accounts *all, const char *key) {
+    struct account_view found;
+    return accounts_find(all, key, &found) ? found.account : NULL;
+}
+
+/* Keys change while requests run. */
+static void test_changes(void **state) {
+    (void)state;
+    static const struct server_key
+        OLD[] = {{.key = "a", .name = "alice", .requests_per_minute = 2}, {.key = "b"}},
+        NEW[] = {{.key = "c"}, {.key = "a", .name = "bob", .requests_per_minute = 2, .weight = 5}};
+    struct accounts *all = accounts_create();
+    struct account_view a, other;
+    assert_false(accounts_find(all, "", &a));
+    assert_true(accounts_set(all, OLD, 2));
+    assert_true(accounts_find(all, "a", &a) && accounts_find(all, "b", &other));
+    assert_true(a.number != other.number && a.share != other.share && a.weight == 0);
+    good(a.account, 0);
+    good(a.account, 0);
+    good(other.account, 0);
+    assert_true(accounts_set(all, NEW, 2));
+    assert_false(accounts_find(all, "b", &other));
+    account_end(other.account); /* a request of a key that is gone */
+    assert_true(accounts_find(all, "c", &other) && other.number == 3);
+    assert_true(accounts_find(all, "a", &other) && other.account == a.account);
+    assert_int_equal(other.weight, 5);
+    refused(a.account, 0, "of the API key \"bob\" is used up", 30); /* its bucket is the same */
+    assert_true(accounts_set(all, OLD, 2));
+    assert_true(accounts_find(all, "b", &other) && other.number == 2);
+    assert_false(accounts_find(all, "c", &other) || accounts_find(all, "", &other));
+    account_end(a.account);
+    account_end(a.account);
+    accounts_destroy(all);
+}
+
 static void test_quotas(void **state) {
     (void)state;
-    const struct server_key keys[] = {
-        {.concurrent = 2}, {.requests_per_minute = 6}, {.tokens_per_minute = 600}, {.key = "free"}};
-    struct accounts *all = accounts_create(keys, 4);
-    struct account *a = accounts_of(all, 0);
+    const struct server_key keys[] = {{.key = "a", .concurrent = 2},
+                                      {.key = "b", .requests_per_minute = 6},
+                                      {.key = "c", .tokens_per_minute = 600},
+                                      {.key = "free"}};
+    struct accounts *all = accounts_create();
+    assert_true(accounts_set(all, keys, 4));
+    struct account *a = account_of(all, "a");
     good(a, 100);
     good(a, 100);
     refused(a, 100, "\"concurrent\" of 2 ", 1);
@@ -83,7 +121,7 @@ static void test_quotas(void **state) {
     good(a, 100);
     account_end(a);
     account_end(a);
-    a = accounts_of(all, 1); /* 6 at once, then one every 10 s */
+    a = account_of(all, "b"); /* 6 at once, then one every 10 s */
     for (int i = 0; i < 6; i++) {
         good(a, 1000);
         account_end(a);
@@ -93,7 +131,7 @@ static void test_quotas(void **state) {
     good(a, 1010);
     account_end(a);
     refused(a, 1010, "requests_per_minute", 10);
-    a = accounts_of(all, 2); /* 10 a second; beyond the minute's 600 it owes them */
+    a = account_of(all, "c"); /* 10 a second; beyond the minute's 600 it owes them */
     good(a, 0);
     account_tokens(a, 0, 599);
     good(a, 0);
@@ -102,7 +140,7 @@ static void test_quotas(void **state) {
     good(a, 30.2);
     for (int i = 0; i < 3; i++)
         account_end(a);
-    a = accounts_of(all, 3);
+    a = account_of(all, "free");
     for (int i = 0; i < 1000; i++) {
         good(a, 0);
         account_tokens(a, 0, 1000000);
@@ -117,6 +155,7 @@ int main(void) {
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_bad_lines),
         cmocka_unit_test(test_quotas),
+        cmocka_unit_test(test_changes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,8 +46,8 @@ static void compare(const char *text, size_t len) {
 }
 
 static const char *const TEXTS[] = {
-    "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\n\\u00e9\\ud83d\\ude00\\\"\"}], "
-    "\"n\":1}",
+    ("{\"messages\": [{\"role\": \"user\", \"content\": \"a\\n\\u00e9\\ud83d\\ude00\\\"\"}], "
+     "\"n\":1}"),
     "[0, -0, 12, -1.5, 1e5, 1E-05, 0.25e+2, true, false, null, \"\", {}, []]",
     "{\"a\":{\"b\":{\"c\":[[],[{}],[1,[2]]]},\"a\":1},\"b\":\"\\u0061\",\"\\u00e9\":\"\xc3\xa9\"}",
     " { \"big\" : 9223372036854775807 , \"less\" : -9223372036854775808, \"r\": 1e308 } \n",
