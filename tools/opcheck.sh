@@ -41,7 +41,7 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1;
 # ---- building ------------------------------------------------------------------------------------
 
 ref_files=(src/backend/cpu/ref/*.c)
-mapfile -t util_files < <(ls src/util/*.c | grep -v json.c) # which needs jansson
+mapfile -t util_files < <(ls src/util/*.c | grep -v json) # which need jansson
 c_files=("${util_files[@]}" src/quant/*.c src/backend/*.c src/backend/cpu/*.c tests/opcheck/*.c
     tests/opcheck/cuda/*.c tests/support/random_data.c)
 cuda_files=(src/backend/cuda/*.cu)

@@ -154,6 +154,14 @@ static kvasir_status take_member(void *user, const struct json_part *m, kvasir_e
 
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
+static bool is_object(const char *text, size_t len) {
+    size_t at = 0;
+    while (at < len &&
+           (text[at] == ' ' || text[at] == '\t' || text[at] == '\r' || text[at] == '\n'))
+        at++;
+    return at < len && text[at] == '{';
+}
+
 bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wants,
                    struct api_body *out, struct api_error *err) {
     *out = (struct api_body){.members = json_object()};
@@ -162,7 +170,7 @@ bool api_body_read(const char *text, size_t len, uint32_t vocab, api_want_fn *wa
     if (!out->members)
         return api_no_memory(err);
     const kvasir_status status = json_walk(text, len, take_member, &r, &why);
-    if (status == KVASIR_OK && text[strspn(text, " \t\r\n")] == '{')
+    if (status == KVASIR_OK && is_object(text, len))
         return true;
     api_body_free(out);
     return status == KVASIR_OK ? api_refuse(err, NULL, "the request body is not a JSON object")

@@ -193,9 +193,9 @@ struct file_replacer {
     struct file_writer out;
     char path[WRITE_PATH_MAX];
 };
-/* `private`: only the owner may read it. Removes what killed processes left of the same file.
+/* owner_only: nobody else may read it. Removes what killed processes left of the same file.
  * abandon does nothing after a commit. */
-kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool private,
+kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool owner_only,
                                  kvasir_error *err) MUST_CHECK;
 kvasir_status file_replace_commit(struct file_replacer *r, kvasir_error *err) MUST_CHECK;
 void file_replace_abandon(struct file_replacer *r);

@@ -145,7 +145,7 @@ static void remove_leftovers(const char *path) {
         closedir(dir);
 }
 
-kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool private,
+kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool owner_only,
                                  kvasir_error *err) {
     enum { TRIES = 100 }; /* names of other threads, or left by killed processes */
     size_t len = strlen(path);
@@ -158,7 +158,7 @@ kvasir_status file_replace_begin(struct file_replacer *r, const char *path, bool
     for (int i = 0; i < TRIES && r->out.fd < 0; i++) {
         snprintf(r->out.path, sizeof r->out.path, "%s.tmp-%ld-%d", path, (long)getpid(), i);
         r->out.fd =
-            open(r->out.path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, private ? 0600 : 0666);
+            open(r->out.path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, owner_only ? 0600 : 0666);
         if (r->out.fd < 0 && errno != EEXIST)
             break;
     }

@@ -59,7 +59,7 @@ end_server TERM 0
     ulimit -Sn 100
     start_server -q -m "$tiny" --cache-memory-mb 64 --max-connections 300
     limits=/proc/$(cat "/proc/$pid/task/$pid/children")/limits # of timeout's child
-    grep -q '^Max open files *428 ' "${limits// /}" || die "$(grep open "${limits// /}")"
+    grep -q '^Max open files *524 ' "${limits// /}" || die "$(grep open "${limits// /}")"
     end_server TERM 0
 ) || exit 1
 (

@@ -201,7 +201,7 @@ def bad_requests(server):
     bad("temperature", extra_body={"temperature": -1})
     bad("tool_choice", tools=[WEATHER], tool_choice={"type": "any"})
     bad("tools[0].name", tools=[{"input_schema": {"type": "object"}}])
-    bad("a prompt of 100012 tokens", messages=user("word " * 20000 + "plain"))
+    bad("messages: the text has more than 65536 tokens", messages=user("word " * 20000 + "plain"))
 
 
 @case("keys")
