@@ -64,6 +64,6 @@ end_server TERM 0
 ) || exit 1
 (
     ulimit -n 200
-    expect 2 'max-connections: 300 connections need 428 open files, but the limit is 200' serve \
+    expect 2 'max-connections: 300 connections need 524 open files, but the limit is 200' serve \
         -q -m "$tiny" --port 0 --cache-memory-mb 64 --max-connections 300
 ) || exit 1
