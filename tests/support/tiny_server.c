@@ -16,6 +16,7 @@ void tiny_server_init(struct tiny_server *t) {
     t->engine_options.context.prefill_chunk = 96;
     t->options.port = 0;
     t->options.model_name = "tiny";
+    t->options.text_timeout_s = 300; /* a sanitizer on a busy machine takes minutes */
 }
 
 static void write_model(struct temp_folder *folder, const char *weights) {
