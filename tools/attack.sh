@@ -7,6 +7,7 @@
 #   fields      requests with fields of wrong types, sizes and places, on every route
 #   raw         bent heads, lengths and chunks, with requests hidden in bodies
 #   batch       batch, killed and started again
+#   shares      150 clients of one key beside 50 of another: equal tokens (with --limits only)
 #   overload    hostile bodies and thousands of connections beside honest clients
 # Flags: --seed N repeats a run; --limits asserts times, too: for a machine without other work, with
 # SmolLM2 in models/. Environment: BUILD, the folder of the program (build-ci), for example

@@ -3,12 +3,14 @@
 #
 # device-fuzz.sh bundle [TARGET...]
 #     here: builds all fuzz targets, or those named (tools/fuzz.sh), and packs them with their
-#     libraries and seeds into build-fuzz/bundle.tar.gz: 5 MB plus 8 MB per target
-# device-fuzz.sh run SECONDS [N]
-#     on a machine with many cores and no compiler that has that file: N workers (default 2) of
-#     every target at once. Prints a log for bench/results/; exit 1 on a finding.
+#     libraries and seeds, build-fuzz/corpus among them, into build-fuzz/bundle.tar.xz
+# device-fuzz.sh run SECONDS [TARGET:N...]
+#     on a machine with many cores and no compiler that has that file: N workers of each target at
+#     once, which share what they find (default: 1 of every target). Prints a log for
+#     bench/results/; exit 1 on a finding. New inputs go into OUT/corpus.tar.gz: unpacked in
+#     build-fuzz, the next run here or there begins with them.
 #
-# Environment of run: COMMIT, OUT: a folder for findings.
+# Environment of run: COMMIT, OUT: a folder for findings and new inputs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bundle=build-fuzz/bundle
@@ -22,6 +24,8 @@ if [ "$1" = bundle ]; then
     for target in "${targets[@]}"; do
         cp "build-fuzz/tests/fuzz_$target" $bundle/
         cp -r "tests/fuzz/corpus/$target" $bundle/corpus/
+        [ ! -d "build-fuzz/corpus/$target" ] ||
+            cp -r "build-fuzz/corpus/$target" $bundle/corpus/
     done
     cp tests/fuzz/*.dict $bundle/
     [ ! -d $bundle/corpus/template ] || [ ! -d ../shared/chat-templates ] ||
@@ -29,14 +33,19 @@ if [ "$1" = bundle ]; then
     strip -g $bundle/fuzz_*
     ldd $bundle/fuzz_* | sed -nE 's/.*(=> |\t)(\/[^ ]+) .*/\2/p' | sort -u |
         xargs -I{} cp -L {} $bundle/lib/
-    tar czf $bundle.tar.gz $bundle
+    tar c $bundle | xz -9 >$bundle.tar.xz # the programs share most of their code
+    du -h $bundle.tar.xz
     exit 0
 fi
 
-tar xzf $bundle.tar.gz
-seconds=$2 workers=${3:-2} out=${OUT:-$(mktemp -d)}
+tar xJf $bundle.tar.xz
+seconds=$2 out=${OUT:-$(mktemp -d)}
+shift 2
+if [ $# = 0 ]; then
+    for target in "$bundle"/corpus/*/; do set -- "$@" "$(basename "$target")"; done
+fi
 echo "device-fuzz: ${COMMIT:-no commit named}, $(date -u +%FT%TZ), $(nproc) cores," \
-    "$workers workers of $seconds s a target"
+    "$seconds s, workers of a target: $*"
 grep -m1 'model name' /proc/cpuinfo || true
 # The run that reached an edge which none had reached before.
 last_edge() { # LOG
@@ -44,8 +53,7 @@ last_edge() { # LOG
         most = $(i + 1); at = substr($1, 2) } } END { print at + 0 }' "$1"
 }
 run() { # TARGET WORKER
-    local target=$1 log=$out/$1-$2.log grown args=()
-    grown=$(mktemp -d)
+    local target=$1 log=$out/$1-$2.log grown=$out/corpus/$1 args=()
     [ ! -e "$bundle/$target.dict" ] || args=(-dict="$bundle/$target.dict")
     ASAN_OPTIONS=detect_leaks=1:symbolize=0 "$bundle"/lib/ld-linux-x86-64.so.2 \
         --library-path "$bundle/lib" "$bundle/fuzz_$target" -max_total_time="$seconds" \
@@ -63,8 +71,14 @@ run() { # TARGET WORKER
 }
 export -f run last_edge
 export bundle seconds out
-for file in "$bundle"/corpus/*/; do
+for arg; do
+    target=${arg%:*} workers=1
+    [ "$target" = "$arg" ] || workers=${arg#*:}
+    mkdir -p "$out/corpus/$target"
     for ((worker = 1; worker <= workers; worker++)); do
-        echo "$(basename "$file") $worker"
+        echo "$target $worker"
     done
-done | xargs -P 0 -L1 bash -c 'run $0 $1'
+done | xargs -P 0 -L1 bash -c 'run $0 $1' || failed=1
+tar czf "$out/corpus.tar.gz" -C "$out" corpus
+rm -r "$out/corpus"
+exit "${failed:-0}"

@@ -163,7 +163,7 @@ class Folder:
         subprocess.run(
             ["cmake", "-S", self.tree, "-B", self.build, "-G", "Ninja", "-DBUILD_TESTING=ON",
              "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_C_COMPILER=gcc", "-DKVASIR_WERROR=ON",
-             "-DKVASIR_PROGRAMS=15",
+             "-DKVASIR_PROGRAMS=15", "-DCMAKE_C_FLAGS=-DKVASIR_INSTRUMENTED",
              f"-DCMAKE_C_COMPILER_LAUNCHER={launcher}", "-DCMAKE_EXE_LINKER_FLAGS=--coverage",
              f"-DSHARED_DIR={shared}", f"-DMODELS_DIR={self.path}/models"],
             check=True, stdout=subprocess.DEVNULL)
