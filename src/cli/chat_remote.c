@@ -305,13 +305,16 @@ static void remote_print_stats(void *self) {
     const json_t *cache = json_object_get(status, "cache");
     const json_t *formats = json_object_get(cache, "by_format");
     char used[24], budget[24], stored[24];
-    fprintf(stderr, "server: %.0f running, %.0f waiting; %.1f tokens/s\n",
-            number_at(status, "num_running"), number_at(status, "num_waiting"),
-            number_at(status, "generation_tps"));
-    fprintf(stderr, "cache:  %s of %s, %s of them stored prefixes\n",
-            human_bytes(number_at(cache, "used_bytes"), used),
-            human_bytes(number_at(cache, "budget_bytes"), budget),
-            human_bytes(number_at(cache, "stored_bytes"), stored));
+    fprintf(stderr, "server: %.0f running, %.0f waiting", number_at(status, "num_running"),
+            number_at(status, "num_waiting"));
+    if (json_object_get(status, "generation_tps")) /* else it shows what is this key's only */
+        fprintf(stderr, "; %.1f tokens/s", number_at(status, "generation_tps"));
+    fputc('\n', stderr);
+    if (json_object_get(cache, "used_bytes"))
+        fprintf(stderr, "cache:  %s of %s, %s of them stored prefixes\n",
+                human_bytes(number_at(cache, "used_bytes"), used),
+                human_bytes(number_at(cache, "budget_bytes"), budget),
+                human_bytes(number_at(cache, "stored_bytes"), stored));
     for (size_t i = 0; i < json_array_size(formats); i++) {
         const json_t *f = json_array_get(formats, i);
         const char *name = json_string_value(json_object_get(f, "format"));

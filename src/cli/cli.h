@@ -19,6 +19,7 @@
  *   stream.c    writes the answer: stop texts, whole writes
  *   interrupt.c Ctrl-C
  *   notify.c    messages to systemd
+ *   sandbox.c   serve's access to files and system calls
  *
  * Standard output carries only results; everything else goes to standard error. A command returns
  * an exit code and closes what it opened. Exit codes are part of the interface.
@@ -521,6 +522,34 @@ void sampling_free(struct sampling *s);
 int serve_plan_print(const struct command *c, kvasir_engine *engine, uint64_t requests, bool json);
 /* Tells the service manager, if there is one: "READY=1". */
 void notify(const char *state);
+
+/* ---- sandbox (sandbox.c) --------------------------------------------------------------------- */
+
+/* Features that need files or system calls. */
+enum sandbox_feature {
+    SANDBOX_ALWAYS,
+    SANDBOX_MODEL,
+    SANDBOX_KEY_CENTRE, /* a file of key means */
+    SANDBOX_KEY_FILE,   /* read again at SIGHUP */
+    SANDBOX_SOCKET,     /* a Unix socket to listen on */
+    SANDBOX_HOST_NAME,  /* the host to listen on may have to be looked up */
+    SANDBOX_MANAGER,    /* $NOTIFY_SOCKET */
+    SANDBOX_FEATURES
+};
+struct sandbox {
+    const char *uses[SANDBOX_FEATURES]; /* a path, a name or ""; NULL: the feature is not used */
+    bool wanted, required;              /* --sandbox: not off; on */
+    int files_error;                    /* why files are not restricted; 0 */
+};
+int sandbox_read(const struct command *c, const char *mode, struct sandbox *s);
+/* From here on the calling thread, and those that it starts, open only what the features need. Only
+ * with --sandbox on it is an error if that is impossible. */
+int sandbox_files(const struct command *c, struct sandbox *s);
+/* From here on all threads make only the system calls that the features need while the server runs.
+ * Says in a line what is restricted; quiet: only if something is not. Errors as above. */
+int sandbox_calls(const struct command *c, struct sandbox *s, bool quiet);
+/* Whether it is the sandbox that keeps the process from reading the file. */
+bool sandbox_hides(const struct sandbox *s, const char *path);
 
 /* ---- stream (stream.c) ----------------------------------------------------------------------- */
 

@@ -13,6 +13,7 @@
 #include "cli.h"
 #include "server/server.h"
 
+#include <arpa/inet.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,8 @@ struct serve_args {
     kvasir_model_options load;
     struct settings settings;
     struct server_options server;
-    const char *model, *api_key_file;
-    struct text_list api_keys, allowed_hosts;
+    const char *model, *api_key_file, *sandbox;
+    struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
     uint64_t body_mib, request_mib;
@@ -96,13 +97,20 @@ static const struct option OPTIONS[] = {
      .help = "on unless --no-prefix-cache is given; accepted for compatibility with vllm-mlx"},
     {.name = "--max-waiting", .value = "N", .kind = OPTION_U32, .min = 1, .max = 1 << 20,
      ROW(engine.options.max_waiting),
-     .help = "maximum number of waiting requests; further ones are refused (429)"},
+     .help = "maximum number of waiting requests, half of them shared by the weights of the API "
+             "keys; further ones are refused (429)"},
     {.name = "--max-connections", .value = "N", .kind = OPTION_U32, .min = 1, .max = 1 << 20,
      ROW(server.max_connections), .help = "maximum number of open connections, idle ones included"},
     {.name = "--max-address-connections", .value = "N", .kind = OPTION_U32, .min = 1,
      .max = 1 << 20, ROW(server.max_address_connections),
      .shown = "a quarter of --max-connections, no limit from this machine",
-     .help = "maximum number of open connections from one address; further ones are closed"},
+     .help = "maximum number of open connections from one address, or of open requests through "
+             "--trusted-proxies; further ones are closed or refused (429)"},
+    {.name = "--trusted-proxies", .value = "LIST", .kind = OPTION_TEXTS, ROW(trusted_proxies),
+     .shown = "none",
+     .help = "addresses and blocks of proxies, 10.0.0.1,fd00::/8: the address of a client behind "
+             "them is the rightmost one of X-Forwarded-For that is not in the list; may be given "
+             "several times"},
     {.name = "--max-body-mb", .value = "N", .kind = OPTION_U64, .min = 1, .max = 4096,
      ROW(body_mib), .help = "largest request body, in MiB"},
     {.name = "--request-memory-mb", .value = "N", .kind = OPTION_U64, .min = 16, .max = 1 << 20,
@@ -126,6 +134,9 @@ static const struct option OPTIONS[] = {
      ROW(drain_timeout_s),
      .help = "seconds that requests may take to finish after SIGTERM or Ctrl-C; a second signal "
              "stops the server at once"},
+    {.name = "--sandbox", .value = "MODE", .kind = OPTION_TEXT, .initial = "auto", ROW(sandbox),
+     .help = "give up access to files and system calls that the server does not need: auto, as far "
+             "as the kernel can; on, or do not start; off"},
     {.name = "--log-prompts", .kind = OPTION_FLAG, ROW(server.log_prompts),
      .help = "write request bodies to the log, including prompts"},
     {.name = "--dry-run", .kind = OPTION_FLAG, ROW(dry_run),
@@ -153,6 +164,7 @@ static const struct command COMMAND = {
 struct serve {
     struct serve_args *a;
     kvasir_engine_options options;
+    struct sandbox sandbox;
     struct chat chat;
     char *key_text; /* of --api-key-file */
     struct server_key *keys;
@@ -291,9 +303,28 @@ static void settle_name(struct serve *s) {
         s->a->server.model_name = s->name;
 }
 
+/* What the flags, and what the service manager has set, need. */
+static int settle_sandbox(struct serve *s) {
+    const struct serve_args *a = s->a;
+    const char **uses = s->sandbox.uses, *host = a->server.host;
+    const bool socket = strncmp(host, "unix:", 5) == 0;
+    unsigned char address[sizeof(struct in6_addr)];
+    const bool number =
+        inet_pton(AF_INET, host, address) > 0 || inet_pton(AF_INET6, host, address) > 0;
+    uses[SANDBOX_ALWAYS] = "";
+    uses[SANDBOX_MODEL] = a->model;
+    uses[SANDBOX_KEY_CENTRE] = a->engine.options.context.key_centre;
+    uses[SANDBOX_KEY_FILE] = a->api_key_file;
+    uses[SANDBOX_SOCKET] = socket ? host + 5 : NULL;
+    uses[SANDBOX_HOST_NAME] = socket || number ? NULL : host;
+    uses[SANDBOX_MANAGER] = getenv("NOTIFY_SOCKET");
+    return sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
+}
+
 /* Everything that needs no model. */
 static int settle_flags(struct serve *s) {
     struct serve_args *a = s->a;
+    kvasir_error err;
     if (a->json && !a->dry_run)
         return usage_error(&COMMAND, "--json: only allowed with --dry-run");
     if (a->prefix_cache && a->engine.options.no_prefix_cache)
@@ -309,6 +340,9 @@ static int settle_flags(struct serve *s) {
     settle_name(s);
     a->server.allowed_hosts = a->allowed_hosts.items;
     a->server.n_allowed_hosts = a->allowed_hosts.n;
+    a->server.trusted_proxies = a->trusted_proxies.items;
+    a->server.n_trusted_proxies = a->trusted_proxies.n;
+    a->server.max_waiting = a->engine.options.max_waiting;
     a->server.port = (uint16_t)a->port;
     a->server.max_body_bytes = a->body_mib << 20;
     a->server.request_memory_bytes = a->request_mib << 20;
@@ -318,8 +352,12 @@ static int settle_flags(struct serve *s) {
         code = read_keys(s);
     if (!code)
         code = check_open(s);
+    if (!code && !server_check_proxies(&a->server, &err))
+        code = library_error(&COMMAND, &err);
     if (!code)
         code = chat_read(&COMMAND, &a->chat, &s->chat);
+    if (!code)
+        code = settle_sandbox(s);
     a->server.variables = s->chat.kwargs;
     a->server.all_control = s->chat.all_control;
     return code;
@@ -388,8 +426,10 @@ static int start_server(struct serve *s) {
     if (server_admin_port(s->server))
         fprintf(stderr, "server: health and metrics are also on port %u\n",
                 server_admin_port(s->server));
-    notify("READY=1");
-    return EXIT_GOOD;
+    const int code = sandbox_calls(&COMMAND, &s->sandbox, s->a->quiet);
+    if (!code)
+        notify("READY=1");
+    return code;
 }
 
 /* ---- end ------------------------------------------------------------------------------------- */
@@ -427,7 +467,10 @@ static void feed_watchdog(const struct serve *s, uint64_t *steps) {
 /* A mistake in the file changes nothing. */
 static void reread_keys(struct serve *s) {
     if (read_keys(s))
-        fprintf(stderr, "server: SIGHUP: the API keys stay as they were\n");
+        fprintf(stderr, "server: SIGHUP: the API keys stay as they were%s\n",
+                sandbox_hides(&s->sandbox, s->a->api_key_file)
+                    ? ": --sandbox hides the file, because it moved to another folder; restart"
+                    : "");
     else if (!server_set_keys(s->server, s->keys, s->n_keys))
         fprintf(stderr, "server: SIGHUP: out of memory: the API keys stay as they were\n");
     else
@@ -485,6 +528,8 @@ static int wait_and_drain(struct serve *s) {
 
 static int run_serve(struct serve *s) {
     int code = settle_flags(s);
+    if (!code)
+        code = sandbox_files(&COMMAND, &s->sandbox);
     if (!code)
         code = open_model(s);
     if (!code)

@@ -5,6 +5,7 @@
  * is not armed: further clients wait in the system's queue.
  */
 #include "http/http_internal.h"
+#include "http/http_peer.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -56,7 +57,8 @@ static void open_conn(struct http *h, int fd, const struct sockaddr_storage *fro
     }
     c->http = h;
     c->fd = fd;
-    c->address = address_of(from);
+    c->peer = c->address = address_of(from);
+    c->proxy = peer_is_trusted(&h->options, &c->peer);
     set_socket(fd, h->options.write_timeout_s);
     pthread_mutex_init(&c->armed, NULL);
     if (!watch_open(h, c)) {

@@ -9,6 +9,9 @@
  *       or http_reply_stream: fill, fill ...                  too slow, too long: cut
  *       done
  *
+ * The address that limits and logs use is the peer's. If that is a trusted proxy, it is that of the
+ * client that the proxy names, for as long as a request of this client takes (http_peer.h).
+ *
  * Invariants
  *   HTTP-1  handle, fill and done of one exchange never run at the same time as each other. gone
  *           may, on the watcher's thread, between http_attach and done.
@@ -21,6 +24,7 @@
 #ifndef HTTP_HTTP_H
 #define HTTP_HTTP_H
 
+#include <netinet/in.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -29,8 +33,10 @@
 #include "util/account.h"
 #include "util/util.h"
 
+enum { HTTP_ADDRESS_MAX = INET6_ADDRSTRLEN };
 struct http;
 struct http_exchange {
+    char client[HTTP_ADDRESS_MAX]; /* the client's address */
     const char *method, *path;
     const char *body; /* [body_len] and a NUL; until the reply, or http_drop_body */
     size_t body_len;
@@ -65,12 +71,24 @@ struct http_handler {
 
 /* max_connections of a listener beside another one, whose open files have room for it. */
 enum { HTTP_SMALL_LISTENER = 32 };
+
+/* An address, or a block of them. */
+struct http_net {
+    struct in6_addr first; /* IPv4 mapped */
+    unsigned bits;         /* that the addresses have in common */
+};
+/* The n bytes are "ADDRESS" or "ADDRESS/BITS". False: they are not, or other bits are set, too. */
+bool http_net_read(const char *text, size_t n, struct http_net *out);
+
 struct http_options {
     const char *host; /* or "unix:/path" of a socket, without a port */
     uint16_t port;
     uint32_t threads, max_connections;
-    /* of one client address; 0: a quarter of max_connections, and any number from loopback */
+    /* of one client address, each request through a trusted proxy counted as one; 0: a quarter of
+       max_connections, and any number from loopback */
     uint32_t max_address_connections;
+    const struct http_net *trusted; /* [n_trusted] proxies; borrowed */
+    size_t n_trusted;
     uint64_t max_body_bytes;
     uint32_t idle_timeout_s;  /* between requests, and until a request is complete */
     uint32_t head_timeout_s;  /* until the headers of a request are complete */

@@ -11,6 +11,7 @@
  * A connection without a request takes no buffer.
  */
 #include "http/http_internal.h"
+#include "http/http_peer.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -88,6 +89,7 @@ static struct exchange *exchange_create(struct conn *c) {
     x->c.method = x->head.method = "GET";
     x->c.path = x->head.path = "/";
     x->c.body = "";
+    peer_text(&c->peer, x->c.client);
     x->http = c->http;
     x->conn = c;
     x->body_limit = c->http->options.max_body_bytes;
@@ -188,10 +190,21 @@ static bool invite_body(const struct conn *c) {
            send(c->fd, GO_ON, (size_t)n, MSG_NOSIGNAL) == n;
 }
 
+/* Finds the client of a request that a trusted proxy sent. False: the client has too many. */
+static bool find_client(struct conn *c) {
+    struct exchange *x = c->current;
+    const struct in6_addr client = peer_client(&c->http->options, &x->head, &c->peer);
+    peer_text(&client, x->c.client);
+    return watch_client(c->http, c, &client);
+}
+
 /* After the headers, before the body. */
 static enum turn begin_request(struct conn *c) {
     struct exchange *x = c->current;
     const struct http_options *o = &c->http->options;
+    if (c->proxy && !find_client(c))
+        return refuse(c, HTTP_TOO_MANY_REQUESTS,
+                      "too many requests of this address are open: wait until one has ended");
     x->c.charge = o->handler.charge(o->handler.user, &x->c);
     if (!x->c.charge)
         return TURN_CLOSE;

@@ -24,7 +24,9 @@ struct conn {
     int fd;
     uint64_t id;               /* never used again */
     uint64_t since;            /* order in which connections began to wait for a request */
-    struct in6_addr address;   /* of the client; IPv4 mapped */
+    struct in6_addr peer;      /* who has connected; IPv4 mapped */
+    struct in6_addr address;   /* of the client: for which it counts, if it does */
+    bool counts;               /* false: a trusted proxy's, between requests */
     struct exchange *exchange; /* being answered; NULL: none */
     int64_t deadline_s;        /* when it is cut; 0: never */
     bool cut;
@@ -35,6 +37,7 @@ struct conn {
     pthread_mutex_t armed;
     /* of the thread that runs it */
     struct http *http;
+    bool proxy; /* the peer is a trusted one; never changed */
     enum conn_state state;
     struct exchange *current; /* from the end of the headers on */
     char *in;                 /* received, from in_at to in_len; NULL: nothing */
@@ -115,6 +118,9 @@ void watch_stop(struct http *h);
 /* A connection begins and ends. False: there are too many from this address. */
 bool watch_open(struct http *h, struct conn *conn);
 void watch_close(struct http *h, struct conn *conn);
+/* Through a trusted proxy: a request of this client begins; it ends at watch_end. False: the client
+ * has too many. */
+bool watch_client(struct http *h, struct conn *conn, const struct in6_addr *client);
 /* Whether there may be one more. False: the listener is armed when there may. */
 bool watch_has_room(struct http *h);
 void watch_full(struct http *h);

@@ -191,22 +191,33 @@ static bool is_loopback(const struct in6_addr *a) {
 }
 
 /* One client must not take all connections. */
-static bool address_has_room(const struct http *h, const struct in6_addr *a) {
+static bool address_has_room(const struct http *h, const struct in6_addr *a, bool connected) {
     uint32_t most = h->options.max_address_connections, n = 0;
-    if (!most && is_loopback(a))
+    if (!most && connected && is_loopback(a)) /* what a proxy says does not lift the limit */
         return true;
     if (!most)
         most = max_u32(h->options.max_connections / 4, 1);
     for (const struct conn *c = h->watch.conns; c; c = c->next)
-        n += IN6_ARE_ADDR_EQUAL(&c->address, a) ? 1 : 0;
+        n += c->counts && IN6_ARE_ADDR_EQUAL(&c->address, a) ? 1 : 0;
     return n < most;
+}
+
+bool watch_client(struct http *h, struct conn *c, const struct in6_addr *client) {
+    pthread_mutex_lock(&h->watch.mutex);
+    ASSERT(c->proxy && !c->counts);
+    c->counts = address_has_room(h, client, IN6_ARE_ADDR_EQUAL(client, &c->peer));
+    c->address = *client;
+    const bool good = c->counts;
+    pthread_mutex_unlock(&h->watch.mutex);
+    return good;
 }
 
 bool watch_open(struct http *h, struct conn *c) {
     const struct http_options *o = &h->options;
     c->deadline_s = now_s() + min_u32(o->idle_timeout_s, o->head_timeout_s);
     pthread_mutex_lock(&h->watch.mutex);
-    const bool good = address_has_room(h, &c->address);
+    const bool good = c->proxy || address_has_room(h, &c->peer, true);
+    c->counts = !c->proxy;
     struct conn *other =
         good && h->watch.count >= o->max_connections ? longest_waiting(&h->watch) : NULL;
     if (other) {
@@ -263,6 +274,7 @@ void watch_end(struct http *h, struct conn *c) {
     if (c->exchange)
         (void)!epoll_ctl(h->watch.epoll, EPOLL_CTL_DEL, c->fd, &none);
     c->exchange = NULL;
+    c->counts = !c->proxy;
     c->since = ++h->watch.last_since;
     c->deadline_s = now_s() + h->options.idle_timeout_s;
     pthread_mutex_unlock(&h->watch.mutex);

@@ -19,30 +19,39 @@ struct account {
     struct mem_share share;
     /* changed under both locks */
     bool known;
-    char name[SERVER_KEY_NAME_MAX + 1]; /* "": none */
-    struct server_key quotas;           /* without its texts */
+    struct server_key quotas; /* without its texts */
+    uint32_t places;          /* of its own, for waiting requests */
     /* under the mutex */
     uint32_t open;
     double requests_full_s, tokens_full_s;
+    struct tenant_figures figures; /* but memory_bytes; its name is changed under both locks */
 };
 
 struct accounts {
     pthread_rwlock_t keys;
     pthread_mutex_t mutex;
     struct account **items;
-    size_t n, cap;
+    size_t n, cap, n_known;
+    uint32_t max_waiting;         /* never changed */
+    uint32_t common, common_used; /* places of all, under the mutex */
+    struct account other;         /* the admin's, or without a key */
 };
+
+static const char NO_NAME[] = "-";
 
 enum { MINUTE_S = 60 };
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-struct accounts *accounts_create(void) {
+struct accounts *accounts_create(uint32_t max_waiting) {
     struct accounts *all = calloc(1, sizeof *all);
     if (!all)
         return NULL;
     pthread_rwlock_init(&all->keys, NULL);
     pthread_mutex_init(&all->mutex, NULL);
+    all->other.all = all;
+    all->max_waiting = all->common = max_waiting;
+    memcpy(all->other.figures.name, NO_NAME, sizeof NO_NAME);
     return all;
 }
 
@@ -50,7 +59,8 @@ void accounts_destroy(struct accounts *all) {
     if (!all)
         return;
     for (size_t i = 0; i < all->n; i++) {
-        ASSERT(all->items[i]->open == 0);
+        const struct tenant_figures *f = &all->items[i]->figures;
+        ASSERT(all->items[i]->open == 0 && f->waiting == 0 && f->running == 0);
         free(all->items[i]->key);
         free(all->items[i]);
     }
@@ -91,6 +101,17 @@ bool accounts_find(struct accounts *all, const char *given, struct account_view 
     return known;
 }
 
+void accounts_other(struct accounts *all, struct account_view *out) {
+    *out = (struct account_view){.account = &all->other, .key = "", .share = &all->other.share};
+}
+
+size_t accounts_count(struct accounts *all) {
+    pthread_rwlock_rdlock(&all->keys);
+    const size_t n = all->n_known;
+    pthread_rwlock_unlock(&all->keys);
+    return n;
+}
+
 /* An account that is not known yet. */
 static bool add(struct accounts *all, const char *key) {
     struct account *a = calloc(1, sizeof *a);
@@ -105,8 +126,31 @@ static bool add(struct accounts *all, const char *key) {
     return true;
 }
 
+static uint32_t weight_of(const struct account *a) {
+    return a->known ? max_u32(a->quotas.weight, 1) : 0;
+}
+
+/* Under both locks: shares the places among the keys. */
+static void share_places(struct accounts *all) {
+    uint64_t weights = 0;
+    all->common = all->max_waiting;
+    all->common_used = all->other.figures.waiting;
+    for (size_t i = 0; i < all->n; i++)
+        weights += weight_of(all->items[i]);
+    for (size_t i = 0; i < all->n; i++) {
+        struct account *a = all->items[i];
+        const uint32_t waiting = a->figures.waiting;
+        a->places =
+            weights ? (uint32_t)((uint64_t)(all->max_waiting / 2) * weight_of(a) / weights) : 0;
+        all->common -= a->places;
+        all->common_used += waiting > a->places ? waiting - a->places : 0;
+    }
+    ASSERT(all->common >= all->max_waiting / 2);
+}
+
 bool accounts_set(struct accounts *all, const struct server_key *keys, size_t n) {
     bool good = true;
+    size_t n_known = 0;
     pthread_rwlock_wrlock(&all->keys);
     for (size_t i = 0; i < n && good; i++)
         good = find(all, keys[i].key) || add(all, keys[i].key);
@@ -116,11 +160,16 @@ bool accounts_set(struct accounts *all, const struct server_key *keys, size_t n)
     for (size_t i = 0; i < n && good; i++) {
         struct account *a = find(all, keys[i].key);
         ASSERT(a);
+        n_known += !a->known;
         a->known = true;
         a->quotas = keys[i];
         a->quotas.key = a->quotas.name = NULL;
-        snprintf(a->name, sizeof a->name, "%s", keys[i].name ? keys[i].name : "");
+        snprintf(a->figures.name, sizeof a->figures.name, "%s",
+                 keys[i].name ? keys[i].name : NO_NAME);
     }
+    if (good)
+        all->n_known = n_known;
+    share_places(all);
     pthread_mutex_unlock(&all->mutex);
     pthread_rwlock_unlock(&all->keys);
     return good;
@@ -141,13 +190,24 @@ static double until_one(double full_s, double now_s, uint64_t per_minute) {
     return wait > 1e-6 ? wait : 0;
 }
 
+/* For a message: nothing, or a blank and the name in quotes. */
+struct named {
+    char text[SERVER_KEY_NAME_MAX + 4];
+};
+static struct named named_of(const char *name) {
+    struct named n = {""};
+    if (strcmp(name, NO_NAME) != 0)
+        snprintf(n.text, sizeof n.text, " \"%s\"", name);
+    return n;
+}
+
 static bool refuse(struct api_error *err, const char *name, const char *quota, uint64_t number,
                    double wait_s) {
     const double whole = ceil(wait_s);
+    const struct named named = named_of(name);
     api_refuse(err, NULL,
-               "the quota \"%s\" of %" PRIu64
-               " of the API key%s%s%s is used up: try again in %.0f s",
-               quota, number, *name ? " \"" : "", name, *name ? "\"" : "", whole);
+               "the quota \"%s\" of %" PRIu64 " of the API key%s is used up: try again in %.0f s",
+               quota, number, named.text, whole);
     err->status = HTTP_TOO_MANY_REQUESTS;
     err->code = "rate_limit_exceeded";
     err->retry_after_s = whole < UINT32_MAX ? (uint32_t)whole : UINT32_MAX;
@@ -157,12 +217,14 @@ static bool refuse(struct api_error *err, const char *name, const char *quota, u
 bool account_begin(struct account *a, double now_s, struct api_error *err) {
     pthread_mutex_lock(&a->all->mutex);
     const struct server_key quotas = a->quotas, *k = &quotas;
-    char name[sizeof a->name];
-    memcpy(name, a->name, sizeof name);
+    char name[sizeof a->figures.name];
+    memcpy(name, a->figures.name, sizeof name);
     const bool full = k->concurrent && a->open >= k->concurrent;
     const double requests = until_one(a->requests_full_s, now_s, k->requests_per_minute),
                  tokens = until_one(a->tokens_full_s, now_s, k->tokens_per_minute);
     const bool good = !full && requests <= 0 && tokens <= 0;
+    a->figures.requests++;
+    a->figures.refused += !good;
     if (good) {
         a->open++;
         if (k->requests_per_minute)
@@ -186,11 +248,132 @@ void account_end(struct account *a) {
     pthread_mutex_unlock(&a->all->mutex);
 }
 
-void account_tokens(struct account *a, double now_s, uint32_t n) {
-    if (!n)
-        return;
+void account_refused(struct account *a) {
     pthread_mutex_lock(&a->all->mutex);
-    if (a->quotas.tokens_per_minute)
-        take(&a->tokens_full_s, now_s, n, a->quotas.tokens_per_minute);
+    a->figures.refused++;
     pthread_mutex_unlock(&a->all->mutex);
+}
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+bool account_wait(struct account *a, struct api_error *err) {
+    struct accounts *all = a->all;
+    pthread_mutex_lock(&all->mutex);
+    const bool own = a->figures.waiting < a->places, good = own || all->common_used < all->common;
+    const uint32_t waiting = a->figures.waiting, places = a->places, common = all->common;
+    const struct named named = named_of(a->figures.name);
+    a->figures.waiting += good;
+    all->common_used += good && !own;
+    pthread_mutex_unlock(&all->mutex);
+    if (good)
+        return true;
+    api_refuse(err, NULL,
+               "%u requests of the API key%s are waiting: of %u places %u are its own, and the %u "
+               "of all keys are taken: try again later",
+               waiting, named.text, all->max_waiting, places, common);
+    err->status = HTTP_TOO_MANY_REQUESTS;
+    return false;
+}
+
+/* Under the mutex. */
+static void no_longer_waits(struct account *a) {
+    struct accounts *all = a->all;
+    ASSERT(a->figures.waiting > 0);
+    a->figures.waiting--;
+    if (a->figures.waiting >= a->places) {
+        ASSERT(all->common_used > 0);
+        all->common_used--;
+    }
+}
+
+void account_unwait(struct account *a) {
+    pthread_mutex_lock(&a->all->mutex);
+    no_longer_waits(a);
+    pthread_mutex_unlock(&a->all->mutex);
+}
+
+/* Under the mutex: computed tokens. */
+static void note_tokens(struct account *a, double now_s, uint32_t n) {
+    if (n && a->quotas.tokens_per_minute)
+        take(&a->tokens_full_s, now_s, n, a->quotas.tokens_per_minute);
+}
+
+/* Under the mutex. */
+static void note_start(struct account *a, double now_s, const kvasir_event *e) {
+    struct tenant_figures *f = &a->figures;
+    no_longer_waits(a);
+    f->running++;
+    f->prompt_tokens += e->prompt_tokens;
+    f->cached_tokens += e->cached_tokens;
+    f->hits[e->hit]++;
+    note_tokens(a, now_s, e->prompt_tokens - e->cached_tokens);
+}
+
+void account_event(struct account *a, double now_s, const kvasir_event *e, bool started) {
+    pthread_mutex_lock(&a->all->mutex);
+    if (e->kind == KVASIR_EVENT_START) {
+        note_start(a, now_s, e);
+    } else if (e->kind == KVASIR_EVENT_TOKEN) {
+        a->figures.generated_tokens++;
+        note_tokens(a, now_s, 1);
+    }
+    if (e->last && !started) {
+        no_longer_waits(a);
+    } else if (e->last) {
+        ASSERT(a->figures.running > 0);
+        a->figures.running--;
+    }
+    pthread_mutex_unlock(&a->all->mutex);
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const struct tenant_figures *)a)->name,
+                  ((const struct tenant_figures *)b)->name);
+}
+
+static void add_figures(struct tenant_figures *to, const struct tenant_figures *f) {
+    to->requests += f->requests;
+    to->refused += f->refused;
+    to->prompt_tokens += f->prompt_tokens;
+    to->cached_tokens += f->cached_tokens;
+    to->generated_tokens += f->generated_tokens;
+    for (int i = 0; i < KVASIR_HIT_KINDS; i++)
+        to->hits[i] += f->hits[i];
+    to->memory_bytes += f->memory_bytes;
+    to->running += f->running;
+    to->waiting += f->waiting;
+}
+
+/* Sorts, and joins those with one name; returns how many are left. */
+static size_t join(struct tenant_figures *items, size_t n) {
+    size_t kept = 0;
+    qsort(items, n, sizeof *items, by_name);
+    for (size_t i = 0; i < n; i++)
+        if (kept && by_name(&items[kept - 1], &items[i]) == 0)
+            add_figures(&items[kept - 1], &items[i]);
+        else
+            items[kept++] = items[i];
+    return kept;
+}
+
+static const struct account *nth(const struct accounts *all, const struct account *only, size_t i) {
+    return only ? only : i ? all->items[i - 1] : &all->other;
+}
+
+struct tenant_figures *accounts_figures(struct accounts *all, struct account *only,
+                                        struct mem_account *memory, size_t *n) {
+    pthread_rwlock_rdlock(&all->keys);
+    *n = only ? 1 : all->n + 1;
+    struct tenant_figures *items = mem_calloc(*n, sizeof *items);
+    if (items) {
+        pthread_mutex_lock(&all->mutex);
+        for (size_t i = 0; i < *n; i++)
+            items[i] = nth(all, only, i)->figures;
+        pthread_mutex_unlock(&all->mutex);
+        for (size_t i = 0; i < *n; i++)
+            items[i].memory_bytes = mem_share_held(memory, &nth(all, only, i)->share);
+        *n = join(items, *n);
+    }
+    pthread_rwlock_unlock(&all->keys);
+    return items;
 }

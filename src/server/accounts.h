@@ -6,6 +6,9 @@
  * is a request in the one bucket and a token in the other. Tokens are counted as they are computed,
  * so the bucket of tokens may go below 0; later requests wait until it is filled again.
  *
+ * Half of the places for waiting requests are the keys' own, by weight. The others are for all: so
+ * one key cannot take every place, and places are not kept for nobody.
+ *
  * Keys may change while requests run. An account, once made, lives as long as the server: a key
  * that is gone is refused, its requests end as they would, and if it comes back it finds its
  * buckets. */
@@ -13,12 +16,14 @@
 #define SERVER_ACCOUNTS_H
 
 #include "api/api.h"
+#include "server/metrics.h"
 #include "server/server.h"
 #include "util/account.h"
 
 struct accounts;
 struct account;
-struct accounts *accounts_create(void); /* without a key; NULL: out of memory */
+/* Without a key. max_waiting: places of requests that wait. NULL: out of memory */
+struct accounts *accounts_create(uint32_t max_waiting);
 void accounts_destroy(struct accounts *all);
 /* The keys from now on; they are copied. False: out of memory, all is as it was. */
 bool accounts_set(struct accounts *all, const struct server_key *keys, size_t n) MUST_CHECK;
@@ -34,6 +39,10 @@ struct account_view {
 };
 /* False: there is no such key. Takes as long for every key. */
 bool accounts_find(struct accounts *all, const char *given, struct account_view *out);
+/* Of requests with the admin key, or without a key. */
+void accounts_other(struct accounts *all, struct account_view *out);
+/* How many keys there are. */
+size_t accounts_count(struct accounts *all);
 /* Takes as long wherever they differ. */
 bool account_same_key(const char *given, const char *key);
 
@@ -41,6 +50,21 @@ bool account_same_key(const char *given, const char *key);
  * says which. */
 bool account_begin(struct account *a, double now_s, struct api_error *err);
 void account_end(struct account *a);
-void account_tokens(struct account *a, double now_s, uint32_t n); /* have been computed */
+void account_refused(struct account *a); /* for another reason */
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+/* It is going to be submitted to the engine, and waits from now on. False: there is no place, *err
+ * says why. */
+bool account_wait(struct account *a, struct api_error *err);
+/* The engine did not take it. */
+void account_unwait(struct account *a);
+/* Each of its events, on the engine's thread. started: this or an earlier one was
+ * KVASIR_EVENT_START. */
+void account_event(struct account *a, double now_s, const kvasir_event *event, bool started);
+/* [*n] of the account, or of all that ever were: those with one name together, by name. mem_free;
+ * NULL: out of memory. memory: of the shares. */
+struct tenant_figures *accounts_figures(struct accounts *all, struct account *only,
+                                        struct mem_account *memory, size_t *n);
 
 #endif

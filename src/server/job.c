@@ -95,8 +95,7 @@ static bool events_make(struct job *j, struct events *e) {
 }
 
 static void job_free(struct job *j) {
-    if (j->tenant.account)
-        account_end(j->tenant.account);
+    account_end(j->tenant.account);
     api_answer_free(&j->answer);
     j->protocol->close(j->stream);
     api_request_free(&j->request);
@@ -201,10 +200,7 @@ static void on_event(void *user, const kvasir_event *e) {
     struct server *s = j->server;
     const bool stream = j->request.stream, last = e->last;
     metrics_event(s->metrics, &j->measured, e, metrics_now_us());
-    if (j->tenant.account)
-        account_tokens(j->tenant.account, clock_seconds(),
-                       e->kind == KVASIR_EVENT_START ? e->prompt_tokens - e->cached_tokens
-                                                     : e->kind == KVASIR_EVENT_TOKEN);
+    account_event(j->tenant.account, clock_seconds(), e, j->measured.started_us != 0);
     if (!stream) { /* the answer is this thread's until it is complete */
         struct charge *before = charge_enter(j->charge);
         api_answer_event(&j->answer, e);
@@ -435,18 +431,27 @@ static struct job *job_create(struct server *s, struct http_exchange *exchange,
     return j;
 }
 
+static void refused(const struct job *j, enum metrics_refusal reason) {
+    metrics_refused(j->server->metrics, reason);
+    account_refused(j->tenant.account);
+}
+
 static bool submit(struct job *j, const struct http_exchange *exchange, struct api_error *err) {
     kvasir_error why;
     uint64_t id;
     metrics_submitted(&j->measured, metrics_now_us());
+    if (!account_wait(j->tenant.account, err)) {
+        refused(j, REFUSED_QUEUE);
+        return false;
+    }
     struct charge *before = charge_enter(j->charge); /* the engine makes copies */
     const kvasir_status status = api_submit(j->server->engine, &j->request, on_event, j, &id, &why);
     charge_leave(before);
     if (status) {
+        account_unwait(j->tenant.account);
         api_error_of(err, &why);
-        metrics_refused(j->server->metrics, reply_memory_error(exchange, err)
-                                                ? REFUSED_MEMORY
-                                                : metrics_refusal_of(why.code));
+        refused(j,
+                reply_memory_error(exchange, err) ? REFUSED_MEMORY : metrics_refusal_of(why.code));
         return false;
     }
     pthread_mutex_lock(&j->mutex);
@@ -460,7 +465,6 @@ static bool submit(struct job *j, const struct http_exchange *exchange, struct a
 
 /* On a worker: reads the body and submits the request. False with *err. */
 static bool read_and_submit(struct job *j, struct api_error *err) {
-    struct server *s = j->server;
     struct charge *before = charge_enter(j->charge);
     const bool read = read_request(j, j->exchange, err);
     charge_leave(before);
@@ -470,13 +474,12 @@ static bool read_and_submit(struct job *j, struct api_error *err) {
         *err = (struct api_error){.status = HTTP_CLIENT_CLOSED};
     }
     if (text_end_explain(&j->end, err))
-        metrics_refused(s->metrics, REFUSED_TIME);
+        refused(j, REFUSED_TIME);
     else if (reply_memory_error(j->exchange, err))
-        metrics_refused(s->metrics, REFUSED_MEMORY);
+        refused(j, REFUSED_MEMORY);
     else if (err->status != HTTP_CLIENT_CLOSED && err->status != HTTP_UNAVAILABLE)
-        metrics_refused(s->metrics, err->code && strcmp(err->code, API_CONTEXT_EXCEEDED) == 0
-                                        ? REFUSED_CONTEXT
-                                        : REFUSED_BODY);
+        refused(j, err->code && strcmp(err->code, API_CONTEXT_EXCEEDED) == 0 ? REFUSED_CONTEXT
+                                                                             : REFUSED_BODY);
     return false;
 }
 
@@ -505,14 +508,13 @@ static enum http_step job_continue(struct http_exchange *exchange);
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant) {
     struct api_error err;
-    if (tenant->account && !account_begin(tenant->account, clock_seconds(), &err)) {
+    if (!account_begin(tenant->account, clock_seconds(), &err)) {
         metrics_refused(s->metrics, REFUSED_QUOTA);
         return reply_error(s, exchange, protocol, &err);
     }
     struct job *j = job_create(s, exchange, protocol, tenant);
     if (!j) {
-        if (tenant->account)
-            account_end(tenant->account);
+        account_end(tenant->account);
         api_no_memory(&err);
         return reply_error(s, exchange, protocol, &err);
     }
@@ -611,18 +613,18 @@ static int64_t ms_between(int64_t from_us, int64_t to_us) {
     return from_us && to_us ? (to_us - from_us) / 1000 : -1;
 }
 
-static void log_record(const struct server *s, const struct job_record *r) {
+static void log_record(const struct server *s, const struct job_record *r, const char *client) {
     const struct metrics_request *t = &r->times;
     log_add(s->log,
             "id=%s client_id=%s route=%s status=%u finish=%s prompt=%u cached=%u hit=%s "
             "diverged_at=%u new=%u cache_bytes=%llu queue_ms=%lld first_token_ms=%lld "
-            "total_ms=%lld",
+            "total_ms=%lld client=%s",
             r->id, *r->client_id ? r->client_id : "-", r->route, r->status, r->finish,
             r->prompt_tokens, r->cached_tokens, kvasir_hit_text(r->hit), r->cached_tokens,
             r->completion_tokens, (unsigned long long)r->cache_bytes,
             (long long)ms_between(t->submitted_us, t->started_us),
             (long long)ms_between(t->submitted_us, t->first_us),
-            (long long)ms_between(t->submitted_us, metrics_now_us()));
+            (long long)ms_between(t->submitted_us, metrics_now_us()), client);
     if (s->options.log_prompts)
         log_add(s->log, "id=%s body=%s", r->id, r->body ? r->body : "-");
 }
@@ -640,13 +642,14 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     record_job(j, status, &record);
     pthread_mutex_unlock(&j->mutex);
     if (refused)
-        log_add(s->log, "route=%s status=%u", j->protocol->name, status);
+        log_add(s->log, "route=%s status=%u client=%s", j->protocol->name, status,
+                exchange->client);
     if (complete || refused)
         job_end(j);
     else /* the last event may have freed the job by now */
         kvasir_engine_cancel(s->engine, id);
     if (!refused)
-        log_record(s, &record);
+        log_record(s, &record, exchange->client);
     mem_free(record.body);
 }
 

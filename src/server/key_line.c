@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "server/server.h"
+#include "util/utf8.h"
 #include "util/util.h"
 
 static bool read_number(const char *text, uint64_t most, uint64_t *out) {
@@ -27,6 +28,15 @@ static bool read_date(const char *text, int64_t *out) {
     return day.tm_mday == written; /* timegm makes March of February 30 */
 }
 
+/* It becomes a label of figures and a part of messages. */
+static bool is_name(const char *text) {
+    const size_t n = strlen(text);
+    bool good = n > 0 && n <= SERVER_KEY_NAME_MAX && utf8_check(text, n) == n;
+    for (size_t i = 0; i < n; i++)
+        good = good && (unsigned char)text[i] >= 0x20 && text[i] != 0x7f;
+    return good;
+}
+
 static const char *read_word(char *word, struct server_key *out) {
     char *value = strchr(word, '=');
     uint64_t n = 0;
@@ -35,8 +45,7 @@ static const char *read_word(char *word, struct server_key *out) {
     *value++ = 0;
     if (strcmp(word, "name") == 0) {
         out->name = value;
-        return *value && strlen(value) <= SERVER_KEY_NAME_MAX ? NULL
-                                                              : "a name has 1 to 64 characters";
+        return is_name(value) ? NULL : "a name has 1 to 64 bytes of UTF-8";
     }
     if (strcmp(word, "expires") == 0)
         return read_date(value, &out->expires_s) ? NULL : "not a date such as 2027-12-31";

@@ -11,6 +11,7 @@
 #include "server/metrics_internal.h"
 #include "util/util.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,7 @@ struct server_metrics *metrics_create(uint32_t max_tokens, int64_t now_us) {
     struct histogram *h = m->counts.histograms;
     const size_t n_tokens = token_bounds(m->token_bounds, max_tokens ? max_tokens : 1u << 20);
     m->created_us = now_us;
+    m->statm = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
     m->generated.second = m->prompted.second = now_us / 1000000;
     pthread_mutex_init(&m->mutex, NULL);
     histogram_init(&h[TIME_TO_FIRST_TOKEN], FIRST_TOKEN_BOUNDS, COUNT(FIRST_TOKEN_BOUNDS));
@@ -119,6 +121,8 @@ struct server_metrics *metrics_create(uint32_t max_tokens, int64_t now_us) {
 void metrics_destroy(struct server_metrics *m) {
     if (!m)
         return;
+    if (m->statm >= 0)
+        close(m->statm);
     pthread_mutex_destroy(&m->mutex);
     free(m);
 }
@@ -234,13 +238,11 @@ void metrics_http(struct server_metrics *m, const char *route, unsigned code) {
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
-static uint64_t resident_bytes(void) {
+static uint64_t resident_bytes(const struct server_metrics *m) {
     unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    if (!f || fscanf(f, "%*u %llu", &pages) != 1)
-        pages = 0;
-    if (f)
-        fclose(f);
+    char text[256] = "";
+    if (pread(m->statm, text, sizeof text - 1, 0) <= 0 || sscanf(text, "%*u %llu", &pages) != 1)
+        return 0;
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
@@ -255,7 +257,7 @@ void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t no
         kvasir_engine_get_formats(engine, out->formats, FIGURES_FORMATS_MAX, &out->engine);
     if (out->n_formats > FIGURES_FORMATS_MAX)
         out->n_formats = FIGURES_FORMATS_MAX;
-    out->resident_bytes = resident_bytes();
+    out->resident_bytes = resident_bytes(m);
     out->uptime_s = (double)(now_us - m->created_us) * 1e-6;
     pthread_mutex_lock(&m->mutex);
     out->generation_tps = rate_of(&m->generated, m->created_us, now_us);

@@ -16,7 +16,8 @@
  *   METRICS-3  Counters never fall. A histogram's buckets, count and sum are of the same
  *              observations.
  *   METRICS-4  No label contains what a client sent: routes, reasons and codes are from fixed
- *              lists.
+ *              lists, tenants' names from the operator's key file.
+ *   METRICS-5  What is written for a tenant depends on its own requests and the options alone.
  */
 #ifndef SERVER_METRICS_H
 #define SERVER_METRICS_H
@@ -71,6 +72,17 @@ void metrics_http(struct server_metrics *m, const char *route, unsigned code);
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
+/* What one API key asks for, or all keys with one name. Only requests for answers count. */
+enum { TENANT_NAME_MAX = 64 };
+struct tenant_figures {
+    char name[TENANT_NAME_MAX + 1]; /* from the key file, UTF-8; "-": it has none */
+    uint64_t requests, refused;     /* requests: also the refused ones */
+    uint64_t prompt_tokens, cached_tokens, generated_tokens;
+    uint64_t hits[KVASIR_HIT_KINDS]; /* requests that began to run */
+    uint64_t memory_bytes;           /* that its requests own now */
+    uint32_t running, waiting;       /* requests, from the engine's view */
+};
+
 enum { FIGURES_FORMATS_MAX = 32 };
 /* The server's figures at one moment. */
 struct server_figures {
@@ -80,6 +92,10 @@ struct server_figures {
     uint32_t connections;                /* open ones */
     uint32_t unread;                     /* requests that wait for a worker to read them */
     struct mem_account_figures requests; /* what they own */
+    const struct tenant_figures
+        *tenants; /* [n_tenants], names differ; none: the server has no keys */
+    size_t n_tenants;
+    bool own; /* for a tenant, which may see its figures only: tenants[0] */
     /* set by metrics_figures */
     char kv_format[64];
     const char *cpu_tier;

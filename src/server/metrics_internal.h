@@ -54,6 +54,7 @@ struct rate {
 
 struct server_metrics {
     int64_t created_us;
+    int statm; /* /proc/self/statm, open: later the server may not open files */
     double token_bounds[BUCKETS_MAX]; /* of histograms of tokens */
     /* under the mutex */
     pthread_mutex_t mutex;

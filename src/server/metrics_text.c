@@ -249,20 +249,62 @@ static void process(struct metrics_page *p, const struct server_figures *f) {
     free(tier);
 }
 
+/* One family of all tenants. */
+#define TENANT_FAMILY(name, type, member, help)                                                    \
+    do {                                                                                           \
+        family(p, name, type, help);                                                               \
+        for (size_t i = 0; i < f->n_tenants; i++)                                                  \
+            whole(p, name, labels[i], f->tenants[i].member);                                       \
+    } while (0)
+
+static void write_tenants(struct metrics_page *p, const struct server_figures *f,
+                          char *const *labels) {
+    TENANT_FAMILY("kvasir_tenant_requests_total", "counter", requests,
+                  "Requests for answers by API key.");
+    TENANT_FAMILY("kvasir_tenant_requests_refused_total", "counter", refused,
+                  "Requests for answers that never ran.");
+    TENANT_FAMILY("kvasir_tenant_prompt_tokens_total", "counter", prompt_tokens,
+                  "Tokens of prompts that began to run.");
+    TENANT_FAMILY("kvasir_tenant_cached_tokens_total", "counter", cached_tokens,
+                  "Prompt tokens found in the prefix cache.");
+    TENANT_FAMILY("kvasir_tenant_generation_tokens_total", "counter", generated_tokens,
+                  "Generated tokens.");
+    TENANT_FAMILY("kvasir_tenant_requests_running", "gauge", running, "Requests that run.");
+    TENANT_FAMILY("kvasir_tenant_requests_waiting", "gauge", waiting,
+                  "Requests waiting for their first step.");
+    TENANT_FAMILY("kvasir_tenant_request_memory_bytes", "gauge", memory_bytes,
+                  "Memory that requests own.");
+}
+
+static void tenants(struct metrics_page *p, const struct server_figures *f) {
+    char **labels = f->n_tenants ? mem_calloc(f->n_tenants, sizeof *labels) : NULL;
+    p->failed |= f->n_tenants && !labels;
+    for (size_t i = 0; labels && i < f->n_tenants; i++) {
+        labels[i] = label("tenant", f->tenants[i].name);
+        p->failed |= !labels[i];
+    }
+    if (labels && !p->failed)
+        write_tenants(p, f, labels);
+    for (size_t i = 0; labels && i < f->n_tenants; i++)
+        free(labels[i]);
+    mem_free(labels);
+}
+
 char *metrics_text(struct server_metrics *m, const struct server_figures *f, size_t *len) {
     struct counts c;
     struct metrics_page p = {.model = label("model_name", f->model)};
     metrics_copy(m, &c);
     p.failed = !p.model;
-    if (p.model) {
+    tenants(&p, f);
+    if (p.model && !f->own) {
         vllm_engine(&p, &f->engine);
         vllm_requests(&p, &c);
         cache_figures(&p, f);
         requests_refused(&p, &c);
         steps(&p, &f->engine);
         process(&p, f);
-        free(p.model);
     }
+    free(p.model);
     if (p.failed) {
         text_free(&p.text);
         return NULL;

@@ -47,22 +47,20 @@ static bool find_tenant(struct server *s, const struct http_exchange *exchange,
     const struct server_options *o = &s->options;
     const char *given = given_key(exchange);
     struct account_view found;
-    *out = (struct tenant){.key = "", .share = &s->share};
-    bool known = !s->needs_key;
-    if (accounts_find(s->accounts, given, &found)) {
-        *out = (struct tenant){.key = found.key,
-                               .number = found.number,
-                               .weight = found.weight,
-                               .account = found.account,
-                               .share = found.share,
-                               .expired = found.expires_s && time(NULL) >= found.expires_s};
-        known = !out->expired;
-    }
-    if (o->admin_key && account_same_key(given, o->admin_key))
-        *out = (struct tenant){.key = o->admin_key, .admin = true, .share = &s->share};
-    if (!o->admin_key && !s->needs_key)
-        out->admin = true; /* the server has no keys at all */
-    return known || out->admin;
+    const bool is_key = accounts_find(s->accounts, given, &found);
+    const bool is_admin = o->admin_key && account_same_key(given, o->admin_key);
+    if (!is_key || is_admin)
+        accounts_other(s->accounts, &found);
+    *out = (struct tenant){.key = is_admin ? o->admin_key : found.key,
+                           .number = found.number,
+                           .weight = found.weight,
+                           .account = found.account,
+                           .share = found.share,
+                           .expired = found.expires_s && time(NULL) >= found.expires_s,
+                           .admin = is_admin || (!o->admin_key && !s->needs_key)};
+    out->sees_all =
+        out->admin || !s->needs_key || (!o->admin_key && accounts_count(s->accounts) == 1);
+    return (is_key && !out->expired) || out->admin || !s->needs_key;
 }
 
 /* ---- routes ---------------------------------------------------------------------------------- */
@@ -91,17 +89,46 @@ static struct server_figures figures(struct server *s) {
     return f;
 }
 
+/* Figures of the tenant, or of all if it may see them: f->tenants, to be freed. NULL: out of
+ * memory, or the server has no keys. */
+static struct tenant_figures *add_tenants(struct server *s, const struct tenant *t,
+                                          struct server_figures *f) {
+    f->own = !t->sees_all;
+    struct tenant_figures *items =
+        s->needs_key
+            ? accounts_figures(s->accounts, f->own ? t->account : NULL, &s->requests, &f->n_tenants)
+            : NULL;
+    ASSERT(!f->own || !items || f->n_tenants == 1);
+    f->tenants = items;
+    return items;
+}
+
 #define DEFINE_STATUS(name)                                                                        \
     static enum http_step run_##name(struct server *s, struct http_exchange *exchange,             \
                                      const struct route *r, const struct tenant *t) {              \
-        const struct server_figures f = figures(s);                                                \
-        (void)r, (void)t;                                                                          \
-        return reply_json(s, exchange, HTTP_OK, status_##name(&f));                                \
+        struct server_figures f = figures(s);                                                      \
+        (void)r;                                                                                   \
+        struct tenant_figures *tenants = add_tenants(s, t, &f);                                    \
+        json_t *body = tenants || !s->needs_key ? status_##name(&f) : NULL;                        \
+        mem_free(tenants);                                                                         \
+        return reply_json(s, exchange, HTTP_OK, body);                                             \
     }
-DEFINE_STATUS(models)
-DEFINE_STATUS(health)
 DEFINE_STATUS(now)
 DEFINE_STATUS(cache_stats)
+
+static enum http_step run_models(struct server *s, struct http_exchange *exchange,
+                                 const struct route *r, const struct tenant *t) {
+    const struct server_figures f = figures(s);
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, status_models(&f));
+}
+
+static enum http_step run_health(struct server *s, struct http_exchange *exchange,
+                                 const struct route *r, const struct tenant *t) {
+    const struct server_figures f = figures(s);
+    (void)r, (void)t;
+    return reply_json(s, exchange, HTTP_OK, status_health(&f));
+}
 
 static enum http_step no_model(struct server *s, struct http_exchange *exchange, const char *name) {
     struct api_error err;
@@ -124,10 +151,12 @@ static enum http_step run_model(struct server *s, struct http_exchange *exchange
 static enum http_step run_metrics(struct server *s, struct http_exchange *exchange,
                                   const struct route *r, const struct tenant *t) {
     const struct http_reply reply = reply_head(s, HTTP_OK, METRICS_CONTENT_TYPE);
-    const struct server_figures f = figures(s);
+    struct server_figures f = figures(s);
     size_t len;
-    char *text = metrics_text(s->metrics, &f, &len);
-    (void)r, (void)t;
+    struct tenant_figures *tenants = add_tenants(s, t, &f);
+    char *text = tenants || !s->needs_key ? metrics_text(s->metrics, &f, &len) : NULL;
+    (void)r;
+    mem_free(tenants);
     return text ? http_reply_take(exchange, &reply, text, len)
                 : refuse(s, exchange, HTTP_SERVER_ERROR, "out of memory");
 }
@@ -316,7 +345,7 @@ static enum http_step not_allowed(struct server *s, struct http_exchange *exchan
     return reply_error_with(s, exchange, protocol_of(exchange), &err, "Allow", methods);
 }
 
-static enum http_step begin(struct server *s, struct http_exchange *exchange) {
+static enum http_step begin(struct server *s, struct http_exchange *exchange, bool admin_port) {
     struct tenant tenant;
     bool allowed;
     const struct route *r = find_route(exchange, &allowed);
@@ -343,6 +372,7 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange) {
         metrics_refused(s->metrics, REFUSED_DRAINING);
         return refuse(s, exchange, HTTP_UNAVAILABLE, closed_why(s));
     }
+    tenant.sees_all |= admin_port;
     return r->run(s, exchange, r, &tenant);
 }
 
@@ -368,14 +398,14 @@ uint64_t routes_body_limit(void *user, const struct http_exchange *exchange) {
 
 enum http_step routes_handle(void *user, struct http_exchange *exchange) {
     const struct task *task = exchange->user;
-    return task ? task->go_on(exchange) : begin(user, exchange);
+    return task ? task->go_on(exchange) : begin(user, exchange, false);
 }
 
 enum http_step routes_handle_admin(void *user, struct http_exchange *exchange) {
     static const char *const PATHS[] = {"/health", "/ready", "/metrics", "/v1/status"};
     for (size_t i = 0; i < sizeof PATHS / sizeof *PATHS; i++)
         if (strcmp(exchange->path, PATHS[i]) == 0)
-            return begin(user, exchange);
+            return begin(user, exchange, true);
     return refuse(user, exchange, HTTP_NOT_FOUND,
                   "the admin port has /health, /ready, /metrics and /v1/status only");
 }

@@ -19,6 +19,7 @@ struct server_options server_defaults(void) {
                                    .admin_port = -1,
                                    .sampling = kvasir_sampling_defaults(),
                                    .max_choices = 32,
+                                   .max_waiting = kvasir_engine_defaults().max_waiting,
                                    .max_connections = 1024,
                                    .max_body_bytes = 32 << 20,
                                    .buffer_bytes = 1 << 20,
@@ -45,7 +46,8 @@ static void handle_done(void *user, struct http_exchange *exchange, unsigned sta
     if (exchange->user)
         ((const struct task *)exchange->user)->done(exchange, status);
     else if (status >= HTTP_BAD_REQUEST)
-        log_add(s->log, "route=%s status=%u", routes_name(exchange), status);
+        log_add(s->log, "route=%s status=%u client=%s", routes_name(exchange), status,
+                exchange->client);
 }
 
 /* What requests owned goes back to the system when some of it has come together, at most once a
@@ -137,6 +139,8 @@ static struct http_options http_options_of(struct server *s) {
                                  .threads = THREADS,
                                  .max_connections = o->max_connections,
                                  .max_address_connections = o->max_address_connections,
+                                 .trusted = s->proxies,
+                                 .n_trusted = s->n_proxies,
                                  .max_body_bytes = o->max_body_bytes,
                                  .idle_timeout_s = o->idle_timeout_s,
                                  .head_timeout_s = o->head_timeout_s,
@@ -208,7 +212,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
     s->most_prompt_tokens = most_prompt_tokens(s, info.ctx);
     s->work = work_pool_create();
     s->log = o->on_log ? log_create(o->on_log, o->log_user) : NULL;
-    s->accounts = accounts_create();
+    s->accounts = accounts_create(o->max_waiting);
     s->needs_key = o->n_api_keys > 0;
     s->options.api_keys = NULL; /* borrowed until here */
     if (!good || !s->metrics || !s->accounts || !server_set_keys(s, o->api_keys, o->n_api_keys) ||
@@ -216,7 +220,7 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
         server_destroy(s);
         return err->code;
     }
-    if (!listen_on(s, err)) {
+    if (!proxies_read(o, &s->proxies, &s->n_proxies, err) || !listen_on(s, err)) {
         server_destroy(s);
         return err->code;
     }
@@ -278,6 +282,7 @@ void server_destroy(struct server *s) {
     log_destroy(s->log);
     metrics_destroy(s->metrics);
     accounts_destroy(s->accounts);
+    mem_free(s->proxies);
     charge_unref(s->buffers);
     mem_account_deinit(&s->requests);
     pthread_cond_destroy(&s->changed);

@@ -11,7 +11,7 @@
 #include "api/api.h"
 
 /* What a client needs to know, and what it may ask for; 0: any number. */
-enum { SERVER_KEY_NAME_MAX = 64 };
+enum { SERVER_KEY_NAME_MAX = 64 }; /* bytes of UTF-8 without control characters */
 struct server_key {
     const char *key, *name; /* name: for messages, up to SERVER_KEY_NAME_MAX; NULL: none */
     uint32_t weight;        /* of its requests against those of other keys; 0: 1 */
@@ -45,9 +45,15 @@ struct server_options {
     uint32_t max_tokens;      /* likewise; 0: as many as fit */
     uint32_t max_choices;     /* largest "n" of a request */
     uint32_t max_prompt_tokens; /* 0: as many as fit the context */
+    uint32_t max_waiting; /* the engine's; half of these places are shared by the keys' weights */
     uint32_t max_connections;
-    /* of one client address; 0: a quarter of max_connections, and any number from loopback */
+    /* of one client address, each request through a trusted proxy counted as one; 0: a quarter of
+       max_connections, and any number from loopback */
     uint32_t max_address_connections;
+    /* [n_trusted_proxies] lists of addresses and blocks, "10.0.0.1,fd00::/8": for a peer among them
+       the client is the rightmost address of X-Forwarded-For that is not; read by server_create */
+    const char *const *trusted_proxies;
+    size_t n_trusted_proxies;
     uint64_t max_body_bytes;
     uint64_t request_memory_bytes; /* for all that requests own (util/account.h); 0: an eighth of
                                       the memory that is free, 256 MiB to 4 GiB */
@@ -70,6 +76,9 @@ struct server_options server_defaults(void);
 
 /* A name or address that only this machine can connect to. */
 bool server_is_loopback(const char *host);
+
+/* Whether options->trusted_proxies are what they must be. False with *err. */
+bool server_check_proxies(const struct server_options *options, kvasir_error *err);
 
 struct server;
 /* Listens and answers on threads of its own. Borrows options, model and engine for its life.

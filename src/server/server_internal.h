@@ -31,9 +31,10 @@ struct server {
     bool needs_key;
     struct mem_account requests; /* what requests own */
     struct charge *buffers;      /* of it, what connections receive */
-    struct mem_share share;      /* of the admin, or of no key; each key has its own */
     uint64_t trimmed;            /* of the watcher: requests.returned at the last mem_trim */
     int64_t trimmed_us;
+    struct http_net *proxies; /* trusted ones; mem_free */
+    size_t n_proxies;
     struct http *http;
     struct http *admin_http;       /* NULL: there is no admin port */
     int64_t started_s, started_us; /* Unix time, and metrics_now_us then */
@@ -54,9 +55,10 @@ struct tenant {
     const char *key; /* "": the server has no keys */
     uint64_t number; /* the engine's of this tenant */
     uint32_t weight;
-    struct account *account; /* NULL: no quotas */
-    bool expired;            /* the key was one of this tenant's */
+    struct account *account;
+    bool expired; /* the key was one of this tenant's */
     bool admin;
+    bool sees_all; /* the figures of all tenants */
     struct mem_share *share;
 };
 
@@ -107,6 +109,10 @@ const char *routes_name(const struct http_exchange *exchange);
 
 /* Why the Origin or Host header is refused (origin.c); NULL: it is not. */
 const char *origin_refused(const struct server *s, const struct http_exchange *exchange);
+
+/* Reads options->trusted_proxies; *out: mem_free. False with *err. */
+bool proxies_read(const struct server_options *o, struct http_net **out, size_t *n,
+                  kvasir_error *err);
 
 /* ---- jobs (job.c) ---------------------------------------------------------------------------- */
 

@@ -35,24 +35,24 @@ json_t *status_models(const struct server_figures *f) {
 
 /* ---- the cache ------------------------------------------------------------------------------- */
 
-static uint64_t hits_of(const kvasir_engine_stats *s) {
+static uint64_t hits_of(const uint64_t kinds[KVASIR_HIT_KINDS]) {
     uint64_t hits = 0;
     for (int i = 0; i < KVASIR_HIT_KINDS; i++)
-        hits += i == KVASIR_HIT_MISS ? 0 : s->hits[i];
+        hits += i == KVASIR_HIT_MISS ? 0 : kinds[i];
     return hits;
 }
 
 /* Of requests, not of tokens. */
-static double hit_rate(const kvasir_engine_stats *s) {
-    const uint64_t hits = hits_of(s), all = hits + s->hits[KVASIR_HIT_MISS];
+static double hit_rate(const uint64_t kinds[KVASIR_HIT_KINDS]) {
+    const uint64_t hits = hits_of(kinds), all = hits + kinds[KVASIR_HIT_MISS];
     return all ? rounded((double)hits / (double)all, 4) : 0;
 }
 
 /* {kind: requests} */
-static json_t *hits_json(const kvasir_engine_stats *s) {
+static json_t *hits_json(const uint64_t kinds[KVASIR_HIT_KINDS]) {
     json_t *hits = json_object();
     for (int i = 0; hits && i < KVASIR_HIT_KINDS; i++)
-        if (json_object_set_new(hits, kvasir_hit_text((kvasir_hit)i), whole(s->hits[i])) != 0) {
+        if (json_object_set_new(hits, kvasir_hit_text((kvasir_hit)i), whole(kinds[i])) != 0) {
             json_decref(hits);
             hits = NULL;
         }
@@ -84,27 +84,45 @@ static json_t *cache_json(const struct server_figures *f) {
                      whole(s->used_bytes), "resident_bytes", whole(s->resident_bytes), "peak_bytes",
                      whole(s->peak_bytes), "stored_bytes", whole(s->stored_bytes), "fixed_bytes",
                      whole(s->fixed_bytes), "entries", whole(s->stored_entries), "by_format",
-                     formats_json(f), "hits", hits_json(s), "hit_rate", hit_rate(s),
+                     formats_json(f), "hits", hits_json(s->hits), "hit_rate", hit_rate(s->hits),
                      "evicted_pages", whole(s->evicted_pages), "preemptions",
                      whole(s->preemptions));
 }
 
+/* What of it is the tenant's own. */
+static json_t *own_cache_stats(const struct tenant_figures *t) {
+    json_t *stats = json_pack("{s:o, s:o, s:f, s:o}", "hits", whole(hits_of(t->hits)), "misses",
+                              whole(t->hits[KVASIR_HIT_MISS]), "hit_rate", hit_rate(t->hits),
+                              "tokens_saved", whole(t->cached_tokens));
+    json_t *body = stats ? json_copy(stats) : NULL;
+    if (body && json_object_set(body, "engine_cache", stats) == 0 &&
+        json_object_set_new(body, "hits_by_kind", hits_json(t->hits)) == 0) {
+        json_decref(stats);
+        return body;
+    }
+    json_decref(stats);
+    json_decref(body);
+    return NULL;
+}
+
 json_t *status_cache_stats(const struct server_figures *f) {
+    if (f->own)
+        return own_cache_stats(f->tenants);
     const kvasir_engine_stats *s = &f->engine;
     const double mib = 1 << 20, used = (double)s->stored_bytes, most = (double)s->budget_bytes;
     json_t *stats = json_pack(
-        "{s:o, s:o, s:f, s:o, s:o, s:f, s:f, s:f, s:o, s:o}", "hits", whole(hits_of(s)), "misses",
-        whole(s->hits[KVASIR_HIT_MISS]), "hit_rate", hit_rate(s), "evictions",
+        "{s:o, s:o, s:f, s:o, s:o, s:f, s:f, s:f, s:o, s:o}", "hits", whole(hits_of(s->hits)),
+        "misses", whole(s->hits[KVASIR_HIT_MISS]), "hit_rate", hit_rate(s->hits), "evictions",
         whole(s->evicted_pages), "tokens_saved", whole(s->cached_tokens), "current_memory_mb",
         rounded(used / mib, 2), "max_memory_mb", rounded(most / mib, 2), "memory_utilization",
         most > 0 ? rounded(used / most, 4) : 0, "entry_count", whole(s->stored_entries),
         "store_rejections", whole(s->store_rejections));
     /* vllm-mlx has them one level down, next to its caches of images */
     json_t *body = stats ? json_copy(stats) : NULL;
-    json_t *more = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "engine_cache", stats,
-                             "hits_by_kind", hits_json(s), "stored_tokens", whole(s->stored_tokens),
-                             "tree_nodes", whole(s->tree_nodes), "requantized_pages",
-                             whole(s->requantized_pages), "by_format", formats_json(f));
+    json_t *more = json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o}", "engine_cache", stats, "hits_by_kind", hits_json(s->hits),
+        "stored_tokens", whole(s->stored_tokens), "tree_nodes", whole(s->tree_nodes),
+        "requantized_pages", whole(s->requantized_pages), "by_format", formats_json(f));
     if (body && more && json_object_update(body, more) == 0) {
         json_decref(more);
         return body;
@@ -116,10 +134,50 @@ json_t *status_cache_stats(const struct server_figures *f) {
 
 /* ---- now ------------------------------------------------------------------------------------- */
 
+static json_t *tenant_json(const struct tenant_figures *t) {
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "tenant", t->name, "requests",
+                     whole(t->requests), "refused", whole(t->refused), "prompt_tokens",
+                     whole(t->prompt_tokens), "cached_tokens", whole(t->cached_tokens),
+                     "generated_tokens", whole(t->generated_tokens), "running", whole(t->running),
+                     "waiting", whole(t->waiting), "request_memory_bytes", whole(t->memory_bytes));
+}
+
+/* NULL: out of memory */
+static json_t *tenants_json(const struct server_figures *f) {
+    json_t *list = json_array();
+    bool good = list != NULL;
+    for (size_t i = 0; good && i < f->n_tenants; i++)
+        good = json_array_append_new(list, tenant_json(&f->tenants[i])) == 0;
+    if (good)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* The members of the whole server's status that can be a tenant's own. */
+static json_t *status_own(const struct server_figures *f) {
+    const struct tenant_figures *t = f->tenants;
+    uint64_t started = 0;
+    for (int i = 0; i < KVASIR_HIT_KINDS; i++)
+        started += t->hits[i];
+    return json_pack("{s:s, s:s, s:s, s:s, s:f, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:s, s:o, "
+                     "s:o, s:f}, s:o}",
+                     "status", "running", "model", f->model, "model_type", "llm", "engine_type",
+                     "kvasir", "uptime_s", rounded(f->uptime_s, 1), "version", kvasir_version(),
+                     "num_running", whole(t->running), "num_waiting", whole(t->waiting),
+                     "total_requests_processed", whole(started - t->running), "total_prompt_tokens",
+                     whole(t->prompt_tokens), "total_completion_tokens", whole(t->generated_tokens),
+                     "total_cached_tokens", whole(t->cached_tokens), "cache", "format",
+                     f->kv_format, "budget_bytes", whole(f->engine.budget_bytes), "hits",
+                     hits_json(t->hits), "hit_rate", hit_rate(t->hits), "tenants", tenants_json(f));
+}
+
 json_t *status_now(const struct server_figures *f) {
     const kvasir_engine_stats *s = &f->engine;
+    if (f->own)
+        return status_own(f);
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:f, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o}",
+        "{s:s, s:s, s:s, s:s, s:f, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o, s:o}",
         "status", "running", "model", f->model, "model_type", "llm", "engine_type", "kvasir",
         "uptime_s", rounded(f->uptime_s, 1), "version", kvasir_version(), "num_running",
         (json_int_t)s->running, "num_waiting", (json_int_t)s->waiting, "steps_executed",
@@ -127,5 +185,5 @@ json_t *status_now(const struct server_figures *f) {
         whole(s->prompt_tokens), "total_completion_tokens", whole(s->generated_tokens),
         "total_cached_tokens", whole(s->cached_tokens), "generation_tps",
         rounded(f->generation_tps, 2), "prompt_tps", rounded(f->prompt_tps, 2), "cache",
-        cache_json(f));
+        cache_json(f), "tenants", tenants_json(f));
 }

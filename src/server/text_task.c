@@ -123,7 +123,7 @@ static void done(struct http_exchange *exchange, unsigned status) {
     struct text_task *t = text_task_of(exchange);
     ASSERT(atomic_load(&t->finished));
     if (status >= HTTP_BAD_REQUEST)
-        log_add(t->server->log, "route=%s status=%u", t->route, status);
+        log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
     count_open(t->server, -1);
     text_free(&t->answer);
     free(t);

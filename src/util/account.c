@@ -59,6 +59,13 @@ struct mem_account_figures mem_account_figures(struct mem_account *a) {
     return f;
 }
 
+uint64_t mem_share_held(struct mem_account *a, const struct mem_share *share) {
+    pthread_mutex_lock(&a->mutex);
+    const uint64_t held = share->held;
+    pthread_mutex_unlock(&a->mutex);
+    return held;
+}
+
 /* ---- granules (under the account's mutex) ---------------------------------------------------- */
 
 static enum charge_refusal refusal_of(const struct charge *c, uint64_t held, uint64_t more) {

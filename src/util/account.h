@@ -49,6 +49,9 @@ struct mem_account_figures {
 };
 struct mem_account_figures mem_account_figures(struct mem_account *a);
 
+/* Bytes that this key's requests hold now. */
+uint64_t mem_share_held(struct mem_account *a, const struct mem_share *share);
+
 struct charge;
 /* share: borrowed until the charge ends; NULL: of no key. NULL: out of memory. */
 struct charge *charge_create(struct mem_account *a, struct mem_share *share);

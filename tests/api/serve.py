@@ -19,7 +19,7 @@ PROGRAM, MODEL = sys.argv[1:]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SECRET = "xyzzyplugh"  # part of prompts, must not be in the log
 FIELDS = ("id client_id route status finish prompt cached hit diverged_at new cache_bytes queue_ms "
-          "first_token_ms total_ms").split()
+          "first_token_ms total_ms client").split()
 
 
 def check(good, *what):
@@ -153,7 +153,7 @@ def test_log(prompts):
             check(status == 400 and place in error["error"]["message"], status, error)
         check(s.ask("GET", "/v1/" + SECRET)[0] == 404, "a path that is not there")
         # Each connection queues its own line, so the four come in any order.
-        s.line("(?s)(?=(.*?^route=chat status=400$){3}).*^route=other status=404$")
+        s.line("(?s)(?=(.*?^route=chat status=400 client=127.0.0.1$){3}).*^route=other status=404 ")
         with socket.create_connection((s.host, s.port)) as gone:
             body = json.dumps(chat_body("Once", 50000, stream=True)).encode()
             gone.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -237,11 +237,24 @@ def crowd(server, n, findings, clock, limits, alone, prompt):
                     except OSError:
                         pass
         time.sleep(3)
+        held = server.metric("kvasir_connections")
     for s in opened:
         s.close()
     server.alive()
     clock.count("connections", n)
-    judge(findings, f"{n} connections", alone, beside, limits)
+    judge(findings, f"{n} connections, {held:.0f} held", alone, beside, limits)
+    return held
+
+
+def all_held(program, model, n, clock, limits, prompt, findings):
+    """The same, with a server that has room for all of them at once."""
+    flags = ["--max-connections", str(n + 500), "--head-timeout", "600", "--idle-timeout", "600"]
+    with Server(program, "-m", model, "--ctx", "2048", *flags) as server:
+        with Watch(server, prompt) as alone:
+            time.sleep(10 if limits else 2)
+        print(f"attack: overload: alone: {alone}", flush=True)
+        held = crowd(server, n, findings, clock, limits, alone, prompt)
+        expect(findings, f"{held:.0f} of {n} connections are held", held >= n)
 
 
 def attack(program, rnd, clock, limits):
@@ -261,6 +274,15 @@ def attack(program, rnd, clock, limits):
         hostile(server, program, clock, limits, alone, prompt, findings)
         crowd(server, 10000 if limits else 1500, findings, clock, limits, alone, prompt)
         legal(server, findings, clock)
+    all_held(
+        program,
+        models[0] if limits else "overload-model",
+        10000 if limits else 1500,
+        clock,
+        limits,
+        prompt,
+        findings,
+    )
     if findings:
         raise Finding(f"{len(findings)} limits not held: " + "; ".join(findings))
     del rnd

@@ -3,7 +3,8 @@
 #
 # proxy.sh PROGRAM: nginx and Caddy (Debian's) with the configurations that docs/deploy.md shows and
 # TLS with a self-signed certificate: streams arrive piece by piece, the server notices through the
-# proxy that a client disconnects, private paths are not reachable, and the page may make requests.
+# proxy that a client disconnects, private paths are not reachable, the page may make requests, and
+# the log has the clients' own addresses.
 . "$(dirname "$0")/../support/api.bash"
 name=llm.example.org
 model=$api_scratch/scripted
@@ -12,6 +13,7 @@ python3 "$SOURCE_DIR/tests/support/scripted_model.py" "$model" \
 openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=$name" \
     -addext "subjectAltName=DNS:$name" -keyout key.pem -out cert.pem 2>err || die "openssl"
 start_server -q -m "$model" --api-key secret --allowed-hosts "$name" --keepalive 1 \
+    --trusted-proxies 127.0.0.1 \
     --prefill-chunk 1 --threads 1
 kvasir_port=${url##*:}
 
@@ -37,7 +39,7 @@ status() { through "$@" -o /dev/null -w '%{http_code}'; }
 running() { curl -s -H 'Authorization: Bearer secret' "$url/v1/status" >out && json num_running; }
 
 # Checks what a reverse proxy must do, with the one on $port.
-check() { # NAME
+check() { # NAME ADDRESS: of a client on this machine
     for _ in {1..100}; do
         [ "$(status /health)" = 200 ] && break
         sleep 0.1
@@ -49,6 +51,13 @@ check() { # NAME
     done
     [ "$(status /v1/models -H "Origin: https://$name:$port")" = 200 ] || die "$1: its page"
     [ "$(status /v1/models -H 'Origin: https://evil.example')" = 403 ] || die "$1: any page"
+    [ "$(status /v1/none --interface "$2" -H 'X-Forwarded-For: 192.0.2.1')" = 404 ] ||
+        die "$1: a path that is not there"
+    for _ in {1..50}; do
+        grep -q " status=404 client=${2//./\\.}$" "$log" && break
+        sleep 0.1
+    done
+    grep -q " status=404 client=${2//./\\.}$" "$log" || die "$1: the client's address"
     head -c 34000000 /dev/zero >large
     [ "$(status /v1/completions --data-binary @large)" = 413 ] || die "$1: 34 MB are taken"
 
@@ -83,7 +92,7 @@ PATH=$PATH:/usr/sbin
 if command -v nginx >/dev/null; then
     nginx -c "$PWD/nginx.conf" -p "$PWD" 2>err &
     servers+=($!)
-    check nginx
+    check nginx 127.0.0.2
 else
     echo "proxy.sh: nginx left out, it is not installed"
 fi
@@ -98,7 +107,7 @@ if command -v caddy >/dev/null; then
     XDG_DATA_HOME=$PWD XDG_CONFIG_HOME=$PWD caddy run --config Caddyfile --adapter caddyfile \
         >caddy.log 2>err &
     servers+=($!)
-    check Caddy
+    check Caddy 127.0.0.3
 else
     echo "proxy.sh: Caddy left out, it is not installed"
 fi

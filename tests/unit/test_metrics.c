@@ -335,6 +335,38 @@ static void test_routes_and_refusals(void **state) {
     assert_true(value("kvasir_http_requests_total{route=\"route0\",code=\"404\"}") == 3);
 }
 
+/* All tenants for the operator; for one of them nothing that depends on others. */
+static void test_tenants(void **state) {
+    (void)state;
+    static const struct tenant_figures TENANTS[] = {
+        {.name = "a\"b", .requests = 5, .refused = 2, .running = 1, .memory_bytes = 16384},
+        {.name = "c", .prompt_tokens = 7, .cached_tokens = 6, .generated_tokens = 3, .waiting = 4}};
+    begin_at(100, S);
+    figures.tenants = TENANTS;
+    figures.n_tenants = 2;
+    scrape();
+    assert_true(value("kvasir_tenant_requests_total{tenant=\"a\\\"b\"}") == 5);
+    assert_true(value("kvasir_tenant_requests_refused_total{tenant=\"a\\\"b\"}") == 2);
+    assert_true(value("kvasir_tenant_requests_running{tenant=\"a\\\"b\"}") == 1);
+    assert_true(value("kvasir_tenant_request_memory_bytes{tenant=\"a\\\"b\"}") == 16384);
+    assert_true(value("kvasir_tenant_prompt_tokens_total{tenant=\"c\"}") == 7);
+    assert_true(value("kvasir_tenant_cached_tokens_total{tenant=\"c\"}") == 6);
+    assert_true(value("kvasir_tenant_generation_tokens_total{tenant=\"c\"}") == 3);
+    assert_true(value("kvasir_tenant_requests_waiting{tenant=\"c\"}") == 4);
+    assert_non_null(find("kvasir_uptime_seconds"));
+    figures.own = true;
+    figures.n_tenants = 1;
+    scrape();
+    assert_non_null(find("kvasir_tenant_requests_total{tenant=\"a\\\"b\"}"));
+    size_t len;
+    char *text = metrics_text(m, &figures, &len);
+    for (const char *at = text; *at; at = strchr(at, '\n') + 1)
+        if (*at != '#' && strncmp(at, "kvasir_tenant_", 14) != 0)
+            fail_msg("a tenant sees: %.60s", at);
+    assert_null(strstr(text, "\"c\""));
+    free(text);
+}
+
 /* docs/metrics.md explains every name. */
 static void test_names_are_explained(void **state) {
     (void)state;
@@ -345,6 +377,8 @@ static void test_names_are_explained(void **state) {
     fclose(f);
     begin_at(100, S);
     figures.resident_bytes = 1;
+    figures.tenants = &(struct tenant_figures){.name = "-"};
+    figures.n_tenants = 1;
     scrape();
     int n = 0;
     for (char *name = strtok(families, " "); name; name = strtok(NULL, " "), n++) {
@@ -675,6 +709,7 @@ int main(void) {
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_labels_are_escaped),
         cmocka_unit_test(test_routes_and_refusals),
+        cmocka_unit_test(test_tenants),
         cmocka_unit_test(test_names_are_explained),
         cmocka_unit_test(test_large_numbers),
         cmocka_unit_test(test_counters_never_fall),
