@@ -149,7 +149,9 @@ bool charge_fits(struct charge *c, size_t bytes) {
     const uint64_t s = atomic_load(&c->state), rest = held_of(s) - used_of(s),
                    more = bytes > rest ? round_up(bytes - rest, CHARGE_GRANULE) : 0;
     const enum charge_refusal refusal =
-        bytes > a->limit ? CHARGE_REQUEST_FULL : refusal_of(c, held_of(s), more);
+        bytes > a->limit ? CHARGE_REQUEST_FULL
+        : more           ? refusal_of(c, held_of(s), more)
+                         : CHARGE_FITS; /* as in take: a limit may be exceeded already */
     if (refusal != CHARGE_FITS)
         note_refusal(c, held_of(s), refusal);
     pthread_mutex_unlock(&a->mutex);

@@ -52,6 +52,30 @@ static void test_limits(void **state) {
     mem_account_deinit(&a);
 }
 
+/* What is there already counts beyond the limit. Whoever needs nothing then is not refused: requests
+ * without a body, those of probes among them. */
+static void test_beyond_the_limit(void **state) {
+    struct mem_account a;
+    struct mem_share key = {0};
+    (void)state;
+    mem_account_init(&a, LIMIT, false);
+    struct charge *first = charge_create(&a, NULL), *second = charge_create(&a, &key);
+    struct charge *before = charge_enter(first);
+    struct mem_meter *meter = mem_meter_set(NULL); /* the charge's */
+    meter->add(meter, LIMIT + MIB);
+    charge_leave(before);
+    assert_true(held(&a) > LIMIT);
+    assert_true(charge_fits(second, 0) && charge_take(second, 0));
+    assert_true(charge_fits(first, 0) && charge_take(first, 0));
+    assert_int_equal(charge_refusal(second, NULL, 0), CHARGE_FITS);
+    assert_false(charge_fits(second, 1));
+    assert_int_equal(charge_refusal(second, NULL, 0), CHARGE_ACCOUNT_FULL);
+    charge_unref(first);
+    charge_unref(second);
+    assert_int_equal(held(&a), 0);
+    mem_account_deinit(&a);
+}
+
 static void test_shares(void **state) {
     struct mem_account a;
     struct mem_share keys[2] = {{0}};
@@ -260,11 +284,9 @@ static void test_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_allocations),
-        cmocka_unit_test(test_meters),
-        cmocka_unit_test(test_json_in_short_memory),
+        cmocka_unit_test(test_limits),  cmocka_unit_test(test_beyond_the_limit),
+        cmocka_unit_test(test_shares),  cmocka_unit_test(test_allocations),
+        cmocka_unit_test(test_meters),  cmocka_unit_test(test_json_in_short_memory),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
