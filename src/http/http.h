@@ -50,6 +50,9 @@ enum http_step { HTTP_REPLIED, HTTP_WAIT };
 
 struct http_handler {
     void *user;
+    /* There is no memory to receive requests. Whether one with these headers, which has no body, is
+     * answered all the same. */
+    bool (*probe)(void *user, const struct http_exchange *exchange);
     /* After the headers: a new charge for what the exchange will own. NULL: out of memory. */
     struct charge *(*charge)(void *user, const struct http_exchange *exchange);
     /* Then: the longest body that is accepted. If the headers announce a longer one,

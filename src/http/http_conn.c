@@ -8,7 +8,7 @@
  * follows could be read as another request (HEAD-1). It then reads and drops a little of what still
  * comes (LINGER), because closing a socket with unread bytes could destroy the response on its way.
  *
- * A connection without a request takes no buffer.
+ * A connection without a request takes no buffer. Nor does a probe, if there is none.
  */
 #include "http/http_internal.h"
 #include "http/http_peer.h"
@@ -228,28 +228,55 @@ static enum turn begin_request(struct conn *c) {
 static const struct http_problem NO_BUFFER = {
     HTTP_TOO_MANY_REQUESTS, "too many requests are being received: wait until some are read"};
 
-static enum turn end_of_head(struct conn *c, enum head_step step, struct http_problem *problem) {
-    const size_t n = step == HEAD_WHOLE ? c->scan.at : 0;
+/* head: its n bytes, if it is whole. False: out of memory. */
+static bool make_exchange(struct conn *c, const char *head, size_t n) {
     struct exchange *x = c->current = exchange_create(c);
     if (!x || !(x->head_text = malloc(n + 1)))
-        return TURN_CLOSE;
-    if (n)
-        memcpy(x->head_text, c->in + c->in_at, n);
+        return false;
+    memcpy(x->head_text, head, n);
     x->head_text[n] = 0;
-    consume(c, n);
-    const bool good = step == HEAD_WHOLE && head_parse(&x->head, x->head_text, n, problem);
+    return true;
+}
+
+/* Of a whole head. */
+static bool read_head(struct exchange *x, size_t n, struct http_problem *problem) {
+    const bool good = head_parse(&x->head, x->head_text, n, problem);
     x->c.method = x->head.method;
     x->c.path = x->head.path;
     x->close = x->head.close;
-    return good ? begin_request(c) : refuse(c, problem->status, problem->why);
+    return good;
 }
 
-/* There is no memory to receive a request, if one comes at all. */
-static enum turn refuse_bytes(struct conn *c) {
-    struct http_problem problem = NO_BUFFER;
-    char byte;
-    const enum turn turn = after_recv(recv(c->fd, &byte, 1, MSG_PEEK));
-    return turn == TURN_GO_ON ? end_of_head(c, HEAD_BAD, &problem) : turn;
+static enum turn end_of_head(struct conn *c, enum head_step step, struct http_problem *problem) {
+    const size_t n = step == HEAD_WHOLE ? c->scan.at : 0;
+    if (!make_exchange(c, c->in + c->in_at, n))
+        return TURN_CLOSE;
+    consume(c, n);
+    return n && read_head(c->current, n, problem) ? begin_request(c)
+                                                  : refuse(c, problem->status, problem->why);
+}
+
+/* There is no memory to receive a request, if one comes at all. What has come is only looked at, on
+ * this thread's stack. A probe is taken if its head is here as a whole, so that no client that
+ * sends slowly keeps anything from others; all else is refused unread. */
+static enum turn run_without_buffer(struct conn *c) {
+    char head[IN_BYTES];
+    struct head_scan scan = {0};
+    struct http_problem problem;
+    const struct http_handler *handler = &c->http->options.handler;
+    ASSERT(!c->in && c->scan.at == 0);
+    const ssize_t come = recv(c->fd, head, sizeof head, MSG_PEEK);
+    if (come <= 0)
+        return after_recv(come);
+    const bool whole = head_scan(&scan, head, (size_t)come, &problem) == HEAD_WHOLE;
+    const size_t n = whole ? scan.at : 0;
+    if (!make_exchange(c, head, n))
+        return TURN_CLOSE;
+    const struct exchange *x = c->current;
+    if (n && read_head(c->current, n, &problem) && !x->head.chunked && x->head.length == 0 &&
+        handler->probe(handler->user, &x->c) && recv(c->fd, head, n, 0) == (ssize_t)n)
+        return begin_request(c);
+    return refuse(c, NO_BUFFER.status, NO_BUFFER.why);
 }
 
 static enum turn run_head(struct conn *c) {
@@ -262,7 +289,7 @@ static enum turn run_head(struct conn *c) {
     const enum head_step step =
         in_size(c) ? head_scan(&c->scan, c->in + c->in_at, in_size(c), &problem) : HEAD_MORE;
     if (step == HEAD_MORE)
-        return take_in(c) ? read_more(c) : refuse_bytes(c);
+        return take_in(c) ? read_more(c) : run_without_buffer(c);
     if (step == HEAD_WHOLE && c->scan.at == 2 && !c->skipped_line) {
         /* RFC 9112 2.2: old clients send an empty line after a body */
         consume(c, 2);

@@ -376,6 +376,13 @@ static enum http_step begin(struct server *s, struct http_exchange *exchange, bo
     return r->run(s, exchange, r, &tenant);
 }
 
+bool routes_probe(void *user, const struct http_exchange *exchange) {
+    bool allowed;
+    const struct route *r = find_route(exchange, &allowed);
+    (void)user;
+    return allowed && (r->run == run_health || r->run == run_ready || r->run == run_metrics);
+}
+
 struct charge *routes_charge(void *user, const struct http_exchange *exchange) {
     struct server *s = user;
     struct tenant tenant;

@@ -147,6 +147,7 @@ static struct http_options http_options_of(struct server *s) {
                                  .write_timeout_s = o->write_timeout_s,
                                  .buffers = s->buffers,
                                  .handler = {.user = s,
+                                             .probe = routes_probe,
                                              .charge = routes_charge,
                                              .body_limit = routes_body_limit,
                                              .handle = routes_handle,

@@ -95,6 +95,8 @@ bool reply_read_body(const struct http_exchange *exchange, const struct api_setu
 
 /* ---- routes (routes.c) ----------------------------------------------------------------------- */
 
+/* GET requests that tell how the server does: they are answered under any load. */
+bool routes_probe(void *user, const struct http_exchange *exchange);
 /* A new charge for an exchange, to its key's share. */
 struct charge *routes_charge(void *user, const struct http_exchange *exchange);
 /* Only a client that may post to a route may send a large body. */

@@ -35,13 +35,42 @@ static struct client_answer ask(const char *method, const char *path, const char
     return a;
 }
 
-static int status_of(const char *body) {
-    struct client_answer a = ask("POST", "/v1/completions", body);
+static int status_with(const char *method, const char *path, const char *body) {
+    struct client_answer a = ask(method, path, body);
     free(a.body);
     return a.status;
 }
 
-/* Half of the account has room for so many requests that are being received. */
+static int status_of(const char *body) {
+    return status_with("POST", "/v1/completions", body);
+}
+
+/* No buffer is left. */
+static void check_probes(void) {
+    static const char *const PATHS[] = {"/health", "/ready", "/metrics"};
+    struct client c;
+    for (size_t i = 0; i < sizeof PATHS / sizeof *PATHS; i++) {
+        assert_int_equal(status_with("GET", PATHS[i], ""), 200);
+        assert_int_equal(status_with("GET", PATHS[i], "{}"), 429);
+        assert_int_equal(status_with("POST", PATHS[i], ""), 429);
+    }
+    assert_int_equal(status_with("GET", "/healthy", ""), 429);
+    assert_int_equal(status_with("POST", "/v1/completions", "{\"prompt\":\"a\"}"), 429);
+    assert_true(client_open(&c, tiny.port, -1)); /* one connection, several probes */
+    for (int i = 0; i < 3; i++) {
+        assert_true(client_request(&c, "GET", "/health", "", ""));
+        struct client_answer a = client_read(&c);
+        assert_true(a.status == 200 && a.keeps && strstr(a.body, "{") == a.body);
+        free(a.body);
+    }
+    assert_true(client_send(&c, "GET /health HTTP/1.1\r\nHo", 24)); /* only whole heads */
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 429);
+    free(a.body);
+    client_close(&c);
+}
+
+/* Half of the account has room for so many requests that are being received. Probes need none. */
 static void test_buffers(void **state) {
     enum { ROOM = ONE_REQUEST / BUFFER };
     static const char PART[] = "POST /v1/completions HT";
@@ -54,11 +83,10 @@ static void test_buffers(void **state) {
     int status = 200;
     for (int tries = 0; status == 200 && tries < 200; tries++) { /* until all are received */
         pause_ms(10);
-        struct client_answer a = ask("GET", "/health", "");
-        status = a.status;
-        free(a.body);
+        status = status_with("GET", "/v1/models", "");
     }
     assert_int_equal(status, 429);
+    check_probes();
     assert_true(client_open(&one_more, tiny.port, -1)); /* waits without a buffer */
     for (size_t i = 0; i < ROOM; i++)
         client_close(&c[i]);
