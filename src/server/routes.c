@@ -201,8 +201,7 @@ static const struct text_kind TOKENIZE = {text_endpoint_wants, tokenize},
 
 static enum http_step run_text(struct server *s, struct http_exchange *exchange,
                                const struct route *r, const struct tenant *t) {
-    (void)t;
-    return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text);
+    return text_task_begin(s, exchange, r->name, protocol_of(exchange), r->text, t->account);
 }
 
 /* Why the server accepts no requests any more; NULL: it does. */

@@ -55,6 +55,7 @@ struct text_task {
     struct task task; /* first */
     struct work work;
     struct server *server;
+    struct account *account; /* whose request it is */
     struct http_exchange *exchange;
     const char *route;
     const struct protocol *protocol;
@@ -81,6 +82,11 @@ static void count_open(struct server *s, int n) {
     pthread_mutex_unlock(&s->mutex);
 }
 
+static void refused(const struct text_task *t, enum metrics_refusal reason) {
+    metrics_refused(t->server->metrics, reason);
+    account_refused(t->account);
+}
+
 static void run(struct work *work) {
     struct text_task *t =
         (struct text_task *)(void *)((char *)work - offsetof(struct text_task, work));
@@ -97,9 +103,9 @@ static void run(struct work *work) {
     api_body_free(&body);
     charge_leave(before);
     if (!t->good && text_end_explain(&t->end, &t->err))
-        metrics_refused(t->server->metrics, REFUSED_TIME);
+        refused(t, REFUSED_TIME);
     else if (!t->good && reply_memory_error(t->exchange, &t->err))
-        metrics_refused(t->server->metrics, REFUSED_MEMORY);
+        refused(t, REFUSED_MEMORY);
     atomic_store(&t->finished, true);
     http_wake(t->exchange); /* the task may be freed by now */
 }
@@ -124,22 +130,30 @@ static void done(struct http_exchange *exchange, unsigned status) {
     ASSERT(atomic_load(&t->finished));
     if (status >= HTTP_BAD_REQUEST)
         log_add(t->server->log, "route=%s status=%u client=%s", t->route, status, exchange->client);
+    account_end(t->account);
     count_open(t->server, -1);
     text_free(&t->answer);
     free(t);
 }
 
 enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
-                               const struct protocol *protocol, const struct text_kind *kind) {
-    struct text_task *t = calloc(1, sizeof *t);
+                               const struct protocol *protocol, const struct text_kind *kind,
+                               struct account *account) {
     struct api_error err;
+    if (!account_begin(account, clock_seconds(), &err)) {
+        metrics_refused(s->metrics, REFUSED_QUOTA);
+        return reply_error(s, exchange, protocol, &err);
+    }
+    struct text_task *t = calloc(1, sizeof *t);
     if (!t) {
+        account_end(account);
         api_no_memory(&err);
         return reply_error(s, exchange, protocol, &err);
     }
     t->task = (struct task){go_on, gone, done};
     t->work = (struct work){.run = run, .bytes = exchange->body_len};
     t->server = s;
+    t->account = account;
     t->exchange = exchange;
     t->route = route;
     t->protocol = protocol;

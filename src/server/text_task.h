@@ -25,7 +25,9 @@ struct text_kind {
     bool (*answer)(const struct server *s, const struct api_setup *setup, struct api_body *body,
                    struct text_buf *out, struct api_error *err);
 };
+/* It counts as a request of the account, of no tokens. */
 enum http_step text_task_begin(struct server *s, struct http_exchange *exchange, const char *route,
-                               const struct protocol *protocol, const struct text_kind *kind);
+                               const struct protocol *protocol, const struct text_kind *kind,
+                               struct account *account);
 
 #endif

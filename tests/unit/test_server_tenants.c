@@ -191,6 +191,73 @@ static void test_figures_of_one(void **state) {
     assert_int_equal(ask(tiny.port, "/metrics", NULL, NULL), 401);
 }
 
+/* ---- quotas ---------------------------------------------------------------------------------- */
+
+static int make_quotas(void **state) {
+    static const struct server_key KEYS[] = {
+        {.key = "key-a", .name = "alice", .requests_per_minute = 1},
+        {.key = "key-b", .name = "bob", .concurrent = 1}};
+    (void)state;
+    tiny_server_init(&tiny);
+    tiny.options.api_keys = KEYS;
+    tiny.options.n_api_keys = 2;
+    tiny_server_open(&tiny);
+    return 0;
+}
+
+static const struct {
+    const char *path, *body;
+} TEXTS[] = {{"/tokenize", "{\"prompt\":\"four\"}"},
+             {"/detokenize", "{\"tokens\":[97]}"},
+             {"/apply-template", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"},
+             {"/v1/messages/count_tokens",
+              "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"},
+             {"/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":1}"}};
+enum { N_TEXTS = sizeof TEXTS / sizeof *TEXTS };
+
+/* Over an open connection. */
+static int post(struct client *c, size_t i, const char *headers, const char *says) {
+    assert_true(client_request(c, "POST", TEXTS[i].path, headers, TEXTS[i].body));
+    struct client_answer a = client_read(c);
+    if (!strstr(a.body, says))
+        fail_msg("%s: %s", TEXTS[i].path, a.body);
+    free(a.body);
+    return a.status;
+}
+
+/* An answer that is longer than sockets hold, and not read: the request stays open. */
+static void begin_long_answer(struct client *c, const char *headers) {
+    enum { LONG = 8 << 20 };
+    static const char HEAD[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"", TAIL[] = "\"}]}";
+    char *body = malloc(LONG + sizeof HEAD + sizeof TAIL);
+    assert_non_null(body);
+    memcpy(body, HEAD, sizeof HEAD - 1);
+    memset(body + sizeof HEAD - 1, 'a', LONG);
+    memcpy(body + sizeof HEAD - 1 + LONG, TAIL, sizeof TAIL);
+    assert_true(client_open(c, tiny.port, 4096));
+    assert_true(client_request(c, "POST", "/apply-template", headers, body));
+    assert_true(client_wait_bytes(c, 300));
+    free(body);
+}
+
+/* Requests that are answered without the engine count, too. */
+static void test_text_quotas(void **state) {
+    static const char ALICE[] = "X-Api-Key: key-a\r\n", BOB[] = "X-Api-Key: key-b\r\n";
+    struct client c, busy;
+    (void)state;
+    assert_true(client_open(&c, tiny.port, -1));
+    assert_int_equal(post(&c, 0, ALICE, "tokens"), 200);
+    for (size_t i = 0; i < N_TEXTS; i++) {
+        assert_int_equal(post(&c, i, ALICE, "the quota \\\"requests_per_minute\\\" of 1"), 429);
+        assert_int_equal(post(&c, i, BOB, ""), 200); /* one after the other */
+    }
+    begin_long_answer(&busy, BOB);
+    for (size_t i = 0; i < N_TEXTS; i++)
+        assert_int_equal(post(&c, i, BOB, "the quota \\\"concurrent\\\" of 1"), 429);
+    client_close(&busy);
+    client_close(&c);
+}
+
 /* ---- proxies --------------------------------------------------------------------------------- */
 
 static char logged[1 << 16];
@@ -338,6 +405,7 @@ int main(void) {
         TEST(test_figures_of_two, make_two),
         TEST(test_figures_for_admin, make_two_and_admin),
         TEST(test_figures_of_one, make_one),
+        TEST(test_text_quotas, make_quotas),
         TEST(test_behind_proxy, make_proxy),
         TEST(test_no_proxy, make_other_proxy),
         cmocka_unit_test(test_bad_lists),
