@@ -70,6 +70,13 @@ void peer_text(const struct in6_addr *a, char out[HTTP_ADDRESS_MAX]) {
     ASSERT(*out); /* there is room for every address */
 }
 
+bool peer_same_client(const struct in6_addr *a, const struct in6_addr *b) {
+    enum { CLIENT_BYTES = 8 };
+    if (IN6_IS_ADDR_V4MAPPED(a) || IN6_IS_ADDR_V4MAPPED(b))
+        return IN6_ARE_ADDR_EQUAL(a, b);
+    return memcmp(a->s6_addr, b->s6_addr, CLIENT_BYTES) == 0;
+}
+
 /* ---- proxies --------------------------------------------------------------------------------- */
 
 static bool net_has(const struct http_net *net, const struct in6_addr *a) {

@@ -13,6 +13,8 @@ bool peer_is_trusted(const struct http_options *o, const struct in6_addr *peer);
  * none, or something else than an address comes first. */
 struct in6_addr peer_client(const struct http_options *o, const struct http_head *head,
                             const struct in6_addr *peer);
+/* For limits: of IPv6, all addresses of a /64 are one client, which has that many. */
+bool peer_same_client(const struct in6_addr *a, const struct in6_addr *b);
 /* As people write it: IPv4 without the map. */
 void peer_text(const struct in6_addr *address, char out[HTTP_ADDRESS_MAX]);
 

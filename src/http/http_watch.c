@@ -12,6 +12,7 @@
  * hit the next owner of the same socket.
  */
 #include "http/http_internal.h"
+#include "http/http_peer.h"
 
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -198,7 +199,7 @@ static bool address_has_room(const struct http *h, const struct in6_addr *a, boo
     if (!most)
         most = max_u32(h->options.max_connections / 4, 1);
     for (const struct conn *c = h->watch.conns; c; c = c->next)
-        n += c->counts && IN6_ARE_ADDR_EQUAL(&c->address, a) ? 1 : 0;
+        n += c->counts && peer_same_client(&c->address, a) ? 1 : 0;
     return n < most;
 }
 

@@ -63,6 +63,31 @@ static void test_nets(void **state) {
     }
 }
 
+/* Limits count a /64 of IPv6 as one client, since a client has at least that. */
+static void test_same_clients(void **state) {
+    static const struct {
+        const char *a, *b;
+        bool same;
+    } CASES[] = {
+        {"203.0.113.7", "203.0.113.7", true},
+        {"203.0.113.7", "::ffff:203.0.113.7", true},
+        {"203.0.113.7", "203.0.113.8", false},
+        {"203.0.113.7", "::203.0.113.7", false},
+        {"203.0.113.7", "::1", false},
+        {"::1", "::1", true},
+        {"2001:db8::7", "2001:db8::7", true},
+        {"2001:db8:1:2::7", "2001:db8:1:2:ffff:ffff:ffff:ffff", true},
+        {"2001:db8:1:2::7", "2001:db8:1:3::7", false},
+        {"2001:db8:1:2::7", "2001:db9:1:2::7", false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        const struct in6_addr a = address(CASES[i].a), b = address(CASES[i].b);
+        if (peer_same_client(&a, &b) != CASES[i].same || peer_same_client(&b, &a) != CASES[i].same)
+            fail_msg("%s and %s", CASES[i].a, CASES[i].b);
+    }
+}
+
 /* The peer is 10.0.0.1; trusted are 10.0.0.0/24, 127.0.0.1 and fd00::/8. */
 static void test_clients(void **state) {
     static const struct {
@@ -141,6 +166,8 @@ static void test_clients(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nets), cmocka_unit_test(test_clients)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_nets),
+                                       cmocka_unit_test(test_same_clients),
+                                       cmocka_unit_test(test_clients)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

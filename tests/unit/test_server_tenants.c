@@ -348,6 +348,15 @@ static void test_behind_proxy(void **state) {
         for (int i = 0; i < 5; i++) /* each counts while it is answered */
             assert_int_equal(pass_on(&idle[1], "203.0.113.10"), 200);
     }
+    begin_stream(&busy[0], "2001:db8:0:1::7"); /* a client has a /64 of IPv6 */
+    begin_stream(&busy[1], "[2001:db8:0:1:ffff::8]:99");
+    assert_int_equal(pass_on(&idle[2], "2001:db8:0:2::7"), 200);
+    assert_true(client_open(&c, tiny.port, -1));
+    assert_int_equal(pass_on(&c, "2001:db8:0:1:8::9"), 429);
+    client_close(&c);
+    client_close(&busy[0]);
+    client_close(&busy[1]);
+    assert_true(tiny_server_idle(&tiny, 300000, &stats));
     /* at the limit of the proxy's own address */
     begin_stream(&busy[0], "unknown");
     begin_stream(&busy[1], "10.0.0.7");
