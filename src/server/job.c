@@ -7,6 +7,7 @@
  *          stream: headers, fill     <--    on_event: copies       tick: a comment is due
  *          else:   waits                    into queue or answer   gone: cancel
  *       fill / job_continue: chunks, body
+ *       (a long body: a worker writes it)
  *       job_done: a line of the log
  *
  * Invariants
@@ -27,7 +28,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum job_phase { JOB_UNREAD, JOB_REFUSED, JOB_SUBMITTED };
+/* A worker has the job, and the exchange waits: JOB_UNREAD, JOB_WRITING. Without a stream: WRITING
+ * if the answer is long, then WRITTEN. */
+enum job_phase { JOB_UNREAD, JOB_REFUSED, JOB_SUBMITTED, JOB_WRITING, JOB_WRITTEN };
 /* Events and what they point to, back to back. Address space of options.buffer_bytes, of which the
  * first `touched` bytes are charged. */
 struct events {
@@ -51,6 +54,7 @@ struct job {
     int64_t created;
     const struct protocol *protocol;
     struct api_answer answer; /* unless stream */
+    char *text;               /* the answer's, JOB_WRITTEN; NULL: `refused` says why */
     void *stream;
     struct text_buf out; /* of the stream; sent up to out_at */
     size_t out_at;
@@ -63,8 +67,8 @@ struct job {
     /* under the mutex */
     pthread_mutex_t mutex;
     struct http_exchange *exchange; /* NULL: over */
-    enum job_phase phase;           /* JOB_UNREAD: the worker has it, and the exchange waits */
-    struct api_error refused;       /* JOB_REFUSED: why */
+    enum job_phase phase;
+    struct api_error refused; /* why there is no answer */
     uint64_t engine_id;
     bool complete, too_slow, gone, comment_due;
     struct events queue;
@@ -97,6 +101,7 @@ static bool events_make(struct job *j, struct events *e) {
 static void job_free(struct job *j) {
     account_end(j->tenant.account);
     api_answer_free(&j->answer);
+    mem_free(j->text);
     j->protocol->close(j->stream);
     api_request_free(&j->request);
     mem_free(j->body);
@@ -536,29 +541,78 @@ static enum http_step begin_stream(struct job *j, struct http_exchange *exchange
     return http_reply_stream(exchange, &reply, fill);
 }
 
+/* The answer's JSON text, about: beside the text of the choices, that of their tokens. */
+static size_t answer_bytes(const struct job *j) {
+    enum { TOKEN = 64 };
+    size_t n = 0;
+    for (uint32_t i = 0; i < j->request.engine.n; i++) {
+        const struct api_choice *c = &j->answer.choices[i];
+        n += c->len + TOKEN * (c->n_top + (c->tokens ? c->n_tokens : 0));
+    }
+    return n;
+}
+
+/* Answer to text, all of it charged; what it is made of goes back at once. */
+static void write_answer(struct job *j) {
+    const struct protocol_context context = context_of(j);
+    struct api_error err;
+    struct charge *before = charge_enter(j->charge);
+    json_t *body = j->protocol->body(&j->answer, &context, &err);
+    j->text = body ? reply_dump(body) : NULL;
+    api_answer_free(&j->answer);
+    charge_leave(before);
+    if (j->text)
+        return;
+    if (body)
+        api_no_memory(&err);
+    if (err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
+        err.status = HTTP_UNAVAILABLE;
+    if (err.status == HTTP_SERVER_ERROR)
+        (void)reply_memory_error(j->exchange, &err);
+    j->refused = err;
+}
+
+static void write_on(struct work *work) {
+    struct job *j = (struct job *)(void *)((char *)work - offsetof(struct job, work));
+    write_answer(j);
+    pthread_mutex_lock(&j->mutex);
+    j->phase = JOB_WRITTEN;
+    http_wake(j->exchange);
+    pthread_mutex_unlock(&j->mutex); /* the job may be freed from now on */
+}
+
+/* The answer is complete. False: a worker writes it, since that would keep this thread from others
+ * for long. */
+static bool written(struct job *j) {
+    enum { LONG = 256 << 10 };
+    const size_t bytes = answer_bytes(j);
+    if (bytes <= LONG) {
+        write_answer(j);
+        return true;
+    }
+    pthread_mutex_lock(&j->mutex);
+    j->phase = JOB_WRITING;
+    pthread_mutex_unlock(&j->mutex);
+    j->work = (struct work){.run = write_on, .bytes = bytes};
+    work_pool_add(j->server->work, &j->work);
+    return false;
+}
+
 static enum http_step job_continue(struct http_exchange *exchange) {
     struct job *j = job_of(exchange);
-    struct api_error err;
     pthread_mutex_lock(&j->mutex);
     const enum job_phase phase = j->phase;
     const bool complete = j->complete;
     pthread_mutex_unlock(&j->mutex);
-    if (phase == JOB_REFUSED)
-        return reply_error(j->server, exchange, j->protocol, &j->refused);
     if (phase == JOB_SUBMITTED && j->request.stream)
         return begin_stream(j, exchange);
-    if (phase == JOB_UNREAD || !complete)
+    if (phase == JOB_UNREAD || phase == JOB_WRITING || (phase == JOB_SUBMITTED && !complete) ||
+        (phase == JOB_SUBMITTED && !written(j)))
         return HTTP_WAIT;
-    const struct protocol_context context = context_of(j);
-    struct charge *before = charge_enter(j->charge);
-    json_t *body = j->protocol->body(&j->answer, &context, &err);
-    charge_leave(before);
-    if (!body && err.status == HTTP_CLIENT_CLOSED && atomic_load(&j->server->stopping))
-        err.status = HTTP_UNAVAILABLE;
-    if (!body && err.status == HTTP_SERVER_ERROR)
-        (void)reply_memory_error(exchange, &err);
-    return body ? reply_json(j->server, exchange, HTTP_OK, body)
-                : reply_error(j->server, exchange, j->protocol, &err);
+    char *text = j->text; /* JOB_REFUSED: NULL */
+    j->text = NULL;
+    return text ? reply_text(j->server, exchange, HTTP_OK, text)
+                : reply_error(j->server, exchange, j->protocol, &j->refused);
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -634,7 +688,7 @@ static void job_done(struct http_exchange *exchange, unsigned status) {
     struct server *s = j->server;
     struct job_record record;
     pthread_mutex_lock(&j->mutex);
-    ASSERT(j->phase != JOB_UNREAD);
+    ASSERT(j->phase != JOB_UNREAD && j->phase != JOB_WRITING);
     j->exchange = NULL;
     const bool refused = j->phase == JOB_REFUSED;
     const bool complete = j->complete;

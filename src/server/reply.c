@@ -17,11 +17,23 @@ struct http_reply reply_head(const struct server *s, unsigned status, const char
     return r;
 }
 
+/* jansson's own json_dumps has the text twice for a while. */
+char *reply_dump(json_t *value) {
+    const size_t n = value ? json_dumpb(value, NULL, 0, JSON_COMPACT) : 0;
+    char *text = n ? mem_alloc(n + 1) : NULL;
+    if (text) {
+        const size_t written = json_dumpb(value, text, n, JSON_COMPACT);
+        ASSERT(written == n);
+        text[n] = 0;
+    }
+    json_decref(value);
+    return text;
+}
+
 static enum http_step reply_value(const struct http_reply *reply, struct http_exchange *exchange,
                                   json_t *value) {
     static const char NO_MEMORY[] = "{\"error\":{\"message\":\"out of memory\"}}";
-    char *text = value ? json_dumps(value, JSON_COMPACT) : NULL;
-    json_decref(value);
+    char *text = reply_dump(value);
     if (text)
         return http_reply_take(exchange, reply, text, strlen(text));
     const struct http_reply failed = {.status = HTTP_SERVER_ERROR,

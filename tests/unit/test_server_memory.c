@@ -2,6 +2,7 @@
 /* What is charged to --request-memory-mb beside bodies and what is read from them: the buffers of
  * connections, and room for the tokens of answers. api/request_memory.sh has the rest. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "http_client.h"
@@ -114,10 +115,54 @@ static void test_tokens(void **state) {
     assert_int_equal(status_of("{\"prompt\":\"a\",\"n\":8,\"max_tokens\":1}"), 200);
 }
 
+static double used_bytes(void) {
+    static const char NAME[] = "\nkvasir_request_memory_used_bytes ";
+    struct client_answer a = ask("GET", "/metrics", "");
+    const char *at = strstr(a.body, NAME);
+    assert_non_null(at);
+    const double used = strtod(at + sizeof NAME - 1, NULL);
+    free(a.body);
+    return used;
+}
+
+static int make_large(void **state) {
+    (void)state;
+    tiny_server_init(&tiny);
+    tiny.engine_options.context.ctx = 32768;
+    tiny.engine_options.cache_memory_bytes = 256 << 20;
+    tiny.options.request_memory_bytes = 512 << 20;
+    tiny_server_open(&tiny);
+    return 0;
+}
+
+/* A long answer that is not read: its text is charged, and what it was made from is given back. It
+ * is longer than what sockets hold. */
+static void test_text_of_answer(void **state) {
+    struct client c;
+    (void)state;
+    assert_true(client_open(&c, tiny.port, 4096));
+    assert_true(client_request(&c, "POST", "/v1/completions", "",
+                               "{\"prompt\":\"a\",\"n\":16,\"max_tokens\":750,\"ignore_eos\":true,"
+                               "\"logprobs\":20}"));
+    assert_true(client_wait_bytes(&c, 300));
+    const char *length = strstr(c.in, "Content-Length: ");
+    assert_non_null(length);
+    const double bytes = strtod(length + strlen("Content-Length: "), NULL), used = used_bytes();
+    assert_true(bytes > 5e6);
+    if (used < bytes || used > 1.1 * bytes)
+        fail_msg("%.0f bytes are charged for a text of %.0f", used, bytes);
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 200);
+    assert_true((double)a.len == bytes && a.body[a.len - 1] == '}');
+    free(a.body);
+    client_close(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_buffers, make, end),
         cmocka_unit_test_setup_teardown(test_tokens, make, end),
+        cmocka_unit_test_setup_teardown(test_text_of_answer, make_large, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
