@@ -44,7 +44,7 @@ typedef struct kvasir_text_limits {
     /* Of an encoding; 0: any number. Beyond it the result is KVASIR_ERR_CONTEXT, found as soon as
      * it is certain: the rest of the text is not encoded. */
     size_t max_tokens;
-    /* Asked once in 64 KiB of text, or some thousand steps of a template; true:
+    /* Asked once in 64 KiB of text, or some thousand tokens or steps of a template; true:
      * the result is KVASIR_ERR_CANCELLED. NULL: never. */
     bool (*stop)(void *user);
     void *user;
@@ -90,6 +90,11 @@ enum {
 KVASIR_API kvasir_status kvasir_detokenize(const kvasir_tokenizer *tokenizer, const int32_t *ids,
                                            size_t n, unsigned flags, char **text, size_t *len,
                                            kvasir_error *err);
+/* The same until limits->stop ends it. limits NULL: nothing does. */
+KVASIR_API kvasir_status kvasir_detokenize_by(const kvasir_tokenizer *tokenizer, const int32_t *ids,
+                                              size_t n, unsigned flags,
+                                              const kvasir_text_limits *limits, char **text,
+                                              size_t *len, kvasir_error *err);
 
 /* The tokens of an answer, one by one, to text that follows other text. Bytes are held back until
  * their character is complete. */

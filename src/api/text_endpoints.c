@@ -116,16 +116,32 @@ static bool put_token(struct text_buf *out, const kvasir_tokenizer *tokenizer, i
     return good;
 }
 
-static bool put_tokens(struct text_buf *out, const kvasir_tokenizer *tokenizer, const int32_t *ids,
-                       size_t n, bool strings, uint32_t max_model_len) {
+/* Asked once in some thousand tokens. */
+static bool stops(const struct api_setup *setup, size_t token) {
+    enum { LOOK = 4096 };
+    const kvasir_text_limits *limits = setup->limits;
+    return token % LOOK == LOOK - 1 && limits && limits->stop && limits->stop(limits->user);
+}
+
+static bool cancelled(struct api_error *err) {
+    (void)api_refuse(err, NULL, "cancelled while the tokens were written");
+    err->status = HTTP_CLIENT_CLOSED;
+    return false;
+}
+
+static bool put_tokens(const struct api_setup *setup, const int32_t *ids, size_t n, bool strings,
+                       uint32_t max_model_len, struct text_buf *out, struct api_error *err) {
     bool good =
         text_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", n, max_model_len);
     for (size_t i = 0; good && i < n; i++)
         good = text_printf(out, &",%d"[i == 0], ids[i]);
     good = good && text_puts(out, strings ? "],\"token_strs\":[" : "],\"token_strs\":null}");
-    for (size_t i = 0; good && strings && i < n; i++)
-        good = (i == 0 || text_puts(out, ",")) && put_token(out, tokenizer, ids[i]);
-    return good && (!strings || text_puts(out, "]}"));
+    for (size_t i = 0; good && strings && i < n; i++) {
+        if (stops(setup, i))
+            return cancelled(err);
+        good = (i == 0 || text_puts(out, ",")) && put_token(out, setup->tokenizer, ids[i]);
+    }
+    return (good && (!strings || text_puts(out, "]}"))) || api_no_memory(err);
 }
 
 bool text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model_len,
@@ -144,8 +160,7 @@ bool text_endpoint_tokenize(const struct api_setup *setup, uint32_t max_model_le
                            &why)) {
         api_library_failed(err, s.path, &why);
     } else {
-        good =
-            put_tokens(out, setup->tokenizer, ids, n, strings, max_model_len) || api_no_memory(err);
+        good = put_tokens(setup, ids, n, strings, max_model_len, out, err);
         kvasir_free(ids);
     }
     kvasir_free(s.rendered);
@@ -166,7 +181,8 @@ bool text_endpoint_detokenize(const struct api_setup *setup, struct api_body *bo
         return api_wrong_type(err, NAME, api_get(body->members, NAME), "an array of token ids");
     if (!api_take_ids(body, NAME, &ids, &n, &path, err))
         return false;
-    kvasir_status status = kvasir_detokenize(setup->tokenizer, ids, n, 0, &text, &len, &why);
+    kvasir_status status =
+        kvasir_detokenize_by(setup->tokenizer, ids, n, 0, setup->limits, &text, &len, &why);
     mem_free(ids);
     if (status)
         return api_library_failed(err, path, &why);

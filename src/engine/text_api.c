@@ -204,16 +204,22 @@ static kvasir_status give_text(struct text_buf *b, char **out, size_t *len, kvas
     return KVASIR_OK;
 }
 
-kvasir_status kvasir_detokenize(const kvasir_tokenizer *t, const int32_t *ids, size_t n,
-                                unsigned flags, char **text, size_t *len, kvasir_error *err) {
+kvasir_status kvasir_detokenize_by(const kvasir_tokenizer *t, const int32_t *ids, size_t n,
+                                   unsigned flags, const kvasir_text_limits *limits, char **text,
+                                   size_t *len, kvasir_error *err) {
     TRY(need_tokenizer(t, err));
     unsigned inner = flags & KVASIR_DETOKENIZE_SKIP_SPECIAL ? DETOKENIZE_SKIP_SPECIAL : 0;
     struct text_buf b = {0};
-    kvasir_status status = tokenizer_decode(t->tokenizer, ids, n, inner, &b, err);
+    kvasir_status status = tokenizer_decode_by(t->tokenizer, ids, n, inner, limits, &b, err);
     if (status == KVASIR_OK)
         return give_text(&b, text, len, err);
     text_free(&b);
     return status;
+}
+
+kvasir_status kvasir_detokenize(const kvasir_tokenizer *t, const int32_t *ids, size_t n,
+                                unsigned flags, char **text, size_t *len, kvasir_error *err) {
+    return kvasir_detokenize_by(t, ids, n, flags, NULL, text, len, err);
 }
 
 /* ---- detokenizer ----------------------------------------------------------------------------- */

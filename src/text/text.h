@@ -92,6 +92,11 @@ enum {
 kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                                unsigned flags, struct text_buf *out, kvasir_error *err) MUST_CHECK;
 
+/* The same until limits->stop ends it (limits NULL: nothing does). */
+kvasir_status tokenizer_decode_by(const struct tokenizer *t, const int32_t *ids, size_t n,
+                                  unsigned flags, const kvasir_text_limits *limits,
+                                  struct text_buf *out, kvasir_error *err) MUST_CHECK;
+
 size_t tokenizer_size(const struct tokenizer *t); /* ids are below this; some may be free */
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none; likewise eos */
 int32_t tokenizer_eos(const struct tokenizer *t);

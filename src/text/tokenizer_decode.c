@@ -162,10 +162,17 @@ static bool put_byte_run(struct token_chain *out, const char *bytes, size_t n, i
     return good;
 }
 
-static bool fall_back(const struct token_chain *in, struct token_chain *out) {
+/* Counts a token. True: it is to stop. */
+static bool token_stops(struct text_guard *g) {
+    enum { TOKEN = 16 }; /* so that stop is asked once in 4096 tokens */
+    return guard_stops(g, TOKEN);
+}
+
+static bool fall_back(const struct token_chain *in, struct text_guard *guard,
+                      struct token_chain *out) {
     struct text_buf run = {0};
     bool good = true;
-    for (size_t i = 0; i <= in->n && good; i++) {
+    for (size_t i = 0; i <= in->n && good && !token_stops(guard); i++) {
         struct text_span token = i < in->n ? chain_at(in, i) : (struct text_span){"", 0};
         int byte = i < in->n ? named_byte(token) : -1;
         char one = (char)byte;
@@ -182,15 +189,16 @@ static bool fall_back(const struct token_chain *in, struct token_chain *out) {
         }
     }
     text_free(&run);
-    return good;
+    return good && !guard->stopped;
 }
 
 /* Stops soon after out->text has grown past limit. */
 static bool run_decoder_step(const struct decoder_step *step, size_t limit,
-                             const struct token_chain *in, struct token_chain *out) {
+                             const struct token_chain *in, struct text_guard *guard,
+                             struct token_chain *out) {
     out->n = out->text.len = 0;
     if (step->kind == DECODE_BYTE_FALLBACK)
-        return fall_back(in, out);
+        return fall_back(in, guard, out);
     if (step->kind == DECODE_FUSE) {
         bool good = text_append(&out->text, in->text.data, in->text.len);
         chain_end(out, NO_ID);
@@ -198,7 +206,7 @@ static bool run_decoder_step(const struct decoder_step *step, size_t limit,
     }
     bool good = true;
     for (size_t i = 0; i < in->n && good && out->text.len <= limit; i++) {
-        good = step_token(step, chain_at(in, i), i == 0, limit, &out->text);
+        good = !token_stops(guard) && step_token(step, chain_at(in, i), i == 0, limit, &out->text);
         chain_end(out, in->id[i]);
     }
     return good;
@@ -209,13 +217,18 @@ static bool is_skipped(const struct tokenizer *t, int32_t id, unsigned flags) {
            ((flags & DETOKENIZE_SKIP_SPECIAL) && tokenizer_is_control(t, id));
 }
 
-static kvasir_status no_decode_memory(size_t n, kvasir_error *err) {
+/* Stopped, or out of memory. */
+static kvasir_status decode_ended(const struct text_guard *guard, size_t n, kvasir_error *err) {
+    if (guard->stopped)
+        return fail(err, KVASIR_ERR_CANCELLED, "cancelled while tokens were decoded");
     return fail(err, KVASIR_ERR_MEMORY, "not enough memory to decode %zu tokens", n);
 }
 
 static bool start_chain(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
-                        struct token_chain *c) {
+                        struct text_guard *guard, struct token_chain *c) {
     for (size_t i = 0; i < n; i++) {
+        if (token_stops(guard))
+            return false;
         if (is_skipped(t, ids[i], flags))
             continue;
         struct text_span piece = pieces_at(&t->pieces, ids[i]);
@@ -228,7 +241,8 @@ static bool start_chain(const struct tokenizer *t, const int32_t *ids, size_t n,
 }
 
 static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids, size_t n,
-                                  unsigned flags, struct token_chain work[2], struct text_buf *out,
+                                  unsigned flags, struct text_guard *guard,
+                                  struct token_chain work[2], struct text_buf *out,
                                   kvasir_error *err) {
     const struct decoder *d = &t->decoder;
     for (int k = 0; k < 2; k++) {
@@ -236,15 +250,15 @@ static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids,
         work[k].cap = n + 1;
         work[k].id = mem_calloc(n + 1, sizeof *work[k].id);
         if (!work[k].end || !work[k].id || !text_append(&work[k].text, "", 0))
-            return no_decode_memory(n, err);
+            return decode_ended(guard, n, err);
     }
-    if (!start_chain(t, ids, n, flags, &work[0]))
-        return no_decode_memory(n, err);
+    if (!start_chain(t, ids, n, flags, guard, &work[0]))
+        return decode_ended(guard, n, err);
     size_t len = work[0].text.len, limit = growth_limit(len);
     for (int i = 0; i < d->n; i++) {
         struct token_chain *to = &work[(i + 1) % 2];
-        if (!run_decoder_step(&d->step[i], limit, &work[i % 2], to))
-            return no_decode_memory(n, err);
+        if (!run_decoder_step(&d->step[i], limit, &work[i % 2], guard, to))
+            return decode_ended(guard, n, err);
         if (to->text.len <= limit)
             continue;
         int32_t id = to->id[to->n - 1];
@@ -260,28 +274,38 @@ static kvasir_status decode_chain(const struct tokenizer *t, const int32_t *ids,
     return detok_push(&whole_only, (struct text_span){whole->data, whole->len}, out) &&
                    detok_finish(&whole_only, out)
                ? KVASIR_OK
-               : no_decode_memory(n, err);
+               : decode_ended(guard, n, err);
 }
 
 static bool decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, unsigned flags,
-                         struct text_buf *out) {
+                         struct text_guard *guard, struct text_buf *out) {
     struct detok d = {0};
     for (size_t i = 0; i < n; i++)
-        if (!is_skipped(t, ids[i], flags) && !detok_push(&d, tokenizer_bytes(t, ids[i]), out))
+        if (token_stops(guard) ||
+            (!is_skipped(t, ids[i], flags) && !detok_push(&d, tokenizer_bytes(t, ids[i]), out)))
             return false;
     return detok_finish(&d, out);
 }
 
-kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
-                               unsigned flags, struct text_buf *out, kvasir_error *err) {
+kvasir_status tokenizer_decode_by(const struct tokenizer *t, const int32_t *ids, size_t n,
+                                  unsigned flags, const kvasir_text_limits *limits,
+                                  struct text_buf *out, kvasir_error *err) {
+    struct text_guard guard = {.stop = limits ? limits->stop : NULL,
+                               .user = limits ? limits->user : NULL};
     if (t->decoder.n && t->decoder.step[0].kind == DECODE_BYTE_LEVEL)
-        return decode_bytes(t, ids, n, flags, out) ? KVASIR_OK : no_decode_memory(n, err);
+        return decode_bytes(t, ids, n, flags, &guard, out) ? KVASIR_OK
+                                                           : decode_ended(&guard, n, err);
     struct token_chain work[2] = {{.n = 0}, {.n = 0}};
-    kvasir_status status = decode_chain(t, ids, n, flags, work, out, err);
+    kvasir_status status = decode_chain(t, ids, n, flags, &guard, work, out, err);
     for (int k = 0; k < 2; k++) {
         text_free(&work[k].text);
         mem_free(work[k].end);
         mem_free(work[k].id);
     }
     return status;
+}
+
+kvasir_status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
+                               unsigned flags, struct text_buf *out, kvasir_error *err) {
+    return tokenizer_decode_by(t, ids, n, flags, NULL, out, err);
 }

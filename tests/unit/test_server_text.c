@@ -8,8 +8,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "api/api.h"
 #include "http_client.h"
 #include "tiny_server.h"
+#include "util/http_status.h"
 
 static struct tiny_server tiny;
 
@@ -125,6 +127,46 @@ static void test_long_prompt(void **state) {
     client_close(&c);
 }
 
+static bool second(void *user) {
+    return ++*(int *)user == 2;
+}
+
+/* Tokens to text, and the texts of tokens, end too. */
+static void test_tokens_end(void **state) {
+    enum { IDS = 100000 };
+    int asked = 0;
+    const kvasir_text_limits limits = {.stop = second, .user = &asked};
+    struct text_buf text = {0}, out = {0};
+    struct api_body body;
+    struct api_error err;
+    (void)state;
+    begin(60);
+    const struct api_setup setup = {
+        .tokenizer = kvasir_model_tokenizer(tiny.model), .vocab = 1000, .limits = &limits};
+    assert_true(text_puts(&text, "{\"tokens\":[97"));
+    for (int i = 1; i < IDS; i++)
+        assert_true(text_puts(&text, ",97"));
+    assert_true(text_puts(&text, "]}"));
+    assert_true(api_body_read(text.data, text.len, setup.vocab, text_endpoint_wants, &body, &err));
+    assert_false(text_endpoint_detokenize(&setup, &body, &out, &err));
+    assert_int_equal(err.status, HTTP_CLIENT_CLOSED);
+    assert_true(out.len == 0 && asked == 2);
+    api_body_free(&body);
+    text.len = 0;
+    assert_true(text_puts(&text, "{\"return_token_strs\":true,\"prompt\":\""));
+    for (int i = 0; i < 20000; i++) /* tokenizing does not ask for so little */
+        assert_true(text_puts(&text, "a"));
+    assert_true(text_puts(&text, "\"}"));
+    asked = 0;
+    assert_true(api_body_read(text.data, text.len, setup.vocab, text_endpoint_wants, &body, &err));
+    assert_false(text_endpoint_tokenize(&setup, 0, &body, &out, &err));
+    assert_int_equal(err.status, HTTP_CLIENT_CLOSED);
+    assert_int_equal(asked, 2);
+    api_body_free(&body);
+    text_free(&text);
+    text_free(&out);
+}
+
 /* Idle connections, and some that sent half a request, from one address without a limit of its own:
  * everybody else is answered at once. */
 static void test_idle_crowd(void **state) {
@@ -186,6 +228,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_leavers_cost_nothing, end),
         cmocka_unit_test_teardown(test_time_is_over, end),
         cmocka_unit_test_teardown(test_long_prompt, end),
+        cmocka_unit_test_teardown(test_tokens_end, end),
         cmocka_unit_test_teardown(test_idle_crowd, end),
         cmocka_unit_test(test_unix_socket),
     };

@@ -117,8 +117,45 @@ static void test_excess_costs_nothing(void **state) {
     free(text);
 }
 
+static bool stop_after(void *user) {
+    return --*(int *)user == 0;
+}
+
 static bool stop_at_third(void *user) {
     return ++*(int *)user >= 3;
+}
+
+/* Back to text, with every kind of decoder. */
+static void test_decode_stops(void **state) {
+    static const char *const DECODERS[] = {
+        "", "\"decoder\":{\"type\":\"ByteLevel\"},", "\"decoder\":{\"type\":\"ByteFallback\"},",
+        "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
+        "{\"String\":\"a\"},\"content\":\"b\"},{\"type\":\"Fuse\"}]},"};
+    enum { LONG = 100000 };
+    int32_t *ids = calloc(LONG, sizeof *ids); /* all of them "a" */
+    (void)state;
+    assert_non_null(ids);
+    for (size_t k = 0; k < sizeof DECODERS / sizeof *DECODERS; k++) {
+        struct tokenizer *t = make(DECODERS[k]);
+        int asked = 0;
+        kvasir_text_limits limits = {.stop = count_asked, .user = &asked};
+        struct text_buf out = {0};
+        kvasir_error err = {0};
+        assert_int_equal(tokenizer_decode_by(t, ids, LONG, 0, &limits, &out, &err), KVASIR_OK);
+        assert_in_range(out.len, LONG, 2 * LONG); /* with spaces between them, or not */
+        assert_true(asked >= LONG / 5000);
+        for (int last = asked; last > 0; last -= 5) {
+            limits.stop = stop_after;
+            asked = last;
+            out.len = 0;
+            assert_int_equal(tokenizer_decode_by(t, ids, LONG, 0, &limits, &out, &err),
+                             KVASIR_ERR_CANCELLED);
+            assert_int_equal(asked, 0);
+        }
+        text_free(&out);
+        tokenizer_destroy(t);
+    }
+    free(ids);
 }
 
 static void test_stop(void **state) {
@@ -148,6 +185,7 @@ int main(void) {
         cmocka_unit_test(test_max_tokens),
         cmocka_unit_test(test_excess_costs_nothing),
         cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_decode_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
