@@ -54,7 +54,7 @@ while IFS='|' read -r file before after what test; do
         tail -5 "$dir/log" >&2
         exit 1
     fi
-    if passes "$test" "$programs" 2>/dev/null; then # without the shell's word of programs that abort
+    if passes "$test" "$programs" 2>/dev/null; then # the shell reports programs that abort
         echo "MISSED  $file: $what ($test)"
         missed=$((missed + 1))
     else
