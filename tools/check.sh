@@ -82,7 +82,7 @@ file_names() { # each file of src/ has a name of its own; tiers and devices shar
         { seen[$NF] = $0 }'
 }
 mutants() { # every bug of tests/mutants.txt can still be planted
-    [ ! -f tests/mutants.txt ] || python3 "$tools/mutants.py" check src tests/mutants.txt
+    [ ! -f tests/mutants.txt ] || python3 "$tools/mutants.py" check src tests/mutants.txt tests
     [ ! -f tests/opcheck/mutants.txt ] ||
         python3 "$tools/mutants.py" check src/backend/cuda tests/opcheck/mutants.txt
 }
@@ -98,12 +98,16 @@ for tag in "style", "script":
         print(f"src/server/page.h: the {tag} has changed: SERVER_PAGE_CSP needs {rule}")
 PY
 }
-named_tests() { # the threat model's tests exist
+named_tests() { # the threat model's tests and stages of soak.sh exist
     local name file=docs/threat-model.md
     [ ! -f $file ] || grep -oE '`(unit|api|fuzz|sim|golden)\.[a-z_]+`' $file | tr -d '`' | sort -u |
         while IFS= read -r name; do
             compgen -G "tests/${name/.//test_}.c" >/dev/null ||
                 compgen -G "tests/${name/.//}.*" >/dev/null || echo "$file: no test $name"
+        done
+    [ ! -f $file ] || grep -oE 'stage `[a-z]+`' $file | cut -d'`' -f2 | sort -u |
+        while IFS= read -r name; do
+            grep -q "^    $name)" "$tools/soak.sh" || echo "$file: no stage $name"
         done
 }
 scripts() {

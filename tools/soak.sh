@@ -11,6 +11,8 @@
 #   interop    comparisons with other projects' packages (tools/interop.sh)
 #   goldens    the goldens that take long
 #   proxy      nginx and Caddy in front, as docs/deploy.md shows them, where they are installed
+#   framing    KVASIR_SOAK_FRAMING raw requests (4000) through each of nginx and HAProxy, strict and
+#              lenient: nothing is framed otherwise (tests/soak/framing.py)
 #   attack     KVASIR_SOAK_ATTACK seconds of attacks (600) with limits on time (tools/attack.sh),
 #              then a minute under each sanitizer
 #   recall     a fact at the start of 22,000 tokens, over 8-bit keys and 4-bit values
@@ -23,8 +25,8 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
-    stages=(kcheck arm property server fuzz interop goldens proxy attack recall mutants drawn asan
-        tsan)
+    stages=(kcheck arm property server fuzz interop goldens proxy framing attack recall mutants
+        drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -68,6 +70,10 @@ for stage in "${stages[@]}"; do
             -R '^golden\.' -E '^golden\.smollm2$'
         ;;
     proxy) SOURCE_DIR=$PWD bash tests/soak/proxy.sh build-ci/kvasir ;;
+    framing)
+        timeout 3600 python3 tests/soak/framing.py build-ci/kvasir \
+            --cases "${KVASIR_SOAK_FRAMING:-4000}"
+        ;;
     attack)
         tools/attack.sh "${KVASIR_SOAK_ATTACK:-600}" --limits
         for preset in asan tsan; do

@@ -58,6 +58,7 @@ plant() {
 
 mkdir -p docs
 plant docs/threat-model.md '^docs/threat-model.md: no test unit.nothing' '| `unit.nothing` |'
+plant docs/threat-model.md '^docs/threat-model.md: no stage nothing' '| stage `nothing` |'
 printf '<style>a</style><script>b</script>\n' >src/server/page.html
 plant src/server/page.h '^src/server/page.h: the style has changed' \
     "#define SERVER_PAGE_CSP \"script-src 'sha256-PiPoFgA5WUoziU9lZOGxNIu9egCI1CxKy3PurtWcAJ0='\""
@@ -112,7 +113,8 @@ echo "$spdx" >src/text/x.c
 plant src/cache/x.c 'the same name' 'int x;'
 rm src/text/x.c
 mkdir tests
-plant tests/mutants.txt 'does not contain' 'cache/cache.c|no such text|;|nothing'
+plant tests/mutants.txt 'does not contain' 'cache/cache.c|no such text|;|nothing|unit.cache'
+plant tests/mutants.txt 'no test unit.nothing' 'cache/cache.c|||nothing|unit.nothing'
 rmdir tests
 
 echo 'int x;' >src/cache/x.c

@@ -2,13 +2,13 @@
 """http_corpus.py PORT: requests as raw bytes, for a server with the key "secret". Each is sent at
 once and in small pieces. A refused one gets exactly one answer, an error as JSON, and the
 connection closes: the request that follows it in the same bytes is never answered. http_corpus.sh
-starts the server."""
+starts the server. tests/soak/framing.py sends them through proxies."""
 import json
 import re
 import socket
 import sys
 
-PORT = int(sys.argv[1])
+PORT = 0
 BODY = b'{"prompt":[1],"max_tokens":1}'  # 29 bytes
 CHUNK = b"1d\r\n" + BODY + b"\r\n"
 CHUNKS = CHUNK + b"0\r\n\r\n"
@@ -249,10 +249,12 @@ def main():
     sys.exit(bool(bad))
 
 
-if sys.argv[2:3] == ["--seeds"]:  # for tests/fuzz/corpus/http
-    for i, case in enumerate(REFUSED + TAKEN + LAST):
-        if len(case[1]) < 1000:
-            with open(f"{sys.argv[3]}/{i:03}", "wb") as f:
-                f.write(case[1])
-    sys.exit(0)
-main()
+if __name__ == "__main__":
+    PORT = int(sys.argv[1])
+    if sys.argv[2:3] == ["--seeds"]:  # for tests/fuzz/corpus/http
+        for i, case in enumerate(REFUSED + TAKEN + LAST):
+            if len(case[1]) < 1000:
+                with open(f"{sys.argv[3]}/{i:03}", "wb") as f:
+                    f.write(case[1])
+        sys.exit(0)
+    main()

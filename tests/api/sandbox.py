@@ -218,6 +218,21 @@ def test_links():
             s.end()
 
 
+def test_key_means():
+    """A file of key means is read after files are restricted; its neighbours cannot be."""
+    os.makedirs("means")
+    subprocess.run([PROGRAM, "calibrate", "-m", "copy", "-n", "128", "-o", "means/file", "-q"],
+                   check=True, timeout=60)
+    shutil.copy("means/file", "means/other")
+    write("keys/keys", "key\n")
+    with Server("--key-centre", "means/file", "--api-key-file", "keys/keys", probe=True) as s:
+        s.line("^server: sandbox: ")
+        for thread in ("main", "http"):
+            is_refused(s.probed(thread), {"read:means/file": "good", "read:means/other": OUTSIDE})
+        check(s.chat("Once", "key")[0] == 200, "a request")
+        s.end()
+
+
 def test_socket():
     os.makedirs("socket")
     write("socket/other", "")
@@ -308,6 +323,7 @@ write("outside/file", "outside\n")
 write("template", "{% for m in messages %}{{ m.content }}{% endfor %}")
 test_keys()
 test_links()
+test_key_means()
 test_socket()
 test_nothing_more()
 test_deadly()

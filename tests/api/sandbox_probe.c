@@ -49,8 +49,9 @@ static void try_all(const char *thread) {
     pthread_t t;
     char name[64];
     void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    static const char *const READ[] = {"/etc/passwd", "/proc/self/maps", "outside/file",
-                                       "keys/keys", "copy/config.json"};
+    static const char *const READ[] = {"/etc/passwd", "/proc/self/maps",  "outside/file",
+                                       "keys/keys",   "copy/config.json", "means/file",
+                                       "means/other"};
     for (size_t i = 0; i < sizeof READ / sizeof *READ; i++) {
         snprintf(name, sizeof name, "read:%s", READ[i]);
         tell(thread, name, open(READ[i], O_RDONLY));

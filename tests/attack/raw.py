@@ -12,7 +12,7 @@ from target import KEY, Finding, Server, read_all, scripted_model
 
 HIDDEN = f"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {KEY}\r\n\r\n".encode()
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
-LINE = re.compile(rb"[A-Z]+ /[!-\"$-~]* HTTP/1\.([01])\Z")
+LINE = re.compile(rb"(?:[A-Z]+ /[!-\"$-~]*|OPTIONS \*) HTTP/1\.([01])\Z")
 
 
 def strict_body(stream, fields, minor):
@@ -175,10 +175,10 @@ def chunk(rnd, body):
     )
 
 
-def one_case(rnd):
-    body = b'{"prompt":"' + b"a" * rnd.choice([0, 3, 90]) + b'"}' + HIDDEN * rnd.randrange(3)
+def one_case(rnd, hidden=HIDDEN):
+    body = b'{"prompt":"' + b"a" * rnd.choice([0, 3, 90]) + b'"}' + hidden * rnd.randrange(3)
     if rnd.random() < 0.3:
-        body = HIDDEN + body
+        body = hidden + body
     fields = lengths(rnd, body)
     host = rnd.choice(
         [b"Host: localhost\r\n"] * 8 + [b"", b"Host: a\r\nHost: b\r\n", b"Host: a/b\r\n"]
