@@ -2,7 +2,8 @@
 """Hostile bodies, 64 at once of each kind and then of all kinds beside 64 legal ones, readers that
 pause, and thousands of connections, beside honest clients: memory stays within what the flags say
 and comes back, /health answers, streams go on, legal bodies are answered.
-The attacker and the honest clients have different keys, so that each has half of the account.
+Every key may take half of the account. The kinds by themselves come with two keys, so that they can
+take all of it, and beside legal bodies with one.
 
 Without limits on time (on a machine shared with other work) only memory and answers are checked;
 the rest is printed. The clients are processes: threads of one Python program would measure it.
@@ -21,7 +22,8 @@ import time
 from target import KEY, Finding, Server, is_sanitized, read_all, scripted_model
 
 ACCOUNT, CACHE = 256, 64  # MiB
-KEYS = ["--api-key", "honest", "--api-key", "attacker", "--admin-key", KEY]
+KEYS = ["--api-key", "honest", "--api-key", "attacker", "--api-key", "second"]
+KEYS += ["--admin-key", KEY]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 START = b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"chat_template_kwargs":{"x":['
 
@@ -101,7 +103,7 @@ def exchange(server, path, body, key, source=None, seconds=200):
 
 
 def send_one(server, i, job, out):
-    if job[2] == "attacker":
+    if job[2] != "honest":
         os.nice(15)  # an attacker's own work is done elsewhere
     out.put((i, exchange(server, *job)))
 
@@ -237,7 +239,8 @@ def hostile(server, clock, limits, alone, prompt, findings):
         if clock.left() <= 0 and not limits:
             break
         with Watch(server, prompt) as beside:
-            answers = at_once(server, [(path, body, "attacker")] * (64 if limits else 16))
+            jobs = [(path, body, "attacker"), (path, body, "second")] * (32 if limits else 8)
+            answers = at_once(server, jobs)
         server.alive()
         counts = judge_statuses(findings, name, answers)
         print(
@@ -317,7 +320,8 @@ def paused(server, limits, clock, findings):
         kinds = [answer[9:12].decode() for answer in first]
         counts = {k: kinds.count(k) for k in sorted(set(kinds))}
         print(
-            f"attack: overload: {n} readers of {name} pause for {seconds} s: statuses {counts}, resident up to {most:.0f} MiB, account {account:.1f} MiB",
+            f"attack: overload: {n} readers of {name} pause for {seconds} s: statuses {counts}, "
+            f"resident up to {most:.0f} MiB, account {account:.1f} MiB",
             flush=True,
         )
         good = set(counts) <= {"200", "400", "413", "429", "503"}
@@ -338,8 +342,8 @@ class Memory:
         return self.server.metric("kvasir_cache_resident_bytes") / (1 << 20)
 
     def judge(self, findings, clock, sanitized):
-        """Back within 5 %, or 3 MiB, which the allocator keeps beside a tiny model, too. A sanitizer
-        keeps what was freed."""
+        """Back within 5 %, or 3 MiB, which the allocator keeps beside a tiny model, too. A
+        sanitizer keeps what was freed."""
         peak, ready = self.server.memory("VmHWM"), self.ready - self.cache
         what = f"resident at most {peak:.0f} MiB, bound {self.bound:.0f}"
         print(f"attack: overload: {what}", flush=True)
