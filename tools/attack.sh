@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # attack.sh [SECONDS [FLAG|PART...]]: attacks a program that was built, for about SECONDS (60):
-#   files       model files with bent bytes and members, through info and generate
+#   files       model and prompt-cache files with bent bytes and members, through info and generate
 #   templates   chat templates that loop, grow, recurse and reach out
 #   fields      requests with fields of wrong types, sizes and places, on every route
 #   raw         bent heads, lengths and chunks, with requests hidden in bodies
