@@ -9,7 +9,8 @@
 #   batch       batch, killed and started again
 #   shares      150 clients of one key beside 50 of another: equal tokens (with --limits only)
 #   overload    hostile bodies and thousands of connections beside honest clients
-# Flags: --seed N repeats a run; --limits asserts times, too: for a machine without other work, with
+# Flags: --seed N repeats a run; --count N ends fields after N requests and raw after N cases, even
+# if there is time left; --limits asserts times, too: for a machine without other work, with
 # SmolLM2 in models/. Environment: BUILD, the folder of the program (build-ci), for example
 # build-asan or build-tsan after `make asan` or `make tsan`.
 set -euo pipefail
