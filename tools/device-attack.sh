@@ -47,9 +47,11 @@ grep -m1 'model name' /proc/cpuinfo || true
 # A program that tests/attack can start. It takes the name of a sanitizer's library in it as a sign
 # of that sanitizer.
 for sanitizer in asan tsan; do
-    printf '#!/bin/sh\n# lib%s.so\nexec %s "%s" --library-path "%s" "%s" "$@"\n' $sanitizer "$fixed" \
-        "$PWD/$bundle/lib/ld-linux-x86-64.so.2" "$PWD/$bundle/lib" "$PWD/$bundle/$sanitizer" \
-        >"$scratch/$sanitizer"
+    {
+        printf '#!/bin/sh\n# lib%s.so\nexec %s ' $sanitizer "$fixed"
+        printf '"%s" --library-path "%s" "%s" "$@"\n' \
+            "$PWD/$bundle/lib/ld-linux-x86-64.so.2" "$PWD/$bundle/lib" "$PWD/$bundle/$sanitizer"
+    } >"$scratch/$sanitizer"
     chmod +x "$scratch/$sanitizer"
 done
 options=symbolize=0:halt_on_error=1

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""attack.py PROGRAM SECONDS [--seed N] [--limits] [--count N] [PART...]: tools/attack.sh explains."""
+"""attack.py PROGRAM SECONDS [--seed N] [--limits] [--count N] [PART...]: see tools/attack.sh."""
 
 import argparse
 import importlib
