@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # attack.sh [SECONDS [FLAG|PART...]]: attacks a program that was built, for about SECONDS (60):
-#   files       model files with bent bytes and members, through info and generate
+#   files       model and prompt-cache files with bent bytes and members, through info and generate
 #   templates   chat templates that loop, grow, recurse and reach out
 #   fields      requests with fields of wrong types, sizes and places, on every route
 #   raw         bent heads, lengths and chunks, with requests hidden in bodies
 #   batch       batch, killed and started again
 #   shares      150 clients of one key beside 50 of another: equal tokens (with --limits only)
 #   overload    hostile bodies and thousands of connections beside honest clients
-# Flags: --seed N repeats a run; --limits asserts times, too: for a machine without other work, with
+# Flags: --seed N repeats a run; --count N ends fields after N requests and raw after N cases, even
+# if there is time left; --limits asserts times, too: for a machine without other work, with
 # SmolLM2 in models/. Environment: BUILD, the folder of the program (build-ci), for example
 # build-asan or build-tsan after `make asan` or `make tsan`.
 set -euo pipefail

@@ -180,7 +180,10 @@ static int run_text(const struct bench_args *a, struct real *r, lab_kv_bench_opt
     options.ctx = (uint32_t)n;
     if (kvasir_context_create(r->model, &options, &r->ctx, &err) ||
         kvasir_seq_create(r->ctx, &r->seq, &err) || kvasir_seq_eval(r->seq, r->ids, n, NULL, &err))
-        return library_error(&COMMAND, &err);
+        code = library_error(&COMMAND, &err);
+    code = model_unchanged(&COMMAND, r->model, code); /* nothing reads the model after this */
+    if (code)
+        return code;
     kvasir_model_info info;
     kvasir_model_get_info(r->model, &info);
     o->layers = info.layers;

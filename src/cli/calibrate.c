@@ -111,7 +111,7 @@ static int calibrate(struct run *r) {
     const char *path = a->out ? a->out : r->path;
     int code = out_open(&COMMAND, &r->out, "-o", path); /* checked before the work */
     if (!code)
-        code = measure(r);
+        code = model_unchanged(&COMMAND, r->model, measure(r));
     if (!code)
         code = out_write(&COMMAND, &r->out, r->result.file, r->result.size);
     if (!code)

@@ -149,7 +149,6 @@ static int open_editor(const struct command *c, struct lines *l) {
     el_wset(e->edit, EL_ADDFN, L"kvasir-paste", L"take what is pasted", take_paste);
     el_set(e->edit, EL_BIND, "\\e[200~", "kvasir-paste", NULL);
     el_wset(e->edit, EL_ADDFN, L"kvasir-drop", L"drop the line", drop_line);
-    el_set(e->edit, EL_SETTY, "-d", "intr=", NULL);
     el_set(e->edit, EL_BIND, "^C", "kvasir-drop", NULL);
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_source(e->edit, NULL);
@@ -168,6 +167,8 @@ static int edit_line(const struct command *c, struct editor *e, const char **lin
     bracket_pastes(true);
     e->dropped = false;
     el_set(e->edit, EL_PREP_TERM, 1); /* libedit would do so after the prompt */
+    /* Here, since preparing the terminal may copy its characters over those of the editor. */
+    el_set(e->edit, EL_SETTY, "-d", "intr=", NULL);
     errno = 0;
     *line = el_gets(e->edit, &n);
     int error = errno;

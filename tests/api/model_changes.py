@@ -133,7 +133,8 @@ def run_changed(change, command, *flags, feed=b""):
     shutil.rmtree("copy", ignore_errors=True)
     shutil.copytree(MODEL, "copy")
     os.chmod(WEIGHTS, 0o600)
-    p = subprocess.Popen([PROGRAM, command, "-m", "copy", "-q", "--kv-bits", "f16", *flags],
+    bits = [] if command in ("calibrate", "bench-kv-cache") else ["--kv-bits", "f16"]
+    p = subprocess.Popen([PROGRAM, command, "-m", "copy", "-q", *bits, *flags],
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     end = time.time() + 60
     while time.time() < end and p.poll() is None:
@@ -169,6 +170,8 @@ def test_other_commands():
         (b"", "perplexity", "-f", "longer.txt", "--window", "512", "--windows", "100"),
         (b"", "cache-prompt", "-f", "long.txt", "--ctx", "30000", "-o", "made/prompt.safetensors"),
         (request, "batch", "-i", "-", "-o", "made/results", "--cache-memory-mb", "64"),
+        (b"", "calibrate", "-f", "longer.txt", "--tokens", "8000", "-o", "made/centres"),
+        (b"", "bench-kv-cache", "-f", "longer.txt", "--seq-len", "8000"),
         (b"Once\n", "chat", "--cache-memory-mb", "64", "--ctx", "512", "-n", "8",
          "--chat-template", "chat.jinja"),
     )
@@ -181,8 +184,10 @@ def test_other_commands():
             said = re.findall(rf"^kvasir {command[0]}: copy/model.safetensors: the file was {why}",
                               err, re.M)
             check(code == 1 and len(said) == 1, command[0], change.__name__, code, err)
-            check(command[0] != "perplexity" or not out, "figures of a changed model", out)
-            check(not os.path.exists("made/prompt.safetensors"), "a file of a changed model")
+            figures = command[0] in ("perplexity", "bench-kv-cache")
+            check(not figures or not out, "figures of a changed model", out)
+            for made in "prompt.safetensors", "centres":
+                check(not os.path.exists("made/" + made), "a file of a changed model", made)
             shutil.rmtree("made")
             os.mkdir("made")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""attack.py PROGRAM SECONDS [--seed N] [--limits] [PART...]: tools/attack.sh explains."""
+"""attack.py PROGRAM SECONDS [--seed N] [--limits] [--count N] [PART...]: see tools/attack.sh."""
 
 import argparse
 import importlib
@@ -22,6 +22,7 @@ def main():
     parser.add_argument("parts", nargs="*", default=list(SHARES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--count", type=int, default=0)
     o = parser.parse_intermixed_args()
     program, parts = os.path.abspath(o.program), o.parts
     if unknown := set(parts) - set(SHARES):
@@ -31,7 +32,8 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         for part in parts:
-            clock = Clock(o.seconds * SHARES[part] / sum(SHARES[p] for p in parts))
+            share = SHARES[part] / sum(SHARES[p] for p in parts)
+            clock = Clock(o.seconds * share, o.count)
             start = time.monotonic()
             try:
                 importlib.import_module(part).attack(

@@ -3,10 +3,8 @@
 
 import http.client
 import json
-import random
-import threading
 
-from target import KEY, Finding, Server, scripted_model
+from target import KEY, Finding, Server, in_threads, scripted_model
 
 VALUES = [
     None,
@@ -151,10 +149,10 @@ def check(path, sent, status, answer, stream):
             ) from None
 
 
-def work(server, rnd, clock, findings):
+def work(rnd, server, clock, findings):
     c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    while clock.left() > 0 and not findings:
+    while not findings and clock.goes_on("requests"):
         path = rnd.choice(list(ROUTES))
         sent = one_body(rnd, path)
         try:
@@ -168,7 +166,6 @@ def work(server, rnd, clock, findings):
                 answer,
                 (r.getheader("Content-Type") or "").startswith("text/event-stream"),
             )
-            clock.count("requests")
             clock.count(f"status {r.status}")
         except Finding as e:
             findings.append(e)
@@ -179,17 +176,7 @@ def work(server, rnd, clock, findings):
 
 def attack(program, rnd, clock, limits):
     scripted_model("fields-model")
-    findings = []
-    with Server(program, "-m", "fields-model", "--cache-memory-mb", "64") as server:
-        workers = [
-            threading.Thread(target=work, args=(server, one, clock, findings))
-            for one in [random.Random(rnd.random()) for _ in range(4)]
-        ]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-        server.alive()
-        if findings:
-            raise findings[0]
+    flags = ["--cache-memory-mb", "64", "--threads", "2"]
+    with Server(program, "-m", "fields-model", *flags) as server:
+        in_threads(4, rnd, work, server, clock)
     del limits

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model files that were bent, read by the real program: it ends with a result or an error, soon, in
-little memory, and is never killed. The models are a scripted one and, where they are, the small
-ones of ../shared."""
+"""Model files and prompt-cache files that were bent, read by the real program: it ends with a
+result or an error, soon, in little memory, and is never killed. The models are a scripted one and,
+where they are, the small ones of ../shared; the caches are those that cache-prompt writes of them,
+in both forms, and mlx-lm's.
+"""
 
+import glob
 import json
 import os
 import resource
 import shutil
 import struct
 import subprocess
+import tempfile
 
 from target import Finding, is_sanitized, scripted_model
 
@@ -223,32 +227,90 @@ def plant(rnd, model):
     return "bent"
 
 
+def caches(program, found):
+    """Pairs of a model and a prompt-cache file of it. Some models have no cache in some form."""
+    pairs = []
+    for model in found:
+        if model.endswith(".gguf"):
+            continue
+        for form in ("current", "legacy"):
+            for bits in ("8,4", "f16"):
+                at = os.path.abspath(f"cache-{len(pairs)}.safetensors")
+                ids = ",".join(str(1 + i % 60) for i in range(70))
+                arguments = ["cache-prompt", "-m", model, "--tokens", ids, "-o", at]
+                arguments += ["--format", form, "--kv-bits", bits, "--threads", "1", "-q"]
+                done = subprocess.run([program, *arguments], capture_output=True, check=False)
+                if done.returncode == 0:
+                    pairs.append((model, at))
+    if not pairs:
+        raise Finding("cache-prompt writes no cache: " + done.stderr.decode()[-500:])
+    own = len(pairs)
+    for model in found:
+        of_mlx = f"fixtures/mlx/prompt-cache/*/tiny-{os.path.basename(model)}/*.safetensors"
+        pairs += [(model, at) for at in sorted(glob.glob(os.path.join(SHARED, of_mlx)))]
+    return pairs, own
+
+
+def bend_cache(rnd, data):
+    """Values that are valid JSON and strings of the metadata, or bytes of the tensors: what bends
+    the header hardly passes the reader of safetensors."""
+    n = struct.unpack("<Q", data[:8])[0]
+    head, tensors = json.loads(data[8 : 8 + n]), bytearray(data[8 + n :])
+    texts = head["__metadata__"]
+    if rnd.random() < 0.8:  # the checksum would refuse nearly all; mlx-lm's files have none
+        for name in "kvasir_checksum", "kvasir_model":
+            texts.pop(name, None)
+    for _ in range(rnd.choice([1, 1, 2, 3])):
+        kind = rnd.randrange(4)
+        if kind == 0:
+            odd = ["", "None", "True", "KVCache", "RotatingKVCache", "QuantizedKVCache", "x" * 3000]
+            texts[rnd.choice(list(texts))] = str(rnd.choice([*NUMBERS, *odd]))
+        elif kind == 1:
+            texts[rnd.choice(list(texts))] = texts[rnd.choice(list(texts))]
+        elif kind == 2 and len(head) > 2:  # of another tensor, so that size and place fit
+            one, other = rnd.choices([k for k in head if k != "__metadata__"], k=2)
+            head[one], head[other] = head[other], head[one]
+        else:
+            at = rnd.randrange(len(tensors))
+            odd = rnd.choice([b"\xff\xff\xff\x7f", b"\0\0\x80\x7f", rnd.randbytes(40)])
+            tensors[at : at + len(odd)] = odd[: len(tensors) - at]
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + tensors
+
+
+def plant_cache(rnd, cache):
+    with open(cache, "rb") as f:
+        data = f.read()
+    with open("bent.safetensors", "wb") as f:
+        f.write(bend_cache(rnd, data) if rnd.random() < 0.7 else bend_safetensors(rnd, data))
+    return "bent.safetensors"
+
+
 def attack(program, rnd, clock, limits):
     found, sanitized = models(), is_sanitized(program)
+    pairs, own = caches(program, found)
+    clock.count("caches of cache-prompt", own)
+    clock.count("caches of mlx-lm", len(pairs) - own)
+    flags = ["--tokens", "1,2,3", "-n", "1", "--threads", "1", "--ctx", "256", "-q"]
     while clock.left() > 0:
-        at = plant(rnd, rnd.choice(found))
-        clock.count("files")
-        generate = [
-            "generate",
-            "-m",
-            at,
-            "--tokens",
-            "1,2,3",
-            "-n",
-            "1",
-            "--threads",
-            "1",
-            "--ctx",
-            "256",
-            "-q",
-        ]
-        for arguments in (["info", at], generate):
+        if rnd.random() < 0.4:
+            model, cache = rnd.choice(pairs)
+            at = plant_cache(rnd, cache)
+            generate = ["generate", "-m", model, "--prompt-cache", at, *flags]
+            if rnd.random() < 0.3:
+                generate += ["--convert-cache", "--kv-bits", rnd.choice(["8,4", "f16", "4,2"])]
+            what, commands = "cache", [generate]
+        else:
+            at = plant(rnd, rnd.choice(found))
+            what, commands = "model", [["info", at], ["generate", "-m", at, *flags]]
+        clock.count(f"{what} files")
+        for arguments in commands:
             try:
                 code = run(program, arguments, sanitized)
             except Finding:
-                kept = f"finding-{rnd.randrange(10**9)}"
+                kept = os.path.join(tempfile.gettempdir(), f"kvasir-{rnd.randrange(10**9)}-{at}")
                 shutil.move(at, kept)
-                print(f"attack: the files are kept in {os.path.abspath(kept)}")
+                print(f"attack: the files are kept in {kept}")
                 raise
-            clock.count(f"exit {code}")
+            clock.count(f"{what}: {arguments[0]} exits {code}")
     del limits

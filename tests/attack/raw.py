@@ -8,7 +8,7 @@ answers must be among them: anything else is a smuggled request.
 
 import re
 
-from target import KEY, Finding, Server, read_all, scripted_model
+from target import KEY, Finding, Server, in_threads, read_all, scripted_model
 
 HIDDEN = f"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {KEY}\r\n\r\n".encode()
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
@@ -223,37 +223,50 @@ def responses(data):
     return found
 
 
+def one(rnd, server, clock):
+    data = one_case(rnd)
+    s = server.connect(timeout=20)
+    try:
+        if rnd.random() < 0.3:
+            for at in range(0, len(data), 37):
+                s.sendall(data[at : at + 37])
+        else:
+            s.sendall(data)
+        s.shutdown(1)
+    except OSError:
+        pass
+    answer, closed = read_all(s)
+    s.close()
+    server.alive()
+    found = responses(answer)
+    hidden = sum(status == 200 and b'"version"' in body for status, body, _ in found)
+    allowed = sum(line.startswith(b"GET /version ") for line in strict_requests(data))
+    if not closed:
+        raise Finding(f"the connection stays open after {data!r}")
+    if hidden > allowed:
+        raise Finding(f"a hidden request is answered: {data!r}")
+    if any(close for _, _, close in found[:-1]) or any(st == 500 for st, _, _ in found):
+        raise Finding(f"answers {[st for st, _, _ in found]} to {data!r}")
+    clock.count(
+        "refused"
+        if found and found[-1][0] >= 400
+        else "without an answer" if not found else "accepted"
+    )
+
+
+def work(rnd, server, clock, findings):
+    while not findings and clock.goes_on("cases"):
+        try:
+            one(rnd, server, clock)
+        except Finding as e:
+            findings.append(e)
+        except OSError as e:
+            findings.append(Finding(repr(e)))
+
+
 def attack(program, rnd, clock, limits):
     scripted_model("raw-model")
-    with Server(program, "-m", "raw-model", "--idle-timeout", "3") as server:
-        while clock.left() > 0:
-            data = one_case(rnd)
-            s = server.connect(timeout=6)
-            try:
-                if rnd.random() < 0.3:
-                    for at in range(0, len(data), 37):
-                        s.sendall(data[at : at + 37])
-                else:
-                    s.sendall(data)
-                s.shutdown(1)
-            except OSError:
-                pass
-            answer, closed = read_all(s)
-            s.close()
-            server.alive()
-            found = responses(answer)
-            hidden = sum(status == 200 and b'"version"' in body for status, body, _ in found)
-            allowed = sum(line.startswith(b"GET /version ") for line in strict_requests(data))
-            if not closed:
-                raise Finding(f"the connection stays open after {data!r}")
-            if hidden > allowed:
-                raise Finding(f"a hidden request is answered: {data!r}")
-            if any(close for _, _, close in found[:-1]) or any(st == 500 for st, _, _ in found):
-                raise Finding(f"answers {[st for st, _, _ in found]} to {data!r}")
-            clock.count("cases")
-            clock.count(
-                "refused"
-                if found and found[-1][0] >= 400
-                else "without an answer" if not found else "accepted"
-            )
+    flags = ["--idle-timeout", "10", "--threads", "2"]
+    with Server(program, "-m", "raw-model", *flags) as server:
+        in_threads(4, rnd, work, server, clock)
     del limits

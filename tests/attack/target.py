@@ -4,6 +4,7 @@
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -41,23 +42,28 @@ class Server:
     """`kvasir serve` with these flags on a free port. Ends with `with`."""
 
     def __init__(self, program, *flags, key=KEY, env=None):
-        self.log, self.port = [], None
         command = [program, "serve", "--port", "0", "-q", *flags]
+        command += ["--api-key", key] if key else []
+        for _ in range(100):
+            self._start(command, {**os.environ, **(env or {})})
+            # With random addresses, only some starts of gcc 12's thread sanitizer succeed.
+            if self.port or "unexpected memory mapping" not in "".join(self.log):
+                break
+            self.process.wait()
+        if not self.port:
+            raise Finding("the server does not start: " + "".join(self.log)[-500:])
+        threading.Thread(target=self._read_log, daemon=True).start()
+
+    def _start(self, command, env):
+        self.log, self.port = [], None
         self.process = subprocess.Popen(
-            command + (["--api-key", key] if key else []),
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **(env or {})},
+            command, stderr=subprocess.PIPE, text=True, errors="replace", env=env
         )
         for line in self.process.stderr:
             self.log.append(line)
             if found := re.search(r"listening on http://.*:(\d+)$", line):
                 self.port = int(found[1])
                 break
-        if not self.port:
-            raise Finding("the server does not start: " + "".join(self.log)[-500:])
-        threading.Thread(target=self._read_log, daemon=True).start()
 
     def _read_log(self):
         for line in self.process.stderr:
@@ -143,14 +149,39 @@ def read_all(s, most=1 << 22):
 
 
 class Clock:
-    """A part's share of the time, and its counts."""
+    """A part's share of the time, and its counts. Any thread may use it."""
 
-    def __init__(self, seconds):
-        self.end = time.monotonic() + seconds
-        self.counts = {}
+    def __init__(self, seconds, goal=0):
+        self.end, self.goal = time.monotonic() + seconds, goal
+        self.counts, self.lock = {}, threading.Lock()
 
     def left(self):
         return self.end - time.monotonic()
 
+    def goes_on(self, what):
+        """Counts one more, unless the time is over or the goal (0: none) is reached."""
+        with self.lock:
+            n = self.counts.get(what, 0)
+            if self.left() <= 0 or (self.goal and n >= self.goal):
+                return False
+            self.counts[what] = n + 1
+            return True
+
     def count(self, what, n=1):
-        self.counts[what] = self.counts.get(what, 0) + n
+        with self.lock:
+            self.counts[what] = self.counts.get(what, 0) + n
+
+
+def in_threads(n, rnd, work, *arguments):
+    """work(rnd, *arguments, findings) in n threads; raises the first finding."""
+    findings = []
+    threads = [
+        threading.Thread(target=work, args=(random.Random(rnd.random()), *arguments, findings))
+        for _ in range(n)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if findings:
+        raise findings[0]
