@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Less than a minute of attacks (tools/attack.sh; `make soak` runs it longer): bent model files and
+# A minute or two of attacks (tools/attack.sh; `make soak` runs it longer): bent model files and
 # requests, hostile templates and bodies, killed batches.
 . "$(dirname "$0")/../support/api.bash"
 python3 "$SOURCE_DIR/tests/attack/attack.py" "$kvasir" 40 --seed "${KVASIR_ATTACK_SEED:-1}" ||

@@ -276,13 +276,13 @@ def legal(server, findings, clock, what, attackers=()):
 
 def mixed(server, limits, clock, findings):
     every = list(bodies(1 if limits else 0.3).values())
-    attackers = [(*every[i % len(every)], "attacker") for i in range(64)]
+    attackers = [(*every[i % len(every)], "attacker") for i in range(64 if limits else 16)]
     legal(server, findings, clock, "beside all kinds", attackers)
 
 
 def paused(server, limits, clock, findings):
     """Readers that ask for long streams of long events and read nothing for a while."""
-    n, seconds = (64, 15) if limits else (16, 4)
+    n, seconds = (64, 15) if limits else (16, 2)
     forms = {
         "a model's name of 1 MiB": {"model": "m" * (1 << 20)},
         "long streams": {},

@@ -40,8 +40,10 @@ enum {
     STRINGS = 3,
     LENGTH = 230,
     LENGTH_LONG = 1100, /* longer than two splits of 512 */
+    LENGTH_MAX = 3000,  /* one world in 64 */
+    MANY_THREADS = 17,  /* one program in 64: more than most machines have cores */
     TASKS_MAX = 48,
-    FOLLOWERS_MAX = 2,
+    FOLLOWERS_MAX = 6, /* mostly up to two */
     SEQS_MAX = 4,
     OPS = 36,
     PROGRAMS_PER_WORLD = 10,
@@ -54,8 +56,8 @@ struct world {
     struct sim_world choice;
     uint32_t length;
     kvasir_context_options options;
-    int32_t tokens[STRINGS][LENGTH_LONG];
-    float *logits[STRINGS]; /* [LENGTH_LONG][VOCAB] */
+    int32_t tokens[STRINGS][LENGTH_MAX];
+    float *logits[STRINGS]; /* [LENGTH_MAX][VOCAB] */
 };
 
 /* ---- programs -------------------------------------------------------------------------------- */
@@ -255,7 +257,8 @@ static struct answer *make_answer(struct run *r, const struct op *op) {
 }
 
 static void op_submit(struct run *r, const struct op *op) {
-    uint32_t followers = op->d % 8 < FOLLOWERS_MAX + 1 ? op->d % 8 : 0;
+    const uint32_t most = op->d >> 16 ? 2 : FOLLOWERS_MAX; /* one in 16 */
+    uint32_t followers = op->d % 8 <= most ? op->d % 8 : 0;
     if (followers + 1 > r->p->max_running)
         followers = r->p->max_running - 1;
     if (r->n_answers + followers + 1 > TASKS_MAX)
@@ -649,7 +652,10 @@ static void run_reference(struct world *w) {
 
 static void make_world(struct world *w) {
     random_state = w->seed * 0x9e3779b97f4a7c15u + 1;
+    const uint32_t rare = (uint32_t)(random_state >> 40);
     w->length = random_below(30) == 0 ? LENGTH_LONG : LENGTH;
+    if (rare % 64 == 0)
+        w->length = LENGTH_MAX;
     for (int s = 0; s < STRINGS; s++) {
         const uint32_t shared = s ? random_below(w->length) : 0;
         for (uint32_t i = 0; i < w->length; i++)
@@ -658,11 +664,15 @@ static void make_world(struct world *w) {
     kvasir_context_options *o = &w->options;
     *o = kvasir_context_defaults();
     w->choice = sim_world_make(&sim, w->seed, o);
+    if (o->kv_keep && w->length > LENGTH) {
+        o->kv_keep = 151 + random_below(550);
+        o->max_kv_size = o->kv_keep + 1 + random_below(300);
+    }
     o->kv_group_size = random_below(2) ? "32" : NULL;
     o->quantized_kv_start = random_below(4) ? 0 : random_below(193); /* up to three pages */
     o->act_bits = random_below(2) ? 8 : 16;
     o->cpu_tier = w->length == LENGTH ? random_tier() : "auto"; /* ref would take a minute */
-    o->ctx = LENGTH_LONG;
+    o->ctx = LENGTH_MAX;
     run_reference(w);
 }
 
@@ -675,8 +685,10 @@ static void make_program(struct program *p) {
     p->options = p->w->options;
     p->options.prefill_chunk = CHUNKS[random_below(8)];
     /* More threads than cores mostly wait for each other: three are drawn rarely. */
-    const uint32_t draw = (uint32_t)random_below(8);
+    const uint32_t rare = (uint32_t)(random_state >> 40), draw = (uint32_t)random_below(8);
     p->options.threads = draw == 0 ? 3 : draw <= 3 ? 2 : 1;
+    if (rare % 64 == 0)
+        p->options.threads = MANY_THREADS + (int)(rare / 64 % 8);
     p->options.snapshot_tokens = random_below(2) ? 0 : 64 * (1 + random_below(2));
     p->options.cache_bytes =
         random_below(3) ? (uint64_t)(300 + random_below(2000)) << 10 : (uint64_t)64 << 20;
@@ -699,7 +711,7 @@ static void make_program(struct program *p) {
 static void run_programs(uint64_t seed, unsigned long from, unsigned long n, bool small) {
     struct world *w = calloc(1, sizeof *w);
     for (int s = 0; s < STRINGS; s++)
-        w->logits[s] = malloc((size_t)LENGTH_LONG * VOCAB * sizeof(float));
+        w->logits[s] = malloc((size_t)LENGTH_MAX * VOCAB * sizeof(float));
     for (unsigned long i = from; i < from + n; i++) {
         struct program p = {.w = w, .number = i % PROGRAMS_PER_WORLD};
         if (p.number == 0 || i == from) {

@@ -39,8 +39,18 @@
 #include "random_programs.h"
 #include "sim_worlds.h"
 
-/* Most strings are short, because every token costs; one in eight passes two splits of 512. */
-enum { VOCAB = SIM_VOCAB, LENGTH = 336, LENGTH_LONG = 1100, LIVE_MAX = 4, BATCH_MAX = 64 };
+/* Most strings are short, because every token costs; one in eight passes two splits of 512. One
+ * program in 64 has many splits, one in 16 more threads than most machines have cores, and one in 8
+ * of those that keep the first tokens keeps more than two pages. */
+enum {
+    VOCAB = SIM_VOCAB,
+    LENGTH = 336,
+    LENGTH_LONG = 1100,
+    LENGTH_MAX = 3000,
+    MANY_THREADS = 17,
+    LIVE_MAX = 4,
+    BATCH_MAX = 64
+};
 
 static const char *const BITS[] = {"f16", "8",   "8,4",  "4",     "4,2", "3",
                                    "2",   "6,5", "bf16", "5,f16", "f32"};
@@ -53,8 +63,9 @@ struct program {
     kvasir_context_options options;
     uint32_t shared; /* the strings agree in positions < shared */
     uint32_t length;
-    int32_t tokens[2][LENGTH_LONG];
-    float *logits[2]; /* [LENGTH_LONG][VOCAB] */
+    bool many_threads;
+    int32_t tokens[2][LENGTH_MAX];
+    float *logits[2]; /* [LENGTH_MAX][VOCAB] */
 };
 
 struct live {
@@ -85,6 +96,10 @@ static void need(const struct program *p, kvasir_status status, const kvasir_err
         die(p, err->text, 0);
 }
 
+static int random_threads(const struct program *p) {
+    return p->many_threads ? MANY_THREADS + (int)random_below(8) : 1 + (int)random_below(3);
+}
+
 /* ---- reference ------------------------------------------------------------------------------- */
 
 static bool keep_rows(void *user, size_t first, size_t rows, const float *logits) {
@@ -100,7 +115,7 @@ static bool keep_rows(void *user, size_t first, size_t rows, const float *logits
 static void run_reference(struct program *p) {
     kvasir_context_options o = p->options;
     o.prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
-    o.threads = 1 + (int)random_below(3);
+    o.threads = random_threads(p);
     kvasir_error err;
     kvasir_context *ctx;
     need(p, kvasir_context_create(sim.models[p->choice.model], &o, &ctx, &err), &err);
@@ -434,7 +449,7 @@ static void play_eval(struct player *y, const struct event *e) {
     kvasir_error err;
     uint32_t at = kvasir_seq_length(y->seq), end = at + e->n;
     end = end < y->p->length ? end : y->p->length;
-    end = end - at < LENGTH_LONG - y->rows ? end : at + LENGTH_LONG - y->rows;
+    end = end - at < LENGTH_MAX - y->rows ? end : at + LENGTH_MAX - y->rows;
     while ((at = kvasir_seq_length(y->seq)) < end) {
         uint32_t n = y->wild ? 1 + random_below(end - at) : end - at;
         const int32_t *tokens = y->p->tokens[e->string] + at;
@@ -443,7 +458,7 @@ static void play_eval(struct player *y, const struct event *e) {
             disturb(y);
         /* Only the engine's steps take snapshots by themselves. */
         bool beside = y->wild && y->other && !y->ctx->options.snapshot_tokens && chunk > 3 &&
-                      kvasir_seq_length(y->other) + 3 < LENGTH_LONG && random_below(2);
+                      kvasir_seq_length(y->other) + 3 < LENGTH_MAX && random_below(2);
         if (beside) {
             uint32_t most = (chunk < BATCH_MAX ? chunk : BATCH_MAX) - 3;
             play_step(y, tokens, n < most ? n : most);
@@ -480,7 +495,7 @@ static void run_histories(const struct program *p) {
     for (int way = 0; way < 2; way++) {
         kvasir_context_options o = p->options;
         o.prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
-        o.threads = 1 + (int)random_below(3);
+        o.threads = random_threads(p);
         o.cache_bytes = 256 << 20;
         struct player y = {.p = p, .h = &h, .wild = way == 1};
         kvasir_error err;
@@ -505,7 +520,11 @@ static const char *random_tier(void) {
 
 static void run_program(struct program *p) {
     random_state = p->seed * 0x9e3779b97f4a7c15u + 1;
-    p->length = (p->seed + p->seed / SIM_N_MODELS) % 8 == 5 ? LENGTH_LONG : LENGTH;
+    const uint32_t rare = (uint32_t)(random_state >> 40);
+    p->many_threads = rare % 16 == 0;
+    p->length = rare / 16 % 64 == 0                           ? LENGTH_MAX
+                : (p->seed + p->seed / SIM_N_MODELS) % 8 == 5 ? LENGTH_LONG
+                                                              : LENGTH;
     p->shared = random_below(p->length);
     for (int s = 0; s < 2; s++)
         for (uint32_t i = 0; i < p->length; i++)
@@ -514,16 +533,20 @@ static void run_program(struct program *p) {
     p->options = kvasir_context_defaults();
     kvasir_context_options *o = &p->options;
     p->choice = sim_world_make(&sim, p->seed, o);
+    if (o->kv_keep && rare / 1024 % 8 == 0) {
+        o->kv_keep = 151 + random_below(550);
+        o->max_kv_size = o->kv_keep + 1 + random_below(300);
+    }
     o->kv_group_size = random_below(2) ? "32" : NULL;
     o->quantized_kv_start = random_below(3) ? 0 : random_below(200);
     o->snapshot_tokens = random_below(2) ? 0 : 1 + random_below(150);
     o->act_bits = random_below(2) ? 8 : 16;
-    o->cpu_tier = random_tier();
-    o->ctx = LENGTH_LONG;
+    o->cpu_tier = p->length < LENGTH_MAX ? random_tier() : "auto"; /* ref would take minutes */
+    o->ctx = LENGTH_MAX;
     o->cache_bytes = 256 << 20;
     run_reference(p);
     o->prefill_chunk = CHUNKS[random_below(N_CHUNKS)];
-    o->threads = 1 + (int)random_below(3);
+    o->threads = random_threads(p);
     if (random_below(3) == 0) /* room for a sequence or two: some edits are refused, and undone */
         o->cache_bytes = (uint64_t)1 << (20 + random_below(2));
     kvasir_context *ctx;
@@ -551,7 +574,7 @@ int main(int argc, char **argv) {
     printf("%lu programs from seed %llu\n", programs, (unsigned long long)seed);
     struct program *p = calloc(1, sizeof *p);
     for (int s = 0; s < 2; s++)
-        p->logits[s] = malloc((size_t)LENGTH_LONG * VOCAB * sizeof(float));
+        p->logits[s] = malloc((size_t)LENGTH_MAX * VOCAB * sizeof(float));
     for (unsigned long i = 0; i < programs; i++) {
         char words[120];
         p->seed = seed + i;
