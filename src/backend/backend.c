@@ -6,11 +6,12 @@
 #define ONE(name) +1
 enum {
     LISTED = 0 BACKEND_MEMBERS(ONE) BACKEND_OPERATIONS(ONE),
-    /* flush, alloc, free, upload, upload_free, read, write, weight_put, weight_drop */
-    HOST_LISTED = 9
+    /* flush, alloc, free, upload, upload_free, read, write, weight_put, weight_drop,
+     * arena_populate */
+    UNLISTED = 10
 };
 #undef ONE
-_Static_assert(sizeof(struct backend_ops) == (LISTED + HOST_LISTED) * sizeof(void (*)(void)),
+_Static_assert(sizeof(struct backend_ops) == (LISTED + UNLISTED) * sizeof(void (*)(void)),
                "a member is in no list");
 
 const char *backend_absent(const struct backend *b, uint32_t i) {

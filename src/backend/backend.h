@@ -323,6 +323,9 @@ struct backend_ops {
      * then, and is touched, so that using the page causes no page fault. */
     void (*arena_take)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes,
                        bool fresh);
+    /* Gets memory for a page that is not taken, or is about to be, without reading or writing it,
+     * from any thread. NULL: page faults are none of the backend's business. */
+    void (*arena_populate)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     /* Gives memory back. The page must be taken again before it is used. */
     void (*arena_release)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     void (*arena_copy)(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
@@ -432,7 +435,8 @@ struct backend {
 };
 
 /* clang-format off */
-/* What a backend must have, apart from flush, buffers and weights (host.h has the host's). */
+/* What a backend must have, apart from flush, buffers and weights (host.h has the host's);
+ * arena_populate may be missing. */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \
@@ -471,6 +475,7 @@ static inline void backend_destroy(struct backend *b) { /* or NULL */
 #define backend_arena_create(b, ...)   BACKEND_CALL(arena_create, b, __VA_ARGS__)
 #define backend_arena_destroy(b, ...)  BACKEND_CALL(arena_destroy, b, __VA_ARGS__)
 #define backend_arena_take(b, ...)     BACKEND_CALL(arena_take, b, __VA_ARGS__)
+#define backend_arena_populate(b, ...) BACKEND_CALL(arena_populate, b, __VA_ARGS__)
 #define backend_arena_release(b, ...)  BACKEND_CALL(arena_release, b, __VA_ARGS__)
 #define backend_arena_copy(b, ...)     BACKEND_CALL(arena_copy, b, __VA_ARGS__)
 #define backend_arena_read(b, ...)     BACKEND_CALL(arena_read, b, __VA_ARGS__)

@@ -261,6 +261,7 @@ void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences) {
         pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages);
     if (c->state_page_bytes)
         pool_keep_ready(c->pool, c->state_class, pages);
+    pool_ahead_begin(c->pool);
 }
 
 struct kv_pool *kv_cache_pool(struct kv_cache *c) {

@@ -84,6 +84,9 @@ bool kv_pool_class(const struct kv_pool *p, uint32_t i, struct kv_pool_class *ou
  * ready for the next steps (pool_keep_ready). Returns true while there may be more to do: each
  * call takes a millisecond or so. */
 bool kv_pool_rest(struct kv_pool *p);
+/* For moments between steps, in which others run: has a thread get memory ready for the next ones.
+ * Takes no time and makes no system call but waking that thread. */
+void kv_pool_ahead(struct kv_pool *p);
 /* Charges memory other than pages (tables, buffers of steps) to the budget. */
 kvasir_status pool_charge(struct kv_pool *p, uint64_t bytes, kvasir_error *err) MUST_CHECK;
 void pool_discharge(struct kv_pool *p, uint64_t bytes);
@@ -117,8 +120,8 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
                               const struct kv_cache_options *opt, struct kv_cache **out,
                               kvasir_error *err) MUST_CHECK;
 void kv_cache_destroy(struct kv_cache *c);
-/* kv_pool_rest gets memory ready for new pages of so many sequences, in at most 1/16 of the budget.
- * Until this is called it keeps none. */
+/* kv_pool_rest and kv_pool_ahead get memory ready for new pages of so many sequences, in at most
+ * 1/16 of the budget. Until this is called they keep none. */
 void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences);
 struct kv_pool *kv_cache_pool(struct kv_cache *c);
 /* The most bytes that one sequence holds while it grows from nothing to `length` in steps of

@@ -4,6 +4,7 @@
 #ifndef KVASIR_CACHE_INTERNAL_H
 #define KVASIR_CACHE_INTERNAL_H
 
+#include "cache/ahead.h"
 #include "cache/cache.h"
 
 /* ---- pages (pool.c) -------------------------------------------------------------------------- */
@@ -34,6 +35,9 @@ kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages
 void pool_unclaim(struct kv_pool *p); /* frees what was not taken, of all classes */
 /* The class's reserve: so many free pages have memory after a rest (kv_pool_rest), if it fits. */
 void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages);
+/* From now on a thread gets memory while steps run (kv_pool_ahead); NULL: there is none. */
+void pool_ahead_begin(struct kv_pool *p);
+struct ahead *pool_ahead(const struct kv_pool *p);
 /* KVASIR_ERR_BUDGET, with budget, use and need in err, unless `need` more bytes fit. */
 kvasir_status pool_check_room(const struct kv_pool *p, uint64_t need, kvasir_error *err) MUST_CHECK;
 

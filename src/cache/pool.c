@@ -11,10 +11,13 @@
  *
  * A free page is ready, which means that it has memory, or dry. Freeing a page makes it ready, and
  * ready pages are taken first: neither is a system call. Memory of free pages goes back to the
- * system in two cases, and a page counts as resident until then:
+ * system in `rest` and `no room`, and a page counts as resident until then:
  *
  *   rest      kv_pool_rest, while nothing runs: what exceeds the reserve goes back, and the
  *             reserve is filled with dry pages that are touched, so that steps find ready ones
+ *   ahead     kv_pool_ahead, between steps: once half of the reserve is used, a thread gets memory
+ *             for dry pages (ahead.h). They count as ready at once: one that is taken sooner than
+ *             its memory comes is touched by whoever zeroes it
  *   no room   a page that has no memory is taken, or something is charged, and the free pages of
  *             other classes hold the rest of the budget: they give back what is needed and
  *             1 / GIVE_BACK_PART of the budget, so that this is rare
@@ -35,8 +38,9 @@
  *           hold anything and are zeroed when taken.
  *   POOL-4  resident_bytes is the sum of page_bytes over pages that are in use or ready. With
  *           charged_bytes it never exceeds budget_bytes. So what is resident is at most the budget
- *           and table_bytes: the slots of all blocks, 1/512 of their address space. Ready pages
- *           make room for these, too.
+ *           and table_bytes: the slots of all blocks, 1/512 of their address space. These are not
+ *           part of the bound: a cache that is full would else give a page's memory back for the
+ *           bytes of a tree node, and touch it again for the next page, in every step that evicts.
  *   POOL-5  stored_bytes is the sum of page_bytes over pages whose references are all the tree's.
  *           Each class counts its own pages: those in use, and of them those that are stored.
  *
@@ -104,6 +108,7 @@ struct kv_pool {
     struct backend_arena *arena;
     bool pages_without_bytes; /* of struct backend_info */
     bool gives_pages_back;    /* likewise */
+    struct ahead *ahead;      /* or NULL: nobody gets memory while steps run */
     uint32_t n_units;
     uint32_t unit_hint;   /* no unit before it is free */
     struct slot *slots;   /* [n_units * ADDR_PER_UNIT] */
@@ -159,6 +164,7 @@ kvasir_status kv_pool_create(struct backend *b, uint64_t budget_bytes, struct kv
 void kv_pool_destroy(struct kv_pool *p) {
     if (!p)
         return;
+    ahead_destroy(p->ahead);
     if (p->arena)
         backend_arena_destroy(p->backend, p->arena);
     mem_unreserve(p->slots, (size_t)p->n_units * ADDR_PER_UNIT * sizeof *p->slots);
@@ -295,6 +301,8 @@ static void block_drop(struct kv_pool *p, uint32_t unit) {
     struct page_class *c = &p->classes[b->class_index];
     const uint32_t units = b->units;
     ASSERT(b->used == 0);
+    if (p->ahead)
+        ahead_wait(p->ahead);
     if (b->ready)
         backend_arena_release(p->backend, p->arena, unit * ADDR_PER_UNIT, units * UNIT_BYTES);
     block_count(p, unit, 0, 0);
@@ -377,6 +385,8 @@ void pool_unclaim(struct kv_pool *p) {
  * value is what is left of `bytes`. */
 static size_t class_give_back(struct kv_pool *p, struct page_class *c, uint64_t keep,
                               size_t bytes) {
+    if (p->ahead && bytes && c->ready > keep)
+        ahead_wait(p->ahead);
     while (bytes && c->ready > keep) {
         const uint32_t unit = c->first[LIST_READY], addr = page_pop(p, unit, LIST_READY);
         const struct block *b = &p->blocks[unit];
@@ -389,7 +399,7 @@ static size_t class_give_back(struct kv_pool *p, struct page_class *c, uint64_t 
 }
 
 static uint64_t resident(const struct kv_pool *p) {
-    return p->stats.resident_bytes + p->stats.table_bytes + p->stats.charged_bytes;
+    return p->stats.resident_bytes + p->stats.charged_bytes;
 }
 
 /* POOL-4: `bytes` more will be resident. The classes with the most free memory give some back. */
@@ -416,7 +426,7 @@ void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages) {
 }
 
 /* Touches dry pages until the class has its reserve, while it fits in the budget. */
-static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, size_t bytes) {
+static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, size_t bytes, bool by_thread) {
     struct page_class *c = &p->classes[class_index];
     while (bytes && c->ready < c->reserve && resident(p) + c->page_bytes <= p->stats.budget_bytes) {
         uint32_t unit = c->first[LIST_DRY];
@@ -425,7 +435,12 @@ static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, size_t bytes
         if (unit == NO_BLOCK)
             break;
         const uint32_t addr = page_pop(p, unit, LIST_DRY);
-        backend_arena_take(p->backend, p->arena, addr, c->page_bytes, true);
+        if (by_thread && !ahead_page(p->ahead, addr, c->page_bytes)) {
+            page_push(p, unit, LIST_DRY, addr);
+            return 0;
+        }
+        if (!by_thread)
+            backend_arena_take(p->backend, p->arena, addr, c->page_bytes, true);
         page_push(p, unit, LIST_READY, addr);
         block_count(p, unit, p->blocks[unit].used, p->blocks[unit].ready + 1);
         bytes -= c->page_bytes < bytes ? c->page_bytes : bytes;
@@ -441,8 +456,24 @@ bool kv_pool_rest(struct kv_pool *p) {
             bytes = class_give_back(p, &p->classes[i], p->classes[i].reserve, bytes);
     }
     for (uint32_t i = 0; i < p->n_classes && p->gives_pages_back; i++)
-        bytes = reserve_fill(p, i, bytes);
+        bytes = reserve_fill(p, i, bytes, false);
     return bytes == 0;
+}
+
+void pool_ahead_begin(struct kv_pool *p) {
+    if (p->gives_pages_back && !p->ahead)
+        p->ahead = ahead_create(p->backend, p->arena);
+}
+
+struct ahead *pool_ahead(const struct kv_pool *p) {
+    return p->ahead;
+}
+
+void kv_pool_ahead(struct kv_pool *p) {
+    size_t bytes = REST_BYTES;
+    for (uint32_t i = 0; i < p->n_classes && p->ahead; i++)
+        if (p->classes[i].ready < (p->classes[i].reserve + 1) / 2)
+            bytes = reserve_fill(p, i, bytes, true);
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */

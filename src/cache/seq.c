@@ -182,6 +182,8 @@ static kvasir_status token_room(struct kv_seq *s, uint32_t length, kvasir_error 
     int32_t *tokens = mem_realloc(s->tokens, cap, sizeof *tokens);
     if (!tokens)
         return fail(err, KVASIR_ERR_MEMORY, "%u tokens: out of memory", length);
+    /* They have memory now, so that no step causes page faults. */
+    memset(tokens + s->token_cap, 0, (cap - s->token_cap) * sizeof *tokens);
     s->tokens = tokens;
     s->token_cap = cap;
     return KVASIR_OK;

@@ -72,13 +72,31 @@ static void unlink_child(struct prefix_tree *t, uint32_t x) {
 
 /* ---- nodes ----------------------------------------------------------------------------------- */
 
+/* Memory for the next NODES_AHEAD nodes after these, and at the first one for all buckets. */
+static void nodes_ahead(struct prefix_tree *t) {
+    enum { NODES_AHEAD = 128 };
+    struct ahead *a = pool_ahead(t->cache->pool);
+    const size_t first = t->n_made ? t->n_made + NODES_AHEAD : 0,
+                 last = t->n_made + 2 * NODES_AHEAD;
+    if (!a || t->n_made % NODES_AHEAD || last > t->max_nodes)
+        return;
+    ahead_table(a, &t->nodes[first], (last - first) * sizeof *t->nodes);
+    ahead_table(a, node_page(t, (uint32_t)first, 0),
+                (last - first) * t->cache->n_groups * sizeof *t->pages);
+    for (int i = 0; i < CANDIDATES; i++)
+        ahead_table(a, &t->heaps[i].nodes[first], (last - first) * sizeof *t->heaps[i].nodes);
+    if (first == 0)
+        ahead_table(a, t->buckets, t->n_buckets * sizeof *t->buckets);
+}
+
 uint32_t node_make(struct prefix_tree *t) {
     uint32_t x = t->free_node;
     if (x != NO_NODE)
         t->free_node = t->nodes[x].next;
-    else if (t->n_made < t->max_nodes)
+    else if (t->n_made < t->max_nodes) {
+        nodes_ahead(t);
         x = t->n_made++;
-    else
+    } else
         return NO_NODE;
     kvasir_status status = pool_charge(t->cache->pool, t->node_bytes, NULL);
     ASSERT(status == KVASIR_OK);

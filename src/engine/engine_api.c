@@ -235,8 +235,10 @@ static void *engine_thread(void *user) {
         if (rows && status == KVASIR_OK)
             stats_note_step(e, clock_seconds() - start);
         idle = rows == 0 && !requantize(e, true) && !kv_pool_rest(kv_cache_pool(e->ctx->cache));
-        if (rows)
+        if (rows) {
             requantize(e, false);
+            kv_pool_ahead(kv_cache_pool(e->ctx->cache));
+        }
         stats_publish(e);
     }
     return NULL;

@@ -216,6 +216,17 @@ void mem_touch(void *at, size_t bytes) {
         p[i] = 0;
 }
 
+/* Kernels before 5.14 refuse; then memory comes when it is touched, as ever. */
+void mem_populate(void *at, size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+    const uintptr_t from = (uintptr_t)at & ~(uintptr_t)4095;
+    madvise((void *)from, round_up((uintptr_t)at + bytes - from, 4096), MADV_POPULATE_WRITE);
+#else
+    (void)at;
+    (void)bytes;
+#endif
+}
+
 void mem_release(void *at, size_t bytes) {
     ASSERT(((uintptr_t)at | bytes) % 4096 == 0);
     madvise(at, bytes, MADV_DONTNEED);

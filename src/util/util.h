@@ -125,6 +125,8 @@ void text_free(struct text_buf *b); /* instead, data may be kept and freed with 
  * multiples of 4096. NULL if the system refuses. */
 void *mem_reserve(size_t bytes) MUST_CHECK;
 void mem_touch(void *at, size_t bytes);
+/* Memory for a range without touching its bytes, which others may use meanwhile. */
+void mem_populate(void *at, size_t bytes);
 void mem_release(void *at, size_t bytes);
 void mem_unreserve(void *base, size_t bytes);
 
