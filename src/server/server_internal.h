@@ -76,8 +76,8 @@ struct http_reply reply_head(const struct server *s, unsigned status, const char
 /* Takes value; NULL: out of memory. */
 enum http_step reply_json(struct server *s, struct http_exchange *exchange, unsigned status,
                           json_t *value);
-/* Takes value, and gives its memory back. Its text, charged as this thread's allocations are, before
- * it is written; NULL: out of memory. */
+/* Takes value, and gives its memory back. Its text, charged like this thread's other allocations
+ * before it is written; NULL: out of memory. */
 char *reply_dump(json_t *value);
 /* Takes text (malloc), a JSON value. */
 enum http_step reply_text(struct server *s, struct http_exchange *exchange, unsigned status,

@@ -52,8 +52,8 @@ static void test_limits(void **state) {
     mem_account_deinit(&a);
 }
 
-/* What is there already counts beyond the limit. Whoever needs nothing then is not refused: requests
- * without a body, those of probes among them. */
+/* What is there already counts beyond the limit. Whoever needs nothing then is not refused:
+ * requests without a body, those of probes among them. */
 static void test_beyond_the_limit(void **state) {
     struct mem_account a;
     struct mem_share key = {0};

@@ -7,6 +7,7 @@
 
 #include "http_client.h"
 #include "tiny_server.h"
+#include "util/util.h"
 
 static struct tiny_server tiny;
 enum { ACCOUNT = 1 << 20, ONE_REQUEST = ACCOUNT / 2, BUFFER = 16 << 10 };
@@ -115,14 +116,15 @@ static void test_tokens(void **state) {
     assert_int_equal(status_of("{\"prompt\":\"a\",\"n\":8,\"max_tokens\":1}"), 200);
 }
 
-static double used_bytes(void) {
-    static const char NAME[] = "\nkvasir_request_memory_used_bytes ";
+static double metric(const char *name) {
+    char line[96];
     struct client_answer a = ask("GET", "/metrics", "");
-    const char *at = strstr(a.body, NAME);
+    snprintf(line, sizeof line, "\n%s ", name);
+    const char *at = strstr(a.body, line);
     assert_non_null(at);
-    const double used = strtod(at + sizeof NAME - 1, NULL);
+    const double value = strtod(at + strlen(line), NULL);
     free(a.body);
-    return used;
+    return value;
 }
 
 static int make_large(void **state) {
@@ -131,6 +133,17 @@ static int make_large(void **state) {
     tiny.engine_options.context.ctx = 32768;
     tiny.engine_options.cache_memory_bytes = 256 << 20;
     tiny.options.request_memory_bytes = 512 << 20;
+    tiny_server_open(&tiny);
+    return 0;
+}
+
+static int make_stream(void **state) {
+    (void)state;
+    tiny_server_init(&tiny);
+    tiny.engine_options.context.ctx = 4096;
+    tiny.options.request_memory_bytes = 512 << 20;
+    tiny.options.buffer_bytes = 4 << 20;
+    tiny.options.write_timeout_s = tiny.options.idle_timeout_s = 600;
     tiny_server_open(&tiny);
     return 0;
 }
@@ -147,7 +160,8 @@ static void test_text_of_answer(void **state) {
     assert_true(client_wait_bytes(&c, 300));
     const char *length = strstr(c.in, "Content-Length: ");
     assert_non_null(length);
-    const double bytes = strtod(length + strlen("Content-Length: "), NULL), used = used_bytes();
+    const double bytes = strtod(length + strlen("Content-Length: "), NULL),
+                 used = metric("kvasir_request_memory_used_bytes");
     assert_true(bytes > 5e6);
     if (used < bytes || used > 1.1 * bytes)
         fail_msg("%.0f bytes are charged for a text of %.0f", used, bytes);
@@ -158,11 +172,46 @@ static void test_text_of_answer(void **state) {
     client_close(&c);
 }
 
+/* A stream whose reader pauses until all tokens are made, and then reads on. Each event has a
+ * long text: the likeliest tokens, and the model's name as the request gives it, in escapes. Its
+ * events wait as they are; their text is OUT_BYTES (job.c) and one event at most, in a buffer that
+ * doubles. */
+static void test_text_of_stream(void **state) {
+    enum { MODEL = 256, TOKENS = 3000, OUT_BYTES = 64 << 10, EVENT = 8 << 10, STEP = 128 << 10 };
+    static const char USED[] = "kvasir_request_memory_used_bytes";
+    struct text_buf body = {0};
+    struct client c;
+    (void)state;
+    assert_true(text_printf(&body,
+                            "{\"prompt\":\"a\",\"max_tokens\":%d,\"ignore_eos\":true,"
+                            "\"logprobs\":20,\"stream\":true,\"model\":\"",
+                            TOKENS));
+    for (int i = 0; i < MODEL; i++)
+        assert_true(text_puts(&body, "\\u0001"));
+    assert_true(text_puts(&body, "\"}"));
+    assert_true(client_open(&c, tiny.port, 4096));
+    assert_true(client_request(&c, "POST", "/v1/completions", "Connection: close\r\n", body.data));
+    text_free(&body);
+    for (double made = 0; made < TOKENS; pause_ms(20)) {
+        assert_true(client_wait_bytes(&c, 300)); /* or it was refused */
+        made = metric("vllm:generation_tokens_total{model_name=\"tiny\"}");
+    }
+    const double paused = metric(USED);
+    size_t n = c.len;
+    for (; client_wait_bytes(&c, n); n = c.len + STEP)
+        if (metric(USED) > paused + 2 * (OUT_BYTES + EVENT))
+            fail_msg("%.0f bytes are held, %.0f before reading", metric(USED), paused);
+    assert_true(c.len > 5 << 20); /* more than sockets hold: some events waited */
+    assert_non_null(strstr(c.in + c.len - 100, "[DONE]"));
+    client_close(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_buffers, make, end),
         cmocka_unit_test_setup_teardown(test_tokens, make, end),
         cmocka_unit_test_setup_teardown(test_text_of_answer, make_large, end),
+        cmocka_unit_test_setup_teardown(test_text_of_stream, make_stream, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
