@@ -27,8 +27,8 @@
 #if COUNTS_ALLOCATIONS
 enum { LAYERS = 32, HIDDEN = 64, WIDTH = 8 * 128, FFN = 64, VOCAB = 512 };
 enum { BATCH = 8, PROMPT = 128, STEPS = 1000, TILE = 64, KEPT = 192 };
-/* Steps before the counted ones: until the budget is full and evicts, which takes 9 pages a request, 4 or
- * 5 of which rotation leaves it. */
+/* Steps before the counted ones: until the budget is full and evicts, which takes 9 pages a
+ * request, 4 or 5 of which rotation leaves it. */
 enum { WARM = 700 };
 static const uint64_t BUDGET = (uint64_t)240 << 20;
 
