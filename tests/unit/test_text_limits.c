@@ -129,8 +129,8 @@ static bool stop_at_third(void *user) {
 static void test_decode_stops(void **state) {
     static const char *const DECODERS[] = {
         "", "\"decoder\":{\"type\":\"ByteLevel\"},", "\"decoder\":{\"type\":\"ByteFallback\"},",
-        "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
-        "{\"String\":\"a\"},\"content\":\"b\"},{\"type\":\"Fuse\"}]},"};
+        ("\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":"
+         "{\"String\":\"a\"},\"content\":\"b\"},{\"type\":\"Fuse\"}]},")};
     enum { LONG = 100000 };
     int32_t *ids = calloc(LONG, sizeof *ids); /* all of them "a" */
     (void)state;
