@@ -230,7 +230,9 @@ static void test_normalizer(void **state) {
 #define SPLIT(pattern, behavior, invert)                                                           \
     "{\"type\":\"Split\",\"pattern\":" pattern ",\"behavior\":\"" behavior "\",\"invert\":" invert \
     "}"
-#define B_OR_C "{\"Regex\":\"[bc]\"}"
+#define B_OR_C  "{\"Regex\":\"[bc]\"}"
+#define FOUR(x) x "," x "," x "," x
+#define STAGES  "{\"type\":\"Sequence\",\"pretokenizers\":[" FOUR(FOUR("{\"type\":\"Digits\"}"))
 
 static void test_pre_tokenizer(void **state) {
     (void)state;
@@ -247,6 +249,7 @@ static void test_pre_tokenizer(void **state) {
              10, 6);
     FILE_IDS(MAKE(.pre = SPLIT("{\"String\":\"[bc]\"}", "Isolated", "false")), "abc", 0, 10);
     FILE_IDS(MAKE(.pre = SPLIT("{\"Regex\":\"\\\\p{^L}\"}", "Isolated", "false")), "abc", 0, 10);
+    FILE_IDS(MAKE(.pre = STAGES "]}"), "ab1", 0, 9, 16);
     const char *ones = "{\"1\":0,\"11\":1}";
     const char *digits = "{\"type\":\"Digits\",\"individual_digits\":true}";
     FILE_IDS(
@@ -496,6 +499,7 @@ static void test_refused_parts(void **state) {
     BAD("normalizer: ", .normalizer = "{\"type\":\"NFC\",\"type\":\"NFC\"}");
 
     BAD("pre_tokenizer.type \"Whitespace\"", .pre = "{\"type\":\"Whitespace\"}");
+    BAD("more than 16", .pre = STAGES ",{\"type\":\"Digits\"}]}");
     BAD("pre_tokenizer.behavior", .pre = SPLIT(B_OR_C, "Sideways", "false"));
     BAD("pre_tokenizer.invert is not true", .pre = SPLIT(B_OR_C, "Isolated", "1"));
     BAD("pre_tokenizer: pre-tokenizer pattern, character 1",
