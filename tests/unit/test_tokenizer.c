@@ -475,6 +475,23 @@ static void test_invalid_text(void **state) {
     tiny_destroy(v);
 }
 
+/* As a tokenizer.json it has the same merges, best first, and gives the same ids. */
+static void test_written_as_json(void **state) {
+    (void)state;
+    struct tiny *v = tiny_create();
+    struct text_buf json = {0};
+    kvasir_error err = {0};
+    add_pair(v, "b", "c");
+    int32_t abc = add_pair(v, "a", "bc"), end = add_piece(v, "<end>", TOKEN_CONTROL);
+    assert_int_equal(tokenizer_write_json(&v->spec, &json, &err), KVASIR_OK);
+    assert_non_null(strstr(json.data, "\"merges\":[[\"b\",\"c\"],\n[\"a\",\"bc\"]]"));
+    struct tokenizer *t = create(&(struct tokenizer_spec){.json = {json.data, json.len}});
+    CHECK_IDS(t, "abc<end> \n", TOKENIZE_PARSE_SPECIAL, abc, end, ' ', '\n');
+    tokenizer_destroy(t);
+    text_free(&json);
+    tiny_destroy(v);
+}
+
 /* Bytes without a piece are dropped before merging, and nothing else changes. */
 static void test_missing_bytes(void **state) {
     (void)state;
@@ -714,6 +731,7 @@ int main(void) {
         cmocka_unit_test(test_round_trips),
         cmocka_unit_test(test_specials),
         cmocka_unit_test(test_invalid_text),
+        cmocka_unit_test(test_written_as_json),
         cmocka_unit_test(test_missing_bytes),
         cmocka_unit_test(test_bad_specs),
         cmocka_unit_test(test_random_specs),

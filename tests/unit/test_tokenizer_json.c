@@ -230,7 +230,9 @@ static void test_normalizer(void **state) {
 #define SPLIT(pattern, behavior, invert)                                                           \
     "{\"type\":\"Split\",\"pattern\":" pattern ",\"behavior\":\"" behavior "\",\"invert\":" invert \
     "}"
-#define B_OR_C "{\"Regex\":\"[bc]\"}"
+#define B_OR_C  "{\"Regex\":\"[bc]\"}"
+#define FOUR(x) x "," x "," x "," x
+#define STAGES  "{\"type\":\"Sequence\",\"pretokenizers\":[" FOUR(FOUR("{\"type\":\"Digits\"}"))
 
 static void test_pre_tokenizer(void **state) {
     (void)state;
@@ -246,6 +248,8 @@ static void test_pre_tokenizer(void **state) {
     FILE_IDS(MAKE(.pre = SPLIT("{\"String\":\"bc\"}", "MergedWithPrevious", "false")), "abcd", 0,
              10, 6);
     FILE_IDS(MAKE(.pre = SPLIT("{\"String\":\"[bc]\"}", "Isolated", "false")), "abc", 0, 10);
+    FILE_IDS(MAKE(.pre = SPLIT("{\"Regex\":\"\\\\p{^L}\"}", "Isolated", "false")), "abc", 0, 10);
+    FILE_IDS(MAKE(.pre = STAGES "]}"), "ab1", 0, 9, 16);
     const char *ones = "{\"1\":0,\"11\":1}";
     const char *digits = "{\"type\":\"Digits\",\"individual_digits\":true}";
     FILE_IDS(
@@ -495,6 +499,7 @@ static void test_refused_parts(void **state) {
     BAD("normalizer: ", .normalizer = "{\"type\":\"NFC\",\"type\":\"NFC\"}");
 
     BAD("pre_tokenizer.type \"Whitespace\"", .pre = "{\"type\":\"Whitespace\"}");
+    BAD("more than 16", .pre = STAGES ",{\"type\":\"Digits\"}]}");
     BAD("pre_tokenizer.behavior", .pre = SPLIT(B_OR_C, "Sideways", "false"));
     BAD("pre_tokenizer.invert is not true", .pre = SPLIT(B_OR_C, "Isolated", "1"));
     BAD("pre_tokenizer: pre-tokenizer pattern, character 1",
@@ -532,6 +537,7 @@ static void test_refused_parts(void **state) {
     BAD("decoders[1] is combined with ByteLevel",
         .decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":"
                    "\"ByteLevel\"}]}");
+    BAD("decoder.extra is not supported", .decoder = "{\"type\":\"Replace\",\"extra\":1}");
     BAD("decoder.content is not one character",
         .decoder = "{\"type\":\"Strip\",\"content\":\"ab\",\"start\":1,\"stop\":0}");
     BAD("decoder.stop is not a number",
@@ -551,7 +557,7 @@ static void test_patterns(void **state) {
     } cases[] = {
         {"\\s+(?!\\S)|[^\\s\\p{L}]|\\d{1,3}", -1},
         {"(?i:'s)|(?<=a)b|(?>c)|\\p{^Lu}|\\P{Han}", -1},
-        {"[\\u4e00-\\u9fa5\\x41\\x{1F600}]|\\.\\$\\-|a??b*+", -1},
+        {"[\\u4e00-\\u9fa5\\x41\\x{1F600}]|\\.\\$\\-|a??b*+|\\xaA", -1},
         {"a\\w", 1},
         {"\\bx", 0},
         {"\\h", 0},
@@ -720,6 +726,7 @@ static void test_scan_values(void **state) {
         {"\"a\nb\"", 2},
         {"\"\\x\"", 2},
         {"\"\\u12\"", 5},
+        {"\"\\ud800\\u", 9},
         {"\"\\ud800\"", 3},
         {"\"\\udc00\\udc00\"", 3},
         {"\"\x1f\"", 1},
