@@ -101,6 +101,15 @@ static void test_trim_of_unknown_tokens(void **state) {
     assert_memory_equal(got, want, sizeof want);
     need(kvasir_seq_trim(s, 0, &rerun, &err));
     assert_int_equal(kvasir_seq_length(s), 0);
+    /* now every token is known, whatever lay after them: the file names them */
+    eval(s, text, 10, NULL);
+    need(kvasir_seq_save(s, temp_file(&folder, "named.safetensors"), false, &err));
+    kvasir_seq_destroy(s);
+    kvasir_prompt_cache_close(file);
+    need(kvasir_prompt_cache_open(m, folder.file, &file, &err));
+    need(kvasir_seq_load(c, file, false, &s, &err));
+    assert_int_equal(kvasir_seq_length(s), 10);
+    assert_memory_equal(kvasir_seq_tokens(s), text, 10 * sizeof *text);
     kvasir_seq_destroy(s);
     kvasir_context_destroy(c);
     kvasir_prompt_cache_close(file);
@@ -192,6 +201,9 @@ static void test_files_say_how_they_were_computed(void **state) {
     if (!path_exists(MLX_FILE))
         return;
     m = open_model("qwen3_next");
+    temp_file(&folder, "8"); /* of another model: the error begins with the file */
+    assert_int_not_equal(kvasir_prompt_cache_open(m, folder.file, &file, &err), KVASIR_OK);
+    assert_memory_equal(err.text, folder.file, strlen(folder.file));
     need(kvasir_prompt_cache_open(m, MLX_FILE, &file, &err));
     kvasir_prompt_cache_get_info(file, &info);
     assert_int_equal(info.tokens, 70);

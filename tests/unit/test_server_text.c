@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests whose text takes long: others are answered meanwhile, and the work ends when the client
  * leaves, when its time is over, and when the prompt is longer than the context. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -211,6 +212,8 @@ static void test_unix_socket(void **state) {
     assert_int_equal(found.st_mode & 0777, 0660);
     assert_int_equal(server_create(&tiny.options, tiny.model, tiny.engine, &second, &err),
                      KVASIR_ERR_IO);
+    assert_non_null(strstr(err.text, "cannot listen on unix:"));
+    assert_non_null(strstr(err.text, strerror(EADDRINUSE)));
     struct client c = {.fd = socket(AF_UNIX, SOCK_STREAM, 0)};
     assert_int_equal(connect(c.fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_true(client_request(&c, "GET", "/health", "Connection: close\r\n", ""));
