@@ -284,12 +284,31 @@ static void test_wide_steps(void **state) {
     kvasir_model_close(wide);
 }
 
+/* One group of layers, with a window: rotation has no effect. */
+static void test_every_layer_has_a_window(void **state) {
+    (void)state;
+    kvasir_model *m;
+    kvasir_context_info info;
+    kvasir_context_options o = kvasir_context_defaults();
+    if (!path_exists(SHARED_DIR "/fixtures/tiny/mistral"))
+        skip();
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/mistral", &m, &err));
+    o.max_kv_size = 16;
+    kvasir_context *ctx = context_of(m, o);
+    kvasir_context_get_info(ctx, &info);
+    assert_int_equal(info.n_groups, 1);
+    assert_int_equal(info.visible, 48);
+    kvasir_context_destroy(ctx);
+    kvasir_model_close(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
                                        cmocka_unit_test(test_exact_start),
                                        cmocka_unit_test(test_rotation),
                                        cmocka_unit_test(test_rope_variants),
                                        cmocka_unit_test(test_files_know_their_rope),
+                                       cmocka_unit_test(test_every_layer_has_a_window),
                                        cmocka_unit_test(test_wide_steps)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
