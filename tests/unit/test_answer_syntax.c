@@ -354,6 +354,7 @@ static void test_harmony(void **state) {
     is("<|channel|>final<|message|>a<|message|>b<|constrain|>", "C(a\nb)");
     is(CALL_TO("functions.f") "{\"a\": ", "C(" CALL_TO("functions.f") "{\"a\": )");
     is(CALL_TO("python") "print(1)<|call|>", "C(" CALL_TO("python") "print(1)<|call|>)");
+    is("<|channel|>final<|message|>\n a", "C( a)"); /* the header is a marker */
     is("<|channel|>anal", "");
     is("<|channel|>", "");
     is("Just text.", "C(Just text.)");

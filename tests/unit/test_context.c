@@ -41,10 +41,14 @@ static void every_tensor_counts(const char *config, bool f8) {
     unsigned tensors = 0;
     for (const char *at = text; (at = strstr(at, "\"data_offsets\":[")) != NULL; tensors++) {
         char *start = b.data + sizeof header + header + strtoull(at + 16, (char **)&at, 10);
-        *start ^= 1;
-        if (folder_id(&b, config) == first)
-            fail_msg("tensor %u changed, and the model's fingerprint did not", tensors);
-        *start ^= 1;
+        char *end = b.data + sizeof header + header + strtoull(at + 1, NULL, 10);
+        char *const places[] = {start, start + (end - start) / 2, end - 1};
+        for (int i = 0; i < 3; i++) {
+            *places[i] ^= 1;
+            if (folder_id(&b, config) == first)
+                fail_msg("tensor %u changed, and the model's fingerprint did not", tensors);
+            *places[i] ^= 1;
+        }
     }
     assert_int_equal(tensors,
                      f8 ? 3 + 2 * (2 + 7 * 2) : 4 + 2 * (2 + 7 * 3) - 1); /* mxfp4: no biases */
@@ -280,12 +284,31 @@ static void test_wide_steps(void **state) {
     kvasir_model_close(wide);
 }
 
+/* One group of layers, with a window: rotation has no effect. */
+static void test_every_layer_has_a_window(void **state) {
+    (void)state;
+    kvasir_model *m;
+    kvasir_context_info info;
+    kvasir_context_options o = kvasir_context_defaults();
+    if (!path_exists(SHARED_DIR "/fixtures/tiny/mistral"))
+        skip();
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/mistral", &m, &err));
+    o.max_kv_size = 16;
+    kvasir_context *ctx = context_of(m, o);
+    kvasir_context_get_info(ctx, &info);
+    assert_int_equal(info.n_groups, 1);
+    assert_int_equal(info.visible, 48);
+    kvasir_context_destroy(ctx);
+    kvasir_model_close(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
                                        cmocka_unit_test(test_exact_start),
                                        cmocka_unit_test(test_rotation),
                                        cmocka_unit_test(test_rope_variants),
                                        cmocka_unit_test(test_files_know_their_rope),
+                                       cmocka_unit_test(test_every_layer_has_a_window),
                                        cmocka_unit_test(test_wide_steps)};
     temp_folder_make(&folder);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

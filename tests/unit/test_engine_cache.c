@@ -230,6 +230,23 @@ static void test_bytes_by_format(void **state) {
 }
 
 /* A prefix that many requests bring at once is computed once, by the first. */
+/* Groups of layers whose pages have the same format are one entry. */
+static void test_formats_are_listed_once(void **state) {
+    (void)state;
+    const kvasir_engine_options o = answers_options(64);
+    kvasir_format_bytes f[8];
+    kvasir_model *gemma;
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/gemma3", &gemma, &err));
+    kvasir_engine *e = answers_engine(gemma, &o);
+    struct answer *a = answer_new(text[0], 100, 1);
+    answer_run(e, a);
+    free(a);
+    engine_settled(e);
+    assert_int_equal(kvasir_engine_get_formats(e, f, 8, NULL), 2); /* and "tables" */
+    kvasir_engine_destroy(e);
+    kvasir_model_close(gemma);
+}
+
 static void test_a_prefix_brought_at_once_is_computed_once(void **state) {
     (void)state;
     enum { N = 8, SHARED = 320 };
@@ -483,6 +500,7 @@ int main(void) {
         cmocka_unit_test(test_nothing_is_kept_with_no_prefix_cache),
         cmocka_unit_test(test_limits_of_what_is_stored),
         cmocka_unit_test(test_bytes_by_format),
+        cmocka_unit_test(test_formats_are_listed_once),
         cmocka_unit_test(test_a_prefix_brought_at_once_is_computed_once),
         cmocka_unit_test(test_requests_begin_with_a_prompt_cache_file),
         cmocka_unit_test(test_a_prompt_cache_of_other_formats_fails_its_request_alone),

@@ -2,6 +2,8 @@
 /* From events to OpenAI's bodies, for both APIs, and how a chat's answer is parsed. */
 #include "openai_checks.h"
 
+#include "api/protocol.h"
+
 static struct api_answer answer;
 
 static void token_event(uint32_t choice, int32_t token, const char *text,
@@ -278,12 +280,31 @@ static void test_failed_answers(void **state) {
     api_answer_free(&answer);
 }
 
+/* The log-probabilities of a token are in one chunk of a stream. */
+static void test_streamed_logprobs(void **state) {
+    (void)state;
+    const kvasir_event e = {.kind = KVASIR_EVENT_TOKEN, .token = 'h', .text = "h", .len = 1};
+    struct text_buf out = {0};
+    good(API_COMPLETIONS, with(API_COMPLETIONS, "\"logprobs\":1"));
+    void *stream = PROTOCOL_COMPLETIONS.open(
+        &(struct protocol_context){.setup = &setup, .request = &r, .id = "id-1"});
+    assert_non_null(stream);
+    assert_true(PROTOCOL_COMPLETIONS.event(stream, &e, &out));
+    assert_true(text_append(&out, "", 1));
+    const char *chunk = strstr(out.data, "data: ");
+    assert_non_null(chunk);
+    assert_non_null(strstr(chunk, "\"token_logprobs\":["));
+    assert_null(strstr(chunk + 1, "data: "));
+    PROTOCOL_COMPLETIONS.close(stream);
+    text_free(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chat_answer),       cmocka_unit_test(test_chat_logprobs),
         cmocka_unit_test(test_completion_answer), cmocka_unit_test(test_calls_in_answers),
         cmocka_unit_test(test_answer_options),    cmocka_unit_test(test_failed_answers),
-        cmocka_unit_test(test_stop_of_answer),
+        cmocka_unit_test(test_stop_of_answer),    cmocka_unit_test(test_streamed_logprobs),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

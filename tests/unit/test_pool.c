@@ -146,6 +146,8 @@ static void test_charges_count(void **state) {
     for (uint64_t part = 0; part < 8; part++) {
         need(pool_charge(w.pool, left / 8, &err));
         check(&w);
+        const struct kv_pool_stats s = kv_pool_stats(w.pool); /* no more went back than had to */
+        assert_true(s.resident_bytes + s.charged_bytes > BUDGET - BUDGET / 64 - 2 * LARGE);
     }
     pool_discharge(w.pool, left / 8 * 8);
     fill(&w, 1, SMALL);

@@ -101,6 +101,15 @@ static void test_trim_of_unknown_tokens(void **state) {
     assert_memory_equal(got, want, sizeof want);
     need(kvasir_seq_trim(s, 0, &rerun, &err));
     assert_int_equal(kvasir_seq_length(s), 0);
+    /* now every token is known, whatever lay after them: the file names them */
+    eval(s, text, 10, NULL);
+    need(kvasir_seq_save(s, temp_file(&folder, "named.safetensors"), false, &err));
+    kvasir_seq_destroy(s);
+    kvasir_prompt_cache_close(file);
+    need(kvasir_prompt_cache_open(m, folder.file, &file, &err));
+    need(kvasir_seq_load(c, file, false, &s, &err));
+    assert_int_equal(kvasir_seq_length(s), 10);
+    assert_memory_equal(kvasir_seq_tokens(s), text, 10 * sizeof *text);
     kvasir_seq_destroy(s);
     kvasir_context_destroy(c);
     kvasir_prompt_cache_close(file);
@@ -135,6 +144,37 @@ static void test_trim_of_missing_rows(void **state) {
     kvasir_prompt_cache_close(file);
     kvasir_context_destroy(c);
     kvasir_model_close(m);
+}
+
+/* Files have mlx-lm's order of value heads, also of a model with another one: what is loaded is
+ * what was saved. */
+static void test_states_of_cycling_heads(void **state) {
+    (void)state;
+    kvasir_model *m = open_model("qwen3_next");
+    const kvasir_context_options o = options_of(8, "auto");
+    kvasir_prompt_cache *file;
+    kvasir_context *c;
+    kvasir_seq *s;
+    ((struct model_config *)model_config(m->model))->delta.keys_cycle = true; /* as in GGUF */
+    const size_t bytes = model_state_bytes(m->model);
+    uint8_t *saved = malloc(bytes), *loaded = malloc(bytes);
+    assert_true(saved && loaded && bytes);
+    need(kvasir_context_create(m, &o, &c, &err));
+    need(kvasir_seq_create(c, &s, &err));
+    eval(s, text, 20, NULL);
+    need(seq_read_state(s->seq, saved, &err));
+    need(kvasir_seq_save(s, temp_file(&folder, "cycle.safetensors"), false, &err));
+    kvasir_seq_destroy(s);
+    need(kvasir_prompt_cache_open(m, folder.file, &file, &err));
+    need(kvasir_seq_load(c, file, false, &s, &err));
+    need(seq_read_state(s->seq, loaded, &err));
+    assert_memory_equal(loaded, saved, bytes);
+    kvasir_seq_destroy(s);
+    kvasir_prompt_cache_close(file);
+    kvasir_context_destroy(c);
+    kvasir_model_close(m);
+    free(saved);
+    free(loaded);
 }
 
 /* ---- how a file was computed ----------------------------------------------------------------- */
@@ -192,6 +232,9 @@ static void test_files_say_how_they_were_computed(void **state) {
     if (!path_exists(MLX_FILE))
         return;
     m = open_model("qwen3_next");
+    temp_file(&folder, "8"); /* of another model: the error begins with the file */
+    assert_int_not_equal(kvasir_prompt_cache_open(m, folder.file, &file, &err), KVASIR_OK);
+    assert_memory_equal(err.text, folder.file, strlen(folder.file));
     need(kvasir_prompt_cache_open(m, MLX_FILE, &file, &err));
     kvasir_prompt_cache_get_info(file, &info);
     assert_int_equal(info.tokens, 70);
@@ -207,6 +250,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trim_of_unknown_tokens),
         cmocka_unit_test(test_trim_of_missing_rows),
+        cmocka_unit_test(test_states_of_cycling_heads),
         cmocka_unit_test(test_files_say_how_they_were_computed),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

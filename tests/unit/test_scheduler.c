@@ -363,6 +363,22 @@ static void test_states_inside_answers(void **state) {
     drop(w);
 }
 
+/* A step that ends two tokens before the prompt's end is followed by one that ends where the state
+ * of the prompt is kept. */
+static void test_state_of_a_prompt(void **state) {
+    (void)state;
+    for (uint32_t over = 1; over < 4; over++) {
+        const uint32_t prompt = STEP_ROWS + over;
+        struct world *w = make_recurrent((uint64_t)64 << 20, 4, 40000, 0);
+        for (uint32_t i = 0; i < 2; i++) {
+            submit(w, i, prompt, prompt, 1);
+            run_all(w);
+        }
+        assert_int_equal(w->tasks[1].hit.length, prompt - 1);
+        drop(w);
+    }
+}
+
 struct outcome {
     uint64_t steps, preemptions;
     uint32_t states; /* kept in the tree, of answers */
@@ -415,6 +431,7 @@ int main(void) {
         cmocka_unit_test(test_need_is_enough),
         cmocka_unit_test(test_states_inside_answers),
         cmocka_unit_test(test_states_inside_answers_take_no_room),
+        cmocka_unit_test(test_state_of_a_prompt),
         cmocka_unit_test(test_failure_serves_the_next),
         cmocka_unit_test(test_alone_under_many_nodes),
     };

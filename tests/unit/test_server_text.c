@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests whose text takes long: others are answered meanwhile, and the work ends when the client
  * leaves, when its time is over, and when the prompt is longer than the context. */
+#include <arpa/inet.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -191,6 +194,40 @@ static void test_idle_crowd(void **state) {
         client_close(&crowd[i]);
 }
 
+/* A client that comes while the process has no file left is served when it has, without another. */
+static void test_out_of_files(void **state) {
+    enum { FEW = 64 };
+    (void)state;
+    struct client c;
+    struct rlimit before;
+    int fds[FEW], n = 0;
+    begin(0);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    const struct sockaddr_in at = {.sin_family = AF_INET,
+                                   .sin_port = htons((uint16_t)tiny.port),
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct timeval most = {.tv_sec = 30};
+    assert_true(fd >= 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most), 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const struct rlimit few = {.rlim_cur = (rlim_t)fd + 1, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (n < FEW && (fds[n] = dup(fd)) >= 0)
+        n++;
+    assert_in_range(n, 0, FEW - 1);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&at, sizeof at), 0);
+    pause_ms(200); /* the server finds that it cannot accept it */
+    while (n)
+        close(fds[--n]);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    c = (struct client){.fd = fd};
+    assert_true(client_request(&c, "GET", "/health", "Connection: close\r\n", ""));
+    struct client_answer a = client_read(&c);
+    assert_int_equal(a.status, 200);
+    free(a.body);
+    client_close(&c);
+}
+
 /* A socket with a path: mode 0660, a stale one is replaced, another server's is not. */
 static void test_unix_socket(void **state) {
     static char host[64];
@@ -211,6 +248,8 @@ static void test_unix_socket(void **state) {
     assert_int_equal(found.st_mode & 0777, 0660);
     assert_int_equal(server_create(&tiny.options, tiny.model, tiny.engine, &second, &err),
                      KVASIR_ERR_IO);
+    assert_non_null(strstr(err.text, "cannot listen on unix:"));
+    assert_non_null(strstr(err.text, strerror(EADDRINUSE)));
     struct client c = {.fd = socket(AF_UNIX, SOCK_STREAM, 0)};
     assert_int_equal(connect(c.fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_true(client_request(&c, "GET", "/health", "Connection: close\r\n", ""));
@@ -230,6 +269,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_long_prompt, end),
         cmocka_unit_test_teardown(test_tokens_end, end),
         cmocka_unit_test_teardown(test_idle_crowd, end),
+        cmocka_unit_test_teardown(test_out_of_files, end),
         cmocka_unit_test(test_unix_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

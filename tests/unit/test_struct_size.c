@@ -106,7 +106,7 @@ static void test_refused_sizes(void **state) {
     } given = {DEFAULTS, 0};
     (void)state;
     given.outer.struct_size = 0;
-    refused(&given.outer, "outer.struct_size", "initialise it with outer_defaults()");
+    refused(&given.outer, "outer.struct_size", "of 0: initialise it with outer_defaults()");
     given.outer.struct_size = 13;
     refused(&given.outer, "outer.struct_size", "13 is not a size of outer");
     given.outer.struct_size = sizeof given;

@@ -336,6 +336,28 @@ static void test_what_was_split_merges_again(void **state) {
     unmake(&w);
 }
 
+/* A leaf of the first page that was used twice: it is as good as one half the mean age younger. */
+static void test_uses_count_as_age(void **state) {
+    (void)state;
+    struct world w = make(0, 0);
+    uint32_t found = 0;
+    request(&w, prompt(1, LONG, 0), 60);
+    for (int32_t i = 2; i < 12; i++)
+        request(&w, prompt(i, LONG, 0), 60);
+    request(&w, prompt(1, LONG, 0), 60);
+    assert_true(w.tree->mean_age > 0);
+    for (uint32_t x = 0; x < w.tree->n_made; x++) {
+        const struct node *n = &w.tree->nodes[x];
+        if (!n->to || n->uses != 2 || n->heap_at == NO_NODE || n->heap != LEAVES)
+            continue;
+        const double more = n->key - ((double)n->used + w.tree->mean_age / 2);
+        assert_true(more > -1e-6 && more < 1e-6);
+        found++;
+    }
+    assert_int_equal(found, 1);
+    unmake(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_oldest_prompt_goes_as_a_whole),
@@ -348,6 +370,7 @@ int main(void) {
         cmocka_unit_test(test_kinds_of_pages),
         cmocka_unit_test(test_a_path_of_one_token_nodes),
         cmocka_unit_test(test_what_was_split_merges_again),
+        cmocka_unit_test(test_uses_count_as_age),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
