@@ -12,7 +12,8 @@ import atexit, http.client, json, re, signal, socket, subprocess, sys, threading
 
 ACCOUNT = 128  # MiB
 p = subprocess.Popen([sys.argv[1], "serve", "-m", "model", "--port", "0", "-q", "--cache-memory-mb",
-                      "64", "--request-memory-mb", str(ACCOUNT)], stderr=subprocess.PIPE, text=True)
+                      "64", "--request-memory-mb", str(ACCOUNT), "--text-timeout", "180"],
+                     stderr=subprocess.PIPE, text=True)
 atexit.register(p.kill)
 port = next(int(m[1]) for m in (re.search(r":(\d+)$", line) for line in p.stderr) if m)
 threading.Thread(target=lambda: [None for _ in p.stderr], daemon=True).start()
@@ -24,7 +25,7 @@ def memory(name):
         return next(int(line.split()[1]) / 1024 for line in f if line.startswith(name))
 
 def ask(path, body, method="POST"):
-    c = http.client.HTTPConnection("127.0.0.1", port, timeout=100)
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
     try:
         c.request(method, path, body)
         r = c.getresponse()

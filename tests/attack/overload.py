@@ -117,7 +117,7 @@ def honest_stream(server, prompt, stop, out):
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     ).encode()
     while not stop.is_set():
-        s = server.connect(timeout=100, source="127.0.0.3")
+        s = server.connect(timeout=200, source="127.0.0.3")
         s.sendall(head + body.encode())
         last, begun = time.monotonic(), False
         while not stop.is_set():
@@ -137,7 +137,7 @@ def health(server, stop, out):
     seconds = []
     while not stop.is_set():
         start = time.monotonic()
-        s = server.connect(timeout=100, source="127.0.0.2")
+        s = server.connect(timeout=200, source="127.0.0.2")
         s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         data = read_all(s)[0]
         s.close()
@@ -411,6 +411,8 @@ def attack(program, rnd, clock, limits):
     findings = []
     flags = ["--cache-memory-mb", str(CACHE), "--request-memory-mb", str(ACCOUNT), "--ctx", "2048"]
     flags += KEYS
+    if not limits:  # under a sanitizer, beside other tests
+        flags += ["--text-timeout", "180"]
     model = models[0] if limits else "overload-model"
     with Server(program, "-m", model, *flags, key=None) as server:
         with Watch(server, prompt) as alone:
