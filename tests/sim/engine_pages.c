@@ -12,19 +12,16 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "count_allocations.h"
 
 #if COUNTS_ALLOCATIONS
+#include "count_calls.h"
+
 enum { LAYERS = 32, HIDDEN = 64, WIDTH = 8 * 128, FFN = 64, VOCAB = 512 };
 enum { BATCH = 8, PROMPT = 128, STEPS = 1000, TILE = 64, KEPT = 192 };
 /* Steps before the counted ones: until the budget is full and evicts, which takes 9 pages a
@@ -37,7 +34,8 @@ enum phase { RUNNING, BEGUN, SEEN, ENDED };
 
 struct findings {
     _Atomic enum phase phase;
-    long calls, first_call, faults;
+    struct call_count calls;
+    long faults;
     int filter_errno;
     bool complete;
     uint64_t evicted, resident, budget;
@@ -108,35 +106,6 @@ static void write_model(struct temp_folder *t) {
 
 /* ---- counting -------------------------------------------------------------------------------- */
 
-static void on_call(int signal_number, siginfo_t *info, void *context) {
-    (void)signal_number;
-    (void)context;
-    if (found->calls++ == 0)
-        found->first_call = info->si_syscall;
-}
-
-static int count_calls(void) {
-    static struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex, 7, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_yield, 6, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 5, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 4, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 2),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_POPULATE_WRITE, 1, 0),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog filter = {sizeof code / sizeof *code, code};
-    struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO};
-    sigaction(SIGSYS, &action, NULL);
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) != 0)
-        return errno ? errno : EINVAL;
-    return 0;
-}
-
 /* Lets the parent look, and goes on when it has. */
 static void show(enum phase phase) {
     atomic_store(&found->phase, phase);
@@ -163,7 +132,7 @@ static void on_event(void *user, const kvasir_event *e) {
     if (steps == 0 && *mine == WARM) {
         evicted_before = stats().evicted_pages;
         memset(found->seconds, 0, sizeof found->seconds); /* its pages are there */
-        found->filter_errno = count_calls();
+        found->filter_errno = count_calls(&found->calls);
         steps = 1;
         show(BEGUN);
         found->seconds[0] = clock_seconds();
@@ -307,10 +276,10 @@ static void test_1000_steps(void **state) {
     temp_folder_remove(&t);
     if (!found->complete)
         fail_msg("ended with status %d: %s; %ld calls, first %ld", status, found->text,
-                 found->calls, found->first_call);
+                 found->calls.calls, found->calls.first);
     printf(
         "%ld page faults, %ld system calls, %llu pages evicted, resident %.1f %% of the budget\n",
-        found->faults, found->calls, (unsigned long long)found->evicted,
+        found->faults, found->calls.calls, (unsigned long long)found->evicted,
         100.0 * (double)found->resident / (double)found->budget);
     assert_true(found->evicted >= BATCH * (STEPS / TILE) - BATCH);
     assert_true(found->resident <= found->budget + found->budget / 50);
@@ -318,9 +287,9 @@ static void test_1000_steps(void **state) {
     if (found->filter_errno)
         printf("no seccomp filter here (%s): system calls were not counted\n",
                strerror(found->filter_errno));
-    else if (found->calls)
-        fail_msg("%ld system calls in %d steps, the first is number %ld", found->calls, STEPS,
-                 found->first_call);
+    else if (found->calls.calls)
+        fail_msg("%ld system calls in %d steps, the first is number %ld", found->calls.calls, STEPS,
+                 found->calls.first);
     check_times();
 }
 

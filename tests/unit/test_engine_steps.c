@@ -10,24 +10,21 @@
 #include "model_files.h"
 
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "count_allocations.h"
 #include "tensors.h"
 
 #if COUNTS_ALLOCATIONS
+#include "count_calls.h"
+
 enum { BATCH = 8, WARM = 50, STEPS = 1000, PROMPT = 90 };
 
 /* The child's findings, in memory shared with it. */
 struct findings {
-    long allocations, calls, first_call;
+    long allocations;
+    struct call_count calls;
     uint32_t tokens; /* of all requests, while calls were counted */
     int filter_errno;
     bool complete;
@@ -37,36 +34,6 @@ static struct findings *found;
 static uint32_t generated[BATCH], at_start[BATCH];
 static long allocated;
 static bool counting;
-
-static void on_call(int signal_number, siginfo_t *info, void *context) {
-    (void)signal_number;
-    (void)context;
-    if (found->calls++ == 0)
-        found->first_call = info->si_syscall;
-}
-
-/* From now on counts the system calls of every thread of the process. */
-static int count_calls(void) {
-    static struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex, 7, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_yield, 6, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 5, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 4, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 2), /* of the thread in cache/ahead.c */
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_POPULATE_WRITE, 1, 0),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog filter = {sizeof code / sizeof *code, code};
-    struct sigaction action = {.sa_sigaction = on_call, .sa_flags = SA_SIGINFO};
-    sigaction(SIGSYS, &action, NULL);
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) != 0)
-        return errno ? errno : EINVAL;
-    return 0;
-}
 
 struct setting {
     const char *model, *kv_bits;
@@ -97,7 +64,7 @@ static void on_event(void *user, const kvasir_event *e) {
         counting = true;
         memcpy(at_start, generated, sizeof at_start);
         allocated = __atomic_load_n(&allocations, __ATOMIC_RELAXED);
-        found->filter_errno = count_calls();
+        found->filter_errno = count_calls(&found->calls);
         if (setting->planted) {
             planted = malloc(1);
             syscall(SYS_getppid);
@@ -185,15 +152,15 @@ static void check(const struct setting *s) {
     assert_int_equal(waitpid(child, &status, 0), child);
     if (!found->complete)
         fail_msg("%s: ended with status %d: %s; %ld calls, first %ld", s->model, status,
-                 found->text, found->calls, found->first_call);
+                 found->text, found->calls.calls, found->calls.first);
     assert_true(found->tokens >= BATCH * STEPS);
     assert_int_equal(found->allocations, s->planted);
     if (found->filter_errno)
         printf("%s: no seccomp filter here (%s): system calls were not counted\n", s->model,
                strerror(found->filter_errno));
-    else if (found->calls != s->planted)
+    else if (found->calls.calls != s->planted)
         fail_msg("%s: %ld system calls in %d steps, the first is number %ld", s->model,
-                 found->calls, STEPS, found->first_call);
+                 found->calls.calls, STEPS, found->calls.first);
 }
 
 static void test_1000_steps_of_8_requests(void **state) {
