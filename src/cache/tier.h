@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tier.h: stores below the prefix tree: what a record is, and the one interface that the disk
+ * (tier_disk.c), a shared Redis or Valkey (tier_redis.c) and host memory (tier_memory.c) have.
+ *
+ * The tree holds pages that are in memory and finds them by its nodes. A tier outlives the process
+ * or is shared, so it finds a page by what its bytes depend on:
+ *
+ *     K(0) = BLAKE2b-128("kvasir root 1" | context fingerprint | salt)
+ *     K(i) = BLAKE2b-128(K(i-1) | tokens of page i - 1)            64 tokens, little-endian int32
+ *     key  = BLAKE2b-128(K(i) | kind | layer group | formats)      the name of one record
+ *
+ * The context fingerprint (engine/fingerprint.c) covers all that changes a bit of a page. So equal
+ * keys mean equal bytes, whoever computed them, and a record is never replaced by another content.
+ * A record is its head, 512 bytes, then its payload: a page or a state exactly as in the arena.
+ *
+ * A tier promises little: what it returns may be missing, old, torn, of another record or forged.
+ * Whoever reads compares head and payload with what was wanted (record_begin, record_piece,
+ * record_end; record_is): the one check for all tiers. docs/tiers.md has the formats to the byte.
+ */
+#ifndef KVASIR_CACHE_TIER_H
+#define KVASIR_CACHE_TIER_H
+
+#include <xxhash.h>
+
+#include "quant/quant.h"
+#include "util/util.h"
+
+/* ---- keys (record.c) ------------------------------------------------------------------------- */
+
+/* 128 bits of BLAKE2b. */
+struct tier_key {
+    uint64_t word[2];
+};
+static inline bool tier_key_equal(struct tier_key a, struct tier_key b) {
+    return a.word[0] == b.word[0] && a.word[1] == b.word[1];
+}
+void tier_key_text(struct tier_key key, char out[33]); /* 32 hexadecimal digits */
+
+struct tier_key chain_root(struct tier_key context, const void *salt, size_t salt_len);
+struct tier_key chain_next(struct tier_key before, const int32_t tokens[TILE_TOKENS]);
+
+/* ---- records (record.c) ---------------------------------------------------------------------- */
+
+enum record_kind {
+    RECORD_PAGE = 1,  /* one layer group of the page that ends at K(i) */
+    RECORD_STATE = 2, /* the recurrent layers' state after that page */
+    RECORD_FORGET = 3 /* of a disk: older records of this context and root are gone; no payload */
+};
+
+/* All numbers little-endian. What is not named is zero. */
+struct record_head {
+    char magic[8]; /* RECORD_MAGIC: the version is in it */
+    uint32_t kind;
+    uint32_t group;
+    struct tier_key key, chain, parent; /* chain: K(i); parent: K(i-1) */
+    struct tier_key root, context;      /* K(0); the context fingerprint */
+    uint32_t number;                    /* of the page: i - 1 */
+    struct kv_format k, v;              /* of a page */
+    uint32_t padding;
+    uint64_t bytes;            /* of the payload: a multiple of 4096 */
+    uint64_t written, expires; /* seconds since 1970; expires 0: never */
+    uint64_t payload_sum[2];   /* XXH3-128 of the payload */
+    int32_t tokens[TILE_TOKENS];
+    uint8_t unused[88];
+    uint64_t head_sum[2]; /* XXH3-128 of all before */
+};
+#define RECORD_MAGIC "kvasirR1"
+enum { RECORD_HEAD_BYTES = 512 };
+_Static_assert(sizeof(struct record_head) == RECORD_HEAD_BYTES, "the format of docs/tiers.md");
+
+/* The key of a record whose kind, group, chain, k and v are set. */
+struct tier_key record_key(const struct record_head *head);
+/* Sets magic, key and the sums: the last step before a record is written. */
+void record_seal(struct record_head *head, const void *payload);
+/* Whether the head is complete and unchanged, and no longer than `most` bytes follow. */
+bool record_head_is_valid(const struct record_head *head, uint64_t most);
+/* Whether a valid head is that of the record that was wanted, whose kind, group, chain, parent,
+ * root, context, number, k, v, bytes and tokens are set; and not expired at `now`. */
+bool record_is(const struct record_head *head, const struct record_head *wanted, uint64_t now);
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+enum tier_result {
+    TIER_OK,
+    TIER_MISSING, /* the tier does not have it */
+    TIER_DAMAGED, /* it has something else: a sum, a length or a key disagrees */
+    TIER_FAILED,  /* an error of the system or the network; it may work later */
+    TIER_RESULTS
+};
+
+/* One record to be read. */
+struct tier_read {
+    struct tier_key key; /* record_key */
+    uint8_t *payload;    /* [bytes], written even if the result is not TIER_OK */
+    uint64_t bytes;
+    bool unchecked; /* tests only: sums and keys are not compared */
+    /* set by the tier, by way of record_begin, record_piece and record_end */
+    enum tier_result result;
+    struct record_head head; /* valid if the result is TIER_OK */
+    XXH3_state_t *sum;       /* the reading thread's, aligned to 64 bytes */
+};
+/* What a tier calls as bytes come in, in order, so that they are summed while they are in the
+ * processor's caches: first the head, then pieces of the payload, then the end. record_begin and
+ * record_end set the result; false: it is not TIER_OK. `key` alone is compared with what is wanted:
+ * the rest is for record_is. */
+bool record_begin(struct tier_read *r, const struct record_head *head);
+void record_piece(struct tier_read *r, const void *at, size_t bytes);
+bool record_end(struct tier_read *r);
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+struct tier_stats {
+    uint64_t records, bytes; /* that it holds, as far as it knows; 0 if others write to it, too */
+    uint64_t limit_bytes;    /* 0: none of ours */
+    uint64_t reads, read_bytes, writes, write_bytes; /* that succeeded */
+    uint64_t missing, damaged, failed;               /* reads by their result */
+    uint64_t write_failures;
+    uint64_t dropped;     /* records that made room for others, expired or were forgotten */
+    double read_seconds;  /* spent in reads that succeeded */
+    bool down;            /* it does nothing at present, after errors */
+    uint64_t table_bytes; /* memory of its own, for index and buffers */
+};
+
+struct tier {
+    const struct tier_ops *ops;
+};
+
+/* Any thread may call any of these at any time, several at once. None but `find` of an `instant`
+ * tier is called by the engine's thread: all others may wait for a disk or a network, but no longer
+ * than `deadline` (clock_seconds) where there is one. Errors never end anything: a tier logs the
+ * first of a kind in one line (through `complain`), counts the rest, and does without. */
+struct tier_ops {
+    const char *name; /* "disk", "remote", "memory": in metrics */
+    bool instant;     /* find answers from memory */
+    /* have[i]: whether key i is there, as far as it is known. At most one round trip. */
+    void (*find)(struct tier *t, const struct tier_key *keys, uint32_t n, bool *have,
+                 double deadline);
+    /* Reads n records; each gets a result. */
+    void (*read)(struct tier *t, struct tier_read *reads, uint32_t n, double deadline);
+    /* Writes a sealed record. Does nothing if the key is there already. False: it was not written
+     * (full, failed, down). */
+    bool (*write)(struct tier *t, const struct record_head *head, const void *payload);
+    /* The record turned out to be damaged: others must not find it again. */
+    void (*drop)(struct tier *t, struct tier_key key);
+    /* Removes all records of a context with this root, or with any (root NULL), for good: also
+     * after a restart. */
+    void (*forget)(struct tier *t, struct tier_key context, const struct tier_key *root);
+    /* Work for moments in which nothing else is to be done: space, durability. */
+    void (*rest)(struct tier *t);
+    void (*stats)(struct tier *t, struct tier_stats *out);
+    void (*destroy)(struct tier *t); /* what was written is safe; frees t */
+};
+
+/* Where a tier's one-line warnings go; may be called from any thread. */
+typedef void tier_complain_fn(void *user, const char *line);
+
+/* ---- tiers ----------------------------------------------------------------------------------- */
+
+struct tier_files; /* the file system as a tier sees it (tier_files.h); NULL: the real one */
+
+struct tier_disk_options {
+    const char *dir;
+    uint64_t limit_bytes;   /* of all files in dir; at least TIER_DISK_LEAST */
+    uint64_t floor_bytes;   /* so much of the file system stays free */
+    uint64_t segment_bytes; /* of one file; 0: 256 MiB, less if the limit is small */
+    const struct tier_files *files;
+    tier_complain_fn *complain;
+    void *user;
+};
+#define TIER_DISK_LEAST ((uint64_t)16 << 20)
+/* Makes the folder (0700) and files (0600) if they are missing. KVASIR_ERR_BUSY names the process
+ * that holds the folder. Anything damaged in it is skipped and counted, never an error. */
+kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **out,
+                               kvasir_error *err) MUST_CHECK;
+
+struct tier_redis_options {
+    const char *url;                          /* redis://[user:password@]host:port[/db] */
+    const uint8_t *secret;                    /* [secret_bytes] or NULL */
+    size_t secret_bytes;                      /* at least 16 */
+    uint32_t ttl_seconds;                     /* of records without an earlier end; 0: none */
+    double connect_seconds, exchange_seconds; /* time-outs */
+    uint32_t connections;                     /* at most, to each node */
+    tier_complain_fn *complain;
+    void *user;
+};
+/* Does not connect: a store that is down is one that has nothing. KVASIR_ERR_ARGUMENT: the URL or
+ * the secret cannot be used. */
+kvasir_status tier_redis_create(const struct tier_redis_options *o, struct tier **out,
+                                kvasir_error *err) MUST_CHECK;
+
+/* Records in host memory, the least recently used go first: for a device whose memory is smaller,
+ * and for tests. */
+kvasir_status tier_memory_create(uint64_t limit_bytes, struct tier **out,
+                                 kvasir_error *err) MUST_CHECK;
+
+#endif
