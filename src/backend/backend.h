@@ -326,6 +326,10 @@ struct backend_ops {
     /* Gets memory for a page that is not taken, or is about to be, without reading or writing it,
      * from any thread. NULL: page faults are none of the backend's business. */
     void (*arena_populate)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
+    /* Where a page is in the host's memory, for threads that read files into it or write it to
+     * files; valid while the page is taken. NULL, the operation or what it returns: the host cannot
+     * reach pages. */
+    uint8_t *(*arena_host)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     /* Gives memory back. The page must be taken again before it is used. */
     void (*arena_release)(struct backend *b, struct backend_arena *a, uint32_t addr, size_t bytes);
     void (*arena_copy)(struct backend *b, struct backend_arena *a, uint32_t to, uint32_t from,
@@ -436,7 +440,7 @@ struct backend {
 
 /* clang-format off */
 /* What a backend must have, apart from flush, buffers and weights (host.h has the host's);
- * arena_populate may be missing. */
+ * arena_populate and arena_host may be missing. */
 #define BACKEND_MEMBERS(X)                                                                         \
     X(destroy) X(info) X(reserve) X(reserve_centre) X(check_layout) X(arena_create)                \
     X(arena_destroy) X(arena_take) X(arena_release) X(arena_copy) X(arena_read) X(arena_write)     \

@@ -385,6 +385,7 @@ static uint32_t node_add(struct prefix_tree *t, uint32_t parent, struct kv_seq *
     memcpy(n->tokens + n->from, seq_tokens(s) + pos, (end - pos) * sizeof *n->tokens);
     t->stats.tokens += end - pos;
     node_link(t, parent, x);
+    node_set_chain(t, x);
     for (uint32_t g = 0; g < t->cache->n_groups; g++) {
         struct kv_page page;
         if (seq_get_page(s, g, n->number, &page)) {

@@ -197,6 +197,7 @@ static bool reaches(const struct prefix_tree *t, uint32_t x, uint32_t tokens) {
 static bool must_requantize(const struct prefix_tree *t, uint32_t x, uint32_t group) {
     const struct kv_page *page = node_page(t, x, group);
     return page->addr != NO_ADDR && !page_is_live(t->cache->pool, page->addr) &&
+           !t->nodes[x].queued &&
            page->layout != layout_of(&t->stored_rule, group, t->nodes[x].number);
 }
 

@@ -2,6 +2,7 @@
 /* What the files of the prefix tree share. Each calls only those before it:
  *
  *     tree_policy.c   which node is evicted first: keys, two heaps
+ *     tree_chain.c    what a node's page is called in tiers
  *     tree_nodes.c    nodes: children, pages, roots, splitting, merging
  *     tree_evict.c    making room, limits, fewer bits
  *     tree.c          life, hits, storing, checking
@@ -10,6 +11,7 @@
 #define KVASIR_CACHE_TREE_INTERNAL_H
 
 #include "cache/cache_internal.h"
+#include "cache/tier.h"
 
 enum { NO_NODE = UINT32_MAX, NO_ADDR = UINT32_MAX };
 
@@ -27,9 +29,13 @@ struct node {
     uint32_t state;       /* page of the state after its last token, or NO_ADDR */
     uint32_t uses;        /* requests that went through it since it was stored */
     bool abandoned;       /* see node_abandon_rest */
+    bool offered;         /* its page has been given to the tiers, or came from one */
+    uint8_t queued;       /* so many tiers have not copied its pages yet: they must not change */
     uint64_t used;        /* clock of the last hit through it */
     uint64_t resumed;     /* clock of the last hit that needed its window pages or state */
     double key;           /* its order in the heap */
+    /* With tiers: K(i) of a node that ends a page (to is TILE_TOKENS); K(0) of a root. */
+    struct tier_key chain;
     union {
         int32_t tokens[TILE_TOKENS]; /* [from, to) are set */
         struct {
@@ -72,6 +78,8 @@ struct prefix_tree {
     uint64_t ages;
     uint32_t rebuild_tokens;
     struct tree_stats stats;
+    bool chained; /* nodes have chain keys, which begin with this context's */
+    struct tier_key context;
     /* formats of stored pages */
     bool requantizes;
     struct layout_rule stored_rule;
@@ -127,6 +135,23 @@ void tree_heap_check(const struct prefix_tree *t);
 void node_note_use(struct prefix_tree *t, uint32_t x, bool resumes);
 /* A request shares the first `matched` tokens of node x and then continues with others. */
 void node_abandon_rest(struct prefix_tree *t, uint32_t x, uint32_t matched);
+
+/* ---- names (tree_chain.c) -------------------------------------------------------------------- */
+
+/* From now on nodes have chain keys. The tree is empty. */
+void tree_chain_begin(struct prefix_tree *t, struct tier_key context);
+/* For a node that has just been linked, or a root that has just been made. */
+void node_set_chain(struct prefix_tree *t, uint32_t x);
+/* All tokens of the page that node x ends (its `to` is TILE_TOKENS). */
+void node_page_tokens(const struct prefix_tree *t, uint32_t x, int32_t tokens[TILE_TOKENS]);
+/* The node that ends the page of these tokens after node `at`, which is a root or ends a page; or
+ * NO_NODE. */
+uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
+                        const int32_t tokens[TILE_TOKENS]);
+/* The node or root that ends the page before node x's. */
+uint32_t node_before_page(const struct prefix_tree *t, uint32_t x);
+/* The root of node x. */
+uint32_t node_root(const struct prefix_tree *t, uint32_t x);
 
 /* ---- nodes (tree_nodes.c) -------------------------------------------------------------------- */
 

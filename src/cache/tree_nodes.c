@@ -196,6 +196,7 @@ uint32_t node_make_root(struct prefix_tree *t, const void *salt, size_t len) {
         t->nodes[n->next].prev = x;
     t->first_root = x;
     bucket_insert(t, x);
+    node_set_chain(t, x);
     return x;
 }
 

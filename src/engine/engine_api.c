@@ -14,6 +14,7 @@
  * while they run, nodes of the tree as they are made. Waiting requests are not in the budget; their
  * number is bounded by max_waiting.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -175,22 +176,42 @@ static void cancel_request(struct kvasir_engine *e, struct request *q) {
         }
 }
 
+static void forget_salt(struct kvasir_engine *e, const char *salt) {
+    const size_t len = salt ? strlen(salt) : 0;
+    if (e->tiers)
+        tiers_forget(e->tiers, salt, len);
+    if (e->tree)
+        tree_forget(e->tree, salt, len);
+}
+
 static void forget(struct kvasir_engine *e, bool all, struct forget_order *orders) {
-    if (all && e->tree)
-        tree_forget(e->tree, NULL, 0);
+    if (all)
+        forget_salt(e, NULL);
     for (struct forget_order *o = orders, *next; o; o = next) {
         next = o->next;
-        if (e->tree)
-            tree_forget(e->tree, o->salt, strlen(o->salt));
+        forget_salt(e, o->salt);
         mem_free(o);
     }
+}
+
+/* Waits for something to do, or until a load is late. */
+static void wait_for_orders(struct kvasir_engine *e) {
+    const double late = e->tiers ? tiers_next_deadline(e->tiers) : 0;
+    struct timespec until = {.tv_sec = (time_t)late};
+    until.tv_nsec = (long)((late - (double)until.tv_sec) * 1e9);
+    if (late <= 0)
+        pthread_cond_wait(&e->wake, &e->mutex);
+    else if (pthread_cond_timedwait(&e->wake, &e->mutex, &until) == ETIMEDOUT)
+        e->tiers_ready = true;
 }
 
 /* Takes what other threads have left, and waits for it if idle. False: the engine stops. */
 static bool take_orders(struct kvasir_engine *e, bool idle) {
     pthread_mutex_lock(&e->mutex);
-    while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->forget)
-        pthread_cond_wait(&e->wake, &e->mutex);
+    while (idle && !e->stop && !e->inbox && !e->cancels && !e->forget_all && !e->forget &&
+           !e->tiers_ready)
+        wait_for_orders(e);
+    e->tiers_ready = false;
     struct request *inbox = e->inbox;
     struct forget_order *orders = e->forget;
     const bool all = e->forget_all, cancels = e->cancels, stop = e->stop;
@@ -224,17 +245,21 @@ static bool requantize(struct kvasir_engine *e, bool idle) {
 }
 
 static void *engine_thread(void *user) {
+    enum { REST_NODES = 4096 }; /* looked at while idle, before orders are taken again */
     struct kvasir_engine *e = user;
     bool idle = false;
     while (take_orders(e, idle)) {
         uint32_t rows;
         kvasir_error err;
         const double start = clock_seconds();
+        sched_collect(e->sched, start);
         /* on an error the scheduler has ended its tasks with it */
         const kvasir_status status = sched_step(e->sched, &rows, &err);
         if (rows && status == KVASIR_OK)
-            stats_note_step(e, clock_seconds() - start);
-        idle = rows == 0 && !requantize(e, true) && !kv_pool_rest(kv_cache_pool(e->ctx->cache));
+            stats_note_step(e, rows, clock_seconds() - start);
+        idle = rows == 0 && !requantize(e, true) &&
+               !(e->tiers && tiers_rest(e->tiers, REST_NODES)) &&
+               !kv_pool_rest(kv_cache_pool(e->ctx->cache));
         if (rows) {
             requantize(e, false);
             kv_pool_ahead(kv_cache_pool(e->ctx->cache));
@@ -293,13 +318,33 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
         e->max_running = s->prefill_chunk;
         settled_fact(s, KVASIR_FACT_RUNNING_LOWERED, o->max_running, e->max_running, 0, 0);
     }
-    const struct sched_options options = {.max_running = e->max_running,
+    const struct sched_options options = {.tiers = e->tiers,
+                                          .max_running = e->max_running,
                                           .step_rows = s->prefill_chunk,
                                           .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens
                                                                                 : POINTS_TOKENS};
     const struct sched_host host = request_host(e);
     kv_cache_keep_ready(e->ctx->cache, e->max_running);
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);
+}
+
+/* By a thread of the tiers. */
+static void wake_for_tiers(void *user) {
+    struct kvasir_engine *e = user;
+    pthread_mutex_lock(&e->mutex);
+    e->tiers_ready = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->mutex);
+}
+
+static kvasir_status make_tiers(struct kvasir_engine *e, kvasir_error *err) {
+    if (!e->given_tiers.n)
+        return KVASIR_OK;
+    struct tiers_options o = e->given_tiers;
+    e->given_tiers.n = 0;
+    o.wake = wake_for_tiers;
+    o.user = e;
+    return tiers_create(e->tree, &o, &e->tiers, err);
 }
 
 static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_options *o,
@@ -329,6 +374,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
         tree_limit(e->tree, o->stored_max_entries, o->stored_max_bytes);
     }
     TRY(begin_stored_formats(e, o, err));
+    TRY(make_tiers(e, err));
     TRY(make_scheduler(e, o, err));
     e->fit_tokens = longest_fit(e);
     if (!e->fit_tokens)
@@ -349,11 +395,26 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
 
 kvasir_status kvasir_engine_create(const kvasir_model *model, const kvasir_engine_options *options,
                                    kvasir_engine **out, kvasir_error *err) {
-    return engine_create_take(model, options, NULL, out, err);
+    return engine_create_take(model, options, NULL, NULL, out, err);
+}
+
+static void destroy_given_tiers(const struct tiers_options *o) {
+    for (uint32_t i = 0; o && i < o->n; i++)
+        o->tiers[i]->ops->destroy(o->tiers[i]);
+}
+
+/* Deadlines are those of clock_seconds(). */
+static void init_wake(pthread_cond_t *wake) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(wake, &attr);
+    pthread_condattr_destroy(&attr);
 }
 
 kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_options *options,
-                                 struct backend *backend, kvasir_engine **out, kvasir_error *err) {
+                                 struct backend *backend, const struct tiers_options *tiers,
+                                 kvasir_engine **out, kvasir_error *err) {
     kvasir_engine_options settled = engine_defaults();
     struct kvasir_engine *e = NULL;
     kvasir_status status = struct_read(&SIZED_ENGINE, options, &settled, err);
@@ -361,14 +422,17 @@ kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_
         status = fail(err, KVASIR_ERR_MEMORY, "engine: out of memory");
     if (status != KVASIR_OK) {
         backend_destroy(backend);
+        destroy_given_tiers(tiers);
         return status;
     }
     e->model = model;
     e->backend = backend;
+    if (tiers)
+        e->given_tiers = *tiers;
     e->inbox_end = &e->inbox;
     pthread_mutex_init(&e->mutex, NULL);
     pthread_mutex_init(&e->json_mutex, NULL);
-    pthread_cond_init(&e->wake, NULL);
+    init_wake(&e->wake);
     status = engine_init(e, &settled, err);
     if (status != KVASIR_OK) {
         kvasir_engine_destroy(e);
@@ -389,6 +453,10 @@ void kvasir_engine_destroy(kvasir_engine *e) {
         pthread_join(e->thread, NULL);
     }
     backend_destroy(e->backend);
+    destroy_given_tiers(&e->given_tiers);
+    if (e->tiers)
+        tiers_flush(e->tiers, e->flush_seconds);
+    tiers_destroy(e->tiers);
     sched_destroy(e->sched);
     tree_destroy(e->tree);
     if (e->ctx)

@@ -55,6 +55,9 @@ struct kvasir_engine {
     struct kvasir_context *ctx;
     struct backend *backend;  /* until the context owns it; NULL: the context makes a CPU's */
     struct prefix_tree *tree; /* NULL: prefixes are not kept */
+    struct tiers *tiers;      /* below the tree; NULL: none */
+    struct tiers_options given_tiers; /* until they are made; n 0 from then on */
+    double flush_seconds;             /* at the end, for what the tiers lack */
     struct sched *sched;
     struct sampler_scratch *scratch;
     uint64_t *allowed;   /* [token_set_words(vocab)] tokens that may follow in a json_object */
@@ -80,6 +83,7 @@ struct kvasir_engine {
     uint32_t waiting;  /* submitted, not yet admitted */
     uint64_t requests; /* submitted so far; the last id */
     bool stop, cancels, forget_all;
+    bool tiers_ready;            /* tiers_collect has something to do */
     struct forget_order *forget; /* salts of prefixes to be forgotten */
     kvasir_engine_stats stats;
     /* [n_formats], the first is "tables"; class_format: each class's entry, or 0 */
@@ -93,12 +97,14 @@ struct kvasir_engine {
 kvasir_status request_make(struct kvasir_engine *e, const kvasir_request *r, struct request **out,
                            kvasir_error *err);
 void request_close(struct request *q);
-/* An engine on a backend, which it owns from then on, also on failure. */
+/* An engine on a backend (NULL: a CPU's) and with tiers below its tree (NULL: those of the options;
+ * context, wake and user are set here), which it owns from then on, also on failure. */
 kvasir_status engine_create_take(const struct kvasir_model *model,
                                  const kvasir_engine_options *options, struct backend *backend,
-                                 struct kvasir_engine **out, kvasir_error *err) MUST_CHECK;
+                                 const struct tiers_options *tiers, struct kvasir_engine **out,
+                                 kvasir_error *err) MUST_CHECK;
 /* On the engine's thread: counts a step's time; makes the current figures visible to readers. */
-void stats_note_step(struct kvasir_engine *e, double seconds);
+void stats_note_step(struct kvasir_engine *e, uint32_t rows, double seconds);
 void stats_publish(struct kvasir_engine *e);
 /* The scheduler's host: runs steps, samples tokens, sends events. */
 struct sched_host request_host(struct kvasir_engine *e);

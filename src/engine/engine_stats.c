@@ -11,8 +11,10 @@
 
 #include "engine/engine_internal.h"
 
-void stats_note_step(struct kvasir_engine *e, double seconds) {
+void stats_note_step(struct kvasir_engine *e, uint32_t rows, double seconds) {
     int i = 0;
+    if (e->tiers)
+        tiers_note_step(e->tiers, rows, seconds);
     while (i < KVASIR_STEP_COUNTS - 1 && seconds > KVASIR_STEP_SECONDS(i))
         i++;
     e->step_counts[i]++;

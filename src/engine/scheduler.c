@@ -9,6 +9,8 @@ struct sched {
     struct kv_cache *cache;
     struct kv_pool *pool;
     struct prefix_tree *tree;
+    struct tiers *tiers;
+    uint64_t room; /* of the budget, for tasks, loads and the tree */
     struct sched_options options;
     struct sched_host host;
     struct shares shares;     /* and waiting tasks */
@@ -31,6 +33,8 @@ kvasir_status sched_create(struct kv_cache *cache, struct prefix_tree *tree,
     s->cache = cache;
     s->pool = kv_cache_pool(cache);
     s->tree = tree;
+    s->tiers = tree ? options->tiers : NULL;
+    s->room = kv_pool_stats(s->pool).budget_bytes - kv_pool_stats(s->pool).charged_bytes;
     s->options = *options;
     s->host = *host;
     s->recurrent = kv_cache_is_recurrent(cache);
@@ -106,8 +110,12 @@ uint64_t sched_need(const struct sched *s, uint32_t tokens) {
 }
 
 static bool make_room(struct sched *s, uint64_t bytes) {
-    if (s->tree)
+    if (s->tree && tree_make_room(s->tree, bytes))
+        return true;
+    if (s->tiers) { /* what waits to be written is pinned */
+        tiers_relent(s->tiers);
         return tree_make_room(s->tree, bytes);
+    }
     const struct kv_pool_stats p = kv_pool_stats(s->pool);
     return bytes <= p.budget_bytes - p.used_bytes - p.charged_bytes;
 }
@@ -178,12 +186,21 @@ static void suspend(struct sched *s, struct task *t) {
     t->held_bytes = seq_bytes(t->seq);
     if (s->tree && !t->detached)
         tree_store(s->tree, &t->at, t->seq, true);
+    if (s->tiers && !t->detached)
+        tiers_offer(s->tiers, &t->at);
     running_remove(s, t);
     share_stop(t);
     release(s, t);
 }
 
+static void close_load(struct sched *s, struct task *t) {
+    if (s->tiers)
+        tier_load_close(s->tiers, t->load);
+    t->load = NULL;
+}
+
 static void finish(struct sched *s, struct task *t, enum task_end end, const kvasir_error *error) {
+    close_load(s, t);
     if (t->state == TASK_RUNNING)
         suspend(s, t);
     else if (t->state == TASK_WAITING)
@@ -200,6 +217,7 @@ static void preempt(struct sched *s, struct task *t) {
     const uint32_t length = seq_length(t->seq);
     t->seen = length > t->seen ? length : t->seen;
     suspend(s, t);
+    t->looked = false;
     waiting_insert(s, t);
     s->stats.preemptions++;
 }
@@ -339,11 +357,71 @@ static uint32_t places_taken(const struct sched *s) {
     return n;
 }
 
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+/* SCHED-8: the most that t or a running task may need alone. */
+static uint64_t largest_need(const struct sched *s, const struct task *t) {
+    uint64_t most = sched_need(s, t->cap);
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const uint64_t need = sched_need(s, s->running[i]->cap);
+        most = need > most ? need : most;
+    }
+    return most;
+}
+
+/* Whether the task waits for a load. Asks the tiers once, when its turn comes. */
+static bool waits_on_load(struct sched *s, struct task *t) {
+    if (!s->tiers || t->detached)
+        return false;
+    if (!t->looked) {
+        const uint64_t kept = largest_need(s, t) + tiers_load_bytes(s->tiers, NULL);
+        t->looked = true;
+        t->load = tiers_load(s->tiers, t->salt, t->salt_len, t->tokens, t->n_tokens,
+                             kept < s->room ? s->room - kept : 0);
+    }
+    return t->load && !tier_load_is_done(t->load);
+}
+
+/* Gives up what finished loads of waiting tasks keep, but not t's. True: there was something. */
+static bool drop_loads(struct sched *s, const struct task *t) {
+    bool some = false;
+    for (struct share *h = &s->shares.common; h && s->tiers; h = h->next)
+        for (struct task *w = h->first; w; w = w->next)
+            if (w != t && w->load && tier_load_is_done(w->load)) {
+                close_load(s, w);
+                some = true;
+            }
+    return some;
+}
+
+/* SCHED-8: whether t, once admitted, could have all that it may need while loads keep what they
+ * have. Its own load's pages are among those that it needs. */
+static bool fits_beside_loads(struct sched *s, const struct task *t) {
+    if (!s->tiers)
+        return true;
+    const uint64_t need = sched_need(s, t->cap);
+    do {
+        const uint64_t loads = tiers_load_bytes(s->tiers, t->load);
+        if (!loads || need + loads <= s->room)
+            return true;
+    } while (s->n_running == 0 && drop_loads(s, t));
+    return false;
+}
+
+void sched_collect(struct sched *s, double now) {
+    if (s->tiers && tiers_collect(s->tiers, now))
+        s->changes++; /* a task that waited for its load may be admitted */
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
+
 /* False: the task has to wait for room. */
 static bool admit(struct sched *s, struct task *t) {
     struct tree_hit hit;
     kvasir_error err;
     if (places_taken(s) + 1 + following(t) > s->options.max_running)
+        return false;
+    if (!fits_beside_loads(s, t))
         return false;
     kvasir_status status = begin(s, t, &hit, &err);
     if (status == KVASIR_OK && s->n_running > 0 && !has_room(s, t)) {
@@ -368,6 +446,7 @@ static bool admit(struct sched *s, struct task *t) {
     }
     waiting_remove(s, t);
     running_add(s, t);
+    close_load(s, t); /* its sequence has the pages now */
     return true;
 }
 
@@ -378,7 +457,7 @@ static void admit_all(struct sched *s) {
     while ((h = shares_least(&s->shares)) != NULL && h->full_at != s->changes) {
         struct task *t = h->candidate;
         h->candidate = t->next;
-        if (!waits_on_prefix(s, t) && !admit(s, t)) {
+        if (!waits_on_prefix(s, t) && !waits_on_load(s, t) && !admit(s, t)) {
             h->full_at = s->changes;
             return;
         }
@@ -491,7 +570,8 @@ static bool prepare(struct sched *s, struct task *t) {
         kvasir_status status = seq_prepare(t->seq, t->rows, &err);
         if (status == KVASIR_OK)
             return true;
-        if (status == KVASIR_ERR_BUDGET && s->n_running == 1 && drop_cursor(s, t))
+        if (status == KVASIR_ERR_BUDGET && s->n_running == 1 &&
+            (drop_loads(s, NULL) || drop_cursor(s, t)))
             continue;
         if (status != KVASIR_ERR_BUDGET || s->n_running == 1) {
             finish(s, t, END_FAILED, &err);

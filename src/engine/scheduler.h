@@ -29,6 +29,9 @@
  *            Tasks whose turn comes later need not wait for that.
  *   SCHED-5  What a task holds beside pages is charged to the pool while it runs.
  *   SCHED-6  A step allocates only if it admits or forks.
+ *   SCHED-8  A task whose turn it is waits while what the tiers have of its prompt is loaded; others
+ *            pass it. Loads keep pages only as long as every running task could still have all that
+ *            it may need, alone; if the oldest task lacks room, finished loads give up theirs.
  *   SCHED-7  A state of recurrent layers is kept in an answer only if all running tasks would still
  *            have room to grow by a page: keeping one never preempts a task.
  */
@@ -70,6 +73,8 @@ struct task {
     uint64_t held_bytes;      /* of its pages and states when it last released them */
     uint64_t waits_for;       /* 1 + order of the task whose prefix it waits for; 0: none */
     uint32_t waits_until;     /* that task's length by then */
+    struct tier_load *load;   /* what the tiers have of its tokens, until it is admitted */
+    bool looked;              /* the tiers have been asked since it began to wait */
     struct task *prev, *next; /* the share's waiting list */
     uint32_t rows;            /* in the current step */
 };
@@ -96,7 +101,10 @@ struct sched_host {
     void (*ended)(void *user, struct task *t, enum task_end end, const kvasir_error *error);
 };
 
+struct tiers;
+
 struct sched_options {
+    struct tiers *tiers;  /* below the tree; outlives the scheduler. NULL: none */
     uint32_t max_running; /* <= step_rows */
     uint32_t step_rows;
     /* recurrent layers' states are kept every so many tokens; 0: where prompts and answers end */
@@ -116,7 +124,9 @@ uint64_t sched_need(const struct sched *s, uint32_t tokens);
 void sched_submit(struct sched *s, struct task *t);
 /* Not from a host's function. */
 void sched_cancel(struct sched *s, struct task *t);
-/* One step. *rows: how many it had; 0: nobody waits or runs. An error is the device's: all running
+/* Between steps, if there are tiers: takes what their threads have done. */
+void sched_collect(struct sched *s, double now);
+/* One step. *rows: how many it had; 0: nobody runs, and nobody waits but for a load. An error is the device's: all running
  * tasks have ended with it. */
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err);
 

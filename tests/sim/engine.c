@@ -15,10 +15,13 @@
  * Models, formats and rotation take turns by the world's seed (sim_worlds.h). The rows compared for
  * each shape are counted, and a run long enough for all pairs fails if one is missing.
  *
+ * Most programs have tiers below the tree, which all programs of a world share and which return
+ * wrong things (sim_tiers.h). With --unchecked they are believed: the control, which must fail.
+ *
  * A program that fails, even by an assert or a bad address, is shrunk: the test starts itself again
  * with --shrink and removes operations as long as the program still fails, each try in a child.
  *
- *     sim_engine [--programs=N] [--seed=N]
+ *     sim_engine [--programs=N] [--seed=N] [--unchecked]
  *     sim_engine --seed=N --program=K [--shrink]     one program of one world
  */
 #include <errno.h>
@@ -33,6 +36,7 @@
 
 #include "last_words.h"
 #include "random_programs.h"
+#include "sim_tiers.h"
 #include "sim_worlds.h"
 
 enum {
@@ -58,6 +62,7 @@ struct world {
     kvasir_context_options options;
     int32_t tokens[STRINGS][LENGTH_MAX];
     float *logits[STRINGS]; /* [LENGTH_MAX][VOCAB] */
+    struct faulty_store *stores[2];
 };
 
 /* ---- programs -------------------------------------------------------------------------------- */
@@ -93,6 +98,7 @@ struct program {
     kvasir_context_options options;
     uint32_t max_running, every;
     bool no_tree;
+    struct sim_tier_plan tiers;
     struct op ops[OPS];
     uint32_t n_ops;
 };
@@ -114,7 +120,9 @@ struct run {
     const struct program *p;
     kvasir_context *ctx;
     struct prefix_tree *tree;
+    struct tiers *tiers;
     struct sched *sched;
+    uint64_t room; /* of the budget, for requests */
     const float *logits;
     struct answer answers[TASKS_MAX];
     uint32_t n_answers;
@@ -264,8 +272,7 @@ static void op_submit(struct run *r, const struct op *op) {
     if (r->n_answers + followers + 1 > TASKS_MAX)
         return;
     struct answer *lead = make_answer(r, op);
-    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
-    if (sched_need(r->sched, lead->task.cap) > pool.budget_bytes) { /* refused */
+    if (sched_need(r->sched, lead->task.cap) > r->room) { /* refused */
         free(lead->task.tokens);
         r->n_answers--;
         return;
@@ -283,11 +290,12 @@ static void op_steps(struct run *r, uint32_t n) {
     kvasir_error err;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t rows;
+        sched_collect(r->sched, clock_seconds());
         need(r, sched_step(r->sched, &rows, &err), &err);
         CHECK(r, "rows", rows <= r->ctx->options.prefill_chunk);
         const struct sched_stats s = sched_stats(r->sched);
         CHECK(r, "running", s.running <= r->p->max_running);
-        if (!rows)
+        if (!rows && !sim_tiers_wait(r->tiers))
             return;
     }
 }
@@ -461,6 +469,8 @@ static void do_op(struct run *r, const struct op *op) {
             (void)!tree_make_room(r->tree, (uint64_t)(op->a % 1024) << 10);
         return;
     case OP_FORGET:
+        if (r->tiers && op->a % 4 == 0)
+            tiers_forget(r->tiers, op->b % 2 ? NULL : "s", 1);
         if (r->tree && op->a % 4 == 0)
             tree_forget(r->tree, op->b % 2 ? NULL : "s", 1);
         return;
@@ -520,18 +530,22 @@ static void begin_run(struct run *r) {
     kvasir_error err;
     need(r, kvasir_context_create(sim.models[r->p->w->choice.model], &r->p->options, &r->ctx, &err),
          &err);
-    const struct sched_options options = {r->p->max_running, r->ctx->options.prefill_chunk,
-                                          r->p->every};
     if (!r->p->no_tree)
         need(r, tree_create(r->ctx->cache, 1000, &r->tree, &err), &err);
+    r->tiers = sim_tiers_create(&r->p->tiers, (struct faulty_store **)r->p->w->stores, r->tree);
+    const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
+    r->room = pool.budget_bytes - pool.charged_bytes;
+    const struct sched_options options = {r->tiers, r->p->max_running,
+                                          r->ctx->options.prefill_chunk, r->p->every};
     need(r, sched_create(r->ctx->cache, r->tree, &options, &host, &r->sched, &err), &err);
 }
 
 static void end_run(struct run *r) {
     while (r->n_seqs)
         op_seq_drop(r, 0);
-    for (uint32_t rows = 1; rows;) {
+    for (uint32_t rows = 1; rows || sim_tiers_wait(r->tiers);) {
         kvasir_error err;
+        sched_collect(r->sched, clock_seconds());
         need(r, sched_step(r->sched, &rows, &err), &err);
         check_all(r);
     }
@@ -542,6 +556,7 @@ static void end_run(struct run *r) {
         hits += s.hits[kind];
     preemptions += s.preemptions;
     sched_destroy(r->sched);
+    sim_tiers_destroy(r->tiers, &r->p->tiers);
     tree_destroy(r->tree);
     const struct kv_pool_stats pool = kv_pool_stats(kv_cache_pool(r->ctx->cache));
     CHECK(r, "nothing is left", pool.used_bytes == 0 && pool.charged_bytes == 0);
@@ -697,6 +712,7 @@ static void make_program(struct program *p) {
         p->max_running = p->options.prefill_chunk;
     p->every = random_below(2) ? 0 : 64 * (1 + random_below(3));
     p->no_tree = random_below(12) == 0;
+    p->tiers = sim_tiers_draw(random_below, p->w->seed);
     p->n_ops = OPS;
     for (uint32_t i = 0; i < OPS; i++)
         p->ops[i] = (struct op){.kind = random_below(2) ? often[random_below(n_often)]
@@ -717,6 +733,10 @@ static void run_programs(uint64_t seed, unsigned long from, unsigned long n, boo
         if (p.number == 0 || i == from) {
             w->seed = seed + i / PROGRAMS_PER_WORLD;
             make_world(w);
+            for (int k = 0; k < 2; k++) {
+                faulty_store_destroy(w->stores[k]);
+                w->stores[k] = faulty_store_create(w->seed + (uint64_t)k);
+            }
         }
         make_program(&p);
         if (small) {
@@ -731,6 +751,8 @@ static void run_programs(uint64_t seed, unsigned long from, unsigned long n, boo
     }
     for (int s = 0; s < STRINGS; s++)
         free(w->logits[s]);
+    for (int k = 0; k < 2; k++)
+        faulty_store_destroy(w->stores[k]);
     free(w);
 }
 
@@ -745,6 +767,7 @@ int main(int argc, char **argv) {
             programs = 1;
         }
         small |= strcmp(argv[i], "--shrink") == 0;
+        sim_tiers_unchecked |= strcmp(argv[i], "--unchecked") == 0;
     }
     sim_models_open(&sim);
     last_words(NULL, NULL);
@@ -758,8 +781,9 @@ int main(int argc, char **argv) {
     printf("%llu rows of logits bit-identical; %llu hits, %llu preemptions, %llu cancels\n",
            (unsigned long long)rows_compared, (unsigned long long)hits,
            (unsigned long long)preemptions, (unsigned long long)cancels);
-    const bool whole =
-        programs < SIM_WORLDS * PROGRAMS_PER_WORLD || sim_coverage_whole(&coverage, &sim);
+    const bool faulty = sim_tiers_report();
+    const bool whole = programs < SIM_WORLDS * PROGRAMS_PER_WORLD ||
+                       (sim_coverage_whole(&coverage, &sim) && faulty);
     sim_models_close(&sim);
     return !whole || (programs >= 60 && (!hits || !preemptions || !cancels));
 }

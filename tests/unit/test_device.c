@@ -113,7 +113,7 @@ static void check_lost_in_engine(const kvasir_model *model, int waits) {
     kvasir_engine_options o = answers_options(48);
     kvasir_engine *e;
     struct answer *a[BESIDE], *after = answer_new(prompt[0], PROMPT, REPLY);
-    need(engine_create_take(model, &o, watched_backend(), &e, &err));
+    need(engine_create_take(model, &o, watched_backend(), NULL, &e, &err));
     atomic_store(&watched.waits_left, waits);
     for (int i = 0; i < BESIDE; i++) {
         a[i] = answer_new(prompt[i], PROMPT - (size_t)i, REPLY);
@@ -233,7 +233,7 @@ static void test_more_sequences_than_logit_rows(void **state) {
     int32_t tokens[ANSWER_TOKENS];
     o.max_running = REQUESTS;
     o.cache_memory_bytes = 64 << 20;
-    need(engine_create_take(model, &o, watched_backend(), &e, &err));
+    need(engine_create_take(model, &o, watched_backend(), NULL, &e, &err));
     answers_hold();
     for (int i = 0; i < REQUESTS; i++) {
         a[i] = answer_new(prompt[i], 5, 3 * REPLY);

@@ -150,6 +150,12 @@ static void cpu_arena_populate(struct backend *b, struct backend_arena *a, uint3
     mem_populate(arena_at(a, page_offset(addr), bytes), bytes);
 }
 
+static uint8_t *cpu_arena_host(struct backend *b, struct backend_arena *a, uint32_t addr,
+                               size_t bytes) {
+    (void)b;
+    return arena_at(a, page_offset(addr), bytes);
+}
+
 static void cpu_arena_release(struct backend *b, struct backend_arena *a, uint32_t addr,
                               size_t bytes) {
     (void)b;
@@ -436,6 +442,7 @@ static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t
 #define MEMBER(name) .name = cpu_##name,
 static const struct backend_ops CPU_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
                                            .arena_populate = cpu_arena_populate,
+                                           .arena_host = cpu_arena_host,
                                            BACKEND_MEMBERS(MEMBER) BACKEND_OPERATIONS(MEMBER)};
 #undef MEMBER
 

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tiers.c: life and figures of what moves between the tree and its tiers. tiers.h has the drawing
+ * and the invariants, tiers_internal.h lists the files.
+ */
+#include <string.h>
+
+#include "cache/tiers_internal.h"
+
+/* ---- parts of a page ------------------------------------------------------------------------- */
+
+bool part_is_state(const struct tiers *s, uint32_t part) {
+    return part == s->cache->n_groups;
+}
+
+uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout) {
+    return part_is_state(s, part) ? s->cache->state_page_bytes
+                                  : s->cache->layouts[part][layout].page_bytes;
+}
+
+uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes) {
+    struct backend *b = s->cache->backend;
+    return b->ops->arena_host(b, pool_arena(s->cache->pool), addr, bytes);
+}
+
+void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t number,
+               struct tier_key root, struct tier_key parent, struct tier_key chain,
+               const int32_t tokens[TILE_TOKENS], struct record_head *out) {
+    *out = (struct record_head){.kind = part_is_state(s, part) ? RECORD_STATE : RECORD_PAGE,
+                                .group = part_is_state(s, part) ? 0 : part,
+                                .chain = chain,
+                                .parent = parent,
+                                .root = root,
+                                .context = s->options.context,
+                                .number = number,
+                                .bytes = part_bytes(s, part, layout)};
+    if (!part_is_state(s, part)) {
+        out->k = s->cache->layouts[part][layout].k.format;
+        out->v = s->cache->layouts[part][layout].v.format;
+    }
+    memcpy(out->tokens, tokens, sizeof out->tokens);
+    out->key = record_key(out);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static kvasir_status start_stores(struct tiers *s, kvasir_error *err) {
+    for (uint32_t i = 0; i < s->options.n; i++) {
+        struct store *w = &s->stores[i];
+        TRY(store_start_writer(w, err));
+        TRY(store_start_readers(w, err));
+    }
+    return KVASIR_OK;
+}
+
+kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o, struct tiers **out,
+                           kvasir_error *err) {
+    const struct kv_cache *c = t->cache;
+    struct tiers *s = mem_calloc(1, sizeof *s);
+    kvasir_status status = KVASIR_OK;
+    ASSERT(o->n > 0 && o->n <= TIERS_MAX);
+    if (!s) {
+        for (uint32_t i = 0; i < o->n; i++)
+            o->tiers[i]->ops->destroy(o->tiers[i]);
+        return fail(err, KVASIR_ERR_MEMORY, "tiers: out of memory");
+    }
+    s->tree = t;
+    s->cache = t->cache;
+    s->options = *o;
+    if (s->options.late_seconds <= 0)
+        s->options.late_seconds = 0.25;
+    s->parts = c->n_groups + (c->state_page_bytes != 0);
+    s->variants = t->requantizes ? 2 : 1;
+    pthread_mutex_init(&s->mutex, NULL);
+    pthread_cond_init(&s->read_more, NULL);
+    pthread_cond_init(&s->progress, NULL);
+    for (uint32_t i = 0; i < o->n; i++) {
+        struct store *w = &s->stores[i];
+        w->all = s;
+        w->tier = o->tiers[i];
+        w->index = i;
+        w->forgets_end = &w->forgets;
+        pthread_cond_init(&w->write_more, NULL);
+    }
+    if (!c->backend->ops->arena_host)
+        status = fail(err, KVASIR_ERR_UNSUPPORTED, "the host cannot reach this device's pages");
+    tree_chain_begin(t, o->context);
+    if (status == KVASIR_OK)
+        status = start_stores(s, err);
+    if (status != KVASIR_OK)
+        tiers_destroy(s);
+    else
+        *out = s;
+    return status;
+}
+
+void tiers_destroy(struct tiers *s) {
+    if (!s)
+        return;
+    tiers_relent(s);
+    pthread_mutex_lock(&s->mutex);
+    s->stop = true;
+    pthread_cond_broadcast(&s->read_more);
+    for (uint32_t i = 0; i < s->options.n; i++)
+        pthread_cond_signal(&s->stores[i].write_more);
+    pthread_mutex_unlock(&s->mutex);
+    for (uint32_t i = 0; i < s->options.n; i++) {
+        struct store *w = &s->stores[i];
+        store_stop_readers(w);
+        store_stop_writer(w);
+        w->tier->ops->destroy(w->tier);
+        pthread_cond_destroy(&w->write_more);
+    }
+    loads_free_all(s);
+    pool_discharge(s->cache->pool, s->charged);
+    pthread_cond_destroy(&s->read_more);
+    pthread_cond_destroy(&s->progress);
+    pthread_mutex_destroy(&s->mutex);
+    mem_free(s);
+}
+
+/* ---- between steps --------------------------------------------------------------------------- */
+
+bool tiers_collect(struct tiers *s, double now) {
+    for (uint32_t i = 0; i < s->options.n; i++)
+        store_collect(&s->stores[i]);
+    return s->loads && loads_collect(s, now);
+}
+
+void tiers_note_step(struct tiers *s, uint32_t rows, double seconds) {
+    enum { ROWS_LEAST = 32 }; /* fewer say little about prompts */
+    if (rows < ROWS_LEAST)
+        return;
+    const double each = seconds / rows;
+    s->seconds_per_token += (each - s->seconds_per_token) / (s->seconds_per_token > 0 ? 8 : 1);
+}
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+void tiers_get_stats(struct tiers *s, struct tiers_stats *out) {
+    *out = s->stats;
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < s->options.n; i++)
+        out->unwritten_pages += s->stores[i].failed;
+    pthread_mutex_unlock(&s->mutex);
+    for (uint32_t i = 0; i < s->options.n; i++)
+        out->waiting_pages += s->stores[i].n_waiting;
+}
+
+const char *tiers_get_tier(struct tiers *s, uint32_t i, struct tier_stats *out) {
+    if (i >= s->options.n)
+        return NULL;
+    struct tier *tier = s->stores[i].tier;
+    tier->ops->stats(tier, out);
+    return tier->ops->name;
+}

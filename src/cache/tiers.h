@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tiers.h: what moves between the prefix tree and the tiers below it. Included by cache.h.
+ *
+ *                         offer               writer threads
+ *     a page in the tree ---------> waiting ------------------> a record in each tier
+ *             ^                                                        |
+ *             |        collect               reader threads            |
+ *             `--------------------- a load <--------------------------'
+ *
+ * Loading. A prompt of which the tiers have more than the tree gets a load: a sequence that begins
+ * with what the tree has and with pages that reader threads fill. When all reads have ended, what
+ * came well is stored in the tree, where the prompt then finds it as it finds anything else. A
+ * record that is missing, damaged or late ends the hit before its page: the rest is computed.
+ * Nothing else depends on tiers, so a wrong byte would have to pass record_end and record_is.
+ *
+ * Writing. tiers_offer gives the pages of a sequence that has ended to the writers. A page waits
+ * pinned in the tree, charged as it was; a writer copies it before it writes, so that a slow tier
+ * keeps at most one page of memory, its own, busy.
+ *
+ * Invariants (tests/sim/tiers.c and tests/unit/test_tiers.c try to break them)
+ *   TIERS-1  The engine's thread never waits for a tier: it looks into memory, hands over, collects.
+ *            (It waits while a writer copies a page to memory, less than a millisecond.)
+ *   TIERS-2  Pages that are loaded are taken from the budget before the first read, and what a load
+ *            needs beside them is charged.
+ *   TIERS-3  Nobody but its reader sees a page until all reads of its load have ended, and nobody
+ *            ever sees one whose record was not what was wanted.
+ *   TIERS-4  A page that waits to be written can be given up at any moment (tiers_relent), so it
+ *            never takes a running sequence's room.
+ *   TIERS-5  A load is begun only if it is expected to take less time than computing its tokens.
+ *
+ * All functions are for the thread that owns the cache.
+ */
+#ifndef KVASIR_CACHE_TIERS_H
+#define KVASIR_CACHE_TIERS_H
+
+#include "cache/tier.h"
+#include "cache/tree.h"
+
+struct tiers;
+struct tier_load;
+
+enum { TIERS_MAX = 3 };
+
+/* Called by I/O threads: tiers_collect has something to do. */
+typedef void tiers_wake_fn(void *user);
+
+struct tiers_options {
+    struct tier *tiers[TIERS_MAX]; /* [n] in the order in which they are asked; taken over */
+    uint32_t n;
+    struct tier_key context; /* the context's fingerprint */
+    uint64_t queue_bytes;    /* of pages that wait to be written, at most */
+    double late_seconds;     /* a load is given up after so long, at the earliest; 0: 0.25 */
+    bool unchecked;          /* tests only: what tiers return is believed */
+    tiers_wake_fn *wake;     /* or NULL */
+    void *user;
+};
+
+/* For a tree that is still empty. The tiers are destroyed on failure, too. */
+kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o, struct tiers **out,
+                           kvasir_error *err) MUST_CHECK;
+/* Waits for reads and writes that are under way, not for those that wait. No load is open, and the
+ * tree is still there. */
+void tiers_destroy(struct tiers *s);
+
+/* Begins to load what the tiers have of a prompt of n tokens beyond what the tree has, in at most
+ * `most_bytes` of pages. NULL: there is nothing to load, or it would take longer than computing. */
+struct tier_load *tiers_load(struct tiers *s, const void *salt, size_t salt_len,
+                             const int32_t *tokens, uint32_t n, uint64_t most_bytes);
+bool tier_load_is_done(const struct tier_load *l);
+/* What is loaded stays in the tree until it is evicted; the load no longer keeps it there. A load
+ * that is not done goes on by itself and is thrown away. */
+void tier_load_close(struct tiers *s, struct tier_load *l); /* or NULL */
+/* Whether a load is under way that somebody waits for. */
+bool tiers_are_loading(const struct tiers *s);
+/* Bytes of the budget that loads keep, done or not, apart from one of them (or NULL). */
+uint64_t tiers_load_bytes(const struct tiers *s, const struct tier_load *but);
+
+/* Gives the pages of a sequence that ends at the cursor to the tiers. */
+void tiers_offer(struct tiers *s, const struct tree_cursor *at);
+/* Between steps: takes what I/O threads have finished, hands over what waits. True: a load is done.
+ * `now` is clock_seconds(). */
+bool tiers_collect(struct tiers *s, double now);
+/* When tiers_collect has to be called at the latest, if wake was not called; 0: never. */
+double tiers_next_deadline(const struct tiers *s);
+/* Gives up all pages that wait to be written: they can be evicted now. */
+void tiers_relent(struct tiers *s);
+/* While idle: offers pages that no sequence offered, looking at so many nodes. True: there may be
+ * more. */
+bool tiers_rest(struct tiers *s, uint32_t nodes);
+/* At the end: writes what the tree has and the tiers have not, for at most so many seconds. */
+void tiers_flush(struct tiers *s, double seconds);
+/* Has the tiers forget a salt, or with salt NULL all of this context; tree_forget does the rest. */
+void tiers_forget(struct tiers *s, const void *salt, size_t salt_len);
+
+/* After a step: how fast prompts are computed, for TIERS-5. */
+void tiers_note_step(struct tiers *s, uint32_t rows, double seconds);
+
+struct tiers_stats {
+    uint64_t loads, loaded_tokens, loaded_pages, loaded_bytes;
+    uint64_t loads_slow; /* not begun: computing is faster */
+    uint64_t loads_late; /* given up */
+    uint64_t loads_cut;  /* ended before a record that was missing, damaged or failed */
+    uint64_t offered_pages, unwritten_pages; /* unwritten: given up for lack of room or time */
+    uint64_t waiting_pages;
+};
+void tiers_get_stats(struct tiers *s, struct tiers_stats *out);
+/* Of the tier i, from any thread: its name, or NULL: there are fewer. */
+const char *tiers_get_tier(struct tiers *s, uint32_t i, struct tier_stats *out);
+
+#endif

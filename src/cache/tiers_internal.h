@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of tiers share. Each calls only those before it:
+ *
+ *     tiers_write.c   pages of the tree to records: queues, writer threads
+ *     tiers_read.c    reader threads: records to the pages of loads
+ *     tiers_load.c    loads: what of a prompt the tiers have, and from which length on it is used
+ *     tiers.c         life, collecting, figures
+ *
+ * The mutex guards what reader and writer threads share with the engine's thread. It is a leaf and
+ * is held for list operations and copies of a few hundred bytes. Everything else is the engine's.
+ */
+#ifndef KVASIR_CACHE_TIERS_INTERNAL_H
+#define KVASIR_CACHE_TIERS_INTERNAL_H
+
+#include <pthread.h>
+
+#include "cache/tiers.h"
+#include "cache/tree_internal.h"
+
+enum {
+    READERS = 2,        /* threads of each tier */
+    WRITE_SLOTS = 8,    /* records that a writer can have without the engine's thread */
+    WAITING_MAX = 4096, /* nodes that wait to be written, of each tier */
+    READ_RECORDS = 16,  /* that a reader takes at a time, at most */
+    PARTS_MAX = CACHE_GROUPS_MAX + 1 /* of a page: one for each layer group, and the state */
+};
+#define READ_BYTES ((uint64_t)8 << 20) /* likewise, unless one record is larger */
+
+enum slot_state { SLOT_READY, SLOT_COPYING, SLOT_COPIED };
+
+/* A record on its way to a writer. */
+struct write_slot {
+    enum slot_state state;
+    uint32_t node;
+    bool last; /* of its node: it is unpinned once this one is copied */
+    const uint8_t *from;
+    struct record_head head;
+};
+
+/* A node that waits to be written, and what its parts took when it was offered. */
+struct waiting {
+    uint32_t node;
+    uint64_t bytes;
+};
+
+struct forget_job {
+    struct forget_job *next;
+    bool has_root;
+    struct tier_key root;
+};
+
+/* One tier, its threads and queues. */
+struct store {
+    struct tiers *all;
+    struct tier *tier;
+    uint32_t index;
+    pthread_t readers[READERS], writer;
+    uint32_t n_readers;
+    bool has_writer;
+    uint8_t *copy; /* the writer's: a page or state */
+    /* the engine's: pinned nodes, a ring; the first one's next part */
+    struct waiting waiting[WAITING_MAX];
+    uint32_t first_waiting, n_waiting, next_part;
+    uint64_t waiting_bytes;
+    double bytes_per_second; /* of loads; 0: none yet */
+    /* under the mutex */
+    pthread_cond_t write_more;
+    struct write_slot slots[WRITE_SLOTS]; /* a ring; states only rise from the first one on */
+    uint32_t first_slot, n_slots;
+    bool writing;
+    uint64_t failed; /* records that the tier did not take */
+    struct forget_job *forgets, **forgets_end;
+    bool forget_all;
+};
+
+/* A record or page that a load needs. */
+struct load_object {
+    uint32_t page, part;
+    uint32_t store;    /* NO_STORE: a page of the tree */
+    struct kv_page at; /* of a state only addr */
+    uint64_t bytes;
+    struct record_head wanted;
+    enum tier_result result; /* under the mutex */
+};
+enum { NO_STORE = UINT32_MAX };
+
+enum load_phase { LOAD_LOOKING, LOAD_READING, LOAD_DONE };
+
+struct tier_load {
+    struct tier_load *next;
+    bool closed, forgotten; /* nobody waits for it; what it reads must not be stored */
+    bool late;              /* it is done, but readers are not */
+    void *salt;
+    size_t salt_len;
+    int32_t *tokens; /* [n_tokens] */
+    uint32_t n_tokens, n_pages;
+    uint64_t most_bytes;
+    double started, deadline; /* of reading */
+    /* Keys that were looked for: variant v of part p of page i at ((i * parts) + p) * variants + v.
+     * found: 0, or 1 + the store that has it. */
+    struct tier_key *keys;
+    uint8_t *found;
+    bool *have;              /* as many: of the store that is asked */
+    struct tier_key *chains; /* [n_pages + 1] K(0) ... */
+    struct kv_seq *seq;      /* with all objects; of a late load until readers are done */
+    struct kv_seq *result;   /* what is kept for whoever waits */
+    struct tree_cursor at;
+    struct load_object *objects; /* [n_objects] by rising page */
+    uint32_t n_objects;
+    uint64_t read_bytes, held_bytes, charged;
+    /* under the mutex */
+    enum load_phase phase;
+    uint32_t asked;               /* the store that is asked while looking */
+    bool taken;                   /* a reader is asking it */
+    uint32_t taken_to[TIERS_MAX]; /* the first object that no reader of the store has taken */
+    uint32_t open;                /* questions or objects without a result */
+    uint32_t cut;                 /* pages from this one on are not used */
+};
+
+struct tiers {
+    struct prefix_tree *tree;
+    struct kv_cache *cache;
+    struct tiers_options options;
+    uint32_t parts, variants;
+    struct store stores[TIERS_MAX];
+    struct tier_load *loads;  /* changes only under the mutex, by the engine's thread */
+    double seconds_per_token; /* of prompts, at position 0; 0: none was measured yet */
+    uint64_t charged;
+    uint32_t rest_at; /* the next node that tiers_rest looks at */
+    struct tiers_stats stats;
+    pthread_mutex_t mutex;
+    pthread_cond_t read_more, progress;
+    bool stop;
+};
+
+/* Bytes and formats of part p of a page with this layout. */
+bool part_is_state(const struct tiers *s, uint32_t part);
+uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout);
+/* Where a page or state is in the host's memory. */
+uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes);
+/* A head's names: everything but sums and times. chain is K(number + 1). */
+void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t number,
+               struct tier_key root, struct tier_key parent, struct tier_key chain,
+               const int32_t tokens[TILE_TOKENS], struct record_head *out);
+
+/* ---- tiers_write.c ---- */
+kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
+void store_stop_writer(struct store *w);
+void store_collect(struct store *w); /* takes what was copied, hands over what waits */
+bool store_is_writing(struct store *w);
+
+/* ---- tiers_read.c ---- */
+kvasir_status store_start_readers(struct store *w, kvasir_error *err) MUST_CHECK;
+void store_stop_readers(struct store *w);
+
+/* ---- tiers_load.c ---- */
+/* Between steps. True: a load is done. */
+bool loads_collect(struct tiers *s, double now);
+/* Readers have ended. */
+void loads_free_all(struct tiers *s);
+void loads_forget(struct tiers *s, const void *salt, size_t salt_len);
+
+#endif

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tiers_read.c: the threads that read records into the pages of loads, and that ask tiers which do
+ * not answer from memory. They see a load's list of objects, its keys and nothing else of it.
+ *
+ * A reader takes neighbouring objects of one load, as many as make a good exchange with a disk or a
+ * network. Loads are served in the order in which they came. What was read is compared with what
+ * was wanted here, so that no other place can forget it; the first page that did not come well is
+ * the load's cut, and nothing after it is read any more.
+ */
+#define XXH_STATIC_LINKING_ONLY /* XXH3_state_t on the stack */
+#include <time.h>
+
+#include "cache/tiers_internal.h"
+
+struct batch_read {
+    struct tier_load *load;
+    uint32_t objects[READ_RECORDS], n;
+    double deadline;
+};
+
+/* ---- taking work, with the mutex held -------------------------------------------------------- */
+
+static void close_object(struct tier_load *l, struct load_object *o, enum tier_result result) {
+    o->result = result;
+    if (result != TIER_OK && o->page < l->cut)
+        l->cut = o->page;
+    ASSERT(l->open > 0);
+    l->open--;
+}
+
+/* The next objects of the load that this store has to read. Those after the cut are closed. */
+static bool take_objects(struct store *w, struct tier_load *l, struct batch_read *out) {
+    uint64_t bytes = 0;
+    uint32_t *i = &l->taken_to[w->index];
+    out->n = 0;
+    for (; *i < l->n_objects && out->n < READ_RECORDS; ++*i) {
+        struct load_object *o = &l->objects[*i];
+        if (o->store != w->index)
+            continue;
+        if (o->page >= l->cut) {
+            close_object(l, o, TIER_MISSING);
+            continue;
+        }
+        if (out->n && bytes + o->bytes > READ_BYTES)
+            break;
+        out->objects[out->n++] = *i;
+        bytes += o->bytes;
+    }
+    out->load = l;
+    out->deadline = l->deadline;
+    return out->n > 0;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static void read_objects(struct store *w, const struct batch_read *b, XXH3_state_t *sum) {
+    struct tiers *s = w->all;
+    const struct tier_ops *ops = w->tier->ops;
+    struct tier_read reads[READ_RECORDS];
+    const uint64_t now = (uint64_t)time(NULL);
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct load_object *o = &b->load->objects[b->objects[i]];
+        reads[i] = (struct tier_read){.key = o->wanted.key,
+                                      .payload = part_host(s, o->at.addr, o->bytes),
+                                      .bytes = o->bytes,
+                                      .unchecked = s->options.unchecked,
+                                      .result = TIER_MISSING,
+                                      .sum = sum};
+    }
+    ops->read(w->tier, reads, b->n, b->deadline);
+    for (uint32_t i = 0; i < b->n; i++) {
+        const struct load_object *o = &b->load->objects[b->objects[i]];
+        if (reads[i].result == TIER_OK && !s->options.unchecked &&
+            !record_is(&reads[i].head, &o->wanted, now))
+            reads[i].result = TIER_DAMAGED;
+        if (reads[i].result == TIER_DAMAGED)
+            ops->drop(w->tier, o->wanted.key);
+    }
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < b->n; i++)
+        close_object(b->load, &b->load->objects[b->objects[i]], reads[i].result);
+}
+
+static void ask(struct store *w, struct tier_load *l) {
+    struct tiers *s = w->all;
+    const uint32_t n = l->n_pages * s->parts * s->variants;
+    const double deadline = clock_seconds() + s->options.late_seconds;
+    w->tier->ops->find(w->tier, l->keys, n, l->have, deadline);
+    pthread_mutex_lock(&s->mutex);
+    for (uint32_t i = 0; i < n; i++)
+        if (l->have[i] && !l->found[i])
+            l->found[i] = (uint8_t)(w->index + 1);
+    l->open = 0;
+}
+
+/* What a load has for this store, if anything. With the mutex held, which is released meanwhile. */
+static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
+    struct tiers *s = w->all;
+    struct batch_read b;
+    const uint32_t open = l->open;
+    if (l->phase == LOAD_LOOKING && l->asked == w->index && !l->taken) {
+        l->taken = true;
+        pthread_mutex_unlock(&s->mutex);
+        ask(w, l);
+    } else if (l->phase == LOAD_READING && take_objects(w, l, &b)) {
+        pthread_mutex_unlock(&s->mutex);
+        read_objects(w, &b, sum);
+    }
+    if (l->open == open)
+        return false;
+    if (l->open == 0) {
+        pthread_cond_broadcast(&s->progress);
+        pthread_mutex_unlock(&s->mutex);
+        if (s->options.wake)
+            s->options.wake(s->options.user);
+        pthread_mutex_lock(&s->mutex);
+    }
+    return true;
+}
+
+static void *reader_thread(void *user) {
+    struct store *w = user;
+    struct tiers *s = w->all;
+    XXH3_state_t sum;
+    XXH3_INITSTATE(&sum);
+    pthread_mutex_lock(&s->mutex);
+    while (!s->stop) {
+        struct tier_load *l = s->loads;
+        while (l && !work_on(w, l, &sum))
+            l = l->next;
+        if (!l && !s->stop)
+            pthread_cond_wait(&s->read_more, &s->mutex);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    return NULL;
+}
+
+kvasir_status store_start_readers(struct store *w, kvasir_error *err) {
+    while (w->n_readers < READERS &&
+           pthread_create(&w->readers[w->n_readers], NULL, reader_thread, w) == 0)
+        w->n_readers++;
+    return w->n_readers ? KVASIR_OK : fail(err, KVASIR_ERR_MEMORY, "cannot start a thread");
+}
+
+void store_stop_readers(struct store *w) {
+    for (uint32_t i = 0; i < w->n_readers; i++)
+        pthread_join(w->readers[i], NULL);
+    w->n_readers = 0;
+}

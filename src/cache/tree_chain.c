@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tree_chain.c: what the pages of a tree are called in tiers (tier.h). A node that ends a page holds
+ * K(i), the hash of all tokens up to there; a root holds K(0). Other nodes have no name: what ends
+ * inside a page is not stored outside. A name needs no change when nodes are split or merged, since
+ * the lower part stays the same node.
+ */
+#include <string.h>
+
+#include "cache/tree_internal.h"
+
+void tree_chain_begin(struct prefix_tree *t, struct tier_key context) {
+    ASSERT(t->stats.nodes == 0);
+    t->chained = true;
+    t->context = context;
+}
+
+uint32_t node_root(const struct prefix_tree *t, uint32_t x) {
+    while (!is_root(t, x))
+        x = t->nodes[x].parent;
+    return x;
+}
+
+uint32_t node_before_page(const struct prefix_tree *t, uint32_t x) {
+    while (in_parents_page(t, x))
+        x = t->nodes[x].parent;
+    return t->nodes[x].parent;
+}
+
+void node_page_tokens(const struct prefix_tree *t, uint32_t x, int32_t tokens[TILE_TOKENS]) {
+    ASSERT(t->nodes[x].to == TILE_TOKENS);
+    const uint32_t before = node_before_page(t, x);
+    for (uint32_t y = x; y != before; y = t->nodes[y].parent) {
+        const struct node *n = &t->nodes[y];
+        memcpy(tokens + n->from, n->tokens + n->from, (size_t)(n->to - n->from) * sizeof *tokens);
+    }
+}
+
+void node_set_chain(struct prefix_tree *t, uint32_t x) {
+    struct node *n = &t->nodes[x];
+    if (!t->chained)
+        return;
+    if (is_root(t, x)) {
+        n->chain = chain_root(t->context, n->salt->bytes, n->salt->len);
+    } else if (n->to == TILE_TOKENS) {
+        int32_t tokens[TILE_TOKENS];
+        node_page_tokens(t, x, tokens);
+        n->chain = chain_next(t->nodes[node_before_page(t, x)].chain, tokens);
+    }
+}
+
+uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
+                        const int32_t tokens[TILE_TOKENS]) {
+    for (uint32_t i = 0; i < TILE_TOKENS;) {
+        at = node_find_child(t, at, tokens[i]);
+        if (at == NO_NODE)
+            return NO_NODE;
+        const struct node *n = &t->nodes[at];
+        ASSERT(n->from == i);
+        if (memcmp(n->tokens + i, tokens + i, (n->to - i) * sizeof *tokens) != 0)
+            return NO_NODE;
+        i = n->to;
+    }
+    return at;
+}
