@@ -321,7 +321,7 @@ typedef struct kvasir_prompt_cache_info {
     uint32_t tokens;
     int act_bits;          /* 0: unknown */
     const char *tier;      /* cpu_tier; NULL: unknown. Valid until the file is closed */
-    bool other_arithmetic; /* formats were encoded by another version of their arithmetic */
+    bool other_arithmetic; /* rows were computed or encoded by another version's arithmetic */
 } kvasir_prompt_cache_info;
 KVASIR_API void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *cache,
                                              kvasir_prompt_cache_info *info);

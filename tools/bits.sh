@@ -11,6 +11,10 @@
 #     OLD/bits --print --models=OLD/models >record.txt
 #     NEW/bits --models=OLD/models record.txt
 #
+# If a version of the arithmetic was raised between them, all lines count as other versions'. With
+# NEW/bits --print the lines of tests/golden/bits.txt are recorded again. They have the versions of
+# COMMIT in them.
+#
 # Environment: CC (cc); LIBRARY, an existing libkvasir.a of COMMIT (nothing is built then).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,11 +38,21 @@ if [ -z "$library" ]; then
     cmake --build "$work/build" --target kvasir_static >/dev/null
     library=$work/build/libkvasir.a
 fi
+# Before there was a version of the model's arithmetic, it was 1.
+version() { # NAME FILE
+    local number
+    number=$(sed -n "s/^#define $1 *\([0-9]*\)$/\1/p" "$tree/src/$2")
+    echo "${number:-1}"
+}
+versions=$(version KV_ORDER_VERSION quant/quant.h)
+versions=$versions.$(version KV_ARITHMETIC_VERSION quant/quant.h)
+versions=$versions.$(version MODEL_ARITHMETIC_VERSION model/model.h)
 # Option structs of commits before November 23, 2026 do not carry their size.
 before=
 grep -q struct_size "$tree/include/kvasir.h" || before=-DBEFORE_STRUCT_SIZE
-"${CC:-cc}" -std=gnu17 $before -O2 -I"$tree/include" tests/golden/bits.c -static "$library" \
-    -ljansson -lpcre2-8 -lutf8proc -lxxhash -lpthread -lm -o "$out/bits"
+"${CC:-cc}" -std=gnu17 $before "-DVERSIONS=\"$versions\"" -O2 -I"$tree/include" \
+    tests/golden/bits.c -static "$library" \
+    -ljansson -lpcre2-8 -lutf8proc -lxxhash -lsodium -lhiredis -lpthread -lm -o "$out/bits"
 
 # The goldens are not copied, nor are models that differ from another one in a number or two.
 shared=${SHARED_DIR:-../shared}

@@ -98,6 +98,20 @@ for tag in "style", "script":
         print(f"src/server/page.h: the {tag} has changed: SERVER_PAGE_CSP needs {rule}")
 PY
 }
+recorded_bits() { # a recorded hash changes only together with its versions (tests/golden/bits.c)
+    local base file=tests/golden/bits.txt
+    [ -f $file ] || return 0
+    for base in HEAD HEAD^; do
+        git show "$base:./$file" 2>/dev/null | awk -v base="$base" '
+            { key = $1 " " $2 " " $3 " " $4 " " $5 }
+            /^#/ || NF != 6 { next }
+            NR == FNR { hash[key] = $6; next }
+            key in hash && hash[key] != $6 {
+                print FILENAME ":" FNR ": not the hash of " base ", with the same versions: " \
+                      "raise KV_ARITHMETIC_VERSION or MODEL_ARITHMETIC_VERSION" }
+        ' - $file
+    done
+}
 named_tests() { # the threat model's tests and stages of soak.sh exist
     local name file=docs/threat-model.md
     [ ! -f $file ] || grep -oE '`(unit|api|fuzz|sim|golden)\.[a-z_]+`' $file | tr -d '`' | sort -u |
@@ -141,6 +155,7 @@ rule "no references to shared/, which a clone lacks" own_references
 rule "file names are unique" file_names
 rule "mutants can be planted" mutants
 rule "the page's policy has its hashes" page_hashes
+rule "recorded bits change only with their versions" recorded_bits
 rule "the threat model names tests that exist" named_tests
 rule "scripts parse" scripts
 rule "scripts are executable" scripts_run

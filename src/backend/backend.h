@@ -250,6 +250,7 @@ struct backend_limits {
 /* What a backend is and can do. Constant for its life. */
 struct backend_info {
     char name[96];    /* for people: "NVIDIA H200, sm_90, 132 SMs" */
+    const char *kind; /* "cpu", "cuda", "null"; with equal kinds, tiers and act_bits, equal bits */
     const char *tier; /* of its kernels: "avx2", "sm_90" */
     /* Workers among whom the sequences of a batch are divided, in order, so that their order can
      * balance the load. 1: order makes no difference. */

@@ -18,6 +18,7 @@
  *   centre.c  centre_file.c
  *                  key centres: which pairs of which heads get one; the calibration file
  *   fingerprint.c  what cached bytes depend on, in 64 bits
+ *   identity.c     the same and all weights, in 128 bits: names of stored pages begin with it
  *   sampler.c      kvasir_sampler; log-probabilities
  *
  * One thread owns a context and everything made from it.
@@ -204,6 +205,7 @@ struct arithmetic {
     char act_bits[8], version[32], tier[32];
 };
 void arithmetic_of(const struct kvasir_context *c, struct arithmetic *out);
+void arithmetic_version(char out[32]); /* KV_ and MODEL_ARITHMETIC_VERSION as one text */
 /* Whether the file says that its rows were computed as the context's are. */
 bool prompt_cache_is_native(const struct kvasir_prompt_cache *p, const struct kvasir_context *c);
 /* Its tokens; -1: the file does not say. */
@@ -222,5 +224,43 @@ kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
 /* Of the RoPE frequencies that ctx selected. */
 kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out,
                                kvasir_error *err) MUST_CHECK;
+/* What they hash, for identity.c. False: out of memory. */
+enum { TENSOR_PARTS = 3 }; /* data, scales, biases */
+struct tensor_part {
+    const uint8_t *data;
+    size_t bytes; /* 0: the tensor's type has no such part */
+};
+bool fingerprint_put_config(struct text_buf *b, const struct model_config *c) MUST_CHECK;
+bool fingerprint_put_tensor(struct text_buf *b, const struct checkpoint_tensor *t,
+                            struct tensor_part parts[TENSOR_PARTS]) MUST_CHECK;
+bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
+                             const char *model) MUST_CHECK;
+
+/* ---- identities (identity.c) ----------------------------------------------------------------- */
+
+/* Bytes of tensors that were hashed, of all. */
+typedef void identity_progress_fn(void *user, uint64_t done, uint64_t total);
+/* 128 bits of the checkpoint's configuration and of every byte of its tensors. Not of names that
+ * nobody computes with, the tokenizer and the chat template: they change tokens, not pages.
+ *
+ * cache_path: a file of earlier results, made (0600) or replaced as needed; NULL: none. With it,
+ * nothing is read if device, inode, size and both times of all files are as they were. It is only a
+ * cache: lines that are damaged count for nothing, and if it cannot be written the next call hashes
+ * again. Nor is a result kept of files that changed in the last two seconds, whose times a second
+ * change might not move, or that were read into memory (no_mmap).
+ *
+ * progress (or NULL) is called by this thread: first with 0, last with all bytes; never if nothing
+ * is read. Uses all cores; seconds for a large model. KVASIR_ERR_IO: a file was changed since it
+ * was opened, or cannot be read. */
+kvasir_status checkpoint_identity(const struct kvasir_model *m, const char *cache_path,
+                                  identity_progress_fn *progress, void *user, struct tier_key *out,
+                                  kvasir_error *err) MUST_CHECK;
+/* The context fingerprint of cache/tier.h. checkpoint: checkpoint_identity of the context's model.
+ * Two contexts have the same only if each computes the same bits for every page and state of the
+ * same tokens. Not in it, because they change no bit: budget, threads, chunks, how often states are
+ * kept, and ctx but for the RoPE that it selects. Rows that were not computed from tokens alone (of
+ * prompt-cache files, of prefixes stored in other formats) are not covered. */
+kvasir_status context_identity(const struct kvasir_context *c, struct tier_key checkpoint,
+                               struct tier_key *out, kvasir_error *err) MUST_CHECK;
 
 #endif

@@ -14,7 +14,8 @@
  *
  * Only samples of a checkpoint are hashed, because reading all of it takes as long as the disk
  * needs. Checkpoints that differ only outside the samples have the same fingerprint; training
- * changes all weights, and training scales or biases alone changes all of those.
+ * changes all weights, and training scales or biases alone changes all of those. identity.c hashes
+ * all of it, and the same texts.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -35,16 +36,26 @@ static bool put_samples(struct text_buf *b, const void *data, size_t bytes) {
            text_append(b, at + (bytes - n), n);
 }
 
-static bool put_tensor(struct text_buf *b, const struct checkpoint_tensor *t) {
+bool fingerprint_put_tensor(struct text_buf *b, const struct checkpoint_tensor *t,
+                            struct tensor_part parts[TENSOR_PARTS]) {
     bool good = text_printf(b, "tensor %s %d", t->name, (int)t->type);
     for (uint32_t d = 0; good && d < t->n_dims; d++)
         good = text_printf(b, " %" PRIu64, t->dims[d]);
     struct weight w = checkpoint_weight(t);
     size_t data = w.n * weight_row_bytes(weight_traits_of(t->type), w.k);
     size_t beside = (t->bytes - data) / (t->biases ? 2 : 1); /* biases are as many as scales */
-    return good && text_printf(b, " by %u %u %d\n", w.group, w.group_rows, (int)w.scalar) &&
-           put_samples(b, t->data, data) && put_samples(b, t->scales, beside) &&
-           put_samples(b, t->biases, beside);
+    parts[0] = (struct tensor_part){t->data, data};
+    parts[1] = (struct tensor_part){t->scales, t->scales ? beside : 0};
+    parts[2] = (struct tensor_part){t->biases, t->biases ? beside : 0};
+    return good && text_printf(b, " by %u %u %d\n", w.group, w.group_rows, (int)w.scalar);
+}
+
+static bool put_tensor(struct text_buf *b, const struct checkpoint_tensor *t) {
+    struct tensor_part parts[TENSOR_PARTS];
+    bool good = fingerprint_put_tensor(b, t, parts);
+    for (int i = 0; good && i < TENSOR_PARTS; i++)
+        good = put_samples(b, parts[i].data, parts[i].bytes);
+    return good;
 }
 
 static bool put_rope(struct text_buf *b, const struct rope_config *r) {
@@ -63,7 +74,7 @@ static bool put_layer(struct text_buf *b, const struct layer_config *l) {
                        l->k_is_v, l->kv_heads, l->head_dim, l->window, l->kv_from, l->ffn_dim);
 }
 
-static bool put_config(struct text_buf *b, const struct model_config *c) {
+bool fingerprint_put_config(struct text_buf *b, const struct model_config *c) {
     bool good =
         text_printf(b, "kvasir model 3\n%s %u %u %u %u %u %u %u eps %a gate %d offset %d\n",
                     c->arch, c->n_layers, c->dim, c->ffn_dim, c->heads, c->kv_heads, c->head_dim,
@@ -83,7 +94,7 @@ static bool put_config(struct text_buf *b, const struct model_config *c) {
 }
 
 static bool put_model(struct text_buf *b, const struct model *m) {
-    bool good = put_config(b, model_config(m));
+    bool good = fingerprint_put_config(b, model_config(m));
     const struct checkpoint *file = model_checkpoint(m);
     for (size_t i = 0; good && i < checkpoint_tensor_count(file); i++)
         good = put_tensor(b, checkpoint_tensor_at(file, i));
@@ -129,10 +140,17 @@ kvasir_status rope_fingerprint(const struct kvasir_context *c, uint64_t *out, kv
     return finish(&b, good, "fingerprint", out, err);
 }
 
+/* Files from before there was a second version say nothing of it: it was 1. */
+void arithmetic_version(char out[32]) {
+    int n = snprintf(out, 32, "%d", KV_ARITHMETIC_VERSION);
+    if (MODEL_ARITHMETIC_VERSION != 1)
+        snprintf(out + n, 32 - (size_t)n, ".%d", MODEL_ARITHMETIC_VERSION);
+}
+
 void arithmetic_of(const struct kvasir_context *c, struct arithmetic *out) {
     ASSERT(strlen(c->device.tier) < sizeof out->tier);
     snprintf(out->act_bits, sizeof out->act_bits, "%d", c->device.act_bits);
-    snprintf(out->version, sizeof out->version, "%d", KV_ARITHMETIC_VERSION);
+    arithmetic_version(out->version);
     snprintf(out->tier, sizeof out->tier, "%s", c->device.tier);
 }
 
@@ -145,22 +163,29 @@ static bool put_centres(struct text_buf *b, const struct key_centre *c) {
            text_append(b, (const char *)c->pairs, c->first[heads] * sizeof *c->pairs);
 }
 
-kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
-                                  kvasir_error *err) {
+bool fingerprint_put_context(struct text_buf *b, const struct kvasir_context *c,
+                             const char *model) {
     const struct kv_cache_options *o = &c->options.cache;
-    struct text_buf b = {0};
     bool good =
-        text_printf(&b,
-                    "kvasir context 3\nmodel %016" PRIx64 "\norder %d arithmetic %d\n"
+        text_printf(b,
+                    "kvasir context 3\nmodel %s\norder %d arithmetic %d\n"
                     "start %u max %u keep %u act %d\n",
-                    c->model->id, KV_ORDER_VERSION, KV_ARITHMETIC_VERSION,
-                    kv_cache_start_pages(c->cache), o->max_size, o->keep, c->device.act_bits);
+                    model, KV_ORDER_VERSION, KV_ARITHMETIC_VERSION, kv_cache_start_pages(c->cache),
+                    o->max_size, o->keep, c->device.act_bits);
     for (uint32_t g = 0; good && g < c->n_groups; g++) {
         struct kv_format k, v;
         kv_cache_formats(c->cache, g, &k, &v);
-        good = text_printf(&b, "k %d %d %d v %d %d %d\n", k.bits, k.group, k.scalar, v.bits,
-                           v.group, v.scalar);
+        good = text_printf(b, "k %d %d %d v %d %d %d\n", k.bits, k.group, k.scalar, v.bits, v.group,
+                           v.scalar);
     }
-    good = good && put_variant(&b, c) && put_centres(&b, c->centres ? &c->centres->centre : NULL);
+    return good && put_variant(b, c) && put_centres(b, c->centres ? &c->centres->centre : NULL);
+}
+
+kvasir_status context_fingerprint(const struct kvasir_context *c, uint64_t *out,
+                                  kvasir_error *err) {
+    struct text_buf b = {0};
+    char model[17];
+    fingerprint_text(c->model->id, model);
+    bool good = fingerprint_put_context(&b, c, model);
     return finish(&b, good, "fingerprint", out, err);
 }

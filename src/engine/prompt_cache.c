@@ -307,8 +307,8 @@ void kvasir_prompt_cache_close(kvasir_prompt_cache *p) {
 void kvasir_prompt_cache_get_info(const kvasir_prompt_cache *p, kvasir_prompt_cache_info *info) {
     const char *act = metadata(&p->file, "kvasir_act_bits"),
                *version = metadata(&p->file, "kvasir_arithmetic");
-    char ours[16];
-    snprintf(ours, sizeof ours, "%d", KV_ARITHMETIC_VERSION);
+    char ours[32];
+    arithmetic_version(ours);
     *info = (kvasir_prompt_cache_info){
         .tokens = p->offset,
         .act_bits = act && strcmp(act, "8") == 0    ? 8

@@ -140,6 +140,8 @@ void checkpoint_close(struct checkpoint *c);
 kvasir_status checkpoint_check(const struct checkpoint *c, kvasir_error *err) MUST_CHECK;
 /* Also compares the files of tensors with what they were when they were opened. From any thread. */
 kvasir_status checkpoint_verify(const struct checkpoint *c, kvasir_error *err) MUST_CHECK;
+/* The files of tensors; NULL after the last. */
+const struct file_map *checkpoint_file(const struct checkpoint *c, size_t i);
 const struct model_config *checkpoint_config(const struct checkpoint *c);
 /* Tensors have Hugging Face names ("model.layers.0.self_attn.q_proj.weight"), whatever the file
  * calls them. NULL: none. */
@@ -154,6 +156,12 @@ const char *checkpoint_chat_template(const struct checkpoint *c);
 const char *checkpoint_format(const struct checkpoint *c);
 
 /* ---- model ----------------------------------------------------------------------------------- */
+
+/* Version of the arithmetic that makes rows of K and V, and states, from tokens: forward passes,
+ * operations, kernels of every tier and device. Raise it when any bit of them changes; stored pages
+ * of earlier builds are then not found. KV_ARITHMETIC_VERSION (quant.h) is that of what pages hold
+ * of the same rows. golden.bits fails if recorded logits change and neither was raised. */
+#define MODEL_ARITHMETIC_VERSION 1
 
 struct model;
 kvasir_status model_open(const char *path, struct model **out, kvasir_error *err) MUST_CHECK;

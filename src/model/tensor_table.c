@@ -51,6 +51,10 @@ kvasir_status checkpoint_verify(const struct checkpoint *c, kvasir_error *err) {
     return KVASIR_OK;
 }
 
+const struct file_map *checkpoint_file(const struct checkpoint *c, size_t i) {
+    return i < c->n_weight_maps ? &c->maps[i] : NULL;
+}
+
 kvasir_status checkpoint_add_take(struct checkpoint *c, char *name,
                                   const struct checkpoint_tensor *tensor, kvasir_error *err) {
     if (!name)

@@ -30,7 +30,7 @@ void scalar_store(enum scalar_type t, void *p, size_t i, float x); /* rounds to 
 /* ---- cache formats (format.c) ---------------------------------------------------------------- */
 
 /* Storage order and arithmetic version: part of every file and fingerprint. Raise it when either
- * changes. */
+ * changes. (MODEL_ARITHMETIC_VERSION of model.h: the rows that are stored.) */
 #define KV_ORDER_VERSION      1
 #define KV_ARITHMETIC_VERSION 2
 

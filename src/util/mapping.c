@@ -190,3 +190,19 @@ kvasir_status file_map_verify(const struct file_map *m, kvasir_error *err) {
         set_bad(p, CHANGED);
     return file_map_check(m, err);
 }
+
+static int64_t nanoseconds(struct timespec t) {
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+bool file_map_stamp(const struct file_map *m, struct file_stamp *out) {
+    struct stat st;
+    if (!m->mapping || fstat(m->mapping->fd, &st) != 0)
+        return false;
+    *out = (struct file_stamp){.device = st.st_dev,
+                               .inode = st.st_ino,
+                               .size = (uint64_t)st.st_size,
+                               .mtime_ns = nanoseconds(st.st_mtim),
+                               .ctime_ns = nanoseconds(st.st_ctim)};
+    return true;
+}

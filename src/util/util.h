@@ -158,6 +158,13 @@ bool file_map_any_fault(void);
  * file_map_check fails. Another file under the same name is no difference: the old one is still
  * mapped. From any thread. */
 kvasir_status file_map_verify(const struct file_map *m, kvasir_error *err) MUST_CHECK;
+/* What tells a file from every other one, and its content from an earlier one. */
+struct file_stamp {
+    uint64_t device, inode, size;
+    int64_t mtime_ns, ctime_ns; /* since 1970: of its content, of its inode */
+};
+/* Of the open file, now. False: there is none (file_map_read), or the system does not say. */
+bool file_map_stamp(const struct file_map *m, struct file_stamp *out) MUST_CHECK;
 /* Advises the system that all of it will be read repeatedly, so that it may use huge pages. Linux
  * does so from 6.16 on (ext4; xfs sooner), for parts that are not in memory yet. */
 void file_map_reread(const struct file_map *m);

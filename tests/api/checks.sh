@@ -133,6 +133,28 @@ seq -f '/* %.0f */' 400 >>include/kvasir.h
 ! check >out 2>&1 && grep -q '400 lines or more' out || { cat out && exit 1; }
 cp good.h include/kvasir.h
 
+# Recorded bits: a hash may change together with its versions only, in this commit and in the last.
+mkdir -p tests/golden
+bits() { # VERSIONS HASH
+    printf '# x\nllama ref 8,4 16 %s %s\n' "$1" "$2" >tests/golden/bits.txt
+}
+commit() {
+    git add tests/golden/bits.txt
+    git -c user.name=x -c user.email=x@example.org commit -qm x
+}
+bits 1.2.1 00aa && commit
+bits 1.2.1 00bb
+! check >out 2>&1 && grep -q '^tests/golden/bits.txt:2: not the hash of HEAD,' out ||
+    { cat out && exit 1; }
+commit
+! check >out 2>&1 && grep -q '^tests/golden/bits.txt:2: not the hash of HEAD^,' out ||
+    { cat out && exit 1; }
+bits 1.3.1 00cc && commit
+check >out 2>&1 || { cat out && exit 1; }
+bits 1.3.2 00dd
+check >out 2>&1 || { cat out && exit 1; }
+git rm -qf tests/golden/bits.txt
+
 # Text that only looks like a violation: names in comments, strings and longer names, members.
 printf '%s\n' "$spdx" '/* exit(1);' ' * malloc(2) */' 'int my_exit(int x);' \
     'const char *s = "a \" printf(1)";' 'int y = ops->exit(1) + mem_malloc(2);' \

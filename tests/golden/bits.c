@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bits of logits, against a record: every tiny model, as it is and with quantized weights, every
  * kind of cache, every tier this machine has. A change that should not change results must leave
- * every line of bits.txt as it is; one that is meant to change them records the new lines, which
- * the diff then shows.
+ * every line of bits.txt as it is. One that is meant to change them raises a version and records
+ * all lines again: stored pages are named by the versions, and those of the old arithmetic must not
+ * be found.
  *
  *   golden_bits [--tier=T] [--models=FOLDER]... [RECORD]
  *
  * compares with RECORD (bits.txt next to this file); without the file, or with --print, it prints
- * the lines. A line is MODEL TIER CACHE ACT_BITS HASH. The hash covers the logits of a prompt and
- * of greedy decoding after it. Lines of a tier or model that is missing here are counted.
+ * the lines. A line is MODEL TIER CACHE ACT_BITS VERSIONS HASH. VERSIONS: KV_ORDER_VERSION,
+ * KV_ARITHMETIC_VERSION and MODEL_ARITHMETIC_VERSION, with points. The hash covers the logits of a
+ * prompt and of greedy decoding after it. It fails if a hash differs, if a line has other versions
+ * than the code, also one that cannot be run here, and if a kind of cache has no line at all. Lines
+ * of a tier or model that is missing here are counted. tools/check.sh sees to it that no commit
+ * changes a line's hash and leaves its versions.
  *
  * Only the public interface is used, so that the program also builds against older commits
  * (tools/bits.sh).
@@ -24,26 +29,42 @@
 #include <kvasir.h>
 #include <xxhash.h>
 
+#ifndef VERSIONS /* tools/bits.sh: those of the commit whose library it links */
+#include "model/model.h"
+#define TEXT_OF(number) #number
+#define TEXT(macro)     TEXT_OF(macro)
+#define VERSIONS                                                                                   \
+    TEXT(KV_ORDER_VERSION)                                                                         \
+    "." TEXT(KV_ARITHMETIC_VERSION) "." TEXT(MODEL_ARITHMETIC_VERSION)
+#endif
+
 enum { PROMPT = 160, DECODED = 12, LINES_MAX = 8192, FOLDERS_MAX = 8 };
 
-/* A setting of the cache. */
+/* A setting of the cache, and which models are run with it, in the ref tier and in others. Between
+ * them K and V have every format. */
+enum who { NOBODY, ONE_MODEL, EVERY_MODEL };
 struct setting {
     const char *name, *bits, *centre;
     uint32_t exact, rotation;
-    bool ref_too; /* run in the ref tier, which is slow */
+    enum who ref, others; /* the ref tier is slow */
+    const char *groups;   /* NULL: the default */
 };
 static const struct setting SETTINGS[] = {
-    {"f16", "f16", "auto", 0, 0, true},
-    {"8", "8", "auto", 0, 0, false},
-    {"8,4", "8,4", "auto", 0, 0, true},
-    {"4", "4", "auto", 0, 0, false},
-    {"3,2", "3,2", "auto", 0, 0, false},
-    {"8,4-plain", "8,4", "off", 0, 0, false},
-    {"4-exact", "4", "auto", 70, 0, false},
-    {"6,5-rotation", "6,5", "auto", 0, 100, true},
-    {"bf16-rotation", "bf16", "auto", 0, 100, false},
+    {"f16", "f16", "auto", 0, 0, EVERY_MODEL, EVERY_MODEL, NULL},
+    {"8", "8", "auto", 0, 0, ONE_MODEL, EVERY_MODEL, NULL},
+    {"8,4", "8,4", "auto", 0, 0, EVERY_MODEL, EVERY_MODEL, NULL},
+    {"4", "4", "auto", 0, 0, ONE_MODEL, EVERY_MODEL, NULL},
+    {"3,2", "3,2", "auto", 0, 0, ONE_MODEL, EVERY_MODEL, NULL},
+    {"8,4-plain", "8,4", "off", 0, 0, ONE_MODEL, EVERY_MODEL, NULL},
+    {"4-exact", "4", "auto", 70, 0, ONE_MODEL, EVERY_MODEL, NULL},
+    {"6,5-rotation", "6,5", "auto", 0, 100, EVERY_MODEL, EVERY_MODEL, NULL},
+    {"bf16-rotation", "bf16", "auto", 0, 100, ONE_MODEL, EVERY_MODEL, NULL},
+    {"f32", "f32", "auto", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
+    {"2,3", "2,3", "auto", 0, 0, ONE_MODEL, ONE_MODEL, NULL},
+    {"5,6-g32", "5,6", "auto", 0, 0, ONE_MODEL, ONE_MODEL, "32"},
 };
-enum { N_SETTINGS = sizeof SETTINGS / sizeof *SETTINGS };
+enum { N_SETTINGS = sizeof SETTINGS / sizeof *SETTINGS, SETTING_8_4 = 2 };
+static const char THE_MODEL[] = "llama"; /* of ONE_MODEL */
 
 /* Weights: as they are, or through kvasir_convert. */
 static const struct {
@@ -66,7 +87,7 @@ static int n_lines;
 static void say_line(const char *model, const char *tier, const char *setting, int act,
                      uint64_t hash) {
     char line[256];
-    snprintf(line, sizeof line, "%s %s %s %d %016llx", model, tier, setting, act,
+    snprintf(line, sizeof line, "%s %s %s %d " VERSIONS " %016llx", model, tier, setting, act,
              (unsigned long long)hash);
     if (n_lines == LINES_MAX) {
         fprintf(stderr, "bits: more than %d lines\n", LINES_MAX);
@@ -141,6 +162,7 @@ static void run_setting(const kvasir_model *model, const char *name, const char 
     kvasir_model_get_info(model, &info);
     kvasir_context_options o = kvasir_context_defaults();
     o.kv_bits = s->bits;
+    o.kv_group_size = s->groups;
     o.key_centre = s->centre;
     o.quantized_kv_start = s->exact;
     o.max_kv_size = s->rotation;
@@ -169,6 +191,13 @@ static bool have_tier(const kvasir_model *model, const char *tier) {
     return true;
 }
 
+static bool runs(const struct setting *s, const char *model, bool plain, bool ref) {
+    const enum who who = ref ? s->ref : s->others;
+    if (!plain) /* converted ones differ only in matmuls */
+        return s == &SETTINGS[SETTING_8_4];
+    return who == EVERY_MODEL || (who == ONE_MODEL && strcmp(model, THE_MODEL) == 0);
+}
+
 /* plain: weights of bf16, where act_bits changes nothing. */
 static void run_model(const char *path, const char *name, bool plain, bool large) {
     kvasir_error err;
@@ -180,13 +209,11 @@ static void run_model(const char *path, const char *name, bool plain, bool large
     for (int t = 0; t < N_TIERS; t++) {
         if ((only_tier && strcmp(only_tier, TIERS[t]) != 0) || !have_tier(model, TIERS[t]))
             continue;
-        for (int s = 0; s < N_SETTINGS; s++) {
-            const bool all = plain && t != 0; /* converted ones differ only in matmuls */
-            if (all || (plain && SETTINGS[s].ref_too) || s == 2)
-                for (int act = plain ? 16 : 8; act <= 16; act += 8)
-                    run_setting(model, name, TIERS[t], &SETTINGS[s], act, large ? 4 : PROMPT,
-                                large ? 2 : DECODED);
-        }
+        for (int s = 0; s < N_SETTINGS; s++)
+            for (int act = plain ? 16 : 8; act <= 16 && runs(&SETTINGS[s], name, plain, t == 0);
+                 act += 8)
+                run_setting(model, name, TIERS[t], &SETTINGS[s], act, large ? 4 : PROMPT,
+                            large ? 2 : DECODED);
     }
     kvasir_model_close(model);
 }
@@ -256,37 +283,105 @@ static void run_folder(const char *folder) {
     }
 }
 
-/* Our line with the same words before the hash; NULL: none. */
-static const char *line_like(const char *line) {
-    const char *end = strrchr(line, ' ');
-    for (int i = 0; end && i < n_lines; i++)
-        if (strncmp(lines[i], line, (size_t)(end - line) + 1) == 0)
-            return lines[i];
+/* ---- the record ------------------------------------------------------------------------------ */
+
+static struct {
+    int same, other, stale, absent;
+    bool has[N_TIERS][N_SETTINGS];
+} found;
+
+/* The hash of our line that begins with `key`; NULL: none. */
+static const char *hash_here(const char *key) {
+    for (int i = 0; i < n_lines; i++)
+        if (strncmp(lines[i], key, strlen(key)) == 0)
+            return strrchr(lines[i], ' ') + 1;
     return NULL;
+}
+
+static void note_setting(const char *tier, const char *setting) {
+    for (int t = 0; t < N_TIERS; t++)
+        for (int s = 0; s < N_SETTINGS; s++)
+            if (strcmp(tier, TIERS[t]) == 0 && strcmp(setting, SETTINGS[s].name) == 0)
+                found.has[t][s] = true;
+}
+
+/* False: not a line of a record. */
+static bool compare_line(const char *line) {
+    char model[128], tier[32], setting[32], act[8], versions[32], hash[32], key[256];
+    if (sscanf(line, "%127s %31s %31s %7s %31s %31s", model, tier, setting, act, versions, hash) !=
+        6)
+        return false;
+    note_setting(tier, setting);
+    if (strcmp(versions, VERSIONS) != 0) {
+        found.stale++;
+        return true;
+    }
+    snprintf(key, sizeof key, "%s %s %s %s ", model, tier, setting, act);
+    const char *ours = hash_here(key);
+    if (!ours)
+        found.absent++;
+    else if (strcmp(ours, hash) == 0)
+        found.same++;
+    else {
+        printf("recorded %s%s %s\nhere     %s%s %s\n", key, versions, hash, key, VERSIONS, ours);
+        found.other++;
+    }
+    return true;
+}
+
+/* Prints which tiers lack which settings; returns how many settings have no line in any tier. */
+static int list_holes(void) {
+    int nowhere = 0;
+    for (int t = 0; t < N_TIERS; t++) {
+        int n = 0;
+        for (int s = 0; s < N_SETTINGS; s++)
+            n += found.has[t][s];
+        if (n == 0 || n == N_SETTINGS) {
+            if (n == 0)
+                printf("bits: no line of tier %s\n", TIERS[t]);
+            continue;
+        }
+        printf("bits: tier %s has no line with cache", TIERS[t]);
+        for (int s = 0; s < N_SETTINGS; s++)
+            if (!found.has[t][s])
+                printf(" %s", SETTINGS[s].name);
+        puts("");
+    }
+    for (int s = 0; s < N_SETTINGS; s++) {
+        bool somewhere = false;
+        for (int t = 0; t < N_TIERS; t++)
+            somewhere |= found.has[t][s];
+        nowhere += !somewhere;
+    }
+    return nowhere;
 }
 
 static int compare(FILE *record) {
     char line[256];
-    int same = 0, other = 0, absent = 0;
     while (fgets(line, sizeof line, record)) {
         line[strcspn(line, "\n")] = 0;
-        if (!*line || *line == '#')
-            continue;
-        const char *ours = line_like(line);
-        if (!ours)
-            absent++;
-        else if (strcmp(ours, line) == 0)
-            same++;
-        else {
-            printf("recorded %s\nhere     %s\n", line, ours);
-            other++;
+        if (*line && *line != '#' && !compare_line(line)) {
+            printf("bits: not MODEL TIER CACHE ACT_BITS VERSIONS HASH: %s\n", line);
+            return 1;
         }
     }
-    const int unknown = n_lines - same - other;
-    printf("bits: %d lines as recorded, %d differ, %d not run here (tier or model missing), "
-           "%d not recorded\n",
-           same, other, absent, unknown);
-    return other > 0 || same == 0;
+    const int nowhere = list_holes();
+    printf("bits: %d lines as recorded, %d differ, %d of other versions, %d not run here (tier or "
+           "model missing), %d not recorded\n",
+           found.same, found.other, found.stale, found.absent,
+           found.stale ? 0 : n_lines - found.same - found.other);
+    if (found.other)
+        puts("bits: results have changed and the versions (" VERSIONS ") have not: pages that an "
+             "earlier build stored would be taken for this one's. Undo the change, or raise "
+             "KV_ARITHMETIC_VERSION (quant/quant.h: what pages hold of the same rows) or "
+             "MODEL_ARITHMETIC_VERSION (model/model.h: the rows), then record again with "
+             "tools/bits.sh");
+    if (found.stale)
+        puts("bits: the versions are " VERSIONS ", lines have others: record them again with "
+             "tools/bits.sh, those of tiers that this machine lacks on one that has them");
+    if (nowhere)
+        printf("bits: %d kinds of cache have no line: record some with tools/bits.sh\n", nowhere);
+    return found.other > 0 || found.stale > 0 || found.same == 0 || (nowhere > 0 && !only_tier);
 }
 
 int main(int argc, char **argv) {

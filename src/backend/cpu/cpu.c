@@ -39,7 +39,8 @@ enum { ROWS_GOOD = 128, LOGIT_ROWS = 64 };
 
 static void cpu_info(const struct backend *base, struct backend_info *out) {
     const struct cpu_backend *b = (const struct cpu_backend *)base;
-    *out = (struct backend_info){.tier = cpu_tier_name(b->kernels.tier),
+    *out = (struct backend_info){.kind = "cpu",
+                                 .tier = cpu_tier_name(b->kernels.tier),
                                  .workers = (uint32_t)b->threads,
                                  .act_bits = b->act_bits,
                                  .rows_good = ROWS_GOOD,

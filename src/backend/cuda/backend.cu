@@ -92,6 +92,7 @@ static void cuda_info(const struct backend *base, struct backend_info *out) {
     const cuda_backend *b = (const cuda_backend *)base;
     *out = backend_info{};
     snprintf(out->name, sizeof out->name, "%s", b->name);
+    out->kind = "cuda";
     out->tier = b->tier;
     out->workers = 1;
     out->rows_good = ROWS_GOOD;

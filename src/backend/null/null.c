@@ -21,6 +21,7 @@ static void null_destroy(struct backend *b) {
 
 static void null_info(const struct backend *b, struct backend_info *out) {
     *out = (struct backend_info){.name = "null",
+                                 .kind = "null",
                                  .tier = "null",
                                  .workers = 1,
                                  .act_bits = 8,
