@@ -111,7 +111,7 @@ struct tier_load {
     /* under the mutex */
     enum load_phase phase;
     uint32_t asked;               /* the store that is asked while looking */
-    bool taken;                   /* a reader is asking it */
+    bool taken;                   /* by a reader, or not to be taken yet */
     uint32_t taken_to[TIERS_MAX]; /* the first object that no reader of the store has taken */
     uint32_t open;                /* questions or objects without a result */
     uint32_t cut;                 /* pages from this one on are not used */

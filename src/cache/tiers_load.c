@@ -370,7 +370,9 @@ static void note_speed(struct tiers *s, const struct tier_load *l, double now) {
 
 /* The load is over for whoever waits. pages: that came well. */
 static void finish(struct tiers *s, struct tier_load *l, uint32_t pages, double now) {
+    pthread_mutex_lock(&s->mutex); /* a late load's readers are not through */
     note_speed(s, l, now);
+    pthread_mutex_unlock(&s->mutex);
     s->stats.loads_late += l->late;
     s->stats.loads_cut += !l->late && pages * TILE_TOKENS < seq_length(l->seq);
     store_result(s, l, pages);
@@ -503,6 +505,7 @@ struct tier_load *tiers_load(struct tiers *s, const void *salt, size_t salt_len,
     l->salt_len = salt_len;
     l->most_bytes = most_bytes;
     l->at = (struct tree_cursor){TREE_NOWHERE};
+    l->taken = true; /* not for readers before ask_next says so */
     const bool good = load_init(s, l, salt, salt_len, tokens, n);
     pthread_mutex_lock(&s->mutex);
     struct tier_load **end = &s->loads;
