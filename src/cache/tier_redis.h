@@ -89,7 +89,8 @@ struct redis_wire {
     const redisReplyObjectFunctions *plain; /* what builds replies once their size is allowed */
     double deadline;                        /* of all that follows; set by whoever uses it */
     enum wire_state state; /* once it is not WIRE_GOOD, all calls return false at once */
-    bool heard;            /* something was received since wire_begin */
+    bool heard;            /* something was received since nodes_take */
+    bool hurried;          /* the deadline is the caller's, sooner than the time-out */
     char why[128];         /* of another state */
     size_t in_at, in_end, out_len, reply_left;
     uint8_t in[WIRE_IN_BYTES], out[WIRE_OUT_BYTES];
@@ -165,8 +166,9 @@ struct redis_nodes {
 kvasir_status nodes_init(struct redis_nodes *ns, const struct tier_redis_options *o,
                          kvasir_error *err) MUST_CHECK;
 void nodes_deinit(struct redis_nodes *ns);
-/* The earlier of a caller's deadline (0: none) and the time-out of an exchange. */
-double nodes_deadline(const struct redis_nodes *ns, double deadline);
+/* What follows on a connection ends at the earlier of the caller's deadline (0: none) and the
+ * time-out of an exchange. */
+void nodes_hurry(const struct redis_nodes *ns, struct redis_wire *w, double deadline);
 /* A connection, waiting for one if all are in use; NULL: none by then, or the breaker is open. */
 struct redis_wire *nodes_take(struct redis_nodes *ns, uint32_t node, double deadline);
 /* Gives it back; one that has failed is closed, and its node's breaker learns of it. */

@@ -107,7 +107,7 @@ static void settle_error(const struct exchange *x, const struct lane *lane, stru
 static bool receive_one(const struct exchange *x, struct lane *lane, uint32_t i) {
     struct redis_item *item = &x->items[i];
     char line[WIRE_LINE_BYTES];
-    lane->wire->deadline = nodes_deadline(x->nodes, x->deadline);
+    nodes_hurry(x->nodes, lane->wire, x->deadline);
     if (!wire_line(lane->wire, line) || (item->asking && !wire_line(lane->wire, line)))
         return false;
     lane->awaited--;
@@ -151,7 +151,7 @@ static bool run_round(const struct exchange *x) {
             fail_rest(x, node);
             continue;
         }
-        lane->wire->deadline = nodes_deadline(x->nodes, x->deadline);
+        nodes_hurry(x->nodes, lane->wire, x->deadline);
         send_window(x, lane);
         n++;
     }

@@ -99,7 +99,7 @@ static redisReply *scan(struct forgetting *f, uint32_t node, const char *cursor)
     struct redis_wire *w = nodes_take(f->nodes, node, f->deadline);
     if (!w)
         return NULL;
-    w->deadline = nodes_deadline(f->nodes, f->deadline);
+    nodes_hurry(f->nodes, w, f->deadline);
     redisReply *reply = wire_command(w, args, 6) && wire_flush(w) ? wire_reply(w) : NULL;
     const bool good = reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
                       reply->element[0]->type == REDIS_REPLY_STRING &&

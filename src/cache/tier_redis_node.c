@@ -32,6 +32,7 @@
 
 enum { FAILURES_MOST = 3 };
 static const double PAUSE_FIRST = 1, PAUSE_MOST = 60; /* seconds */
+static const double SECONDS_LEAST = 0.002;            /* with less, nothing is begun */
 
 /* ---- what is logged -------------------------------------------------------------------------- */
 
@@ -120,9 +121,14 @@ bool nodes_down(struct redis_nodes *ns) {
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-double nodes_deadline(const struct redis_nodes *ns, double deadline) {
+static double earlier(const struct redis_nodes *ns, double deadline) {
     const double limit = clock_seconds() + ns->exchange_seconds;
     return deadline > 0 ? fmin(deadline, limit) : limit;
+}
+
+void nodes_hurry(const struct redis_nodes *ns, struct redis_wire *w, double deadline) {
+    w->deadline = earlier(ns, deadline);
+    w->hurried = w->deadline == deadline;
 }
 
 static struct timespec timespec_of(double seconds) {
@@ -167,7 +173,9 @@ struct redis_wire *nodes_take(struct redis_nodes *ns, uint32_t index, double dea
     struct redis_wire *w = NULL;
     char why[128];
     bool trial, opened = false;
-    deadline = nodes_deadline(ns, deadline);
+    deadline = earlier(ns, deadline);
+    if (deadline - clock_seconds() < SECONDS_LEAST)
+        return NULL;
     pthread_mutex_lock(&ns->mutex);
     const bool may = may_take(ns, node, deadline, &w, &trial);
     pthread_mutex_unlock(&ns->mutex);
@@ -196,7 +204,7 @@ void nodes_give(struct redis_nodes *ns, struct redis_wire *w) {
     struct redis_node *node = ns->list[w->node];
     bool opened = false, closed = false;
     /* The caller's own deadline is nobody's fault while the server does answer. */
-    const bool excused = w->state == WIRE_LATE && w->heard;
+    const bool excused = w->state == WIRE_LATE && w->heard && w->hurried;
     const bool good = w->state == WIRE_GOOD;
     pthread_mutex_lock(&ns->mutex);
     if (good) {
@@ -331,7 +339,7 @@ bool nodes_learn(struct redis_nodes *ns, uint32_t node, double deadline, bool *f
     *failed = true;
     if (!w)
         return false;
-    w->deadline = nodes_deadline(ns, deadline);
+    nodes_hurry(ns, w, deadline);
     redisReply *reply = wire_command(w, args, 2) && wire_flush(w) ? wire_reply(w) : NULL;
     if (reply && reply->type == REDIS_REPLY_ARRAY) {
         cluster = true;
