@@ -3,6 +3,7 @@
 #include "lying_redis.h"
 
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -402,6 +403,7 @@ static void *accept_all(void *user) {
                 close(fd);
             return NULL;
         }
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
         if (s->p->connections[i].used) /* it has ended long ago */
             pthread_join(s->p->connections[i].thread, NULL);
         struct client *c = calloc(1, sizeof *c);

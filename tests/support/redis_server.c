@@ -47,17 +47,43 @@ redisContext *redis_server_connect(const struct redis_server *s, const char *pas
 }
 
 static void child(const struct redis_server *s, const char *password) {
-    char port[16];
+    char port[16], bus_port[16];
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* it does not outlive the test */
     const int null = open("/dev/null", O_RDWR);
     dup2(null, 0);
     dup2(null, 1);
     dup2(null, 2);
     snprintf(port, sizeof port, "%u", s->port);
+    snprintf(bus_port, sizeof bus_port, "%u", s->bus_port);
     const char *name =
         access("/usr/bin/valkey-server", X_OK) == 0 ? "valkey-server" : "redis-server";
-    execlp(name, name, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-           "--dir", s->dir, "--requirepass", password ? password : "", (char *)NULL);
+    const char *args[32] = {name,
+                            "--port",
+                            port,
+                            "--bind",
+                            "127.0.0.1",
+                            "--save",
+                            "",
+                            "--appendonly",
+                            "no",
+                            "--dir",
+                            s->dir,
+                            "--requirepass",
+                            password ? password : ""};
+    int n = 13;
+    if (s->cluster) {
+        static const char *const more[] = {"--cluster-enabled",
+                                           "yes",
+                                           "--cluster-node-timeout",
+                                           "3000",
+                                           "--cluster-require-full-coverage",
+                                           "no",
+                                           "--cluster-port"};
+        memcpy(args + n, more, sizeof more);
+        n += (int)(sizeof more / sizeof *more);
+        args[n] = bus_port;
+    }
+    execvp(name, (char *const *)(uintptr_t)args);
     _exit(127);
 }
 
@@ -67,6 +93,7 @@ bool redis_server_start(struct redis_server *s, const char *password) {
         if (!mkdtemp(s->dir))
             return false;
         s->port = free_port();
+        s->bus_port = free_port();
         snprintf(s->url, sizeof s->url, "redis://127.0.0.1:%u", s->port);
     }
     s->pid = fork();
@@ -95,8 +122,12 @@ void redis_server_kill(struct redis_server *s) {
 }
 
 void redis_server_remove(struct redis_server *s) {
+    char file[96];
     redis_server_kill(s);
-    if (s->dir[0])
+    snprintf(file, sizeof file, "%s/nodes.conf", s->dir);
+    if (s->dir[0]) {
+        unlink(file);
         rmdir(s->dir);
+    }
     s->dir[0] = 0;
 }

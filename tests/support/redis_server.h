@@ -11,7 +11,8 @@
 
 struct redis_server {
     pid_t pid; /* 0: it does not run */
-    uint16_t port;
+    uint16_t port, bus_port;
+    bool cluster; /* set before the first start: it is one of a cluster */
     char dir[64];
     char url[64]; /* redis://127.0.0.1:PORT */
 };

@@ -1,20 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shared tier on a real redis-server, which the test starts and kills, and on one that lies.
- * Without redis-server (or valkey-server) the tests that need one are skipped.
- *
- *   unit_tier_redis --cluster=PORT   instead: on the cluster at that port (soak/redis_cluster.py)
- *   unit_tier_redis --measure        instead: bytes a second, beside those of a plain socket
- */
-#include <arpa/inet.h>
+ * Without redis-server (or valkey-server) the tests that need one are skipped. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "cache/tier_redis.h"
 #include "lying_redis.h"
@@ -594,8 +587,8 @@ static const enum tier_result of_lie[LIES][2] = {
     [LIE_MOVED_BAD] = {TIER_FAILED, TIER_FAILED},
 };
 
-/* Every lie in a batch: all that is OK is right (but what is forged without a secret), each fault is
- * counted, and the tier works when the server does. */
+/* Every lie in a batch: all that is OK is right (but what is forged without a secret), each fault
+ * is counted, and the tier works when the server does. */
 static void lie_once(struct lying_redis *s, enum lie lie, bool with_secret) {
     enum { N = 4 };
     struct tier_redis_options o = options(s->url, with_secret);
@@ -727,7 +720,7 @@ static void test_error_text(void **state) {
     lying_redis_stop(&s);
 }
 
-int main(int argc, char **argv) {
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_url),        cmocka_unit_test(test_names),
         cmocka_unit_test(test_nobody),     cmocka_unit_test(test_round_trip),
@@ -738,7 +731,5 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_other_lies), cmocka_unit_test(test_deadlines),
         cmocka_unit_test(test_error_text),
     };
-    (void)argc;
-    (void)argv;
     return cmocka_run_group_tests(tests, start_server, stop_server);
 }
