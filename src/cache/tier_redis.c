@@ -23,8 +23,10 @@
 #include "cache/tier_redis.h"
 
 enum {
-    FIND_WINDOW = 512, /* of short replies */
-    READ_WINDOW = 8,   /* of values: what a server may have to keep for us at a time */
+    FIND_WINDOW = 512,     /* of short replies */
+    READ_WINDOW_LEAST = 4, /* of values */
+    READ_WINDOW_MOST = 64,
+    READ_WINDOW_BYTES = 16 << 20, /* what a server may have to keep for us at a time, about */
     FIND_AT_ONCE = 4096
 };
 /* Longer values are not sent: Redis takes no more (proto-max-bulk-len). */
@@ -196,6 +198,17 @@ static void settle_reads(const struct reading *x, const struct redis_item *items
                        t->nodes.url.address.host, t->nodes.url.address.port);
 }
 
+/* So many replies are awaited at a time. */
+static uint32_t read_window(const struct tier_read *reads, uint32_t n) {
+    uint64_t longest = 1;
+    for (uint32_t i = 0; i < n; i++)
+        longest = reads[i].bytes > longest ? reads[i].bytes : longest;
+    const uint64_t window = READ_WINDOW_BYTES / longest;
+    if (window > READ_WINDOW_MOST)
+        return READ_WINDOW_MOST;
+    return window < READ_WINDOW_LEAST ? READ_WINDOW_LEAST : (uint32_t)window;
+}
+
 static void redis_read(struct tier *base, struct tier_read *reads, uint32_t n, double deadline) {
     struct redis_tier *t = of_base(base);
     struct reading x = {
@@ -203,7 +216,7 @@ static void redis_read(struct tier *base, struct tier_read *reads, uint32_t n, d
     struct redis_item *items = mem_alloc(max_u32(n, 1) * sizeof *items);
     if (items && x.sum) {
         const struct redis_command command = {
-            .window = READ_WINDOW, .put = put_get, .take = take_value, .user = &x};
+            .window = read_window(reads, n), .put = put_get, .take = take_value, .user = &x};
         for (uint32_t i = 0; i < n; i++) {
             const struct tier_place place = {reads[i].context, reads[i].root};
             reads[i].result = TIER_FAILED;
