@@ -348,7 +348,7 @@ static bool answer(struct client *c, uint32_t n, char *args[ARGS], uint64_t len[
         pthread_mutex_unlock(&s->p->mutex);
         return say_text(c, v ? ":1\r\n" : ":0\r\n");
     }
-    if (strcmp(args[0], "ASKING") == 0)
+    if (strcmp(args[0], "ASKING") == 0 || strcmp(args[0], "AUTH") == 0)
         return say_text(c, "+OK\r\n");
     if ((strcmp(args[0], "SCAN") == 0 || strcmp(args[0], "CLUSTER") == 0)) {
         const enum lie lie = (enum lie)atomic_load(&s->lie);

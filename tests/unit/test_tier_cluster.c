@@ -151,6 +151,22 @@ static int find_all(struct tier *t) {
     return good;
 }
 
+/* Our slot of a name is the server's. */
+static void test_slots(void **state) {
+    (void)state;
+    NEEDS_CLUSTER();
+    struct tier *t = make(0, "");
+    struct redis_tier *redis = (struct redis_tier *)t;
+    for (int i = 0; i < N; i++) {
+        struct redis_item item;
+        const struct tier_place place = record_place(&records[i]);
+        seal_name(&redis->seal, &place, records[i].head.key, item.name);
+        item_init(&redis->nodes, &item);
+        assert_int_equal(item.slot, ask(0, NULL, 0, "CLUSTER KEYSLOT %s", item.name));
+    }
+    t->ops->destroy(t);
+}
+
 static void test_all_nodes(void **state) {
     (void)state;
     NEEDS_CLUSTER();
@@ -276,9 +292,9 @@ static void test_death(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_nodes), cmocka_unit_test(test_moving),
-        cmocka_unit_test(test_forget),    cmocka_unit_test(test_database),
-        cmocka_unit_test(test_death),
+        cmocka_unit_test(test_slots),    cmocka_unit_test(test_all_nodes),
+        cmocka_unit_test(test_moving),   cmocka_unit_test(test_forget),
+        cmocka_unit_test(test_database), cmocka_unit_test(test_death),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
