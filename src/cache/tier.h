@@ -90,8 +90,9 @@ enum tier_result {
 
 /* One record to be read. */
 struct tier_read {
-    struct tier_key key; /* record_key */
-    uint8_t *payload;    /* [bytes], written even if the result is not TIER_OK */
+    struct tier_key key;           /* record_key */
+    struct tier_key context, root; /* where it is (struct tier_place) */
+    uint8_t *payload;              /* [bytes], written even if the result is not TIER_OK */
     uint64_t bytes;
     bool unchecked; /* tests only: sums and keys are not compared */
     /* set by the tier, by way of record_begin, record_piece and record_end */
@@ -106,6 +107,11 @@ struct tier_read {
 bool record_begin(struct tier_read *r, const struct record_head *head);
 void record_piece(struct tier_read *r, const void *at, size_t bytes);
 bool record_end(struct tier_read *r);
+
+/* Records of one context and root: what a store may keep together, bound and forget. */
+struct tier_place {
+    struct tier_key context, root;
+};
 
 /* ---- the interface --------------------------------------------------------------------------- */
 
@@ -133,15 +139,15 @@ struct tier_ops {
     const char *name; /* "disk", "remote", "memory": in metrics */
     bool instant;     /* find answers from memory */
     /* have[i]: whether key i is there, as far as it is known. At most one round trip. */
-    void (*find)(struct tier *t, const struct tier_key *keys, uint32_t n, bool *have,
-                 double deadline);
+    void (*find)(struct tier *t, const struct tier_place *place, const struct tier_key *keys,
+                 uint32_t n, bool *have, double deadline);
     /* Reads n records; each gets a result. */
     void (*read)(struct tier *t, struct tier_read *reads, uint32_t n, double deadline);
     /* Writes a sealed record. Does nothing if the key is there already. False: it was not written
      * (full, failed, down). */
     bool (*write)(struct tier *t, const struct record_head *head, const void *payload);
     /* The record turned out to be damaged: others must not find it again. */
-    void (*drop)(struct tier *t, struct tier_key key);
+    void (*drop)(struct tier *t, const struct tier_place *place, struct tier_key key);
     /* Removes all records of a context with this root, or with any (root NULL), for good: also
      * after a restart. */
     void (*forget)(struct tier *t, struct tier_key context, const struct tier_key *root);
@@ -180,6 +186,7 @@ struct tier_redis_options {
     uint32_t ttl_seconds;                     /* of records without an earlier end; 0: none */
     double connect_seconds, exchange_seconds; /* time-outs */
     uint32_t connections;                     /* at most, to each node */
+    uint64_t root_limit_bytes; /* a root with more than that gets no more; 0: no limit */
     tier_complain_fn *complain;
     void *user;
 };
