@@ -94,21 +94,8 @@ void disk_ref(struct tier_disk *d, struct segment *s) {
     pthread_mutex_unlock(&d->lock);
 }
 
-void disk_unref(struct tier_disk *d, struct segment *s) {
-    pthread_mutex_lock(&d->lock);
-    ASSERT(s->refs > 0);
-    const bool last = --s->refs == 0 && s->gone;
-    d->n_open -= last && s->fd >= 0;
-    pthread_mutex_unlock(&d->lock);
-    if (!last)
-        return;
-    if (s->fd >= 0)
-        d->files->close(d->files, s->fd);
-    mem_free(s);
-}
-
-/* Under the lock: takes the file of the segment that nobody has read for the longest time. -1: none
- * has to be closed. */
+/* Under the lock: takes the file of the segment that nobody has read for the longest time. -1: no
+ * file has to be closed. */
 static int take_idle_file(struct tier_disk *d) {
     struct segment *idle = NULL;
     if (d->n_open <= DISK_OPEN_FILES)
@@ -126,6 +113,19 @@ static int take_idle_file(struct tier_disk *d) {
     return fd;
 }
 
+void disk_unref(struct tier_disk *d, struct segment *s) {
+    pthread_mutex_lock(&d->lock);
+    ASSERT(s->refs > 0);
+    const bool last = --s->refs == 0 && s->gone;
+    d->n_open -= last && s->fd >= 0;
+    const int fd = last ? s->fd : take_idle_file(d);
+    pthread_mutex_unlock(&d->lock);
+    if (fd >= 0)
+        d->files->close(d->files, fd);
+    if (last)
+        mem_free(s);
+}
+
 int disk_open_segment(struct tier_disk *d, struct segment *s) {
     char path[DISK_PATH_BYTES];
     pthread_mutex_lock(&d->lock);
@@ -139,16 +139,15 @@ int disk_open_segment(struct tier_disk *d, struct segment *s) {
     if (opened < 0)
         return opened;
     pthread_mutex_lock(&d->lock);
-    int close_fd = opened;
-    if (s->fd < 0) {
+    const bool first = s->fd < 0;
+    if (first) {
         s->fd = opened;
         d->n_open++;
-        close_fd = take_idle_file(d);
     }
     fd = s->fd;
     pthread_mutex_unlock(&d->lock);
-    if (close_fd >= 0)
-        d->files->close(d->files, close_fd);
+    if (!first) /* another reader was sooner */
+        d->files->close(d->files, opened);
     return fd;
 }
 
@@ -456,6 +455,13 @@ static void forget_segments(struct tier_disk *d, uint64_t newest, int error) {
     } while (s);
 }
 
+static bool has_segments(struct tier_disk *d) {
+    pthread_mutex_lock(&d->lock);
+    const bool some = oldest_up_to(d, UINT64_MAX) != NULL;
+    pthread_mutex_unlock(&d->lock);
+    return some;
+}
+
 static void disk_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
     struct tier_disk *d = disk_of(t);
     struct record_head head = {.kind = RECORD_FORGET, .context = context, .written = disk_now()};
@@ -463,6 +469,10 @@ static void disk_forget(struct tier *t, struct tier_key context, const struct ti
         head.root = *root;
     record_seal(&head, NULL);
     pthread_mutex_lock(&d->writing); /* so that what is written before is before it in the file */
+    if (!has_segments(d)) {          /* nothing is in the folder */
+        pthread_mutex_unlock(&d->writing);
+        return;
+    }
     int error = write_record(d, &head, NULL);
     if (!error)
         error = disk_sync(d);

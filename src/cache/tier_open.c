@@ -140,7 +140,8 @@ static void remove_excess(struct loading *l) {
             disk_tell(d, TROUBLE_REMOVE, "cannot remove %s: %s", path, strerror(-error));
     }
     l->n -= first;
-    memmove(l->files, l->files + first, l->n * sizeof *l->files);
+    if (first > 0)
+        memmove(l->files, l->files + first, l->n * sizeof *l->files);
 }
 
 /* An entry for a row, unless it was forgotten, has expired or was written again later. */
