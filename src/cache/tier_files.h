@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tier_files.h: the file system as the disk tier sees it: a table of functions, so that tests can
- * put one that fails, lies or hangs in the real one's place. Any thread may call any of them. Errors
- * are returned as -errno; nothing is retried but EINTR. A table of a test begins with struct
+ * put one in the real one's place that fails, lies or hangs. Any thread may call any of them.
+ * Errors are returned as -errno; nothing is retried but EINTR. A table of a test begins with struct
  * tier_files, which every function gets. */
 #ifndef KVASIR_CACHE_TIER_FILES_H
 #define KVASIR_CACHE_TIER_FILES_H

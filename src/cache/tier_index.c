@@ -44,6 +44,17 @@ static uint32_t *bucket_of(struct tier_index *ix, struct tier_key key) {
     return &ix->buckets[longer < ix->n_buckets ? longer : hash & (level - 1)];
 }
 
+void index_expect(struct tier_index *ix, uint64_t n) {
+    ASSERT(ix->n == 0);
+    n = n < ix->capacity ? n : ix->capacity;
+    ix->n_buckets = max_u32((uint32_t)n, LEAST_BUCKETS);
+    ix->touched_buckets = max_u32(ix->touched_buckets, ix->n_buckets);
+}
+
+void index_prefetch(struct tier_index *ix, struct tier_key key) {
+    __builtin_prefetch(bucket_of(ix, key));
+}
+
 struct index_entry *index_find(struct tier_index *ix, struct tier_key key) {
     for (uint32_t i = *bucket_of(ix, key); i; i = ix->entries[i - 1].next)
         if (tier_key_equal(ix->entries[i - 1].key, key))

@@ -38,6 +38,10 @@ struct tier_index {
 
 bool index_init(struct tier_index *ix, uint64_t capacity) MUST_CHECK; /* false: no memory */
 void index_deinit(struct tier_index *ix);
+/* For the start: so many entries come, at most, and index_add need not make buckets one by one. */
+void index_expect(struct tier_index *ix, uint64_t n);
+/* Soon a key is looked for. */
+void index_prefetch(struct tier_index *ix, struct tier_key key);
 /* NULL: not there. Valid until the next add or removal. */
 struct index_entry *index_find(struct tier_index *ix, struct tier_key key);
 /* The key is not there yet. False: full. */

@@ -23,7 +23,8 @@ enum {
     LEAST_SEGMENTS = 8,   /* within the limit */
     MOST_SEGMENTS = 4096, /* likewise; files may be half full */
     LEAST_GIVEN = 4,      /* with a size that is given */
-    NAME_ROOM = 64        /* of a path, for names in the folder */
+    NAME_ROOM = 64,       /* of a path, for names in the folder */
+    AHEAD = 16            /* rows, whose buckets are fetched from memory meanwhile */
 };
 
 /* ---- what was forgotten ---------------------------------------------------------------------- */
@@ -71,7 +72,7 @@ static bool forgets_add(struct forgets *f, uint64_t context, uint64_t root) {
 /* ---- reading what is there ------------------------------------------------------------------- */
 
 struct found_file {
-    uint64_t number, bytes;
+    uint64_t number, bytes, rows;
 };
 
 struct loading {
@@ -106,17 +107,19 @@ static int open_file(struct tier_disk *d, uint64_t number, int flags) {
     return d->files->open(d->files, path, flags);
 }
 
-/* Sizes; what is no file that can be opened leaves the list. */
+/* Sizes and counts of rows; what is no file that can be opened leaves the list. */
 static void measure_files(struct loading *l) {
     struct tier_disk *d = l->d;
     size_t kept = 0;
     for (size_t i = 0; i < l->n; i++) {
         struct found_file *file = &l->files[i];
         const int fd = open_file(d, file->number, O_RDONLY);
-        if (fd >= 0 && d->files->size(d->files, fd, &file->bytes) == 0)
+        if (fd >= 0 && d->files->size(d->files, fd, &file->bytes) == 0) {
+            file->rows = segment_count_rows(d->files, fd, file->number, file->bytes);
             l->files[kept++] = *file;
-        else
+        } else {
             d->stats.damaged++;
+        }
         if (fd >= 0)
             d->files->close(d->files, fd);
     }
@@ -200,8 +203,11 @@ static void load_file(struct loading *l, size_t i) {
     const int error = fd < 0 ? fd : segment_load(d->files, fd, number, &c);
     l->no_memory |= !s || error == -ENOMEM;
     d->stats.damaged += error || !c.head ? 1 : c.damaged;
-    for (size_t row = c.n; s && row-- > 0;)
+    for (size_t row = c.n; s && row-- > 0;) {
+        if (row >= AHEAD)
+            index_prefetch(&d->index, c.rows[row - AHEAD].key);
         add_row(l, s, &c.rows[row]);
+    }
     if (s && i == l->n - 1 && !error)
         continue_segment(d, s, &c);
     segment_content_free(&c);
@@ -217,6 +223,10 @@ static kvasir_status load(struct tier_disk *d, kvasir_error *err) {
         qsort(l.files, l.n, sizeof *l.files, by_number);
     measure_files(&l);
     remove_excess(&l);
+    uint64_t rows = 0;
+    for (size_t i = 0; i < l.n; i++)
+        rows += l.files[i].rows;
+    index_expect(&d->index, rows);
     for (size_t i = l.n; !l.no_memory && i-- > 0;)
         load_file(&l, i);
     mem_free(l.files);

@@ -154,13 +154,23 @@ static bool read_head(const struct tier_files *f, int fd, uint64_t number) {
            is_sum(head.sum, XXH3_128bits(&head, offsetof(struct segment_head, sum)));
 }
 
+static bool read_end(const struct tier_files *f, int fd, uint64_t number, uint64_t size,
+                     struct segment_end *end) {
+    return size >= 2 * BLOCK_BYTES && size % BLOCK_BYTES == 0 &&
+           segment_read_all(f, fd, end, sizeof *end, size - sizeof *end) == 0 &&
+           end_is_sane(end, number, size);
+}
+
+uint64_t segment_count_rows(const struct tier_files *f, int fd, uint64_t number, uint64_t size) {
+    struct segment_end end;
+    return read_end(f, fd, number, size, &end) ? end.rows : 0;
+}
+
 /* 0: c->footer says whether there is one; then its rows are there. */
 static int read_footer(const struct tier_files *f, int fd, uint64_t number,
                        struct segment_content *c) {
     struct segment_end end;
-    if (c->size < 2 * BLOCK_BYTES || c->size % BLOCK_BYTES ||
-        segment_read_all(f, fd, &end, sizeof end, c->size - sizeof end) != 0 ||
-        !end_is_sane(&end, number, c->size))
+    if (!read_end(f, fd, number, c->size, &end))
         return 0;
     if (!ARRAY_GROW(c->rows, c->cap, max_size(end.rows, 1)))
         return -ENOMEM;

@@ -68,6 +68,8 @@ int segment_load(const struct tier_files *f, int fd, uint64_t number, struct seg
 /* The same by all heads, also where the footer is valid. */
 int segment_scan(const struct tier_files *f, int fd, uint64_t number, struct segment_content *out);
 void segment_content_free(struct segment_content *c);
+/* How many rows its footer seems to have: for planning. */
+uint64_t segment_count_rows(const struct tier_files *f, int fd, uint64_t number, uint64_t size);
 
 /* Read or write all of it: 0, or -errno; -ENODATA: the file ends before. The parts change. */
 int segment_read_all(const struct tier_files *f, int fd, void *data, size_t bytes, uint64_t at);
