@@ -100,6 +100,9 @@ void disk_read_record(struct tier_disk *d, struct segment *s, const struct index
 
 /* tier_open.c */
 extern const struct tier_ops TIER_DISK_OPS; /* tier_disk.c */
+/* A tier that has nothing, without an index. The folder was made if it was missing, and is ours. */
+kvasir_status disk_take_folder(const struct tier_disk_options *o, struct tier_disk **out,
+                               kvasir_error *err) MUST_CHECK;
 void disk_free(struct tier_disk *d);
 
 /* tier_append.c; under `writing` */
@@ -117,5 +120,7 @@ int disk_sync(struct tier_disk *d);  /* what was appended is on the disk */
  * -EDQUOT there is no room at present. */
 int disk_make_room(struct tier_disk *d, uint64_t bytes);
 bool disk_remove_segment(struct tier_disk *d, struct segment *s);
+/* Without others. 0, or -errno of a write: then some are left as they were. */
+int disk_compact(struct tier_disk *d);
 
 #endif

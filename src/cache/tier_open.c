@@ -27,48 +27,6 @@ enum {
     AHEAD = 16            /* rows, whose buckets are fetched from memory meanwhile */
 };
 
-/* ---- what was forgotten ---------------------------------------------------------------------- */
-
-/* A set of hashes of context and root; open addressing. */
-struct forgets {
-    uint64_t *slots; /* [cap], cap a power of two; 0: free */
-    size_t n, cap;
-};
-
-static uint64_t forget_hash(uint64_t context, uint64_t root) {
-    return mix_bits(context ^ mix_bits(root + 1)) | 1;
-}
-
-static uint64_t *forget_slot(const struct forgets *f, uint64_t hash) {
-    size_t i = hash >> 1 & (f->cap - 1);
-    while (f->slots[i] != 0 && f->slots[i] != hash)
-        i = (i + 1) & (f->cap - 1);
-    return &f->slots[i];
-}
-
-static bool forgets_have(const struct forgets *f, uint64_t context, uint64_t root) {
-    return f->cap && *forget_slot(f, forget_hash(context, root)) != 0;
-}
-
-static bool forgets_add(struct forgets *f, uint64_t context, uint64_t root) {
-    if (forgets_have(f, context, root))
-        return true;
-    if (2 * (f->n + 1) > f->cap) {
-        struct forgets more = {.cap = f->cap ? 2 * f->cap : 64};
-        if (!(more.slots = mem_calloc(more.cap, sizeof *more.slots)))
-            return false;
-        for (size_t i = 0; i < f->cap; i++)
-            if (f->slots[i])
-                *forget_slot(&more, f->slots[i]) = f->slots[i];
-        more.n = f->n;
-        mem_free(f->slots);
-        *f = more;
-    }
-    *forget_slot(f, forget_hash(context, root)) = forget_hash(context, root);
-    f->n++;
-    return true;
-}
-
 /* ---- reading what is there ------------------------------------------------------------------- */
 
 struct found_file {
@@ -295,15 +253,11 @@ static uint64_t choose_segment_bytes(const struct tier_disk_options *o) {
     return bytes / BLOCK_BYTES * BLOCK_BYTES;
 }
 
-kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **out,
+kvasir_status disk_take_folder(const struct tier_disk_options *o, struct tier_disk **out,
                                kvasir_error *err) {
     const size_t len = strlen(o->dir);
     if (len == 0 || len + NAME_ROOM > DISK_PATH_BYTES)
         return fail(err, KVASIR_ERR_ARGUMENT, "\"%.100s\" is no name of a folder", o->dir);
-    if (o->limit_bytes < TIER_DISK_LEAST)
-        return fail(err, KVASIR_ERR_ARGUMENT,
-                    "the limit of %s is %" PRIu64 " bytes; at least %" PRIu64 " are needed", o->dir,
-                    o->limit_bytes, TIER_DISK_LEAST);
     struct tier_disk *d = mem_calloc(1, sizeof *d);
     if (!d)
         return fail(err, KVASIR_ERR_MEMORY, "out of memory for %s", o->dir);
@@ -312,24 +266,38 @@ kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **
     memcpy(d->dir, o->dir, len + 1);
     d->limit_bytes = o->limit_bytes;
     d->floor_bytes = o->floor_bytes;
-    d->segment_bytes = choose_segment_bytes(o);
     d->complain = o->complain;
     d->user = o->user;
     d->lock_fd = d->dir_fd = -1;
     pthread_mutex_init(&d->writing, NULL);
     pthread_mutex_init(&d->lock, NULL);
-    kvasir_status status = KVASIR_OK;
-    TRY_GOTO(open_folder(d, err));
-    TRY_GOTO(take_lock(d, err));
-    if (!index_init(&d->index, o->limit_bytes / (2 * BLOCK_BYTES))) {
-        status = fail(err, KVASIR_ERR_MEMORY, "out of address space for %s", o->dir);
-        goto done;
-    }
-    TRY_GOTO(load(d, err));
-    *out = &d->base;
-done:
+    kvasir_status status = open_folder(d, err);
+    if (status == KVASIR_OK)
+        status = take_lock(d, err);
     if (status != KVASIR_OK)
         disk_free(d);
+    else
+        *out = d;
+    return status;
+}
+
+kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **out,
+                               kvasir_error *err) {
+    struct tier_disk *d;
+    if (o->limit_bytes < TIER_DISK_LEAST)
+        return fail(err, KVASIR_ERR_ARGUMENT,
+                    "the limit of %s is %" PRIu64 " bytes; at least %" PRIu64 " are needed", o->dir,
+                    o->limit_bytes, TIER_DISK_LEAST);
+    TRY(disk_take_folder(o, &d, err));
+    d->segment_bytes = choose_segment_bytes(o);
+    kvasir_status status =
+        index_init(&d->index, o->limit_bytes / (2 * BLOCK_BYTES))
+            ? load(d, err)
+            : fail(err, KVASIR_ERR_MEMORY, "out of address space for %s", o->dir);
+    if (status != KVASIR_OK)
+        disk_free(d);
+    else
+        *out = &d->base;
     return status;
 }
 

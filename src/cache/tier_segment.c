@@ -278,3 +278,39 @@ void segment_content_free(struct segment_content *c) {
     c->rows = NULL;
     c->n = c->cap = 0;
 }
+
+/* ---- what was forgotten ---------------------------------------------------------------------- */
+
+static uint64_t forget_hash(uint64_t context, uint64_t root) {
+    return mix_bits(context ^ mix_bits(root + 1)) | 1;
+}
+
+static uint64_t *forget_slot(const struct forgets *f, uint64_t hash) {
+    size_t i = hash >> 1 & (f->cap - 1);
+    while (f->slots[i] != 0 && f->slots[i] != hash)
+        i = (i + 1) & (f->cap - 1);
+    return &f->slots[i];
+}
+
+bool forgets_have(const struct forgets *f, uint64_t context, uint64_t root) {
+    return f->cap && *forget_slot(f, forget_hash(context, root)) != 0;
+}
+
+bool forgets_add(struct forgets *f, uint64_t context, uint64_t root) {
+    if (forgets_have(f, context, root))
+        return true;
+    if (2 * (f->n + 1) > f->cap) {
+        struct forgets more = {.cap = f->cap ? 2 * f->cap : 64};
+        if (!(more.slots = mem_calloc(more.cap, sizeof *more.slots)))
+            return false;
+        for (size_t i = 0; i < f->cap; i++)
+            if (f->slots[i])
+                *forget_slot(&more, f->slots[i]) = f->slots[i];
+        more.n = f->n;
+        mem_free(f->slots);
+        *f = more;
+    }
+    *forget_slot(f, forget_hash(context, root)) = forget_hash(context, root);
+    f->n++;
+    return true;
+}

@@ -71,6 +71,14 @@ void segment_content_free(struct segment_content *c);
 /* How many rows its footer seems to have: for planning. */
 uint64_t segment_count_rows(const struct tier_files *f, int fd, uint64_t number, uint64_t size);
 
+/* A set of what was forgotten, as hashes of context and root; open addressing. root 0: any. */
+struct forgets {
+    uint64_t *slots; /* [cap], cap a power of two; 0: free. mem_free */
+    size_t n, cap;
+};
+bool forgets_have(const struct forgets *f, uint64_t context, uint64_t root);
+bool forgets_add(struct forgets *f, uint64_t context, uint64_t root) MUST_CHECK;
+
 /* Read or write all of it: 0, or -errno; -ENODATA: the file ends before. The parts change. */
 int segment_read_all(const struct tier_files *f, int fd, void *data, size_t bytes, uint64_t at);
 int segment_read_parts(const struct tier_files *f, int fd, struct iovec *parts, int n, uint64_t at);

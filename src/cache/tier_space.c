@@ -154,13 +154,13 @@ static int carry_one(struct tier_disk *d, struct segment *from, const struct ind
     return 0;
 }
 
-/* Returns how much of the room was used. */
-static uint64_t carry_used(struct tier_disk *d, struct segment *s, uint16_t least_uses,
-                           uint64_t room) {
+/* Copies what was used at least so often while there is room in the current segment, which becomes
+ * less; room NULL: makes room for each. 0, or -errno of a write. */
+static int carry(struct tier_disk *d, struct segment *s, uint16_t least_uses, uint64_t *room) {
     struct carry c = {.now = disk_now(), .least = least_uses};
     struct tier_read r = {.sum = XXH3_createState()};
-    uint64_t largest = 0, carried = 0;
-    ASSERT(s != d->current && d->current);
+    uint64_t largest = 0;
+    ASSERT(s != d->current);
     pthread_mutex_lock(&d->lock);
     const uint32_t live = s->live;
     pthread_mutex_unlock(&d->lock);
@@ -168,26 +168,30 @@ static uint64_t carry_used(struct tier_disk *d, struct segment *s, uint16_t leas
     c.cap = c.list ? live : 0;
     each_entry_of(d, s->slot, collect, &c);
     for (uint32_t i = 0; i < c.n; i++)
-        largest = largest > record_bytes(&c.list[i]) ? largest : record_bytes(&c.list[i]);
+        largest = max_size(largest, record_bytes(&c.list[i]));
     r.payload = mem_alloc(largest + 1);
     if (c.n > 0)
         qsort(c.list, c.n, sizeof *c.list, by_uses);
     disk_ref(d, s);
-    int error = r.sum && r.payload ? 0 : -ENOMEM;
+    int error = r.sum && r.payload && c.list ? 0 : -ENOMEM;
     for (uint32_t i = 0; !error && i < c.n; i++) {
-        const uint64_t bytes = record_bytes(&c.list[i]) + sizeof(struct segment_row);
-        if (carried + bytes > room)
+        const uint64_t bytes = record_bytes(&c.list[i]);
+        if (!room)
+            error = disk_make_room(d, bytes);
+        else if (bytes + sizeof(struct segment_row) <= *room)
+            *room -= bytes + sizeof(struct segment_row);
+        else
             continue;
-        error = carry_one(d, s, &c.list[i], &r);
-        carried += bytes;
+        if (!error)
+            error = carry_one(d, s, &c.list[i], &r);
     }
     disk_unref(d, s);
-    if (carried > 0)
-        (void)disk_sync(d); /* before the original goes */
+    if (!error && c.n > 0)
+        error = disk_sync(d); /* before the original goes */
     XXH3_freeState(r.sum);
     mem_free(r.payload);
     mem_free(c.list);
-    return carried;
+    return error;
 }
 
 /* ---- room ------------------------------------------------------------------------------------ */
@@ -232,7 +236,7 @@ static int next_segment(struct tier_disk *d, uint64_t bytes) {
     uint64_t room = (size - alone) / 2;
     while (!error && bytes_of_others(d) + size + d->segment_bytes > d->limit_bytes &&
            (s = next_to_go(d))) {
-        room -= min_size(room, carry_used(d, s, 1, room));
+        (void)carry(d, s, 1, &room); /* what cannot be copied goes, too: it is a cache */
         (void)disk_remove_segment(d, s);
     }
     return error;
@@ -242,4 +246,60 @@ int disk_make_room(struct tier_disk *d, uint64_t bytes) {
     if (d->current && segment_need(d->end, d->n_rows, bytes) <= d->segment_bytes)
         return keep_floor(d, bytes);
     return next_segment(d, bytes);
+}
+
+/* ---- compaction ------------------------------------------------------------------------------ */
+
+struct bytes_of {
+    uint64_t now, bytes;
+};
+
+static void add_bytes(struct tier_disk *d, struct index_entry *e, void *user) {
+    struct bytes_of *b = user;
+    (void)d;
+    if (e->expires == 0 || b->now < e->expires)
+        b->bytes += record_bytes(e);
+}
+
+/* The oldest segment after a number; *last_forget becomes the newest with a RECORD_FORGET. */
+static struct segment *next_after(struct tier_disk *d, uint64_t number, uint64_t *last_forget) {
+    struct segment *next = NULL;
+    pthread_mutex_lock(&d->lock);
+    for (uint32_t i = 0; i < d->n_segments; i++) {
+        struct segment *s = d->segments[i];
+        if (!s || s->stuck)
+            continue;
+        if (s->forgets && s->number > *last_forget)
+            *last_forget = s->number;
+        if (s->number > number && (!next || s->number < next->number))
+            next = s;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return next;
+}
+
+/* Copies what counts out of every segment of which a tenth or more is of no use, and out of all up
+ * to the newest RECORD_FORGET, which then says nothing any more (DISK-4). While the limit allows a
+ * segment more than otherwise, no original goes before all of it was copied; the sum of all files
+ * stays below the limit, as there is one segment's room (DISK-3). */
+int disk_compact(struct tier_disk *d) {
+    const uint64_t newest = d->next_number - 1;
+    uint64_t number = 0, last_forget = 0;
+    struct segment *s;
+    int error = 0;
+    disk_seal(d);
+    d->limit_bytes += d->segment_bytes;
+    d->floor_bytes = 0;
+    while (!error && (s = next_after(d, number, &last_forget)) && s->number <= newest) {
+        struct bytes_of live = {.now = disk_now()};
+        number = s->number;
+        each_entry_of(d, s->slot, add_bytes, &live);
+        if (number > last_forget && live.bytes >= s->bytes / 10 * 9)
+            continue;
+        error = carry(d, s, 0, NULL);
+        if (!error)
+            (void)disk_remove_segment(d, s);
+    }
+    d->limit_bytes -= d->segment_bytes;
+    return error;
 }
