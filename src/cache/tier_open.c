@@ -160,7 +160,8 @@ static void load_file(struct loading *l, size_t i) {
     const int fd = open_file(d, number, O_RDONLY);
     const int error = fd < 0 ? fd : segment_load(d->files, fd, number, &c);
     l->no_memory |= !s || error == -ENOMEM;
-    d->stats.damaged += error || !c.head ? 1 : c.damaged;
+    /* a file shorter than its head was just begun when its process was killed */
+    d->stats.damaged += error || (!c.head && c.size >= BLOCK_BYTES) ? 1 : c.damaged;
     for (size_t row = c.n; s && row-- > 0;) {
         if (row >= AHEAD)
             index_prefetch(&d->index, c.rows[row - AHEAD].key);
