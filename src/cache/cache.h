@@ -42,6 +42,7 @@
 #define KVASIR_CACHE_H
 
 #include "backend/backend.h"
+#include "cache/tier.h"
 #include "cache/tree.h"
 
 /* ---- pool (pool.c): one arena, one budget ---------------------------------------------------- */
