@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -151,6 +152,14 @@ int disk_open_segment(struct tier_disk *d, struct segment *s) {
     return fd;
 }
 
+void disk_let_pass(struct tier_disk *d) {
+    enum { TRIES = 1000 };
+    pthread_mutex_unlock(&d->lock);
+    for (int i = 0; i < TRIES && atomic_load(&d->finding) > 0; i++)
+        sched_yield();
+    pthread_mutex_lock(&d->lock);
+}
+
 void disk_remove_entry(struct tier_disk *d, struct index_entry *e) {
     struct segment *s = d->segments[e->segment];
     ASSERT(s && s->live > 0);
@@ -170,7 +179,9 @@ static void disk_find(struct tier *t, const struct tier_key *keys, uint32_t n, b
     const uint64_t now = disk_now();
     (void)deadline;
     for (uint32_t i = 0; i < n;) {
+        atomic_fetch_add(&d->finding, 1);
         pthread_mutex_lock(&d->lock);
+        atomic_fetch_sub(&d->finding, 1);
         for (const uint32_t end = min_u32(n, i + FIND_KEYS); i < end; i++) {
             const struct index_entry *e = index_find(&d->index, keys[i]);
             have[i] = e && !is_expired(e, now);
@@ -416,10 +427,8 @@ static uint64_t forget_entries(struct tier_disk *d, uint32_t context, const stru
             d->stats.dropped++;
             disk_remove_entry(d, e);
         }
-        if (walked % DISK_WALK_ENTRIES == 0) {
-            pthread_mutex_unlock(&d->lock);
-            pthread_mutex_lock(&d->lock);
-        }
+        if (walked % DISK_WALK_ENTRIES == 0)
+            disk_let_pass(d);
     }
     pthread_mutex_unlock(&d->lock);
     return newest;
@@ -484,13 +493,32 @@ static void disk_forget(struct tier *t, struct tier_key context, const struct ti
 
 /* ---- rest, stats, destroy -------------------------------------------------------------------- */
 
+/* Syncs without the mutex `writing`: the next records need not wait for the disk. */
+static int sync_current(struct tier_disk *d) {
+    struct segment *s = NULL;
+    pthread_mutex_lock(&d->writing);
+    const double since = d->dirty_since;
+    if (d->current && since != 0 && clock_seconds() - since >= SYNC_SECONDS) {
+        s = d->current;
+        disk_ref(d, s);
+        d->dirty_since = 0; /* until the next record */
+    }
+    pthread_mutex_unlock(&d->writing);
+    if (!s)
+        return 0;
+    const int error = d->files->sync(d->files, s->fd);
+    if (error) {
+        pthread_mutex_lock(&d->writing);
+        d->dirty_since = since;
+        pthread_mutex_unlock(&d->writing);
+    }
+    disk_unref(d, s);
+    return error;
+}
+
 static void disk_rest(struct tier *t) {
     struct tier_disk *d = disk_of(t);
-    int error = 0;
-    pthread_mutex_lock(&d->writing);
-    if (d->dirty_since != 0 && clock_seconds() - d->dirty_since >= SYNC_SECONDS)
-        error = disk_sync(d);
-    pthread_mutex_unlock(&d->writing);
+    const int error = sync_current(d);
     if (error)
         write_failed(d, error);
     pthread_mutex_lock(&d->lock);

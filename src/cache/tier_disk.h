@@ -7,7 +7,8 @@
  *             and writes of files.
  *   lock      index, table of segments, figures. Held for a bounded short time: nobody allocates,
  *             reads or writes files under it, and walks over the index let go of it every
- *             WALK_ENTRIES entries. The engine's thread takes no other.
+ *             DISK_WALK_ENTRIES entries, and let those pass who only find (disk_let_pass). The
+ *             engine's thread takes no other.
  *
  * Invariants
  *   DISK-1  An entry of the index names a segment of the table, and a whole record was written
@@ -24,6 +25,7 @@
 #define KVASIR_CACHE_TIER_DISK_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "cache/tier_index.h"
 #include "cache/tier_segment.h"
@@ -69,6 +71,7 @@ struct tier_disk {
     uint64_t next_number;
     double dirty_since; /* clock_seconds; 0: all is on the disk */
 
+    atomic_uint finding; /* threads that wait for the lock to find something */
     pthread_mutex_t lock;
     struct tier_index index;
     struct segment *segments[DISK_SEGMENTS]; /* by slot */
@@ -93,6 +96,8 @@ void disk_ref(struct tier_disk *d, struct segment *s);
 void disk_unref(struct tier_disk *d, struct segment *s);
 /* The file of a segment that the caller has referenced, or -errno. */
 int disk_open_segment(struct tier_disk *d, struct segment *s);
+/* Gives up the lock for a moment. A mutex alone would mostly come back to the same thread. */
+void disk_let_pass(struct tier_disk *d);
 void disk_remove_entry(struct tier_disk *d, struct index_entry *e); /* under the lock */
 /* Reads the record at an entry's place. Sets the result. */
 void disk_read_record(struct tier_disk *d, struct segment *s, const struct index_entry *e,

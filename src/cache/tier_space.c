@@ -29,10 +29,8 @@ static void each_entry_of(struct tier_disk *d, uint32_t slot, entry_fn *fn, void
     for (uint32_t i = d->index.n, walked = 1; i-- > 0; walked++) {
         if (i < d->index.n && d->index.entries[i].segment == slot)
             fn(d, &d->index.entries[i], user);
-        if (walked % DISK_WALK_ENTRIES == 0) {
-            pthread_mutex_unlock(&d->lock);
-            pthread_mutex_lock(&d->lock);
-        }
+        if (walked % DISK_WALK_ENTRIES == 0)
+            disk_let_pass(d);
     }
     pthread_mutex_unlock(&d->lock);
 }

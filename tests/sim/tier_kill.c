@@ -5,8 +5,9 @@
  *
  * The child writes, reads and forgets as fast as it can and tells through a pipe what is done.
  * After each kill the folder opens, everything acknowledged is there and intact (as far as the
- * limit allows), nothing acknowledged as forgotten is, and a verification finds no damage. Segments are
- * small, so that kills meet every part of their life: beginning, sealing, carrying, removal. */
+ * limit allows), nothing acknowledged as forgotten is, and a verification finds no damage. Segments
+ * are small, so that kills meet every part of their life: beginning, sealing, carrying, removal.
+ */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
