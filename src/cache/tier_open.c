@@ -84,25 +84,26 @@ static void measure_files(struct loading *l) {
     l->n = kept;
 }
 
-/* The limit may be smaller than last time, and the newest file is going to grow. */
+/* The limit may be smaller than last time, and the newest file is going to grow. If one cannot be
+ * removed, none that is newer is (DISK-4). */
 static void remove_excess(struct loading *l) {
     struct tier_disk *d = l->d;
     uint64_t bytes = DISK_LOCK_BYTES + d->segment_bytes;
-    size_t first = l->n;
+    size_t first = l->n, removed = 0;
     while (first > 0 && l->n - first < 2 * MOST_SEGMENTS &&
            bytes + l->files[first - 1].bytes <= d->limit_bytes)
         bytes += l->files[--first].bytes;
-    for (size_t i = 0; i < first; i++) {
+    for (int error = 0; removed < first && !error; removed += !error) {
         char path[DISK_PATH_BYTES];
-        disk_segment_path(d, l->files[i].number, path);
-        const int error = d->files->remove(d->files, path);
-        d->stats.dropped++;
+        disk_segment_path(d, l->files[removed].number, path);
+        error = d->files->remove(d->files, path);
+        d->stats.dropped += !error;
         if (error)
             disk_tell(d, TROUBLE_REMOVE, "cannot remove %s: %s", path, strerror(-error));
     }
-    l->n -= first;
-    if (first > 0)
-        memmove(l->files, l->files + first, l->n * sizeof *l->files);
+    l->n -= removed;
+    if (removed > 0)
+        memmove(l->files, l->files + removed, l->n * sizeof *l->files);
 }
 
 /* An entry for a row, unless it was forgotten, has expired or was written again later. */

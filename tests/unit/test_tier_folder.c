@@ -12,6 +12,7 @@
 #include <fcntl.h>
 
 #include "cache/tier_disk.h"
+#include "lab/lab.h"
 #include "tier_world.h"
 
 #include <cmocka.h>
@@ -222,10 +223,68 @@ static void test_clear(void **state) {
     world_end(&w);
 }
 
+/* What `kvasir cache` shows. */
+static void test_lab(void **state) {
+    enum { MANY = 300 }; /* salts */
+    struct world w;
+    lab_cache_folder f;
+    kvasir_error err;
+    uint8_t *payload;
+    char name[33];
+    uint64_t pages = 0, states = 0, bytes = 0;
+    (void)state;
+    world_make(&w);
+    assert_int_equal(lab_cache_folder_read(w.dir, true, NULL, NULL, &f, &err), KVASIR_ERR_IO);
+    world_open(&w);
+    for (uint32_t n = 0; n < 40; n++)
+        assert_true(world_write(&w, n));
+    for (uint32_t n = 0; n < MANY; n++) {
+        struct record_head head = world_record(1000 + n, &payload);
+        head.root = chain_root(head.context, &n, sizeof n);
+        head.k = (struct kv_format){8, SCALAR_F16, 64};
+        head.v = (struct kv_format){4, SCALAR_F16, 64};
+        head.kind = RECORD_PAGE;
+        head.group = n % 5 ? 0 : UINT32_MAX; /* a number that means nothing */
+        head.written = 1800000000 + n;
+        record_seal(&head, payload);
+        assert_true(w.tier->ops->write(w.tier, &head, payload));
+        mem_free(payload);
+    }
+    world_close(&w);
+    assert_int_equal(lab_cache_folder_read(w.dir, true, NULL, NULL, &f, &err), KVASIR_OK);
+    assert_int_equal(f.n_groups, MANY); /* 8 of them have what world_write wrote, too */
+    assert_int_equal(f.damaged + f.torn + f.n_places, 0);
+    tier_key_text(world_context(1000 + MANY - 1), name);
+    assert_string_equal(f.groups[0].context, name);
+    assert_string_equal(f.groups[0].formats, "K 8 g64, V 4 g64");
+    assert_int_equal(f.groups[0].tokens, TILE_TOKENS);
+    for (size_t i = 0; i < f.n_groups; i++) {
+        pages += f.groups[i].pages;
+        states += f.groups[i].states;
+        bytes += f.groups[i].bytes;
+        assert_true(i == 0 || f.groups[i].last_written <= f.groups[i - 1].last_written);
+    }
+    assert_int_equal(pages, 32 + MANY);
+    assert_int_equal(states, 8);
+    assert_true(bytes < f.bytes && bytes > f.bytes / 10 * 9);
+    lab_cache_folder_free(&f);
+    world_flip(&w, 1, BLOCK_BYTES + 3);
+    assert_int_equal(lab_cache_folder_read(w.dir, false, NULL, NULL, &f, &err), KVASIR_OK);
+    assert_int_equal(f.damaged, 1);
+    assert_int_equal(f.places[0].offset, BLOCK_BYTES);
+    assert_string_equal(f.places[0].file, "00000001.kvs");
+    lab_cache_folder_free(&f);
+    uint64_t before, after;
+    assert_int_equal(lab_cache_folder_compact(w.dir, 0, &before, &after, &err), KVASIR_OK);
+    assert_int_equal(lab_cache_folder_clear(w.dir, &before, &err), KVASIR_OK);
+    assert_int_equal(before, after);
+    world_end(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_walk),    cmocka_unit_test(test_verify), cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_compact), cmocka_unit_test(test_clear),
+        cmocka_unit_test(test_compact), cmocka_unit_test(test_clear),  cmocka_unit_test(test_lab),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
