@@ -200,4 +200,43 @@ kvasir_status tier_redis_create(const struct tier_redis_options *o, struct tier 
 kvasir_status tier_memory_create(uint64_t limit_bytes, struct tier **out,
                                  kvasir_error *err) MUST_CHECK;
 
+/* ---- a disk tier's folder from outside (tier_folder.c) --------------------------------------- */
+
+enum tier_folder_state {
+    FOLDER_RECORD,    /* it would be found */
+    FOLDER_OLDER,     /* the same key is in a newer place */
+    FOLDER_EXPIRED,   /* its time is over */
+    FOLDER_FORGOTTEN, /* a later RECORD_FORGET means it */
+    FOLDER_FORGET,    /* such a record */
+    FOLDER_DAMAGED,   /* a head or a payload whose sum disagrees; what cannot be read */
+    FOLDER_TORN,      /* an end that a crash left or that is being written: no harm */
+    FOLDER_STATES
+};
+struct tier_folder_item {
+    enum tier_folder_state state;
+    const char *file; /* its name in the folder */
+    uint64_t offset, bytes;
+    const struct record_head *head; /* NULL: none that is valid */
+};
+struct tier_folder_walk {
+    const char *dir;
+    const struct tier_files *files;
+    bool payloads; /* read and compare them, too */
+    void (*item)(void *user, const struct tier_folder_item *item);
+    bool (*progress)(void *user, uint64_t done, uint64_t all); /* bytes; false: stop; NULL */
+    void *user;
+    uint64_t segments, bytes; /* set: files of records, and the bytes of all of them */
+};
+/* Calls `item` for all that is in the folder, the newest first. Changes nothing and takes no lock:
+ * a server may be using the folder. KVASIR_ERR_CANCELLED: progress said so. */
+kvasir_status tier_folder_walk(struct tier_folder_walk *w, kvasir_error *err) MUST_CHECK;
+/* Removes what has expired or was forgotten from the files themselves, and the oldest records until
+ * all fit the limit (0: none). *before, *after: bytes of all files. KVASIR_ERR_BUSY as in
+ * tier_disk_create, also for tier_folder_clear, which removes all records. */
+kvasir_status tier_folder_compact(const char *dir, uint64_t limit_bytes,
+                                  const struct tier_files *files, uint64_t *before, uint64_t *after,
+                                  kvasir_error *err) MUST_CHECK;
+kvasir_status tier_folder_clear(const char *dir, const struct tier_files *files, uint64_t *removed,
+                                kvasir_error *err) MUST_CHECK;
+
 #endif

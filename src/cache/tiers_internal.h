@@ -98,6 +98,7 @@ struct tier_load {
     double started, deadline; /* of reading */
     /* Keys that were looked for: variant v of part p of page i at ((i * parts) + p) * variants + v.
      * found: 0, or 1 + the store that has it. */
+    struct tier_place place;
     struct tier_key *keys;
     uint8_t *found;
     bool *have;              /* as many: of the store that is asked */

@@ -54,6 +54,7 @@ static struct kv_page part_at(const struct tiers *s, uint32_t x, uint32_t part) 
 static void name_all(struct tiers *s, struct tier_load *l) {
     uint32_t x = tree_find_root(s->tree, l->salt, l->salt_len);
     l->chains[0] = chain_root(s->options.context, l->salt, l->salt_len);
+    l->place = (struct tier_place){s->options.context, l->chains[0]};
     for (uint32_t i = 0; i < l->n_pages; i++) {
         x = next_page_node(s, l, x, i);
         l->chains[i + 1] = x == NO_NODE
@@ -84,7 +85,7 @@ static bool ask_next(struct tiers *s, struct tier_load *l) {
             pthread_mutex_unlock(&s->mutex);
             return true;
         }
-        tier->ops->find(tier, l->keys, (uint32_t)n, l->have, 0);
+        tier->ops->find(tier, &l->place, l->keys, (uint32_t)n, l->have, 0);
         for (size_t i = 0; i < n; i++)
             if (l->have[i] && !l->found[i])
                 l->found[i] = (uint8_t)(l->asked + 1);

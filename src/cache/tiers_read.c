@@ -61,6 +61,8 @@ static void read_objects(struct store *w, const struct batch_read *b, XXH3_state
     for (uint32_t i = 0; i < b->n; i++) {
         const struct load_object *o = &b->load->objects[b->objects[i]];
         reads[i] = (struct tier_read){.key = o->wanted.key,
+                                      .context = o->wanted.context,
+                                      .root = o->wanted.root,
                                       .payload = part_host(s, o->at.addr, o->bytes),
                                       .bytes = o->bytes,
                                       .unchecked = s->options.unchecked,
@@ -73,8 +75,9 @@ static void read_objects(struct store *w, const struct batch_read *b, XXH3_state
         if (reads[i].result == TIER_OK && !s->options.unchecked &&
             !record_is(&reads[i].head, &o->wanted, now))
             reads[i].result = TIER_DAMAGED;
+        const struct tier_place place = {o->wanted.context, o->wanted.root};
         if (reads[i].result == TIER_DAMAGED)
-            ops->drop(w->tier, o->wanted.key);
+            ops->drop(w->tier, &place, o->wanted.key);
     }
     pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < b->n; i++)
@@ -85,7 +88,7 @@ static void ask(struct store *w, struct tier_load *l) {
     struct tiers *s = w->all;
     const uint32_t n = l->n_pages * s->parts * s->variants;
     const double deadline = clock_seconds() + s->options.late_seconds;
-    w->tier->ops->find(w->tier, l->keys, n, l->have, deadline);
+    w->tier->ops->find(w->tier, &l->place, l->keys, n, l->have, deadline);
     pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < n; i++)
         if (l->have[i] && !l->found[i])

@@ -2,8 +2,8 @@
 /* cli/: the program `kvasir`. One file per command on top of kvasir.h, and helpers:
  *
  *   main.c                                 finds the command; the only place that decides an exit
- *   generate.c  cache_prompt.c  batch.c  perplexity.c  bench_kv_cache.c  calibrate.c  info.c
- *   tokenize.c  convert.c  simulate.c  serve.c  serve_plan.c
+ *   generate.c  cache_prompt.c  cache_folder.c  batch.c  perplexity.c  bench_kv_cache.c
+ *   calibrate.c  info.c  tokenize.c  convert.c  simulate.c  serve.c  serve_plan.c
  *                                          the commands
  *   options.c   one table per command: reading flags
  *   option_table.c  a row of it
@@ -48,6 +48,7 @@ enum exit_code {
 /* The commands; argv[0] is the command's name. */
 int generate_main(int argc, char **argv);
 int cache_prompt_main(int argc, char **argv);
+int cache_main(int argc, char **argv);
 int batch_main(int argc, char **argv);
 int chat_main(int argc, char **argv);
 int perplexity_main(int argc, char **argv);

@@ -6,6 +6,7 @@
  *   lab_simulate_random  random requests with faults; checks everything after every step
  *   lab_calibrate        measures the constant parts of keys
  *   lab_kv_bench         memory, error and speed of each cache format
+ *   lab_cache_folder     what is in a folder of stored pages, and its upkeep
  *
  * The rules of kvasir.h hold. In a replay pages are accounted for and have no memory; time is
  * virtual, from a cost model, so it is the same on every machine.
@@ -163,5 +164,45 @@ typedef struct lab_random_simulation {
  * simulation ran. */
 kvasir_status lab_simulate_random(const lab_simulate_random_options *options,
                                   lab_random_simulation *out, kvasir_error *err);
+
+/* ---- a folder of stored pages ------------------------------------------------------------- */
+
+/* What is stored of one model with one set of cache options (context) for one salt (root). */
+typedef struct lab_cache_group {
+    char context[33], root[33]; /* hexadecimal digits */
+    char formats[64];           /* of K and V; several: the newest and " ..." */
+    uint64_t pages, states;     /* records */
+    uint64_t tokens;            /* in whole pages, of the layer group that has the most */
+    uint64_t bytes;             /* in files */
+    uint64_t last_written;      /* seconds since 1970 */
+} lab_cache_group;
+typedef struct lab_cache_damage {
+    char file[16]; /* its name in the folder */
+    uint64_t offset, bytes;
+    bool torn; /* no damage: the end of a write that a crash cut off, or that is under way */
+} lab_cache_damage;
+typedef struct lab_cache_waste {
+    uint64_t records, bytes;
+} lab_cache_waste;
+typedef struct lab_cache_folder {
+    uint64_t files, bytes;   /* of records */
+    lab_cache_group *groups; /* [n_groups]: the most recently written first */
+    size_t n_groups;
+    lab_cache_waste older, expired, forgotten; /* takes space, and is not found */
+    lab_cache_damage *places;                  /* [n_places]: the first 1,000 */
+    size_t n_places;
+    uint64_t damaged, torn; /* of all places */
+} lab_cache_folder;
+/* Changes nothing, also while a server uses the folder. payloads: reads and compares all bytes.
+ * on_progress (NULL: none) gets bytes; KVASIR_ERR_CANCELLED if it returned false. */
+kvasir_status lab_cache_folder_read(const char *dir, bool payloads, kvasir_progress_fn *on_progress,
+                                    void *user, lab_cache_folder *out, kvasir_error *err);
+void lab_cache_folder_free(lab_cache_folder *folder);
+/* Removes what is not found any more and, with a limit (0: none), the oldest records. *before,
+ * *after: bytes in files. KVASIR_ERR_BUSY: a server uses the folder; likewise for clear, which
+ * removes all records. */
+kvasir_status lab_cache_folder_compact(const char *dir, uint64_t limit_bytes, uint64_t *before,
+                                       uint64_t *after, kvasir_error *err);
+kvasir_status lab_cache_folder_clear(const char *dir, uint64_t *removed, kvasir_error *err);
 
 #endif

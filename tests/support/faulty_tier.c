@@ -175,9 +175,10 @@ static void read_one(struct faulty_tier *t, struct tier_read *r) {
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static void faulty_find(struct tier *base, const struct tier_key *keys, uint32_t n, bool *have,
-                        double deadline) {
+static void faulty_find(struct tier *base, const struct tier_place *place,
+                        const struct tier_key *keys, uint32_t n, bool *have, double deadline) {
     struct faulty_store *s = faulty(base)->store;
+    (void)place;
     (void)deadline;
     pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < n; i++)
@@ -211,8 +212,9 @@ static bool faulty_write(struct tier *base, const struct record_head *head, cons
     return true;
 }
 
-static void faulty_drop(struct tier *base, struct tier_key key) {
+static void faulty_drop(struct tier *base, const struct tier_place *place, struct tier_key key) {
     (void)base;
+    (void)place;
     (void)key; /* the record itself is well */
     faults_dropped++;
 }
