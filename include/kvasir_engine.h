@@ -78,6 +78,17 @@ typedef struct kvasir_engine_options {
     /* formats of stored prefixes, as kv_bits; NULL: as they were computed */
     const char *stored_kv_bits, *stored_kv_group_size;
     uint32_t min_quantize_tokens; /* shorter prefixes keep their formats */
+    /* Stores below the memory for prefixes (docs/tiers.md); NULL: none. A prefix that is found there
+     * gives the bits that computing it would give. */
+    const char *cache_dir;     /* a folder, which is made if it is missing */
+    uint64_t cache_disk_bytes; /* of all files in it, at most */
+    double cache_flush_seconds; /* kvasir_engine_destroy may write for so long what is not there */
+    const char *cache_remote;  /* redis://[user:password@]host:port[/db] */
+    const char *cache_remote_secret_file; /* 16 to 4096 bytes; NULL: records are not signed */
+    uint32_t cache_remote_ttl_seconds;    /* after which a record goes; 0: when the store likes */
+    /* One line about a store that fails or has recovered; from any thread. NULL: nobody is told. */
+    void (*on_note)(void *user, const char *line);
+    void *note_user;
 } kvasir_engine_options;
 KVASIR_API void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size,
                                    size_t context_size);
@@ -238,8 +249,30 @@ typedef struct kvasir_engine_stats {
      * ones, and tables of free pages. At most budget_bytes and 1 %. On a GPU, whose memory goes
      * back in larger pieces, it can be more. */
     uint64_t resident_bytes;
+    /* Prefixes from the stores below: loads that were begun, what they brought, and those that were
+     * not begun because computing is faster, were given up because they took too long, or ended
+     * before a record that was missing or damaged. Pages given to the stores; those of them that
+     * were given up for lack of room or time. */
+    uint64_t tier_loads, tier_tokens, tier_pages, tier_bytes;
+    uint64_t tier_loads_slow, tier_loads_late, tier_loads_cut;
+    uint64_t tier_offered_pages, tier_unwritten_pages;
 } kvasir_engine_stats;
 KVASIR_API void kvasir_engine_get_stats(kvasir_engine *engine, kvasir_engine_stats *stats);
+
+/* One store below the memory, in the order in which they are asked. */
+typedef struct kvasir_tier_stats {
+    const char *name;                                /* "disk", "remote" */
+    uint64_t records, bytes, limit_bytes;            /* what it has; 0: others write to it, too */
+    uint64_t reads, read_bytes, writes, write_bytes; /* that succeeded */
+    uint64_t missing, damaged, failed;               /* reads that did not */
+    uint64_t write_failures;
+    uint64_t dropped;    /* records that made room, expired or were forgotten */
+    double read_seconds; /* of reads that succeeded */
+    bool down;           /* after errors it does nothing for a while */
+} kvasir_tier_stats;
+/* Fills at most `cap` and returns how many there are. From any thread. */
+KVASIR_API size_t kvasir_engine_get_tiers(kvasir_engine *engine, kvasir_tier_stats *tiers,
+                                          size_t cap);
 
 /* used_bytes by format: stored_bytes and the rest (live). Formats are those that the engine has had
  * pages in; "states": of recurrent layers; "tables": everything that is not a page. */

@@ -52,6 +52,9 @@ struct tiers_options {
     double late_seconds;     /* a load is given up after so long, at the earliest; 0: 0.25 */
     bool unchecked;          /* tests only: what tiers return is believed */
     tiers_wake_fn *wake;     /* or NULL */
+    /* Asked by writers before each record; NULL: always. False: what the tree has must not be
+     * written any more. */
+    bool (*may_write)(void *user);
     void *user;
 };
 

@@ -54,7 +54,9 @@ static void write_one(struct store *w, struct write_slot *slot) {
     wake(w->all);
     head.written = (uint64_t)time(NULL);
     record_seal(&head, w->copy);
-    const bool written = w->tier->ops->write(w->tier, &head, w->copy);
+    const struct tiers_options *o = &w->all->options;
+    const bool written =
+        (!o->may_write || o->may_write(o->user)) && w->tier->ops->write(w->tier, &head, w->copy);
     pthread_mutex_lock(&w->all->mutex);
     w->writing = false;
     w->failed += !written;

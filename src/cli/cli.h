@@ -151,7 +151,7 @@ kvasir_context_options cache_args_options(const struct cache_args *a);
 struct engine_args {
     kvasir_engine_options options;
     uint64_t memory_mib;
-    float memory_percent;
+    float memory_percent, disk_gib, flush_seconds;
 };
 struct engine_args engine_args_defaults(void);
 /* The options for the engine, or EXIT_USAGE after an error message. */
@@ -253,7 +253,25 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
      .help = "do not convert stored prefixes of fewer than N tokens"},                             \
     {.name = "--no-prefix-cache", .alias = "--disable-prefix-cache", .kind = OPTION_FLAG,          \
      .offset = offsetof(type, engine.options.no_prefix_cache),                                     \
-     .help = "do not store prefixes for later requests"}
+     .help = "do not store prefixes for later requests"},                                          \
+    {.name = "--cache-dir", .value = "DIR", .kind = OPTION_TEXT, .shown = "none",                  \
+     .offset = offsetof(type, engine.options.cache_dir),                                           \
+     .help = "keep prefixes in this folder, too, so that they outlive memory and restarts"},       \
+    {.name = "--cache-disk-gb", .value = "N", .kind = OPTION_FLOAT, .max = 1 << 20,                \
+     .offset = offsetof(type, engine.disk_gib),                                                    \
+     .help = "the most that --cache-dir may take, in GiB"},                                        \
+    {.name = "--cache-flush-seconds", .value = "S", .kind = OPTION_FLOAT, .max = 86400,            \
+     .offset = offsetof(type, engine.flush_seconds),                                               \
+     .help = "at the end, write for so long what the stores lack"},                                \
+    {.name = "--cache-remote", .value = "URL", .kind = OPTION_TEXT, .shown = "none",               \
+     .offset = offsetof(type, engine.options.cache_remote),                                        \
+     .help = "share prefixes through Redis or Valkey: redis://[user:password@]host:port[/db]"},    \
+    {.name = "--cache-remote-secret-file", .value = "FILE", .kind = OPTION_TEXT, .shown = "none",  \
+     .offset = offsetof(type, engine.options.cache_remote_secret_file),                            \
+     .help = "sign shared prefixes, and hide their names, with the bytes of this file"},           \
+    {.name = "--cache-remote-ttl", .value = "S", .kind = OPTION_U32, .max = UINT32_MAX,            \
+     .offset = offsetof(type, engine.options.cache_remote_ttl_seconds),                            \
+     .help = "seconds that shared prefixes stay after they were stored; 0: no limit"}
 /* clang-format on */
 
 /* ---- output (output.c) ----------------------------------------------------------------------- */
@@ -535,6 +553,9 @@ enum sandbox_feature {
     SANDBOX_SOCKET,     /* a Unix socket to listen on */
     SANDBOX_HOST_NAME,  /* the host to listen on may have to be looked up */
     SANDBOX_MANAGER,    /* $NOTIFY_SOCKET */
+    SANDBOX_CACHE_DIR,  /* a folder for prefixes, which exists */
+    SANDBOX_CACHE_SECRET,
+    SANDBOX_CACHE_REMOTE, /* a store of prefixes, whose host may have to be looked up at any time */
     SANDBOX_FEATURES
 };
 struct sandbox {

@@ -14,6 +14,7 @@ static const struct {
     const char *field, *flag;
 } FLAGS[] = {
     {"context.cache_bytes", "--cache-mb"},
+    {"engine.cache_disk_bytes", "--cache-disk-gb"},
     {"engine.cache_memory_bytes", "--cache-memory-mb"},
     {"engine.max_running", "--max-num-seqs"},
     {"engine.stored_kv_bits", "--kv-cache-quantization-bits"},

@@ -130,7 +130,9 @@ kvasir_context_options cache_args_options(const struct cache_args *a) {
 struct engine_args engine_args_defaults(void) {
     kvasir_engine_options options = kvasir_engine_defaults();
     return (struct engine_args){.options = options,
-                                .memory_percent = (float)options.cache_memory_percent};
+                                .memory_percent = (float)options.cache_memory_percent,
+                                .disk_gib = (float)(options.cache_disk_bytes >> 30),
+                                .flush_seconds = (float)options.cache_flush_seconds};
 }
 
 int engine_args_options(const struct command *c, const struct engine_args *a,
@@ -140,7 +142,14 @@ int engine_args_options(const struct command *c, const struct engine_args *a,
                               "--kv-cache-quantization-bits");
     if (a->options.stored_kv_bits && a->options.no_prefix_cache)
         return usage_error(c, "--kv-cache-quantization-bits: not allowed with --no-prefix-cache");
+    if (a->options.cache_remote_secret_file && !a->options.cache_remote)
+        return usage_error(c, "--cache-remote-secret-file: only allowed with --cache-remote");
+    if (a->options.no_prefix_cache && (a->options.cache_dir || a->options.cache_remote))
+        return usage_error(c, "%s: not allowed with --no-prefix-cache",
+                           a->options.cache_dir ? "--cache-dir" : "--cache-remote");
     *out = a->options;
+    out->cache_disk_bytes = (uint64_t)((double)a->disk_gib * (1 << 30));
+    out->cache_flush_seconds = (double)a->flush_seconds;
     out->cache_memory_bytes = a->memory_mib << 20;
     /* vllm-mlx uses a fraction: 0.2 */
     out->cache_memory_percent = (double)a->memory_percent * (a->memory_percent < 1 ? 100 : 1);

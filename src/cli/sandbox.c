@@ -89,7 +89,28 @@ static const struct call OPENING[] = {
     CALL(faccessat), CALL(faccessat2), CALL(fstatfs), END,
 };
 static const struct call REMOVING[] = {CALL(unlink), CALL(unlinkat), END};
+static const struct call STORING[] = {
+    CALL(open), CALL(openat), CALL(stat), CALL(newfstatat), CALL(statx), CALL(access),
+    CALL(unlink), CALL(unlinkat), CALL(rename), CALL(renameat), CALL(renameat2), CALL(ftruncate),
+    CALL(fsync), CALL(fdatasync), CALL(preadv), CALL(pwritev), CALL(pwrite64), CALL(statfs),
+    CALL(fstatfs), CALL(getdents64), CALL(flock), CALL(fadvise64), CALL(fallocate), END,
+};
+static const struct call CONNECTING[] = {
+    CALL_IF(socket, EQUAL(0, AF_INET)), CALL_IF(socket, EQUAL(0, AF_INET6)),
+    CALL_IF(socket, EQUAL(0, AF_UNIX)), CALL_IF(socket, EQUAL(0, AF_NETLINK)), CALL(connect),
+    CALL(bind), CALL(sendmmsg), CALL(open), CALL(openat), CALL(stat), CALL(newfstatat),
+    CALL(statx), CALL(access), CALL_IF(ioctl, EQUAL(1, FIONREAD)), END,
+};
 static const struct call NOTIFYING[] = {CALL_IF(socket, EQUAL(0, AF_UNIX)), END};
+
+/* What the C library reads to look up a host's name. */
+#define NAME_SERVICE                                                                               \
+    "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/resolv.conf",      \
+        "/etc/services", "/etc/ld.so.cache", "/lib", "/lib64", "/usr/lib", "/usr/lib64"
+
+/* linux/landlock.h of Debian 12 is older than these. */
+enum { TRUNCATE = 1 << 14, IOCTL_DEVICE = 1 << 15, CONNECT_TCP = 1 << 1 };
+enum { SCOPE_ABSTRACT = 1 << 0, SCOPE_SIGNAL = 1 << 1 };
 
 static const struct need {
     enum place place; /* and rights there; held by Landlock from the start to the end */
@@ -107,11 +128,14 @@ static const struct need {
     [SANDBOX_SOCKET] = {FOLDER, LANDLOCK_ACCESS_FS_MAKE_SOCK | LANDLOCK_ACCESS_FS_REMOVE_FILE,
                         {NULL}, REMOVING},
     /* a host that the C library looks up, before the server listens */
-    [SANDBOX_HOST_NAME] = {NO_PATH, READ | LIST,
-                           {"/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf",
-                            "/etc/resolv.conf", "/etc/services", "/etc/ld.so.cache", "/lib",
-                            "/lib64", "/usr/lib", "/usr/lib64"},
-                           NULL},
+    [SANDBOX_HOST_NAME] = {NO_PATH, READ | LIST, {NAME_SERVICE}, NULL},
+    [SANDBOX_CACHE_DIR] = {ITSELF,
+                           READ | LIST | LANDLOCK_ACCESS_FS_WRITE_FILE |
+                               LANDLOCK_ACCESS_FS_MAKE_REG | LANDLOCK_ACCESS_FS_REMOVE_FILE |
+                               TRUNCATE,
+                           {NULL}, STORING},
+    [SANDBOX_CACHE_SECRET] = {ITSELF, READ, {NULL}, NULL},
+    [SANDBOX_CACHE_REMOTE] = {NO_PATH, READ | LIST, {NAME_SERVICE}, CONNECTING},
     [SANDBOX_MANAGER] = {NO_PATH, 0, {NULL}, NOTIFYING},
 };
 
@@ -123,15 +147,13 @@ static const int DEADLY[] = {SCMP_SYS(execve), SCMP_SYS(execveat), SCMP_SYS(ptra
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* linux/landlock.h of Debian 12 is older than these. */
-enum { TRUNCATE = 1 << 14, IOCTL_DEVICE = 1 << 15, CONNECT_TCP = 1 << 1 };
-enum { SCOPE_ABSTRACT = 1 << 0, SCOPE_SIGNAL = 1 << 1 };
 struct ruleset {
     uint64_t files, net, scoped;
 };
 
 struct rules {
-    int fd, error; /* error: the first; 0 */
+    int fd, error;    /* error: the first; 0 */
+    uint64_t handled; /* rights that this kernel knows */
 };
 
 /* A name that does not exist, or that the process may not reach, needs no rule. */
@@ -142,6 +164,7 @@ static void allow(struct rules *r, const char *path, uint64_t rights) {
         return;
     if (fstat(fd, &st) != 0 || !S_ISDIR(st.st_mode))
         rights &= READ; /* others are those of folders */
+    rights &= r->handled;
     const struct landlock_path_beneath_attr rule = {.allowed_access = rights, .parent_fd = fd};
     if (rights && syscall(SYS_landlock_add_rule, r->fd, LANDLOCK_RULE_PATH_BENEATH, &rule, 0) != 0)
         r->error = r->error ? r->error : errno;
@@ -214,7 +237,8 @@ static struct ruleset everything(const struct sandbox *s, long version) {
     all.files |= version >= 2 ? LANDLOCK_ACCESS_FS_REFER : 0;
     all.files |= version >= 3 ? TRUNCATE : 0;
     all.files |= version >= 5 ? IOCTL_DEVICE : 0;
-    all.net = version >= 4 && !s->uses[SANDBOX_HOST_NAME] ? CONNECT_TCP : 0;
+    const bool connects = s->uses[SANDBOX_HOST_NAME] || s->uses[SANDBOX_CACHE_REMOTE];
+    all.net = version >= 4 && !connects ? CONNECT_TCP : 0;
     if (version >= 6)
         all.scoped = SCOPE_SIGNAL | (manager && *manager == '@' ? 0 : SCOPE_ABSTRACT);
     return all;
@@ -230,7 +254,8 @@ static int restrict_files(struct sandbox *s) {
     const size_t size = version < 4   ? sizeof all.files
                         : version < 6 ? sizeof all.files + sizeof all.net
                                       : sizeof all;
-    struct rules rules = {.fd = (int)syscall(SYS_landlock_create_ruleset, &all, size, 0u)};
+    struct rules rules = {.handled = all.files,
+                          .fd = (int)syscall(SYS_landlock_create_ruleset, &all, size, 0u)};
     if (rules.fd < 0)
         return errno;
     allow_needs(&rules, s);

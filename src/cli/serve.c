@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 struct serve_args {
@@ -318,6 +319,12 @@ static int settle_sandbox(struct serve *s) {
     uses[SANDBOX_SOCKET] = socket ? host + 5 : NULL;
     uses[SANDBOX_HOST_NAME] = socket || number ? NULL : host;
     uses[SANDBOX_MANAGER] = getenv("NOTIFY_SOCKET");
+    uses[SANDBOX_CACHE_DIR] = s->options.cache_dir;
+    uses[SANDBOX_CACHE_SECRET] = s->options.cache_remote_secret_file;
+    uses[SANDBOX_CACHE_REMOTE] = s->options.cache_remote;
+    /* The sandbox is about files that are there. Whoever opens the folder explains failures. */
+    if (s->options.cache_dir && !a->dry_run)
+        (void)mkdir(s->options.cache_dir, 0700);
     return sandbox_read(&COMMAND, a->sandbox, &s->sandbox);
 }
 
@@ -388,21 +395,29 @@ static void block_signals(struct serve *s) {
     pthread_sigmask(SIG_BLOCK, &s->signals, NULL);
 }
 
+static void log_line(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "%s\n", line);
+}
+
+static void log_note(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "server: %s\n", line);
+}
+
 static int start_engine(struct serve *s) {
     kvasir_error err;
     kvasir_context_info info;
     block_signals(s);
+    s->options.on_note = log_note;
+    if (s->a->dry_run) /* the plan needs no stores */
+        s->options.cache_dir = s->options.cache_remote = NULL;
     if (kvasir_engine_create(s->model, &s->options, &s->engine, &err))
         return library_error(&COMMAND, &err);
     kvasir_engine_get_context(s->engine, &info);
     if (!s->a->quiet)
         print_context_facts(&info);
     return EXIT_GOOD;
-}
-
-static void log_line(void *user, const char *line) {
-    (void)user;
-    fprintf(stderr, "%s\n", line);
 }
 
 static int start_server(struct serve *s) {

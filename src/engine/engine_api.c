@@ -35,7 +35,7 @@ static const struct sized_struct SIZED_ENGINE = {
     .nested = &SIZED_CONTEXT,
     .nested_at = offsetof(kvasir_engine_options, context),
 };
-_Static_assert(sizeof(kvasir_engine_options) - sizeof(kvasir_context_options) == 72,
+_Static_assert(offsetof(kvasir_engine_options, cache_dir) - sizeof(kvasir_context_options) == 72,
                "later fields begin here at the earliest (struct_size.h)");
 
 static kvasir_engine_options engine_defaults(void) {
@@ -46,7 +46,10 @@ static kvasir_engine_options engine_defaults(void) {
                                    .cache_memory_percent = 75,
                                    .max_running = 32,
                                    .max_waiting = 1024,
-                                   .min_quantize_tokens = 256};
+                                   .min_quantize_tokens = 256,
+                                   .cache_disk_bytes = (uint64_t)16 << 30,
+                                   .cache_flush_seconds = 10,
+                                   .cache_remote_ttl_seconds = 7 * 24 * 3600};
 }
 
 void kvasir_engine_init(kvasir_engine_options *options, size_t struct_size, size_t context_size) {
@@ -328,23 +331,12 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);
 }
 
-/* By a thread of the tiers. */
-static void wake_for_tiers(void *user) {
+void engine_wake_for_tiers(void *user) {
     struct kvasir_engine *e = user;
     pthread_mutex_lock(&e->mutex);
     e->tiers_ready = true;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->mutex);
-}
-
-static kvasir_status make_tiers(struct kvasir_engine *e, kvasir_error *err) {
-    if (!e->given_tiers.n)
-        return KVASIR_OK;
-    struct tiers_options o = e->given_tiers;
-    e->given_tiers.n = 0;
-    o.wake = wake_for_tiers;
-    o.user = e;
-    return tiers_create(e->tree, &o, &e->tiers, err);
 }
 
 static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_options *o,
@@ -374,7 +366,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
         tree_limit(e->tree, o->stored_max_entries, o->stored_max_bytes);
     }
     TRY(begin_stored_formats(e, o, err));
-    TRY(make_tiers(e, err));
+    TRY(engine_open_tiers(e, o, err));
     TRY(make_scheduler(e, o, err));
     e->fit_tokens = longest_fit(e);
     if (!e->fit_tokens)
@@ -427,6 +419,9 @@ kvasir_status engine_create_take(const kvasir_model *model, const kvasir_engine_
     }
     e->model = model;
     e->backend = backend;
+    e->on_note = settled.on_note;
+    e->note_user = settled.note_user;
+    e->tiers_given = tiers != NULL;
     if (tiers)
         e->given_tiers = *tiers;
     e->inbox_end = &e->inbox;
@@ -454,7 +449,8 @@ void kvasir_engine_destroy(kvasir_engine *e) {
     }
     backend_destroy(e->backend);
     destroy_given_tiers(&e->given_tiers);
-    if (e->tiers)
+    kvasir_error changed;
+    if (e->tiers && kvasir_model_verify(e->model, &changed) == KVASIR_OK)
         tiers_flush(e->tiers, e->flush_seconds);
     tiers_destroy(e->tiers);
     sched_destroy(e->sched);

@@ -57,7 +57,10 @@ struct kvasir_engine {
     struct prefix_tree *tree; /* NULL: prefixes are not kept */
     struct tiers *tiers;      /* below the tree; NULL: none */
     struct tiers_options given_tiers; /* until they are made; n 0 from then on */
-    double flush_seconds;             /* at the end, for what the tiers lack */
+    bool tiers_given;                 /* to engine_create_take, not by the options */
+    void (*on_note)(void *user, const char *line);
+    void *note_user;
+    double flush_seconds; /* at the end, for what the tiers lack */
     struct sched *sched;
     struct sampler_scratch *scratch;
     uint64_t *allowed;   /* [token_set_words(vocab)] tokens that may follow in a json_object */
@@ -91,6 +94,12 @@ struct kvasir_engine {
     size_t n_formats;
     uint16_t class_format[PAGE_CLASSES_MAX];
 };
+
+/* ---- tiers_api.c ---- */
+/* Makes the tiers that were given, or those of the options. */
+kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_options *o,
+                                kvasir_error *err) MUST_CHECK;
+void engine_wake_for_tiers(void *user); /* by a thread of the tiers */
 
 /* Copies a request and makes all that its choices need, on the thread that submits. A request that
  * could never run is refused. */

@@ -68,6 +68,20 @@ struct sched_stats sched_stats(const struct sched *s) {
     return stats;
 }
 
+static void put_tiers(const struct sched *s, kvasir_engine_stats *stats) {
+    struct tiers_stats tiers;
+    tiers_get_stats(s->tiers, &tiers);
+    stats->tier_loads = tiers.loads;
+    stats->tier_tokens = tiers.loaded_tokens;
+    stats->tier_pages = tiers.loaded_pages;
+    stats->tier_bytes = tiers.loaded_bytes;
+    stats->tier_loads_slow = tiers.loads_slow;
+    stats->tier_loads_late = tiers.loads_late;
+    stats->tier_loads_cut = tiers.loads_cut;
+    stats->tier_offered_pages = tiers.offered_pages;
+    stats->tier_unwritten_pages = tiers.unwritten_pages;
+}
+
 kvasir_engine_stats sched_engine_stats(const struct sched *s) {
     const struct sched_stats of = sched_stats(s);
     const struct kv_pool_stats pool = kv_pool_stats(s->pool);
@@ -94,6 +108,8 @@ kvasir_engine_stats sched_engine_stats(const struct sched *s) {
         .resident_bytes = pool.resident_bytes + pool.table_bytes + pool.charged_bytes,
     };
     memcpy(stats.hits, of.hits, sizeof stats.hits);
+    if (s->tiers)
+        put_tiers(s, &stats);
     return stats;
 }
 
