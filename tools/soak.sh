@@ -5,7 +5,8 @@
 # those named. The log is kept: bench/results/soak-DATE-COMMIT.log.
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
-#   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test
+#   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test, and
+#              1,000 kills of a process that writes to the disk tier
 #   server     64 clients of all kinds, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    comparisons with other projects' packages (tools/interop.sh)
@@ -61,6 +62,7 @@ for stage in "${stages[@]}"; do
         build-ci/tests/sim_property --programs="${KVASIR_SOAK_PROGRAMS:-2000}"
         build-ci/tests/sim_tree --programs="${KVASIR_SOAK_PROGRAMS:-2000}0"
         build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
+        build-ci/tests/sim_tier_kill --kills=1000
         ;;
     server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;

@@ -403,6 +403,75 @@ static void test_reordered_writes(void **state) {
     world_end(&w);
 }
 
+/* What becomes of files in a hard life, several at once and anywhere. */
+enum harm { FLIP, ZERO_BLOCK, SWAP_BLOCKS, GARBAGE, CUT, GROW, REMOVE, SWAP_FILES, HARMS };
+
+static void do_harm(struct world *w, uint64_t *seed) {
+    const enum harm harm = (enum harm)(mix_bits(++*seed) % HARMS);
+    const uint32_t file = 1 + (uint32_t)(mix_bits(++*seed) % 5);
+    const uint64_t size = world_file_size(w, file);
+    char path[128], other[128];
+    uint8_t a[BLOCK_BYTES] = {0}, b[BLOCK_BYTES];
+    snprintf(path, sizeof path, "%s", world_file(w, file));
+    snprintf(other, sizeof other, "%s", world_file(w, file % 5 + 1));
+    const int fd = open(path, O_RDWR);
+    if (fd < 0 || size < 2 * BLOCK_BYTES) {
+        close(fd);
+        return;
+    }
+    const off_t at = (off_t)(mix_bits(++*seed) % (size / BLOCK_BYTES) * BLOCK_BYTES);
+    const off_t to = (off_t)(mix_bits(++*seed) % (size / BLOCK_BYTES) * BLOCK_BYTES);
+    if (harm == FLIP) {
+        world_flip(w, file, mix_bits(++*seed) % size);
+    } else if (harm == SWAP_BLOCKS) {
+        assert_int_equal(pread(fd, a, sizeof a, at) + pread(fd, b, sizeof b, to), 2 * BLOCK_BYTES);
+        assert_int_equal(pwrite(fd, a, sizeof a, to) + pwrite(fd, b, sizeof b, at),
+                         2 * BLOCK_BYTES);
+    } else if (harm == ZERO_BLOCK || harm == GARBAGE) {
+        for (size_t i = 0; harm == GARBAGE && i < sizeof a; i++)
+            a[i] = (uint8_t)mix_bits(*seed + i);
+        assert_int_equal(pwrite(fd, a, sizeof a, at), sizeof a);
+    } else if (harm == CUT || harm == GROW) {
+        const uint64_t by = mix_bits(++*seed) % (size / 2);
+        assert_int_equal(ftruncate(fd, (off_t)(harm == CUT ? size - by : size + by)), 0);
+    } else if (harm == REMOVE) {
+        assert_int_equal(unlink(path), 0);
+    } else {
+        assert_true(rename(path, other) == 0 || errno == ENOENT);
+    }
+    close(fd);
+}
+
+/* Never a wrong byte, never an end; and what is written afterwards is there. */
+static void test_any_damage(void **state) {
+    enum { ROUNDS = 150, RECORDS = 40 };
+    uint64_t seed = 5;
+    uint32_t good = 0, harms = 0;
+    (void)state;
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        struct world w;
+        world_make(&w);
+        world_open(&w);
+        write_all(&w, 0, RECORDS);
+        round % 3 ? world_close(&w) : world_kill(&w);
+        for (uint32_t i = 0; i <= round % 8; i++, harms++)
+            do_harm(&w, &seed);
+        for (int again = 0; again < 2; again++) {
+            world_open(&w);
+            for (uint32_t n = 0; n < RECORDS; n++) {
+                const enum tier_result result = world_read(&w, n);
+                assert_true(result != TIER_FAILED);
+                good += result == TIER_OK;
+            }
+            write_all(&w, 1000, 1010);
+            assert_int_equal(count_good(&w, 1000, 1010), 10);
+            world_close(&w);
+        }
+        world_end(&w);
+    }
+    assert_true(harms > 4 * ROUNDS && good > RECORDS * ROUNDS);
+}
+
 /* Files that are none of ours stay; what has our names but not our contents is no trouble. */
 static void test_foreign_files(void **state) {
     static const char *const NAMES[] = {"notes.txt", "00000003.kvs.tmp", "0000004.kvs",
@@ -604,9 +673,10 @@ int main(void) {
         cmocka_unit_test(test_cut_anywhere),         cmocka_unit_test(test_flip_anywhere),
         cmocka_unit_test(test_lost_heads),           cmocka_unit_test(test_damage_while_running),
         cmocka_unit_test(test_lost_and_torn_writes), cmocka_unit_test(test_reordered_writes),
-        cmocka_unit_test(test_foreign_files),        cmocka_unit_test(test_read_errors),
-        cmocka_unit_test(test_slow_reads),           cmocka_unit_test(test_write_errors),
-        cmocka_unit_test(test_full_in_a_record),     cmocka_unit_test(test_errors_at_the_end),
+        cmocka_unit_test(test_foreign_files),        cmocka_unit_test(test_any_damage),
+        cmocka_unit_test(test_read_errors),          cmocka_unit_test(test_slow_reads),
+        cmocka_unit_test(test_write_errors),         cmocka_unit_test(test_full_in_a_record),
+        cmocka_unit_test(test_errors_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
