@@ -455,7 +455,7 @@ static void test_passwords(void **state) {
     redisContext *c = redis_server_connect(&own, "hunter2");
     redisReply *reply = redisCommand(
         c, "ACL SETUSER kv on >hunter2 ~kvasir:* +get +set +exists +unlink +scan +cluster|slots "
-           "+incrby +expire");
+           "+incrby +expire +select");
     assert_int_equal(reply->type, REDIS_REPLY_STATUS);
     freeReplyObject(reply);
     redisFree(c);
