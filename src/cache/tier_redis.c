@@ -23,11 +23,10 @@
 #include "cache/tier_redis.h"
 
 enum {
-    FIND_WINDOW = 512,     /* of short replies */
     READ_WINDOW_LEAST = 4, /* of values */
     READ_WINDOW_MOST = 64,
     READ_WINDOW_BYTES = 16 << 20, /* what a server may have to keep for us at a time, about */
-    FIND_AT_ONCE = 4096
+    FIND_AT_ONCE = 4096 /* commands of half a MiB; their replies fit in a socket's buffer */
 };
 /* Longer values are not sent: Redis takes no more (proto-max-bulk-len). */
 #define VALUE_BYTES_MOST ((uint64_t)512 << 20)
@@ -74,7 +73,7 @@ static void redis_find(struct tier *base, const struct tier_place *place,
     for (uint32_t from = 0; from < n; from += FIND_AT_ONCE) {
         const uint32_t part = min_u32(n - from, FIND_AT_ONCE);
         const struct redis_command command = {
-            .window = FIND_WINDOW, .put = put_exists, .take = take_exists, .user = have + from};
+            .window = FIND_AT_ONCE, .put = put_exists, .take = take_exists, .user = have + from};
         for (uint32_t i = 0; i < part; i++) {
             seal_name(&t->seal, place, keys[from + i], items[i].name);
             item_init(&t->nodes, &items[i]);
@@ -390,7 +389,6 @@ kvasir_status tier_redis_create(const struct tier_redis_options *o, struct tier 
     t->base.ops = &redis_ops;
     t->ttl_seconds = o->ttl_seconds;
     t->root_limit = o->root_limit_bytes;
-    t->stats.limit_bytes = 0;
     pthread_mutex_init(&t->mutex, NULL);
     seal_init(&t->seal, o->secret, o->secret_bytes);
     if (!o->secret)

@@ -14,7 +14,7 @@
  * held while anything is sent or awaited.
  *
  * Nothing that a server sends is trusted: not lengths, types, redirections or texts. A reply that
- * is not a value may take REPLY_BYTES_MOST; a value goes straight to where it belongs.
+ * is not a value may take 2 MiB (REPLY_BYTES_MOST); a value goes straight to where it belongs.
  */
 #ifndef KVASIR_CACHE_TIER_REDIS_H
 #define KVASIR_CACHE_TIER_REDIS_H
@@ -72,8 +72,9 @@ void seal_begin(const struct redis_seal *s, const uint8_t nonce[NONCE_BYTES], co
 enum {
     WIRE_IN_BYTES = 64 << 10,
     WIRE_OUT_BYTES = 16 << 10,
-    WIRE_LINE_BYTES = 512, /* kept of a line */
-    REPLY_BYTES_MOST = 1 << 20
+    WIRE_LINE_BYTES = 512,          /* kept of a line */
+    REPLY_BYTES_MOST = 1 << 20,     /* of what is built */
+    REPLY_RECEIVED_MOST = 512 << 10 /* hiredis's buffer may be twice as long */
 };
 enum wire_state {
     WIRE_GOOD,

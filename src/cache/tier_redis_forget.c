@@ -95,7 +95,7 @@ static redisReply *scan(struct forgetting *f, uint32_t node, const char *cursor)
     const size_t len = (size_t)snprintf(pattern, sizeof pattern, "%s*", f->prefix);
     const struct redis_arg args[] = {{"SCAN", 4},  {cursor, strlen(cursor)},
                                      {"MATCH", 5}, {pattern, len},
-                                     {"COUNT", 5}, {"1000", 4}};
+                                     {"COUNT", 5}, {"500", 3}};
     struct redis_wire *w = nodes_take(f->nodes, node, f->deadline);
     if (!w)
         return NULL;

@@ -200,6 +200,18 @@ struct redis_wire *nodes_take(struct redis_nodes *ns, uint32_t index, double dea
     return w;
 }
 
+/* A connection will be closed, and with it the idle ones, which may have the same fault without
+ * showing it. With the mutex; they are linked by `next`. */
+static void take_out(struct redis_node *node, struct redis_wire *w, bool alone) {
+    w->next = alone ? NULL : node->idle;
+    if (!alone)
+        node->idle = NULL;
+    for (; w; w = w->next) {
+        ASSERT(node->open > 0);
+        node->open--;
+    }
+}
+
 void nodes_give(struct redis_nodes *ns, struct redis_wire *w) {
     struct redis_node *node = ns->list[w->node];
     bool opened = false, closed = false;
@@ -220,8 +232,7 @@ void nodes_give(struct redis_nodes *ns, struct redis_wire *w) {
         w->next = node->idle;
         node->idle = w;
     } else {
-        ASSERT(node->open > 0);
-        node->open--;
+        take_out(node, w, excused);
     }
     pthread_cond_broadcast(&ns->freed);
     pthread_mutex_unlock(&ns->mutex);
@@ -230,8 +241,10 @@ void nodes_give(struct redis_nodes *ns, struct redis_wire *w) {
     if (closed)
         nodes_complain(ns, COMPLAINT_ALWAYS, "remote cache %s:%u works again", node->address.host,
                        node->address.port);
-    if (!good)
+    for (struct redis_wire *next; !good && w; w = next) {
+        next = w->next;
         wire_close(w);
+    }
 }
 
 /* ---- slots and redirections ------------------------------------------------------------------ */

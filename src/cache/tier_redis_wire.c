@@ -354,7 +354,7 @@ redisReply *wire_reply(struct redis_wire *w) {
         if (w->in_at == w->in_end && !fill(w))
             return NULL;
         received += w->in_end - w->in_at;
-        if (received > REPLY_BYTES_MOST ||
+        if (received > REPLY_RECEIVED_MOST ||
             redisReaderFeed(reader, (char *)w->in + w->in_at, w->in_end - w->in_at) != REDIS_OK) {
             wire_fail(w, WIRE_NONSENSE, "a reply that is too long");
             return NULL;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shared tier on a real redis-server, which the test starts and kills, and on one that lies.
- * Without redis-server (or valkey-server) the tests that need one are skipped. */
+ * Without redis-server (or valkey-server) the tests that need one are skipped.
+ *
+ *     unit_tier_redis [--faults=N]     N rounds of every lie, with and without a secret (soak.sh)
+ */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,6 +21,7 @@
 #include <cmocka.h>
 
 enum { BYTES = 8192 };
+static int faults_of_each = 1;
 static const uint8_t secret[] = "a secret of some thirty bytes...";
 
 /* What was complained about. */
@@ -455,7 +459,7 @@ static void test_passwords(void **state) {
     redisContext *c = redis_server_connect(&own, "hunter2");
     redisReply *reply = redisCommand(
         c, "ACL SETUSER kv on >hunter2 ~kvasir:* +get +set +exists +unlink +scan +cluster|slots "
-           "+incrby +expire");
+           "+incrby +expire +select");
     assert_int_equal(reply->type, REDIS_REPLY_STATUS);
     freeReplyObject(reply);
     redisFree(c);
@@ -636,8 +640,10 @@ static void test_lies(void **state) {
     (void)state;
     assert_true(lying_redis_start(&s));
     for (int lie = 0; lie < LIES; lie++)
-        for (int with_secret = 0; with_secret < 2; with_secret++)
-            lie_once(&s, (enum lie)lie, with_secret);
+        for (int i = 0; i < 2 * faults_of_each; i++)
+            lie_once(&s, (enum lie)lie, i % 2);
+    if (faults_of_each > 1)
+        print_message("%llu faults\n", (unsigned long long)atomic_load(&s.told));
     lying_redis_stop(&s);
 }
 
@@ -720,7 +726,7 @@ static void test_error_text(void **state) {
     lying_redis_stop(&s);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_url),        cmocka_unit_test(test_names),
         cmocka_unit_test(test_nobody),     cmocka_unit_test(test_round_trip),
@@ -731,5 +737,7 @@ int main(void) {
         cmocka_unit_test(test_other_lies), cmocka_unit_test(test_deadlines),
         cmocka_unit_test(test_error_text),
     };
+    if (argc > 1 && strncmp(argv[1], "--faults=", 9) == 0)
+        faults_of_each = atoi(argv[1] + 9);
     return cmocka_run_group_tests(tests, start_server, stop_server);
 }
