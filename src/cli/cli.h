@@ -316,6 +316,8 @@ void progress_end(struct progress *p);
 /* The model, the cache it will use and the library's notes, on standard error. */
 void print_model_line(const kvasir_model_info *m);
 void print_context_facts(const kvasir_context_info *info);
+/* The stores below the memory for prefixes, without passwords. Nothing if there are none. */
+void print_stores_line(kvasir_engine *engine, const kvasir_engine_options *options);
 /* Warnings on standard error if the file was computed otherwise than the context computes. */
 void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
                        const kvasir_context_info *info);

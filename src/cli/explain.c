@@ -196,6 +196,38 @@ void print_context_facts(const kvasir_context_info *i) {
     write_notes(stderr, i, "note:   ");
 }
 
+/* "redis://host:port/db" of a URL that may have a user and a password before the host. */
+static void write_address(FILE *to, const char *url) {
+    const char *host = strstr(url, "//"), *sign = strrchr(url, '@');
+    if (host && sign)
+        fprintf(to, "%.*s%s", (int)(host + 2 - url), url, sign + 1);
+    else
+        fputs(url, to);
+}
+
+void print_stores_line(kvasir_engine *e, const kvasir_engine_options *o) {
+    enum { STORES_MAX = 4 };
+    kvasir_tier_stats tiers[STORES_MAX];
+    const size_t n = kvasir_engine_get_tiers(e, tiers, STORES_MAX);
+    for (size_t i = 0; i < n && i < STORES_MAX; i++) {
+        const kvasir_tier_stats *t = &tiers[i];
+        const bool disk = strcmp(t->name, "disk") == 0;
+        fprintf(stderr, "%s%s", i ? "; " : "stores: ", t->name);
+        if (disk && o->cache_dir) {
+            char bytes[24], limit[24];
+            fprintf(stderr, " %.200s, %s of %s, %llu record%s", o->cache_dir,
+                    human_bytes((double)t->bytes, bytes),
+                    human_bytes((double)t->limit_bytes, limit), (unsigned long long)t->records,
+                    t->records == 1 ? "" : "s");
+        } else if (!disk && o->cache_remote) {
+            fputc(' ', stderr);
+            write_address(stderr, o->cache_remote);
+        }
+    }
+    if (n)
+        fputc('\n', stderr);
+}
+
 void warn_prompt_cache(const kvasir_prompt_cache *cache, const char *path,
                        const kvasir_context_info *info) {
     kvasir_prompt_cache_info file;

@@ -415,8 +415,10 @@ static int start_engine(struct serve *s) {
     if (kvasir_engine_create(s->model, &s->options, &s->engine, &err))
         return library_error(&COMMAND, &err);
     kvasir_engine_get_context(s->engine, &info);
-    if (!s->a->quiet)
+    if (!s->a->quiet) {
         print_context_facts(&info);
+        print_stores_line(s->engine, &s->options);
+    }
     return EXIT_GOOD;
 }
 

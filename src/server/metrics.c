@@ -257,6 +257,9 @@ void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t no
         kvasir_engine_get_formats(engine, out->formats, FIGURES_FORMATS_MAX, &out->engine);
     if (out->n_formats > FIGURES_FORMATS_MAX)
         out->n_formats = FIGURES_FORMATS_MAX;
+    out->n_tiers = kvasir_engine_get_tiers(engine, out->tiers, FIGURES_TIERS_MAX);
+    if (out->n_tiers > FIGURES_TIERS_MAX)
+        out->n_tiers = FIGURES_TIERS_MAX;
     out->resident_bytes = resident_bytes(m);
     out->uptime_s = (double)(now_us - m->created_us) * 1e-6;
     pthread_mutex_lock(&m->mutex);

@@ -83,7 +83,7 @@ struct tenant_figures {
     uint32_t running, waiting;       /* requests, from the engine's view */
 };
 
-enum { FIGURES_FORMATS_MAX = 32 };
+enum { FIGURES_FORMATS_MAX = 32, FIGURES_TIERS_MAX = 4 };
 /* The server's figures at one moment. */
 struct server_figures {
     /* set by the caller */
@@ -106,6 +106,8 @@ struct server_figures {
     kvasir_engine_stats engine;
     kvasir_format_bytes formats[FIGURES_FORMATS_MAX];
     size_t n_formats;
+    kvasir_tier_stats tiers[FIGURES_TIERS_MAX]; /* stores below the memory, if there are any */
+    size_t n_tiers;
 };
 enum { METRICS_WINDOW_S = 10 };
 void metrics_figures(struct server_metrics *m, kvasir_engine *engine, int64_t now_us,

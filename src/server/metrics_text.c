@@ -202,6 +202,77 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
             "Tokens computed again after a preemption.");
 }
 
+/* One family of all tiers. */
+#define TIER_FAMILY(name, type, sample, member, help)                                              \
+    do {                                                                                           \
+        family(p, name, type, help);                                                               \
+        for (size_t i = 0; i < f->n_tiers; i++) {                                                  \
+            char of[64];                                                                           \
+            snprintf(of, sizeof of, "tier=\"%s\"", f->tiers[i].name);                              \
+            sample(p, name, of, f->tiers[i].member);                                               \
+        }                                                                                          \
+    } while (0)
+
+static void tier_reads(struct metrics_page *p, const struct server_figures *f) {
+    static const char NAME[] = "kvasir_tier_reads_total";
+    family(p, NAME, "counter", "Records that were asked for, by tier and result.");
+    for (size_t i = 0; i < f->n_tiers; i++) {
+        const kvasir_tier_stats *t = &f->tiers[i];
+        const struct {
+            const char *result;
+            uint64_t n;
+        } results[] = {{"ok", t->reads},
+                       {"missing", t->missing},
+                       {"damaged", t->damaged},
+                       {"failed", t->failed}};
+        for (size_t k = 0; k < sizeof results / sizeof *results; k++)
+            add(p, "%s{tier=\"%s\",result=\"%s\"} %" PRIu64 "\n", NAME, t->name, results[k].result,
+                results[k].n);
+    }
+}
+
+static void tier_stores(struct metrics_page *p, const struct server_figures *f) {
+    tier_reads(p, f);
+    TIER_FAMILY("kvasir_tier_read_bytes_total", "counter", whole, read_bytes,
+                "Bytes of pages that were read.");
+    TIER_FAMILY("kvasir_tier_read_seconds_total", "counter", real, read_seconds,
+                "Time spent in reads that succeeded.");
+    TIER_FAMILY("kvasir_tier_writes_total", "counter", whole, writes, "Records written.");
+    TIER_FAMILY("kvasir_tier_write_bytes_total", "counter", whole, write_bytes, "Bytes written.");
+    TIER_FAMILY("kvasir_tier_write_failures_total", "counter", whole, write_failures,
+                "Records that could not be written.");
+    TIER_FAMILY("kvasir_tier_dropped_records_total", "counter", whole, dropped,
+                "Records that made room for others, expired or were forgotten.");
+    TIER_FAMILY("kvasir_tier_records", "gauge", whole, records,
+                "Records in the tier; 0 if others write to it, too.");
+    TIER_FAMILY("kvasir_tier_bytes", "gauge", whole, bytes,
+                "Bytes in the tier; 0 if others write to it, too.");
+    TIER_FAMILY("kvasir_tier_limit_bytes", "gauge", whole, limit_bytes,
+                "Bytes that the tier may take; 0: the server sets no limit.");
+    TIER_FAMILY("kvasir_tier_down", "gauge", whole, down,
+                "1 while the tier does nothing, after errors.");
+}
+
+static void tier_figures(struct metrics_page *p, const struct server_figures *f) {
+    const kvasir_engine_stats *s = &f->engine;
+    if (!f->n_tiers)
+        return;
+    counter(p, "kvasir_tier_loads_total", "", s->tier_loads, "Loads that were begun.");
+    counter(p, "kvasir_tier_loads_cut_total", "", s->tier_loads_cut,
+            "Loads that ended before a record that was missing or damaged.");
+    counter(p, "kvasir_tier_loads_late_total", "", s->tier_loads_late,
+            "Loads that were given up because they took too long.");
+    counter(p, "kvasir_tier_loads_slow_total", "", s->tier_loads_slow,
+            "Loads that were not begun because computing is faster.");
+    counter(p, "kvasir_tier_hit_tokens_total", "", s->tier_tokens,
+            "Tokens of the prefixes that loads ended with.");
+    counter(p, "kvasir_tier_offered_pages_total", "", s->tier_offered_pages,
+            "Pages of the prefix cache that were given to the tiers.");
+    counter(p, "kvasir_tier_unwritten_pages_total", "", s->tier_unwritten_pages,
+            "Pages that were given up before they were written.");
+    tier_stores(p, f);
+}
+
 static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
         [REFUSED_QUEUE] = "queue",   [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
@@ -300,6 +371,7 @@ char *metrics_text(struct server_metrics *m, const struct server_figures *f, siz
         vllm_engine(&p, &f->engine);
         vllm_requests(&p, &c);
         cache_figures(&p, f);
+        tier_figures(&p, f);
         requests_refused(&p, &c);
         steps(&p, &f->engine);
         process(&p, f);

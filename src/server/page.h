@@ -14,7 +14,7 @@ extern const size_t SERVER_PAGE_LEN;
 #define SERVER_PAGE_CSP                                                                            \
     "default-src 'none'; connect-src 'self'; "                                                     \
     "style-src 'sha256-O6ale3kKsh/66AKNLL7RYbIO2TIAE1lJkgyOdIbjviY='; "                            \
-    "script-src 'sha256-vbSgC4yfBVtarZBGzeJqeKtv7ddq7go9/GY7xyo9kiI='; "                           \
+    "script-src 'sha256-f7F+gxvl5s7c30goDHr82OzzgIFhnawUsIZhYVCluI0='; "                           \
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 #endif

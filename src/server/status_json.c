@@ -89,6 +89,43 @@ static json_t *cache_json(const struct server_figures *f) {
                      whole(s->preemptions));
 }
 
+static json_t *tier_json(const kvasir_tier_stats *t) {
+    return json_pack("{s:s, s:o, s:o, s:o, s:{s:o, s:o, s:o, s:o}, s:o, s:f, s:o, s:o, s:o, s:o, "
+                     "s:b}",
+                     "tier", t->name, "records", whole(t->records), "bytes", whole(t->bytes),
+                     "limit_bytes", whole(t->limit_bytes), "reads", "ok", whole(t->reads),
+                     "missing", whole(t->missing), "damaged", whole(t->damaged), "failed",
+                     whole(t->failed), "read_bytes", whole(t->read_bytes), "read_seconds",
+                     rounded(t->read_seconds, 3), "writes", whole(t->writes), "write_bytes",
+                     whole(t->write_bytes), "write_failures", whole(t->write_failures),
+                     "dropped_records", whole(t->dropped), "down", t->down);
+}
+
+static json_t *tiers_json(const struct server_figures *f) {
+    const kvasir_engine_stats *s = &f->engine;
+    json_t *list = json_array();
+    bool good = list != NULL;
+    for (size_t i = 0; good && i < f->n_tiers; i++)
+        good = json_array_append_new(list, tier_json(&f->tiers[i])) == 0;
+    if (!good) {
+        json_decref(list);
+        return NULL;
+    }
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "loads", whole(s->tier_loads),
+                     "loads_cut", whole(s->tier_loads_cut), "loads_late", whole(s->tier_loads_late),
+                     "loads_slow", whole(s->tier_loads_slow), "hit_tokens", whole(s->tier_tokens),
+                     "offered_pages", whole(s->tier_offered_pages), "unwritten_pages",
+                     whole(s->tier_unwritten_pages), "stores", list);
+}
+
+/* Adds "tiers" if there are any. Takes body, which may be NULL. */
+static json_t *with_tiers(json_t *body, const struct server_figures *f) {
+    if (!body || !f->n_tiers || json_object_set_new(body, "tiers", tiers_json(f)) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
 /* What of it is the tenant's own. */
 static json_t *own_cache_stats(const struct tenant_figures *t) {
     json_t *stats = json_pack("{s:o, s:o, s:f, s:o}", "hits", whole(hits_of(t->hits)), "misses",
@@ -125,7 +162,7 @@ json_t *status_cache_stats(const struct server_figures *f) {
         "requantized_pages", whole(s->requantized_pages), "by_format", formats_json(f));
     if (body && more && json_object_update(body, more) == 0) {
         json_decref(more);
-        return body;
+        return with_tiers(body, f);
     }
     json_decref(body);
     json_decref(more);
@@ -176,7 +213,7 @@ json_t *status_now(const struct server_figures *f) {
     const kvasir_engine_stats *s = &f->engine;
     if (f->own)
         return status_own(f);
-    return json_pack(
+    json_t *body = json_pack(
         "{s:s, s:s, s:s, s:s, s:f, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:f, s:f, s:o, s:o}",
         "status", "running", "model", f->model, "model_type", "llm", "engine_type", "kvasir",
         "uptime_s", rounded(f->uptime_s, 1), "version", kvasir_version(), "num_running",
@@ -186,4 +223,5 @@ json_t *status_now(const struct server_figures *f) {
         "total_cached_tokens", whole(s->cached_tokens), "generation_tps",
         rounded(f->generation_tps, 2), "prompt_tps", rounded(f->prompt_tps, 2), "cache",
         cache_json(f), "tenants", tenants_json(f));
+    return with_tiers(body, f);
 }
