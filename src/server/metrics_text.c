@@ -203,13 +203,13 @@ static void cache_figures(struct metrics_page *p, const struct server_figures *f
 }
 
 /* One family of all tiers. */
-#define TIER_FAMILY(name, type, sample, member, help)                                              \
+#define TIER_FAMILY(name_, type, sample, member, help)                                             \
     do {                                                                                           \
-        family(p, name, type, help);                                                               \
+        family(p, name_, type, help);                                                              \
         for (size_t i = 0; i < f->n_tiers; i++) {                                                  \
             char of[64];                                                                           \
             snprintf(of, sizeof of, "tier=\"%s\"", f->tiers[i].name);                              \
-            sample(p, name, of, f->tiers[i].member);                                               \
+            sample(p, name_, of, f->tiers[i].member);                                              \
         }                                                                                          \
     } while (0)
 

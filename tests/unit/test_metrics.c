@@ -6,150 +6,14 @@
 #include "model_files.h"
 
 #include "answers.h"
+#include "series.h"
 #include "server/status_json.h"
 #include "tensors.h"
 
-enum { SERIES_MAX = 1000, NAME_MAX_LEN = 400, S = 1000000 };
+enum { S = 1000000 };
 
 static struct server_metrics *m;
 static struct server_figures figures;
-
-/* ---- reading the text back ------------------------------------------------------------------- */
-
-struct series {
-    char name[NAME_MAX_LEN]; /* with its labels, as written */
-    char type;               /* of its family: c, g, h */
-    double value;
-};
-static struct series read_back[SERIES_MAX];
-static size_t n_series;
-static char families[20000]; /* " name name " */
-
-static bool name_char(char c, bool first) {
-    return c == '_' || c == ':' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-           (!first && c >= '0' && c <= '9');
-}
-
-static const char *read_name(const char *at) {
-    assert_true(name_char(*at, true));
-    while (name_char(*at, false))
-        at++;
-    return at;
-}
-
-/* {name="value",...}; the only escapes are \\ \" and \n. */
-static const char *read_labels(const char *at) {
-    do {
-        at = read_name(at + 1);
-        assert_true(strncmp(at, "=\"", 2) == 0);
-        for (at += 2; *at != '"'; at++) {
-            assert_true(*at && *at != '\n');
-            if (*at == '\\')
-                assert_non_null(strchr("\\\"n", *++at));
-        }
-        at++;
-    } while (*at == ',');
-    assert_int_equal(*at, '}');
-    return at + 1;
-}
-
-/* Whether a sample's name belongs to the family. */
-static bool belongs(const char *name, size_t len, const char *family, char type) {
-    static const char *const PARTS[] = {"_bucket", "_sum", "_count"};
-    const size_t n = strlen(family);
-    if (len < n || strncmp(name, family, n) != 0)
-        return false;
-    if (type != 'h')
-        return len == n;
-    for (int i = 0; i < 3; i++)
-        if (len == n + strlen(PARTS[i]) && strncmp(name + n, PARTS[i], len - n) == 0)
-            return true;
-    return false;
-}
-
-static void read_sample(const char *line, const char *family, char type) {
-    struct series *s = &read_back[n_series++];
-    const char *at = read_name(line);
-    assert_true(n_series < SERIES_MAX);
-    assert_true(belongs(line, (size_t)(at - line), family, type));
-    if (*at == '{')
-        at = read_labels(at);
-    snprintf(s->name, sizeof s->name, "%.*s", (int)(at - line), line);
-    char *end;
-    assert_int_equal(*at, ' ');
-    s->value = strtod(at + 1, &end);
-    s->type = type;
-    assert_true(end > at + 1 && *end == '\n' && s->value >= 0);
-    for (size_t i = 0; i + 1 < n_series; i++)
-        assert_string_not_equal(read_back[i].name, s->name);
-}
-
-static void read_text(const char *text) {
-    char family[200] = "", type[20] = "";
-    n_series = 0;
-    strcpy(families, " ");
-    for (const char *line = text, *next; *line; line = next) {
-        char name[200], word[20];
-        next = strchr(line, '\n');
-        assert_non_null(next);
-        next++;
-        if (sscanf(line, "# HELP %199s", name) == 1) {
-            char once[210];
-            snprintf(once, sizeof once, " %s ", name);
-            assert_null(strstr(families, once)); /* all lines of a family are together */
-            strcat(families, once + 1);
-            snprintf(family, sizeof family, "%s", name);
-            type[0] = 0;
-        } else if (sscanf(line, "# TYPE %199s %19s", name, word) == 2) {
-            assert_string_equal(name, family);
-            snprintf(type, sizeof type, "%s", word);
-            assert_true(!strcmp(type, "counter") || !strcmp(type, "gauge") ||
-                        !strcmp(type, "histogram"));
-            const size_t n = strlen(name);
-            if (type[0] == 'c')
-                assert_string_equal(name + n - 6, "_total");
-        } else {
-            assert_true(type[0]);
-            read_sample(line, family, type[0]);
-        }
-    }
-}
-
-static const struct series *find(const char *name) {
-    for (size_t i = 0; i < n_series; i++)
-        if (strcmp(read_back[i].name, name) == 0)
-            return &read_back[i];
-    return NULL;
-}
-
-static double value(const char *name) {
-    const struct series *s = find(name);
-    if (!s)
-        fail_msg("%s is not there", name);
-    return s->value;
-}
-
-/* Buckets are cumulative and end at the count. All our histograms have one set of labels. */
-static void check_histograms(void) {
-    double last = 0;
-    char base[NAME_MAX_LEN] = "";
-    for (size_t i = 0; i < n_series; i++) {
-        const char *bucket = strstr(read_back[i].name, "_bucket{");
-        if (!bucket)
-            continue;
-        const size_t n = (size_t)(bucket - read_back[i].name);
-        if (strncmp(base, read_back[i].name, n) != 0 || base[n])
-            last = 0;
-        snprintf(base, sizeof base, "%.*s", (int)n, read_back[i].name);
-        assert_true(read_back[i].value >= last);
-        last = read_back[i].value;
-        if (strstr(bucket, "le=\"+Inf\"")) {
-            assert_non_null(strstr(read_back[i + 1].name, "_sum"));
-            assert_non_null(strstr(read_back[i + 2].name, "_count"));
-            assert_true(read_back[i + 2].value == last);
-        }
-    }
-}
 
 static void scrape(void) {
     size_t len;
@@ -367,6 +231,72 @@ static void test_tenants(void **state) {
     free(text);
 }
 
+static void have_two_tiers(void) {
+    figures.engine.tier_loads = 9;
+    figures.engine.tier_loads_cut = 2;
+    figures.engine.tier_loads_late = 1;
+    figures.engine.tier_loads_slow = 4;
+    figures.engine.tier_tokens = 6400;
+    figures.engine.tier_offered_pages = 70;
+    figures.engine.tier_unwritten_pages = 5;
+    figures.n_tiers = 2;
+    figures.tiers[0] = (kvasir_tier_stats){.name = "disk",
+                                           .records = 50,
+                                           .bytes = 1ull << 40,
+                                           .limit_bytes = 3ull << 40,
+                                           .reads = 11,
+                                           .read_bytes = 123456789012345,
+                                           .writes = 65,
+                                           .write_bytes = 8192,
+                                           .missing = 12,
+                                           .damaged = 13,
+                                           .failed = 14,
+                                           .write_failures = 15,
+                                           .dropped = 16,
+                                           .read_seconds = 0.25};
+    figures.tiers[1] = (kvasir_tier_stats){.name = "remote", .down = true};
+}
+
+/* Stores below the memory: each has its own series, and without any there are none. */
+static void test_tiers(void **state) {
+    (void)state;
+    begin_at(100, S);
+    scrape();
+    for (size_t i = 0; i < n_series; i++)
+        assert_null(strstr(read_back[i].name, "kvasir_tier_"));
+    have_two_tiers();
+    scrape();
+    assert_true(value("kvasir_tier_loads_total") == 9);
+    assert_true(value("kvasir_tier_loads_cut_total") == 2);
+    assert_true(value("kvasir_tier_loads_late_total") == 1);
+    assert_true(value("kvasir_tier_loads_slow_total") == 4);
+    assert_true(value("kvasir_tier_hit_tokens_total") == 6400);
+    assert_true(value("kvasir_tier_offered_pages_total") == 70);
+    assert_true(value("kvasir_tier_unwritten_pages_total") == 5);
+    assert_true(value("kvasir_tier_reads_total{tier=\"disk\",result=\"ok\"}") == 11);
+    assert_true(value("kvasir_tier_reads_total{tier=\"disk\",result=\"missing\"}") == 12);
+    assert_true(value("kvasir_tier_reads_total{tier=\"disk\",result=\"damaged\"}") == 13);
+    assert_true(value("kvasir_tier_reads_total{tier=\"disk\",result=\"failed\"}") == 14);
+    assert_true(value("kvasir_tier_reads_total{tier=\"remote\",result=\"ok\"}") == 0);
+    assert_true(value("kvasir_tier_read_bytes_total{tier=\"disk\"}") == 123456789012345);
+    assert_true(value("kvasir_tier_read_seconds_total{tier=\"disk\"}") == 0.25);
+    assert_true(value("kvasir_tier_writes_total{tier=\"disk\"}") == 65);
+    assert_true(value("kvasir_tier_write_bytes_total{tier=\"disk\"}") == 8192);
+    assert_true(value("kvasir_tier_write_failures_total{tier=\"disk\"}") == 15);
+    assert_true(value("kvasir_tier_dropped_records_total{tier=\"disk\"}") == 16);
+    assert_true(value("kvasir_tier_records{tier=\"disk\"}") == 50);
+    assert_true(value("kvasir_tier_bytes{tier=\"disk\"}") == (double)(1ull << 40));
+    assert_true(value("kvasir_tier_limit_bytes{tier=\"disk\"}") == (double)(3ull << 40));
+    assert_true(value("kvasir_tier_down{tier=\"disk\"}") == 0);
+    assert_true(value("kvasir_tier_down{tier=\"remote\"}") == 1);
+    figures.tenants = &(struct tenant_figures){.name = "a"};
+    figures.n_tenants = 1;
+    figures.own = true;
+    scrape();
+    for (size_t i = 0; i < n_series; i++)
+        assert_null(strstr(read_back[i].name, "kvasir_tier_"));
+}
+
 /* docs/metrics.md explains every name. */
 static void test_names_are_explained(void **state) {
     (void)state;
@@ -379,6 +309,7 @@ static void test_names_are_explained(void **state) {
     figures.resident_bytes = 1;
     figures.tenants = &(struct tenant_figures){.name = "-"};
     figures.n_tenants = 1;
+    have_two_tiers();
     scrape();
     int n = 0;
     for (char *name = strtok(families, " "); name; name = strtok(NULL, " "), n++) {
@@ -595,6 +526,60 @@ static void on_event(void *user, const kvasir_event *e) {
     pthread_mutex_unlock(&lock);
 }
 
+static json_t *member_at(const json_t *object, const char *key) {
+    json_t *value = json_object_get(object, key);
+    if (!value)
+        fail_msg("%s is not there", key);
+    return value;
+}
+
+/* "tiers" of both bodies, which tenants do not see. */
+static void test_tiers_json(void **state) {
+    (void)state;
+    begin_at(100, S);
+    for (int what = 0; what < 2; what++) {
+        json_t *(*const body_of)(const struct server_figures *) =
+            what ? status_cache_stats : status_now;
+        figures = (struct server_figures){.model = "tiny"};
+        json_t *body = body_of(&figures);
+        assert_non_null(body);
+        assert_null(json_object_get(body, "tiers"));
+        json_decref(body);
+        have_two_tiers();
+        body = body_of(&figures);
+        const json_t *tiers = member_at(body, "tiers"), *stores = member_at(tiers, "stores"),
+                     *disk = json_array_get(stores, 0), *remote = json_array_get(stores, 1);
+        assert_int_equal(json_array_size(stores), 2);
+        assert_true(number_at(tiers, "loads") == 9 && number_at(tiers, "loads_cut") == 2);
+        assert_true(number_at(tiers, "loads_late") == 1 && number_at(tiers, "loads_slow") == 4);
+        assert_true(number_at(tiers, "hit_tokens") == 6400);
+        assert_true(number_at(tiers, "offered_pages") == 70);
+        assert_true(number_at(tiers, "unwritten_pages") == 5);
+        assert_string_equal(text_at(disk, "tier"), "disk");
+        assert_string_equal(text_at(remote, "tier"), "remote");
+        assert_true(number_at(disk, "records") == 50);
+        assert_true(number_at(disk, "bytes") == (double)(1ull << 40));
+        assert_true(number_at(disk, "limit_bytes") == (double)(3ull << 40));
+        const json_t *reads = member_at(disk, "reads");
+        assert_true(number_at(reads, "ok") == 11 && number_at(reads, "missing") == 12);
+        assert_true(number_at(reads, "damaged") == 13 && number_at(reads, "failed") == 14);
+        assert_true(number_at(disk, "read_bytes") == 123456789012345);
+        assert_true(number_at(disk, "read_seconds") == 0.25);
+        assert_true(number_at(disk, "writes") == 65 && number_at(disk, "write_bytes") == 8192);
+        assert_true(number_at(disk, "write_failures") == 15);
+        assert_true(number_at(disk, "dropped_records") == 16);
+        assert_true(json_is_false(member_at(disk, "down")));
+        assert_true(json_is_true(member_at(remote, "down")));
+        json_decref(body);
+        figures.tenants = &(struct tenant_figures){.name = "a"};
+        figures.n_tenants = 1;
+        figures.own = true;
+        body = body_of(&figures);
+        assert_null(json_object_get(body, "tiers"));
+        json_decref(body);
+    }
+}
+
 static void run_requests(kvasir_engine *e, int n, uint32_t prompt, uint32_t answer) {
     static struct metrics_request r[8];
     static int32_t tokens[200];
@@ -617,7 +602,12 @@ static void run_requests(kvasir_engine *e, int n, uint32_t prompt, uint32_t answ
     while (open_requests)
         pthread_cond_wait(&ended, &lock);
     pthread_mutex_unlock(&lock);
-    (void)engine_settled(e);
+    /* figures are updated after a step, so after its last event */
+    kvasir_engine_stats stats;
+    do {
+        usleep(1000);
+        kvasir_engine_get_stats(e, &stats);
+    } while (stats.running || stats.finished != stats.requests);
 }
 
 static void check_status(const kvasir_engine_stats *s) {
@@ -673,6 +663,7 @@ static void test_an_engine(void **state) {
     begin_at(512, now_us());
     run_requests(e, 1, 150, 20);
     run_requests(e, 4, 150, 20);
+    (void)engine_settled(e);
     metrics_figures(m, e, now_us(), &figures);
     const kvasir_engine_stats *s = &figures.engine;
     scrape();
@@ -701,6 +692,40 @@ static void test_an_engine(void **state) {
     kvasir_model_close(model);
 }
 
+/* Figures of a store come from the engine: an engine that starts again finds the first one's. */
+static void test_an_engine_with_a_store(void **state) {
+    (void)state;
+    struct temp_folder folder;
+    kvasir_model *model;
+    kvasir_error err;
+    kvasir_engine_options o = answers_options(64);
+    temp_folder_make(&folder);
+    o.cache_dir = folder.path;
+    o.cache_disk_bytes = 64 << 20;
+    o.cache_flush_seconds = 60;
+    assert_int_equal(kvasir_model_open(SHARED_DIR "/fixtures/tiny/llama", &model, &err), KVASIR_OK);
+    for (int round = 0; round < 2; round++) {
+        kvasir_engine *e = answers_engine(model, &o);
+        begin_at(512, now_us());
+        run_requests(e, 1, 150, 20);
+        metrics_figures(m, e, now_us(), &figures);
+        scrape();
+        assert_int_equal(figures.n_tiers, 1);
+        assert_true(value("kvasir_tier_limit_bytes{tier=\"disk\"}") == 64 << 20);
+        assert_true(value("kvasir_tier_down{tier=\"disk\"}") == 0);
+        assert_true(value("kvasir_tier_loads_total") == round);
+        assert_true(value("kvasir_tier_hit_tokens_total") == 128 * round);
+        assert_true((value("kvasir_tier_reads_total{tier=\"disk\",result=\"ok\"}") > 0) ==
+                    (round > 0));
+        assert_true(value("kvasir_tier_reads_total{tier=\"disk\",result=\"damaged\"}") == 0);
+        if (round)
+            assert_true(value("kvasir_tier_records{tier=\"disk\"}") >= 2);
+        kvasir_engine_destroy(e);
+    }
+    kvasir_model_close(model);
+    temp_folder_remove(&folder);
+}
+
 int main(void) {
     skip_without(SHARED_DIR "/fixtures/tiny/llama/config.json");
     const struct CMUnitTest tests[] = {
@@ -710,13 +735,16 @@ int main(void) {
         cmocka_unit_test(test_labels_are_escaped),
         cmocka_unit_test(test_routes_and_refusals),
         cmocka_unit_test(test_tenants),
+        cmocka_unit_test(test_tiers),
         cmocka_unit_test(test_names_are_explained),
         cmocka_unit_test(test_large_numbers),
         cmocka_unit_test(test_counters_never_fall),
         cmocka_unit_test(test_rates),
         cmocka_unit_test(test_threads_lose_nothing),
         cmocka_unit_test(test_small_bodies),
+        cmocka_unit_test(test_tiers_json),
         cmocka_unit_test(test_an_engine),
+        cmocka_unit_test(test_an_engine_with_a_store),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     metrics_destroy(m);
