@@ -334,6 +334,33 @@ KVASIR_API_KEY=a,b start_server "${small[@]}" --host 0.0.0.0 -q
 [ "$(wc -l <"$log")" = 1 ] || die "-q"
 end_server TERM 0
 
+# ---- stores --------------------------------------------------------------------------------------
+
+mkdir store && touch secret && port1=1 # nobody listens there
+s '--cache-remote: the remote cache.s URL must be redis://' -m "$tiny" --cache-memory-mb 64 -q \
+    --cache-remote http://localhost
+s '.*secret has 0 bytes' -m "$tiny" --cache-memory-mb 64 -q \
+    --cache-remote redis://127.0.0.1:$port1 --cache-remote-secret-file secret
+s '--cache-dir: not allowed with --no-prefix-cache' -m "$tiny" --cache-memory-mb 64 -q \
+    --cache-dir store --no-prefix-cache
+s '--cache-disk-gb: must be at least 16 MiB' -m "$tiny" --cache-memory-mb 64 -q \
+    --cache-dir store --cache-disk-gb 0.01
+start_server "${small[@]}" --cache-dir store --cache-disk-gb 0.5 \
+    --cache-remote "redis://me:pw@7301@127.0.0.1:$port1/0"
+grep -q "^stores: disk store, 0 B of 512\.0 MiB, 0 records; remote redis://127\.0\.0\.1:$port1/0\$" \
+    "$log" || die "no line about stores"
+curl -sf "$url/v1/status" >out
+grep -q '"tier":"disk",.*"limit_bytes":536870912,.*"tier":"remote"' out || die "/v1/status"
+expect 2 '--cache-dir: store is in use by process' serve "${small[@]}" -q --cache-dir store
+curl -sf "$url/v1/completions" -d '{"prompt": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,
+    21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,
+    53,54,55,56,57,58,59,60,61,62,63,64,65,66,67,68], "max_tokens": 1}' >out || die "a request"
+end_server TERM 0
+grep -qF "@127" "$log" && die "the log has the password"
+start_server "${small[@]}" --cache-dir store --cache-disk-gb 0.5
+grep -qE '^stores: disk store, [0-9.]+ KiB of 512\.0 MiB, 1 record$' "$log" || die "a restart"
+end_server TERM 0
+
 python3 - "$kvasir" "$tiny" <<'PY' || die "signals and the service manager"
 import os, signal, socket, subprocess, sys, tempfile
 where = tempfile.mkdtemp(dir=".")
