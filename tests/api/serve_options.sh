@@ -347,7 +347,7 @@ s '--cache-disk-gb: must be at least 16 MiB' -m "$tiny" --cache-memory-mb 64 -q 
     --cache-dir store --cache-disk-gb 0.01
 start_server "${small[@]}" --cache-dir store --cache-disk-gb 0.5 \
     --cache-remote "redis://me:pw@7301@127.0.0.1:$port1/0"
-grep -q "^stores: disk store, 0 B of 512\.0 MiB, 0 records; remote redis://127\.0\.0\.1:$port1/0\$" \
+grep -qxF "stores: disk store, 0 B of 512.0 MiB, 0 records; remote redis://127.0.0.1:$port1/0" \
     "$log" || die "no line about stores"
 curl -sf "$url/v1/status" >out
 grep -q '"tier":"disk",.*"limit_bytes":536870912,.*"tier":"remote"' out || die "/v1/status"
