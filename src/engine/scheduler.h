@@ -32,8 +32,8 @@
  *   SCHED-7  A state of recurrent layers is kept in an answer only if all running tasks would still
  *            have room to grow by a page: keeping one never preempts a task.
  *   SCHED-8  A task whose turn it is waits while what the tiers have of its prompt is loaded;
- *            others pass it. Loads keep pages only as long as every running task could still have all
- *            that it may need, alone; if the oldest task lacks room, finished loads give up theirs.
+ *            others pass it. Loads keep pages only as long as every running task could still have
+ *            all that it may need, alone; if the oldest lacks room, finished loads give up theirs.
  */
 #ifndef KVASIR_ENGINE_SCHEDULER_H
 #define KVASIR_ENGINE_SCHEDULER_H
