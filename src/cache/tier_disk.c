@@ -26,7 +26,6 @@ enum {
 #define BACK_OFF_LEAST 10.0 /* seconds */
 #define BACK_OFF_MOST  600.0
 #define BACK_OFF_ROOM  60.0
-#define SYNC_SECONDS   2.0
 
 static struct tier_disk *disk_of(struct tier *t) {
     return (struct tier_disk *)(void *)t;
@@ -498,7 +497,7 @@ static int sync_current(struct tier_disk *d) {
     struct segment *s = NULL;
     pthread_mutex_lock(&d->writing);
     const double since = d->dirty_since;
-    if (d->current && since != 0 && clock_seconds() - since >= SYNC_SECONDS) {
+    if (d->current && since != 0 && clock_seconds() - since >= d->sync_seconds) {
         s = d->current;
         disk_ref(d, s);
         d->dirty_since = 0; /* until the next record */

@@ -37,6 +37,7 @@ enum {
     DISK_PATH_BYTES = 4096,
     DISK_LOCK_BYTES = BLOCK_BYTES /* of the limit, for the file `lock` */
 };
+#define DISK_SYNC_SECONDS 2.0
 
 struct segment {
     uint64_t number;
@@ -69,7 +70,8 @@ struct tier_disk {
     struct segment_row *rows; /* [n_rows]: its footer */
     size_t n_rows, rows_cap;
     uint64_t next_number;
-    double dirty_since; /* clock_seconds; 0: all is on the disk */
+    double dirty_since;  /* clock_seconds; 0: all is on the disk */
+    double sync_seconds; /* what is older is synced in rest */
 
     atomic_uint finding; /* threads that wait for the lock to find something */
     pthread_mutex_t lock;
