@@ -298,7 +298,7 @@ static void bench_engine(const kvasir_model *model, float temp, const char *what
     o.context.prefill_chunk = 512;
     o.cache_memory_bytes = (uint64_t)4 << 30;
     o.max_running = BATCH;
-    need(engine_create_take(model, &o, idle_backend(), &e, &err));
+    need(engine_create_take(model, &o, idle_backend(), NULL, &e, &err));
     steps.n = steps.generating = 0;
     steps.last = 0;
     sem_init(&steps.submitted, 0, 0);

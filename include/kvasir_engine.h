@@ -78,12 +78,12 @@ typedef struct kvasir_engine_options {
     /* formats of stored prefixes, as kv_bits; NULL: as they were computed */
     const char *stored_kv_bits, *stored_kv_group_size;
     uint32_t min_quantize_tokens; /* shorter prefixes keep their formats */
-    /* Stores below the memory for prefixes (docs/tiers.md); NULL: none. A prefix that is found there
-     * gives the bits that computing it would give. */
-    const char *cache_dir;     /* a folder, which is made if it is missing */
-    uint64_t cache_disk_bytes; /* of all files in it, at most */
+    /* Stores below the memory for prefixes (docs/tiers.md); NULL: none. A prefix from there gives
+     * the bits that computing it would give. */
+    const char *cache_dir;      /* a folder, which is made if it is missing */
+    uint64_t cache_disk_bytes;  /* of all files in it, at most */
     double cache_flush_seconds; /* kvasir_engine_destroy may write for so long what is not there */
-    const char *cache_remote;  /* redis://[user:password@]host:port[/db] */
+    const char *cache_remote;   /* redis://[user:password@]host:port[/db] */
     const char *cache_remote_secret_file; /* 16 to 4096 bytes; NULL: records are not signed */
     uint32_t cache_remote_ttl_seconds;    /* after which a record goes; 0: when the store likes */
     /* One line about a store that fails or has recovered; from any thread. NULL: nobody is told. */

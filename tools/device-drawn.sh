@@ -21,7 +21,8 @@ if [ "$1" = bundle ]; then
     {
         printf '%s\n' "$PWD"/build-drawn/{tree,stub.o,ready.json}
         find "$(realpath ../shared)" -type f -not -path '*/fixtures/mlx/*'
-        dpkg -L libjansson{4,-dev} libpcre2-{8-0,dev} libutf8proc{2,-dev} libxxhash{0,-dev} libsodium{23,-dev} libhiredis{0.14,-dev} \
+        dpkg -L libjansson{4,-dev} libpcre2-{8-0,dev} libutf8proc{2,-dev} libxxhash{0,-dev} \
+            libsodium{23,-dev} libhiredis{0.14,-dev} \
             libcmocka{0,-dev} libedit{2,-dev} libseccomp{2,-dev} | grep -E '\.h$|\.so(\.|$)'
     } | tar cP --exclude-from=build-device/left-out -T - | xz -T0 -7 >build-device/drawn.tar.xz
     du -h build-device/drawn.tar.xz

@@ -26,6 +26,7 @@
  *            table's history. A table holds every page that a query at `length` or later can see.
  *   CACHE-5  A failed call leaves the sequence as it was.
  *   CACHE-6  A taken page is all zeros: a slot that was never written reads as zero, never as NaN.
+ *            (Pages that a tier fills hold anything until then; nobody sees them: TIERS-3.)
  *   CACHE-7  The format belongs to the page: it is an entry of its group's layouts, a table that
  *            only grows. Which entry a page has is a function of its number (--quantized-kv-start)
  *            until seq_requantize gives all pages of that sequence another one. Whether its keys

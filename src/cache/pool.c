@@ -510,8 +510,9 @@ void pool_discharge(struct kv_pool *p, uint64_t bytes) {
     p->stats.charged_bytes -= bytes;
 }
 
-kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
-                        kvasir_error *err) {
+/* *dry: it has no memory. */
+static kvasir_status take_any(struct kv_pool *p, uint32_t class_index, uint32_t *addr, bool *dry,
+                              kvasir_error *err) {
     struct page_class *c = &p->classes[class_index];
     TRY(pool_check_room(p, c->page_bytes, err));
     uint32_t unit = c->first[LIST_READY];
@@ -525,17 +526,30 @@ kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
                     " bytes in use are scattered over it",
                     c->page_bytes, p->stats.used_bytes);
     struct block *b = &p->blocks[unit];
-    const bool dry = b->ready == 0;
-    if (dry)
+    *dry = b->ready == 0;
+    if (*dry)
         make_room(p, c->page_bytes);
-    *addr = page_pop(p, unit, dry ? LIST_DRY : LIST_READY);
-    backend_arena_take(p->backend, p->arena, *addr, c->page_bytes, dry);
+    *addr = page_pop(p, unit, *dry ? LIST_DRY : LIST_READY);
     p->slots[*addr].refs = 1;
     p->slots[*addr].tree_refs = 0;
-    block_count(p, unit, b->used + 1, dry ? 0 : b->ready - 1);
+    block_count(p, unit, b->used + 1, *dry ? 0 : b->ready - 1);
     p->stats.pages_taken++;
     note_peak(p);
     return KVASIR_OK;
+}
+
+kvasir_status page_take(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
+                        kvasir_error *err) {
+    bool dry;
+    TRY(take_any(p, class_index, addr, &dry, err));
+    backend_arena_take(p->backend, p->arena, *addr, p->classes[class_index].page_bytes, dry);
+    return KVASIR_OK;
+}
+
+kvasir_status page_take_unset(struct kv_pool *p, uint32_t class_index, uint32_t *addr,
+                              kvasir_error *err) {
+    bool dry;
+    return take_any(p, class_index, addr, &dry, err);
 }
 
 static struct page_class *class_of(struct kv_pool *p, uint32_t addr) {

@@ -26,7 +26,6 @@ enum {
 #define BACK_OFF_LEAST 10.0 /* seconds */
 #define BACK_OFF_MOST  600.0
 #define BACK_OFF_ROOM  60.0
-#define SYNC_SECONDS   2.0
 
 static struct tier_disk *disk_of(struct tier *t) {
     return (struct tier_disk *)(void *)t;
@@ -319,13 +318,19 @@ static void disk_read(struct tier *t, struct tier_read *reads, uint32_t n, doubl
 
 /* ---- write ----------------------------------------------------------------------------------- */
 
+static const char *write_trouble(int error) {
+    return error == DISK_NO_ROOM     ? "no room within the limit and above the floor of free space"
+           : error == DISK_TOO_LARGE ? "a record is larger than the limit"
+                                     : strerror(-error);
+}
+
 /* A record that was not written: counts it, and turns writing off for a while unless only this one
  * is too large. */
 static void write_failed(struct tier_disk *d, int error) {
-    const bool room = error == -EDQUOT;
+    const bool room = error == DISK_NO_ROOM;
     pthread_mutex_lock(&d->lock);
     d->stats.write_failures++;
-    if (error != -EFBIG && error != -ENOMEM) {
+    if (error != DISK_TOO_LARGE && error != -ENOMEM) {
         const double twice = 2 * d->back_off;
         d->back_off = twice < BACK_OFF_LEAST  ? BACK_OFF_LEAST
                       : twice > BACK_OFF_MOST ? BACK_OFF_MOST
@@ -334,10 +339,10 @@ static void write_failed(struct tier_disk *d, int error) {
         d->stats.down = true;
     }
     pthread_mutex_unlock(&d->lock);
-    if (error == -EFBIG)
+    if (error == DISK_TOO_LARGE)
         return;
     disk_tell(d, TROUBLE_WRITE, "cannot write to %s: %s; nothing new is stored for a while", d->dir,
-              room ? "less than the floor of free space is left" : strerror(-error));
+              write_trouble(error));
 }
 
 /* Under `writing`: appends, and puts what is a page or a state into the index. */
@@ -454,7 +459,7 @@ static void forget_segments(struct tier_disk *d, uint64_t newest, int error) {
     if (newest == 0)
         return;
     disk_tell(d, TROUBLE_WRITE, "cannot write to %s: %s; files with what is forgotten are removed",
-              d->dir, strerror(-error));
+              d->dir, write_trouble(error));
     if (d->current && d->current->number <= newest)
         disk_seal(d);
     do {
@@ -500,7 +505,7 @@ static int sync_current(struct tier_disk *d) {
     struct segment *s = NULL;
     pthread_mutex_lock(&d->writing);
     const double since = d->dirty_since;
-    if (d->current && since != 0 && clock_seconds() - since >= SYNC_SECONDS) {
+    if (d->current && since != 0 && clock_seconds() - since >= d->sync_seconds) {
         s = d->current;
         disk_ref(d, s);
         d->dirty_since = 0; /* until the next record */

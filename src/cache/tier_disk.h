@@ -37,6 +37,9 @@ enum {
     DISK_PATH_BYTES = 4096,
     DISK_LOCK_BYTES = BLOCK_BYTES /* of the limit, for the file `lock` */
 };
+#define DISK_SYNC_SECONDS 2.0
+/* Beside -errno: this record can never fit; there is no room at present. */
+enum { DISK_TOO_LARGE = -10001, DISK_NO_ROOM = -10002 };
 
 struct segment {
     uint64_t number;
@@ -69,7 +72,8 @@ struct tier_disk {
     struct segment_row *rows; /* [n_rows]: its footer */
     size_t n_rows, rows_cap;
     uint64_t next_number;
-    double dirty_since; /* clock_seconds; 0: all is on the disk */
+    double dirty_since;  /* clock_seconds; 0: all is on the disk */
+    double sync_seconds; /* what is older is synced in rest */
 
     atomic_uint finding; /* threads that wait for the lock to find something */
     pthread_mutex_t lock;
@@ -121,8 +125,8 @@ void disk_seal(struct tier_disk *d); /* ends the current segment */
 int disk_sync(struct tier_disk *d);  /* what was appended is on the disk */
 
 /* tier_space.c; under `writing` */
-/* Room for a record with its head in the current segment. 0 or -errno: -EFBIG it can never fit,
- * -EDQUOT there is no room at present. */
+/* Room for a record with its head in the current segment. 0, -errno, DISK_TOO_LARGE or
+ * DISK_NO_ROOM. */
 int disk_make_room(struct tier_disk *d, uint64_t bytes);
 bool disk_remove_segment(struct tier_disk *d, struct segment *s);
 /* Without others. 0, or -errno of a write: then some are left as they were. */

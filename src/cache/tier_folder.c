@@ -283,6 +283,8 @@ kvasir_status tier_folder_compact(const char *dir, uint64_t limit_bytes,
     disk_seal((struct tier_disk *)(void *)t);
     *after = bytes_of(t);
     t->ops->destroy(t);
+    if (error == DISK_TOO_LARGE || error == DISK_NO_ROOM)
+        return fail(err, KVASIR_ERR_IO, "%s: a record does not fit into the limit", dir);
     return error ? fail(err, KVASIR_ERR_IO, "%s: cannot write: %s", dir, strerror(-error))
                  : KVASIR_OK;
 }

@@ -271,6 +271,7 @@ kvasir_status disk_take_folder(const struct tier_disk_options *o, struct tier_di
     d->complain = o->complain;
     d->user = o->user;
     d->lock_fd = d->dir_fd = -1;
+    d->sync_seconds = DISK_SYNC_SECONDS;
     pthread_mutex_init(&d->writing, NULL);
     pthread_mutex_init(&d->lock, NULL);
     kvasir_status status = open_folder(d, err);

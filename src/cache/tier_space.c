@@ -194,7 +194,7 @@ static int carry(struct tier_disk *d, struct segment *s, uint16_t least_uses, ui
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-/* -EDQUOT: the file system would have less than the floor. */
+/* DISK_NO_ROOM: the file system would have less than the floor. */
 static int keep_floor(struct tier_disk *d, uint64_t bytes) {
     uint64_t free_bytes = 0, removed = 0;
     struct segment *s;
@@ -207,7 +207,7 @@ static int keep_floor(struct tier_disk *d, uint64_t bytes) {
         removed += disk_remove_segment(d, s) ? size : 0;
     }
     return d->files->free_bytes(d->files, d->dir_fd, &free_bytes) == 0 && free_bytes < need
-               ? -EDQUOT
+               ? DISK_NO_ROOM
                : 0;
 }
 
@@ -221,11 +221,11 @@ static int next_segment(struct tier_disk *d, uint64_t bytes) {
     const uint64_t size = alone > d->segment_bytes ? alone : d->segment_bytes;
     struct segment *s;
     if (size + DISK_LOCK_BYTES > d->limit_bytes)
-        return -EFBIG;
+        return DISK_TOO_LARGE;
     disk_seal(d);
     while (bytes_of_others(d) + size > d->limit_bytes)
         if (!(s = next_to_go(d)))
-            return -EDQUOT;
+            return DISK_NO_ROOM;
         else
             (void)disk_remove_segment(d, s);
     int error = keep_floor(d, BLOCK_BYTES + bytes);

@@ -18,8 +18,8 @@
  * keeps at most one page of memory, its own, busy.
  *
  * Invariants (tests/sim/tiers.c and tests/unit/test_tiers.c try to break them)
- *   TIERS-1  The engine's thread never waits for a tier: it looks into memory, hands over, collects.
- *            (It waits while a writer copies a page to memory, less than a millisecond.)
+ *   TIERS-1  The engine's thread never waits for a tier: it looks into memory, hands over and
+ *            collects. (It waits while a writer copies a page, less than a millisecond.)
  *   TIERS-2  Pages that are loaded are taken from the budget before the first read, and what a load
  *            needs beside them is charged.
  *   TIERS-3  Nobody but its reader sees a page until all reads of its load have ended, and nobody

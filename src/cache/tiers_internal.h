@@ -127,6 +127,7 @@ struct tiers {
     struct tier_load *loads;  /* changes only under the mutex, by the engine's thread */
     double seconds_per_token; /* of prompts, at position 0; 0: none was measured yet */
     uint64_t charged;
+    bool left_over;   /* some nodes were not offered, or were given up */
     uint32_t rest_at; /* the next node that tiers_rest looks at */
     struct tiers_stats stats;
     pthread_mutex_t mutex;

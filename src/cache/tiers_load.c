@@ -247,7 +247,7 @@ static bool take_pages(struct tiers *s, struct tier_load *l, uint64_t charge) {
         const uint32_t class = part_is_state(s, o->part)
                                    ? s->cache->state_class
                                    : s->cache->groups[o->part].page_class[o->at.layout];
-        if (o->store != NO_STORE && page_take(pool, class, &o->at.addr, NULL) != KVASIR_OK) {
+        if (o->store != NO_STORE && page_take_unset(pool, class, &o->at.addr, NULL) != KVASIR_OK) {
             o->at.addr = NO_ADDR;
             return false;
         }

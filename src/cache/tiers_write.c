@@ -159,6 +159,7 @@ static void release(struct tiers *s, uint32_t x, bool given_up) {
     n->queued--;
     if (given_up) {
         n->offered = false;
+        s->left_over = true;
         s->stats.unwritten_pages++;
     }
     node_unpin(s->tree, x);
@@ -310,15 +311,19 @@ void tiers_offer(struct tiers *s, const struct tree_cursor *at) {
         if (is_due(s, x))
             due[n++ % MOST] = x;
     }
-    for (uint32_t i = 0; i < MOST && i < n; i++)
-        if (!offer(s, due[(n - 1 - i) % MOST]))
+    for (uint32_t i = 0; i < n; i++)
+        if (i == MOST || !offer(s, due[(n - 1 - i) % MOST])) {
+            s->left_over = true;
             break;
+        }
     for (uint32_t i = 0; i < s->options.n; i++)
         hand_over(&s->stores[i]);
 }
 
 bool tiers_rest(struct tiers *s, uint32_t nodes) {
     struct prefix_tree *t = s->tree;
+    if (!s->left_over)
+        return false;
     for (uint32_t i = 0; i < nodes && s->rest_at < t->n_made; i++) {
         const uint32_t x = s->rest_at++;
         /* free nodes and roots have from == to */
@@ -334,20 +339,22 @@ bool tiers_rest(struct tiers *s, uint32_t nodes) {
     if (s->rest_at < t->n_made)
         return true;
     s->rest_at = 0;
+    s->left_over = false;
     return false;
 }
 
 void tiers_flush(struct tiers *s, double seconds) {
     const double until = clock_seconds() + seconds;
     s->rest_at = 0;
-    for (bool more = true; clock_seconds() < until;) {
+    s->left_over = true;
+    while (clock_seconds() < until) {
         bool writing = false;
         for (uint32_t i = 0; i < s->options.n; i++) {
             store_collect(&s->stores[i]);
             writing |= store_is_writing(&s->stores[i]);
         }
-        more = more && (tiers_rest(s, UINT32_MAX) || s->rest_at != 0);
-        if (!more && !writing)
+        (void)tiers_rest(s, UINT32_MAX);
+        if (!s->left_over && !writing)
             return;
         struct timespec tick;
         clock_gettime(CLOCK_REALTIME, &tick);

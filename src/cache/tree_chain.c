@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree_chain.c: what the pages of a tree are called in tiers (tier.h). A node that ends a page holds
- * K(i), the hash of all tokens up to there; a root holds K(0). Other nodes have no name: what ends
- * inside a page is not stored outside. A name needs no change when nodes are split or merged, since
- * the lower part stays the same node.
+/* tree_chain.c: what the pages of a tree are called in tiers (tier.h). A node that ends a page
+ * holds K(i), the hash of all tokens up to there; a root holds K(0). Other nodes have no name: what
+ * ends inside a page is not stored outside. A name needs no change when nodes are split or merged,
+ * since the lower part stays the same node.
  */
 #include <string.h>
 

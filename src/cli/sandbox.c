@@ -105,7 +105,7 @@ static const struct call NOTIFYING[] = {CALL_IF(socket, EQUAL(0, AF_UNIX)), END}
 
 /* What the C library reads to look up a host's name. */
 #define NAME_SERVICE                                                                               \
-    "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/resolv.conf",      \
+    "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/resolv.conf",     \
         "/etc/services", "/etc/ld.so.cache", "/lib", "/lib64", "/usr/lib", "/usr/lib64"
 
 /* linux/landlock.h of Debian 12 is older than these. */

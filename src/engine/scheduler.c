@@ -375,9 +375,9 @@ static uint32_t places_taken(const struct sched *s) {
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-/* SCHED-8: the most that t or a running task may need alone. */
-static uint64_t largest_need(const struct sched *s, const struct task *t) {
-    uint64_t most = sched_need(s, t->cap);
+/* SCHED-8: the most that a running task may need alone. */
+static uint64_t largest_need(const struct sched *s) {
+    uint64_t most = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         const uint64_t need = sched_need(s, s->running[i]->cap);
         most = need > most ? need : most;
@@ -390,7 +390,7 @@ static bool waits_on_load(struct sched *s, struct task *t) {
     if (!s->tiers || t->detached)
         return false;
     if (!t->looked) {
-        const uint64_t kept = largest_need(s, t) + tiers_load_bytes(s->tiers, NULL);
+        const uint64_t kept = largest_need(s) + tiers_load_bytes(s->tiers, NULL);
         t->looked = true;
         t->load = tiers_load(s->tiers, t->salt, t->salt_len, t->tokens, t->n_tokens,
                              kept < s->room ? s->room - kept : 0);
@@ -482,11 +482,17 @@ static void admit_all(struct sched *s) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
+/* With tiers, which have whole pages only: the last length of a prompt at which one ends. */
+static uint32_t tier_point(const struct sched *s, const struct task *t) {
+    return s->tiers ? (t->n_prompt - 1) / TILE_TOKENS * TILE_TOKENS : 0;
+}
+
 /* Recurrent layers: steps end at lengths at which the tree is to store their state. */
 static bool is_hit_point(const struct sched *s, const struct task *t, uint32_t length) {
     const uint32_t every = s->options.snapshot_tokens;
     return s->recurrent && s->tree && !t->detached && length > 0 &&
-           (length == t->n_prompt - 1 || length == t->hit_point || (every && length % every == 0));
+           (length == t->n_prompt - 1 || length == t->hit_point || length == tier_point(s, t) ||
+            (every && length % every == 0));
 }
 
 /* SCHED-7. In an answer a state is stored only if there is room for it and for all running tasks to
@@ -515,6 +521,8 @@ static uint32_t rows_left(const struct sched *s, const struct task *t) {
         end = t->n_prompt - 1;
     if (at < t->hit_point && t->hit_point < end)
         end = t->hit_point;
+    if (at < tier_point(s, t) && tier_point(s, t) < end)
+        end = tier_point(s, t);
     if (every && at / every * every + every < end)
         end = at / every * every + every;
     return end - at;

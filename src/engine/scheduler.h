@@ -29,11 +29,11 @@
  *            Tasks whose turn comes later need not wait for that.
  *   SCHED-5  What a task holds beside pages is charged to the pool while it runs.
  *   SCHED-6  A step allocates only if it admits or forks.
- *   SCHED-8  A task whose turn it is waits while what the tiers have of its prompt is loaded; others
- *            pass it. Loads keep pages only as long as every running task could still have all that
- *            it may need, alone; if the oldest task lacks room, finished loads give up theirs.
  *   SCHED-7  A state of recurrent layers is kept in an answer only if all running tasks would still
  *            have room to grow by a page: keeping one never preempts a task.
+ *   SCHED-8  A task whose turn it is waits while what the tiers have of its prompt is loaded;
+ *            others pass it. Loads keep pages only as long as every running task could still have
+ *            all that it may need, alone; if the oldest lacks room, finished loads give up theirs.
  */
 #ifndef KVASIR_ENGINE_SCHEDULER_H
 #define KVASIR_ENGINE_SCHEDULER_H
@@ -126,8 +126,8 @@ void sched_submit(struct sched *s, struct task *t);
 void sched_cancel(struct sched *s, struct task *t);
 /* Between steps, if there are tiers: takes what their threads have done. */
 void sched_collect(struct sched *s, double now);
-/* One step. *rows: how many it had; 0: nobody runs, and nobody waits but for a load. An error is the device's: all running
- * tasks have ended with it. */
+/* One step. *rows: how many it had; 0: nobody runs, and nobody waits but for a load. An error is
+ * the device's: all running tasks have ended with it. */
 kvasir_status sched_step(struct sched *s, uint32_t *rows, kvasir_error *err);
 
 struct sched_stats {

@@ -153,17 +153,28 @@ REAL(kvasir_status, page_class, struct kv_pool *p, size_t bytes, struct kv_forma
     return status;
 }
 
+static void count_taken(struct kv_pool *p, uint32_t class_index, uint32_t addr) {
+    struct count *c = count_of(p);
+    if (find(c, addr)->refs)
+        die("a page is taken that somebody holds");
+    insert(c, (struct page){addr, 1, c->class_bytes[class_index]});
+    c->pages += c->class_bytes[class_index];
+    check(c);
+}
+
 REAL(kvasir_status, page_take, struct kv_pool *p, uint32_t class_index, uint32_t *addr,
      kvasir_error *err) {
     const kvasir_status status = __real_page_take(p, class_index, addr, err);
-    struct count *c = count_of(p);
-    if (status != KVASIR_OK)
-        return status;
-    if (find(c, *addr)->refs)
-        die("a page is taken that somebody holds");
-    insert(c, (struct page){*addr, 1, c->class_bytes[class_index]});
-    c->pages += c->class_bytes[class_index];
-    check(c);
+    if (status == KVASIR_OK)
+        count_taken(p, class_index, *addr);
+    return status;
+}
+
+REAL(kvasir_status, page_take_unset, struct kv_pool *p, uint32_t class_index, uint32_t *addr,
+     kvasir_error *err) {
+    const kvasir_status status = __real_page_take_unset(p, class_index, addr, err);
+    if (status == KVASIR_OK)
+        count_taken(p, class_index, *addr);
     return status;
 }
 

@@ -559,10 +559,10 @@ static void test_slow_reads(void **state) {
     assert_true(w.tier->ops->write(w.tier, &head, payload));
     struct tier_read r = {.key = head.key, .payload = payload, .bytes = head.bytes, .sum = w.sum};
     w.files.read_seconds = 0.02;
-    const double begin = clock_seconds();
-    w.tier->ops->read(w.tier, &r, 1, begin + 0.05);
-    assert_int_equal(r.result, TIER_FAILED); /* it does not read on: 9 pieces would be 0.18 s */
-    assert_true(clock_seconds() - begin < 0.15);
+    w.files.reads = 0;
+    w.tier->ops->read(w.tier, &r, 1, clock_seconds() + 0.05);
+    assert_int_equal(r.result, TIER_FAILED);
+    assert_true(w.files.reads <= 4); /* of 9: it does not read on */
     w.tier->ops->read(w.tier, &r, 1, clock_seconds() - 1);
     assert_int_equal(r.result, TIER_FAILED);
     w.tier->ops->read(w.tier, &r, 1, clock_seconds() + 100);
@@ -591,13 +591,13 @@ static void test_write_errors(void **state) {
         assert_int_equal(w.complaints, 1);
         assert_int_equal(count_good(&w, 0, 30), 10);
         double wait = disk(&w)->retry_at - clock_seconds();
-        assert_true(wait > 9 && wait <= 10);
+        assert_true(wait > 5 && wait <= 10);
         for (double expected = 20; expected <= 640; expected *= 2) {
             disk(&w)->retry_at = 0;
             assert_false(world_write(&w, 10));
             wait = disk(&w)->retry_at - clock_seconds();
             const double most = expected > 600 ? 600 : expected;
-            assert_true(wait > most - 1 && wait <= most);
+            assert_true(wait > 0.8 * most && wait <= most);
         }
         assert_int_equal(w.complaints, 1);
         w.files.write_error = 0;

@@ -441,7 +441,9 @@ static void cpu_gather_rows(struct backend *base, const float *x, const uint32_t
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define MEMBER(name) .name = cpu_##name,
-static const struct backend_ops CPU_OPS = {HOST_MEMBERS, .read = host_read, .write = host_write,
+static const struct backend_ops CPU_OPS = {HOST_MEMBERS,
+                                           .read = host_read,
+                                           .write = host_write,
                                            .arena_populate = cpu_arena_populate,
                                            .arena_host = cpu_arena_host,
                                            BACKEND_MEMBERS(MEMBER) BACKEND_OPERATIONS(MEMBER)};
