@@ -136,6 +136,10 @@ void tiers_note_step(struct tiers *s, uint32_t rows, double seconds) {
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
+uint64_t tiers_fixed_bytes(const struct tiers *s) {
+    return s->charged;
+}
+
 void tiers_get_stats(struct tiers *s, struct tiers_stats *out) {
     *out = s->stats;
     pthread_mutex_lock(&s->mutex);

@@ -106,6 +106,8 @@ struct tiers_stats {
     uint64_t offered_pages, unwritten_pages; /* unwritten: given up for lack of room or time */
     uint64_t waiting_pages;
 };
+/* Of the budget, from the start to the end: each writer's page. */
+uint64_t tiers_fixed_bytes(const struct tiers *s);
 void tiers_get_stats(struct tiers *s, struct tiers_stats *out);
 /* Of the tier i, from any thread: its name, or NULL: there are fewer. */
 const char *tiers_get_tier(struct tiers *s, uint32_t i, struct tier_stats *out);

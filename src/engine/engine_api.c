@@ -367,6 +367,7 @@ static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_op
     }
     TRY(begin_stored_formats(e, o, err));
     TRY(engine_open_tiers(e, o, err));
+    e->tiers_bytes = e->tiers ? tiers_fixed_bytes(e->tiers) : 0;
     TRY(make_scheduler(e, o, err));
     e->fit_tokens = longest_fit(e);
     if (!e->fit_tokens)

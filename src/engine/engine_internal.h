@@ -65,7 +65,7 @@ struct kvasir_engine {
     struct sampler_scratch *scratch;
     uint64_t *allowed;   /* [token_set_words(vocab)] tokens that may follow in a json_object */
     const float *logits; /* [vocab] of the row that host_next handles */
-    uint64_t fixed_bytes;
+    uint64_t fixed_bytes, tiers_bytes; /* of the budget: buffers of steps; of tiers */
     uint32_t max_running, max_waiting;
     uint32_t fit_tokens; /* the longest sequence that fits the budget alone */
     bool rotates;

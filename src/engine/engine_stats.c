@@ -67,7 +67,7 @@ void stats_publish(struct kvasir_engine *e) {
     stats.finished = e->finished;
     stats.cancelled = e->cancelled;
     stats.failed = e->failed;
-    stats.fixed_bytes = e->fixed_bytes;
+    stats.fixed_bytes = e->fixed_bytes + e->tiers_bytes;
     stats.step_seconds = e->step_seconds;
     memcpy(stats.step_counts, e->step_counts, sizeof stats.step_counts);
     pthread_mutex_lock(&e->mutex);
@@ -115,7 +115,7 @@ void kvasir_engine_get_plan(const kvasir_engine *e, kvasir_memory_plan *plan) {
     *plan = (kvasir_memory_plan){
         .weight_bytes = model_weight_bytes(e->model->model),
         .budget_bytes = s->cache.budget_bytes,
-        .step_bytes = e->fixed_bytes,
+        .step_bytes = e->fixed_bytes + e->tiers_bytes,
         .state_bytes = s->cache.state_bytes,
         .fit_tokens = e->fit_tokens,
         .start_tokens = kv_cache_start_pages(e->ctx->cache) * TILE_TOKENS,
