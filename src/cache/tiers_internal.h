@@ -149,6 +149,8 @@ kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_writer(struct store *w);
 void store_collect(struct store *w); /* takes what was copied, hands over what waits */
 bool store_is_writing(struct store *w);
+/* Whether the tier has still to forget what has this root: it must not be asked for it. */
+bool store_is_forgetting(struct store *w, struct tier_key root);
 
 /* ---- tiers_read.c ---- */
 kvasir_status store_start_readers(struct store *w, kvasir_error *err) MUST_CHECK;

@@ -77,6 +77,8 @@ static bool ask_next(struct tiers *s, struct tier_load *l) {
     const size_t n = key_at(s, l->n_pages, 0, 0);
     for (; l->asked < s->options.n; l->asked++) {
         struct tier *tier = s->stores[l->asked].tier;
+        if (store_is_forgetting(&s->stores[l->asked], l->place.root))
+            continue;
         if (!tier->ops->instant) {
             pthread_mutex_lock(&s->mutex);
             l->open = 1;
