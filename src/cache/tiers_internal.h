@@ -95,7 +95,7 @@ struct tier_load {
     int32_t *tokens; /* [n_tokens] */
     uint32_t n_tokens, n_pages;
     uint64_t most_bytes;
-    double started, deadline; /* of reading */
+    double started, deadline; /* of reading; before that: of the store that is asked */
     /* Keys that were looked for: variant v of part p of page i at ((i * parts) + p) * variants + v.
      * found: 0, or 1 + the store that has it. */
     struct tier_place place;
