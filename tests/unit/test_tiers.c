@@ -494,6 +494,36 @@ static void test_late_reads_end_the_hit(void **state) {
     place_free(p);
 }
 
+/* So do questions: one that is not answered, and those for which no reader is left. */
+static void test_late_questions(void **state) {
+    (void)state;
+    const kvasir_engine_options o = options_of();
+    struct place *near = place_new(), *far = place_new();
+    fill(&o, near, 0, 200);
+    fill(&o, far, 0, SHORT);
+    for (int instant = 0; instant < 2; instant++) {
+        struct tiers_options t = tiers_of(near, instant);
+        t.late_seconds = 0.01;
+        t.tiers[t.n++] = place_open(far, false);
+        kvasir_engine *e = engine_on(llama, &o, &t);
+        gate_set(far, GATE_FIND, true);
+        for (int i = 0; i < 4; i++) { /* the first two occupy the readers */
+            char salt[2] = {(char)('a' + i)};
+            assert_int_equal(cached_of(llama, e, &o, text[1], 100, salt), 0);
+        }
+        assert_int_equal(settled(e).tier_loads_late, 4);
+        /* what the nearer tier has is used */
+        assert_int_equal(cached(e, &o, text[0], SHORT), 192);
+        gate_set(far, GATE_FIND, false);
+        kvasir_engine_forget(e, NULL);
+        kvasir_engine_destroy(e);
+        fill(&o, near, 0, 200);
+        fill(&o, far, 0, SHORT);
+    }
+    place_free(near);
+    place_free(far);
+}
+
 static void *open_soon(void *user) {
     struct place *p = user;
     usleep(50000);
@@ -597,8 +627,8 @@ static void test_loads_never_make_requests_fail(void **state) {
     const uint64_t least = least_budget(o, other, 600);
     uint64_t loaded = 0;
     may_write = false;
-    for (int turn = 0; turn < 40; turn++) {
-        o.cache_memory_bytes = least + ((uint64_t)turn / 4 * 60 << 10);
+    for (int turn = 0; turn < 24; turn++) {
+        o.cache_memory_bytes = least + ((uint64_t)turn / 4 * 100 << 10);
         kvasir_engine *e = engine_at(&o, p, turn % 2);
         const bool gate = turn % 4 < 2;
         struct answer *a[3];
@@ -652,6 +682,7 @@ static void test_waiting_pages_are_given_up_under_pressure(void **state) {
     /* what was given up and is still there is written later */
     assert_in_range(cached(e, &o, text[3], 600), 576, 599);
     kvasir_engine_destroy(e);
+    o.cache_memory_bytes = 64 << 20; /* a load may take no room that a request may need */
     e = engine_at(&o, p, true);
     assert_int_equal(cached(e, &o, text[3], 600), 576);
     kvasir_engine_destroy(e);
@@ -874,6 +905,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_pages_partly_in_memory),
         cmocka_unit_test(test_stored_prefixes_at_fewer_bits),
         cmocka_unit_test(test_late_reads_end_the_hit),
+        cmocka_unit_test(test_late_questions),
         cmocka_unit_test(test_cancelled_while_loading),
         cmocka_unit_test(test_others_pass_a_load),
         cmocka_unit_test(test_loads_never_make_requests_fail),
