@@ -268,6 +268,13 @@ static uint32_t cached(kvasir_engine *e, const kvasir_engine_options *o, const i
     return cached_of(llama, e, o, tokens, n, NULL);
 }
 
+/* An engine that has measured both does not load what it computes faster (TIERS-5): on a busy
+ * machine that can be any of these tiny prompts. */
+static void expect_found(kvasir_engine *e, uint32_t had, uint32_t least, uint32_t most) {
+    const kvasir_engine_stats s = settled(e);
+    assert_in_range(had, s.tier_loads_slow ? 0 : least, most);
+}
+
 /* Fills a place with the pages of the first n tokens of text[i]. */
 static void fill(const kvasir_engine_options *o, struct place *p, int i, uint32_t n) {
     kvasir_engine *e = engine_at(o, p, true);
@@ -395,7 +402,7 @@ static void test_pages_partly_in_memory(void **state) {
         const int which = turn % 4;
         const uint32_t n = 700 + 30 * (uint32_t)which, had = cached(e, &o, text[which], n);
         if (turn >= 4)
-            assert_in_range(had, (n - 1) / TILE_TOKENS * TILE_TOKENS, n - 1);
+            expect_found(e, had, (n - 1) / TILE_TOKENS * TILE_TOKENS, n - 1);
         const uint64_t brought = settled(e).tier_pages - pages;
         mixed += brought && brought < (n - 1) / TILE_TOKENS;
     }
@@ -503,7 +510,7 @@ static void test_late_questions(void **state) {
     fill(&o, far, 0, SHORT);
     for (int instant = 0; instant < 2; instant++) {
         struct tiers_options t = tiers_of(near, instant);
-        t.late_seconds = 0.01;
+        t.late_seconds = 0.05;
         t.tiers[t.n++] = place_open(far, false);
         kvasir_engine *e = engine_on(llama, &o, &t);
         gate_set(far, GATE_FIND, true);
@@ -513,7 +520,9 @@ static void test_late_questions(void **state) {
         }
         assert_int_equal(settled(e).tier_loads_late, 4);
         /* what the nearer tier has is used */
-        assert_int_equal(cached(e, &o, text[0], SHORT), 192);
+        const uint32_t had = cached(e, &o, text[0], SHORT);
+        const bool late = settled(e).tier_loads_late > 5; /* a busy machine: its pages, too */
+        assert_in_range(had, late ? 0 : 192, 192);
         gate_set(far, GATE_FIND, false);
         kvasir_engine_forget(e, NULL);
         kvasir_engine_destroy(e);
@@ -554,7 +563,7 @@ static void test_cancelled_while_loading(void **state) {
                 gate_set(p, gate, false);
             assert_int_equal(gate == GATE_READ || turn < 2 ? cached(e, &o, text[1], 60) : 0, 0);
             gate_set(p, gate, false);
-            assert_in_range(cached(e, &o, text[0], SHORT), PAGES * TILE_TOKENS, SHORT - 1);
+            expect_found(e, cached(e, &o, text[0], SHORT), PAGES * TILE_TOKENS, SHORT - 1);
             kvasir_engine_destroy(e);
         } else { /* the engine ends meanwhile */
             pthread_t thread;
