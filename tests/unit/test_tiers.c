@@ -346,7 +346,7 @@ static void test_parts_of_prompts(void **state) {
     fill(&o, p, 0, SHORT);
     static const struct {
         uint32_t same, other, cached;
-    } c[] = {{65, 0, 64}, {64, 0, 0}, {64, 40, 64},    {63, 60, 0},
+    } c[] = {{65, 0, 64}, {64, 0, 0},    {64, 40, 64},  {63, 60, 0},
              {1, 0, 0},   {320, 0, 256}, {321, 0, 320}, {200, 300, 192}};
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
         int32_t tokens[LONG];
