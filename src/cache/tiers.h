@@ -17,7 +17,7 @@
  * pinned in the tree, charged as it was; a writer copies it before it writes, so that a slow tier
  * keeps at most one page of memory, its own, busy.
  *
- * Invariants (tests/sim/tiers.c and tests/unit/test_tiers.c try to break them)
+ * Invariants (tests/sim/engine.c and tests/unit/test_tiers.c try to break them)
  *   TIERS-1  The engine's thread never waits for a tier: it looks into memory, hands over and
  *            collects. (It waits while a writer copies a page, less than a millisecond.)
  *   TIERS-2  Pages that are loaded are taken from the budget before the first read, and what a load

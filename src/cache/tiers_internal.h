@@ -95,7 +95,7 @@ struct tier_load {
     int32_t *tokens; /* [n_tokens] */
     uint32_t n_tokens, n_pages;
     uint64_t most_bytes;
-    double started, deadline; /* of reading */
+    double started, deadline; /* of reading; before that: of the store that is asked */
     /* Keys that were looked for: variant v of part p of page i at ((i * parts) + p) * variants + v.
      * found: 0, or 1 + the store that has it. */
     struct tier_place place;
@@ -150,6 +150,8 @@ kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_writer(struct store *w);
 void store_collect(struct store *w); /* takes what was copied, hands over what waits */
 bool store_is_writing(struct store *w);
+/* Whether the tier has still to forget what has this root: it must not be asked for it. */
+bool store_is_forgetting(struct store *w, struct tier_key root);
 
 /* ---- tiers_read.c ---- */
 kvasir_status store_start_readers(struct store *w, kvasir_error *err) MUST_CHECK;

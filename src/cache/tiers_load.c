@@ -77,10 +77,13 @@ static bool ask_next(struct tiers *s, struct tier_load *l) {
     const size_t n = key_at(s, l->n_pages, 0, 0);
     for (; l->asked < s->options.n; l->asked++) {
         struct tier *tier = s->stores[l->asked].tier;
+        if (store_is_forgetting(&s->stores[l->asked], l->place.root))
+            continue;
         if (!tier->ops->instant) {
             pthread_mutex_lock(&s->mutex);
             l->open = 1;
             l->taken = false;
+            l->deadline = clock_seconds() + 2 * s->options.late_seconds;
             pthread_cond_broadcast(&s->read_more);
             pthread_mutex_unlock(&s->mutex);
             return true;
@@ -420,10 +423,28 @@ static uint32_t cut_late(struct tiers *s, struct tier_load *l) {
     return cut;
 }
 
+/* The store that is asked has no reader for it in time, so it has nothing; or the reader does not
+ * come back: then the load is done with nothing, and lives until it does. */
+static void stop_asking(struct tiers *s, struct tier_load *l) {
+    pthread_mutex_lock(&s->mutex);
+    s->stats.loads_late += l->open > 0; /* it may have come at this moment */
+    if (!l->taken)
+        l->open = 0;
+    else if (l->open > 0)
+        l->phase = LOAD_DONE;
+    l->taken = true;
+    pthread_mutex_unlock(&s->mutex);
+}
+
 /* One load between steps. True: it is done now. */
 static bool collect_one(struct tiers *s, struct tier_load *l, double now) {
-    uint32_t pages;
-    const uint32_t open = look_at(s, l, &pages);
+    uint32_t pages, open = look_at(s, l, &pages);
+    if (l->phase == LOAD_LOOKING && open > 0 && now >= l->deadline) {
+        stop_asking(s, l);
+        if (l->phase == LOAD_DONE)
+            return true;
+        open = 0;
+    }
     if (l->phase == LOAD_LOOKING && open == 0) {
         l->asked++;
         if (l->closed || l->forgotten) {
@@ -558,7 +579,7 @@ uint64_t tiers_load_bytes(const struct tiers *s, const struct tier_load *but) {
 double tiers_next_deadline(const struct tiers *s) {
     double first = 0;
     for (const struct tier_load *l = s->loads; l; l = l->next)
-        if (l->phase == LOAD_READING && (first == 0 || l->deadline < first))
+        if (l->phase != LOAD_DONE && (first == 0 || l->deadline < first))
             first = l->deadline;
     return first;
 }

@@ -63,18 +63,19 @@ static void write_one(struct store *w, struct write_slot *slot) {
     pthread_cond_broadcast(&w->all->progress);
 }
 
+/* The job stays listed until the tier has forgotten: see store_is_forgetting. */
 static void forget_one(struct store *w) {
     struct forget_job *job = w->forgets;
     const bool all = !job || !job->has_root;
+    w->writing = true;
+    pthread_mutex_unlock(&w->all->mutex);
+    w->tier->ops->forget(w->tier, w->all->options.context, all ? NULL : &job->root);
+    pthread_mutex_lock(&w->all->mutex);
     if (!job)
         w->forget_all = false;
     else if (!(w->forgets = job->next))
         w->forgets_end = &w->forgets;
-    w->writing = true;
-    pthread_mutex_unlock(&w->all->mutex);
-    w->tier->ops->forget(w->tier, w->all->options.context, all ? NULL : &job->root);
     mem_free(job);
-    pthread_mutex_lock(&w->all->mutex);
     w->writing = false;
     pthread_cond_broadcast(&w->all->progress);
 }
@@ -123,6 +124,15 @@ void store_stop_writer(struct store *w) {
         pthread_join(w->writer, NULL);
     w->has_writer = false;
     mem_free(w->copy);
+}
+
+bool store_is_forgetting(struct store *w, struct tier_key root) {
+    pthread_mutex_lock(&w->all->mutex);
+    bool some = w->forget_all;
+    for (const struct forget_job *job = w->forgets; job && !some; job = job->next)
+        some = !job->has_root || tier_key_equal(job->root, root);
+    pthread_mutex_unlock(&w->all->mutex);
+    return some;
 }
 
 bool store_is_writing(struct store *w) {

@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvasir serve --cache-dir and --cache-remote: answers behind pages from a folder or from a Redis
+are those of a server that computed all, in every number, and nothing else is found.
+
+    tiers.py PROGRAM FIXTURES [FLAG ...]
+
+FIXTURES has tiny models; all servers get the flags. Works in the current folder.
+"""
+import glob
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+PROGRAM, FIXTURES, *FLAGS = sys.argv[1:]
+PAGE = 64
+
+
+def check(good, *what):
+    if not good:
+        raise AssertionError(what)
+
+
+class Server:
+    """A server process, killed at the end of its `with` block."""
+    started = 0
+
+    def __init__(self, model, *flags, memory=64):
+        Server.started += 1
+        self.log = f"log{Server.started}"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [PROGRAM, "serve", "-m", model, "--port", "0", "--threads", "2",
+                 "--max-model-len", "4096", "--cache-memory-mb", str(memory), *FLAGS, *flags],
+                stdin=subprocess.DEVNULL, stderr=log)
+        try:
+            self.port = int(self.line(r"^server: listening on http://[0-9.]+:(\d+)$")[1])
+        except AssertionError:
+            self.__exit__()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def text(self):
+        with open(self.log) as f:
+            return f.read()
+
+    def line(self, pattern, seconds=60):
+        end = time.time() + seconds
+        while True:
+            ended = self.process.poll() is not None
+            found = re.search(pattern, self.text(), re.M)
+            if found:
+                return found
+            check(not ended and time.time() < end, "no line", pattern, self.text())
+            time.sleep(0.02)
+
+    def ask(self, method, path, body=None):
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        c.request(method, path, body and json.dumps(body))
+        r = c.getresponse()
+        text = r.read().decode()
+        c.close()
+        return r.status, text
+
+    def answer(self, prompt, n=6, **more):
+        """(cached tokens, all that the model said, with the logprobs as they were written)"""
+        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": 3,
+                "ignore_eos": True, **more}
+        status, text = self.ask("POST", "/v1/completions", body)
+        check(status == 200, status, text)
+        a = json.loads(text, parse_float=str)  # bit for bit
+        said = [[c["text"], c["logprobs"], c["finish_reason"]] for c in a["choices"]]
+        check(len(said[0][1]["token_logprobs"]) == n, text)
+        return a["usage"]["prompt_tokens_details"]["cached_tokens"], said
+
+    def end(self):
+        """SIGTERM, as a service manager ends it."""
+        self.process.send_signal(signal.SIGTERM)
+        check(self.process.wait(60) == 0, "exit code", self.process.returncode, self.text())
+
+
+def prompt(n, seed):
+    ids, r = [], seed * 7919 + 1
+    for _ in range(n):
+        r = (r * 1664525 + 1013904223) % 2**32
+        ids.append(r // 65536 % 480 + 8)
+    return ids
+
+
+def model(name):
+    return os.path.join(FIXTURES, name)
+
+
+def whole_pages(tokens):
+    return tokens // PAGE * PAGE
+
+
+def prompts_of_a_test():
+    """Short and long ones, some with a common beginning; lengths at and beside a page's end."""
+    first = prompt(400, 1)
+    return [first, first[:200] + prompt(120, 2), prompt(129, 3), prompt(128, 4), prompt(700, 5),
+            prompt(40, 6)]
+
+
+def cold(name, flags, prompts, **more):
+    with Server(name, *flags, "--no-prefix-cache") as s:
+        said = [s.answer(p, **more) for p in prompts]
+        check(all(cached == 0 for cached, _ in said), "a server without a cache")
+        s.end()
+    return [x for _, x in said]
+
+
+def verify(folder):
+    """kvasir cache verify: (exit code, what it says)"""
+    p = subprocess.run([PROGRAM, "cache", "verify", folder], capture_output=True, text=True,
+                       timeout=60)
+    return p.returncode, p.stdout + p.stderr
+
+
+def is_clean(folder):
+    code, text = verify(folder)
+    check(code == 0, "kvasir cache verify", folder, text)
+
+
+def segments(folder):
+    return sorted(glob.glob(folder + "/*.kvs"))
+
+
+# ---- restarts ----------------------------------------------------------------------------------
+
+KINDS = [
+    ("llama", ["--kv-bits", "f16"]),
+    ("llama", ["--kv-bits", "8,4", "--key-centre", "off"]),
+    ("qwen2", ["--kv-bits", "8,4", "--key-centre", "auto"]),
+    ("llama", ["--kv-bits", "f16", "--max-kv-size", "256", "--kv-keep", "64"]),
+    ("gemma3", ["--kv-bits", "8,4"]),
+    ("qwen3_next", ["--kv-bits", "f16", "--snapshot-tokens", "64"]),
+    ("lfm2", ["--kv-bits", "8,4", "--snapshot-tokens", "64"]),
+]
+
+
+def test_restart():
+    """What a server computed, the next one finds: whole pages, bit-identical answers behind."""
+    for name, flags in KINDS:
+        shutil.rmtree("restart", ignore_errors=True)
+        prompts = prompts_of_a_test()
+        want = cold(model(name), flags, prompts)
+        flags = [*flags, "--cache-dir", "restart", "--cache-disk-gb", "1"]
+        with Server(model(name), *flags) as s:
+            for i, p in enumerate(prompts):
+                check(s.answer(p)[1] == want[i], name, flags, "first", i)
+            had = [s.answer(p) for p in prompts]
+            check([said for _, said in had] == want, name, flags, "from memory")
+            s.end()
+        is_clean("restart")
+        for first in (0, 4, 2):  # later ones find also what these did not write again
+            order = [*range(first, len(prompts)), *range(first)]
+            with Server(model(name), *flags) as s:
+                got = {i: s.answer(prompts[i]) for i in order}
+                check([got[i][1] for i in range(len(prompts))] == want, name, flags, first)
+                # Whether to load others depends on how long computing and loading took before.
+                check(got[first][0] == whole_pages(had[first][0]), name, flags, "of", had[first][0],
+                      "tokens", got[first][0])
+                s.end()
+        is_clean("restart")
+
+
+def test_kill():
+    """Two seconds after an answer its pages are in the folder, however the process ends."""
+    p = prompt(500, 20)
+    want = cold(model("llama"), [], [p])
+    for _ in range(2):  # the second time there is a folder that was not closed
+        with Server(model("llama"), "--cache-dir", "kill") as s:
+            s.answer(p)
+            time.sleep(2)
+            s.process.kill()
+            s.process.wait()
+        with Server(model("llama"), "--cache-dir", "kill") as s:
+            cached, said = s.answer(p)
+            check(cached >= 448 and [said] == want, "after SIGKILL", cached)
+            s.process.kill()
+            s.process.wait()
+        p = p[:200] + prompt(300, 21)
+        want = cold(model("llama"), [], [p])
+    check(verify("kill")[0] == 0, verify("kill"))
+
+
+def test_other_weights():
+    """The model's files are replaced: in the same folder, of the same size, even the same times."""
+    shutil.copytree(model("llama"), "changing")
+    file = "changing/model.safetensors"
+    os.chmod("changing", 0o700)
+    os.chmod(file, 0o600)
+    p = prompt(300, 30)
+    flags = ["--cache-dir", "weights"]
+    with Server("changing", *flags) as s:
+        first = s.answer(p)
+        s.end()
+    with open(file, "rb") as f:
+        data = bytearray(f.read())
+    middle = len(data) // 2
+    for at in range(middle, middle + 40000, 2):  # low bits of many weights, no exponent
+        data[at] ^= 0x1f
+    times = os.stat(file)
+    with open("new", "wb") as f:
+        f.write(data)
+    shutil.copy(file, "old")
+    os.utime("new", ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.rename("new", file)
+    [want] = cold("changing", [], [p])
+    check(want != first[1], "the weights matter")
+    with Server("changing", *flags) as s:
+        cached, said = s.answer(p)
+        check((cached, said) == (0, want), "other weights", cached, said == first[1])
+        check(s.answer(p)[0] > 250, "its own pages")
+        s.end()
+    os.rename("old", file)  # both are there now
+    with Server("changing", *flags) as s:
+        cached, said = s.answer(p)
+        check(cached >= 256 and said == first[1], "the first weights again", cached)
+        s.end()
+    is_clean("weights")
+
+
+def test_other_formats():
+    """Pages of other formats, rotations or centres are not those that are wanted."""
+    p = prompt(300, 40)
+    sets = [["--kv-bits", "f16"], ["--kv-bits", "8,4"], ["--kv-bits", "8"],
+            ["--kv-bits", "8,4", "--max-kv-size", "200"], ["--kv-bits", "8,4", "--act-bits", "16"],
+            ["--kv-bits", "8,4", "--kv-group-size", "32"]]
+    want = [said for flags in sets for said in cold(model("llama"), flags, [p])]
+    for again in (False, True):
+        for flags, said in zip(sets, want):
+            with Server(model("llama"), *flags, "--cache-dir", "formats") as s:
+                cached, got = s.answer(p)
+                check(got == said, "an answer", flags, again)
+                check(cached >= 256 if again else cached == 0, flags, again, cached)
+                s.end()
+    is_clean("formats")
+
+
+# ---- damage, space, ownership --------------------------------------------------------------------
+
+def damaged_counter(s):
+    found = re.findall(r"^kvasir_\w*tier\w*damaged\w*(?:\{[^}]*\})? (\S+)$",
+                       s.ask("GET", "/metrics")[1], re.M)
+    return sum(map(float, found)) if found else None
+
+
+def test_damage():
+    """A byte of a payload, of a head, of everything: right answers, and verify names the place."""
+    p = prompt(640, 50)
+    [want] = cold(model("llama"), [], [p])
+    for what in ("payload", "end", "zeros"):
+        shutil.rmtree("damage", ignore_errors=True)
+        with Server(model("llama"), "--cache-dir", "damage") as s:
+            s.answer(p)
+            s.end()
+        is_clean("damage")
+        file = segments("damage")[-1]
+        with open(file, "r+b") as f:
+            data = f.read()
+            heads = [m.start() for m in re.finditer(b"kvasirR1", data) if m.start() % 4096 == 0]
+            check(len(heads) >= 9, "records", heads)
+            at = heads[4] + 4096 + 1000 if what == "payload" else len(data) - 20
+            f.seek(at)
+            if what == "zeros":
+                f.seek(heads[4])
+                f.write(bytes(len(data) - heads[4]))
+            else:
+                f.write(bytes([data[at] ^ 0x10]))
+        code, text = verify("damage")
+        if what == "payload":
+            check(code == 1, "verify", code, text)
+            check(re.search(rf"^{os.path.basename(file)} at {heads[4]}: \d+ bytes damaged$", text,
+                            re.M), "the place", heads[4], text)
+            check("damage: damaged in 1 places" in text, text)
+        with Server(model("llama"), "--cache-dir", "damage") as s:
+            cached, said = s.answer(p)
+            check(said == want, "an answer", what)
+            check(cached >= 576 if what == "end" else 128 <= cached < 576, what, cached)
+            count = damaged_counter(s)
+            check(count is None or count > 0 or what != "payload", "metrics", what, count)
+            check(s.answer(p)[1] == want, "an answer", what)
+            s.end()
+        with Server(model("llama"), "--cache-dir", "damage") as s:
+            cached, said = s.answer(p)
+            check(said == want and cached >= 576, "it was computed and stored again", what, cached)
+            s.end()
+
+
+def test_full():
+    """The limit holds at every moment, whatever is asked, and the newest pages are found."""
+    limit = int(0.02 * (1 << 30))
+    most, stop = [0], threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            try:
+                most[0] = max(most[0], sum(e.stat().st_size for e in os.scandir("full")))
+            except FileNotFoundError:
+                pass
+            time.sleep(0.002)
+
+    os.makedirs("full", exist_ok=True)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        written = 0
+        with Server(model("llama"), "--kv-bits", "f32", "--cache-dir", "full", "--cache-disk-gb",
+                    "0.02", memory=100) as s:
+            for i in range(14):
+                s.answer(prompt(1000, 60 + i), n=1)
+                size = sum(e.stat().st_size for e in os.scandir("full"))
+                check(size <= limit, "after an answer", size, limit)
+                written += 15 * 64 * 4 * 2 * 2 * 64 * 4  # 15 pages, 4 layers, K and V
+            time.sleep(1)
+            s.end()
+    finally:
+        stop.set()
+        thread.join()
+    check(written > 2 * limit, "more than fits", written)
+    check(limit / 2 < most[0] <= limit, "the limit", most[0], limit)
+    is_clean("full")
+    last = prompt(1000, 60 + 13)
+    [want] = cold(model("llama"), ["--kv-bits", "f32"], [last])
+    with Server(model("llama"), "--kv-bits", "f32", "--cache-dir", "full", "--cache-disk-gb",
+                "0.02") as s:
+        cached, said = s.answer(last)
+        check(said == want and cached >= 448, "the newest", cached)
+        s.end()
+
+
+def refused_start(want, *flags):
+    p = subprocess.run([PROGRAM, "serve", "-m", model("llama"), "--port", "0", "-q",
+                        "--cache-memory-mb", "64", *flags], capture_output=True, text=True,
+                       timeout=60)
+    lines = [x for x in p.stderr.splitlines() if not x.startswith("server: ")]
+    check(p.returncode in (1, 2) and len(lines) == 1 and re.search(want, lines[0]), want, p)
+
+
+def test_folders():
+    """One server has a folder; folders that cannot be used are named."""
+    p = prompt(300, 80)
+    with Server(model("llama"), "--cache-dir", "held") as s:
+        s.answer(p)
+        refused_start(f"held.*in use by process {s.process.pid}\\b", "--cache-dir", "held")
+        for action in ("gc", "clear"):
+            c = subprocess.run([PROGRAM, "cache", action, "held"], capture_output=True, text=True,
+                               timeout=60)
+            check(c.returncode == 1 and str(s.process.pid) in c.stderr, action, c)
+        is_clean("held")  # while it is used
+        check(s.answer(p)[0] > 256, "the first server goes on")
+        s.end()
+    check(os.stat("held").st_mode & 0o777 == 0o700, "mode of the folder")
+    check(all(os.stat(f).st_mode & 0o777 == 0o600 for f in segments("held")), "modes of files")
+    with open("file", "w"):
+        pass
+    refused_start("--cache-dir.*file: .*Not a directory", "--cache-dir", "file")
+    refused_start("--cache-dir.*nowhere/x: ", "--cache-dir", "nowhere/x")
+    refused_start("at least", "--cache-dir", "small", "--cache-disk-gb", "0.001")
+    refused_start("--cache-dir", "--cache-dir", "held", "--no-prefix-cache")
+    if os.getuid() != 0:  # root may write
+        os.chmod("held", 0o500)
+        refused_start("held.*Permission denied", "--cache-dir", "held")
+        os.chmod("held", 0o700)
+
+
+# ---- forgetting ----------------------------------------------------------------------------------
+
+def forget_records(folder):
+    count = 0
+    for name in segments(folder):
+        with open(name, "rb") as f:
+            count += f.read().count(b"kvasirR1\x03\0\0\0")
+    return count
+
+
+def test_forget():
+    """Salts share nothing, not even on disk; DELETE /v1/cache is for all of them, and for good."""
+    p = prompt(300, 90)
+    flags = ["--cache-dir", "forget"]
+    with Server(model("llama"), *flags) as s:
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+            check(s.answer(p, **salt)[0] == 0, "a salt's first request", salt)
+        s.end()
+    with Server(model("llama"), *flags) as s:
+        check(s.answer(p, cache_salt="a")[0] >= 256, "a salt after a restart")
+        check(s.answer(p, cache_salt="c")[0] == 0, "another salt")
+        status, text = s.ask("DELETE", "/v1/cache")
+        check(status == 200, status, text)
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "c"}):
+            check(s.answer(p[:299], **salt)[0] == 0, "forgotten", salt)
+        check(s.ask("DELETE", "/v1/cache")[0] == 200, "again")
+        new = prompt(300, 91)
+        s.answer(new)
+        s.end()
+    with Server(model("llama"), *flags) as s:
+        check(s.answer(new)[0] >= 256, "what came later")
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "c"}):
+            check(s.answer(p, **salt)[0] == 0, "forgotten after a restart", salt)
+        before, end = forget_records("forget"), time.time() + 30
+        s.ask("DELETE", "/v1/cache")
+        while forget_records("forget") == before:  # shortly after the answer
+            check(time.time() < end, "DELETE writes nothing")
+            time.sleep(0.02)
+        s.process.kill()
+        s.process.wait()
+    with Server(model("llama"), *flags) as s:
+        cached = s.answer(new)[0]
+        check(cached == 0, "forgotten before SIGKILL", cached)
+        s.end()
+
+
+# ---- a shared store ------------------------------------------------------------------------------
+
+class Redis:
+    """A redis-server without a file, killed at the end of its `with` block."""
+
+    def __init__(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [REDIS, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
+             "no", "--dir", os.getcwd()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
+        end = time.time() + 20
+        while self.keys() is None:
+            check(time.time() < end and self.process.poll() is None, "redis-server")
+            time.sleep(0.02)
+
+    def keys(self):
+        """How many there are; None: it does not answer."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as s:
+                s.sendall(b"DBSIZE\r\n")
+                return int(s.recv(100)[1:])
+        except (OSError, ValueError):
+            return None
+
+    def settled(self):
+        """Waits until nothing has been written for a while."""
+        last, since = -1, time.time()
+        while time.time() - since < 0.5:
+            now = self.keys()
+            if now != last:
+                last, since = now, time.time()
+            time.sleep(0.05)
+        return last
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+def test_remote():
+    """Two servers, one Redis: it goes, it comes back, it has another secret."""
+    p, q = prompt(400, 100), prompt(300, 101)
+    want_p, want_q = cold(model("llama"), [], [p, q])
+    for name, text in (("ours", "0123456789abcdef0123"), ("theirs", "0123456789abcdef0124")):
+        with open(name, "w") as f:
+            f.write(text)
+    with Redis() as redis:
+        remote = ["--cache-remote", f"redis://127.0.0.1:{redis.port}"]
+        ours = [*remote, "--cache-remote-secret-file", "ours"]
+        with Server(model("llama"), *ours) as a, Server(model("llama"), *ours) as b:
+            check(a.answer(p) == (0, want_p), "the first server")
+            check(redis.settled() > 0, "nothing was written")
+            cached, said = b.answer(p)
+            check(cached >= 384 and said == want_p, "the second server", cached)
+            with Server(model("llama"), *remote, "--cache-remote-secret-file", "theirs") as c:
+                check(c.answer(p) == (0, want_p), "another secret")
+                c.end()
+            with Server(model("llama"), *remote) as c:
+                check(c.answer(p) == (0, want_p), "no secret")
+                c.end()
+            with Server(model("llama"), "--kv-bits", "f16", *ours) as c:
+                check(c.answer(p)[0] == 0, "other formats")
+                c.end()
+
+            redis.kill()
+            begin = time.time()
+            check(a.answer(q) == (0, want_q), "an answer without the store")
+            check(b.answer(q) == (0, want_q), "an answer without the store")
+            check(time.time() - begin < 10, "they wait for the store")
+            redis.start()  # with nothing in it
+            end = time.time() + 60
+            for i in range(1000):  # a store that was down is tried again after a while
+                a.answer(p[:64] + prompt(200, 200 + i), n=1)
+                if redis.settled() > 0:
+                    break
+                check(time.time() < end, "the store is not written again", a.text())
+            for i in range(1000):
+                r = prompt(300, 400 + i)
+                want = a.answer(r)[1]
+                redis.settled()
+                cached, said = b.answer(r)
+                check(said == want, "an answer", i)
+                if cached >= 256:
+                    break
+                check(time.time() < end, "the store is not read again", b.text())
+            a.end()
+            b.end()
+
+
+def test_remote_and_disk():
+    """Both: what the store lost is on disk, what the folder lacks is in the store."""
+    p = prompt(400, 110)
+    [want] = cold(model("gemma3"), [], [p])
+    with Redis() as redis:
+        both = ["--cache-remote", f"redis://127.0.0.1:{redis.port}", "--cache-dir"]
+        with Server(model("gemma3"), *both, "one") as s:
+            s.answer(p)
+            s.end()
+        with Server(model("gemma3"), *both, "two") as s:
+            cached, said = s.answer(p)
+            check(cached >= 384 and said == want, "from the store", cached)
+            s.end()
+        redis.kill()
+        with Server(model("gemma3"), *both, "one") as s:
+            cached, said = s.answer(p)
+            check(cached >= 384 and said == want, "from the folder", cached)
+            s.end()
+        redis.start()
+
+
+REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
+TESTS = [test_restart, test_kill, test_other_weights, test_other_formats, test_damage, test_full,
+         test_folders, test_forget]
+if REDIS:
+    TESTS += [test_remote, test_remote_and_disk]
+else:
+    print("no redis-server: shared stores were not tested")
+for test in TESTS:
+    if os.environ.get("ONLY", test.__name__) == test.__name__:
+        begin = time.time()
+        test()
+        print(f"{test.__name__}: {time.time() - begin:.1f} s")

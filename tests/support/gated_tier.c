@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gated_tier.h"
+
+#include <stdlib.h>
+
+struct gated {
+    struct tier base;
+    struct tier *below;
+    struct place *place;
+};
+
+static struct gated *gated(struct tier *t) {
+    return (struct gated *)t;
+}
+
+static void pass(struct place *p, enum gate gate) {
+    pthread_mutex_lock(&p->mutex);
+    p->at[gate]++;
+    pthread_cond_broadcast(&p->changed);
+    while (p->closed[gate])
+        pthread_cond_wait(&p->changed, &p->mutex);
+    p->at[gate]--;
+    pthread_mutex_unlock(&p->mutex);
+}
+
+static void gated_find(struct tier *t, const struct tier_place *place, const struct tier_key *keys,
+                       uint32_t n, bool *have, double deadline) {
+    struct place *p = gated(t)->place;
+    pass(p, GATE_FIND);
+    gated(t)->below->ops->find(gated(t)->below, place, keys, n, have, deadline);
+    pthread_mutex_lock(&p->mutex);
+    p->finds++;
+    pthread_mutex_unlock(&p->mutex);
+}
+
+static void gated_read(struct tier *t, struct tier_read *reads, uint32_t n, double deadline) {
+    struct place *p = gated(t)->place;
+    for (uint32_t i = 0; i < n; i++) {
+        gated(t)->below->ops->read(gated(t)->below, &reads[i], 1, deadline);
+        if (reads[i].result != TIER_OK || reads[i].head.number >= p->read_from)
+            pass(p, GATE_READ);
+        pthread_mutex_lock(&p->mutex);
+        p->reads++;
+        if (reads[i].result == TIER_OK && reads[i].head.kind == RECORD_PAGE)
+            p->read_by_bits[reads[i].head.k.bits % 9]++;
+        pthread_mutex_unlock(&p->mutex);
+    }
+}
+
+static bool gated_write(struct tier *t, const struct record_head *head, const void *payload) {
+    struct place *p = gated(t)->place;
+    pass(p, GATE_WRITE);
+    const bool written = !p->full && gated(t)->below->ops->write(gated(t)->below, head, payload);
+    pthread_mutex_lock(&p->mutex);
+    p->writes += written;
+    if (written && head->kind == RECORD_PAGE)
+        p->written_by_bits[head->k.bits % 9]++;
+    pthread_mutex_unlock(&p->mutex);
+    return written;
+}
+
+static void gated_drop(struct tier *t, const struct tier_place *place, struct tier_key key) {
+    gated(t)->below->ops->drop(gated(t)->below, place, key);
+}
+
+static void gated_forget(struct tier *t, struct tier_key context, const struct tier_key *root) {
+    pass(gated(t)->place, GATE_FORGET);
+    gated(t)->below->ops->forget(gated(t)->below, context, root);
+}
+
+static void gated_rest(struct tier *t) {
+    (void)t;
+}
+
+static void gated_stats(struct tier *t, struct tier_stats *out) {
+    gated(t)->below->ops->stats(gated(t)->below, out);
+}
+
+static void gated_destroy(struct tier *t) {
+    gated(t)->below->ops->destroy(gated(t)->below);
+    free(t);
+}
+
+struct tier *place_open(struct place *p, bool instant) {
+    static const struct tier_ops OPS[2] = {
+        {"slow", false, gated_find, gated_read, gated_write, gated_drop, gated_forget, gated_rest,
+         gated_stats, gated_destroy},
+        {"quick", true, gated_find, gated_read, gated_write, gated_drop, gated_forget, gated_rest,
+         gated_stats, gated_destroy}};
+    struct gated *t = calloc(1, sizeof *t);
+    *t = (struct gated){{&OPS[instant]}, faulty_tier_open(p->store, instant, 0, 0), p};
+    return &t->base;
+}
+
+struct place *place_new(void) {
+    struct place *p = calloc(1, sizeof *p);
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    p->store = faulty_store_create(1);
+    return p;
+}
+
+void place_free(struct place *p) {
+    faulty_store_destroy(p->store);
+    free(p);
+}
+
+void gate_set(struct place *p, enum gate gate, bool closed) {
+    pthread_mutex_lock(&p->mutex);
+    p->closed[gate] = closed;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+void gate_wait(struct place *p, enum gate gate) {
+    pthread_mutex_lock(&p->mutex);
+    while (!p->at[gate])
+        pthread_cond_wait(&p->changed, &p->mutex);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+uint32_t count_of_place(struct place *p, const uint32_t *count) {
+    pthread_mutex_lock(&p->mutex);
+    const uint32_t n = *count;
+    pthread_mutex_unlock(&p->mutex);
+    return n;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A tier for tests whose records survive it (faulty_tier.h, without faults), with gates at which its
+ * calls wait until a test opens them, and counts of what came through. */
+#ifndef GATED_TIER_H
+#define GATED_TIER_H
+
+#include <pthread.h>
+
+#include "faulty_tier.h"
+
+enum gate { GATE_FIND, GATE_READ, GATE_WRITE, GATE_FORGET, GATES };
+
+/* Records that outlive engines, and what a test says about how they are reached. */
+struct place {
+    struct faulty_store *store;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    bool closed[GATES];
+    uint32_t read_from; /* GATE_READ is for pages from this number on */
+    uint32_t at[GATES]; /* calls that wait at a gate */
+    uint32_t finds, reads, read_by_bits[9], writes, written_by_bits[9];
+    bool full; /* writes fail */
+};
+
+struct place *place_new(void);
+void place_free(struct place *p);
+struct tier *place_open(struct place *p, bool instant);
+void gate_set(struct place *p, enum gate gate, bool closed);
+void gate_wait(struct place *p, enum gate gate); /* until somebody waits at a closed gate */
+/* One of the counts, while engines run. */
+uint32_t count_of_place(struct place *p, const uint32_t *count);
+
+#endif
