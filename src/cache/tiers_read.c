@@ -101,7 +101,8 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
     struct tiers *s = w->all;
     struct batch_read b;
     const uint32_t open = l->open;
-    if (l->phase == LOAD_LOOKING && l->asked == w->index && !l->taken) {
+    /* `asked` changes only while nobody may take the load */
+    if (l->phase == LOAD_LOOKING && !l->taken && l->asked == w->index) {
         l->taken = true;
         pthread_mutex_unlock(&s->mutex);
         ask(w, l);

@@ -2,6 +2,7 @@
 #include "gated_tier.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 struct gated {
     struct tier base;
@@ -124,4 +125,10 @@ uint32_t count_of_place(struct place *p, const uint32_t *count) {
     const uint32_t n = *count;
     pthread_mutex_unlock(&p->mutex);
     return n;
+}
+
+bool place_wait(struct place *p, uint32_t writes) {
+    for (int i = 0; i < 20000 && count_of_place(p, &p->writes) < writes; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return count_of_place(p, &p->writes) >= writes;
 }

@@ -29,5 +29,7 @@ void gate_set(struct place *p, enum gate gate, bool closed);
 void gate_wait(struct place *p, enum gate gate); /* until somebody waits at a closed gate */
 /* One of the counts, while engines run. */
 uint32_t count_of_place(struct place *p, const uint32_t *count);
+/* Until so many records were written, at most 20 s. */
+bool place_wait(struct place *p, uint32_t writes);
 
 #endif

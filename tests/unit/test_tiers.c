@@ -94,12 +94,32 @@ static struct answer *ask(const int32_t *tokens, size_t n) {
     return a;
 }
 
+/* What prompts of one model give alone: most are asked several times. */
+static struct {
+    uint64_t prompt;
+    int32_t tokens[ANSWER];
+} known[128];
+static uint32_t n_known;
+
+static const int32_t *alone_of(const kvasir_model *m, const kvasir_engine_options *o,
+                               const kvasir_request *r) {
+    const uint64_t prompt =
+        XXH3_64bits_withSeed(r->tokens, r->n_tokens * sizeof *r->tokens,
+                             XXH3_64bits(o->context.kv_bits, strlen(o->context.kv_bits)));
+    for (uint32_t i = 0; i < n_known; i++)
+        if (known[i].prompt == prompt)
+            return known[i].tokens;
+    n_known %= 128;
+    known[n_known].prompt = prompt;
+    assert_int_equal(answer_alone(m, &o->context, r, 0, known[n_known].tokens), ANSWER);
+    return known[n_known++].tokens;
+}
+
 /* Its tokens are those that it has alone. */
 static void check_answer(const kvasir_model *m, const kvasir_engine_options *o, struct answer *a) {
-    int32_t alone[ANSWER];
     assert_int_equal(a->choices[0].finish, KVASIR_FINISH_LENGTH);
-    assert_int_equal(answer_alone(m, &o->context, &a->request, 0, alone), ANSWER);
-    assert_memory_equal(a->choices[0].tokens, alone, sizeof alone);
+    assert_memory_equal(a->choices[0].tokens, alone_of(m, o, &a->request),
+                        ANSWER * sizeof(int32_t));
 }
 
 /* Runs a prompt and compares its answer. Returns its cached tokens. */
@@ -133,13 +153,6 @@ static void fill(const kvasir_engine_options *o, struct place *p, int i, uint32_
     kvasir_engine_destroy(e);
 }
 
-/* Waits until so many records were written, at most 20 s. */
-static void wait_for_writes(struct place *p, uint32_t n) {
-    for (int i = 0; i < 20000 && count_of_place(p, &p->writes) < n; i++)
-        usleep(1000);
-    assert_in_range(count_of_place(p, &p->writes), n, UINT32_MAX);
-}
-
 /* Of llama: a record of 64 tokens. */
 static uint64_t page_bytes(const kvasir_engine_options *o) {
     struct place *p = place_new();
@@ -165,6 +178,7 @@ static void test_restarts(void **state) {
         char path[256];
         snprintf(path, sizeof path, SHARED_DIR "/fixtures/tiny/%s", models[k]);
         need(kvasir_model_open(path, &m, &err));
+        n_known = 0;
         for (int b = 0; b < 4; b++) {
             kvasir_engine_options o = options_of();
             struct place *p = place_new();
@@ -194,6 +208,7 @@ static void test_restarts(void **state) {
         }
         kvasir_model_close(m);
     }
+    n_known = 0;
 }
 
 /* A prompt that goes on differently finds the pages before, one that is shorter its own. */
@@ -318,7 +333,7 @@ static void test_stored_prefixes_at_fewer_bits(void **state) {
         const uint32_t longer = p->written_by_bits[8], four = p->read_by_bits[4];
         e = engine_at(&plain, p, instant);
         answer_run(e, a[3]);
-        assert_int_equal(a[3]->cached_tokens, longer * TILE_TOKENS);
+        assert_in_range(a[3]->cached_tokens, 2 * TILE_TOKENS, longer * TILE_TOKENS);
         assert_int_equal(p->read_by_bits[4], four);
         check_answer(llama, &plain, a[3]);
         kvasir_engine_destroy(e);
@@ -340,7 +355,7 @@ static void test_late_reads_end_the_hit(void **state) {
     may_write = false;
     for (int turn = 0; turn < 4; turn++) {
         struct tiers_options t = tiers_of(p, turn % 2);
-        t.late_seconds = 0.01; /* 0.4 s as long as it is not known how fast prompts are computed */
+        t.late_seconds = 0.05; /* 2 s as long as it is not known how fast prompts are computed */
         kvasir_engine *e = engine_on(llama, &o, &t);
         p->read_from = turn < 2 ? FROM : 0;
         gate_set(p, GATE_READ, true);
@@ -368,7 +383,7 @@ static void test_late_questions(void **state) {
     fill(&o, far, 0, SHORT);
     for (int instant = 0; instant < 2; instant++) {
         struct tiers_options t = tiers_of(near, instant);
-        t.late_seconds = 0.05;
+        t.late_seconds = 0.2;
         t.tiers[t.n++] = place_open(far, false);
         kvasir_engine *e = engine_on(llama, &o, &t);
         gate_set(far, GATE_FIND, true);
@@ -378,9 +393,7 @@ static void test_late_questions(void **state) {
         }
         assert_int_equal(settled(e).tier_loads_late, 4);
         /* what the nearer tier has is used */
-        const uint32_t had = cached(e, &o, text[0], SHORT);
-        const bool late = settled(e).tier_loads_late > 5; /* a busy machine: its pages, too */
-        assert_in_range(had, late ? 0 : 192, 192);
+        assert_int_equal(cached(e, &o, text[0], SHORT), 192);
         gate_set(far, GATE_FIND, false);
         kvasir_engine_forget(e, NULL);
         kvasir_engine_destroy(e);
@@ -575,7 +588,7 @@ static void test_small_queues(void **state) {
         assert_in_range(settled(e).tier_offered_pages, 1, 16);
         assert_in_range(count_of_place(p, &p->writes), 0, 0);
         gate_set(p, GATE_WRITE, false);
-        wait_for_writes(p, 23);
+        assert_true(place_wait(p, 23));
         assert_in_range(settled(e).tier_offered_pages, 23, 24);
         kvasir_engine_destroy(e);
         e = engine_at(&o, p, turn);
@@ -644,7 +657,7 @@ static void test_a_full_tier(void **state) {
     t.tiers[t.n++] = place_open(good, true);
     kvasir_engine *e = engine_on(llama, &o, &t);
     assert_int_equal(cached(e, &o, text[0], SHORT), 0);
-    wait_for_writes(good, PAGES);
+    assert_true(place_wait(good, PAGES));
     for (int i = 0; i < 2000 && settled(e).tier_unwritten_pages < PAGES; i++) {
         usleep(1000);
         kvasir_engine_forget(e, "nobody's"); /* figures are of the last step */
@@ -702,8 +715,7 @@ static void test_forget_while_loading(void **state) {
  * what is computed after that is stored. */
 static void test_nothing_is_found_while_a_tier_forgets(void **state) {
     (void)state;
-    kvasir_engine_options o = options_of();
-    o.cache_flush_seconds = 20;
+    const kvasir_engine_options o = options_of();
     for (int turn = 0; turn < 4; turn++) {
         const bool instant = turn % 2, all = turn < 2;
         struct place *p = place_new();
@@ -740,7 +752,7 @@ static void test_forget_while_running(void **state) {
     struct place *p = place_new();
     kvasir_engine *e = engine_at(&o, p, true);
     assert_int_equal(cached(e, &o, text[0], SHORT), 0);
-    wait_for_writes(p, PAGES);
+    assert_true(place_wait(p, PAGES));
     struct answer *a = ask(text[0], 600); /* goes on after pages that the tier has */
     a->hold_at = 2;
     answers_hold();
@@ -756,7 +768,6 @@ static void test_forget_while_running(void **state) {
     e = engine_at(&o, p, true);
     const uint32_t found = cached(e, &o, text[0], 600);
     assert_true(found == 0 || found == 576);
-    printf("forgotten while it ran: %u tokens of 600 are found\n", found);
     kvasir_engine_destroy(e);
     place_free(p);
 }
