@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """draw_mutants.py [--count N] [--seed TEXT] [--jobs N] [--rooms A,B] [--shared DIR]
-                [--folder DIR] [--state FILE] [--prepare]
+                [--folder DIR] [--state FILE] [--seconds N] [--prepare]
 
 Draws N (200) small changes of src/ with a seed (default: the commit) and runs on each the tests
 that execute its line, the quick ones first. A change that no test notices survives: it is equal to
@@ -15,13 +15,15 @@ are drawn again. Other lines that no test executes are drawn and survive (NO TES
 Everything happens in the folder (build-drawn), which is prepared once: a copy of the tree, its
 objects with counters of gcov in the drawn rooms, and which test executes which line. A change is
 one object and the programs of its tests, linked where its worker works. --state keeps what was
-judged, so that a run can continue. --prepare: no more than that.
+judged, so that a run can continue; --seconds: after these, the outcome so far is printed.
+--prepare: no more than that.
 """
 import argparse
 import collections
 import concurrent.futures
 import contextlib
 import json
+import math
 import os
 import platform
 import queue
@@ -37,6 +39,7 @@ import time
 
 ROOMS = "cache,engine,api,http,text"
 LEAST = 0.85
+NOT_JUDGED = "not judged in time"
 MACHINE = f"{platform.node()}, {os.cpu_count()} cores"
 TOO_LONG_S = 90  # a test that takes longer is not run
 LEFT_OUT = {"api.checks", "api.clients", "api.examples", "api.hardened", "api.install"}
@@ -135,10 +138,14 @@ class Folder:
         self.tree = os.path.join(self.path, "tree")
         self.build = os.path.join(self.tree, "build-ci")  # there, ccache knows most objects
         self.ready = os.path.join(self.path, "ready.json")
-        self.known = {}
+        self.known, self.end = {}, math.inf
         if os.path.exists(self.ready):
             with open(self.ready, encoding="utf-8") as f:
                 self.known = json.load(f)
+
+    def left(self):
+        """The seconds until a run is to end."""
+        return self.end - time.monotonic()
 
     def save(self):
         with open(self.ready + ".new", "w", encoding="utf-8") as f:
@@ -337,7 +344,11 @@ def judge(folder, mutant, worker):
                 return None
         limit = 10 + 5 * folder.known["seconds"][name]
         # Twice, because a test that fails for another reason would hide a survivor.
-        if not any(holds(test, worker, limit, programs[test.program]) for _ in range(2)):
+        held = any(holds(test, worker, min(limit, folder.left()), programs[test.program])
+                   for _ in range(2))
+        if folder.left() <= 0:
+            raise TimeoutError
+        if not held:
             return name
     return ""
 
@@ -364,25 +375,29 @@ def judge_all(folder, drawn, args, known):
     def one(mutant):
         worker = workers.get()
         try:
-            return mutant, judge(folder, mutant, worker)
+            return mutant, judge(folder, mutant, worker) if folder.left() > 0 else NOT_JUDGED
+        except TimeoutError:
+            return mutant, NOT_JUDGED
         finally:
             workers.put(worker)
 
     judged, at = [], 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool, \
             open(args.state, "a", encoding="utf-8") as state:
-        while len(judged) < args.count and at < len(drawn):
+        while len(judged) < args.count and at < len(drawn) and folder.left() > 0:
             some = drawn[at:at + args.count - len(judged)]
             at += len(some)
             new = [pool.submit(one, m) for m in some if m not in known]
             for done in concurrent.futures.as_completed(new):
                 mutant, by = done.result()
+                if by == NOT_JUDGED:
+                    continue
                 known[mutant] = by
                 state.write(json.dumps([list(mutant), by]) + "\n")
                 state.flush()
                 if by is not None:
                     print(row(folder, mutant, by), flush=True)
-            judged += [(m, known[m]) for m in some if known[m] is not None]
+            judged += [(m, known[m]) for m in some if known.get(m) is not None]
     return judged
 
 
@@ -417,12 +432,14 @@ def main():
     parser.add_argument("--shared", default="../shared")
     parser.add_argument("--folder", default="build-drawn")
     parser.add_argument("--state")
+    parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--prepare", action="store_true")
     args = parser.parse_args()
     rooms = args.rooms.split(",")
     args.folder, args.shared = os.path.abspath(args.folder), os.path.realpath(args.shared)
     args.state = os.path.abspath(args.state or os.path.join(args.folder, "state"))
     folder = Folder(args.folder, rooms)
+    folder.end = time.monotonic() + args.seconds
     if args.prepare or not folder.known:
         os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
         folder.known["commit"] = output_of("git", "describe", "--always", "--dirty").strip()
@@ -441,6 +458,8 @@ def main():
     no_test = sum(text.endswith("NO TEST") for _, text in rows)
     print(f"draw_mutants: {folder.known['commit']}, seed {seed}: {caught} of {len(judged)} caught, "
           f"{len(judged) - caught} survived, {no_test} of them on lines that no test executes")
+    if len(judged) < args.count:
+        print(f"draw_mutants: {args.count - len(judged)} were not judged: run it again")
     sys.exit(0 if judged and caught >= LEAST * len(judged) else 1)
 
 

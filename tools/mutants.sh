@@ -10,6 +10,7 @@
 # a name for `ctest -R`. Random tests run MUTANT_PROGRAMS programs (150).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export CTEST_OUTPUT_ON_FAILURE=1
 programs=${MUTANT_PROGRAMS:-150}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -43,8 +44,11 @@ cmake -S "$dir" -B "$dir/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_TEST
 mapfile -t tests < <(cut -d'|' -f5 "$dir/list" | sort -u)
 build "${tests[@]}" || { tail -5 "$dir/log" >&2 && exit 1; }
 for test in "${tests[@]}"; do
-    { passes "$test" 20 && ! skipped; } ||
-        { echo "mutants: $test fails or is skipped on the tree itself" >&2; exit 1; }
+    { passes "$test" 20 && ! skipped; } || {
+        tail -20 "$dir/log"
+        echo "mutants: $test fails or is skipped on the tree itself"
+        exit 1
+    } >&2
 done
 caught=0 missed=0
 while IFS='|' read -r file before after what test; do
