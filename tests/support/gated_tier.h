@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tier for tests whose records survive it (faulty_tier.h, without faults), with gates at which its
- * calls wait until a test opens them, and counts of what came through. */
+/* A tier for tests whose records survive it (faulty_tier.h, without faults), with gates at which
+ * its calls wait until a test opens them, and counts of what came through. */
 #ifndef GATED_TIER_H
 #define GATED_TIER_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvasir_engine with tiers below its prefix tree: restarts, several tiers, slow ones, budgets that
- * just suffice, forgetting, full queues, ends. Every answer is compared with that of a sequence that
- * computes everything itself. Records that lie: sim.engine. */
+/* kvasir_engine with tiers below its prefix tree: restarts, several tiers, slow ones, budgets
+ * that just suffice, forgetting, full queues, ends. Every answer is compared with that of a
+ * sequence that computes everything itself. Records that lie: sim.engine. */
 #include "model_files.h"
 
 #include <pthread.h>
