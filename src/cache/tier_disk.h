@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tier_disk.h: inside of the disk tier: what tier_disk.c (find, read, forget), tier_open.c (start),
- * tier_append.c (writing) and tier_space.c (limits) share.
+/* tier_disk.h: inside of the disk tier: what its files share. Each calls only those before it:
+ *
+ *     tier_table.c    names, complaints, segments and their files, reading a record
+ *     tier_append.c   writing
+ *     tier_space.c    limits
+ *     tier_disk.c     the operations
+ *     tier_open.c     the start
  *
  * Two mutexes, taken in this order:
  *   writing   one writer at a time: the current segment, limits, removal of files. Held over reads

@@ -303,22 +303,3 @@ kvasir_status tier_disk_create(const struct tier_disk_options *o, struct tier **
         *out = &d->base;
     return status;
 }
-
-void disk_free(struct tier_disk *d) {
-    ASSERT(!d->current || d->current->refs == 1);
-    for (uint32_t i = 0; i < d->n_segments; i++) {
-        struct segment *s = d->segments[i];
-        if (s && s->fd >= 0)
-            d->files->close(d->files, s->fd);
-        mem_free(s);
-    }
-    if (d->dir_fd >= 0)
-        d->files->close(d->files, d->dir_fd);
-    if (d->lock_fd >= 0)
-        d->files->close(d->files, d->lock_fd);
-    mem_free(d->rows);
-    index_deinit(&d->index);
-    pthread_mutex_destroy(&d->writing);
-    pthread_mutex_destroy(&d->lock);
-    mem_free(d);
-}

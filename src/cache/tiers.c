@@ -6,41 +6,6 @@
 
 #include "cache/tiers_internal.h"
 
-/* ---- parts of a page ------------------------------------------------------------------------- */
-
-bool part_is_state(const struct tiers *s, uint32_t part) {
-    return part == s->cache->n_groups;
-}
-
-uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout) {
-    return part_is_state(s, part) ? s->cache->state_page_bytes
-                                  : s->cache->layouts[part][layout].page_bytes;
-}
-
-uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes) {
-    struct backend *b = s->cache->backend;
-    return b->ops->arena_host(b, pool_arena(s->cache->pool), addr, bytes);
-}
-
-void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t number,
-               struct tier_key root, struct tier_key parent, struct tier_key chain,
-               const int32_t tokens[TILE_TOKENS], struct record_head *out) {
-    *out = (struct record_head){.kind = part_is_state(s, part) ? RECORD_STATE : RECORD_PAGE,
-                                .group = part_is_state(s, part) ? 0 : part,
-                                .chain = chain,
-                                .parent = parent,
-                                .root = root,
-                                .context = s->options.context,
-                                .number = number,
-                                .bytes = part_bytes(s, part, layout)};
-    if (!part_is_state(s, part)) {
-        out->k = s->cache->layouts[part][layout].k.format;
-        out->v = s->cache->layouts[part][layout].v.format;
-    }
-    memcpy(out->tokens, tokens, sizeof out->tokens);
-    out->key = record_key(out);
-}
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static kvasir_status start_stores(struct tiers *s, kvasir_error *err) {
@@ -132,6 +97,14 @@ void tiers_note_step(struct tiers *s, uint32_t rows, double seconds) {
         return;
     const double each = seconds / rows;
     s->seconds_per_token += (each - s->seconds_per_token) / (s->seconds_per_token > 0 ? 8 : 1);
+}
+
+void tiers_forget(struct tiers *s, const void *salt, size_t salt_len) {
+    tiers_relent(s); /* the tree does not forget what is pinned */
+    loads_forget(s, salt, salt_len);
+    const struct tier_key root = chain_root(s->options.context, salt, salt_len);
+    for (uint32_t i = 0; i < s->options.n; i++)
+        store_forget(&s->stores[i], salt ? &root : NULL);
 }
 
 /* ---- figures --------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of tiers share. Each calls only those before it:
  *
+ *     tiers_parts.c   parts of a page: sizes, places, names
  *     tiers_write.c   pages of the tree to records: queues, writer threads
  *     tiers_read.c    reader threads: records to the pages of loads
  *     tiers_load.c    loads: what of a prompt the tiers have, and from which length on it is used
@@ -150,6 +151,7 @@ kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_writer(struct store *w);
 void store_collect(struct store *w); /* takes what was copied, hands over what waits */
 bool store_is_writing(struct store *w);
+void store_forget(struct store *w, const struct tier_key *root); /* NULL: all of the context */
 /* Whether the tier has still to forget what has this root: it must not be asked for it. */
 bool store_is_forgetting(struct store *w, struct tier_key root);
 

@@ -378,24 +378,19 @@ void tiers_flush(struct tiers *s, double seconds) {
     tiers_relent(s);
 }
 
-void tiers_forget(struct tiers *s, const void *salt, size_t salt_len) {
-    tiers_relent(s); /* the tree does not forget what is pinned */
-    loads_forget(s, salt, salt_len);
-    for (uint32_t i = 0; i < s->options.n; i++) {
-        struct store *w = &s->stores[i];
-        struct forget_job *job = mem_alloc(sizeof *job);
-        if (job)
-            *job = (struct forget_job){.has_root = salt != NULL};
-        if (job && salt)
-            job->root = chain_root(s->options.context, salt, salt_len);
-        pthread_mutex_lock(&s->mutex);
-        if (job) {
-            *w->forgets_end = job;
-            w->forgets_end = &job->next;
-        } else { /* better to forget too much than too little */
-            w->forget_all = true;
-        }
-        pthread_cond_signal(&w->write_more);
-        pthread_mutex_unlock(&s->mutex);
+void store_forget(struct store *w, const struct tier_key *root) {
+    struct forget_job *job = mem_alloc(sizeof *job);
+    if (job)
+        *job = (struct forget_job){.has_root = root != NULL};
+    if (job && root)
+        job->root = *root;
+    pthread_mutex_lock(&w->all->mutex);
+    if (job) {
+        *w->forgets_end = job;
+        w->forgets_end = &job->next;
+    } else { /* better to forget too much than too little */
+        w->forget_all = true;
     }
+    pthread_cond_signal(&w->write_more);
+    pthread_mutex_unlock(&w->all->mutex);
 }

@@ -47,18 +47,3 @@ void node_set_chain(struct prefix_tree *t, uint32_t x) {
         n->chain = chain_next(t->nodes[node_before_page(t, x)].chain, tokens);
     }
 }
-
-uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
-                        const int32_t tokens[TILE_TOKENS]) {
-    for (uint32_t i = 0; i < TILE_TOKENS;) {
-        at = node_find_child(t, at, tokens[i]);
-        if (at == NO_NODE)
-            return NO_NODE;
-        const struct node *n = &t->nodes[at];
-        ASSERT(n->from == i);
-        if (memcmp(n->tokens + i, tokens + i, (n->to - i) * sizeof *tokens) != 0)
-            return NO_NODE;
-        i = n->to;
-    }
-    return at;
-}

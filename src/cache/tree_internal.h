@@ -144,10 +144,6 @@ void tree_chain_begin(struct prefix_tree *t, struct tier_key context);
 void node_set_chain(struct prefix_tree *t, uint32_t x);
 /* All tokens of the page that node x ends (its `to` is TILE_TOKENS). */
 void node_page_tokens(const struct prefix_tree *t, uint32_t x, int32_t tokens[TILE_TOKENS]);
-/* The node that ends the page of these tokens after node `at`, which is a root or ends a page; or
- * NO_NODE. */
-uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
-                        const int32_t tokens[TILE_TOKENS]);
 /* The node or root that ends the page before node x's. */
 uint32_t node_before_page(const struct prefix_tree *t, uint32_t x);
 /* The root of node x. */
@@ -157,6 +153,10 @@ uint32_t node_root(const struct prefix_tree *t, uint32_t x);
 
 /* The child that begins with this token, or NO_NODE. */
 uint32_t node_find_child(const struct prefix_tree *t, uint32_t parent, int32_t token);
+/* The node that ends the page of these tokens after node `at`, which is a root or ends a page; or
+ * NO_NODE. */
+uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
+                        const int32_t tokens[TILE_TOKENS]);
 void node_link(struct prefix_tree *t, uint32_t parent, uint32_t x);
 /* An empty node, charged to the budget, which must have room for it (tree_make_room). NO_NODE:
  * all node numbers are in use. */

@@ -48,6 +48,21 @@ uint32_t node_find_child(const struct prefix_tree *t, uint32_t parent, int32_t t
     return NO_NODE;
 }
 
+uint32_t node_find_page(const struct prefix_tree *t, uint32_t at,
+                        const int32_t tokens[TILE_TOKENS]) {
+    for (uint32_t i = 0; i < TILE_TOKENS;) {
+        at = node_find_child(t, at, tokens[i]);
+        if (at == NO_NODE)
+            return NO_NODE;
+        const struct node *n = &t->nodes[at];
+        ASSERT(n->from == i);
+        if (memcmp(n->tokens + i, tokens + i, (n->to - i) * sizeof *tokens) != 0)
+            return NO_NODE;
+        i = n->to;
+    }
+    return at;
+}
+
 void node_link(struct prefix_tree *t, uint32_t parent, uint32_t x) {
     struct node *p = &t->nodes[parent], *n = &t->nodes[x];
     n->parent = parent;

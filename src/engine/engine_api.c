@@ -331,14 +331,6 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);
 }
 
-void engine_wake_for_tiers(void *user) {
-    struct kvasir_engine *e = user;
-    pthread_mutex_lock(&e->mutex);
-    e->tiers_ready = true;
-    pthread_cond_signal(&e->wake);
-    pthread_mutex_unlock(&e->mutex);
-}
-
 static kvasir_status engine_init(struct kvasir_engine *e, const kvasir_engine_options *o,
                                  kvasir_error *err) {
     kvasir_context_options context = o->context;

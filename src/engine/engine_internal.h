@@ -99,7 +99,6 @@ struct kvasir_engine {
 /* Makes the tiers that were given, or those of the options. */
 kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_options *o,
                                 kvasir_error *err) MUST_CHECK;
-void engine_wake_for_tiers(void *user); /* by a thread of the tiers */
 
 /* Copies a request and makes all that its choices need, on the thread that submits. A request that
  * could never run is refused. */

@@ -11,6 +11,15 @@
 
 #include "engine/engine_internal.h"
 
+/* By a thread of the tiers. */
+static void wake_engine(void *user) {
+    struct kvasir_engine *e = user;
+    pthread_mutex_lock(&e->mutex);
+    e->tiers_ready = true;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->mutex);
+}
+
 static void note(void *user, const char *line) {
     const struct kvasir_engine *e = user;
     if (e->on_note)
@@ -115,7 +124,7 @@ kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_opt
     if (!t.queue_bytes)
         t.queue_bytes = e->ctx->options.cache.budget_bytes / 16;
     t.may_write = e->tiers_given ? t.may_write : weights_are_unchanged;
-    t.wake = engine_wake_for_tiers;
+    t.wake = wake_engine;
     t.user = e;
     e->flush_seconds = o->cache_flush_seconds;
     return tiers_create(e->tree, &t, &e->tiers, err);
