@@ -302,9 +302,40 @@ static void test_every_layer_has_a_window(void **state) {
     kvasir_model_close(m);
 }
 
+/* Figures of a model of two layer groups, whose tensors are of one type. */
+static void test_figures(void **state) {
+    (void)state;
+    if (access(SHARED_DIR "/fixtures/tiny/gemma3/config.json", R_OK) != 0)
+        skip();
+    kvasir_model *m;
+    kvasir_context *c;
+    kvasir_model_info info;
+    char types[32];
+    need(kvasir_model_open(SHARED_DIR "/fixtures/tiny/gemma3", &m, &err));
+    kvasir_model_get_info(m, &info);
+    const struct checkpoint *file = model_checkpoint(m->model);
+    snprintf(types, sizeof types, "%s %zu",
+             weight_traits_of(checkpoint_tensor_at(file, 0)->type)->name,
+             checkpoint_tensor_count(file));
+    assert_string_equal(info.weight_types, types);
+    kvasir_context_options o = kvasir_context_defaults();
+    o.kv_bits = "f16";
+    need(kvasir_context_create(m, &o, &c, &err));
+    uint64_t bytes = 0;
+    assert_int_equal(c->options.n_groups, 2);
+    for (uint32_t g = 0; g < 2; g++) {
+        const struct kv_shape *s = &c->options.shapes[g];
+        bytes += (uint64_t)10 * s->layers * s->kv_heads * s->head_dim * 2 * sizeof(uint16_t);
+    }
+    assert_int_equal(kv_cache_bytes_16bit(c->cache, 10), bytes);
+    kvasir_context_destroy(c);
+    kvasir_model_close(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_model_fingerprint),
                                        cmocka_unit_test(test_exact_start),
+                                       cmocka_unit_test(test_figures),
                                        cmocka_unit_test(test_rotation),
                                        cmocka_unit_test(test_rope_variants),
                                        cmocka_unit_test(test_files_know_their_rope),

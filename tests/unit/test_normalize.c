@@ -18,6 +18,7 @@
 #include <utf8proc.h>
 
 #include "text/tokenizer_internal.h"
+#include "text/unicode.h"
 
 #include "text_checks.h"
 
@@ -203,16 +204,26 @@ static int free_scratch(void **state) {
     return 0;
 }
 
+/* UTS 18: \w has the letters in squares and circles, too. */
+static void test_words(void **state) {
+    (void)state;
+    static const uint32_t words[] = {'a',     '_',     '9',     0x24b6,  0x24e9, 0x1f130, 0x1f149,
+                                     0x1f150, 0x1f169, 0x1f170, 0x1f189, 0x200c, 0x200d},
+                          others[] = {' ',     '-',     0x24b5,  0x24ea,  0x1f12f, 0x1f14a,
+                                      0x1f14f, 0x1f16a, 0x1f16f, 0x1f18a, 0x200b,  0x200e};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        assert_true(is_word(words[i]));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(is_word(others[i]));
+}
+
 int main(void) {
     rng_start(20250411);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_character),
-        cmocka_unit_test(test_every_pair),
-        cmocka_unit_test(test_random_texts),
-        cmocka_unit_test(test_untouched),
-        cmocka_unit_test(test_other_steps),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_every_character), cmocka_unit_test(test_every_pair),
+        cmocka_unit_test(test_random_texts),    cmocka_unit_test(test_untouched),
+        cmocka_unit_test(test_words),           cmocka_unit_test(test_other_steps),
+        cmocka_unit_test(test_limits),          cmocka_unit_test(test_time),
     };
     return cmocka_run_group_tests(tests, NULL, free_scratch);
 }

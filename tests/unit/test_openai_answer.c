@@ -299,12 +299,39 @@ static void test_streamed_logprobs(void **state) {
     text_free(&out);
 }
 
+static size_t count(const char *text, const char *part) {
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at++)
+        n++;
+    return n;
+}
+
+/* The role comes once for each choice, before its first text. */
+static void test_streamed_role(void **state) {
+    (void)state;
+    kvasir_event e = {.kind = KVASIR_EVENT_TOKEN, .token = 'h', .text = "h", .len = 1};
+    struct text_buf out = {0};
+    good(API_CHAT, with(API_CHAT, "\"n\":2"));
+    void *stream = PROTOCOL_CHAT.open(
+        &(struct protocol_context){.setup = &setup, .request = &r, .id = "id-1"});
+    assert_non_null(stream);
+    for (int i = 0; i < 6; i++) {
+        e.choice = (uint32_t)i % 2;
+        assert_true(PROTOCOL_CHAT.event(stream, &e, &out));
+    }
+    assert_true(text_append(&out, "", 1));
+    assert_int_equal(count(out.data, "\"role\":\"assistant\""), 2);
+    PROTOCOL_CHAT.close(stream);
+    text_free(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chat_answer),       cmocka_unit_test(test_chat_logprobs),
         cmocka_unit_test(test_completion_answer), cmocka_unit_test(test_calls_in_answers),
         cmocka_unit_test(test_answer_options),    cmocka_unit_test(test_failed_answers),
         cmocka_unit_test(test_stop_of_answer),    cmocka_unit_test(test_streamed_logprobs),
+        cmocka_unit_test(test_streamed_role),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -75,8 +75,11 @@ static void test_trim_of_unknown_tokens(void **state) {
     float want[VOCAB], got[VOCAB];
     uint32_t rerun;
     need(kvasir_prompt_cache_open(m, MLX_FILE, &file, &err));
-    o.kv_bits = kvasir_context_defaults().kv_bits;
     o.like = file;
+    o.kv_bits = "9"; /* the file's formats replace it, but it is read */
+    assert_int_equal(kvasir_context_create(m, &o, &c, &err), KVASIR_ERR_ARGUMENT);
+    assert_string_equal(err.field, "context.kv_bits");
+    o.kv_bits = kvasir_context_defaults().kv_bits;
     need(kvasir_context_create(m, &o, &c, &err));
     need(kvasir_seq_load(c, file, false, &s, &err));
     assert_int_equal(kvasir_seq_length(s), 70);
@@ -99,6 +102,16 @@ static void test_trim_of_unknown_tokens(void **state) {
     assert_int_equal(rerun, 0);
     eval(s, text, 20, got);
     assert_memory_equal(got, want, sizeof want);
+    /* a copy of the file does not name them either */
+    kvasir_prompt_cache *copy;
+    kvasir_seq *t;
+    need(kvasir_seq_save(s, temp_file(&folder, "unnamed.safetensors"), false, &err));
+    need(kvasir_prompt_cache_open(m, folder.file, &copy, &err));
+    need(kvasir_seq_load(c, copy, false, &t, &err));
+    assert_int_equal(kvasir_seq_length(t), kvasir_seq_length(s));
+    assert_int_equal(kvasir_seq_tokens(t)[0], -1);
+    kvasir_seq_destroy(t);
+    kvasir_prompt_cache_close(copy);
     need(kvasir_seq_trim(s, 0, &rerun, &err));
     assert_int_equal(kvasir_seq_length(s), 0);
     /* now every token is known, whatever lay after them: the file names them */

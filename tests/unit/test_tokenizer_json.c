@@ -346,8 +346,11 @@ static void test_post_processor(void **state) {
     tokenizer_destroy(t);
     t = make_with((struct parts){.post = sequence},
                   "{\"bos_token\":null,\"eos_token\":\"nobody\"}");
-    assert_int_equal(tokenizer_bos(t), -1);
-    assert_int_equal(tokenizer_eos(t), -1);
+    assert_true(tokenizer_bos(t) == -1 && tokenizer_eos(t) == -1);
+    tokenizer_destroy(t);
+    t = make_with((struct parts){.post = sequence},
+                  "{\"bos_token\":\"<unk>\",\"eos_token\":\"<unk>\"}");
+    assert_true(tokenizer_bos(t) == 0 && tokenizer_is_end(t, 0));
     tokenizer_destroy(t);
 
     /* What else ends an answer: the spec's list, and the usual names. */
