@@ -7,6 +7,8 @@
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
 #   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test, and
 #              1,000 kills of a process that writes to the disk tier
+#   tiers      KVASIR_SOAK_KILLS kills of a writer (1000); KVASIR_SOAK_LIES rounds of lies of a
+#              Redis (500)
 #   server     64 clients of all kinds, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    comparisons with other projects' packages (tools/interop.sh)
@@ -26,8 +28,8 @@ cd "$(dirname "$0")/.."
 exec </dev/null
 stages=("$@")
 [ $# != 0 ] ||
-    stages=(kcheck arm property server fuzz interop goldens proxy framing attack recall mutants
-        drawn asan tsan)
+    stages=(kcheck arm property tiers server fuzz interop goldens proxy framing attack recall
+        mutants drawn asan tsan)
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
@@ -63,6 +65,10 @@ for stage in "${stages[@]}"; do
         build-ci/tests/sim_tree --programs="${KVASIR_SOAK_PROGRAMS:-2000}0"
         build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
         build-ci/tests/sim_tier_kill --kills=1000
+        ;;
+    tiers)
+        build-ci/tests/sim_tier_kill --kills="${KVASIR_SOAK_KILLS:-1000}"
+        build-ci/tests/unit_tier_redis --faults="${KVASIR_SOAK_LIES:-500}"
         ;;
     server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
