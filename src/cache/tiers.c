@@ -102,7 +102,7 @@ void tiers_note_step(struct tiers *s, uint32_t rows, double seconds) {
 void tiers_forget(struct tiers *s, const void *salt, size_t salt_len) {
     tiers_relent(s); /* the tree does not forget what is pinned */
     loads_forget(s, salt, salt_len);
-    const struct tier_key root = chain_root(s->options.context, salt, salt_len);
+    const struct tier_key root = chain_root(s->options.context, salt, salt ? salt_len : 0);
     for (uint32_t i = 0; i < s->options.n; i++)
         store_forget(&s->stores[i], salt ? &root : NULL);
 }
