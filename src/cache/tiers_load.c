@@ -215,7 +215,8 @@ static uint32_t plan(struct tiers *s, struct tier_load *l) {
         l->objects = NULL;
     }
     mem_free(serves);
-    if (pages * TILE_TOKENS <= have || !l->objects)
+    /* A window of one token sees nothing at a page's end, so a hit may need no record at all. */
+    if (pages * TILE_TOKENS <= have || !l->objects || !l->read_bytes)
         return 0;
     const double computing = compute_seconds(s, have, pages * TILE_TOKENS);
     if (computing > 0 && load_seconds(s, l) > computing) {
