@@ -139,6 +139,8 @@ struct tiers {
 /* Bytes and formats of part p of a page with this layout. */
 bool part_is_state(const struct tiers *s, uint32_t part);
 uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout);
+/* A part of node x; addr NO_ADDR: the node, or NO_NODE, does not have it. */
+struct kv_page part_at(const struct tiers *s, uint32_t x, uint32_t part);
 /* Where a page or state is in the host's memory. */
 uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes);
 /* A head's names: everything but sums and times. chain is K(number + 1). */

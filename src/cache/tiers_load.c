@@ -42,14 +42,6 @@ static uint32_t next_page_node(const struct tiers *s, const struct tier_load *l,
                          : node_find_page(s->tree, at, l->tokens + (size_t)page * TILE_TOKENS);
 }
 
-/* The address of a part of node x, or NO_ADDR. */
-static struct kv_page part_at(const struct tiers *s, uint32_t x, uint32_t part) {
-    if (x == NO_NODE)
-        return (struct kv_page){.addr = NO_ADDR};
-    return part_is_state(s, part) ? (struct kv_page){.addr = s->tree->nodes[x].state}
-                                  : *node_page(s->tree, x, part);
-}
-
 /* Chain keys of all pages; keys of the parts that the tree lacks, others stay zero. */
 static void name_all(struct tiers *s, struct tier_load *l) {
     uint32_t x = tree_find_root(s->tree, l->salt, l->salt_len);

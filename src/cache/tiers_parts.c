@@ -16,6 +16,13 @@ uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout) {
                                   : s->cache->layouts[part][layout].page_bytes;
 }
 
+struct kv_page part_at(const struct tiers *s, uint32_t x, uint32_t part) {
+    if (x == NO_NODE)
+        return (struct kv_page){.addr = NO_ADDR};
+    return part_is_state(s, part) ? (struct kv_page){.addr = s->tree->nodes[x].state}
+                                  : *node_page(s->tree, x, part);
+}
+
 uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes) {
     struct backend *b = s->cache->backend;
     return b->ops->arena_host(b, pool_arena(s->cache->pool), addr, bytes);

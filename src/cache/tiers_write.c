@@ -153,15 +153,6 @@ static uint64_t node_bytes(const struct tiers *s, uint32_t x) {
     return bytes;
 }
 
-/* The address of a node's part, or NO_ADDR. */
-static uint32_t part_of_node(const struct tiers *s, uint32_t x, uint32_t part, uint32_t *layout) {
-    *layout = 0;
-    if (part_is_state(s, part))
-        return s->tree->nodes[x].state;
-    *layout = node_page(s->tree, x, part)->layout;
-    return node_page(s->tree, x, part)->addr;
-}
-
 /* A node is in no slot and no list of one store any more. */
 static void release(struct tiers *s, uint32_t x, bool given_up) {
     struct node *n = &s->tree->nodes[x];
@@ -192,23 +183,20 @@ static void fill_slot(struct store *w, struct write_slot *slot) {
     struct prefix_tree *t = s->tree;
     const uint32_t x = w->waiting[w->first_waiting].node, before = node_before_page(t, x),
                    part = w->next_part++;
-    uint32_t layout;
-    const uint32_t addr = part_of_node(s, x, part, &layout);
+    const struct kv_page at = part_at(s, x, part);
     int32_t tokens[TILE_TOKENS];
     node_page_tokens(t, x, tokens);
     slot->state = SLOT_READY;
     slot->node = x;
-    part_head(s, part, layout, t->nodes[x].number, t->nodes[node_root(t, x)].chain,
+    part_head(s, part, at.layout, t->nodes[x].number, t->nodes[node_root(t, x)].chain,
               t->nodes[before].chain, t->nodes[x].chain, tokens, &slot->head);
-    slot->from = part_host(s, addr, slot->head.bytes);
+    slot->from = part_host(s, at.addr, slot->head.bytes);
 }
 
 /* Whether the first node that waits has a part that is not in a slot yet: next_part is there. */
 static bool find_next_part(struct store *w) {
-    uint32_t layout;
     const uint32_t x = w->waiting[w->first_waiting].node;
-    while (w->next_part < w->all->parts &&
-           part_of_node(w->all, x, w->next_part, &layout) == NO_ADDR)
+    while (w->next_part < w->all->parts && part_at(w->all, x, w->next_part).addr == NO_ADDR)
         w->next_part++;
     return w->next_part < w->all->parts;
 }
