@@ -33,7 +33,6 @@ int disk_begin_segment(struct tier_disk *d) {
         d->files->remove(d->files, path);
         return error ? error : -ENOMEM;
     }
-    disk_ref(d, s);
     d->next_number++;
     d->current = s;
     d->end = BLOCK_BYTES;

@@ -99,7 +99,8 @@ uint64_t disk_now(void); /* seconds since 1970 */
 /* tier_disk.c */
 void disk_tell(struct tier_disk *d, enum disk_trouble what, const char *format, ...)
     PRINTF_LIKE(3, 4);
-/* A segment in the table, which owns fd; NULL: no memory, no slot. */
+/* A segment in the table, which owns fd; NULL: no memory, no slot. The caller has a reference from
+ * the start: else another thread that looks for a file to close could take this one. */
 struct segment *disk_add_segment(struct tier_disk *d, uint64_t number, uint64_t bytes, int fd);
 void disk_ref(struct tier_disk *d, struct segment *s);
 void disk_unref(struct tier_disk *d, struct segment *s);

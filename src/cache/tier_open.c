@@ -173,6 +173,8 @@ static void load_file(struct loading *l, size_t i) {
     segment_content_free(&c);
     if (fd >= 0)
         d->files->close(d->files, fd);
+    if (s)
+        disk_unref(d, s);
 }
 
 static kvasir_status load(struct tier_disk *d, kvasir_error *err) {

@@ -58,7 +58,7 @@ struct segment *disk_add_segment(struct tier_disk *d, uint64_t number, uint64_t 
     while (slot < d->n_segments && d->segments[slot])
         slot++;
     if (slot < DISK_SEGMENTS) {
-        *s = (struct segment){.number = number, .bytes = bytes, .fd = fd, .slot = slot};
+        *s = (struct segment){.number = number, .bytes = bytes, .fd = fd, .slot = slot, .refs = 1};
         d->segments[slot] = s;
         d->n_segments = max_u32(d->n_segments, slot + 1);
         d->n_open += fd >= 0;
