@@ -250,17 +250,20 @@ void kv_cache_destroy(struct kv_cache *c) {
     mem_free(c);
 }
 
-void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences) {
-    enum { BUDGET_PART = 16 };
+void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_bytes) {
+    enum { BUDGET_PART = 16, LOADS_PART = 2 };
     uint64_t each = c->state_page_bytes;
     for (uint32_t g = 0; g < c->n_groups; g++)
         each += c->layouts[g][LAYOUT_OWN].page_bytes;
-    const uint64_t most = c->options.budget_bytes / BUDGET_PART / each,
-                   pages = sequences < most ? sequences : most;
+    const uint64_t budget = c->options.budget_bytes, most = budget / BUDGET_PART / each,
+                   pages = sequences < most ? sequences : most,
+                   loads = (load_bytes < budget / LOADS_PART ? load_bytes : budget / LOADS_PART) /
+                           each,
+                   at_rest = pages > loads ? pages : loads;
     for (uint32_t g = 0; g < c->n_groups; g++)
-        pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages);
+        pool_keep_ready(c->pool, c->groups[g].page_class[LAYOUT_OWN], pages, at_rest);
     if (c->state_page_bytes)
-        pool_keep_ready(c->pool, c->state_class, pages);
+        pool_keep_ready(c->pool, c->state_class, pages, pages);
     pool_ahead_begin(c->pool);
 }
 

@@ -123,8 +123,10 @@ kvasir_status kv_cache_create(struct backend *b, const struct kv_shape *groups, 
                               kvasir_error *err) MUST_CHECK;
 void kv_cache_destroy(struct kv_cache *c);
 /* kv_pool_rest and kv_pool_ahead get memory ready for new pages of so many sequences, in at most
- * 1/16 of the budget. Until this is called they keep none. */
-void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences);
+ * 1/16 of the budget; kv_pool_rest also for load_bytes of pages that are read from tiers, in at
+ * most half of it: page faults would cost a load more than reading. Until this is called they keep
+ * none. */
+void kv_cache_keep_ready(struct kv_cache *c, uint32_t sequences, uint64_t load_bytes);
 struct kv_pool *kv_cache_pool(struct kv_cache *c);
 /* The most bytes that one sequence holds while it grows from nothing to `length` in steps of
  * `step` tokens: for planning a budget before there is a cache. */

@@ -37,8 +37,9 @@ struct backend_arena *pool_arena(const struct kv_pool *p);
 kvasir_status pool_claim(struct kv_pool *p, uint32_t class_index, uint64_t pages,
                          kvasir_error *err) MUST_CHECK;
 void pool_unclaim(struct kv_pool *p); /* frees what was not taken, of all classes */
-/* The class's reserve: so many free pages have memory after a rest (kv_pool_rest), if it fits. */
-void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages);
+/* The class's reserve: so many free pages get memory while steps run (kv_pool_ahead), and so many,
+ * which is at least as many, in a rest (kv_pool_rest), if it fits. */
+void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages, uint64_t at_rest);
 /* From now on a thread gets memory while steps run (kv_pool_ahead); NULL: there is none. */
 void pool_ahead_begin(struct kv_pool *p);
 struct ahead *pool_ahead(const struct kv_pool *p);

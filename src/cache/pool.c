@@ -13,8 +13,9 @@
  * ready pages are taken first: neither is a system call. Memory of free pages goes back to the
  * system in `rest` and `no room`, and a page counts as resident until then:
  *
- *   rest      kv_pool_rest, while nothing runs: what exceeds the reserve goes back, and the
- *             reserve is filled with dry pages that are touched, so that steps find ready ones
+ *   rest      kv_pool_rest, while nothing runs: what exceeds the reserve at rest goes back, and
+ *             that reserve is filled with dry pages that are touched, so that steps and loads find
+ *             ready ones
  *   ahead     kv_pool_ahead, between steps: once half of the reserve is used, a thread gets memory
  *             for dry pages (ahead.h). They count as ready at once: one that is taken sooner than
  *             its memory comes is touched by whoever zeroes it
@@ -99,7 +100,8 @@ struct page_class {
     uint64_t room;         /* pages of its blocks */
     uint64_t used, stored; /* pages in use; of those, the ones that only the tree holds */
     uint64_t ready;        /* free pages with memory */
-    uint64_t reserve;      /* so many are kept ready */
+    uint64_t reserve;      /* so many are kept ready while steps run */
+    uint64_t rest_reserve; /* and so many after a rest */
     bool claimed;          /* pool_claim: its empty blocks stay */
 };
 
@@ -375,7 +377,7 @@ void pool_unclaim(struct kv_pool *p) {
     for (uint32_t i = 0; i < p->n_classes; i++) {
         struct page_class *c = &p->classes[i];
         c->claimed = false;
-        (void)drop_empty(p, c, c->reserve, SIZE_MAX);
+        (void)drop_empty(p, c, c->rest_reserve, SIZE_MAX);
     }
 }
 
@@ -419,16 +421,18 @@ static void make_room(struct kv_pool *p, size_t bytes) {
     }
 }
 
-void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages) {
+void pool_keep_ready(struct kv_pool *p, uint32_t class_index, uint64_t pages, uint64_t at_rest) {
     struct page_class *c = &p->classes[class_index];
-    ASSERT(pages * c->page_bytes <= p->stats.budget_bytes);
+    ASSERT(pages <= at_rest && at_rest * c->page_bytes <= p->stats.budget_bytes);
     c->reserve = pages;
+    c->rest_reserve = at_rest;
 }
 
-/* Touches dry pages until the class has its reserve, while it fits in the budget. */
-static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, size_t bytes, bool by_thread) {
+/* Touches dry pages until the class has so many ready ones, while it fits in the budget. */
+static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, uint64_t pages, size_t bytes,
+                           bool by_thread) {
     struct page_class *c = &p->classes[class_index];
-    while (bytes && c->ready < c->reserve && resident(p) + c->page_bytes <= p->stats.budget_bytes) {
+    while (bytes && c->ready < pages && resident(p) + c->page_bytes <= p->stats.budget_bytes) {
         uint32_t unit = c->first[LIST_DRY];
         if (unit == NO_BLOCK)
             unit = block_make(p, class_index);
@@ -451,12 +455,13 @@ static size_t reserve_fill(struct kv_pool *p, uint32_t class_index, size_t bytes
 bool kv_pool_rest(struct kv_pool *p) {
     size_t bytes = REST_BYTES;
     for (uint32_t i = 0; i < p->n_classes; i++) {
-        bytes = drop_empty(p, &p->classes[i], p->classes[i].reserve, bytes);
+        struct page_class *c = &p->classes[i];
+        bytes = drop_empty(p, c, c->rest_reserve, bytes);
         if (p->gives_pages_back)
-            bytes = class_give_back(p, &p->classes[i], p->classes[i].reserve, bytes);
+            bytes = class_give_back(p, c, c->rest_reserve, bytes);
     }
     for (uint32_t i = 0; i < p->n_classes && p->gives_pages_back; i++)
-        bytes = reserve_fill(p, i, bytes, false);
+        bytes = reserve_fill(p, i, p->classes[i].rest_reserve, bytes, false);
     return bytes == 0;
 }
 
@@ -473,7 +478,7 @@ void kv_pool_ahead(struct kv_pool *p) {
     size_t bytes = REST_BYTES;
     for (uint32_t i = 0; i < p->n_classes && p->ahead; i++)
         if (p->classes[i].ready < (p->classes[i].reserve + 1) / 2)
-            bytes = reserve_fill(p, i, bytes, true);
+            bytes = reserve_fill(p, i, p->classes[i].reserve, bytes, true);
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 
 #include "cache/tier_disk.h"
 
-enum { PIECE_BYTES = 256 << 10 /* read and summed at once */ };
+enum { PIECE_BYTES = 1 << 20 /* read and summed at once: the sum finds it in a cache */ };
 
 /* ---- names, time, complaints ----------------------------------------------------------------- */
 

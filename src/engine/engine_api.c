@@ -310,6 +310,15 @@ static kvasir_status charge_fixed(struct kvasir_engine *e, kvasir_error *err) {
     return KVASIR_OK;
 }
 
+/* What the tiers have at the start. */
+static uint64_t bytes_in_tiers(const struct kvasir_engine *e) {
+    struct tier_stats stats;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; e->tiers && tiers_get_tier(e->tiers, i, &stats); i++)
+        bytes += stats.bytes;
+    return bytes;
+}
+
 static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine_options *o,
                                     kvasir_error *err) {
     enum { POINTS_TOKENS = 16 * TILE_TOKENS }; /* states of recurrent layers, by default */
@@ -327,7 +336,7 @@ static kvasir_status make_scheduler(struct kvasir_engine *e, const kvasir_engine
                                           .snapshot_tokens = s->snapshot_tokens ? s->snapshot_tokens
                                                                                 : POINTS_TOKENS};
     const struct sched_host host = request_host(e);
-    kv_cache_keep_ready(e->ctx->cache, e->max_running);
+    kv_cache_keep_ready(e->ctx->cache, e->max_running, bytes_in_tiers(e));
     return sched_create(e->ctx->cache, e->tree, &options, &host, &e->sched, err);
 }
 

@@ -184,8 +184,8 @@ static void test_reserve(void **state) {
     }
     assert_int_equal(page_faults(), faults);
     evict(&w, 0, UINT32_MAX);
-    pool_keep_ready(w.pool, w.class[2], 2);
-    pool_keep_ready(w.pool, w.class[1], 5);
+    pool_keep_ready(w.pool, w.class[2], 2, 2);
+    pool_keep_ready(w.pool, w.class[1], 5, 5);
     rest(&w);
     assert_int_equal(resident(&w), 3 * HUGE + 5 * SMALL);
     for (int i = 0; i < 5; i++)
@@ -193,6 +193,12 @@ static void test_reserve(void **state) {
     assert_int_equal(resident(&w), 3 * HUGE + 5 * SMALL);
     rest(&w);
     assert_int_equal(resident(&w), 3 * HUGE + 10 * SMALL);
+    pool_keep_ready(w.pool, w.class[1], 5, 9); /* more at rest, for loads */
+    rest(&w);
+    assert_int_equal(resident(&w), 3 * HUGE + 14 * SMALL);
+    for (int i = 0; i < 9; i++)
+        assert_true(take(&w, 1, SMALL));
+    assert_int_equal(resident(&w), 3 * HUGE + 14 * SMALL);
     free_world(&w);
 }
 

@@ -549,11 +549,11 @@ static void test_slow_reads(void **state) {
     uint8_t *payload;
     (void)state;
     world_make(&w);
-    w.options.segment_bytes = 4 << 20;
+    w.options.segment_bytes = 9 << 20;
     world_open(&w);
     struct record_head head = world_record(0, &payload);
     mem_free(payload);
-    head.bytes = 2 << 20;
+    head.bytes = 8 << 20;
     payload = mem_calloc(1, head.bytes);
     record_seal(&head, payload);
     assert_true(w.tier->ops->write(w.tier, &head, payload));
