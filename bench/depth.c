@@ -9,8 +9,24 @@
  * other positions, so the generated tokens mean nothing; the work is the same.)
  *
  * Prints one line per depth: the median and all repetitions of decode (and prompt) tokens/s.
+ *
+ * With KVASIR_TURNS in the environment every measurement waits for a line of the standard input and
+ * prints its result at once: bench/pairs.py has two programs take turns.
  */
 #include "bench.h"
+
+static void await_turn(void) {
+    char line[16];
+    if (getenv("KVASIR_TURNS") && !fgets(line, sizeof line, stdin))
+        exit(1);
+}
+
+static void end_turn(const char *what, double speed) {
+    if (!getenv("KVASIR_TURNS"))
+        return;
+    printf("turn %s %.6g\n", what, speed);
+    fflush(stdout);
+}
 
 static double decode_speed(kvasir_seq *s, int tokens, uint32_t vocab, float *logits) {
     kvasir_eval_options last = {.struct_size = sizeof(kvasir_eval_options), .last_logits = logits};
@@ -76,10 +92,14 @@ int main(int argc, char **argv) {
             need(kvasir_seq_trim(s, depth, NULL, &err));
         double decode[VALUES_MAX], prompt[VALUES_MAX];
         for (int r = -1; r < reps; r++) { /* the first is a warm-up */
+            await_turn();
             double d = decode_speed(s, n_decode, info.vocab, logits), p = 0;
+            end_turn("decode", d);
             need(kvasir_seq_trim(s, depth, NULL, &err));
             if (n_prompt) {
+                await_turn();
                 p = prompt_speed(s, n_prompt, info.vocab, logits);
+                end_turn("prompt", p);
                 need(kvasir_seq_trim(s, depth, NULL, &err));
             }
             if (r >= 0) {

@@ -12,9 +12,10 @@
  *
  *     restart MODEL KV_BITS FOLDER TOKENS ROUNDS beside|behind [THREADS]
  *
- * Instead, with so many threads of the engine (2): `beside` is how much slower the tokens of another
- * request come while a load is under way, with files in the page cache and without; `behind` is how
- * much slower prompts of 512 tokens and answers of 32 come when all of it is written to the folder.
+ * Instead, with so many threads of the engine (2): `beside` is how much slower the tokens of
+ * another request come while a load is under way, with files in the page cache and without;
+ * `behind` is how much slower prompts of 512 tokens and answers of 32 come when all of it is
+ * written to the folder.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -215,7 +216,7 @@ static kvasir_engine *open_engine(void) {
     return e;
 }
 
-/* Until the engine has memory for what it expects to load: a server that has been up for a moment. */
+/* Until the engine has memory for what it expects to load, as a server after a moment. */
 static void let_rest(kvasir_engine *e) {
     kvasir_engine_stats s;
     uint64_t resident;
@@ -338,7 +339,8 @@ static void bench_behind(int rounds) {
 
 int main(int argc, char **argv) {
     if (argc < 5) {
-        fprintf(stderr, "usage: restart MODEL KV_BITS FOLDER TOKENS [ROUNDS [beside|behind [THREADS]]]\n");
+        fprintf(stderr, "usage: restart MODEL KV_BITS FOLDER TOKENS "
+                        "[ROUNDS [beside|behind [THREADS]]]\n");
         return 2;
     }
     bits = argv[2];

@@ -15,8 +15,8 @@
 
 #include "cache/tiers_internal.h"
 
-/* A busy core gives a thread of nice 14 about 4 % of its time, an idle one all: a load that finds no
- * idle core takes longer, and the steps of others go on as before. */
+/* A busy core gives a thread of nice 14 about 4 % of its time, an idle one all: a load that finds
+ * no idle core takes longer, and the steps of others go on as before. */
 enum { READER_NICE = 14 };
 
 struct batch_read {

@@ -161,14 +161,17 @@ static void test_losses(void **state) {
     assert_true(golden_open(&file, path));
     struct golden ids = golden_get(&file, "ids");
     size_t windows = ids.shape[0], length = ids.shape[1], n = 0;
-    for (const struct golden_setting *s = goldens->settings; s->golden; s++, n++) {
+    for (const struct golden_setting *s = goldens->settings; s->golden; s++) {
         char name[32];
+        if (s->in_soak && !getenv("KVASIR_SOAK"))
+            continue;
         assert_true(n < GOLDEN_SETTINGS_MAX);
         snprintf(name, sizeof name, "nll.%s", s->golden);
         runs[n] = (struct run){.s = s, .golden_nll = golden_get(&file, name).data};
         runs[n].ctx = make_context(s->bits, s->group, 0);
         if (n > 0)
             golden_kl(&runs[n]);
+        n++;
     }
     float *exact = malloc(STEP_TOKENS * vocab * sizeof *exact);
     const size_t most = goldens->tokens && goldens->tokens < length ? goldens->tokens : length;

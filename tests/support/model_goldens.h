@@ -27,6 +27,7 @@ struct golden_setting {
     bool exact;    /* per-token bounds hold */
     bool rounded;  /* f16: per token no further from its golden than the exact golden is */
     bool check_kl; /* mean KL within 10 % */
+    bool in_soak;  /* only with KVASIR_SOAK, which `make soak` sets: each takes a minute */
 };
 enum { GOLDEN_SETTINGS_MAX = 16 };
 
