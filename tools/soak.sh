@@ -7,8 +7,9 @@
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
 #   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test, and
 #              1,000 kills of a process that writes to the disk tier
-#   tiers      KVASIR_SOAK_KILLS kills of a writer (1000); KVASIR_SOAK_LIES rounds of lies of a
-#              Redis (500)
+#   tiers      KVASIR_SOAK_FAULTS faults (500) of each class of tests/sim/tier_faults.c, and its
+#              control; KVASIR_SOAK_KILLS kills (1000) of servers and as many of a writer;
+#              KVASIR_SOAK_LIES rounds of lies of a Redis (20)
 #   server     64 clients of all kinds, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    comparisons with other projects' packages (tools/interop.sh)
@@ -52,6 +53,20 @@ one_kcheck() { # SEED
 }
 export -f one_kcheck
 
+tiers_stage() {
+    local folder code=0
+    build-ci/tests/sim_tier_faults --faults="${KVASIR_SOAK_FAULTS:-500}"
+    echo "the control:"
+    build-ci/tests/sim_tier_faults --faults=20 --unchecked || code=$?
+    [ $code = 1 ] || { echo "soak: the control ends with $code, not 1" && return 1; }
+    folder=$(mktemp -d)
+    (cd "$folder" && python3 "$OLDPWD/tests/soak/tier_kills.py" "$OLDPWD/build-ci/kvasir" \
+        "$OLDPWD/../shared/fixtures/tiny/llama" --worlds 4 --kills "${KVASIR_SOAK_KILLS:-1000}")
+    rm -rf "$folder"
+    build-ci/tests/sim_tier_kill --kills="${KVASIR_SOAK_KILLS:-1000}"
+    build-ci/tests/unit_tier_redis --faults="${KVASIR_SOAK_LIES:-20}"
+}
+
 for stage in "${stages[@]}"; do
     echo "soak: $stage, at $((SECONDS / 60)) minutes"
     case $stage in
@@ -66,10 +81,7 @@ for stage in "${stages[@]}"; do
         build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
         build-ci/tests/sim_tier_kill --kills=1000
         ;;
-    tiers)
-        build-ci/tests/sim_tier_kill --kills="${KVASIR_SOAK_KILLS:-1000}"
-        build-ci/tests/unit_tier_redis --faults="${KVASIR_SOAK_LIES:-500}"
-        ;;
+    tiers) tiers_stage ;;
     server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
     interop) tools/interop.sh ;;
