@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # soak.sh [STAGE...]: the tests that take too long for `make test`: all stages, in this order, or
-# those named. The log is kept: bench/results/soak-DATE-COMMIT.log.
+# those named. The log is kept: bench/results/soak-DATE-COMMIT.log; that of `tiers` alone, which is
+# the proof of docs/tiers.md and takes less than 25 minutes, as tiers-proof-DATE-COMMIT.log.
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
 #   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test, and
@@ -34,15 +35,21 @@ stages=("$@")
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
-log=bench/results/soak-$(date -u +%Y-%m-%d)-$commit.log
+name=soak targets=()
+if [ "${stages[*]}" = tiers ]; then
+    name=tiers-proof targets=(--target kvasir sim_tier_faults sim_tier_kill unit_tier_redis)
+fi
+log=bench/results/$name-$(date -u +%Y-%m-%d)-$commit.log
 exec > >(sed -u -e "s|$PWD|.|g" -e '/^\[[0-9]*\/[0-9]*\] /d' | tee "$log") 2>&1
 
 echo "soak: $commit, $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
-tools/deps.sh soak
-tools/fetch-model.sh all
+if [ "$name" = soak ]; then
+    tools/deps.sh soak
+    tools/fetch-model.sh all
+fi
 cmake --preset ci >/dev/null
-cmake --build build-ci | tail -1
+cmake --build build-ci "${targets[@]}" | tail -1
 
 one_kcheck() { # SEED
     build-ci/tests/kcheck --seed="$1" >"build-ci/kcheck-$1.log" 2>&1 || {
