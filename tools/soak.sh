@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # soak.sh [STAGE...]: the tests that take too long for `make test`: all stages, in this order, or
-# those named. The log is kept: bench/results/soak-DATE-COMMIT.log.
+# those named. The log is kept: bench/results/soak-DATE-COMMIT.log; that of `tiers` alone, which is
+# the proof of docs/tiers.md and takes less than 25 minutes, as tiers-proof-DATE-COMMIT.log.
 #   kcheck     KVASIR_SOAK_SEEDS seeds (default 20), most of a minute each
 #   arm        kcheck of the NEON tiers, emulated: KVASIR_SOAK_ARM_SEEDS seeds (3), minutes each
 #   property   KVASIR_SOAK_PROGRAMS random programs (2000) of each random test, and
 #              1,000 kills of a process that writes to the disk tier
-#   tiers      KVASIR_SOAK_KILLS kills of a writer (1000); KVASIR_SOAK_LIES rounds of lies of a
-#              Redis (500)
+#   tiers      KVASIR_SOAK_FAULTS faults (500) of each class of tests/sim/tier_faults.c, and its
+#              control; KVASIR_SOAK_KILLS kills (1000) of servers and as many of a writer;
+#              KVASIR_SOAK_LIES rounds of lies of a Redis (20)
 #   server     64 clients of all kinds, KVASIR_SOAK_STORM seconds (180), under each sanitizer
 #   fuzz       KVASIR_SOAK_FUZZ seconds of each target (600)
 #   interop    comparisons with other projects' packages (tools/interop.sh)
@@ -33,15 +35,21 @@ stages=("$@")
 
 mkdir -p bench/results
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no-commit')
-log=bench/results/soak-$(date -u +%Y-%m-%d)-$commit.log
+name=soak targets=()
+if [ "${stages[*]}" = tiers ]; then
+    name=tiers-proof targets=(--target kvasir sim_tier_faults sim_tier_kill unit_tier_redis)
+fi
+log=bench/results/$name-$(date -u +%Y-%m-%d)-$commit.log
 exec > >(sed -u -e "s|$PWD|.|g" -e '/^\[[0-9]*\/[0-9]*\] /d' | tee "$log") 2>&1
 
 echo "soak: $commit, $(date -u +%FT%TZ)"
 echo "soak: $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2-), $(nproc) cores, $(uname -r)"
-tools/deps.sh soak
-tools/fetch-model.sh all
+if [ "$name" = soak ]; then
+    tools/deps.sh soak
+    tools/fetch-model.sh all
+fi
 cmake --preset ci >/dev/null
-cmake --build build-ci | tail -1
+cmake --build build-ci "${targets[@]}" | tail -1
 
 one_kcheck() { # SEED
     build-ci/tests/kcheck --seed="$1" >"build-ci/kcheck-$1.log" 2>&1 || {
@@ -51,6 +59,20 @@ one_kcheck() { # SEED
     }
 }
 export -f one_kcheck
+
+tiers_stage() {
+    local folder code=0
+    build-ci/tests/sim_tier_faults --faults="${KVASIR_SOAK_FAULTS:-500}"
+    echo "the control:"
+    build-ci/tests/sim_tier_faults --faults=20 --unchecked || code=$?
+    [ $code = 1 ] || { echo "soak: the control ends with $code, not 1" && return 1; }
+    folder=$(mktemp -d)
+    (cd "$folder" && python3 "$OLDPWD/tests/soak/tier_kills.py" "$OLDPWD/build-ci/kvasir" \
+        "$OLDPWD/../shared/fixtures/tiny/llama" --worlds 4 --kills "${KVASIR_SOAK_KILLS:-1000}")
+    rm -rf "$folder"
+    build-ci/tests/sim_tier_kill --kills="${KVASIR_SOAK_KILLS:-1000}"
+    build-ci/tests/unit_tier_redis --faults="${KVASIR_SOAK_LIES:-20}"
+}
 
 for stage in "${stages[@]}"; do
     echo "soak: $stage, at $((SECONDS / 60)) minutes"
@@ -66,10 +88,7 @@ for stage in "${stages[@]}"; do
         build-ci/tests/sim_engine --programs="${KVASIR_SOAK_PROGRAMS:-2000}" --seed=1
         build-ci/tests/sim_tier_kill --kills=1000
         ;;
-    tiers)
-        build-ci/tests/sim_tier_kill --kills="${KVASIR_SOAK_KILLS:-1000}"
-        build-ci/tests/unit_tier_redis --faults="${KVASIR_SOAK_LIES:-500}"
-        ;;
+    tiers) tiers_stage ;;
     server) tools/test.sh storm "${KVASIR_SOAK_STORM:-180}" ;;
     fuzz) tools/fuzz.sh "${KVASIR_SOAK_FUZZ:-600}" ;;
     interop) tools/interop.sh ;;

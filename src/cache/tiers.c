@@ -128,5 +128,8 @@ const char *tiers_get_tier(struct tiers *s, uint32_t i, struct tier_stats *out) 
         return NULL;
     struct tier *tier = s->stores[i].tier;
     tier->ops->stats(tier, out);
+    pthread_mutex_lock(&s->mutex);
+    out->damaged += s->stores[i].rejected; /* damage that the tier itself does not see */
+    pthread_mutex_unlock(&s->mutex);
     return tier->ops->name;
 }

@@ -69,7 +69,8 @@ struct store {
     struct write_slot slots[WRITE_SLOTS]; /* a ring; states only rise from the first one on */
     uint32_t first_slot, n_slots;
     bool writing;
-    uint64_t failed; /* records that the tier did not take */
+    uint64_t failed;   /* records that the tier did not take */
+    uint64_t rejected; /* intact records, but not those that were wanted */
     struct forget_job *forgets, **forgets_end;
     bool forget_all;
 };

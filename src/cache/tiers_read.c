@@ -65,6 +65,7 @@ static void read_objects(struct store *w, const struct batch_read *b, XXH3_state
     const struct tier_ops *ops = w->tier->ops;
     struct tier_read reads[READ_RECORDS];
     const uint64_t now = (uint64_t)time(NULL);
+    uint64_t rejected = 0;
     for (uint32_t i = 0; i < b->n; i++) {
         const struct load_object *o = &b->load->objects[b->objects[i]];
         reads[i] = (struct tier_read){.key = o->wanted.key,
@@ -80,13 +81,16 @@ static void read_objects(struct store *w, const struct batch_read *b, XXH3_state
     for (uint32_t i = 0; i < b->n; i++) {
         const struct load_object *o = &b->load->objects[b->objects[i]];
         if (reads[i].result == TIER_OK && !s->options.unchecked &&
-            !record_is(&reads[i].head, &o->wanted, now))
+            !record_is(&reads[i].head, &o->wanted, now)) {
             reads[i].result = TIER_DAMAGED;
+            rejected += !record_is(&reads[i].head, &o->wanted, 0); /* not merely expired */
+        }
         const struct tier_place place = {o->wanted.context, o->wanted.root};
         if (reads[i].result == TIER_DAMAGED)
             ops->drop(w->tier, &place, o->wanted.key);
     }
     pthread_mutex_lock(&s->mutex);
+    w->rejected += rejected;
     for (uint32_t i = 0; i < b->n; i++)
         close_object(b->load, &b->load->objects[b->objects[i]], reads[i].result);
 }

@@ -41,6 +41,19 @@ static uint64_t sum_of(const struct iovec *parts, int n) {
     return bytes;
 }
 
+/* Whether this call is one of those that are still right. */
+static bool is_sound(atomic_uint *left) {
+    unsigned n = atomic_load(left);
+    while (n > 0 && !atomic_compare_exchange_weak(left, &n, n - 1))
+        ;
+    return n > 0;
+}
+
+static void nap(double s) {
+    const struct timespec wait = {(time_t)s, (long)(1e9 * (s - (double)(time_t)s))};
+    nanosleep(&wait, NULL);
+}
+
 static void flip(struct faulty_files *f, const struct iovec *parts, int n, uint64_t bytes) {
     if (f->flip_bit == UINT64_MAX)
         return;
@@ -55,6 +68,19 @@ static void flip(struct faulty_files *f, const struct iovec *parts, int n, uint6
             break;
         }
     f->flip_bit = UINT64_MAX;
+    f->faults++;
+}
+
+/* 0, or -errno; it may take a while. */
+static int spoil_read(struct faulty_files *f) {
+    if (is_sound(&f->sound_reads))
+        return 0;
+    f->faults += f->read_seconds > 0 || f->hang || f->read_error;
+    if (f->read_seconds > 0)
+        nap(f->read_seconds);
+    while (f->hang)
+        nap(0.0005);
+    return -f->read_error;
 }
 
 static int64_t faulty_read(const struct tier_files *files, int fd, const struct iovec *parts, int n,
@@ -62,13 +88,9 @@ static int64_t faulty_read(const struct tier_files *files, int fd, const struct 
     struct faulty_files *f = of(files);
     struct iovec some[8];
     f->reads++;
-    if (f->read_seconds > 0) {
-        const double s = f->read_seconds;
-        const struct timespec wait = {(time_t)s, (long)(1e9 * (s - (double)(time_t)s))};
-        nanosleep(&wait, NULL);
-    }
-    if (f->read_error)
-        return -f->read_error;
+    const int error = spoil_read(f);
+    if (error)
+        return error;
     const int m = shorten(parts, n, f->short_reads ? f->short_reads : UINT64_MAX, some);
     const int64_t bytes = TIER_REAL_FILES.read(files, fd, some, m, at);
     if (bytes > 0)
@@ -76,23 +98,35 @@ static int64_t faulty_read(const struct tier_files *files, int fd, const struct 
     return bytes;
 }
 
+/* A write that fails, or that says it is done and is not; 0: neither. */
+static int64_t spoil_write(struct faulty_files *f, int fd, const struct iovec *parts, int n,
+                           uint64_t at) {
+    struct iovec some[8];
+    if (is_sound(&f->sound_writes))
+        return 0;
+    f->faults += f->write_error || f->lose_writes || f->tear_at != UINT64_MAX;
+    if (f->write_error)
+        return -f->write_error;
+    if (f->lose_writes)
+        return (int64_t)sum_of(parts, n);
+    if (f->tear_at == UINT64_MAX)
+        return 0;
+    const int m = shorten(parts, n, f->tear_at, some);
+    f->tear_at = UINT64_MAX;
+    if (m > 0)
+        (void)TIER_REAL_FILES.write(&f->base, fd, some, m, at);
+    return (int64_t)sum_of(parts, n);
+}
+
 static int64_t faulty_write(const struct tier_files *files, int fd, const struct iovec *parts,
                             int n, uint64_t at) {
     struct faulty_files *f = of(files);
     struct iovec some[8];
-    const uint64_t all = sum_of(parts, n);
     f->writes++;
-    if (f->write_error)
-        return -f->write_error;
-    if (f->lose_writes)
-        return (int64_t)all;
-    if (f->tear_at != UINT64_MAX) {
-        const int m = shorten(parts, n, f->tear_at, some);
-        f->tear_at = UINT64_MAX;
-        if (m > 0)
-            (void)TIER_REAL_FILES.write(files, fd, some, m, at);
-        return (int64_t)all;
-    }
+    const int64_t spoilt = spoil_write(f, fd, parts, n, at);
+    if (spoilt)
+        return spoilt;
+    f->faults += f->room < sum_of(parts, n);
     if (f->room == 0)
         return -ENOSPC;
     uint64_t most = f->short_reads ? f->short_reads : UINT64_MAX;

@@ -21,6 +21,11 @@ struct faulty_files {
     bool lose_writes;    /* writes succeed and do nothing */
     bool lose_removes;   /* likewise */
     uint64_t flip_bit;   /* in what the next reads return, counted over all; UINT64_MAX */
+    /* So many reads and writes are still right before read_error, read_seconds, hang; write_error,
+     * lose_writes, tear_at apply */
+    atomic_uint sound_reads, sound_writes;
+    atomic_bool hang;   /* reads wait until it is false */
+    atomic_uint faults; /* reads and writes that were not right */
     atomic_uint opens, reads, writes, syncs, removes;
     atomic_int open_files;
 };

@@ -40,10 +40,10 @@ struct client {
 
 const char *lie_name(enum lie lie) {
     static const char *const names[LIES] = {
-        "none",    "flip",     "other", "forge",  "miss",    "short",  "long",
-        "length",  "cut",      "close", "stall",  "hang",    "drip",   "huge",
-        "large",   "negative", "array", "nested", "integer", "status", "type",
-        "loading", "error",    "line",  "noise",  "moved",   "ask",    "moved_bad"};
+        "none",     "flip",  "other",  "forge",   "claim",    "miss", "short",   "long",
+        "length",   "cut",   "close",  "stall",   "hang",     "drip", "huge",    "large",
+        "negative", "array", "nested", "integer", "status",   "type", "loading", "error",
+        "line",     "noise", "moved",  "ask",     "moved_bad"};
     return names[lie];
 }
 
@@ -175,6 +175,20 @@ static void forge(struct lying_redis *s, uint8_t *value, uint64_t len) {
     memcpy(value + at, &head, sizeof head);
 }
 
+/* The payload of `other`, a value of the same length, for tokens that nobody asked for; the name is
+ * still that of the value. */
+static void claim(uint8_t *value, const uint8_t *other, uint64_t len) {
+    struct record_head head;
+    const size_t at = (len - sizeof head) % 4096 ? NONCE : 0, payload = at + sizeof head;
+    memcpy(&head, value + at, sizeof head);
+    if (len < payload + head.bytes)
+        return;
+    memcpy(value + payload, other + payload, head.bytes);
+    head.tokens[head.bytes % TILE_TOKENS] ^= 1;
+    record_seal(&head, value + payload);
+    memcpy(value + at, &head, sizeof head);
+}
+
 /* ---- lies ------------------------------------------------------------------------------------ */
 
 static bool say_redirection(const struct client *c, const char *verb) {
@@ -292,6 +306,7 @@ static bool lie_about(struct client *c, enum lie lie, uint8_t *value, uint64_t l
         return say_text(c, "-MOVED 99999 nowhere:70000\r\n");
     case LIE_NONE:
     case LIE_OTHER:
+    case LIE_CLAIM:
     case LIE_CLOSE:
     case LIES:
         break;
@@ -299,20 +314,54 @@ static bool lie_about(struct client *c, enum lie lie, uint8_t *value, uint64_t l
     return lie != LIE_CLOSE && say_value(c, value, len);
 }
 
+static bool is_sound(struct lying_redis *s) {
+    unsigned n = atomic_load(&s->sound);
+    while (n > 0 && !atomic_compare_exchange_weak(&s->sound, &n, n - 1))
+        ;
+    return n > 0;
+}
+
 static bool answer_get(struct client *c, const char *name) {
-    const enum lie lie = (enum lie)atomic_load(&c->s->lie);
+    const enum lie lie = is_sound(c->s) ? LIE_NONE : (enum lie)atomic_load(&c->s->lie);
     uint64_t len = 0;
     uint8_t *value = copy_value(c->s, name, lie == LIE_OTHER, &len);
     if (!value)
         return say_text(c, "$-1\r\n");
     if (lie != LIE_NONE)
         atomic_fetch_add(&c->s->told, 1);
+    if (lie == LIE_CLAIM) {
+        uint8_t *other = copy_value(c->s, name, true, &len);
+        if (other)
+            claim(value, other, len);
+        free(other);
+    }
     const bool go_on = lie_about(c, lie, value, len);
     free(value);
     return go_on;
 }
 
 /* ---- commands -------------------------------------------------------------------------------- */
+
+static bool answer_set(struct client *c, char *args[ARGS], const uint64_t len[ARGS]) {
+    struct lying_redis *s = c->s;
+    pthread_mutex_lock(&s->p->mutex);
+    const bool have = lookup(s, args[1]) != NULL;
+    pthread_mutex_unlock(&s->p->mutex);
+    if (have)
+        return say_text(c, "$-1\r\n");
+    if (atomic_load(&s->full) && !is_sound(s)) {
+        atomic_fetch_add(&s->told, 1);
+        return say_text(c, "-OOM command not allowed when used memory > 'maxmemory'.\r\n");
+    }
+    store(s, args[1], (uint8_t *)args[2], len[2]);
+    args[2] = NULL;
+    return say_text(c, "+OK\r\n");
+}
+
+/* The lie in answers without a value. */
+static enum lie other_lie(struct lying_redis *s) {
+    return atomic_load(&s->only_values) ? LIE_NONE : (enum lie)atomic_load(&s->lie);
+}
 
 static bool answer(struct client *c, uint32_t n, char *args[ARGS], uint64_t len[ARGS]) {
     struct lying_redis *s = c->s;
@@ -323,21 +372,13 @@ static bool answer(struct client *c, uint32_t n, char *args[ARGS], uint64_t len[
         pthread_mutex_lock(&s->p->mutex);
         const bool have = lookup(s, args[1]) != NULL;
         pthread_mutex_unlock(&s->p->mutex);
-        const enum lie lie = (enum lie)atomic_load(&s->lie);
+        const enum lie lie = other_lie(s);
         uint8_t some[4096 + 64] = {0};
         return lie >= LIE_CLOSE ? lie_about(c, lie, some, 64)
                                 : say_text(c, have ? ":1\r\n" : ":0\r\n");
     }
-    if (strcmp(args[0], "SET") == 0 && n >= 3) {
-        pthread_mutex_lock(&s->p->mutex);
-        const bool have = lookup(s, args[1]) != NULL;
-        pthread_mutex_unlock(&s->p->mutex);
-        if (have)
-            return say_text(c, "$-1\r\n");
-        store(s, args[1], (uint8_t *)args[2], len[2]);
-        args[2] = NULL;
-        return say_text(c, "+OK\r\n");
-    }
+    if (strcmp(args[0], "SET") == 0 && n >= 3)
+        return answer_set(c, args, len);
     if (strcmp(args[0], "UNLINK") == 0 && n == 2) {
         pthread_mutex_lock(&s->p->mutex);
         struct lying_value *v = lookup(s, args[1]);
@@ -351,7 +392,7 @@ static bool answer(struct client *c, uint32_t n, char *args[ARGS], uint64_t len[
     if (strcmp(args[0], "ASKING") == 0 || strcmp(args[0], "AUTH") == 0)
         return say_text(c, "+OK\r\n");
     if ((strcmp(args[0], "SCAN") == 0 || strcmp(args[0], "CLUSTER") == 0)) {
-        const enum lie lie = (enum lie)atomic_load(&s->lie);
+        const enum lie lie = other_lie(s);
         uint8_t some[4096 + 64] = {0};
         if (lie != LIE_NONE)
             return lie_about(c, lie, some, 64);
@@ -437,6 +478,20 @@ bool lying_redis_start(struct lying_redis *s) {
     s->port = ntohs(at.sin_port);
     snprintf(s->url, sizeof s->url, "redis://127.0.0.1:%u", s->port);
     return pthread_create(&s->p->thread, NULL, accept_all, s) == 0;
+}
+
+void lying_redis_empty(struct lying_redis *s) {
+    struct lying_redis_private *p = s->p;
+    pthread_mutex_lock(&p->mutex);
+    for (uint32_t i = 0; i < p->n_values; i++) {
+        free(p->values[i].bytes);
+        p->values[i].bytes = NULL;
+    }
+    p->n_values = 0;
+    pthread_mutex_unlock(&p->mutex);
+    atomic_store(&s->lie, LIE_NONE);
+    atomic_store(&s->sound, 0);
+    atomic_store(&s->full, false);
 }
 
 void lying_redis_stop(struct lying_redis *s) {

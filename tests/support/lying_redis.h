@@ -14,6 +14,7 @@ enum lie {
     LIE_FLIP,      /* one bit of the value, anywhere */
     LIE_OTHER,     /* the value of another key of the same length */
     LIE_FORGE,     /* another payload under sums that are right */
+    LIE_CLAIM,     /* another record's payload under this name and right sums, for other tokens */
     LIE_MISS,      /* it is not there */
     LIE_SHORT,     /* fewer bytes, and it says so */
     LIE_LONG,      /* more bytes, and it says so */
@@ -50,8 +51,11 @@ struct lying_value {
 };
 struct lying_redis {
     _Atomic int lie;
+    _Atomic bool only_values;  /* other answers than those of GET are right */
+    _Atomic unsigned sound;    /* so many values are still right */
+    _Atomic bool full;         /* SET: there is no memory */
     _Atomic uint64_t seed;     /* of what is random in lies */
-    _Atomic uint64_t told;     /* lies so far */
+    _Atomic uint64_t told;     /* lies so far, and values refused */
     _Atomic uint64_t commands; /* received */
     uint16_t port;
     char url[64];
@@ -59,5 +63,7 @@ struct lying_redis {
 };
 bool lying_redis_start(struct lying_redis *s);
 void lying_redis_stop(struct lying_redis *s);
+/* It has nothing, and tells the truth. Nobody is connected. */
+void lying_redis_empty(struct lying_redis *s);
 
 #endif
