@@ -216,7 +216,7 @@ static uint32_t plan(struct tiers *s, struct tier_load *l) {
         return 0;
     }
     const double late = computing > s->options.late_seconds ? computing : s->options.late_seconds;
-    l->started = clock_seconds();
+    l->started = tiers_now(s);
     l->deadline = l->started + (computing > 0 ? late : 40 * s->options.late_seconds);
     return pages;
 }
