@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # bench-engine.sh [ROUNDS]: many sequences at once, the prefix tree and its policy, each measured in
-# the same run as its bound (bench/batch.c, bench/tree.c, bench/simulate.sh). Results:
-# bench/results/engine-DATE-CPU.txt. Nothing else may run on the machine.
+# the same run as its bound (bench/batch.c, bench/tree.c, bench/shared_redis.py, bench/simulate.sh).
+# Results: bench/results/engine-DATE-CPU.txt. Nothing else may run on the machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-5}
@@ -23,6 +23,7 @@ mkdir -p bench/results
     for part in histories hit shared; do build/bench_batch "$model" "$part" "$rounds"; done
     [ ! -d "$tiny" ] || { echo "a tiny model:" && build/bench_batch "$tiny" histories "$rounds"; }
     build/bench_tree || true # it names the bounds that it misses
+    bench/shared_redis.py build/kvasir "$model" || true # likewise
     [ ! -x bench/simulate.sh ] || bench/simulate.sh build/kvasir
 } | tee "$out"
 echo "written to $out"

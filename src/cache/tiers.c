@@ -31,6 +31,8 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
     s->tree = t;
     s->cache = t->cache;
     s->options = *o;
+    if (!s->options.queue_bytes)
+        s->options.queue_bytes = kv_pool_stats(c->pool).budget_bytes / 16;
     if (s->options.late_seconds <= 0)
         s->options.late_seconds = 0.25;
     s->parts = c->n_groups + (c->state_page_bytes != 0);
@@ -46,10 +48,10 @@ kvasir_status tiers_create(struct prefix_tree *t, const struct tiers_options *o,
         w->forgets_end = &w->forgets;
         pthread_cond_init(&w->write_more, NULL);
     }
-    if (!c->backend->ops->arena_host)
+    if (!c->backend->ops->arena_host && !o->now)
         status = fail(err, KVASIR_ERR_UNSUPPORTED, "the host cannot reach this device's pages");
     tree_chain_begin(t, o->context);
-    if (status == KVASIR_OK)
+    if (status == KVASIR_OK && !o->now)
         status = start_stores(s, err);
     if (status != KVASIR_OK)
         tiers_destroy(s);

@@ -48,7 +48,7 @@ struct tiers_options {
     struct tier *tiers[TIERS_MAX]; /* [n] in the order in which they are asked; taken over */
     uint32_t n;
     struct tier_key context; /* the context's fingerprint */
-    uint64_t queue_bytes;    /* of pages that wait to be written, at most */
+    uint64_t queue_bytes;    /* of pages that wait to be written, at most; 0: budget / 16 */
     double late_seconds;     /* a load is given up after so long, at the earliest; 0: 0.25 */
     bool unchecked;          /* tests only: what tiers return is believed */
     tiers_wake_fn *wake;     /* or NULL */
@@ -56,6 +56,10 @@ struct tiers_options {
      * written any more. */
     bool (*may_write)(void *user);
     void *user;
+    /* Simulations only (tiers_hand.c): bytes a second of each tier, all of which are instant. There
+     * are no threads, pages have no bytes, and `now` is the time. */
+    double speeds[TIERS_MAX];
+    double (*now)(void *user); /* NULL: no simulation */
 };
 
 /* For a tree that is still empty. The tiers are destroyed on failure, too. */
@@ -75,7 +79,8 @@ bool tier_load_is_done(const struct tier_load *l);
 void tier_load_close(struct tiers *s, struct tier_load *l); /* or NULL */
 /* Whether a load is under way that somebody waits for. */
 bool tiers_are_loading(const struct tiers *s);
-/* Bytes of the budget that loads keep, done or not, apart from one of them (or NULL). */
+/* Bytes of the budget that loads keep, done or not, apart from one of them (or NULL), whose pages
+ * its task takes over; unless it was late, and readers still have pages of it. */
 uint64_t tiers_load_bytes(const struct tiers *s, const struct tier_load *but);
 
 /* Gives the pages of a sequence that ends at the cursor to the tiers. */
@@ -83,6 +88,9 @@ void tiers_offer(struct tiers *s, const struct tree_cursor *at);
 /* Between steps: takes what I/O threads have finished, hands over what waits. True: a load is done.
  * `now` is clock_seconds(). */
 bool tiers_collect(struct tiers *s, double now);
+/* Simulations only: does what threads would have done by now. Returns when it has more to do; 0: it
+ * has nothing. tiers_collect comes next. */
+double tiers_work(struct tiers *s);
 /* When tiers_collect has to be called at the latest, if wake was not called; 0: never. */
 double tiers_next_deadline(const struct tiers *s);
 /* Gives up all pages that wait to be written: they can be evicted now. */

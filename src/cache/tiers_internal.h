@@ -4,6 +4,7 @@
  *     tiers_parts.c   parts of a page: sizes, places, names
  *     tiers_write.c   pages of the tree to records: queues, writer threads
  *     tiers_read.c    reader threads: records to the pages of loads
+ *     tiers_hand.c    what the threads do, without threads: for simulations
  *     tiers_load.c    loads: what of a prompt the tiers have, and from which length on it is used
  *     tiers.c         life, collecting, figures
  *
@@ -50,6 +51,13 @@ struct forget_job {
     struct tier_key root;
 };
 
+/* Objects that a reader takes at a time. */
+struct batch_read {
+    struct tier_load *load;
+    uint32_t objects[READ_RECORDS], n;
+    double deadline;
+};
+
 /* One tier, its threads and queues. */
 struct store {
     struct tiers *all;
@@ -64,6 +72,11 @@ struct store {
     uint32_t first_waiting, n_waiting, next_part;
     uint64_t waiting_bytes;
     double bytes_per_second; /* of loads; 0: none yet */
+    struct {                 /* in simulations, instead of threads */
+        struct batch_read read;
+        bool reading;
+        double read_until, write_until;
+    } hand;
     /* under the mutex */
     pthread_cond_t write_more;
     struct write_slot slots[WRITE_SLOTS]; /* a ring; states only rise from the first one on */
@@ -137,6 +150,9 @@ struct tiers {
     bool stop;
 };
 
+static inline double tiers_now(const struct tiers *s) {
+    return s->options.now ? s->options.now(s->options.user) : clock_seconds();
+}
 /* Bytes and formats of part p of a page with this layout. */
 bool part_is_state(const struct tiers *s, uint32_t part);
 uint64_t part_bytes(const struct tiers *s, uint32_t part, uint32_t layout);
@@ -152,6 +168,7 @@ void part_head(const struct tiers *s, uint32_t part, uint32_t layout, uint32_t n
 /* ---- tiers_write.c ---- */
 kvasir_status store_start_writer(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_writer(struct store *w);
+struct write_slot *store_first_ready(struct store *w); /* under the mutex; NULL: none waits */
 void store_collect(struct store *w); /* takes what was copied, hands over what waits */
 bool store_is_writing(struct store *w);
 void store_forget(struct store *w, const struct tier_key *root); /* NULL: all of the context */
@@ -161,6 +178,11 @@ bool store_is_forgetting(struct store *w, struct tier_key root);
 /* ---- tiers_read.c ---- */
 kvasir_status store_start_readers(struct store *w, kvasir_error *err) MUST_CHECK;
 void store_stop_readers(struct store *w);
+/* With the mutex: the next objects of the load that this store has to read. Those after the cut are
+ * closed. */
+bool store_take(struct store *w, struct tier_load *l, struct batch_read *out);
+/* Reads them, without the mutex, and leaves with it. sum: of the thread. */
+void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum);
 
 /* ---- tiers_load.c ---- */
 /* Between steps. True: a load is done. */

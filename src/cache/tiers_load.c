@@ -216,7 +216,7 @@ static uint32_t plan(struct tiers *s, struct tier_load *l) {
         return 0;
     }
     const double late = computing > s->options.late_seconds ? computing : s->options.late_seconds;
-    l->started = clock_seconds();
+    l->started = tiers_now(s);
     l->deadline = l->started + (computing > 0 ? late : 40 * s->options.late_seconds);
     return pages;
 }
@@ -461,12 +461,25 @@ static bool collect_one(struct tiers *s, struct tier_load *l, double now) {
     return false;
 }
 
+/* The readers of a late load are through: it keeps what came in time only. */
+static void settle_late(struct tier_load *l) {
+    l->late = false;
+    if (l->result != l->seq)
+        seq_destroy(l->seq);
+    l->seq = l->result;
+    l->held_bytes = l->result ? seq_bytes(l->result) : 0;
+}
+
 bool loads_collect(struct tiers *s, double now) {
     bool some = false;
     for (struct tier_load *l = s->loads, *next; l; l = next) {
+        uint32_t pages;
         next = l->next;
         some |= collect_one(s, l, now);
-        uint32_t pages;
+        if (l->late && look_at(s, l, &pages) == 0) {
+            settle_late(l);
+            some = true; /* whoever waits for room may have it now */
+        }
         if (l->phase == LOAD_DONE && l->closed && look_at(s, l, &pages) == 0)
             load_free(s, l);
     }
@@ -564,7 +577,7 @@ bool tiers_are_loading(const struct tiers *s) {
 uint64_t tiers_load_bytes(const struct tiers *s, const struct tier_load *but) {
     uint64_t bytes = 0;
     for (const struct tier_load *l = s->loads; l; l = l->next)
-        if (l != but && l->seq)
+        if ((l != but || l->late) && l->seq)
             bytes += l->held_bytes + l->charged;
     return bytes;
 }

@@ -25,6 +25,8 @@ struct kv_page part_at(const struct tiers *s, uint32_t x, uint32_t part) {
 
 uint8_t *part_host(const struct tiers *s, uint32_t addr, uint64_t bytes) {
     struct backend *b = s->cache->backend;
+    if (s->options.now)
+        return NULL;
     return b->ops->arena_host(b, pool_arena(s->cache->pool), addr, bytes);
 }
 

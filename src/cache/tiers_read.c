@@ -19,12 +19,6 @@
  * no idle core takes longer, and the steps of others go on as before. */
 enum { READER_NICE = 14 };
 
-struct batch_read {
-    struct tier_load *load;
-    uint32_t objects[READ_RECORDS], n;
-    double deadline;
-};
-
 /* ---- taking work, with the mutex held -------------------------------------------------------- */
 
 static void close_object(struct tier_load *l, struct load_object *o, enum tier_result result) {
@@ -35,8 +29,7 @@ static void close_object(struct tier_load *l, struct load_object *o, enum tier_r
     l->open--;
 }
 
-/* The next objects of the load that this store has to read. Those after the cut are closed. */
-static bool take_objects(struct store *w, struct tier_load *l, struct batch_read *out) {
+bool store_take(struct store *w, struct tier_load *l, struct batch_read *out) {
     uint64_t bytes = 0;
     uint32_t *i = &l->taken_to[w->index];
     out->n = 0;
@@ -60,7 +53,7 @@ static bool take_objects(struct store *w, struct tier_load *l, struct batch_read
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static void read_objects(struct store *w, const struct batch_read *b, XXH3_state_t *sum) {
+void store_read(struct store *w, const struct batch_read *b, XXH3_state_t *sum) {
     struct tiers *s = w->all;
     const struct tier_ops *ops = w->tier->ops;
     struct tier_read reads[READ_RECORDS];
@@ -117,9 +110,9 @@ static bool work_on(struct store *w, struct tier_load *l, XXH3_state_t *sum) {
         l->taken = true;
         pthread_mutex_unlock(&s->mutex);
         ask(w, l);
-    } else if (l->phase == LOAD_READING && take_objects(w, l, &b)) {
+    } else if (l->phase == LOAD_READING && store_take(w, l, &b)) {
         pthread_mutex_unlock(&s->mutex);
-        read_objects(w, &b, sum);
+        store_read(w, &b, sum);
     }
     if (l->open == open)
         return false;

@@ -26,7 +26,7 @@ static void wait_for_more(struct store *w) {
     pthread_cond_timedwait(&w->write_more, &w->all->mutex, &until);
 }
 
-static struct write_slot *first_ready(struct store *w) {
+struct write_slot *store_first_ready(struct store *w) {
     for (uint32_t i = 0; i < w->n_slots; i++) {
         struct write_slot *slot = &w->slots[(w->first_slot + i) % WRITE_SLOTS];
         if (slot->state == SLOT_READY)
@@ -84,7 +84,7 @@ static void *writer_thread(void *user) {
     struct store *w = user;
     pthread_mutex_lock(&w->all->mutex);
     for (;;) {
-        struct write_slot *slot = first_ready(w);
+        struct write_slot *slot = store_first_ready(w);
         if (w->forgets || w->forget_all) {
             forget_one(w);
         } else if (w->all->stop) { /* what waits is given up: tiers_flush came before */
@@ -95,7 +95,7 @@ static void *writer_thread(void *user) {
             pthread_mutex_unlock(&w->all->mutex);
             w->tier->ops->rest(w->tier);
             pthread_mutex_lock(&w->all->mutex);
-            if (!first_ready(w) && !w->forgets && !w->forget_all && !w->all->stop)
+            if (!store_first_ready(w) && !w->forgets && !w->forget_all && !w->all->stop)
                 wait_for_more(w);
         }
     }

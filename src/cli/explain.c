@@ -28,7 +28,9 @@ static const struct {
     {"sampling.repetition_context", "--repetition-context-size"},
     {"simulate.budget_bytes", "--budget"},
     {"simulate.budget_percent", "--budget"},
+    {"simulate.disk_bytes", "--disk"},
     {"simulate.max_running", "--max-num-seqs"},
+    {"simulate.remote_bytes", "--remote"},
 };
 
 /* Flags that change a limit that a run has reached. */

@@ -24,7 +24,7 @@ struct serve_args {
     kvasir_model_options load;
     struct settings settings;
     struct server_options server;
-    const char *model, *api_key_file, *sandbox;
+    const char *model, *api_key_file, *warm_prompts, *sandbox;
     struct text_list api_keys, allowed_hosts, trusted_proxies;
     struct engine_args engine;
     struct chat_args chat;
@@ -92,6 +92,10 @@ static const struct option OPTIONS[] = {
      ROW(engine.options.stored_max_bytes), .shown = "0, limited by memory only",
      .help = "maximum bytes of stored prefixes: 4GB, 500M (powers of 1000), 1.5GiB (powers of "
              "1024)"},
+    {.name = "--warm-prompts", .value = "FILE", .kind = OPTION_TEXT, ROW(warm_prompts),
+     .shown = "none",
+     .help = "put these prompts into the cache after the start, while there are no requests: one "
+             "JSON object per line, with prompt or messages"},
     {.name = "--continuous-batching", .kind = OPTION_FLAG, ROW(batching),
      .help = "always on; accepted for compatibility with vllm-mlx"},
     {.name = "--enable-prefix-cache", .kind = OPTION_FLAG, ROW(prefix_cache),
@@ -167,7 +171,8 @@ struct serve {
     kvasir_engine_options options;
     struct sandbox sandbox;
     struct chat chat;
-    char *key_text; /* of --api-key-file */
+    char *key_text;  /* of --api-key-file */
+    char *warm_text; /* of --warm-prompts */
     struct server_key *keys;
     size_t n_keys, cap_keys;
     char name[256]; /* server.model_name if no flag gives it */
@@ -265,6 +270,25 @@ static int check_open(const struct serve *s) {
 
 /* ---- flags ----------------------------------------------------------------------------------- */
 
+/* The file is read before --sandbox hides it; server_create reads its lines. */
+static int read_warm_prompts(struct serve *s) {
+    struct serve_args *a = s->a;
+    if (!a->warm_prompts || a->dry_run)
+        return EXIT_GOOD;
+    if (a->engine.options.no_prefix_cache)
+        return usage_error(&COMMAND, "--warm-prompts: not allowed with --no-prefix-cache");
+    if (s->n_keys > 1 && !a->server.share_prefixes)
+        return usage_error(&COMMAND,
+                           "--warm-prompts: the %zu API keys share no stored prefixes: "
+                           "give --share-prefixes, too",
+                           s->n_keys);
+    a->server.warm_key = s->n_keys ? s->keys[0].key : NULL;
+    const int code = read_text(&COMMAND, "--warm-prompts", a->warm_prompts, &s->warm_text,
+                               &a->server.warm_prompts_len);
+    a->server.warm_prompts = s->warm_text ? s->warm_text : "";
+    return code;
+}
+
 /* --kv-cache-quantization: 8 bits for what the live cache keeps exact, the rest unchanged. Nothing
  * is left to do if all of it is quantized already. */
 static void settle_stored(struct serve *s) {
@@ -359,6 +383,8 @@ static int settle_flags(struct serve *s) {
         code = read_keys(s);
     if (!code)
         code = check_open(s);
+    if (!code)
+        code = read_warm_prompts(s);
     if (!code && !server_check_proxies(&a->server, &err))
         code = library_error(&COMMAND, &err);
     if (!code)
@@ -578,6 +604,7 @@ int serve_main(int argc, char **argv) {
     kvasir_model_close(s.model);
     chat_free(&s.chat);
     forget_keys(&s);
+    free(s.warm_text);
     settings_free(&a.settings);
     return code;
 }

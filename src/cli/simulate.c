@@ -8,8 +8,9 @@
 
 struct simulate_args {
     lab_simulate_options options;
-    const char *budget;
+    const char *budget, *disk, *remote;
     float speed, bandwidth, compute, weight_bits; /* GB/s, 10^12 operations/s */
+    float disk_bandwidth, remote_bandwidth;       /* GB/s */
     uint32_t random;                              /* programs; 0: a trace */
     uint64_t seed;
     bool json, quiet;
@@ -41,6 +42,16 @@ static const struct option OPTIONS[] = {
     {.name = "--budget", .value = "B", .kind = OPTION_TEXT, ROW(budget), .initial = "100%",
      .help = "size of the cache in bytes, with K, M, G or T (powers of 1024), or as a share of "
              "all pages of the trace: 20%"},
+    {.name = "--disk", .value = "B", .kind = OPTION_TEXT, ROW(disk), .shown = "none",
+     .help = "size of a folder of stored prefixes below the memory, in bytes as --budget: 2T"},
+    {.name = "--disk-bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(disk_bandwidth),
+     .initial = "5", .min = 1e-6, .max = 1e6,
+     .help = "its bandwidth, in 10^9 bytes per second each way"},
+    {.name = "--remote", .value = "B", .kind = OPTION_TEXT, ROW(remote), .shown = "none",
+     .help = "size of a remote store of prefixes below that, in bytes as --budget"},
+    {.name = "--remote-bandwidth", .value = "X", .kind = OPTION_FLOAT, ROW(remote_bandwidth),
+     .initial = "1.25", .min = 1e-6, .max = 1e6,
+     .help = "its bandwidth, in 10^9 bytes per second each way"},
     {.name = "--max-num-seqs", .value = "N", .kind = OPTION_U32, ROW(options.max_running),
      .min = 1, .max = 4096, .help = "maximum number of requests that run at the same time"},
     {.name = "--prefill-chunk", .value = "N", .kind = OPTION_U32, ROW(options.prefill_chunk),
@@ -80,27 +91,30 @@ static const struct command COMMAND = {
 
 /* ---- flags ----------------------------------------------------------------------------------- */
 
-/* "300G", "20%" */
-static int read_budget(const char *text, lab_simulate_options *o) {
+/* "300G"; "20%" where *percent can be set. A flag that was not given sets nothing. */
+static int read_size(const char *flag, const char *text, uint64_t *bytes, double *percent) {
     static const char SUFFIXES[] = "KMGT";
     char unit = 0, rest = 0;
     double x;
+    if (!text)
+        return EXIT_GOOD;
     const int n = sscanf(text, "%lf%c%c", &x, &unit, &rest);
     const char *suffix = unit ? strchr(SUFFIXES, unit) : NULL;
-    if (n < 1 || rest || strspn(text, "0123456789.") == 0 || (unit && unit != '%' && !suffix))
+    const bool share = unit == '%' && percent;
+    if (n < 1 || rest || strspn(text, "0123456789.") == 0 || (unit && !share && !suffix))
         return usage_error(&COMMAND,
-                           "--budget: \"%.60s\" is neither bytes, as 300G, nor a share, "
-                           "as 20%%",
-                           text);
-    if (unit == '%') {
-        o->budget_percent = x;
+                           percent ? "%s: \"%.60s\" is neither bytes, as 300G, nor a share, as 20%%"
+                                   : "%s: \"%.60s\" is not a number of bytes, as 300G",
+                           flag, text);
+    if (share) {
+        *percent = x;
         return EXIT_GOOD;
     }
     for (const char *s = SUFFIXES; suffix && s <= suffix; s++)
         x *= 1024;
     if (x < 1 || x > 0x1p62)
-        return usage_error(&COMMAND, "--budget: %.60s is not between 1 and 2^62 bytes", text);
-    o->budget_bytes = (uint64_t)x;
+        return usage_error(&COMMAND, "%s: %.60s is not between 1 and 2^62 bytes", flag, text);
+    *bytes = (uint64_t)x;
     return EXIT_GOOD;
 }
 
@@ -160,11 +174,38 @@ static void print_cache(const lab_simulation *s) {
            (unsigned long long)e->rerun_tokens);
 }
 
+static void print_tiers(const lab_simulation *s) {
+    const kvasir_engine_stats *e = &s->stats;
+    if (!s->n_tiers)
+        return;
+    printf("tiers:   %.3f %% of prompt tokens from memory", 100 * s->memory_hit_rate);
+    for (uint32_t i = 0; i < s->n_tiers; i++)
+        printf(", %.3f %% from %s", 100 * s->tiers[i].hit_rate, s->tiers[i].name);
+    printf("; Belady's optimum for all in one %.3f %%\n", 100 * s->best_hit_rate_all);
+    printf("         %llu loads, %llu not worth one, %llu late; %llu pages offered, %llu not "
+           "written\n",
+           (unsigned long long)e->tier_loads, (unsigned long long)e->tier_loads_slow,
+           (unsigned long long)e->tier_loads_late, (unsigned long long)e->tier_offered_pages,
+           (unsigned long long)e->tier_unwritten_pages);
+    for (uint32_t i = 0; i < s->n_tiers; i++) {
+        const lab_simulated_tier *t = &s->tiers[i];
+        char held[24], limit[24], read[24], written[24];
+        char name[16];
+        snprintf(name, sizeof name, "%s:", t->name);
+        printf("%-8s %s of %s in %llu records; read %s, written %s, %llu records dropped\n", name,
+               human_bytes((double)t->bytes, held), human_bytes((double)t->limit_bytes, limit),
+               (unsigned long long)t->records, human_bytes((double)t->read_bytes, read),
+               human_bytes((double)t->written_bytes, written),
+               (unsigned long long)t->dropped_records);
+    }
+}
+
 static int print_table(const lab_simulation *s) {
     char memory[24];
     const double steps = (double)s->stats.steps;
     print_requests(s);
     print_cache(s);
+    print_tiers(s);
     printf("time:    %.1f s, %.1f %% of it in %llu steps of %.2f ms on average\n",
            s->virtual_seconds, 100 * ratio(s->busy_seconds, s->virtual_seconds),
            (unsigned long long)s->stats.steps, 1e3 * ratio(s->busy_seconds, steps));
@@ -195,6 +236,33 @@ static void put_hits(json_t *object, const uint64_t *hits) {
     json_object_set_new(object, "hits", o);
 }
 
+static void put_tiers(json_t *object, const lab_simulation *s) {
+    if (!s->n_tiers)
+        return;
+    json_t *list = json_array();
+    put_real(object, "memory_hit_rate", s->memory_hit_rate);
+    put_real(object, "belady_hit_rate_all", s->best_hit_rate_all);
+    put_whole(object, "tier_loads", s->stats.tier_loads);
+    put_whole(object, "tier_loads_slow", s->stats.tier_loads_slow);
+    put_whole(object, "tier_loads_late", s->stats.tier_loads_late);
+    put_whole(object, "tier_offered_pages", s->stats.tier_offered_pages);
+    put_whole(object, "tier_unwritten_pages", s->stats.tier_unwritten_pages);
+    for (uint32_t i = 0; i < s->n_tiers; i++) {
+        const lab_simulated_tier *t = &s->tiers[i];
+        json_t *o = json_object();
+        put_text(o, "tier", t->name);
+        put_real(o, "hit_rate", t->hit_rate);
+        put_whole(o, "limit_bytes", t->limit_bytes);
+        put_whole(o, "bytes", t->bytes);
+        put_whole(o, "records", t->records);
+        put_whole(o, "dropped_records", t->dropped_records);
+        put_whole(o, "read_bytes", t->read_bytes);
+        put_whole(o, "written_bytes", t->written_bytes);
+        json_array_append_new(list, o);
+    }
+    json_object_set_new(object, "tiers", list);
+}
+
 static int print_json(const lab_simulation *s) {
     const kvasir_engine_stats *e = &s->stats;
     json_t *o = json_object();
@@ -218,6 +286,7 @@ static int print_json(const lab_simulation *s) {
     put_real(o, "lru_hit_rate", s->lru_hit_rate);
     put_real(o, "belady_hit_rate", s->best_hit_rate);
     put_hits(o, e->hits);
+    put_tiers(o, s);
     put_whole(o, "prompt_tokens", e->prompt_tokens);
     put_whole(o, "cached_tokens", e->cached_tokens);
     put_whole(o, "generated_tokens", e->generated_tokens);
@@ -239,13 +308,19 @@ static int replay(struct simulate_args *a, struct progress *progress) {
     lab_simulate_options *o = &a->options;
     lab_simulation s;
     kvasir_error err;
-    int code = read_budget(a->budget, o);
+    int code = read_size("--budget", a->budget, &o->budget_bytes, &o->budget_percent);
+    if (!code)
+        code = read_size("--disk", a->disk, &o->disk_bytes, NULL);
+    if (!code)
+        code = read_size("--remote", a->remote, &o->remote_bytes, NULL);
     if (code)
         return code;
     o->speed = (double)a->speed;
     o->bandwidth = (double)a->bandwidth * 1e9;
     o->compute = (double)a->compute * 1e12;
     o->weight_bits = (double)a->weight_bits;
+    o->disk_bandwidth = (double)a->disk_bandwidth * 1e9;
+    o->remote_bandwidth = (double)a->remote_bandwidth * 1e9;
     o->on_progress = on_progress;
     o->user = progress;
     progress_start(progress, a->quiet ? NULL : "replaying", o->limit, "requests");

@@ -121,8 +121,6 @@ kvasir_status engine_open_tiers(struct kvasir_engine *e, const kvasir_engine_opt
             t.tiers[i]->ops->destroy(t.tiers[i]);
         return status;
     }
-    if (!t.queue_bytes)
-        t.queue_bytes = e->ctx->options.cache.budget_bytes / 16;
     t.may_write = e->tiers_given ? t.may_write : weights_are_unchanged;
     t.wake = wake_engine;
     t.user = e;

@@ -93,9 +93,13 @@ typedef struct lab_simulate_options {
     const char *kv_group_size; /* likewise */
     uint64_t budget_bytes;     /* 0: budget_percent counts */
     double budget_percent;     /* of lab_simulation.all_bytes */
-    uint32_t max_running;      /* as in kvasir_engine_options, max_running <= prefill_chunk */
-    uint32_t max_waiting;      /* if so many wait, clients hold back later requests */
-    uint32_t prefill_chunk;    /* rows of a step, at most */
+    /* Stores below the memory: what they hold, and bytes a second, each way. Nothing has to be
+     * waited for but those bytes. 0 bytes: there is no such store */
+    uint64_t disk_bytes, remote_bytes;
+    double disk_bandwidth, remote_bandwidth;
+    uint32_t max_running;   /* as in kvasir_engine_options, max_running <= prefill_chunk */
+    uint32_t max_waiting;   /* if so many wait, clients hold back later requests */
+    uint32_t prefill_chunk; /* rows of a step, at most */
     bool no_prefix_cache;
     /* A step takes bytes / bandwidth + operations / compute. Bytes: the weights, and what each
      * sequence has cached, once. Operations: two for each weight and row (the head's only for
@@ -107,14 +111,23 @@ typedef struct lab_simulate_options {
     void *user;
 } lab_simulate_options;
 /* speed 1, llama3-8b, kv_bits "8,4", 100 %, 32 running, 1024 waiting, prefill_chunk 512, an
- * H200's data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights, everything
- * else 0. */
+ * H200's data sheet (4.8e12 bytes and 989e12 operations a second), 16-bit weights, 5e9 bytes a
+ * second of a disk (NVMe) and 1.25e9 of a remote store (10 Gbit/s), everything else 0. */
 lab_simulate_options lab_simulate_defaults(void);
 
 /* Over all requests. */
 typedef struct lab_spread {
     double mean, p50, p90, p99, max;
 } lab_spread;
+
+/* A store below the memory, at the end. */
+typedef struct lab_simulated_tier {
+    const char *name; /* "disk", "remote" */
+    uint64_t limit_bytes, bytes, records, dropped_records;
+    uint64_t read_bytes, written_bytes;
+    double hit_rate; /* tokens that were loaded from it, as a share of prompt tokens */
+} lab_simulated_tier;
+enum { LAB_TIERS_MAX = 2 };
 
 typedef struct lab_simulation {
     uint32_t requests;
@@ -132,6 +145,11 @@ typedef struct lab_simulation {
     /* shares of prompt tokens: the engine's; plain LRU's and Belady's in whole pages, with a
      * cache of budget_pages that serves one request after the other */
     double hit_rate, lru_hit_rate, best_hit_rate;
+    /* with stores below the memory: what of hit_rate was not loaded, and Belady's with one cache of
+     * the size of all together; n_tiers 0: there are none */
+    lab_simulated_tier tiers[LAB_TIERS_MAX];
+    uint32_t n_tiers;
+    double memory_hit_rate, best_hit_rate_all;
     /* virtual seconds: from arrival to the first step; to the first token; to the last one */
     lab_spread queued, first_token, total;
     double virtual_seconds, busy_seconds;

@@ -6,8 +6,13 @@
  *                                                       |
  *                clock += cost of the step <--host.run--'      host.next: the trace's next token
  *
- * Only steps advance the clock, so arrivals, queues and evictions do not depend on the machine. A
- * request's tokens are made when the scheduler gets it; before that it takes no memory.
+ * Stores below the memory are the real ones' front half (cache/tiers.h: what is offered, whether a
+ * load pays, who waits) over stores that keep names only (simulate_tier.c), which read and write in
+ * virtual time beside the steps.
+ *
+ * Only steps and such loads advance the clock, so arrivals, queues and evictions do not depend on
+ * the machine. A request's tokens are made when the scheduler gets it; before that it takes no
+ * memory.
  *
  * For comparison it computes Belady's optimum and plain LRU (belady.c) with as many pages as the
  * budget would hold if it held nothing else. (In the replay it also holds tree nodes, tables and
@@ -21,6 +26,7 @@
 #include "engine/scheduler.h"
 #include "lab/belady.h"
 #include "lab/simulate.h"
+#include "lab/simulate_tier.h"
 
 /* A request of the trace. */
 struct replayed {
@@ -37,7 +43,10 @@ struct replay {
     struct sim_cost cost;
     struct backend *backend;
     struct kv_cache *cache;
-    struct prefix_tree *tree; /* NULL: no_prefix_cache */
+    struct prefix_tree *tree;           /* NULL: no_prefix_cache */
+    struct tiers *tiers;                /* NULL: none */
+    struct tier *stores[LAB_TIERS_MAX]; /* [n_stores] the tiers' */
+    uint32_t n_stores;
     struct sched *sched;
     struct replayed *requests; /* [trace.n] */
     uint32_t n_submitted, n_ended;
@@ -56,6 +65,8 @@ lab_simulate_options lab_simulate_defaults(void) {
                                   .max_running = engine.max_running,
                                   .max_waiting = engine.max_waiting,
                                   .prefill_chunk = context.prefill_chunk,
+                                  .disk_bandwidth = 5e9,
+                                  .remote_bandwidth = 1.25e9,
                                   .bandwidth = 4.8e12,
                                   .compute = 989e12,
                                   .weight_bits = 16};
@@ -83,10 +94,16 @@ static kvasir_status check_options(const lab_simulate_options *o, kvasir_error *
         double value;
     } rates[] = {{"simulate.bandwidth", o->bandwidth},
                  {"simulate.compute", o->compute},
+                 {"simulate.disk_bandwidth", o->disk_bandwidth},
+                 {"simulate.remote_bandwidth", o->remote_bandwidth},
                  {"simulate.weight_bits", o->weight_bits}};
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
         if (!(rates[i].value > 0 && rates[i].value < 1e30))
             return fail_field(err, KVASIR_ERR_ARGUMENT, rates[i].field, "must be more than 0");
+    if (o->no_prefix_cache && (o->disk_bytes || o->remote_bytes))
+        return fail_field(err, KVASIR_ERR_ARGUMENT,
+                          o->disk_bytes ? "simulate.disk_bytes" : "simulate.remote_bytes",
+                          "needs stored prefixes, which are off");
     if (!(o->speed >= 0 && o->speed < 1e30))
         return fail_field(err, KVASIR_ERR_ARGUMENT, "simulate.speed", "must be 0 or more");
     return KVASIR_OK;
@@ -163,6 +180,11 @@ static kvasir_status host_run(void *user, const struct step_part *parts, uint32_
     r->model_wall += clock_seconds() - start;
     r->clock += seconds;
     r->busy += seconds;
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < n; i++)
+        rows += parts[i].rows;
+    if (r->tiers)
+        tiers_note_step(r->tiers, rows, seconds);
     for (uint32_t i = 0; i < n; i++)
         seq_commit(parts[i].seq, parts[i].tokens, parts[i].rows);
     return KVASIR_OK;
@@ -218,9 +240,45 @@ static kvasir_status submit_due(struct replay *r, kvasir_error *err) {
     return KVASIR_OK;
 }
 
-static double next_arrival(const struct replay *r) {
-    ASSERT(r->n_submitted < r->trace.n && r->requests[r->n_submitted].arrival > r->clock);
-    return r->requests[r->n_submitted].arrival;
+/* Between steps: what the stores have done meanwhile. */
+static void collect(struct replay *r) {
+    if (!r->tiers)
+        return;
+    tiers_work(r->tiers);
+    sched_collect(r->sched, r->clock);
+}
+
+static void take_earlier(const struct replay *r, double *first, double at) {
+    if (at > r->clock && (*first == 0 || at < *first))
+        *first = at;
+}
+
+/* Offers what is left over as long as queues have room. Returns when the stores have more to do. */
+static double rest(struct replay *r) {
+    enum { REST_NODES = 4096 };
+    struct tiers_stats before, after;
+    double next;
+    do {
+        tiers_get_stats(r->tiers, &before);
+        while (tiers_rest(r->tiers, REST_NODES))
+            ;
+        next = tiers_work(r->tiers);
+        tiers_get_stats(r->tiers, &after);
+    } while (after.offered_pages != before.offered_pages);
+    return next;
+}
+
+/* Nothing runs: when that may change. All requests so far have ended, or wait for a load. */
+static double next_event(struct replay *r) {
+    double first = 0;
+    if (r->n_submitted < r->trace.n)
+        take_earlier(r, &first, r->requests[r->n_submitted].arrival);
+    if (r->tiers) {
+        take_earlier(r, &first, rest(r));
+        take_earlier(r, &first, tiers_next_deadline(r->tiers));
+    }
+    ASSERT(first > r->clock);
+    return first;
 }
 
 static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error *err) {
@@ -230,14 +288,15 @@ static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error 
         uint32_t rows;
         TRY(submit_due(r, err));
         const double before = clock_seconds();
+        collect(r);
         TRY(sched_step(r->sched, &rows, err));
         out->engine_seconds += clock_seconds() - before;
         if (r->failure.code != KVASIR_OK) {
             *err = r->failure;
             return r->failure.code;
         }
-        if (rows == 0 && r->n_ended < r->trace.n) /* all requests so far have ended */
-            r->clock = next_arrival(r);
+        if (rows == 0 && r->n_ended < r->trace.n)
+            r->clock = next_event(r);
         if (r->o->on_progress && r->n_ended > ended &&
             !r->o->on_progress(r->o->user, r->n_ended, r->trace.n))
             return fail(err, KVASIR_ERR_CANCELLED, "cancelled");
@@ -247,9 +306,37 @@ static kvasir_status replay(struct replay *r, lab_simulation *out, kvasir_error 
     return KVASIR_OK;
 }
 
+static double virtual_now(void *user) {
+    return ((const struct replay *)user)->clock;
+}
+
+static kvasir_status add_store(struct replay *r, enum sim_tier_kind kind, uint64_t bytes,
+                               double speed, struct tiers_options *o, kvasir_error *err) {
+    if (!bytes)
+        return KVASIR_OK;
+    TRY(sim_tier_create(kind, bytes, &r->clock, &o->tiers[o->n], err));
+    o->speeds[o->n] = speed;
+    r->stores[o->n] = o->tiers[o->n];
+    o->n++;
+    return KVASIR_OK;
+}
+
+static kvasir_status make_tiers(struct replay *r, kvasir_error *err) {
+    struct tiers_options o = {.unchecked = true, .now = virtual_now, .user = r};
+    kvasir_status status = add_store(r, SIM_DISK, r->o->disk_bytes, r->o->disk_bandwidth, &o, err);
+    if (status == KVASIR_OK)
+        status = add_store(r, SIM_REMOTE, r->o->remote_bytes, r->o->remote_bandwidth, &o, err);
+    if (status == KVASIR_OK && o.n)
+        status = tiers_create(r->tree, &o, &r->tiers, err);
+    else if (o.n)
+        o.tiers[0]->ops->destroy(o.tiers[0]);
+    r->n_stores = status == KVASIR_OK ? o.n : 0;
+    return status;
+}
+
 static kvasir_status make_engine(struct replay *r, kvasir_error *err) {
-    const struct sched_options options = {.max_running = r->o->max_running,
-                                          .step_rows = r->o->prefill_chunk};
+    struct sched_options options = {.max_running = r->o->max_running,
+                                    .step_rows = r->o->prefill_chunk};
     const struct sched_host host = {.user = r,
                                     .admitted = host_admitted,
                                     .run = host_run,
@@ -260,6 +347,8 @@ static kvasir_status make_engine(struct replay *r, kvasir_error *err) {
                         &r->cache, err));
     if (!r->o->no_prefix_cache)
         TRY(tree_create(r->cache, r->cost.rebuild_tokens, &r->tree, err));
+    TRY(make_tiers(r, err));
+    options.tiers = r->tiers;
     return sched_create(r->cache, r->tree, &options, &host, &r->sched, err);
 }
 
@@ -308,6 +397,46 @@ static kvasir_status measure_times(const struct replay *r, lab_simulation *out, 
     return KVASIR_OK;
 }
 
+/* Pages that a store has room for. */
+static uint64_t store_pages(const struct replay *r, uint32_t i) {
+    uint64_t bytes[SIM_GROUPS_MAX], page = 0;
+    const enum sim_tier_kind kind = r->o->disk_bytes && i == 0 ? SIM_DISK : SIM_REMOTE;
+    struct tier_stats stats;
+    if (page_bytes(r, bytes, NULL) != KVASIR_OK)
+        return 0;
+    for (uint32_t g = 0; g < r->model.n_groups; g++)
+        page += sim_tier_record_bytes(kind, bytes[g]);
+    r->stores[i]->ops->stats(r->stores[i], &stats);
+    return stats.limit_bytes / page;
+}
+
+static kvasir_status measure_tiers(const struct replay *r, lab_simulation *out, kvasir_error *err) {
+    const double tokens = (double)r->trace.prompt_tokens;
+    uint64_t pages = out->budget_pages, best;
+    out->memory_hit_rate = out->hit_rate;
+    for (uint32_t i = 0; i < r->n_stores; i++) {
+        struct tier *t = r->stores[i];
+        struct tier_stats s;
+        t->ops->stats(t, &s);
+        out->tiers[i] = (lab_simulated_tier){.name = t->ops->name,
+                                             .limit_bytes = s.limit_bytes,
+                                             .bytes = s.bytes,
+                                             .records = s.records,
+                                             .dropped_records = s.dropped,
+                                             .read_bytes = s.read_bytes,
+                                             .written_bytes = s.write_bytes,
+                                             .hit_rate = (double)sim_tier_tokens(t) / tokens};
+        out->memory_hit_rate -= out->tiers[i].hit_rate;
+        pages += store_pages(r, i);
+    }
+    out->n_tiers = r->n_stores;
+    if (out->memory_hit_rate < 0) /* loads that were evicted before they were used */
+        out->memory_hit_rate = 0;
+    TRY(belady_hits(r->uses, pages, &best, err));
+    out->best_hit_rate_all = (double)best / tokens;
+    return KVASIR_OK;
+}
+
 static kvasir_status measure(const struct replay *r, lab_simulation *out, kvasir_error *err) {
     const double tokens = (double)r->trace.prompt_tokens;
     uint64_t lru, best;
@@ -321,6 +450,8 @@ static kvasir_status measure(const struct replay *r, lab_simulation *out, kvasir
     TRY(belady_hits(r->uses, out->budget_pages, &best, err));
     out->lru_hit_rate = (double)lru / tokens;
     out->best_hit_rate = (double)best / tokens;
+    if (r->tiers)
+        TRY(measure_tiers(r, out, err));
     return measure_times(r, out, err);
 }
 
@@ -355,6 +486,7 @@ static void close_replay(struct replay *r) {
     for (uint32_t i = 0; i < r->n_submitted; i++) /* after a failure */
         sched_cancel(r->sched, &r->requests[i].task);
     sched_destroy(r->sched);
+    tiers_destroy(r->tiers);
     tree_destroy(r->tree);
     kv_cache_destroy(r->cache);
     backend_destroy(r->backend);

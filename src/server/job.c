@@ -121,7 +121,8 @@ static void job_list(struct job *j) {
     if (j->next)
         j->next->prev = j;
     s->jobs = j;
-    s->n_jobs++;
+    if (s->n_jobs++ == 0)
+        pthread_cond_broadcast(&s->changed);
     s->n_incomplete++;
     pthread_mutex_unlock(&s->mutex);
 }
@@ -319,18 +320,26 @@ static ssize_t fill(struct http_exchange *exchange, char *out, size_t max) {
 
 /* ---- from a body to the engine --------------------------------------------------------------- */
 
-/* The salt contains the tenant's key, so that no other tenant finds its prefixes. */
+char *job_salt(const struct server *s, const char *key, const char *asked) {
+    const size_t n = s->options.share_prefixes ? 0 : strlen(key), m = asked ? strlen(asked) : 0;
+    char *salt = malloc(n + m + 2), *at = salt;
+    if (!salt)
+        return NULL;
+    memcpy(at, key, n);
+    at += n;
+    if (n || m)
+        *at++ = '\n';
+    if (m)
+        memcpy(at, asked, m);
+    at[m] = 0;
+    return salt;
+}
+
 static bool set_salt(struct job *j, struct api_error *err) {
-    const char *asked = j->request.engine.salt ? j->request.engine.salt : "";
-    const char *key = j->server->options.share_prefixes ? "" : j->key;
-    const size_t n = strlen(key), m = strlen(asked);
-    j->salt = malloc(n + m + 2);
+    j->salt = job_salt(j->server, j->key, j->request.engine.salt);
     if (!j->salt)
         return api_no_memory(err);
-    memcpy(j->salt, key, n);
-    j->salt[n] = '\n';
-    memcpy(j->salt + n + 1, asked, m + 1);
-    j->request.engine.salt = n || m ? j->salt : NULL;
+    j->request.engine.salt = j->salt;
     j->request.engine.tenant = j->tenant.number;
     j->request.engine.weight = j->tenant.weight;
     return true;

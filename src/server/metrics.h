@@ -83,6 +83,18 @@ struct tenant_figures {
     uint32_t running, waiting;       /* requests, from the engine's view */
 };
 
+/* Prompts that the server puts into its cache by itself (warm.c). */
+enum warm_state {
+    WARM_RUNNING,
+    WARM_DONE,
+    WARM_FULL /* stopped: the rest would have made the cache evict prefixes */
+};
+struct warm_figures {
+    enum warm_state state;
+    uint64_t prompts, done, failed;          /* of the file; in the cache; that had an error */
+    uint64_t computed_tokens, cached_tokens; /* of those done; cached: found in memory or tiers */
+};
+
 enum { FIGURES_FORMATS_MAX = 32, FIGURES_TIERS_MAX = 4 };
 /* The server's figures at one moment. */
 struct server_figures {
@@ -92,6 +104,7 @@ struct server_figures {
     uint32_t connections;                /* open ones */
     uint32_t unread;                     /* requests that wait for a worker to read them */
     struct mem_account_figures requests; /* what they own */
+    struct warm_figures warm;            /* prompts 0: there are none */
     const struct tenant_figures
         *tenants; /* [n_tenants], names differ; none: the server has no keys */
     size_t n_tenants;

@@ -273,6 +273,21 @@ static void tier_figures(struct metrics_page *p, const struct server_figures *f)
     tier_stores(p, f);
 }
 
+static void warm(struct metrics_page *p, const struct warm_figures *w) {
+    if (!w->prompts)
+        return;
+    gauge(p, "kvasir_warm_prompts", "", (double)w->prompts,
+          "Prompts that the server is to put into its cache.");
+    gauge(p, "kvasir_warm_running", "", w->state == WARM_RUNNING,
+          "1 until no more of them are put into the cache.");
+    family(p, "kvasir_warm_prompts_done_total", "counter", "Those that have run, by result.");
+    labelled(p, "kvasir_warm_prompts_done_total", "result", "ok", w->done);
+    labelled(p, "kvasir_warm_prompts_done_total", "result", "failed", w->failed);
+    family(p, "kvasir_warm_tokens_total", "counter", "Their tokens, by where they came from.");
+    labelled(p, "kvasir_warm_tokens_total", "from", "computed", w->computed_tokens);
+    labelled(p, "kvasir_warm_tokens_total", "from", "cache", w->cached_tokens);
+}
+
 static void requests_refused(struct metrics_page *p, const struct counts *c) {
     static const char *const REASONS[REFUSAL_KINDS] = {
         [REFUSED_QUEUE] = "queue",   [REFUSED_CONTEXT] = "context", [REFUSED_BUDGET] = "budget",
@@ -372,6 +387,7 @@ char *metrics_text(struct server_metrics *m, const struct server_figures *f, siz
         vllm_requests(&p, &c);
         cache_figures(&p, f);
         tier_figures(&p, f);
+        warm(&p, &f->warm);
         requests_refused(&p, &c);
         steps(&p, &f->engine);
         process(&p, f);

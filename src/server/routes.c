@@ -84,7 +84,8 @@ static struct server_figures figures(struct server *s) {
                                .created_s = s->started_s,
                                .connections = http_connections(s->http),
                                .unread = work_pool_waiting(s->work),
-                               .requests = mem_account_figures(&s->requests)};
+                               .requests = mem_account_figures(&s->requests),
+                               .warm = warm_figures(s->warm)};
     metrics_figures(s->metrics, s->engine, metrics_now_us(), &f);
     return f;
 }

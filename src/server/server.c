@@ -221,7 +221,8 @@ kvasir_status server_create(const struct server_options *o, const kvasir_model *
         server_destroy(s);
         return err->code;
     }
-    if (!proxies_read(o, &s->proxies, &s->n_proxies, err) || !listen_on(s, err)) {
+    if (!proxies_read(o, &s->proxies, &s->n_proxies, err) || warm_create(s, &s->warm, err) ||
+        !listen_on(s, err) || (s->warm && warm_start(s->warm, err))) {
         server_destroy(s);
         return err->code;
     }
@@ -238,8 +239,10 @@ uint16_t server_admin_port(const struct server *s) {
 }
 
 void server_drain(struct server *s) {
-    if (!atomic_exchange(&s->draining, true))
-        http_quiesce(s->http);
+    if (atomic_exchange(&s->draining, true))
+        return;
+    warm_stop(s->warm);
+    http_quiesce(s->http);
 }
 
 void server_model_lost(struct server *s) {
@@ -269,6 +272,8 @@ void server_destroy(struct server *s) {
     enum { LAST_BYTES_S = 1 }; /* for clients to read how their requests ended */
     if (!s)
         return;
+    warm_destroy(s->warm);
+    s->warm = NULL;
     if (s->http) {
         server_drain(s);
         atomic_store(&s->stopping, true);

@@ -35,6 +35,12 @@ struct server_options {
     size_t n_api_keys;
     const char *admin_key; /* may empty the cache; NULL: none, see routes.c */
     bool share_prefixes;   /* all keys share stored prefixes */
+    /* [warm_prompts_len] prompts that are put into the cache after the start, while no client has a
+     * request open: one JSON object a line, with "prompt" or "messages" and perhaps other members
+     * of a request's body. NULL: none. warm_key: the client that finds them, if keys do not share
+     * prefixes; NULL: "". Borrowed until server_create returns. */
+    const char *warm_prompts, *warm_key;
+    size_t warm_prompts_len;
     /* [n_allowed_hosts] further names in a Host header; "*": any */
     const char *const *allowed_hosts;
     size_t n_allowed_hosts;
@@ -82,7 +88,7 @@ bool server_check_proxies(const struct server_options *options, kvasir_error *er
 
 struct server;
 /* Listens and answers on threads of its own. Borrows options, model and engine for its life.
- * KVASIR_ERR_IO: it cannot listen on the address. */
+ * KVASIR_ERR_IO: it cannot listen on the address. KVASIR_ERR_ARGUMENT: a line of warm_prompts. */
 kvasir_status server_create(const struct server_options *options, const kvasir_model *model,
                             kvasir_engine *engine, struct server **out, kvasir_error *err);
 /* For all that requests own: options->request_memory_bytes, or its default at this moment. */

@@ -15,6 +15,7 @@
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/server.h"
+#include "server/warm.h"
 #include "server/work.h"
 #include "util/account.h"
 
@@ -42,9 +43,10 @@ struct server {
     struct log *log; /* NULL: none is kept */
     struct work_pool *work;
     uint32_t most_prompt_tokens; /* 0: any number */
+    struct warm *warm;           /* NULL: no prompts are put into the cache */
     /* under the mutex */
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* n_jobs or n_incomplete is 0 now */
+    pthread_cond_t changed; /* n_jobs or n_incomplete is 0 now, or n_jobs no longer; or of warm.c */
     struct job *jobs;
     uint32_t n_jobs;       /* with those that are not in the list (text_task.c) */
     uint32_t n_incomplete; /* jobs whose last event has not come */
@@ -121,6 +123,9 @@ bool proxies_read(const struct server_options *o, struct http_net **out, size_t 
 
 /* ---- jobs (job.c) ---------------------------------------------------------------------------- */
 
+/* The engine's salt of requests that ask for the salt `asked` (NULL: none): it contains the
+ * tenant's key, so that no other tenant finds its prefixes. free; NULL: out of memory. */
+char *job_salt(const struct server *s, const char *key, const char *asked);
 /* Has a worker read the body and submit it to the engine. */
 enum http_step job_begin(struct server *s, struct http_exchange *exchange,
                          const struct protocol *protocol, const struct tenant *tenant);

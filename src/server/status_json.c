@@ -126,6 +126,24 @@ static json_t *with_tiers(json_t *body, const struct server_figures *f) {
     return NULL;
 }
 
+static json_t *warm_json(const struct warm_figures *w) {
+    static const char *const STATES[] = {
+        [WARM_RUNNING] = "running", [WARM_DONE] = "done", [WARM_FULL] = "full"};
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "state", STATES[w->state], "prompts",
+                     whole(w->prompts), "done", whole(w->done), "failed", whole(w->failed),
+                     "computed_tokens", whole(w->computed_tokens), "cached_tokens",
+                     whole(w->cached_tokens));
+}
+
+/* The same with "warm_prompts". */
+static json_t *with_warm(json_t *body, const struct server_figures *f) {
+    if (!body || !f->warm.prompts ||
+        json_object_set_new(body, "warm_prompts", warm_json(&f->warm)) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
+}
+
 /* What of it is the tenant's own. */
 static json_t *own_cache_stats(const struct tenant_figures *t) {
     json_t *stats = json_pack("{s:o, s:o, s:f, s:o}", "hits", whole(hits_of(t->hits)), "misses",
@@ -223,5 +241,5 @@ json_t *status_now(const struct server_figures *f) {
         "total_cached_tokens", whole(s->cached_tokens), "generation_tps",
         rounded(f->generation_tps, 2), "prompt_tps", rounded(f->prompt_tps, 2), "cache",
         cache_json(f), "tenants", tenants_json(f));
-    return with_tiers(body, f);
+    return with_warm(with_tiers(body, f), f);
 }

@@ -76,8 +76,9 @@ static struct text_task *text_task_of(const struct http_exchange *exchange) {
 static void count_open(struct server *s, int n) {
     pthread_mutex_lock(&s->mutex);
     ASSERT(n > 0 || s->n_jobs > 0);
+    const uint32_t before = s->n_jobs;
     s->n_jobs += (uint32_t)n;
-    if (s->n_jobs == 0)
+    if (!before || !s->n_jobs)
         pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
 }

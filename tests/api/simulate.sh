@@ -58,6 +58,59 @@ grep -q '4 layers (1 with a window)' out || die "--window"
 grep -q 'K f16, V f16' out || die "--kv-bits"
 grep -q '^hits: .* Belady' out || die "no table"
 
+# Stores below the memory. Two conversations that do not fit the memory together: each finds in
+# memory what the other one left of it, and the rest in the stores, but not its last page.
+cat >two <<'T'
+{"timestamp": 0, "input_length": 1024, "output_length": 10, "hash_ids": [1, 2]}
+{"timestamp": 3600000, "input_length": 2560, "output_length": 10, "hash_ids": [10, 11, 12, 13, 14]}
+{"timestamp": 7200000, "input_length": 1536, "output_length": 10, "hash_ids": [1, 2, 3]}
+{"timestamp": 10800000, "input_length": 2560, "output_length": 10, "hash_ids": [10, 11, 12, 13, 14]}
+{"timestamp": 14400000, "input_length": 1024, "output_length": 10, "hash_ids": [1, 2]}
+T
+two() { # NAME FLAG...; a slow computer: 10^10 operations a second
+    good simulate --trace two --json -q --budget 1400K --model-shape 2,2,64 --compute 0.01 "${@:2}"
+    cp out "$1.json"
+}
+two memory
+two disk --disk 100M
+two both --disk 1M --remote 100M
+two slow --disk 100M --disk-bandwidth 0.000001
+two again --disk 1M --remote 100M
+python3 - <<'PY' || die "simulate with stores"
+import json
+memory, disk, both, slow, again = (json.load(open(n + ".json")) for n in
+                                   ("memory", "disk", "both", "slow", "again"))
+all_tokens = 1024 + 2560 + 1536 + 2560 + 1024
+pages = 16 + 40 + 8  # whole ones of prompts, each once
+assert "tiers" not in memory and memory["cached_tokens"] < 2560
+for o in (disk, both):
+    assert o["cached_tokens"] == 1024 + (2560 - 64) + (1024 - 64), o
+    assert abs(o["hit_rate"] - 4480 / all_tokens) < 1e-9
+    parts = o["memory_hit_rate"] + sum(t["hit_rate"] for t in o["tiers"])
+    assert abs(parts - o["hit_rate"]) < 1e-9, o
+    # one cache of the size of all holds everything: all but each page's first use
+    assert abs(o["belady_hit_rate_all"] - (1024 + 2560 + 1024) / all_tokens) < 1e-9, o
+    assert o["belady_hit_rate"] == memory["belady_hit_rate"] < o["belady_hit_rate_all"]
+    assert o["tier_loads"] == 3 and o["tier_loads_late"] == o["tier_unwritten_pages"] == 0
+    assert o["peak_bytes"] <= o["budget_bytes"]
+record = 28672 + 4096
+[only] = disk["tiers"]
+assert only["tier"] == "disk" and only["records"] == pages and only["dropped_records"] == 0
+assert only["bytes"] == only["written_bytes"] == pages * record
+assert only["read_bytes"] == round(only["hit_rate"] * all_tokens / 64) * record
+first, second = both["tiers"]
+assert (first["tier"], second["tier"]) == ("disk", "remote")
+assert first["records"] == 32 and first["bytes"] == 32 * record == first["limit_bytes"]
+assert first["dropped_records"] >= 32 and first["hit_rate"] > 0 and second["hit_rate"] > 0
+assert second["records"] == pages and second["bytes"] == pages * (28672 + 512)
+# a store that needs a minute for a page: what it begins is given up, and its pages come back
+assert slow["tier_loads_late"] == slow["tier_loads"] == 3 and slow["tiers"][0]["hit_rate"] == 0
+assert slow["generated_tokens"] == 50
+for o in (both, again):  # what depends on the machine
+    del o["wall_seconds"], o["engine_seconds"], o["peak_memory_bytes"]
+assert both == again
+PY
+
 # a trace that cannot fit is refused with the numbers, before anything runs
 expect 2 '--budget: 1048576 bytes are .* its request 4, .* 2560 tokens .* 10, needs [0-9]*' \
     simulate --trace trace --budget 1M --model-shape smollm2-135m
@@ -71,6 +124,11 @@ s '--budget: "" is neither' --trace trace --budget ''
 s '--budget: "nan" is neither' --trace trace --budget nan
 s '--budget: 0%' --trace trace --budget 0%
 s '--budget: 0 is not between' --trace trace --budget 0
+s '--disk: "5%" is not a number of bytes' --trace trace --disk 5%
+s '--remote: 0 is not between' --trace trace --remote 0
+s '--disk-bandwidth: 0 is out of range' --trace trace --disk 1G --disk-bandwidth 0
+s '--disk: needs stored prefixes' --trace trace --disk 1G --no-prefix-cache
+s '--remote: needs stored prefixes' --trace trace --remote 1G --no-prefix-cache
 s '--model-shape: "gpt" is neither' --trace trace --model-shape gpt
 s '--model-shape: "1,2" is neither' --trace trace --model-shape 1,2
 s '--model-shape: "1,2,64,4" is neither' --trace trace --model-shape 1,2,64,4
@@ -114,6 +172,15 @@ o = json.load(open("out"))
 assert o["requests"] == 500 and o["prompt_tokens"] == 7124855 and o["generated_tokens"] == 180942
 assert o["peak_bytes"] <= o["budget_bytes"] and o["evicted_pages"] > 10000
 assert o["belady_hit_rate"] > o["hit_rate"] >= o["lru_hit_rate"] > 0.04
+PY
+good simulate --trace "$trace" --limit 500 --budget 5% --disk 60G --remote 1T --json -q
+python3 - <<'PY' || die "the conversation trace with stores"
+import json
+o = json.load(open("out"))
+assert o["generated_tokens"] == 180942 and o["peak_bytes"] <= o["budget_bytes"]
+assert o["lru_hit_rate"] < o["hit_rate"] < o["belady_hit_rate_all"], o
+assert all(t["hit_rate"] > 0.005 and t["bytes"] <= t["limit_bytes"] for t in o["tiers"]), o
+assert o["memory_hit_rate"] > 0 and o["tier_loads"] > 20
 PY
 # little memory: requests preempt each other, and all are served
 good simulate --trace "$trace" --limit 500 --budget 8G --json -q

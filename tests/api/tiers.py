@@ -464,10 +464,17 @@ TESTS = [test_restart, test_kill, test_other_weights, test_other_formats, test_d
          test_folders, test_forget]
 if REDIS:
     TESTS += [test_remote, test_remote_and_disk]
-else:
-    print("no redis-server: shared stores were not tested")
-for test in TESTS:
-    if os.environ.get("ONLY", test.__name__) == test.__name__:
-        begin = time.time()
-        test()
-        print(f"{test.__name__}: {time.time() - begin:.1f} s")
+
+
+def run(tests):
+    for test in tests:
+        if os.environ.get("ONLY", test.__name__) == test.__name__:
+            begin = time.time()
+            test()
+            print(f"{test.__name__}: {time.time() - begin:.1f} s")
+
+
+if __name__ == "__main__":
+    if not REDIS:
+        print("no redis-server: shared stores were not tested")
+    run(TESTS)

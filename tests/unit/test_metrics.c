@@ -297,6 +297,37 @@ static void test_tiers(void **state) {
         assert_null(strstr(read_back[i].name, "kvasir_tier_"));
 }
 
+static void have_warm_prompts(void) {
+    figures.warm = (struct warm_figures){.state = WARM_FULL,
+                                         .prompts = 9,
+                                         .done = 4,
+                                         .failed = 1,
+                                         .computed_tokens = 500,
+                                         .cached_tokens = 64};
+}
+
+/* Prompts of --warm-prompts: only with the flag, and not for a tenant. */
+static void test_warm_prompts(void **state) {
+    (void)state;
+    begin_at(100, S);
+    scrape();
+    for (size_t i = 0; i < n_series; i++)
+        assert_null(strstr(read_back[i].name, "kvasir_warm"));
+    have_warm_prompts();
+    scrape();
+    assert_true(value("kvasir_warm_prompts") == 9);
+    assert_true(value("kvasir_warm_running") == 0);
+    assert_true(value("kvasir_warm_prompts_done_total{result=\"ok\"}") == 4);
+    assert_true(value("kvasir_warm_prompts_done_total{result=\"failed\"}") == 1);
+    assert_true(value("kvasir_warm_tokens_total{from=\"computed\"}") == 500);
+    assert_true(value("kvasir_warm_tokens_total{from=\"cache\"}") == 64);
+    json_t *now = status_now(&figures);
+    const json_t *warm = json_object_get(now, "warm_prompts");
+    assert_string_equal(json_string_value(json_object_get(warm, "state")), "full");
+    assert_int_equal(json_integer_value(json_object_get(warm, "done")), 4);
+    json_decref(now);
+}
+
 /* docs/metrics.md explains every name. */
 static void test_names_are_explained(void **state) {
     (void)state;
@@ -310,6 +341,7 @@ static void test_names_are_explained(void **state) {
     figures.tenants = &(struct tenant_figures){.name = "-"};
     figures.n_tenants = 1;
     have_two_tiers();
+    have_warm_prompts();
     scrape();
     int n = 0;
     for (char *name = strtok(families, " "); name; name = strtok(NULL, " "), n++) {
@@ -736,6 +768,7 @@ int main(void) {
         cmocka_unit_test(test_routes_and_refusals),
         cmocka_unit_test(test_tenants),
         cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_warm_prompts),
         cmocka_unit_test(test_names_are_explained),
         cmocka_unit_test(test_large_numbers),
         cmocka_unit_test(test_counters_never_fall),
