@@ -80,8 +80,11 @@ static void read_objects(struct store *w, const struct batch_read *b, XXH3_state
             ops->drop(w->tier, &place, o->wanted.key);
     }
     pthread_mutex_lock(&s->mutex);
-    for (uint32_t i = 0; i < b->n; i++)
-        close_object(b->load, &b->load->objects[b->objects[i]], reads[i].result);
+    for (uint32_t i = 0; i < b->n; i++) {
+        struct load_object *o = &b->load->objects[b->objects[i]];
+        o->expires = reads[i].head.expires ? reads[i].head.expires : TREE_FOREVER;
+        close_object(b->load, o, reads[i].result);
+    }
 }
 
 static void ask(struct store *w, struct tier_load *l) {
