@@ -370,7 +370,7 @@ static void test_prompts_of_bodies(void **state) {
     char same[101];
     memset(same, 'x', 100);
     same[100] = 0;
-    snprintf(secret, sizeof secret, "{\"prompt\":\"secret%sy\"}", same);
+    snprintf(secret, sizeof secret, "{\"prompt\":\"secret%syy\"}", same);
     x = ask(200, "POST", "/v1/cache/explain", "key-a", secret);
     expect(x, 1, 1, "never_seen", "s", "a");
     assert_null(json_object_get(x, "other_salt_tokens"));
@@ -386,7 +386,7 @@ static void test_prompts_of_bodies(void **state) {
     expect(x, 0, 0, "never_seen", "<s>", NULL);
     assert_int_equal(whole(x, "other_salt_tokens"), 1);
     json_decref(x);
-    snprintf(secret, sizeof secret, "{\"prompt\":\"secret%sy\",\"cache_salt\":\"t\"}", same);
+    snprintf(secret, sizeof secret, "{\"prompt\":\"secret%syy\",\"cache_salt\":\"t\"}", same);
     x = ask(200, "POST", "/v1/cache/explain", "key-b", secret);
     expect(x, 107, 107, "never_seen", "y", "x");
     json_decref(x);
