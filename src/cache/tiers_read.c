@@ -82,7 +82,8 @@ static void read_objects(struct store *w, const struct batch_read *b, XXH3_state
     pthread_mutex_lock(&s->mutex);
     for (uint32_t i = 0; i < b->n; i++) {
         struct load_object *o = &b->load->objects[b->objects[i]];
-        o->expires = reads[i].head.expires ? reads[i].head.expires : TREE_FOREVER;
+        const uint64_t expires = reads[i].head.expires;
+        o->expires = expires && expires < TREE_FOREVER ? expires : TREE_FOREVER;
         close_object(b->load, o, reads[i].result);
     }
 }

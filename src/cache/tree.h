@@ -117,7 +117,7 @@ uint32_t tree_common_elsewhere(const struct prefix_tree *t, const void *salt, si
  * `expires` at least (TREE-8). */
 void tree_store_until(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
                       bool hit_point, uint64_t expires);
-#define TREE_FOREVER UINT64_MAX
+#define TREE_FOREVER UINT32_MAX /* as a time: until 2106 */
 static inline void tree_store(struct prefix_tree *t, struct tree_cursor *at, struct kv_seq *s,
                               bool hit_point) {
     tree_store_until(t, at, s, hit_point, TREE_FOREVER);

@@ -208,10 +208,16 @@ uint64_t tree_next_expiry(const struct prefix_tree *t) {
 }
 
 uint64_t tree_expiry(const struct prefix_tree *t, uint32_t seconds) {
-    return seconds ? t->now + seconds : TREE_FOREVER;
+    const uint64_t at = t->now + seconds;
+    return seconds && at < TREE_FOREVER ? at : TREE_FOREVER;
 }
 
 /* ---- favour ---------------------------------------------------------------------------------- */
+
+/* What it costs to favour a node. */
+static uint64_t favour_bytes(const struct prefix_tree *t, uint32_t x) {
+    return round_up(t->node_bytes + node_held_bytes(t, x), FAVOUR_UNIT);
+}
 
 void tree_favour(struct prefix_tree *t, const struct tree_cursor *at) {
     const uint64_t most = kv_pool_stats(t->cache->pool).budget_bytes / TREE_PINNED_SHARE;
@@ -219,17 +225,16 @@ void tree_favour(struct prefix_tree *t, const struct tree_cursor *at) {
     if (at->node == TREE_NOWHERE)
         return;
     for (uint32_t x = at->node; !is_root(t, x); x = t->nodes[x].parent)
-        wanted += t->nodes[x].favour ? 0 : t->node_bytes + node_held_bytes(t, x);
+        wanted += t->nodes[x].favour ? 0 : favour_bytes(t, x);
     for (uint32_t x = at->node; !is_root(t, x); x = t->nodes[x].parent) {
         if (t->nodes[x].favour)
             continue;
-        const uint64_t bytes = t->node_bytes + node_held_bytes(t, x);
         if (wanted <= most) {
-            node_set_favour(t, x, bytes);
+            node_set_favour(t, x, favour_bytes(t, x));
             if (t->nodes[x].heap_at != NO_NODE)
                 tree_heap_update(t, x);
         } else { /* the end of the path goes first: it is of no use without the rest */
-            wanted -= bytes;
+            wanted -= favour_bytes(t, x);
         }
     }
 }

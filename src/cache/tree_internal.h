@@ -32,12 +32,12 @@ struct node {
     bool abandoned;         /* see node_abandon_rest */
     bool offered;           /* its page has been given to the tiers, or came from one */
     uint8_t queued;         /* so many tiers have not copied its pages yet: they must not change */
+    bool outlives;          /* what tiers have is to be replaced: the node lives much longer */
+    uint32_t expires;       /* seconds since 1970, or TREE_FOREVER */
+    uint32_t offered_until; /* likewise, of what tiers have of its page, if it was offered */
+    uint32_t favour;        /* what tree_favour counted, in units; 0: it is evicted in its turn */
     uint64_t used;          /* clock of the last hit through it */
     uint64_t resumed;       /* clock of the last hit that needed its window pages or state */
-    uint64_t expires;       /* seconds since 1970; TREE_FOREVER: never */
-    uint64_t favour;        /* bytes that tree_favour counted; 0: it is evicted in its turn */
-    uint64_t offered_until; /* when what tiers have of its page expires, if it was offered */
-    bool outlives;          /* that is to be replaced, because the node lives much longer */
     double key;             /* its order in the heap */
     /* With tiers: K(i) of a node that ends a page (to is TILE_TOKENS); K(0) of a root. */
     struct tier_key chain;
@@ -58,6 +58,8 @@ struct salt {
 /* Names of pages that were evicted or have expired lately: each in the one place that its first
  * bits give, where a later one replaces it. */
 enum { GONE_MAX = 4096 };
+
+enum { FAVOUR_UNIT = 1024 }; /* bytes */
 
 /* Candidates for eviction, or for losing pages: one heap for leaves, one for inner nodes; the
  * lowest key is first. */
@@ -142,6 +144,10 @@ static inline uint32_t common_run(const struct node *n, const int32_t *tokens, u
     while (m < run && n->tokens[n->from + m] == tokens[m])
         m++;
     return m;
+}
+
+static inline uint64_t node_favour(const struct prefix_tree *t, uint32_t x) {
+    return (uint64_t)t->nodes[x].favour * FAVOUR_UNIT;
 }
 
 static inline bool is_leaf(const struct prefix_tree *t, uint32_t x) {

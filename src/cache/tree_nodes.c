@@ -165,7 +165,7 @@ void node_keep(struct prefix_tree *t, uint32_t x, uint64_t expires) {
             n->outlives = true;
             n->offered = false;
         }
-        n->expires = expires;
+        n->expires = (uint32_t)expires;
     }
 }
 
@@ -180,9 +180,11 @@ uint64_t node_held_bytes(const struct prefix_tree *t, uint32_t x) {
 }
 
 void node_set_favour(struct prefix_tree *t, uint32_t x, uint64_t bytes) {
-    ASSERT(t->stats.pinned_bytes >= t->nodes[x].favour);
-    t->stats.pinned_bytes += bytes - t->nodes[x].favour;
-    t->nodes[x].favour = bytes;
+    struct node *n = &t->nodes[x];
+    ASSERT(t->stats.pinned_bytes >= node_favour(t, x));
+    t->stats.pinned_bytes -= node_favour(t, x);
+    n->favour = (uint32_t)((bytes + FAVOUR_UNIT - 1) / FAVOUR_UNIT);
+    t->stats.pinned_bytes += node_favour(t, x);
 }
 
 void node_replace_page(struct prefix_tree *t, uint32_t x, uint32_t group, uint32_t from,
@@ -369,7 +371,7 @@ static void node_merge(struct prefix_tree *t, uint32_t u) {
     lower->resumed = upper->resumed > lower->resumed ? upper->resumed : lower->resumed;
     lower->uses = upper->uses > lower->uses ? upper->uses : lower->uses;
     lower->abandoned = upper->abandoned;
-    node_set_favour(t, x, lower->favour + upper->favour);
+    node_set_favour(t, x, node_favour(t, x) + node_favour(t, u));
     node_set_favour(t, u, 0);
     node_link(t, parent, x);
     release_contents(t, u);
